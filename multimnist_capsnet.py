@@ -41,20 +41,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 
-def configure_blas():
-    """Set up BLAS; must run before numpy is imported. One BLAS thread: the worker threads below share the work in fixed
-    shards instead, so that the bits do not depend on the number of threads. And OpenBLAS falls back to its AVX2 kernels on a
-    processor that it does not know by name; asking for AVX-512 where the processor has it makes the GEMMs here 1.9 times as
-    fast on such a machine and changes nothing on the others."""
-    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
-        os.environ[name] = "1"
-    with contextlib.suppress(OSError):
-        flags = Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split()
-        if {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"} <= set(flags):
-            os.environ.setdefault("OPENBLAS_CORETYPE", "SkylakeX")
-
-
-configure_blas()
+# One BLAS thread, set before numpy is imported: the worker threads below share the work in fixed shards instead, so that the
+# bits do not depend on their number.
+for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
+    os.environ[name] = "1"
 import numpy as np  # noqa: E402
 from numpy.lib.stride_tricks import as_strided, sliding_window_view  # noqa: E402
 
@@ -634,6 +624,9 @@ def reconstruction_loss(recon, target):
 
 # ---------------------------------------------------------------- the model
 
+W_GAIN = 0.08                      # of a vote's variance: capsules start short, but not so short that no gradient gets through
+
+
 def init_params(config):
     """-> flat dict of float32 arrays. He-normal where a ReLU follows, 1/fan-in variance elsewhere; biases 0."""
     rng, J, D, E = rng_for(config.seed, "init"), N_CLASSES, config.digit_dim, config.primary_dim
@@ -649,7 +642,7 @@ def init_params(config):
         "conv1_b": np.zeros(C, np.float32),
         "primary_w": normal((9, 9, C, P), 81 * C, 1),
         "primary_b": np.zeros(P, np.float32),
-        "W": normal((side * side * config.primary_types, E, J, D), E, W_GAIN),                       # (I, E, J, D)
+        "W": normal((side * side * config.primary_types, E, J, D), E, W_GAIN),     # (I, E, J, D)
         "dec1_w": normal((J * D, h1), D, 2),                   # D inputs are not masked
         "dec1_b": np.zeros(h1, np.float32),
         "dec2_w": normal((h1, h2), h1, 2),
@@ -657,7 +650,6 @@ def init_params(config):
         "dec3_w": normal((h2, CANVAS * CANVAS), h2, 1),
         "dec3_b": np.zeros(CANVAS * CANVAS, np.float32)}
 
-W_GAIN = 0.08
 
 def fold_rows(x, K):
     """x (N, H, W) -> (N, H-K+1, W, K): K shifted copies of the rows as channels. With it a KxK convolution of a one-channel
