@@ -914,17 +914,15 @@ def config_of(meta, **changes):
 
 def check_config(config):
     """Raise InputError for a value out of range"""
+    rules = {"low": (lambda value, low: value >= low, "at least"), "high": (lambda value, high: value <= high, "at most"),
+             "above": (lambda value, bound: value > bound, "more than"), "choices": (lambda value, names: value in names, "one of")}
     for f in dataclasses.fields(config):
         value, flag = getattr(config, f.name), "--" + f.name.replace("_", "-")
         if isinstance(value, float) and not np.isfinite(value):
             raise InputError(f"{flag} {value}: must be a finite number")
-        for bad, rule in ((("low" in f.metadata and value < f.metadata["low"]), f"at least {f.metadata.get('low')}"),
-                          (("high" in f.metadata and value > f.metadata["high"]), f"at most {f.metadata.get('high')}"),
-                          (("above" in f.metadata and value <= f.metadata["above"]), f"more than {f.metadata.get('above')}"),
-                          (("choices" in f.metadata and value not in f.metadata["choices"]),
-                           f"one of {', '.join(f.metadata.get('choices', ()))}")):
-            if bad:
-                raise InputError(f"{flag} {value}: must be {rule}")
+        for rule, (holds, words) in rules.items():
+            if rule in f.metadata and not holds(value, f.metadata[rule]):
+                raise InputError(f"{flag} {value}: must be {words} {f.metadata[rule]}")
     if config.batch_size > config.n_train:
         raise InputError(f"--batch-size {config.batch_size}: more than --n-train {config.n_train}; lower one or raise the other")
     if config.resume and not config.checkpoint:
@@ -1053,16 +1051,17 @@ def announce(config, digits, params, runner, val, step, progress):
 
 # ---------------------------------------------------------------- command line
 
-def add_config_flags(parser, config_class=Config):
+def add_config_flags(parser):
     """One flag for every field of Config. Defaults are left out, so that a preset can tell which flags were given."""
-    for f in dataclasses.fields(config_class):
-        default = "off" if f.default is False else f.default
-        text = f.metadata["help"] + ("" if default == "" else f" (default {default})")
-        kind = dict(action=argparse.BooleanOptionalAction if f.default is True else "store_true") if f.type in (bool, "bool") else \
-            dict(type={"int": int, "float": float, "str": str}.get(f.type, f.type), choices=f.metadata.get("choices"),
-                 metavar=None if f.metadata.get("choices") else {"int": "N", "float": "X"}.get(
-                     getattr(f.type, "__name__", f.type), "FILE" if f.name != "mnist_dir" else "DIR"))
-        parser.add_argument("--" + f.name.replace("_", "-"), default=argparse.SUPPRESS, help=text.replace("%", "%%"), **kind)
+    for f in dataclasses.fields(Config):
+        flag = dict(help=f.metadata["help"] + (f" (default {f.default})" if f.default not in ("", False) else ""))
+        if f.type is bool:
+            flag.update(action="store_true")
+        else:
+            names = f.metadata.get("choices")
+            flag.update(type=f.type, choices=names,
+                        metavar=None if names else {int: "N", float: "X", str: "DIR" if f.name.endswith("dir") else "FILE"}[f.type])
+        parser.add_argument("--" + f.name.replace("_", "-"), default=argparse.SUPPRESS, **flag)
 
 
 def config_from_args(args):

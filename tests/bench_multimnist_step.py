@@ -1,0 +1,216 @@
+#!/usr/bin/env python3
+"""How long a training step takes, and where the time goes.
+
+    python3 tests/bench_multimnist_step.py [--preset paper] [--batch-size 32] [--threads 2] [--rounds 9] [--no-torch]
+
+One step is: pixels to float32, forward, backward through all routing iterations, sum over shards, Adam. Compared in one run,
+in turn, round by round (ratios are medians over rounds, so that a machine whose speed drifts does not favour anyone):
+  floor     the matrix products of that step and nothing else: each as one bare float32 matmul on contiguous operands that are
+            there already, shard by shard on the same worker threads
+  eager     the same arithmetic in PyTorch with autograd and fused Adam, if torch can be imported
+  compiled  the same under torch.compile
+Then the milliseconds of each stage on one thread, and the peak memory of a process that only trains.
+"""
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import multimnist_capsnet as capsnet  # noqa: E402  (before numpy: it sets BLAS to one thread)
+import numpy as np  # noqa: E402
+
+STAGES = ("fold_rows", "conv2d_forward", "conv2d_backward", "im2col", "col2im", "relu_forward", "relu_backward", "squash_forward",
+          "squash_backward", "votes_forward", "votes_backward", "routing_forward", "routing_backward", "softmax", "decoder_forward",
+          "decoder_backward", "to_batch", "loss_and_grads", "adam_step")
+
+
+def random_pairs(n, rng):
+    """Pairs with random pixels: the time of a step does not depend on what is drawn"""
+    digits = rng.integers(0, 256, (500, 28, 28), dtype=np.uint8) * (rng.random((500, 28, 28)) < 0.2)
+    return capsnet.generate_multimnist(digits.astype(np.uint8), np.arange(500, dtype=np.uint8) % 10, n, rng)
+
+
+def numpy_step(config, pairs, runner):
+    """-> a function that does one training step"""
+    params = capsnet.init_params(config)
+    adam_m, adam_v = ({name: np.zeros_like(p) for name, p in params.items()} for _ in range(2))
+    rows, step = np.arange(config.batch_size), 0
+
+    def run():
+        nonlocal step
+        step += 1
+        _, grads, weights = runner.loss_and_grads(params, pairs, rows, config)
+        capsnet.adam_step(params, grads, weights, adam_m, adam_v, step, config.lr, runner)
+    return run
+
+
+def step_products(config, n):
+    """The matrix products of one step on n samples: (batch, rows, inner, columns) each. Routing's weighted sums and agreements
+    are counted with the arithmetic they need, as products with one column."""
+    C, P, E, D = config.conv1_channels, config.primary_types * config.primary_dim, config.primary_dim, config.digit_dim
+    I, J, pixels, T = 100 * config.primary_types, capsnet.N_CLASSES, capsnet.CANVAS ** 2, 2 * config.routing_iters - 1
+    layers = ((J * D, config.decoder_hidden1), (config.decoder_hidden1, config.decoder_hidden2), (config.decoder_hidden2, pixels))
+    conv1 = [(1, n * 784, 81, C), (1, 81, n * 784, C)]
+    primary = [(1, n * 100, 81 * C, P), (1, 81 * C, n * 100, P), (1, n * 100, P, 81 * C)]
+    votes = [(I, n, E, J * D), (I, E, n, J * D), (I, n, J * D, E)]
+    routing = [(n * J, 1, I, D), (n * J, I, D, 1)] * (T - 1) + [(n * J, 1, I, D), (n * J, I, T, D)]
+    decoder = [product for a, b in layers for product in ((1, 2 * n, a, b), (1, a, 2 * n, b), (1, 2 * n, b, a))]
+    return conv1 + primary + votes + routing + decoder
+
+
+def floor_step(config, runner):
+    """-> a function that does the bare matrix products of one step, and their floating point operations"""
+    shards = [s.stop - s.start for s in runner.shards(config.batch_size)]
+
+    def operands(n):
+        return [tuple(np.ones((batch, *shape), np.float32) for shape in ((rows, inner), (inner, columns), (rows, columns)))
+                for batch, rows, inner, columns in step_products(config, n)]
+    work = [operands(n) for n in shards]
+    flops = sum(2 * int(np.prod(product)) for n in shards for product in step_products(config, n))
+    return lambda: runner.map(lambda products: [np.matmul(a, b, out=c) for a, b, c in products] and None, work), flops
+
+
+def torch_steps(config, pairs, threads):
+    """-> {"eager": step, "compiled": step} with the same network, loss, gradient and optimiser"""
+    import torch
+    import torch.nn.functional as F
+    torch.set_num_threads(threads)
+    batch = capsnet.to_batch(pairs, np.arange(config.batch_size))
+    x, target = (torch.from_numpy(batch[name]) for name in ("composites", "sources"))
+    labels, present = torch.from_numpy(batch["labels"]), torch.from_numpy(capsnet.k_hot(batch["labels"], np.float32))
+    types, E = config.primary_types, config.primary_dim
+
+    def squash(s):
+        norm = (s.square().sum(-1, keepdim=True) + capsnet.SQUASH_EPS).sqrt()
+        return s * (norm / (1 + norm * norm))
+
+    def loss_of(p):
+        h = F.relu(F.conv2d(x[:, None], p["conv1_w"], p["conv1_b"]))
+        u = F.conv2d(h, p["primary_w"], p["primary_b"], stride=2)                              # (N, P, 10, 10)
+        u = squash(u.reshape(len(u), types, E, 100).permute(0, 3, 1, 2).reshape(len(u), -1, E))
+        u_hat = torch.einsum("nie,iejd->nijd", u, p["W"])
+        b = torch.zeros(u_hat.shape[:3])
+        for r in range(config.routing_iters):
+            v = squash(torch.einsum("nij,nijd->njd", b.softmax(2), u_hat))
+            if r < config.routing_iters - 1:
+                b = b + torch.einsum("nijd,njd->nij", u_hat, v)
+        lengths = (v.square().sum(-1) + capsnet.SQUASH_EPS).sqrt()
+        margin = (present * F.relu(0.9 - lengths).square() + 0.5 * (1 - present) * F.relu(lengths - 0.1).square()).sum(1).mean()
+        mask = F.one_hot(labels, capsnet.N_CLASSES).to(v.dtype)                                # (N, 2, J)
+        z = (mask[..., None] * v[:, None]).reshape(2 * len(v), -1)
+        z = F.relu(z @ p["dec1_w"] + p["dec1_b"])
+        z = F.relu(z @ p["dec2_w"] + p["dec2_b"])
+        z = torch.sigmoid(z @ p["dec3_w"] + p["dec3_b"]).reshape(target.shape)
+        return margin + config.recon_weight * (z - target).square().sum((1, 2, 3)).mean()
+
+    def stepper(loss_function):
+        params = {name: torch.from_numpy(p) for name, p in capsnet.init_params(config).items()}
+        params["conv1_w"] = params["conv1_w"][0].permute(2, 1, 0)[:, None]                     # (F, 1, row, column)
+        params["primary_w"] = params["primary_w"].permute(3, 2, 0, 1)
+        params = {name: p.contiguous().requires_grad_() for name, p in params.items()}
+        adam = torch.optim.Adam(params.values(), lr=config.lr, fused=True)
+
+        def run():
+            adam.zero_grad(set_to_none=True)
+            loss = loss_function(params)
+            loss.backward()
+            adam.step()
+            return loss.item()
+        return run
+    return {"eager": stepper(loss_of), "compiled": stepper(torch.compile(loss_of))}, torch.__version__, loss_of
+
+
+def time_in_turn(steps, rounds, repeats):
+    """-> {name: milliseconds per round}: each round times every step function once, `repeats` runs of it, and keeps the median"""
+    times = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, run in steps.items():
+            run()                                                                              # wake its threads
+            runs = []
+            for _ in range(repeats):
+                start = time.perf_counter()
+                run()
+                runs.append(1e3 * (time.perf_counter() - start))
+            times[name].append(np.median(runs))
+    return {name: np.array(t) for name, t in times.items()}
+
+
+def stage_table(config, pairs, steps=20):
+    """-> {stage: milliseconds per step on one thread}; stages that call others include them"""
+    spent = dict.fromkeys(STAGES, 0.0)
+    originals = {name: getattr(capsnet, name) for name in STAGES}
+
+    def timed(name):
+        def call(*args, **kwargs):
+            start = time.perf_counter()
+            result = originals[name](*args, **kwargs)
+            spent[name] += 1e3 * (time.perf_counter() - start)
+            return result
+        return call
+    try:
+        with capsnet.Runner(1) as runner:
+            for name in STAGES:
+                setattr(capsnet, name, timed(name))
+            run = numpy_step(config, pairs, runner)
+            for k in range(steps + 3):
+                if k == 3:
+                    spent.update(dict.fromkeys(STAGES, 0.0))
+                run()
+    finally:
+        for name, function in originals.items():
+            setattr(capsnet, name, function)
+    return {name: t / steps for name, t in spent.items()}
+
+
+def peak_memory(config):
+    """Peak memory of a process that draws pairs and trains a few steps with `config`, MB"""
+    code = ("import sys; sys.path.insert(0, sys.argv[1]); import multimnist_capsnet as c; "
+            "config = c.config_from_args(__import__('argparse').Namespace(preset=sys.argv[2], batch_size=int(sys.argv[3]), "
+            "n_train=10 * int(sys.argv[3]), n_val=256, n_epochs=1, digits='synthetic', quiet=True)); "
+            "c.train(config); print(c.peak_rss_mb())")
+    done = subprocess.run([sys.executable, "-c", code, str(Path(capsnet.__file__).parent), config.preset, str(config.batch_size)],
+                          capture_output=True, text=True, check=True)
+    return float(done.stdout.split()[-1])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--preset", choices=capsnet.PRESETS, default="default")
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--no-torch", action="store_true")
+    args = parser.parse_args()
+    config = capsnet.config_from_args(argparse.Namespace(preset=args.preset, batch_size=args.batch_size))
+    pairs = random_pairs(args.batch_size, np.random.default_rng(0))
+    with capsnet.Runner(args.threads, args.batch_size) as runner:
+        floor, flops = floor_step(config, runner)
+        steps, torch_version = {"numpy": numpy_step(config, pairs, runner), "floor": floor}, "not used"
+        if not args.no_torch:
+            try:
+                more, torch_version, _ = torch_steps(config, pairs, args.threads)
+                for name, run in more.items():
+                    run()                                                                      # compiles here
+                steps.update(more)
+            except ImportError:
+                torch_version = "not installed"
+        times = time_in_turn(steps, args.rounds, args.repeats)
+    print(f"{platform.platform()}, {os.cpu_count()} cores, {args.threads} threads, Python {platform.python_version()}, NumPy "
+          f"{np.__version__}, PyTorch {torch_version}, OPENBLAS_CORETYPE {os.environ.get('OPENBLAS_CORETYPE', 'not set')}")
+    print(f"preset {args.preset}, batch {args.batch_size}, {flops / 1e9:.2f} GFLOP a step in matrix products\n")
+    print("| one training step | ms (median) | min-max over rounds | NumPy's time / its time |\n|---|---|---|---|")
+    for name, t in times.items():
+        print(f"| {name} | {np.median(t):.1f} | {t.min():.1f}-{t.max():.1f} | {np.median(times['numpy'] / t):.2f} |")
+    print("\n| stage, one thread | ms a step |\n|---|---|")
+    for name, t in stage_table(config, pairs).items():
+        print(f"| {name} | {t:.2f} |")
+    print(f"\npeak memory of training: {peak_memory(config):.0f} MB")
+
+
+if __name__ == "__main__":
+    main()
