@@ -234,6 +234,150 @@ def load_mnist(mnist_dir, timeout, say):
     return {split: (arrays[split, "images"], arrays[split, "labels"]) for split in ("train", "test")}
 
 
+# The digits for a machine without MNIST. One row per writing style: digit, relative frequency, strokes. A stroke is a smooth
+# curve through control points written xxyy on a 100 x 100 sheet (x right, y down); `|` lifts the pen. Strokes that name the
+# same point share it, so that a corner (two strokes meeting) stays joined when the points are perturbed.
+GLYPHS = (
+    (0, 3, "5500 1812 0550 2288 5299 8287 9348 8012 5500"),
+    (0, 2, "7508 4500 1522 0558 2893 6092 9055 8018 5003 3010"),
+    (0, 1, "3508 1535 1070 4099 8085 9045 7810 5002 4212"),
+    (0, 1, "3003 1025 0660 3096 7092 9560 8525 6206"),
+    (1, 5, "5500 5250 5099"),
+    (1, 1, "3816 5500 | 5500 5250 5099"),
+    (1, 1, "3416 5000 | 5000 5050 5099 | 2799 5099 7399"),
+    (2, 3, "1522 4500 7817 6848 3878 0897 | 0897 5094 9697"),
+    (2, 3, "1825 4502 7520 6352 3588 1592 1476 3070 6586 9890"),
+    (2, 2, "1530 3205 7008 7837 4585 1097 0582 3076 6592 9792"),
+    (2, 3, "2015 5000 7018 5850 3285 1295 0380 1868 4578 9590"),
+    (2, 2, "1535 2510 6002 7825 5060 2588 0885 1572 4078 9595"),
+    (2, 1, "1515 4502 6818 5550 2582 0592 | 0592 4592 9988"),
+    (2, 1, "1505 5002 8506 | 8506 5050 1096 | 1096 5095 9096"),
+    (3, 3, "1512 4500 7515 6838 4048 | 4048 7255 8580 4599 0888"),
+    (3, 2, "1812 4800 7012 6535 4548 | 4548 7550 9075 6098 2599 0585"),
+    (3, 2, "0825 2505 6003 7520 4045 | 4045 7055 7580 4599 1592"),
+    (3, 1, "1510 5000 8012 7035 4050 | 4050 6560 7080 4095 2590"),
+    (3, 1, "1505 4505 7505 | 7505 6022 4540 | 4540 7553 7885 4599 1290"),
+    (3, 2, "1512 4802 7515 6440 4050 3545 5046 7562 7585 4599 1290"),
+    (3, 2, "2012 5000 8012 6838 4848 6855 7575 5095 2099 0590"),
+    (4, 3, "2200 1555 | 1555 5054 9052 | 7505 7250 6899"),
+    (4, 2, "6500 3835 0865 | 0865 5064 9765 | 6500 6550 6499"),
+    (4, 2, "2000 1230 2550 5550 8035 | 8500 8035 7599"),
+    (4, 2, "2502 1235 2255 5055 9545 | 7510 6850 6099"),
+    (4, 1, "6205 1260 | 1260 5062 9558 | 7030 6650 6299"),
+    (5, 3, "9003 5504 2503 | 2503 2045 | 2045 5038 8060 7090 4599 0890"),
+    (5, 2, "8805 5202 2522 3542 6855 7580 4599 0890"),
+    (5, 2, "3008 2248 5040 7862 7090 4099 0892 | 3008 6005 9903"),
+    (5, 2, "9908 6506 3508 | 3508 2545 | 2545 5542 7562 6088 3099 0390"),
+    (5, 1, "2812 2248 5040 7862 7488 4099 1590 | 3805 6505 9903"),
+    (5, 1, "8505 3510 | 3510 2545 | 2545 5548 7270 5592 2095 0885"),
+    (6, 3, "5500 2828 1462 2290 5299 7885 7260 4850 1868"),
+    (6, 2, "4500 2040 1275 3598 6892 7268 5054 1872"),
+    (6, 2, "7005 3520 1260 2895 6595 8272 6555 3565 2285"),
+    (6, 2, "5000 2030 0870 3096 7095 9275 7558 4565 2585"),
+    (6, 1, "3500 1845 1885 4599 8592 8575 5568 1885"),
+    (7, 3, "0508 5006 8505 | 8505 6540 4599"),
+    (7, 2, "0815 4508 8803 7530 5560 4099"),
+    (7, 2, "0808 5006 8505 | 8505 6045 4599 | 2552 5551 8550"),
+    (7, 1, "1225 1508 | 1508 5006 8805 | 8805 6845 5099"),
+    (7, 1, "0530 2812 6015 8802 | 8802 6545 4599"),
+    (8, 3, "8508 5000 2015 3538 6855 7880 5099 1585 2862 6040 8508"),
+    (8, 2, "7812 5000 2212 2835 5548 8272 7795 4599 1388 1570 4550 7230 7812"),
+    (8, 1, "5000 1812 2238 5048 7835 8010 5000 | 5048 1565 1590 5099 8588 8362 5048"),
+    (8, 2, "8510 5500 3015 3840 6062 6085 4599 2585 3562 6538 8815"),
+    (8, 2, "8515 5000 1520 3545 6068 5595 3590 3572 5550 8515"),
+    (8, 1, "7808 5500 3015 3838 6260 7082 5099 2888 3665 6238 7808"),
+    (9, 3, "7820 5000 1518 1442 4552 7235 7820 | 7820 7460 7099"),
+    (9, 2, "7820 5000 1518 1442 4552 7235 7820 | 7820 8065 6295 3098 1292"),
+    (9, 3, "7810 4502 1225 2250 5548 7612 | 7612 6855 5599"),
+    (9, 1, "7806 5002 2518 2842 5545 8026 | 8026 7060 4899"),
+    (9, 2, "7015 5000 1820 1842 4050 7030 | 8005 7545 6599"),
+)
+DOTS = 112                                                      # pen positions per glyph
+
+
+def _stroke_basis(strokes, size):
+    """Control points (K, 2) and the matrix (DOTS, K) from them to pen positions evenly spaced in length."""
+    names = list(dict.fromkeys(strokes.replace("|", " ").split()))
+    points = np.array([(int(name[:2]), int(name[2:])) for name in names]) / 50 - 1    # (K, 2)
+    rows, steps, t = [], [], np.linspace(0, 1, 17)[:, None]
+    for stroke in strokes.split("|"):
+        knots = np.eye(len(names))[[names.index(name) for name in stroke.split()]]
+        knots = np.vstack([2 * knots[0] - knots[1], knots, 2 * knots[-1] - knots[-2]])
+        rows.append(np.vstack([                                                      # Catmull-Rom spline
+            b + t / 2 * (c - a + t * (2 * a - 5 * b + 4 * c - d + t * (3 * b - a - 3 * c + d)))
+            for a, b, c, d in zip(knots, knots[1:], knots[2:], knots[3:])]))
+        path = rows[-1] @ points
+        steps.append(np.hypot(*np.diff(path, axis=0, prepend=path[:1]).T))           # a lift has no length
+    rows, length = np.vstack(rows), np.cumsum(np.concatenate(steps))
+    even = np.linspace(0, length[-1], DOTS)
+    basis = np.zeros((DOTS, size))
+    basis[:, :len(names)] = np.stack([np.interp(even, length, column) for column in rows.T], 1)
+    return np.vstack([points, np.zeros((size - len(names), 2))]), basis
+
+
+def _render(dots, width, edge, pressure):
+    """Pen positions (n, DOTS, 2) -> ink in [0, 1] (n, 28, 28), sized and centred as MNIST does."""
+    low, high = dots.min(1), dots.max(1)                                             # (n, 2)
+    scale = (20 - width * pressure.max(1)) / (high - low).max(1)  # the ink, not its axis, spans 20
+    dots = (dots - ((low + high) / 2)[:, None]) * scale[:, None, None] + 9.5
+    pixel = np.arange(20, dtype=np.float32)[:, None]
+    gap = dots.astype(np.float32).transpose(2, 1, 0)[:, :, None] - pixel       # (2, DOTS, 20, n)
+    gap = (gap / pressure.astype(np.float32).T[:, None]) ** 2  # a pressed pen reaches further
+    nearest = np.full((20, 20, len(width)), np.inf, np.float32)
+    squared = np.empty_like(nearest)
+    for across, down in zip(*gap):  # images last: long contiguous inner loops
+        np.minimum(nearest, np.add(down[:, None], across[None], out=squared), out=nearest)
+    ink = np.clip((width / 2 - np.sqrt(nearest)) / edge + 0.5, 0, 1)                 # (20, 20, n)
+    ink *= ink * (3 - 2 * ink)                                    # saturated core, soft rim
+    centre = [(ink.sum(axis) * pixel).sum(0) / ink.sum((0, 1)) for axis in (1, 0)]
+    top, left = np.clip(np.rint(14 - np.array(centre)), 0, 8).astype(int)
+    canvas = np.zeros((len(width), 28, 28), np.float32)
+    image, row, column = np.ogrid[:len(width), :20, :20]
+    canvas[image, top[:, None, None] + row, left[:, None, None] + column] = ink.transpose(2, 0, 1)
+    return canvas
+
+
+def synthesize_digits(n, seed):
+    """Draw n digits: images (n, 28, 28) uint8, labels (n,) uint8 and factors, a dict of (n,) float32.
+
+    Factors, in the order they act: style (which of its digit"s glyphs), wobble (how far it is deformed),
+    aspect (width factor, 1 is nominal), slant (shear, positive leans right), rotation (radians, positive is
+    counter-clockwise) and stroke (mean width of the ink in px).
+    """
+    random = np.random.default_rng(np.random.SeedSequence(seed))
+    digit, weight = (np.array([row[i] for row in GLYPHS], float) for i in (0, 1))
+    size = max(len(set(row[2].replace("|", " ").split())) for row in GLYPHS)
+    points, basis = (np.stack(part) for part in zip(*(_stroke_basis(row[2], size) for row in GLYPHS)))
+    labels = random.integers(0, 10, n)
+    share = np.cumsum(weight / np.array([weight[digit == d].sum() for d in digit]))  # digit d: (d, d + 1]
+    glyph = np.searchsorted(share, labels + random.uniform(1e-6, 1 - 1e-6, n))           # (n,)
+    factors = {
+        "slant": random.normal(0.15, 0.25, n), "rotation": random.normal(0, 0.08, n),
+        "aspect": np.exp(random.normal(0, 0.2, n)),
+        "stroke": np.exp(random.normal(0.92, 0.26, n)).clip(1.2, 4.5),
+        "style": glyph - np.searchsorted(digit, labels), "wobble": random.uniform(0.03, 0.17, n)}
+    images = np.empty((n, 28, 28), np.uint8)
+    for start in range(0, n, 250):
+        part = slice(start, start + 250)
+        slant, rotation, aspect, stroke, _, wobble = (value[part] for value in factors.values())
+        count = len(slant)
+        control = points[glyph[part]] + wobble[:, None, None] * random.normal(0, 0.7, (count, size, 2))
+        dots = basis[glyph[part]] @ control                                    # (n, DOTS, 2)
+        x, y = dots[..., 0], dots[..., 1]
+        # A warp without linear part bends the strokes and leaves slant, rotation and aspect what they say.
+        warp = np.stack([x * x, x * y, y * y], -1) @ random.normal(0, 1, (count, 3, 2))
+        dots = dots + wobble[:, None, None] * warp
+        cos, sin, zero = np.cos(rotation), np.sin(rotation), np.zeros(count)
+        turn = np.stack([cos, -sin, sin, cos], -1).reshape(-1, 2, 2)
+        shear = np.stack([0.8 * aspect, zero, -slant, zero + 1], -1).reshape(-1, 2, 2)  # acts on rows (x, y)
+        cycles, phase, depth = random.uniform([[0.3], [0], [0]], [[3], [1], [0.4]], (3, count))[..., None]
+        pressure = 1 + depth * np.sin(2 * np.pi * (cycles * np.linspace(0, 1, DOTS) + phase))    # (n, DOTS)
+        pressure /= pressure.mean(1, keepdims=True)  # keeps `stroke` the mean width
+        ink = _render(dots @ shear @ turn, stroke, random.uniform(1.0, 1.6, count), pressure)
+        images[part] = np.rint(255 * ink)
+    return images, labels.astype(np.uint8), {key: value.astype(np.float32) for key, value in factors.items()}
+
+
 def load_digits(config, say=print):
     """-> {"source": "mnist" | "synthetic", "train" | "val" | "test": (images (n, 28, 28) uint8, labels (n,) uint8)}.
 
@@ -331,10 +475,6 @@ def to_batch(pairs, rows, dtype=np.float32):
     """Rows of a dict of pairs as what the network eats: pixels in [0, 1] in `dtype`, labels (N, 2)."""
     return {"composites": pairs["composites"][rows].astype(dtype) / 255, "sources": pairs["sources"][rows].astype(dtype) / 255,
             "labels": pairs["labels"][rows]}
-
-
-def synthesize_digits(n, seed):
-    raise InputError("synthetic digits come later")
 
 
 # ---------------------------------------------------------------- primitives
