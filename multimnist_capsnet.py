@@ -56,7 +56,7 @@ CANVAS = 36                        # side of a composite, px
 MAX_SHIFT = 4                      # a digit moves by -4..+4 whole px on each axis
 BOX = 20                           # MNIST digits are size-normalised into 20x20; the paper's overlap is that of these boxes
 N_CLASSES = 10
-CHANCE = 1 / 45                    # one set out of C(10, 2)
+CHANCE, CHANCE_ANY = 1 / 45, 17 / 45                           # one set out of C(10, 2); sets that share a digit with it
 SHARD_SIZE = 16                    # samples a worker thread takes at once: fixed, so that sums have one order
 CHUNK = 2048                       # pairs drawn at once: memory does not grow with --n-train
 PURPOSES = ("data", "init", "batches", "evaluation")
@@ -131,6 +131,7 @@ MNIST_FILES = {  # split, kind -> file, magic number, shape, SHA-256 of the deco
                          "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2")}
 N_VAL_IMAGES = 5000                # the last of the training images
 N_SYNTHETIC = {"train": 20000, "val": 2500, "test": 5000}
+DIGIT_NAMES = {"mnist": "MNIST digits", "synthetic": "SYNTHETIC digits"}                       # in everything printed or drawn
 
 
 def parse_idx(raw, name, magic, shape, sha256):
@@ -800,8 +801,8 @@ def fold_rows(x, K):
 def forward(params, composites, config, digits=None, empty=np.empty):
     """composites (N, 36, 36) in [0, 1]; digits (N, R) whose capsules to decode, None for the two longest.
 
-    -> out: lengths (N, 10), v (N, 10, D), digits (N, R), recon (N, R, 36, 36), c: each iteration's coupling coefficients, the
-    first (1, I), the others (N, 10, I), with I ordered (row, column, type); and the cache.
+    -> out: lengths (N, 10), v (N, 10, D), digits (N, R), recon (N, R, 36, 36), the primary capsules u (N, I, E) and, in c, each
+    iteration's coupling coefficients, the first (1, I), the others (N, 10, I), with I ordered (row, column, type); and the cache.
     """
     p, N = params, len(composites)
     x, conv1_cache = conv2d_forward(fold_rows(composites, 9), p["conv1_w"], p["conv1_b"], 1, empty)      # (N, 28, 28, C)
@@ -815,7 +816,7 @@ def forward(params, composites, config, digits=None, empty=np.empty):
         digits = top_two(lengths)
     masked, mask_cache = mask_forward(v, digits)
     decoded, decoder_cache = decoder_forward(p, masked, empty)
-    out = {"lengths": lengths, "v": v, "digits": digits, "recon": decoded.reshape(N, -1, CANVAS, CANVAS),
+    out = {"lengths": lengths, "v": v, "u": u, "digits": digits, "recon": decoded.reshape(N, -1, CANVAS, CANVAS),
            "c": [c for c, _, _ in routing_cache[1]]}
     return out, (conv1_cache, relu_cache, primary_cache, x.shape, squash_cache, votes_cache, routing_cache, lengths_cache,
                  mask_cache, decoder_cache)
@@ -1044,12 +1045,15 @@ def load_checkpoint(path):
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; give a checkpoint that --checkpoint wrote") from None
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path}: not a whole checkpoint of this program ({error}); delete it to start anew") from None
+        raise InputError(f"{path}: not a whole checkpoint that --checkpoint wrote ({error}); give another file") from None
 
 
-def config_of(meta, **changes):
-    """The Config of a checkpoint's run, with some settings changed"""
-    return dataclasses.replace(Config(**meta["config"]), **changes)
+def config_of(meta, path):
+    """The Config of a checkpoint's run"""
+    try:
+        return Config(**meta["config"])
+    except TypeError:
+        raise InputError(f"{path}: a checkpoint of another experiment; give one that this one's --checkpoint wrote") from None
 
 
 def check_config(config):
@@ -1106,7 +1110,9 @@ def train(config, snapshot_callback=None, snapshot_every=0, digits=None):
     steps_per_epoch = -(-config.n_train // config.batch_size)
     n_steps, step = config.n_epochs * steps_per_epoch, 0
     history = {"digits": digits["source"], "epochs": [], "seconds": 0.0, "steps": 0}
-    if config.resume and Path(config.checkpoint).exists():
+    if config.resume and not Path(config.checkpoint).exists():
+        progress.say(f"{config.checkpoint} is not there yet: starting anew")
+    elif config.resume:
         params, adam_m, adam_v, meta = load_checkpoint(config.checkpoint)
         ours = run_identity(config, digits["source"])
         if differing := [name for name in ours if ours[name] != meta["config"].get(name)]:
@@ -1249,16 +1255,19 @@ def results_of(config, params, history, test):
             "versions": {"python": sys.version.split()[0], "numpy": np.__version__}, "history": history["epochs"]}
 
 
-def print_results(results, test, say):
+def report(config, params, history, test, say):
+    """Print evaluate's result on the test pairs, and write --out-json."""
+    results = results_of(config, params, history, test)
     low, high = results["test_set_accuracy_ci95"]
-    source = {"mnist": "MNIST", "synthetic": "SYNTHETIC"}[results["digits"]]
-    say(f"\n{source} digits, {test['n']} test pairs\n"
+    say(f"\n{DIGIT_NAMES[results['digits']]}, {test['n']} test pairs\n"
         f"  set accuracy            {test['set_accuracy']:.4f}   95% interval [{low:.4f}, {high:.4f}], chance {CHANCE:.4f}\n"
-        f"  at least one            {test['any_accuracy']:.4f}\n"
+        f"  at least one            {test['any_accuracy']:.4f}   chance {CHANCE_ANY:.4f}\n"
         f"  reconstruction MSE      {test['recon_mse']:.4f}   per pixel; {test['baseline_recon_mse']:.4f} for the mean image\n"
         f"  losses                  {test['loss']:.4f} = margin {test['margin']:.4f} + weight x {test['recon']:.2f}\n"
         f"  training                {results['seconds_train']:.1f} s, {results['ms_per_step']:.1f} ms a step, "
         f"{results['pairs_per_second']:.0f} pairs/s" + (f", peak memory {results['peak_rss_mb']:.0f} MB" if results["peak_rss_mb"] else ""))
+    if config.out_json:
+        write_atomically(config.out_json, lambda file: file.write((json.dumps(results, indent=1) + "\n").encode()))
 
 
 def main():
@@ -1272,10 +1281,7 @@ def main():
     params, history = train(config, digits=digits)
     with Runner(config.threads) as runner:
         test = evaluate(params, draw_pairs(digits, "test", config.n_test, config, "evaluation", 1), config, runner)
-    results = results_of(config, params, history, test)
-    print_results(results, test, progress.say)
-    if config.out_json:
-        write_atomically(config.out_json, lambda file: file.write((json.dumps(results, indent=1) + "\n").encode()))
+    report(config, params, history, test, progress.say)
 
 
 if __name__ == "__main__":

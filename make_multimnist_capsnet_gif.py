@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""Films multimnist_capsnet.py learning to take two digits apart: trains it, and writes an animated GIF.
+
+    python3 make_multimnist_capsnet_gif.py --n-epochs 8 --n-train 6000 --snapshot-every 75 --fps 6
+"""
+import argparse
+from pathlib import Path
+
+import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS threads
+import imageio.v3 as imageio
+import matplotlib
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from multimnist_capsnet import CANVAS, CHANCE, N_CLASSES, InputError
+
+matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False})
+BLUE, ORANGE, GRAY = "#0072B2", "#E69F00", "#999999"           # Okabe & Ito, colour-blind safe
+N_SHOWN, N_VAL = 4, 500            # test pairs to watch, validation pairs for the curves
+HOLD, MAX_FRAMES = 2000, 200       # ms the last frame stays; frames are kept in memory, 1 MB each
+LEVELS = 32                        # of red, green and blue: few colours, the same in every frame: a small file, no flicker
+WIDTH, HEIGHT, SCALE, GAP = 800, 390, 2, 2                     # of the film, px; px to a pixel; pixels between pictures
+
+
+class Recorder:
+    """A snapshot_callback that keeps, at each call, what a frame needs"""
+
+    def __init__(self, digits, config):
+        test = capsnet.draw_pairs(digits, "test", config.n_test, config, "evaluation", 1)
+        val = capsnet.draw_pairs(digits, "val", config.n_val, config, "evaluation", 0)
+        self.shown = {name: array[:N_SHOWN] for name, array in test.items()}
+        self.val = {name: array[:N_VAL] for name, array in val.items()}
+        self.config, self.snapshots = config, []
+
+    def __call__(self, step, params, terms):
+        with capsnet.Runner(self.config.threads) as runner:
+            val = capsnet.evaluate(params, self.val, self.config, runner)
+            out = runner.forward(params, self.shown, self.config)
+        self.snapshots.append({"step": step, "loss": val["loss"], "set accuracy": val["set_accuracy"],
+                               "lengths": out["lengths"], "recon": out["recon"]})
+
+
+def montage(shown, recon):
+    """One row a pair: composite, target and redrawn digit, twice -> gray picture in [0, 1]"""
+    a, b = shown["sources"].swapaxes(0, 1) / 255
+    images = np.stack([shown["composites"] / 255, a, recon[:, 0], b, recon[:, 1]], 1)           # (n, 5, 36, 36)
+    padded = np.pad(images, ((0, 0), (0, 0), (0, GAP), (0, GAP)), constant_values=1)
+    return padded.swapaxes(1, 2).reshape(len(images) * (CANVAS + GAP), -1)[:-GAP, :-GAP]
+
+
+def draw_frames(recorder, n_steps, title):
+    """-> list of (h, w, 3) uint8, one a snapshot. The figure is built once; frames only change its data."""
+    shown, snapshots, pitch = recorder.shown, recorder.snapshots, CANVAS + GAP
+    fig = Figure((WIDTH / 100, HEIGHT / 100), dpi=100)
+    canvas = FigureCanvasAgg(fig)
+
+    def add_axes(left, top, width, height):
+        """An axes at a place in screen px"""
+        return fig.add_axes((left / WIDTH, 1 - (top + height) / HEIGHT, width / WIDTH, height / HEIGHT))
+
+    fig.suptitle(title, fontsize=10, y=0.985)
+    first = montage(shown, snapshots[0]["recon"])
+    ax = add_axes(10, 60, first.shape[1] * SCALE, first.shape[0] * SCALE)
+    picture = ax.imshow(first, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    columns = ["composite", "target a", "redrawn a", "target b", "redrawn b"]
+    ax.set_xticks(np.arange(len(columns)) * pitch + CANVAS / 2, columns, fontsize=8)
+    ax.set_yticks([])
+    ax.tick_params(length=0, labeltop=True, labelbottom=False)
+    ax.spines[:].set_visible(False)
+    bars = []
+    for k, pair in enumerate(shown["labels"]):
+        ax = add_axes(420, 60 + k * pitch * SCALE, 140, 56)
+        bars.extend(ax.bar(range(N_CLASSES), [0] * N_CLASSES, color=[ORANGE if j in pair else GRAY for j in range(N_CLASSES)]))
+        ax.set(ylim=(0, 1), yticks=[0, 1])
+        ax.set_xticks(range(N_CLASSES), range(N_CLASSES), fontsize=8)
+        ax.tick_params(length=0, pad=2)
+        ax.set_title("" if k else "capsule lengths,\norange: digit is there", fontsize=8)
+    curves, steps = [], [s["step"] for s in snapshots]
+    for name, top, limit in ("loss", 60, 1.05 * max(s["loss"] for s in snapshots)), ("set accuracy", 224, 1):
+        ax = add_axes(606, top, 172, 116)
+        ax.set(xlim=(0, n_steps), ylim=(0, limit))
+        ax.set_title(f"{name}, {len(recorder.val['labels'])} validation pairs", fontsize=8)
+        ax.tick_params(labelsize=8)
+        ax.grid(alpha=0.3)
+        curves.append((ax.plot([], [], "o-", color=BLUE, markersize=3, clip_on=False)[0], [s[name] for s in snapshots]))
+    ax.axhline(CHANCE, color=GRAY, linestyle=":")
+    ax.text(n_steps, CHANCE + 0.03, "chance 1/45", ha="right", fontsize=8, color="#666666")
+    frames = []
+    for k, snapshot in enumerate(snapshots):
+        picture.set_data(montage(shown, snapshot["recon"]))
+        for bar, length in zip(bars, snapshot["lengths"].ravel()):
+            bar.set_height(length)
+        for line, values in curves:
+            line.set_data(steps[:k + 1], values[:k + 1])
+        ax.set_xlabel(f"step {snapshot['step']} of {n_steps}")
+        canvas.draw()
+        frame = np.asarray(canvas.buffer_rgba())[..., :3]
+        frames.append((np.round(frame / 255 * (LEVELS - 1)) * (255 / (LEVELS - 1))).astype(np.uint8))
+    return frames
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--snapshot-every", type=int, default=75, metavar="N", help="steps between two frames (default 75)")
+    parser.add_argument("--fps", type=float, default=6, metavar="X", help="frames a second (default 6)")
+    parser.add_argument("--out", type=Path, default=Path("multimnist_capsnet.gif"), metavar="FILE",
+                        help="the GIF to write (default multimnist_capsnet.gif)")
+    capsnet.add_config_flags(parser)
+    args = parser.parse_args()
+    config = capsnet.config_from_args(args)
+    capsnet.check_config(config)
+    n_steps = config.n_epochs * -(-config.n_train // config.batch_size)
+    if args.snapshot_every < 1 or n_steps / args.snapshot_every > MAX_FRAMES:
+        raise InputError(f"--snapshot-every {args.snapshot_every}: must be at least {max(1, -(-n_steps // MAX_FRAMES))}, for "
+                         f"at most {MAX_FRAMES} frames")
+    if not 0.1 <= args.fps <= 50:
+        raise InputError(f"--fps {args.fps}: must be between 0.1 and 50")
+    if config.out_json:
+        raise InputError("--out-json: results come from multimnist_capsnet.py; leave the flag out here")
+    capsnet.check_writable(args.out)
+    say = capsnet.Progress(config.quiet).say
+    digits = capsnet.load_digits(config, say)
+    recorder = Recorder(digits, config)
+    capsnet.train(config, recorder, args.snapshot_every, digits)
+    title = (f"Two {capsnet.DIGIT_NAMES[digits['source']]} on top of each other, each redrawn from its own capsule: test pairs, seed {config.seed}, "
+             f"{config.n_epochs} x {config.n_train:,} pairs")
+    frames = draw_frames(recorder, n_steps, title)
+    duration = [1000 / args.fps] * (len(frames) - 1) + [HOLD] if len(frames) > 1 else HOLD
+    capsnet.write_atomically(args.out, lambda file: imageio.imwrite(file, frames, extension=".gif", duration=duration, loop=0))
+    say(f"wrote {args.out}  ({len(frames)} frames, {args.out.stat().st_size / 1e6:.2f} MB)")
+
+
+if __name__ == "__main__":
+    capsnet.run_cli(main)

@@ -1,0 +1,343 @@
+#!/usr/bin/env python3
+"""Draws what multimnist_capsnet.py learns: trains it, or loads a checkpoint, and writes one PNG per figure.
+
+    python3 visualize_multimnist_capsnet.py --n-epochs 8 --n-train 6000 --outdir viz
+    python3 visualize_multimnist_capsnet.py --load run.npz --outdir viz
+"""
+import argparse
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS threads
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+from multimnist_capsnet import CANVAS, CHANCE, DIGIT_NAMES, N_CLASSES, InputError
+
+matplotlib.use("Agg")
+matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
+                            "image.interpolation": "nearest", "legend.frameon": False})
+BLUE, ORANGE, GREEN, RED, GRAY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#666666"      # Okabe & Ito, colour-blind safe
+TINTS = np.array([[0.1, 0.55, 1], [1, 0.45, 0.05]])            # of the two digits; they add up to white where both have ink
+WIDTH, DPI, LEVELS = 9, 100, 15    # inches, dots an inch, gray levels where tiles are many: PNGs stay small
+N_LOOK = 512                       # test pairs among which the shown ones are picked, always the first that qualify
+WITH_LOAD = ("mnist_dir", "digits", "n_test", "threads", "out_json", "quiet")       # flags that mean something to a trained net
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the figures are drawn from"""
+    config: capsnet.Config
+    params: dict
+    history: dict
+    source: str                    # of the digits drawn
+    train_pairs: dict              # the first the network trained on
+    test_pairs: dict               # the first N_LOOK
+    lengths: np.ndarray            # (N_LOOK, 10)
+    right: np.ndarray              # (N_LOOK,) bool: both digits named
+    test: dict                     # evaluate's result over all test pairs
+
+
+# ---------------------------------------------------------------- helpers
+
+def new_figure(run, height, title):
+    config, trained = run.config, run.history["digits"]
+    fig = Figure((WIDTH, height), layout="constrained")
+    fig.suptitle(title, fontsize=11)
+    pairs = f"{config.n_train:,} {'pooled' if config.fixed_pool else 'fresh'} pairs"
+    other = "" if trained == run.source else f" of {DIGIT_NAMES[trained]}"
+    fig.supxlabel(f"{DIGIT_NAMES[run.source]}, seed {config.seed}, trained on {len(run.history['epochs'])} x {pairs}{other}, IoU of "
+                  f"the digits' boxes at least {config.min_iou:g}", fontsize=8, color=GRAY)
+    return fig
+
+
+def show_montage(ax, images, columns, rows=None, gap=(3, 3)):
+    """images (R, C, h, w[, 3]) in [0, 1] as one picture, columns and rows labelled -> y of the rows' tops"""
+    images = images if images.ndim == 5 else np.repeat(images[..., None], 3, -1)
+    (R, C, h, w, _), step_y, step_x = images.shape, images.shape[2] + gap[0], images.shape[3] + gap[1]
+    picture = np.ones((R, step_y, C, step_x, 3))
+    picture[:, :h, :, :w] = images.transpose(0, 2, 1, 3, 4)
+    ax.imshow(picture.reshape(R * step_y, C * step_x, 3)[:R * step_y - gap[0], :C * step_x - gap[1]].clip(0, 1))
+    ax.set_xticks(np.arange(C) * step_x + w / 2 - 0.5, columns)
+    ax.set_yticks(np.arange(R) * step_y + h / 2 - 0.5 if rows is not None else [], rows)
+    ax.tick_params(length=0, labelsize=8, labeltop=True, labelbottom=False)
+    ax.spines[:].set_visible(False)
+    return np.arange(R) * step_y - 0.5
+
+
+def right_first(run, n):
+    """n test pairs: the first that are named right, then, if these are too few, the first that are not"""
+    return np.argsort(~run.right, kind="stable")[:n]
+
+
+def forward(run, rows, digits=None):
+    """forward over some of the test pairs -> (out, batch)"""
+    batch = capsnet.to_batch(run.test_pairs, rows)
+    return capsnet.forward(run.params, batch["composites"], run.config, digits)[0], batch
+
+
+def words(digits):
+    return " + ".join(map(str, digits))
+
+
+# ---------------------------------------------------------------- figures
+
+def draw_training_curves(run):
+    fig, epochs = new_figure(run, 4, "Training"), run.history["epochs"]
+    (left, right), x = fig.subplots(1, 2), [e["epoch"] for e in epochs]
+    curves = ((left, "train_loss", "training, mean over the epoch", BLUE, "--"),
+              (left, "val_loss", "validation, at the epoch's end", BLUE, "-"),
+              (left, "val_margin", "validation, margin loss alone", ORANGE, "-"),
+              (right, "val_any_accuracy", "validation, at least one digit", GREEN, "-"),
+              (right, "val_set_accuracy", "validation, both (set accuracy)", BLUE, "-"),
+              (right, "train_set_accuracy", "training, both, mean over the epoch", BLUE, "--"))
+    for ax, name, label, colour, style in curves:
+        ax.plot(x, [e[name] for e in epochs], style, color=colour, marker="o", markersize=3.5, label=label)
+    right.axhline(CHANCE, color=GRAY, linestyle=":", label="chance, both (1/45)")
+    left.set(ylabel="loss", ylim=(0, None))
+    right.set(ylabel="accuracy", ylim=(0, 1))
+    for ax in left, right:
+        ax.set(xlabel="epoch", xlim=(0.5, len(x) + 0.5))
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1))
+        ax.grid(alpha=0.3)
+    return fig
+
+
+def draw_example_pairs(run, n=8):
+    fig = new_figure(run, 3.95, "What the network sees (top), and the two digits it is made of. "
+                     "Boxes: 20x20 px around each digit")
+    pairs, n = run.train_pairs, min(n, len(run.train_pairs["labels"]))
+    images = np.concatenate([pairs["composites"][:n, None], pairs["sources"][:n]], 1).swapaxes(0, 1) / 255    # (3, n, 36, 36)
+    ax, iou = fig.subplots(), capsnet.box_iou(pairs["shifts"][:n])
+    show_montage(ax, images, [f"{words(pairs['labels'][k])}\nIoU {iou[k]:.2f}" for k in range(n)],
+                 ["composite", "digit a", "digit b"])
+    corner = (CANVAS - capsnet.BOX) / 2 - 0.5
+    for k in range(n):
+        for which, (dy, dx) in enumerate(pairs["shifts"][k]):
+            for row in (0, which + 1):
+                ax.add_patch(Rectangle((k * (CANVAS + 3) + corner + dx, row * (CANVAS + 3) + corner + dy), capsnet.BOX,
+                                       capsnet.BOX, fill=False, linewidth=1, edgecolor=TINTS[which]))
+    return fig
+
+
+def draw_reconstructions(run, n=5):
+    """Masks with the true digits, and with the longest capsule whose digit is not there: the wrong name, where one is wrong"""
+    fig = new_figure(run, 5.4, "Each digit redrawn from its own capsule, all other capsules masked. Last column: the longest "
+                     "capsule\nwhose digit is NOT in the image (where a name is wrong, the digit named wrongly)")
+    for ax, right, colour in zip(fig.subplots(1, 2), (True, False), (BLUE, RED)):
+        rows = np.nonzero(run.right == right)[0][:n]
+        ax.set_title(f"the first {len(rows)} test pairs {'named right' if right else 'NOT named right'}", color=colour)
+        if not len(rows):
+            ax.axis("off")
+            continue
+        labels, lengths = run.test_pairs["labels"][rows], run.lengths[rows]
+        absent = np.where(capsnet.k_hot(labels, bool), -1, lengths).argmax(1)
+        out, batch = forward(run, rows, np.column_stack([labels, absent]))
+        a, b, redrawn = batch["sources"][:, 0], batch["sources"][:, 1], out["recon"]
+        images = np.stack([batch["composites"], a, redrawn[:, 0], b, redrawn[:, 1], redrawn[:, 2]], 1)
+        tops = show_montage(ax, images, ["input", "target\na", "redrawn\na", "target\nb", "redrawn\nb", "absent"], gap=(13, 3))
+        for top, (a, b), named, c in zip(tops, labels, capsnet.top_two(lengths), absent):
+            ax.text(-0.5, top + CANVAS + 1.5, f"there: {a}, {b}    named: {named[0]}, {named[1]}    absent: {c}", va="top",
+                    fontsize=8, color=colour)
+        ax.set_ylim(tops[-1] + CANVAS + 12, -0.5)
+    return fig
+
+
+def draw_segmentation(run, n=8):
+    """The two longest capsules, found without labels; each takes the colour of its true twin, if it has one"""
+    n = min(n, len(run.right))
+    labels, named = run.test_pairs["labels"][:n], capsnet.top_two(run.lengths[:n])
+    swap = (named[:, 0] == labels[:, 1]) | (named[:, 1] == labels[:, 0])
+    named[swap] = named[swap, ::-1]
+    out, batch = forward(run, np.arange(n), named)
+    gray, (true, redrawn) = batch["composites"][..., None], (np.einsum("nrhw,rc->nhwc", digits, TINTS)
+                                                              for digits in (batch["sources"], out["recon"]))
+    dyed = gray * redrawn / out["recon"].max(1)[..., None]
+    fig = new_figure(run, 5.2, "Who owns which pixel? The two longest capsules redrawn, one colour each, white where both have "
+                     "ink\n(the first test pairs; label blue: named right, red: not)")
+    ax = fig.subplots()
+    show_montage(ax, np.stack([gray.repeat(3, -1), true, np.maximum(redrawn, 0.3 * gray), dyed]),
+                 [f"there {words(labels[k])}\nnamed {words(named[k])}" for k in range(n)],
+                 ["composite", "true\ndigits", "redrawn, over\na faint composite", "composite, dyed\nby the redrawn"])
+    for tick, right in zip(ax.get_xticklabels(), run.right):
+        tick.set_color(BLUE if right else RED)
+    return fig
+
+
+def draw_capsule_activations(run, n=14):
+    n = min(n, len(run.right))
+    fig = new_figure(run, 4.8, "Which digits are there? The two longest capsules say")
+    left, right = fig.subplots(1, 2, width_ratios=(1.75, 1))
+    labels, named = run.test_pairs["labels"][:n], capsnet.top_two(run.lengths[:n])
+    picture = left.imshow(run.lengths[:n], cmap="Greys", vmin=0, vmax=1, aspect="auto")
+    for k in range(n):
+        for digit in labels[k]:
+            left.add_patch(Rectangle((digit - 0.44, k - 0.42), 0.88, 0.84, fill=False, linewidth=2, edgecolor=ORANGE))
+    left.plot(named, np.arange(n), "o", markersize=5, color="#56B4E9", markeredgecolor="black", markeredgewidth=0.6)
+    left.set(xlabel="digit $k$", ylabel="test pair (digits there)", title="the first test pairs; frame: digit is there, dot: "
+             "digit is named\n(label blue: named right, red: not)")
+    left.set_xticks(range(N_CLASSES))
+    left.set_yticks(range(n), [words(pair) for pair in labels])
+    for tick, good in zip(left.get_yticklabels(), run.right):
+        tick.set_color(BLUE if good else RED)
+    left.spines[:].set_visible(False)
+    fig.colorbar(picture, ax=left, label=r"capsule length $\|v_k\|$", shrink=0.8)
+    shares = [run.test["set_accuracy"], run.test["any_accuracy"] - run.test["set_accuracy"], 1 - run.test["any_accuracy"]]
+    names = [f"{name}\n{share:.2%}" for name, share in zip(("both", "one", "none"), shares)]
+    right.bar(names, shares, color=[BLUE, ORANGE, RED])
+    for x, chance in enumerate((CHANCE, 16 / 45, 28 / 45)):
+        right.plot([x - 0.4, x + 0.4], [chance] * 2, ":", color="black", label="chance" if x == 0 else None)
+    right.set(xlabel="digits named right", ylabel="share", ylim=(0, 1), title=f"all {run.test['n']:,} test pairs")
+    right.yaxis.set_major_formatter(PercentFormatter(1))
+    right.legend(fontsize=8)
+    return fig
+
+
+def draw_pose_perturbation(run, n=4, crop=24):
+    """Adds -0.25..0.25 to one of the (first 16) dimensions of a digit's capsule, and decodes it alone"""
+    picks = {}                                                                     # digit -> row of the first pair that has it
+    for row in right_first(run, N_LOOK):
+        digit = next((d for d in run.test_pairs["labels"][row].tolist() if d not in picks), None)
+        if digit is not None and len(picks) < n:
+            picks[digit] = row
+    offsets, J, D = np.arange(-5, 6) / 20, N_CLASSES, run.config.digit_dim
+    R, C = min(D, 16), len(offsets)
+    fig = new_figure(run, 12.5, "What the dimensions of a digit's capsule mean: each changed by -0.25 ... 0.25 in steps of 0.05"
+                     "\nThe middle column is the capsule as found in a test composite")
+    for ax, (digit, row) in zip(fig.subplots(2, 2).flat, picks.items()):
+        v, pair = forward(run, np.array([row]))[0]["v"][0], run.test_pairs["labels"][row]
+        masked = np.zeros((R, C, J, D), v.dtype)
+        masked[:, :, digit] = v[digit]
+        masked[np.arange(R), :, digit, np.arange(R)] += offsets
+        images = capsnet.decoder_forward(run.params, masked.reshape(R * C, J * D))[0].reshape(R, C, CANVAS, CANVAS)
+        y, x = (CANVAS - crop) // 2 + run.test_pairs["shifts"][row, list(pair).index(digit)]
+        images = np.round(images[:, :, y:y + crop, x:x + crop] * LEVELS) / LEVELS
+        show_montage(ax, images, ["-0.25", *[""] * 4, "as found", *[""] * 4, "+0.25"], range(1, R + 1), gap=(1, 1))
+        ax.set(title=f"capsule of digit {digit}, length {np.linalg.norm(v[digit]):.2f}, in {words(pair)}", ylabel="dimension")
+    return fig
+
+
+def draw_routing(run, n=3, n_statistics=64):
+    """Coupling against 1/10, its value before routing, on ONE scale for all maps: a scale each would oversell small changes"""
+    out, batch = forward(run, right_first(run, n_statistics))
+    labels, sources, u = batch["labels"], batch["sources"], out["u"]
+    (N, I, _), J = u.shape, N_CLASSES
+    c = np.stack([np.broadcast_to(step, (N, J, I)) for step in out["c"]])                       # (r, N, J, I)
+    weight = np.broadcast_to(np.linalg.norm(u, axis=-1)[:, None], (N, J, I))
+    votes = capsnet.votes_forward(u, run.params["W"])[0].transpose(0, 2, 1, 3)                  # (N, J, I, D)
+    unit = out["v"] / out["lengths"][..., None]
+
+    def per_place(x):
+        """Sum over the types: (..., I) -> (..., 10, 10)"""
+        side = int(np.sqrt(I / run.config.primary_types))
+        return x.reshape(*x.shape[:-1], side, side, -1).sum(-1)
+
+    change = per_place(c * weight) / per_place(weight) * J - 1
+    evidence = per_place(c[-1] * np.matmul(votes, unit[..., None])[..., 0])
+    n, shown = min(n, N), np.unique(np.linspace(0, len(c) - 1, min(len(c), 3)).astype(int))     # at most three iterations
+    there = np.arange(n)[:, None], labels[:n]
+    span, reach = max(abs(change[:, there[0], there[1]]).max(), 0.01), max(abs(evidence[there]).max(), 1e-3)
+    fig = new_figure(run, 8.3, "Routing: how far the coupling moves from its start, 1/10, and where a digit's evidence lies")
+    maps, charts = fig.subfigures(1, 2, width_ratios=(2.05, 1))
+    axes = maps.subplots(2 * n, 2 + len(shown), squeeze=False)
+    for k, row in enumerate(axes):
+        pair, which = divmod(k, 2)
+        digit = labels[pair, which]
+        source, rest = sources[pair, which], batch["composites"][pair] - sources[pair, which]
+        row[0].imshow(source[..., None] * TINTS[which] + 0.4 * rest[..., None])
+        row[0].set_ylabel(f"{digit} in {words(labels[pair])}")
+        for ax, r in zip(row[1:], shown):
+            moved = ax.imshow(change[r, pair, digit], cmap="PuOr_r", vmin=-span, vmax=span)
+        proof = row[-1].imshow(evidence[pair, digit], cmap="PuOr_r", vmin=-reach, vmax=reach)
+        for ax, title in zip(row, ["digit", *(f"iteration {r + 1}" for r in shown), "evidence"]):
+            ax.set(xticks=[], yticks=[], title=title if k == 0 else "")
+            ax.spines[:].set_visible(True)
+    maps.colorbar(moved, ax=axes[:, 1:-1], location="bottom", shrink=0.8, aspect=30, format=PercentFormatter(1, 0),
+                  label=r"$c_{ij}$ against 1/10: mean over" "\n" r"types, weighted by $\|u_i\|$")
+    maps.colorbar(proof, ax=axes[:, -1], location="bottom", aspect=12, ticks=[-reach, 0, reach], format="%.2g",
+                  label=r"$c_{ij}\,\hat{u}_{j|i}$ along $v_j$" "\nsummed over types")
+    top, bottom = charts.subplots(2, 1)
+    for r, colour in zip(shown[1:], (ORANGE, BLUE)[-len(shown[1:]):]):
+        top.hist(c[r].ravel(), np.linspace(0, max(0.2, c.max()), 60), histtype="step", linewidth=1.5, color=colour,
+                 label=f"iteration {r + 1}")
+    top.axvline(1 / J, color=GRAY, linestyle=":", label="iteration 1")
+    first, last = (-(step * np.log(step + 1e-30)).sum(1).mean() for step in c[[0, -1]])
+    top.set(yscale="log", xlabel="coupling coefficient $c_{ij}$", ylabel=f"how many, in {N} test pairs",
+            title=f"mean entropy {first:.4f} at first,\n{last:.4f} at last")
+    here = capsnet.k_hot(labels, bool)
+    for mask, label, colour in (here, "digits there", BLUE), (~here, "other digits", ORANGE):
+        bottom.plot(range(1, len(c) + 1), [np.average(step[mask], weights=weight[mask]) for step in c], "o-", color=colour,
+                    label=label)
+    bottom.axhline(1 / J, color=GRAY, linestyle=":", label="1/10")
+    bottom.set(xlabel="routing iteration", xlim=(0.5, len(c) + 0.5), ylabel=r"mean $c_{ij}$, weighted by $\|u_i\|$")
+    bottom.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for ax in top, bottom:
+        ax.legend(fontsize=8)
+    return fig
+
+
+FIGURES = {draw.__name__.removeprefix("draw_"): draw for draw in (
+    draw_training_curves, draw_example_pairs, draw_reconstructions, draw_segmentation, draw_capsule_activations,
+    draw_pose_perturbation, draw_routing)}
+
+
+# ---------------------------------------------------------------- command line
+
+def load_run(path, args):
+    """-> (config, params, history) of a checkpoint; flags that would have changed its training must agree with it"""
+    params, _, _, meta = capsnet.load_checkpoint(path)
+    config = capsnet.config_of(meta, path)
+    names = {f.name for f in dataclasses.fields(config)}
+    given = {name: value for name, value in vars(args).items() if name in names}
+    for name, value in given.items():
+        if name not in WITH_LOAD and value != getattr(config, name):
+            raise InputError(f"--{name.replace('_', '-')} {value}: {path} was trained with {getattr(config, name) or 'none'}; "
+                             "leave the flag out, or train anew without --load")
+    return dataclasses.replace(config, **{n: v for n, v in given.items() if n in WITH_LOAD}), params, meta["history"]
+
+
+def prepare_outdir(outdir):
+    try:
+        outdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--outdir {outdir}: cannot be created ({error.strerror}); choose a writable place") from None
+    for name in FIGURES:
+        capsnet.check_writable(outdir / f"{name}.png")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--outdir", type=Path, default=Path("viz"), metavar="DIR", help="folder for the PNGs (default viz)")
+    parser.add_argument("--load", default="", metavar="RUN.npz", help="draw from this checkpoint instead of training")
+    capsnet.add_config_flags(parser)
+    args = parser.parse_args()
+    config, params, history = load_run(args.load, args) if args.load else (capsnet.config_from_args(args), None, None)
+    capsnet.check_config(config)
+    prepare_outdir(args.outdir)
+    if config.out_json:
+        capsnet.check_writable(config.out_json)
+    say = capsnet.Progress(config.quiet).say
+    digits = capsnet.load_digits(config, say)
+    if not args.load:
+        params, history = capsnet.train(config, digits=digits)
+    test_pairs = capsnet.draw_pairs(digits, "test", config.n_test, config, "evaluation", 1)
+    first = {name: array[:N_LOOK] for name, array in test_pairs.items()}
+    with capsnet.Runner(config.threads) as runner:
+        test = capsnet.evaluate(params, test_pairs, config, runner)
+        lengths = runner.forward(params, first, config)["lengths"]
+    capsnet.report(config, params, {**history, "digits": digits["source"]}, test, say)
+    right = (np.sort(capsnet.top_two(lengths), 1) == np.sort(first["labels"], 1)).all(1)
+    shown = next(capsnet.epoch_pairs(digits, 0, config))
+    run = Run(config, params, history, digits["source"], shown, first, lengths, right, test)
+    for name, draw in FIGURES.items():
+        path, fig = args.outdir / f"{name}.png", draw(run)
+        capsnet.write_atomically(path, lambda file: fig.savefig(file, format="png", dpi=DPI, metadata={"Software": None}))
+        say(f"wrote {path}  ({path.stat().st_size / 1e3:.0f} kB)")
+
+
+if __name__ == "__main__":
+    capsnet.run_cli(main)
