@@ -43,8 +43,8 @@ def numpy_step(config, pairs, runner):
     def run():
         nonlocal step
         step += 1
-        _, grads, weights = runner.loss_and_grads(params, pairs, rows, config)
-        capsnet.adam_step(params, grads, weights, adam_m, adam_v, step, config.lr, runner)
+        _, grads = runner.loss_and_grads(params, pairs, rows, config)
+        capsnet.adam_step(params, grads, adam_m, adam_v, step, config.lr, runner)
     return run
 
 

@@ -64,7 +64,7 @@ def train_cnn(images, labels, n_epochs, seed):
                 grads = cnn_grads(params, images[rows].astype(np.float32) / 255, labels[rows])
                 lr = LR * 0.5 * (1 + np.cos(np.pi * step / n_steps))
                 step += 1
-                capsnet.adam_step(params, [grads], [1.0], adam_m, adam_v, step, lr, runner)
+                capsnet.adam_step(params, [grads], adam_m, adam_v, step, lr, runner)
     return params
 
 

@@ -3,6 +3,7 @@
 
     python3 tests/summarize_runs.py runs/default-*.json
 """
+import argparse
 import json
 import math
 import sys
@@ -29,7 +30,7 @@ def settings(run):
 
 def main(paths):
     runs = [json.load(open(path)) for path in paths]
-    if not runs or any(settings(run) != settings(runs[0]) for run in runs):
+    if any(settings(run) != settings(runs[0]) for run in runs):
         sys.exit("error: give JSON files of runs that differ in their seed only")
     seeds = [run["config"]["seed"] for run in runs]
     if len(set(seeds)) < len(seeds):
@@ -41,4 +42,6 @@ def main(paths):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("paths", nargs="+", metavar="RUN.json", help="files that --out-json wrote")
+    main(parser.parse_args().paths)

@@ -1,0 +1,85 @@
+"""Shared by all tests: the experiment, imported first; no network, no MNIST, a throw-away home; toy settings and toy digits."""
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+import multimnist_capsnet as mc  # noqa: E402  before numpy, whose BLAS threads it sets
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+
+DEAD = "http://127.0.0.1:9/"       # the discard port: refused at once
+TINY = mc.Config(seed=1, n_epochs=2, n_train=80, n_val=16, n_test=16, batch_size=40, digits="synthetic", conv1_channels=3,
+                 primary_types=1, primary_dim=4, digit_dim=5, decoder_hidden1=6, decoder_hidden2=7, threads=1, quiet=True)
+
+
+@pytest.fixture(autouse=True)
+def isolation(monkeypatch, tmp_path):
+    """No test reads the user's home, MNIST or the network."""
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("MNIST_DIR", "http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(mc, "MNIST_MIRRORS", (DEAD + "a/", DEAD + "b/"))
+
+
+@pytest.fixture(scope="session")
+def run_script(tmp_path_factory):
+    """run_script(file or "-c", *arguments) -> CompletedProcess, with every proxy pointing to a dead port."""
+    home = tmp_path_factory.mktemp("offline")
+
+    def run(script, *arguments, timeout=100):
+        env = {name: value for name, value in os.environ.items() if name != "MNIST_DIR"}
+        env |= dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), DEAD)
+        env |= {"HOME": str(home), "MPLCONFIGDIR": str(home), "MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT), "no_proxy": "",
+                "COLUMNS": "1000"}
+        head = ["-c"] if script == "-c" else [str(ROOT / script)]
+        return subprocess.run([sys.executable, *head, *map(str, arguments)], env=env, cwd=home, capture_output=True, text=True,
+                              timeout=timeout)
+
+    return run
+
+
+def toy_digits(seed=0, n=60):
+    """What load_digits returns, made of blocky class patterns of varying brightness in the central 20x20 box."""
+    rng = np.random.default_rng(seed)
+    patterns = np.kron(rng.random((10, 5, 5)) > 0.55, np.ones((4, 4)))                         # (10, 20, 20)
+    digits = {"source": "synthetic"}
+    for split in ("train", "val", "test"):
+        labels = np.tile(np.arange(10, dtype=np.uint8), n // 10)
+        images = np.zeros((n, 28, 28), np.uint8)
+        images[:, 4:24, 4:24] = patterns[labels] * rng.uniform(120, 255, (n, 1, 1)) * rng.uniform(0.6, 1, (n, 20, 20))
+        digits[split] = (images, labels)
+    return digits
+
+
+@pytest.fixture(scope="session")
+def digits():
+    return toy_digits()
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(5)
+
+
+@pytest.fixture
+def params64():
+    """The toy network in float64, with biases off zero, so that no unit sits on a ReLU's kink."""
+    rng = np.random.default_rng(3)
+    return {name: p.astype(np.float64) + (0.1 * rng.standard_normal(p.shape) if name.endswith("_b") else 0)
+            for name, p in mc.init_params(TINY).items()}
+
+
+@pytest.fixture
+def batch64(digits):
+    return mc.to_batch(mc.draw_pairs(digits, "train", 2, TINY, "data"), slice(None), np.float64)
+
+
+def assert_same(a, b):
+    """Two dicts of arrays agree bit for bit."""
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)

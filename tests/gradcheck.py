@@ -1,0 +1,76 @@
+"""Gradients against centred differences, in float64."""
+import numpy as np
+
+SMOOTH, RELU = 1e-6, 1e-4          # asserted relative errors: of smooth functions, of those with kinks
+
+
+def relative_error(analytic, numeric):
+    """Largest |a - n| / |n|, with numbers under 1% of the largest n measured against that 1%."""
+    return np.max(np.abs(analytic - numeric) / np.maximum(np.abs(numeric), 0.01 * np.max(np.abs(numeric))))
+
+
+def difference(f, x, at, h):
+    """Centred difference of f at the coordinate `at` of x."""
+    ends = []
+    for step in (h, -h):
+        moved = x.copy()
+        moved[at] += step
+        ends.append(f(moved))
+    return (ends[0] - ends[1]) / (2 * h)
+
+
+def check_op(forward, backward, *args, tol=SMOOTH, h=1e-5):
+    """Every coordinate of every argument of forward(*args) -> (out, cache), whose vjp is backward(dout, cache).
+
+    The scalar that is differentiated is <dout, out> for a random dout. The backward must leave dout as it was, give the same
+    answer when asked twice, and no argument's gradient may be identically zero.
+    """
+    out, cache = forward(*[a.copy() for a in args])
+    dout = np.random.default_rng(99).standard_normal(out.shape)                                # no argument has this seed
+    kept = dout.copy()
+    grads, again = ((g if isinstance(g, tuple) else (g,)) for g in (backward(dout, cache), backward(dout, cache)))
+    assert np.array_equal(dout, kept), "backward changed its dout"
+    assert len(grads) == len(args)
+    for k, (x, grad) in enumerate(zip(args, grads)):
+        assert grad.shape == x.shape and grad.dtype == x.dtype, f"argument {k}"
+        assert np.array_equal(grad, again[k]), f"argument {k}: backward spoilt its cache"
+
+        def f(moved):
+            return np.vdot(kept, forward(*[moved if i == k else a.copy() for i, a in enumerate(args)])[0])
+
+        numeric = np.array([difference(f, x, at, h) for at in np.ndindex(x.shape)]).reshape(x.shape)
+        assert np.any(numeric != 0), f"argument {k} has no influence"
+        error = relative_error(grad, numeric)
+        assert error < tol, f"argument {k}: relative error {error:.1e}"
+
+
+def check_loss(loss, prediction, *target, **options):
+    """loss(prediction, target) -> (loss, dprediction)"""
+    def forward(x):
+        value, dx = loss(x, *target)
+        return np.array(value), dx
+    check_op(forward, lambda dout, dx: dout * dx, prediction, **options)
+
+
+def check_directions(loss, params, grads, tol=RELU, n=3, h=1e-6):
+    """loss(params) -> float along random directions, for every parameter alone and for all of them together."""
+    rng = np.random.default_rng(98)
+    assert grads.keys() == params.keys()
+    for names in (*([name] for name in params), list(params)):
+        for _ in range(n):
+            d = {name: rng.standard_normal(params[name].shape) for name in names}
+            up, down = (loss({**params, **{name: params[name] + step * d[name] for name in names}}) for step in (h, -h))
+            numeric, analytic = (up - down) / (2 * h), sum(np.vdot(grads[name], d[name]) for name in names)
+            assert numeric != 0, f"{names} has no influence"
+            assert abs(analytic - numeric) < tol * abs(numeric), f"{names}: {analytic} should be {numeric}"
+
+
+def check_coordinates(loss, params, grads, tol=RELU, n=3, h=1e-5):
+    """For every parameter, the coordinates of the n largest gradients and n random ones."""
+    rng = np.random.default_rng(1)
+    for name, p in params.items():
+        flat = [*np.argsort(-np.abs(grads[name]), axis=None)[:n], *rng.integers(0, p.size, n)]
+        at = [np.unravel_index(k, p.shape) for k in flat]
+        numeric = np.array([difference(lambda moved: loss({**params, name: moved}), p, k, h) for k in at])
+        error = relative_error(np.array([grads[name][k] for k in at]), numeric)
+        assert error < tol, f"{name}: relative error {error:.1e}"
