@@ -100,7 +100,7 @@ def draw_frames(recorder, n_steps, title):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = capsnet.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--snapshot-every", type=int, default=75, metavar="N", help="steps between two frames (default 75)")
     parser.add_argument("--fps", type=float, default=6, metavar="X", help="frames a second (default 6)")
     parser.add_argument("--out", type=Path, default=Path("multimnist_capsnet.gif"), metavar="FILE",

@@ -32,6 +32,7 @@ import http.client
 import json
 import math
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -65,6 +66,10 @@ PURPOSES = ("data", "init", "batches", "evaluation")
 
 class InputError(Exception):
     """Something the user gave is wrong; the message is one line that names it and how to mend it. Exit code 2."""
+
+
+class NotAtHand(InputError):
+    """MNIST is not here and cannot be fetched"""
 
 
 def option(default, text, **extra):
@@ -168,7 +173,7 @@ def parse_idx(raw, name, magic, shape, sha256):
 
 def write_atomically(path, write):
     """Call write(binary file) on a temporary file beside `path`, then rename it: whole or not at all."""
-    path = Path(path)
+    path = Path(os.path.realpath(path))                                 # through a link, not over it
     try:
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".")
         try:
@@ -179,7 +184,8 @@ def write_atomically(path, write):
             os.chmod(temporary, 0o666 & ~UMASK)
             os.replace(temporary, path)
         except BaseException:
-            os.unlink(temporary)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
             raise
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}; choose a writable place with room") from None
@@ -192,8 +198,8 @@ os.umask(UMASK)
 def check_writable(path):
     """Fail now, not after an hour of training, if `path` could not be written."""
     path = Path(path)
-    if path.is_dir():
-        raise InputError(f"cannot write {path}: it is a folder; give a file name")
+    if path.exists() and not path.is_file():
+        raise InputError(f"cannot write {path}: it is a folder or a device; give the name of a file")
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise InputError(f"cannot write {path}: the folder {path.parent} is missing or not writable; create it or choose another")
 
@@ -203,13 +209,14 @@ def download_mnist_file(name, spec, folder, timeout, say):
     faults = []
     for mirror in MNIST_MIRRORS:
         try:
+            say(f"downloading {mirror}{name}.gz")
             with urllib.request.urlopen(mirror + name + ".gz", timeout=timeout) as reply:
                 total, parts, got = int(reply.headers.get("Content-Length") or 0), [], 0
                 while part := reply.read(1 << 18):
                     parts.append(part)
                     got += len(part)
-                    say(f"\rdownloading {name}.gz: {got / 1e6:.1f} of {total / 1e6:.1f} MB ", end="")
-            say("")
+                    say(f"\r{got / 1e6:.1f} of {total / 1e6:.1f} MB ", end="")
+            say("\r", end="")
             raw = b"".join(parts)
             parse_idx(raw, mirror + name + ".gz", *spec)
         except (OSError, ValueError, http.client.HTTPException, InputError) as error:
@@ -217,11 +224,12 @@ def download_mnist_file(name, spec, folder, timeout, say):
             continue
         try:
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{folder}: cannot be created ({error.strerror}); make room for MNIST's cache, or give --mnist-dir") from None
-        write_atomically(folder / (name + ".gz"), lambda file: file.write(raw))
+            write_atomically(folder / (name + ".gz"), lambda file: file.write(raw))
+        except (OSError, InputError) as error:
+            raise NotAtHand(f"MNIST's cache {folder} cannot be written ({error}); make room there, or pass a folder with the four "
+                            "MNIST files as --mnist-dir, or use --digits synthetic") from None
         return folder / (name + ".gz")
-    raise InputError(f"could not download {name}.gz ({'; '.join(faults)}); check the network, or put the four MNIST files in a "
+    raise NotAtHand(f"could not download {name}.gz ({'; '.join(faults)}); check the network, or put the four MNIST files in a "
                      "folder and pass it as --mnist-dir, or use --digits synthetic")
 
 
@@ -357,7 +365,7 @@ def synthesize_digits(n, seed):
     aspect (width factor, 1 is nominal), slant (shear, positive leans right), rotation (radians, positive is
     counter-clockwise) and stroke (mean width of the ink in px).
     """
-    random = np.random.default_rng(np.random.SeedSequence(seed))
+    random = rng_for(seed, "data")
     digit, weight = (np.array([row[i] for row in GLYPHS], float) for i in (0, 1))
     size = max(len(set(row[2].replace("|", " ").split())) for row in GLYPHS)
     points, basis = (np.stack(part) for part in zip(*(_stroke_basis(row[2], size) for row in GLYPHS)))
@@ -398,17 +406,16 @@ def load_digits(config, say=print):
     machine without MNIST and network gets synthetic digits; a damaged file is an error all the same, never a reason to switch.
     """
     if config.digits != "synthetic":
-        at_hand = config.mnist_dir or os.environ.get("MNIST_DIR")
         try:
             mnist = load_mnist(config.mnist_dir, 5 if config.digits == "auto" else 30, say)
             (images, labels), n_train = mnist["train"], 60000 - N_VAL_IMAGES
             return {"source": "mnist", "train": (images[:n_train], labels[:n_train]), "val": (images[n_train:], labels[n_train:]),
                     "test": mnist["test"]}
-        except InputError as error:
-            if config.digits == "mnist" or at_hand or "could not download" not in str(error):
+        except NotAtHand as error:
+            if config.digits == "mnist":
                 raise
-            say(f"{'!' * 100}\n!!  NO MNIST HERE: training on SYNTHETIC digits. Numbers are not comparable with MNIST's.\n"
-                f"!!  {error}\n{'!' * 100}")
+            print(f"{'!' * 79}\n!!  NO MNIST HERE: these are SYNTHETIC digits. Numbers are not comparable with MNIST's.\n"
+                  f"!!  {error}\n{'!' * 79}", file=sys.stderr, flush=True)                     # --quiet does not hide it
     digits, start = {"source": "synthetic"}, 0
     images, labels, _ = synthesize_digits(sum(N_SYNTHETIC.values()), config.seed)
     for split, n in N_SYNTHETIC.items():
@@ -951,6 +958,11 @@ def adam_step(params, shard_grads, adam_m, adam_v, step, lr, runner):
 
 # ---------------------------------------------------------------- running in shards
 
+def n_cores():
+    """Cores that this process may use"""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class Runner:
     """Cuts batches into shards of SHARD_SIZE and shares them among worker threads (NumPy releases the GIL in its loops).
 
@@ -958,7 +970,7 @@ class Runner:
     """
 
     def __init__(self, threads, batch_size=10 ** 9):
-        self.threads = min(threads or os.cpu_count() or 1, -(-batch_size // SHARD_SIZE))
+        self.threads = min(threads or n_cores(), -(-batch_size // SHARD_SIZE))
         self.pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
         self.arenas = []
 
@@ -991,17 +1003,16 @@ class Runner:
     def forward(self, params, pairs, config, decode="labels"):
         """Forward over all pairs -> dict of lengths (n, 10), v (n, 10, D), recon (n, 2, 36, 36); decode the digits there, or,
         with decode="top2", the two longest capsules."""
-        def one(worker_shards):
+        def one(some_shards):
             arena, parts = Arena(), []
-            for shard in worker_shards:
+            for shard in some_shards:
                 batch = to_batch(pairs, shard)
                 digits = batch["labels"] if decode == "labels" else None
                 out, _ = forward(params, batch["composites"], config, digits, arena.rewind())
                 parts.append({name: out[name].copy() for name in ("lengths", "v", "digits", "recon")})
             return parts
         shards = [slice(start, start + SHARD_SIZE) for start in range(0, len(pairs["labels"]), SHARD_SIZE)]
-        share = -(-len(shards) // self.threads)
-        parts = sum(self.map(one, [shards[k:k + share] for k in range(0, len(shards), share)]), [])
+        parts = sum(self.map(one, [shards[k:k + 8] for k in range(0, len(shards), 8)]), [])
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -1051,14 +1062,15 @@ def learning_rate(config, step, n_steps):
 def run_identity(config, source):
     """What must agree for a checkpoint to be resumed: every setting that changes the numbers, and the digits"""
     return {f.name: getattr(config, f.name) for f in dataclasses.fields(config)
-            if not f.metadata.get("runtime") and f.name not in ("digits", "n_test")} | {"digits": source}
+            if not (f.metadata.get("runtime") or f.name in ("digits", "n_test")
+                    or f.name == "n_epochs" and config.lr_schedule != "cosine")} | {"digits": source}
 
 
 def save_checkpoint(path, params, adam_m, adam_v, step, config, source, history):
     """All that a run needs to go on, in one .npz, written atomically."""
     arrays = {f"{group}/{name}": a for group, arrays in (("params", params), ("adam_m", adam_m), ("adam_v", adam_v))
               for name, a in arrays.items()}
-    meta = json.dumps({"format": 1, "step": step, "config": run_identity(config, source), "history": history})
+    meta = json.dumps({"format": 1, "step": step, "config": run_identity(config, source) | {"n_epochs": config.n_epochs}, "history": history})
     write_atomically(path, lambda file: np.savez(file, meta=np.array(meta), **arrays))
 
 
@@ -1093,6 +1105,14 @@ def config_of(meta, path):
         raise InputError(f"{path}: a checkpoint of another experiment; give one that this one's --checkpoint wrote") from None
 
 
+def check_same_run(config, source, meta, path):
+    """Raise InputError if a checkpoint is another run's, which must be neither gone on from nor overwritten"""
+    ours = run_identity(config, source)
+    if differing := [name for name in ours if ours[name] != meta["config"].get(name)]:
+        raise InputError(f"{path}: made by another run (" + ", ".join(f"{n} {meta['config'].get(n)}, now {ours[n]}" for n in differing)
+                         + "); give the same settings, or another --checkpoint")
+
+
 def check_config(config):
     """Raise InputError for a value out of range, or an output file that could not be written"""
     rules = {"low": (lambda value, low: value >= low, "at least"), "high": (lambda value, high: value <= high, "at most"),
@@ -1119,16 +1139,19 @@ class Progress:
         self.quiet, self.live, self.last = quiet, not quiet and sys.stdout.isatty(), 0.0
 
     def say(self, text, end="\n"):
-        if not self.quiet and (self.live or not text.startswith("\r")):
+        """Print; a text that starts with a carriage return replaces the live line, and is for terminals only"""
+        if text.startswith("\r") and self.live:
+            print("\r\x1b[K" + text[1:shutil.get_terminal_size().columns], end=end, flush=True)
+        elif not (self.quiet or text.startswith("\r")):
             print(text, end=end, flush=True)
 
     def step(self, text):
         if self.live and time.perf_counter() - self.last > 0.2:
             self.last = time.perf_counter()
-            print(f"\r{text:<110}"[:120], end="", flush=True)
+            self.say("\r" + text, end="")
 
     def epoch(self, text):
-        self.say(f"\r{text:<110}" if self.live else text)
+        self.say("\r" + text if self.live else text)
 
 
 def train(config, snapshot_callback=None, snapshot_every=0, digits=None):
@@ -1146,16 +1169,16 @@ def train(config, snapshot_callback=None, snapshot_every=0, digits=None):
     steps_per_epoch = -(-config.n_train // config.batch_size)
     n_steps, step = config.n_epochs * steps_per_epoch, 0
     history = {"digits": digits["source"], "epochs": [], "seconds": 0.0, "steps": 0}
-    if config.resume and not Path(config.checkpoint).exists():
-        progress.say(f"{config.checkpoint} is not there yet: starting anew")
+    saved = ""                                                          # where to find the last good state
+    if config.checkpoint and Path(config.checkpoint).exists():
+        found = load_checkpoint(config.checkpoint)
+        check_same_run(config, digits["source"], found[-1], config.checkpoint)
+        if config.resume:
+            params, adam_m, adam_v, meta = found
+            step, history = meta["step"], meta["history"]
+            saved = f" (the last good state is in {config.checkpoint})"
     elif config.resume:
-        params, adam_m, adam_v, meta = load_checkpoint(config.checkpoint)
-        ours = run_identity(config, digits["source"])
-        if differing := [name for name in ours if ours[name] != meta["config"].get(name)]:
-            raise InputError(f"{config.checkpoint}: made by another run ("
-                             + ", ".join(f"{n} {meta['config'].get(n)}, now {ours[n]}" for n in differing)
-                             + "); give the same settings, or another --checkpoint")
-        step, history = meta["step"], meta["history"]
+        progress.say(f"{config.checkpoint} is not there yet: starting anew")
     val = draw_pairs(digits, "val", config.n_val, config, "evaluation", 0)
     with Runner(config.threads, config.batch_size) as runner:
         announce(config, digits, params, runner, val, step, progress)
@@ -1168,16 +1191,14 @@ def train(config, snapshot_callback=None, snapshot_every=0, digits=None):
                     rows = np.arange(start, min(start + config.batch_size, len(pairs["labels"])))
                     terms, grads = runner.loss_and_grads(params, pairs, rows, config)
                     if not np.isfinite(terms["loss"]):
-                        raise InputError(f"the loss is {terms['loss']} at step {step + 1}: training diverged; lower --lr"
-                                         + (f" (the last good state is in {config.checkpoint})" if config.checkpoint else ""))
+                        raise InputError(f"the loss is {terms['loss']} at step {step + 1}: training diverged; lower --lr{saved}")
                     adam_step(params, grads, adam_m, adam_v, step + 1, learning_rate(config, step, n_steps), runner)
                     step, seen = step + 1, seen + len(rows)
                     sums += np.array([terms["loss"], terms["margin"], terms["recon"], 0]) * len(rows) + (0, 0, 0, terms["hits"])
                     rate = seen / (time.perf_counter() - began)
                     left = (config.n_epochs * config.n_train - epoch * config.n_train - seen) / rate
-                    progress.step(f"epoch {epoch + 1}/{config.n_epochs} step {step}/{n_steps}  loss {sums[0] / seen:.4f} "
-                                  f"(margin {sums[1] / seen:.4f})  set accuracy {sums[3] / seen:.3f}  {rate:.0f} pairs/s  "
-                                  f"{left:.0f} s left")
+                    progress.step(f"step {step}/{n_steps}  {left:.0f} s left  loss {sums[0] / seen:.3f} (margin {sums[1] / seen:.3f})  "
+                                  f"accuracy {sums[3] / seen:.3f}  {rate:.0f} pairs/s")
                     if snapshot_callback and (step == n_steps or snapshot_every and step % snapshot_every == 0):
                         paused = time.perf_counter()
                         snapshot_callback(step, {name: p.copy() for name, p in params.items()}, dict(terms))
@@ -1185,19 +1206,18 @@ def train(config, snapshot_callback=None, snapshot_every=0, digits=None):
             seconds = time.perf_counter() - began
             held_out = evaluate(params, val, config, runner)
             if not (np.isfinite(held_out["loss"]) and all(np.isfinite(p).all() for p in params.values())):
-                raise InputError(f"the weights are not finite after step {step}: training diverged; lower --lr"
-                                 + (f" (the last good state is in {config.checkpoint})" if config.checkpoint else ""))
+                raise InputError(f"the weights are not finite after step {step}: training diverged; lower --lr{saved}")
             history["seconds"] += seconds
             history["steps"] = step
             history["epochs"].append({
                 "epoch": epoch + 1, "step": step, "train_loss": sums[0] / seen, "train_margin": sums[1] / seen,
                 "train_recon": sums[2] / seen, "train_set_accuracy": sums[3] / seen, "seconds": seconds,
                 **{"val_" + name: held_out[name] for name in ("loss", "margin", "recon", "recon_mse", "set_accuracy", "any_accuracy")}})
-            progress.epoch(f"epoch {epoch + 1}/{config.n_epochs}  loss {sums[0] / seen:.4f} (margin {sums[1] / seen:.4f}, recon "
-                           f"{sums[2] / seen:.1f})  set accuracy {sums[3] / seen:.3f}  validation {held_out['set_accuracy']:.3f}  "
-                           f"{seen / seconds:.0f} pairs/s")
+            progress.epoch(f"epoch {epoch + 1}/{config.n_epochs}  loss {sums[0] / seen:.3f}  accuracy {sums[3] / seen:.3f}  validation "
+                           f"{held_out['set_accuracy']:.3f}  {seen / seconds:.0f} pairs/s")
             if config.checkpoint:
                 save_checkpoint(config.checkpoint, params, adam_m, adam_v, step, config, digits["source"], history)
+                saved = f" (the last good state is in {config.checkpoint})"
     return params, history
 
 
@@ -1229,11 +1249,18 @@ def announce(config, digits, params, runner, val, step, progress):
         f"training    {config.n_epochs} x {config.n_train} pairs, batches of {config.batch_size}, lr {config.lr} {config.lr_schedule}, "
         f"seed {config.seed}, {runner.threads} thread{'s' * (runner.threads > 1)}"
         + (f"; going on at step {step} with loss {actual:.3f}" if step else
-           f"\ninitial     loss {actual:.3f}; 1.62 + {config.recon_weight} x {square:.0f} = {expected:.3f} expected of zero-length "
-           "capsules and gray images"))
+           f"\ninitial     loss {actual:.3f}; 1.62 + {config.recon_weight} x {square:.0f} = {expected:.3f} if all capsules had length 0 "
+           "and all pixels were gray"))
 
 
 # ---------------------------------------------------------------- command line
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong with a command line in one line, as for all other bad input"""
+
+    def error(self, message):
+        raise InputError(f"{message}; see --help")
+
 
 def add_config_flags(parser):
     """One flag for every field of Config. Flags that are not given leave no trace: the defaults are Config's."""
@@ -1263,8 +1290,11 @@ def run_cli(main):
     except MemoryError:
         sys.exit(fail("out of memory; lower --batch-size, --conv1-channels or --primary-types"))
     except KeyboardInterrupt:
-        print("\nstopped; what --checkpoint wrote at the last epoch's end is whole", file=sys.stderr)
+        print("\nstopped; --checkpoint, if it was given, holds the last whole epoch", file=sys.stderr)
         sys.exit(130)
+    except BrokenPipeError:                                                             # whoever read our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
 
 
 def fail(message):
@@ -1309,7 +1339,7 @@ def report(config, params, history, test, say):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], epilog="\n\n".join(__doc__.split("\n\n")[-1:]),
+    parser = Parser(description=__doc__.split("\n\n")[0], epilog="\n\n".join(__doc__.split("\n\n")[-1:]),
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     add_config_flags(parser)
     config = config_from_args(parser.parse_args())

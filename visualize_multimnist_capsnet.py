@@ -310,7 +310,7 @@ def prepare_outdir(outdir):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = capsnet.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--outdir", type=Path, default=Path("viz"), metavar="DIR", help="folder for the PNGs (default viz)")
     parser.add_argument("--load", default="", metavar="RUN.npz", help="draw from this checkpoint instead of training")
     capsnet.add_config_flags(parser)

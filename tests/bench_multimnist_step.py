@@ -10,6 +10,9 @@ in turn, round by round (ratios are medians over rounds, so that a machine whose
   eager     the same arithmetic in PyTorch with autograd and fused Adam, if torch can be imported
   compiled  the same under torch.compile
 Then the milliseconds of each stage on one thread, and the peak memory of a process that only trains.
+
+Both sides choose their kernels by the processor. To hold both to AVX2, set OPENBLAS_CORETYPE=Haswell ATEN_CPU_CAPABILITY=avx2
+ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2.
 """
 import argparse
 import os
@@ -26,6 +29,8 @@ import numpy as np  # noqa: E402
 STAGES = ("fold_rows", "conv2d_forward", "conv2d_backward", "im2col", "col2im", "relu_forward", "relu_backward", "squash_forward",
           "squash_backward", "votes_forward", "votes_backward", "routing_forward", "routing_backward", "softmax", "decoder_forward",
           "decoder_backward", "to_batch", "loss_and_grads", "adam_step")
+
+KERNEL_CHOICES = ("OPENBLAS_CORETYPE", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
 
 
 def random_pairs(n, rng):
@@ -121,7 +126,7 @@ def torch_steps(config, pairs, threads):
             adam.step()
             return loss.item()
         return run
-    return {"eager": stepper(loss_of), "compiled": stepper(torch.compile(loss_of))}, torch.__version__, loss_of
+    return {"eager": stepper(loss_of), "compiled": stepper(torch.compile(loss_of))}, torch.__version__
 
 
 def time_in_turn(steps, rounds, repeats):
@@ -193,7 +198,7 @@ def main():
         steps, torch_version = {"numpy": numpy_step(config, pairs, runner), "floor": floor}, "not used"
         if not args.no_torch:
             try:
-                more, torch_version, _ = torch_steps(config, pairs, args.threads)
+                more, torch_version = torch_steps(config, pairs, args.threads)
                 for name, run in more.items():
                     run()                                                                      # compiles here
                 steps.update(more)
@@ -201,7 +206,8 @@ def main():
                 torch_version = "not installed"
         times = time_in_turn(steps, args.rounds, args.repeats)
     print(f"{platform.platform()}, {os.cpu_count()} cores, {args.threads} threads, Python {platform.python_version()}, NumPy "
-          f"{np.__version__}, PyTorch {torch_version}, OPENBLAS_CORETYPE {os.environ.get('OPENBLAS_CORETYPE', 'not set')}")
+          f"{np.__version__}, PyTorch {torch_version}")
+    print("kernels: " + (", ".join(f"{name}={os.environ[name]}" for name in KERNEL_CHOICES if name in os.environ) or "own choice"))
     print(f"preset {args.preset}, batch {args.batch_size}, {flops / 1e9:.2f} GFLOP a step in matrix products\n")
     print("| one training step | ms (median) | min-max over rounds | NumPy's time / its time |\n|---|---|---|---|")
     for name, t in times.items():

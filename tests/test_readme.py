@@ -29,11 +29,12 @@ def flags_of(run_script):
 def code_blocks(text):
     fenced = re.findall(r"^```[^\n]*\n(.*?)^```", text, re.M | re.S)
     indented = re.findall(r"(?:^(?: {4}|\t)[^\n]*\n?)+", text, re.M)
-    return "\n".join(fenced + indented).replace("\\\n", " ")
+    inline = re.findall(r"`(python3 [^`]*)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
+    return "\n".join(fenced + indented + [command.replace("\n", " ") for command in inline]).replace("\\\n", " ")
 
 
 def commands(text):
-    """The command lines `python3 script.py ...` of all code blocks, as lists of words"""
+    """The command lines `python3 script.py ...` of all code blocks and inline code, as lists of words"""
     lines = (shlex.split(line, comments=True) for line in re.findall(r"python3 ([^\n|>&;]*)", code_blocks(text)))
     return [words for words in lines if words and not words[0].startswith("-")]
 
@@ -55,9 +56,7 @@ def test_every_image_exists(readme):
 
 
 def test_every_flag_named_is_real(readme, flags_of):
-    prose = readme
-    for block in re.findall(r"^```.*?^```", readme, re.M | re.S):
-        prose = prose.replace(block, "")
+    prose = re.sub(r"^```.*?^```|`python3 [^`]*`", "", readme, flags=re.M | re.S)
     prose = "\n".join(line for line in prose.splitlines() if "-m pytest" not in line and "-m pip" not in line)
     scripts = {path.name for path in ROOT.glob("*.py")} | {words[0] for words in commands(readme) if "--" in "".join(words)}
     known = set().union(*map(flags_of, sorted(scripts)))
@@ -68,7 +67,7 @@ def test_every_flag_named_is_real(readme, flags_of):
 @pytest.mark.parametrize("text, expected", [
     ("```\npython3 a.py --x 1  # why --y\n```\n", [["a.py", "--x", "1"]]),
     ("text\n\n    python3 b.py --z \\\n      --w\n", [["b.py", "--z", "--w"]]),
-    ("```sh\n$ python3 c.py > log\npython3 -m pytest\n```\nand `python3 d.py` in text", [["c.py"]]),
+    ("```sh\n$ python3 c.py > log\npython3 -m pytest\n```\nand `python3 d.py` in text", [["c.py"], ["d.py"]]),
     ("```\nfor s in 0 1; do python3 a.py --seed $s; done\n.venv/bin/python3 a.py && python3 b.py\n```", [
         ["a.py", "--seed", "$s"], ["a.py"], ["b.py"]])])
 def test_commands_are_found_in_code_blocks(text, expected):
