@@ -988,15 +988,13 @@ class Runner:
                 return function(item)
         return list(self.pool.map(quiet, items) if self.pool else map(quiet, items))
 
-    def shards(self, n):
-        self.arenas += [Arena() for _ in range(len(self.arenas), -(-n // SHARD_SIZE))]
-        return [slice(start, min(start + SHARD_SIZE, n)) for start in range(0, n, SHARD_SIZE)]
-
     def loss_and_grads(self, params, pairs, rows, config):
         """loss_and_grads of pairs[rows], shard by shard -> (terms, list of the shards' grads, to be added up)"""
-        shards = self.shards(len(rows))
-        results = self.map(lambda k: loss_and_grads(params, to_batch(pairs, rows[shards[k]]), config,
-                                                    self.arenas[k].rewind(), len(rows[shards[k]]) / len(rows)), range(len(shards)))
+        shards = [rows[start:start + SHARD_SIZE] for start in range(0, len(rows), SHARD_SIZE)]
+        self.arenas += [Arena() for _ in range(len(self.arenas), len(shards))]
+        results = self.map(lambda arena_shard: loss_and_grads(
+            params, to_batch(pairs, arena_shard[1]), config, arena_shard[0].rewind(), len(arena_shard[1]) / len(rows)),
+            zip(self.arenas, shards))
         terms = {name: sum(terms[name] for terms, _ in results) for name in results[0][0]}
         return terms, [grads for _, grads in results]
 
@@ -1070,7 +1068,8 @@ def save_checkpoint(path, params, adam_m, adam_v, step, config, source, history)
     """All that a run needs to go on, in one .npz, written atomically."""
     arrays = {f"{group}/{name}": a for group, arrays in (("params", params), ("adam_m", adam_m), ("adam_v", adam_v))
               for name, a in arrays.items()}
-    meta = json.dumps({"format": 1, "step": step, "config": run_identity(config, source) | {"n_epochs": config.n_epochs}, "history": history})
+    settings = run_identity(config, source) | {"n_epochs": config.n_epochs}
+    meta = json.dumps({"format": 1, "step": step, "config": settings, "history": history})
     write_atomically(path, lambda file: np.savez(file, meta=np.array(meta), **arrays))
 
 
@@ -1108,9 +1107,9 @@ def config_of(meta, path):
 def check_same_run(config, source, meta, path):
     """Raise InputError if a checkpoint is another run's, which must be neither gone on from nor overwritten"""
     ours = run_identity(config, source)
-    if differing := [name for name in ours if ours[name] != meta["config"].get(name)]:
-        raise InputError(f"{path}: made by another run (" + ", ".join(f"{n} {meta['config'].get(n)}, now {ours[n]}" for n in differing)
-                         + "); give the same settings, or another --checkpoint")
+    theirs = {name: meta["config"].get(name) for name in ours}
+    if differing := ", ".join(f"{name} {theirs[name]}, now {ours[name]}" for name in ours if ours[name] != theirs[name]):
+        raise InputError(f"{path}: made by another run ({differing}); give the same settings, or another --checkpoint")
 
 
 def check_config(config):

@@ -69,7 +69,8 @@ def step_products(config, n):
 
 def floor_step(config, runner):
     """-> a function that does the bare matrix products of one step, and their floating point operations"""
-    shards = [s.stop - s.start for s in runner.shards(config.batch_size)]
+    size = capsnet.SHARD_SIZE
+    shards = [min(size, config.batch_size - start) for start in range(0, config.batch_size, size)]
 
     def operands(n):
         return [tuple(np.ones((batch, *shape), np.float32) for shape in ((rows, inner), (inner, columns), (rows, columns)))
