@@ -459,6 +459,8 @@ def overlay_pair(a, b, shift_a=(0, 0), shift_b=(0, 0), merge="max"):
 
 def merge_sources(sources, merge):
     """sources (n, 2, 36, 36) uint8 -> composites (n, 36, 36) uint8: pixel-wise max, or sum clipped at 255"""
+    if merge not in ("max", "add") or sources.dtype != np.uint8:
+        raise InputError(f"merge {merge} of {sources.dtype} digits: merge must be max or add, digits uint8 in [0, 255]")
     if merge == "max":
         return sources.max(1)
     return np.minimum(sources.sum(1, dtype=np.uint16), 255).astype(np.uint8)
@@ -470,6 +472,7 @@ def generate_multimnist(images, labels, n, rng, min_iou=0.8, merge="max"):
     images (M, 28, 28) uint8, labels (M,). -> dict of composites (n, 36, 36) and sources (n, 2, 36, 36), uint8, labels (n, 2)
     int64, shifts (n, 2, 2) int64 px, index (n, 2) int64 into images.
     """
+    labels = np.asarray(labels)
     by_class = np.argsort(labels, kind="stable")
     start = np.searchsorted(labels[by_class], np.arange(N_CLASSES + 1))
     if (np.diff(start) > 0).sum() < 2:
@@ -541,9 +544,9 @@ def im2col(x, width, stride, empty=np.empty):
     """
     N, H, W, C = x.shape
     R, Wo = -(-H // stride), (W - width) // stride + 1
-    sn, sh, sw, sc = x.strides
-    if (sc, sw) != (x.itemsize, C * x.itemsize):                                               # a window must be one run
-        return im2col(np.ascontiguousarray(x), width, stride, empty)
+    if x.strides[2:] != (C * x.itemsize, x.itemsize):                                          # a window must be one run
+        x = x.copy()
+    sn, sh, sw, _ = x.strides
     cols = empty((stride, R, N, Wo, width * C), x.dtype)
     for p in range(stride):
         rows = -(-(H - p) // stride)
@@ -1092,8 +1095,8 @@ def load_checkpoint(path):
         raise InputError(f"{path}: no such file; give a checkpoint that --checkpoint wrote") from None
     except InputError:
         raise
-    except Exception as error:                         # what a damaged zip file makes its reader raise is not documented
-        raise InputError(f"{path}: not a whole checkpoint that --checkpoint wrote ({error}); give another file") from None
+    except Exception:                                  # what a damaged zip file makes its reader raise is not documented
+        raise InputError(f"{path}: not a whole checkpoint that --checkpoint wrote; give another file") from None
 
 
 def config_of(meta, path):

@@ -86,14 +86,14 @@ def main():
     parser.add_argument("--n-epochs", type=int, default=6, help="epochs of each CNN (default 6)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    mnist = capsnet.load_digits(capsnet.Config(digits="mnist", mnist_dir=args.mnist_dir)) if args.mnist_dir else None
     start = time.perf_counter()
     images, labels, _ = capsnet.synthesize_digits(args.n_synthetic, args.seed)
     print(f"{args.n_synthetic / (time.perf_counter() - start):.0f} synthetic digits/s")
     unseen, unseen_labels, _ = capsnet.synthesize_digits(max(args.n_synthetic // 5, 100), args.seed + 1)
     reader = train_cnn(images, labels, args.n_epochs, args.seed)
     report("trained on synthetic digits, reads new synthetic digits", accuracy(reader, unseen, unseen_labels))
-    if args.mnist_dir:
-        mnist = capsnet.load_digits(capsnet.Config(digits="mnist", mnist_dir=args.mnist_dir))
+    if mnist:
         report("trained on synthetic digits, reads the MNIST test set", accuracy(reader, *mnist["test"]))
         reader = train_cnn(*mnist["train"], args.n_epochs, args.seed)
         report("trained on MNIST, reads the MNIST test set", accuracy(reader, *mnist["test"]))

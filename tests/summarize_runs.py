@@ -28,17 +28,35 @@ def settings(run):
     return {k: v for k, v in run["config"].items() if k not in PER_RUN} | {"digits": run["digits"]}
 
 
+def load_run(path):
+    try:
+        with open(path) as file:
+            run = json.load(file)
+        [run[key] for key in (*KEYS, "config", "digits", "n_params", "versions")]
+        return run
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        fail(f"{path}: not a file that --out-json wrote ({error})")
+
+
+def fail(message):
+    print("error: " + " ".join(message.split()), file=sys.stderr)
+    sys.exit(2)
+
+
 def main(paths):
-    runs = [json.load(open(path)) for path in paths]
-    if any(settings(run) != settings(runs[0]) for run in runs):
-        sys.exit("error: give JSON files of runs that differ in their seed only")
+    runs = [load_run(path) for path in paths]
+    first = settings(runs[0])
+    for path, run in zip(paths, runs):
+        if differing := [f"{k} {v}, elsewhere {first[k]}" for k, v in settings(run).items() if v != first[k]]:
+            fail(f"{path}: differs in more than its seed: {'; '.join(differing)}")
     seeds = [run["config"]["seed"] for run in runs]
     if len(set(seeds)) < len(seeds):
-        sys.exit(f"error: the same seed twice: {seeds}")
+        fail(f"the same seed twice: {seeds}")
     print(f"{runs[0]['digits']} digits, seeds {seeds}, {runs[0]['n_params']:,} parameters, versions {runs[0]['versions']}")
     for key in KEYS:
-        mean, half = mean_and_half_width([run[key] for run in runs])
-        print(f"{key:20s} {mean:10.4f} +- {half:.4f}   " + " ".join(f"{run[key]:.4f}" for run in runs))
+        values = [run[key] for run in runs]
+        mean, half = mean_and_half_width(values)
+        print(f"{key:20s} {mean:10.4f}" + (f" +- {half:.4f}   " + " ".join(f"{v:.4f}" for v in values) if len(runs) > 1 else ""))
 
 
 if __name__ == "__main__":

@@ -182,3 +182,11 @@ def test_each_backward_keeps_float32():
 def test_initial_parameters_are_float32_and_training_keeps_them_so(digits):
     params, _ = mc.train(dataclasses.replace(TINY, n_epochs=1), digits=digits)
     assert float_dtypes([mc.init_params(TINY), params]) == {np.dtype(np.float32)}
+
+
+def test_im2col_takes_any_strides():
+    """A window must be one run in memory; views whose strides say otherwise, also on axes of length 1, are copied first."""
+    rng = np.random.default_rng(0)
+    for x in (rng.random((2, 8, 6))[..., None], rng.random((2, 8, 1, 6))[..., ::2], rng.random((6, 8, 2, 1)).transpose(2, 1, 0, 3),
+              rng.random((2, 8, 6, 4))[:, ::2, ::2, 1:2]):
+        np.testing.assert_array_equal(mc.im2col(x, 1, 2), mc.im2col(np.array(x.tolist()), 1, 2))

@@ -72,3 +72,8 @@ def test_every_flag_named_is_real(readme, flags_of):
         ["a.py", "--seed", "$s"], ["a.py"], ["b.py"]])])
 def test_commands_are_found_in_code_blocks(text, expected):
     assert commands(text) == expected
+
+
+def test_the_python_example_runs(readme, run_script):
+    done = run_script("-c", re.search(r"^```python\n(.*?)^```", readme, re.M | re.S)[1])
+    assert done.returncode == 0 and "MNIST" in done.stderr and "[[" in done.stdout, done.stderr
