@@ -87,14 +87,15 @@ class Config:
     n_epochs: int = option(8, "epochs to train", low=1)
     n_train: int = option(6000, "training pairs in an epoch", low=1)
     n_val: int = option(2000, "validation pairs, made of training images held out", low=1)
-    n_test: int = option(10000, "test pairs, seen once, after training", low=1)
+    n_test: int = option(10000, "test pairs, seen once, after training", low=1, runtime=True)
     batch_size: int = option(32, "pairs in a batch", low=1)
     lr: float = option(2e-3, "Adam's learning rate at the start", above=0)
     lr_schedule: str = option("cosine", "cosine decay to 0, the official code's 0.96^(step/2000), or constant",
                               choices=("cosine", "exponential", "constant"))
-    digits: str = option("auto", "auto: MNIST if at hand or to be fetched, else synthetic", choices=("auto", "mnist", "synthetic"))
+    digits: str = option("auto", "auto: MNIST if at hand or to be fetched, else synthetic", choices=("auto", "mnist", "synthetic"),
+                        runtime=True)
     mnist_dir: str = option("", "folder with the four MNIST idx files, raw or .gz (else $MNIST_DIR, else ~/.cache/hinton-mnist, "
-                            "else download)", runtime=True)
+                            "else download)", runtime=True, metavar="DIR")
     min_iou: float = option(0.8, "least IoU of the two digits' 20x20 boxes, for every pair; 0 is the paper's protocol",
                             low=0, high=1)
     merge: str = option("max", "pixel-wise max, or the official code's add and clip", choices=("max", "add"))
@@ -859,6 +860,14 @@ def forward(params, composites, config, digits=None, empty=np.empty):
                  mask_cache, decoder_cache)
 
 
+def forward_rows(params, pairs, rows, config, empty, decode="labels"):
+    """forward of some pairs of a dict -> lengths (n, 10), v (n, 10, D), digits (n, 2), recon (n, 2, 36, 36); it decodes the digits
+    that are there or, with decode="top2", the two longest capsules."""
+    batch = to_batch(pairs, rows)
+    out, _ = forward(params, batch["composites"], config, batch["labels"] if decode == "labels" else None, empty)
+    return {name: out[name] for name in ("lengths", "v", "digits", "recon")}
+
+
 def backward(dlengths, drecon, cache, config):
     """dlengths (N, 10), drecon (N, R, 36, 36) -> grads, keys as params"""
     (conv1_cache, relu_cache, primary_cache, primary_shape, squash_cache, votes_cache, routing_cache, lengths_cache, mask_cache,
@@ -991,28 +1000,23 @@ class Runner:
                 return function(item)
         return list(self.pool.map(quiet, items) if self.pool else map(quiet, items))
 
-    def loss_and_grads(self, params, pairs, rows, config):
-        """loss_and_grads of pairs[rows], shard by shard -> (terms, list of the shards' grads, to be added up)"""
+    def loss_and_grads(self, params, samples, rows, config):
+        """loss_and_grads of samples[rows], shard by shard -> (terms, list of the shards' grads, to be added up)"""
         shards = [rows[start:start + SHARD_SIZE] for start in range(0, len(rows), SHARD_SIZE)]
         self.arenas += [Arena() for _ in range(len(self.arenas), len(shards))]
         results = self.map(lambda arena_shard: loss_and_grads(
-            params, to_batch(pairs, arena_shard[1]), config, arena_shard[0].rewind(), len(arena_shard[1]) / len(rows)),
+            params, to_batch(samples, arena_shard[1]), config, arena_shard[0].rewind(), len(arena_shard[1]) / len(rows)),
             zip(self.arenas, shards))
         terms = {name: sum(terms[name] for terms, _ in results) for name in results[0][0]}
         return terms, [grads for _, grads in results]
 
-    def forward(self, params, pairs, config, decode="labels"):
-        """Forward over all pairs -> dict of lengths (n, 10), v (n, 10, D), recon (n, 2, 36, 36); decode the digits there, or,
-        with decode="top2", the two longest capsules."""
+    def forward(self, params, samples, config, **options):
+        """forward_rows of all samples, shard by shard -> its dict of arrays, a row a sample"""
         def one(some_shards):
-            arena, parts = Arena(), []
-            for shard in some_shards:
-                batch = to_batch(pairs, shard)
-                digits = batch["labels"] if decode == "labels" else None
-                out, _ = forward(params, batch["composites"], config, digits, arena.rewind())
-                parts.append({name: out[name].copy() for name in ("lengths", "v", "digits", "recon")})
-            return parts
-        shards = [slice(start, start + SHARD_SIZE) for start in range(0, len(pairs["labels"]), SHARD_SIZE)]
+            arena = Arena()
+            outs = (forward_rows(params, samples, shard, config, arena.rewind(), **options) for shard in some_shards)
+            return [{name: a.copy() for name, a in out.items()} for out in outs]
+        shards = [slice(start, start + SHARD_SIZE) for start in range(0, len(samples["labels"]), SHARD_SIZE)]
         parts = sum(self.map(one, [shards[k:k + 8] for k in range(0, len(shards), 8)]), [])
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
@@ -1061,24 +1065,25 @@ def learning_rate(config, step, n_steps):
 
 
 def run_identity(config, source):
-    """What must agree for a checkpoint to be resumed: every setting that changes the numbers, and the digits"""
+    """What must agree for a checkpoint to be resumed: every setting that changes training, and where the data come from"""
     return {f.name: getattr(config, f.name) for f in dataclasses.fields(config)
-            if not (f.metadata.get("runtime") or f.name in ("digits", "n_test")
-                    or f.name == "n_epochs" and config.lr_schedule != "cosine")} | {"digits": source}
+            if not (f.metadata.get("runtime") or f.name == "n_epochs" and config.lr_schedule != "cosine")} | {"source": source}
 
 
-def save_checkpoint(path, params, adam_m, adam_v, step, config, source, history):
-    """All that a run needs to go on, in one .npz, written atomically."""
-    arrays = {f"{group}/{name}": a for group, arrays in (("params", params), ("adam_m", adam_m), ("adam_v", adam_v))
-              for name, a in arrays.items()}
+CHECKPOINT = ("params", "adam_m", "adam_v")
+
+
+def save_checkpoint(path, state, step, config, source, history):
+    """All that a run needs to go on, in one .npz, written atomically. state: the dicts of arrays of CHECKPOINT, in its order"""
+    arrays = {f"{group}/{name}": a for group, arrays in zip(CHECKPOINT, state) for name, a in arrays.items()}
     settings = run_identity(config, source) | {"n_epochs": config.n_epochs}
     meta = json.dumps({"format": 1, "step": step, "config": settings, "history": history})
     write_atomically(path, lambda file: np.savez(file, meta=np.array(meta), **arrays))
 
 
 def load_checkpoint(path):
-    """-> (params, adam_m, adam_v, meta) of save_checkpoint; meta: step, config, history"""
-    groups = {"params": {}, "adam_m": {}, "adam_v": {}}
+    """-> (*state, meta) of save_checkpoint; meta: step, config, history"""
+    groups = {group: {} for group in CHECKPOINT}
     try:
         with np.load(path, allow_pickle=False) as file:
             meta = json.loads(str(file["meta"]))
@@ -1102,7 +1107,7 @@ def load_checkpoint(path):
 def config_of(meta, path):
     """The Config of a checkpoint's run"""
     try:
-        return Config(**meta["config"])
+        return Config(**{name: value for name, value in meta["config"].items() if name != "source"})
     except TypeError:
         raise InputError(f"{path}: a checkpoint of another experiment; give one that this one's --checkpoint wrote") from None
 
@@ -1115,8 +1120,8 @@ def check_same_run(config, source, meta, path):
         raise InputError(f"{path}: made by another run ({differing}); give the same settings, or another --checkpoint")
 
 
-def check_config(config):
-    """Raise InputError for a value out of range, or an output file that could not be written"""
+def check_fields(config):
+    """Raise InputError for a value out of its field's range, or an output file that could not be written"""
     rules = {"low": (lambda value, low: value >= low, "at least"), "high": (lambda value, high: value <= high, "at most"),
              "above": (lambda value, bound: value > bound, "more than"), "choices": (lambda value, names: value in names, "one of")}
     for f in dataclasses.fields(config):
@@ -1126,12 +1131,17 @@ def check_config(config):
         for rule, (holds, words) in rules.items():
             if rule in f.metadata and not holds(value, f.metadata[rule]):
                 raise InputError(f"{flag} {value}: must be {words} {f.metadata[rule]}")
-    if config.batch_size > config.n_train:
-        raise InputError(f"--batch-size {config.batch_size}: more than --n-train {config.n_train}; lower one or raise the other")
     if config.resume and not config.checkpoint:
         raise InputError("--resume needs --checkpoint FILE: the file to go on from")
     for path in filter(None, (config.checkpoint, config.out_json)):
         check_writable(path)
+
+
+def check_config(config):
+    """check_fields, and what concerns two flags at once"""
+    check_fields(config)
+    if config.batch_size > config.n_train:
+        raise InputError(f"--batch-size {config.batch_size}: more than --n-train {config.n_train}; lower one or raise the other")
 
 
 class Progress:
@@ -1218,7 +1228,7 @@ def train(config, snapshot_callback=None, snapshot_every=0, digits=None):
             progress.epoch(f"epoch {epoch + 1}/{config.n_epochs}  loss {sums[0] / seen:.3f}  accuracy {sums[3] / seen:.3f}  validation "
                            f"{held_out['set_accuracy']:.3f}  {seen / seconds:.0f} pairs/s")
             if config.checkpoint:
-                save_checkpoint(config.checkpoint, params, adam_m, adam_v, step, config, digits["source"], history)
+                save_checkpoint(config.checkpoint, (params, adam_m, adam_v), step, config, digits["source"], history)
                 saved = f" (the last good state is in {config.checkpoint})"
     return params, history
 
@@ -1274,7 +1284,7 @@ def add_config_flags(parser):
         else:
             names = f.metadata.get("choices")
             flag.update(type=f.type, choices=names,
-                        metavar=None if names else {int: "N", float: "X", str: "DIR" if f.name.endswith("dir") else "FILE"}[f.type])
+                        metavar=None if names else f.metadata.get("metavar", {int: "N", float: "X", str: "FILE"}[f.type]))
         parser.add_argument("--" + f.name.replace("_", "-"), default=argparse.SUPPRESS, **flag)
 
 
@@ -1290,7 +1300,7 @@ def run_cli(main):
     except InputError as error:
         sys.exit(fail(str(error)))
     except MemoryError:
-        sys.exit(fail("out of memory; lower --batch-size, --conv1-channels or --primary-types"))
+        sys.exit(fail("out of memory; lower --batch-size or the network's sizes"))
     except KeyboardInterrupt:
         print("\nstopped; --checkpoint, if it was given, holds the last whole epoch", file=sys.stderr)
         sys.exit(130)

@@ -290,7 +290,7 @@ FIGURES = {draw.__name__.removeprefix("draw_"): draw for draw in (
 def load_run(path, args):
     """-> (config, params, history) of a checkpoint; flags that would have changed its training must agree with it"""
     params, _, _, meta = capsnet.load_checkpoint(path)
-    config = capsnet.config_of(meta, path)
+    config = dataclasses.replace(capsnet.config_of(meta, path), digits=meta["config"]["source"])
     names = {f.name for f in dataclasses.fields(config)}
     given = {name: value for name, value in vars(args).items() if name in names}
     for name, value in given.items():

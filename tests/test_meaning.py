@@ -370,7 +370,7 @@ def test_runner_forward_equals_one_big_batch(digits):
         whole, _ = mc.forward(params, batch["composites"], TINY, chosen)
         for threads in (1, 3):
             with mc.Runner(threads) as runner:
-                out = runner.forward(params, pairs, TINY, decode)
+                out = runner.forward(params, pairs, TINY, decode=decode)
             for name in ("lengths", "v", "recon", "digits"):
                 np.testing.assert_allclose(out[name], whole[name], rtol=2e-4, atol=1e-6)
 

@@ -235,7 +235,7 @@ def test_a_checkpoint_of_another_run_is_refused(digits, tmp_path, changes, named
     before = path.read_bytes()
     with pytest.raises(mc.InputError, match=named):
         train(digits, checkpoint=str(path), resume=True, **{"n_train": 40} | changes)
-    with pytest.raises(mc.InputError, match="digits synthetic, now mnist"):
+    with pytest.raises(mc.InputError, match="source synthetic, now mnist"):
         train(digits | {"source": "mnist"}, checkpoint=str(path), resume=True, n_train=40)
     assert path.read_bytes() == before
 
