@@ -80,6 +80,10 @@ PRESETS = {"default": dict(conv1_channels=32, primary_types=8, decoder_hidden1=2
            "paper": dict(conv1_channels=256, primary_types=32, decoder_hidden1=512, decoder_hidden2=1024)}
 
 
+def preset_option(name, text):
+    return option(None, text, low=1, shown=f"{PRESETS['default'][name]}, paper {PRESETS['paper'][name]}")
+
+
 @dataclass(frozen=True)
 class Config:
     """All settings of a run: the names, defaults and help texts of the command line flags come from here."""
@@ -102,12 +106,12 @@ class Config:
     fixed_pool: bool = option(False, "reuse one pool of --n-train pairs instead of fresh pairs every epoch")
     preset: str = option("default", "the sizes that are not given: default's (2.03M parameters) or the paper's (11.36M)",
                          choices=tuple(PRESETS))
-    conv1_channels: int = option(None, "channels of Conv1", low=1)
-    primary_types: int = option(None, "types of primary capsules (100 capsules each)", low=1)
+    conv1_channels: int = preset_option("conv1_channels", "channels of Conv1")
+    primary_types: int = preset_option("primary_types", "types of primary capsules (100 capsules each)")
     primary_dim: int = option(8, "dimensions of a primary capsule", low=1)
     digit_dim: int = option(16, "dimensions of a digit capsule", low=1)
-    decoder_hidden1: int = option(None, "units of the decoder's first layer", low=1)
-    decoder_hidden2: int = option(None, "units of the decoder's second layer", low=1)
+    decoder_hidden1: int = preset_option("decoder_hidden1", "units of the decoder's first layer")
+    decoder_hidden2: int = preset_option("decoder_hidden2", "units of the decoder's second layer")
     routing_iters: int = option(3, "routing iterations; 1 means uniform coupling", low=1)
     routing_grad: str = option("full", "full: through every routing iteration; detached: the last coupling coefficients held "
                                "fixed", choices=("full", "detached"))
@@ -1277,7 +1281,7 @@ class Parser(argparse.ArgumentParser):
 def add_config_flags(parser):
     """One flag for every field of Config. Flags that are not given leave no trace: the defaults are Config's."""
     for f in dataclasses.fields(Config):
-        default = f"{PRESETS['default'][f.name]}, paper {PRESETS['paper'][f.name]}" if f.default is None else f.default
+        default = f.metadata.get("shown", f.default)
         flag = dict(help=f.metadata["help"] + (f" (default {default})" if default not in ("", False) else ""))
         if f.type is bool:
             flag.update(action="store_true")
