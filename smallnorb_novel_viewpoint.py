@@ -57,16 +57,26 @@ def option(default, text, **extra):
     return dataclasses.field(default=default, metadata={"help": text, **extra})
 
 
+# What was chosen for each network on development viewpoints (see the README); it holds where a flag is not given.
+RECIPES = {"caps": dict(n_epochs=60, lr=3e-3, weight_decay=3.0, dropout=0.5),
+           "dense-caps": dict(n_epochs=40, lr=3e-3, weight_decay=0.0, dropout=0.0),
+           "cnn": dict(n_epochs=40, lr=3e-3, weight_decay=0.0, dropout=0.0),
+           "cnn-pool": dict(n_epochs=60, lr=3e-3, weight_decay=0.0, dropout=0.5),
+           "cnn-gap": dict(n_epochs=100, lr=3e-3, weight_decay=1.0, dropout=0.0)}
+OWN = "the network's own, see RECIPES"
+
+
 @dataclass(frozen=True)
 class Config:
     """All settings of a run: the names, defaults and help texts of the command line flags come from here."""
     seed: int = option(0, "seed of everything random; same seed, same bits", low=0)
-    n_epochs: int = option(60, "epochs to train", low=1)
+    n_epochs: int = option(None, "epochs to train", low=1, shown=OWN)
     batch_size: int = option(32, "images in a batch", low=1)
-    lr: float = option(3e-3, "Adam's learning rate at the start", above=0)
+    lr: float = option(None, "Adam's learning rate at the start", above=0, shown=OWN)
     lr_schedule: str = option("cosine", "cosine decay to 0, the official code's 0.96^(step/2000), or constant",
                               choices=("cosine", "exponential", "constant"))
-    weight_decay: float = option(0.0, "decoupled weight decay: every step shrinks the weights by lr x this", low=0)
+    weight_decay: float = option(None, "decoupled weight decay: every step shrinks the weights, not the biases, by lr x this", low=0,
+                                 shown=OWN)
     average: float = option(0.0, "decay of the running mean of the weights, which then is what is evaluated; 0: no mean",
                             low=0, high=0.9999)
     stop_familiar: float = option(0.0, "stop when the accuracy on familiar views reaches this, as the paper does; 0: never",
@@ -98,7 +108,8 @@ class Config:
     loss: str = option("xent", "cross-entropy on |mu|^2/16 + 4 (a - 0.5), or the paper's spread loss", choices=("xent", "spread"))
     cnn_width: int = option(0, "channels of cnn-pool's and cnn-gap's first layer, 0 for as many parameters as the capsule network",
                             low=0)
-    dropout: float = option(0.5, "cnn-pool: share of the hidden units dropped in training", low=0, high=0.95)
+    dropout: float = option(None, "share of the last layer's inputs dropped in training: hidden units, or children of the class "
+                            "capsules", low=0, high=0.95, shown=OWN)
     baseline: str = option("cnn-gap", "networks to compare with, comma-separated; or none", runtime=True, metavar="NAMES")
     ablations: bool = option(False, "compare with variants of the capsule network instead", runtime=True)
     n_seeds: int = option(1, "seeds to run: --seed and those after it; more than one: a process a core", low=1, runtime=True)
@@ -107,6 +118,11 @@ class Config:
     resume: bool = option(False, "go on from --checkpoint if it exists", runtime=True)
     out_json: str = option("", "write settings and results to this file", runtime=True)
     quiet: bool = option(False, "print nothing but errors", runtime=True)
+
+
+def with_recipe(config):
+    """config with the values of its network's recipe where none was given"""
+    return dataclasses.replace(config, **{name: value for name, value in RECIPES[config.model].items() if getattr(config, name) is None})
 
 
 def rng_for(seed, purpose, *key):
@@ -422,24 +438,21 @@ def shift_images(images, shifts):
 
 
 def epoch_samples(data, epoch, config):
-    """The training images of one epoch in a new order, augmented, a chunk of whole batches at a time; cnn-pool's dropout mask"""
-    train, order = data["train"], rng_for(config.seed, "batches", epoch)
-    rows = order.permutation(len(train["labels"]))
+    """The training images of one epoch in a new order, augmented, a chunk of whole batches at a time, with the spread
+    loss's margin and the dropout's mask"""
+    train, rows = data["train"], rng_for(config.seed, "batches", epoch).permutation(len(data["train"]["labels"]))
     size = max(1, CHUNK // config.batch_size) * config.batch_size
+    margin = MARGINS[0] + (MARGINS[1] - MARGINS[0]) * epoch / max(1, config.n_epochs - 1)
     for k, start in enumerate(range(0, len(rows), size)):
         rng, part = rng_for(config.seed, "batches", epoch, k), rows[start:start + size]
-        if data["source"] == "smallnorb":
-            images = crop_batch(train["images"], part, rng)
-        else:
-            images = train["images"][part]
-            if config.max_shift:
-                images = shift_images(images, rng.integers(-config.max_shift, config.max_shift + 1, (len(part), 2)))
+        images = crop_batch(train["images"], part, rng) if data["source"] == "smallnorb" else train["images"][part]
+        if config.max_shift:
+            images = shift_images(images, rng.integers(-config.max_shift, config.max_shift + 1, (len(part), 2)))
         samples = {"images": images, "labels": train["labels"][part]}
-        if config.model == "cnn-pool" and config.dropout:
-            keep = rng.random((len(part), POOL_HIDDEN), np.float32) >= config.dropout
-            samples["keep"] = keep / np.float32(1 - config.dropout)
-        margin = MARGINS[0] + (MARGINS[1] - MARGINS[0]) * epoch / max(1, config.n_epochs - 1)
         samples["margin"] = np.full(len(part), margin, np.float32)                             # of the spread loss
+        if config.dropout:
+            keep = rng.random((len(part), n_dropped(config)), np.float32) >= config.dropout
+            samples["keep"] = keep / np.float32(1 - config.dropout)
         yield samples
 
 
@@ -699,24 +712,25 @@ def inverse_temperature(t, final_lambda):
     return final_lambda * (1 - 0.95 ** (t + 1))
 
 
-def by_parent(x):
-    """x (I, L, J, E) as one matrix (I, E) for each of the L*J parents, a view"""
-    return x.reshape(x.shape[0], -1, x.shape[-1]).transpose(1, 0, 2)
+def by_parent(V, n=None):
+    """V (I, L, J, D) as one matrix (I, D) for each of the L*J parents, or as n matrices of I rows; a view"""
+    return V.reshape(len(V), n or V.shape[1] * V.shape[2], -1).transpose(1, 0, 2)
 
 
 def m_step_forward(V, V2, r, beta_u, beta_a, lambda_, ratio):
-    """Procedure 1, M-step. Votes V and their squares V2 (I, L, J, D), r_ij = R_ij a_i (L, J, I), beta_u, beta_a (J,)
+    """Procedure 1, M-step. Votes V and their squares V2 (I, L, J, D), r_ij = R_ij a_i (L, J, I), or (L, 1, I) if the same for all types
+    j: that is one matrix-vector product a place instead of J. beta_u, beta_a (J,).
 
     mu_j = sum_i r_ij V_ij / sum_i r_ij; sigma2_j likewise, of (V_ij - mu_j)^2 = V_ij^2 - mu_j^2 on average; both per dimension;
     cost_j = sum_h (beta_u + log sigma_jh) x mass, mass = ratio sum_i r_ij, with ratio = parents / children, so that a
     parent's cost does not grow with the layer; a_j = logistic(lambda (beta_a - cost_j)).
     -> (mu, sigma2 (L, J, D), the activation's logit x (L, J)), the cache
     """
-    L, J, I = r.shape
-    rows = r.reshape(L * J, 1, I)
-    total = r.sum(-1, keepdims=True) + MASS_EPS                                                # (L, J, 1)
-    mu = np.matmul(rows, by_parent(V)).reshape(L, J, D) / total
-    square = np.matmul(rows, by_parent(V2)).reshape(L, J, D) / total
+    (I, L, J, _), n = V.shape, r.shape[0] * r.shape[1]
+    rows = r.reshape(n, 1, I)
+    total = r.sum(-1, keepdims=True) + MASS_EPS                                                # (L, J or 1, 1)
+    mu = np.matmul(rows, by_parent(V, n)).reshape(L, J, D) / total
+    square = np.matmul(rows, by_parent(V2, n)).reshape(L, J, D) / total
     variance = square - mu * mu
     sigma2 = np.maximum(variance, 0) + SIGMA2_EPS
     unit_cost = D * beta_u + 0.5 * np.log(sigma2).sum(-1)                                      # (L, J)
@@ -726,18 +740,18 @@ def m_step_forward(V, V2, r, beta_u, beta_a, lambda_, ratio):
 
 
 def m_step_backward(dmu, dsigma2, dx, cache):
-    """-> dr (L, J, I), dbeta_u, dbeta_a (J,), and ds1, ds2 (L, J, D): the gradient of V_ij is r_ij (ds1_j + 2 V_ij ds2_j)"""
+    """-> dr, as r; dbeta_u, dbeta_a (J,); ds1, ds2 (L, J, D): the gradient of V_ij is r_ij (ds1_j + 2 V_ij ds2_j)"""
     V, V2, total, mu, square, variance, sigma2, unit_cost, mass, lambda_, ratio = cache
-    I, L, J, _ = V.shape
+    (I, L, J, _), n = V.shape, total.size
     dcost = -lambda_ * dx                                                                      # (L, J)
     dunit = dcost * mass
     dsquare = (dsigma2 + 0.5 * dunit[..., None] / sigma2) * (variance > 0)                     # sigma2 = square - mu^2
     ds1, ds2 = (dmu - 2 * mu * dsquare) / total, dsquare / total
     dtotal = ratio * dcost * unit_cost - (ds1 * mu + ds2 * square).sum(-1)
-    dr = np.matmul(by_parent(V), ds1.reshape(-1, D, 1))
-    dr += np.matmul(by_parent(V2), ds2.reshape(-1, D, 1))
-    dr = dr.reshape(L, J, I)
-    dr += dtotal[..., None]
+    dr = np.matmul(by_parent(V, n), ds1.reshape(n, -1, 1))
+    dr += np.matmul(by_parent(V2, n), ds2.reshape(n, -1, 1))
+    dr = dr.reshape(L, -1, I)
+    dr += dtotal.reshape(*dr.shape[:2], -1).sum(-1, keepdims=True)
     return dr, D * dunit.sum(0), lambda_ * dx.sum(0), ds1, ds2
 
 
@@ -777,11 +791,11 @@ def em_routing_forward(V, a, beta_u, beta_a, n_iters, final_lambda, ratio, windo
 
     R_ij starts uniform over the parents of i; then n_iters times: M-step with r_ij = R_ij a_i, E-step (not after the last).
     ratio = parents / children of one image; window: see over_places. The cache's last entry is the list of every iteration's
-    (R (L, J, I), mu, sigma2 (L, J, D), x (L, J), ...).
+    (R (L, J, I), at first (L, 1, I), mu, sigma2 (L, J, D), x (L, J), ...).
     """
     I, L, J, _ = V.shape
     V2 = np.multiply(V, V, out=empty(V.shape, V.dtype))
-    R = np.broadcast_to((1 / (J * over_places(np.ones((L, I), V.dtype), window, np.add)))[:, None], (L, J, I))
+    R = (1 / (J * over_places(np.ones((L, I), V.dtype), window, np.add)))[:, None]             # (L, 1, I), the same for all types
     steps = []
     for t in range(n_iters):
         r = R * a[:, None]
@@ -938,6 +952,12 @@ def matched_width(config):
     return min(range(1, 513), key=lambda width: abs(size(width) - size(1, "caps")))
 
 
+def n_dropped(config):
+    """Number of the inputs of the last layer, on which dropout acts"""
+    return {"caps": config.conv_types * len(field_centres(config)), "dense-caps": DENSE_CAPS, "cnn": 64, "cnn-pool": POOL_HIDDEN,
+            "cnn-gap": 2 * (config.cnn_width or matched_width(config))}[config.model]
+
+
 def init_params(config):
     """-> flat dict of float32 arrays. He-normal where a ReLU follows, 1/fan-in variance elsewhere; biases and betas 0."""
     rng = rng_for(config.seed, "init")
@@ -956,11 +976,11 @@ def init_params(config):
 POSE_STD = 0.5                     # of the entries of a transformation matrix: a vote has the variance of the pose it comes from
 
 CNN_LAYERS = {                     # operation, name of its weights, stride
-    "cnn": (("pad",), ("conv2d", "conv1", 2), ("relu",), ("linear", "fc1"), ("relu",), ("linear", "fc2")),
+    "cnn": (("pad",), ("conv2d", "conv1", 2), ("relu",), ("linear", "fc1"), ("relu",), ("dropout",), ("linear", "fc2")),
     "cnn-pool": (("conv2d", "conv1", 1), ("relu",), ("pool",), ("conv2d", "conv2", 1), ("relu",), ("pool",),
                  ("linear", "fc1"), ("relu",), ("dropout",), ("linear", "fc2")),
     "cnn-gap": (("conv2d", "conv1", 2), ("relu",), ("conv2d", "conv2", 1), ("relu",), ("conv2d", "conv3", 2), ("relu",),
-                ("mean",), ("linear", "fc1"))}
+                ("mean",), ("dropout",), ("linear", "fc1"))}
 
 
 def pad2(images):
@@ -1045,26 +1065,28 @@ def caps_forward(params, batch, config, empty):
         places, F = a.shape[1:]
         M = mu.transpose(2, 1, 0, 3).reshape(F, places * N, D)                                             # a group a type
         a = a.transpose(0, 2, 1).reshape(N, F * places)
+    keep = batch.get("keep", 1)                                                                            # (N, I) or 1
     V, votes_cache = pose_votes_forward(M, p["class_W"], empty)
     V = V.reshape(-1, N, N_CLASSES, D)
     if not (dense or config.no_coord_add):
         by_place, centres = V.reshape(-1, places, N, N_CLASSES, P, P), field_centres(config).astype(V.dtype)
         by_place[..., 0, P - 1] += centres[:, 0, None, None]
         by_place[..., 1, P - 1] += centres[:, 1, None, None]
-    (mu, act), em_cache = em_routing_forward(V, a, p["class_beta_u"], p["class_beta_a"], config.em_iters, config.final_lambda,
+    (mu, act), em_cache = em_routing_forward(V, a * keep, p["class_beta_u"], p["class_beta_a"], config.em_iters, config.final_lambda,
                                              N_CLASSES / len(V), None, empty)
     scores = act if config.loss == "spread" else np.einsum("njd,njd->nj", mu, mu) / D + 4 * (act - 0.5)
     out = {"mu": mu, "a": act, "scores": scores, "primary_pose": pose, "primary_a": active,
            "conv_steps": conv_caches, "class_steps": em_cache[-1]}
-    return out, (conv1_cache, relu_cache, primary_cache, active_cache, (N, H, W, B, places), conv_caches, votes_cache, em_cache, mu)
+    return out, (conv1_cache, relu_cache, primary_cache, active_cache, (N, H, W, B, places), conv_caches, keep, votes_cache, em_cache, mu)
 
 
 def caps_backward(dscores, cache, config):
     """dscores (N, J) -> grads"""
-    conv1_cache, relu_cache, primary_cache, active_cache, (N, H, W, B, places), conv_caches, votes_cache, em_cache, mu = cache
+    conv1_cache, relu_cache, primary_cache, active_cache, (N, H, W, B, places), conv_caches, keep, votes_cache, em_cache, mu = cache
     detached, dense, grads = config.routing_grad == "detached", config.model == "dense-caps", {}
     dmu, dact = (np.zeros_like(mu), dscores) if config.loss == "spread" else (dscores[..., None] * mu * (2 / D), 4 * dscores)
     dV, da, grads["class_beta_u"], grads["class_beta_a"] = em_routing_backward(dmu, dact, em_cache, detached)
+    da = da * keep
     dM, grads["class_W"] = pose_votes_backward(dV.reshape(votes_cache[0].shape[:2] + dV.shape[2:]), votes_cache)
     if dense:
         dpose, dactive = dM.transpose(1, 0, 2).reshape(N, 1, 1, B, D), da.reshape(N, 1, 1, B)
@@ -1321,7 +1343,7 @@ def check_fields(config):
 
 def check_config(config):
     """check_fields, and what concerns two flags at once"""
-    check_fields(config)
+    check_fields(with_recipe(config))
     for name in ("train_azimuths", "test_azimuths", "elevations", "train_elevations", "test_elevations"):
         parse_range(getattr(config, name), "--" + name.replace("_", "-"))
     if unknown := [name for name in baselines(config) if name not in MODELS]:
@@ -1361,7 +1383,7 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None):
     accuracy on familiar and held-out views), seconds, steps.
     """
     check_config(config)
-    progress = Progress(config.quiet)
+    config, progress = with_recipe(config), Progress(config.quiet)
     data = data or load_data(config)
     params = init_params(config)
     adam_m, adam_v = ({name: np.zeros_like(p) for name, p in params.items()} for _ in range(2))
@@ -1402,7 +1424,8 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None):
                         raise InputError(f"the loss is {terms['loss']} at step {step + 1}: training diverged; lower --lr{saved}")
                     lr = learning_rate(config, step, n_steps)
                     for p in params.values() if config.weight_decay else ():
-                        p *= 1 - lr * config.weight_decay
+                        if p.ndim > 1:
+                            p *= 1 - lr * config.weight_decay
                     adam_step(params, grads, adam_m, adam_v, step + 1, lr, runner)
                     step, seen = step + 1, seen + len(rows)
                     for name, p in params.items() if config.average else ():
