@@ -582,7 +582,7 @@ def conv2d_forward(x, w, b, stride, empty=np.empty):
 def conv2d_backward(dy, cache, need_dx=True):
     """dy (N, Ho, Wo, F) -> dx (None unless needed), dw, db"""
     (N, H, W, C), cols, w, stride, empty = cache
-    (Kh, Kw, _, F), (_, Ho, Wo, _) = w.shape, dy.shape
+    (Kh, Kw, _, F), Ho = w.shape, dy.shape[1]
     rows = w.reshape(Kh, Kw * C, F)
     dy = np.ascontiguousarray(dy.transpose(1, 0, 2, 3)).reshape(-1, F)                         # (Ho*N*Wo, F)
     dw, db = empty(w.shape, w.dtype), dy.sum(0)
