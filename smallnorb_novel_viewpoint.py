@@ -126,7 +126,7 @@ class Config:
     primary_types: int = option(4, "B, types of primary capsules", low=1)
     primary_kernel: int = option(3, "side of the primary capsules' kernel; 1 is the paper's", low=1, high=7)
     conv_types: int = option(8, "C, types of convolutional capsules", low=1)
-    em_iters: int = option(3, "EM routing iterations", low=1)
+    em_iters: int = option(2, "EM routing iterations", low=1)
     final_lambda: float = option(1.0, "inverse temperature of the activations, approached as final_lambda (1 - 0.95^(t+1))", above=0)
     no_coord_add: bool = option(False, "no coordinate addition in the class capsules' votes")
     routing_grad: str = option("full", "full: through every EM iteration; detached: the last responsibilities held fixed",
@@ -1072,8 +1072,12 @@ def field_centres(config):
 
 
 def caps_forward(params, batch, config, empty):
-    """Both capsule networks -> out, cache. out: mu (N, J, D), a (N, J), scores (N, J), the primary poses and activations, and the
-    EM iterations of each routing layer, (R, mu, sigma2, ...) each."""
+    """Both capsule networks -> out, cache.
+
+    out: the class capsules' mu (N, J, D), a (N, J), scores (N, J) and, for every EM iteration, class_steps: (R (N, J, I), at first
+    (N, 1, I), mu, sigma2 (N, J, D)), with I ordered (type, place); primary_pose (N, H, W, B, D), primary_a (N, H, W, B); of caps also
+    conv_mu (N, places, F, D), conv_a (N, places, F).
+    """
     p, x, N, dense = params, batch["images"], len(batch["images"]), config.model == "dense-caps"
     x, conv1_cache = conv2d_forward(pad2(x) if dense else x, p["conv1_w"], p["conv1_b"], 2, empty)         # (N, 14, 14, A)
     h, relu_cache = relu_forward(x)
@@ -1086,10 +1090,10 @@ def caps_forward(params, batch, config, empty):
     pose = x[..., :B * D].reshape(N, H, W, B, D)
     active, active_cache = sigmoid_forward(x[..., B * D:])                                                 # (N, H, W, B)
     if dense:
-        M, a, places, conv_caches = pose.reshape(N, B, D).transpose(1, 0, 2).copy(), active.reshape(N, B), 1, None
+        M, a, places, conv_caches, conv = pose.reshape(N, B, D).transpose(1, 0, 2).copy(), active.reshape(N, B), 1, None, {}
     else:
         (mu, a), conv_caches = conv_caps_forward(pose, active, p["conv_W"], p["conv_beta_u"], p["conv_beta_a"], config, empty)
-        places, F = a.shape[1:]
+        (places, F), conv = a.shape[1:], {"conv_mu": mu, "conv_a": a}
         M = mu.transpose(2, 1, 0, 3).reshape(F, places * N, D)                                             # a group a type
         a = a.transpose(0, 2, 1).reshape(N, F * places)
     keep = batch.get("keep", 1)                                                                            # (N, I) or 1
@@ -1102,8 +1106,8 @@ def caps_forward(params, batch, config, empty):
     (mu, act), em_cache = em_routing_forward(V, a * keep, p["class_beta_u"], p["class_beta_a"], config.em_iters, config.final_lambda,
                                              N_CLASSES / len(V), None, empty)
     scores = act if config.loss == "spread" else np.einsum("njd,njd->nj", mu, mu) / D + 4 * (act - 0.5)
-    out = {"mu": mu, "a": act, "scores": scores, "primary_pose": pose, "primary_a": active,
-           "conv_steps": conv_caches, "class_steps": em_cache[-1]}
+    out = {"mu": mu, "a": act, "scores": scores, "class_steps": [step[:3] for step in em_cache[-1]], "primary_pose": pose,
+           "primary_a": active, **conv}
     return out, (conv1_cache, relu_cache, primary_cache, active_cache, (N, H, W, B, places), conv_caches, keep, votes_cache, em_cache, mu)
 
 
@@ -1500,7 +1504,7 @@ def announce(config, data, params, runner, step, progress):
 SWEEP = range(0, 360, 10)          # azimuths of a sweep, degrees
 ABLATIONS = {"detached gradient": dict(routing_grad="detached"), "spread loss": dict(loss="spread"),
              "no coordinate addition": dict(no_coord_add=True), "1 EM iteration": dict(em_iters=1),
-             "2 EM iterations": dict(em_iters=2), "dense capsules": dict(model="dense-caps")}
+             "3 EM iterations": dict(em_iters=3), "dense capsules": dict(model="dense-caps")}
 
 
 def baselines(config):
