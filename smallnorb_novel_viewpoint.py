@@ -847,7 +847,7 @@ def em_routing_backward(dmu, dact, cache, detached=False):
     V, V2, a, window, act_cache, empty, steps = cache
     I, L, J, _ = V.shape
     T = 1 if detached else 2 * len(steps) - 1
-    numbers, vectors = np.empty((L, J, T, I), V.dtype), np.empty((2, L, J, T, D), V.dtype)
+    numbers, vectors = empty((L, J, T, I), V.dtype), empty((2, L, J, T, D), V.dtype)
     dx, dsigma2 = sigmoid_backward(dact, act_cache), 0
     da, dbeta_u, dbeta_a = 0, 0, 0
     for k, t in enumerate(reversed(range(len(steps)))):
@@ -875,6 +875,11 @@ def em_routing_backward(dmu, dact, cache, detached=False):
 EM_CHUNK = 4                       # images that are routed at once
 
 
+def scratch_of(empty):
+    """An arena for what comes again within a step; it lives as long as `empty`, if that is an arena itself"""
+    return vars(empty).setdefault("scratch", Arena()) if isinstance(empty, Arena) else Arena()
+
+
 def conv_caps_forward(pose, active, W, beta_u, beta_a, config, empty=np.empty):
     """Convolutional capsules, 3x3 with stride 2. pose (N, H, W, B, D), active (N, H, W, B), W (9*B, J, P, P)
     -> mu (N, places, J, D), a (N, places, J).
@@ -885,7 +890,7 @@ def conv_caps_forward(pose, active, W, beta_u, beta_a, config, empty=np.empty):
     N, H, Wd, B, _ = pose.shape
     places, J = ((H - 3) // 2 + 1) * ((Wd - 3) // 2 + 1), W.shape[1]
     mu, a = np.empty((N, places, J, D), pose.dtype), np.empty((N, places, J), pose.dtype)
-    scratch, chunks = Arena(), []
+    scratch, chunks = scratch_of(empty), []
     for start in range(0, N, EM_CHUNK):
         part = slice(start, min(start + EM_CHUNK, N))
         n = part.stop - start
@@ -1504,7 +1509,8 @@ def announce(config, data, params, runner, step, progress):
 SWEEP = range(0, 360, 10)          # azimuths of a sweep, degrees
 ABLATIONS = {"detached gradient": dict(routing_grad="detached"), "spread loss": dict(loss="spread"),
              "no coordinate addition": dict(no_coord_add=True), "1 EM iteration": dict(em_iters=1),
-             "3 EM iterations": dict(em_iters=3), "dense capsules": dict(model="dense-caps")}
+             "3 EM iterations": dict(em_iters=3), "3 iterations, no decay": dict(em_iters=3, weight_decay=0.0),
+             "no weight decay": dict(weight_decay=0.0), "no dropout": dict(dropout=0.0), "dense capsules": dict(model="dense-caps")}
 
 
 def baselines(config):
