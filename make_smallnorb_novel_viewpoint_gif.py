@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+"""Films smallnorb_novel_viewpoint.py: a capsule network and a CNN learning, then both watching a shape turn through all azimuths.
+
+    python3 make_smallnorb_novel_viewpoint_gif.py --seed 1 --n-epochs 8 --snapshots 8 --sweep-frames 12 --fps 10
+"""
+import argparse
+import dataclasses
+from pathlib import Path
+
+import smallnorb_novel_viewpoint as norb  # before numpy: it sets the number of BLAS threads
+import imageio.v3 as imageio
+import matplotlib
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from smallnorb_novel_viewpoint import CLASS_NAMES, N_CLASSES, InputError
+
+matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False})
+BLUE, ORANGE, RED, GRAY = "#0072B2", "#E69F00", "#D55E00", "#999999"                           # Okabe & Ito, colour-blind safe
+COLOURS = (BLUE, RED)              # of the two networks
+HOLD, MAX_FRAMES = 2000, 200       # ms the last frame of a part stays; frames are kept in memory, 1 MB each
+LEVELS = 32                        # of red, green and blue: few colours, the same in every frame: a small file, no flicker
+WIDTH, HEIGHT = 800, 390           # of the film, px
+TURNING = 4                        # the shape that turns: the tripod is the hardest
+ELEVATION = 50.0                   # degrees
+
+
+class Recorder:
+    """A snapshot_callback that keeps, at each call, (step, familiar accuracy, held-out accuracy) and the weights"""
+
+    def __init__(self, data, config):
+        self.data, self.config, self.history = data, config, []
+
+    def __call__(self, step, params, terms):
+        with norb.Runner(self.config.threads) as runner:
+            found = norb.evaluate_viewpoint_extrapolation(params, self.data, self.config, runner)
+        self.history.append(((step, found["familiar"], found["held_out"]), params))
+
+
+def film(config, snapshots, data):
+    """Train one network with a Recorder -> Recorder, number of steps"""
+    config = norb.resolved(config)
+    n_steps = config.n_epochs * -(-len(data["train"]["labels"]) // config.batch_size)
+    recorder = Recorder(data, config)
+    norb.train(config, recorder, max(1, n_steps // max(1, snapshots - 1)), data)
+    return recorder, n_steps
+
+
+def softmax(scores):
+    p = np.exp(scores - scores.max(1, keepdims=True))
+    return p / p.sum(1, keepdims=True)
+
+
+def draw_frames(recorders, steps, config, n_sweep, label):
+    """-> list of (h, w, 3) uint8: the snapshots of both networks side by side, then a turning shape. One figure, built once."""
+    fig = Figure((WIDTH / 100, HEIGHT / 100), dpi=100)
+    canvas, names, ranges = FigureCanvasAgg(fig), [r.config.model for r in recorders], {}
+    title = fig.suptitle("", fontsize=10, y=0.985)
+    curves = fig.add_axes((0.07, 0.15, 0.26, 0.66))
+    curves.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="share of training", ylabel="accuracy")
+    curves.set_title("solid: familiar views,\ndashed: held-out views", fontsize=8)
+    curves.grid(alpha=0.3)
+    lines = [[curves.plot([], [], style, color=colour, marker="o", markersize=3, clip_on=False, label=name if style == "-" else None)[0]
+              for style in ("-", "--")] for name, colour in zip(names, COLOURS)]
+    curves.legend(fontsize=8, loc="lower right")
+    ax = fig.add_axes((0.37, 0.42, 0.17, 0.36))
+    picture = ax.imshow(np.zeros((norb.SIDE, norb.SIDE)), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    ax.set(xticks=[], yticks=[])
+    caption = ax.set_title("", fontsize=8)
+    dial = fig.add_axes((0.395, 0.05, 0.12, 0.22), projection="polar")
+    for part, colour in ("train", BLUE), ("test", ORANGE):
+        low, high = ranges[part] = norb.parse_range(getattr(norb.resolved(config), f"{part}_azimuths"), f"--{part}-azimuths")
+        dial.bar(np.deg2rad((low + high) / 2), 1, np.deg2rad(high - low), color=colour, alpha=0.35)
+    dial.set(yticks=[], ylim=(0, 1))
+    dial.set_xticks(np.deg2rad([0, 90, 180, 270]), ["0°", "90°", "180°", "270°"], fontsize=7)
+    dial.tick_params(pad=-3)
+    hand, = dial.plot([0, 0], [0, 1], color="black", linewidth=2)
+    fig.text(0.455, 0.345, "azimuth: blue trained,\norange held out", ha="center", va="bottom", fontsize=7.5)
+    panels = []
+    for k, (name, colour) in enumerate(zip(names, COLOURS)):
+        ax = fig.add_axes((0.63, 0.55 - 0.44 * k, 0.34, 0.29))
+        bars = ax.barh(range(N_CLASSES), [0] * N_CLASSES, color=colour)
+        ax.set(xlim=(0, 1), ylim=(N_CLASSES - 0.5, -0.5), xticks=[0, 0.5, 1])
+        ax.set_yticks(range(N_CLASSES), CLASS_NAMES, fontsize=8)
+        ax.tick_params(labelsize=8)
+        if k:
+            ax.set_xlabel("softmax of the scores", fontsize=8)
+        panels.append((ax, bars))
+    rng, frames = np.random.default_rng(config.seed), []
+
+    def show(label_of_shape, azimuth, all_params):
+        views = {"images": norb.render(np.array([label_of_shape]), np.array([azimuth]), np.array([ELEVATION]), rng),
+                 "labels": np.array([label_of_shape])}
+        picture.set_data(views["images"][0, ..., 0])
+        seen = [part for part, (low, high) in ranges.items() if (azimuth - low) % 360 <= high - low]
+        caption.set_text(f"{CLASS_NAMES[label_of_shape]} at {azimuth:.0f}°\n" + {"train": "training range", "test": "held-out range"}.get(
+            seen[0] if seen else "", "between the ranges"))
+        hand.set_xdata([np.deg2rad(azimuth)] * 2)
+        for (ax, bars), recorder, params in zip(panels, recorders, all_params):
+            p = softmax(norb.forward(params, norb.to_batch(views, slice(None)), recorder.config)[0]["scores"])[0]
+            for bar, width in zip(bars, p):
+                bar.set_width(width)
+            named = int(p.argmax())
+            ax.set_title(f"{recorder.config.model}: {CLASS_NAMES[named]}, {'right' if named == label_of_shape else 'WRONG'}", fontsize=9,
+                         fontweight="normal" if named == label_of_shape else "bold")
+        canvas.draw()
+        frame = np.asarray(canvas.buffer_rgba())[..., :3]
+        frames.append((np.round(frame / 255 * (LEVELS - 1)) * (255 / (LEVELS - 1))).astype(np.uint8))
+
+    n = min(len(recorder.history) for recorder in recorders)
+    held_out = ranges["test"][0] + (ranges["test"][1] - ranges["test"][0]) * np.arange(n) / max(1, n - 1)
+    for k in range(n):
+        for recorder, n_steps, (solid, dashed) in zip(recorders, steps, lines):
+            at, familiar, unseen = np.array([point for point, _ in recorder.history[:k + 1]]).T
+            solid.set_data(at / n_steps, familiar)
+            dashed.set_data(at / n_steps, unseen)
+        title.set_text(f"Training ({label}): held-out views, never trained on")
+        show(k % N_CLASSES, held_out[k] % 360, [recorder.history[k][1] for recorder in recorders])
+    n_training = len(frames)
+    for k in range(n_sweep):
+        title.set_text(f"After training ({label}): one shape turns, both networks name it")
+        show(TURNING, 360.0 * k / n_sweep, [recorder.history[-1][1] for recorder in recorders])
+    return frames, n_training
+
+
+def main():
+    parser = norb.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--snapshots", type=int, default=16, metavar="N", help="frames of the training (default 16)")
+    parser.add_argument("--sweep-frames", type=int, default=36, metavar="N", help="frames of the full turn (default 36)")
+    parser.add_argument("--fps", type=float, default=5, metavar="X", help="frames a second (default 5)")
+    parser.add_argument("--out", type=Path, default=Path("smallnorb_novel_viewpoint.gif"), metavar="FILE",
+                        help="the GIF to write (default smallnorb_novel_viewpoint.gif)")
+    norb.add_config_flags(parser)
+    args = parser.parse_args()
+    config = norb.config_from_args(args)
+    norb.check_config(config)
+    for name, value in ("--snapshots", args.snapshots), ("--sweep-frames", args.sweep_frames):
+        if not 2 <= value <= MAX_FRAMES:
+            raise InputError(f"{name} {value}: must be between 2 and {MAX_FRAMES}")
+    if not 0.1 <= args.fps <= 50:
+        raise InputError(f"--fps {args.fps}: must be between 0.1 and 50")
+    if config.data != "synthetic" or config.split != "azimuth":
+        raise InputError("the film shows the embedded shapes turning: leave --data and --split out")
+    if config.out_json or config.checkpoint:
+        raise InputError("--out-json and --checkpoint: these come from smallnorb_novel_viewpoint.py; leave them out here")
+    if len(norb.baselines(config)) != 1:
+        raise InputError(f"--baseline {config.baseline}: the film shows the network beside one other; name one")
+    norb.check_writable(args.out)
+    say, data = norb.Progress(config.quiet).say, norb.load_data(config)
+    filmed = [film(dataclasses.replace(config, model=model), args.snapshots, data) for model in (config.model, *norb.baselines(config))]
+    epochs = {recorder.config.n_epochs for recorder, _ in filmed}
+    frames, n_training = draw_frames([recorder for recorder, _ in filmed], [n for _, n in filmed], config, args.sweep_frames,
+                                     f"seed {config.seed}, {' and '.join(map(str, sorted(epochs)))} epochs")
+    duration = [1000 / args.fps] * len(frames)
+    duration[n_training - 1] = duration[-1] = HOLD
+    norb.write_atomically(args.out, lambda file: imageio.imwrite(file, frames, extension=".gif", duration=duration, loop=0))
+    say(f"wrote {args.out}  ({len(frames)} frames, {args.out.stat().st_size / 1e6:.2f} MB)")
+
+
+if __name__ == "__main__":
+    norb.run_cli(main)

@@ -1,0 +1,442 @@
+#!/usr/bin/env python3
+"""Draws what smallnorb_novel_viewpoint.py finds out: trains its networks, or reads the results of its runs, and writes PNGs.
+
+    python3 visualize_smallnorb_novel_viewpoint.py --seed 1 --n-epochs 10
+    python3 visualize_smallnorb_novel_viewpoint.py --results azimuth.json --gap-results gap.json --ablation-results ablations.json
+
+The results are files that the experiment's --out-json wrote; what is not given is trained here, --n-seeds seeds of it. The figures
+of a single network (poses, routing) show the first seed's capsule network, or the one in --load.
+"""
+import argparse
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import smallnorb_novel_viewpoint as norb  # before numpy: it sets the number of BLAS threads
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from smallnorb_novel_viewpoint import CLASS_NAMES, N_CLASSES, P, InputError
+
+matplotlib.use("Agg")
+matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
+                            "image.interpolation": "nearest", "legend.frameon": False})
+BLUE, ORANGE, GREEN, RED, PINK, GRAY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#666666"      # Okabe & Ito
+STYLES = {"caps": (BLUE, "-", "o"), "full": (BLUE, "-", "o"), "cnn-gap": (RED, "--", "s"), "cnn-pool": (ORANGE, "-.", "^"),
+          "cnn": (GREEN, ":", "v"), "dense-caps": (PINK, "-", "D")}
+CLASS_COLOURS = (BLUE, ORANGE, GREEN, RED, PINK)
+WIDTH, DPI = 9, 100
+GAP_RANGES = dict(train_azimuths="0:60", test_azimuths="180:240")
+WITH_LOAD = ("threads", "quiet", "baseline", "n_seeds", "checkpoint", "resume", "out_json", "ablations", "norb_dir")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the figures are drawn from"""
+    config: norb.Config            # of the capsule network
+    params: dict                   # its weights
+    data: dict                     # load_data's result
+    records: list                  # of the networks compared
+    gap: list                      # of the networks trained on GAP_RANGES
+    ablations: list
+    views: dict                    # azimuth ranges of the records, {"train": (low, high), "test": (low, high)}
+
+
+# ---------------------------------------------------------------- helpers
+
+def new_figure(run, height, title, note=""):
+    fig = Figure((WIDTH, height), layout="constrained")
+    fig.suptitle(title, fontsize=11)
+    fig.supxlabel(note, fontsize=8, color=GRAY)
+    return fig
+
+
+def seeds_note(records):
+    n = len({record["seed"] for record in records})
+    return f"{n} seed{'s' * (n > 1)}" + (", mean and 95% t interval" if n > 1 else "")
+
+
+def style_of(label):
+    colour, line, marker = STYLES.get(label, (GRAY, "-", "o"))
+    return dict(color=colour, linestyle=line, marker=marker, markersize=4)
+
+
+def by_label(records):
+    groups = {}
+    for record in records:
+        groups.setdefault(record["label"], []).append(record)
+    return groups
+
+
+def band(ax, x, rows, label):
+    """Mean of rows (seeds, points) over x, and its interval"""
+    mean, half = np.array([norb.mean_and_interval(column) for column in np.transpose(rows)]).T
+    style = style_of(label)
+    ax.plot(x, mean, label=label, **style)
+    ax.fill_between(x, mean - np.nan_to_num(half), mean + np.nan_to_num(half), color=style["color"], alpha=0.15, linewidth=0)
+
+
+def pick(samples, **wanted):
+    """Index of the first sample with these values; the nearest where there is none that equals"""
+    distance = sum((np.abs(samples[name] - value) > 1e-6) * 1e3 * (name == "labels") + np.abs(samples[name] - value)
+                   for name, value in wanted.items())
+    return int(np.argmin(distance))
+
+
+def show_image(ax, image, title="", colour=None):
+    ax.imshow(image[..., 0], cmap="gray", **({} if image.min() < 0 else {"vmin": 0, "vmax": 1}))
+    ax.set(xticks=[], yticks=[])
+    ax.set_title(title, fontsize=8, pad=3)
+    ax.spines[:].set_visible(colour is not None)
+    for spine in ax.spines.values() if colour else ():
+        spine.set(color=colour, linewidth=2.5)
+
+
+def prepared(samples, rows, source):
+    """Some test images as the network eats them"""
+    return next(norb.prepared({name: array[rows] for name, array in samples.items()}, source))
+
+
+def shade_ranges(ax, views, text=True):
+    """Mark the azimuths of training and the held-out ones on an axis of 0 to 360 degrees"""
+    for (low, high), colour, word in (views["train"], BLUE, "training views"), (views["test"], ORANGE, "held-out views"):
+        for turn in -360, 0, 360:
+            left, right = max(0, low + turn), min(360, high + turn)
+            if left < right:
+                ax.axvspan(left, right, color=colour, alpha=0.1, linewidth=0)
+                if text and right - left > 50:
+                    ax.text((left + right) / 2, 1.02, word, ha="center", fontsize=8, color=colour, transform=ax.get_xaxis_transform())
+
+
+# ---------------------------------------------------------------- figures
+
+def draw_example_views(run):
+    fig = new_figure(run, 9.2, "The shapes: one row of training views (blue) and one of held-out views (orange) each", "elevation and "
+                     "noise differ from image to image; the number is the azimuth in degrees")
+    axes = fig.subplots(2 * N_CLASSES, 6)
+    for k in range(2 * N_CLASSES):
+        samples, colour = (run.data["train"], BLUE) if k % 2 == 0 else (run.data["held_out"], ORANGE)
+        azimuths, elevations = np.unique(samples["azimuths"]), np.unique(samples["elevations"])
+        for j, azimuth in enumerate(azimuths[np.linspace(0, len(azimuths) - 1, 6).astype(int)]):
+            at = pick(samples, labels=k // 2, azimuths=azimuth, elevations=elevations[j % len(elevations)])
+            show_image(axes[k, j], prepared(samples, [at], run.data["source"])["images"][0], f"{azimuth:.0f}°", colour)
+        axes[k, 0].set_ylabel(names(run)[k // 2] if k % 2 == 0 else "", rotation=0, ha="right", va="center")
+    return fig
+
+
+def names(run):
+    return CLASS_NAMES if run.data["source"] == "synthetic" else norb.NORB_NAMES
+
+
+def draw_elevation_strip(run, n=7):
+    """Embedded shapes over the whole range of elevations; of smallNORB's toys the elevations that there are"""
+    fig = new_figure(run, 7, "One view of each class over elevation")
+    axes, rng = fig.subplots(N_CLASSES, n), np.random.default_rng(run.config.seed)
+    synthetic = run.data["source"] == "synthetic"
+    elevations = np.linspace(0, 90, n) if synthetic else np.linspace(30, 70, n)
+    for k in range(N_CLASSES):
+        if synthetic:
+            images = norb.render(np.full(n, k), np.full(n, 30.0), elevations, rng)
+        else:
+            rows = [pick(run.data["train"], labels=k, elevations=e) for e in elevations]
+            images = prepared(run.data["train"], rows, "smallnorb")["images"]
+        for j in range(n):
+            show_image(axes[k, j], images[j], f"{elevations[j]:.0f}°" if k == 0 else "")
+        axes[k, 0].set_ylabel(names(run)[k], rotation=0, ha="right", va="center")
+    return fig
+
+
+def draw_novel_viewpoint_training_curves(run):
+    fig = new_figure(run, 3.9, "Accuracy while training: familiar views are soon known, held-out views never quite",
+                     seeds_note(run.records))
+    axes = fig.subplots(1, 2, sharey=True)
+    for label, records in by_label(run.records).items():
+        epochs = [[e["epoch"] for e in record["history"]] for record in records]
+        share = np.array(epochs[0]) / epochs[0][-1]
+        for ax, key in zip(axes, ("familiar", "held_out")):
+            band(ax, share, [[e[key] for e in record["history"]] for record in records if len(record["history"]) == len(share)], label)
+    for ax, word in zip(axes, ("familiar views", "held-out views")):
+        ax.set(xlabel="share of each network's own training", title=word, ylim=(0, 1.02))
+        ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1)
+        ax.grid(alpha=0.3)
+    axes[0].text(1, 1 / N_CLASSES + 0.02, "guessing", ha="right", fontsize=8, color=GRAY)
+    axes[0].set_ylabel("accuracy")
+    axes[0].legend(loc="lower right")
+    return fig
+
+
+def bars(ax, records, reference=None):
+    """Familiar and held-out accuracy of each label, single seeds as dots, intervals, and a note above"""
+    groups = by_label(records)
+    for k, (label, runs) in enumerate(groups.items()):
+        for shift, key, colour in (-0.2, "familiar", BLUE), (0.2, "held_out", ORANGE):
+            mean, half = norb.mean_and_interval([run[key] for run in runs])
+            error = [[min(half, mean)], [min(half, 1 - mean)]] if np.isfinite(half) else None            # accuracies end at 0 and 1
+            ax.bar(k + shift, mean, 0.38, color=colour, alpha=0.75, yerr=error, capsize=3,
+                   label={"familiar": "familiar views", "held_out": "held-out views"}[key] if k == 0 else None)
+            if len(runs) > 1:
+                ax.plot(k + shift + np.linspace(-0.1, 0.1, len(runs)), [run[key] for run in runs], ".", color="black", markersize=3)
+        if reference is None:
+            drop, half = norb.mean_and_interval([run["drop"] for run in runs])
+            note = f"drop {drop:.3f}" + (f"\n± {half:.3f}" if np.isfinite(half) else "")
+        else:
+            pairs = [a["held_out"] - b["held_out"] for a, b in zip(runs, groups[reference])]
+            difference, half = norb.mean_and_interval(pairs)
+            note = "" if label == reference else f"{difference:+.3f}" + (f"\n± {half:.3f}" if np.isfinite(half) else "")
+        ax.text(k, 1.03, note, ha="center", va="bottom", fontsize=7.5)
+    ax.set(ylim=(0, 1.22), ylabel="accuracy", yticks=np.arange(0, 1.01, 0.2))
+    ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1, linestyle=":", label="guessing")
+    return list(groups)
+
+
+def draw_extrapolation_bars(run):
+    fig = new_figure(run, 4, "What each network loses when the viewpoint is new", f"{seeds_note(run.records)}; dots: single seeds")
+    ax = fig.subplots()
+    labels = bars(ax, run.records)
+    sizes = {record["label"]: record["n_params"] for record in run.records}
+    ax.set_xticks(range(len(labels)), [f"{label}\n{sizes[label]:,} parameters" for label in labels])
+    ax.legend(loc="lower left", ncols=3, framealpha=0.9, frameon=True)
+    return fig
+
+
+def draw_ablations(run):
+    fig = new_figure(run, 4.4, "What each ingredient of the capsule network is worth, at one budget", f"{seeds_note(run.ablations)}; above: "
+                     "held-out accuracy minus the full network's, paired by seed; dots: single seeds")
+    ax = fig.subplots()
+    labels = bars(ax, run.ablations, "full")
+    ax.set_xticks(range(len(labels)), [label.replace(" ", "\n") for label in labels], fontsize=8)
+    ax.legend(loc="lower left", ncols=3, framealpha=0.9, frameon=True)
+    return fig
+
+
+def draw_azimuth_accuracy(run):
+    fig = new_figure(run, 3.9, "Accuracy around the full circle\n", f"{seeds_note(run.records)}; new noise at each azimuth")
+    ax = fig.subplots()
+    x = [*norb.SWEEP, 360]
+    for label, records in by_label(run.records).items():
+        band(ax, x, [[*record["sweep"], record["sweep"][0]] for record in records], label)
+    shade_ranges(ax, run.views)
+    ax.set(xlabel="azimuth, degrees", ylabel="accuracy", xlim=(0, 360), ylim=(0, 1.02), xticks=range(0, 361, 30))
+    ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1)
+    ax.legend(loc="lower left")
+    ax.grid(alpha=0.3)
+    return fig
+
+
+def draw_gap_sweep(run):
+    fig = new_figure(run, 3.9, "Trained on azimuths 0 to 60 only: accuracy by distance from the nearest training view",
+                     f"{seeds_note(run.gap)}; both sides of the training range together")
+    ax, config = fig.subplots(), dataclasses.replace(run.config, **GAP_RANGES)
+    distances = np.array([norb.distance_to_training(azimuth, config) for azimuth in norb.SWEEP])
+    x = np.unique(distances)
+    for label, records in by_label(run.gap).items():
+        band(ax, x, [[np.mean(np.array(record["sweep"])[distances == d]) for d in x] for record in records], label)
+    ax.set(xlabel="distance from the training range, degrees (0: inside)", ylabel="accuracy", ylim=(0, 1.02))
+    ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1)
+    ax.text(x[-1], 1 / N_CLASSES + 0.02, "guessing", ha="right", fontsize=8, color=GRAY)
+    ax.legend(loc="upper right")
+    ax.grid(alpha=0.3)
+    return fig
+
+
+def one_of_each_class(run):
+    """Rows of one held-out image of each class, from the middle of the range"""
+    samples = run.data["held_out"]
+    azimuths = np.unique(samples["azimuths"])
+    return [pick(samples, labels=k, azimuths=azimuths[len(azimuths) // 2]) for k in range(N_CLASSES)]
+
+
+def draw_pose_matrices(run):
+    fig = new_figure(run, 7.2, "The five class capsules' poses and activations for one held-out image of each class",
+                     "framed thick: the class that the network names; title blue: the true class")
+    rows = one_of_each_class(run)
+    batch = prepared(run.data["held_out"], rows, run.data["source"])
+    out, _ = norb.forward(run.params, batch, run.config)
+    axes = fig.subplots(N_CLASSES, N_CLASSES + 1)
+    limit = np.abs(out["mu"]).max()
+    for n in range(N_CLASSES):
+        show_image(axes[n, 0], batch["images"][n])
+        axes[n, 0].set_ylabel(names(run)[n], rotation=0, ha="right", va="center")
+        for j in range(N_CLASSES):
+            ax, named = axes[n, j + 1], out["scores"][n].argmax() == j
+            picture = ax.imshow(out["mu"][n, j].reshape(P, P), cmap="RdBu", vmin=-limit, vmax=limit)
+            ax.set(xticks=[], yticks=[])
+            ax.set_title(f"{names(run)[j]}  a={out['a'][n, j]:.2f}", fontsize=8, pad=3, color=BLUE if n == j else "black")
+            ax.spines[:].set_visible(True)
+            for spine in ax.spines.values():
+                spine.set(linewidth=3 if named else 0.5)
+    fig.colorbar(picture, ax=axes, shrink=0.5, label="entry of the pose matrix mu")
+    return fig
+
+
+def draw_em_routing(run):
+    """Which places vote for which class, in each EM iteration; R summed over the types of the conv capsules that are there"""
+    samples, at = run.data["held_out"], one_of_each_class(run)[2]
+    batch = prepared(samples, [at], run.data["source"])
+    out, _ = norb.forward(run.params, batch, run.config)
+    steps, weight = out["class_steps"], out["conv_a"][0]                                       # (places, F)
+    places, side = len(weight), int(np.sqrt(len(weight)))
+    fig = new_figure(run, 1.4 + 1.15 * len(steps), "EM routing of one held-out image: where the parts are that choose each class",
+                     "maps: sum over capsule types of a_i R_ij at each place, one scale; right: spread of the votes, after each iteration")
+    grid = fig.add_gridspec(len(steps), N_CLASSES + 3, width_ratios=[1.2] + [1] * N_CLASSES + [0.15, 1.8])
+    show_image(fig.add_subplot(grid[0, 0]), batch["images"][0], f"{names(run)[samples['labels'][at]]}, named "
+               f"{names(run)[out['scores'][0].argmax()]}")
+    maps = [np.broadcast_to(step[0][0], (N_CLASSES, weight.size)).reshape(N_CLASSES, -1, places) * weight.T for step in steps]
+    maps = [m.sum(1).reshape(N_CLASSES, side, side) for m in maps]
+    top = max(m.max() for m in maps)
+    for t, m in enumerate(maps):
+        for j in range(N_CLASSES):
+            ax = fig.add_subplot(grid[t, j + 1])
+            picture = ax.imshow(m[j], cmap="viridis", vmin=0, vmax=top)
+            ax.set(xticks=[], yticks=[])
+            ax.set_title(names(run)[j] if t == 0 else "", fontsize=8)
+            if j == 0:
+                ax.set_ylabel(f"iteration {t + 1}", fontsize=8)
+    fig.colorbar(picture, cax=fig.add_subplot(grid[:, -2]), label="assigned activation")
+    ax = fig.add_subplot(grid[:, -1])
+    for j in range(N_CLASSES):
+        ax.plot(range(1, len(steps) + 1), [np.log(step[2][0, j]).mean() for step in steps], "o-", color=CLASS_COLOURS[j],
+                label=names(run)[j])
+    ax.set(xlabel="EM iteration", ylabel="mean of log sigma^2", xticks=range(1, len(steps) + 1))
+    ax.legend(fontsize=8)
+    return fig
+
+
+def draw_pose_tracking(run, n_noise=4):
+    """The pose of the true class's capsule while its shape turns; of smallNORB one toy's azimuths"""
+    fig = new_figure(run, 5.6, "The true class capsule's pose while the object turns, and whether the network still names it",
+                     f"mean over {n_noise} noisy images a view; the first six entries of the pose by their variance; dots below: named right")
+    axes = fig.subplots(2, 1, sharex=True)
+    synthetic = run.data["source"] == "synthetic"
+    for ax, k in zip(axes, (2, 1)):
+        if synthetic:
+            azimuths = np.arange(0, 360, 10)
+            samples = norb.make_views(azimuths, [50.0], n_noise, np.random.default_rng(run.config.seed))
+        else:
+            samples = {name: np.concatenate([run.data[part][name] for part in ("familiar", "held_out")]) for name in run.data["train"]}
+            azimuths = np.unique(samples["azimuths"])
+        rows = np.flatnonzero(samples["labels"] == k)
+        with norb.Runner(run.config.threads) as runner:
+            out = runner.forward(run.params, prepared(samples, rows, run.data["source"]), run.config)
+        of = [samples["azimuths"][rows] == azimuth for azimuth in azimuths]
+        pose = np.array([out["mu"][at, k].mean(0) for at in of])                                # (azimuths, D)
+        for colour, h in zip((*CLASS_COLOURS, GRAY), np.argsort(-pose.var(0))[:6]):
+            ax.plot(azimuths, pose[:, h], color=colour, label=f"entry {h // P + 1},{h % P + 1}")
+        right = np.array([(out["scores"][at].argmax(1) == k).mean() for at in of])
+        ax.scatter(azimuths, np.full(len(azimuths), pose.min() - 0.2 * np.ptp(pose)), c=right, cmap="RdYlBu", vmin=0, vmax=1, s=18,
+                   edgecolors="black", linewidths=0.4)
+        shade_ranges(ax, run.views, text=ax is axes[0])
+        ax.set(ylabel=f"pose of \"{names(run)[k]}\"", xlim=(0, 360), xticks=range(0, 361, 30))
+        ax.legend(fontsize=7, ncols=1, loc="center left", bbox_to_anchor=(1, 0.5))
+    axes[1].set_xlabel("azimuth, degrees")
+    return fig
+
+
+FIGURES = {draw.__name__.removeprefix("draw_"): draw for draw in (
+    draw_example_views, draw_elevation_strip, draw_novel_viewpoint_training_curves, draw_extrapolation_bars, draw_azimuth_accuracy,
+    draw_pose_matrices, draw_gap_sweep, draw_ablations, draw_em_routing, draw_pose_tracking)}
+SWEPT = ("azimuth_accuracy", "gap_sweep")                      # need runs of the embedded shapes with --split azimuth
+
+
+# ---------------------------------------------------------------- command line
+
+def load_results(path):
+    """-> (records, config) of a file that the experiment's --out-json wrote"""
+    try:
+        results = json.loads(Path(path).read_text())
+        records, config = results["runs"], results["config"]
+        if not records or any(name not in record for record in records for name in ("label", "seed", "held_out", "history", "n_params")):
+            raise KeyError
+        return records, config
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; give one that smallnorb_novel_viewpoint.py --out-json wrote") from None
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(f"{path}: not a whole file of smallnorb_novel_viewpoint.py --out-json; give another") from None
+
+
+def prepare_outdir(outdir):
+    try:
+        outdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--outdir {outdir}: cannot be created ({error.strerror}); choose a writable place") from None
+    for name in FIGURES:
+        norb.check_writable(outdir / f"{name}.png")
+
+
+def gather(args, config, say):
+    """Train what is not given -> Run"""
+    params = None
+    if args.load:
+        params, config = load_network(args.load, args)
+    given = {name: load_results(path) for name, path in (("records", args.results), ("gap", args.gap_results),
+                                                         ("ablations", args.ablation_results)) if path}
+    found = {name: records for name, (records, _) in given.items()}
+    if "records" not in found:
+        results = norb.run_all(dataclasses.replace(config, ablations=False), say)
+        found["records"] = [record for record, _ in results]
+        params = params or next(p for record, p in results if record["label"] == config.model)
+    shown = found["records"][0]
+    sweeps = config.data == "synthetic" and config.split == "azimuth"
+    if "gap" not in found and sweeps:
+        found["gap"] = [record for record, _ in norb.run_all(dataclasses.replace(config, ablations=False, checkpoint="", resume=False,
+                                                                                 **GAP_RANGES), say)]
+    if "ablations" not in found:
+        found["ablations"] = [record for record, _ in norb.run_all(dataclasses.replace(config, ablations=True, checkpoint="",
+                                                                                       resume=False), say)]
+    if params is None:
+        config = dataclasses.replace(config, seed=shown["seed"])
+        params, _ = norb.train(config)
+    config = norb.resolved(config)
+    of_records = given["records"][1] if "records" in given else dataclasses.asdict(config)
+    own = norb.RANGES[of_records["data"]]
+    views = {part: norb.parse_range(of_records[f"{part}_azimuths"] or own[f"{part}_azimuths"], f"--{part}-azimuths")
+             for part in ("train", "test")}
+    return Run(config, params, norb.load_data(config), found["records"], found.get("gap", []), found["ablations"], views)
+
+
+def load_network(path, args):
+    """-> (params, config) of a checkpoint of a capsule network; flags that would have changed its training must agree with it"""
+    *state, meta = norb.load_checkpoint(path)
+    config = norb.config_of(meta, path)
+    for name, value in vars(args).items():
+        if name in {f.name for f in dataclasses.fields(config)} and name not in WITH_LOAD and value != getattr(config, name):
+            raise InputError(f"--{name.replace('_', '-')} {value}: {path} was trained with {getattr(config, name)}; leave the flag out, or "
+                             "train anew without --load")
+    if config.model != "caps":
+        raise InputError(f"{path}: holds a {config.model} network; the figures need --model caps")
+    given = {name: getattr(args, name) for name in WITH_LOAD if hasattr(args, name)}
+    return state[-1] if config.average else state[0], dataclasses.replace(config, **given)
+
+
+def main():
+    parser = norb.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--outdir", type=Path, default=Path("viz"), metavar="DIR", help="folder for the PNGs (default viz)")
+    parser.add_argument("--load", default="", metavar="RUN.npz", help="draw poses and routing from this checkpoint of a capsule network")
+    parser.add_argument("--results", default="", metavar="FILE", help="results of the networks to compare")
+    parser.add_argument("--gap-results", default="", metavar="FILE", help="the same, trained on azimuths 0:60, tested on 180:240")
+    parser.add_argument("--ablation-results", default="", metavar="FILE", help="results of a run with --ablations")
+    norb.add_config_flags(parser)
+    args = parser.parse_args()
+    config = norb.config_from_args(args)
+    if "baseline" not in vars(args):
+        config = dataclasses.replace(config, baseline="cnn,cnn-pool,cnn-gap")
+    norb.check_config(config)
+    if config.model != "caps":
+        raise InputError(f"--model {config.model}: the figures show a capsule network; leave the flag out")
+    if config.out_json:
+        raise InputError("--out-json: results come from smallnorb_novel_viewpoint.py; leave the flag out here")
+    prepare_outdir(args.outdir)
+    say = norb.Progress(config.quiet).say
+    run = gather(args, config, say)
+    for name, draw in FIGURES.items():
+        if name in SWEPT and not all(record.get("sweep") for record in (run.gap if name == "gap_sweep" else run.records) or [{}]):
+            say(f"no {name}: it needs the embedded shapes and --split azimuth")
+            continue
+        path, fig = args.outdir / f"{name}.png", draw(run)
+        norb.write_atomically(path, lambda file: fig.savefig(file, format="png", dpi=DPI, metadata={"Software": None}))
+        say(f"wrote {path}  ({path.stat().st_size / 1e3:.0f} kB)")
+
+
+if __name__ == "__main__":
+    norb.run_cli(main)
