@@ -1068,10 +1068,15 @@ def learning_rate(config, step, n_steps):
     return config.lr * (0.96 ** (step / 2000) if config.lr_schedule == "exponential" else 1)
 
 
+def open_ended(config):
+    """Whether a run may be resumed with more epochs: nothing that it did depends on their number"""
+    return config.lr_schedule != "cosine"
+
+
 def run_identity(config, source):
     """What must agree for a checkpoint to be resumed: every setting that changes training, and where the data come from"""
     return {f.name: getattr(config, f.name) for f in dataclasses.fields(config)
-            if not (f.metadata.get("runtime") or f.name == "n_epochs" and config.lr_schedule != "cosine")} | {"source": source}
+            if not (f.metadata.get("runtime") or f.name == "n_epochs" and open_ended(config))} | {"source": source}
 
 
 CHECKPOINT = ("params", "adam_m", "adam_v")

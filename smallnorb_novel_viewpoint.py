@@ -1304,10 +1304,15 @@ def learning_rate(config, step, n_steps):
     return config.lr * (0.96 ** (step / 2000) if config.lr_schedule == "exponential" else 1)
 
 
+def open_ended(config):
+    """Whether a run may be resumed with more epochs: nothing that it did depends on their number"""
+    return config.lr_schedule != "cosine" and config.loss != "spread"
+
+
 def run_identity(config, source):
     """What must agree for a checkpoint to be resumed: every setting that changes training, and where the data come from"""
     return {f.name: getattr(config, f.name) for f in dataclasses.fields(config)
-            if not (f.metadata.get("runtime") or f.name == "n_epochs" and config.lr_schedule != "cosine")} | {"source": source}
+            if not (f.metadata.get("runtime") or f.name == "n_epochs" and open_ended(config))} | {"source": source}
 
 
 CHECKPOINT = ("params", "adam_m", "adam_v", "average")
@@ -1384,6 +1389,8 @@ def check_config(config):
             raise InputError(f"--{name} {getattr(config, name)}: must be one of {Config.__dataclass_fields__[name].metadata['choices']}")
     config = resolved(config)
     check_fields(config)
+    if config.ablations and config.model != "caps":
+        raise InputError(f"--ablations: are variants of the capsule network; leave --model {config.model} out")
     for name in ("train_azimuths", "test_azimuths", "elevations", "train_elevations", "test_elevations"):
         parse_range(getattr(config, name), "--" + name.replace("_", "-"))
     if unknown := [name for name in baselines(config) if name not in MODELS]:
@@ -1433,7 +1440,7 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None):
     n_steps, step = config.n_epochs * steps_per_epoch, 0
     look_every = 1 if config.stop_familiar else max(1, config.n_epochs // 20)
     history = {"epochs": [], "seconds": 0.0, "steps": 0}
-    saved = ""                                                          # where to find the last good state
+    saved, terms = "", None                                             # where to find the last good state
     if config.checkpoint and Path(config.checkpoint).exists():
         found = load_checkpoint(config.checkpoint)
         check_same_run(config, data["source"], found[-1], config.checkpoint)
@@ -1454,6 +1461,8 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None):
             snapshot(None)
         for epoch in range(step // steps_per_epoch, config.n_epochs):
             if config.stop_familiar and history["epochs"] and history["epochs"][-1]["familiar"] >= config.stop_familiar:
+                if snapshot_callback and terms and not (snapshot_every and step % snapshot_every == 0):
+                    snapshot(dict(terms))
                 break
             began, loss, hits, seen = time.perf_counter(), 0.0, 0, 0
             for samples in epoch_samples(data, epoch, config):
@@ -1701,6 +1710,7 @@ def report(config, records, say):
     if config.out_json:
         results = {"config": dataclasses.asdict(config), "summary": summary, "runs": records, "peak_rss_mb": peak_rss_mb(),
                    "versions": {"python": sys.version.split()[0], "numpy": np.__version__}}
+        results = json.loads(json.dumps(results), parse_constant=lambda _: None)              # JSON has no nan: intervals of one seed
         write_atomically(config.out_json, lambda file: file.write((json.dumps(results, indent=1) + "\n").encode()))
 
 
