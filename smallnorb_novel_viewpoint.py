@@ -1529,7 +1529,7 @@ def baselines(config):
 def variants(config):
     """{label: Config}, the first being the network that the others are compared with"""
     if config.ablations:
-        return {"full": config} | {label: dataclasses.replace(config, **changes) for label, changes in ABLATIONS.items()}
+        return {label: dataclasses.replace(config, ablations=False, **changes) for label, changes in ({"full": {}} | ABLATIONS).items()}
     return {name: dataclasses.replace(config, model=name) for name in (config.model, *baselines(config))}
 
 

@@ -160,9 +160,9 @@ def draw_novel_viewpoint_training_curves(run):
         ax.set(xlabel="share of each network's own training", title=word, ylim=(0, 1.02))
         ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1)
         ax.grid(alpha=0.3)
-    axes[0].text(1, 1 / N_CLASSES + 0.02, "guessing", ha="right", fontsize=8, color=GRAY)
+    axes[1].text(1, 1 / N_CLASSES + 0.02, "guessing", ha="right", fontsize=8, color=GRAY)
     axes[0].set_ylabel("accuracy")
-    axes[0].legend(loc="lower right")
+    axes[0].legend(loc="center right")
     return fig
 
 
@@ -235,7 +235,7 @@ def draw_gap_sweep(run):
     ax.set(xlabel="distance from the training range, degrees (0: inside)", ylabel="accuracy", ylim=(0, 1.02))
     ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1)
     ax.text(x[-1], 1 / N_CLASSES + 0.02, "guessing", ha="right", fontsize=8, color=GRAY)
-    ax.legend(loc="upper right")
+    ax.legend(loc="center left")
     ax.grid(alpha=0.3)
     return fig
 
