@@ -681,7 +681,7 @@ def pose_blocks(W):
 def pose_votes_forward(M, W, empty=np.empty):
     """V_ij = M_i W_ij. M (G, L, D), W (G, J, P, P) -> V (G, L, J, D); poses are stored as rows of D = P*P numbers.
 
-    As products (L, D) @ (D, J*D) with block-diagonal matrices: four times the arithmetic of the 4x4 products, in a fraction of their time.
+    As products (L, D) @ (D, J*D) with block-diagonal matrices: four times the arithmetic of the 4x4 products, but BLAS's.
     """
     (G, L, _), J = M.shape, W.shape[1]
     blocks = pose_blocks(W)
@@ -1480,8 +1480,8 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None):
                     for name, p in params.items() if config.average else ():
                         average[name] += (p - average[name]) * (1 - min(config.average, step / (step + 9)))
                     loss, hits = loss + terms["loss"] * len(rows), hits + terms["hits"]
-                    progress.step(f"step {step}/{n_steps}  {(n_steps - step) * (time.perf_counter() - began) / seen * config.batch_size:.0f} "
-                                  f"s left  loss {loss / seen:.3f}  accuracy {hits / seen:.3f}")
+                    left = (n_steps - step) * config.batch_size * (time.perf_counter() - began) / seen
+                    progress.step(f"step {step}/{n_steps}  {left:.0f} s left  loss {loss / seen:.3f}  accuracy {hits / seen:.3f}")
                     if snapshot_callback and (step == n_steps or snapshot_every and step % snapshot_every == 0):
                         paused = time.perf_counter()
                         snapshot(dict(terms))
@@ -1495,7 +1495,8 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None):
                 history["epochs"].append({"epoch": epoch + 1, "step": step, "train_loss": loss / seen, "train_accuracy": hits / seen,
                                           **found})
                 progress.epoch(f"epoch {epoch + 1}/{config.n_epochs}  loss {loss / seen:.3f}  accuracy {hits / seen:.3f}  familiar "
-                               f"{found['familiar']:.3f}  held-out {found['held_out']:.3f}  {seen / history['seconds'] * (epoch + 1):.0f} images/s")
+                               f"{found['familiar']:.3f}  held-out {found['held_out']:.3f}  "
+                               f"{seen * (epoch + 1) / history['seconds']:.0f} images/s")
             if config.checkpoint:
                 save_checkpoint(config.checkpoint, (params, adam_m, adam_v, average), step, config, data["source"], history)
                 saved = f" (the last good state is in {config.checkpoint})"
@@ -1597,7 +1598,7 @@ def at_matched_familiar(record, reference):
 
 
 def summarize(records):
-    """Records of several networks and seeds -> {label: {"familiar": (mean, half width), "held_out", "drop", "difference", "matched", ...}}
+    """Records of several networks and seeds -> {label: {"familiar": (mean, half width), "held_out", "drop", "difference", ...}}
 
     difference: held-out accuracy of the first network minus this one's, paired by seed. matched: the first network's held-out accuracy at
     the first look at which its familiar accuracy reached this network's final one, and matched_difference, minus this one's held-out.

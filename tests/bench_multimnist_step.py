@@ -145,10 +145,10 @@ def time_in_turn(steps, rounds, repeats):
     return {name: np.array(t) for name, t in times.items()}
 
 
-def stage_table(config, pairs, steps=20):
-    """-> {stage: milliseconds per step on one thread}; stages that call others include them"""
-    spent = dict.fromkeys(STAGES, 0.0)
-    originals = {name: getattr(capsnet, name) for name in STAGES}
+def stage_table(module, stages, make_step, steps=20):
+    """-> {stage: milliseconds per step on one thread}; stages, functions of module, that call others include them"""
+    spent = dict.fromkeys(stages, 0.0)
+    originals = {name: getattr(module, name) for name in stages}
 
     def timed(name):
         def call(*args, **kwargs):
@@ -158,17 +158,17 @@ def stage_table(config, pairs, steps=20):
             return result
         return call
     try:
-        with capsnet.Runner(1) as runner:
-            for name in STAGES:
-                setattr(capsnet, name, timed(name))
-            run = numpy_step(config, pairs, runner)
+        with module.Runner(1) as runner:
+            for name in stages:
+                setattr(module, name, timed(name))
+            run = make_step(runner)
             for k in range(steps + 3):
                 if k == 3:
-                    spent.update(dict.fromkeys(STAGES, 0.0))
+                    spent.update(dict.fromkeys(stages, 0.0))
                 run()
     finally:
         for name, function in originals.items():
-            setattr(capsnet, name, function)
+            setattr(module, name, function)
     return {name: t / steps for name, t in spent.items()}
 
 
@@ -214,7 +214,7 @@ def main():
     for name, t in times.items():
         print(f"| {name} | {np.median(t):.1f} | {t.min():.1f}-{t.max():.1f} | {np.median(times['numpy'] / t):.2f} |")
     print("\n| stage, one thread | ms a step |\n|---|---|")
-    for name, t in stage_table(config, pairs).items():
+    for name, t in stage_table(capsnet, STAGES, lambda runner: numpy_step(config, pairs, runner)).items():
         print(f"| {name} | {t:.2f} |")
     print(f"\npeak memory of training: {peak_memory(config):.0f} MB")
 

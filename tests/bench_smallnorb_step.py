@@ -17,13 +17,12 @@ import argparse
 import os
 import platform
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import smallnorb_novel_viewpoint as norb  # noqa: E402  (before numpy: it sets BLAS to one thread)
 import numpy as np  # noqa: E402
-from bench_multimnist_step import KERNEL_CHOICES, time_in_turn  # noqa: E402
+from bench_multimnist_step import KERNEL_CHOICES, stage_table, time_in_turn  # noqa: E402
 
 STAGES = ("conv2d_forward", "conv2d_backward", "conv_caps_forward", "conv_caps_backward", "unfold", "fold", "pose_votes_forward",
           "pose_votes_backward", "em_routing_forward", "em_routing_backward", "m_step_forward", "m_step_backward", "e_step_forward",
@@ -177,33 +176,6 @@ def torch_steps(config, samples, threads):
             | {f"compiled, {how}": stepper(torch.compile(loss)) for how, loss in losses.items()}), torch.__version__
 
 
-def stage_table(config, samples, steps=20):
-    """-> {stage: milliseconds per step on one thread}; stages that call others include them"""
-    spent = dict.fromkeys(STAGES, 0.0)
-    originals = {name: getattr(norb, name) for name in STAGES}
-
-    def timed(name):
-        def call(*args, **kwargs):
-            start = time.perf_counter()
-            result = originals[name](*args, **kwargs)
-            spent[name] += 1e3 * (time.perf_counter() - start)
-            return result
-        return call
-    try:
-        with norb.Runner(1) as runner:
-            for name in STAGES:
-                setattr(norb, name, timed(name))
-            run = numpy_step(config, samples, runner)
-            for k in range(steps + 3):
-                if k == 3:
-                    spent.update(dict.fromkeys(STAGES, 0.0))
-                run()
-    finally:
-        for name, function in originals.items():
-            setattr(norb, name, function)
-    return {name: t / steps for name, t in spent.items()}
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--em-iters", type=int, default=3)
@@ -240,7 +212,7 @@ def main():
     for name, t in times.items():
         print(f"| {name} | {np.median(t):.1f} | {t.min():.1f}-{t.max():.1f} | {np.median(times['numpy'] / t):.2f} |")
     print("\n| stage, one thread | ms a step |\n|---|---|")
-    for name, t in stage_table(config, samples).items():
+    for name, t in stage_table(norb, STAGES, lambda runner: numpy_step(config, samples, runner)).items():
         print(f"| {name} | {t:.2f} |")
     print(f"\npeak memory of this process: {norb.peak_rss_mb():.0f} MB")
 
