@@ -109,6 +109,8 @@ def main():
     args = parser.parse_args()
     config = capsnet.config_from_args(args)
     capsnet.check_config(config)
+    if config.model != "caps":
+        raise InputError("--model cnn: it has no capsules to draw; leave the flag out")
     n_steps = config.n_epochs * -(-config.n_train // config.batch_size)
     if args.snapshot_every < 1 or n_steps / args.snapshot_every > MAX_FRAMES:
         raise InputError(f"--snapshot-every {args.snapshot_every}: must be at least {max(1, -(-n_steps // MAX_FRAMES))}, for "

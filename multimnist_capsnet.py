@@ -76,12 +76,23 @@ def option(default, text, **extra):
     return dataclasses.field(default=default, metadata={"help": text, **extra})
 
 
-PRESETS = {"default": dict(conv1_channels=32, primary_types=8, decoder_hidden1=256, decoder_hidden2=512),
-           "paper": dict(conv1_channels=256, primary_types=32, decoder_hidden1=512, decoder_hidden2=1024)}
+FRONT_ENDS = {                     # convolutions: kernel, stride, channels in units of --conv1-channels; the last one makes PrimaryCaps
+    "paper": ((9, 1, 1), (9, 2, None)),
+    "deep": ((3, 1, 1), (3, 1, 1), "pool", (3, 1, 2), (3, 1, 2), "pool", (3, 1, 4), (1, 1, None))}
+PRESETS = {
+    "default": dict(front_end="paper", conv1_channels=32, primary_types=8, decoder_hidden1=256, decoder_hidden2=512, lr=2e-3, warmup=0,
+                    recon_weight=0.0005),
+    "paper": dict(front_end="paper", conv1_channels=256, primary_types=32, decoder_hidden1=512, decoder_hidden2=1024, lr=2e-3,
+                  warmup=0, recon_weight=0.0005),
+    "deep": dict(front_end="deep", conv1_channels=32, primary_types=16, decoder_hidden1=256, decoder_hidden2=512, lr=4e-3,
+                 warmup=200, recon_weight=0.002)}
+CNN = dict(lr=5e-3, warmup=200)    # instead of the preset's
 
 
-def preset_option(name, text):
-    return option(None, text, low=1, shown=f"{PRESETS['default'][name]}, paper {PRESETS['paper'][name]}")
+def preset_option(name, text, **extra):
+    values = {preset: sizes[name] for preset, sizes in PRESETS.items()} | ({"cnn": CNN[name]} if name in CNN else {})
+    shown = ", ".join(str(v) if p == "default" else f"{p} {v}" for p, v in values.items() if p == "default" or v != values["default"])
+    return option(None, text, shown=shown, **extra)
 
 
 @dataclass(frozen=True)
@@ -93,7 +104,8 @@ class Config:
     n_val: int = option(2000, "validation pairs, made of training images held out", low=1)
     n_test: int = option(10000, "test pairs, seen once, after training", low=1, runtime=True)
     batch_size: int = option(32, "pairs in a batch", low=1)
-    lr: float = option(2e-3, "Adam's learning rate at the start", above=0)
+    lr: float = preset_option("lr", "Adam's learning rate at the start", above=0)
+    warmup: int = preset_option("warmup", "steps over which the learning rate first rises from 0", low=0)
     lr_schedule: str = option("cosine", "cosine decay to 0, the official code's 0.96^(step/2000), or constant",
                               choices=("cosine", "exponential", "constant"))
     digits: str = option("auto", "auto: MNIST if at hand or to be fetched, else synthetic", choices=("auto", "mnist", "synthetic"),
@@ -104,18 +116,28 @@ class Config:
                             low=0, high=1)
     merge: str = option("max", "pixel-wise max, or the official code's add and clip", choices=("max", "add"))
     fixed_pool: bool = option(False, "reuse one pool of --n-train pairs instead of fresh pairs every epoch")
-    preset: str = option("default", "the sizes that are not given: default's (2.03M parameters) or the paper's (11.36M)",
-                         choices=tuple(PRESETS))
-    conv1_channels: int = preset_option("conv1_channels", "channels of Conv1")
-    primary_types: int = preset_option("primary_types", "types of primary capsules (100 capsules each)")
+    model: str = option("caps", "the capsule network, or a CNN of at most as many parameters as it has without its decoder",
+                        choices=("caps", "cnn"))
+    preset: str = option("default", "what is not given: default's (2.03M parameters), the paper's (11.36M), or those of a deeper and "
+                         "narrower network, which is more accurate for the same time (1.32M)", choices=tuple(PRESETS))
+    front_end: str = preset_option("front_end", "layers up to PrimaryCaps: the paper's two 9x9, or six small ones",
+                                   choices=tuple(FRONT_ENDS))
+    conv1_channels: int = preset_option("conv1_channels", "channels of Conv1; later convolutions have as many or twice as many", low=1)
+    primary_types: int = preset_option("primary_types", "types of primary capsules, each at every place", low=1)
     primary_dim: int = option(8, "dimensions of a primary capsule", low=1)
     digit_dim: int = option(16, "dimensions of a digit capsule", low=1)
-    decoder_hidden1: int = preset_option("decoder_hidden1", "units of the decoder's first layer")
-    decoder_hidden2: int = preset_option("decoder_hidden2", "units of the decoder's second layer")
-    routing_iters: int = option(3, "routing iterations; 1 means uniform coupling", low=1)
+    decoder_hidden1: int = preset_option("decoder_hidden1", "units of the decoder's first layer", low=1, model="caps")
+    decoder_hidden2: int = preset_option("decoder_hidden2", "units of the decoder's second layer", low=1, model="caps")
+    routing_iters: int = option(3, "routing iterations; 1 means uniform coupling", low=1, model="caps")
     routing_grad: str = option("full", "full: through every routing iteration; detached: the last coupling coefficients held "
-                               "fixed", choices=("full", "detached"))
-    recon_weight: float = option(0.0005, "weight of the summed squared error of the redrawn digits", low=0)
+                               "fixed", choices=("full", "detached"), model="caps")
+    digit_bias: bool = option(False, "a bias on every digit capsule before its squash, at first 0.1, as in the official code",
+                              model="caps")
+    recon_weight: float = preset_option("recon_weight", "weight of the summed squared error of the redrawn digits", low=0, model="caps")
+    cnn_channels: int = option(32, "channels of the CNN's first convolution; later ones have 2 or 4 times as many", low=1, model="cnn")
+    cnn_hidden: int = option(0, "units of the CNN's hidden layer, 0 for as many as its number of parameters allows", low=0,
+                             model="cnn")
+    dropout: float = option(0.0, "share of the CNN's hidden units dropped in training", low=0, high=0.99, model="cnn")
     threads: int = option(0, "worker threads, 0 for one per core; does not change a bit", low=0, runtime=True)
     checkpoint: str = option("", "write weights and optimiser to this .npz at every epoch's end", runtime=True)
     resume: bool = option(False, "go on from --checkpoint if it exists", runtime=True)
@@ -123,8 +145,8 @@ class Config:
     quiet: bool = option(False, "print nothing but errors", runtime=True)
 
     def __post_init__(self):
-        """Sizes that were not given come from the preset"""
-        for name, size in PRESETS.get(self.preset, {}).items():
+        """What was not given comes from the preset, the CNN's learning rate from CNN"""
+        for name, size in (PRESETS.get(self.preset, {}) | (CNN if self.model == "cnn" else {})).items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, size)
 
@@ -503,9 +525,10 @@ def draw_pairs(digits, split, n, config, purpose, *key):
 
 
 def to_batch(pairs, rows, dtype=np.float32):
-    """Rows of a dict of pairs as what the network eats: pixels in [0, 1] in `dtype`, labels (N, 2)."""
-    return {"composites": pairs["composites"][rows].astype(dtype) / 255, "sources": pairs["sources"][rows].astype(dtype) / 255,
-            "labels": pairs["labels"][rows]}
+    """Rows of a dict of pairs as what the network eats: pixels in [0, 1] in `dtype`, labels (N, 2), and the dropout's mask."""
+    batch = {"composites": pairs["composites"][rows].astype(dtype) / 255, "sources": pairs["sources"][rows].astype(dtype) / 255,
+             "labels": pairs["labels"][rows]}
+    return batch | ({"keep": pairs["keep"][rows].astype(dtype)} if "keep" in pairs else {})
 
 
 # ---------------------------------------------------------------- primitives
@@ -647,6 +670,28 @@ def sigmoid_backward(dy, cache):
     return dy * y * (1 - y)
 
 
+def pool_forward(x):
+    """2x2 maximum, an odd last row or column left out. x (N, H, W, C) -> y (N, H//2, W//2, C)"""
+    corners = quarters(x)
+    y = np.maximum(np.maximum(corners[0], corners[1]), np.maximum(corners[2], corners[3]))
+    return y, (x, y)
+
+
+def pool_backward(dy, cache):
+    """The first entry that equals its window's maximum gets the window's gradient: on a plain background all four are equal"""
+    x, y = cache
+    dx, left = np.zeros_like(x), dy.copy()
+    for corner, dcorner in zip(quarters(x), quarters(dx)):
+        left -= np.multiply(corner == y, left, out=dcorner)
+    return dx
+
+
+def quarters(x):
+    """The four pixels of each 2x2 window, as views. x (N, H, W, C) -> 4 x (N, H//2, W//2, C)"""
+    H, W = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2
+    return [x[:, i:H:2, j:W:2] for i in (0, 1) for j in (0, 1)]
+
+
 # ---------------------------------------------------------------- capsules
 
 SQUASH_EPS = 1e-9                  # inside the square root of a norm: the gradient at a zero vector is 0, not 0/0
@@ -700,11 +745,11 @@ def softmax(b):
     return c
 
 
-def routing_forward(u_hat, n_iters, empty=np.empty):
-    """Procedure 1, dynamic routing. u_hat (N, I, J, D) -> v (N, J, D)
+def routing_forward(u_hat, n_iters, empty=np.empty, bias=None):
+    """Procedure 1, dynamic routing. u_hat (N, I, J, D), bias (J, D) or None -> v (N, J, D)
 
-    For r = 1..n_iters: c = softmax_j(b), s_j = sum_i c_ij u_hat_j|i, v = squash(s), b_ij += u_hat_j|i . v_j, with b = 0 at first,
-    per sample; the update after the last squash would not be read. The cache holds each iteration's c (the first is the
+    For r = 1..n_iters: c = softmax_j(b), s_j = sum_i c_ij u_hat_j|i (+ bias_j), v = squash(s), b_ij += u_hat_j|i . v_j, with b = 0
+    at first, per sample; the update after the last squash would not be read. The cache holds each iteration's c (the first is the
     constant 1/J) and v. All sums are BLAS calls: a matrix-vector product for every (n, j) reads u_hat once, where a GEMM
     against a block-diagonal matrix would do J times the arithmetic.
     """
@@ -720,13 +765,15 @@ def routing_forward(u_hat, n_iters, empty=np.empty):
             b = agreement if b is None else np.add(b, agreement, out=empty((N, J, I), u_hat.dtype))
             c = softmax(b)
             s = np.matmul(c[:, :, None, :], votes)[:, :, 0]                                    # (N, J, D)
+        if bias is not None:
+            s += bias
         v, squash_cache = squash_forward(s)
         steps.append((c, v, squash_cache))
     return v, (u_hat, steps, empty)
 
 
 def routing_backward(dv, cache, detached=False):
-    """dv (N, J, D) -> du_hat (N, I, J, D), through every iteration; detached: with the last c held constant.
+    """dv (N, J, D) -> du_hat (N, I, J, D), dbias (J, D), through every iteration; detached: with the last c held constant.
 
     Each place where u_hat_ij is used adds a number times a D-vector to its gradient: c ds from a weighted sum, db v from an
     agreement. They are gathered over all iterations, and du_hat is ONE batched product (I, T) @ (T, D) for every (n, j).
@@ -735,10 +782,11 @@ def routing_backward(dv, cache, detached=False):
     N, I, J, D = u_hat.shape
     votes, T = u_hat.transpose(0, 2, 1, 3), 1 if detached else 2 * len(steps) - 1
     numbers, vectors = empty((N, J, T, I), dv.dtype), empty((N, J, T, D), dv.dtype)
-    db = 0
+    db, dbias = 0, 0
     for r in reversed(range(len(steps))):
         c, _, squash_cache = steps[r]
         ds, t = squash_backward(dv, squash_cache), 2 * (len(steps) - 1 - r)
+        dbias = dbias + ds.sum(0)                                                              # it is added in every iteration
         numbers[:, :, t], vectors[:, :, t] = c, ds
         if detached or r == 0:                                                                 # c of the first is a constant
             break
@@ -751,7 +799,7 @@ def routing_backward(dv, cache, detached=False):
         dv = np.matmul(db[:, :, None], votes)[:, :, 0]
     du_hat = recycle(u_hat, empty)
     np.matmul(numbers.transpose(0, 1, 3, 2), vectors, out=du_hat.transpose(0, 2, 1, 3))
-    return du_hat
+    return du_hat, dbias
 
 
 def lengths_forward(v):
@@ -798,6 +846,24 @@ def margin_loss(lengths, present):
     return loss, (2 * DOWN_WEIGHT * (1 - present) * long - 2 * present * short) / N
 
 
+def sigmoid_cross_entropy(scores, present):
+    """The CNN's loss: -log of the probability of each of the ten answers, summed, mean over the batch. scores, present (N, J)
+
+    With p = 1 / (1 + exp(-score)): -T log p - (1 - T) log(1 - p) = log(1 + exp(-score)) + (1 - T) score. -> loss (float), dscores
+    """
+    N = len(scores)
+    loss = float((np.logaddexp(0, -scores) + (1 - present) * scores).sum()) / N
+    return loss, (sigmoid_forward(scores)[0] - present) / N
+
+
+def naming_loss(out, labels, config):
+    """The loss on the names: margin loss on the lengths, or the CNN's cross-entropy on its scores. -> its name, loss, gradient"""
+    present = k_hot(labels, out["lengths"].dtype)
+    if config.model == "cnn":
+        return "cross_entropy", *sigmoid_cross_entropy(out["scores"], present)
+    return "margin", *margin_loss(out["lengths"], present)
+
+
 def reconstruction_loss(recon, target):
     """Squared error summed over pixels and digits, mean over the batch. recon, target (N, R, H, W) -> loss (float), drecon"""
     error = recon - target
@@ -805,33 +871,65 @@ def reconstruction_loss(recon, target):
     return float(np.vdot(error, error)) / N, error * (2 / N)
 
 
-# ---------------------------------------------------------------- the model
+# ---------------------------------------------------------------- the models
 
 W_GAIN = 0.01                      # of a vote's variance: short capsules at first learn faster than longer ones (0.08: -3 points)
+DIGIT_BIAS = 0.1                   # at first, as in the official code
+
+
+def conv_layers(config):
+    """The convolutions of config.model, the deep ones in the CNN -> list of (name, kernel, stride, channels, whether 2x2 maxima follow), and the side and
+    channels of what comes out"""
+    P, layers, side = config.primary_types * config.primary_dim, [], CANVAS
+    unit = config.cnn_channels if config.model == "cnn" else config.conv1_channels
+    for layer in FRONT_ENDS["deep"][:-1] if config.model == "cnn" else FRONT_ENDS[config.front_end]:
+        if layer == "pool":
+            layers[-1], side = (*layers[-1][:-1], True), side // 2
+            continue
+        kernel, stride, width = layer
+        name = f"conv{len(layers) + 1}" if width else "primary"
+        layers.append((name, kernel, stride, unit * width if width else P, False))
+        side = (side - kernel) // stride + 1
+    return layers, side, layers[-1][3]
+
+
+def param_shapes(config):
+    """Names and shapes of the weights of config.model, in the order in which they are drawn"""
+    (layers, side, C), J, D = conv_layers(config), N_CLASSES, config.digit_dim
+    shapes, channels = {}, 1
+    for k, (name, K, _, F, _) in enumerate(layers):
+        shapes[name + "_w"] = (K, K, channels, F) if k else (1, K, K, F)        # (1, kernel column, kernel row, F): see fold_rows
+        shapes[name + "_b"], channels = (F,), F
+    h1, h2 = config.decoder_hidden1, config.decoder_hidden2
+    dense = {"dec1": (J * D, h1), "dec2": (h1, h2), "dec3": (h2, CANVAS * CANVAS)}
+    if config.model == "cnn":
+        hidden = config.cnn_hidden or affordable_hidden(config, shapes, side * side * C)
+        dense = {"fc1": (side * side * C, hidden), "fc2": (hidden, J)}
+    else:
+        shapes["W"] = (side * side * config.primary_types, config.primary_dim, J, D)           # (I, E, J, D)
+        if config.digit_bias:
+            shapes["digit_b"] = (J, D)
+    return shapes | {name + end: shape[k:] for name, shape in dense.items() for k, end in enumerate(("_w", "_b"))}
+
+
+def affordable_hidden(config, convs, inputs):
+    """Units of the CNN's hidden layer with which it has at most as many parameters as the capsule network without its decoder"""
+    caps = dataclasses.replace(config, model="caps", digit_bias=False)
+    budget = sum(math.prod(shape) for name, shape in param_shapes(caps).items() if not name.startswith("dec"))
+    return max(1, (budget - sum(map(math.prod, convs.values())) - N_CLASSES) // (inputs + 1 + N_CLASSES))
 
 
 def init_params(config):
     """-> flat dict of float32 arrays. He-normal where a ReLU follows, 1/fan-in variance elsewhere; biases 0."""
-    rng, J, D, E = rng_for(config.seed, "init"), N_CLASSES, config.digit_dim, config.primary_dim
-    C, P = config.conv1_channels, config.primary_types * E
-    h1, h2 = config.decoder_hidden1, config.decoder_hidden2
-    side = (CANVAS - 8 - 8 + 1) // 2                                                           # 36 -> 28 -> 10
-
-    def normal(shape, fan_in, gain):
-        return (rng.standard_normal(shape, np.float32) * np.float32(np.sqrt(gain / fan_in)))
-
-    return {
-        "conv1_w": normal((1, 9, 9, C), 81, 2),                # (1, kernel column, kernel row, F): see fold_rows
-        "conv1_b": np.zeros(C, np.float32),
-        "primary_w": normal((9, 9, C, P), 81 * C, 1),
-        "primary_b": np.zeros(P, np.float32),
-        "W": normal((side * side * config.primary_types, E, J, D), E, W_GAIN),     # (I, E, J, D)
-        "dec1_w": normal((J * D, h1), D, 2),                   # D inputs are not masked
-        "dec1_b": np.zeros(h1, np.float32),
-        "dec2_w": normal((h1, h2), h1, 2),
-        "dec2_b": np.zeros(h2, np.float32),
-        "dec3_w": normal((h2, CANVAS * CANVAS), h2, 1),
-        "dec3_b": np.zeros(CANVAS * CANVAS, np.float32)}
+    rng, params = rng_for(config.seed, "init"), {}
+    for name, shape in param_shapes(config).items():
+        fan_in = {"W": config.primary_dim, "dec1_w": config.digit_dim}.get(name, math.prod(shape[:-1]))    # the rest is masked
+        gain = {"W": W_GAIN, "primary_w": 1, "dec3_w": 1, "fc2_w": 1}.get(name, 2)
+        if name.endswith("_b"):
+            params[name] = np.full(shape, DIGIT_BIAS if name == "digit_b" else 0, np.float32)
+        else:
+            params[name] = rng.standard_normal(shape, np.float32) * np.float32(np.sqrt(gain / fan_in))
+    return params
 
 
 def fold_rows(x, K):
@@ -840,19 +938,41 @@ def fold_rows(x, K):
     return np.ascontiguousarray(sliding_window_view(x, K, axis=1))
 
 
-def forward(params, composites, config, digits=None, empty=np.empty):
-    """composites (N, 36, 36) in [0, 1]; digits (N, R) whose capsules to decode, None for the two longest.
+def convs_forward(params, images, layers, empty=np.empty):
+    """images (N, 36, 36) -> (N, side, side, C): convolution, 2x2 maxima where there are any, ReLU; no ReLU after PrimaryCaps"""
+    x, caches = fold_rows(images, layers[0][1]), []
+    for name, _, stride, _, pooled in layers:
+        x, conv_cache = conv2d_forward(x, params[name + "_w"], params[name + "_b"], stride, empty)
+        x, pool_cache = pool_forward(x) if pooled else (x, None)
+        x, relu_cache = relu_forward(x) if name != "primary" else (x, None)
+        caches.append((name, conv_cache, pool_cache, relu_cache))
+    return x, caches
 
-    -> out: lengths (N, 10), v (N, 10, D), digits (N, R), recon (N, R, 36, 36), the primary capsules u (N, I, E) and, in c, each
-    iteration's coupling coefficients, the first (1, I), the others (N, 10, I), with I ordered (row, column, type); and the cache.
+
+def convs_backward(dx, caches, grads):
+    """dx (N, side, side, C); the parameters' gradients go into `grads`"""
+    for name, conv_cache, pool_cache, relu_cache in reversed(caches):
+        dx = dx if relu_cache is None else relu_backward(dx, relu_cache)
+        dx = dx if pool_cache is None else pool_backward(dx, pool_cache)
+        dx, grads[name + "_w"], grads[name + "_b"] = conv2d_backward(dx, conv_cache, need_dx=name != "conv1")
+
+
+def forward(params, composites, config, digits=None, empty=np.empty, keep=None):
+    """composites (N, 36, 36) in [0, 1]; digits (N, R) whose capsules to decode, None for the two longest; keep (N, hidden), the
+    mask of the CNN's dropout, None for none.
+
+    -> out and the cache. out of the capsule network: lengths (N, 10), v (N, 10, D), digits (N, R), recon (N, R, 36, 36), the primary
+    capsules u (N, I, E) and, in c, each iteration's coupling coefficients, the first (1, I), the others (N, 10, I), with I ordered
+    (row, column, type). out of the CNN: scores (N, 10), their sigmoids as lengths, digits, and hidden (N, hidden), the penultimate layer.
     """
     p, N = params, len(composites)
-    x, conv1_cache = conv2d_forward(fold_rows(composites, 9), p["conv1_w"], p["conv1_b"], 1, empty)      # (N, 28, 28, C)
-    h, relu_cache = relu_forward(x)
-    x, primary_cache = conv2d_forward(h, p["primary_w"], p["primary_b"], 2, empty)                       # (N, 10, 10, P)
+    x, convs_cache = convs_forward(p, composites, conv_layers(config)[0], empty)
+    if config.model == "cnn":
+        out, cache = cnn_head_forward(p, x, keep, empty)
+        return out | {"digits": top_two(out["lengths"]) if digits is None else digits}, (convs_cache, *cache)
     u, squash_cache = squash_forward(x.reshape(N, -1, config.primary_dim))                               # (N, I, E)
     u_hat, votes_cache = votes_forward(u, p["W"], empty)
-    v, routing_cache = routing_forward(u_hat, config.routing_iters, empty)
+    v, routing_cache = routing_forward(u_hat, config.routing_iters, empty, p.get("digit_b"))
     lengths, lengths_cache = lengths_forward(v)
     if digits is None:
         digits = top_two(lengths)
@@ -860,32 +980,51 @@ def forward(params, composites, config, digits=None, empty=np.empty):
     decoded, decoder_cache = decoder_forward(p, masked, empty)
     out = {"lengths": lengths, "v": v, "u": u, "digits": digits, "recon": decoded.reshape(N, -1, CANVAS, CANVAS),
            "c": [c for c, _, _ in routing_cache[1]]}
-    return out, (conv1_cache, relu_cache, primary_cache, x.shape, squash_cache, votes_cache, routing_cache, lengths_cache,
-                 mask_cache, decoder_cache)
+    return out, (convs_cache, x.shape, squash_cache, votes_cache, routing_cache, lengths_cache, mask_cache, decoder_cache)
 
 
 def forward_rows(params, pairs, rows, config, empty, decode="labels"):
-    """forward of some pairs of a dict -> lengths (n, 10), v (n, 10, D), digits (n, 2), recon (n, 2, 36, 36); it decodes the digits
+    """forward of some pairs of a dict -> its arrays with a row a pair (lengths, digits; v, recon; scores, hidden); it decodes the digits
     that are there or, with decode="top2", the two longest capsules."""
     batch = to_batch(pairs, rows)
     out, _ = forward(params, batch["composites"], config, batch["labels"] if decode == "labels" else None, empty)
-    return {name: out[name] for name in ("lengths", "v", "digits", "recon")}
+    return {name: out[name] for name in ("lengths", "v", "digits", "recon", "scores", "hidden") if name in out}
 
 
-def backward(dlengths, drecon, cache, config):
-    """dlengths (N, 10), drecon (N, R, 36, 36) -> grads, keys as params"""
-    (conv1_cache, relu_cache, primary_cache, primary_shape, squash_cache, votes_cache, routing_cache, lengths_cache, mask_cache,
-     decoder_cache) = cache
+def backward(dnames, drecon, cache, config):
+    """dnames (N, 10), naming_loss's gradient, drecon (N, R, 36, 36), which the CNN has not -> grads, keys as params"""
     grads = {}
+    if config.model == "cnn":
+        convs_backward(cnn_head_backward(dnames, cache[1:], grads), cache[0], grads)
+        return grads
+    convs_cache, primary_shape, squash_cache, votes_cache, routing_cache, lengths_cache, mask_cache, decoder_cache = cache
     dmasked = decoder_backward(drecon.reshape(-1, CANVAS * CANVAS), decoder_cache, grads)
-    dv = mask_backward(dmasked, mask_cache) + lengths_backward(dlengths, lengths_cache)
-    du_hat = routing_backward(dv, routing_cache, config.routing_grad == "detached")
+    dv = mask_backward(dmasked, mask_cache) + lengths_backward(dnames, lengths_cache)
+    du_hat, dbias = routing_backward(dv, routing_cache, config.routing_grad == "detached")
+    if config.digit_bias:
+        grads["digit_b"] = dbias
     du, grads["W"] = votes_backward(du_hat, votes_cache)
-    dx = squash_backward(du, squash_cache).reshape(primary_shape)
-    dh, grads["primary_w"], grads["primary_b"] = conv2d_backward(dx, primary_cache)
-    dx = relu_backward(dh, relu_cache)
-    _, grads["conv1_w"], grads["conv1_b"] = conv2d_backward(dx, conv1_cache, need_dx=False)
+    convs_backward(squash_backward(du, squash_cache).reshape(primary_shape), convs_cache, grads)
     return grads
+
+
+def cnn_head_forward(params, x, keep, empty=np.empty):
+    """x (N, side, side, C), keep (N, hidden) or None -> out with scores (N, 10), lengths (N, 10), here
+    their sigmoids, and hidden; and the cache"""
+    p, shape = params, x.shape
+    hidden, fc1_cache = linear_forward(x.reshape(len(x), -1), p["fc1_w"], p["fc1_b"], empty)
+    hidden, relu_cache = relu_forward(hidden)
+    scores, fc2_cache = linear_forward(hidden if keep is None else hidden * keep, p["fc2_w"], p["fc2_b"], empty)
+    return {"lengths": sigmoid_forward(scores)[0], "scores": scores, "hidden": hidden}, (shape, fc1_cache, relu_cache, keep, fc2_cache)
+
+
+def cnn_head_backward(dscores, cache, grads):
+    """dscores (N, 10) -> dx (N, side, side, C); the parameters' gradients go into `grads`"""
+    shape, fc1_cache, relu_cache, keep, fc2_cache = cache
+    dx, grads["fc2_w"], grads["fc2_b"] = linear_backward(dscores, fc2_cache)
+    dx = relu_backward(dx if keep is None else dx * keep, relu_cache)
+    dx, grads["fc1_w"], grads["fc1_b"] = linear_backward(dx, fc1_cache)
+    return dx.reshape(shape)
 
 
 def decoder_forward(params, x, empty=np.empty):
@@ -923,15 +1062,19 @@ def loss_and_grads(params, batch, config, empty=np.empty, share=1.0):
     """One batch (to_batch's dict) -> (terms, grads): means over the batch, times `share`, a shard's part of its batch. Pure;
     with an Arena the grads live until rewind().
 
-    terms: loss = margin + recon_weight * recon; recon is the summed squared error of both digits; hits: pairs named right.
+    terms: loss = margin + recon_weight * recon; recon is the summed squared error of both digits; hits: pairs named right. The
+    CNN's: loss = cross_entropy, and hits.
     """
-    out, cache = forward(params, batch["composites"], config, batch["labels"], empty)
-    margin, dlengths = margin_loss(out["lengths"], k_hot(batch["labels"], out["lengths"].dtype))
-    recon, drecon = reconstruction_loss(out["recon"], batch["sources"])
-    grads = backward(dlengths * share, drecon * (config.recon_weight * share), cache, config)
+    out, cache = forward(params, batch["composites"], config, batch["labels"], empty, batch.get("keep"))
+    name, loss, dnames = naming_loss(out, batch["labels"], config)
+    terms, drecon = {"loss": loss * share, name: loss * share}, None
+    if "recon" in out:
+        recon, drecon = reconstruction_loss(out["recon"], batch["sources"])
+        terms |= {"loss": terms["loss"] + config.recon_weight * (recon * share), "recon": recon * share}
+        drecon *= config.recon_weight * share
+    grads = backward(dnames * share, drecon, cache, config)
     hits = int((np.sort(top_two(out["lengths"]), 1) == np.sort(batch["labels"], 1)).all(1).sum())
-    margin, recon = margin * share, recon * share
-    return {"loss": margin + config.recon_weight * recon, "margin": margin, "recon": recon, "hits": hits}, grads
+    return terms | {"hits": hits}, grads
 
 
 # ---------------------------------------------------------------- Adam
@@ -1039,7 +1182,8 @@ def evaluate(params, pairs, config, runner):
 
     set_accuracy: the two longest capsules are exactly the two digits; any_accuracy: at least one of them is; recon_mse: mean
     squared error per pixel of the redrawn digits (masked by the true labels); baseline_recon_mse: that of always drawing
-    these pairs' mean digit, the best constant image.
+    these pairs' mean digit, the best constant image. The CNN has cross_entropy
+    for margin, and redraws nothing: no recon, no recon_mse.
     """
     hits = np.zeros(2, int)
     sums = np.zeros(3)
@@ -1050,15 +1194,15 @@ def evaluate(params, pairs, config, runner):
         named = (top_two(out["lengths"])[:, :, None] == part["labels"][:, None, :]).any(1).sum(1)        # digits named right
         hits += (named == 2).sum(), (named >= 1).sum()
         target = part["sources"].astype(np.float32) / 255
-        margin, _ = margin_loss(out["lengths"], k_hot(part["labels"], np.float32))
-        recon, _ = reconstruction_loss(out["recon"], target)
-        sums += np.array([margin, recon, float(np.square(target).sum() / size)]) * size
-    margin, recon, square = sums / n
+        name, loss, _ = naming_loss(out, part["labels"], config)
+        recon = reconstruction_loss(out["recon"], target)[0] if "recon" in out else 0.0
+        sums += np.array([loss, recon, float(np.square(target).sum() / size)]) * size
+    loss, recon, square = sums / n
     mean = pairs["sources"].mean((0, 1)) / 255                                                           # float64
     per_pixel = 2 * CANVAS * CANVAS
+    redrawn = {"recon": recon, "recon_mse": recon / per_pixel} if "recon" in out else {}
     return {"n": n, "hits": int(hits[0]), "set_accuracy": hits[0] / n, "any_accuracy": hits[1] / n,
-            "loss": margin + config.recon_weight * recon, "margin": margin, "recon": recon, "recon_mse": recon / per_pixel,
-            "baseline_recon_mse": (square - 2 * float(np.square(mean).sum())) / per_pixel}
+            "loss": loss + config.recon_weight * recon, name: loss, **redrawn, "baseline_recon_mse": (square - 2 * float(np.square(mean).sum())) / per_pixel}
 
 
 def learning_rate(config, step, n_steps):
@@ -1151,6 +1295,10 @@ def check_config(config):
     check_fields(config)
     if config.batch_size > config.n_train:
         raise InputError(f"--batch-size {config.batch_size}: more than --n-train {config.n_train}; lower one or raise the other")
+    usual = Config(preset=config.preset, model=config.model)
+    for f in dataclasses.fields(config):
+        if f.metadata.get("model", config.model) != config.model and getattr(config, f.name) != getattr(usual, f.name):
+            raise InputError(f"--{f.name.replace('_', '-')}: means nothing to --model {config.model}; leave it out")
 
 
 class Progress:
@@ -1206,20 +1354,22 @@ def train(config, snapshot_callback=None, snapshot_every=0, digits=None):
         if snapshot_callback:
             snapshot_callback(step, {name: p.copy() for name, p in params.items()}, None)
         for epoch in range(step // steps_per_epoch, config.n_epochs):
-            began, sums, seen = time.perf_counter(), np.zeros(4), 0
+            began, sums, seen = time.perf_counter(), {}, 0
             for pairs in epoch_pairs(digits, epoch, config):
                 for start in range(0, len(pairs["labels"]), config.batch_size):
                     rows = np.arange(start, min(start + config.batch_size, len(pairs["labels"])))
                     terms, grads = runner.loss_and_grads(params, pairs, rows, config)
                     if not np.isfinite(terms["loss"]):
                         raise InputError(f"the loss is {terms['loss']} at step {step + 1}: training diverged; lower --lr{saved}")
-                    adam_step(params, grads, adam_m, adam_v, step + 1, learning_rate(config, step, n_steps), runner)
+                    lr = learning_rate(config, step, n_steps) * min(1, (step + 1) / max(1, config.warmup))
+                    adam_step(params, grads, adam_m, adam_v, step + 1, lr, runner)
                     step, seen = step + 1, seen + len(rows)
-                    sums += np.array([terms["loss"], terms["margin"], terms["recon"], 0]) * len(rows) + (0, 0, 0, terms["hits"])
+                    for name, term in terms.items():
+                        sums[name] = sums.get(name, 0) + term * (1 if name == "hits" else len(rows))
                     rate = seen / (time.perf_counter() - began)
                     left = (config.n_epochs * config.n_train - epoch * config.n_train - seen) / rate
-                    progress.step(f"step {step}/{n_steps}  {left:.0f} s left  loss {sums[0] / seen:.3f} (margin {sums[1] / seen:.3f})  "
-                                  f"accuracy {sums[3] / seen:.3f}  {rate:.0f} pairs/s")
+                    progress.step(f"step {step}/{n_steps}  {left:.0f} s left  loss {sums['loss'] / seen:.3f}  accuracy "
+                                  f"{sums['hits'] / seen:.3f}  {rate:.0f} pairs/s")
                     if snapshot_callback and (step == n_steps or snapshot_every and step % snapshot_every == 0):
                         paused = time.perf_counter()
                         snapshot_callback(step, {name: p.copy() for name, p in params.items()}, dict(terms))
@@ -1230,12 +1380,13 @@ def train(config, snapshot_callback=None, snapshot_every=0, digits=None):
                 raise InputError(f"the weights are not finite after step {step}: training diverged; lower --lr{saved}")
             history["seconds"] += seconds
             history["steps"] = step
+            sums["set_accuracy"] = sums.pop("hits")
+            kept = ("loss", "margin", "cross_entropy", "recon", "recon_mse", "set_accuracy", "any_accuracy")
             history["epochs"].append({
-                "epoch": epoch + 1, "step": step, "train_loss": sums[0] / seen, "train_margin": sums[1] / seen,
-                "train_recon": sums[2] / seen, "train_set_accuracy": sums[3] / seen, "seconds": seconds,
-                **{"val_" + name: held_out[name] for name in ("loss", "margin", "recon", "recon_mse", "set_accuracy", "any_accuracy")}})
-            progress.epoch(f"epoch {epoch + 1}/{config.n_epochs}  loss {sums[0] / seen:.3f}  accuracy {sums[3] / seen:.3f}  validation "
-                           f"{held_out['set_accuracy']:.3f}  {seen / seconds:.0f} pairs/s")
+                "epoch": epoch + 1, "step": step, "seconds": seconds, **{"train_" + name: total / seen for name, total in sums.items()},
+                **{"val_" + name: held_out[name] for name in kept if name in held_out}})
+            progress.epoch(f"epoch {epoch + 1}/{config.n_epochs}  loss {sums['loss'] / seen:.3f}  accuracy "
+                           f"{sums['set_accuracy'] / seen:.3f}  validation {held_out['set_accuracy']:.3f}  {seen / seconds:.0f} pairs/s")
             if config.checkpoint:
                 save_checkpoint(config.checkpoint, (params, adam_m, adam_v), step, config, digits["source"], history)
                 saved = f" (the last good state is in {config.checkpoint})"
@@ -1248,7 +1399,11 @@ def epoch_pairs(digits, epoch, config):
     size = max(1, CHUNK // config.batch_size) * config.batch_size
     for k, start in enumerate(range(0, config.n_train, size)):
         rng = rng_for(config.seed, "batches", 0 if config.fixed_pool else epoch, k)
-        yield generate_multimnist(images, labels, min(size, config.n_train - start), rng, config.min_iou, config.merge)
+        pairs = generate_multimnist(images, labels, min(size, config.n_train - start), rng, config.min_iou, config.merge)
+        if config.dropout:
+            rng, shape = rng_for(config.seed, "batches", epoch, k, 1), (len(pairs["labels"]), param_shapes(config)["fc2_w"][0])
+            pairs["keep"] = (rng.random(shape, np.float32) >= config.dropout) / np.float32(1 - config.dropout)
+        yield pairs
 
 
 def n_params(params):
@@ -1257,21 +1412,26 @@ def n_params(params):
 
 def announce(config, digits, params, runner, val, step, progress):
     """What a run prints at its start: data, shapes, parameters, threads, and whether the initial loss is what it should be."""
-    square = np.square(val["sources"] / 255 - 0.5).sum() / len(val["labels"])
-    expected = 2 * M_PLUS ** 2 + config.recon_weight * square
     actual = evaluate(params, val, config, runner)["loss"]
-    I, E, J, D = params["W"].shape
+    if config.model == "cnn":
+        network = f"CNN, {config.cnn_channels} to {params['conv5_b'].size} channels, {params['fc1_b'].size} hidden units"
+        expected = f"10 log 2 = {N_CLASSES * math.log(2):.3f} if every sigmoid said 1/2"
+    else:
+        square = np.square(val["sources"] / 255 - 0.5).sum() / len(val["labels"])
+        expected = (f"1.62 + {config.recon_weight} x {square:.0f} = {2 * M_PLUS ** 2 + config.recon_weight * square:.3f} if all capsules "
+                    "had length 0 and all pixels were gray")
+        I, E, J, D = params["W"].shape
+        network = (f"{config.front_end} front end, Conv1 {config.conv1_channels}, {I} x {E}-D primary capsules, {J} x {D}-D digit capsules, "
+                   f"{config.routing_iters} routing iterations, gradient {config.routing_grad}")
     progress.say(
         f"digits      {digits['source']}: {len(digits['train'][1])} training, {len(digits['val'][1])} validation, "
         f"{len(digits['test'][1])} test images; IoU >= {config.min_iou}, merge {config.merge}, "
         f"{'one pool of' if config.fixed_pool else 'fresh'} pairs\n"
-        f"network     Conv1 {config.conv1_channels}, {I} x {E}-D primary capsules, {J} x {D}-D digit capsules, "
-        f"{config.routing_iters} routing iterations, gradient {config.routing_grad}; {n_params(params):,} parameters\n"
+        f"network     {network}; {n_params(params):,} parameters\n"
         f"training    {config.n_epochs} x {config.n_train} pairs, batches of {config.batch_size}, lr {config.lr} {config.lr_schedule}, "
         f"seed {config.seed}, {runner.threads} thread{'s' * (runner.threads > 1)}"
         + (f"; going on at step {step} with loss {actual:.3f}" if step else
-           f"\ninitial     loss {actual:.3f}; 1.62 + {config.recon_weight} x {square:.0f} = {expected:.3f} if all capsules had length 0 "
-           "and all pixels were gray"))
+           f"\ninitial     loss {actual:.3f}; {expected}"))
 
 
 # ---------------------------------------------------------------- command line
@@ -1337,7 +1497,7 @@ def results_of(config, params, history, test):
     """The dict that --out-json writes"""
     return {"config": dataclasses.asdict(config), "digits": history["digits"], "n_params": n_params(params),
             "test_set_accuracy": test["set_accuracy"], "test_set_accuracy_ci95": wilson_interval(test["hits"], test["n"]),
-            "test_any_accuracy": test["any_accuracy"], "test_recon_mse": test["recon_mse"],
+            "test_any_accuracy": test["any_accuracy"], "test_recon_mse": test.get("recon_mse"),
             "baseline_recon_mse": test["baseline_recon_mse"], "seconds_train": history["seconds"],
             "ms_per_step": 1e3 * history["seconds"] / history["steps"],
             "pairs_per_second": config.n_train * len(history["epochs"]) / history["seconds"], "peak_rss_mb": peak_rss_mb(),
@@ -1348,11 +1508,14 @@ def report(config, params, history, test, say):
     """Print evaluate's result on the test pairs, and write --out-json."""
     results = results_of(config, params, history, test)
     low, high = results["test_set_accuracy_ci95"]
+    if config.model == "cnn":
+        loss = f"  loss                    {test['loss']:.4f}   cross-entropy, summed over the ten digits\n"
+    else:
+        loss = (f"  reconstruction MSE      {test['recon_mse']:.4f}   per pixel; {test['baseline_recon_mse']:.4f} for the mean image\n"
+                f"  losses                  {test['loss']:.4f} = margin {test['margin']:.4f} + weight x {test['recon']:.2f}\n")
     say(f"\n{DIGIT_NAMES[results['digits']]}, {test['n']} test pairs\n"
         f"  set accuracy            {test['set_accuracy']:.4f}   95% interval [{low:.4f}, {high:.4f}], chance {CHANCE:.4f}\n"
-        f"  at least one            {test['any_accuracy']:.4f}   chance {CHANCE_ANY:.4f}\n"
-        f"  reconstruction MSE      {test['recon_mse']:.4f}   per pixel; {test['baseline_recon_mse']:.4f} for the mean image\n"
-        f"  losses                  {test['loss']:.4f} = margin {test['margin']:.4f} + weight x {test['recon']:.2f}\n"
+        f"  at least one            {test['any_accuracy']:.4f}   chance {CHANCE_ANY:.4f}\n{loss}"
         f"  training                {results['seconds_train']:.1f} s, {results['ms_per_step']:.1f} ms a step, "
         f"{results['pairs_per_second']:.0f} pairs/s" + (f", peak memory {results['peak_rss_mb']:.0f} MB" if results["peak_rss_mb"] else ""))
     if config.out_json:

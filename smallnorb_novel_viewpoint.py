@@ -630,19 +630,24 @@ def sigmoid_backward(dy, cache):
 
 def pool_forward(x):
     """2x2 maximum, an odd last row or column left out. x (N, H, W, C) -> y (N, H//2, W//2, C)"""
-    N, H, W, C = x.shape
-    blocks = x[:, :H // 2 * 2, :W // 2 * 2].reshape(N, H // 2, 2, W // 2, 2, C)
-    y = blocks.max((2, 4))
-    return y, (x.shape, blocks, y)
+    corners = quarters(x)
+    y = np.maximum(np.maximum(corners[0], corners[1]), np.maximum(corners[2], corners[3]))
+    return y, (x, y)
 
 
 def pool_backward(dy, cache):
-    shape, blocks, y = cache
-    N, H, W, C = shape
-    dx = np.zeros(shape, dy.dtype)
-    dblocks = (blocks == y[:, :, None, :, None]) * dy[:, :, None, :, None]
-    dx[:, :H // 2 * 2, :W // 2 * 2] = dblocks.reshape(N, H // 2 * 2, W // 2 * 2, C)
+    """The first entry that equals its window's maximum gets the window's gradient: on a plain background all four are equal"""
+    x, y = cache
+    dx, left = np.zeros_like(x), dy.copy()
+    for corner, dcorner in zip(quarters(x), quarters(dx)):
+        left -= np.multiply(corner == y, left, out=dcorner)
     return dx
+
+
+def quarters(x):
+    """The four pixels of each 2x2 window, as views. x (N, H, W, C) -> 4 x (N, H//2, W//2, C)"""
+    H, W = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2
+    return [x[:, i:H:2, j:W:2] for i in (0, 1) for j in (0, 1)]
 
 
 # ---------------------------------------------------------------- capsules

@@ -317,6 +317,8 @@ def main():
     args = parser.parse_args()
     config, params, history = load_run(args.load, args) if args.load else (capsnet.config_from_args(args), None, None)
     capsnet.check_config(config)
+    if config.model != "caps":
+        raise InputError("--model cnn: it has no capsules to draw; leave the flag out")
     prepare_outdir(args.outdir)
     if config.out_json:
         capsnet.check_writable(config.out_json)

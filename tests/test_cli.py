@@ -154,8 +154,8 @@ def test_each_flag_sets_its_own_field(field):
         assert parse(flag) == dataclasses.replace(mc.Config(), **{field.name: True})
         return
     choices = [c for c in field.metadata.get("choices", ()) if c != field.default] or [None]
-    value = choices[0] or {int: 7, float: 0.25, str: "x"}[field.type]
-    expected = dataclasses.replace(mc.Config(), **{field.name: value} | mc.PRESETS.get(value, {}))
+    value = choices[-1] or {int: 7, float: 0.25, str: "x"}[field.type]
+    expected = dataclasses.replace(mc.Config(), **{field.name: value} | {"preset": mc.PRESETS.get(value), "model": mc.CNN}.get(field.name, {}))
     assert parse(flag, value) == expected
 
 

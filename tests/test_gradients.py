@@ -53,8 +53,8 @@ OPS = {
     "lengths": (mc.lengths_forward, mc.lengths_backward, normal(N, J, D)),
     "mask": (lambda v: mc.mask_forward(v, np.array([[3, 0], [1, 2]])), mc.mask_backward, normal(N, J, D)),
     "mask, a digit twice": (lambda v: mc.mask_forward(v, np.array([[3, 3, 0], [1, 2, 1]])), mc.mask_backward, normal(N, J, D)),
-    **{f"routing {n}": (lambda u_hat, n=n: mc.routing_forward(u_hat, n), mc.routing_backward, 1.5 * normal(N, I, J, D))
-       for n in (1, 2, 3, 5)}}
+    **{f"routing {n}": (lambda u_hat, bias, n=n: mc.routing_forward(u_hat, n, bias=bias), mc.routing_backward,
+                        1.5 * normal(N, I, J, D), normal(J, D, seed=1)) for n in (1, 2, 3, 5)}}
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -81,8 +81,8 @@ def test_detached_routing_is_the_gradient_with_the_last_coupling_frozen(n_iters)
         return mc.squash_forward(np.einsum("nji,nijd->njd", c, u_hat))[0], cache
 
     np.testing.assert_allclose(frozen(u_hat)[0], v, rtol=1e-12)
-    check_op(frozen, lambda dv, cache: mc.routing_backward(dv, cache, detached=True), u_hat)
-    same = np.allclose(mc.routing_backward(v, cache), mc.routing_backward(v, cache, detached=True))
+    check_op(frozen, lambda dv, cache: mc.routing_backward(dv, cache, detached=True)[0], u_hat)
+    same = np.allclose(mc.routing_backward(v, cache)[0], mc.routing_backward(v, cache, detached=True)[0])
     assert same == (n_iters == 1)
 
 
@@ -116,7 +116,7 @@ def test_whole_model(params64, batch64, grad, n_iters, monkeypatch):
     terms, grads = mc.loss_and_grads(params64, batch64, config)
     if grad == "detached":
         c = mc.forward(params64, batch64["composites"], config)[0]["c"][-1]
-        monkeypatch.setattr(mc, "routing_forward", lambda u_hat, n_iters, empty=np.empty: (
+        monkeypatch.setattr(mc, "routing_forward", lambda u_hat, n_iters, empty=np.empty, bias=None: (
             mc.squash_forward(np.einsum("nji,nijd->njd", c, u_hat))[0], (u_hat, [], empty)))
 
     def loss(p):

@@ -6,7 +6,7 @@ import pytest
 import smallnorb_novel_viewpoint as sn
 
 OWN = {"Config", "announce", "backward", "check_config", "evaluate", "forward", "forward_rows", "init_params", "loss_and_grads", "main",
-       "open_ended", "report", "to_batch", "train"}              # what an experiment is made of: the same contract, another body
+       "open_ended", "param_shapes", "report", "to_batch", "train"}              # what an experiment is made of: the same contract, another body
 
 
 def definitions(module):
