@@ -84,7 +84,7 @@ PRESETS = {
                     recon_weight=0.0005),
     "paper": dict(front_end="paper", conv1_channels=256, primary_types=32, decoder_hidden1=512, decoder_hidden2=1024, lr=2e-3,
                   warmup=0, recon_weight=0.0005),
-    "deep": dict(front_end="deep", conv1_channels=32, primary_types=16, decoder_hidden1=256, decoder_hidden2=512, lr=4e-3,
+    "deep": dict(front_end="deep", conv1_channels=32, primary_types=16, decoder_hidden1=256, decoder_hidden2=512, lr=5e-3,
                  warmup=200, recon_weight=0.002)}
 CNN = dict(lr=5e-3, warmup=200)    # instead of the preset's
 
