@@ -3,9 +3,11 @@
 
     python3 visualize_multimnist_capsnet.py --n-epochs 8 --n-train 6000 --outdir viz
     python3 visualize_multimnist_capsnet.py --load run.npz --outdir viz
+    python3 visualize_multimnist_capsnet.py --only disentanglement --n-seeds 3 --outdir viz
 """
 import argparse
 import dataclasses
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +25,7 @@ matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.to
 BLUE, ORANGE, GREEN, RED, GRAY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#666666"      # Okabe & Ito, colour-blind safe
 TINTS = np.array([[0.1, 0.55, 1], [1, 0.45, 0.05]])            # of the two digits; they add up to white where both have ink
 WIDTH, DPI, LEVELS = 9, 100, 15    # inches, dots an inch, gray levels where tiles are many: PNGs stay small
-N_LOOK = 512                       # test pairs among which the shown ones are picked, always the first that qualify
+N_LOOK = 512                       # test pairs among which digits to perturb are picked, always the first that qualify
 WITH_LOAD = ("mnist_dir", "digits", "n_test", "threads", "out_json", "quiet")       # flags that mean something to a trained net
 
 
@@ -35,9 +37,9 @@ class Run:
     history: dict
     source: str                    # of the digits drawn
     train_pairs: dict              # the first the network trained on
-    test_pairs: dict               # the first N_LOOK
-    lengths: np.ndarray            # (N_LOOK, 10)
-    right: np.ndarray              # (N_LOOK,) bool: both digits named
+    test_pairs: dict
+    lengths: np.ndarray            # (n_test, 10)
+    right: np.ndarray              # (n_test,) bool: both digits named
     test: dict                     # evaluate's result over all test pairs
 
 
@@ -77,6 +79,13 @@ def forward(run, rows, digits=None):
     """forward over some of the test pairs -> (out, batch)"""
     batch = capsnet.to_batch(run.test_pairs, rows)
     return capsnet.forward(run.params, batch["composites"], run.config, digits)[0], batch
+
+
+def capsule_lengths(params, pairs, config, runner):
+    """runner.forward's lengths (n, 10), a chunk of pairs at a time, so that the redrawn digits need not fit into memory"""
+    chunks = range(0, len(pairs["labels"]), capsnet.CHUNK)
+    return np.concatenate([runner.forward(params, {k: a[start:start + capsnet.CHUNK] for k, a in pairs.items()}, config)["lengths"]
+                           for start in chunks])
 
 
 def words(digits):
@@ -280,9 +289,158 @@ def draw_routing(run, n=3, n_statistics=64):
     return fig
 
 
+def draw_errors(run, n=10, n_bins=8):
+    """Which sets of digits fail, how success depends on what is to be seen, and the failures whose missed digit is hidden most"""
+    labels, sources, right = run.test_pairs["labels"], run.test_pairs["sources"].astype(np.float32) / 255, run.right
+    a, b = sources.swapaxes(0, 1)
+    shown = np.stack([np.maximum(a - b, 0).sum((1, 2)) / a.sum((1, 2)), np.maximum(b - a, 0).sum((1, 2)) / b.sum((1, 2))], 1)   # (n_test, 2)
+    named = capsnet.top_two(run.lengths)
+    fig = new_figure(run, 7.6, f"Errors: {1 - right.mean():.1%} of {len(right):,} test pairs")
+    top, bottom = fig.subfigures(2, 1, height_ratios=(1.45, 1))
+    left, middle = top.subplots(1, 2, width_ratios=(1.1, 1))
+    low, high = np.sort(labels, 1).T
+    total, wrong = (np.zeros((N_CLASSES, N_CLASSES)) for _ in range(2))
+    np.add.at(total, (high, low), 1)
+    np.add.at(wrong, (high, low), ~right)
+    share = np.divide(wrong, total, out=np.full_like(total, np.nan), where=total > 0)
+    picture = left.imshow(share, cmap="Greys", vmin=0)
+    for y, x in zip(*np.nonzero(total)):
+        dark = share[y, x] > 0.55 * np.nanmax(share)
+        left.text(x, y, f"{share[y, x]:.0%}", ha="center", va="center", fontsize=7, color="white" if dark else "black")
+    left.set(xticks=range(N_CLASSES - 1), yticks=range(1, N_CLASSES), xlabel="smaller digit", ylabel="larger digit", xlim=(-0.5, 8.5),
+             ylim=(9.5, 0.5), title="share of pairs not named right, by the two digits there")
+    left.spines[:].set_visible(False)
+    top.colorbar(picture, ax=left, shrink=0.8, format=PercentFormatter(1, 0))
+    least = shown.min(1)
+    edges = np.unique(np.quantile(least, np.linspace(0, 1, n_bins + 1)))
+    where = np.clip(np.searchsorted(edges, least, "right") - 1, 0, len(edges) - 2)
+    for k in range(len(edges) - 1):
+        hits, count = right[where == k].sum(), (where == k).sum()
+        if count:
+            lower, upper = capsnet.wilson_interval(hits, count)
+            middle.errorbar(least[where == k].mean(), hits / count, [[hits / count - lower], [upper - hits / count]], fmt="o", color=BLUE)
+    middle.set(xlabel="how much of the more hidden digit is not covered", ylabel="set accuracy", ylim=(0, 1.02),
+               title=f"set accuracy, {len(edges) - 1} equal groups of pairs, 95% intervals")
+    middle.grid(alpha=0.3)
+    missed = np.stack([(labels[:, [k]] != named).all(1) for k in (0, 1)], 1)                   # (n_test, 2)
+    order = [(n_, k) for n_, k in sorted(zip(*np.nonzero(missed)), key=lambda at: shown[at])][:n]
+    ax = bottom.subplots()
+    if not order:
+        ax.axis("off")
+        return fig
+    images = np.array([[np.maximum(*sources[r]), sources[r, k], sources[r, 1 - k]] for r, k in order]).swapaxes(0, 1)
+    titles = [f"there {words(labels[r])}\nnamed {words(named[r])}\n{shown[r, k]:.0%} seen" for r, k in order]
+    show_montage(ax, images, titles, ["composite", "missed", "other"])
+    ax.tick_params(labelsize=7)
+    ax.set_title("the failures whose missed digit is hidden most", color=RED)
+    return fig
+
+
 FIGURES = {draw.__name__.removeprefix("draw_"): draw for draw in (
     draw_training_curves, draw_example_pairs, draw_reconstructions, draw_segmentation, draw_capsule_activations,
-    draw_pose_perturbation, draw_routing)}
+    draw_pose_perturbation, draw_routing, draw_errors)}
+
+
+# ---------------------------------------------------------------- disentanglement
+
+FACTORS = ("x", "y", "rotation", "slant", "width", "stroke")
+N_FIT, N_CHOOSE, N_SCORE = 16000, 4000, 6000                   # pairs to fit the linear maps on, to choose the ridge with, to score
+DIGITS_A_PAIR = 0.75               # digits synthesized for each of these pairs
+RIDGES = 10.0 ** np.arange(-4, 4)  # of n, the number of digits
+EVALUATION_SEED = 1_000_000        # added to a run's seed: digits that no network was trained on
+
+
+def factor_pairs(n, seed, config):
+    """n pairs of synthetic digits and the factors (n, 2, 6) of each: place in px, rotation, slant, log aspect, log stroke width"""
+    images, labels, known = capsnet.synthesize_digits(max(200, int(n * DIGITS_A_PAIR)), seed)
+    pairs = capsnet.generate_multimnist(images, labels, n, capsnet.rng_for(seed, "evaluation"), config.min_iou, config.merge)
+    style = np.stack([known["rotation"], known["slant"], np.log(known["aspect"]), np.log(known["stroke"])], -1)[pairs["index"]]
+    return pairs, np.concatenate([pairs["shifts"][..., ::-1], style], -1)
+
+
+def linear_r2(features, factors, digits, sizes):
+    """R^2 of the best linear map, one for each digit class, from features (n, D) to factors (n, F). digits (n,): the classes.
+
+    The first sizes[0] rows fit it by ridge regression, the next sizes[1] choose each factor's ridge, the rest give R^2 = 1 - residual /
+    variance about the class's mean, both summed over the classes: knowing the class alone earns nothing. -> (F,)
+    """
+    ends = np.cumsum(sizes)
+    residual, variance = np.zeros((2, len(RIDGES), factors.shape[1])), np.zeros(factors.shape[1])
+    for digit in range(N_CLASSES):
+        rows = [np.nonzero(digits[start:end] == digit)[0] + start for start, end in zip((0, *ends[:-1]), ends)]
+        x, y = features[rows[0]].astype(np.float64), factors[rows[0]]
+        centre, scale, middle = x.mean(0), x.std(0), y.mean(0)
+        scale = np.maximum(scale, 0.05 * scale.max() + 1e-12)      # a pixel that is hardly ever inked must not outweigh all others
+        x = (x - centre) / scale
+        values, vectors = np.linalg.eigh(x.T @ x / len(x))
+        projected = vectors.T @ (x.T @ (y - middle)) / len(x)
+        for part in (0, 1):
+            seen, truth = (features[rows[part + 1]] - centre) / scale @ vectors, factors[rows[part + 1]]
+            for k, ridge in enumerate(RIDGES):
+                guess = seen @ (projected / (values + ridge)[:, None]) + middle
+                residual[part, k] += np.square(truth - guess).sum(0)
+        variance += np.square(truth - truth.mean(0)).sum(0)
+    return 1 - residual[1][residual[0].argmin(0), np.arange(factors.shape[1])] / variance
+
+
+def networks_to_probe(config):
+    """The capsule network with and without reconstruction, and the CNN of its size, all on synthetic digits"""
+    config = dataclasses.replace(config, digits="synthetic", checkpoint="", resume=False, out_json="")
+    shared = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)
+              if f.metadata.get("model") is None and f.name not in capsnet.CNN}
+    return {"capsule": config, "capsule, trained without reconstruction": dataclasses.replace(config, recon_weight=0.0),
+            "CNN, last hidden layer": capsnet.Config(**shared | {"model": "cnn"})}
+
+
+def disentanglement(config, n_seeds, say):
+    """-> {representation: (its number of dimensions, R^2 (n_seeds, 6))}, of networks trained here with seeds config.seed, ..."""
+    found, networks = {}, networks_to_probe(config)
+    for seed in range(config.seed, config.seed + n_seeds):
+        sizes = (N_FIT, N_CHOOSE, N_SCORE)
+        parts = [factor_pairs(n, EVALUATION_SEED + 3 * seed + k, config) for k, n in enumerate(sizes)]
+        pairs = {name: np.concatenate([part[name] for part, _ in parts]) for name in ("composites", "sources", "labels")}
+        factors, digits = np.concatenate([f for _, f in parts]).reshape(-1, len(FACTORS)), pairs["labels"].ravel()
+
+        def score(name, features):
+            found.setdefault(name, (features.shape[1], []))[1].append(linear_r2(features, factors, digits, [2 * n for n in sizes]))
+
+        for name, network in networks.items():
+            network = dataclasses.replace(network, seed=seed)
+            say(f"seed {seed}: {name}")
+            params, _ = capsnet.train(network)
+            with capsnet.Runner(network.threads) as runner:
+                score(name, np.concatenate([probed(runner.forward(params, part, network), part["labels"]) for part in
+                                            ({k: a[start:start + capsnet.CHUNK] for k, a in pairs.items()}
+                                             for start in range(0, len(pairs["labels"]), capsnet.CHUNK))]))
+        score("raw pixels", np.repeat(pairs["composites"].reshape(len(pairs["labels"]), -1), 2, 0))
+    return {name: (size, np.array(rows)) for name, (size, rows) in found.items()}
+
+
+def probed(out, labels):
+    """What stands for each of the two digits that are there: its capsule or, in the CNN, the hidden layer -> (2 n, D)"""
+    if "v" in out:
+        return np.take_along_axis(out["v"], labels[..., None], 1).reshape(2 * len(labels), -1)
+    return np.repeat(out["hidden"], 2, 0)
+
+
+T95 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)               # Student's t by degrees of freedom
+
+
+def draw_disentanglement(found, config, n_seeds):
+    fig = Figure((WIDTH, 4.2), layout="constrained")
+    ax = fig.subplots()
+    colours, places = (BLUE, "#56B4E9", ORANGE, GRAY), np.arange(len(FACTORS))
+    for k, (name, (size, r2)) in enumerate(found.items()):
+        half = T95[min(n_seeds, 10) - 1] * r2.std(0, ddof=1) / math.sqrt(n_seeds) if n_seeds > 1 else None
+        ax.bar(places + (k - 1.5) * 0.2, r2.mean(0), 0.19, yerr=half, color=colours[k], label=f"{name} ({size}-D)", capsize=2)
+    ax.set_xticks(places, FACTORS)
+    ax.set(ylabel="$R^2$ of a linear map, on new pairs", ylim=(min(0, *(r2.min() for _, r2 in found.values())), 1))
+    ax.grid(axis="y", alpha=0.3)
+    ax.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
+    fig.suptitle("What can be read off linearly about ONE of two overlapping digits?", fontsize=11)
+    fig.supxlabel(f"SYNTHETIC digits, seeds {config.seed} to {config.seed + n_seeds - 1}, {config.n_epochs} x {config.n_train:,} pairs, preset "
+                  f"{config.preset}, bars: 95% intervals over the seeds, a linear map for each digit class", fontsize=8, color=GRAY)
+    return fig
 
 
 # ---------------------------------------------------------------- command line
@@ -300,43 +458,64 @@ def load_run(path, args):
     return dataclasses.replace(config, **{n: v for n, v in given.items() if n in WITH_LOAD}), params, meta["history"]
 
 
-def prepare_outdir(outdir):
+def prepare_outdir(outdir, names):
     try:
         outdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--outdir {outdir}: cannot be created ({error.strerror}); choose a writable place") from None
-    for name in FIGURES:
+    for name in names:
         capsnet.check_writable(outdir / f"{name}.png")
+
+
+def figures_of_one_run(args, config, say):
+    """Train, or load, one network, evaluate it and draw -> {name: Figure}"""
+    config, params, history = load_run(args.load, args) if args.load else (config, None, None)
+    digits = capsnet.load_digits(config, say)
+    if not args.load:
+        params, history = capsnet.train(config, digits=digits)
+    test_pairs = capsnet.draw_pairs(digits, "test", config.n_test, config, "evaluation", 1)
+    with capsnet.Runner(config.threads) as runner:
+        test = capsnet.evaluate(params, test_pairs, config, runner)
+        lengths = capsule_lengths(params, test_pairs, config, runner)
+    capsnet.report(config, params, {**history, "digits": digits["source"]}, test, say)
+    right = (np.sort(capsnet.top_two(lengths), 1) == np.sort(test_pairs["labels"], 1)).all(1)
+    shown = next(capsnet.epoch_pairs(digits, 0, config))
+    run = Run(config, params, history, digits["source"], shown, test_pairs, lengths, right, test)
+    return {name: draw(run) for name, draw in FIGURES.items() if args.only in ("", name)}
 
 
 def main():
     parser = capsnet.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--outdir", type=Path, default=Path("viz"), metavar="DIR", help="folder for the PNGs (default viz)")
     parser.add_argument("--load", default="", metavar="RUN.npz", help="draw from this checkpoint instead of training")
+    parser.add_argument("--only", default="", choices=(*FIGURES, "disentanglement"), help="draw this figure alone; disentanglement is "
+                        "drawn only if asked for: it trains three networks a seed, on synthetic digits")
+    parser.add_argument("--n-seeds", type=int, default=3, metavar="N", help="seeds of disentanglement, from --seed on (default 3)")
     capsnet.add_config_flags(parser)
     args = parser.parse_args()
-    config, params, history = load_run(args.load, args) if args.load else (capsnet.config_from_args(args), None, None)
+    config = load_run(args.load, args)[0] if args.load else capsnet.config_from_args(args)
     capsnet.check_config(config)
     if config.model != "caps":
         raise InputError("--model cnn: it has no capsules to draw; leave the flag out")
-    prepare_outdir(args.outdir)
+    if args.n_seeds < 1:
+        raise InputError(f"--n-seeds {args.n_seeds}: must be at least 1")
+    disentangling = args.only == "disentanglement"
+    if disentangling and (args.load or config.out_json or config.checkpoint or config.digits == "mnist"):
+        raise InputError("--only disentanglement trains networks of its own, on synthetic digits; leave --load, --checkpoint, --out-json "
+                         "and --digits mnist out")
+    prepare_outdir(args.outdir, [args.only] if args.only else FIGURES)
     if config.out_json:
         capsnet.check_writable(config.out_json)
     say = capsnet.Progress(config.quiet).say
-    digits = capsnet.load_digits(config, say)
-    if not args.load:
-        params, history = capsnet.train(config, digits=digits)
-    test_pairs = capsnet.draw_pairs(digits, "test", config.n_test, config, "evaluation", 1)
-    first = {name: array[:N_LOOK] for name, array in test_pairs.items()}
-    with capsnet.Runner(config.threads) as runner:
-        test = capsnet.evaluate(params, test_pairs, config, runner)
-        lengths = runner.forward(params, first, config)["lengths"]
-    capsnet.report(config, params, {**history, "digits": digits["source"]}, test, say)
-    right = (np.sort(capsnet.top_two(lengths), 1) == np.sort(first["labels"], 1)).all(1)
-    shown = next(capsnet.epoch_pairs(digits, 0, config))
-    run = Run(config, params, history, digits["source"], shown, first, lengths, right, test)
-    for name, draw in FIGURES.items():
-        path, fig = args.outdir / f"{name}.png", draw(run)
+    if disentangling:
+        found = disentanglement(config, args.n_seeds, say)
+        for name, (size, r2) in found.items():
+            say(f"{name} ({size}-D): " + "  ".join(f"{factor} {mean:.3f}" for factor, mean in zip(FACTORS, r2.mean(0))))
+        figures = {"disentanglement": draw_disentanglement(found, config, args.n_seeds)}
+    else:
+        figures = figures_of_one_run(args, config, say)
+    for name, fig in figures.items():
+        path = args.outdir / f"{name}.png"
         capsnet.write_atomically(path, lambda file: fig.savefig(file, format="png", dpi=DPI, metadata={"Software": None}))
         say(f"wrote {path}  ({path.stat().st_size / 1e3:.0f} kB)")
 

@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
-"""Mean and 95% t interval over the JSON files that runs with different seeds wrote.
+"""Mean and 95% t interval over the JSON files that runs with different seeds wrote, or a table of several settings.
 
     python3 tests/summarize_runs.py runs/default-*.json
+    python3 tests/summarize_runs.py --table runs/default-*.json runs/*.json
+
+The table has a row for each setting, the first file's first; differences are paired by seed with that first setting.
 """
 import argparse
 import json
@@ -11,6 +14,9 @@ import sys
 KEYS = ("test_set_accuracy", "test_any_accuracy", "test_recon_mse", "baseline_recon_mse", "seconds_train", "ms_per_step",
         "pairs_per_second", "peak_rss_mb")
 T_QUANTILE = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)                  # 97.5%, 1..9 degrees of freedom
+TABLE = (("set accuracy", "test_set_accuracy", "{:.3f}"), ("MSE", "test_recon_mse", "{:.4f}"), ("ms a step", "ms_per_step", "{:.0f}"))
+FOLLOWS = ("lr", "warmup", "conv1_channels", "primary_types", "decoder_hidden1", "decoder_hidden2", "front_end",
+           "recon_weight")                                                                     # from preset and model, unless given
 PER_RUN = ("seed", "threads", "out_json", "checkpoint", "resume", "quiet", "mnist_dir")        # may differ between the runs
 
 
@@ -43,6 +49,32 @@ def fail(message):
     sys.exit(2)
 
 
+def table(paths):
+    """One row for each setting: how it differs from the first one's, means, and the difference paired by seed"""
+    groups = {}
+    for path in dict.fromkeys(paths):
+        run = load_run(path)
+        groups.setdefault(json.dumps(settings(run), sort_keys=True), {})[run["config"]["seed"]] = run
+    (first, base), *_ = groups.items()
+    first = json.loads(first)
+    print("| setting | parameters | seeds | " + " | ".join(name for name, *_ in TABLE) + " | set accuracy against the first row |")
+    print("|---|---|---|" + "---|" * len(TABLE) + "---|")
+    for group, runs in groups.items():
+        changed = {k: v for k, v in json.loads(group).items() if v != first.get(k)}
+        shown = {k: v for k, v in changed.items() if not (k in FOLLOWS and {"preset", "model"} & changed.keys())}
+        row = [" ".join(f"{k} {v}" for k, v in shown.items()) or "first", f"{next(iter(runs.values()))['n_params']:,}",
+               " ".join(map(str, sorted(runs)))]
+        for _, key, form in TABLE:
+            values = [run[key] for run in runs.values() if run[key] is not None]
+            mean, half = mean_and_half_width(values) if values else (math.nan, math.nan)
+            row.append((form.format(mean) + ("" if math.isnan(half) or key == "ms_per_step" else f" +- {form.format(half)}")) if values else "")
+        shared = sorted(runs.keys() & base.keys()) if runs is not base else []
+        if shared:
+            mean, half = mean_and_half_width([runs[s]["test_set_accuracy"] - base[s]["test_set_accuracy"] for s in shared])
+            row.append(f"{mean:+.3f}" + ("" if math.isnan(half) else f" +- {half:.3f}"))
+        print("| " + " | ".join([*row, ""][:len(TABLE) + 4]) + " |")
+
+
 def main(paths):
     runs = [load_run(path) for path in paths]
     first = settings(runs[0])
@@ -55,6 +87,8 @@ def main(paths):
     print(f"{runs[0]['digits']} digits, seeds {seeds}, {runs[0]['n_params']:,} parameters, versions {runs[0]['versions']}")
     for key in KEYS:
         values = [run[key] for run in runs]
+        if None in values:                                                                     # the CNN redraws nothing
+            continue
         mean, half = mean_and_half_width(values)
         print(f"{key:20s} {mean:10.4f}" + (f" +- {half:.4f}   " + " ".join(f"{v:.4f}" for v in values) if len(runs) > 1 else ""))
 
@@ -62,4 +96,6 @@ def main(paths):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("paths", nargs="+", metavar="RUN.json", help="files that --out-json wrote")
-    main(parser.parse_args().paths)
+    parser.add_argument("--table", action="store_true", help="one row for each setting, compared with the first file's")
+    args = parser.parse_args()
+    (table if args.table else main)(args.paths)

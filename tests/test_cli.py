@@ -101,6 +101,30 @@ def test_all_figures_from_a_checkpoint_and_no_file_else(toy_run, run_script, tmp
     assert_pngs(tmp_path / "new" / "viz")
 
 
+def test_one_figure_alone(toy_run, run_script, tmp_path):
+    done = run_script(FIGURES, "--load", toy_run.checkpoint, "--outdir", tmp_path / "viz", "--only", "errors", "--n-test", 64)
+    assert done.returncode == 0 and [path.name for path in (tmp_path / "viz").iterdir()] == ["errors.png"]
+
+
+def test_what_the_figures_cannot_draw_is_refused(toy_run, run_script, tmp_path):
+    for flags, named in ((["--model", "cnn"], "--model cnn"), (["--only", "disentanglement", "--load", toy_run.checkpoint], "--load"),
+                         (["--only", "disentanglement", "--n-seeds", 0], "--n-seeds 0")):
+        done = run_script(FIGURES, *flags, "--outdir", tmp_path / "viz")
+        assert done.returncode == 2 and named in done.stderr and done.stderr.count("\n") == 1 and not (tmp_path / "viz").exists()
+    done = run_script(GIF, "--model", "cnn", "--out", tmp_path / "x.gif")
+    assert done.returncode == 2 and "--model cnn" in done.stderr
+
+
+def test_the_cnn_end_to_end(cli, tmp_path):
+    flags = "--digits synthetic --n-epochs 1 --n-train 64 --n-val 32 --n-test 64 --batch-size 16 --model cnn --cnn-channels 4".split()
+    code, out, err = cli(*flags, "--dropout", 0.2, "--checkpoint", "cnn.npz", "--out-json", "cnn.json")
+    assert (code, err) == (0, "") and "cross-entropy, summed over the ten digits" in out and "10 log 2 = 6.931" in out
+    results = json.loads((tmp_path / "cnn.json").read_text())
+    assert list(results) == KEYS and results["test_recon_mse"] is None and "train_recon" not in results["history"][0]
+    code, again, _ = cli(*flags, "--dropout", 0.2, "--checkpoint", "cnn.npz", "--resume")
+    assert code == 0 and again.split("test pairs")[1].split("training")[0] == out.split("test pairs")[1].split("training")[0]
+
+
 def test_all_figures_after_training(run_script, tmp_path):
     done = run_script(FIGURES, *TOY, "--quiet", "--outdir", tmp_path / "viz")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -129,7 +153,7 @@ def test_gif_has_a_frame_per_snapshot_and_does_not_change_the_run(toy_run, run_s
 
 # ---------------------------------------------------------------- flags
 
-@pytest.mark.parametrize("script, flags", [(EXPERIMENT, []), (FIGURES, ["--outdir", "--load"]),
+@pytest.mark.parametrize("script, flags", [(EXPERIMENT, []), (FIGURES, ["--outdir", "--load", "--only", "--n-seeds"]),
                                            (GIF, ["--out", "--snapshot-every", "--fps"])])
 def test_help_names_every_flag_and_default(run_script, script, flags):
     done = run_script(script, "--help")
@@ -176,7 +200,8 @@ BAD = {
     "--digits mnist": "--mnist-dir",
     "--out-json no/folder/x.json": "no/folder", "--out-json folder": "folder", "--checkpoint no/folder/x.npz": "no/folder",
     "--checkpoint folder": "folder", "--resume": "--checkpoint", "--resume --checkpoint other.npz": "conv1_channels",
-    "--resume --checkpoint torn.npz": "torn.npz"}
+    "--resume --checkpoint torn.npz": "torn.npz", "--model cnn --routing-iters 2": "--routing-iters", "--dropout 0.5": "--dropout",
+    "--model cnn --dropout 1": "--dropout", "--warmup -1": "--warmup"}
 
 
 @pytest.mark.parametrize("flags", BAD)
