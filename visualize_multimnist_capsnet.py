@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws what multimnist_capsnet.py learns: trains it, or loads a checkpoint, and writes one PNG per figure.
 
-    python3 visualize_multimnist_capsnet.py --n-epochs 8 --n-train 6000 --outdir viz
+    python3 visualize_multimnist_capsnet.py --n-epochs 12 --n-train 6000 --outdir viz
     python3 visualize_multimnist_capsnet.py --load run.npz --outdir viz
     python3 visualize_multimnist_capsnet.py --only disentanglement --n-seeds 3 --outdir viz
 """
@@ -344,7 +344,8 @@ FIGURES = {draw.__name__.removeprefix("draw_"): draw for draw in (
 # ---------------------------------------------------------------- disentanglement
 
 FACTORS = ("x", "y", "rotation", "slant", "width", "stroke")
-N_FIT, N_CHOOSE, N_SCORE = 16000, 4000, 6000                   # pairs to fit the linear maps on, to choose the ridge with, to score
+FIT, CHOOSE, SCORE = 1.5, 0.5, 0.5                             # of --n-test: pairs to fit linear maps on, to choose the ridge with, to score
+LEAST_PAIRS = 200                  # --n-test with which every class has digits in each part
 DIGITS_A_PAIR = 0.75               # digits synthesized for each of these pairs
 RIDGES = 10.0 ** np.arange(-4, 4)  # of n, the number of digits
 EVALUATION_SEED = 1_000_000        # added to a run's seed: digits that no network was trained on
@@ -396,7 +397,7 @@ def disentanglement(config, n_seeds, say):
     """-> {representation: (its number of dimensions, R^2 (n_seeds, 6))}, of networks trained here with seeds config.seed, ..."""
     found, networks = {}, networks_to_probe(config)
     for seed in range(config.seed, config.seed + n_seeds):
-        sizes = (N_FIT, N_CHOOSE, N_SCORE)
+        sizes = [int(share * config.n_test) for share in (FIT, CHOOSE, SCORE)]
         parts = [factor_pairs(n, EVALUATION_SEED + 3 * seed + k, config) for k, n in enumerate(sizes)]
         pairs = {name: np.concatenate([part[name] for part, _ in parts]) for name in ("composites", "sources", "labels")}
         factors, digits = np.concatenate([f for _, f in parts]).reshape(-1, len(FACTORS)), pairs["labels"].ravel()
@@ -503,6 +504,8 @@ def main():
     if disentangling and (args.load or config.out_json or config.checkpoint or config.digits == "mnist"):
         raise InputError("--only disentanglement trains networks of its own, on synthetic digits; leave --load, --checkpoint, --out-json "
                          "and --digits mnist out")
+    if disentangling and config.n_test < LEAST_PAIRS:
+        raise InputError(f"--n-test {config.n_test}: must be at least {LEAST_PAIRS} for linear maps of ten digits")
     prepare_outdir(args.outdir, [args.only] if args.only else FIGURES)
     if config.out_json:
         capsnet.check_writable(config.out_json)

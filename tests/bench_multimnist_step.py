@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How long a training step takes, and where the time goes.
 
-    python3 tests/bench_multimnist_step.py [--preset paper] [--batch-size 32] [--threads 2] [--rounds 9] [--no-torch]
+    python3 tests/bench_multimnist_step.py [--preset paper|deep] [--batch-size 32] [--threads 2] [--rounds 9] [--no-torch]
 
 One step is: pixels to float32, forward, backward through all routing iterations, sum over shards, Adam. Compared in one run,
 in turn, round by round (ratios are medians over rounds, so that a machine whose speed drifts does not favour anyone):
@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import multimnist_capsnet as capsnet  # noqa: E402  (before numpy: it sets BLAS to one thread)
 import numpy as np  # noqa: E402
 
-STAGES = ("fold_rows", "conv2d_forward", "conv2d_backward", "im2col", "col2im", "relu_forward", "relu_backward", "squash_forward",
-          "squash_backward", "votes_forward", "votes_backward", "routing_forward", "routing_backward", "softmax", "decoder_forward",
+STAGES = ("fold_rows", "conv2d_forward", "conv2d_backward", "im2col", "col2im", "pool_forward", "pool_backward", "relu_forward",
+          "relu_backward", "squash_forward", "squash_backward", "votes_forward", "votes_backward", "routing_forward", "routing_backward", "softmax", "decoder_forward",
           "decoder_backward", "to_batch", "loss_and_grads", "adam_step")
 
 KERNEL_CHOICES = ("OPENBLAS_CORETYPE", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
@@ -56,15 +56,19 @@ def numpy_step(config, pairs, runner):
 def step_products(config, n):
     """The matrix products of one step on n samples: (batch, rows, inner, columns) each. Routing's weighted sums and agreements
     are counted with the arithmetic they need, as products with one column."""
-    C, P, E, D = config.conv1_channels, config.primary_types * config.primary_dim, config.primary_dim, config.digit_dim
-    I, J, pixels, T = 100 * config.primary_types, capsnet.N_CLASSES, capsnet.CANVAS ** 2, 2 * config.routing_iters - 1
+    E, D, J, pixels, T = config.primary_dim, config.digit_dim, capsnet.N_CLASSES, capsnet.CANVAS ** 2, 2 * config.routing_iters - 1
     layers = ((J * D, config.decoder_hidden1), (config.decoder_hidden1, config.decoder_hidden2), (config.decoder_hidden2, pixels))
-    conv1 = [(1, n * 784, 81, C), (1, 81, n * 784, C)]
-    primary = [(1, n * 100, 81 * C, P), (1, 81 * C, n * 100, P), (1, n * 100, P, 81 * C)]
+    convs, side, C = [], capsnet.CANVAS, 1
+    for name, K, stride, F, pooled in capsnet.conv_layers(config)[0]:
+        side = (side - K) // stride + 1
+        places, inner = n * side * side, K * K * C
+        convs += [(1, places, inner, F), (1, inner, places, F)] + [(1, places, F, inner)] * (name != "conv1")
+        side, C = side // 2 if pooled else side, F
+    I = side * side * config.primary_types
     votes = [(I, n, E, J * D), (I, E, n, J * D), (I, n, J * D, E)]
     routing = [(n * J, 1, I, D), (n * J, I, D, 1)] * (T - 1) + [(n * J, 1, I, D), (n * J, I, T, D)]
     decoder = [product for a, b in layers for product in ((1, 2 * n, a, b), (1, a, 2 * n, b), (1, 2 * n, b, a))]
-    return conv1 + primary + votes + routing + decoder
+    return convs + votes + routing + decoder
 
 
 def floor_step(config, runner):
@@ -88,16 +92,19 @@ def torch_steps(config, pairs, threads):
     batch = capsnet.to_batch(pairs, np.arange(config.batch_size))
     x, target = (torch.from_numpy(batch[name]) for name in ("composites", "sources"))
     labels, present = torch.from_numpy(batch["labels"]), torch.from_numpy(capsnet.k_hot(batch["labels"], np.float32))
-    types, E = config.primary_types, config.primary_dim
+    types, E, layers = config.primary_types, config.primary_dim, capsnet.conv_layers(config)[0]
 
     def squash(s):
         norm = (s.square().sum(-1, keepdim=True) + capsnet.SQUASH_EPS).sqrt()
         return s * (norm / (1 + norm * norm))
 
     def loss_of(p):
-        h = F.relu(F.conv2d(x[:, None], p["conv1_w"], p["conv1_b"]))
-        u = F.conv2d(h, p["primary_w"], p["primary_b"], stride=2)                              # (N, P, 10, 10)
-        u = squash(u.reshape(len(u), types, E, 100).permute(0, 3, 1, 2).reshape(len(u), -1, E))
+        u = x[:, None]
+        for name, _, stride, _, pooled in layers:
+            u = F.conv2d(u, p[name + "_w"], p[name + "_b"], stride=stride)
+            u = F.max_pool2d(u, 2) if pooled else u
+            u = F.relu(u) if name != "primary" else u                                          # at last (N, P, side, side)
+        u = squash(u.reshape(len(u), types, E, -1).permute(0, 3, 1, 2).reshape(len(u), -1, E))
         u_hat = torch.einsum("nie,iejd->nijd", u, p["W"])
         b = torch.zeros(u_hat.shape[:3])
         for r in range(config.routing_iters):
@@ -116,7 +123,7 @@ def torch_steps(config, pairs, threads):
     def stepper(loss_function):
         params = {name: torch.from_numpy(p) for name, p in capsnet.init_params(config).items()}
         params["conv1_w"] = params["conv1_w"][0].permute(2, 1, 0)[:, None]                     # (F, 1, row, column)
-        params["primary_w"] = params["primary_w"].permute(3, 2, 0, 1)
+        params |= {name + "_w": params[name + "_w"].permute(3, 2, 0, 1) for name, *_ in layers[1:]}
         params = {name: p.contiguous().requires_grad_() for name, p in params.items()}
         adam = torch.optim.Adam(params.values(), lr=config.lr, fused=True)
 
