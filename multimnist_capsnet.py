@@ -21,8 +21,8 @@ Deviations from the paper: a smaller network (`--preset paper` is the paper's); 
 least 0.8 (`--min-iou 0` is the paper's protocol); pixel-wise max as the merge (`--merge add` is the official code's); fresh
 pairs every epoch; cosine decay of the learning rate; no bias on the digit capsules (`--digit-bias` adds the official code's).
 
-`--preset deep` replaces the two 9x9 convolutions by five small ones, and is far more accurate for the same time. `--model cnn` is the
-control: the same small convolutions, one hidden layer and ten sigmoids, no larger than the capsule network without its decoder.
+`--preset deep` replaces the two 9x9 convolutions by six small ones, and is far more accurate for the same time. `--model cnn` is the
+control: the same five small convolutions below PrimaryCaps, one hidden layer and ten sigmoids, no larger than the capsule network without its decoder.
 
 One command, about a minute on two cores:    python3 multimnist_capsnet.py --n-epochs 12 --n-train 6000 --seed 0
 """
@@ -107,7 +107,7 @@ class Config:
     n_val: int = option(2000, "validation pairs, made of training images held out", low=1)
     n_test: int = option(10000, "test pairs, seen once, after training", low=1, runtime=True)
     batch_size: int = option(32, "pairs in a batch", low=1)
-    lr: float = preset_option("lr", "Adam's learning rate at the start", above=0)
+    lr: float = preset_option("lr", "Adam's learning rate at the start, or after the warm-up", above=0)
     warmup: int = preset_option("warmup", "steps over which the learning rate first rises from 0", low=0)
     lr_schedule: str = option("cosine", "cosine decay to 0, the official code's 0.96^(step/2000), or constant",
                               choices=("cosine", "exponential", "constant"))
@@ -125,7 +125,7 @@ class Config:
                          "narrower network, which is more accurate for the same time (1.32M)", choices=tuple(PRESETS))
     front_end: str = preset_option("front_end", "layers up to PrimaryCaps: the paper's two 9x9, or six small ones",
                                    choices=tuple(FRONT_ENDS))
-    conv1_channels: int = preset_option("conv1_channels", "channels of Conv1; later convolutions have as many or twice as many", low=1)
+    conv1_channels: int = preset_option("conv1_channels", "channels of Conv1; the deep front end goes up to four times as many", low=1)
     primary_types: int = preset_option("primary_types", "types of primary capsules, each at every place", low=1)
     primary_dim: int = option(8, "dimensions of a primary capsule", low=1)
     digit_dim: int = option(16, "dimensions of a digit capsule", low=1)
@@ -919,7 +919,7 @@ def affordable_hidden(config, convs, inputs):
     """Units of the CNN's hidden layer with which it has at most as many parameters as the capsule network without its decoder"""
     caps = dataclasses.replace(config, model="caps", digit_bias=False)
     budget = sum(math.prod(shape) for name, shape in param_shapes(caps).items() if not name.startswith("dec"))
-    return max(1, (budget - sum(map(math.prod, convs.values())) - N_CLASSES) // (inputs + 1 + N_CLASSES))
+    return (budget - sum(map(math.prod, convs.values())) - N_CLASSES) // (inputs + 1 + N_CLASSES)
 
 
 def init_params(config):
@@ -972,7 +972,7 @@ def forward(params, composites, config, digits=None, empty=np.empty, keep=None):
     x, convs_cache = convs_forward(p, composites, conv_layers(config)[0], empty)
     if config.model == "cnn":
         out, cache = cnn_head_forward(p, x, keep, empty)
-        return out | {"digits": top_two(out["lengths"]) if digits is None else digits}, (convs_cache, *cache)
+        return out | {"digits": answers(out) if digits is None else digits}, (convs_cache, *cache)
     u, squash_cache = squash_forward(x.reshape(N, -1, config.primary_dim))                               # (N, I, E)
     u_hat, votes_cache = votes_forward(u, p["W"], empty)
     v, routing_cache = routing_forward(u_hat, config.routing_iters, empty, p.get("digit_b"))
@@ -1054,6 +1054,11 @@ def top_two(lengths):
     return np.argsort(-lengths, axis=1, kind="stable")[:, :2]
 
 
+def answers(out):
+    """The two digits that a network names, (N, 2): of the CNN by its scores, since sigmoids round to 1 and would tie"""
+    return top_two(out.get("scores", out["lengths"]))
+
+
 def k_hot(labels, dtype):
     """labels (N, 2) -> (N, 10), 1 for the digits present"""
     present = np.zeros((len(labels), N_CLASSES), dtype)
@@ -1076,7 +1081,7 @@ def loss_and_grads(params, batch, config, empty=np.empty, share=1.0):
         terms |= {"loss": terms["loss"] + config.recon_weight * (recon * share), "recon": recon * share}
         drecon *= config.recon_weight * share
     grads = backward(dnames * share, drecon, cache, config)
-    hits = int((np.sort(top_two(out["lengths"]), 1) == np.sort(batch["labels"], 1)).all(1).sum())
+    hits = int((np.sort(answers(out), 1) == np.sort(batch["labels"], 1)).all(1).sum())
     return terms | {"hits": hits}, grads
 
 
@@ -1174,10 +1179,10 @@ class Runner:
 # ---------------------------------------------------------------- evaluate, train
 
 def wilson_interval(hits, n, z=1.959964):
-    """95% Wilson score interval of a proportion -> (low, high)"""
+    """95% Wilson score interval of a proportion -> (low, high), around hits / n also where rounding would exclude it"""
     p, z2n = hits / n, z * z / n
     centre, half = (p + z2n / 2) / (1 + z2n), z * np.sqrt(p * (1 - p) / n + z2n / (4 * n)) / (1 + z2n)
-    return float(centre - half), float(centre + half)
+    return float(max(0, min(p, centre - half))), float(min(1, max(p, centre + half)))
 
 
 def evaluate(params, pairs, config, runner):
@@ -1194,7 +1199,7 @@ def evaluate(params, pairs, config, runner):
     for start in range(0, n, CHUNK):
         part = {name: pairs[name][start:start + CHUNK] for name in ("composites", "sources", "labels")}
         out, size = runner.forward(params, part, config), len(part["labels"])
-        named = (top_two(out["lengths"])[:, :, None] == part["labels"][:, None, :]).any(1).sum(1)        # digits named right
+        named = (answers(out)[:, :, None] == part["labels"][:, None, :]).any(1).sum(1)        # digits named right
         hits += (named == 2).sum(), (named >= 1).sum()
         target = part["sources"].astype(np.float32) / 255
         name, loss, _ = naming_loss(out, part["labels"], config)
@@ -1271,7 +1276,7 @@ def config_of(meta, path):
 def check_same_run(config, source, meta, path):
     """Raise InputError if a checkpoint is another run's, which must be neither gone on from nor overwritten"""
     ours = run_identity(config, source)
-    theirs = {name: meta["config"].get(name) for name in ours}
+    theirs = run_identity(config_of(meta, path), meta["config"].get("source"))                # fields of later versions at their defaults
     if differing := ", ".join(f"{name} {theirs[name]}, now {ours[name]}" for name in ours if ours[name] != theirs[name]):
         raise InputError(f"{path}: made by another run ({differing}); give the same settings, or another --checkpoint")
 
@@ -1302,6 +1307,14 @@ def check_config(config):
     for f in dataclasses.fields(config):
         if f.metadata.get("model", config.model) != config.model and getattr(config, f.name) != getattr(usual, f.name):
             raise InputError(f"--{f.name.replace('_', '-')}: means nothing to --model {config.model}; leave it out")
+    if config.model == "cnn":
+        if config.cnn_hidden:
+            for name in ("preset", "front_end", "conv1_channels", "primary_types", "primary_dim", "digit_dim"):
+                if getattr(config, name) != getattr(Config(), name):
+                    raise InputError(f"--{name.replace('_', '-')}: sets how large the CNN may be, and --cnn-hidden does; leave one out")
+        elif (hidden := param_shapes(config)["fc2_w"][0]) < N_CLASSES:
+            raise InputError(f"--cnn-channels {config.cnn_channels}: leave room for {max(0, hidden)} hidden units only, within the capsule network's "
+                             "number of parameters; lower it, or give --cnn-hidden")
 
 
 class Progress:
@@ -1425,13 +1438,14 @@ def announce(config, digits, params, runner, val, step, progress):
                     "had length 0 and all pixels were gray")
         I, E, J, D = params["W"].shape
         network = (f"{config.front_end} front end, Conv1 {config.conv1_channels}, {I} x {E}-D primary capsules, {J} x {D}-D digit capsules, "
-                   f"{config.routing_iters} routing iterations, gradient {config.routing_grad}")
+                   f"{config.routing_iters} routing iterations, gradient {config.routing_grad}{', biases' * config.digit_bias}")
     progress.say(
         f"digits      {digits['source']}: {len(digits['train'][1])} training, {len(digits['val'][1])} validation, "
         f"{len(digits['test'][1])} test images; IoU >= {config.min_iou}, merge {config.merge}, "
         f"{'one pool of' if config.fixed_pool else 'fresh'} pairs\n"
         f"network     {network}; {n_params(params):,} parameters\n"
-        f"training    {config.n_epochs} x {config.n_train} pairs, batches of {config.batch_size}, lr {config.lr} {config.lr_schedule}, "
+        f"training    {config.n_epochs} x {config.n_train} pairs, batches of {config.batch_size}, lr {config.lr} {config.lr_schedule}"
+        f"{f' after {config.warmup} steps of warm-up' * (config.warmup > 0)}{f', dropout {config.dropout}' * (config.dropout > 0)}, "
         f"seed {config.seed}, {runner.threads} thread{'s' * (runner.threads > 1)}"
         + (f"; going on at step {step} with loss {actual:.3f}" if step else
            f"\ninitial     loss {actual:.3f}; {expected}"))

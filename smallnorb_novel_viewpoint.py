@@ -1267,10 +1267,10 @@ class Runner:
 
 
 def wilson_interval(hits, n, z=1.959964):
-    """95% Wilson score interval of a proportion -> (low, high)"""
+    """95% Wilson score interval of a proportion -> (low, high), around hits / n also where rounding would exclude it"""
     p, z2n = hits / n, z * z / n
     centre, half = (p + z2n / 2) / (1 + z2n), z * np.sqrt(p * (1 - p) / n + z2n / (4 * n)) / (1 + z2n)
-    return float(centre - half), float(centre + half)
+    return float(max(0, min(p, centre - half))), float(min(1, max(p, centre + half)))
 
 
 # ---------------------------------------------------------------- evaluate, train
@@ -1365,7 +1365,7 @@ def config_of(meta, path):
 def check_same_run(config, source, meta, path):
     """Raise InputError if a checkpoint is another run's, which must be neither gone on from nor overwritten"""
     ours = run_identity(config, source)
-    theirs = {name: meta["config"].get(name) for name in ours}
+    theirs = run_identity(config_of(meta, path), meta["config"].get("source"))                # fields of later versions at their defaults
     if differing := ", ".join(f"{name} {theirs[name]}, now {ours[name]}" for name in ours if ours[name] != theirs[name]):
         raise InputError(f"{path}: made by another run ({differing}); give the same settings, or another --checkpoint")
 

@@ -7,16 +7,19 @@
 The table has a row for each setting, the first file's first; differences are paired by seed with that first setting.
 """
 import argparse
+import dataclasses
 import json
 import math
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import multimnist_capsnet as capsnet  # noqa: E402
 
 KEYS = ("test_set_accuracy", "test_any_accuracy", "test_recon_mse", "baseline_recon_mse", "seconds_train", "ms_per_step",
         "pairs_per_second", "peak_rss_mb")
 T_QUANTILE = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)                  # 97.5%, 1..9 degrees of freedom
 TABLE = (("set accuracy", "test_set_accuracy", "{:.3f}"), ("MSE", "test_recon_mse", "{:.4f}"), ("ms a step", "ms_per_step", "{:.0f}"))
-FOLLOWS = ("lr", "warmup", "conv1_channels", "primary_types", "decoder_hidden1", "decoder_hidden2", "front_end",
-           "recon_weight")                                                                     # from preset and model, unless given
 PER_RUN = ("seed", "threads", "out_json", "checkpoint", "resume", "quiet", "mnist_dir")        # may differ between the runs
 
 
@@ -31,7 +34,9 @@ def mean_and_half_width(values):
 
 
 def settings(run):
-    return {k: v for k, v in run["config"].items() if k not in PER_RUN} | {"digits": run["digits"]}
+    """What a run was told, without what may differ between its seeds; settings of later versions at their defaults"""
+    told = dataclasses.asdict(capsnet.Config(**run["config"]))
+    return {k: v for k, v in told.items() if k not in PER_RUN} | {"digits": run["digits"]}
 
 
 def load_run(path):
@@ -39,6 +44,7 @@ def load_run(path):
         with open(path) as file:
             run = json.load(file)
         [run[key] for key in (*KEYS, "config", "digits", "n_params", "versions")]
+        settings(run)
         return run
     except (OSError, ValueError, KeyError, TypeError) as error:
         fail(f"{path}: not a file that --out-json wrote ({error})")
@@ -52,16 +58,21 @@ def fail(message):
 def table(paths):
     """One row for each setting: how it differs from the first one's, means, and the difference paired by seed"""
     groups = {}
-    for path in dict.fromkeys(paths):
+    for path in dict.fromkeys(str(Path(path).resolve()) for path in paths):
         run = load_run(path)
-        groups.setdefault(json.dumps(settings(run), sort_keys=True), {})[run["config"]["seed"]] = run
+        runs = groups.setdefault(json.dumps(settings(run), sort_keys=True), {})
+        if run["config"]["seed"] in runs:
+            fail(f"{path}: the second run of these settings with seed {run['config']['seed']}; name one of the two")
+        runs[run["config"]["seed"]] = run
     (first, base), *_ = groups.items()
     first = json.loads(first)
     print("| setting | parameters | seeds | " + " | ".join(name for name, *_ in TABLE) + " | set accuracy against the first row |")
     print("|---|---|---|" + "---|" * len(TABLE) + "---|")
     for group, runs in groups.items():
-        changed = {k: v for k, v in json.loads(group).items() if v != first.get(k)}
-        shown = {k: v for k, v in changed.items() if not (k in FOLLOWS and {"preset", "model"} & changed.keys())}
+        told = json.loads(group)
+        usual = dataclasses.asdict(capsnet.Config(preset=told["preset"], model=told["model"]))  # what preset and model bring along
+        shown = {k: v for k, v in told.items() if v != first[k] and (k in ("preset", "model") or v != usual[k] or
+                                                                     (told["preset"], told["model"]) == (first["preset"], first["model"]))}
         row = [" ".join(f"{k} {v}" for k, v in shown.items()) or "first", f"{next(iter(runs.values()))['n_params']:,}",
                " ".join(map(str, sorted(runs)))]
         for _, key, form in TABLE:

@@ -60,8 +60,26 @@ def test_each_digits_own_capsule_is_probed(digits):
 
 
 def test_networks_to_probe_differ_in_what_they_say_only():
-    networks = viz.networks_to_probe(dataclasses.replace(TINY, checkpoint="x.npz", n_train=40))
-    caps, silent, cnn = networks.values()
-    assert caps == dataclasses.replace(TINY, n_train=40) and silent == dataclasses.replace(caps, recon_weight=0.0)
-    assert (cnn.model, cnn.n_train, cnn.seed, cnn.digits) == ("cnn", 40, 1, "synthetic")
+    config = mc.Config(seed=1, n_train=40, batch_size=8, digits="synthetic")
+    caps, silent, cnn = viz.networks_to_probe(config).values()
+    assert caps == dataclasses.replace(config, min_iou=0.0) and silent == dataclasses.replace(caps, recon_weight=0.0)
+    assert (cnn.model, cnn.n_train, cnn.seed, cnn.digits, cnn.min_iou, cnn.lr) == ("cnn", 40, 1, "synthetic", 0.0, mc.CNN["lr"])
+    assert viz.networks_to_probe(dataclasses.replace(config, lr=1e-3))["CNN, last hidden layer"].lr == 1e-3
     mc.check_config(cnn)
+
+
+@pytest.mark.parametrize("n, wrong", [(80, 5), (32, 0), (1250, 0)])
+def test_the_error_figure_draws_groups_without_an_error(digits, n, wrong):
+    pairs = mc.draw_pairs(digits, "test", n, TINY, "evaluation", 1)
+    lengths = mc.k_hot(pairs["labels"], np.float32)
+    lengths[:wrong] = lengths[:wrong, ::-1] + np.arange(10) / 100
+    right = (np.sort(mc.top_two(lengths), 1) == np.sort(pairs["labels"], 1)).all(1)
+    run = viz.Run(TINY, {}, {"digits": "synthetic", "epochs": []}, "synthetic", {}, pairs, lengths, right, {})
+    assert viz.draw_errors(run)
+
+
+def test_intervals_hold_their_proportion():
+    for n in range(1, 400):
+        for hits in (0, n // 3, n):
+            low, high = mc.wilson_interval(hits, n)
+            assert 0 <= low <= hits / n <= high <= 1

@@ -281,3 +281,25 @@ def test_settings_that_mean_nothing_to_the_model_are_refused(model, field):
     value = {"routing_grad": "detached", "digit_bias": True, "recon_weight": 0.5, "dropout": 0.5}.get(field, 7)
     with pytest.raises(mc.InputError, match=f"--{field.replace('_', '-')}.*means nothing to --model {model}"):
         mc.check_config(mc.Config(model=model, **{field: value}))
+
+
+def test_a_cnn_without_room_for_hidden_units_is_refused():
+    with pytest.raises(mc.InputError, match="--cnn-channels 64: leave room for 0 hidden units only.*--cnn-hidden"):
+        mc.check_config(mc.Config(model="cnn", preset="deep", cnn_channels=64))
+    mc.check_config(mc.Config(model="cnn", cnn_channels=64, cnn_hidden=100))
+    with pytest.raises(mc.InputError, match="--primary-types: sets how large the CNN may be, and --cnn-hidden does"):
+        mc.check_config(mc.Config(model="cnn", primary_types=3, cnn_hidden=100))
+
+
+def test_the_cnn_answers_by_its_scores_where_sigmoids_are_all_one():
+    scores = np.array([[25, 18, 22, -9, -9, -9, -9, -9, -9, -9]], np.float32)
+    out = {"scores": scores, "lengths": mc.sigmoid_forward(scores)[0]}
+    assert mc.answers(out).tolist() == [[0, 2]] and mc.answers({"lengths": scores}).tolist() == [[0, 2]]
+
+
+def test_a_checkpoint_from_before_a_setting_existed_can_be_gone_on_from(digits, tmp_path):
+    path = str(tmp_path / "run.npz")
+    params, _ = mc.train(dataclasses.replace(TINY, checkpoint=path), digits=digits)
+    *state, meta = mc.load_checkpoint(path)
+    del meta["config"]["warmup"], meta["config"]["model"]
+    mc.check_same_run(TINY, "synthetic", meta, path)
