@@ -165,7 +165,7 @@ def draw_segmentation(run, n=8):
     out, batch = forward(run, np.arange(n), named)
     gray, (true, redrawn) = batch["composites"][..., None], (np.einsum("nrhw,rc->nhwc", digits, TINTS)
                                                               for digits in (batch["sources"], out["recon"]))
-    dyed = gray * redrawn / out["recon"].max(1)[..., None]
+    dyed = gray * redrawn / np.maximum(out["recon"].max(1), 1e-6)[..., None]                    # a sigmoid may round to 0
     fig = new_figure(run, 5.2, "Who owns which pixel? The two longest capsules redrawn, one colour each, white where both have "
                      "ink\n(the first test pairs; label blue: named right, red: not)")
     ax = fig.subplots()
@@ -314,12 +314,14 @@ def draw_errors(run, n=10, n_bins=8):
     least = shown.min(1)
     edges = np.unique(np.quantile(least, np.linspace(0, 1, n_bins + 1)))
     where = np.clip(np.searchsorted(edges, least, "right") - 1, 0, len(edges) - 2)
+    lowest = 1.0
     for k in range(len(edges) - 1):
         hits, count = right[where == k].sum(), (where == k).sum()
         if count:
             lower, upper = capsnet.wilson_interval(hits, count)
+            lowest = min(lowest, lower)
             middle.errorbar(least[where == k].mean(), hits / count, [[hits / count - lower], [upper - hits / count]], fmt="o", color=BLUE)
-    middle.set(xlabel="share of the more hidden digit's ink beyond the other's", ylabel="set accuracy", ylim=(0, 1.02),
+    middle.set(xlabel="share of the more hidden digit's ink beyond the other's", ylabel="set accuracy", ylim=(max(0, lowest - 0.1), 1.01),
                title=f"set accuracy, {len(edges) - 1} equal groups of pairs, 95% intervals")
     middle.grid(alpha=0.3)
     missed = np.stack([(labels[:, [k]] != named).all(1) for k in (0, 1)], 1)                   # (n_test, 2)
