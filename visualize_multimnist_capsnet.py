@@ -444,8 +444,9 @@ def draw_disentanglement(found, config, n_seeds):
     ax.grid(axis="y", alpha=0.3)
     ax.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
     fig.suptitle("What can be read off linearly about ONE of two overlapping digits?", fontsize=11)
-    fig.supxlabel(f"SYNTHETIC digits, seeds {config.seed} to {config.seed + n_seeds - 1}, {config.n_epochs} x {config.n_train:,} pairs, all shifts, "
-                  f"preset {config.preset}; 95% intervals over the seeds; a linear map for each digit class, fitted to {int(2 * FIT * config.n_test):,} digits", fontsize=8, color=GRAY)
+    fig.supxlabel(f"SYNTHETIC digits, all shifts, seeds {config.seed} to {config.seed + n_seeds - 1}, {config.n_epochs} x {config.n_train:,} pairs, preset "
+                  f"{config.preset}\na linear map for each digit class, fitted to {int(2 * FIT * config.n_test):,} digits; 95% intervals over the seeds",
+                  fontsize=8, color=GRAY)
     return fig
 
 
