@@ -3,23 +3,27 @@
 
     python3 make_multimnist_capsnet_gif.py --preset deep --n-epochs 12 --n-train 6000 --snapshot-every 75 --fps 6
 """
-import argparse
 from pathlib import Path
 
 import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS threads
+from multimnist_capsnet import CANVAS, CHANCE, N_CLASSES, InputError
+
+# isort: split
 import imageio.v3 as imageio
 import matplotlib
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from multimnist_capsnet import CANVAS, CHANCE, N_CLASSES, InputError
 
 matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False})
-BLUE, ORANGE, GRAY = "#0072B2", "#E69F00", "#999999"           # Okabe & Ito, colour-blind safe
+BLUE = "#0072B2"  # Okabe & Ito, colour-blind safe
+ORANGE = "#E69F00"
+GRAY = "#999999"
 N_SHOWN, N_VAL = 4, 500            # test pairs to watch, validation pairs for the curves
 HOLD, MAX_FRAMES = 2000, 200       # ms the last frame stays; frames are kept in memory, 1 MB each
-LEVELS = 32                        # of red, green and blue: few colours, the same in every frame: a small file, no flicker
-WIDTH, HEIGHT, SCALE, GAP = 800, 390, 2, 2                     # of the film, px; px to a pixel; pixels between pictures
+LEVELS = 32                     # of red, green and blue: few colours, the same in every frame: a small file, no flicker
+WIDTH, HEIGHT = 800, 390           # of the film, px
+SCALE, GAP = 2, 2                  # px to a pixel; pixels between pictures
 
 
 class Recorder:
@@ -50,7 +54,9 @@ def montage(shown, recon):
 
 def draw_frames(recorder, n_steps, title):
     """-> list of (h, w, 3) uint8, one a snapshot. The figure is built once; frames only change its data."""
-    shown, snapshots, pitch = recorder.shown, recorder.snapshots, CANVAS + GAP
+    shown = recorder.shown
+    snapshots = recorder.snapshots
+    pitch = CANVAS + GAP
     fig = Figure((WIDTH / 100, HEIGHT / 100), dpi=100)
     canvas = FigureCanvasAgg(fig)
 
@@ -70,7 +76,8 @@ def draw_frames(recorder, n_steps, title):
     bars = []
     for k, pair in enumerate(shown["labels"]):
         ax = add_axes(420, 60 + k * pitch * SCALE, 140, 56)
-        bars.extend(ax.bar(range(N_CLASSES), [0] * N_CLASSES, color=[ORANGE if j in pair else GRAY for j in range(N_CLASSES)]))
+        bars.extend(
+            ax.bar(range(N_CLASSES), [0] * N_CLASSES, color=[ORANGE if j in pair else GRAY for j in range(N_CLASSES)]))
         ax.set(ylim=(0, 1), yticks=[0, 1])
         ax.set_xticks(range(N_CLASSES), range(N_CLASSES), fontsize=8)
         ax.tick_params(length=0, pad=2)
@@ -100,8 +107,9 @@ def draw_frames(recorder, n_steps, title):
 
 
 def main():
-    parser = capsnet.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--snapshot-every", type=int, default=75, metavar="N", help="steps between two frames (default 75)")
+    parser = capsnet.Parser(description=__doc__)
+    parser.add_argument(
+        "--snapshot-every", type=int, default=75, metavar="N", help="steps between two frames (default 75)")
     parser.add_argument("--fps", type=float, default=6, metavar="X", help="frames a second (default 6)")
     parser.add_argument("--out", type=Path, default=Path("multimnist_capsnet.gif"), metavar="FILE",
                         help="the GIF to write (default multimnist_capsnet.gif)")
@@ -113,8 +121,9 @@ def main():
         raise InputError("--model cnn: it has no capsules to draw; leave the flag out")
     n_steps = config.n_epochs * -(-config.n_train // config.batch_size)
     if args.snapshot_every < 1 or n_steps / args.snapshot_every > MAX_FRAMES:
-        raise InputError(f"--snapshot-every {args.snapshot_every}: must be at least {max(1, -(-n_steps // MAX_FRAMES))}, for "
-                         f"at most {MAX_FRAMES} frames")
+        raise InputError(
+            f"--snapshot-every {args.snapshot_every}: must be at least {max(1, -(-n_steps // MAX_FRAMES))}, for "
+            f"at most {MAX_FRAMES} frames")
     if not 0.1 <= args.fps <= 50:
         raise InputError(f"--fps {args.fps}: must be between 0.1 and 50")
     if config.out_json:
@@ -124,11 +133,13 @@ def main():
     digits = capsnet.load_digits(config, say)
     recorder = Recorder(digits, config)
     capsnet.train(config, recorder, args.snapshot_every, digits)
-    title = (f"Two {capsnet.DIGIT_NAMES[digits['source']]} on top of each other, each redrawn from its own capsule: test pairs, seed {config.seed}, "
+    name = capsnet.DIGIT_NAMES[digits["source"]]
+    title = (f"Two {name} on top of each other, each redrawn from its own capsule: test pairs, seed {config.seed}, "
              f"{config.n_epochs} x {config.n_train:,} pairs")
     frames = draw_frames(recorder, n_steps, title)
     duration = [1000 / args.fps] * (len(frames) - 1) + [HOLD] if len(frames) > 1 else HOLD
-    capsnet.write_atomically(args.out, lambda file: imageio.imwrite(file, frames, extension=".gif", duration=duration, loop=0))
+    capsnet.write_atomically(
+        args.out, lambda file: imageio.imwrite(file, frames, extension=".gif", duration=duration, loop=0))
     say(f"wrote {args.out}  ({len(frames)} frames, {args.out.stat().st_size / 1e6:.2f} MB)")
 
 

@@ -1,25 +1,29 @@
 #!/usr/bin/env python3
-"""Films smallnorb_novel_viewpoint.py: a capsule network and a CNN learning, then both watching a shape turn through all azimuths.
+"""Films smallnorb_novel_viewpoint.py: a capsule network and a CNN learning, then both watching a shape turn through
+all azimuths.
 
     python3 make_smallnorb_novel_viewpoint_gif.py --seed 1 --n-epochs 8 --snapshots 8 --sweep-frames 12 --fps 10
 """
-import argparse
-import dataclasses
 from pathlib import Path
 
 import smallnorb_novel_viewpoint as norb  # before numpy: it sets the number of BLAS threads
+from smallnorb_novel_viewpoint import CLASS_NAMES, N_CLASSES, InputError
+
+# isort: split
 import imageio.v3 as imageio
 import matplotlib
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from smallnorb_novel_viewpoint import CLASS_NAMES, N_CLASSES, InputError
 
 matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False})
-BLUE, ORANGE, RED, GRAY = "#0072B2", "#E69F00", "#D55E00", "#999999"                           # Okabe & Ito, colour-blind safe
+BLUE = "#0072B2"  # Okabe & Ito, colour-blind safe
+ORANGE = "#E69F00"
+RED = "#D55E00"
+GRAY = "#999999"
 COLOURS = (BLUE, RED)              # of the two networks
 HOLD, MAX_FRAMES = 2000, 200       # ms the last frame of a part stays; frames are kept in memory, 1 MB each
-LEVELS = 32                        # of red, green and blue: few colours, the same in every frame: a small file, no flicker
+LEVELS = 32                     # of red, green and blue: few colours, the same in every frame: a small file, no flicker
 WIDTH, HEIGHT = 800, 390           # of the film, px
 TURNING = 4                        # the shape that turns: the tripod is the hardest
 ELEVATION = 50.0                   # degrees
@@ -29,7 +33,9 @@ class Recorder:
     """A snapshot_callback that keeps, at each call, (step, familiar accuracy, held-out accuracy) and the weights"""
 
     def __init__(self, data, config):
-        self.data, self.config, self.history = data, config, []
+        self.data = data
+        self.config = config
+        self.history = []
 
     def __call__(self, step, params, terms):
         with norb.Runner(self.config.threads) as runner:
@@ -39,7 +45,6 @@ class Recorder:
 
 def film(config, snapshots, data):
     """Train one network with a Recorder -> Recorder, number of steps"""
-    config = norb.resolved(config)
     n_steps = config.n_epochs * -(-len(data["train"]["labels"]) // config.batch_size)
     recorder = Recorder(data, config)
     norb.train(config, recorder, max(1, n_steps // max(1, snapshots - 1)), data)
@@ -52,16 +57,31 @@ def softmax(scores):
 
 
 def draw_frames(recorders, steps, config, n_sweep, label):
-    """-> list of (h, w, 3) uint8: the snapshots of both networks side by side, then a turning shape. One figure, built once."""
+    """-> list of (h, w, 3) uint8: the snapshots of both networks side by side, then a turning shape. One figure, built
+    once."""
     fig = Figure((WIDTH / 100, HEIGHT / 100), dpi=100)
-    canvas, names, ranges = FigureCanvasAgg(fig), [r.config.model for r in recorders], {}
+    canvas = FigureCanvasAgg(fig)
+    names = [r.config.model for r in recorders]
+    ranges = {}
     title = fig.suptitle("", fontsize=10, y=0.985)
     curves = fig.add_axes((0.07, 0.15, 0.26, 0.66))
     curves.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="share of training", ylabel="accuracy")
     curves.set_title("solid: familiar views,\ndashed: held-out views", fontsize=8)
     curves.grid(alpha=0.3)
-    lines = [[curves.plot([], [], style, color=colour, marker="o", markersize=3, clip_on=False, label=name if style == "-" else None)[0]
-              for style in ("-", "--")] for name, colour in zip(names, COLOURS)]
+    lines = [
+        [
+            curves.plot(
+                [],
+                [],
+                style,
+                color=colour,
+                marker="o",
+                markersize=3,
+                clip_on=False,
+                label=name if style == "-" else None,
+            )[0]
+            for style in ("-", "--")]
+        for name, colour in zip(names, COLOURS)]
     curves.legend(fontsize=8, loc="lower right")
     ax = fig.add_axes((0.37, 0.42, 0.17, 0.36))
     picture = ax.imshow(np.zeros((norb.SIDE, norb.SIDE)), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
@@ -69,7 +89,7 @@ def draw_frames(recorders, steps, config, n_sweep, label):
     caption = ax.set_title("", fontsize=8)
     dial = fig.add_axes((0.395, 0.05, 0.12, 0.22), projection="polar")
     for part, colour in ("train", BLUE), ("test", ORANGE):
-        low, high = ranges[part] = norb.parse_range(getattr(norb.resolved(config), f"{part}_azimuths"), f"--{part}-azimuths")
+        low, high = ranges[part] = norb.parse_range(getattr(config, f"{part}_azimuths"), f"--{part}-azimuths")
         dial.bar(np.deg2rad((low + high) / 2), 1, np.deg2rad(high - low), color=colour, alpha=0.35)
     dial.set(yticks=[], ylim=(0, 1))
     dial.set_xticks(np.deg2rad([0, 90, 180, 270]), ["0°", "90°", "180°", "270°"], fontsize=7)
@@ -77,7 +97,7 @@ def draw_frames(recorders, steps, config, n_sweep, label):
     hand, = dial.plot([0, 0], [0, 1], color="black", linewidth=2)
     fig.text(0.455, 0.345, "azimuth: blue trained,\norange held out", ha="center", va="bottom", fontsize=7.5)
     panels = []
-    for k, (name, colour) in enumerate(zip(names, COLOURS)):
+    for k, colour in enumerate(COLOURS[:len(names)]):
         ax = fig.add_axes((0.63, 0.55 - 0.44 * k, 0.34, 0.29))
         bars = ax.barh(range(N_CLASSES), [0] * N_CLASSES, color=colour)
         ax.set(xlim=(0, 1), ylim=(N_CLASSES - 0.5, -0.5), xticks=[0, 0.5, 1])
@@ -93,16 +113,20 @@ def draw_frames(recorders, steps, config, n_sweep, label):
                  "labels": np.array([label_of_shape])}
         picture.set_data(views["images"][0, ..., 0])
         seen = [part for part, (low, high) in ranges.items() if (azimuth - low) % 360 <= high - low]
-        caption.set_text(f"{CLASS_NAMES[label_of_shape]} at {azimuth:.0f}°\n" + {"train": "training range", "test": "held-out range"}.get(
-            seen[0] if seen else "", "between the ranges"))
+        caption.set_text(
+            f"{CLASS_NAMES[label_of_shape]} at {azimuth:.0f}°\n"
+            + {"train": "training range", "test": "held-out range"}.get(seen[0] if seen else "", "between the ranges"))
         hand.set_xdata([np.deg2rad(azimuth)] * 2)
         for (ax, bars), recorder, params in zip(panels, recorders, all_params):
-            p = softmax(norb.forward(params, norb.to_batch(views, slice(None)), recorder.config)[0]["scores"])[0]
+            batch = norb.to_batch(views, slice(None))
+            p = softmax(norb.forward(params, batch["images"], recorder.config)[0]["scores"])[0]
             for bar, width in zip(bars, p):
                 bar.set_width(width)
             named = int(p.argmax())
-            ax.set_title(f"{recorder.config.model}: {CLASS_NAMES[named]}, {'right' if named == label_of_shape else 'WRONG'}", fontsize=9,
-                         fontweight="normal" if named == label_of_shape else "bold")
+            ax.set_title(
+                f"{recorder.config.model}: {CLASS_NAMES[named]}, {'right' if named == label_of_shape else 'WRONG'}",
+                fontsize=9,
+                fontweight="normal" if named == label_of_shape else "bold")
         canvas.draw()
         frame = np.asarray(canvas.buffer_rgba())[..., :3]
         frames.append((np.round(frame / 255 * (LEVELS - 1)) * (255 / (LEVELS - 1))).astype(np.uint8))
@@ -124,9 +148,10 @@ def draw_frames(recorders, steps, config, n_sweep, label):
 
 
 def main():
-    parser = norb.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = norb.Parser(description=__doc__)
     parser.add_argument("--snapshots", type=int, default=16, metavar="N", help="frames of the training (default 16)")
-    parser.add_argument("--sweep-frames", type=int, default=36, metavar="N", help="frames of the full turn (default 36)")
+    parser.add_argument(
+        "--sweep-frames", type=int, default=36, metavar="N", help="frames of the full turn (default 36)")
     parser.add_argument("--fps", type=float, default=5, metavar="X", help="frames a second (default 5)")
     parser.add_argument("--out", type=Path, default=Path("smallnorb_novel_viewpoint.gif"), metavar="FILE",
                         help="the GIF to write (default smallnorb_novel_viewpoint.gif)")
@@ -142,18 +167,27 @@ def main():
     if config.data != "synthetic" or config.split != "azimuth":
         raise InputError("the film shows the embedded shapes turning: leave --data and --split out")
     if config.out_json or config.checkpoint:
-        raise InputError("--out-json and --checkpoint: these come from smallnorb_novel_viewpoint.py; leave them out here")
-    if len(norb.baselines(config)) != 1:
-        raise InputError(f"--baseline {config.baseline}: the film shows the network beside one other; name one")
+        raise InputError(
+            "--out-json and --checkpoint: these come from smallnorb_novel_viewpoint.py; leave them out here")
+    if len(norb.baselines(config)) != 1 or "nearest" in (config.model, config.baseline):
+        raise InputError(
+            f"--model {config.model} --baseline {config.baseline}: the film shows a network beside one other, "
+            "both learning; name one")
     norb.check_writable(args.out)
     say, data = norb.Progress(config.quiet).say, norb.load_data(config)
-    filmed = [film(dataclasses.replace(config, model=model), args.snapshots, data) for model in (config.model, *norb.baselines(config))]
+    models = (config.model, config.baseline)
+    filmed = [film(norb.for_model(config, model), args.snapshots, data) for model in models]
     epochs = {recorder.config.n_epochs for recorder, _ in filmed}
-    frames, n_training = draw_frames([recorder for recorder, _ in filmed], [n for _, n in filmed], config, args.sweep_frames,
-                                     f"seed {config.seed}, {' and '.join(map(str, sorted(epochs)))} epochs")
+    frames, n_training = draw_frames(
+        [recorder for recorder, _ in filmed],
+        [n for _, n in filmed],
+        config,
+        args.sweep_frames,
+        f"seed {config.seed}, {' and '.join(map(str, sorted(epochs)))} epochs")
     duration = [1000 / args.fps] * len(frames)
     duration[n_training - 1] = duration[-1] = HOLD
-    norb.write_atomically(args.out, lambda file: imageio.imwrite(file, frames, extension=".gif", duration=duration, loop=0))
+    norb.write_atomically(
+        args.out, lambda file: imageio.imwrite(file, frames, extension=".gif", duration=duration, loop=0))
     say(f"wrote {args.out}  ({len(frames)} frames, {args.out.stat().st_size / 1e6:.2f} MB)")
 
 

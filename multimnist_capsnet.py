@@ -3,26 +3,28 @@
 
 Sabour, Frosst & Hinton, "Dynamic routing between capsules", NIPS 2017.
 
-Question: two handwritten digits lie on top of each other. Can a network name both, and redraw each one alone from its own
-16-D capsule, although it only ever saw the composite?
+Question: two handwritten digits lie on top of each other. Can a network name both, and redraw each one alone from its
+own 16-D capsule, although it only ever saw the composite?
 
     stage        layer                                                               output
     Input        composite of two digits, each shifted by up to 4 px                 (N, 36, 36)
     Conv1        9x9, stride 1, 32 channels, ReLU                                    (N, 28, 28, 32)
     PrimaryCaps  9x9, stride 2, 8 types x 8-D, squash                                (N, 800, 8)
-    votes        u_hat_ij = W_ij u_i                                                 (N, 800, 10, 16)
+    votes        u_hat_ij = W_ij u_i                                                 (N, 10, 800, 16)
     routing      3 iterations, softmax over the 10 digit capsules, b = 0 at first    (N, 10, 16)
     decoder      one capsule, the others masked: 160 -> 256 -> 512 -> 1296           (N, 36, 36), once per digit
 
-Loss: margin loss on the capsule lengths + 0.0005 x summed squared error of the two redrawn digits. Adam. The backward pass
-runs through everything, all routing iterations included.
+Loss: margin loss on the capsule lengths + 0.0005 x summed squared error of the two redrawn digits. Adam. The backward
+pass runs through everything, all routing iterations included.
 
-Deviations from the paper: a smaller network (`--preset paper` is the paper's); the two digits' boxes overlap with an IoU of at
-least 0.8 (`--min-iou 0` is the paper's protocol); pixel-wise max as the merge (`--merge add` is the official code's); fresh
-pairs every epoch; cosine decay of the learning rate; no bias on the digit capsules (`--digit-bias` adds the official code's).
+Deviations from the paper: a smaller network (`--preset paper` is the paper's); the two digits' boxes overlap with an
+IoU of at least 0.8 (`--min-iou 0` is the paper's protocol); pixel-wise max as the merge (`--merge add` is the official
+code's); fresh pairs every epoch; cosine decay of the learning rate; no bias on the digit capsules
+(`--digit-bias` adds the official code's).
 
-`--preset deep` replaces the two 9x9 convolutions by six small ones, and is far more accurate for the same time. `--model cnn` is the
-control: the same five small convolutions below PrimaryCaps, one hidden layer and ten sigmoids, no larger than the capsule network without its decoder.
+`--preset deep` replaces the two 9x9 convolutions by six small ones, and is far more accurate for the same time.
+`--model cnn` is the control: the same five small convolutions below PrimaryCaps, one hidden layer and ten sigmoids, no
+larger than the capsule network without its decoder.
 
 One command, about a minute on two cores:    python3 multimnist_capsnet.py --n-epochs 12 --n-train 6000 --seed 0
 """
@@ -39,129 +41,842 @@ import shutil
 import sys
 import tempfile
 import time
-import zlib
 import urllib.request
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
+# TWIN preamble: what import needs, the same in every experiment ------------------------------------------------------
 
-# One BLAS thread, set before numpy is imported: the worker threads below share the work in fixed shards instead, so that the
-# bits do not depend on their number.
+# One BLAS thread, set before numpy is imported: worker threads share the work in fixed shards instead, so that the bits
+# do not depend on their number.
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
     os.environ[name] = "1"
-import numpy as np  # noqa: E402
-from numpy.lib.stride_tricks import as_strided, sliding_window_view  # noqa: E402
-
-# Axis legend, in the shape comments at line ends:
-#   N batch   H W height, width   C channels in   F channels out   K kernel side   I primary capsules   J digit capsules
-#   E dimensions of a primary capsule (8)   D dimensions of a digit capsule (16)   T outer products in du_hat
-
-CANVAS = 36                        # side of a composite, px
-MAX_SHIFT = 4                      # a digit moves by -4..+4 whole px on each axis
-BOX = 20                           # MNIST digits are size-normalised into 20x20; the paper's overlap is that of these boxes
-N_CLASSES = 10
-CHANCE, CHANCE_ANY = 1 / 45, 17 / 45                           # one set out of C(10, 2); sets that share a digit with it
-SHARD_SIZE = 16                    # samples a worker thread takes at once: fixed, so that sums have one order
-CHUNK = 2048                       # pairs drawn at once: memory does not grow with --n-train
-PURPOSES = ("data", "init", "batches", "evaluation")
+import numpy as np
+from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
 
 class InputError(Exception):
     """Something the user gave is wrong; the message is one line that names it and how to mend it. Exit code 2."""
 
 
-class NotAtHand(InputError):
-    """MNIST is not here and cannot be fetched"""
+def option(default, text, group, **extra):
+    """A setting: its default, its help text, the group of --help it stands in (data, network, training or run).
+
+    extra: low, high, above, choices, which bound its value; metavar; runtime=True, if no bit of the training depends on
+    it; models, the networks that it means something to, if not to all.
+    """
+    return dataclasses.field(default=default, metadata={"help": text, "group": group, **extra})
 
 
-def option(default, text, **extra):
-    return dataclasses.field(default=default, metadata={"help": text, **extra})
-
-
-FRONT_ENDS = {                     # convolutions: kernel, stride, channels in units of --conv1-channels; the last one makes PrimaryCaps
-    "paper": ((9, 1, 1), (9, 2, None)),
-    "deep": ((3, 1, 1), (3, 1, 1), "pool", (3, 1, 2), (3, 1, 2), "pool", (3, 1, 4), (1, 1, None))}
-PRESETS = {
-    "default": dict(front_end="paper", conv1_channels=32, primary_types=8, decoder_hidden1=256, decoder_hidden2=512, lr=2e-3, warmup=0,
-                    recon_weight=0.0005),
-    "paper": dict(front_end="paper", conv1_channels=256, primary_types=32, decoder_hidden1=512, decoder_hidden2=1024, lr=2e-3,
-                  warmup=0, recon_weight=0.0005),
-    "deep": dict(front_end="deep", conv1_channels=32, primary_types=16, decoder_hidden1=256, decoder_hidden2=512, lr=5e-3,
-                 warmup=200, recon_weight=0.002)}
-CNN = dict(lr=5e-3, warmup=200)    # instead of the preset's
-
-
-def preset_option(name, text, **extra):
-    values = {preset: sizes[name] for preset, sizes in PRESETS.items()} | ({"cnn": CNN[name]} if name in CNN else {})
-    shown = ", ".join(str(v) if p == "default" else f"{p} {v}" for p, v in values.items() if p == "default" or v != values["default"])
-    return option(None, text, shown=shown, **extra)
+def table_option(tables, name, text, group, **extra):
+    """A setting whose default depends on another: on the preset, the network or the data. tables: {choice: {name:
+    value}}"""
+    values = {choice: table[name] for choice, table in tables.items() if name in table}
+    usual, *others = values.items()
+    shown = [str(usual[1]), *(f"{choice} {value}" for choice, value in others if value != usual[1])]
+    return option(None, text, group, shown=", ".join(shown), **extra)
 
 
 @dataclass(frozen=True)
-class Config:
-    """All settings of a run: the names, defaults and help texts of the command line flags come from here."""
-    seed: int = option(0, "seed of everything random; same seed, same bits", low=0)
-    n_epochs: int = option(12, "epochs to train", low=1)
-    n_train: int = option(6000, "training pairs in an epoch", low=1)
-    n_val: int = option(2000, "validation pairs, made of training images held out", low=1)
-    n_test: int = option(10000, "test pairs, seen once, after training", low=1, runtime=True)
-    batch_size: int = option(32, "pairs in a batch", low=1)
-    lr: float = preset_option("lr", "Adam's learning rate at the start, or after the warm-up", above=0)
-    warmup: int = preset_option("warmup", "steps over which the learning rate first rises from 0", low=0)
-    lr_schedule: str = option("cosine", "cosine decay to 0, the official code's 0.96^(step/2000), or constant",
-                              choices=("cosine", "exponential", "constant"))
-    digits: str = option("auto", "auto: MNIST if at hand or to be fetched, else synthetic", choices=("auto", "mnist", "synthetic"),
-                        runtime=True)
-    mnist_dir: str = option("", "folder with the four MNIST idx files, raw or .gz (else $MNIST_DIR, else ~/.cache/hinton-mnist, "
-                            "else download)", runtime=True, metavar="DIR")
-    min_iou: float = option(0.8, "least IoU of the two digits' 20x20 boxes, for every pair; 0 is the paper's protocol",
-                            low=0, high=1)
-    merge: str = option("max", "pixel-wise max, or the official code's add and clip", choices=("max", "add"))
-    fixed_pool: bool = option(False, "reuse one pool of --n-train pairs instead of fresh pairs every epoch")
-    model: str = option("caps", "the capsule network, or a CNN of at most as many parameters as it has without its decoder",
-                        choices=("caps", "cnn"))
-    preset: str = option("default", "what is not given: default's (2.03M parameters), the paper's (11.36M), or those of a deeper and "
-                         "narrower network, which is more accurate for the same time (1.32M)", choices=tuple(PRESETS))
-    front_end: str = preset_option("front_end", "layers up to PrimaryCaps: the paper's two 9x9, or six small ones",
-                                   choices=tuple(FRONT_ENDS))
-    conv1_channels: int = preset_option("conv1_channels", "channels of Conv1; the deep front end goes up to four times as many", low=1)
-    primary_types: int = preset_option("primary_types", "types of primary capsules, each at every place", low=1)
-    primary_dim: int = option(8, "dimensions of a primary capsule", low=1)
-    digit_dim: int = option(16, "dimensions of a digit capsule", low=1)
-    decoder_hidden1: int = preset_option("decoder_hidden1", "units of the decoder's first layer", low=1, model="caps")
-    decoder_hidden2: int = preset_option("decoder_hidden2", "units of the decoder's second layer", low=1, model="caps")
-    routing_iters: int = option(3, "routing iterations; 1 means uniform coupling", low=1, model="caps")
-    routing_grad: str = option("full", "full: through every routing iteration; detached: the last coupling coefficients held "
-                               "fixed", choices=("full", "detached"), model="caps")
-    digit_bias: bool = option(False, "a bias on every digit capsule before its squash, at first 0.1, as in the official code",
-                              model="caps")
-    recon_weight: float = preset_option("recon_weight", "weight of the summed squared error of the redrawn digits", low=0, model="caps")
-    cnn_channels: int = option(32, "channels of the CNN's first convolution; later ones have 2 or 4 times as many", low=1, model="cnn")
-    cnn_hidden: int = option(0, "units of the CNN's hidden layer, 0 for as many as its number of parameters allows", low=0,
-                             model="cnn")
-    dropout: float = option(0.0, "share of the CNN's hidden units dropped in training", low=0, high=0.99, model="cnn")
-    threads: int = option(0, "worker threads, 0 for one per core; does not change a bit", low=0, runtime=True)
-    checkpoint: str = option("", "write weights and optimiser to this .npz at every epoch's end", runtime=True)
-    resume: bool = option(False, "go on from --checkpoint if it exists", runtime=True)
-    out_json: str = option("", "write settings and results to this file", runtime=True)
-    quiet: bool = option(False, "print nothing but errors", runtime=True)
+class Settings:
+    """What every experiment's Config has; and where a setting comes from that was not given.
+
+    A field that is None was not given: it is filled in from own_values(), that is from the tables of the preset, the
+    network or the data, and remembered in `filled`. dataclasses.replace fills it in anew as long as it has that value,
+    so that another model gets ITS learning rate, and what was given stays.
+    """
+    seed: int = option(0, "seed of everything random; same seed, same bits", "training", low=0)
+    n_epochs: int = option(None, "epochs to train", "training", low=1)
+    batch_size: int = option(32, "samples in a batch", "training", low=1)
+    lr: float = option(None, "Adam's learning rate at the start, or after the warm-up", "training", above=0)
+    warmup: int = option(0, "steps over which the learning rate first rises from 0", "training", low=0)
+    lr_schedule: str = option(
+        "cosine",
+        "cosine decay to 0, the official code's 0.96^(step/2000), or constant",
+        "training",
+        choices=("cosine", "exponential", "constant"))
+    weight_decay: float = option(0.0, "decoupled weight decay: every step shrinks the weights, not the biases, by lr x "
+                                 "this", "training", low=0)
+    average: float = option(
+        0.0,
+        "decay of the running mean of the weights, which then is what is evaluated; 0: no mean",
+        "training",
+        low=0,
+        high=0.9999)
+    threads: int = option(0, "worker threads, 0 for one per core; does not change a bit", "run", low=0, runtime=True)
+    checkpoint: str = option("", "write weights and optimiser to this .npz at every epoch's end", "run", runtime=True)
+    resume: bool = option(False, "go on from --checkpoint if it exists", "run", runtime=True)
+    out_json: str = option("", "write settings and results to this file", "run", runtime=True)
+    quiet: bool = option(False, "print nothing but errors", "run", runtime=True)
+    filled: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self):
-        """What was not given comes from the preset, the CNN's learning rate from CNN"""
-        for name, size in (PRESETS.get(self.preset, {}) | (CNN if self.model == "cnn" else {})).items():
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, size)
+        filled = {name: value for name, value in self.filled.items() if getattr(self, name) == value}
+        for name, value in self.own_values().items():
+            if getattr(self, name) is None or name in filled:
+                object.__setattr__(self, name, value)
+                filled[name] = value
+        object.__setattr__(self, "filled", filled)
+
+    def own_values(self):
+        """{name: value} of the settings whose defaults depend on others"""
+        return {}
+
+    def open_ended(self):
+        """Whether a run may be resumed with more epochs: nothing that it did depends on their number"""
+        return self.lr_schedule != "cosine"
+
+# END TWIN preamble ---------------------------------------------------------------------------------------------------
+
+# Axis legend, in the shape comments at line ends:
+#   N batch   H W height, width   C channels in   F channels out   K kernel side   I primary capsules   J digit capsules
+#   E dimensions of a primary capsule (8)   D dimensions of a digit capsule (16)   T terms of du_hat
+
+# Layers up to PrimaryCaps; of a convolution: its name, kernel, stride, channels in units of --conv1-channels. Maxima
+# come before the ReLU, which then has a quarter of the work; PrimaryCaps, the last one, has squash instead of a ReLU.
+FRONT_ENDS = {
+    "paper": (("conv2d", "conv1", 9, 1, 1), ("relu",), ("conv2d", "primary", 9, 2, None)),
+    "deep": (("conv2d", "conv1", 3, 1, 1), ("relu",), ("conv2d", "conv2", 3, 1, 1), ("pool",), ("relu",),
+             ("conv2d", "conv3", 3, 1, 2), ("relu",), ("conv2d", "conv4", 3, 1, 2), ("pool",), ("relu",),
+             ("conv2d", "conv5", 3, 1, 4), ("relu",), ("conv2d", "primary", 1, 1, None))}
+CNN_TRUNK = FRONT_ENDS["deep"][:-1]                            # the control's convolutions, in units of --cnn-channels
+CNN_HIDDEN = (("flatten",), ("linear", "fc1"), ("relu",))
+CNN_SCORES = (("dropout",), ("linear", "fc2"))
+PRESETS = {
+    "default": {"front_end": "paper", "conv1_channels": 32, "primary_types": 8, "decoder_hidden1": 256,
+                "decoder_hidden2": 512, "lr": 2e-3, "warmup": 0, "recon_weight": 0.0005},
+    "paper": {"front_end": "paper", "conv1_channels": 256, "primary_types": 32, "decoder_hidden1": 512,
+              "decoder_hidden2": 1024, "lr": 2e-3, "warmup": 0, "recon_weight": 0.0005},
+    "deep": {"front_end": "deep", "conv1_channels": 32, "primary_types": 16, "decoder_hidden1": 256,
+             "decoder_hidden2": 512, "lr": 5e-3, "warmup": 200, "recon_weight": 0.002}}
+CNN = {"lr": 5e-3, "warmup": 200}                              # instead of the preset's
+OWN = PRESETS | {"cnn": CNN}
+CAPS_ONLY, CNN_ONLY = {"models": ("caps",)}, {"models": ("cnn",)}
 
 
-def rng_for(seed, purpose, *key):
-    """The generator of one purpose; equals SeedSequence(seed).spawn(...)'s child, without keeping a state between calls."""
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(PURPOSES.index(purpose), *key)))
+@dataclass(frozen=True)
+class Config(Settings):
+    """All settings of a run: the names, defaults and help texts of the command line flags come from here."""
+    n_epochs: int = option(12, "epochs to train", "training", low=1)
+    n_train: int = option(6000, "training pairs in an epoch", "data", low=1)
+    n_val: int = option(2000, "validation pairs, made of training images held out", "data", low=1)
+    n_test: int = option(10000, "test pairs, seen once, after training", "data", low=1, runtime=True)
+    lr: float = table_option(OWN, "lr", "Adam's learning rate at the start, or after the warm-up", "training", above=0)
+    warmup: int = table_option(
+        OWN, "warmup", "steps over which the learning rate first rises from 0", "training", low=0)
+    digits: str = option("auto", "auto: MNIST if at hand or to be fetched, else synthetic", "data",
+                         choices=("auto", "mnist", "synthetic"), runtime=True)
+    mnist_dir: str = option("", "folder with the four MNIST idx files, raw or .gz (else $MNIST_DIR, else "
+                            "~/.cache/hinton-mnist, else download)", "data", runtime=True, metavar="DIR")
+    min_iou: float = option(0.8, "least IoU of the two digits' 20x20 boxes, for every pair; 0 is the paper's protocol",
+                            "data", low=0, high=1)
+    merge: str = option("max", "pixel-wise max, or the official code's add and clip", "data", choices=("max", "add"))
+    fixed_pool: bool = option(False, "reuse one pool of --n-train pairs instead of fresh pairs every epoch", "data")
+    model: str = option(
+        "caps",
+        "the capsule network, or a CNN of at most as many parameters as it has without its decoder",
+        "network",
+        choices=("caps", "cnn"))
+    preset: str = option(
+        "default",
+        "what is not given: default's (2.03M parameters), the paper's (11.36M), or those of a "
+        "deeper and narrower network, which is more accurate for the same time (1.32M)",
+        "network",
+        choices=tuple(PRESETS))
+    front_end: str = table_option(OWN, "front_end", "layers up to PrimaryCaps: the paper's two 9x9, or six small ones",
+                                  "network", choices=tuple(FRONT_ENDS))
+    conv1_channels: int = table_option(
+        OWN, "conv1_channels", "channels of Conv1; the deep front end goes up to four times as many", "network", low=1)
+    primary_types: int = table_option(OWN, "primary_types", "types of primary capsules, each at every place", "network",
+                                      low=1)
+    primary_dim: int = option(8, "dimensions of a primary capsule", "network", low=1)
+    digit_dim: int = option(16, "dimensions of a digit capsule", "network", low=1)
+    decoder_hidden1: int = table_option(OWN, "decoder_hidden1", "units of the decoder's first layer", "network", low=1,
+                                        **CAPS_ONLY)
+    decoder_hidden2: int = table_option(OWN, "decoder_hidden2", "units of the decoder's second layer", "network", low=1,
+                                        **CAPS_ONLY)
+    routing_iters: int = option(3, "routing iterations; 1 means uniform coupling", "network", low=1, **CAPS_ONLY)
+    routing_grad: str = option(
+        "full",
+        "full: through every routing iteration; detached: the last coupling coefficients held fixed",
+        "network",
+        choices=("full", "detached"),
+        **CAPS_ONLY)
+    digit_bias: bool = option(
+        False,
+        "a bias on every digit capsule before its squash, at first 0.1, as in the official code",
+        "network",
+        **CAPS_ONLY)
+    recon_weight: float = table_option(OWN, "recon_weight", "weight of the summed squared error of the redrawn digits",
+                                       "training", low=0, **CAPS_ONLY)
+    cnn_channels: int = option(32, "channels of the CNN's first convolution; later ones have 2 or 4 times as many",
+                               "network", low=1, **CNN_ONLY)
+    cnn_hidden: int = option(0, "units of the CNN's hidden layer, 0 for as many as its number of parameters allows",
+                             "network", low=0, **CNN_ONLY)
+    dropout: float = option(0.0, "share of the CNN's hidden units dropped in training", "training", low=0, high=0.99,
+                            **CNN_ONLY)
+
+    def own_values(self):
+        return PRESETS.get(self.preset, {}) | (CNN if self.model == "cnn" else {})
 
 
-# ---------------------------------------------------------------- data: digits
+# ============================================================== the task: pairs of overlapping digits
 
-MNIST_MIRRORS = ("https://storage.googleapis.com/cvdf-datasets/mnist/", "https://ossci-datasets.s3.amazonaws.com/mnist/")
+CANVAS = 36                        # side of a composite, px
+MAX_SHIFT = 4                      # a digit moves by -4..+4 whole px on each axis
+BOX = 20                       # MNIST digits are size-normalised into 20x20; the paper's overlap is that of these boxes
+N_CLASSES = 10
+CHANCE, CHANCE_ANY = 1 / 45, 17 / 45                   # one set out of C(10, 2); sets that share a digit with it
+
+
+def legal_shift_pairs(min_iou):
+    """All ((dy, dx), (dy, dx)) of two digits whose 20x20 boxes overlap with IoU >= min_iou. -> (n, 2, 2) int64, px."""
+    shifts = np.arange(-MAX_SHIFT, MAX_SHIFT + 1)
+    pairs = np.stack(np.meshgrid(*[shifts] * 4, indexing="ij"), -1).reshape(-1, 2, 2)
+    return pairs[box_iou(pairs) >= min_iou - 1e-12]
+
+
+def box_iou(shifts):
+    """IoU of two 20x20 boxes shifted by shifts (..., 2, 2) whole px. -> (...)"""
+    sides = np.maximum(BOX - np.abs(shifts[..., 0, :] - shifts[..., 1, :]), 0)
+    intersection = sides[..., 0] * sides[..., 1]
+    return intersection / (2 * BOX * BOX - intersection)
+
+
+def shift_digits(images, shifts):
+    """Put each 28x28 image on a 36x36 canvas, its centre moved by shifts (n, 2) = (dy, dx) px. -> (n, 36, 36) uint8"""
+    margin = 2 * MAX_SHIFT
+    padded = np.pad(images, ((0, 0), (margin, margin), (margin, margin)))               # (n, 44, 44)
+    windows = sliding_window_view(padded, (CANVAS, CANVAS), axis=(1, 2))                # (n, 9, 9, 36, 36)
+    return windows[np.arange(len(images)), MAX_SHIFT - shifts[:, 0], MAX_SHIFT - shifts[:, 1]]
+
+
+def overlay_pair(a, b, shift_a=(0, 0), shift_b=(0, 0), merge="max"):
+    """Merge two 28x28 uint8 digits, shifted by (dy, dx) px. -> composite (36, 36), sources (2, 36, 36), both uint8"""
+    shifts = np.array([shift_a, shift_b])
+    if shifts.shape != (2, 2) or abs(shifts).max() > MAX_SHIFT:
+        raise InputError(f"shifts {shift_a}, {shift_b}: must be (dy, dx) of at most {MAX_SHIFT} px")
+    sources = shift_digits(np.stack([a, b]), shifts)
+    return merge_sources(sources[None], merge)[0], sources
+
+
+def merge_sources(sources, merge):
+    """sources (n, 2, 36, 36) uint8 -> composites (n, 36, 36) uint8: pixel-wise max, or sum clipped at 255"""
+    if merge not in ("max", "add") or sources.dtype != np.uint8:
+        raise InputError(f"merge {merge} of {sources.dtype} digits: merge must be max or add, digits uint8 in [0, 255]")
+    if merge == "max":
+        return sources.max(1)
+    return np.minimum(sources.sum(1, dtype=np.uint16), 255).astype(np.uint8)
+
+
+def generate_multimnist(images, labels, n, rng, min_iou=0.8, merge="max"):
+    """Draw n pairs of digits of different classes with the guaranteed overlap, every legal placement equally likely.
+
+    images (M, 28, 28) uint8, labels (M,). -> dict of composites (n, 36, 36) and sources (n, 2, 36, 36), uint8, labels
+    (n, 2) int64, shifts (n, 2, 2) int64 px, index (n, 2) int64 into images.
+    """
+    labels = np.asarray(labels)
+    by_class = np.argsort(labels, kind="stable")
+    start = np.searchsorted(labels[by_class], np.arange(N_CLASSES + 1))
+    if (np.diff(start) > 0).sum() < 2:
+        raise InputError("pairs need digits of at least two classes; give more images")
+    legal = legal_shift_pairs(min_iou)
+    first = rng.integers(0, len(labels), n)
+    label = labels[first].astype(np.int64)
+    count = start[label + 1] - start[label]
+    second = rng.integers(0, len(labels) - count)                       # uniform over the images of the other classes:
+    second = by_class[second + count * (second >= start[label])]        # step over the first digit's class
+    index = np.stack([first, second], 1)
+    shifts = legal[rng.integers(0, len(legal), n)]
+    sources = shift_digits(images[index.ravel()], shifts.reshape(-1, 2)).reshape(n, 2, CANVAS, CANVAS)
+    return {"composites": merge_sources(sources, merge), "sources": sources, "labels": labels[index].astype(np.int64),
+            "shifts": shifts, "index": index}
+
+
+def draw_pairs(digits, split, n, config, purpose, *key):
+    """n pairs from one split of load_digits' result, drawn in chunks of CHUNK, each from its own generator."""
+    parts = [generate_multimnist(*digits[split], min(CHUNK, n - start),
+                                 rng_for(config.seed, purpose, *key, start // CHUNK), config.min_iou, config.merge)
+             for start in range(0, n, CHUNK)]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def epoch_samples(digits, epoch, config):
+    """The pairs of one epoch, a chunk of whole batches at a time: fresh ones, or always the same pool."""
+    images, labels = digits["train"]
+    size = max(1, CHUNK // config.batch_size) * config.batch_size
+    for k, start in enumerate(range(0, config.n_train, size)):
+        n = min(size, config.n_train - start)
+        rng = rng_for(config.seed, "batches", 0 if config.fixed_pool else epoch, k)
+        pairs = generate_multimnist(images, labels, n, rng, config.min_iou, config.merge)
+        if config.dropout:
+            rng = rng_for(config.seed, "batches", epoch, k, 1)
+            kept = rng.random((n, param_shapes(config)["fc2_w"][0]), np.float32) >= config.dropout
+            pairs["dropout_mask"] = kept / np.float32(1 - config.dropout)
+        yield pairs
+
+
+def to_batch(pairs, rows, dtype=np.float32):
+    """Rows of a dict of pairs as what the network eats: images and sources, pixels in [0, 1] in `dtype`, labels (N, 2)
+    and the dropout_mask, if there is one"""
+    batch = {
+        "images": pairs["composites"][rows].astype(dtype) / 255,
+        "sources": pairs["sources"][rows].astype(dtype) / 255,
+        "labels": pairs["labels"][rows]}
+    return batch | ({"dropout_mask": pairs["dropout_mask"][rows].astype(dtype)} if "dropout_mask" in pairs else {})
+
+
+# ============================================================== the paper: capsules, routing, losses, the network
+
+# TWIN dynamic routing: squash, votes, routing by agreement, lengths, decoder, losses ----------------------------------
+# u_hat, b, c and their gradients are indexed alike, (N, J, I, ...): j first, then the i that it hears.
+
+SQUASH_EPS = 1e-9                  # inside the square root of a norm: the gradient at a zero vector is 0, not 0/0
+
+
+def squash_forward(s):
+    """Eq. 1: v = |s|^2 / (1 + |s|^2) * s / |s| along the last axis: the direction stays, the length gets below 1."""
+    norm = np.sqrt(np.einsum("...d,...d->...", s, s)[..., None] + SQUASH_EPS)           # (..., 1)
+    gain = norm / (1 + norm * norm)
+    return s * gain, (s, norm, gain)
+
+
+def squash_backward(dv, cache):
+    """With q = |s| and v = s q / (1 + q^2): ds = dv q/(1+q^2) + s (s . dv) (1 - q^2) / (q (1 + q^2)^2)"""
+    s, norm, gain = cache
+    along = np.einsum("...d,...d->...", s, dv)[..., None]                               # (..., 1)
+    along *= (1 - norm * norm) / (norm * (1 + norm * norm) ** 2)
+    ds = dv * gain
+    ds += s * along
+    return ds
+
+
+def votes_forward(u, W, empty=np.empty):
+    """Eq. 2: u_hat_j|i = W_ij u_i. u (N, I, E), W (I, E, J, D) -> u_hat (N, J, I, D), a view of memory (N, I, J, D)
+
+    W_ij stands transposed, as (E, D), so that each i is one row-major GEMM (N, E) @ (E, J*D): OpenBLAS's AVX-512
+    kernels multiply such small matrices 1.8 times as fast as with a transposed operand.
+    """
+    (N, I, E), (_, _, J, D) = u.shape, W.shape
+    u_hat = empty((N, I, J * D), u.dtype)
+    np.matmul(u.transpose(1, 0, 2), W.reshape(I, E, J * D), out=u_hat.transpose(1, 0, 2))
+    return u_hat.reshape(N, I, J, D).transpose(0, 2, 1, 3), (u, W, empty)
+
+
+def votes_backward(du_hat, cache):
+    """du_hat (N, J, I, D) -> du (N, I, E), dW (I, E, J, D)"""
+    u, W, empty = cache
+    (N, I, E), (_, _, J, D) = u.shape, W.shape
+    by_i = du_hat.transpose(0, 2, 1, 3).reshape(N, I, J * D).transpose(1, 0, 2)         # (I, N, J*D)
+    du, dW = empty(u.shape, u.dtype), empty(W.shape, W.dtype)
+    np.matmul(by_i, W.reshape(I, E, J * D).transpose(0, 2, 1), out=du.transpose(1, 0, 2))
+    np.matmul(u.transpose(1, 2, 0), by_i, out=dW.reshape(I, E, J * D))
+    return du, dW
+
+
+def softmax_forward(b):
+    """Eq. 3: c_ij = exp(b_ij) / sum_k exp(b_ik), over the output capsules, axis 1. b (N, J, I) -> c (N, J, I)"""
+    c = b - b.max(1, keepdims=True)
+    np.exp(c, out=c)
+    c /= c.sum(1, keepdims=True)
+    return c, (c,)
+
+
+def softmax_backward(dc, cache):
+    c, = cache
+    db = dc - np.einsum("nji,nji->ni", c, dc)[:, None]
+    db *= c
+    return db
+
+
+def routing_forward(u_hat, config, bias=None, empty=np.empty):
+    """Procedure 1, dynamic routing. u_hat (N, J, I, D), bias (J, D) or None -> v (N, J, D)
+
+    For r = 1..routing_iters: c = softmax_j(b), s_j = sum_i c_ij u_hat_j|i (+ bias_j), v = squash(s), and
+    b_ij += u_hat_j|i . v_j, with b = 0 at first, per sample; the update after the last squash would not be read. The
+    cache's steps hold each iteration's c (N, J, I), the first being the constant 1/J as (1, I), and v. All sums are
+    BLAS calls: a matrix-vector product for every (n, j) reads u_hat once, where a GEMM against a block-diagonal matrix
+    would do J times the arithmetic.
+    """
+    N, J, I, D = u_hat.shape
+    steps = []
+    b = v = None
+    for r in range(config.routing_iters):
+        if r == 0:
+            c, softmax_cache = np.full((1, I), 1 / J, u_hat.dtype), None
+            s = np.matmul(c, u_hat.transpose(0, 2, 1, 3).reshape(N, I, J * D)).reshape(N, J, D)
+        else:
+            agreement = np.matmul(u_hat, v[..., None], out=empty((N, J, I, 1), u_hat.dtype))[..., 0]        # (N, J, I)
+            b = agreement if b is None else np.add(b, agreement, out=empty((N, J, I), u_hat.dtype))
+            c, softmax_cache = softmax_forward(b)
+            s = np.matmul(c[:, :, None, :], u_hat)[:, :, 0]                             # (N, J, D)
+        if bias is not None:
+            s += bias
+        v, squash_cache = squash_forward(s)
+        steps.append(SimpleNamespace(c=c, v=v, softmax_cache=softmax_cache, squash_cache=squash_cache))
+    return v, SimpleNamespace(u_hat=u_hat, steps=steps, config=config, empty=empty)
+
+
+def routing_backward(dv, cache):
+    """dv (N, J, D) -> du_hat (N, J, I, D), dbias (J, D), through every iteration; with routing_grad "detached" the
+    last c is held constant.
+
+    Each place where u_hat_ij is used adds a coefficient times a direction, a D-vector, to its gradient: c ds from a
+    weighted sum, db v from an agreement. These terms are gathered over all iterations, and du_hat is ONE batched
+    product (I, T) @ (T, D) for every (n, j).
+    """
+    u_hat = cache.u_hat
+    steps = cache.steps
+    empty = cache.empty
+    N, J, I, D = u_hat.shape
+    terms = []
+    db = dbias = 0
+    for r in reversed(range(len(steps))):
+        ds = squash_backward(dv, steps[r].squash_cache)
+        dbias = dbias + ds.sum(0)                                                       # it is added in every iteration
+        terms.append((steps[r].c, ds))
+        if cache.config.routing_grad == "detached" or r == 0:                           # c of the first is a constant
+            break
+        dc = np.matmul(u_hat, ds[..., None], out=empty((N, J, I, 1), dv.dtype))[..., 0]                     # (N, J, I)
+        db = db + softmax_backward(dc, steps[r].softmax_cache)                         # b_r = b_(r-1) + u_hat . v_(r-1)
+        terms.append((db, steps[r - 1].v))
+        dv = np.matmul(db[:, :, None], u_hat)[:, :, 0]
+    coefficients = empty((N, J, len(terms), I), dv.dtype)
+    directions = empty((N, J, len(terms), D), dv.dtype)
+    for t, (coefficient, direction) in enumerate(terms):
+        coefficients[:, :, t] = coefficient
+        directions[:, :, t] = direction
+    du_hat = reuse_if_arena(u_hat, empty)
+    return np.matmul(coefficients.transpose(0, 1, 3, 2), directions, out=du_hat), dbias
+
+
+def lengths_forward(v):
+    """|v_j|, the probability that digit j is there. v (N, J, D) -> (N, J)"""
+    lengths = np.sqrt(np.einsum("njd,njd->nj", v, v) + SQUASH_EPS)
+    return lengths, (v, lengths)
+
+
+def lengths_backward(dlengths, cache):
+    v, lengths = cache
+    return v * (dlengths / lengths)[..., None]
+
+
+def mask_forward(v, digits):
+    """Keep one capsule, zero the others, once for every digit to redraw. v (N, J, D), digits (N, R) -> (N*R, J*D)"""
+    (N, J, D), R = v.shape, digits.shape[1]
+    masked = np.zeros((N, R, J, D), v.dtype)
+    n, r = np.arange(N)[:, None], np.arange(R)
+    masked[n, r, digits] = v[n, digits]
+    return masked.reshape(N * R, J * D), (v.shape, digits)
+
+
+def mask_backward(dmasked, cache):
+    (N, J, D), digits = cache
+    n, r = np.arange(N)[:, None], np.arange(digits.shape[1])
+    dv = np.zeros((N, J, D), dmasked.dtype)
+    np.add.at(dv, (n, digits), dmasked.reshape(N, -1, J, D)[n, r, digits])
+    return dv
+
+
+DECODER = (("linear", "dec1"), ("relu",), ("linear", "dec2"), ("relu",), ("linear", "dec3"), ("sigmoid",))
+
+
+def decoder_forward(params, masked, empty=np.empty):
+    """Masked capsules (M, J*D) -> pixels in (0, 1), (M, H*W)"""
+    return layers_forward(params, masked, DECODER, empty)
+
+
+def decoder_backward(dpixels, caches, grads):
+    """dpixels (M, H*W) -> gradient of the masked capsules (M, J*D); the parameters' gradients go into `grads`"""
+    return layers_backward(dpixels, caches, DECODER, grads)
+
+
+M_PLUS, M_MINUS = 0.9, 0.1
+DOWN_WEIGHT = 0.5
+
+
+def margin_loss(lengths, present):
+    """Eq. 4, summed over capsules, mean over the batch. lengths, present (N, J), present 1 for digits there, else 0.
+
+    L_k = T_k max(0, 0.9 - |v_k|)^2 + 0.5 (1 - T_k) max(0, |v_k| - 0.1)^2. -> loss (float), dlengths (N, J)
+    """
+    short, long = np.maximum(M_PLUS - lengths, 0), np.maximum(lengths - M_MINUS, 0)
+    N = len(lengths)
+    loss = float((present * short ** 2 + DOWN_WEIGHT * (1 - present) * long ** 2).sum()) / N
+    return loss, (2 * DOWN_WEIGHT * (1 - present) * long - 2 * present * short) / N
+
+
+def reconstruction_loss(recon, target):
+    """Squared error summed over pixels and digits, mean over the batch. recon, target (N, R, H, W) -> loss (float),
+    drecon"""
+    error = recon - target
+    N = len(recon)
+    return float(np.vdot(error, error)) / N, error * (2 / N)
+
+
+# END TWIN dynamic routing --------------------------------------------------------------------------------------------
+
+
+def sigmoid_cross_entropy(scores, present):
+    """The CNN's loss: -log of the probability of each of the ten answers, summed, mean over the batch. scores, present
+    (N, J)
+
+    With p = 1 / (1 + exp(-score)): -T log p - (1 - T) log(1 - p) = log(1 + exp(-score)) + (1 - T) score. -> loss,
+    dscores
+    """
+    N = len(scores)
+    loss = float((np.logaddexp(0, -scores) + (1 - present) * scores).sum()) / N
+    return loss, (sigmoid_forward(scores)[0] - present) / N
+
+
+def naming_loss(out, labels, config):
+    """The loss on the names: margin loss on the lengths, or the CNN's cross-entropy on its scores. -> its name, loss,
+    gradient"""
+    present = k_hot(labels, out["lengths"].dtype)
+    if config.model == "cnn":
+        return "cross_entropy", *sigmoid_cross_entropy(out["scores"], present)
+    return "margin", *margin_loss(out["lengths"], present)
+
+
+W_GAIN = 0.01            # of a vote's variance: short capsules at first learn faster than longer ones (0.08: -3 points)
+DIGIT_BIAS = 0.1                   # at first, as in the official code
+
+
+def trunk(config):
+    """The convolutions of config.model -> their layers, shapes of their weights, side and channels of what comes out"""
+    unit = config.cnn_channels if config.model == "cnn" else config.conv1_channels
+    layers, shapes = [], {}
+    side, channels = CANVAS, 1
+    for operation, *options in CNN_TRUNK if config.model == "cnn" else FRONT_ENDS[config.front_end]:
+        if operation == "conv2d":
+            name, K, stride, width = options
+            F = unit * width if width else config.primary_types * config.primary_dim
+            shapes[name + "_w"] = (K, K, channels, F) if layers else (1, K, K, F)       # the first: see im2col_rows
+            shapes[name + "_b"] = (F,)
+            side = (side - K) // stride + 1
+            channels = F
+            options = [name, stride]
+        layers.append((operation, *options))
+        side = side // 2 if operation == "pool" else side
+    return SimpleNamespace(layers=layers, shapes=shapes, side=side, channels=channels)
+
+
+def param_shapes(config):
+    """Names and shapes of the weights of config.model, in the order in which they are drawn"""
+    convs = trunk(config)
+    J = N_CLASSES
+    D = config.digit_dim
+    h1, h2 = config.decoder_hidden1, config.decoder_hidden2
+    shapes, places = convs.shapes, convs.side ** 2
+    if config.model == "cnn":
+        hidden = config.cnn_hidden or affordable_hidden(config, shapes, places * convs.channels)
+        dense = {"fc1": (places * convs.channels, hidden), "fc2": (hidden, J)}
+    else:
+        shapes["W"] = (places * config.primary_types, config.primary_dim, J, D)         # (I, E, J, D)
+        if config.digit_bias:
+            shapes["digit_b"] = (J, D)
+        dense = {"dec1": (J * D, h1), "dec2": (h1, h2), "dec3": (h2, CANVAS * CANVAS)}
+    return shapes | {name + end: shape[k:] for name, shape in dense.items() for k, end in enumerate(("_w", "_b"))}
+
+
+def affordable_hidden(config, convs, inputs):
+    """Units of the CNN's hidden layer with which it has at most as many parameters as the capsule network without its
+    decoder"""
+    caps = param_shapes(dataclasses.replace(config, model="caps", digit_bias=False))
+    budget = sum(math.prod(shape) for name, shape in caps.items() if not name.startswith("dec"))
+    return (budget - sum(map(math.prod, convs.values())) - N_CLASSES) // (inputs + 1 + N_CLASSES)
+
+
+def init_params(config):
+    """-> flat dict of float32 arrays. He-normal where a ReLU follows, 1/fan-in variance elsewhere; biases 0."""
+    rng, params = rng_for(config.seed, "init"), {}
+    for name, shape in param_shapes(config).items():
+        fan_in = {"W": config.primary_dim, "dec1_w": config.digit_dim}.get(name, math.prod(shape[:-1]))   # rest masked
+        gain = {"W": W_GAIN, "primary_w": 1, "dec3_w": 1, "fc2_w": 1}.get(name, 2)
+        if name.endswith("_b"):
+            params[name] = np.full(shape, DIGIT_BIAS if name == "digit_b" else 0, np.float32)
+        else:
+            params[name] = rng.standard_normal(shape, np.float32) * np.float32(np.sqrt(gain / fan_in))
+    return params
+
+
+def forward(params, images, config, digits=None, empty=np.empty, dropout_mask=None):
+    """images (N, 36, 36) in [0, 1]; digits (N, R) whose capsules to decode, None for the two longest; dropout_mask
+    (N, hidden) of the CNN, None for none. -> out, cache
+
+    out of the capsule network: lengths (N, 10), v (N, 10, D), digits (N, R), recon (N, R, 36, 36), the primary
+    capsules u (N, I, E) and, in c, each iteration's coupling coefficients, the first (1, I), the others (N, 10, I),
+    with I ordered (row, column, type). out of the CNN: scores (N, 10), their sigmoids as lengths, digits, and hidden
+    (N, hidden), the penultimate layer.
+    """
+    head_forward, _ = HEADS[config.model]
+    x = im2col_rows(images, params["conv1_w"].shape[1])
+    x, convs_cache = layers_forward(params, x, trunk(config).layers, empty)             # (N, side, side, C)
+    out, head_cache = head_forward(params, x, config, digits, empty, dropout_mask)
+    return out, SimpleNamespace(convs=convs_cache, head=head_cache)
+
+
+def backward(dscores, drecon, cache, config):
+    """dscores (N, 10), naming_loss's gradient, drecon (N, R, 36, 36), which the CNN has not -> grads, keys as params"""
+    grads, (_, head_backward) = {}, HEADS[config.model]
+    dx = head_backward(dscores, drecon, cache.head, grads)
+    layers_backward(dx, cache.convs, trunk(config).layers, grads, need_dx=False)
+    return grads
+
+
+def caps_head_forward(params, x, config, digits, empty, dropout_mask=None):
+    """The trunk's output x (N, side, side, C), PrimaryCaps' before the squash -> forward's out of the capsule network,
+    cache"""
+    p, N = params, len(x)
+    u, squash_cache = squash_forward(x.reshape(N, -1, config.primary_dim))              # (N, I, E)
+    u_hat, votes_cache = votes_forward(u, p["W"], empty)                                # (N, J, I, D)
+    v, routing_cache = routing_forward(u_hat, config, p.get("digit_b"), empty)          # (N, J, D)
+    lengths, lengths_cache = lengths_forward(v)
+    digits = top_two(lengths) if digits is None else digits
+    masked, mask_cache = mask_forward(v, digits)
+    pixels, decoder_cache = decoder_forward(p, masked, empty)
+    out = {"lengths": lengths, "v": v, "u": u, "digits": digits, "recon": pixels.reshape(N, -1, CANVAS, CANVAS),
+           "c": [step.c for step in routing_cache.steps]}
+    return out, SimpleNamespace(x_shape=x.shape, squash=squash_cache, votes=votes_cache, routing=routing_cache,
+                                lengths=lengths_cache, mask=mask_cache, decoder=decoder_cache)
+
+
+def caps_head_backward(dlengths, drecon, cache, grads):
+    """-> dx (N, side, side, C); the parameters' gradients go into `grads`"""
+    dmasked = decoder_backward(drecon.reshape(-1, CANVAS * CANVAS), cache.decoder, grads)
+    dv = mask_backward(dmasked, cache.mask) + lengths_backward(dlengths, cache.lengths)
+    du_hat, dbias = routing_backward(dv, cache.routing)
+    if cache.routing.config.digit_bias:
+        grads["digit_b"] = dbias
+    du, grads["W"] = votes_backward(du_hat, cache.votes)
+    return squash_backward(du, cache.squash).reshape(cache.x_shape)
+
+
+def cnn_head_forward(params, x, config, digits, empty, dropout_mask=None):
+    """The trunk's output x (N, side, side, C) -> forward's out of the CNN, cache"""
+    hidden, hidden_cache = layers_forward(params, x, CNN_HIDDEN, empty)
+    scores, scores_cache = layers_forward(params, hidden, CNN_SCORES, empty, dropout_mask)
+    out = {"lengths": sigmoid_forward(scores)[0], "scores": scores, "hidden": hidden}
+    out["digits"] = answers(out) if digits is None else digits
+    return out, SimpleNamespace(hidden=hidden_cache, scores=scores_cache)
+
+
+def cnn_head_backward(dscores, _, cache, grads):
+    """-> dx (N, side, side, C); the parameters' gradients go into `grads`"""
+    dhidden = layers_backward(dscores, cache.scores, CNN_SCORES, grads)
+    return layers_backward(dhidden, cache.hidden, CNN_HIDDEN, grads)
+
+
+HEADS = {"caps": (caps_head_forward, caps_head_backward), "cnn": (cnn_head_forward, cnn_head_backward)}
+
+
+def top_two(lengths):
+    """The two longest capsules, the longest first. lengths (N, J) -> (N, 2) int64; ties go to the smaller digit"""
+    return np.argsort(-lengths, axis=1, kind="stable")[:, :2]
+
+
+def answers(out):
+    """The two digits that a network names, (N, 2): of the CNN by its scores, since sigmoids round to 1 and would tie"""
+    return top_two(out.get("scores", out["lengths"]))
+
+
+def k_hot(labels, dtype):
+    """labels (N, 2) -> (N, 10), 1 for the digits present"""
+    present = np.zeros((len(labels), N_CLASSES), dtype)
+    present[np.arange(len(labels))[:, None], labels] = 1
+    return present
+
+
+def loss_and_grads(params, batch, config, empty=np.empty, batch_fraction=1.0):
+    """One batch (to_batch's dict) -> (terms, grads): means over the batch, times `batch_fraction`, a shard's part of
+    its batch. Pure; with an Arena the grads live until rewind().
+
+    terms: loss = margin + recon_weight * recon; recon is the summed squared error of both digits; hits: pairs named
+    right. The CNN's: loss = cross_entropy, and hits.
+    """
+    out, cache = forward(params, batch["images"], config, batch["labels"], empty, batch.get("dropout_mask"))
+    name, loss, dscores = naming_loss(out, batch["labels"], config)
+    terms, drecon = {"loss": loss * batch_fraction, name: loss * batch_fraction}, None
+    if "recon" in out:
+        recon, drecon = reconstruction_loss(out["recon"], batch["sources"])
+        recon *= batch_fraction
+        terms |= {"loss": terms["loss"] + config.recon_weight * recon, "recon": recon}
+        drecon *= config.recon_weight * batch_fraction
+    grads = backward(dscores * batch_fraction, drecon, cache, config)
+    return terms | {"hits": int(both_right(answers(out), batch["labels"]).sum())}, grads
+
+
+def both_right(named, labels):
+    """Whether two digits named are exactly the two that are there. (N, 2), (N, 2) -> (N,) bool"""
+    return (np.sort(named, 1) == np.sort(labels, 1)).all(1)
+
+
+def forward_rows(params, pairs, rows, config, empty, decode="labels"):
+    """forward of some pairs of a dict -> its arrays with a row a pair (lengths, digits; v, recon; scores, hidden); it
+    decodes the digits that are there or, with decode="top2", the two longest capsules."""
+    batch = to_batch(pairs, rows)
+    out, _ = forward(params, batch["images"], config, batch["labels"] if decode == "labels" else None, empty)
+    return {name: out[name] for name in ("lengths", "v", "digits", "recon", "scores", "hidden") if name in out}
+
+
+# ============================================================== evaluation and training
+
+def evaluate(params, pairs, config, runner):
+    """Accuracies and losses over a dict of pairs.
+
+    set_accuracy: the two longest capsules are exactly the two digits; any_accuracy: at least one of them is;
+    recon_mse: mean squared error per pixel of the redrawn digits (masked by the true labels); baseline_recon_mse: that
+    of always drawing these pairs' mean digit, the best constant image. The CNN has cross_entropy for margin, and
+    redraws nothing: no recon, no recon_mse.
+    """
+    hits = np.zeros(2, int)
+    sums = np.zeros(3)
+    n = len(pairs["labels"])
+    for start in range(0, n, CHUNK):
+        part = {name: pairs[name][start:start + CHUNK] for name in ("composites", "sources", "labels")}
+        out, size = runner.forward(params, part, config), len(part["labels"])
+        right = (answers(out)[:, :, None] == part["labels"][:, None, :]).any(1).sum(1)  # digits named right
+        hits += (right == 2).sum(), (right >= 1).sum()
+        target = part["sources"].astype(np.float32) / 255
+        name, loss, _ = naming_loss(out, part["labels"], config)
+        recon = reconstruction_loss(out["recon"], target)[0] if "recon" in out else 0.0
+        sums += np.array([loss, recon, float(np.square(target).sum() / size)]) * size
+    loss, recon, square = sums / n
+    mean = pairs["sources"].mean((0, 1)) / 255                                          # float64
+    per_pixel = 2 * CANVAS * CANVAS
+    redrawn = {"recon": recon, "recon_mse": recon / per_pixel} if "recon" in out else {}
+    return {"n": n, "hits": int(hits[0]), "set_accuracy": hits[0] / n, "any_accuracy": hits[1] / n,
+            "loss": loss + config.recon_weight * recon, name: loss, **redrawn,
+            "baseline_recon_mse": (square - 2 * float(np.square(mean).sum())) / per_pixel}
+
+
+EPOCH_KEEPS = ("loss", "margin", "cross_entropy", "recon", "recon_mse", "set_accuracy", "any_accuracy")
+
+
+def train(config, snapshot_callback=None, snapshot_every=0, data=None):
+    """Train -> (params, history). Never looks at the test images.
+
+    params: the weights' running mean if --average is set, else the weights. snapshot_callback(step, params, terms)
+    gets copies, at step 0, every snapshot_every steps and at the end; it cannot change the run. data: load_digits'
+    result, to load only once. history: source of the digits, epochs (one dict each: train and validation losses and
+    accuracies), seconds, steps.
+    """
+    check_config(config)
+    progress = Progress(config.quiet)
+    data = data or load_digits(config, progress.say)
+    val = draw_pairs(data, "val", config.n_val, config, "evaluation", 0)
+    with Run(config, data["source"], config.n_train, progress, snapshot_callback, snapshot_every) as run:
+        announce(run, data, val)
+        for epoch in run.epochs():
+            for pairs in epoch_samples(data, epoch, config):
+                for rows in run.batches(pairs):
+                    terms, grads = run.runner.loss_and_grads(run.params, pairs, rows, config)
+                    run.update(terms, grads, len(rows))
+            found = evaluate(run.weights, val, config, run.runner)
+            run.close_epoch({"val_" + name: found[name] for name in EPOCH_KEEPS if name in found},
+                            f"validation {found['set_accuracy']:.3f}")
+    return run.weights, run.history
+
+
+def announce(run, digits, val):
+    """What a run prints at its start: data, shapes, parameters, threads, and whether the initial loss is what it
+    should be."""
+    config, params = run.config, run.params
+    actual = evaluate(run.weights, val, config, run.runner)["loss"]
+    if config.model == "cnn":
+        network = (f"CNN, {config.cnn_channels} to {params['conv5_b'].size} channels, {params['fc1_b'].size} hidden "
+                   "units")
+        expected = f"10 log 2 = {N_CLASSES * math.log(2):.3f} if every sigmoid said 1/2"
+    else:
+        square = np.square(val["sources"] / 255 - 0.5).sum() / len(val["labels"])
+        expected = (
+            f"1.62 + {config.recon_weight} x {square:.0f} = {2 * M_PLUS**2 + config.recon_weight * square:.3f} "
+            "if all capsules had length 0 and all pixels were gray")
+        I, E, J, D = params["W"].shape
+        network = (f"{config.front_end} front end, Conv1 {config.conv1_channels}, {I} x {E}-D primary capsules, {J} x "
+                   f"{D}-D digit capsules, {config.routing_iters} routing iterations, gradient {config.routing_grad}"
+                   f"{', biases' * config.digit_bias}")
+    warmup = f" after {config.warmup} steps of warm-up" * (config.warmup > 0)
+    dropout = f", dropout {config.dropout}" * (config.dropout > 0)
+    threads = f"{run.runner.threads} thread{'s' * (run.runner.threads > 1)}"
+    run.progress.say(
+        f"digits      {digits['source']}: {len(digits['train'][1])} training, {len(digits['val'][1])} validation, "
+        f"{len(digits['test'][1])} test images; IoU >= {config.min_iou}, merge {config.merge}, "
+        f"{'one pool of' if config.fixed_pool else 'fresh'} pairs\n"
+        f"network     {network}; {n_params(params):,} parameters\n"
+        f"training    {config.n_epochs} x {config.n_train} pairs, batches of {config.batch_size}, lr {config.lr} "
+        f"{config.lr_schedule}{warmup}{dropout}, seed {config.seed}, {threads}"
+        + (f"; going on at step {run.step} with loss {actual:.3f}" if run.step else
+           f"\ninitial     loss {actual:.3f}; {expected}"))
+
+
+def check_config(config):
+    """check_options, and what concerns two flags at once"""
+    check_options(config, [config.model])
+    if config.batch_size > config.n_train:
+        raise InputError(
+            f"--batch-size {config.batch_size}: more than --n-train {config.n_train}; lower one or raise the other")
+    if config.model == "cnn" and config.cnn_hidden:
+        usual = Config(model="cnn")
+        for name in ("preset", "front_end", "conv1_channels", "primary_types", "primary_dim", "digit_dim"):
+            if getattr(config, name) != getattr(usual, name):
+                raise InputError(
+                    f"{flag_of(name)}: sets how large the CNN may be, and --cnn-hidden does; leave one out")
+    elif config.model == "cnn" and (hidden := param_shapes(config)["fc2_w"][0]) < N_CLASSES:
+        raise InputError(
+            f"--cnn-channels {config.cnn_channels}: leave room for {max(0, hidden)} hidden units only, within "
+            "the capsule network's number of parameters; lower it, or give --cnn-hidden")
+
+
+def results_of(config, params, history, test):
+    """The dict that --out-json writes"""
+    return {
+        "config": settings_of(config),
+        "digits": history["source"],
+        "n_params": n_params(params),
+        "test_set_accuracy": test["set_accuracy"],
+        "test_set_accuracy_ci95": wilson_interval(test["hits"], test["n"]),
+        "test_any_accuracy": test["any_accuracy"],
+        "test_recon_mse": test.get("recon_mse"),
+        "baseline_recon_mse": test["baseline_recon_mse"],
+        "seconds_train": history["seconds"],
+        "ms_per_step": 1e3 * history["seconds"] / history["steps"],
+        "pairs_per_second": config.n_train * len(history["epochs"]) / history["seconds"],
+        "peak_rss_mb": peak_rss_mb(),
+        "versions": versions(),
+        "history": history["epochs"]}
+
+
+def report(config, params, history, test, say):
+    """Print evaluate's result on the test pairs, and write --out-json."""
+    results = results_of(config, params, history, test)
+    low, high = results["test_set_accuracy_ci95"]
+    if config.model == "cnn":
+        loss = f"  loss                    {test['loss']:.4f}   cross-entropy, summed over the ten digits\n"
+    else:
+        loss = (
+            f"  reconstruction MSE      {test['recon_mse']:.4f}   per pixel; {test['baseline_recon_mse']:.4f} for the "
+            f"mean image\n  losses                  {test['loss']:.4f} = margin {test['margin']:.4f} + weight x "
+            f"{test['recon']:.2f}\n")
+    memory = f", peak memory {results['peak_rss_mb']:.0f} MB" if results["peak_rss_mb"] else ""
+    say(
+        f"\n{DIGIT_NAMES[results['digits']]}, {test['n']} test pairs\n"
+        f"  set accuracy            {test['set_accuracy']:.4f}   95% interval [{low:.4f}, {high:.4f}], chance "
+        f"{CHANCE:.4f}\n"
+        f"  at least one            {test['any_accuracy']:.4f}   chance {CHANCE_ANY:.4f}\n{loss}"
+        f"  training                {results['seconds_train']:.1f} s, {results['ms_per_step']:.1f} ms a step, "
+        f"{results['pairs_per_second']:.0f} pairs/s{memory}")
+    if config.out_json:
+        write_json(config.out_json, results)
+
+
+# TWIN mnist: MNIST's files, its cache and download, and synthetic digits where it cannot be had -----------------------
+
+MNIST_MIRRORS = ("https://storage.googleapis.com/cvdf-datasets/mnist/",
+                 "https://ossci-datasets.s3.amazonaws.com/mnist/")
 MNIST_CACHE = Path("~/.cache/hinton-mnist")
 MNIST_FILES = {  # split, kind -> file, magic number, shape, SHA-256 of the decompressed bytes
     ("train", "images"): ("train-images-idx3-ubyte", 2051, (60000, 28, 28),
@@ -174,7 +889,11 @@ MNIST_FILES = {  # split, kind -> file, magic number, shape, SHA-256 of the deco
                          "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2")}
 N_VAL_IMAGES = 5000                # the last of the training images
 N_SYNTHETIC = {"train": 20000, "val": 2500, "test": 5000}
-DIGIT_NAMES = {"mnist": "MNIST digits", "synthetic": "SYNTHETIC digits"}                       # in everything printed or drawn
+DIGIT_NAMES = {"mnist": "MNIST digits", "synthetic": "SYNTHETIC digits"}         # in everything printed or drawn
+
+
+class NotAtHand(InputError):
+    """MNIST is not here and cannot be fetched"""
 
 
 def parse_idx(raw, name, magic, shape, sha256):
@@ -190,8 +909,8 @@ def parse_idx(raw, name, magic, shape, sha256):
             raise InputError(f"{name}: corrupt or truncated gzip ({error}); {mend}") from None
     header = np.frombuffer(raw[:4 + 4 * len(shape)], ">i4") if len(raw) >= 4 + 4 * len(shape) else ()
     if len(header) == 0 or header[0] != magic:
-        raise InputError(f"{name}: not the idx file expected here (magic number {header[0] if len(header) else 'missing'}, "
-                         f"should be {magic}); {mend}")
+        raise InputError(f"{name}: not the idx file expected here (magic number "
+                         f"{header[0] if len(header) else 'missing'}, should be {magic}); {mend}")
     size = 4 + 4 * len(shape) + int(np.prod(shape))
     if tuple(header[1:]) != shape or len(raw) != size:
         raise InputError(f"{name}: holds {len(raw)} bytes and says shape {tuple(map(int, header[1:]))}, "
@@ -201,39 +920,6 @@ def parse_idx(raw, name, magic, shape, sha256):
     return np.frombuffer(raw, np.uint8, offset=size - int(np.prod(shape))).reshape(shape)
 
 
-def write_atomically(path, write):
-    """Call write(binary file) on a temporary file beside `path`, then rename it: whole or not at all."""
-    path = Path(os.path.realpath(path))                                 # through a link, not over it
-    try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o666 & ~UMASK)
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}; choose a writable place with room") from None
-
-
-UMASK = os.umask(0)
-os.umask(UMASK)
-
-
-def check_writable(path):
-    """Fail now, not after an hour of training, if `path` could not be written."""
-    path = Path(path)
-    if path.exists() and not path.is_file():
-        raise InputError(f"cannot write {path}: it is a folder or a device; give the name of a file")
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise InputError(f"cannot write {path}: the folder {path.parent} is missing or not writable; create it or choose another")
-
-
 def download_mnist_file(name, spec, folder, timeout, say):
     """Fetch one MNIST file from the first mirror that has it whole; verified before it appears in `folder`."""
     faults = []
@@ -241,7 +927,8 @@ def download_mnist_file(name, spec, folder, timeout, say):
         try:
             say(f"downloading {mirror}{name}.gz")
             with urllib.request.urlopen(mirror + name + ".gz", timeout=timeout) as reply:
-                total, parts, got = int(reply.headers.get("Content-Length") or 0), [], 0
+                total, parts = int(reply.headers.get("Content-Length") or 0), []
+                got = 0
                 while part := reply.read(1 << 18):
                     parts.append(part)
                     got += len(part)
@@ -250,44 +937,49 @@ def download_mnist_file(name, spec, folder, timeout, say):
             raw = b"".join(parts)
             parse_idx(raw, mirror + name + ".gz", *spec)
         except (OSError, ValueError, http.client.HTTPException, InputError) as error:
-            faults.append(f"{mirror.split('/')[2] or mirror}: {error}")
+            faults.append(f"{mirror.split('/')[2] or mirror}: {' '.join(str(error).split())}")
             continue
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder / (name + ".gz"), lambda file: file.write(raw))
+            write_atomically(folder / (name + ".gz"), lambda file, raw=raw: file.write(raw))
         except (OSError, InputError) as error:
-            raise NotAtHand(f"MNIST's cache {folder} cannot be written ({error}); make room there, or pass a folder with the four "
-                            "MNIST files as --mnist-dir, or use --digits synthetic") from None
+            raise NotAtHand(
+                f"MNIST's cache {folder} cannot be written ({error}); make room there, or pass a folder with "
+                "the four MNIST files as --mnist-dir, or use --digits synthetic") from None
         return folder / (name + ".gz")
-    raise NotAtHand(f"could not download {name}.gz ({'; '.join(faults)}); check the network, or put the four MNIST files in a "
-                     "folder and pass it as --mnist-dir, or use --digits synthetic")
+    raise NotAtHand(f"could not download {name}.gz ({'; '.join(faults)}); check the network, or put the four MNIST "
+                    "files in a folder and pass it as --mnist-dir, or use --digits synthetic")
 
 
 def load_mnist(mnist_dir, timeout, say):
-    """-> {"train": (images, labels), "test": ...} as uint8. Looks in mnist_dir, $MNIST_DIR, the cache, then the mirrors."""
+    """-> {"train": (images, labels), "test": ...}, uint8. Looks in mnist_dir, $MNIST_DIR, the cache, then the
+    mirrors."""
     given = mnist_dir or os.environ.get("MNIST_DIR", "")
     folder = Path(given or MNIST_CACHE).expanduser()
     if given and not folder.is_dir():
-        raise InputError(f"{'--mnist-dir' if mnist_dir else 'MNIST_DIR'} {given}: no such folder; give the one that holds the four "
-                         "MNIST idx files")
+        raise InputError(
+            f"{'--mnist-dir' if mnist_dir else 'MNIST_DIR'} {given}: no such folder; give the one that holds "
+            "the four MNIST idx files")
     arrays = {}
     for (split, kind), (name, *spec) in MNIST_FILES.items():
         found = next((p for p in (folder / name, folder / (name + ".gz")) if p.exists()), None)
         if found is None and given:
-            raise InputError(f"{folder / name}[.gz]: missing; put the four MNIST idx files there, or leave --mnist-dir and MNIST_DIR "
-                             "unset to download them")
+            raise InputError(
+                f"{folder / name}[.gz]: missing; put the four MNIST idx files there, or leave --mnist-dir and "
+                "MNIST_DIR unset to download them")
         found = found or download_mnist_file(name, spec, folder, timeout, say)
         try:
             raw = found.read_bytes()
         except OSError as error:
-            raise InputError(f"{found}: cannot be read ({error.strerror}); check the file and its permissions") from None
+            fault = f"{found}: cannot be read ({error.strerror}); check the file and its permissions"
+            raise InputError(fault) from None
         arrays[split, kind] = parse_idx(raw, str(found), *spec)
     return {split: (arrays[split, "images"], arrays[split, "labels"]) for split in ("train", "test")}
 
 
-# The digits for a machine without MNIST. One row per writing style: digit, relative frequency, strokes. A stroke is a smooth
-# curve through control points written xxyy on a 100 x 100 sheet (x right, y down); `|` lifts the pen. Strokes that name the
-# same point share it, so that a corner (two strokes meeting) stays joined when the points are perturbed.
+# The digits for a machine without MNIST. One row per writing style: digit, relative frequency, strokes. A stroke is a
+# smooth curve through control points written xxyy on a 100 x 100 sheet (x right, y down); `|` lifts the pen. Strokes
+# that name the same point share it, so that a corner (two strokes meeting) stays joined when the points are perturbed.
 GLYPHS = (
     (0, 3, "5500 1812 0550 2288 5299 8287 9348 8012 5500"),
     (0, 2, "7508 4500 1522 0558 2893 6092 9055 8018 5003 3010"),
@@ -341,8 +1033,7 @@ GLYPHS = (
     (9, 2, "7820 5000 1518 1442 4552 7235 7820 | 7820 8065 6295 3098 1292"),
     (9, 3, "7810 4502 1225 2250 5548 7612 | 7612 6855 5599"),
     (9, 1, "7806 5002 2518 2842 5545 8026 | 8026 7060 4899"),
-    (9, 2, "7015 5000 1820 1842 4050 7030 | 8005 7545 6599"),
-)
+    (9, 2, "7015 5000 1820 1842 4050 7030 | 8005 7545 6599"))
 DOTS = 112                                                      # pen positions per glyph
 
 
@@ -350,7 +1041,8 @@ def _stroke_basis(strokes, size):
     """Control points (K, 2) and the matrix (DOTS, K) from them to pen positions evenly spaced in length."""
     names = list(dict.fromkeys(strokes.replace("|", " ").split()))
     points = np.array([(int(name[:2]), int(name[2:])) for name in names]) / 50 - 1    # (K, 2)
-    rows, steps, t = [], [], np.linspace(0, 1, 17)[:, None]
+    rows, steps = [], []
+    t = np.linspace(0, 1, 17)[:, None]
     for stroke in strokes.split("|"):
         knots = np.eye(len(names))[[names.index(name) for name in stroke.split()]]
         knots = np.vstack([2 * knots[0] - knots[1], knots, 2 * knots[-1] - knots[-2]])
@@ -392,8 +1084,8 @@ def synthesize_digits(n, seed):
     """Draw n digits: images (n, 28, 28) uint8, labels (n,) uint8 and factors, a dict of (n,) float32.
 
     Factors, in the order they act: style (which of its digit's glyphs), wobble (how far it is deformed),
-    aspect (width factor, 1 is nominal), slant (shear, positive leans right), rotation (radians, positive is
-    counter-clockwise) and stroke (mean width of the ink in px).
+    aspect (width factor, 1 is nominal), slant (shear, positive leans right), rotation
+    (radians, positive is counter-clockwise) and stroke (mean width of the ink in px).
     """
     random = rng_for(seed, "data")
     digit, weight = (np.array([row[i] for row in GLYPHS], float) for i in (0, 1))
@@ -418,7 +1110,8 @@ def synthesize_digits(n, seed):
         # A warp without linear part bends the strokes and leaves slant, rotation and aspect what they say.
         warp = np.stack([x * x, x * y, y * y], -1) @ random.normal(0, 1, (count, 3, 2))
         dots = dots + wobble[:, None, None] * warp
-        cos, sin, zero = np.cos(rotation), np.sin(rotation), np.zeros(count)
+        cos, sin = np.cos(rotation), np.sin(rotation)
+        zero = np.zeros(count)
         turn = np.stack([cos, -sin, sin, cos], -1).reshape(-1, 2, 2)
         shear = np.stack([0.8 * aspect, zero, -slant, zero + 1], -1).reshape(-1, 2, 2)  # acts on rows (x, y)
         cycles, phase, depth = random.uniform([[0.3], [0], [0]], [[3], [1], [0.4]], (3, count))[..., None]
@@ -432,20 +1125,23 @@ def synthesize_digits(n, seed):
 def load_digits(config, say=print):
     """-> {"source": "mnist" | "synthetic", "train" | "val" | "test": (images (n, 28, 28) uint8, labels (n,) uint8)}.
 
-    MNIST: the first 55,000 training images, the last 5,000, the test images. No image is in two splits. With digits="auto", a
-    machine without MNIST and network gets synthetic digits; a damaged file is an error all the same, never a reason to switch.
+    MNIST: the first 55,000 training images, the last 5,000, the test images. No image is in two splits. With
+    digits="auto" a machine without MNIST gets synthetic digits, and a notice, if no mirror has MNIST for it, be there
+    no network or one whose answers are not MNIST. A damaged file in a folder or in the cache is an error all the same,
+    never a reason to switch.
     """
     if config.digits != "synthetic":
         try:
             mnist = load_mnist(config.mnist_dir, 5 if config.digits == "auto" else 30, say)
             (images, labels), n_train = mnist["train"], 60000 - N_VAL_IMAGES
-            return {"source": "mnist", "train": (images[:n_train], labels[:n_train]), "val": (images[n_train:], labels[n_train:]),
-                    "test": mnist["test"]}
+            return {"source": "mnist", "train": (images[:n_train], labels[:n_train]),
+                    "val": (images[n_train:], labels[n_train:]), "test": mnist["test"]}
         except NotAtHand as error:
             if config.digits == "mnist":
                 raise
-            print(f"{'!' * 79}\n!!  NO MNIST HERE: these are SYNTHETIC digits. Numbers are not comparable with MNIST's.\n"
-                  f"!!  {error}\n{'!' * 79}", file=sys.stderr, flush=True)                     # --quiet does not hide it
+            bar = "!" * 79                                                      # --quiet does not hide this
+            print(f"{bar}\n!!  NO MNIST HERE: these are SYNTHETIC digits. Numbers are not comparable with MNIST's.\n"
+                  f"!!  {error}\n{bar}", file=sys.stderr, flush=True)
     digits, start = {"source": "synthetic"}, 0
     images, labels, _ = synthesize_digits(sum(N_SYNTHETIC.values()), config.seed)
     for split, n in N_SYNTHETIC.items():
@@ -453,107 +1149,53 @@ def load_digits(config, say=print):
         start += n
     return digits
 
-
-# ---------------------------------------------------------------- data: pairs
-
-def legal_shift_pairs(min_iou):
-    """All ((dy, dx), (dy, dx)) of two digits whose 20x20 boxes overlap with IoU >= min_iou. -> (n, 2, 2) int64, px."""
-    shifts = np.arange(-MAX_SHIFT, MAX_SHIFT + 1)
-    pairs = np.stack(np.meshgrid(*[shifts] * 4, indexing="ij"), -1).reshape(-1, 2, 2)
-    return pairs[box_iou(pairs) >= min_iou - 1e-12]
+# END TWIN mnist -------------------------------------------------------------------------------------------------------
 
 
-def box_iou(shifts):
-    """IoU of two 20x20 boxes shifted by shifts (..., 2, 2) whole px. -> (...)"""
-    sides = np.maximum(BOX - np.abs(shifts[..., 0, :] - shifts[..., 1, :]), 0)
-    intersection = sides[..., 0] * sides[..., 1]
-    return intersection / (2 * BOX * BOX - intersection)
+# TWIN core: the machinery, the same in every experiment --------------------------------------------------------------
+#
+# Primitives and the table of layers; Arena; Adam; Runner; the training run with its checkpoints; statistics; checks and
+# files; progress and command line. It calls these of the experiment: Config, init_params, to_batch, loss_and_grads,
+# forward_rows, of all that stands above.
+
+SHARD_SIZE = 16                    # samples a worker thread takes at once: fixed, so that sums have one order
+CHUNK = 2048                       # samples drawn or prepared at once: memory does not grow with the data
+PURPOSES = ("data", "init", "batches", "evaluation")
 
 
-def shift_digits(images, shifts):
-    """Put each 28x28 image on a 36x36 canvas, its centre moved by shifts (n, 2) = (dy, dx) px. -> (n, 36, 36) uint8"""
-    margin = 2 * MAX_SHIFT
-    padded = np.pad(images, ((0, 0), (margin, margin), (margin, margin)))                      # (n, 44, 44)
-    windows = sliding_window_view(padded, (CANVAS, CANVAS), axis=(1, 2))                       # (n, 9, 9, 36, 36)
-    return windows[np.arange(len(images)), MAX_SHIFT - shifts[:, 0], MAX_SHIFT - shifts[:, 1]]
+def rng_for(seed, purpose, *key):
+    """The generator of one purpose: that of SeedSequence(seed).spawn(...)'s child, with no state kept between calls."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(PURPOSES.index(purpose), *key)))
 
 
-def overlay_pair(a, b, shift_a=(0, 0), shift_b=(0, 0), merge="max"):
-    """Merge two 28x28 uint8 digits, shifted by (dy, dx) px. -> composite (36, 36), sources (2, 36, 36), both uint8"""
-    shifts = np.array([shift_a, shift_b])
-    if shifts.shape != (2, 2) or abs(shifts).max() > MAX_SHIFT:
-        raise InputError(f"shifts {shift_a}, {shift_b}: must be (dy, dx) of at most {MAX_SHIFT} px")
-    sources = shift_digits(np.stack([a, b]), shifts)
-    return merge_sources(sources[None], merge)[0], sources
-
-
-def merge_sources(sources, merge):
-    """sources (n, 2, 36, 36) uint8 -> composites (n, 36, 36) uint8: pixel-wise max, or sum clipped at 255"""
-    if merge not in ("max", "add") or sources.dtype != np.uint8:
-        raise InputError(f"merge {merge} of {sources.dtype} digits: merge must be max or add, digits uint8 in [0, 255]")
-    if merge == "max":
-        return sources.max(1)
-    return np.minimum(sources.sum(1, dtype=np.uint16), 255).astype(np.uint8)
-
-
-def generate_multimnist(images, labels, n, rng, min_iou=0.8, merge="max"):
-    """Draw n pairs of digits of different classes with the guaranteed overlap, every legal placement equally likely.
-
-    images (M, 28, 28) uint8, labels (M,). -> dict of composites (n, 36, 36) and sources (n, 2, 36, 36), uint8, labels (n, 2)
-    int64, shifts (n, 2, 2) int64 px, index (n, 2) int64 into images.
-    """
-    labels = np.asarray(labels)
-    by_class = np.argsort(labels, kind="stable")
-    start = np.searchsorted(labels[by_class], np.arange(N_CLASSES + 1))
-    if (np.diff(start) > 0).sum() < 2:
-        raise InputError("pairs need digits of at least two classes; give more images")
-    legal = legal_shift_pairs(min_iou)
-    first = rng.integers(0, len(labels), n)
-    label = labels[first].astype(np.int64)
-    count = start[label + 1] - start[label]
-    second = rng.integers(0, len(labels) - count)                       # uniform over the images of the other classes:
-    second = by_class[second + count * (second >= start[label])]        # step over the first digit's class
-    index = np.stack([first, second], 1)
-    shifts = legal[rng.integers(0, len(legal), n)]
-    sources = shift_digits(images[index.ravel()], shifts.reshape(-1, 2)).reshape(n, 2, CANVAS, CANVAS)
-    return {"composites": merge_sources(sources, merge), "sources": sources, "labels": labels[index].astype(np.int64),
-            "shifts": shifts, "index": index}
-
-
-def draw_pairs(digits, split, n, config, purpose, *key):
-    """n pairs from one split, drawn in chunks of CHUNK, each from its own generator."""
-    parts = [generate_multimnist(*digits[split], min(CHUNK, n - start), rng_for(config.seed, purpose, *key, start // CHUNK),
-                                 config.min_iou, config.merge) for start in range(0, n, CHUNK)]
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def to_batch(pairs, rows, dtype=np.float32):
-    """Rows of a dict of pairs as what the network eats: pixels in [0, 1] in `dtype`, labels (N, 2), and the dropout's mask."""
-    batch = {"composites": pairs["composites"][rows].astype(dtype) / 255, "sources": pairs["sources"][rows].astype(dtype) / 255,
-             "labels": pairs["labels"][rows]}
-    return batch | ({"keep": pairs["keep"][rows].astype(dtype)} if "keep" in pairs else {})
-
-
-# ---------------------------------------------------------------- primitives
+# -------------------------------------------------------------- primitives
+# x and y are activations, (N, H, W, C) or (N, C). Each forward gives its output and a cache, each backward takes the
+# output's gradient, which it leaves as it is, and that cache, and gives the gradients in the order of the arguments.
 
 class Arena:
-    """np.empty for temporaries that come again every step: after rewind(), the k-th call returns the k-th array once more.
+    """np.empty for temporaries that come again every step: after rewind(), the k-th call returns the k-th array again.
 
-    Every operation takes `empty=np.empty`, so that without an arena it is pure; with one, whatever it took is overwritten after
-    the next rewind(). It buys: no page faults of fresh large arrays (a training step takes 1.2 times as long with them), and
-    arrays that begin at a cache line, so that no row of 16 floats lies across two (1.2 times as fast routing).
+    Every operation takes `empty=np.empty`, so that without an arena it is pure; with one, whatever it took is
+    overwritten after the next rewind(). It buys: no page faults of fresh large arrays (a training step takes 1.2 times
+    as long with them), and arrays that begin at a cache line, so that no row of 16 floats lies across two
+    (1.2 times as fast routing).
     """
 
     def __init__(self):
         self.arrays, self.taken = [], 0
 
-    def rewind(self):
-        self.taken = 0
+    def mark(self):
+        """A point to rewind to: what was taken before it stays"""
+        return self.taken
+
+    def rewind(self, mark=0):
+        self.taken = mark
         return self
 
     def __call__(self, shape, dtype):
         shape, dtype = tuple(shape), np.dtype(dtype)
-        if self.taken == len(self.arrays) or (self.arrays[self.taken].shape, self.arrays[self.taken].dtype) != (shape, dtype):
+        known = self.arrays[self.taken:self.taken + 1]
+        if not known or (known[0].shape, known[0].dtype) != (shape, dtype):
             size = math.prod(shape) * dtype.itemsize
             raw = np.empty(size + 64, np.uint8)
             self.arrays[self.taken:] = [raw[-raw.ctypes.data % 64:][:size].view(dtype).reshape(shape)]
@@ -561,74 +1203,39 @@ class Arena:
         return self.arrays[self.taken - 1]
 
 
-def recycle(array, empty):
-    """An array like `array`: with an Arena it is `array` itself, whose content a backward reads for the last time; without one
-    it is new, and the cache stays whole. Less memory to touch: a training step takes 1.03 times as long without."""
+def inner_arena(empty):
+    """An arena for what comes again within a step; it lives as long as `empty`, if that is an arena itself."""
+    return vars(empty).setdefault("inner", Arena()) if isinstance(empty, Arena) else Arena()
+
+
+def reuse_if_arena(array, empty):
+    """An array like `array`: with an Arena it is `array` itself, whose content a backward reads for the last time;
+    without one it is new, and the cache stays whole. Less memory to touch: a training step takes 1.03 times as long
+    without."""
     return array if isinstance(empty, Arena) else np.empty_like(array)
 
 
 def im2col(x, width, stride, empty=np.empty):
-    """Unfold x (N, H, W, C) along its rows only: cols[p, r, n, ox] holds x[n, stride*r + p, stride*ox : stride*ox + width].
+    """Windows along the rows of x (N, H, W, C): cols[p, r, n, ox] = x[n, stride*r + p, stride*ox:stride*ox + width].
 
-    -> cols (stride, ceil(H/stride), N, Wo, width*C). A full im2col copies every pixel K*K times, this one K times; the kernel
-    rows are then K GEMMs on bands of rows, which lie together in memory because the row's parity p is the first axis.
+    -> cols (stride, ceil(H/stride), N, Wo, width*C). A full im2col copies every pixel K*K times, this one K times; the
+    kernel rows are then K GEMMs on bands of rows, which lie together in memory because the row's parity p comes first.
     """
     N, H, W, C = x.shape
     R, Wo = -(-H // stride), (W - width) // stride + 1
-    if x.strides[2:] != (C * x.itemsize, x.itemsize):                                          # a window must be one run
+    if x.strides[2:] != (C * x.itemsize, x.itemsize):                                   # a window must be one run
         x = x.copy()
     sn, sh, sw, _ = x.strides
     cols = empty((stride, R, N, Wo, width * C), x.dtype)
     for p in range(stride):
         rows = -(-(H - p) // stride)
-        view = as_strided(x[:, p:], (rows, N, Wo, width * C), (stride * sh, sn, stride * sw, x.itemsize), writeable=False)
-        np.copyto(cols[p, :rows], view)
+        shape, strides = (rows, N, Wo, width * C), (stride * sh, sn, stride * sw, x.itemsize)
+        np.copyto(cols[p, :rows], as_strided(x[:, p:], shape, strides, writeable=False))
     return cols
 
 
-def band(cols, ky, stride, Ho):
-    """The rows of cols that kernel row ky meets, as one matrix (Ho*N*Wo, width*C), without a copy."""
-    return cols[ky % stride, ky // stride:ky // stride + Ho].reshape(-1, cols.shape[-1])
-
-
-def conv2d_forward(x, w, b, stride, empty=np.empty):
-    """Valid convolution. x (N, H, W, C), w (Kh, Kw, C, F), b (F,) -> y (N, Ho, Wo, F), a view of memory ordered (Ho, N, Wo, F)."""
-    (N, H, W, C), (Kh, Kw, _, F) = x.shape, w.shape
-    Ho, Wo = (H - Kh) // stride + 1, (W - Kw) // stride + 1
-    cols = im2col(x, Kw, stride, empty)
-    rows = w.reshape(Kh, Kw * C, F)
-    y, part = empty((Ho * N * Wo, F), x.dtype), empty((Ho * N * Wo, F), x.dtype)
-    np.matmul(band(cols, 0, stride, Ho), rows[0], out=y)
-    for ky in range(1, Kh):
-        y += np.matmul(band(cols, ky, stride, Ho), rows[ky], out=part)
-    y += b
-    return y.reshape(Ho, N, Wo, F).transpose(1, 0, 2, 3), (x.shape, cols, w, stride, empty)
-
-
-def conv2d_backward(dy, cache, need_dx=True):
-    """dy (N, Ho, Wo, F) -> dx (None unless needed), dw, db"""
-    (N, H, W, C), cols, w, stride, empty = cache
-    (Kh, Kw, _, F), Ho = w.shape, dy.shape[1]
-    rows = w.reshape(Kh, Kw * C, F)
-    dy = np.ascontiguousarray(dy.transpose(1, 0, 2, 3)).reshape(-1, F)                         # (Ho*N*Wo, F)
-    dw, db = empty(w.shape, w.dtype), dy.sum(0)
-    for ky in range(Kh):
-        np.matmul(band(cols, ky, stride, Ho).T, dy, out=dw.reshape(rows.shape)[ky])
-    if not need_dx:
-        return None, dw, db
-    dcols, part = recycle(cols, empty), empty((len(dy), Kw * C), dy.dtype)
-    dcols[:, Ho:], dcols[Kh:] = 0, 0
-    for ky in range(Kh):
-        dband = band(dcols, ky, stride, Ho)
-        if ky < stride:                                                                        # the first of its parity
-            np.matmul(dy, rows[ky].T, out=dband)
-        else:
-            dband += np.matmul(dy, rows[ky].T, out=part)
-    return col2im(dcols, (N, H, W, C), Kw, stride, empty), dw, db
-
-
 def col2im(dcols, shape, width, stride, empty=np.empty):
-    """Adjoint of im2col: add every column's entries back to the pixels they came from. -> dx, a view of memory (H, N, W, C)"""
+    """Adjoint of im2col: add every window's entries to the pixels they came from. -> dx, in memory (H, N, W, C)"""
     N, H, W, C = shape
     dx = empty((H, N, W * C), dcols.dtype)
     dx.fill(0)
@@ -638,6 +1245,55 @@ def col2im(dcols, shape, width, stride, empty=np.empty):
     return dx.reshape(H, N, W, C).transpose(1, 0, 2, 3)
 
 
+def im2col_band(cols, ky, stride, Ho):
+    """The rows of im2col's cols that kernel row ky meets, as one matrix (Ho*N*Wo, width*C), without a copy."""
+    return cols[ky % stride, ky // stride:ky // stride + Ho].reshape(-1, cols.shape[-1])
+
+
+def im2col_rows(x, K):
+    """x (N, H, W) -> (N, H-K+1, W, K): K shifted copies of the rows as channels. With it a KxK convolution of a
+    one-channel image is a 1xK convolution of K channels, one GEMM with an inner dimension of K*K instead of K GEMMs
+    with K."""
+    return np.ascontiguousarray(sliding_window_view(x, K, axis=1))
+
+
+def conv2d_forward(x, w, b, stride, empty=np.empty):
+    """Valid convolution. x (N, H, W, C), w (Kh, Kw, C, F), b (F,) -> y (N, Ho, Wo, F), in memory (Ho, N, Wo, F)."""
+    (N, H, W, C), (Kh, Kw, _, F) = x.shape, w.shape
+    Ho, Wo = (H - Kh) // stride + 1, (W - Kw) // stride + 1
+    cols = im2col(x, Kw, stride, empty)
+    rows = w.reshape(Kh, Kw * C, F)
+    y, part = empty((Ho * N * Wo, F), x.dtype), empty((Ho * N * Wo, F), x.dtype)
+    np.matmul(im2col_band(cols, 0, stride, Ho), rows[0], out=y)
+    for ky in range(1, Kh):
+        y += np.matmul(im2col_band(cols, ky, stride, Ho), rows[ky], out=part)
+    y += b
+    return y.reshape(Ho, N, Wo, F).transpose(1, 0, 2, 3), (x.shape, cols, w, stride, empty)
+
+
+def conv2d_backward(dy, cache, need_dx=True):
+    """dy (N, Ho, Wo, F) -> dx (None unless needed), dw, db"""
+    (N, H, W, C), cols, w, stride, empty = cache
+    (Kh, Kw, _, F), Ho = w.shape, dy.shape[1]
+    rows = w.reshape(Kh, Kw * C, F)
+    dy = np.ascontiguousarray(dy.transpose(1, 0, 2, 3)).reshape(-1, F)                  # (Ho*N*Wo, F)
+    dw, db = empty(w.shape, w.dtype), dy.sum(0)
+    for ky in range(Kh):
+        np.matmul(im2col_band(cols, ky, stride, Ho).T, dy, out=dw.reshape(rows.shape)[ky])
+    if not need_dx:
+        return None, dw, db
+    dcols, part = reuse_if_arena(cols, empty), empty((len(dy), Kw * C), dy.dtype)
+    dcols[:, Ho:] = 0
+    dcols[Kh:] = 0
+    for ky in range(Kh):
+        dband = im2col_band(dcols, ky, stride, Ho)
+        if ky < stride:                                                                 # the first of its parity
+            np.matmul(dy, rows[ky].T, out=dband)
+        else:
+            dband += np.matmul(dy, rows[ky].T, out=part)
+    return col2im(dcols, (N, H, W, C), Kw, stride, empty), dw, db
+
+
 def linear_forward(x, w, b, empty=np.empty):
     """x (N, C), w (C, F), b (F,) -> y (N, F)"""
     y = np.matmul(x, w, out=empty((len(x), w.shape[1]), x.dtype))
@@ -645,14 +1301,15 @@ def linear_forward(x, w, b, empty=np.empty):
     return y, (x, w, empty)
 
 
-def linear_backward(dy, cache):
+def linear_backward(dy, cache, need_dx=True):
+    """dy (N, F) -> dx (None unless needed), dw, db"""
     x, w, empty = cache
-    dx, dw = empty(x.shape, x.dtype), empty(w.shape, w.dtype)
-    return np.matmul(dy, w.T, out=dx), np.matmul(x.T, dy, out=dw), dy.sum(0)
+    dx = np.matmul(dy, w.T, out=empty(x.shape, x.dtype)) if need_dx else None
+    return dx, np.matmul(x.T, dy, out=empty(w.shape, w.dtype)), dy.sum(0)
 
 
 def relu_forward(x):
-    """max(x, 0), IN PLACE: x is the fresh output of a convolution or linear layer, and nobody else's"""
+    """max(x, 0), IN PLACE: x is the fresh output of a convolution, a linear layer or a maximum, and nobody else's"""
     y = np.maximum(x, 0, out=x)
     return y, (y,)
 
@@ -675,455 +1332,153 @@ def sigmoid_backward(dy, cache):
 
 def pool_forward(x):
     """2x2 maximum, an odd last row or column left out. x (N, H, W, C) -> y (N, H//2, W//2, C)"""
-    corners = quarters(x)
+    corners = window_corners(x)
     y = np.maximum(np.maximum(corners[0], corners[1]), np.maximum(corners[2], corners[3]))
     return y, (x, y)
 
 
 def pool_backward(dy, cache):
-    """The first entry that equals its window's maximum gets the window's gradient: on a plain background all four are equal"""
+    """The first entry that equals its window's maximum gets the window's gradient: on a plain background all four are
+    equal. A ReLU may have been taken of y since, in place: where it made y 0 no gradient comes."""
     x, y = cache
     dx, left = np.zeros_like(x), dy.copy()
-    for corner, dcorner in zip(quarters(x), quarters(dx)):
+    for corner, dcorner in zip(window_corners(x), window_corners(dx)):
         left -= np.multiply(corner == y, left, out=dcorner)
     return dx
 
 
-def quarters(x):
+def window_corners(x):
     """The four pixels of each 2x2 window, as views. x (N, H, W, C) -> 4 x (N, H//2, W//2, C)"""
     H, W = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2
     return [x[:, i:H:2, j:W:2] for i in (0, 1) for j in (0, 1)]
 
 
-# ---------------------------------------------------------------- capsules
-
-SQUASH_EPS = 1e-9                  # inside the square root of a norm: the gradient at a zero vector is 0, not 0/0
-
-
-def squash_forward(s):
-    """Eq. 1: v = |s|^2 / (1 + |s|^2) * s / |s| along the last axis: the direction stays, the length goes into [0, 1)."""
-    norm = np.sqrt(np.einsum("...d,...d->...", s, s)[..., None] + SQUASH_EPS)                  # (..., 1)
-    gain = norm / (1 + norm * norm)
-    return s * gain, (s, norm, gain)
+def mean_forward(x):
+    """Global average: x (N, H, W, C) -> y (N, C)"""
+    return x.mean((1, 2)), (x.shape,)
 
 
-def squash_backward(dv, cache):
-    """With q = |s| and v = s q / (1 + q^2): ds = dv q/(1+q^2) + s (s . dv) (1 - q^2) / (q (1 + q^2)^2)"""
-    s, norm, gain = cache
-    along = np.einsum("...d,...d->...", s, dv)[..., None]                                      # (..., 1)
-    along *= (1 - norm * norm) / (norm * (1 + norm * norm) ** 2)
-    ds = dv * gain
-    ds += s * along
-    return ds
+def mean_backward(dy, cache):
+    shape, = cache
+    return np.broadcast_to(dy[:, None, None] / (shape[1] * shape[2]), shape)
 
 
-def votes_forward(u, W, empty=np.empty):
-    """Eq. 2: u_hat_j|i = W_ij u_i. u (N, I, E), W (I, E, J, D) -> u_hat (N, I, J, D)
-
-    W_ij stands transposed, as (E, D), so that each i is one row-major GEMM (N, E) @ (E, J*D): OpenBLAS's AVX-512 kernels
-    multiply such small matrices 1.8 times as fast as with a transposed operand.
-    """
-    (N, I, E), (_, _, J, D) = u.shape, W.shape
-    u_hat = empty((N, I, J * D), u.dtype)
-    np.matmul(u.transpose(1, 0, 2), W.reshape(I, E, J * D), out=u_hat.transpose(1, 0, 2))
-    return u_hat.reshape(N, I, J, D), (u, W, empty)
+def pad_forward(x, margin):
+    """`margin` px of zeros all around. x (N, H, W, C) -> y (N, H + 2 margin, W + 2 margin, C)"""
+    return np.pad(x, ((0, 0), (margin, margin), (margin, margin), (0, 0))), (margin,)
 
 
-def votes_backward(du_hat, cache):
-    """du_hat (N, I, J, D) -> du (N, I, E), dW (I, E, J, D)"""
-    u, W, empty = cache
-    (N, I, E), (_, _, J, D) = u.shape, W.shape
-    by_i = du_hat.reshape(N, I, J * D).transpose(1, 0, 2)                                      # (I, N, J*D)
-    du, dW = empty(u.shape, u.dtype), empty(W.shape, W.dtype)
-    np.matmul(by_i, W.reshape(I, E, J * D).transpose(0, 2, 1), out=du.transpose(1, 0, 2))
-    np.matmul(u.transpose(1, 2, 0), by_i, out=dW.reshape(I, E, J * D))
-    return du, dW
+def pad_backward(dy, cache):
+    margin, = cache
+    return dy[:, margin:dy.shape[1] - margin, margin:dy.shape[2] - margin]
 
 
-def softmax(b):
-    """Eq. 3: c_ij = exp(b_ij) / sum_k exp(b_ik), over the digit capsules, axis 1. b (N, J, I) -> c (N, J, I)"""
-    c = b - b.max(1, keepdims=True)
-    np.exp(c, out=c)
-    c /= c.sum(1, keepdims=True)
-    return c
+def flatten_forward(x):
+    """x (N, ...) -> y (N, C)"""
+    return x.reshape(len(x), -1), (x.shape,)
 
 
-def routing_forward(u_hat, n_iters, empty=np.empty, bias=None):
-    """Procedure 1, dynamic routing. u_hat (N, I, J, D), bias (J, D) or None -> v (N, J, D)
+def flatten_backward(dy, cache):
+    shape, = cache
+    return dy.reshape(shape)
 
-    For r = 1..n_iters: c = softmax_j(b), s_j = sum_i c_ij u_hat_j|i (+ bias_j), v = squash(s), b_ij += u_hat_j|i . v_j, with b = 0
-    at first, per sample; the update after the last squash would not be read. The cache holds each iteration's c (the first is the
-    constant 1/J) and v. All sums are BLAS calls: a matrix-vector product for every (n, j) reads u_hat once, where a GEMM
-    against a block-diagonal matrix would do J times the arithmetic.
-    """
-    N, I, J, D = u_hat.shape
-    votes = u_hat.transpose(0, 2, 1, 3)                                                        # (N, J, I, D)
-    steps, b = [], None
-    for r in range(n_iters):
-        if r == 0:
-            c = np.full((1, I), 1 / J, u_hat.dtype)
-            s = np.matmul(c, u_hat.reshape(N, I, J * D)).reshape(N, J, D)
+
+def dropout_forward(x, dropout_mask):
+    """x times a mask that is 0 with probability p, else 1 / (1 - p); None: no dropout"""
+    return (x if dropout_mask is None else x * dropout_mask), (dropout_mask,)
+
+
+def dropout_backward(dy, cache):
+    dropout_mask, = cache
+    return dy if dropout_mask is None else dy * dropout_mask
+
+
+LAYERS = {                         # operation -> its forward and backward; those with weights come first
+    "conv2d": (conv2d_forward, conv2d_backward), "linear": (linear_forward, linear_backward),
+    "relu": (relu_forward, relu_backward), "sigmoid": (sigmoid_forward, sigmoid_backward),
+    "pool": (pool_forward, pool_backward), "mean": (mean_forward, mean_backward), "pad": (pad_forward, pad_backward),
+    "flatten": (flatten_forward, flatten_backward), "dropout": (dropout_forward, dropout_backward)}
+WITH_WEIGHTS = ("conv2d", "linear")
+
+
+def layers_forward(params, x, layers, empty=np.empty, dropout_mask=None):
+    """x through layers: a tuple (operation, its options) each; an operation with weights has their name first:
+    ("conv2d", "conv1", 2) is a convolution of stride 2 with conv1_w and conv1_b. -> y, the list of the layers'
+    caches"""
+    caches = []
+    for operation, *options in layers:
+        forward_of, _ = LAYERS[operation]
+        if operation in WITH_WEIGHTS:
+            name, *options = options
+            x, cache = forward_of(x, params[name + "_w"], params[name + "_b"], *options, empty)
         else:
-            agreement = np.matmul(votes, v[..., None], out=empty((N, J, I, 1), u_hat.dtype))[..., 0]   # (N, J, I)
-            b = agreement if b is None else np.add(b, agreement, out=empty((N, J, I), u_hat.dtype))
-            c = softmax(b)
-            s = np.matmul(c[:, :, None, :], votes)[:, :, 0]                                    # (N, J, D)
-        if bias is not None:
-            s += bias
-        v, squash_cache = squash_forward(s)
-        steps.append((c, v, squash_cache))
-    return v, (u_hat, steps, empty)
-
-
-def routing_backward(dv, cache, detached=False):
-    """dv (N, J, D) -> du_hat (N, I, J, D), dbias (J, D), through every iteration; detached: with the last c held constant.
-
-    Each place where u_hat_ij is used adds a number times a D-vector to its gradient: c ds from a weighted sum, db v from an
-    agreement. They are gathered over all iterations, and du_hat is ONE batched product (I, T) @ (T, D) for every (n, j).
-    """
-    u_hat, steps, empty = cache
-    N, I, J, D = u_hat.shape
-    votes, T = u_hat.transpose(0, 2, 1, 3), 1 if detached else 2 * len(steps) - 1
-    numbers, vectors = empty((N, J, T, I), dv.dtype), empty((N, J, T, D), dv.dtype)
-    db, dbias = 0, 0
-    for r in reversed(range(len(steps))):
-        c, _, squash_cache = steps[r]
-        ds, t = squash_backward(dv, squash_cache), 2 * (len(steps) - 1 - r)
-        dbias = dbias + ds.sum(0)                                                              # it is added in every iteration
-        numbers[:, :, t], vectors[:, :, t] = c, ds
-        if detached or r == 0:                                                                 # c of the first is a constant
-            break
-        dc = np.matmul(votes, ds[..., None], out=empty((N, J, I, 1), dv.dtype))[..., 0]        # (N, J, I)
-        dc -= np.einsum("nji,nji->ni", c, dc)[:, None]                                         # softmax's Jacobian
-        dc *= c
-        db = db + dc                                                                           # b_r = b_(r-1) + u_hat . v_(r-1)
-        v = steps[r - 1][1]
-        numbers[:, :, t + 1], vectors[:, :, t + 1] = db, v
-        dv = np.matmul(db[:, :, None], votes)[:, :, 0]
-    du_hat = recycle(u_hat, empty)
-    np.matmul(numbers.transpose(0, 1, 3, 2), vectors, out=du_hat.transpose(0, 2, 1, 3))
-    return du_hat, dbias
-
-
-def lengths_forward(v):
-    """|v_j|, the probability that digit j is there. v (N, J, D) -> (N, J)"""
-    lengths = np.sqrt(np.einsum("njd,njd->nj", v, v) + SQUASH_EPS)
-    return lengths, (v, lengths)
-
-
-def lengths_backward(dlengths, cache):
-    v, lengths = cache
-    return v * (dlengths / lengths)[..., None]
-
-
-def mask_forward(v, digits):
-    """Keep one capsule, zero the others, once for every digit to redraw. v (N, J, D), digits (N, R) -> (N*R, J*D)"""
-    (N, J, D), R = v.shape, digits.shape[1]
-    masked = np.zeros((N, R, J, D), v.dtype)
-    n, r = np.arange(N)[:, None], np.arange(R)
-    masked[n, r, digits] = v[n, digits]
-    return masked.reshape(N * R, J * D), (v.shape, digits)
-
-
-def mask_backward(dmasked, cache):
-    (N, J, D), digits = cache
-    n, r = np.arange(N)[:, None], np.arange(digits.shape[1])
-    dv = np.zeros((N, J, D), dmasked.dtype)
-    np.add.at(dv, (n, digits), dmasked.reshape(N, -1, J, D)[n, r, digits])
-    return dv
-
-
-# ---------------------------------------------------------------- losses
-
-M_PLUS, M_MINUS, DOWN_WEIGHT = 0.9, 0.1, 0.5
-
-
-def margin_loss(lengths, present):
-    """Eq. 4, summed over capsules, mean over the batch. lengths, present (N, J), present 1 for digits there, else 0.
-
-    L_k = T_k max(0, 0.9 - |v_k|)^2 + 0.5 (1 - T_k) max(0, |v_k| - 0.1)^2. -> loss (float), dlengths (N, J)
-    """
-    short, long = np.maximum(M_PLUS - lengths, 0), np.maximum(lengths - M_MINUS, 0)
-    N = len(lengths)
-    loss = float((present * short ** 2 + DOWN_WEIGHT * (1 - present) * long ** 2).sum()) / N
-    return loss, (2 * DOWN_WEIGHT * (1 - present) * long - 2 * present * short) / N
-
-
-def sigmoid_cross_entropy(scores, present):
-    """The CNN's loss: -log of the probability of each of the ten answers, summed, mean over the batch. scores, present (N, J)
-
-    With p = 1 / (1 + exp(-score)): -T log p - (1 - T) log(1 - p) = log(1 + exp(-score)) + (1 - T) score. -> loss (float), dscores
-    """
-    N = len(scores)
-    loss = float((np.logaddexp(0, -scores) + (1 - present) * scores).sum()) / N
-    return loss, (sigmoid_forward(scores)[0] - present) / N
-
-
-def naming_loss(out, labels, config):
-    """The loss on the names: margin loss on the lengths, or the CNN's cross-entropy on its scores. -> its name, loss, gradient"""
-    present = k_hot(labels, out["lengths"].dtype)
-    if config.model == "cnn":
-        return "cross_entropy", *sigmoid_cross_entropy(out["scores"], present)
-    return "margin", *margin_loss(out["lengths"], present)
-
-
-def reconstruction_loss(recon, target):
-    """Squared error summed over pixels and digits, mean over the batch. recon, target (N, R, H, W) -> loss (float), drecon"""
-    error = recon - target
-    N = len(recon)
-    return float(np.vdot(error, error)) / N, error * (2 / N)
-
-
-# ---------------------------------------------------------------- the models
-
-W_GAIN = 0.01                      # of a vote's variance: short capsules at first learn faster than longer ones (0.08: -3 points)
-DIGIT_BIAS = 0.1                   # at first, as in the official code
-
-
-def conv_layers(config):
-    """The convolutions of config.model, the deep ones in the CNN -> list of (name, kernel, stride, channels, whether 2x2 maxima follow), and the side and
-    channels of what comes out"""
-    P, layers, side = config.primary_types * config.primary_dim, [], CANVAS
-    unit = config.cnn_channels if config.model == "cnn" else config.conv1_channels
-    for layer in FRONT_ENDS["deep"][:-1] if config.model == "cnn" else FRONT_ENDS[config.front_end]:
-        if layer == "pool":
-            layers[-1], side = (*layers[-1][:-1], True), side // 2
-            continue
-        kernel, stride, width = layer
-        name = f"conv{len(layers) + 1}" if width else "primary"
-        layers.append((name, kernel, stride, unit * width if width else P, False))
-        side = (side - kernel) // stride + 1
-    return layers, side, layers[-1][3]
-
-
-def param_shapes(config):
-    """Names and shapes of the weights of config.model, in the order in which they are drawn"""
-    (layers, side, C), J, D = conv_layers(config), N_CLASSES, config.digit_dim
-    shapes, channels = {}, 1
-    for k, (name, K, _, F, _) in enumerate(layers):
-        shapes[name + "_w"] = (K, K, channels, F) if k else (1, K, K, F)        # (1, kernel column, kernel row, F): see fold_rows
-        shapes[name + "_b"], channels = (F,), F
-    h1, h2 = config.decoder_hidden1, config.decoder_hidden2
-    dense = {"dec1": (J * D, h1), "dec2": (h1, h2), "dec3": (h2, CANVAS * CANVAS)}
-    if config.model == "cnn":
-        hidden = config.cnn_hidden or affordable_hidden(config, shapes, side * side * C)
-        dense = {"fc1": (side * side * C, hidden), "fc2": (hidden, J)}
-    else:
-        shapes["W"] = (side * side * config.primary_types, config.primary_dim, J, D)           # (I, E, J, D)
-        if config.digit_bias:
-            shapes["digit_b"] = (J, D)
-    return shapes | {name + end: shape[k:] for name, shape in dense.items() for k, end in enumerate(("_w", "_b"))}
-
-
-def affordable_hidden(config, convs, inputs):
-    """Units of the CNN's hidden layer with which it has at most as many parameters as the capsule network without its decoder"""
-    caps = dataclasses.replace(config, model="caps", digit_bias=False)
-    budget = sum(math.prod(shape) for name, shape in param_shapes(caps).items() if not name.startswith("dec"))
-    return (budget - sum(map(math.prod, convs.values())) - N_CLASSES) // (inputs + 1 + N_CLASSES)
-
-
-def init_params(config):
-    """-> flat dict of float32 arrays. He-normal where a ReLU follows, 1/fan-in variance elsewhere; biases 0."""
-    rng, params = rng_for(config.seed, "init"), {}
-    for name, shape in param_shapes(config).items():
-        fan_in = {"W": config.primary_dim, "dec1_w": config.digit_dim}.get(name, math.prod(shape[:-1]))    # the rest is masked
-        gain = {"W": W_GAIN, "primary_w": 1, "dec3_w": 1, "fc2_w": 1}.get(name, 2)
-        if name.endswith("_b"):
-            params[name] = np.full(shape, DIGIT_BIAS if name == "digit_b" else 0, np.float32)
-        else:
-            params[name] = rng.standard_normal(shape, np.float32) * np.float32(np.sqrt(gain / fan_in))
-    return params
-
-
-def fold_rows(x, K):
-    """x (N, H, W) -> (N, H-K+1, W, K): K shifted copies of the rows as channels. With it a KxK convolution of a one-channel
-    image is a 1xK convolution of K channels, one GEMM with an inner dimension of K*K instead of K GEMMs with K."""
-    return np.ascontiguousarray(sliding_window_view(x, K, axis=1))
-
-
-def convs_forward(params, images, layers, empty=np.empty):
-    """images (N, 36, 36) -> (N, side, side, C): convolution, 2x2 maxima where there are any, ReLU; no ReLU after PrimaryCaps"""
-    x, caches = fold_rows(images, layers[0][1]), []
-    for name, _, stride, _, pooled in layers:
-        x, conv_cache = conv2d_forward(x, params[name + "_w"], params[name + "_b"], stride, empty)
-        x, pool_cache = pool_forward(x) if pooled else (x, None)
-        x, relu_cache = relu_forward(x) if name != "primary" else (x, None)
-        caches.append((name, conv_cache, pool_cache, relu_cache))
+            x, cache = forward_of(x, *([dropout_mask] if operation == "dropout" else options))
+        caches.append(cache)
     return x, caches
 
 
-def convs_backward(dx, caches, grads):
-    """dx (N, side, side, C); the parameters' gradients go into `grads`"""
-    for name, conv_cache, pool_cache, relu_cache in reversed(caches):
-        dx = dx if relu_cache is None else relu_backward(dx, relu_cache)
-        dx = dx if pool_cache is None else pool_backward(dx, pool_cache)
-        dx, grads[name + "_w"], grads[name + "_b"] = conv2d_backward(dx, conv_cache, need_dx=name != "conv1")
+def layers_backward(dy, caches, layers, grads, need_dx=True):
+    """dy -> dx (None unless needed); the gradients of the weights go into `grads`"""
+    last = -1 if need_dx else next(k for k, (operation, *_) in enumerate(layers) if operation in WITH_WEIGHTS)
+    for k in reversed(range(max(last, 0), len(layers))):
+        operation, *options = layers[k]
+        _, backward_of = LAYERS[operation]
+        if operation in WITH_WEIGHTS:
+            name = options[0]
+            dy, grads[name + "_w"], grads[name + "_b"] = backward_of(dy, caches[k], need_dx=k != last)
+        else:
+            dy = backward_of(dy, caches[k])
+    return dy
 
 
-def forward(params, composites, config, digits=None, empty=np.empty, keep=None):
-    """composites (N, 36, 36) in [0, 1]; digits (N, R) whose capsules to decode, None for the two longest; keep (N, hidden), the
-    mask of the CNN's dropout, None for none.
+# -------------------------------------------------------------- Adam
 
-    -> out and the cache. out of the capsule network: lengths (N, 10), v (N, 10, D), digits (N, R), recon (N, R, 36, 36), the primary
-    capsules u (N, I, E) and, in c, each iteration's coupling coefficients, the first (1, I), the others (N, 10, I), with I ordered
-    (row, column, type). out of the CNN: scores (N, 10), their sigmoids as lengths, digits, and hidden (N, hidden), the penultimate layer.
-    """
-    p, N = params, len(composites)
-    x, convs_cache = convs_forward(p, composites, conv_layers(config)[0], empty)
-    if config.model == "cnn":
-        out, cache = cnn_head_forward(p, x, keep, empty)
-        return out | {"digits": answers(out) if digits is None else digits}, (convs_cache, *cache)
-    u, squash_cache = squash_forward(x.reshape(N, -1, config.primary_dim))                               # (N, I, E)
-    u_hat, votes_cache = votes_forward(u, p["W"], empty)
-    v, routing_cache = routing_forward(u_hat, config.routing_iters, empty, p.get("digit_b"))
-    lengths, lengths_cache = lengths_forward(v)
-    if digits is None:
-        digits = top_two(lengths)
-    masked, mask_cache = mask_forward(v, digits)
-    decoded, decoder_cache = decoder_forward(p, masked, empty)
-    out = {"lengths": lengths, "v": v, "u": u, "digits": digits, "recon": decoded.reshape(N, -1, CANVAS, CANVAS),
-           "c": [c for c, _, _ in routing_cache[1]]}
-    return out, (convs_cache, x.shape, squash_cache, votes_cache, routing_cache, lengths_cache, mask_cache, decoder_cache)
-
-
-def forward_rows(params, pairs, rows, config, empty, decode="labels"):
-    """forward of some pairs of a dict -> its arrays with a row a pair (lengths, digits; v, recon; scores, hidden); it decodes the digits
-    that are there or, with decode="top2", the two longest capsules."""
-    batch = to_batch(pairs, rows)
-    out, _ = forward(params, batch["composites"], config, batch["labels"] if decode == "labels" else None, empty)
-    return {name: out[name] for name in ("lengths", "v", "digits", "recon", "scores", "hidden") if name in out}
-
-
-def backward(dnames, drecon, cache, config):
-    """dnames (N, 10), naming_loss's gradient, drecon (N, R, 36, 36), which the CNN has not -> grads, keys as params"""
-    grads = {}
-    if config.model == "cnn":
-        convs_backward(cnn_head_backward(dnames, cache[1:], grads), cache[0], grads)
-        return grads
-    convs_cache, primary_shape, squash_cache, votes_cache, routing_cache, lengths_cache, mask_cache, decoder_cache = cache
-    dmasked = decoder_backward(drecon.reshape(-1, CANVAS * CANVAS), decoder_cache, grads)
-    dv = mask_backward(dmasked, mask_cache) + lengths_backward(dnames, lengths_cache)
-    du_hat, dbias = routing_backward(dv, routing_cache, config.routing_grad == "detached")
-    if config.digit_bias:
-        grads["digit_b"] = dbias
-    du, grads["W"] = votes_backward(du_hat, votes_cache)
-    convs_backward(squash_backward(du, squash_cache).reshape(primary_shape), convs_cache, grads)
-    return grads
-
-
-def cnn_head_forward(params, x, keep, empty=np.empty):
-    """x (N, side, side, C), keep (N, hidden) or None -> out with scores (N, 10), lengths (N, 10), here
-    their sigmoids, and hidden; and the cache"""
-    p, shape = params, x.shape
-    hidden, fc1_cache = linear_forward(x.reshape(len(x), -1), p["fc1_w"], p["fc1_b"], empty)
-    hidden, relu_cache = relu_forward(hidden)
-    scores, fc2_cache = linear_forward(hidden if keep is None else hidden * keep, p["fc2_w"], p["fc2_b"], empty)
-    return {"lengths": sigmoid_forward(scores)[0], "scores": scores, "hidden": hidden}, (shape, fc1_cache, relu_cache, keep, fc2_cache)
-
-
-def cnn_head_backward(dscores, cache, grads):
-    """dscores (N, 10) -> dx (N, side, side, C); the parameters' gradients go into `grads`"""
-    shape, fc1_cache, relu_cache, keep, fc2_cache = cache
-    dx, grads["fc2_w"], grads["fc2_b"] = linear_backward(dscores, fc2_cache)
-    dx = relu_backward(dx if keep is None else dx * keep, relu_cache)
-    dx, grads["fc1_w"], grads["fc1_b"] = linear_backward(dx, fc1_cache)
-    return dx.reshape(shape)
-
-
-def decoder_forward(params, x, empty=np.empty):
-    """Masked capsules (M, J*D) -> pixels in (0, 1), (M, 36*36)"""
-    p, caches = params, []
-    for layer, activation in ("dec1", relu_forward), ("dec2", relu_forward), ("dec3", sigmoid_forward):
-        x, linear_cache = linear_forward(x, p[layer + "_w"], p[layer + "_b"], empty)
-        x, activation_cache = activation(x)
-        caches.append((linear_cache, activation_cache))
-    return x, caches
-
-
-def decoder_backward(dx, caches, grads):
-    """dx (M, 36*36) -> gradient of the masked capsules (M, J*D); the parameters' gradients go into `grads`"""
-    for layer, activation, (linear_cache, activation_cache) in zip(
-            ("dec3", "dec2", "dec1"), (sigmoid_backward, relu_backward, relu_backward), reversed(caches)):
-        dx = activation(dx, activation_cache)
-        dx, grads[layer + "_w"], grads[layer + "_b"] = linear_backward(dx, linear_cache)
-    return dx
-
-
-def top_two(lengths):
-    """The two longest capsules, the longest first. lengths (N, J) -> (N, 2) int64; ties go to the smaller digit"""
-    return np.argsort(-lengths, axis=1, kind="stable")[:, :2]
-
-
-def answers(out):
-    """The two digits that a network names, (N, 2): of the CNN by its scores, since sigmoids round to 1 and would tie"""
-    return top_two(out.get("scores", out["lengths"]))
-
-
-def k_hot(labels, dtype):
-    """labels (N, 2) -> (N, 10), 1 for the digits present"""
-    present = np.zeros((len(labels), N_CLASSES), dtype)
-    present[np.arange(len(labels))[:, None], labels] = 1
-    return present
-
-
-def loss_and_grads(params, batch, config, empty=np.empty, share=1.0):
-    """One batch (to_batch's dict) -> (terms, grads): means over the batch, times `share`, a shard's part of its batch. Pure;
-    with an Arena the grads live until rewind().
-
-    terms: loss = margin + recon_weight * recon; recon is the summed squared error of both digits; hits: pairs named right. The
-    CNN's: loss = cross_entropy, and hits.
-    """
-    out, cache = forward(params, batch["composites"], config, batch["labels"], empty, batch.get("keep"))
-    name, loss, dnames = naming_loss(out, batch["labels"], config)
-    terms, drecon = {"loss": loss * share, name: loss * share}, None
-    if "recon" in out:
-        recon, drecon = reconstruction_loss(out["recon"], batch["sources"])
-        terms |= {"loss": terms["loss"] + config.recon_weight * (recon * share), "recon": recon * share}
-        drecon *= config.recon_weight * share
-    grads = backward(dnames * share, drecon, cache, config)
-    hits = int((np.sort(answers(out), 1) == np.sort(batch["labels"], 1)).all(1).sum())
-    return terms | {"hits": hits}, grads
-
-
-# ---------------------------------------------------------------- Adam
-
-BETA1, BETA2, ADAM_EPS, ADAM_CHUNK = 0.9, 0.999, 1e-8, 1 << 17
+BETA1, BETA2 = 0.9, 0.999
+ADAM_EPS, ADAM_CHUNK = 1e-8, 1 << 17
 
 
 def adam_step(params, shard_grads, adam_m, adam_v, step, lr, runner):
     """One Adam step in place, step counting from 1; the gradient is the sum of shard_grads, in their order.
 
-    p -= lr m_hat / (sqrt(v_hat) + eps), m_hat and v_hat the bias-corrected means of the gradient and of its square. The means are
-    kept as sums, adam_m = m / (1 - beta1), adam_v = v / (1 - beta2), and all factors are gathered into two numbers: 11 passes
-    over memory instead of 16. They run over chunks that stay in cache and are shared among the runner's threads; each number is
-    computed alone, so the bits do not depend on who computes it.
+    p -= lr m_hat / (sqrt(v_hat) + eps), m_hat and v_hat the bias-corrected means of the gradient and of its square.
+    The means are kept as sums, adam_m = m / (1 - beta1), adam_v = v / (1 - beta2), and all factors are gathered into
+    two numbers: 11 passes over memory instead of 16. They run over chunks that stay in cache and are shared among the
+    runner's threads; each number is computed alone, so the bits do not depend on who computes it.
     """
-    root = float(np.sqrt((1 - BETA2) / (1 - BETA2 ** step)))                                   # sqrt(v_hat) = root sqrt(adam_v)
+    root = float(np.sqrt((1 - BETA2) / (1 - BETA2 ** step)))                           # sqrt(v_hat) = root sqrt(adam_v)
     rate, eps = float(lr * (1 - BETA1) / (1 - BETA1 ** step) / root), ADAM_EPS / root
 
     def update(chunks):
         scratch = np.empty((2, ADAM_CHUNK), np.result_type(*params.values()))
         for name, start in chunks:
-            p, m, v, *gs = (a[name].reshape(-1)[start:start + ADAM_CHUNK] for a in (params, adam_m, adam_v, *shard_grads))
-            total, part = scratch[:, :p.size]
+            part = slice(start, start + ADAM_CHUNK)
+            p, m, v, *gs = (arrays[name].reshape(-1)[part] for arrays in (params, adam_m, adam_v, *shard_grads))
+            total, term = scratch[:, :p.size]
             g = gs[0] if len(gs) == 1 else np.add(gs[0], gs[1], out=total)
             for shard in gs[2:]:
                 g += shard
             m *= BETA1
             m += g
             v *= BETA2
-            v += np.multiply(g, g, out=part)
-            np.sqrt(v, out=part)
-            part += eps
-            np.divide(m, part, out=part)
-            part *= rate
-            p -= part
+            v += np.multiply(g, g, out=term)
+            np.sqrt(v, out=term)
+            term += eps
+            np.divide(m, term, out=term)
+            term *= rate
+            p -= term
 
     chunks = [(name, start) for name in params for start in range(0, params[name].size, ADAM_CHUNK)]
     runner.map(update, [chunks[k::runner.threads] for k in range(runner.threads)])
 
 
-# ---------------------------------------------------------------- running in shards
+def learning_rate(config, step, n_steps):
+    """Adam's learning rate at a step counting from 0"""
+    cosine = 0.5 * (1 + math.cos(math.pi * step / n_steps))
+    decay = {"cosine": cosine, "exponential": 0.96 ** (step / 2000), "constant": 1}
+    return config.lr * decay[config.lr_schedule] * min(1, (step + 1) / max(1, config.warmup))
+
+
+# -------------------------------------------------------------- running in shards
 
 def n_cores():
     """Cores that this process may use"""
@@ -1131,9 +1486,9 @@ def n_cores():
 
 
 class Runner:
-    """Cuts batches into shards of SHARD_SIZE and shares them among worker threads (NumPy releases the GIL in its loops).
+    """Cuts batches into shards of SHARD_SIZE and shares them among worker threads (NumPy's loops release the GIL).
 
-    Shards, and the order in which their results are added up, do not depend on the number of threads: neither do the bits.
+    Shards, and the order in which their results are added up, do not depend on the number of threads, nor do the bits.
     """
 
     def __init__(self, threads, batch_size=10 ** 9):
@@ -1149,7 +1504,7 @@ class Runner:
             self.pool.shutdown(cancel_futures=True)
 
     def map(self, function, items):
-        """function(item) for all items, on the workers. Overflow warnings are off: train() watches the loss instead."""
+        """function(item) for all items, on the workers. Overflow warnings are off: Run watches the loss instead."""
         def quiet(item):
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
                 return function(item)
@@ -1159,9 +1514,11 @@ class Runner:
         """loss_and_grads of samples[rows], shard by shard -> (terms, list of the shards' grads, to be added up)"""
         shards = [rows[start:start + SHARD_SIZE] for start in range(0, len(rows), SHARD_SIZE)]
         self.arenas += [Arena() for _ in range(len(self.arenas), len(shards))]
-        results = self.map(lambda arena_shard: loss_and_grads(
-            params, to_batch(samples, arena_shard[1]), config, arena_shard[0].rewind(), len(arena_shard[1]) / len(rows)),
-            zip(self.arenas, shards))
+
+        def one(arena_and_shard):
+            arena, shard = arena_and_shard
+            return loss_and_grads(params, to_batch(samples, shard), config, arena.rewind(), len(shard) / len(rows))
+        results = self.map(one, zip(self.arenas, shards))
         terms = {name: sum(terms[name] for terms, _ in results) for name in results[0][0]}
         return terms, [grads for _, grads in results]
 
@@ -1176,7 +1533,206 @@ class Runner:
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-# ---------------------------------------------------------------- evaluate, train
+# -------------------------------------------------------------- the training run
+
+class Run:
+    """A training run: its weights, Adam's moments, step and history, and what keeps it safe: resuming, a check for
+    numbers that are not finite, checkpoints at every epoch's end, snapshots, progress.
+
+        with Run(config, source, n_train, progress) as run:
+            for epoch in run.epochs():
+                for samples in ...:
+                    for rows in run.batches(samples):
+                        run.update(*run.runner.loss_and_grads(run.params, samples, rows, config), len(rows))
+                run.close_epoch(what evaluation found)
+
+    source: where the data come from, n_train: samples in an epoch. history: source, epochs (a dict for each one that
+    was evaluated), seconds of training, steps. snapshot_callback(step, weights, terms) gets copies, at the start,
+    every snapshot_every steps and at the end.
+    """
+
+    def __init__(self, config, source, n_train, progress, snapshot_callback=None, snapshot_every=0):
+        self.config = config
+        self.source = source
+        self.progress = progress
+        self.snapshot_callback = snapshot_callback
+        self.snapshot_every = snapshot_every
+        self.last_snapshot = None
+        self.params = init_params(config)
+        self.adam_m, self.adam_v = ({name: np.zeros_like(p) for name, p in self.params.items()} for _ in range(2))
+        self.average = {name: p.copy() for name, p in self.params.items()} if config.average else {}
+        self.steps_per_epoch = -(-n_train // config.batch_size)
+        self.step, self.n_steps = 0, config.n_epochs * self.steps_per_epoch
+        self.samples_left, self.terms = config.n_epochs * n_train, None
+        self.history = {"source": source, "epochs": [], "seconds": 0.0, "steps": 0}
+        self.saved = ""                                                 # where to find the last good state
+        if config.checkpoint and Path(config.checkpoint).exists():
+            self.go_on_from(load_checkpoint(config.checkpoint))
+        elif config.resume:
+            progress.say(f"{config.checkpoint} is not there yet: starting anew")
+        self.runner = Runner(config.threads, config.batch_size)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, exception, *_):
+        self.runner.__exit__()
+        if exception is None and self.last_snapshot != self.step:
+            self.snapshot()
+
+    @property
+    def weights(self):
+        """What is evaluated and kept: the weights, or their running mean"""
+        return self.average or self.params
+
+    def go_on_from(self, found):
+        """Take over a checkpoint's state, if this is its run and it is to be resumed"""
+        check_same_run(self.config, self.source, found, self.config.checkpoint)
+        if self.config.resume:
+            for group in CHECKPOINT:
+                setattr(self, group, getattr(found, group))
+            self.step, self.history = found.step, found.history
+            self.samples_left = self.samples_left * (self.n_steps - self.step) // self.n_steps
+            self.saved = f" (the last good state is in {self.config.checkpoint})"
+
+    def epochs(self):
+        """The numbers of the epochs still to do, from 0"""
+        self.snapshot()
+        for epoch in range(self.step // self.steps_per_epoch, self.config.n_epochs):
+            self.began = time.perf_counter()
+            self.seen = 0
+            self.sums = {}
+            yield epoch
+
+    def batches(self, samples):
+        """The rows of each batch of a dict of samples"""
+        n = len(samples["labels"])
+        size = self.config.batch_size
+        return (np.arange(start, min(start + size, n)) for start in range(0, n, size))
+
+    def update(self, terms, shard_grads, n):
+        """One step with the gradients of n samples: weight decay, Adam, running mean; progress, perhaps a snapshot"""
+        config, params = self.config, self.params
+        if not np.isfinite(terms["loss"]):
+            fault = f"the loss is {terms['loss']} at step {self.step + 1}"
+            raise InputError(f"{fault}: training diverged; lower --lr{self.saved}")
+        lr = learning_rate(config, self.step, self.n_steps)
+        for name in params if config.weight_decay else ():
+            if name[-1] in "wW":                                        # of a matrix; biases and betas end otherwise
+                params[name] *= 1 - lr * config.weight_decay
+        adam_step(params, shard_grads, self.adam_m, self.adam_v, self.step + 1, lr, self.runner)
+        self.step += 1
+        for name, mean in self.average.items():
+            mean += (params[name] - mean) * (1 - min(config.average, self.step / (self.step + 9)))
+        self.seen, self.terms = self.seen + n, dict(terms)
+        self.samples_left -= n
+        for name, term in terms.items():
+            self.sums[name] = self.sums.get(name, 0) + term * (1 if name == "hits" else n)
+        self.elapsed = time.perf_counter() - self.began
+        self.progress.step(
+            f"step {self.step}/{self.n_steps}  {self.samples_left * self.elapsed / self.seen:.0f} s left  "
+            f"{self.training_so_far()}")
+        if self.snapshot_every and self.step % self.snapshot_every == 0:
+            self.snapshot()
+
+    def training_so_far(self):
+        return (f"loss {self.sums['loss'] / self.seen:.3f}  accuracy {self.sums['hits'] / self.seen:.3f}  "
+                f"{self.seen / self.elapsed:.0f} samples/s")
+
+    def snapshot(self):
+        """Call snapshot_callback with copies; its time is not training's"""
+        if self.snapshot_callback:
+            paused = time.perf_counter()
+            self.last_snapshot = self.step
+            weights = {name: p.copy() for name, p in self.weights.items()}
+            self.snapshot_callback(self.step, weights, self.terms and dict(self.terms))
+            self.began = getattr(self, "began", paused) + time.perf_counter() - paused
+
+    def close_epoch(self, found=None, text=""):
+        """Add the epoch, and what an evaluation found, a dict of numbers, to the history; save. text: to print"""
+        arrays = [*self.params.values(), *(found or {}).values()]
+        if not all(np.isfinite(array).all() for array in arrays):
+            fault = f"the weights are not finite after step {self.step}"
+            raise InputError(f"{fault}: training diverged; lower --lr{self.saved}")
+        epoch = self.step // self.steps_per_epoch
+        self.history["seconds"] += self.elapsed
+        self.history["steps"] = self.step
+        if found is not None:
+            means = {"train_" + name: total / self.seen for name, total in self.sums.items()}
+            means["train_accuracy"] = means.pop("train_hits")
+            when = {"epoch": epoch, "step": self.step, "seconds": self.elapsed}
+            self.history["epochs"].append(when | means | found)
+            self.progress.epoch(f"epoch {epoch}/{self.config.n_epochs}  {self.training_so_far()}  {text}")
+        if self.config.checkpoint:
+            save_checkpoint(self.config.checkpoint, self)
+            self.saved = f" (the last good state is in {self.config.checkpoint})"
+
+
+def run_identity(config, source):
+    """What must agree for a checkpoint to be resumed: settings that change training, and where the data come from"""
+    ends = ("n_epochs",) if config.open_ended() else ()
+    return {f.name: getattr(config, f.name) for f in options(config)
+            if not f.metadata.get("runtime") and f.name not in ends} | {"source": source}
+
+
+CHECKPOINT = ("params", "adam_m", "adam_v", "average")             # dicts of arrays; no mean of the weights: average {}
+
+
+def save_checkpoint(path, run):
+    """All that a run needs to go on, in one .npz, written atomically."""
+    arrays = {f"{group}/{name}": a for group in CHECKPOINT for name, a in getattr(run, group).items()}
+    settings = run_identity(run.config, run.source) | {"n_epochs": run.config.n_epochs}
+    meta = json.dumps({"format": 2, "step": run.step, "config": settings, "history": run.history})
+    write_atomically(path, lambda file: np.savez(file, meta=np.array(meta), **arrays))
+
+
+def load_checkpoint(path):
+    """-> what save_checkpoint wrote: params, adam_m, adam_v, average, step, history, source, and config, a Config"""
+    found = SimpleNamespace(**{group: {} for group in CHECKPOINT})
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            meta = json.loads(str(file["meta"]))
+            for key in file.files:
+                group, _, name = key.partition("/")
+                if name:
+                    getattr(found, group)[name] = file[key]
+        found.config, found.source = config_of(meta["config"], path), meta["config"].get("source")
+        found.step, found.history = meta["step"], meta["history"]
+        shapes = {name: p.shape for name, p in init_params(found.config).items()}
+        for group in CHECKPOINT:
+            expected = {} if group == "average" and not found.config.average else shapes
+            if meta["format"] != 2 or {name: a.shape for name, a in getattr(found, group).items()} != expected:
+                raise ValueError("arrays are missing or of the wrong shape")
+        return found
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; give a checkpoint that --checkpoint wrote") from None
+    except InputError:
+        raise
+    except Exception:                                 # what a damaged zip file makes its reader raise is not documented
+        raise InputError(f"{path}: not a whole checkpoint that --checkpoint wrote; give another file") from None
+
+
+def config_of(settings, path):
+    """The Config of a checkpoint's settings; those of later versions are at their defaults. What has its recipe's
+    value counts as not given."""
+    try:
+        given = {name: value for name, value in settings.items() if name != "source"}
+        own = Config(**given).own_values()
+        return Config(**given, filled={name: value for name, value in own.items() if given.get(name) == value})
+    except TypeError:
+        mend = "give one that this one's --checkpoint wrote"
+        raise InputError(f"{path}: a checkpoint of another experiment; {mend}") from None
+
+
+def check_same_run(config, source, found, path):
+    """Raise InputError if a checkpoint is another run's, which must be neither gone on from nor overwritten"""
+    ours, theirs = run_identity(config, source), run_identity(found.config, found.source)
+    if differing := ", ".join(f"{name} {theirs.get(name)}, now {ours[name]}" for name in ours
+                              if ours[name] != theirs.get(name)):
+        raise InputError(f"{path}: made by another run ({differing}); give the same settings, or another --checkpoint")
+
+
+# -------------------------------------------------------------- statistics
 
 def wilson_interval(hits, n, z=1.959964):
     """95% Wilson score interval of a proportion -> (low, high), around hits / n also where rounding would exclude it"""
@@ -1185,143 +1741,182 @@ def wilson_interval(hits, n, z=1.959964):
     return float(max(0, min(p, centre - half))), float(min(1, max(p, centre + half)))
 
 
-def evaluate(params, pairs, config, runner):
-    """Accuracies and losses over a dict of pairs.
+def student_t(df, level=0.95):
+    """t with P(|T| <= t) = level, T Student's t with df = 1, 2, ... degrees of freedom.
 
-    set_accuracy: the two longest capsules are exactly the two digits; any_accuracy: at least one of them is; recon_mse: mean
-    squared error per pixel of the redrawn digits (masked by the true labels); baseline_recon_mse: that of always drawing
-    these pairs' mean digit, the best constant image. The CNN has cross_entropy
-    for margin, and redraws nothing: no recon, no recon_mse.
+    By bisection of P(|T| <= t). With theta = atan(t / sqrt(df)) it is, up to the power df - 2 of the cosine,
+    sin (1 + 1/2 cos^2 + 1/2 3/4 cos^4 + ...) for an even df, and for an odd one
+    2/pi (theta + sin (cos + 2/3 cos^3 + 2/3 4/5 cos^5 + ...)).
     """
-    hits = np.zeros(2, int)
-    sums = np.zeros(3)
-    n = len(pairs["labels"])
-    for start in range(0, n, CHUNK):
-        part = {name: pairs[name][start:start + CHUNK] for name in ("composites", "sources", "labels")}
-        out, size = runner.forward(params, part, config), len(part["labels"])
-        named = (answers(out)[:, :, None] == part["labels"][:, None, :]).any(1).sum(1)        # digits named right
-        hits += (named == 2).sum(), (named >= 1).sum()
-        target = part["sources"].astype(np.float32) / 255
-        name, loss, _ = naming_loss(out, part["labels"], config)
-        recon = reconstruction_loss(out["recon"], target)[0] if "recon" in out else 0.0
-        sums += np.array([loss, recon, float(np.square(target).sum() / size)]) * size
-    loss, recon, square = sums / n
-    mean = pairs["sources"].mean((0, 1)) / 255                                                           # float64
-    per_pixel = 2 * CANVAS * CANVAS
-    redrawn = {"recon": recon, "recon_mse": recon / per_pixel} if "recon" in out else {}
-    return {"n": n, "hits": int(hits[0]), "set_accuracy": hits[0] / n, "any_accuracy": hits[1] / n,
-            "loss": loss + config.recon_weight * recon, name: loss, **redrawn, "baseline_recon_mse": (square - 2 * float(np.square(mean).sum())) / per_pixel}
+    def inside(theta):
+        term, total = (1.0, 0.0) if df % 2 == 0 else (math.cos(theta), 0.0)
+        for power in range(df % 2, df - 1, 2):
+            total += term
+            term *= math.cos(theta) ** 2 * (power + 1) / (power + 2)
+        return math.sin(theta) * total if df % 2 == 0 else 2 / math.pi * (theta + math.sin(theta) * total)
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        low, high = ((low + high) / 2, high) if inside((low + high) / 2) < level else (low, (low + high) / 2)
+    return math.sqrt(df) * math.tan(low)
 
 
-def learning_rate(config, step, n_steps):
-    """Adam's learning rate at a step counting from 0"""
-    if config.lr_schedule == "cosine":
-        return config.lr * 0.5 * (1 + math.cos(math.pi * step / n_steps))
-    return config.lr * (0.96 ** (step / 2000) if config.lr_schedule == "exponential" else 1)
+def mean_and_interval(values):
+    """Mean and half the width of its 95% t interval, nan for one value"""
+    n = len(values)
+    half = student_t(n - 1) * np.std(values, ddof=1) / math.sqrt(n) if n > 1 else math.nan
+    return float(np.mean(values)), float(half)
 
 
-def open_ended(config):
-    """Whether a run may be resumed with more epochs: nothing that it did depends on their number"""
-    return config.lr_schedule != "cosine"
+def n_params(params):
+    return sum(p.size for p in params.values())
 
 
-def run_identity(config, source):
-    """What must agree for a checkpoint to be resumed: every setting that changes training, and where the data come from"""
-    return {f.name: getattr(config, f.name) for f in dataclasses.fields(config)
-            if not (f.metadata.get("runtime") or f.name == "n_epochs" and open_ended(config))} | {"source": source}
+# -------------------------------------------------------------- settings and files
+
+def options(config):
+    """The fields of Config, or of one, that are settings"""
+    return [f for f in dataclasses.fields(config) if "help" in f.metadata]
 
 
-CHECKPOINT = ("params", "adam_m", "adam_v")
+def settings_of(config):
+    """{name: value} of all settings"""
+    return {f.name: getattr(config, f.name) for f in options(config)}
 
 
-def save_checkpoint(path, state, step, config, source, history):
-    """All that a run needs to go on, in one .npz, written atomically. state: the dicts of arrays of CHECKPOINT, in its order"""
-    arrays = {f"{group}/{name}": a for group, arrays in zip(CHECKPOINT, state) for name, a in arrays.items()}
-    settings = run_identity(config, source) | {"n_epochs": config.n_epochs}
-    meta = json.dumps({"format": 1, "step": step, "config": settings, "history": history})
-    write_atomically(path, lambda file: np.savez(file, meta=np.array(meta), **arrays))
+def flag_of(name):
+    return "--" + name.replace("_", "-")
 
 
-def load_checkpoint(path):
-    """-> (*state, meta) of save_checkpoint; meta: step, config, history"""
-    groups = {group: {} for group in CHECKPOINT}
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            meta = json.loads(str(file["meta"]))
-            for key in file.files:
-                group, _, name = key.partition("/")
-                if name:
-                    groups[group][name] = file[key]
-        shapes = [{name: a.shape for name, a in arrays.items()} for arrays in groups.values()]
-        expected = {name: p.shape for name, p in init_params(config_of(meta, path)).items()}
-        if meta["format"] != 1 or any(shape != expected for shape in shapes):
-            raise ValueError("arrays are missing or of the wrong shape")
-        return (*groups.values(), meta)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file; give a checkpoint that --checkpoint wrote") from None
-    except InputError:
-        raise
-    except Exception:                                  # what a damaged zip file makes its reader raise is not documented
-        raise InputError(f"{path}: not a whole checkpoint that --checkpoint wrote; give another file") from None
+def given_options(config):
+    """The settings that were given another value than their default"""
+    return [f for f in options(config) if f.name not in config.filled and getattr(config, f.name) != f.default]
 
 
-def config_of(meta, path):
-    """The Config of a checkpoint's run"""
-    try:
-        return Config(**{name: value for name, value in meta["config"].items() if name != "source"})
-    except TypeError:
-        raise InputError(f"{path}: a checkpoint of another experiment; give one that this one's --checkpoint wrote") from None
+def foreign_options(config, models):
+    """The settings that were given and mean nothing to any of the networks `models`"""
+    return [f for f in given_options(config) if not set(f.metadata.get("models", models)) & set(models)]
 
 
-def check_same_run(config, source, meta, path):
-    """Raise InputError if a checkpoint is another run's, which must be neither gone on from nor overwritten"""
-    ours = run_identity(config, source)
-    theirs = run_identity(config_of(meta, path), meta["config"].get("source"))                # fields of later versions at their defaults
-    if differing := ", ".join(f"{name} {theirs[name]}, now {ours[name]}" for name in ours if ours[name] != theirs[name]):
-        raise InputError(f"{path}: made by another run ({differing}); give the same settings, or another --checkpoint")
+def for_model(config, model):
+    """config with another network: its own recipe, and without the settings that mean nothing to it"""
+    return dataclasses.replace(config, model=model, **{f.name: f.default for f in foreign_options(config, [model])})
 
 
-def check_fields(config):
-    """Raise InputError for a value out of its field's range, or an output file that could not be written"""
-    rules = {"low": (lambda value, low: value >= low, "at least"), "high": (lambda value, high: value <= high, "at most"),
-             "above": (lambda value, bound: value > bound, "more than"), "choices": (lambda value, names: value in names, "one of")}
-    for f in dataclasses.fields(config):
-        value, flag = getattr(config, f.name), "--" + f.name.replace("_", "-")
+RULES = {                          # what an option may ask of its value, and in which words
+    "low": (lambda value, bound: value >= bound, "at least"),
+    "high": (lambda value, bound: value <= bound, "at most"),
+    "above": (lambda value, bound: value > bound, "more than"),
+    "choices": (lambda value, names: value in names, "one of")}
+
+
+def check_options(config, models):
+    """Raise InputError for a value out of its range, one that means nothing to `models`, the networks of this run, or
+    an output file that could not be written"""
+    for f in sorted(options(config), key=lambda f: "choices" not in f.metadata):          # other defaults hang on these
+        value = getattr(config, f.name)
         if isinstance(value, float) and not np.isfinite(value):
-            raise InputError(f"{flag} {value}: must be a finite number")
-        for rule, (holds, words) in rules.items():
+            raise InputError(f"{flag_of(f.name)} {value}: must be a finite number")
+        for rule, (holds, words) in RULES.items():
             if rule in f.metadata and not holds(value, f.metadata[rule]):
-                raise InputError(f"{flag} {value}: must be {words} {f.metadata[rule]}")
+                raise InputError(f"{flag_of(f.name)} {value}: must be {words} {f.metadata[rule]}")
+    for f in foreign_options(config, models):
+        raise InputError(f"{flag_of(f.name)}: means nothing to --model {', '.join(models)}; leave it out")
     if config.resume and not config.checkpoint:
         raise InputError("--resume needs --checkpoint FILE: the file to go on from")
     for path in filter(None, (config.checkpoint, config.out_json)):
         check_writable(path)
 
 
-def check_config(config):
-    """check_fields, and what concerns two flags at once"""
-    check_fields(config)
-    if config.batch_size > config.n_train:
-        raise InputError(f"--batch-size {config.batch_size}: more than --n-train {config.n_train}; lower one or raise the other")
-    usual = Config(preset=config.preset, model=config.model)
-    for f in dataclasses.fields(config):
-        if f.metadata.get("model", config.model) != config.model and getattr(config, f.name) != getattr(usual, f.name):
-            raise InputError(f"--{f.name.replace('_', '-')}: means nothing to --model {config.model}; leave it out")
-    if config.model == "cnn":
-        if config.cnn_hidden:
-            for name in ("preset", "front_end", "conv1_channels", "primary_types", "primary_dim", "digit_dim"):
-                if getattr(config, name) != getattr(Config(), name):
-                    raise InputError(f"--{name.replace('_', '-')}: sets how large the CNN may be, and --cnn-hidden does; leave one out")
-        elif (hidden := param_shapes(config)["fc2_w"][0]) < N_CLASSES:
-            raise InputError(f"--cnn-channels {config.cnn_channels}: leave room for {max(0, hidden)} hidden units only, within the capsule network's "
-                             "number of parameters; lower it, or give --cnn-hidden")
+def check_writable(path):
+    """Fail now, not after an hour of training, if `path` could not be written."""
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        raise InputError(f"cannot write {path}: it is a folder or a device; give the name of a file")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        fault = f"the folder {path.parent} is missing or not writable"
+        raise InputError(f"cannot write {path}: {fault}; create it or choose another")
 
+
+def make_outdir(outdir, names):
+    """Create the folder of some figures, or raise InputError if it, or one of the PNGs, could not be written"""
+    try:
+        outdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--outdir {outdir}: cannot be created ({error.strerror}); choose a writable place") from None
+    for name in names:
+        check_writable(outdir / f"{name}.png")
+
+
+def config_to_look_at(found, args, path):
+    """The Config with which to look at a checkpoint's network: its own, with the flags given in args; those that would
+    have changed its training must agree with it"""
+    given = {f: getattr(args, f.name) for f in options(Config) if hasattr(args, f.name)}
+    for f, value in given.items():
+        known = getattr(found.config, f.name)
+        if value != known and (not f.metadata.get("runtime") or f.name in ("checkpoint", "resume")):
+            trained = f"{path} was trained with {'none' if known == '' else known}"
+            raise InputError(f"{flag_of(f.name)} {value}: {trained}; leave the flag out, or train anew without --load")
+    return dataclasses.replace(found.config, **{f.name: value for f, value in given.items()})
+
+
+UMASK = os.umask(0)
+os.umask(UMASK)
+
+
+def write_atomically(path, write):
+    """Call write(binary file) on a temporary file beside `path`, then rename it: whole or not at all."""
+    path = Path(os.path.realpath(path))                                 # through a link, not over it
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o666 & ~UMASK)
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}; choose a writable place with room") from None
+
+
+def write_json(path, results):
+    """Write a dict atomically; what JSON has no word for, as the interval of one seed, becomes null"""
+    results = json.loads(json.dumps(results), parse_constant=lambda _: None)
+    write_atomically(path, lambda file: file.write((json.dumps(results, indent=1) + "\n").encode()))
+
+
+def write_figure(fig, path, say):
+    """Write a matplotlib Figure as a PNG, atomically"""
+    write_atomically(path, lambda file: fig.savefig(file, format="png", dpi=100, metadata={"Software": None}))
+    say(f"wrote {path}  ({path.stat().st_size / 1e3:.0f} kB)")
+
+
+def versions():
+    return {"python": sys.version.split()[0], "numpy": np.__version__}
+
+
+def peak_rss_mb():
+    """Peak resident memory of this process, MB (10^6 bytes); None where the system does not tell"""
+    with contextlib.suppress(OSError, IndexError):                  # Linux; getrusage would count a parent's memory too
+        return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024 / 1e6
+    with contextlib.suppress(ImportError):
+        import resource
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
+    return None
+
+
+# -------------------------------------------------------------- progress and command line
 
 class Progress:
     """On a terminal one live line; elsewhere a line an epoch; with --quiet nothing."""
 
     def __init__(self, quiet):
-        self.quiet, self.live, self.last = quiet, not quiet and sys.stdout.isatty(), 0.0
+        self.quiet, self.live = quiet, not quiet and sys.stdout.isatty()
+        self.last = 0.0
 
     def say(self, text, end="\n"):
         """Print; a text that starts with a carriage return replaces the live line, and is for terminals only"""
@@ -1339,144 +1934,38 @@ class Progress:
         self.say("\r" + text if self.live else text)
 
 
-def train(config, snapshot_callback=None, snapshot_every=0, digits=None):
-    """Train -> (params, history). Never looks at the test images.
-
-    snapshot_callback(step, params, terms) gets copies, at step 0, every snapshot_every steps and at the end; it cannot change
-    the run. digits: load_digits' result, to load only once. history: epochs (one dict each: train and validation losses and
-    accuracies), seconds, steps, source of the digits.
-    """
-    check_config(config)
-    progress = Progress(config.quiet)
-    digits = digits or load_digits(config, progress.say)
-    params = init_params(config)
-    adam_m, adam_v = ({name: np.zeros_like(p) for name, p in params.items()} for _ in range(2))
-    steps_per_epoch = -(-config.n_train // config.batch_size)
-    n_steps, step = config.n_epochs * steps_per_epoch, 0
-    history = {"digits": digits["source"], "epochs": [], "seconds": 0.0, "steps": 0}
-    saved = ""                                                          # where to find the last good state
-    if config.checkpoint and Path(config.checkpoint).exists():
-        found = load_checkpoint(config.checkpoint)
-        check_same_run(config, digits["source"], found[-1], config.checkpoint)
-        if config.resume:
-            params, adam_m, adam_v, meta = found
-            step, history = meta["step"], meta["history"]
-            saved = f" (the last good state is in {config.checkpoint})"
-    elif config.resume:
-        progress.say(f"{config.checkpoint} is not there yet: starting anew")
-    val = draw_pairs(digits, "val", config.n_val, config, "evaluation", 0)
-    with Runner(config.threads, config.batch_size) as runner:
-        announce(config, digits, params, runner, val, step, progress)
-        if snapshot_callback:
-            snapshot_callback(step, {name: p.copy() for name, p in params.items()}, None)
-        for epoch in range(step // steps_per_epoch, config.n_epochs):
-            began, sums, seen = time.perf_counter(), {}, 0
-            for pairs in epoch_pairs(digits, epoch, config):
-                for start in range(0, len(pairs["labels"]), config.batch_size):
-                    rows = np.arange(start, min(start + config.batch_size, len(pairs["labels"])))
-                    terms, grads = runner.loss_and_grads(params, pairs, rows, config)
-                    if not np.isfinite(terms["loss"]):
-                        raise InputError(f"the loss is {terms['loss']} at step {step + 1}: training diverged; lower --lr{saved}")
-                    lr = learning_rate(config, step, n_steps) * min(1, (step + 1) / max(1, config.warmup))
-                    adam_step(params, grads, adam_m, adam_v, step + 1, lr, runner)
-                    step, seen = step + 1, seen + len(rows)
-                    for name, term in terms.items():
-                        sums[name] = sums.get(name, 0) + term * (1 if name == "hits" else len(rows))
-                    rate = seen / (time.perf_counter() - began)
-                    left = (config.n_epochs * config.n_train - epoch * config.n_train - seen) / rate
-                    progress.step(f"step {step}/{n_steps}  {left:.0f} s left  loss {sums['loss'] / seen:.3f}  accuracy "
-                                  f"{sums['hits'] / seen:.3f}  {rate:.0f} pairs/s")
-                    if snapshot_callback and (step == n_steps or snapshot_every and step % snapshot_every == 0):
-                        paused = time.perf_counter()
-                        snapshot_callback(step, {name: p.copy() for name, p in params.items()}, dict(terms))
-                        began += time.perf_counter() - paused                          # its time is not training's
-            seconds = time.perf_counter() - began
-            held_out = evaluate(params, val, config, runner)
-            if not (np.isfinite(held_out["loss"]) and all(np.isfinite(p).all() for p in params.values())):
-                raise InputError(f"the weights are not finite after step {step}: training diverged; lower --lr{saved}")
-            history["seconds"] += seconds
-            history["steps"] = step
-            sums["set_accuracy"] = sums.pop("hits")
-            kept = ("loss", "margin", "cross_entropy", "recon", "recon_mse", "set_accuracy", "any_accuracy")
-            history["epochs"].append({
-                "epoch": epoch + 1, "step": step, "seconds": seconds, **{"train_" + name: total / seen for name, total in sums.items()},
-                **{"val_" + name: held_out[name] for name in kept if name in held_out}})
-            progress.epoch(f"epoch {epoch + 1}/{config.n_epochs}  loss {sums['loss'] / seen:.3f}  accuracy "
-                           f"{sums['set_accuracy'] / seen:.3f}  validation {held_out['set_accuracy']:.3f}  {seen / seconds:.0f} pairs/s")
-            if config.checkpoint:
-                save_checkpoint(config.checkpoint, (params, adam_m, adam_v), step, config, digits["source"], history)
-                saved = f" (the last good state is in {config.checkpoint})"
-    return params, history
-
-
-def epoch_pairs(digits, epoch, config):
-    """The pairs of one epoch, a chunk of whole batches at a time: fresh ones, or always the same pool."""
-    images, labels = digits["train"]
-    size = max(1, CHUNK // config.batch_size) * config.batch_size
-    for k, start in enumerate(range(0, config.n_train, size)):
-        rng = rng_for(config.seed, "batches", 0 if config.fixed_pool else epoch, k)
-        pairs = generate_multimnist(images, labels, min(size, config.n_train - start), rng, config.min_iou, config.merge)
-        if config.dropout:
-            rng, shape = rng_for(config.seed, "batches", epoch, k, 1), (len(pairs["labels"]), param_shapes(config)["fc2_w"][0])
-            pairs["keep"] = (rng.random(shape, np.float32) >= config.dropout) / np.float32(1 - config.dropout)
-        yield pairs
-
-
-def n_params(params):
-    return sum(p.size for p in params.values())
-
-
-def announce(config, digits, params, runner, val, step, progress):
-    """What a run prints at its start: data, shapes, parameters, threads, and whether the initial loss is what it should be."""
-    actual = evaluate(params, val, config, runner)["loss"]
-    if config.model == "cnn":
-        network = f"CNN, {config.cnn_channels} to {params['conv5_b'].size} channels, {params['fc1_b'].size} hidden units"
-        expected = f"10 log 2 = {N_CLASSES * math.log(2):.3f} if every sigmoid said 1/2"
-    else:
-        square = np.square(val["sources"] / 255 - 0.5).sum() / len(val["labels"])
-        expected = (f"1.62 + {config.recon_weight} x {square:.0f} = {2 * M_PLUS ** 2 + config.recon_weight * square:.3f} if all capsules "
-                    "had length 0 and all pixels were gray")
-        I, E, J, D = params["W"].shape
-        network = (f"{config.front_end} front end, Conv1 {config.conv1_channels}, {I} x {E}-D primary capsules, {J} x {D}-D digit capsules, "
-                   f"{config.routing_iters} routing iterations, gradient {config.routing_grad}{', biases' * config.digit_bias}")
-    progress.say(
-        f"digits      {digits['source']}: {len(digits['train'][1])} training, {len(digits['val'][1])} validation, "
-        f"{len(digits['test'][1])} test images; IoU >= {config.min_iou}, merge {config.merge}, "
-        f"{'one pool of' if config.fixed_pool else 'fresh'} pairs\n"
-        f"network     {network}; {n_params(params):,} parameters\n"
-        f"training    {config.n_epochs} x {config.n_train} pairs, batches of {config.batch_size}, lr {config.lr} {config.lr_schedule}"
-        f"{f' after {config.warmup} steps of warm-up' * (config.warmup > 0)}{f', dropout {config.dropout}' * (config.dropout > 0)}, "
-        f"seed {config.seed}, {runner.threads} thread{'s' * (runner.threads > 1)}"
-        + (f"; going on at step {step} with loss {actual:.3f}" if step else
-           f"\ninitial     loss {actual:.3f}; {expected}"))
-
-
-# ---------------------------------------------------------------- command line
-
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong with a command line in one line, as for all other bad input"""
+    """Says what is wrong with a command line in one line, as for all other bad input. description: a docstring, of
+    which the first paragraph, and the last, are shown."""
+
+    def __init__(self, description=""):
+        first, *_, last = description.split("\n\n") * 2
+        super().__init__(description=first, epilog=last, formatter_class=argparse.RawDescriptionHelpFormatter)
 
     def error(self, message):
         raise InputError(f"{message}; see --help")
 
 
 def add_config_flags(parser):
-    """One flag for every field of Config. Flags that are not given leave no trace: the defaults are Config's."""
-    for f in dataclasses.fields(Config):
+    """One flag for every option of Config, in groups. Flags not given leave no trace: the defaults are Config's."""
+    groups = {}
+    for f in sorted(options(Config), key=lambda f: ("data", "network", "training", "run").index(f.metadata["group"])):
         default = f.metadata.get("shown", f.default)
-        flag = dict(help=f.metadata["help"] + (f" (default {default})" if default not in ("", False) else ""))
+        flag = {"help": f.metadata["help"] + (f" (default {default})" if default not in ("", False) else "")}
         if f.type is bool:
-            flag.update(action="store_true")
+            flag["action"] = "store_true"
         else:
             names = f.metadata.get("choices")
-            flag.update(type=f.type, choices=names,
-                        metavar=None if names else f.metadata.get("metavar", {int: "N", float: "X", str: "FILE"}[f.type]))
-        parser.add_argument("--" + f.name.replace("_", "-"), default=argparse.SUPPRESS, **flag)
+            metavar = f.metadata.get("metavar", {int: "N", float: "X", str: "FILE"}[f.type])
+            flag |= {"type": f.type, "choices": names, "metavar": None if names else metavar}
+        name = f.metadata["group"]
+        groups[name] = groups.get(name) or parser.add_argument_group(name)
+        groups[name].add_argument(flag_of(f.name), default=argparse.SUPPRESS, **flag)
 
 
 def config_from_args(args):
     """The Config of the flags that were given"""
-    return Config(**{f.name: getattr(args, f.name) for f in dataclasses.fields(Config) if hasattr(args, f.name)})
+    return Config(**{f.name: getattr(args, f.name) for f in options(Config) if hasattr(args, f.name)})
 
 
 def run_cli(main):
@@ -1490,7 +1979,7 @@ def run_cli(main):
     except KeyboardInterrupt:
         print("\nstopped; --checkpoint, if it was given, holds the last whole epoch", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:                                                             # whoever read our output has gone
+    except BrokenPipeError:                                                     # whoever read our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 
@@ -1499,57 +1988,20 @@ def fail(message):
     print("error: " + " ".join(message.split()), file=sys.stderr)
     return 2
 
-
-def peak_rss_mb():
-    """Peak resident memory of this process, MB (10^6 bytes); None where the system does not tell"""
-    with contextlib.suppress(OSError, IndexError):                      # Linux; getrusage would count a parent's memory too
-        return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024 / 1e6
-    with contextlib.suppress(ImportError):
-        import resource
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
-    return None
-
-
-def results_of(config, params, history, test):
-    """The dict that --out-json writes"""
-    return {"config": dataclasses.asdict(config), "digits": history["digits"], "n_params": n_params(params),
-            "test_set_accuracy": test["set_accuracy"], "test_set_accuracy_ci95": wilson_interval(test["hits"], test["n"]),
-            "test_any_accuracy": test["any_accuracy"], "test_recon_mse": test.get("recon_mse"),
-            "baseline_recon_mse": test["baseline_recon_mse"], "seconds_train": history["seconds"],
-            "ms_per_step": 1e3 * history["seconds"] / history["steps"],
-            "pairs_per_second": config.n_train * len(history["epochs"]) / history["seconds"], "peak_rss_mb": peak_rss_mb(),
-            "versions": {"python": sys.version.split()[0], "numpy": np.__version__}, "history": history["epochs"]}
-
-
-def report(config, params, history, test, say):
-    """Print evaluate's result on the test pairs, and write --out-json."""
-    results = results_of(config, params, history, test)
-    low, high = results["test_set_accuracy_ci95"]
-    if config.model == "cnn":
-        loss = f"  loss                    {test['loss']:.4f}   cross-entropy, summed over the ten digits\n"
-    else:
-        loss = (f"  reconstruction MSE      {test['recon_mse']:.4f}   per pixel; {test['baseline_recon_mse']:.4f} for the mean image\n"
-                f"  losses                  {test['loss']:.4f} = margin {test['margin']:.4f} + weight x {test['recon']:.2f}\n")
-    say(f"\n{DIGIT_NAMES[results['digits']]}, {test['n']} test pairs\n"
-        f"  set accuracy            {test['set_accuracy']:.4f}   95% interval [{low:.4f}, {high:.4f}], chance {CHANCE:.4f}\n"
-        f"  at least one            {test['any_accuracy']:.4f}   chance {CHANCE_ANY:.4f}\n{loss}"
-        f"  training                {results['seconds_train']:.1f} s, {results['ms_per_step']:.1f} ms a step, "
-        f"{results['pairs_per_second']:.0f} pairs/s" + (f", peak memory {results['peak_rss_mb']:.0f} MB" if results["peak_rss_mb"] else ""))
-    if config.out_json:
-        write_atomically(config.out_json, lambda file: file.write((json.dumps(results, indent=1) + "\n").encode()))
+# END TWIN core -------------------------------------------------------------------------------------------------------
 
 
 def main():
-    parser = Parser(description=__doc__.split("\n\n")[0], epilog="\n\n".join(__doc__.split("\n\n")[-1:]),
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     add_config_flags(parser)
     config = config_from_args(parser.parse_args())
     check_config(config)
     progress = Progress(config.quiet)
     digits = load_digits(config, progress.say)
-    params, history = train(config, digits=digits)
+    params, history = train(config, data=digits)
     with Runner(config.threads) as runner:
-        test = evaluate(params, draw_pairs(digits, "test", config.n_test, config, "evaluation", 1), config, runner)
+        pairs = draw_pairs(digits, "test", config.n_test, config, "evaluation", 1)
+        test = evaluate(params, pairs, config, runner)
     report(config, params, history, test, progress.say)
 
 

@@ -1,32 +1,37 @@
 #!/usr/bin/env python3
 """Draws what multimnist_capsnet.py learns: trains it, or loads a checkpoint, and writes one PNG per figure.
 
-    python3 visualize_multimnist_capsnet.py --n-epochs 12 --n-train 6000 --outdir viz
-    python3 visualize_multimnist_capsnet.py --load run.npz --outdir viz
-    python3 visualize_multimnist_capsnet.py --only disentanglement --n-seeds 3 --outdir viz
+    python3 visualize_multimnist_capsnet.py --n-epochs 12 --n-train 6000
+    python3 visualize_multimnist_capsnet.py --load run.npz
+    python3 visualize_multimnist_capsnet.py --only disentanglement --n-seeds 3
 """
-import argparse
 import dataclasses
-import math
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
 import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS threads
+from multimnist_capsnet import CANVAS, CHANCE, DIGIT_NAMES, N_CLASSES, InputError
+
+# isort: split
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
-from multimnist_capsnet import CANVAS, CHANCE, DIGIT_NAMES, N_CLASSES, InputError
 
 matplotlib.use("Agg")
 matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
                             "image.interpolation": "nearest", "legend.frameon": False})
-BLUE, ORANGE, GREEN, RED, GRAY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#666666"      # Okabe & Ito, colour-blind safe
-TINTS = np.array([[0.1, 0.55, 1], [1, 0.45, 0.05]])            # of the two digits; they add up to white where both have ink
-WIDTH, DPI, LEVELS = 9, 100, 15    # inches, dots an inch, gray levels where tiles are many: PNGs stay small
+BLUE = "#0072B2"  # Okabe & Ito, colour-blind safe
+ORANGE = "#E69F00"
+GREEN = "#009E73"
+RED = "#D55E00"
+GRAY = "#666666"
+TINTS = np.array([[0.1, 0.55, 1], [1, 0.45, 0.05]])        # of the two digits; they add up to white where both have ink
+WIDTH, LEVELS = 9, 15              # inches; gray levels where tiles are many: PNGs stay small
+OUTDIR = Path("viz/multimnist_capsnet")
 N_LOOK = 512                       # test pairs among which digits to perturb are picked, always the first that qualify
-WITH_LOAD = ("mnist_dir", "digits", "n_test", "threads", "out_json", "quiet")       # flags that mean something to a trained net
 
 
 @dataclass(frozen=True)
@@ -46,20 +51,25 @@ class Run:
 # ---------------------------------------------------------------- helpers
 
 def new_figure(run, height, title):
-    config, trained = run.config, run.history["digits"]
+    config, trained = run.config, run.history["source"]
     fig = Figure((WIDTH, height), layout="constrained")
     fig.suptitle(title, fontsize=11)
     pairs = f"{config.n_train:,} {'pooled' if config.fixed_pool else 'fresh'} pairs"
     other = "" if trained == run.source else f" of {DIGIT_NAMES[trained]}"
-    fig.supxlabel(f"{DIGIT_NAMES[run.source]}, seed {config.seed}, trained on {len(run.history['epochs'])} x {pairs}{other}, IoU of "
-                  f"the digits' boxes at least {config.min_iou:g}", fontsize=8, color=GRAY)
+    fig.supxlabel(
+        f"{DIGIT_NAMES[run.source]}, seed {config.seed}, trained on {len(run.history['epochs'])} x {pairs}{other}, IoU "
+        f"of the digits' boxes at least {config.min_iou:g}",
+        fontsize=8,
+        color=GRAY)
     return fig
 
 
 def show_montage(ax, images, columns, rows=None, gap=(3, 3)):
     """images (R, C, h, w[, 3]) in [0, 1] as one picture, columns and rows labelled -> y of the rows' tops"""
     images = images if images.ndim == 5 else np.repeat(images[..., None], 3, -1)
-    (R, C, h, w, _), step_y, step_x = images.shape, images.shape[2] + gap[0], images.shape[3] + gap[1]
+    (R, C, h, w, _) = images.shape
+    step_y = images.shape[2] + gap[0]
+    step_x = images.shape[3] + gap[1]
     picture = np.ones((R, step_y, C, step_x, 3))
     picture[:, :h, :, :w] = images.transpose(0, 2, 1, 3, 4)
     ax.imshow(picture.reshape(R * step_y, C * step_x, 3)[:R * step_y - gap[0], :C * step_x - gap[1]].clip(0, 1))
@@ -78,14 +88,17 @@ def right_first(run, n):
 def forward(run, rows, digits=None):
     """forward over some of the test pairs -> (out, batch)"""
     batch = capsnet.to_batch(run.test_pairs, rows)
-    return capsnet.forward(run.params, batch["composites"], run.config, digits)[0], batch
+    return capsnet.forward(run.params, batch["images"], run.config, digits)[0], batch
 
 
 def capsule_lengths(params, pairs, config, runner):
-    """runner.forward's lengths (n, 10), a chunk of pairs at a time, so that the redrawn digits need not fit into memory"""
+    """runner.forward's lengths (n, 10), a chunk of pairs at a time, so that the redrawn digits need not fit into
+    memory"""
     chunks = range(0, len(pairs["labels"]), capsnet.CHUNK)
-    return np.concatenate([runner.forward(params, {k: a[start:start + capsnet.CHUNK] for k, a in pairs.items()}, config)["lengths"]
-                           for start in chunks])
+    return np.concatenate(
+        [
+            runner.forward(params, {k: a[start : start + capsnet.CHUNK] for k, a in pairs.items()}, config)["lengths"]
+            for start in chunks])
 
 
 def words(digits):
@@ -102,7 +115,7 @@ def draw_training_curves(run):
               (left, "val_margin", "validation, margin loss alone", ORANGE, "-"),
               (right, "val_any_accuracy", "validation, at least one digit", GREEN, "-"),
               (right, "val_set_accuracy", "validation, both (set accuracy)", BLUE, "-"),
-              (right, "train_set_accuracy", "training, both, mean over the epoch", BLUE, "--"))
+              (right, "train_accuracy", "training, both, mean over the epoch", BLUE, "--"))
     for ax, name, label, colour, style in curves:
         ax.plot(x, [e[name] for e in epochs], style, color=colour, marker="o", markersize=3.5, label=label)
     right.axhline(CHANCE, color=GRAY, linestyle=":", label="chance, both (1/45)")
@@ -120,7 +133,8 @@ def draw_example_pairs(run, n=8):
     fig = new_figure(run, 3.95, "What the network sees (top), and the two digits it is made of. "
                      "Boxes: 20x20 px around each digit")
     pairs, n = run.train_pairs, min(n, len(run.train_pairs["labels"]))
-    images = np.concatenate([pairs["composites"][:n, None], pairs["sources"][:n]], 1).swapaxes(0, 1) / 255    # (3, n, 36, 36)
+    images = np.concatenate([pairs["composites"][:n, None], pairs["sources"][:n]], 1)
+    images = images.swapaxes(0, 1) / 255                                                # (3, n, 36, 36)
     ax, iou = fig.subplots(), capsnet.box_iou(pairs["shifts"][:n])
     show_montage(ax, images, [f"{words(pairs['labels'][k])}\nIoU {iou[k]:.2f}" for k in range(n)],
                  ["composite", "digit a", "digit b"])
@@ -134,9 +148,13 @@ def draw_example_pairs(run, n=8):
 
 
 def draw_reconstructions(run, n=5):
-    """Masks with the true digits, and with the longest capsule whose digit is not there: the wrong name, where one is wrong"""
-    fig = new_figure(run, 5.4, "Each digit redrawn from its own capsule, all other capsules masked. Last column: the longest "
-                     "capsule\nwhose digit is NOT in the image (where a name is wrong, the digit named wrongly)")
+    """Masks with the true digits, and with the longest capsule whose digit is not there: the wrong name, where one is
+    wrong"""
+    fig = new_figure(
+        run,
+        5.4,
+        "Each digit redrawn from its own capsule, all other capsules masked. Last column: the longest "
+        "capsule\nwhose digit is NOT in the image (where a name is wrong, the digit named wrongly)")
     for ax, right, colour in zip(fig.subplots(1, 2), (True, False), (BLUE, RED)):
         rows = np.nonzero(run.right == right)[0][:n]
         ax.set_title(f"the first {len(rows)} test pairs {'named right' if right else 'NOT named right'}", color=colour)
@@ -146,12 +164,20 @@ def draw_reconstructions(run, n=5):
         labels, lengths = run.test_pairs["labels"][rows], run.lengths[rows]
         absent = np.where(capsnet.k_hot(labels, bool), -1, lengths).argmax(1)
         out, batch = forward(run, rows, np.column_stack([labels, absent]))
-        a, b, redrawn = batch["sources"][:, 0], batch["sources"][:, 1], out["recon"]
-        images = np.stack([batch["composites"], a, redrawn[:, 0], b, redrawn[:, 1], redrawn[:, 2]], 1)
-        tops = show_montage(ax, images, ["input", "target\na", "redrawn\na", "target\nb", "redrawn\nb", "absent"], gap=(13, 3))
+        a = batch["sources"][:, 0]
+        b = batch["sources"][:, 1]
+        redrawn = out["recon"]
+        images = np.stack([batch["images"], a, redrawn[:, 0], b, redrawn[:, 1], redrawn[:, 2]], 1)
+        tops = show_montage(
+            ax, images, ["input", "target\na", "redrawn\na", "target\nb", "redrawn\nb", "absent"], gap=(13, 3))
         for top, (a, b), named, c in zip(tops, labels, capsnet.top_two(lengths), absent):
-            ax.text(-0.5, top + CANVAS + 1.5, f"there: {a}, {b}    named: {named[0]}, {named[1]}    absent: {c}", va="top",
-                    fontsize=8, color=colour)
+            ax.text(
+                -0.5,
+                top + CANVAS + 1.5,
+                f"there: {a}, {b}    named: {named[0]}, {named[1]}    absent: {c}",
+                va="top",
+                fontsize=8,
+                color=colour)
         ax.set_ylim(tops[-1] + CANVAS + 12, -0.5)
     return fig
 
@@ -163,11 +189,14 @@ def draw_segmentation(run, n=8):
     swap = (named[:, 0] == labels[:, 1]) | (named[:, 1] == labels[:, 0])
     named[swap] = named[swap, ::-1]
     out, batch = forward(run, np.arange(n), named)
-    gray, (true, redrawn) = batch["composites"][..., None], (np.einsum("nrhw,rc->nhwc", digits, TINTS)
-                                                              for digits in (batch["sources"], out["recon"]))
-    dyed = gray * redrawn / np.maximum(out["recon"].max(1), 1e-6)[..., None]                    # a sigmoid may round to 0
-    fig = new_figure(run, 5.2, "Who owns which pixel? The two longest capsules redrawn, one colour each, white where both have "
-                     "ink\n(the first test pairs; label blue: named right, red: not)")
+    gray = batch["images"][..., None]
+    true, redrawn = (np.einsum("nrhw,rc->nhwc", digits, TINTS) for digits in (batch["sources"], out["recon"]))
+    dyed = gray * redrawn / np.maximum(out["recon"].max(1), 1e-6)[..., None]  # a sigmoid may round to 0
+    fig = new_figure(
+        run,
+        5.2,
+        "Who owns which pixel? The two longest capsules redrawn, one colour each, white where both have "
+        "ink\n(the first test pairs; label blue: named right, red: not)")
     ax = fig.subplots()
     show_montage(ax, np.stack([gray.repeat(3, -1), true, np.maximum(redrawn, 0.3 * gray), dyed]),
                  [f"there {words(labels[k])}\nnamed {words(named[k])}" for k in range(n)],
@@ -187,15 +216,20 @@ def draw_capsule_activations(run, n=14):
         for digit in labels[k]:
             left.add_patch(Rectangle((digit - 0.44, k - 0.42), 0.88, 0.84, fill=False, linewidth=2, edgecolor=ORANGE))
     left.plot(named, np.arange(n), "o", markersize=5, color="#56B4E9", markeredgecolor="black", markeredgewidth=0.6)
-    left.set(xlabel="digit $k$", ylabel="test pair (digits there)", title="the first test pairs; frame: digit is there, dot: "
-             "digit is named\n(label blue: named right, red: not)")
+    left.set(
+        xlabel="digit $k$",
+        ylabel="test pair (digits there)",
+        title="the first test pairs; frame: digit is there, dot: digit is named\n(label blue: named right, red: not)")
     left.set_xticks(range(N_CLASSES))
     left.set_yticks(range(n), [words(pair) for pair in labels])
     for tick, good in zip(left.get_yticklabels(), run.right):
         tick.set_color(BLUE if good else RED)
     left.spines[:].set_visible(False)
     fig.colorbar(picture, ax=left, label=r"capsule length $\|v_k\|$", shrink=0.8)
-    shares = [run.test["set_accuracy"], run.test["any_accuracy"] - run.test["set_accuracy"], 1 - run.test["any_accuracy"]]
+    shares = [
+        run.test["set_accuracy"],
+        run.test["any_accuracy"] - run.test["set_accuracy"],
+        1 - run.test["any_accuracy"]]
     names = [f"{name}\n{share:.2%}" for name, share in zip(("both", "one", "none"), shares)]
     right.bar(names, shares, color=[BLUE, ORANGE, RED])
     for x, chance in enumerate((CHANCE, 16 / 45, 28 / 45)):
@@ -208,15 +242,20 @@ def draw_capsule_activations(run, n=14):
 
 def draw_pose_perturbation(run, n=4, crop=24):
     """Adds -0.25..0.25 to one of the (first 16) dimensions of a digit's capsule, and decodes it alone"""
-    picks = {}                                                                     # digit -> row of the first pair that has it
+    picks = {}                                                              # digit -> row of the first pair that has it
     for row in right_first(run, N_LOOK):
         digit = next((d for d in run.test_pairs["labels"][row].tolist() if d not in picks), None)
         if digit is not None and len(picks) < n:
             picks[digit] = row
-    offsets, J, D = np.arange(-5, 6) / 20, N_CLASSES, run.config.digit_dim
+    offsets = np.arange(-5, 6) / 20
+    J = N_CLASSES
+    D = run.config.digit_dim
     R, C = min(D, 16), len(offsets)
-    fig = new_figure(run, 12.5, "What the dimensions of a digit's capsule mean: each changed by -0.25 ... 0.25 in steps of 0.05"
-                     "\nThe middle column is the capsule as found in a test composite")
+    fig = new_figure(
+        run,
+        12.5,
+        "What the dimensions of a digit's capsule mean: each changed by -0.25 ... 0.25 in steps of 0.05"
+        "\nThe middle column is the capsule as found in a test composite")
     for ax, (digit, row) in zip(fig.subplots(2, 2).flat, picks.items()):
         v, pair = forward(run, np.array([row]))[0]["v"][0], run.test_pairs["labels"][row]
         masked = np.zeros((R, C, J, D), v.dtype)
@@ -226,18 +265,23 @@ def draw_pose_perturbation(run, n=4, crop=24):
         y, x = (CANVAS - crop) // 2 + run.test_pairs["shifts"][row, list(pair).index(digit)]
         images = np.round(images[:, :, y:y + crop, x:x + crop] * LEVELS) / LEVELS
         show_montage(ax, images, ["-0.25", *[""] * 4, "as found", *[""] * 4, "+0.25"], range(1, R + 1), gap=(1, 1))
-        ax.set(title=f"capsule of digit {digit}, length {np.linalg.norm(v[digit]):.2f}, in {words(pair)}", ylabel="dimension")
+        ax.set(
+            title=f"capsule of digit {digit}, length {np.linalg.norm(v[digit]):.2f}, in {words(pair)}",
+            ylabel="dimension")
     return fig
 
 
 def draw_routing(run, n=3, n_statistics=64):
-    """Coupling against 1/10, its value before routing, on ONE scale for all maps: a scale each would oversell small changes"""
+    """Coupling against 1/10, its value before routing, on ONE scale for all maps: a scale each would oversell small
+    changes"""
     out, batch = forward(run, right_first(run, n_statistics))
-    labels, sources, u = batch["labels"], batch["sources"], out["u"]
+    labels = batch["labels"]
+    sources = batch["sources"]
+    u = out["u"]
     (N, I, _), J = u.shape, N_CLASSES
     c = np.stack([np.broadcast_to(step, (N, J, I)) for step in out["c"]])                       # (r, N, J, I)
     weight = np.broadcast_to(np.linalg.norm(u, axis=-1)[:, None], (N, J, I))
-    votes = capsnet.votes_forward(u, run.params["W"])[0].transpose(0, 2, 1, 3)                  # (N, J, I, D)
+    votes, _ = capsnet.votes_forward(u, run.params["W"])                              # (N, J, I, D)
     unit = out["v"] / out["lengths"][..., None]
 
     def per_place(x):
@@ -247,16 +291,17 @@ def draw_routing(run, n=3, n_statistics=64):
 
     change = per_place(c * weight) / per_place(weight) * J - 1
     evidence = per_place(c[-1] * np.matmul(votes, unit[..., None])[..., 0])
-    n, shown = min(n, N), np.unique(np.linspace(0, len(c) - 1, min(len(c), 3)).astype(int))     # at most three iterations
+    n, shown = min(n, N), np.unique(np.linspace(0, len(c) - 1, min(len(c), 3)).astype(int))   # at most three iterations
     there = np.arange(n)[:, None], labels[:n]
     span, reach = max(abs(change[:, there[0], there[1]]).max(), 0.01), max(abs(evidence[there]).max(), 1e-3)
-    fig = new_figure(run, 8.3, "Routing: how far the coupling moves from its start, 1/10, and where a digit's evidence lies")
+    fig = new_figure(
+        run, 8.3, "Routing: how far the coupling moves from its start, 1/10, and where a digit's evidence lies")
     maps, charts = fig.subfigures(1, 2, width_ratios=(2.05, 1))
     axes = maps.subplots(2 * n, 2 + len(shown), squeeze=False)
     for k, row in enumerate(axes):
         pair, which = divmod(k, 2)
         digit = labels[pair, which]
-        source, rest = sources[pair, which], batch["composites"][pair] - sources[pair, which]
+        source, rest = sources[pair, which], batch["images"][pair] - sources[pair, which]
         row[0].imshow(source[..., None] * TINTS[which] + 0.4 * rest[..., None])
         row[0].set_ylabel(f"{digit} in {words(labels[pair])}")
         for ax, r in zip(row[1:], shown):
@@ -279,8 +324,12 @@ def draw_routing(run, n=3, n_statistics=64):
             title=f"mean entropy {first:.4f} at first,\n{last:.4f} at last")
     here = capsnet.k_hot(labels, bool)
     for mask, label, colour in (here, "digits there", BLUE), (~here, "other digits", ORANGE):
-        bottom.plot(range(1, len(c) + 1), [np.average(step[mask], weights=weight[mask]) for step in c], "o-", color=colour,
-                    label=label)
+        bottom.plot(
+            range(1, len(c) + 1),
+            [np.average(step[mask], weights=weight[mask]) for step in c],
+            "o-",
+            color=colour,
+            label=label)
     bottom.axhline(1 / J, color=GRAY, linestyle=":", label="1/10")
     bottom.set(xlabel="routing iteration", xlim=(0.5, len(c) + 0.5), ylabel=r"mean $c_{ij}$, weighted by $\|u_i\|$")
     bottom.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -290,10 +339,13 @@ def draw_routing(run, n=3, n_statistics=64):
 
 
 def draw_errors(run, n=10, n_bins=8):
-    """Which sets of digits fail, how success depends on what is to be seen, and the failures whose missed digit is hidden most"""
-    labels, sources, right = run.test_pairs["labels"], run.test_pairs["sources"].astype(np.float32) / 255, run.right
+    """Which sets of digits fail, how success depends on what is to be seen, and the failures whose missed digit is
+    hidden most"""
+    labels, right = run.test_pairs["labels"], run.right
+    sources = run.test_pairs["sources"].astype(np.float32) / 255
     a, b = sources.swapaxes(0, 1)
-    shown = np.stack([np.maximum(a - b, 0).sum((1, 2)) / a.sum((1, 2)), np.maximum(b - a, 0).sum((1, 2)) / b.sum((1, 2))], 1)   # (n_test, 2)
+    shown = [np.maximum(x - y, 0).sum((1, 2)) / x.sum((1, 2)) for x, y in ((a, b), (b, a))]
+    shown = np.stack(shown, 1)                                                          # (n_test, 2)
     named = capsnet.top_two(run.lengths)
     fig = new_figure(run, 7.6, f"Errors: {1 - right.mean():.1%} of {len(right):,} test pairs")
     top, bottom = fig.subfigures(2, 1, height_ratios=(1.45, 1))
@@ -307,8 +359,14 @@ def draw_errors(run, n=10, n_bins=8):
     for y, x in zip(*np.nonzero(total)):
         dark = share[y, x] > 0.55 * np.nanmax(share)
         left.text(x, y, f"{share[y, x]:.0%}", ha="center", va="center", fontsize=7, color="white" if dark else "black")
-    left.set(xticks=range(N_CLASSES - 1), yticks=range(1, N_CLASSES), xlabel="smaller digit", ylabel="larger digit", xlim=(-0.5, 8.5),
-             ylim=(9.5, 0.5), title="share of pairs not named right, by the two digits there")
+    left.set(
+        xticks=range(N_CLASSES - 1),
+        yticks=range(1, N_CLASSES),
+        xlabel="smaller digit",
+        ylabel="larger digit",
+        xlim=(-0.5, 8.5),
+        ylim=(9.5, 0.5),
+        title="share of pairs not named right, by the two digits there")
     left.spines[:].set_visible(False)
     top.colorbar(picture, ax=left, shrink=0.8, format=PercentFormatter(1, 0))
     least = shown.min(1)
@@ -320,9 +378,17 @@ def draw_errors(run, n=10, n_bins=8):
         if count:
             lower, upper = capsnet.wilson_interval(hits, count)
             lowest = min(lowest, lower)
-            middle.errorbar(least[where == k].mean(), hits / count, [[hits / count - lower], [upper - hits / count]], fmt="o", color=BLUE)
-    middle.set(xlabel="share of the more hidden digit's ink beyond the other's", ylabel="set accuracy", ylim=(max(0, lowest - 0.1), 1.01),
-               title=f"set accuracy, {len(edges) - 1} equal groups of pairs, 95% intervals")
+            middle.errorbar(
+                least[where == k].mean(),
+                hits / count,
+                [[hits / count - lower], [upper - hits / count]],
+                fmt="o",
+                color=BLUE)
+    middle.set(
+        xlabel="share of the more hidden digit's ink beyond the other's",
+        ylabel="set accuracy",
+        ylim=(max(0, lowest - 0.1), 1.01),
+        title=f"set accuracy, {len(edges) - 1} equal groups of pairs, 95% intervals")
     middle.grid(alpha=0.3)
     missed = np.stack([(labels[:, [k]] != named).all(1) for k in (0, 1)], 1)                   # (n_test, 2)
     order = [(n_, k) for n_, k in sorted(zip(*np.nonzero(missed)), key=lambda at: shown[at])][:n]
@@ -330,7 +396,9 @@ def draw_errors(run, n=10, n_bins=8):
     if not order:
         ax.axis("off")
         return fig
-    images = np.array([[run.test_pairs["composites"][r] / 255, sources[r, k], sources[r, 1 - k]] for r, k in order]).swapaxes(0, 1)
+    images = np.array(
+        [[run.test_pairs["composites"][r] / 255, sources[r, k], sources[r, 1 - k]] for r, k in order]
+    ).swapaxes(0, 1)
     titles = [f"there {words(labels[r])}\nnamed {words(named[r])}\n{shown[r, k]:.0%} seen" for r, k in order]
     show_montage(ax, images, titles, ["composite", "missed", "other"])
     ax.tick_params(labelsize=7)
@@ -346,7 +414,8 @@ FIGURES = {draw.__name__.removeprefix("draw_"): draw for draw in (
 # ---------------------------------------------------------------- disentanglement
 
 FACTORS = ("x", "y", "rotation", "slant", "width", "stroke")
-FIT, CHOOSE, SCORE = 3, 0.5, 0.5                               # of --n-test: pairs to fit linear maps on, to choose the ridge with, to score
+FIT = 3                            # of --n-test: pairs to fit linear maps on
+CHOOSE, SCORE = 0.5, 0.5           # to choose the ridge with, to score
 LEAST_PAIRS = 200                  # --n-test with which every class has digits in each part
 DIGITS_A_PAIR = 0.75               # digits synthesized for each of these pairs
 RIDGES = 10.0 ** np.arange(-4, 4)  # of n, the number of digits
@@ -354,26 +423,32 @@ EVALUATION_SEED = 1_000_000        # added to a run's seed: digits that no netwo
 
 
 def factor_pairs(n, seed, config):
-    """n pairs of synthetic digits and the factors (n, 2, 6) of each: place in px, rotation, slant, log aspect, log stroke width"""
+    """n pairs of synthetic digits and the factors (n, 2, 6) of each: place in px, rotation, slant, log aspect, log
+    stroke width"""
     images, labels, known = capsnet.synthesize_digits(max(200, int(n * DIGITS_A_PAIR)), seed)
-    pairs = capsnet.generate_multimnist(images, labels, n, capsnet.rng_for(seed, "evaluation"), config.min_iou, config.merge)
-    style = np.stack([known["rotation"], known["slant"], np.log(known["aspect"]), np.log(known["stroke"])], -1)[pairs["index"]]
+    pairs = capsnet.generate_multimnist(
+        images, labels, n, capsnet.rng_for(seed, "evaluation"), config.min_iou, config.merge)
+    style = np.stack([known["rotation"], known["slant"], np.log(known["aspect"]), np.log(known["stroke"])], -1)[
+        pairs["index"]]
     return pairs, np.concatenate([pairs["shifts"][..., ::-1], style], -1)
 
 
 def linear_r2(features, factors, digits, sizes):
     """R^2 of linear maps, one for each digit class, from features (n, D) to factors (n, F). digits (n,): the classes.
 
-    The first sizes[0] rows fit it by ridge regression, the next sizes[1] choose each factor's ridge, the rest give R^2 = 1 - residual /
-    variance about the class's mean, both summed over the classes: knowing the class alone earns nothing. -> (F,)
+    The first sizes[0] rows fit it by ridge regression, the next sizes[1] choose each factor's ridge, the rest give R^2
+    = 1 - residual / variance about the class's mean, both summed over the classes: knowing the class alone earns
+    nothing. -> (F,)
     """
     ends = np.cumsum(sizes)
     residual, variance = np.zeros((2, len(RIDGES), factors.shape[1])), np.zeros(factors.shape[1])
     for digit in range(N_CLASSES):
         rows = [np.nonzero(digits[start:end] == digit)[0] + start for start, end in zip((0, *ends[:-1]), ends)]
         x, y = features[rows[0]].astype(np.float64), factors[rows[0]]
-        centre, scale, middle = x.mean(0), x.std(0), y.mean(0)
-        scale = np.maximum(scale, 0.05 * scale.max() + 1e-12)      # a pixel that is hardly ever inked must not outweigh all others
+        centre = x.mean(0)
+        scale = x.std(0)
+        middle = y.mean(0)
+        scale = np.maximum(scale, 0.05 * scale.max() + 1e-12)    # a pixel hardly ever inked must not outweigh others
         x = (x - centre) / scale
         values, vectors = np.linalg.eigh(x.T @ x / len(x))
         projected = vectors.T @ (x.T @ (y - middle)) / len(x)
@@ -387,29 +462,32 @@ def linear_r2(features, factors, digits, sizes):
 
 
 def networks_to_probe(config):
-    """The capsule network with and without reconstruction, and the CNN of its size, all on synthetic digits placed independently of
-    each other: with an IoU of at least 0.8 the middle of the pair alone tells 96% of the variance of each digit's place"""
+    """The capsule network with and without reconstruction, and the CNN of its size, all on synthetic digits placed
+    independently of each other: with an IoU of at least 0.8 the middle of the pair alone tells 96% of the variance of
+    each digit's place"""
     config = dataclasses.replace(config, digits="synthetic", min_iou=0.0)
-    usual = capsnet.Config(preset=config.preset)
-    shared = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.metadata.get("model") is None
-              and not (f.name in capsnet.CNN and getattr(config, f.name) == getattr(usual, f.name))}
     return {"capsule": config, "capsule, trained without reconstruction": dataclasses.replace(config, recon_weight=0.0),
-            "CNN, last hidden layer": capsnet.Config(**shared | {"model": "cnn"})}
+            "CNN, last hidden layer": capsnet.for_model(config, "cnn")}
+
+
+def score_features(found, factors, digits, sizes, name, features):
+    """Add linear_r2 of a representation to found, {name: (its dimensions, list of R^2)}"""
+    found.setdefault(name, (features.shape[1], []))[1].append(linear_r2(features, factors, digits, sizes))
 
 
 def disentanglement(config, n_seeds, say):
-    """-> {representation: (its number of dimensions, R^2 (n_seeds, 6))}, of networks trained here with seeds config.seed, ..."""
+    """-> {representation: (its number of dimensions, R^2 (n_seeds, 6))}, of networks trained here with seeds
+    config.seed, ..."""
     found, networks = {}, networks_to_probe(config)
     config = networks["capsule"]
     for seed in range(config.seed, config.seed + n_seeds):
         sizes = [int(share * config.n_test) for share in (FIT, CHOOSE, SCORE)]
         parts = [factor_pairs(n, EVALUATION_SEED + 3 * seed + k, config) for k, n in enumerate(sizes)]
-        pairs = {name: np.concatenate([part[name] for part, _ in parts]) for name in ("composites", "sources", "labels")}
+        pairs = {
+            name: np.concatenate([part[name] for part, _ in parts]) for name in ("composites", "sources", "labels")}
         factors, digits = np.concatenate([f for _, f in parts]).reshape(-1, len(FACTORS)), pairs["labels"].ravel()
 
-        def score(name, features):
-            found.setdefault(name, (features.shape[1], []))[1].append(linear_r2(features, factors, digits, [2 * n for n in sizes]))
-
+        score = functools.partial(score_features, found, factors, digits, [2 * n for n in sizes])
         for name, network in networks.items():
             network = dataclasses.replace(network, seed=seed)
             say(f"seed {seed}: {name}")
@@ -423,13 +501,11 @@ def disentanglement(config, n_seeds, say):
 
 
 def probed(out, labels):
-    """What stands for each of the two digits that are there: its capsule or, in the CNN, the hidden layer -> (2 n, D)"""
+    """What stands for each of the two digits that are there: its capsule or, in the CNN, the hidden layer ->
+    (2 n, D)"""
     if "v" in out:
         return np.take_along_axis(out["v"], labels[..., None], 1).reshape(2 * len(labels), -1)
     return np.repeat(out["hidden"], 2, 0)
-
-
-T95 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)               # Student's t by degrees of freedom
 
 
 def draw_disentanglement(found, config, n_seeds):
@@ -437,16 +513,24 @@ def draw_disentanglement(found, config, n_seeds):
     ax = fig.subplots()
     colours, places = (BLUE, "#56B4E9", ORANGE, GRAY), np.arange(len(FACTORS))
     for k, (name, (size, r2)) in enumerate(found.items()):
-        half = T95[min(n_seeds, 10) - 1] * r2.std(0, ddof=1) / math.sqrt(n_seeds) if n_seeds > 1 else None
-        ax.bar(places + (k - 1.5) * 0.2, r2.mean(0), 0.19, yerr=half, color=colours[k], label=f"{name} ({size}-D)", capsize=2)
+        mean, half = np.array([capsnet.mean_and_interval(column) for column in r2.T]).T
+        ax.bar(
+            places + (k - 1.5) * 0.2,
+            mean,
+            0.19,
+            yerr=half if n_seeds > 1 else None,
+            color=colours[k],
+            label=f"{name} ({size}-D)",
+            capsize=2)
     ax.set_xticks(places, FACTORS)
     ax.set(ylabel="$R^2$ of a linear map, on new pairs", ylim=(min(0, *(r2.min() for _, r2 in found.values())), 1))
     ax.grid(axis="y", alpha=0.3)
     ax.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
     fig.suptitle("What can be read off linearly about ONE of two overlapping digits?", fontsize=11)
-    fig.supxlabel(f"SYNTHETIC digits, all shifts, seeds {config.seed} to {config.seed + n_seeds - 1}, {config.n_epochs} x {config.n_train:,} pairs, preset "
-                  f"{config.preset}\na linear map for each digit class, fitted to {int(2 * FIT * config.n_test):,} digits; 95% intervals over the seeds",
-                  fontsize=8, color=GRAY)
+    fig.supxlabel(
+        f"SYNTHETIC digits, all shifts, seeds {config.seed} to {config.seed + n_seeds - 1}, {config.n_epochs} x "
+        f"{config.n_train:,} pairs, preset {config.preset}\na linear map for each digit class, fitted to "
+        f"{int(2 * FIT * config.n_test):,} digits; 95% intervals over the seeds", fontsize=8, color=GRAY)
     return fig
 
 
@@ -454,24 +538,9 @@ def draw_disentanglement(found, config, n_seeds):
 
 def load_run(path, args):
     """-> (config, params, history) of a checkpoint; flags that would have changed its training must agree with it"""
-    params, _, _, meta = capsnet.load_checkpoint(path)
-    config = dataclasses.replace(capsnet.config_of(meta, path), digits=meta["config"]["source"])
-    names = {f.name for f in dataclasses.fields(config)}
-    given = {name: value for name, value in vars(args).items() if name in names}
-    for name, value in given.items():
-        if name not in WITH_LOAD and value != getattr(config, name):
-            raise InputError(f"--{name.replace('_', '-')} {value}: {path} was trained with {getattr(config, name) or 'none'}; "
-                             "leave the flag out, or train anew without --load")
-    return dataclasses.replace(config, **{n: v for n, v in given.items() if n in WITH_LOAD}), params, meta["history"]
-
-
-def prepare_outdir(outdir, names):
-    try:
-        outdir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--outdir {outdir}: cannot be created ({error.strerror}); choose a writable place") from None
-    for name in names:
-        capsnet.check_writable(outdir / f"{name}.png")
+    found = capsnet.load_checkpoint(path)
+    found.config = dataclasses.replace(found.config, digits=found.source)
+    return capsnet.config_to_look_at(found, args, path), found.average or found.params, found.history
 
 
 def figures_of_one_run(args, config, say):
@@ -479,24 +548,29 @@ def figures_of_one_run(args, config, say):
     config, params, history = load_run(args.load, args) if args.load else (config, None, None)
     digits = capsnet.load_digits(config, say)
     if not args.load:
-        params, history = capsnet.train(config, digits=digits)
+        params, history = capsnet.train(config, data=digits)
     test_pairs = capsnet.draw_pairs(digits, "test", config.n_test, config, "evaluation", 1)
     with capsnet.Runner(config.threads) as runner:
         test = capsnet.evaluate(params, test_pairs, config, runner)
         lengths = capsule_lengths(params, test_pairs, config, runner)
-    capsnet.report(config, params, {**history, "digits": digits["source"]}, test, say)
-    right = (np.sort(capsnet.top_two(lengths), 1) == np.sort(test_pairs["labels"], 1)).all(1)
-    shown = next(capsnet.epoch_pairs(digits, 0, config))
+    capsnet.report(config, params, {**history, "source": digits["source"]}, test, say)
+    right = capsnet.both_right(capsnet.top_two(lengths), test_pairs["labels"])
+    shown = next(capsnet.epoch_samples(digits, 0, config))
     run = Run(config, params, history, digits["source"], shown, test_pairs, lengths, right, test)
     return {name: draw(run) for name, draw in FIGURES.items() if args.only in ("", name)}
 
 
 def main():
-    parser = capsnet.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--outdir", type=Path, default=Path("viz"), metavar="DIR", help="folder for the PNGs (default viz)")
+    parser = capsnet.Parser(description=__doc__)
+    parser.add_argument(
+        "--outdir", type=Path, default=OUTDIR, metavar="DIR", help=f"folder for the PNGs (default {OUTDIR})")
     parser.add_argument("--load", default="", metavar="RUN.npz", help="draw from this checkpoint instead of training")
-    parser.add_argument("--only", default="", choices=(*FIGURES, "disentanglement"), help="draw this figure alone; disentanglement is "
-                        "drawn only if asked for: it trains three networks a seed, on synthetic digits")
+    parser.add_argument(
+        "--only",
+        default="",
+        choices=(*FIGURES, "disentanglement"),
+        help="draw this figure alone; disentanglement is "
+        "drawn only if asked for: it trains three networks a seed, on synthetic digits")
     parser.add_argument("--n-seeds", type=int, metavar="N", help="seeds of disentanglement, from --seed on (default 3)")
     capsnet.add_config_flags(parser)
     args = parser.parse_args()
@@ -512,11 +586,12 @@ def main():
         raise InputError("--recon-weight 0: disentanglement compares with that anyway; leave the flag out")
     if disentangling and (args.load or config.out_json or config.checkpoint or config.digits == "mnist" or
                           config.min_iou not in (0, capsnet.Config.min_iou)):
-        raise InputError("--only disentanglement trains networks of its own, on synthetic digits with all shifts; leave --load, --checkpoint, "
-                         "--out-json, --digits mnist and --min-iou out")
+        raise InputError(
+            "--only disentanglement trains networks of its own, on synthetic digits with all shifts; leave --load, "
+            "--checkpoint, --out-json, --digits mnist and --min-iou out")
     if disentangling and config.n_test < LEAST_PAIRS:
         raise InputError(f"--n-test {config.n_test}: must be at least {LEAST_PAIRS} for linear maps of ten digits")
-    prepare_outdir(args.outdir, [args.only] if args.only else FIGURES)
+    capsnet.make_outdir(args.outdir, [args.only] if args.only else FIGURES)
     if config.out_json:
         capsnet.check_writable(config.out_json)
     say = capsnet.Progress(config.quiet).say
@@ -528,9 +603,7 @@ def main():
     else:
         figures = figures_of_one_run(args, config, say)
     for name, fig in figures.items():
-        path = args.outdir / f"{name}.png"
-        capsnet.write_atomically(path, lambda file: fig.savefig(file, format="png", dpi=DPI, metadata={"Software": None}))
-        say(f"wrote {path}  ({path.stat().st_size / 1e3:.0f} kB)")
+        capsnet.write_figure(fig, args.outdir / f"{name}.png", say)
 
 
 if __name__ == "__main__":

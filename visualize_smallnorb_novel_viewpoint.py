@@ -1,34 +1,47 @@
 #!/usr/bin/env python3
-"""Draws what smallnorb_novel_viewpoint.py finds out: trains its networks, or reads the results of its runs, and writes PNGs.
+"""Draws what smallnorb_novel_viewpoint.py finds out: trains its networks, or reads the results of its runs, and writes
+PNGs.
 
     python3 visualize_smallnorb_novel_viewpoint.py --seed 1 --n-epochs 10
-    python3 visualize_smallnorb_novel_viewpoint.py --results azimuth.json --gap-results gap.json --ablation-results ablations.json
+    python3 visualize_smallnorb_novel_viewpoint.py --results azimuth.json --gap-results gap.json \\
+        --ablation-results ablations.json
+    python3 visualize_smallnorb_novel_viewpoint.py --only em_routing
 
-The results are files that the experiment's --out-json wrote; what is not given is trained here, --n-seeds seeds of it. The figures
-of a single network (poses, routing) show the first seed's capsule network, or the one in --load.
+The results are files that the experiment's --out-json wrote; what is not given, and needed, is trained here, --n-seeds
+seeds of it. The figures of a single network (poses, routing) show the first seed's capsule network, or the one in
+--load.
 """
-import argparse
 import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import smallnorb_novel_viewpoint as norb  # before numpy: it sets the number of BLAS threads
+from smallnorb_novel_viewpoint import CLASS_NAMES, N_CLASSES, InputError, P
+
+# isort: split
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from smallnorb_novel_viewpoint import CLASS_NAMES, N_CLASSES, P, InputError
 
 matplotlib.use("Agg")
 matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
                             "image.interpolation": "nearest", "legend.frameon": False})
-BLUE, ORANGE, GREEN, RED, PINK, GRAY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#666666"      # Okabe & Ito
-STYLES = {"caps": (BLUE, "-", "o"), "full": (BLUE, "-", "o"), "cnn-gap": (RED, "--", "s"), "cnn-pool": (ORANGE, "-.", "^"),
-          "cnn": (GREEN, ":", "v"), "dense-caps": (PINK, "-", "D")}
+BLUE, ORANGE = "#0072B2", "#E69F00"                           # Okabe & Ito, colour-blind safe
+GREEN, RED = "#009E73", "#D55E00"
+PINK, GRAY = "#CC79A7", "#666666"
+STYLES = {
+    "caps": (BLUE, "-", "o"),
+    "full": (BLUE, "-", "o"),
+    "cnn-gap": (RED, "--", "s"),
+    "cnn-pool": (ORANGE, "-.", "^"),
+    "cnn": (GREEN, ":", "v"),
+    "dense-caps": (PINK, "-", "D"),
+    "nearest": (GRAY, ":", "x")}
 CLASS_COLOURS = (BLUE, ORANGE, GREEN, RED, PINK)
-WIDTH, DPI = 9, 100
-GAP_RANGES = dict(train_azimuths="0:60", test_azimuths="180:240")
-WITH_LOAD = ("threads", "quiet", "baseline", "n_seeds", "checkpoint", "resume", "out_json", "ablations", "norb_dir")
+WIDTH = 9                          # inches
+OUTDIR = Path("viz/smallnorb_novel_viewpoint")
+GAP_RANGES = {"train_azimuths": "0:60", "test_azimuths": "180:240"}
 
 
 @dataclass(frozen=True)
@@ -37,7 +50,7 @@ class Run:
     config: norb.Config            # of the capsule network
     params: dict                   # its weights
     data: dict                     # load_data's result
-    records: list                  # of the networks compared
+    records: list                  # of the networks compared; empty if not needed, as the next two
     gap: list                      # of the networks trained on GAP_RANGES
     ablations: list
     views: dict                    # azimuth ranges of the records, {"train": (low, high), "test": (low, high)}
@@ -74,7 +87,8 @@ def band(ax, x, rows, label):
     mean, half = np.array([norb.mean_and_interval(column) for column in np.transpose(rows)]).T
     style = style_of(label)
     ax.plot(x, mean, label=label, **style)
-    ax.fill_between(x, mean - np.nan_to_num(half), mean + np.nan_to_num(half), color=style["color"], alpha=0.15, linewidth=0)
+    ax.fill_between(
+        x, mean - np.nan_to_num(half), mean + np.nan_to_num(half), color=style["color"], alpha=0.15, linewidth=0)
 
 
 def pick(samples, **wanted):
@@ -100,20 +114,32 @@ def prepared(samples, rows, source):
 
 def shade_ranges(ax, views, text=True):
     """Mark the azimuths of training and the held-out ones on an axis of 0 to 360 degrees"""
-    for (low, high), colour, word in (views["train"], BLUE, "training views"), (views["test"], ORANGE, "held-out views"):
+    for (low, high), colour, word in (
+        (views["train"], BLUE, "training views"),
+        (views["test"], ORANGE, "held-out views")):
         for turn in -360, 0, 360:
             left, right = max(0, low + turn), min(360, high + turn)
             if left < right:
                 ax.axvspan(left, right, color=colour, alpha=0.1, linewidth=0)
                 if text and right - left > 50:
-                    ax.text((left + right) / 2, 1.02, word, ha="center", fontsize=8, color=colour, transform=ax.get_xaxis_transform())
+                    ax.text(
+                        (left + right) / 2,
+                        1.02,
+                        word,
+                        ha="center",
+                        fontsize=8,
+                        color=colour,
+                        transform=ax.get_xaxis_transform())
 
 
 # ---------------------------------------------------------------- figures
 
 def draw_example_views(run):
-    fig = new_figure(run, 9.2, "The shapes: one row of training views (blue) and one of held-out views (orange) each", "elevation and "
-                     "noise differ from image to image; the number is the azimuth in degrees")
+    fig = new_figure(
+        run,
+        9.2,
+        "The shapes: one row of training views (blue) and one of held-out views (orange) each",
+        "elevation and noise differ from image to image; the number is the azimuth in degrees")
     axes = fig.subplots(2 * N_CLASSES, 6)
     for k in range(2 * N_CLASSES):
         samples, colour = (run.data["train"], BLUE) if k % 2 == 0 else (run.data["held_out"], ORANGE)
@@ -147,15 +173,19 @@ def draw_elevation_strip(run, n=7):
     return fig
 
 
-def draw_novel_viewpoint_training_curves(run):
+def draw_training_curves(run):
     fig = new_figure(run, 3.9, "Accuracy while training: familiar views are soon known, held-out views never quite",
                      seeds_note(run.records))
     axes = fig.subplots(1, 2, sharey=True)
-    for label, records in by_label(run.records).items():
+    for label, records in by_label([record for record in run.records if record["history"]]).items():
         epochs = [[e["epoch"] for e in record["history"]] for record in records]
         share = np.array(epochs[0]) / epochs[0][-1]
         for ax, key in zip(axes, ("familiar", "held_out")):
-            band(ax, share, [[e[key] for e in record["history"]] for record in records if len(record["history"]) == len(share)], label)
+            band(
+                ax,
+                share,
+                [[e[key] for e in record["history"]] for record in records if len(record["history"]) == len(share)],
+                label)
     for ax, word in zip(axes, ("familiar views", "held-out views")):
         ax.set(xlabel="share of each network's own training", title=word, ylim=(0, 1.02))
         ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1)
@@ -172,11 +202,17 @@ def bars(ax, records, reference=None):
     for k, (label, runs) in enumerate(groups.items()):
         for shift, key, colour in (-0.2, "familiar", BLUE), (0.2, "held_out", ORANGE):
             mean, half = norb.mean_and_interval([run[key] for run in runs])
-            error = [[min(half, mean)], [min(half, 1 - mean)]] if np.isfinite(half) else None            # accuracies end at 0 and 1
+            ends = [[min(half, mean)], [min(half, 1 - mean)]]                           # accuracies end at 0 and 1
+            error = ends if np.isfinite(half) else None
             ax.bar(k + shift, mean, 0.38, color=colour, alpha=0.75, yerr=error, capsize=3,
                    label={"familiar": "familiar views", "held_out": "held-out views"}[key] if k == 0 else None)
             if len(runs) > 1:
-                ax.plot(k + shift + np.linspace(-0.1, 0.1, len(runs)), [run[key] for run in runs], ".", color="black", markersize=3)
+                ax.plot(
+                    k + shift + np.linspace(-0.1, 0.1, len(runs)),
+                    [run[key] for run in runs],
+                    ".",
+                    color="black",
+                    markersize=3)
         if reference is None:
             drop, half = norb.mean_and_interval([run["drop"] for run in runs])
             note = f"drop {drop:.3f}" + (f"\n± {half:.3f}" if np.isfinite(half) else "")
@@ -191,7 +227,8 @@ def bars(ax, records, reference=None):
 
 
 def draw_extrapolation_bars(run):
-    fig = new_figure(run, 4, "What each network loses when the viewpoint is new", f"{seeds_note(run.records)}; dots: single seeds")
+    fig = new_figure(
+        run, 4, "What each network loses when the viewpoint is new", f"{seeds_note(run.records)}; dots: single seeds")
     ax = fig.subplots()
     labels = bars(ax, run.records)
     sizes = {record["label"]: record["n_params"] for record in run.records}
@@ -201,8 +238,12 @@ def draw_extrapolation_bars(run):
 
 
 def draw_ablations(run):
-    fig = new_figure(run, 4.4, "What each ingredient of the capsule network is worth, at one budget", f"{seeds_note(run.ablations)}; above: "
-                     "held-out accuracy minus the full network's, paired by seed; dots: single seeds")
+    fig = new_figure(
+        run,
+        4.4,
+        "What each ingredient of the capsule network is worth, at one budget",
+        f"{seeds_note(run.ablations)}; above: "
+        "held-out accuracy minus the full network's, paired by seed; dots: single seeds")
     ax = fig.subplots()
     labels = bars(ax, run.ablations, "full")
     ax.set_xticks(range(len(labels)), [label.replace(" ", "\n") for label in labels], fontsize=8)
@@ -211,7 +252,8 @@ def draw_ablations(run):
 
 
 def draw_azimuth_accuracy(run):
-    fig = new_figure(run, 3.9, "Accuracy around the full circle\n", f"{seeds_note(run.records)}; new noise at each azimuth")
+    fig = new_figure(
+        run, 3.9, "Accuracy around the full circle\n", f"{seeds_note(run.records)}; new noise at each azimuth")
     ax = fig.subplots()
     x = [*norb.SWEEP, 360]
     for label, records in by_label(run.records).items():
@@ -252,7 +294,7 @@ def draw_pose_matrices(run):
                      "framed thick: the class that the network names; title blue: the true class")
     rows = one_of_each_class(run)
     batch = prepared(run.data["held_out"], rows, run.data["source"])
-    out, _ = norb.forward(run.params, batch, run.config)
+    out, _ = norb.forward(run.params, batch["images"], run.config)
     axes = fig.subplots(N_CLASSES, N_CLASSES + 1)
     limit = np.abs(out["mu"]).max()
     for n in range(N_CLASSES):
@@ -262,7 +304,8 @@ def draw_pose_matrices(run):
             ax, named = axes[n, j + 1], out["scores"][n].argmax() == j
             picture = ax.imshow(out["mu"][n, j].reshape(P, P), cmap="RdBu", vmin=-limit, vmax=limit)
             ax.set(xticks=[], yticks=[])
-            ax.set_title(f"{names(run)[j]}  a={out['a'][n, j]:.2f}", fontsize=8, pad=3, color=BLUE if n == j else "black")
+            ax.set_title(
+                f"{names(run)[j]}  a={out['a'][n, j]:.2f}", fontsize=8, pad=3, color=BLUE if n == j else "black")
             ax.spines[:].set_visible(True)
             for spine in ax.spines.values():
                 spine.set(linewidth=3 if named else 0.5)
@@ -271,18 +314,24 @@ def draw_pose_matrices(run):
 
 
 def draw_em_routing(run):
-    """Which places vote for which class, in each EM iteration; R summed over the types of the conv capsules that are there"""
+    """Which places vote for which class, in each EM iteration; R summed over the types of the conv capsules that are
+    there. The R of the first M-step is the state before any E-step: uniform"""
     samples, at = run.data["held_out"], one_of_each_class(run)[2]
     batch = prepared(samples, [at], run.data["source"])
-    out, _ = norb.forward(run.params, batch, run.config)
+    out, _ = norb.forward(run.params, batch["images"], run.config)
     steps, weight = out["class_steps"], out["conv_a"][0]                                       # (places, F)
     places, side = len(weight), int(np.sqrt(len(weight)))
-    fig = new_figure(run, 1.4 + 1.15 * len(steps), "EM routing of one held-out image: where the parts are that choose each class",
-                     "maps: sum over capsule types of a_i R_ij at each place, one scale; right: spread of the votes, after each iteration")
+    fig = new_figure(
+        run,
+        1.4 + 1.15 * len(steps),
+        "EM routing of one held-out image: where the parts are that choose each class",
+        "maps: sum over capsule types of a_i R_ij at each place, as each M-step gets them, one scale; first row: "
+        "before the first E-step, R uniform\nright: spread of the votes, after each M-step")
     grid = fig.add_gridspec(len(steps), N_CLASSES + 3, width_ratios=[1.2] + [1] * N_CLASSES + [0.15, 1.8])
     show_image(fig.add_subplot(grid[0, 0]), batch["images"][0], f"{names(run)[samples['labels'][at]]}, named "
                f"{names(run)[out['scores'][0].argmax()]}")
-    maps = [np.broadcast_to(step[0][0], (N_CLASSES, weight.size)).reshape(N_CLASSES, -1, places) * weight.T for step in steps]
+    maps = [np.broadcast_to(step.R[0], (N_CLASSES, weight.size)).reshape(N_CLASSES, -1, places) * weight.T
+            for step in steps]
     maps = [m.sum(1).reshape(N_CLASSES, side, side) for m in maps]
     top = max(m.max() for m in maps)
     for t, m in enumerate(maps):
@@ -292,21 +341,29 @@ def draw_em_routing(run):
             ax.set(xticks=[], yticks=[])
             ax.set_title(names(run)[j] if t == 0 else "", fontsize=8)
             if j == 0:
-                ax.set_ylabel(f"iteration {t + 1}", fontsize=8)
+                ax.set_ylabel(f"M-step {t + 1}", fontsize=8)
     fig.colorbar(picture, cax=fig.add_subplot(grid[:, -2]), label="assigned activation")
     ax = fig.add_subplot(grid[:, -1])
     for j in range(N_CLASSES):
-        ax.plot(range(1, len(steps) + 1), [np.log(step[2][0, j]).mean() for step in steps], "o-", color=CLASS_COLOURS[j],
-                label=names(run)[j])
-    ax.set(xlabel="EM iteration", ylabel="mean of log sigma^2", xticks=range(1, len(steps) + 1))
+        ax.plot(
+            range(1, len(steps) + 1),
+            [np.log(step.sigma2[0, j]).mean() for step in steps],
+            "o-",
+            color=CLASS_COLOURS[j],
+            label=names(run)[j])
+    ax.set(xlabel="M-step", ylabel="mean of log sigma^2", xticks=range(1, len(steps) + 1))
     ax.legend(fontsize=8)
     return fig
 
 
 def draw_pose_tracking(run, n_noise=4):
     """The pose of the true class's capsule while its shape turns; of smallNORB one toy's azimuths"""
-    fig = new_figure(run, 5.6, "The true class capsule's pose while the object turns, and whether the network still names it",
-                     f"mean over {n_noise} noisy images a view; the first six entries of the pose by their variance; dots below: named right")
+    fig = new_figure(
+        run,
+        5.6,
+        "The true class capsule's pose while the object turns, and whether the network still names it",
+        f"mean over {n_noise} noisy images a view; the six entries of the pose that vary most; dots below: named right",
+    )
     axes = fig.subplots(2, 1, sharex=True)
     synthetic = run.data["source"] == "synthetic"
     for ax, k in zip(axes, (2, 1)):
@@ -314,7 +371,9 @@ def draw_pose_tracking(run, n_noise=4):
             azimuths = np.arange(0, 360, 10)
             samples = norb.make_views(azimuths, [50.0], n_noise, np.random.default_rng(run.config.seed))
         else:
-            samples = {name: np.concatenate([run.data[part][name] for part in ("familiar", "held_out")]) for name in run.data["train"]}
+            samples = {
+                name: np.concatenate([run.data[part][name] for part in ("familiar", "held_out")])
+                for name in run.data["train"]}
             azimuths = np.unique(samples["azimuths"])
         rows = np.flatnonzero(samples["labels"] == k)
         with norb.Runner(run.config.threads) as runner:
@@ -324,8 +383,16 @@ def draw_pose_tracking(run, n_noise=4):
         for colour, h in zip((*CLASS_COLOURS, GRAY), np.argsort(-pose.var(0))[:6]):
             ax.plot(azimuths, pose[:, h], color=colour, label=f"entry {h // P + 1},{h % P + 1}")
         right = np.array([(out["scores"][at].argmax(1) == k).mean() for at in of])
-        ax.scatter(azimuths, np.full(len(azimuths), pose.min() - 0.2 * np.ptp(pose)), c=right, cmap="RdYlBu", vmin=0, vmax=1, s=18,
-                   edgecolors="black", linewidths=0.4)
+        ax.scatter(
+            azimuths,
+            np.full(len(azimuths), pose.min() - 0.2 * np.ptp(pose)),
+            c=right,
+            cmap="RdYlBu",
+            vmin=0,
+            vmax=1,
+            s=18,
+            edgecolors="black",
+            linewidths=0.4)
         shade_ranges(ax, run.views, text=ax is axes[0])
         ax.set(ylabel=f"pose of \"{names(run)[k]}\"", xlim=(0, 360), xticks=range(0, 361, 30))
         ax.legend(fontsize=7, ncols=1, loc="center left", bbox_to_anchor=(1, 0.5))
@@ -334,8 +401,17 @@ def draw_pose_tracking(run, n_noise=4):
 
 
 FIGURES = {draw.__name__.removeprefix("draw_"): draw for draw in (
-    draw_example_views, draw_elevation_strip, draw_novel_viewpoint_training_curves, draw_extrapolation_bars, draw_azimuth_accuracy,
+    draw_example_views, draw_elevation_strip, draw_training_curves, draw_extrapolation_bars, draw_azimuth_accuracy,
     draw_pose_matrices, draw_gap_sweep, draw_ablations, draw_em_routing, draw_pose_tracking)}
+NEEDS = {
+    "training_curves": "records",
+    "extrapolation_bars": "records",
+    "azimuth_accuracy": "records",
+    "gap_sweep": "gap",
+    "ablations": "ablations",
+    "pose_matrices": "params",
+    "em_routing": "params",
+    "pose_tracking": "params"}
 SWEPT = ("azimuth_accuracy", "gap_sweep")                      # need runs of the embedded shapes with --split azimuth
 
 
@@ -346,7 +422,8 @@ def load_results(path):
     try:
         results = json.loads(Path(path).read_text())
         records, config = results["runs"], results["config"]
-        if not records or any(name not in record for record in records for name in ("label", "seed", "held_out", "history", "n_params")):
+        needed = ("label", "seed", "held_out", "history", "n_params")
+        if not records or any(name not in record for record in records for name in needed):
             raise KeyError
         return records, config
     except FileNotFoundError:
@@ -355,66 +432,56 @@ def load_results(path):
         raise InputError(f"{path}: not a whole file of smallnorb_novel_viewpoint.py --out-json; give another") from None
 
 
-def prepare_outdir(outdir):
-    try:
-        outdir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--outdir {outdir}: cannot be created ({error.strerror}); choose a writable place") from None
-    for name in FIGURES:
-        norb.check_writable(outdir / f"{name}.png")
-
-
-def gather(args, config, say):
-    """Train what is not given -> Run"""
-    params = None
+def gather(args, config, needs, say):
+    """Train what is needed and not given -> Run. needs: a set of records, gap, ablations, params"""
+    params, given = None, {}
     if args.load:
         params, config = load_network(args.load, args)
-    given = {name: load_results(path) for name, path in (("records", args.results), ("gap", args.gap_results),
-                                                         ("ablations", args.ablation_results)) if path}
-    found = {name: records for name, (records, _) in given.items()}
-    if "records" not in found:
-        results = norb.run_all(dataclasses.replace(config, ablations=False), say)
+    config = dataclasses.replace(config, ablations=False)
+    alone = dataclasses.replace(config, checkpoint="", resume=False)
+    paths = {"records": args.results, "gap": args.gap_results, "ablations": args.ablation_results}
+    given = {name: load_results(path) for name, path in paths.items() if path}
+    found = {"records": [], "gap": [], "ablations": []} | {name: records for name, (records, _) in given.items()}
+    if "records" in needs and "records" not in given:
+        results = norb.run_all(config, say)
         found["records"] = [record for record, _ in results]
         params = params or next(p for record, p in results if record["label"] == config.model)
-    shown = found["records"][0]
-    sweeps = config.data == "synthetic" and config.split == "azimuth"
-    if "gap" not in found and sweeps:
-        found["gap"] = [record for record, _ in norb.run_all(dataclasses.replace(config, ablations=False, checkpoint="", resume=False,
-                                                                                 **GAP_RANGES), say)]
-    if "ablations" not in found:
-        found["ablations"] = [record for record, _ in norb.run_all(dataclasses.replace(config, ablations=True, checkpoint="",
-                                                                                       resume=False), say)]
-    if params is None:
-        config = dataclasses.replace(config, seed=shown["seed"])
+    if "gap" in needs and "gap" not in given and config.data == "synthetic" and config.split == "azimuth":
+        found["gap"] = [record for record, _ in norb.run_all(dataclasses.replace(alone, **GAP_RANGES), say)]
+    if "ablations" in needs and "ablations" not in given:
+        changed = dataclasses.replace(norb.for_model(alone, "caps"), ablations=True, cnn_width=0)
+        found["ablations"] = [record for record, _ in norb.run_all(changed, say)]
+    if "params" in needs and params is None:
+        first = found["records"][0]["seed"] if found["records"] else config.seed
+        config = dataclasses.replace(config, seed=first)
         params, _ = norb.train(config)
-    config = norb.resolved(config)
-    of_records = given["records"][1] if "records" in given else dataclasses.asdict(config)
-    own = norb.RANGES[of_records["data"]]
-    views = {part: norb.parse_range(of_records[f"{part}_azimuths"] or own[f"{part}_azimuths"], f"--{part}-azimuths")
-             for part in ("train", "test")}
-    return Run(config, params, norb.load_data(config), found["records"], found.get("gap", []), found["ablations"], views)
+    of_records = given["records"][1] if "records" in given else norb.settings_of(config)
+    views = {part: norb.parse_range(of_records[f"{part}_azimuths"], f"--{part}-azimuths") for part in ("train", "test")}
+    return Run(config, params, norb.load_data(config), found["records"], found["gap"], found["ablations"], views)
 
 
 def load_network(path, args):
-    """-> (params, config) of a checkpoint of a capsule network; flags that would have changed its training must agree with it"""
-    *state, meta = norb.load_checkpoint(path)
-    config = norb.config_of(meta, path)
-    for name, value in vars(args).items():
-        if name in {f.name for f in dataclasses.fields(config)} and name not in WITH_LOAD and value != getattr(config, name):
-            raise InputError(f"--{name.replace('_', '-')} {value}: {path} was trained with {getattr(config, name)}; leave the flag out, or "
-                             "train anew without --load")
+    """-> (params, config) of a checkpoint of a capsule network; flags that would have changed its training must
+    agree"""
+    found = norb.load_checkpoint(path)
+    config = norb.config_to_look_at(found, args, path)
     if config.model != "caps":
         raise InputError(f"{path}: holds a {config.model} network; the figures need --model caps")
-    given = {name: getattr(args, name) for name in WITH_LOAD if hasattr(args, name)}
-    return state[-1] if config.average else state[0], dataclasses.replace(config, **given)
+    return found.average or found.params, config
 
 
 def main():
-    parser = norb.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--outdir", type=Path, default=Path("viz"), metavar="DIR", help="folder for the PNGs (default viz)")
-    parser.add_argument("--load", default="", metavar="RUN.npz", help="draw poses and routing from this checkpoint of a capsule network")
+    parser = norb.Parser(description=__doc__)
+    parser.add_argument(
+        "--outdir", type=Path, default=OUTDIR, metavar="DIR", help=f"folder for the PNGs (default {OUTDIR})")
+    parser.add_argument(
+        "--only", default="", choices=tuple(FIGURES), help="draw this figure alone, and train only what it needs")
+    parser.add_argument(
+        "--load", default="", metavar="RUN.npz", help="draw poses and routing from this checkpoint of a capsule network"
+    )
     parser.add_argument("--results", default="", metavar="FILE", help="results of the networks to compare")
-    parser.add_argument("--gap-results", default="", metavar="FILE", help="the same, trained on azimuths 0:60, tested on 180:240")
+    parser.add_argument(
+        "--gap-results", default="", metavar="FILE", help="the same, trained on azimuths 0:60, tested on 180:240")
     parser.add_argument("--ablation-results", default="", metavar="FILE", help="results of a run with --ablations")
     norb.add_config_flags(parser)
     args = parser.parse_args()
@@ -426,16 +493,16 @@ def main():
         raise InputError(f"--model {config.model}: the figures show a capsule network; leave the flag out")
     if config.out_json:
         raise InputError("--out-json: results come from smallnorb_novel_viewpoint.py; leave the flag out here")
-    prepare_outdir(args.outdir)
+    wanted = {name: draw for name, draw in FIGURES.items() if args.only in ("", name)}
+    norb.make_outdir(args.outdir, wanted)
     say = norb.Progress(config.quiet).say
-    run = gather(args, config, say)
-    for name, draw in FIGURES.items():
-        if name in SWEPT and not all(record.get("sweep") for record in (run.gap if name == "gap_sweep" else run.records) or [{}]):
+    run = gather(args, config, {NEEDS[name] for name in wanted if name in NEEDS}, say)
+    for name, draw in wanted.items():
+        records = run.gap if name == "gap_sweep" else run.records
+        if name in SWEPT and not (records and all(record.get("sweep") for record in records)):
             say(f"no {name}: it needs the embedded shapes and --split azimuth")
             continue
-        path, fig = args.outdir / f"{name}.png", draw(run)
-        norb.write_atomically(path, lambda file: fig.savefig(file, format="png", dpi=DPI, metadata={"Software": None}))
-        say(f"wrote {path}  ({path.stat().st_size / 1e3:.0f} kB)")
+        norb.write_figure(draw(run), args.outdir / f"{name}.png", say)
 
 
 if __name__ == "__main__":

@@ -1,34 +1,35 @@
 #!/usr/bin/env python3
 """How long a training step takes, and where the time goes.
 
-    python3 tests/bench_multimnist_step.py [--preset paper|deep] [--batch-size 32] [--threads 2] [--rounds 9] [--no-torch]
+    python3 tests/bench_multimnist_step.py [--preset paper|deep] [--batch-size 32] [--threads 2] [--rounds 9]
+    [--no-torch]
 
-One step is: pixels to float32, forward, backward through all routing iterations, sum over shards, Adam. Compared in one run,
-in turn, round by round (ratios are medians over rounds, so that a machine whose speed drifts does not favour anyone):
-  floor     the matrix products of that step and nothing else: each as one bare float32 matmul on contiguous operands that are
-            there already, shard by shard on the same worker threads
+One step is: pixels to float32, forward, backward through all routing iterations, sum over shards, Adam. Compared in one
+run, in turn, round by round (ratios are medians over rounds, so that a machine whose speed drifts favours nobody):
+  floor     the matrix products of that step and nothing else: each as one bare float32 matmul on contiguous operands
+            that are there already, shard by shard on the same worker threads
   eager     the same arithmetic in PyTorch with autograd and fused Adam, if torch can be imported
   compiled  the same under torch.compile
 Then the milliseconds of each stage on one thread, and the peak memory of a process that only trains.
 
-Both sides choose their kernels by the processor. To hold both to AVX2, set OPENBLAS_CORETYPE=Haswell ATEN_CPU_CAPABILITY=avx2
-ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2.
+Both sides choose their kernels by the processor. To hold both to AVX2, set OPENBLAS_CORETYPE=Haswell
+ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2.
 """
 import argparse
+import cProfile
+import inspect
 import os
 import platform
+import pstats
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import multimnist_capsnet as capsnet  # noqa: E402  (before numpy: it sets BLAS to one thread)
 import numpy as np  # noqa: E402
 
-STAGES = ("fold_rows", "conv2d_forward", "conv2d_backward", "im2col", "col2im", "pool_forward", "pool_backward", "relu_forward",
-          "relu_backward", "squash_forward", "squash_backward", "votes_forward", "votes_backward", "routing_forward", "routing_backward", "softmax", "decoder_forward",
-          "decoder_backward", "to_batch", "loss_and_grads", "adam_step")
+import multimnist_capsnet as capsnet  # noqa: E402  (before numpy: it sets BLAS to one thread)
 
 KERNEL_CHOICES = ("OPENBLAS_CORETYPE", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
 
@@ -54,16 +55,27 @@ def numpy_step(config, pairs, runner):
 
 
 def step_products(config, n):
-    """The matrix products of one step on n samples: (batch, rows, inner, columns) each. Routing's weighted sums and agreements
-    are counted with the arithmetic they need, as products with one column."""
-    E, D, J, pixels, T = config.primary_dim, config.digit_dim, capsnet.N_CLASSES, capsnet.CANVAS ** 2, 2 * config.routing_iters - 1
-    layers = ((J * D, config.decoder_hidden1), (config.decoder_hidden1, config.decoder_hidden2), (config.decoder_hidden2, pixels))
-    convs, side, C = [], capsnet.CANVAS, 1
-    for name, K, stride, F, pooled in capsnet.conv_layers(config)[0]:
-        side = (side - K) // stride + 1
-        places, inner = n * side * side, K * K * C
-        convs += [(1, places, inner, F), (1, inner, places, F)] + [(1, places, F, inner)] * (name != "conv1")
-        side, C = side // 2 if pooled else side, F
+    """The matrix products of one step on n samples: (batch, rows, inner, columns) each. Routing's weighted sums and
+    agreements are counted with the arithmetic they need, as products with one column."""
+    E = config.primary_dim
+    D = config.digit_dim
+    J = capsnet.N_CLASSES
+    pixels, T = capsnet.CANVAS ** 2, 2 * config.routing_iters - 1
+    layers = (
+        (J * D, config.decoder_hidden1),
+        (config.decoder_hidden1, config.decoder_hidden2),
+        (config.decoder_hidden2, pixels))
+    convs = []
+    side = capsnet.CANVAS
+    trunk = capsnet.trunk(config)
+    for operation, *options in trunk.layers:
+        if operation == "conv2d":
+            name, stride = options
+            Kh, K, C, F = trunk.shapes[name + "_w"]
+            side = (side - K) // stride + 1
+            places, inner = n * side * side, Kh * K * C
+            convs += [(1, places, inner, F), (1, inner, places, F)] + [(1, places, F, inner)] * (name != "conv1")
+        side = side // 2 if operation == "pool" else side
     I = side * side * config.primary_types
     votes = [(I, n, E, J * D), (I, E, n, J * D), (I, n, J * D, E)]
     routing = [(n * J, 1, I, D), (n * J, I, D, 1)] * (T - 1) + [(n * J, 1, I, D), (n * J, I, T, D)]
@@ -77,8 +89,9 @@ def floor_step(config, runner):
     shards = [min(size, config.batch_size - start) for start in range(0, config.batch_size, size)]
 
     def operands(n):
-        return [tuple(np.ones((batch, *shape), np.float32) for shape in ((rows, inner), (inner, columns), (rows, columns)))
-                for batch, rows, inner, columns in step_products(config, n)]
+        return [
+            tuple(np.ones((batch, *shape), np.float32) for shape in ((rows, inner), (inner, columns), (rows, columns)))
+            for batch, rows, inner, columns in step_products(config, n)]
     work = [operands(n) for n in shards]
     flops = sum(2 * int(np.prod(product)) for n in shards for product in step_products(config, n))
     return lambda: runner.map(lambda products: [np.matmul(a, b, out=c) for a, b, c in products] and None, work), flops
@@ -90,9 +103,11 @@ def torch_steps(config, pairs, threads):
     import torch.nn.functional as F
     torch.set_num_threads(threads)
     batch = capsnet.to_batch(pairs, np.arange(config.batch_size))
-    x, target = (torch.from_numpy(batch[name]) for name in ("composites", "sources"))
+    x, target = (torch.from_numpy(batch[name]) for name in ("images", "sources"))
     labels, present = torch.from_numpy(batch["labels"]), torch.from_numpy(capsnet.k_hot(batch["labels"], np.float32))
-    types, E, layers = config.primary_types, config.primary_dim, capsnet.conv_layers(config)[0]
+    types, E = config.primary_types, config.primary_dim
+    layers = capsnet.trunk(config).layers
+    convs = [options[0] for operation, *options in layers if operation == "conv2d"]
 
     def squash(s):
         norm = (s.square().sum(-1, keepdim=True) + capsnet.SQUASH_EPS).sqrt()
@@ -100,10 +115,12 @@ def torch_steps(config, pairs, threads):
 
     def loss_of(p):
         u = x[:, None]
-        for name, _, stride, _, pooled in layers:
-            u = F.conv2d(u, p[name + "_w"], p[name + "_b"], stride=stride)
-            u = F.max_pool2d(u, 2) if pooled else u
-            u = F.relu(u) if name != "primary" else u                                          # at last (N, P, side, side)
+        for operation, *options in layers:                                              # at last (N, P, side, side)
+            if operation == "conv2d":
+                name, stride = options
+                u = F.conv2d(u, p[name + "_w"], p[name + "_b"], stride=stride)
+            else:
+                u = F.max_pool2d(u, 2) if operation == "pool" else F.relu(u)
         u = squash(u.reshape(len(u), types, E, -1).permute(0, 3, 1, 2).reshape(len(u), -1, E))
         u_hat = torch.einsum("nie,iejd->nijd", u, p["W"])
         b = torch.zeros(u_hat.shape[:3])
@@ -112,7 +129,10 @@ def torch_steps(config, pairs, threads):
             if r < config.routing_iters - 1:
                 b = b + torch.einsum("nijd,njd->nij", u_hat, v)
         lengths = (v.square().sum(-1) + capsnet.SQUASH_EPS).sqrt()
-        margin = (present * F.relu(0.9 - lengths).square() + 0.5 * (1 - present) * F.relu(lengths - 0.1).square()).sum(1).mean()
+        margin = (
+            (present * F.relu(0.9 - lengths).square() + 0.5 * (1 - present) * F.relu(lengths - 0.1).square())
+            .sum(1)
+            .mean())
         mask = F.one_hot(labels, capsnet.N_CLASSES).to(v.dtype)                                # (N, 2, J)
         z = (mask[..., None] * v[:, None]).reshape(2 * len(v), -1)
         z = F.relu(z @ p["dec1_w"] + p["dec1_b"])
@@ -123,7 +143,7 @@ def torch_steps(config, pairs, threads):
     def stepper(loss_function):
         params = {name: torch.from_numpy(p) for name, p in capsnet.init_params(config).items()}
         params["conv1_w"] = params["conv1_w"][0].permute(2, 1, 0)[:, None]                     # (F, 1, row, column)
-        params |= {name + "_w": params[name + "_w"].permute(3, 2, 0, 1) for name, *_ in layers[1:]}
+        params |= {name + "_w": params[name + "_w"].permute(3, 2, 0, 1) for name in convs[1:]}
         params = {name: p.contiguous().requires_grad_() for name, p in params.items()}
         adam = torch.optim.Adam(params.values(), lr=config.lr, fused=True)
 
@@ -138,7 +158,8 @@ def torch_steps(config, pairs, threads):
 
 
 def time_in_turn(steps, rounds, repeats):
-    """-> {name: milliseconds per round}: each round times every step function once, `repeats` runs of it, and keeps the median"""
+    """-> {name: milliseconds per round}: each round times every step function once, `repeats` runs of it, and keeps
+    the median"""
     times = {name: [] for name in steps}
     for _ in range(rounds):
         for name, run in steps.items():
@@ -152,41 +173,38 @@ def time_in_turn(steps, rounds, repeats):
     return {name: np.array(t) for name, t in times.items()}
 
 
-def stage_table(module, stages, make_step, steps=20):
-    """-> {stage: milliseconds per step on one thread}; stages, functions of module, that call others include them"""
-    spent = dict.fromkeys(stages, 0.0)
-    originals = {name: getattr(module, name) for name in stages}
-
-    def timed(name):
-        def call(*args, **kwargs):
-            start = time.perf_counter()
-            result = originals[name](*args, **kwargs)
-            spent[name] += 1e3 * (time.perf_counter() - start)
-            return result
-        return call
-    try:
-        with module.Runner(1) as runner:
-            for name in stages:
-                setattr(module, name, timed(name))
-            run = make_step(runner)
-            for k in range(steps + 3):
-                if k == 3:
-                    spent.update(dict.fromkeys(stages, 0.0))
-                run()
-    finally:
-        for name, function in originals.items():
-            setattr(module, name, function)
-    return {name: t / steps for name, t in spent.items()}
+def stage_table(module, run, steps=20, least=0.01):
+    """-> {function of module: milliseconds a step, with what it calls}, those above `least` of the whole, in the order
+    in which they stand. run: does a step on one thread; the profiler makes it a little slower."""
+    for _ in range(3):
+        run()
+    profile = cProfile.Profile(builtins=False)
+    for _ in range(steps):
+        profile.runcall(run)
+    found = pstats.Stats(profile).stats.items()
+    spent = {
+        (name, line): 1e3 * total / steps
+        for (file, line, name), (_, _, _, total, _) in found
+        if file == module.__file__}
+    functions = [
+        (name, thing.__code__.co_firstlineno) for name, thing in vars(module).items() if inspect.isfunction(thing)]
+    stages = {key: spent[key] for key in functions if key in spent}
+    return {name: spent[name, line] for name, line in sorted(stages, key=lambda key: key[1])
+            if spent[name, line] > least * max(stages.values())}
 
 
 def peak_memory(config):
     """Peak memory of a process that draws pairs and trains a few steps with `config`, MB"""
-    code = ("import sys; sys.path.insert(0, sys.argv[1]); import multimnist_capsnet as c; "
-            "config = c.config_from_args(__import__('argparse').Namespace(preset=sys.argv[2], batch_size=int(sys.argv[3]), "
-            "n_train=10 * int(sys.argv[3]), n_val=256, n_epochs=1, digits='synthetic', quiet=True)); "
-            "c.train(config); print(c.peak_rss_mb())")
-    done = subprocess.run([sys.executable, "-c", code, str(Path(capsnet.__file__).parent), config.preset, str(config.batch_size)],
-                          capture_output=True, text=True, check=True)
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import multimnist_capsnet as c; "
+        "config = c.config_from_args(__import__('argparse').Namespace(preset=sys.argv[2], batch_size=int(sys.argv[3]), "
+        "n_train=10 * int(sys.argv[3]), n_val=256, n_epochs=1, digits='synthetic', quiet=True)); "
+        "c.train(config); print(c.peak_rss_mb())")
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(Path(capsnet.__file__).parent), config.preset, str(config.batch_size)],
+        capture_output=True,
+        text=True,
+        check=True)
     return float(done.stdout.split()[-1])
 
 
@@ -207,22 +225,26 @@ def main():
         if not args.no_torch:
             try:
                 more, torch_version = torch_steps(config, pairs, args.threads)
-                for name, run in more.items():
+                for run in more.values():
                     run()                                                                      # compiles here
                 steps.update(more)
             except ImportError:
                 torch_version = "not installed"
         times = time_in_turn(steps, args.rounds, args.repeats)
-    print(f"{platform.platform()}, {os.cpu_count()} cores, {args.threads} threads, Python {platform.python_version()}, NumPy "
-          f"{np.__version__}, PyTorch {torch_version}")
-    print("kernels: " + (", ".join(f"{name}={os.environ[name]}" for name in KERNEL_CHOICES if name in os.environ) or "own choice"))
+    print(
+        f"{platform.platform()}, {os.cpu_count()} cores, {args.threads} threads, Python {platform.python_version()}, "
+        f"NumPy {np.__version__}, PyTorch {torch_version}")
+    print(
+        "kernels: "
+        + (", ".join(f"{name}={os.environ[name]}" for name in KERNEL_CHOICES if name in os.environ) or "own choice"))
     print(f"preset {args.preset}, batch {args.batch_size}, {flops / 1e9:.2f} GFLOP a step in matrix products\n")
     print("| one training step | ms (median) | min-max over rounds | NumPy's time / its time |\n|---|---|---|---|")
     for name, t in times.items():
         print(f"| {name} | {np.median(t):.1f} | {t.min():.1f}-{t.max():.1f} | {np.median(times['numpy'] / t):.2f} |")
     print("\n| stage, one thread | ms a step |\n|---|---|")
-    for name, t in stage_table(capsnet, STAGES, lambda runner: numpy_step(config, pairs, runner)).items():
-        print(f"| {name} | {t:.2f} |")
+    with capsnet.Runner(1) as runner:
+        for name, t in stage_table(capsnet, numpy_step(config, pairs, runner)).items():
+            print(f"| {name} | {t:.2f} |")
     print(f"\npeak memory of training: {peak_memory(config):.0f} MB")
 
 

@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
-"""How long a training step of the matrix capsules takes, beside PyTorch with the same arithmetic, and where the time goes.
+"""How long a training step of the matrix capsules takes, beside PyTorch with the same arithmetic, and where the time
+goes.
 
     python3 tests/bench_smallnorb_step.py [--threads 2] [--em-iters 3] [--rounds 9] [--no-torch]
 
-One step is: forward, backward through all EM iterations, sum over shards, Adam, on 32 images, with A=32 B=4 C=8. Compared in one run,
-in turn, round by round (ratios are medians over rounds, so that a machine whose speed drifts does not favour anyone):
+One step is: forward, backward through all EM iterations, sum over shards, Adam, on 32 images, with A=32 B=4 C=8.
+Compared in one run, in turn, round by round (ratios are medians over rounds, so that a machine whose speed drifts
+favours nobody):
   eager     the same arithmetic in PyTorch with autograd and fused Adam, if torch can be imported
   compiled  the same under torch.compile
-PyTorch's sums are written in two ways, as a user would: with broadcasting, and as batched products with V and V^2; the faster counts.
+PyTorch's sums are written in two ways, as a user would: with broadcasting, and as batched products with V and V^2; the
+faster counts.
 Before that its loss and gradients are compared with ours in float64. Then the milliseconds of each stage on one thread.
 
-Both sides choose their kernels by the processor. To hold both to AVX2, set OPENBLAS_CORETYPE=Haswell ATEN_CPU_CAPABILITY=avx2
-ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2.
+Both sides choose their kernels by the processor. To hold both to AVX2, set OPENBLAS_CORETYPE=Haswell
+ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2.
 """
 import argparse
 import os
@@ -20,13 +23,10 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import smallnorb_novel_viewpoint as norb  # noqa: E402  (before numpy: it sets BLAS to one thread)
 import numpy as np  # noqa: E402
 from bench_multimnist_step import KERNEL_CHOICES, stage_table, time_in_turn  # noqa: E402
 
-STAGES = ("conv2d_forward", "conv2d_backward", "conv_caps_forward", "conv_caps_backward", "unfold", "fold", "pose_votes_forward",
-          "pose_votes_backward", "em_routing_forward", "em_routing_backward", "m_step_forward", "m_step_backward", "e_step_forward",
-          "e_step_backward", "responsibilities_forward", "responsibilities_backward", "loss_and_grads", "adam_step")
+import smallnorb_novel_viewpoint as norb  # noqa: E402  (before numpy: it sets BLAS to one thread)
 
 
 def numpy_step(config, samples, runner):
@@ -47,8 +47,12 @@ def torch_loss(config, how):
     """-> a function of (params, images, labels): the same network and loss in PyTorch; how: broadcast or products"""
     import torch
     import torch.nn.functional as F
-    P, D, J = norb.P, norb.D, norb.N_CLASSES
-    B, C, K = config.primary_types, config.conv_types, config.primary_kernel
+    P = norb.P
+    D = norb.D
+    J = norb.N_CLASSES
+    B = config.primary_types
+    C = config.conv_types
+    K = config.primary_kernel
     H = (norb.SIDE - 5) // 2 + 1 - K + 1
     side = (H - 3) // 2 + 1
     centres = norb.field_centres(config)
@@ -83,11 +87,11 @@ def torch_loss(config, how):
 
     def patches(x):
         """(N, H, H, E) -> (N, places, 9, E)"""
-        x = x.unfold(1, 3, 2).unfold(2, 3, 2)                                                  # (N, side, side, E, 3, 3)
+        x = x.unfold(1, 3, 2).unfold(2, 3, 2)                                                 # (N, side, side, E, 3, 3)
         return x.permute(0, 1, 2, 4, 5, 3).reshape(len(x), side * side, 9, -1)
 
     child = torch.arange(H * H).reshape(1, H, H, 1)
-    child = patches(child).reshape(-1)                                                         # (places*9,) which child each copy is
+    child = patches(child).reshape(-1)                                            # (places*9,) which child each copy is
 
     def over_places(x, how):
         """(N, places, 9*B): add up, or take the largest of, all copies of each child, and hand it back to them"""
@@ -114,8 +118,14 @@ def torch_loss(config, how):
         add = torch.zeros(side * side, P, P, dtype=V.dtype)
         add[:, :2, 3] = torch.from_numpy(centres).to(V.dtype)
         V = (V + add[:, None, None]).reshape(N, 1, side * side * C, J, D)
-        mu, a = em(V, a.reshape(N, 1, -1), p["class_beta_u"], p["class_beta_a"], J / (side * side * C), lambda x: x.softmax(-1),
-                   torch.full((1, 1, 1, 1), 1 / J, dtype=V.dtype))
+        mu, a = em(
+            V,
+            a.reshape(N, 1, -1),
+            p["class_beta_u"],
+            p["class_beta_a"],
+            J / (side * side * C),
+            lambda x: x.softmax(-1),
+            torch.full((1, 1, 1, 1), 1 / J, dtype=V.dtype))
         scores = mu.square().sum(-1)[:, 0] / D + 4 * (a[:, 0] - 0.5)
         return F.cross_entropy(scores, labels)
     return loss_of
@@ -131,7 +141,8 @@ def torch_params(params, dtype):
 
 
 def check_gradients(config, samples):
-    """-> {how: the largest difference between PyTorch's float64 gradients and ours, relative to each parameter's largest gradient}
+    """-> {how: the largest difference between PyTorch's float64 gradients and ours, relative to each parameter's
+    largest gradient}
 
     The broadcast form differs from the other by MASS_EPS, which is in the mean of V^2 as well as in mu^2.
     """
@@ -142,7 +153,8 @@ def check_gradients(config, samples):
     worst = {}
     for how in "broadcast", "products":
         theirs = torch_params(params, torch.float64)
-        loss = torch_loss(config, how)(theirs, torch.from_numpy(batch["images"]).permute(0, 3, 1, 2), torch.from_numpy(batch["labels"]))
+        loss = torch_loss(config, how)(
+            theirs, torch.from_numpy(batch["images"]).permute(0, 3, 1, 2), torch.from_numpy(batch["labels"]))
         loss.backward()
         worst[how] = abs(loss.item() - terms["loss"]) / terms["loss"]
         for name, grad in grads.items():
@@ -184,8 +196,8 @@ def main():
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--no-torch", action="store_true")
     args = parser.parse_args()
-    config = norb.resolved(norb.Config(conv1_channels=32, primary_types=4, primary_kernel=3, conv_types=8, em_iters=args.em_iters,
-                                       dropout=0.0, batch_size=32))
+    config = norb.Config(conv1_channels=32, primary_types=4, primary_kernel=3, conv_types=8, em_iters=args.em_iters,
+                         dropout=0.0, batch_size=32)
     samples = next(norb.epoch_samples(norb.load_data(config), 0, config))
     torch_version = "not used"
     with norb.Runner(args.threads, config.batch_size) as runner:
@@ -204,16 +216,20 @@ def main():
             except ImportError:
                 torch_version = "not installed"
         times = time_in_turn(steps, args.rounds, args.repeats)
-    print(f"{platform.platform()}, {os.cpu_count()} cores, {args.threads} threads, Python {platform.python_version()}, NumPy "
-          f"{np.__version__}, PyTorch {torch_version}")
-    print("kernels: " + (", ".join(f"{name}={os.environ[name]}" for name in KERNEL_CHOICES if name in os.environ) or "own choice"))
+    print(
+        f"{platform.platform()}, {os.cpu_count()} cores, {args.threads} threads, Python {platform.python_version()}, "
+        f"NumPy {np.__version__}, PyTorch {torch_version}")
+    print(
+        "kernels: "
+        + (", ".join(f"{name}={os.environ[name]}" for name in KERNEL_CHOICES if name in os.environ) or "own choice"))
     print(f"batch 32, A=32 B=4 C=8, {args.em_iters} EM iterations\n")
     print("| one training step | ms (median) | min-max over rounds | NumPy's time / its time |\n|---|---|---|---|")
     for name, t in times.items():
         print(f"| {name} | {np.median(t):.1f} | {t.min():.1f}-{t.max():.1f} | {np.median(times['numpy'] / t):.2f} |")
     print("\n| stage, one thread | ms a step |\n|---|---|")
-    for name, t in stage_table(norb, STAGES, lambda runner: numpy_step(config, samples, runner)).items():
-        print(f"| {name} | {t:.2f} |")
+    with norb.Runner(1) as runner:
+        for name, t in stage_table(norb, numpy_step(config, samples, runner)).items():
+            print(f"| {name} | {t:.2f} |")
     print(f"\npeak memory of this process: {norb.peak_rss_mb():.0f} MB")
 
 

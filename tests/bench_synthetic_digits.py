@@ -3,9 +3,10 @@
 
     python3 tests/bench_synthetic_digits.py --mnist-dir DIR
 
-Real to synthetic: a CNN trained on MNIST's first 55,000 training images reads 10,000 synthetic digits. Synthetic to real: the
-same CNN trained on synthetic digits alone reads MNIST's 10,000 test images. The CNN: 5x5 stride 2, 16 channels; 5x5 stride 2,
-32 channels; 128 units; 10 classes; ReLU, cross-entropy, Adam with cosine decay. Without MNIST only the speed is measured.
+Real to synthetic: a CNN trained on MNIST's first 55,000 training images reads 10,000 synthetic digits. Synthetic to
+real: the same CNN trained on synthetic digits alone reads MNIST's 10,000 test images. The CNN: 5x5 stride 2, 16
+channels; 5x5 stride 2, 32 channels; 128 units; 10 classes; ReLU, cross-entropy, Adam with cosine decay. Without MNIST
+only the speed is measured.
 """
 import argparse
 import sys
@@ -13,41 +14,45 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import multimnist_capsnet as capsnet  # noqa: E402
 import numpy as np  # noqa: E402
+
+import multimnist_capsnet as capsnet  # noqa: E402
 
 BATCH, LR = 50, 2e-3
 
 
 def init_cnn(rng):
     shapes = {"conv1": (5, 5, 1, 16), "conv2": (5, 5, 16, 32), "fc1": (512, 128), "fc2": (128, 10)}
-    params = {name + "_w": rng.standard_normal(s, np.float32) * np.float32(np.sqrt(2 / np.prod(s[:-1]))) for name, s in shapes.items()}
+    params = {
+        name + "_w": rng.standard_normal(s, np.float32) * np.float32(np.sqrt(2 / np.prod(s[:-1])))
+        for name, s in shapes.items()}
     return params | {name + "_b": np.zeros(s[-1], np.float32) for name, s in shapes.items()}
 
 
-def cnn_forward(p, images):
-    """images (N, 28, 28) in [0, 1] -> logits (N, 10), cache"""
-    x, conv1 = capsnet.conv2d_forward(images[..., None], p["conv1_w"], p["conv1_b"], 2)        # (N, 12, 12, 16)
-    x, relu1 = capsnet.relu_forward(x)
-    x, conv2 = capsnet.conv2d_forward(x, p["conv2_w"], p["conv2_b"], 2)                        # (N, 4, 4, 32)
-    x, relu2 = capsnet.relu_forward(x)
-    x, fc1 = capsnet.linear_forward(x.reshape(len(x), -1), p["fc1_w"], p["fc1_b"])
-    x, relu3 = capsnet.relu_forward(x)
-    logits, fc2 = capsnet.linear_forward(x, p["fc2_w"], p["fc2_b"])
-    return logits, (conv1, relu1, conv2, relu2, fc1, relu3, fc2)
+LAYERS = (
+    ("conv2d", "conv1", 2),
+    ("relu",),
+    ("conv2d", "conv2", 2),
+    ("relu",),
+    ("flatten",),
+    ("linear", "fc1"),
+    ("relu",),
+    ("linear", "fc2"))
 
 
-def cnn_grads(p, images, labels):
+def cnn_forward(params, images):
+    """images (N, 28, 28) uint8 -> logits (N, 10), caches"""
+    return capsnet.layers_forward(params, images.astype(np.float32)[..., None] / 255, LAYERS)
+
+
+def cnn_grads(params, images, labels):
     """Cross-entropy, mean over the batch -> grads"""
-    logits, (conv1, relu1, conv2, relu2, fc1, relu3, fc2) = cnn_forward(p, images)
-    dx = capsnet.softmax(logits[:, :, None])[:, :, 0]
-    dx[np.arange(len(labels)), labels] -= 1
+    logits, caches = cnn_forward(params, images)
+    dlogits = np.exp(logits - logits.max(1, keepdims=True))
+    dlogits /= dlogits.sum(1, keepdims=True)
+    dlogits[np.arange(len(labels)), labels] -= 1
     grads = {}
-    dx, grads["fc2_w"], grads["fc2_b"] = capsnet.linear_backward(dx / np.float32(len(labels)), fc2)
-    dx, grads["fc1_w"], grads["fc1_b"] = capsnet.linear_backward(capsnet.relu_backward(dx, relu3), fc1)
-    dx = capsnet.relu_backward(dx.reshape(-1, 4, 4, 32), relu2)
-    dx, grads["conv2_w"], grads["conv2_b"] = capsnet.conv2d_backward(dx, conv2)
-    _, grads["conv1_w"], grads["conv1_b"] = capsnet.conv2d_backward(capsnet.relu_backward(dx, relu1), conv1, need_dx=False)
+    capsnet.layers_backward(dlogits / np.float32(len(labels)), caches, LAYERS, grads, need_dx=False)
     return grads
 
 
@@ -61,7 +66,7 @@ def train_cnn(images, labels, n_epochs, seed):
             order = rng.permutation(len(images))
             for start in range(0, len(images) - BATCH + 1, BATCH):
                 rows = order[start:start + BATCH]
-                grads = cnn_grads(params, images[rows].astype(np.float32) / 255, labels[rows])
+                grads = cnn_grads(params, images[rows], labels[rows])
                 lr = LR * 0.5 * (1 + np.cos(np.pi * step / n_steps))
                 step += 1
                 capsnet.adam_step(params, [grads], adam_m, adam_v, step, lr, runner)
@@ -69,7 +74,7 @@ def train_cnn(images, labels, n_epochs, seed):
 
 
 def accuracy(params, images, labels):
-    hits = [(cnn_forward(params, images[k:k + 500].astype(np.float32) / 255)[0].argmax(1) == labels[k:k + 500]).sum()
+    hits = [(cnn_forward(params, images[k:k + 500])[0].argmax(1) == labels[k:k + 500]).sum()
             for k in range(0, len(images), 500)]
     return int(sum(hits)), len(images)
 

@@ -1,4 +1,5 @@
-"""Shared by all tests: the experiment, imported first; no network, no MNIST, a throw-away home; toy settings and toy digits."""
+"""Shared by all tests: the experiment, imported first; no network, no MNIST, a throw-away home; toy runs and digits."""
+import dataclasses
 import os
 import subprocess
 import sys
@@ -6,13 +7,20 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-import multimnist_capsnet as mc  # noqa: E402  before numpy, whose BLAS threads it sets
-import numpy as np  # noqa: E402
-import pytest  # noqa: E402
+import multimnist_capsnet as mc  # isort: skip  (before numpy, whose BLAS threads it sets)
+import numpy as np
+import pytest
 
 DEAD = "http://127.0.0.1:9/"       # the discard port: refused at once
-TINY = mc.Config(seed=1, n_epochs=2, n_train=80, n_val=16, n_test=16, batch_size=40, digits="synthetic", conv1_channels=3,
-                 primary_types=1, primary_dim=4, digit_dim=5, decoder_hidden1=6, decoder_hidden2=7, threads=1, quiet=True)
+TOY = dict(
+    seed=1, n_epochs=2, n_train=80, n_val=16, n_test=16, batch_size=40, digits="synthetic", threads=1, quiet=True)
+TINY = mc.Config(**TOY, conv1_channels=3, primary_types=1, primary_dim=4, digit_dim=5, decoder_hidden1=6,
+                 decoder_hidden2=7)
+DEEP = dataclasses.replace(TINY, front_end="deep", recon_weight=0.01)
+BIASED = dataclasses.replace(TINY, digit_bias=True, recon_weight=0.01)
+CNN = mc.Config(**TOY, model="cnn", cnn_channels=3, cnn_hidden=6)
+DROPPED = dataclasses.replace(CNN, dropout=0.4)
+NETWORKS = {"paper": TINY, "deep": DEEP, "biased": BIASED, "cnn": CNN, "cnn with dropout": DROPPED}
 
 
 @pytest.fixture(autouse=True)
@@ -33,11 +41,11 @@ def run_script(tmp_path_factory):
     def run(script, *arguments, timeout=100):
         env = {name: value for name, value in os.environ.items() if name != "MNIST_DIR"}
         env |= dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), DEAD)
-        env |= {"HOME": str(home), "MPLCONFIGDIR": str(home), "MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT), "no_proxy": "",
-                "COLUMNS": "1000"}
+        env |= {"HOME": str(home), "MPLCONFIGDIR": str(home), "MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT),
+                "no_proxy": "", "COLUMNS": "1000"}
         head = ["-c"] if script == "-c" else [str(ROOT / script)]
-        return subprocess.run([sys.executable, *head, *map(str, arguments)], env=env, cwd=home, capture_output=True, text=True,
-                              timeout=timeout)
+        return subprocess.run([sys.executable, *head, *map(str, arguments)], env=env, cwd=home, capture_output=True,
+                              text=True, timeout=timeout)
 
     return run
 
@@ -65,17 +73,31 @@ def rng():
     return np.random.default_rng(5)
 
 
+def float64(config, seed=3):
+    """The initial weights in float64, with biases off zero, so that no unit sits on a ReLU's kink."""
+    rng = np.random.default_rng(seed)
+    return {name: p.astype(np.float64) + (0.1 * rng.standard_normal(p.shape) if name.endswith("_b") else 0)
+            for name, p in mc.init_params(config).items()}
+
+
+def batch_of(digits, config, n=2, dtype=np.float64):
+    """The first n training pairs of a run, as its network eats them"""
+    return mc.to_batch(next(mc.epoch_samples(digits, 0, config)), slice(0, n), dtype)
+
+
 @pytest.fixture
 def params64():
-    """The toy network in float64, with biases off zero, so that no unit sits on a ReLU's kink."""
-    rng = np.random.default_rng(3)
-    return {name: p.astype(np.float64) + (0.1 * rng.standard_normal(p.shape) if name.endswith("_b") else 0)
-            for name, p in mc.init_params(TINY).items()}
+    return float64(TINY)
 
 
 @pytest.fixture
 def batch64(digits):
     return mc.to_batch(mc.draw_pairs(digits, "train", 2, TINY, "data"), slice(None), np.float64)
+
+
+def without_seconds(history):
+    """history with the wall-clock times taken out"""
+    return {**history, "seconds": 0, "epochs": [{**epoch, "seconds": 0} for epoch in history["epochs"]]}
 
 
 def assert_same(a, b):

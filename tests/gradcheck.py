@@ -1,7 +1,29 @@
 """Gradients against centred differences, in float64."""
+from types import SimpleNamespace
+
 import numpy as np
 
 SMOOTH, RELU = 1e-6, 1e-4          # asserted relative errors: of smooth functions, of those with kinks
+
+
+def normal(*shape, seed=0, off=0.0):
+    """Standard normal numbers, pushed away from zero by `off`"""
+    x = np.random.default_rng(seed).standard_normal(shape)
+    return x + off * np.sign(x)
+
+
+def poison(shape, dtype):
+    """An np.empty that shows whoever reads memory it has not written"""
+    return np.full(shape, np.nan, dtype)
+
+
+def float_dtypes(tree):
+    """dtypes of all float arrays in nested tuples, lists, dicts and namespaces"""
+    if isinstance(tree, SimpleNamespace):
+        tree = vars(tree)
+    if isinstance(tree, (tuple, list, dict)):
+        return set().union(*map(float_dtypes, tree.values() if isinstance(tree, dict) else tree))
+    return {tree.dtype} if isinstance(tree, np.ndarray) and tree.dtype.kind == "f" else set()
 
 
 def relative_error(analytic, numeric):
@@ -22,11 +44,11 @@ def difference(f, x, at, h):
 def check_op(forward, backward, *args, tol=SMOOTH, h=1e-5):
     """Every coordinate of every argument of forward(*args) -> (out, cache), whose vjp is backward(dout, cache).
 
-    The scalar that is differentiated is <dout, out> for a random dout. The backward must leave dout as it was, give the same
-    answer when asked twice, and no argument's gradient may be identically zero.
+    The scalar that is differentiated is <dout, out> for a random dout. The backward must leave dout as it was, give
+    the same answer when asked twice, and no argument's gradient may be identically zero.
     """
     out, cache = forward(*[a.copy() for a in args])
-    dout = np.random.default_rng(99).standard_normal(out.shape)                                # no argument has this seed
+    dout = np.random.default_rng(99).standard_normal(out.shape)                              # no argument has this seed
     kept = dout.copy()
     grads, again = ((g if isinstance(g, tuple) else (g,)) for g in (backward(dout, cache), backward(dout, cache)))
     assert np.array_equal(dout, kept), "backward changed its dout"
@@ -35,7 +57,7 @@ def check_op(forward, backward, *args, tol=SMOOTH, h=1e-5):
         assert grad.shape == x.shape and grad.dtype == x.dtype, f"argument {k}"
         assert np.array_equal(grad, again[k]), f"argument {k}: backward spoilt its cache"
 
-        def f(moved):
+        def f(moved, k=k):
             return np.vdot(kept, forward(*[moved if i == k else a.copy() for i, a in enumerate(args)])[0])
 
         numeric = np.array([difference(f, x, at, h) for at in np.ndindex(x.shape)]).reshape(x.shape)
@@ -71,6 +93,6 @@ def check_coordinates(loss, params, grads, tol=RELU, n=3, h=1e-5):
     for name, p in params.items():
         flat = [*np.argsort(-np.abs(grads[name]), axis=None)[:n], *rng.integers(0, p.size, n)]
         at = [np.unravel_index(k, p.shape) for k in flat]
-        numeric = np.array([difference(lambda moved: loss({**params, name: moved}), p, k, h) for k in at])
+        numeric = np.array([difference(lambda moved, name=name: loss({**params, name: moved}), p, k, h) for k in at])
         error = relative_error(np.array([grads[name][k] for k in at]), numeric)
         assert error < tol, f"{name}: relative error {error:.1e}"

@@ -7,7 +7,6 @@
 The table has a row for each setting, the first file's first; differences are paired by seed with that first setting.
 """
 import argparse
-import dataclasses
 import json
 import math
 import sys
@@ -16,26 +15,25 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import multimnist_capsnet as capsnet  # noqa: E402
 
-KEYS = ("test_set_accuracy", "test_any_accuracy", "test_recon_mse", "baseline_recon_mse", "seconds_train", "ms_per_step",
-        "pairs_per_second", "peak_rss_mb")
-T_QUANTILE = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)                  # 97.5%, 1..9 degrees of freedom
-TABLE = (("set accuracy", "test_set_accuracy", "{:.3f}"), ("MSE", "test_recon_mse", "{:.4f}"), ("ms a step", "ms_per_step", "{:.0f}"))
-PER_RUN = ("seed", "threads", "out_json", "checkpoint", "resume", "quiet", "mnist_dir")        # may differ between the runs
-
-
-def mean_and_half_width(values):
-    """Mean and half the width of its 95% t interval; nan for one value, the normal quantile beyond ten"""
-    n = len(values)
-    mean = sum(values) / n
-    if n == 1:
-        return mean, math.nan
-    deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1))
-    return mean, (T_QUANTILE[n - 2] if n <= 10 else 1.96) * deviation / math.sqrt(n)
+KEYS = (
+    "test_set_accuracy",
+    "test_any_accuracy",
+    "test_recon_mse",
+    "baseline_recon_mse",
+    "seconds_train",
+    "ms_per_step",
+    "pairs_per_second",
+    "peak_rss_mb")
+TABLE = (
+    ("set accuracy", "test_set_accuracy", "{:.3f}"),
+    ("MSE", "test_recon_mse", "{:.4f}"),
+    ("ms a step", "ms_per_step", "{:.0f}"))
+PER_RUN = ("seed", "threads", "out_json", "checkpoint", "resume", "quiet", "mnist_dir")    # may differ between the runs
 
 
 def settings(run):
     """What a run was told, without what may differ between its seeds; settings of later versions at their defaults"""
-    told = dataclasses.asdict(capsnet.Config(**run["config"]))
+    told = capsnet.settings_of(capsnet.Config(**run["config"]))
     return {k: v for k, v in told.items() if k not in PER_RUN} | {"digits": run["digits"]}
 
 
@@ -66,22 +64,35 @@ def table(paths):
         runs[run["config"]["seed"]] = run
     (first, base), *_ = groups.items()
     first = json.loads(first)
-    print("| setting | parameters | seeds | " + " | ".join(name for name, *_ in TABLE) + " | set accuracy against the first row |")
+    print(
+        "| setting | parameters | seeds | "
+        + " | ".join(name for name, *_ in TABLE)
+        + " | set accuracy against the first row |")
     print("|---|---|---|" + "---|" * len(TABLE) + "---|")
     for group, runs in groups.items():
         told = json.loads(group)
-        usual = dataclasses.asdict(capsnet.Config(preset=told["preset"], model=told["model"]))  # what preset and model bring along
-        shown = {k: v for k, v in told.items() if v != first[k] and (k in ("preset", "model") or v != usual[k] or
-                                                                     (told["preset"], told["model"]) == (first["preset"], first["model"]))}
+        usual = capsnet.settings_of(capsnet.Config(preset=told["preset"], model=told["model"]))
+        shown = {
+            k: v
+            for k, v in told.items()
+            if v != first[k]
+            and (
+                k in ("preset", "model")
+                or v != usual[k]
+                or (told["preset"], told["model"]) == (first["preset"], first["model"]))}
         row = [" ".join(f"{k} {v}" for k, v in shown.items()) or "first", f"{next(iter(runs.values()))['n_params']:,}",
                " ".join(map(str, sorted(runs)))]
         for _, key, form in TABLE:
             values = [run[key] for run in runs.values() if run[key] is not None]
-            mean, half = mean_and_half_width(values) if values else (math.nan, math.nan)
-            row.append((form.format(mean) + ("" if math.isnan(half) or key == "ms_per_step" else f" +- {form.format(half)}")) if values else "")
+            mean, half = capsnet.mean_and_interval(values) if values else (math.nan, math.nan)
+            row.append(
+                (form.format(mean) + ("" if math.isnan(half) or key == "ms_per_step" else f" +- {form.format(half)}"))
+                if values
+                else "")
         shared = sorted(runs.keys() & base.keys()) if runs is not base else []
         if shared:
-            mean, half = mean_and_half_width([runs[s]["test_set_accuracy"] - base[s]["test_set_accuracy"] for s in shared])
+            mean, half = capsnet.mean_and_interval(
+                [runs[s]["test_set_accuracy"] - base[s]["test_set_accuracy"] for s in shared])
             row.append(f"{mean:+.3f}" + ("" if math.isnan(half) else f" +- {half:.3f}"))
         print("| " + " | ".join([*row, ""][:len(TABLE) + 4]) + " |")
 
@@ -95,13 +106,17 @@ def main(paths):
     seeds = [run["config"]["seed"] for run in runs]
     if len(set(seeds)) < len(seeds):
         fail(f"the same seed twice: {seeds}")
-    print(f"{runs[0]['digits']} digits, seeds {seeds}, {runs[0]['n_params']:,} parameters, versions {runs[0]['versions']}")
+    print(
+        f"{runs[0]['digits']} digits, seeds {seeds}, {runs[0]['n_params']:,} parameters, versions {runs[0]['versions']}"
+    )
     for key in KEYS:
         values = [run[key] for run in runs]
         if None in values:                                                                     # the CNN redraws nothing
             continue
-        mean, half = mean_and_half_width(values)
-        print(f"{key:20s} {mean:10.4f}" + (f" +- {half:.4f}   " + " ".join(f"{v:.4f}" for v in values) if len(runs) > 1 else ""))
+        mean, half = capsnet.mean_and_interval(values)
+        print(
+            f"{key:20s} {mean:10.4f}"
+            + (f" +- {half:.4f}   " + " ".join(f"{v:.4f}" for v in values) if len(runs) > 1 else ""))
 
 
 if __name__ == "__main__":

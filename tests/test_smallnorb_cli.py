@@ -1,15 +1,17 @@
-"""The novel-viewpoint scripts as their users call them: whole runs at toy size, and one clear line for every bad input."""
-import dataclasses
+"""The novel-viewpoint scripts as their users call them: whole runs at toy size, and one clear line for every bad
+input."""
 import json
+import sys
 
 import numpy as np
 import pytest
+from reference_smallnorb import TINY, TRAINED, flags_of, tiny, write_norb
+
 import smallnorb_novel_viewpoint as sn
-from test_smallnorb_files import write_norb
 
 SCRIPT = "smallnorb_novel_viewpoint.py"
-TOY = ("--n-epochs 2 --n-per-combo 1 --n-test-per-combo 1 --n-elev 1 --n-train-views 3 --n-test-views 2 --conv1-channels 4 --primary-types 2 "
-       "--conv-types 2").split()
+TOY_DATA = "--n-per-combo 1 --n-test-per-combo 1 --n-elev 1 --n-train-views 3 --n-test-views 2".split()
+TOY = [*TOY_DATA, *"--n-epochs 2 --conv1-channels 4 --primary-types 2 --conv-types 2".split()]
 
 
 def good(done):
@@ -23,69 +25,198 @@ def bad(done, words):
     assert words in done.stderr, done.stderr
 
 
+@pytest.fixture
+def cli(monkeypatch, capsys, tmp_path):
+    """cli(*flags) -> exit code, stdout, stderr of the experiment in this process, in tmp_path"""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*flags):
+        monkeypatch.setattr(sys, "argv", [SCRIPT, *map(str, flags)])
+        capsys.readouterr()
+        code = 0
+        try:
+            sn.run_cli(sn.main)
+        except SystemExit as stop:
+            code = stop.code
+        return code, *capsys.readouterr()
+
+    return call
+
+
+# ---------------------------------------------------------------- runs
+
 def test_default_run(run_script, tmp_path):
     out = good(run_script(SCRIPT, *TOY, "--out-json", tmp_path / "r.json", "--checkpoint", tmp_path / "r.npz"))
     assert "caps" in out and "cnn-gap" in out and "held-out, caps minus cnn-gap, paired by seed" in out
     results = json.loads((tmp_path / "r.json").read_text())
     assert results.keys() == {"config", "summary", "runs", "peak_rss_mb", "versions"}
     run = results["runs"][0]
-    assert run["label"] == "caps" and 0 <= run["held_out"] <= 1 and len(run["sweep"]) == 36 and run["history"][-1]["epoch"] == 2
+    assert run["label"] == "caps" and 0 <= run["held_out"] <= 1 and len(run["sweep"]) == 36
+    assert run["history"][-1]["epoch"] == 2
     assert sorted(path.name for path in tmp_path.glob("r.*")) == ["r.cnn-gap-0.npz", "r.json", "r.npz"]
     again = good(run_script(SCRIPT, *TOY, "--checkpoint", tmp_path / "r.npz", "--resume"))
     assert out.split("\n\n")[1].split("training ")[0] == again.split("\n\n")[1].split("training ")[0]
 
 
 def test_public_command(run_script):
-    good(run_script(SCRIPT, *"--n-epochs 1 --lr 2e-3 --seed 0 --train-azimuths 0:150 --test-azimuths 200:330 --em-iters 3 --n-per-combo 1".split()))
+    ranges = "--train-azimuths 0:150 --test-azimuths 200:330"
+    good(run_script(SCRIPT, *f"--n-epochs 1 --lr 2e-3 --seed 0 {ranges} --em-iters 3 --n-per-combo 1".split()))
 
 
-@pytest.mark.parametrize("more", ["--n-seeds 2 --baseline cnn,cnn-pool,dense-caps", "--ablations", "--split elevation",
-                                  "--model cnn --baseline none --quiet", "--loss spread --routing-grad detached --no-coord-add --max-shift 2",
-                                  "--model dense-caps --baseline none --stop-familiar 0.1"])
-def test_ways_to_run(run_script, more):
-    out = good(run_script(SCRIPT, *TOY, *more.split()))
-    assert ("--quiet" in more) == (out == "")
-    if "ablations" in more:
-        assert all(label in out for label in sn.ABLATIONS)
+@pytest.mark.parametrize("more", [
+    "--n-seeds 2 --baseline cnn,cnn-pool,dense-caps,nearest", "--ablations", "--split elevation",
+    "--n-eval 3 --warmup 2", "--loss spread --routing-grad detached --no-coord-add --max-shift 2"])
+def test_ways_to_run(cli, more):
+    code, out, err = cli(*TOY, *more.split())
+    assert (code, err) == (0, "") and "held-out accuracy by class" in out
+    labels = sn.ABLATIONS if "ablations" in more else ("cnn", "cnn-pool", "dense-caps", "nearest") * ("cnn" in more)
+    assert all(label in out for label in labels)
+
+
+@pytest.mark.parametrize("more", [
+    "--model cnn --n-epochs 2 --quiet", "--model dense-caps --n-epochs 2 --stop-familiar 0.1",
+    "--model nearest --split elevation"])
+def test_ways_to_run_one_network(cli, more):
+    code, out, err = cli(*TOY_DATA, "--baseline", "none", *more.split())
+    assert (code, err) == (0, "") and ("--quiet" in more) == (out == "")
+
+
+def test_settings_of_other_networks_are_refused_and_nothing_is_run(cli, tmp_path):
+    for flags, named in (("--model cnn --em-iters 3 --baseline none", "--em-iters"),
+                         ("--cnn-width 4 --baseline none", "--cnn-width"),
+                         ("--model dense-caps --no-coord-add --baseline none", "--no-coord-add"),
+                         ("--model nearest --baseline none --n-epochs 3", "--n-epochs")):
+        code, out, err = cli(*flags.split(), "--out-json", "r.json")
+        assert code == 2 and out == "" and err.startswith(f"error: {named}: means nothing to --model ")
+        assert not list(tmp_path.glob("r.*"))
 
 
 def test_smallnorb(run_script, tmp_path):
     write_norb(tmp_path, 90)
-    out = good(run_script(SCRIPT, "--data", "smallnorb", "--norb-dir", tmp_path, "--n-epochs", 1, "--conv1-channels", 4))
-    assert "smallnorb images" in out
+    flags = "--data", "smallnorb", "--norb-dir", tmp_path, "--n-epochs", 1, "--conv1-channels", 4
+    out = good(run_script(SCRIPT, *flags))
+    assert "smallnorb images" in out and all(name in out for name in sn.NORB_NAMES)
 
 
-@pytest.mark.parametrize("flags, words", [
-    ("--train-azimuths 0:210", "overlap"), ("--train-azimuths 5", "--train-azimuths 5: must be LOW:HIGH"),
-    ("--split elevation --test-elevations 35:70", "overlap"), ("--baseline cnn,foo", "foo is none of"), ("--resume", "--checkpoint"),
-    ("--data smallnorb", "--norb-dir (not given)"), ("--data smallnorb --norb-dir /nonexistent", "/nonexistent: no such folder"),
-    ("--out-json /nonexistent/r.json", "/nonexistent"), ("--lr nan", "finite"), ("--n-epochs 0", "--n-epochs 0: must be at least 1"),
-    ("--model foo", "foo"), ("--lr 1e30 --model cnn --n-epochs 20", "lower --lr"), ("--n-epochs x", "invalid"), ("--foo", "unrecognized")])
-def test_bad_input(run_script, flags, words, tmp_path):
-    bad(run_script(SCRIPT, *TOY, *flags.split()), words)
+@pytest.mark.parametrize("model", sn.MODELS)
+def test_every_network_on_smallnorb_and_both_splits(cli, tmp_path, model):
+    write_norb(tmp_path, 90)
+    config = tiny(model, **{"n_epochs": 1} if model in TRAINED else {})
+    norb, elevation = ["--data", "smallnorb", "--norb-dir", tmp_path], ["--split", "elevation"]
+    for flags in norb, elevation, norb + elevation:
+        assert cli(*flags_of(config), *flags, "--out-json", "r.json") == (0, "", "")
+        run, = json.loads((tmp_path / "r.json").read_text())["runs"]
+        assert run["sweep"] is None and 0 <= run["held_out"] <= 1
 
 
-def test_every_bound_is_checked():
-    for f in dataclasses.fields(sn.Config):
-        for rule, beyond in ("low", -1), ("high", 1), ("above", 0), ("choices", "x"):
-            if rule in f.metadata:
-                value = "nonsense" if rule == "choices" else f.metadata[rule] + beyond
-                with pytest.raises(sn.InputError, match=f.name.replace("_", "-")):
-                    sn.check_config(dataclasses.replace(sn.Config(), **{f.name: value}))
-    for model in sn.MODELS:
-        sn.check_config(sn.Config(model=model))
+@pytest.mark.parametrize("config", [
+    TINY, sn.Config(), sn.Config(no_coord_add=True, train_azimuths="290:420", lr=0.25, seed=7), tiny("cnn-gap")],
+    ids=["toy", "default", "some", "gap"])
+def test_flags_make_the_settings(config):
+    parser = sn.Parser()
+    sn.add_config_flags(parser)
+    assert sn.config_from_args(parser.parse_args(flags_of(config))) == config
+
+
+def test_results_are_those_of_the_checkpoint(cli, tmp_path):
+    """Evaluated anew from the file, through the API. The file is JSON without nan, also with one seed."""
+    assert cli(*flags_of(TINY), "--out-json", "a.json", "--checkpoint", "a.npz") == (0, "", "")
+    text = (tmp_path / "a.json").read_text()
+    results = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    checkpoint = sn.load_checkpoint(tmp_path / "a.npz")
+    config = checkpoint.config
+    with sn.Runner(2) as runner:
+        found = sn.evaluate_viewpoint_extrapolation(checkpoint.params, sn.load_data(config), config, runner)
+        sweep = sn.azimuth_sweep(checkpoint.params, config, runner)
+    run, = results["runs"]
+    assert {name: run[name] for name in found} == found and run["sweep"] == sweep
+    assert run["n_params"] == sn.n_params(checkpoint.params) and run["history"] == checkpoint.history["epochs"]
+    assert run.keys() == {"label", "seed", "n_params", *found, "seconds", "ms_per_step", "sweep", "history"}
+    assert run["ms_per_step"] == pytest.approx(1e3 * run["seconds"] / 4)
+    assert results["config"] == sn.settings_of(tiny(out_json="a.json", checkpoint="a.npz"))
+    assert results["summary"]["caps"]["held_out"][0] == found["held_out"]
+    assert set(results["versions"]) == {"python", "numpy"}
+
+
+# ---------------------------------------------------------------- bad input
+
+BAD = {
+    "--train-azimuths 0:210": "overlap",
+    "--test-azimuths 340:380": "overlap",
+    "--train-azimuths 150:0": "--train-azimuths 150:0",
+    "--train-azimuths 5": "--train-azimuths 5: must be LOW:HIGH",
+    "--test-azimuths 200": "--test-azimuths 200",
+    "--elevations nan:70": "--elevations",
+    "--train-azimuths 0:360": "0:360",
+    "--split elevation --train-elevations 30:50": "overlap",
+    "--split elevation --test-elevations 35:70": "overlap",
+    "--baseline resnet": "resnet",
+    "--baseline cnn,foo": "foo is none of",
+    "--baseline cnn,": "--baseline",
+    "--out-json no/folder/x.json": "no/folder",
+    "--out-json folder": "folder",
+    "--checkpoint no/folder/x.npz": "no/folder",
+    "--checkpoint folder": "folder",
+    "--resume": "--checkpoint",
+    "--resume --checkpoint other.npz": "seed 5, now 1",
+    "--checkpoint other.npz": "seed 5, now 1",
+    "--resume --checkpoint torn.npz": "torn.npz",
+    "--data smallnorb": "--norb-dir (not given)",
+    "--data smallnorb --norb-dir nowhere": "nowhere: no such folder",
+    "--data smallnorb --norb-dir folder": "smallnorb-5x46789",
+    "--lr inf": "--lr",
+    "--lr nan": "finite",
+    "--lr 1e30 --lr-schedule constant --n-epochs 9": "diverged; lower --lr",
+    "--max-shift 9": "--max-shift",
+    "--dropout 1": "--dropout",
+    "--final-lambda 0": "--final-lambda",
+    "--n-seeds 0": "--n-seeds",
+    "--model vit": "--model",
+    "--n-epochs many": "--n-epochs",
+    "--n-epochs 0": "--n-epochs 0: must be at least 1",
+    "--n-eval -1": "--n-eval",
+    "--no-such-flag": "--no-such-flag",
+    "--cnn-width 3": "--cnn-width: means nothing to --model caps",
+    "--model cnn": "--conv1-channels: means nothing to --model cnn",
+    "--model cnn-gap --ablations": "--ablations"}
+
+
+@pytest.mark.parametrize("flags", BAD)
+def test_bad_input_is_one_line_and_leaves_no_file(cli, tmp_path, flags):
+    (tmp_path / "folder").mkdir()
+    if "other" in flags or "torn" in flags:
+        sn.train(tiny(seed=5, checkpoint=str(tmp_path / "other.npz")))
+        (tmp_path / "torn.npz").write_bytes((tmp_path / "other.npz").read_bytes()[:5000])
+    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+    extra = [] if "out-json" in flags else ["--out-json", "result.json"]
+    code, _, stderr = cli(*flags_of(TINY), *extra, *flags.split())
+    assert code == 2 and stderr.startswith("error: ") and BAD[flags] in stderr
+    assert stderr.count("\n") == 1 and stderr.endswith("\n") and "Traceback" not in stderr
+    assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
+
+
+def test_bad_input_of_a_real_process(run_script):
+    bad(run_script(SCRIPT, *TOY, "--train-azimuths", "0:210"), "overlap")
+    bad(run_script(SCRIPT, *TOY, "--foo"), "unrecognized")
+
+
+def test_a_run_that_fails_in_another_process_is_one_line_too(cli, tmp_path):
+    config = tiny("cnn", lr=1e30, lr_schedule="constant", n_epochs=9, n_seeds=2, out_json="r.json")
+    code, _, stderr = cli(*flags_of(config))
+    assert code == 2 and stderr.startswith("error: ") and "diverged" in stderr and stderr.count("\n") == 1
+    assert not (tmp_path / "r.json").exists()
 
 
 def test_help_shows_every_flag(run_script):
     text = " ".join(good(run_script(SCRIPT, "--help")).split())
-    for f in dataclasses.fields(sn.Config):
-        assert "--" + f.name.replace("_", "-") in text and " ".join(f.metadata["help"].split()) in text
+    for f in sn.options(sn.Config):
+        assert sn.flag_of(f.name) in text and " ".join(f.metadata["help"].split()) in text
 
 
 # ---------------------------------------------------------------- figures and film
 
-FIGURES = ["ablations", "azimuth_accuracy", "elevation_strip", "em_routing", "example_views", "extrapolation_bars", "gap_sweep",
-           "novel_viewpoint_training_curves", "pose_matrices", "pose_tracking"]
+FIGURES = ["ablations", "azimuth_accuracy", "elevation_strip", "em_routing", "example_views", "extrapolation_bars",
+           "gap_sweep", "pose_matrices", "pose_tracking", "training_curves"]
 
 
 def test_figures(run_script, tmp_path):
@@ -118,6 +249,8 @@ def test_film(run_script, tmp_path):
     frames = imageio.imread(path)
     assert len(frames) == 3 + 4 and frames.shape[1:] == (390, 800, 3) and path.stat().st_size < 3e6
     assert np.abs(frames[0].astype(int) - frames[-1]).max() > 100
-    for flags, words in ("--snapshots 1", "--snapshots 1"), ("--fps 0", "--fps"), ("--sweep-frames 999", "--sweep-frames"), (
-            "--data smallnorb", "--data"), ("--baseline none", "--baseline none"), (f"--out {tmp_path / 'no' / 'film.gif'}", "folder"):
+    for flags, words in (
+        ("--snapshots 1", "--snapshots 1"), ("--fps 0", "--fps"), ("--sweep-frames 999", "--sweep-frames"),
+        ("--data smallnorb", "--data"), ("--baseline none", "--baseline none"),
+        (f"--out {tmp_path / 'no' / 'film.gif'}", "folder")):
         bad(run_script(script, *TOY, *flags.split()), words)

@@ -6,37 +6,14 @@ import zlib
 
 import numpy as np
 import pytest
-import smallnorb_novel_viewpoint as norb
+from reference_smallnorb import norb_bytes, tiny, write_norb
 
-InputError = norb.InputError
-
-MAGIC = {"dat": 0x1E3D4C55, "cat": 0x1E3D4C54, "info": 0x1E3D4C54}
-
-
-def norb_bytes(kind, array, magic=None, dims=None, ndim=None, order="<"):
-    """A file of smallNORB's format: magic, ndim, max(3, ndim) sizes, data; sizes beyond ndim are 1"""
-    dims = list(array.shape if dims is None else dims)
-    ndim = len(dims) if ndim is None else ndim
-    header = [magic or MAGIC[kind], ndim] + dims + [1] * (3 - len(dims))
-    return np.array(header, order + "i4").tobytes() + array.astype("u1" if kind == "dat" else order + "i4").tobytes()
-
-
-def write_norb(folder, n, gz=False, seed=0):
-    """All six files with valid random content -> {(split, kind): array as in the file}"""
-    rng, arrays = np.random.default_rng(seed), {}
-    for (split, kind), name in norb.NORB_FILES.items():
-        arrays[split, kind] = {
-            "dat": lambda: rng.integers(0, 256, (n, 2, 96, 96), np.uint8), "cat": lambda: rng.integers(0, 5, n),
-            "info": lambda: np.stack([rng.integers(0, 10, n), rng.integers(0, 9, n), 2 * rng.integers(0, 18, n),
-                                      rng.integers(0, 6, n)], 1)}[kind]()
-        raw = norb_bytes(kind, arrays[split, kind])
-        (folder / (name + ".gz" * gz)).write_bytes(gzip.compress(raw, 1) if gz else raw)
-    return arrays
+import smallnorb_novel_viewpoint as sn
 
 
 def refusal(call, *args):
     """The one-line message of the InputError that call(*args) raises"""
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(sn.InputError) as caught:
         call(*args)
     message = str(caught.value)
     assert "\n" not in message and "; " in message                      # "; " comes before how to mend it
@@ -46,10 +23,10 @@ def refusal(call, *args):
 # ---------------------------------------------------------------- files
 
 def test_file_names_are_the_official_ones():
-    assert norb.NORB_FILES["train", "dat"] == "smallnorb-5x46789x9x18x6x2x96x96-training-dat.mat"
-    assert norb.NORB_FILES["train", "info"] == "smallnorb-5x46789x9x18x6x2x96x96-training-info.mat"
-    assert norb.NORB_FILES["test", "cat"] == "smallnorb-5x01235x9x18x6x2x96x96-testing-cat.mat"
-    assert len(set(norb.NORB_FILES.values())) == len(norb.NORB_FILES) == 6
+    assert sn.NORB_FILES["train", "dat"] == "smallnorb-5x46789x9x18x6x2x96x96-training-dat.mat"
+    assert sn.NORB_FILES["train", "info"] == "smallnorb-5x46789x9x18x6x2x96x96-training-info.mat"
+    assert sn.NORB_FILES["test", "cat"] == "smallnorb-5x01235x9x18x6x2x96x96-testing-cat.mat"
+    assert len(set(sn.NORB_FILES.values())) == len(sn.NORB_FILES) == 6
 
 
 def test_header_bytes_by_hand():
@@ -62,7 +39,7 @@ def test_header_bytes_by_hand():
 
 @pytest.mark.parametrize("n", [1, 37])                                  # 37: one whole chunk of 32 and a rest
 def test_round_trip(tmp_path, n):
-    files, data = write_norb(tmp_path, n), norb.load_norb(str(tmp_path))
+    files, data = write_norb(tmp_path, n), sn.load_norb(str(tmp_path))
     assert list(data) == ["train", "test"]
     for split, got in data.items():
         raw = files[split, "dat"].astype(int)
@@ -72,8 +49,12 @@ def test_round_trip(tmp_path, n):
                 four = sum(raw[i, c, 2 * y + dy, 2 * x + dx] for dy in (0, 1) for dx in (0, 1))
                 assert got["images"][i, y, x, c] == (four + 2) // 4
         info = files[split, "info"]
-        for name, want in (("labels", files[split, "cat"]), ("instances", info[:, 0]), ("elevations", 30 + 5 * info[:, 1]),
-                           ("azimuths", 10 * info[:, 2]), ("lightings", info[:, 3])):
+        for name, want in (
+            ("labels", files[split, "cat"]),
+            ("instances", info[:, 0]),
+            ("elevations", 30 + 5 * info[:, 1]),
+            ("azimuths", 10 * info[:, 2]),
+            ("lightings", info[:, 3])):
             assert got[name].shape == (n,) and got[name].dtype == np.int64
             assert np.array_equal(got[name], want), name
         assert set(got) == {"images", "labels", "instances", "elevations", "azimuths", "lightings"}
@@ -81,7 +62,7 @@ def test_round_trip(tmp_path, n):
 
 def test_extremes_do_not_overflow():
     white = np.full((1, 2, 96, 96), 255, np.uint8)
-    assert (norb.halve(white) == 255).all() and norb.halve(white).dtype == np.uint8
+    assert (sn.halve(white) == 255).all() and sn.halve(white).dtype == np.uint8
 
 
 def test_real_viewpoints_in_degrees(tmp_path):
@@ -89,8 +70,8 @@ def test_real_viewpoints_in_degrees(tmp_path):
     write_norb(tmp_path, 162)
     e, a = (g.ravel() for g in np.meshgrid(np.arange(9), np.arange(0, 36, 2), indexing="ij"))
     info = np.stack([np.zeros(162), e, a, np.zeros(162)], 1)
-    (tmp_path / norb.NORB_FILES["train", "info"]).write_bytes(norb_bytes("info", info))
-    train = norb.load_norb(str(tmp_path))["train"]
+    (tmp_path / sn.NORB_FILES["train", "info"]).write_bytes(norb_bytes("info", info))
+    train = sn.load_norb(str(tmp_path))["train"]
     assert sorted(set(train["elevations"].tolist())) == list(range(30, 71, 5))
     assert sorted(set(train["azimuths"].tolist())) == list(range(0, 341, 20))
 
@@ -99,13 +80,13 @@ def test_gz_equals_raw(tmp_path):
     for gz in (False, True):
         (tmp_path / str(gz)).mkdir()
         write_norb(tmp_path / str(gz), 5, gz)
-    raw, packed = (norb.load_norb(str(tmp_path / str(gz))) for gz in (False, True))
+    raw, packed = (sn.load_norb(str(tmp_path / str(gz))) for gz in (False, True))
     for split in raw:
         for name in raw[split]:
             assert np.array_equal(raw[split][name], packed[split][name])
-    for path in (tmp_path / "True").iterdir():                          # gzipped content under the bare name reads as well
+    for path in (tmp_path / "True").iterdir():                       # gzipped content under the bare name reads as well
         path.rename(path.with_suffix(""))
-    assert np.array_equal(norb.load_norb(str(tmp_path / "True"))["test"]["images"], raw["test"]["images"])
+    assert np.array_equal(sn.load_norb(str(tmp_path / "True"))["test"]["images"], raw["test"]["images"])
 
 
 IMAGES = np.random.default_rng(1).integers(0, 256, (3, 2, 96, 96), np.uint8)
@@ -116,13 +97,19 @@ PACKED = gzip.compress(GOOD)
 FAULTS = {
     "empty": ("dat", b"", "truncated, 0 bytes"),
     "header cut": ("dat", GOOD[:23], "header alone has 24"),
-    "one byte short": ("dat", GOOD[:-1], f"truncated, {IMAGES.size - 1} bytes of data where the header says {IMAGES.size}"),
+    "one byte short": (
+        "dat",
+        GOOD[:-1],
+        f"truncated, {IMAGES.size - 1} bytes of data where the header says {IMAGES.size}"),
     "no data": ("cat", CAT[:20], "truncated, 0 bytes of data where the header says 12"),
     "info cut": ("info", INFO[:-16], "truncated, 32 bytes"),
     "one byte over": ("dat", GOOD + b"\0", "left over"),
     "label over": ("cat", CAT + b"\0\0\0\0", "left over"),
     "gzipped bytes over": ("dat", gzip.compress(GOOD + b"\0"), "left over"),
-    "big-endian": ("cat", norb_bytes("cat", np.array([0, 1, 2]), order=">"), "magic number 0x544C3D1E, should be 0x1E3D4C54"),
+    "big-endian": (
+        "cat",
+        norb_bytes("cat", np.array([0, 1, 2]), order=">"),
+        "magic number 0x544C3D1E, should be 0x1E3D4C54"),
     "matlab file": ("dat", b"MATLAB 5.0 MAT-file, Platform: PCWIN", "magic number"),
     "int32 images": ("dat", norb_bytes("dat", IMAGES, magic=0x1E3D4C54), "should be 0x1E3D4C55"),
     "double labels": ("cat", norb_bytes("cat", np.array([0]), magic=0x1E3D4C53), "magic number 0x1E3D4C53"),
@@ -130,7 +117,10 @@ FAULTS = {
     "info as cat": ("cat", INFO, "says 2 dimensions, a smallNORB cat file has 1"),
     "huge ndim": ("dat", norb_bytes("dat", IMAGES, ndim=2**30), "dimensions"),
     "negative ndim": ("dat", norb_bytes("dat", IMAGES, ndim=-1), "dimensions"),
-    "108 px": ("dat", norb_bytes("dat", np.zeros((1, 2, 108, 108))), "says shape (1, 2, 108, 108), should be (N, 2, 96, 96)"),
+    "108 px": (
+        "dat",
+        norb_bytes("dat", np.zeros((1, 2, 108, 108))),
+        "says shape (1, 2, 108, 108), should be (N, 2, 96, 96)"),
     "one camera": ("dat", norb_bytes("dat", np.zeros((1, 1, 96, 96))), "should be (N, 2, 96, 96)"),
     "five infos": ("info", norb_bytes("info", np.zeros((3, 5))), "says shape (3, 5), should be (N, 4)"),
     "no images": ("dat", norb_bytes("dat", IMAGES, dims=(0, 2, 96, 96)), "N from 1 to 24300"),
@@ -141,24 +131,23 @@ FAULTS = {
     "gzip header cut": ("dat", PACKED[:5], "corrupt or truncated gzip"),
     "gzip checksum": ("dat", PACKED[:-8] + bytes(4) + PACKED[-4:], "corrupt or truncated gzip"),
     "gzip body": ("dat", PACKED[:20000] + bytes(64) + PACKED[20064:], "corrupt or truncated gzip"),
-    "gzip then junk": ("dat", PACKED + b"junk", "corrupt or truncated gzip"),
-}
+    "gzip then junk": ("dat", PACKED + b"junk", "corrupt or truncated gzip")}
 
 
 @pytest.mark.parametrize("kind, raw, words", FAULTS.values(), ids=FAULTS)
 def test_faulty_file(tmp_path, kind, raw, words):
     path = tmp_path / f"it's some-{kind}.mat"
     path.write_bytes(raw)
-    message = refusal(norb.read_norb_file, path, kind)
+    message = refusal(sn.read_norb_file, path, kind)
     assert message.startswith(f"{path}: ") and words in message
 
 
 def test_faults_reach_the_loader(tmp_path):
     """Through load_norb the message names the file found there, .gz included"""
     write_norb(tmp_path, 2, gz=True)
-    path = tmp_path / (norb.NORB_FILES["test", "dat"] + ".gz")
+    path = tmp_path / (sn.NORB_FILES["test", "dat"] + ".gz")
     path.write_bytes(path.read_bytes()[:-9])
-    assert refusal(norb.load_norb, str(tmp_path)).startswith(f"{path}: corrupt or truncated gzip")
+    assert refusal(sn.load_norb, str(tmp_path)).startswith(f"{path}: corrupt or truncated gzip")
 
 
 def test_zlib_error_is_caught(tmp_path, monkeypatch):
@@ -166,26 +155,26 @@ def test_zlib_error_is_caught(tmp_path, monkeypatch):
     path = tmp_path / "a.mat"
     path.write_bytes(PACKED)
     monkeypatch.setattr(gzip.GzipFile, "read", lambda *_: (_ for _ in ()).throw(zlib.error("Error -3")))
-    assert "corrupt or truncated gzip (Error -3)" in refusal(norb.read_norb_file, path, "dat")
+    assert "corrupt or truncated gzip (Error -3)" in refusal(sn.read_norb_file, path, "dat")
 
 
 def test_missing_and_unreadable(tmp_path):
-    assert "missing" in refusal(norb.read_norb_file, tmp_path / "none.mat", "dat")
+    assert "missing" in refusal(sn.read_norb_file, tmp_path / "none.mat", "dat")
     for folder in ("", str(tmp_path / "none")):
-        message = refusal(norb.load_norb, folder)
+        message = refusal(sn.load_norb, folder)
         assert message.startswith("--norb-dir") and "six .mat or .mat.gz files" in message
     write_norb(tmp_path, 2)
     (tmp_path / "file").write_bytes(b"")
-    assert "no such folder" in refusal(norb.load_norb, str(tmp_path / "file"))
-    for name in norb.NORB_FILES.values():
+    assert "no such folder" in refusal(sn.load_norb, str(tmp_path / "file"))
+    for name in sn.NORB_FILES.values():
         path = tmp_path / name
         path.rename(tmp_path / "aside")
-        message = refusal(norb.load_norb, str(tmp_path))
+        message = refusal(sn.load_norb, str(tmp_path))
         assert message.startswith(f"{path}[.gz]: missing") and "--norb-dir must hold smallNORB's six files" in message
         (tmp_path / "aside").rename(path)
     path.unlink()
     path.mkdir()                                                        # a folder under a file's name cannot be read
-    assert refusal(norb.load_norb, str(tmp_path)).startswith(f"{path}: cannot be read (Is a directory)")
+    assert refusal(sn.load_norb, str(tmp_path)).startswith(f"{path}: cannot be read (Is a directory)")
 
 
 def test_without_permission(tmp_path, monkeypatch):
@@ -194,30 +183,40 @@ def test_without_permission(tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied", path)
     monkeypatch.setattr("builtins.open", denied)
     path = tmp_path / "a.mat"
-    assert refusal(norb.read_norb_file, path, "cat").startswith(f"{path}: cannot be read (Permission denied)")
+    assert refusal(sn.read_norb_file, path, "cat").startswith(f"{path}: cannot be read (Permission denied)")
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
 @pytest.mark.parametrize("kind, table", [("cat", np.zeros(4)), ("info", np.zeros((6, 4)))])
 def test_counts_that_differ(tmp_path, split, kind, table):
     write_norb(tmp_path, 5)
-    path = tmp_path / norb.NORB_FILES[split, kind]
+    path = tmp_path / sn.NORB_FILES[split, kind]
     path.write_bytes(norb_bytes(kind, table))
-    message = refusal(norb.load_norb, str(tmp_path))
-    assert f"{tmp_path / norb.NORB_FILES[split, 'dat']} has 5 images" in message and f"{path} has {len(table)} rows" in message
+    message = refusal(sn.load_norb, str(tmp_path))
+    assert f"{tmp_path / sn.NORB_FILES[split, 'dat']} has 5 images" in message
+    assert f"{path} has {len(table)} rows" in message
 
 
-@pytest.mark.parametrize("kind, column, code, words", [
-    ("cat", 0, 5, "label 5 in row 2, must be 0 to 4"), ("cat", 0, -1, "label -1"), ("info", 0, 10, "instance 10"),
-    ("info", 0, -1, "instance -1"), ("info", 1, 9, "elevation 9 in row 2, must be 0 to 8"), ("info", 1, -3, "elevation -3"),
-    ("info", 2, 3, "azimuth 3 in row 2, must be 0 to 34 and even"), ("info", 2, 36, "azimuth 36"), ("info", 2, -2, "azimuth -2"),
-    ("info", 3, 6, "lighting 6 in row 2, must be 0 to 5"), ("info", 3, 2**31 - 1, "lighting 2147483647")])
+@pytest.mark.parametrize(
+    "kind, column, code, words",
+    [
+        ("cat", 0, 5, "label 5 in row 2, must be 0 to 4"),
+        ("cat", 0, -1, "label -1"),
+        ("info", 0, 10, "instance 10"),
+        ("info", 0, -1, "instance -1"),
+        ("info", 1, 9, "elevation 9 in row 2, must be 0 to 8"),
+        ("info", 1, -3, "elevation -3"),
+        ("info", 2, 3, "azimuth 3 in row 2, must be 0 to 34 and even"),
+        ("info", 2, 36, "azimuth 36"),
+        ("info", 2, -2, "azimuth -2"),
+        ("info", 3, 6, "lighting 6 in row 2, must be 0 to 5"),
+        ("info", 3, 2**31 - 1, "lighting 2147483647")])
 def test_codes_out_of_range(tmp_path, kind, column, code, words):
     table = write_norb(tmp_path, 4)["test", kind]
     table.reshape(4, -1)[2, column] = code
-    path = tmp_path / norb.NORB_FILES["test", kind]
+    path = tmp_path / sn.NORB_FILES["test", kind]
     path.write_bytes(norb_bytes(kind, table))
-    message = refusal(norb.load_norb, str(tmp_path))
+    message = refusal(sn.load_norb, str(tmp_path))
     assert message.startswith(f"{path}: ") and words in message
 
 
@@ -230,7 +229,7 @@ def test_the_images_are_never_in_memory_whole(tmp_path, gz):
     del raw
     tracemalloc.start()
     try:
-        images = norb.read_norb_file(path, "dat")
+        images = sn.read_norb_file(path, "dat")
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -251,9 +250,9 @@ def some_images(n, seed=0):
 def test_standardize(dtype, tolerance):
     images = some_images(6)
     images[2] = 77                                                      # constant
-    images[3, ..., 0], images[3, ..., 1] = 50, 90                       # cameras share one mean: this one becomes -1 and 1
+    images[3, ..., 0], images[3, ..., 1] = 50, 90                    # cameras share one mean: this one becomes -1 and 1
     before = images.copy()
-    x = norb.standardize(images, dtype=dtype)
+    x = sn.standardize(images, dtype=dtype)
     assert x.dtype == dtype and x.shape == images.shape and np.array_equal(images, before)
     assert np.abs(x.mean((1, 2, 3), np.float64)).max() < tolerance
     assert np.abs(np.delete(x.astype(float).var((1, 2, 3)), 2) - 1).max() < tolerance
@@ -265,25 +264,27 @@ def test_standardize(dtype, tolerance):
 
 def test_standardize_does_not_depend_on_the_company():
     images = some_images(9)
-    assert np.array_equal(norb.standardize(images)[4:5], norb.standardize(images[4:5]))
+    assert np.array_equal(sn.standardize(images)[4:5], sn.standardize(images[4:5]))
 
 
 def test_central_crop():
     images, rows = some_images(7), np.array([5, 0, 5])
-    got = norb.crop_batch(images, rows)
+    got = sn.crop_batch(images, rows)
     assert got.shape == (3, 32, 32, 2) and got.dtype == np.float32 and got.flags.c_contiguous
-    assert np.array_equal(got, norb.standardize(images[rows])[:, 8:40, 8:40])
-    assert np.array_equal(norb.crop_batch(images, slice(2, 4)), norb.crop_batch(images, np.array([2, 3])))
-    assert norb.crop_batch(images, rows, dtype=np.float64).dtype == np.float64
+    assert np.array_equal(got, sn.standardize(images[rows])[:, 8:40, 8:40])
+    assert np.array_equal(sn.crop_batch(images, slice(2, 4)), sn.crop_batch(images, np.array([2, 3])))
+    assert sn.crop_batch(images, rows, dtype=np.float64).dtype == np.float64
     for rng in (None, np.random.default_rng(0)):
-        assert norb.crop_batch(images, rows[:0], rng).shape == (0, 32, 32, 2)
+        assert sn.crop_batch(images, rows[:0], rng).shape == (0, 32, 32, 2)
 
 
 def recover(images, crops):
-    """(down, right, contrast, brightness in grey levels) of every crop, by trying all 17 x 17 places and fitting a line"""
+    """(down, right, contrast, brightness in grey levels) of every crop, by trying all 17 x 17 places and fitting a
+    line"""
     found = []
     for image, crop in zip(images.astype(float), crops.astype(float)):
-        mean, std, best = image.mean(), max(image.std(), 1), None
+        mean, std = image.mean(), max(image.std(), 1)
+        best = None
         for down, right in np.ndindex(17, 17):
             z = (image[down:down + 32, right:right + 32] - mean) / std
             slope = ((z - z.mean()) * crop).sum() / ((z - z.mean()) ** 2).sum()
@@ -297,10 +298,11 @@ def recover(images, crops):
 
 
 def test_training_crops():
-    """Every crop is a place of its own image, with its own contrast and brightness in their ranges; both cameras alike"""
+    """Every crop is a place of its own image, with its own contrast and brightness in their ranges; both cameras
+    alike"""
     images = some_images(40)
     rows = np.random.default_rng(2).permutation(40)
-    crops = norb.crop_batch(images, rows, np.random.default_rng(3))
+    crops = sn.crop_batch(images, rows, np.random.default_rng(3))
     assert crops.shape == (40, 32, 32, 2) and crops.dtype == np.float32 and crops.flags.c_contiguous
     found = recover(images[rows], crops)
     down, right, contrast, brightness = found.T
@@ -308,18 +310,19 @@ def test_training_crops():
     assert (np.abs(brightness) <= 32.01).all() and brightness.min() < -20 and brightness.max() > 20
     assert len(set(zip(down, right))) > 25 and np.ptp(down) > 12 and np.ptp(right) > 12
     assert np.abs(np.corrcoef(found.T) - np.eye(4)).max() < 0.5
-    draws = np.random.default_rng(3).random((4, 40))                     # as documented: down, right, contrast, brightness
-    assert np.allclose(found.T, [draws[0] * 17 // 1, draws[1] * 17 // 1, 0.5 + draws[2], 32 * (2 * draws[3] - 1)], atol=0.01)
+    draws = np.random.default_rng(3).random((4, 40))                  # as documented: down, right, contrast, brightness
+    expected = [draws[0] * 17 // 1, draws[1] * 17 // 1, 0.5 + draws[2], 32 * (2 * draws[3] - 1)]
+    assert np.allclose(found.T, expected, atol=0.01)
 
 
 def test_crops_reach_every_place():
     """The corners 0 and 16 included: pixels tell their place, (y, x) = channels"""
     image = np.stack(np.meshgrid(np.arange(48), np.arange(48), indexing="ij"), -1).astype(np.uint8)[None]
-    x = norb.crop_batch(image, np.zeros(4000, int), np.random.default_rng(0), np.float64)
+    x = sn.crop_batch(image, np.zeros(4000, int), np.random.default_rng(0), np.float64)
     step = x[:, 1, 0, 0] - x[:, 0, 0, 0]                                # one grey level, whatever the contrast
     assert np.allclose(x[:, 0, 1, 1] - x[:, 0, 0, 1], step) and np.allclose(x[:, 31, 0, 0] - x[:, 0, 0, 0], 31 * step)
     assert np.allclose(x[:, 5, 0, 1], x[:, 0, 0, 1])
-    for axis in (0, 1):                                                 # centre of the crop against brightness: undo both
+    for axis in (0, 1):                                               # centre of the crop against brightness: undo both
         draws = np.random.default_rng(0).random((4, 4000))
         brightness = 32 * (2 * draws[3] - 1) / image.std()
         place = np.rint((x[:, 0, 0, axis] - brightness) / step + image.mean()).astype(int)
@@ -328,7 +331,7 @@ def test_crops_reach_every_place():
 
 def test_same_generator_same_bits():
     images, rows = some_images(12), np.arange(12)
-    a, b, c = (norb.crop_batch(images, rows, np.random.default_rng(seed)) for seed in (5, 5, 6))
+    a, b, c = (sn.crop_batch(images, rows, np.random.default_rng(seed)) for seed in (5, 5, 6))
     assert np.array_equal(a, b) and not np.array_equal(a, c)
 
 
@@ -337,12 +340,69 @@ def test_draws_depend_on_the_number_of_rows_only():
     black = np.zeros((20, 48, 48, 2), np.uint8)
     for images, rows, dtype in (some_images(9), np.arange(9), np.float32), (black, slice(4, 13), np.float64):
         rng = np.random.default_rng(7)
-        norb.crop_batch(images, rows, rng, dtype)
+        sn.crop_batch(images, rows, rng, dtype)
         after.append(rng.random())
     assert after[0] == after[1] == np.random.default_rng(7).random(37)[36]
 
 
 def test_constant_images_stay_finite():
     images = np.full((3, 48, 48, 2), 200, np.uint8)
-    assert (norb.crop_batch(images, np.arange(3)) == 0).all()
-    assert (np.abs(norb.crop_batch(images, np.arange(3), np.random.default_rng(0))) <= 32).all()
+    assert (sn.crop_batch(images, np.arange(3)) == 0).all()
+    assert (np.abs(sn.crop_batch(images, np.arange(3), np.random.default_rng(0))) <= 32).all()
+
+
+# ---------------------------------------------------------------- viewpoints and epochs
+
+@pytest.fixture(scope="module")
+def norb(tmp_path_factory):
+    """Six files of 160 rows -> folder, their arrays"""
+    folder = tmp_path_factory.mktemp("norb")
+    return folder, write_norb(folder, 160)
+
+
+@pytest.mark.parametrize("split, angle, train, held_out", [
+    ("azimuth", 2, {0, 2, 4, 30, 32, 34}, set(range(6, 30, 2))), ("elevation", 1, {0, 1, 2}, {3, 4, 5, 6, 7, 8})])
+def test_smallnorb_is_split_as_in_the_paper(norb, split, angle, train, held_out):
+    """Training viewpoints of the training toys; the same and the others of the test toys"""
+    folder, files = norb
+    data = sn.load_data(sn.Config(data="smallnorb", norb_dir=str(folder), split=split))
+    assert data["source"] == "smallnorb"
+    for name, file, codes in (("train", "train", train), ("familiar", "test", train), ("held_out", "test", held_out)):
+        rows = np.flatnonzero(np.isin(files[file, "info"][:, angle], sorted(codes)))
+        assert len(rows) and np.array_equal(data[name]["labels"], files[file, "cat"][rows])
+        assert np.array_equal(data[name]["images"], sn.halve(files[file, "dat"][rows]))
+        assert np.array_equal(data[name]["azimuths"], 10 * files[file, "info"][rows, 2])
+    assert len(data["familiar"]["labels"]) + len(data["held_out"]["labels"]) == 160
+
+
+def test_smallnorb_is_cropped_at_random_in_training_and_in_the_middle_in_tests(norb):
+    config = tiny(data="smallnorb", norb_dir=str(norb[0]), train_azimuths="300:400", test_azimuths="60:280")
+    data = sn.load_data(config)
+    part, = sn.epoch_samples(data, 0, config)
+    order = sn.rng_for(config.seed, "batches", 0).permutation(len(data["train"]["labels"]))
+    assert part["images"].shape == (len(order), 32, 32, 2) and part["images"].dtype == np.float32
+    expected = sn.crop_batch(data["train"]["images"], order, sn.rng_for(config.seed, "batches", 0, 0))
+    assert np.array_equal(part["images"], expected) and np.array_equal(part["labels"], data["train"]["labels"][order])
+    first, second = (next(sn.epoch_samples(data, number, config))["images"] for number in (0, 1))
+    assert len(np.unique(np.concatenate([first, second]).reshape(2 * len(order), -1), axis=0)) == 2 * len(order)
+    test = np.concatenate([part["images"] for part in sn.prepared(data["held_out"], "smallnorb")])
+    whole = data["held_out"]["images"].astype(float)
+    whole = (whole - whole.mean((1, 2, 3), keepdims=True)) / whole.std((1, 2, 3), keepdims=True)
+    np.testing.assert_allclose(test, whole[:, 8:40, 8:40], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("source", ["synthetic", "smallnorb"])
+def test_test_images_come_in_chunks_and_in_order(source, monkeypatch, rng):
+    monkeypatch.setattr(sn, "CHUNK", 4)
+    side, channels = (48, 2) if source == "smallnorb" else (32, 1)
+    samples = {"images": rng.integers(0, 256, (10, side, side, channels), np.uint8), "labels": np.arange(10)}
+    parts = list(sn.prepared(samples, source))
+    assert [len(part["images"]) for part in parts] == [4, 4, 2]
+    assert np.array_equal(np.concatenate([part["labels"] for part in parts]), np.arange(10))
+    assert all(part["images"].shape[1:] == (32, 32, channels) for part in parts)
+
+
+def test_a_range_without_images_is_refused(norb):
+    for changes, name in ((dict(train_azimuths="301:310"), "train"), (dict(test_azimuths="61:79"), "held-out")):
+        with pytest.raises(sn.InputError, match=f"no {name} images.*widen"):
+            sn.load_data(sn.Config(data="smallnorb", norb_dir=str(norb[0]), **changes))

@@ -1,4 +1,5 @@
-"""Training the matrix capsules: it learns, repeats itself to the bit, survives being killed, and its tables say what they mean."""
+"""Training the matrix capsules: it learns, is the loop it says it is, repeats itself to the bit, survives being killed,
+stops and looks at its test views as told."""
 import dataclasses
 import math
 import os
@@ -9,38 +10,96 @@ import time
 
 import numpy as np
 import pytest
+from conftest import ROOT, assert_same, without_seconds
+from reference_smallnorb import PARTS, TINY, TRAINED, tiny
+
 import smallnorb_novel_viewpoint as sn
-from conftest import ROOT, assert_same
-
-TINY = sn.Config(seed=1, n_epochs=3, n_per_combo=1, n_test_per_combo=1, n_elev=1, n_train_views=4, n_test_views=2, conv1_channels=4,
-                 primary_types=2, conv_types=2, batch_size=18, baseline="none", threads=1, quiet=True)
-
-
-def tiny(**changes):
-    return dataclasses.replace(TINY, **changes)
 
 
 @pytest.fixture(scope="module")
 def reference():
+    """The toy run that others must equal: 2 epochs of 2 batches of 3 shards"""
     return sn.train(TINY)
 
 
-def without_seconds(history):
-    return {name: value for name, value in history.items() if name != "seconds"}
+# ---------------------------------------------------------------- the training loop
+
+SIZES = dict(conv1_channels=16, conv_types=4, primary_types=2, primary_kernel=3)
 
 
-@pytest.mark.parametrize("model, changes", [("caps", {}), ("cnn-gap", {"average": 0.0}), ("cnn", {}), ("cnn-pool", {}), ("dense-caps", {})])
-def test_overfits_a_few_images(model, changes):
-    config = tiny(model=model, n_epochs=150, dropout=0.0, weight_decay=0.0, batch_size=10, n_train_views=2, conv1_channels=16, conv_types=4,
-                  lr=5e-3, lr_schedule="cosine", **changes)
+OVERFIT = {"caps": SIZES | dict(final_lambda=1.0), "dense-caps": dict(final_lambda=1.0), "cnn": {},
+           "cnn-pool": SIZES | dict(cnn_width=0), "cnn-gap": SIZES | dict(cnn_width=0)}
+
+
+@pytest.mark.parametrize("model", TRAINED)
+def test_overfits_a_few_images(model):
+    config = tiny(model, n_epochs=150, dropout=0.0, weight_decay=0.0, batch_size=10, n_train_views=2, n_per_combo=1,
+                  lr=5e-3, **OVERFIT[model])
     _, history = sn.train(config)
     assert history["epochs"][-1]["train_accuracy"] == 1 and history["epochs"][-1]["train_loss"] < 0.5
 
 
+@pytest.mark.parametrize("changes", [
+    {}, dict(loss="spread", average=0.4, lr_schedule="exponential"), dict(model="cnn-pool", max_shift=2),
+    dict(warmup=4, average=0.4), dict(warmup=100, lr_schedule="constant")], ids=str)
+def test_train_is_decay_then_adam_with_the_scheduled_rate(changes):
+    """The loop written out: 3 epochs of 2 batches; weights shrink by lr x decay before Adam's step, biases do not"""
+    config = tiny(**dict(n_epochs=3, weight_decay=2.0) | changes)
+    data, params = sn.load_data(config), sn.init_params(config)
+    first = {name: p.copy() for name, p in params.items()}
+    m, v = ({name: np.zeros_like(p) for name, p in params.items()} for _ in range(2))
+    mean, step = dict(first), 0
+    for epoch in range(3):
+        samples, = sn.epoch_samples(data, epoch, config)
+        for rows in (slice(0, 40), slice(40, 80)):
+            _, grads = sn.loss_and_grads(params, sn.to_batch(samples, rows), config)
+            lr = config.lr * {"cosine": (1 + np.cos(np.pi * step / 6)) / 2, "exponential": 0.96 ** (step / 2000),
+                              "constant": 1}[config.lr_schedule]
+            step += 1
+            if step < config.warmup:
+                lr *= step / config.warmup
+            for name, g in grads.items():
+                m[name] = 0.9 * m[name] + 0.1 * g
+                v[name] = 0.999 * v[name] + 0.001 * g ** 2
+                adam = m[name] / (1 - 0.9 ** step) / (np.sqrt(v[name] / (1 - 0.999 ** step)) + 1e-8)
+                params[name] = params[name] * (1 - lr * 2 * (params[name].ndim > 1)) - lr * adam
+                mean[name] = mean[name] + (params[name] - mean[name]) * (1 - min(config.average, step / (step + 9)))
+    trained, _ = sn.train(config, data=data)
+    for name, expected in (mean if config.average else params).items():
+        assert np.abs(trained[name] - expected).mean() < 2e-3 * np.abs(expected - first[name]).mean(), name
+
+
+def test_history_says_what_happened(reference):
+    params, history = reference
+    assert history["source"] == "synthetic" and history["steps"] == 4 and history["seconds"] > 0
+    assert [(epoch["epoch"], epoch["step"]) for epoch in history["epochs"]] == [(1, 2), (2, 4)]
+    with sn.Runner(1) as runner:
+        found = sn.evaluate_viewpoint_extrapolation(params, sn.load_data(TINY), TINY, runner)
+    for name in sn.EPOCH_KEEPS:
+        assert history["epochs"][-1][name] == found[name]
+    assert history["epochs"][-1].keys() == {"epoch", "step", "seconds", "train_loss", "train_accuracy", *sn.EPOCH_KEEPS}
+
+
+def test_twenty_epochs_or_so_are_looked_at_and_the_last_one_always():
+    _, history = sn.train(tiny("cnn-gap", n_epochs=41, n_per_combo=1))
+    assert [epoch["epoch"] for epoch in history["epochs"]] == [*range(2, 41, 2), 41]
+
+
+def test_other_seed_other_bits_and_global_random_numbers_are_left_alone(reference):
+    np.random.seed(3)
+    expected = np.random.random()
+    np.random.seed(3)
+    params, _ = sn.train(TINY)
+    assert np.random.random() == expected
+    assert_same(params, reference[0])
+    other, _ = sn.train(tiny(seed=2))
+    assert not any(np.array_equal(other[name], params[name]) for name in params)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("model", ["caps", "cnn-pool"])
-def test_same_bits_for_any_number_of_threads(threads, model, reference):
-    config = tiny(model=model, batch_size=40, n_per_combo=2)
+def test_same_bits_for_any_number_of_threads(threads, model):
+    config = tiny(model)
     expected, got = sn.train(config), sn.train(dataclasses.replace(config, threads=threads))
     assert_same(expected[0], got[0])
     assert without_seconds(expected[1]) == without_seconds(got[1])
@@ -56,55 +115,27 @@ def test_snapshots_change_nothing(reference):
 
     params, history = sn.train(TINY, callback, 2)
     assert_same(params, reference[0])
-    assert without_seconds(history) == without_seconds(reference[1]) and seen == [0, 2, 4, 6]
-
-
-@pytest.mark.parametrize("average", [0.0, 0.9])
-def test_killed_and_resumed(tmp_path, average):
-    """SIGKILL as soon as the first epoch is saved; the rest ends with the bits of a run never killed"""
-    path = tmp_path / "run.npz"
-    config = tiny(n_epochs=60, average=average, checkpoint=str(path))
-    code = ("import sys; sys.path.insert(0, sys.argv[1]); import smallnorb_novel_viewpoint as sn; "
-            f"sn.train({config!r}.__class__(**{dataclasses.asdict(config)!r}))").replace(f"{config!r}.__class__", "sn.Config")
-    process = subprocess.Popen([sys.executable, "-c", code, str(ROOT)])
-    deadline = time.monotonic() + 60
-    while not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert 0 < sn.load_checkpoint(path)[-1]["step"] < 120
-    params, history = sn.train(dataclasses.replace(config, resume=True))
-    whole, whole_history = sn.train(dataclasses.replace(config, checkpoint=""))
-    assert_same(params, whole)
-    assert without_seconds(history) == without_seconds(whole_history)
-
-
-def test_a_checkpoint_of_another_run_is_refused(tmp_path):
-    path = str(tmp_path / "run.npz")
-    sn.train(tiny(checkpoint=path))
-    for changes, words in ({"seed": 2}, "seed 1, now 2"), ({"em_iters": 3}, "em_iters 2, now 3"), ({"train_azimuths": "0:100"}, "train_azim"):
-        for resume in False, True:
-            with pytest.raises(sn.InputError, match=words):
-                sn.train(tiny(checkpoint=path, resume=resume, **changes))
+    assert without_seconds(history) == without_seconds(reference[1]) and seen == [0, 2, 4]
 
 
 def test_the_mean_of_the_weights():
     """average = running mean with decay min(average, step / (step + 9)), of the weights after each step"""
-    config, kept = tiny(average=0.5), []
+    config, kept = tiny(average=0.3), []
     params, _ = sn.train(config)
     sn.train(dataclasses.replace(config, average=0.0), lambda step, params, terms: kept.append(params), 1)
     mean = kept[0]
-    for step, weights in enumerate(kept[1:-1] if len(kept) > 7 else kept[1:], 1):
-        decay = min(0.5, step / (step + 9))
+    assert len(kept) == 5
+    for step, weights in enumerate(kept[1:], 1):
+        decay = min(0.3, step / (step + 9))
         mean = {name: decay * mean[name] + (1 - decay) * weights[name] for name in mean}
     for name in params:
         np.testing.assert_allclose(params[name], mean[name], rtol=1e-4, atol=1e-6)
 
 
 def test_weight_decay_shrinks_weights_only(monkeypatch):
-    """With no gradient step, 3 epochs at a constant rate leave w (1 - lr x decay)^steps, and the biases as they were"""
-    monkeypatch.setattr(sn, "adam_step", lambda *args: None)
-    config = sn.resolved(tiny(lr_schedule="constant", lr=0.01, weight_decay=2.0))
+    """With no gradient step, epochs at a constant rate leave w (1 - lr x decay)^steps, and the biases as they were"""
+    monkeypatch.setattr(sn, "adam_step", lambda *args, **kwargs: None)
+    config = tiny(lr_schedule="constant", lr=0.01, weight_decay=2.0)
     params, history = sn.train(config)
     before = sn.init_params(config)
     for name, p in params.items():
@@ -112,93 +143,198 @@ def test_weight_decay_shrinks_weights_only(monkeypatch):
         np.testing.assert_allclose(p, before[name] * factor, rtol=1e-5)
 
 
-def test_stops_at_familiar_accuracy():
-    _, history = sn.train(tiny(model="cnn", n_epochs=40, stop_familiar=0.6, dropout=0.0))
+LONG = dict(n_epochs=150, n_per_combo=1, batch_size=18, lr=1e-2, weight_decay=3.0, primary_types=2)
+ROUGH = dict(n_epochs=60, n_per_combo=2, batch_size=20)
+
+
+@pytest.mark.parametrize("changes", [
+    LONG | dict(final_lambda=1.0), LONG | dict(final_lambda=20.0), LONG | dict(em_iters=5, weight_decay=0.0),
+    LONG | dict(loss="spread"), ROUGH | dict(lr=0.3), ROUGH | dict(final_lambda=1e4, lr=0.03),
+    ROUGH | dict(em_iters=4, loss="spread")], ids=str)
+def test_float32_stays_finite_over_hundreds_of_rough_steps(changes):
+    params, history = sn.train(tiny(lr_schedule="constant", **changes))
+    assert history["steps"] == 2 * changes["n_epochs"]
+    assert all(np.isfinite(p).all() and p.dtype == np.float32 for p in params.values())
+    assert all(math.isfinite(epoch["train_loss"]) for epoch in history["epochs"])
+
+
+# ---------------------------------------------------------------- test views, and stopping by them
+
+def test_the_test_images_do_not_matter_unless_training_stops_by_them(reference):
+    data = sn.load_data(TINY)
+    for name in PARTS[1:]:
+        data[name] = data[name] | {"images": 0 * data[name]["images"], "labels": data[name]["labels"][::-1]}
+    assert_same(sn.train(TINY, data=data)[0], reference[0])
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """Every set of samples that evaluate is given -> list of their images"""
+    seen, original = [], sn.evaluate
+
+    def spy(params, samples, *args, **kwargs):
+        seen.append(samples["images"])
+        return original(params, samples, *args, **kwargs)
+
+    monkeypatch.setattr(sn, "evaluate", spy)
+    return seen
+
+
+def rows_of(images, all_images):
+    """Which rows of all_images the images are"""
+    return [int(np.flatnonzero((all_images == image).all((1, 2, 3)))[0]) for image in images]
+
+
+@pytest.mark.parametrize("n_eval, counts", [(7, (7, 7)), (15, (15, 10)), (0, (20, 10)), (1000, (20, 10))])
+def test_a_fixed_subset_is_looked_at_while_training(reference, looks, n_eval, counts):
+    """The same images at every epoch, drawn once without replacement, 0 or more than there are: all; no bit of the
+    weights depends on it, and the final results use all images"""
+    config, data = tiny(n_eval=n_eval), sn.load_data(TINY)
+    record, params = sn.run_one("caps", config, data)
+    assert_same(params, reference[0])
+    start, *epochs = looks[:5]                                             # before the first step, then epoch by epoch
+    assert np.array_equal(start, epochs[0])
+    for name, count, (first, second) in zip(PARTS[1:], counts, zip(epochs[:2], epochs[2:])):
+        assert np.array_equal(first, second)
+        rows = rows_of(first, data[name]["images"])
+        assert len(rows) == count and rows == sorted(set(rows))
+        assert (rows == list(range(count))) == (count == len(data[name]["labels"]))            # not the first ones
+    final, sweep = looks[5:7], looks[7]
+    assert all(np.array_equal(images, data[name]["images"]) for name, images in zip(PARTS[1:], final))
+    assert len(looks) == 8 and len(sweep) == 36 * 5
+    same = [record["history"][-1][name] == record[name] for name in ("familiar_loss", "held_out_loss")]
+    assert same == [count == len(data[name]["labels"]) for name, count in zip(PARTS[1:], counts)]
+
+
+def test_the_subset_is_drawn_by_the_seed():
+    """Other rows of the two sets, and of another seed"""
+    data = sn.load_data(tiny(n_test_views=4))
+    drawn = []
+    for seed in 1, 2:
+        subsets = sn.fixed_subsets(data, tiny(n_eval=10, seed=seed))
+        assert subsets["train"] is data["train"] and subsets["source"] == data["source"]
+        for name in PARTS[1:]:
+            drawn.append(rows_of(subsets[name]["images"], data[name]["images"]))
+            for key, array in subsets[name].items():
+                assert np.array_equal(array, data[name][key][drawn[-1]])
+    assert len(set(map(tuple, drawn))) == 4
+
+
+def test_stopping_at_familiar_accuracy_keeps_the_weights_so_far(tmp_path):
+    """0.01 is reached at once: one epoch. A run that stopped stays so."""
+    config = tiny(stop_familiar=0.01, lr_schedule="constant", checkpoint=str(tmp_path / "run.npz"))
+    params, history = sn.train(config)
+    assert history["steps"] == 2 and len(history["epochs"]) == 1
+    assert_same(params, sn.train(tiny(n_epochs=1, lr_schedule="constant"))[0])
+    again, same = sn.train(dataclasses.replace(config, resume=True))
+    assert_same(again, params)
+    assert same == history
+
+
+def test_stopping_looks_at_the_familiar_views_of_each_epoch(monkeypatch):
+    """Familiar accuracies 0.3, 0.5, 0.7 stop at the third look for 0.6, held-out ones of 0.9 do not"""
+    n_looks = []
+
+    def found(*args, **kwargs):
+        n_looks.append(1)
+        return {"familiar": 0.1 + 0.2 * len(n_looks), "held_out": 0.9, "drop": 0.0, "familiar_loss": 1.0,
+                "held_out_loss": 1.0}
+
+    monkeypatch.setattr(sn, "evaluate_viewpoint_extrapolation", found)
+    _, history = sn.train(tiny("cnn", n_epochs=50, stop_familiar=0.6))
+    assert [epoch["epoch"] for epoch in history["epochs"]] == [1, 2, 3] and history["steps"] == 6
+
+
+def test_stops_when_a_network_has_learned_enough():
+    _, history = sn.train(tiny("cnn", n_epochs=40, stop_familiar=0.6, dropout=0.0))
     familiar = [epoch["familiar"] for epoch in history["epochs"]]
     assert familiar[-1] >= 0.6 and len(familiar) < 40 and all(accuracy < 0.6 for accuracy in familiar[:-1])
     assert [epoch["epoch"] for epoch in history["epochs"]] == list(range(1, len(familiar) + 1))
 
 
-@pytest.mark.parametrize("changes", [{}, {"final_lambda": 20.0}, {"em_iters": 5, "weight_decay": 0.0}, {"loss": "spread"}])
-def test_float32_em_stays_finite(changes):
-    """Hundreds of steps"""
-    params, history = sn.train(tiny(n_epochs=150, lr=1e-2, lr_schedule="constant", **changes))
-    assert history["steps"] == 300 and all(np.isfinite(p).all() and p.dtype == np.float32 for p in params.values())
-    assert all(math.isfinite(epoch["train_loss"]) for epoch in history["epochs"])
+@pytest.mark.parametrize("every", [0, 1, 2])
+def test_a_run_that_stops_early_gives_its_last_snapshot(every):
+    seen = []
+    config = tiny(stop_familiar=0.01, n_epochs=9)
+    params, _ = sn.train(config, lambda step, params, terms: seen.append((step, params)), every)
+    assert [step for step, _ in seen] == ([0, 1, 2] if every == 1 else [0, 2])
+    assert_same(seen[-1][1], params)
 
 
-def test_not_a_number_is_one_clear_line():
-    with pytest.raises(sn.InputError, match="diverged; lower --lr"):
-        sn.train(tiny(model="cnn", lr=1e30, n_epochs=20))
+# ---------------------------------------------------------------- interrupted runs
+
+@pytest.mark.parametrize("changes", [{}, dict(average=0.8, warmup=3)], ids=str)
+@pytest.mark.parametrize("at", [1, 3])
+def test_stopped_in_the_middle_of_an_epoch_and_resumed_is_never_stopped(tmp_path, changes, at):
+    config = tiny(checkpoint=str(tmp_path / "run.npz"), resume=True, **changes)
+    whole, whole_history = sn.train(tiny(**changes))
+
+    def power_cut(step, params, terms):
+        if step == at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sn.train(config, power_cut, 1)
+    steps = []
+    params, history = sn.train(dataclasses.replace(config, threads=2), lambda step, *_: steps.append(step), 1)
+    assert steps == ([0, 1, 2, 3, 4] if at == 1 else [2, 3, 4])
+    assert_same(params, whole)
+    assert without_seconds(history) == without_seconds(whole_history)
 
 
-# ---------------------------------------------------------------- comparing networks
-
-def test_several_seeds_are_the_single_runs():
-    config = tiny(n_epochs=2, baseline="cnn-gap", n_seeds=2)
-    results = sn.run_all(config, lambda text: None)
-    assert [(r["label"], r["seed"]) for r, _ in results] == [("caps", 1), ("cnn-gap", 1), ("caps", 2), ("cnn-gap", 2)]
-    alone = sn.run_all(dataclasses.replace(config, n_seeds=1, seed=2))
-    for (many, many_params), (one, one_params) in zip(results[2:], alone):
-        assert_same(many_params, one_params)
-        assert (many["held_out"], many["sweep"], many["history"]) == (one["held_out"], one["sweep"], one["history"])
-
-
-def test_a_checkpoint_a_run(tmp_path):
-    config = tiny(n_epochs=1, baseline="cnn-gap", n_seeds=2, checkpoint=str(tmp_path / "run.npz"))
-    sn.run_all(config, lambda text: None)
-    assert sorted(path.name for path in tmp_path.glob("*.npz")) == ["run.caps-2.npz", "run.cnn-gap-1.npz", "run.cnn-gap-2.npz", "run.npz"]
-
-
-def record(label, seed, held_out, familiar=1.0, history=((0.5, 0.4), (1.0, 0.6))):
-    return {"label": label, "seed": seed, "held_out": held_out, "familiar": familiar, "drop": familiar - held_out, "seconds": 1.0,
-            "ms_per_step": 2.0, "n_params": 10, "sweep": [held_out] * 36,
-            "history": [{"familiar": f, "held_out": h} for f, h in history]}
+@pytest.mark.parametrize("average", [0.0, 0.9])
+def test_killed_and_resumed(tmp_path, average):
+    """SIGKILL as soon as the first epoch is saved; the rest ends with the bits of a run never killed"""
+    path = tmp_path / "run.npz"
+    config = tiny(n_epochs=30, average=average, n_per_combo=1, batch_size=18, checkpoint=str(path))
+    code = ("import sys; sys.path.insert(0, sys.argv[1]); import smallnorb_novel_viewpoint as sn; "
+            f"sn.train(sn.Config(**{sn.settings_of(config)!r}))")
+    process = subprocess.Popen([sys.executable, "-c", code, str(ROOT)])
+    deadline = time.monotonic() + 60
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert 0 < sn.load_checkpoint(path).step < 60
+    params, history = sn.train(dataclasses.replace(config, resume=True))
+    whole, whole_history = sn.train(dataclasses.replace(config, checkpoint=""))
+    assert_same(params, whole)
+    assert without_seconds(history) == without_seconds(whole_history)
 
 
-def test_summary_by_hand():
-    records = [record("caps", 0, 0.8), record("gap", 0, 0.7), record("caps", 1, 0.6), record("gap", 1, 0.7)]
-    summary = sn.summarize(records)
-    mean, half = summary["caps"]["held_out"]
-    assert np.isclose(mean, 0.7) and np.isclose(half, 12.706 * np.std([0.8, 0.6], ddof=1) / math.sqrt(2))
-    mean, half = summary["gap"]["difference"]                                                  # 0.1 and -0.1
-    assert np.isclose(mean, 0) and np.isclose(half, 12.706 * 0.1 * math.sqrt(2) / math.sqrt(2))
-    assert np.isclose(summary["gap"]["matched"][0], 0.6) and np.isclose(summary["gap"]["matched_difference"][0], -0.1)
-    assert "difference" not in summary["caps"] and math.isnan(sn.mean_and_interval([0.5])[1])
-    summary = sn.summarize([record("caps", 0, 0.8, history=((0.9, 0.1),)), record("gap", 0, 0.7)])
-    assert "matched" not in summary["gap"]                                                     # never as good on familiar views
+def test_a_checkpoint_holds_the_weights_and_their_mean(tmp_path, reference):
+    path = tmp_path / "run.npz"
+    config = tiny(average=0.8, checkpoint=str(path))
+    mean, _ = sn.train(config)
+    found = sn.load_checkpoint(path)
+    assert_same(found.params, reference[0])
+    assert_same(found.average, mean)
+    assert found.adam_m.keys() == found.adam_v.keys() == found.params.keys() and found.step == 4
+    assert all(v.min() >= 0 for v in found.adam_v.values())
+    expected = {f.name: getattr(config, f.name) for f in sn.options(config) if not f.metadata.get("runtime")}
+    assert {name: getattr(found.config, name) for name in expected} == expected and found.source == "synthetic"
+    with pytest.raises(sn.InputError, match="another experiment"):
+        sn.config_of({"routing_iters": 3} | sn.settings_of(found.config), path)
 
 
-def test_matched_familiar_by_hand():
-    caps = record("caps", 0, 0.8, history=((0.7, 0.3), (0.95, 0.5), (1.0, 0.8)))
-    assert sn.at_matched_familiar(caps, record("gap", 0, 0.7, familiar=0.95)) == 0.5
-    assert sn.at_matched_familiar(caps, record("gap", 0, 0.7, familiar=0.96)) == 0.8
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    path = str(tmp_path / "run.npz")
+    sn.train(tiny(checkpoint=path, n_epochs=1))
+    for changes, words in (({"seed": 2}, "seed 1, now 2"), ({"em_iters": 3}, "em_iters 2, now 3"),
+                           ({"train_azimuths": "0:100"}, "train_azim"), ({"n_eval": 5}, "n_eval 0, now 5"),
+                           ({"warmup": 9}, "warmup 0, now 9")):
+        for resume in False, True:
+            with pytest.raises(sn.InputError, match=words):
+                sn.train(tiny(checkpoint=path, resume=resume, n_epochs=1, **changes))
 
 
-def test_distance_to_the_training_range():
-    config = sn.Config(train_azimuths="0:60")
-    assert [sn.distance_to_training(azimuth, config) for azimuth in (0, 60, 90, 210, 220, 350)] == [0, 0, 30, 150, 140, 10]
-    config = sn.Config(train_azimuths="290:420")
-    assert [sn.distance_to_training(azimuth, config) for azimuth in (0, 60, 61, 280)] == [0, 0, 1, 10]
-
-
-def test_gap_table_by_hand():
-    config, sweep = sn.Config(train_azimuths="0:60"), [0.0] * 36
-    sweep[9], sweep[33] = 1.0, 0.4                                                             # azimuths 90 and 330: 30 degrees away
-    table = sn.gap_table(config, {"caps": {"sweep": sweep}})["caps"]
-    assert list(table) == [0, 30, 60, 90, 120, 150] and np.isclose(table[30], 1.4 / 6) and table[0] == 0
-
-
-def test_sweep_is_new_noise_at_every_azimuth():
-    config = sn.resolved(tiny())
-    with sn.Runner(1) as runner:
-        sweep = sn.azimuth_sweep(sn.init_params(config), config, runner, range(0, 360, 90))
-    assert len(sweep) == 4 and all(0 <= accuracy <= 1 for accuracy in sweep)
-
-
-def test_t_table():
-    """Against the quantile's own definition: two-sided tail of Student's density, integrated"""
-    for df in (1, 2, 9, 19):
-        x = np.linspace(-sn.T95[df], sn.T95[df], 200_001)
-        density = math.gamma((df + 1) / 2) / (math.sqrt(df * math.pi) * math.gamma(df / 2)) * (1 + x * x / df) ** (-(df + 1) / 2)
-        assert abs(np.trapezoid(density, x) - 0.95) < 2e-4
+def test_a_longer_spread_loss_run_is_another_run(tmp_path):
+    """Its margin rises to the last epoch; any other run of a constant rate may go on"""
+    config = tiny(loss="spread", lr_schedule="constant", checkpoint=str(tmp_path / "run.npz"), n_epochs=1)
+    sn.train(config)
+    with pytest.raises(sn.InputError, match="n_epochs 1, now 2"):
+        sn.train(dataclasses.replace(config, n_epochs=2, resume=True))
+    config = tiny(lr_schedule="constant", checkpoint=str(tmp_path / "xent.npz"), n_epochs=1)
+    sn.train(config)
+    longer, _ = sn.train(dataclasses.replace(config, n_epochs=2, resume=True))
+    assert_same(longer, sn.train(tiny(lr_schedule="constant"))[0])

@@ -25,10 +25,12 @@ def test_check_op_passes_a_right_gradient():
     check_op(cube, lambda dy, x: 3 * x ** 2 * dy, x)
 
 
-@pytest.mark.parametrize("backward", [
-    lambda dy, x: 1.01 * 3 * x ** 2 * dy, one_coordinate_off, mutates, lambda dy, x: 0 * x, lambda dy, x: np.nan * x,
-    lambda dy, x: (3 * x ** 2 * dy)[:1], lambda dy, x: (3 * x ** 2 * dy).astype(np.float32),
-    lambda dy, x: (3 * x ** 2 * dy, x)], ids=["1% off", "one 1% off", "mutates dout", "zero", "nan", "shape", "dtype", "count"])
+@pytest.mark.parametrize(
+    "backward",
+    [lambda dy, x: 1.01 * 3 * x**2 * dy, one_coordinate_off, mutates, lambda dy, x: 0 * x, lambda dy, x: np.nan * x,
+     lambda dy, x: (3 * x**2 * dy)[:1], lambda dy, x: (3 * x**2 * dy).astype(np.float32),
+     lambda dy, x: (3 * x**2 * dy, x)],
+    ids=["1% off", "one 1% off", "mutates dout", "zero", "nan", "shape", "dtype", "count"])
 def test_check_op_fails_a_wrong_gradient(backward):
     with pytest.raises(AssertionError):
         check_op(cube, backward, x)

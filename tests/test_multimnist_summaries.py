@@ -2,17 +2,23 @@
 import dataclasses
 import json
 
-import multimnist_capsnet as mc
 import pytest
 import summarize_runs
+
+import multimnist_capsnet as mc
 
 
 @pytest.fixture
 def write(tmp_path):
     """write(name, accuracy, **settings) -> path of a file like --out-json's"""
     def one(name, accuracy, mse=0.03, **settings):
-        run = {key: 1.0 for key in summarize_runs.KEYS} | {"test_set_accuracy": accuracy, "test_recon_mse": mse, "n_params": 1000,
-                                                           "config": dataclasses.asdict(mc.Config(**settings)), "digits": "mnist", "versions": {}}
+        run = {key: 1.0 for key in summarize_runs.KEYS} | {
+            "test_set_accuracy": accuracy,
+            "test_recon_mse": mse,
+            "n_params": 1000,
+            "config": dataclasses.asdict(mc.Config(**settings)),
+            "digits": "mnist",
+            "versions": {}}
         (tmp_path / name).write_text(json.dumps(run))
         return str(tmp_path / name)
     return one
@@ -23,7 +29,11 @@ def rows(capsys):
 
 
 def test_differences_are_paired_by_seed(write, capsys):
-    paths = [write("a0", 0.6, seed=0), write("a1", 0.7, seed=1), write("b1", 0.71, seed=1, routing_iters=1), write("b0", 0.63, seed=0, routing_iters=1)]
+    paths = [
+        write("a0", 0.6, seed=0),
+        write("a1", 0.7, seed=1),
+        write("b1", 0.71, seed=1, routing_iters=1),
+        write("b0", 0.63, seed=0, routing_iters=1)]
     summarize_runs.table(paths)
     first, other = rows(capsys)
     assert first[0] == "first" and other[0] == "routing_iters 1" and other[2] == "0 1"
@@ -33,7 +43,12 @@ def test_differences_are_paired_by_seed(write, capsys):
 def test_labels_show_what_differs_beyond_preset_and_model(write, capsys):
     summarize_runs.table([write("a", 0.6), write("b", 0.8, preset="deep"), write("c", 0.7, preset="deep", lr=1e-3),
                           write("d", 0.8, mse=None, model="cnn"), write("e", 0.8, preset="deep", recon_weight=0.0)])
-    assert [row[0] for row in rows(capsys)] == ["first", "preset deep", "lr 0.001 preset deep", "model cnn", "preset deep recon_weight 0.0"]
+    assert [row[0] for row in rows(capsys)] == [
+        "first",
+        "preset deep",
+        "lr 0.001 preset deep",
+        "model cnn",
+        "preset deep recon_weight 0.0"]
 
 
 def test_the_same_seed_twice_is_refused_and_the_same_file_counts_once(write, capsys):

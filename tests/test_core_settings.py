@@ -1,0 +1,472 @@
+"""The settings of both experiments, all taken from their Configs: each has a flag, its bounds and an effect; what is
+not given comes from the preset, the network or the data; and the values that the results hang on, written down."""
+import dataclasses
+import io
+import math
+import sys
+
+import numpy as np
+import pytest
+from conftest import assert_same, toy_digits
+
+import multimnist_capsnet as mc
+import smallnorb_novel_viewpoint as sn
+
+SCRIPTS = {"multimnist": mc, "smallnorb": sn}
+TOY = {                            # of each experiment and network, a run of two steps, each of two shards
+    "multimnist": {
+        "caps": mc.Config(seed=1, n_epochs=1, n_train=40, n_val=4, n_test=4, batch_size=20, threads=1, quiet=True,
+                          digits="synthetic", conv1_channels=2, primary_types=1, primary_dim=3, digit_dim=3,
+                          decoder_hidden1=4, decoder_hidden2=5),
+        "cnn": mc.Config(seed=1, n_epochs=1, n_train=40, n_val=4, n_test=4, batch_size=20, threads=1, quiet=True,
+                         digits="synthetic", model="cnn", cnn_channels=8, conv1_channels=12)},
+    "smallnorb": {"caps": sn.Config(seed=1, n_epochs=1, n_per_combo=2, n_test_per_combo=1, n_elev=2, n_train_views=2,
+                                    n_test_views=2, conv1_channels=4, primary_types=2, conv_types=2, batch_size=20,
+                                    baseline="none", threads=1, quiet=True)}}
+TOY["smallnorb"] |= {model: sn.for_model(TOY["smallnorb"]["caps"], model) for model in sn.MODELS[1:]}
+
+
+def toy_norb(n=20):
+    """What load_data returns for the real smallNORB, made of noise"""
+    rng = np.random.default_rng(0)
+    return {"source": "smallnorb"} | {
+        name: {"images": rng.integers(0, 256, (n, sn.NORB_SIDE, sn.NORB_SIDE, 2), np.uint8), "labels": np.arange(n) % 5,
+               "azimuths": np.zeros(n), "elevations": np.zeros(n)} for name in ("train", "familiar", "held_out")}
+
+
+def train(config):
+    """-> what a run leaves: weights, and what evaluation found"""
+    if isinstance(config, mc.Config):
+        params, history = mc.train(config, data=DIGITS)
+    else:
+        params, history = sn.train(config, data=toy_norb() if config.data == "smallnorb" else None)
+    found = [{name: value for name, value in epoch.items() if "train" not in name and name != "seconds"}
+             for epoch in history["epochs"]]
+    return params, found
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+
+
+DIGITS = toy_digits()
+KNOWN = {}                         # the runs that others are compared with
+
+
+def trained(config):
+    key = repr(config)
+    KNOWN[key] = KNOWN.get(key) or train(config)
+    return KNOWN[key]
+
+
+def other_values(f, value):
+    """Legal values of an option, from its metadata, other than `value`: each other choice, True, one more, half"""
+    if "choices" in f.metadata:
+        return [choice for choice in f.metadata["choices"] if choice != value]
+    if f.type is bool:
+        return [not value]
+    if f.type is int:
+        return [value + 1]
+    if f.type is float:
+        return [value / 2 or f.metadata.get("high", 1) / 2]
+    if f.metadata.get("metavar") == "LOW:HIGH":
+        low, high = map(int, value.split(":"))
+        return [f"{low + 2}:{high - 2}"]
+    raise NotImplementedError(f"{f.name}: say in NEEDS what else it may be")
+
+
+# What needs more than one changed value to show: what goes before, on both sides, and the values to try (None: all)
+NEEDS = {
+    ("multimnist", "warmup"): ({}, [3]),                                                # of one step it is none
+    ("multimnist", "fixed_pool"): (dict(n_epochs=2), None),                             # the first epoch is the same
+    ("multimnist", "preset"): ({}, ["deep"]),                       # paper's differs in what the toy runs have given
+    ("multimnist", "cnn_hidden"): (dict(conv1_channels=32), None),  # refused beside what else sets the CNN's size
+    ("smallnorb", "warmup"): ({}, [3]),
+    ("smallnorb", "model"): ({}, sn.MODELS[:4]),                                        # nearest does not train
+    ("smallnorb", "conv1_channels"): ({}, [9]),                     # one more may leave a CNN of the same size as wide
+    ("smallnorb", "conv_types"): ({}, [9]),
+    ("smallnorb", "cnn_width"): ({}, [5]),                                              # 1 is what fits here
+    ("smallnorb", "stop_familiar"): (dict(n_epochs=3), [1e-9]),                         # reached at once
+    ("smallnorb", "train_elevations"): (dict(split="elevation"), None),                 # not read by the other split
+    ("smallnorb", "test_elevations"): (dict(split="elevation"), None)}
+# What changes what is evaluated while training, and no bit of the weights
+LOOKS_ONLY = {("multimnist", "n_val"), ("smallnorb", "n_eval"), ("smallnorb", "test_azimuths"),
+              ("smallnorb", "test_elevations"), ("smallnorb", "n_test_views"), ("smallnorb", "n_test_per_combo")}
+
+
+def cases(runtime):
+    """(experiment, option, model): every network that the option means something to; of the core's own options one, and
+    of --model the last, the control"""
+    for experiment, module in SCRIPTS.items():
+        core = {f.name for f in mc.options(mc.Settings)} - {"n_epochs"}
+        for f in module.options(module.Config):
+            if bool(f.metadata.get("runtime")) == runtime:
+                models = [model for model in f.metadata.get("models", TOY[experiment]) if model != "nearest"]
+                few = models[-1:] if f.name == "model" else models[:1] if f.name in core or runtime else models
+                yield from ((experiment, f.name, model) for model in few)
+
+
+def option_of(experiment, name):
+    return next(f for f in SCRIPTS[experiment].options(SCRIPTS[experiment].Config) if f.name == name)
+
+
+def changed(experiment, config, name, value):
+    return (SCRIPTS[experiment].for_model(config, value) if name == "model" else
+            dataclasses.replace(config, **{name: value}))
+
+
+@pytest.mark.parametrize("experiment, name, model", list(cases(runtime=False)))
+def test_every_setting_has_an_effect(experiment, name, model):
+    before, values = NEEDS.get((experiment, name), ({}, None))
+    config = dataclasses.replace(TOY[experiment][model], **before)
+    weights, found = trained(config)
+    for value in values or other_values(option_of(experiment, name), getattr(config, name)):
+        other, others = train(changed(experiment, config, name, value))
+        if (experiment, name) in LOOKS_ONLY:
+            assert_same(weights, other)
+            assert found != others, f"{name}={value} changes nothing"
+        else:
+            assert not same(weights, other), f"{name}={value} changes nothing"
+
+
+RUNTIME = {                        # of runtime options, what the rules of other_values do not know
+    "checkpoint": lambda folder: dict(checkpoint=f"{folder}/run.npz"),
+    "out_json": lambda folder: dict(out_json=f"{folder}/x.json"),
+    "resume": lambda folder: dict(resume=True, checkpoint=f"{folder}/run.npz"),
+    "mnist_dir": lambda folder: dict(mnist_dir=str(folder)),
+    "norb_dir": lambda folder: dict(norb_dir=str(folder)),
+    "baseline": lambda folder: dict(baseline="cnn")}
+
+
+@pytest.mark.parametrize("experiment, name, model", list(cases(runtime=True)))
+def test_runtime_options_change_no_bit(experiment, name, model, tmp_path):
+    config = TOY[experiment][model]
+    weights, found = trained(config)
+    f = option_of(experiment, name)
+    usual = [{name: value} for value in other_values(f, getattr(config, name))] if name not in RUNTIME else None
+    for changes in usual or [RUNTIME[name](tmp_path)]:
+        other, others = train(dataclasses.replace(config, **changes))
+        assert_same(weights, other)
+        assert found == others
+
+
+@pytest.mark.parametrize("experiment", SCRIPTS)
+def test_exceptions_name_settings_that_exist(experiment):
+    names = {f.name for f in SCRIPTS[experiment].options(SCRIPTS[experiment].Config)}
+    assert {name for which, name in (*NEEDS, *LOOKS_ONLY) if which == experiment} <= names
+    assert set(RUNTIME) <= {f.name for module in SCRIPTS.values() for f in module.options(module.Config)
+                            if f.metadata.get("runtime")}
+
+
+def test_the_two_experiments_share_the_options_of_the_core():
+    """Same name, type, group, bounds: what a reader learns of the one holds in the other"""
+    for f in mc.options(mc.Settings):
+        for module in SCRIPTS.values():
+            other = next(g for g in module.options(module.Config) if g.name == f.name)
+            assert other.type == f.type
+            for key in ("group", "low", "high", "above", "choices", "runtime"):
+                assert other.metadata.get(key) == f.metadata.get(key), f.name
+
+
+# -------------------------------------------------------------- flags
+
+def parse(module, *flags):
+    parser = module.Parser(module.__doc__)
+    module.add_config_flags(parser)
+    return module.config_from_args(parser.parse_args(list(map(str, flags))))
+
+
+FLAGS = [(experiment, f.name) for experiment, module in SCRIPTS.items() for f in module.options(module.Config)]
+
+
+@pytest.mark.parametrize("experiment, name", FLAGS)
+def test_each_flag_sets_its_own_field(experiment, name):
+    module, f = SCRIPTS[experiment], option_of(experiment, name)
+    default = getattr(module.Config(), name)
+    free_text = f.type is str and "choices" not in f.metadata
+    for value in ["x"] if free_text else other_values(f, default):
+        config = parse(module, module.flag_of(name), *([] if f.type is bool else [value]))
+        assert getattr(config, name) == value
+        own = {} if name in ("model", "preset", "data") else module.settings_of(module.Config()) | {name: value}
+        assert module.settings_of(config) == (own or module.settings_of(module.Config(**{name: value})))
+        assert [g.name for g in module.given_options(config)] == [name]
+
+
+@pytest.mark.parametrize("module", SCRIPTS.values(), ids=SCRIPTS)
+def test_without_flags_the_settings_are_configs(module):
+    assert parse(module) == module.Config() and module.given_options(parse(module)) == []
+
+
+@pytest.mark.parametrize("module", SCRIPTS.values(), ids=SCRIPTS)
+def test_help_stands_in_four_groups_and_says_every_default(module, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
+    parser = module.Parser(module.__doc__)
+    module.add_config_flags(parser)
+    text = " ".join(parser.format_help().split())
+    heads = [text.index(f" {group}: --") for group in ("data", "network", "training", "run")]
+    assert heads == sorted(heads)
+    ends = dict(zip(("data", "network", "training", "run"), zip(heads, (*heads[1:], len(text)))))
+    for f in module.options(module.Config):
+        start, end = ends[f.metadata["group"]]
+        assert start < text.index(f"{module.flag_of(f.name)} ", heads[0]) < end
+        assert " ".join(f.metadata["help"].split()) in text
+        value = getattr(module.Config(), f.name)
+        if value not in ("", False):
+            assert f"(default {value}" in text[text.index(f" {module.flag_of(f.name)} ", heads[0]):][:500]
+    assert module.__doc__.split("\n\n")[0] in parser.format_help()
+    assert parser.format_help().rstrip().endswith(module.__doc__.split("\n\n")[-1].rstrip())
+
+
+@pytest.mark.parametrize("experiment, name", FLAGS)
+def test_every_option_with_a_bound_is_refused_beyond_it(experiment, name):
+    module, f = SCRIPTS[experiment], option_of(experiment, name)
+    bounds = {"low": lambda low: low - 1, "high": lambda high: high + 1, "above": lambda above: above,
+              "choices": lambda _: "nothing"}
+    for rule, beyond in bounds.items():
+        if rule in f.metadata:
+            with pytest.raises(module.InputError, match=module.flag_of(name) + " .*must be"):
+                module.check_options(module.Config(**{name: beyond(f.metadata[rule])}), [module.Config().model])
+    if f.type is float:
+        with pytest.raises(module.InputError, match=module.flag_of(name) + ".*must be a finite number"):
+            module.check_options(module.Config(**{name: math.nan}), [module.Config().model])
+    assert f.type in (bool, str) or {"low", "above"} & set(f.metadata), f"{name}: any number is accepted"
+
+
+def test_bounds_are_legal_themselves():
+    for module in SCRIPTS.values():
+        for f in module.options(module.Config):
+            for rule in {"low", "high"} & set(f.metadata):
+                config = module.Config(**{f.name: f.metadata[rule]})
+                module.check_options(config, f.metadata.get("models", ["caps"]))
+
+
+RESTRICTED = [(experiment, f.name, model) for experiment, module in SCRIPTS.items()
+              for f in module.options(module.Config) for model in option_of(experiment, "model").metadata["choices"]
+              if model not in f.metadata.get("models", [model])]
+
+
+@pytest.mark.parametrize("experiment, name, model", RESTRICTED)
+def test_what_means_nothing_to_the_network_is_refused(experiment, name, model):
+    module = SCRIPTS[experiment]
+    value = other_values(option_of(experiment, name), getattr(module.Config(), name))[0]
+    config = module.Config(model=model, **{name: value})
+    with pytest.raises(module.InputError, match=f"{module.flag_of(name)}: means nothing to --model {model}"):
+        module.check_options(config, [model])
+    assert [f.name for f in module.foreign_options(config, [model])] == [name]
+    others = option_of(experiment, name).metadata["models"]
+    module.check_options(config, [model, others[0]])                                    # it does to another of the run
+
+
+def test_memory_interrupt_and_long_messages(capsys):
+    def raises(error):
+        def main():
+            raise error
+        with pytest.raises(SystemExit) as stop:
+            mc.run_cli(main)
+        return stop.value.code, capsys.readouterr().err
+
+    assert raises(mc.InputError("two\nlines")) == (2, "error: two lines\n")
+    code, text = raises(MemoryError())
+    assert code == 2 and text.startswith("error: out of memory") and text.count("\n") == 1
+    assert raises(KeyboardInterrupt())[0] == 130
+
+
+def test_a_reader_that_has_gone_is_no_traceback(run_script):
+    done = run_script(
+        "-c", "import multimnist_capsnet as mc, os, sys\ndef main():\n    raise BrokenPipeError\nmc.run_cli(main)")
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_what_argparse_refuses_is_an_input_error():
+    for flags in (["--n-train", "many"], ["--no-such-flag"], ["--merge"], ["--preset", "huge"]):
+        with pytest.raises(mc.InputError, match=f"{flags[0]}.*see --help"):
+            parse(mc, *flags)
+
+
+def test_check_options_names_files_that_cannot_be_written(tmp_path):
+    for changes, message in (
+        (dict(resume=True), "--resume needs --checkpoint"),
+        (dict(checkpoint=str(tmp_path)), "it is a folder"),
+        (dict(out_json=f"{tmp_path}/no/x.json"), "missing or not writable")):
+        with pytest.raises(mc.InputError, match=message):
+            mc.check_options(mc.Config(**changes), ["caps"])
+    mc.check_options(mc.Config(checkpoint=f"{tmp_path}/x.npz"), ["caps"])
+    assert list(tmp_path.glob("*.npz")) == []
+
+
+# -------------------------------------------------------------- progress
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("terminal, quiet, expected", [
+    (False, False, "hello\nepoch 1\n"), (False, True, ""), (True, True, ""),
+    (True, False, "hello\n\r\x1b[Kstep 1\r\x1b[Kepoch 1\n")])
+def test_progress_is_one_live_line_on_a_terminal_and_a_line_an_epoch_elsewhere(monkeypatch, terminal, quiet, expected):
+    monkeypatch.setattr("sys.stdout", Terminal() if terminal else io.StringIO())
+    progress = mc.Progress(quiet)
+    progress.say("hello")
+    progress.step("step 1")
+    progress.step("step 2, too soon")
+    progress.epoch("epoch 1")
+    assert sys.stdout.getvalue() == expected
+
+
+# -------------------------------------------------------------- what was not given
+
+def test_another_model_brings_its_own_recipe():
+    for model, recipe in sn.RECIPES.items():
+        config = dataclasses.replace(sn.Config(), model=model)
+        assert config == sn.Config(model=model)
+        assert {name: getattr(config, name) for name in recipe} == recipe
+    gap = dataclasses.replace(sn.Config(), model="cnn-gap")
+    assert (gap.n_epochs, gap.weight_decay, gap.dropout, gap.lr_schedule, gap.average) == (100, 1, 0, "constant", 0.998)
+    assert dataclasses.replace(sn.Config(), data="smallnorb").train_azimuths == "300:400"
+    cnn = dataclasses.replace(mc.Config(), model="cnn")
+    assert cnn == mc.Config(model="cnn") and (cnn.lr, cnn.warmup) == (5e-3, 200)
+    for preset, values in mc.PRESETS.items():
+        config = dataclasses.replace(mc.Config(), preset=preset)
+        assert config == mc.Config(preset=preset) and {name: getattr(config, name) for name in values} == values
+    assert dataclasses.replace(mc.Config(model="cnn"), preset="deep") == mc.Config(model="cnn", preset="deep")
+
+
+@pytest.mark.parametrize(
+    "module, name, value, path",
+    [(sn, "lr", 1e-3, ["cnn-gap"]), (sn, "weight_decay", 0.0, ["cnn-gap", "caps"]),
+     (sn, "average", 0.9, ["cnn", "cnn-gap"]), (sn, "n_epochs", 40, ["cnn-pool", "caps"]),
+     (mc, "lr", 1e-3, ["cnn", "caps"]), (mc, "warmup", 7, ["cnn"]), (mc, "warmup", 0, ["cnn", "caps"])],
+    ids=str)
+def test_what_was_given_stays_through_replacements(module, name, value, path):
+    config = module.Config(**{name: value})
+    for model in path:
+        config = dataclasses.replace(config, model=model)
+        assert getattr(config, name) == value and config == module.Config(model=model, **{name: value})
+        own = config.own_values() | {name: value}
+        assert {key: getattr(config, key) for key in own} == own
+
+
+def test_replacements_there_and_back_are_none():
+    for module, other in ((sn, dict(model="cnn-gap", data="smallnorb")), (mc, dict(model="cnn", preset="deep"))):
+        usual = module.Config()
+        away = dataclasses.replace(usual, **other)
+        back = dataclasses.replace(away, **{name: getattr(usual, name) for name in other})
+        assert away != usual and back == usual and module.given_options(back) == []
+    deep = dataclasses.replace(dataclasses.replace(mc.Config(recon_weight=0.5), preset="deep"), preset="paper")
+    assert deep == mc.Config(preset="paper", recon_weight=0.5)
+
+
+def test_a_value_given_in_a_replacement_stays_too():
+    config = dataclasses.replace(dataclasses.replace(sn.Config(), lr=1e-4), model="cnn-gap")
+    assert config.lr == 1e-4 and config.weight_decay == 1
+    config = dataclasses.replace(dataclasses.replace(mc.Config(), conv1_channels=8), preset="paper")
+    assert (config.conv1_channels, config.primary_types) == (8, 32)
+
+
+@pytest.mark.parametrize(
+    "module, model, foreign, kept",
+    [
+        (sn, "cnn", dict(em_iters=3, final_lambda=0.5, conv_types=4, loss="spread", no_coord_add=True),
+         dict(lr=1e-3, seed=4)),
+        (sn, "dense-caps", dict(conv_types=4, no_coord_add=True), dict(em_iters=3, loss="spread", dropout=0.1)),
+        (sn, "cnn-gap", dict(em_iters=3, routing_grad="detached"), dict(conv1_channels=16, max_shift=2)),
+        (mc, "cnn", dict(routing_iters=2, digit_bias=True, recon_weight=0.1, decoder_hidden1=9),
+         dict(lr=1e-3, primary_types=3)),
+        (mc, "caps", dict(dropout=0.5, cnn_channels=7, cnn_hidden=5), dict(n_train=77))],
+    ids=str)
+def test_for_model_drops_foreign_settings_and_keeps_the_others(module, model, foreign, kept):
+    other = "caps" if model != "caps" else "cnn"
+    config = module.for_model(module.Config(model=other, **foreign, **kept), model)
+    assert config == module.Config(model=model, **kept)
+    module.check_options(config, [model])
+
+
+def test_variants_have_their_own_recipes_and_what_was_given():
+    config = sn.Config(baseline="cnn,cnn-pool,cnn-gap,dense-caps", em_iters=3, n_train_views=4)
+    variants = sn.variants(config)
+    assert list(variants) == ["caps", "cnn", "cnn-pool", "cnn-gap", "dense-caps"]
+    for model, variant in variants.items():
+        recipe = sn.RECIPES[model]
+        assert variant.model == model and {name: getattr(variant, name) for name in recipe} == recipe
+        assert variant.n_train_views == 4 and variant.em_iters == (3 if "caps" in model else 2)
+    given = sn.variants(dataclasses.replace(config, lr=1e-3, n_epochs=7))
+    assert {(variant.lr, variant.n_epochs) for variant in given.values()} == {(1e-3, 7)}
+    assert given["cnn-gap"].average == 0.998 and given["cnn"].average == 0
+
+
+def test_ablations_have_their_networks_recipe_but_for_what_they_change():
+    variants = sn.variants(sn.Config(ablations=True, n_per_combo=3))
+    assert variants["full"] == sn.Config(n_per_combo=3)
+    for label, changes in sn.ABLATIONS.items():
+        assert variants[label] == sn.Config(n_per_combo=3, **changes), label
+    assert variants["dense capsules"].weight_decay == 0 and variants["3 EM iterations"].weight_decay == 3
+
+
+def test_options_are_settings_and_not_what_was_filled_in():
+    for module in SCRIPTS.values():
+        assert "filled" not in module.settings_of(module.Config()) and "filled" not in repr(module.Config())
+        assert None not in module.settings_of(module.Config()).values()
+
+
+# -------------------------------------------------------------- pinned: what the results in the documents hang on
+
+def test_multimnists_tables():
+    deep = (("conv2d", "conv1", 3, 1, 1), ("relu",), ("conv2d", "conv2", 3, 1, 1), ("pool",), ("relu",),
+            ("conv2d", "conv3", 3, 1, 2), ("relu",), ("conv2d", "conv4", 3, 1, 2), ("pool",), ("relu",),
+            ("conv2d", "conv5", 3, 1, 4), ("relu",))
+    assert mc.FRONT_ENDS == {
+        "paper": (("conv2d", "conv1", 9, 1, 1), ("relu",), ("conv2d", "primary", 9, 2, None)),
+        "deep": (*deep, ("conv2d", "primary", 1, 1, None))}
+    assert mc.CNN_TRUNK == deep
+    assert mc.PRESETS == {
+        "default": {"front_end": "paper", "conv1_channels": 32, "primary_types": 8, "decoder_hidden1": 256,
+                    "decoder_hidden2": 512, "lr": 0.002, "warmup": 0, "recon_weight": 0.0005},
+        "paper": {"front_end": "paper", "conv1_channels": 256, "primary_types": 32, "decoder_hidden1": 512,
+                  "decoder_hidden2": 1024, "lr": 0.002, "warmup": 0, "recon_weight": 0.0005},
+        "deep": {"front_end": "deep", "conv1_channels": 32, "primary_types": 16, "decoder_hidden1": 256,
+                 "decoder_hidden2": 512, "lr": 0.005, "warmup": 200, "recon_weight": 0.002}}
+    assert mc.CNN == {"lr": 0.005, "warmup": 200}
+
+
+def test_smallnorbs_tables():
+    assert sn.MODELS == ("caps", "dense-caps", "cnn", "cnn-pool", "cnn-gap", "nearest")
+    names = ("n_epochs", "weight_decay", "dropout", "lr", "lr_schedule", "average")
+    assert {model: tuple(recipe[name] for name in names) for model, recipe in sn.RECIPES.items()} == {
+        "caps": (40, 3.0, 0.5, 0.003, "cosine", 0.0), "dense-caps": (40, 0.0, 0.0, 0.003, "cosine", 0.0),
+        "cnn": (40, 0.0, 0.0, 0.003, "cosine", 0.0), "cnn-pool": (60, 0.0, 0.5, 0.003, "cosine", 0.0),
+        "cnn-gap": (100, 1.0, 0.0, 0.003, "constant", 0.998)}
+    assert all(set(recipe) == set(names) for recipe in sn.RECIPES.values())
+    assert sn.RANGES == {"synthetic": {"train_azimuths": "0:150", "test_azimuths": "200:330"},
+                         "smallnorb": {"train_azimuths": "300:400", "test_azimuths": "60:280"}}
+
+
+CORE = dict(seed=0, batch_size=32, threads=0, checkpoint="", resume=False, out_json="", quiet=False)
+DEFAULTS = {
+    "multimnist": CORE | dict(
+        n_epochs=12, lr=0.002, warmup=0, lr_schedule="cosine", weight_decay=0.0, average=0.0, n_train=6000, n_val=2000,
+        n_test=10000, digits="auto", mnist_dir="", min_iou=0.8, merge="max", fixed_pool=False, model="caps",
+        preset="default", front_end="paper", conv1_channels=32, primary_types=8, primary_dim=8, digit_dim=16,
+        decoder_hidden1=256, decoder_hidden2=512, routing_iters=3, routing_grad="full", digit_bias=False,
+        recon_weight=0.0005, cnn_channels=32, cnn_hidden=0, dropout=0.0),
+    "smallnorb": CORE | dict(
+        n_epochs=40, lr=0.003, warmup=0, lr_schedule="cosine", weight_decay=3.0, average=0.0, dropout=0.5, loss="xent",
+        stop_familiar=0.0, n_eval=0, data="synthetic", norb_dir="", split="azimuth", train_azimuths="0:150",
+        test_azimuths="200:330", elevations="30:70", train_elevations="30:40", test_elevations="45:70", n_train_views=6,
+        n_test_views=6, n_elev=3, n_per_combo=5, n_test_per_combo=2, max_shift=0, model="caps", conv1_channels=32,
+        primary_types=4, primary_kernel=3, conv_types=8, em_iters=2, final_lambda=1.0, no_coord_add=False,
+        routing_grad="full", cnn_width=0, baseline="cnn-gap", ablations=False, n_seeds=1)}
+
+
+@pytest.mark.parametrize("experiment", SCRIPTS)
+def test_defaults(experiment):
+    found = SCRIPTS[experiment].settings_of(SCRIPTS[experiment].Config())
+    assert found == DEFAULTS[experiment]
+    assert {name: type(value) for name, value in found.items()} == {n: type(v) for n, v in DEFAULTS[experiment].items()}
+
+
+def test_constants_of_the_core():
+    for module in SCRIPTS.values():
+        assert (module.BETA1, module.BETA2, module.ADAM_EPS) == (0.9, 0.999, 1e-8)
+        assert (module.SHARD_SIZE, module.CHUNK) == (16, 2048)
+        assert module.PURPOSES == ("data", "init", "batches", "evaluation")
