@@ -1,0 +1,145 @@
+"""README.md and docs/: every command parses, every image shown exists, every flag named is real, chapters have one
+skeleton, and nobody has to read more than 80 words in a row."""
+import re
+import shlex
+
+import pytest
+from conftest import ROOT
+
+DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+CHAPTERS = DOCUMENTS[1:]
+SKELETON = ["Question", "Verdict", "Run it", "Method", "Results", "What each ingredient is worth", "Inside",
+            "Make it yours", "Symbols", "Speed", "Deviations", "Correctness", "Open questions", "Recipe"]
+FLAG = r"(?<![\w-])--[a-z][a-z0-9-]*"
+
+
+@pytest.fixture(scope="module", params=DOCUMENTS)
+def document(request):
+    """name and text of each document"""
+    return request.param, (ROOT / request.param).read_text()
+
+
+@pytest.fixture(scope="module")
+def flags_of(run_script):
+    """flags_of(script) -> the flags that its --help lists; each script is asked once"""
+    known = {}
+
+    def ask(script):
+        if script not in known:
+            done = run_script(script, "--help")
+            assert done.returncode == 0, f"{script}: {done.stderr}"
+            known[script] = set(re.findall(FLAG, done.stdout))
+        return known[script]
+
+    return ask
+
+
+def without_code(text):
+    return re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+
+
+def code_blocks(text):
+    fenced = re.findall(r"^```[^\n]*\n(.*?)^```", text, re.M | re.S)
+    indented = re.findall(r"(?:^(?: {4}|\t)[^\n]*\n?)+", text, re.M)
+    inline = re.findall(r"`(python3 [^`]*)`", without_code(text))
+    return "\n".join(fenced + indented + [command.replace("\n", " ") for command in inline]).replace("\\\n", " ")
+
+
+def commands(text):
+    """The command lines `python3 script.py ...` of all code blocks and inline code, as lists of words"""
+    lines = (shlex.split(line, comments=True) for line in re.findall(r"python3 ([^\n|>&;]*)", code_blocks(text)))
+    return [words for words in lines if words and not words[0].startswith("-")]
+
+
+def paragraphs(text):
+    """The running text: no code, tables, headings, images or comments; a list's item is a paragraph"""
+    for block in re.split(r"\n\s*\n|\n(?=[-*] |\d+\. )", without_code(text)):
+        if not re.match(r"\s*(\||#|!\[|<!--)", block):
+            yield " ".join(block.split())
+
+
+def test_every_command_parses(document, flags_of):
+    name, text = document
+    assert commands(text)
+    for script, *words in commands(text):
+        assert (ROOT / script).is_file(), f"{name} runs {script}, which is not there"
+        for word in words:
+            if word.startswith("--"):
+                assert word.split("=")[0] in flags_of(script), f"{name} gives {script} the flag {word}"
+
+
+def test_every_image_and_link_exists(document):
+    name, text = document
+    shown = re.findall(r"!\[[^\]]*\]\(([^)\s]+)", text) + re.findall(r"<img[^>]*src=[\"']([^\"']+)", text)
+    assert shown and not any(image.startswith("http") for image in shown)
+    for link in re.findall(r"\]\(([^)#\s]+)", text):
+        if not link.startswith("http"):
+            assert ((ROOT / name).parent / link).is_file(), f"{name} points to {link}, which is not there"
+
+
+def test_every_figure_is_shown():
+    """No PNG lies in viz/ that no document shows"""
+    shown = {(ROOT / name).parent.joinpath(image).resolve() for name in DOCUMENTS
+             for image in re.findall(r"!\[[^\]]*\]\(([^)\s]+)", (ROOT / name).read_text())}
+    assert {path.resolve() for path in (ROOT / "viz").rglob("*.png")} <= shown
+
+
+def test_every_flag_named_is_real(document, flags_of):
+    name, text = document
+    prose = re.sub(r"`python3 [^`]*`", "", without_code(text))
+    prose = "\n".join(line for line in prose.splitlines() if "-m pytest" not in line and "-m pip" not in line)
+    scripts = {path.name for path in ROOT.glob("*.py")}
+    scripts |= {words[0] for words in commands(text) if "--" in "".join(words)}
+    known = set().union(*map(flags_of, sorted(scripts)))
+    assert not (unknown := set(re.findall(FLAG, prose)) - known), f"{name} names flags that no script has: {unknown}"
+
+
+def test_the_front_door_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_chapters_have_one_skeleton(chapter):
+    assert re.findall(r"^## (.*)$", without_code((ROOT / chapter).read_text()), re.M) == SKELETON
+
+
+def test_every_experiment_has_a_chapter_and_its_row_on_the_front_page():
+    experiments = {path.stem.removeprefix("visualize_") for path in ROOT.glob("visualize_*.py")}
+    assert {f"docs/{name}.md" for name in experiments} == set(CHAPTERS)
+    rows = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("|")]
+    assert all(any(f"(docs/{name}.md" in row for row in rows) for name in experiments)
+
+
+def test_no_paragraph_is_long(document):
+    name, text = document
+    long = {paragraph[:60]: n for paragraph in paragraphs(text) if (n := len(paragraph.split())) > 80}
+    assert not long, f"{name}: paragraphs over 80 words: {long}"
+
+
+def test_the_test_command_stands_in_the_readme():
+    """From where continuous integration takes it"""
+    assert re.search(r"^python3 -m pytest -q tests$", (ROOT / "README.md").read_text(), re.M)
+
+
+@pytest.mark.parametrize("text, expected", [
+    ("```\npython3 a.py --x 1  # why --y\n```\n", [["a.py", "--x", "1"]]),
+    ("text\n\n    python3 b.py --z \\\n      --w\n", [["b.py", "--z", "--w"]]),
+    ("```sh\n$ python3 c.py > log\npython3 -m pytest\n```\nand `python3 d.py` in text", [["c.py"], ["d.py"]]),
+    ("```\nfor s in 0 1; do python3 a.py --seed $s; done\n.venv/bin/python3 a.py && python3 b.py\n```", [
+        ["a.py", "--seed", "$s"], ["a.py"], ["b.py"]])])
+def test_commands_are_found_in_code_blocks(text, expected):
+    assert commands(text) == expected
+
+
+def test_paragraphs_are_found():
+    text = "# A\n\none two\nthree\n\n| a | b |\n|---|\n\n- x y\n- z\n  w\n\n```\ncode\n```\n![i](x.png)\n"
+    assert list(paragraphs(text)) == ["one two three", "- x y", "- z w"]
+
+
+def test_the_python_examples_run(run_script):
+    examples = [code for name in DOCUMENTS for code in re.findall(r"^```python\n(.*?)^```", (ROOT / name).read_text(),
+                                                                  re.M | re.S)]
+    assert examples
+    for code in examples:
+        done = run_script("-c", code)
+        assert done.returncode == 0 and "MNIST" in done.stderr and "[[" in done.stdout, done.stderr
