@@ -8,7 +8,6 @@ from pathlib import Path
 import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS threads
 from multimnist_capsnet import CANVAS, CHANCE, N_CLASSES, InputError
 
-# isort: split
 import imageio.v3 as imageio
 import matplotlib
 import numpy as np

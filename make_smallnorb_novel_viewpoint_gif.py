@@ -9,7 +9,6 @@ from pathlib import Path
 import smallnorb_novel_viewpoint as norb  # before numpy: it sets the number of BLAS threads
 from smallnorb_novel_viewpoint import CLASS_NAMES, N_CLASSES, InputError
 
-# isort: split
 import imageio.v3 as imageio
 import matplotlib
 import numpy as np
@@ -70,15 +69,8 @@ def draw_frames(recorders, steps, config, n_sweep, label):
     curves.grid(alpha=0.3)
     lines = [
         [
-            curves.plot(
-                [],
-                [],
-                style,
-                color=colour,
-                marker="o",
-                markersize=3,
-                clip_on=False,
-                label=name if style == "-" else None,
+            curves.plot([], [], style, color=colour, marker="o", markersize=3, clip_on=False,
+                        label=name if style == "-" else None,
             )[0]
             for style in ("-", "--")]
         for name, colour in zip(names, COLOURS)]
@@ -125,8 +117,7 @@ def draw_frames(recorders, steps, config, n_sweep, label):
             named = int(p.argmax())
             ax.set_title(
                 f"{recorder.config.model}: {CLASS_NAMES[named]}, {'right' if named == label_of_shape else 'WRONG'}",
-                fontsize=9,
-                fontweight="normal" if named == label_of_shape else "bold")
+                fontsize=9, fontweight="normal" if named == label_of_shape else "bold")
         canvas.draw()
         frame = np.asarray(canvas.buffer_rgba())[..., :3]
         frames.append((np.round(frame / 255 * (LEVELS - 1)) * (255 / (LEVELS - 1))).astype(np.uint8))
@@ -178,12 +169,9 @@ def main():
     models = (config.model, config.baseline)
     filmed = [film(norb.for_model(config, model), args.snapshots, data) for model in models]
     epochs = {recorder.config.n_epochs for recorder, _ in filmed}
-    frames, n_training = draw_frames(
-        [recorder for recorder, _ in filmed],
-        [n for _, n in filmed],
-        config,
-        args.sweep_frames,
-        f"seed {config.seed}, {' and '.join(map(str, sorted(epochs)))} epochs")
+    frames, n_training = draw_frames([recorder for recorder, _ in filmed], [n for _, n in filmed], config,
+                                     args.sweep_frames,
+                                     f"seed {config.seed}, {' and '.join(map(str, sorted(epochs)))} epochs")
     duration = [1000 / args.fps] * len(frames)
     duration[n_training - 1] = duration[-1] = HOLD
     norb.write_atomically(

@@ -30,7 +30,9 @@ One command, about a minute on two cores:    python3 multimnist_capsnet.py --n-e
 """
 import argparse
 import contextlib
+import ctypes
 import dataclasses
+import functools
 import gzip
 import hashlib
 import http.client
@@ -93,19 +95,13 @@ class Settings:
     batch_size: int = option(32, "samples in a batch", "training", low=1)
     lr: float = option(None, "Adam's learning rate at the start, or after the warm-up", "training", above=0)
     warmup: int = option(0, "steps over which the learning rate first rises from 0", "training", low=0)
-    lr_schedule: str = option(
-        "cosine",
-        "cosine decay to 0, the official code's 0.96^(step/2000), or constant",
-        "training",
-        choices=("cosine", "exponential", "constant"))
+    lr_schedule: str = option("cosine", "cosine decay to 0, the official code's 0.96^(step/2000), or constant",
+                              "training", choices=("cosine", "exponential", "constant"))
     weight_decay: float = option(0.0, "decoupled weight decay: every step shrinks the weights, not the biases, by lr x "
                                  "this", "training", low=0)
-    average: float = option(
-        0.0,
-        "decay of the running mean of the weights, which then is what is evaluated; 0: no mean",
-        "training",
-        low=0,
-        high=0.9999)
+    average: float = option(0.0,
+                            "decay of the running mean of the weights, which then is what is evaluated; 0: no mean",
+                            "training", low=0, high=0.9999)
     threads: int = option(0, "worker threads, 0 for one per core; does not change a bit", "run", low=0, runtime=True)
     checkpoint: str = option("", "write weights and optimiser to this .npz at every epoch's end", "run", runtime=True)
     resume: bool = option(False, "go on from --checkpoint if it exists", "run", runtime=True)
@@ -175,17 +171,13 @@ class Config(Settings):
                             "data", low=0, high=1)
     merge: str = option("max", "pixel-wise max, or the official code's add and clip", "data", choices=("max", "add"))
     fixed_pool: bool = option(False, "reuse one pool of --n-train pairs instead of fresh pairs every epoch", "data")
-    model: str = option(
-        "caps",
-        "the capsule network, or a CNN of at most as many parameters as it has without its decoder",
-        "network",
-        choices=("caps", "cnn"))
-    preset: str = option(
-        "default",
-        "what is not given: default's (2.03M parameters), the paper's (11.36M), or those of a "
-        "deeper and narrower network, which is more accurate for the same time (1.32M)",
-        "network",
-        choices=tuple(PRESETS))
+    model: str = option("caps",
+                        "the capsule network, or a CNN of at most as many parameters as it has without its decoder",
+                        "network", choices=("caps", "cnn"))
+    preset: str = option("default",
+                         "what is not given: default's (2.03M parameters), the paper's (11.36M), or those of a "
+                         "deeper and narrower network, which is more accurate for the same time (1.32M)", "network",
+                         choices=tuple(PRESETS))
     front_end: str = table_option(OWN, "front_end", "layers up to PrimaryCaps: the paper's two 9x9, or six small ones",
                                   "network", choices=tuple(FRONT_ENDS))
     conv1_channels: int = table_option(
@@ -200,16 +192,11 @@ class Config(Settings):
                                         **CAPS_ONLY)
     routing_iters: int = option(3, "routing iterations; 1 means uniform coupling", "network", low=1, **CAPS_ONLY)
     routing_grad: str = option(
-        "full",
-        "full: through every routing iteration; detached: the last coupling coefficients held fixed",
-        "network",
-        choices=("full", "detached"),
-        **CAPS_ONLY)
-    digit_bias: bool = option(
-        False,
-        "a bias on every digit capsule before its squash, at first 0.1, as in the official code",
-        "network",
-        **CAPS_ONLY)
+        "full", "full: through every routing iteration; detached: the last coupling coefficients held fixed", "network",
+        choices=("full", "detached"), **CAPS_ONLY)
+    digit_bias: bool = option(False,
+                              "a bias on every digit capsule before its squash, at first 0.1, as in the official code",
+                              "network", **CAPS_ONLY)
     recon_weight: float = table_option(OWN, "recon_weight", "weight of the summed squared error of the redrawn digits",
                                        "training", low=0, **CAPS_ONLY)
     cnn_channels: int = option(32, "channels of the CNN's first convolution; later ones have 2 or 4 times as many",
@@ -322,10 +309,8 @@ def epoch_samples(digits, epoch, config):
 def to_batch(pairs, rows, dtype=np.float32):
     """Rows of a dict of pairs as what the network eats: images and sources, pixels in [0, 1] in `dtype`, labels (N, 2)
     and the dropout_mask, if there is one"""
-    batch = {
-        "images": pairs["composites"][rows].astype(dtype) / 255,
-        "sources": pairs["sources"][rows].astype(dtype) / 255,
-        "labels": pairs["labels"][rows]}
+    batch = {"images": pairs["composites"][rows].astype(dtype) / 255,
+             "sources": pairs["sources"][rows].astype(dtype) / 255, "labels": pairs["labels"][rows]}
     return batch | ({"dropout_mask": pairs["dropout_mask"][rows].astype(dtype)} if "dropout_mask" in pairs else {})
 
 
@@ -792,9 +777,8 @@ def announce(run, digits, val):
         expected = f"10 log 2 = {N_CLASSES * math.log(2):.3f} if every sigmoid said 1/2"
     else:
         square = np.square(val["sources"] / 255 - 0.5).sum() / len(val["labels"])
-        expected = (
-            f"1.62 + {config.recon_weight} x {square:.0f} = {2 * M_PLUS**2 + config.recon_weight * square:.3f} "
-            "if all capsules had length 0 and all pixels were gray")
+        expected = (f"1.62 + {config.recon_weight} x {square:.0f} = {2 * M_PLUS**2 + config.recon_weight * square:.3f} "
+                    "if all capsules had length 0 and all pixels were gray")
         I, E, J, D = params["W"].shape
         network = (f"{config.front_end} front end, Conv1 {config.conv1_channels}, {I} x {E}-D primary capsules, {J} x "
                    f"{D}-D digit capsules, {config.routing_iters} routing iterations, gradient {config.routing_grad}"
@@ -833,21 +817,14 @@ def check_config(config):
 
 def results_of(config, params, history, test):
     """The dict that --out-json writes"""
-    return {
-        "config": settings_of(config),
-        "digits": history["source"],
-        "n_params": n_params(params),
-        "test_set_accuracy": test["set_accuracy"],
-        "test_set_accuracy_ci95": wilson_interval(test["hits"], test["n"]),
-        "test_any_accuracy": test["any_accuracy"],
-        "test_recon_mse": test.get("recon_mse"),
-        "baseline_recon_mse": test["baseline_recon_mse"],
-        "seconds_train": history["seconds"],
-        "ms_per_step": 1e3 * history["seconds"] / history["steps"],
-        "pairs_per_second": config.n_train * len(history["epochs"]) / history["seconds"],
-        "peak_rss_mb": peak_rss_mb(),
-        "versions": versions(),
-        "history": history["epochs"]}
+    return {"config": settings_of(config), "digits": history["source"], "n_params": n_params(params),
+            "test_set_accuracy": test["set_accuracy"],
+            "test_set_accuracy_ci95": wilson_interval(test["hits"], test["n"]),
+            "test_any_accuracy": test["any_accuracy"], "test_recon_mse": test.get("recon_mse"),
+            "baseline_recon_mse": test["baseline_recon_mse"], "seconds_train": history["seconds"],
+            "ms_per_step": 1e3 * history["seconds"] / history["steps"],
+            "pairs_per_second": config.n_train * len(history["epochs"]) / history["seconds"],
+            "peak_rss_mb": peak_rss_mb(), "versions": versions(), "history": history["epochs"]}
 
 
 def report(config, params, history, test, say):
@@ -862,8 +839,7 @@ def report(config, params, history, test, say):
             f"mean image\n  losses                  {test['loss']:.4f} = margin {test['margin']:.4f} + weight x "
             f"{test['recon']:.2f}\n")
     memory = f", peak memory {results['peak_rss_mb']:.0f} MB" if results["peak_rss_mb"] else ""
-    say(
-        f"\n{DIGIT_NAMES[results['digits']]}, {test['n']} test pairs\n"
+    say(f"\n{DIGIT_NAMES[results['digits']]}, {test['n']} test pairs\n"
         f"  set accuracy            {test['set_accuracy']:.4f}   95% interval [{low:.4f}, {high:.4f}], chance "
         f"{CHANCE:.4f}\n"
         f"  at least one            {test['any_accuracy']:.4f}   chance {CHANCE_ANY:.4f}\n{loss}"
@@ -1094,11 +1070,10 @@ def synthesize_digits(n, seed):
     labels = random.integers(0, 10, n)
     share = np.cumsum(weight / np.array([weight[digit == d].sum() for d in digit]))  # digit d: (d, d + 1]
     glyph = np.searchsorted(share, labels + random.uniform(1e-6, 1 - 1e-6, n))           # (n,)
-    factors = {
-        "slant": random.normal(0.15, 0.25, n), "rotation": random.normal(0, 0.08, n),
-        "aspect": np.exp(random.normal(0, 0.2, n)),
-        "stroke": np.exp(random.normal(0.92, 0.26, n)).clip(1.2, 4.5),
-        "style": glyph - np.searchsorted(digit, labels), "wobble": random.uniform(0.03, 0.17, n)}
+    factors = {"slant": random.normal(0.15, 0.25, n), "rotation": random.normal(0, 0.08, n),
+               "aspect": np.exp(random.normal(0, 0.2, n)),
+               "stroke": np.exp(random.normal(0.92, 0.26, n)).clip(1.2, 4.5),
+               "style": glyph - np.searchsorted(digit, labels), "wobble": random.uniform(0.03, 0.17, n)}
     images = np.empty((n, 28, 28), np.uint8)
     for start in range(0, n, 250):
         part = slice(start, start + 250)
@@ -1480,6 +1455,23 @@ def learning_rate(config, step, n_steps):
 
 # -------------------------------------------------------------- running in shards
 
+@functools.cache
+def openblas():
+    """NumPy's OpenBLAS library, None where NumPy has another BLAS"""
+    site = Path(np.__file__).parent
+    for library in (*site.parent.glob("numpy.libs/*openblas*"), *site.glob(".dylibs/*openblas*")):
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(str(library))
+    return None
+
+
+def hold_blas_to_one_thread():
+    """Where numpy was imported before this file, its BLAS did not see the environment variables set above: tell it
+    now. With more threads it would share out products, and round them, by the number of cores."""
+    with contextlib.suppress(AttributeError):
+        openblas().scipy_openblas_set_num_threads64_(1)
+
+
 def n_cores():
     """Cores that this process may use"""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -1492,6 +1484,7 @@ class Runner:
     """
 
     def __init__(self, threads, batch_size=10 ** 9):
+        hold_blas_to_one_thread()
         self.threads = min(threads or n_cores(), -(-batch_size // SHARD_SIZE))
         self.pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
         self.arenas = []
@@ -1645,7 +1638,7 @@ class Run:
             paused = time.perf_counter()
             self.last_snapshot = self.step
             weights = {name: p.copy() for name, p in self.weights.items()}
-            self.snapshot_callback(self.step, weights, self.terms and dict(self.terms))
+            self.snapshot_callback(self.step, weights, self.terms)
             self.began = getattr(self, "began", paused) + time.perf_counter() - paused
 
     def close_epoch(self, found=None, text=""):

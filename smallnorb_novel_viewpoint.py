@@ -32,7 +32,9 @@ One command, half a minute on two cores:    python3 smallnorb_novel_viewpoint.py
 import argparse
 import concurrent.futures
 import contextlib
+import ctypes
 import dataclasses
+import functools
 import gzip
 import json
 import math
@@ -93,19 +95,13 @@ class Settings:
     batch_size: int = option(32, "samples in a batch", "training", low=1)
     lr: float = option(None, "Adam's learning rate at the start, or after the warm-up", "training", above=0)
     warmup: int = option(0, "steps over which the learning rate first rises from 0", "training", low=0)
-    lr_schedule: str = option(
-        "cosine",
-        "cosine decay to 0, the official code's 0.96^(step/2000), or constant",
-        "training",
-        choices=("cosine", "exponential", "constant"))
+    lr_schedule: str = option("cosine", "cosine decay to 0, the official code's 0.96^(step/2000), or constant",
+                              "training", choices=("cosine", "exponential", "constant"))
     weight_decay: float = option(0.0, "decoupled weight decay: every step shrinks the weights, not the biases, by lr x "
                                  "this", "training", low=0)
-    average: float = option(
-        0.0,
-        "decay of the running mean of the weights, which then is what is evaluated; 0: no mean",
-        "training",
-        low=0,
-        high=0.9999)
+    average: float = option(0.0,
+                            "decay of the running mean of the weights, which then is what is evaluated; 0: no mean",
+                            "training", low=0, high=0.9999)
     threads: int = option(0, "worker threads, 0 for one per core; does not change a bit", "run", low=0, runtime=True)
     checkpoint: str = option("", "write weights and optimiser to this .npz at every epoch's end", "run", runtime=True)
     resume: bool = option(False, "go on from --checkpoint if it exists", "run", runtime=True)
@@ -158,37 +154,25 @@ class Config(Settings):
     n_epochs: int = table_option(RECIPES, "n_epochs", "epochs to train", "training", low=1)
     lr: float = table_option(
         RECIPES, "lr", "Adam's learning rate at the start, or after the warm-up", "training", above=0)
-    lr_schedule: str = table_option(
-        RECIPES,
-        "lr_schedule",
-        "cosine decay to 0, the official code's 0.96^(step/2000), or constant",
-        "training",
-        choices=("cosine", "exponential", "constant"))
+    lr_schedule: str = table_option(RECIPES, "lr_schedule",
+                                    "cosine decay to 0, the official code's 0.96^(step/2000), or constant", "training",
+                                    choices=("cosine", "exponential", "constant"))
     weight_decay: float = table_option(
-        RECIPES,
-        "weight_decay",
-        "decoupled weight decay: every step shrinks the weights, not the biases, by lr x this",
-        "training",
-        low=0)
+        RECIPES, "weight_decay", "decoupled weight decay: every step shrinks the weights, not the biases, by lr x this",
+        "training", low=0)
     average: float = table_option(RECIPES, "average", "decay of the running mean of the weights, which then is what is "
                                   "evaluated; 0: no mean", "training", low=0, high=0.9999)
     dropout: float = table_option(
-        RECIPES,
-        "dropout",
+        RECIPES, "dropout",
         "share of the last layer's inputs dropped in training: hidden units, or children of the class capsules",
-        "training",
-        low=0,
-        high=0.95)
+        "training", low=0, high=0.95)
     loss: str = option("xent", "cross-entropy on |mu|^2/16 + 4 (a - 0.5), or the paper's spread loss", "training",
                        choices=("xent", "spread"), **CAPSULES)
-    stop_familiar: float = option(
-        0.0,
-        "stop when the accuracy on familiar views reaches this, as the paper does; 0: never",
-        "training",
-        low=0,
-        high=1)
-    n_eval: int = option(0, "images of each test set that are looked at while training, always the same ones; 0: all",
-                         "training", low=0)
+    stop_familiar: float = option(0.0,
+                                  "stop when the accuracy on familiar views reaches this, as the paper does; 0: never",
+                                  "training", low=0, high=1)
+    n_eval: int = option(0, "images of each test set that are looked at while training, always the same ones; 0: all. "
+                         "By these --stop-familiar stops, and accuracies are matched", "training", low=0)
     data: str = option("synthetic", "five embedded 3D shapes, or the real smallNORB", "data",
                        choices=("synthetic", "smallnorb"))
     norb_dir: str = option("", "folder with smallNORB's six .mat or .mat.gz files", "data", runtime=True, metavar="DIR")
@@ -212,11 +196,8 @@ class Config(Settings):
     max_shift: int = option(
         0, "training images are shifted at random by up to this many px on each axis", "data", low=0, high=8,
         models=tuple(RECIPES))
-    model: str = option(
-        "caps",
-        "network to train; nearest: the nearest training image names, nothing is trained",
-        "network",
-        choices=MODELS)
+    model: str = option("caps", "network to train; nearest: the nearest training image names, nothing is trained",
+                        "network", choices=MODELS)
     conv1_channels: int = option(
         32, "A, channels of the capsule network's first convolution", "network", low=1, **SIZES)
     primary_types: int = option(4, "B, types of primary capsules", "network", low=1, **SIZES)
@@ -224,26 +205,17 @@ class Config(Settings):
                                  **SIZES)
     conv_types: int = option(8, "C, types of convolutional capsules", "network", low=1, **SIZES)
     em_iters: int = option(2, "EM routing iterations", "network", low=1, **CAPSULES)
-    final_lambda: float = option(
-        1.0,
-        "inverse temperature of the activations, approached as final_lambda (1 - 0.95^(t+1))",
-        "network",
-        above=0,
-        **CAPSULES)
+    final_lambda: float = option(1.0,
+                                 "inverse temperature of the activations, approached as final_lambda (1 - 0.95^(t+1))",
+                                 "network", above=0, **CAPSULES)
     no_coord_add: bool = option(
         False, "no coordinate addition in the class capsules' votes", "network", models=("caps",))
-    routing_grad: str = option(
-        "full",
-        "full: through every EM iteration; detached: the last responsibilities held fixed",
-        "network",
-        choices=("full", "detached"),
-        **CAPSULES)
+    routing_grad: str = option("full",
+                               "full: through every EM iteration; detached: the last responsibilities held fixed",
+                               "network", choices=("full", "detached"), **CAPSULES)
     cnn_width: int = option(
-        0,
-        "channels of cnn-pool's and cnn-gap's first layer, 0 for as many parameters as the capsule network",
-        "network",
-        low=0,
-        models=("cnn-pool", "cnn-gap"))
+        0, "channels of cnn-pool's and cnn-gap's first layer, 0 for as many parameters as the capsule network",
+        "network", low=0, models=("cnn-pool", "cnn-gap"))
     baseline: str = option("cnn-gap", "networks to compare with, comma-separated; or none", "run", runtime=True,
                            metavar="NAMES")
     ablations: bool = option(False, "compare with variants of the capsule network instead", "run", runtime=True)
@@ -358,10 +330,8 @@ def shape_points():
     """The five shapes as lists of points (n, 3) in [-1, 1]^3: x right, y up, z towards the viewer."""
     cross = np.array([[0, 0, 0], [1, 0, 0], [-1, 0, 0], [0, 1, 0], [0, -1, 0], [0, 0, 1], [0, 0, -1]], float) * 0.8
     ell = np.concatenate(
-        [
-            _segment((-0.5, 0.9, 0), (-0.5, -0.7, 0), 7),
-            _segment((-0.5, -0.7, 0), (0.8, -0.7, 0), 6)[1:],
-            _segment((-0.5, -0.7, 0), (-0.5, -0.7, 0.6), 3)[1:]])
+        [_segment((-0.5, 0.9, 0), (-0.5, -0.7, 0), 7), _segment((-0.5, -0.7, 0), (0.8, -0.7, 0), 6)[1:],
+         _segment((-0.5, -0.7, 0), (-0.5, -0.7, 0.6), 3)[1:]])
     tee = np.concatenate([_segment((-0.8, 0.8, 0), (0.8, 0.8, 0), 7), _segment((0, 0.8, 0), (0, -0.9, 0), 7)[1:]])
     corners = np.array(np.meshgrid(*[(-0.65, 0.65)] * 3)).reshape(3, 8).T
     frame = np.concatenate([_segment(a, b, 5) for k, a in enumerate(corners) for b in corners[k + 1:]
@@ -919,9 +889,8 @@ def conv_caps_forward(pose, active, W, beta_u, beta_a, config, empty=np.empty):
     for start in range(0, N, EM_CHUNK):
         part = slice(start, min(start + EM_CHUNK, N))
         window = Window(part.stop - start, *pose.shape[1:4])
-        M, children = (
-            im2col_capsules(pose[part], window),
-            im2col_capsules(active[part, ..., None], window)[..., 0].T.copy())
+        M, children = (im2col_capsules(pose[part], window),
+                       im2col_capsules(active[part, ..., None], window)[..., 0].T.copy())
         V, votes_cache = pose_votes_forward(M, W, scratch.rewind())  # (9*B, n*places, J, D)
         (m, act), em_cache = em_routing_forward(
             V.transpose(1, 2, 0, 3), children, beta_u, beta_a, config, window, scratch)
@@ -1010,17 +979,9 @@ def param_shapes(config, width=0):
     F = config.conv_types
     K, w = config.primary_kernel, width or config.cnn_width
     if config.model == "caps":
-        return {
-            "conv1_w": (5, 5, C, A),
-            "conv1_b": (A,),
-            "primary_w": (K, K, A, B * (D + 1)),
-            "primary_b": (B * (D + 1),),
-            "conv_W": (9 * B, F, P, P),
-            "conv_beta_u": (F,),
-            "conv_beta_a": (F,),
-            "class_W": (F, J, P, P),
-            "class_beta_u": (J,),
-            "class_beta_a": (J,)}
+        return {"conv1_w": (5, 5, C, A), "conv1_b": (A,), "primary_w": (K, K, A, B * (D + 1)),
+                "primary_b": (B * (D + 1),), "conv_W": (9 * B, F, P, P), "conv_beta_u": (F,), "conv_beta_a": (F,),
+                "class_W": (F, J, P, P), "class_beta_u": (J,), "class_beta_a": (J,)}
     if config.model == "dense-caps":
         return {"conv1_w": (5, 5, C, 16), "conv1_b": (16,), "primary_w": (4096, DENSE_CAPS * (D + 1)),
                 "primary_b": (DENSE_CAPS * (D + 1),),
@@ -1206,11 +1167,9 @@ def nearest_forward(params, images, config, empty, dropout_mask):
     return {"scores": np.stack(scores, 1)}, None
 
 
-NETWORKS = {
-    "caps": (caps_forward, caps_backward),
-    "dense-caps": (dense_caps_forward, dense_caps_backward),
-    **dict.fromkeys(("cnn", "cnn-pool", "cnn-gap"), (cnn_forward, cnn_backward)),
-    "nearest": (nearest_forward, None)}
+NETWORKS = {"caps": (caps_forward, caps_backward), "dense-caps": (dense_caps_forward, dense_caps_backward),
+            **dict.fromkeys(("cnn", "cnn-pool", "cnn-gap"), (cnn_forward, cnn_backward)),
+            "nearest": (nearest_forward, None)}
 
 
 def loss_and_grads(params, batch, config, empty=np.empty, batch_fraction=1.0):
@@ -1248,13 +1207,8 @@ def evaluate(params, samples, config, runner):
     per_class = [
         float(right[samples["labels"] == j].sum() / counts[j]) if counts[j] else math.nan for j in range(N_CLASSES)]
     hits = int(right.sum())
-    return {
-        "n": n,
-        "hits": hits,
-        "accuracy": hits / n,
-        "loss": loss / n,
-        "predictions": predictions,
-        "per_class": per_class}
+    return {"n": n, "hits": hits, "accuracy": hits / n, "loss": loss / n, "predictions": predictions,
+            "per_class": per_class}
 
 
 def evaluate_viewpoint_extrapolation(params, data, config, runner):
@@ -1330,25 +1284,18 @@ def announce(run, data, watched):
     run.progress.say(
         f"{config.model}: {network}{n_params(run.params):,} parameters; {data['source']} images: {counts}; seed "
         f"{config.seed}, {run.runner.threads} thread{'s' * (run.runner.threads > 1)}; "
-        + (
-            f"going on at step {run.step}"
-            if run.step
-            else f"initial loss {loss:.3f}, guessing {math.log(N_CLASSES):.3f}"))
+        + (f"going on at step {run.step}" if run.step
+           else f"initial loss {loss:.3f}, guessing {math.log(N_CLASSES):.3f}"))
 
 
 # -------------------------------------------------------------- comparing networks
 
 SWEEP = range(0, 360, 10)          # azimuths of a sweep, degrees
-ABLATIONS = {
-    "detached gradient": {"routing_grad": "detached"},
-    "spread loss": {"loss": "spread"},
-    "no coordinate addition": {"no_coord_add": True},
-    "1 EM iteration": {"em_iters": 1},
-    "3 EM iterations": {"em_iters": 3},
-    "3 iterations, no decay": {"em_iters": 3, "weight_decay": 0.0},
-    "no weight decay": {"weight_decay": 0.0},
-    "no dropout": {"dropout": 0.0},
-    "dense capsules": {"model": "dense-caps"}}
+ABLATIONS = {"detached gradient": {"routing_grad": "detached"}, "spread loss": {"loss": "spread"},
+             "no coordinate addition": {"no_coord_add": True}, "1 EM iteration": {"em_iters": 1},
+             "3 EM iterations": {"em_iters": 3}, "3 iterations, no decay": {"em_iters": 3, "weight_decay": 0.0},
+             "no weight decay": {"weight_decay": 0.0}, "no dropout": {"dropout": 0.0},
+             "dense capsules": {"model": "dense-caps"}}
 
 
 def baselines(config):
@@ -1394,14 +1341,10 @@ def run_all(config, say=print):
     for seed in range(config.seed, config.seed + config.n_seeds):
         for label, variant in variants(config).items():
             path = Path(config.checkpoint)
-            if (label, seed) != (first, config.seed):
-                path = (
-                    path.with_name(f"{path.stem}.{label.replace(' ', '-')}-{seed}{path.suffix}")
-                    if config.checkpoint
-                    else "")
-            keeps = config.checkpoint and variant.model != "nearest"
-            jobs.append((label, dataclasses.replace(variant, seed=seed, checkpoint=str(path) if keeps else "",
-                                                    resume=config.resume and bool(keeps))))
+            if config.checkpoint and (label, seed) != (first, config.seed):
+                path = path.with_name(f"{path.stem}.{label.replace(' ', '-')}-{seed}{path.suffix}")
+            checkpoint = str(path) if config.checkpoint else ""
+            jobs.append((label, dataclasses.replace(variant, seed=seed, checkpoint=checkpoint)))
     if config.n_seeds == 1:
         data = load_data(config)
         return [run_one(label, job, data) for label, job in jobs]
@@ -1499,8 +1442,7 @@ def report(config, records, say):
     say(f"\n{config.data} images, {config.split} split; {config.n_seeds} seed{'s' * many}"
         f"{', mean +- 95% t interval' * many}\n{'':24}parameters  familiar views     held-out views     drop")
     for label, row in summary.items():
-        say(
-            f"{label:24}{row['n_params']:10,}  {cell(row['familiar']):17}  {cell(row['held_out']):17}  "
+        say(f"{label:24}{row['n_params']:10,}  {cell(row['familiar']):17}  {cell(row['held_out']):17}  "
             f"{cell(row['drop'])}")
     first = next(iter(summary))
     for label, row in summary.items():
@@ -1513,8 +1455,7 @@ def report(config, records, say):
     for label, row in summary.items():
         say(f"{label:24}" + "".join(f"{accuracy:8.3f}" for accuracy in row["held_out_per_class"]))
     if gaps := gap_table(config, summary):
-        say(
-            "accuracy by distance from the nearest training azimuth, degrees; symmetric shapes look as in training at "
+        say("accuracy by distance from the nearest training azimuth, degrees; symmetric shapes look as in training at "
             f"most of them\n{'':24}" + "".join(f"{gap:>8}" for gap in next(iter(gaps.values()))))
         for label, row in gaps.items():
             say(f"{label:24}" + "".join(f"{accuracy:8.3f}" for accuracy in row.values()))
@@ -1853,6 +1794,23 @@ def learning_rate(config, step, n_steps):
 
 # -------------------------------------------------------------- running in shards
 
+@functools.cache
+def openblas():
+    """NumPy's OpenBLAS library, None where NumPy has another BLAS"""
+    site = Path(np.__file__).parent
+    for library in (*site.parent.glob("numpy.libs/*openblas*"), *site.glob(".dylibs/*openblas*")):
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(str(library))
+    return None
+
+
+def hold_blas_to_one_thread():
+    """Where numpy was imported before this file, its BLAS did not see the environment variables set above: tell it
+    now. With more threads it would share out products, and round them, by the number of cores."""
+    with contextlib.suppress(AttributeError):
+        openblas().scipy_openblas_set_num_threads64_(1)
+
+
 def n_cores():
     """Cores that this process may use"""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -1865,6 +1823,7 @@ class Runner:
     """
 
     def __init__(self, threads, batch_size=10 ** 9):
+        hold_blas_to_one_thread()
         self.threads = min(threads or n_cores(), -(-batch_size // SHARD_SIZE))
         self.pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
         self.arenas = []
@@ -2018,7 +1977,7 @@ class Run:
             paused = time.perf_counter()
             self.last_snapshot = self.step
             weights = {name: p.copy() for name, p in self.weights.items()}
-            self.snapshot_callback(self.step, weights, self.terms and dict(self.terms))
+            self.snapshot_callback(self.step, weights, self.terms)
             self.began = getattr(self, "began", paused) + time.perf_counter() - paused
 
     def close_epoch(self, found=None, text=""):

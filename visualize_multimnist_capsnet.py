@@ -13,7 +13,6 @@ from pathlib import Path
 import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS threads
 from multimnist_capsnet import CANVAS, CHANCE, DIGIT_NAMES, N_CLASSES, InputError
 
-# isort: split
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
@@ -58,9 +57,7 @@ def new_figure(run, height, title):
     other = "" if trained == run.source else f" of {DIGIT_NAMES[trained]}"
     fig.supxlabel(
         f"{DIGIT_NAMES[run.source]}, seed {config.seed}, trained on {len(run.history['epochs'])} x {pairs}{other}, IoU "
-        f"of the digits' boxes at least {config.min_iou:g}",
-        fontsize=8,
-        color=GRAY)
+        f"of the digits' boxes at least {config.min_iou:g}", fontsize=8, color=GRAY)
     return fig
 
 
@@ -96,9 +93,8 @@ def capsule_lengths(params, pairs, config, runner):
     memory"""
     chunks = range(0, len(pairs["labels"]), capsnet.CHUNK)
     return np.concatenate(
-        [
-            runner.forward(params, {k: a[start : start + capsnet.CHUNK] for k, a in pairs.items()}, config)["lengths"]
-            for start in chunks])
+        [runner.forward(params, {k: a[start : start + capsnet.CHUNK] for k, a in pairs.items()}, config)["lengths"]
+         for start in chunks])
 
 
 def words(digits):
@@ -150,11 +146,9 @@ def draw_example_pairs(run, n=8):
 def draw_reconstructions(run, n=5):
     """Masks with the true digits, and with the longest capsule whose digit is not there: the wrong name, where one is
     wrong"""
-    fig = new_figure(
-        run,
-        5.4,
-        "Each digit redrawn from its own capsule, all other capsules masked. Last column: the longest "
-        "capsule\nwhose digit is NOT in the image (where a name is wrong, the digit named wrongly)")
+    fig = new_figure(run, 5.4,
+                     "Each digit redrawn from its own capsule, all other capsules masked. Last column: the longest "
+                     "capsule\nwhose digit is NOT in the image (where a name is wrong, the digit named wrongly)")
     for ax, right, colour in zip(fig.subplots(1, 2), (True, False), (BLUE, RED)):
         rows = np.nonzero(run.right == right)[0][:n]
         ax.set_title(f"the first {len(rows)} test pairs {'named right' if right else 'NOT named right'}", color=colour)
@@ -171,13 +165,8 @@ def draw_reconstructions(run, n=5):
         tops = show_montage(
             ax, images, ["input", "target\na", "redrawn\na", "target\nb", "redrawn\nb", "absent"], gap=(13, 3))
         for top, (a, b), named, c in zip(tops, labels, capsnet.top_two(lengths), absent):
-            ax.text(
-                -0.5,
-                top + CANVAS + 1.5,
-                f"there: {a}, {b}    named: {named[0]}, {named[1]}    absent: {c}",
-                va="top",
-                fontsize=8,
-                color=colour)
+            ax.text(-0.5, top + CANVAS + 1.5, f"there: {a}, {b}    named: {named[0]}, {named[1]}    absent: {c}",
+                    va="top", fontsize=8, color=colour)
         ax.set_ylim(tops[-1] + CANVAS + 12, -0.5)
     return fig
 
@@ -192,11 +181,9 @@ def draw_segmentation(run, n=8):
     gray = batch["images"][..., None]
     true, redrawn = (np.einsum("nrhw,rc->nhwc", digits, TINTS) for digits in (batch["sources"], out["recon"]))
     dyed = gray * redrawn / np.maximum(out["recon"].max(1), 1e-6)[..., None]  # a sigmoid may round to 0
-    fig = new_figure(
-        run,
-        5.2,
-        "Who owns which pixel? The two longest capsules redrawn, one colour each, white where both have "
-        "ink\n(the first test pairs; label blue: named right, red: not)")
+    fig = new_figure(run, 5.2,
+                     "Who owns which pixel? The two longest capsules redrawn, one colour each, white where both have "
+                     "ink\n(the first test pairs; label blue: named right, red: not)")
     ax = fig.subplots()
     show_montage(ax, np.stack([gray.repeat(3, -1), true, np.maximum(redrawn, 0.3 * gray), dyed]),
                  [f"there {words(labels[k])}\nnamed {words(named[k])}" for k in range(n)],
@@ -217,8 +204,7 @@ def draw_capsule_activations(run, n=14):
             left.add_patch(Rectangle((digit - 0.44, k - 0.42), 0.88, 0.84, fill=False, linewidth=2, edgecolor=ORANGE))
     left.plot(named, np.arange(n), "o", markersize=5, color="#56B4E9", markeredgecolor="black", markeredgewidth=0.6)
     left.set(
-        xlabel="digit $k$",
-        ylabel="test pair (digits there)",
+        xlabel="digit $k$", ylabel="test pair (digits there)",
         title="the first test pairs; frame: digit is there, dot: digit is named\n(label blue: named right, red: not)")
     left.set_xticks(range(N_CLASSES))
     left.set_yticks(range(n), [words(pair) for pair in labels])
@@ -226,10 +212,8 @@ def draw_capsule_activations(run, n=14):
         tick.set_color(BLUE if good else RED)
     left.spines[:].set_visible(False)
     fig.colorbar(picture, ax=left, label=r"capsule length $\|v_k\|$", shrink=0.8)
-    shares = [
-        run.test["set_accuracy"],
-        run.test["any_accuracy"] - run.test["set_accuracy"],
-        1 - run.test["any_accuracy"]]
+    shares = [run.test["set_accuracy"], run.test["any_accuracy"] - run.test["set_accuracy"],
+              1 - run.test["any_accuracy"]]
     names = [f"{name}\n{share:.2%}" for name, share in zip(("both", "one", "none"), shares)]
     right.bar(names, shares, color=[BLUE, ORANGE, RED])
     for x, chance in enumerate((CHANCE, 16 / 45, 28 / 45)):
@@ -251,11 +235,9 @@ def draw_pose_perturbation(run, n=4, crop=24):
     J = N_CLASSES
     D = run.config.digit_dim
     R, C = min(D, 16), len(offsets)
-    fig = new_figure(
-        run,
-        12.5,
-        "What the dimensions of a digit's capsule mean: each changed by -0.25 ... 0.25 in steps of 0.05"
-        "\nThe middle column is the capsule as found in a test composite")
+    fig = new_figure(run, 12.5,
+                     "What the dimensions of a digit's capsule mean: each changed by -0.25 ... 0.25 in steps of 0.05"
+                     "\nThe middle column is the capsule as found in a test composite")
     for ax, (digit, row) in zip(fig.subplots(2, 2).flat, picks.items()):
         v, pair = forward(run, np.array([row]))[0]["v"][0], run.test_pairs["labels"][row]
         masked = np.zeros((R, C, J, D), v.dtype)
@@ -265,9 +247,8 @@ def draw_pose_perturbation(run, n=4, crop=24):
         y, x = (CANVAS - crop) // 2 + run.test_pairs["shifts"][row, list(pair).index(digit)]
         images = np.round(images[:, :, y:y + crop, x:x + crop] * LEVELS) / LEVELS
         show_montage(ax, images, ["-0.25", *[""] * 4, "as found", *[""] * 4, "+0.25"], range(1, R + 1), gap=(1, 1))
-        ax.set(
-            title=f"capsule of digit {digit}, length {np.linalg.norm(v[digit]):.2f}, in {words(pair)}",
-            ylabel="dimension")
+        ax.set(title=f"capsule of digit {digit}, length {np.linalg.norm(v[digit]):.2f}, in {words(pair)}",
+               ylabel="dimension")
     return fig
 
 
@@ -324,12 +305,8 @@ def draw_routing(run, n=3, n_statistics=64):
             title=f"mean entropy {first:.4f} at first,\n{last:.4f} at last")
     here = capsnet.k_hot(labels, bool)
     for mask, label, colour in (here, "digits there", BLUE), (~here, "other digits", ORANGE):
-        bottom.plot(
-            range(1, len(c) + 1),
-            [np.average(step[mask], weights=weight[mask]) for step in c],
-            "o-",
-            color=colour,
-            label=label)
+        bottom.plot(range(1, len(c) + 1), [np.average(step[mask], weights=weight[mask]) for step in c], "o-",
+                    color=colour, label=label)
     bottom.axhline(1 / J, color=GRAY, linestyle=":", label="1/10")
     bottom.set(xlabel="routing iteration", xlim=(0.5, len(c) + 0.5), ylabel=r"mean $c_{ij}$, weighted by $\|u_i\|$")
     bottom.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -359,14 +336,8 @@ def draw_errors(run, n=10, n_bins=8):
     for y, x in zip(*np.nonzero(total)):
         dark = share[y, x] > 0.55 * np.nanmax(share)
         left.text(x, y, f"{share[y, x]:.0%}", ha="center", va="center", fontsize=7, color="white" if dark else "black")
-    left.set(
-        xticks=range(N_CLASSES - 1),
-        yticks=range(1, N_CLASSES),
-        xlabel="smaller digit",
-        ylabel="larger digit",
-        xlim=(-0.5, 8.5),
-        ylim=(9.5, 0.5),
-        title="share of pairs not named right, by the two digits there")
+    left.set(xticks=range(N_CLASSES - 1), yticks=range(1, N_CLASSES), xlabel="smaller digit", ylabel="larger digit",
+             xlim=(-0.5, 8.5), ylim=(9.5, 0.5), title="share of pairs not named right, by the two digits there")
     left.spines[:].set_visible(False)
     top.colorbar(picture, ax=left, shrink=0.8, format=PercentFormatter(1, 0))
     least = shown.min(1)
@@ -378,17 +349,11 @@ def draw_errors(run, n=10, n_bins=8):
         if count:
             lower, upper = capsnet.wilson_interval(hits, count)
             lowest = min(lowest, lower)
-            middle.errorbar(
-                least[where == k].mean(),
-                hits / count,
-                [[hits / count - lower], [upper - hits / count]],
-                fmt="o",
-                color=BLUE)
-    middle.set(
-        xlabel="share of the more hidden digit's ink beyond the other's",
-        ylabel="set accuracy",
-        ylim=(max(0, lowest - 0.1), 1.01),
-        title=f"set accuracy, {len(edges) - 1} equal groups of pairs, 95% intervals")
+            middle.errorbar(least[where == k].mean(), hits / count, [[hits / count - lower], [upper - hits / count]],
+                            fmt="o", color=BLUE)
+    middle.set(xlabel="share of the more hidden digit's ink beyond the other's", ylabel="set accuracy",
+               ylim=(max(0, lowest - 0.1), 1.01),
+               title=f"set accuracy, {len(edges) - 1} equal groups of pairs, 95% intervals")
     middle.grid(alpha=0.3)
     missed = np.stack([(labels[:, [k]] != named).all(1) for k in (0, 1)], 1)                   # (n_test, 2)
     order = [(n_, k) for n_, k in sorted(zip(*np.nonzero(missed)), key=lambda at: shown[at])][:n]
@@ -396,8 +361,7 @@ def draw_errors(run, n=10, n_bins=8):
     if not order:
         ax.axis("off")
         return fig
-    images = np.array(
-        [[run.test_pairs["composites"][r] / 255, sources[r, k], sources[r, 1 - k]] for r, k in order]
+    images = np.array([[run.test_pairs["composites"][r] / 255, sources[r, k], sources[r, 1 - k]] for r, k in order]
     ).swapaxes(0, 1)
     titles = [f"there {words(labels[r])}\nnamed {words(named[r])}\n{shown[r, k]:.0%} seen" for r, k in order]
     show_montage(ax, images, titles, ["composite", "missed", "other"])
@@ -514,14 +478,8 @@ def draw_disentanglement(found, config, n_seeds):
     colours, places = (BLUE, "#56B4E9", ORANGE, GRAY), np.arange(len(FACTORS))
     for k, (name, (size, r2)) in enumerate(found.items()):
         mean, half = np.array([capsnet.mean_and_interval(column) for column in r2.T]).T
-        ax.bar(
-            places + (k - 1.5) * 0.2,
-            mean,
-            0.19,
-            yerr=half if n_seeds > 1 else None,
-            color=colours[k],
-            label=f"{name} ({size}-D)",
-            capsize=2)
+        ax.bar(places + (k - 1.5) * 0.2, mean, 0.19, yerr=half if n_seeds > 1 else None, color=colours[k],
+               label=f"{name} ({size}-D)", capsize=2)
     ax.set_xticks(places, FACTORS)
     ax.set(ylabel="$R^2$ of a linear map, on new pairs", ylim=(min(0, *(r2.min() for _, r2 in found.values())), 1))
     ax.grid(axis="y", alpha=0.3)
@@ -565,12 +523,9 @@ def main():
     parser.add_argument(
         "--outdir", type=Path, default=OUTDIR, metavar="DIR", help=f"folder for the PNGs (default {OUTDIR})")
     parser.add_argument("--load", default="", metavar="RUN.npz", help="draw from this checkpoint instead of training")
-    parser.add_argument(
-        "--only",
-        default="",
-        choices=(*FIGURES, "disentanglement"),
-        help="draw this figure alone; disentanglement is "
-        "drawn only if asked for: it trains three networks a seed, on synthetic digits")
+    parser.add_argument("--only", default="", choices=(*FIGURES, "disentanglement"),
+                        help="draw this figure alone; disentanglement is "
+                        "drawn only if asked for: it trains three networks a seed, on synthetic digits")
     parser.add_argument("--n-seeds", type=int, metavar="N", help="seeds of disentanglement, from --seed on (default 3)")
     capsnet.add_config_flags(parser)
     args = parser.parse_args()

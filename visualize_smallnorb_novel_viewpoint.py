@@ -19,7 +19,6 @@ from pathlib import Path
 import smallnorb_novel_viewpoint as norb  # before numpy: it sets the number of BLAS threads
 from smallnorb_novel_viewpoint import CLASS_NAMES, N_CLASSES, InputError, P
 
-# isort: split
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
@@ -30,14 +29,9 @@ matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.to
 BLUE, ORANGE = "#0072B2", "#E69F00"                           # Okabe & Ito, colour-blind safe
 GREEN, RED = "#009E73", "#D55E00"
 PINK, GRAY = "#CC79A7", "#666666"
-STYLES = {
-    "caps": (BLUE, "-", "o"),
-    "full": (BLUE, "-", "o"),
-    "cnn-gap": (RED, "--", "s"),
-    "cnn-pool": (ORANGE, "-.", "^"),
-    "cnn": (GREEN, ":", "v"),
-    "dense-caps": (PINK, "-", "D"),
-    "nearest": (GRAY, ":", "x")}
+STYLES = {"caps": (BLUE, "-", "o"), "full": (BLUE, "-", "o"), "cnn-gap": (RED, "--", "s"),
+          "cnn-pool": (ORANGE, "-.", "^"), "cnn": (GREEN, ":", "v"), "dense-caps": (PINK, "-", "D"),
+          "nearest": (GRAY, ":", "x")}
 CLASS_COLOURS = (BLUE, ORANGE, GREEN, RED, PINK)
 WIDTH = 9                          # inches
 OUTDIR = Path("viz/smallnorb_novel_viewpoint")
@@ -122,24 +116,15 @@ def shade_ranges(ax, views, text=True):
             if left < right:
                 ax.axvspan(left, right, color=colour, alpha=0.1, linewidth=0)
                 if text and right - left > 50:
-                    ax.text(
-                        (left + right) / 2,
-                        1.02,
-                        word,
-                        ha="center",
-                        fontsize=8,
-                        color=colour,
-                        transform=ax.get_xaxis_transform())
+                    ax.text((left + right) / 2, 1.02, word, ha="center", fontsize=8, color=colour,
+                            transform=ax.get_xaxis_transform())
 
 
 # ---------------------------------------------------------------- figures
 
 def draw_example_views(run):
-    fig = new_figure(
-        run,
-        9.2,
-        "The shapes: one row of training views (blue) and one of held-out views (orange) each",
-        "elevation and noise differ from image to image; the number is the azimuth in degrees")
+    fig = new_figure(run, 9.2, "The shapes: one row of training views (blue) and one of held-out views (orange) each",
+                     "elevation and noise differ from image to image; the number is the azimuth in degrees")
     axes = fig.subplots(2 * N_CLASSES, 6)
     for k in range(2 * N_CLASSES):
         samples, colour = (run.data["train"], BLUE) if k % 2 == 0 else (run.data["held_out"], ORANGE)
@@ -181,11 +166,9 @@ def draw_training_curves(run):
         epochs = [[e["epoch"] for e in record["history"]] for record in records]
         share = np.array(epochs[0]) / epochs[0][-1]
         for ax, key in zip(axes, ("familiar", "held_out")):
-            band(
-                ax,
-                share,
-                [[e[key] for e in record["history"]] for record in records if len(record["history"]) == len(share)],
-                label)
+            band(ax, share,
+                 [[e[key] for e in record["history"]] for record in records if len(record["history"]) == len(share)],
+                 label)
     for ax, word in zip(axes, ("familiar views", "held-out views")):
         ax.set(xlabel="share of each network's own training", title=word, ylim=(0, 1.02))
         ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1)
@@ -207,12 +190,8 @@ def bars(ax, records, reference=None):
             ax.bar(k + shift, mean, 0.38, color=colour, alpha=0.75, yerr=error, capsize=3,
                    label={"familiar": "familiar views", "held_out": "held-out views"}[key] if k == 0 else None)
             if len(runs) > 1:
-                ax.plot(
-                    k + shift + np.linspace(-0.1, 0.1, len(runs)),
-                    [run[key] for run in runs],
-                    ".",
-                    color="black",
-                    markersize=3)
+                ax.plot(k + shift + np.linspace(-0.1, 0.1, len(runs)), [run[key] for run in runs], ".", color="black",
+                        markersize=3)
         if reference is None:
             drop, half = norb.mean_and_interval([run["drop"] for run in runs])
             note = f"drop {drop:.3f}" + (f"\n± {half:.3f}" if np.isfinite(half) else "")
@@ -238,12 +217,9 @@ def draw_extrapolation_bars(run):
 
 
 def draw_ablations(run):
-    fig = new_figure(
-        run,
-        4.4,
-        "What each ingredient of the capsule network is worth, at one budget",
-        f"{seeds_note(run.ablations)}; above: "
-        "held-out accuracy minus the full network's, paired by seed; dots: single seeds")
+    fig = new_figure(run, 4.4, "What each ingredient of the capsule network is worth, at one budget",
+                     f"{seeds_note(run.ablations)}; above: "
+                     "held-out accuracy minus the full network's, paired by seed; dots: single seeds")
     ax = fig.subplots()
     labels = bars(ax, run.ablations, "full")
     ax.set_xticks(range(len(labels)), [label.replace(" ", "\n") for label in labels], fontsize=8)
@@ -322,9 +298,7 @@ def draw_em_routing(run):
     steps, weight = out["class_steps"], out["conv_a"][0]                                       # (places, F)
     places, side = len(weight), int(np.sqrt(len(weight)))
     fig = new_figure(
-        run,
-        1.4 + 1.15 * len(steps),
-        "EM routing of one held-out image: where the parts are that choose each class",
+        run, 1.4 + 1.15 * len(steps), "EM routing of one held-out image: where the parts are that choose each class",
         "maps: sum over capsule types of a_i R_ij at each place, as each M-step gets them, one scale; first row: "
         "before the first E-step, R uniform\nright: spread of the votes, after each M-step")
     grid = fig.add_gridspec(len(steps), N_CLASSES + 3, width_ratios=[1.2] + [1] * N_CLASSES + [0.15, 1.8])
@@ -345,12 +319,8 @@ def draw_em_routing(run):
     fig.colorbar(picture, cax=fig.add_subplot(grid[:, -2]), label="assigned activation")
     ax = fig.add_subplot(grid[:, -1])
     for j in range(N_CLASSES):
-        ax.plot(
-            range(1, len(steps) + 1),
-            [np.log(step.sigma2[0, j]).mean() for step in steps],
-            "o-",
-            color=CLASS_COLOURS[j],
-            label=names(run)[j])
+        ax.plot(range(1, len(steps) + 1), [np.log(step.sigma2[0, j]).mean() for step in steps], "o-",
+                color=CLASS_COLOURS[j], label=names(run)[j])
     ax.set(xlabel="M-step", ylabel="mean of log sigma^2", xticks=range(1, len(steps) + 1))
     ax.legend(fontsize=8)
     return fig
@@ -359,9 +329,7 @@ def draw_em_routing(run):
 def draw_pose_tracking(run, n_noise=4):
     """The pose of the true class's capsule while its shape turns; of smallNORB one toy's azimuths"""
     fig = new_figure(
-        run,
-        5.6,
-        "The true class capsule's pose while the object turns, and whether the network still names it",
+        run, 5.6, "The true class capsule's pose while the object turns, and whether the network still names it",
         f"mean over {n_noise} noisy images a view; the six entries of the pose that vary most; dots below: named right",
     )
     axes = fig.subplots(2, 1, sharex=True)
@@ -371,9 +339,8 @@ def draw_pose_tracking(run, n_noise=4):
             azimuths = np.arange(0, 360, 10)
             samples = norb.make_views(azimuths, [50.0], n_noise, np.random.default_rng(run.config.seed))
         else:
-            samples = {
-                name: np.concatenate([run.data[part][name] for part in ("familiar", "held_out")])
-                for name in run.data["train"]}
+            samples = {name: np.concatenate([run.data[part][name] for part in ("familiar", "held_out")])
+                       for name in run.data["train"]}
             azimuths = np.unique(samples["azimuths"])
         rows = np.flatnonzero(samples["labels"] == k)
         with norb.Runner(run.config.threads) as runner:
@@ -383,16 +350,8 @@ def draw_pose_tracking(run, n_noise=4):
         for colour, h in zip((*CLASS_COLOURS, GRAY), np.argsort(-pose.var(0))[:6]):
             ax.plot(azimuths, pose[:, h], color=colour, label=f"entry {h // P + 1},{h % P + 1}")
         right = np.array([(out["scores"][at].argmax(1) == k).mean() for at in of])
-        ax.scatter(
-            azimuths,
-            np.full(len(azimuths), pose.min() - 0.2 * np.ptp(pose)),
-            c=right,
-            cmap="RdYlBu",
-            vmin=0,
-            vmax=1,
-            s=18,
-            edgecolors="black",
-            linewidths=0.4)
+        ax.scatter(azimuths, np.full(len(azimuths), pose.min() - 0.2 * np.ptp(pose)), c=right, cmap="RdYlBu", vmin=0,
+                   vmax=1, s=18, edgecolors="black", linewidths=0.4)
         shade_ranges(ax, run.views, text=ax is axes[0])
         ax.set(ylabel=f"pose of \"{names(run)[k]}\"", xlim=(0, 360), xticks=range(0, 361, 30))
         ax.legend(fontsize=7, ncols=1, loc="center left", bbox_to_anchor=(1, 0.5))
@@ -403,15 +362,9 @@ def draw_pose_tracking(run, n_noise=4):
 FIGURES = {draw.__name__.removeprefix("draw_"): draw for draw in (
     draw_example_views, draw_elevation_strip, draw_training_curves, draw_extrapolation_bars, draw_azimuth_accuracy,
     draw_pose_matrices, draw_gap_sweep, draw_ablations, draw_em_routing, draw_pose_tracking)}
-NEEDS = {
-    "training_curves": "records",
-    "extrapolation_bars": "records",
-    "azimuth_accuracy": "records",
-    "gap_sweep": "gap",
-    "ablations": "ablations",
-    "pose_matrices": "params",
-    "em_routing": "params",
-    "pose_tracking": "params"}
+NEEDS = {"training_curves": "records", "extrapolation_bars": "records", "azimuth_accuracy": "records",
+         "gap_sweep": "gap", "ablations": "ablations", "pose_matrices": "params", "em_routing": "params",
+         "pose_tracking": "params"}
 SWEPT = ("azimuth_accuracy", "gap_sweep")                      # need runs of the embedded shapes with --split azimuth
 
 

@@ -27,9 +27,9 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import numpy as np  # noqa: E402
-
 import multimnist_capsnet as capsnet  # noqa: E402  (before numpy: it sets BLAS to one thread)
+
+import numpy as np  # noqa: E402
 
 KERNEL_CHOICES = ("OPENBLAS_CORETYPE", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
 
@@ -61,10 +61,8 @@ def step_products(config, n):
     D = config.digit_dim
     J = capsnet.N_CLASSES
     pixels, T = capsnet.CANVAS ** 2, 2 * config.routing_iters - 1
-    layers = (
-        (J * D, config.decoder_hidden1),
-        (config.decoder_hidden1, config.decoder_hidden2),
-        (config.decoder_hidden2, pixels))
+    layers = ((J * D, config.decoder_hidden1), (config.decoder_hidden1, config.decoder_hidden2),
+              (config.decoder_hidden2, pixels))
     convs = []
     side = capsnet.CANVAS
     trunk = capsnet.trunk(config)
@@ -129,10 +127,8 @@ def torch_steps(config, pairs, threads):
             if r < config.routing_iters - 1:
                 b = b + torch.einsum("nijd,njd->nij", u_hat, v)
         lengths = (v.square().sum(-1) + capsnet.SQUASH_EPS).sqrt()
-        margin = (
-            (present * F.relu(0.9 - lengths).square() + 0.5 * (1 - present) * F.relu(lengths - 0.1).square())
-            .sum(1)
-            .mean())
+        margin = ((present * F.relu(0.9 - lengths).square() + 0.5 * (1 - present) * F.relu(lengths - 0.1).square())
+                  .sum(1) .mean())
         mask = F.one_hot(labels, capsnet.N_CLASSES).to(v.dtype)                                # (N, 2, J)
         z = (mask[..., None] * v[:, None]).reshape(2 * len(v), -1)
         z = F.relu(z @ p["dec1_w"] + p["dec1_b"])
@@ -182,10 +178,8 @@ def stage_table(module, run, steps=20, least=0.01):
     for _ in range(steps):
         profile.runcall(run)
     found = pstats.Stats(profile).stats.items()
-    spent = {
-        (name, line): 1e3 * total / steps
-        for (file, line, name), (_, _, _, total, _) in found
-        if file == module.__file__}
+    spent = {(name, line): 1e3 * total / steps for (file, line, name), (_, _, _, total, _) in found
+             if file == module.__file__}
     functions = [
         (name, thing.__code__.co_firstlineno) for name, thing in vars(module).items() if inspect.isfunction(thing)]
     stages = {key: spent[key] for key in functions if key in spent}
@@ -202,9 +196,7 @@ def peak_memory(config):
         "c.train(config); print(c.peak_rss_mb())")
     done = subprocess.run(
         [sys.executable, "-c", code, str(Path(capsnet.__file__).parent), config.preset, str(config.batch_size)],
-        capture_output=True,
-        text=True,
-        check=True)
+        capture_output=True, text=True, check=True)
     return float(done.stdout.split()[-1])
 
 
@@ -231,12 +223,10 @@ def main():
             except ImportError:
                 torch_version = "not installed"
         times = time_in_turn(steps, args.rounds, args.repeats)
-    print(
-        f"{platform.platform()}, {os.cpu_count()} cores, {args.threads} threads, Python {platform.python_version()}, "
-        f"NumPy {np.__version__}, PyTorch {torch_version}")
-    print(
-        "kernels: "
-        + (", ".join(f"{name}={os.environ[name]}" for name in KERNEL_CHOICES if name in os.environ) or "own choice"))
+    print(f"{platform.platform()}, {os.cpu_count()} cores, {args.threads} threads, Python {platform.python_version()}, "
+          f"NumPy {np.__version__}, PyTorch {torch_version}")
+    print("kernels: "
+          + (", ".join(f"{name}={os.environ[name]}" for name in KERNEL_CHOICES if name in os.environ) or "own choice"))
     print(f"preset {args.preset}, batch {args.batch_size}, {flops / 1e9:.2f} GFLOP a step in matrix products\n")
     print("| one training step | ms (median) | min-max over rounds | NumPy's time / its time |\n|---|---|---|---|")
     for name, t in times.items():

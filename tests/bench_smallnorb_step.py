@@ -23,10 +23,10 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import smallnorb_novel_viewpoint as norb  # noqa: E402  (before numpy: it sets BLAS to one thread)
+
 import numpy as np  # noqa: E402
 from bench_multimnist_step import KERNEL_CHOICES, stage_table, time_in_turn  # noqa: E402
-
-import smallnorb_novel_viewpoint as norb  # noqa: E402  (before numpy: it sets BLAS to one thread)
 
 
 def numpy_step(config, samples, runner):
@@ -118,14 +118,8 @@ def torch_loss(config, how):
         add = torch.zeros(side * side, P, P, dtype=V.dtype)
         add[:, :2, 3] = torch.from_numpy(centres).to(V.dtype)
         V = (V + add[:, None, None]).reshape(N, 1, side * side * C, J, D)
-        mu, a = em(
-            V,
-            a.reshape(N, 1, -1),
-            p["class_beta_u"],
-            p["class_beta_a"],
-            J / (side * side * C),
-            lambda x: x.softmax(-1),
-            torch.full((1, 1, 1, 1), 1 / J, dtype=V.dtype))
+        mu, a = em(V, a.reshape(N, 1, -1), p["class_beta_u"], p["class_beta_a"], J / (side * side * C),
+                   lambda x: x.softmax(-1), torch.full((1, 1, 1, 1), 1 / J, dtype=V.dtype))
         scores = mu.square().sum(-1)[:, 0] / D + 4 * (a[:, 0] - 0.5)
         return F.cross_entropy(scores, labels)
     return loss_of
@@ -216,12 +210,10 @@ def main():
             except ImportError:
                 torch_version = "not installed"
         times = time_in_turn(steps, args.rounds, args.repeats)
-    print(
-        f"{platform.platform()}, {os.cpu_count()} cores, {args.threads} threads, Python {platform.python_version()}, "
-        f"NumPy {np.__version__}, PyTorch {torch_version}")
-    print(
-        "kernels: "
-        + (", ".join(f"{name}={os.environ[name]}" for name in KERNEL_CHOICES if name in os.environ) or "own choice"))
+    print(f"{platform.platform()}, {os.cpu_count()} cores, {args.threads} threads, Python {platform.python_version()}, "
+          f"NumPy {np.__version__}, PyTorch {torch_version}")
+    print("kernels: "
+          + (", ".join(f"{name}={os.environ[name]}" for name in KERNEL_CHOICES if name in os.environ) or "own choice"))
     print(f"batch 32, A=32 B=4 C=8, {args.em_iters} EM iterations\n")
     print("| one training step | ms (median) | min-max over rounds | NumPy's time / its time |\n|---|---|---|---|")
     for name, t in times.items():

@@ -14,30 +14,22 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import numpy as np  # noqa: E402
-
 import multimnist_capsnet as capsnet  # noqa: E402
+
+import numpy as np  # noqa: E402
 
 BATCH, LR = 50, 2e-3
 
 
 def init_cnn(rng):
     shapes = {"conv1": (5, 5, 1, 16), "conv2": (5, 5, 16, 32), "fc1": (512, 128), "fc2": (128, 10)}
-    params = {
-        name + "_w": rng.standard_normal(s, np.float32) * np.float32(np.sqrt(2 / np.prod(s[:-1])))
-        for name, s in shapes.items()}
+    params = {name + "_w": rng.standard_normal(s, np.float32) * np.float32(np.sqrt(2 / np.prod(s[:-1])))
+              for name, s in shapes.items()}
     return params | {name + "_b": np.zeros(s[-1], np.float32) for name, s in shapes.items()}
 
 
-LAYERS = (
-    ("conv2d", "conv1", 2),
-    ("relu",),
-    ("conv2d", "conv2", 2),
-    ("relu",),
-    ("flatten",),
-    ("linear", "fc1"),
-    ("relu",),
-    ("linear", "fc2"))
+LAYERS = (("conv2d", "conv1", 2), ("relu",), ("conv2d", "conv2", 2), ("relu",), ("flatten",), ("linear", "fc1"),
+          ("relu",), ("linear", "fc2"))
 
 
 def cnn_forward(params, images):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-import multimnist_capsnet as mc  # isort: skip  (before numpy, whose BLAS threads it sets)
+import multimnist_capsnet as mc  # before numpy, whose BLAS threads it sets
+
 import numpy as np
 import pytest
 

@@ -3,9 +3,9 @@ import dataclasses
 import gzip
 import math
 
-import numpy as np
-
 import smallnorb_novel_viewpoint as sn
+
+import numpy as np
 
 TRAINED = tuple(sn.RECIPES)        # the networks that are trained
 CAPSULES = tuple(model for model in TRAINED if "caps" in model)

@@ -15,19 +15,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import multimnist_capsnet as capsnet  # noqa: E402
 
-KEYS = (
-    "test_set_accuracy",
-    "test_any_accuracy",
-    "test_recon_mse",
-    "baseline_recon_mse",
-    "seconds_train",
-    "ms_per_step",
-    "pairs_per_second",
-    "peak_rss_mb")
-TABLE = (
-    ("set accuracy", "test_set_accuracy", "{:.3f}"),
-    ("MSE", "test_recon_mse", "{:.4f}"),
-    ("ms a step", "ms_per_step", "{:.0f}"))
+KEYS = ("test_set_accuracy", "test_any_accuracy", "test_recon_mse", "baseline_recon_mse", "seconds_train",
+        "ms_per_step", "pairs_per_second", "peak_rss_mb")
+TABLE = (("set accuracy", "test_set_accuracy", "{:.3f}"), ("MSE", "test_recon_mse", "{:.4f}"),
+         ("ms a step", "ms_per_step", "{:.0f}"))
 PER_RUN = ("seed", "threads", "out_json", "checkpoint", "resume", "quiet", "mnist_dir")    # may differ between the runs
 
 
@@ -64,10 +55,8 @@ def table(paths):
         runs[run["config"]["seed"]] = run
     (first, base), *_ = groups.items()
     first = json.loads(first)
-    print(
-        "| setting | parameters | seeds | "
-        + " | ".join(name for name, *_ in TABLE)
-        + " | set accuracy against the first row |")
+    print("| setting | parameters | seeds | " + " | ".join(name for name, *_ in TABLE)
+          + " | set accuracy against the first row |")
     print("|---|---|---|" + "---|" * len(TABLE) + "---|")
     for group, runs in groups.items():
         told = json.loads(group)
@@ -76,10 +65,8 @@ def table(paths):
             k: v
             for k, v in told.items()
             if v != first[k]
-            and (
-                k in ("preset", "model")
-                or v != usual[k]
-                or (told["preset"], told["model"]) == (first["preset"], first["model"]))}
+            and (k in ("preset", "model") or v != usual[k]
+                 or (told["preset"], told["model"]) == (first["preset"], first["model"]))}
         row = [" ".join(f"{k} {v}" for k, v in shown.items()) or "first", f"{next(iter(runs.values()))['n_params']:,}",
                " ".join(map(str, sorted(runs)))]
         for _, key, form in TABLE:
@@ -87,8 +74,7 @@ def table(paths):
             mean, half = capsnet.mean_and_interval(values) if values else (math.nan, math.nan)
             row.append(
                 (form.format(mean) + ("" if math.isnan(half) or key == "ms_per_step" else f" +- {form.format(half)}"))
-                if values
-                else "")
+                if values else "")
         shared = sorted(runs.keys() & base.keys()) if runs is not base else []
         if shared:
             mean, half = capsnet.mean_and_interval(
@@ -114,9 +100,8 @@ def main(paths):
         if None in values:                                                                     # the CNN redraws nothing
             continue
         mean, half = capsnet.mean_and_interval(values)
-        print(
-            f"{key:20s} {mean:10.4f}"
-            + (f" +- {half:.4f}   " + " ".join(f"{v:.4f}" for v in values) if len(runs) > 1 else ""))
+        print(f"{key:20s} {mean:10.4f}"
+              + (f" +- {half:.4f}   " + " ".join(f"{v:.4f}" for v in values) if len(runs) > 1 else ""))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """The primitives of the core, and the table that strings them together: by hand, against loops, and their gradients."""
+import multimnist_capsnet as mc
+
 import numpy as np
 import pytest
 from conftest import assert_same
 from gradcheck import RELU, check_directions, check_op, float_dtypes, normal, poison
-
-import multimnist_capsnet as mc
 
 CONVS = [(1, (2, 5, 6, 3), (3, 2)), (1, (2, 6, 5, 1), (1, 3)), (1, (1, 4, 4, 2), (4, 4)), (2, (2, 7, 6, 2), (3, 2)),
          (2, (2, 7, 9, 1), (3, 3)), (2, (1, 8, 5, 2), (2, 3)), (2, (2, 5, 5, 2), (1, 1)), (3, (2, 9, 8, 2), (2, 4))]

@@ -5,12 +5,12 @@ import io
 import math
 import sys
 
+import multimnist_capsnet as mc
+import smallnorb_novel_viewpoint as sn
+
 import numpy as np
 import pytest
 from conftest import assert_same, toy_digits
-
-import multimnist_capsnet as mc
-import smallnorb_novel_viewpoint as sn
 
 SCRIPTS = {"multimnist": mc, "smallnorb": sn}
 TOY = {                            # of each experiment and network, a run of two steps, each of two shards

@@ -1,10 +1,10 @@
 """Intervals: Wilson's of a proportion, Student's of a mean."""
 import math
 
+import multimnist_capsnet as mc
+
 import numpy as np
 import pytest
-
-import multimnist_capsnet as mc
 
 
 @pytest.mark.parametrize("hits, n, interval", [

@@ -5,11 +5,11 @@ import os
 import signal
 from pathlib import Path
 
+import multimnist_capsnet as mc
+
 import numpy as np
 import pytest
 from conftest import CNN, TINY, assert_same, toy_digits, without_seconds
-
-import multimnist_capsnet as mc
 
 
 def train(digits, callback=None, every=0, **changes):
@@ -307,6 +307,15 @@ def test_a_checkpoints_config_can_become_another_networks():
     assert dataclasses.replace(found, preset="deep").recon_weight == 0.5
 
 
+def test_a_checkpoint_knows_where_its_data_came_from(digits, tmp_path):
+    path = str(tmp_path / "run.npz")
+    mnist = digits | {"source": "mnist"}
+    expected, _ = train(mnist)
+    train(mnist, checkpoint=path)
+    assert mc.load_checkpoint(path).source == "mnist"
+    assert_same(expected, train(mnist, checkpoint=path, resume=True)[0])
+
+
 @pytest.mark.parametrize("changes, named", [
     (dict(conv1_channels=4), "conv1_channels 3, now 4"), (dict(seed=2), "seed 1, now 2"),
     (dict(n_epochs=3), "n_epochs 2, now 3"), (dict(merge="add"), "merge max, now add")], ids=str)
@@ -470,3 +479,23 @@ def test_toy_digits_are_the_ones_other_processes_make(digits):
 
 def test_history_survives_json(reference):
     assert json.loads(json.dumps(reference[1])) == reference[1]
+
+
+NUMPY_FIRST = """
+import os, sys
+for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.pop(name, None)
+import numpy
+sys.path.insert(0, {tests!r})
+from conftest import TINY, mc, toy_digits
+config = mc.Config(n_epochs=1, n_train=64, n_val=1, digits="synthetic", quiet=True, threads=1)
+print(mc.train(config, data=toy_digits())[0]["dec3_w"].sum(dtype="f8").hex())
+"""
+
+
+def test_numpy_may_be_imported_before_the_experiment(digits, run_script):
+    """BLAS is told then to use one thread, and the bits are those of a run whose environment variables said so"""
+    config = mc.Config(n_epochs=1, n_train=64, n_val=1, digits="synthetic", quiet=True, threads=1)
+    here = mc.train(config, data=toy_digits())[0]["dec3_w"].sum(dtype="f8").hex()
+    done = run_script("-c", NUMPY_FIRST.format(tests=str(Path(__file__).parent)))
+    assert done.stdout.split() == [here], done.stderr

@@ -4,11 +4,11 @@ import json
 import sys
 from types import SimpleNamespace
 
+import multimnist_capsnet as mc
+
 import numpy as np
 import pytest
 from conftest import assert_same
-
-import multimnist_capsnet as mc
 
 EXPERIMENT = "multimnist_capsnet.py"
 FIGURES, GIF = "visualize_multimnist_capsnet.py", "make_multimnist_capsnet_gif.py"

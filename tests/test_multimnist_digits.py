@@ -7,11 +7,11 @@ import socketserver
 import threading
 from pathlib import Path
 
+import multimnist_capsnet as mc
+
 import numpy as np
 import pytest
 from conftest import DEAD, TINY
-
-import multimnist_capsnet as mc
 
 # -------------------------------------------------------------- MNIST files
 

@@ -1,11 +1,12 @@
 """What the figures compute: R^2 of linear maps from capsules to known factors."""
 import dataclasses
 
+import multimnist_capsnet as mc
+
 import numpy as np
 import pytest
 from conftest import TINY
 
-import multimnist_capsnet as mc
 import visualize_multimnist_capsnet as viz
 
 SIZES = (600, 200, 400)

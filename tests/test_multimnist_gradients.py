@@ -2,12 +2,12 @@
 import dataclasses
 from types import SimpleNamespace
 
+import multimnist_capsnet as mc
+
 import numpy as np
 import pytest
 from conftest import NETWORKS, TINY, assert_same, batch_of, float64
 from gradcheck import RELU, check_coordinates, check_directions, check_loss, check_op, float_dtypes, normal, poison
-
-import multimnist_capsnet as mc
 
 N, I, J, D, E = 2, 3, 4, 5, 6
 

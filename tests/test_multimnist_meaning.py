@@ -3,12 +3,12 @@ references."""
 import dataclasses
 from types import SimpleNamespace
 
+import multimnist_capsnet as mc
+
 import numpy as np
 import pytest
 from conftest import BIASED, CNN, DEEP, TINY, assert_same, batch_of, float64
 from test_core_primitives import conv_reference
-
-import multimnist_capsnet as mc
 
 # -------------------------------------------------------------- slow literal references
 

@@ -3,11 +3,11 @@ import dataclasses
 import itertools
 import time
 
+import multimnist_capsnet as mc
+
 import numpy as np
 import pytest
 from conftest import TINY
-
-import multimnist_capsnet as mc
 
 
 def iou_reference(shifts):

@@ -2,10 +2,10 @@
 import dataclasses
 import json
 
+import multimnist_capsnet as mc
+
 import pytest
 import summarize_runs
-
-import multimnist_capsnet as mc
 
 
 @pytest.fixture

@@ -1,11 +1,11 @@
 """Training the networks: they learn, the numbers stay the same, and nothing looks where it must not."""
 import dataclasses
 
+import multimnist_capsnet as mc
+
 import numpy as np
 import pytest
 from conftest import CNN, DROPPED, NETWORKS, TINY, assert_same, batch_of, float64, without_seconds
-
-import multimnist_capsnet as mc
 
 
 def train(digits, **changes):

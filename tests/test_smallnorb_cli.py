@@ -3,11 +3,11 @@ input."""
 import json
 import sys
 
+import smallnorb_novel_viewpoint as sn
+
 import numpy as np
 import pytest
 from reference_smallnorb import TINY, TRAINED, flags_of, tiny, write_norb
-
-import smallnorb_novel_viewpoint as sn
 
 SCRIPT = "smallnorb_novel_viewpoint.py"
 TOY_DATA = "--n-per-combo 1 --n-test-per-combo 1 --n-elev 1 --n-train-views 3 --n-test-views 2".split()

@@ -4,12 +4,12 @@ import json
 import math
 from types import SimpleNamespace
 
+import smallnorb_novel_viewpoint as sn
+
 import numpy as np
 import pytest
 from conftest import assert_same, without_seconds
 from reference_smallnorb import CAPSULES, CNNS, PARTS, TRAINED, tiny, write_norb
-
-import smallnorb_novel_viewpoint as sn
 
 # ---------------------------------------------------------------- evaluation
 

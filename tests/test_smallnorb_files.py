@@ -4,11 +4,11 @@ import gzip
 import tracemalloc
 import zlib
 
+import smallnorb_novel_viewpoint as sn
+
 import numpy as np
 import pytest
 from reference_smallnorb import norb_bytes, tiny, write_norb
-
-import smallnorb_novel_viewpoint as sn
 
 
 def refusal(call, *args):

@@ -2,12 +2,12 @@
 import dataclasses
 from types import SimpleNamespace
 
+import smallnorb_novel_viewpoint as sn
+
 import numpy as np
 import pytest
 from gradcheck import RELU, SMOOTH, check_coordinates, check_directions, check_loss, check_op, poison
 from reference_smallnorb import CAPSULES, CNNS, TRAINED, batch64, params64, tiny
-
-import smallnorb_novel_viewpoint as sn
 
 P, D = sn.P, sn.D
 WINDOW = sn.Window(1, 5, 5, 1)     # 2x2 places of parents

@@ -4,12 +4,12 @@ import dataclasses
 import math
 from types import SimpleNamespace
 
+import smallnorb_novel_viewpoint as sn
+
 import numpy as np
 import pytest
 import reference_smallnorb as literal
 from reference_smallnorb import CAPSULES, CNNS, TRAINED, batch64, outputs, params64, tiny
-
-import smallnorb_novel_viewpoint as sn
 
 P, D = sn.P, sn.D
 

@@ -3,11 +3,11 @@ import itertools
 import math
 import time
 
+import smallnorb_novel_viewpoint as sn
+
 import numpy as np
 import pytest
 from reference_smallnorb import PARTS, TINY, TRAINED, tiny
-
-import smallnorb_novel_viewpoint as sn
 
 
 @pytest.fixture(scope="module")

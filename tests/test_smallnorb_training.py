@@ -8,12 +8,12 @@ import subprocess
 import sys
 import time
 
+import smallnorb_novel_viewpoint as sn
+
 import numpy as np
 import pytest
 from conftest import ROOT, assert_same, without_seconds
 from reference_smallnorb import PARTS, TINY, TRAINED, tiny
-
-import smallnorb_novel_viewpoint as sn
 
 
 @pytest.fixture(scope="module")
