@@ -87,13 +87,12 @@ class Settings:
     """What every experiment's Config has; and where a setting comes from that was not given.
 
     A field that is None was not given: it is filled in from own_values(), that is from the tables of the preset, the
-    network or the data, and remembered in `filled`. dataclasses.replace fills it in anew as long as it has that value,
-    so that another model gets ITS learning rate, and what was given stays.
+    network or the data, and remembered in `filled`. `changed` makes another Config of what was given, so that another
+    model gets ITS learning rate. dataclasses.replace does so too, but cannot tell a value that is given from an equal
+    one that was filled in. Config adds n_epochs and lr, for which there is no common default.
     """
     seed: int = option(0, "seed of everything random; same seed, same bits", "training", low=0)
-    n_epochs: int = option(None, "epochs to train", "training", low=1)
     batch_size: int = option(32, "samples in a batch", "training", low=1)
-    lr: float = option(None, "Adam's learning rate at the start, or after the warm-up", "training", above=0)
     warmup: int = option(0, "steps over which the learning rate first rises from 0", "training", low=0)
     lr_schedule: str = option("cosine", "cosine decay to 0, the official code's 0.96^(step/2000), or constant",
                               "training", choices=("cosine", "exponential", "constant"))
@@ -131,7 +130,7 @@ class Settings:
 #   N batch   H W height, width   C channels in   F channels out   K kernel side   B types of primary capsules
 #   P = 4 side of a pose matrix   D = P*P a pose as a row   I children of a parent   J types of parents
 #   L places of parents in a batch: (N, rows, columns) for convolutional capsules, (N,) for class capsules
-#   G groups of children that share transformation matrices   T terms of dV, see em_routing_backward
+#   G groups of children that share transformation matrices   T terms of dV, see votes_gradient
 
 MODELS = ("caps", "dense-caps", "cnn", "cnn-pool", "cnn-gap", "nearest")
 _COSINE = {"lr": 3e-3, "lr_schedule": "cosine", "average": 0.0}
@@ -879,8 +878,8 @@ def conv_caps_forward(pose, active, W, beta_u, beta_a, config, empty=np.empty):
     -> mu (N, places, J, D), a (N, places, J).
 
     The votes, 9/4 J times as large as the poses, are made for EM_CHUNK images at a time, always in the same memory,
-    which stays in the processor's cache, and are made once more in the backward pass. It buys: a training step takes
-    1.2 times as long without.
+    which stays in the processor's cache, and are made once more in the backward pass. It buys: on an AMD EPYC (Zen 5)
+    a training step takes 1.2 times as long without; on an Intel Xeon with 2 MB of L2 cache it makes no difference.
     """
     N, J = len(pose), W.shape[1]
     places = math.prod(Window(*pose.shape[:4]).parents)
@@ -999,9 +998,10 @@ def param_shapes(config, width=0):
 
 def matched_width(config):
     """The width of config.model (cnn-pool, cnn-gap) whose number of weights comes closest to the capsule network's"""
-    def size(width, model=config.model):
-        return sum(math.prod(shape) for shape in param_shapes(dataclasses.replace(config, model=model), width).values())
-    return min(range(1, 513), key=lambda width: abs(size(width) - size(1, "caps")))
+    def size(config, width=1):
+        return sum(math.prod(shape) for shape in param_shapes(config, width).values())
+    target = size(dataclasses.replace(config, model="caps"))
+    return min(range(1, 513), key=lambda width: abs(size(config, width) - target))
 
 
 def n_dropped(config):
@@ -1016,7 +1016,9 @@ def init_params(config):
     """-> flat dict of float32 arrays. He-normal where a ReLU follows, 1/fan-in variance elsewhere; biases and betas
     0."""
     rng = rng_for(config.seed, "init")
-    params, width = {}, config.cnn_width or matched_width(config)
+    params, width = {}, 0
+    if config.model in ("cnn-pool", "cnn-gap"):
+        width = config.cnn_width or matched_width(config)
     for name, shape in param_shapes(config, width).items():
         if name.endswith("_W"):
             params[name] = rng.standard_normal(shape, np.float32) * np.float32(POSE_STD)
@@ -1244,10 +1246,11 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None):
     every one with --stop-familiar: training loss and accuracy, accuracy on familiar and held-out views), seconds,
     steps.
     """
-    check_config(config)
-    progress, data = Progress(config.quiet), data or load_data(config)
+    data = data or load_data(config)
     if config.model == "nearest":
         return nearest_params(data), {"source": data["source"], "epochs": [], "seconds": 0.0, "steps": 0}
+    check_config(config)
+    progress = Progress(config.quiet)
     watched, n_train = fixed_subsets(data, config), len(data["train"]["labels"])
     look_every = 1 if config.stop_familiar else max(1, config.n_epochs // 20)
     with Run(config, data["source"], n_train, progress, snapshot_callback, snapshot_every) as run:
@@ -1305,11 +1308,10 @@ def baselines(config):
 def variants(config):
     """{label: Config}, the first being the network that the others are compared with"""
     if not config.ablations:
-        return {name: for_model(config, name) for name in (config.model, *baselines(config))}
-    full = dataclasses.replace(config, ablations=False)
-    changed = {label: dataclasses.replace(for_model(full, changes.get("model", "caps")), **changes)
-               for label, changes in ABLATIONS.items()}
-    return {"full": full} | changed
+        return {name: changed(for_model(config, name), baseline="none") for name in (config.model, *baselines(config))}
+    full = changed(config, ablations=False, baseline="none")
+    return {"full": full} | {label: changed(for_model(full, changes.get("model", "caps")), **changes)
+                             for label, changes in ABLATIONS.items()}
 
 
 def azimuth_sweep(params, config, runner, azimuths=SWEEP):
@@ -1329,7 +1331,8 @@ def run_one(label, config, data=None):
         found = evaluate_viewpoint_extrapolation(params, data, config, runner)
         swept = config.data == "synthetic" and config.split == "azimuth"
         sweep = azimuth_sweep(params, config, runner) if swept else None
-    return {"label": label, "seed": config.seed, "n_params": n_params(params), **found, "seconds": history["seconds"],
+    size = 0 if config.model == "nearest" else n_params(params)
+    return {"label": label, "seed": config.seed, "n_params": size, **found, "seconds": history["seconds"],
             "ms_per_step": 1e3 * history["seconds"] / max(1, history["steps"]), "sweep": sweep,
             "history": history["epochs"]}, params
 
@@ -1450,6 +1453,8 @@ def report(config, records, say):
             matched = (f"; stopped at {label}'s familiar accuracy {cell(row['matched_difference'])}" if "matched" in row
                        else "")
             say(f"held-out, {first} minus {label}, paired by seed: {cell(row['difference'])}{matched}")
+    if not many and len(summary) > 1:
+        say("one seed swings by 10 points and more: a difference needs --n-seeds 10")
     names = CLASS_NAMES if config.data == "synthetic" else NORB_NAMES
     say(f"held-out accuracy by class\n{'':24}" + "".join(f"{name:>8}" for name in names))
     for label, row in summary.items():
@@ -1490,9 +1495,9 @@ class Arena:
     """np.empty for temporaries that come again every step: after rewind(), the k-th call returns the k-th array again.
 
     Every operation takes `empty=np.empty`, so that without an arena it is pure; with one, whatever it took is
-    overwritten after the next rewind(). It buys: no page faults of fresh large arrays (a training step takes 1.2 times
-    as long with them), and arrays that begin at a cache line, so that no row of 16 floats lies across two
-    (1.2 times as fast routing).
+    overwritten after the next rewind(). It buys: no page faults of fresh large arrays (a training step takes 1.1 to 1.2
+    times as long with them), and arrays that begin at a cache line, so that no row of 16 floats lies across two (1.2
+    times as fast routing on an AMD EPYC, Zen 5; no difference on an Intel Xeon).
     """
 
     def __init__(self):
@@ -1707,7 +1712,7 @@ def dropout_backward(dy, cache):
     return dy if dropout_mask is None else dy * dropout_mask
 
 
-LAYERS = {                         # operation -> its forward and backward; those with weights come first
+LAYERS = {                         # operation -> its forward and backward
     "conv2d": (conv2d_forward, conv2d_backward), "linear": (linear_forward, linear_backward),
     "relu": (relu_forward, relu_backward), "sigmoid": (sigmoid_forward, sigmoid_backward),
     "pool": (pool_forward, pool_backward), "mean": (mean_forward, mean_backward), "pad": (pad_forward, pad_backward),
@@ -1717,8 +1722,8 @@ WITH_WEIGHTS = ("conv2d", "linear")
 
 def layers_forward(params, x, layers, empty=np.empty, dropout_mask=None):
     """x through layers: a tuple (operation, its options) each; an operation with weights has their name first:
-    ("conv2d", "conv1", 2) is a convolution of stride 2 with conv1_w and conv1_b. -> y, the list of the layers'
-    caches"""
+    ("conv2d", "conv1", 2) is a convolution of stride 2 with conv1_w and conv1_b. A ReLU that comes first works on x
+    itself. -> y, the list of the layers' caches"""
     caches = []
     for operation, *options in layers:
         forward_of, _ = LAYERS[operation]
@@ -1733,7 +1738,8 @@ def layers_forward(params, x, layers, empty=np.empty, dropout_mask=None):
 
 def layers_backward(dy, caches, layers, grads, need_dx=True):
     """dy -> dx (None unless needed); the gradients of the weights go into `grads`"""
-    last = -1 if need_dx else next(k for k, (operation, *_) in enumerate(layers) if operation in WITH_WEIGHTS)
+    first = [k for k, (operation, *_) in enumerate(layers) if operation in WITH_WEIGHTS][:1] or [len(layers)]
+    last = -1 if need_dx else first[0]                                                  # nothing below it has weights
     for k in reversed(range(max(last, 0), len(layers))):
         operation, *options = layers[k]
         _, backward_of = LAYERS[operation]
@@ -1742,7 +1748,7 @@ def layers_backward(dy, caches, layers, grads, need_dx=True):
             dy, grads[name + "_w"], grads[name + "_b"] = backward_of(dy, caches[k], need_dx=k != last)
         else:
             dy = backward_of(dy, caches[k])
-    return dy
+    return dy if need_dx else None
 
 
 # -------------------------------------------------------------- Adam
@@ -1897,6 +1903,7 @@ class Run:
         self.step, self.n_steps = 0, config.n_epochs * self.steps_per_epoch
         self.samples_left, self.terms = config.n_epochs * n_train, None
         self.history = {"source": source, "epochs": [], "seconds": 0.0, "steps": 0}
+        self.began = time.perf_counter()
         self.saved = ""                                                 # where to find the last good state
         if config.checkpoint and Path(config.checkpoint).exists():
             self.go_on_from(load_checkpoint(config.checkpoint))
@@ -1920,6 +1927,9 @@ class Run:
     def go_on_from(self, found):
         """Take over a checkpoint's state, if this is its run and it is to be resumed"""
         check_same_run(self.config, self.source, found, self.config.checkpoint)
+        if self.config.resume and found.step > self.n_steps:
+            raise InputError(f"{self.config.checkpoint}: holds {found.step} steps, --n-epochs {self.config.n_epochs} "
+                             f"are {self.n_steps}; raise it")
         if self.config.resume:
             for group in CHECKPOINT:
                 setattr(self, group, getattr(found, group))
@@ -1978,14 +1988,17 @@ class Run:
             self.last_snapshot = self.step
             weights = {name: p.copy() for name, p in self.weights.items()}
             self.snapshot_callback(self.step, weights, self.terms)
-            self.began = getattr(self, "began", paused) + time.perf_counter() - paused
+            self.began += time.perf_counter() - paused
 
     def close_epoch(self, found=None, text=""):
         """Add the epoch, and what an evaluation found, a dict of numbers, to the history; save. text: to print"""
-        arrays = [*self.params.values(), *(found or {}).values()]
-        if not all(np.isfinite(array).all() for array in arrays):
+        if not all(np.isfinite(p).all() for p in self.params.values()):
             fault = f"the weights are not finite after step {self.step}"
             raise InputError(f"{fault}: training diverged; lower --lr{self.saved}")
+        for name, value in (found or {}).items():
+            if not np.isfinite(value):
+                raise InputError(f"{name} is {value} after step {self.step}: an image holds what is no number, or "
+                                 f"training diverged; lower --lr{self.saved}")
         epoch = self.step // self.steps_per_epoch
         self.history["seconds"] += self.elapsed
         self.history["steps"] = self.step
@@ -2049,8 +2062,7 @@ def config_of(settings, path):
     value counts as not given."""
     try:
         given = {name: value for name, value in settings.items() if name != "source"}
-        own = Config(**given).own_values()
-        return Config(**given, filled={name: value for name, value in own.items() if given.get(name) == value})
+        return Config(**given, filled=Config(**given).own_values())
     except TypeError:
         mend = "give one that this one's --checkpoint wrote"
         raise InputError(f"{path}: a checkpoint of another experiment; {mend}") from None
@@ -2129,9 +2141,15 @@ def foreign_options(config, models):
     return [f for f in given_options(config) if not set(f.metadata.get("models", models)) & set(models)]
 
 
+def changed(config, **changes):
+    """The Config of what config was given and of these changes: what neither says is filled in anew"""
+    given = {f.name: getattr(config, f.name) for f in options(config) if f.name not in config.filled}
+    return Config(**given | changes)
+
+
 def for_model(config, model):
     """config with another network: its own recipe, and without the settings that mean nothing to it"""
-    return dataclasses.replace(config, model=model, **{f.name: f.default for f in foreign_options(config, [model])})
+    return changed(config, model=model, **{f.name: f.default for f in foreign_options(config, [model])})
 
 
 RULES = {                          # what an option may ask of its value, and in which words
@@ -2152,7 +2170,8 @@ def check_options(config, models):
             if rule in f.metadata and not holds(value, f.metadata[rule]):
                 raise InputError(f"{flag_of(f.name)} {value}: must be {words} {f.metadata[rule]}")
     for f in foreign_options(config, models):
-        raise InputError(f"{flag_of(f.name)}: means nothing to --model {', '.join(models)}; leave it out")
+        others = f" or --baseline {', '.join(models[1:])}" if models[1:] else ""
+        raise InputError(f"{flag_of(f.name)}: means nothing to --model {models[0]}{others}; leave it out")
     if config.resume and not config.checkpoint:
         raise InputError("--resume needs --checkpoint FILE: the file to go on from")
     for path in filter(None, (config.checkpoint, config.out_json)):
@@ -2185,10 +2204,12 @@ def config_to_look_at(found, args, path):
     given = {f: getattr(args, f.name) for f in options(Config) if hasattr(args, f.name)}
     for f, value in given.items():
         known = getattr(found.config, f.name)
-        if value != known and (not f.metadata.get("runtime") or f.name in ("checkpoint", "resume")):
+        if f.name in ("checkpoint", "resume"):
+            raise InputError(f"{flag_of(f.name)}: is of training, and {path} is trained; leave the flag out")
+        if value != known and not f.metadata.get("runtime"):
             trained = f"{path} was trained with {'none' if known == '' else known}"
             raise InputError(f"{flag_of(f.name)} {value}: {trained}; leave the flag out, or train anew without --load")
-    return dataclasses.replace(found.config, **{f.name: value for f, value in given.items()})
+    return changed(found.config, **{f.name: value for f, value in given.items()})
 
 
 UMASK = os.umask(0)
@@ -2272,7 +2293,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, description=""):
         first, *_, last = description.split("\n\n") * 2
-        super().__init__(description=first, epilog=last, formatter_class=argparse.RawDescriptionHelpFormatter)
+        super().__init__(description=first, epilog=last, formatter_class=argparse.RawDescriptionHelpFormatter,
+                         allow_abbrev=False)
 
     def error(self, message):
         raise InputError(f"{message}; see --help")

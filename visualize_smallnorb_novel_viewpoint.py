@@ -386,36 +386,43 @@ def load_results(path):
 
 
 def gather(args, config, needs, say):
-    """Train what is needed and not given -> Run. needs: a set of records, gap, ablations, params"""
-    params, given = None, {}
+    """Train what is needed and not given -> Run. needs: a set of records, gap, ablations, params. The network of the
+    poses is the one in --load, else the first capsule network of --results, trained anew, else that of these flags."""
+    params = None
+    config = norb.changed(config, ablations=False)
     if args.load:
-        params, config = load_network(args.load, args)
-    config = dataclasses.replace(config, ablations=False)
-    alone = dataclasses.replace(config, checkpoint="", resume=False)
+        params, loaded = load_network(args.load, args)
+        config = norb.changed(loaded, baseline=config.baseline)
+    alone = norb.changed(config, checkpoint="", resume=False)
     paths = {"records": args.results, "gap": args.gap_results, "ablations": args.ablation_results}
     given = {name: load_results(path) for name, path in paths.items() if path}
     found = {"records": [], "gap": [], "ablations": []} | {name: records for name, (records, _) in given.items()}
+    if found["ablations"] and "full" not in by_label(found["ablations"]):
+        raise InputError(f"{args.ablation_results}: not results of --ablations; give another file")
+    if "gap" in given and any(given["gap"][1].get(name) != value for name, value in GAP_RANGES.items()):
+        raise InputError(f"{args.gap_results}: not trained on azimuths 0:60 and tested on 180:240; give another file")
     if "records" in needs and "records" not in given:
         results = norb.run_all(config, say)
         found["records"] = [record for record, _ in results]
         params = params or next(p for record, p in results if record["label"] == config.model)
-    if "gap" in needs and "gap" not in given and config.data == "synthetic" and config.split == "azimuth":
-        found["gap"] = [record for record, _ in norb.run_all(dataclasses.replace(alone, **GAP_RANGES), say)]
+    if "gap" in needs and "gap" not in given:
+        found["gap"] = [record for record, _ in norb.run_all(norb.changed(alone, **GAP_RANGES), say)]
     if "ablations" in needs and "ablations" not in given:
-        changed = dataclasses.replace(norb.for_model(alone, "caps"), ablations=True, cnn_width=0)
-        found["ablations"] = [record for record, _ in norb.run_all(changed, say)]
-    if "params" in needs and params is None:
-        first = found["records"][0]["seed"] if found["records"] else config.seed
-        config = dataclasses.replace(config, seed=first)
-        params, _ = norb.train(config)
+        full = norb.changed(norb.for_model(alone, "caps"), ablations=True)
+        found["ablations"] = [record for record, _ in norb.run_all(full, say)]
     of_records = given["records"][1] if "records" in given else norb.settings_of(config)
+    if "params" in needs and params is None:
+        if "records" in given:
+            own = norb.config_of(of_records, args.results)
+            config = norb.changed(own, checkpoint="", resume=False, out_json="", ablations=False, quiet=config.quiet,
+                                  threads=config.threads, norb_dir=config.norb_dir)
+        params, _ = norb.train(config)
     views = {part: norb.parse_range(of_records[f"{part}_azimuths"], f"--{part}-azimuths") for part in ("train", "test")}
     return Run(config, params, norb.load_data(config), found["records"], found["gap"], found["ablations"], views)
 
 
 def load_network(path, args):
-    """-> (params, config) of a checkpoint of a capsule network; flags that would have changed its training must
-    agree"""
+    """-> (params, config) of a checkpoint of a capsule network; flags that would have changed it must agree"""
     found = norb.load_checkpoint(path)
     config = norb.config_to_look_at(found, args, path)
     if config.model != "caps":
@@ -446,9 +453,15 @@ def main():
         raise InputError(f"--model {config.model}: the figures show a capsule network; leave the flag out")
     if config.out_json:
         raise InputError("--out-json: results come from smallnorb_novel_viewpoint.py; leave the flag out here")
-    wanted = {name: draw for name, draw in FIGURES.items() if args.only in ("", name)}
-    norb.make_outdir(args.outdir, wanted)
     say = norb.Progress(config.quiet).say
+    wanted = {name: draw for name, draw in FIGURES.items() if args.only in ("", name)}
+    for name in SWEPT if config.data != "synthetic" or config.split != "azimuth" else ():
+        if wanted.get(name) and not (args.results if name == "azimuth_accuracy" else args.gap_results):
+            say(f"no {name}: it needs the embedded shapes and --split azimuth")
+            del wanted[name]
+    if not wanted:
+        raise InputError(f"--only {args.only}: needs the embedded shapes and --split azimuth; leave both out")
+    norb.make_outdir(args.outdir, wanted)
     run = gather(args, config, {NEEDS[name] for name in wanted if name in NEEDS}, say)
     for name, draw in wanted.items():
         records = run.gap if name == "gap_sweep" else run.records

@@ -221,6 +221,14 @@ def test_each_layer_kind_of_the_table_is_tried():
     assert tried == set(mc.LAYERS) and set(mc.WITH_WEIGHTS) == {"conv2d", "linear"}
 
 
+def test_layers_without_weights_have_nothing_to_learn():
+    x, grads = normal(2, 4, 4, 1), {}
+    layers = (("pool",), ("flatten",))
+    y, caches = mc.layers_forward({}, x, layers)
+    assert mc.layers_backward(y, caches, layers, grads, need_dx=False) is None and grads == {}
+    assert mc.layers_backward(y, caches, layers, grads).shape == x.shape
+
+
 def test_layers_are_their_operations_one_after_the_other():
     x, layers, p = stack("all")
     h = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))

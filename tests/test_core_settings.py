@@ -4,6 +4,7 @@ import dataclasses
 import io
 import math
 import sys
+from types import SimpleNamespace
 
 import multimnist_capsnet as mc
 import smallnorb_novel_viewpoint as sn
@@ -397,10 +398,32 @@ def test_variants_have_their_own_recipes_and_what_was_given():
 
 def test_ablations_have_their_networks_recipe_but_for_what_they_change():
     variants = sn.variants(sn.Config(ablations=True, n_per_combo=3))
-    assert variants["full"] == sn.Config(n_per_combo=3)
+    assert variants["full"] == sn.Config(n_per_combo=3, baseline="none")
     for label, changes in sn.ABLATIONS.items():
-        assert variants[label] == sn.Config(n_per_combo=3, **changes), label
+        assert variants[label] == sn.Config(n_per_combo=3, baseline="none", **changes), label
     assert variants["dense capsules"].weight_decay == 0 and variants["3 EM iterations"].weight_decay == 3
+
+
+@pytest.mark.parametrize("module, given, changes", [
+    (sn, {}, dict(model="cnn-gap", n_epochs=40)), (sn, {}, dict(model="dense-caps", weight_decay=3.0)),
+    (sn, dict(lr=3e-3, n_epochs=60), dict(model="cnn-pool")), (mc, {}, dict(model="cnn", lr=2e-3)),
+    (mc, dict(preset="deep", recon_weight=0.002), dict(preset="paper"))], ids=str)
+def test_changed_keeps_what_is_given_also_where_it_equals_a_recipes_value(module, given, changes):
+    """which dataclasses.replace cannot tell from a value that was filled in"""
+    config = module.changed(module.Config(**given), **changes)
+    assert config == module.Config(**given | changes) and config.filled == module.Config(**given | changes).filled
+    assert module.changed(config) == config
+
+
+def test_a_flag_given_to_a_trained_network_is_given():
+    """--load of a 40-epoch run with --n-epochs 40 beside it: cnn-gap is trained for 40 epochs too"""
+    found = SimpleNamespace(config=sn.config_of(sn.settings_of(sn.Config()), "run.npz"))
+    config = sn.config_to_look_at(found, SimpleNamespace(n_epochs=40, threads=1), "run.npz")
+    assert sn.for_model(config, "cnn-gap").n_epochs == 40 and config.threads == 1
+    assert sn.for_model(sn.config_to_look_at(found, SimpleNamespace(), "run.npz"), "cnn-gap").n_epochs == 100
+    for name, value in ("checkpoint", "run.npz"), ("resume", True), ("seed", 7):
+        with pytest.raises(sn.InputError, match=f"--{name}.*run.npz"):
+            sn.config_to_look_at(found, SimpleNamespace(**{name: value}), "run.npz")
 
 
 def test_options_are_settings_and_not_what_was_filled_in():
@@ -444,18 +467,76 @@ def test_smallnorbs_tables():
 CORE = dict(seed=0, batch_size=32, threads=0, checkpoint="", resume=False, out_json="", quiet=False)
 DEFAULTS = {
     "multimnist": CORE | dict(
-        n_epochs=12, lr=0.002, warmup=0, lr_schedule="cosine", weight_decay=0.0, average=0.0, n_train=6000, n_val=2000,
-        n_test=10000, digits="auto", mnist_dir="", min_iou=0.8, merge="max", fixed_pool=False, model="caps",
-        preset="default", front_end="paper", conv1_channels=32, primary_types=8, primary_dim=8, digit_dim=16,
-        decoder_hidden1=256, decoder_hidden2=512, routing_iters=3, routing_grad="full", digit_bias=False,
-        recon_weight=0.0005, cnn_channels=32, cnn_hidden=0, dropout=0.0),
+        n_epochs=12,
+        lr=0.002,
+        warmup=0,
+        lr_schedule="cosine",
+        weight_decay=0.0,
+        average=0.0,
+        n_train=6000,
+        n_val=2000,
+        n_test=10000,
+        digits="auto",
+        mnist_dir="",
+        min_iou=0.8,
+        merge="max",
+        fixed_pool=False,
+        model="caps",
+        preset="default",
+        front_end="paper",
+        conv1_channels=32,
+        primary_types=8,
+        primary_dim=8,
+        digit_dim=16,
+        decoder_hidden1=256,
+        decoder_hidden2=512,
+        routing_iters=3,
+        routing_grad="full",
+        digit_bias=False,
+        recon_weight=0.0005,
+        cnn_channels=32,
+        cnn_hidden=0,
+        dropout=0.0,
+    ),
     "smallnorb": CORE | dict(
-        n_epochs=40, lr=0.003, warmup=0, lr_schedule="cosine", weight_decay=3.0, average=0.0, dropout=0.5, loss="xent",
-        stop_familiar=0.0, n_eval=0, data="synthetic", norb_dir="", split="azimuth", train_azimuths="0:150",
-        test_azimuths="200:330", elevations="30:70", train_elevations="30:40", test_elevations="45:70", n_train_views=6,
-        n_test_views=6, n_elev=3, n_per_combo=5, n_test_per_combo=2, max_shift=0, model="caps", conv1_channels=32,
-        primary_types=4, primary_kernel=3, conv_types=8, em_iters=2, final_lambda=1.0, no_coord_add=False,
-        routing_grad="full", cnn_width=0, baseline="cnn-gap", ablations=False, n_seeds=1)}
+        n_epochs=40,
+        lr=0.003,
+        warmup=0,
+        lr_schedule="cosine",
+        weight_decay=3.0,
+        average=0.0,
+        dropout=0.5,
+        loss="xent",
+        stop_familiar=0.0,
+        n_eval=0,
+        data="synthetic",
+        norb_dir="",
+        split="azimuth",
+        train_azimuths="0:150",
+        test_azimuths="200:330",
+        elevations="30:70",
+        train_elevations="30:40",
+        test_elevations="45:70",
+        n_train_views=6,
+        n_test_views=6,
+        n_elev=3,
+        n_per_combo=5,
+        n_test_per_combo=2,
+        max_shift=0,
+        model="caps",
+        conv1_channels=32,
+        primary_types=4,
+        primary_kernel=3,
+        conv_types=8,
+        em_iters=2,
+        final_lambda=1.0,
+        no_coord_add=False,
+        routing_grad="full",
+        cnn_width=0,
+        baseline="cnn-gap",
+        ablations=False,
+        n_seeds=1,
+    )}
 
 
 @pytest.mark.parametrize("experiment", SCRIPTS)

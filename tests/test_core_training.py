@@ -499,3 +499,17 @@ def test_numpy_may_be_imported_before_the_experiment(digits, run_script):
     here = mc.train(config, data=toy_digits())[0]["dec3_w"].sum(dtype="f8").hex()
     done = run_script("-c", NUMPY_FIRST.format(tests=str(Path(__file__).parent)))
     assert done.stdout.split() == [here], done.stderr
+
+
+def test_a_checkpoint_with_more_steps_than_asked_for_is_refused(digits, tmp_path):
+    config = dataclasses.replace(TINY, lr_schedule="constant", checkpoint=str(tmp_path / "run.npz"))
+    mc.train(config, data=digits)
+    with pytest.raises(mc.InputError, match="holds 4 steps, --n-epochs 1 are 2"):
+        mc.train(dataclasses.replace(config, n_epochs=1, resume=True), data=digits)
+
+
+def test_an_evaluation_that_is_not_finite_is_not_laid_on_the_weights(digits, monkeypatch):
+    good = mc.evaluate
+    monkeypatch.setattr(mc, "evaluate", lambda *args: good(*args) | {"loss": np.nan})
+    with pytest.raises(mc.InputError, match="val_loss is nan after step 2: an image holds what is no number"):
+        mc.train(TINY, data=digits)
