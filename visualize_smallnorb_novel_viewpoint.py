@@ -210,9 +210,12 @@ def draw_extrapolation_bars(run):
         run, 4, "What each network loses when the viewpoint is new", f"{seeds_note(run.records)}; dots: single seeds")
     ax = fig.subplots()
     labels = bars(ax, run.records)
+    if run.config.data == "synthetic" and run.config.split == "azimuth":
+        ax.axhline(0.6, color="black", linewidth=1, linestyle="--", label="the three symmetric shapes alone")
     sizes = {record["label"]: record["n_params"] for record in run.records}
-    ax.set_xticks(range(len(labels)), [f"{label}\n{sizes[label]:,} parameters" for label in labels])
-    ax.legend(loc="lower left", ncols=3, framealpha=0.9, frameon=True)
+    notes = {label: f"{size:,} parameters" if size else "nothing trained" for label, size in sizes.items()}
+    ax.set_xticks(range(len(labels)), [f"{label}\n{notes[label]}" for label in labels])
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4)
     return fig
 
 
@@ -253,7 +256,7 @@ def draw_gap_sweep(run):
     ax.set(xlabel="distance from the training range, degrees (0: inside)", ylabel="accuracy", ylim=(0, 1.02))
     ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1)
     ax.text(x[-1], 1 / N_CLASSES + 0.02, "guessing", ha="right", fontsize=8, color=GRAY)
-    ax.legend(loc="center left")
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 0.22))
     ax.grid(alpha=0.3)
     return fig
 

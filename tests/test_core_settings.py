@@ -73,7 +73,7 @@ def other_values(f, value):
     if f.metadata.get("metavar") == "LOW:HIGH":
         low, high = map(int, value.split(":"))
         return [f"{low + 2}:{high - 2}"]
-    raise NotImplementedError(f"{f.name}: say in NEEDS what else it may be")
+    raise LookupError(f"{f.name}: say in NEEDS what else it may be")
 
 
 # What needs more than one changed value to show: what goes before, on both sides, and the values to try (None: all)
