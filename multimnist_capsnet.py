@@ -39,6 +39,7 @@ import http.client
 import json
 import math
 import os
+import platform
 import shutil
 import sys
 import tempfile
@@ -816,14 +817,12 @@ def check_config(config):
 
 def results_of(config, params, history, test):
     """The dict that --out-json writes"""
-    return {"config": settings_of(config), "digits": history["source"], "n_params": n_params(params),
-            "test_set_accuracy": test["set_accuracy"],
-            "test_set_accuracy_ci95": wilson_interval(test["hits"], test["n"]),
-            "test_any_accuracy": test["any_accuracy"], "test_recon_mse": test.get("recon_mse"),
-            "baseline_recon_mse": test["baseline_recon_mse"], "seconds_train": history["seconds"],
-            "ms_per_step": 1e3 * history["seconds"] / history["steps"],
-            "pairs_per_second": config.n_train * len(history["epochs"]) / history["seconds"],
-            "peak_rss_mb": peak_rss_mb(), "versions": versions(), "history": history["epochs"]}
+    found = {"test_set_accuracy": test["set_accuracy"], "test_hits": test["hits"],
+             "test_set_accuracy_ci95": wilson_interval(test["hits"], test["n"]),
+             "test_any_accuracy": test["any_accuracy"], "test_recon_mse": test.get("recon_mse"),
+             "baseline_recon_mse": test["baseline_recon_mse"],
+             "pairs_per_second": config.n_train * len(history["epochs"]) / max(history["seconds"], 1e-9)}
+    return result_of(config, params, history, found)
 
 
 def report(config, params, history, test, say):
@@ -838,7 +837,7 @@ def report(config, params, history, test, say):
             f"mean image\n  losses                  {test['loss']:.4f} = margin {test['margin']:.4f} + weight x "
             f"{test['recon']:.2f}\n")
     memory = f", peak memory {results['peak_rss_mb']:.0f} MB" if results["peak_rss_mb"] else ""
-    say(f"\n{DIGIT_NAMES[results['digits']]}, {test['n']} test pairs\n"
+    say(f"\n{DIGIT_NAMES[results['source']]}, {test['n']} test pairs\n"
         f"  set accuracy            {test['set_accuracy']:.4f}   95% interval [{low:.4f}, {high:.4f}], chance "
         f"{CHANCE:.4f}\n"
         f"  at least one            {test['any_accuracy']:.4f}   chance {CHANCE_ANY:.4f}\n{loss}"
@@ -1626,6 +1625,7 @@ class Run:
         for name, term in terms.items():
             self.sums[name] = self.sums.get(name, 0) + term * (1 if name == "hits" else n)
         self.elapsed = time.perf_counter() - self.began
+        self.stamp()
         self.progress.step(
             f"step {self.step}/{self.n_steps}  {self.samples_left * self.elapsed / self.seen:.0f} s left  "
             f"{self.training_so_far()}")
@@ -1635,6 +1635,11 @@ class Run:
     def training_so_far(self):
         return (f"loss {self.sums['loss'] / self.seen:.3f}  accuracy {self.sums['hits'] / self.seen:.3f}  "
                 f"{self.seen / self.elapsed:.0f} samples/s")
+
+    def stamp(self):
+        """Keep the digest of the weights after STAMP_STEPS steps, whatever comes later"""
+        if self.step == STAMP_STEPS:
+            self.history["weights_sha256"] = digest_of(self.weights)
 
     def snapshot(self):
         """Call snapshot_callback with copies; its time is not training's"""
@@ -1891,10 +1896,52 @@ def write_atomically(path, write):
         raise InputError(f"cannot write {path}: {error.strerror or error}; choose a writable place with room") from None
 
 
+STAMP_STEPS = 40            # after so many steps the digest of the weights tells whether other code makes the same bits
+MAX_LOOKS = 20                     # epochs that a result keeps of its history
+
+
+def digest_of(arrays):
+    """SHA-256 over names, shapes, dtypes and bytes of a dict of arrays"""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        digest.update(f"{name} {arrays[name].shape} {arrays[name].dtype}".encode())
+        digest.update(np.ascontiguousarray(arrays[name]).tobytes())
+    return digest.hexdigest()
+
+
+def result_of(config, params, history, found):
+    """What --out-json writes of one network: its settings (no paths), what was found, and all that the bits depend on.
+    Small enough to be kept: history as columns, at most MAX_LOOKS epochs of it."""
+    kept = {f.name: getattr(config, f.name) for f in options(config)
+            if "choices" in f.metadata or f.type in (int, float) or not f.metadata.get("runtime")}
+    epochs = history["epochs"]
+    looks = sorted({round(k) for k in np.linspace(0, len(epochs) - 1, min(len(epochs), MAX_LOOKS))})
+    return {"experiment": Path(__file__).stem, "config": kept, "source": history["source"],
+            "n_params": n_params(params), **found, "seconds_train": history["seconds"],
+            "ms_per_step": 1e3 * history["seconds"] / max(1, history["steps"]), "peak_rss_mb": peak_rss_mb(),
+            "versions": versions(), "machine": machine(),
+            "script_sha256": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
+            "weights_sha256": history.get("weights_sha256"),
+            "history": {key: [epochs[k][key] for k in looks] for key in (epochs[0] if epochs else ())}}
+
+
+def history_rows(columns):
+    """A result's history as a list of dicts, as Run has it"""
+    return [dict(zip(columns, row)) for row in zip(*columns.values())]
+
+
 def write_json(path, results):
-    """Write a dict atomically; what JSON has no word for, as the interval of one seed, becomes null"""
-    results = json.loads(json.dumps(results), parse_constant=lambda _: None)
-    write_atomically(path, lambda file: file.write((json.dumps(results, indent=1) + "\n").encode()))
+    """Write a dict atomically, a line a key. Floats but those of config have five digits; what JSON has no word for, as
+    the interval of one seed, becomes null"""
+    def plain(value):
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [plain(item) for item in value]
+        return (float(f"{value:.5g}") if math.isfinite(value) else None) if isinstance(value, float) else value
+    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value if key == 'config' else plain(value))}"
+                       for key, value in results.items())
+    write_atomically(path, lambda file: file.write(f"{{\n{lines}\n}}\n".encode()))
 
 
 def write_figure(fig, path, say):
@@ -1905,6 +1952,18 @@ def write_figure(fig, path, say):
 
 def versions():
     return {"python": sys.version.split()[0], "numpy": np.__version__}
+
+
+def machine():
+    """What else the bits, and the times, depend on: processor, cores, and the kernels that OpenBLAS chose for it"""
+    processor, kernels = platform.processor() or platform.machine(), "unknown"
+    with contextlib.suppress(OSError, IndexError):
+        processor = Path("/proc/cpuinfo").read_text().split("model name")[1].split(":", 1)[1].split("\n")[0].strip()
+    with contextlib.suppress(AttributeError):
+        ask = openblas().scipy_openblas_get_corename64_
+        ask.restype = ctypes.c_char_p
+        kernels = ask().decode()
+    return {"processor": processor, "cores": n_cores(), "blas_kernels": kernels}
 
 
 def peak_rss_mb():

@@ -36,10 +36,12 @@ import ctypes
 import dataclasses
 import functools
 import gzip
+import hashlib
 import json
 import math
 import multiprocessing
 import os
+import platform
 import shutil
 import sys
 import tempfile
@@ -1331,10 +1333,10 @@ def run_one(label, config, data=None):
         found = evaluate_viewpoint_extrapolation(params, data, config, runner)
         swept = config.data == "synthetic" and config.split == "azimuth"
         sweep = azimuth_sweep(params, config, runner) if swept else None
-    size = 0 if config.model == "nearest" else n_params(params)
-    return {"label": label, "seed": config.seed, "n_params": size, **found, "seconds": history["seconds"],
-            "ms_per_step": 1e3 * history["seconds"] / max(1, history["steps"]), "sweep": sweep,
-            "history": history["epochs"]}, params
+    own = {"label": label, "seed": config.seed, **found, "sweep": sweep}
+    if config.model == "nearest":
+        own["n_params"] = 0                                                             # it learns none
+    return result_of(config, params, history, own), params
 
 
 def run_all(config, say=print):
@@ -1360,7 +1362,7 @@ def run_all(config, say=print):
                 results.append(future.result())
                 record = results[-1][0]
                 say(f"{record['label']}, seed {record['seed']}: familiar {record['familiar']:.3f}  held-out "
-                    f"{record['held_out']:.3f}  {record['seconds']:.0f} s")
+                    f"{record['held_out']:.3f}  {record['seconds_train']:.0f} s")
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -1370,7 +1372,8 @@ def run_all(config, say=print):
 def at_matched_familiar(record, reference):
     """Held-out accuracy when the network first was as good on familiar views as `reference`, another record, at its
     end; None if never"""
-    return next((epoch["held_out"] for epoch in record["history"] if epoch["familiar"] >= reference["familiar"]), None)
+    looks = history_rows(record["history"])
+    return next((look["held_out"] for look in looks if look["familiar"] >= reference["familiar"]), None)
 
 
 def summarize(records):
@@ -1386,7 +1389,7 @@ def summarize(records):
     first, summary = next(iter(by_label.values())), {}
     for label, runs in by_label.items():
         row = {key: mean_and_interval([run[key] for run in runs])
-               for key in ("familiar", "held_out", "drop", "seconds", "ms_per_step")}
+               for key in ("familiar", "held_out", "drop", "seconds_train", "ms_per_step")}
         row |= {"n_params": runs[0]["n_params"], "seeds": [run["seed"] for run in runs],
                 "held_out_per_class": np.mean([run["held_out_per_class"] for run in runs], 0).tolist()}
         if runs is not first:
@@ -1464,11 +1467,10 @@ def report(config, records, say):
             f"most of them\n{'':24}" + "".join(f"{gap:>8}" for gap in next(iter(gaps.values()))))
         for label, row in gaps.items():
             say(f"{label:24}" + "".join(f"{accuracy:8.3f}" for accuracy in row.values()))
-    seconds = sum(record["seconds"] for record in records)
+    seconds = sum(record["seconds_train"] for record in records)
     say(f"training {seconds:.1f} s" + (f", peak memory {peak_rss_mb():.0f} MB" if peak_rss_mb() else ""))
     if config.out_json:
-        write_json(config.out_json, {"config": settings_of(config), "summary": summary, "runs": records,
-                                     "peak_rss_mb": peak_rss_mb(), "versions": versions()})
+        write_json(config.out_json, records[0] if len(records) == 1 else {"summary": summary, "runs": records})
 
 
 # TWIN core: the machinery, the same in every experiment --------------------------------------------------------------
@@ -1971,6 +1973,7 @@ class Run:
         for name, term in terms.items():
             self.sums[name] = self.sums.get(name, 0) + term * (1 if name == "hits" else n)
         self.elapsed = time.perf_counter() - self.began
+        self.stamp()
         self.progress.step(
             f"step {self.step}/{self.n_steps}  {self.samples_left * self.elapsed / self.seen:.0f} s left  "
             f"{self.training_so_far()}")
@@ -1980,6 +1983,11 @@ class Run:
     def training_so_far(self):
         return (f"loss {self.sums['loss'] / self.seen:.3f}  accuracy {self.sums['hits'] / self.seen:.3f}  "
                 f"{self.seen / self.elapsed:.0f} samples/s")
+
+    def stamp(self):
+        """Keep the digest of the weights after STAMP_STEPS steps, whatever comes later"""
+        if self.step == STAMP_STEPS:
+            self.history["weights_sha256"] = digest_of(self.weights)
 
     def snapshot(self):
         """Call snapshot_callback with copies; its time is not training's"""
@@ -2236,10 +2244,52 @@ def write_atomically(path, write):
         raise InputError(f"cannot write {path}: {error.strerror or error}; choose a writable place with room") from None
 
 
+STAMP_STEPS = 40            # after so many steps the digest of the weights tells whether other code makes the same bits
+MAX_LOOKS = 20                     # epochs that a result keeps of its history
+
+
+def digest_of(arrays):
+    """SHA-256 over names, shapes, dtypes and bytes of a dict of arrays"""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        digest.update(f"{name} {arrays[name].shape} {arrays[name].dtype}".encode())
+        digest.update(np.ascontiguousarray(arrays[name]).tobytes())
+    return digest.hexdigest()
+
+
+def result_of(config, params, history, found):
+    """What --out-json writes of one network: its settings (no paths), what was found, and all that the bits depend on.
+    Small enough to be kept: history as columns, at most MAX_LOOKS epochs of it."""
+    kept = {f.name: getattr(config, f.name) for f in options(config)
+            if "choices" in f.metadata or f.type in (int, float) or not f.metadata.get("runtime")}
+    epochs = history["epochs"]
+    looks = sorted({round(k) for k in np.linspace(0, len(epochs) - 1, min(len(epochs), MAX_LOOKS))})
+    return {"experiment": Path(__file__).stem, "config": kept, "source": history["source"],
+            "n_params": n_params(params), **found, "seconds_train": history["seconds"],
+            "ms_per_step": 1e3 * history["seconds"] / max(1, history["steps"]), "peak_rss_mb": peak_rss_mb(),
+            "versions": versions(), "machine": machine(),
+            "script_sha256": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
+            "weights_sha256": history.get("weights_sha256"),
+            "history": {key: [epochs[k][key] for k in looks] for key in (epochs[0] if epochs else ())}}
+
+
+def history_rows(columns):
+    """A result's history as a list of dicts, as Run has it"""
+    return [dict(zip(columns, row)) for row in zip(*columns.values())]
+
+
 def write_json(path, results):
-    """Write a dict atomically; what JSON has no word for, as the interval of one seed, becomes null"""
-    results = json.loads(json.dumps(results), parse_constant=lambda _: None)
-    write_atomically(path, lambda file: file.write((json.dumps(results, indent=1) + "\n").encode()))
+    """Write a dict atomically, a line a key. Floats but those of config have five digits; what JSON has no word for, as
+    the interval of one seed, becomes null"""
+    def plain(value):
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [plain(item) for item in value]
+        return (float(f"{value:.5g}") if math.isfinite(value) else None) if isinstance(value, float) else value
+    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value if key == 'config' else plain(value))}"
+                       for key, value in results.items())
+    write_atomically(path, lambda file: file.write(f"{{\n{lines}\n}}\n".encode()))
 
 
 def write_figure(fig, path, say):
@@ -2250,6 +2300,18 @@ def write_figure(fig, path, say):
 
 def versions():
     return {"python": sys.version.split()[0], "numpy": np.__version__}
+
+
+def machine():
+    """What else the bits, and the times, depend on: processor, cores, and the kernels that OpenBLAS chose for it"""
+    processor, kernels = platform.processor() or platform.machine(), "unknown"
+    with contextlib.suppress(OSError, IndexError):
+        processor = Path("/proc/cpuinfo").read_text().split("model name")[1].split(":", 1)[1].split("\n")[0].strip()
+    with contextlib.suppress(AttributeError):
+        ask = openblas().scipy_openblas_get_corename64_
+        ask.restype = ctypes.c_char_p
+        kernels = ask().decode()
+    return {"processor": processor, "cores": n_cores(), "blas_kernels": kernels}
 
 
 def peak_rss_mb():

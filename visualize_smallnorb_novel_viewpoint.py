@@ -163,12 +163,11 @@ def draw_training_curves(run):
                      seeds_note(run.records))
     axes = fig.subplots(1, 2, sharey=True)
     for label, records in by_label([record for record in run.records if record["history"]]).items():
-        epochs = [[e["epoch"] for e in record["history"]] for record in records]
-        share = np.array(epochs[0]) / epochs[0][-1]
+        epochs = records[0]["history"]["epoch"]
+        share = np.array(epochs) / epochs[-1]
         for ax, key in zip(axes, ("familiar", "held_out")):
-            band(ax, share,
-                 [[e[key] for e in record["history"]] for record in records if len(record["history"]) == len(share)],
-                 label)
+            rows = [record["history"][key] for record in records if len(record["history"]["epoch"]) == len(share)]
+            band(ax, share, rows, label)
     for ax, word in zip(axes, ("familiar views", "held-out views")):
         ax.set(xlabel="share of each network's own training", title=word, ylim=(0, 1.02))
         ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1)
@@ -374,17 +373,19 @@ SWEPT = ("azimuth_accuracy", "gap_sweep")                      # need runs of th
 # ---------------------------------------------------------------- command line
 
 def load_results(path):
-    """-> (records, config) of a file that the experiment's --out-json wrote"""
+    """-> (records, config of the first) of a file that the experiment's --out-json wrote, or of a folder of such
+    files"""
+    paths = sorted(Path(path).rglob("*.json")) if Path(path).is_dir() else [Path(path)]
     try:
-        results = json.loads(Path(path).read_text())
-        records, config = results["runs"], results["config"]
-        needed = ("label", "seed", "held_out", "history", "n_params")
+        found = [json.loads(file.read_text()) for file in paths]
+        records = [record for results in found for record in results.get("runs", [results])]
+        needed = ("label", "seed", "held_out", "history", "n_params", "config")
         if not records or any(name not in record for record in records for name in needed):
             raise KeyError
-        return records, config
+        return records, records[0]["config"]
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; give one that smallnorb_novel_viewpoint.py --out-json wrote") from None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise InputError(f"{path}: not a whole file of smallnorb_novel_viewpoint.py --out-json; give another") from None
 
 

@@ -25,14 +25,14 @@ PER_RUN = ("seed", "threads", "out_json", "checkpoint", "resume", "quiet", "mnis
 def settings(run):
     """What a run was told, without what may differ between its seeds; settings of later versions at their defaults"""
     told = capsnet.settings_of(capsnet.Config(**run["config"]))
-    return {k: v for k, v in told.items() if k not in PER_RUN} | {"digits": run["digits"]}
+    return {k: v for k, v in told.items() if k not in PER_RUN} | {"digits": run["source"]}
 
 
 def load_run(path):
     try:
         with open(path) as file:
             run = json.load(file)
-        [run[key] for key in (*KEYS, "config", "digits", "n_params", "versions")]
+        [run[key] for key in (*KEYS, "config", "source", "n_params", "versions")]
         settings(run)
         return run
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -93,7 +93,7 @@ def main(paths):
     if len(set(seeds)) < len(seeds):
         fail(f"the same seed twice: {seeds}")
     print(
-        f"{runs[0]['digits']} digits, seeds {seeds}, {runs[0]['n_params']:,} parameters, versions {runs[0]['versions']}"
+        f"{runs[0]['source']} digits, seeds {seeds}, {runs[0]['n_params']:,} parameters, versions {runs[0]['versions']}"
     )
     for key in KEYS:
         values = [run[key] for run in runs]

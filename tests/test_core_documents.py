@@ -86,7 +86,7 @@ def test_every_figure_is_shown():
 
 def test_every_flag_named_is_real(document, flags_of):
     name, text = document
-    prose = re.sub(r"`python3 [^`]*`", "", without_code(text))
+    prose = re.sub(r"`(python3|snakemake) [^`]*`", "", without_code(text))
     prose = "\n".join(line for line in prose.splitlines() if "-m pytest" not in line and "-m pip" not in line)
     scripts = {path.name for path in ROOT.glob("*.py")}
     scripts |= {words[0] for words in commands(text) if "--" in "".join(words)}

@@ -17,7 +17,7 @@ def write(tmp_path):
             "test_recon_mse": mse,
             "n_params": 1000,
             "config": dataclasses.asdict(mc.Config(**settings)),
-            "digits": "mnist",
+            "source": "mnist",
             "versions": {}}
         (tmp_path / name).write_text(json.dumps(run))
         return str(tmp_path / name)

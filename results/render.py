@@ -1,0 +1,300 @@
+#!/usr/bin/env python3
+"""Renders the tables and numbers of README.md and docs/ from the files in results/.
+
+    python3 results/render.py              rewrite the documents in place
+    python3 results/render.py --check      say where a document and the results disagree; exit code 1 if one does
+    python3 results/render.py --restamp    run 40 steps of stale results, renew the stamps where the bits are the same
+
+A result, results/<experiment>/<table>/<setting>-<seed>.json, is what an experiment's --out-json writes of one network
+and one seed. It is stale when the experiment's script has changed since. In a document a table stands between
+`<!-- table: NAME -->` and `<!-- end -->`, a number between `<!-- value: NAME -->` and `<!-- end -->`; the names are
+defined in TABLES and VALUES below. --restamp takes MNIST from where the experiment does; kernels other than this
+machine's own choice, such as those of smallnorb_novel_viewpoint.py's results, are set by OPENBLAS_CORETYPE.
+"""
+import argparse
+import dataclasses
+import hashlib
+import json
+import re
+import sys
+from functools import partial
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS threads
+import smallnorb_novel_viewpoint as norb
+
+SCRIPTS = {module.__name__: module for module in (capsnet, norb)}
+MULTI, NORB = SCRIPTS
+ACCURACY, MSE = "test_set_accuracy", "test_recon_mse"
+
+
+# -------------------------------------------------------------- reading results
+
+def script_sha256(experiment):
+    return hashlib.sha256((ROOT / f"{experiment}.py").read_bytes()).hexdigest()
+
+
+def load_results(folder):
+    """-> {(experiment, table, setting): {seed: result}} of all results in a folder"""
+    found = {}
+    for path in sorted(Path(folder).glob("*/*/*.json")):
+        setting, _, seed = path.stem.rpartition("-")
+        try:
+            result = json.loads(path.read_text())
+            if result["experiment"] != path.parts[-3] or result["config"]["seed"] != int(seed):
+                raise ValueError("its experiment or seed is not what its path says")
+        except (ValueError, KeyError, TypeError) as error:
+            raise capsnet.InputError(f"{path}: not a result that --out-json wrote ({error}); make it anew") from None
+        found.setdefault((*path.parts[-3:-1], setting), {})[int(seed)] = result | {"path": path}
+    return found
+
+
+class Ledger:
+    """The results, and the sentences that can be said of them. A setting is named as "table/setting"."""
+
+    def __init__(self, folder):
+        self.results = load_results(folder)
+        self.sha256 = {name: script_sha256(name) for name in SCRIPTS}
+
+    def runs(self, experiment, setting):
+        """The results of a setting, by seed; {} if there are none"""
+        return dict(sorted(self.results.get((experiment, *setting.split("/")), {}).items()))
+
+    def values(self, experiment, setting, key):
+        return [run[key] for run in self.runs(experiment, setting).values()]
+
+    def mean(self, experiment, setting, key=ACCURACY, digits=3):
+        """Mean +- 95% t interval over the seeds; of one seed with its Wilson interval; "not run" where nothing is"""
+        values = self.values(experiment, setting, key)
+        if not values or None in values:
+            return "" if values else "not run"
+        mean, half = capsnet.mean_and_interval(values)
+        if len(values) > 1:
+            return f"{mean:.{digits}f} +- {half:.{digits}f}"
+        run, = self.runs(experiment, setting).values()
+        low, high = run.get(f"{key}_ci95", (None, None))
+        return f"{mean:.{digits}f}" + (f" ({low:.{digits}f}-{high:.{digits}f})" if low is not None else "")
+
+    def plain(self, experiment, setting, key, digits=0):
+        """The mean alone"""
+        values = self.values(experiment, setting, key)
+        return f"{sum(values) / len(values):,.{digits}f}" if values else "not run"
+
+    def difference(self, experiment, one, other, key=ACCURACY, digits=3):
+        """Mean of one minus other over the seeds that both have, +- its 95% t interval: paired by seed"""
+        a, b = self.runs(experiment, one), self.runs(experiment, other)
+        shared = sorted(a.keys() & b.keys())
+        if not shared:
+            return "not run"
+        mean, half = capsnet.mean_and_interval([a[seed][key] - b[seed][key] for seed in shared])
+        return f"{mean:+.{digits}f}" + (f" +- {half:.{digits}f}" if len(shared) > 1 else "")
+
+    def stale(self, experiment, settings):
+        """The settings among these some of whose results were made by another version of the script"""
+        now = self.sha256[experiment]
+        return [setting for setting in settings
+                if any(run["script_sha256"] != now for run in self.runs(experiment, setting).values())]
+
+
+def markdown(header, rows):
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def about(ledger, experiment, settings):
+    """The line under a table: seeds, machine, versions, and whether a result is stale"""
+    runs = [run for setting in settings for run in ledger.runs(experiment, setting).values()]
+    if not runs:
+        return "\nNot run yet."
+    seeds = sorted({run["config"]["seed"] for run in runs})
+    machines = sorted({f"{run['machine']['processor']}, {run['machine']['blas_kernels']} kernels, Python "
+                       f"{run['versions']['python']}, NumPy {run['versions']['numpy']}" for run in runs})
+    stale = ledger.stale(experiment, settings)
+    text = f"Seeds {', '.join(map(str, seeds))}; {'; '.join(machines)}."
+    return f"\n{text}" + (f" **Stale**, made by an earlier version of the script: {', '.join(stale)}." if stale else "")
+
+
+# -------------------------------------------------------------- the tables
+
+def multimnist_results(ledger, rows):
+    """rows: (label, setting)"""
+    cell, lines = partial(ledger.mean, MULTI), []
+    for label, setting in rows:
+        runs = list(ledger.runs(MULTI, setting).values())
+        pairs = f"{runs[0]['config']['n_epochs'] * runs[0]['config']['n_train']:,}" if runs else ""
+        seconds = f"{ledger.plain(MULTI, setting, 'seconds_train')} ({runs[0]['config']['threads']})" if runs else ""
+        lines.append([label, pairs, seconds, cell(setting), cell(setting, "test_any_accuracy"), cell(setting, MSE, 4)])
+    header = ["", "training pairs", "seconds (threads)", "set accuracy", "at least one", "reconstruction MSE"]
+    return markdown(header, lines) + "\n" + about(ledger, MULTI, [setting for _, setting in rows])
+
+
+def multimnist_control(ledger, rows, first):
+    """rows: (label, setting); differences from the setting `first`"""
+    lines = [[label, ledger.plain(MULTI, setting, "n_params"), ledger.plain(MULTI, setting, "ms_per_step"),
+              ledger.mean(MULTI, setting), "" if setting == first else ledger.difference(MULTI, first, setting)]
+             for label, setting in rows]
+    header = ["", "parameters", "ms a step", "set accuracy", "the first row minus it, paired by seed"]
+    return markdown(header, lines) + "\n" + about(ledger, MULTI, [setting for _, setting in rows])
+
+
+def norb_summary(ledger, settings):
+    """smallnorb_novel_viewpoint.py's own summary of some settings, the first being what the others are compared with"""
+    records = [run | {"label": setting} for setting in settings for run in ledger.runs(NORB, setting).values()]
+    return norb.summarize(records) if records else {}
+
+
+def interval(pair, sign=""):
+    return "" if pair is None else f"{pair[0]:{sign}.3f}" + (f" +- {pair[1]:.3f}" if pair[1] == pair[1] else "")
+
+
+def norb_comparison(ledger, table, names):
+    settings = [f"{table}/{name}" for name in names]
+    summary, lines = norb_summary(ledger, settings), []
+    for name, setting in zip(names, settings):
+        row = summary.get(setting)
+        lines.append(
+            [
+                name,
+                *([interval(row[key]) for key in ("familiar", "held_out", "drop")] if row else ["not run"] * 3),
+                *(interval(row.get(key), "+") if row else "" for key in ("difference", "matched_difference"))])
+    header = ["", "familiar", "held-out", "drop", f"`{names[0]}` minus it", "at matched familiar accuracy"]
+    return markdown(header, lines) + "\n" + about(ledger, NORB, settings)
+
+
+def norb_per_class(ledger, table, names):
+    settings = [f"{table}/{name}" for name in names]
+    summary = norb_summary(ledger, settings)
+    lines = [
+        [name, *(f"{accuracy:.3f}" for accuracy in summary[setting]["held_out_per_class"])]
+        if setting in summary
+        else [name, "not run", *[""] * 4]
+        for name, setting in zip(names, settings)]
+    return markdown(["held-out accuracy", *norb.CLASS_NAMES], lines)
+
+
+NETWORKS = ("caps", "cnn", "cnn-pool", "cnn-gap", "nearest")
+TABLES = {
+    "multimnist results": partial(multimnist_results, rows=(
+        ("default: 12 x 6,000 fresh pairs", "main/default"), ("`--preset deep`, the same pairs", "main/deep"),
+        ("`--preset deep`, 92 x 6,000", "main/deep-400"), ("`--preset deep`, 25 x 60,000", "main/long"),
+        ("the same with `--min-iou 0 --merge add`", "main/paper"))),
+    "multimnist control": partial(multimnist_control, first="main/deep", rows=(
+        ("capsules, deep front end", "main/deep"), ("the same with 1 routing iteration", "control/deep-iters-1"),
+        ("the CNN of its size", "control/deep-cnn"), ("the CNN allowed beside the default", "control/default-cnn"))),
+    "smallnorb azimuth": partial(norb_comparison, table="azimuth", names=NETWORKS),
+    "smallnorb azimuth per class": partial(norb_per_class, table="azimuth", names=NETWORKS)}
+VALUES = {
+    "default accuracy": lambda ledger: ledger.mean(MULTI, "main/default"),
+    "deep accuracy": lambda ledger: ledger.mean(MULTI, "main/deep"),
+    "iterations": lambda ledger: ledger.difference(MULTI, "control/deep-iters-1", "main/deep"),
+    "deep minus cnn": lambda ledger: ledger.difference(MULTI, "main/deep", "control/deep-cnn"),
+    "azimuth caps": lambda ledger: ledger.mean(NORB, "azimuth/caps", "held_out"),
+    "azimuth cnn-gap": lambda ledger: ledger.mean(NORB, "azimuth/cnn-gap", "held_out"),
+    "azimuth nearest": lambda ledger: ledger.mean(NORB, "azimuth/nearest", "held_out"),
+    "azimuth caps minus cnn-gap": lambda ledger: ledger.difference(NORB, "azimuth/caps", "azimuth/cnn-gap", "held_out")}
+
+
+# -------------------------------------------------------------- the documents
+
+MARK = re.compile(r"<!-- (table|value): ([^>]*?) -->(.*?)<!-- end -->", re.S)
+
+
+def rendered(text, ledger, name):
+    """A document's text with every table and number put in anew"""
+    def put(match):
+        kind, what = match[1], match[2]
+        known = TABLES if kind == "table" else VALUES
+        if what not in known:
+            raise capsnet.InputError(f"{name}: names the {kind} {what!r}, which results/render.py does not define")
+        body = known[what](ledger)
+        return f"<!-- {kind}: {what} -->" + (f"\n{body}\n" if kind == "table" else body) + "<!-- end -->"
+    return MARK.sub(put, text)
+
+
+def documents(root):
+    return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+
+
+def render(root, folder, check=False, into=None, say=print):
+    """Rewrite the documents, or only compare, or write them into another folder -> how many differ"""
+    ledger, differing = Ledger(folder), 0
+    for path in documents(root):
+        text = path.read_text()
+        new = rendered(text, ledger, path.name)
+        if new != text:
+            differing += 1
+            if into:
+                target = Path(into) / path.relative_to(root)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_text(new)
+            elif check:
+                line = next(k for k, (a, b) in enumerate(zip(text.splitlines(), [*new.splitlines(), ""]), 1) if a != b)
+                say(f"{path.relative_to(root)}: line {line} is not what results/ says; run python3 results/render.py")
+            else:
+                capsnet.write_atomically(path, lambda file, new=new: file.write(new.encode()))
+                say(f"rewrote {path.relative_to(root)}")
+    return differing
+
+
+# -------------------------------------------------------------- stamps
+
+class Stamped(Exception):
+    """Enough steps have been trained; its argument is the digest of the weights"""
+
+
+def weights_after_40_steps(result):
+    """The digest of the weights that today's script makes of a result's settings, trained as far as results are
+    stamped"""
+    module = SCRIPTS[result["experiment"]]
+
+    def callback(step, weights, _):
+        if step == module.STAMP_STEPS:
+            raise Stamped(module.digest_of(weights))
+    config = dataclasses.replace(module.config_of(result["config"], result["experiment"]), quiet=True)
+    try:
+        module.train(config, callback, module.STAMP_STEPS)
+    except Stamped as stamped:
+        return stamped.args[0]
+    return "fewer steps than that"
+
+
+def restamp(folder, say=print):
+    """Renew the stamps of stale results whose bits today's script still makes -> how many stay stale"""
+    left = 0
+    for (experiment, *_), runs in load_results(folder).items():
+        module, sha256 = SCRIPTS[experiment], script_sha256(experiment)
+        for result in runs.values():
+            path = result.pop("path")
+            if result["script_sha256"] == sha256:
+                continue
+            if result["machine"]["blas_kernels"] != module.machine()["blas_kernels"]:
+                fault = f"made with {result['machine']['blas_kernels']} kernels, here are others"
+            elif result["weights_sha256"] != weights_after_40_steps(result):
+                fault = "other bits"
+            else:
+                fault = ""
+                module.write_json(path, result | {"script_sha256": sha256})
+            say(f"{path.name}: {f'{fault}; stays stale' if fault else 'the same bits; stamp renewed'}")
+            left += bool(fault)
+    return left
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--check", action="store_true", help="compare only; exit code 1 where a document differs")
+    parser.add_argument("--restamp", action="store_true", help="renew the stamps of results whose bits are unchanged")
+    parser.add_argument("--results", type=Path, default=ROOT / "results", metavar="DIR", help="where the results are")
+    parser.add_argument(
+        "--into", type=Path, metavar="DIR", help="write the documents there, and leave the project's alone"
+    )
+    args = parser.parse_args()
+    if args.restamp:
+        restamp(args.results)
+    if render(ROOT, args.results, args.check, args.into) and args.check:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    capsnet.run_cli(main)

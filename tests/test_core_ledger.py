@@ -1,0 +1,235 @@
+"""Results as files, tables drawn from them, stamps: what is stale, and what is the same to the bit."""
+import dataclasses
+import json
+import re
+import sys
+
+import multimnist_capsnet as mc
+import smallnorb_novel_viewpoint as sn
+
+import numpy as np
+import pytest
+from conftest import ROOT, TINY, toy_digits
+
+sys.path.insert(0, str(ROOT / "results"))
+import render  # noqa: E402
+
+MULTI, NORB = "multimnist_capsnet", "smallnorb_novel_viewpoint"
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    """ledger(setting={seed: accuracy, ...}, ...) -> a Ledger of such results of the first experiment"""
+    def make(stale=(), **settings):
+        for setting, runs in settings.items():
+            for seed, accuracy in runs.items():
+                path = tmp_path / "results" / MULTI / "t" / f"{setting}-{seed}.json"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                config = mc.settings_of(mc.Config(seed=seed))
+                path.write_text(json.dumps({
+                    "experiment": MULTI, "config": config, "test_set_accuracy": accuracy, "n_params": 1234567,
+                    "test_set_accuracy_ci95": [accuracy - 0.01, accuracy + 0.01], "weights_sha256": "bits",
+                    "script_sha256": "old" if setting in stale else render.script_sha256(MULTI),
+                    "versions": {"python": "3", "numpy": "2"}, "machine": {"processor": "P", "blas_kernels": "K"}}))
+        return render.Ledger(tmp_path / "results")
+    return make
+
+
+# ---------------------------------------------------------------- what can be said of results
+
+def test_means_intervals_and_paired_differences_by_hand(ledger):
+    """0.6 and 0.8: mean 0.7, standard deviation 0.1 sqrt 2, t 12.706; differences 0.1 and 0.3 of the seeds both have"""
+    found = ledger(a={0: 0.6, 1: 0.8}, b={1: 0.5, 0: 0.5, 2: 0.9}, one={7: 0.93})
+    assert found.mean(MULTI, "t/a") == "0.700 +- 1.271" and found.plain(MULTI, "t/a", "test_set_accuracy", 2) == "0.70"
+    assert found.difference(MULTI, "t/a", "t/b") == "+0.200 +- 1.271"
+    assert found.mean(MULTI, "t/one") == "0.930 (0.920-0.940)"
+    assert found.plain(MULTI, "t/one", "n_params") == "1,234,567"
+    assert found.difference(MULTI, "t/a", "t/one") == found.mean(MULTI, "t/none") == "not run"
+
+
+def test_a_table_says_what_is_stale_and_what_it_was_made_with(ledger):
+    found = ledger(stale=["b"], a={0: 0.6}, b={0: 0.7})
+    assert found.stale(MULTI, ["t/a", "t/b", "t/none"]) == ["t/b"]
+    text = render.about(found, MULTI, ["t/a", "t/b"])
+    assert "Seeds 0; P, K kernels, Python 3, NumPy 2." in text and "**Stale**" in text and "t/b" in text
+    assert "Stale" not in render.about(found, MULTI, ["t/a"]) and "Not run" in render.about(found, MULTI, ["t/none"])
+
+
+@pytest.mark.parametrize("spoil", ["text", "another seed", "another experiment", "no settings"])
+def test_a_file_that_is_no_result_is_named(ledger, tmp_path, spoil):
+    ledger(a={0: 0.6})
+    path = tmp_path / "results" / MULTI / "t" / "a-0.json"
+    result = json.loads(path.read_text())
+    path.write_text({"text": "hello", "another seed": json.dumps(result | {"config": {"seed": 3}}),
+                     "another experiment": json.dumps(result | {"experiment": NORB}),
+                     "no settings": json.dumps({"experiment": MULTI})}[spoil])
+    with pytest.raises(mc.InputError, match="a-0.json: not a result"):
+        render.Ledger(tmp_path / "results")
+
+
+# ---------------------------------------------------------------- the documents
+
+DOCUMENT = "Text <!-- value: mean a -->0.1<!-- end --> more.\n\n<!-- table: two -->\nold\n<!-- end -->\nend\n"
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """A project with one document and two names"""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text("nothing rendered\n")
+    (tmp_path / "docs" / "a.md").write_text(DOCUMENT)
+    monkeypatch.setattr(render, "VALUES", {"mean a": lambda ledger: ledger.mean(MULTI, "t/a")})
+    monkeypatch.setattr(render, "TABLES", {"two": lambda ledger: f"| {ledger.mean(MULTI, 't/a')} |"})
+    return tmp_path
+
+
+def test_documents_are_rewritten_in_place_and_checked_byte_for_byte(ledger, root):
+    ledger(a={0: 0.6, 1: 0.8})
+    said, results = [], root / "results"
+    assert render.render(root, results, check=True, say=said.append) == 1 and "docs/a.md: line 1" in said[0]
+    assert (root / "docs" / "a.md").read_text() == DOCUMENT
+    assert render.render(root, results, say=said.append) == 1
+    expected = ("Text <!-- value: mean a -->0.700 +- 1.271<!-- end --> more.\n\n"
+                "<!-- table: two -->\n| 0.700 +- 1.271 |\n<!-- end -->\nend\n")
+    assert (root / "docs" / "a.md").read_text() == expected
+    assert render.render(root, results, check=True) == render.render(root, results) == 0
+    (root / "docs" / "a.md").write_text(expected.replace("0.700 +- 1.271 |", "0.701 +- 1.271 |"))
+    assert render.render(root, results, check=True, say=said.append) == 1
+
+
+def test_documents_can_be_written_elsewhere(ledger, root):
+    ledger(a={0: 0.6})
+    render.render(root, root / "results", into=root / "other")
+    assert "0.600 (0.590-0.610)" in (root / "other" / "docs" / "a.md").read_text()
+    assert (root / "docs" / "a.md").read_text() == DOCUMENT
+
+
+def test_a_name_that_is_not_defined_is_refused(ledger, root):
+    (root / "docs" / "a.md").write_text("<!-- table: three -->\n<!-- end -->")
+    with pytest.raises(mc.InputError, match="a.md: names the table 'three'"):
+        render.render(root, root / "results")
+
+
+def test_the_projects_documents_say_what_its_results_say():
+    said = []
+    assert render.render(ROOT, ROOT / "results", check=True, say=said.append) == 0, said
+
+
+def test_every_table_and_value_is_used_in_a_document():
+    text = "".join(path.read_text() for path in render.documents(ROOT))
+    assert {name for kind, name, _ in render.MARK.findall(text) if kind == "table"} == set(render.TABLES)
+    assert {name for kind, name, _ in render.MARK.findall(text) if kind == "value"} == set(render.VALUES)
+
+
+def test_results_in_the_repository_are_small_and_name_no_path():
+    for path in (ROOT / "results").rglob("*.json"):
+        assert path.stat().st_size <= 4096, path
+        assert not re.search(r'"/|\\\\|[a-z]:/', path.read_text()), path
+
+
+# ---------------------------------------------------------------- what --out-json writes
+
+def run(digits, **changes):
+    config = dataclasses.replace(TINY, n_epochs=12, n_train=160, batch_size=40, **changes)
+    params, history = mc.train(config, data=digits)
+    test = {"set_accuracy": 0.25, "hits": 4, "n": 16, "any_accuracy": 0.5, "recon_mse": 0.1, "baseline_recon_mse": 0.2}
+    return config, params, history, mc.results_of(config, params, history, test)
+
+
+def test_a_result_holds_its_settings_the_bits_and_what_they_depend_on(digits, tmp_path):
+    paths = {"checkpoint": str(tmp_path / "run.npz"), "out_json": str(tmp_path / "r.json")}
+    config, params, history, result = run(digits, **paths)
+    assert result["experiment"] == MULTI and result["script_sha256"] == render.script_sha256(MULTI)
+    assert mc.config_of(result["config"], "r") == dataclasses.replace(config, checkpoint="", out_json="", quiet=False)
+    assert not {"checkpoint", "resume", "out_json", "quiet", "mnist_dir"} & result["config"].keys()
+    assert set(result["machine"]) == {"processor", "cores", "blas_kernels"} and result["machine"]["cores"] > 0
+    seen = {}
+    config = dataclasses.replace(config, checkpoint="")
+    mc.train(config, lambda step, weights, _: seen.update({step: mc.digest_of(weights)}), 20, digits)
+    assert result["weights_sha256"] == seen[40] != seen[20] and len({*seen.values()}) == len(seen) == 4
+    assert mc.history_rows(result["history"]) == history["epochs"]
+
+
+def test_the_stamp_survives_resuming_and_is_missing_of_a_shorter_run(digits, tmp_path):
+    _, _, _, whole = run(digits)
+    config = dataclasses.replace(TINY, n_epochs=12, n_train=160, batch_size=40, checkpoint=str(tmp_path / "run.npz"))
+
+    def power_cut(step, *_):
+        if step == 43:
+            raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        mc.train(config, power_cut, 1, digits)
+    _, history = mc.train(dataclasses.replace(config, resume=True), data=digits)
+    assert history["weights_sha256"] == whole["weights_sha256"]
+    _, history = mc.train(TINY, data=digits)
+    assert "weights_sha256" not in history
+
+
+def test_history_is_thinned_and_floats_are_rounded_but_for_the_settings(digits, tmp_path):
+    history = {"source": "mnist", "seconds": 1.0, "steps": 9, "weights_sha256": "x",
+               "epochs": [{"epoch": k, "val_loss": 1 / (k + 1)} for k in range(100)]}
+    config = dataclasses.replace(TINY, lr=0.0123456789)
+    result = mc.result_of(config, {}, history, {"share": np.float64(2 / 3), "none": np.nan})
+    assert len(result["history"]["epoch"]) == mc.MAX_LOOKS and result["history"]["epoch"][::mc.MAX_LOOKS - 1] == [0, 99]
+    mc.write_json(tmp_path / "r.json", result)
+    read = json.loads((tmp_path / "r.json").read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert read["share"] == 0.66667 and read["none"] is None and read["config"]["lr"] == 0.0123456789
+    assert (tmp_path / "r.json").stat().st_size < 4096
+
+
+def test_digests_tell_arrays_apart():
+    a = {"x": np.zeros((2, 3), np.float32), "y": np.ones(2)}
+    changed = [a["x"].reshape(3, 2), a["x"].astype(np.float64), a["x"] + np.float32(1e-30)]
+    others = [*(a | {"x": x} for x in changed), {"z": a["x"], "y": a["y"]}, {"y": a["y"]}]
+    assert len({mc.digest_of(arrays) for arrays in (a, *others)}) == 6
+    same = dict(reversed(a.items())), a | {"x": np.asfortranarray(a["x"])}
+    assert {mc.digest_of(arrays) for arrays in same} == {mc.digest_of(a)}
+
+
+# ---------------------------------------------------------------- stamps
+
+@pytest.fixture
+def stale_result(digits, tmp_path, monkeypatch):
+    """A result of the toy run made by another version of the script -> its path"""
+    _, _, _, result = run(digits)
+    monkeypatch.setattr(mc, "load_digits", lambda *_: toy_digits())
+    path = tmp_path / "results" / MULTI / "t" / "a-1.json"
+    path.parent.mkdir(parents=True)
+    mc.write_json(path, result | {"script_sha256": "old"})
+    return path
+
+
+def test_restamp_renews_the_stamp_where_the_bits_are_the_same(stale_result, tmp_path):
+    said, before = [], json.loads(stale_result.read_text())
+    assert render.restamp(tmp_path / "results", said.append) == 0 and "the same bits" in said[0]
+    after = json.loads(stale_result.read_text())
+    assert after == before | {"script_sha256": render.script_sha256(MULTI)}
+    assert render.restamp(tmp_path / "results", said.append) == 0 and len(said) == 1                # nothing left to do
+
+
+@pytest.mark.parametrize("change, words", [
+    (dict(weights_sha256="other"), "other bits; stays stale"), (dict(weights_sha256=None), "other bits; stays stale"),
+    (dict(machine={"blas_kernels": "Z80"}), "made with Z80 kernels, here are others; stays stale")], ids=str)
+def test_restamp_leaves_alone_what_it_cannot_vouch_for(stale_result, tmp_path, change, words):
+    said = []
+    stale_result.write_text(json.dumps(json.loads(stale_result.read_text()) | change))
+    before = stale_result.read_bytes()
+    assert render.restamp(tmp_path / "results", said.append) == 1 and words in said[0]
+    assert stale_result.read_bytes() == before
+
+
+def test_both_experiments_results_can_be_restamped(tmp_path):
+    config = sn.Config(model="cnn-gap", baseline="none", n_epochs=3, threads=1, quiet=True)
+    record, _ = sn.run_one("cnn-gap", config)
+    path = tmp_path / "results" / NORB / "azimuth" / "cnn-gap-0.json"
+    path.parent.mkdir(parents=True)
+    sn.write_json(path, record | {"script_sha256": "old"})
+    assert path.stat().st_size < 4096 and render.restamp(tmp_path / "results", lambda text: None) == 0
+    row = sn.summarize([json.loads(path.read_text())])["cnn-gap"]
+    assert row["held_out"][0] == pytest.approx(record["held_out"], abs=1e-5)
+
+
+def test_blas_kernels_are_those_that_openblas_says(monkeypatch):
+    assert mc.machine()["blas_kernels"].isalnum()
+    monkeypatch.setattr(mc, "openblas", lambda: None)
+    assert mc.machine()["blas_kernels"] == "unknown"
