@@ -1,0 +1,95 @@
+"""Every run behind the tables: experiment, table, setting, flags, seeds, about how many minutes of one core.
+
+The Snakefile plans from this list; results/render.py draws from what the runs wrote.
+"""
+import hashlib
+import json
+import shlex
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Result(NamedTuple):
+    """One result: one network, one seed"""
+    experiment: str
+    table: str
+    setting: str
+    seed: int
+    flags: str
+    minutes: float
+
+    @property
+    def name(self):
+        return f"{self.experiment}/{self.table}/{self.setting}-{self.seed}"
+
+
+MULTI, NORB = EXPERIMENTS = "multimnist_capsnet", "smallnorb_novel_viewpoint"
+QUICK, LONG = "--n-epochs 12 --n-train 6000", "--n-epochs 25 --n-train 60000 --n-val 5000"
+RUNS = (                           # experiment, table, setting, flags, seeds, minutes of one seed on one core
+    (MULTI, "main", "default", QUICK, range(3), 3),
+    (MULTI, "main", "deep", f"--preset deep {QUICK}", range(3), 3),
+    (MULTI, "main", "deep-400", "--preset deep --n-epochs 92 --n-train 6000 --n-val 500", range(3), 17),
+    (MULTI, "main", "long", f"--preset deep {LONG}", range(1), 50),
+    (MULTI, "main", "paper", f"--preset deep --min-iou 0 --merge add {LONG}", range(1), 50),
+    (MULTI, "control", "deep-iters-1", f"--preset deep --routing-iters 1 {QUICK}", range(3), 3),
+    (MULTI, "control", "deep-cnn", f"--preset deep --model cnn {QUICK}", range(3), 2),
+    (MULTI, "control", "default-cnn", f"--model cnn {QUICK}", range(3), 2),
+    *((NORB, "azimuth", model, f"--model {model} --baseline none", range(10), minutes)
+      for model, minutes in (("caps", 1), ("cnn", 0.4), ("cnn-pool", 0.7), ("cnn-gap", 0.5), ("nearest", 0.1))))
+REAL_RUNS = tuple(                 # on files that cannot be shipped
+    (NORB, "real-azimuth", model, f"--model {model} --baseline none --data smallnorb", range(1), 60)
+    for model in ("caps", "cnn-pool", "cnn-gap", "nearest"))
+TOY = {MULTI: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 64, "--digits": "auto"},
+       NORB: {"--n-epochs": 1, "--n-per-combo": 1, "--n-test-per-combo": 1}}
+
+
+def results_of(table):
+    return [Result(experiment, name, setting, seed, flags + " --digits mnist" * (experiment == MULTI), minutes)
+            for experiment, name, setting, flags, seeds, minutes in table for seed in seeds]
+
+
+RESULTS, REAL = results_of(RUNS), results_of(REAL_RUNS)
+
+
+def script_sha256(experiment):
+    return hashlib.sha256((ROOT / f"{experiment}.py").read_bytes()).hexdigest()
+
+
+def wanting(results, folder):
+    """Those of some results that are missing in a folder, or were made by another version of their script"""
+    now = {experiment: script_sha256(experiment) for experiment in EXPERIMENTS}
+
+    def fresh(result):
+        path = Path(folder) / f"{result.name}.json"
+        return path.exists() and json.loads(path.read_text()).get("script_sha256") == now[result.experiment]
+    return [result for result in results if not fresh(result)]
+
+
+def shell_command(result, path, toy=False, norb_dir=""):
+    """The command that makes a result and writes it to path; toy: in seconds"""
+    words = shlex.split(result.flags)
+    if toy:
+        small = TOY[result.experiment]
+        kept = [k for k, word in enumerate(words) if not {word, *words[max(0, k - 1):k]} & small.keys()]
+        words = [words[k] for k in kept] + [str(word) for pair in small.items() for word in pair]
+    words += ["--seed", result.seed, "--threads", 1, "--quiet", "--out-json", path]
+    if "nearest" in words and toy:
+        at = words.index("--n-epochs")
+        del words[at:at + 2]
+    elif "nearest" not in words:
+        words += ["--checkpoint", path.replace(".json", ".npz"), "--resume"]
+    if "smallnorb" in words:
+        words += ["--norb-dir", norb_dir]
+    kernels = "OPENBLAS_CORETYPE=Haswell " if result.experiment == NORB else ""    # the same bits on any x86 since 2013
+    return f"{kernels}python3 {result.experiment}.py {shlex.join(map(str, words))}"
+
+
+def take_over(paths, ledger, folder):
+    """Copy finished results from the ledger, below the digest of their script, into a folder"""
+    for path in map(Path, paths):
+        target = Path(folder, *path.relative_to(ledger).parts[1:])
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)

@@ -1,0 +1,108 @@
+"""The workflow end to end, at toy size, in a copy of the project: two runs in parallel, one of them killed in the
+middle and resumed, the tables checked afterwards; what is stale is told by stamps. Needs requirements-dev.txt."""
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TOY_RUNS = """
+
+TOY_FLAGS = "--n-epochs 30 --n-train 320 --n-val 32 --n-test 64 --digits synthetic --conv1-channels 2 --primary-types 1"
+RESULTS, REAL = [Result(MULTI, "main", "deep", seed, TOY_FLAGS, 0.1) for seed in (0, 1)], []
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A copy of the project, without results, whose workflow has two short runs"""
+    copy = tmp_path / "project"
+    left_out = shutil.ignore_patterns(".git", "ledger", ".snakemake", "__pycache__", "*.gif", "viz", "*.json")
+    shutil.copytree(ROOT, copy, ignore=left_out)
+    with open(copy / "workflow" / "runs.py", "a") as file:
+        file.write(TOY_RUNS)
+    return copy
+
+
+def start(project, *words):
+    python = str(Path(sys.executable).parent)
+    env = os.environ | {"PATH": f"{python}{os.pathsep}{os.environ['PATH']}", "HOME": str(project.parent)}
+    return subprocess.Popen([sys.executable, "-m", "snakemake", "--cores", "2", *words], cwd=project, env=env,
+                            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def run(project, *words):
+    process = start(project, *words)
+    out, _ = process.communicate(timeout=300)
+    return process.returncode, out
+
+
+def planned(project):
+    """How many runs a dry run would train"""
+    code, out = run(project, "tables", "--dry-run")
+    assert code == 0, out
+    return max(map(int, re.findall(r"^train +(\d+)$", out, re.M)), default=0)
+
+
+def training(seed):
+    """Process number of the training run of a seed; None if there is none"""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_text().split("\0")
+        except OSError:
+            continue
+        if words[0].endswith("python3") and "--seed" in words and words[words.index("--seed") + 1] == str(seed):
+            return int(folder.name)
+    return None
+
+
+def results(project):
+    return {path.name: json.loads(path.read_text()) for path in (project / "results").rglob("*.json")}
+
+
+def test_killed_resumed_checked_and_not_run_again(project, tmp_path):
+    assert planned(project) == 2
+    process = start(project, "tables")
+    deadline = time.monotonic() + 120
+    while not (found := list(project.glob("runs/ledger/*/*/main/deep-0.npz"))) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(training(0), signal.SIGKILL)
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode != 0 and found and not results(project), out
+    code, out = run(project, "tables")
+    assert code == 0, out
+    made = results(project)
+    assert sorted(made) == ["deep-0.json", "deep-1.json"] and all(len(r["weights_sha256"]) == 64 for r in made.values())
+
+    # the killed run has the bits of one that never was
+    words = made["deep-0.json"]["config"]
+    whole = tmp_path / "whole.json"
+    flags = [f"--{name.replace('_', '-')}={words[name]}" for name in
+             ("n_epochs", "n_train", "n_val", "n_test", "conv1_channels", "primary_types")]
+    flags += ["--digits=synthetic", "--quiet", "--threads=2", f"--out-json={whole}"]
+    subprocess.run([sys.executable, "multimnist_capsnet.py", *flags], cwd=project, check=True)
+    other = json.loads(whole.read_text())
+    for key in ("weights_sha256", "test_set_accuracy", "test_recon_mse"):
+        assert made["deep-0.json"][key] == other[key]
+    assert made["deep-0.json"]["history"]["train_loss"] == other["history"]["train_loss"]
+
+    # the documents say it; nothing is run again, here or in a copy with other times, but where the script has changed
+    assert subprocess.run([sys.executable, "results/render.py", "--check"], cwd=project).returncode == 0
+    assert f"{made['deep-0.json']['n_params']:,}" in (project / "docs" / "multimnist_capsnet.md").read_text()
+    assert planned(project) == 0
+    fresh = tmp_path / "fresh"
+    left_out = shutil.ignore_patterns("ledger", ".snakemake")
+    shutil.copytree(project, fresh, ignore=left_out, copy_function=shutil.copyfile)
+    assert planned(fresh) == 0
+    with open(fresh / "multimnist_capsnet.py", "a") as file:
+        file.write("# a change of wording\n")
+    assert planned(fresh) == 2
+    subprocess.run([sys.executable, "results/render.py", "--restamp"], cwd=fresh, check=True)
+    assert planned(fresh) == 0
