@@ -202,7 +202,7 @@ def test_a_fixed_subset_is_looked_at_while_training(reference, looks, n_eval, co
     final, sweep = looks[5:7], looks[7]
     assert all(np.array_equal(images, data[name]["images"]) for name, images in zip(PARTS[1:], final))
     assert len(looks) == 8 and len(sweep) == 36 * 5
-    same = [record["history"][-1][name] == record[name] for name in ("familiar_loss", "held_out_loss")]
+    same = [record["history"][name][-1] == record[name] for name in ("familiar_loss", "held_out_loss")]
     assert same == [count == len(data[name]["labels"]) for name, count in zip(PARTS[1:], counts)]
 
 
