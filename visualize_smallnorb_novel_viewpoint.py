@@ -197,7 +197,8 @@ def bars(ax, records, reference=None):
         else:
             pairs = [a["held_out"] - b["held_out"] for a, b in zip(runs, groups[reference])]
             difference, half = norb.mean_and_interval(pairs)
-            note = "" if label == reference else f"{difference:+.3f}" + (f"\n± {half:.3f}" if np.isfinite(half) else "")
+            note = f"{difference:+.3f}" + (f"\n± {half:.3f}" if np.isfinite(half) else "")
+            note = "" if label == reference else note
         ax.text(k, 1.03, note, ha="center", va="bottom", fontsize=7.5)
     ax.set(ylim=(0, 1.22), ylabel="accuracy", yticks=np.arange(0, 1.01, 0.2))
     ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1, linestyle=":", label="guessing")
