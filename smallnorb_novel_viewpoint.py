@@ -2039,41 +2039,71 @@ def save_checkpoint(path, run):
     write_atomically(path, lambda file: np.savez(file, meta=np.array(meta), **arrays))
 
 
+def save_weights(path, config, weights, history):
+    """A trained network to keep and to hand on, in one .npz, written atomically: weights as float16, no optimiser, the
+    settings and history, and a digest of all of it."""
+    with np.errstate(over="ignore"):
+        arrays = {f"params/{name}": a.astype(np.float16) for name, a in weights.items()}
+    for name, a in arrays.items():
+        if not np.isfinite(a).all():
+            raise InputError(f"cannot write {path}: {name} holds more than float16 can, {np.finfo(np.float16).max}")
+    settings = run_identity(config, history["source"]) | {"n_epochs": config.n_epochs}
+    meta = json.dumps({"format": 2, "step": history["steps"], "config": settings, "history": history})
+    arrays["meta"] = np.array(meta)
+    arrays["digest"] = np.array(digest_of(arrays))
+    write_atomically(path, lambda file: np.savez(file, **arrays))
+
+
 def load_checkpoint(path):
     """-> what save_checkpoint wrote: params, adam_m, adam_v, average, step, history, source, and config, a Config"""
+    found = load_network(path)
+    if not found.adam_m:
+        raise InputError(f"{path}: holds weights alone, which no run can go on from; give what --checkpoint wrote")
+    return found
+
+
+def load_network(path):
+    """-> what save_checkpoint or save_weights wrote; with weights, what is evaluated: the running mean, if there is
+    one. Of save_weights' file, whose digest must be that of what it holds, the optimiser's dicts are empty. Nothing is
+    unpickled."""
     found = SimpleNamespace(**{group: {} for group in CHECKPOINT})
     try:
         with np.load(path, allow_pickle=False) as file:
-            meta = json.loads(str(file["meta"]))
-            for key in file.files:
-                group, _, name = key.partition("/")
-                if name:
-                    getattr(found, group)[name] = file[key]
+            arrays = {key: file[key] for key in file.files}
+        alone = "digest" in arrays                                                      # weights without an optimiser
+        if alone and str(arrays.pop("digest")) != digest_of(arrays):
+            raise InputError(f"{path}: its digest is not that of what it holds: damaged or changed; get it anew")
+        meta = json.loads(str(arrays.pop("meta")))
+        for key, a in arrays.items():
+            group, _, name = key.partition("/")
+            getattr(found, group)[name] = a.astype(np.float32) if alone else a
         found.config, found.source = config_of(meta["config"], path), meta["config"].get("source")
         found.step, found.history = meta["step"], meta["history"]
         shapes = {name: p.shape for name, p in init_params(found.config).items()}
         for group in CHECKPOINT:
-            expected = {} if group == "average" and not found.config.average else shapes
+            left_out = alone and group != "params" or group == "average" and not found.config.average
+            expected = {} if left_out else shapes
             if meta["format"] != 2 or {name: a.shape for name, a in getattr(found, group).items()} != expected:
                 raise ValueError("arrays are missing or of the wrong shape")
+        found.weights = found.average or found.params
         return found
     except FileNotFoundError:
-        raise InputError(f"{path}: no such file; give a checkpoint that --checkpoint wrote") from None
+        raise InputError(f"{path}: no such file; give one that holds a trained network") from None
     except InputError:
         raise
     except Exception:                                 # what a damaged zip file makes its reader raise is not documented
-        raise InputError(f"{path}: not a whole checkpoint that --checkpoint wrote; give another file") from None
+        raise InputError(f"{path}: not a whole file of a trained network; give another") from None
 
 
 def config_of(settings, path):
-    """The Config of a checkpoint's settings; those of later versions are at their defaults. What has its recipe's
+    """The Config of a file's settings; those of later versions are at their defaults. What has its recipe's
     value counts as not given."""
     try:
         given = {name: value for name, value in settings.items() if name != "source"}
         return Config(**given, filled=Config(**given).own_values())
     except TypeError:
-        mend = "give one that this one's --checkpoint wrote"
-        raise InputError(f"{path}: a checkpoint of another experiment; {mend}") from None
+        mend = "give one that this one wrote"
+        raise InputError(f"{path}: of another experiment; {mend}") from None
 
 
 def check_same_run(config, source, found, path):
@@ -2206,15 +2236,15 @@ def make_outdir(outdir, names):
         check_writable(outdir / f"{name}.png")
 
 
-def config_to_look_at(found, args, path):
-    """The Config with which to look at a checkpoint's network: its own, with the flags given in args; those that would
-    have changed its training must agree with it"""
+def config_to_look_at(found, args, path, free=()):
+    """The Config with which to look at a network that was loaded: its own, with the flags given in args; those that
+    would have changed its training must agree with it, but for the settings `free`"""
     given = {f: getattr(args, f.name) for f in options(Config) if hasattr(args, f.name)}
     for f, value in given.items():
         known = getattr(found.config, f.name)
         if f.name in ("checkpoint", "resume"):
             raise InputError(f"{flag_of(f.name)}: is of training, and {path} is trained; leave the flag out")
-        if value != known and not f.metadata.get("runtime"):
+        if value != known and not f.metadata.get("runtime") and f.name not in free:
             trained = f"{path} was trained with {'none' if known == '' else known}"
             raise InputError(f"{flag_of(f.name)} {value}: {trained}; leave the flag out, or train anew without --load")
     return changed(found.config, **{f.name: value for f, value in given.items()})
@@ -2244,6 +2274,7 @@ def write_atomically(path, write):
         raise InputError(f"cannot write {path}: {error.strerror or error}; choose a writable place with room") from None
 
 
+SCRIPT_SHA256 = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()         # now: the file may change as it runs
 STAMP_STEPS = 40            # after so many steps the digest of the weights tells whether other code makes the same bits
 MAX_LOOKS = 20                     # epochs that a result keeps of its history
 
@@ -2268,8 +2299,7 @@ def result_of(config, params, history, found):
             "n_params": n_params(params), **found, "seconds_train": history["seconds"],
             "ms_per_step": 1e3 * history["seconds"] / max(1, history["steps"]), "peak_rss_mb": peak_rss_mb(),
             "versions": versions(), "machine": machine(),
-            "script_sha256": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
-            "weights_sha256": history.get("weights_sha256"),
+            "script_sha256": SCRIPT_SHA256, "weights_sha256": history.get("weights_sha256"),
             "history": {key: [epochs[k][key] for k in looks] for key in (epochs[0] if epochs else ())}}
 
 

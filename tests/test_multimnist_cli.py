@@ -1,5 +1,6 @@
 """The command lines: end to end at toy size, offline; what the user gets wrong is one line and exit code 2."""
 import dataclasses
+import hashlib
 import json
 import sys
 from types import SimpleNamespace
@@ -99,6 +100,42 @@ def test_quiet_prints_nothing_and_resuming_a_finished_run_gives_its_results(cli,
     assert {name: a[name] for name in same} == {name: b[name] for name in same}
 
 
+MEASURED = ["source", "n_params", "test_set_accuracy", "test_hits", "test_set_accuracy_ci95", "test_any_accuracy",
+            "test_recon_mse", "baseline_recon_mse", "seconds_train", "weights_sha256", "history"]
+
+
+def test_a_loaded_network_is_evaluated_without_training(cli, toy_run, tmp_path):
+    """A checkpoint gives the results of the run that wrote it, its float16 weights nearly those; another --seed is
+    another test"""
+    def load(*flags):
+        code, out, err = cli("--load", *flags, "--n-test", 64, "--digits", "synthetic", "--out-json", "x.json")
+        assert (code, err) == (0, "") and "epoch" not in out and "test pairs" in out
+        return json.loads((tmp_path / "x.json").read_text())
+    mc.N_SYNTHETIC.update(train=20000, val=2500, test=5000)                             # as in the process of toy_run
+    found = load(toy_run.checkpoint, "--out-weights", "net.npz")
+    assert list(found) == [*KEYS, "loaded"] and found["loaded"]["file"] == "run.npz"
+    assert {name: found[name] for name in MEASURED} == {name: toy_run.results[name] for name in MEASURED}
+    half = load("net.npz")
+    assert half["loaded"]["sha256"] == hashlib.sha256((tmp_path / "net.npz").read_bytes()).hexdigest()
+    assert half["test_recon_mse"] == pytest.approx(found["test_recon_mse"], rel=1e-3)
+    assert half["history"] == found["history"] and (tmp_path / "net.npz").stat().st_size < 0.18 * toy_run.checkpoint.stat().st_size
+    other = load("net.npz", "--seed", 5)
+    assert (other["config"]["seed"], other["loaded"]["trained_seed"]) == (5, 0)
+    assert other["test_recon_mse"] != half["test_recon_mse"] != found["test_recon_mse"]
+    mc.save_weights("same.npz", *(lambda n: (n.config, n.weights, n.history))(mc.load_network("net.npz")))
+    assert (tmp_path / "same.npz").read_bytes() == (tmp_path / "net.npz").read_bytes()
+
+
+@pytest.mark.parametrize("flags, named", [
+    ("--lr 0.1", "--lr 0.1: run.npz was trained with 0.002"), ("--min-iou 0", "--min-iou 0.0"),
+    ("--resume", "--resume: is of training"), ("--checkpoint a.npz", "--checkpoint: is of training"),
+    ("--out-weights no/folder/x.npz", "no/folder"), ("--n-test 0", "--n-test 0")])
+def test_what_means_nothing_to_a_loaded_network_is_refused(cli, toy_run, tmp_path, flags, named):
+    (tmp_path / "run.npz").write_bytes(toy_run.checkpoint.read_bytes())
+    code, _, stderr = cli("--load", "run.npz", *flags.split())
+    assert code == 2 and stderr.startswith("error: ") and named in stderr and stderr.count("\n") == 1
+
+
 def test_all_figures_from_a_checkpoint_and_no_file_else(toy_run, run_script, tmp_path):
     done = run_script(FIGURES, "--load", toy_run.checkpoint, "--outdir", tmp_path / "new" / "viz", "--n-test", 64)
     assert done.returncode == 0 and done.stderr == "", done.stderr
@@ -163,7 +200,7 @@ def test_gif_has_a_frame_per_snapshot_and_does_not_change_the_run(toy_run, run_s
 
 # ---------------------------------------------------------------- flags
 
-@pytest.mark.parametrize("script, flags", [(EXPERIMENT, []), (FIGURES, ["--outdir", "--load", "--only", "--n-seeds"]),
+@pytest.mark.parametrize("script, flags", [(EXPERIMENT, ["--load", "--out-weights"]), (FIGURES, ["--outdir", "--load", "--only", "--n-seeds"]),
                                            (GIF, ["--out", "--snapshot-every", "--fps"])])
 def test_help_names_every_flag(run_script, script, flags):
     done = run_script(script, "--help")
@@ -188,6 +225,8 @@ BAD = {"--min-iou 1.5": "--min-iou", "--min-iou -0.1": "--min-iou", "--min-iou n
        "--model cnn --routing-iters 2": "--routing-iters", "--dropout 0.5": "--dropout",
        "--model cnn --dropout 1": "--dropout", "--warmup -1": "--warmup",
        "--model cnn --cnn-channels 64 --preset deep --primary-types 4": "--cnn-channels 64: leave room for",
+       "--out-weights no/folder/x.npz": "no/folder", "--load nothing.npz": "nothing.npz: no such file",
+       "--load folder": "folder: not a whole file",
        "--model cnn --cnn-hidden 50": "--conv1-channels: sets how large the CNN may be, and --cnn-hidden does"}
 
 
