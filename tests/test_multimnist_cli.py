@@ -118,10 +118,11 @@ def test_a_loaded_network_is_evaluated_without_training(cli, toy_run, tmp_path):
     half = load("net.npz")
     assert half["loaded"]["sha256"] == hashlib.sha256((tmp_path / "net.npz").read_bytes()).hexdigest()
     assert half["test_recon_mse"] == pytest.approx(found["test_recon_mse"], rel=1e-3)
-    assert half["history"] == found["history"] and (tmp_path / "net.npz").stat().st_size < 0.18 * toy_run.checkpoint.stat().st_size
+    assert half["history"] == found["history"]
+    assert (tmp_path / "net.npz").stat().st_size < 0.18 * toy_run.checkpoint.stat().st_size
     other = load("net.npz", "--seed", 5)
     assert (other["config"]["seed"], other["loaded"]["trained_seed"]) == (5, 0)
-    assert other["test_recon_mse"] != half["test_recon_mse"] != found["test_recon_mse"]
+    assert other["test_recon_mse"] != half["test_recon_mse"]
     mc.save_weights("same.npz", *(lambda n: (n.config, n.weights, n.history))(mc.load_network("net.npz")))
     assert (tmp_path / "same.npz").read_bytes() == (tmp_path / "net.npz").read_bytes()
 
@@ -200,7 +201,8 @@ def test_gif_has_a_frame_per_snapshot_and_does_not_change_the_run(toy_run, run_s
 
 # ---------------------------------------------------------------- flags
 
-@pytest.mark.parametrize("script, flags", [(EXPERIMENT, ["--load", "--out-weights"]), (FIGURES, ["--outdir", "--load", "--only", "--n-seeds"]),
+@pytest.mark.parametrize("script, flags", [(EXPERIMENT, ["--load", "--out-weights"]),
+                                           (FIGURES, ["--outdir", "--load", "--only", "--n-seeds"]),
                                            (GIF, ["--out", "--snapshot-every", "--fps"])])
 def test_help_names_every_flag(run_script, script, flags):
     done = run_script(script, "--help")
