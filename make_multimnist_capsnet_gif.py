@@ -36,11 +36,15 @@ class Recorder:
         self.config, self.snapshots = config, []
 
     def __call__(self, step, params, terms):
+        self.snapshots.append({"step": step} | self.seen_by(params, self.config))
+
+    def seen_by(self, params, config):
+        """What a network makes of the pairs"""
         with capsnet.Runner(self.config.threads) as runner:
-            val = capsnet.evaluate(params, self.val, self.config, runner)
-            out = runner.forward(params, self.shown, self.config)
-        self.snapshots.append({"step": step, "loss": val["loss"], "set accuracy": val["set_accuracy"],
-                               "lengths": out["lengths"], "recon": out["recon"]})
+            val = capsnet.evaluate(params, self.val, config, runner)
+            out = runner.forward(params, self.shown, config)
+        return {"loss": val["loss"], "set accuracy": val["set_accuracy"], "lengths": out["lengths"],
+                "recon": out["recon"]}
 
 
 def montage(shown, recon):
@@ -51,8 +55,9 @@ def montage(shown, recon):
     return padded.swapaxes(1, 2).reshape(len(images) * (CANVAS + GAP), -1)[:-GAP, :-GAP]
 
 
-def draw_frames(recorder, n_steps, title):
-    """-> list of (h, w, 3) uint8, one a snapshot. The figure is built once; frames only change its data."""
+def draw_frames(recorder, n_steps, title, ending=None):
+    """-> list of (h, w, 3) uint8, one a snapshot, and one of the ending: (title, what another network makes of the
+    pairs). The figure is built once; frames only change its data."""
     shown = recorder.shown
     snapshots = recorder.snapshots
     pitch = CANVAS + GAP
@@ -63,7 +68,7 @@ def draw_frames(recorder, n_steps, title):
         """An axes at a place in screen px"""
         return fig.add_axes((left / WIDTH, 1 - (top + height) / HEIGHT, width / WIDTH, height / HEIGHT))
 
-    fig.suptitle(title, fontsize=10, y=0.985)
+    heading = fig.suptitle(title, fontsize=10, y=0.985)
     first = montage(shown, snapshots[0]["recon"])
     ax = add_axes(10, 60, first.shape[1] * SCALE, first.shape[0] * SCALE)
     picture = ax.imshow(first, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
@@ -92,13 +97,19 @@ def draw_frames(recorder, n_steps, title):
     ax.axhline(CHANCE, color=GRAY, linestyle=":")
     ax.text(n_steps, CHANCE + 0.03, "chance 1/45", ha="right", fontsize=8, color="#666666")
     frames = []
-    for k, snapshot in enumerate(snapshots):
+    looks = [*snapshots] + ([snapshots[-1] | ending[1]] if ending else [])
+    for k, snapshot in enumerate(looks):
         picture.set_data(montage(shown, snapshot["recon"]))
         for bar, length in zip(bars, snapshot["lengths"].ravel()):
             bar.set_height(length)
         for line, values in curves:
             line.set_data(steps[:k + 1], values[:k + 1])
         ax.set_xlabel(f"step {snapshot['step']} of {n_steps}")
+        if k == len(snapshots):
+            heading.set_text(ending[0])
+            reached = snapshot["set accuracy"]
+            ax.axhline(reached, color=ORANGE, linestyle="--")
+            ax.text(0, reached - 0.03, f"this network {reached:.3f}", va="top", fontsize=8, color="#8a5f00")
         canvas.draw()
         frame = np.asarray(canvas.buffer_rgba())[..., :3]
         frames.append((np.round(frame / 255 * (LEVELS - 1)) * (255 / (LEVELS - 1))).astype(np.uint8))
@@ -110,6 +121,9 @@ def main():
     parser.add_argument(
         "--snapshot-every", type=int, default=75, metavar="N", help="steps between two frames (default 75)")
     parser.add_argument("--fps", type=float, default=6, metavar="X", help="frames a second (default 6)")
+    parser.add_argument("--load", default=str(capsnet.WEIGHTS), metavar="FILE",
+                        help="a trained network: the film ends on what it makes of the same pairs (default "
+                        f"weights/{capsnet.WEIGHTS.name}; '' for none)")
     parser.add_argument("--out", type=Path, default=Path("multimnist_capsnet.gif"), metavar="FILE",
                         help="the GIF to write (default multimnist_capsnet.gif)")
     capsnet.add_config_flags(parser)
@@ -128,6 +142,9 @@ def main():
     if config.out_json:
         raise InputError("--out-json: results come from multimnist_capsnet.py; leave the flag out here")
     capsnet.check_writable(args.out)
+    found = capsnet.load_network(args.load) if args.load else None
+    if found and found.config.model != "caps":
+        raise InputError(f"--load {args.load}: holds a CNN, which has no capsules to draw; give another, or ''")
     say = capsnet.Progress(config.quiet).say
     digits = capsnet.load_digits(config, say)
     recorder = Recorder(digits, config)
@@ -135,8 +152,12 @@ def main():
     name = capsnet.DIGIT_NAMES[digits["source"]]
     title = (f"Two {name} on top of each other, each redrawn from its own capsule: test pairs, seed {config.seed}, "
              f"{config.n_epochs} x {config.n_train:,} pairs")
-    frames = draw_frames(recorder, n_steps, title)
-    duration = [1000 / args.fps] * (len(frames) - 1) + [HOLD] if len(frames) > 1 else HOLD
+    ending = found and (f"The same pairs, seen by a network trained on {found.config.n_epochs} x "
+                        f"{found.config.n_train:,} pairs of {capsnet.DIGIT_NAMES[found.source]}",
+                        recorder.seen_by(found.weights, found.config))
+    frames = draw_frames(recorder, n_steps, title, ending)
+    held = 2 if ending else 1
+    duration = [1000 / args.fps] * (len(frames) - held) + [HOLD] * held if len(frames) > 1 else HOLD
     capsnet.write_atomically(
         args.out, lambda file: imageio.imwrite(file, frames, extension=".gif", duration=duration, loop=0))
     say(f"wrote {args.out}  ({len(frames)} frames, {args.out.stat().st_size / 1e6:.2f} MB)")

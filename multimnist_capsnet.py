@@ -845,9 +845,10 @@ def results_of(config, params, history, test, found=None):
     return result_of(config, params, history, measured) | ({"loaded": found.file} if found else {})
 
 
-def report(config, params, history, test, say, found=None):
-    """Print evaluate's result on the test pairs, and write --out-json. found: as results_of takes it"""
-    results = results_of(config, params, history, test, found)
+def report(config, params, history, test, say, found=None, **more):
+    """Print evaluate's result on the test pairs, and write --out-json, with what more was found. found: as results_of
+    takes it"""
+    results = results_of(config, params, history, test, found) | more
     low, high = results["test_set_accuracy_ci95"]
     if config.model == "cnn":
         loss = f"  loss                    {test['loss']:.4f}   cross-entropy, summed over the ten digits\n"

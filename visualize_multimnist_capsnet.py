@@ -1,18 +1,23 @@
 #!/usr/bin/env python3
-"""Draws what multimnist_capsnet.py learns: trains it, or loads a checkpoint, and writes one PNG per figure.
+"""Draws what multimnist_capsnet.py learns: trains it, or loads a network, and writes one PNG per figure. Or names the
+two digits in a picture of yours.
 
     python3 visualize_multimnist_capsnet.py --n-epochs 12 --n-train 6000
-    python3 visualize_multimnist_capsnet.py --load run.npz
+    python3 visualize_multimnist_capsnet.py --load
+    python3 visualize_multimnist_capsnet.py --image photo.png
     python3 visualize_multimnist_capsnet.py --only disentanglement --n-seeds 3
 """
 import dataclasses
 import functools
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS threads
 from multimnist_capsnet import CANVAS, CHANCE, DIGIT_NAMES, N_CLASSES, InputError
 
+import imageio.v3 as imageio
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
@@ -36,7 +41,8 @@ N_LOOK = 512                       # test pairs among which digits to perturb ar
 @dataclass(frozen=True)
 class Run:
     """What the figures are drawn from"""
-    config: capsnet.Config
+    config: capsnet.Config         # its seed is that of the test pairs
+    trained: capsnet.Config        # its seed is that of the training
     params: dict
     history: dict
     source: str                    # of the digits drawn
@@ -50,13 +56,14 @@ class Run:
 # ---------------------------------------------------------------- helpers
 
 def new_figure(run, height, title):
-    config, trained = run.config, run.history["source"]
+    config, trained = run.trained, run.history["source"]
     fig = Figure((WIDTH, height), layout="constrained")
     fig.suptitle(title, fontsize=11)
     pairs = f"{config.n_train:,} {'pooled' if config.fixed_pool else 'fresh'} pairs"
     other = "" if trained == run.source else f" of {DIGIT_NAMES[trained]}"
+    seeds = f"seed {config.seed}" + f", test pairs {run.config.seed}" * (run.config.seed != config.seed)
     fig.supxlabel(
-        f"{DIGIT_NAMES[run.source]}, seed {config.seed}, trained on {len(run.history['epochs'])} x {pairs}{other}, IoU "
+        f"{DIGIT_NAMES[run.source]}, {seeds}, trained on {len(run.history['epochs'])} x {pairs}{other}, IoU "
         f"of the digits' boxes at least {config.min_iou:g}", fontsize=8, color=GRAY)
     return fig
 
@@ -95,6 +102,24 @@ def capsule_lengths(params, pairs, config, runner):
     return np.concatenate(
         [runner.forward(params, {k: a[start : start + capsnet.CHUNK] for k, a in pairs.items()}, config)["lengths"]
          for start in chunks])
+
+
+def routing_maps(params, out, config):
+    """What routing did, from forward's out -> namespace of: c (r, N, J, I) of all iterations; weight (N, J, I), the
+    length of each primary capsule; and by place, summed over its types, change (r, N, J, side, side), the weighted mean
+    of c over its first value, less 1, and evidence (N, J, side, side), what the last c lets through along v_j"""
+    u = out["u"]
+    (N, I, _), J = u.shape, N_CLASSES
+    c = np.stack([np.broadcast_to(step, (N, J, I)) for step in out["c"]])
+    weight = np.broadcast_to(np.linalg.norm(u, axis=-1)[:, None], (N, J, I))
+    votes, _ = capsnet.votes_forward(u, params["W"])                                    # (N, J, I, D)
+    unit = out["v"] / out["lengths"][..., None]
+
+    def per_place(x):
+        side = int(np.sqrt(I / config.primary_types))
+        return x.reshape(*x.shape[:-1], side, side, -1).sum(-1)
+    return SimpleNamespace(c=c, weight=weight, change=per_place(c * weight) / per_place(weight) * J - 1,
+                           evidence=per_place(c[-1] * np.matmul(votes, unit[..., None])[..., 0]))
 
 
 def words(digits):
@@ -252,26 +277,28 @@ def draw_pose_perturbation(run, n=4, crop=24):
     return fig
 
 
-def draw_routing(run, n=3, n_statistics=64):
+N_ROUTED = 64                      # test pairs over which the coupling is averaged
+
+
+def routing_findings(run):
+    """Numbers of the coupling coefficients at first and at last, over N_ROUTED pairs that were named right"""
+    out, batch = forward(run, right_first(run, N_ROUTED))
+    found, here = routing_maps(run.params, out, run.config), capsnet.k_hot(batch["labels"], bool)
+    ends = found.c[[0, -1]]
+    return {"entropy": [float(-(step * np.log(step + 1e-30)).sum(1).mean()) for step in ends],
+            "coupling_to_digits_there": [float(np.average(c[here], weights=found.weight[here])) for c in ends],
+            "coupling_to_others": [float(np.average(c[~here], weights=found.weight[~here])) for c in ends],
+            "largest_coupling": float(ends[-1].max())}
+
+
+def draw_routing(run, n=3):
     """Coupling against 1/10, its value before routing, on ONE scale for all maps: a scale each would oversell small
     changes"""
-    out, batch = forward(run, right_first(run, n_statistics))
+    out, batch = forward(run, right_first(run, N_ROUTED))
     labels = batch["labels"]
     sources = batch["sources"]
-    u = out["u"]
-    (N, I, _), J = u.shape, N_CLASSES
-    c = np.stack([np.broadcast_to(step, (N, J, I)) for step in out["c"]])                       # (r, N, J, I)
-    weight = np.broadcast_to(np.linalg.norm(u, axis=-1)[:, None], (N, J, I))
-    votes, _ = capsnet.votes_forward(u, run.params["W"])                              # (N, J, I, D)
-    unit = out["v"] / out["lengths"][..., None]
-
-    def per_place(x):
-        """Sum over the types: (..., I) -> (..., 10, 10)"""
-        side = int(np.sqrt(I / run.config.primary_types))
-        return x.reshape(*x.shape[:-1], side, side, -1).sum(-1)
-
-    change = per_place(c * weight) / per_place(weight) * J - 1
-    evidence = per_place(c[-1] * np.matmul(votes, unit[..., None])[..., 0])
+    maps_of, N = routing_maps(run.params, out, run.config), len(labels)
+    c, weight, change, evidence = maps_of.c, maps_of.weight, maps_of.change, maps_of.evidence
     n, shown = min(n, N), np.unique(np.linspace(0, len(c) - 1, min(len(c), 3)).astype(int))   # at most three iterations
     there = np.arange(n)[:, None], labels[:n]
     span, reach = max(abs(change[:, there[0], there[1]]).max(), 0.01), max(abs(evidence[there]).max(), 1e-3)
@@ -299,15 +326,15 @@ def draw_routing(run, n=3, n_statistics=64):
     for r, colour in zip(shown[1:], (ORANGE, BLUE)[-len(shown[1:]):]):
         top.hist(c[r].ravel(), np.linspace(0, max(0.2, c.max()), 60), histtype="step", linewidth=1.5, color=colour,
                  label=f"iteration {r + 1}")
-    top.axvline(1 / J, color=GRAY, linestyle=":", label="iteration 1")
-    first, last = (-(step * np.log(step + 1e-30)).sum(1).mean() for step in c[[0, -1]])
+    top.axvline(1 / N_CLASSES, color=GRAY, linestyle=":", label="iteration 1")
+    first, last = routing_findings(run)["entropy"]
     top.set(yscale="log", xlabel="coupling coefficient $c_{ij}$", ylabel=f"how many, in {N} test pairs",
             title=f"mean entropy {first:.4f} at first,\n{last:.4f} at last")
     here = capsnet.k_hot(labels, bool)
     for mask, label, colour in (here, "digits there", BLUE), (~here, "other digits", ORANGE):
         bottom.plot(range(1, len(c) + 1), [np.average(step[mask], weights=weight[mask]) for step in c], "o-",
                     color=colour, label=label)
-    bottom.axhline(1 / J, color=GRAY, linestyle=":", label="1/10")
+    bottom.axhline(1 / N_CLASSES, color=GRAY, linestyle=":", label="1/10")
     bottom.set(xlabel="routing iteration", xlim=(0.5, len(c) + 0.5), ylabel=r"mean $c_{ij}$, weighted by $\|u_i\|$")
     bottom.xaxis.set_major_locator(MaxNLocator(integer=True))
     for ax in top, bottom:
@@ -315,56 +342,75 @@ def draw_routing(run, n=3, n_statistics=64):
     return fig
 
 
-def draw_errors(run, n=10, n_bins=8):
+N_BINS = 8                         # groups of equally many pairs, by what is to be seen
+
+
+def error_counts(run):
+    """What the errors hang on -> namespace of: total and wrong (10, 10), pairs by (larger, smaller) digit and those not
+    named right; shown (n_test, 2), the share of each digit's ink beyond the other's; groups, of pairs by the lesser of
+    these: a tuple of its mean, hits, size each"""
+    labels, right = run.test_pairs["labels"], run.right
+    a, b = (run.test_pairs["sources"].astype(np.float32) / 255).swapaxes(0, 1)
+    shown = np.stack([np.maximum(x - y, 0).sum((1, 2)) / x.sum((1, 2)) for x, y in ((a, b), (b, a))], 1)
+    low, high = np.sort(labels, 1).T
+    total, wrong = (np.zeros((N_CLASSES, N_CLASSES), int) for _ in range(2))
+    np.add.at(total, (high, low), 1)
+    np.add.at(wrong, (high, low), ~right)
+    least = shown.min(1)
+    edges = np.unique(np.quantile(least, np.linspace(0, 1, N_BINS + 1)))
+    where = np.clip(np.searchsorted(edges, least, "right") - 1, 0, len(edges) - 2)
+    groups = [(float(least[where == k].mean()), int(right[where == k].sum()), int((where == k).sum()))
+              for k in range(len(edges) - 1) if (where == k).any()]
+    return SimpleNamespace(total=total, wrong=wrong, shown=shown, groups=groups)
+
+
+def error_findings(run, n=6):
+    """Numbers of the errors: the sets of digits that are missed most and least, as (smaller, larger, share), and what
+    the first and the last of error_counts' groups show and score"""
+    found = error_counts(run)
+    sets = [(int(x), int(y), float(found.wrong[y, x] / found.total[y, x])) for y, x in zip(*np.nonzero(found.total))]
+    sets.sort(key=lambda pair: pair[2])
+    (least, hits, size), (most, more_hits, more) = found.groups[0], found.groups[-1]
+    return {"hardest_sets": sets[:-n - 1:-1], "easiest_sets": sets[:n], "most_hidden": [least, hits / size],
+            "least_hidden": [most, more_hits / more]}
+
+
+def draw_errors(run, n=10):
     """Which sets of digits fail, how success depends on what is to be seen, and the failures whose missed digit is
     hidden most"""
     labels, right = run.test_pairs["labels"], run.right
-    sources = run.test_pairs["sources"].astype(np.float32) / 255
-    a, b = sources.swapaxes(0, 1)
-    shown = [np.maximum(x - y, 0).sum((1, 2)) / x.sum((1, 2)) for x, y in ((a, b), (b, a))]
-    shown = np.stack(shown, 1)                                                          # (n_test, 2)
-    named = capsnet.top_two(run.lengths)
+    found, named = error_counts(run), capsnet.top_two(run.lengths)
     fig = new_figure(run, 7.6, f"Errors: {1 - right.mean():.1%} of {len(right):,} test pairs")
     top, bottom = fig.subfigures(2, 1, height_ratios=(1.45, 1))
     left, middle = top.subplots(1, 2, width_ratios=(1.1, 1))
-    low, high = np.sort(labels, 1).T
-    total, wrong = (np.zeros((N_CLASSES, N_CLASSES)) for _ in range(2))
-    np.add.at(total, (high, low), 1)
-    np.add.at(wrong, (high, low), ~right)
-    share = np.divide(wrong, total, out=np.full_like(total, np.nan), where=total > 0)
+    share = np.divide(found.wrong, found.total, out=np.full(found.total.shape, np.nan), where=found.total > 0)
     picture = left.imshow(share, cmap="Greys", vmin=0)
-    for y, x in zip(*np.nonzero(total)):
+    for y, x in zip(*np.nonzero(found.total)):
         dark = share[y, x] > 0.55 * np.nanmax(share)
         left.text(x, y, f"{share[y, x]:.0%}", ha="center", va="center", fontsize=7, color="white" if dark else "black")
     left.set(xticks=range(N_CLASSES - 1), yticks=range(1, N_CLASSES), xlabel="smaller digit", ylabel="larger digit",
              xlim=(-0.5, 8.5), ylim=(9.5, 0.5), title="share of pairs not named right, by the two digits there")
     left.spines[:].set_visible(False)
     top.colorbar(picture, ax=left, shrink=0.8, format=PercentFormatter(1, 0))
-    least = shown.min(1)
-    edges = np.unique(np.quantile(least, np.linspace(0, 1, n_bins + 1)))
-    where = np.clip(np.searchsorted(edges, least, "right") - 1, 0, len(edges) - 2)
     lowest = 1.0
-    for k in range(len(edges) - 1):
-        hits, count = right[where == k].sum(), (where == k).sum()
-        if count:
-            lower, upper = capsnet.wilson_interval(hits, count)
-            lowest = min(lowest, lower)
-            middle.errorbar(least[where == k].mean(), hits / count, [[hits / count - lower], [upper - hits / count]],
-                            fmt="o", color=BLUE)
+    for least, hits, count in found.groups:
+        lower, upper = capsnet.wilson_interval(hits, count)
+        lowest = min(lowest, lower)
+        middle.errorbar(least, hits / count, [[hits / count - lower], [upper - hits / count]], fmt="o", color=BLUE)
     middle.set(xlabel="share of the more hidden digit's ink beyond the other's", ylabel="set accuracy",
                ylim=(max(0, lowest - 0.1), 1.01),
-               title=f"set accuracy, {len(edges) - 1} equal groups of pairs, 95% intervals")
+               title=f"set accuracy, {len(found.groups)} equal groups of pairs, 95% intervals")
     middle.grid(alpha=0.3)
     missed = np.stack([(labels[:, [k]] != named).all(1) for k in (0, 1)], 1)                   # (n_test, 2)
-    order = [(n_, k) for n_, k in sorted(zip(*np.nonzero(missed)), key=lambda at: shown[at])][:n]
+    order = [(n_, k) for n_, k in sorted(zip(*np.nonzero(missed)), key=lambda at: found.shown[at])][:n]
     ax = bottom.subplots()
     if not order:
         ax.axis("off")
         return fig
-    images = np.array([[run.test_pairs["composites"][r] / 255, sources[r, k], sources[r, 1 - k]] for r, k in order]
-    ).swapaxes(0, 1)
-    titles = [f"there {words(labels[r])}\nnamed {words(named[r])}\n{shown[r, k]:.0%} seen" for r, k in order]
-    show_montage(ax, images, titles, ["composite", "missed", "other"])
+    pairs = run.test_pairs
+    images = np.array([[pairs["composites"][r], pairs["sources"][r, k], pairs["sources"][r, 1 - k]] for r, k in order])
+    titles = [f"there {words(labels[r])}\nnamed {words(named[r])}\n{found.shown[r, k]:.0%} seen" for r, k in order]
+    show_montage(ax, images.swapaxes(0, 1) / 255, titles, ["composite", "missed", "other"])
     ax.tick_params(labelsize=7)
     ax.set_title("the failures whose missed digit is hidden most", color=RED)
     return fig
@@ -492,73 +538,270 @@ def draw_disentanglement(found, config, n_seeds):
     return fig
 
 
+# ---------------------------------------------------------------- a picture of one's own
+
+WORK_SIDE = 300                    # px to which a larger picture is averaged down
+LEAST_SIDE = 12                    # px that a picture must have
+LEAST_CONTRAST = 0.12              # of ink to ground, black to white being 1; and this many deviations of the noise:
+LEAST_SIGNAL = 6
+SPECK = 0.03                       # of the largest spot's ink: what is less is dirt
+DIGITS_SPAN = 22                   # px of the canvas, the longer side of both digits' ink: chosen on validation pairs
+LEAST_STROKE = 2.2                 # px of the canvas: thinner strokes are broadened to it, MNIST's have about 2.5
+GROUND_FITS, SURFACE = 8, 2        # rounds of fitting the ground, and its degree: light falls unevenly on paper
+
+
+def read_picture(path):
+    """A picture file -> its gray levels (h, w) float64, 0 black, 1 white, averaged down to about WORK_SIDE px"""
+    if not Path(path).is_file():
+        raise InputError(f"--image {path}: no such file; give a PNG or JPEG")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with imageio.imopen(path, "r", plugin="pillow") as file:
+                mode = file.metadata(index=0, exclude_applied=False).get("mode", "")
+                plain = mode.startswith(("I", "F"))                                     # 16 or 32 bits: no conversion
+                pixels = np.asarray(file.read(index=0, rotate=True, mode=None if plain else "RGBA"))
+    except MemoryError:
+        raise
+    except Exception as error:                                      # the decoder of each format has errors of its own
+        fault = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"--image {path}: no picture that can be read ({fault}); give a whole PNG or JPEG") from None
+    if min(pixels.shape[:2]) < LEAST_SIDE:
+        size = " x ".join(map(str, pixels.shape[1::-1]))
+        raise InputError(f"--image {path}: has {size} px; give one of at least {LEAST_SIDE} on each side")
+    block = -(-max(pixels.shape[:2]) // WORK_SIDE)
+    if plain:
+        top = 65535 if np.issubdtype(pixels.dtype, np.integer) else 1
+        return block_means(pixels[..., None], block)[..., 0].clip(0, top) / top
+    red, green, blue, alpha = np.moveaxis(block_means(pixels, block) / 255, -1, 0)
+    gray = 0.299 * red + 0.587 * green + 0.114 * blue
+    behind = float((gray * alpha).sum() < 0.5 * alpha.sum())                           # white, if what is drawn is dark
+    return gray * alpha + behind * (1 - alpha)
+
+
+def block_means(pixels, block):
+    """Means of block x block px, what is left over at the edge dropped. (h, w, C) -> (h // block, w // block, C)"""
+    h, w = (max(1, side // block) for side in pixels.shape[:2])
+    cut = pixels[:h * block, :w * block].reshape(h, -1, w, min(block, pixels.shape[1]), pixels.shape[2])
+    return np.stack([cut[..., k].mean((1, 3), dtype=np.float64) for k in range(pixels.shape[2])], -1)
+
+
+def find_ink(gray, path):
+    """Gray levels (h, w) -> ink (h, w) in [0, 1]: what differs from the ground, to its darker or its lighter side
+
+    The ground is a smooth surface fitted to the pixels that lie near it; noise is how far these scatter. Ink is the
+    side with more of what lies beyond the noise. Raises InputError if nothing stands out.
+    """
+    h, w = gray.shape
+    y, x = (grid.ravel() for grid in np.mgrid[-1:1:h * 1j, -1:1:w * 1j])
+    terms = np.stack([x ** i * y ** j for i in range(SURFACE + 1) for j in range(SURFACE + 1 - i)], 1)
+    values, above = gray.ravel(), np.abs(gray - np.median(gray)).ravel()
+    near = above <= np.median(above)
+    for _ in range(GROUND_FITS):
+        surface = terms @ np.linalg.lstsq(terms[near], values[near], rcond=None)[0]
+        above = values - surface
+        noise = max(1.4826 * np.median(np.abs(above)), 1e-3)
+        near = np.abs(above) <= 2.5 * noise
+    beyond = [np.maximum(sign * above - 3 * noise, 0) for sign in (-1, 1)]
+    ink = (-above if beyond[0].sum() >= beyond[1].sum() else above).reshape(h, w)
+    strong = ink[ink > max(LEAST_CONTRAST, LEAST_SIGNAL * noise)]
+    if strong.size < 8:
+        raise InputError(f"--image {path}: holds no ink that stands out from its ground; give a picture of two digits "
+                         "written over each other, dark on light or light on dark")
+    contrast = np.median(strong)
+    ink = np.clip((ink - 0.3 * contrast) / (0.5 * contrast), 0, 1)
+    return without_specks(ink)
+
+
+def without_specks(ink):
+    """Drop the spots that have less than SPECK of the largest one's ink, and those that touch the picture's edge, such
+    as a shadow or the table beside the paper, unless all do"""
+    spots, seen = [], ink < 0.5
+    h, w = ink.shape
+    for start in zip(*np.nonzero(~seen)):
+        if seen[start]:
+            continue
+        spot, todo = [], [start]
+        seen[start] = True
+        while todo:
+            y, x = todo.pop()
+            spot.append((y, x))
+            for at in ((y + dy, x + dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1)):
+                if 0 <= at[0] < h and 0 <= at[1] < w and not seen[at]:
+                    seen[at] = True
+                    todo.append(at)
+        spots.append(np.array(spot).T)
+    inside = [spot for spot in spots if spot.min() > 0 and spot[0].max() < h - 1 and spot[1].max() < w - 1]
+    large = SPECK * max(spot.shape[1] for spot in spots)
+    kept = [spot for spot in inside if spot.shape[1] >= large] or spots
+    mask = np.zeros((h + 2, w + 2), bool)
+    for y, x in (spot for spot in kept if spot.shape[1] >= large):
+        mask[y + 1, x + 1] = True
+    around = np.any([mask[1 + dy:h + 1 + dy, 1 + dx:w + 1 + dx] for dy in (-1, 0, 1) for dx in (-1, 0, 1)], 0)
+    return ink * around                                                                 # soft edges belong to a spot
+
+
+def ink_box(ink):
+    """-> top, bottom, left, right of what is inked, in px"""
+    rows, columns = (np.nonzero((ink >= 0.5).any(axis))[0] for axis in (1, 0))
+    return rows[0], rows[-1] + 1, columns[0], columns[-1] + 1
+
+
+def broadened(ink, radius):
+    """Each pixel the maximum over a disc around it"""
+    reach = int(radius)
+    padded, out = np.pad(ink, reach), ink.copy()
+    for dy, dx in ((dy, dx) for dy in range(-reach, reach + 1) for dx in range(-reach, reach + 1)):
+        if dy * dy + dx * dx <= radius * radius:
+            np.maximum(out, padded[reach + dy:reach + dy + len(ink), reach + dx:reach + dx + ink.shape[1]], out=out)
+    return out
+
+
+def to_canvas(ink, span=DIGITS_SPAN):
+    """Ink (h, w) -> canvas (36, 36) in [0, 1]: its box centred, `span` px long on its longer side, thin strokes
+    broadened. A canvas pixel is the mean of the ink that falls on it."""
+    top, bottom, left, right = ink_box(ink)
+    scale = span / max(bottom - top, right - left)
+    edges = np.hypot(*np.gradient(np.pad(ink, 1)))
+    stroke = 2 * ink.sum() / edges.sum()                                        # a strip's area over half its outline
+    if stroke * scale < LEAST_STROKE:
+        margin = int(np.ceil(LEAST_STROKE / scale))
+        ink = broadened(np.pad(ink, margin), (LEAST_STROKE / scale - stroke) / 2)
+        top, bottom, left, right = ink_box(ink)
+        scale = span / max(bottom - top, right - left)
+
+    def shares(low, high, n):
+        """(36, n): how much of each canvas pixel each source pixel covers, along one side"""
+        begins = (np.arange(n) - (low + high) / 2) * scale + CANVAS / 2
+        pixel = np.arange(CANVAS)[:, None]
+        return np.maximum(np.minimum(begins + scale, pixel + 1) - np.maximum(begins, pixel), 0)
+    canvas = shares(top, bottom, len(ink)) @ ink @ shares(left, right, ink.shape[1]).T
+    return canvas.clip(0, 1).astype(np.float32)
+
+
+def draw_picture(found, ink, say):
+    """Name the two digits in some ink, by a network that was loaded, redraw each, show its routing"""
+    config, image = found.config, to_canvas(ink)
+    out, _ = capsnet.forward(found.weights, image[None], config)
+    named, lengths, maps = out["digits"][0], out["lengths"][0], routing_maps(found.weights, out, config)
+    third = int(np.argsort(-lengths)[2])
+    say(f"named {named[0]} and {named[1]}: lengths {lengths[named[0]]:.2f} and {lengths[named[1]]:.2f}, the next, of "
+        f"{third}, {lengths[third]:.2f}")
+    redrawn = out["recon"][0]
+    both = np.einsum("rhw,rc->hwc", redrawn, TINTS)
+    fig = Figure((WIDTH, 4.6), layout="constrained")
+    fig.suptitle(f"Named: {named[0]} and {named[1]}", fontsize=11)
+    fig.supxlabel(f"a network trained on {len(found.history['epochs'])} x {config.n_train:,} pairs of "
+                  f"{DIGIT_NAMES[found.source]}, seed {config.seed}; second row: where each digit's coupling moved in "
+                  f"{config.routing_iters} iterations, and what that sends", fontsize=8, color=GRAY)
+    axes = fig.subplots(2, 5)
+    top, bottom, left, right = ink_box(ink)
+    axes[0, 0].imshow(1 - ink, cmap="gray", vmin=0, vmax=1)
+    axes[0, 0].add_patch(Rectangle((left - 0.5, top - 0.5), right - left, bottom - top, fill=False, edgecolor=ORANGE))
+    pictures = (None, image, redrawn[0], redrawn[1], both.clip(0, 1))
+    titles = ("the ink found", "as the network\nsees it", *(f"{k} redrawn\nfrom its capsule" for k in named),
+              "both, each\nin its colour")
+    for ax, picture, title in zip(axes[0], pictures, titles):
+        if picture is not None:
+            ax.imshow(picture, cmap="gray", vmin=0, vmax=1)
+        ax.set(xticks=[], yticks=[], title=title)
+        ax.spines[:].set_visible(picture is None)
+    change, evidence = maps.change[-1, 0, named], maps.evidence[0, named]
+    for block, values, label, form in (
+            (axes[1, :2], change, "{} coupling\nagainst 1/10", PercentFormatter(1, 0)),
+            (axes[1, 2:4], evidence, "{} evidence", "%.2g")):
+        limit = max(abs(values).max(), 1e-3)
+        for ax, value, digit in zip(block, values, named):
+            shown = ax.imshow(value, cmap="PuOr_r", vmin=-limit, vmax=limit)
+            ax.set(xticks=[], yticks=[], title=label.format(f"{digit}:"))
+            ax.spines[:].set_visible(True)
+        fig.colorbar(shown, ax=block, location="bottom", shrink=0.7, aspect=30, format=form, ticks=[-limit, 0, limit])
+    bars = axes[1, 4]
+    bars.bar(range(N_CLASSES), lengths, color=[BLUE if j in named else "#bbbbbb" for j in range(N_CLASSES)])
+    bars.set(ylim=(0, 1), yticks=[0, 0.5, 1], title="capsule lengths", xlabel="digit")
+    bars.set_xticks(range(N_CLASSES), range(N_CLASSES), fontsize=7)
+    return fig
+
+
 # ---------------------------------------------------------------- command line
 
-def load_run(path, args):
-    """-> (config, params, history) of a checkpoint; flags that would have changed its training must agree with it"""
-    found = capsnet.load_checkpoint(path)
-    found.config = dataclasses.replace(found.config, digits=found.source)
-    return capsnet.config_to_look_at(found, args, path), found.average or found.params, found.history
-
-
-def figures_of_one_run(args, config, say):
-    """Train, or load, one network, evaluate it and draw -> {name: Figure}"""
-    config, params, history = load_run(args.load, args) if args.load else (config, None, None)
+def figures_of_one_run(args, found, config, say):
+    """Train, or take the network that was found, evaluate it and draw -> {name: Figure}"""
     digits = capsnet.load_digits(config, say)
-    if not args.load:
-        params, history = capsnet.train(config, data=digits)
+    params, history = (found.weights, found.history) if found else capsnet.train(config, data=digits)
     test_pairs = capsnet.draw_pairs(digits, "test", config.n_test, config, "evaluation", 1)
     with capsnet.Runner(config.threads) as runner:
         test = capsnet.evaluate(params, test_pairs, config, runner)
         lengths = capsule_lengths(params, test_pairs, config, runner)
-    capsnet.report(config, params, {**history, "source": digits["source"]}, test, say)
     right = capsnet.both_right(capsnet.top_two(lengths), test_pairs["labels"])
-    shown = next(capsnet.epoch_samples(digits, 0, config))
-    run = Run(config, params, history, digits["source"], shown, test_pairs, lengths, right, test)
-    return {name: draw(run) for name, draw in FIGURES.items() if args.only in ("", name)}
+    trained = found.config if found else config
+    shown = next(capsnet.epoch_samples(digits, 0, trained))
+    run = Run(config, trained, params, history, digits["source"], shown, test_pairs, lengths, right, test)
+    figures = {name: draw(run) for name, draw in FIGURES.items() if args.only in ("", name)}
+    findings = {"errors": error_findings(run), "routing": routing_findings(run)}
+    capsnet.report(config, params, {**history, "source": digits["source"]}, test, say, found, **findings)
+    return figures
+
+
+def figures_of_disentanglement(config, n_seeds, say):
+    found = disentanglement(config, n_seeds, say)
+    for name, (size, r2) in found.items():
+        say(f"{name} ({size}-D): " + "  ".join(f"{factor} {mean:.3f}" for factor, mean in zip(FACTORS, r2.mean(0))))
+    return {"disentanglement": draw_disentanglement(found, config, n_seeds)}
+
+
+def check_flags(args, found, config):
+    """Refuse what does not go together"""
+    if config.model != "caps":
+        raise InputError("--model cnn: it has no capsules to draw; leave the flag out")
+    if args.image and (args.only or config.out_json):
+        raise InputError("--image: draws one figure, of that picture; leave --only and --out-json out")
+    if args.n_seeds is not None and (args.n_seeds < 1 or args.only != "disentanglement"):
+        raise InputError(f"--n-seeds {args.n_seeds}: must be at least 1, and goes with --only disentanglement")
+    if args.only != "disentanglement":
+        return
+    if not config.recon_weight:
+        raise InputError("--recon-weight 0: disentanglement compares with that anyway; leave the flag out")
+    if found or config.out_json or config.checkpoint or config.digits == "mnist" or config.min_iou not in (
+            0, capsnet.Config.min_iou):
+        raise InputError(
+            "--only disentanglement trains networks of its own, on synthetic digits with all shifts; leave --load, "
+            "--checkpoint, --out-json, --digits mnist and --min-iou out")
+    if config.n_test < LEAST_PAIRS:
+        raise InputError(f"--n-test {config.n_test}: must be at least {LEAST_PAIRS} for linear maps of ten digits")
 
 
 def main():
     parser = capsnet.Parser(description=__doc__)
-    parser.add_argument(
-        "--outdir", type=Path, default=OUTDIR, metavar="DIR", help=f"folder for the PNGs (default {OUTDIR})")
-    parser.add_argument("--load", default="", metavar="RUN.npz", help="draw from this checkpoint instead of training")
+    parser.add_argument("--outdir", type=Path, metavar="DIR",
+                        help=f"folder for the PNGs (default {OUTDIR}, with --image the current folder)")
+    capsnet.add_load_flag(parser, "draw instead of training: the network")
+    parser.add_argument("--image", metavar="PICTURE", help="name and redraw the two overlapping digits in a picture of "
+                        "any size, ink dark on light or light on dark, by the network of --load; writes "
+                        "PICTURE_digits.png")
     parser.add_argument("--only", default="", choices=(*FIGURES, "disentanglement"),
                         help="draw this figure alone; disentanglement is "
                         "drawn only if asked for: it trains three networks a seed, on synthetic digits")
     parser.add_argument("--n-seeds", type=int, metavar="N", help="seeds of disentanglement, from --seed on (default 3)")
     capsnet.add_config_flags(parser)
     args = parser.parse_args()
-    config = load_run(args.load, args)[0] if args.load else capsnet.config_from_args(args)
+    load = str(capsnet.WEIGHTS) if args.image and args.load is None else args.load
+    found, config = capsnet.look_at(load, args) if load is not None else (None, capsnet.config_from_args(args))
     capsnet.check_config(config)
-    if config.model != "caps":
-        raise InputError("--model cnn: it has no capsules to draw; leave the flag out")
-    disentangling = args.only == "disentanglement"
-    n_seeds = 3 if args.n_seeds is None else args.n_seeds
-    if n_seeds < 1 or args.n_seeds and not disentangling:
-        raise InputError(f"--n-seeds {args.n_seeds}: must be at least 1, and goes with --only disentanglement")
-    if disentangling and not config.recon_weight:
-        raise InputError("--recon-weight 0: disentanglement compares with that anyway; leave the flag out")
-    if disentangling and (args.load or config.out_json or config.checkpoint or config.digits == "mnist" or
-                          config.min_iou not in (0, capsnet.Config.min_iou)):
-        raise InputError(
-            "--only disentanglement trains networks of its own, on synthetic digits with all shifts; leave --load, "
-            "--checkpoint, --out-json, --digits mnist and --min-iou out")
-    if disentangling and config.n_test < LEAST_PAIRS:
-        raise InputError(f"--n-test {config.n_test}: must be at least {LEAST_PAIRS} for linear maps of ten digits")
-    capsnet.make_outdir(args.outdir, [args.only] if args.only else FIGURES)
-    if config.out_json:
-        capsnet.check_writable(config.out_json)
+    check_flags(args, found, config)
+    outdir = args.outdir or (Path() if args.image else OUTDIR)
+    name = f"{Path(args.image).stem}_digits" if args.image else args.only
+    ink = find_ink(read_picture(args.image), args.image) if args.image else None
+    capsnet.make_outdir(outdir, [name] if name else FIGURES)
     say = capsnet.Progress(config.quiet).say
-    if disentangling:
-        found = disentanglement(config, n_seeds, say)
-        for name, (size, r2) in found.items():
-            say(f"{name} ({size}-D): " + "  ".join(f"{factor} {mean:.3f}" for factor, mean in zip(FACTORS, r2.mean(0))))
-        figures = {"disentanglement": draw_disentanglement(found, config, n_seeds)}
+    if args.image:
+        figures = {name: draw_picture(found, ink, say)}
+    elif args.only == "disentanglement":
+        figures = figures_of_disentanglement(config, 3 if args.n_seeds is None else args.n_seeds, say)
     else:
-        figures = figures_of_one_run(args, config, say)
+        figures = figures_of_one_run(args, found, config, say)
     for name, fig in figures.items():
-        capsnet.write_figure(fig, args.outdir / f"{name}.png", say)
+        capsnet.write_figure(fig, outdir / f"{name}.png", say)
 
 
 if __name__ == "__main__":

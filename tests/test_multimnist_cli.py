@@ -2,6 +2,7 @@
 import dataclasses
 import hashlib
 import json
+import re
 import sys
 from types import SimpleNamespace
 
@@ -157,8 +158,37 @@ def test_what_the_figures_cannot_draw_is_refused(toy_run, run_script, tmp_path):
         done = run_script(FIGURES, *flags, "--outdir", tmp_path / "viz")
         assert (done.returncode == 2 and named in done.stderr and done.stderr.count("\n") == 1
                 and not (tmp_path / "viz").exists())
-    done = run_script(GIF, "--model", "cnn", "--out", tmp_path / "x.gif")
-    assert done.returncode == 2 and "--model cnn" in done.stderr
+    for flags, named in ((["--model", "cnn"], "--model cnn"), (["--load", tmp_path / "none.npz"], "none.npz")):
+        done = run_script(GIF, *flags, "--out", tmp_path / "x.gif")
+        assert done.returncode == 2 and named in done.stderr and not (tmp_path / "x.gif").exists()
+
+
+def test_the_digits_in_a_picture_are_named_and_redrawn(toy_run, run_script, tmp_path):
+    import imageio.v3 as imageio
+    page = np.full((120, 160), 230, np.uint8)
+    page[30:90, 60:68] = page[50:58, 50:90] = 20
+    imageio.imwrite(tmp_path / "page.png", page)
+    flags = ["--load", toy_run.checkpoint, "--image", tmp_path / "page.png", "--outdir", tmp_path / "out"]
+    done = run_script(FIGURES, *flags)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert re.search(r"named \d and \d: lengths", done.stdout)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["page_digits.png"]
+    for more, named in ((["--only", "errors"], "--only"), (["--out-json", tmp_path / "x.json"], "--out-json"),
+                        (["--image", tmp_path], "no such file"), (["--lr", 0.5], "--lr 0.5")):
+        done = run_script(FIGURES, *flags[:4], *more, "--outdir", tmp_path / "no")
+        assert done.returncode == 2 and named in done.stderr and done.stderr.count("\n") == 1, done.stderr
+        assert not (tmp_path / "no").exists()
+
+
+def test_the_figures_results_say_what_the_figures_say(toy_run, run_script, tmp_path):
+    done = run_script(FIGURES, "--load", toy_run.checkpoint, "--outdir", tmp_path / "viz", "--only", "training_curves",
+                      "--n-test", 64, "--seed", 3, "--out-json", tmp_path / "x.json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "x.json").read_text())
+    assert list(found) == [*KEYS, "loaded", "errors", "routing"] and (tmp_path / "x.json").stat().st_size < 4096
+    assert found["config"]["seed"] == 3 and found["loaded"]["trained_seed"] == 0
+    assert len(found["errors"]["hardest_sets"]) == 6
+    assert found["routing"]["entropy"][0] == pytest.approx(np.log(10), 1e-4)
 
 
 def test_the_cnn_end_to_end(cli, tmp_path):
@@ -190,10 +220,12 @@ def assert_pngs(folder):
 def test_gif_has_a_frame_per_snapshot_and_does_not_change_the_run(toy_run, run_script, tmp_path):
     import imageio.v3 as imageio
     out, checkpoint = tmp_path / "toy.gif", tmp_path / "run.npz"
-    done = run_script(GIF, *TOY, "--out", out, "--snapshot-every", 3, "--fps", 4, "--checkpoint", checkpoint)
+    done = run_script(GIF, *TOY, "--out", out, "--snapshot-every", 3, "--fps", 4, "--checkpoint", checkpoint, "--load",
+                      toy_run.checkpoint)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     frames = imageio.imread(out)
-    assert len(frames) == 3 and not np.array_equal(frames[0], frames[-1])                      # steps 0, 3 and 4
+    assert len(frames) == 4 and not np.array_equal(frames[0], frames[2])             # steps 0, 3 and 4, and the ending
+    assert not np.array_equal(frames[2], frames[3])
     ours, theirs = mc.load_checkpoint(checkpoint), mc.load_checkpoint(toy_run.checkpoint)
     for group in mc.CHECKPOINT:
         assert_same(getattr(ours, group), getattr(theirs, group))
@@ -202,8 +234,8 @@ def test_gif_has_a_frame_per_snapshot_and_does_not_change_the_run(toy_run, run_s
 # ---------------------------------------------------------------- flags
 
 @pytest.mark.parametrize("script, flags", [(EXPERIMENT, ["--load", "--out-weights"]),
-                                           (FIGURES, ["--outdir", "--load", "--only", "--n-seeds"]),
-                                           (GIF, ["--out", "--snapshot-every", "--fps"])])
+                                           (FIGURES, ["--outdir", "--load", "--image", "--only", "--n-seeds"]),
+                                           (GIF, ["--out", "--snapshot-every", "--fps", "--load"])])
 def test_help_names_every_flag(run_script, script, flags):
     done = run_script(script, "--help")
     text = " ".join(done.stdout.split())
