@@ -2,7 +2,7 @@
 """How long a training step takes, and where the time goes.
 
     python3 tests/bench_multimnist_step.py [--preset paper|deep] [--batch-size 32] [--threads 2] [--rounds 9]
-    [--no-torch]
+    [--no-torch] [--out-json FILE]
 
 One step is: pixels to float32, forward, backward through all routing iterations, sum over shards, Adam. Compared in one
 run, in turn, round by round (ratios are medians over rounds, so that a machine whose speed drifts favours nobody):
@@ -12,12 +12,16 @@ run, in turn, round by round (ratios are medians over rounds, so that a machine 
   compiled  the same under torch.compile
 Then the milliseconds of each stage on one thread, and the peak memory of a process that only trains.
 
+--out-json writes a result for results/. Its stamp is of that process's 40 training steps; it vouches for the bits that
+this code makes, not for the milliseconds.
+
 Both sides choose their kernels by the processor. To hold both to AVX2, set OPENBLAS_CORETYPE=Haswell
 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2.
 """
-import argparse
 import cProfile
+import dataclasses
 import inspect
+import json
 import os
 import platform
 import pstats
@@ -187,29 +191,50 @@ def stage_table(module, run, steps=20, least=0.01):
             if spent[name, line] > least * max(stages.values())}
 
 
-def peak_memory(config):
-    """Peak memory of a process that draws pairs and trains a few steps with `config`, MB"""
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import multimnist_capsnet as c; "
-        "config = c.config_from_args(__import__('argparse').Namespace(preset=sys.argv[2], batch_size=int(sys.argv[3]), "
-        "n_train=10 * int(sys.argv[3]), n_val=256, n_epochs=1, digits='synthetic', quiet=True)); "
-        "c.train(config); print(c.peak_rss_mb())")
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(Path(capsnet.__file__).parent), config.preset, str(config.batch_size)],
-        capture_output=True, text=True, check=True)
-    return float(done.stdout.split()[-1])
+def config_to_stamp(**settings):
+    """The Config of as many steps on synthetic digits as a result's stamp needs"""
+    batch_size = settings.get("batch_size", capsnet.Config.batch_size)
+    return capsnet.Config(n_epochs=1, n_train=capsnet.STAMP_STEPS * batch_size, n_val=256, n_test=1, digits="synthetic",
+                          **settings)
+
+
+def trained_elsewhere(config):
+    """-> the result of a process of its own that only trains: settings, peak memory, versions, machine, stamps"""
+    code = ("import json, sys; sys.path.insert(0, sys.argv[1]); import multimnist_capsnet as c; "
+            "config = c.config_of(json.loads(sys.argv[2]), ''); params, history = c.train(config); "
+            "print(json.dumps(c.result_of(config, params, history, {})))")
+    settings = json.dumps(capsnet.settings_of(dataclasses.replace(config, quiet=True)))
+    done = subprocess.run([sys.executable, "-c", code, str(Path(capsnet.__file__).parent), settings],
+                          capture_output=True, text=True)
+    if done.returncode:
+        why = (done.stderr.splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise capsnet.InputError(f"the process that only trains failed ({why}); see whether the experiment runs alone")
+    result = json.loads(done.stdout)
+    unsaid = ("seconds_train", "ms_per_step", "history")           # of so few steps they say nothing
+    return {key: value for key, value in result.items() if key not in unsaid}
+
+
+def require(args, **least):
+    """Raise InputError for a number below what it must be at least"""
+    for name, bound in least.items():
+        if getattr(args, name) < bound:
+            raise capsnet.InputError(f"{capsnet.flag_of(name)} {getattr(args, name)}: must be at least {bound}")
+    if args.out_json:
+        capsnet.check_writable(args.out_json)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--preset", choices=capsnet.PRESETS, default="default")
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--no-torch", action="store_true")
+    parser = capsnet.Parser(__doc__)
+    parser.add_argument("--preset", choices=capsnet.PRESETS, default="default", help="the network (default default)")
+    parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="pairs in a step (default 32)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), metavar="N", help="default: one per core")
+    parser.add_argument("--rounds", type=int, default=9, metavar="N", help="each times all in turn (default 9)")
+    parser.add_argument("--repeats", type=int, default=10, metavar="N", help="steps of each in a round (default 10)")
+    parser.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
+    parser.add_argument("--out-json", default="", metavar="FILE", help="write settings and results to this file")
     args = parser.parse_args()
-    config = capsnet.config_from_args(argparse.Namespace(preset=args.preset, batch_size=args.batch_size))
+    require(args, batch_size=1, threads=1, rounds=1, repeats=1)
+    config = config_to_stamp(preset=args.preset, batch_size=args.batch_size, threads=args.threads)
     pairs = random_pairs(args.batch_size, np.random.default_rng(0))
     with capsnet.Runner(args.threads, args.batch_size) as runner:
         floor, flops = floor_step(config, runner)
@@ -233,10 +258,21 @@ def main():
         print(f"| {name} | {np.median(t):.1f} | {t.min():.1f}-{t.max():.1f} | {np.median(times['numpy'] / t):.2f} |")
     print("\n| stage, one thread | ms a step |\n|---|---|")
     with capsnet.Runner(1) as runner:
-        for name, t in stage_table(capsnet, numpy_step(config, pairs, runner)).items():
-            print(f"| {name} | {t:.2f} |")
-    print(f"\npeak memory of training: {peak_memory(config):.0f} MB")
+        stages = stage_table(capsnet, numpy_step(config, pairs, runner))
+    for name, t in stages.items():
+        print(f"| {name} | {t:.2f} |")
+    result = trained_elsewhere(config)
+    print(f"\npeak memory of training: {result['peak_rss_mb'] or np.nan:.0f} MB")
+    if args.out_json:
+        result["versions"]["torch"] = torch_version if "eager" in times else None
+        capsnet.write_json(args.out_json, result | {
+            "kernel_choices": {name: os.environ[name] for name in KERNEL_CHOICES if name in os.environ},
+            "bench": {"threads": args.threads, "rounds": args.rounds, "repeats": args.repeats},
+            "gflop": flops / 1e9,
+            "steps": {name: {"ms": np.median(t), "min": t.min(), "max": t.max(), "ratio": np.median(times["numpy"] / t)}
+                      for name, t in times.items()},
+            "stages": stages})
 
 
 if __name__ == "__main__":
-    main()
+    capsnet.run_cli(main)

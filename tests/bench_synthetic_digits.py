@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """How much the synthetic digits are like handwriting, measured with a small CNN.
 
-    python3 tests/bench_synthetic_digits.py --mnist-dir DIR
+    python3 tests/bench_synthetic_digits.py [--digits mnist] [--mnist-dir DIR] [--out-json FILE]
 
 Real to synthetic: a CNN trained on MNIST's first 55,000 training images reads 10,000 synthetic digits. Synthetic to
 real: the same CNN trained on synthetic digits alone reads MNIST's 10,000 test images. The CNN: 5x5 stride 2, 16
-channels; 5x5 stride 2, 32 channels; 128 units; 10 classes; ReLU, cross-entropy, Adam with cosine decay. Without MNIST
-only the speed is measured.
+channels; 5x5 stride 2, 32 channels; 128 units; 10 classes; ReLU, cross-entropy, Adam with cosine decay. MNIST is
+taken from where the experiment takes it; without it, only what needs none is measured.
+
+--out-json writes a result for results/. Its stamp is of 40 training steps of the default network on these digits.
 """
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import multimnist_capsnet as capsnet  # noqa: E402
 
 import numpy as np  # noqa: E402
+from bench_multimnist_step import config_to_stamp, require, trained_elsewhere  # noqa: E402
 
 BATCH, LR = 50, 2e-3
 
@@ -74,27 +76,53 @@ def accuracy(params, images, labels):
 def report(claim, hits_and_n):
     low, high = capsnet.wilson_interval(*hits_and_n)
     print(f"{claim}: {hits_and_n[0] / hits_and_n[1]:.4f}, 95% interval [{low:.4f}, {high:.4f}]", flush=True)
+    return hits_and_n[0] / hits_and_n[1], (low, high)
+
+
+def load_mnist(args):
+    """-> load_digits' dict of MNIST; None if it is not to be had, and need not be"""
+    try:
+        return capsnet.load_digits(capsnet.Config(digits="mnist", mnist_dir=args.mnist_dir))
+    except capsnet.NotAtHand:
+        if args.digits == "mnist":
+            raise
+        return None
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--mnist-dir", default="", help="folder with the four MNIST idx files")
-    parser.add_argument("--n-synthetic", type=int, default=50000, help="synthetic digits to train on (default 50000)")
-    parser.add_argument("--n-epochs", type=int, default=6, help="epochs of each CNN (default 6)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser = capsnet.Parser(__doc__)
+    parser.add_argument("--digits", choices=("auto", "mnist"), default="auto", help="mnist: fail where there is none")
+    parser.add_argument("--mnist-dir", default="", metavar="DIR", help="folder with the four MNIST idx files (else "
+                        "$MNIST_DIR, else ~/.cache/hinton-mnist, else download)")
+    parser.add_argument("--n-synthetic", type=int, default=50000, metavar="N",
+                        help="synthetic digits to train on (default 50000)")
+    parser.add_argument("--n-epochs", type=int, default=6, metavar="N", help="epochs of each CNN (default 6)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of digits and CNNs (default 0)")
+    parser.add_argument("--out-json", default="", metavar="FILE", help="write settings and results to this file")
     args = parser.parse_args()
-    mnist = capsnet.load_digits(capsnet.Config(digits="mnist", mnist_dir=args.mnist_dir)) if args.mnist_dir else None
+    require(args, n_synthetic=BATCH, n_epochs=1, seed=0)
+    mnist = load_mnist(args)
     start = time.perf_counter()
     images, labels, _ = capsnet.synthesize_digits(args.n_synthetic, args.seed)
-    print(f"{args.n_synthetic / (time.perf_counter() - start):.0f} synthetic digits/s")
+    speed = args.n_synthetic / (time.perf_counter() - start)
+    print(f"{speed:.0f} synthetic digits/s")
     unseen, unseen_labels, _ = capsnet.synthesize_digits(max(args.n_synthetic // 5, 100), args.seed + 1)
+    found = dict.fromkeys(("synthetic_reads_mnist", "mnist_reads_mnist", "mnist_reads_synthetic"))
+
+    def measure(key, claim, reader, digits):
+        found[key], found[key + "_ci95"] = report(claim, accuracy(reader, *digits))
     reader = train_cnn(images, labels, args.n_epochs, args.seed)
-    report("trained on synthetic digits, reads new synthetic digits", accuracy(reader, unseen, unseen_labels))
+    measure("synthetic_reads_synthetic", "trained on synthetic digits, reads new synthetic digits", reader,
+            (unseen, unseen_labels))
     if mnist:
-        report("trained on synthetic digits, reads the MNIST test set", accuracy(reader, *mnist["test"]))
+        measure("synthetic_reads_mnist", "trained on synthetic digits, reads the MNIST test set", reader, mnist["test"])
         reader = train_cnn(*mnist["train"], args.n_epochs, args.seed)
-        report("trained on MNIST, reads the MNIST test set", accuracy(reader, *mnist["test"]))
-        report("trained on MNIST, reads synthetic digits", accuracy(reader, unseen, unseen_labels))
+        measure("mnist_reads_mnist", "trained on MNIST, reads the MNIST test set", reader, mnist["test"])
+        measure("mnist_reads_synthetic", "trained on MNIST, reads synthetic digits", reader, (unseen, unseen_labels))
+    if args.out_json:
+        bench = {"n_synthetic": args.n_synthetic, "n_unseen": len(unseen), "n_epochs": args.n_epochs}
+        capsnet.write_json(args.out_json, trained_elsewhere(config_to_stamp(seed=args.seed)) | {
+            "bench": bench, "digits_per_second": speed, **found})
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import multimnist_capsnet as mc
 
+import bench_multimnist_step
+import bench_synthetic_digits
 import numpy as np
 import pytest
 from conftest import assert_same
@@ -293,6 +295,26 @@ def test_what_argparse_refuses_is_exit_code_2(cli, flags):
 def test_bad_input_of_a_real_process_is_one_line(run_script, script, flags):
     done = run_script(script, *TOY, *flags.split())
     assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+
+
+STEP, DIGITS = bench_multimnist_step, bench_synthetic_digits
+
+
+@pytest.mark.parametrize("bench, flags, named", [
+    *((STEP, f"{flag} {value}", f"{flag} {value}: must be at least 1")
+      for flag, value in (("--rounds", 0), ("--repeats", 0), ("--threads", 0), ("--threads", -1), ("--batch-size", 0))),
+    (STEP, "--preset huge", "--preset"), (STEP, "--out-json folder", "folder"), (STEP, "--out-json no/x.json", "no/x"),
+    (DIGITS, "--n-synthetic 49", "at least 50"), (DIGITS, "--n-epochs 0", "--n-epochs"), (DIGITS, "--seed -1", "-1"),
+    (DIGITS, "--mnist-dir nowhere", "nowhere"), (DIGITS, "--digits mnist", "--mnist-dir"),
+    (DIGITS, "--out-json no/x.json", "no/x")])
+def test_bad_input_of_a_benchmark_is_one_line(monkeypatch, capsys, tmp_path, bench, flags, named):
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["bench", *flags.split()])
+    with pytest.raises(SystemExit) as stop:
+        mc.run_cli(bench.main)
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and error.startswith("error: ") and named in error and error.count("\n") == 1
 
 
 def test_the_size_of_the_cnn():
