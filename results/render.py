@@ -6,10 +6,11 @@
     python3 results/render.py --restamp    run 40 steps of stale results, renew the stamps where the bits are the same
 
 A result, results/<experiment>/<table>/<setting>-<seed>.json, is what an experiment's --out-json writes of one network
-and one seed. It is stale when the experiment's script has changed since. In a document a table stands between
-`<!-- table: NAME -->` and `<!-- end -->`, a number between `<!-- value: NAME -->` and `<!-- end -->`; the names are
-defined in TABLES and VALUES below. --restamp takes MNIST from where the experiment does; kernels other than this
-machine's own choice, such as those of smallnorb_novel_viewpoint.py's results, are set by OPENBLAS_CORETYPE.
+and one seed, or a benchmark's of one measurement. It is stale when the experiment's script has changed since. In a
+document a table stands between `<!-- table: NAME -->` and `<!-- end -->`, a number between `<!-- value: NAME -->` and
+`<!-- end -->`; the names are defined in TABLES and VALUES below. --restamp takes MNIST from where the experiment does;
+kernels other than this machine's own choice, such as those of smallnorb_novel_viewpoint.py's results, are set by
+OPENBLAS_CORETYPE.
 """
 import argparse
 import dataclasses
@@ -103,6 +104,15 @@ def markdown(header, rows):
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
+def timed_with(run):
+    """What else the times of tests/bench_multimnist_step.py depend on; "" for any other result"""
+    if "steps" not in run:
+        return ""
+    torch, bench = run["versions"]["torch"], run["bench"]
+    return (f", {f'PyTorch {torch}' if torch else 'no PyTorch'}, threads: {bench['threads']}, rounds: "
+            f"{bench['rounds']} of {bench['repeats']} steps")
+
+
 def about(ledger, experiment, settings):
     """The line under a table: seeds, machine, versions, and whether a result is stale"""
     runs = [run for setting in settings for run in ledger.runs(experiment, setting).values()]
@@ -110,7 +120,8 @@ def about(ledger, experiment, settings):
         return "\nNot run yet."
     seeds = sorted({run["config"]["seed"] for run in runs})
     machines = sorted({f"{run['machine']['processor']}, {run['machine']['blas_kernels']} kernels, Python "
-                       f"{run['versions']['python']}, NumPy {run['versions']['numpy']}" for run in runs})
+                       f"{run['versions']['python']}, NumPy {run['versions']['numpy']}{timed_with(run)}"
+                       for run in runs})
     stale = ledger.stale(experiment, settings)
     text = f"Seeds {', '.join(map(str, seeds))}; {'; '.join(machines)}."
     return f"\n{text}" + (f" **Stale**, made by an earlier version of the script: {', '.join(stale)}." if stale else "")
@@ -137,6 +148,60 @@ def multimnist_control(ledger, rows, first):
              for label, setting in rows]
     header = ["", "parameters", "ms a step", "set accuracy", "the first row minus it, paired by seed"]
     return markdown(header, lines) + "\n" + about(ledger, MULTI, [setting for _, setting in rows])
+
+
+def one_run(ledger, setting):
+    """The result of a benchmark, which has one seed; {} if it has not been run"""
+    return next(iter(ledger.runs(MULTI, setting).values()), {})
+
+
+def multimnist_speed(ledger, columns, rows):
+    """columns: (label, setting), rows: (label, name of what was timed)"""
+    def cells(setting, name):
+        step = one_run(ledger, setting).get("steps", {}).get(name)
+        return [f"{step['ms']:.1f} ({step['min']:.1f}-{step['max']:.1f})", f"{step['ratio']:.2f}"] if step else [
+            "not run", ""]
+    header = ["", *(text for label, _ in columns for text in (f"{label}: ms (min-max)", "NumPy's time / its time"))]
+    lines = [[label, *(text for _, setting in columns for text in cells(setting, name))] for label, name in rows]
+    return markdown(header, lines) + "\n" + about(ledger, MULTI, [setting for _, setting in columns])
+
+
+def multimnist_stages(ledger, columns):
+    """columns: (label, setting)"""
+    stages = [one_run(ledger, setting).get("stages", {}) for _, setting in columns]
+    names = list(dict.fromkeys(name for column in stages for name in column))
+    lines = [[name, *(f"{column[name]:.2f}" if name in column else "" if column else "not run" for column in stages)]
+             for name in names] or [["", *["not run"] * len(columns)]]
+    header = ["stage, one thread, ms a step", *(label for label, _ in columns)]
+    return markdown(header, lines) + "\n" + about(ledger, MULTI, [setting for _, setting in columns])
+
+
+def multimnist_memory(ledger, steps, whole, paper):
+    """steps, paper: settings of the benchmark; whole: settings whose runs were trained and tested on MNIST"""
+    alone, large = one_run(ledger, steps), one_run(ledger, paper)
+    runs = [run for setting in whole for run in ledger.runs(MULTI, setting).values() if run.get("peak_rss_mb")]
+    threads = ", ".join(map(str, sorted({run["config"]["threads"] for run in runs})))
+    ms, size = (large["steps"]["numpy"]["ms"], large["config"]["batch_size"]) if large else (None, None)
+
+    def peak(*runs):
+        return f"{max(run['peak_rss_mb'] for run in runs):.0f} MB" if all(runs) and runs else "not run"
+
+    def epoch(n):
+        return f"{-(-n // size) * ms / 60e3:.1f} minutes" if large else "not run"
+    lines = [
+        ["peak memory, the steps alone", peak(alone)],
+        ["peak memory, whole runs with MNIST, the largest", peak(*runs) + f", threads: {threads}" * bool(runs)],
+        ["the paper's network, a step", f"{ms:.0f} ms, {size} pairs" if large else "not run"],
+        ["its peak memory, the steps alone", peak(large)],
+        ["an epoch of 6,000 pairs at that pace", epoch(6000)], ["an epoch of 60,000", epoch(60000)]]
+    return markdown(["", ""], lines) + "\n" + about(ledger, MULTI, [steps, paper, *whole])
+
+
+def multimnist_synthetic_digits(ledger, setting, rows):
+    """rows: (label, key)"""
+    header = ["a small CNN ...", "accuracy (95% interval)"]
+    lines = [[label, ledger.mean(MULTI, setting, key)] for label, key in rows]
+    return markdown(header, lines) + "\n" + about(ledger, MULTI, [setting])
 
 
 def norb_summary(ledger, settings):
@@ -183,12 +248,27 @@ TABLES = {
     "multimnist control": partial(multimnist_control, first="main/deep", rows=(
         ("capsules, deep front end", "main/deep"), ("the same with 1 routing iteration", "control/deep-iters-1"),
         ("the CNN of its size", "control/deep-cnn"), ("the CNN allowed beside the default", "control/default-cnn"))),
+    "multimnist speed": partial(multimnist_speed, columns=(
+        ("default", "speed/default"), ("default held to AVX2", "speed/default-avx2"),
+        ("`--preset deep`", "speed/deep")), rows=(
+        ("this program", "numpy"), ("its matrix products alone", "floor"), ("PyTorch, eager", "eager"),
+        ("PyTorch, torch.compile", "compiled"))),
+    "multimnist stages": partial(multimnist_stages, columns=(
+        ("default", "speed/default"), ("default held to AVX2", "speed/default-avx2"))),
+    "multimnist memory": partial(
+        multimnist_memory, steps="speed/default", whole=("main/default", "main/deep"), paper="speed/paper"),
+    "multimnist synthetic digits": partial(multimnist_synthetic_digits, setting="synthetic/digits", rows=(
+        ("trained on MNIST, reads the MNIST test set", "mnist_reads_mnist"),
+        ("trained on MNIST, reads synthetic digits", "mnist_reads_synthetic"),
+        ("trained on synthetic digits, reads the MNIST test set", "synthetic_reads_mnist"))),
     "smallnorb azimuth": partial(norb_comparison, table="azimuth", names=NETWORKS),
     "smallnorb azimuth per class": partial(norb_per_class, table="azimuth", names=NETWORKS)}
 VALUES = {
     "default accuracy": lambda ledger: ledger.mean(MULTI, "main/default"),
     "deep accuracy": lambda ledger: ledger.mean(MULTI, "main/deep"),
     "iterations": lambda ledger: ledger.difference(MULTI, "control/deep-iters-1", "main/deep"),
+    "step gflop": lambda ledger: ledger.plain(MULTI, "speed/default", "gflop", 2),
+    "synthetic accuracy": lambda ledger: ledger.mean(MULTI, "synthetic/default"),
     "deep minus cnn": lambda ledger: ledger.difference(MULTI, "main/deep", "control/deep-cnn"),
     "azimuth caps": lambda ledger: ledger.mean(NORB, "azimuth/caps", "held_out"),
     "azimuth cnn-gap": lambda ledger: ledger.mean(NORB, "azimuth/cnn-gap", "held_out"),

@@ -7,6 +7,7 @@ import sys
 import multimnist_capsnet as mc
 import smallnorb_novel_viewpoint as sn
 
+import bench_synthetic_digits
 import numpy as np
 import pytest
 from conftest import ROOT, TINY, toy_digits
@@ -184,6 +185,86 @@ def test_digests_tell_arrays_apart():
     assert len({mc.digest_of(arrays) for arrays in (a, *others)}) == 6
     same = dict(reversed(a.items())), a | {"x": np.asfortranarray(a["x"])}
     assert {mc.digest_of(arrays) for arrays in same} == {mc.digest_of(a)}
+
+
+# ---------------------------------------------------------------- benchmarks
+
+@pytest.fixture(scope="module")
+def timed(run_script, tmp_path_factory):
+    """What --out-json of the benchmark of a step holds, at toy size"""
+    path = tmp_path_factory.mktemp("bench") / "default-0.json"
+    done = run_script("tests/bench_multimnist_step.py", "--no-torch", "--rounds", 1, "--repeats", 1, "--batch-size", 2,
+                      "--threads", 1, "--out-json", path)
+    assert done.returncode == 0 and done.stderr == "" and path.stat().st_size < 4096, done.stderr
+    result = json.loads(path.read_text())
+    assert f"peak memory of training: {result['peak_rss_mb']:.0f} MB" in done.stdout
+    return result
+
+
+def test_a_benchmark_is_a_result_whose_stamp_is_of_training(timed):
+    config = mc.config_of(timed["config"], "r")
+    assert timed["experiment"] == MULTI and (config.seed, config.batch_size, config.threads) == (0, 2, 1)
+    assert timed["bench"] == {"threads": 1, "rounds": 1, "repeats": 1} and set(timed["steps"]) == {"numpy", "floor"}
+    assert all(step["min"] <= step["ms"] <= step["max"] for step in timed["steps"].values())
+    assert timed["steps"]["numpy"]["ratio"] == 1 and timed["versions"]["torch"] is None and timed["gflop"] > 0.1
+    assert timed["stages"]["loss_and_grads"] > timed["stages"]["conv2d_forward"] > 0
+    assert config.n_train == mc.STAMP_STEPS * config.batch_size and len(timed["weights_sha256"]) == 64
+
+
+def write_benchmarks(folder, result, **settings):
+    """settings: {name of the setting: what differs from `result`}"""
+    for setting, changes in settings.items():
+        path = folder / MULTI / "speed" / f"{setting.replace('_', '-')}-0.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        mc.write_json(path, result | changes)
+
+
+def test_tables_of_speed_by_hand(tmp_path):
+    step = {"ms": 20, "min": 19.96, "max": 21, "ratio": 1.0}
+    result = {
+        "experiment": MULTI, "config": mc.settings_of(mc.Config(threads=2)), "script_sha256": "old", "peak_rss_mb": 234,
+        "bench": {"threads": 2, "rounds": 9, "repeats": 10}, "gflop": 4.0849, "stages": {"a": 1.5, "b": 0.25},
+        "versions": {"python": "3", "numpy": "2", "torch": "4"}, "machine": {"processor": "P", "blas_kernels": "K"},
+        "steps": {"numpy": step, "compiled": step | {"ms": 26, "ratio": 0.7749}}}
+    slow = {"steps": {"numpy": step | {"ms": 500}}, "peak_rss_mb": 863.2, "script_sha256": render.script_sha256(MULTI)}
+    slow |= {"versions": result["versions"] | {"torch": None}, "bench": {"threads": 1, "rounds": 1, "repeats": 3}}
+    write_benchmarks(tmp_path, result, default={}, default_avx2={"stages": {"b": 0.5, "c": 2}}, paper=slow)
+    found = render.Ledger(tmp_path)
+    lines = render.TABLES["multimnist speed"](found).splitlines()
+    assert lines[2] == "| this program | 20.0 (20.0-21.0) | 1.00 | 20.0 (20.0-21.0) | 1.00 | not run |  |"
+    assert lines[3] == "| its matrix products alone | not run |  | not run |  | not run |  |"
+    assert lines[5].startswith("| PyTorch, torch.compile | 26.0 (20.0-21.0) | 0.77 | ")
+    assert lines[-1].startswith("Seeds 0; P, K kernels, Python 3, NumPy 2, PyTorch 4, threads: 2, rounds: 9 of 10 "
+                                "steps. **Stale**") and "speed/default, speed/default-avx2" in lines[-1]
+    lines = render.TABLES["multimnist stages"](found).splitlines()
+    assert lines[2:5] == ["| a | 1.50 |  |", "| b | 0.25 | 0.50 |", "| c |  | 2.00 |"]
+    text = render.TABLES["multimnist memory"](found)
+    for row in ("the steps alone | 234 MB", "the largest | not run", "a step | 500 ms, 32 pairs", "alone | 863 MB",
+                "an epoch of 6,000 pairs at that pace | 1.6 minutes", "an epoch of 60,000 | 15.6 minutes"):
+        assert f"{row} |" in text
+    assert "no PyTorch, threads: 1, rounds: 1 of 3 steps" in text
+    assert render.VALUES["step gflop"](found) == "4.08"
+
+
+@pytest.mark.parametrize("table", [name for name in render.TABLES if name.startswith("multimnist")])
+def test_tables_without_results_say_so(tmp_path, table):
+    text = render.TABLES[table](render.Ledger(tmp_path))
+    assert "not run" in text and text.endswith("\nNot run yet.") and "nan" not in text
+
+
+def test_the_benchmark_of_the_digits_writes_what_its_table_shows(digits, tmp_path, monkeypatch, capsys):
+    path = tmp_path / MULTI / "synthetic" / "digits-0.json"
+    path.parent.mkdir(parents=True)
+    monkeypatch.setattr(sys, "argv", ["bench", *"--n-synthetic 100 --n-epochs 1 --out-json".split(), str(path)])
+    monkeypatch.setattr(mc, "load_digits", lambda config: digits | {"source": "mnist"})
+    monkeypatch.setattr(bench_synthetic_digits, "trained_elsewhere", lambda config: mc.result_of(
+        config, {}, {"source": "synthetic", "seconds": 1, "steps": 40, "epochs": []}, {}))
+    bench_synthetic_digits.main()
+    result, said = json.loads(path.read_text()), capsys.readouterr().out
+    low, high = result["mnist_reads_synthetic_ci95"]
+    assert f"trained on MNIST, reads synthetic digits: {result['mnist_reads_synthetic']:.4f}" in said
+    row = f"reads synthetic digits | {result['mnist_reads_synthetic']:.3f} ({low:.3f}-{high:.3f}) |"
+    assert row in render.TABLES["multimnist synthetic digits"](render.Ledger(tmp_path)) and path.stat().st_size < 4096
 
 
 # ---------------------------------------------------------------- stamps
