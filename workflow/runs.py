@@ -1,4 +1,5 @@
-"""Every run behind the tables: experiment, table, setting, flags, seeds, about how many minutes of one core.
+"""Every run behind the tables: experiment, table, setting, flags, seeds, about how many minutes of one core. Every
+benchmark too: its flags are its whole command, its minutes those of the machine, which it has to itself.
 
 The Snakefile plans from this list; results/render.py draws from what the runs wrote.
 """
@@ -37,6 +38,7 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     (MULTI, "control", "deep-iters-1", f"--preset deep --routing-iters 1 {QUICK}", range(3), 3),
     (MULTI, "control", "deep-cnn", f"--preset deep --model cnn {QUICK}", range(3), 2),
     (MULTI, "control", "default-cnn", f"--model cnn {QUICK}", range(3), 2),
+    (MULTI, "synthetic", "default", "--n-epochs 8 --n-train 6000 --digits synthetic", range(1), 3),
     *((NORB, "azimuth", model, f"--model {model} --baseline none", range(10), minutes)
       for model, minutes in (("caps", 1), ("cnn", 0.4), ("cnn-pool", 0.7), ("cnn-gap", 0.5), ("nearest", 0.1))))
 REAL_RUNS = tuple(                 # on files that cannot be shipped
@@ -44,10 +46,25 @@ REAL_RUNS = tuple(                 # on files that cannot be shipped
     for model in ("caps", "cnn-pool", "cnn-gap", "nearest"))
 TOY = {MULTI: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 64, "--digits": "auto"},
        NORB: {"--n-epochs": 1, "--n-per-combo": 1, "--n-test-per-combo": 1}}
+STEP, DIGITS = "python3 tests/bench_multimnist_step.py", "python3 tests/bench_synthetic_digits.py"
+AVX2 = "OPENBLAS_CORETYPE=Haswell ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2"
+BENCHES = [                        # experiment, table, setting, seed, command, minutes of the whole machine
+    Result(MULTI, "speed", "default", 0, STEP, 2),
+    Result(MULTI, "speed", "default-avx2", 0, f"{AVX2} {STEP}", 2),
+    Result(MULTI, "speed", "deep", 0, f"{STEP} --preset deep", 2),
+    Result(MULTI, "speed", "paper", 0, f"{STEP} --preset paper --no-torch --rounds 1 --repeats 3", 2),
+    Result(MULTI, "synthetic", "digits", 0, f"{DIGITS} --digits mnist", 1)]
+TOY_BENCH = {STEP: "--no-torch --rounds 1 --repeats 2 --batch-size 4",            # what is given twice counts as last
+             DIGITS: "--n-synthetic 640 --n-epochs 1 --digits auto"}
+
+
+def all_flags(experiment, flags):
+    """The first experiment's runs are on MNIST, unless they say otherwise"""
+    return flags if experiment != MULTI or "--digits" in flags else f"{flags} --digits mnist"
 
 
 def results_of(table):
-    return [Result(experiment, name, setting, seed, flags + " --digits mnist" * (experiment == MULTI), minutes)
+    return [Result(experiment, name, setting, seed, all_flags(experiment, flags), minutes)
             for experiment, name, setting, flags, seeds, minutes in table for seed in seeds]
 
 
@@ -70,6 +87,9 @@ def wanting(results, folder):
 
 def shell_command(result, path, toy=False, norb_dir=""):
     """The command that makes a result and writes it to path; toy: in seconds"""
+    if result in BENCHES:
+        small = next(f" {flags}" for command, flags in TOY_BENCH.items() if command in result.flags) if toy else ""
+        return f"{result.flags}{small} --out-json {shlex.quote(path)}"
     words = shlex.split(result.flags)
     if toy:
         small = TOY[result.experiment]
