@@ -51,14 +51,16 @@ def planned(project):
     return max(map(int, re.findall(r"^train +(\d+)$", out, re.M)), default=0)
 
 
-def training(seed):
-    """Process number of the training run of a seed; None if there is none"""
+def training(project, seed):
+    """Process number of the project's training run of a seed; None if there is none. Others on the machine may train
+    with that seed too: only a process that works in the project's folder is ours to kill."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            words = (folder / "cmdline").read_text().split("\0")
+            words, where = (folder / "cmdline").read_text().split("\0"), (folder / "cwd").resolve(strict=True)
         except OSError:
             continue
-        if words[0].endswith("python3") and "--seed" in words and words[words.index("--seed") + 1] == str(seed):
+        ours = where == project.resolve() and words[0].endswith("python3") and "multimnist_capsnet.py" in words
+        if ours and "--seed" in words and words[words.index("--seed") + 1] == str(seed):
             return int(folder.name)
     return None
 
@@ -74,6 +76,18 @@ def test_benchmarks_have_the_machine_to_themselves(project):
     assert out.count("cores: 1\n") == planned(project) == 2
 
 
+def test_no_process_of_another_folder_is_taken_for_ours(tmp_path):
+    """So that the test below cannot kill somebody's run with the same seed"""
+    (tmp_path / "elsewhere").mkdir()
+    words = ["python3", "-c", "import time; time.sleep(60)", "multimnist_capsnet.py", "--seed", "77"]
+    sleeper = subprocess.Popen(words, executable=sys.executable, cwd=tmp_path / "elsewhere")
+    try:
+        assert training(tmp_path, 77) is None and training(tmp_path / "elsewhere", 77) == sleeper.pid
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
 def results(project):
     return {path.name: json.loads(path.read_text()) for path in (project / "results").rglob("*.json")}
 
@@ -84,7 +98,7 @@ def test_killed_resumed_checked_and_not_run_again(project, tmp_path):
     deadline = time.monotonic() + 120
     while not (found := list(project.glob("runs/ledger/*/*/main/deep-0.npz"))) and time.monotonic() < deadline:
         time.sleep(0.02)
-    os.kill(training(0), signal.SIGKILL)
+    os.kill(training(project, 0), signal.SIGKILL)
     out, _ = process.communicate(timeout=300)
     assert process.returncode != 0 and found and not results(project), out
     code, out = run(project, "tables")
