@@ -487,8 +487,8 @@ def score_features(found, factors, digits, sizes, name, features):
 
 def disentanglement(config, n_seeds, say):
     """-> {representation: (its number of dimensions, R^2 (n_seeds, 6))}, of networks trained here with seeds
-    config.seed, ..."""
-    found, networks = {}, networks_to_probe(config)
+    config.seed, ..., and the first seed's capsule network: its config, params, history"""
+    found, networks, first = {}, networks_to_probe(config), None
     config = networks["capsule"]
     for seed in range(config.seed, config.seed + n_seeds):
         sizes = [int(share * config.n_test) for share in (FIT, CHOOSE, SCORE)]
@@ -501,13 +501,14 @@ def disentanglement(config, n_seeds, say):
         for name, network in networks.items():
             network = dataclasses.replace(network, seed=seed)
             say(f"seed {seed}: {name}")
-            params, _ = capsnet.train(network)
+            params, history = capsnet.train(network)
+            first = first or (network, params, history)
             with capsnet.Runner(network.threads) as runner:
                 score(name, np.concatenate([probed(runner.forward(params, part, network), part["labels"]) for part in
                                             ({k: a[start:start + capsnet.CHUNK] for k, a in pairs.items()}
                                              for start in range(0, len(pairs["labels"]), capsnet.CHUNK))]))
         score("raw pixels", np.repeat(pairs["composites"].reshape(len(pairs["labels"]), -1), 2, 0))
-    return {name: (size, np.array(rows)) for name, (size, rows) in found.items()}
+    return {name: (size, np.array(rows)) for name, (size, rows) in found.items()}, first
 
 
 def probed(out, labels):
@@ -679,8 +680,8 @@ def to_canvas(ink, span=DIGITS_SPAN):
     return canvas.clip(0, 1).astype(np.float32)
 
 
-def draw_picture(found, ink, say):
-    """Name the two digits in some ink, by a network that was loaded, redraw each, show its routing"""
+def draw_picture(found, gray, ink, say):
+    """Name the two digits in a picture's ink, by a network that was loaded, redraw each, show its routing"""
     config, image = found.config, to_canvas(ink)
     out, _ = capsnet.forward(found.weights, image[None], config)
     named, lengths, maps = out["digits"][0], out["lengths"][0], routing_maps(found.weights, out, config)
@@ -696,11 +697,11 @@ def draw_picture(found, ink, say):
                   f"{config.routing_iters} iterations, and what that sends", fontsize=8, color=GRAY)
     axes = fig.subplots(2, 5)
     top, bottom, left, right = ink_box(ink)
-    axes[0, 0].imshow(1 - ink, cmap="gray", vmin=0, vmax=1)
+    axes[0, 0].imshow(gray, cmap="gray", vmin=0, vmax=1)
     axes[0, 0].add_patch(Rectangle((left - 0.5, top - 0.5), right - left, bottom - top, fill=False, edgecolor=ORANGE))
     pictures = (None, image, redrawn[0], redrawn[1], both.clip(0, 1))
-    titles = ("the ink found", "as the network\nsees it", *(f"{k} redrawn\nfrom its capsule" for k in named),
-              "both, each\nin its colour")
+    titles = ("the picture,\nits ink boxed", "as the network\nsees it",
+              *(f"{k} redrawn\nfrom its capsule" for k in named), "both, each\nin its colour")
     for ax, picture, title in zip(axes[0], pictures, titles):
         if picture is not None:
             ax.imshow(picture, cmap="gray", vmin=0, vmax=1)
@@ -744,7 +745,10 @@ def figures_of_one_run(args, found, config, say):
 
 
 def figures_of_disentanglement(config, n_seeds, say):
-    found = disentanglement(config, n_seeds, say)
+    found, first = disentanglement(config, n_seeds, say)
+    if config.out_json:
+        r2 = {"factors": FACTORS} | {name: [size, *rows[0].tolist()] for name, (size, rows) in found.items()}
+        capsnet.write_json(config.out_json, capsnet.result_of(*first, {"r2": r2}))
     for name, (size, r2) in found.items():
         say(f"{name} ({size}-D): " + "  ".join(f"{factor} {mean:.3f}" for factor, mean in zip(FACTORS, r2.mean(0))))
     return {"disentanglement": draw_disentanglement(found, config, n_seeds)}
@@ -762,11 +766,13 @@ def check_flags(args, found, config):
         return
     if not config.recon_weight:
         raise InputError("--recon-weight 0: disentanglement compares with that anyway; leave the flag out")
-    if found or config.out_json or config.checkpoint or config.digits == "mnist" or config.min_iou not in (
+    if config.out_json and args.n_seeds != 1:
+        raise InputError("--out-json: a result is of one seed; give --n-seeds 1, or leave the flag out")
+    if found or config.checkpoint or config.digits == "mnist" or config.min_iou not in (
             0, capsnet.Config.min_iou):
         raise InputError(
             "--only disentanglement trains networks of its own, on synthetic digits with all shifts; leave --load, "
-            "--checkpoint, --out-json, --digits mnist and --min-iou out")
+            "--checkpoint, --digits mnist and --min-iou out")
     if config.n_test < LEAST_PAIRS:
         raise InputError(f"--n-test {config.n_test}: must be at least {LEAST_PAIRS} for linear maps of ten digits")
 
@@ -791,11 +797,12 @@ def main():
     check_flags(args, found, config)
     outdir = args.outdir or (Path() if args.image else OUTDIR)
     name = f"{Path(args.image).stem}_digits" if args.image else args.only
-    ink = find_ink(read_picture(args.image), args.image) if args.image else None
+    gray = read_picture(args.image) if args.image else None
+    ink = find_ink(gray, args.image) if args.image else None
     capsnet.make_outdir(outdir, [name] if name else FIGURES)
     say = capsnet.Progress(config.quiet).say
     if args.image:
-        figures = {name: draw_picture(found, ink, say)}
+        figures = {name: draw_picture(found, gray, ink, say)}
     elif args.only == "disentanglement":
         figures = figures_of_disentanglement(config, 3 if args.n_seeds is None else args.n_seeds, say)
     else:

@@ -83,6 +83,17 @@ class Ledger:
         values = self.values(experiment, setting, key)
         return f"{sum(values) / len(values):,.{digits}f}" if values else "not run"
 
+    def minutes(self, experiment, setting):
+        """Minutes of training, the mean over the seeds"""
+        values = self.values(experiment, setting, "seconds_train")
+        return f"{sum(values) / len(values) / 60:.0f}" if values else "not run"
+
+    def r2(self, setting, name, factor):
+        """Mean R^2 of a representation of the first experiment and a factor"""
+        found = [run["r2"] for run in self.runs(MULTI, setting).values()]
+        values = [r2[name][1 + r2["factors"].index(factor)] for r2 in found]
+        return f"{sum(values) / len(values):.2f}" if values else "not run"
+
     def difference(self, experiment, one, other, key=ACCURACY, digits=3):
         """Mean of one minus other over the seeds that both have, +- its 95% t interval: paired by seed"""
         a, b = self.runs(experiment, one), self.runs(experiment, other)
@@ -197,6 +208,49 @@ def multimnist_memory(ledger, steps, whole, paper):
     return markdown(["", ""], lines) + "\n" + about(ledger, MULTI, [steps, paper, *whole])
 
 
+def multimnist_errors(ledger, setting):
+    run = one_run(ledger, setting)
+    if not run:
+        return markdown(["", ""], [["not run", ""]]) + "\n" + about(ledger, MULTI, [setting])
+
+    def sets(key, n):
+        return "; ".join(f"{a} with {b} ({share:.0%})" for a, b, share in run["errors"][key][:n])
+    both, any_of = run[ACCURACY], run["test_any_accuracy"]
+    hidden, seen = run["errors"]["most_hidden"], run["errors"]["least_hidden"]
+    lines = [
+        ["missed", f"{1 - both:.2%}"], ["one of the two digits right", f"{any_of - both:.2%}"],
+        ["none right", f"{1 - any_of:.2%}"], ["hardest sets, share missed", sets("hardest_sets", 5)],
+        ["easiest sets", sets("easiest_sets", 3)],
+        [f"right in the eighth of pairs whose more hidden digit keeps least ink for itself ({hidden[0]:.0%} on "
+         "average)", f"{hidden[1]:.3f}"],
+        [f"right in the eighth where it keeps most ({seen[0]:.0%})", f"{seen[1]:.3f}"]]
+    return markdown([f"{run['config']['n_test']:,} test pairs", ""], lines) + "\n" + about(ledger, MULTI, [setting])
+
+
+def multimnist_routing(ledger, setting):
+    found = one_run(ledger, setting).get("routing")
+    rows = (("mean entropy of the coupling coefficients, nats (uniform: 2.3026)", "entropy", 4),
+            ("mean coupling to the digits that are there", "coupling_to_digits_there", 3),
+            ("to the others", "coupling_to_others", 3))
+    lines = [[label, *(f"{value:.{digits}f}" for value in found[key])] if found else [label, "not run", "not run"]
+             for label, key, digits in rows]
+    return markdown(["64 test pairs that were named right", "at the start", "at the end"], lines) + "\n" + about(
+        ledger, MULTI, [setting])
+
+
+def multimnist_disentanglement(ledger, setting):
+    runs = list(ledger.runs(MULTI, setting).values())
+    factors, *names = runs[0]["r2"] if runs else [""]
+    lines = []
+    for name in names:
+        size, *_ = runs[0]["r2"][name]
+        columns = zip(*(run["r2"][name][1:] for run in runs))
+        found = [capsnet.mean_and_interval(column) for column in columns]
+        lines.append([name, size, *(f"{mean:.2f} +- {half:.2f}" for mean, half in found)])
+    header = ["R^2 of a linear map", "dimensions", *(runs[0]["r2"][factors] if runs else ["not run"])]
+    return markdown(header, lines) + "\n" + about(ledger, MULTI, [setting])
+
+
 def multimnist_synthetic_digits(ledger, setting, rows):
     """rows: (label, key)"""
     header = ["a small CNN ...", "accuracy (95% interval)"]
@@ -248,6 +302,9 @@ TABLES = {
     "multimnist control": partial(multimnist_control, first="main/deep", rows=(
         ("capsules, deep front end", "main/deep"), ("the same with 1 routing iteration", "control/deep-iters-1"),
         ("the CNN of its size", "control/deep-cnn"), ("the CNN allowed beside the default", "control/default-cnn"))),
+    "multimnist errors": partial(multimnist_errors, setting="weights/deep"),
+    "multimnist routing": partial(multimnist_routing, setting="weights/deep"),
+    "multimnist disentanglement": partial(multimnist_disentanglement, setting="disentanglement/deep"),
     "multimnist speed": partial(multimnist_speed, columns=(
         ("default", "speed/default"), ("default held to AVX2", "speed/default-avx2"),
         ("`--preset deep`", "speed/deep")), rows=(
@@ -266,6 +323,21 @@ TABLES = {
 VALUES = {
     "default accuracy": lambda ledger: ledger.mean(MULTI, "main/default"),
     "deep accuracy": lambda ledger: ledger.mean(MULTI, "main/deep"),
+    "deep-400 accuracy": lambda ledger: ledger.mean(MULTI, "main/deep-400"),
+    "long accuracy": lambda ledger: ledger.mean(MULTI, "main/long"),
+    "long pairs": lambda ledger: ledger.mean(MULTI, "main/paper"),
+    "long minutes": lambda ledger: ledger.minutes(MULTI, "main/long"),
+    "default seconds": lambda ledger: ledger.plain(MULTI, "main/default", "seconds_train"),
+    "deep seconds": lambda ledger: ledger.plain(MULTI, "main/deep", "seconds_train"),
+    "command seconds": lambda ledger: ledger.plain(MULTI, "speed/command", "seconds_train"),
+    "command memory": lambda ledger: ledger.plain(MULTI, "speed/command", "peak_rss_mb"),
+    "step memory": lambda ledger: ledger.plain(MULTI, "speed/default", "peak_rss_mb"),
+    "r2 of x": lambda ledger: ledger.r2("disentanglement/deep", "capsule", "x"),
+    "r2 of y": lambda ledger: ledger.r2("disentanglement/deep", "capsule", "y"),
+    "r2 of slant": lambda ledger: ledger.r2("disentanglement/deep", "capsule", "slant"),
+    "shipped accuracy": lambda ledger: ledger.mean(MULTI, "weights/deep"),
+    "shipped mse": lambda ledger: ledger.mean(MULTI, "weights/deep", MSE, 4),
+    "mean image mse": lambda ledger: ledger.mean(MULTI, "weights/deep", "baseline_recon_mse", 4),
     "iterations": lambda ledger: ledger.difference(MULTI, "control/deep-iters-1", "main/deep"),
     "step gflop": lambda ledger: ledger.plain(MULTI, "speed/default", "gflop", 2),
     "synthetic accuracy": lambda ledger: ledger.mean(MULTI, "synthetic/default"),

@@ -1,5 +1,6 @@
 """Results as files, tables drawn from them, stamps: what is stale, and what is the same to the bit."""
 import dataclasses
+import hashlib
 import json
 import re
 import sys
@@ -246,6 +247,36 @@ def test_tables_of_speed_by_hand(tmp_path):
     assert render.VALUES["step gflop"](found) == "4.08"
 
 
+def test_tables_of_what_the_figures_say_by_hand(tmp_path):
+    errors = {"hardest_sets": [[7, 8, 0.141], [5, 6, 0.1]], "easiest_sets": [[1, 7, 0.019]],
+              "most_hidden": [0.337, 0.8], "least_hidden": [0.78, 0.966]}
+    routing = {"entropy": [2.302585, 2.2776], "coupling_to_digits_there": [0.1, 0.1104],
+               "coupling_to_others": [0.1, 0.0974]}
+    config = mc.settings_of(mc.Config(n_test=1000))
+    result = {
+        "experiment": MULTI, "config": config, "script_sha256": "", "test_set_accuracy": 0.93,
+        "test_any_accuracy": 0.999, "versions": {"python": "3", "numpy": "2"},
+        "machine": {"processor": "P", "blas_kernels": "K"}}
+    for name, more in (("weights/deep-0", {"errors": errors, "routing": routing}),
+                       ("disentanglement/deep-0", {"r2": {"factors": ["x", "y"], "capsule": [16, 0.8, 0.9]}}),
+                       ("disentanglement/deep-1", {"r2": {"factors": ["x", "y"], "capsule": [16, 0.6, 0.9]},
+                                                   "config": config | {"seed": 1}})):
+        path = tmp_path / MULTI / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        mc.write_json(path, result | more)
+    found = render.Ledger(tmp_path)
+    text = render.TABLES["multimnist errors"](found)
+    for row in ("1,000 test pairs", "missed | 7.00%", "one of the two digits right | 6.90%", "none right | 0.10%",
+                "share missed | 7 with 8 (14%); 5 with 6 (10%)", "easiest sets | 1 with 7 (2%)",
+                "for itself (34% on average) | 0.800", "keeps most (78%) | 0.966"):
+        assert f"| {row} |" in text or f"{row} |" in text, row
+    lines = render.TABLES["multimnist routing"](found).splitlines()
+    assert lines[2].endswith("(uniform: 2.3026) | 2.3026 | 2.2776 |") and lines[3].endswith("there | 0.100 | 0.110 |")
+    lines = render.TABLES["multimnist disentanglement"](found).splitlines()
+    assert lines[0] == "| R^2 of a linear map | dimensions | x | y |"
+    assert lines[2] == "| capsule | 16 | 0.70 +- 1.27 | 0.90 +- 0.00 |"                  # 12.706 x 0.1414 / sqrt 2
+
+
 @pytest.mark.parametrize("table", [name for name in render.TABLES if name.startswith("multimnist")])
 def test_tables_without_results_say_so(tmp_path, table):
     text = render.TABLES[table](render.Ledger(tmp_path))
@@ -314,3 +345,10 @@ def test_blas_kernels_are_those_that_openblas_says(monkeypatch):
     assert mc.machine()["blas_kernels"].isalnum()
     monkeypatch.setattr(mc, "openblas", lambda: None)
     assert mc.machine()["blas_kernels"] == "unknown"
+
+
+def test_the_kept_result_of_the_network_that_comes_along_is_of_that_file():
+    result = render.Ledger(ROOT / "results").runs(MULTI, "weights/deep")[0]
+    assert result["loaded"]["sha256"] == hashlib.sha256(mc.WEIGHTS.read_bytes()).hexdigest()
+    assert result["config"]["n_test"] == 10000 and result["weights_sha256"] == render.Ledger(ROOT / "results").runs(
+        MULTI, "main/long")[0]["weights_sha256"]

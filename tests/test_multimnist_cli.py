@@ -156,6 +156,7 @@ def test_what_the_figures_cannot_draw_is_refused(toy_run, run_script, tmp_path):
     for flags, named in (
         (["--model", "cnn"], "--model cnn"),
         (["--only", "disentanglement", "--load", toy_run.checkpoint], "--load"),
+        (["--only", "disentanglement", "--out-json", tmp_path / "x.json"], "--out-json: a result is of one seed"),
         (["--only", "disentanglement", "--n-seeds", 0], "--n-seeds 0")):
         done = run_script(FIGURES, *flags, "--outdir", tmp_path / "viz")
         assert (done.returncode == 2 and named in done.stderr and done.stderr.count("\n") == 1

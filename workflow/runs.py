@@ -1,5 +1,6 @@
-"""Every run behind the tables: experiment, table, setting, flags, seeds, about how many minutes of one core. Every
-benchmark too: its flags are its whole command, its minutes those of the machine, which it has to itself.
+"""Every run behind the tables: experiment, table, setting, flags, seeds, about how many minutes of one core. What is no
+training run of an experiment has its whole command for flags; a benchmark's minutes are those of the machine, which it
+has to itself. And the commands that draw figures and films.
 
 The Snakefile plans from this list; results/render.py draws from what the runs wrote.
 """
@@ -46,16 +47,25 @@ REAL_RUNS = tuple(                 # on files that cannot be shipped
     for model in ("caps", "cnn-pool", "cnn-gap", "nearest"))
 TOY = {MULTI: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 64, "--digits": "auto"},
        NORB: {"--n-epochs": 1, "--n-per-combo": 1, "--n-test-per-combo": 1}}
+DRAW = f"python3 visualize_{MULTI}.py"
+PROBE = f"{DRAW} --only disentanglement --preset deep {QUICK} --n-val 500"
+LOOKS = [                          # what the figures say, in numbers
+    Result(MULTI, "weights", "deep", 0, f"{DRAW} --load --only errors --digits mnist --threads 1", 1),
+    *(Result(MULTI, "disentanglement", "deep", seed, f"{PROBE} --n-seeds 1 --seed {seed} --threads 1", 11)
+      for seed in range(3))]
 STEP, DIGITS = "python3 tests/bench_multimnist_step.py", "python3 tests/bench_synthetic_digits.py"
 AVX2 = "OPENBLAS_CORETYPE=Haswell ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2"
 BENCHES = [                        # experiment, table, setting, seed, command, minutes of the whole machine
+    Result(MULTI, "speed", "command", 0, f"python3 {MULTI}.py {QUICK} --seed 0 --digits mnist --quiet", 2),
     Result(MULTI, "speed", "default", 0, STEP, 2),
     Result(MULTI, "speed", "default-avx2", 0, f"{AVX2} {STEP}", 2),
     Result(MULTI, "speed", "deep", 0, f"{STEP} --preset deep", 2),
     Result(MULTI, "speed", "paper", 0, f"{STEP} --preset paper --no-torch --rounds 1 --repeats 3", 2),
     Result(MULTI, "synthetic", "digits", 0, f"{DIGITS} --digits mnist", 1)]
-TOY_BENCH = {STEP: "--no-torch --rounds 1 --repeats 2 --batch-size 4",            # what is given twice counts as last
-             DIGITS: "--n-synthetic 640 --n-epochs 1 --digits auto"}
+SMALL = {                          # what makes a command small; what is given twice counts as last
+    "--load": "--n-test 64 --digits auto", "disentanglement": "--n-epochs 1 --n-train 96 --n-val 32 --n-test 200",
+    f"{MULTI}.py {QUICK}": "--n-epochs 1 --n-train 96 --n-val 32 --n-test 64 --digits auto",
+    STEP: "--no-torch --rounds 1 --repeats 2 --batch-size 4", DIGITS: "--n-synthetic 640 --n-epochs 1 --digits auto"}
 
 
 def all_flags(experiment, flags):
@@ -68,28 +78,48 @@ def results_of(table):
             for experiment, name, setting, flags, seeds, minutes in table for seed in seeds]
 
 
-RESULTS, REAL = results_of(RUNS), results_of(REAL_RUNS)
+RESULTS, REAL = results_of(RUNS) + LOOKS, results_of(REAL_RUNS)
+FIGURES = {                        # name -> command, minutes of two cores
+    "multimnist": (f"{DRAW} --load --digits mnist", 1),
+    "multimnist-page": (f"{DRAW} --image viz/{MULTI}/page.png --outdir viz/{MULTI}", 1),
+    "multimnist-disentanglement": (f"{PROBE} --n-seeds 3", 15),
+    "smallnorb": (f"OPENBLAS_CORETYPE=Haswell python3 visualize_{NORB}.py --n-seeds 10", 25)}
+FILMS = {
+    "multimnist": (f"python3 make_{MULTI}_gif.py --preset deep {QUICK} --n-val 500 --snapshot-every 75 --fps 6", 3),
+    "smallnorb": (f"OPENBLAS_CORETYPE=Haswell python3 make_{NORB}_gif.py --seed 1 --fps 5", 3)}
+WEIGHTS = {"weights/multimnist_deep.npz": next(result for result in RESULTS if result.setting == "long")}
 
 
 def script_sha256(experiment):
     return hashlib.sha256((ROOT / f"{experiment}.py").read_bytes()).hexdigest()
 
 
+def digest(*paths):
+    """Of those of some files of the project that are there, together"""
+    there = [ROOT / path for path in paths if (ROOT / path).exists()]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in there)).hexdigest()
+
+
 def wanting(results, folder):
-    """Those of some results that are missing in a folder, or were made by another version of their script"""
+    """Those of some results that are missing in a folder, or were made by another version of their script, or of the
+    weights that it loaded"""
     now = {experiment: script_sha256(experiment) for experiment in EXPERIMENTS}
 
     def fresh(result):
         path = Path(folder) / f"{result.name}.json"
-        return path.exists() and json.loads(path.read_text()).get("script_sha256") == now[result.experiment]
+        found = json.loads(path.read_text()) if path.exists() else {}
+        loaded = found.get("loaded")
+        return found.get("script_sha256") == now[result.experiment] and (
+            not loaded or loaded["sha256"] == digest(f"weights/{loaded['file']}"))
     return [result for result in results if not fresh(result)]
 
 
 def shell_command(result, path, toy=False, norb_dir=""):
     """The command that makes a result and writes it to path; toy: in seconds"""
-    if result in BENCHES:
-        small = next(f" {flags}" for command, flags in TOY_BENCH.items() if command in result.flags) if toy else ""
-        return f"{result.flags}{small} --out-json {shlex.quote(path)}"
+    if "python3 " in result.flags:
+        small = next(f" {flags}" for part, flags in SMALL.items() if part in result.flags) if toy else ""
+        folder = f" --quiet --outdir {shlex.quote(str(Path(path).parent))}" if DRAW in result.flags else ""
+        return f"{result.flags}{small}{folder} --out-json {shlex.quote(path)}"
     words = shlex.split(result.flags)
     if toy:
         small = TOY[result.experiment]

@@ -68,12 +68,19 @@ def training(project, seed):
 def test_benchmarks_have_the_machine_to_themselves(project):
     """The target speed plans them, and at toy size the quick profile; to the tables they do not belong"""
     code, out = run(project, "speed", "--dry-run")
-    assert code == 0 and len(re.findall(r"/[a-z0-9-]+, seed 0: about \d+ minutes, cores: 2$", out, re.M)) == 5, out
+    assert code == 0 and len(re.findall(r"/[a-z0-9-]+, seed 0: about \d+ minutes, cores: 2$", out, re.M)) == 6, out
     code, out = run(project, "--profile", "workflow/quick", "--dry-run", "--printshellcmds")
     commands = re.findall(r"^Shell command: (.*python3 tests/bench_.*)$", out, re.M)
     assert code == 0 and len(commands) == 5, out
     assert all("--rounds 1 --repeats 2" in words or "--n-synthetic 640" in words for words in commands), commands
     assert out.count("cores: 1\n") == planned(project) == 2
+
+
+def test_figures_and_films_are_listed_with_their_time(project):
+    code, out = run(project, "figures", "films", "weights", "--dry-run", "--printshellcmds")
+    drawn = re.findall(r"^Job \d+: (figures|films) (\S+): about \d+ minutes of two cores$", out, re.M)
+    assert code == 0 and len(drawn) == 6, out
+    assert out.count("python3 visualize_") == 4 and out.count("python3 make_") == 2
 
 
 def test_no_process_of_another_folder_is_taken_for_ours(tmp_path):
