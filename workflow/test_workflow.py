@@ -34,7 +34,8 @@ def project(tmp_path):
 def start(project, *words):
     python = str(Path(sys.executable).parent)
     env = os.environ | {"PATH": f"{python}{os.pathsep}{os.environ['PATH']}", "HOME": str(project.parent)}
-    return subprocess.Popen([sys.executable, "-m", "snakemake", "--cores", "2", *words], cwd=project, env=env,
+    cores = [] if "--jobs" in words else ["--cores", "2"]
+    return subprocess.Popen([sys.executable, "-m", "snakemake", *cores, *words], cwd=project, env=env,
                             text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
@@ -93,6 +94,19 @@ def test_no_process_of_another_folder_is_taken_for_ours(tmp_path):
     finally:
         sleeper.kill()
         sleeper.wait()
+
+
+def test_the_same_file_runs_on_a_cluster(project, tmp_path):
+    """By an executor that hands each job to a scheduler; here a script that starts it takes the scheduler's place"""
+    submit, log = tmp_path / "submit", tmp_path / "submitted"
+    submit.write_text(f"#!/bin/sh\necho $1 $2 >> {log}\nnohup sh $3 > /dev/null 2>&1 &\necho $!\n")
+    submit.chmod(0o755)
+    settings = project / "workflow" / "runs.py"
+    settings.write_text(settings.read_text().replace("--n-epochs 30", "--n-epochs 1"))
+    code, out = run(project, "--executor", "cluster-generic", "--cluster-generic-submit-cmd",
+                    f"{submit} {{resources.mem_mb}} {{threads}}", "--seconds-between-status-checks", "1", "--jobs", "2",
+                    "--latency-wait", "20", "tables")
+    assert code == 0 and log.read_text() == "600 1\n600 1\n" and len(results(project)) == 2, out
 
 
 def results(project):
