@@ -121,7 +121,7 @@ def main():
     parser.add_argument(
         "--snapshot-every", type=int, default=75, metavar="N", help="steps between two frames (default 75)")
     parser.add_argument("--fps", type=float, default=6, metavar="X", help="frames a second (default 6)")
-    parser.add_argument("--load", default=str(capsnet.WEIGHTS), metavar="FILE",
+    parser.add_argument("--load", nargs="?", const=str(capsnet.WEIGHTS), default=str(capsnet.WEIGHTS), metavar="FILE",
                         help="a trained network: the film ends on what it makes of the same pairs (default "
                         f"weights/{capsnet.WEIGHTS.name}; '' for none)")
     parser.add_argument("--out", type=Path, default=Path("multimnist_capsnet.gif"), metavar="FILE",

@@ -2079,16 +2079,26 @@ def load_network(path):
             getattr(found, group)[name] = a.astype(np.float32) if alone else a
         found.config, found.source = config_of(meta["config"], path), meta["config"].get("source")
         found.step, found.history = meta["step"], meta["history"]
+        for f in options(found.config):
+            if not isinstance(getattr(found.config, f.name), (int, float) if f.type is float else f.type):
+                raise ValueError(f"{f.name} is of another type")
         shapes = {name: p.shape for name, p in init_params(found.config).items()}
         for group in CHECKPOINT:
             left_out = alone and group != "params" or group == "average" and not found.config.average
             expected = {} if left_out else shapes
             if meta["format"] != 2 or {name: a.shape for name, a in getattr(found, group).items()} != expected:
                 raise ValueError("arrays are missing or of the wrong shape")
+        if not all(a.dtype.kind == "f" and np.isfinite(a).all() for group in CHECKPOINT
+                   for a in getattr(found, group).values()):
+            raise InputError(f"{path}: holds weights that are no finite numbers; give another")
+        if not isinstance(found.history["epochs"], list) or not found.history["seconds"] + found.history["steps"] >= 0:
+            raise ValueError("its history is none")
         found.weights = found.average or found.params
         return found
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; give one that holds a trained network") from None
+    except PermissionError:
+        raise InputError(f"{path}: cannot be read; check its permissions") from None
     except InputError:
         raise
     except Exception:                                 # what a damaged zip file makes its reader raise is not documented
@@ -2212,8 +2222,17 @@ def check_options(config, models):
         raise InputError(f"{flag_of(f.name)}: means nothing to --model {models[0]}{others}; leave it out")
     if config.resume and not config.checkpoint:
         raise InputError("--resume needs --checkpoint FILE: the file to go on from")
-    for path in filter(None, (config.checkpoint, config.out_json)):
+    check_outputs(config.checkpoint, config.out_json)
+
+
+def check_outputs(*paths):
+    """Fail now, not after an hour of training, if one of the files to write, where it is given, could not be, or would
+    be written over by another"""
+    paths = [path for path in paths if path]
+    for path in paths:
         check_writable(path)
+    if len({os.path.realpath(path) for path in paths}) < len(paths):
+        raise InputError(f"{paths[0]}: would be written twice; give every output a file of its own")
 
 
 def check_writable(path):

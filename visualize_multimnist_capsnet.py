@@ -281,11 +281,14 @@ N_ROUTED = 64                      # test pairs over which the coupling is avera
 
 
 def routing_findings(run):
-    """Numbers of the coupling coefficients at first and at last, over N_ROUTED pairs that were named right"""
-    out, batch = forward(run, right_first(run, N_ROUTED))
+    """Numbers of the coupling coefficients at first and at last, over N_ROUTED pairs, as far as there are so many all
+    named right; couplings are means weighted by the primary capsules' lengths"""
+    rows = right_first(run, N_ROUTED)
+    out, batch = forward(run, rows)
     found, here = routing_maps(run.params, out, run.config), capsnet.k_hot(batch["labels"], bool)
     ends = found.c[[0, -1]]
-    return {"entropy": [float(-(step * np.log(step + 1e-30)).sum(1).mean()) for step in ends],
+    return {"pairs": len(rows), "named_right": int(run.right[rows].sum()),
+            "entropy": [float(-(step * np.log(step + 1e-30)).sum(1).mean()) for step in ends],
             "coupling_to_digits_there": [float(np.average(c[here], weights=found.weight[here])) for c in ends],
             "coupling_to_others": [float(np.average(c[~here], weights=found.weight[~here])) for c in ends],
             "largest_coupling": float(ends[-1].max())}
@@ -358,9 +361,9 @@ def error_counts(run):
     np.add.at(wrong, (high, low), ~right)
     least = shown.min(1)
     edges = np.unique(np.quantile(least, np.linspace(0, 1, N_BINS + 1)))
-    where = np.clip(np.searchsorted(edges, least, "right") - 1, 0, len(edges) - 2)
+    where = np.clip(np.searchsorted(edges, least, "right") - 1, 0, max(0, len(edges) - 2))
     groups = [(float(least[where == k].mean()), int(right[where == k].sum()), int((where == k).sum()))
-              for k in range(len(edges) - 1) if (where == k).any()]
+              for k in np.unique(where)]
     return SimpleNamespace(total=total, wrong=wrong, shown=shown, groups=groups)
 
 
@@ -371,8 +374,8 @@ def error_findings(run, n=6):
     sets = [(int(x), int(y), float(found.wrong[y, x] / found.total[y, x])) for y, x in zip(*np.nonzero(found.total))]
     sets.sort(key=lambda pair: pair[2])
     (least, hits, size), (most, more_hits, more) = found.groups[0], found.groups[-1]
-    return {"hardest_sets": sets[:-n - 1:-1], "easiest_sets": sets[:n], "most_hidden": [least, hits / size],
-            "least_hidden": [most, more_hits / more]}
+    return {"groups": len(found.groups), "hardest_sets": sets[:-n - 1:-1], "easiest_sets": sets[:n],
+            "most_hidden": [least, hits / size], "least_hidden": [most, more_hits / more]}
 
 
 def draw_errors(run, n=10):
@@ -547,7 +550,8 @@ LEAST_CONTRAST = 0.12              # of ink to ground, black to white being 1; a
 LEAST_SIGNAL = 6
 SPECK = 0.03                       # of the largest spot's ink: what is less is dirt
 DIGITS_SPAN = 22                   # px of the canvas, the longer side of both digits' ink: chosen on validation pairs
-LEAST_STROKE = 2.2                 # px of the canvas: thinner strokes are broadened to it, MNIST's have about 2.5
+LEAST_STROKE = 2.8                 # px of the canvas: thinner strokes are broadened to it; in MNIST's pairs it is 3.6
+LEAST_LENGTH = 0.5                 # of both capsules, for the answer to be given without a doubt
 GROUND_FITS, SURFACE = 8, 2        # rounds of fitting the ground, and its degree: light falls unevenly on paper
 
 
@@ -565,15 +569,16 @@ def read_picture(path):
     except MemoryError:
         raise
     except Exception as error:                                      # the decoder of each format has errors of its own
-        fault = str(error).splitlines()[0] if str(error) else type(error).__name__
+        fault = (str(error.__cause__ or error) or type(error).__name__).splitlines()[0]
         raise InputError(f"--image {path}: no picture that can be read ({fault}); give a whole PNG or JPEG") from None
     if min(pixels.shape[:2]) < LEAST_SIDE:
         size = " x ".join(map(str, pixels.shape[1::-1]))
         raise InputError(f"--image {path}: has {size} px; give one of at least {LEAST_SIDE} on each side")
     block = -(-max(pixels.shape[:2]) // WORK_SIDE)
     if plain:
-        top = 65535 if np.issubdtype(pixels.dtype, np.integer) else 1
-        return block_means(pixels[..., None], block)[..., 0].clip(0, top) / top
+        if not np.isfinite(pixels).all():
+            raise InputError(f"--image {path}: holds what is no number; give another")
+        return block_means(pixels[..., None], block)[..., 0].clip(0) / max(1, pixels.max())
     red, green, blue, alpha = np.moveaxis(block_means(pixels, block) / 255, -1, 0)
     gray = 0.299 * red + 0.587 * green + 0.114 * blue
     behind = float((gray * alpha).sum() < 0.5 * alpha.sum())                           # white, if what is drawn is dark
@@ -591,25 +596,31 @@ def find_ink(gray, path):
     """Gray levels (h, w) -> ink (h, w) in [0, 1]: what differs from the ground, to its darker or its lighter side
 
     The ground is a smooth surface fitted to the pixels that lie near it; noise is how far these scatter. Ink is the
-    side with more of what lies beyond the noise. Raises InputError if nothing stands out.
+    side with more of what lies beyond the noise. Where nothing stands out so, as in a tight crop, whose ground may be
+    less than half of it, the fit begins at the picture's frame. Raises InputError if nothing stands out then either.
     """
     h, w = gray.shape
     y, x = (grid.ravel() for grid in np.mgrid[-1:1:h * 1j, -1:1:w * 1j])
     terms = np.stack([x ** i * y ** j for i in range(SURFACE + 1) for j in range(SURFACE + 1 - i)], 1)
-    values, above = gray.ravel(), np.abs(gray - np.median(gray)).ravel()
-    near = above <= np.median(above)
-    for _ in range(GROUND_FITS):
-        surface = terms @ np.linalg.lstsq(terms[near], values[near], rcond=None)[0]
-        above = values - surface
-        noise = max(1.4826 * np.median(np.abs(above)), 1e-3)
-        near = np.abs(above) <= 2.5 * noise
-    beyond = [np.maximum(sign * above - 3 * noise, 0) for sign in (-1, 1)]
-    ink = (-above if beyond[0].sum() >= beyond[1].sum() else above).reshape(h, w)
-    strong = ink[ink > max(LEAST_CONTRAST, LEAST_SIGNAL * noise)]
-    if strong.size < 8:
+    values = gray.ravel()
+    frame = np.concatenate([gray[[0, -1]].ravel(), gray[:, [0, -1]].ravel()])
+    for start, share, sigmas in (gray, 0.5, 0.6745), (frame, 0.25, 0.3186):            # of a tight crop half may be ink
+        above = np.abs(values - np.median(start))
+        near = above <= np.quantile(above, share)
+        for _ in range(GROUND_FITS):
+            surface = terms @ np.linalg.lstsq(terms[near], values[near], rcond=None)[0]
+            above = values - surface
+            noise = max(np.quantile(np.abs(above), share) / sigmas, 1e-3)
+            near = np.abs(above) <= 2.5 * noise
+        beyond = [np.maximum(sign * above - 3 * noise, 0) for sign in (-1, 1)]
+        ink = (-above if beyond[0].sum() >= beyond[1].sum() else above).reshape(h, w)
+        strong = ink[ink > max(LEAST_CONTRAST, LEAST_SIGNAL * noise)]
+        if strong.size >= 8:
+            break
+    else:
         raise InputError(f"--image {path}: holds no ink that stands out from its ground; give a picture of two digits "
                          "written over each other, dark on light or light on dark")
-    contrast = np.median(strong)
+    contrast = (strong ** 5).sum() / (strong ** 4).sum()                                # of pen, not of ruled lines
     ink = np.clip((ink - 0.3 * contrast) / (0.5 * contrast), 0, 1)
     return without_specks(ink)
 
@@ -688,6 +699,8 @@ def draw_picture(found, gray, ink, say):
     third = int(np.argsort(-lengths)[2])
     say(f"named {named[0]} and {named[1]}: lengths {lengths[named[0]]:.2f} and {lengths[named[1]]:.2f}, the next, of "
         f"{third}, {lengths[third]:.2f}")
+    if lengths[named].min() < LEAST_LENGTH:
+        say("a guess: two digits written over each other would give two lengths near 0.9")
     redrawn = out["recon"][0]
     both = np.einsum("rhw,rc->hwc", redrawn, TINTS)
     fig = Figure((WIDTH, 4.6), layout="constrained")
@@ -757,8 +770,13 @@ def figures_of_disentanglement(config, n_seeds, say):
 def check_flags(args, found, config):
     """Refuse what does not go together"""
     if config.model != "caps":
-        raise InputError("--model cnn: it has no capsules to draw; leave the flag out")
-    if args.image and (args.only or config.out_json):
+        fault = "--load: holds a CNN, which has no capsules to draw; give another" if found else (
+            "--model cnn: it has no capsules to draw; leave the flag out")
+        raise InputError(fault)
+    for name in ("seed", "n_test", "digits", "mnist_dir") if args.image is not None else ():
+        if hasattr(args, name):
+            raise InputError(f"{capsnet.flag_of(name)}: means nothing to --image; leave it out")
+    if args.image is not None and (args.only or config.out_json):
         raise InputError("--image: draws one figure, of that picture; leave --only and --out-json out")
     if args.n_seeds is not None and (args.n_seeds < 1 or args.only != "disentanglement"):
         raise InputError(f"--n-seeds {args.n_seeds}: must be at least 1, and goes with --only disentanglement")
@@ -791,17 +809,18 @@ def main():
     parser.add_argument("--n-seeds", type=int, metavar="N", help="seeds of disentanglement, from --seed on (default 3)")
     capsnet.add_config_flags(parser)
     args = parser.parse_args()
-    load = str(capsnet.WEIGHTS) if args.image and args.load is None else args.load
+    pictured = args.image is not None
+    load = str(capsnet.WEIGHTS) if pictured and args.load is None else args.load
     found, config = capsnet.look_at(load, args) if load is not None else (None, capsnet.config_from_args(args))
     capsnet.check_config(config)
     check_flags(args, found, config)
-    outdir = args.outdir or (Path() if args.image else OUTDIR)
-    name = f"{Path(args.image).stem}_digits" if args.image else args.only
-    gray = read_picture(args.image) if args.image else None
-    ink = find_ink(gray, args.image) if args.image else None
+    outdir = args.outdir or (Path() if pictured else OUTDIR)
+    name = f"{Path(args.image).stem}_digits" if pictured else args.only
+    gray = read_picture(args.image) if pictured else None
+    ink = find_ink(gray, args.image) if pictured else None
     capsnet.make_outdir(outdir, [name] if name else FIGURES)
     say = capsnet.Progress(config.quiet).say
-    if args.image:
+    if pictured:
         figures = {name: draw_picture(found, gray, ink, say)}
     elif args.only == "disentanglement":
         figures = figures_of_disentanglement(config, 3 if args.n_seeds is None else args.n_seeds, say)

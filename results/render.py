@@ -16,6 +16,7 @@ import argparse
 import dataclasses
 import hashlib
 import json
+import math
 import re
 import sys
 from functools import partial
@@ -50,6 +51,14 @@ def load_results(folder):
             raise capsnet.InputError(f"{path}: not a result that --out-json wrote ({error}); make it anew") from None
         found.setdefault((*path.parts[-3:-1], setting), {})[int(seed)] = result | {"path": path}
     return found
+
+
+def same_weights(result):
+    """Whether the file of weights that a result is of, if it is of one, is still what it was"""
+    if "loaded" not in result:
+        return True
+    path = ROOT / "weights" / result["loaded"]["file"]
+    return path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == result["loaded"]["sha256"]
 
 
 class Ledger:
@@ -107,7 +116,8 @@ class Ledger:
         """The settings among these some of whose results were made by another version of the script"""
         now = self.sha256[experiment]
         return [setting for setting in settings
-                if any(run["script_sha256"] != now for run in self.runs(experiment, setting).values())]
+                if any(run["script_sha256"] != now or not same_weights(run)
+                       for run in self.runs(experiment, setting).values())]
 
 
 def markdown(header, rows):
@@ -129,12 +139,17 @@ def about(ledger, experiment, settings):
     runs = [run for setting in settings for run in ledger.runs(experiment, setting).values()]
     if not runs:
         return "\nNot run yet."
-    seeds = sorted({run["config"]["seed"] for run in runs})
+    of_seeds = {}
+    for setting in settings:
+        if seeds := ", ".join(map(str, ledger.runs(experiment, setting))):
+            of_seeds.setdefault(seeds, []).append(setting)
+    where = {seeds: f" ({', '.join(names)})" if len(of_seeds) > 1 else "" for seeds, names in of_seeds.items()}
+    said = "; ".join(f"seed{'s' * (',' in seeds)} {seeds}{where[seeds]}" for seeds in of_seeds)
     machines = sorted({f"{run['machine']['processor']}, {run['machine']['blas_kernels']} kernels, Python "
                        f"{run['versions']['python']}, NumPy {run['versions']['numpy']}{timed_with(run)}"
                        for run in runs})
     stale = ledger.stale(experiment, settings)
-    text = f"Seeds {', '.join(map(str, seeds))}; {'; '.join(machines)}."
+    text = f"{said[0].upper()}{said[1:]}; {'; '.join(machines)}."
     return f"\n{text}" + (f" **Stale**, made by an earlier version of the script: {', '.join(stale)}." if stale else "")
 
 
@@ -216,25 +231,26 @@ def multimnist_errors(ledger, setting):
     def sets(key, n):
         return "; ".join(f"{a} with {b} ({share:.0%})" for a, b, share in run["errors"][key][:n])
     both, any_of = run[ACCURACY], run["test_any_accuracy"]
-    hidden, seen = run["errors"]["most_hidden"], run["errors"]["least_hidden"]
+    hidden, seen, groups = (run["errors"][key] for key in ("most_hidden", "least_hidden", "groups"))
     lines = [
         ["missed", f"{1 - both:.2%}"], ["one of the two digits right", f"{any_of - both:.2%}"],
         ["none right", f"{1 - any_of:.2%}"], ["hardest sets, share missed", sets("hardest_sets", 5)],
         ["easiest sets", sets("easiest_sets", 3)],
-        [f"right in the eighth of pairs whose more hidden digit keeps least ink for itself ({hidden[0]:.0%} on "
-         "average)", f"{hidden[1]:.3f}"],
-        [f"right in the eighth where it keeps most ({seen[0]:.0%})", f"{seen[1]:.3f}"]]
+        [f"right in that 1/{groups} of the pairs whose more hidden digit keeps least ink for itself "
+         f"({hidden[0]:.0%} on average)", f"{hidden[1]:.3f}"],
+        [f"right in that 1/{groups} where it keeps most ({seen[0]:.0%})", f"{seen[1]:.3f}"]]
     return markdown([f"{run['config']['n_test']:,} test pairs", ""], lines) + "\n" + about(ledger, MULTI, [setting])
 
 
 def multimnist_routing(ledger, setting):
     found = one_run(ledger, setting).get("routing")
     rows = (("mean entropy of the coupling coefficients, nats (uniform: 2.3026)", "entropy", 4),
-            ("mean coupling to the digits that are there", "coupling_to_digits_there", 3),
-            ("to the others", "coupling_to_others", 3))
+            ("mean coupling to the digits that are there, weighted by the primary capsules' lengths",
+             "coupling_to_digits_there", 3), ("to the others, weighted likewise", "coupling_to_others", 3))
+    pairs = f"{found['pairs']} test pairs, {found['named_right']} of them named right" if found else "test pairs"
     lines = [[label, *(f"{value:.{digits}f}" for value in found[key])] if found else [label, "not run", "not run"]
              for label, key, digits in rows]
-    return markdown(["64 test pairs that were named right", "at the start", "at the end"], lines) + "\n" + about(
+    return markdown([pairs, "at the start", "at the end"], lines) + "\n" + about(
         ledger, MULTI, [setting])
 
 
@@ -246,7 +262,7 @@ def multimnist_disentanglement(ledger, setting):
         size, *_ = runs[0]["r2"][name]
         columns = zip(*(run["r2"][name][1:] for run in runs))
         found = [capsnet.mean_and_interval(column) for column in columns]
-        lines.append([name, size, *(f"{mean:.2f} +- {half:.2f}" for mean, half in found)])
+        lines.append([name, size, *(interval(pair, digits=2) for pair in found)])
     header = ["R^2 of a linear map", "dimensions", *(runs[0]["r2"][factors] if runs else ["not run"])]
     return markdown(header, lines) + "\n" + about(ledger, MULTI, [setting])
 
@@ -264,8 +280,11 @@ def norb_summary(ledger, settings):
     return norb.summarize(records) if records else {}
 
 
-def interval(pair, sign=""):
-    return "" if pair is None else f"{pair[0]:{sign}.3f}" + (f" +- {pair[1]:.3f}" if pair[1] == pair[1] else "")
+def interval(pair, sign="", digits=3):
+    """"mean +- half width", the mean alone where one seed has no interval"""
+    if pair is None:
+        return ""
+    return f"{pair[0]:{sign}.{digits}f}" + (f" +- {pair[1]:.{digits}f}" if math.isfinite(pair[1]) else "")
 
 
 def norb_comparison(ledger, table, names):
@@ -323,12 +342,8 @@ TABLES = {
 VALUES = {
     "default accuracy": lambda ledger: ledger.mean(MULTI, "main/default"),
     "deep accuracy": lambda ledger: ledger.mean(MULTI, "main/deep"),
-    "deep-400 accuracy": lambda ledger: ledger.mean(MULTI, "main/deep-400"),
     "long accuracy": lambda ledger: ledger.mean(MULTI, "main/long"),
-    "long pairs": lambda ledger: ledger.mean(MULTI, "main/paper"),
     "long minutes": lambda ledger: ledger.minutes(MULTI, "main/long"),
-    "default seconds": lambda ledger: ledger.plain(MULTI, "main/default", "seconds_train"),
-    "deep seconds": lambda ledger: ledger.plain(MULTI, "main/deep", "seconds_train"),
     "command seconds": lambda ledger: ledger.plain(MULTI, "speed/command", "seconds_train"),
     "command memory": lambda ledger: ledger.plain(MULTI, "speed/command", "peak_rss_mb"),
     "step memory": lambda ledger: ledger.plain(MULTI, "speed/default", "peak_rss_mb"),
@@ -353,14 +368,41 @@ VALUES = {
 MARK = re.compile(r"<!-- (table|value): ([^>]*?) -->(.*?)<!-- end -->", re.S)
 
 
+ANY_MARK = re.compile(r"<!--\s*(?:table|value|end)\b.*?-->", re.S)
+
+
+def check_marks(text, name):
+    """Raise InputError unless every mark is written as it must be, and followed by its end: what lies between is
+    replaced"""
+    open_mark = None
+    for match in ANY_MARK.finditer(text):
+        line = text[:match.start()].count("\n") + 1
+        closing = match[0] == "<!-- end -->"
+        if not closing and not re.fullmatch(r"<!-- (table|value): [^>]*? -->", match[0]):
+            raise capsnet.InputError(f"{name}, line {line}: {match[0]!r} is no mark; write <!-- table: NAME -->, "
+                                     "<!-- value: NAME --> or <!-- end -->")
+        if closing != bool(open_mark):
+            fault = f"{open_mark} has no end" if open_mark else "an end without its beginning"
+            raise capsnet.InputError(f"{name}, line {line}: {fault}; mend the marks, nothing was changed")
+        open_mark = "" if closing else match[0]
+    if open_mark:
+        raise capsnet.InputError(f"{name}: {open_mark} has no end; mend the marks, nothing was changed")
+
+
 def rendered(text, ledger, name):
     """A document's text with every table and number put in anew"""
+    check_marks(text, name)
+
     def put(match):
         kind, what = match[1], match[2]
         known = TABLES if kind == "table" else VALUES
         if what not in known:
             raise capsnet.InputError(f"{name}: names the {kind} {what!r}, which results/render.py does not define")
-        body = known[what](ledger)
+        try:
+            body = known[what](ledger)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise capsnet.InputError(f"{kind} {what!r}: a result behind it lacks something ({error!r}); make it "
+                                     "anew") from None
         return f"<!-- {kind}: {what} -->" + (f"\n{body}\n" if kind == "table" else body) + "<!-- end -->"
     return MARK.sub(put, text)
 
@@ -371,17 +413,22 @@ def documents(root):
 
 def render(root, folder, check=False, into=None, say=print):
     """Rewrite the documents, or only compare, or write them into another folder -> how many differ"""
+    if not Path(folder).is_dir():
+        raise capsnet.InputError(f"--results {folder}: no such folder; give the one that holds the results")
     ledger, differing = Ledger(folder), 0
-    for path in documents(root):
-        text = path.read_text()
-        new = rendered(text, ledger, path.name)
+    texts = {path: path.read_text() for path in documents(root)}
+    made = {path: rendered(text, ledger, path.name) for path, text in texts.items()}    # all, before one is written
+    for path, new in made.items():
+        text = texts[path]
+        if into:
+            target = Path(into) / path.relative_to(root)
+            capsnet.make_outdir(target.parent, [])
+            capsnet.write_atomically(target, lambda file, new=new: file.write(new.encode()))
         if new != text:
             differing += 1
             if into:
-                target = Path(into) / path.relative_to(root)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_text(new)
-            elif check:
+                continue
+            if check:
                 line = next(k for k, (a, b) in enumerate(zip(text.splitlines(), [*new.splitlines(), ""]), 1) if a != b)
                 say(f"{path.relative_to(root)}: line {line} is not what results/ says; run python3 results/render.py")
             else:
@@ -412,6 +459,18 @@ def weights_after_40_steps(result):
     return "fewer steps than that"
 
 
+def same_evaluation(result):
+    """Whether the network that a result loaded, if it did, still scores the same on its test pairs"""
+    if "loaded" not in result:
+        return True
+    found = capsnet.load_network(ROOT / "weights" / result["loaded"]["file"])
+    config = dataclasses.replace(capsnet.config_of(result["config"], result["experiment"]), quiet=True)
+    pairs = capsnet.draw_pairs(capsnet.load_digits(config), "test", config.n_test, config, "evaluation", 1)
+    with capsnet.Runner(config.threads) as runner:
+        test = capsnet.evaluate(found.weights, pairs, config, runner)
+    return test["hits"] == result["test_hits"] and math.isclose(test["recon_mse"], result[MSE], rel_tol=1e-4)
+
+
 def restamp(folder, say=print):
     """Renew the stamps of stale results whose bits today's script still makes -> how many stay stale"""
     left = 0
@@ -425,6 +484,8 @@ def restamp(folder, say=print):
                 fault = f"made with {result['machine']['blas_kernels']} kernels, here are others"
             elif result["weights_sha256"] != weights_after_40_steps(result):
                 fault = "other bits"
+            elif not same_weights(result) or not same_evaluation(result):
+                fault = "other weights, or another evaluation of them"
             else:
                 fault = ""
                 module.write_json(path, result | {"script_sha256": sha256})
@@ -442,7 +503,7 @@ def main():
         "--into", type=Path, metavar="DIR", help="write the documents there, and leave the project's alone"
     )
     args = parser.parse_args()
-    if args.restamp:
+    if args.restamp and args.results.is_dir():
         restamp(args.results)
     if render(ROOT, args.results, args.check, args.into) and args.check:
         sys.exit(1)

@@ -53,7 +53,7 @@ def test_a_table_says_what_is_stale_and_what_it_was_made_with(ledger):
     found = ledger(stale=["b"], a={0: 0.6}, b={0: 0.7})
     assert found.stale(MULTI, ["t/a", "t/b", "t/none"]) == ["t/b"]
     text = render.about(found, MULTI, ["t/a", "t/b"])
-    assert "Seeds 0; P, K kernels, Python 3, NumPy 2." in text and "**Stale**" in text and "t/b" in text
+    assert "Seed 0; P, K kernels, Python 3, NumPy 2." in text and "**Stale**" in text and "t/b" in text
     assert "Stale" not in render.about(found, MULTI, ["t/a"]) and "Not run" in render.about(found, MULTI, ["t/none"])
 
 
@@ -108,8 +108,49 @@ def test_documents_can_be_written_elsewhere(ledger, root):
 
 def test_a_name_that_is_not_defined_is_refused(ledger, root):
     (root / "docs" / "a.md").write_text("<!-- table: three -->\n<!-- end -->")
+    (root / "results").mkdir()
     with pytest.raises(mc.InputError, match="a.md: names the table 'three'"):
         render.render(root, root / "results")
+
+
+DAMAGED = {"no end": ("Text <!-- value: mean a -->0.1 more.\n<!-- value: mean a -->2<!-- end -->", "has no end"),
+           "no last end": ("<!-- value: mean a -->0.1", "has no end"),
+           "no beginning": ("0.1<!-- end -->", "without its beginning"),
+           "mistyped": ("<!-- value:mean a -->0.1<!-- end -->", "is no mark"),
+           "mistyped end": ("<!-- value: mean a -->0.1<!--end-->", "is no mark")}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_mark_is_named_and_nothing_is_rewritten(ledger, root, name):
+    """What lies between a mark and the next end is replaced: it must be its own end"""
+    ledger(a={0: 0.6})
+    text, fault = DAMAGED[name]
+    (root / "docs" / "a.md").write_text("first line\n" + text)
+    (root / "README.md").write_text("<!-- value: mean a -->old<!-- end -->")
+    with pytest.raises(mc.InputError, match=f"a.md.*{fault}"):
+        render.render(root, root / "results")
+    assert (root / "docs" / "a.md").read_text() == "first line\n" + text and "old" in (root / "README.md").read_text()
+
+
+def test_no_folder_of_results_is_not_an_empty_one(root):
+    with pytest.raises(mc.InputError, match="nowhere: no such folder"):
+        render.render(root, root / "nowhere")
+
+
+def test_a_result_that_lacks_something_is_named_by_the_table_that_needs_it(tmp_path):
+    path = tmp_path / MULTI / "main" / "deep-3.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"experiment": MULTI, "config": {"seed": 3}}))
+    with pytest.raises(mc.InputError, match="table 'multimnist results': a result behind it lacks something"):
+        render.rendered("<!-- table: multimnist results --><!-- end -->", render.Ledger(tmp_path), "a.md")
+
+
+def test_a_result_of_other_weights_is_stale(ledger, tmp_path):
+    found = ledger(a={0: 0.6}, b={0: 0.6})
+    now = hashlib.sha256(mc.WEIGHTS.read_bytes()).hexdigest()
+    for setting, sha256 in ("a", now), ("b", "0" * 64):
+        found.results[MULTI, "t", setting][0]["loaded"] = {"file": mc.WEIGHTS.name, "sha256": sha256}
+    assert found.stale(MULTI, ["t/a", "t/b"]) == ["t/b"]
 
 
 def test_the_projects_documents_say_what_its_results_say():
@@ -235,7 +276,7 @@ def test_tables_of_speed_by_hand(tmp_path):
     assert lines[2] == "| this program | 20.0 (20.0-21.0) | 1.00 | 20.0 (20.0-21.0) | 1.00 | not run |  |"
     assert lines[3] == "| its matrix products alone | not run |  | not run |  | not run |  |"
     assert lines[5].startswith("| PyTorch, torch.compile | 26.0 (20.0-21.0) | 0.77 | ")
-    assert lines[-1].startswith("Seeds 0; P, K kernels, Python 3, NumPy 2, PyTorch 4, threads: 2, rounds: 9 of 10 "
+    assert lines[-1].startswith("Seed 0; P, K kernels, Python 3, NumPy 2, PyTorch 4, threads: 2, rounds: 9 of 10 "
                                 "steps. **Stale**") and "speed/default, speed/default-avx2" in lines[-1]
     lines = render.TABLES["multimnist stages"](found).splitlines()
     assert lines[2:5] == ["| a | 1.50 |  |", "| b | 0.25 | 0.50 |", "| c |  | 2.00 |"]
@@ -248,9 +289,9 @@ def test_tables_of_speed_by_hand(tmp_path):
 
 
 def test_tables_of_what_the_figures_say_by_hand(tmp_path):
-    errors = {"hardest_sets": [[7, 8, 0.141], [5, 6, 0.1]], "easiest_sets": [[1, 7, 0.019]],
+    errors = {"groups": 8, "hardest_sets": [[7, 8, 0.141], [5, 6, 0.1]], "easiest_sets": [[1, 7, 0.019]],
               "most_hidden": [0.337, 0.8], "least_hidden": [0.78, 0.966]}
-    routing = {"entropy": [2.302585, 2.2776], "coupling_to_digits_there": [0.1, 0.1104],
+    routing = {"pairs": 64, "named_right": 63, "entropy": [2.302585, 2.2776], "coupling_to_digits_there": [0.1, 0.1104],
                "coupling_to_others": [0.1, 0.0974]}
     config = mc.settings_of(mc.Config(n_test=1000))
     result = {
@@ -271,7 +312,8 @@ def test_tables_of_what_the_figures_say_by_hand(tmp_path):
                 "for itself (34% on average) | 0.800", "keeps most (78%) | 0.966"):
         assert f"| {row} |" in text or f"{row} |" in text, row
     lines = render.TABLES["multimnist routing"](found).splitlines()
-    assert lines[2].endswith("(uniform: 2.3026) | 2.3026 | 2.2776 |") and lines[3].endswith("there | 0.100 | 0.110 |")
+    assert lines[0].startswith("| 64 test pairs, 63 of them named right |")
+    assert lines[2].endswith("(uniform: 2.3026) | 2.3026 | 2.2776 |") and lines[3].endswith("lengths | 0.100 | 0.110 |")
     lines = render.TABLES["multimnist disentanglement"](found).splitlines()
     assert lines[0] == "| R^2 of a linear map | dimensions | x | y |"
     assert lines[2] == "| capsule | 16 | 0.70 +- 1.27 | 0.90 +- 0.00 |"                  # 12.706 x 0.1414 / sqrt 2

@@ -73,9 +73,11 @@ def edited(change):
     return lambda path: np.savez(path, **change(arrays_of(path)))
 
 
-def other_seed(arrays):
+def with_meta(arrays, config=None, history=None):
+    """Arrays whose meta has other settings, or another history"""
     meta = json.loads(str(arrays["meta"]))
-    return arrays | {"meta": np.array(json.dumps(meta | {"config": meta["config"] | {"seed": 7}}))}
+    meta |= {"config": meta["config"] | (config or {}), "history": meta["history"] if history is None else history}
+    return arrays | {"meta": np.array(json.dumps(meta))}
 
 
 def of_another_experiment(arrays):
@@ -94,15 +96,26 @@ def with_another_digest(change):
     return both
 
 
+def with_new_meta(**changes):
+    return edited(with_another_digest(lambda arrays: with_meta(arrays, **changes)))
+
+
 DIGEST, NOT_WHOLE = "its digest", "not a whole file of a trained network"
 SPOILS = {"a weight": (edited(lambda a: a | {"params/W": a["params/W"] + np.float16(0.01)}), DIGEST),
           "a sign of zero": (edited(lambda a: a | {"params/dec1_b": -0 * a["params/dec1_b"] - np.float16(0)}), DIGEST),
           "a dtype": (edited(lambda a: a | {"params/W": a["params/W"].astype(np.float32)}), DIGEST),
-          "a setting": (edited(other_seed), DIGEST), "an array more": (edited(lambda a: a | {"x": np.ones(3)}), DIGEST),
+          "a setting": (edited(lambda a: with_meta(a, config={"seed": 7})), DIGEST),
+          "an array more": (edited(lambda a: a | {"x": np.ones(3)}), DIGEST),
           "an array less": (edited(lambda a: {k: v for k, v in a.items() if k != "params/W"}), DIGEST),
           "without digest": (edited(lambda a: {k: v for k, v in a.items() if k != "digest"}), NOT_WHOLE),
           "another experiment": (edited(of_another_experiment), "of another experiment"),
           "another shape": (edited(with_another_digest(lambda a: a | {"params/W": a["params/W"][:1]})), NOT_WHOLE),
+          "no number": (edited(with_another_digest(lambda a: a | {"params/W": a["params/W"] * np.float16(np.nan)})),
+                        "no finite numbers"),
+          "text for weights": (edited(with_another_digest(lambda a: a | {"params/W": a["params/W"].astype("U8")})), ""),
+          "a setting of another type": (with_new_meta(config={"lr": "x"}), NOT_WHOLE),
+          "no history": (with_new_meta(history={}), NOT_WHOLE),
+          "no epochs": (with_new_meta(history={"epochs": None}), NOT_WHOLE),
           "pickled": (edited(lambda a: a | {"params/W": np.array({"a": 1}, object)}), NOT_WHOLE),
           "cut off": (lambda path: path.write_bytes(path.read_bytes()[:-500]), NOT_WHOLE),
           "half": (lambda path: path.write_bytes(path.read_bytes()[:2000]), NOT_WHOLE),

@@ -177,7 +177,8 @@ def test_the_digits_in_a_picture_are_named_and_redrawn(toy_run, run_script, tmp_
     assert re.search(r"named \d and \d: lengths", done.stdout)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["page_digits.png"]
     for more, named in ((["--only", "errors"], "--only"), (["--out-json", tmp_path / "x.json"], "--out-json"),
-                        (["--image", tmp_path], "no such file"), (["--lr", 0.5], "--lr 0.5")):
+                        (["--image", tmp_path], "no such file"), (["--image", ""], "no such file"),
+                        (["--lr", 0.5], "--lr 0.5"), (["--n-test", 5], "--n-test: means nothing to --image")):
         done = run_script(FIGURES, *flags[:4], *more, "--outdir", tmp_path / "no")
         assert done.returncode == 2 and named in done.stderr and done.stderr.count("\n") == 1, done.stderr
         assert not (tmp_path / "no").exists()
@@ -263,7 +264,8 @@ BAD = {"--min-iou 1.5": "--min-iou", "--min-iou -0.1": "--min-iou", "--min-iou n
        "--model cnn --dropout 1": "--dropout", "--warmup -1": "--warmup",
        "--model cnn --cnn-channels 64 --preset deep --primary-types 4": "--cnn-channels 64: leave room for",
        "--out-weights no/folder/x.npz": "no/folder", "--load nothing.npz": "nothing.npz: no such file",
-       "--load folder": "folder: not a whole file",
+       "--load folder": "folder: not a whole file", "--out-json a.json --checkpoint ./a.json": "would be written twice",
+       "--out-weights result.json": "would be written twice",
        "--model cnn --cnn-hidden 50": "--conv1-channels: sets how large the CNN may be, and --cnn-hidden does"}
 
 

@@ -161,6 +161,20 @@ def test_specks_and_what_touches_the_edge_are_no_ink():
     assert viz.ink_box(viz.find_ink(cut, "x.png")) == (0, 60, 0, 40)
 
 
+def test_ruled_paper_and_a_tight_crop_with_soft_edges_leave_the_ink():
+    """Lines a quarter as dark as the pen, of more pixels than it; a crop in which hardly half of it is plain ground"""
+    gray, ink = written()
+    ruled = gray.copy()
+    ruled[::8] -= 0.18 * (ink[::8] == 0)
+    assert viz.ink_box(viz.find_ink(ruled, "x.png")) == (40, 100, 70, 110)
+    soft = gray.copy()
+    for _ in range(4):                                                                  # blurred by a few px
+        soft = (soft + np.roll(soft, 1, 0) + np.roll(soft, -1, 0) + np.roll(soft, 1, 1) + np.roll(soft, -1, 1)) / 5
+    crop = soft[34:106, 64:116] + 0.004 * np.random.default_rng(0).standard_normal((72, 52))
+    top, bottom, left, right = viz.ink_box(viz.find_ink(crop, "x.png"))
+    assert abs(top - 6) <= 1 and abs(bottom - 66) <= 1 and abs(left - 6) <= 1 and abs(right - 46) <= 1
+
+
 def test_the_canvas_holds_the_ink_centred_in_its_size_each_pixel_its_share():
     """Scale 22 / 60: a bar 60 px high becomes 22, and 24 px wide 8.8; its last column covers 0.4 of a pixel on each
     side; the sum is the ink's area"""
@@ -199,7 +213,8 @@ def test_a_picture_is_read_in_whatever_form(picture):
     clear = np.stack([0 * ink, 0 * ink, 0 * ink, ink], -1)
     forms = {"gray": levels, "colour": levels[..., None].repeat(3, -1), "16 bits": levels.astype(np.uint16) * 257}
     for name, pixels in forms.items():
-        np.testing.assert_allclose(viz.read_picture(picture(pixels)), levels / 255, atol=1e-6, err_msg=name)
+        top = levels.max() if name == "16 bits" else 255                                # their white is their largest
+        np.testing.assert_allclose(viz.read_picture(picture(pixels)), levels / top, atol=1e-6, err_msg=name)
     np.testing.assert_allclose(viz.read_picture(picture(levels, "x.jpg")), levels / 255, atol=0.2)
     np.testing.assert_allclose(viz.read_picture(picture(clear)), ink == 0)                         # dark, so on white
     clear[..., :3] = 255

@@ -11,6 +11,8 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -79,15 +81,18 @@ def results_of(table):
 
 
 RESULTS, REAL = results_of(RUNS) + LOOKS, results_of(REAL_RUNS)
-FIGURES = {                        # name -> command, minutes of two cores
-    "multimnist": (f"{DRAW} --load --digits mnist", 1),
-    "multimnist-page": (f"{DRAW} --image viz/{MULTI}/page.png --outdir viz/{MULTI}", 1),
-    "multimnist-disentanglement": (f"{PROBE} --n-seeds 3", 15),
-    "smallnorb": (f"OPENBLAS_CORETYPE=Haswell python3 visualize_{NORB}.py --n-seeds 10", 25)}
+SHIPPED = "weights/multimnist_deep.npz"
+FIGURES = {                        # name -> command, what it draws from beside its own script, minutes of two cores
+    "multimnist": (f"{DRAW} --load --digits mnist", [f"{MULTI}.py", SHIPPED], 1),
+    "multimnist-page": (f"{DRAW} --image viz/{MULTI}/page.png --outdir viz/{MULTI}",
+                        [f"{MULTI}.py", SHIPPED, f"viz/{MULTI}/page.png"], 1),
+    "multimnist-disentanglement": (f"{PROBE} --n-seeds 3", [f"{MULTI}.py"], 15),
+    "smallnorb": (f"OPENBLAS_CORETYPE=Haswell python3 visualize_{NORB}.py --n-seeds 10", [f"{NORB}.py"], 25)}
 FILMS = {
-    "multimnist": (f"python3 make_{MULTI}_gif.py --preset deep {QUICK} --n-val 500 --snapshot-every 75 --fps 6", 3),
-    "smallnorb": (f"OPENBLAS_CORETYPE=Haswell python3 make_{NORB}_gif.py --seed 1 --fps 5", 3)}
-WEIGHTS = {"weights/multimnist_deep.npz": next(result for result in RESULTS if result.setting == "long")}
+    "multimnist": (f"python3 make_{MULTI}_gif.py --preset deep {QUICK} --n-val 500 --snapshot-every 75 --fps 6",
+                   [f"{MULTI}.py", SHIPPED], 3),
+    "smallnorb": (f"OPENBLAS_CORETYPE=Haswell python3 make_{NORB}_gif.py --seed 1 --fps 5", [f"{NORB}.py"], 3)}
+WEIGHTS = {SHIPPED: next(result for result in RESULTS if result.setting == "long")}
 
 
 def script_sha256(experiment):
@@ -112,6 +117,18 @@ def wanting(results, folder):
         return found.get("script_sha256") == now[result.experiment] and (
             not loaded or loaded["sha256"] == digest(f"weights/{loaded['file']}"))
     return [result for result in results if not fresh(result)]
+
+
+def weights_wanting(folder):
+    """Those files of weights that are missing, or that another run made than the one whose result is in a folder"""
+    def fresh(path, result):
+        kept = Path(folder) / f"{result.name}.json"
+        if result in wanting([result], folder) or not (ROOT / path).exists():
+            return False
+        with np.load(ROOT / path, allow_pickle=False) as file:
+            history = json.loads(str(file["meta"]))["history"]
+        return history["weights_sha256"] == json.loads(kept.read_text())["weights_sha256"]
+    return {path: result for path, result in WEIGHTS.items() if not fresh(path, result)}
 
 
 def shell_command(result, path, toy=False, norb_dir=""):
