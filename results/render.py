@@ -73,7 +73,9 @@ class Ledger:
         return dict(sorted(self.results.get((experiment, *setting.split("/")), {}).items()))
 
     def values(self, experiment, setting, key):
-        return [run[key] for run in self.runs(experiment, setting).values()]
+        """A result's number for each seed; a number inside another is named by both keys"""
+        outer, inner = key if isinstance(key, tuple) else (None, key)
+        return [(run[outer] if outer else run)[inner] for run in self.runs(experiment, setting).values()]
 
     def mean(self, experiment, setting, key=ACCURACY, digits=3):
         """Mean +- 95% t interval over the seeds; of one seed with its Wilson interval; "not run" where nothing is"""
@@ -347,6 +349,7 @@ VALUES = {
     "command seconds": lambda ledger: ledger.plain(MULTI, "speed/command", "seconds_train"),
     "command memory": lambda ledger: ledger.plain(MULTI, "speed/command", "peak_rss_mb"),
     "step memory": lambda ledger: ledger.plain(MULTI, "speed/default", "peak_rss_mb"),
+    "largest coupling": lambda ledger: ledger.plain(MULTI, "weights/deep", ("routing", "largest_coupling"), 2),
     "r2 of x": lambda ledger: ledger.r2("disentanglement/deep", "capsule", "x"),
     "r2 of y": lambda ledger: ledger.r2("disentanglement/deep", "capsule", "y"),
     "r2 of slant": lambda ledger: ledger.r2("disentanglement/deep", "capsule", "slant"),
