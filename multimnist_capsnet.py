@@ -842,7 +842,8 @@ def results_of(config, params, history, test, found=None):
                 "test_any_accuracy": test["any_accuracy"], "test_recon_mse": test.get("recon_mse"),
                 "baseline_recon_mse": test["baseline_recon_mse"],
                 "pairs_per_second": config.n_train * len(history["epochs"]) / max(history["seconds"], 1e-9)}
-    return result_of(config, params, history, measured) | ({"loaded": found.file} if found else {})
+    return result_of(config, params, history, measured) | (
+        {"history": {}, "loaded": found.file} if found else {})                         # its history is in that file
 
 
 def report(config, params, history, test, say, found=None, **more):
