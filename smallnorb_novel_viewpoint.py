@@ -18,7 +18,8 @@ EM routing (Procedure 1): every parent fits a Gaussian to the votes of its child
 itself among its parents by how well its votes fit (E-step), and so on. Loss: cross-entropy on |mu_j|^2/16 + 4
 (a_j - 0.5), or the paper's spread loss. Adam. The backward pass runs through everything, all EM iterations included.
 
-Data: five embedded 3D shapes on any machine (the default), or the real smallNORB's files. Three of the five shapes are
+Data: five embedded 3D shapes on any machine (the default); toys, drawn here with smallNORB's structure (`--data toys`);
+or the real smallNORB's files. Three of the five shapes are
 symmetric about the vertical axis: their held-out azimuths equal training views, noise apart. The question is asked of
 the other two.
 
@@ -144,7 +145,8 @@ RECIPES = {                        # chosen for each network on development view
     "cnn-pool": {"n_epochs": 60, "weight_decay": 0.0, "dropout": 0.5, **_COSINE},
     "cnn-gap": {"n_epochs": 100, "weight_decay": 1.0, "dropout": 0.0, **_AVERAGED}}
 RANGES = {"synthetic": {"train_azimuths": "0:150", "test_azimuths": "200:330"},
-          "smallnorb": {"train_azimuths": "300:400", "test_azimuths": "60:280"}}           # the paper's
+          "smallnorb": {"train_azimuths": "300:400", "test_azimuths": "60:280"},           # the paper's
+          "toys": {"train_azimuths": "300:400", "test_azimuths": "60:280"}}
 CAPSULES = {"models": ("caps", "dense-caps")}
 SIZES = {"models": ("caps", "cnn-pool", "cnn-gap")}            # a CNN has as many parameters as the capsule network
 
@@ -174,8 +176,9 @@ class Config(Settings):
                                   "training", low=0, high=1)
     n_eval: int = option(0, "images of each test set that are looked at while training, always the same ones; 0: all. "
                          "By these --stop-familiar stops, and accuracies are matched", "training", low=0)
-    data: str = option("synthetic", "five embedded 3D shapes, or the real smallNORB", "data",
-                       choices=("synthetic", "smallnorb"))
+    data: str = option("synthetic", "five embedded 3D shapes, the real smallNORB, or toys, drawn here with smallNORB's "
+                       "structure", "data", choices=("synthetic", "smallnorb", "toys"))
+    toy_seed: int = option(0, "seed of the toys' shapes, with --data toys; --seed does not touch them", "data", low=0)
     norb_dir: str = option("", "folder with smallNORB's six .mat or .mat.gz files", "data", runtime=True, metavar="DIR")
     split: str = option("azimuth", "what differs between training and held-out views", "data",
                         choices=("azimuth", "elevation"))
@@ -235,7 +238,7 @@ class Config(Settings):
 SIDE, N_CLASSES = 32, 5            # of an image as the network eats it, px
 CLASS_NAMES = ("cross", "L", "T", "frame", "tripod")
 NORB_NAMES = ("animal", "human", "plane", "truck", "car")
-N_CHANNELS = {"synthetic": 1, "smallnorb": 2}
+N_CHANNELS = {"synthetic": 1, "smallnorb": 2, "toys": 2}
 MARGINS = 0.2, 0.9                 # of the spread loss, at the start and at the end of training
 RANGE_FLAGS = ("train_azimuths", "test_azimuths", "elevations", "train_elevations", "test_elevations")
 
@@ -252,8 +255,8 @@ def load_data(config, say=print):
     split = {"azimuth": split_by_azimuth, "elevation": split_by_elevation}[config.split]
     train, test = ranges["train_" + angle], ranges["test_" + angle]
     split([], train, test)                                                              # refuses an overlap
-    if config.data == "smallnorb":
-        found = load_norb(config.norb_dir)
+    if config.data != "synthetic":
+        found = load_norb(config.norb_dir) if config.data == "smallnorb" else load_toys(config.toy_seed, say)
         pools = {"train": (found["train"], 0), "familiar": (found["test"], 0), "held_out": (found["test"], 1)}
     else:
         azimuths = np.linspace(*ranges["train_azimuths"], config.n_train_views)
@@ -286,7 +289,7 @@ def epoch_samples(data, epoch, config):
     margin = MARGINS[0] + (MARGINS[1] - MARGINS[0]) * epoch / max(1, config.n_epochs - 1)
     for k, start in enumerate(range(0, len(rows), size)):
         rng, part = rng_for(config.seed, "batches", epoch, k), rows[start:start + size]
-        images = crop_batch(train["images"], part, rng) if data["source"] == "smallnorb" else train["images"][part]
+        images = crop_batch(train["images"], part, rng) if data["source"] != "synthetic" else train["images"][part]
         if config.max_shift:
             images = shift_images(images, rng.integers(-config.max_shift, config.max_shift + 1, (len(part), 2)))
         samples = {"images": images, "labels": train["labels"][part], "margin": np.full(len(part), margin, np.float32)}
@@ -300,7 +303,7 @@ def prepared(samples, source):
     """Test images as the network eats them, a chunk at a time: smallNORB's central crops, standardised"""
     for start in range(0, len(samples["labels"]), CHUNK):
         rows = np.arange(start, min(start + CHUNK, len(samples["labels"])))
-        images = crop_batch(samples["images"], rows, None) if source == "smallnorb" else samples["images"][rows]
+        images = crop_batch(samples["images"], rows, None) if source != "synthetic" else samples["images"][rows]
         yield {"images": images, "labels": samples["labels"][rows]}
 
 
@@ -432,6 +435,7 @@ NORB_FORMAT = {
     "cat": (0x1E3D4C54, "<i4", ()),  # magic number, dtype, shape of a row
     "info": (0x1E3D4C54, "<i4", (4,))}
 NORB_SIDE = 48                     # side of an image as it is kept
+NORB_BYTES = 2 * 24300 * (2 * 96 * 96 + 4 * 5) + 1000                                   # of the six files
 NORB_ROWS = 24300                # rows of the real files: 5 classes x 5 toys x 9 elevations x 18 azimuths x 6 lightings
 NORB_CODES = (                     # name, codes, scale, offset of the value
     ("labels", range(5), 1, 0), ("instances", range(10), 1, 0), ("elevations", range(9), 5, 30),
@@ -579,6 +583,486 @@ def crop_batch(images, rows, rng=None, dtype=np.float32):
     x = x.reshape(n, NORB_SIDE, 2 * NORB_SIDE)
     windows = sliding_window_view(x, (SIDE, 2 * SIDE), axis=(1, 2))                     # (n, 17, 33, 32, 64)
     return windows[np.arange(n), down, 2 * right].reshape(n, SIDE, SIDE, 2)
+
+
+# -------------------------------------------------------------- toys: a smallNORB that is drawn here
+#
+# A toy is a list of parts, (kind, matrix, centre): where a unit part's point p stands is centre + matrix p, x forward,
+# y up, z to the toy's left. Unit parts: |p| <= 1; a cube -1..1; x^2 + y^2 <= 1 or, for the cone, <= ((1 - z) / 2)^2,
+# with -1 <= z <= 1.
+
+ELLIPSOID, BOX, CYLINDER, CONE = range(4)
+TOYS_VERSION = 1                   # of the pictures; stands in the cache's name
+TOYS_CACHE = Path("~/.cache/hinton-toys")
+TOY_SPLITS = {"train": (4, 6, 7, 8, 9), "test": (0, 1, 2, 3, 5)}                        # instances, as in smallNORB
+TOY_STYLES = {toy: style for five in TOY_SPLITS.values() for style, toy in enumerate(five)}
+TOY_ELEVATIONS, TOY_AZIMUTHS = range(30, 75, 5), range(0, 360, 20)
+STEREO = 5.0                       # degrees of azimuth between the two cameras
+REACH = 0.92                       # of half the frame, from a toy's middle to its farthest point
+YAW, STRETCH, OFFSET = 6.0, 1.05, 0.04     # how far a toy may stand turned (degrees), stretched, off (half frames)
+LIGHTINGS = (                      # ground, ambient light, lamps: azimuth and height as seen by the cameras, strength
+    (0.82, 0.18, ((-60, 40, 0.75),)), (0.79, 0.18, ((60, 40, 0.75),)), (0.76, 0.15, ((0, 75, 0.8),)),
+    (0.82, 0.2, ((-60, 30, 0.45), (60, 30, 0.45))), (0.79, 0.22, ((170, 35, 0.5), (0, 30, 0.35))),
+    (0.76, 0.2, ((-120, 40, 0.45), (20, 60, 0.5))))
+
+
+def turn(axis, degrees):
+    """Rotation matrix (3, 3) about an axis, x, y or z"""
+    c, s = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    i, j = {"x": (1, 2), "y": (2, 0), "z": (0, 1)}[axis]
+    R = np.eye(3)
+    R[i, i] = R[j, j] = c
+    R[i, j], R[j, i] = -s, s
+    return R
+
+
+def times(A, B):
+    """Product of small matrices, (n, 3) times (3, m), by plain sums: the same bits whatever the processor"""
+    return A[:, :1] * B[:1] + A[:, 1:2] * B[1:2] + A[:, 2:3] * B[2:3]
+
+
+def part(kind, centre, size, turned=None):
+    """A part of some size (3,) along its own axes, turned by a rotation matrix"""
+    scaled = np.diag(np.asarray(size, float) / 2)
+    return kind, scaled if turned is None else times(turned, scaled), np.asarray(centre, float)
+
+
+def pair(kind, centre, size, turned=None):
+    """A part and its mirror image at the toy's other side"""
+    kind, M, centre = part(kind, centre, size, turned)
+    mirror = np.array([1, 1, -1.0])
+    return [(kind, M, centre), (kind, mirror[:, None] * M, centre * mirror)]
+
+
+def rod(kind, start, end, width, depth=None):
+    """A cylinder, or a cone that ends in a point, from start to end"""
+    start, end = np.asarray(start, float), np.asarray(end, float)
+    along = (end - start) / 2
+    length = math.hypot(*along)
+    across = np.cross(along / length, [1, 0, 0] if abs(along[0]) < 0.9 * length else [0, 1, 0])
+    across /= math.hypot(*across)
+    other = np.cross(along / length, across)
+    return kind, np.stack([across * width / 2, other * (depth or width) / 2, along], 1), (start + end) / 2
+
+
+def wings(x, y, span, chord, sweep, dihedral, thickness):
+    """Two swept plates, left and right; angles in degrees"""
+    back, up = math.tan(math.radians(sweep)) * span / 4, math.tan(math.radians(dihedral)) * span / 4
+    M = np.array([[chord / 2, 0, -back], [0, thickness / 2, up], [0, 0, span / 4]])
+    centre, mirror = np.array([x - back, y + up, span / 4]), np.array([1, 1, -1.0])
+    return [(BOX, M, centre), (BOX, mirror[:, None] * M, centre * mirror)]
+
+
+# Of the five toys of a class in each split every one has another style: trunk, snout or neither; staff, rucksack,
+# shield or nothing; two engines, four, a propeller or none; a truck's load; a car's body.
+
+def toy_animal(rng, style):
+    """Four legs, a body, a neck of some length, a head with ears, horns or a trunk, a tail"""
+    length, height, leg = rng.uniform(1, 1.6), rng.uniform(0.36, 0.72), rng.uniform(0.2, 0.55)
+    width, thick = height * rng.uniform(0.6, 1), rng.uniform(0.09, 0.22)
+    y = leg + height / 2
+    toy = [part(BOX if rng.random() < 0.15 else ELLIPSOID, (0, y, 0), (length, height, width))]
+    if rng.random() < 0.4:
+        toy.append(part(ELLIPSOID, (-length / 4, y + 0.08 * height, 0), (0.55 * length, 1.15 * height, 1.1 * width)))
+    neck = rng.choice([0.05, 0.15, 0.3, 0.55]) * rng.uniform(0.7, 1.2) + 0.12
+    lean = math.radians(rng.uniform(10, 60))
+    root = np.array([0.38 * length, y + 0.15 * height, 0])
+    top = root + neck * np.array([math.sin(lean), math.cos(lean), 0])
+    toy.append(rod(CYLINDER, root, top, rng.uniform(0.14, 0.3)))
+    size = rng.uniform(0.24, 0.46)
+    long, nod = size * rng.uniform(0.9, 1.7), turn("z", rng.uniform(-30, 25))
+    forward, head = nod[:, 0] * long, top + nod[:, 0] * long / 4
+    toy.append(part(ELLIPSOID, head, (long, size, 0.85 * size), nod))
+    ears = rng.integers(0, 4)
+    if style == 0:
+        toy.append(rod(CYLINDER, head + 0.4 * forward, head + 0.55 * forward - [0, 0.5, 0], 0.1))
+    elif style == 1:
+        toy.append(part(BOX, head + 0.55 * forward, (0.7 * size, 0.4 * size, 0.4 * size), nod))
+    if ears == 0:
+        toy += pair(CONE, head + [-0.05, 0.6 * size, 0.25 * size], (0.1, 0.1, 0.28), turn("x", -90))
+    elif ears == 1:
+        toy += pair(ELLIPSOID, head + [-0.08, 0, 0.55 * size], (0.08, 0.34, 0.28))
+    elif ears == 2:
+        toy += [rod(CYLINDER, head + [0, 0.3 * size, 0.08 * s], head + [-0.1, 0.3 * size + 0.35, 0.3 * s], 0.06)
+                for s in (-1, 1)]
+    x, z, stride = length * rng.uniform(0.25, 0.38), width * rng.uniform(0.28, 0.42), rng.uniform(-0.15, 0.15)
+    toy += [rod(CYLINDER, (f * x, y - 0.1 * height, s * z), (f * (x + stride * s), 0, s * z), thick)
+            for f in (1, -1) for s in (1, -1)]
+    tail, up = rng.uniform(0.15, 0.6), math.radians(rng.uniform(-70, 60))
+    root = np.array([-0.46 * length, y + 0.1 * height, 0])
+    toy.append(rod(CONE if rng.random() < 0.5 else CYLINDER, root,
+                   root + tail * np.array([-math.cos(up), math.sin(up), 0]), rng.uniform(0.06, 0.16)))
+    if rng.random() < 0.2:
+        toy.append(part(ELLIPSOID, (0, y + height / 2, 0), (0.35 * length, 0.6 * height, 0.6 * width)))
+    return toy
+
+
+def toy_human(rng, style):
+    """Two legs in some stride, a trunk, a head with or without a hat, two bent arms, something carried or not"""
+    leg, hip, thick = rng.uniform(0.5, 0.8), rng.uniform(0.08, 0.17), rng.uniform(0.13, 0.24)
+    trunk, shoulders, deep = rng.uniform(0.45, 0.75), rng.uniform(0.32, 0.6), rng.uniform(0.2, 0.34)
+    stride, spread = rng.uniform(-0.35, 0.35), rng.uniform(0, 0.18)
+    toy = []
+    for s in (1, -1):
+        foot = np.array([stride * s, 0, s * (hip + spread)])
+        toy += [rod(CYLINDER, (0, leg, s * hip), foot, thick),
+                part(BOX, foot + [0.05, 0.03, 0], (0.24, 0.09, 0.9 * thick))]
+    shape = rng.integers(0, 4)
+    if shape == 0:
+        toy.append(part(BOX, (0, leg + trunk / 2, 0), (deep, trunk, shoulders)))
+    elif shape == 1:
+        toy.append(part(ELLIPSOID, (0, leg + trunk / 2, 0), (1.3 * deep, 1.25 * trunk, 1.1 * shoulders)))
+    elif shape == 2:
+        toy.append(rod(CYLINDER, (0, leg - 0.05, 0), (0, leg + trunk, 0), shoulders, 1.1 * deep))
+    else:
+        toy.append(rod(CONE, (0, leg - 0.2, 0), (0, leg + 1.5 * trunk, 0), 1.3 * shoulders, 1.8 * deep))
+    head, y = rng.uniform(0.24, 0.38), leg + trunk
+    y += 0.55 * head
+    toy.append(part(ELLIPSOID, (0.02, y, 0), (head, 1.15 * head, 0.9 * head)))
+    hat = rng.integers(0, 4)
+    if hat == 0:
+        toy += [rod(CYLINDER, (0, y + 0.3 * head, 0), (0, y + 0.7 * head, 0), 0.9 * head),
+                rod(CYLINDER, (0, y + 0.3 * head, 0), (0, y + 0.36 * head, 0), 1.6 * head)]
+    elif hat == 1:
+        toy.append(rod(CONE, (0, y + 0.25 * head, 0), (0, y + 1.1 * head, 0), head))
+    elif hat == 2:
+        toy.append(part(ELLIPSOID, (-0.03, y + 0.15 * head, 0), (1.15 * head, 1.15 * head, 1.1 * head)))
+    thick, length = rng.uniform(0.1, 0.17), rng.uniform(0.22, 0.35)
+    for s in (1, -1):
+        out = math.radians(rng.choice([8, 15, 35, 80, 120]) + rng.uniform(-8, 8))
+        ahead, bend = math.radians(rng.uniform(-50, 80)), math.radians(rng.uniform(0, 80))
+        upper = np.array([math.cos(out) * math.sin(ahead), -math.cos(out) * math.cos(ahead), s * math.sin(out)])
+        lower = upper * math.cos(bend) + np.array([1, 0.3, 0]) * math.sin(bend)
+        shoulder = np.array([0, leg + 0.92 * trunk, s * (shoulders / 2 + 0.2 * thick)])
+        elbow = shoulder + length * upper
+        hand = elbow + length * lower / math.hypot(*lower)
+        toy += [rod(CYLINDER, shoulder, elbow, thick), rod(CYLINDER, elbow, hand, 0.9 * thick)]
+    if style == 0:
+        toy.append(rod(CYLINDER, hand - [0, 0.55, 0], hand + [0, 0.6, 0], 0.05))
+    elif style == 1:
+        toy.append(part(BOX, (-0.9 * deep, leg + 0.6 * trunk, 0), (0.2, 0.6 * trunk, 0.7 * shoulders)))
+    elif style == 2:
+        toy.append(part(BOX, hand, (0.06, 0.5, 0.36)))
+    return toy
+
+
+def toy_plane(rng, style):
+    """A fuselage, one or two pairs of wings, a tail, engines under the wings or a propeller, wheels or none"""
+    length, width, y = rng.uniform(1.3, 1.9), rng.uniform(0.16, 0.36), 0.4
+    span, chord, sweep = rng.uniform(1.2, 2.1), rng.uniform(0.22, 0.5), rng.uniform(-5, 45)
+    if rng.random() < 0.5:
+        toy = [part(ELLIPSOID, (0, y, 0), (length, width, width))]
+    else:
+        toy = [rod(CYLINDER, (-0.42 * length, y, 0), (0.32 * length, y, 0), width),
+               rod(CONE, (0.32 * length, y, 0), (0.55 * length, y, 0), width)]
+    x, high, dihedral = rng.uniform(-0.1, 0.25) * length, rng.choice([-0.35, 0, 0.45]) * width, rng.uniform(-4, 10)
+    thin = rng.uniform(0.05, 0.09)
+    toy += wings(x, y + high, span, chord, sweep, dihedral, thin)
+    if rng.random() < 0.25:
+        gap = rng.uniform(0.3, 0.45)
+        toy += wings(x + 0.05, y + high + gap, 0.95 * span, chord, sweep, dihedral, thin)
+        strut = (x - 0.3 * span * math.tan(math.radians(sweep)), y + high + gap / 2, 0.3 * span)
+        toy += pair(BOX, strut, (0.05, gap, 0.05))
+    tail, fin = -0.42 * length - 0.02, rng.uniform(0.3, 0.6)
+    leaning = np.array([[0.13, -0.12, 0], [0, fin / 2, 0], [0, 0, 0.03]])
+    toy.append((BOX, leaning, np.array([tail, y + fin / 2 + 0.03, 0])))
+    toy += wings(tail, y + (0.85 * fin if rng.random() < 0.3 else 0.05), span * rng.uniform(0.3, 0.5), 0.6 * chord,
+                 0.7 * sweep, 0, 0.05)
+    size = rng.uniform(0.1, 0.2)
+    for at, scale in {0: ((0.22, 1),), 1: ((0.18, 0.8), (0.34, 0.8))}.get(style, ()):
+        toy += pair(CYLINDER, (x - at * span * math.tan(math.radians(sweep)), y + high - 0.1, at * span),
+                    (scale * size, scale * size, 0.4), turn("y", 90))
+    if style in (2, 3):
+        nose = (length / 2, y, 0)
+        toy += [part(BOX, nose, (0.04, 0.55, 0.09)), part(ELLIPSOID, nose, (0.12, 0.12, 0.12))]
+    if rng.random() < 0.6:
+        toy.append(part(ELLIPSOID, (0.18 * length, y + 0.4 * width, 0), (length / 4, 0.6 * width, 0.6 * width)))
+    if rng.random() < 0.4:
+        toy += [*pair(CYLINDER, (0.05 * length, 0.1, 0.18), (0.16, 0.16, 0.07)),
+                part(CYLINDER, (0.35 * length, 0.1, 0), (0.14, 0.14, 0.06))]
+    return toy
+
+
+def toy_truck(rng, style):
+    """A cab, with or without a bonnet, a chassis on four or six wheels; on it a box, a tank, sand, logs or a crane"""
+    length, width, wheel = rng.uniform(1.3, 1.9), rng.uniform(0.45, 0.7), rng.uniform(0.11, 0.22)
+    bed, cab, high = 1.5 * wheel, rng.uniform(0.3, 0.5), rng.uniform(0.5, 0.8)
+    front = length / 2 - cab / 2
+    toy = [part(BOX, (0, bed, 0), (length, 0.12, 0.8 * width)),
+           part(BOX, (front, bed + high / 2, 0), (cab, high, width))]
+    if rng.random() < 0.4:
+        toy.append(part(BOX, (front + 0.75 * cab, bed + high / 4, 0), (0.6 * cab, high / 2, 0.85 * width)))
+    long, tall = length - cab - rng.uniform(0.03, 0.2), rng.uniform(0.45, 0.9)
+    x = long / 2 - length / 2
+    if style == 0:
+        toy.append(part(BOX, (x, bed + tall / 2 + 0.05, 0), (long, tall, width * rng.uniform(0.9, 1.1))))
+    elif style == 1:
+        toy.append(part(CYLINDER, (x, bed + 0.08 + 0.4 * tall, 0), (width, 0.8 * tall, long), turn("y", 90)))
+    elif style == 2:
+        toy += [part(BOX, (x, bed + 0.1, 0), (long, 0.1, width)),
+                *pair(BOX, (x, bed + 0.2, 0.48 * width), (long, 0.26, 0.05)),
+                part(BOX, (0.02 - length / 2, bed + 0.2, 0), (0.05, 0.26, width)),
+                part(ELLIPSOID, (x, bed + 0.2, 0), (0.8 * long, 0.7 * tall, 0.8 * width))]
+    elif style == 3:
+        toy += [rod(CYLINDER, (-length / 2, bed + up, z), (front - cab / 2 - 0.03, bed + up, z), 0.2)
+                for up, z in ((0.16, -0.12), (0.16, 0.12), (0.32, 0))]
+    else:
+        toy += [part(BOX, (x, bed + 0.12, 0), (long, 0.12, width)),
+                part(BOX, (x - 0.3 * long, bed + 0.25, 0), (0.3, 0.3, 0.8 * width)),
+                rod(CYLINDER, (x - 0.3 * long, bed + 0.15, 0), (x + 0.55 * long, bed + 0.15 + 0.75 * long, 0), 0.12)]
+    axles = (length / 2 - cab / 2, 0.25 - length / 2, 0.25 - length / 2 + 2.3 * wheel)[:rng.integers(2, 4)]
+    wide = rng.uniform(0.1, 0.18)
+    for axle in axles:
+        toy += pair(CYLINDER, (axle, wheel, 0.46 * width), (2 * wheel, 2 * wheel, wide))
+    if rng.random() < 0.3:
+        pipe = (front - cab / 2, bed + 0.75 * high, 0.45 * width)
+        toy += pair(CYLINDER, pipe, (0.07, 0.07, 0.9 * high), turn("x", 90))
+    return toy
+
+
+def toy_car(rng, style):
+    """A low body on four wheels: saloon, beetle, estate, open or racing car, with or without a wing behind"""
+    length, width, wheel = rng.uniform(1.2, 1.7), rng.uniform(0.55, 0.8), rng.uniform(0.11, 0.2)
+    high = rng.uniform(0.16, 0.28)
+    y = 0.9 * wheel + high / 2
+    if rng.random() < 0.65:
+        toy = [part(BOX, (0, y, 0), (length, high, width))]
+    else:
+        toy = [part(ELLIPSOID, (0, y, 0), (length, high, width)),
+               part(BOX, (0, y - 0.15 * high, 0), (0.8 * length, high / 2, 0.9 * width))]
+    long, tall = length * rng.uniform(0.35, 0.65), rng.uniform(0.14, 0.26)
+    x, top = length * rng.uniform(-0.15, 0.05), y + high / 2
+    if style == 0:
+        toy.append(part(BOX, (x, top + tall / 2 - 0.02, 0), (long, tall, 0.85 * width)))
+    elif style == 1:
+        toy.append(part(ELLIPSOID, (x, top, 0), (1.3 * long, 2 * tall, 0.9 * width)))
+    elif style == 2:
+        toy.append(part(BOX, (-0.12 * length, top + tall / 2, 0), (0.74 * length, tall, 0.9 * width)))
+    elif style == 3:
+        toy += [*pair(BOX, (x, top + 0.08, 0.22 * width), (0.1, 0.22, 0.3 * width)),
+                part(BOX, (x + 0.25, top + 0.06, 0), (0.04, 0.18, 0.8 * width), turn("z", 25))]
+    else:
+        toy += [part(ELLIPSOID, (x, top, 0), (0.7 * long, 1.5 * tall, 0.4 * width)),
+                part(ELLIPSOID, (length / 4, y + 0.1 * high, 0), (0.8 * length, 0.9 * high, width / 2))]
+    racing = style == 4
+    if rng.random() < 0.3 or racing:
+        toy += [part(BOX, (-0.46 * length, top + 0.18, 0), (0.16, 0.04, 1.02 * width)),
+                *pair(BOX, (-0.46 * length, top + 0.07, 0.35 * width), (0.08, 0.2, 0.05))]
+    if rng.random() < 0.2:
+        toy.append(part(BOX, (x, top + tall + 0.03, 0), (0.12, 0.1, 0.4 * width)))
+    if rng.random() < 0.3:
+        toy.append(part(BOX, (0.48 * length, y - 0.2 * high, 0), (0.12, 0.35 * high, 1.03 * width)))
+    size, z, wide = wheel * (2.4 if racing else 2), width * (0.58 if racing else 0.46), rng.uniform(0.1, 0.2)
+    for axle in (length * rng.uniform(0.28, 0.36), -length * rng.uniform(0.26, 0.36)):
+        toy += pair(CYLINDER, (axle, wheel, z), (size, size, wide))
+    return toy
+
+
+TOY_MAKERS = (toy_animal, toy_human, toy_plane, toy_truck, toy_car)                     # in the order of NORB_NAMES
+
+
+def corners(toy):
+    """Corners (8 n, 3) of the boxes around a toy's parts"""
+    signs = np.array(np.meshgrid(*[(-1.0, 1.0)] * 3)).reshape(3, 8)
+    return np.concatenate([centre + times(M, signs).T for _, M, centre in toy])
+
+
+def make_toy(category, instance, toy_seed):
+    """One toy, its size that of the frame, a little turned, stretched and off the middle. -> list of parts"""
+    rng = np.random.default_rng(np.random.SeedSequence(toy_seed, spawn_key=(category, instance)))
+    toy = TOY_MAKERS[category](rng, TOY_STYLES[instance])
+    stand = turn("y", rng.uniform(-YAW, YAW)) * rng.uniform(1 / STRETCH, STRETCH, 3)
+    off = rng.uniform(-OFFSET, OFFSET, 3)
+    at = corners(toy)
+    middle = (at.min(0) + at.max(0)) / 2
+    size = np.sqrt(np.square(times(at - middle, stand.T)).sum(1).max())
+    return [(kind, times(stand, M) / size, times(stand, (centre - middle)[:, None])[:, 0] / size + off)
+            for kind, M, centre in toy]
+
+
+def inverse(T):
+    """Of a matrix (3, 3), by its cofactors"""
+    cofactors = np.stack([np.cross(T[1], T[2]), np.cross(T[2], T[0]), np.cross(T[0], T[1])], 1)
+    return cofactors / (T[0] * cofactors[:, 0]).sum()
+
+
+NOWHERE = np.float32(1e9)
+
+
+def nearest_of_part(kind, o, d):
+    """Where rays o + t d meet a unit part, coming from large t. o: list of three arrays, d (3,), float32 -> t; face, 0
+    to 2 for a plane one across that axis, else -1; whether they meet it at all
+
+    A part is the common inside of a curved face, a t^2 + 2 b t + q <= 0, and of pairs of planes: a ray is in each of
+    them on an interval, and in the part where all of these overlap.
+    """
+    near, far, face, inside = NOWHERE, -NOWHERE, np.int8(-1), True
+    if kind != BOX:
+        round_axes = range(3 if kind == ELLIPSOID else 2)
+        a = sum(d[k] * d[k] for k in round_axes)
+        b, q = sum(d[k] * o[k] for k in round_axes), sum(o[k] * o[k] for k in round_axes)
+        if kind == CONE:
+            radius = (1 - o[2]) / 2
+            a, b, q = a - d[2] * d[2] / 4, b + radius * d[2] / 2, q - radius * radius
+        else:
+            q = q - 1
+        a = a if abs(a) > 1e-6 else np.float32(1e-6)
+        root = b * b - a * q
+        inside = root > 0
+        root = np.sqrt(np.maximum(root, 0))
+        near, far = (root - b) / a, (-root - b) / a
+        if a < 0:                                                # steeper than the cone: in its lower or its upper half
+            near, far = (near, -NOWHERE) if d[2] > 0 else (NOWHERE, far)
+    for k in {BOX: (0, 1, 2), ELLIPSOID: ()}.get(kind, (2,)):
+        along = d[k] if abs(d[k]) > 1e-6 else np.float32(1e-6)
+        middle, half = -o[k] / along, abs(1 / along)
+        face = np.where(middle + half < near, np.int8(k), face)
+        near, far = np.minimum(near, middle + half), np.maximum(far, middle - half)
+    return near, face, inside & (near >= far)
+
+
+def cast_rays(toy, azimuth, elevation, side):
+    """Parallel rays, one a pixel, to the nearest point of a toy. -> hit (side, side) bool, the surface's normals there
+    (3, side, side) float32, as the camera sees them: x right, y up, z towards it; 0 elsewhere"""
+    R = rotation_of(azimuth, elevation)
+    places = (((np.arange(side) + 0.5) / side * 2 - 1) / REACH).astype(np.float32)
+    depth, normals = np.full((side, side), -NOWHERE), np.zeros((3, side, side), np.float32)
+    for kind, M, centre in toy:
+        T, centre = times(R, M), times(R, centre[:, None])[:, 0]
+        reach = np.abs(T).sum(1)
+        left, right = np.searchsorted(places, centre[0] + (-reach[0], reach[0]))
+        top, bottom = np.searchsorted(places, -centre[1] + (-reach[1], reach[1]))
+        if left == right or top == bottom:
+            continue
+        window = np.s_[top:bottom, left:right]
+        x, y = places[left:right] - np.float32(centre[0]), -places[top:bottom, None] - np.float32(centre[1])
+        to_part = inverse(T).astype(np.float32)
+        o, d = [row[0] * x + row[1] * y for row in to_part], to_part[:, 2]
+        t, face, meets = nearest_of_part(kind, o, d)
+        z = t + np.float32(centre[2])
+        rows, columns = np.nonzero(meets & (z > depth[window]))
+        if not len(rows):
+            continue
+        depth[window][rows, columns] = z[rows, columns]
+        t = t[rows, columns]
+        at = [o[k][rows, columns] + d[k] * t for k in range(3)]
+        if kind != ELLIPSOID:
+            flat = np.broadcast_to(face, z.shape)[rows, columns]
+            at[2] = {BOX: 0 * t, CYLINDER: 0 * t, CONE: (1 - at[2]) / 4}[kind]          # the curved face's gradient
+            at = [np.where(flat < 0, at[k], np.where(flat == k, np.sign(d[k]), 0)) for k in range(3)]
+        normal = [to_part[0, k] * at[0] + to_part[1, k] * at[1] + to_part[2, k] * at[2] for k in range(3)]
+        length = np.sqrt(normal[0] * normal[0] + normal[1] * normal[1] + normal[2] * normal[2])
+        normals[(slice(None), *window)][:, rows, columns] = np.stack(normal) / length
+    return depth > -NOWHERE, normals
+
+
+def rotation_of(azimuth, elevation):
+    """R(azimuth, elevation), degrees: a turn of the toy, then the camera's nod"""
+    return times(turn("x", elevation), turn("y", azimuth))
+
+
+def light_up(hit, normals, elevation):
+    """The six lightings of a view: ambient light and Lambert's, on a light ground. Lamps stand still as the cameras
+    rise. -> (6, side, side) uint8"""
+    images = np.empty((len(LIGHTINGS), *hit.shape), np.uint8)
+    for image, (ground, ambient, lamps) in zip(images, LIGHTINGS):
+        bright = np.full(hit.shape, np.float32(ambient))
+        for azimuth, height, strength in lamps:
+            lamp = times(turn("x", elevation), times(turn("y", azimuth), turn("x", -height)))[:, 2:] * strength
+            lamp = lamp[:, 0].astype(np.float32)
+            bright += np.maximum(lamp[0] * normals[0] + lamp[1] * normals[1] + lamp[2] * normals[2], 0)
+        image[:] = np.rint(255 * np.minimum(np.where(hit, bright, np.float32(ground)), 1))
+    return images
+
+
+def draw_toy(category, instance, toy_seed, side=2 * NORB_SIDE):
+    """All views of a toy, in the order elevation, azimuth, lighting. -> (972, 2, side, side) uint8, left and right"""
+    toy = make_toy(category, instance, toy_seed)
+    views = [np.stack([light_up(*cast_rays(toy, azimuth + camera, elevation, side), elevation)
+                       for camera in (-STEREO / 2, STEREO / 2)], 1)
+             for elevation in TOY_ELEVATIONS for azimuth in TOY_AZIMUTHS]
+    return np.concatenate(views)
+
+
+def halved_toy(*which):
+    return halve(draw_toy(*which))
+
+
+def each_toy(draw, toy_seed, split, say):
+    """draw(category, instance, toy_seed) of each toy of a split, in order, worked out on all cores"""
+    which = [(category, instance, toy_seed) for category in range(N_CLASSES) for instance in TOY_SPLITS[split]]
+    with concurrent.futures.ProcessPoolExecutor(n_cores(), multiprocessing.get_context("spawn")) as pool:
+        for k, views in enumerate(pool.map(draw, *zip(*which))):
+            say(f"\rdrawing toys to {split} with: {k + 1} of {len(which)} ", end="")
+            yield views
+    say("\r", end="")
+
+
+def toy_tables(split):
+    """labels, instances, elevations, azimuths, lightings (N,) int64 of a split's rows, as load_norb gives them"""
+    names = ("labels", "instances", "elevations", "azimuths", "lightings")
+    values = (range(N_CLASSES), TOY_SPLITS[split], TOY_ELEVATIONS, TOY_AZIMUTHS, range(len(LIGHTINGS)))
+    return dict(zip(names, (grid.ravel() for grid in np.meshgrid(*map(np.array, values), indexing="ij"))))
+
+
+def load_toys(toy_seed, say=print):
+    """load_norb's dict, of the toys of a seed: from the cache, or drawn and put there. A damaged cache is drawn anew,
+    one that cannot be written is done without; both with a word."""
+    path = TOYS_CACHE.expanduser() / f"toys-{toy_seed}-version-{TOYS_VERSION}.npz"
+    data = {split: toy_tables(split) for split in TOY_SPLITS}
+    if path.exists():
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                images = {split: file[split] for split in TOY_SPLITS}
+                if str(file["digest"]) != digest_of(images):
+                    raise ValueError("its digest is another")
+            return {split: {"images": images[split], **tables} for split, tables in data.items()}
+        except Exception as error:                    # what a damaged zip file makes its reader raise is not documented
+            say(f"{path} is damaged ({' '.join(str(error).split())}): drawing the toys anew")
+    images = {split: np.concatenate(list(each_toy(halved_toy, toy_seed, split, say))) for split in TOY_SPLITS}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, lambda file: np.savez(file, **images, digest=np.array(digest_of(images))))
+    except (OSError, InputError) as error:
+        say(f"the toys cannot be kept for the next time ({error})")
+    return {split: {"images": images[split], **tables} for split, tables in data.items()}
+
+
+def write_norb(folder, toy_seed, say=print):
+    """The toys as smallNORB's six files, at 96x96 px, which load_norb reads; all of them or none.
+
+    Raises InputError if the folder cannot be made or written, or has no room.
+    """
+    folder = Path(folder).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        room = shutil.disk_usage(folder).free
+        if room < NORB_BYTES:
+            raise InputError(f"--write-norb {folder}: needs {NORB_BYTES / 1e6:.0f} MB, has {room / 1e6:.0f}; make room")
+        with tempfile.TemporaryDirectory(dir=folder, prefix="writing-") as temporary:
+            for split in TOY_SPLITS:
+                tables = toy_tables(split)
+                codes = {name: (tables[name] - offset) // scale for name, _, scale, offset in NORB_CODES}
+                info = np.stack([codes[name] for name, *_ in NORB_CODES[1:]], 1)
+                for kind, rows in (("cat", codes["labels"]), ("info", info), ("dat", None)):
+                    parts = [rows] if kind != "dat" else each_toy(draw_toy, toy_seed, split, say)
+                    write_norb_file(Path(temporary) / NORB_FILES[split, kind], kind, len(info), parts)
+            for name in NORB_FILES.values():
+                os.replace(Path(temporary) / name, folder / name)
+    except OSError as error:
+        raise InputError(f"--write-norb {folder}: cannot be written ({error.strerror or error}); choose a writable "
+                         "folder with room") from None
+
+
+def write_norb_file(path, kind, n, parts):
+    """One file in smallNORB's format: magic number, dimensions, then the n rows of all parts"""
+    magic, dtype, shape = NORB_FORMAT[kind]
+    dims = (n, *shape)
+    header = [magic, len(dims), *dims, *[1] * (3 - len(dims))]
+    with open(path, "wb") as file:
+        file.write(np.array(header, "<i4").tobytes())
+        for rows in parts:
+            file.write(np.ascontiguousarray(rows, dtype).tobytes())
 
 
 # ============================================================== the paper: poses, votes, EM routing, losses, networks
@@ -1431,6 +1915,8 @@ def check_config(config):
         raise InputError(f"--ablations: are variants of the capsule network; leave --model {config.model} out")
     for name in RANGE_FLAGS:
         parse_range(getattr(config, name), flag_of(name))
+    if config.toy_seed and config.data != "toys":
+        raise InputError(f"--toy-seed: means nothing to --data {config.data}; leave it out, or give --data toys")
     if {config.model, *baselines(config)} == {"nearest"}:
         training = [f for f in given_options(config) if f.metadata["group"] == "training" and f.name != "seed"]
         for name in [f.name for f in training] + ["checkpoint"] * bool(config.checkpoint):
@@ -2458,10 +2944,21 @@ def fail(message):
 
 def main():
     parser = Parser(description=__doc__)
+    parser.add_argument("--write-norb", metavar="DIR", help="write the toys of --toy-seed as smallNORB's six files, "
+                        "96x96 px, and do nothing else; --data smallnorb --norb-dir DIR reads them")
     add_config_flags(parser)
-    config = config_from_args(parser.parse_args())
-    check_config(config)
+    args = parser.parse_args()
+    config = config_from_args(args)
     say = Progress(config.quiet).say
+    if args.write_norb is not None:
+        for f in given_options(config):
+            if f.name not in ("toy_seed", "quiet"):
+                raise InputError(f"{flag_of(f.name)}: means nothing to --write-norb; leave it out")
+        check_config(dataclasses.replace(config, data="toys"))
+        write_norb(args.write_norb, config.toy_seed, say)
+        say(f"wrote smallNORB's six files into {args.write_norb}")
+        return
+    check_config(config)
     report(config, [record for record, _ in run_all(config, say)], say)
 
 

@@ -136,8 +136,39 @@ def draw_example_views(run):
     return fig
 
 
+def draw_toys(run, side=64):
+    """Every toy of each class, from three sides; then one through azimuth, elevation and lighting"""
+    seed, n = run.config.toy_seed, 10
+
+    def picture(category, instance, azimuth, elevation, lighting):
+        views = norb.light_up(*norb.cast_rays(norb.make_toy(category, instance, seed), azimuth, elevation, 2 * side),
+                              elevation)
+        return views[lighting].reshape(side, 2, side, 2).mean((1, 3))
+    order = [*norb.TOY_SPLITS["train"], *norb.TOY_SPLITS["test"]]
+    rows = [np.hstack([picture(category, toy, azimuth, 40, (toy + k) % len(norb.LIGHTINGS)) for toy in order])
+            for category in range(N_CLASSES) for k, azimuth in enumerate((30, 140, 270))]
+    one = (0, norb.TOY_SPLITS["train"][0])
+    rows.append(np.hstack([picture(*one, azimuth, 40, 0) for azimuth in range(0, 360, 36)]))
+    rows.append(np.hstack([*(picture(*one, 30, e, 0) for e in list(norb.TOY_ELEVATIONS)[::2]),
+                           *(picture(*one, 30, 40, k) for k in range(n - len(norb.TOY_ELEVATIONS[::2])))]))
+    fig = new_figure(run, 15, "The toys: five classes of ten, each from three sides; the left five train, the right "
+                     "five test", "below: one toy through azimuth; through elevation (five) and lighting (five)")
+    ax = fig.subplots()
+    sheet = np.vstack(rows)
+    ax.imshow(np.round(sheet / 8) * 8, cmap="gray", vmin=0, vmax=255)
+    for y in range(3, len(rows), 3):
+        ax.axhline(y * side - 0.5, color="white", linewidth=2)
+    ax.axvline(5 * side - 0.5, ymin=2 / len(rows), color=ORANGE, linewidth=2)
+    ax.set(xticks=np.arange(n) * side + side / 2, xticklabels=[f"toy {toy}" for toy in order])
+    ax.set_yticks([*(np.arange(N_CLASSES) * 3 + 1.5) * side, 15.5 * side, 16.5 * side],
+                  [*norb.NORB_NAMES, "azimuth", "elevation,\nlighting"])
+    ax.tick_params(length=0, labeltop=True, labelbottom=False)
+    ax.spines[:].set_visible(False)
+    return fig
+
+
 def names(run):
-    return CLASS_NAMES if run.data["source"] == "synthetic" else norb.NORB_NAMES
+    return CLASS_NAMES if run.config.data == "synthetic" else norb.NORB_NAMES
 
 
 def draw_elevation_strip(run, n=7):
@@ -151,7 +182,7 @@ def draw_elevation_strip(run, n=7):
             images = norb.render(np.full(n, k), np.full(n, 30.0), elevations, rng)
         else:
             rows = [pick(run.data["train"], labels=k, elevations=e) for e in elevations]
-            images = prepared(run.data["train"], rows, "smallnorb")["images"]
+            images = prepared(run.data["train"], rows, run.data["source"])["images"]
         for j in range(n):
             show_image(axes[k, j], images[j], f"{elevations[j]:.0f}°" if k == 0 else "")
         axes[k, 0].set_ylabel(names(run)[k], rotation=0, ha="right", va="center")
@@ -363,11 +394,11 @@ def draw_pose_tracking(run, n_noise=4):
 
 
 FIGURES = {draw.__name__.removeprefix("draw_"): draw for draw in (
-    draw_example_views, draw_elevation_strip, draw_training_curves, draw_extrapolation_bars, draw_azimuth_accuracy,
-    draw_pose_matrices, draw_gap_sweep, draw_ablations, draw_em_routing, draw_pose_tracking)}
-NEEDS = {"training_curves": "records", "extrapolation_bars": "records", "azimuth_accuracy": "records",
-         "gap_sweep": "gap", "ablations": "ablations", "pose_matrices": "params", "em_routing": "params",
-         "pose_tracking": "params"}
+    draw_example_views, draw_toys, draw_elevation_strip, draw_training_curves, draw_extrapolation_bars,
+    draw_azimuth_accuracy, draw_pose_matrices, draw_gap_sweep, draw_ablations, draw_em_routing, draw_pose_tracking)}
+NEEDS = {"example_views": "data", "elevation_strip": "data", "training_curves": "records",
+         "extrapolation_bars": "records", "azimuth_accuracy": "records", "gap_sweep": "gap", "ablations": "ablations",
+         "pose_matrices": "params", "em_routing": "params", "pose_tracking": "params"}
 SWEPT = ("azimuth_accuracy", "gap_sweep")                      # need runs of the embedded shapes with --split azimuth
 
 
@@ -391,8 +422,9 @@ def load_results(path):
 
 
 def gather(args, config, needs, say):
-    """Train what is needed and not given -> Run. needs: a set of records, gap, ablations, params. The network of the
-    poses is the one in --load, else the first capsule network of --results, trained anew, else that of these flags."""
+    """Train what is needed and not given -> Run. needs: a set of data, records, gap, ablations, params. The network
+    of the poses is the one in --load, else the first capsule network of --results, trained anew, else that of these
+    flags."""
     params = None
     config = norb.changed(config, ablations=False)
     if args.load:
@@ -423,16 +455,17 @@ def gather(args, config, needs, say):
                                   threads=config.threads, norb_dir=config.norb_dir)
         params, _ = norb.train(config)
     views = {part: norb.parse_range(of_records[f"{part}_azimuths"], f"--{part}-azimuths") for part in ("train", "test")}
-    return Run(config, params, norb.load_data(config), found["records"], found["gap"], found["ablations"], views)
+    data = norb.load_data(config, say) if "data" in needs else {}
+    return Run(config, params, data, found["records"], found["gap"], found["ablations"], views)
 
 
 def load_network(path, args):
     """-> (params, config) of a checkpoint of a capsule network; flags that would have changed it must agree"""
-    found = norb.load_checkpoint(path)
+    found = norb.load_network(path)
     config = norb.config_to_look_at(found, args, path)
     if config.model != "caps":
         raise InputError(f"{path}: holds a {config.model} network; the figures need --model caps")
-    return found.average or found.params, config
+    return found.weights, config
 
 
 def main():
@@ -460,6 +493,8 @@ def main():
         raise InputError("--out-json: results come from smallnorb_novel_viewpoint.py; leave the flag out here")
     say = norb.Progress(config.quiet).say
     wanted = {name: draw for name, draw in FIGURES.items() if args.only in ("", name)}
+    if config.data != "toys" and wanted.pop("toys", None) and not wanted:
+        raise InputError("--only toys: shows the toys; give --data toys")
     for name in SWEPT if config.data != "synthetic" or config.split != "azimuth" else ():
         if wanted.get(name) and not (args.results if name == "azimuth_accuracy" else args.gap_results):
             say(f"no {name}: it needs the embedded shapes and --split azimuth")
@@ -467,7 +502,8 @@ def main():
     if not wanted:
         raise InputError(f"--only {args.only}: needs the embedded shapes and --split azimuth; leave both out")
     norb.make_outdir(args.outdir, wanted)
-    run = gather(args, config, {NEEDS[name] for name in wanted if name in NEEDS}, say)
+    needs = {NEEDS[name] for name in wanted if name in NEEDS}
+    run = gather(args, config, needs | ({"data"} if "params" in needs else set()), say)
     for name, draw in wanted.items():
         records = run.gap if name == "gap_sweep" else run.records
         if name in SWEPT and not (records and all(record.get("sweep") for record in records)):

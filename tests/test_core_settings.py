@@ -510,6 +510,7 @@ DEFAULTS = {
         stop_familiar=0.0,
         n_eval=0,
         data="synthetic",
+        toy_seed=0,
         norb_dir="",
         split="azimuth",
         train_azimuths="0:150",
