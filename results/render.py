@@ -497,7 +497,7 @@ def restamp(folder, say=print):
                 continue
             if result["machine"]["blas_kernels"] != module.machine()["blas_kernels"]:
                 fault = f"made with {result['machine']['blas_kernels']} kernels, here are others"
-            elif not (same_bits(result) if result["weights_sha256"] else same_neighbours(result)):
+            elif not (same_neighbours(result) if result.get("label") == "nearest" else same_bits(result)):
                 fault = "other bits"
             elif not same_weights(result) or not same_evaluation(result):
                 fault = "other weights, or another evaluation of them"
