@@ -35,6 +35,19 @@ def toy_norb(n=20):
                "azimuths": np.zeros(n), "elevations": np.zeros(n)} for name in ("train", "familiar", "held_out")}
 
 
+def noise_for_toys(toy_seed, say=print, n=40):
+    """In the place of load_toys: noise of that seed, half of it at training azimuths, half at held-out ones"""
+    rng = np.random.default_rng(toy_seed)
+    return {split: {"images": rng.integers(0, 256, (n, sn.NORB_SIDE, sn.NORB_SIDE, 2), np.uint8),
+                    "labels": np.arange(n) % 5, "azimuths": np.where(np.arange(n) < n // 2, 300, 100),
+                    "elevations": np.full(n, 30)} for split in ("train", "test")}
+
+
+@pytest.fixture(autouse=True)
+def no_toys_are_drawn(monkeypatch):
+    monkeypatch.setattr(sn, "load_toys", noise_for_toys)
+
+
 def train(config):
     """-> what a run leaves: weights, and what evaluation found"""
     if isinstance(config, mc.Config):
@@ -88,6 +101,7 @@ NEEDS = {
     ("smallnorb", "conv_types"): ({}, [9]),
     ("smallnorb", "cnn_width"): ({}, [5]),                                              # 1 is what fits here
     ("smallnorb", "stop_familiar"): (dict(n_epochs=3), [1e-9]),                         # reached at once
+    ("smallnorb", "toy_seed"): (dict(data="toys", train_azimuths="300:400", test_azimuths="60:280"), None),
     ("smallnorb", "train_elevations"): (dict(split="elevation"), None),                 # not read by the other split
     ("smallnorb", "test_elevations"): (dict(split="elevation"), None)}
 # What changes what is evaluated while training, and no bit of the weights
@@ -461,7 +475,8 @@ def test_smallnorbs_tables():
         "cnn-gap": (100, 1.0, 0.0, 0.003, "constant", 0.998)}
     assert all(set(recipe) == set(names) for recipe in sn.RECIPES.values())
     assert sn.RANGES == {"synthetic": {"train_azimuths": "0:150", "test_azimuths": "200:330"},
-                         "smallnorb": {"train_azimuths": "300:400", "test_azimuths": "60:280"}}
+                         "smallnorb": {"train_azimuths": "300:400", "test_azimuths": "60:280"},
+                         "toys": {"train_azimuths": "300:400", "test_azimuths": "60:280"}}
 
 
 CORE = dict(seed=0, batch_size=32, threads=0, checkpoint="", resume=False, out_json="", quiet=False)
