@@ -178,7 +178,8 @@ class Config(Settings):
                          "By these --stop-familiar stops, and accuracies are matched", "training", low=0)
     data: str = option("synthetic", "five embedded 3D shapes, the real smallNORB, or toys, drawn here with smallNORB's "
                        "structure", "data", choices=("synthetic", "smallnorb", "toys"))
-    toy_seed: int = option(0, "seed of the toys' shapes, with --data toys; that of the training does not touch them", "data", low=0)
+    toy_seed: int = option(0, "seed of the toys' shapes, with --data toys; the training's does not touch them", "data",
+                           low=0)
     norb_dir: str = option("", "folder with smallNORB's six .mat or .mat.gz files", "data", runtime=True, metavar="DIR")
     split: str = option("azimuth", "what differs between training and held-out views", "data",
                         choices=("azimuth", "elevation"))
