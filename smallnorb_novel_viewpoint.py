@@ -1671,7 +1671,7 @@ def loss_and_grads(params, batch, config, empty=np.empty, batch_fraction=1.0):
         loss, dscores = cross_entropy(out["scores"], batch["labels"])
     _, network_backward = NETWORKS[config.model]
     grads = network_backward(dscores * batch_fraction, cache, config)
-    return {"loss": loss * batch_fraction, "hits": int((out["scores"].argmax(1) == batch["labels"]).sum())}, grads
+    return {"loss": loss * batch_fraction, "hits": int((out["scores"].argmax(1) == batch["labels"]).sum())}, grads, {}
 
 
 def forward_rows(params, samples, rows, config, empty):
@@ -1748,8 +1748,7 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None):
                 break
             for samples in epoch_samples(data, epoch, config):
                 for rows in run.batches(samples):
-                    terms, grads = run.runner.loss_and_grads(run.params, samples, rows, config)
-                    run.update(terms, grads, len(rows))
+                    run.update(len(rows), *run.runner.loss_and_grads(run.params, samples, rows, config))
             if (epoch + 1) % look_every and epoch + 1 < config.n_epochs:
                 run.close_epoch()
                 continue
@@ -2066,7 +2065,8 @@ def im2col_rows(x, K):
 
 
 def conv2d_forward(x, w, b, stride, empty=np.empty):
-    """Valid convolution. x (N, H, W, C), w (Kh, Kw, C, F), b (F,) -> y (N, Ho, Wo, F), in memory (Ho, N, Wo, F)."""
+    """Valid convolution. x (N, H, W, C), w (Kh, Kw, C, F), b (F,) or None -> y (N, Ho, Wo, F), in memory (Ho, N, Wo,
+    F)."""
     (N, H, W, C), (Kh, Kw, _, F) = x.shape, w.shape
     Ho, Wo = (H - Kh) // stride + 1, (W - Kw) // stride + 1
     cols = im2col(x, Kw, stride, empty)
@@ -2075,17 +2075,18 @@ def conv2d_forward(x, w, b, stride, empty=np.empty):
     np.matmul(im2col_band(cols, 0, stride, Ho), rows[0], out=y)
     for ky in range(1, Kh):
         y += np.matmul(im2col_band(cols, ky, stride, Ho), rows[ky], out=part)
-    y += b
+    if b is not None:
+        y += b
     return y.reshape(Ho, N, Wo, F).transpose(1, 0, 2, 3), (x.shape, cols, w, stride, empty)
 
 
-def conv2d_backward(dy, cache, need_dx=True):
-    """dy (N, Ho, Wo, F) -> dx (None unless needed), dw, db"""
+def conv2d_backward(dy, cache, need_dx=True, need_db=True):
+    """dy (N, Ho, Wo, F) -> dx, dw, db; dx and db are None unless needed"""
     (N, H, W, C), cols, w, stride, empty = cache
     (Kh, Kw, _, F), Ho = w.shape, dy.shape[1]
     rows = w.reshape(Kh, Kw * C, F)
     dy = np.ascontiguousarray(dy.transpose(1, 0, 2, 3)).reshape(-1, F)                  # (Ho*N*Wo, F)
-    dw, db = empty(w.shape, w.dtype), dy.sum(0)
+    dw, db = empty(w.shape, w.dtype), dy.sum(0) if need_db else None
     for ky in range(Kh):
         np.matmul(im2col_band(cols, ky, stride, Ho).T, dy, out=dw.reshape(rows.shape)[ky])
     if not need_dx:
@@ -2103,17 +2104,76 @@ def conv2d_backward(dy, cache, need_dx=True):
 
 
 def linear_forward(x, w, b, empty=np.empty):
-    """x (N, C), w (C, F), b (F,) -> y (N, F)"""
+    """x (N, C), w (C, F), b (F,) or None -> y (N, F)"""
     y = np.matmul(x, w, out=empty((len(x), w.shape[1]), x.dtype))
-    y += b
+    if b is not None:
+        y += b
     return y, (x, w, empty)
 
 
-def linear_backward(dy, cache, need_dx=True):
-    """dy (N, F) -> dx (None unless needed), dw, db"""
+def linear_backward(dy, cache, need_dx=True, need_db=True):
+    """dy (N, F) -> dx, dw, db; dx and db are None unless needed"""
     x, w, empty = cache
     dx = np.matmul(dy, w.T, out=empty(x.shape, x.dtype)) if need_dx else None
-    return dx, np.matmul(x.T, dy, out=empty(w.shape, w.dtype)), dy.sum(0)
+    return dx, np.matmul(x.T, dy, out=empty(w.shape, w.dtype)), dy.sum(0) if need_db else None
+
+
+NORM_EPS = 1e-5                    # inside the square root of a standard deviation
+
+
+def norm_forward(x, gamma, beta, running=None, empty=np.empty):
+    """Batch normalisation (Ioffe & Szegedy 2015): y = gamma (x - mean) / sqrt(variance + eps) + beta, channel by
+    channel. x (N, H, W, C) or (N, C), overwritten; gamma, beta (C,) -> (y, (mean, variance)), each of these (C,)
+
+    running: the (mean, variance) to use, in evaluation. Without it they are those of x, over all its samples and
+    places; of its n numbers a channel the variance that is returned, to be folded into the running one, is n / (n - 1)
+    times the one that is used. All passes run over rows of W*C numbers: a loop over C alone, often 16, would be too
+    short to be fast.
+    """
+    rows, lift = norm_rows(x), x.shape[2] if x.ndim == 4 else 1
+    n, C = rows.size // len(gamma), len(gamma)
+    if running is not None:
+        mean, variance = running
+        scale = gamma / np.sqrt(variance + x.dtype.type(NORM_EPS))
+        rows *= np.tile(scale, lift)
+        rows += np.tile(beta - mean * scale, lift)
+        return (norm_like(rows, x), running), None
+    ones = np.ones((1, len(rows)), x.dtype)
+    mean = np.matmul(ones, rows).reshape(lift, C).sum(0) / n
+    rows -= np.tile(mean, lift)
+    y = empty(rows.shape, x.dtype)
+    variance = np.matmul(ones, np.multiply(rows, rows, out=y)).reshape(lift, C).sum(0) / n
+    scale = 1 / np.sqrt(variance + x.dtype.type(NORM_EPS))
+    rows *= np.tile(scale, lift)                                                        # x is now (x - mean) / std
+    np.multiply(rows, np.tile(gamma, lift), out=y)
+    y += np.tile(beta, lift)
+    return (norm_like(y, x), (mean, variance * (n / max(1, n - 1)))), (rows, gamma, scale, lift, empty)
+
+
+def norm_backward(dy, cache):
+    """dy, as x -> dx, dgamma, dbeta, of the forward without running statistics, whose gradient is not asked for:
+    dx = gamma / std (dy - mean(dy) - xhat mean(dy xhat)), with xhat = (x - mean) / std and means as in the forward"""
+    xhat, gamma, scale, lift, empty = cache
+    rows, C = norm_rows(dy), len(gamma)
+    n, ones = rows.size // C, np.ones((1, len(rows)), dy.dtype)
+    dx = np.multiply(rows, xhat, out=empty(rows.shape, dy.dtype))
+    dbeta, dgamma = (np.matmul(ones, a).reshape(lift, C).sum(0) for a in (rows, dx))
+    np.multiply(xhat, np.tile(dgamma / -n, lift), out=dx)
+    dx += rows
+    dx -= np.tile(dbeta / n, lift)
+    dx *= np.tile(gamma * scale, lift)
+    return norm_like(dx, dy), dgamma, dbeta
+
+
+def norm_rows(x):
+    """x (N, H, W, C) as rows (H*N, W*C), the order in which a convolution leaves it in memory; (N, C) as it is"""
+    return x if x.ndim == 2 else x.transpose(1, 0, 2, 3).reshape(x.shape[0] * x.shape[1], -1)
+
+
+def norm_like(rows, x):
+    """norm_rows undone: rows in the shape of x"""
+    N, H, *_ = x.shape
+    return rows if x.ndim == 2 else rows.reshape(H, N, *x.shape[2:]).transpose(1, 0, 2, 3)
 
 
 def relu_forward(x):
@@ -2205,20 +2265,37 @@ LAYERS = {                         # operation -> its forward and backward
     "conv2d": (conv2d_forward, conv2d_backward), "linear": (linear_forward, linear_backward),
     "relu": (relu_forward, relu_backward), "sigmoid": (sigmoid_forward, sigmoid_backward),
     "pool": (pool_forward, pool_backward), "mean": (mean_forward, mean_backward), "pad": (pad_forward, pad_backward),
-    "flatten": (flatten_forward, flatten_backward), "dropout": (dropout_forward, dropout_backward)}
+    "flatten": (flatten_forward, flatten_backward), "dropout": (dropout_forward, dropout_backward),
+    "norm": (norm_forward, norm_backward)}
 WITH_WEIGHTS = ("conv2d", "linear")
 
 
-def layers_forward(params, x, layers, empty=np.empty, dropout_mask=None):
+def has_bias(layers, k):
+    """Whether layer k, which has weights, has a bias too: not before a normalisation, which would take it away"""
+    return [operation for operation, *_ in layers[k + 1:k + 2]] != ["norm"]
+
+
+def layers_forward(params, x, layers, empty=np.empty, dropout_mask=None, statistics=None):
     """x through layers: a tuple (operation, its options) each; an operation with weights has their name first:
-    ("conv2d", "conv1", 2) is a convolution of stride 2 with conv1_w and conv1_b. A ReLU that comes first works on x
-    itself. -> y, the list of the layers' caches"""
+    ("conv2d", "conv1", 2) is a convolution of stride 2 with conv1_w and, unless ("norm", name) follows, conv1_b. A
+    ReLU or a normalisation that comes first works on x itself. -> y, the list of the layers' caches
+
+    statistics: a dict in training, when each normalisation uses the mean and variance of these samples and puts them
+    into it, as NAME_mean and NAME_var; None in evaluation, when it uses those that stand beside the weights in params.
+    """
     caches = []
-    for operation, *options in layers:
+    for k, (operation, *options) in enumerate(layers):
         forward_of, _ = LAYERS[operation]
         if operation in WITH_WEIGHTS:
             name, *options = options
-            x, cache = forward_of(x, params[name + "_w"], params[name + "_b"], *options, empty)
+            b = params[name + "_b"] if has_bias(layers, k) else None
+            x, cache = forward_of(x, params[name + "_w"], b, *options, empty)
+        elif operation == "norm":
+            name, = options
+            running = (params[name + "_mean"], params[name + "_var"]) if statistics is None else None
+            (x, found), cache = forward_of(x, params[name + "_gamma"], params[name + "_beta"], running, empty)
+            if statistics is not None:
+                statistics[name + "_mean"], statistics[name + "_var"] = found
         else:
             x, cache = forward_of(x, *([dropout_mask] if operation == "dropout" else options))
         caches.append(cache)
@@ -2227,14 +2304,19 @@ def layers_forward(params, x, layers, empty=np.empty, dropout_mask=None):
 
 def layers_backward(dy, caches, layers, grads, need_dx=True):
     """dy -> dx (None unless needed); the gradients of the weights go into `grads`"""
-    first = [k for k, (operation, *_) in enumerate(layers) if operation in WITH_WEIGHTS][:1] or [len(layers)]
+    learn = (*WITH_WEIGHTS, "norm")
+    first = [k for k, (operation, *_) in enumerate(layers) if operation in learn][:1] or [len(layers)]
     last = -1 if need_dx else first[0]                                                  # nothing below it has weights
     for k in reversed(range(max(last, 0), len(layers))):
         operation, *options = layers[k]
         _, backward_of = LAYERS[operation]
         if operation in WITH_WEIGHTS:
-            name = options[0]
-            dy, grads[name + "_w"], grads[name + "_b"] = backward_of(dy, caches[k], need_dx=k != last)
+            name, need_db = options[0], has_bias(layers, k)
+            dy, grads[name + "_w"], db = backward_of(dy, caches[k], k != last, need_db)
+            grads |= {name + "_b": db} if need_db else {}
+        elif operation == "norm":
+            name, = options
+            dy, grads[name + "_gamma"], grads[name + "_beta"] = backward_of(dy, caches[k])
         else:
             dy = backward_of(dy, caches[k])
     return dy if need_dx else None
@@ -2287,6 +2369,27 @@ def learning_rate(config, step, n_steps):
     return config.lr * decay[config.lr_schedule] * min(1, (step + 1) / max(1, config.warmup))
 
 
+# -------------------------------------------------------------- what is learned without a gradient
+
+STATE_DECAY = 0.99                 # of the running means of a normalisation, from one group of samples to the next
+STATE_ENDS = ("_mean", "_var")
+
+
+def init_state(params):
+    """The running mean and variance of each normalisation among the weights"""
+    stems = [name.removesuffix("_gamma") for name in params if name.endswith("_gamma")]
+    return {stem + end: np.full_like(params[stem + "_gamma"], end == "_var") for stem in stems for end in STATE_ENDS}
+
+
+def fold_statistics(state, group_statistics, step):
+    """Fold the statistics of some groups of samples into the running ones, in place, in the groups' order. step, from
+    0: at first the running means are plain ones, so that their start does not matter."""
+    keep = min(STATE_DECAY, step / (step + 9))
+    for statistics in group_statistics:
+        for name, found in statistics.items():
+            state[name] += (found - state[name]) * (1 - keep)
+
+
 # -------------------------------------------------------------- running in shards
 
 @functools.cache
@@ -2315,6 +2418,7 @@ class Runner:
     """Cuts batches into shards of SHARD_SIZE and shares them among worker threads (NumPy's loops release the GIL).
 
     Shards, and the order in which their results are added up, do not depend on the number of threads, nor do the bits.
+    A shard is also the group of samples whose statistics a normalisation uses.
     """
 
     def __init__(self, threads, batch_size=10 ** 9):
@@ -2338,7 +2442,8 @@ class Runner:
         return list(self.pool.map(quiet, items) if self.pool else map(quiet, items))
 
     def loss_and_grads(self, params, samples, rows, config):
-        """loss_and_grads of samples[rows], shard by shard -> (terms, list of the shards' grads, to be added up)"""
+        """loss_and_grads of samples[rows], shard by shard -> (terms, list of the shards' grads, to be added up, list of
+        their statistics)"""
         shards = [rows[start:start + SHARD_SIZE] for start in range(0, len(rows), SHARD_SIZE)]
         self.arenas += [Arena() for _ in range(len(self.arenas), len(shards))]
 
@@ -2346,8 +2451,8 @@ class Runner:
             arena, shard = arena_and_shard
             return loss_and_grads(params, to_batch(samples, shard), config, arena.rewind(), len(shard) / len(rows))
         results = self.map(one, zip(self.arenas, shards))
-        terms = {name: sum(terms[name] for terms, _ in results) for name in results[0][0]}
-        return terms, [grads for _, grads in results]
+        all_terms, shard_grads, statistics = zip(*results)
+        return {name: sum(terms[name] for terms in all_terms) for name in all_terms[0]}, shard_grads, statistics
 
     def forward(self, params, samples, config, **options):
         """forward_rows of all samples, shard by shard -> its dict of arrays, a row a sample"""
@@ -2363,14 +2468,14 @@ class Runner:
 # -------------------------------------------------------------- the training run
 
 class Run:
-    """A training run: its weights, Adam's moments, step and history, and what keeps it safe: resuming, a check for
-    numbers that are not finite, checkpoints at every epoch's end, snapshots, progress.
+    """A training run: its weights, Adam's moments, the running statistics, step and history, and what keeps it safe:
+    resuming, a check for numbers that are not finite, checkpoints at every epoch's end, snapshots, progress.
 
         with Run(config, source, n_train, progress) as run:
             for epoch in run.epochs():
                 for samples in ...:
                     for rows in run.batches(samples):
-                        run.update(*run.runner.loss_and_grads(run.params, samples, rows, config), len(rows))
+                        run.update(len(rows), *run.runner.loss_and_grads(run.params, samples, rows, config))
                 run.close_epoch(what evaluation found)
 
     source: where the data come from, n_train: samples in an epoch. history: source, epochs (a dict for each one that
@@ -2388,6 +2493,7 @@ class Run:
         self.params = init_params(config)
         self.adam_m, self.adam_v = ({name: np.zeros_like(p) for name, p in self.params.items()} for _ in range(2))
         self.average = {name: p.copy() for name, p in self.params.items()} if config.average else {}
+        self.state = init_state(self.params)
         self.steps_per_epoch = -(-n_train // config.batch_size)
         self.step, self.n_steps = 0, config.n_epochs * self.steps_per_epoch
         self.samples_left, self.terms = config.n_epochs * n_train, None
@@ -2410,8 +2516,8 @@ class Run:
 
     @property
     def weights(self):
-        """What is evaluated and kept: the weights, or their running mean"""
-        return self.average or self.params
+        """What is evaluated and kept: the weights, or their running mean, and the running statistics"""
+        return (self.average or self.params) | self.state
 
     def go_on_from(self, found):
         """Take over a checkpoint's state, if this is its run and it is to be resumed"""
@@ -2441,8 +2547,9 @@ class Run:
         size = self.config.batch_size
         return (np.arange(start, min(start + size, n)) for start in range(0, n, size))
 
-    def update(self, terms, shard_grads, n):
-        """One step with the gradients of n samples: weight decay, Adam, running mean; progress, perhaps a snapshot"""
+    def update(self, n, terms, shard_grads, statistics):
+        """One step with what Runner.loss_and_grads found for n samples: weight decay, Adam, running means; progress,
+        perhaps a snapshot"""
         config, params = self.config, self.params
         if not np.isfinite(terms["loss"]):
             fault = f"the loss is {terms['loss']} at step {self.step + 1}"
@@ -2452,6 +2559,7 @@ class Run:
             if name[-1] in "wW":                                        # of a matrix; biases and betas end otherwise
                 params[name] *= 1 - lr * config.weight_decay
         adam_step(params, shard_grads, self.adam_m, self.adam_v, self.step + 1, lr, self.runner)
+        fold_statistics(self.state, statistics, self.step)
         self.step += 1
         for name, mean in self.average.items():
             mean += (params[name] - mean) * (1 - min(config.average, self.step / (self.step + 9)))
@@ -2487,7 +2595,7 @@ class Run:
 
     def close_epoch(self, found=None, text=""):
         """Add the epoch, and what an evaluation found, a dict of numbers, to the history; save. text: to print"""
-        if not all(np.isfinite(p).all() for p in self.params.values()):
+        if not all(np.isfinite(p).all() for p in self.weights.values()):
             fault = f"the weights are not finite after step {self.step}"
             raise InputError(f"{fault}: training diverged; lower --lr{self.saved}")
         for name, value in (found or {}).items():
@@ -2515,7 +2623,7 @@ def run_identity(config, source):
             if not f.metadata.get("runtime") and f.name not in ends} | {"source": source}
 
 
-CHECKPOINT = ("params", "adam_m", "adam_v", "average")             # dicts of arrays; no mean of the weights: average {}
+CHECKPOINT = ("params", "adam_m", "adam_v", "average", "state")     # dicts; without --average that of the mean is {}
 
 
 def save_checkpoint(path, run):
@@ -2527,10 +2635,11 @@ def save_checkpoint(path, run):
 
 
 def save_weights(path, config, weights, history):
-    """A trained network to keep and to hand on, in one .npz, written atomically: weights as float16, no optimiser, the
-    settings and history, and a digest of all of it."""
+    """A trained network to keep and to hand on, in one .npz, written atomically: weights as float16, running statistics
+    as they are, no optimiser, the settings and history, and a digest of all of it."""
     with np.errstate(over="ignore"):
-        arrays = {f"params/{name}": a.astype(np.float16) for name, a in weights.items()}
+        arrays = {f"state/{name}" if name.endswith(STATE_ENDS) else f"params/{name}":
+                  a if name.endswith(STATE_ENDS) else a.astype(np.float16) for name, a in weights.items()}
     for name, a in arrays.items():
         if not np.isfinite(a).all():
             raise InputError(f"cannot write {path}: {name} holds more than float16 can, {np.finfo(np.float16).max}")
@@ -2569,10 +2678,11 @@ def load_network(path):
         for f in options(found.config):
             if not isinstance(getattr(found.config, f.name), (int, float) if f.type is float else f.type):
                 raise ValueError(f"{f.name} is of another type")
-        shapes = {name: p.shape for name, p in init_params(found.config).items()}
+        params = init_params(found.config)
         for group in CHECKPOINT:
-            left_out = alone and group != "params" or group == "average" and not found.config.average
-            expected = {} if left_out else shapes
+            left_out = alone and group not in ("params", "state") or group == "average" and not found.config.average
+            model = {} if left_out else init_state(params) if group == "state" else params
+            expected = {name: a.shape for name, a in model.items()}
             if meta["format"] != 2 or {name: a.shape for name, a in getattr(found, group).items()} != expected:
                 raise ValueError("arrays are missing or of the wrong shape")
         if not all(a.dtype.kind == "f" and np.isfinite(a).all() for group in CHECKPOINT
@@ -2580,7 +2690,7 @@ def load_network(path):
             raise InputError(f"{path}: holds weights that are no finite numbers; give another")
         if not isinstance(found.history["epochs"], list) or not found.history["seconds"] + found.history["steps"] >= 0:
             raise ValueError("its history is none")
-        found.weights = found.average or found.params
+        found.weights = (found.average or found.params) | found.state
         return found
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; give one that holds a trained network") from None
@@ -2646,8 +2756,9 @@ def mean_and_interval(values):
     return float(np.mean(values)), float(half)
 
 
-def n_params(params):
-    return sum(p.size for p in params.values())
+def n_params(weights):
+    """Number of the parameters among some weights, which running statistics are not"""
+    return sum(p.size for name, p in weights.items() if not name.endswith(STATE_ENDS))
 
 
 # -------------------------------------------------------------- settings and files

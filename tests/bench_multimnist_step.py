@@ -53,7 +53,7 @@ def numpy_step(config, pairs, runner):
     def run():
         nonlocal step
         step += 1
-        _, grads = runner.loss_and_grads(params, pairs, rows, config)
+        _, grads, _ = runner.loss_and_grads(params, pairs, rows, config)
         capsnet.adam_step(params, grads, adam_m, adam_v, step, config.lr, runner)
     return run
 

@@ -38,7 +38,7 @@ def numpy_step(config, samples, runner):
     def run():
         nonlocal step
         step += 1
-        _, grads = runner.loss_and_grads(params, samples, rows, config)
+        _, grads, _ = runner.loss_and_grads(params, samples, rows, config)
         norb.adam_step(params, grads, adam_m, adam_v, step, config.lr, runner)
     return run
 
@@ -143,7 +143,7 @@ def check_gradients(config, samples):
     import torch
     params = {name: p.astype(np.float64) for name, p in norb.init_params(config).items()}
     batch = norb.to_batch(samples, np.arange(8), np.float64)
-    terms, grads = norb.loss_and_grads(params, batch, config)
+    terms, grads, _ = norb.loss_and_grads(params, batch, config)
     worst = {}
     for how in "broadcast", "products":
         theirs = torch_params(params, torch.float64)

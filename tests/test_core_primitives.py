@@ -100,6 +100,46 @@ def test_mean_pad_flatten_and_dropout_by_hand():
     assert y.tolist() == [[0, 4, 6]] and mc.dropout_backward(np.ones((1, 3)), cache).tolist() == [[0, 2, 2]]
 
 
+@pytest.mark.parametrize("shape, order", [((4, 3, 5, 2), (0, 1, 2, 3)), ((4, 3, 5, 2), (1, 0, 2, 3)), ((6, 3), (0, 1))])
+def test_norm_by_its_definition(rng, shape, order):
+    """In training every channel gets mean beta and standard deviation gamma; in evaluation what the running mean and
+    variance say; whatever the order in memory"""
+    x = np.ascontiguousarray((3 + 2 * rng.standard_normal(shape)).transpose(order)).transpose(np.argsort(order))
+    C, axes = shape[-1], tuple(range(len(shape) - 1))
+    gamma, beta = rng.standard_normal(C), rng.standard_normal(C)
+    n = x.size // C
+    mean, variance = x.mean(axes), x.var(axes)
+    (y, found), _ = mc.norm_forward(x.copy(order="K"), gamma, beta, None, poison)
+    np.testing.assert_allclose(y, gamma * (x - mean) / np.sqrt(variance + 1e-5) + beta, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(found, [mean, x.var(axes, ddof=1)], rtol=1e-12)
+    np.testing.assert_allclose(found[1], variance * n / (n - 1), rtol=1e-12)
+    running = rng.standard_normal(C), rng.random(C) + 0.1
+    (y, same), _ = mc.norm_forward(x.copy(order="K"), gamma, beta, running)
+    assert same is running
+    np.testing.assert_allclose(y, gamma * (x - running[0]) / np.sqrt(running[1] + 1e-5) + beta, rtol=1e-10, atol=1e-12)
+
+
+def test_norm_of_a_single_number_a_channel_is_beta():
+    """A last group of one sample: no variance, and nothing that is not finite"""
+    (y, found), cache = mc.norm_forward(np.full((1, 3), 7.0), np.ones(3), np.arange(3.0))
+    assert y.tolist() == [[0, 1, 2]] and [list(a) for a in found] == [[7, 7, 7], [0, 0, 0]]
+    assert np.isfinite(mc.norm_backward(np.ones((1, 3)), cache)[0]).all()
+
+
+def test_running_statistics_are_a_plain_mean_first_and_fold_in_order():
+    state = mc.init_state({"a_gamma": np.ones(2, np.float32), "a_w": np.ones(3)})
+    assert {name: a.tolist() for name, a in state.items()} == {"a_mean": [0, 0], "a_var": [1, 1]}
+    groups = [{"a_mean": np.array([1.0, 2]), "a_var": np.array([3.0, 4])},
+              {"a_mean": np.array([5.0, 0]), "a_var": np.ones(2)}]
+    mc.fold_statistics(state, groups[:1], 0)
+    assert state["a_mean"].tolist() == [1, 2] and state["a_var"].tolist() == [3, 4]            # the start is forgotten
+    mc.fold_statistics(state, groups[1:], 1)
+    np.testing.assert_allclose(state["a_mean"], [0.1 * 1 + 0.9 * 5, 0.1 * 2], rtol=1e-6)
+    mc.fold_statistics(state, groups, 10 ** 6)                                          # 0.99 of what was, twice
+    np.testing.assert_allclose(state["a_mean"][0], (4.6 * 0.99 + 0.01) * 0.99 + 0.05, rtol=1e-6)
+    assert state["a_mean"].dtype == np.float32
+
+
 def test_im2col_takes_any_strides():
     """A window must be one run in memory; views whose strides say otherwise, also on axes of length 1, are copied
     first."""
@@ -151,6 +191,16 @@ def test_relu():
     check_op(mc.relu_forward, mc.relu_backward, normal(2, 5, off=0.1), tol=RELU)
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 4, 2), (5, 3), (1, 2, 3, 2)])
+def test_norm(shape):
+    def forward(x, gamma, beta):
+        (y, _), cache = mc.norm_forward(x, gamma, beta, None, poison)
+        return y, cache
+    check_op(forward, mc.norm_backward, normal(*shape), normal(shape[-1], seed=1), normal(shape[-1], seed=2))
+    other_order = normal(*shape[:2][::-1], *shape[2:]).swapaxes(0, 1)
+    check_op(forward, mc.norm_backward, other_order, normal(shape[-1], seed=1), normal(shape[-1], seed=2))
+
+
 @pytest.mark.parametrize("shape", [(2, 4, 6, 3), (1, 5, 5, 2), (2, 3, 4, 1)])
 def test_pool_gradient(shape):
     x = np.random.default_rng(0).permutation(np.prod(shape)).reshape(shape) / 10.0
@@ -181,6 +231,10 @@ STACKS = {                         # x, layers, the shapes of their weights: eac
              "d_w": (3, 5), "d_b": (5,)}),
     "global average": ((2, 5, 6, 2), [("conv2d", "a", 1), ("relu",), ("mean",), ("linear", "b")],
                        {"a_w": (2, 3, 2, 3), "a_b": (3,), "b_w": (3, 4), "b_b": (4,)}),
+    "normalised": ((3, 6, 7, 2), [("norm", "n"), ("sigmoid",), ("conv2d", "a", 1), ("norm", "m"), ("relu",), ("pool",),
+                                  ("flatten",), ("linear", "b"), ("norm", "k"), ("sigmoid",), ("linear", "c")],
+                   {"n_gamma": (2,), "n_beta": (2,), "a_w": (3, 2, 2, 4), "m_gamma": (4,), "m_beta": (4,),
+                    "b_w": (24, 5), "k_gamma": (5,), "k_beta": (5,), "c_w": (5, 2), "c_b": (2,)}),
     "nothing learned": ((2, 4, 6, 3), [("pad", 1), ("pool",), ("mean",), ("dropout",)], {})}
 
 
@@ -196,11 +250,11 @@ def stack(name):
 @pytest.mark.parametrize("name", STACKS)
 def test_gradients_through_the_table_of_layers(name):
     x, layers, params = stack(name)
-    (y, caches), grads = mc.layers_forward(params, x.copy(), layers, poison, MASK), {}
+    (y, caches), grads = mc.layers_forward(params, x.copy(), layers, poison, MASK, {}), {}
     dy = normal(*y.shape, seed=9)
     dx = mc.layers_backward(dy, caches, layers, grads)
     assert len(caches) == len(layers) and np.array_equal(dy, normal(*y.shape, seed=9))
-    check_directions(lambda p: np.vdot(dy, mc.layers_forward(p, p["x"].copy(), layers, poison, MASK)[0]),
+    check_directions(lambda p: np.vdot(dy, mc.layers_forward(p, p["x"].copy(), layers, poison, MASK, {})[0]),
                      params | {"x": x}, grads | {"x": dx})
 
 
@@ -208,7 +262,7 @@ def test_gradients_through_the_table_of_layers(name):
 def test_layers_without_dx_give_the_same_gradients_of_the_weights(name):
     """No gradient of the input: nothing is computed below the first layer with weights"""
     x, layers, params = stack(name)
-    y, caches = mc.layers_forward(params, x, layers, dropout_mask=MASK)
+    y, caches = mc.layers_forward(params, x, layers, dropout_mask=MASK, statistics={})
     full, partial = {}, {}
     assert mc.layers_backward(y, caches, layers, full).shape == x.shape
     assert mc.layers_backward(y, caches, layers, partial, need_dx=False) is None

@@ -96,7 +96,7 @@ def test_train_is_adam_on_fresh_batches_with_the_scheduled_rate(digits, changes)
     for epoch in range(2):
         pairs, = mc.epoch_samples(digits, epoch, config)
         for rows in (slice(0, 16), slice(16, 32)):
-            _, grads = mc.loss_and_grads(params, mc.to_batch(pairs, rows), config)
+            _, grads, _ = mc.loss_and_grads(params, mc.to_batch(pairs, rows), config)
             lr = config.lr * (1 + np.cos(np.pi * step / 4)) / 2 * min(1, (step + 1) / max(1, config.warmup))
             step += 1
             for name, g in grads.items():
@@ -132,9 +132,9 @@ def test_shards_mean_equals_the_batchs_mean(digits):
     """40 rows are shards of 16, 16 and 8: the last must weigh half as much."""
     params, pairs = mc.init_params(TINY), mc.draw_pairs(digits, "train", 60, TINY, "data")
     rows = np.arange(10, 50)
-    whole, grads = mc.loss_and_grads(params, mc.to_batch(pairs, rows), TINY)
+    whole, grads, _ = mc.loss_and_grads(params, mc.to_batch(pairs, rows), TINY)
     with mc.Runner(2) as runner:
-        terms, shard_grads = runner.loss_and_grads(params, pairs, rows, TINY)
+        terms, shard_grads, _ = runner.loss_and_grads(params, pairs, rows, TINY)
     assert terms == pytest.approx(whole, rel=1e-5)
     for name in params:
         total = sum(g[name] for g in shard_grads)
@@ -447,8 +447,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_spares_the_checkpoint(digit
 
     def goes_wrong(*given):
         calls.append(1)
-        terms, grads = good(*given)
-        return {**terms, "loss": bad if len(calls) > 8 else terms["loss"]}, grads        # 3 shards a step: in the third
+        terms, *rest = good(*given)
+        return {**terms, "loss": bad if len(calls) > 8 else terms["loss"]}, *rest  # 3 shards a step: in the third
 
     monkeypatch.setattr(mc, "loss_and_grads", goes_wrong)
     with pytest.raises(mc.InputError, match=f"loss is {bad} at step 3.*last good state is in .*run.npz"):

@@ -248,7 +248,7 @@ def test_the_whole_network_against_a_literal_one(rng, digits, n_iters, types, mo
             margin += max(0, 0.9 - lengths[k]) ** 2 / 2 if k in labels else 0.5 * max(0, lengths[k] - 0.1) ** 2 / 2
         recon += sum((redrawn - drawn) ** 2 for redrawn, drawn in zip(images.ravel(), batch["sources"][n].ravel())) / 2
         hits += set(np.argsort(lengths)[-2:]) == set(labels)
-    terms, _ = mc.loss_and_grads(params, batch, config)
+    terms, *_ = mc.loss_and_grads(params, batch, config)
     assert terms == pytest.approx(
         {"loss": margin + 0.0005 * recon, "margin": margin, "recon": recon, "hits": hits}, rel=1e-9)
 

@@ -232,7 +232,7 @@ def test_every_parameter_has_its_gradient(model, changes, dropout):
     params, batch = params64(config), batch64(config, 3)                                   # few ReLUs near their kink
     if not dropout:
         del batch["dropout_mask"]
-    terms, grads = sn.loss_and_grads(params, batch, config)
+    terms, grads, _ = sn.loss_and_grads(params, batch, config)
     for name, g in grads.items():
         assert g.shape == params[name].shape and np.abs(g).max() > 1e-9, f"{name} is identically zero"
 
@@ -242,7 +242,7 @@ def test_every_parameter_has_its_gradient(model, changes, dropout):
     check_directions(loss, params, grads, n=2, h=1e-7 if model in CNNS else 1e-6)         # few kinks in so small a step
     if not dropout:
         check_coordinates(loss, params, grads, n=2, tol=10 * RELU, h=1e-6)
-        half, half_grads = sn.loss_and_grads(params, batch, config, batch_fraction=0.5)
+        half, half_grads, _ = sn.loss_and_grads(params, batch, config, batch_fraction=0.5)
         assert half["loss"] == terms["loss"] / 2
         np.testing.assert_allclose(half_grads["conv1_w"], grads["conv1_w"] / 2, rtol=1e-9)
 
@@ -262,17 +262,17 @@ def test_detached_is_the_gradient_of_the_network_with_its_responsibilities_froze
     def value(p):
         replayed = iter(frozen)
         monkeypatch.setattr(sn, "responsibilities_forward", lambda *args, **kwargs: (next(replayed), None))
-        terms, _ = sn.loss_and_grads(p, batch, config)
+        terms, *_ = sn.loss_and_grads(p, batch, config)
         assert next(replayed, None) is None
         return terms["loss"]
 
     monkeypatch.setattr(sn, "responsibilities_forward", record)
-    terms, grads = sn.loss_and_grads(params, batch, config)
+    terms, grads, _ = sn.loss_and_grads(params, batch, config)
     assert len(frozen) == (3 if model == "caps" else 1) * (em_iters - 1)                   # chunks, and the classes
     assert value(params) == pytest.approx(terms["loss"], rel=1e-12)
     check_directions(value, params, grads, n=2)
     monkeypatch.setattr(sn, "responsibilities_forward", original)
-    _, full = sn.loss_and_grads(params, batch, dataclasses.replace(config, routing_grad="full"))
+    _, full, _ = sn.loss_and_grads(params, batch, dataclasses.replace(config, routing_grad="full"))
     assert not np.allclose(full["primary_w"], grads["primary_w"], rtol=1e-3)
     for name in {"conv_W", "class_W", "conv1_w"} & params.keys():
         assert np.abs(full[name] - grads[name]).max() > 1e-9, name
@@ -291,7 +291,7 @@ def test_results_do_not_depend_on_the_buffers(model, dtype):
         batch = sn.to_batch(samples, rows, dtype)
         pure = sn.loss_and_grads(params, batch, config)
         for empty in (poison, arena.rewind()):
-            terms, grads = sn.loss_and_grads(params, batch, config, empty)
+            terms, grads, _ = sn.loss_and_grads(params, batch, config, empty)
             assert terms == pure[0] and grads.keys() == params.keys()
             for name, g in pure[1].items():
                 assert g.dtype == dtype and g.shape == params[name].shape, name
@@ -331,7 +331,7 @@ def test_float32_stays_float32(model, changes):
     batch = sn.to_batch(batch64(config, 5), slice(None))
     out, cache = sn.forward(params, batch["images"], config, dropout_mask=batch["dropout_mask"])
     assert floats(out) == {np.dtype(np.float32)} and floats(cache) == {np.dtype(np.float32)}
-    terms, grads = sn.loss_and_grads(params, batch, config, batch_fraction=0.3)
+    terms, grads, _ = sn.loss_and_grads(params, batch, config, batch_fraction=0.3)
     assert floats(grads) == {np.dtype(np.float32)} and type(terms["loss"]) is float
 
 
@@ -342,9 +342,9 @@ def test_the_mean_of_shards_is_the_batchs_mean(model):
     params, samples = params64(config), batch64(config, 45)
     rows = np.arange(3, 43)
     samples = {name: x if name == "labels" else x.astype(np.float32) for name, x in samples.items()}
-    whole, grads = sn.loss_and_grads(params, sn.to_batch(samples, rows), config)
+    whole, grads, _ = sn.loss_and_grads(params, sn.to_batch(samples, rows), config)
     with sn.Runner(2) as runner:
-        terms, shard_grads = runner.loss_and_grads(params, samples, rows, config)
+        terms, shard_grads, _ = runner.loss_and_grads(params, samples, rows, config)
         tests = {name: samples[name] for name in ("images", "labels")}
         scores = runner.forward(params, tests, config)["scores"]
     assert len(shard_grads) == 3 and terms == pytest.approx(whole, rel=1e-5)

@@ -325,7 +325,7 @@ def test_cnns_against_literal_ones(model, data):
 def test_loss_and_hits_by_loops(model, loss):
     config = tiny(model, loss=loss)
     params, batch = params64(config), batch64(config, 5)
-    terms, _ = sn.loss_and_grads(params, batch, config)
+    terms, *_ = sn.loss_and_grads(params, batch, config)
     scores = outputs(params, batch, config)["scores"]
     expected = hits = 0
     for s, t in zip(scores, batch["labels"]):

@@ -52,7 +52,7 @@ def test_train_is_decay_then_adam_with_the_scheduled_rate(changes):
     for epoch in range(3):
         samples, = sn.epoch_samples(data, epoch, config)
         for rows in (slice(0, 40), slice(40, 80)):
-            _, grads = sn.loss_and_grads(params, sn.to_batch(samples, rows), config)
+            _, grads, _ = sn.loss_and_grads(params, sn.to_batch(samples, rows), config)
             lr = config.lr * {"cosine": (1 + np.cos(np.pi * step / 6)) / 2, "exponential": 0.96 ** (step / 2000),
                               "constant": 1}[config.lr_schedule]
             step += 1
