@@ -135,100 +135,105 @@ class Settings:
 #   L places of parents in a batch: (N, rows, columns) for convolutional capsules, (N,) for class capsules
 #   G groups of children that share transformation matrices   T terms of dV, see votes_gradient
 
-MODELS = ("caps", "dense-caps", "cnn", "cnn-pool", "cnn-gap", "nearest")
-_COSINE = {"lr": 3e-3, "lr_schedule": "cosine", "average": 0.0}
-_AVERAGED = {"lr": 3e-3, "lr_schedule": "constant", "average": 0.998}
-RECIPES = {                        # chosen for each network on development viewpoints; hold where a flag is not given
-    "caps": {"n_epochs": 40, "weight_decay": 3.0, "dropout": 0.5, **_COSINE},
-    "dense-caps": {"n_epochs": 40, "weight_decay": 0.0, "dropout": 0.0, **_COSINE},
-    "cnn": {"n_epochs": 40, "weight_decay": 0.0, "dropout": 0.0, **_COSINE},
-    "cnn-pool": {"n_epochs": 60, "weight_decay": 0.0, "dropout": 0.5, **_COSINE},
-    "cnn-gap": {"n_epochs": 100, "weight_decay": 1.0, "dropout": 0.0, **_AVERAGED}}
-RANGES = {"synthetic": {"train_azimuths": "0:150", "test_azimuths": "200:330"},
-          "smallnorb": {"train_azimuths": "300:400", "test_azimuths": "60:280"},           # the paper's
-          "toys": {"train_azimuths": "300:400", "test_azimuths": "60:280"}}
-CAPSULES = {"models": ("caps", "dense-caps")}
-SIZES = {"models": ("caps", "cnn-pool", "cnn-gap")}            # a CNN has as many parameters as the capsule network
+EM_MODELS, VECTOR_MODELS = ("caps", "em"), ("dynamic", "dynamic-shared", "self-routing")
+CAPSULES, CNNS = EM_MODELS + VECTOR_MODELS, ("cnn", "gap", "dense")
+MODELS = (*CAPSULES, *CNNS, "nearest")
+HEADS = (*CAPSULES[1:], *CNNS[1:])                # on one trunk; caps and cnn are the paper's two, each with its own
+PRESETS = {"small": {"conv1_channels": 32, "primary_types": 4, "conv_types": 8, "conv2_types": 8},
+           "paper": {"conv1_channels": 64, "primary_types": 8, "conv_types": 16, "conv2_types": 16}}
+RECIPES = {model: {"loss": "margin" if model in VECTOR_MODELS else "xent",
+                   "routing_iters": 3 if model in VECTOR_MODELS else 2} for model in MODELS}
+DATA = {"toys": {"n_epochs": 4, "train_azimuths": "300:400", "test_azimuths": "60:280"},               # the paper's
+        "smallnorb": {"n_epochs": 4, "train_azimuths": "300:400", "test_azimuths": "60:280"},
+        "shapes": {"n_epochs": 40, "train_azimuths": "0:150", "test_azimuths": "200:330"}}
 
 
 @dataclass(frozen=True)
 class Config(Settings):
     """All settings of a run: the names, defaults and help texts of the command line flags come from here."""
-    n_epochs: int = table_option(RECIPES, "n_epochs", "epochs to train", "training", low=1)
-    lr: float = table_option(
-        RECIPES, "lr", "Adam's learning rate at the start, or after the warm-up", "training", above=0)
-    lr_schedule: str = table_option(RECIPES, "lr_schedule",
-                                    "cosine decay to 0, the official code's 0.96^(step/2000), or constant", "training",
-                                    choices=("cosine", "exponential", "constant"))
-    weight_decay: float = table_option(
-        RECIPES, "weight_decay", "decoupled weight decay: every step shrinks the weights, not the biases, by lr x this",
-        "training", low=0)
-    average: float = table_option(RECIPES, "average", "decay of the running mean of the weights, which then is what is "
-                                  "evaluated; 0: no mean", "training", low=0, high=0.9999)
-    dropout: float = table_option(
-        RECIPES, "dropout",
-        "share of the last layer's inputs dropped in training: hidden units, or children of the class capsules",
-        "training", low=0, high=0.95)
-    loss: str = option("xent", "cross-entropy on |mu|^2/16 + 4 (a - 0.5), or the paper's spread loss", "training",
-                       choices=("xent", "spread"), **CAPSULES)
+    n_epochs: int = table_option(DATA, "n_epochs", "epochs to train", "training", low=1)
+    lr: float = option(5e-3, "Adam's learning rate at the start, or after the warm-up", "training", above=0)
+    dropout: float = option(
+        0.0, "share of the last layer's inputs dropped in training: hidden units, or children of the class capsules",
+        "training", low=0, high=0.95, models=(*EM_MODELS, *CNNS))
+    loss: str = table_option(RECIPES, "loss", "cross-entropy of log a, or of a CNN's scores; the margin loss, or the "
+                             "spread loss, of a, which of a CNN is the scores' logistic", "training",
+                             choices=("xent", "margin", "spread"))
     stop_familiar: float = option(0.0,
                                   "stop when the accuracy on familiar views reaches this, as the paper does; 0: never",
                                   "training", low=0, high=1)
     n_eval: int = option(0, "images of each test set that are looked at while training, always the same ones; 0: all. "
                          "By these --stop-familiar stops, and accuracies are matched", "training", low=0)
-    data: str = option("synthetic", "five embedded 3D shapes, the real smallNORB, or toys, drawn here with smallNORB's "
-                       "structure", "data", choices=("synthetic", "smallnorb", "toys"))
-    toy_seed: int = option(0, "seed of the toys' shapes, with --data toys; the training's does not touch them", "data",
-                           low=0)
-    norb_dir: str = option("", "folder with smallNORB's six .mat or .mat.gz files", "data", runtime=True, metavar="DIR")
+    data: str = option("toys", "toys, drawn here with smallNORB's structure; the real smallNORB; or five embedded 3D "
+                       "shapes", "data", choices=tuple(DATA))
+    toy_seed: int = option(0, "seed of the toys' shapes; the training's does not touch them", "data", low=0,
+                           of=("toys",))
+    norb_dir: str = option("", "folder with smallNORB's six .mat or .mat.gz files", "data", runtime=True, metavar="DIR",
+                           of=("smallnorb",))
     split: str = option("azimuth", "what differs between training and held-out views", "data",
                         choices=("azimuth", "elevation"))
     train_azimuths: str = table_option(
-        RANGES, "train_azimuths", "range of training azimuths, degrees, ends included", "data", metavar="LOW:HIGH")
-    test_azimuths: str = table_option(RANGES, "test_azimuths", "range of held-out azimuths; 290:420 wraps", "data",
+        DATA, "train_azimuths", "range of training azimuths, degrees, ends included", "data", metavar="LOW:HIGH")
+    test_azimuths: str = table_option(DATA, "test_azimuths", "range of held-out azimuths; 290:420 wraps", "data",
                                       metavar="LOW:HIGH")
-    elevations: str = option(
-        "30:70", "range of all elevations with --split azimuth, degrees", "data", metavar="LOW:HIGH")
+    elevations: str = option("30:70", "range of all elevations of the shapes with --split azimuth, degrees", "data",
+                             metavar="LOW:HIGH", of=("shapes",))
     train_elevations: str = option("30:40", "range of training elevations with --split elevation", "data",
                                    metavar="LOW:HIGH")
     test_elevations: str = option(
         "45:70", "range of held-out elevations with --split elevation", "data", metavar="LOW:HIGH")
-    n_train_views: int = option(6, "azimuths in the training range", "data", low=1)
-    n_test_views: int = option(6, "azimuths in the held-out range", "data", low=1)
-    n_elev: int = option(3, "elevations in a range", "data", low=1)
-    n_per_combo: int = option(5, "noisy training images of each shape and viewpoint", "data", low=1)
-    n_test_per_combo: int = option(2, "noisy test images of each shape and viewpoint", "data", low=1)
+    n_test: int = option(2000, "images of each test set of toys or smallNORB, whole views of all lightings, always the "
+                         "same ones; 0: all", "data", low=0, of=("toys", "smallnorb"))
+    n_train_views: int = option(6, "azimuths of the shapes in the training range", "data", low=1, of=("shapes",))
+    n_test_views: int = option(6, "azimuths of the shapes in the held-out range", "data", low=1, of=("shapes",))
+    n_elev: int = option(3, "elevations of the shapes in a range", "data", low=1, of=("shapes",))
+    n_per_combo: int = option(5, "noisy training images of each shape and viewpoint", "data", low=1, of=("shapes",))
+    n_test_per_combo: int = option(2, "noisy test images of each shape and viewpoint", "data", low=1, of=("shapes",))
     max_shift: int = option(
         0, "training images are shifted at random by up to this many px on each axis", "data", low=0, high=8,
-        models=tuple(RECIPES))
-    model: str = option("caps", "network to train; nearest: the nearest training image names, nothing is trained",
+        models=(*CAPSULES, *CNNS))
+    model: str = option("caps", "network to train: the paper's two, caps and cnn; em, dynamic, dynamic-shared, "
+                        "self-routing, gap, dense: heads on one trunk; nearest: names by the nearest training image",
                         "network", choices=MODELS)
-    conv1_channels: int = option(
-        32, "A, channels of the capsule network's first convolution", "network", low=1, **SIZES)
-    primary_types: int = option(4, "B, types of primary capsules", "network", low=1, **SIZES)
-    primary_kernel: int = option(3, "side of the primary capsules' kernel; 1 is the paper's", "network", low=1, high=7,
-                                 **SIZES)
-    conv_types: int = option(8, "C, types of convolutional capsules", "network", low=1, **SIZES)
-    em_iters: int = option(2, "EM routing iterations", "network", low=1, **CAPSULES)
-    final_lambda: float = option(1.0,
-                                 "inverse temperature of the activations, approached as final_lambda (1 - 0.95^(t+1))",
-                                 "network", above=0, **CAPSULES)
-    no_coord_add: bool = option(
-        False, "no coordinate addition in the class capsules' votes", "network", models=("caps",))
-    routing_grad: str = option("full",
-                               "full: through every EM iteration; detached: the last responsibilities held fixed",
-                               "network", choices=("full", "detached"), **CAPSULES)
-    cnn_width: int = option(
-        0, "channels of cnn-pool's and cnn-gap's first layer, 0 for as many parameters as the capsule network",
-        "network", low=0, models=("cnn-pool", "cnn-gap"))
-    baseline: str = option("cnn-gap", "networks to compare with, comma-separated; or none", "run", runtime=True,
+    preset: str = option("small", "sizes of caps, hence of cnn, that the flags below then change; paper: the paper's "
+                         "small net, and its CNN as it is", "network", choices=tuple(PRESETS), models=("caps", "cnn"))
+    conv1_channels: int = table_option(PRESETS, "conv1_channels", "A, channels of caps' first convolution", "network",
+                                       low=1, models=("caps", "cnn"))
+    primary_types: int = table_option(PRESETS, "primary_types", "B, types of caps' primary capsules", "network", low=1,
+                                      models=("caps", "cnn"))
+    conv_types: int = table_option(PRESETS, "conv_types", "C, types of caps' first convolutional capsules", "network",
+                                   low=1, models=("caps", "cnn"))
+    conv2_types: int = table_option(PRESETS, "conv2_types", "D, types of caps' second convolutional capsules",
+                                    "network", low=1, models=("caps", "cnn"))
+    trunk_channels: int = option(16, "channels of the trunk's first two convolutions; the other two have twice as many",
+                                 "network", low=1, models=HEADS)
+    head_types: int = option(16, "types of primary capsules of dynamic-shared, which set the size of all heads",
+                             "network", low=1, models=HEADS)
+    width: int = option(0, "types of capsules of another head, hidden units of dense, channels of gap and cnn; 0 for as "
+                        "many parameters as dynamic-shared, or caps, has", "network", low=0,
+                        models=("cnn", *(model for model in HEADS if model != "dynamic-shared")))
+    routing_iters: int = table_option(RECIPES, "routing_iters", "iterations of EM or dynamic routing; 1: uniform "
+                                      "coupling", "network", low=1, models=("caps", "em", "dynamic", "dynamic-shared"))
+    uniform: bool = option(False, "self-routing's control: every capsule divides itself evenly", "network",
+                           models=("self-routing",))
+    final_lambda: float = option(0.0625, "inverse temperature lambda of the activations", "network", above=0,
+                                 models=EM_MODELS)
+    lambda_schedule: str = option("constant", "lambda in every iteration t, or the official code's lambda "
+                                  "(1 - 0.95^(t+1))", "network", choices=("constant", "official"), models=EM_MODELS)
+    no_coord_add: bool = option(False, "no place in the votes for the classes", "network",
+                                models=(*EM_MODELS, "dynamic-shared", "self-routing"))
+    routing_grad: str = option("full", "full: through every iteration; detached: the last couplings held fixed",
+                               "network", choices=("full", "detached"),
+                               models=("caps", "em", "dynamic", "dynamic-shared"))
+    baseline: str = option("gap", "networks to compare with, comma-separated; or none", "run", runtime=True,
                            metavar="NAMES")
     ablations: bool = option(False, "compare with variants of the capsule network instead", "run", runtime=True)
     n_seeds: int = option(1, "seeds to run: --seed and those after it; more than one: a process a core", "run", low=1,
                           runtime=True)
 
     def own_values(self):
-        return RECIPES.get(self.model, RECIPES["caps"]) | RANGES.get(self.data, RANGES["synthetic"])
+        return (DATA.get(self.data, DATA["toys"]) | PRESETS.get(self.preset, PRESETS["small"])
+                | RECIPES.get(self.model, RECIPES["caps"]))
 
     def open_ended(self):
         return super().open_ended() and self.loss != "spread"                   # whose margin rises to the last epoch
@@ -239,7 +244,7 @@ class Config(Settings):
 SIDE, N_CLASSES = 32, 5            # of an image as the network eats it, px
 CLASS_NAMES = ("cross", "L", "T", "frame", "tripod")
 NORB_NAMES = ("animal", "human", "plane", "truck", "car")
-N_CHANNELS = {"synthetic": 1, "smallnorb": 2, "toys": 2}
+N_CHANNELS = {"shapes": 1, "smallnorb": 2, "toys": 2}
 MARGINS = 0.2, 0.9                 # of the spread loss, at the start and at the end of training
 RANGE_FLAGS = ("train_azimuths", "test_azimuths", "elevations", "train_elevations", "test_elevations")
 
@@ -256,9 +261,10 @@ def load_data(config, say=print):
     split = {"azimuth": split_by_azimuth, "elevation": split_by_elevation}[config.split]
     train, test = ranges["train_" + angle], ranges["test_" + angle]
     split([], train, test)                                                              # refuses an overlap
-    if config.data != "synthetic":
-        found = load_norb(config.norb_dir) if config.data == "smallnorb" else load_toys(config.toy_seed, say)
-        pools = {"train": (found["train"], 0), "familiar": (found["test"], 0), "held_out": (found["test"], 1)}
+    if config.data != "shapes":
+        tables = (load_norb(config.norb_dir) if config.data == "smallnorb" else
+                  {name: toy_tables(name) for name in TOY_SPLITS})
+        pools = {"train": (tables["train"], 0), "familiar": (tables["test"], 0), "held_out": (tables["test"], 1)}
     else:
         azimuths = np.linspace(*ranges["train_azimuths"], config.n_train_views)
         elevations = np.linspace(
@@ -277,8 +283,24 @@ def load_data(config, say=print):
         if not mask.any():
             raise InputError(
                 f"no {name.replace('_', '-')} images: none has {angle} in {(train, test)[which]}; widen the range")
+        if name != "train" and config.data != "shapes" and config.n_test:
+            mask = some_views(pool, mask, config.n_test)
         data[name] = {key: array[mask] for key, array in pool.items()}
+    if config.data == "toys":
+        add_toy_images(data, config.toy_seed, say)
     return data
+
+
+def some_views(pool, mask, n):
+    """Of the rows in a mask those of whole views, drawn once and for all, in all about n rows -> the new mask"""
+    rows = np.flatnonzero(mask)
+    keys = np.stack([pool[name][rows] for name in ("labels", "instances", "elevations", "azimuths")])
+    _, view = np.unique(keys, axis=1, return_inverse=True)
+    n_views = view.max() + 1
+    kept = np.random.default_rng(0).permutation(n_views)[:-(-n * n_views // len(rows))]
+    new = np.zeros_like(mask)
+    new[rows[np.isin(view.ravel(), kept)]] = True
+    return new
 
 
 def epoch_samples(data, epoch, config):
@@ -290,12 +312,12 @@ def epoch_samples(data, epoch, config):
     margin = MARGINS[0] + (MARGINS[1] - MARGINS[0]) * epoch / max(1, config.n_epochs - 1)
     for k, start in enumerate(range(0, len(rows), size)):
         rng, part = rng_for(config.seed, "batches", epoch, k), rows[start:start + size]
-        images = crop_batch(train["images"], part, rng) if data["source"] != "synthetic" else train["images"][part]
+        images = crop_batch(train["images"], part, rng) if data["source"] != "shapes" else train["images"][part]
         if config.max_shift:
             images = shift_images(images, rng.integers(-config.max_shift, config.max_shift + 1, (len(part), 2)))
         samples = {"images": images, "labels": train["labels"][part], "margin": np.full(len(part), margin, np.float32)}
         if config.dropout:
-            kept = rng.random((len(part), n_dropped(config)), np.float32) >= config.dropout
+            kept = rng.random((len(part), plan(config).n_dropped), np.float32) >= config.dropout
             samples["dropout_mask"] = kept / np.float32(1 - config.dropout)
         yield samples
 
@@ -304,7 +326,7 @@ def prepared(samples, source):
     """Test images as the network eats them, a chunk at a time: smallNORB's central crops, standardised"""
     for start in range(0, len(samples["labels"]), CHUNK):
         rows = np.arange(start, min(start + CHUNK, len(samples["labels"])))
-        images = crop_batch(samples["images"], rows, None) if source != "synthetic" else samples["images"][rows]
+        images = crop_batch(samples["images"], rows, None) if source != "shapes" else samples["images"][rows]
         yield {"images": images, "labels": samples["labels"][rows]}
 
 
@@ -976,26 +998,90 @@ def light_up(hit, normals, elevation):
     return images
 
 
+def draw_view(toy, elevation, azimuth, side):
+    """The six lightings of a view -> (6, 2, side, side) uint8, left and right camera"""
+    return np.stack([light_up(*cast_rays(toy, azimuth + camera, elevation, side), elevation)
+                     for camera in (-STEREO / 2, STEREO / 2)], 1)
+
+
 def draw_toy(category, instance, toy_seed, side=2 * NORB_SIDE):
     """All views of a toy, in the order elevation, azimuth, lighting. -> (972, 2, side, side) uint8, left and right"""
     toy = make_toy(category, instance, toy_seed)
-    views = [np.stack([light_up(*cast_rays(toy, azimuth + camera, elevation, side), elevation)
-                       for camera in (-STEREO / 2, STEREO / 2)], 1)
-             for elevation in TOY_ELEVATIONS for azimuth in TOY_AZIMUTHS]
-    return np.concatenate(views)
+    return np.concatenate([draw_view(toy, elevation, azimuth, side) for elevation in TOY_ELEVATIONS
+                           for azimuth in TOY_AZIMUTHS])
 
 
-def halved_toy(*which):
-    return halve(draw_toy(*which))
+def toy_views(elevations, azimuths):
+    """Numbers of the views (elevation, azimuth) in degrees among the 162 of a toy"""
+    return len(TOY_AZIMUTHS) * ((elevations - TOY_ELEVATIONS[0]) // 5) + azimuths // 20
 
 
-def each_toy(draw, toy_seed, split, say):
-    """draw(category, instance, toy_seed) of each toy of a split, in order, worked out on all cores"""
-    which = [(category, instance, toy_seed) for category in range(N_CLASSES) for instance in TOY_SPLITS[split]]
-    with concurrent.futures.ProcessPoolExecutor(n_cores(), multiprocessing.get_context("spawn")) as pool:
-        for k, views in enumerate(pool.map(draw, *zip(*which))):
-            say(f"\rdrawing toys to {split} with: {k + 1} of {len(which)} ", end="")
-            yield views
+def toy_path(category, instance, toy_seed):
+    folder = TOYS_CACHE.expanduser() / f"toys-{toy_seed}-version-{TOYS_VERSION}"
+    return folder / f"{NORB_NAMES[category]}-{instance}.npz"
+
+
+def read_toy(path, say):
+    """The views of a toy that its file holds -> {number: images (6, 48, 48, 2)}, {} where there is none. A damaged one
+    counts as none, with a word."""
+    if not path.exists():
+        return {}
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            found = {name: file[name] for name in ("views", "images")}
+            if str(file["digest"]) != digest_of(found):
+                raise ValueError("its digest is another")
+        return dict(zip(found["views"].tolist(), found["images"], strict=True))
+    except Exception as error:                        # what a damaged zip file makes its reader raise is not documented
+        say(f"{path} is damaged ({' '.join(str(error).split())}): drawing this toy anew")
+        return {}
+
+
+def draw_views(category, instance, toy_seed, views):
+    """Views of a toy by their numbers -> (n, 6, 48, 48, 2) uint8, as load_norb gives them"""
+    toy = make_toy(category, instance, toy_seed)
+    images = []
+    for view in views:
+        elevation, azimuth = TOY_ELEVATIONS[view // len(TOY_AZIMUTHS)], TOY_AZIMUTHS[view % len(TOY_AZIMUTHS)]
+        images.append(halve(draw_view(toy, elevation, azimuth, 2 * NORB_SIDE)))
+    return np.stack(images)
+
+
+def add_toy_images(data, toy_seed, say=print):
+    """Give the tables in data {name: table} their images. Views of a toy that its file in the cache has not are drawn,
+    on all cores, and added to it; a cache that cannot be written is done without, with a word."""
+    parts = [table for table in data.values() if isinstance(table, dict)]
+    keys = [(table["labels"], table["instances"], toy_views(table["elevations"], table["azimuths"])) for table in parts]
+    wanted = {}
+    for label, instance, view in zip(*map(np.concatenate, zip(*keys))):
+        wanted.setdefault((int(label), int(instance)), set()).add(int(view))
+    known = {which: read_toy(toy_path(*which, toy_seed), say) for which in wanted}
+    missing = [(*which, toy_seed, sorted(views - known[which].keys())) for which, views in wanted.items()
+               if views - known[which].keys()]
+    for (category, instance, _, views), images in in_parallel(draw_views, missing, say):
+        found, path = known[category, instance], toy_path(category, instance, toy_seed)
+        found |= dict(zip(views, images))
+        arrays = {"views": np.array(sorted(found)), "images": np.stack([found[view] for view in sorted(found)])}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, lambda file: np.savez(file, **arrays, digest=np.array(digest_of(arrays))))
+        except (OSError, InputError) as error:
+            say(f"this toy cannot be kept for the next time ({error})")
+    for table, (labels, instances, views) in zip(parts, keys):
+        table["images"] = np.empty((len(labels), NORB_SIDE, NORB_SIDE, 2), np.uint8)
+        for k, key in enumerate(zip(labels.tolist(), instances.tolist(), views.tolist(), table["lightings"].tolist())):
+            table["images"][k] = known[key[:2]][key[2]][key[3]]
+
+
+def in_parallel(draw, tasks, say):
+    """(task, draw(*task)) for all tasks, in order, worked out on all cores"""
+    if not tasks:
+        return
+    with concurrent.futures.ProcessPoolExecutor(min(n_cores(), len(tasks)),
+                                                multiprocessing.get_context("spawn")) as pool:
+        for k, drawn in enumerate(pool.map(draw, *zip(*tasks))):
+            say(f"\rdrawing toys: {k + 1} of {len(tasks)} ", end="")
+            yield tasks[k], drawn
     say("\r", end="")
 
 
@@ -1007,26 +1093,10 @@ def toy_tables(split):
 
 
 def load_toys(toy_seed, say=print):
-    """load_norb's dict, of the toys of a seed: from the cache, or drawn and put there. A damaged cache is drawn anew,
-    one that cannot be written is done without; both with a word."""
-    path = TOYS_CACHE.expanduser() / f"toys-{toy_seed}-version-{TOYS_VERSION}.npz"
+    """load_norb's dict, of all toys of a seed, from the cache as far as they are there"""
     data = {split: toy_tables(split) for split in TOY_SPLITS}
-    if path.exists():
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                images = {split: file[split] for split in TOY_SPLITS}
-                if str(file["digest"]) != digest_of(images):
-                    raise ValueError("its digest is another")
-            return {split: {"images": images[split], **tables} for split, tables in data.items()}
-        except Exception as error:                    # what a damaged zip file makes its reader raise is not documented
-            say(f"{path} is damaged ({' '.join(str(error).split())}): drawing the toys anew")
-    images = {split: np.concatenate(list(each_toy(halved_toy, toy_seed, split, say))) for split in TOY_SPLITS}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, lambda file: np.savez(file, **images, digest=np.array(digest_of(images))))
-    except (OSError, InputError) as error:
-        say(f"the toys cannot be kept for the next time ({error})")
-    return {split: {"images": images[split], **tables} for split, tables in data.items()}
+    add_toy_images(data, toy_seed, say)
+    return data
 
 
 def write_norb(folder, toy_seed, say=print):
@@ -1046,7 +1116,8 @@ def write_norb(folder, toy_seed, say=print):
                 codes = {name: (tables[name] - offset) // scale for name, _, scale, offset in NORB_CODES}
                 info = np.stack([codes[name] for name, *_ in NORB_CODES[1:]], 1)
                 for kind, rows in (("cat", codes["labels"]), ("info", info), ("dat", None)):
-                    parts = [rows] if kind != "dat" else each_toy(draw_toy, toy_seed, split, say)
+                    tasks = [(category, toy, toy_seed) for category in range(N_CLASSES) for toy in TOY_SPLITS[split]]
+                    parts = [rows] if kind != "dat" else (views for _, views in in_parallel(draw_toy, tasks, say))
                     write_norb_file(Path(temporary) / NORB_FILES[split, kind], kind, len(info), parts)
             for name in NORB_FILES.values():
                 os.replace(Path(temporary) / name, folder / name)
@@ -1195,9 +1266,9 @@ def responsibilities_backward(dR, cache):
     return dlogits
 
 
-def inverse_temperature(t, final_lambda):
-    """lambda of EM iteration t = 0, 1, ..., as in the official code"""
-    return final_lambda * (1 - 0.95 ** (t + 1))
+def inverse_temperature(t, config):
+    """lambda of EM iteration t = 0, 1, ...: the same in all, or rising as in the official code"""
+    return config.final_lambda * (1 if config.lambda_schedule == "constant" else 1 - 0.95 ** (t + 1))
 
 
 def by_parent(V, n):
@@ -1218,9 +1289,10 @@ def m_step_forward(V, V2, r, beta_u, beta_a, lambda_, ratio):
     same for all types j: that is one matrix-vector product a place instead of J. beta_u, beta_a (J,).
 
     mu_j = sum_i r_ij V_ij / sum_i r_ij; sigma2_j likewise, of (V_ij - mu_j)^2 = V_ij^2 - mu_j^2 on average; both per
-    dimension; cost_j = sum_h (beta_u + log sigma_jh) x mass; a_j = logistic(lambda (beta_a - cost_j)). In the paper
-    the mass is sum_i r_ij; here it is ratio times that, with ratio = parents / children (Gritzman 2019), so that a
-    parent's cost does not grow with the layer. -> (mu, sigma2 (L, J, D), the activation's logit x (L, J)), the cache
+    dimension; cost_j = sum_h (beta_u + log sigma_jh) x mass; a_j = logistic(x_j), x_j = beta_a - lambda cost_j. The
+    paper has lambda (beta_a - cost_j), which is the same with beta_a in other units: in these a step of Adam's moves it
+    far enough. In the paper the mass is sum_i r_ij; here it is ratio times that, with ratio = parents / children
+    (Gritzman 2019), so that a parent's cost does not grow with the layer. -> (mu, sigma2 (L, J, D), x (L, J)), cache
     """
     L, J, I, _ = V.shape
     n = r.shape[0] * r.shape[1]
@@ -1232,7 +1304,7 @@ def m_step_forward(V, V2, r, beta_u, beta_a, lambda_, ratio):
     sigma2 = np.maximum(variance, 0) + SIGMA2_EPS
     unit_cost = D * beta_u + 0.5 * np.log(sigma2).sum(-1)                               # (L, J)
     mass = ratio * total[..., 0]
-    x = lambda_ * (beta_a - unit_cost * mass)
+    x = beta_a - lambda_ * (unit_cost * mass)
     cache = SimpleNamespace(V=V, V2=V2, r=r, total=total, mu=mu, square=square, variance=variance, sigma2=sigma2,
                             unit_cost=unit_cost, mass=mass, lambda_=lambda_, ratio=ratio)
     return (mu, sigma2, x), cache
@@ -1255,7 +1327,7 @@ def m_step_backward(dmu, dsigma2, dx, cache):
     dr += np.matmul(by_parent(c.V2, n), dsquares.reshape(n, -1, 1))
     dr = dr.reshape(L, -1, I)
     dr += dtotal.reshape(*dr.shape[:2], -1).sum(-1, keepdims=True)
-    return dr, D * dunit_cost.sum(0), c.lambda_ * dx.sum(0), (c.r, dvotes, dsquares)
+    return dr, D * dunit_cost.sum(0), dx.sum(0), (c.r, dvotes, dsquares)
 
 
 def e_step_forward(V, V2, mu, sigma2, x):
@@ -1293,9 +1365,9 @@ def e_step_backward(dlogits, cache):
 
 def em_routing_forward(V, a, beta_u, beta_a, config, window=None, empty=np.empty):
     """Procedure 1, EM routing. V (L, J, I, D), the children's activations a (L, I), beta_u, beta_a (J,) -> mu
-    (L, J, D), a (L, J).
+    (L, J, D), x (L, J), whose logistic are the activations.
 
-    R_ij starts uniform over the parents of i; then em_iters times: M-step with r_ij = R_ij a_i, and between two of
+    R_ij starts uniform over the parents of i; then routing_iters times: M-step with r_ij = R_ij a_i, and between two of
     them an E-step. window: which children a convolution's parents see; None: every parent sees all. The cache's steps
     hold every iteration's R (L, J, I), at first (L, 1, I), mu, sigma2 (L, J, D) and x (L, J).
     """
@@ -1305,22 +1377,20 @@ def em_routing_forward(V, a, beta_u, beta_a, config, window=None, empty=np.empty
     R = (1 / (J * combine_over_places(np.ones((L, I), V.dtype), window, np.add)))[:, None]      # the same for all types
     mu = sigma2 = x = e_cache = R_cache = None
     steps = []
-    for t in range(config.em_iters):
+    for t in range(config.routing_iters):
         if t > 0:
             logits, e_cache = e_step_forward(V, V2, mu, sigma2, x)
             R, R_cache = responsibilities_forward(logits, window)
-        lambda_ = inverse_temperature(t, config.final_lambda)
+        lambda_ = inverse_temperature(t, config)
         (mu, sigma2, x), m_cache = m_step_forward(V, V2, R * a[:, None], beta_u, beta_a, lambda_, ratio)
         steps.append(SimpleNamespace(R=R, mu=mu, sigma2=sigma2, x=x, e_cache=e_cache, R_cache=R_cache, m_cache=m_cache))
-    act, act_cache = sigmoid_forward(x)
-    return (mu, act), SimpleNamespace(V=V, V2=V2, a=a, act_cache=act_cache, steps=steps, config=config, empty=empty)
+    return (mu, x), SimpleNamespace(V=V, V2=V2, a=a, steps=steps, config=config, empty=empty)
 
 
-def em_routing_backward(dmu, dact, cache):
-    """dmu (L, J, D), dact (L, J) -> dV, da (L, I), dbeta_u, dbeta_a, through all iterations; with routing_grad
+def em_routing_backward(dmu, dx, cache):
+    """dmu (L, J, D), dx (L, J) -> dV, da (L, I), dbeta_u, dbeta_a, through all iterations; with routing_grad
     "detached" the last R is held constant."""
-    dx, dsigma2 = sigmoid_backward(dact, cache.act_cache), 0
-    terms, da = [], 0
+    dsigma2, terms, da = 0, [], 0
     dbeta_u = dbeta_a = 0
     for t, step in reversed(list(enumerate(cache.steps))):
         dr, dbeta_u_of_t, dbeta_a_of_t, term = m_step_backward(dmu, dsigma2, dx, step.m_cache)
@@ -1360,47 +1430,199 @@ def votes_gradient(terms, V, V2, empty):
 EM_CHUNK = 4                       # images that are routed at once
 
 
-def conv_caps_forward(pose, active, W, beta_u, beta_a, config, empty=np.empty):
-    """Convolutional capsules, 3x3 with stride 2. pose (N, H, W, B, D), active (N, H, W, B), matrices W (9*B, J, P, P)
-    -> mu (N, places, J, D), a (N, places, J).
+def conv_caps_forward(pose, active, W, beta_u, beta_a, config, stride=2, empty=np.empty):
+    """Convolutional capsules, 3x3 at a stride. pose (N, H, W, B, D), active (N, H, W, B), matrices W (9*B, J, P, P)
+    -> mu (N, Ho, Wo, J, D), a (N, Ho, Wo, J).
 
     The votes, 9/4 J times as large as the poses, are made for EM_CHUNK images at a time, always in the same memory,
     which stays in the processor's cache, and are made once more in the backward pass. It buys: on an AMD EPYC (Zen 5)
     a training step takes 1.2 times as long without; on an Intel Xeon with 2 MB of L2 cache it makes no difference.
     """
     N, J = len(pose), W.shape[1]
-    places = math.prod(Window(*pose.shape[:4]).parents)
-    mu, a = np.empty((N, places, J, D), pose.dtype), np.empty((N, places, J), pose.dtype)
+    grid = Window(*pose.shape[:4], stride=stride).parents
+    mu, x = np.empty((N, *grid, J, D), pose.dtype), np.empty((N, *grid, J), pose.dtype)
     scratch, chunks = inner_arena(empty), []
     for start in range(0, N, EM_CHUNK):
         part = slice(start, min(start + EM_CHUNK, N))
-        window = Window(part.stop - start, *pose.shape[1:4])
+        window = Window(part.stop - start, *pose.shape[1:4], stride=stride)
         M, children = (im2col_capsules(pose[part], window),
                        im2col_capsules(active[part, ..., None], window)[..., 0].T.copy())
         V, votes_cache = pose_votes_forward(M, W, scratch.rewind())  # (9*B, n*places, J, D)
-        (m, act), em_cache = em_routing_forward(
+        (m, logit), em_cache = em_routing_forward(
             V.transpose(1, 2, 0, 3), children, beta_u, beta_a, config, window, scratch)
-        mu[part], a[part] = m.reshape(-1, places, J, D), act.reshape(-1, places, J)
+        mu[part], x[part] = m.reshape(-1, *grid, J, D), logit.reshape(-1, *grid, J)
         chunks.append(SimpleNamespace(part=part, window=window, votes=votes_cache, em=em_cache, mark=scratch.mark()))
-    return (mu, a), SimpleNamespace(W=W, pose_shape=pose.shape, scratch=scratch, chunks=chunks)
+    a, a_cache = sigmoid_forward(x)
+    return (mu, a), SimpleNamespace(W=W, pose_shape=pose.shape, scratch=scratch, chunks=chunks, a=a_cache)
 
 
 def conv_caps_backward(dmu, da, cache):
     """-> dpose, dactive, dW, dbeta_u, dbeta_a"""
     dpose, dactive = np.empty(cache.pose_shape, dmu.dtype), np.empty(cache.pose_shape[:-1], dmu.dtype)
-    J, sums = cache.W.shape[1], None
+    J, sums, dx = cache.W.shape[1], None, sigmoid_backward(da, cache.a)
     for chunk in cache.chunks:
         part, V = chunk.part, chunk.em.V
         pose_votes_into(V.transpose(2, 0, 1, 3), chunk.votes)                           # the last chunk's lie there
         np.multiply(V, V, out=chunk.em.V2)
         cache.scratch.rewind(chunk.mark)  # V and V2 were taken before it
         dV, dchildren, dbeta_u, dbeta_a = em_routing_backward(
-            dmu[part].reshape(-1, J, D), da[part].reshape(-1, J), chunk.em)
+            dmu[part].reshape(-1, J, D), dx[part].reshape(-1, J), chunk.em)
         dM, dW = pose_votes_backward(dV.transpose(2, 0, 1, 3), chunk.votes)
         dpose[part] = col2im_capsules(dM, chunk.window)
         dactive[part] = col2im_capsules(dchildren.T[..., None], chunk.window)[..., 0]
         sums = [dW, dbeta_u, dbeta_a] if sums is None else [x + y for x, y in zip(sums, (dW, dbeta_u, dbeta_a))]
     return dpose, dactive, *sums
+
+
+# TWIN dynamic routing: squash, votes, routing by agreement, lengths, margin loss -------------------------------------
+# u_hat, b, c and their gradients are indexed alike, (N, J, I, ...): j first, then the i that it hears.
+
+SQUASH_EPS = 1e-9                  # inside the square root of a norm: the gradient at a zero vector is 0, not 0/0
+
+
+def squash_forward(s):
+    """Eq. 1: v = |s|^2 / (1 + |s|^2) * s / |s| along the last axis: the direction stays, the length gets below 1."""
+    norm = np.sqrt(np.einsum("...d,...d->...", s, s)[..., None] + SQUASH_EPS)           # (..., 1)
+    gain = norm / (1 + norm * norm)
+    return s * gain, (s, norm, gain)
+
+
+def squash_backward(dv, cache):
+    """With q = |s| and v = s q / (1 + q^2): ds = dv q/(1+q^2) + s (s . dv) (1 - q^2) / (q (1 + q^2)^2)"""
+    s, norm, gain = cache
+    along = np.einsum("...d,...d->...", s, dv)[..., None]                               # (..., 1)
+    along *= (1 - norm * norm) / (norm * (1 + norm * norm) ** 2)
+    ds = dv * gain
+    ds += s * along
+    return ds
+
+
+def votes_forward(u, W, empty=np.empty):
+    """Eq. 2: u_hat_j|i = W_ij u_i. u (N, I, E), W (I, E, J, D) -> u_hat (N, J, I, D), a view of memory (N, I, J, D)
+
+    W_ij stands transposed, as (E, D), so that each i is one row-major GEMM (N, E) @ (E, J*D): OpenBLAS's AVX-512
+    kernels multiply such small matrices 1.8 times as fast as with a transposed operand.
+    """
+    (N, I, E), (_, _, J, D) = u.shape, W.shape
+    u_hat = empty((N, I, J * D), u.dtype)
+    np.matmul(u.transpose(1, 0, 2), W.reshape(I, E, J * D), out=u_hat.transpose(1, 0, 2))
+    return u_hat.reshape(N, I, J, D).transpose(0, 2, 1, 3), (u, W, empty)
+
+
+def votes_backward(du_hat, cache):
+    """du_hat (N, J, I, D) -> du (N, I, E), dW (I, E, J, D)"""
+    u, W, empty = cache
+    (N, I, E), (_, _, J, D) = u.shape, W.shape
+    by_i = du_hat.transpose(0, 2, 1, 3).reshape(N, I, J * D).transpose(1, 0, 2)         # (I, N, J*D)
+    du, dW = empty(u.shape, u.dtype), empty(W.shape, W.dtype)
+    np.matmul(by_i, W.reshape(I, E, J * D).transpose(0, 2, 1), out=du.transpose(1, 0, 2))
+    np.matmul(u.transpose(1, 2, 0), by_i, out=dW.reshape(I, E, J * D))
+    return du, dW
+
+
+def softmax_forward(b):
+    """Eq. 3: c_ij = exp(b_ij) / sum_k exp(b_ik), over the output capsules, axis 1. b (N, J, I) -> c (N, J, I)"""
+    c = b - b.max(1, keepdims=True)
+    np.exp(c, out=c)
+    c /= c.sum(1, keepdims=True)
+    return c, (c,)
+
+
+def softmax_backward(dc, cache):
+    c, = cache
+    db = dc - np.einsum("nji,nji->ni", c, dc)[:, None]
+    db *= c
+    return db
+
+
+def routing_forward(u_hat, config, bias=None, empty=np.empty):
+    """Procedure 1, dynamic routing. u_hat (N, J, I, D), bias (J, D) or None -> v (N, J, D)
+
+    For r = 1..routing_iters: c = softmax_j(b), s_j = sum_i c_ij u_hat_j|i (+ bias_j), v = squash(s), and
+    b_ij += u_hat_j|i . v_j, with b = 0 at first, per sample; the update after the last squash would not be read. The
+    cache's steps hold each iteration's c (N, J, I), the first being the constant 1/J as (1, I), and v. All sums are
+    BLAS calls: a matrix-vector product for every (n, j) reads u_hat once, where a GEMM against a block-diagonal matrix
+    would do J times the arithmetic.
+    """
+    N, J, I, D = u_hat.shape
+    steps = []
+    b = v = None
+    for r in range(config.routing_iters):
+        if r == 0:
+            c, c_cache = np.full((1, I), 1 / J, u_hat.dtype), None
+            s = np.matmul(c, u_hat.transpose(0, 2, 1, 3).reshape(N, I, J * D)).reshape(N, J, D)
+        else:
+            agreement = np.matmul(u_hat, v[..., None], out=empty((N, J, I, 1), u_hat.dtype))[..., 0]        # (N, J, I)
+            b = agreement if b is None else np.add(b, agreement, out=empty((N, J, I), u_hat.dtype))
+            c, c_cache = softmax_forward(b)
+            s = np.matmul(c[:, :, None, :], u_hat)[:, :, 0]                             # (N, J, D)
+        if bias is not None:
+            s += bias
+        v, squash_cache = squash_forward(s)
+        steps.append(SimpleNamespace(c=c, v=v, c_cache=c_cache, squash_cache=squash_cache))
+    return v, SimpleNamespace(u_hat=u_hat, steps=steps, config=config, empty=empty)
+
+
+def routing_backward(dv, cache):
+    """dv (N, J, D) -> du_hat (N, J, I, D), dbias (J, D), through every iteration; with routing_grad "detached" the
+    last c is held constant.
+
+    Each place where u_hat_ij is used adds a coefficient times a direction, a D-vector, to its gradient: c ds from a
+    weighted sum, db v from an agreement. These terms are gathered over all iterations, and du_hat is ONE batched
+    product (I, T) @ (T, D) for every (n, j).
+    """
+    u_hat = cache.u_hat
+    steps = cache.steps
+    empty = cache.empty
+    N, J, I, D = u_hat.shape
+    terms = []
+    db = dbias = 0
+    for r in reversed(range(len(steps))):
+        ds = squash_backward(dv, steps[r].squash_cache)
+        dbias = dbias + ds.sum(0)                                                       # it is added in every iteration
+        terms.append((steps[r].c, ds))
+        if cache.config.routing_grad == "detached" or r == 0:                           # c of the first is a constant
+            break
+        dc = np.matmul(u_hat, ds[..., None], out=empty((N, J, I, 1), dv.dtype))[..., 0]                     # (N, J, I)
+        db = db + softmax_backward(dc, steps[r].c_cache)                         # b_r = b_(r-1) + u_hat . v_(r-1)
+        terms.append((db, steps[r - 1].v))
+        dv = np.matmul(db[:, :, None], u_hat)[:, :, 0]
+    coefficients = empty((N, J, len(terms), I), dv.dtype)
+    directions = empty((N, J, len(terms), D), dv.dtype)
+    for t, (coefficient, direction) in enumerate(terms):
+        coefficients[:, :, t] = coefficient
+        directions[:, :, t] = direction
+    du_hat = reuse_if_arena(u_hat, empty)
+    return np.matmul(coefficients.transpose(0, 1, 3, 2), directions, out=du_hat), dbias
+
+
+def lengths_forward(v):
+    """|v_j|, the probability that digit j is there. v (N, J, D) -> (N, J)"""
+    lengths = np.sqrt(np.einsum("njd,njd->nj", v, v) + SQUASH_EPS)
+    return lengths, (v, lengths)
+
+
+def lengths_backward(dlengths, cache):
+    v, lengths = cache
+    return v * (dlengths / lengths)[..., None]
+
+
+M_PLUS, M_MINUS = 0.9, 0.1
+DOWN_WEIGHT = 0.5
+
+
+def margin_loss(lengths, present):
+    """Eq. 4, summed over capsules, mean over the batch. lengths, present (N, J), present 1 for digits there, else 0.
+
+    L_k = T_k max(0, 0.9 - |v_k|)^2 + 0.5 (1 - T_k) max(0, |v_k| - 0.1)^2. -> loss (float), dlengths (N, J)
+    """
+    short, long = np.maximum(M_PLUS - lengths, 0), np.maximum(lengths - M_MINUS, 0)
+    N = len(lengths)
+    loss = float((present * short ** 2 + DOWN_WEIGHT * (1 - present) * long ** 2).sum()) / N
+    return loss, (2 * DOWN_WEIGHT * (1 - present) * long - 2 * present * short) / N
+
+
+# END TWIN dynamic routing --------------------------------------------------------------------------------------------
 
 
 def cross_entropy(scores, labels):
@@ -1427,161 +1649,320 @@ def spread_loss(a, labels, margin):
     return float(np.vdot(short, short)) / len(labels), da
 
 
-def class_scores_forward(mu, a, config):
-    """What the loss is taken of: the activations with the spread loss, |mu|^2/16 + 4 (a - 0.5) with cross-entropy. mu
-    (N, J, D), a (N, J) -> scores (N, J)"""
+def log_sigmoid_forward(x):
+    """log a of a = 1 / (1 + exp(-x))"""
+    return -np.logaddexp(0, -x), (x,)
+
+
+def log_sigmoid_backward(dy, cache):
+    x, = cache
+    return dy * sigmoid_forward(-x)[0]
+
+
+def naming_loss(scores, batch, config):
+    """The loss of forward's scores (N, J): of CNNs and matrix capsules those whose logistic are the activations a, of
+    vector capsules the lengths, which are a. batch: labels (N,), margin. -> loss (float), dscores (N, J)"""
+    vectors, labels = config.model in VECTOR_MODELS, batch["labels"]
+    if config.loss == "xent":
+        if config.model not in CAPSULES:
+            return cross_entropy(scores, labels)
+        logs, cache = (np.log(scores), (scores,)) if vectors else log_sigmoid_forward(scores)
+        loss, dlogs = cross_entropy(logs, labels)
+        return loss, dlogs / cache[0] if vectors else log_sigmoid_backward(dlogs, cache)
+    a, cache = (scores, None) if vectors else sigmoid_forward(scores)
     if config.loss == "spread":
-        return a, (mu, config.loss)
-    return np.einsum("njd,njd->nj", mu, mu) / D + 4 * (a - 0.5), (mu, config.loss)
+        loss, da = spread_loss(a, labels, batch["margin"])
+    else:
+        loss, da = margin_loss(a, np.eye(N_CLASSES, dtype=a.dtype)[labels])
+    return loss, da if vectors else sigmoid_backward(da, cache)
 
 
-def class_scores_backward(dscores, cache):
-    mu, loss = cache
-    return (np.zeros_like(mu), dscores) if loss == "spread" else (dscores[..., None] * mu * (2 / D), 4 * dscores)
+# -------------------------------------------------------------- vector capsules whose matrices are shared over places
+
+def with_places_forward(u, centres):
+    """Each capsule with its place, scaled by its length, as two more numbers. u (N, I, E), I ordered (place, type),
+    centres (places, 2) -> (N, I, E + 2)"""
+    lengths, cache = lengths_forward(u)                                                 # (N, I)
+    places = np.repeat(centres.astype(u.dtype), u.shape[1] // len(centres), axis=0)     # (I, 2)
+    return np.concatenate([u, lengths[..., None] * places], -1), (cache, places)
+
+
+def with_places_backward(dout, cache):
+    lengths_cache, places = cache
+    dlengths = np.einsum("nik,ik->ni", dout[..., -2:], places)
+    return dout[..., :-2] + lengths_backward(dlengths, lengths_cache)
+
+
+def shared_votes_forward(u, W, n_places, empty=np.empty):
+    """Votes of I = places x types capsules with a matrix for every type. u (N, I, E), W (B, E, J, D) -> u_hat
+    (N, J, I, D), a view"""
+    (N, I, E), (B, _, J, D) = u.shape, W.shape
+    u_hat, cache = votes_forward(u.reshape(N * n_places, B, E), W, empty)
+    return u_hat.transpose(0, 2, 1, 3).reshape(N, I, J, D).transpose(0, 2, 1, 3), (cache, u.shape)
+
+
+def shared_votes_backward(du_hat, cache):
+    """du_hat (N, J, I, D) -> du (N, I, E), dW (B, E, J, D)"""
+    votes_cache, shape = cache
+    N, J, I, D = du_hat.shape
+    B = len(votes_cache[1])
+    by_place = du_hat.transpose(0, 2, 1, 3).reshape(-1, B, J, D).transpose(0, 2, 1, 3)
+    du, dW = votes_backward(by_place, votes_cache)
+    return du.reshape(shape), dW
+
+
+def self_routing_forward(u_hat, logits):
+    """Self-routing (Hahn, Pyeon & Kim, NeurIPS 2019): the capsules say themselves how they divide, c = softmax(logits),
+    in no iterations. u_hat (N, J, I, D), logits (N, J, I), or None for a uniform c -> v (N, J, D)"""
+    J = u_hat.shape[1]
+    c, c_cache = softmax_forward(logits) if logits is not None else (np.full(u_hat.shape[:3], 1 / J, u_hat.dtype), None)
+    v, squash_cache = squash_forward(np.matmul(c[:, :, None], u_hat)[:, :, 0])
+    return v, (u_hat, c, c_cache, squash_cache)
+
+
+def self_routing_backward(dv, cache):
+    """dv (N, J, D) -> du_hat (N, J, I, D), dlogits (N, J, I), or None"""
+    u_hat, c, c_cache, squash_cache = cache
+    ds = squash_backward(dv, squash_cache)
+    dc = np.matmul(u_hat, ds[..., None])[..., 0]
+    return c[..., None] * ds[:, :, None], softmax_backward(dc, c_cache) if c_cache else None
 
 
 # -------------------------------------------------------------- the networks
 
-POSE_STD = 0.5            # of the entries of a transformation matrix: a vote has the variance of the pose it comes from
-POOL_HIDDEN = 32                   # hidden units of cnn-pool
-DENSE_CAPS = 8                     # primary capsules of dense-caps
-LAYERS_OF = {                      # of the CNNs all layers, of the capsule networks those up to PrimaryCaps
-    "caps": (("conv2d", "conv1", 2), ("relu",), ("conv2d", "primary", 1)),
-    "dense-caps": (("pad", 2), ("conv2d", "conv1", 2), ("relu",), ("flatten",), ("linear", "primary")),
-    "cnn": (("pad", 2), ("conv2d", "conv1", 2), ("relu",), ("flatten",), ("linear", "fc1"), ("relu",), ("dropout",),
-            ("linear", "fc2")),
-    "cnn-pool": (("conv2d", "conv1", 1), ("relu",), ("pool",), ("conv2d", "conv2", 1), ("relu",), ("pool",),
-                 ("flatten",), ("linear", "fc1"), ("relu",), ("dropout",), ("linear", "fc2")),
-    "cnn-gap": (("conv2d", "conv1", 2), ("relu",), ("conv2d", "conv2", 1), ("relu",), ("conv2d", "conv3", 2), ("relu",),
-                ("mean",), ("dropout",), ("linear", "fc1"))}
+IDENTITY_NOISE = 0.1               # around the identity, where pose matrices start
+BETA_U, BETA_A = -1.0, -2.0        # at first: a capsule without children is off, one with its share of them half on
+VOTES_GAIN = 4.0                   # of the variance of a class's summed votes of vector capsules
+VECTOR, CLASS_VECTOR = 8, 16       # dimensions of primary and class capsules that are vectors
+CNN_HIDDEN = 32                    # hidden units of cnn
+
+
+def blueprint(config, width):
+    """The layers of config.model up to its class capsules: (operation, name, kernel, stride, channels)"""
+    def norm(name):
+        return [("norm", name + "_norm"), ("relu",)]
+    t, J = config.trunk_channels, N_CLASSES
+    if config.model == "caps":
+        return [("conv2d", "conv1", 5, 2, config.conv1_channels), *norm("conv1"),
+                ("conv2d", "primary", 1, 1, config.primary_types * (D + 1)), ("norm", "primary_norm")]
+    if config.model == "cnn":
+        full = config.preset == "paper" and not config.width                            # 4.2 million parameters
+        pad, w, hidden = ([("pad", 2)], 32, 1024) if full else ([], width, CNN_HIDDEN)
+        return [*pad, ("conv2d", "conv1", 5, 1, w), ("relu",), ("pool",), *pad, ("conv2d", "conv2", 5, 1, 2 * w),
+                ("relu",), ("pool",), ("flatten",), ("linear", "fc1", hidden), ("relu",), ("dropout",),
+                ("linear", "fc2", J)]
+    trunk = [("conv2d", "conv1", 3, 1, t), *norm("conv1"), ("conv2d", "conv2", 3, 1, t), *norm("conv2"), ("pool",),
+             ("conv2d", "conv3", 3, 1, 2 * t), *norm("conv3"), ("conv2d", "conv4", 3, 1, 2 * t), *norm("conv4"),
+             ("pool",)]
+    return trunk + {
+        "gap": [("conv2d", "conv5", 3, 1, width), *norm("conv5"), ("mean",), ("dropout",), ("linear", "fc1", J)],
+        "dense": [("flatten",), ("linear", "fc1", width), *norm("fc1"), ("dropout",), ("linear", "fc2", J)],
+        "em": [("conv2d", "primary", 1, 1, width * (D + 1)), ("norm", "primary_norm")],
+    }.get(config.model, [("conv2d", "primary", 1, 1, width * VECTOR), ("norm", "primary_norm")])
+
+
+@functools.cache
+def plan(config, width=0):
+    """blueprint worked out -> layers for layers_forward; shapes of their weights; side and channels of what comes out;
+    centres (places, 2) of its receptive fields, x and y in [-1, 1] over the image; n_dropped: what dropout acts on"""
+    drawn = blueprint(config, width or own_width(config))
+    if config.model == "caps":                     # to its end, for the places' sake: capsules are convolved as pixels
+        drawn += [("capsules", "conv", 3, 2, config.conv_types), ("capsules", "conv2", 3, 1, config.conv2_types)]
+    layers, shapes = [], {}
+    side, channels, offset, scale, n_dropped = SIDE, N_CHANNELS[config.data], 0.0, 1, 0
+    for k, (operation, *options) in enumerate(drawn):
+        if operation in ("conv2d", "capsules"):
+            name, K, stride, F = options
+            side = (side - K) // stride + 1
+            offset, scale = offset + scale * (K - 1) / 2, scale * stride
+            if operation == "conv2d":
+                shapes[name + "_w"] = (K, K, channels, F)
+                options = name, stride
+            else:
+                B = config.primary_types if name == "conv" else config.conv_types
+                shapes |= {name + "_W": (K * K * B, F, P, P), name + "_beta_u": (F,), name + "_beta_a": (F,)}
+            channels = F
+        elif operation == "linear":
+            name, F = options
+            shapes[name + "_w"], channels, options = (channels, F), F, (name,)
+        elif operation == "norm":
+            shapes |= {options[0] + "_gamma": (channels,), options[0] + "_beta": (channels,)}
+        elif operation == "pool":
+            side, offset, scale = side // 2, offset + scale / 2, scale * 2
+        elif operation == "pad":
+            side, offset = side + 2 * options[0], offset - scale * options[0]
+        elif operation == "flatten":
+            channels *= side * side
+        elif operation == "dropout":
+            n_dropped = channels
+        if operation in WITH_WEIGHTS and has_bias(drawn, k):
+            shapes[name + "_b"] = (channels,)
+        layers += [(operation, *options)] if operation != "capsules" else []
+    along = (offset + scale * np.arange(side) - (SIDE - 1) / 2) / (SIDE / 2)
+    centres = np.stack([np.tile(along, side), np.repeat(along, side)], 1)
+    return SimpleNamespace(layers=layers, shapes=shapes, side=side, channels=channels, centres=centres,
+                           n_dropped=n_dropped or channels * len(centres))
 
 
 def param_shapes(config, width=0):
-    """Names and shapes of the weights of config.model; width: cnn_width"""
-    C = N_CHANNELS[config.data]
-    J = N_CLASSES
-    A = config.conv1_channels
-    B = config.primary_types
-    F = config.conv_types
-    K, w = config.primary_kernel, width or config.cnn_width
-    if config.model == "caps":
-        return {"conv1_w": (5, 5, C, A), "conv1_b": (A,), "primary_w": (K, K, A, B * (D + 1)),
-                "primary_b": (B * (D + 1),), "conv_W": (9 * B, F, P, P), "conv_beta_u": (F,), "conv_beta_a": (F,),
-                "class_W": (F, J, P, P), "class_beta_u": (J,), "class_beta_a": (J,)}
-    if config.model == "dense-caps":
-        return {"conv1_w": (5, 5, C, 16), "conv1_b": (16,), "primary_w": (4096, DENSE_CAPS * (D + 1)),
-                "primary_b": (DENSE_CAPS * (D + 1),),
-                "class_W": (DENSE_CAPS, J, P, P), "class_beta_u": (J,), "class_beta_a": (J,)}
-    weights = {
-        "cnn": {"conv1_w": (5, 5, C, 16), "fc1_w": (4096, 64), "fc2_w": (64, J)},
-        "cnn-pool": {"conv1_w": (5, 5, C, w), "conv2_w": (5, 5, w, 2 * w), "fc1_w": (25 * 2 * w, POOL_HIDDEN),
-                     "fc2_w": (POOL_HIDDEN, J)},
-        "cnn-gap": {"conv1_w": (5, 5, C, w), "conv2_w": (3, 3, w, 2 * w), "conv3_w": (3, 3, 2 * w, 2 * w),
-                    "fc1_w": (2 * w, J)},
-        "nearest": {}}[config.model]
-    return {
-        key: value for name, shape in weights.items() for key, value in ((name, shape), (name[:-1] + "b", shape[-1:]))}
+    """Names and shapes of the weights of config.model; width: another than its own"""
+    drawn, J = plan(config, width), N_CLASSES
+    places, shapes = len(drawn.centres), dict(drawn.shapes)
+    types = drawn.channels // {"caps": 1, "em": D + 1}.get(config.model, VECTOR)
+    if config.model in EM_MODELS:
+        shapes |= {"class_W": (types, J, P, P), "class_beta_u": (J,), "class_beta_a": (J,)}
+    elif config.model == "dynamic":
+        shapes["W"] = (places * types, VECTOR, J, CLASS_VECTOR)
+    elif config.model in VECTOR_MODELS:
+        shapes["W"] = (types, VECTOR, J, CLASS_VECTOR)
+        shapes |= {} if config.no_coord_add else {"place_W": (2, J, CLASS_VECTOR)}
+        shapes |= {"route_W": (types, VECTOR, J)} if config.model == "self-routing" and not config.uniform else {}
+    return shapes
 
 
-def matched_width(config):
-    """The width of config.model (cnn-pool, cnn-gap) whose number of weights comes closest to the capsule network's"""
-    def size(config, width=1):
+@functools.cache
+def own_width(config):
+    """--width, or that with which config.model has about as many weights as dynamic-shared, or caps"""
+    if config.model == "dynamic-shared":
+        return config.head_types
+    if config.width or config.model in ("caps", "nearest"):
+        return config.width
+
+    def size(config, width=0):
         return sum(math.prod(shape) for shape in param_shapes(config, width).values())
-    target = size(dataclasses.replace(config, model="caps"))
+    model = "caps" if config.model == "cnn" else "dynamic-shared"
+    target = size(dataclasses.replace(config, model=model, no_coord_add=False))
     return min(range(1, 513), key=lambda width: abs(size(config, width) - target))
 
 
-def n_dropped(config):
-    """Number of the inputs of the last layer, on which dropout acts"""
-    if config.model == "cnn-gap":
-        return 2 * (config.cnn_width or matched_width(config))
-    return {"caps": config.conv_types * len(field_centres(config)), "dense-caps": DENSE_CAPS, "cnn": 64,
-            "cnn-pool": POOL_HIDDEN}[config.model]
-
-
 def init_params(config):
-    """-> flat dict of float32 arrays. He-normal where a ReLU follows, 1/fan-in variance elsewhere; biases and betas
-    0."""
-    rng = rng_for(config.seed, "init")
-    params, width = {}, 0
-    if config.model in ("cnn-pool", "cnn-gap"):
-        width = config.cnn_width or matched_width(config)
-    for name, shape in param_shapes(config, width).items():
-        if name.endswith("_W"):
-            params[name] = rng.standard_normal(shape, np.float32) * np.float32(POSE_STD)
+    """-> flat dict of float32 arrays. He-normal where a ReLU follows, 1/fan-in variance elsewhere; pose matrices near
+    the identity; biases 0."""
+    rng, params = rng_for(config.seed, "init"), {}
+    for name, shape in param_shapes(config).items():
+        noise = rng.standard_normal(shape, np.float32)
+        if name in ("W", "place_W"):
+            children = len(plan(config).centres) * plan(config).channels // VECTOR
+            params[name] = noise * np.float32(np.sqrt(VOTES_GAIN / (VECTOR * children)))
+        elif name.endswith("_W") and name != "route_W":
+            params[name] = np.eye(P, dtype=np.float32) + np.float32(IDENTITY_NOISE) * noise
         elif name.endswith("_w"):
             gain = 1 if name == "primary_w" or shape[-1] == N_CLASSES else 2
-            params[name] = rng.standard_normal(shape, np.float32) * np.float32(np.sqrt(gain / math.prod(shape[:-1])))
+            params[name] = noise * np.float32(np.sqrt(gain / math.prod(shape[:-1])))
         else:
-            params[name] = np.zeros(shape, np.float32)
+            start = {"gamma": 1, "u": BETA_U, "a": BETA_A}.get(name.split("_")[-1], 0)
+            params[name] = np.full(shape, start, np.float32)
     return params
 
 
-def forward(params, images, config, empty=np.empty, dropout_mask=None):
-    """images (N, 32, 32, C); dropout_mask (N, n_dropped(config)), None for none. -> out, cache. out: scores (N, J); of
-    the capsule networks also what class_caps_forward, primary_caps_forward and caps_forward say."""
+def forward(params, images, config, empty=np.empty, dropout_mask=None, statistics=None):
+    """images (N, 32, 32, C); dropout_mask (N, plan(config).n_dropped), None for none; statistics: a dict in training,
+    see layers_forward. -> out, cache. out: scores (N, J), see naming_loss; of capsules also what their forward says."""
     network_forward, _ = NETWORKS[config.model]
-    return network_forward(params, images, config, empty, dropout_mask)
+    return network_forward(params, images, config, empty, dropout_mask, statistics)
 
 
-def cnn_forward(params, images, config, empty, dropout_mask):
-    scores, caches = layers_forward(params, images, LAYERS_OF[config.model], empty, dropout_mask)
+def cnn_forward(params, images, config, empty, dropout_mask, statistics):
+    scores, caches = layers_forward(params, images.copy(), plan(config).layers, empty, dropout_mask, statistics)
     return {"scores": scores}, caches
 
 
 def cnn_backward(dscores, caches, config):
     """dscores (N, J) -> grads"""
     grads = {}
-    layers_backward(dscores, caches, LAYERS_OF[config.model], grads, need_dx=False)
+    layers_backward(dscores, caches, plan(config).layers, grads, need_dx=False)
     return grads
 
 
-def caps_forward(params, images, config, empty, dropout_mask):
-    """Convolutional capsules, then class capsules. out: also conv_mu (N, places, F, D), conv_a (N, places, F)"""
-    p, N = params, len(images)
-    x, layer_caches = layers_forward(p, images, LAYERS_OF["caps"], empty)
+def em_forward(params, images, config, empty, dropout_mask, statistics):
+    """The trunk, or caps' convolution; primary capsules; of caps two layers of convolutional capsules; class capsules.
+    out: also primary_pose (N, H, W, B, D), primary_a (N, H, W, B), of caps conv_mu, conv_a, conv2_mu, conv2_a likewise,
+    and what class_caps_forward says"""
+    p, N, drawn = params, len(images), plan(config)
+    x, layer_caches = layers_forward(p, images, drawn.layers, empty, None, statistics)
     (pose, active), primary_cache = primary_caps_forward(x)
-    (mu, a), conv_cache = conv_caps_forward(
-        pose, active, p["conv_W"], p["conv_beta_u"], p["conv_beta_a"], config, empty)
-    places, F = a.shape[1:]
-    M = mu.transpose(2, 1, 0, 3).reshape(F, places * N, D)                              # a group a type
-    children = a.transpose(0, 2, 1).reshape(N, F * places)
-    centres = None if config.no_coord_add else field_centres(config)
+    found, conv_caches = {"primary_pose": pose, "primary_a": active}, []
+    for name, stride in (("conv", 2), ("conv2", 1)) if config.model == "caps" else ():
+        (pose, active), cache = conv_caps_forward(
+            pose, active, p[name + "_W"], p[name + "_beta_u"], p[name + "_beta_a"], config, stride,
+            layer_arena(empty, name))
+        found |= {name + "_mu": pose, name + "_a": active}
+        conv_caches.append((name, cache))
+    B, places = active.shape[-1], len(drawn.centres)
+    M = pose.reshape(N, places, B, D).transpose(2, 1, 0, 3).reshape(B, places * N, D)           # a group a type
+    children = active.reshape(N, places, B).transpose(0, 2, 1).reshape(N, B * places)
+    centres = None if config.no_coord_add else drawn.centres
     out, class_cache = class_caps_forward(p, M, children, centres, config, empty, dropout_mask)
-    out |= {"primary_pose": pose, "primary_a": active, "conv_mu": mu, "conv_a": a}
-    return out, SimpleNamespace(layers=layer_caches, primary=primary_cache, conv=conv_cache, classes=class_cache,
-                                a_shape=a.shape)
+    return out | found, SimpleNamespace(layers=layer_caches, primary=primary_cache, convs=conv_caches,
+                                        classes=class_cache, a_shape=active.shape)
 
 
-def caps_backward(dscores, cache, config):
+def em_backward(dscores, cache, config):
     """dscores (N, J) -> grads"""
-    grads, (N, places, F) = {}, cache.a_shape
+    grads, (N, _, _, B) = {}, cache.a_shape
     dM, dchildren = class_caps_backward(dscores, cache.classes, grads)
-    dmu = dM.reshape(F, places, N, D).transpose(2, 1, 0, 3)
-    da = dchildren.reshape(N, F, places).transpose(0, 2, 1)
-    dpose, dactive, grads["conv_W"], grads["conv_beta_u"], grads["conv_beta_a"] = conv_caps_backward(
-        dmu, da, cache.conv)
+    dpose = dM.reshape(B, -1, N, D).transpose(2, 1, 0, 3).reshape(*cache.a_shape, D)
+    dactive = dchildren.reshape(N, B, -1).transpose(0, 2, 1).reshape(cache.a_shape)
+    for name, conv_cache in reversed(cache.convs):
+        dpose, dactive, grads[name + "_W"], grads[name + "_beta_u"], grads[name + "_beta_a"] = conv_caps_backward(
+            dpose, dactive, conv_cache)
     dx = primary_caps_backward(dpose, dactive, cache.primary)
-    layers_backward(dx, cache.layers, LAYERS_OF["caps"], grads, need_dx=False)
+    layers_backward(dx, cache.layers, plan(config).layers, grads, need_dx=False)
     return grads
 
 
-def dense_caps_forward(params, images, config, empty, dropout_mask):
-    """A public NumPy design: a dense layer makes 8 capsules, which vote for the classes"""
-    x, layer_caches = layers_forward(params, images, LAYERS_OF["dense-caps"], empty)
-    (pose, active), primary_cache = primary_caps_forward(x.reshape(len(x), 1, 1, -1))
-    M, a = pose[:, 0, 0].transpose(1, 0, 2).copy(), active[:, 0, 0]                     # (B, N, D), (N, B)
-    out, class_cache = class_caps_forward(params, M, a, None, config, empty, dropout_mask)
-    out |= {"primary_pose": pose, "primary_a": active}
-    return out, SimpleNamespace(layers=layer_caches, primary=primary_cache, classes=class_cache)
+def vector_forward(params, images, config, empty, dropout_mask, statistics):
+    """The trunk; primary capsules, vectors; class capsules by dynamic routing, or self-routing. dynamic has a matrix
+    for every place; the others share theirs over places and add the place. out: scores, the lengths (N, J), v
+    (N, J, 16), u (N, I, 8) and c, the couplings of each iteration, (N, J, I), of the first (1, I), with I ordered
+    (place, type)"""
+    p, N, drawn = params, len(images), plan(config)
+    x, layer_caches = layers_forward(p, images, drawn.layers, empty, None, statistics)
+    u, squash_cache = squash_forward(x.reshape(N, -1, VECTOR))                          # (N, I, E)
+    places_cache = route_cache = logits = None
+    if config.model == "dynamic":
+        u_hat, votes_cache = votes_forward(u, p["W"], empty)                            # (N, J, I, D)
+    else:
+        placed, W = u, p["W"]
+        if not config.no_coord_add:
+            placed, places_cache = with_places_forward(u, drawn.centres)
+            W = np.concatenate([W, np.broadcast_to(p["place_W"], (len(W), *p["place_W"].shape))], 1)
+        u_hat, votes_cache = shared_votes_forward(placed, W, len(drawn.centres), empty)
+    if config.model == "self-routing":
+        if not config.uniform:
+            logits, route_cache = shared_votes_forward(u, p["route_W"][..., None], len(drawn.centres), empty)
+            logits = logits[..., 0]
+        v, routing_cache = self_routing_forward(u_hat, logits)
+        couplings = [routing_cache[1]]
+    else:
+        v, routing_cache = routing_forward(u_hat, config, None, empty)
+        couplings = [step.c for step in routing_cache.steps]
+    lengths, lengths_cache = lengths_forward(v)
+    return {"scores": lengths, "v": v, "u": u, "c": couplings}, SimpleNamespace(
+        layers=layer_caches, squash=squash_cache, places=places_cache, votes=votes_cache, route=route_cache,
+        routing=routing_cache, lengths=lengths_cache, x_shape=x.shape)
 
 
-def dense_caps_backward(dscores, cache, config):
-    """dscores (N, J) -> grads"""
-    grads = {}
-    dM, da = class_caps_backward(dscores, cache.classes, grads)
-    dx = primary_caps_backward(dM.transpose(1, 0, 2)[:, None, None], da[:, None, None], cache.primary)
-    layers_backward(dx.reshape(len(dx), -1), cache.layers, LAYERS_OF["dense-caps"], grads, need_dx=False)
+def vector_backward(dlengths, cache, config):
+    """dlengths (N, J) -> grads"""
+    grads, dv, du_of_logits = {}, lengths_backward(dlengths, cache.lengths), 0
+    if config.model == "self-routing":
+        du_hat, dlogits = self_routing_backward(dv, cache.routing)
+        if dlogits is not None:
+            du_of_logits, dW = shared_votes_backward(dlogits[..., None], cache.route)
+            grads["route_W"] = dW[..., 0]
+    else:
+        du_hat, _ = routing_backward(dv, cache.routing)
+    if config.model == "dynamic":
+        du, grads["W"] = votes_backward(du_hat, cache.votes)
+    else:
+        du, dW = shared_votes_backward(du_hat, cache.votes)
+        grads["W"] = dW[:, :VECTOR]
+        if cache.places:
+            grads["place_W"] = dW[:, VECTOR:].sum(0)
+            du = with_places_backward(du, cache.places)
+    dx = squash_backward(du + du_of_logits, cache.squash).reshape(cache.x_shape)
+    layers_backward(dx, cache.layers, plan(config).layers, grads, need_dx=False)
     return grads
 
 
@@ -1605,8 +1986,8 @@ def class_caps_forward(params, M, a, centres, config, empty, dropout_mask):
     """M (G, places*N, D): the children's poses, in groups that share a matrix; a (N, G*places): their activations, on
     which dropout acts; centres (places, 2): the coordinates to add to their votes, or None. -> out, cache
 
-    out: mu (N, J, D), a (N, J), scores (N, J) and class_steps, for every EM iteration: R (N, J, I), at first
-    (N, 1, I), mu and sigma2 (N, J, D), with I ordered (group, place).
+    out: mu (N, J, D), a (N, J), scores (N, J), whose logistic a is, and class_steps, for every EM iteration: R
+    (N, J, I), at first (N, 1, I), mu and sigma2 (N, J, D), with I ordered (group, place).
     """
     p, N = params, len(a)
     a, dropout_cache = dropout_forward(a, dropout_mask)
@@ -1616,29 +1997,24 @@ def class_caps_forward(params, M, a, centres, config, empty, dropout_mask):
         for row in 0, 1:                                                         # x, y: the right-hand column's top two
             by_place[..., row, P - 1] += centres.astype(V.dtype)[:, row, None, None]
     V = V.reshape(-1, N, N_CLASSES, D).transpose(1, 2, 0, 3)                            # (N, J, I, D)
-    (mu, act), em_cache = em_routing_forward(V, a, p["class_beta_u"], p["class_beta_a"], config, None, empty)
-    scores, scores_cache = class_scores_forward(mu, act, config)
+    (mu, x), em_cache = em_routing_forward(V, a, p["class_beta_u"], p["class_beta_a"], config, None, empty)
     steps = [SimpleNamespace(R=step.R, mu=step.mu, sigma2=step.sigma2) for step in em_cache.steps]
-    cache = SimpleNamespace(votes=votes_cache, em=em_cache, scores=scores_cache, dropout=dropout_cache, M_shape=M.shape)
-    return {"mu": mu, "a": act, "scores": scores, "class_steps": steps}, cache
+    cache = SimpleNamespace(votes=votes_cache, em=em_cache, dropout=dropout_cache, M_shape=M.shape)
+    return {"mu": mu, "a": sigmoid_forward(x)[0], "scores": x, "class_steps": steps}, cache
 
 
 def class_caps_backward(dscores, cache, grads):
     """dscores (N, J) -> dM (G, places*N, D), da (N, G*places); the parameters' gradients go into `grads`"""
-    dmu, dact = class_scores_backward(dscores, cache.scores)
-    dV, da, grads["class_beta_u"], grads["class_beta_a"] = em_routing_backward(dmu, dact, cache.em)
+    dmu = np.zeros((*dscores.shape, D), dscores.dtype)                                  # the score is the activation's
+    dV, da, grads["class_beta_u"], grads["class_beta_a"] = em_routing_backward(dmu, dscores, cache.em)
     dV = dV.transpose(2, 0, 1, 3).reshape(*cache.M_shape[:2], N_CLASSES, D)
     dM, grads["class_W"] = pose_votes_backward(dV, cache.votes)
     return dM, dropout_backward(da, cache.dropout)
 
 
-def field_centres(config):
-    """Centres of the receptive fields of the convolutional capsules' places, x and y in [-1, 1] over the image
-    -> (places, 2)"""
-    grid = (SIDE - 5) // 2 + 1 - config.primary_kernel + 1
-    along = 2 * (2 * np.arange((grid - 3) // 2 + 1) + 1 + (config.primary_kernel - 1) / 2) + 2     # px
-    along = (along - (SIDE - 1) / 2) / (SIDE / 2)
-    return np.stack([np.tile(along, len(along)), np.repeat(along, len(along))], 1)
+def layer_arena(empty, name):
+    """An arena of its own for each layer of convolutional capsules; it lives as long as `empty`, if that is one"""
+    return vars(inner_arena(empty)).setdefault(name, Arena()) if isinstance(empty, Arena) else empty
 
 
 def nearest_params(data):
@@ -1648,7 +2024,7 @@ def nearest_params(data):
     return {"images": images.astype(np.float32, copy=False), "labels": data["train"]["labels"]}
 
 
-def nearest_forward(params, images, config, empty, dropout_mask):
+def nearest_forward(params, images, config, empty, dropout_mask, statistics):
     """Scores (N, J): minus the squared Euclidean distance, in pixels, to the nearest training image of each class"""
     x, known = images.reshape(len(images), -1), params["images"]
     distance = np.vecdot(x, x)[:, None] - 2 * (x @ known.T) + np.vecdot(known, known)   # (N, n)
@@ -1656,40 +2032,40 @@ def nearest_forward(params, images, config, empty, dropout_mask):
     return {"scores": np.stack(scores, 1)}, None
 
 
-NETWORKS = {"caps": (caps_forward, caps_backward), "dense-caps": (dense_caps_forward, dense_caps_backward),
-            **dict.fromkeys(("cnn", "cnn-pool", "cnn-gap"), (cnn_forward, cnn_backward)),
-            "nearest": (nearest_forward, None)}
+NETWORKS = {**dict.fromkeys(EM_MODELS, (em_forward, em_backward)),
+            **dict.fromkeys(VECTOR_MODELS, (vector_forward, vector_backward)),
+            **dict.fromkeys(CNNS, (cnn_forward, cnn_backward)), "nearest": (nearest_forward, None)}
 
 
 def loss_and_grads(params, batch, config, empty=np.empty, batch_fraction=1.0):
-    """One batch (to_batch's dict) -> (terms, grads): means over the batch, times `batch_fraction`, a shard's part of
-    its batch. Pure; with an Arena the grads live until rewind(). terms: loss; hits: images named right."""
-    out, cache = forward(params, batch["images"], config, empty, batch.get("dropout_mask"))
-    if config.loss == "spread" and config.model in ("caps", "dense-caps"):
-        loss, dscores = spread_loss(out["scores"], batch["labels"], batch["margin"])
-    else:
-        loss, dscores = cross_entropy(out["scores"], batch["labels"])
+    """One batch (to_batch's dict) -> (terms, grads, statistics): means over the batch, times `batch_fraction`, a
+    shard's part of its batch. Pure; with an Arena the grads live until rewind(). terms: loss; hits: images named
+    right."""
+    statistics = {}
+    out, cache = forward(params, batch["images"], config, empty, batch.get("dropout_mask"), statistics)
+    loss, dscores = naming_loss(out["scores"], batch, config)
     _, network_backward = NETWORKS[config.model]
     grads = network_backward(dscores * batch_fraction, cache, config)
-    return {"loss": loss * batch_fraction, "hits": int((out["scores"].argmax(1) == batch["labels"]).sum())}, grads, {}
+    hits = int((out["scores"].argmax(1) == batch["labels"]).sum())
+    return {"loss": loss * batch_fraction, "hits": hits}, {name: grads[name] for name in params}, statistics
 
 
 def forward_rows(params, samples, rows, config, empty):
-    """forward of some prepared samples -> scores (n, J) and, of capsules, mu (n, J, D) and a (n, J)"""
+    """forward of some prepared samples -> scores (n, J) and, of capsules, mu (n, J, D) and a (n, J), or v (n, J, 16)"""
     out, _ = forward(params, to_batch(samples, rows)["images"], config, empty)
-    return {name: out[name] for name in ("scores", "mu", "a") if name in out}
+    return {name: out[name] for name in ("scores", "mu", "a", "v") if name in out}
 
 
 # ============================================================== evaluation and training
 
 def evaluate(params, samples, config, runner):
-    """-> dict: n, hits, accuracy, loss (mean cross-entropy of the scores), predictions (n,), per_class (the accuracy
-    of each class; nan where there is no image of it)"""
+    """-> dict: n, hits, accuracy, loss (mean; the spread loss's with its last margin), predictions (n,), per_class (the
+    accuracy of each class; nan where there is no image of it)"""
     predictions, loss = [], 0.0
     for part in prepared(samples, config.data):
         scores = runner.forward(params, part, config)["scores"]
         predictions.append(scores.argmax(1))
-        loss += cross_entropy(scores, part["labels"])[0] * len(scores)
+        loss += naming_loss(scores, part | {"margin": MARGINS[1]}, config)[0] * len(scores)
     predictions = np.concatenate(predictions)
     right, n = predictions == samples["labels"], len(predictions)
     counts = np.bincount(samples["labels"], minlength=N_CLASSES)
@@ -1733,7 +2109,7 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None):
     every one with --stop-familiar: training loss and accuracy, accuracy on familiar and held-out views), seconds,
     steps.
     """
-    data = data or load_data(config)
+    data = data or load_data(config, Progress(config.quiet).say)
     if config.model == "nearest":
         return nearest_params(data), {"source": data["source"], "epochs": [], "seconds": 0.0, "steps": 0}
     check_config(config)
@@ -1741,7 +2117,7 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None):
     watched, n_train = fixed_subsets(data, config), len(data["train"]["labels"])
     look_every = 1 if config.stop_familiar else max(1, config.n_epochs // 20)
     with Run(config, data["source"], n_train, progress, snapshot_callback, snapshot_every) as run:
-        announce(run, data, watched)
+        announce(run, data)
         for epoch in run.epochs():
             if config.stop_familiar and run.history["epochs"] and \
                     run.history["epochs"][-1]["familiar"] >= config.stop_familiar:
@@ -1758,33 +2134,26 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None):
     return run.weights, run.history
 
 
-def announce(run, data, watched):
-    """What a run prints at its start: data, network, parameters, threads, and its initial loss beside that of
-    guessing"""
+def announce(run, data):
+    """What a run prints at its start: data, network, parameters, threads"""
     config = run.config
     counts = ", ".join(
         f"{len(data[name]['labels'])} {name.replace('_', '-')}" for name in ("train", "familiar", "held_out"))
-    loss = evaluate(run.weights, watched["familiar"], config, run.runner)["loss"]
-    network = {
-        "caps": f"A={config.conv1_channels} B={config.primary_types} C={config.conv_types}, {config.em_iters} EM "
-        f"iterations, gradient {config.routing_grad}, {config.loss} loss; ",
-        "dense-caps": f"{config.em_iters} EM iterations; ",
-    }.get(config.model, "")
+    network = ("" if config.model in CNNS or config.model == "self-routing" else
+               f"{config.routing_iters} iterations, gradient {config.routing_grad}, ") + f"{config.loss} loss; "
     run.progress.say(
         f"{config.model}: {network}{n_params(run.params):,} parameters; {data['source']} images: {counts}; seed "
-        f"{config.seed}, {run.runner.threads} thread{'s' * (run.runner.threads > 1)}; "
-        + (f"going on at step {run.step}" if run.step
-           else f"initial loss {loss:.3f}, guessing {math.log(N_CLASSES):.3f}"))
+        f"{config.seed}, {run.runner.threads} thread{'s' * (run.runner.threads > 1)}"
+        + (f"; going on at step {run.step}" if run.step else ""))
 
 
 # -------------------------------------------------------------- comparing networks
 
 SWEEP = range(0, 360, 10)          # azimuths of a sweep, degrees
-ABLATIONS = {"detached gradient": {"routing_grad": "detached"}, "spread loss": {"loss": "spread"},
-             "no coordinate addition": {"no_coord_add": True}, "1 EM iteration": {"em_iters": 1},
-             "3 EM iterations": {"em_iters": 3}, "3 iterations, no decay": {"em_iters": 3, "weight_decay": 0.0},
-             "no weight decay": {"weight_decay": 0.0}, "no dropout": {"dropout": 0.0},
-             "dense capsules": {"model": "dense-caps"}}
+ABLATIONS = {"1 iteration": {"routing_iters": 1}, "2 iterations": {"routing_iters": 2},
+             "detached gradient": {"routing_grad": "detached"}, "spread loss": {"loss": "spread"},
+             "margin loss": {"loss": "margin"}, "no coordinate addition": {"no_coord_add": True},
+             "official lambda": {"lambda_schedule": "official"}}
 
 
 def baselines(config):
@@ -1796,8 +2165,7 @@ def variants(config):
     if not config.ablations:
         return {name: changed(for_model(config, name), baseline="none") for name in (config.model, *baselines(config))}
     full = changed(config, ablations=False, baseline="none")
-    return {"full": full} | {label: changed(for_model(full, changes.get("model", "caps")), **changes)
-                             for label, changes in ABLATIONS.items()}
+    return {"full": full} | {label: changed(full, **changes) for label, changes in ABLATIONS.items()}
 
 
 def azimuth_sweep(params, config, runner, azimuths=SWEEP):
@@ -1811,11 +2179,11 @@ def azimuth_sweep(params, config, runner, azimuths=SWEEP):
 
 def run_one(label, config, data=None):
     """Train and test one network -> (record for --out-json, params)"""
-    data = data or load_data(config)
+    data = data or load_data(config, Progress(config.quiet).say)
     params, history = train(config, data=data)
     with Runner(config.threads) as runner:
         found = evaluate_viewpoint_extrapolation(params, data, config, runner)
-        swept = config.data == "synthetic" and config.split == "azimuth"
+        swept = config.data == "shapes" and config.split == "azimuth"
         sweep = azimuth_sweep(params, config, runner) if swept else None
     own = {"label": label, "seed": config.seed, **found, "sweep": sweep}
     if config.model == "nearest":
@@ -1835,7 +2203,7 @@ def run_all(config, say=print):
             checkpoint = str(path) if config.checkpoint else ""
             jobs.append((label, dataclasses.replace(variant, seed=seed, checkpoint=checkpoint)))
     if config.n_seeds == 1:
-        data = load_data(config)
+        data = load_data(config, say)
         return [run_one(label, job, data) for label, job in jobs]
     workers = min(config.threads or n_cores(), len(jobs))
     results = []
@@ -1910,13 +2278,16 @@ def check_config(config):
     unknown = [name for name in baselines(config) if name not in MODELS]
     if unknown:
         raise InputError(f"--baseline {config.baseline}: {unknown[0]} is none of {', '.join(MODELS)}")
-    check_options(config, ["caps", "dense-caps"] if config.ablations else [config.model, *baselines(config)])
+    check_options(config, [config.model, *baselines(config)])
     if config.ablations and config.model != "caps":
         raise InputError(f"--ablations: are variants of the capsule network; leave --model {config.model} out")
     for name in RANGE_FLAGS:
         parse_range(getattr(config, name), flag_of(name))
-    if config.toy_seed and config.data != "toys":
-        raise InputError(f"--toy-seed: means nothing to --data {config.data}; leave it out, or give --data toys")
+    for f in given_options(config):
+        if config.data not in f.metadata.get("of", (config.data,)):
+            others = " or ".join(f.metadata["of"])
+            raise InputError(f"{flag_of(f.name)}: means nothing to --data {config.data}; leave it out, or give --data "
+                             f"{others}")
     if {config.model, *baselines(config)} == {"nearest"}:
         training = [f for f in given_options(config) if f.metadata["group"] == "training" and f.name != "seed"]
         for name in [f.name for f in training] + ["checkpoint"] * bool(config.checkpoint):
@@ -1944,7 +2315,7 @@ def report(config, records, say):
             say(f"held-out, {first} minus {label}, paired by seed: {cell(row['difference'])}{matched}")
     if not many and len(summary) > 1:
         say("one seed swings by 10 points and more: a difference needs --n-seeds 10")
-    names = CLASS_NAMES if config.data == "synthetic" else NORB_NAMES
+    names = CLASS_NAMES if config.data == "shapes" else NORB_NAMES
     say(f"held-out accuracy by class\n{'':24}" + "".join(f"{name:>8}" for name in names))
     for label, row in summary.items():
         say(f"{label:24}" + "".join(f"{accuracy:8.3f}" for accuracy in row["held_out_per_class"]))

@@ -7,22 +7,21 @@ import smallnorb_novel_viewpoint as sn
 
 import numpy as np
 
-TRAINED = tuple(sn.RECIPES)        # the networks that are trained
-CAPSULES = tuple(model for model in TRAINED if "caps" in model)
-CNNS = tuple(model for model in TRAINED if "cnn" in model)
+TRAINED = sn.CAPSULES + sn.CNNS    # the networks that are trained
 PARTS = ("train", "familiar", "held_out")
 
-# 80 training images in 4 azimuths, hence 2 steps an epoch of 3 shards (16, 16 and 8); 3x3 places of convolutional
-# capsules
+# 80 training images in 4 azimuths, hence 2 steps an epoch of 3 shards (16, 16 and 8)
 TINY = sn.Config(
-    seed=1, n_epochs=2, batch_size=40, lr=3e-3, lr_schedule="cosine", weight_decay=1.0, average=0.0, dropout=0.5,
-    n_train_views=4, n_test_views=2, n_elev=1, n_per_combo=4, n_test_per_combo=1, conv1_channels=3, primary_types=1,
-    primary_kernel=7, conv_types=2, em_iters=2, final_lambda=2.0, baseline="none", threads=1, quiet=True)
+    data="shapes", seed=1, n_epochs=2, batch_size=40, lr=3e-3, weight_decay=1.0, dropout=0.5, n_train_views=4,
+    n_test_views=2, n_elev=1, n_per_combo=4, n_test_per_combo=1, conv1_channels=3, primary_types=1, conv_types=2,
+    conv2_types=2, routing_iters=2, final_lambda=0.5, baseline="none", threads=1, quiet=True)
+OWN = {**dict.fromkeys(sn.HEADS, {"trunk_channels": 2, "head_types": 2}), "cnn": {"width": 3}}
+OWN |= {model: own | {"width": 2} for model, own in OWN.items() if model != "dynamic-shared"}
 
 
 def tiny(model="caps", **changes):
-    """TINY, without what means nothing to `model`, changed"""
-    own = {"cnn_width": 3} if model in ("cnn-pool", "cnn-gap") else {}
+    """TINY, without what means nothing to `model`, with tiny sizes of its own, changed"""
+    own = OWN.get(model, {})
     if model == "nearest":                                                         # does not train
         own = {f.name: f.default for f in sn.options(TINY) if f.metadata["group"] == "training" and f.name != "seed"}
     return dataclasses.replace(sn.for_model(TINY, model), **own | changes)
