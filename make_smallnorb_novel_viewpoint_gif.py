@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Films smallnorb_novel_viewpoint.py: a capsule network and a CNN learning, then both watching a shape turn through
-all azimuths.
+"""Films smallnorb_novel_viewpoint.py: a capsule network and a CNN learning, then both watching a toy, or a shape, turn
+through all azimuths under changing light.
 
     python3 make_smallnorb_novel_viewpoint_gif.py --seed 1 --n-epochs 8 --snapshots 8 --sweep-frames 12 --fps 10
 """
 from pathlib import Path
 
 import smallnorb_novel_viewpoint as norb  # before numpy: it sets the number of BLAS threads
-from smallnorb_novel_viewpoint import CLASS_NAMES, N_CLASSES, InputError
+from smallnorb_novel_viewpoint import N_CLASSES, InputError
 
 import imageio.v3 as imageio
 import matplotlib
@@ -24,8 +24,8 @@ COLOURS = (BLUE, RED)              # of the two networks
 HOLD, MAX_FRAMES = 2000, 200       # ms the last frame of a part stays; frames are kept in memory, 1 MB each
 LEVELS = 32                     # of red, green and blue: few colours, the same in every frame: a small file, no flicker
 WIDTH, HEIGHT = 800, 390           # of the film, px
-TURNING = 4                        # the shape that turns: the tripod is the hardest
-ELEVATION = 50.0                   # degrees
+TURNING = 4                        # the class that turns: car, or tripod, the hardest shape
+ELEVATION = 50                     # degrees
 
 
 class Recorder:
@@ -50,17 +50,37 @@ def film(config, snapshots, data):
     return recorder, n_steps
 
 
-def softmax(scores):
-    p = np.exp(scores - scores.max(1, keepdims=True))
-    return p / p.sum(1, keepdims=True)
+def shares(params, batch, config):
+    """How a network divides its belief among the classes, (N_CLASSES,): activations over their sum, or the softmax of
+    a CNN's scores"""
+    out, _ = norb.forward(params, batch["images"], config)
+    if config.model in norb.CAPSULES:
+        a = out.get("a", out["scores"])[0]
+        return a / a.sum()
+    p = np.exp(out["scores"][0] - out["scores"][0].max())
+    return p / p.sum()
 
 
-def draw_frames(recorders, steps, config, n_sweep, label):
+def view_of(label, azimuth, light, config, rng):
+    """One image of a class as the networks eat it, dict of arrays, and what to show of it: of shapes with noise; of the
+    first test toy of the class, which training never showed, under one of the six lightings"""
+    labels = np.array([label])
+    if config.data == "shapes":
+        images = norb.render(labels, np.array([azimuth]), np.array([float(ELEVATION)]), rng)
+        return {"images": images, "labels": labels}, images[0, ..., 0]
+    toy = norb.make_toy(label, norb.TOY_SPLITS["test"][0], config.toy_seed)
+    views = norb.halve(norb.draw_view(toy, ELEVATION, azimuth, 2 * norb.NORB_SIDE))[light % len(norb.LIGHTINGS)]
+    batch = next(norb.prepared({"images": views[None], "labels": labels}, config.data))
+    return batch, views[..., 0] / 255
+
+
+def draw_frames(recorders, steps, config, n_sweep, run_name):
     """-> list of (h, w, 3) uint8: the snapshots of both networks side by side, then a turning shape. One figure, built
     once."""
     fig = Figure((WIDTH / 100, HEIGHT / 100), dpi=100)
     canvas = FigureCanvasAgg(fig)
     names = [r.config.model for r in recorders]
+    classes, side = (norb.CLASS_NAMES, norb.SIDE) if config.data == "shapes" else (norb.NORB_NAMES, norb.NORB_SIDE)
     ranges = {}
     title = fig.suptitle("", fontsize=10, y=0.985)
     curves = fig.add_axes((0.07, 0.15, 0.26, 0.66))
@@ -76,7 +96,7 @@ def draw_frames(recorders, steps, config, n_sweep, label):
         for name, colour in zip(names, COLOURS)]
     curves.legend(fontsize=8, loc="lower right")
     ax = fig.add_axes((0.37, 0.42, 0.17, 0.36))
-    picture = ax.imshow(np.zeros((norb.SIDE, norb.SIDE)), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    picture = ax.imshow(np.zeros((side, side)), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     ax.set(xticks=[], yticks=[])
     caption = ax.set_title("", fontsize=8)
     dial = fig.add_axes((0.395, 0.05, 0.12, 0.22), projection="polar")
@@ -93,31 +113,29 @@ def draw_frames(recorders, steps, config, n_sweep, label):
         ax = fig.add_axes((0.63, 0.55 - 0.44 * k, 0.34, 0.29))
         bars = ax.barh(range(N_CLASSES), [0] * N_CLASSES, color=colour)
         ax.set(xlim=(0, 1), ylim=(N_CLASSES - 0.5, -0.5), xticks=[0, 0.5, 1])
-        ax.set_yticks(range(N_CLASSES), CLASS_NAMES, fontsize=8)
+        ax.set_yticks(range(N_CLASSES), classes, fontsize=8)
         ax.tick_params(labelsize=8)
         if k:
-            ax.set_xlabel("softmax of the scores", fontsize=8)
+            ax.set_xlabel("share of belief", fontsize=8)
         panels.append((ax, bars))
     rng, frames = np.random.default_rng(config.seed), []
 
-    def show(label_of_shape, azimuth, all_params):
-        views = {"images": norb.render(np.array([label_of_shape]), np.array([azimuth]), np.array([ELEVATION]), rng),
-                 "labels": np.array([label_of_shape])}
-        picture.set_data(views["images"][0, ..., 0])
+    def show(label, azimuth, light, all_params):
+        batch, shown = view_of(label, azimuth, light, config, rng)
+        picture.set_data(shown)
         seen = [part for part, (low, high) in ranges.items() if (azimuth - low) % 360 <= high - low]
         caption.set_text(
-            f"{CLASS_NAMES[label_of_shape]} at {azimuth:.0f}°\n"
+            f"{classes[label]} at {azimuth:.0f}°\n"
             + {"train": "training range", "test": "held-out range"}.get(seen[0] if seen else "", "between the ranges"))
         hand.set_xdata([np.deg2rad(azimuth)] * 2)
         for (ax, bars), recorder, params in zip(panels, recorders, all_params):
-            batch = norb.to_batch(views, slice(None))
-            p = softmax(norb.forward(params, batch["images"], recorder.config)[0]["scores"])[0]
+            p = shares(params, norb.to_batch(batch, slice(None)), recorder.config)
             for bar, width in zip(bars, p):
                 bar.set_width(width)
             named = int(p.argmax())
             ax.set_title(
-                f"{recorder.config.model}: {CLASS_NAMES[named]}, {'right' if named == label_of_shape else 'WRONG'}",
-                fontsize=9, fontweight="normal" if named == label_of_shape else "bold")
+                f"{recorder.config.model}: {classes[named]}, {'right' if named == label else 'WRONG'}",
+                fontsize=9, fontweight="normal" if named == label else "bold")
         canvas.draw()
         frame = np.asarray(canvas.buffer_rgba())[..., :3]
         frames.append((np.round(frame / 255 * (LEVELS - 1)) * (255 / (LEVELS - 1))).astype(np.uint8))
@@ -129,12 +147,12 @@ def draw_frames(recorders, steps, config, n_sweep, label):
             at, familiar, unseen = np.array([point for point, _ in recorder.history[:k + 1]]).T
             solid.set_data(at / n_steps, familiar)
             dashed.set_data(at / n_steps, unseen)
-        title.set_text(f"Training ({label}): held-out views, never trained on")
-        show(k % N_CLASSES, held_out[k] % 360, [recorder.history[k][1] for recorder in recorders])
-    n_training = len(frames)
+        title.set_text(f"Training ({run_name}): held-out views, never trained on")
+        show(k % N_CLASSES, held_out[k] % 360, k, [recorder.history[k][1] for recorder in recorders])
+    n_training, thing = len(frames), "shape" if config.data == "shapes" else "toy that training never showed"
     for k in range(n_sweep):
-        title.set_text(f"After training ({label}): one shape turns, both networks name it")
-        show(TURNING, 360.0 * k / n_sweep, [recorder.history[-1][1] for recorder in recorders])
+        title.set_text(f"After training ({run_name}): one {thing} turns, both networks name it")
+        show(TURNING, 360.0 * k / n_sweep, 6 * k // n_sweep, [recorder.history[-1][1] for recorder in recorders])
     return frames, n_training
 
 
@@ -155,8 +173,8 @@ def main():
             raise InputError(f"{name} {value}: must be between 2 and {MAX_FRAMES}")
     if not 0.1 <= args.fps <= 50:
         raise InputError(f"--fps {args.fps}: must be between 0.1 and 50")
-    if config.data != "synthetic" or config.split != "azimuth":
-        raise InputError("the film shows the embedded shapes turning: leave --data and --split out")
+    if config.data == "smallnorb" or config.split != "azimuth":
+        raise InputError("the film shows toys or shapes turning: leave --data smallnorb and --split out")
     if config.out_json or config.checkpoint:
         raise InputError(
             "--out-json and --checkpoint: these come from smallnorb_novel_viewpoint.py; leave them out here")

@@ -861,13 +861,15 @@ def report(config, params, history, test, say, found=None, **more):
             f"  reconstruction MSE      {test['recon_mse']:.4f}   per pixel; {test['baseline_recon_mse']:.4f} for the "
             f"mean image\n  losses                  {test['loss']:.4f} = margin {test['margin']:.4f} + weight x "
             f"{test['recon']:.2f}\n")
-    memory = f", peak memory {results['peak_rss_mb']:.0f} MB" if results["peak_rss_mb"] else ""
+    memory = f"peak memory {results['peak_rss_mb']:.0f} MB" if results["peak_rss_mb"] else ""
+    training = (f"training                {results['seconds_train']:.1f} s, {results['ms_per_step']:.1f} ms a step, "
+                f"{results['pairs_per_second']:.0f} pairs/s" if found is None else
+                f"training                none; this network's had taken {results['seconds_train']:.0f} s")
     say(f"\n{DIGIT_NAMES[results['source']]}, {test['n']} test pairs\n"
         f"  set accuracy            {test['set_accuracy']:.4f}   95% interval [{low:.4f}, {high:.4f}], chance "
         f"{CHANCE:.4f}\n"
         f"  at least one            {test['any_accuracy']:.4f}   chance {CHANCE_ANY:.4f}\n{loss}"
-        f"  training                {results['seconds_train']:.1f} s, {results['ms_per_step']:.1f} ms a step, "
-        f"{results['pairs_per_second']:.0f} pairs/s{memory}")
+        f"  {training}{', ' * bool(memory)}{memory}")
     if config.out_json:
         write_json(config.out_json, results)
 

@@ -6,29 +6,32 @@ Hinton, Sabour & Frosst, "Matrix capsules with EM routing", ICLR 2018.
 Question: a network sees objects from some viewpoints only. Does it know them from viewpoints it never saw, and does a
 capsule network lose less there than the best CNN of the same size?
 
-    stage        layer                                                               output (A=32, B=4, C=8)
-    Input        a 3D shape from one viewpoint                                       (N, 32, 32, 1)
-    Conv1        5x5, stride 2, A channels, ReLU                                     (N, 14, 14, A)
-    PrimaryCaps  3x3, B types of a 4x4 pose M and an activation a (logistic)         (N, 12, 12, B, 4x4 + 1)
-    ConvCaps     3x3, stride 2, C types: votes V_ij = M_i W_ij, EM routing           (N, 5, 5, C, 4x4 + 1)
+    stage        layer                                                               output (A=32, B=4, C=D=8)
+    Input        a toy from one viewpoint, two cameras                               (N, 32, 32, 2)
+    Conv1        5x5, stride 2, A channels, batch normalisation, ReLU                (N, 14, 14, A)
+    PrimaryCaps  1x1, B types of a 4x4 pose M and an activation a, normalised        (N, 14, 14, B, 4x4 + 1)
+    ConvCaps1    3x3, stride 2, C types: votes V_ij = M_i W_ij, EM routing           (N, 6, 6, C, 4x4 + 1)
+    ConvCaps2    3x3, stride 1, D types, likewise                                    (N, 4, 4, D, 4x4 + 1)
     class        votes V_ij = M_i W_ij with W shared over places, plus the place's   (N, 5, 4x4 + 1)
-                 coordinates; EM routing over all 25 C children
+                 coordinates; EM routing over all 16 D children
 
 EM routing (Procedure 1): every parent fits a Gaussian to the votes of its children (M-step), every child divides
-itself among its parents by how well its votes fit (E-step), and so on. Loss: cross-entropy on |mu_j|^2/16 + 4
-(a_j - 0.5), or the paper's spread loss. Adam. The backward pass runs through everything, all EM iterations included.
+itself among its parents by how well its votes fit (E-step), and so on. Loss: cross-entropy of log a_j, or the paper's
+spread loss. Adam. The backward pass runs through everything, all EM iterations included.
 
-Data: five embedded 3D shapes on any machine (the default); toys, drawn here with smallNORB's structure (`--data toys`);
-or the real smallNORB's files. Three of the five shapes are
-symmetric about the vertical axis: their held-out azimuths equal training views, noise apart. The question is asked of
-the other two.
+Its rivals: the paper's CNN (`--model cnn`); and, since the trunk decides more than the head, heads on one normalised
+trunk at one size: EM routing, dynamic routing (Sabour, Frosst & Hinton 2017) with a matrix for every place or with
+shared ones, self-routing (Hahn, Pyeon & Kim 2019), global average pooling, a dense layer; and the nearest neighbour.
 
-Deviations from the paper: one layer of convolutional capsules instead of two, smaller; a 3x3 kernel for the primary
-capsules (`--primary-kernel 1` is the paper's); an inverse temperature 100 times the official code's
-(`--final-lambda 0.01`); the mass normalised by parents / children (Gritzman 2019); cross-entropy instead of spread loss
-(`--loss spread`); dropout of children of the class capsules and strong weight decay.
+Data: toys, drawn here with smallNORB's structure, on any machine (the default); the real smallNORB's files; or five
+embedded 3D shapes, of which three are symmetric about the vertical axis: their held-out azimuths equal training views.
 
-One command, half a minute on two cores:    python3 smallnorb_novel_viewpoint.py --seed 0
+Deviations from the paper: smaller (`--preset paper` has its small net); batch normalisation; two EM iterations
+(`--routing-iters 3`); an inverse temperature that is the same in all of them, 1/16, with beta_a outside of it
+(`--lambda-schedule official`); the mass normalised by parents / children (Gritzman 2019); pose matrices that start
+near the identity; cross-entropy instead of spread loss (`--loss spread`).
+
+One command, two minutes on two cores:    python3 smallnorb_novel_viewpoint.py --seed 0
 """
 import argparse
 import concurrent.futures
@@ -182,6 +185,8 @@ class Config(Settings):
                                    metavar="LOW:HIGH")
     test_elevations: str = option(
         "45:70", "range of held-out elevations with --split elevation", "data", metavar="LOW:HIGH")
+    n_train_toys: int = option(5, "toys of each class to train with, the first ones", "data", low=1, high=5,
+                               of=("toys", "smallnorb"))
     n_test: int = option(2000, "images of each test set of toys or smallNORB, whole views of all lightings, always the "
                          "same ones; 0: all", "data", low=0, of=("toys", "smallnorb"))
     n_train_views: int = option(6, "azimuths of the shapes in the training range", "data", low=1, of=("shapes",))
@@ -207,10 +212,10 @@ class Config(Settings):
                                     "network", low=1, models=("caps", "cnn"))
     trunk_channels: int = option(16, "channels of the trunk's first two convolutions; the other two have twice as many",
                                  "network", low=1, models=HEADS)
-    head_types: int = option(16, "types of primary capsules of dynamic-shared, which set the size of all heads",
+    head_types: int = option(16, "types of primary capsules of dynamic-shared, hence the size of all heads",
                              "network", low=1, models=HEADS)
-    width: int = option(0, "types of capsules of another head, hidden units of dense, channels of gap and cnn; 0 for as "
-                        "many parameters as dynamic-shared, or caps, has", "network", low=0,
+    width: int = option(0, "types of capsules of another head, hidden units of dense, channels of gap and cnn; 0 for "
+                        "as many parameters as dynamic-shared, or caps, has", "network", low=0,
                         models=("cnn", *(model for model in HEADS if model != "dynamic-shared")))
     routing_iters: int = table_option(RECIPES, "routing_iters", "iterations of EM or dynamic routing; 1: uniform "
                                       "coupling", "network", low=1, models=("caps", "em", "dynamic", "dynamic-shared"))
@@ -283,7 +288,9 @@ def load_data(config, say=print):
         if not mask.any():
             raise InputError(
                 f"no {name.replace('_', '-')} images: none has {angle} in {(train, test)[which]}; widen the range")
-        if name != "train" and config.data != "shapes" and config.n_test:
+        if name == "train" and config.data != "shapes":
+            mask = mask & np.isin(pool["instances"], TOY_SPLITS["train"][:config.n_train_toys])
+        elif config.data != "shapes" and config.n_test:
             mask = some_views(pool, mask, config.n_test)
         data[name] = {key: array[mask] for key, array in pool.items()}
     if config.data == "toys":
@@ -1037,6 +1044,16 @@ def read_toy(path, say):
         return {}
 
 
+def keep_toy(path, found, say):
+    """Write a toy's file, with read_toy's dict; where that cannot be, say so"""
+    arrays = {"views": np.array(sorted(found)), "images": np.stack([found[view] for view in sorted(found)])}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, lambda file: np.savez(file, **arrays, digest=np.array(digest_of(arrays))))
+    except (OSError, InputError) as error:
+        say(f"this toy cannot be kept for the next time ({error})")
+
+
 def draw_views(category, instance, toy_seed, views):
     """Views of a toy by their numbers -> (n, 6, 48, 48, 2) uint8, as load_norb gives them"""
     toy = make_toy(category, instance, toy_seed)
@@ -1059,14 +1076,8 @@ def add_toy_images(data, toy_seed, say=print):
     missing = [(*which, toy_seed, sorted(views - known[which].keys())) for which, views in wanted.items()
                if views - known[which].keys()]
     for (category, instance, _, views), images in in_parallel(draw_views, missing, say):
-        found, path = known[category, instance], toy_path(category, instance, toy_seed)
-        found |= dict(zip(views, images))
-        arrays = {"views": np.array(sorted(found)), "images": np.stack([found[view] for view in sorted(found)])}
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, lambda file: np.savez(file, **arrays, digest=np.array(digest_of(arrays))))
-        except (OSError, InputError) as error:
-            say(f"this toy cannot be kept for the next time ({error})")
+        known[category, instance] |= dict(zip(views, images))
+        keep_toy(toy_path(category, instance, toy_seed), known[category, instance], say)
     for table, (labels, instances, views) in zip(parts, keys):
         table["images"] = np.empty((len(labels), NORB_SIDE, NORB_SIDE, 2), np.uint8)
         for k, key in enumerate(zip(labels.tolist(), instances.tolist(), views.tolist(), table["lightings"].tolist())):
@@ -1731,7 +1742,7 @@ def self_routing_backward(dv, cache):
 # -------------------------------------------------------------- the networks
 
 IDENTITY_NOISE = 0.1               # around the identity, where pose matrices start
-BETA_U, BETA_A = -1.0, -2.0        # at first: a capsule without children is off, one with its share of them half on
+BETA_U, BETA_A = -1.0, -2.0        # at first: a capsule without children is off, 0.12; agreement turns it on
 VOTES_GAIN = 4.0                   # of the variance of a class's summed votes of vector capsules
 VECTOR, CLASS_VECTOR = 8, 16       # dimensions of primary and class capsules that are vectors
 CNN_HIDDEN = 32                    # hidden units of cnn
@@ -1801,7 +1812,7 @@ def plan(config, width=0):
     along = (offset + scale * np.arange(side) - (SIDE - 1) / 2) / (SIDE / 2)
     centres = np.stack([np.tile(along, side), np.repeat(along, side)], 1)
     return SimpleNamespace(layers=layers, shapes=shapes, side=side, channels=channels, centres=centres,
-                           n_dropped=n_dropped or channels * len(centres))
+                           n_dropped=n_dropped or channels // (D + 1 if config.model == "em" else 1) * len(centres))
 
 
 def param_shapes(config, width=0):
@@ -1832,7 +1843,8 @@ def own_width(config):
         return sum(math.prod(shape) for shape in param_shapes(config, width).values())
     model = "caps" if config.model == "cnn" else "dynamic-shared"
     target = size(dataclasses.replace(config, model=model, no_coord_add=False))
-    return min(range(1, 513), key=lambda width: abs(size(config, width) - target))
+    routed = dataclasses.replace(config, uniform=False)                                 # its control has as many types
+    return min(range(1, 513), key=lambda width: abs(size(routed, width) - target))
 
 
 def init_params(config):
@@ -1863,7 +1875,7 @@ def forward(params, images, config, empty=np.empty, dropout_mask=None, statistic
 
 
 def cnn_forward(params, images, config, empty, dropout_mask, statistics):
-    scores, caches = layers_forward(params, images.copy(), plan(config).layers, empty, dropout_mask, statistics)
+    scores, caches = layers_forward(params, images, plan(config).layers, empty, dropout_mask, statistics)
     return {"scores": scores}, caches
 
 
@@ -2013,7 +2025,8 @@ def class_caps_backward(dscores, cache, grads):
 
 
 def layer_arena(empty, name):
-    """An arena of its own for each layer of convolutional capsules; it lives as long as `empty`, if that is one"""
+    """An arena of its own for each layer of convolutional capsules; it lives as long as `empty`, if that is one. In a
+    common one the layers, of other shapes, would take each other's arrays for strangers, and new ones every step."""
     return vars(inner_arena(empty)).setdefault(name, Arena()) if isinstance(empty, Arena) else empty
 
 
@@ -2077,12 +2090,18 @@ def evaluate(params, samples, config, runner):
 
 
 def evaluate_viewpoint_extrapolation(params, data, config, runner):
-    """Accuracy on familiar viewpoints, on held-out ones, and the drop from one to the other -> dict"""
+    """Accuracy on familiar viewpoints, on held-out ones, and the drop from one to the other; accuracies of each class;
+    and, in `sweep`, at each angle, azimuth or elevation, of those of the test images -> dict"""
     familiar, held_out = (evaluate(params, data[name], config, runner) for name in ("familiar", "held_out"))
+    angles, right = (np.concatenate(parts) for parts in zip(*(
+        (data[name][config.split + "s"], found["predictions"] == data[name]["labels"])
+        for name, found in (("familiar", familiar), ("held_out", held_out)))))
+    sweep = {"angles": np.unique(angles).tolist(),
+             "accuracy": [float(right[angles == angle].mean()) for angle in np.unique(angles)]}
     return {"familiar": familiar["accuracy"], "held_out": held_out["accuracy"],
             "drop": familiar["accuracy"] - held_out["accuracy"], "familiar_loss": familiar["loss"],
             "held_out_loss": held_out["loss"], "familiar_per_class": familiar["per_class"],
-            "held_out_per_class": held_out["per_class"]}
+            "held_out_per_class": held_out["per_class"], "sweep": sweep}
 
 
 def fixed_subsets(data, config):
@@ -2169,12 +2188,13 @@ def variants(config):
 
 
 def azimuth_sweep(params, config, runner, azimuths=SWEEP):
-    """Accuracy at each azimuth (degrees), on new noise -> list of floats. Embedded shapes only."""
+    """Accuracy at each azimuth (degrees), on new noise -> sweep, as above. Embedded shapes only."""
     elevations = np.linspace(*parse_range(config.elevations, "--elevations"), config.n_elev)
     rng = rng_for(config.seed, "evaluation", 2)
     views = make_views(np.array(azimuths), elevations, config.n_test_per_combo, rng)
     right = evaluate(params, views, config, runner)["predictions"] == views["labels"]
-    return [float(right[views["azimuths"] == azimuth % 360].mean()) for azimuth in azimuths]
+    accuracy = [float(right[views["azimuths"] == azimuth % 360].mean()) for azimuth in azimuths]
+    return {"angles": list(azimuths), "accuracy": accuracy}
 
 
 def run_one(label, config, data=None):
@@ -2183,9 +2203,9 @@ def run_one(label, config, data=None):
     params, history = train(config, data=data)
     with Runner(config.threads) as runner:
         found = evaluate_viewpoint_extrapolation(params, data, config, runner)
-        swept = config.data == "shapes" and config.split == "azimuth"
-        sweep = azimuth_sweep(params, config, runner) if swept else None
-    own = {"label": label, "seed": config.seed, **found, "sweep": sweep}
+        if config.data == "shapes" and config.split == "azimuth":
+            found["sweep"] = azimuth_sweep(params, config, runner)
+    own = {"label": label, "seed": config.seed, **found}
     if config.model == "nearest":
         own["n_params"] = 0                                                             # it learns none
     return result_of(config, params, history, own), params
@@ -2250,27 +2270,31 @@ def summarize(records):
             if all(m is not None for m, _ in matched):
                 row["matched"] = mean_and_interval([m for m, _ in matched])
                 row["matched_difference"] = mean_and_interval([m - h for m, h in matched])
-        if runs[0]["sweep"]:
-            row["sweep"] = np.mean([run["sweep"] for run in runs], 0).tolist()
+        row["sweep"] = {"angles": runs[0]["sweep"]["angles"],
+                        "accuracy": np.mean([run["sweep"]["accuracy"] for run in runs], 0).tolist()}
         summary[label] = row
     return summary
 
 
-def distance_to_training(azimuth, config):
-    """Degrees from an azimuth to the nearest end of the training range; 0 inside"""
-    low, high = parse_range(config.train_azimuths, "--train-azimuths")
-    return 0 if (azimuth - low) % 360 <= high - low else min((azimuth - high) % 360, (low - azimuth) % 360)
+def distance_to_training(angle, config):
+    """Degrees from an azimuth, or elevation, to the nearest end of the training range; 0 inside"""
+    low, high = parse_range(getattr(config, f"train_{config.split}s"), flag_of(f"train_{config.split}s"))
+    if config.split == "elevation":
+        return max(0, low - angle, angle - high)
+    return 0 if (angle - low) % 360 <= high - low else min((angle - high) % 360, (low - angle) % 360)
 
 
 def gap_table(config, summary):
-    """{label: {distance to the training range, degrees: mean accuracy}} of the sweeps, in steps of 30 degrees; {}
-    without sweeps"""
-    bins = {}
-    for azimuth in SWEEP:
-        gap = -(-round(distance_to_training(azimuth, config)) // 30) * 30
-        bins.setdefault(gap, []).append(SWEEP.index(azimuth))
-    return {label: {gap: float(np.mean([row["sweep"][k] for k in at])) for gap, at in sorted(bins.items())}
-            for label, row in summary.items() if "sweep" in row}
+    """{label: {distance to the training range, degrees: mean accuracy}} of the sweeps, azimuths in steps of 30
+    degrees, elevations in steps of 5"""
+    step = 30 if config.split == "azimuth" else 5
+    table = {}
+    for label, row in summary.items():
+        bins = {}
+        for angle, accuracy in zip(row["sweep"]["angles"], row["sweep"]["accuracy"]):
+            bins.setdefault(-(-round(distance_to_training(angle, config)) // step) * step, []).append(accuracy)
+        table[label] = {gap: float(np.mean(found)) for gap, found in sorted(bins.items())}
+    return table
 
 
 def check_config(config):
@@ -2319,11 +2343,12 @@ def report(config, records, say):
     say(f"held-out accuracy by class\n{'':24}" + "".join(f"{name:>8}" for name in names))
     for label, row in summary.items():
         say(f"{label:24}" + "".join(f"{accuracy:8.3f}" for accuracy in row["held_out_per_class"]))
-    if gaps := gap_table(config, summary):
-        say("accuracy by distance from the nearest training azimuth, degrees; symmetric shapes look as in training at "
-            f"most of them\n{'':24}" + "".join(f"{gap:>8}" for gap in next(iter(gaps.values()))))
-        for label, row in gaps.items():
-            say(f"{label:24}" + "".join(f"{accuracy:8.3f}" for accuracy in row.values()))
+    gaps = gap_table(config, summary)
+    symmetric = "; symmetric shapes look as in training at most of them" * (config.data == "shapes")
+    say(f"accuracy by distance from the nearest training {config.split}, degrees{symmetric}\n{'':24}"
+        + "".join(f"{gap:>8}" for gap in next(iter(gaps.values()))))
+    for label, row in gaps.items():
+        say(f"{label:24}" + "".join(f"{accuracy:8.3f}" for accuracy in row.values()))
     seconds = sum(record["seconds_train"] for record in records)
     say(f"training {seconds:.1f} s" + (f", peak memory {peak_rss_mb():.0f} MB" if peak_rss_mb() else ""))
     if config.out_json:

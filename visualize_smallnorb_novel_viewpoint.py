@@ -29,9 +29,9 @@ matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.to
 BLUE, ORANGE = "#0072B2", "#E69F00"                           # Okabe & Ito, colour-blind safe
 GREEN, RED = "#009E73", "#D55E00"
 PINK, GRAY = "#CC79A7", "#666666"
-STYLES = {"caps": (BLUE, "-", "o"), "full": (BLUE, "-", "o"), "cnn-gap": (RED, "--", "s"),
-          "cnn-pool": (ORANGE, "-.", "^"), "cnn": (GREEN, ":", "v"), "dense-caps": (PINK, "-", "D"),
-          "nearest": (GRAY, ":", "x")}
+STYLES = {"caps": (BLUE, "-", "o"), "full": (BLUE, "-", "o"), "em": ("#0072B2", "-", "o"), "gap": (RED, "--", "s"),
+          "dense": (ORANGE, "-.", "^"), "cnn": (GREEN, ":", "v"), "dynamic": (PINK, "-", "D"),
+          "dynamic-shared": (PINK, "--", "D"), "self-routing": ("#56B4E9", "-.", "P"), "nearest": (GRAY, ":", "x")}
 CLASS_COLOURS = (BLUE, ORANGE, GREEN, RED, PINK)
 WIDTH = 9                          # inches
 OUTDIR = Path("viz/smallnorb_novel_viewpoint")
@@ -123,8 +123,8 @@ def shade_ranges(ax, views, text=True):
 # ---------------------------------------------------------------- figures
 
 def draw_example_views(run):
-    fig = new_figure(run, 9.2, "The shapes: one row of training views (blue) and one of held-out views (orange) each",
-                     "elevation and noise differ from image to image; the number is the azimuth in degrees")
+    fig = new_figure(run, 9.2, "One row of training views (blue) and one of held-out views (orange) each",
+                     "elevation, and noise or light, differ from image to image; the number is the azimuth in degrees")
     axes = fig.subplots(2 * N_CLASSES, 6)
     for k in range(2 * N_CLASSES):
         samples, colour = (run.data["train"], BLUE) if k % 2 == 0 else (run.data["held_out"], ORANGE)
@@ -168,17 +168,17 @@ def draw_toys(run, side=64):
 
 
 def names(run):
-    return CLASS_NAMES if run.config.data == "synthetic" else norb.NORB_NAMES
+    return CLASS_NAMES if run.config.data == "shapes" else norb.NORB_NAMES
 
 
 def draw_elevation_strip(run, n=7):
     """Embedded shapes over the whole range of elevations; of smallNORB's toys the elevations that there are"""
     fig = new_figure(run, 7, "One view of each class over elevation")
     axes, rng = fig.subplots(N_CLASSES, n), np.random.default_rng(run.config.seed)
-    synthetic = run.data["source"] == "synthetic"
-    elevations = np.linspace(0, 90, n) if synthetic else np.linspace(30, 70, n)
+    shapes = run.data["source"] == "shapes"
+    elevations = np.linspace(0, 90, n) if shapes else np.linspace(30, 70, n)
     for k in range(N_CLASSES):
-        if synthetic:
+        if shapes:
             images = norb.render(np.full(n, k), np.full(n, 30.0), elevations, rng)
         else:
             rows = [pick(run.data["train"], labels=k, elevations=e) for e in elevations]
@@ -241,7 +241,7 @@ def draw_extrapolation_bars(run):
         run, 4, "What each network loses when the viewpoint is new", f"{seeds_note(run.records)}; dots: single seeds")
     ax = fig.subplots()
     labels = bars(ax, run.records)
-    if run.config.data == "synthetic" and run.config.split == "azimuth":
+    if run.config.data == "shapes" and run.config.split == "azimuth":
         ax.axhline(0.6, color="black", linewidth=1, linestyle="--", label="the three symmetric shapes alone")
     sizes = {record["label"]: record["n_params"] for record in run.records}
     notes = {label: f"{size:,} parameters" if size else "nothing trained" for label, size in sizes.items()}
@@ -265,9 +265,9 @@ def draw_azimuth_accuracy(run):
     fig = new_figure(
         run, 3.9, "Accuracy around the full circle\n", f"{seeds_note(run.records)}; new noise at each azimuth")
     ax = fig.subplots()
-    x = [*norb.SWEEP, 360]
     for label, records in by_label(run.records).items():
-        band(ax, x, [[*record["sweep"], record["sweep"][0]] for record in records], label)
+        rows = [record["sweep"]["accuracy"] for record in records]
+        band(ax, [*records[0]["sweep"]["angles"], 360], [[*row, row[0]] for row in rows], label)
     shade_ranges(ax, run.views)
     ax.set(xlabel="azimuth, degrees", ylabel="accuracy", xlim=(0, 360), ylim=(0, 1.02), xticks=range(0, 361, 30))
     ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1)
@@ -280,10 +280,12 @@ def draw_gap_sweep(run):
     fig = new_figure(run, 3.9, "Trained on azimuths 0 to 60 only: accuracy by distance from the nearest training view",
                      f"{seeds_note(run.gap)}; both sides of the training range together")
     ax, config = fig.subplots(), dataclasses.replace(run.config, **GAP_RANGES)
-    distances = np.array([norb.distance_to_training(azimuth, config) for azimuth in norb.SWEEP])
+    angles = run.gap[0]["sweep"]["angles"]
+    distances = np.array([norb.distance_to_training(azimuth, config) for azimuth in angles])
     x = np.unique(distances)
     for label, records in by_label(run.gap).items():
-        band(ax, x, [[np.mean(np.array(record["sweep"])[distances == d]) for d in x] for record in records], label)
+        rows = [np.array(record["sweep"]["accuracy"]) for record in records]
+        band(ax, x, [[row[distances == d].mean() for d in x] for row in rows], label)
     ax.set(xlabel="distance from the training range, degrees (0: inside)", ylabel="accuracy", ylim=(0, 1.02))
     ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1)
     ax.text(x[-1], 1 / N_CLASSES + 0.02, "guessing", ha="right", fontsize=8, color=GRAY)
@@ -329,7 +331,8 @@ def draw_em_routing(run):
     samples, at = run.data["held_out"], one_of_each_class(run)[2]
     batch = prepared(samples, [at], run.data["source"])
     out, _ = norb.forward(run.params, batch["images"], run.config)
-    steps, weight = out["class_steps"], out["conv_a"][0]                                       # (places, F)
+    last = out["conv2_a" if run.config.model == "caps" else "primary_a"]
+    steps, weight = out["class_steps"], last[0].reshape(-1, last.shape[-1])                    # (places, F)
     places, side = len(weight), int(np.sqrt(len(weight)))
     fig = new_figure(
         run, 1.4 + 1.15 * len(steps), "EM routing of one held-out image: where the parts are that choose each class",
@@ -367,9 +370,9 @@ def draw_pose_tracking(run, n_noise=4):
         f"mean over {n_noise} noisy images a view; the six entries of the pose that vary most; dots below: named right",
     )
     axes = fig.subplots(2, 1, sharex=True)
-    synthetic = run.data["source"] == "synthetic"
+    shapes = run.data["source"] == "shapes"
     for ax, k in zip(axes, (2, 1)):
-        if synthetic:
+        if shapes:
             azimuths = np.arange(0, 360, 10)
             samples = norb.make_views(azimuths, [50.0], n_noise, np.random.default_rng(run.config.seed))
         else:
@@ -399,7 +402,7 @@ FIGURES = {draw.__name__.removeprefix("draw_"): draw for draw in (
 NEEDS = {"example_views": "data", "elevation_strip": "data", "training_curves": "records",
          "extrapolation_bars": "records", "azimuth_accuracy": "records", "gap_sweep": "gap", "ablations": "ablations",
          "pose_matrices": "params", "em_routing": "params", "pose_tracking": "params"}
-SWEPT = ("azimuth_accuracy", "gap_sweep")                      # need runs of the embedded shapes with --split azimuth
+SWEPT = ("azimuth_accuracy", "gap_sweep")                      # need --split azimuth
 
 
 # ---------------------------------------------------------------- command line
@@ -485,7 +488,7 @@ def main():
     args = parser.parse_args()
     config = norb.config_from_args(args)
     if "baseline" not in vars(args):
-        config = dataclasses.replace(config, baseline="cnn,cnn-pool,cnn-gap")
+        config = dataclasses.replace(config, baseline="cnn,gap,nearest")
     norb.check_config(config)
     if config.model != "caps":
         raise InputError(f"--model {config.model}: the figures show a capsule network; leave the flag out")
@@ -495,20 +498,16 @@ def main():
     wanted = {name: draw for name, draw in FIGURES.items() if args.only in ("", name)}
     if config.data != "toys" and wanted.pop("toys", None) and not wanted:
         raise InputError("--only toys: shows the toys; give --data toys")
-    for name in SWEPT if config.data != "synthetic" or config.split != "azimuth" else ():
+    for name in SWEPT if config.split != "azimuth" else ():
         if wanted.get(name) and not (args.results if name == "azimuth_accuracy" else args.gap_results):
-            say(f"no {name}: it needs the embedded shapes and --split azimuth")
+            say(f"no {name}: it needs --split azimuth")
             del wanted[name]
     if not wanted:
-        raise InputError(f"--only {args.only}: needs the embedded shapes and --split azimuth; leave both out")
+        raise InputError(f"--only {args.only}: needs --split azimuth; leave one of them out")
     norb.make_outdir(args.outdir, wanted)
     needs = {NEEDS[name] for name in wanted if name in NEEDS}
     run = gather(args, config, needs | ({"data"} if "params" in needs else set()), say)
     for name, draw in wanted.items():
-        records = run.gap if name == "gap_sweep" else run.records
-        if name in SWEPT and not (records and all(record.get("sweep") for record in records)):
-            say(f"no {name}: it needs the embedded shapes and --split azimuth")
-            continue
         norb.write_figure(draw(run), args.outdir / f"{name}.png", say)
 
 

@@ -315,7 +315,7 @@ def norb_per_class(ledger, table, names):
     return markdown(["held-out accuracy", *norb.CLASS_NAMES], lines)
 
 
-NETWORKS = ("caps", "cnn", "cnn-pool", "cnn-gap", "nearest")
+NETWORKS = ("caps", "cnn", "gap", "nearest")
 TABLES = {
     "multimnist results": partial(multimnist_results, rows=(
         ("default: 12 x 6,000 fresh pairs", "main/default"), ("`--preset deep`, the same pairs", "main/deep"),
@@ -335,13 +335,14 @@ TABLES = {
     "multimnist stages": partial(multimnist_stages, columns=(
         ("default", "speed/default"), ("default held to AVX2", "speed/default-avx2"))),
     "multimnist memory": partial(
-        multimnist_memory, steps="speed/default", whole=("main/default", "main/deep"), paper="speed/paper"),
+        multimnist_memory, steps="speed/default", paper="speed/paper",
+        whole=("main/default", "main/deep", "main/deep-400", "main/long")),
     "multimnist synthetic digits": partial(multimnist_synthetic_digits, setting="synthetic/digits", rows=(
         ("trained on MNIST, reads the MNIST test set", "mnist_reads_mnist"),
         ("trained on MNIST, reads synthetic digits", "mnist_reads_synthetic"),
         ("trained on synthetic digits, reads the MNIST test set", "synthetic_reads_mnist"))),
-    "smallnorb azimuth": partial(norb_comparison, table="azimuth", names=NETWORKS),
-    "smallnorb azimuth per class": partial(norb_per_class, table="azimuth", names=NETWORKS)}
+    "smallnorb shapes": partial(norb_comparison, table="shapes", names=NETWORKS),
+    "smallnorb shapes per class": partial(norb_per_class, table="shapes", names=NETWORKS)}
 VALUES = {
     "default accuracy": lambda ledger: ledger.mean(MULTI, "main/default"),
     "deep accuracy": lambda ledger: ledger.mean(MULTI, "main/deep"),
@@ -361,10 +362,10 @@ VALUES = {
     "step gflop": lambda ledger: ledger.plain(MULTI, "speed/default", "gflop", 2),
     "synthetic accuracy": lambda ledger: ledger.mean(MULTI, "synthetic/default"),
     "deep minus cnn": lambda ledger: ledger.difference(MULTI, "main/deep", "control/deep-cnn"),
-    "azimuth caps": lambda ledger: ledger.mean(NORB, "azimuth/caps", "held_out"),
-    "azimuth cnn-gap": lambda ledger: ledger.mean(NORB, "azimuth/cnn-gap", "held_out"),
-    "azimuth nearest": lambda ledger: ledger.mean(NORB, "azimuth/nearest", "held_out"),
-    "azimuth caps minus cnn-gap": lambda ledger: ledger.difference(NORB, "azimuth/caps", "azimuth/cnn-gap", "held_out")}
+    "shapes caps": lambda ledger: ledger.mean(NORB, "shapes/caps", "held_out"),
+    "shapes gap": lambda ledger: ledger.mean(NORB, "shapes/gap", "held_out"),
+    "shapes nearest": lambda ledger: ledger.mean(NORB, "shapes/nearest", "held_out"),
+    "shapes caps minus gap": lambda ledger: ledger.difference(NORB, "shapes/caps", "shapes/gap", "held_out")}
 
 
 # -------------------------------------------------------------- the documents

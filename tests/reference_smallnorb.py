@@ -7,7 +7,8 @@ import smallnorb_novel_viewpoint as sn
 
 import numpy as np
 
-TRAINED = sn.CAPSULES + sn.CNNS    # the networks that are trained
+CAPSULES, CNNS = sn.CAPSULES, sn.CNNS
+TRAINED = CAPSULES + CNNS          # the networks that are trained
 PARTS = ("train", "familiar", "held_out")
 
 # 80 training images in 4 azimuths, hence 2 steps an epoch of 3 shards (16, 16 and 8)
@@ -15,8 +16,8 @@ TINY = sn.Config(
     data="shapes", seed=1, n_epochs=2, batch_size=40, lr=3e-3, weight_decay=1.0, dropout=0.5, n_train_views=4,
     n_test_views=2, n_elev=1, n_per_combo=4, n_test_per_combo=1, conv1_channels=3, primary_types=1, conv_types=2,
     conv2_types=2, routing_iters=2, final_lambda=0.5, baseline="none", threads=1, quiet=True)
-OWN = {**dict.fromkeys(sn.HEADS, {"trunk_channels": 2, "head_types": 2}), "cnn": {"width": 3}}
-OWN |= {model: own | {"width": 2} for model, own in OWN.items() if model != "dynamic-shared"}
+OWN = {model: {"trunk_channels": 2, "head_types": 2, "width": 2} for model in sn.HEADS} | {"cnn": {"width": 2}}
+del OWN["dynamic-shared"]["width"]                                                  # head_types is its width
 
 
 def tiny(model="caps", **changes):
@@ -36,24 +37,39 @@ def flags_of(config):
 
 
 def params64(config, seed=3):
-    """Toy weights in float64; biases and betas off zero, so that no unit sits on a ReLU's kink"""
+    """Toy weights in float64; biases, betas and routing weights off zero, so that no unit sits on a ReLU's kink; votes
+    of vector capsules long enough that they compete"""
     rng = np.random.default_rng(seed)
-    return {name: p.astype(np.float64) + (0.1 * rng.standard_normal(p.shape) if p.ndim == 1 else 0)
-            for name, p in sn.init_params(config).items()}
+    params = {name: p.astype(np.float64) * (5 if name in ("W", "place_W") else 1)
+              for name, p in sn.init_params(config).items()}
+    return {name: p + (0.1 if p.ndim == 1 else name == "route_W") * rng.standard_normal(p.shape)
+            for name, p in params.items()}
+
+
+def state64(config, seed=4):
+    """Running statistics, unlike those of a batch"""
+    rng = np.random.default_rng(seed)
+    return {name: rng.uniform(0.2, 2, x.shape) if name.endswith("_var") else 0.3 * rng.standard_normal(x.shape)
+            for name, x in sn.init_state(params64(config)).items()}
 
 
 def batch64(config, n, seed=5):
-    """n random images with labels, a margin for the spread loss and a dropout mask"""
+    """n random images with labels, a margin for the spread loss and, where the network drops anything, a dropout
+    mask"""
     rng = np.random.default_rng(seed)
-    kept = rng.random((n, sn.n_dropped(config))) >= 0.4
+    batch = {"images": rng.random((n, 32, 32, sn.N_CHANNELS[config.data])), "labels": rng.permutation(np.arange(n) % 5),
+             "margin": np.full(n, 0.8)}
+    if config.model in sn.VECTOR_MODELS:
+        return batch
+    kept = rng.random((n, sn.plan(config).n_dropped)) >= 0.4
     kept[0, :2] = True, False
-    return {"images": rng.random((n, 32, 32, sn.N_CHANNELS[config.data])), "labels": rng.permutation(np.arange(n) % 5),
-            "margin": np.full(n, 0.8), "dropout_mask": kept / 0.6}
+    return batch | {"dropout_mask": kept / 0.6}
 
 
 def outputs(params, batch, config):
-    """forward's out of a batch"""
-    return sn.forward(params, batch["images"], config, dropout_mask=batch.get("dropout_mask"))[0]
+    """forward's out of a batch: with the batch's statistics, unless `params` holds running ones"""
+    statistics = None if params.keys() & sn.init_state(params).keys() else {}
+    return sn.forward(params, batch["images"], config, np.empty, batch.get("dropout_mask"), statistics)[0]
 
 
 # ---------------------------------------------------------------- smallNORB's files
@@ -88,7 +104,8 @@ def em_reference(votes, a, beta_u, beta_a, config):
     """Procedure 1 for one image. votes[i] = {parent: 16 numbers}: the parents that see child i; a parent's name ends in
     its type. The mass is counted in parents / children.
 
-    -> {parent: mu}, {parent: sigma2}, {parent: activation}, and R[i][parent] of every iteration
+    -> {parent: mu}, {parent: sigma2}, {parent: x}, whose logistic is the activation, and R[i][parent] of every
+    iteration
     """
     children = {}
     for i, seen in enumerate(votes):
@@ -97,10 +114,12 @@ def em_reference(votes, a, beta_u, beta_a, config):
     ratio = len(children) / len(votes)
     R = [{j: 1 / len(seen) for j in seen} for seen in votes]
     history = []
-    for t in range(config.em_iters):
+    for t in range(config.routing_iters):
         history.append(R)
-        lambda_ = config.final_lambda * (1 - 0.95 ** (t + 1))
-        mu, sigma2, act = {}, {}, {}
+        lambda_ = config.final_lambda
+        if config.lambda_schedule == "official":
+            lambda_ *= 1 - 0.95 ** (t + 1)
+        mu, sigma2, x = {}, {}, {}
         for j, of_j in children.items():                                                       # M-step
             r = [R[i][j] * a[i] for i in of_j]
             mass = sum(r)
@@ -108,16 +127,20 @@ def em_reference(votes, a, beta_u, beta_a, config):
             sigma2[j] = [sum(r_i * (votes[i][j][h] - mu[j][h]) ** 2 for r_i, i in zip(r, of_j)) / mass + 5e-4
                          for h in range(16)]
             cost = sum((beta_u[j[-1]] + math.log(math.sqrt(sigma2[j][h]))) * mass * ratio for h in range(16))
-            act[j] = 1 / (1 + math.exp(-lambda_ * (beta_a[j[-1]] - cost)))
+            x[j] = beta_a[j[-1]] - lambda_ * cost
         R = []
         for seen in votes:                                                                     # E-step
-            log_p = {j: math.log(act[j]) + sum(-(vote[h] - mu[j][h]) ** 2 / (2 * sigma2[j][h])
-                                               - 0.5 * math.log(2 * math.pi * sigma2[j][h]) for h in range(16))
-                     for j, vote in seen.items()}
+            log_p = {j: -math.log(1 + math.exp(-x[j])) + sum(
+                -(vote[h] - mu[j][h]) ** 2 / (2 * sigma2[j][h]) - 0.5 * math.log(2 * math.pi * sigma2[j][h])
+                for h in range(16)) for j, vote in seen.items()}
             most = max(log_p.values(), default=0)
             total = sum(math.exp(value - most) for value in log_p.values())
             R.append({j: math.exp(value - most) / total for j, value in log_p.items()})
-    return mu, sigma2, act, history
+    return mu, sigma2, x, history
+
+
+def logistic(x):
+    return 1 / (1 + np.exp(-x))
 
 
 def matrix_product(pose, matrix):
@@ -125,28 +148,43 @@ def matrix_product(pose, matrix):
     return [sum(pose[4 * row + k] * matrix[k, column] for k in range(4)) for row in range(4) for column in range(4)]
 
 
-def conv_votes(pose, active, W):
-    """3x3 convolution of capsules with stride 2. pose (H, W, B, 16), active (H, W, B), W (9*B, J, 4, 4)
+def conv_votes(pose, active, W, stride):
+    """3x3 convolution of capsules. pose (H, W, B, 16), active (H, W, B), W (9*B, J, 4, 4)
     -> votes for em_reference, with parents (row, column, type), and the activations, in the order of the children"""
     height, width, B = active.shape
     votes, a = [], []
     for y, x, b in np.ndindex(height, width, B):
         votes.append({})
         a.append(active[y, x, b])
-        for py, px in np.ndindex((height - 3) // 2 + 1, (width - 3) // 2 + 1):
-            if 0 <= y - 2 * py < 3 and 0 <= x - 2 * px < 3:
+        for py, px in np.ndindex((height - 3) // stride + 1, (width - 3) // stride + 1):
+            if 0 <= y - stride * py < 3 and 0 <= x - stride * px < 3:
                 for j in range(W.shape[1]):
-                    matrix = W[((y - 2 * py) * 3 + x - 2 * px) * B + b, j]
+                    matrix = W[((y - stride * py) * 3 + x - stride * px) * B + b, j]
                     votes[-1][py, px, j] = matrix_product(pose[y, x, b], matrix)
     return votes, a
 
 
-def field(place, kernel):
-    """First and last pixel, on one axis, that a convolutional capsule sees: 5 px stride 2, `kernel` stride 1, 3 stride
-    2"""
-    first, last = 2 * place, 2 * place + 2                                                     # primary capsules
-    last += kernel - 1                                                        # of the first convolution's outputs
-    return 2 * first, 2 * last + 4
+def conv_caps_reference(pose, active, W, beta_u, beta_a, config, stride):
+    """Convolutional capsules of one image -> mu (Ho, Wo, J, 16), a (Ho, Wo, J)"""
+    mu, _, x, _ = em_reference(*conv_votes(pose, active, W, stride), beta_u, beta_a, config)
+    grid = tuple(np.max(list(mu), 0) + 1)
+    return (np.array([mu[at] for at in np.ndindex(grid)]).reshape(*grid, 16),
+            logistic(np.array([x[at] for at in np.ndindex(grid)]).reshape(grid)))
+
+
+def field(place, model):
+    """First and last pixel, on one axis, that the last places of capsules see, one layer below the other"""
+    down = {"caps": ((3, 1), (3, 2), (1, 1), (5, 2)),                                          # (kernel, stride)
+            "trunk": ((2, 2), (3, 1), (3, 1), (2, 2), (3, 1), (3, 1))}
+    first = last = place
+    for kernel, stride in down["caps" if model == "caps" else "trunk"]:
+        first, last = stride * first, stride * last + kernel - 1
+    return first, last
+
+
+def coordinate(place, model):
+    """The middle of a place's field, from -1 at the image's left or upper edge to 1"""
+    return (sum(field(place, model)) / 2 - 15.5) / 16
 
 
 def conv_reference(x, w, b, stride):
@@ -157,34 +195,13 @@ def conv_reference(x, w, b, stride):
                      for oy in range(0, x.shape[0] - Kh + 1, stride)])
 
 
-def caps_reference(p, image, config, kept=None):
-    """The capsule networks for one image, layer by layer as the paper draws them -> mu (5, 16), a (5,) of the classes.
-    kept: a row of the dropout mask"""
-    dense = config.model == "dense-caps"
-    if dense:
-        image = np.pad(image, ((2, 2), (2, 2), (0, 0)))
-    h = np.maximum(conv_reference(image, p["conv1_w"], p["conv1_b"], 2), 0)
-    if dense:
-        x = (h.reshape(-1) @ p["primary_w"] + p["primary_b"])[None, None]
-    else:
-        x = conv_reference(h, p["primary_w"], p["primary_b"], 1)
-    B = x.shape[2] // 17
-    pose, active = x[..., :16 * B].reshape(*x.shape[:2], B, 16), 1 / (1 + np.exp(-x[..., 16 * B:]))
-    if dense:
-        children = [(b, 0, 0, pose[0, 0, b], active[0, 0, b]) for b in range(B)]
-    else:
-        mu, _, act, _ = em_reference(*conv_votes(pose, active, p["conv_W"]), p["conv_beta_u"], p["conv_beta_a"], config)
-        children = [(f, py, px, mu[py, px, f], act[py, px, f]) for py, px, f in mu]
-        children.sort(key=lambda child: child[:3])
-    votes, a = [], []
-    for k, (f, py, px, m, act) in enumerate(children):
-        votes.append({(j,): matrix_product(m, p["class_W"][f, j]) for j in range(5)})
-        a.append(act if kept is None else act * kept[k])
-        for vote in votes[-1].values() if not (dense or config.no_coord_add) else ():
-            vote[3] += (sum(field(px, config.primary_kernel)) / 2 - 15.5) / 16        # x: first of the right column
-            vote[7] += (sum(field(py, config.primary_kernel)) / 2 - 15.5) / 16        # y: second
-    mu, _, act, _ = em_reference(votes, a, p["class_beta_u"], p["class_beta_a"], config)
-    return np.array([mu[j,] for j in range(5)]), np.array([act[j,] for j in range(5)])
+def norm_reference(p, x, name):
+    """Batch normalisation with running statistics, channel by channel"""
+    y = np.empty_like(x)
+    for c in range(x.shape[-1]):
+        gamma, beta, mean, var = (p[f"{name}_norm_{end}"][c] for end in ("gamma", "beta", "mean", "var"))
+        y[..., c] = gamma * (x[..., c] - mean) / math.sqrt(var + 1e-5) + beta
+    return y
 
 
 def max_pool(x):
@@ -193,18 +210,100 @@ def max_pool(x):
                       for k in range(W // 2)] for y in range(H // 2)])
 
 
-def cnn_reference(p, image, model, kept):
-    """Scores (5,) of the CNNs for one image. kept: a row of the dropout mask, or 1"""
-    def conv(x, name, stride):
-        return np.maximum(conv_reference(x, p[name + "_w"], p[name + "_b"], stride), 0)
+def normal_conv(p, x, name, stride=1):
+    """Convolution without bias, normalisation, ReLU"""
+    return np.maximum(norm_reference(p, conv_reference(x, p[name + "_w"], 0, stride), name), 0)
 
-    if model == "cnn":
-        x = conv(np.pad(image, ((2, 2), (2, 2), (0, 0))), "conv1", 2)
-        x = np.maximum(x.reshape(-1) @ p["fc1_w"] + p["fc1_b"], 0)
-    elif model == "cnn-pool":
-        x = max_pool(conv(max_pool(conv(image, "conv1", 1)), "conv2", 1))
-        x = np.maximum(x.reshape(-1) @ p["fc1_w"] + p["fc1_b"], 0)
-    else:
-        x = conv(conv(conv(image, "conv1", 2), "conv2", 1), "conv3", 2).mean((0, 1))
-    last = "fc1" if model == "cnn-gap" else "fc2"
-    return (x * kept) @ p[last + "_w"] + p[last + "_b"]
+
+def trunk_reference(p, image):
+    """What all heads stand on, (5, 5, channels)"""
+    x = max_pool(normal_conv(p, normal_conv(p, image, "conv1"), "conv2"))
+    return max_pool(normal_conv(p, normal_conv(p, x, "conv3"), "conv4"))
+
+
+def primary_reference(p, x):
+    """1x1 convolution and its normalisation"""
+    return norm_reference(p, conv_reference(x, p["primary_w"], 0, 1), "primary")
+
+
+def em_network_reference(p, image, config, kept=None):
+    """caps and em for one image, layer by layer -> mu (5, 16), x (5,) of the classes. kept: a row of the dropout mask,
+    over (type, place)"""
+    h = normal_conv(p, image, "conv1", 2) if config.model == "caps" else trunk_reference(p, image)
+    x = primary_reference(p, h)
+    B = x.shape[2] // 17
+    pose, active = x[..., :16 * B].reshape(*x.shape[:2], B, 16), logistic(x[..., 16 * B:])
+    for name, stride in (("conv", 2), ("conv2", 1)) if config.model == "caps" else ():
+        weights = (p[name + end] for end in ("_W", "_beta_u", "_beta_a"))
+        pose, active = conv_caps_reference(pose, active, *weights, config, stride)
+    votes, a = [], []
+    side, _, types = active.shape
+    for k, (b, py, px) in enumerate(np.ndindex(types, side, side)):
+        votes.append({(j,): matrix_product(pose[py, px, b], p["class_W"][b, j]) for j in range(5)})
+        a.append(active[py, px, b] * (1 if kept is None else kept[k]))
+        for vote in () if config.no_coord_add else votes[-1].values():
+            vote[3] += coordinate(px, config.model)                               # x: first of the right column
+            vote[7] += coordinate(py, config.model)                               # y: second
+    mu, _, x, _ = em_reference(votes, a, p["class_beta_u"], p["class_beta_a"], config)
+    return np.array([mu[j,] for j in range(5)]), np.array([x[j,] for j in range(5)])
+
+
+def squash_reference(s):
+    n = math.sqrt(sum(x * x for x in s))
+    return [n * n / (1 + n * n) * x / n for x in s]
+
+
+def softmax_reference(b):
+    most = max(b)
+    total = sum(math.exp(x - most) for x in b)
+    return [math.exp(x - most) / total for x in b]
+
+
+def vector_network_reference(p, image, config):
+    """dynamic, dynamic-shared and self-routing for one image -> v (5, 16), and c[i][j] of every iteration"""
+    x = primary_reference(p, trunk_reference(p, image))
+    types = x.shape[2] // 8
+    u_hat, logits = [], []                                                                    # u_hat[i][j]: 16 numbers
+    for i, (py, px, b) in enumerate(np.ndindex(5, 5, types)):
+        u = squash_reference(x[py, px, 8 * b:8 * b + 8])
+        length = math.sqrt(sum(e * e for e in u))
+        u_hat.append([])
+        for j in range(5):
+            W = p["W"][i if config.model == "dynamic" else b][:, j]                            # (8, 16)
+            vote = [sum(u[e] * W[e, d] for e in range(8)) for d in range(16)]
+            if config.model != "dynamic" and not config.no_coord_add:
+                at = length * coordinate(px, config.model), length * coordinate(py, config.model)
+                vote = [vote[d] + sum(at[k] * p["place_W"][k, j, d] for k in (0, 1)) for d in range(16)]
+            u_hat[i].append(vote)
+        logits.append([0.0] * 5)
+        if config.model == "self-routing" and not config.uniform:
+            logits[i] = [sum(u[e] * p["route_W"][b, e, j] for e in range(8)) for j in range(5)]
+    history = []
+    for _ in range(1 if config.model == "self-routing" else config.routing_iters):
+        c = [softmax_reference(row) for row in logits]
+        history.append(c)
+        v = [squash_reference([sum(c[i][j] * u_hat[i][j][d] for i in range(len(c))) for d in range(16)])
+             for j in range(5)]
+        logits = [[row[j] + sum(u_hat[i][j][d] * v[j][d] for d in range(16)) for j in range(5)]
+                  for i, row in enumerate(logits)]
+    return np.array(v), history
+
+
+def cnn_reference(p, image, config, kept=1):
+    """Scores (5,) of the CNNs for one image. kept: a row of the dropout mask, or 1"""
+    def linear(x, name):
+        return x @ p[name + "_w"] + p[name + "_b"]
+
+    def conv(x, name):
+        return np.maximum(conv_reference(x, p[name + "_w"], p[name + "_b"], 1), 0)
+
+    def padded(x):
+        return np.pad(x, ((2, 2), (2, 2), (0, 0))) if config.preset == "paper" else x
+
+    if config.model == "cnn":
+        x = max_pool(conv(padded(max_pool(conv(padded(image), "conv1"))), "conv2"))
+        return linear(np.maximum(linear(x.reshape(-1), "fc1"), 0) * kept, "fc2")
+    x = trunk_reference(p, image)
+    if config.model == "gap":
+        return linear(normal_conv(p, x, "conv5").mean((0, 1)) * kept, "fc1")
+    return linear(np.maximum(norm_reference(p, x.reshape(-1) @ p["fc1_w"], "fc1"), 0) * kept, "fc2")

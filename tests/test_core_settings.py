@@ -21,31 +21,48 @@ TOY = {                            # of each experiment and network, a run of tw
                           decoder_hidden1=4, decoder_hidden2=5),
         "cnn": mc.Config(seed=1, n_epochs=1, n_train=40, n_val=4, n_test=4, batch_size=20, threads=1, quiet=True,
                          digits="synthetic", model="cnn", cnn_channels=8, conv1_channels=12)},
-    "smallnorb": {"caps": sn.Config(seed=1, n_epochs=1, n_per_combo=2, n_test_per_combo=1, n_elev=2, n_train_views=2,
-                                    n_test_views=2, conv1_channels=4, primary_types=2, conv_types=2, batch_size=20,
-                                    baseline="none", threads=1, quiet=True)}}
+    "smallnorb": {"caps": sn.Config(data="shapes", seed=1, n_epochs=1, n_per_combo=2, n_test_per_combo=1, n_elev=2,
+                                    n_train_views=2, n_test_views=2, conv1_channels=4, primary_types=2, conv_types=2,
+                                    conv2_types=2, batch_size=20, baseline="none", threads=1, quiet=True)}}
 TOY["smallnorb"] |= {model: sn.for_model(TOY["smallnorb"]["caps"], model) for model in sn.MODELS[1:]}
+TOY["smallnorb"] |= {model: dataclasses.replace(TOY["smallnorb"][model], trunk_channels=2, head_types=2)
+                     for model in sn.HEADS}
 
 
-def toy_norb(n=20):
-    """What load_data returns for the real smallNORB, made of noise"""
-    rng = np.random.default_rng(0)
-    return {"source": "smallnorb"} | {
-        name: {"images": rng.integers(0, 256, (n, sn.NORB_SIDE, sn.NORB_SIDE, 2), np.uint8), "labels": np.arange(n) % 5,
-               "azimuths": np.zeros(n), "elevations": np.zeros(n)} for name in ("train", "familiar", "held_out")}
+def of_data(config, data):
+    """A Config of the second experiment on other data, without what means nothing to these"""
+    foreign = [f for f in sn.options(config) if data not in f.metadata.get("of", (data,))]
+    return sn.changed(config, data=data, **{f.name: f.default for f in foreign})
 
 
-def noise_for_toys(toy_seed, say=print, n=40):
-    """In the place of load_toys: noise of that seed, half of it at training azimuths, half at held-out ones"""
-    rng = np.random.default_rng(toy_seed)
-    return {split: {"images": rng.integers(0, 256, (n, sn.NORB_SIDE, sn.NORB_SIDE, 2), np.uint8),
-                    "labels": np.arange(n) % 5, "azimuths": np.where(np.arange(n) < n // 2, 300, 100),
-                    "elevations": np.full(n, 30)} for split in ("train", "test")}
+def toy_norb(n=40):
+    """Some rows with smallNORB's columns, of all classes: half of them at training azimuths, half at held-out ones;
+    six rows, those of all lightings, are a view of a toy; two toys of each class"""
+    view = np.arange(6 * n) // 6
+    return {"labels": view % 5, "instances": np.where(view // 5 % 2, 6, 4), "elevations": np.full(6 * n, 30),
+            "azimuths": np.where(view < n // 2, 300, 100), "lightings": np.arange(6 * n) % 6}
+
+
+def noise_for_toys(data, toy_seed, say=print):
+    """In the place of add_toy_images: noise of that seed"""
+    for k, part in enumerate(part for part in data.values() if isinstance(part, dict)):
+        rng, n = np.random.default_rng((toy_seed, k)), len(part["labels"])
+        part["images"] = rng.integers(0, 256, (n, sn.NORB_SIDE, sn.NORB_SIDE, 2), np.uint8)
+
+
+def noise_for_norb(norb_dir):
+    """In the place of load_norb"""
+    data = {split: toy_norb() for split in ("train", "test")}
+    noise_for_toys(data, 99)
+    return data
 
 
 @pytest.fixture(autouse=True)
 def no_toys_are_drawn(monkeypatch):
-    monkeypatch.setattr(sn, "load_toys", noise_for_toys)
+    """nor files read"""
+    monkeypatch.setattr(sn, "toy_tables", lambda split: toy_norb())
+    monkeypatch.setattr(sn, "add_toy_images", noise_for_toys)
+    monkeypatch.setattr(sn, "load_norb", noise_for_norb)
 
 
 def train(config):
@@ -53,7 +70,7 @@ def train(config):
     if isinstance(config, mc.Config):
         params, history = mc.train(config, data=DIGITS)
     else:
-        params, history = sn.train(config, data=toy_norb() if config.data == "smallnorb" else None)
+        params, history = sn.train(config)
     found = [{name: value for name, value in epoch.items() if "train" not in name and name != "seconds"}
              for epoch in history["epochs"]]
     return params, found
@@ -96,28 +113,32 @@ NEEDS = {
     ("multimnist", "preset"): ({}, ["deep"]),                       # paper's differs in what the toy runs have given
     ("multimnist", "cnn_hidden"): (dict(conv1_channels=32), None),  # refused beside what else sets the CNN's size
     ("smallnorb", "warmup"): ({}, [3]),
-    ("smallnorb", "model"): ({}, sn.MODELS[:4]),                                        # nearest does not train
-    ("smallnorb", "conv1_channels"): ({}, [9]),                     # one more may leave a CNN of the same size as wide
-    ("smallnorb", "conv_types"): ({}, [9]),
-    ("smallnorb", "cnn_width"): ({}, [5]),                                              # 1 is what fits here
+    ("smallnorb", "model"): ({}, sn.MODELS[:-2]),                                       # nearest does not train
+    **{("smallnorb", name): ({}, [40])                              # one more may leave a CNN of the same size as wide
+       for name in ("conv1_channels", "primary_types", "conv_types", "conv2_types", "head_types")},
+    ("smallnorb", "preset"): ({}, None),                            # of sizes that are not given
+    ("smallnorb", "width"): ({}, [5]),                                                  # 1 is what fits here
     ("smallnorb", "stop_familiar"): (dict(n_epochs=3), [1e-9]),                         # reached at once
-    ("smallnorb", "toy_seed"): (dict(data="toys", train_azimuths="300:400", test_azimuths="60:280"), None),
+    ("smallnorb", "n_train_toys"): ({}, [1]),                                           # there are two
+    ("smallnorb", "n_test"): ({}, [60]),
     ("smallnorb", "train_elevations"): (dict(split="elevation"), None),                 # not read by the other split
     ("smallnorb", "test_elevations"): (dict(split="elevation"), None)}
 # What changes what is evaluated while training, and no bit of the weights
 LOOKS_ONLY = {("multimnist", "n_val"), ("smallnorb", "n_eval"), ("smallnorb", "test_azimuths"),
-              ("smallnorb", "test_elevations"), ("smallnorb", "n_test_views"), ("smallnorb", "n_test_per_combo")}
+              ("smallnorb", "test_elevations"), ("smallnorb", "n_test_views"), ("smallnorb", "n_test_per_combo"),
+              ("smallnorb", "n_test")}
 
 
 def cases(runtime):
     """(experiment, option, model): every network that the option means something to; of the core's own options one, and
-    of --model the last, the control"""
+    of those of the second experiment that are not of some networks; of --model the last, the control"""
     for experiment, module in SCRIPTS.items():
         core = {f.name for f in mc.options(mc.Settings)} - {"n_epochs"}
         for f in module.options(module.Config):
             if bool(f.metadata.get("runtime")) == runtime:
                 models = [model for model in f.metadata.get("models", TOY[experiment]) if model != "nearest"]
-                few = models[-1:] if f.name == "model" else models[:1] if f.name in core or runtime else models
+                one = f.name in core or runtime or module is sn and "models" not in f.metadata
+                few = models[-1:] if f.name == "model" else models[:1] if one else models
                 yield from ((experiment, f.name, model) for model in few)
 
 
@@ -126,16 +147,22 @@ def option_of(experiment, name):
 
 
 def changed(experiment, config, name, value):
-    return (SCRIPTS[experiment].for_model(config, value) if name == "model" else
-            dataclasses.replace(config, **{name: value}))
+    if name == "model":
+        return SCRIPTS[experiment].for_model(config, value)
+    return of_data(config, value) if name == "data" else dataclasses.replace(config, **{name: value})
 
 
 @pytest.mark.parametrize("experiment, name, model", list(cases(runtime=False)))
 def test_every_setting_has_an_effect(experiment, name, model):
     before, values = NEEDS.get((experiment, name), ({}, None))
     config = dataclasses.replace(TOY[experiment][model], **before)
+    f = option_of(experiment, name)
+    if config.__class__ is sn.Config and config.data not in f.metadata.get("of", (config.data,)):
+        config = of_data(config, f.metadata["of"][0])
+    if (experiment, name) == ("smallnorb", "preset"):
+        config = sn.changed(config, **dict.fromkeys(sn.PRESETS["small"]))
     weights, found = trained(config)
-    for value in values or other_values(option_of(experiment, name), getattr(config, name)):
+    for value in values or other_values(f, getattr(config, name)):
         other, others = train(changed(experiment, config, name, value))
         if (experiment, name) in LOOKS_ONLY:
             assert_same(weights, other)
@@ -159,6 +186,9 @@ def test_runtime_options_change_no_bit(experiment, name, model, tmp_path):
     weights, found = trained(config)
     f = option_of(experiment, name)
     usual = [{name: value} for value in other_values(f, getattr(config, name))] if name not in RUNTIME else None
+    if name == "norb_dir":
+        config = of_data(config, "smallnorb")
+        weights, found = trained(config)
     for changes in usual or [RUNTIME[name](tmp_path)]:
         other, others = train(dataclasses.replace(config, **changes))
         assert_same(weights, other)
@@ -336,9 +366,15 @@ def test_another_model_brings_its_own_recipe():
         config = dataclasses.replace(sn.Config(), model=model)
         assert config == sn.Config(model=model)
         assert {name: getattr(config, name) for name in recipe} == recipe
-    gap = dataclasses.replace(sn.Config(), model="cnn-gap")
-    assert (gap.n_epochs, gap.weight_decay, gap.dropout, gap.lr_schedule, gap.average) == (100, 1, 0, "constant", 0.998)
-    assert dataclasses.replace(sn.Config(), data="smallnorb").train_azimuths == "300:400"
+    vector = dataclasses.replace(sn.Config(), model="self-routing")
+    assert (vector.loss, vector.routing_iters) == ("margin", 3) and (sn.Config().loss, sn.Config().routing_iters) == (
+        "xent", 2)
+    for data, values in sn.DATA.items():
+        config = dataclasses.replace(sn.Config(), data=data)
+        assert config == sn.Config(data=data) and {name: getattr(config, name) for name in values} == values
+    for preset, values in sn.PRESETS.items():
+        config = dataclasses.replace(sn.Config(), preset=preset)
+        assert config == sn.Config(preset=preset) and {name: getattr(config, name) for name in values} == values
     cnn = dataclasses.replace(mc.Config(), model="cnn")
     assert cnn == mc.Config(model="cnn") and (cnn.lr, cnn.warmup) == (5e-3, 200)
     for preset, values in mc.PRESETS.items():
@@ -349,8 +385,8 @@ def test_another_model_brings_its_own_recipe():
 
 @pytest.mark.parametrize(
     "module, name, value, path",
-    [(sn, "lr", 1e-3, ["cnn-gap"]), (sn, "weight_decay", 0.0, ["cnn-gap", "caps"]),
-     (sn, "average", 0.9, ["cnn", "cnn-gap"]), (sn, "n_epochs", 40, ["cnn-pool", "caps"]),
+    [(sn, "lr", 1e-3, ["gap"]), (sn, "loss", "margin", ["gap", "dynamic", "caps"]), (sn, "loss", "xent", ["dynamic"]),
+     (sn, "routing_iters", 3, ["dynamic", "em"]), (sn, "n_epochs", 9, ["dense", "caps"]),
      (mc, "lr", 1e-3, ["cnn", "caps"]), (mc, "warmup", 7, ["cnn"]), (mc, "warmup", 0, ["cnn", "caps"])],
     ids=str)
 def test_what_was_given_stays_through_replacements(module, name, value, path):
@@ -363,7 +399,8 @@ def test_what_was_given_stays_through_replacements(module, name, value, path):
 
 
 def test_replacements_there_and_back_are_none():
-    for module, other in ((sn, dict(model="cnn-gap", data="smallnorb")), (mc, dict(model="cnn", preset="deep"))):
+    for module, other in ((sn, dict(model="dynamic", data="shapes", preset="paper")),
+                          (mc, dict(model="cnn", preset="deep"))):
         usual = module.Config()
         away = dataclasses.replace(usual, **other)
         back = dataclasses.replace(away, **{name: getattr(usual, name) for name in other})
@@ -373,8 +410,10 @@ def test_replacements_there_and_back_are_none():
 
 
 def test_a_value_given_in_a_replacement_stays_too():
-    config = dataclasses.replace(dataclasses.replace(sn.Config(), lr=1e-4), model="cnn-gap")
-    assert config.lr == 1e-4 and config.weight_decay == 1
+    config = dataclasses.replace(dataclasses.replace(sn.Config(), n_epochs=40), data="shapes")
+    assert config.n_epochs == 40 and config.train_azimuths == "0:150"
+    config = dataclasses.replace(dataclasses.replace(sn.Config(), conv_types=12, routing_iters=1), preset="paper")
+    assert (config.conv_types, config.conv2_types, config.routing_iters) == (12, 16, 1)
     config = dataclasses.replace(dataclasses.replace(mc.Config(), conv1_channels=8), preset="paper")
     assert (config.conv1_channels, config.primary_types) == (8, 32)
 
@@ -382,10 +421,13 @@ def test_a_value_given_in_a_replacement_stays_too():
 @pytest.mark.parametrize(
     "module, model, foreign, kept",
     [
-        (sn, "cnn", dict(em_iters=3, final_lambda=0.5, conv_types=4, loss="spread", no_coord_add=True),
-         dict(lr=1e-3, seed=4)),
-        (sn, "dense-caps", dict(conv_types=4, no_coord_add=True), dict(em_iters=3, loss="spread", dropout=0.1)),
-        (sn, "cnn-gap", dict(em_iters=3, routing_grad="detached"), dict(conv1_channels=16, max_shift=2)),
+        (sn, "cnn", dict(routing_iters=3, final_lambda=0.5, trunk_channels=4, no_coord_add=True, uniform=True),
+         dict(lr=1e-3, seed=4, conv_types=4, loss="spread", preset="paper", width=7)),
+        (sn, "em", dict(conv_types=4, preset="paper"), dict(routing_iters=3, loss="spread", dropout=0.1, head_types=5)),
+        (sn, "dynamic", dict(no_coord_add=True, final_lambda=0.5, dropout=0.3), dict(routing_iters=2, width=3)),
+        (sn, "dynamic-shared", dict(width=3, uniform=True), dict(no_coord_add=True, head_types=5)),
+        (sn, "nearest", dict(max_shift=2, width=3, routing_iters=1), dict(n_test=600, toy_seed=3)),
+        (sn, "gap", dict(routing_iters=3, routing_grad="detached", conv1_channels=16), dict(max_shift=2)),
         (mc, "cnn", dict(routing_iters=2, digit_bias=True, recon_weight=0.1, decoder_hidden1=9),
          dict(lr=1e-3, primary_types=3)),
         (mc, "caps", dict(dropout=0.5, cnn_channels=7, cnn_hidden=5), dict(n_train=77))],
@@ -398,29 +440,31 @@ def test_for_model_drops_foreign_settings_and_keeps_the_others(module, model, fo
 
 
 def test_variants_have_their_own_recipes_and_what_was_given():
-    config = sn.Config(baseline="cnn,cnn-pool,cnn-gap,dense-caps", em_iters=3, n_train_views=4)
+    config = sn.Config(data="shapes", baseline="em,dynamic,self-routing,gap", conv_types=3, n_train_views=4)
     variants = sn.variants(config)
-    assert list(variants) == ["caps", "cnn", "cnn-pool", "cnn-gap", "dense-caps"]
+    assert list(variants) == ["caps", "em", "dynamic", "self-routing", "gap"]
     for model, variant in variants.items():
         recipe = sn.RECIPES[model]
         assert variant.model == model and {name: getattr(variant, name) for name in recipe} == recipe
-        assert variant.n_train_views == 4 and variant.em_iters == (3 if "caps" in model else 2)
-    given = sn.variants(dataclasses.replace(config, lr=1e-3, n_epochs=7))
-    assert {(variant.lr, variant.n_epochs) for variant in given.values()} == {(1e-3, 7)}
-    assert given["cnn-gap"].average == 0.998 and given["cnn"].average == 0
+        assert variant.n_train_views == 4 and variant.conv_types == (3 if model == "caps" else 8)
+    given = sn.variants(dataclasses.replace(config, lr=1e-3, n_epochs=7, loss="spread"))
+    assert {(variant.lr, variant.n_epochs, variant.loss) for variant in given.values()} == {(1e-3, 7, "spread")}
 
 
 def test_ablations_have_their_networks_recipe_but_for_what_they_change():
-    variants = sn.variants(sn.Config(ablations=True, n_per_combo=3))
-    assert variants["full"] == sn.Config(n_per_combo=3, baseline="none")
+    variants = sn.variants(sn.Config(ablations=True, data="shapes", n_per_combo=3))
+    usual = dict(data="shapes", n_per_combo=3, baseline="none")
+    assert variants["full"] == sn.Config(**usual)
     for label, changes in sn.ABLATIONS.items():
-        assert variants[label] == sn.Config(n_per_combo=3, baseline="none", **changes), label
-    assert variants["dense capsules"].weight_decay == 0 and variants["3 EM iterations"].weight_decay == 3
+        assert variants[label] == sn.Config(**usual | changes), label
+        sn.check_config(variants[label])
+    assert variants["1 iteration"].routing_iters == 1 and variants["full"].routing_iters == 2
 
 
 @pytest.mark.parametrize("module, given, changes", [
-    (sn, {}, dict(model="cnn-gap", n_epochs=40)), (sn, {}, dict(model="dense-caps", weight_decay=3.0)),
-    (sn, dict(lr=3e-3, n_epochs=60), dict(model="cnn-pool")), (mc, {}, dict(model="cnn", lr=2e-3)),
+    (sn, {}, dict(data="shapes", n_epochs=4)), (sn, {}, dict(model="dynamic", loss="xent")),
+    (sn, dict(routing_iters=3, n_epochs=40), dict(model="dynamic", data="shapes")),
+    (mc, {}, dict(model="cnn", lr=2e-3)),
     (mc, dict(preset="deep", recon_weight=0.002), dict(preset="paper"))], ids=str)
 def test_changed_keeps_what_is_given_also_where_it_equals_a_recipes_value(module, given, changes):
     """which dataclasses.replace cannot tell from a value that was filled in"""
@@ -430,11 +474,11 @@ def test_changed_keeps_what_is_given_also_where_it_equals_a_recipes_value(module
 
 
 def test_a_flag_given_to_a_trained_network_is_given():
-    """--load of a 40-epoch run with --n-epochs 40 beside it: cnn-gap is trained for 40 epochs too"""
+    """--load of a run with cross-entropy and --loss xent beside it: dynamic is trained with it too"""
     found = SimpleNamespace(config=sn.config_of(sn.settings_of(sn.Config()), "run.npz"))
-    config = sn.config_to_look_at(found, SimpleNamespace(n_epochs=40, threads=1), "run.npz")
-    assert sn.for_model(config, "cnn-gap").n_epochs == 40 and config.threads == 1
-    assert sn.for_model(sn.config_to_look_at(found, SimpleNamespace(), "run.npz"), "cnn-gap").n_epochs == 100
+    config = sn.config_to_look_at(found, SimpleNamespace(loss="xent", threads=1), "run.npz")
+    assert sn.for_model(config, "dynamic").loss == "xent" and config.threads == 1
+    assert sn.for_model(sn.config_to_look_at(found, SimpleNamespace(), "run.npz"), "dynamic").loss == "margin"
     for name, value in ("checkpoint", "run.npz"), ("resume", True), ("seed", 7):
         with pytest.raises(sn.InputError, match=f"--{name}.*run.npz"):
             sn.config_to_look_at(found, SimpleNamespace(**{name: value}), "run.npz")
@@ -467,16 +511,18 @@ def test_multimnists_tables():
 
 
 def test_smallnorbs_tables():
-    assert sn.MODELS == ("caps", "dense-caps", "cnn", "cnn-pool", "cnn-gap", "nearest")
-    names = ("n_epochs", "weight_decay", "dropout", "lr", "lr_schedule", "average")
-    assert {model: tuple(recipe[name] for name in names) for model, recipe in sn.RECIPES.items()} == {
-        "caps": (40, 3.0, 0.5, 0.003, "cosine", 0.0), "dense-caps": (40, 0.0, 0.0, 0.003, "cosine", 0.0),
-        "cnn": (40, 0.0, 0.0, 0.003, "cosine", 0.0), "cnn-pool": (60, 0.0, 0.5, 0.003, "cosine", 0.0),
-        "cnn-gap": (100, 1.0, 0.0, 0.003, "constant", 0.998)}
-    assert all(set(recipe) == set(names) for recipe in sn.RECIPES.values())
-    assert sn.RANGES == {"synthetic": {"train_azimuths": "0:150", "test_azimuths": "200:330"},
-                         "smallnorb": {"train_azimuths": "300:400", "test_azimuths": "60:280"},
-                         "toys": {"train_azimuths": "300:400", "test_azimuths": "60:280"}}
+    assert sn.MODELS == ("caps", "em", "dynamic", "dynamic-shared", "self-routing", "cnn", "gap", "dense", "nearest")
+    assert {model: (recipe["loss"], recipe["routing_iters"]) for model, recipe in sn.RECIPES.items()} == {
+        model: ("margin", 3) if model in ("dynamic", "dynamic-shared", "self-routing") else ("xent", 2)
+        for model in sn.MODELS}
+    assert all(set(recipe) == {"loss", "routing_iters"} for recipe in sn.RECIPES.values())
+    paper = {"n_epochs": 4, "train_azimuths": "300:400", "test_azimuths": "60:280"}
+    assert sn.DATA == {"toys": paper, "smallnorb": paper,
+                       "shapes": {"n_epochs": 40, "train_azimuths": "0:150", "test_azimuths": "200:330"}}
+    assert sn.PRESETS == {"small": {"conv1_channels": 32, "primary_types": 4, "conv_types": 8, "conv2_types": 8},
+                          "paper": {"conv1_channels": 64, "primary_types": 8, "conv_types": 16, "conv2_types": 16}}
+    assert (sn.STATE_DECAY, sn.NORM_EPS, sn.BETA_U, sn.BETA_A, sn.IDENTITY_NOISE) == (0.99, 1e-5, -1, -2, 0.1)
+    assert (sn.VECTOR, sn.CLASS_VECTOR, sn.VOTES_GAIN, sn.CNN_HIDDEN) == (8, 16, 4, 32)
 
 
 CORE = dict(seed=0, batch_size=32, threads=0, checkpoint="", resume=False, out_json="", quiet=False)
@@ -514,25 +560,27 @@ DEFAULTS = {
         dropout=0.0,
     ),
     "smallnorb": CORE | dict(
-        n_epochs=40,
-        lr=0.003,
+        n_epochs=4,
+        lr=0.005,
         warmup=0,
         lr_schedule="cosine",
-        weight_decay=3.0,
+        weight_decay=0.0,
         average=0.0,
-        dropout=0.5,
+        dropout=0.0,
         loss="xent",
         stop_familiar=0.0,
         n_eval=0,
-        data="synthetic",
+        data="toys",
         toy_seed=0,
         norb_dir="",
         split="azimuth",
-        train_azimuths="0:150",
-        test_azimuths="200:330",
+        train_azimuths="300:400",
+        test_azimuths="60:280",
         elevations="30:70",
         train_elevations="30:40",
         test_elevations="45:70",
+        n_train_toys=5,
+        n_test=2000,
         n_train_views=6,
         n_test_views=6,
         n_elev=3,
@@ -540,16 +588,21 @@ DEFAULTS = {
         n_test_per_combo=2,
         max_shift=0,
         model="caps",
+        preset="small",
         conv1_channels=32,
         primary_types=4,
-        primary_kernel=3,
         conv_types=8,
-        em_iters=2,
-        final_lambda=1.0,
+        conv2_types=8,
+        trunk_channels=16,
+        head_types=16,
+        width=0,
+        routing_iters=2,
+        uniform=False,
+        final_lambda=0.0625,
+        lambda_schedule="constant",
         no_coord_add=False,
         routing_grad="full",
-        cnn_width=0,
-        baseline="cnn-gap",
+        baseline="gap",
         ablations=False,
         n_seeds=1,
     )}

@@ -4,10 +4,12 @@ import dataclasses
 import json
 
 import multimnist_capsnet as mc
+import smallnorb_novel_viewpoint as sn
 
 import numpy as np
 import pytest
 from conftest import TINY, assert_same, toy_digits
+from reference_smallnorb import tiny
 
 
 @pytest.fixture(scope="module")
@@ -139,3 +141,63 @@ def test_the_network_that_comes_along_is_whole():
     found = mc.load_network(mc.WEIGHTS)
     assert (found.config.preset, found.source, mc.n_params(found.weights)) == ("deep", "mnist", 1320688)
     assert mc.WEIGHTS.stat().st_size < 2.8e6
+
+
+# ---------------------------------------------------------------- running statistics of a normalisation
+
+@pytest.fixture(scope="module")
+def normalised():
+    """-> config, weights, history of a toy run of the second experiment, whose networks are normalised"""
+    config = tiny("self-routing", n_epochs=1)
+    return config, *sn.train(config)
+
+
+@pytest.fixture
+def normalised_file(normalised, tmp_path):
+    path = tmp_path / "net.npz"
+    sn.save_weights(path, *normalised)
+    return path
+
+
+def test_running_statistics_are_kept_as_they_are_beside_weights_in_float16(normalised, normalised_file):
+    config, weights, history = normalised
+    arrays, found = arrays_of(normalised_file), sn.load_network(normalised_file)
+    state = {name: a for name, a in weights.items() if name.endswith(("_mean", "_var"))}
+    assert len(state) == 10 and {name[6:] for name in arrays if name.startswith("state/")} == set(state)
+    for name, a in arrays.items():
+        if "/" in name:
+            assert a.dtype == (np.float32 if name.startswith("state/") else np.float16), name
+    assert_same(found.state, state)
+    assert_same(found.weights, {name: a if name in state else a.astype(np.float16).astype(np.float32)
+                                for name, a in weights.items()})
+    assert sn.n_params(weights) == sn.n_params(found.params) == sum(a.size for a in weights.values()) - sum(
+        a.size for a in state.values())
+
+
+def test_a_network_from_a_file_of_weights_names_the_test_images_as_before(normalised, normalised_file):
+    """but for what float16 costs"""
+    config, weights, _ = normalised
+    images = sn.load_data(config)["held_out"]["images"]
+    before, after = (sn.forward(w, images, config)[0]["scores"]
+                     for w in (weights, sn.load_network(normalised_file).weights))
+    np.testing.assert_allclose(after, before, rtol=0.05, atol=0.01)
+
+
+@pytest.mark.parametrize("what", ["all", "one", "another name", "another shape", "no number"])
+def test_weights_without_their_running_statistics_are_refused(normalised_file, what):
+    """by whoever knows about the digest, too"""
+    def change(arrays):
+        names = sorted(name for name in arrays if name.startswith("state/"))
+        first = arrays[names[0]]
+        left = {name: a for name, a in arrays.items() if name not in (names if what == "all" else names[:1])}
+        return left | {"another name": {"state/other_mean": first}, "another shape": {names[0]: first[:-1]},
+                       "no number": {names[0]: first * np.float32(np.nan)}}.get(what, {})
+    edited(with_another_digest(change))(normalised_file)
+    with pytest.raises(sn.InputError, match="net.npz: (not a whole file|holds weights that are no finite numbers)"):
+        sn.load_network(normalised_file)
+
+
+def test_running_statistics_that_were_changed_are_refused(normalised_file):
+    edited(lambda a: a | {"state/conv1_norm_mean": a["state/conv1_norm_mean"] + np.float32(1e-6)})(normalised_file)
+    with pytest.raises(sn.InputError, match="its digest"):
+        sn.load_network(normalised_file)

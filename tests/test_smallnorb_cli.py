@@ -10,8 +10,16 @@ import pytest
 from reference_smallnorb import TINY, TRAINED, flags_of, tiny, write_norb
 
 SCRIPT = "smallnorb_novel_viewpoint.py"
-TOY_DATA = "--n-per-combo 1 --n-test-per-combo 1 --n-elev 1 --n-train-views 3 --n-test-views 2".split()
-TOY = [*TOY_DATA, *"--n-epochs 2 --conv1-channels 4 --primary-types 2 --conv-types 2".split()]
+TOY_DATA = "--data shapes --n-per-combo 1 --n-test-per-combo 1 --n-elev 1 --n-train-views 3 --n-test-views 2".split()
+CAPS = "--n-epochs 2 --conv1-channels 4 --primary-types 2 --conv-types 2 --conv2-types 2".split()
+HEADS = "--trunk-channels 4 --head-types 2".split()
+TOY = [*TOY_DATA, *CAPS, *HEADS]   # of the default command, which compares caps with gap
+
+
+def without_shapes(config):
+    """config without what means something to the embedded shapes alone, of smallNORB"""
+    own = {f.name: f.default for f in sn.options(config) if f.metadata.get("of") == ("shapes",)}
+    return sn.changed(config, data="smallnorb", **own)
 
 
 def good(done):
@@ -47,44 +55,50 @@ def cli(monkeypatch, capsys, tmp_path):
 
 def test_default_run(run_script, tmp_path):
     out = good(run_script(SCRIPT, *TOY, "--out-json", tmp_path / "r.json", "--checkpoint", tmp_path / "r.npz"))
-    assert "caps" in out and "cnn-gap" in out and "held-out, caps minus cnn-gap, paired by seed" in out
+    assert "caps" in out and "gap" in out and "held-out, caps minus gap, paired by seed" in out
     results = json.loads((tmp_path / "r.json").read_text())
     assert results.keys() == {"summary", "runs"}
     run = results["runs"][0]
-    assert run["label"] == "caps" and 0 <= run["held_out"] <= 1 and len(run["sweep"]) == 36
+    assert run["label"] == "caps" and 0 <= run["held_out"] <= 1 and len(run["sweep"]["accuracy"]) == 36
     assert run["history"]["epoch"] == [1, 2]
-    assert sorted(path.name for path in tmp_path.glob("r.*")) == ["r.cnn-gap-0.npz", "r.json", "r.npz"]
+    assert sorted(path.name for path in tmp_path.glob("r.*")) == ["r.gap-0.npz", "r.json", "r.npz"]
     again = good(run_script(SCRIPT, *TOY, "--checkpoint", tmp_path / "r.npz", "--resume"))
     assert out.split("\n\n")[1].split("training ")[0] == again.split("\n\n")[1].split("training ")[0]
 
 
 def test_public_command(run_script):
     ranges = "--train-azimuths 0:150 --test-azimuths 200:330"
-    good(run_script(SCRIPT, *f"--n-epochs 1 --lr 2e-3 --seed 0 {ranges} --em-iters 3 --n-per-combo 1".split()))
+    few = "--data shapes --n-elev 1 --n-per-combo 1 --n-test-per-combo 1"
+    good(run_script(SCRIPT, *f"--n-epochs 1 --lr 2e-3 --seed 0 {ranges} --routing-iters 3 {few}".split()))
 
 
 @pytest.mark.parametrize("more", [
-    "--n-seeds 2 --baseline cnn,cnn-pool,dense-caps,nearest", "--ablations", "--split elevation",
-    "--n-eval 3 --warmup 2", "--loss spread --routing-grad detached --no-coord-add --max-shift 2"])
+    "--n-seeds 2 --baseline dynamic,nearest", "--ablations", "--split elevation", "--n-eval 3 --warmup 2",
+    "--baseline em,dynamic,dynamic-shared,self-routing,cnn,gap,dense,nearest",
+    "--loss spread --routing-grad detached --no-coord-add --max-shift 2", "--lambda-schedule official --average 0.9"])
 def test_ways_to_run(cli, more):
-    code, out, err = cli(*TOY, *more.split())
+    flags = [*TOY_DATA, *CAPS] if "ablations" in more else TOY
+    code, out, err = cli(*flags, *more.split())
     assert (code, err) == (0, "") and "held-out accuracy by class" in out
-    labels = sn.ABLATIONS if "ablations" in more else ("cnn", "cnn-pool", "dense-caps", "nearest") * ("cnn" in more)
-    assert all(label in out for label in labels)
+    labels = sn.ABLATIONS if "ablations" in more else more.split()[-1].split(",") * ("baseline" in more)
+    assert all(f"\n{label} " in out for label in labels)
+    kind = "elevation" if "elevation" in more else "azimuth"
+    assert f"accuracy by distance from the nearest training {kind}, degrees; symmetric shapes" in out
 
 
 @pytest.mark.parametrize("more", [
-    "--model cnn --n-epochs 2 --quiet", "--model dense-caps --n-epochs 2 --stop-familiar 0.1",
-    "--model nearest --split elevation"])
+    "--model cnn --n-epochs 2 --quiet", "--model self-routing --uniform --n-epochs 2 --stop-familiar 0.1",
+    "--model dense --width 3 --trunk-channels 2 --n-epochs 1 --loss margin", "--model nearest --split elevation"])
 def test_ways_to_run_one_network(cli, more):
     code, out, err = cli(*TOY_DATA, "--baseline", "none", *more.split())
     assert (code, err) == (0, "") and ("--quiet" in more) == (out == "")
 
 
 def test_settings_of_other_networks_are_refused_and_nothing_is_run(cli, tmp_path):
-    for flags, named in (("--model cnn --em-iters 3 --baseline none", "--em-iters"),
-                         ("--cnn-width 4 --baseline none", "--cnn-width"),
-                         ("--model dense-caps --no-coord-add --baseline none", "--no-coord-add"),
+    for flags, named in (("--model cnn --routing-iters 3 --baseline none", "--routing-iters"),
+                         ("--width 4 --baseline none", "--width"), ("--uniform", "--uniform"),
+                         ("--model dynamic --no-coord-add --baseline none", "--no-coord-add"),
+                         ("--model gap --preset paper", "--preset"),
                          ("--model nearest --baseline none --n-epochs 3", "--n-epochs")):
         code, out, err = cli(*flags.split(), "--out-json", "r.json")
         assert code == 2 and out == "" and err.startswith(f"error: {named}: means nothing to --model ")
@@ -93,24 +107,27 @@ def test_settings_of_other_networks_are_refused_and_nothing_is_run(cli, tmp_path
 
 def test_smallnorb(run_script, tmp_path):
     write_norb(tmp_path, 90)
-    flags = "--data", "smallnorb", "--norb-dir", tmp_path, "--n-epochs", 1, "--conv1-channels", 4
-    out = good(run_script(SCRIPT, *flags))
-    assert "smallnorb images" in out and all(name in out for name in sn.NORB_NAMES)
+    flags = "--data", "smallnorb", "--norb-dir", tmp_path, "--n-epochs", 1, "--conv1-channels", 4, "--n-test", 30
+    out = good(run_script(SCRIPT, *flags, *HEADS))
+    assert "smallnorb images" in out and all(name in out for name in sn.NORB_NAMES) and "symmetric" not in out
 
 
 @pytest.mark.parametrize("model", sn.MODELS)
 def test_every_network_on_smallnorb_and_both_splits(cli, tmp_path, model):
     write_norb(tmp_path, 90)
     config = tiny(model, **{"n_epochs": 1} if model in TRAINED else {})
-    norb, elevation = ["--data", "smallnorb", "--norb-dir", tmp_path], ["--split", "elevation"]
-    for flags in norb, elevation, norb + elevation:
-        assert cli(*flags_of(config), *flags, "--out-json", "r.json") == (0, "", "")
+    norb, elevation = ["--norb-dir", tmp_path], ["--split", "elevation"]
+    angles = {"azimuth": set(range(0, 360, 20)), "elevation": set(range(30, 75, 5))}
+    for data, flags, split in ((without_shapes(config), norb, "azimuth"), (config, elevation, "elevation"),
+                               (without_shapes(config), norb + elevation, "elevation")):
+        assert cli(*flags_of(data), *flags, "--out-json", "r.json") == (0, "", "")
         run = json.loads((tmp_path / "r.json").read_text())
-        assert run["sweep"] is None and 0 <= run["held_out"] <= 1
+        assert 0 <= run["held_out"] <= 1 and len(run["sweep"]["angles"]) == len(run["sweep"]["accuracy"]) > 0
+        assert data is config or set(run["sweep"]["angles"]) <= angles[split]
 
 
 @pytest.mark.parametrize("config", [
-    TINY, sn.Config(), sn.Config(no_coord_add=True, train_azimuths="290:420", lr=0.25, seed=7), tiny("cnn-gap")],
+    TINY, sn.Config(), sn.Config(no_coord_add=True, train_azimuths="290:420", lr=0.25, seed=7), tiny("gap")],
     ids=["toy", "default", "some", "gap"])
 def test_flags_make_the_settings(config):
     parser = sn.Parser()
@@ -126,18 +143,18 @@ def test_results_are_those_of_the_checkpoint(cli, tmp_path):
     checkpoint = sn.load_checkpoint(tmp_path / "a.npz")
     config = checkpoint.config
     with sn.Runner(2) as runner:
-        found = sn.evaluate_viewpoint_extrapolation(checkpoint.params, sn.load_data(config), config, runner)
-        sweep = sn.azimuth_sweep(checkpoint.params, config, runner)
-    for name, value in found.items():
-        assert run[name] == pytest.approx(value, rel=1e-4), name
-    assert run["sweep"] == pytest.approx(sweep, rel=1e-4) and run["n_params"] == sn.n_params(checkpoint.params)
+        found = sn.evaluate_viewpoint_extrapolation(checkpoint.weights, sn.load_data(config), config, runner)
+        sweep = sn.azimuth_sweep(checkpoint.weights, config, runner)
+    for name, value in (found | {"sweep": sweep["accuracy"]}).items():
+        assert (run["sweep"]["accuracy"] if name == "sweep" else run[name]) == pytest.approx(value, rel=1e-4), name
+    assert run["sweep"]["angles"] == sweep["angles"] and run["n_params"] == sn.n_params(checkpoint.params)
     for row, epoch in zip(sn.history_rows(run["history"]), checkpoint.history["epochs"], strict=True):
         assert row == pytest.approx(epoch, rel=1e-4)
-    assert run.keys() == {"experiment", "config", "source", "n_params", "label", "seed", *found, "sweep",
+    assert run.keys() == {"experiment", "config", "source", "n_params", "label", "seed", *found,
                           "seconds_train", "ms_per_step", "peak_rss_mb", "versions", "machine", "script_sha256",
                           "weights_sha256", "history"}
     assert run["ms_per_step"] == pytest.approx(1e3 * run["seconds_train"] / 4, rel=1e-3)
-    assert sn.config_of(run["config"], "a.json") == sn.changed(TINY, quiet=False, baseline="cnn-gap")
+    assert sn.config_of(run["config"], "a.json") == sn.changed(TINY, quiet=False, baseline="gap")
 
 
 # ---------------------------------------------------------------- bad input
@@ -163,11 +180,13 @@ BAD = {
     "--resume --checkpoint other.npz": "seed 5, now 1",
     "--checkpoint other.npz": "seed 5, now 1",
     "--resume --checkpoint torn.npz": "torn.npz",
-    "--data smallnorb": "--norb-dir (not given)",
-    "--data smallnorb --norb-dir nowhere": "nowhere: no such folder",
-    "--data smallnorb --norb-dir folder": "smallnorb-5x46789",
-    "--toy-seed 3": "--toy-seed: means nothing to --data synthetic",
-    "--data toys --toy-seed -1": "--toy-seed -1",
+    "--norb-dir folder --data smallnorb": "--n-train-views: means nothing to --data smallnorb; leave it out, or give",
+    "--data toys": "--n-train-views: means nothing to --data toys; leave it out, or give --data shapes",
+    "--data synthetic": "--data: invalid choice: 'synthetic'",
+    "--norb-dir folder": "--norb-dir: means nothing to --data shapes; leave it out, or give --data smallnorb",
+    "--toy-seed 3": "--toy-seed: means nothing to --data shapes; leave it out, or give --data toys",
+    "--n-test 60": "--n-test: means nothing to --data shapes; leave it out, or give --data toys or smallnorb",
+    "--toy-seed -1": "--toy-seed -1",
     "--write-norb toys": "means nothing to --write-norb",
     "--lr inf": "--lr",
     "--lr nan": "finite",
@@ -181,21 +200,39 @@ BAD = {
     "--n-epochs 0": "--n-epochs 0: must be at least 1",
     "--n-eval -1": "--n-eval",
     "--no-such-flag": "--no-such-flag",
-    "--cnn-width 3": "--cnn-width: means nothing to --model caps",
-    "--model cnn": "--conv1-channels: means nothing to --model cnn",
-    "--model cnn-gap --ablations": "--ablations"}
+    "--width 3": "--width: means nothing to --model caps",
+    "--width -1": "--width -1",
+    "--uniform": "--uniform: means nothing to --model caps",
+    "--em-iters 3": "unrecognized arguments: --em-iters",
+    "--preset huge": "--preset",
+    "--model cnn": "--routing-iters: means nothing to --model cnn",
+    "--model gap": "--conv1-channels: means nothing to --model gap",
+    "--model gap --ablations": "--conv1-channels"}
+BAD_DATA = {                       # with the flags of the toy network alone
+    "--data smallnorb": "--norb-dir (not given)",
+    "--data smallnorb --norb-dir nowhere": "nowhere: no such folder",
+    "--data smallnorb --norb-dir folder": "smallnorb-5x46789",
+    "--data smallnorb --norb-dir folder --toy-seed 1": "--toy-seed: means nothing to --data smallnorb",
+    "--data toys --norb-dir folder": "--norb-dir: means nothing to --data toys; leave it out, or give --data smallnorb",
+    "--data toys --elevations 30:60": "--elevations: means nothing to --data toys; leave it out, or give --data shapes",
+    "--data toys --toy-seed -1": "--toy-seed -1",
+    "--data toys --n-test -1": "--n-test -1",
+    "--data toys --n-train-toys 6": "--n-train-toys 6",
+    "--data toys --train-azimuths 301:319": "no train images: none has azimuths in",
+    "--data toys --train-azimuths 300:420": "overlap"}
 
 
-@pytest.mark.parametrize("flags", BAD)
-def test_bad_input_is_one_line_and_leaves_no_file(cli, tmp_path, flags):
+@pytest.mark.parametrize("flags, words", [*BAD.items(), *BAD_DATA.items()], ids=[*BAD, *BAD_DATA])
+def test_bad_input_is_one_line_and_leaves_no_file(cli, tmp_path, flags, words):
     (tmp_path / "folder").mkdir()
     if "other" in flags or "torn" in flags:
         sn.train(tiny(seed=5, checkpoint=str(tmp_path / "other.npz")))
         (tmp_path / "torn.npz").write_bytes((tmp_path / "other.npz").read_bytes()[:5000])
     before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
     extra = [] if "out-json" in flags else ["--out-json", "result.json"]
-    code, _, stderr = cli(*flags_of(TINY), *extra, *flags.split())
-    assert code == 2 and stderr.startswith("error: ") and BAD[flags] in stderr
+    usual = flags_of(without_shapes(TINY) if flags in BAD_DATA else TINY)
+    code, _, stderr = cli(*usual, *extra, *flags.split())
+    assert code == 2 and stderr.startswith("error: ") and words in stderr
     assert stderr.count("\n") == 1 and stderr.endswith("\n") and "Traceback" not in stderr
     assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
 
@@ -221,14 +258,14 @@ def test_help_shows_every_flag(run_script):
 # ---------------------------------------------------------------- figures and film
 
 FIGURES = ["ablations", "azimuth_accuracy", "elevation_strip", "em_routing", "example_views", "extrapolation_bars",
-           "gap_sweep", "pose_matrices", "pose_tracking", "training_curves"]
+           "gap_sweep", "pose_matrices", "pose_tracking", "toys", "training_curves"]
 
 
 def test_figures(run_script, tmp_path):
     results = [tmp_path / name for name in ("main.json", "gap.json", "ablations.json")]
     good(run_script(SCRIPT, *TOY, "--out-json", results[0], "--checkpoint", tmp_path / "run.npz", "--n-seeds", 2))
     good(run_script(SCRIPT, *TOY, "--train-azimuths", "0:60", "--test-azimuths", "180:240", "--out-json", results[1]))
-    good(run_script(SCRIPT, *TOY, "--ablations", "--out-json", results[2]))
+    good(run_script(SCRIPT, *TOY_DATA, *CAPS, "--ablations", "--out-json", results[2]))
     script = "visualize_smallnorb_novel_viewpoint.py"
     given = ["--results", results[0], "--gap-results", results[1], "--ablation-results", results[2]]
     good(run_script(script, *given, "--load", tmp_path / "run.npz", "--outdir", tmp_path / "viz"))
@@ -244,7 +281,8 @@ def test_figures(run_script, tmp_path):
 
 def test_figures_train_what_is_not_given(run_script, tmp_path):
     good(run_script("visualize_smallnorb_novel_viewpoint.py", *TOY, "--n-epochs", 1, "--outdir", tmp_path))
-    assert sorted(path.stem for path in tmp_path.glob("*.png")) == FIGURES
+    drawn = sorted(path.stem for path in tmp_path.glob("*.png"))
+    assert drawn == [name for name in FIGURES if name != "toys"]                        # of the shapes
 
 
 def test_film(run_script, tmp_path):
@@ -258,4 +296,4 @@ def test_film(run_script, tmp_path):
         ("--snapshots 1", "--snapshots 1"), ("--fps 0", "--fps"), ("--sweep-frames 999", "--sweep-frames"),
         ("--data smallnorb", "--data"), ("--baseline none", "--baseline none"),
         (f"--out {tmp_path / 'no' / 'film.gif'}", "folder")):
-        bad(run_script(script, *TOY, *flags.split()), words)
+        bad(run_script(script, *(TOY if "baseline" not in flags else [*TOY_DATA, *CAPS]), *flags.split()), words)

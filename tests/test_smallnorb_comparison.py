@@ -9,14 +9,22 @@ import smallnorb_novel_viewpoint as sn
 import numpy as np
 import pytest
 from conftest import assert_same
-from reference_smallnorb import CAPSULES, CNNS, PARTS, TRAINED, tiny, write_norb
+from reference_smallnorb import PARTS, TRAINED, tiny, write_norb
+
+HEADS_TINY = dict(trunk_channels=2, head_types=2)       # sizes of the heads that caps is compared with
+
 
 # ---------------------------------------------------------------- evaluation
 
 @pytest.mark.parametrize("chunk", [2, 2048])
-def test_evaluate_against_brute_force(chunk, monkeypatch):
+@pytest.mark.parametrize("model", ["gap", "caps", "self-routing"])
+def test_evaluate_against_brute_force(model, chunk, monkeypatch):
+    """A CNN's belief in a class is exp(score), that of capsules their activation: the score's logistic, or the score"""
     monkeypatch.setattr(sn, "CHUNK", chunk)
+    belief = {"gap": math.exp, "caps": lambda score: 1 / (1 + math.exp(-score)), "self-routing": float}[model]
     scores, done = np.random.default_rng(2).standard_normal((7, 5)).astype(np.float32), []
+    if model == "self-routing":
+        scores = abs(scores)
     labels = np.array([0, 1, 2, 3, 0, 1, 1])                                               # nothing of class 4
 
     def fake_forward(params, part, *args, **kwargs):
@@ -24,10 +32,10 @@ def test_evaluate_against_brute_force(chunk, monkeypatch):
         return {"scores": scores[sum(done[:-1]):sum(done)]}
 
     samples = {"images": np.zeros((7, 32, 32, 1)), "labels": labels}
-    found = sn.evaluate({}, samples, tiny(), SimpleNamespace(forward=fake_forward))
+    found = sn.evaluate({}, samples, tiny(model, loss="xent"), SimpleNamespace(forward=fake_forward))
     named = [max(range(5), key=lambda j: row[j]) for row in scores]
     right = [j == t for j, t in zip(named, labels)]
-    loss = sum(-math.log(math.exp(row[t]) / sum(math.exp(k) for k in row))
+    loss = sum(-math.log(belief(row[t]) / sum(belief(k) for k in row))
                for row, t in zip(scores.astype(float), labels)) / 7
     assert list(found.pop("predictions")) == named and sum(done) == 7
     *per_class, last = found.pop("per_class")
@@ -37,8 +45,9 @@ def test_evaluate_against_brute_force(chunk, monkeypatch):
 
 
 def test_viewpoint_extrapolation_is_the_difference_of_the_two_accuracies():
-    config = tiny("cnn-gap")
-    data, params = sn.load_data(config), sn.init_params(config)
+    config = tiny("gap")
+    data = sn.load_data(config)
+    params, _ = sn.train(config, data=data)
     with sn.Runner(1) as runner:
         found = sn.evaluate_viewpoint_extrapolation(params, data, config, runner)
         for name in ("familiar", "held_out"):
@@ -47,6 +56,23 @@ def test_viewpoint_extrapolation_is_the_difference_of_the_two_accuracies():
                 one[key] for key in ("accuracy", "loss", "per_class")]
             assert np.mean(one["per_class"]) == pytest.approx(one["accuracy"])            # as many images of each class
     assert found["drop"] == found["familiar"] - found["held_out"]
+
+
+@pytest.mark.parametrize("split", ["azimuth", "elevation"])
+def test_accuracy_at_each_angle_of_the_test_images_by_hand(split, monkeypatch):
+    """Familiar ones at 10 and 20 degrees, held-out ones at 90: 1 of 2, 2 of 2 and 0 of 1 right; the other angle does
+    not count"""
+    other = {"azimuth": "elevations", "elevation": "azimuths"}[split]
+    data = {"familiar": {split + "s": np.array([10, 20, 10, 20]), other: np.arange(4), "labels": np.arange(4)},
+            "held_out": {split + "s": np.array([90]), other: np.zeros(1), "labels": np.array([4])}}
+    said = {4: [0, 1, 4, 3], 1: [0]}
+
+    def fake_evaluate(params, samples, *_):
+        return {"accuracy": 0.5, "loss": 1.0, "per_class": [], "predictions": np.array(said[len(samples["labels"])])}
+
+    monkeypatch.setattr(sn, "evaluate", fake_evaluate)
+    found = sn.evaluate_viewpoint_extrapolation({}, data, tiny(split=split), None)
+    assert found["sweep"] == {"angles": [10, 20, 90], "accuracy": [0.5, 1.0, 0.0]}
 
 
 # ---------------------------------------------------------------- the nearest neighbour
@@ -94,7 +120,7 @@ def test_training_nearest_is_keeping_the_training_images(monkeypatch):
     params, history = sn.train(config, lambda *args: seen.append(args), data=data)
     assert np.array_equal(params["images"], data["train"]["images"].reshape(80, -1)) and not seen
     assert np.array_equal(params["labels"], data["train"]["labels"]) and params["images"].dtype == np.float32
-    assert history == {"source": "synthetic", "epochs": [], "seconds": 0.0, "steps": 0}
+    assert history == {"source": "shapes", "epochs": [], "seconds": 0.0, "steps": 0}
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -106,13 +132,13 @@ def test_results_of_nearest_by_loops(threads):
         distance = nearest_by_loops(data[name]["images"].astype(float), data["train"]["images"].astype(float),
                                     data["train"]["labels"])
         assert record[name] == (distance.argmin(1) == data[name]["labels"]).mean()
-    assert len(record["sweep"]) == 36 and record["history"] == {} and record["n_params"] == 0
+    assert len(record["sweep"]["accuracy"]) == 36 and record["history"] == {} and record["n_params"] == 0
     assert record["ms_per_step"] == 0
 
 
 def test_nearest_on_smallnorb_compares_central_crops(tmp_path):
     write_norb(tmp_path, 60)
-    config = tiny("nearest", data="smallnorb", norb_dir=str(tmp_path), train_azimuths="300:400", test_azimuths="60:280")
+    config = tiny("nearest", data="smallnorb", norb_dir=str(tmp_path))
     data = sn.load_data(config)
     params, _ = sn.train(config, data=data)
     crops, = sn.prepared(data["train"], "smallnorb")
@@ -125,7 +151,8 @@ def test_nearest_on_smallnorb_compares_central_crops(tmp_path):
 def test_nearest_gets_for_nothing_what_looks_as_in_training():
     """Cross, frame and T at held-out azimuths, in the gap's ranges: there a training image with other noise (0.6 of
     the accuracy is theirs). L and tripod are all that is left to tell."""
-    config = sn.Config(model="nearest", baseline="none", train_azimuths="0:60", test_azimuths="180:240", quiet=True)
+    config = sn.Config(data="shapes", model="nearest", baseline="none", train_azimuths="0:60", test_azimuths="180:240",
+                       quiet=True)
     record, _ = sn.run_one("nearest", config)
     accuracy = dict(zip(sn.CLASS_NAMES, record["held_out_per_class"]))
     assert [accuracy[name] for name in ("cross", "frame", "T")] == [1, 1, 1] and record["familiar"] == 1
@@ -134,7 +161,7 @@ def test_nearest_gets_for_nothing_what_looks_as_in_training():
 
 def test_flags_of_training_mean_nothing_to_nearest_alone(tmp_path):
     """but may be given where another network of the run trains"""
-    alone, among = dict(model="nearest", baseline="none"), dict(baseline="nearest,cnn-gap")
+    alone, among = dict(model="nearest", baseline="none"), dict(baseline="nearest,gap")
     given = [f.name for f in sn.options(sn.Config) if f.metadata["group"] == "training" and f.name != "seed"]
     values = {"lr_schedule": "exponential", "loss": "spread", "checkpoint": str(tmp_path / "run.npz")}
     for name in [*given, "checkpoint"]:
@@ -142,17 +169,16 @@ def test_flags_of_training_mean_nothing_to_nearest_alone(tmp_path):
         with pytest.raises(sn.InputError, match=f"{sn.flag_of(name)}: means nothing to --model nearest"):
             sn.check_config(sn.Config(**alone, **{name: value}))
         sn.check_config(sn.Config(**among, **{name: value}))
-        if name != "loss":
-            sn.check_config(sn.Config(model="nearest", baseline="cnn-gap", **{name: value}))
-    sn.check_config(
-        sn.Config(**alone, seed=7, n_train_views=3, n_seeds=2, threads=1, out_json=str(tmp_path / "r.json")))
+        sn.check_config(sn.Config(model="nearest", baseline="gap", **{name: value}))
+    sn.check_config(sn.Config(**alone, data="shapes", seed=7, n_train_views=3, n_seeds=2, threads=1,
+                              out_json=str(tmp_path / "r.json")))
 
 
-@pytest.mark.parametrize("model", sn.MODELS)
-@pytest.mark.parametrize("n_seeds", [1, 2])
-def test_every_network_as_the_only_baseline(tmp_path, model, n_seeds):
+@pytest.mark.parametrize("n_seeds, model", [*((1, model) for model in sn.MODELS), (2, "self-routing"), (2, "nearest")])
+def test_every_network_as_the_only_baseline(tmp_path, n_seeds, model):
     """with settings of training given, a checkpoint, and resumed: what one network needs does not harm the other"""
-    config = tiny(n_epochs=1, baseline=model, n_seeds=n_seeds, checkpoint=str(tmp_path / "run.npz"), stop_familiar=0.9)
+    config = tiny(n_epochs=1, baseline=model, n_seeds=n_seeds, checkpoint=str(tmp_path / "run.npz"), stop_familiar=0.9,
+                  **HEADS_TINY if model in sn.HEADS else {})
     for resume in False, True:
         results = sn.run_all(dataclasses.replace(config, resume=resume), lambda text: None)
         assert {record["label"] for record, _ in results} == {"caps", model}
@@ -160,28 +186,31 @@ def test_every_network_as_the_only_baseline(tmp_path, model, n_seeds):
 
 def test_nearest_beside_others_has_no_checkpoint(tmp_path):
     """and resuming the others leaves it alone"""
-    config = tiny(n_epochs=1, baseline="nearest,cnn-gap", checkpoint=str(tmp_path / "run.npz"))
+    config = tiny(n_epochs=1, baseline="nearest,gap", checkpoint=str(tmp_path / "run.npz"), **HEADS_TINY)
     results = sn.run_all(config)
-    assert [record["label"] for record, _ in results] == ["caps", "nearest", "cnn-gap"]
-    assert sorted(path.name for path in tmp_path.glob("*.npz")) == ["run.cnn-gap-1.npz", "run.npz"]
+    assert [record["label"] for record, _ in results] == ["caps", "nearest", "gap"]
+    assert sorted(path.name for path in tmp_path.glob("*.npz")) == ["run.gap-1.npz", "run.npz"]
     again = sn.run_all(dataclasses.replace(config, resume=True))
     for (one, params), (other, same) in zip(results, again):
         assert_same(params, same)
         assert one["held_out"] == other["held_out"]
     (tmp_path / "first").mkdir()
-    config = dataclasses.replace(tiny("nearest"), baseline="cnn-gap", checkpoint=str(tmp_path / "first" / "run.npz"))
+    config = dataclasses.replace(tiny("nearest"), baseline="gap", checkpoint=str(tmp_path / "first" / "run.npz"))
     sn.run_all(dataclasses.replace(config, n_epochs=1))
-    assert [path.name for path in (tmp_path / "first").iterdir()] == ["run.cnn-gap-1.npz"]
+    assert [path.name for path in (tmp_path / "first").iterdir()] == ["run.gap-1.npz"]
 
 
 # ---------------------------------------------------------------- variants
 
+VALUES = {"loss": "spread", "routing_grad": "detached", "no_coord_add": True, "final_lambda": 0.3, "uniform": True,
+          "preset": "paper", "lambda_schedule": "official", "dropout": 0.5}
+
+
 def foreign_cases():
-    """(setting, a value, networks of a run that it means nothing to, one that it means something to)"""
-    values = {"loss": "spread", "routing_grad": "detached", "no_coord_add": True, "final_lambda": 0.5}
+    """(setting, a value, networks of a run that it means nothing to, those that it means something to)"""
     for f in sn.options(sn.Config):
         if own := f.metadata.get("models"):
-            yield f.name, values.get(f.name, 5), [model for model in sn.MODELS if model not in own], own
+            yield f.name, VALUES.get(f.name, 5), [model for model in sn.MODELS if model not in own], own
 
 
 @pytest.mark.parametrize("name, value, others, own", list(foreign_cases()), ids=str)
@@ -203,9 +232,11 @@ def test_settings_of_one_network_are_refused_without_it(name, value, others, own
 
 
 @pytest.mark.parametrize("flags", [
-    dict(model="cnn", em_iters=3), dict(model="caps", baseline="none", cnn_width=4), dict(cnn_width=4, ablations=True),
-    dict(model="dense-caps", no_coord_add=True, baseline="none"), dict(model="cnn", baseline="none", conv_types=4),
-    dict(model="dense-caps", baseline="cnn", primary_kernel=1), dict(model="nearest", baseline="none", loss="spread")],
+    dict(model="cnn", routing_iters=3), dict(model="caps", baseline="none", width=4), dict(width=4, ablations=True),
+    dict(model="dynamic", no_coord_add=True, baseline="none"), dict(model="gap", baseline="none", conv_types=4),
+    dict(model="gap", baseline="em", preset="paper"), dict(model="nearest", baseline="none", loss="spread"),
+    dict(trunk_channels=4, baseline="cnn"), dict(model="dynamic", baseline="dynamic-shared", dropout=0.1),
+    dict(model="dynamic-shared", baseline="none", width=4), dict(model="dynamic", baseline="em", uniform=True)],
     ids=str)
 def test_settings_that_mean_nothing(flags):
     with pytest.raises(sn.InputError, match="means nothing to --model .*; leave it out"):
@@ -213,43 +244,64 @@ def test_settings_that_mean_nothing(flags):
 
 
 @pytest.mark.parametrize("flags", [
-    dict(model="cnn", em_iters=3, baseline="caps"), dict(cnn_width=4), dict(cnn_width=4, baseline="cnn,cnn-pool"),
-    dict(model="dense-caps", no_coord_add=True, baseline="caps"), dict(em_iters=3, ablations=True),
-    dict(no_coord_add=True, ablations=True), dict(model="dense-caps", baseline="none", em_iters=3, loss="spread")],
+    dict(model="cnn", routing_iters=3, baseline="caps"), dict(width=4), dict(width=4, baseline="cnn,gap"),
+    dict(model="dynamic", no_coord_add=True, baseline="caps"), dict(routing_iters=3, ablations=True),
+    dict(no_coord_add=True, ablations=True), dict(model="em", baseline="none", routing_iters=3, loss="spread"),
+    dict(model="gap", baseline="cnn", preset="paper"), dict(model="dense", baseline="self-routing", uniform=True),
+    dict(model="self-routing", baseline="none", loss="xent", head_types=4)],
     ids=str)
 def test_settings_that_mean_something_to_some_network_of_the_run(flags):
     sn.check_config(sn.Config(**flags))
 
 
-def test_what_a_setting_means_something_to_is_what_it_changes():
-    """The lists of networks in Config against the networks themselves: their weights and outputs"""
-    for f in sn.options(sn.Config):
-        if f.metadata["group"] == "network" and f.name != "model":
-            value = {"routing_grad": "detached", "no_coord_add": True, "final_lambda": 0.5, "primary_kernel": 5,
-                     "cnn_width": 6}.get(f.name, 9)
-            for model in TRAINED:
-                known = model in f.metadata["models"]
-                width = 0 if model in ("cnn-pool", "cnn-gap") else 3                        # 0: as the sizes have it
-                config = tiny(model, em_iters=3, cnn_width=width)
-                changed = dataclasses.replace(config, **{f.name: value})
-                batch = {"images": np.random.default_rng(0).random((2, 32, 32, 1)), "labels": np.array([0, 1])}
-                before, after = (sn.loss_and_grads(sn.init_params(c), batch, c)[1] for c in (config, changed))
-                same = all(np.array_equal(before[name], after.get(name)) for name in before)
-                assert same == (not known), (f.name, model)
+SIZES = {"conv1_channels": 40, "primary_types": 40, "conv_types": 40, "conv2_types": 40, "trunk_channels": 9,
+         "head_types": 60, "width": 9, "preset": "paper"}
+
+
+@pytest.mark.parametrize("f", [f for f in sn.options(sn.Config) if f.metadata["group"] == "network"
+                               and f.name != "model"], ids=lambda f: f.name)
+def test_what_a_setting_means_something_to_is_what_it_changes(f):
+    """The lists of networks in Config against the networks themselves: the shapes of their weights, if it is a size,
+    else the gradients"""
+    for model in TRAINED:
+        if f.name in SIZES:
+            config = sn.for_model(tiny(), model) if f.name != "preset" else sn.Config(data="shapes", model=model)
+            changed = dataclasses.replace(config, **{f.name: SIZES[f.name]})
+            same = sn.param_shapes(config) == sn.param_shapes(changed)
+        else:
+            config = tiny(model, **{"routing_iters": 3} if f.name != "routing_iters" else {})
+            changed = dataclasses.replace(config, **{f.name: VALUES.get(f.name, 9)})
+            batch = {"images": np.random.default_rng(0).random((2, 32, 32, 1)), "labels": np.array([0, 1])}
+            before, after = (sn.loss_and_grads(sn.init_params(c), batch, c)[1] for c in (config, changed))
+            same = all(np.array_equal(before[name], after.get(name)) for name in before)
+        assert same == (model not in f.metadata["models"]), (f.name, model)
+
+
+@pytest.mark.parametrize("model", TRAINED)
+def test_every_network_is_trained_otherwise_with_another_loss_and_with_shifts(model):
+    weights = []
+    for changes in *({"loss": loss} for loss in ("xent", "margin", "spread")), {"max_shift": 2}:
+        params, history = sn.train(tiny(model, n_epochs=1, n_per_combo=1, batch_size=20, **changes))
+        assert np.isfinite(history["epochs"][-1]["train_loss"])
+        weights.append(sn.digest_of(params))
+    assert len(set(weights[:3])) == 3 and weights[3] not in weights[:3]
 
 
 def test_variants_keep_their_own_recipes_and_what_was_given():
-    found = sn.variants(sn.Config(baseline="cnn,cnn-pool", lr=0.5))
-    assert list(found) == ["caps", "cnn", "cnn-pool"] and all(config.lr == 0.5 for config in found.values())
-    assert [config.weight_decay for config in found.values()] == [sn.RECIPES[model]["weight_decay"] for model in found]
+    found = sn.variants(sn.Config(baseline="dynamic,gap", lr=0.5))
+    assert list(found) == ["caps", "dynamic", "gap"] and all(config.lr == 0.5 for config in found.values())
+    for name in "loss", "routing_iters":
+        assert [getattr(config, name) for config in found.values()] == [sn.RECIPES[model][name] for model in found]
+    assert {config.loss for config in sn.variants(sn.Config(baseline="dynamic,gap", loss="spread")).values()} == {
+        "spread"}
     assert list(sn.variants(sn.Config(baseline="none"))) == ["caps"]
     found = sn.variants(sn.Config(ablations=True))
     assert found["full"] == sn.Config(baseline="none") and len(found) == len(sn.ABLATIONS) + 1
     full = sn.settings_of(found["full"])
     for label, changes in sn.ABLATIONS.items():
         differing = {name for name, value in sn.settings_of(found[label]).items() if value != full[name]}
-        recipe = set(sn.RECIPES["caps"]) if "model" in changes else set()
-        assert set(changes) <= differing <= set(changes) | recipe, label
+        usual = {name for name, value in changes.items() if full[name] == value}
+        assert differing == set(changes) - usual, label
 
 
 @pytest.mark.parametrize("model", [model for model in sn.MODELS if model != "caps"])
@@ -261,10 +313,10 @@ def test_ablations_of_another_network_are_refused(model):
 # ---------------------------------------------------------------- seeds
 
 def test_several_seeds_are_the_single_runs():
-    config = tiny(n_epochs=2, n_per_combo=1, baseline="cnn-gap", n_seeds=2)
+    config = tiny(n_epochs=2, n_per_combo=1, baseline="gap", n_seeds=2, **HEADS_TINY)
     said = []
     results = sn.run_all(config, said.append)
-    assert [(r["label"], r["seed"]) for r, _ in results] == [("caps", 1), ("cnn-gap", 1), ("caps", 2), ("cnn-gap", 2)]
+    assert [(r["label"], r["seed"]) for r, _ in results] == [("caps", 1), ("gap", 1), ("caps", 2), ("gap", 2)]
     assert len(said) == 4 and all(f"{r['label']}, seed {r['seed']}: " in line for (r, _), line in zip(results, said))
     alone = sn.run_all(dataclasses.replace(config, n_seeds=1, seed=2))
     for (many, many_params), (one, one_params) in zip(results[2:], alone):
@@ -276,9 +328,10 @@ def test_several_seeds_are_the_single_runs():
 
 
 def test_a_checkpoint_a_run(tmp_path):
-    config = tiny(n_epochs=1, n_per_combo=1, baseline="cnn-gap", n_seeds=2, checkpoint=str(tmp_path / "run.npz"))
+    config = tiny(n_epochs=1, n_per_combo=1, baseline="gap", n_seeds=2, checkpoint=str(tmp_path / "run.npz"),
+                  **HEADS_TINY)
     sn.run_all(config, lambda text: None)
-    names = ["run.caps-2.npz", "run.cnn-gap-1.npz", "run.cnn-gap-2.npz", "run.npz"]
+    names = ["run.caps-2.npz", "run.gap-1.npz", "run.gap-2.npz", "run.npz"]
     assert sorted(path.name for path in tmp_path.glob("*.npz")) == names
 
 
@@ -286,7 +339,8 @@ def test_a_checkpoint_a_run(tmp_path):
 
 def record(label, seed, held_out, familiar=1.0, history=((0.5, 0.4), (1.0, 0.6)), **changes):
     return {"label": label, "seed": seed, "held_out": held_out, "familiar": familiar, "drop": familiar - held_out,
-            "seconds_train": 1.0, "ms_per_step": 2.0, "n_params": 10, "sweep": [held_out] * 36,
+            "seconds_train": 1.0, "ms_per_step": 2.0, "n_params": 10,
+            "sweep": {"angles": list(sn.SWEEP), "accuracy": [held_out] * 36},
             "familiar_per_class": [1.0] * 5, "held_out_per_class": [held_out] * 5,
             "history": {"familiar": [f for f, _ in history], "held_out": [h for _, h in history]}} | changes
 
@@ -306,12 +360,13 @@ def test_summary_by_hand():
 
 def test_differences_are_the_first_networks_minus_the_others_paired_by_seed():
     """0.9 - 0.6 and 0.8 - 0.7: mean 0.2, standard deviation 0.1 sqrt(2)"""
-    records = [record(label, seed, held_out, sweep=None, history=((1.0, held_out - 0.05),))
+    records = [record(label, seed, held_out, history=((1.0, held_out - 0.05),))
                for seed, held_outs in enumerate(((0.9, 0.6), (0.8, 0.7)))
                for label, held_out in zip(("caps", "cnn"), held_outs)]
     row = sn.summarize(records)["cnn"]
     assert row["difference"] == pytest.approx((0.2, 12.7062 * 0.1), rel=1e-5)
-    assert row["seeds"] == [0, 1] and "sweep" not in row
+    assert row["seeds"] == [0, 1]
+    assert row["sweep"]["angles"] == list(sn.SWEEP) and row["sweep"]["accuracy"] == pytest.approx([0.65] * 36)
     assert row["matched"][0] == pytest.approx(0.8) and row["matched_difference"][0] == pytest.approx(0.15)
 
 
@@ -338,7 +393,7 @@ def test_the_report_shows_accuracy_by_class_under_its_names(tmp_path):
     written = json.loads(path.read_text())
     assert written["summary"]["caps"]["held_out_per_class"] == [0.6] * 5 and len(written["runs"]) == 2
     said.clear()
-    sn.report(tiny(data="smallnorb"), [record("caps", 0, 0.5, sweep=None)], said.append)
+    sn.report(tiny(data="smallnorb"), [record("caps", 0, 0.5)], said.append)
     assert any(line.split("\n")[-1].split() == list(sn.NORB_NAMES) for line in said)
 
 
@@ -357,7 +412,9 @@ def test_azimuth_sweep_counts_right_answers_at_each_azimuth(monkeypatch):
         return {"predictions": np.where(right, views["labels"], (views["labels"] + 1) % 5)}
 
     monkeypatch.setattr(sn, "evaluate", fake_evaluate)
-    assert sn.azimuth_sweep({}, tiny(), None, [350, 0, 370, 170, 180, -10]) == [0, 1, 1, 1, 0, 0]
+    azimuths = [350, 0, 370, 170, 180, -10]
+    expected = {"angles": azimuths, "accuracy": [0, 1, 1, 1, 0, 0]}
+    assert sn.azimuth_sweep({}, tiny(), None, azimuths) == expected
 
 
 @pytest.mark.parametrize("azimuths", [[0, 50, 100, 150], [200, 330], [20, 100]], ids=PARTS[1:] + ("others",))
@@ -379,13 +436,14 @@ def test_the_sweep_has_its_own_noise_on_the_elevations_of_the_run(monkeypatch, a
     assert len(np.unique(pool, axis=0)) == len(pool)
 
 
-@pytest.mark.parametrize("model", [CAPSULES[0], CNNS[0], "nearest"])
+@pytest.mark.parametrize("model", ["caps", "self-routing", "cnn", "nearest"])
 def test_sweep_of_real_networks(model):
     config = tiny(model)
     params, _ = sn.train(config)
     with sn.Runner(1) as runner:
         sweep = sn.azimuth_sweep(params, config, runner, range(0, 360, 90))
-    assert len(sweep) == 4 and all(0 <= accuracy <= 1 for accuracy in sweep)
+    assert sweep["angles"] == [0, 90, 180, 270] and len(sweep["accuracy"]) == 4
+    assert all(0 <= accuracy <= 1 for accuracy in sweep["accuracy"])
 
 
 def test_distance_to_the_training_range():
@@ -394,11 +452,18 @@ def test_distance_to_the_training_range():
     assert distances == [0, 0, 30, 150, 140, 10]
     config = sn.Config(train_azimuths="290:420")
     assert [sn.distance_to_training(azimuth, config) for azimuth in (0, 60, 61, 280)] == [0, 0, 1, 10]
+    config = sn.Config(split="elevation", train_elevations="30:40")
+    assert [sn.distance_to_training(elevation, config) for elevation in (20, 30, 35, 45, 70)] == [10, 0, 0, 5, 30]
 
 
 def test_gap_table_by_hand():
-    config, sweep = sn.Config(train_azimuths="0:60"), [0.0] * 36
-    sweep[9], sweep[33] = 1.0, 0.4                                          # azimuths 90 and 330: 30 degrees away
-    table = sn.gap_table(config, {"caps": {"sweep": sweep}, "other": {}})
+    config, accuracy = sn.Config(train_azimuths="0:60"), [0.0] * 36
+    accuracy[9], accuracy[33] = 1.0, 0.4                                    # azimuths 90 and 330: 30 degrees away
+    sweep = {"angles": list(range(0, 360, 10)), "accuracy": accuracy}
+    table = sn.gap_table(config, {"caps": {"sweep": sweep}})
     assert list(table) == ["caps"] and list(table["caps"]) == [0, 30, 60, 90, 120, 150]
     assert np.isclose(table["caps"][30], 1.4 / 6) and table["caps"][0] == 0
+    sweep = {"angles": [300, 0, 60, 280, 160], "accuracy": [1.0, 0.5, 0.25, 0.75, 0.0]}         # the paper's split
+    assert sn.gap_table(sn.Config(), {"gap": {"sweep": sweep}})["gap"] == {0: 0.75, 30: 0.5, 120: 0.0}
+    sweep = {"angles": [30, 40, 45, 70], "accuracy": [1.0, 0.5, 0.25, 0.75]}
+    assert sn.gap_table(sn.Config(split="elevation"), {"gap": {"sweep": sweep}})["gap"] == {0: 0.75, 5: 0.25, 30: 0.75}

@@ -368,7 +368,9 @@ def test_smallnorb_is_split_as_in_the_paper(norb, split, angle, train, held_out)
     data = sn.load_data(sn.Config(data="smallnorb", norb_dir=str(folder), split=split))
     assert data["source"] == "smallnorb"
     for name, file, codes in (("train", "train", train), ("familiar", "test", train), ("held_out", "test", held_out)):
-        rows = np.flatnonzero(np.isin(files[file, "info"][:, angle], sorted(codes)))
+        info = files[file, "info"]
+        toys = sn.TOY_SPLITS["train"] if name == "train" else range(10)
+        rows = np.flatnonzero(np.isin(info[:, angle], sorted(codes)) & np.isin(info[:, 0], toys))
         assert len(rows) and np.array_equal(data[name]["labels"], files[file, "cat"][rows])
         assert np.array_equal(data[name]["images"], sn.halve(files[file, "dat"][rows]))
         assert np.array_equal(data[name]["azimuths"], 10 * files[file, "info"][rows, 2])
@@ -376,7 +378,7 @@ def test_smallnorb_is_split_as_in_the_paper(norb, split, angle, train, held_out)
 
 
 def test_smallnorb_is_cropped_at_random_in_training_and_in_the_middle_in_tests(norb):
-    config = tiny(data="smallnorb", norb_dir=str(norb[0]), train_azimuths="300:400", test_azimuths="60:280")
+    config = tiny(data="smallnorb", norb_dir=str(norb[0]))
     data = sn.load_data(config)
     part, = sn.epoch_samples(data, 0, config)
     order = sn.rng_for(config.seed, "batches", 0).permutation(len(data["train"]["labels"]))
@@ -391,10 +393,10 @@ def test_smallnorb_is_cropped_at_random_in_training_and_in_the_middle_in_tests(n
     np.testing.assert_allclose(test, whole[:, 8:40, 8:40], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("source", ["synthetic", "smallnorb"])
+@pytest.mark.parametrize("source", ["shapes", "smallnorb", "toys"])
 def test_test_images_come_in_chunks_and_in_order(source, monkeypatch, rng):
     monkeypatch.setattr(sn, "CHUNK", 4)
-    side, channels = (48, 2) if source == "smallnorb" else (32, 1)
+    side, channels = (48, 2) if source != "shapes" else (32, 1)
     samples = {"images": rng.integers(0, 256, (10, side, side, channels), np.uint8), "labels": np.arange(10)}
     parts = list(sn.prepared(samples, source))
     assert [len(part["images"]) for part in parts] == [4, 4, 2]
@@ -406,3 +408,30 @@ def test_a_range_without_images_is_refused(norb):
     for changes, name in ((dict(train_azimuths="301:310"), "train"), (dict(test_azimuths="61:79"), "held-out")):
         with pytest.raises(sn.InputError, match=f"no {name} images.*widen"):
             sn.load_data(sn.Config(data="smallnorb", norb_dir=str(norb[0]), **changes))
+
+
+@pytest.mark.parametrize("n_test", [0, 7, 40])
+def test_a_subset_of_the_test_views_is_whole_views_and_the_same_for_every_seed(norb, n_test):
+    """Of a view, toy, elevation and azimuth, all images or none; none is asked for in training, of which all stay"""
+    folder, _ = norb
+    names = ("labels", "instances", "elevations", "azimuths")
+    config = sn.Config(data="smallnorb", norb_dir=str(folder), n_test=n_test)
+    every, some = sn.load_data(sn.changed(config, n_test=0)), sn.load_data(config)
+    again = sn.load_data(sn.changed(config, seed=7))
+    for name in "familiar", "held_out":
+        assert all(np.array_equal(some[name][key], again[name][key]) for key in some[name])
+        views = [list(zip(*(part[name][key].tolist() for key in names))) for part in (some, every)]
+        assert all(views[0].count(view) == views[1].count(view) for view in views[0])
+        n = n_test or len(views[1])
+        assert n - 3 <= len(views[0]) <= n + 6 or len(views[0]) == len(views[1]) < n
+    assert all(np.array_equal(some["train"][key], every["train"][key]) for key in every["train"])
+
+
+def test_fewer_toys_to_train_with_are_the_first_ones(norb):
+    folder, _ = norb
+    config = sn.Config(data="smallnorb", norb_dir=str(folder))
+    usual, two = sn.load_data(config), sn.load_data(sn.changed(config, n_train_toys=2))
+    assert set(usual["train"]["instances"]) == {4, 6, 7, 8, 9} and set(two["train"]["instances"]) == {4, 6}
+    kept = usual["train"]["instances"] <= 6
+    assert np.array_equal(two["train"]["images"], usual["train"]["images"][kept])
+    assert all(np.array_equal(usual[name]["images"], two[name]["images"]) for name in ("familiar", "held_out"))

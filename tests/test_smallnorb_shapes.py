@@ -9,10 +9,17 @@ import numpy as np
 import pytest
 from reference_smallnorb import PARTS, TINY, TRAINED, tiny
 
+SHAPES = sn.Config(data="shapes")
+
+
+def shapes(**changes):
+    """SHAPES, changed"""
+    return sn.changed(SHAPES, **changes)
+
 
 @pytest.fixture(scope="module")
 def data():
-    return sn.load_data(sn.Config())
+    return sn.load_data(SHAPES)
 
 
 # ---------------------------------------------------------------- shapes and images
@@ -149,7 +156,7 @@ def test_what_held_out_azimuths_show_was_seen_in_training_of_three_shapes(change
     So 3/5 of the images ask nothing of a novel viewpoint: about 0.6 of held-out accuracy is free to whoever knows the
     training views by heart, and the task is to tell L from tripod.
     """
-    config = sn.Config(**changes)
+    config = shapes(**changes)
     data = sn.load_data(config)
     assert set(data["train"]["azimuths"]) <= set(range(151)) and set(data["train"]["elevations"]) == {30, 50, 70}
     seen, unseen = clean_views(azimuths), clean_views(sorted(set(data["held_out"]["azimuths"])))
@@ -174,8 +181,8 @@ def test_held_out_azimuths_by_default_are_no_training_images_of_the_cross(data):
 @pytest.mark.parametrize("changes", [changes for changes, *_ in SPLITS.values()][:2], ids=str)
 def test_no_two_shapes_look_the_same_from_a_held_out_viewpoint(changes):
     """Nor does one look like another from anywhere in the training range: the free accuracy is not taken back"""
-    data = sn.load_data(sn.Config(**changes))
-    low, high = sn.parse_range(sn.Config(**changes).train_azimuths, "")
+    data = sn.load_data(shapes(**changes))
+    low, high = sn.parse_range(shapes(**changes).train_azimuths, "")
     seen, unseen = clean_views(np.arange(low, high + 1)), clean_views(sorted(set(data["held_out"]["azimuths"])))
     for one, other in itertools.permutations(range(5), 2):
         assert distances(unseen[one], unseen[other])[0].min() > 3.5
@@ -184,7 +191,7 @@ def test_no_two_shapes_look_the_same_from_a_held_out_viewpoint(changes):
 
 def test_held_out_elevations_are_new_views_of_every_shape():
     """No shape is symmetric about the axis of the nod: though 5 degrees move little, no view comes again"""
-    data = sn.load_data(sn.Config(split="elevation"))
+    data = sn.load_data(shapes(split="elevation"))
     azimuths = sorted(set(data["train"]["azimuths"]))
     seen = clean_views(azimuths, sorted(set(data["train"]["elevations"])))
     unseen = clean_views(azimuths, sorted(set(data["held_out"]["elevations"])))
@@ -208,7 +215,7 @@ def test_what_is_no_range_is_refused(text):
     assert "\n" not in str(error.value)
     for name in sn.RANGE_FLAGS:
         with pytest.raises(sn.InputError, match=sn.flag_of(name)):
-            sn.check_config(sn.Config(**{name: text}))
+            sn.check_config(shapes(**{name: text}))
 
 
 def test_split_by_azimuth_by_hand():
@@ -273,10 +280,10 @@ CONFIGS = [{}, dict(split="elevation"), dict(n_elev=1, n_train_views=1, n_test_v
 
 @pytest.mark.parametrize("changes", CONFIGS, ids=str)
 def test_no_held_out_viewpoint_is_a_training_viewpoint(changes):
-    config = sn.Config(n_per_combo=2, n_test_per_combo=1, **changes)
+    config = shapes(n_per_combo=2, n_test_per_combo=1, **changes)
     data = sn.load_data(config)
     views = {name: set(zip(data[name]["azimuths"].round(6), data[name]["elevations"].round(6))) for name in PARTS}
-    assert data["source"] == "synthetic" and views["familiar"] == views["train"]
+    assert data["source"] == "shapes" and views["familiar"] == views["train"]
     assert not views["train"] & views["held_out"]
     elevations, angle = config.n_elev, 0 if config.split == "azimuth" else 1
     n_test_views = config.n_test_views if config.split == "azimuth" else config.n_train_views
@@ -292,21 +299,21 @@ def test_no_held_out_viewpoint_is_a_training_viewpoint(changes):
 
 def test_default_data(data):
     start = time.perf_counter()
-    sn.load_data(sn.Config())
+    sn.load_data(SHAPES)
     assert time.perf_counter() - start < 1
     assert [len(data[name]["labels"]) for name in PARTS] == [450, 180, 180]
     for name, azimuths in zip(PARTS, (range(0, 151, 30), range(0, 151, 30), range(200, 331, 26))):
         part = data[name]
         assert np.bincount(part["labels"]).tolist() == [len(part["labels"]) // 5] * 5
         assert sorted(set(part["azimuths"])) == list(azimuths) and sorted(set(part["elevations"])) == [30, 50, 70]
-    elevation = sn.load_data(sn.Config(split="elevation"))
+    elevation = sn.load_data(shapes(split="elevation"))
     assert set(elevation["train"]["elevations"]) == {30, 35, 40}
     assert set(elevation["held_out"]["elevations"]) == {45, 57.5, 70}
     assert set(elevation["train"]["azimuths"]) == set(elevation["held_out"]["azimuths"])
 
 
 def test_same_seed_same_bits_and_other_seed_other_noise(data):
-    again, other = sn.load_data(sn.Config()), sn.load_data(sn.Config(seed=1))
+    again, other = sn.load_data(SHAPES), sn.load_data(shapes(seed=1))
     for name in PARTS:
         assert all(np.array_equal(data[name][key], again[name][key]) for key in data[name])
         assert np.array_equal(data[name]["labels"], other[name]["labels"])
@@ -334,7 +341,7 @@ def numbered(n):
     """Training data whose images say which they are, with a pixel lit in the middle"""
     images = np.zeros((n, 32, 32, 1), np.float32)
     images[:, 16, 16, 0] = 1 + np.arange(n)
-    return {"source": "synthetic", "train": {"images": images, "labels": np.arange(n) % 5}}
+    return {"source": "shapes", "train": {"images": images, "labels": np.arange(n) % 5}}
 
 
 def epoch(n=100, number=0, **changes):
@@ -384,10 +391,14 @@ def test_training_images_are_shifted_by_every_amount_equally_often(max_shift):
     assert counts.sum() == 2500 and np.all(np.abs(counts - 2500 / sides ** 2) <= 5 * (2500 / sides ** 2) ** 0.5)
 
 
-@pytest.mark.parametrize("model", TRAINED)
+CHILDREN = {"caps": 4 * 4 * 2, "em": 5 * 5 * 2, "cnn": sn.CNN_HIDDEN, "gap": 2, "dense": 2}    # places x types
+
+
+@pytest.mark.parametrize("model", CHILDREN)
 def test_the_dropout_mask_drops_its_share_and_keeps_the_mean(model):
+    assert set(CHILDREN) | set(sn.VECTOR_MODELS) == set(TRAINED)
     dropout_mask = epoch(1000, model=model, dropout=0.25)[0]["dropout_mask"]
-    assert dropout_mask.shape == (1000, sn.n_dropped(tiny(model))) and dropout_mask.dtype == np.float32
+    assert dropout_mask.shape == (1000, CHILDREN[model]) and dropout_mask.dtype == np.float32
     np.testing.assert_allclose(np.unique(dropout_mask), [0, 1 / 0.75], rtol=1e-6)
     kept, sd = dropout_mask > 0, (0.75 * 0.25 / dropout_mask.size) ** 0.5
     assert abs(kept.mean() - 0.75) < 5 * sd and len(np.unique(kept, axis=0)) > 1

@@ -134,21 +134,50 @@ def test_small_products_and_inverses():
 # ---------------------------------------------------------------- the data set
 
 @pytest.fixture
-def few(monkeypatch, tmp_path):
-    """Two toys of each class, four views each, drawn in this process, in a home of their own"""
-    monkeypatch.setattr(sn, "TOY_SPLITS", {"train": (4,), "test": (0,)})
-    monkeypatch.setattr(sn, "TOY_ELEVATIONS", range(30, 50, 10))
-    monkeypatch.setattr(sn, "TOY_AZIMUTHS", range(0, 360, 180))
+def drawn(monkeypatch, tmp_path):
+    """Drawing in this process, a cache of its own -> list of (category, instance, toy_seed, views) that were drawn"""
     monkeypatch.setattr(sn, "TOYS_CACHE", tmp_path / "cache")
-    drawn = []
+    tasks_seen = []
 
-    def here(draw, toy_seed, split, say):
-        for category in range(5):
-            for instance in sn.TOY_SPLITS[split]:
-                drawn.append((category, instance))
-                yield draw(category, instance, toy_seed)
-    monkeypatch.setattr(sn, "each_toy", here)
+    def here(draw, tasks, say):
+        for task in tasks:
+            tasks_seen.append(task)
+            yield task, draw(*task)
+    monkeypatch.setattr(sn, "in_parallel", here)
+    return tasks_seen
+
+
+@pytest.fixture
+def few(monkeypatch, drawn):
+    """Two toys of each class, two views each"""
+    monkeypatch.setattr(sn, "TOY_SPLITS", {"train": (4,), "test": (0,)})
+    monkeypatch.setattr(sn, "TOY_ELEVATIONS", range(30, 35, 5))
+    monkeypatch.setattr(sn, "TOY_AZIMUTHS", range(0, 40, 20))
     return drawn
+
+
+@pytest.fixture
+def noise(monkeypatch, drawn):
+    """No drawing: images that tell toy, seed and view, all others being 0"""
+    def fake(category, instance, toy_seed, views):
+        images = np.zeros((len(views), 6, sn.NORB_SIDE, sn.NORB_SIDE, 2), np.uint8)
+        images[:, :, 0, 0, 0], images[:, :, 0, 0, 1] = 10 * category + instance, toy_seed
+        images[:, :, 0, 1, 0], images[:, :, 0, 1, 1] = np.array(views)[:, None], np.arange(6)
+        return images
+    monkeypatch.setattr(sn, "draw_views", fake)
+    return drawn
+
+
+def table(*rows):
+    """A table of rows (label, instance, elevation, azimuth, lighting)"""
+    return dict(zip(("labels", "instances", "elevations", "azimuths", "lightings"), np.array(rows).T))
+
+
+class Said(list):
+    """Where say() puts its texts"""
+
+    def __call__(self, text, end="\n"):
+        self.append(text)
 
 
 def test_tables_have_smallnorbs_structure():
@@ -164,8 +193,8 @@ def test_tables_have_smallnorbs_structure():
 
 def test_images_are_of_the_view_that_their_row_says(few):
     data = sn.load_toys(0)["train"]
-    assert data["images"].shape == (5 * 4 * 6, 48, 48, 2) and data["images"].dtype == np.uint8
-    for row in (0, 7, 33, 119):
+    assert data["images"].shape == (5 * 2 * 6, 48, 48, 2) and data["images"].dtype == np.uint8
+    for row in (0, 7, 33, 59):
         category, instance, elevation, azimuth, lighting = (
             data[name][row] for name in ("labels", "instances", "elevations", "azimuths", "lightings"))
         toy = sn.make_toy(category, instance, 0)
@@ -175,27 +204,180 @@ def test_images_are_of_the_view_that_their_row_says(few):
             assert np.array_equal(data["images"][row, ..., camera], (four + 2) // 4)
 
 
-def test_the_cache_spares_drawing_and_a_damaged_one_is_drawn_anew(few, tmp_path):
-    said = []
-    first = sn.load_toys(0, say=said.append)
-    n, path = len(few), next((tmp_path / "cache").iterdir())
-    again = sn.load_toys(0, say=said.append)
-    assert len(few) == n == 10 and not said
+def test_the_images_of_some_rows_are_those_of_the_whole_set(few, monkeypatch, tmp_path):
+    """add_toy_images gives any rows, in any order, more than once, the images that load_toys gives them"""
+    whole = sn.load_toys(0)["test"]
+    rows = np.random.default_rng(0).permutation(60)[[3, 14, 15, 9, 2, 3]]
+    some = {"source": "toys", "other": {name: a[rows] for name, a in whole.items() if name != "images"}}
+    sn.add_toy_images(some, 0)
+    assert np.array_equal(some["other"]["images"], whole["images"][rows]) and some["source"] == "toys"
+    few.clear()
+    monkeypatch.setattr(sn, "TOYS_CACHE", tmp_path / "new")
+    sn.add_toy_images(some, 0)
+    assert np.array_equal(some["other"]["images"], whole["images"][rows])
+    labels, instances, elevations, azimuths = (
+        some["other"][name] for name in ("labels", "instances", "elevations", "azimuths"))
+    views = set(zip(labels, instances, sn.toy_views(elevations, azimuths)))
+    assert {(category, toy, view) for category, toy, _, some_views in few for view in some_views} == views
+
+
+def test_views_are_numbered_in_the_order_of_the_tables():
+    tables = sn.toy_tables("train")
+    numbers = sn.toy_views(tables["elevations"], tables["azimuths"]).reshape(25, 162, 6)
+    assert (numbers == np.arange(162)[:, None]).all()
+
+
+def test_a_few_real_views_in_other_processes(monkeypatch, tmp_path):
+    """As the command does it: the pool's images are those drawn here, one file a toy"""
+    monkeypatch.setattr(sn, "TOYS_CACHE", tmp_path / "cache")
+    data, said = {"train": table((0, 4, 30, 20, 0), (0, 4, 35, 0, 5), (4, 9, 70, 340, 2))}, Said()
+    sn.add_toy_images(data, 3, said)
+    assert sorted(path.relative_to(tmp_path / "cache").as_posix() for path in (tmp_path / "cache").rglob("*.npz")) == [
+        f"toys-3-version-{sn.TOYS_VERSION}/animal-4.npz", f"toys-3-version-{sn.TOYS_VERSION}/car-9.npz"]
+    views = (0, 4, 1, 0), (0, 4, 18, 5), (4, 9, 161, 2)
+    for image, (category, toy, view, light) in zip(data["train"]["images"], views):
+        assert np.array_equal(image, sn.draw_views(category, toy, 3, [view])[0, light])
+    assert said and all(text.startswith("\r") for text in said)                         # for a terminal's live line
+
+
+def test_the_cache_spares_drawing_and_a_damaged_toy_is_drawn_anew_and_no_other(few, tmp_path):
+    said = Said()
+    first = sn.load_toys(0, say=said)
+    paths = sorted((tmp_path / "cache").rglob("*.npz"))
+    assert len(paths) == len(few) == 10 and all(views == [0, 1] for *_, views in few)
+    few.clear()
+    again = sn.load_toys(0, say=said)
+    assert not few and not said
     assert all(np.array_equal(first[s]["images"], again[s]["images"]) for s in first)
-    raw = path.read_bytes()
-    for spoilt in (raw[:-300], b"", raw[:9000] + b"????" + raw[9004:]):
-        path.write_bytes(spoilt)
-        mended = sn.load_toys(0, say=said.append)
-        assert "is damaged" in said.pop() and np.array_equal(mended["test"]["images"], first["test"]["images"])
-        assert path.read_bytes() == raw
+    path, raw = paths[3], paths[3].read_bytes()
+    with np.load(path) as file:
+        arrays = dict(file)
+    others = {other: other.read_bytes() for other in paths if other != path}
+
+    def saved(**changes):
+        np.savez(path, **{name: a for name, a in (arrays | changes).items() if a is not None})
+        return path.read_bytes()
+    spoilt = [raw[:-300], b"", raw[:9000] + b"????" + raw[9004:], saved(images=255 - arrays["images"]),
+              saved(views=arrays["views"][::-1]), saved(digest=None), saved(images=None), saved(views=None),
+              saved(images=np.array({"a": 1}, object))]
+    for content in spoilt:
+        path.write_bytes(content)
+        mended = sn.load_toys(0, say=said)
+        assert f"{path} is damaged" in said.pop() and not said
+        assert all(np.array_equal(mended[s]["images"], first[s]["images"]) for s in first)
+        assert path.read_bytes() == raw and others == {other: other.read_bytes() for other in others}
+        assert [f"{sn.NORB_NAMES[category]}-{toy}" for category, toy, *_ in few] == [path.stem]
+        few.clear()
     sn.load_toys(1)
     assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
-def test_without_room_for_a_cache_it_goes_on_with_a_word(few, tmp_path, monkeypatch):
-    (tmp_path / "cache").write_text("in the way")
-    said = []
-    assert len(sn.load_toys(0, say=said.append)["train"]["labels"]) == 120 and "cannot be kept" in said.pop()
+def test_views_that_a_toys_file_has_not_are_drawn_and_added_to_it(noise):
+    """and those that it has are kept, not drawn again"""
+    sn.add_toy_images({"train": table((2, 6, 30, 40, 0), (2, 6, 30, 60, 3))}, 0)
+    path = sn.toy_path(2, 6, 0)
+    before = sn.read_toy(path, pytest.fail)
+    more = {"train": table((2, 6, 45, 20, 1), (2, 6, 30, 60, 5)), "test": table((2, 6, 30, 40, 2), (3, 0, 30, 0, 0))}
+    sn.add_toy_images(more, 0)
+    assert noise == [(2, 6, 0, [2, 3]), (2, 6, 0, [55]), (3, 0, 0, [0])]
+    after = sn.read_toy(path, pytest.fail)
+    assert sorted(before) == [2, 3] and sorted(after) == [2, 3, 55]
+    assert all(np.array_equal(after[view], before[view]) for view in before)
+    assert more["train"]["images"][:, 0, :2].tolist() == [[[26, 0], [55, 1]], [[26, 0], [3, 5]]]
+    assert more["test"]["images"][:, 0, :2].tolist() == [[[26, 0], [2, 2]], [[30, 0], [0, 0]]]
+    noise.clear()
+    sn.add_toy_images(more, 0)
+    assert not noise
+    sn.add_toy_images(more, 9)                                          # of another seed all are missing
+    assert noise == [(2, 6, 9, [2, 3, 55]), (3, 0, 9, [0])]
+    assert more["train"]["images"][0, 0, 0].tolist() == [26, 9] and len(sn.read_toy(path, pytest.fail)) == 3
+
+
+@pytest.mark.parametrize("obstacle", ["a file", "no room"])
+def test_a_cache_that_cannot_be_written_is_done_without_with_a_word(noise, tmp_path, monkeypatch, obstacle):
+    def full(path, write):
+        raise sn.InputError(f"cannot write {path}: No space left on device; choose a writable place with room")
+    if obstacle == "a file":
+        (tmp_path / "cache").write_text("in the way")
+    else:
+        monkeypatch.setattr(sn, "write_atomically", full)
+    said, data = Said(), {"test": table((1, 5, 30, 20, 4))}
+    sn.add_toy_images(data, 2, said)
+    assert len(said) == 1 and "cannot be kept" in said[0] and data["test"]["images"][0, 0, 0].tolist() == [15, 2]
+
+
+def test_by_default_only_the_views_that_are_needed_are_drawn(noise):
+    """Those of the training toys in the training range, and of the test toys the whole views of the test sets"""
+    data = sn.load_data(sn.Config(quiet=True))
+    assert {name: len(data[name]["labels"]) for name in ("train", "familiar", "held_out")} == {
+        "train": 25 * 9 * 6 * 6, "familiar": 2004, "held_out": 2004}
+    wanted, names = set(), ("labels", "instances", "elevations", "azimuths")
+    for part in ("train", "familiar", "held_out"):
+        rows = list(zip(*(data[part][name].tolist() for name in names)))
+        views = set(rows)
+        assert len(rows) == 6 * len(views)                                              # every view in all lightings
+        assert {view[1] for view in views} == set(sn.TOY_SPLITS["train" if part == "train" else "test"])
+        azimuths = {300, 320, 340, 0, 20, 40} if part != "held_out" else set(range(60, 281, 20))
+        assert {view[3] for view in views} == azimuths
+        wanted |= views
+    found = {(category, toy, 30 + 5 * (view // 18), 20 * (view % 18)) for category, toy, _, views in noise
+             for view in views}
+    assert found == wanted and len(found) == sum(len(views) for *_, views in noise) == 25 * 54 + 2 * 334
+    for part in ("train", "familiar", "held_out"):
+        table, images = data[part], data[part]["images"]
+        expected = np.stack([10 * table["labels"] + table["instances"],
+                             18 * (table["elevations"] - 30) // 5 + table["azimuths"] // 20, table["lightings"]])
+        assert np.array_equal(expected, [images[:, 0, 0, 0], images[:, 0, 1, 0], images[:, 0, 1, 1]])
+
+
+@pytest.mark.parametrize("split, counts", [("azimuth", (8100, 16200)), ("elevation", (8100, 16200))])
+def test_a_test_subset_is_of_whole_views_the_same_for_every_seed(split, counts, noise, monkeypatch):
+    """--n-test 0, or more than there are, is all; no seed, neither of training nor of the toys, changes which"""
+    monkeypatch.setattr(sn, "add_toy_images", lambda data, toy_seed, say: None)
+    config = sn.Config(split=split, n_test=100)
+    some, again, other = (sn.load_data(changed) for changed in (
+        config, sn.changed(config, seed=7), sn.changed(config, toy_seed=3, n_eval=5, n_train_toys=1)))
+    every, more = (sn.load_data(sn.changed(config, n_test=n)) for n in (0, 10 ** 6))
+    for name, count in zip(("familiar", "held_out"), counts):
+        assert len(every[name]["labels"]) == len(more[name]["labels"]) == count
+        assert len(some[name]["labels"]) == 102                                         # 17 views
+        views = np.stack([some[name][key] for key in ("labels", "instances", "elevations", "azimuths")])
+        shown, lightings = np.unique(views, axis=1, return_counts=True)
+        assert shown.shape[1] == 17 and (lightings == 6).all() and len(set(shown[0])) == 5
+        for data in again, other:
+            assert all(np.array_equal(some[name][key], data[name][key]) for key in some[name])
+    assert len(some["train"]["labels"]) == len(every["train"]["labels"]) == 8100
+    assert len(other["train"]["labels"]) == 8100 // 5 and set(other["train"]["instances"]) == {4}
+
+
+def test_a_subset_holds_the_smaller_ones(monkeypatch):
+    """Views are kept in one order, drawn once: more of them are those, and others"""
+    monkeypatch.setattr(sn, "add_toy_images", lambda data, toy_seed, say: None)
+    rows = []
+    for n in 60, 600:
+        part = sn.load_data(sn.Config(n_test=n))["held_out"]
+        rows.append(set(zip(*(part[name].tolist() for name in part))))
+    assert len(rows[0]) == 60 and len(rows[1]) == 600 and rows[0] < rows[1]
+    views = sorted({row[:4] for row in rows[0]})                        # of every run, today and next year
+    assert views[:2] == [(0, 0, 55, 200), (1, 1, 70, 240)]
+
+
+@pytest.mark.parametrize("data, changes", [
+    ("toys", dict(norb_dir="x")), ("toys", dict(elevations="30:60")), ("toys", dict(n_train_views=3)),
+    ("toys", dict(n_test_views=3)), ("toys", dict(n_elev=2)), ("toys", dict(n_per_combo=2)),
+    ("toys", dict(n_test_per_combo=3)), ("smallnorb", dict(toy_seed=1)), ("smallnorb", dict(n_per_combo=2)),
+    ("shapes", dict(toy_seed=1)), ("shapes", dict(n_test=60)), ("shapes", dict(n_test=0)),
+    ("shapes", dict(n_train_toys=2)), ("shapes", dict(norb_dir="x"))], ids=str)
+def test_settings_of_other_data_are_refused(data, changes):
+    """and accepted by the data that they are of"""
+    (name, _), = changes.items()
+    words = f"^{sn.flag_of(name)}: means nothing to --data {data}; leave it out, or give --data (toys|smallnorb|shapes)"
+    with pytest.raises(sn.InputError, match=words):
+        sn.check_config(sn.Config(data=data, **changes))
+    f = next(f for f in sn.options(sn.Config) if f.name == name)
+    assert data not in f.metadata["of"]
+    for own in f.metadata["of"]:
+        sn.check_config(sn.Config(data=own, **changes))
 
 
 def test_files_of_the_toys_are_read_back_as_the_same_arrays(few, tmp_path):
@@ -228,12 +410,12 @@ def test_what_cannot_be_written_leaves_nothing(few, tmp_path, monkeypatch):
 
 def test_training_on_toys(few):
     """The paper's split: held-out azimuths are none of those trained on; --seed leaves the images as they are"""
-    config = sn.Config(data="toys", train_azimuths="0:10", test_azimuths="170:190", n_epochs=1, model="cnn",
-                       baseline="none", threads=1, quiet=True)
+    config = sn.Config(train_azimuths="0:10", test_azimuths="15:25", n_epochs=1, model="dynamic-shared",
+                       trunk_channels=2, head_types=2, baseline="none", threads=1, quiet=True)
     data, other = sn.load_data(config), sn.load_data(sn.changed(config, seed=5))
     assert data["source"] == "toys" and np.array_equal(data["train"]["images"], other["train"]["images"])
     assert set(data["train"]["azimuths"]) == set(data["familiar"]["azimuths"]) == {0}
-    assert set(data["held_out"]["azimuths"]) == {180} and set(data["train"]["instances"]) == {4}
+    assert set(data["held_out"]["azimuths"]) == {20} and set(data["train"]["instances"]) == {4}
     assert set(data["held_out"]["instances"]) == {0}
     params, history = sn.train(config, data=data)
     assert params["conv1_w"].shape[2] == 2 and np.isfinite(history["epochs"][-1]["train_loss"])

@@ -35,18 +35,18 @@ QUICK, LONG = "--n-epochs 12 --n-train 6000", "--n-epochs 25 --n-train 60000 --n
 RUNS = (                           # experiment, table, setting, flags, seeds, minutes of one seed on one core
     (MULTI, "main", "default", QUICK, range(3), 3),
     (MULTI, "main", "deep", f"--preset deep {QUICK}", range(3), 3),
-    (MULTI, "main", "deep-400", "--preset deep --n-epochs 92 --n-train 6000 --n-val 500", range(3), 17),
-    (MULTI, "main", "long", f"--preset deep {LONG}", range(1), 50),
-    (MULTI, "main", "paper", f"--preset deep --min-iou 0 --merge add {LONG}", range(1), 50),
+    (MULTI, "main", "deep-400", "--preset deep --n-epochs 92 --n-train 6000 --n-val 500", range(3), 32),
+    (MULTI, "main", "long", f"--preset deep {LONG}", range(1), 100),
+    (MULTI, "main", "paper", f"--preset deep --min-iou 0 --merge add {LONG}", range(1), 100),
     (MULTI, "control", "deep-iters-1", f"--preset deep --routing-iters 1 {QUICK}", range(3), 3),
     (MULTI, "control", "deep-cnn", f"--preset deep --model cnn {QUICK}", range(3), 2),
     (MULTI, "control", "default-cnn", f"--model cnn {QUICK}", range(3), 2),
     (MULTI, "synthetic", "default", "--n-epochs 8 --n-train 6000 --digits synthetic", range(1), 3),
-    *((NORB, "azimuth", model, f"--model {model} --baseline none", range(10), minutes)
-      for model, minutes in (("caps", 1), ("cnn", 0.4), ("cnn-pool", 0.7), ("cnn-gap", 0.5), ("nearest", 0.1))))
+    *((NORB, "shapes", model, f"--data shapes --model {model} --baseline none", range(10), minutes)
+      for model, minutes in (("caps", 1.5), ("cnn", 0.2), ("gap", 0.4), ("nearest", 0.1))))
 REAL_RUNS = tuple(                 # on files that cannot be shipped
-    (NORB, "real-azimuth", model, f"--model {model} --baseline none --data smallnorb", range(1), 60)
-    for model in ("caps", "cnn-pool", "cnn-gap", "nearest"))
+    (NORB, "real-azimuth", model, f"--model {model} --baseline none --data smallnorb", range(1), 5)
+    for model in ("caps", "cnn", "gap", "nearest"))
 TOY = {MULTI: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 64, "--digits": "auto"},
        NORB: {"--n-epochs": 1, "--n-per-combo": 1, "--n-test-per-combo": 1}}
 DRAW = f"python3 visualize_{MULTI}.py"
