@@ -285,12 +285,12 @@ def load_data(config, say=print):
     data = {"source": config.data}
     for name, (pool, which) in pools.items():
         mask = split(pool[angle], train, test)[which]
+        if name == "train" and config.data != "shapes":
+            mask = mask & np.isin(pool["instances"], TOY_SPLITS["train"][:config.n_train_toys])
         if not mask.any():
             raise InputError(
                 f"no {name.replace('_', '-')} images: none has {angle} in {(train, test)[which]}; widen the range")
-        if name == "train" and config.data != "shapes":
-            mask = mask & np.isin(pool["instances"], TOY_SPLITS["train"][:config.n_train_toys])
-        elif config.data != "shapes" and config.n_test:
+        if name != "train" and config.data != "shapes" and config.n_test:
             mask = some_views(pool, mask, config.n_test)
         data[name] = {key: array[mask] for key, array in pool.items()}
     if config.data == "toys":
@@ -1020,7 +1020,8 @@ def draw_toy(category, instance, toy_seed, side=2 * NORB_SIDE):
 
 def toy_views(elevations, azimuths):
     """Numbers of the views (elevation, azimuth) in degrees among the 162 of a toy"""
-    return len(TOY_AZIMUTHS) * ((elevations - TOY_ELEVATIONS[0]) // 5) + azimuths // 20
+    row = (elevations - TOY_ELEVATIONS.start) // TOY_ELEVATIONS.step
+    return len(TOY_AZIMUTHS) * row + (azimuths - TOY_AZIMUTHS.start) // TOY_AZIMUTHS.step
 
 
 def toy_path(category, instance, toy_seed):
@@ -1031,9 +1032,9 @@ def toy_path(category, instance, toy_seed):
 def read_toy(path, say):
     """The views of a toy that its file holds -> {number: images (6, 48, 48, 2)}, {} where there is none. A damaged one
     counts as none, with a word."""
-    if not path.exists():
-        return {}
     try:
+        if not path.exists():
+            return {}
         with np.load(path, allow_pickle=False) as file:
             found = {name: file[name] for name in ("views", "images")}
             if str(file["digest"]) != digest_of(found):
@@ -1044,14 +1045,15 @@ def read_toy(path, say):
         return {}
 
 
-def keep_toy(path, found, say):
-    """Write a toy's file, with read_toy's dict; where that cannot be, say so"""
+def keep_toy(path, found):
+    """Write a toy's file, with read_toy's dict -> why it could not be written, "" if it could"""
     arrays = {"views": np.array(sorted(found)), "images": np.stack([found[view] for view in sorted(found)])}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, lambda file: np.savez(file, **arrays, digest=np.array(digest_of(arrays))))
     except (OSError, InputError) as error:
-        say(f"this toy cannot be kept for the next time ({error})")
+        return str(error)
+    return ""
 
 
 def draw_views(category, instance, toy_seed, views):
@@ -1075,9 +1077,12 @@ def add_toy_images(data, toy_seed, say=print):
     known = {which: read_toy(toy_path(*which, toy_seed), say) for which in wanted}
     missing = [(*which, toy_seed, sorted(views - known[which].keys())) for which, views in wanted.items()
                if views - known[which].keys()]
+    fault = ""
     for (category, instance, _, views), images in in_parallel(draw_views, missing, say):
         known[category, instance] |= dict(zip(views, images))
-        keep_toy(toy_path(category, instance, toy_seed), known[category, instance], say)
+        fault = fault or keep_toy(toy_path(category, instance, toy_seed), known[category, instance])
+    if fault:
+        say(f"the toys cannot be kept for the next time ({fault})")
     for table, (labels, instances, views) in zip(parts, keys):
         table["images"] = np.empty((len(labels), NORB_SIDE, NORB_SIDE, 2), np.uint8)
         for k, key in enumerate(zip(labels.tolist(), instances.tolist(), views.tolist(), table["lightings"].tolist())):
@@ -2176,7 +2181,8 @@ ABLATIONS = {"1 iteration": {"routing_iters": 1}, "2 iterations": {"routing_iter
 
 
 def baselines(config):
-    return [] if config.baseline == "none" else config.baseline.split(",")
+    """The networks to compare config.model with; with --ablations its own variants stand in their place"""
+    return [] if config.ablations or config.baseline == "none" else config.baseline.split(",")
 
 
 def variants(config):
@@ -2225,6 +2231,8 @@ def run_all(config, say=print):
     if config.n_seeds == 1:
         data = load_data(config, say)
         return [run_one(label, job, data) for label, job in jobs]
+    if config.data == "toys":
+        load_data(config, say)                                                          # draws them once for all
     workers = min(config.threads or n_cores(), len(jobs))
     results = []
     with concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:

@@ -396,12 +396,93 @@ def draw_pose_tracking(run, n_noise=4):
     return fig
 
 
+FACTORS = ("sin azimuth", "cos azimuth", "elevation", "x", "y")
+
+
+def aliveness(params, run, n=600):
+    """How much life there is in the capsules of some weights, over n test images of familiar views, shifted at random
+    -> dict: a, {layer: (mean activation at empty places, at others)}; used, {layer: share of types that are on
+    somewhere and off elsewhere}; entropy of the classes' R in each iteration, nats, weighted by the activations; r2,
+    of a linear map from the true class capsule's pose to FACTORS, fitted on every other image, of the rest"""
+    rng, samples = np.random.default_rng(0), run.data["familiar"]
+    rows = rng.permutation(len(samples["labels"]))[:n]
+    shifts = rng.integers(-3, 4, (len(rows), 2))
+    whole = prepared(samples, rows, run.data["source"])["images"]
+    images = norb.shift_images(whole - whole[:, :1, :1], shifts) + whole[:, :1, :1]            # the ground moves in
+    parts = [norb.forward(params, images[k:k + 16], run.config)[0] for k in range(0, len(rows), 16)]
+    layers = [name for name in ("primary", "conv", "conv2") if f"{name}_a" in parts[0]]
+    found = {"a": {}, "used": {}}
+    for name in layers:
+        a = np.concatenate([part[f"{name}_a"] for part in parts])                              # (n, H, W, types)
+        side = a.shape[1]
+        edges = np.linspace(0, norb.SIDE, side + 1).astype(int)
+        spread = np.array([[images[:, top:bottom, left:right].std((1, 2, 3)) for left, right in zip(edges, edges[1:])]
+                           for top, bottom in zip(edges, edges[1:])]).transpose(2, 0, 1)
+        empty = spread < 0.05
+        found["a"][name] = float(a[empty].mean()) if empty.any() else np.nan, float(a[~empty].mean())
+        found["used"][name] = float(((a.max((0, 1, 2)) > 0.5) & (a.min((0, 1, 2)) < 0.5)).mean())
+    found["entropy"] = []
+    for t in range(len(parts[0]["class_steps"])):
+        total = weight = 0
+        for part in parts:
+            R = part["class_steps"][t].R
+            R = np.broadcast_to(R / R.sum(1, keepdims=True) if R.shape[1] > 1 else 1 / N_CLASSES,
+                                (len(part["a"]), N_CLASSES, R.shape[2]))
+            last = part["conv2_a" if "conv2_a" in part else "primary_a"]
+            a = last.reshape(len(last), -1, last.shape[-1]).transpose(0, 2, 1).reshape(len(last), -1)
+            total, weight = total - (a * (R * np.log(R + 1e-12)).sum(1)).sum(), weight + a.sum()
+        found["entropy"].append(float(total / weight))
+    azimuth = np.deg2rad(samples["azimuths"][rows])
+    targets = np.stack([np.sin(azimuth), np.cos(azimuth), samples["elevations"][rows], *shifts.T[::-1]], 1)
+    mu, scores = np.concatenate([part["mu"] for part in parts]), []
+    for k in range(N_CLASSES):
+        of = np.flatnonzero(samples["labels"][rows] == k)
+        inputs = np.c_[mu[of, k], np.ones(len(of))].astype(float)
+        fit = np.linalg.lstsq(inputs[::2], targets[of[::2]], rcond=None)[0]
+        left = targets[of[1::2]] - inputs[1::2] @ fit
+        scores.append(1 - (left ** 2).sum(0) / ((targets[of[1::2]] - targets[of[1::2]].mean(0)) ** 2).sum(0))
+    found["r2"] = dict(zip(FACTORS, np.mean(scores, 0).tolist()))
+    return found
+
+
+def draw_alive(run):
+    """What the capsules do before training and after it"""
+    first = norb.init_params(dataclasses.replace(run.config))
+    statistics = {}
+    batch = prepared(run.data["train"], np.arange(0, len(run.data["train"]["labels"]), 37)[:64], run.data["source"])
+    norb.forward(first, batch["images"], run.config, statistics=statistics)
+    found = [aliveness(first | statistics, run), aliveness(run.params, run)]
+    fig = new_figure(run, 3.6, "Capsules before training and after it",
+                     "600 test images of familiar views, shifted by up to 3 px; R^2: on images that the linear map was "
+                     "not fitted to, mean over classes")
+    axes = fig.subplots(1, 3, width_ratios=[1.3, 0.8, 1.4])
+    layers = list(found[0]["a"])
+    for k, (colour, word) in enumerate(((GRAY, "before"), (BLUE, "after"))):
+        values = [value for name in layers for value in found[k]["a"][name]]
+        x = np.arange(len(values)) + 0.4 * k - 0.2
+        axes[0].bar(x, np.nan_to_num(values), 0.38, color=colour, label=word)
+        axes[1].plot(range(1, len(found[k]["entropy"]) + 1), found[k]["entropy"], "o-", color=colour)
+        x = np.arange(len(FACTORS)) + 0.4 * k - 0.2
+        axes[2].bar(x, np.maximum(list(found[k]["r2"].values()), 0), 0.38, color=colour)
+    axes[0].set_xticks(range(2 * len(layers)), [f"{name}\n{where}" for name in layers for where in ("empty", "filled")],
+                       fontsize=7)
+    axes[0].set(ylim=(0, 1), title="mean activation, by place")
+    axes[0].legend()
+    axes[1].axhline(np.log(N_CLASSES), color="black", linewidth=1, linestyle=":")
+    axes[1].set(ylim=(0, 1.8), xlabel="iteration", title="entropy of the classes' R,\nnats (dotted: uniform)",
+                xticks=range(1, len(found[0]["entropy"]) + 1))
+    axes[2].set_xticks(range(len(FACTORS)), [name.replace(" ", "\n") for name in FACTORS], fontsize=8)
+    axes[2].set(ylim=(0, 1), title="R^2 from the true class's pose")
+    return fig
+
+
 FIGURES = {draw.__name__.removeprefix("draw_"): draw for draw in (
     draw_example_views, draw_toys, draw_elevation_strip, draw_training_curves, draw_extrapolation_bars,
-    draw_azimuth_accuracy, draw_pose_matrices, draw_gap_sweep, draw_ablations, draw_em_routing, draw_pose_tracking)}
+    draw_azimuth_accuracy, draw_pose_matrices, draw_alive, draw_gap_sweep, draw_ablations, draw_em_routing,
+    draw_pose_tracking)}
 NEEDS = {"example_views": "data", "elevation_strip": "data", "training_curves": "records",
          "extrapolation_bars": "records", "azimuth_accuracy": "records", "gap_sweep": "gap", "ablations": "ablations",
-         "pose_matrices": "params", "em_routing": "params", "pose_tracking": "params"}
+         "pose_matrices": "params", "alive": "params", "em_routing": "params", "pose_tracking": "params"}
 SWEPT = ("azimuth_accuracy", "gap_sweep")                      # need --split azimuth
 
 

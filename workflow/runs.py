@@ -87,7 +87,7 @@ FIGURES = {                        # name -> command, what it draws from beside 
     "multimnist-page": (f"{DRAW} --image viz/{MULTI}/page.png --outdir viz/{MULTI}",
                         [f"{MULTI}.py", SHIPPED, f"viz/{MULTI}/page.png"], 1),
     "multimnist-disentanglement": (f"{PROBE} --n-seeds 3", [f"{MULTI}.py"], 15),
-    "smallnorb": (f"OPENBLAS_CORETYPE=Haswell python3 visualize_{NORB}.py --n-seeds 10", [f"{NORB}.py"], 25)}
+    "smallnorb": (f"OPENBLAS_CORETYPE=Haswell python3 visualize_{NORB}.py", [f"{NORB}.py"], 20)}
 FILMS = {
     "multimnist": (f"python3 make_{MULTI}_gif.py --preset deep {QUICK} --n-val 500 --snapshot-every 75 --fps 6",
                    [f"{MULTI}.py", SHIPPED], 3),
