@@ -51,6 +51,40 @@ def test_conv2d_against_naive_loops(rng, stride, shape, kernel):
         np.testing.assert_allclose(mc.conv2d_forward(given, w, b, stride)[0], expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(7, 5, 6), (40, 48, 16), (1, 5, 6), (7, 1, 6), (7, 5, 1), (1, 1, 1)])
+def test_a_product_is_added_whatever_lies_where_in_memory(rng, shape, dtype):
+    """By BLAS's own sum or by NumPy's: rows in runs, columns in runs, parts of larger arrays, every other row. And
+    nothing beside `out` is touched"""
+    M, K, N = shape
+
+    def laid_out(rows, columns):
+        x = rng.standard_normal((2 * rows, columns + 3)).astype(dtype)
+        return [x[:rows, :columns], np.asfortranarray(x[:rows, :columns]), x[::2, :columns], x[:rows, 2:columns + 2],
+                x[:rows, :columns][::-1]]
+
+    for a in laid_out(M, K):
+        for b in laid_out(K, N):
+            whole = rng.standard_normal((2 * M, N + 2)).astype(dtype)
+            for at in np.s_[:M, :N], np.s_[::2, 1:N + 1]:
+                expected, found = whole.copy(), whole.copy()
+                expected[at] += a @ b
+                mc.add_product(a, b, found[at], np.empty((M, N), dtype))
+                np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    out = np.asfortranarray(whole[:M, :N])
+    expected = out + a @ b
+    mc.add_product(a, b, out, np.empty((M, N), dtype))
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_products_are_added_without_openblas_too(rng, monkeypatch):
+    a, b, out = (rng.standard_normal(shape).astype(np.float32) for shape in ((40, 48), (48, 16), (40, 16)))
+    expected = out + a @ b
+    monkeypatch.setattr(mc, "sgemm", lambda: None)
+    mc.add_product(a, b, out, np.empty_like(out))
+    np.testing.assert_array_equal(out, expected)
+
+
 def test_im2col_rows_turns_a_one_channel_convolution_into_one_over_a_row_of_channels(rng):
     x, w = rng.standard_normal((2, 6, 7)), rng.standard_normal((3, 3, 1, 4))
     folded, _ = mc.conv2d_forward(mc.im2col_rows(x, 3), w[:, :, 0].transpose(1, 0, 2)[None], np.zeros(4), 1)
