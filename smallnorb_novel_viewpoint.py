@@ -2164,7 +2164,7 @@ def announce(run, data):
     counts = ", ".join(
         f"{len(data[name]['labels'])} {name.replace('_', '-')}" for name in ("train", "familiar", "held_out"))
     network = ("" if config.model in CNNS or config.model == "self-routing" else
-               f"{config.routing_iters} iterations, gradient {config.routing_grad}, ") + f"{config.loss} loss; "
+               f"{config.routing_iters} iteration{'s' * (config.routing_iters > 1)}, gradient {config.routing_grad}, ") + f"{config.loss} loss; "
     run.progress.say(
         f"{config.model}: {network}{n_params(run.params):,} parameters; {data['source']} images: {counts}; seed "
         f"{config.seed}, {run.runner.threads} thread{'s' * (run.runner.threads > 1)}"
@@ -2495,8 +2495,8 @@ def blas_order(x):
 
 
 def add_product(a, b, out, part):
-    """out += a @ b, with `part`, shaped as out, for scratch. BLAS can add as it multiplies: the same bits, and one pass
-    over memory instead of three. It buys, on an Intel Xeon: a step of three networks of small convolutions takes 1.05
+    """out += a @ b, with `part`, shaped as out, for scratch. BLAS can add as it multiplies: one pass over memory instead
+    of three, and the same bits, unless the inner dimension is so long that BLAS cuts it into blocks. It buys, on an Intel Xeon: a step of three networks of small convolutions takes 1.05
     to 1.13 times as long without."""
     orders = [blas_order(x) for x in (a, b, out)] if sgemm() else [None]
     if None in orders or orders[2][0] == COLUMNS:
