@@ -1284,9 +1284,9 @@ def blas_order(x):
 
 
 def add_product(a, b, out, part):
-    """out += a @ b, with `part`, shaped as out, for scratch. BLAS can add as it multiplies: one pass over memory instead
-    of three, and the same bits, unless the inner dimension is so long that BLAS cuts it into blocks. It buys, on an Intel Xeon: a step of three networks of small convolutions takes 1.05
-    to 1.13 times as long without."""
+    """out += a @ b, with `part`, shaped as out, for scratch. BLAS can add as it multiplies: one pass over memory, not
+    three, and the same bits, unless the inner dimension is so long that BLAS cuts it into blocks. It buys: on an Intel
+    Xeon a step of three networks of small convolutions takes 1.05 to 1.13 times as long without."""
     orders = [blas_order(x) for x in (a, b, out)] if sgemm() else [None]
     if None in orders or orders[2][0] == COLUMNS:
         out += np.matmul(a, b, out=part)

@@ -146,8 +146,8 @@ PRESETS = {"small": {"conv1_channels": 32, "primary_types": 4, "conv_types": 8, 
            "paper": {"conv1_channels": 64, "primary_types": 8, "conv_types": 16, "conv2_types": 16}}
 RECIPES = {model: {"loss": "margin" if model in VECTOR_MODELS else "xent",
                    "routing_iters": 3 if model in VECTOR_MODELS else 2} for model in MODELS}
-DATA = {"toys": {"n_epochs": 4, "train_azimuths": "300:400", "test_azimuths": "60:280"},               # the paper's
-        "smallnorb": {"n_epochs": 4, "train_azimuths": "300:400", "test_azimuths": "60:280"},
+DATA = {"toys": {"n_epochs": 3, "train_azimuths": "300:400", "test_azimuths": "60:280"},               # the paper's
+        "smallnorb": {"n_epochs": 3, "train_azimuths": "300:400", "test_azimuths": "60:280"},
         "shapes": {"n_epochs": 40, "train_azimuths": "0:150", "test_azimuths": "200:330"}}
 
 
@@ -2163,8 +2163,10 @@ def announce(run, data):
     config = run.config
     counts = ", ".join(
         f"{len(data[name]['labels'])} {name.replace('_', '-')}" for name in ("train", "familiar", "held_out"))
-    network = ("" if config.model in CNNS or config.model == "self-routing" else
-               f"{config.routing_iters} iteration{'s' * (config.routing_iters > 1)}, gradient {config.routing_grad}, ") + f"{config.loss} loss; "
+    network = f"{config.loss} loss; "
+    if config.model in CAPSULES and config.model != "self-routing":
+        many = "s" * (config.routing_iters > 1)
+        network = f"{config.routing_iters} iteration{many}, gradient {config.routing_grad}, {network}"
     run.progress.say(
         f"{config.model}: {network}{n_params(run.params):,} parameters; {data['source']} images: {counts}; seed "
         f"{config.seed}, {run.runner.threads} thread{'s' * (run.runner.threads > 1)}"
@@ -2495,9 +2497,9 @@ def blas_order(x):
 
 
 def add_product(a, b, out, part):
-    """out += a @ b, with `part`, shaped as out, for scratch. BLAS can add as it multiplies: one pass over memory instead
-    of three, and the same bits, unless the inner dimension is so long that BLAS cuts it into blocks. It buys, on an Intel Xeon: a step of three networks of small convolutions takes 1.05
-    to 1.13 times as long without."""
+    """out += a @ b, with `part`, shaped as out, for scratch. BLAS can add as it multiplies: one pass over memory, not
+    three, and the same bits, unless the inner dimension is so long that BLAS cuts it into blocks. It buys: on an Intel
+    Xeon a step of three networks of small convolutions takes 1.05 to 1.13 times as long without."""
     orders = [blas_order(x) for x in (a, b, out)] if sgemm() else [None]
     if None in orders or orders[2][0] == COLUMNS:
         out += np.matmul(a, b, out=part)

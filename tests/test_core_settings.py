@@ -462,7 +462,7 @@ def test_ablations_have_their_networks_recipe_but_for_what_they_change():
 
 
 @pytest.mark.parametrize("module, given, changes", [
-    (sn, {}, dict(data="shapes", n_epochs=4)), (sn, {}, dict(model="dynamic", loss="xent")),
+    (sn, {}, dict(data="shapes", n_epochs=3)), (sn, {}, dict(model="dynamic", loss="xent")),
     (sn, dict(routing_iters=3, n_epochs=40), dict(model="dynamic", data="shapes")),
     (mc, {}, dict(model="cnn", lr=2e-3)),
     (mc, dict(preset="deep", recon_weight=0.002), dict(preset="paper"))], ids=str)
@@ -516,7 +516,7 @@ def test_smallnorbs_tables():
         model: ("margin", 3) if model in ("dynamic", "dynamic-shared", "self-routing") else ("xent", 2)
         for model in sn.MODELS}
     assert all(set(recipe) == {"loss", "routing_iters"} for recipe in sn.RECIPES.values())
-    paper = {"n_epochs": 4, "train_azimuths": "300:400", "test_azimuths": "60:280"}
+    paper = {"n_epochs": 3, "train_azimuths": "300:400", "test_azimuths": "60:280"}
     assert sn.DATA == {"toys": paper, "smallnorb": paper,
                        "shapes": {"n_epochs": 40, "train_azimuths": "0:150", "test_azimuths": "200:330"}}
     assert sn.PRESETS == {"small": {"conv1_channels": 32, "primary_types": 4, "conv_types": 8, "conv2_types": 8},
@@ -560,7 +560,7 @@ DEFAULTS = {
         dropout=0.0,
     ),
     "smallnorb": CORE | dict(
-        n_epochs=4,
+        n_epochs=3,
         lr=0.005,
         warmup=0,
         lr_schedule="cosine",

@@ -80,13 +80,13 @@ def results_of(table):
             for experiment, name, setting, flags, seeds, minutes in table for seed in seeds]
 
 
-TOYS = f"OPENBLAS_CORETYPE=Haswell python3 {NORB}.py --baseline cnn,gap,nearest"
+TOYS = f"OPENBLAS_CORETYPE=Haswell python3 {NORB}.py --baseline cnn,gap,nearest --n-epochs 4"
 LOOK_AT_TOYS = " && ".join((
     "mkdir -p runs", f"{TOYS} --checkpoint runs/toys.npz --resume --out-json runs/toys.json",
     f"{TOYS} --train-azimuths 0:60 --test-azimuths 180:240 --out-json runs/gap.json",
     f"{TOYS} --ablations --n-epochs 1 --out-json runs/ablations.json",
-    f"OPENBLAS_CORETYPE=Haswell python3 visualize_{NORB}.py --load runs/toys.npz --results runs/toys.json --gap-results "
-    "runs/gap.json --ablation-results runs/ablations.json"))
+    f"OPENBLAS_CORETYPE=Haswell python3 visualize_{NORB}.py --load runs/toys.npz --results runs/toys.json "
+    "--gap-results runs/gap.json --ablation-results runs/ablations.json"))
 RESULTS, REAL = results_of(RUNS) + LOOKS, results_of(REAL_RUNS)
 SHIPPED = "weights/multimnist_deep.npz"
 FIGURES = {                        # name -> command, what it draws from beside its own script, minutes of two cores
@@ -94,11 +94,11 @@ FIGURES = {                        # name -> command, what it draws from beside 
     "multimnist-page": (f"{DRAW} --image viz/{MULTI}/page.png --outdir viz/{MULTI}",
                         [f"{MULTI}.py", SHIPPED, f"viz/{MULTI}/page.png"], 1),
     "multimnist-disentanglement": (f"{PROBE} --n-seeds 3", [f"{MULTI}.py"], 15),
-    "smallnorb": (LOOK_AT_TOYS, [f"{NORB}.py"], 10)}
+    "smallnorb": (LOOK_AT_TOYS, [f"visualize_{NORB}.py"], 10)}
 FILMS = {
     "multimnist": (f"python3 make_{MULTI}_gif.py --preset deep {QUICK} --n-val 500 --snapshot-every 75 --fps 6",
                    [f"{MULTI}.py", SHIPPED], 3),
-    "smallnorb": (f"OPENBLAS_CORETYPE=Haswell python3 make_{NORB}_gif.py --seed 1 --fps 5", [f"{NORB}.py"], 3)}
+    "smallnorb": (f"OPENBLAS_CORETYPE=Haswell python3 make_{NORB}_gif.py --n-test 600 --fps 5", [f"{NORB}.py"], 3)}
 WEIGHTS = {SHIPPED: next(result for result in RESULTS if result.setting == "long")}
 
 
