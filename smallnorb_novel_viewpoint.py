@@ -2176,7 +2176,7 @@ def announce(run, data):
 # -------------------------------------------------------------- comparing networks
 
 SWEEP = range(0, 360, 10)          # azimuths of a sweep, degrees
-ABLATIONS = {"1 iteration": {"routing_iters": 1}, "2 iterations": {"routing_iters": 2},
+ABLATIONS = {"1 iteration": {"routing_iters": 1}, "3 iterations": {"routing_iters": 3},
              "detached gradient": {"routing_grad": "detached"}, "spread loss": {"loss": "spread"},
              "margin loss": {"loss": "margin"}, "no coordinate addition": {"no_coord_add": True},
              "official lambda": {"lambda_schedule": "official"}}

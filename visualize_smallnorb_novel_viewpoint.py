@@ -263,7 +263,7 @@ def draw_ablations(run):
 
 def draw_azimuth_accuracy(run):
     fig = new_figure(
-        run, 3.9, "Accuracy around the full circle\n", f"{seeds_note(run.records)}; new noise at each azimuth")
+        run, 3.9, "Accuracy around the full circle\n", f"{seeds_note(run.records)}; test images at each azimuth")
     ax = fig.subplots()
     for label, records in by_label(run.records).items():
         rows = [record["sweep"]["accuracy"] for record in records]
@@ -367,7 +367,8 @@ def draw_pose_tracking(run, n_noise=4):
     """The pose of the true class's capsule while its shape turns; of smallNORB one toy's azimuths"""
     fig = new_figure(
         run, 5.6, "The true class capsule's pose while the object turns, and whether the network still names it",
-        f"mean over {n_noise} noisy images a view; the six entries of the pose that vary most; dots below: named right",
+        "mean over test images of a view; the six entries of the pose that vary most; dots below: share named right, "
+        "from none (red) to all (blue)",
     )
     axes = fig.subplots(2, 1, sharex=True)
     shapes = run.data["source"] == "shapes"
