@@ -420,7 +420,7 @@ def aliveness(params, run, n=600):
         spread = np.array([[images[:, top:bottom, left:right].std((1, 2, 3)) for left, right in zip(edges, edges[1:])]
                            for top, bottom in zip(edges, edges[1:])]).transpose(2, 0, 1)
         empty = spread < 0.05
-        found["a"][name] = float(a[empty].mean()) if empty.any() else np.nan, float(a[~empty].mean())
+        found["a"][name] = tuple(float(a[at].mean()) if at.any() else np.nan for at in (empty, ~empty))
         found["used"][name] = float(((a.max((0, 1, 2)) > 0.5) & (a.min((0, 1, 2)) < 0.5)).mean())
     found["entropy"] = []
     for t in range(len(parts[0]["class_steps"])):
@@ -440,8 +440,9 @@ def aliveness(params, run, n=600):
         of = np.flatnonzero(samples["labels"][rows] == k)
         inputs = np.c_[mu[of, k], np.ones(len(of))].astype(float)
         fit = np.linalg.lstsq(inputs[::2], targets[of[::2]], rcond=None)[0]
-        left = targets[of[1::2]] - inputs[1::2] @ fit
-        scores.append(1 - (left ** 2).sum(0) / ((targets[of[1::2]] - targets[of[1::2]].mean(0)) ** 2).sum(0))
+        rest = targets[of[1::2]]
+        left, spread = ((rest - inputs[1::2] @ fit) ** 2).sum(0), ((rest - rest.mean(0)) ** 2).sum(0)
+        scores.append(np.where(spread > 0, 1 - left / np.maximum(spread, 1e-12), 0))           # 0 of what does not vary
     found["r2"] = dict(zip(FACTORS, np.mean(scores, 0).tolist()))
     return found
 
