@@ -106,7 +106,7 @@ def test_the_same_file_runs_on_a_cluster(project, tmp_path):
     code, out = run(project, "--executor", "cluster-generic", "--cluster-generic-submit-cmd",
                     f"{submit} {{resources.mem_mb}} {{threads}}", "--seconds-between-status-checks", "1", "--jobs", "2",
                     "--latency-wait", "20", "tables")
-    assert code == 0 and log.read_text() == "600 1\n600 1\n" and len(results(project)) == 2, out
+    assert code == 0 and log.read_text() == "1000 1\n1000 1\n" and len(results(project)) == 2, out
 
 
 def results(project):
