@@ -11,6 +11,8 @@ import pytest
 import reference_smallnorb as literal
 from reference_smallnorb import CAPSULES, CNNS, TRAINED, batch64, outputs, params64, state64, tiny
 
+import visualize_smallnorb_novel_viewpoint as looks
+
 P, D = sn.P, sn.D
 SIDES = {"caps": {"conv1": 14, "primary": 14}, "cnn": {}, "gap": {"conv5": 3}, "dense": {"fc1": 1}}
 SIDES |= {model: {"conv1": 30, "conv2": 28, "conv3": 12, "conv4": 10} | SIDES.get(model, {"primary": 5})
@@ -769,3 +771,21 @@ def test_the_dropout_mask_has_a_column_for_each_input_of_the_last_layer(model):
         flipped["dropout_mask"][:, k] = 1 / 0.6 - flipped["dropout_mask"][:, k]
         seen += not np.array_equal(outputs(params, flipped, config)["scores"], scores)
     assert seen >= 0.5 * n                                                           # a ReLU may be off for both images
+
+
+def test_a_place_is_empty_where_its_field_holds_nothing_but_ground():
+    """A flat side of a toy is not ground; and the fields are those of the layers"""
+    images = np.full((1, 32, 32, 2), 0.7)
+    images[0, 10:14, 20:24] = 0.3                                                              # a flat toy
+    config = sn.Config()
+    assert looks.FIELDS.keys() == {"primary", "conv", "conv2"} and len(sn.plan(config).centres) == 16
+    for name, n in (("primary", 14), ("conv", 6), ("conv2", 4)):
+        step, size = looks.FIELDS[name]
+        empty = looks.is_ground(images, np.full((1, 1, 1, 2), 0.7), name, 0.01)[0]
+        assert empty.shape == (n, n)
+        for y, x in np.ndindex(n, n):
+            meets = step * y < 14 and step * y + size > 10 and step * x < 24 and step * x + size > 20
+            assert empty[y, x] == (not meets)
+    step, size = looks.FIELDS["conv2"]
+    middles = step * np.arange(4) + (size - 1) / 2
+    np.testing.assert_allclose(np.unique(sn.plan(config).centres[:, 0]), (middles - 15.5) / 16)

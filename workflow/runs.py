@@ -82,7 +82,7 @@ def results_of(table):
 
 TOYS = f"OPENBLAS_CORETYPE=Haswell python3 {NORB}.py --baseline cnn,gap,nearest --n-epochs 4"
 LOOK_AT_TOYS = " && ".join((
-    "mkdir -p runs", f"{TOYS} --checkpoint runs/toys.npz --resume --out-json runs/toys.json",
+    "mkdir -p runs", f"{TOYS} --checkpoint runs/toys.npz --out-json runs/toys.json",
     f"{TOYS} --train-azimuths 0:60 --test-azimuths 180:240 --out-json runs/gap.json",
     f"{TOYS} --ablations --n-epochs 1 --out-json runs/ablations.json",
     f"OPENBLAS_CORETYPE=Haswell python3 visualize_{NORB}.py --load runs/toys.npz --results runs/toys.json "
