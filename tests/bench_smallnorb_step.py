@@ -256,7 +256,7 @@ def torch_steps(config, samples, threads):
         return run
     losses = {how: torch_loss(config, how) for how in ways(config)}
     return ({f"eager, {how}": stepper(loss) for how, loss in losses.items()}
-            | {f"compiled, {how}": stepper(torch.compile(loss)) for how, loss in losses.items()}), torch.__version__
+            | {f"compiled, {how}": stepper(torch.compile(loss, dynamic=False)) for how, loss in losses.items()}), torch.__version__
 
 
 def times_of(config, args):
