@@ -819,23 +819,7 @@ def check_config(config):
 
 
 WEIGHTS = Path(__file__).with_name("weights") / "multimnist_deep.npz"                  # the network that comes along
-
-
-def add_load_flag(parser, text):
-    parser.add_argument(
-        "--load", nargs="?", const=str(WEIGHTS), metavar="FILE",
-        help=f"{text} of a file that --checkpoint or --out-weights wrote, without FILE that of weights/{WEIGHTS.name}; "
-        "another --seed draws other test pairs")
-
-
-def look_at(path, args):
-    """-> the network in a file, as load_network gives it, and the Config to look at it with: of its digits, unless
-    args say otherwise, and with its seed or that of args, which draws other test pairs"""
-    found = load_network(path)
-    found.config = dataclasses.replace(found.config, digits=found.source)
-    found.file = {"file": Path(path).name, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest(),
-                  "trained_seed": found.config.seed}
-    return found, config_to_look_at(found, args, path, free=("seed",))
+SOURCE, FREE = "digits", ("seed",)                # what says where data come from; what may differ from the training's
 
 
 def results_of(config, params, history, test, found=None):
@@ -1155,8 +1139,8 @@ def load_digits(config, say=print):
 # TWIN core: the machinery, the same in every experiment --------------------------------------------------------------
 #
 # Primitives and the table of layers; Arena; Adam; Runner; the training run with its checkpoints; statistics; checks and
-# files; progress and command line. It calls these of the experiment: Config, init_params, to_batch, loss_and_grads,
-# forward_rows, of all that stands above.
+# files; progress and command line. It calls these of the experiment: Config, WEIGHTS, SOURCE, FREE, init_params,
+# to_batch, loss_and_grads, forward_rows, of all that stands above.
 
 SHARD_SIZE = 16                    # samples a worker thread takes at once: fixed, so that sums have one order
 CHUNK = 2048                       # samples drawn or prepared at once: memory does not grow with the data
@@ -2099,6 +2083,31 @@ def config_to_look_at(found, args, path, free=()):
     return changed(found.config, **{f.name: value for f, value in given.items()})
 
 
+def add_load_flag(parser, text):
+    parser.add_argument(
+        "--load", nargs="?", const=str(WEIGHTS), metavar="FILE",
+        help=f"{text} of a file that --checkpoint or --out-weights wrote, without FILE that of weights/{WEIGHTS.name}; "
+        f"what may differ from its training: {', '.join(map(flag_of, FREE))}, hence the test data")
+
+
+def add_out_weights_flag(parser):
+    parser.add_argument("--out-weights", default="", metavar="FILE",
+                        help="write the trained network to this .npz: float16, settings, a digest, no optimiser")
+
+
+def look_at(path, args):
+    """-> the network in a file, as load_network gives it, and the Config to look at it with: of its data and seed,
+    unless args say otherwise"""
+    found = load_network(path)
+    found.config = dataclasses.replace(found.config, **{SOURCE: found.source})
+    found.file = {"file": Path(path).name, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest(),
+                  "trained_seed": found.config.seed}
+    config = config_to_look_at(found, args, path, FREE)
+    if config.out_json and os.path.realpath(config.out_json) == os.path.realpath(path):
+        raise InputError(f"--out-json {config.out_json}: is the network's own file; give another")
+    return found, config
+
+
 UMASK = os.umask(0)
 os.umask(UMASK)
 
@@ -2289,15 +2298,12 @@ def fail(message):
 def main():
     parser = Parser(description=__doc__)
     add_load_flag(parser, "train nothing: evaluate the network")
-    parser.add_argument("--out-weights", default="", metavar="FILE",
-                        help="write the trained network to this .npz: float16, settings, a digest, no optimiser")
+    add_out_weights_flag(parser)
     add_config_flags(parser)
     args = parser.parse_args()
     found, config = look_at(args.load, args) if args.load is not None else (None, config_from_args(args))
     check_config(config)
     check_outputs(config.checkpoint, config.out_json, args.out_weights)
-    if config.out_json and found and os.path.realpath(config.out_json) == os.path.realpath(args.load):
-        raise InputError(f"--out-json {config.out_json}: is the network's own file; give another")
     progress = Progress(config.quiet)
     digits = load_digits(config, progress.say)
     params, history = (found.weights, found.history) if found else train(config, data=digits)

@@ -144,6 +144,8 @@ MODELS = (*CAPSULES, *CNNS, "nearest")
 HEADS = (*CAPSULES[1:], *CNNS[1:])                # on one trunk; caps and cnn are the paper's two, each with its own
 PRESETS = {"small": {"conv1_channels": 32, "primary_types": 4, "conv_types": 8, "conv2_types": 8},
            "paper": {"conv1_channels": 64, "primary_types": 8, "conv_types": 16, "conv2_types": 16}}
+WEIGHTS = Path(__file__).with_name("weights") / "smallnorb_capsules.npz"               # the network that comes along
+SOURCE, FREE = "data", ("seed", "toy_seed", "n_test")  # what says where data come from; what may differ from training's
 RECIPES = {model: {"loss": "margin" if model in VECTOR_MODELS else "xent",
                    "routing_iters": 3 if model in VECTOR_MODELS else 2} for model in MODELS}
 DATA = {"toys": {"n_epochs": 3, "train_azimuths": "300:400", "test_azimuths": "60:280"},               # the paper's
@@ -2205,10 +2207,14 @@ def azimuth_sweep(params, config, runner, azimuths=SWEEP):
     return {"angles": list(azimuths), "accuracy": accuracy}
 
 
-def run_one(label, config, data=None):
-    """Train and test one network -> (record for --out-json, params)"""
+def run_one(label, config, data=None, found=None, out_weights=""):
+    """Train and test one network, or only test the one that was found in a file, see look_at -> (record for --out-json,
+    params). out_weights: file to keep the network in"""
     data = data or load_data(config, Progress(config.quiet).say)
-    params, history = train(config, data=data)
+    params, history = (found.weights, found.history) if found else train(config, data=data)
+    loaded = {"history": {}, "loaded": found.file} if found else {}                     # its history is in that file
+    if out_weights:
+        save_weights(out_weights, found.config if found else config, params, history)
     with Runner(config.threads) as runner:
         found = evaluate_viewpoint_extrapolation(params, data, config, runner)
         if config.data == "shapes" and config.split == "azimuth":
@@ -2216,12 +2222,12 @@ def run_one(label, config, data=None):
     own = {"label": label, "seed": config.seed, **found}
     if config.model == "nearest":
         own["n_params"] = 0                                                             # it learns none
-    return result_of(config, params, history, own), params
+    return result_of(config, params, history, own) | loaded, params
 
 
-def run_all(config, say=print):
+def run_all(config, say=print, out_weights=""):
     """Every variant with every seed -> list of (record, params). Several seeds: independent processes, one a core, one
-    thread each."""
+    thread each. out_weights: file to keep the first in"""
     jobs, first = [], next(iter(variants(config)))
     for seed in range(config.seed, config.seed + config.n_seeds):
         for label, variant in variants(config).items():
@@ -2232,13 +2238,14 @@ def run_all(config, say=print):
             jobs.append((label, dataclasses.replace(variant, seed=seed, checkpoint=checkpoint)))
     if config.n_seeds == 1:
         data = load_data(config, say)
-        return [run_one(label, job, data) for label, job in jobs]
+        return [run_one(label, job, data, None, "" if k else out_weights) for k, (label, job) in enumerate(jobs)]
     if config.data == "toys":
         load_data(config, say)                                                          # draws them once for all
     workers = min(config.threads or n_cores(), len(jobs))
     results = []
     with concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        futures = [pool.submit(run_one, label, dataclasses.replace(job, threads=1, quiet=True)) for label, job in jobs]
+        futures = [pool.submit(run_one, label, dataclasses.replace(job, threads=1, quiet=True), None, None,
+                               "" if k else out_weights) for k, (label, job) in enumerate(jobs)]
         try:
             for future in futures:
                 results.append(future.result())
@@ -2360,7 +2367,8 @@ def report(config, records, say):
     for label, row in gaps.items():
         say(f"{label:24}" + "".join(f"{accuracy:8.3f}" for accuracy in row.values()))
     seconds = sum(record["seconds_train"] for record in records)
-    say(f"training {seconds:.1f} s" + (f", peak memory {peak_rss_mb():.0f} MB" if peak_rss_mb() else ""))
+    say(("training none; this network's had taken " if "loaded" in records[0] else "training ") + f"{seconds:.1f} s"
+        + (f", peak memory {peak_rss_mb():.0f} MB" if peak_rss_mb() else ""))
     if config.out_json:
         write_json(config.out_json, records[0] if len(records) == 1 else {"summary": summary, "runs": records})
 
@@ -2368,8 +2376,8 @@ def report(config, records, say):
 # TWIN core: the machinery, the same in every experiment --------------------------------------------------------------
 #
 # Primitives and the table of layers; Arena; Adam; Runner; the training run with its checkpoints; statistics; checks and
-# files; progress and command line. It calls these of the experiment: Config, init_params, to_batch, loss_and_grads,
-# forward_rows, of all that stands above.
+# files; progress and command line. It calls these of the experiment: Config, WEIGHTS, SOURCE, FREE, init_params,
+# to_batch, loss_and_grads, forward_rows, of all that stands above.
 
 SHARD_SIZE = 16                    # samples a worker thread takes at once: fixed, so that sums have one order
 CHUNK = 2048                       # samples drawn or prepared at once: memory does not grow with the data
@@ -3312,6 +3320,31 @@ def config_to_look_at(found, args, path, free=()):
     return changed(found.config, **{f.name: value for f, value in given.items()})
 
 
+def add_load_flag(parser, text):
+    parser.add_argument(
+        "--load", nargs="?", const=str(WEIGHTS), metavar="FILE",
+        help=f"{text} of a file that --checkpoint or --out-weights wrote, without FILE that of weights/{WEIGHTS.name}; "
+        f"what may differ from its training: {', '.join(map(flag_of, FREE))}, hence the test data")
+
+
+def add_out_weights_flag(parser):
+    parser.add_argument("--out-weights", default="", metavar="FILE",
+                        help="write the trained network to this .npz: float16, settings, a digest, no optimiser")
+
+
+def look_at(path, args):
+    """-> the network in a file, as load_network gives it, and the Config to look at it with: of its data and seed,
+    unless args say otherwise"""
+    found = load_network(path)
+    found.config = dataclasses.replace(found.config, **{SOURCE: found.source})
+    found.file = {"file": Path(path).name, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest(),
+                  "trained_seed": found.config.seed}
+    config = config_to_look_at(found, args, path, FREE)
+    if config.out_json and os.path.realpath(config.out_json) == os.path.realpath(path):
+        raise InputError(f"--out-json {config.out_json}: is the network's own file; give another")
+    return found, config
+
+
 UMASK = os.umask(0)
 os.umask(UMASK)
 
@@ -3503,11 +3536,16 @@ def main():
     parser = Parser(description=__doc__)
     parser.add_argument("--write-norb", metavar="DIR", help="write the toys of --toy-seed as smallNORB's six files, "
                         "96x96 px, and do nothing else; --data smallnorb --norb-dir DIR reads them")
+    add_load_flag(parser, "train nothing: test the network")
+    add_out_weights_flag(parser)
     add_config_flags(parser)
     args = parser.parse_args()
     config = config_from_args(args)
     say = Progress(config.quiet).say
     if args.write_norb is not None:
+        for name in "load", "out_weights":
+            if getattr(args, name):
+                raise InputError(f"{flag_of(name)}: means nothing to --write-norb; leave it out")
         for f in given_options(config):
             if f.name not in ("toy_seed", "quiet"):
                 raise InputError(f"{flag_of(f.name)}: means nothing to --write-norb; leave it out")
@@ -3515,8 +3553,20 @@ def main():
         write_norb(args.write_norb, config.toy_seed, say)
         say(f"wrote smallNORB's six files into {args.write_norb}")
         return
+    found = None
+    if args.load is not None:
+        for name in "baseline", "ablations", "n_seeds":
+            if hasattr(args, name):
+                raise InputError(f"{flag_of(name)}: means nothing to --load; leave it out")
+        found, config = look_at(args.load, args)
+        config = changed(config, baseline="none")
     check_config(config)
-    report(config, [record for record, _ in run_all(config, say)], say)
+    check_outputs(config.checkpoint, config.out_json, args.out_weights)
+    if config.model == "nearest" and args.out_weights:
+        raise InputError("--out-weights: means nothing to --model nearest, which knows images; leave it out")
+    results = ([run_one(config.model, config, None, found, args.out_weights)] if found else
+               run_all(config, say, args.out_weights))
+    report(config, [record for record, _ in results], say)
 
 
 if __name__ == "__main__":

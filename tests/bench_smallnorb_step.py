@@ -255,8 +255,9 @@ def torch_steps(config, samples, threads):
             return loss.item()
         return run
     losses = {how: torch_loss(config, how) for how in ways(config)}
+    compiled = {how: torch.compile(loss, dynamic=False) for how, loss in losses.items()}
     return ({f"eager, {how}": stepper(loss) for how, loss in losses.items()}
-            | {f"compiled, {how}": stepper(torch.compile(loss, dynamic=False)) for how, loss in losses.items()}), torch.__version__
+            | {f"compiled, {how}": stepper(loss) for how, loss in compiled.items()}), torch.__version__
 
 
 def times_of(config, args):

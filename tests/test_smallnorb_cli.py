@@ -1,5 +1,6 @@
 """The novel-viewpoint scripts as their users call them: whole runs at toy size, and one clear line for every bad
 input."""
+import hashlib
 import json
 import sys
 
@@ -92,6 +93,55 @@ def test_ways_to_run(cli, more):
 def test_ways_to_run_one_network(cli, more):
     code, out, err = cli(*TOY_DATA, "--baseline", "none", *more.split())
     assert (code, err) == (0, "") and ("--quiet" in more) == (out == "")
+
+
+@pytest.mark.parametrize("model, others", [("gap", ""), ("em", "--baseline gap --n-seeds 2")])
+def test_a_loaded_network_is_tested_without_training(cli, tmp_path, monkeypatch, model, others):
+    """--out-weights keeps the first network, of the first seed; what --load finds on the same images is the same, but
+    for what float16 costs, and to the bit with the checkpoint"""
+    flags = [*flags_of(tiny(model, checkpoint="run.npz", seed=3)), *others.split()]
+    assert cli(*flags, "--out-weights", "net.npz", "--out-json", "r.json") == (0, "", "")
+    record = json.loads((tmp_path / "r.json").read_text())
+    record = record["runs"][0] if others else record
+    monkeypatch.setattr(sn, "train", None)
+    for file, tolerance in ("run.npz", 0), ("net.npz", 0.1):
+        code, out, err = cli("--load", file, "--out-json", "again.json")
+        found = json.loads((tmp_path / "again.json").read_text())
+        assert (code, err) == (0, "") and "training none; this network's had taken" in out
+        sha256 = hashlib.sha256((tmp_path / file).read_bytes()).hexdigest()
+        assert found["loaded"] == {"file": file, "trained_seed": 3, "sha256": sha256} and found["history"] == {}
+        assert (found["label"], found["seed"], found["n_params"]) == (model, 3, record["n_params"])
+        for name in "familiar", "held_out", "familiar_loss":
+            assert found[name] == pytest.approx(record[name], abs=tolerance), name
+    code, out, err = cli("--load", "net.npz", "--seed", 5, "--out-weights", "copy.npz", "--quiet")
+    assert (code, out, err) == (0, "", "")
+    assert (tmp_path / "copy.npz").read_bytes() == (tmp_path / "net.npz").read_bytes()
+
+
+def test_a_loaded_network_may_be_shown_other_toys(cli, tmp_path):
+    flags = "--n-epochs 1 --n-train-toys 1 --n-test 20 --trunk-channels 2 --model gap --baseline none --quiet".split()
+    narrow = "--train-azimuths 0:20 --test-azimuths 60:80".split()
+    assert cli(*flags, *narrow, "--out-weights", "net.npz") == (0, "", "")
+    for more, n in ("--toy-seed 1", 20), ("--n-test 40", 40):
+        code, out, err = cli("--load", "net.npz", *more.split(), "--out-json", "r.json")
+        config = json.loads((tmp_path / "r.json").read_text())["config"]
+        assert (code, err) == (0, "") and (config["n_test"], config["toy_seed"]) == (n, int("toy" in more))
+
+
+def test_what_means_nothing_to_a_loaded_network_is_refused(cli, tmp_path):
+    assert cli(*flags_of(tiny("gap")), "--out-weights", "net.npz") == (0, "", "")
+    for flags, named in (("--baseline gap", "--baseline: means nothing to --load"), ("--ablations", "--ablations: "),
+                         ("--n-seeds 2", "--n-seeds: means"), ("--lr 0.1", "--lr 0.1: net.npz was trained with"),
+                         ("--checkpoint x.npz", "--checkpoint: is of training"), ("--n-test 3", "--n-test: means "),
+                         ("--split elevation", "--split elevation: net.npz was trained with azimuth"),
+                         ("--out-json net.npz", "--out-json net.npz: is the network's own file"),
+                         ("--out-json x.json --out-weights x.json", "would be written twice"),
+                         ("--write-norb folder", "--load: means nothing to --write-norb")):
+        code, out, err = cli("--load", "net.npz", *flags.split())
+        assert code == 2 and out == "" and err.startswith("error: ") and named in err, err
+        assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["net.npz"]
+    assert "--out-weights: means nothing to --model nearest" in cli(
+        *TOY_DATA, "--model", "nearest", "--baseline", "none", "--out-weights", "x.npz")[2]
 
 
 def test_settings_of_other_networks_are_refused_and_nothing_is_run(cli, tmp_path):
