@@ -214,7 +214,9 @@ class Config(Settings):
                                     "network", low=1, models=("caps", "cnn"))
     trunk_channels: int = option(16, "channels of the trunk's first two convolutions; the other two have twice as many",
                                  "network", low=1, models=HEADS)
-    head_types: int = option(16, "types of primary capsules of dynamic-shared, hence the size of all heads",
+    primary_kernel: int = option(3, "side of the convolution that makes a head's primary capsules", "network",
+                                 low=1, high=5, models=tuple(CAPSULES[1:]))
+    head_types: int = option(5, "types of primary capsules of dynamic-shared, hence the size of all heads",
                              "network", low=1, models=HEADS)
     width: int = option(0, "types of capsules of another head, hidden units of dense, channels of gap and cnn; 0 for "
                         "as many parameters as dynamic-shared, or caps, has", "network", low=0,
@@ -1775,8 +1777,8 @@ def blueprint(config, width):
     return trunk + {
         "gap": [("conv2d", "conv5", 3, 1, width), *norm("conv5"), ("mean",), ("dropout",), ("linear", "fc1", J)],
         "dense": [("flatten",), ("linear", "fc1", width), *norm("fc1"), ("dropout",), ("linear", "fc2", J)],
-        "em": [("conv2d", "primary", 1, 1, width * (D + 1)), ("norm", "primary_norm")],
-    }.get(config.model, [("conv2d", "primary", 1, 1, width * VECTOR), ("norm", "primary_norm")])
+    }.get(config.model, [("conv2d", "primary", config.primary_kernel, 1,
+                          width * (D + 1 if config.model == "em" else VECTOR)), ("norm", "primary_norm")])
 
 
 @functools.cache

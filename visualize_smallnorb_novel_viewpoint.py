@@ -250,6 +250,29 @@ def draw_extrapolation_bars(run):
     return fig
 
 
+def draw_per_class(run):
+    """Held-out accuracy of each class, a group of bars, by each network; thin lines: on familiar views"""
+    fig = new_figure(run, 4, "Which classes are lost from new viewpoints",
+                     f"{seeds_note(run.records)}; bars: held-out views, lines above them: familiar views")
+    ax, groups = fig.subplots(), by_label(run.records)
+    width = 0.84 / len(groups)
+    for k, (label, runs) in enumerate(groups.items()):
+        at = np.arange(N_CLASSES) + (k - (len(groups) - 1) / 2) * width
+        held_out, familiar = (np.array([norb.mean_and_interval(column) for column in zip(*rows)]) for rows in zip(
+            *((run["held_out_per_class"], run["familiar_per_class"]) for run in runs)))
+        mean, half = np.nan_to_num(held_out).T
+        ends = [np.minimum(half, mean), np.minimum(half, 1 - mean)]
+        ax.bar(at, mean, 0.92 * width, color=style_of(label)["color"], alpha=0.8, label=label,
+               yerr=ends if len(runs) > 1 else None, capsize=2)
+        ax.hlines(familiar[:, 0], at - 0.46 * width, at + 0.46 * width, color="black", linewidth=1)
+    ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1, linestyle=":", label="guessing")
+    ax.set(ylim=(0, 1.02), ylabel="accuracy")
+    of_shapes = run.records[0]["config"]["data"] == "shapes"
+    ax.set_xticks(range(N_CLASSES), CLASS_NAMES if of_shapes else norb.NORB_NAMES)
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=5)
+    return fig
+
+
 def draw_ablations(run):
     fig = new_figure(run, 4.4, "What each ingredient of the capsule network is worth, at one budget",
                      f"{seeds_note(run.ablations)}; above: "
@@ -489,11 +512,12 @@ def draw_alive(run):
 
 FIGURES = {draw.__name__.removeprefix("draw_"): draw for draw in (
     draw_example_views, draw_toys, draw_elevation_strip, draw_training_curves, draw_extrapolation_bars,
-    draw_azimuth_accuracy, draw_pose_matrices, draw_alive, draw_gap_sweep, draw_ablations, draw_em_routing,
-    draw_pose_tracking)}
+    draw_per_class, draw_azimuth_accuracy, draw_pose_matrices, draw_alive, draw_gap_sweep, draw_ablations,
+    draw_em_routing, draw_pose_tracking)}
 NEEDS = {"example_views": "data", "elevation_strip": "data", "training_curves": "records",
-         "extrapolation_bars": "records", "azimuth_accuracy": "records", "gap_sweep": "gap", "ablations": "ablations",
-         "pose_matrices": "params", "alive": "params", "em_routing": "params", "pose_tracking": "params"}
+         "extrapolation_bars": "records", "per_class": "records", "azimuth_accuracy": "records", "gap_sweep": "gap",
+         "ablations": "ablations", "pose_matrices": "params", "alive": "params", "em_routing": "params",
+         "pose_tracking": "params"}
 SWEPT = ("azimuth_accuracy", "gap_sweep")                      # need --split azimuth
 
 

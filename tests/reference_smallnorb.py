@@ -18,6 +18,8 @@ TINY = sn.Config(
     conv2_types=2, routing_iters=2, final_lambda=0.5, baseline="none", threads=1, quiet=True)
 OWN = {model: {"trunk_channels": 2, "head_types": 2, "width": 2} for model in sn.HEADS} | {"cnn": {"width": 2}}
 del OWN["dynamic-shared"]["width"]                                                  # head_types is its width
+for capsules in sn.CAPSULES[1:]:
+    OWN[capsules]["primary_kernel"] = 1                                             # by default 3
 
 
 def tiny(model="caps", **changes):
@@ -172,19 +174,19 @@ def conv_caps_reference(pose, active, W, beta_u, beta_a, config, stride):
             logistic(np.array([x[at] for at in np.ndindex(grid)]).reshape(grid)))
 
 
-def field(place, model):
+def field(place, config):
     """First and last pixel, on one axis, that the last places of capsules see, one layer below the other"""
     down = {"caps": ((3, 1), (3, 2), (1, 1), (5, 2)),                                          # (kernel, stride)
-            "trunk": ((2, 2), (3, 1), (3, 1), (2, 2), (3, 1), (3, 1))}
+            "trunk": ((config.primary_kernel, 1), (2, 2), (3, 1), (3, 1), (2, 2), (3, 1), (3, 1))}
     first = last = place
-    for kernel, stride in down["caps" if model == "caps" else "trunk"]:
+    for kernel, stride in down["caps" if config.model == "caps" else "trunk"]:
         first, last = stride * first, stride * last + kernel - 1
     return first, last
 
 
-def coordinate(place, model):
+def coordinate(place, config):
     """The middle of a place's field, from -1 at the image's left or upper edge to 1"""
-    return (sum(field(place, model)) / 2 - 15.5) / 16
+    return (sum(field(place, config)) / 2 - 15.5) / 16
 
 
 def conv_reference(x, w, b, stride):
@@ -222,7 +224,7 @@ def trunk_reference(p, image):
 
 
 def primary_reference(p, x):
-    """1x1 convolution and its normalisation"""
+    """The primary capsules' convolution and its normalisation"""
     return norm_reference(p, conv_reference(x, p["primary_w"], 0, 1), "primary")
 
 
@@ -242,8 +244,8 @@ def em_network_reference(p, image, config, kept=None):
         votes.append({(j,): matrix_product(pose[py, px, b], p["class_W"][b, j]) for j in range(5)})
         a.append(active[py, px, b] * (1 if kept is None else kept[k]))
         for vote in () if config.no_coord_add else votes[-1].values():
-            vote[3] += coordinate(px, config.model)                               # x: first of the right column
-            vote[7] += coordinate(py, config.model)                               # y: second
+            vote[3] += coordinate(px, config)                               # x: first of the right column
+            vote[7] += coordinate(py, config)                               # y: second
     mu, _, x, _ = em_reference(votes, a, p["class_beta_u"], p["class_beta_a"], config)
     return np.array([mu[j,] for j in range(5)]), np.array([x[j,] for j in range(5)])
 
@@ -264,7 +266,7 @@ def vector_network_reference(p, image, config):
     x = primary_reference(p, trunk_reference(p, image))
     types = x.shape[2] // 8
     u_hat, logits = [], []                                                                    # u_hat[i][j]: 16 numbers
-    for i, (py, px, b) in enumerate(np.ndindex(5, 5, types)):
+    for i, (py, px, b) in enumerate(np.ndindex(*x.shape[:2], types)):
         u = squash_reference(x[py, px, 8 * b:8 * b + 8])
         length = math.sqrt(sum(e * e for e in u))
         u_hat.append([])
@@ -272,7 +274,7 @@ def vector_network_reference(p, image, config):
             W = p["W"][i if config.model == "dynamic" else b][:, j]                            # (8, 16)
             vote = [sum(u[e] * W[e, d] for e in range(8)) for d in range(16)]
             if config.model != "dynamic" and not config.no_coord_add:
-                at = length * coordinate(px, config.model), length * coordinate(py, config.model)
+                at = length * coordinate(px, config), length * coordinate(py, config)
                 vote = [vote[d] + sum(at[k] * p["place_W"][k, j, d] for k in (0, 1)) for d in range(16)]
             u_hat[i].append(vote)
         logits.append([0.0] * 5)

@@ -308,7 +308,7 @@ def test_help_shows_every_flag(run_script):
 # ---------------------------------------------------------------- figures and film
 
 FIGURES = ["ablations", "alive", "azimuth_accuracy", "elevation_strip", "em_routing", "example_views",
-           "extrapolation_bars", "gap_sweep", "pose_matrices", "pose_tracking", "toys", "training_curves"]
+           "extrapolation_bars", "gap_sweep", "per_class", "pose_matrices", "pose_tracking", "toys", "training_curves"]
 
 
 def test_figures(run_script, tmp_path):
