@@ -1457,6 +1457,18 @@ def pad_backward(dy, cache):
     return dy[:, margin:dy.shape[1] - margin, margin:dy.shape[2] - margin]
 
 
+def places_forward(x, along):
+    """Each pixel's place as two more channels, x and y. x (N, H, H, C), along: H numbers -> (N, H, H, C + 2)"""
+    N, H, *_ = x.shape
+    along = np.array(along, x.dtype)
+    across, down = np.broadcast_to(along, (N, H, H)), np.broadcast_to(along[:, None], (N, H, H))
+    return np.concatenate([x, np.stack([across, down], -1)], -1), ()
+
+
+def places_backward(dy, cache):
+    return dy[..., :-2]
+
+
 def flatten_forward(x):
     """x (N, ...) -> y (N, C)"""
     return x.reshape(len(x), -1), (x.shape,)
@@ -1481,8 +1493,8 @@ LAYERS = {                         # operation -> its forward and backward
     "conv2d": (conv2d_forward, conv2d_backward), "linear": (linear_forward, linear_backward),
     "relu": (relu_forward, relu_backward), "sigmoid": (sigmoid_forward, sigmoid_backward),
     "pool": (pool_forward, pool_backward), "mean": (mean_forward, mean_backward), "pad": (pad_forward, pad_backward),
-    "flatten": (flatten_forward, flatten_backward), "dropout": (dropout_forward, dropout_backward),
-    "norm": (norm_forward, norm_backward)}
+    "places": (places_forward, places_backward), "flatten": (flatten_forward, flatten_backward),
+    "dropout": (dropout_forward, dropout_backward), "norm": (norm_forward, norm_backward)}
 WITH_WEIGHTS = ("conv2d", "linear")
 
 

@@ -225,6 +225,8 @@ class Config(Settings):
                                       "coupling", "network", low=1, models=("caps", "em", "dynamic", "dynamic-shared"))
     uniform: bool = option(False, "self-routing's control: every capsule divides itself evenly", "network",
                            models=("self-routing",))
+    places: bool = option(False, "gap knows where things are: each place, x and y, as two more channels before its "
+                          "convolution, as shared matrices add it to votes", "network", models=("gap",))
     final_lambda: float = option(0.0625, "inverse temperature lambda of the activations", "network", above=0,
                                  models=EM_MODELS)
     lambda_schedule: str = option("constant", "lambda in every iteration t, or the official code's lambda "
@@ -1775,7 +1777,8 @@ def blueprint(config, width):
              ("conv2d", "conv3", 3, 1, 2 * t), *norm("conv3"), ("conv2d", "conv4", 3, 1, 2 * t), *norm("conv4"),
              ("pool",)]
     return trunk + {
-        "gap": [("conv2d", "conv5", 3, 1, width), *norm("conv5"), ("mean",), ("dropout",), ("linear", "fc1", J)],
+        "gap": [*[("places",)] * config.places, ("conv2d", "conv5", 3, 1, width), *norm("conv5"), ("mean",),
+                ("dropout",), ("linear", "fc1", J)],
         "dense": [("flatten",), ("linear", "fc1", width), *norm("fc1"), ("dropout",), ("linear", "fc2", J)],
     }.get(config.model, [("conv2d", "primary", config.primary_kernel, 1,
                           width * (D + 1 if config.model == "em" else VECTOR)), ("norm", "primary_norm")])
@@ -1809,6 +1812,8 @@ def plan(config, width=0):
             shapes |= {options[0] + "_gamma": (channels,), options[0] + "_beta": (channels,)}
         elif operation == "pool":
             side, offset, scale = side // 2, offset + scale / 2, scale * 2
+        elif operation == "places":
+            options, channels = (tuple(along_image(offset, scale, side)),), channels + 2
         elif operation == "pad":
             side, offset = side + 2 * options[0], offset - scale * options[0]
         elif operation == "flatten":
@@ -1818,10 +1823,16 @@ def plan(config, width=0):
         if operation in WITH_WEIGHTS and has_bias(drawn, k):
             shapes[name + "_b"] = (channels,)
         layers += [(operation, *options)] if operation != "capsules" else []
-    along = (offset + scale * np.arange(side) - (SIDE - 1) / 2) / (SIDE / 2)
+    along = along_image(offset, scale, side)
     centres = np.stack([np.tile(along, side), np.repeat(along, side)], 1)
     return SimpleNamespace(layers=layers, shapes=shapes, side=side, channels=channels, centres=centres,
                            n_dropped=n_dropped or channels // (D + 1 if config.model == "em" else 1) * len(centres))
+
+
+def along_image(offset, scale, side):
+    """Where the middles of `side` receptive fields lie along the image, the first at `offset` px, the next `scale` px
+    further; the image is -1..1. -> (side,)"""
+    return (offset + scale * np.arange(side) - (SIDE - 1) / 2) / (SIDE / 2)
 
 
 def param_shapes(config, width=0):
@@ -2696,6 +2707,18 @@ def pad_backward(dy, cache):
     return dy[:, margin:dy.shape[1] - margin, margin:dy.shape[2] - margin]
 
 
+def places_forward(x, along):
+    """Each pixel's place as two more channels, x and y. x (N, H, H, C), along: H numbers -> (N, H, H, C + 2)"""
+    N, H, *_ = x.shape
+    along = np.array(along, x.dtype)
+    across, down = np.broadcast_to(along, (N, H, H)), np.broadcast_to(along[:, None], (N, H, H))
+    return np.concatenate([x, np.stack([across, down], -1)], -1), ()
+
+
+def places_backward(dy, cache):
+    return dy[..., :-2]
+
+
 def flatten_forward(x):
     """x (N, ...) -> y (N, C)"""
     return x.reshape(len(x), -1), (x.shape,)
@@ -2720,8 +2743,8 @@ LAYERS = {                         # operation -> its forward and backward
     "conv2d": (conv2d_forward, conv2d_backward), "linear": (linear_forward, linear_backward),
     "relu": (relu_forward, relu_backward), "sigmoid": (sigmoid_forward, sigmoid_backward),
     "pool": (pool_forward, pool_backward), "mean": (mean_forward, mean_backward), "pad": (pad_forward, pad_backward),
-    "flatten": (flatten_forward, flatten_backward), "dropout": (dropout_forward, dropout_backward),
-    "norm": (norm_forward, norm_backward)}
+    "places": (places_forward, places_backward), "flatten": (flatten_forward, flatten_backward),
+    "dropout": (dropout_forward, dropout_backward), "norm": (norm_forward, norm_backward)}
 WITH_WEIGHTS = ("conv2d", "linear")
 
 

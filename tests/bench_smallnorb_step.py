@@ -79,6 +79,9 @@ def torch_loss(config, how):
                 x = F.max_pool2d(x, 2)
             elif operation == "pad":
                 x = F.pad(x, [name] * 4)
+            elif operation == "places":
+                along = torch.tensor(options[0], dtype=x.dtype).expand(len(x), 1, *x.shape[2:])
+                x = torch.cat([x, along, along.mT], 1)
             elif operation == "mean":
                 x = x.mean((2, 3))
             elif operation == "flatten":

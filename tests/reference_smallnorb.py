@@ -307,5 +307,8 @@ def cnn_reference(p, image, config, kept=1):
         return linear(np.maximum(linear(x.reshape(-1), "fc1"), 0) * kept, "fc2")
     x = trunk_reference(p, image)
     if config.model == "gap":
+        for axis in (1, 0) if config.places else ():                                    # x, then y, of 5 by 5 places
+            at = (4 * np.arange(5.0) + 7.5 - 15.5) / 16                                 # fields of 16 px, 4 px apart
+            x = np.concatenate([x, np.moveaxis(np.broadcast_to(at, (1, 5, 5)), -1, 1 + axis)[0][..., None]], -1)
         return linear(normal_conv(p, x, "conv5").mean((0, 1)) * kept, "fc1")
     return linear(np.maximum(norm_reference(p, x.reshape(-1) @ p["fc1_w"], "fc1"), 0) * kept, "fc2")

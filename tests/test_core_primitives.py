@@ -120,6 +120,13 @@ def test_pool_takes_the_gradient_only_where_a_relu_left_the_maximum():
     assert dx.ravel().tolist() == [0, 0, 0, 0, 1, 0, 0, 0]
 
 
+def test_places_by_hand():
+    """x grows to the right, y downwards; the same for every image, and without a gradient"""
+    y, cache = mc.places_forward(np.full((2, 2, 2, 1), 7.0), (-0.5, 0.25))
+    assert y[1].tolist() == [[[7, -0.5, -0.5], [7, 0.25, -0.5]], [[7, -0.5, 0.25], [7, 0.25, 0.25]]]
+    assert np.array_equal(y[0], y[1]) and np.array_equal(mc.places_backward(y, cache), y[..., :1])
+
+
 def test_mean_pad_flatten_and_dropout_by_hand():
     x = np.arange(8.0).reshape(1, 2, 2, 2)
     y, cache = mc.mean_forward(x)
@@ -211,6 +218,7 @@ OPS = {"linear": (mc.linear_forward, mc.linear_backward, normal(2, 3), normal(3,
        "mean": (mc.mean_forward, mc.mean_backward, normal(2, 3, 4, 5)),
        "pad": (lambda x: mc.pad_forward(x, 2), mc.pad_backward, normal(2, 3, 4, 2)),
        "no pad": (lambda x: mc.pad_forward(x, 0), mc.pad_backward, normal(2, 3, 4, 2)),
+       "places": (lambda x: mc.places_forward(x, (0.3, -1.0, 2.0)), mc.places_backward, normal(2, 3, 3, 2)),
        "flatten": (mc.flatten_forward, mc.flatten_backward, normal(2, 3, 4, 2)),
        "dropout": (lambda x: mc.dropout_forward(x, MASK.astype(x.dtype)), mc.dropout_backward, normal(2, 3)),
        "no dropout": (lambda x: mc.dropout_forward(x, None), mc.dropout_backward, normal(2, 3))}

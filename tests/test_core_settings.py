@@ -599,6 +599,7 @@ DEFAULTS = {
         width=0,
         routing_iters=2,
         uniform=False,
+        places=False,
         final_lambda=0.0625,
         lambda_schedule="constant",
         no_coord_add=False,

@@ -392,7 +392,7 @@ def test_networks_of_vector_capsules_against_literal_ones(model, changes):
 
 @pytest.mark.parametrize("model, changes", [
     *((model, dict(data=data)) for model in CNNS for data in ("shapes", "smallnorb")),
-    ("cnn", dict(preset="paper", width=0))], ids=str)
+    ("gap", dict(places=True)), ("cnn", dict(preset="paper", width=0))], ids=str)
 def test_cnns_against_literal_ones(model, changes):
     """In evaluation; also the paper's with its padding and its 4.2 million weights"""
     config = tiny(model, **changes)

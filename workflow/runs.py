@@ -32,6 +32,11 @@ class Result(NamedTuple):
 
 MULTI, NORB = EXPERIMENTS = "multimnist_capsnet", "smallnorb_novel_viewpoint"
 QUICK, LONG = "--n-epochs 12 --n-train 6000", "--n-epochs 25 --n-train 60000 --n-val 5000"
+HEADS = {                          # heads on one trunk, of one size, and each routing without its routing
+    **{model: f"--model {model}" for model in ("gap", "dense", "dynamic-shared", "dynamic", "em", "self-routing")},
+    **{f"{model}-1": f"--model {model} --routing-iters 1" for model in ("dynamic-shared", "dynamic", "em")},
+    "self-routing-uniform": "--model self-routing --uniform"}
+SPLITS, HEAD_SEEDS = ("azimuth", "elevation"), 6
 RUNS = (                           # experiment, table, setting, flags, seeds, minutes of one seed on one core
     (MULTI, "main", "default", QUICK, range(3), 3),
     (MULTI, "main", "deep", f"--preset deep {QUICK}", range(3), 3),
@@ -43,12 +48,17 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     (MULTI, "control", "default-cnn", f"--model cnn {QUICK}", range(3), 2),
     (MULTI, "synthetic", "default", "--n-epochs 8 --n-train 6000 --digits synthetic", range(1), 3),
     *((NORB, "shapes", model, f"--data shapes --model {model} --baseline none", range(10), minutes)
-      for model, minutes in (("caps", 1.5), ("cnn", 0.2), ("gap", 0.4), ("nearest", 0.1))))
+      for model, minutes in (("caps", 1.5), ("cnn", 0.2), ("gap", 0.4), ("nearest", 0.1))),
+    *((NORB, f"heads-{split}", head, f"{flags} --split {split} --n-epochs 6 --baseline none", range(HEAD_SEEDS), 2)
+      for split in SPLITS for head, flags in HEADS.items()),
+    *((NORB, f"heads-{split}", "nearest", f"--model nearest --split {split} --baseline none", range(1), 0.1)
+      for split in SPLITS))
 REAL_RUNS = tuple(                 # on files that cannot be shipped
     (NORB, "real-azimuth", model, f"--model {model} --baseline none --data smallnorb", range(1), 5)
     for model in ("caps", "cnn", "gap", "nearest"))
 TOY = {MULTI: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 64, "--digits": "auto"},
-       NORB: {"--n-epochs": 1, "--n-per-combo": 1, "--n-test-per-combo": 1}}
+       "shapes": {"--n-epochs": 1, "--n-per-combo": 1, "--n-test-per-combo": 1},
+       NORB: {"--n-epochs": 1, "--n-train-toys": 1, "--n-test": 60}}
 DRAW = f"python3 visualize_{MULTI}.py"
 PROBE = f"{DRAW} --only disentanglement --preset deep {QUICK} --n-val 500"
 LOOKS = [                          # what the figures say, in numbers
@@ -146,7 +156,7 @@ def shell_command(result, path, toy=False, norb_dir=""):
         return f"{result.flags}{small}{folder} --out-json {shlex.quote(path)}"
     words = shlex.split(result.flags)
     if toy:
-        small = TOY[result.experiment]
+        small = TOY["shapes" if "shapes" in words else result.experiment]
         kept = [k for k, word in enumerate(words) if not {word, *words[max(0, k - 1):k]} & small.keys()]
         words = [words[k] for k in kept] + [str(word) for pair in small.items() for word in pair]
     words += ["--seed", result.seed, "--threads", 1, "--quiet", "--out-json", path]
