@@ -153,6 +153,9 @@ DATA = {"toys": {"n_epochs": 3, "train_azimuths": "300:400", "test_azimuths": "6
         "shapes": {"n_epochs": 40, "train_azimuths": "0:150", "test_azimuths": "200:330"}}
 
 
+ALL_AZIMUTHS = {"train_azimuths": "0:340", "test_azimuths": "0:340"}                   # of --split toys
+
+
 @dataclass(frozen=True)
 class Config(Settings):
     """All settings of a run: the names, defaults and help texts of the command line flags come from here."""
@@ -175,8 +178,9 @@ class Config(Settings):
                            of=("toys",))
     norb_dir: str = option("", "folder with smallNORB's six .mat or .mat.gz files", "data", runtime=True, metavar="DIR",
                            of=("smallnorb",))
-    split: str = option("azimuth", "what differs between training and held-out views", "data",
-                        choices=("azimuth", "elevation"))
+    split: str = option("azimuth", "what differs between training and held-out images; toys: smallNORB's standard "
+                        "task, familiar toys and held-out ones, all views unless azimuths are given, which may overlap",
+                        "data", choices=("azimuth", "elevation", "toys"))
     train_azimuths: str = table_option(
         DATA, "train_azimuths", "range of training azimuths, degrees, ends included", "data", metavar="LOW:HIGH")
     test_azimuths: str = table_option(DATA, "test_azimuths", "range of held-out azimuths; 290:420 wraps", "data",
@@ -243,7 +247,8 @@ class Config(Settings):
                           runtime=True)
 
     def own_values(self):
-        return (DATA.get(self.data, DATA["toys"]) | PRESETS.get(self.preset, PRESETS["small"])
+        data = DATA.get(self.data, DATA["toys"]) | (ALL_AZIMUTHS if self.split == "toys" else {})
+        return (data | PRESETS.get(self.preset, PRESETS["small"])
                 | RECIPES.get(self.model, RECIPES["caps"]))
 
     def open_ended(self):
@@ -265,17 +270,18 @@ def load_data(config, say=print):
     (N,), degrees.
 
     familiar: the training viewpoints with new noise (smallNORB: other toys); held_out: viewpoints that training never
-    shows.
+    shows. With --split toys the toys differ: familiar are those of training, held_out others, from the test azimuths.
     """
     ranges = {name: parse_range(getattr(config, name), flag_of(name)) for name in RANGE_FLAGS}
-    angle = config.split + "s"
-    split = {"azimuth": split_by_azimuth, "elevation": split_by_elevation}[config.split]
+    angle, by_toys = angle_of(config), config.split == "toys"
+    split = {"azimuth": split_by_azimuth, "elevation": split_by_elevation, "toys": in_azimuths}[config.split]
     train, test = ranges["train_" + angle], ranges["test_" + angle]
     split([], train, test)                                                              # refuses an overlap
     if config.data != "shapes":
         tables = (load_norb(config.norb_dir) if config.data == "smallnorb" else
                   {name: toy_tables(name) for name in TOY_SPLITS})
-        pools = {"train": (tables["train"], 0), "familiar": (tables["test"], 0), "held_out": (tables["test"], 1)}
+        pools = {"train": (tables["train"], 0), "familiar": (tables["train" if by_toys else "test"], 0),
+                 "held_out": (tables["test"], 1)}
     else:
         azimuths = np.linspace(*ranges["train_azimuths"], config.n_train_views)
         elevations = np.linspace(
@@ -291,7 +297,7 @@ def load_data(config, say=print):
     data = {"source": config.data}
     for name, (pool, which) in pools.items():
         mask = split(pool[angle], train, test)[which]
-        if name == "train" and config.data != "shapes":
+        if config.data != "shapes" and (name == "train" or by_toys and name == "familiar"):
             mask = mask & np.isin(pool["instances"], TOY_SPLITS["train"][:config.n_train_toys])
         if not mask.any():
             raise InputError(
@@ -302,6 +308,11 @@ def load_data(config, say=print):
     if config.data == "toys":
         add_toy_images(data, config.toy_seed, say)
     return data
+
+
+def angle_of(config):
+    """The angle that accuracies are told by, a key of load_data's dicts"""
+    return "elevations" if config.split == "elevation" else "azimuths"
 
 
 def some_views(pool, mask, n):
@@ -432,15 +443,21 @@ def split_by_azimuth(azimuths, train=(0, 150), test=(200, 330)):
 
     Raises InputError if the ranges meet anywhere on the circle.
     """
-    for low, high in train, test:
-        if not 0 <= high - low < 360:
-            raise InputError(f"azimuth range {low:g}:{high:g}: must span 0 to less than 360 degrees")
+    masks = in_azimuths(azimuths, train, test)
     if (test[0] - train[0]) % 360 <= train[1] - train[0] or (train[0] - test[0]) % 360 <= test[1] - test[0]:
         raise InputError(
             f"training azimuths {train[0]:g}:{train[1]:g} and held-out azimuths {test[0]:g}:{test[1]:g} overlap; "
             "choose --train-azimuths and --test-azimuths apart")
+    return masks
+
+
+def in_azimuths(azimuths, *ranges):
+    """Masks of azimuths (N,) in degrees, one for each range (low, high), ends included, around the circle"""
+    for low, high in ranges:
+        if not 0 <= high - low < 360:
+            raise InputError(f"azimuth range {low:g}:{high:g}: must span 0 to less than 360 degrees")
     azimuths = np.asarray(azimuths)
-    return tuple((azimuths - low + 1e-6) % 360 <= high - low + 2e-6 for low, high in (train, test))
+    return tuple((azimuths - low + 1e-6) % 360 <= high - low + 2e-6 for low, high in ranges)
 
 
 def split_by_elevation(elevations, train=(30, 40), test=(45, 70)):
@@ -2114,7 +2131,7 @@ def evaluate_viewpoint_extrapolation(params, data, config, runner):
     and, in `sweep`, at each angle, azimuth or elevation, of those of the test images -> dict"""
     familiar, held_out = (evaluate(params, data[name], config, runner) for name in ("familiar", "held_out"))
     angles, right = (np.concatenate(parts) for parts in zip(*(
-        (data[name][config.split + "s"], found["predictions"] == data[name]["labels"])
+        (data[name][angle_of(config)], found["predictions"] == data[name]["labels"])
         for name, found in (("familiar", familiar), ("held_out", held_out)))))
     sweep = {"angles": np.unique(angles).tolist(),
              "accuracy": [float(right[angles == angle].mean()) for angle in np.unique(angles)]}
@@ -2308,7 +2325,8 @@ def summarize(records):
 
 def distance_to_training(angle, config):
     """Degrees from an azimuth, or elevation, to the nearest end of the training range; 0 inside"""
-    low, high = parse_range(getattr(config, f"train_{config.split}s"), flag_of(f"train_{config.split}s"))
+    name = "train_" + angle_of(config)
+    low, high = parse_range(getattr(config, name), flag_of(name))
     if config.split == "elevation":
         return max(0, low - angle, angle - high)
     return 0 if (angle - low) % 360 <= high - low else min((angle - high) % 360, (low - angle) % 360)
@@ -2317,7 +2335,7 @@ def distance_to_training(angle, config):
 def gap_table(config, summary):
     """{label: {distance to the training range, degrees: mean accuracy}} of the sweeps, azimuths in steps of 30
     degrees, elevations in steps of 5"""
-    step = 30 if config.split == "azimuth" else 5
+    step = 5 if config.split == "elevation" else 30
     table = {}
     for label, row in summary.items():
         bins = {}
@@ -2337,7 +2355,11 @@ def check_config(config):
         raise InputError(f"--ablations: are variants of the capsule network; leave --model {config.model} out")
     for name in RANGE_FLAGS:
         parse_range(getattr(config, name), flag_of(name))
+    if config.split == "toys" and config.data == "shapes":
+        raise InputError("--split toys: means nothing to --data shapes, which has no toys; leave one of them out")
     for f in given_options(config):
+        if config.split == "toys" and f.name.endswith("_elevations"):
+            raise InputError(f"{flag_of(f.name)}: means nothing to --split toys, which shows them all; leave it out")
         if config.data not in f.metadata.get("of", (config.data,)):
             others = " or ".join(f.metadata["of"])
             raise InputError(f"{flag_of(f.name)}: means nothing to --data {config.data}; leave it out, or give --data "
@@ -2355,9 +2377,9 @@ def report(config, records, say):
     def cell(pair):
         return f"{pair[0]:.3f}" + (f" +- {pair[1]:.3f}" if np.isfinite(pair[1]) else "")
 
-    many = config.n_seeds > 1
+    many, things = config.n_seeds > 1, "toys " if config.split == "toys" else "views"
     say(f"\n{config.data} images, {config.split} split; {config.n_seeds} seed{'s' * many}"
-        f"{', mean +- 95% t interval' * many}\n{'':24}parameters  familiar views     held-out views     drop")
+        f"{', mean +- 95% t interval' * many}\n{'':24}parameters  familiar {things}     held-out {things}     drop")
     for label, row in summary.items():
         say(f"{label:24}{row['n_params']:10,}  {cell(row['familiar']):17}  {cell(row['held_out']):17}  "
             f"{cell(row['drop'])}")
@@ -2375,7 +2397,7 @@ def report(config, records, say):
         say(f"{label:24}" + "".join(f"{accuracy:8.3f}" for accuracy in row["held_out_per_class"]))
     gaps = gap_table(config, summary)
     symmetric = "; symmetric shapes look as in training at most of them" * (config.data == "shapes")
-    say(f"accuracy by distance from the nearest training {config.split}, degrees{symmetric}\n{'':24}"
+    say(f"accuracy by distance from the nearest training {angle_of(config)[:-1]}, degrees{symmetric}\n{'':24}"
         + "".join(f"{gap:>8}" for gap in next(iter(gaps.values()))))
     for label, row in gaps.items():
         say(f"{label:24}" + "".join(f"{accuracy:8.3f}" for accuracy in row.values()))

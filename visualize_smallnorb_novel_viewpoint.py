@@ -608,6 +608,8 @@ def main():
     norb.check_config(config)
     if config.model != "caps":
         raise InputError(f"--model {config.model}: the figures show a capsule network; leave the flag out")
+    if config.split == "toys":
+        raise InputError("--split toys: the figures show viewpoints that training never did; leave the flag out")
     if config.out_json:
         raise InputError("--out-json: results come from smallnorb_novel_viewpoint.py; leave the flag out here")
     say = norb.Progress(config.quiet).say

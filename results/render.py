@@ -495,11 +495,16 @@ def same_neighbours(result):
 
 
 def same_evaluation(result):
-    """Whether the network that a result loaded, if it did, still scores the same on its test pairs"""
+    """Whether the network that a result loaded, if it did, still scores the same on its test images"""
     if "loaded" not in result:
         return True
-    found = capsnet.load_network(ROOT / "weights" / result["loaded"]["file"])
-    config = dataclasses.replace(capsnet.config_of(result["config"], result["experiment"]), quiet=True)
+    module = SCRIPTS[result["experiment"]]
+    found = module.load_network(ROOT / "weights" / result["loaded"]["file"])
+    config = dataclasses.replace(module.config_of(result["config"], result["experiment"]), quiet=True)
+    if module is norb:
+        with norb.Runner(config.threads) as runner:
+            test = norb.evaluate_viewpoint_extrapolation(found.weights, norb.load_data(config), config, runner)
+        return all(math.isclose(test[name], result[name], abs_tol=1e-5) for name in ("familiar", "held_out"))
     pairs = capsnet.draw_pairs(capsnet.load_digits(config), "test", config.n_test, config, "evaluation", 1)
     with capsnet.Runner(config.threads) as runner:
         test = capsnet.evaluate(found.weights, pairs, config, runner)

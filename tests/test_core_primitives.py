@@ -277,6 +277,8 @@ STACKS = {                         # x, layers, the shapes of their weights: eac
                                   ("flatten",), ("linear", "b"), ("norm", "k"), ("sigmoid",), ("linear", "c")],
                    {"n_gamma": (2,), "n_beta": (2,), "a_w": (3, 2, 2, 4), "m_gamma": (4,), "m_beta": (4,),
                     "b_w": (24, 5), "k_gamma": (5,), "k_beta": (5,), "c_w": (5, 2), "c_b": (2,)}),
+    "places": ((2, 3, 3, 2), [("places", (-0.5, 0.1, 0.8)), ("conv2d", "a", 1), ("places", (0.3, 0.4)), ("flatten",)],
+               {"a_w": (2, 2, 4, 3), "a_b": (3,)}),
     "nothing learned": ((2, 4, 6, 3), [("pad", 1), ("pool",), ("mean",), ("dropout",)], {})}
 
 

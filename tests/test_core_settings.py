@@ -116,6 +116,7 @@ NEEDS = {
     ("smallnorb", "model"): ({}, sn.MODELS[:-2]),                                       # nearest does not train
     **{("smallnorb", name): ({}, [40])                              # one more may leave a CNN of the same size as wide
        for name in ("conv1_channels", "primary_types", "conv_types", "conv2_types", "head_types")},
+    ("smallnorb", "split"): ({}, ["elevation"]),                                        # the shapes are no toys
     ("smallnorb", "preset"): ({}, None),                            # of sizes that are not given
     ("smallnorb", "width"): ({}, [5]),                                                  # 1 is what fits here
     ("smallnorb", "stop_familiar"): (dict(n_epochs=3), [1e-9]),                         # reached at once
@@ -232,8 +233,9 @@ def test_each_flag_sets_its_own_field(experiment, name):
     for value in ["x"] if free_text else other_values(f, default):
         config = parse(module, module.flag_of(name), *([] if f.type is bool else [value]))
         assert getattr(config, name) == value
-        own = {} if name in ("model", "preset", "data") else module.settings_of(module.Config()) | {name: value}
-        assert module.settings_of(config) == (own or module.settings_of(module.Config(**{name: value})))
+        fills_in = name in ("model", "preset", "data", "split")                         # the defaults of others
+        expected = module.Config(**{name: value} if fills_in else {})
+        assert module.settings_of(config) == module.settings_of(expected) | {name: value}
         assert [g.name for g in module.given_options(config)] == [name]
 
 

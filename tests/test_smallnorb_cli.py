@@ -118,6 +118,14 @@ def test_a_loaded_network_is_tested_without_training(cli, tmp_path, monkeypatch,
     assert (tmp_path / "copy.npz").read_bytes() == (tmp_path / "net.npz").read_bytes()
 
 
+def test_the_standard_task_from_the_command_line(cli, tmp_path):
+    flags = "--split toys --n-epochs 1 --n-train-toys 1 --n-test 20 --trunk-channels 2 --head-types 2".split()
+    code, out, err = cli(*flags, "--model", "dynamic-shared", "--baseline", "gap,nearest", "--out-json", "r.json")
+    assert (code, err) == (0, "") and "familiar toys" in out and "held-out toys" in out
+    sweep = json.loads((tmp_path / "r.json").read_text())["runs"][0]["sweep"]
+    assert set(sweep["angles"]) <= set(range(0, 360, 20))
+
+
 def test_a_loaded_network_may_be_shown_other_toys(cli, tmp_path):
     flags = "--n-epochs 1 --n-train-toys 1 --n-test 20 --trunk-channels 2 --model gap --baseline none --quiet".split()
     narrow = "--train-azimuths 0:20 --test-azimuths 60:80".split()
@@ -269,7 +277,10 @@ BAD_DATA = {                       # with the flags of the toy network alone
     "--data toys --n-test -1": "--n-test -1",
     "--data toys --n-train-toys 6": "--n-train-toys 6",
     "--data toys --train-azimuths 301:319": "no train images: none has azimuths in",
-    "--data toys --train-azimuths 300:420": "overlap"}
+    "--data toys --train-azimuths 300:420": "overlap",
+    "--data toys --split toys --test-elevations 60:80": "--test-elevations: means nothing to --split toys",
+    "--data toys --split toys --test-azimuths 0:360": "azimuth range 0:360: must span",
+    "--data shapes --split toys": "--split toys: means nothing to --data shapes"}
 
 
 @pytest.mark.parametrize("flags, words", [*BAD.items(), *BAD_DATA.items()], ids=[*BAD, *BAD_DATA])
@@ -327,6 +338,7 @@ def test_figures(run_script, tmp_path):
     bad(run_script(script, *given, "--load", tmp_path / "run.npz", "--seed", 5), "was trained with 0")
     bad(run_script(script, "--outdir", results[0] / "viz"), "--outdir")
     bad(run_script(script, "--model", "cnn"), "--model cnn")
+    bad(run_script(script, "--split", "toys"), "--split toys: the figures show viewpoints")
 
 
 def test_figures_train_what_is_not_given(run_script, tmp_path):

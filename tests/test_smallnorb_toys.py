@@ -421,6 +421,22 @@ def test_training_on_toys(few):
     assert params["conv1_w"].shape[2] == 2 and np.isfinite(history["epochs"][-1]["train_loss"])
 
 
+def test_the_standard_task_shows_all_views_and_holds_toys_out(noise):
+    """As LeCun et al. split smallNORB; familiar toys are those of training, of which --n-train-toys leaves some"""
+    config = sn.Config(split="toys", n_test=0, n_train_toys=1)
+    data = sn.load_data(config)
+    assert all(np.array_equal(data["train"][name], data["familiar"][name]) for name in data["train"])
+    views = {name: set(zip(data[name]["azimuths"], data[name]["elevations"])) for name in ("train", "held_out")}
+    assert views["train"] == views["held_out"] == {
+        (azimuth, elevation) for azimuth in sn.TOY_AZIMUTHS for elevation in sn.TOY_ELEVATIONS}
+    assert set(data["train"]["instances"]) == {4} and set(data["held_out"]["instances"]) == set(sn.TOY_SPLITS["test"])
+    some = sn.load_data(sn.changed(config, train_azimuths="340:380", test_azimuths="0:60"))
+    assert set(some["train"]["azimuths"]) == set(some["familiar"]["azimuths"]) == {340, 0, 20}
+    assert set(some["held_out"]["azimuths"]) == {0, 20, 40, 60}
+    assert sn.distance_to_training(60, sn.changed(config, train_azimuths="340:380")) == 40
+    assert sn.distance_to_training(200, config) == 0 and sn.Config(split="toys").train_azimuths == "0:340"
+
+
 def test_write_norb_from_the_command_line(few, tmp_path, monkeypatch, capsys):
     for words, code, said in ((["--toy-seed", "3"], 0, "wrote smallNORB's six files"),
                               (["--toy-seed", "-1"], 2, "--toy-seed -1: must be at least 0"),

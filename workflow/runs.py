@@ -67,14 +67,17 @@ REAL_RUNS = tuple(                 # on files that cannot be shipped
 TOY = {MULTI: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 64, "--digits": "auto"},
        "shapes": {"--n-epochs": 1, "--n-per-combo": 1, "--n-test-per-combo": 1},
        NORB: {"--n-epochs": 1, "--n-train-toys": 1, "--n-test": 60}}
+AVX2_BLAS = "OPENBLAS_CORETYPE=Haswell"                   # the same bits on any x86 since 2013
 DRAW = f"python3 visualize_{MULTI}.py"
 PROBE = f"{DRAW} --only disentanglement --preset deep {QUICK} --n-val 500"
 LOOKS = [                          # what the figures say, in numbers
     Result(MULTI, "weights", "deep", 0, f"{DRAW} --load --only errors --digits mnist --threads 1", 1),
     *(Result(MULTI, "disentanglement", "deep", seed, f"{PROBE} --n-seeds 1 --seed {seed} --threads 1", 11)
-      for seed in range(3))]
+      for seed in range(3)),
+    *(Result(NORB, "weights", name, 0, f"{AVX2_BLAS} python3 {NORB}.py --load weights/smallnorb_{name}.npz --threads 1 "
+             "--quiet", 0.3) for name in ("capsules", "gap"))]
 STEP, DIGITS = "python3 tests/bench_multimnist_step.py", "python3 tests/bench_synthetic_digits.py"
-AVX2 = "OPENBLAS_CORETYPE=Haswell ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2"
+AVX2 = f"{AVX2_BLAS} ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2"
 BENCHES = [                        # experiment, table, setting, seed, command, minutes of the whole machine
     Result(MULTI, "speed", "command", 0, f"python3 {MULTI}.py {QUICK} --seed 0 --digits mnist --quiet", 2),
     Result(MULTI, "speed", "default", 0, STEP, 2),
@@ -83,7 +86,8 @@ BENCHES = [                        # experiment, table, setting, seed, command, 
     Result(MULTI, "speed", "paper", 0, f"{STEP} --preset paper --no-torch --rounds 1 --repeats 3", 2),
     Result(MULTI, "synthetic", "digits", 0, f"{DIGITS} --digits mnist", 1)]
 SMALL = {                          # what makes a command small; what is given twice counts as last
-    "--load": "--n-test 64 --digits auto", "disentanglement": "--n-epochs 1 --n-train 96 --n-val 32 --n-test 200",
+    f"{NORB}.py --load": "--n-test 60", "--load": "--n-test 64 --digits auto",
+    "disentanglement": "--n-epochs 1 --n-train 96 --n-val 32 --n-test 200",
     f"{MULTI}.py {QUICK}": "--n-epochs 1 --n-train 96 --n-val 32 --n-test 64 --digits auto",
     STEP: "--no-torch --rounds 1 --repeats 2 --batch-size 4", DIGITS: "--n-synthetic 640 --n-epochs 1 --digits auto"}
 
@@ -98,12 +102,12 @@ def results_of(table):
             for experiment, name, setting, flags, seeds, minutes in table for seed in seeds]
 
 
-TOYS = f"OPENBLAS_CORETYPE=Haswell python3 {NORB}.py --baseline cnn,gap,nearest --n-epochs 4"
+TOYS = f"{AVX2_BLAS} python3 {NORB}.py --baseline cnn,gap,nearest --n-epochs 4"
 LOOK_AT_TOYS = " && ".join((
     "mkdir -p runs", f"{TOYS} --checkpoint runs/toys.npz --out-json runs/toys.json",
     f"{TOYS} --train-azimuths 0:60 --test-azimuths 180:240 --out-json runs/gap.json",
     f"{TOYS} --ablations --n-epochs 1 --out-json runs/ablations.json",
-    f"OPENBLAS_CORETYPE=Haswell python3 visualize_{NORB}.py --load runs/toys.npz --results runs/toys.json "
+    f"{AVX2_BLAS} python3 visualize_{NORB}.py --load runs/toys.npz --results runs/toys.json "
     "--gap-results runs/gap.json --ablation-results runs/ablations.json"))
 RESULTS, REAL = results_of(RUNS) + LOOKS, results_of(REAL_RUNS)
 SHIPPED = "weights/multimnist_deep.npz"
@@ -116,8 +120,10 @@ FIGURES = {                        # name -> command, what it draws from beside 
 FILMS = {
     "multimnist": (f"python3 make_{MULTI}_gif.py --preset deep {QUICK} --n-val 500 --snapshot-every 75 --fps 6",
                    [f"{MULTI}.py", SHIPPED], 3),
-    "smallnorb": (f"OPENBLAS_CORETYPE=Haswell python3 make_{NORB}_gif.py --n-test 600 --fps 5", [f"{NORB}.py"], 3)}
-WEIGHTS = {SHIPPED: next(result for result in RESULTS if result.setting == "long")}
+    "smallnorb": (f"{AVX2_BLAS} python3 make_{NORB}_gif.py --n-test 600 --fps 5", [f"{NORB}.py"], 3)}
+WEIGHTS = {path: next(result for result in RESULTS if result.name == f"{name}-0") for path, name in (
+    (SHIPPED, f"{MULTI}/main/long"), ("weights/smallnorb_capsules.npz", f"{NORB}/wide-azimuth/dynamic-shared"),
+    ("weights/smallnorb_gap.npz", f"{NORB}/wide-azimuth/gap"))}
 
 
 def script_sha256(experiment):
@@ -175,7 +181,7 @@ def shell_command(result, path, toy=False, norb_dir=""):
         words += ["--checkpoint", path.replace(".json", ".npz"), "--resume"]
     if "smallnorb" in words:
         words += ["--norb-dir", norb_dir]
-    kernels = "OPENBLAS_CORETYPE=Haswell " if result.experiment == NORB else ""    # the same bits on any x86 since 2013
+    kernels = f"{AVX2_BLAS} " if result.experiment == NORB else ""
     return f"{kernels}python3 {result.experiment}.py {shlex.join(map(str, words))}"
 
 
