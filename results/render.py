@@ -315,23 +315,8 @@ def norb_per_class(ledger, table, names):
     return markdown(["held-out accuracy", *norb.CLASS_NAMES], lines)
 
 
-def norb_routing(ledger, tables, rows):
-    """rows: (label, setting, its control), in each of some tables: what routing is worth, held-out and familiar"""
-    keys = [(table, key) for table in tables for key in ("familiar", "held_out")]
-    lines = [[label, *(ledger.difference(NORB, f"{table}/{name}", f"{table}/{control}", key) for table, key in keys)]
-             for label, name, control in rows]
-    header = ["routed minus uniform, paired by seed", *(
-        f"{table.partition('-')[2]}, {key.replace('_', '-')}" for table, key in keys)]
-    settings = [f"{table}/{name}" for table in tables for _, *names in rows for name in names]
-    return markdown(header, lines) + "\n" + about(ledger, NORB, settings)
-
-
 NETWORKS = ("caps", "cnn", "gap", "nearest")
-HEADS = ("gap", "dense", "dynamic-shared", "dynamic", "em", "self-routing", "dynamic-shared-1", "dynamic-1", "em-1",
-         "self-routing-uniform", "nearest")
-ROUTED = (("dynamic routing, matrices shared over places", "dynamic-shared", "dynamic-shared-1"),
-          ("dynamic routing, a matrix for every place", "dynamic", "dynamic-1"), ("EM routing", "em", "em-1"),
-          ("self-routing", "self-routing", "self-routing-uniform"))
+WIDE = ("dynamic-shared", "gap")
 TABLES = {
     "multimnist results": partial(multimnist_results, rows=(
         ("default: 12 x 6,000 fresh pairs", "main/default"), ("`--preset deep`, the same pairs", "main/deep"),
@@ -357,9 +342,8 @@ TABLES = {
         ("trained on MNIST, reads the MNIST test set", "mnist_reads_mnist"),
         ("trained on MNIST, reads synthetic digits", "mnist_reads_synthetic"),
         ("trained on synthetic digits, reads the MNIST test set", "synthetic_reads_mnist"))),
-    "smallnorb heads azimuth": partial(norb_comparison, table="heads-azimuth", names=HEADS),
-    "smallnorb heads elevation": partial(norb_comparison, table="heads-elevation", names=HEADS),
-    "smallnorb routing": partial(norb_routing, tables=("heads-azimuth", "heads-elevation"), rows=ROUTED),
+    "smallnorb wide azimuth": partial(norb_comparison, table="wide-azimuth", names=WIDE),
+    "smallnorb wide elevation": partial(norb_comparison, table="wide-elevation", names=WIDE),
     "smallnorb shapes": partial(norb_comparison, table="shapes", names=NETWORKS),
     "smallnorb shapes per class": partial(norb_per_class, table="shapes", names=NETWORKS)}
 VALUES = {
@@ -381,6 +365,12 @@ VALUES = {
     "step gflop": lambda ledger: ledger.plain(MULTI, "speed/default", "gflop", 2),
     "synthetic accuracy": lambda ledger: ledger.mean(MULTI, "synthetic/default"),
     "deep minus cnn": lambda ledger: ledger.difference(MULTI, "main/deep", "control/deep-cnn"),
+    "shipped norb capsules": lambda ledger: ledger.mean(NORB, "weights/capsules", "held_out"),
+    "shipped norb gap": lambda ledger: ledger.mean(NORB, "weights/gap", "held_out"),
+    "wide azimuth difference": lambda ledger: ledger.difference(
+        NORB, "wide-azimuth/dynamic-shared", "wide-azimuth/gap", "held_out"),
+    "wide elevation difference": lambda ledger: ledger.difference(
+        NORB, "wide-elevation/dynamic-shared", "wide-elevation/gap", "held_out"),
     "shapes caps": lambda ledger: ledger.mean(NORB, "shapes/caps", "held_out"),
     "shapes gap": lambda ledger: ledger.mean(NORB, "shapes/gap", "held_out"),
     "shapes nearest": lambda ledger: ledger.mean(NORB, "shapes/nearest", "held_out"),

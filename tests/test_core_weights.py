@@ -143,6 +143,14 @@ def test_the_network_that_comes_along_is_whole():
     assert mc.WEIGHTS.stat().st_size < 2.8e6
 
 
+@pytest.mark.parametrize("name, model, size", [("capsules", "dynamic-shared", 118_272), ("gap", "gap", 118_530)])
+def test_the_second_experiments_networks_that_come_along_are_whole(name, model, size):
+    found = sn.load_network(sn.WEIGHTS.with_name(f"smallnorb_{name}.npz"))
+    assert (found.config.model, found.source, sn.n_params(found.weights)) == (model, "toys", size)
+    assert (found.config.split, found.config.trunk_channels, found.config.toy_seed) == ("azimuth", 32, 0)
+    assert sn.WEIGHTS.name == "smallnorb_capsules.npz"
+
+
 # ---------------------------------------------------------------- running statistics of a normalisation
 
 @pytest.fixture(scope="module")

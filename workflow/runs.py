@@ -108,7 +108,9 @@ LOOK_AT_TOYS = " && ".join((
     f"{TOYS} --train-azimuths 0:60 --test-azimuths 180:240 --out-json runs/gap.json",
     f"{TOYS} --ablations --n-epochs 1 --out-json runs/ablations.json",
     f"{AVX2_BLAS} python3 visualize_{NORB}.py --load runs/toys.npz --results runs/toys.json "
-    "--gap-results runs/gap.json --ablation-results runs/ablations.json"))
+    "--gap-results runs/gap.json --ablation-results runs/ablations.json",
+    *(f"python3 visualize_{NORB}.py --results results/{NORB}/wide-azimuth --only {name}"
+      for name in ("extrapolation_bars", "per_class", "azimuth_accuracy", "training_curves"))))
 RESULTS, REAL = results_of(RUNS) + LOOKS, results_of(REAL_RUNS)
 SHIPPED = "weights/multimnist_deep.npz"
 FIGURES = {                        # name -> command, what it draws from beside its own script, minutes of two cores
