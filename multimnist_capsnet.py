@@ -182,6 +182,7 @@ class Config(Settings):
                                   "network", choices=tuple(FRONT_ENDS))
     conv1_channels: int = table_option(
         OWN, "conv1_channels", "channels of Conv1; the deep front end goes up to four times as many", "network", low=1)
+    normalise: bool = option(False, "batch normalisation after every convolution, PrimaryCaps' included", "network")
     primary_types: int = table_option(OWN, "primary_types", "types of primary capsules, each at every place", "network",
                                       low=1)
     primary_dim: int = option(8, "dimensions of a primary capsule", "network", low=1)
@@ -544,11 +545,14 @@ def trunk(config):
             name, K, stride, width = options
             F = unit * width if width else config.primary_types * config.primary_dim
             shapes[name + "_w"] = (K, K, channels, F) if layers else (1, K, K, F)       # the first: see im2col_rows
-            shapes[name + "_b"] = (F,)
+            ends = [f"{name}_norm_gamma", f"{name}_norm_beta"] if config.normalise else [name + "_b"]
+            shapes |= dict.fromkeys(ends, (F,))
             side = (side - K) // stride + 1
             channels = F
             options = [name, stride]
         layers.append((operation, *options))
+        if operation == "conv2d" and config.normalise:
+            layers.append(("norm", name + "_norm"))
         side = side // 2 if operation == "pool" else side
     return SimpleNamespace(layers=layers, shapes=shapes, side=side, channels=channels)
 
@@ -585,16 +589,17 @@ def init_params(config):
     for name, shape in param_shapes(config).items():
         fan_in = {"W": config.primary_dim, "dec1_w": config.digit_dim}.get(name, math.prod(shape[:-1]))   # rest masked
         gain = {"W": W_GAIN, "primary_w": 1, "dec3_w": 1, "fc2_w": 1}.get(name, 2)
-        if name.endswith("_b"):
-            params[name] = np.full(shape, DIGIT_BIAS if name == "digit_b" else 0, np.float32)
+        if name.endswith(("_b", "_gamma", "_beta")):
+            start = DIGIT_BIAS if name == "digit_b" else name.endswith("_gamma")
+            params[name] = np.full(shape, start, np.float32)
         else:
             params[name] = rng.standard_normal(shape, np.float32) * np.float32(np.sqrt(gain / fan_in))
     return params
 
 
-def forward(params, images, config, digits=None, empty=np.empty, dropout_mask=None):
+def forward(params, images, config, digits=None, empty=np.empty, dropout_mask=None, statistics=None):
     """images (N, 36, 36) in [0, 1]; digits (N, R) whose capsules to decode, None for the two longest; dropout_mask
-    (N, hidden) of the CNN, None for none. -> out, cache
+    (N, hidden) of the CNN, None for none; statistics: a dict in training, see layers_forward. -> out, cache
 
     out of the capsule network: lengths (N, 10), v (N, 10, D), digits (N, R), recon (N, R, 36, 36), the primary
     capsules u (N, I, E) and, in c, each iteration's coupling coefficients, the first (1, I), the others (N, 10, I),
@@ -603,7 +608,7 @@ def forward(params, images, config, digits=None, empty=np.empty, dropout_mask=No
     """
     head_forward, _ = HEADS[config.model]
     x = im2col_rows(images, params["conv1_w"].shape[1])
-    x, convs_cache = layers_forward(params, x, trunk(config).layers, empty)             # (N, side, side, C)
+    x, convs_cache = layers_forward(params, x, trunk(config).layers, empty, None, statistics)       # (N, side, side, C)
     out, head_cache = head_forward(params, x, config, digits, empty, dropout_mask)
     return out, SimpleNamespace(convs=convs_cache, head=head_cache)
 
@@ -681,12 +686,13 @@ def k_hot(labels, dtype):
 
 def loss_and_grads(params, batch, config, empty=np.empty, batch_fraction=1.0):
     """One batch (to_batch's dict) -> (terms, grads, statistics): means over the batch, times `batch_fraction`, a
-    shard's part of its batch. Pure; with an Arena the grads live until rewind(). statistics: {}, nothing is normalised.
+    shard's part of its batch. Pure; with an Arena the grads live until rewind(). statistics: of the normalisations.
 
     terms: loss = margin + recon_weight * recon; recon is the summed squared error of both digits; hits: pairs named
     right. The CNN's: loss = cross_entropy, and hits.
     """
-    out, cache = forward(params, batch["images"], config, batch["labels"], empty, batch.get("dropout_mask"))
+    statistics = {}
+    out, cache = forward(params, batch["images"], config, batch["labels"], empty, batch.get("dropout_mask"), statistics)
     name, loss, dscores = naming_loss(out, batch["labels"], config)
     terms, drecon = {"loss": loss * batch_fraction, name: loss * batch_fraction}, None
     if "recon" in out:
@@ -695,7 +701,7 @@ def loss_and_grads(params, batch, config, empty=np.empty, batch_fraction=1.0):
         terms |= {"loss": terms["loss"] + config.recon_weight * recon, "recon": recon}
         drecon *= config.recon_weight * batch_fraction
     grads = backward(dscores * batch_fraction, drecon, cache, config)
-    return terms | {"hits": int(both_right(answers(out), batch["labels"]).sum())}, grads, {}
+    return terms | {"hits": int(both_right(answers(out), batch["labels"]).sum())}, grads, statistics
 
 
 def both_right(named, labels):
@@ -775,8 +781,8 @@ def announce(run, digits, val):
     config, params = run.config, run.params
     actual = evaluate(run.weights, val, config, run.runner)["loss"]
     if config.model == "cnn":
-        network = (f"CNN, {config.cnn_channels} to {params['conv5_b'].size} channels, {params['fc1_b'].size} hidden "
-                   "units")
+        most, hidden = params["conv5_w"].shape[-1], params["fc1_b"].size
+        network = f"CNN, {config.cnn_channels} to {most} channels, {hidden} hidden units"
         expected = f"10 log 2 = {N_CLASSES * math.log(2):.3f} if every sigmoid said 1/2"
     else:
         square = np.square(val["sources"] / 255 - 0.5).sum() / len(val["labels"])

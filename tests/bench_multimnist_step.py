@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """How long a training step takes, and where the time goes.
 
-    python3 tests/bench_multimnist_step.py [--preset paper|deep] [--batch-size 32] [--threads 2] [--rounds 9]
-    [--no-torch] [--out-json FILE]
+    python3 tests/bench_multimnist_step.py [--preset paper|deep] [--normalise] [--batch-size 32] [--threads 2]
+    [--rounds 9] [--no-torch] [--out-json FILE]
 
 One step is: pixels to float32, forward, backward through all routing iterations, sum over shards, Adam. Compared in one
 run, in turn, round by round (ratios are medians over rounds, so that a machine whose speed drifts favours nobody):
@@ -48,13 +48,15 @@ def numpy_step(config, pairs, runner):
     """-> a function that does one training step"""
     params = capsnet.init_params(config)
     adam_m, adam_v = ({name: np.zeros_like(p) for name, p in params.items()} for _ in range(2))
+    state = capsnet.init_state(params)
     rows, step = np.arange(config.batch_size), 0
 
     def run():
         nonlocal step
         step += 1
-        _, grads, _ = runner.loss_and_grads(params, pairs, rows, config)
+        _, grads, statistics = runner.loss_and_grads(params, pairs, rows, config)
         capsnet.adam_step(params, grads, adam_m, adam_v, step, config.lr, runner)
+        capsnet.fold_statistics(state, statistics, step)
     return run
 
 
@@ -120,7 +122,10 @@ def torch_steps(config, pairs, threads):
         for operation, *options in layers:                                              # at last (N, P, side, side)
             if operation == "conv2d":
                 name, stride = options
-                u = F.conv2d(u, p[name + "_w"], p[name + "_b"], stride=stride)
+                u = F.conv2d(u, p[name + "_w"], p.get(name + "_b"), stride=stride)
+            elif operation == "norm":                                                   # of the whole batch, as usual
+                u = F.batch_norm(u, None, None, p[options[0] + "_gamma"], p[options[0] + "_beta"], True, 0,
+                                 capsnet.NORM_EPS)
             else:
                 u = F.max_pool2d(u, 2) if operation == "pool" else F.relu(u)
         u = squash(u.reshape(len(u), types, E, -1).permute(0, 3, 1, 2).reshape(len(u), -1, E))
@@ -226,6 +231,7 @@ def require(args, **least):
 def main():
     parser = capsnet.Parser(__doc__)
     parser.add_argument("--preset", choices=capsnet.PRESETS, default="default", help="the network (default default)")
+    parser.add_argument("--normalise", action="store_true", help="with batch normalisation, on both sides")
     parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="pairs in a step (default 32)")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), metavar="N", help="default: one per core")
     parser.add_argument("--rounds", type=int, default=9, metavar="N", help="each times all in turn (default 9)")
@@ -234,7 +240,8 @@ def main():
     parser.add_argument("--out-json", default="", metavar="FILE", help="write settings and results to this file")
     args = parser.parse_args()
     require(args, batch_size=1, threads=1, rounds=1, repeats=1)
-    config = config_to_stamp(preset=args.preset, batch_size=args.batch_size, threads=args.threads)
+    config = config_to_stamp(
+        preset=args.preset, normalise=args.normalise, batch_size=args.batch_size, threads=args.threads)
     pairs = random_pairs(args.batch_size, np.random.default_rng(0))
     with capsnet.Runner(args.threads, args.batch_size) as runner:
         floor, flops = floor_step(config, runner)

@@ -21,7 +21,9 @@ DEEP = dataclasses.replace(TINY, front_end="deep", recon_weight=0.01)
 BIASED = dataclasses.replace(TINY, digit_bias=True, recon_weight=0.01)
 CNN = mc.Config(**TOY, model="cnn", cnn_channels=3, cnn_hidden=6)
 DROPPED = dataclasses.replace(CNN, dropout=0.4)
-NETWORKS = {"paper": TINY, "deep": DEEP, "biased": BIASED, "cnn": CNN, "cnn with dropout": DROPPED}
+NETWORKS = {"paper": TINY, "deep": DEEP, "biased": BIASED, "cnn": CNN, "cnn with dropout": DROPPED,
+            "normalised": dataclasses.replace(DEEP, normalise=True),
+            "normalised cnn": dataclasses.replace(CNN, normalise=True)}
 
 
 @pytest.fixture(autouse=True)

@@ -548,6 +548,7 @@ DEFAULTS = {
         preset="default",
         front_end="paper",
         conv1_channels=32,
+        normalise=False,
         primary_types=8,
         primary_dim=8,
         digit_dim=16,

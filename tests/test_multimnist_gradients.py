@@ -115,17 +115,18 @@ def test_decoder(params64):
     "name, grad, n_iters",
     [("paper", "full", 1), ("paper", "full", 2), ("paper", "full", 3), ("paper", "detached", 2),
      ("paper", "detached", 3), ("deep", "full", 3), ("deep", "detached", 2), ("biased", "full", 3),
-     ("biased", "full", 1), ("biased", "detached", 2), ("cnn", "full", 3), ("cnn with dropout", "full", 3)])
+     ("biased", "full", 1), ("biased", "detached", 2), ("cnn", "full", 3), ("cnn with dropout", "full", 3),
+     ("normalised", "full", 2), ("normalised", "detached", 2), ("normalised cnn", "full", 3)])
 def test_gradient_of_the_whole_network(digits, name, grad, n_iters, monkeypatch):
     config = NETWORKS[name]
     if config.model == "caps":
         config = dataclasses.replace(config, routing_grad=grad, routing_iters=n_iters, recon_weight=0.01)
     params, batch = float64(config, seed=4), batch_of(digits, config)
-    if name in ("deep", "biased"):
+    if name in ("deep", "biased", "normalised"):
         params["W"] *= 10                                                              # so that the decoder hears of it
     terms, grads, _ = mc.loss_and_grads(params, batch, config)
     if grad == "detached":
-        c = mc.forward(params, batch["images"], config)[0]["c"][-1]
+        c = mc.forward(params, batch["images"], config, statistics={})[0]["c"][-1]
 
     def loss(p):
         def frozen(u_hat, *_, **__):                                                    # routing with the last c
@@ -133,7 +134,8 @@ def test_gradient_of_the_whole_network(digits, name, grad, n_iters, monkeypatch)
             return mc.squash_forward(s)[0], SimpleNamespace(steps=[])
         if grad == "detached":
             monkeypatch.setattr(mc, "routing_forward", frozen)
-        out, _ = mc.forward(p, batch["images"], config, batch["labels"], dropout_mask=batch.get("dropout_mask"))
+        out, _ = mc.forward(
+            p, batch["images"], config, batch["labels"], dropout_mask=batch.get("dropout_mask"), statistics={})
         if config.model == "cnn":
             return mc.sigmoid_cross_entropy(out["scores"], mc.k_hot(batch["labels"], np.float64))[0]
         margin, _ = mc.margin_loss(out["lengths"], mc.k_hot(batch["labels"], np.float64))

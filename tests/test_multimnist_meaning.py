@@ -7,7 +7,7 @@ import multimnist_capsnet as mc
 
 import numpy as np
 import pytest
-from conftest import BIASED, CNN, DEEP, TINY, assert_same, batch_of, float64
+from conftest import BIASED, CNN, DEEP, NETWORKS, TINY, assert_same, batch_of, float64
 from test_core_primitives import conv_reference
 
 # -------------------------------------------------------------- slow literal references
@@ -251,6 +251,31 @@ def test_the_whole_network_against_a_literal_one(rng, digits, n_iters, types, mo
     terms, *_ = mc.loss_and_grads(params, batch, config)
     assert terms == pytest.approx(
         {"loss": margin + 0.0005 * recon, "margin": margin, "recon": recon, "hits": hits}, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["normalised", "normalised cnn"])
+def test_a_normalised_network_in_evaluation_is_one_without_whose_weights_are_scaled(digits, name, rng):
+    """w gamma / std and beta - mean gamma / std, with the running statistics"""
+    config = NETWORKS[name]
+    params, batch = float64(config), batch_of(digits, config)
+    assert not any(key in params for key in ("conv1_b", "conv5_b", "primary_b"))
+    state = {key: rng.uniform(0.5, 2, a.shape) for key, a in mc.init_state(params).items()}
+    norms = {key.removesuffix("_gamma") for key in params if key.endswith("_gamma")}
+    assert len(norms) == (6 if config.model == "caps" else 5)
+    plain = {key: p for key, p in params.items() if not key.endswith(("_gamma", "_beta"))}
+    for norm in norms:
+        params[norm + "_gamma"] = rng.uniform(-1, 1, params[norm + "_gamma"].shape)
+        params[norm + "_beta"] = rng.standard_normal(params[norm + "_beta"].shape)
+        scale = params[norm + "_gamma"] / np.sqrt(state[norm + "_var"] + 1e-5)
+        layer = norm.removesuffix("_norm")
+        plain |= {layer + "_w": plain[layer + "_w"] * scale,
+                  layer + "_b": params[norm + "_beta"] - state[norm + "_mean"] * scale}
+    out, _ = mc.forward(params | state, batch["images"], config, batch["labels"])
+    expected, _ = mc.forward(plain, batch["images"], dataclasses.replace(config, normalise=False), batch["labels"])
+    for key in ("lengths", "recon", "scores"):
+        if key in expected:
+            np.testing.assert_allclose(out[key], expected[key], rtol=1e-9, atol=1e-12)
+            assert np.ptp(expected[key]) > 1e-6
 
 
 def test_the_deep_network_against_a_literal_one(digits, monkeypatch):
