@@ -218,8 +218,8 @@ class Config(Settings):
                                     "network", low=1, models=("caps", "cnn"))
     trunk_channels: int = option(16, "channels of the trunk's first two convolutions; the other two have twice as many",
                                  "network", low=1, models=HEADS)
-    primary_kernel: int = option(3, "side of the convolution that makes a head's primary capsules", "network",
-                                 low=1, high=5, models=tuple(CAPSULES[1:]))
+    primary_kernel: int = option(3, "side of the convolution that makes a head's primary capsules, hence, with their "
+                                 "types, the size of all heads", "network", low=1, high=5, models=HEADS)
     head_types: int = option(5, "types of primary capsules of dynamic-shared, hence the size of all heads",
                              "network", low=1, models=HEADS)
     width: int = option(0, "types of capsules of another head, hidden units of dense, channels of gap and cnn; 0 for "

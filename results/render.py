@@ -316,7 +316,7 @@ def norb_per_class(ledger, table, names):
 
 
 NETWORKS = ("caps", "cnn", "gap", "nearest")
-WIDE = ("dynamic-shared", "gap")
+WIDE = ("dynamic-shared", "gap", "nearest")
 TABLES = {
     "multimnist results": partial(multimnist_results, rows=(
         ("default: 12 x 6,000 fresh pairs", "main/default"), ("`--preset deep`, the same pairs", "main/deep"),

@@ -203,7 +203,7 @@ def test_nearest_beside_others_has_no_checkpoint(tmp_path):
 # ---------------------------------------------------------------- variants
 
 VALUES = {"loss": "spread", "routing_grad": "detached", "no_coord_add": True, "final_lambda": 0.3, "uniform": True,
-          "preset": "paper", "lambda_schedule": "official", "dropout": 0.5}
+          "preset": "paper", "lambda_schedule": "official", "dropout": 0.5, "places": True, "head_types": 6}
 
 
 def foreign_cases():
@@ -255,7 +255,7 @@ def test_settings_that_mean_something_to_some_network_of_the_run(flags):
 
 
 SIZES = {"conv1_channels": 40, "primary_types": 40, "conv_types": 40, "conv2_types": 40, "trunk_channels": 9,
-         "head_types": 60, "width": 9, "preset": "paper"}
+         "head_types": 60, "width": 9, "primary_kernel": 2, "preset": "paper"}
 
 
 @pytest.mark.parametrize("f", [f for f in sn.options(sn.Config) if f.metadata["group"] == "network"

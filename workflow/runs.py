@@ -32,16 +32,8 @@ class Result(NamedTuple):
 
 MULTI, NORB = EXPERIMENTS = "multimnist_capsnet", "smallnorb_novel_viewpoint"
 QUICK, LONG = "--n-epochs 12 --n-train 6000", "--n-epochs 25 --n-train 60000 --n-val 5000"
-HEADS = {                          # heads on one trunk, of one size, and each routing without its routing
-    **{model: f"--model {model}" for model in ("gap", "dense", "dynamic-shared", "dynamic", "em", "self-routing")},
-    **{f"{model}-1": f"--model {model} --routing-iters 1" for model in ("dynamic-shared", "dynamic", "em")},
-    "self-routing-uniform": "--model self-routing --uniform"}
-WIDE = {                           # on a trunk of twice the width: two heads; what is taken from one, given to one
-    **{name: HEADS[name] for name in ("gap", "dynamic-shared", "dynamic-shared-1")},
-    "dynamic-shared-no-places": "--model dynamic-shared --no-coord-add", "gap-places": "--model gap --places",
-    "gap-margin": "--model gap --loss margin"}
-SPLITS, WIDE_MAIN = ("azimuth", "elevation"), ("gap", "dynamic-shared")
-N_HEADS, N_WIDE, N_TAKEN = 10, 10, 5                                        # seeds
+WIDE = "--trunk-channels 32 --head-types 10 --n-epochs 6"                   # heads on a trunk of twice the width
+SPLITS = "azimuth", "elevation"
 RUNS = (                           # experiment, table, setting, flags, seeds, minutes of one seed on one core
     (MULTI, "main", "default", QUICK, range(3), 3),
     (MULTI, "main", "deep", f"--preset deep {QUICK}", range(3), 3),
@@ -54,12 +46,9 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     (MULTI, "synthetic", "default", "--n-epochs 8 --n-train 6000 --digits synthetic", range(1), 3),
     *((NORB, "shapes", model, f"--data shapes --model {model} --baseline none", range(10), minutes)
       for model, minutes in (("caps", 1.5), ("cnn", 0.2), ("gap", 0.4), ("nearest", 0.1))),
-    *((NORB, f"heads-{split}", head, f"{flags} --split {split} --n-epochs 6 --baseline none", range(N_HEADS), 2)
-      for split in SPLITS for head, flags in HEADS.items()),
-    *((NORB, f"wide-{split}", head, f"{flags} --trunk-channels 32 --head-types 10 --split {split} --n-epochs 6 "
-       "--baseline none", range(N_WIDE if head in WIDE_MAIN else N_TAKEN), 4)
-      for split in SPLITS for head, flags in WIDE.items()),
-    *((NORB, f"heads-{split}", "nearest", f"--model nearest --split {split} --baseline none", range(1), 0.1)
+    *((NORB, f"wide-{split}", model, f"--model {model} {WIDE} --split {split} --baseline none", range(5), 5)
+      for split in SPLITS for model in ("dynamic-shared", "gap")),
+    *((NORB, f"wide-{split}", "nearest", f"--model nearest --split {split} --baseline none", range(1), 0.2)
       for split in SPLITS))
 REAL_RUNS = tuple(                 # on files that cannot be shipped
     (NORB, "real-azimuth", model, f"--model {model} --baseline none --data smallnorb", range(1), 5)
