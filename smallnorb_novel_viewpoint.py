@@ -2118,23 +2118,32 @@ def evaluate(params, samples, config, runner):
         loss += naming_loss(scores, part | {"margin": MARGINS[1]}, config)[0] * len(scores)
     predictions = np.concatenate(predictions)
     right, n = predictions == samples["labels"], len(predictions)
-    counts = np.bincount(samples["labels"], minlength=N_CLASSES)
-    per_class = [
-        float(right[samples["labels"] == j].sum() / counts[j]) if counts[j] else math.nan for j in range(N_CLASSES)]
     hits = int(right.sum())
     return {"n": n, "hits": hits, "accuracy": hits / n, "loss": loss / n, "predictions": predictions,
-            "per_class": per_class}
+            "per_class": accuracy_per_class(samples["labels"], right)}
+
+
+def accuracy_per_class(labels, right):
+    """-> (N_CLASSES,) floats; nan where there is no image of a class"""
+    images, hits = (np.bincount(labels, weights, minlength=N_CLASSES) for weights in (None, right))
+    return [float(hit / n) if n else math.nan for hit, n in zip(hits, images)]
+
+
+def sweep_over(wanted, angles, labels, predictions):
+    """-> dict: the wanted angles, and the accuracy, and accuracy per class, of the images at each; all in degrees"""
+    right, at = predictions == labels, [angles == angle for angle in wanted]
+    return {"angles": [int(angle) for angle in wanted], "accuracy": [float(right[here].mean()) for here in at],
+            "per_class": [accuracy_per_class(labels[here], right[here]) for here in at]}
 
 
 def evaluate_viewpoint_extrapolation(params, data, config, runner):
     """Accuracy on familiar viewpoints, on held-out ones, and the drop from one to the other; accuracies of each class;
     and, in `sweep`, at each angle, azimuth or elevation, of those of the test images -> dict"""
     familiar, held_out = (evaluate(params, data[name], config, runner) for name in ("familiar", "held_out"))
-    angles, right = (np.concatenate(parts) for parts in zip(*(
-        (data[name][angle_of(config)], found["predictions"] == data[name]["labels"])
+    angles, labels, predictions = (np.concatenate(parts) for parts in zip(*(
+        (data[name][angle_of(config)], data[name]["labels"], found["predictions"])
         for name, found in (("familiar", familiar), ("held_out", held_out)))))
-    sweep = {"angles": np.unique(angles).tolist(),
-             "accuracy": [float(right[angles == angle].mean()) for angle in np.unique(angles)]}
+    sweep = sweep_over(np.unique(angles), angles, labels, predictions)
     return {"familiar": familiar["accuracy"], "held_out": held_out["accuracy"],
             "drop": familiar["accuracy"] - held_out["accuracy"], "familiar_loss": familiar["loss"],
             "held_out_loss": held_out["loss"], "familiar_per_class": familiar["per_class"],
@@ -2232,9 +2241,8 @@ def azimuth_sweep(params, config, runner, azimuths=SWEEP):
     elevations = np.linspace(*parse_range(config.elevations, "--elevations"), config.n_elev)
     rng = rng_for(config.seed, "evaluation", 2)
     views = make_views(np.array(azimuths), elevations, config.n_test_per_combo, rng)
-    right = evaluate(params, views, config, runner)["predictions"] == views["labels"]
-    accuracy = [float(right[views["azimuths"] == azimuth % 360].mean()) for azimuth in azimuths]
-    return {"angles": list(azimuths), "accuracy": accuracy}
+    predictions = evaluate(params, views, config, runner)["predictions"]
+    return sweep_over(np.array(azimuths) % 360, views["azimuths"], views["labels"], predictions)
 
 
 def run_one(label, config, data=None, found=None, out_weights=""):

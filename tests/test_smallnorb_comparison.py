@@ -61,7 +61,7 @@ def test_viewpoint_extrapolation_is_the_difference_of_the_two_accuracies():
 @pytest.mark.parametrize("split", ["azimuth", "elevation"])
 def test_accuracy_at_each_angle_of_the_test_images_by_hand(split, monkeypatch):
     """Familiar ones at 10 and 20 degrees, held-out ones at 90: 1 of 2, 2 of 2 and 0 of 1 right; the other angle does
-    not count"""
+    not count. The classes are 0 and 2, 1 and 3, 4; only 2 and 4 are taken for others"""
     other = {"azimuth": "elevations", "elevation": "azimuths"}[split]
     data = {"familiar": {split + "s": np.array([10, 20, 10, 20]), other: np.arange(4), "labels": np.arange(4)},
             "held_out": {split + "s": np.array([90]), other: np.zeros(1), "labels": np.array([4])}}
@@ -72,7 +72,10 @@ def test_accuracy_at_each_angle_of_the_test_images_by_hand(split, monkeypatch):
 
     monkeypatch.setattr(sn, "evaluate", fake_evaluate)
     found = sn.evaluate_viewpoint_extrapolation({}, data, tiny(split=split), None)
-    assert found["sweep"] == {"angles": [10, 20, 90], "accuracy": [0.5, 1.0, 0.0]}
+    assert found["sweep"]["angles"] == [10, 20, 90] and found["sweep"]["accuracy"] == [0.5, 1.0, 0.0]
+    nan = math.nan
+    np.testing.assert_array_equal(
+        found["sweep"]["per_class"], [[1, nan, 0, nan, nan], [nan, 1, nan, 1, nan], [nan, nan, nan, nan, 0]])
 
 
 # ---------------------------------------------------------------- the nearest neighbour
@@ -412,9 +415,9 @@ def test_azimuth_sweep_counts_right_answers_at_each_azimuth(monkeypatch):
         return {"predictions": np.where(right, views["labels"], (views["labels"] + 1) % 5)}
 
     monkeypatch.setattr(sn, "evaluate", fake_evaluate)
-    azimuths = [350, 0, 370, 170, 180, -10]
-    expected = {"angles": azimuths, "accuracy": [0, 1, 1, 1, 0, 0]}
-    assert sn.azimuth_sweep({}, tiny(), None, azimuths) == expected
+    right = [0, 1, 1, 1, 0, 0]
+    expected = {"angles": [350, 0, 10, 170, 180, 350], "accuracy": right, "per_class": [[value] * 5 for value in right]}
+    assert sn.azimuth_sweep({}, tiny(), None, [350, 0, 370, 170, 180, -10]) == expected
 
 
 @pytest.mark.parametrize("azimuths", [[0, 50, 100, 150], [200, 330], [20, 100]], ids=PARTS[1:] + ("others",))

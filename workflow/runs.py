@@ -32,7 +32,16 @@ class Result(NamedTuple):
 
 MULTI, NORB = EXPERIMENTS = "multimnist_capsnet", "smallnorb_novel_viewpoint"
 QUICK, LONG = "--n-epochs 12 --n-train 6000", "--n-epochs 25 --n-train 60000 --n-val 5000"
+HEADS = {                          # heads on one trunk, of one size, and each routing without its routing
+    **{model: f"--model {model}" for model in ("gap", "dense", "dynamic-shared", "dynamic", "em", "self-routing")},
+    **{f"{model}-1": f"--model {model} --routing-iters 1" for model in ("dynamic-shared", "dynamic", "em")},
+    "self-routing-uniform": "--model self-routing --uniform"}
 WIDE = "--trunk-channels 32 --head-types 10 --n-epochs 6"                   # heads on a trunk of twice the width
+PARTS = {                          # what is taken from one of them, or given to the other
+    "dynamic-shared-1": "--model dynamic-shared --routing-iters 1",
+    "dynamic-shared-no-places": "--model dynamic-shared --no-coord-add",
+    "dynamic-shared-xent": "--model dynamic-shared --loss xent", "dynamic": "--model dynamic",
+    "gap-places": "--model gap --places", "gap-margin": "--model gap --loss margin"}
 SPLITS = "azimuth", "elevation"
 RUNS = (                           # experiment, table, setting, flags, seeds, minutes of one seed on one core
     (MULTI, "main", "default", QUICK, range(3), 3),
@@ -46,8 +55,12 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     (MULTI, "synthetic", "default", "--n-epochs 8 --n-train 6000 --digits synthetic", range(1), 3),
     *((NORB, "shapes", model, f"--data shapes --model {model} --baseline none", range(10), minutes)
       for model, minutes in (("caps", 1.5), ("cnn", 0.2), ("gap", 0.4), ("nearest", 0.1))),
-    *((NORB, f"wide-{split}", model, f"--model {model} {WIDE} --split {split} --baseline none", range(5), 5)
+    *((NORB, f"heads-{split}", head, f"{flags} --n-epochs 6 --split {split} --baseline none", range(10), 1)
+      for split in SPLITS for head, flags in HEADS.items()),
+    *((NORB, f"wide-{split}", model, f"--model {model} {WIDE} --split {split} --baseline none", range(10), 2)
       for split in SPLITS for model in ("dynamic-shared", "gap")),
+    *((NORB, f"wide-{split}", part, f"{flags} {WIDE} --split {split} --baseline none", range(5), 2)
+      for split in SPLITS for part, flags in PARTS.items()),
     *((NORB, f"wide-{split}", "nearest", f"--model nearest --split {split} --baseline none", range(1), 0.2)
       for split in SPLITS))
 REAL_RUNS = tuple(                 # on files that cannot be shipped
