@@ -41,7 +41,7 @@ class Recorder:
     def seen_by(self, params, config):
         """What a network makes of the pairs"""
         with capsnet.Runner(self.config.threads) as runner:
-            val = capsnet.evaluate(params, self.val, config, runner)
+            val = capsnet.evaluate(params, capsnet.in_chunks(self.val), config, runner)
             out = runner.forward(params, self.shown, config)
         return {"loss": val["loss"], "set accuracy": val["set_accuracy"], "lengths": out["lengths"],
                 "recon": out["recon"]}

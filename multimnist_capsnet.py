@@ -284,12 +284,24 @@ def generate_multimnist(images, labels, n, rng, min_iou=0.8, merge="max"):
             "shifts": shifts, "index": index}
 
 
+def stream_pairs(digits, split, n, config, purpose, *key):
+    """n pairs from one split of load_digits' result, in dicts of at most CHUNK, each from its own generator: memory
+    does not grow with n"""
+    for start in range(0, n, CHUNK):
+        rng = rng_for(config.seed, purpose, *key, start // CHUNK)
+        yield generate_multimnist(*digits[split], min(CHUNK, n - start), rng, config.min_iou, config.merge)
+
+
 def draw_pairs(digits, split, n, config, purpose, *key):
-    """n pairs from one split of load_digits' result, drawn in chunks of CHUNK, each from its own generator."""
-    parts = [generate_multimnist(*digits[split], min(CHUNK, n - start),
-                                 rng_for(config.seed, purpose, *key, start // CHUNK), config.min_iou, config.merge)
-             for start in range(0, n, CHUNK)]
+    """stream_pairs' pairs in one dict"""
+    parts = list(stream_pairs(digits, split, n, config, purpose, *key))
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def in_chunks(pairs):
+    """A dict of pairs as dicts of at most CHUNK"""
+    for start in range(0, len(pairs["labels"]), CHUNK):
+        yield {name: array[start:start + CHUNK] for name, array in pairs.items()}
 
 
 def epoch_samples(digits, epoch, config):
@@ -719,19 +731,17 @@ def forward_rows(params, pairs, rows, config, empty, decode="labels"):
 
 # ============================================================== evaluation and training
 
-def evaluate(params, pairs, config, runner):
-    """Accuracies and losses over a dict of pairs.
+def evaluate(params, chunks, config, runner):
+    """Accuracies and losses over dicts of pairs, those of stream_pairs or in_chunks.
 
     set_accuracy: the two longest capsules are exactly the two digits; any_accuracy: at least one of them is;
     recon_mse: mean squared error per pixel of the redrawn digits (masked by the true labels); baseline_recon_mse: that
     of always drawing these pairs' mean digit, the best constant image. The CNN has cross_entropy for margin, and
     redraws nothing: no recon, no recon_mse.
     """
-    hits = np.zeros(2, int)
-    sums = np.zeros(3)
-    n = len(pairs["labels"])
-    for start in range(0, n, CHUNK):
-        part = {name: pairs[name][start:start + CHUNK] for name in ("composites", "sources", "labels")}
+    hits, sums, n = np.zeros(2, int), np.zeros(3), 0
+    total = np.zeros((CANVAS, CANVAS), np.int64)                                        # of the digits' grey levels
+    for part in chunks:
         out, size = runner.forward(params, part, config), len(part["labels"])
         right = (answers(out)[:, :, None] == part["labels"][:, None, :]).any(1).sum(1)  # digits named right
         hits += (right == 2).sum(), (right >= 1).sum()
@@ -739,8 +749,9 @@ def evaluate(params, pairs, config, runner):
         name, loss, _ = naming_loss(out, part["labels"], config)
         recon = reconstruction_loss(out["recon"], target)[0] if "recon" in out else 0.0
         sums += np.array([loss, recon, float(np.square(target).sum() / size)]) * size
+        n, total = n + size, total + part["sources"].sum((0, 1), dtype=np.int64)
     loss, recon, square = sums / n
-    mean = pairs["sources"].mean((0, 1)) / 255                                          # float64
+    mean = total / (2 * n) / 255
     per_pixel = 2 * CANVAS * CANVAS
     redrawn = {"recon": recon, "recon_mse": recon / per_pixel} if "recon" in out else {}
     return {"n": n, "hits": int(hits[0]), "set_accuracy": hits[0] / n, "any_accuracy": hits[1] / n,
@@ -769,7 +780,7 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None):
             for pairs in epoch_samples(data, epoch, config):
                 for rows in run.batches(pairs):
                     run.update(len(rows), *run.runner.loss_and_grads(run.params, pairs, rows, config))
-            found = evaluate(run.weights, val, config, run.runner)
+            found = evaluate(run.weights, in_chunks(val), config, run.runner)
             run.close_epoch({"val_" + name: found[name] for name in EPOCH_KEEPS if name in found},
                             f"validation {found['set_accuracy']:.3f}")
     return run.weights, run.history
@@ -779,7 +790,7 @@ def announce(run, digits, val):
     """What a run prints at its start: data, shapes, parameters, threads, and whether the initial loss is what it
     should be."""
     config, params = run.config, run.params
-    actual = evaluate(run.weights, val, config, run.runner)["loss"]
+    actual = evaluate(run.weights, in_chunks(val), config, run.runner)["loss"]
     if config.model == "cnn":
         most, hidden = params["conv5_w"].shape[-1], params["fc1_b"].size
         network = f"CNN, {config.cnn_channels} to {most} channels, {hidden} hidden units"
@@ -2328,8 +2339,7 @@ def main():
     if args.out_weights:
         save_weights(args.out_weights, found.config if found else config, params, history)
     with Runner(config.threads) as runner:
-        pairs = draw_pairs(digits, "test", config.n_test, config, "evaluation", 1)
-        test = evaluate(params, pairs, config, runner)
+        test = evaluate(params, stream_pairs(digits, "test", config.n_test, config, "evaluation", 1), config, runner)
     report(config, params, history | {"source": digits["source"]}, test, progress.say, found)
 
 

@@ -745,7 +745,7 @@ def figures_of_one_run(args, found, config, say):
     params, history = (found.weights, found.history) if found else capsnet.train(config, data=digits)
     test_pairs = capsnet.draw_pairs(digits, "test", config.n_test, config, "evaluation", 1)
     with capsnet.Runner(config.threads) as runner:
-        test = capsnet.evaluate(params, test_pairs, config, runner)
+        test = capsnet.evaluate(params, capsnet.in_chunks(test_pairs), config, runner)
         lengths = capsule_lengths(params, test_pairs, config, runner)
     right = capsnet.both_right(capsnet.top_two(lengths), test_pairs["labels"])
     trained = found.config if found else config

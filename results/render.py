@@ -27,6 +27,8 @@ sys.path.insert(0, str(ROOT))
 import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS threads
 import smallnorb_novel_viewpoint as norb
 
+import numpy as np  # after them
+
 SCRIPTS = {module.__name__: module for module in (capsnet, norb)}
 MULTI, NORB = SCRIPTS
 ACCURACY, MSE = "test_set_accuracy", "test_recon_mse"
@@ -291,13 +293,14 @@ def interval(pair, sign="", digits=3):
 
 
 def norb_comparison(ledger, table, names):
-    settings = [f"{table}/{name}" for name in names]
+    """names: settings of a table, or of another one, "table/setting"; the others are compared with the first"""
+    settings = [name if "/" in name else f"{table}/{name}" for name in names]
     summary, lines = norb_summary(ledger, settings), []
     for name, setting in zip(names, settings):
         row = summary.get(setting)
         lines.append(
             [
-                name,
+                name.rpartition("/")[2],
                 *([interval(row[key]) for key in ("familiar", "held_out", "drop")] if row else ["not run"] * 3),
                 *(interval(row.get(key), "+") if row else "" for key in ("difference", "matched_difference"))])
     header = ["", "familiar", "held-out", "drop", f"`{names[0]}` minus it", "at matched familiar accuracy"]
@@ -315,8 +318,71 @@ def norb_per_class(ledger, table, names):
     return markdown(["held-out accuracy", *norb.CLASS_NAMES], lines)
 
 
+def norb_routing(ledger, tables, rows):
+    """rows: (label, setting, its control), in each of some tables: what routing is worth, familiar and held-out"""
+    keys = [(table, key) for table in tables for key in ("familiar", "held_out")]
+    lines = [[label, *(ledger.difference(NORB, f"{table}/{name}", f"{table}/{control}", key) for table, key in keys)]
+             for label, name, control in rows]
+    header = ["routed minus uniform, paired by seed", *(
+        f"{table.partition('-')[2]}, {key.replace('_', '-')}" for table, key in keys)]
+    return markdown(header, lines) + "\n" + about(
+        ledger, NORB, [f"{table}/{name}" for table in tables for _, *names in rows for name in names])
+
+
+def norb_sweep(ledger, columns, names):
+    """columns: (label, table); held-out accuracy in each, and that of the first of some settings minus the others'"""
+    first, *others = names
+    lines = [[f"`{name}`", *(ledger.mean(NORB, f"{table}/{name}", "held_out") for _, table in columns)]
+             for name in names]
+    lines += [[f"`{first}` minus `{name}`", *(ledger.difference(NORB, f"{table}/{first}", f"{table}/{name}", "held_out")
+                                              for _, table in columns)] for name in others]
+    return markdown(["held-out accuracy", *(label for label, _ in columns)], lines) + "\n" + about(
+        ledger, NORB, [f"{table}/{name}" for _, table in columns for name in names])
+
+
+def norb_standard(ledger, rows):
+    """rows: (label, setting of the table standard): errors in percent"""
+    def error(setting, key):
+        values = [100 * (1 - value) for value in ledger.values(NORB, setting, key)]
+        return interval(capsnet.mean_and_interval(values), digits=1) if values else "not run"
+    settings = [f"standard/{name}" for _, name in rows]
+    lines = [[label, error(setting, "held_out"), error(setting, "familiar")]
+             for (label, _), setting in zip(rows, settings)]
+    return markdown(["error %", "new toys", "training toys"], lines) + "\n" + about(ledger, NORB, settings)
+
+
+def norb_by_distance(ledger, table, names):
+    """Accuracy per class of some settings at each distance from the training range, means over seeds; and the mean
+    over classes of the first minus each other's, paired by seed"""
+    found = {}
+    for name in names:
+        for run in ledger.runs(NORB, f"{table}/{name}").values():
+            config = norb.config_of(run["config"], NORB)
+            for angle, per_class in zip(run["sweep"]["angles"], run["sweep"]["per_class"]):
+                cell = found.setdefault(round(norb.distance_to_training(angle, config)), {}).setdefault(name, {})
+                cell.setdefault(run["seed"], []).append(per_class)
+    lines = []
+    for distance, by_name in sorted(found.items()):
+        means = {name: {seed: np.mean(rows, 0) for seed, rows in seeds.items()} for name, seeds in by_name.items()}
+        for name in names:
+            per_class = np.mean(list(means[name].values()), 0)
+            shared = sorted(means[names[0]].keys() & means[name].keys())
+            ahead = [float(np.mean(means[names[0]][seed] - means[name][seed])) for seed in shared]
+            lines.append([distance, f"`{name}`", *(f"{value:.2f}" for value in per_class), f"{per_class.mean():.3f}",
+                          "" if name == names[0] else interval(capsnet.mean_and_interval(ahead), "+")])
+    header = ["degrees from training", "", *norb.NORB_NAMES, "mean", f"`{names[0]}` minus it"]
+    return markdown(header, lines or [["not run", *[""] * 8]])
+
+
 NETWORKS = ("caps", "cnn", "gap", "nearest")
+HEADS = ("gap", "dense", "dynamic-shared", "dynamic-shared-1", "dynamic", "dynamic-1", "em", "em-1", "self-routing")
+ROUTED = (("dynamic routing, shared matrices", "dynamic-shared", "dynamic-shared-1"),
+          ("dynamic routing, a matrix for every place", "dynamic", "dynamic-1"), ("EM routing", "em", "em-1"),
+          ("self-routing", "self-routing", "dynamic-shared-1"))
 WIDE = ("dynamic-shared", "gap", "nearest")
+PARTS = ("dynamic-shared", "dynamic-shared-1", "dynamic-shared-no-places", "dynamic-shared-xent", "dynamic", "gap",
+         "gap-places", "gap-margin")
+SWEPT = ("dynamic-shared", "gap", "em")
 TABLES = {
     "multimnist results": partial(multimnist_results, rows=(
         ("default: 12 x 6,000 fresh pairs", "main/default"), ("`--preset deep`, the same pairs", "main/deep"),
@@ -344,6 +410,23 @@ TABLES = {
         ("trained on synthetic digits, reads the MNIST test set", "synthetic_reads_mnist"))),
     "smallnorb wide azimuth": partial(norb_comparison, table="wide-azimuth", names=WIDE),
     "smallnorb wide elevation": partial(norb_comparison, table="wide-elevation", names=WIDE),
+    "smallnorb parts": partial(norb_comparison, table="wide-azimuth", names=PARTS),
+    "smallnorb heads azimuth": partial(norb_comparison, table="heads-azimuth", names=HEADS),
+    "smallnorb heads elevation": partial(norb_comparison, table="heads-elevation", names=HEADS),
+    "smallnorb routing": partial(norb_routing, tables=("heads-azimuth", "heads-elevation"), rows=ROUTED),
+    "smallnorb distance": partial(norb_by_distance, table="heads-azimuth", names=("dynamic-shared", "gap")),
+    "smallnorb paper azimuth": partial(
+        norb_comparison, table="paper-azimuth", names=("caps", "cnn", "wide-azimuth/nearest")),
+    "smallnorb paper elevation": partial(
+        norb_comparison, table="paper-elevation", names=("caps", "cnn", "wide-elevation/nearest")),
+    "smallnorb standard": partial(norb_standard, rows=(
+        ("`caps`, 1 iteration", "caps-1"), ("2 iterations", "caps-2"), ("3 iterations", "caps-3"),
+        ("2 iterations, no coordinate addition", "caps-no-places"), ("2 iterations, spread loss", "caps-spread"),
+        ("`cnn`", "cnn"), ("`gap`", "gap"), ("nearest neighbour", "nearest"))),
+    "smallnorb toys": partial(norb_sweep, names=SWEPT, columns=(
+        ("1 toy a class", "toys-1"), ("2", "toys-2"), ("3", "toys-3"), ("5", "heads-azimuth"))),
+    "smallnorb azimuths": partial(norb_sweep, names=SWEPT, columns=(
+        ("3 azimuths", "azimuths-3"), ("6", "azimuths-6"), ("9", "azimuths-9"), ("18", "azimuths-18"))),
     "smallnorb shapes": partial(norb_comparison, table="shapes", names=NETWORKS),
     "smallnorb shapes per class": partial(norb_per_class, table="shapes", names=NETWORKS)}
 VALUES = {
@@ -495,7 +578,7 @@ def same_evaluation(result):
         with norb.Runner(config.threads) as runner:
             test = norb.evaluate_viewpoint_extrapolation(found.weights, norb.load_data(config), config, runner)
         return all(math.isclose(test[name], result[name], abs_tol=1e-5) for name in ("familiar", "held_out"))
-    pairs = capsnet.draw_pairs(capsnet.load_digits(config), "test", config.n_test, config, "evaluation", 1)
+    pairs = capsnet.stream_pairs(capsnet.load_digits(config), "test", config.n_test, config, "evaluation", 1)
     with capsnet.Runner(config.threads) as runner:
         test = capsnet.evaluate(found.weights, pairs, config, runner)
     return test["hits"] == result["test_hits"] and math.isclose(test["recon_mse"], result[MSE], rel_tol=1e-4)

@@ -319,6 +319,64 @@ def test_tables_of_what_the_figures_say_by_hand(tmp_path):
     assert lines[2] == "| capsule | 16 | 0.70 +- 1.27 | 0.90 +- 0.00 |"                  # 12.706 x 0.1414 / sqrt 2
 
 
+@pytest.fixture
+def norb_ledger(tmp_path):
+    """norb_ledger({"table/setting": [held-out accuracy of seeds 0, 1, ...]}) -> a Ledger; familiar 0.9; trained on
+    azimuths 300 to 40, looked at from 0 and 80, where only class 4 is ever right, as often as five times held-out"""
+    def make(found):
+        for setting, accuracies in found.items():
+            for seed, held_out in enumerate(accuracies):
+                path = tmp_path / NORB / f"{setting}-{seed}.json"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(json.dumps({
+                    "experiment": NORB, "config": sn.settings_of(sn.Config(seed=seed)), "seed": seed, "n_params": 1,
+                    "familiar": 0.9, "held_out": held_out, "drop": 0.9 - held_out, "seconds_train": 1.0,
+                    "ms_per_step": 1.0, "held_out_per_class": [held_out] * 5, "script_sha256": "old", "history": {},
+                    "sweep": {"angles": [0, 80], "accuracy": [1.0, held_out],
+                              "per_class": [[1.0] * 5, [0, 0, 0, 0, 5 * held_out]]},
+                    "versions": {"python": "3", "numpy": "2"}, "machine": {"processor": "P", "blas_kernels": "K"}}))
+        return render.Ledger(tmp_path)
+    return make
+
+
+def cells(text, start):
+    """Of the first row of a table that begins so"""
+    return next([cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()
+                if line.startswith(f"| {start}"))
+
+
+def test_tables_of_heads_by_hand(norb_ledger):
+    """Held-out 0.2 and 0.1, 0.1 and 0.1: differences 0.1 and 0, mean 0.05, t 12.706 times half of 0.1"""
+    found = norb_ledger({"t-azimuth/a": [0.2, 0.1], "t-azimuth/b": [0.1, 0.1], "t-elevation/a": [0.15]})
+    rows = (("routing", "a", "b"), ("none", "a", "missing"))
+    text = render.norb_routing(found, ("t-azimuth", "t-elevation"), rows)
+    assert cells(text, "routed")[1:] == [
+        "azimuth, familiar", "azimuth, held-out", "elevation, familiar", "elevation, held-out"]
+    assert cells(text, "routing")[1:] == ["+0.000 +- 0.000", "+0.050 +- 0.635", "not run", "not run"]
+    assert cells(text, "none")[1:] == ["not run"] * 4
+    text = render.norb_sweep(found, (("one", "t-azimuth"), ("two", "t-elevation")), ("a", "b"))
+    assert cells(text, "held-out accuracy")[1:] == ["one", "two"]
+    assert cells(text, "`a` |")[1:] == ["0.150 +- 0.635", "0.150"]
+    assert cells(text, "`a` minus `b`")[1:] == ["+0.050 +- 0.635", "not run"]
+    text = render.norb_comparison(found, "t-azimuth", ("a", "t-elevation/a"))
+    assert [line.split("|")[1].strip() for line in text.splitlines()[2:4]] == ["a", "a"]
+    assert cells(text, "a")[4:] == ["", ""] and text.splitlines()[3].split("|")[3].strip() == "0.150"
+
+
+def test_tables_of_errors_and_of_distances_by_hand(norb_ledger):
+    """80 degrees are 40 from the training range; there the mean over classes is the held-out accuracy"""
+    found = norb_ledger({"standard/a": [0.2, 0.1], "standard/b": [0.1, 0.1]})
+    text = render.norb_standard(found, (("first", "a"), ("none", "c")))
+    assert cells(text, "first")[1:] == ["85.0 +- 63.5", "10.0 +- 0.0"] and cells(text, "none")[1:] == ["not run"] * 2
+    text = render.norb_by_distance(found, "standard", ("a", "b"))
+    assert cells(text, "degrees")[2:7] == list(sn.NORB_NAMES)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[2:]]
+    assert rows == [
+        ["0", "`a`", *["1.00"] * 5, "1.000", ""], ["0", "`b`", *["1.00"] * 5, "1.000", "+0.000 +- 0.000"],
+        ["40", "`a`", *["0.00"] * 4, "0.75", "0.150", ""],
+        ["40", "`b`", *["0.00"] * 4, "0.50", "0.100", "+0.050 +- 0.635"]]
+
+
 @pytest.mark.parametrize("table", [name for name in render.TABLES if name.startswith("multimnist")])
 def test_tables_without_results_say_so(tmp_path, table):
     text = render.TABLES[table](render.Ledger(tmp_path))

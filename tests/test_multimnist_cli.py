@@ -82,7 +82,7 @@ def test_results_are_those_of_the_checkpoint(toy_run):
     params, config = found.params, dataclasses.replace(found.config, n_test=64)
     digits = mc.load_digits(config)
     with mc.Runner(1) as runner:
-        test = mc.evaluate(params, mc.draw_pairs(digits, "test", 64, config, "evaluation", 1), config, runner)
+        test = mc.evaluate(params, mc.stream_pairs(digits, "test", 64, config, "evaluation", 1), config, runner)
     results = toy_run.results
     assert mc.n_params(params) == results["n_params"]
     for name in ("set_accuracy", "any_accuracy", "recon_mse"):

@@ -378,7 +378,7 @@ def test_loss_at_initialisation_is_that_of_short_capsules_and_gray_images(digits
     config = mc.Config(n_val=32, threads=1)
     val, params = mc.draw_pairs(digits, "val", 32, config, "evaluation", 0), mc.init_params(config)
     with mc.Runner(1) as runner:
-        actual = mc.evaluate(params, val, config, runner)
+        actual = mc.evaluate(params, mc.in_chunks(val), config, runner)
     with mc.Run(config, "synthetic", 6000, mc.Progress(quiet=False)) as run:
         mc.announce(run, digits, val)
     gray = 0.0005 * np.square(val["sources"] / 255 - 0.5).sum() / 32
@@ -407,7 +407,7 @@ def test_evaluate_against_brute_force(digits, chunk, monkeypatch):
         done.append(len(part["labels"]))
         return {"lengths": lengths[start:start + done[-1]], "recon": recon[start:start + done[-1]]}
 
-    test = mc.evaluate({}, pairs, TINY, SimpleNamespace(forward=fake_forward))
+    test = mc.evaluate({}, mc.in_chunks(pairs), TINY, SimpleNamespace(forward=fake_forward))
     target = pairs["sources"] / 255
     margin = (0.09 + 8 * 0.005 + 0.16 + 0.49 + 7 * 0.005 + 0.5 * 0.36 + 2 * 0.49 + 6 * 0.005 + 2 * 0.5 * 0.49) / 3
     squares = np.square(recon - target).sum() / 3

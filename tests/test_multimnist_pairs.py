@@ -125,6 +125,26 @@ def test_pairs_do_not_depend_on_one_another_or_on_how_many_are_drawn(digits, mon
     assert not np.array_equal(few["index"], test["index"]) and not np.array_equal(few["index"], other_seed["index"])
 
 
+def test_a_stream_holds_a_chunk_at_a_time_and_gives_the_same_pairs(digits, monkeypatch):
+    monkeypatch.setattr(mc, "CHUNK", 40)
+    stream = mc.stream_pairs(digits, "val", 10 ** 12, TINY, "evaluation", 0)            # nothing is drawn ahead
+    first, second = next(stream), next(stream)
+    whole = mc.draw_pairs(digits, "val", 110, TINY, "evaluation", 0)
+    parts = list(mc.in_chunks(whole))
+    assert [len(part["labels"]) for part in parts] == [40, 40, 30]
+    for name, array in whole.items():
+        assert np.array_equal(np.concatenate([part[name] for part in parts]), array)
+        assert np.array_equal(np.concatenate([first[name], second[name]]), array[:80])
+
+
+def test_accuracies_do_not_depend_on_the_chunks(digits, monkeypatch):
+    pairs, params = mc.draw_pairs(digits, "val", 70, TINY, "evaluation", 0), mc.init_params(TINY)
+    with mc.Runner(1) as runner:
+        whole = mc.evaluate(params, [pairs], TINY, runner)
+        monkeypatch.setattr(mc, "CHUNK", 32)
+        assert mc.evaluate(params, mc.in_chunks(pairs), TINY, runner) == pytest.approx(whole, rel=1e-6)
+
+
 def test_epochs_are_fresh_unless_the_pool_is_fixed(digits, monkeypatch):
     monkeypatch.setattr(mc, "CHUNK", 64)                                                # one batch of 40, less than two
     def drawn(epoch, **changes):
