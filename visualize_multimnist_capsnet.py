@@ -419,9 +419,33 @@ def draw_errors(run, n=10):
     return fig
 
 
+QUIZ_ANSWERS = "quiz_answers.txt"
+QUIZ = 10                          # rows, and columns, of test pairs that a reader may try
+
+
+def draw_quiz(run):
+    """The first test pairs, and nothing that says what they are"""
+    images = run.test_pairs["composites"][:QUIZ * QUIZ] / 255
+    rows = -(-len(images) // QUIZ)
+    empty = np.ones((rows * QUIZ - len(images), *images.shape[1:]))
+    fig = new_figure(run, 0.9 * rows + 0.9, f"Which two digits? {len(images)} test pairs")
+    show_montage(fig.subplots(), np.concatenate([images, empty]).reshape(rows, QUIZ, *images.shape[1:]),
+                 [f"+{k}" for k in range(QUIZ)], [QUIZ * k for k in range(rows)])
+    return fig
+
+
+def quiz_answers(run):
+    """-> the answers to draw_quiz's questions, and the network's where they are others, as text"""
+    labels, right = np.sort(run.test_pairs["labels"][:QUIZ * QUIZ], 1), run.right[:QUIZ * QUIZ]
+    named = capsnet.top_two(run.lengths)
+    lines = [f"{k}: {a} {b}" + ("" if right[k] else f"   (the network says {named[k][0]} {named[k][1]})")
+             for k, (a, b) in enumerate(labels)]
+    return "\n".join((f"quiz.png: its network names both digits of {right.sum()} of {len(right)} pairs", *lines, ""))
+
+
 FIGURES = {draw.__name__.removeprefix("draw_"): draw for draw in (
     draw_training_curves, draw_example_pairs, draw_reconstructions, draw_segmentation, draw_capsule_activations,
-    draw_pose_perturbation, draw_routing, draw_errors)}
+    draw_pose_perturbation, draw_routing, draw_errors, draw_quiz)}
 
 
 # ---------------------------------------------------------------- disentanglement
@@ -740,7 +764,7 @@ def draw_picture(found, gray, ink, say):
 # ---------------------------------------------------------------- command line
 
 def figures_of_one_run(args, found, config, say):
-    """Train, or take the network that was found, evaluate it and draw -> {name: Figure}"""
+    """Train, or take the network that was found, evaluate it and draw -> {file: Figure, or text}"""
     digits = capsnet.load_digits(config, say)
     params, history = (found.weights, found.history) if found else capsnet.train(config, data=digits)
     test_pairs = capsnet.draw_pairs(digits, "test", config.n_test, config, "evaluation", 1)
@@ -751,7 +775,9 @@ def figures_of_one_run(args, found, config, say):
     trained = found.config if found else config
     shown = next(capsnet.epoch_samples(digits, 0, trained))
     run = Run(config, trained, params, history, digits["source"], shown, test_pairs, lengths, right, test)
-    figures = {name: draw(run) for name, draw in FIGURES.items() if args.only in ("", name)}
+    figures = {f"{name}.png": draw(run) for name, draw in FIGURES.items() if args.only in ("", name)}
+    if "quiz.png" in figures:
+        figures[QUIZ_ANSWERS] = quiz_answers(run)
     findings = {"errors": error_findings(run), "routing": routing_findings(run)}
     capsnet.report(config, params, {**history, "source": digits["source"]}, test, say, found, **findings)
     return figures
@@ -764,7 +790,7 @@ def figures_of_disentanglement(config, n_seeds, say):
         capsnet.write_json(config.out_json, capsnet.result_of(*first, {"r2": r2}))
     for name, (size, r2) in found.items():
         say(f"{name} ({size}-D): " + "  ".join(f"{factor} {mean:.3f}" for factor, mean in zip(FACTORS, r2.mean(0))))
-    return {"disentanglement": draw_disentanglement(found, config, n_seeds)}
+    return {"disentanglement.png": draw_disentanglement(found, config, n_seeds)}
 
 
 def check_flags(args, found, config):
@@ -821,13 +847,17 @@ def main():
     capsnet.make_outdir(outdir, [name] if name else FIGURES)
     say = capsnet.Progress(config.quiet).say
     if pictured:
-        figures = {name: draw_picture(found, gray, ink, say)}
+        figures = {f"{name}.png": draw_picture(found, gray, ink, say)}
     elif args.only == "disentanglement":
         figures = figures_of_disentanglement(config, 3 if args.n_seeds is None else args.n_seeds, say)
     else:
         figures = figures_of_one_run(args, found, config, say)
-    for name, fig in figures.items():
-        capsnet.write_figure(fig, outdir / f"{name}.png", say)
+    for name, drawn in figures.items():
+        if isinstance(drawn, Figure):
+            capsnet.write_figure(drawn, outdir / name, say)
+        else:
+            capsnet.write_atomically(outdir / name, lambda file, text=drawn: file.write(text.encode()))
+            say(f"wrote {outdir / name}")
 
 
 if __name__ == "__main__":

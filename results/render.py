@@ -326,7 +326,7 @@ def norb_routing(ledger, tables, rows):
     header = ["routed minus uniform, paired by seed", *(
         f"{table.partition('-')[2]}, {key.replace('_', '-')}" for table, key in keys)]
     return markdown(header, lines) + "\n" + about(
-        ledger, NORB, [f"{table}/{name}" for table in tables for _, *names in rows for name in names])
+        ledger, NORB, dict.fromkeys(f"{table}/{name}" for table in tables for _, *names in rows for name in names))
 
 
 def norb_sweep(ledger, columns, names):

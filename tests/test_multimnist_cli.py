@@ -214,8 +214,9 @@ def test_all_figures_after_training(run_script, tmp_path):
 
 def assert_pngs(folder):
     import matplotlib.image
-    files = sorted(folder.iterdir())
+    *files, answers = sorted(folder.iterdir(), key=lambda path: (path.suffix, path.name))
     assert len(files) >= 5 and all(path.suffix == ".png" for path in files)
+    assert answers.name == "quiz_answers.txt" and len(answers.read_text().splitlines()) == 1 + 64
     for path in files:
         picture = matplotlib.image.imread(path)
         assert min(picture.shape[:2]) > 100 and picture[..., :3].std() > 0.01, path

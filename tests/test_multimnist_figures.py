@@ -91,6 +91,24 @@ def test_the_error_figure_draws_groups_without_an_error(digits, n, wrong):
     assert viz.draw_errors(run)
 
 
+def test_the_answers_to_the_quiz_by_hand(digits):
+    """128 pairs, of which the first 100 are asked; the network says 0 and 1 to the fourth, and is right elsewhere"""
+    pairs = mc.draw_pairs(digits, "test", 128, TINY, "evaluation", 1)
+    pairs["labels"][3] = 7, 2
+    lengths = mc.k_hot(pairs["labels"], np.float32)
+    lengths[3] = [0.9, 0.8, *[0.1] * 8]
+    right = mc.both_right(mc.top_two(lengths), pairs["labels"])
+    run = viz.Run(TINY, TINY, {}, {"source": "synthetic", "epochs": []}, "synthetic", {}, pairs, lengths, right, {})
+    first, *lines = viz.quiz_answers(run).splitlines()
+    assert "99 of 100" in first and len(lines) == 100
+    assert lines[3] == "3: 2 7   (the network says 0 1)"
+    low, high = sorted(pairs["labels"][99])
+    assert lines[99] == f"99: {low} {high}"
+    picture, = (image for ax in viz.draw_quiz(run).axes for image in ax.images)
+    shown = picture.get_array()[..., 0]                                                 # 10 x 10 of 36 px, 3 px between
+    np.testing.assert_allclose(shown[39:75, 117:153], pairs["composites"][13] / 255)
+
+
 # ---------------------------------------------------------------- errors and routing, in numbers
 
 def run_of(labels, named, sources):

@@ -390,6 +390,19 @@ def test_networks_of_vector_capsules_against_literal_ones(model, changes):
         assert np.ptp(out["c"][-1]) > 1e-3
 
 
+def test_self_routing_without_its_routing_is_dynamic_routing_with_one_iteration():
+    """so that one of them is the control of both"""
+    one, other = sn.Config(model="self-routing", uniform=True), sn.Config(model="dynamic-shared", routing_iters=1)
+    params = sn.init_params(one)
+    assert params.keys() == sn.init_params(other).keys()
+    assert all(np.array_equal(value, params[name]) for name, value in sn.init_params(other).items())
+    samples = {"images": np.random.default_rng(0).standard_normal((4, 32, 32, 2), np.float32),
+               "labels": np.arange(4)}
+    found = [sn.loss_and_grads(params, samples, config) for config in (one, other)]
+    for name, grad in found[0][1].items():
+        np.testing.assert_allclose(grad, found[1][1][name], rtol=1e-4, atol=1e-7, err_msg=name)
+
+
 @pytest.mark.parametrize("model, changes", [
     *((model, dict(data=data)) for model in CNNS for data in ("shapes", "smallnorb")),
     ("gap", dict(places=True)), ("cnn", dict(preset="paper", width=0))], ids=str)

@@ -34,8 +34,7 @@ MULTI, NORB = EXPERIMENTS = "multimnist_capsnet", "smallnorb_novel_viewpoint"
 QUICK, LONG = "--n-epochs 12 --n-train 6000", "--n-epochs 25 --n-train 60000 --n-val 5000"
 HEADS = {                          # heads on one trunk, of one size, and each routing without its routing
     **{model: f"--model {model}" for model in ("gap", "dense", "dynamic-shared", "dynamic", "em", "self-routing")},
-    **{f"{model}-1": f"--model {model} --routing-iters 1" for model in ("dynamic-shared", "dynamic", "em")},
-    "self-routing-uniform": "--model self-routing --uniform"}
+    **{f"{model}-1": f"--model {model} --routing-iters 1" for model in ("dynamic-shared", "dynamic", "em")}}
 WIDE = "--trunk-channels 32 --head-types 10 --n-epochs 6"                   # heads on a trunk of twice the width
 PARTS = {                          # what is taken from one of them, or given to the other
     "dynamic-shared-1": "--model dynamic-shared --routing-iters 1",
