@@ -1627,8 +1627,9 @@ def init_state(params):
 
 
 def fold_statistics(state, group_statistics, step):
-    """Fold the statistics of some groups of samples into the running ones, in place, in the groups' order. step, from
-    0: at first the running means are plain ones, so that their start does not matter."""
+    """Fold the statistics of some groups of samples, whatever their sizes, into the running ones, in place, in the
+    groups' order. step, from 0: a group weighs 9 / (step + 9), later 1 - STATE_DECAY: the first forget how it began,
+    and young weights are soon forgotten."""
     keep = min(STATE_DECAY, step / (step + 9))
     for statistics in group_statistics:
         for name, found in statistics.items():

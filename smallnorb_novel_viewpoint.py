@@ -2131,18 +2131,23 @@ def accuracy_per_class(labels, right):
 
 def sweep_over(wanted, angles, labels, predictions):
     """-> dict: the wanted angles, and the accuracy, and accuracy per class, of the images at each; all in degrees"""
+    wanted = [int(angle) if angle % 1 == 0 else float(angle) for angle in wanted]
     right, at = predictions == labels, [angles == angle for angle in wanted]
-    return {"angles": [int(angle) for angle in wanted], "accuracy": [float(right[here].mean()) for here in at],
+    return {"angles": wanted, "accuracy": [float(right[here].mean()) for here in at],
             "per_class": [accuracy_per_class(labels[here], right[here]) for here in at]}
 
 
 def evaluate_viewpoint_extrapolation(params, data, config, runner):
     """Accuracy on familiar viewpoints, on held-out ones, and the drop from one to the other; accuracies of each class;
-    and, in `sweep`, at each angle, azimuth or elevation, of those of the test images -> dict"""
+    and, in `sweep`, at each angle, azimuth or elevation, of those of the test images -> dict
+
+    With --split toys the familiar images are those of training; the sweep is then of the held-out toys alone.
+    """
     familiar, held_out = (evaluate(params, data[name], config, runner) for name in ("familiar", "held_out"))
     angles, labels, predictions = (np.concatenate(parts) for parts in zip(*(
         (data[name][angle_of(config)], data[name]["labels"], found["predictions"])
-        for name, found in (("familiar", familiar), ("held_out", held_out)))))
+        for name, found in (("familiar", familiar), ("held_out", held_out))
+        if name == "held_out" or config.split != "toys")))
     sweep = sweep_over(np.unique(angles), angles, labels, predictions)
     return {"familiar": familiar["accuracy"], "held_out": held_out["accuracy"],
             "drop": familiar["accuracy"] - held_out["accuracy"], "familiar_loss": familiar["loss"],
@@ -2297,8 +2302,8 @@ def run_all(config, say=print, out_weights=""):
 
 
 def at_matched_familiar(record, reference):
-    """Held-out accuracy when the network first was as good on familiar views as `reference`, another record, at its
-    end; None if never"""
+    """Held-out accuracy at the first look of its history at which the network was as good on familiar views as
+    `reference`, another record, at its end; None if it never was"""
     looks = history_rows(record["history"])
     return next((look["held_out"] for look in looks if look["familiar"] >= reference["familiar"]), None)
 
@@ -2306,27 +2311,36 @@ def at_matched_familiar(record, reference):
 def summarize(records):
     """Records of several networks and seeds -> {label: {"familiar": (mean, half width), "held_out", "drop", ...}}
 
-    difference: held-out accuracy of the first network minus this one's, paired by seed. matched: the first network's
-    held-out accuracy at the first look at which its familiar accuracy reached this network's final one, and
-    matched_difference, minus this one's held-out. held_out_per_class: means over the seeds.
+    Paired by seed, over the seeds that both have: difference, held-out accuracy of the first network minus this one's;
+    drop_difference, likewise of the drop; matched_difference, the first network's held-out accuracy at the first look
+    at which its familiar accuracy reached this network's final one, minus this one's held-out, over the n_matched seeds
+    on which it did; matched, its own part of that. A single record of a network that learns nothing, as the nearest
+    neighbour of toys, is paired with every seed. held_out_per_class: means over the seeds.
     """
     by_label = {}
     for record in records:
-        by_label.setdefault(record["label"], []).append(record)
+        by_label.setdefault(record["label"], {})[record["seed"]] = record
     first, summary = next(iter(by_label.values())), {}
     for label, runs in by_label.items():
-        row = {key: mean_and_interval([run[key] for run in runs])
+        some = next(iter(runs.values()))
+        row = {key: mean_and_interval([run[key] for run in runs.values()])
                for key in ("familiar", "held_out", "drop", "seconds_train", "ms_per_step")}
-        row |= {"n_params": runs[0]["n_params"], "seeds": [run["seed"] for run in runs],
-                "held_out_per_class": np.mean([run["held_out_per_class"] for run in runs], 0).tolist()}
+        row |= {"n_params": some["n_params"], "seeds": list(runs),
+                "held_out_per_class": np.mean([run["held_out_per_class"] for run in runs.values()], 0).tolist()}
         if runs is not first:
-            row["difference"] = mean_and_interval([a["held_out"] - b["held_out"] for a, b in zip(first, runs)])
-            matched = [(at_matched_familiar(a, b), b["held_out"]) for a, b in zip(first, runs)]
-            if all(m is not None for m, _ in matched):
+            if len(runs) == 1 and not some["n_params"]:
+                runs = dict.fromkeys(first, some)
+            pairs = [(run, runs[seed]) for seed, run in first.items() if seed in runs]
+            matched = [(at_matched_familiar(a, b), b["held_out"]) for a, b in pairs]
+            matched = [pair for pair in matched if pair[0] is not None]
+            row |= {"difference": mean_and_interval([a["held_out"] - b["held_out"] for a, b in pairs]),
+                    "drop_difference": mean_and_interval([a["drop"] - b["drop"] for a, b in pairs]),
+                    "n_pairs": len(pairs), "n_matched": len(matched)} if pairs else {}
+            if matched:
                 row["matched"] = mean_and_interval([m for m, _ in matched])
                 row["matched_difference"] = mean_and_interval([m - h for m, h in matched])
-        row["sweep"] = {"angles": runs[0]["sweep"]["angles"],
-                        "accuracy": np.mean([run["sweep"]["accuracy"] for run in runs], 0).tolist()}
+        row["sweep"] = {"angles": some["sweep"]["angles"],
+                        "accuracy": np.mean([run["sweep"]["accuracy"] for run in by_label[label].values()], 0).tolist()}
         summary[label] = row
     return summary
 
@@ -2385,17 +2399,20 @@ def report(config, records, say):
     def cell(pair):
         return f"{pair[0]:.3f}" + (f" +- {pair[1]:.3f}" if np.isfinite(pair[1]) else "")
 
-    many, things = config.n_seeds > 1, "toys " if config.split == "toys" else "views"
+    many = config.n_seeds > 1
+    things, others = ("training images", "new toys      ") if config.split == "toys" else (
+        "familiar views ", "held-out views")
     say(f"\n{config.data} images, {config.split} split; {config.n_seeds} seed{'s' * many}"
-        f"{', mean +- 95% t interval' * many}\n{'':24}parameters  familiar {things}     held-out {things}     drop")
+        f"{', mean +- 95% t interval' * many}\n{'':24}parameters  {things}    {others}     drop")
     for label, row in summary.items():
         say(f"{label:24}{row['n_params']:10,}  {cell(row['familiar']):17}  {cell(row['held_out']):17}  "
             f"{cell(row['drop'])}")
     first = next(iter(summary))
     for label, row in summary.items():
         if "difference" in row:
-            matched = (f"; stopped at {label}'s familiar accuracy {cell(row['matched_difference'])}" if "matched" in row
-                       else "")
+            of = f", {row['n_matched']} of {row['n_pairs']} seeds" * (row["n_matched"] < row["n_pairs"])
+            matched = (f"; stopped at {label}'s familiar accuracy{of}: {cell(row['matched_difference'])}"
+                       if "matched" in row else "")
             say(f"held-out, {first} minus {label}, paired by seed: {cell(row['difference'])}{matched}")
     if not many and len(summary) > 1:
         say("one seed swings by 10 points and more: a difference needs --n-seeds 10")
@@ -2405,7 +2422,7 @@ def report(config, records, say):
         say(f"{label:24}" + "".join(f"{accuracy:8.3f}" for accuracy in row["held_out_per_class"]))
     gaps = gap_table(config, summary)
     symmetric = "; symmetric shapes look as in training at most of them" * (config.data == "shapes")
-    say(f"accuracy by distance from the nearest training {angle_of(config)[:-1]}, degrees{symmetric}\n{'':24}"
+    say(f"accuracy by distance from the range of training {angle_of(config)}, degrees{symmetric}\n{'':24}"
         + "".join(f"{gap:>8}" for gap in next(iter(gaps.values()))))
     for label, row in gaps.items():
         say(f"{label:24}" + "".join(f"{accuracy:8.3f}" for accuracy in row.values()))
@@ -2890,8 +2907,9 @@ def init_state(params):
 
 
 def fold_statistics(state, group_statistics, step):
-    """Fold the statistics of some groups of samples into the running ones, in place, in the groups' order. step, from
-    0: at first the running means are plain ones, so that their start does not matter."""
+    """Fold the statistics of some groups of samples, whatever their sizes, into the running ones, in place, in the
+    groups' order. step, from 0: a group weighs 9 / (step + 9), later 1 - STATE_DECAY: the first forget how it began,
+    and young weights are soon forgotten."""
     keep = min(STATE_DECAY, step / (step + 9))
     for statistics in group_statistics:
         for name, found in statistics.items():

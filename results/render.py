@@ -297,13 +297,14 @@ def norb_comparison(ledger, table, names):
     settings = [name if "/" in name else f"{table}/{name}" for name in names]
     summary, lines = norb_summary(ledger, settings), []
     for name, setting in zip(names, settings):
-        row = summary.get(setting)
-        lines.append(
-            [
-                name.rpartition("/")[2],
-                *([interval(row[key]) for key in ("familiar", "held_out", "drop")] if row else ["not run"] * 3),
-                *(interval(row.get(key), "+") if row else "" for key in ("difference", "matched_difference"))])
-    header = ["", "familiar", "held-out", "drop", f"`{names[0]}` minus it", "at matched familiar accuracy"]
+        row = summary.get(setting, {})
+        plain = [interval(row[key]) if row else "not run" for key in ("familiar", "held_out", "drop")]
+        apart = [interval(row.get(key), "+") for key in ("difference", "drop_difference", "matched_difference")]
+        if 0 < row.get("n_matched", 0) < row.get("n_pairs", 0):
+            apart[-1] += f" ({row['n_matched']} of {row['n_pairs']})"
+        lines.append([name.rpartition("/")[2], *plain, *apart])
+    header = ["", "familiar", "held-out", "drop", f"held-out, `{names[0]}` minus it", "drop, likewise",
+              "held-out at matched familiar accuracy, likewise"]
     return markdown(header, lines) + "\n" + about(ledger, NORB, settings)
 
 

@@ -360,7 +360,7 @@ def test_tables_of_heads_by_hand(norb_ledger):
     assert cells(text, "`a` minus `b`")[1:] == ["+0.050 +- 0.635", "not run"]
     text = render.norb_comparison(found, "t-azimuth", ("a", "t-elevation/a"))
     assert [line.split("|")[1].strip() for line in text.splitlines()[2:4]] == ["a", "a"]
-    assert cells(text, "a")[4:] == ["", ""] and text.splitlines()[3].split("|")[3].strip() == "0.150"
+    assert cells(text, "a")[4:] == ["", "", ""] and text.splitlines()[3].split("|")[3].strip() == "0.150"
 
 
 def test_tables_of_errors_and_of_distances_by_hand(norb_ledger):

@@ -167,7 +167,7 @@ def test_norm_of_a_single_number_a_channel_is_beta():
     assert np.isfinite(mc.norm_backward(np.ones((1, 3)), cache)[0]).all()
 
 
-def test_running_statistics_are_a_plain_mean_first_and_fold_in_order():
+def test_running_statistics_forget_fast_at_first_and_fold_in_order():
     state = mc.init_state({"a_gamma": np.ones(2, np.float32), "a_w": np.ones(3)})
     assert {name: a.tolist() for name, a in state.items()} == {"a_mean": [0, 0], "a_var": [1, 1]}
     groups = [{"a_mean": np.array([1.0, 2]), "a_var": np.array([3.0, 4])},

@@ -78,6 +78,17 @@ def test_accuracy_at_each_angle_of_the_test_images_by_hand(split, monkeypatch):
         found["sweep"]["per_class"], [[1, nan, 0, nan, nan], [nan, 1, nan, 1, nan], [nan, nan, nan, nan, 0]])
 
 
+def test_with_the_standard_task_the_sweep_leaves_the_training_images_out(monkeypatch):
+    data = {"familiar": {"azimuths": np.array([0, 20]), "labels": np.array([0, 1])},
+            "held_out": {"azimuths": np.array([20, 40.5]), "labels": np.array([1, 2])}}
+    monkeypatch.setattr(sn, "evaluate", lambda params, samples, *_: {
+        "accuracy": 1.0, "loss": 1.0, "per_class": [], "predictions": np.array([0, 1])})
+    found = sn.evaluate_viewpoint_extrapolation({}, data, tiny(data="toys", split="toys"), None)
+    assert found["sweep"]["angles"] == [20, 40.5] and found["sweep"]["accuracy"] == [0, 0]
+    found = sn.evaluate_viewpoint_extrapolation({}, data, tiny(data="toys"), None)
+    assert found["sweep"]["angles"] == [0, 20, 40.5] and found["sweep"]["accuracy"] == [1, 0.5, 0]
+
+
 # ---------------------------------------------------------------- the nearest neighbour
 
 def nearest_by_loops(images, known, labels):
@@ -373,6 +384,34 @@ def test_differences_are_the_first_networks_minus_the_others_paired_by_seed():
     assert row["matched"][0] == pytest.approx(0.8) and row["matched_difference"][0] == pytest.approx(0.15)
 
 
+def test_differences_are_of_the_seeds_that_both_networks_have():
+    """in whatever order they come; drops are 1 minus held-out here, so that theirs have the other sign"""
+    records = [record("caps", 0, 0.2), record("caps", 1, 0.9), record("caps", 2, 0.8),
+               record("gap", 2, 0.6), record("gap", 1, 0.6)]
+    row = sn.summarize(records)["gap"]
+    assert row["seeds"] == [2, 1] and (row["n_pairs"], row["n_matched"]) == (2, 2)
+    assert row["difference"] == pytest.approx((0.25, 12.7062 * 0.05), rel=1e-5)
+    assert row["drop_difference"] == pytest.approx((-0.25, 12.7062 * 0.05), rel=1e-5)
+    assert "difference" not in sn.summarize([record("caps", 0, 0.2), record("gap", 1, 0.2)])["gap"]
+
+
+def test_what_learns_nothing_is_paired_with_every_seed():
+    records = [record("caps", 0, 0.8), record("caps", 1, 0.6), record("nearest", 0, 0.5, n_params=0)]
+    row = sn.summarize(records)["nearest"]
+    assert row["difference"] == pytest.approx((0.2, 12.7062 * 0.1), rel=1e-5) and row["seeds"] == [0]
+    several = [*records, record("nearest", 1, 0.7, n_params=0)]                         # of shapes: seeds of the noise
+    assert sn.summarize(several)["nearest"]["difference"][0] == pytest.approx(0.1)
+
+
+def test_matched_accuracy_is_of_the_seeds_that_matched():
+    """Looks of seed 0: never as good as the other's 0.95; of seed 1 at the second, held-out 0.6 against 0.5"""
+    records = [record("caps", 0, 0.8, history=((0.5, 0.3), (0.9, 0.8))), record("caps", 1, 0.8),
+               *(record("gap", seed, 0.5, familiar=0.95) for seed in (0, 1))]
+    row = sn.summarize(records)["gap"]
+    assert (row["n_pairs"], row["n_matched"]) == (2, 1) and row["matched"][0] == pytest.approx(0.6)
+    assert row["matched_difference"][0] == pytest.approx(0.1)
+
+
 def test_accuracies_by_class_are_means_over_the_seeds():
     """of each class alone; a class without images stays nan, and in the file null"""
     records = [record("caps", seed, 0.5, held_out_per_class=per_class)
@@ -435,6 +474,8 @@ def test_the_sweep_has_its_own_noise_on_the_elevations_of_the_run(monkeypatch, a
     views, = seen
     assert set(views["elevations"]) == {30, 70}
     assert len(views["labels"]) == 5 * len(azimuths) * 2 * config.n_test_per_combo
+    sn.azimuth_sweep({}, sn.changed(config, seed=config.seed + 1), None, azimuths)
+    assert not np.array_equal(seen.pop()["images"], views["images"])                    # another seed's
     pool = np.concatenate([views["images"], *(data[name]["images"] for name in PARTS)]).reshape(-1, 1024)
     assert len(np.unique(pool, axis=0)) == len(pool)
 

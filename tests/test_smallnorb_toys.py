@@ -450,3 +450,23 @@ def test_write_norb_from_the_command_line(few, tmp_path, monkeypatch, capsys):
         out, err = capsys.readouterr()
         assert found == code and said in out + err and (tmp_path / f"norb{code}").exists() == (code == 0)
     assert np.array_equal(sn.load_norb(str(tmp_path / "norb0"))["test"]["images"], sn.load_toys(3)["test"]["images"])
+
+
+# ---------------------------------------------------------------- what the toys of seed 0 look like
+
+AS_DRAWN = {                       # mean grey levels of nine squares of a view's first picture, row by row
+    (0, 0): (205.1, 197.3, 209.0, 193.5, 185.9, 198.6, 208.6, 183.0, 200.6),
+    (1, 5): (209.0, 199.4, 204.6, 206.7, 148.5, 209.0, 206.3, 183.5, 209.0),
+    (2, 7): (208.5, 204.9, 209.0, 207.2, 185.4, 196.3, 204.8, 198.4, 205.0),
+    (3, 2): (202.6, 179.7, 209.0, 193.9, 152.1, 200.7, 209.0, 189.2, 172.1),
+    (4, 9): (209.1, 203.5, 209.0, 201.8, 181.7, 205.0, 209.0, 193.9, 198.5)}
+
+
+@pytest.mark.parametrize("category, instance", AS_DRAWN, ids=str)
+def test_the_toys_are_those_of_their_version(category, instance):
+    """Kept pictures are used as long as TOYS_VERSION is the same, and results are of these toys: raise it, and rerun
+    them, if this must change"""
+    picture = sn.draw_view(sn.make_toy(category, instance, 0), 45, 120, 48)[0, 0]
+    assert sn.TOYS_VERSION == 1
+    np.testing.assert_allclose(picture.reshape(3, 16, 3, 16).mean((1, 3)).ravel(), AS_DRAWN[category, instance],
+                               atol=0.3)
