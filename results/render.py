@@ -303,7 +303,8 @@ def norb_comparison(ledger, table, names):
         if 0 < row.get("n_matched", 0) < row.get("n_pairs", 0):
             apart[-1] += f" ({row['n_matched']} of {row['n_pairs']})"
         lines.append([name.rpartition("/")[2], *plain, *apart])
-    header = ["", "familiar", "held-out", "drop", f"held-out, `{names[0]}` minus it", "drop, likewise",
+    first = names[0].rpartition("/")[2]
+    header = ["", "familiar", "held-out", "drop", f"held-out, `{first}` minus it", "drop, likewise",
               "held-out at matched familiar accuracy, likewise"]
     return markdown(header, lines) + "\n" + about(ledger, NORB, settings)
 
@@ -381,8 +382,9 @@ ROUTED = (("dynamic routing, shared matrices", "dynamic-shared", "dynamic-shared
           ("dynamic routing, a matrix for every place", "dynamic", "dynamic-1"), ("EM routing", "em", "em-1"),
           ("self-routing", "self-routing", "dynamic-shared-1"))
 WIDE = ("dynamic-shared", "gap", "nearest")
-PARTS = ("dynamic-shared", "dynamic-shared-1", "dynamic-shared-no-places", "dynamic-shared-xent", "dynamic", "gap",
-         "gap-places", "gap-margin")
+PARTS = ("wide-azimuth/dynamic-shared", *(f"parts/{name}" for name in (
+    "dynamic-shared-1", "dynamic-shared-no-places", "dynamic-shared-xent", "dynamic", "gap-places", "gap-margin")),
+    "wide-azimuth/gap")
 SWEPT = ("dynamic-shared", "gap", "em")
 TABLES = {
     "multimnist results": partial(multimnist_results, rows=(
@@ -411,7 +413,7 @@ TABLES = {
         ("trained on synthetic digits, reads the MNIST test set", "synthetic_reads_mnist"))),
     "smallnorb wide azimuth": partial(norb_comparison, table="wide-azimuth", names=WIDE),
     "smallnorb wide elevation": partial(norb_comparison, table="wide-elevation", names=WIDE),
-    "smallnorb parts": partial(norb_comparison, table="wide-azimuth", names=PARTS),
+    "smallnorb parts": partial(norb_comparison, table="parts", names=PARTS),
     "smallnorb heads azimuth": partial(norb_comparison, table="heads-azimuth", names=HEADS),
     "smallnorb heads elevation": partial(norb_comparison, table="heads-elevation", names=HEADS),
     "smallnorb routing": partial(norb_routing, tables=("heads-azimuth", "heads-elevation"), rows=ROUTED),

@@ -63,8 +63,7 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
       for split in SPLITS for head, flags in HEADS.items()),
     *((NORB, f"wide-{split}", model, f"--model {model} {WIDE} --split {split} --baseline none", range(10), 2)
       for split in SPLITS for model in ("dynamic-shared", "gap")),
-    *((NORB, f"wide-{split}", part, f"{flags} {WIDE} --split {split} --baseline none", range(5), 2)
-      for split in SPLITS for part, flags in PARTS.items()),
+    *((NORB, "parts", part, f"{flags} {WIDE} --baseline none", range(5), 2) for part, flags in PARTS.items()),
     *((NORB, f"paper-{split}", model, f"--model {model} --n-epochs {epochs} --split {split} --baseline none", range(10),
        minutes) for split in SPLITS for model, epochs, minutes in (("caps", 4, 2), ("cnn", 12, 0.5))),
     *((NORB, f"toys-{n}", head, f"--model {head} --n-train-toys {n} --n-epochs {30 // n} --baseline none", range(5), 1)
