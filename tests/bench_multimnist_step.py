@@ -3,6 +3,7 @@
 
     python3 tests/bench_multimnist_step.py [--preset paper|deep] [--normalise] [--batch-size 32] [--threads 2]
     [--rounds 9] [--no-torch] [--out-json FILE]
+    python3 tests/bench_multimnist_step.py --threads 1,2,4,8 --batch-size 128 [--preset paper|deep] [--out-json FILE]
 
 One step is: pixels to float32, forward, backward through all routing iterations, sum over shards, Adam. Compared in one
 run, in turn, round by round (ratios are medians over rounds, so that a machine whose speed drifts favours nobody):
@@ -12,16 +13,20 @@ run, in turn, round by round (ratios are medians over rounds, so that a machine 
   compiled  the same under torch.compile
 Then the milliseconds of each stage on one thread, and the peak memory of a process that only trains.
 
+With several numbers of threads: this program's step with each, in turn; speed-up and efficiency against one thread.
+
 --out-json writes a result for results/. Its stamp is of that process's 40 training steps; it vouches for the bits that
 this code makes, not for the milliseconds.
 
 Both sides choose their kernels by the processor. To hold both to AVX2, set OPENBLAS_CORETYPE=Haswell
 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2.
 """
+import contextlib
 import cProfile
 import dataclasses
 import inspect
 import json
+import math
 import os
 import platform
 import pstats
@@ -219,6 +224,38 @@ def trained_elsewhere(config):
     return {key: value for key, value in result.items() if key not in unsaid}
 
 
+def numbers_of_threads(text):
+    """"1,2,4" -> [1, 2, 4]"""
+    try:
+        counts = [int(word) for word in text.split(",")]
+        if min(counts) < 1 or len(set(counts)) < len(counts):
+            raise ValueError
+    except ValueError:
+        raise capsnet.InputError(f"--threads {text}: must be a number of threads, or several like 1,2,4, each at least "
+                                 "1, none of them twice") from None
+    return counts
+
+
+def scaling(config, pairs, counts, rounds, repeats):
+    """-> {number of threads, 1 and `counts`: ms, min and max of a step, speed-up against one thread, efficiency}"""
+    with contextlib.ExitStack() as stack:
+        runners = {n: stack.enter_context(capsnet.Runner(n, config.batch_size)) for n in sorted({1, *counts})}
+        times = time_in_turn({n: numpy_step(config, pairs, runner) for n, runner in runners.items()}, rounds, repeats)
+    faster = {n: float(np.median(times[1] / t)) for n, t in times.items()}
+    return {n: {"ms": np.median(t), "min": t.min(), "max": t.max(), "speedup": faster[n], "efficiency": faster[n] / n}
+            for n, t in times.items()}
+
+
+def print_scaling(found, config):
+    shards = math.ceil(config.batch_size / capsnet.SHARD_SIZE)
+    print(f"preset {config.preset}, batch {config.batch_size}: {shards} shard{'s' * (shards > 1)} of at most "
+          f"{capsnet.SHARD_SIZE}; more threads than that, or than cores, have nothing to do\n")
+    print("| threads | ms (median) | min-max over rounds | speed-up | efficiency |\n|---|---|---|---|---|")
+    for n, row in found.items():
+        print(f"| {n} | {row['ms']:.1f} | {row['min']:.1f}-{row['max']:.1f} | {row['speedup']:.2f} | "
+              f"{row['efficiency']:.0%} |")
+
+
 def require(args, **least):
     """Raise InputError for a number below what it must be at least"""
     for name, bound in least.items():
@@ -233,29 +270,45 @@ def main():
     parser.add_argument("--preset", choices=capsnet.PRESETS, default="default", help="the network (default default)")
     parser.add_argument("--normalise", action="store_true", help="with batch normalisation, on both sides")
     parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="pairs in a step (default 32)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), metavar="N", help="default: one per core")
+    parser.add_argument("--threads", default=str(os.cpu_count()), metavar="N", help="default: one per core; several, "
+                        "as 1,2,4: what each is worth")
     parser.add_argument("--rounds", type=int, default=9, metavar="N", help="each times all in turn (default 9)")
     parser.add_argument("--repeats", type=int, default=10, metavar="N", help="steps of each in a round (default 10)")
     parser.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
     parser.add_argument("--out-json", default="", metavar="FILE", help="write settings and results to this file")
     args = parser.parse_args()
-    require(args, batch_size=1, threads=1, rounds=1, repeats=1)
+    require(args, batch_size=1, rounds=1, repeats=1)
+    counts = numbers_of_threads(args.threads)
+    threads = max(counts)
     config = config_to_stamp(
-        preset=args.preset, normalise=args.normalise, batch_size=args.batch_size, threads=args.threads)
+        preset=args.preset, normalise=args.normalise, batch_size=args.batch_size, threads=threads)
     pairs = random_pairs(args.batch_size, np.random.default_rng(0))
-    with capsnet.Runner(args.threads, args.batch_size) as runner:
+    bench = {"threads": args.threads if len(counts) > 1 else threads, "rounds": args.rounds, "repeats": args.repeats}
+    if len(counts) > 1:
+        found = scaling(config, pairs, counts, args.rounds, args.repeats)
+        print(f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy "
+              f"{np.__version__}")
+        print_scaling(found, config)
+        if args.out_json:
+            result = trained_elsewhere(config)
+            result["versions"]["torch"] = None
+            capsnet.write_json(args.out_json, result | {
+                "kernel_choices": {name: os.environ[name] for name in KERNEL_CHOICES if name in os.environ},
+                "bench": bench, "scaling": found})
+        return
+    with capsnet.Runner(threads, args.batch_size) as runner:
         floor, flops = floor_step(config, runner)
         steps, torch_version = {"numpy": numpy_step(config, pairs, runner), "floor": floor}, "not used"
         if not args.no_torch:
             try:
-                more, torch_version = torch_steps(config, pairs, args.threads)
+                more, torch_version = torch_steps(config, pairs, threads)
                 for run in more.values():
                     run()                                                                      # compiles here
                 steps.update(more)
             except ImportError:
                 torch_version = "not installed"
         times = time_in_turn(steps, args.rounds, args.repeats)
-    print(f"{platform.platform()}, {os.cpu_count()} cores, {args.threads} threads, Python {platform.python_version()}, "
+    print(f"{platform.platform()}, {os.cpu_count()} cores, {threads} threads, Python {platform.python_version()}, "
           f"NumPy {np.__version__}, PyTorch {torch_version}")
     print("kernels: "
           + (", ".join(f"{name}={os.environ[name]}" for name in KERNEL_CHOICES if name in os.environ) or "own choice"))
@@ -274,7 +327,7 @@ def main():
         result["versions"]["torch"] = torch_version if "eager" in times else None
         capsnet.write_json(args.out_json, result | {
             "kernel_choices": {name: os.environ[name] for name in KERNEL_CHOICES if name in os.environ},
-            "bench": {"threads": args.threads, "rounds": args.rounds, "repeats": args.repeats},
+            "bench": bench,
             "gflop": flops / 1e9,
             "steps": {name: {"ms": np.median(t), "min": t.min(), "max": t.max(), "ratio": np.median(times["numpy"] / t)}
                       for name, t in times.items()},

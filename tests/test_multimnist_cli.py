@@ -306,7 +306,9 @@ STEP, DIGITS = bench_multimnist_step, bench_synthetic_digits
 
 @pytest.mark.parametrize("bench, flags, named", [
     *((STEP, f"{flag} {value}", f"{flag} {value}: must be at least 1")
-      for flag, value in (("--rounds", 0), ("--repeats", 0), ("--threads", 0), ("--threads", -1), ("--batch-size", 0))),
+      for flag, value in (("--rounds", 0), ("--repeats", 0), ("--batch-size", 0))),
+    *((STEP, f"--threads {value}", f"--threads {value}: must be a number of threads")
+      for value in (0, -1, "1,0", "1,1", "two", "1,")),
     (STEP, "--preset huge", "--preset"), (STEP, "--out-json folder", "folder"), (STEP, "--out-json no/x.json", "no/x"),
     (DIGITS, "--n-synthetic 49", "at least 50"), (DIGITS, "--n-epochs 0", "--n-epochs"), (DIGITS, "--seed -1", "-1"),
     (DIGITS, "--mnist-dir nowhere", "nowhere"), (DIGITS, "--digits mnist", "--mnist-dir"),
@@ -319,6 +321,34 @@ def test_bad_input_of_a_benchmark_is_one_line(monkeypatch, capsys, tmp_path, ben
         mc.run_cli(bench.main)
     error = capsys.readouterr().err
     assert stop.value.code == 2 and error.startswith("error: ") and named in error and error.count("\n") == 1
+
+
+def test_what_threads_are_worth_by_hand(monkeypatch, capsys):
+    """Against one thread, which is timed though it was not asked for: 40 and 60 ms, with four 10 and 20"""
+    asked = []
+
+    def fake(steps, rounds, repeats):
+        asked.append((list(steps), rounds, repeats))
+        return {1: np.array([40.0, 60.0]), 4: np.array([10.0, 20.0])}
+
+    monkeypatch.setattr(STEP, "time_in_turn", fake)
+    config = STEP.config_to_stamp(batch_size=33)
+    found = STEP.scaling(config, None, [4], 2, 3)
+    assert asked == [([1, 4], 2, 3)]
+    assert found == {1: {"ms": 50, "min": 40, "max": 60, "speedup": 1, "efficiency": 1},
+                     4: {"ms": 15, "min": 10, "max": 20, "speedup": 3.5, "efficiency": 0.875}}
+    STEP.print_scaling(found, config)
+    said = capsys.readouterr().out
+    assert "batch 33: 3 shards" in said and "| 4 | 15.0 | 10.0-20.0 | 3.50 | 88% |" in said
+
+
+def test_the_benchmark_with_several_numbers_of_threads(monkeypatch, capsys, tmp_path):
+    flags = f"--threads 1,2 --rounds 1 --repeats 1 --batch-size 2 --out-json {tmp_path / 'r.json'}"
+    monkeypatch.setattr(sys, "argv", ["bench", *flags.split()])
+    STEP.main()
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert list(found["scaling"]) == ["1", "2"] and found["bench"]["threads"] == "1,2"
+    assert "| 2 |" in capsys.readouterr().out and found["scaling"]["1"]["speedup"] == 1
 
 
 def test_the_size_of_the_cnn():
