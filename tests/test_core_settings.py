@@ -542,6 +542,7 @@ DEFAULTS = {
         digits="auto",
         mnist_dir="",
         min_iou=0.8,
+        warp=0.0,
         merge="max",
         fixed_pool=False,
         model="caps",

@@ -1,6 +1,7 @@
 """Pairs of digits that really overlap, drawn so that they depend on nothing but their seed."""
 import dataclasses
 import itertools
+import math
 import time
 
 import multimnist_capsnet as mc
@@ -164,3 +165,88 @@ def test_to_batch_scales_to_one(digits):
     np.testing.assert_allclose(batch["images"], pairs["composites"][[3, 1]] / 255, rtol=1e-6)
     np.testing.assert_allclose(batch["sources"], pairs["sources"][[3, 1]] / 255, rtol=1e-6)
     assert np.array_equal(batch["labels"], pairs["labels"][[3, 1]]) and batch["images"].dtype == np.float32
+
+
+# ---------------------------------------------------------------- warped digits
+
+IDENTITY = np.eye(2)[None]
+
+
+def bent(down, across, n=1):
+    """A bend that moves every pixel by the same px"""
+    return np.broadcast_to(np.array([down, across], float)[:, None, None], (n, 2, mc.BEND_GRID, mc.BEND_GRID))
+
+
+def resampled_by_loops(image, linear, bend):
+    """Pixel by pixel, bilinear twice: the bend between its nodes, the image between its pixels"""
+    side, middle = len(image), (len(image) - 1) / 2
+
+    def between(grid, y, x):
+        y0, x0 = math.floor(y), math.floor(x)
+        return sum((1 - abs(y - i)) * (1 - abs(x - j)) * (grid[i, j] if max(i, j) < len(grid) and min(i, j) >= 0 else 0)
+                   for i in (y0, y0 + 1) for j in (x0, x0 + 1))
+
+    out = np.zeros((side, side))
+    for y, x in np.ndindex(side, side):
+        node = np.array([y, x]) / (side - 1) * (mc.BEND_GRID - 1)
+        at = linear @ (np.array([y, x]) - middle) + [between(grid, *node) for grid in bend] + middle
+        out[y, x] = between(image, *at)
+    return out
+
+
+def test_resampling_by_hand(rng):
+    images = rng.integers(0, 256, (1, 28, 28), dtype=np.uint8)
+    image, = images
+    np.testing.assert_array_equal(mc.resampled(images, IDENTITY, bent(0, 0))[0], image)
+    moved, = mc.resampled(images, IDENTITY, bent(1, -2))                 # from one down, two to the left
+    np.testing.assert_array_equal(moved[:-1, 2:], image[1:, :-2])
+    assert not moved[-1].any() and not moved[:, :2].any()
+    turned, = mc.resampled(images, np.array([[[0, 1], [-1, 0]]]), bent(0, 0))
+    np.testing.assert_array_equal(turned, np.rot90(image))
+    half, = mc.resampled(images, IDENTITY, bent(0.5, 0))
+    np.testing.assert_allclose(half[:-1], (image[1:].astype(float) + image[:-1]) / 2, atol=0.51)
+
+
+def test_resampling_against_loops(rng):
+    images = rng.integers(0, 256, (3, 28, 28), dtype=np.uint8)
+    linear = np.eye(2) + rng.normal(0, 0.2, (3, 2, 2))
+    bend = rng.normal(0, 2, (3, 2, mc.BEND_GRID, mc.BEND_GRID))
+    for k, found in enumerate(mc.resampled(images, linear, bend)):
+        np.testing.assert_allclose(found, resampled_by_loops(images[k].astype(float), linear[k], bend[k]), atol=0.6)
+
+
+def test_warps_are_as_large_as_they_say(monkeypatch):
+    """Turned by up to 10 degrees, sheared by up to 0.1, sides scaled by up to 10%, times strength; of 2,000 digits"""
+    asked = []
+    monkeypatch.setattr(mc, "resampled", lambda images, *how: asked.append(how) or images)
+    images = np.zeros((2000, 28, 28), np.uint8)
+    for strength in (1, 2):
+        asked.clear()
+        assert len(mc.warp_digits(images, strength, np.random.default_rng(0))) == 2000
+        linear, bend = (np.concatenate(parts) for parts in zip(*asked))
+        down, across = np.linalg.norm(linear[:, :, 0], axis=1), np.linalg.det(linear)
+        across = across / down                                           # a shear keeps areas
+        turn = np.rad2deg(np.arctan2(-linear[:, 1, 0], linear[:, 0, 0]))
+        second = linear[:, :, 1] / across[:, None]                       # turned back: (shear, 1)
+        back = np.deg2rad(turn)
+        shear = np.cos(back) * second[:, 0] - np.sin(back) * second[:, 1]
+        for values, most in (down - 1, 0.1), (across - 1, 0.1), (turn, 10), (shear, 0.1):
+            assert abs(values).max() == pytest.approx(strength * most, rel=0.02) and abs(values.mean()) < 0.1 * most
+        assert bend.std() == pytest.approx(0.5 * strength, rel=0.02)
+
+
+def test_only_training_digits_are_warped(digits):
+    """Each drawn digit anew; pairs, placements and what is looked at stay what they were"""
+    plain, warped = (next(mc.epoch_samples(digits, 0, dataclasses.replace(TINY, warp=warp))) for warp in (0.0, 1.0))
+    assert np.array_equal(plain["labels"], warped["labels"]) and np.array_equal(plain["shifts"], warped["shifts"])
+    images = digits["train"][0]
+    for k in range(5):
+        row = plain["index"][k]
+        assert np.array_equal(plain["composites"][k], mc.overlay_pair(*images[row], *plain["shifts"][k])[0])
+        assert not np.array_equal(plain["composites"][k], warped["composites"][k])
+        ink = [pairs["sources"][k].sum() for pairs in (plain, warped)]
+        assert 0.6 < ink[1] / ink[0] < 1.7
+    assert np.array_equal(warped["composites"], warped["sources"].max(1))
+    val = [mc.draw_pairs(digits, "val", 20, dataclasses.replace(TINY, warp=warp), "evaluation", 0)["composites"]
+           for warp in (0.0, 1.0)]
+    assert np.array_equal(*val)
