@@ -280,17 +280,23 @@ def draw_pose_perturbation(run, n=4, crop=24):
 N_ROUTED = 64                      # test pairs over which the coupling is averaged
 
 
-def routing_findings(run):
+def routing_findings(run, uniform_lengths):
     """Numbers of the coupling coefficients at first and at last, over N_ROUTED pairs, as far as there are so many all
-    named right; couplings are means weighted by the primary capsules' lengths"""
+    named right; couplings are means weighted by the primary capsules' lengths. Of all test pairs: set accuracy with the
+    couplings of the first iteration, which made uniform_lengths (n_test, 10), and with the last, and likewise of
+    error_counts' most hidden group"""
     rows = right_first(run, N_ROUTED)
     out, batch = forward(run, rows)
     found, here = routing_maps(run.params, out, run.config), capsnet.k_hot(batch["labels"], bool)
-    ends = found.c[[0, -1]]
+    ends, groups = found.c[[0, -1]], error_counts(run).group
+    rights = capsnet.both_right(capsnet.top_two(uniform_lengths), run.test_pairs["labels"]), run.right
+    hidden = groups == groups.min()
     return {"pairs": len(rows), "named_right": int(run.right[rows].sum()),
             "entropy": [float(-(step * np.log(step + 1e-30)).sum(1).mean()) for step in ends],
             "coupling_to_digits_there": [float(np.average(c[here], weights=found.weight[here])) for c in ends],
             "coupling_to_others": [float(np.average(c[~here], weights=found.weight[~here])) for c in ends],
+            "set_accuracy": [float(right.mean()) for right in rights],
+            "set_accuracy_most_hidden": [float(right[hidden].mean()) for right in rights],
             "largest_coupling": float(ends[-1].max())}
 
 
@@ -351,7 +357,7 @@ N_BINS = 8                         # groups of equally many pairs, by what is to
 def error_counts(run):
     """What the errors hang on -> namespace of: total and wrong (10, 10), pairs by (larger, smaller) digit and those not
     named right; shown (n_test, 2), the share of each digit's ink beyond the other's; groups, of pairs by the lesser of
-    these: a tuple of its mean, hits, size each"""
+    these: a tuple of its mean, hits, size each; group (n_test,), the number of a pair's"""
     labels, right = run.test_pairs["labels"], run.right
     a, b = (run.test_pairs["sources"].astype(np.float32) / 255).swapaxes(0, 1)
     shown = np.stack([np.maximum(x - y, 0).sum((1, 2)) / x.sum((1, 2)) for x, y in ((a, b), (b, a))], 1)
@@ -364,7 +370,7 @@ def error_counts(run):
     where = np.clip(np.searchsorted(edges, least, "right") - 1, 0, max(0, len(edges) - 2))
     groups = [(float(least[where == k].mean()), int(right[where == k].sum()), int((where == k).sum()))
               for k in np.unique(where)]
-    return SimpleNamespace(total=total, wrong=wrong, shown=shown, groups=groups)
+    return SimpleNamespace(total=total, wrong=wrong, shown=shown, groups=groups, group=where)
 
 
 def error_findings(run, n=6):
@@ -771,6 +777,7 @@ def figures_of_one_run(args, found, config, say):
     with capsnet.Runner(config.threads) as runner:
         test = capsnet.evaluate(params, capsnet.in_chunks(test_pairs), config, runner)
         lengths = capsule_lengths(params, test_pairs, config, runner)
+        uniform = capsule_lengths(params, test_pairs, dataclasses.replace(config, routing_iters=1), runner)
     right = capsnet.both_right(capsnet.top_two(lengths), test_pairs["labels"])
     trained = found.config if found else config
     shown = next(capsnet.epoch_samples(digits, 0, trained))
@@ -778,7 +785,7 @@ def figures_of_one_run(args, found, config, say):
     figures = {f"{name}.png": draw(run) for name, draw in FIGURES.items() if args.only in ("", name)}
     if "quiz.png" in figures:
         figures[QUIZ_ANSWERS] = quiz_answers(run)
-    findings = {"errors": error_findings(run), "routing": routing_findings(run)}
+    findings = {"errors": error_findings(run), "routing": routing_findings(run, uniform)}
     capsnet.report(config, params, {**history, "source": digits["source"]}, test, say, found, **findings)
     return figures
 

@@ -251,7 +251,9 @@ def multimnist_routing(ledger, setting):
     found = one_run(ledger, setting).get("routing")
     rows = (("mean entropy of the coupling coefficients, nats (uniform: 2.3026)", "entropy", 4),
             ("mean coupling to the digits that are there, weighted by the primary capsules' lengths",
-             "coupling_to_digits_there", 3), ("to the others, weighted likewise", "coupling_to_others", 3))
+             "coupling_to_digits_there", 3), ("to the others, weighted likewise", "coupling_to_others", 3),
+            ("set accuracy with these couplings, all test pairs", "set_accuracy", 4),
+            ("of the eighth whose more hidden digit keeps least ink for itself", "set_accuracy_most_hidden", 3))
     pairs = f"{found['pairs']} test pairs, {found['named_right']} of them named right" if found else "test pairs"
     lines = [[label, *(f"{value:.{digits}f}" for value in found[key])] if found else [label, "not run", "not run"]
              for label, key, digits in rows]

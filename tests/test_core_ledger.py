@@ -292,7 +292,8 @@ def test_tables_of_what_the_figures_say_by_hand(tmp_path):
     errors = {"groups": 8, "hardest_sets": [[7, 8, 0.141], [5, 6, 0.1]], "easiest_sets": [[1, 7, 0.019]],
               "most_hidden": [0.337, 0.8], "least_hidden": [0.78, 0.966]}
     routing = {"pairs": 64, "named_right": 63, "entropy": [2.302585, 2.2776], "coupling_to_digits_there": [0.1, 0.1104],
-               "coupling_to_others": [0.1, 0.0974]}
+               "coupling_to_others": [0.1, 0.0974], "set_accuracy": [0.92, 0.93],
+               "set_accuracy_most_hidden": [0.8, 0.8125]}
     config = mc.settings_of(mc.Config(n_test=1000))
     result = {
         "experiment": MULTI, "config": config, "script_sha256": "", "test_set_accuracy": 0.93,
@@ -314,6 +315,7 @@ def test_tables_of_what_the_figures_say_by_hand(tmp_path):
     lines = render.TABLES["multimnist routing"](found).splitlines()
     assert lines[0].startswith("| 64 test pairs, 63 of them named right |")
     assert lines[2].endswith("(uniform: 2.3026) | 2.3026 | 2.2776 |") and lines[3].endswith("lengths | 0.100 | 0.110 |")
+    assert lines[5].endswith("pairs | 0.9200 | 0.9300 |") and lines[6].endswith("itself | 0.800 | 0.812 |")
     lines = render.TABLES["multimnist disentanglement"](found).splitlines()
     assert lines[0] == "| R^2 of a linear map | dimensions | x | y |"
     assert lines[2] == "| capsule | 16 | 0.70 +- 1.27 | 0.90 +- 0.00 |"                  # 12.706 x 0.1414 / sqrt 2

@@ -143,12 +143,18 @@ def test_routing_findings_by_hand():
     rng = np.random.default_rng(0)
     pairs = mc.generate_multimnist(rng.integers(0, 256, (40, 28, 28), dtype=np.uint8), np.arange(40) % 10, 12, rng)
     run = SimpleNamespace(config=config, params=mc.init_params(config), test_pairs=pairs, right=np.ones(12, bool))
-    said = viz.routing_findings(run)
+    lengths = mc.k_hot(pairs["labels"], np.float32)
+    hidden = viz.error_counts(run).group == 0
+    first = np.flatnonzero(hidden)[0]
+    lengths[first] = 1 - lengths[first]                                          # one pair that only routing gets right
+    said = viz.routing_findings(run, lengths)
+    assert said["set_accuracy"] == pytest.approx([11 / 12, 1])
+    assert said["set_accuracy_most_hidden"] == pytest.approx([1 - 1 / hidden.sum(), 1])
     assert said["entropy"] == pytest.approx([np.log(10)] * 2) and said["largest_coupling"] == pytest.approx(0.1)
     assert said["coupling_to_digits_there"] == said["coupling_to_others"] == pytest.approx([0.1, 0.1])
     run.config = dataclasses.replace(config, routing_iters=3)
     run.params["W"] *= 30
-    assert viz.routing_findings(run)["entropy"][1] < np.log(10)
+    assert viz.routing_findings(run, lengths)["entropy"][1] < np.log(10)
 
 
 # ---------------------------------------------------------------- a picture of one's own
