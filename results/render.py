@@ -311,6 +311,25 @@ def norb_comparison(ledger, table, names):
     return markdown(header, lines) + "\n" + about(ledger, NORB, settings)
 
 
+def norb_speed(ledger, columns):
+    """columns: (label, setting); PyTorch in the faster of the ways in which its sums are written"""
+    runs = [next(iter(ledger.runs(NORB, setting).values()), {}) for _, setting in columns]
+    lines = []
+    for model in dict.fromkeys(model for run in runs for model in run.get("steps", {})):
+        cells = []
+        for run in runs:
+            steps = run.get("steps", {}).get(model)
+            ratios = [[step["ratio"] for name, step in (steps or {}).items() if name.startswith(kind)]
+                      for kind in ("eager", "compiled")]
+            cells += [f"{steps['numpy']['ms']:.1f}" if steps else "not run",
+                      *(f"{max(found):.2f}" if found else "" for found in ratios)]
+        lines.append([f"`{model}`", *cells])
+    header = ["a training step", *(text for label, _ in columns for text in (
+        f"{label}: ms", "its time / eager PyTorch's", "its time / torch.compile's"))]
+    return markdown(header, lines or [["not run", *[""] * 3 * len(columns)]]) + "\n" + about(
+        ledger, NORB, [setting for _, setting in columns])
+
+
 def norb_per_class(ledger, table, names):
     settings = [f"{table}/{name}" for name in names]
     summary = norb_summary(ledger, settings)
@@ -432,6 +451,8 @@ TABLES = {
         ("1 toy a class", "toys-1"), ("2", "toys-2"), ("3", "toys-3"), ("5", "heads-azimuth"))),
     "smallnorb azimuths": partial(norb_sweep, names=SWEPT, columns=(
         ("3 azimuths", "azimuths-3"), ("6", "azimuths-6"), ("9", "azimuths-9"), ("18", "azimuths-18"))),
+    "smallnorb speed": partial(norb_speed, columns=(
+        ("own choice of kernels", "speed/heads"), ("both held to AVX2", "speed/heads-avx2"))),
     "smallnorb shapes": partial(norb_comparison, table="shapes", names=NETWORKS),
     "smallnorb shapes per class": partial(norb_per_class, table="shapes", names=NETWORKS)}
 VALUES = {

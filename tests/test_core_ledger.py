@@ -379,6 +379,21 @@ def test_tables_of_errors_and_of_distances_by_hand(norb_ledger):
         ["40", "`b`", *["0.00"] * 4, "0.50", "0.100", "+0.050 +- 0.635"]]
 
 
+def test_the_table_of_speed_takes_pytorchs_faster_way(norb_ledger, tmp_path):
+    """for the ratio of times, the larger one"""
+    found = norb_ledger({"speed/a": [0.5]})
+    found.results[NORB, "speed", "a"][0] |= {"bench": {"threads": 1, "rounds": 5, "repeats": 5}, "steps": {
+        "caps": {"numpy": {"ms": 100, "ratio": 1}, "eager, products": {"ms": 400, "ratio": 0.25},
+                 "eager, broadcast": {"ms": 250, "ratio": 0.4}, "compiled, products": {"ms": 125, "ratio": 0.8},
+                 "compiled, broadcast": {"ms": 200, "ratio": 0.5}},
+        "gap": {"numpy": {"ms": 20, "ratio": 1}}}}
+    found.results[NORB, "speed", "a"][0]["versions"]["torch"] = "2"
+    text = render.norb_speed(found, (("own", "speed/a"), ("none", "speed/b")))
+    assert cells(text, "a training step")[1] == "own: ms"
+    assert cells(text, "`caps`")[1:] == ["100.0", "0.40", "0.80", "not run", "", ""]
+    assert cells(text, "`gap`")[1:] == ["20.0", "", "", "not run", "", ""]
+
+
 @pytest.mark.parametrize("table", [name for name in render.TABLES if name.startswith("multimnist")])
 def test_tables_without_results_say_so(tmp_path, table):
     text = render.TABLES[table](render.Ledger(tmp_path))

@@ -93,6 +93,7 @@ LOOKS = [                          # what the figures say, in numbers
     *(Result(NORB, "weights", name, 0, f"{AVX2_BLAS} python3 {NORB}.py --load weights/smallnorb_{name}.npz --threads 1 "
              "--quiet", 0.3) for name in ("capsules", "gap"))]
 STEP, DIGITS = "python3 tests/bench_multimnist_step.py", "python3 tests/bench_synthetic_digits.py"
+NORB_STEP = "python3 tests/bench_smallnorb_step.py --threads 1"
 AVX2 = f"{AVX2_BLAS} ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2"
 BENCHES = [                        # experiment, table, setting, seed, command, minutes of the whole machine
     Result(MULTI, "speed", "command", 0, f"python3 {MULTI}.py {QUICK} --seed 0 --digits mnist --quiet", 2),
@@ -100,12 +101,15 @@ BENCHES = [                        # experiment, table, setting, seed, command, 
     Result(MULTI, "speed", "default-avx2", 0, f"{AVX2} {STEP}", 2),
     Result(MULTI, "speed", "deep", 0, f"{STEP} --preset deep", 2),
     Result(MULTI, "speed", "paper", 0, f"{STEP} --preset paper --no-torch --rounds 1 --repeats 3", 2),
+    Result(NORB, "speed", "heads", 0, NORB_STEP, 5),
+    Result(NORB, "speed", "heads-avx2", 0, f"{AVX2} {NORB_STEP}", 5),
     Result(MULTI, "synthetic", "digits", 0, f"{DIGITS} --digits mnist", 1)]
 SMALL = {                          # what makes a command small; what is given twice counts as last
     f"{NORB}.py --load": "--n-test 60", "--load": "--n-test 64 --digits auto",
     "disentanglement": "--n-epochs 1 --n-train 96 --n-val 32 --n-test 200",
     f"{MULTI}.py {QUICK}": "--n-epochs 1 --n-train 96 --n-val 32 --n-test 64 --digits auto",
-    STEP: "--no-torch --rounds 1 --repeats 2 --batch-size 4", DIGITS: "--n-synthetic 640 --n-epochs 1 --digits auto"}
+    STEP: "--no-torch --rounds 1 --repeats 2 --batch-size 4",
+    NORB_STEP: "--no-torch --rounds 1 --repeats 1 --models gap", DIGITS: "--n-synthetic 640 --n-epochs 1 --digits auto"}
 
 
 def all_flags(experiment, flags):
