@@ -480,6 +480,12 @@ VALUES = {
         NORB, "wide-azimuth/dynamic-shared", "wide-azimuth/gap", "held_out"),
     "wide elevation difference": lambda ledger: ledger.difference(
         NORB, "wide-elevation/dynamic-shared", "wide-elevation/gap", "held_out"),
+    **{f"heads {split} {name}": partial(Ledger.difference, experiment=NORB, one=f"heads-{split}/{head}",
+                                        other=f"heads-{split}/gap", key="held_out")
+       for split in ("azimuth", "elevation") for name, head in (("best", "dynamic-shared-1"), ("em", "em"))},
+    **{f"{name} {split}": partial(Ledger.difference, experiment=NORB, one=f"heads-{split}/{head}",
+                                  other=f"heads-{split}/{head}-1", key="held_out")
+       for split in ("azimuth", "elevation") for name, head in (("routing", "dynamic-shared"), ("em routing", "em"))},
     "shapes caps": lambda ledger: ledger.mean(NORB, "shapes/caps", "held_out"),
     "shapes gap": lambda ledger: ledger.mean(NORB, "shapes/gap", "held_out"),
     "shapes nearest": lambda ledger: ledger.mean(NORB, "shapes/nearest", "held_out"),
