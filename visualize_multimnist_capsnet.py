@@ -280,24 +280,29 @@ def draw_pose_perturbation(run, n=4, crop=24):
 N_ROUTED = 64                      # test pairs over which the coupling is averaged
 
 
-def routing_findings(run, uniform_lengths):
+def coupling_findings(run):
     """Numbers of the coupling coefficients at first and at last, over N_ROUTED pairs, as far as there are so many all
-    named right; couplings are means weighted by the primary capsules' lengths. Of all test pairs: set accuracy with the
-    couplings of the first iteration, which made uniform_lengths (n_test, 10), and with the last, and likewise of
-    error_counts' most hidden group"""
+    named right; couplings are means weighted by the primary capsules' lengths"""
     rows = right_first(run, N_ROUTED)
     out, batch = forward(run, rows)
     found, here = routing_maps(run.params, out, run.config), capsnet.k_hot(batch["labels"], bool)
-    ends, groups = found.c[[0, -1]], error_counts(run).group
-    rights = capsnet.both_right(capsnet.top_two(uniform_lengths), run.test_pairs["labels"]), run.right
-    hidden = groups == groups.min()
+    ends = found.c[[0, -1]]
     return {"pairs": len(rows), "named_right": int(run.right[rows].sum()),
             "entropy": [float(-(step * np.log(step + 1e-30)).sum(1).mean()) for step in ends],
             "coupling_to_digits_there": [float(np.average(c[here], weights=found.weight[here])) for c in ends],
             "coupling_to_others": [float(np.average(c[~here], weights=found.weight[~here])) for c in ends],
-            "set_accuracy": [float(right.mean()) for right in rights],
-            "set_accuracy_most_hidden": [float(right[hidden].mean()) for right in rights],
             "largest_coupling": float(ends[-1].max())}
+
+
+def routing_findings(run, uniform_lengths):
+    """coupling_findings; and, of all test pairs, set accuracy with the couplings of the first iteration, which made
+    uniform_lengths (n_test, 10), and with the last, and likewise of error_counts' most hidden group"""
+    groups = error_counts(run).group
+    rights = capsnet.both_right(capsnet.top_two(uniform_lengths), run.test_pairs["labels"]), run.right
+    hidden = groups == groups.min()
+    return coupling_findings(run) | {
+        "set_accuracy": [float(right.mean()) for right in rights],
+        "set_accuracy_most_hidden": [float(right[hidden].mean()) for right in rights]}
 
 
 def draw_routing(run, n=3):
@@ -336,7 +341,7 @@ def draw_routing(run, n=3):
         top.hist(c[r].ravel(), np.linspace(0, max(0.2, c.max()), 60), histtype="step", linewidth=1.5, color=colour,
                  label=f"iteration {r + 1}")
     top.axvline(1 / N_CLASSES, color=GRAY, linestyle=":", label="iteration 1")
-    first, last = routing_findings(run)["entropy"]
+    first, last = coupling_findings(run)["entropy"]
     top.set(yscale="log", xlabel="coupling coefficient $c_{ij}$", ylabel=f"how many, in {N} test pairs",
             title=f"mean entropy {first:.4f} at first,\n{last:.4f} at last")
     here = capsnet.k_hot(labels, bool)
