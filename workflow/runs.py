@@ -87,7 +87,7 @@ SMALL = {                          # what makes a command small; what is given t
     "disentanglement": "--n-epochs 1 --n-train 96 --n-val 32 --n-test 200",
     f"{MULTI}.py {QUICK}": "--n-epochs 1 --n-train 96 --n-val 32 --n-test 64 --digits auto",
     STEP: "--no-torch --rounds 1 --repeats 2 --batch-size 4",
-    NORB_STEP: "--no-torch --rounds 1 --repeats 1 --models gap", DIGITS: "--n-synthetic 640 --n-epochs 1 --digits auto"}
+    NORB_STEP: "--no-torch --rounds 1 --repeats 2 --models gap", DIGITS: "--n-synthetic 640 --n-epochs 1 --digits auto"}
 
 
 def all_flags(experiment, flags):
