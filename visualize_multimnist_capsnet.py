@@ -98,10 +98,7 @@ def forward(run, rows, digits=None):
 def capsule_lengths(params, pairs, config, runner):
     """runner.forward's lengths (n, 10), a chunk of pairs at a time, so that the redrawn digits need not fit into
     memory"""
-    chunks = range(0, len(pairs["labels"]), capsnet.CHUNK)
-    return np.concatenate(
-        [runner.forward(params, {k: a[start : start + capsnet.CHUNK] for k, a in pairs.items()}, config)["lengths"]
-         for start in chunks])
+    return np.concatenate([runner.forward(params, part, config)["lengths"] for part in capsnet.in_chunks(pairs)])
 
 
 def routing_maps(params, out, config):

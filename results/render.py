@@ -295,8 +295,8 @@ def interval(pair, sign="", digits=3):
 
 
 def norb_comparison(ledger, table, names):
-    """names: settings of a table, or of another one, "table/setting"; the others are compared with the first"""
-    settings = [name if "/" in name else f"{table}/{name}" for name in names]
+    """names: settings of a table; the others are compared with the first"""
+    settings = [f"{table}/{name}" for name in names]
     summary, lines = norb_summary(ledger, settings), []
     for name, setting in zip(names, settings):
         row = summary.get(setting, {})
@@ -304,9 +304,8 @@ def norb_comparison(ledger, table, names):
         apart = [interval(row.get(key), "+") for key in ("difference", "drop_difference", "matched_difference")]
         if 0 < row.get("n_matched", 0) < row.get("n_pairs", 0):
             apart[-1] += f" ({row['n_matched']} of {row['n_pairs']})"
-        lines.append([name.rpartition("/")[2], *plain, *apart])
-    first = names[0].rpartition("/")[2]
-    header = ["", "familiar", "held-out", "drop", f"held-out, `{first}` minus it", "drop, likewise",
+        lines.append([name, *plain, *apart])
+    header = ["", "familiar", "held-out", "drop", f"held-out, `{names[0]}` minus it", "drop, likewise",
               "held-out at matched familiar accuracy, likewise"]
     return markdown(header, lines) + "\n" + about(ledger, NORB, settings)
 
@@ -447,6 +446,8 @@ VALUES = {
     **{f"{name} {split}": partial(Ledger.difference, experiment=NORB, one=f"heads-{split}/{head}",
                                   other=f"heads-{split}/{head}-1", key="held_out")
        for split in ("azimuth", "elevation") for name, head in (("routing", "dynamic-shared"), ("em routing", "em"))},
+    "sharing azimuth": partial(Ledger.difference, experiment=NORB, one="heads-azimuth/dynamic-shared",
+                               other="heads-azimuth/dynamic", key="held_out"),
     "shapes caps": lambda ledger: ledger.mean(NORB, "shapes/caps", "held_out"),
     "shapes gap": lambda ledger: ledger.mean(NORB, "shapes/gap", "held_out"),
     "shapes nearest": lambda ledger: ledger.mean(NORB, "shapes/nearest", "held_out"),
