@@ -295,8 +295,8 @@ def interval(pair, sign="", digits=3):
 
 
 def norb_comparison(ledger, table, names):
-    """names: settings of a table; the others are compared with the first"""
-    settings = [f"{table}/{name}" for name in names]
+    """names: settings of a table, or of another one, "table/setting"; the others are compared with the first"""
+    settings = [name if "/" in name else f"{table}/{name}" for name in names]
     summary, lines = norb_summary(ledger, settings), []
     for name, setting in zip(names, settings):
         row = summary.get(setting, {})
@@ -304,8 +304,9 @@ def norb_comparison(ledger, table, names):
         apart = [interval(row.get(key), "+") for key in ("difference", "drop_difference", "matched_difference")]
         if 0 < row.get("n_matched", 0) < row.get("n_pairs", 0):
             apart[-1] += f" ({row['n_matched']} of {row['n_pairs']})"
-        lines.append([name, *plain, *apart])
-    header = ["", "familiar", "held-out", "drop", f"held-out, `{names[0]}` minus it", "drop, likewise",
+        lines.append([name.rpartition("/")[2], *plain, *apart])
+    first = names[0].rpartition("/")[2]
+    header = ["", "familiar", "held-out", "drop", f"held-out, `{first}` minus it", "drop, likewise",
               "held-out at matched familiar accuracy, likewise"]
     return markdown(header, lines) + "\n" + about(ledger, NORB, settings)
 
@@ -351,6 +352,28 @@ def norb_routing(ledger, tables, rows):
         ledger, NORB, dict.fromkeys(f"{table}/{name}" for table in tables for _, *names in rows for name in names))
 
 
+def norb_sweep(ledger, columns, names):
+    """columns: (label, table); held-out accuracy in each, and that of the first of some settings minus the others'"""
+    first, *others = names
+    lines = [[f"`{name}`", *(ledger.mean(NORB, f"{table}/{name}", "held_out") for _, table in columns)]
+             for name in names]
+    lines += [[f"`{first}` minus `{name}`", *(ledger.difference(NORB, f"{table}/{first}", f"{table}/{name}", "held_out")
+                                              for _, table in columns)] for name in others]
+    return markdown(["held-out accuracy", *(label for label, _ in columns)], lines) + "\n" + about(
+        ledger, NORB, [f"{table}/{name}" for _, table in columns for name in names])
+
+
+def norb_standard(ledger, rows):
+    """rows: (label, setting of the table standard): errors in percent"""
+    def error(setting, key):
+        values = [100 * (1 - value) for value in ledger.values(NORB, setting, key)]
+        return interval(capsnet.mean_and_interval(values), digits=1) if values else "not run"
+    settings = [f"standard/{name}" for _, name in rows]
+    lines = [[label, error(setting, "held_out"), error(setting, "familiar")]
+             for (label, _), setting in zip(rows, settings)]
+    return markdown(["error %", "new toys", "training toys"], lines) + "\n" + about(ledger, NORB, settings)
+
+
 def norb_by_distance(ledger, table, names):
     """Accuracy per class of some settings at each distance from the training range, means over seeds; and the mean
     over classes of the first minus each other's, paired by seed"""
@@ -380,6 +403,10 @@ ROUTED = (("dynamic routing, shared matrices", "dynamic-shared", "dynamic-shared
           ("dynamic routing, a matrix for every place", "dynamic", "dynamic-1"), ("EM routing", "em", "em-1"),
           ("self-routing", "self-routing", "dynamic-shared-1"))
 WIDE = ("dynamic-shared", "gap", "nearest")
+PARTS = ("wide-azimuth/dynamic-shared", *(f"parts/{name}" for name in (
+    "dynamic-shared-1", "dynamic-shared-no-places", "dynamic-shared-xent", "dynamic", "gap-places", "gap-margin")),
+    "wide-azimuth/gap")
+SWEPT = ("dynamic-shared", "gap", "em")
 TABLES = {
     "multimnist results": partial(multimnist_results, rows=(
         ("default: 12 x 6,000 fresh pairs", "main/default"), ("`--preset deep`, the same pairs", "main/deep"),
@@ -407,10 +434,23 @@ TABLES = {
         ("trained on synthetic digits, reads the MNIST test set", "synthetic_reads_mnist"))),
     "smallnorb wide azimuth": partial(norb_comparison, table="wide-azimuth", names=WIDE),
     "smallnorb wide elevation": partial(norb_comparison, table="wide-elevation", names=WIDE),
+    "smallnorb parts": partial(norb_comparison, table="parts", names=PARTS),
     "smallnorb heads azimuth": partial(norb_comparison, table="heads-azimuth", names=HEADS),
     "smallnorb heads elevation": partial(norb_comparison, table="heads-elevation", names=HEADS),
     "smallnorb routing": partial(norb_routing, tables=("heads-azimuth", "heads-elevation"), rows=ROUTED),
     "smallnorb distance": partial(norb_by_distance, table="heads-azimuth", names=("dynamic-shared", "gap")),
+    "smallnorb paper azimuth": partial(
+        norb_comparison, table="paper-azimuth", names=("caps", "cnn", "wide-azimuth/nearest")),
+    "smallnorb paper elevation": partial(
+        norb_comparison, table="paper-elevation", names=("caps", "cnn", "wide-elevation/nearest")),
+    "smallnorb standard": partial(norb_standard, rows=(
+        ("`caps`, 1 iteration", "caps-1"), ("2 iterations", "caps-2"), ("3 iterations", "caps-3"),
+        ("2 iterations, no coordinate addition", "caps-no-places"), ("2 iterations, spread loss", "caps-spread"),
+        ("`cnn`", "cnn"), ("`gap`", "gap"), ("nearest neighbour", "nearest"))),
+    "smallnorb toys": partial(norb_sweep, names=SWEPT, columns=(
+        ("1 toy a class", "toys-1"), ("2", "toys-2"), ("3", "toys-3"), ("5", "heads-azimuth"))),
+    "smallnorb azimuths": partial(norb_sweep, names=SWEPT, columns=(
+        ("3 azimuths", "azimuths-3"), ("6", "azimuths-6"), ("9", "azimuths-9"), ("18", "azimuths-18"))),
     "smallnorb speed": partial(norb_speed, columns=(
         ("own choice of kernels", "speed/heads"), ("both held to AVX2", "speed/heads-avx2"))),
     "smallnorb shapes": partial(norb_comparison, table="shapes", names=NETWORKS),

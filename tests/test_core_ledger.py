@@ -359,11 +359,20 @@ def test_tables_of_heads_by_hand(norb_ledger):
     text = render.norb_comparison(found, "t-azimuth", ("a", "b"))
     assert cells(text, "a")[1:] == ["0.900 +- 0.000", "0.150 +- 0.635", "0.750 +- 0.635", "", "", ""]
     assert cells(text, "b")[4:] == ["+0.050 +- 0.635", "-0.050 +- 0.635", ""]
+    text = render.norb_sweep(found, (("one", "t-azimuth"), ("two", "t-elevation")), ("a", "b"))
+    assert cells(text, "held-out accuracy")[1:] == ["one", "two"]
+    assert cells(text, "`a` |")[1:] == ["0.150 +- 0.635", "0.150"]
+    assert cells(text, "`a` minus `b`")[1:] == ["+0.050 +- 0.635", "not run"]
+    text = render.norb_comparison(found, "t-azimuth", ("a", "t-elevation/a"))
+    assert [line.split("|")[1].strip() for line in text.splitlines()[2:4]] == ["a", "a"]
+    assert cells(text, "a")[4:] == ["", "", ""] and text.splitlines()[3].split("|")[3].strip() == "0.150"
 
 
-def test_the_table_of_distances_by_hand(norb_ledger):
+def test_tables_of_errors_and_of_distances_by_hand(norb_ledger):
     """80 degrees are 40 from the training range; there the mean over classes is the held-out accuracy"""
     found = norb_ledger({"standard/a": [0.2, 0.1], "standard/b": [0.1, 0.1]})
+    text = render.norb_standard(found, (("first", "a"), ("none", "c")))
+    assert cells(text, "first")[1:] == ["85.0 +- 63.5", "10.0 +- 0.0"] and cells(text, "none")[1:] == ["not run"] * 2
     text = render.norb_by_distance(found, "standard", ("a", "b"))
     assert cells(text, "degrees")[2:7] == list(sn.NORB_NAMES)
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[2:]]

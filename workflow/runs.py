@@ -36,7 +36,20 @@ HEADS = {                          # heads on one trunk, of one size, and each r
     **{model: f"--model {model}" for model in ("gap", "dense", "dynamic-shared", "dynamic", "em", "self-routing")},
     **{f"{model}-1": f"--model {model} --routing-iters 1" for model in ("dynamic-shared", "dynamic", "em")}}
 WIDE = "--trunk-channels 32 --head-types 10 --n-epochs 6"                   # heads on a trunk of twice the width
+PARTS = {                          # what is taken from one of them, or given to the other
+    "dynamic-shared-1": "--model dynamic-shared --routing-iters 1",
+    "dynamic-shared-no-places": "--model dynamic-shared --no-coord-add",
+    "dynamic-shared-xent": "--model dynamic-shared --loss xent", "dynamic": "--model dynamic",
+    "gap-places": "--model gap --places", "gap-margin": "--model gap --loss margin"}
 SPLITS = "azimuth", "elevation"
+SWEPT = "gap", "dynamic-shared", "em"                                       # heads that are trained on less
+AZIMUTHS = {3: ("340:380", 12), 6: ("300:400", 6), 9: ("280:440", 4), 18: ("0:340", 2)}     # how many: which, epochs
+CAPS = "--model caps --conv1-channels 64 --primary-types 4 --conv-types 4 --conv2-types 4"
+PAPER = {                          # its two kinds of network, and minutes
+    "caps": (f"{CAPS} --n-epochs 10", 4), "cnn": ("--model cnn --lr 2e-3 --n-epochs 16", 1)}
+STANDARD = {                       # the paper's ablations on the standard task
+    **{f"caps-{n}": f"--routing-iters {n}" for n in (1, 2, 3)}, "caps-no-places": "--no-coord-add",
+    "caps-spread": "--loss spread"}
 RUNS = (                           # experiment, table, setting, flags, seeds, minutes of one seed on one core
     (MULTI, "main", "default", QUICK, range(3), 3),
     (MULTI, "main", "deep", f"--preset deep {QUICK}", range(3), 3),
@@ -53,6 +66,18 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
       for split in SPLITS for head, flags in HEADS.items()),
     *((NORB, f"wide-{split}", model, f"--model {model} {WIDE} --split {split} --baseline none", range(10), 2)
       for split in SPLITS for model in ("dynamic-shared", "gap")),
+    *((NORB, "parts", part, f"{flags} {WIDE} --baseline none", range(5), 2) for part, flags in PARTS.items()),
+    *((NORB, f"paper-{split}", name, f"{flags} --split {split} --baseline none", range(10), minutes)
+      for split in SPLITS for name, (flags, minutes) in PAPER.items()),
+    *((NORB, f"toys-{n}", head, f"--model {head} --n-train-toys {n} --n-epochs {30 // n} --baseline none", range(5), 1)
+      for n in (1, 2, 3) for head in SWEPT),
+    *((NORB, f"azimuths-{n}", head, f"--model {head} --split toys --train-azimuths {which} --n-epochs {epochs} "
+       "--baseline none", range(5), 1) for n, (which, epochs) in AZIMUTHS.items() for head in SWEPT),
+    *((NORB, "standard", setting, f"{CAPS} {flags} --split toys --n-epochs 2 --baseline none", range(3), 2)
+      for setting, flags in STANDARD.items()),
+    *((NORB, "standard", name, f"{flags} --split toys --baseline none", range(3), 0.7)
+      for name, flags in (("gap", "--model gap --n-epochs 2"), ("cnn", "--model cnn --lr 2e-3 --n-epochs 5"))),
+    (NORB, "standard", "nearest", "--model nearest --split toys --baseline none", range(1), 0.5),
     *((NORB, f"wide-{split}", "nearest", f"--model nearest --split {split} --baseline none", range(1), 0.2)
       for split in SPLITS))
 REAL_RUNS = tuple(                 # on files that cannot be shipped
