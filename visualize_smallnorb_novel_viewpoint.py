@@ -43,6 +43,7 @@ class Run:
     """What the figures are drawn from"""
     config: norb.Config            # of the capsule network
     params: dict                   # its weights
+    history: dict                  # of its training; {} if it was not trained here
     data: dict                     # load_data's result
     records: list                  # of the networks compared; empty if not needed, as the next two
     gap: list                      # of the networks trained on GAP_RANGES
@@ -435,10 +436,10 @@ def is_ground(images, ground, name, tolerance):
 
 def aliveness(params, run, n=600):
     """How much life there is in the capsules of some weights, over n test images of familiar views, shifted at random
-    -> dict: a, {layer: (mean activation at empty places, which see nothing but ground, and at others)}; used, {layer:
-    share of types that are on somewhere and off elsewhere}; entropy of the classes' R in each iteration, nats,
-    weighted by the activations; r2, of a linear map from the true class capsule's pose to FACTORS, fitted on every
-    other image, of the rest"""
+    -> dict: a, {layer: (mean activation at empty places, which see nothing but ground, and at others; None where there
+    is no such place)}; used, {layer: share of types that are on somewhere and off elsewhere}; entropy of the classes' R
+    in each iteration, nats, weighted by the activations; r2, of a linear map from the true class capsule's pose to
+    FACTORS, fitted on every other image, of the rest"""
     rng, samples = np.random.default_rng(0), run.data["familiar"]
     rows = rng.permutation(len(samples["labels"]))[:n]
     shifts = rng.integers(-3, 4, (len(rows), 2))
@@ -451,7 +452,7 @@ def aliveness(params, run, n=600):
     for name in layers:
         a = np.concatenate([part[f"{name}_a"] for part in parts])                              # (n, H, W, types)
         empty = is_ground(images, ground, name, 0.2 if shapes else 0.02)
-        found["a"][name] = tuple(float(a[at].mean()) if at.any() else np.nan for at in (empty, ~empty))
+        found["a"][name] = tuple(float(a[at].mean()) if at.any() else None for at in (empty, ~empty))
         found["used"][name] = float(((a.max((0, 1, 2)) > 0.5) & (a.min((0, 1, 2)) < 0.5)).mean())
     found["entropy"] = []
     for t in range(len(parts[0]["class_steps"])):
@@ -478,13 +479,17 @@ def aliveness(params, run, n=600):
     return found
 
 
-def draw_alive(run):
-    """What the capsules do before training and after it"""
-    first = norb.init_params(run.config)
-    statistics = {}
+def before_and_after(run):
+    """aliveness before training, with the statistics of some training images, and after it -> {"before", "after"}"""
+    first, statistics = norb.init_params(run.config), {}
     batch = prepared(run.data["train"], np.arange(0, len(run.data["train"]["labels"]), 37)[:64], run.data["source"])
     norb.forward(first, batch["images"], run.config, statistics=statistics)
-    found = [aliveness(first | statistics, run), aliveness(run.params, run)]
+    return {"before": aliveness(first | statistics, run), "after": aliveness(run.params, run)}
+
+
+def draw_alive(run, found=None):
+    """What the capsules do before training and after it; found: what before_and_after says, if it was asked already"""
+    found = list((found or before_and_after(run)).values())
     fig = new_figure(run, 3.6, "Capsules before training and after it",
                      "600 test images of familiar views, shifted by up to 3 px; empty: sees nothing but ground, which "
                      "hardly a place of conv2 does\nR^2: on images that the linear map was not fitted to, mean over "
@@ -492,9 +497,9 @@ def draw_alive(run):
     axes = fig.subplots(1, 3, width_ratios=[1.3, 0.8, 1.4])
     layers = list(found[0]["a"])
     for k, (colour, word) in enumerate(((GRAY, "before"), (BLUE, "after"))):
-        values = [value for name in layers for value in found[k]["a"][name]]
+        values = [value or 0.0 for name in layers for value in found[k]["a"][name]]
         x = np.arange(len(values)) + 0.4 * k - 0.2
-        axes[0].bar(x, np.nan_to_num(values), 0.38, color=colour, label=word)
+        axes[0].bar(x, values, 0.38, color=colour, label=word)
         axes[1].plot(range(1, len(found[k]["entropy"]) + 1), found[k]["entropy"], "o-", color=colour)
         x = np.arange(len(FACTORS)) + 0.4 * k - 0.2
         axes[2].bar(x, np.maximum(list(found[k]["r2"].values()), 0), 0.38, color=colour)
@@ -544,7 +549,7 @@ def gather(args, config, needs, say):
     """Train what is needed and not given -> Run. needs: a set of data, records, gap, ablations, params. The network
     of the poses is the one in --load, else the first capsule network of --results, trained anew, else that of these
     flags."""
-    params = None
+    params, history = None, {}
     config = norb.changed(config, ablations=False)
     if args.load:
         params, loaded = load_network(args.load, args)
@@ -572,10 +577,10 @@ def gather(args, config, needs, say):
             own = norb.config_of(of_records, args.results)
             config = norb.changed(own, checkpoint="", resume=False, out_json="", ablations=False, quiet=config.quiet,
                                   threads=config.threads, norb_dir=config.norb_dir)
-        params, _ = norb.train(config)
+        params, history = norb.train(config)
     views = {part: norb.parse_range(of_records[f"{part}_azimuths"], f"--{part}-azimuths") for part in ("train", "test")}
     data = norb.load_data(config, say) if "data" in needs else {}
-    return Run(config, params, data, found["records"], found["gap"], found["ablations"], views)
+    return Run(config, params, history, data, found["records"], found["gap"], found["ablations"], views)
 
 
 def load_network(path, args):
@@ -610,8 +615,9 @@ def main():
         raise InputError(f"--model {config.model}: the figures show a capsule network; leave the flag out")
     if config.split == "toys":
         raise InputError("--split toys: the figures show viewpoints that training never did; leave the flag out")
-    if config.out_json:
-        raise InputError("--out-json: results come from smallnorb_novel_viewpoint.py; leave the flag out here")
+    if config.out_json and (args.only != "alive" or args.load or args.results):
+        raise InputError("--out-json: results come from smallnorb_novel_viewpoint.py; here it goes with --only alive, "
+                         "which then trains; leave the flag, or --load and --results, out")
     say = norb.Progress(config.quiet).say
     wanted = {name: draw for name, draw in FIGURES.items() if args.only in ("", name)}
     if config.data != "toys" and wanted.pop("toys", None) and not wanted:
@@ -625,6 +631,11 @@ def main():
     norb.make_outdir(args.outdir, wanted)
     needs = {NEEDS[name] for name in wanted if name in NEEDS}
     run = gather(args, config, needs | ({"data"} if "params" in needs else set()), say)
+    if config.out_json:
+        found = before_and_after(run)
+        norb.write_figure(draw_alive(run, found), args.outdir / "alive.png", say)
+        norb.write_json(config.out_json, norb.result_of(run.config, run.params, run.history, {"alive": found}))
+        return
     for name, draw in wanted.items():
         norb.write_figure(draw(run), args.outdir / f"{name}.png", say)
 

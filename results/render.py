@@ -374,6 +374,28 @@ def norb_standard(ledger, rows):
     return markdown(["error %", "new toys", "training toys"], lines) + "\n" + about(ledger, NORB, settings)
 
 
+def norb_alive(ledger, setting):
+    """What the capsules of some networks do before training and after it, means over seeds"""
+    runs = [run["alive"] for run in ledger.runs(NORB, setting).values()]
+    cells = {}                                                              # label -> before, after: a value a seed
+    for run in runs:
+        for when, found in run.items():
+            said = {f"mean activation of `{name}`, {where} places": value for name, pair in found["a"].items()
+                    for where, value in zip(("empty", "other"), pair)}
+            said |= {f"share of the types of `{name}` that are on somewhere, off elsewhere": value
+                     for name, value in found["used"].items()}
+            said |= {f"entropy of the classes' R, iteration {t}, nats (uniform: 1.61)": value
+                     for t, value in enumerate(found["entropy"], 1)}
+            said |= {f"R^2 of a linear map from the true class's pose to {name}": value
+                     for name, value in found["r2"].items()}
+            for label, value in said.items():
+                cells.setdefault(label, {}).setdefault(when, []).append(value)
+    lines = [[label, *("none" if None in values else interval(capsnet.mean_and_interval(values), digits=2)
+                       for values in columns.values())] for label, columns in cells.items()]
+    return markdown(["", "before training", "after it"], lines or [["not run", "", ""]]) + "\n" + about(
+        ledger, NORB, [setting])
+
+
 def norb_by_distance(ledger, table, names):
     """Accuracy per class of some settings at each distance from the training range, means over seeds; and the mean
     over classes of the first minus each other's, paired by seed"""
@@ -438,7 +460,8 @@ TABLES = {
     "smallnorb heads azimuth": partial(norb_comparison, table="heads-azimuth", names=HEADS),
     "smallnorb heads elevation": partial(norb_comparison, table="heads-elevation", names=HEADS),
     "smallnorb routing": partial(norb_routing, tables=("heads-azimuth", "heads-elevation"), rows=ROUTED),
-    "smallnorb distance": partial(norb_by_distance, table="heads-azimuth", names=("dynamic-shared", "gap")),
+    "smallnorb distance": partial(norb_by_distance, table="heads-azimuth", names=("dynamic-shared", "gap", "em")),
+    "smallnorb alive": partial(norb_alive, setting="alive/caps"),
     "smallnorb paper azimuth": partial(
         norb_comparison, table="paper-azimuth", names=("caps", "cnn", "wide-azimuth/nearest")),
     "smallnorb paper elevation": partial(

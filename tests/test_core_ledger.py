@@ -368,6 +368,23 @@ def test_tables_of_heads_by_hand(norb_ledger):
     assert cells(text, "a")[4:] == ["", "", ""] and text.splitlines()[3].split("|")[3].strip() == "0.150"
 
 
+def test_the_table_of_the_capsules_life_by_hand(norb_ledger, tmp_path):
+    """Over two seeds 0.2 and 0.4: 0.3, t 12.706 times half of 0.2; a layer without empty places; what is not there"""
+    found = norb_ledger({"alive/caps": [0.5, 0.5]})
+    assert cells(render.norb_alive(found, "alive/none"), "not run")[1:] == ["", ""]
+    for seed, value in enumerate((0.2, 0.4)):
+        path = tmp_path / NORB / "alive" / f"caps-{seed}.json"
+        life = {"a": {"primary": [value, 0.1], "conv2": [None, 0.1]}, "used": {"primary": 1.0}, "entropy": [1.6, 0.5],
+                "r2": {"x": value}}
+        result = json.loads(path.read_text()) | {"alive": {"before": life, "after": life | {"entropy": [1.6, 0.7]}}}
+        path.write_text(json.dumps(result))
+    text = render.norb_alive(render.Ledger(tmp_path), "alive/caps")
+    assert cells(text, "mean activation of `primary`, empty places")[1:] == ["0.30 +- 1.27"] * 2
+    assert cells(text, "mean activation of `conv2`, empty places")[1:] == ["none"] * 2
+    assert cells(text, "entropy of the classes' R, iteration 2")[1:] == ["0.50 +- 0.00", "0.70 +- 0.00"]
+    assert cells(text, "R^2 of a linear map from the true class's pose to x")[1:] == ["0.30 +- 1.27"] * 2
+
+
 def test_tables_of_errors_and_of_distances_by_hand(norb_ledger):
     """80 degrees are 40 from the training range; there the mean over classes is the held-out accuracy"""
     found = norb_ledger({"standard/a": [0.2, 0.1], "standard/b": [0.1, 0.1]})

@@ -336,6 +336,8 @@ def test_figures(run_script, tmp_path):
     (tmp_path / "broken.json").write_text("{}")
     bad(run_script(script, "--gap-results", tmp_path / "broken.json"), "broken.json: not a whole file")
     bad(run_script(script, *given, "--load", tmp_path / "run.npz", "--seed", 5), "was trained with 0")
+    for given in (["--load", tmp_path / "run.npz", "--only", "alive"], ["--only", "toys"]):
+        bad(run_script(script, *given, "--out-json", tmp_path / "alive.json"), "--out-json: ")
     bad(run_script(script, "--outdir", results[0] / "viz"), "--outdir")
     bad(run_script(script, "--model", "cnn"), "--model cnn")
     bad(run_script(script, "--split", "toys"), "--split toys: the figures show viewpoints")
@@ -345,6 +347,16 @@ def test_figures_train_what_is_not_given(run_script, tmp_path):
     good(run_script("visualize_smallnorb_novel_viewpoint.py", *TOY, "--n-epochs", 1, "--outdir", tmp_path))
     drawn = sorted(path.stem for path in tmp_path.glob("*.png"))
     assert drawn == [name for name in FIGURES if name != "toys"]                        # of the shapes
+
+
+def test_the_capsules_life_as_a_result(run_script, tmp_path):
+    path = tmp_path / "r.json"
+    good(run_script("visualize_smallnorb_novel_viewpoint.py", *TOY, "--n-epochs", 1, "--seed", 3, "--only", "alive",
+                    "--out-json", path, "--outdir", tmp_path))
+    found = json.loads(path.read_text())
+    assert (tmp_path / "alive.png").exists() and found["config"]["seed"] == 3 and len(found["weights_sha256"]) == 64
+    assert {when: set(said) for when, said in found["alive"].items()} == dict.fromkeys(
+        ("before", "after"), {"a", "used", "entropy", "r2"})
 
 
 def test_film(run_script, tmp_path):

@@ -806,3 +806,37 @@ def test_a_place_is_empty_where_its_field_holds_nothing_but_ground():
     step, size = looks.FIELDS["conv2"]
     middles = step * np.arange(4) + (size - 1) / 2
     np.testing.assert_allclose(np.unique(sn.plan(config).centres[:, 0]), (middles - 15.5) / 16)
+
+
+def test_what_is_said_of_the_capsules_life_by_hand(monkeypatch):
+    """Activations 1 at empty places and 0 elsewhere; assignments that are uniform, then certain; a pose that holds the
+    azimuth's sine and cosine and nothing else"""
+    config, n = tiny(), 40
+    rng, centres = np.random.default_rng(3), sn.plan(config).centres
+    images = rng.random((n, sn.SIDE, sn.SIDE, 1)).astype(np.float32)
+    images[:, :, 16:] = 0                                                               # ground on the right
+    samples = {"images": images, "labels": np.arange(n) % sn.N_CLASSES, "azimuths": rng.uniform(0, 360, n),
+               "elevations": rng.uniform(30, 70, n)}
+    order = iter(np.random.default_rng(0).permutation(n).reshape(-1)[k:k + 16] for k in range(0, n, 16))
+
+    def forward(params, shown, config):
+        rows, N = next(order), len(shown)
+        mu = np.zeros((N, sn.N_CLASSES, D))
+        azimuth = np.deg2rad(samples["azimuths"][rows])
+        mu[:, :, 3], mu[:, :, 5] = np.sin(azimuth)[:, None], 2 * np.cos(azimuth)[:, None] - 1
+        out = {"mu": mu, "a": np.full((N, sn.N_CLASSES), 0.5)}
+        for name in looks.FIELDS:
+            empty = looks.is_ground(shown, np.zeros((N, 1, 1, 1)), name, 0.2)
+            other = np.full(empty.shape, name == "conv2")                               # never off, or never on
+            out[f"{name}_a"] = np.stack([empty, other], -1).astype(float)
+        certain = np.zeros((N, sn.N_CLASSES, 2 * len(centres)))
+        certain[:, 1] = 1
+        return out | {"class_steps": [SimpleNamespace(R=np.ones((N, 1, certain.shape[2]))),
+                                      SimpleNamespace(R=certain)]}, None
+    monkeypatch.setattr(sn, "forward", forward)
+    found = looks.aliveness({}, SimpleNamespace(data={"familiar": samples, "source": "shapes"}, config=config), n)
+    assert found["a"] == {"primary": (0.5, 0.0), "conv": (0.5, 0.0), "conv2": (None, 0.5)}
+    assert found["used"] == {"primary": 0.5, "conv": 0.5, "conv2": 0.0}
+    np.testing.assert_allclose(found["entropy"], [np.log(5), 0], atol=1e-9)
+    r2 = found["r2"]
+    assert min(r2["sin azimuth"], r2["cos azimuth"]) > 1 - 1e-9 and max(r2["elevation"], r2["x"], r2["y"]) < 0.5

@@ -89,10 +89,12 @@ TOY = {MULTI: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 64, 
 AVX2_BLAS = "OPENBLAS_CORETYPE=Haswell"                   # the same bits on any x86 since 2013
 DRAW = f"python3 visualize_{MULTI}.py"
 PROBE = f"{DRAW} --only disentanglement --preset deep {QUICK} --n-val 500"
+ALIVE = f"{AVX2_BLAS} python3 visualize_{NORB}.py --only alive --n-epochs 4"
 LOOKS = [                          # what the figures say, in numbers
     Result(MULTI, "weights", "deep", 0, f"{DRAW} --load --only errors --digits mnist --threads 1", 1),
     *(Result(MULTI, "disentanglement", "deep", seed, f"{PROBE} --n-seeds 1 --seed {seed} --threads 1", 11)
       for seed in range(3)),
+    *(Result(NORB, "alive", "caps", seed, f"{ALIVE} --seed {seed} --threads 1", 3) for seed in range(3)),
     *(Result(NORB, "weights", name, 0, f"{AVX2_BLAS} python3 {NORB}.py --load weights/smallnorb_{name}.npz --threads 1 "
              "--quiet", 0.3) for name in ("capsules", "gap"))]
 STEP, DIGITS = "python3 tests/bench_multimnist_step.py", "python3 tests/bench_synthetic_digits.py"
@@ -108,7 +110,8 @@ BENCHES = [                        # experiment, table, setting, seed, command, 
     Result(NORB, "speed", "heads-avx2", 0, f"{AVX2} {NORB_STEP}", 5),
     Result(MULTI, "synthetic", "digits", 0, f"{DIGITS} --digits mnist", 1)]
 SMALL = {                          # what makes a command small; what is given twice counts as last
-    f"{NORB}.py --load": "--n-test 60", "--load": "--n-test 64 --digits auto",
+    "--only alive": "--n-epochs 1 --n-train-toys 1 --n-test 60", f"{NORB}.py --load": "--n-test 60",
+    "--load": "--n-test 64 --digits auto",
     "disentanglement": "--n-epochs 1 --n-train 96 --n-val 32 --n-test 200",
     f"{MULTI}.py {QUICK}": "--n-epochs 1 --n-train 96 --n-val 32 --n-test 64 --digits auto",
     STEP: "--no-torch --rounds 1 --repeats 2 --batch-size 4",
@@ -191,7 +194,7 @@ def shell_command(result, path, toy=False, norb_dir=""):
     """The command that makes a result and writes it to path; toy: in seconds"""
     if "python3 " in result.flags:
         small = next(f" {flags}" for part, flags in SMALL.items() if part in result.flags) if toy else ""
-        folder = f" --quiet --outdir {shlex.quote(str(Path(path).parent))}" if DRAW in result.flags else ""
+        folder = f" --quiet --outdir {shlex.quote(str(Path(path).parent))}" if "visualize" in result.flags else ""
         return f"{result.flags}{small}{folder} --out-json {shlex.quote(path)}"
     words = shlex.split(result.flags)
     if toy:
