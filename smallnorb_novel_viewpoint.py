@@ -47,6 +47,7 @@ import multiprocessing
 import os
 import platform
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -168,7 +169,7 @@ class Config(Settings):
                              "spread loss, of a, which of a CNN is the scores' logistic", "training",
                              choices=("xent", "margin", "spread"))
     stop_familiar: float = option(0.0,
-                                  "stop when the accuracy on familiar views reaches this, as the paper does; 0: never",
+                                  "stop when the accuracy on familiar views, as 0.95, reaches this; 0: never",
                                   "training", low=0, high=1)
     n_eval: int = option(0, "images of each test set that are looked at while training, always the same ones; 0: all. "
                          "By these --stop-familiar stops, and accuracies are matched", "training", low=0)
@@ -179,7 +180,7 @@ class Config(Settings):
     norb_dir: str = option("", "folder with smallNORB's six .mat or .mat.gz files", "data", runtime=True, metavar="DIR",
                            of=("smallnorb",))
     split: str = option("azimuth", "what differs between training and held-out images; toys: smallNORB's standard "
-                        "task, familiar toys and held-out ones, all views unless azimuths are given, which may overlap",
+                        "task, training images and other toys, all views unless azimuths are given, which may overlap",
                         "data", choices=("azimuth", "elevation", "toys"))
     train_azimuths: str = table_option(
         DATA, "train_azimuths", "range of training azimuths, degrees, ends included", "data", metavar="LOW:HIGH")
@@ -306,7 +307,7 @@ def load_data(config, say=print):
             mask = some_views(pool, mask, config.n_test)
         data[name] = {key: array[mask] for key, array in pool.items()}
     if config.data == "toys":
-        add_toy_images(data, config.toy_seed, say)
+        add_toy_images(data, config.toy_seed, say, config.threads)
     return data
 
 
@@ -433,7 +434,7 @@ def parse_range(text, flag):
     except ValueError:
         raise InputError(f"{flag} {text}: must be LOW:HIGH in degrees, as in 0:150") from None
     if not (np.isfinite([low, high]).all() and 0 <= high - low):
-        raise InputError(f"{flag} {text}: LOW must not be above HIGH")
+        raise InputError(f"{flag} {text}: must be two finite numbers, LOW not above HIGH")
     return low, high
 
 
@@ -568,10 +569,12 @@ def load_norb(norb_dir):
     of range.
     """
     folder = Path(norb_dir).expanduser()
-    if not norb_dir or not folder.is_dir():
-        raise InputError(
-            f"--norb-dir {norb_dir or '(not given)'}: no such folder; give the one that holds smallNORB's six .mat or "
-            ".mat.gz files")
+    if not norb_dir:
+        raise InputError("--norb-dir: --data smallnorb, hence a network that was trained on it, needs the folder that "
+                         "holds smallNORB's six .mat or .mat.gz files; give it")
+    if not folder.is_dir():
+        raise InputError(f"--norb-dir {norb_dir}: no such folder; give the one that holds smallNORB's six .mat or "
+                         ".mat.gz files")
     paths = {}
     for key, name in NORB_FILES.items():
         paths[key] = next((p for p in (folder / name, folder / (name + ".gz")) if os.path.exists(p)), None)
@@ -1061,10 +1064,10 @@ def read_toy(path, say):
         with np.load(path, allow_pickle=False) as file:
             found = {name: file[name] for name in ("views", "images")}
             if str(file["digest"]) != digest_of(found):
-                raise ValueError("its digest is another")
+                raise ValueError
         return dict(zip(found["views"].tolist(), found["images"], strict=True))
-    except Exception as error:                        # what a damaged zip file makes its reader raise is not documented
-        say(f"{path} is damaged ({' '.join(str(error).split())}): drawing this toy anew")
+    except Exception:                                 # what a damaged zip file makes its reader raise is not documented
+        say(f"{path} is damaged, or no toy: drawing this toy anew")
         return {}
 
 
@@ -1074,7 +1077,9 @@ def keep_toy(path, found):
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, lambda file: np.savez(file, **arrays, digest=np.array(digest_of(arrays))))
-    except (OSError, InputError) as error:
+    except OSError as error:
+        return f"{path.parent}: {error.strerror}"
+    except InputError as error:
         return str(error)
     return ""
 
@@ -1089,9 +1094,10 @@ def draw_views(category, instance, toy_seed, views):
     return np.stack(images)
 
 
-def add_toy_images(data, toy_seed, say=print):
+def add_toy_images(data, toy_seed, say=print, threads=0):
     """Give the tables in data {name: table} their images. Views of a toy that its file in the cache has not are drawn,
-    on all cores, and added to it; a cache that cannot be written is done without, with a word."""
+    in `threads` processes, 0: one a core, and added to it; a cache that cannot be written is done without, with a
+    word."""
     parts = [table for table in data.values() if isinstance(table, dict)]
     keys = [(table["labels"], table["instances"], toy_views(table["elevations"], table["azimuths"])) for table in parts]
     wanted = {}
@@ -1101,7 +1107,7 @@ def add_toy_images(data, toy_seed, say=print):
     missing = [(*which, toy_seed, sorted(views - known[which].keys())) for which, views in wanted.items()
                if views - known[which].keys()]
     fault = ""
-    for (category, instance, _, views), images in in_parallel(draw_views, missing, say):
+    for (category, instance, _, views), images in in_parallel(draw_views, missing, say, threads):
         known[category, instance] |= dict(zip(views, images))
         fault = fault or keep_toy(toy_path(category, instance, toy_seed), known[category, instance])
     if fault:
@@ -1112,11 +1118,11 @@ def add_toy_images(data, toy_seed, say=print):
             table["images"][k] = known[key[:2]][key[2]][key[3]]
 
 
-def in_parallel(draw, tasks, say):
-    """(task, draw(*task)) for all tasks, in order, worked out on all cores"""
+def in_parallel(draw, tasks, say, threads):
+    """(task, draw(*task)) for all tasks, in order, worked out in so many processes, 0: one a core"""
     if not tasks:
         return
-    with concurrent.futures.ProcessPoolExecutor(min(n_cores(), len(tasks)),
+    with concurrent.futures.ProcessPoolExecutor(min(threads or n_cores(), len(tasks)),
                                                 multiprocessing.get_context("spawn")) as pool:
         for k, drawn in enumerate(pool.map(draw, *zip(*tasks))):
             say(f"\rdrawing toys: {k + 1} of {len(tasks)} ", end="")
@@ -1138,25 +1144,33 @@ def load_toys(toy_seed, say=print):
     return data
 
 
-def write_norb(folder, toy_seed, say=print):
-    """The toys as smallNORB's six files, at 96x96 px, which load_norb reads; all of them or none.
+HALF_WRITTEN = "half-written-norb-"                                    # so begins the folder that the files are made in
+
+
+def write_norb(folder, toy_seed, say=print, threads=0):
+    """The toys as smallNORB's six files, at 96x96 px, which load_norb reads; all of them or none. What a killed process
+    left there half written goes.
 
     Raises InputError if the folder cannot be made or written, or has no room.
     """
     folder = Path(folder).expanduser()
+    if folder.is_file():
+        raise InputError(f"--write-norb {folder}: is a file; give a folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(f"{HALF_WRITTEN}*/"):
+            shutil.rmtree(left)
         room = shutil.disk_usage(folder).free
         if room < NORB_BYTES:
             raise InputError(f"--write-norb {folder}: needs {NORB_BYTES / 1e6:.0f} MB, has {room / 1e6:.0f}; make room")
-        with tempfile.TemporaryDirectory(dir=folder, prefix="writing-") as temporary:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=HALF_WRITTEN) as temporary:
             for split in TOY_SPLITS:
                 tables = toy_tables(split)
                 codes = {name: (tables[name] - offset) // scale for name, _, scale, offset in NORB_CODES}
                 info = np.stack([codes[name] for name, *_ in NORB_CODES[1:]], 1)
-                for kind, rows in (("cat", codes["labels"]), ("info", info), ("dat", None)):
-                    tasks = [(category, toy, toy_seed) for category in range(N_CLASSES) for toy in TOY_SPLITS[split]]
-                    parts = [rows] if kind != "dat" else (views for _, views in in_parallel(draw_toy, tasks, say))
+                tasks = [(category, toy, toy_seed) for category in range(N_CLASSES) for toy in TOY_SPLITS[split]]
+                drawn = (views for _, views in in_parallel(draw_toy, tasks, say, threads))
+                for kind, parts in (("cat", [codes["labels"]]), ("info", [info]), ("dat", drawn)):
                     write_norb_file(Path(temporary) / NORB_FILES[split, kind], kind, len(info), parts)
             for name in NORB_FILES.values():
                 os.replace(Path(temporary) / name, folder / name)
@@ -2189,8 +2203,9 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None):
     with Run(config, data["source"], n_train, progress, snapshot_callback, snapshot_every) as run:
         announce(run, data)
         for epoch in run.epochs():
-            if config.stop_familiar and run.history["epochs"] and \
-                    run.history["epochs"][-1]["familiar"] >= config.stop_familiar:
+            reached = run.history["epochs"][-1]["familiar"] if run.history["epochs"] else 0
+            if config.stop_familiar and reached >= config.stop_familiar:
+                progress.say(f"stopped: {reached:.3f} of the familiar views, --stop-familiar {config.stop_familiar}")
                 break
             for samples in epoch_samples(data, epoch, config):
                 for rows in run.batches(samples):
@@ -2367,21 +2382,31 @@ def gap_table(config, summary):
     return table
 
 
+OF_SPLIT = {                       # flags that mean nothing to a split
+    "azimuth": ("train_elevations", "test_elevations"), "elevation": ("train_azimuths", "test_azimuths", "elevations"),
+    "toys": ("train_elevations", "test_elevations", "elevations")}
+
+
 def check_config(config):
     """check_options, and what concerns two flags at once"""
-    unknown = [name for name in baselines(config) if name not in MODELS]
-    if unknown:
-        raise InputError(f"--baseline {config.baseline}: {unknown[0]} is none of {', '.join(MODELS)}")
-    check_options(config, [config.model, *baselines(config)])
+    names, given = baselines(config), {f.name for f in given_options(config)}
+    unknown = [name for name in names if name not in MODELS]
+    if unknown or len(set(names)) < len(names):
+        fault = f"'{unknown[0]}' is none of {', '.join(MODELS)}" if unknown else "a network is named twice"
+        raise InputError(f"--baseline {config.baseline}: {fault}; give some of them, or none alone")
+    check_options(config, list(dict.fromkeys([config.model, *names])))
     if config.ablations and config.model != "caps":
         raise InputError(f"--ablations: are variants of the capsule network; leave --model {config.model} out")
+    if config.ablations and "baseline" in given:
+        raise InputError("--baseline: means nothing to --ablations, which compares variants; leave it out")
     for name in RANGE_FLAGS:
         parse_range(getattr(config, name), flag_of(name))
     if config.split == "toys" and config.data == "shapes":
         raise InputError("--split toys: means nothing to --data shapes, which has no toys; leave one of them out")
+    for name in OF_SPLIT[config.split]:
+        if name in given and (config.data, config.split, name) != ("shapes", "elevation", "train_azimuths"):
+            raise InputError(f"{flag_of(name)}: means nothing to --split {config.split}; leave it out")
     for f in given_options(config):
-        if config.split == "toys" and f.name.endswith("_elevations"):
-            raise InputError(f"{flag_of(f.name)}: means nothing to --split toys, which shows them all; leave it out")
         if config.data not in f.metadata.get("of", (config.data,)):
             others = " or ".join(f.metadata["of"])
             raise InputError(f"{flag_of(f.name)}: means nothing to --data {config.data}; leave it out, or give --data "
@@ -2422,7 +2447,8 @@ def report(config, records, say):
         say(f"{label:24}" + "".join(f"{accuracy:8.3f}" for accuracy in row["held_out_per_class"]))
     gaps = gap_table(config, summary)
     symmetric = "; symmetric shapes look as in training at most of them" * (config.data == "shapes")
-    say(f"accuracy by distance from the range of training {angle_of(config)}, degrees{symmetric}\n{'':24}"
+    say(f"accuracy by distance from the range of training {angle_of(config)}, degrees, mean over "
+        f"{angle_of(config)}{symmetric}\n{'':24}"
         + "".join(f"{gap:>8}" for gap in next(iter(gaps.values()))))
     for label, row in gaps.items():
         say(f"{label:24}" + "".join(f"{accuracy:8.3f}" for accuracy in row.values()))
@@ -3620,10 +3646,11 @@ def main():
             if getattr(args, name):
                 raise InputError(f"{flag_of(name)}: means nothing to --write-norb; leave it out")
         for f in given_options(config):
-            if f.name not in ("toy_seed", "quiet"):
+            if f.name not in ("toy_seed", "threads", "quiet"):
                 raise InputError(f"{flag_of(f.name)}: means nothing to --write-norb; leave it out")
         check_config(dataclasses.replace(config, data="toys"))
-        write_norb(args.write_norb, config.toy_seed, say)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))                         # tidies up, as Ctrl-C does
+        write_norb(args.write_norb, config.toy_seed, say, config.threads)
         say(f"wrote smallNORB's six files into {args.write_norb}")
         return
     found = None

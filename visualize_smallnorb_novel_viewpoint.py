@@ -3,13 +3,12 @@
 PNGs.
 
     python3 visualize_smallnorb_novel_viewpoint.py --seed 1 --n-epochs 10
-    python3 visualize_smallnorb_novel_viewpoint.py --results azimuth.json --gap-results gap.json \\
-        --ablation-results ablations.json
-    python3 visualize_smallnorb_novel_viewpoint.py --only em_routing
+    python3 visualize_smallnorb_novel_viewpoint.py --results azimuth.json --ablation-results ablations.json
+    python3 visualize_smallnorb_novel_viewpoint.py --load --only em_routing
 
 The results are files that the experiment's --out-json wrote; what is not given, and needed, is trained here, --n-seeds
 seeds of it. The figures of a single network (poses, routing) show the first seed's capsule network, or the one in
---load.
+--load, which alone is the one that comes along.
 """
 import dataclasses
 import json
@@ -30,12 +29,12 @@ BLUE, ORANGE = "#0072B2", "#E69F00"                           # Okabe & Ito, col
 GREEN, RED = "#009E73", "#D55E00"
 PINK, GRAY = "#CC79A7", "#666666"
 STYLES = {"caps": (BLUE, "-", "o"), "full": (BLUE, "-", "o"), "em": (BLUE, "-", "o"), "gap": (RED, "--", "s"),
-          "dense": (ORANGE, "-.", "^"), "cnn": (GREEN, ":", "v"), "dynamic": (PINK, "-", "D"),
-          "dynamic-shared": (PINK, "--", "D"), "self-routing": ("#56B4E9", "-.", "P"), "nearest": (GRAY, ":", "x")}
+          "dense": (ORANGE, "-.", "^"), "cnn": (GREEN, ":", "v"), "dynamic": (PINK, ":", "D"),
+          "dynamic-shared": (PINK, "-", "D"), "self-routing": ("#56B4E9", "-.", "P"), "nearest": (GRAY, ":", "x")}
 CLASS_COLOURS = (BLUE, ORANGE, GREEN, RED, PINK)
 WIDTH = 9                          # inches
 OUTDIR = Path("viz/smallnorb_novel_viewpoint")
-GAP_RANGES = {"train_azimuths": "0:60", "test_azimuths": "180:240"}
+WEIGHTS = norb.WEIGHTS.with_name("smallnorb_caps.npz")        # the network whose poses and routing are drawn
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,7 @@ class Run:
     params: dict                   # its weights
     history: dict                  # of its training; {} if it was not trained here
     data: dict                     # load_data's result
-    records: list                  # of the networks compared; empty if not needed, as the next two
-    gap: list                      # of the networks trained on GAP_RANGES
+    records: list                  # of the networks compared; empty if not needed, as the next
     ablations: list
     views: dict                    # azimuth ranges of the records, {"train": (low, high), "test": (low, high)}
 
@@ -125,7 +123,9 @@ def shade_ranges(ax, views, text=True):
 
 def draw_example_views(run):
     fig = new_figure(run, 9.2, "One row of training views (blue) and one of held-out views (orange) each",
-                     "elevation, and noise or light, differ from image to image; the number is the azimuth in degrees")
+                     "as the networks see them, of 48x48 px the 32x32 in the middle; elevation and light differ from "
+                     "image to image; the number is the azimuth in degrees" if run.data["source"] != "shapes" else
+                     "elevation and noise differ from image to image; the number is the azimuth in degrees")
     axes = fig.subplots(2 * N_CLASSES, 6)
     for k in range(2 * N_CLASSES):
         samples, colour = (run.data["train"], BLUE) if k % 2 == 0 else (run.data["held_out"], ORANGE)
@@ -162,7 +162,7 @@ def draw_toys(run, side=64):
     ax.axvline(5 * side - 0.5, ymin=2 / len(rows), color=ORANGE, linewidth=2)
     ax.set(xticks=np.arange(n) * side + side / 2, xticklabels=[f"toy {toy}" for toy in order])
     ax.set_yticks([*(np.arange(N_CLASSES) * 3 + 1.5) * side, 15.5 * side, 16.5 * side],
-                  [*norb.NORB_NAMES, "azimuth", "elevation,\nlighting"])
+                  [*norb.NORB_NAMES, "one animal:\nazimuth", "elevation,\nlighting"])
     ax.tick_params(length=0, labeltop=True, labelbottom=False)
     ax.spines[:].set_visible(False)
     return fig
@@ -172,12 +172,13 @@ def names(run):
     return CLASS_NAMES if run.config.data == "shapes" else norb.NORB_NAMES
 
 
-def draw_elevation_strip(run, n=7):
-    """Embedded shapes over the whole range of elevations; of smallNORB's toys the elevations that there are"""
-    fig = new_figure(run, 7, "One view of each class over elevation")
-    axes, rng = fig.subplots(N_CLASSES, n), np.random.default_rng(run.config.seed)
+def draw_elevation_strip(run):
+    """Embedded shapes over the whole range of elevations; of smallNORB's toys the elevations that training shows"""
     shapes = run.data["source"] == "shapes"
-    elevations = np.linspace(0, 90, n) if shapes else np.linspace(30, 70, n)
+    elevations = np.linspace(0, 90, 7) if shapes else np.unique(run.data["train"]["elevations"])
+    n = len(elevations)
+    fig = new_figure(run, 7 if n < 8 else 5.6, "One view of each class over elevation")
+    axes, rng = fig.subplots(N_CLASSES, n), np.random.default_rng(run.config.seed)
     for k in range(N_CLASSES):
         if shapes:
             images = norb.render(np.full(n, k), np.full(n, 30.0), elevations, rng)
@@ -275,13 +276,15 @@ def draw_per_class(run):
 
 
 def draw_ablations(run):
-    fig = new_figure(run, 4.4, "What each ingredient of the capsule network is worth, at one budget",
-                     f"{seeds_note(run.ablations)}; above: "
-                     "held-out accuracy minus the full network's, paired by seed; dots: single seeds")
+    n = run.ablations[0]["config"]["n_epochs"]
+    many = len({record["seed"] for record in run.ablations}) > 1
+    fig = new_figure(run, 4.4, f"Variants of the capsule network after {n} epoch{'s' * (n > 1)}: how fast each learns",
+                     f"{seeds_note(run.ablations)}; above: held-out accuracy minus the full network's, paired by seed"
+                     + "; dots: single seeds" * many)
     ax = fig.subplots()
     labels = bars(ax, run.ablations, "full")
     ax.set_xticks(range(len(labels)), [label.replace(" ", "\n") for label in labels], fontsize=8)
-    ax.legend(loc="lower left", ncols=3, framealpha=0.9, frameon=True)
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
     return fig
 
 
@@ -295,26 +298,34 @@ def draw_azimuth_accuracy(run):
     shade_ranges(ax, run.views)
     ax.set(xlabel="azimuth, degrees", ylabel="accuracy", xlim=(0, 360), ylim=(0, 1.02), xticks=range(0, 361, 30))
     ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1)
-    ax.legend(loc="lower left")
+    ax.text(359, 1 / N_CLASSES + 0.02, "guessing", ha="right", fontsize=8, color=GRAY)
+    ax.legend(loc="lower center", ncols=4)
     ax.grid(alpha=0.3)
     return fig
 
 
 def draw_gap_sweep(run):
-    fig = new_figure(run, 3.9, "Trained on azimuths 0 to 60 only: accuracy by distance from the nearest training view",
-                     f"{seeds_note(run.gap)}; both sides of the training range together")
-    ax, config = fig.subplots(), dataclasses.replace(run.config, **GAP_RANGES)
-    angles = run.gap[0]["sweep"]["angles"]
-    distances = np.array([norb.distance_to_training(azimuth, config) for azimuth in angles])
-    x = np.unique(distances)
-    for label, records in by_label(run.gap).items():
-        rows = [np.array(record["sweep"]["accuracy"]) for record in records]
-        band(ax, x, [[row[distances == d].mean() for d in x] for row in rows], label)
-    ax.set(xlabel="distance from the training range, degrees (0: inside)", ylabel="accuracy", ylim=(0, 1.02))
-    ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1)
-    ax.text(x[-1], 1 / N_CLASSES + 0.02, "guessing", ha="right", fontsize=8, color=GRAY)
-    ax.legend(loc="lower left", bbox_to_anchor=(0, 0.22))
-    ax.grid(alpha=0.3)
+    """Accuracy by distance from the training range: of all test images, and of each class"""
+    fig = new_figure(run, 5.6, "Accuracy by distance from the nearest training azimuth",
+                     f"{seeds_note(run.records)}; both sides of the training range together; dotted: guessing")
+    axes, config = fig.subplots(2, 3, sharex=True, sharey=True).ravel(), run.records[0]["config"]
+    distances = np.array([norb.distance_to_training(azimuth, norb.config_of(config, "results"))
+                          for azimuth in run.records[0]["sweep"]["angles"]])
+    x, titles = np.unique(distances), ("all classes", *(norb.NORB_NAMES if config["data"] != "shapes" else CLASS_NAMES))
+    for label, records in by_label(run.records).items():
+        for k, ax in enumerate(axes):
+            rows = [np.array(record["sweep"]["accuracy"] if k == 0 else record["sweep"]["per_class"], float).reshape(
+                len(distances), -1)[:, max(0, k - 1)] for record in records]
+            band(ax, x, [[row[distances == d].mean() for d in x] for row in rows], label)
+    for k, (ax, title) in enumerate(zip(axes, titles)):
+        ax.set(title=title, ylim=(0, 1.02), xticks=x if len(x) < 10 else x[::2])
+        ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1, linestyle=":")
+        ax.grid(alpha=0.3)
+        if k % 3 == 0:
+            ax.set_ylabel("accuracy")
+        if k > 2:
+            ax.set_xlabel("degrees from the training range")
+    axes[0].legend(loc="lower left", fontsize=8)
     return fig
 
 
@@ -359,7 +370,7 @@ def draw_em_routing(run):
     steps, weight = out["class_steps"], last[0].reshape(-1, last.shape[-1])                    # (places, F)
     places, side = len(weight), int(np.sqrt(len(weight)))
     fig = new_figure(
-        run, 1.4 + 1.15 * len(steps), "EM routing of one held-out image: where the parts are that choose each class",
+        run, 1.4 + 1.15 * len(steps), "EM routing of one held-out image: where the parts are that choose each class\n",
         "maps: sum over capsule types of a_i R_ij at each place, as each M-step gets them, one scale; first row: "
         "before the first E-step, R uniform\nright: spread of the votes, after each M-step")
     grid = fig.add_gridspec(len(steps), N_CLASSES + 3, width_ratios=[1.2] + [1] * N_CLASSES + [0.15, 1.8])
@@ -383,7 +394,7 @@ def draw_em_routing(run):
         ax.plot(range(1, len(steps) + 1), [np.log(step.sigma2[0, j]).mean() for step in steps], "o-",
                 color=CLASS_COLOURS[j], label=names(run)[j])
     ax.set(xlabel="M-step", ylabel="mean of log sigma^2", xticks=range(1, len(steps) + 1))
-    ax.legend(fontsize=8)
+    ax.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1))
     return fig
 
 
@@ -391,9 +402,8 @@ def draw_pose_tracking(run, n_noise=4):
     """The pose of the true class's capsule while its shape turns; of smallNORB one toy's azimuths"""
     fig = new_figure(
         run, 5.6, "The true class capsule's pose while the object turns, and whether the network still names it",
-        "mean over test images of a view; the six entries of the pose that vary most; dots below: share named right, "
-        "from none (red) to all (blue)",
-    )
+        "mean over test images of a view; the six entries (row, column) of the pose that vary most; dots below: share "
+        "named right, from none (red) to all (blue)")
     axes = fig.subplots(2, 1, sharex=True)
     shapes = run.data["source"] == "shapes"
     for ax, k in zip(axes, (2, 1)):
@@ -413,7 +423,7 @@ def draw_pose_tracking(run, n_noise=4):
             ax.plot(azimuths, pose[:, h], color=colour, label=f"entry {h // P + 1},{h % P + 1}")
         right = np.array([(out["scores"][at].argmax(1) == k).mean() for at in of])
         ax.scatter(azimuths, np.full(len(azimuths), pose.min() - 0.2 * np.ptp(pose)), c=right, cmap="RdYlBu", vmin=0,
-                   vmax=1, s=18, edgecolors="black", linewidths=0.4)
+                   vmax=1, s=18, edgecolors="black", linewidths=0.4, clip_on=False)
         shade_ranges(ax, run.views, text=ax is axes[0])
         ax.set(ylabel=f"pose of \"{names(run)[k]}\"", xlim=(0, 360), xticks=range(0, 361, 30))
         ax.legend(fontsize=7, ncols=1, loc="center left", bbox_to_anchor=(1, 0.5))
@@ -519,10 +529,10 @@ FIGURES = {draw.__name__.removeprefix("draw_"): draw for draw in (
     draw_example_views, draw_toys, draw_elevation_strip, draw_training_curves, draw_extrapolation_bars,
     draw_per_class, draw_azimuth_accuracy, draw_pose_matrices, draw_alive, draw_gap_sweep, draw_ablations,
     draw_em_routing, draw_pose_tracking)}
-NEEDS = {"example_views": "data", "elevation_strip": "data", "training_curves": "records",
-         "extrapolation_bars": "records", "per_class": "records", "azimuth_accuracy": "records", "gap_sweep": "gap",
-         "ablations": "ablations", "pose_matrices": "params", "alive": "params", "em_routing": "params",
-         "pose_tracking": "params"}
+NEEDS = {**dict.fromkeys(("example_views", "elevation_strip"), "data"), "ablations": "ablations",
+         **dict.fromkeys(("training_curves", "extrapolation_bars", "per_class", "azimuth_accuracy", "gap_sweep"),
+                         "records"),
+         **dict.fromkeys(("pose_matrices", "alive", "em_routing", "pose_tracking"), "params")}
 SWEPT = ("azimuth_accuracy", "gap_sweep")                      # need --split azimuth
 
 
@@ -546,7 +556,7 @@ def load_results(path):
 
 
 def gather(args, config, needs, say):
-    """Train what is needed and not given -> Run. needs: a set of data, records, gap, ablations, params. The network
+    """Train what is needed and not given -> Run. needs: a set of data, records, ablations, params. The network
     of the poses is the one in --load, else the first capsule network of --results, trained anew, else that of these
     flags."""
     params, history = None, {}
@@ -555,19 +565,15 @@ def gather(args, config, needs, say):
         params, loaded = load_network(args.load, args)
         config = norb.changed(loaded, baseline=config.baseline)
     alone = norb.changed(config, checkpoint="", resume=False)
-    paths = {"records": args.results, "gap": args.gap_results, "ablations": args.ablation_results}
+    paths = {"records": args.results, "ablations": args.ablation_results}
     given = {name: load_results(path) for name, path in paths.items() if path}
-    found = {"records": [], "gap": [], "ablations": []} | {name: records for name, (records, _) in given.items()}
+    found = {"records": [], "ablations": []} | {name: records for name, (records, _) in given.items()}
     if found["ablations"] and "full" not in by_label(found["ablations"]):
         raise InputError(f"{args.ablation_results}: not results of --ablations; give another file")
-    if "gap" in given and any(given["gap"][1].get(name) != value for name, value in GAP_RANGES.items()):
-        raise InputError(f"{args.gap_results}: not trained on azimuths 0:60 and tested on 180:240; give another file")
     if "records" in needs and "records" not in given:
         results = norb.run_all(config, say)
         found["records"] = [record for record, _ in results]
         params = params or next(p for record, p in results if record["label"] == config.model)
-    if "gap" in needs and "gap" not in given:
-        found["gap"] = [record for record, _ in norb.run_all(norb.changed(alone, **GAP_RANGES), say)]
     if "ablations" in needs and "ablations" not in given:
         full = norb.changed(norb.for_model(alone, "caps"), ablations=True)
         found["ablations"] = [record for record, _ in norb.run_all(full, say)]
@@ -580,7 +586,7 @@ def gather(args, config, needs, say):
         params, history = norb.train(config)
     views = {part: norb.parse_range(of_records[f"{part}_azimuths"], f"--{part}-azimuths") for part in ("train", "test")}
     data = norb.load_data(config, say) if "data" in needs else {}
-    return Run(config, params, history, data, found["records"], found["gap"], found["ablations"], views)
+    return Run(config, params, history, data, found["records"], found["ablations"], views)
 
 
 def load_network(path, args):
@@ -598,12 +604,10 @@ def main():
         "--outdir", type=Path, default=OUTDIR, metavar="DIR", help=f"folder for the PNGs (default {OUTDIR})")
     parser.add_argument(
         "--only", default="", choices=tuple(FIGURES), help="draw this figure alone, and train only what it needs")
-    parser.add_argument(
-        "--load", default="", metavar="RUN.npz", help="draw poses and routing from this checkpoint of a capsule network"
-    )
+    parser.add_argument("--load", nargs="?", default="", const=str(WEIGHTS), metavar="FILE", help="draw poses and "
+                        "routing of the capsule network in this file, a checkpoint or weights; without FILE of the one "
+                        "that comes along")
     parser.add_argument("--results", default="", metavar="FILE", help="results of the networks to compare")
-    parser.add_argument(
-        "--gap-results", default="", metavar="FILE", help="the same, trained on azimuths 0:60, tested on 180:240")
     parser.add_argument("--ablation-results", default="", metavar="FILE", help="results of a run with --ablations")
     norb.add_config_flags(parser)
     args = parser.parse_args()
@@ -623,11 +627,13 @@ def main():
     if config.data != "toys" and wanted.pop("toys", None) and not wanted:
         raise InputError("--only toys: shows the toys; give --data toys")
     for name in SWEPT if config.split != "azimuth" else ():
-        if wanted.get(name) and not (args.results if name == "azimuth_accuracy" else args.gap_results):
+        if wanted.get(name) and not args.results:
             say(f"no {name}: it needs --split azimuth")
             del wanted[name]
     if not wanted:
         raise InputError(f"--only {args.only}: needs --split azimuth; leave one of them out")
+    if args.load and "params" not in {NEEDS.get(name) for name in wanted}:
+        raise InputError(f"--load: means nothing to --only {args.only}, which shows no single network; leave it out")
     norb.make_outdir(args.outdir, wanted)
     needs = {NEEDS[name] for name in wanted if name in NEEDS}
     run = gather(args, config, needs | ({"data"} if "params" in needs else set()), say)

@@ -43,7 +43,7 @@ def toy_norb(n=40):
             "azimuths": np.where(view < n // 2, 300, 100), "lightings": np.arange(6 * n) % 6}
 
 
-def noise_for_toys(data, toy_seed, say=print):
+def noise_for_toys(data, toy_seed, say=print, threads=0):
     """In the place of add_toy_images: noise of that seed"""
     for k, part in enumerate(part for part in data.values() if isinstance(part, dict)):
         rng, n = np.random.default_rng((toy_seed, k)), len(part["labels"])

@@ -228,8 +228,14 @@ BAD = {
     "--split elevation --train-elevations 30:50": "overlap",
     "--split elevation --test-elevations 35:70": "overlap",
     "--baseline resnet": "resnet",
-    "--baseline cnn,foo": "foo is none of",
-    "--baseline cnn,": "--baseline",
+    "--baseline cnn,foo": "'foo' is none of",
+    "--baseline cnn,": "--baseline cnn,: '' is none of",
+    "--baseline cnn,cnn": "--baseline cnn,cnn: a network is named twice",
+    "--ablations --baseline cnn": "--baseline: means nothing to --ablations",
+    "--train-elevations 30:35": "--train-elevations: means nothing to --split azimuth; leave it out",
+    "--test-elevations 50:70": "--test-elevations: means nothing to --split azimuth; leave it out",
+    "--split elevation --test-azimuths 60:80": "--test-azimuths: means nothing to --split elevation; leave it out",
+    "--split elevation --elevations 40:50": "--elevations: means nothing to --split elevation; leave it out",
     "--out-json no/folder/x.json": "no/folder",
     "--out-json folder": "folder",
     "--checkpoint no/folder/x.npz": "no/folder",
@@ -267,7 +273,7 @@ BAD = {
     "--model gap": "--conv1-channels: means nothing to --model gap",
     "--model gap --ablations": "--conv1-channels"}
 BAD_DATA = {                       # with the flags of the toy network alone
-    "--data smallnorb": "--norb-dir (not given)",
+    "--data smallnorb": "--norb-dir: --data smallnorb",
     "--data smallnorb --norb-dir nowhere": "nowhere: no such folder",
     "--data smallnorb --norb-dir folder": "smallnorb-5x46789",
     "--data smallnorb --norb-dir folder --toy-seed 1": "--toy-seed: means nothing to --data smallnorb",
@@ -279,6 +285,8 @@ BAD_DATA = {                       # with the flags of the toy network alone
     "--data toys --train-azimuths 301:319": "no train images: none has azimuths in",
     "--data toys --train-azimuths 300:420": "overlap",
     "--data toys --split toys --test-elevations 60:80": "--test-elevations: means nothing to --split toys",
+    "--data toys --split elevation --train-azimuths 0:20": "--train-azimuths: means nothing to --split elevation",
+    "--data toys --train-azimuths nan:40": "must be two finite numbers, LOW not above HIGH",
     "--data toys --split toys --test-azimuths 0:360": "azimuth range 0:360: must span",
     "--data shapes --split toys": "--split toys: means nothing to --data shapes"}
 
@@ -323,18 +331,18 @@ FIGURES = ["ablations", "alive", "azimuth_accuracy", "elevation_strip", "em_rout
 
 
 def test_figures(run_script, tmp_path):
-    results = [tmp_path / name for name in ("main.json", "gap.json", "ablations.json")]
+    results = [tmp_path / name for name in ("main.json", "ablations.json")]
     good(run_script(SCRIPT, *TOY, "--out-json", results[0], "--checkpoint", tmp_path / "run.npz", "--n-seeds", 2))
-    good(run_script(SCRIPT, *TOY, "--train-azimuths", "0:60", "--test-azimuths", "180:240", "--out-json", results[1]))
-    good(run_script(SCRIPT, *TOY_DATA, *CAPS, "--ablations", "--out-json", results[2]))
+    good(run_script(SCRIPT, *TOY_DATA, *CAPS, "--ablations", "--out-json", results[1]))
     script = "visualize_smallnorb_novel_viewpoint.py"
-    given = ["--results", results[0], "--gap-results", results[1], "--ablation-results", results[2]]
+    given = ["--results", results[0], "--ablation-results", results[1]]
     good(run_script(script, *given, "--load", tmp_path / "run.npz", "--outdir", tmp_path / "viz"))
     assert sorted(path.stem for path in (tmp_path / "viz").iterdir()) == FIGURES
     assert all(path.stat().st_size < 300_000 for path in (tmp_path / "viz").iterdir())
     bad(run_script(script, "--results", tmp_path / "none.json"), "none.json: no such file")
     (tmp_path / "broken.json").write_text("{}")
-    bad(run_script(script, "--gap-results", tmp_path / "broken.json"), "broken.json: not a whole file")
+    bad(run_script(script, "--ablation-results", tmp_path / "broken.json"), "broken.json: not a whole file")
+    bad(run_script(script, "--load", tmp_path / "run.npz", "--only", "toys"), "--load: means nothing to --only toys")
     bad(run_script(script, *given, "--load", tmp_path / "run.npz", "--seed", 5), "was trained with 0")
     for given in (["--load", tmp_path / "run.npz", "--only", "alive"], ["--only", "toys"]):
         bad(run_script(script, *given, "--out-json", tmp_path / "alive.json"), "--out-json: ")
@@ -354,7 +362,7 @@ def test_the_capsules_life_as_a_result(run_script, tmp_path):
     good(run_script("visualize_smallnorb_novel_viewpoint.py", *TOY, "--n-epochs", 1, "--seed", 3, "--only", "alive",
                     "--out-json", path, "--outdir", tmp_path))
     found = json.loads(path.read_text())
-    assert (tmp_path / "alive.png").exists() and found["config"]["seed"] == 3 and len(found["weights_sha256"]) == 64
+    assert (tmp_path / "alive.png").exists() and found["config"]["seed"] == 3
     assert {when: set(said) for when, said in found["alive"].items()} == dict.fromkeys(
         ("before", "after"), {"a", "used", "entropy", "r2"})
 

@@ -1,8 +1,14 @@
 """Toys: rays against marching in small steps, normals, light by hand; the structure of smallNORB; cache and files."""
+import os
+import subprocess
+import sys
+import time
+
 import smallnorb_novel_viewpoint as sn
 
 import numpy as np
 import pytest
+from conftest import ROOT
 
 KINDS = {"ellipsoid": sn.ELLIPSOID, "box": sn.BOX, "cylinder": sn.CYLINDER, "cone": sn.CONE}
 
@@ -139,7 +145,7 @@ def drawn(monkeypatch, tmp_path):
     monkeypatch.setattr(sn, "TOYS_CACHE", tmp_path / "cache")
     tasks_seen = []
 
-    def here(draw, tasks, say):
+    def here(draw, tasks, say, threads):
         for task in tasks:
             tasks_seen.append(task)
             yield task, draw(*task)
@@ -333,7 +339,7 @@ def test_by_default_only_the_views_that_are_needed_are_drawn(noise):
 @pytest.mark.parametrize("split, counts", [("azimuth", (8100, 16200)), ("elevation", (8100, 16200))])
 def test_a_test_subset_is_of_whole_views_the_same_for_every_seed(split, counts, noise, monkeypatch):
     """--n-test 0, or more than there are, is all; no seed, neither of training nor of the toys, changes which"""
-    monkeypatch.setattr(sn, "add_toy_images", lambda data, toy_seed, say: None)
+    monkeypatch.setattr(sn, "add_toy_images", lambda data, toy_seed, say, threads: None)
     config = sn.Config(split=split, n_test=100)
     some, again, other = (sn.load_data(changed) for changed in (
         config, sn.changed(config, seed=7), sn.changed(config, toy_seed=3, n_eval=5, n_train_toys=1)))
@@ -352,7 +358,7 @@ def test_a_test_subset_is_of_whole_views_the_same_for_every_seed(split, counts, 
 
 def test_a_subset_holds_the_smaller_ones(monkeypatch):
     """Views are kept in one order, drawn once: more of them are those, and others"""
-    monkeypatch.setattr(sn, "add_toy_images", lambda data, toy_seed, say: None)
+    monkeypatch.setattr(sn, "add_toy_images", lambda data, toy_seed, say, threads: None)
     rows = []
     for n in 60, 600:
         part = sn.load_data(sn.Config(n_test=n))["held_out"]
@@ -391,8 +397,10 @@ def test_files_of_the_toys_are_read_back_as_the_same_arrays(few, tmp_path):
 
 def test_what_cannot_be_written_leaves_nothing(few, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    with pytest.raises(sn.InputError, match="--write-norb .*file: cannot be written"):
+    with pytest.raises(sn.InputError, match="--write-norb .*file: is a file; give a folder"):
         sn.write_norb(tmp_path / "file", 0)
+    with pytest.raises(sn.InputError, match="--write-norb .*norb: cannot be written .Not a directory.; choose"):
+        sn.write_norb(tmp_path / "file" / "norb", 0)
     monkeypatch.setattr(sn.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 5e6}))
     with pytest.raises(sn.InputError, match="needs 897 MB, has 5; make room"):
         sn.write_norb(tmp_path / "norb", 0)
@@ -406,6 +414,25 @@ def test_what_cannot_be_written_leaves_nothing(few, tmp_path, monkeypatch):
     with pytest.raises(sn.InputError, match="No space left"):
         sn.write_norb(tmp_path / "norb", 0)
     assert not list((tmp_path / "norb").iterdir())
+
+
+def test_what_a_killed_process_left_half_written_goes(few, tmp_path):
+    for name in (f"{sn.HALF_WRITTEN}x1", "notes"):
+        (tmp_path / "norb" / name).mkdir(parents=True)
+        (tmp_path / "norb" / name / "some.mat").write_text("half")
+    sn.write_norb(tmp_path / "norb", 0)
+    assert {path.name for path in (tmp_path / "norb").iterdir()} == {*sn.NORB_FILES.values(), "notes"}
+
+
+def test_a_killed_write_norb_leaves_nothing(tmp_path):
+    flags = ["--threads", "1", "--write-norb", tmp_path / "norb"]
+    process = subprocess.Popen([sys.executable, ROOT / "smallnorb_novel_viewpoint.py", *flags],
+                               env=os.environ | {"HOME": str(tmp_path)})
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("norb/*/*info*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(60) == 143 and not list((tmp_path / "norb").iterdir())
 
 
 def test_training_on_toys(few):
@@ -438,7 +465,8 @@ def test_the_standard_task_shows_all_views_and_holds_toys_out(noise):
 
 
 def test_write_norb_from_the_command_line(few, tmp_path, monkeypatch, capsys):
-    for words, code, said in ((["--toy-seed", "3"], 0, "wrote smallNORB's six files"),
+    monkeypatch.setattr(sn.signal, "signal", lambda *_: None)
+    for words, code, said in ((["--toy-seed", "3", "--threads", "1"], 0, "wrote smallNORB's six files"),
                               (["--toy-seed", "-1"], 2, "--toy-seed -1: must be at least 0"),
                               (["--data", "smallnorb"], 2, "--data: means nothing to --write-norb")):
         monkeypatch.setattr(sn.sys, "argv", ["x", "--write-norb", str(tmp_path / f"norb{code}"), *words])

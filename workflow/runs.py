@@ -96,7 +96,7 @@ LOOKS = [                          # what the figures say, in numbers
       for seed in range(3)),
     *(Result(NORB, "alive", "caps", seed, f"{ALIVE} --seed {seed} --threads 1", 3) for seed in range(3)),
     *(Result(NORB, "weights", name, 0, f"{AVX2_BLAS} python3 {NORB}.py --load weights/smallnorb_{name}.npz --threads 1 "
-             "--quiet", 0.3) for name in ("capsules", "gap"))]
+             "--quiet", 0.3) for name in ("capsules", "gap", "caps"))]
 STEP, DIGITS = "python3 tests/bench_multimnist_step.py", "python3 tests/bench_synthetic_digits.py"
 NORB_STEP = "python3 tests/bench_smallnorb_step.py --threads 1"
 AVX2 = f"{AVX2_BLAS} ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2"
@@ -128,15 +128,10 @@ def results_of(table):
             for experiment, name, setting, flags, seeds, minutes in table for seed in seeds]
 
 
-TOYS = f"{AVX2_BLAS} python3 {NORB}.py --baseline cnn,gap,nearest --n-epochs 4"
 LOOK_AT_TOYS = " && ".join((
-    "mkdir -p runs", f"{TOYS} --checkpoint runs/toys.npz --out-json runs/toys.json",
-    f"{TOYS} --train-azimuths 0:60 --test-azimuths 180:240 --out-json runs/gap.json",
-    f"{TOYS} --ablations --n-epochs 1 --out-json runs/ablations.json",
-    f"{AVX2_BLAS} python3 visualize_{NORB}.py --load runs/toys.npz --results runs/toys.json "
-    "--gap-results runs/gap.json --ablation-results runs/ablations.json",
-    *(f"python3 visualize_{NORB}.py --results results/{NORB}/wide-azimuth --only {name}"
-      for name in ("extrapolation_bars", "per_class", "azimuth_accuracy", "training_curves"))))
+    "mkdir -p runs", f"{AVX2_BLAS} python3 {NORB}.py --ablations --n-epochs 1 --out-json runs/ablations.json",
+    f"{AVX2_BLAS} python3 visualize_{NORB}.py --load --results results/{NORB}/wide-azimuth "
+    "--ablation-results runs/ablations.json"))
 RESULTS, REAL = results_of(RUNS) + LOOKS, results_of(REAL_RUNS)
 SHIPPED = "weights/multimnist_deep.npz"
 FIGURES = {                        # name -> command, what it draws from beside its own script, minutes of two cores
@@ -151,7 +146,8 @@ FILMS = {
     "smallnorb": (f"{AVX2_BLAS} python3 make_{NORB}_gif.py --n-test 600 --fps 5", [f"{NORB}.py"], 3)}
 WEIGHTS = {path: next(result for result in RESULTS if result.name == f"{name}-0") for path, name in (
     (SHIPPED, f"{MULTI}/main/long"), ("weights/smallnorb_capsules.npz", f"{NORB}/wide-azimuth/dynamic-shared"),
-    ("weights/smallnorb_gap.npz", f"{NORB}/wide-azimuth/gap"))}
+    ("weights/smallnorb_gap.npz", f"{NORB}/wide-azimuth/gap"),
+    ("weights/smallnorb_caps.npz", f"{NORB}/paper-azimuth/caps"))}
 
 
 def script_sha256(experiment):
