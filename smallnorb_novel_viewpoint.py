@@ -2397,7 +2397,7 @@ def check_config(config):
     check_options(config, list(dict.fromkeys([config.model, *names])))
     if config.ablations and config.model != "caps":
         raise InputError(f"--ablations: are variants of the capsule network; leave --model {config.model} out")
-    if config.ablations and "baseline" in given:
+    if config.ablations and "baseline" in given and config.baseline != "none":
         raise InputError("--baseline: means nothing to --ablations, which compares variants; leave it out")
     for name in RANGE_FLAGS:
         parse_range(getattr(config, name), flag_of(name))
