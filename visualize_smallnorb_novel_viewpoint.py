@@ -370,7 +370,7 @@ def draw_em_routing(run):
     steps, weight = out["class_steps"], last[0].reshape(-1, last.shape[-1])                    # (places, F)
     places, side = len(weight), int(np.sqrt(len(weight)))
     fig = new_figure(
-        run, 1.4 + 1.15 * len(steps), "EM routing of one held-out image: where the parts are that choose each class\n",
+        run, 1.4 + 1.15 * len(steps), "EM routing of one held-out image: where the parts are that choose each class",
         "maps: sum over capsule types of a_i R_ij at each place, as each M-step gets them, one scale; first row: "
         "before the first E-step, R uniform\nright: spread of the votes, after each M-step")
     grid = fig.add_gridspec(len(steps), N_CLASSES + 3, width_ratios=[1.2] + [1] * N_CLASSES + [0.15, 1.8])
@@ -394,7 +394,7 @@ def draw_em_routing(run):
         ax.plot(range(1, len(steps) + 1), [np.log(step.sigma2[0, j]).mean() for step in steps], "o-",
                 color=CLASS_COLOURS[j], label=names(run)[j])
     ax.set(xlabel="M-step", ylabel="mean of log sigma^2", xticks=range(1, len(steps) + 1))
-    ax.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1))
+    ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     return fig
 
 

@@ -294,21 +294,34 @@ def interval(pair, sign="", digits=3):
     return f"{pair[0]:{sign}.{digits}f}" + (f" +- {pair[1]:.{digits}f}" if math.isfinite(pair[1]) else "")
 
 
+def negative(pair):
+    """The interval of minus the number"""
+    return pair and (-pair[0], pair[1])
+
+
 def norb_comparison(ledger, table, names):
-    """names: settings of a table, or of another one, "table/setting"; the others are compared with the first"""
+    """names: settings of a table, or of another one, "table/setting"; from the others' numbers the first's are taken
+    away"""
     settings = [name if "/" in name else f"{table}/{name}" for name in names]
     summary, lines = norb_summary(ledger, settings), []
     for name, setting in zip(names, settings):
         row = summary.get(setting, {})
         plain = [interval(row[key]) if row else "not run" for key in ("familiar", "held_out", "drop")]
-        apart = [interval(row.get(key), "+") for key in ("difference", "drop_difference", "matched_difference")]
+        apart = [interval(negative(row.get(key)), "+")
+                 for key in ("difference", "drop_difference", "matched_difference")]
         if 0 < row.get("n_matched", 0) < row.get("n_pairs", 0):
             apart[-1] += f" ({row['n_matched']} of {row['n_pairs']})"
         lines.append([name.rpartition("/")[2], *plain, *apart])
     first = names[0].rpartition("/")[2]
-    header = ["", "familiar", "held-out", "drop", f"held-out, `{first}` minus it", "drop, likewise",
+    header = ["", "familiar", "held-out", "drop", f"held-out, minus `{first}`'s", "drop, likewise",
               "held-out at matched familiar accuracy, likewise"]
     return markdown(header, lines) + "\n" + about(ledger, NORB, settings)
+
+
+def norb_matched(ledger, first, other):
+    """Held-out accuracy of a setting minus that of another, the first, stopped when it was as good on familiar views"""
+    row = norb_summary(ledger, [first, other]).get(other, {})
+    return interval(negative(row.get("matched_difference")), "+") or "not run"
 
 
 def norb_speed(ledger, columns):
@@ -398,7 +411,7 @@ def norb_alive(ledger, setting):
 
 def norb_by_distance(ledger, table, names):
     """Accuracy per class of some settings at each distance from the training range, means over seeds; and the mean
-    over classes of the first minus each other's, paired by seed"""
+    over classes of each other one minus the first's, paired by seed"""
     found = {}
     for name in names:
         for run in ledger.runs(NORB, f"{table}/{name}").values():
@@ -412,10 +425,10 @@ def norb_by_distance(ledger, table, names):
         for name in names:
             per_class = np.mean(list(means[name].values()), 0)
             shared = sorted(means[names[0]].keys() & means[name].keys())
-            ahead = [float(np.mean(means[names[0]][seed] - means[name][seed])) for seed in shared]
+            ahead = [float(np.mean(means[name][seed] - means[names[0]][seed])) for seed in shared]
             lines.append([distance, f"`{name}`", *(f"{value:.2f}" for value in per_class), f"{per_class.mean():.3f}",
                           "" if name == names[0] else interval(capsnet.mean_and_interval(ahead), "+")])
-    header = ["degrees from training", "", *norb.NORB_NAMES, "mean", f"`{names[0]}` minus it"]
+    header = ["degrees from training", "", *norb.NORB_NAMES, "mean", f"minus `{names[0]}`'s"]
     return markdown(header, lines or [["not run", *[""] * 8]])
 
 
@@ -460,12 +473,12 @@ TABLES = {
     "smallnorb heads azimuth": partial(norb_comparison, table="heads-azimuth", names=HEADS),
     "smallnorb heads elevation": partial(norb_comparison, table="heads-elevation", names=HEADS),
     "smallnorb routing": partial(norb_routing, tables=("heads-azimuth", "heads-elevation"), rows=ROUTED),
-    "smallnorb distance": partial(norb_by_distance, table="heads-azimuth", names=("dynamic-shared", "gap", "em")),
+    "smallnorb distance": partial(norb_by_distance, table="heads-azimuth", names=("gap", "dynamic-shared", "em")),
     "smallnorb alive": partial(norb_alive, setting="alive/caps"),
     "smallnorb paper azimuth": partial(
-        norb_comparison, table="paper-azimuth", names=("caps", "cnn", "wide-azimuth/nearest")),
+        norb_comparison, table="paper-azimuth", names=("cnn", "caps", "wide-azimuth/nearest")),
     "smallnorb paper elevation": partial(
-        norb_comparison, table="paper-elevation", names=("caps", "cnn", "wide-elevation/nearest")),
+        norb_comparison, table="paper-elevation", names=("cnn", "caps", "wide-elevation/nearest")),
     "smallnorb standard": partial(norb_standard, rows=(
         ("`caps`, 1 iteration", "caps-1"), ("2 iterations", "caps-2"), ("3 iterations", "caps-3"),
         ("2 iterations, no coordinate addition", "caps-no-places"), ("2 iterations, spread loss", "caps-spread"),
@@ -511,6 +524,10 @@ VALUES = {
        for split in ("azimuth", "elevation") for name, head in (("routing", "dynamic-shared"), ("em routing", "em"))},
     "sharing azimuth": partial(Ledger.difference, experiment=NORB, one="heads-azimuth/dynamic-shared",
                                other="heads-azimuth/dynamic", key="held_out"),
+    **{f"paper {split}": partial(Ledger.difference, experiment=NORB, one=f"paper-{split}/caps",
+                                 other=f"paper-{split}/cnn", key="held_out") for split in ("azimuth", "elevation")},
+    **{f"paper {split} matched": partial(norb_matched, first=f"paper-{split}/cnn", other=f"paper-{split}/caps")
+       for split in ("azimuth", "elevation")},
     "shapes caps": lambda ledger: ledger.mean(NORB, "shapes/caps", "held_out"),
     "shapes gap": lambda ledger: ledger.mean(NORB, "shapes/gap", "held_out"),
     "shapes nearest": lambda ledger: ledger.mean(NORB, "shapes/nearest", "held_out"),

@@ -358,7 +358,7 @@ def test_tables_of_heads_by_hand(norb_ledger):
     assert cells(text, "none")[1:] == ["not run"] * 4
     text = render.norb_comparison(found, "t-azimuth", ("a", "b"))
     assert cells(text, "a")[1:] == ["0.900 +- 0.000", "0.150 +- 0.635", "0.750 +- 0.635", "", "", ""]
-    assert cells(text, "b")[4:] == ["+0.050 +- 0.635", "-0.050 +- 0.635", ""]
+    assert cells(text, "b")[4:] == ["-0.050 +- 0.635", "+0.050 +- 0.635", ""]
     text = render.norb_sweep(found, (("one", "t-azimuth"), ("two", "t-elevation")), ("a", "b"))
     assert cells(text, "held-out accuracy")[1:] == ["one", "two"]
     assert cells(text, "`a` |")[1:] == ["0.150 +- 0.635", "0.150"]
@@ -396,7 +396,7 @@ def test_tables_of_errors_and_of_distances_by_hand(norb_ledger):
     assert rows == [
         ["0", "`a`", *["1.00"] * 5, "1.000", ""], ["0", "`b`", *["1.00"] * 5, "1.000", "+0.000 +- 0.000"],
         ["40", "`a`", *["0.00"] * 4, "0.75", "0.150", ""],
-        ["40", "`b`", *["0.00"] * 4, "0.50", "0.100", "+0.050 +- 0.635"]]
+        ["40", "`b`", *["0.00"] * 4, "0.50", "0.100", "-0.050 +- 0.635"]]
 
 
 def test_the_table_of_speed_takes_pytorchs_faster_way(norb_ledger, tmp_path):

@@ -89,12 +89,12 @@ TOY = {MULTI: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 64, 
 AVX2_BLAS = "OPENBLAS_CORETYPE=Haswell"                   # the same bits on any x86 since 2013
 DRAW = f"python3 visualize_{MULTI}.py"
 PROBE = f"{DRAW} --only disentanglement --preset deep {QUICK} --n-val 500"
-ALIVE = f"{AVX2_BLAS} python3 visualize_{NORB}.py --only alive --n-epochs 4"
+ALIVE = f"{AVX2_BLAS} python3 visualize_{NORB}.py --only alive {CAPS} --n-epochs 10"
 LOOKS = [                          # what the figures say, in numbers
     Result(MULTI, "weights", "deep", 0, f"{DRAW} --load --only errors --digits mnist --threads 1", 1),
     *(Result(MULTI, "disentanglement", "deep", seed, f"{PROBE} --n-seeds 1 --seed {seed} --threads 1", 11)
       for seed in range(3)),
-    *(Result(NORB, "alive", "caps", seed, f"{ALIVE} --seed {seed} --threads 1", 3) for seed in range(3)),
+    *(Result(NORB, "alive", "caps", seed, f"{ALIVE} --seed {seed} --threads 1", 5) for seed in range(3)),
     *(Result(NORB, "weights", name, 0, f"{AVX2_BLAS} python3 {NORB}.py --load weights/smallnorb_{name}.npz --threads 1 "
              "--quiet", 0.3) for name in ("capsules", "gap", "caps"))]
 STEP, DIGITS = "python3 tests/bench_multimnist_step.py", "python3 tests/bench_synthetic_digits.py"
