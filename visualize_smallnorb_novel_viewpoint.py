@@ -305,18 +305,22 @@ def draw_azimuth_accuracy(run):
 
 
 def draw_gap_sweep(run):
-    """Accuracy by distance from the training range: of all test images, and of each class"""
+    """Accuracy by distance from the training range: of all test images, and of each class, as far as results say"""
+    by_class = [record for record in run.records if "per_class" in record["sweep"]]
+    trained = [record for record in by_class if record["n_params"]]
+    fewer = f"; of each class {seeds_note(trained)}" * (len(by_class) < len(run.records))
     fig = new_figure(run, 5.6, "Accuracy by distance from the nearest training azimuth",
-                     f"{seeds_note(run.records)}; both sides of the training range together; dotted: guessing")
+                     f"{seeds_note(run.records)}{fewer}; both sides of the training range together; dotted: guessing")
     axes, config = fig.subplots(2, 3, sharex=True, sharey=True).ravel(), run.records[0]["config"]
     distances = np.array([norb.distance_to_training(azimuth, norb.config_of(config, "results"))
                           for azimuth in run.records[0]["sweep"]["angles"]])
     x, titles = np.unique(distances), ("all classes", *(norb.NORB_NAMES if config["data"] != "shapes" else CLASS_NAMES))
     for label, records in by_label(run.records).items():
-        for k, ax in enumerate(axes):
-            rows = [np.array(record["sweep"]["accuracy"] if k == 0 else record["sweep"]["per_class"], float).reshape(
-                len(distances), -1)[:, max(0, k - 1)] for record in records]
-            band(ax, x, [[row[distances == d].mean() for d in x] for row in rows], label)
+        rows = [np.array(record["sweep"]["accuracy"])[:, None] for record in records]          # (angles, 1)
+        columns = [np.array(rows), *np.moveaxis([record["sweep"]["per_class"] for record in by_label(by_class)[label]],
+                                                -1, 0)[..., None]]
+        for ax, found in zip(axes, columns):
+            band(ax, x, [[row[distances == d].mean() for d in x] for row in found], label)
     for k, (ax, title) in enumerate(zip(axes, titles)):
         ax.set(title=title, ylim=(0, 1.02), xticks=x if len(x) < 10 else x[::2])
         ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1, linestyle=":")
@@ -325,7 +329,7 @@ def draw_gap_sweep(run):
             ax.set_ylabel("accuracy")
         if k > 2:
             ax.set_xlabel("degrees from the training range")
-    axes[0].legend(loc="lower left", fontsize=8)
+    axes[2].legend(loc="lower left", bbox_to_anchor=(0, 0.2), fontsize=8)
     return fig
 
 
@@ -374,7 +378,7 @@ def draw_em_routing(run):
         "maps: sum over capsule types of a_i R_ij at each place, as each M-step gets them, one scale; first row: "
         "before the first E-step, R uniform\nright: spread of the votes, after each M-step")
     grid = fig.add_gridspec(len(steps), N_CLASSES + 3, width_ratios=[1.2] + [1] * N_CLASSES + [0.15, 1.8])
-    show_image(fig.add_subplot(grid[0, 0]), batch["images"][0], f"{names(run)[samples['labels'][at]]}, named "
+    show_image(fig.add_subplot(grid[0, 0]), batch["images"][0], f"{names(run)[samples['labels'][at]]},\nnamed "
                f"{names(run)[out['scores'][0].argmax()]}")
     maps = [np.broadcast_to(step.R[0], (N_CLASSES, weight.size)).reshape(N_CLASSES, -1, places) * weight.T
             for step in steps]
