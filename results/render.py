@@ -13,10 +13,13 @@ kernels other than this machine's own choice, such as those of smallnorb_novel_v
 OPENBLAS_CORETYPE.
 """
 import argparse
+import concurrent.futures
 import dataclasses
+import functools
 import hashlib
 import json
 import math
+import multiprocessing
 import re
 import sys
 from functools import partial
@@ -614,6 +617,19 @@ class Stamped(Exception):
     """Enough steps have been trained; its argument is the digest of the weights"""
 
 
+def training_data(module, config):
+    """What train takes as data; kept for the next result, which often has the same"""
+    settings = {f.name: getattr(config, f.name) for f in module.options(config) if f.metadata["group"] == "data"}
+    source = settings["data" if module is norb else "digits"]
+    seed = config.seed if source in ("shapes", "synthetic", "auto") else 0              # the others are not of the seed
+    return loaded(module, module.Config(**settings, seed=seed, quiet=True))
+
+
+@functools.lru_cache(1)
+def loaded(module, config):
+    return norb.load_data(config) if module is norb else capsnet.load_digits(config, capsnet.Progress(True).say)
+
+
 def weights_after_40_steps(result):
     """The digest of the weights that today's script makes of a result's settings, trained as far as results are
     stamped"""
@@ -624,7 +640,7 @@ def weights_after_40_steps(result):
             raise Stamped(module.digest_of(weights))
     config = dataclasses.replace(module.config_of(result["config"], result["experiment"]), quiet=True)
     try:
-        module.train(config, callback, module.STAMP_STEPS)
+        module.train(config, callback, module.STAMP_STEPS, training_data(module, config))
     except Stamped as stamped:
         return stamped.args[0]
     return "fewer steps than that"
@@ -658,27 +674,31 @@ def same_evaluation(result):
     return test["hits"] == result["test_hits"] and math.isclose(test["recon_mse"], result[MSE], rel_tol=1e-4)
 
 
-def restamp(folder, say=print):
-    """Renew the stamps of stale results whose bits today's script still makes -> how many stay stale"""
+def restamp(folder, say=print, in_order=map):
+    """Renew the stamps of stale results whose bits today's script still makes -> how many stay stale. in_order: map,
+    or that of a pool of processes"""
+    stale = [run["path"] for (experiment, *_), runs in load_results(folder).items() for run in runs.values()
+             if run["script_sha256"] != script_sha256(experiment)]
     left = 0
-    for (experiment, *_), runs in load_results(folder).items():
-        module, sha256 = SCRIPTS[experiment], script_sha256(experiment)
-        for result in runs.values():
-            path = result.pop("path")
-            if result["script_sha256"] == sha256:
-                continue
-            if result["machine"]["blas_kernels"] != module.machine()["blas_kernels"]:
-                fault = f"made with {result['machine']['blas_kernels']} kernels, here are others"
-            elif not (same_neighbours(result) if result.get("label") == "nearest" else same_bits(result)):
-                fault = "other bits"
-            elif not same_weights(result) or not same_evaluation(result):
-                fault = "other weights, or another evaluation of them"
-            else:
-                fault = ""
-                module.write_json(path, result | {"script_sha256": sha256})
-            say(f"{path.name}: {f'{fault}; stays stale' if fault else 'the same bits; stamp renewed'}")
-            left += bool(fault)
+    for path, fault in zip(stale, in_order(renew, stale)):
+        say(f"{path.name}: {f'{fault}; stays stale' if fault else 'the same bits; stamp renewed'}")
+        left += bool(fault)
     return left
+
+
+def renew(path):
+    """Renew one result's stamp -> why not, "" if it was renewed"""
+    result = json.loads(path.read_text())
+    module = SCRIPTS[result["experiment"]]
+    here, made_with = module.machine()["blas_kernels"], result["machine"]["blas_kernels"]
+    if made_with != here:
+        return f"made with {made_with} kernels, here are others"
+    if not (same_neighbours(result) if result.get("label") == "nearest" else same_bits(result)):
+        return "other bits"
+    if not same_weights(result) or not same_evaluation(result):
+        return "other weights, or another evaluation of them"
+    module.write_json(path, result | {"script_sha256": script_sha256(result["experiment"])})
+    return ""
 
 
 def main():
@@ -691,7 +711,8 @@ def main():
     )
     args = parser.parse_args()
     if args.restamp and args.results.is_dir():
-        restamp(args.results)
+        with concurrent.futures.ProcessPoolExecutor(capsnet.n_cores(), multiprocessing.get_context("spawn")) as pool:
+            restamp(args.results, in_order=functools.partial(pool.map, chunksize=4))
     if render(ROOT, args.results, args.check, args.into) and args.check:
         sys.exit(1)
 

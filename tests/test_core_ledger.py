@@ -437,6 +437,28 @@ def test_the_benchmark_of_the_digits_writes_what_its_table_shows(digits, tmp_pat
 
 # ---------------------------------------------------------------- stamps
 
+@pytest.fixture(autouse=True)
+def nothing_is_kept_from_other_tests():
+    render.loaded.cache_clear()
+
+
+def test_only_data_that_are_of_the_seed_are_drawn_for_every_seed(monkeypatch):
+    """The others are read once for all results that follow each other"""
+    seen = []
+    for module, name in ((sn, "load_data"), (mc, "load_digits")):
+        monkeypatch.setattr(module, name, lambda config, *_: seen.append(config.seed))
+    for settings, seeds in ((dict(data="toys"), [0]), (dict(data="shapes"), [3, 4])):
+        seen.clear()
+        for seed in (3, 4):
+            render.training_data(sn, sn.Config(seed=seed, lr=0.1 * seed, n_seeds=seed, **settings))
+        assert seen == seeds
+    for digits, seeds in (("mnist", [0]), ("auto", [3, 4]), ("synthetic", [3, 4])):
+        seen.clear()
+        for seed in (3, 4):
+            render.training_data(mc, mc.Config(seed=seed, n_epochs=seed, digits=digits))
+        assert seen == seeds
+
+
 @pytest.fixture
 def stale_result(digits, tmp_path, monkeypatch):
     """A result of the toy run made by another version of the script -> its path"""
