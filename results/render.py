@@ -527,8 +527,10 @@ VALUES = {
        for split in ("azimuth", "elevation") for name, head in (("routing", "dynamic-shared"), ("em routing", "em"))},
     "sharing azimuth": partial(Ledger.difference, experiment=NORB, one="heads-azimuth/dynamic-shared",
                                other="heads-azimuth/dynamic", key="held_out"),
-    **{f"paper {split}": partial(Ledger.difference, experiment=NORB, one=f"paper-{split}/caps",
-                                 other=f"paper-{split}/cnn", key="held_out") for split in ("azimuth", "elevation")},
+    **{name.format(split): partial(Ledger.difference, experiment=NORB, one=one.format(split), other=other.format(split),
+                                   key="held_out")
+       for split in ("azimuth", "elevation") for name, one, other in (
+           ("paper {}", "paper-{}/caps", "paper-{}/cnn"), ("gap minus caps {}", "heads-{}/gap", "paper-{}/caps"))},
     **{f"paper {split} matched": partial(norb_matched, first=f"paper-{split}/cnn", other=f"paper-{split}/caps")
        for split in ("azimuth", "elevation")},
     "shapes caps": lambda ledger: ledger.mean(NORB, "shapes/caps", "held_out"),
