@@ -448,12 +448,12 @@ def is_ground(images, ground, name, tolerance):
     return fields.max((-1, -2)) < tolerance
 
 
-def aliveness(params, run, n=600):
-    """How much life there is in the capsules of some weights, over n test images of familiar views, shifted at random
-    -> dict: a, {layer: (mean activation at empty places, which see nothing but ground, and at others; None where there
-    is no such place)}; used, {layer: share of types that are on somewhere and off elsewhere}; entropy of the classes' R
-    in each iteration, nats, weighted by the activations; r2, of a linear map from the true class capsule's pose to
-    FACTORS, fitted on every other image, of the rest"""
+def aliveness(params, run, n=2000):
+    """How much life there is in the capsules of some weights, over n test images of familiar views, or all that there
+    are, shifted at random -> dict: a, {layer: (mean activation at empty places, which see nothing but ground, and at
+    others; None where there is no such place)}; used, {layer: share of types that are on somewhere and off elsewhere};
+    entropy of the classes' R in each iteration, nats, weighted by the activations; r2, of a linear map from the true
+    class capsule's pose to FACTORS, fitted on every other image, of the rest"""
     rng, samples = np.random.default_rng(0), run.data["familiar"]
     rows = rng.permutation(len(samples["labels"]))[:n]
     shifts = rng.integers(-3, 4, (len(rows), 2))
@@ -505,7 +505,7 @@ def draw_alive(run, found=None):
     """What the capsules do before training and after it; found: what before_and_after says, if it was asked already"""
     found = list((found or before_and_after(run)).values())
     fig = new_figure(run, 3.6, "Capsules before training and after it",
-                     "600 test images of familiar views, shifted by up to 3 px; empty: sees nothing but ground, which "
+                     "2,000 test images of familiar views, shifted by up to 3 px; empty: sees nothing but ground, as "
                      "hardly a place of conv2 does\nR^2: on images that the linear map was not fitted to, mean over "
                      "classes")
     axes = fig.subplots(1, 3, width_ratios=[1.3, 0.8, 1.4])

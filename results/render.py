@@ -533,6 +533,9 @@ VALUES = {
            ("paper {}", "paper-{}/caps", "paper-{}/cnn"), ("gap minus caps {}", "heads-{}/gap", "paper-{}/caps"))},
     **{f"paper {split} matched": partial(norb_matched, first=f"paper-{split}/cnn", other=f"paper-{split}/caps")
        for split in ("azimuth", "elevation")},
+    "toys nearest error": lambda ledger: ledger.mean(NORB, "toys/likeness", "nearest_error"),
+    "toys other class": lambda ledger: ledger.plain(NORB, "toys/likeness", "nearest_other_class", 1),
+    "toys other view": lambda ledger: ledger.plain(NORB, "toys/likeness", "nearest_views", 1),
     "shapes caps": lambda ledger: ledger.mean(NORB, "shapes/caps", "held_out"),
     "shapes gap": lambda ledger: ledger.mean(NORB, "shapes/gap", "held_out"),
     "shapes nearest": lambda ledger: ledger.mean(NORB, "shapes/nearest", "held_out"),

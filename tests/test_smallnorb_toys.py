@@ -1,4 +1,5 @@
 """Toys: rays against marching in small steps, normals, light by hand; the structure of smallNORB; cache and files."""
+import json
 import os
 import subprocess
 import sys
@@ -6,6 +7,7 @@ import time
 
 import smallnorb_novel_viewpoint as sn
 
+import bench_toys
 import numpy as np
 import pytest
 from conftest import ROOT
@@ -498,3 +500,29 @@ def test_the_toys_are_those_of_their_version(category, instance):
     assert sn.TOYS_VERSION == 1
     np.testing.assert_allclose(picture.reshape(3, 16, 3, 16).mean((1, 3)).ravel(), AS_DRAWN[category, instance],
                                atol=0.3)
+
+
+# ---------------------------------------------------------------- how much they are like smallNORB
+
+def test_distances_to_the_nearest_of_each_class_by_hand():
+    known, labels = np.array([[0, 0], [3, 4], [6, 8]], np.float32), np.array([0, 1, 1])
+    found = bench_toys.nearest_of_each_class(known, labels, np.array([[0, 0], [6, 9]], np.float32))
+    np.testing.assert_allclose(found[:, :2] ** 2 * 2, [[0, 25], [117, 1]], rtol=1e-5)
+    assert np.isinf(found[:, 2:]).all()
+
+
+def test_the_nearest_views_are_of_one_toy_in_one_light():
+    """Levels 10, 13 and 90 of one toy; 12 is another toy's, 11 another light's"""
+    levels = np.array([10, 13, 90, 12, 11])
+    table = {"images": np.broadcast_to(levels[:, None, None, None], (5, 4, 4, 2)).astype(np.uint8),
+             "labels": np.zeros(5, int), "instances": np.array([1, 1, 1, 2, 1]), "lightings": np.array([0, 0, 0, 0, 3])}
+    assert bench_toys.nearest_views(table) == pytest.approx(3)
+
+
+def test_the_likeness_of_toys_from_the_command_line(noise, monkeypatch, tmp_path, capsys):
+    path = tmp_path / "r.json"
+    monkeypatch.setattr(sys, "argv", ["x", *f"--n-toys 1 --n-test 30 --out-json {path}".split()])
+    bench_toys.main()
+    found = json.loads(path.read_text())
+    assert 0 <= found["nearest_error"] <= 1 and found["bench"] == {"toy_seed": 0, "n_toys": 1, "n_test": 30}
+    assert "nearest neighbour: " in capsys.readouterr().out and len(found["weights_sha256"]) == 64

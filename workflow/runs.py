@@ -94,6 +94,7 @@ LOOKS = [                          # what the figures say, in numbers
     Result(MULTI, "weights", "deep", 0, f"{DRAW} --load --only errors --digits mnist --threads 1", 1),
     *(Result(MULTI, "disentanglement", "deep", seed, f"{PROBE} --n-seeds 1 --seed {seed} --threads 1", 11)
       for seed in range(3)),
+    Result(NORB, "toys", "likeness", 0, f"{AVX2_BLAS} python3 tests/bench_toys.py", 2),
     *(Result(NORB, "alive", "caps", seed, f"{ALIVE} --seed {seed} --threads 1", 5) for seed in range(3)),
     *(Result(NORB, "weights", name, 0, f"{AVX2_BLAS} python3 {NORB}.py --load weights/smallnorb_{name}.npz --threads 1 "
              "--quiet", 0.3) for name in ("capsules", "gap", "caps"))]
@@ -110,8 +111,8 @@ BENCHES = [                        # experiment, table, setting, seed, command, 
     Result(NORB, "speed", "heads-avx2", 0, f"{AVX2} {NORB_STEP}", 5),
     Result(MULTI, "synthetic", "digits", 0, f"{DIGITS} --digits mnist", 1)]
 SMALL = {                          # what makes a command small; what is given twice counts as last
-    "--only alive": "--n-epochs 1 --n-train-toys 1 --n-test 60", f"{NORB}.py --load": "--n-test 60",
-    "--load": "--n-test 64 --digits auto",
+    "bench_toys": "--n-toys 1 --n-test 100", "--only alive": "--n-epochs 1 --n-train-toys 1 --n-test 60",
+    f"{NORB}.py --load": "--n-test 60", "--load": "--n-test 64 --digits auto",
     "disentanglement": "--n-epochs 1 --n-train 96 --n-val 32 --n-test 200",
     f"{MULTI}.py {QUICK}": "--n-epochs 1 --n-train 96 --n-val 32 --n-test 64 --digits auto",
     STEP: "--no-torch --rounds 1 --repeats 2 --batch-size 4",
