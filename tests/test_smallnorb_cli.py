@@ -83,8 +83,8 @@ def test_ways_to_run(cli, more):
     assert (code, err) == (0, "") and "held-out accuracy by class" in out
     labels = sn.ABLATIONS if "ablations" in more else more.split()[-1].split(",") * ("baseline" in more)
     assert all(f"\n{label} " in out for label in labels)
-    kind = "elevation" if "elevation" in more else "azimuth"
-    assert f"accuracy by distance from the range of training {kind}s, degrees; symmetric shapes" in out
+    angles = "elevations" if "elevation" in more else "azimuths"
+    assert f"accuracy by distance from the range of training {angles}, degrees, mean over {angles}; symmetric" in out
 
 
 @pytest.mark.parametrize("more", [
