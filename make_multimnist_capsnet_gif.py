@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Films multimnist_capsnet.py learning to take two digits apart: trains it, and writes an animated GIF.
 
-    python3 make_multimnist_capsnet_gif.py --preset deep --n-epochs 12 --n-train 6000 --snapshot-every 75 --fps 6
+    python3 make_multimnist_capsnet_gif.py --n-epochs 12 --n-train 6000 --snapshot-every 75 --fps 6
 """
 from pathlib import Path
 

@@ -447,25 +447,29 @@ PARTS = ("wide-azimuth/dynamic-shared", *(f"parts/{name}" for name in (
 SWEPT = ("dynamic-shared", "gap", "em")
 TABLES = {
     "multimnist results": partial(multimnist_results, rows=(
-        ("default: 12 x 6,000 fresh pairs", "main/default"), ("`--preset deep`, the same pairs", "main/deep"),
-        ("`--preset deep`, 92 x 6,000", "main/deep-400"), ("`--preset deep`, 25 x 60,000", "main/long"),
-        ("the same with `--min-iou 0 --merge add`", "main/paper"))),
+        ("the default, 12 x 6,000 fresh pairs", "main/deep"), ("the same, 30 x 12,000", "main/deep-400"),
+        ("`--preset classic`, 12 x 6,000", "main/classic"),
+        ("`--norm none --lr 5e-3 --conv1-channels 32`, 12 x 6,000", "main/plain"),
+        ("the same, 25 x 60,000", "main/long"), ("the same with `--min-iou 0 --merge add`", "main/paper"))),
     "multimnist control": partial(multimnist_control, first="main/deep", rows=(
-        ("capsules, deep front end", "main/deep"), ("the same with 1 routing iteration", "control/deep-iters-1"),
-        ("the CNN of its size", "control/deep-cnn"), ("the CNN allowed beside the default", "control/default-cnn"))),
+        ("capsules", "main/deep"), ("the same with 1 routing iteration", "control/iters-1"),
+        ("the CNN of its size", "control/cnn"))),
+    "multimnist control longer": partial(multimnist_control, first="main/deep-400", rows=(
+        ("capsules", "main/deep-400"), ("the same with 1 routing iteration", "control/iters-1-400"),
+        ("the CNN of its size", "control/cnn-400"))),
     "multimnist errors": partial(multimnist_errors, setting="weights/deep"),
     "multimnist routing": partial(multimnist_routing, setting="weights/deep"),
     "multimnist disentanglement": partial(multimnist_disentanglement, setting="disentanglement/deep"),
     "multimnist speed": partial(multimnist_speed, columns=(
-        ("default", "speed/default"), ("default held to AVX2", "speed/default-avx2"),
-        ("`--preset deep`", "speed/deep")), rows=(
+        ("default", "speed/deep"), ("default held to AVX2", "speed/deep-avx2"),
+        ("`--preset classic`", "speed/classic")), rows=(
         ("this program", "numpy"), ("its matrix products alone", "floor"), ("PyTorch, eager", "eager"),
         ("PyTorch, torch.compile", "compiled"))),
     "multimnist stages": partial(multimnist_stages, columns=(
-        ("default", "speed/default"), ("default held to AVX2", "speed/default-avx2"))),
+        ("default", "speed/deep"), ("default held to AVX2", "speed/deep-avx2"))),
     "multimnist memory": partial(
-        multimnist_memory, steps="speed/default", paper="speed/paper",
-        whole=("main/default", "main/deep", "main/deep-400", "main/long")),
+        multimnist_memory, steps="speed/deep", paper="speed/paper",
+        whole=("main/classic", "main/deep", "main/deep-400", "main/long")),
     "multimnist synthetic digits": partial(multimnist_synthetic_digits, setting="synthetic/digits", rows=(
         ("trained on MNIST, reads the MNIST test set", "mnist_reads_mnist"),
         ("trained on MNIST, reads synthetic digits", "mnist_reads_synthetic"),
@@ -495,13 +499,13 @@ TABLES = {
     "smallnorb shapes": partial(norb_comparison, table="shapes", names=NETWORKS),
     "smallnorb shapes per class": partial(norb_per_class, table="shapes", names=NETWORKS)}
 VALUES = {
-    "default accuracy": lambda ledger: ledger.mean(MULTI, "main/default"),
+    "classic accuracy": lambda ledger: ledger.mean(MULTI, "main/classic"),
     "deep accuracy": lambda ledger: ledger.mean(MULTI, "main/deep"),
     "long accuracy": lambda ledger: ledger.mean(MULTI, "main/long"),
     "long minutes": lambda ledger: ledger.minutes(MULTI, "main/long"),
     "command seconds": lambda ledger: ledger.plain(MULTI, "speed/command", "seconds_train"),
     "command memory": lambda ledger: ledger.plain(MULTI, "speed/command", "peak_rss_mb"),
-    "step memory": lambda ledger: ledger.plain(MULTI, "speed/default", "peak_rss_mb"),
+    "step memory": lambda ledger: ledger.plain(MULTI, "speed/deep", "peak_rss_mb"),
     "largest coupling": lambda ledger: ledger.plain(MULTI, "weights/deep", ("routing", "largest_coupling"), 2),
     "r2 of x": lambda ledger: ledger.r2("disentanglement/deep", "capsule", "x"),
     "r2 of y": lambda ledger: ledger.r2("disentanglement/deep", "capsule", "y"),
@@ -509,10 +513,10 @@ VALUES = {
     "shipped accuracy": lambda ledger: ledger.mean(MULTI, "weights/deep"),
     "shipped mse": lambda ledger: ledger.mean(MULTI, "weights/deep", MSE, 4),
     "mean image mse": lambda ledger: ledger.mean(MULTI, "weights/deep", "baseline_recon_mse", 4),
-    "iterations": lambda ledger: ledger.difference(MULTI, "control/deep-iters-1", "main/deep"),
-    "step gflop": lambda ledger: ledger.plain(MULTI, "speed/default", "gflop", 2),
-    "synthetic accuracy": lambda ledger: ledger.mean(MULTI, "synthetic/default"),
-    "deep minus cnn": lambda ledger: ledger.difference(MULTI, "main/deep", "control/deep-cnn"),
+    "iterations": lambda ledger: ledger.difference(MULTI, "control/iters-1", "main/deep"),
+    "step gflop": lambda ledger: ledger.plain(MULTI, "speed/deep", "gflop", 2),
+    "synthetic accuracy": lambda ledger: ledger.mean(MULTI, "synthetic/deep"),
+    "deep minus cnn": lambda ledger: ledger.difference(MULTI, "main/deep", "control/cnn"),
     "shipped norb capsules": lambda ledger: ledger.mean(NORB, "weights/capsules", "held_out"),
     "shipped norb gap": lambda ledger: ledger.mean(NORB, "weights/gap", "held_out"),
     "wide azimuth difference": lambda ledger: ledger.difference(

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """How long a training step takes, and where the time goes.
 
-    python3 tests/bench_multimnist_step.py [--preset paper|deep] [--normalise] [--batch-size 32] [--threads 2]
+    python3 tests/bench_multimnist_step.py [--preset classic|paper] [--norm none] [--batch-size 32] [--threads 2]
     [--rounds 9] [--no-torch] [--out-json FILE]
-    python3 tests/bench_multimnist_step.py --threads 1,2,4,8 --batch-size 128 [--preset paper|deep] [--out-json FILE]
+    python3 tests/bench_multimnist_step.py --threads 1,2,4,8 --batch-size 128 [--preset classic|paper]
+    [--norm none] [--out-json FILE]
 
 One step is: pixels to float32, forward, backward through all routing iterations, sum over shards, Adam. Compared in one
 run, in turn, round by round (ratios are medians over rounds, so that a machine whose speed drifts favours nobody):
@@ -267,8 +268,9 @@ def require(args, **least):
 
 def main():
     parser = capsnet.Parser(__doc__)
-    parser.add_argument("--preset", choices=capsnet.PRESETS, default="default", help="the network (default default)")
-    parser.add_argument("--normalise", action="store_true", help="with batch normalisation, on both sides")
+    parser.add_argument("--preset", choices=capsnet.PRESETS, default="deep", help="the network (default deep)")
+    parser.add_argument("--norm", choices=("batch", "none"), help="batch normalisation, on both sides (default: the "
+                        "preset's)")
     parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="pairs in a step (default 32)")
     parser.add_argument("--threads", default=str(os.cpu_count()), metavar="N", help="default: one per core; several, "
                         "as 1,2,4: what each is worth")
@@ -281,7 +283,7 @@ def main():
     counts = numbers_of_threads(args.threads)
     threads = max(counts)
     config = config_to_stamp(
-        preset=args.preset, normalise=args.normalise, batch_size=args.batch_size, threads=threads)
+        preset=args.preset, norm=args.norm, batch_size=args.batch_size, threads=threads)
     pairs = random_pairs(args.batch_size, np.random.default_rng(0))
     bench = {"threads": args.threads if len(counts) > 1 else threads, "rounds": args.rounds, "repeats": args.repeats}
     if len(counts) > 1:
@@ -312,7 +314,7 @@ def main():
           f"NumPy {np.__version__}, PyTorch {torch_version}")
     print("kernels: "
           + (", ".join(f"{name}={os.environ[name]}" for name in KERNEL_CHOICES if name in os.environ) or "own choice"))
-    print(f"preset {args.preset}, batch {args.batch_size}, {flops / 1e9:.2f} GFLOP a step in matrix products\n")
+    print(f"preset {args.preset}, norm {config.norm}, batch {args.batch_size}, {flops / 1e9:.2f} GFLOP a step in matrix products\n")
     print("| one training step | ms (median) | min-max over rounds | NumPy's time / its time |\n|---|---|---|---|")
     for name, t in times.items():
         print(f"| {name} | {np.median(t):.1f} | {t.min():.1f}-{t.max():.1f} | {np.median(times['numpy'] / t):.2f} |")

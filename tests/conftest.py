@@ -15,15 +15,15 @@ import pytest
 DEAD = "http://127.0.0.1:9/"       # the discard port: refused at once
 TOY = dict(
     seed=1, n_epochs=2, n_train=80, n_val=16, n_test=16, batch_size=40, digits="synthetic", threads=1, quiet=True)
-TINY = mc.Config(**TOY, conv1_channels=3, primary_types=1, primary_dim=4, digit_dim=5, decoder_hidden1=6,
-                 decoder_hidden2=7)
+TINY = mc.Config(**TOY, preset="classic", conv1_channels=3, conv3_channels=6, primary_types=1, primary_dim=4,
+                 digit_dim=5, decoder_hidden1=6, decoder_hidden2=7)
 DEEP = dataclasses.replace(TINY, front_end="deep", recon_weight=0.01)
 BIASED = dataclasses.replace(TINY, digit_bias=True, recon_weight=0.01)
-CNN = mc.Config(**TOY, model="cnn", cnn_channels=3, cnn_hidden=6)
+CNN = mc.Config(**TOY, model="cnn", norm="none", cnn_channels=3, conv3_channels=6, cnn_hidden=6)
 DROPPED = dataclasses.replace(CNN, dropout=0.4)
 NETWORKS = {"paper": TINY, "deep": DEEP, "biased": BIASED, "cnn": CNN, "cnn with dropout": DROPPED,
-            "normalised": dataclasses.replace(DEEP, normalise=True),
-            "normalised cnn": dataclasses.replace(CNN, normalise=True)}
+            "normalised": dataclasses.replace(DEEP, norm="batch"),
+            "normalised cnn": dataclasses.replace(CNN, norm="batch")}
 
 
 @pytest.fixture(autouse=True)

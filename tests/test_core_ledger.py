@@ -270,14 +270,14 @@ def test_tables_of_speed_by_hand(tmp_path):
         "steps": {"numpy": step, "compiled": step | {"ms": 26, "ratio": 0.7749}}}
     slow = {"steps": {"numpy": step | {"ms": 500}}, "peak_rss_mb": 863.2, "script_sha256": render.script_sha256(MULTI)}
     slow |= {"versions": result["versions"] | {"torch": None}, "bench": {"threads": 1, "rounds": 1, "repeats": 3}}
-    write_benchmarks(tmp_path, result, default={}, default_avx2={"stages": {"b": 0.5, "c": 2}}, paper=slow)
+    write_benchmarks(tmp_path, result, deep={}, deep_avx2={"stages": {"b": 0.5, "c": 2}}, paper=slow)
     found = render.Ledger(tmp_path)
     lines = render.TABLES["multimnist speed"](found).splitlines()
     assert lines[2] == "| this program | 20.0 (20.0-21.0) | 1.00 | 20.0 (20.0-21.0) | 1.00 | not run |  |"
     assert lines[3] == "| its matrix products alone | not run |  | not run |  | not run |  |"
     assert lines[5].startswith("| PyTorch, torch.compile | 26.0 (20.0-21.0) | 0.77 | ")
     assert lines[-1].startswith("Seed 0; P, K kernels, Python 3, NumPy 2, PyTorch 4, threads: 2, rounds: 9 of 10 "
-                                "steps. **Stale**") and "speed/default, speed/default-avx2" in lines[-1]
+                                "steps. **Stale**") and "speed/deep, speed/deep-avx2" in lines[-1]
     lines = render.TABLES["multimnist stages"](found).splitlines()
     assert lines[2:5] == ["| a | 1.50 |  |", "| b | 0.25 | 0.50 |", "| c |  | 2.00 |"]
     text = render.TABLES["multimnist memory"](found)

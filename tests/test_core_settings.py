@@ -110,8 +110,8 @@ def other_values(f, value):
 NEEDS = {
     ("multimnist", "warmup"): ({}, [3]),                                                # of one step it is none
     ("multimnist", "fixed_pool"): (dict(n_epochs=2), None),                             # the first epoch is the same
-    ("multimnist", "preset"): ({}, ["deep"]),                       # paper's differs in what the toy runs have given
-    ("multimnist", "cnn_hidden"): (dict(conv1_channels=32), None),  # refused beside what else sets the CNN's size
+    ("multimnist", "preset"): ({}, ["classic"]),                    # paper's differs in what the toy runs have given
+    ("multimnist", "cnn_hidden"): (dict(conv1_channels=16), None),  # refused beside what else sets the CNN's size
     ("smallnorb", "warmup"): ({}, [3]),
     ("smallnorb", "model"): ({}, sn.MODELS[:-2]),                                       # nearest does not train
     **{("smallnorb", name): ({}, [40])                              # one more may leave a CNN of the same size as wide
@@ -382,7 +382,7 @@ def test_another_model_brings_its_own_recipe():
     for preset, values in mc.PRESETS.items():
         config = dataclasses.replace(mc.Config(), preset=preset)
         assert config == mc.Config(preset=preset) and {name: getattr(config, name) for name in values} == values
-    assert dataclasses.replace(mc.Config(model="cnn"), preset="deep") == mc.Config(model="cnn", preset="deep")
+    assert dataclasses.replace(mc.Config(model="cnn"), preset="paper") == mc.Config(model="cnn", preset="paper")
 
 
 @pytest.mark.parametrize(
@@ -402,13 +402,13 @@ def test_what_was_given_stays_through_replacements(module, name, value, path):
 
 def test_replacements_there_and_back_are_none():
     for module, other in ((sn, dict(model="dynamic", data="shapes", preset="paper")),
-                          (mc, dict(model="cnn", preset="deep"))):
+                          (mc, dict(model="cnn", preset="classic"))):
         usual = module.Config()
         away = dataclasses.replace(usual, **other)
         back = dataclasses.replace(away, **{name: getattr(usual, name) for name in other})
         assert away != usual and back == usual and module.given_options(back) == []
-    deep = dataclasses.replace(dataclasses.replace(mc.Config(recon_weight=0.5), preset="deep"), preset="paper")
-    assert deep == mc.Config(preset="paper", recon_weight=0.5)
+    there = dataclasses.replace(dataclasses.replace(mc.Config(recon_weight=0.5), preset="classic"), preset="paper")
+    assert there == mc.Config(preset="paper", recon_weight=0.5)
 
 
 def test_a_value_given_in_a_replacement_stays_too():
@@ -467,7 +467,7 @@ def test_ablations_have_their_networks_recipe_but_for_what_they_change():
     (sn, {}, dict(data="shapes", n_epochs=3)), (sn, {}, dict(model="dynamic", loss="xent")),
     (sn, dict(routing_iters=3, n_epochs=40), dict(model="dynamic", data="shapes")),
     (mc, {}, dict(model="cnn", lr=2e-3)),
-    (mc, dict(preset="deep", recon_weight=0.002), dict(preset="paper"))], ids=str)
+    (mc, dict(preset="classic", recon_weight=0.0005), dict(preset="paper"))], ids=str)
 def test_changed_keeps_what_is_given_also_where_it_equals_a_recipes_value(module, given, changes):
     """which dataclasses.replace cannot tell from a value that was filled in"""
     config = module.changed(module.Config(**given), **changes)
@@ -495,21 +495,24 @@ def test_options_are_settings_and_not_what_was_filled_in():
 # -------------------------------------------------------------- pinned: what the results in the documents hang on
 
 def test_multimnists_tables():
-    deep = (("conv2d", "conv1", 3, 1, 1), ("relu",), ("conv2d", "conv2", 3, 1, 1), ("pool",), ("relu",),
-            ("conv2d", "conv3", 3, 1, 2), ("relu",), ("conv2d", "conv4", 3, 1, 2), ("pool",), ("relu",),
-            ("conv2d", "conv5", 3, 1, 4), ("relu",))
+    deep = (("conv2d", "conv1", 3, 1, "conv1"), ("relu",), ("conv2d", "conv2", 3, 1, "conv1"), ("pool",), ("relu",),
+            ("conv2d", "conv3", 3, 1, "conv3"), ("relu",), ("conv2d", "conv4", 3, 1, "conv3"), ("pool",), ("relu",),
+            ("conv2d", "conv5", 3, 1, "conv5"), ("relu",))
     assert mc.FRONT_ENDS == {
-        "paper": (("conv2d", "conv1", 9, 1, 1), ("relu",), ("conv2d", "primary", 9, 2, None)),
-        "deep": (*deep, ("conv2d", "primary", 1, 1, None))}
+        "deep": (*deep, ("conv2d", "primary", 1, 1, "primary")),
+        "paper": (("conv2d", "conv1", 9, 1, "conv1"), ("relu",), ("conv2d", "primary", 9, 2, "primary"))}
     assert mc.CNN_TRUNK == deep
     assert mc.PRESETS == {
-        "default": {"front_end": "paper", "conv1_channels": 32, "primary_types": 8, "decoder_hidden1": 256,
-                    "decoder_hidden2": 512, "lr": 0.002, "warmup": 0, "recon_weight": 0.0005},
-        "paper": {"front_end": "paper", "conv1_channels": 256, "primary_types": 32, "decoder_hidden1": 512,
-                  "decoder_hidden2": 1024, "lr": 0.002, "warmup": 0, "recon_weight": 0.0005},
-        "deep": {"front_end": "deep", "conv1_channels": 32, "primary_types": 16, "decoder_hidden1": 256,
-                 "decoder_hidden2": 512, "lr": 0.005, "warmup": 200, "recon_weight": 0.002}}
-    assert mc.CNN == {"lr": 0.005, "warmup": 200}
+        "deep": {"front_end": "deep", "conv1_channels": 16, "conv3_channels": 64, "norm": "batch",
+                 "primary_types": 16, "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 0.01, "warmup": 200,
+                 "recon_weight": 0.002},
+        "classic": {"front_end": "paper", "conv1_channels": 32, "conv3_channels": 64, "norm": "none",
+                    "primary_types": 8, "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 0.002, "warmup": 0,
+                    "recon_weight": 0.0005},
+        "paper": {"front_end": "paper", "conv1_channels": 256, "conv3_channels": 64, "norm": "none",
+                  "primary_types": 32, "decoder_hidden1": 512, "decoder_hidden2": 1024, "lr": 0.002, "warmup": 0,
+                  "recon_weight": 0.0005}}
+    assert mc.CNN == {"norm": "batch", "lr": 0.005, "warmup": 200}
 
 
 def test_smallnorbs_tables():
@@ -531,8 +534,8 @@ CORE = dict(seed=0, batch_size=32, threads=0, checkpoint="", resume=False, out_j
 DEFAULTS = {
     "multimnist": CORE | dict(
         n_epochs=12,
-        lr=0.002,
-        warmup=0,
+        lr=0.01,
+        warmup=200,
         lr_schedule="cosine",
         weight_decay=0.0,
         average=0.0,
@@ -546,11 +549,12 @@ DEFAULTS = {
         merge="max",
         fixed_pool=False,
         model="caps",
-        preset="default",
-        front_end="paper",
-        conv1_channels=32,
-        normalise=False,
-        primary_types=8,
+        preset="deep",
+        front_end="deep",
+        conv1_channels=16,
+        conv3_channels=64,
+        norm="batch",
+        primary_types=16,
         primary_dim=8,
         digit_dim=16,
         decoder_hidden1=256,
@@ -558,8 +562,8 @@ DEFAULTS = {
         routing_iters=3,
         routing_grad="full",
         digit_bias=False,
-        recon_weight=0.0005,
-        cnn_channels=32,
+        recon_weight=0.002,
+        cnn_channels=16,
         cnn_hidden=0,
         dropout=0.0,
     ),

@@ -79,12 +79,12 @@ def test_results_have_exactly_the_promised_keys(toy_run):
 def test_results_are_those_of_the_checkpoint(toy_run):
     """Evaluated anew from the file, through the API"""
     found = mc.load_checkpoint(toy_run.checkpoint)
-    params, config = found.params, dataclasses.replace(found.config, n_test=64)
+    params, config = found.params | found.state, dataclasses.replace(found.config, n_test=64)
     digits = mc.load_digits(config)
     with mc.Runner(1) as runner:
         test = mc.evaluate(params, mc.stream_pairs(digits, "test", 64, config, "evaluation", 1), config, runner)
     results = toy_run.results
-    assert mc.n_params(params) == results["n_params"]
+    assert mc.n_params(found.params) == results["n_params"]
     for name in ("set_accuracy", "any_accuracy", "recon_mse"):
         assert results["test_" + name] == pytest.approx(test[name], rel=1e-4)
     assert results["baseline_recon_mse"] == pytest.approx(test["baseline_recon_mse"], rel=1e-4)
@@ -131,7 +131,7 @@ def test_a_loaded_network_is_evaluated_without_training(cli, toy_run, tmp_path):
 
 
 @pytest.mark.parametrize("flags, named", [
-    ("--lr 0.1", "--lr 0.1: run.npz was trained with 0.002"), ("--min-iou 0", "--min-iou 0.0"),
+    ("--lr 0.1", "--lr 0.1: run.npz was trained with 0.01"), ("--min-iou 0", "--min-iou 0.0"),
     ("--resume", "--resume: is of training"), ("--checkpoint a.npz", "--checkpoint: is of training"),
     ("--out-weights no/folder/x.npz", "no/folder"), ("--n-test 0", "--n-test 0")])
 def test_what_means_nothing_to_a_loaded_network_is_refused(cli, toy_run, tmp_path, flags, named):
@@ -263,7 +263,7 @@ BAD = {"--min-iou 1.5": "--min-iou", "--min-iou -0.1": "--min-iou", "--min-iou n
        "--resume --checkpoint other.npz": "conv1_channels", "--resume --checkpoint torn.npz": "torn.npz",
        "--model cnn --routing-iters 2": "--routing-iters", "--dropout 0.5": "--dropout",
        "--model cnn --dropout 1": "--dropout", "--warmup -1": "--warmup",
-       "--model cnn --cnn-channels 64 --preset deep --primary-types 4": "--cnn-channels 64: leave room for",
+       "--model cnn --cnn-channels 64 --primary-types 4": "--cnn-channels 64: leave room for",
        "--out-weights no/folder/x.npz": "no/folder", "--load nothing.npz": "nothing.npz: no such file",
        "--load folder": "folder: not a whole file", "--out-json a.json --checkpoint ./a.json": "would be written twice",
        "--out-weights result.json": "would be written twice",
@@ -354,7 +354,7 @@ def test_the_benchmark_with_several_numbers_of_threads(monkeypatch, capsys, tmp_
 def test_the_size_of_the_cnn():
     """Either --cnn-hidden or what sets how many parameters it may have; and enough room for a unit a class"""
     with pytest.raises(mc.InputError, match="--cnn-channels 64: leave room for 0 hidden units only.*--cnn-hidden"):
-        mc.check_config(mc.Config(model="cnn", preset="deep", cnn_channels=64))
+        mc.check_config(mc.Config(model="cnn", cnn_channels=64))
     mc.check_config(mc.Config(model="cnn", cnn_channels=64, cnn_hidden=100))
     with pytest.raises(mc.InputError, match="--primary-types: sets how large the CNN may be, and --cnn-hidden does"):
         mc.check_config(mc.Config(model="cnn", primary_types=3, cnn_hidden=100))

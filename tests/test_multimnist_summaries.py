@@ -41,14 +41,14 @@ def test_differences_are_paired_by_seed(write, capsys):
 
 
 def test_labels_show_what_differs_beyond_preset_and_model(write, capsys):
-    summarize_runs.table([write("a", 0.6), write("b", 0.8, preset="deep"), write("c", 0.7, preset="deep", lr=1e-3),
-                          write("d", 0.8, mse=None, model="cnn"), write("e", 0.8, preset="deep", recon_weight=0.0)])
+    summarize_runs.table([write("a", 0.6), write("b", 0.8, preset="classic"), write("c", 0.7, preset="classic", lr=1e-3),
+                          write("d", 0.8, mse=None, model="cnn"), write("e", 0.8, preset="classic", recon_weight=0.0)])
     assert [row[0] for row in rows(capsys)] == [
         "first",
-        "preset deep",
-        "lr 0.001 preset deep",
+        "preset classic",
+        "lr 0.001 preset classic",
         "model cnn",
-        "preset deep recon_weight 0.0"]
+        "preset classic recon_weight 0.0"]
 
 
 def test_the_same_seed_twice_is_refused_and_the_same_file_counts_once(write, capsys):

@@ -31,7 +31,8 @@ class Result(NamedTuple):
 
 
 MULTI, NORB = EXPERIMENTS = "multimnist_capsnet", "smallnorb_novel_viewpoint"
-QUICK, LONG = "--n-epochs 12 --n-train 6000", "--n-epochs 25 --n-train 60000 --n-val 5000"
+QUICK, MIDDLE = "--n-epochs 12 --n-train 6000", "--n-epochs 30 --n-train 12000"
+LONG, PLAIN = "--n-epochs 25 --n-train 60000 --n-val 5000", "--norm none --lr 5e-3 --conv1-channels 32"
 HEADS = {                          # heads on one trunk, of one size, and each routing without its routing
     **{model: f"--model {model}" for model in ("gap", "dense", "dynamic-shared", "dynamic", "em", "self-routing")},
     **{f"{model}-1": f"--model {model} --routing-iters 1" for model in ("dynamic-shared", "dynamic", "em")}}
@@ -51,15 +52,16 @@ STANDARD = {                       # the paper's ablations on the standard task
     **{f"caps-{n}": f"--routing-iters {n}" for n in (1, 2, 3)}, "caps-no-places": "--no-coord-add",
     "caps-spread": "--loss spread"}
 RUNS = (                           # experiment, table, setting, flags, seeds, minutes of one seed on one core
-    (MULTI, "main", "default", QUICK, range(3), 3),
-    (MULTI, "main", "deep", f"--preset deep {QUICK}", range(3), 3),
-    (MULTI, "main", "deep-400", "--preset deep --n-epochs 92 --n-train 6000 --n-val 500", range(3), 32),
-    (MULTI, "main", "long", f"--preset deep {LONG}", range(1), 100),
-    (MULTI, "main", "paper", f"--preset deep --min-iou 0 --merge add {LONG}", range(1), 100),
-    (MULTI, "control", "deep-iters-1", f"--preset deep --routing-iters 1 {QUICK}", range(3), 3),
-    (MULTI, "control", "deep-cnn", f"--preset deep --model cnn {QUICK}", range(3), 2),
-    (MULTI, "control", "default-cnn", f"--model cnn {QUICK}", range(3), 2),
-    (MULTI, "synthetic", "default", "--n-epochs 8 --n-train 6000 --digits synthetic", range(1), 3),
+    (MULTI, "main", "classic", f"--preset classic {QUICK}", range(3), 3),
+    (MULTI, "main", "plain", f"{PLAIN} {QUICK}", range(3), 3),
+    *((MULTI, "main", f"deep{end}", flags, range(3), minutes) for end, flags, minutes in (
+        ("", QUICK, 3), ("-400", MIDDLE, 16))),
+    *((MULTI, "control", f"{name}{end}", f"{flags} {length}", range(3), minutes)
+      for end, length, minutes in (("", QUICK, 3), ("-400", MIDDLE, 16))
+      for name, flags in (("iters-1", "--routing-iters 1"), ("cnn", "--model cnn"))),
+    (MULTI, "main", "long", f"{PLAIN} {LONG}", range(1), 100),
+    (MULTI, "main", "paper", f"{PLAIN} --min-iou 0 --merge add {LONG}", range(1), 100),
+    (MULTI, "synthetic", "deep", "--n-epochs 8 --n-train 6000 --digits synthetic", range(1), 3),
     *((NORB, "shapes", model, f"--data shapes --model {model} --baseline none", range(10), minutes)
       for model, minutes in (("caps", 1.5), ("cnn", 0.2), ("gap", 0.4), ("nearest", 0.1))),
     *((NORB, f"heads-{split}", head, f"{flags} --n-epochs 6 --split {split} --baseline none", range(10), 1)
@@ -88,7 +90,7 @@ TOY = {MULTI: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 64, 
        NORB: {"--n-epochs": 1, "--n-train-toys": 1, "--n-test": 60}}
 AVX2_BLAS = "OPENBLAS_CORETYPE=Haswell"                   # the same bits on any x86 since 2013
 DRAW = f"python3 visualize_{MULTI}.py"
-PROBE = f"{DRAW} --only disentanglement --preset deep {QUICK} --n-val 500"
+PROBE = f"{DRAW} --only disentanglement {PLAIN} {QUICK} --n-val 500"
 ALIVE = f"{AVX2_BLAS} python3 visualize_{NORB}.py --only alive {CAPS} --n-epochs 10"
 LOOKS = [                          # what the figures say, in numbers
     Result(MULTI, "weights", "deep", 0, f"{DRAW} --load --only errors --digits mnist --threads 1", 1),
@@ -103,9 +105,9 @@ NORB_STEP = "python3 tests/bench_smallnorb_step.py --threads 1"
 AVX2 = f"{AVX2_BLAS} ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2"
 BENCHES = [                        # experiment, table, setting, seed, command, minutes of the whole machine
     Result(MULTI, "speed", "command", 0, f"python3 {MULTI}.py {QUICK} --seed 0 --digits mnist --quiet", 2),
-    Result(MULTI, "speed", "default", 0, STEP, 2),
-    Result(MULTI, "speed", "default-avx2", 0, f"{AVX2} {STEP}", 2),
-    Result(MULTI, "speed", "deep", 0, f"{STEP} --preset deep", 2),
+    Result(MULTI, "speed", "deep", 0, STEP, 2),
+    Result(MULTI, "speed", "deep-avx2", 0, f"{AVX2} {STEP}", 2),
+    Result(MULTI, "speed", "classic", 0, f"{STEP} --preset classic", 2),
     Result(MULTI, "speed", "paper", 0, f"{STEP} --preset paper --no-torch --rounds 1 --repeats 3", 2),
     Result(NORB, "speed", "heads", 0, NORB_STEP, 5),
     Result(NORB, "speed", "heads-avx2", 0, f"{AVX2} {NORB_STEP}", 5),
@@ -142,7 +144,7 @@ FIGURES = {                        # name -> command, what it draws from beside 
     "multimnist-disentanglement": (f"{PROBE} --n-seeds 3", [f"{MULTI}.py"], 15),
     "smallnorb": (LOOK_AT_TOYS, [f"visualize_{NORB}.py"], 10)}
 FILMS = {
-    "multimnist": (f"python3 make_{MULTI}_gif.py --preset deep {QUICK} --n-val 500 --snapshot-every 75 --fps 6",
+    "multimnist": (f"python3 make_{MULTI}_gif.py {QUICK} --n-val 500 --snapshot-every 75 --fps 6",
                    [f"{MULTI}.py", SHIPPED], 3),
     "smallnorb": (f"{AVX2_BLAS} python3 make_{NORB}_gif.py --n-test 600 --fps 5", [f"{NORB}.py"], 3)}
 WEIGHTS = {path: next(result for result in RESULTS if result.name == f"{name}-0") for path, name in (
