@@ -135,8 +135,9 @@ class Settings:
 #   N batch   H W height, width   C channels in   F channels out   K kernel side   I primary capsules   J digit capsules
 #   E dimensions of a primary capsule (8)   D dimensions of a digit capsule (16)   T terms of du_hat
 
-# Layers up to PrimaryCaps; of a convolution: its name, kernel, stride, and which one's number of channels it has. Maxima
-# come before the ReLU, which then has a quarter of the work; PrimaryCaps, the last one, has squash instead of a ReLU.
+# Layers up to PrimaryCaps; of a convolution: its name, kernel, stride, and the one whose number of channels it has.
+# Maxima come before the ReLU, which then has a quarter of the work; PrimaryCaps, the last one, has squash instead of a
+# ReLU.
 FRONT_ENDS = {
     "deep": (("conv2d", "conv1", 3, 1, "conv1"), ("relu",), ("conv2d", "conv2", 3, 1, "conv1"), ("pool",), ("relu",),
              ("conv2d", "conv3", 3, 1, "conv3"), ("relu",), ("conv2d", "conv4", 3, 1, "conv3"), ("pool",), ("relu",),
@@ -189,8 +190,8 @@ class Config(Settings):
     conv1_channels: int = table_option(OWN, "conv1_channels", "channels of Conv1, in the deep front end of Conv2 too",
                                        "network", low=1)
     conv3_channels: int = table_option(
-        OWN, "conv3_channels", "channels of Conv3 and Conv4 of the deep front end and of the CNN; Conv5 has twice as many",
-        "network", low=1)
+        OWN, "conv3_channels", "channels of Conv3 and Conv4 of the deep front end and of the CNN; Conv5 has twice as "
+        "many", "network", low=1)
     norm: str = table_option(
         OWN, "norm", "batch normalisation, over 16 samples, after every convolution, PrimaryCaps' included, or none",
         "network", choices=("batch", "none"))

@@ -314,7 +314,8 @@ def main():
           f"NumPy {np.__version__}, PyTorch {torch_version}")
     print("kernels: "
           + (", ".join(f"{name}={os.environ[name]}" for name in KERNEL_CHOICES if name in os.environ) or "own choice"))
-    print(f"preset {args.preset}, norm {config.norm}, batch {args.batch_size}, {flops / 1e9:.2f} GFLOP a step in matrix products\n")
+    print(f"preset {args.preset}, norm {config.norm}, batch {args.batch_size}, {flops / 1e9:.2f} GFLOP a step in "
+          "matrix products\n")
     print("| one training step | ms (median) | min-max over rounds | NumPy's time / its time |\n|---|---|---|---|")
     for name, t in times.items():
         print(f"| {name} | {np.median(t):.1f} | {t.min():.1f}-{t.max():.1f} | {np.median(times['numpy'] / t):.2f} |")

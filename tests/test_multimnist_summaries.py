@@ -41,8 +41,9 @@ def test_differences_are_paired_by_seed(write, capsys):
 
 
 def test_labels_show_what_differs_beyond_preset_and_model(write, capsys):
-    summarize_runs.table([write("a", 0.6), write("b", 0.8, preset="classic"), write("c", 0.7, preset="classic", lr=1e-3),
-                          write("d", 0.8, mse=None, model="cnn"), write("e", 0.8, preset="classic", recon_weight=0.0)])
+    classic = {"preset": "classic"}
+    summarize_runs.table([write("a", 0.6), write("b", 0.8, **classic), write("c", 0.7, lr=1e-3, **classic),
+                          write("d", 0.8, mse=None, model="cnn"), write("e", 0.8, recon_weight=0.0, **classic)])
     assert [row[0] for row in rows(capsys)] == [
         "first",
         "preset classic",
