@@ -1550,6 +1550,18 @@ def squash_backward(dv, cache):
     return ds
 
 
+def plain_forward(s):
+    """What takes the place of a squash that is left out"""
+    return s, None
+
+
+def plain_backward(dv, cache):
+    return dv
+
+
+SQUASH, PLAIN = (squash_forward, squash_backward), (plain_forward, plain_backward)
+
+
 def votes_forward(u, W, empty=np.empty):
     """Eq. 2: u_hat_j|i = W_ij u_i. u (N, I, E), W (I, E, J, D) -> u_hat (N, J, I, D), a view of memory (N, I, J, D)
 
@@ -1588,8 +1600,8 @@ def softmax_backward(dc, cache):
     return db
 
 
-def routing_forward(u_hat, config, bias=None, empty=np.empty):
-    """Procedure 1, dynamic routing. u_hat (N, J, I, D), bias (J, D) or None -> v (N, J, D)
+def routing_forward(u_hat, config, bias=None, empty=np.empty, ending=SQUASH):
+    """Procedure 1, dynamic routing. u_hat (N, J, I, D), bias (J, D) or None -> v (N, J, D). ending: PLAIN for no squash
 
     For r = 1..routing_iters: c = softmax_j(b), s_j = sum_i c_ij u_hat_j|i (+ bias_j), v = squash(s), and
     b_ij += u_hat_j|i . v_j, with b = 0 at first, per sample; the update after the last squash would not be read. The
@@ -1611,9 +1623,9 @@ def routing_forward(u_hat, config, bias=None, empty=np.empty):
             s = np.matmul(c[:, :, None, :], u_hat)[:, :, 0]                             # (N, J, D)
         if bias is not None:
             s += bias
-        v, squash_cache = squash_forward(s)
+        v, squash_cache = ending[0](s)
         steps.append(SimpleNamespace(c=c, v=v, c_cache=c_cache, squash_cache=squash_cache))
-    return v, SimpleNamespace(u_hat=u_hat, steps=steps, config=config, empty=empty)
+    return v, SimpleNamespace(u_hat=u_hat, steps=steps, config=config, empty=empty, ending=ending)
 
 
 def routing_backward(dv, cache):
@@ -1631,7 +1643,7 @@ def routing_backward(dv, cache):
     terms = []
     db = dbias = 0
     for r in reversed(range(len(steps))):
-        ds = squash_backward(dv, steps[r].squash_cache)
+        ds = cache.ending[1](dv, steps[r].squash_cache)
         dbias = dbias + ds.sum(0)                                                       # it is added in every iteration
         terms.append((steps[r].c, ds))
         if cache.config.routing_grad == "detached" or r == 0:                           # c of the first is a constant
@@ -1678,6 +1690,8 @@ def margin_loss(lengths, present):
 # END TWIN dynamic routing --------------------------------------------------------------------------------------------
 
 
+# TWIN cross entropy: the loss of a softmax ----------------------------------------------------------------------------
+
 def cross_entropy(scores, labels):
     """-log softmax(scores)[label], mean over the batch. scores (N, J), labels (N,) -> loss (float), dscores (N, J)"""
     n = np.arange(len(labels))
@@ -1687,6 +1701,9 @@ def cross_entropy(scores, labels):
     dscores[n, labels] -= 1
     dscores /= len(labels)
     return -float(log_p[n, labels].sum()) / len(labels), dscores
+
+
+# END TWIN cross entropy -----------------------------------------------------------------------------------------------
 
 
 def spread_loss(a, labels, margin):
@@ -1730,7 +1747,7 @@ def naming_loss(scores, batch, config):
     return loss, da if vectors else sigmoid_backward(da, cache)
 
 
-# -------------------------------------------------------------- vector capsules whose matrices are shared over places
+# TWIN shared votes: of vector capsules whose matrices are shared over places ------------------------------------------
 
 def with_places_forward(u, centres):
     """Each capsule with its place, scaled by its length, as two more numbers. u (N, I, E), I ordered (place, type),
@@ -1762,6 +1779,9 @@ def shared_votes_backward(du_hat, cache):
     by_place = du_hat.transpose(0, 2, 1, 3).reshape(-1, B, J, D).transpose(0, 2, 1, 3)
     du, dW = votes_backward(by_place, votes_cache)
     return du.reshape(shape), dW
+
+
+# END TWIN shared votes ------------------------------------------------------------------------------------------------
 
 
 def self_routing_forward(u_hat, logits):
@@ -2770,6 +2790,21 @@ def mean_backward(dy, cache):
     return np.broadcast_to(dy[:, None, None] / (shape[1] * shape[2]), shape)
 
 
+def largest_forward(x):
+    """Global maximum: x (N, H, W, C) -> y (N, C)"""
+    rows = x.reshape(len(x), -1, x.shape[-1])                                           # (N, H*W, C)
+    at = rows.argmax(1)[:, None]
+    return np.take_along_axis(rows, at, 1)[:, 0], (x.shape, at)
+
+
+def largest_backward(dy, cache):
+    """The first of the largest gets the gradient"""
+    shape, at = cache
+    dx = np.zeros((shape[0], shape[1] * shape[2], shape[3]), dy.dtype)
+    np.put_along_axis(dx, at, dy[:, None], 1)
+    return dx.reshape(shape)
+
+
 def pad_forward(x, margin):
     """`margin` px of zeros all around. x (N, H, W, C) -> y (N, H + 2 margin, W + 2 margin, C)"""
     return np.pad(x, ((0, 0), (margin, margin), (margin, margin), (0, 0))), (margin,)
@@ -2815,7 +2850,8 @@ def dropout_backward(dy, cache):
 LAYERS = {                         # operation -> its forward and backward
     "conv2d": (conv2d_forward, conv2d_backward), "linear": (linear_forward, linear_backward),
     "relu": (relu_forward, relu_backward), "sigmoid": (sigmoid_forward, sigmoid_backward),
-    "pool": (pool_forward, pool_backward), "mean": (mean_forward, mean_backward), "pad": (pad_forward, pad_backward),
+    "pool": (pool_forward, pool_backward), "mean": (mean_forward, mean_backward),
+    "largest": (largest_forward, largest_backward), "pad": (pad_forward, pad_backward),
     "places": (places_forward, places_backward), "flatten": (flatten_forward, flatten_backward),
     "dropout": (dropout_forward, dropout_backward), "norm": (norm_forward, norm_backward)}
 WITH_WEIGHTS = ("conv2d", "linear")

@@ -279,6 +279,8 @@ STACKS = {                         # x, layers, the shapes of their weights: eac
                     "b_w": (24, 5), "k_gamma": (5,), "k_beta": (5,), "c_w": (5, 2), "c_b": (2,)}),
     "places": ((2, 3, 3, 2), [("places", (-0.5, 0.1, 0.8)), ("conv2d", "a", 1), ("places", (0.3, 0.4)), ("flatten",)],
                {"a_w": (2, 2, 4, 3), "a_b": (3,)}),
+    "global maximum": ((2, 5, 6, 2), [("conv2d", "a", 1), ("largest",), ("linear", "b")],
+                       {"a_w": (2, 3, 2, 3), "a_b": (3,), "b_w": (3, 4), "b_b": (4,)}),
     "nothing learned": ((2, 4, 6, 3), [("pad", 1), ("pool",), ("mean",), ("dropout",)], {})}
 
 

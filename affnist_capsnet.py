@@ -1,0 +1,2526 @@
+#!/usr/bin/env python3
+"""affNIST CapsNet: one digit, and what an affine transformation that was never trained on does to its name.
+
+Sabour, Frosst & Hinton, "Dynamic routing between capsules", NIPS 2017, sections 4, 5.1 and 5.2.
+
+Question: networks are trained on MNIST's digits, moved about on a larger canvas and nothing else, until they name moved
+test digits equally well. Do capsules then know digits that are turned, sheared and stretched better than a CNN does
+(the paper: 79% against 66%), and if so, which part of a capsule network is it?
+
+    stage        layer                                                               output
+    Input        a digit somewhere on 40x40 px (MNIST: on 28x28)                     (N, 40, 40)
+    Conv1, 2     3x3, 32 and 32 channels, then 2x2 maximum                           (N, 18, 18, 32)
+    Conv3, 4     3x3, 64 and 64 channels, then 2x2 maximum                           (N, 7, 7, 64)
+    Conv5        3x3, 128 channels                                                   (N, 5, 5, 128)
+    PrimaryCaps  1x1, 16 types x 8-D, squash                                         (N, 400, 8)
+    votes        u_hat_ij = W_j u_i + P_j place_i, with W_j shared over places       (N, 10, 400, 16)
+    routing      1 iteration, that is uniform coupling                               (N, 10, 16)
+    decoder      one capsule, the others masked: 160 -> 256 -> 512 -> 1600           (N, 40, 40)
+
+Every convolution is batch-normalised over 16 samples; a ReLU follows, after PrimaryCaps the squash. Loss: margin loss
+on the capsule lengths + 0.0005 x summed squared error of the redrawn digit. Adam. Every gradient is written out.
+
+Its rivals: capsules with a matrix for every place, as in the paper (`--model caps`); on the same trunk global average
+pooling (`gap`), global maximum (`max`), a dense layer (`dense`), and `vectors`, class vectors by averaging alone, to
+which `--model shared` adds the transformation; and the paper's CNN made small (`cnn`). `--routing-iters`,
+`--no-squash`, `--loss`, `--recon-weight 0` take capsules apart one part at a time.
+
+Deviations from the paper: six small convolutions, normalised, for its two of 9x9 (`--preset paper --model caps` has
+them); cosine decay of the learning rate; affine test digits drawn here by affNIST's recipe, since its files are not
+fetched (`--affnist-dir` reads them).
+
+One command, four minutes on two cores:    python3 affnist_capsnet.py --seed 0
+"""
+import argparse
+import contextlib
+import ctypes
+import dataclasses
+import functools
+import gzip
+import hashlib
+import http.client
+import json
+import math
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+import urllib.request
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+# TWIN preamble: what import needs, the same in every experiment ------------------------------------------------------
+
+# One BLAS thread, set before numpy is imported: worker threads share the work in fixed shards instead, so that the bits
+# do not depend on their number.
+for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
+    os.environ[name] = "1"
+import numpy as np
+from numpy.lib.stride_tricks import as_strided, sliding_window_view
+
+
+class InputError(Exception):
+    """Something the user gave is wrong; the message is one line that names it and how to mend it. Exit code 2."""
+
+
+def option(default, text, group, **extra):
+    """A setting: its default, its help text, the group of --help it stands in (data, network, training or run).
+
+    extra: low, high, above, choices, which bound its value; metavar; runtime=True, if no bit of the training depends on
+    it; models, the networks that it means something to, if not to all.
+    """
+    return dataclasses.field(default=default, metadata={"help": text, "group": group, **extra})
+
+
+def table_option(tables, name, text, group, **extra):
+    """A setting whose default depends on another: on the preset, the network or the data. tables: {choice: {name:
+    value}}"""
+    values = {choice: table[name] for choice, table in tables.items() if name in table}
+    usual, *others = values.items()
+    shown = [str(usual[1]), *(f"{choice} {value}" for choice, value in others if value != usual[1])]
+    return option(None, text, group, shown=", ".join(shown), **extra)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every experiment's Config has; and where a setting comes from that was not given.
+
+    A field that is None was not given: it is filled in from own_values(), that is from the tables of the preset, the
+    network or the data, and remembered in `filled`. `changed` makes another Config of what was given, so that another
+    model gets ITS learning rate. dataclasses.replace does so too, but cannot tell a value that is given from an equal
+    one that was filled in. Config adds n_epochs and lr, for which there is no common default.
+    """
+    seed: int = option(0, "seed of everything random; same seed, same bits", "training", low=0)
+    batch_size: int = option(32, "samples in a batch", "training", low=1)
+    warmup: int = option(0, "steps over which the learning rate first rises from 0", "training", low=0)
+    lr_schedule: str = option("cosine", "cosine decay to 0, the official code's 0.96^(step/2000), or constant",
+                              "training", choices=("cosine", "exponential", "constant"))
+    weight_decay: float = option(0.0, "decoupled weight decay: every step shrinks the weights, not the biases, by lr x "
+                                 "this", "training", low=0)
+    average: float = option(0.0,
+                            "decay of the running mean of the weights, which then is what is evaluated; 0: no mean",
+                            "training", low=0, high=0.9999)
+    threads: int = option(0, "worker threads, 0 for one per core; does not change a bit", "run", low=0, runtime=True)
+    checkpoint: str = option("", "write weights and optimiser to this .npz at every epoch's end", "run", runtime=True)
+    resume: bool = option(False, "go on from --checkpoint if it exists", "run", runtime=True)
+    out_json: str = option("", "write settings and results to this file", "run", runtime=True)
+    quiet: bool = option(False, "print nothing but errors", "run", runtime=True)
+    filled: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self):
+        filled = {name: value for name, value in self.filled.items() if getattr(self, name) == value}
+        for name, value in self.own_values().items():
+            if getattr(self, name) is None or name in filled:
+                object.__setattr__(self, name, value)
+                filled[name] = value
+        object.__setattr__(self, "filled", filled)
+
+    def own_values(self):
+        """{name: value} of the settings whose defaults depend on others"""
+        return {}
+
+    def open_ended(self):
+        """Whether a run may be resumed with more epochs: nothing that it did depends on their number"""
+        return self.lr_schedule != "cosine"
+
+# END TWIN preamble ---------------------------------------------------------------------------------------------------
+
+# Axis legend, in the shape comments at line ends:
+#   N batch   H W height, width   C channels in   F channels out   K kernel side   I primary capsules   J digit capsules
+#   B types of primary capsules   E dimensions of a primary capsule (8)   D dimensions of a digit capsule (16)
+
+CAPSULES, CNNS = ("shared", "caps", "vectors"), ("gap", "max", "dense", "cnn")
+MODELS = CAPSULES + CNNS
+ROUTED = ("shared", "caps")                                    # those with primary capsules, votes and routing
+# Layers up to PrimaryCaps, or up to the head of another network; of a convolution: its name, kernel, stride, and the
+# one whose number of channels it has. Maxima come before the ReLU, which then has a quarter of the work.
+FRONT_ENDS = {
+    "deep": (("conv2d", "conv1", 3, 1, "conv1"), ("relu",), ("conv2d", "conv2", 3, 1, "conv1"), ("pool",), ("relu",),
+             ("conv2d", "conv3", 3, 1, "conv3"), ("relu",), ("conv2d", "conv4", 3, 1, "conv3"), ("pool",), ("relu",)),
+    "paper": (("conv2d", "conv1", 9, 1, "conv1"), ("relu",))}
+PRESETS = {
+    "deep": {"front_end": "deep", "conv1_channels": 32, "conv3_channels": 64, "norm": "batch", "primary_types": 16,
+             "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 5e-3, "warmup": 200},
+    "small": {"front_end": "paper", "conv1_channels": 64, "conv3_channels": 64, "norm": "none", "primary_types": 8,
+              "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 1e-3, "warmup": 0},
+    "paper": {"front_end": "paper", "conv1_channels": 256, "conv3_channels": 64, "norm": "none", "primary_types": 32,
+              "decoder_hidden1": 512, "decoder_hidden2": 1024, "lr": 1e-3, "warmup": 0}}
+RECIPES = {model: {"loss": "margin" if model in CAPSULES else "xent", "routing_iters": 3 if model == "caps" else 1,
+                   "recon_weight": 0.0005 if model in CAPSULES else 0.0} for model in MODELS}
+TASKS = {"affnist": {"max_shift": 6}, "mnist": {"max_shift": 2}}
+SIDES = {"affnist": 40, "mnist": 28}                           # of the canvas, px
+
+
+@dataclass(frozen=True)
+class Config(Settings):
+    """All settings of a run: the names, defaults and help texts of the command line flags come from here."""
+    n_epochs: int = option(4, "epochs to train", "training", low=1)
+    n_train: int = option(24000, "training digits in an epoch, each moved at random", "data", low=1)
+    n_per_class: int = option(0, "training digits there are of each class, the first ones; 0 for all", "data", low=0)
+    n_val: int = option(5000, "validation digits, training images held out, moved once", "data", low=1, high=5000)
+    n_test: int = option(10000, "test digits, the first of the test images", "data", low=1, high=10000, runtime=True)
+    n_variants: int = option(1, "affine variants of each test digit", "data", low=1, runtime=True, tasks=("affnist",))
+    task: str = option("affnist", "affnist: digits moved about on 40x40 px, tested on moved and on affine ones; mnist: "
+                       "on 28x28 px, as they are", "data", choices=tuple(TASKS))
+    max_shift: int = table_option(TASKS, "max_shift", "training digits move by up to so many px on each axis", "data",
+                                  low=0, high=6)
+    affnist_dir: str = option("", "folder with affNIST's test_batches: test on its files, too; needs SciPy", "data",
+                              runtime=True, metavar="DIR", tasks=("affnist",))
+    digits: str = option("auto", "auto: MNIST if at hand or to be fetched, else synthetic", "data",
+                         choices=("auto", "mnist", "synthetic"), runtime=True)
+    mnist_dir: str = option("", "folder with the four MNIST idx files, raw or .gz (else $MNIST_DIR, else "
+                            "~/.cache/hinton-mnist, else download)", "data", runtime=True, metavar="DIR")
+    lr: float = table_option(PRESETS, "lr", "Adam's learning rate at the start, or after the warm-up", "training",
+                             above=0)
+    warmup: int = table_option(
+        PRESETS, "warmup", "steps over which the learning rate first rises from 0", "training", low=0)
+    loss: str = table_option(RECIPES, "loss", "margin loss, or cross-entropy: of capsules with the logarithms of their "
+                             "lengths as scores", "training", choices=("margin", "xent"), models=CAPSULES)
+    recon_weight: float = table_option(RECIPES, "recon_weight", "weight of the summed squared error of the redrawn "
+                                       "digit; 0: no decoder", "training", low=0, models=CAPSULES)
+    stop_at: float = option(0.0, "stop at the end of the first epoch with this accuracy on validation digits; 0: never",
+                            "training", low=0, high=1)
+    model: str = option("shared", "capsules whose matrices are shared over places, or with one for every place (caps), "
+                        "or averages without a matrix (vectors); gap, max, dense: other heads on that trunk; cnn: the "
+                        "paper's", "network", choices=MODELS)
+    preset: str = option("deep", "sizes, and what is below the capsules: six small normalised convolutions; the "
+                         "paper's two, at a quarter of its width (small); or as in the paper", "network",
+                         choices=tuple(PRESETS))
+    front_end: str = table_option(PRESETS, "front_end", "layers up to PrimaryCaps: six small ones, or the paper's two "
+                                  "9x9", "network", choices=tuple(FRONT_ENDS), models=(*CAPSULES, *CNNS[:-1]))
+    conv1_channels: int = table_option(PRESETS, "conv1_channels", "channels of Conv1, in the deep front end of Conv2 "
+                                       "too; cnn: of the first two, its third has half", "network", low=1)
+    conv3_channels: int = table_option(
+        PRESETS, "conv3_channels", "channels of Conv3 and Conv4 of the deep front end; Conv5 has twice as many",
+        "network", low=1)
+    norm: str = table_option(
+        PRESETS, "norm", "batch normalisation, over 16 samples, after every convolution, or none", "network",
+        choices=("batch", "none"))
+    primary_types: int = table_option(
+        PRESETS, "primary_types", "types of primary capsules, each at every place", "network", low=1)
+    width: int = option(0, "channels of the last convolution of gap and max, units of the first hidden layer of dense "
+                        "and cnn; 0: so that they have as many parameters as shared, or as caps, without decoder",
+                        "network", low=0, models=CNNS)
+    routing_iters: int = table_option(RECIPES, "routing_iters", "routing iterations; 1 means uniform coupling",
+                                      "network", low=1, models=ROUTED)
+    routing_grad: str = option(
+        "full", "full: through every routing iteration; detached: the last coupling coefficients held fixed", "network",
+        choices=("full", "detached"), models=ROUTED)
+    no_squash: bool = option(False, "neither primary nor digit capsules are squashed", "network", models=CAPSULES)
+    no_places: bool = option(False, "add no places to the votes", "network", models=("shared",))
+    decoder_hidden1: int = table_option(PRESETS, "decoder_hidden1", "units of the decoder's first layer", "network",
+                                        low=1, models=CAPSULES)
+    decoder_hidden2: int = table_option(PRESETS, "decoder_hidden2", "units of the decoder's second layer", "network",
+                                        low=1, models=CAPSULES)
+    dropout: float = option(0.0, "share of the hidden units of dense and cnn dropped in training", "training", low=0,
+                            high=0.99, models=("dense", "cnn"))
+
+    def own_values(self):
+        return PRESETS.get(self.preset, {}) | RECIPES.get(self.model, {}) | TASKS.get(self.task, {})
+
+
+# ============================================================== the task: one digit, moved, or turned and stretched
+
+BOX = 28                           # side of an MNIST image, px
+N_CLASSES = 10
+TURN, SHEAR, SCALE = 20.0, 0.2, (0.8, 1.2)         # affNIST's ranges: degrees either way; either way; on each axis
+FACTORS = ("turn", "shear", "down", "across")      # of affine_digits, in degrees; a share; factors
+
+
+def place_digits(images, corners, side):
+    """Put each 28x28 image on a canvas of side x side px with its upper left corner at corners (n, 2) = (row, column)
+    px, which may lie outside. -> (n, side, side) uint8; what does not fit is cut off"""
+    margin = BOX
+    canvas = np.zeros((len(images), side + 2 * margin, side + 2 * margin), np.uint8)
+    windows = sliding_window_view(canvas, (BOX, BOX), axis=(1, 2), writeable=True)
+    rows, columns = (np.clip(corners[:, axis] + margin, 0, side + margin) for axis in (0, 1))
+    windows[np.arange(len(images)), rows, columns] = images
+    return canvas[:, margin:-margin, margin:-margin]
+
+
+def moved_digits(images, side, max_shift, rng):
+    """Each 28x28 image moved from the canvas' middle by up to max_shift whole px on each axis. -> (n, side, side)"""
+    shifts = rng.integers(-max_shift, max_shift + 1, (len(images), 2))
+    return place_digits(images, (side - BOX) // 2 + shifts, side)
+
+
+def affine_matrix(turn, shear, down, across):
+    """The 2x2 matrices, acting on columns (y, x), that first stretch by `down` and `across`, then shear x by
+    `shear` times y, then turn by `turn` degrees, counter-clockwise as seen. -> (n, 2, 2)"""
+    turn, shear, down, across = np.broadcast_arrays(*(np.asarray(a, float) for a in (turn, shear, down, across)))
+    cos, sin = np.cos(np.deg2rad(turn)), np.sin(np.deg2rad(turn))
+    sheared = np.stack([down, 0 * down, shear * down, across], -1).reshape(-1, 2, 2)
+    turned = np.stack([cos, -sin, sin, cos], -1).reshape(-1, 2, 2)                      # y grows downwards
+    return turned @ sheared
+
+
+def draw_factors(n, rng):
+    """affNIST's transformations: {factor: (n,)}"""
+    return {"turn": rng.uniform(-TURN, TURN, n), "shear": rng.uniform(-SHEAR, SHEAR, n),
+            "down": rng.uniform(*SCALE, n), "across": rng.uniform(*SCALE, n)}
+
+
+def affine_digits(images, matrices, rng, side):
+    """Each 28x28 image transformed by its 2x2 matrix and put anywhere on a canvas where all of its ink fits, bilinear.
+
+    images (n, 28, 28) uint8, matrices (n, 2, 2), see affine_matrix -> images (n, side, side) uint8 and centres (n, 2),
+    where the middle (13.5, 13.5) of each image has come to lie, px. Raises InputError if the ink of one cannot fit.
+    """
+    middle = (BOX - 1) / 2
+    y, x = np.mgrid[:BOX, :BOX] - middle
+    ink = images > 0
+    at = np.einsum("nij,jyx->niyx", matrices, np.stack([y, x]))                         # where each pixel comes to lie
+    low, high = (np.where(ink[:, None], at, fill).reshape(len(images), 2, -1) for fill in (np.inf, -np.inf))
+    margin = np.abs(matrices).sum(2)                                  # of what a pixel adds to those around it
+    low, high = np.minimum(low.min(2), 0) - margin, np.maximum(high.max(2), 0) + margin
+    room = side - 1 - (high - low)
+    if (room < 0).any():
+        raise InputError(f"a transformed digit does not fit into {side}x{side} px; lower its scale or shear")
+    centres = rng.uniform(0, 1, (len(images), 2)) * room - low                          # (n, 2)
+    back = np.linalg.inv(matrices)
+    out = np.empty((len(images), side, side), np.uint8)
+    for start in range(0, len(images), 64):                                             # in cache
+        part = slice(start, start + 64)
+        out[part] = transformed(images[part], back[part], centres[part], side)
+    return out, centres
+
+
+def transformed(images, back, centres, side):
+    """Each output pixel p taken from back @ (p - centre) of its image, counted from its middle, interpolated between
+    four. images (n, 28, 28) uint8, back (n, 2, 2), centres (n, 2) -> (n, side, side) uint8"""
+    n, pixel = len(images), np.arange(side)
+    offset = np.stack(np.broadcast_arrays(pixel[:, None] - centres[:, 0, None, None],
+                                          pixel - centres[:, 1, None, None]), 1)        # (n, 2, side, side)
+    source = np.einsum("nij,njyx->niyx", back, offset) + (BOX - 1) / 2 + 1              # in the padded image
+    source = np.clip(source, 0, BOX + 1 - 1e-6)
+    corner = source.astype(np.int64)
+    (y, x), (dy, dx) = corner.transpose(1, 0, 2, 3), (source - corner).transpose(1, 0, 2, 3)
+    padded = np.zeros((n, BOX + 2, BOX + 2))
+    padded[:, 1:-1, 1:-1] = images
+    flat = (np.arange(n)[:, None, None] * (BOX + 2) + y) * (BOX + 2) + x
+    value = 0
+    for row, down in ((0, 1 - dy), (BOX + 2, dy)):
+        for column, across in ((0, 1 - dx), (1, dx)):
+            value = value + down * across * np.take(padded, flat + row + column)
+    return np.rint(value).astype(np.uint8)
+
+
+def stream_digits(digits, config, kind, factors=None, key=()):
+    """Test or validation digits in dicts of at most CHUNK: images (n, side, side) uint8, labels (n,); memory does not
+    grow with their number. kind: "val", moved validation digits; "test", test digits, moved, or with --task mnist as
+    they are; "affine", --n-variants affine variants of each test digit; "real", affNIST's files. factors: those of
+    affine digits, {factor: number}, where they are not to be drawn."""
+    if kind == "real":
+        yield from read_affnist(config.affnist_dir)
+        return
+    images, labels = digits["val" if kind == "val" else "test"]
+    n = min(config.n_val if kind == "val" else config.n_test, len(labels))
+    side = SIDES[config.task]
+    for variant in range(config.n_variants if kind == "affine" else 1):
+        for start in range(0, n, CHUNK):
+            part = slice(start, min(start + CHUNK, n))
+            rng = rng_for(config.seed, "evaluation", ("val", "test", "affine").index(kind), variant, start // CHUNK,
+                          *key)
+            if kind == "affine":
+                drawn = draw_factors(part.stop - start, rng) if factors is None else factors
+                matrices = np.broadcast_to(affine_matrix(**drawn), (part.stop - start, 2, 2))
+                placed, _ = affine_digits(images[part], matrices, rng, side)
+            else:
+                placed = moved_digits(images[part], side, 0 if config.task == "mnist" else config.max_shift, rng)
+            yield {"images": placed, "labels": labels[part].astype(np.int64)}
+
+
+def training_digits(digits, config):
+    """-> images, labels of the digits to train on: the first --n-per-class of each class, or all"""
+    images, labels = digits["train"]
+    if not config.n_per_class:
+        return images, labels
+    kept = np.sort(np.concatenate([np.flatnonzero(labels == digit)[:config.n_per_class] for digit in range(N_CLASSES)]))
+    return images[kept], labels[kept]
+
+
+def epoch_samples(digits, epoch, config):
+    """The digits of one epoch, moved, a chunk of whole batches at a time: every digit once before one comes again"""
+    images, labels = training_digits(digits, config)
+    order = rng_for(config.seed, "batches", epoch)
+    rounds = -(-config.n_train // len(labels))
+    order = np.concatenate([order.permutation(len(labels)) for _ in range(rounds)])[:config.n_train]
+    size = max(1, CHUNK // config.batch_size) * config.batch_size
+    for k, start in enumerate(range(0, config.n_train, size)):
+        rows, rng = order[start:start + size], rng_for(config.seed, "batches", epoch, k)
+        samples = {"images": moved_digits(images[rows], SIDES[config.task], config.max_shift, rng),
+                   "labels": labels[rows].astype(np.int64)}
+        if config.dropout:
+            kept = rng.random((len(rows), n_dropped(config)), np.float32) >= config.dropout
+            samples["dropout_mask"] = kept / np.float32(1 - config.dropout)
+        yield samples
+
+
+def to_batch(samples, rows, dtype=np.float32):
+    """Rows of a dict of samples as what the network eats: images, pixels in [0, 1] in `dtype`, labels (N,) and the
+    dropout_mask, if there is one"""
+    batch = {"images": samples["images"][rows].astype(dtype) / 255, "labels": samples["labels"][rows]}
+    return batch | ({"dropout_mask": samples["dropout_mask"][rows].astype(dtype)} if "dropout_mask" in samples else {})
+
+
+def read_affnist(folder):
+    """affNIST's test digits, file by file: dicts of images (n, 40, 40) uint8 and labels (n,). Raises InputError that
+    names what is missing or wrong."""
+    try:
+        import scipy.io
+    except ImportError:
+        raise InputError("--affnist-dir: its files are MATLAB's, which SciPy reads; install it: python3 -m pip install "
+                         "scipy") from None
+    place = Path(folder).expanduser()
+    place = place / "test_batches" if (place / "test_batches").is_dir() else place
+    paths = sorted((path for path in place.glob("*.mat") if path.stem.isdigit()), key=lambda path: int(path.stem))
+    if not paths:
+        raise InputError(f"--affnist-dir {folder}: no test_batches/1.mat, 2.mat, ... there; give the folder that holds "
+                         "affNIST's test_batches")
+    for path in paths:
+        try:
+            found = scipy.io.loadmat(path, squeeze_me=True, struct_as_record=False, variable_names=["affNISTdata"])
+            images, labels = (np.asarray(getattr(found["affNISTdata"], name)) for name in ("image", "label_int"))
+        except KeyError:
+            raise InputError(f"{path}: holds no affNISTdata; give affNIST's own files") from None
+        except AttributeError as error:
+            raise InputError(f"{path}: its affNISTdata lacks a field ({error}); give affNIST's own files") from None
+        except Exception as error:                       # what a damaged file makes the reader raise is not documented
+            raise InputError(f"{path}: damaged or no MATLAB file ({' '.join(str(error).split())[:80]}); get it anew"
+                             ) from None
+        side, labels = SIDES["affnist"], np.atleast_1d(labels)
+        images = images.reshape(len(images), -1)
+        if images.shape != (side * side, len(labels)) or images.dtype != np.uint8:
+            raise InputError(f"{path}: image is {images.dtype} of shape {images.shape} beside {len(labels)} labels; "
+                             f"affNIST's is uint8 of shape ({side * side}, digits)")
+        if not len(labels) or labels.min() < 0 or labels.max() >= N_CLASSES:
+            raise InputError(f"{path}: label_int is not of 0..9; get it anew")
+        yield {"images": images.T.reshape(-1, side, side), "labels": labels.astype(np.int64)}
+
+
+# ============================================================== the paper: capsules, routing, losses, the network
+
+# TWIN dynamic routing: squash, votes, routing by agreement, lengths, margin loss -------------------------------------
+# u_hat, b, c and their gradients are indexed alike, (N, J, I, ...): j first, then the i that it hears.
+
+SQUASH_EPS = 1e-9                  # inside the square root of a norm: the gradient at a zero vector is 0, not 0/0
+
+
+def squash_forward(s):
+    """Eq. 1: v = |s|^2 / (1 + |s|^2) * s / |s| along the last axis: the direction stays, the length gets below 1."""
+    norm = np.sqrt(np.einsum("...d,...d->...", s, s)[..., None] + SQUASH_EPS)           # (..., 1)
+    gain = norm / (1 + norm * norm)
+    return s * gain, (s, norm, gain)
+
+
+def squash_backward(dv, cache):
+    """With q = |s| and v = s q / (1 + q^2): ds = dv q/(1+q^2) + s (s . dv) (1 - q^2) / (q (1 + q^2)^2)"""
+    s, norm, gain = cache
+    along = np.einsum("...d,...d->...", s, dv)[..., None]                               # (..., 1)
+    along *= (1 - norm * norm) / (norm * (1 + norm * norm) ** 2)
+    ds = dv * gain
+    ds += s * along
+    return ds
+
+
+def plain_forward(s):
+    """What takes the place of a squash that is left out"""
+    return s, None
+
+
+def plain_backward(dv, cache):
+    return dv
+
+
+SQUASH, PLAIN = (squash_forward, squash_backward), (plain_forward, plain_backward)
+
+
+def votes_forward(u, W, empty=np.empty):
+    """Eq. 2: u_hat_j|i = W_ij u_i. u (N, I, E), W (I, E, J, D) -> u_hat (N, J, I, D), a view of memory (N, I, J, D)
+
+    W_ij stands transposed, as (E, D), so that each i is one row-major GEMM (N, E) @ (E, J*D): OpenBLAS's AVX-512
+    kernels multiply such small matrices 1.8 times as fast as with a transposed operand.
+    """
+    (N, I, E), (_, _, J, D) = u.shape, W.shape
+    u_hat = empty((N, I, J * D), u.dtype)
+    np.matmul(u.transpose(1, 0, 2), W.reshape(I, E, J * D), out=u_hat.transpose(1, 0, 2))
+    return u_hat.reshape(N, I, J, D).transpose(0, 2, 1, 3), (u, W, empty)
+
+
+def votes_backward(du_hat, cache):
+    """du_hat (N, J, I, D) -> du (N, I, E), dW (I, E, J, D)"""
+    u, W, empty = cache
+    (N, I, E), (_, _, J, D) = u.shape, W.shape
+    by_i = du_hat.transpose(0, 2, 1, 3).reshape(N, I, J * D).transpose(1, 0, 2)         # (I, N, J*D)
+    du, dW = empty(u.shape, u.dtype), empty(W.shape, W.dtype)
+    np.matmul(by_i, W.reshape(I, E, J * D).transpose(0, 2, 1), out=du.transpose(1, 0, 2))
+    np.matmul(u.transpose(1, 2, 0), by_i, out=dW.reshape(I, E, J * D))
+    return du, dW
+
+
+def softmax_forward(b):
+    """Eq. 3: c_ij = exp(b_ij) / sum_k exp(b_ik), over the output capsules, axis 1. b (N, J, I) -> c (N, J, I)"""
+    c = b - b.max(1, keepdims=True)
+    np.exp(c, out=c)
+    c /= c.sum(1, keepdims=True)
+    return c, (c,)
+
+
+def softmax_backward(dc, cache):
+    c, = cache
+    db = dc - np.einsum("nji,nji->ni", c, dc)[:, None]
+    db *= c
+    return db
+
+
+def routing_forward(u_hat, config, bias=None, empty=np.empty, ending=SQUASH):
+    """Procedure 1, dynamic routing. u_hat (N, J, I, D), bias (J, D) or None -> v (N, J, D). ending: PLAIN for no squash
+
+    For r = 1..routing_iters: c = softmax_j(b), s_j = sum_i c_ij u_hat_j|i (+ bias_j), v = squash(s), and
+    b_ij += u_hat_j|i . v_j, with b = 0 at first, per sample; the update after the last squash would not be read. The
+    cache's steps hold each iteration's c (N, J, I), the first being the constant 1/J as (1, I), and v. All sums are
+    BLAS calls: a matrix-vector product for every (n, j) reads u_hat once, where a GEMM against a block-diagonal matrix
+    would do J times the arithmetic.
+    """
+    N, J, I, D = u_hat.shape
+    steps = []
+    b = v = None
+    for r in range(config.routing_iters):
+        if r == 0:
+            c, c_cache = np.full((1, I), 1 / J, u_hat.dtype), None
+            s = np.matmul(c, u_hat.transpose(0, 2, 1, 3).reshape(N, I, J * D)).reshape(N, J, D)
+        else:
+            agreement = np.matmul(u_hat, v[..., None], out=empty((N, J, I, 1), u_hat.dtype))[..., 0]        # (N, J, I)
+            b = agreement if b is None else np.add(b, agreement, out=empty((N, J, I), u_hat.dtype))
+            c, c_cache = softmax_forward(b)
+            s = np.matmul(c[:, :, None, :], u_hat)[:, :, 0]                             # (N, J, D)
+        if bias is not None:
+            s += bias
+        v, squash_cache = ending[0](s)
+        steps.append(SimpleNamespace(c=c, v=v, c_cache=c_cache, squash_cache=squash_cache))
+    return v, SimpleNamespace(u_hat=u_hat, steps=steps, config=config, empty=empty, ending=ending)
+
+
+def routing_backward(dv, cache):
+    """dv (N, J, D) -> du_hat (N, J, I, D), dbias (J, D), through every iteration; with routing_grad "detached" the
+    last c is held constant.
+
+    Each place where u_hat_ij is used adds a coefficient times a direction, a D-vector, to its gradient: c ds from a
+    weighted sum, db v from an agreement. These terms are gathered over all iterations, and du_hat is ONE batched
+    product (I, T) @ (T, D) for every (n, j).
+    """
+    u_hat = cache.u_hat
+    steps = cache.steps
+    empty = cache.empty
+    N, J, I, D = u_hat.shape
+    terms = []
+    db = dbias = 0
+    for r in reversed(range(len(steps))):
+        ds = cache.ending[1](dv, steps[r].squash_cache)
+        dbias = dbias + ds.sum(0)                                                       # it is added in every iteration
+        terms.append((steps[r].c, ds))
+        if cache.config.routing_grad == "detached" or r == 0:                           # c of the first is a constant
+            break
+        dc = np.matmul(u_hat, ds[..., None], out=empty((N, J, I, 1), dv.dtype))[..., 0]                     # (N, J, I)
+        db = db + softmax_backward(dc, steps[r].c_cache)                         # b_r = b_(r-1) + u_hat . v_(r-1)
+        terms.append((db, steps[r - 1].v))
+        dv = np.matmul(db[:, :, None], u_hat)[:, :, 0]
+    coefficients = empty((N, J, len(terms), I), dv.dtype)
+    directions = empty((N, J, len(terms), D), dv.dtype)
+    for t, (coefficient, direction) in enumerate(terms):
+        coefficients[:, :, t] = coefficient
+        directions[:, :, t] = direction
+    du_hat = reuse_if_arena(u_hat, empty)
+    return np.matmul(coefficients.transpose(0, 1, 3, 2), directions, out=du_hat), dbias
+
+
+def lengths_forward(v):
+    """|v_j|, the probability that digit j is there. v (N, J, D) -> (N, J)"""
+    lengths = np.sqrt(np.einsum("njd,njd->nj", v, v) + SQUASH_EPS)
+    return lengths, (v, lengths)
+
+
+def lengths_backward(dlengths, cache):
+    v, lengths = cache
+    return v * (dlengths / lengths)[..., None]
+
+
+M_PLUS, M_MINUS = 0.9, 0.1
+DOWN_WEIGHT = 0.5
+
+
+def margin_loss(lengths, present):
+    """Eq. 4, summed over capsules, mean over the batch. lengths, present (N, J), present 1 for digits there, else 0.
+
+    L_k = T_k max(0, 0.9 - |v_k|)^2 + 0.5 (1 - T_k) max(0, |v_k| - 0.1)^2. -> loss (float), dlengths (N, J)
+    """
+    short, long = np.maximum(M_PLUS - lengths, 0), np.maximum(lengths - M_MINUS, 0)
+    N = len(lengths)
+    loss = float((present * short ** 2 + DOWN_WEIGHT * (1 - present) * long ** 2).sum()) / N
+    return loss, (2 * DOWN_WEIGHT * (1 - present) * long - 2 * present * short) / N
+
+
+# END TWIN dynamic routing --------------------------------------------------------------------------------------------
+
+# TWIN shared votes: of vector capsules whose matrices are shared over places ------------------------------------------
+
+def with_places_forward(u, centres):
+    """Each capsule with its place, scaled by its length, as two more numbers. u (N, I, E), I ordered (place, type),
+    centres (places, 2) -> (N, I, E + 2)"""
+    lengths, cache = lengths_forward(u)                                                 # (N, I)
+    places = np.repeat(centres.astype(u.dtype), u.shape[1] // len(centres), axis=0)     # (I, 2)
+    return np.concatenate([u, lengths[..., None] * places], -1), (cache, places)
+
+
+def with_places_backward(dout, cache):
+    lengths_cache, places = cache
+    dlengths = np.einsum("nik,ik->ni", dout[..., -2:], places)
+    return dout[..., :-2] + lengths_backward(dlengths, lengths_cache)
+
+
+def shared_votes_forward(u, W, n_places, empty=np.empty):
+    """Votes of I = places x types capsules with a matrix for every type. u (N, I, E), W (B, E, J, D) -> u_hat
+    (N, J, I, D), a view"""
+    (N, I, E), (B, _, J, D) = u.shape, W.shape
+    u_hat, cache = votes_forward(u.reshape(N * n_places, B, E), W, empty)
+    return u_hat.transpose(0, 2, 1, 3).reshape(N, I, J, D).transpose(0, 2, 1, 3), (cache, u.shape)
+
+
+def shared_votes_backward(du_hat, cache):
+    """du_hat (N, J, I, D) -> du (N, I, E), dW (B, E, J, D)"""
+    votes_cache, shape = cache
+    N, J, I, D = du_hat.shape
+    B = len(votes_cache[1])
+    by_place = du_hat.transpose(0, 2, 1, 3).reshape(-1, B, J, D).transpose(0, 2, 1, 3)
+    du, dW = votes_backward(by_place, votes_cache)
+    return du.reshape(shape), dW
+
+
+# END TWIN shared votes ------------------------------------------------------------------------------------------------
+
+# TWIN reconstruction: a class's capsule redraws what it saw ----------------------------------------------------------
+
+def mask_forward(v, digits):
+    """Keep one capsule, zero the others, once for every digit to redraw. v (N, J, D), digits (N, R) -> (N*R, J*D)"""
+    (N, J, D), R = v.shape, digits.shape[1]
+    masked = np.zeros((N, R, J, D), v.dtype)
+    n, r = np.arange(N)[:, None], np.arange(R)
+    masked[n, r, digits] = v[n, digits]
+    return masked.reshape(N * R, J * D), (v.shape, digits)
+
+
+def mask_backward(dmasked, cache):
+    (N, J, D), digits = cache
+    n, r = np.arange(N)[:, None], np.arange(digits.shape[1])
+    dv = np.zeros((N, J, D), dmasked.dtype)
+    np.add.at(dv, (n, digits), dmasked.reshape(N, -1, J, D)[n, r, digits])
+    return dv
+
+
+DECODER = (("linear", "dec1"), ("relu",), ("linear", "dec2"), ("relu",), ("linear", "dec3"), ("sigmoid",))
+
+
+def decoder_forward(params, masked, empty=np.empty):
+    """Masked capsules (M, J*D) -> pixels in (0, 1), (M, H*W)"""
+    return layers_forward(params, masked, DECODER, empty)
+
+
+def decoder_backward(dpixels, caches, grads):
+    """dpixels (M, H*W) -> gradient of the masked capsules (M, J*D); the parameters' gradients go into `grads`"""
+    return layers_backward(dpixels, caches, DECODER, grads)
+
+
+def reconstruction_loss(recon, target):
+    """Squared error summed over pixels and digits, mean over the batch. recon, target (N, R, H, W) -> loss (float),
+    drecon"""
+    error = recon - target
+    N = len(recon)
+    return float(np.vdot(error, error)) / N, error * (2 / N)
+
+
+# END TWIN reconstruction ---------------------------------------------------------------------------------------------
+
+# TWIN cross entropy: the loss of a softmax ----------------------------------------------------------------------------
+
+def cross_entropy(scores, labels):
+    """-log softmax(scores)[label], mean over the batch. scores (N, J), labels (N,) -> loss (float), dscores (N, J)"""
+    n = np.arange(len(labels))
+    log_p = scores - scores.max(1, keepdims=True)
+    log_p -= np.log(np.exp(log_p).sum(1, keepdims=True))
+    dscores = np.exp(log_p)
+    dscores[n, labels] -= 1
+    dscores /= len(labels)
+    return -float(log_p[n, labels].sum()) / len(labels), dscores
+
+
+# END TWIN cross entropy -----------------------------------------------------------------------------------------------
+
+
+def naming_loss(out, labels, config):
+    """The loss on the names: of a CNN the cross-entropy of its scores, of capsules the margin loss on their lengths, or
+    the cross-entropy of their logarithms: p_j = |v_j| / sum_k |v_k|. -> loss (float), its gradient (N, J)"""
+    if config.loss == "margin":
+        return margin_loss(out["scores"], np.eye(N_CLASSES, dtype=out["scores"].dtype)[labels])
+    if config.model not in CAPSULES:
+        return cross_entropy(out["scores"], labels)
+    loss, dlogs = cross_entropy(np.log(out["scores"]), labels)
+    return loss, dlogs / out["scores"]
+
+
+# -------------------------------------------------------------- the networks
+
+E, D = 8, 16                       # dimensions of a primary and of a digit capsule
+VOTES_GAIN = 16.0                  # of the variance of a digit's summed votes, at first
+
+
+def blueprint(config, width):
+    """The layers of config.model up to its capsules, or scores: (operation, name, kernel, stride, channels)"""
+    def norm(name):
+        return [("norm", name + "_norm")] if config.norm == "batch" else []
+
+    def conv(name, K, stride, F, *after):
+        return [("conv2d", name, K, stride, F), *norm(name), *after]
+    if config.model == "cnn":                      # of 256, 256 and 128 channels, 328 and 192 units in the paper
+        c = config.conv1_channels
+        convs = [layer for k, F in enumerate((c, c, -(-c // 2)), 1) for layer in conv(f"conv{k}", 5, 1, F, ("relu",))]
+        return [*convs, ("flatten",), ("linear", "fc1", width), ("relu",), ("linear", "fc2", -(-width * 192 // 328)),
+                ("relu",), ("dropout",), ("linear", "fc3", N_CLASSES)]
+    widths = {"conv1": config.conv1_channels, "conv3": config.conv3_channels}
+    trunk = []
+    for operation, *options in FRONT_ENDS[config.front_end]:
+        if operation == "conv2d":
+            name, K, stride, like = options
+            trunk += conv(name, K, stride, widths[like])
+        else:
+            trunk.append((operation,))
+    deep, last = config.front_end == "deep", 2 * config.conv3_channels
+    end = {"gap": [("mean",), ("linear", "fc1", N_CLASSES)], "max": [("largest",), ("linear", "fc1", N_CLASSES)],
+           "dense": [("flatten",), ("linear", "fc1", width), ("relu",), ("dropout",), ("linear", "fc2", N_CLASSES)]}
+    if config.model in ("gap", "max"):
+        return trunk + conv("conv5", 3 if deep else 9, 1 if deep else 2, width, ("relu",)) + end[config.model]
+    if config.model == "dense":
+        return trunk + conv("conv5", 3 if deep else 9, 1 if deep else 2, last, ("relu",)) + end["dense"]
+    F = config.primary_types * E if config.model in ROUTED else N_CLASSES * D
+    if deep:
+        return trunk + conv("conv5", 3, 1, last, ("relu",)) + conv("primary", 1, 1, F)
+    return trunk + conv("primary", 9, 2, F)
+
+
+@functools.cache
+def plan(config, width=0):
+    """blueprint worked out -> layers for layers_forward; shapes of their weights; side and channels of what comes out;
+    centres (places, 2) of its receptive fields, x and y in [-1, 1] over the image; n_dropped: what dropout acts on"""
+    drawn = blueprint(config, width or own_width(config))
+    image, layers, shapes = SIDES[config.task], [], {}
+    side, channels, offset, scale, n_dropped = image, 1, 0.0, 1, 0
+    for k, (operation, *options) in enumerate(drawn):
+        if operation == "conv2d":
+            name, K, stride, F = options
+            shapes[name + "_w"] = (K, K, channels, F) if k else (1, K, K, F)            # the first: see im2col_rows
+            side = (side - K) // stride + 1
+            offset, scale = offset + scale * (K - 1) / 2, scale * stride
+            channels, options = F, (name, stride)
+        elif operation == "linear":
+            name, F = options
+            shapes[name + "_w"], channels, options = (channels, F), F, (name,)
+        elif operation == "norm":
+            shapes |= {options[0] + "_gamma": (channels,), options[0] + "_beta": (channels,)}
+        elif operation == "pool":
+            side, offset, scale = side // 2, offset + scale / 2, scale * 2
+        elif operation == "flatten":
+            channels *= side * side
+        elif operation == "dropout":
+            n_dropped = channels
+        if operation in WITH_WEIGHTS and has_bias(drawn, k):
+            shapes[name + "_b"] = (channels,)
+        layers.append((operation, *options))
+    along = (offset + scale * np.arange(side) - (image - 1) / 2) / (image / 2)
+    centres = np.stack([np.tile(along, side), np.repeat(along, side)], 1)
+    return SimpleNamespace(layers=layers, shapes=shapes, side=side, channels=channels, centres=centres,
+                           n_dropped=n_dropped)
+
+
+def n_dropped(config):
+    return plan(config).n_dropped
+
+
+def param_shapes(config, width=0):
+    """Names and shapes of the weights of config.model, in the order in which they are drawn; width: another than its
+    own"""
+    drawn, J, B = plan(config, width), N_CLASSES, config.primary_types
+    shapes, h1, h2 = dict(drawn.shapes), config.decoder_hidden1, config.decoder_hidden2
+    if config.model == "caps":
+        shapes["W"] = (len(drawn.centres) * B, E, J, D)                                 # (I, E, J, D)
+    elif config.model == "shared":
+        shapes["W"] = (B, E, J, D)
+        shapes |= {} if config.no_places else {"place_W": (2, J, D)}
+    if config.recon_weight:
+        dense = {"dec1": (J * D, h1), "dec2": (h1, h2), "dec3": (h2, SIDES[config.task] ** 2)}
+        shapes |= {name + end: shape[k:] for name, shape in dense.items() for k, end in enumerate(("_w", "_b"))}
+    return shapes
+
+
+@functools.cache
+def own_width(config):
+    """--width, or that with which config.model has about as many weights as the capsules have without their decoder:
+    gap and max as shared, dense and cnn as caps"""
+    if config.width or config.model in CAPSULES:
+        return config.width
+
+    def size(config, width=0):
+        return sum(math.prod(shape) for shape in param_shapes(config, width).values())
+    model = "shared" if config.model in ("gap", "max") else "caps"
+    target = size(dataclasses.replace(for_model(config, model), recon_weight=0.0, no_places=False))
+    return min(range(1, 2049), key=lambda width: abs(size(config, width) - target))
+
+
+def init_params(config):
+    """-> flat dict of float32 arrays. He-normal where a ReLU follows, 1/fan-in variance elsewhere; biases 0."""
+    rng, params = rng_for(config.seed, "init"), {}
+    for name, shape in param_shapes(config).items():
+        if name.endswith(("_b", "_gamma", "_beta")):
+            params[name] = np.full(shape, name.endswith("_gamma"), np.float32)
+            continue
+        noise = rng.standard_normal(shape, np.float32)
+        if name in ("W", "place_W"):
+            children = len(plan(config).centres) * config.primary_types
+            params[name] = noise * np.float32(np.sqrt(VOTES_GAIN / (E * children)))
+        else:
+            gain = 1 if name in ("primary_w", "dec3_w") or shape[-1] == N_CLASSES else 2
+            fan_in = D if name == "dec1_w" else math.prod(shape[:-1])                   # the rest is masked
+            params[name] = noise * np.float32(np.sqrt(gain / fan_in))
+    return params
+
+
+def forward(params, images, config, digits=None, empty=np.empty, dropout_mask=None, statistics=None):
+    """images (N, side, side) in [0, 1]; digits (N, 1) whose capsule to decode, None for the longest; dropout_mask
+    (N, units) of a CNN, None for none; statistics: a dict in training, see layers_forward. -> out, cache
+
+    out: scores (N, 10), of capsules their lengths; and of capsules v (N, 10, D), digits (N, 1) and, with a decoder,
+    recon (N, 1, side, side); of those that are routed the primary capsules u (N, I, E) and, in c, each iteration's
+    coupling coefficients, the first (1, I), the others (N, 10, I), with I ordered (row, column, type).
+    """
+    drawn = plan(config)
+    x = im2col_rows(images, params["conv1_w"].shape[1])
+    x, layers_cache = layers_forward(params, x, drawn.layers, empty, dropout_mask, statistics)
+    if config.model not in CAPSULES:
+        return {"scores": x}, SimpleNamespace(layers=layers_cache, capsules=None)
+    v, found, capsules_cache = capsules_forward(params, x, config, empty)
+    lengths, lengths_cache = lengths_forward(v)
+    digits = lengths.argmax(1)[:, None] if digits is None else digits
+    out = {"scores": lengths, "v": v, "digits": digits, **found}
+    mask_cache = decoder_cache = None
+    if config.recon_weight:
+        masked, mask_cache = mask_forward(v, digits)
+        pixels, decoder_cache = decoder_forward(params, masked, empty)
+        out["recon"] = pixels.reshape(len(v), -1, *images.shape[1:])
+    return out, SimpleNamespace(layers=layers_cache, capsules=capsules_cache, lengths=lengths_cache, mask=mask_cache,
+                                decoder=decoder_cache)
+
+
+def backward(dscores, drecon, cache, config, need_dx=False):
+    """dscores (N, 10), naming_loss's gradient; drecon (N, 1, side, side), None without a decoder -> grads, keys as
+    params; and, if it is needed, the gradient of the images (N, side, side), else None"""
+    grads = {}
+    if cache.capsules:
+        dv = lengths_backward(dscores, cache.lengths)
+        if cache.decoder:
+            dmasked = decoder_backward(drecon.reshape(len(drecon), -1), cache.decoder, grads)
+            dv = dv + mask_backward(dmasked, cache.mask)
+        dscores = capsules_backward(dv, cache.capsules, config, grads)
+    dx = layers_backward(dscores, cache.layers, plan(config).layers, grads, need_dx)
+    return grads, im2col_rows_backward(dx) if need_dx else None
+
+
+def capsules_forward(params, x, config, empty):
+    """The trunk's output x (N, side, side, C) -> v (N, J, D), what else is worth knowing, cache"""
+    N, ending = len(x), PLAIN if config.no_squash else SQUASH
+    if config.model == "vectors":
+        s, mean_cache = mean_forward(x)
+        v, squash_cache = ending[0](s.reshape(N, N_CLASSES, D))
+        return v, {}, SimpleNamespace(mean=mean_cache, squash=squash_cache)
+    u, squash_cache = ending[0](x.reshape(N, -1, E))                                    # (N, I, E)
+    places_cache, W = None, params["W"]
+    if config.model == "caps":
+        u_hat, votes_cache = votes_forward(u, W, empty)                                 # (N, J, I, D)
+    else:
+        placed, centres = u, plan(config).centres
+        if not config.no_places:
+            placed, places_cache = with_places_forward(u, centres)
+            W = np.concatenate([W, np.broadcast_to(params["place_W"], (len(W), 2, N_CLASSES, D))], 1)
+        u_hat, votes_cache = shared_votes_forward(placed, W, len(centres), empty)
+    v, routing_cache = routing_forward(u_hat, config, None, empty, ending)
+    return v, {"u": u, "c": [step.c for step in routing_cache.steps]}, SimpleNamespace(
+        squash=squash_cache, places=places_cache, votes=votes_cache, routing=routing_cache, x_shape=x.shape)
+
+
+def capsules_backward(dv, cache, config, grads):
+    """-> dx (N, side, side, C); the parameters' gradients go into `grads`"""
+    _, ending_backward = PLAIN if config.no_squash else SQUASH
+    if config.model == "vectors":
+        return mean_backward(ending_backward(dv, cache.squash).reshape(len(dv), -1), cache.mean)
+    du_hat, _ = routing_backward(dv, cache.routing)
+    if config.model == "caps":
+        du, grads["W"] = votes_backward(du_hat, cache.votes)
+    else:
+        du, dW = shared_votes_backward(du_hat, cache.votes)
+        grads["W"] = dW[:, :E]
+        if cache.places:
+            grads["place_W"] = dW[:, E:].sum(0)
+            du = with_places_backward(du, cache.places)
+    return ending_backward(du, cache.squash).reshape(cache.x_shape)
+
+
+def im2col_rows_backward(dx):
+    """Adjoint of im2col_rows: dx (N, H-K+1, W, K) -> (N, H, W)"""
+    N, rows, W, K = dx.shape
+    dimages = np.zeros((N, rows + K - 1, W), dx.dtype)
+    for k in range(K):
+        dimages[:, k:k + rows] += dx[..., k]
+    return dimages
+
+
+def loss_and_grads(params, batch, config, empty=np.empty, batch_fraction=1.0):
+    """One batch (to_batch's dict) -> (terms, grads, statistics): means over the batch, times `batch_fraction`, a
+    shard's part of its batch. Pure; with an Arena the grads live until rewind(). statistics: of the normalisations.
+
+    terms: loss = naming + recon_weight * recon; recon is the summed squared error; hits: digits named right.
+    """
+    statistics = {}
+    out, cache = forward(params, batch["images"], config, batch["labels"][:, None], empty, batch.get("dropout_mask"),
+                         statistics)
+    naming, dscores = naming_loss(out, batch["labels"], config)
+    terms, drecon = {"loss": naming * batch_fraction, "naming": naming * batch_fraction}, None
+    if "recon" in out:
+        recon, drecon = reconstruction_loss(out["recon"], batch["images"][:, None])
+        terms |= {"loss": terms["loss"] + config.recon_weight * recon * batch_fraction, "recon": recon * batch_fraction}
+        drecon *= config.recon_weight * batch_fraction
+    grads, _ = backward(dscores * batch_fraction, drecon, cache, config)
+    hits = int((out["scores"].argmax(1) == batch["labels"]).sum())
+    return terms | {"hits": hits}, grads, statistics
+
+
+def forward_rows(params, samples, rows, config, empty, decode="labels"):
+    """forward of some samples of a dict -> its arrays with a row a sample; it decodes the capsule of the digit that is
+    there or, with decode="longest", the longest one"""
+    batch = to_batch(samples, rows)
+    out, _ = forward(params, batch["images"], config, batch["labels"][:, None] if decode == "labels" else None, empty)
+    return {name: out[name] for name in ("scores", "v", "digits", "recon") if name in out}
+
+
+# ============================================================== evaluation and training
+
+def evaluate(params, chunks, config, runner):
+    """Accuracy and losses over dicts of digits -> dict: n, hits, accuracy, loss, naming, per_class (the accuracy of
+    each class; nan where there is none of it) and, with a decoder, recon_mse, the mean squared error per pixel"""
+    n, hits, sums = np.zeros(N_CLASSES, int), np.zeros(N_CLASSES, int), np.zeros(2)
+    for part in chunks:
+        out, labels = runner.forward(params, part, config), part["labels"]
+        right = out["scores"].argmax(1) == labels
+        n += np.bincount(labels, minlength=N_CLASSES)
+        hits += np.bincount(labels[right], minlength=N_CLASSES)
+        target = part["images"].astype(np.float32)[:, None] / 255
+        recon = reconstruction_loss(out["recon"], target)[0] if "recon" in out else 0.0
+        sums += np.array([naming_loss(out, labels, config)[0], recon]) * len(labels)
+    naming, recon = sums / n.sum()
+    redrawn = {"recon_mse": recon / SIDES[config.task] ** 2} if config.recon_weight else {}
+    return {"n": int(n.sum()), "hits": int(hits.sum()), "accuracy": hits.sum() / n.sum(),
+            "loss": naming + config.recon_weight * recon, "naming": naming,
+            "per_class": [float(h / m) if m else math.nan for h, m in zip(hits, n)], **redrawn}
+
+
+EPOCH_KEEPS = ("loss", "naming", "recon_mse", "accuracy")
+
+
+def train(config, snapshot_callback=None, snapshot_every=0, data=None):
+    """Train -> (params, history). Never looks at a test image.
+
+    params: the weights' running mean if --average is set, else the weights. snapshot_callback(step, params, terms)
+    gets copies, at step 0, every snapshot_every steps and at the end; it cannot change the run. data: load_digits'
+    result, to load only once. history: source of the digits, epochs (one dict each: train and validation losses and
+    accuracies), seconds, steps.
+    """
+    check_config(config)
+    progress = Progress(config.quiet)
+    data = data or load_digits(config, progress.say)
+    with Run(config, data["source"], config.n_train, progress, snapshot_callback, snapshot_every) as run:
+        announce(run, data)
+        for epoch in run.epochs():
+            reached = run.history["epochs"][-1]["val_accuracy"] if run.history["epochs"] else 0
+            if config.stop_at and reached >= config.stop_at:
+                progress.say(f"stopped: {reached:.4f} of the validation digits, --stop-at {config.stop_at}")
+                break
+            for samples in epoch_samples(data, epoch, config):
+                for rows in run.batches(samples):
+                    run.update(len(rows), *run.runner.loss_and_grads(run.params, samples, rows, config))
+            found = evaluate(run.weights, stream_digits(data, config, "val"), config, run.runner)
+            run.close_epoch({"val_" + name: found[name] for name in EPOCH_KEEPS if name in found},
+                            f"validation {found['accuracy']:.4f}")
+    return run.weights, run.history
+
+
+def announce(run, digits):
+    """What a run prints at its start: data, network, parameters, threads"""
+    config, side = run.config, SIDES[run.config.task]
+    network = f"{config.model}, {config.front_end} front end, " if config.model != "cnn" else "cnn, "
+    if config.model in ROUTED:
+        places, many = plan(config).side, "s" * (config.routing_iters > 1)
+        network += (f"{places * places * config.primary_types} primary capsules, {config.routing_iters} "
+                    f"iteration{many}, gradient {config.routing_grad}, ")
+    _, labels = training_digits(digits, config)
+    run.progress.say(
+        f"digits      {digits['source']}: {len(labels)} to train on, moved by up to {config.max_shift} px on "
+        f"{side}x{side}\n"
+        f"network     {network}{config.loss} loss; {n_params(run.params):,} parameters\n"
+        f"training    {config.n_epochs} x {config.n_train} digits, batches of {config.batch_size}, lr {config.lr} "
+        f"{config.lr_schedule}{f' after {config.warmup} steps of warm-up' * (config.warmup > 0)}, seed {config.seed}, "
+        f"{run.runner.threads} thread{'s' * (run.runner.threads > 1)}"
+        + (f"; going on at step {run.step}" if run.step else ""))
+
+
+def check_config(config):
+    """check_options, and what concerns two flags at once"""
+    check_options(config, [config.model])
+    for f in given_options(config):
+        if config.task not in f.metadata.get("tasks", (config.task,)):
+            raise InputError(f"{flag_of(f.name)}: means nothing to --task {config.task}; leave it out")
+    if config.batch_size > config.n_train:
+        raise InputError(
+            f"--batch-size {config.batch_size}: more than --n-train {config.n_train}; lower one or raise the other")
+
+
+WEIGHTS = Path(__file__).with_name("weights") / "affnist_shared.npz"                   # the network that comes along
+SOURCE, FREE = "digits", ("seed",)                # what says where data come from; what may differ from the training's
+TESTS = {                                         # of each task: key of the result, kind of digits, what is printed
+    "affnist": (("familiar", "test", "moved test digits"), ("affine", "affine", "affine test digits"),
+                ("real_affine", "real", "affNIST's files")),
+    "mnist": (("test", "test", "test digits"),)}
+
+
+def tests_of(params, digits, config, runner):
+    """-> {key: what evaluate finds} of all the tests of the task"""
+    return {key: evaluate(params, stream_digits(digits, config, kind), config, runner)
+            for key, kind, _ in TESTS[config.task] if kind != "real" or config.affnist_dir}
+
+
+def results_of(config, params, history, tests, found=None):
+    """The dict that --out-json writes. found: the network that was loaded, if it was not trained here"""
+    measured = {}
+    for key, test in tests.items():
+        measured |= {f"{key}_accuracy": test["accuracy"], f"{key}_hits": test["hits"], f"{key}_n": test["n"],
+                     f"{key}_accuracy_ci95": wilson_interval(test["hits"], test["n"]),
+                     f"{key}_per_class": test["per_class"], f"{key}_recon_mse": test.get("recon_mse")}
+    return result_of(config, params, history, measured) | (
+        {"history": {}, "loaded": found.file} if found else {})                         # its history is in that file
+
+
+def report(config, params, history, tests, say, found=None):
+    """Print tests_of's results, and write --out-json"""
+    results = results_of(config, params, history, tests, found)
+    say(f"\n{DIGIT_NAMES[results['source']]}")
+    for key, _, words in TESTS[config.task]:
+        if key in tests:
+            low, high = results[f"{key}_accuracy_ci95"]
+            redrawn = f", redrawn with error {tests[key]['recon_mse']:.4f} per pixel" * ("recon_mse" in tests[key])
+            say(f"  {words:20}{tests[key]['accuracy']:.4f} of {tests[key]['n']}, 95% interval [{low:.4f}, {high:.4f}]"
+                f"{redrawn}")
+    training = (f"{results['seconds_train']:.1f} s, {results['ms_per_step']:.1f} ms a step" if found is None else
+                f"none; this network's had taken {results['seconds_train']:.0f} s")
+    say(f"  training            {training}"
+        + (f", peak memory {results['peak_rss_mb']:.0f} MB" if results["peak_rss_mb"] else ""))
+    if config.out_json:
+        write_json(config.out_json, results)
+
+
+# TWIN mnist: MNIST's files, its cache and download, and synthetic digits where it cannot be had -----------------------
+
+MNIST_MIRRORS = ("https://storage.googleapis.com/cvdf-datasets/mnist/",
+                 "https://ossci-datasets.s3.amazonaws.com/mnist/")
+MNIST_CACHE = Path("~/.cache/hinton-mnist")
+MNIST_FILES = {  # split, kind -> file, magic number, shape, SHA-256 of the decompressed bytes
+    ("train", "images"): ("train-images-idx3-ubyte", 2051, (60000, 28, 28),
+                          "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
+    ("train", "labels"): ("train-labels-idx1-ubyte", 2049, (60000,),
+                          "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),
+    ("test", "images"): ("t10k-images-idx3-ubyte", 2051, (10000, 28, 28),
+                         "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
+    ("test", "labels"): ("t10k-labels-idx1-ubyte", 2049, (10000,),
+                         "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2")}
+N_VAL_IMAGES = 5000                # the last of the training images
+N_SYNTHETIC = {"train": 20000, "val": 2500, "test": 5000}
+DIGIT_NAMES = {"mnist": "MNIST digits", "synthetic": "SYNTHETIC digits"}         # in everything printed or drawn
+
+
+class NotAtHand(InputError):
+    """MNIST is not here and cannot be fetched"""
+
+
+def parse_idx(raw, name, magic, shape, sha256):
+    """The array in the bytes of one idx file, checked against what MNIST's must be. raw: bytes, gzipped or not.
+
+    Raises InputError naming the file and the fault: not gzip, wrong magic number, wrong size, wrong checksum.
+    """
+    mend = "delete it and download it again"
+    if raw[:2] == b"\x1f\x8b":
+        try:
+            raw = gzip.decompress(raw)
+        except (OSError, EOFError, zlib.error) as error:
+            raise InputError(f"{name}: corrupt or truncated gzip ({error}); {mend}") from None
+    header = np.frombuffer(raw[:4 + 4 * len(shape)], ">i4") if len(raw) >= 4 + 4 * len(shape) else ()
+    if len(header) == 0 or header[0] != magic:
+        raise InputError(f"{name}: not the idx file expected here (magic number "
+                         f"{header[0] if len(header) else 'missing'}, should be {magic}); {mend}")
+    size = 4 + 4 * len(shape) + int(np.prod(shape))
+    if tuple(header[1:]) != shape or len(raw) != size:
+        raise InputError(f"{name}: holds {len(raw)} bytes and says shape {tuple(map(int, header[1:]))}, "
+                         f"MNIST's has {size} bytes and shape {shape}; {mend}")
+    if hashlib.sha256(raw).hexdigest() != sha256:
+        raise InputError(f"{name}: SHA-256 differs from MNIST's, the file is damaged or another data set; {mend}")
+    return np.frombuffer(raw, np.uint8, offset=size - int(np.prod(shape))).reshape(shape)
+
+
+def download_mnist_file(name, spec, folder, timeout, say):
+    """Fetch one MNIST file from the first mirror that has it whole; verified before it appears in `folder`."""
+    faults = []
+    for mirror in MNIST_MIRRORS:
+        try:
+            say(f"downloading {mirror}{name}.gz")
+            with urllib.request.urlopen(mirror + name + ".gz", timeout=timeout) as reply:
+                total, parts = int(reply.headers.get("Content-Length") or 0), []
+                got = 0
+                while part := reply.read(1 << 18):
+                    parts.append(part)
+                    got += len(part)
+                    say(f"\r{got / 1e6:.1f} of {total / 1e6:.1f} MB ", end="")
+            say("\r", end="")
+            raw = b"".join(parts)
+            parse_idx(raw, mirror + name + ".gz", *spec)
+        except (OSError, ValueError, http.client.HTTPException, InputError) as error:
+            faults.append(f"{mirror.split('/')[2] or mirror}: {' '.join(str(error).split())}")
+            continue
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / (name + ".gz"), lambda file, raw=raw: file.write(raw))
+        except (OSError, InputError) as error:
+            raise NotAtHand(
+                f"MNIST's cache {folder} cannot be written ({error}); make room there, or pass a folder with "
+                "the four MNIST files as --mnist-dir, or use --digits synthetic") from None
+        return folder / (name + ".gz")
+    raise NotAtHand(f"could not download {name}.gz ({'; '.join(faults)}); check the network, or put the four MNIST "
+                    "files in a folder and pass it as --mnist-dir, or use --digits synthetic")
+
+
+def load_mnist(mnist_dir, timeout, say):
+    """-> {"train": (images, labels), "test": ...}, uint8. Looks in mnist_dir, $MNIST_DIR, the cache, then the
+    mirrors."""
+    given = mnist_dir or os.environ.get("MNIST_DIR", "")
+    folder = Path(given or MNIST_CACHE).expanduser()
+    if given and not folder.is_dir():
+        raise InputError(
+            f"{'--mnist-dir' if mnist_dir else 'MNIST_DIR'} {given}: no such folder; give the one that holds "
+            "the four MNIST idx files")
+    arrays = {}
+    for (split, kind), (name, *spec) in MNIST_FILES.items():
+        found = next((p for p in (folder / name, folder / (name + ".gz")) if p.exists()), None)
+        if found is None and given:
+            raise InputError(
+                f"{folder / name}[.gz]: missing; put the four MNIST idx files there, or leave --mnist-dir and "
+                "MNIST_DIR unset to download them")
+        found = found or download_mnist_file(name, spec, folder, timeout, say)
+        try:
+            raw = found.read_bytes()
+        except OSError as error:
+            fault = f"{found}: cannot be read ({error.strerror}); check the file and its permissions"
+            raise InputError(fault) from None
+        arrays[split, kind] = parse_idx(raw, str(found), *spec)
+    return {split: (arrays[split, "images"], arrays[split, "labels"]) for split in ("train", "test")}
+
+
+# The digits for a machine without MNIST. One row per writing style: digit, relative frequency, strokes. A stroke is a
+# smooth curve through control points written xxyy on a 100 x 100 sheet (x right, y down); `|` lifts the pen. Strokes
+# that name the same point share it, so that a corner (two strokes meeting) stays joined when the points are perturbed.
+GLYPHS = (
+    (0, 3, "5500 1812 0550 2288 5299 8287 9348 8012 5500"),
+    (0, 2, "7508 4500 1522 0558 2893 6092 9055 8018 5003 3010"),
+    (0, 1, "3508 1535 1070 4099 8085 9045 7810 5002 4212"),
+    (0, 1, "3003 1025 0660 3096 7092 9560 8525 6206"),
+    (1, 5, "5500 5250 5099"),
+    (1, 1, "3816 5500 | 5500 5250 5099"),
+    (1, 1, "3416 5000 | 5000 5050 5099 | 2799 5099 7399"),
+    (2, 3, "1522 4500 7817 6848 3878 0897 | 0897 5094 9697"),
+    (2, 3, "1825 4502 7520 6352 3588 1592 1476 3070 6586 9890"),
+    (2, 2, "1530 3205 7008 7837 4585 1097 0582 3076 6592 9792"),
+    (2, 3, "2015 5000 7018 5850 3285 1295 0380 1868 4578 9590"),
+    (2, 2, "1535 2510 6002 7825 5060 2588 0885 1572 4078 9595"),
+    (2, 1, "1515 4502 6818 5550 2582 0592 | 0592 4592 9988"),
+    (2, 1, "1505 5002 8506 | 8506 5050 1096 | 1096 5095 9096"),
+    (3, 3, "1512 4500 7515 6838 4048 | 4048 7255 8580 4599 0888"),
+    (3, 2, "1812 4800 7012 6535 4548 | 4548 7550 9075 6098 2599 0585"),
+    (3, 2, "0825 2505 6003 7520 4045 | 4045 7055 7580 4599 1592"),
+    (3, 1, "1510 5000 8012 7035 4050 | 4050 6560 7080 4095 2590"),
+    (3, 1, "1505 4505 7505 | 7505 6022 4540 | 4540 7553 7885 4599 1290"),
+    (3, 2, "1512 4802 7515 6440 4050 3545 5046 7562 7585 4599 1290"),
+    (3, 2, "2012 5000 8012 6838 4848 6855 7575 5095 2099 0590"),
+    (4, 3, "2200 1555 | 1555 5054 9052 | 7505 7250 6899"),
+    (4, 2, "6500 3835 0865 | 0865 5064 9765 | 6500 6550 6499"),
+    (4, 2, "2000 1230 2550 5550 8035 | 8500 8035 7599"),
+    (4, 2, "2502 1235 2255 5055 9545 | 7510 6850 6099"),
+    (4, 1, "6205 1260 | 1260 5062 9558 | 7030 6650 6299"),
+    (5, 3, "9003 5504 2503 | 2503 2045 | 2045 5038 8060 7090 4599 0890"),
+    (5, 2, "8805 5202 2522 3542 6855 7580 4599 0890"),
+    (5, 2, "3008 2248 5040 7862 7090 4099 0892 | 3008 6005 9903"),
+    (5, 2, "9908 6506 3508 | 3508 2545 | 2545 5542 7562 6088 3099 0390"),
+    (5, 1, "2812 2248 5040 7862 7488 4099 1590 | 3805 6505 9903"),
+    (5, 1, "8505 3510 | 3510 2545 | 2545 5548 7270 5592 2095 0885"),
+    (6, 3, "5500 2828 1462 2290 5299 7885 7260 4850 1868"),
+    (6, 2, "4500 2040 1275 3598 6892 7268 5054 1872"),
+    (6, 2, "7005 3520 1260 2895 6595 8272 6555 3565 2285"),
+    (6, 2, "5000 2030 0870 3096 7095 9275 7558 4565 2585"),
+    (6, 1, "3500 1845 1885 4599 8592 8575 5568 1885"),
+    (7, 3, "0508 5006 8505 | 8505 6540 4599"),
+    (7, 2, "0815 4508 8803 7530 5560 4099"),
+    (7, 2, "0808 5006 8505 | 8505 6045 4599 | 2552 5551 8550"),
+    (7, 1, "1225 1508 | 1508 5006 8805 | 8805 6845 5099"),
+    (7, 1, "0530 2812 6015 8802 | 8802 6545 4599"),
+    (8, 3, "8508 5000 2015 3538 6855 7880 5099 1585 2862 6040 8508"),
+    (8, 2, "7812 5000 2212 2835 5548 8272 7795 4599 1388 1570 4550 7230 7812"),
+    (8, 1, "5000 1812 2238 5048 7835 8010 5000 | 5048 1565 1590 5099 8588 8362 5048"),
+    (8, 2, "8510 5500 3015 3840 6062 6085 4599 2585 3562 6538 8815"),
+    (8, 2, "8515 5000 1520 3545 6068 5595 3590 3572 5550 8515"),
+    (8, 1, "7808 5500 3015 3838 6260 7082 5099 2888 3665 6238 7808"),
+    (9, 3, "7820 5000 1518 1442 4552 7235 7820 | 7820 7460 7099"),
+    (9, 2, "7820 5000 1518 1442 4552 7235 7820 | 7820 8065 6295 3098 1292"),
+    (9, 3, "7810 4502 1225 2250 5548 7612 | 7612 6855 5599"),
+    (9, 1, "7806 5002 2518 2842 5545 8026 | 8026 7060 4899"),
+    (9, 2, "7015 5000 1820 1842 4050 7030 | 8005 7545 6599"))
+DOTS = 112                                                      # pen positions per glyph
+
+
+def _stroke_basis(strokes, size):
+    """Control points (K, 2) and the matrix (DOTS, K) from them to pen positions evenly spaced in length."""
+    names = list(dict.fromkeys(strokes.replace("|", " ").split()))
+    points = np.array([(int(name[:2]), int(name[2:])) for name in names]) / 50 - 1    # (K, 2)
+    rows, steps = [], []
+    t = np.linspace(0, 1, 17)[:, None]
+    for stroke in strokes.split("|"):
+        knots = np.eye(len(names))[[names.index(name) for name in stroke.split()]]
+        knots = np.vstack([2 * knots[0] - knots[1], knots, 2 * knots[-1] - knots[-2]])
+        rows.append(np.vstack([                                                      # Catmull-Rom spline
+            b + t / 2 * (c - a + t * (2 * a - 5 * b + 4 * c - d + t * (3 * b - a - 3 * c + d)))
+            for a, b, c, d in zip(knots, knots[1:], knots[2:], knots[3:])]))
+        path = rows[-1] @ points
+        steps.append(np.hypot(*np.diff(path, axis=0, prepend=path[:1]).T))           # a lift has no length
+    rows, length = np.vstack(rows), np.cumsum(np.concatenate(steps))
+    even = np.linspace(0, length[-1], DOTS)
+    basis = np.zeros((DOTS, size))
+    basis[:, :len(names)] = np.stack([np.interp(even, length, column) for column in rows.T], 1)
+    return np.vstack([points, np.zeros((size - len(names), 2))]), basis
+
+
+def _render(dots, width, edge, pressure):
+    """Pen positions (n, DOTS, 2) -> ink in [0, 1] (n, 28, 28), sized and centred as MNIST does."""
+    low, high = dots.min(1), dots.max(1)                                             # (n, 2)
+    scale = (20 - width * pressure.max(1)) / (high - low).max(1)  # the ink, not its axis, spans 20
+    dots = (dots - ((low + high) / 2)[:, None]) * scale[:, None, None] + 9.5
+    pixel = np.arange(20, dtype=np.float32)[:, None]
+    gap = dots.astype(np.float32).transpose(2, 1, 0)[:, :, None] - pixel       # (2, DOTS, 20, n)
+    gap = (gap / pressure.astype(np.float32).T[:, None]) ** 2  # a pressed pen reaches further
+    nearest = np.full((20, 20, len(width)), np.inf, np.float32)
+    squared = np.empty_like(nearest)
+    for across, down in zip(*gap):  # images last: long contiguous inner loops
+        np.minimum(nearest, np.add(down[:, None], across[None], out=squared), out=nearest)
+    ink = np.clip((width / 2 - np.sqrt(nearest)) / edge + 0.5, 0, 1)                 # (20, 20, n)
+    ink *= ink * (3 - 2 * ink)                                    # saturated core, soft rim
+    centre = [(ink.sum(axis) * pixel).sum(0) / ink.sum((0, 1)) for axis in (1, 0)]
+    top, left = np.clip(np.rint(14 - np.array(centre)), 0, 8).astype(int)
+    canvas = np.zeros((len(width), 28, 28), np.float32)
+    image, row, column = np.ogrid[:len(width), :20, :20]
+    canvas[image, top[:, None, None] + row, left[:, None, None] + column] = ink.transpose(2, 0, 1)
+    return canvas
+
+
+def synthesize_digits(n, seed):
+    """Draw n digits: images (n, 28, 28) uint8, labels (n,) uint8 and factors, a dict of (n,) float32.
+
+    Factors, in the order they act: style (which of its digit's glyphs), wobble (how far it is deformed),
+    aspect (width factor, 1 is nominal), slant (shear, positive leans right), rotation
+    (radians, positive is counter-clockwise) and stroke (mean width of the ink in px).
+    """
+    random = rng_for(seed, "data")
+    digit, weight = (np.array([row[i] for row in GLYPHS], float) for i in (0, 1))
+    size = max(len(set(row[2].replace("|", " ").split())) for row in GLYPHS)
+    points, basis = (np.stack(part) for part in zip(*(_stroke_basis(row[2], size) for row in GLYPHS)))
+    labels = random.integers(0, 10, n)
+    share = np.cumsum(weight / np.array([weight[digit == d].sum() for d in digit]))  # digit d: (d, d + 1]
+    glyph = np.searchsorted(share, labels + random.uniform(1e-6, 1 - 1e-6, n))           # (n,)
+    factors = {"slant": random.normal(0.15, 0.25, n), "rotation": random.normal(0, 0.08, n),
+               "aspect": np.exp(random.normal(0, 0.2, n)),
+               "stroke": np.exp(random.normal(0.92, 0.26, n)).clip(1.2, 4.5),
+               "style": glyph - np.searchsorted(digit, labels), "wobble": random.uniform(0.03, 0.17, n)}
+    images = np.empty((n, 28, 28), np.uint8)
+    for start in range(0, n, 250):
+        part = slice(start, start + 250)
+        slant, rotation, aspect, stroke, _, wobble = (value[part] for value in factors.values())
+        count = len(slant)
+        control = points[glyph[part]] + wobble[:, None, None] * random.normal(0, 0.7, (count, size, 2))
+        dots = basis[glyph[part]] @ control                                    # (n, DOTS, 2)
+        x, y = dots[..., 0], dots[..., 1]
+        # A warp without linear part bends the strokes and leaves slant, rotation and aspect what they say.
+        warp = np.stack([x * x, x * y, y * y], -1) @ random.normal(0, 1, (count, 3, 2))
+        dots = dots + wobble[:, None, None] * warp
+        cos, sin = np.cos(rotation), np.sin(rotation)
+        zero = np.zeros(count)
+        turn = np.stack([cos, -sin, sin, cos], -1).reshape(-1, 2, 2)
+        shear = np.stack([0.8 * aspect, zero, -slant, zero + 1], -1).reshape(-1, 2, 2)  # acts on rows (x, y)
+        cycles, phase, depth = random.uniform([[0.3], [0], [0]], [[3], [1], [0.4]], (3, count))[..., None]
+        pressure = 1 + depth * np.sin(2 * np.pi * (cycles * np.linspace(0, 1, DOTS) + phase))    # (n, DOTS)
+        pressure /= pressure.mean(1, keepdims=True)  # keeps `stroke` the mean width
+        ink = _render(dots @ shear @ turn, stroke, random.uniform(1.0, 1.6, count), pressure)
+        images[part] = np.rint(255 * ink)
+    return images, labels.astype(np.uint8), {key: value.astype(np.float32) for key, value in factors.items()}
+
+
+def load_digits(config, say=print):
+    """-> {"source": "mnist" | "synthetic", "train" | "val" | "test": (images (n, 28, 28) uint8, labels (n,) uint8)}.
+
+    MNIST: the first 55,000 training images, the last 5,000, the test images. No image is in two splits. With
+    digits="auto" a machine without MNIST gets synthetic digits, and a notice, if no mirror has MNIST for it, be there
+    no network or one whose answers are not MNIST. A damaged file in a folder or in the cache is an error all the same,
+    never a reason to switch.
+    """
+    if config.digits != "synthetic":
+        try:
+            mnist = load_mnist(config.mnist_dir, 5 if config.digits == "auto" else 30, say)
+            (images, labels), n_train = mnist["train"], 60000 - N_VAL_IMAGES
+            return {"source": "mnist", "train": (images[:n_train], labels[:n_train]),
+                    "val": (images[n_train:], labels[n_train:]), "test": mnist["test"]}
+        except NotAtHand as error:
+            if config.digits == "mnist":
+                raise
+            bar = "!" * 79                                                      # --quiet does not hide this
+            print(f"{bar}\n!!  NO MNIST HERE: these are SYNTHETIC digits. Numbers are not comparable with MNIST's.\n"
+                  f"!!  {error}\n{bar}", file=sys.stderr, flush=True)
+    digits, start = {"source": "synthetic"}, 0
+    images, labels, _ = synthesize_digits(sum(N_SYNTHETIC.values()), config.seed)
+    for split, n in N_SYNTHETIC.items():
+        digits[split] = (images[start:start + n], labels[start:start + n])
+        start += n
+    return digits
+
+# END TWIN mnist -------------------------------------------------------------------------------------------------------
+
+
+# TWIN core: the machinery, the same in every experiment --------------------------------------------------------------
+#
+# Primitives and the table of layers; Arena; Adam; Runner; the training run with its checkpoints; statistics; checks and
+# files; progress and command line. It calls these of the experiment: Config, WEIGHTS, SOURCE, FREE, init_params,
+# to_batch, loss_and_grads, forward_rows, of all that stands above.
+
+SHARD_SIZE = 16                    # samples a worker thread takes at once: fixed, so that sums have one order
+CHUNK = 2048                       # samples drawn or prepared at once: memory does not grow with the data
+PURPOSES = ("data", "init", "batches", "evaluation")
+
+
+def rng_for(seed, purpose, *key):
+    """The generator of one purpose: that of SeedSequence(seed).spawn(...)'s child, with no state kept between calls."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(PURPOSES.index(purpose), *key)))
+
+
+# -------------------------------------------------------------- primitives
+# x and y are activations, (N, H, W, C) or (N, C). Each forward gives its output and a cache, each backward takes the
+# output's gradient, which it leaves as it is, and that cache, and gives the gradients in the order of the arguments.
+
+class Arena:
+    """np.empty for temporaries that come again every step: after rewind(), the k-th call returns the k-th array again.
+
+    Every operation takes `empty=np.empty`, so that without an arena it is pure; with one, whatever it took is
+    overwritten after the next rewind(). It buys: no page faults of fresh large arrays (a training step takes 1.1 to 1.2
+    times as long with them), and arrays that begin at a cache line, so that no row of 16 floats lies across two (1.2
+    times as fast routing on an AMD EPYC, Zen 5; no difference on an Intel Xeon).
+    """
+
+    def __init__(self):
+        self.arrays, self.taken = [], 0
+
+    def mark(self):
+        """A point to rewind to: what was taken before it stays"""
+        return self.taken
+
+    def rewind(self, mark=0):
+        self.taken = mark
+        return self
+
+    def __call__(self, shape, dtype):
+        shape, dtype = tuple(shape), np.dtype(dtype)
+        known = self.arrays[self.taken:self.taken + 1]
+        if not known or (known[0].shape, known[0].dtype) != (shape, dtype):
+            size = math.prod(shape) * dtype.itemsize
+            raw = np.empty(size + 64, np.uint8)
+            self.arrays[self.taken:] = [raw[-raw.ctypes.data % 64:][:size].view(dtype).reshape(shape)]
+        self.taken += 1
+        return self.arrays[self.taken - 1]
+
+
+def inner_arena(empty):
+    """An arena for what comes again within a step; it lives as long as `empty`, if that is an arena itself."""
+    return vars(empty).setdefault("inner", Arena()) if isinstance(empty, Arena) else Arena()
+
+
+def reuse_if_arena(array, empty):
+    """An array like `array`: with an Arena it is `array` itself, whose content a backward reads for the last time;
+    without one it is new, and the cache stays whole. Less memory to touch: a training step takes 1.03 times as long
+    without."""
+    return array if isinstance(empty, Arena) else np.empty_like(array)
+
+
+def im2col(x, width, stride, empty=np.empty):
+    """Windows along the rows of x (N, H, W, C): cols[p, r, n, ox] = x[n, stride*r + p, stride*ox:stride*ox + width].
+
+    -> cols (stride, ceil(H/stride), N, Wo, width*C). A full im2col copies every pixel K*K times, this one K times; the
+    kernel rows are then K GEMMs on bands of rows, which lie together in memory because the row's parity p comes first.
+    """
+    N, H, W, C = x.shape
+    R, Wo = -(-H // stride), (W - width) // stride + 1
+    if x.strides[2:] != (C * x.itemsize, x.itemsize):                                   # a window must be one run
+        x = x.copy()
+    sn, sh, sw, _ = x.strides
+    cols = empty((stride, R, N, Wo, width * C), x.dtype)
+    for p in range(stride):
+        rows = -(-(H - p) // stride)
+        shape, strides = (rows, N, Wo, width * C), (stride * sh, sn, stride * sw, x.itemsize)
+        np.copyto(cols[p, :rows], as_strided(x[:, p:], shape, strides, writeable=False))
+    return cols
+
+
+def col2im(dcols, shape, width, stride, empty=np.empty):
+    """Adjoint of im2col: add every window's entries to the pixels they came from. -> dx, in memory (H, N, W, C)"""
+    N, H, W, C = shape
+    dx = empty((H, N, W * C), dcols.dtype)
+    dx.fill(0)
+    for p in range(stride):
+        for ox in range(dcols.shape[3]):
+            dx[p::stride, :, ox * stride * C:(ox * stride + width) * C] += dcols[p, :-(-(H - p) // stride), :, ox]
+    return dx.reshape(H, N, W, C).transpose(1, 0, 2, 3)
+
+
+def im2col_band(cols, ky, stride, Ho):
+    """The rows of im2col's cols that kernel row ky meets, as one matrix (Ho*N*Wo, width*C), without a copy."""
+    return cols[ky % stride, ky // stride:ky // stride + Ho].reshape(-1, cols.shape[-1])
+
+
+def im2col_rows(x, K):
+    """x (N, H, W) -> (N, H-K+1, W, K): K shifted copies of the rows as channels. With it a KxK convolution of a
+    one-channel image is a 1xK convolution of K channels, one GEMM with an inner dimension of K*K instead of K GEMMs
+    with K."""
+    return np.ascontiguousarray(sliding_window_view(x, K, axis=1))
+
+
+@functools.cache
+def sgemm():
+    """cblas_sgemm of NumPy's OpenBLAS; None where NumPy has another BLAS"""
+    with contextlib.suppress(AttributeError):
+        function, size, real, address = openblas().scipy_cblas_sgemm64_, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+        function.argtypes = [*[ctypes.c_int] * 3, *[size] * 3, real, address, size, address, size, real, address, size]
+        function.restype = None
+        return function
+    return None
+
+
+ROWS, COLUMNS = 111, 112           # CBLAS's words for a matrix whose rows, or columns, are runs in memory
+ROW_MAJOR = 101
+
+
+def blas_order(x):
+    """(ROWS or COLUMNS, the distance from one to the next) of a float32 matrix; None where CBLAS has no words for it"""
+    (n_rows, n_columns), (down, right) = x.shape, x.strides
+    if x.dtype == np.float32 and min(n_rows, n_columns) > 1:
+        if right == 4 and down >= 4 * n_columns:
+            return ROWS, down // 4
+        if down == 4 and right >= 4 * n_rows:
+            return COLUMNS, right // 4
+    return None
+
+
+def add_product(a, b, out, part):
+    """out += a @ b, with `part`, shaped as out, for scratch. BLAS can add as it multiplies: one pass over memory, not
+    three, and the same bits, unless the inner dimension is so long that BLAS cuts it into blocks. It buys: on an Intel
+    Xeon a step of three networks of small convolutions takes 1.05 to 1.13 times as long without."""
+    orders = [blas_order(x) for x in (a, b, out)] if sgemm() else [None]
+    if None in orders or orders[2][0] == COLUMNS:
+        out += np.matmul(a, b, out=part)
+        return
+    (of_a, step_a), (of_b, step_b), (_, step_out) = orders
+    sgemm()(ROW_MAJOR, of_a, of_b, len(a), b.shape[1], len(b), 1, a.ctypes.data, step_a, b.ctypes.data, step_b, 1,
+            out.ctypes.data, step_out)
+
+
+def conv2d_forward(x, w, b, stride, empty=np.empty):
+    """Valid convolution. x (N, H, W, C), w (Kh, Kw, C, F), b (F,) or None -> y (N, Ho, Wo, F), in memory (Ho, N, Wo,
+    F)."""
+    (N, H, W, C), (Kh, Kw, _, F) = x.shape, w.shape
+    Ho, Wo = (H - Kh) // stride + 1, (W - Kw) // stride + 1
+    cols = im2col(x, Kw, stride, empty)
+    rows = w.reshape(Kh, Kw * C, F)
+    y, part = empty((Ho * N * Wo, F), x.dtype), empty((Ho * N * Wo, F), x.dtype)
+    np.matmul(im2col_band(cols, 0, stride, Ho), rows[0], out=y)
+    for ky in range(1, Kh):
+        add_product(im2col_band(cols, ky, stride, Ho), rows[ky], y, part)
+    if b is not None:
+        y += b
+    return y.reshape(Ho, N, Wo, F).transpose(1, 0, 2, 3), (x.shape, cols, w, stride, empty)
+
+
+def conv2d_backward(dy, cache, need_dx=True, need_db=True):
+    """dy (N, Ho, Wo, F) -> dx, dw, db; dx and db are None unless needed"""
+    (N, H, W, C), cols, w, stride, empty = cache
+    (Kh, Kw, _, F), Ho = w.shape, dy.shape[1]
+    rows = w.reshape(Kh, Kw * C, F)
+    dy = np.ascontiguousarray(dy.transpose(1, 0, 2, 3)).reshape(-1, F)                  # (Ho*N*Wo, F)
+    dw, db = empty(w.shape, w.dtype), dy.sum(0) if need_db else None
+    for ky in range(Kh):
+        np.matmul(im2col_band(cols, ky, stride, Ho).T, dy, out=dw.reshape(rows.shape)[ky])
+    if not need_dx:
+        return None, dw, db
+    dcols, part = reuse_if_arena(cols, empty), empty((len(dy), Kw * C), dy.dtype)
+    dcols[:, Ho:] = 0
+    dcols[Kh:] = 0
+    for ky in range(Kh):
+        dband = im2col_band(dcols, ky, stride, Ho)
+        if ky < stride:                                                                 # the first of its parity
+            np.matmul(dy, rows[ky].T, out=dband)
+        else:
+            add_product(dy, rows[ky].T, dband, part)
+    return col2im(dcols, (N, H, W, C), Kw, stride, empty), dw, db
+
+
+def linear_forward(x, w, b, empty=np.empty):
+    """x (N, C), w (C, F), b (F,) or None -> y (N, F)"""
+    y = np.matmul(x, w, out=empty((len(x), w.shape[1]), x.dtype))
+    if b is not None:
+        y += b
+    return y, (x, w, empty)
+
+
+def linear_backward(dy, cache, need_dx=True, need_db=True):
+    """dy (N, F) -> dx, dw, db; dx and db are None unless needed"""
+    x, w, empty = cache
+    dx = np.matmul(dy, w.T, out=empty(x.shape, x.dtype)) if need_dx else None
+    return dx, np.matmul(x.T, dy, out=empty(w.shape, w.dtype)), dy.sum(0) if need_db else None
+
+
+NORM_EPS = 1e-5                    # inside the square root of a standard deviation
+
+
+def norm_forward(x, gamma, beta, running=None, empty=np.empty):
+    """Batch normalisation (Ioffe & Szegedy 2015): y = gamma (x - mean) / sqrt(variance + eps) + beta, channel by
+    channel. x (N, H, W, C) or (N, C), overwritten; gamma, beta (C,) -> (y, (mean, variance)), each of these (C,)
+
+    running: the (mean, variance) to use, in evaluation. Without it they are those of x, over all its samples and
+    places; of its n numbers a channel the variance that is returned, to be folded into the running one, is n / (n - 1)
+    times the one that is used. All passes run over rows of W*C numbers: a loop over C alone, often 16, would be too
+    short to be fast.
+    """
+    rows, lift = norm_rows(x), x.shape[2] if x.ndim == 4 else 1
+    n, C = rows.size // len(gamma), len(gamma)
+    if running is not None:
+        mean, variance = running
+        scale = gamma / np.sqrt(variance + x.dtype.type(NORM_EPS))
+        rows *= np.tile(scale, lift)
+        rows += np.tile(beta - mean * scale, lift)
+        return (norm_like(rows, x), running), None
+    ones = np.ones((1, len(rows)), x.dtype)
+    mean = np.matmul(ones, rows).reshape(lift, C).sum(0) / n
+    rows -= np.tile(mean, lift)
+    y = empty(rows.shape, x.dtype)
+    variance = np.matmul(ones, np.multiply(rows, rows, out=y)).reshape(lift, C).sum(0) / n
+    scale = 1 / np.sqrt(variance + x.dtype.type(NORM_EPS))
+    rows *= np.tile(scale, lift)                                                        # x is now (x - mean) / std
+    np.multiply(rows, np.tile(gamma, lift), out=y)
+    y += np.tile(beta, lift)
+    return (norm_like(y, x), (mean, variance * (n / max(1, n - 1)))), (rows, gamma, scale, lift, empty)
+
+
+def norm_backward(dy, cache):
+    """dy, as x -> dx, dgamma, dbeta, of the forward without running statistics, whose gradient is not asked for:
+    dx = gamma / std (dy - mean(dy) - xhat mean(dy xhat)), with xhat = (x - mean) / std and means as in the forward"""
+    xhat, gamma, scale, lift, empty = cache
+    rows, C = norm_rows(dy), len(gamma)
+    n, ones = rows.size // C, np.ones((1, len(rows)), dy.dtype)
+    dx = np.multiply(rows, xhat, out=empty(rows.shape, dy.dtype))
+    dbeta, dgamma = (np.matmul(ones, a).reshape(lift, C).sum(0) for a in (rows, dx))
+    np.multiply(xhat, np.tile(dgamma / -n, lift), out=dx)
+    dx += rows
+    dx -= np.tile(dbeta / n, lift)
+    dx *= np.tile(gamma * scale, lift)
+    return norm_like(dx, dy), dgamma, dbeta
+
+
+def norm_rows(x):
+    """x (N, H, W, C) as rows (H*N, W*C), the order in which a convolution leaves it in memory; (N, C) as it is"""
+    return x if x.ndim == 2 else x.transpose(1, 0, 2, 3).reshape(x.shape[0] * x.shape[1], -1)
+
+
+def norm_like(rows, x):
+    """norm_rows undone: rows in the shape of x"""
+    N, H, *_ = x.shape
+    return rows if x.ndim == 2 else rows.reshape(H, N, *x.shape[2:]).transpose(1, 0, 2, 3)
+
+
+def relu_forward(x):
+    """max(x, 0), IN PLACE: x is the fresh output of a convolution, a linear layer or a maximum, and nobody else's"""
+    y = np.maximum(x, 0, out=x)
+    return y, (y,)
+
+
+def relu_backward(dy, cache):
+    y, = cache
+    return dy * (y > 0)
+
+
+def sigmoid_forward(x):
+    """1 / (1 + exp(-x)), written with tanh so that it cannot overflow"""
+    y = 0.5 * np.tanh(0.5 * x) + 0.5
+    return y, (y,)
+
+
+def sigmoid_backward(dy, cache):
+    y, = cache
+    return dy * y * (1 - y)
+
+
+def pool_forward(x):
+    """2x2 maximum, an odd last row or column left out. x (N, H, W, C) -> y (N, H//2, W//2, C)"""
+    corners = window_corners(x)
+    y = np.maximum(np.maximum(corners[0], corners[1]), np.maximum(corners[2], corners[3]))
+    return y, (x, y)
+
+
+def pool_backward(dy, cache):
+    """The first entry that equals its window's maximum gets the window's gradient: on a plain background all four are
+    equal. A ReLU may have been taken of y since, in place: where it made y 0 no gradient comes."""
+    x, y = cache
+    dx, left = np.zeros_like(x), dy.copy()
+    for corner, dcorner in zip(window_corners(x), window_corners(dx)):
+        left -= np.multiply(corner == y, left, out=dcorner)
+    return dx
+
+
+def window_corners(x):
+    """The four pixels of each 2x2 window, as views. x (N, H, W, C) -> 4 x (N, H//2, W//2, C)"""
+    H, W = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2
+    return [x[:, i:H:2, j:W:2] for i in (0, 1) for j in (0, 1)]
+
+
+def mean_forward(x):
+    """Global average: x (N, H, W, C) -> y (N, C)"""
+    return x.mean((1, 2)), (x.shape,)
+
+
+def mean_backward(dy, cache):
+    shape, = cache
+    return np.broadcast_to(dy[:, None, None] / (shape[1] * shape[2]), shape)
+
+
+def largest_forward(x):
+    """Global maximum: x (N, H, W, C) -> y (N, C)"""
+    rows = x.reshape(len(x), -1, x.shape[-1])                                           # (N, H*W, C)
+    at = rows.argmax(1)[:, None]
+    return np.take_along_axis(rows, at, 1)[:, 0], (x.shape, at)
+
+
+def largest_backward(dy, cache):
+    """The first of the largest gets the gradient"""
+    shape, at = cache
+    dx = np.zeros((shape[0], shape[1] * shape[2], shape[3]), dy.dtype)
+    np.put_along_axis(dx, at, dy[:, None], 1)
+    return dx.reshape(shape)
+
+
+def pad_forward(x, margin):
+    """`margin` px of zeros all around. x (N, H, W, C) -> y (N, H + 2 margin, W + 2 margin, C)"""
+    return np.pad(x, ((0, 0), (margin, margin), (margin, margin), (0, 0))), (margin,)
+
+
+def pad_backward(dy, cache):
+    margin, = cache
+    return dy[:, margin:dy.shape[1] - margin, margin:dy.shape[2] - margin]
+
+
+def places_forward(x, along):
+    """Each pixel's place as two more channels, x and y. x (N, H, H, C), along: H numbers -> (N, H, H, C + 2)"""
+    N, H, *_ = x.shape
+    along = np.array(along, x.dtype)
+    across, down = np.broadcast_to(along, (N, H, H)), np.broadcast_to(along[:, None], (N, H, H))
+    return np.concatenate([x, np.stack([across, down], -1)], -1), ()
+
+
+def places_backward(dy, cache):
+    return dy[..., :-2]
+
+
+def flatten_forward(x):
+    """x (N, ...) -> y (N, C)"""
+    return x.reshape(len(x), -1), (x.shape,)
+
+
+def flatten_backward(dy, cache):
+    shape, = cache
+    return dy.reshape(shape)
+
+
+def dropout_forward(x, dropout_mask):
+    """x times a mask that is 0 with probability p, else 1 / (1 - p); None: no dropout"""
+    return (x if dropout_mask is None else x * dropout_mask), (dropout_mask,)
+
+
+def dropout_backward(dy, cache):
+    dropout_mask, = cache
+    return dy if dropout_mask is None else dy * dropout_mask
+
+
+LAYERS = {                         # operation -> its forward and backward
+    "conv2d": (conv2d_forward, conv2d_backward), "linear": (linear_forward, linear_backward),
+    "relu": (relu_forward, relu_backward), "sigmoid": (sigmoid_forward, sigmoid_backward),
+    "pool": (pool_forward, pool_backward), "mean": (mean_forward, mean_backward),
+    "largest": (largest_forward, largest_backward), "pad": (pad_forward, pad_backward),
+    "places": (places_forward, places_backward), "flatten": (flatten_forward, flatten_backward),
+    "dropout": (dropout_forward, dropout_backward), "norm": (norm_forward, norm_backward)}
+WITH_WEIGHTS = ("conv2d", "linear")
+
+
+def has_bias(layers, k):
+    """Whether layer k, which has weights, has a bias too: not before a normalisation, which would take it away"""
+    return [operation for operation, *_ in layers[k + 1:k + 2]] != ["norm"]
+
+
+def layers_forward(params, x, layers, empty=np.empty, dropout_mask=None, statistics=None):
+    """x through layers: a tuple (operation, its options) each; an operation with weights has their name first:
+    ("conv2d", "conv1", 2) is a convolution of stride 2 with conv1_w and, unless ("norm", name) follows, conv1_b. A
+    ReLU or a normalisation that comes first works on x itself. -> y, the list of the layers' caches
+
+    statistics: a dict in training, when each normalisation uses the mean and variance of these samples and puts them
+    into it, as NAME_mean and NAME_var; None in evaluation, when it uses those that stand beside the weights in params.
+    """
+    caches = []
+    for k, (operation, *options) in enumerate(layers):
+        forward_of, _ = LAYERS[operation]
+        if operation in WITH_WEIGHTS:
+            name, *options = options
+            b = params[name + "_b"] if has_bias(layers, k) else None
+            x, cache = forward_of(x, params[name + "_w"], b, *options, empty)
+        elif operation == "norm":
+            name, = options
+            running = (params[name + "_mean"], params[name + "_var"]) if statistics is None else None
+            (x, found), cache = forward_of(x, params[name + "_gamma"], params[name + "_beta"], running, empty)
+            if statistics is not None:
+                statistics[name + "_mean"], statistics[name + "_var"] = found
+        else:
+            x, cache = forward_of(x, *([dropout_mask] if operation == "dropout" else options))
+        caches.append(cache)
+    return x, caches
+
+
+def layers_backward(dy, caches, layers, grads, need_dx=True):
+    """dy -> dx (None unless needed); the gradients of the weights go into `grads`"""
+    learn = (*WITH_WEIGHTS, "norm")
+    first = [k for k, (operation, *_) in enumerate(layers) if operation in learn][:1] or [len(layers)]
+    last = -1 if need_dx else first[0]                                                  # nothing below it has weights
+    for k in reversed(range(max(last, 0), len(layers))):
+        operation, *options = layers[k]
+        _, backward_of = LAYERS[operation]
+        if operation in WITH_WEIGHTS:
+            name, need_db = options[0], has_bias(layers, k)
+            dy, grads[name + "_w"], db = backward_of(dy, caches[k], k != last, need_db)
+            grads |= {name + "_b": db} if need_db else {}
+        elif operation == "norm":
+            name, = options
+            dy, grads[name + "_gamma"], grads[name + "_beta"] = backward_of(dy, caches[k])
+        else:
+            dy = backward_of(dy, caches[k])
+    return dy if need_dx else None
+
+
+# -------------------------------------------------------------- Adam
+
+BETA1, BETA2 = 0.9, 0.999
+ADAM_EPS, ADAM_CHUNK = 1e-8, 1 << 17
+
+
+def adam_step(params, shard_grads, adam_m, adam_v, step, lr, runner):
+    """One Adam step in place, step counting from 1; the gradient is the sum of shard_grads, in their order.
+
+    p -= lr m_hat / (sqrt(v_hat) + eps), m_hat and v_hat the bias-corrected means of the gradient and of its square.
+    The means are kept as sums, adam_m = m / (1 - beta1), adam_v = v / (1 - beta2), and all factors are gathered into
+    two numbers: 11 passes over memory instead of 16. They run over chunks that stay in cache and are shared among the
+    runner's threads; each number is computed alone, so the bits do not depend on who computes it.
+    """
+    root = float(np.sqrt((1 - BETA2) / (1 - BETA2 ** step)))                           # sqrt(v_hat) = root sqrt(adam_v)
+    rate, eps = float(lr * (1 - BETA1) / (1 - BETA1 ** step) / root), ADAM_EPS / root
+
+    def update(chunks):
+        scratch = np.empty((2, ADAM_CHUNK), np.result_type(*params.values()))
+        for name, start in chunks:
+            part = slice(start, start + ADAM_CHUNK)
+            p, m, v, *gs = (arrays[name].reshape(-1)[part] for arrays in (params, adam_m, adam_v, *shard_grads))
+            total, term = scratch[:, :p.size]
+            g = gs[0] if len(gs) == 1 else np.add(gs[0], gs[1], out=total)
+            for shard in gs[2:]:
+                g += shard
+            m *= BETA1
+            m += g
+            v *= BETA2
+            v += np.multiply(g, g, out=term)
+            np.sqrt(v, out=term)
+            term += eps
+            np.divide(m, term, out=term)
+            term *= rate
+            p -= term
+
+    chunks = [(name, start) for name in params for start in range(0, params[name].size, ADAM_CHUNK)]
+    runner.map(update, [chunks[k::runner.threads] for k in range(runner.threads)])
+
+
+def learning_rate(config, step, n_steps):
+    """Adam's learning rate at a step counting from 0"""
+    cosine = 0.5 * (1 + math.cos(math.pi * step / n_steps))
+    decay = {"cosine": cosine, "exponential": 0.96 ** (step / 2000), "constant": 1}
+    return config.lr * decay[config.lr_schedule] * min(1, (step + 1) / max(1, config.warmup))
+
+
+# -------------------------------------------------------------- what is learned without a gradient
+
+STATE_DECAY = 0.99                 # of the running means of a normalisation, from one group of samples to the next
+STATE_ENDS = ("_mean", "_var")
+
+
+def init_state(params):
+    """The running mean and variance of each normalisation among the weights"""
+    stems = [name.removesuffix("_gamma") for name in params if name.endswith("_gamma")]
+    return {stem + end: np.full_like(params[stem + "_gamma"], end == "_var") for stem in stems for end in STATE_ENDS}
+
+
+def fold_statistics(state, group_statistics, step):
+    """Fold the statistics of some groups of samples, whatever their sizes, into the running ones, in place, in the
+    groups' order. step, from 0: a group weighs 9 / (step + 9), later 1 - STATE_DECAY: the first forget how it began,
+    and young weights are soon forgotten."""
+    keep = min(STATE_DECAY, step / (step + 9))
+    for statistics in group_statistics:
+        for name, found in statistics.items():
+            state[name] += (found - state[name]) * (1 - keep)
+
+
+# -------------------------------------------------------------- running in shards
+
+@functools.cache
+def openblas():
+    """NumPy's OpenBLAS library, None where NumPy has another BLAS"""
+    site = Path(np.__file__).parent
+    for library in (*site.parent.glob("numpy.libs/*openblas*"), *site.glob(".dylibs/*openblas*")):
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(str(library))
+    return None
+
+
+def hold_blas_to_one_thread():
+    """Where numpy was imported before this file, its BLAS did not see the environment variables set above: tell it
+    now. With more threads it would share out products, and round them, by the number of cores."""
+    with contextlib.suppress(AttributeError):
+        openblas().scipy_openblas_set_num_threads64_(1)
+
+
+def n_cores():
+    """Cores that this process may use"""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Runner:
+    """Cuts batches into shards of SHARD_SIZE and shares them among worker threads (NumPy's loops release the GIL).
+
+    Shards, and the order in which their results are added up, do not depend on the number of threads, nor do the bits.
+    A shard is also the group of samples whose statistics a normalisation uses.
+    """
+
+    def __init__(self, threads, batch_size=10 ** 9):
+        hold_blas_to_one_thread()
+        self.threads = min(threads or n_cores(), -(-batch_size // SHARD_SIZE))
+        self.pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
+        self.arenas = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        if self.pool:
+            self.pool.shutdown(cancel_futures=True)
+
+    def map(self, function, items):
+        """function(item) for all items, on the workers. Overflow warnings are off: Run watches the loss instead."""
+        def quiet(item):
+            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+                return function(item)
+        return list(self.pool.map(quiet, items) if self.pool else map(quiet, items))
+
+    def loss_and_grads(self, params, samples, rows, config):
+        """loss_and_grads of samples[rows], shard by shard -> (terms, list of the shards' grads, to be added up, list of
+        their statistics)"""
+        shards = [rows[start:start + SHARD_SIZE] for start in range(0, len(rows), SHARD_SIZE)]
+        self.arenas += [Arena() for _ in range(len(self.arenas), len(shards))]
+
+        def one(arena_and_shard):
+            arena, shard = arena_and_shard
+            return loss_and_grads(params, to_batch(samples, shard), config, arena.rewind(), len(shard) / len(rows))
+        results = self.map(one, zip(self.arenas, shards))
+        all_terms, shard_grads, statistics = zip(*results)
+        return {name: sum(terms[name] for terms in all_terms) for name in all_terms[0]}, shard_grads, statistics
+
+    def forward(self, params, samples, config, **options):
+        """forward_rows of all samples, shard by shard -> its dict of arrays, a row a sample"""
+        def one(some_shards):
+            arena = Arena()
+            outs = (forward_rows(params, samples, shard, config, arena.rewind(), **options) for shard in some_shards)
+            return [{name: a.copy() for name, a in out.items()} for out in outs]
+        shards = [slice(start, start + SHARD_SIZE) for start in range(0, len(samples["labels"]), SHARD_SIZE)]
+        parts = sum(self.map(one, [shards[k:k + 8] for k in range(0, len(shards), 8)]), [])
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+# -------------------------------------------------------------- the training run
+
+class Run:
+    """A training run: its weights, Adam's moments, the running statistics, step and history, and what keeps it safe:
+    resuming, a check for numbers that are not finite, checkpoints at every epoch's end, snapshots, progress.
+
+        with Run(config, source, n_train, progress) as run:
+            for epoch in run.epochs():
+                for samples in ...:
+                    for rows in run.batches(samples):
+                        run.update(len(rows), *run.runner.loss_and_grads(run.params, samples, rows, config))
+                run.close_epoch(what evaluation found)
+
+    source: where the data come from, n_train: samples in an epoch. history: source, epochs (a dict for each one that
+    was evaluated), seconds of training, steps. snapshot_callback(step, weights, terms) gets copies, at the start,
+    every snapshot_every steps and at the end.
+    """
+
+    def __init__(self, config, source, n_train, progress, snapshot_callback=None, snapshot_every=0):
+        self.config = config
+        self.source = source
+        self.progress = progress
+        self.snapshot_callback = snapshot_callback
+        self.snapshot_every = snapshot_every
+        self.last_snapshot = None
+        self.params = init_params(config)
+        self.adam_m, self.adam_v = ({name: np.zeros_like(p) for name, p in self.params.items()} for _ in range(2))
+        self.average = {name: p.copy() for name, p in self.params.items()} if config.average else {}
+        self.state = init_state(self.params)
+        self.steps_per_epoch = -(-n_train // config.batch_size)
+        self.step, self.n_steps = 0, config.n_epochs * self.steps_per_epoch
+        self.samples_left, self.terms = config.n_epochs * n_train, None
+        self.history = {"source": source, "epochs": [], "seconds": 0.0, "steps": 0}
+        self.began = time.perf_counter()
+        self.saved = ""                                                 # where to find the last good state
+        if config.checkpoint and Path(config.checkpoint).exists():
+            self.go_on_from(load_checkpoint(config.checkpoint))
+        elif config.resume:
+            progress.say(f"{config.checkpoint} is not there yet: starting anew")
+        self.runner = Runner(config.threads, config.batch_size)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, exception, *_):
+        self.runner.__exit__()
+        if exception is None and self.last_snapshot != self.step:
+            self.snapshot()
+
+    @property
+    def weights(self):
+        """What is evaluated and kept: the weights, or their running mean, and the running statistics"""
+        return (self.average or self.params) | self.state
+
+    def go_on_from(self, found):
+        """Take over a checkpoint's state, if this is its run and it is to be resumed"""
+        check_same_run(self.config, self.source, found, self.config.checkpoint)
+        if self.config.resume and found.step > self.n_steps:
+            raise InputError(f"{self.config.checkpoint}: holds {found.step} steps, --n-epochs {self.config.n_epochs} "
+                             f"are {self.n_steps}; raise it")
+        if self.config.resume:
+            for group in CHECKPOINT:
+                setattr(self, group, getattr(found, group))
+            self.step, self.history = found.step, found.history
+            self.samples_left = self.samples_left * (self.n_steps - self.step) // self.n_steps
+            self.saved = f" (the last good state is in {self.config.checkpoint})"
+
+    def epochs(self):
+        """The numbers of the epochs still to do, from 0"""
+        self.snapshot()
+        for epoch in range(self.step // self.steps_per_epoch, self.config.n_epochs):
+            self.began = time.perf_counter()
+            self.seen = 0
+            self.sums = {}
+            yield epoch
+
+    def batches(self, samples):
+        """The rows of each batch of a dict of samples"""
+        n = len(samples["labels"])
+        size = self.config.batch_size
+        return (np.arange(start, min(start + size, n)) for start in range(0, n, size))
+
+    def update(self, n, terms, shard_grads, statistics):
+        """One step with what Runner.loss_and_grads found for n samples: weight decay, Adam, running means; progress,
+        perhaps a snapshot"""
+        config, params = self.config, self.params
+        if not np.isfinite(terms["loss"]):
+            fault = f"the loss is {terms['loss']} at step {self.step + 1}"
+            raise InputError(f"{fault}: training diverged; lower --lr{self.saved}")
+        lr = learning_rate(config, self.step, self.n_steps)
+        for name in params if config.weight_decay else ():
+            if name[-1] in "wW":                                        # of a matrix; biases and betas end otherwise
+                params[name] *= 1 - lr * config.weight_decay
+        adam_step(params, shard_grads, self.adam_m, self.adam_v, self.step + 1, lr, self.runner)
+        fold_statistics(self.state, statistics, self.step)
+        self.step += 1
+        for name, mean in self.average.items():
+            mean += (params[name] - mean) * (1 - min(config.average, self.step / (self.step + 9)))
+        self.seen, self.terms = self.seen + n, dict(terms)
+        self.samples_left -= n
+        for name, term in terms.items():
+            self.sums[name] = self.sums.get(name, 0) + term * (1 if name == "hits" else n)
+        self.elapsed = time.perf_counter() - self.began
+        self.stamp()
+        self.progress.step(
+            f"step {self.step}/{self.n_steps}  {self.samples_left * self.elapsed / self.seen:.0f} s left  "
+            f"{self.training_so_far()}")
+        if self.snapshot_every and self.step % self.snapshot_every == 0:
+            self.snapshot()
+
+    def training_so_far(self):
+        return (f"loss {self.sums['loss'] / self.seen:.3f}  accuracy {self.sums['hits'] / self.seen:.3f}  "
+                f"{self.seen / self.elapsed:.0f} samples/s")
+
+    def stamp(self):
+        """Keep the digest of the weights after STAMP_STEPS steps, whatever comes later"""
+        if self.step == STAMP_STEPS:
+            self.history["weights_sha256"] = digest_of(self.weights)
+
+    def snapshot(self):
+        """Call snapshot_callback with copies; its time is not training's"""
+        if self.snapshot_callback:
+            paused = time.perf_counter()
+            self.last_snapshot = self.step
+            weights = {name: p.copy() for name, p in self.weights.items()}
+            self.snapshot_callback(self.step, weights, self.terms)
+            self.began += time.perf_counter() - paused
+
+    def close_epoch(self, found=None, text=""):
+        """Add the epoch, and what an evaluation found, a dict of numbers, to the history; save. text: to print"""
+        if not all(np.isfinite(p).all() for p in self.weights.values()):
+            fault = f"the weights are not finite after step {self.step}"
+            raise InputError(f"{fault}: training diverged; lower --lr{self.saved}")
+        for name, value in (found or {}).items():
+            if not np.isfinite(value):
+                raise InputError(f"{name} is {value} after step {self.step}: an image holds what is no number, or "
+                                 f"training diverged; lower --lr{self.saved}")
+        epoch = self.step // self.steps_per_epoch
+        self.history["seconds"] += self.elapsed
+        self.history["steps"] = self.step
+        if found is not None:
+            means = {"train_" + name: total / self.seen for name, total in self.sums.items()}
+            means["train_accuracy"] = means.pop("train_hits")
+            when = {"epoch": epoch, "step": self.step, "seconds": self.elapsed}
+            self.history["epochs"].append(when | means | found)
+            self.progress.epoch(f"epoch {epoch}/{self.config.n_epochs}  {self.training_so_far()}  {text}")
+        if self.config.checkpoint:
+            save_checkpoint(self.config.checkpoint, self)
+            self.saved = f" (the last good state is in {self.config.checkpoint})"
+
+
+def run_identity(config, source):
+    """What must agree for a checkpoint to be resumed: settings that change training, and where the data come from"""
+    ends = ("n_epochs",) if config.open_ended() else ()
+    return {f.name: getattr(config, f.name) for f in options(config)
+            if not f.metadata.get("runtime") and f.name not in ends} | {"source": source}
+
+
+CHECKPOINT = ("params", "adam_m", "adam_v", "average", "state")     # dicts; without --average that of the mean is {}
+
+
+def save_checkpoint(path, run):
+    """All that a run needs to go on, in one .npz, written atomically."""
+    arrays = {f"{group}/{name}": a for group in CHECKPOINT for name, a in getattr(run, group).items()}
+    settings = run_identity(run.config, run.source) | {"n_epochs": run.config.n_epochs}
+    meta = json.dumps({"format": 2, "step": run.step, "config": settings, "history": run.history})
+    write_atomically(path, lambda file: np.savez(file, meta=np.array(meta), **arrays))
+
+
+def save_weights(path, config, weights, history):
+    """A trained network to keep and to hand on, in one .npz, written atomically: weights as float16, running statistics
+    as they are, no optimiser, the settings and history, and a digest of all of it."""
+    with np.errstate(over="ignore"):
+        arrays = {f"state/{name}" if name.endswith(STATE_ENDS) else f"params/{name}":
+                  a if name.endswith(STATE_ENDS) else a.astype(np.float16) for name, a in weights.items()}
+    for name, a in arrays.items():
+        if not np.isfinite(a).all():
+            raise InputError(f"cannot write {path}: {name} holds more than float16 can, {np.finfo(np.float16).max}")
+    settings = run_identity(config, history["source"]) | {"n_epochs": config.n_epochs}
+    meta = json.dumps({"format": 2, "step": history["steps"], "config": settings, "history": history})
+    arrays["meta"] = np.array(meta)
+    arrays["digest"] = np.array(digest_of(arrays))
+    write_atomically(path, lambda file: np.savez(file, **arrays))
+
+
+def load_checkpoint(path):
+    """-> what save_checkpoint wrote: params, adam_m, adam_v, average, step, history, source, and config, a Config"""
+    found = load_network(path)
+    if not found.adam_m:
+        raise InputError(f"{path}: holds weights alone, which no run can go on from; give what --checkpoint wrote")
+    return found
+
+
+def load_network(path):
+    """-> what save_checkpoint or save_weights wrote; with weights, what is evaluated: the running mean, if there is
+    one. Of save_weights' file, whose digest must be that of what it holds, the optimiser's dicts are empty. Nothing is
+    unpickled."""
+    found = SimpleNamespace(**{group: {} for group in CHECKPOINT})
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files}
+        alone = "digest" in arrays                                                      # weights without an optimiser
+        if alone and str(arrays.pop("digest")) != digest_of(arrays):
+            raise InputError(f"{path}: its digest is not that of what it holds: damaged or changed; get it anew")
+        meta = json.loads(str(arrays.pop("meta")))
+        for key, a in arrays.items():
+            group, _, name = key.partition("/")
+            getattr(found, group)[name] = a.astype(np.float32) if alone else a
+        found.config, found.source = config_of(meta["config"], path), meta["config"].get("source")
+        found.step, found.history = meta["step"], meta["history"]
+        for f in options(found.config):
+            if not isinstance(getattr(found.config, f.name), (int, float) if f.type is float else f.type):
+                raise ValueError(f"{f.name} is of another type")
+        params = init_params(found.config)
+        for group in CHECKPOINT:
+            left_out = alone and group not in ("params", "state") or group == "average" and not found.config.average
+            model = {} if left_out else init_state(params) if group == "state" else params
+            expected = {name: a.shape for name, a in model.items()}
+            if meta["format"] != 2 or {name: a.shape for name, a in getattr(found, group).items()} != expected:
+                raise ValueError("arrays are missing or of the wrong shape")
+        if not all(a.dtype.kind == "f" and np.isfinite(a).all() for group in CHECKPOINT
+                   for a in getattr(found, group).values()):
+            raise InputError(f"{path}: holds weights that are no finite numbers; give another")
+        if not isinstance(found.history["epochs"], list) or not found.history["seconds"] + found.history["steps"] >= 0:
+            raise ValueError("its history is none")
+        found.weights = (found.average or found.params) | found.state
+        return found
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; give one that holds a trained network") from None
+    except PermissionError:
+        raise InputError(f"{path}: cannot be read; check its permissions") from None
+    except InputError:
+        raise
+    except Exception:                                 # what a damaged zip file makes its reader raise is not documented
+        raise InputError(f"{path}: not a whole file of a trained network; give another") from None
+
+
+def config_of(settings, path):
+    """The Config of a file's settings; those of later versions are at their defaults. What has its recipe's
+    value counts as not given."""
+    try:
+        given = {name: value for name, value in settings.items() if name != "source"}
+        return Config(**given, filled=Config(**given).own_values())
+    except TypeError:
+        mend = "give one that this one wrote"
+        raise InputError(f"{path}: of another experiment; {mend}") from None
+
+
+def check_same_run(config, source, found, path):
+    """Raise InputError if a checkpoint is another run's, which must be neither gone on from nor overwritten"""
+    ours, theirs = run_identity(config, source), run_identity(found.config, found.source)
+    if differing := ", ".join(f"{name} {theirs.get(name)}, now {ours[name]}" for name in ours
+                              if ours[name] != theirs.get(name)):
+        raise InputError(f"{path}: made by another run ({differing}); give the same settings, or another --checkpoint")
+
+
+# -------------------------------------------------------------- statistics
+
+def wilson_interval(hits, n, z=1.959964):
+    """95% Wilson score interval of a proportion -> (low, high), around hits / n also where rounding would exclude it"""
+    p, z2n = hits / n, z * z / n
+    centre, half = (p + z2n / 2) / (1 + z2n), z * np.sqrt(p * (1 - p) / n + z2n / (4 * n)) / (1 + z2n)
+    return float(max(0, min(p, centre - half))), float(min(1, max(p, centre + half)))
+
+
+def student_t(df, level=0.95):
+    """t with P(|T| <= t) = level, T Student's t with df = 1, 2, ... degrees of freedom.
+
+    By bisection of P(|T| <= t). With theta = atan(t / sqrt(df)) it is, up to the power df - 2 of the cosine,
+    sin (1 + 1/2 cos^2 + 1/2 3/4 cos^4 + ...) for an even df, and for an odd one
+    2/pi (theta + sin (cos + 2/3 cos^3 + 2/3 4/5 cos^5 + ...)).
+    """
+    def inside(theta):
+        term, total = (1.0, 0.0) if df % 2 == 0 else (math.cos(theta), 0.0)
+        for power in range(df % 2, df - 1, 2):
+            total += term
+            term *= math.cos(theta) ** 2 * (power + 1) / (power + 2)
+        return math.sin(theta) * total if df % 2 == 0 else 2 / math.pi * (theta + math.sin(theta) * total)
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        low, high = ((low + high) / 2, high) if inside((low + high) / 2) < level else (low, (low + high) / 2)
+    return math.sqrt(df) * math.tan(low)
+
+
+def mean_and_interval(values):
+    """Mean and half the width of its 95% t interval, nan for one value"""
+    n = len(values)
+    half = student_t(n - 1) * np.std(values, ddof=1) / math.sqrt(n) if n > 1 else math.nan
+    return float(np.mean(values)), float(half)
+
+
+def n_params(weights):
+    """Number of the parameters among some weights, which running statistics are not"""
+    return sum(p.size for name, p in weights.items() if not name.endswith(STATE_ENDS))
+
+
+# -------------------------------------------------------------- settings and files
+
+def options(config):
+    """The fields of Config, or of one, that are settings"""
+    return [f for f in dataclasses.fields(config) if "help" in f.metadata]
+
+
+def settings_of(config):
+    """{name: value} of all settings"""
+    return {f.name: getattr(config, f.name) for f in options(config)}
+
+
+def flag_of(name):
+    return "--" + name.replace("_", "-")
+
+
+def given_options(config):
+    """The settings that were given another value than their default"""
+    return [f for f in options(config) if f.name not in config.filled and getattr(config, f.name) != f.default]
+
+
+def foreign_options(config, models):
+    """The settings that were given and mean nothing to any of the networks `models`"""
+    return [f for f in given_options(config) if not set(f.metadata.get("models", models)) & set(models)]
+
+
+def changed(config, **changes):
+    """The Config of what config was given and of these changes: what neither says is filled in anew"""
+    given = {f.name: getattr(config, f.name) for f in options(config) if f.name not in config.filled}
+    return Config(**given | changes)
+
+
+def for_model(config, model):
+    """config with another network: its own recipe, and without the settings that mean nothing to it"""
+    return changed(config, model=model, **{f.name: f.default for f in foreign_options(config, [model])})
+
+
+RULES = {                          # what an option may ask of its value, and in which words
+    "low": (lambda value, bound: value >= bound, "at least"),
+    "high": (lambda value, bound: value <= bound, "at most"),
+    "above": (lambda value, bound: value > bound, "more than"),
+    "choices": (lambda value, names: value in names, "one of")}
+
+
+def check_options(config, models):
+    """Raise InputError for a value out of its range, one that means nothing to `models`, the networks of this run, or
+    an output file that could not be written"""
+    for f in sorted(options(config), key=lambda f: "choices" not in f.metadata):          # other defaults hang on these
+        value = getattr(config, f.name)
+        if isinstance(value, float) and not np.isfinite(value):
+            raise InputError(f"{flag_of(f.name)} {value}: must be a finite number")
+        for rule, (holds, words) in RULES.items():
+            if rule in f.metadata and not holds(value, f.metadata[rule]):
+                raise InputError(f"{flag_of(f.name)} {value}: must be {words} {f.metadata[rule]}")
+    for f in foreign_options(config, models):
+        others = f" or --baseline {', '.join(models[1:])}" if models[1:] else ""
+        raise InputError(f"{flag_of(f.name)}: means nothing to --model {models[0]}{others}; leave it out")
+    if config.resume and not config.checkpoint:
+        raise InputError("--resume needs --checkpoint FILE: the file to go on from")
+    check_outputs(config.checkpoint, config.out_json)
+
+
+def check_outputs(*paths):
+    """Fail now, not after an hour of training, if one of the files to write, where it is given, could not be, or would
+    be written over by another"""
+    paths = [path for path in paths if path]
+    for path in paths:
+        check_writable(path)
+    if len({os.path.realpath(path) for path in paths}) < len(paths):
+        raise InputError(f"{paths[0]}: would be written twice; give every output a file of its own")
+
+
+def check_writable(path):
+    """Fail now, not after an hour of training, if `path` could not be written."""
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        raise InputError(f"cannot write {path}: it is a folder or a device; give the name of a file")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        fault = f"the folder {path.parent} is missing or not writable"
+        raise InputError(f"cannot write {path}: {fault}; create it or choose another")
+
+
+def make_outdir(outdir, names):
+    """Create the folder of some figures, or raise InputError if it, or one of the PNGs, could not be written"""
+    try:
+        outdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--outdir {outdir}: cannot be created ({error.strerror}); choose a writable place") from None
+    for name in names:
+        check_writable(outdir / f"{name}.png")
+
+
+def config_to_look_at(found, args, path, free=()):
+    """The Config with which to look at a network that was loaded: its own, with the flags given in args; those that
+    would have changed its training must agree with it, but for the settings `free`"""
+    given = {f: getattr(args, f.name) for f in options(Config) if hasattr(args, f.name)}
+    for f, value in given.items():
+        known = getattr(found.config, f.name)
+        if f.name in ("checkpoint", "resume"):
+            raise InputError(f"{flag_of(f.name)}: is of training, and {path} is trained; leave the flag out")
+        if value != known and not f.metadata.get("runtime") and f.name not in free:
+            trained = f"{path} was trained with {'none' if known == '' else known}"
+            raise InputError(f"{flag_of(f.name)} {value}: {trained}; leave the flag out, or train anew without --load")
+    return changed(found.config, **{f.name: value for f, value in given.items()})
+
+
+def add_load_flag(parser, text):
+    parser.add_argument(
+        "--load", nargs="?", const=str(WEIGHTS), metavar="FILE",
+        help=f"{text} of a file that --checkpoint or --out-weights wrote, without FILE that of weights/{WEIGHTS.name}; "
+        f"what may differ from its training: {', '.join(map(flag_of, FREE))}, hence the test data")
+
+
+def add_out_weights_flag(parser):
+    parser.add_argument("--out-weights", default="", metavar="FILE",
+                        help="write the trained network to this .npz: float16, settings, a digest, no optimiser")
+
+
+def look_at(path, args):
+    """-> the network in a file, as load_network gives it, and the Config to look at it with: of its data and seed,
+    unless args say otherwise"""
+    found = load_network(path)
+    found.config = dataclasses.replace(found.config, **{SOURCE: found.source})
+    found.file = {"file": Path(path).name, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest(),
+                  "trained_seed": found.config.seed}
+    config = config_to_look_at(found, args, path, FREE)
+    if config.out_json and os.path.realpath(config.out_json) == os.path.realpath(path):
+        raise InputError(f"--out-json {config.out_json}: is the network's own file; give another")
+    return found, config
+
+
+UMASK = os.umask(0)
+os.umask(UMASK)
+
+
+def write_atomically(path, write):
+    """Call write(binary file) on a temporary file beside `path`, then rename it: whole or not at all."""
+    path = Path(os.path.realpath(path))                                 # through a link, not over it
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o666 & ~UMASK)
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}; choose a writable place with room") from None
+
+
+SCRIPT_SHA256 = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()         # now: the file may change as it runs
+STAMP_STEPS = 40            # after so many steps the digest of the weights tells whether other code makes the same bits
+MAX_LOOKS = 20                     # epochs that a result keeps of its history
+
+
+def digest_of(arrays):
+    """SHA-256 over names, shapes, dtypes and bytes of a dict of arrays"""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        digest.update(f"{name} {arrays[name].shape} {arrays[name].dtype}".encode())
+        digest.update(np.ascontiguousarray(arrays[name]).tobytes())
+    return digest.hexdigest()
+
+
+def result_of(config, params, history, found):
+    """What --out-json writes of one network: its settings (no paths), what was found, and all that the bits depend on.
+    Small enough to be kept: history as columns, at most MAX_LOOKS epochs of it."""
+    kept = {f.name: getattr(config, f.name) for f in options(config)
+            if "choices" in f.metadata or f.type in (int, float) or not f.metadata.get("runtime")}
+    epochs = history["epochs"]
+    looks = sorted({round(k) for k in np.linspace(0, len(epochs) - 1, min(len(epochs), MAX_LOOKS))})
+    return {"experiment": Path(__file__).stem, "config": kept, "source": history["source"],
+            "n_params": n_params(params), **found, "seconds_train": history["seconds"],
+            "ms_per_step": 1e3 * history["seconds"] / max(1, history["steps"]), "peak_rss_mb": peak_rss_mb(),
+            "versions": versions(), "machine": machine(),
+            "script_sha256": SCRIPT_SHA256, "weights_sha256": history.get("weights_sha256"),
+            "history": {key: [epochs[k][key] for k in looks] for key in (epochs[0] if epochs else ())}}
+
+
+def history_rows(columns):
+    """A result's history as a list of dicts, as Run has it"""
+    return [dict(zip(columns, row)) for row in zip(*columns.values())]
+
+
+def write_json(path, results):
+    """Write a dict atomically, a line a key. Floats but those of config have five digits; what JSON has no word for, as
+    the interval of one seed, becomes null"""
+    def plain(value):
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [plain(item) for item in value]
+        return (float(f"{value:.5g}") if math.isfinite(value) else None) if isinstance(value, float) else value
+    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value if key == 'config' else plain(value))}"
+                       for key, value in results.items())
+    write_atomically(path, lambda file: file.write(f"{{\n{lines}\n}}\n".encode()))
+
+
+def write_figure(fig, path, say):
+    """Write a matplotlib Figure as a PNG, atomically"""
+    write_atomically(path, lambda file: fig.savefig(file, format="png", dpi=100, metadata={"Software": None}))
+    say(f"wrote {path}  ({path.stat().st_size / 1e3:.0f} kB)")
+
+
+def versions():
+    return {"python": sys.version.split()[0], "numpy": np.__version__}
+
+
+def machine():
+    """What else the bits, and the times, depend on: processor, cores, and the kernels that OpenBLAS chose for it"""
+    processor, kernels = platform.processor() or platform.machine(), "unknown"
+    with contextlib.suppress(OSError, IndexError):
+        processor = Path("/proc/cpuinfo").read_text().split("model name")[1].split(":", 1)[1].split("\n")[0].strip()
+    with contextlib.suppress(AttributeError):
+        ask = openblas().scipy_openblas_get_corename64_
+        ask.restype = ctypes.c_char_p
+        kernels = ask().decode()
+    return {"processor": processor, "cores": n_cores(), "blas_kernels": kernels}
+
+
+def peak_rss_mb():
+    """Peak resident memory of this process, MB (10^6 bytes); None where the system does not tell"""
+    with contextlib.suppress(OSError, IndexError):                  # Linux; getrusage would count a parent's memory too
+        return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024 / 1e6
+    with contextlib.suppress(ImportError):
+        import resource
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
+    return None
+
+
+# -------------------------------------------------------------- progress and command line
+
+class Progress:
+    """On a terminal one live line; elsewhere a line an epoch; with --quiet nothing."""
+
+    def __init__(self, quiet):
+        self.quiet, self.live = quiet, not quiet and sys.stdout.isatty()
+        self.last = 0.0
+
+    def say(self, text, end="\n"):
+        """Print; a text that starts with a carriage return replaces the live line, and is for terminals only"""
+        if text.startswith("\r") and self.live:
+            print("\r\x1b[K" + text[1:shutil.get_terminal_size().columns], end=end, flush=True)
+        elif not (self.quiet or text.startswith("\r")):
+            print(text, end=end, flush=True)
+
+    def step(self, text):
+        if self.live and time.perf_counter() - self.last > 0.2:
+            self.last = time.perf_counter()
+            self.say("\r" + text, end="")
+
+    def epoch(self, text):
+        self.say("\r" + text if self.live else text)
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong with a command line in one line, as for all other bad input. description: a docstring, of
+    which the first paragraph, and the last, are shown."""
+
+    def __init__(self, description=""):
+        first, *_, last = description.split("\n\n") * 2
+        super().__init__(description=first, epilog=last, formatter_class=argparse.RawDescriptionHelpFormatter,
+                         allow_abbrev=False)
+
+    def error(self, message):
+        raise InputError(f"{message}; see --help")
+
+
+def add_config_flags(parser):
+    """One flag for every option of Config, in groups. Flags not given leave no trace: the defaults are Config's."""
+    groups = {}
+    for f in sorted(options(Config), key=lambda f: ("data", "network", "training", "run").index(f.metadata["group"])):
+        default = f.metadata.get("shown", f.default)
+        flag = {"help": f.metadata["help"] + (f" (default {default})" if default not in ("", False) else "")}
+        if f.type is bool:
+            flag["action"] = "store_true"
+        else:
+            names = f.metadata.get("choices")
+            metavar = f.metadata.get("metavar", {int: "N", float: "X", str: "FILE"}[f.type])
+            flag |= {"type": f.type, "choices": names, "metavar": None if names else metavar}
+        name = f.metadata["group"]
+        groups[name] = groups.get(name) or parser.add_argument_group(name)
+        groups[name].add_argument(flag_of(f.name), default=argparse.SUPPRESS, **flag)
+
+
+def config_from_args(args):
+    """The Config of the flags that were given"""
+    return Config(**{f.name: getattr(args, f.name) for f in options(Config) if hasattr(args, f.name)})
+
+
+def run_cli(main):
+    """Call main(); turn what the user can mend into one line and exit code 2."""
+    try:
+        main()
+    except InputError as error:
+        sys.exit(fail(str(error)))
+    except MemoryError:
+        sys.exit(fail("out of memory; lower --batch-size or the network's sizes"))
+    except KeyboardInterrupt:
+        print("\nstopped; --checkpoint, if it was given, holds the last whole epoch", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:                                                     # whoever read our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def fail(message):
+    print("error: " + " ".join(message.split()), file=sys.stderr)
+    return 2
+
+# END TWIN core -------------------------------------------------------------------------------------------------------
+
+
+def main():
+    parser = Parser(description=__doc__)
+    add_load_flag(parser, "train nothing: test the network")
+    add_out_weights_flag(parser)
+    add_config_flags(parser)
+    args = parser.parse_args()
+    found, config = look_at(args.load, args) if args.load is not None else (None, config_from_args(args))
+    check_config(config)
+    check_outputs(config.checkpoint, config.out_json, args.out_weights)
+    progress = Progress(config.quiet)
+    digits = load_digits(config, progress.say)
+    params, history = (found.weights, found.history) if found else train(config, data=digits)
+    if args.out_weights:
+        save_weights(args.out_weights, found.config if found else config, params, history)
+    with Runner(config.threads) as runner:
+        tests = tests_of(params, digits, config, runner)
+    report(config, params, history | {"source": digits["source"]}, tests, progress.say, found)
+
+
+if __name__ == "__main__":
+    run_cli(main)

@@ -1,0 +1,280 @@
+"""Digits moved and transformed: against slow literal references, by hand; all ink on the canvas; the real files."""
+import dataclasses
+
+import affnist_capsnet as ac
+
+import numpy as np
+import pytest
+
+CONFIG = ac.Config(n_train=64, n_val=20, n_test=30, batch_size=16, threads=1, digits="synthetic", quiet=True)
+
+
+def ellipse(turn=0.0, long=8.0, short=3.0):
+    """A filled ellipse in the middle of a 28x28 image, its long axis `turn` degrees counter-clockwise from x"""
+    y, x = np.mgrid[:28, :28] - 13.5
+    cos, sin = np.cos(np.deg2rad(turn)), np.sin(np.deg2rad(turn))
+    along, beside = cos * x - sin * y, sin * x + cos * y
+    return (255 * np.clip(4 * (1 - (along / long) ** 2 - (beside / short) ** 2), 0, 1)).astype(np.uint8)
+
+
+def moments(image):
+    """Centre (y, x) and covariance (2, 2) of the ink"""
+    places = np.indices(image.shape).reshape(2, -1)
+    weights = image.ravel() / image.sum()
+    centre = places @ weights
+    apart = places - centre[:, None]
+    return centre, (apart * weights) @ apart.T
+
+
+# ---------------------------------------------------------------- moving
+
+def test_a_digit_is_placed_by_its_corner_and_cut_off_at_the_edge():
+    image = np.arange(784).reshape(28, 28).astype(np.uint8)
+    corners = np.array([[3, 7], [-2, 12], [39, -27], [-28, 0], [40, 40], [90, -90]])
+    placed = ac.place_digits(np.stack([image] * len(corners)), corners, 40)
+    for canvas, (row, column) in zip(placed, corners):
+        expected = np.zeros((40, 40), np.uint8)
+        for y in range(28):
+            for x in range(28):
+                if 0 <= row + y < 40 and 0 <= column + x < 40:
+                    expected[row + y, column + x] = image[y, x]
+        np.testing.assert_array_equal(canvas, expected)
+    assert not placed[-3:].any()
+
+
+@pytest.mark.parametrize("side, most", [(40, 6), (28, 2), (28, 0)])
+def test_moved_digits_reach_every_shift_and_no_further(side, most, rng):
+    image = np.zeros((1, 28, 28), np.uint8)
+    image[0, 13, 14] = 200
+    placed = ac.moved_digits(np.repeat(image, 3000, 0), side, most, rng)
+    _, *at = np.nonzero(placed)
+    shifts = np.stack(at, 1) - [13, 14] - (side - 28) // 2
+    assert len(shifts) == 3000 and placed.max() == 200
+    assert len(np.unique(shifts, axis=0)) == (2 * most + 1) ** 2 and abs(shifts).max(initial=0) == most
+
+
+# ---------------------------------------------------------------- affine transformations
+
+def test_matrices_by_hand():
+    """Columns (y, x), y downwards; first stretched, then sheared, then turned"""
+    near = np.testing.assert_allclose
+    near(ac.affine_matrix(0, 0, 1, 1), [np.eye(2)], atol=1e-15)
+    near(ac.affine_matrix(0, 0, 1.2, 0.8)[0], [[1.2, 0], [0, 0.8]])
+    near(ac.affine_matrix(90, 0, 1, 1)[0] @ [0, 1], [-1, 0], atol=1e-15)                # right becomes up
+    near(ac.affine_matrix(0, 0.2, 1, 1)[0] @ [1, 0], [1, 0.2])                          # what is low moves to the right
+    near(ac.affine_matrix(0, 0.2, 2, 1)[0] @ [1, 0], [2, 0.4])                          # stretched before it is sheared
+    near(ac.affine_matrix(90, 0.5, 1, 1)[0] @ [1, 0], [-0.5, 1], atol=1e-15)            # sheared before it is turned
+    assert ac.affine_matrix([0, 5], 0, 1, [1, 2]).shape == (2, 2, 2)
+
+
+def test_factors_fill_affnists_ranges(rng):
+    factors = ac.draw_factors(4000, rng)
+    assert list(factors) == list(ac.FACTORS)
+    for name, low, high in (("turn", -20, 20), ("shear", -0.2, 0.2), ("down", 0.8, 1.2), ("across", 0.8, 1.2)):
+        found, width = factors[name], high - low
+        assert low <= found.min() < low + width / 100 and high - width / 100 < found.max() <= high
+        assert abs(found.mean() - (low + high) / 2) < width / 50
+
+
+def test_the_sampler_against_literal_loops(rng):
+    images = rng.integers(0, 256, (3, 28, 28)).astype(np.uint8)
+    images[:, :6], images[:, :, 20:] = 0, 0
+    matrices = ac.affine_matrix([20, -11, 3], [-0.2, 0.13, 0], [1.1, 0.8, 1], [0.9, 1.2, 1])
+    placed, centres = ac.affine_digits(images, matrices, rng, 40)
+    for image, matrix, centre, found in zip(images, matrices, centres, placed):
+        back = np.linalg.inv(matrix)
+        for y in range(0, 40, 3):
+            for x in range(40):
+                v, u = back @ ([y, x] - centre) + 13.5
+                value = 0.0
+                for row in (int(np.floor(v)), int(np.floor(v)) + 1):
+                    for column in (int(np.floor(u)), int(np.floor(u)) + 1):
+                        if 0 <= row < 28 and 0 <= column < 28:
+                            value += (1 - abs(v - row)) * (1 - abs(u - column)) * image[row, column]
+                assert abs(value - float(found[y, x])) <= 0.5 + 1e-6
+
+
+def test_a_whole_number_of_pixels_and_no_transformation_is_moving(monkeypatch):
+    image = ellipse(20)[None]
+
+    class Half:
+        def uniform(self, low, high, shape):
+            return np.full(shape, 0.5)
+    placed, centres = ac.affine_digits(image, ac.affine_matrix(0, 0, 1, 1), Half(), 41)
+    assert centres.tolist() == [[20, 20]]                                   # symmetric ink in the middle of 41 px
+    again, _ = ac.affine_digits(image, ac.affine_matrix(0, 0, 1, 1), Half(), 40)
+    np.testing.assert_array_equal(again[0], ac.place_digits(image, np.array([[6, 6]]), 40)[0])
+    assert float(placed[0].sum()) == pytest.approx(float(image.sum()), rel=0.01)
+
+
+@pytest.mark.parametrize("turn, shear, down, across", [
+    (15, 0, 1, 1), (-20, 0, 1, 1), (0, 0.2, 1, 1), (0, 0, 1.2, 0.8), (12, -0.15, 0.9, 1.15)])
+def test_the_factors_can_be_read_off_the_picture(turn, shear, down, across, rng):
+    """The covariance of the ink becomes M C M^T, its centre is where it is said to be, its sum grows by |M|"""
+    image, matrix = ellipse(30), ac.affine_matrix(turn, shear, down, across)[0]
+    placed, centres = ac.affine_digits(image[None], matrix[None], rng, 40)
+    (centre, spread), (_, before) = moments(placed[0].astype(float)), moments(image.astype(float))
+    np.testing.assert_allclose(centre, centres[0], atol=0.05)
+    np.testing.assert_allclose(spread, matrix @ before @ matrix.T, atol=0.5, rtol=0.02)
+    assert float(placed.sum()) == pytest.approx(image.sum() * np.linalg.det(matrix), rel=0.02)
+
+
+def test_transforming_back_gives_the_digit_again(rng):
+    """An inverse transformation of the transformed digit, cut out around where its middle came to lie"""
+    image = ellipse(50)
+    matrix = ac.affine_matrix(17, 0.1, 1.1, 0.9)
+    placed, centres = ac.affine_digits(image[None], matrix, rng, 40)
+    whole = np.rint(centres[0]).astype(int)
+    cut = np.pad(placed[0], 28)[whole[0] + 14:whole[0] + 42, whole[1] + 14:whole[1] + 42]
+    back = np.linalg.inv(matrix)
+    again, _ = ac.affine_digits(cut[None], back, rng, 40)
+    (_, spread), (_, before) = moments(again[0].astype(float)), moments(image.astype(float))
+    np.testing.assert_allclose(spread, before, atol=1.0, rtol=0.05)
+
+
+def test_all_ink_lies_on_the_canvas_and_may_lie_anywhere(rng):
+    """A filled 20x20 box, the largest ink that MNIST has, under the largest transformations"""
+    image = np.zeros((28, 28), np.uint8)
+    image[4:24, 4:24] = 255
+    corners = np.array([[t, s, a, b] for t in (-20, 20) for s in (-0.2, 0.2) for a in (0.8, 1.2) for b in (0.8, 1.2)])
+    matrices = np.repeat(ac.affine_matrix(*corners.T), 40, 0)
+    placed, centres = ac.affine_digits(np.repeat(image[None], len(matrices), 0), matrices, rng, 40)
+    expected = image.sum() * np.abs(np.linalg.det(matrices))
+    np.testing.assert_allclose(placed.sum((1, 2)), expected, rtol=0.005)    # nothing is cut off
+    small = centres[np.repeat((corners[:, 2:] == 0.8).all(1), 40)]
+    assert np.ptp(small, 0).min() > 8                                       # of about 13 px of room
+    ink = ac.affine_digits(ellipse()[None].repeat(4000, 0), ac.affine_matrix(np.zeros(4000), 0, 1, 1), rng, 40)[0] > 0
+    rows, columns = ink.any((0, 2)), ink.any((0, 1))
+    assert rows.sum() >= 38 and columns.sum() >= 38                         # up to the edge on all sides
+
+
+def test_a_digit_that_cannot_fit_is_refused(rng):
+    with pytest.raises(ac.InputError, match="does not fit into 28x28"):
+        ac.affine_digits(np.full((1, 28, 28), 9, np.uint8), ac.affine_matrix(20, 0, 1.2, 1.2), rng, 28)
+
+
+# ---------------------------------------------------------------- streams
+
+def same(a, b):
+    return all(np.array_equal(x[key], y[key]) for x, y in zip(a, b, strict=True) for key in x)
+
+
+def streamed(digits, config, kind, **more):
+    return list(ac.stream_digits(digits, config, kind, **more))
+
+
+def test_streams_are_of_their_splits_and_the_same_again(digits, monkeypatch):
+    monkeypatch.setattr(ac, "CHUNK", 8)
+    for kind, n, split in (("val", 20, "val"), ("test", 30, "test"), ("affine", 30, "test")):
+        parts = streamed(digits, CONFIG, kind)
+        assert [len(part["labels"]) for part in parts] == [8] * (n // 8) + [n % 8] * (n % 8 > 0)
+        assert all(part["images"].shape == (len(part["labels"]), 40, 40) for part in parts)
+        labels = np.concatenate([part["labels"] for part in parts])
+        np.testing.assert_array_equal(labels, digits[split][1][:n])
+        assert same(parts, streamed(digits, CONFIG, kind))
+        assert not same(parts, streamed(digits, dataclasses.replace(CONFIG, seed=1), kind))
+    affine, moved = streamed(digits, CONFIG, "affine"), streamed(digits, CONFIG, "test")
+    assert not same(affine, moved)
+
+
+def test_variants_are_other_transformations_of_the_same_digits(digits):
+    one, two = streamed(digits, dataclasses.replace(CONFIG, n_variants=2), "affine")
+    np.testing.assert_array_equal(one["labels"], two["labels"])
+    assert not np.array_equal(one["images"], two["images"])
+    assert same([one], streamed(digits, CONFIG, "affine"))
+
+
+def test_factors_that_are_given_are_not_drawn(digits):
+    fixed = {"turn": 0, "shear": 0, "down": 1, "across": 1}
+    (plain,), (drawn,) = (streamed(digits, CONFIG, "affine", **more) for more in ({"factors": fixed}, {}))
+    ink = digits["test"][0][:30].sum((1, 2))
+    np.testing.assert_allclose(plain["images"].sum((1, 2)), ink, rtol=0.01)
+    assert not np.allclose(drawn["images"].sum((1, 2)), ink, rtol=0.05)
+
+
+def test_mnists_test_digits_stay_as_they_are_and_its_training_digits_move_by_two(digits):
+    config = ac.Config(task="mnist", n_train=64, n_val=20, n_test=30, batch_size=16)
+    (part,) = streamed(digits, config, "test")
+    np.testing.assert_array_equal(part["images"], digits["test"][0][:30])
+    assert config.max_shift == 2 and ac.Config().max_shift == 6
+    (samples,) = ac.epoch_samples(digits, 0, config)
+    assert samples["images"].shape == (64, 28, 28)
+
+
+def test_an_epoch_has_every_digit_once_before_one_comes_again(digits):
+    config = dataclasses.replace(CONFIG, n_train=150)                                   # of 60
+    rows, images = [], {image.tobytes(): k for k, image in enumerate(digits["train"][0])}
+    fixed = dataclasses.replace(config, max_shift=0)
+    for samples in ac.epoch_samples(digits, 0, fixed):
+        rows += [images[np.ascontiguousarray(image[6:34, 6:34]).tobytes()] for image in samples["images"]]
+    counts = np.bincount(rows[:120], minlength=60)
+    assert len(rows) == 150 and (counts == 2).all() and len(set(rows[:60])) == 60
+    first, second = (list(ac.epoch_samples(digits, epoch, config)) for epoch in (0, 1))
+    assert same(first, list(ac.epoch_samples(digits, 0, config))) and not same(first, second)
+
+
+def test_few_digits_a_class_are_the_first_of_each(digits):
+    images, labels = ac.training_digits(digits, dataclasses.replace(CONFIG, n_per_class=2))
+    assert np.bincount(labels).tolist() == [2] * 10
+    kept = [np.flatnonzero(digits["train"][1] == digit)[:2] for digit in range(10)]
+    np.testing.assert_array_equal(images, digits["train"][0][np.sort(np.concatenate(kept))])
+
+
+# ---------------------------------------------------------------- affNIST's own files
+
+def write_affnist(path, images, labels, **more):
+    scipy_io = pytest.importorskip("scipy.io")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fields = {"image": images.reshape(len(images), -1).T, "label_int": labels[None]} | more
+    scipy_io.savemat(path, {"affNISTdata": {name: value for name, value in fields.items() if value is not None}})
+
+
+def test_affnists_files_are_read(tmp_path, rng):
+    found = [(rng.integers(0, 256, (n, 40, 40)).astype(np.uint8), rng.integers(0, 10, n).astype(np.uint8))
+             for n in (5, 1)]
+    for k, (images, labels) in enumerate(found, 9):
+        write_affnist(tmp_path / "test_batches" / f"{k}.mat", images, labels)
+    for folder in (tmp_path, tmp_path / "test_batches"):
+        parts = list(ac.read_affnist(str(folder)))
+        assert len(parts) == 2                                              # 9 comes before 10
+        for part, (images, labels) in zip(parts, found):
+            np.testing.assert_array_equal(part["images"], images)
+            np.testing.assert_array_equal(part["labels"], labels)
+
+
+@pytest.mark.parametrize("fault, named", [
+    ("empty", "no test_batches/1.mat"), ("torn", "1.mat: damaged"), ("other", "holds no affNISTdata"),
+    ("field", "lacks a field"), ("shape", "image is uint8 of shape"), ("dtype", "image is float64"),
+    ("labels", "label_int is not of 0..9")])
+def test_files_that_are_wrong_are_named(tmp_path, fault, named, rng):
+    scipy_io = pytest.importorskip("scipy.io")
+    images, labels = rng.integers(0, 256, (4, 40, 40)).astype(np.uint8), np.arange(4, dtype=np.uint8)
+    path = tmp_path / "1.mat"
+    if fault == "torn":
+        write_affnist(path, images, labels)
+        path.write_bytes(path.read_bytes()[:200])
+    elif fault == "other":
+        scipy_io.savemat(path, {"other": images})
+    elif fault == "field":
+        write_affnist(path, images, labels, label_int=None)
+    elif fault == "shape":
+        write_affnist(path, images[:, :39], labels)
+    elif fault == "dtype":
+        write_affnist(path, images.astype(float), labels)
+    elif fault == "labels":
+        write_affnist(path, images, labels + 7)
+    with pytest.raises(ac.InputError, match=named):
+        list(ac.read_affnist(str(tmp_path)))
+
+
+def test_without_scipy_one_line_says_what_to_install(tmp_path, monkeypatch):
+    import builtins
+    usual = builtins.__import__
+
+    def without(name, *more, **words):
+        if name.startswith("scipy"):
+            raise ImportError
+        return usual(name, *more, **words)
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ac.InputError, match="python3 -m pip install scipy"):
+        list(ac.read_affnist(str(tmp_path)))

@@ -1,0 +1,253 @@
+"""The networks of the third experiment: every gradient against centred differences; what they compute, by hand."""
+import dataclasses
+from types import SimpleNamespace
+
+import affnist_capsnet as ac
+
+import numpy as np
+import pytest
+from gradcheck import SMOOTH, check_coordinates, check_directions, check_op, float_dtypes, normal, poison
+
+TINY = ac.Config(seed=1, n_epochs=2, n_train=80, n_val=16, n_test=16, batch_size=40, digits="synthetic", threads=1,
+                 quiet=True, conv1_channels=3, conv3_channels=4, primary_types=2, decoder_hidden1=6, decoder_hidden2=7)
+WIDTHS = {"gap": 5, "max": 5, "dense": 6, "cnn": 3}
+
+
+def tiny(model, **more):
+    width = {"width": WIDTHS[model]} if model in WIDTHS else {}
+    return ac.changed(ac.for_model(TINY, model), **width | more)
+
+
+NETWORKS = {
+    **{model: tiny(model) for model in ac.MODELS},
+    "three iterations": tiny("shared", routing_iters=3), "detached": tiny("caps", routing_grad="detached"),
+    "no squash": tiny("shared", no_squash=True, routing_iters=2), "no places": tiny("shared", no_places=True),
+    "plain vectors": tiny("vectors", no_squash=True, loss="xent", recon_weight=0.0),
+    "cross-entropy": tiny("shared", loss="xent"), "no decoder": tiny("caps", recon_weight=0.0),
+    "with dropout": tiny("dense", dropout=0.4), "not normalised": tiny("shared", norm="none"),
+    "the paper's": tiny("caps", preset="small", conv1_channels=3, primary_types=1),
+    "mnist": tiny("shared", task="mnist"), "small gap": tiny("gap", preset="small", conv1_channels=3)}
+
+
+def float64(config, seed=3):
+    """The initial weights in float64, with biases and betas off zero, so that no unit sits on a ReLU's kink"""
+    rng = np.random.default_rng(seed)
+    return {name: p.astype(np.float64) + (0.1 * rng.standard_normal(p.shape) if name.endswith(("_b", "_beta")) else 0)
+            for name, p in ac.init_params(config).items()}
+
+
+def batch_of(digits, config, n=3, dtype=np.float64):
+    return ac.to_batch(next(ac.epoch_samples(digits, 0, config)), slice(0, n), dtype)
+
+
+def loss_of(params, batch, config, images=None):
+    """The loss anew, from forward and the loss functions"""
+    images = batch["images"] if images is None else images
+    out, _ = ac.forward(params, images, config, batch["labels"][:, None], dropout_mask=batch.get("dropout_mask"),
+                        statistics={})
+    labels, scores = batch["labels"], out["scores"]
+    if config.loss == "margin":
+        naming = ac.margin_loss(scores, np.eye(10)[labels])[0]
+    elif config.model in ac.CAPSULES:
+        naming = -np.log(scores[np.arange(len(labels)), labels] / scores.sum(1)).mean()
+    else:
+        naming = -np.log(np.exp(scores[np.arange(len(labels)), labels]) / np.exp(scores).sum(1)).mean()
+    if "recon" not in out:
+        return naming
+    return naming + config.recon_weight * np.square(out["recon"] - batch["images"][:, None]).sum() / len(labels)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gradient_of_the_whole_network(digits, name, monkeypatch):
+    config = NETWORKS[name]
+    config = dataclasses.replace(config, recon_weight=0.01) if config.recon_weight else config
+    params, batch = float64(config, seed=4), batch_of(digits, config)
+    terms, grads, _ = ac.loss_and_grads(params, batch, config)
+    assert loss_of(params, batch, config) == pytest.approx(terms["loss"], rel=1e-9)
+    assert all(g.any() and g.shape == params[key].shape for key, g in grads.items())
+    if config.routing_grad == "detached" and config.model == "caps":
+        c = ac.forward(params, batch["images"], config, statistics={})[0]["c"][-1]
+
+        def frozen(u_hat, *_, **__):                                                    # routing with the last c
+            return ac.squash_forward(np.einsum("nji,njid->njd", c, u_hat))[0], SimpleNamespace(steps=[])
+        monkeypatch.setattr(ac, "routing_forward", frozen)
+    check_directions(lambda p: loss_of(p, batch, config), params, grads, n=2)
+    check_coordinates(lambda p: loss_of(p, batch, config), params, grads, n=2)
+
+
+@pytest.mark.parametrize("name", ["shared", "caps", "vectors", "gap", "max", "cnn"])
+def test_gradient_of_the_image(digits, name):
+    """What one-step adversarial perturbations need; through the statistics of the samples, too"""
+    config = NETWORKS[name]
+    params, batch = float64(config, seed=4), batch_of(digits, config, 2)
+    batch["images"] += 0.2 * np.random.default_rng(3).random(batch["images"].shape)     # no ties for the maxima
+    out, cache = ac.forward(params, batch["images"], config, batch["labels"][:, None], statistics={})
+    _, dscores = ac.naming_loss(out, batch["labels"], config)
+    drecon = np.zeros_like(out["recon"]) if "recon" in out else None
+    _, dimages = ac.backward(dscores, drecon, cache, config, need_dx=True)
+    assert dimages.shape == batch["images"].shape
+
+    def loss(images):
+        return ac.naming_loss(ac.forward(params, images, config, batch["labels"][:, None], statistics={})[0],
+                              batch["labels"], config)[0]
+    rng = np.random.default_rng(2)
+    for _ in range(3):
+        d = rng.standard_normal(dimages.shape)
+        numeric = (loss(batch["images"] + 1e-6 * d) - loss(batch["images"] - 1e-6 * d)) / 2e-6
+        assert numeric == pytest.approx(np.vdot(dimages, d), rel=1e-4) and numeric != 0
+
+
+def test_im2col_rows_backward_is_the_adjoint(rng):
+    x, dy = rng.standard_normal((2, 7, 5)), rng.standard_normal((2, 5, 5, 3))
+    assert np.vdot(ac.im2col_rows(x, 3), dy) == pytest.approx(np.vdot(x, ac.im2col_rows_backward(dy)))
+
+
+def test_largest_by_hand_and_its_gradient():
+    x = np.array([[[[1.0, 5], [3, 5]], [[2, 0], [3, -1]]]])                             # (1, 2, 2, 2)
+    y, cache = ac.largest_forward(x)
+    assert y.tolist() == [[3, 5]]
+    dx = ac.largest_backward(np.array([[7.0, 9]]), cache)
+    assert dx[0, 0].tolist() == [[0, 9], [7, 0]] and not dx[0, 1].any()                 # the first of equals
+    check_op(ac.largest_forward, ac.largest_backward, normal(2, 3, 4, 5), tol=SMOOTH)
+
+
+def test_routing_without_squash_by_hand():
+    """One iteration: a tenth of the sum of the votes; two: the agreements are with unsquashed vectors"""
+    rng = np.random.default_rng(0)
+    u_hat = rng.standard_normal((2, 3, 4, 5))
+    for iters in (1, 2):
+        config = SimpleNamespace(routing_iters=iters, routing_grad="full")
+        v, _ = ac.routing_forward(u_hat, config, None, np.empty, ac.PLAIN)
+        for n in range(2):
+            s = u_hat[n].sum(1) / 3
+            if iters == 2:
+                b = np.einsum("jid,jd->ji", u_hat[n], s)
+                c = np.exp(b) / np.exp(b).sum(0)
+                s = np.einsum("ji,jid->jd", c, u_hat[n])
+            np.testing.assert_allclose(v[n], s, rtol=1e-12)
+        check_op(lambda x, config=config: ac.routing_forward(x, config, None, np.empty, ac.PLAIN),
+                 lambda dv, cache: ac.routing_backward(dv, cache)[0], u_hat)
+
+
+def test_vectors_are_averages_over_places(digits):
+    config = NETWORKS["plain vectors"]
+    params, batch = float64(config), batch_of(digits, config)
+    out, cache = ac.forward(params, batch["images"], config, statistics={})
+    x, _ = ac.layers_forward(params, ac.im2col_rows(batch["images"], 3), ac.plan(config).layers, statistics={})
+    np.testing.assert_allclose(out["v"], x.mean((1, 2)).reshape(3, 10, 16))
+    np.testing.assert_allclose(out["scores"], np.linalg.norm(out["v"], axis=-1))
+
+
+def test_shared_capsules_by_loops(digits):
+    """Each vote is its type's matrix times u plus the place's matrix times its place, scaled by the capsule's length"""
+    config = NETWORKS["shared"]
+    params, batch = float64(config), batch_of(digits, config)
+    out, _ = ac.forward(params, batch["images"], config, statistics={})
+    centres, B = ac.plan(config).centres, config.primary_types
+    for n in range(3):
+        s = np.zeros((10, 16))
+        for place, centre in enumerate(centres):
+            for kind in range(B):
+                u = out["u"][n, place * B + kind]
+                s += (np.einsum("e,ejd->jd", u, params["W"][kind])
+                      + np.einsum("k,kjd->jd", np.linalg.norm(u) * centre, params["place_W"])) / 10
+        norm = np.linalg.norm(s, axis=1, keepdims=True)
+        np.testing.assert_allclose(out["v"][n], norm * s / (1 + norm ** 2), rtol=1e-6)
+
+
+def test_places_are_the_middles_of_the_receptive_fields():
+    """Of the deep front end on 40 px: 3x3, 3x3, pool, 3x3, 3x3, pool, 3x3: fields of 26 px, 4 px apart, so that the
+    outer ones begin 0 and end 41 - 1 - 1 = 41 px in; -1 to 1 over the image"""
+    centres = ac.plan(tiny("shared")).centres
+    assert len(centres) == 25
+    x = np.unique(centres[:, 0])
+    np.testing.assert_allclose(np.diff(x), 4 / 20)
+    assert centres[0].tolist() == [x[0], x[0]] and centres[1].tolist() == [x[1], x[0]]  # x first, then y
+    changed = np.zeros((1, 40, 40))
+    config, params = tiny("shared", norm="none"), float64(tiny("shared", norm="none"))
+    before = ac.forward(params, changed, config)[0]["u"].reshape(25, -1)
+    hit = []
+    for column in range(40):
+        image = changed.copy()
+        image[0, :, column] = 1
+        after = ac.forward(params, image, config)[0]["u"].reshape(25, -1)
+        hit.append((after != before).any(1).reshape(5, 5)[2])
+    hit = np.array(hit)                                                                 # (column, place)
+    middles = [(np.flatnonzero(hit[:, k]).min() + np.flatnonzero(hit[:, k]).max()) / 2 for k in range(5)]
+    np.testing.assert_allclose((np.array(middles) - 19.5) / 20, x, atol=0.06)
+
+
+@pytest.mark.parametrize("model, of", [("gap", "shared"), ("max", "shared"), ("dense", "caps"), ("cnn", "caps")])
+@pytest.mark.parametrize("task", ac.TASKS)
+def test_controls_have_the_size_of_the_capsules_without_their_decoder(model, of, task):
+    def size(config):
+        return sum(p.size for name, p in ac.init_params(config).items() if not name.startswith("dec"))
+    wanted, found = size(ac.Config(model=of, task=task)), size(ac.Config(model=model, task=task))
+    assert abs(found / wanted - 1) < 0.02
+
+
+@pytest.mark.parametrize("flags, n", [
+    (dict(task="mnist", preset="paper", model="caps"), 8215568), (dict(), 1170208)])
+def test_parameter_counts(flags, n):
+    """The paper's: 8.2 million with reconstruction"""
+    assert ac.n_params(ac.init_params(ac.Config(**flags))) == n
+
+
+def test_papers_shapes():
+    """28 -> 20 -> 6: 1,152 capsules"""
+    drawn = ac.plan(ac.Config(task="mnist", preset="paper", model="caps"))
+    assert (drawn.side, drawn.channels) == (6, 256) and drawn.side ** 2 * 32 == 1152
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_results_do_not_depend_on_the_buffers(digits, name):
+    config, arena = NETWORKS[name], ac.Arena()
+    params, samples = float64(config), next(ac.epoch_samples(digits, 0, config))
+    for rows in (slice(0, 4), slice(4, 7), slice(0, 4)):
+        batch = ac.to_batch(samples, rows, np.float64)
+        pure = ac.loss_and_grads(params, batch, config)
+        for empty in (poison, arena.rewind()):
+            terms, grads, _ = ac.loss_and_grads(params, batch, config, empty)
+            assert terms == pure[0] and grads.keys() == pure[1].keys()
+            for key, g in grads.items():
+                np.testing.assert_array_equal(g, pure[1][key])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_dtype_follows_the_inputs(digits, dtype, name):
+    config = NETWORKS[name]
+    params = {key: p.astype(dtype) for key, p in float64(config).items()}
+    batch = batch_of(digits, config, 3, dtype)
+    assert float_dtypes(ac.loss_and_grads(params, batch, config)[1]) == {np.dtype(dtype)}
+
+
+@pytest.mark.parametrize("name", ["shared", "caps", "vectors", "dense"])
+def test_training_learns_and_keeps_its_bits(digits, name):
+    config = ac.changed(NETWORKS[name], n_epochs=15, max_shift=0, lr=1e-2, warmup=0)
+    params, history = ac.train(config, data=digits)
+    assert history["epochs"][-1]["train_accuracy"] > 0.8 > history["epochs"][0]["train_accuracy"]
+    again, _ = ac.train(dataclasses.replace(config, threads=2), data=digits)
+    assert params.keys() == again.keys() and all(np.array_equal(params[key], again[key]) for key in params)
+
+
+def test_stopping_at_an_accuracy(digits):
+    config = ac.changed(NETWORKS["gap"], n_epochs=10, max_shift=0, lr=1e-2, warmup=0, stop_at=0.3)
+    _, history = ac.train(config, data=digits)
+    reached = [epoch["val_accuracy"] >= 0.3 for epoch in history["epochs"]]
+    assert reached[-1] and not any(reached[:-1]) and len(reached) < 10
+
+
+def test_evaluation_against_brute_force(digits):
+    config = dataclasses.replace(NETWORKS["shared"], n_test=30)
+    params = ac.init_params(config)
+    weights = params | ac.init_state(params)
+    with ac.Runner(1) as runner:
+        found = ac.evaluate(weights, ac.stream_digits(digits, config, "test"), config, runner)
+    (part,) = ac.stream_digits(digits, config, "test")
+    batch = ac.to_batch(part, slice(None))
+    out, _ = ac.forward(weights, batch["images"], config, batch["labels"][:, None])
+    right = out["scores"].argmax(1) == part["labels"]
+    assert found["hits"] == right.sum() and found["accuracy"] == right.mean() and found["n"] == 30
+    assert found["recon_mse"] == pytest.approx(np.square(out["recon"][:, 0] - batch["images"]).mean(), rel=1e-5)
+    assert found["per_class"] == [right[part["labels"] == digit].mean() for digit in range(10)]

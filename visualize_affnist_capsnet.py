@@ -1,0 +1,260 @@
+#!/usr/bin/env python3
+"""Draws what affnist_capsnet.py finds out: trains its networks, or loads them, and writes one PNG per figure.
+
+    python3 visualize_affnist_capsnet.py --networks shared,gap --seed 1
+    python3 visualize_affnist_capsnet.py --load shared.npz gap.npz
+
+The figures of a single network (redrawn digits, perturbations) show the first one that has capsules and a decoder.
+"""
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
+from affnist_capsnet import DIGIT_NAMES, N_CLASSES, SIDES, InputError
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+matplotlib.use("Agg")
+matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
+                            "image.interpolation": "nearest", "legend.frameon": False})
+GRAY = "#666666"
+STYLES = {"shared": ("#0072B2", "-", "o"), "caps": ("#CC79A7", "-", "D"), "vectors": ("#56B4E9", "-.", "P"),
+          "gap": ("#D55E00", "--", "s"), "max": ("#E69F00", "--", "^"), "dense": ("#009E73", ":", "v"),
+          "cnn": (GRAY, ":", "x")}                                          # Okabe & Ito, colour-blind safe
+WIDTH = 9                          # inches
+OUTDIR = Path("viz/affnist_capsnet")
+PERTURBED = np.linspace(-0.25, 0.25, 11)                                    # the paper's, Figure 4
+
+
+@dataclass(frozen=True)
+class Network:
+    label: str
+    config: affnist.Config
+    weights: dict
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the figures are drawn from"""
+    networks: list
+    digits: dict                   # load_digits' result
+    runner: affnist.Runner
+
+    @property
+    def config(self):
+        return self.networks[0].config
+
+    @property
+    def redraws(self):
+        """The first network that redraws digits, or None"""
+        return next((network for network in self.networks if network.config.recon_weight), None)
+
+
+# ---------------------------------------------------------------- helpers
+
+def new_figure(run, height, title, note=""):
+    fig = Figure((WIDTH, height), layout="constrained")
+    fig.suptitle(title, fontsize=11)
+    fig.supxlabel(f"{DIGIT_NAMES[run.digits['source']]}{note}", fontsize=8, color=GRAY)
+    return fig
+
+
+def show(ax, image, title="", colour="black"):
+    ax.imshow(image, cmap="gray_r", vmin=0, vmax=1 if image.dtype.kind == "f" else 255)
+    ax.set(xticks=[], yticks=[])
+    ax.spines[:].set(visible=True, color="#CCCCCC")
+    ax.set_title(title, fontsize=8, pad=3, color=colour)
+
+
+def one_of_each(labels):
+    """Index of the first sample of each class"""
+    return [int(np.flatnonzero(labels == digit)[0]) for digit in range(N_CLASSES)]
+
+
+def some(run, kind, **more):
+    """The first chunk of a stream of digits, one of each class"""
+    part = next(affnist.stream_digits(run.digits, run.config, kind, **more))
+    rows = one_of_each(part["labels"])
+    return {name: array[rows] for name, array in part.items()}
+
+
+# ---------------------------------------------------------------- figures
+
+def draw_digits(run):
+    """Training digits, moved; test digits, moved, and transformed as one factor after the other does, and as all do"""
+    samples = next(affnist.epoch_samples(run.digits, 0, dataclasses.replace(run.config, dropout=0.0)))
+    rows = one_of_each(samples["labels"])
+    shown = [("training", samples["images"][rows]), ("test: moved", some(run, "test")["images"])]
+    if run.config.task == "affnist":
+        plain = {"turn": 0.0, "shear": 0.0, "down": 1.0, "across": 1.0}
+        for text, change in (("turned by 20°", {"turn": 20.0}), ("sheared by 0.2", {"shear": 0.2}),
+                             ("stretched, 1.2", {"down": 1.2}), ("narrowed, 0.8", {"across": 0.8})):
+            shown.append((text, some(run, "affine", factors=plain | change)["images"]))
+        shown.append(("test: affine", some(run, "affine")["images"]))
+    fig = new_figure(run, 1.05 * len(shown) + 0.6, "What the networks are trained on, and what they are tested on")
+    for row, (text, images) in zip(np.atleast_2d(fig.subplots(len(shown), N_CLASSES)), shown):
+        for ax, image in zip(row, images):
+            show(ax, image)
+        row[0].set_ylabel(text, rotation=0, ha="right", va="center")
+    return fig
+
+
+def draw_redrawn(run):
+    """Test digits, and what the longest capsule makes of them"""
+    network = run.redraws
+    kinds = [("test", "moved")] + [("affine", "affine")] * (run.config.task == "affnist")
+    fig = new_figure(run, 2.2 * len(kinds) + 0.7, f"Test digits, and each redrawn from its longest capsule "
+                     f"({network.label})", "; above the redrawn digit what it was named, red where wrong")
+    axes = fig.subplots(2 * len(kinds), N_CLASSES)
+    for k, (kind, word) in enumerate(kinds):
+        part = some(run, kind)
+        out = run.runner.forward(network.weights, part, network.config, decode="longest")
+        for j, (image, label) in enumerate(zip(part["images"], part["labels"])):
+            named = int(out["scores"][j].argmax())
+            show(axes[2 * k, j], image)
+            show(axes[2 * k + 1, j], out["recon"][j, 0], f"{named}", "black" if named == label else STYLES["gap"][0])
+        axes[2 * k, 0].set_ylabel(word, rotation=0, ha="right", va="center")
+        axes[2 * k + 1, 0].set_ylabel("redrawn", rotation=0, ha="right", va="center")
+    return fig
+
+
+FACTOR_RANGES = {                  # one at a time, past affNIST's range
+    "turn": (np.arange(-60, 61, 10.0), "turned by, degrees", (-20, 20)),
+    "shear": (np.linspace(-0.6, 0.6, 9), "sheared by", (-0.2, 0.2)),
+    "down": (np.linspace(0.5, 1.4, 10), "stretched downwards by", (0.8, 1.2)),
+    "across": (np.linspace(0.5, 1.4, 10), "stretched across by", (0.8, 1.2))}
+
+
+def accuracy_by_factor(network, run, name):
+    """-> the accuracy at each value of one factor, the others at rest; digits anywhere on the canvas"""
+    values, *_ = FACTOR_RANGES[name]
+    plain = {"turn": 0.0, "shear": 0.0, "down": 1.0, "across": 1.0}
+    return [affnist.evaluate(network.weights, affnist.stream_digits(
+        run.digits, network.config, "affine", plain | {name: float(value)}), network.config, run.runner)["accuracy"]
+        for value in values]
+
+
+def draw_factors(run):
+    """Which transformation costs what"""
+    fig = new_figure(run, 3.4, "Accuracy on test digits turned, sheared or stretched, one factor at a time",
+                     f", the first {run.config.n_test:,} test digits anywhere on 40x40; shaded: affNIST's range")
+    axes = fig.subplots(1, len(FACTOR_RANGES), sharey=True)
+    for ax, (name, (values, text, within)) in zip(axes, FACTOR_RANGES.items()):
+        ax.axvspan(*within, color="#EEEEEE", linewidth=0)
+        for network in run.networks:
+            colour, line, marker = STYLES[network.config.model]
+            ax.plot(values, accuracy_by_factor(network, run, name), color=colour, linestyle=line, marker=marker,
+                    markersize=3, label=network.label)
+        ax.set_xlabel(text)
+        ax.grid(alpha=0.3)
+    axes[0].yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes[0].set_ylabel("named right")
+    axes[-1].legend(fontsize=8, loc="lower center")
+    return fig
+
+
+def perturbed(network, v, digit):
+    """A digit's capsule v (D,) with each dimension moved in turn -> redrawn (D, len(PERTURBED), side, side)"""
+    moved = np.repeat(v[None], affnist.D * len(PERTURBED), 0).reshape(affnist.D, len(PERTURBED), affnist.D)
+    for d in range(affnist.D):
+        moved[d, :, d] += PERTURBED.astype(v.dtype)
+    capsules = np.zeros((affnist.D * len(PERTURBED), N_CLASSES, affnist.D), v.dtype)
+    capsules[:, digit] = moved.reshape(-1, affnist.D)
+    masked, _ = affnist.mask_forward(capsules, np.full((len(capsules), 1), digit))
+    pixels, _ = affnist.decoder_forward(network.weights, masked)
+    side = SIDES[network.config.task]
+    return pixels.reshape(affnist.D, len(PERTURBED), side, side)
+
+
+def draw_perturbations(run):
+    """The paper's Figure 4: the dimensions of a digit's capsule moved one at a time, here those three of each digit
+    whose movement changes the picture most"""
+    network, part = run.redraws, some(run, "test")
+    out = run.runner.forward(network.weights, part, network.config)
+    fig = new_figure(run, 9.5, "What the dimensions of a digit's capsule stand for",
+                     f"; {network.label}; each row: one dimension moved by -0.25 to 0.25, the three that change the "
+                     "picture most")
+    axes = fig.subplots(N_CLASSES, 3)
+    for digit in range(N_CLASSES):
+        redrawn = perturbed(network, out["v"][digit, digit], digit)
+        most = np.argsort(-np.square(redrawn[:, -1] - redrawn[:, 0]).sum((1, 2)), kind="stable")[:3]
+        ink = redrawn.max((0, 1)) > 0.1
+        rows, columns = (np.flatnonzero(ink.any(axis)) for axis in (1, 0))
+        crop = (slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)) if ink.any() else (slice(None),) * 2
+        for ax, d in zip(axes[digit], most):
+            strip = np.concatenate([np.pad(image[crop], 1) for image in redrawn[d]], 1)
+            show(ax, strip, f"digit {digit}, dimension {d}")
+    return fig
+
+
+FIGURES = {"digits": draw_digits, "redrawn": draw_redrawn, "factors": draw_factors,
+           "perturbations": draw_perturbations}
+OF_A_DECODER = ("redrawn", "perturbations")
+
+
+def gather(args, config, wanted, say):
+    """Load the networks, or train them -> those of Run"""
+    if args.load:
+        found = [affnist.look_at(path, args) for path in args.load]
+        if len({each.task for _, each in found}) > 1:
+            raise InputError("--load: these networks are of two tasks; give those of one")
+        return [Network(f"{each.model}" if [other.model for _, other in found].count(each.model) == 1 else
+                        Path(path).stem, each, file.weights) for path, (file, each) in zip(args.load, found)]
+    if wanted == ["digits"]:
+        return [Network(config.model, config, {})]
+    models = args.networks.split(",")
+    networks = []
+    for model in models:
+        own = affnist.for_model(config, model)
+        say(f"training {model}")
+        networks.append(Network(model, own, affnist.train(own)[0]))
+    return networks
+
+
+def main():
+    parser = affnist.Parser(description=__doc__)
+    parser.add_argument(
+        "--outdir", type=Path, default=OUTDIR, metavar="DIR", help=f"folder for the PNGs (default {OUTDIR})")
+    parser.add_argument(
+        "--only", default="", choices=tuple(FIGURES), help="draw this figure alone, and train only what it needs")
+    parser.add_argument("--load", nargs="+", default=[], metavar="FILE", help="draw the networks in these files, "
+                        "checkpoints or weights")
+    parser.add_argument("--networks", default="shared,gap", metavar="NAMES", help="networks to train, where none are "
+                        "loaded, separated by commas (default shared,gap)")
+    affnist.add_config_flags(parser)
+    args = parser.parse_args()
+    config = affnist.config_from_args(args)
+    affnist.check_config(config)
+    unknown = [name for name in args.networks.split(",") if name not in affnist.MODELS]
+    if unknown or len(set(args.networks.split(","))) < len(args.networks.split(",")):
+        fault = f"'{unknown[0]}' is none of {', '.join(affnist.MODELS)}" if unknown else "a network is named twice"
+        raise InputError(f"--networks {args.networks}: {fault}")
+    for name in "model", "checkpoint", "resume", "out_json":
+        if hasattr(args, name):
+            raise InputError(f"{affnist.flag_of(name)}: means nothing here; "
+                             + ("give --networks" if name == "model" else "leave it out"))
+    wanted = [name for name in FIGURES if args.only in ("", name)]
+    say = affnist.Progress(config.quiet).say
+    networks = gather(args, config, wanted, say)
+    if not any(network.config.recon_weight for network in networks):
+        for name in OF_A_DECODER:
+            if args.only == name:
+                raise InputError(f"--only {name}: none of the networks redraws digits; give one with a decoder")
+        wanted = [name for name in wanted if name not in OF_A_DECODER]
+    if networks[0].config.task != "affnist":
+        if args.only == "factors":
+            raise InputError("--only factors: needs --task affnist")
+        wanted = [name for name in wanted if name != "factors"]
+    affnist.make_outdir(args.outdir, wanted)
+    with affnist.Runner(config.threads) as runner:
+        run = Run(networks, affnist.load_digits(networks[0].config, say), runner)
+        for name in wanted:
+            affnist.write_figure(FIGURES[name](run), args.outdir / f"{name}.png", say)
+
+
+if __name__ == "__main__":
+    affnist.run_cli(main)
