@@ -992,6 +992,8 @@ def check_config(config):
     if config.batch_size > config.n_train:
         raise InputError(
             f"--batch-size {config.batch_size}: more than --n-train {config.n_train}; lower one or raise the other")
+    if config.affnist_dir:
+        next(read_affnist(config.affnist_dir))                                          # now, not after training
 
 
 WEIGHTS = Path(__file__).with_name("weights") / "affnist_shared.npz"                   # the network that comes along
@@ -1026,9 +1028,9 @@ def report(config, params, history, tests, say, found=None):
     for key, _, words in TESTS[config.task]:
         if key in tests:
             low, high = results[f"{key}_accuracy_ci95"]
-            redrawn = f", redrawn with error {tests[key]['recon_mse']:.4f} per pixel" * ("recon_mse" in tests[key])
+            error = tests[key].get("recon_mse")
             say(f"  {words:20}{tests[key]['accuracy']:.4f} of {tests[key]['n']}, 95% interval [{low:.4f}, {high:.4f}]"
-                f"{redrawn}")
+                + ("" if error is None else f", redrawn with error {error:.4f} per pixel"))
     training = (f"{results['seconds_train']:.1f} s, {results['ms_per_step']:.1f} ms a step" if found is None else
                 f"none; this network's had taken {results['seconds_train']:.0f} s")
     say(f"  training            {training}"

@@ -1,0 +1,135 @@
+"""The third experiment's command lines: end to end at toy size, offline; wrong input is one line and exit code 2."""
+import json
+import sys
+from types import SimpleNamespace
+
+import affnist_capsnet as ac
+
+import pytest
+
+EXPERIMENT, FIGURES = "affnist_capsnet.py", "visualize_affnist_capsnet.py"
+TOY = ("--digits synthetic --n-epochs 1 --n-train 64 --n-val 32 --n-test 64 --batch-size 16 --conv1-channels 4 "
+       "--conv3-channels 4 --primary-types 2").split()
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys, tmp_path):
+    """cli(*flags) -> exit code, stdout, stderr of the experiment in this process, with few synthetic digits, in
+    tmp_path"""
+    monkeypatch.setattr(ac, "N_SYNTHETIC", {"train": 60, "val": 40, "test": 80})
+    monkeypatch.setattr(ac, "MNIST_MIRRORS", ())
+    monkeypatch.chdir(tmp_path)
+
+    def call(*flags):
+        monkeypatch.setattr(sys, "argv", [EXPERIMENT, *map(str, flags)])
+        capsys.readouterr()
+        code = 0
+        try:
+            ac.run_cli(ac.main)
+        except SystemExit as stop:
+            code = stop.code
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def toy_run(run_script, tmp_path_factory):
+    """The experiment at toy size in a process of its own -> the finished process, its results and files"""
+    folder = tmp_path_factory.mktemp("run")
+    out, checkpoint, weights = folder / "out.json", folder / "run.npz", folder / "weights.npz"
+    done = run_script(EXPERIMENT, *TOY, "--out-json", out, "--checkpoint", checkpoint, "--out-weights", weights)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    return SimpleNamespace(stdout=done.stdout, results=json.loads(out.read_text()), checkpoint=checkpoint,
+                           weights=weights)
+
+
+def test_results_have_the_promised_keys(toy_run):
+    results = toy_run.results
+    for key in ("familiar", "affine"):
+        low, high = results[f"{key}_accuracy_ci95"]
+        assert 0 <= low <= results[f"{key}_accuracy"] <= high <= 1 and results[f"{key}_n"] == 64
+        assert results[f"{key}_hits"] == pytest.approx(64 * results[f"{key}_accuracy"], abs=0.01)
+        assert len(results[f"{key}_per_class"]) == 10 and results[f"{key}_recon_mse"] > 0
+    assert results["source"] == "synthetic" and "test_accuracy" not in results and "real_affine_accuracy" not in results
+    assert len(results["weights_sha256"] or "") in (0, 64) and results["history"]["epoch"] == [1]
+    assert "moved test digits" in toy_run.stdout and "affine test digits" in toy_run.stdout
+    assert "SYNTHETIC digits" in toy_run.stdout
+
+
+def test_mnists_task_has_one_test(cli, tmp_path):
+    code, out, stderr = cli(*TOY, "--task", "mnist", "--model", "gap", "--out-json", "r.json")
+    assert code == 0, stderr
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert "test_accuracy" in found and "affine_accuracy" not in found and "moved test" not in out
+
+
+def test_a_loaded_network_gives_the_results_of_its_run(cli, toy_run, tmp_path):
+    for path in (toy_run.checkpoint, toy_run.weights):
+        code, out, stderr = cli("--load", path, "--n-test", 64, "--out-json", "again.json")
+        assert code == 0, stderr
+        again = json.loads((tmp_path / "again.json").read_text())
+        assert again["loaded"]["file"] == path.name and again["affine_n"] == 64
+    code, out, _ = cli("--load", toy_run.checkpoint, "--n-test", 64, "--n-variants", 2, "--out-json", "more.json")
+    assert code == 0 and json.loads((tmp_path / "more.json").read_text())["affine_n"] == 128
+
+
+def test_resuming_gives_the_same_bits(cli, tmp_path):
+    flags = [*TOY, "--lr-schedule", "constant", "--quiet"]
+    assert cli(*flags, "--n-epochs", 3, "--out-json", "whole.json") == (0, "", "")
+    assert cli(*flags, "--n-epochs", 1, "--checkpoint", "part.npz") == (0, "", "")
+    more = "--checkpoint", "part.npz", "--resume", "--out-json", "parted.json"
+    assert cli(*flags, "--n-epochs", 3, *more) == (0, "", "")
+    whole, parted = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("whole", "parted"))
+    assert whole["history"]["train_loss"] == parted["history"]["train_loss"]
+    assert whole["affine_hits"] == parted["affine_hits"]
+
+
+BAD = {"--n-train 0": "--n-train", "--n-val 5001": "--n-val", "--n-test 0": "--n-test",
+       "--n-variants 0": "--n-variants",
+       "--task mnist --n-variants 2": "--n-variants: means nothing to --task mnist", "--max-shift 7": "--max-shift",
+       "--task mnist --affnist-dir x": "--affnist-dir: means nothing", "--affnist-dir nowhere": "--affnist-dir",
+       "--batch-size 65": "--batch-size", "--lr 0": "--lr", "--stop-at 2": "--stop-at", "--model nearest": "--model",
+       "--model gap --routing-iters 2": "--routing-iters: means nothing", "--model vectors --no-places": "--no-places",
+       "--model shared --width 4": "--width: means nothing", "--dropout 0.5": "--dropout: means nothing",
+       "--model dense --loss margin": "--loss: means nothing", "--recon-weight -1": "--recon-weight",
+       "--out-json no/x.json": "no/x", "--checkpoint folder": "folder", "--resume": "--checkpoint",
+       "--load nothing.npz": "nothing.npz: no such file", "--mnist-dir nowhere --digits mnist": "nowhere"}
+
+
+@pytest.mark.parametrize("flags", BAD)
+def test_bad_input_is_one_line_and_leaves_no_file(cli, tmp_path, flags):
+    (tmp_path / "folder").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    words = flags.split()
+    usual = TOY if "--load" not in words and "--model gap" not in flags and "--model dense" not in flags else []
+    code, _, stderr = cli(*usual, *words)
+    assert code == 2 and stderr.startswith("error: ") and BAD[flags] in stderr, stderr
+    assert stderr.count("\n") == 1 and "Traceback" not in stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_checkpoint_of_another_task_is_refused(cli):
+    assert cli(*TOY, "--checkpoint", "run.npz", "--quiet")[0] == 0
+    code, _, stderr = cli(*TOY, "--task", "mnist", "--checkpoint", "run.npz", "--resume")
+    assert code == 2 and "task" in stderr and stderr.count("\n") == 1
+
+
+def test_figures_at_toy_size(run_script, toy_run, tmp_path):
+    done = run_script(FIGURES, "--load", toy_run.weights, "--n-test", 64, "--outdir", tmp_path / "a")
+    assert done.returncode == 0, done.stderr
+    assert {path.stem for path in (tmp_path / "a").glob("*.png")} == {"digits", "redrawn", "factors", "perturbations"}
+    done = run_script(FIGURES, *TOY, "--networks", "caps,vectors", "--task", "mnist", "--outdir", tmp_path / "b")
+    assert done.returncode == 0, done.stderr
+    assert {path.stem for path in (tmp_path / "b").glob("*.png")} == {"digits", "redrawn", "perturbations"}
+
+
+@pytest.mark.parametrize("flags, named", [
+    ("--networks shared,nets", "'nets' is none of"), ("--networks gap,gap", "named twice"),
+    ("--model gap", "--model: means nothing here; give --networks"), ("--out-json x.json", "--out-json"),
+    ("--only redrawn --networks gap", "none of the networks redraws"), ("--task mnist --only factors", "needs --task"),
+    ("--load nothing.npz", "no such file"), ("--outdir /dev/null/x", "--outdir")])
+def test_what_the_figures_refuse(run_script, flags, named):
+    small = "--digits synthetic --n-epochs 1 --n-train 32 --n-val 16 --n-test 64"
+    done = run_script(FIGURES, *("" if "--load" in flags else small).split(), *flags.split())
+    assert done.returncode == 2 and named in done.stderr and done.stderr.count("\n") == 1, done.stderr
