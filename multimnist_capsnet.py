@@ -153,7 +153,7 @@ PRESETS = {
                 "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 2e-3, "warmup": 0, "recon_weight": 0.0005},
     "paper": {"front_end": "paper", "conv1_channels": 256, "conv3_channels": 64, "norm": "none", "primary_types": 32,
               "decoder_hidden1": 512, "decoder_hidden2": 1024, "lr": 2e-3, "warmup": 0, "recon_weight": 0.0005}}
-CNN = {"norm": "batch", "lr": 5e-3, "warmup": 200}             # instead of the preset's
+CNN = {"norm": "batch", "lr": 1e-2, "warmup": 200}             # instead of the preset's
 OWN = PRESETS | {"cnn": CNN}
 CAPS_ONLY, CNN_ONLY = {"models": ("caps",)}, {"models": ("cnn",)}
 

@@ -378,7 +378,7 @@ def test_another_model_brings_its_own_recipe():
         config = dataclasses.replace(sn.Config(), preset=preset)
         assert config == sn.Config(preset=preset) and {name: getattr(config, name) for name in values} == values
     cnn = dataclasses.replace(mc.Config(), model="cnn")
-    assert cnn == mc.Config(model="cnn") and (cnn.lr, cnn.warmup) == (5e-3, 200)
+    assert cnn == mc.Config(model="cnn") and (cnn.lr, cnn.warmup) == (1e-2, 200)
     for preset, values in mc.PRESETS.items():
         config = dataclasses.replace(mc.Config(), preset=preset)
         assert config == mc.Config(preset=preset) and {name: getattr(config, name) for name in values} == values
@@ -512,7 +512,7 @@ def test_multimnists_tables():
         "paper": {"front_end": "paper", "conv1_channels": 256, "conv3_channels": 64, "norm": "none",
                   "primary_types": 32, "decoder_hidden1": 512, "decoder_hidden2": 1024, "lr": 0.002, "warmup": 0,
                   "recon_weight": 0.0005}}
-    assert mc.CNN == {"norm": "batch", "lr": 0.005, "warmup": 200}
+    assert mc.CNN == {"norm": "batch", "lr": 0.01, "warmup": 200}
 
 
 def test_smallnorbs_tables():
