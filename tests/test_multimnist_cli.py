@@ -353,8 +353,8 @@ def test_the_benchmark_with_several_numbers_of_threads(monkeypatch, capsys, tmp_
 
 def test_the_size_of_the_cnn():
     """Either --cnn-hidden or what sets how many parameters it may have; and enough room for a unit a class"""
-    with pytest.raises(mc.InputError, match="--cnn-channels 64: leave room for 0 hidden units only.*--cnn-hidden"):
-        mc.check_config(mc.Config(model="cnn", cnn_channels=64))
+    with pytest.raises(mc.InputError, match="--cnn-channels 256: leave room for 0 hidden units only.*--cnn-hidden"):
+        mc.check_config(mc.Config(model="cnn", cnn_channels=256))
     mc.check_config(mc.Config(model="cnn", cnn_channels=64, cnn_hidden=100))
     with pytest.raises(mc.InputError, match="--primary-types: sets how large the CNN may be, and --cnn-hidden does"):
         mc.check_config(mc.Config(model="cnn", primary_types=3, cnn_hidden=100))
