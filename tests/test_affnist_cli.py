@@ -5,9 +5,13 @@ from types import SimpleNamespace
 
 import affnist_capsnet as ac
 
+import imageio.v3 as imageio
 import pytest
 
+import make_affnist_capsnet_gif as film
+
 EXPERIMENT, FIGURES = "affnist_capsnet.py", "visualize_affnist_capsnet.py"
+GIF = "make_affnist_capsnet_gif.py"
 TOY = ("--digits synthetic --n-epochs 1 --n-train 64 --n-val 32 --n-test 64 --batch-size 16 --conv1-channels 4 "
        "--conv3-channels 4 --primary-types 2").split()
 
@@ -122,6 +126,34 @@ def test_figures_at_toy_size(run_script, toy_run, tmp_path):
     done = run_script(FIGURES, *TOY, "--networks", "caps,vectors", "--task", "mnist", "--outdir", tmp_path / "b")
     assert done.returncode == 0, done.stderr
     assert {path.stem for path in (tmp_path / "b").glob("*.png")} == {"digits", "redrawn", "perturbations"}
+
+
+def test_a_film_at_toy_size(run_script, toy_run, tmp_path):
+    done = run_script(GIF, "--load", toy_run.weights, "--frames", 4, "--out", tmp_path / "film.gif")
+    assert done.returncode == 0, done.stderr
+    frames = imageio.imread(tmp_path / "film.gif", index=None)
+    assert len(frames) == 20 and frames.shape[2] == 620 and (frames[0] != frames[1]).any()
+
+
+@pytest.mark.parametrize("flags, named", [
+    ("--frames 1", "--frames"), ("--fps 0", "--fps"), ("--index 5000", "--index"), ("--out no/x.gif", "no/x"),
+    ("--out-json x.json", "--out-json"), ("--load nothing.npz", "no such file")])
+def test_what_the_film_refuses(run_script, toy_run, flags, named):
+    done = run_script(GIF, *([] if "--load" in flags else ["--load", toy_run.weights]), *flags.split())
+    assert done.returncode == 2 and named in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_scenes_rest_and_reach_the_ends():
+    """Four frames a factor: at rest, at the upper end, at rest, at the lower end"""
+    scenes = film.scenes(4)
+    for k, (name, low, high) in enumerate(film.PATH):
+        own = scenes[4 * k:4 * k + 4]
+        rest = film.REST.get(name, 0)
+        assert [n for n, *_ in own] == [name] * 4
+        assert [value for _, value, *_ in own] == pytest.approx([rest, high, rest, low])
+        for _, value, factors, place in own:
+            assert factors == (film.REST | {name: value} if name in film.REST else film.REST)
+            assert place == (0, 0) or name == "place"
 
 
 @pytest.mark.parametrize("flags, named", [
