@@ -103,6 +103,8 @@ class Settings:
                               "training", choices=("cosine", "exponential", "constant"))
     weight_decay: float = option(0.0, "decoupled weight decay: every step shrinks the weights, not the biases, by lr x "
                                  "this", "training", low=0)
+    muon: float = option(0.0, "step of a normalised kernel along its orthogonalised momentum (Muon), as a share of the "
+                         "kernel's length, in Adam's place; 0: Adam for all", "training", low=0, high=1)
     average: float = option(0.0,
                             "decay of the running mean of the weights, which then is what is evaluated; 0: no mean",
                             "training", low=0, high=0.9999)
@@ -1697,9 +1699,46 @@ def adam_step(params, shard_grads, adam_m, adam_v, step, lr, runner):
 
 def learning_rate(config, step, n_steps):
     """Adam's learning rate at a step counting from 0"""
+    return config.lr * schedule(config, step, n_steps)
+
+
+def schedule(config, step, n_steps):
+    """The share of the whole learning rate at a step counting from 0"""
     cosine = 0.5 * (1 + math.cos(math.pi * step / n_steps))
     decay = {"cosine": cosine, "exponential": 0.96 ** (step / 2000), "constant": 1}
-    return config.lr * decay[config.lr_schedule] * min(1, (step + 1) / max(1, config.warmup))
+    return decay[config.lr_schedule] * min(1, (step + 1) / max(1, config.warmup))
+
+
+MUON_BETA, MUON_ROUNDS = 0.95, 5
+MUON_POLYNOMIAL = 3.4445, -4.7750, 2.0315          # Jordan et al. 2024: steep at 0, so that few rounds do
+
+
+def orthogonalised(g):
+    """g (C, F) = U S V^T -> about U V^T, singular values between 0.7 and 1.2: Newton-Schulz, X <- a X + (b X X^T +
+    c (X X^T)^2) X from X = g / |g|, all of it matrix products"""
+    a, b, c = MUON_POLYNOMIAL
+    x = g / (np.linalg.norm(g) + g.dtype.type(1e-12))
+    x = x.T if len(g) > g.shape[1] else x
+    for _ in range(MUON_ROUNDS):
+        square = x @ x.T
+        x = a * x + (b * square + c * (square @ square)) @ x
+    return x.T if len(g) > g.shape[1] else x
+
+
+def muon_step(params, shard_grads, momentum, names, share, runner):
+    """One step of the kernels `names` in place: with the momentum m = 0.95 m + g, along orthogonalised(g + 0.95 m), by
+    `share` of the kernel's length, which then is what it was: to the normalisation behind it only its direction counts.
+    """
+    def update(name):
+        w, m, *gs = (arrays[name].reshape(-1, params[name].shape[-1]) for arrays in (params, momentum, *shard_grads))
+        g = sum(gs[1:], gs[0])
+        m *= MUON_BETA
+        m += g
+        u = orthogonalised(g + MUON_BETA * m)
+        length = np.linalg.norm(w)
+        w -= u * (share * length / (np.linalg.norm(u) + u.dtype.type(1e-12)))
+        w *= length / np.linalg.norm(w)
+    runner.map(update, names)
 
 
 # -------------------------------------------------------------- what is learned without a gradient
@@ -1828,6 +1867,10 @@ class Run:
         self.adam_m, self.adam_v = ({name: np.zeros_like(p) for name, p in self.params.items()} for _ in range(2))
         self.average = {name: p.copy() for name, p in self.params.items()} if config.average else {}
         self.state = init_state(self.params)
+        self.kernels = [name for name in self.params if config.muon
+                        and name.removesuffix("_w") + "_norm_gamma" in self.params and self.params[name].ndim == 4]
+        if config.muon and not self.kernels:
+            raise InputError(f"--muon {config.muon}: is for normalised convolutions, and this network has none")
         self.steps_per_epoch = -(-n_train // config.batch_size)
         self.step, self.n_steps = 0, config.n_epochs * self.steps_per_epoch
         self.samples_left, self.terms = config.n_epochs * n_train, None
@@ -1892,7 +1935,11 @@ class Run:
         for name in params if config.weight_decay else ():
             if name[-1] in "wW":                                        # of a matrix; biases and betas end otherwise
                 params[name] *= 1 - lr * config.weight_decay
-        adam_step(params, shard_grads, self.adam_m, self.adam_v, self.step + 1, lr, self.runner)
+        if self.kernels:
+            share = config.muon * schedule(config, self.step, self.n_steps)
+            muon_step(params, shard_grads, self.adam_m, self.kernels, share, self.runner)
+        others = {name: p for name, p in params.items() if name not in self.kernels}
+        adam_step(others, shard_grads, self.adam_m, self.adam_v, self.step + 1, lr, self.runner)
         fold_statistics(self.state, statistics, self.step)
         self.step += 1
         for name, mean in self.average.items():

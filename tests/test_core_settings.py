@@ -109,6 +109,8 @@ def other_values(f, value):
 # What needs more than one changed value to show: what goes before, on both sides, and the values to try (None: all)
 NEEDS = {
     ("multimnist", "warmup"): ({}, [3]),                                                # of one step it is none
+    ("multimnist", "muon"): (dict(norm="batch"), [0.02]),
+    ("smallnorb", "muon"): ({}, [0.02]),
     ("multimnist", "fixed_pool"): (dict(n_epochs=2), None),                             # the first epoch is the same
     ("multimnist", "preset"): ({}, ["classic"]),                    # paper's differs in what the toy runs have given
     ("multimnist", "cnn_hidden"): (dict(conv1_channels=16), None),  # refused beside what else sets the CNN's size
@@ -538,6 +540,7 @@ DEFAULTS = {
         warmup=200,
         lr_schedule="cosine",
         weight_decay=0.0,
+        muon=0.0,
         average=0.0,
         n_train=6000,
         n_val=2000,
@@ -573,6 +576,7 @@ DEFAULTS = {
         warmup=0,
         lr_schedule="cosine",
         weight_decay=0.0,
+        muon=0.0,
         average=0.0,
         dropout=0.0,
         loss="xent",

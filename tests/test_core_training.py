@@ -9,7 +9,7 @@ import multimnist_capsnet as mc
 
 import numpy as np
 import pytest
-from conftest import CNN, TINY, assert_same, toy_digits, without_seconds
+from conftest import CNN, NETWORKS, TINY, assert_same, toy_digits, without_seconds
 
 
 def train(digits, callback=None, every=0, **changes):
@@ -53,6 +53,68 @@ def test_adams_first_step_is_lr_times_the_sign():
     params, grads = {"a": np.zeros(3, np.float32)}, {"a": np.array([5, -0.01, 0], np.float32)}
     mc.adam_step(params, [grads], {"a": np.zeros(3, np.float32)}, {"a": np.zeros(3, np.float32)}, 1, 0.1, mc.Runner(1))
     np.testing.assert_allclose(params["a"], [-0.1, 0.1, 0], rtol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(20, 6), (6, 20), (7, 7), (1, 5)])
+def test_orthogonalised_turns_singular_values_into_about_one(shape):
+    """and leaves the singular vectors and the scale of the matrix out of it"""
+    g = np.random.default_rng(0).standard_normal(shape)
+    u, s, v = np.linalg.svd(g, full_matrices=False)
+    x = mc.orthogonalised(g)
+    inner = u.T @ x @ v.T
+    np.testing.assert_allclose(inner, np.diag(np.diag(inner)), atol=1e-12)
+    assert (np.diag(inner) > 0.6).all() and (np.diag(inner) < 1.3).all() and np.ptp(s) >= 0
+    np.testing.assert_allclose(mc.orthogonalised(1e-3 * g), x, rtol=1e-6)
+    assert mc.orthogonalised(g.astype(np.float32)).dtype == np.float32
+    assert not mc.orthogonalised(np.zeros(shape)).any()
+
+
+def test_orthogonalised_by_the_scalar_polynomial():
+    """Of a diagonal matrix each number goes its own way"""
+    numbers = np.array([3.0, 1.0, 0.2])
+    expected = numbers / np.sqrt((numbers ** 2).sum())
+    for _ in range(5):
+        expected = 3.4445 * expected - 4.7750 * expected ** 3 + 2.0315 * expected ** 5
+    np.testing.assert_allclose(mc.orthogonalised(np.diag(numbers)), np.diag(expected), atol=1e-12)
+
+
+def test_a_step_along_the_orthogonalised_momentum_by_hand():
+    rng = np.random.default_rng(1)
+    w, first, second = (rng.standard_normal((2, 3, 2, 4)) for _ in range(3))
+    params, momentum = {"a_w": w.copy(), "b": np.ones(3)}, {"a_w": np.zeros_like(w)}
+    with mc.Runner(1) as runner:
+        mc.muon_step(params, [{"a_w": first}, {"a_w": second}], momentum, ["a_w"], 0.1, runner)
+        u = mc.orthogonalised(1.95 * (first + second).reshape(12, 4)).reshape(w.shape)
+        moved = w - 0.1 * np.linalg.norm(w) * u / np.linalg.norm(u)
+        np.testing.assert_allclose(params["a_w"], moved * np.linalg.norm(w) / np.linalg.norm(moved), rtol=1e-9)
+        np.testing.assert_allclose(momentum["a_w"], first + second)
+        mc.muon_step(params, [{"a_w": first}], momentum, ["a_w"], 0.1, runner)
+    np.testing.assert_allclose(momentum["a_w"], 0.95 * (first + second) + first)
+    assert np.linalg.norm(params["a_w"]) == pytest.approx(np.linalg.norm(w)) and params["b"].tolist() == [1, 1, 1]
+
+
+def test_only_normalised_kernels_leave_adam_and_there_must_be_some(digits):
+    config = dataclasses.replace(NETWORKS["normalised"], muon=0.02, n_epochs=1)
+    with mc.Run(config, "synthetic", 80, mc.Progress(True)) as run:
+        assert run.kernels == [f"{name}_w" for name in ("conv1", "conv2", "conv3", "conv4", "conv5", "primary")]
+    with pytest.raises(mc.InputError, match="--muon 0.02: is for normalised convolutions"):
+        mc.Run(dataclasses.replace(config, norm="none"), "synthetic", 80, mc.Progress(True))
+    params, _ = mc.train(config, data=digits)
+    start = mc.init_params(config)
+    for name in start:
+        length = np.linalg.norm(start[name]) / max(1e-9, np.linalg.norm(params[name]))
+        assert (abs(length - 1) < 1e-5) == (name in run.kernels), name
+
+
+def test_muon_has_the_same_bits_for_any_threads_and_after_a_stop(digits, tmp_path):
+    config = dataclasses.replace(NETWORKS["normalised"], muon=0.02, lr_schedule="constant")
+    whole, _ = mc.train(config, data=digits)
+    two, _ = mc.train(dataclasses.replace(config, threads=2), data=digits)
+    path = str(tmp_path / "run.npz")
+    mc.train(dataclasses.replace(config, n_epochs=1, checkpoint=path), data=digits)
+    resumed, _ = mc.train(dataclasses.replace(config, checkpoint=path, resume=True), data=digits)
+    assert_same(whole, two)
+    assert_same(whole, resumed)
 
 
 def test_learning_rate_schedules():
