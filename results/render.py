@@ -521,6 +521,9 @@ VALUES = {
     "shipped norb gap": lambda ledger: ledger.mean(NORB, "weights/gap", "held_out"),
     "wide azimuth difference": lambda ledger: ledger.difference(
         NORB, "wide-azimuth/dynamic-shared", "wide-azimuth/gap", "held_out"),
+    **{f"{name} toy{'s' * (n > 1)}": lambda ledger, n=n: ledger.difference(
+        NORB, f"toys-{n}/dynamic-shared", f"toys-{n}/gap", "held_out")
+       for n, name in enumerate(("one", "two", "three"), 1)},
     "wide elevation difference": lambda ledger: ledger.difference(
         NORB, "wide-elevation/dynamic-shared", "wide-elevation/gap", "held_out"),
     **{f"heads {split} {name}": partial(Ledger.difference, experiment=NORB, one=f"heads-{split}/{head}",
