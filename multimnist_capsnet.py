@@ -150,12 +150,15 @@ CNN_HIDDEN = (("flatten",), ("linear", "fc1"), ("relu",))
 CNN_SCORES = (("dropout",), ("linear", "fc2"))
 PRESETS = {
     "deep": {"front_end": "deep", "conv1_channels": 16, "conv3_channels": 64, "norm": "batch", "primary_types": 16,
-             "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 1e-2, "warmup": 200, "recon_weight": 0.002},
+             "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 1e-2, "muon": 0.02, "warmup": 200,
+             "recon_weight": 0.002},
     "classic": {"front_end": "paper", "conv1_channels": 32, "conv3_channels": 64, "norm": "none", "primary_types": 8,
-                "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 2e-3, "warmup": 0, "recon_weight": 0.0005},
+                "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 2e-3, "muon": 0.0, "warmup": 0,
+                "recon_weight": 0.0005},
     "paper": {"front_end": "paper", "conv1_channels": 256, "conv3_channels": 64, "norm": "none", "primary_types": 32,
-              "decoder_hidden1": 512, "decoder_hidden2": 1024, "lr": 2e-3, "warmup": 0, "recon_weight": 0.0005}}
-CNN = {"norm": "batch", "lr": 1e-2, "warmup": 200}             # instead of the preset's
+              "decoder_hidden1": 512, "decoder_hidden2": 1024, "lr": 2e-3, "muon": 0.0, "warmup": 0,
+              "recon_weight": 0.0005}}
+CNN = {"norm": "batch", "lr": 1e-2, "muon": 0.02, "warmup": 200}                       # instead of the preset's
 OWN = PRESETS | {"cnn": CNN}
 CAPS_ONLY, CNN_ONLY = {"models": ("caps",)}, {"models": ("cnn",)}
 
@@ -170,6 +173,9 @@ class Config(Settings):
     lr: float = table_option(OWN, "lr", "Adam's learning rate at the start, or after the warm-up", "training", above=0)
     warmup: int = table_option(
         OWN, "warmup", "steps over which the learning rate first rises from 0", "training", low=0)
+    muon: float = table_option(
+        OWN, "muon", "step of a normalised kernel along its orthogonalised momentum (Muon), as a share of the kernel's "
+        "length, in Adam's place; 0, as with --norm none: Adam for all", "training", low=0, high=1)
     digits: str = option("auto", "auto: MNIST if at hand or to be fetched, else synthetic", "data",
                          choices=("auto", "mnist", "synthetic"), runtime=True)
     mnist_dir: str = option("", "folder with the four MNIST idx files, raw or .gz (else $MNIST_DIR, else "
@@ -221,7 +227,9 @@ class Config(Settings):
                             **CNN_ONLY)
 
     def own_values(self):
-        return PRESETS.get(self.preset, {}) | (CNN if self.model == "cnn" else {})
+        values = PRESETS.get(self.preset, {}) | (CNN if self.model == "cnn" else {})
+        given = None if self.norm == self.filled.get("norm") else self.norm
+        return values | ({"muon": 0.0} if (given or values.get("norm")) == "none" else {})
 
 
 # ============================================================== the task: pairs of overlapping digits

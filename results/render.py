@@ -448,15 +448,12 @@ SWEPT = ("dynamic-shared", "gap", "em")
 TABLES = {
     "multimnist results": partial(multimnist_results, rows=(
         ("the default, 12 x 6,000 fresh pairs", "main/deep"), ("the same, 30 x 12,000", "main/deep-400"),
-        ("`--preset classic`, 12 x 6,000", "main/classic"),
+        ("`--muon 0`, 12 x 6,000", "main/adam"), ("`--preset classic`, 12 x 6,000", "main/classic"),
         ("`--norm none --lr 5e-3 --conv1-channels 32`, 12 x 6,000", "main/plain"),
         ("the same, 25 x 60,000", "main/long"), ("the same with `--min-iou 0 --merge add`", "main/paper"))),
     "multimnist control": partial(multimnist_control, first="main/deep", rows=(
         ("capsules", "main/deep"), ("the same with 1 routing iteration", "control/iters-1"),
         ("the CNN of its size", "control/cnn"))),
-    "multimnist control longer": partial(multimnist_control, first="main/deep-400", rows=(
-        ("capsules", "main/deep-400"), ("the same with 1 routing iteration", "control/iters-1-400"),
-        ("the CNN of its size", "control/cnn-400"))),
     "multimnist errors": partial(multimnist_errors, setting="weights/deep"),
     "multimnist routing": partial(multimnist_routing, setting="weights/deep"),
     "multimnist disentanglement": partial(multimnist_disentanglement, setting="disentanglement/deep"),

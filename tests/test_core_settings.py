@@ -109,7 +109,7 @@ def other_values(f, value):
 # What needs more than one changed value to show: what goes before, on both sides, and the values to try (None: all)
 NEEDS = {
     ("multimnist", "warmup"): ({}, [3]),                                                # of one step it is none
-    ("multimnist", "muon"): (dict(norm="batch"), [0.02]),
+    ("multimnist", "muon"): (dict(norm="batch"), [0.05]),
     ("smallnorb", "muon"): ({}, [0.02]),
     ("multimnist", "fixed_pool"): (dict(n_epochs=2), None),                             # the first epoch is the same
     ("multimnist", "preset"): ({}, ["classic"]),                    # paper's differs in what the toy runs have given
@@ -235,7 +235,7 @@ def test_each_flag_sets_its_own_field(experiment, name):
     for value in ["x"] if free_text else other_values(f, default):
         config = parse(module, module.flag_of(name), *([] if f.type is bool else [value]))
         assert getattr(config, name) == value
-        fills_in = name in ("model", "preset", "data", "split")                         # the defaults of others
+        fills_in = name in ("model", "preset", "data", "split", "norm")                 # the defaults of others
         expected = module.Config(**{name: value} if fills_in else {})
         assert module.settings_of(config) == module.settings_of(expected) | {name: value}
         assert [g.name for g in module.given_options(config)] == [name]
@@ -413,6 +413,17 @@ def test_replacements_there_and_back_are_none():
     assert there == mc.Config(preset="paper", recon_weight=0.5)
 
 
+def test_what_is_not_normalised_has_no_orthogonalised_steps_unless_they_are_asked_for():
+    """on whatever way it came to be: --norm none, another preset, there and back"""
+    assert mc.Config().muon == 0.02 == mc.Config(model="cnn").muon == mc.Config(preset="classic", model="cnn").muon
+    for plain in (mc.Config(norm="none"), mc.Config(preset="classic"), mc.Config(model="cnn", norm="none"),
+                  dataclasses.replace(mc.Config(), norm="none"), dataclasses.replace(mc.Config(), preset="paper"),
+                  mc.changed(mc.Config(), preset="classic")):
+        assert plain.muon == 0 and mc.given_options(plain) == mc.given_options(dataclasses.replace(plain))
+    assert dataclasses.replace(mc.Config(preset="classic"), preset="deep") == mc.Config()
+    assert mc.Config(preset="classic", norm="batch").muon == 0 and mc.Config(norm="none", muon=0.1).muon == 0.1
+
+
 def test_a_value_given_in_a_replacement_stays_too():
     config = dataclasses.replace(dataclasses.replace(sn.Config(), n_epochs=40), data="shapes")
     assert config.n_epochs == 40 and config.train_azimuths == "0:150"
@@ -506,15 +517,15 @@ def test_multimnists_tables():
     assert mc.CNN_TRUNK == deep
     assert mc.PRESETS == {
         "deep": {"front_end": "deep", "conv1_channels": 16, "conv3_channels": 64, "norm": "batch",
-                 "primary_types": 16, "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 0.01, "warmup": 200,
-                 "recon_weight": 0.002},
+                 "primary_types": 16, "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 0.01, "muon": 0.02,
+                 "warmup": 200, "recon_weight": 0.002},
         "classic": {"front_end": "paper", "conv1_channels": 32, "conv3_channels": 64, "norm": "none",
-                    "primary_types": 8, "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 0.002, "warmup": 0,
-                    "recon_weight": 0.0005},
+                    "primary_types": 8, "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 0.002, "muon": 0.0,
+                    "warmup": 0, "recon_weight": 0.0005},
         "paper": {"front_end": "paper", "conv1_channels": 256, "conv3_channels": 64, "norm": "none",
-                  "primary_types": 32, "decoder_hidden1": 512, "decoder_hidden2": 1024, "lr": 0.002, "warmup": 0,
-                  "recon_weight": 0.0005}}
-    assert mc.CNN == {"norm": "batch", "lr": 0.01, "warmup": 200}
+                  "primary_types": 32, "decoder_hidden1": 512, "decoder_hidden2": 1024, "lr": 0.002, "muon": 0.0,
+                  "warmup": 0, "recon_weight": 0.0005}}
+    assert mc.CNN == {"norm": "batch", "lr": 0.01, "muon": 0.02, "warmup": 200}
 
 
 def test_smallnorbs_tables():
@@ -540,7 +551,7 @@ DEFAULTS = {
         warmup=200,
         lr_schedule="cosine",
         weight_decay=0.0,
-        muon=0.0,
+        muon=0.02,
         average=0.0,
         n_train=6000,
         n_val=2000,

@@ -54,10 +54,10 @@ STANDARD = {                       # the paper's ablations on the standard task
 RUNS = (                           # experiment, table, setting, flags, seeds, minutes of one seed on one core
     (MULTI, "main", "classic", f"--preset classic {QUICK}", range(3), 3),
     (MULTI, "main", "plain", f"{PLAIN} {QUICK}", range(3), 3),
-    *((MULTI, "main", f"deep{end}", flags, range(3), minutes) for end, flags, minutes in (
-        ("", QUICK, 3), ("-400", MIDDLE, 16))),
-    *((MULTI, "control", f"{name}{end}", f"{flags} {length}", range(3), minutes)
-      for end, length, minutes in (("", QUICK, 3), ("-400", MIDDLE, 16))
+    (MULTI, "main", "deep", QUICK, range(3), 3),
+    (MULTI, "main", "adam", f"--muon 0 {QUICK}", range(3), 3),
+    (MULTI, "main", "deep-400", MIDDLE, range(1), 16),
+    *((MULTI, "control", name, f"{flags} {QUICK}", range(3), 3)
       for name, flags in (("iters-1", "--routing-iters 1"), ("cnn", "--model cnn"))),
     (MULTI, "main", "long", f"{PLAIN} {LONG}", range(1), 100),
     (MULTI, "main", "paper", f"{PLAIN} --min-iou 0 --merge add {LONG}", range(1), 100),
