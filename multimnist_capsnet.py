@@ -18,14 +18,16 @@ own 16-D capsule, although it only ever saw the composite?
 
 Every convolution is batch-normalised over 16 samples; a ReLU follows, after PrimaryCaps the squash.
 
-Loss: margin loss on the capsule lengths + 0.002 x summed squared error of the two redrawn digits. Adam. The backward
-pass runs through everything, all routing iterations included.
+Loss: margin loss on the capsule lengths + 0.002 x summed squared error of the two redrawn digits. Adam; the kernels of
+the convolutions go along their orthogonalised momentum (Muon). The backward pass runs through everything, all routing
+iterations included.
 
 Deviations from the paper: six small convolutions, normalised, for its two of 9x9 (`--preset classic` has two,
 `--preset paper` the paper's own, of 256 channels; `--norm none` takes the normalisation away); a reconstruction weight
 of 0.002, not 0.0005; the two digits' boxes overlap with an IoU of at least 0.8 (`--min-iou 0` is the paper's protocol);
 pixel-wise max as the merge (`--merge add` is the official code's); fresh pairs every epoch; cosine decay of the
-learning rate; no bias on the digit capsules (`--digit-bias` adds the official code's).
+learning rate; Muon (`--muon 0`: Adam for all); no bias on the digit capsules (`--digit-bias` adds the official
+code's).
 
 `--model cnn` is the control: the same five convolutions below PrimaryCaps, one hidden layer and ten sigmoids, no larger
 than the capsule network without its decoder.
