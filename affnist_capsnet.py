@@ -3,9 +3,9 @@
 
 Sabour, Frosst & Hinton, "Dynamic routing between capsules", NIPS 2017, sections 4, 5.1 and 5.2.
 
-Question: networks are trained on MNIST's digits, moved about on a larger canvas and nothing else, until they name moved
-test digits equally well. Do capsules then know digits that are turned, sheared and stretched better than a CNN does
-(the paper: 79% against 66%), and if so, which part of a capsule network is it?
+Question: networks are trained on MNIST's digits, moved about on a larger canvas and nothing else. Do capsules then know
+digits that are turned, sheared and stretched better than a CNN does that names moved ones equally well (the paper: 79%
+against 66%), and if so, which part of a capsule network is it?
 
     stage        layer                                                               output
     Input        a digit somewhere on 40x40 px (MNIST: on 28x28)                     (N, 40, 40)
@@ -153,7 +153,8 @@ PRESETS = {
     "paper": {"front_end": "paper", "conv1_channels": 256, "conv3_channels": 64, "norm": "none", "primary_types": 32,
               "decoder_hidden1": 512, "decoder_hidden2": 1024, "lr": 1e-3, "warmup": 0}}
 RECIPES = {model: {"loss": "margin" if model in CAPSULES else "xent", "routing_iters": 3 if model == "caps" else 1,
-                   "recon_weight": 0.0005 if model in CAPSULES else 0.0} for model in MODELS}
+                   "recon_weight": 0.0005 if model in CAPSULES else 0.0, "dropout": 0.5 if model == "cnn" else 0.0}
+           for model in MODELS}
 TASKS = {"affnist": {"max_shift": 6}, "mnist": {"max_shift": 2}}
 SIDES = {"affnist": 40, "mnist": 28}                           # of the canvas, px
 
@@ -204,7 +205,8 @@ class Config(Settings):
         PRESETS, "norm", "batch normalisation, over 16 samples, after every convolution, or none", "network",
         choices=("batch", "none"))
     primary_types: int = table_option(
-        PRESETS, "primary_types", "types of primary capsules, each at every place", "network", low=1)
+        PRESETS, "primary_types", "types of primary capsules, each at every place; of all networks, for their size",
+        "network", low=1)
     width: int = option(0, "channels of the last convolution of gap and max, units of the first hidden layer of dense "
                         "and cnn; 0: so that they have as many parameters as shared, or as caps, without decoder",
                         "network", low=0, models=CNNS)
@@ -219,8 +221,8 @@ class Config(Settings):
                                         low=1, models=CAPSULES)
     decoder_hidden2: int = table_option(PRESETS, "decoder_hidden2", "units of the decoder's second layer", "network",
                                         low=1, models=CAPSULES)
-    dropout: float = option(0.0, "share of the hidden units of dense and cnn dropped in training", "training", low=0,
-                            high=0.99, models=("dense", "cnn"))
+    dropout: float = table_option(RECIPES, "dropout", "share of the last hidden units of dense and cnn dropped in "
+                                  "training", "training", low=0, high=0.99, models=("dense", "cnn"))
 
     def own_values(self):
         return PRESETS.get(self.preset, {}) | RECIPES.get(self.model, {}) | TASKS.get(self.task, {})
@@ -231,7 +233,7 @@ class Config(Settings):
 BOX = 28                           # side of an MNIST image, px
 N_CLASSES = 10
 TURN, SHEAR, SCALE = 20.0, 0.2, (0.8, 1.2)         # affNIST's ranges: degrees either way; either way; on each axis
-FACTORS = ("turn", "shear", "down", "across")      # of affine_digits, in degrees; a share; factors
+REST = {"turn": 0.0, "shear": 0.0, "down": 1.0, "across": 1.0}          # no transformation: degrees, a share, factors
 
 
 def place_digits(images, corners, side):
@@ -279,7 +281,7 @@ def affine_digits(images, matrices, rng, side):
     at = np.einsum("nij,jyx->niyx", matrices, np.stack([y, x]))                         # where each pixel comes to lie
     low, high = (np.where(ink[:, None], at, fill).reshape(len(images), 2, -1) for fill in (np.inf, -np.inf))
     margin = np.abs(matrices).sum(2)                                  # of what a pixel adds to those around it
-    low, high = np.minimum(low.min(2), 0) - margin, np.maximum(high.max(2), 0) + margin
+    low, high = np.minimum(low.min(2), 0) - margin + 1, np.maximum(high.max(2), 0) + margin - 1   # at its edge, 0
     room = side - 1 - (high - low)
     if (room < 0).any():
         raise InputError(f"a transformed digit does not fit into {side}x{side} px; lower its scale or shear")
@@ -312,23 +314,25 @@ def transformed(images, back, centres, side):
     return np.rint(value).astype(np.uint8)
 
 
-def stream_digits(digits, config, kind, factors=None, key=()):
+def stream_digits(digits, config, kind, factors=None):
     """Test or validation digits in dicts of at most CHUNK: images (n, side, side) uint8, labels (n,); memory does not
     grow with their number. kind: "val", moved validation digits; "test", test digits, moved, or with --task mnist as
-    they are; "affine", --n-variants affine variants of each test digit; "real", affNIST's files. factors: those of
-    affine digits, {factor: number}, where they are not to be drawn."""
+    they are; "affine", --n-variants affine variants of each test digit; "placed", the same without their
+    transformations: put wherever they fit, which is further than training moves them; "real", affNIST's files. factors:
+    those of affine digits, {factor: number}, where they are not to be drawn."""
     if kind == "real":
         yield from read_affnist(config.affnist_dir)
         return
     images, labels = digits["val" if kind == "val" else "test"]
     n = min(config.n_val if kind == "val" else config.n_test, len(labels))
     side = SIDES[config.task]
-    for variant in range(config.n_variants if kind == "affine" else 1):
+    factors = REST if kind == "placed" else factors
+    for variant in range(config.n_variants if kind in ("affine", "placed") else 1):
         for start in range(0, n, CHUNK):
             part = slice(start, min(start + CHUNK, n))
-            rng = rng_for(config.seed, "evaluation", ("val", "test", "affine").index(kind), variant, start // CHUNK,
-                          *key)
-            if kind == "affine":
+            rng = rng_for(config.seed, "evaluation", ("val", "test", "affine", "placed").index(kind), variant,
+                          start // CHUNK)
+            if kind in ("affine", "placed"):
                 drawn = draw_factors(part.stop - start, rng) if factors is None else factors
                 matrices = np.broadcast_to(affine_matrix(**drawn), (part.stop - start, 2, 2))
                 placed, _ = affine_digits(images[part], matrices, rng, side)
@@ -994,6 +998,12 @@ def check_config(config):
     if config.batch_size > config.n_train:
         raise InputError(
             f"--batch-size {config.batch_size}: more than --n-train {config.n_train}; lower one or raise the other")
+    if config.model == "vectors" and config.front_end != "deep":
+        raise InputError(f"--preset {config.preset}: vectors has the size of shared on the deep front end only; leave "
+                         "one of them out")
+    if "routing_grad" in [f.name for f in given_options(config)] and config.routing_iters == 1:
+        raise InputError("--routing-grad: means nothing to one iteration, whose couplings are constant; leave it out, "
+                         "or give --routing-iters")
     if config.affnist_dir:
         next(read_affnist(config.affnist_dir))                                          # now, not after training
 
@@ -1001,7 +1011,8 @@ def check_config(config):
 WEIGHTS = Path(__file__).with_name("weights") / "affnist_shared.npz"                   # the network that comes along
 SOURCE, FREE = "digits", ("seed",)                # what says where data come from; what may differ from the training's
 TESTS = {                                         # of each task: key of the result, kind of digits, what is printed
-    "affnist": (("familiar", "test", "moved test digits"), ("affine", "affine", "affine test digits"),
+    "affnist": (("familiar", "test", "moved test digits"), ("placed", "placed", "moved further"),
+                ("affine", "affine", "affine test digits"),
                 ("real_affine", "real", "affNIST's files")),
     "mnist": (("test", "test", "test digits"),)}
 
@@ -1012,12 +1023,18 @@ def tests_of(params, digits, config, runner):
             for key, kind, _ in TESTS[config.task] if kind != "real" or config.affnist_dir}
 
 
+def interval_of(test, config):
+    """Wilson's 95% interval, with as many samples as there are different digits: variants of one are no new ones"""
+    n = min(test["n"], config.n_test)
+    return wilson_interval(test["accuracy"] * n, n)
+
+
 def results_of(config, params, history, tests, found=None):
     """The dict that --out-json writes. found: the network that was loaded, if it was not trained here"""
     measured = {}
     for key, test in tests.items():
         measured |= {f"{key}_accuracy": test["accuracy"], f"{key}_hits": test["hits"], f"{key}_n": test["n"],
-                     f"{key}_accuracy_ci95": wilson_interval(test["hits"], test["n"]),
+                     f"{key}_accuracy_ci95": interval_of(test, config),
                      f"{key}_per_class": test["per_class"], f"{key}_recon_mse": test.get("recon_mse")}
     return result_of(config, params, history, measured) | (
         {"history": {}, "loaded": found.file} if found else {})                         # its history is in that file
@@ -1032,7 +1049,7 @@ def report(config, params, history, tests, say, found=None):
             low, high = results[f"{key}_accuracy_ci95"]
             error = tests[key].get("recon_mse")
             say(f"  {words:20}{tests[key]['accuracy']:.4f} of {tests[key]['n']}, 95% interval [{low:.4f}, {high:.4f}]"
-                + ("" if error is None else f", redrawn with error {error:.4f} per pixel"))
+                + ("" if error is None else f", redrawn from its own digit's capsule with error {error:.4f} per pixel"))
     training = (f"{results['seconds_train']:.1f} s, {results['ms_per_step']:.1f} ms a step" if found is None else
                 f"none; this network's had taken {results['seconds_train']:.0f} s")
     say(f"  training            {training}"
@@ -2025,7 +2042,7 @@ class Run:
             raise InputError(f"{fault}: training diverged; lower --lr{self.saved}")
         lr = learning_rate(config, self.step, self.n_steps)
         for name in params if config.weight_decay else ():
-            if name[-1] in "wW":                                        # of a matrix; biases and betas end otherwise
+            if name[-1] in "wW" and name not in self.kernels:          # of a matrix; biases and betas end otherwise
                 params[name] *= 1 - lr * config.weight_decay
         if self.kernels:
             share = config.muon * schedule(config, self.step, self.n_steps)
@@ -2176,10 +2193,10 @@ def load_network(path):
 
 
 def config_of(settings, path):
-    """The Config of a file's settings; those of later versions are at their defaults. What has its recipe's
-    value counts as not given."""
+    """The Config of a file's settings; those of later versions are at their defaults, but for --muon, which earlier
+    ones had not. What has its recipe's value counts as not given."""
     try:
-        given = {name: value for name, value in settings.items() if name != "source"}
+        given = {"muon": 0.0} | {name: value for name, value in settings.items() if name != "source"}
         return Config(**given, filled=Config(**given).own_values())
     except TypeError:
         mend = "give one that this one wrote"

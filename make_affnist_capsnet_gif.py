@@ -20,7 +20,6 @@ LEVELS = 32                        # of red, green and blue: few colours, the sa
 WIDTH, ROW = 620, 190              # of the film, of a network's row, px
 PATH = (                           # (factor, or where: the extremes it swings between); the others rest meanwhile
     ("turn", -60, 60), ("shear", -0.5, 0.5), ("down", 0.6, 1.3), ("across", 0.6, 1.3), ("place", -1, 1))
-REST = {"turn": 0.0, "shear": 0.0, "down": 1.0, "across": 1.0}
 WITHIN = {"turn": (-20, 20), "shear": (-0.2, 0.2), "down": (0.8, 1.2), "across": (0.8, 1.2)}      # affNIST's
 WORDS = {"turn": "turned by {:.0f}°", "shear": "sheared by {:.2f}", "down": "stretched downwards by {:.2f}",
          "across": "stretched across by {:.2f}", "place": "moved"}
@@ -40,15 +39,15 @@ def scenes(n):
     """-> a list of (factor, value, matrix factors, place): n frames a factor, there and back again"""
     found = []
     for name, low, high in PATH:
-        middle = REST.get(name, 0.0)
+        middle = affnist.REST.get(name, 0.0)
         swing = np.sin(np.linspace(0, 2 * np.pi, n, endpoint=False))
         for s in swing:
             value = middle + s * ((high - middle) if s > 0 else (middle - low))
             if name == "place":
                 angle = np.arcsin(np.clip(s, -1, 1))
-                found.append((name, value, REST, (0.9 * s, 0.9 * np.sin(2 * angle))))
+                found.append((name, value, affnist.REST, (0.9 * s, 0.9 * np.sin(2 * angle))))
             else:
-                found.append((name, value, REST | {name: value}, (0, 0)))
+                found.append((name, value, affnist.REST | {name: value}, (0, 0)))
     return found
 
 
@@ -134,6 +133,8 @@ def main():
     config = found[0][1]
     if any(each.task != "affnist" for _, each in found):
         raise InputError("--load: a network of --task mnist does not see 40x40 px; give those of --task affnist")
+    if len({file.source for file, _ in found}) > 1:
+        raise InputError("--load: these networks were trained on two kinds of digits; give those of one")
     say = affnist.Progress(config.quiet).say
     digits = affnist.load_digits(config, say)
     images, labels = digits["test"]

@@ -3187,7 +3187,7 @@ class Run:
             raise InputError(f"{fault}: training diverged; lower --lr{self.saved}")
         lr = learning_rate(config, self.step, self.n_steps)
         for name in params if config.weight_decay else ():
-            if name[-1] in "wW":                                        # of a matrix; biases and betas end otherwise
+            if name[-1] in "wW" and name not in self.kernels:          # of a matrix; biases and betas end otherwise
                 params[name] *= 1 - lr * config.weight_decay
         if self.kernels:
             share = config.muon * schedule(config, self.step, self.n_steps)
@@ -3338,10 +3338,10 @@ def load_network(path):
 
 
 def config_of(settings, path):
-    """The Config of a file's settings; those of later versions are at their defaults. What has its recipe's
-    value counts as not given."""
+    """The Config of a file's settings; those of later versions are at their defaults, but for --muon, which earlier
+    ones had not. What has its recipe's value counts as not given."""
     try:
-        given = {name: value for name, value in settings.items() if name != "source"}
+        given = {"muon": 0.0} | {name: value for name, value in settings.items() if name != "source"}
         return Config(**given, filled=Config(**given).own_values())
     except TypeError:
         mend = "give one that this one wrote"

@@ -72,6 +72,9 @@ def show(ax, image, title="", colour="black"):
 
 def one_of_each(labels):
     """Index of the first sample of each class"""
+    if missing := set(range(N_CLASSES)) - set(labels.tolist()):
+        raise InputError(f"there is no digit {min(missing)} among the {len(labels)} that were drawn; raise --n-test, "
+                         "--n-train")
     return [int(np.flatnonzero(labels == digit)[0]) for digit in range(N_CLASSES)]
 
 
@@ -90,10 +93,9 @@ def draw_digits(run):
     rows = one_of_each(samples["labels"])
     shown = [("training", samples["images"][rows]), ("test: moved", some(run, "test")["images"])]
     if run.config.task == "affnist":
-        plain = {"turn": 0.0, "shear": 0.0, "down": 1.0, "across": 1.0}
         for text, change in (("turned by 20°", {"turn": 20.0}), ("sheared by 0.2", {"shear": 0.2}),
                              ("stretched, 1.2", {"down": 1.2}), ("narrowed, 0.8", {"across": 0.8})):
-            shown.append((text, some(run, "affine", factors=plain | change)["images"]))
+            shown.append((text, some(run, "affine", factors=affnist.REST | change)["images"]))
         shown.append(("test: affine", some(run, "affine")["images"]))
     fig = new_figure(run, 1.05 * len(shown) + 0.6, "What the networks are trained on, and what they are tested on")
     for row, (text, images) in zip(np.atleast_2d(fig.subplots(len(shown), N_CLASSES)), shown):
@@ -132,16 +134,16 @@ FACTOR_RANGES = {                  # one at a time, past affNIST's range
 def accuracy_by_factor(network, run, name):
     """-> the accuracy at each value of one factor, the others at rest; digits anywhere on the canvas"""
     values, *_ = FACTOR_RANGES[name]
-    plain = {"turn": 0.0, "shear": 0.0, "down": 1.0, "across": 1.0}
     return [affnist.evaluate(network.weights, affnist.stream_digits(
-        run.digits, network.config, "affine", plain | {name: float(value)}), network.config, run.runner)["accuracy"]
+        run.digits, run.config, "affine", affnist.REST | {name: float(value)}), network.config, run.runner)["accuracy"]
         for value in values]
 
 
 def draw_factors(run):
     """Which transformation costs what"""
     fig = new_figure(run, 3.4, "Accuracy on test digits turned, sheared or stretched, one factor at a time",
-                     f", the first {run.config.n_test:,} test digits anywhere on 40x40; shaded: affNIST's range")
+                     f", the first {run.config.n_test:,} test digits anywhere on 40x40, further than training moves "
+                     "them; shaded: affNIST's range")
     axes = fig.subplots(1, len(FACTOR_RANGES), sharey=True)
     for ax, (name, (values, text, within)) in zip(axes, FACTOR_RANGES.items()):
         ax.axvspan(*within, color="#EEEEEE", linewidth=0)
@@ -196,22 +198,26 @@ FIGURES = {"digits": draw_digits, "redrawn": draw_redrawn, "factors": draw_facto
 OF_A_DECODER = ("redrawn", "perturbations")
 
 
-def gather(args, config, wanted, say):
+def networks_of(args, config):
+    """The Configs of the networks to draw"""
+    return [affnist.look_at(path, args)[1] for path in args.load] or [
+        affnist.for_model(config, model) for model in args.networks.split(",")]
+
+
+def gather(args, configs, wanted, say):
     """Load the networks, or train them -> those of Run"""
     if args.load:
         found = [affnist.look_at(path, args) for path in args.load]
-        if len({each.task for _, each in found}) > 1:
-            raise InputError("--load: these networks are of two tasks; give those of one")
+        if len({(each.task, file.source) for file, each in found}) > 1:
+            raise InputError("--load: these networks are of two tasks, or of two kinds of digits; give those of one")
         return [Network(f"{each.model}" if [other.model for _, other in found].count(each.model) == 1 else
                         Path(path).stem, each, file.weights) for path, (file, each) in zip(args.load, found)]
     if wanted == ["digits"]:
-        return [Network(config.model, config, {})]
-    models = args.networks.split(",")
+        return [Network(configs[0].model, configs[0], {})]
     networks = []
-    for model in models:
-        own = affnist.for_model(config, model)
-        say(f"training {model}")
-        networks.append(Network(model, own, affnist.train(own)[0]))
+    for own in configs:
+        say(f"training {own.model}")
+        networks.append(Network(own.model, own, affnist.train(own)[0]))
     return networks
 
 
@@ -228,7 +234,6 @@ def main():
     affnist.add_config_flags(parser)
     args = parser.parse_args()
     config = affnist.config_from_args(args)
-    affnist.check_config(config)
     unknown = [name for name in args.networks.split(",") if name not in affnist.MODELS]
     if unknown or len(set(args.networks.split(","))) < len(args.networks.split(",")):
         fault = f"'{unknown[0]}' is none of {', '.join(affnist.MODELS)}" if unknown else "a network is named twice"
@@ -239,17 +244,21 @@ def main():
                              + ("give --networks" if name == "model" else "leave it out"))
     wanted = [name for name in FIGURES if args.only in ("", name)]
     say = affnist.Progress(config.quiet).say
-    networks = gather(args, config, wanted, say)
-    if not any(network.config.recon_weight for network in networks):
+    to_come = networks_of(args, config)
+    affnist.check_options(config, [each.model for each in to_come])
+    for each in to_come:
+        affnist.check_config(each)
+    if not any(each.recon_weight for each in to_come):
         for name in OF_A_DECODER:
             if args.only == name:
                 raise InputError(f"--only {name}: none of the networks redraws digits; give one with a decoder")
         wanted = [name for name in wanted if name not in OF_A_DECODER]
-    if networks[0].config.task != "affnist":
+    if to_come[0].task != "affnist":
         if args.only == "factors":
             raise InputError("--only factors: needs --task affnist")
         wanted = [name for name in wanted if name != "factors"]
     affnist.make_outdir(args.outdir, wanted)
+    networks = gather(args, to_come, wanted, say)
     with affnist.Runner(config.threads) as runner:
         run = Run(networks, affnist.load_digits(networks[0].config, say), runner)
         for name in wanted:

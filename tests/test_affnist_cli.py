@@ -50,7 +50,7 @@ def toy_run(run_script, tmp_path_factory):
 
 def test_results_have_the_promised_keys(toy_run):
     results = toy_run.results
-    for key in ("familiar", "affine"):
+    for key in ("familiar", "placed", "affine"):
         low, high = results[f"{key}_accuracy_ci95"]
         assert 0 <= low <= results[f"{key}_accuracy"] <= high <= 1 and results[f"{key}_n"] == 64
         assert results[f"{key}_hits"] == pytest.approx(64 * results[f"{key}_accuracy"], abs=0.01)
@@ -98,6 +98,8 @@ BAD = {"--n-train 0": "--n-train", "--n-val 5001": "--n-val", "--n-test 0": "--n
        "--model shared --width 4": "--width: means nothing", "--dropout 0.5": "--dropout: means nothing",
        "--model dense --loss margin": "--loss: means nothing", "--recon-weight -1": "--recon-weight",
        "--out-json no/x.json": "no/x", "--checkpoint folder": "folder", "--resume": "--checkpoint",
+       "--model vectors --preset small": "vectors has the size of shared on the deep front end only",
+       "--routing-grad detached": "--routing-grad: means nothing to one iteration",
        "--load nothing.npz": "nothing.npz: no such file", "--mnist-dir nowhere --digits mnist": "nowhere"}
 
 
@@ -148,11 +150,11 @@ def test_scenes_rest_and_reach_the_ends():
     scenes = film.scenes(4)
     for k, (name, low, high) in enumerate(film.PATH):
         own = scenes[4 * k:4 * k + 4]
-        rest = film.REST.get(name, 0)
+        rest = ac.REST.get(name, 0)
         assert [n for n, *_ in own] == [name] * 4
         assert [value for _, value, *_ in own] == pytest.approx([rest, high, rest, low])
         for _, value, factors, place in own:
-            assert factors == (film.REST | {name: value} if name in film.REST else film.REST)
+            assert factors == (ac.REST | {name: value} if name in ac.REST else ac.REST)
             assert place == (0, 0) or name == "place"
 
 

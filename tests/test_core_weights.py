@@ -3,6 +3,7 @@ name."""
 import dataclasses
 import json
 
+import affnist_capsnet as ac
 import multimnist_capsnet as mc
 import smallnorb_novel_viewpoint as sn
 
@@ -149,6 +150,17 @@ def test_the_second_experiments_networks_that_come_along_are_whole(name, model, 
     assert (found.config.model, found.source, sn.n_params(found.weights)) == (model, "toys", size)
     assert (found.config.split, found.config.trunk_channels, found.config.toy_seed) == ("azimuth", 32, 0)
     assert sn.WEIGHTS.name == "smallnorb_capsules.npz"
+
+
+def test_the_third_experiments_network_that_comes_along_is_whole():
+    found = ac.load_network(ac.WEIGHTS)
+    assert (found.config.model, found.config.task, found.source) == ("shared", "affnist", "mnist")
+    assert ac.n_params(found.weights) == 1170208 and ac.WEIGHTS.stat().st_size < 2.8e6
+
+
+def test_files_from_before_there_was_muon_are_of_adam():
+    settings = {name: value for name, value in mc.settings_of(mc.Config()).items() if name != "muon"}
+    assert mc.config_of(settings, "old.npz").muon == 0 != mc.Config().muon
 
 
 # ---------------------------------------------------------------- running statistics of a normalisation
