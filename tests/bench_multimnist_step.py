@@ -6,8 +6,9 @@
     python3 tests/bench_multimnist_step.py --threads 1,2,4,8 --batch-size 128 [--preset classic|paper]
     [--norm none] [--out-json FILE]
 
-One step is: pixels to float32, forward, backward through all routing iterations, sum over shards, Adam. Compared in one
-run, in turn, round by round (ratios are medians over rounds, so that a machine whose speed drifts favours nobody):
+One step is: pixels to float32, forward, backward through all routing iterations, sum over shards, Adam for all weights,
+with a learning rate of 0. Compared in one run, in turn, round by round (ratios are medians over rounds, so that a
+machine whose speed drifts favours nobody):
   floor     the matrix products of that step and nothing else: each as one bare float32 matmul on contiguous operands
             that are there already, shard by shard on the same worker threads
   eager     the same arithmetic in PyTorch with autograd and fused Adam, if torch can be imported
@@ -284,10 +285,12 @@ def main():
     threads = max(counts)
     config = config_to_stamp(
         preset=args.preset, norm=args.norm, batch_size=args.batch_size, threads=threads)
+    # Steps that went anywhere would fit their one batch, until numbers next to zero made PyTorch twice as slow.
+    still = dataclasses.replace(config, lr=0.0)
     pairs = random_pairs(args.batch_size, np.random.default_rng(0))
     bench = {"threads": args.threads if len(counts) > 1 else threads, "rounds": args.rounds, "repeats": args.repeats}
     if len(counts) > 1:
-        found = scaling(config, pairs, counts, args.rounds, args.repeats)
+        found = scaling(still, pairs, counts, args.rounds, args.repeats)
         print(f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy "
               f"{np.__version__}")
         print_scaling(found, config)
@@ -300,10 +303,10 @@ def main():
         return
     with capsnet.Runner(threads, args.batch_size) as runner:
         floor, flops = floor_step(config, runner)
-        steps, torch_version = {"numpy": numpy_step(config, pairs, runner), "floor": floor}, "not used"
+        steps, torch_version = {"numpy": numpy_step(still, pairs, runner), "floor": floor}, "not used"
         if not args.no_torch:
             try:
-                more, torch_version = torch_steps(config, pairs, threads)
+                more, torch_version = torch_steps(still, pairs, threads)
                 for run in more.values():
                     run()                                                                      # compiles here
                 steps.update(more)
@@ -321,7 +324,7 @@ def main():
         print(f"| {name} | {np.median(t):.1f} | {t.min():.1f}-{t.max():.1f} | {np.median(times['numpy'] / t):.2f} |")
     print("\n| stage, one thread | ms a step |\n|---|---|")
     with capsnet.Runner(1) as runner:
-        stages = stage_table(capsnet, numpy_step(config, pairs, runner))
+        stages = stage_table(capsnet, numpy_step(still, pairs, runner))
     for name, t in stages.items():
         print(f"| {name} | {t:.2f} |")
     result = trained_elsewhere(config)

@@ -106,7 +106,7 @@ AVX2 = f"{AVX2_BLAS} ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE
 BENCHES = [                        # experiment, table, setting, seed, command, minutes of the whole machine
     Result(MULTI, "speed", "command", 0, f"python3 {MULTI}.py {QUICK} --seed 0 --digits mnist --quiet", 2),
     Result(MULTI, "speed", "deep", 0, STEP, 2),
-    Result(MULTI, "speed", "deep-avx2", 0, f"{AVX2} {STEP}", 2),
+    Result(MULTI, "speed", "deep-avx2", 0, f"{AVX2} {STEP} --threads 1", 2),
     Result(MULTI, "speed", "classic", 0, f"{STEP} --preset classic", 2),
     Result(MULTI, "speed", "paper", 0, f"{STEP} --preset paper --no-torch --rounds 1 --repeats 3", 2),
     Result(NORB, "speed", "heads", 0, NORB_STEP, 5),
