@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Films a test digit that turns, leans, stretches and moves, what each network calls it, and how a capsule redraws it.
 
-    python3 make_affnist_capsnet_gif.py --load weights/affnist_shared.npz --index 3 --fps 8
+    python3 make_affnist_capsnet_gif.py --load weights/affnist_shared.npz --index 1 --fps 8
 """
 from pathlib import Path
 
@@ -93,7 +93,7 @@ def film(image, label, networks, n, source):
     for t, (name, value, _, _) in enumerate(shown):
         low, high = WITHIN.get(name, (-np.inf, np.inf))
         beyond = "" if low <= value <= high else ", beyond affNIST's range"
-        heading.set_text(f"Trained on {source} that were only moved; {WORDS[name].format(value)}{beyond}")
+        heading.set_text(f"Trained on moved {source}; {WORDS[name].format(value)}{beyond}")
         picture.set_data(images[t])
         for (bars, redrawn), out, (_, config, _) in zip(rows, outs, networks):
             heights = out["scores"][t]
@@ -115,7 +115,7 @@ def main():
     parser = affnist.Parser(description=__doc__)
     parser.add_argument("--load", nargs="+", default=[str(affnist.WEIGHTS)], metavar="FILE", help="the networks, from "
                         f"checkpoints or weights (default weights/{affnist.WEIGHTS.name})")
-    parser.add_argument("--index", type=int, default=3, metavar="N", help="which test digit, from 0 (default 3)")
+    parser.add_argument("--index", type=int, default=1, metavar="N", help="which test digit, from 0 (default 1)")
     parser.add_argument("--frames", type=int, default=16, metavar="N", help="frames a factor (default 16)")
     parser.add_argument("--fps", type=float, default=8, metavar="X", help="frames a second (default 8)")
     parser.add_argument("--out", type=Path, default=Path("affnist_capsnet.gif"), metavar="FILE",
