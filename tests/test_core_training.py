@@ -78,6 +78,21 @@ def test_orthogonalised_by_the_scalar_polynomial():
     np.testing.assert_allclose(mc.orthogonalised(np.diag(numbers)), np.diag(expected), atol=1e-12)
 
 
+@pytest.mark.parametrize("shape", [(48, 16), (16, 48), (24, 24)])
+def test_orthogonalised_by_its_square_matrix_alone_is_what_the_long_form_finds(shape):
+    """X <- a X + (b X X^T + c (X X^T)^2) X in float64, with singular values from 1 down to 1/2000; also in float32,
+    whose rounding the square matrix feels twice"""
+    u, _, v = np.linalg.svd(np.random.default_rng(0).standard_normal(shape), full_matrices=False)
+    g = u * np.geomspace(1, 5e-4, min(shape)) @ v
+    x = g / np.linalg.norm(g)
+    for _ in range(5):
+        square = x @ x.T
+        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+    np.testing.assert_allclose(mc.orthogonalised(g), x, atol=1e-9)
+    error = mc.orthogonalised(g.astype(np.float32)) - x
+    assert np.linalg.norm(error) < 1e-3 * np.linalg.norm(x)
+
+
 def test_a_step_along_the_orthogonalised_momentum_by_hand():
     rng = np.random.default_rng(1)
     w, first, second = (rng.standard_normal((2, 3, 2, 4)) for _ in range(3))
