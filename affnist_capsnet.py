@@ -167,6 +167,9 @@ class Config(Settings):
     n_per_class: int = option(0, "training digits there are of each class, the first ones; 0 for all", "data", low=0)
     n_val: int = option(5000, "validation digits, training images held out, moved once", "data", low=1, high=5000)
     n_test: int = option(10000, "test digits, the first of the test images", "data", low=1, high=10000, runtime=True)
+    probe: bool = option(False, "also test on spoilt digits, on each transformation alone and far beyond affNIST's "
+                         "range, and on pictures that are no digits: into --out-json", "run", runtime=True,
+                         tasks=("affnist",))
     n_variants: int = option(1, "affine variants of each test digit", "data", low=1, runtime=True, tasks=("affnist",))
     task: str = option("affnist", "affnist: digits moved about on 40x40 px, tested on moved and on affine ones; mnist: "
                        "on 28x28 px, as they are", "data", choices=tuple(TASKS))
@@ -231,6 +234,7 @@ class Config(Settings):
 # ============================================================== the task: one digit, moved, or turned and stretched
 
 BOX = 28                           # side of an MNIST image, px
+TRANSFORMED = "affine", "placed", "centred"        # kinds of test digits
 N_CLASSES = 10
 TURN, SHEAR, SCALE = 20.0, 0.2, (0.8, 1.2)         # affNIST's ranges: degrees either way; either way; on each axis
 REST = {"turn": 0.0, "shear": 0.0, "down": 1.0, "across": 1.0}          # no transformation: degrees, a share, factors
@@ -270,7 +274,8 @@ def draw_factors(n, rng):
 
 
 def affine_digits(images, matrices, rng, side):
-    """Each 28x28 image transformed by its 2x2 matrix and put anywhere on a canvas where all of its ink fits, bilinear.
+    """Each 28x28 image transformed by its 2x2 matrix and put anywhere on a canvas where all of its ink fits, bilinear;
+    or, without rng, in the canvas' middle, or as near to it as all of its ink fits.
 
     images (n, 28, 28) uint8, matrices (n, 2, 2), see affine_matrix -> images (n, side, side) uint8 and centres (n, 2),
     where the middle (13.5, 13.5) of each image has come to lie, px. Raises InputError if the ink of one cannot fit.
@@ -285,7 +290,9 @@ def affine_digits(images, matrices, rng, side):
     room = side - 1 - (high - low)
     if (room < 0).any():
         raise InputError(f"a transformed digit does not fit into {side}x{side} px; lower its scale or shear")
-    centres = rng.uniform(0, 1, (len(images), 2)) * room - low                          # (n, 2)
+    share = rng.uniform(0, 1, (len(images), 2)) if rng else np.clip(
+        ((side - 1) / 2 + low) / np.maximum(room, 1e-9), 0, 1)
+    centres = share * room - low                                                        # (n, 2)
     back = np.linalg.inv(matrices)
     out = np.empty((len(images), side, side), np.uint8)
     for start in range(0, len(images), 64):                                             # in cache
@@ -318,8 +325,9 @@ def stream_digits(digits, config, kind, factors=None):
     """Test or validation digits in dicts of at most CHUNK: images (n, side, side) uint8, labels (n,); memory does not
     grow with their number. kind: "val", moved validation digits; "test", test digits, moved, or with --task mnist as
     they are; "affine", --n-variants affine variants of each test digit; "placed", the same without their
-    transformations: put wherever they fit, which is further than training moves them; "real", affNIST's files. factors:
-    those of affine digits, {factor: number}, where they are not to be drawn."""
+    transformations: put wherever they fit, which is further than training moves them; "centred", without their places:
+    each digit's middle on the canvas', or as near as its ink allows; "real", affNIST's files. factors: those of affine
+    or centred digits, {factor: number}, where they are not to be drawn."""
     if kind == "real":
         yield from read_affnist(config.affnist_dir)
         return
@@ -327,15 +335,14 @@ def stream_digits(digits, config, kind, factors=None):
     n = min(config.n_val if kind == "val" else config.n_test, len(labels))
     side = SIDES[config.task]
     factors = REST if kind == "placed" else factors
-    for variant in range(config.n_variants if kind in ("affine", "placed") else 1):
+    for variant in range(config.n_variants if kind in TRANSFORMED else 1):
         for start in range(0, n, CHUNK):
             part = slice(start, min(start + CHUNK, n))
-            rng = rng_for(config.seed, "evaluation", ("val", "test", "affine", "placed").index(kind), variant,
-                          start // CHUNK)
-            if kind in ("affine", "placed"):
+            rng = rng_for(config.seed, "evaluation", ("val", "test", *TRANSFORMED).index(kind), variant, start // CHUNK)
+            if kind in TRANSFORMED:
                 drawn = draw_factors(part.stop - start, rng) if factors is None else factors
                 matrices = np.broadcast_to(affine_matrix(**drawn), (part.stop - start, 2, 2))
-                placed, _ = affine_digits(images[part], matrices, rng, side)
+                placed, _ = affine_digits(images[part], matrices, None if kind == "centred" else rng, side)
             else:
                 placed = moved_digits(images[part], side, 0 if config.task == "mnist" else config.max_shift, rng)
             yield {"images": placed, "labels": labels[part].astype(np.int64)}
@@ -1008,11 +1015,177 @@ def check_config(config):
         next(read_affnist(config.affnist_dir))                                          # now, not after training
 
 
+# -------------------------------------------------------------- probes: spoilt digits, and what is no digit
+
+PROBES = {"robustness": "right with ", "factors": "right by   ", "detection": "AUROC from "}
+N_PROBED = 2000                    # test digits, and pictures of each kind that are none
+FACTOR_RANGES = {                  # one at a time, past affNIST's range
+    "turn": tuple(float(turn) for turn in range(-60, 61, 10)),
+    "shear": tuple(k / 20 for k in range(-12, 13, 3)),
+    "down": tuple(k / 10 for k in range(5, 15)), "across": tuple(k / 10 for k in range(5, 15))}
+SPOILT = {                         # how, and how much: none but the last knows the network
+    "noise": (32, 64, 128),        # standard deviation, grey levels of 255
+    "occlusion": (6, 10, 14),      # side of a black square about one of the digit's pixels, px
+    "contrast": (0.5, 0.25, 0.125),                        # factor on every pixel
+    "adversarial": (8, 16, 32)}    # step along the sign of the gradient, grey levels of 255
+NO_DIGITS = "noise", "shuffled", "inverted", "strokes"
+
+
+def folded(params, config):
+    """The same network without normalisations, whose running statistics go into the kernels before them, and without
+    decoder -> params, config. Its backward has the gradient of what is evaluated."""
+    plain = dataclasses.replace(config, norm="none", muon=0.0, recon_weight=0.0, dropout=0.0, width=own_width(config))
+    out = dict(params)
+    if config.norm == "batch":
+        for name in [name.removesuffix("_norm_gamma") for name in params if name.endswith("_norm_gamma")]:
+            gamma, beta, mean, variance = (out.pop(f"{name}_norm_{end}") for end in ("gamma", "beta", "mean", "var"))
+            scale = gamma / np.sqrt(variance + gamma.dtype.type(NORM_EPS))
+            out[name + "_w"], out[name + "_b"] = params[name + "_w"] * scale, beta - mean * scale
+    return {name: out[name] for name in param_shapes(plain)}, plain
+
+
+def spoil(images, how, much, rng):
+    """images (n, side, side) uint8 with noise, a black square, or less contrast -> as many, uint8. See SPOILT."""
+    if how == "noise":
+        noisy = images + much * rng.standard_normal(images.shape, np.float32)
+        return np.rint(np.clip(noisy, 0, 255)).astype(np.uint8)
+    if how == "contrast":
+        return np.rint(images * np.float32(much)).astype(np.uint8)
+    out, half = images.copy(), much // 2
+    for image in out:
+        ink = np.argwhere(image) if image.any() else np.zeros((1, 2), int)
+        row, column = ink[rng.integers(len(ink))]
+        image[max(0, row - half):row - half + much, max(0, column - half):column - half + much] = 0
+    return out
+
+
+def adversarial_direction(params, config, samples, runner):
+    """The signs of the gradient of (best wrong score - true score) with respect to each image, (n, side, side): one
+    fast step along them (Goodfellow et al. 2015) is what fools the network most. Not of the loss: the margin loss of a
+    digit that is named well has no gradient at all, so that no step would go anywhere."""
+    params, config = folded(params, config)
+
+    def one(rows):
+        batch = to_batch(samples, rows)
+        out, cache = forward(params, batch["images"], config)
+        scores, labels, n = out["scores"].copy(), batch["labels"], np.arange(len(batch["labels"]))
+        scores[n, labels] = -np.inf
+        dscores = np.zeros_like(out["scores"])
+        dscores[n, scores.argmax(1)], dscores[n, labels] = 1, -1
+        return np.sign(backward(dscores, None, cache, config, need_dx=True)[1])
+    shards = [np.arange(start, min(start + SHARD_SIZE, len(samples["labels"])))
+              for start in range(0, len(samples["labels"]), SHARD_SIZE)]
+    return np.concatenate(runner.map(one, shards))
+
+
+def probed_digits(digits, config, kind, **more):
+    """Chunks of the first test digits, N_PROBED at most"""
+    return stream_digits(digits, dataclasses.replace(config, n_test=min(config.n_test, N_PROBED), n_variants=1), kind,
+                         **more)
+
+
+def robustness(params, digits, config, runner):
+    """Accuracy on moved test digits that were spoilt -> {how: [[how much, accuracy], ...]}"""
+    hits, n, rng = {(how, much): 0 for how in SPOILT for much in SPOILT[how]}, 0, rng_for(config.seed, "evaluation", 5)
+    for part in probed_digits(digits, config, "test"):
+        direction, n = adversarial_direction(params, config, part, runner), n + len(part["labels"])
+        for how, much in hits:
+            images = spoil(part["images"], how, much, rng) if how != "adversarial" else np.clip(
+                part["images"] + much * direction, 0, 255).astype(np.uint8)
+            hits[how, much] += evaluate(params, [part | {"images": images}], config, runner)["hits"]
+    return {how: [[much, hits[how, much] / n] for much in SPOILT[how]] for how in SPOILT}
+
+
+def accuracy_by_factor(params, digits, config, runner):
+    """Accuracy on centred test digits, one factor away from rest -> {factor: [[value, accuracy], ...]}"""
+    return {name: [[value, evaluate(params, probed_digits(digits, config, "centred", factors=REST | {name: value}),
+                                    config, runner)["accuracy"]] for value in values]
+            for name, values in FACTOR_RANGES.items()}
+
+
+def strokes_at_random(n, rng):
+    """Two strokes of different synthetic digits, drawn as one digit is. -> (n, 28, 28) uint8"""
+    strokes = [(digit, stroke.strip()) for digit, _, glyph in GLYPHS for stroke in glyph.split("|")]
+    images = []
+    while len(images) < n:
+        (one, first), (other, second) = (strokes[k] for k in rng.integers(len(strokes), size=2))
+        if one != other:
+            names = set(f"{first} {second}".split())
+            points, basis = _stroke_basis(f"{first} | {second}", len(names))
+            points = points + 0.1 * rng.normal(0, 0.7, points.shape)
+            width = np.exp(rng.normal(0.92, 0.26, 1)).clip(1.2, 4.5)
+            dots = (basis @ points)[None] * np.array([0.8, 1.0])
+            images.append(_render(dots, width, rng.uniform(1.0, 1.6, 1), np.ones((1, DOTS)))[0])
+    return np.rint(255 * np.stack(images)).astype(np.uint8)
+
+
+def no_digits(part, kind, config, rng):
+    """As many pictures as there are digits in `part`: noise, uniform; the digits' pixels shuffled; the digits inverted;
+    strokes put together at random -> a dict like it"""
+    images = part["images"]
+    if kind == "noise":
+        images = rng.integers(0, 256, images.shape, np.uint8)
+    elif kind == "shuffled":
+        images = rng.permuted(images.reshape(len(images), -1), axis=1).reshape(images.shape)
+    elif kind == "inverted":
+        images = 255 - images
+    else:
+        images = moved_digits(strokes_at_random(len(images), rng), SIDES[config.task], config.max_shift, rng)
+    return part | {"images": images}
+
+
+def confidences(params, part, config, runner):
+    """How sure the network is that each picture is a digit, higher for surer -> {score: (n,)}. Of capsules the length of
+    the longest and, with a decoder, minus the squared error of the picture redrawn from it; of the others the largest
+    probability."""
+    if config.model not in CAPSULES:
+        scores = runner.forward(params, part, config)["scores"].astype(float)
+        return {"probability": 1 / np.exp(scores - scores.max(1, keepdims=True)).sum(1)}
+    out = runner.forward(params, part, config, decode="longest")
+    found = {"length": out["scores"].max(1).astype(float)}
+    if "recon" in out:
+        found["redrawn"] = -np.square(out["recon"][:, 0] - part["images"] / np.float32(255)).mean((1, 2), dtype=float)
+    return found
+
+
+def auroc(of_digits, of_others):
+    """The chance that a digit has a higher score than another picture, ties counting half: the area under the ROC"""
+    both = np.concatenate([of_digits, of_others])
+    values, where, counts = np.unique(both, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[where]                               # from 1, ties share theirs
+    n, m = len(of_digits), len(of_others)
+    return float((ranks[:n].sum() - n * (n + 1) / 2) / (n * m))
+
+
+def detection(params, digits, config, runner):
+    """AUROC of moved test digits against what is no digit, by each score -> {kind: {score: AUROC}}. `together` is the
+    sum of two scores, each in units of its standard deviation over validation digits."""
+    valid = confidences(params, next(stream_digits(digits, config, "val")), config, runner)
+    spread = {name: max(float(values.std()), 1e-12) for name, values in valid.items()}
+
+    def scores(parts):
+        found = [confidences(params, part, config, runner) for part in parts]
+        found = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+        return found | ({"together": sum(found[name] / spread[name] for name in found)} if len(found) > 1 else {})
+    test, rng = list(probed_digits(digits, config, "test")), rng_for(config.seed, "evaluation", 6)
+    real = scores(test)
+    return {kind: {name: auroc(real[name], others[name]) for name in real}
+            for kind in NO_DIGITS
+            for others in [scores([no_digits(part, kind, config, rng) for part in test])]}
+
+
+def probes_of(params, digits, config, runner):
+    """-> what --probe asks for: robustness, factors, detection"""
+    return {"robustness": robustness(params, digits, config, runner),
+            "factors": accuracy_by_factor(params, digits, config, runner),
+            "detection": detection(params, digits, config, runner)}
+
+
 WEIGHTS = Path(__file__).with_name("weights") / "affnist_shared.npz"                   # the network that comes along
 SOURCE, FREE = "digits", ("seed",)                # what says where data come from; what may differ from the training's
 TESTS = {                                         # of each task: key of the result, kind of digits, what is printed
     "affnist": (("familiar", "test", "moved test digits"), ("placed", "placed", "moved further"),
-                ("affine", "affine", "affine test digits"),
+                ("centred", "centred", "affine, in the middle"), ("affine", "affine", "affine test digits"),
                 ("real_affine", "real", "affNIST's files")),
     "mnist": (("test", "test", "test digits"),)}
 
@@ -1029,9 +1202,10 @@ def interval_of(test, config):
     return wilson_interval(test["accuracy"] * n, n)
 
 
-def results_of(config, params, history, tests, found=None):
-    """The dict that --out-json writes. found: the network that was loaded, if it was not trained here"""
-    measured = {}
+def results_of(config, params, history, tests, found=None, probes=None):
+    """The dict that --out-json writes. found: the network that was loaded, if it was not trained here; probes: what
+    probes_of found"""
+    measured = dict(probes or {})
     for key, test in tests.items():
         measured |= {f"{key}_accuracy": test["accuracy"], f"{key}_hits": test["hits"], f"{key}_n": test["n"],
                      f"{key}_accuracy_ci95": interval_of(test, config),
@@ -1040,19 +1214,23 @@ def results_of(config, params, history, tests, found=None):
         {"history": {}, "loaded": found.file} if found else {})                         # its history is in that file
 
 
-def report(config, params, history, tests, say, found=None):
-    """Print tests_of's results, and write --out-json"""
-    results = results_of(config, params, history, tests, found)
+def report(config, params, history, tests, say, found=None, probes=None):
+    """Print tests_of's and probes_of's results, and write --out-json"""
+    results = results_of(config, params, history, tests, found, probes)
     say(f"\n{DIGIT_NAMES[results['source']]}")
     for key, _, words in TESTS[config.task]:
         if key in tests:
             low, high = results[f"{key}_accuracy_ci95"]
             error = tests[key].get("recon_mse")
-            say(f"  {words:20}{tests[key]['accuracy']:.4f} of {tests[key]['n']}, 95% interval [{low:.4f}, {high:.4f}]"
+            say(f"  {words:22}{tests[key]['accuracy']:.4f} of {tests[key]['n']}, 95% interval [{low:.4f}, {high:.4f}]"
                 + ("" if error is None else f", redrawn from its own digit's capsule with error {error:.4f} per pixel"))
+    for name, found_there in (probes or {}).items():
+        for kind, values in found_there.items():
+            shown = values.items() if name == "detection" else ((f"{value:g}", share) for value, share in values)
+            say(f"  {PROBES[name]}{kind:14}" + "  ".join(f"{what} {value:.3f}" for what, value in shown))
     training = (f"{results['seconds_train']:.1f} s, {results['ms_per_step']:.1f} ms a step" if found is None else
                 f"none; this network's had taken {results['seconds_train']:.0f} s")
-    say(f"  training            {training}"
+    say(f"  training              {training}"
         + (f", peak memory {results['peak_rss_mb']:.0f} MB" if results["peak_rss_mb"] else ""))
     if config.out_json:
         write_json(config.out_json, results)
@@ -2592,7 +2770,8 @@ def main():
         save_weights(args.out_weights, found.config if found else config, params, history)
     with Runner(config.threads) as runner:
         tests = tests_of(params, digits, config, runner)
-    report(config, params, history | {"source": digits["source"]}, tests, progress.say, found)
+        probes = probes_of(params, digits, config, runner) if config.probe else None
+    report(config, params, history | {"source": digits["source"]}, tests, progress.say, found, probes)
 
 
 if __name__ == "__main__":

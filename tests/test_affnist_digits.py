@@ -165,7 +165,7 @@ def streamed(digits, config, kind, **more):
 
 def test_streams_are_of_their_splits_and_the_same_again(digits, monkeypatch):
     monkeypatch.setattr(ac, "CHUNK", 8)
-    for kind, n, split in (("val", 20, "val"), ("test", 30, "test"), ("affine", 30, "test"), ("placed", 30, "test")):
+    for kind, n, split in (("val", 20, "val"), ("test", 30, "test"), *((kind, 30, "test") for kind in ac.TRANSFORMED)):
         parts = streamed(digits, CONFIG, kind)
         assert [len(part["labels"]) for part in parts] == [8] * (n // 8) + [n % 8] * (n % 8 > 0)
         assert all(part["images"].shape == (len(part["labels"]), 40, 40) for part in parts)

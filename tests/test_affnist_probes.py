@@ -1,0 +1,209 @@
+"""The third experiment's probes: spoilt digits, each transformation alone, what is no digit; by hand and by loops."""
+import dataclasses
+import json
+
+import affnist_capsnet as ac
+
+import numpy as np
+import pytest
+from test_affnist_cli import TOY, cli  # noqa: F401
+from test_affnist_networks import NETWORKS, float64, tiny
+
+
+@pytest.fixture
+def runner():
+    with ac.Runner(1) as runner:
+        yield runner
+
+
+def trained(config, digits):
+    """The weights after a few steps: running statistics and all else as they are evaluated"""
+    return ac.train(dataclasses.replace(config, n_epochs=1), data=digits | {"source": "synthetic"})[0]
+
+
+# ---------------------------------------------------------------- the network without its normalisations
+
+@pytest.mark.parametrize("name", [*ac.MODELS, "not normalised", "the paper's", "plain vectors"])
+def test_a_folded_network_says_the_same(digits, name):
+    config = NETWORKS[name]
+    weights = trained(config, digits)
+    images = next(ac.stream_digits(digits, config, "test"))["images"][:4].astype(np.float32) / 255
+    params, plain = ac.folded(weights, config)
+    assert plain.norm == "none" and not any("norm" in name for name in params) and plain.recon_weight == 0
+    np.testing.assert_allclose(ac.forward(params, images, plain)[0]["scores"],
+                               ac.forward(weights, images, config)[0]["scores"], rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("model", ["shared", "caps", "gap", "cnn"])
+def test_the_adversarial_direction_is_that_of_the_score_gap_that_is_evaluated(digits, runner, model):
+    """Centred differences of (best wrong score - true score), with the running statistics, in float64"""
+    config = tiny(model)
+    weights = {name: a.astype(np.float64) for name, a in trained(config, digits).items()}
+    noise = np.random.default_rng(1).integers(0, 256, (2, 40, 40), np.uint8)            # on black, maxima are ties
+    part = {"images": noise, "labels": np.array([3, 8])}
+
+    def gap(images):
+        scores = ac.forward(weights, images, config)[0]["scores"].copy()
+        right = scores[np.arange(2), part["labels"]].copy()
+        scores[np.arange(2), part["labels"]] = -np.inf
+        return scores.max(1) - right
+    direction = ac.adversarial_direction(weights, config, part, runner)
+    images, rng = part["images"] / 255, np.random.default_rng(0)
+    assert direction.shape == images.shape and set(np.unique(direction)) <= {-1, 0, 1}
+    for _ in range(12):
+        pixel = rng.integers(10, 30, 2)
+        step = np.zeros_like(images)
+        step[:, *pixel] = 1e-5
+        slope = (gap(images + step) - gap(images - step)) / 2e-5
+        clear = np.abs(slope) > 1e-5
+        np.testing.assert_array_equal(direction[:, *pixel][clear], np.sign(slope)[clear])
+
+
+def test_a_digit_whose_loss_is_zero_has_a_direction_all_the_same(digits, runner):
+    """The margin loss of a sure answer is flat; the gap between scores is not"""
+    config = tiny("shared")
+    weights = trained(config, digits)
+    part = {name: a[:8] for name, a in next(ac.stream_digits(digits, config, "test")).items()}
+    direction = ac.adversarial_direction(weights, config, part, runner)
+    assert (np.abs(direction).sum((1, 2)) > 0).all()
+
+
+# ---------------------------------------------------------------- spoilt digits
+
+def test_spoilt_by_hand():
+    rng, images = np.random.default_rng(0), np.zeros((50, 40, 40), np.uint8)
+    images[:, 10:20, 12:18] = 200
+    assert (ac.spoil(images, "contrast", 0.25, rng)[:, 10:20, 12:18] == 50).all()
+    noisy = ac.spoil(images, "noise", 20, rng)
+    assert noisy.dtype == np.uint8 and noisy[:, 12:18, 13:17].astype(float).std() == pytest.approx(20, rel=0.1)
+    assert noisy[:, 12:18, 13:17].mean() == pytest.approx(200, abs=2)
+    dark = noisy[:, 25:].astype(float)                       # below black there is nothing: half of the noise is lost
+    assert dark.mean() == pytest.approx(20 / np.sqrt(2 * np.pi), rel=0.1)
+    for side in (3, 6):
+        covered = ac.spoil(images, "occlusion", side, rng)
+        rows, columns = ((images != covered).any(axis) for axis in (2, 1))
+        assert (rows.sum(1) >= 1).all() and (rows.sum(1) <= side).all() and (columns.sum(1) <= side).all()
+        assert ((images != covered).sum((1, 2)) == rows.sum(1) * columns.sum(1)).all()         # one rectangle
+        assert ((covered == 0) | (covered == 200)).all() and len(np.unique(covered.sum((1, 2)))) > 1
+    black = np.zeros((2, 40, 40), np.uint8)
+    np.testing.assert_array_equal(ac.spoil(black, "occlusion", 6, rng), black)
+    assert images.max() == 200 and (images[:, 10:20, 12:18] == 200).all()              # the digits stay as they were
+
+
+def test_robustness_counts_what_is_named_right(digits, runner, monkeypatch):
+    config = tiny("gap")
+    weights = trained(config, digits)
+    monkeypatch.setattr(ac, "SPOILT", {"contrast": (1.0, 0.0), "adversarial": (0, 64)})
+    found = ac.robustness(weights, digits, config, runner)
+    plain = ac.evaluate(weights, ac.stream_digits(digits, config, "test"), config, runner)["accuracy"]
+    (one, first), (zero, blank) = found["contrast"]
+    labels = next(ac.stream_digits(digits, config, "test"))["labels"]
+    shown = ac.forward(weights, np.zeros((1, 40, 40), np.float32), config)[0]["scores"].argmax()
+    assert (one, zero) == (1.0, 0.0) and first == plain and blank == pytest.approx((labels == shown).mean())
+    (_, still), (_, fooled) = found["adversarial"]
+    assert still == plain and fooled <= plain
+
+
+# ---------------------------------------------------------------- one transformation at a time
+
+def test_centred_digits_have_their_middle_on_the_canvas(digits):
+    config = tiny("gap")
+    (part,) = ac.stream_digits(digits, config, "centred", factors=ac.REST)
+    images = digits["test"][0][:config.n_test]
+    padded = np.pad(images.astype(float), ((0, 0), (6, 6), (6, 6)))
+    np.testing.assert_allclose(part["images"], padded, atol=1)
+    (turned,) = ac.stream_digits(digits, config, "centred", factors=ac.REST | {"turn": 90.0})
+    np.testing.assert_allclose(turned["images"], np.rot90(padded, axes=(1, 2)), atol=1)
+
+
+def test_what_does_not_fit_in_the_middle_goes_as_near_to_it_as_it_can():
+    image = np.zeros((1, 28, 28), np.uint8)
+    image[0, 1:27, 1:6] = 255                                  # left of the middle: 1.4 times as wide it would be cut
+    placed, centres = ac.affine_digits(image, ac.affine_matrix(0, 0, 1, 1.6), None, 40)
+    assert placed.sum(dtype=float) == pytest.approx(1.6 * image.sum(dtype=float), rel=0.02)
+    assert centres[0, 0] == 19.5 and 19.5 < centres[0, 1] < 23
+
+
+def test_accuracy_by_factor_at_rest_is_that_of_centred_digits(digits, runner, monkeypatch):
+    config = tiny("gap")
+    weights = trained(config, digits)
+    monkeypatch.setattr(ac, "FACTOR_RANGES", {"turn": (0.0, 180.0), "down": (1.0,)})
+    found = ac.accuracy_by_factor(weights, digits, config, runner)
+    plain = ac.evaluate(weights, ac.stream_digits(digits, config, "centred", ac.REST), config, runner)["accuracy"]
+    assert found["turn"][0] == [0.0, plain] and found["down"] == [[1.0, plain]] and len(found["turn"]) == 2
+
+
+# ---------------------------------------------------------------- what is no digit
+
+def test_auroc_by_hand():
+    assert ac.auroc(np.array([2.0, 3.0]), np.array([0.0, 1.0])) == 1
+    assert ac.auroc(np.array([1.0, 3.0]), np.array([2.0])) == 0.5
+    assert ac.auroc(np.array([1.0, 1.0]), np.array([1.0, 0.0])) == 0.75                   # ties count half
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(0, 9, 60), rng.integers(2, 11, 50)
+    pairs = [(x > y) + (x == y) / 2 for x in a for y in b]
+    assert ac.auroc(a, b) == pytest.approx(np.mean(pairs))
+
+
+def test_pictures_that_are_no_digits(digits):
+    config, rng = tiny("gap"), np.random.default_rng(0)
+    part = next(ac.stream_digits(digits, config, "test"))
+    made = {kind: ac.no_digits(part, kind, config, rng)["images"] for kind in ac.NO_DIGITS}
+    assert all(images.shape == part["images"].shape and images.dtype == np.uint8 for images in made.values())
+    np.testing.assert_array_equal(made["inverted"].astype(int), 255 - part["images"].astype(int))
+    shuffled, digit = (np.sort(images.reshape(len(images), -1)) for images in (made["shuffled"], part["images"]))
+    np.testing.assert_array_equal(shuffled, digit)
+    assert not np.array_equal(made["shuffled"], part["images"])
+    assert made["noise"].mean() == pytest.approx(127.5, abs=2) and made["noise"].min() == 0
+    ink, of_digits = ((images > 127).mean() for images in (made["strokes"], part["images"]))
+    assert of_digits / 2 < ink < 2 * of_digits and made["strokes"].max() == 255
+
+
+def test_scores_of_confidence_by_hand(digits, runner):
+    part = {name: a[:3] for name, a in next(ac.stream_digits(digits, tiny("gap"), "test")).items()}
+    for model in ("shared", "gap"):
+        config = tiny(model)
+        weights = trained(config, digits)
+        out = ac.forward(weights, part["images"].astype(np.float32) / 255, config)[0]
+        found = ac.confidences(weights, part, config, runner)
+        if model == "gap":
+            shares = np.exp(out["scores"]) / np.exp(out["scores"]).sum(1, keepdims=True)
+            np.testing.assert_allclose(found["probability"], shares.max(1), rtol=1e-5)
+        else:
+            np.testing.assert_allclose(found["length"], out["scores"].max(1), rtol=1e-5)
+            error = [np.mean((out["recon"][k, 0] - part["images"][k] / 255.0) ** 2) for k in range(3)]
+            np.testing.assert_allclose(found["redrawn"], -np.array(error), rtol=1e-4)
+
+
+def test_detection_has_every_score_and_kind(digits, runner):
+    for model, scores in (("caps", {"length", "redrawn", "together"}), ("max", {"probability"})):
+        config = tiny(model)
+        found = ac.detection(trained(config, digits), digits, config, runner)
+        assert list(found) == list(ac.NO_DIGITS)
+        assert all(set(each) == scores and all(0 <= value <= 1 for value in each.values()) for each in found.values())
+    without = dataclasses.replace(tiny("shared"), recon_weight=0.0)
+    assert set(ac.detection(trained(without, digits), digits, without, runner)["noise"]) == {"length"}
+
+
+# ---------------------------------------------------------------- the flag
+
+def test_probe_prints_and_keeps_what_it_finds(cli, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(ac, "FACTOR_RANGES", {"turn": (0.0, 30.0)})
+    code, out, stderr = cli(*TOY, "--probe", "--out-json", "r.json")
+    assert code == 0, stderr
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert [value for value, _ in found["factors"]["turn"]] == [0, 30]
+    assert set(found["robustness"]) == set(ac.SPOILT) and set(found["detection"]) == set(ac.NO_DIGITS)
+    assert "right with noise" in out and "right by   turn" in out and "AUROC from strokes" in out
+    code, _, stderr = cli(*TOY, "--task", "mnist", "--probe")
+    assert code == 2 and "--probe: means nothing to --task mnist" in stderr
+
+
+def test_float64_networks_fold_exactly(digits):
+    config = tiny("shared")
+    weights = float64(config) | {name: np.abs(np.random.default_rng(len(name)).standard_normal(a.shape)) + 0.5
+                                 for name, a in ac.init_state(ac.init_params(config)).items()}
+    params, plain = ac.folded(weights, config)
+    images = np.random.default_rng(0).random((2, 40, 40))
+    np.testing.assert_allclose(ac.forward(params, images, plain)[0]["scores"],
+                               ac.forward(weights, images, config)[0]["scores"], rtol=1e-9)
