@@ -1135,9 +1135,9 @@ def no_digits(part, kind, config, rng):
 
 
 def confidences(params, part, config, runner):
-    """How sure the network is that each picture is a digit, higher for surer -> {score: (n,)}. Of capsules the length of
-    the longest and, with a decoder, minus the squared error of the picture redrawn from it; of the others the largest
-    probability."""
+    """How sure the network is that each picture is a digit, higher for surer -> {score: (n,)}. Of capsules the length
+    of the longest and, with a decoder, minus the squared error of the picture redrawn from it; of the others the
+    largest probability."""
     if config.model not in CAPSULES:
         scores = runner.forward(params, part, config)["scores"].astype(float)
         return {"probability": 1 / np.exp(scores - scores.max(1, keepdims=True)).sum(1)}
@@ -2001,11 +2001,11 @@ MUON_POLYNOMIAL = 3.4445, -4.7750, 2.0315          # Jordan et al. 2024: steep a
 
 
 def orthogonalised(g):
-    """g (C, F) = U S V^T -> about U V^T, singular values between 0.7 and 1.2: Newton-Schulz, X <- P X with P = a + b G +
-    c G^2 and G = X X^T, from X = g / |g|.
+    """g (C, F) = U S V^T -> about U V^T, singular values between 0.7 and 1.2: Newton-Schulz, X <- P X with
+    P = a + b G + c G^2 and G = X X^T, from X = g / |g|.
 
-    Only the small square G is iterated, G <- P G P, and the product of all P meets the long X once: 2 to 6 times as fast.
-    """
+    Only the small square G is iterated, G <- P G P, and the product of all P meets the long X once: 2 to 6 times as
+    fast."""
     a, b, c = MUON_POLYNOMIAL
     x = g / (np.linalg.norm(g) + g.dtype.type(1e-12))
     x = x.T if len(g) > g.shape[1] else x

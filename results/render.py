@@ -27,13 +27,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS threads
+import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
+import multimnist_capsnet as capsnet
 import smallnorb_novel_viewpoint as norb
 
 import numpy as np  # after them
 
-SCRIPTS = {module.__name__: module for module in (capsnet, norb)}
-MULTI, NORB = SCRIPTS
+SCRIPTS = {module.__name__: module for module in (capsnet, norb, affnist)}
+MULTI, NORB, AFF = SCRIPTS
 ACCURACY, MSE = "test_set_accuracy", "test_recon_mse"
 
 
@@ -435,6 +436,94 @@ def norb_by_distance(ledger, table, names):
     return markdown(header, lines or [["not run", *[""] * 8]])
 
 
+AFF_KEYS = {"familiar_accuracy": "moved (familiar)", "placed_accuracy": "moved further",
+            "centred_accuracy": "affine, in the middle", "affine_accuracy": "affine"}
+
+
+def affnist_results(ledger, rows, first):
+    """rows: (label, setting); of each the four tests, and affine accuracy minus that of the setting `first`"""
+    lines = []
+    for label, setting in rows:
+        n = len(ledger.runs(AFF, setting))
+        lines.append([label, ledger.plain(AFF, setting, "n_params") if n else "", *(
+            ledger.mean(AFF, setting, key, 4) for key in AFF_KEYS),
+            "" if setting == first or not n else ledger.difference(AFF, setting, first, "affine_accuracy", 4)])
+    header = ["", "parameters", *AFF_KEYS.values(), "affine, minus the first row's, paired by seed"]
+    return markdown(header, lines) + "\n" + about(ledger, AFF, [setting for _, setting in rows])
+
+
+def affnist_two_by_two(ledger, tables):
+    """tables: (label, table). What sharing over places and what capsules are worth for affine accuracy, each the mean
+    of its two differences, and by how much the one changes the other, paired by seed"""
+    signs = {"sharing over places": (1, -1, 1, -1), "capsules": (1, 1, -1, -1), "one with the other": (1, -1, -1, 1)}
+    names = ("shared", "caps-1", "gap", "dense")
+    lines = []
+    for label, table in tables:
+        runs = [ledger.runs(AFF, f"{table}/{name}") for name in names]
+        seeds = sorted(set.intersection(*(set(each) for each in runs)))
+        for key in ("familiar_accuracy", "affine_accuracy"):
+            worth = [[sum(sign * each[seed][key] for sign, each in zip(row, runs)) / 2 for seed in seeds]
+                     for row in signs.values()]
+            lines.append([f"{label}, {AFF_KEYS[key].partition(' ')[0]}", *(
+                interval(capsnet.mean_and_interval(values), "+", 4) if seeds else "not run" for values in worth)])
+    return markdown(["accuracy", *signs], lines) + "\n" + about(
+        ledger, AFF, [f"{table}/{name}" for _, table in tables for name in names])
+
+
+def affnist_steps(ledger, rows):
+    """rows: (label, setting, what it is compared with)"""
+    keys = ("familiar_accuracy", "affine_accuracy")
+    lines = [[label, *(ledger.mean(AFF, setting, key, 4) for key in keys), *(
+        ledger.difference(AFF, setting, other, key, 4) if other else "" for key in keys)]
+        for label, setting, other in rows]
+    header = ["", "familiar", "affine", "familiar, minus", "affine, minus"]
+    return markdown(header, lines) + "\n" + about(ledger, AFF, dict.fromkeys(setting for _, setting, _ in rows))
+
+
+def affnist_errors(ledger, rows):
+    """rows: (label, setting, the paper's error %): errors on MNIST's test digits in percent"""
+    lines = []
+    for label, setting, paper in rows:
+        values = [100 * (1 - value) for value in ledger.values(AFF, setting, "test_accuracy")]
+        lines.append([label, interval(capsnet.mean_and_interval(values), digits=3) if values else "not run", paper,
+                      ledger.minutes(AFF, setting) if values else ""])
+    header = ["MNIST", "test error, %", "in the paper", "minutes of one core"]
+    return markdown(header, lines) + "\n" + about(ledger, AFF, [setting for _, setting, _ in rows])
+
+
+def affnist_few(ledger, columns, names):
+    """columns: (label, table); familiar / affine accuracy of some networks, and the first's minus each other's"""
+    first, *others = names
+    keys = ("familiar_accuracy", "affine_accuracy")
+    lines = [[f"`{name}`", *(" / ".join(ledger.mean(AFF, f"{table}/{name}", key) for key in keys)
+                             for _, table in columns)] for name in names]
+    lines += [[f"`{first}` minus `{name}`", *(" / ".join(ledger.difference(
+        AFF, f"{table}/{first}", f"{table}/{name}", key) for key in keys) for _, table in columns)] for name in others]
+    return markdown(["familiar / affine", *(label for label, _ in columns)], lines) + "\n" + about(
+        ledger, AFF, [f"{table}/{name}" for _, table in columns for name in names])
+
+
+def affnist_probe(ledger, probe, rows, columns, digits=3):
+    """What --probe found: rows: (label, path into it: a kind and, of what has one, a value or score), columns:
+    settings; means over seeds"""
+    def cell(setting, kind, what):
+        values = [dict(each).get(what) for run in ledger.runs(AFF, setting).values() if probe in run
+                  for each in [run[probe][kind]]]
+        values = [value for value in values if value is not None]
+        return interval(capsnet.mean_and_interval(values), digits=digits) if values else "not run"
+    lines = [[label, *(next((text for text in (cell(setting, kind, name) for name in (
+        what if isinstance(what, tuple) else (what,))) if text != "not run"), "not run") for setting in columns)]
+        for label, kind, what in rows]
+    header = ["", *(f"`{setting.rpartition('/')[2]}`" for setting in columns)]
+    return markdown(header, lines) + "\n" + about(ledger, AFF, columns)
+
+
+AFF_NAMES = {"shared": "`shared`: capsules, matrices shared over places, 1 iteration",
+             "caps-1": "`caps --routing-iters 1`: a matrix for every place", "gap": "`gap`: global average",
+             "dense": "`dense`: a hidden layer", "caps": "`caps`: a matrix for every place, 3 iterations",
+             "shared-3": "`shared --routing-iters 3`", "vectors": "`vectors`: averages, no matrices",
+             "max": "`max`: global maximum", "cnn": "`cnn`: the paper's, small"}
+PROBED = tuple(f"free/{name}" for name in ("shared", "caps", "gap", "max", "dense", "cnn"))
 NETWORKS = ("caps", "cnn", "gap", "nearest")
 HEADS = ("gap", "dense", "dynamic-shared", "dynamic-shared-1", "dynamic", "dynamic-1", "em", "em-1", "self-routing")
 ROUTED = (("dynamic routing, shared matrices", "dynamic-shared", "dynamic-shared-1"),
@@ -471,6 +560,49 @@ TABLES = {
         ("trained on MNIST, reads the MNIST test set", "mnist_reads_mnist"),
         ("trained on MNIST, reads synthetic digits", "mnist_reads_synthetic"),
         ("trained on synthetic digits, reads the MNIST test set", "synthetic_reads_mnist"))),
+    "affnist results": partial(affnist_results, first="free/shared", rows=[
+        (label, f"free/{name}") for name, label in AFF_NAMES.items()]),
+    "affnist plain": partial(affnist_results, first="plain/shared", rows=[
+        (AFF_NAMES[name], f"plain/{name}") for name in ("shared", "caps-1", "gap", "dense", "caps")]),
+    "affnist matched": partial(affnist_results, first="matched/shared", rows=[
+        (AFF_NAMES[name], f"matched/{name}") for name in ("shared", "caps-1", "gap", "dense", "caps", "cnn")]),
+    "affnist two by two": partial(affnist_two_by_two, tables=(
+        ("normalised", "free"), ("not normalised", "plain"), ("stopped alike", "matched"))),
+    "affnist steps up": partial(affnist_steps, rows=(
+        ("ten vectors, averaged over places, cross-entropy of their lengths", "steps/start", None),
+        ("+ transformation: votes by shared matrices", "steps/transformation", "steps/start"),
+        ("+ routing: 3 iterations", "steps/routing", "steps/transformation"),
+        ("+ squash", "steps/squash", "steps/routing"), ("+ margin loss", "steps/margin", "steps/squash"),
+        ("+ reconstruction by class", "free/shared-3", "steps/margin"))),
+    "affnist steps down": partial(affnist_steps, rows=(
+        ("all five", "free/shared-3", None),
+        ("- transformation, and routing, which needs votes", "free/vectors", "free/shared-3"),
+        ("- routing: 1 iteration", "free/shared", "free/shared-3"),
+        ("- squash", "steps/no-squash", "free/shared-3"), ("- margin loss", "steps/no-margin", "free/shared-3"),
+        ("- reconstruction", "steps/margin", "free/shared-3"))),
+    "affnist mnist": partial(affnist_errors, rows=(
+        ("`caps`, 1 iteration, no reconstruction", "mnist/1", "0.34 +- 0.032"),
+        ("1 iteration, reconstruction", "mnist/1-recon", "0.29 +- 0.011"),
+        ("3 iterations, no reconstruction", "mnist/3", "0.35 +- 0.036"),
+        ("3 iterations, reconstruction", "mnist/3-recon", "0.25 +- 0.005"), ("`shared`", "mnist/shared", ""),
+        ("`gap`", "mnist/gap", ""))),
+    "affnist few": partial(affnist_few, names=("shared", "caps", "gap", "cnn"), columns=(
+        ("10 digits a class", "few-10"), ("100", "few-100"), ("1,000", "few-1000"), ("all", "free"))),
+    "affnist robustness": partial(affnist_probe, probe="robustness", columns=PROBED, rows=[
+        (f"{words} {much:g}", how, much) for how, words in (
+            ("noise", "noise, standard deviation in grey levels:"), ("occlusion", "a black square of side, px:"),
+            ("contrast", "contrast lowered to"), ("adversarial", "adversarial step, grey levels:"))
+        for much in affnist.SPOILT[how]]),
+    "affnist detection": partial(affnist_probe, probe="detection", columns=PROBED, rows=[
+        (f"{kind}: {words}", kind, what) for kind in affnist.NO_DIGITS for words, what in (
+            ("longest capsule, or top probability", ("length", "probability")), ("error of the redrawing", "redrawn"),
+            ("both", "together"))]),
+    "affnist factors": partial(affnist_probe, probe="factors", columns=PROBED, rows=[
+        (f"{words} {value:g}", name, value) for name, words, values in (
+            ("turn", "turned by, degrees:", (-60, -40, -20, 0, 20, 40, 60)),
+            ("shear", "sheared by", (-0.6, -0.3, 0.3, 0.6)), ("down", "stretched downwards by", (0.5, 0.8, 1.2, 1.4)),
+            ("across", "stretched across by", (0.5, 0.8, 1.2, 1.4)))
+        for value in values]),
     "smallnorb wide azimuth": partial(norb_comparison, table="wide-azimuth", names=WIDE),
     "smallnorb wide elevation": partial(norb_comparison, table="wide-elevation", names=WIDE),
     "smallnorb parts": partial(norb_comparison, table="parts", names=PARTS),
@@ -636,7 +768,7 @@ def training_data(module, config):
 
 @functools.lru_cache(1)
 def loaded(module, config):
-    return norb.load_data(config) if module is norb else capsnet.load_digits(config, capsnet.Progress(True).say)
+    return norb.load_data(config) if module is norb else module.load_digits(config, module.Progress(True).say)
 
 
 def weights_after_40_steps(result):
@@ -677,6 +809,10 @@ def same_evaluation(result):
         with norb.Runner(config.threads) as runner:
             test = norb.evaluate_viewpoint_extrapolation(found.weights, norb.load_data(config), config, runner)
         return all(math.isclose(test[name], result[name], abs_tol=1e-5) for name in ("familiar", "held_out"))
+    if module is affnist:
+        with affnist.Runner(config.threads) as runner:
+            tests = affnist.tests_of(found.weights, affnist.load_digits(config), config, runner)
+        return all(test["hits"] == result[f"{key}_hits"] for key, test in tests.items())
     pairs = capsnet.stream_pairs(capsnet.load_digits(config), "test", config.n_test, config, "evaluation", 1)
     with capsnet.Runner(config.threads) as runner:
         test = capsnet.evaluate(found.weights, pairs, config, runner)

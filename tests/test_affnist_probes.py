@@ -51,12 +51,12 @@ def test_the_adversarial_direction_is_that_of_the_score_gap_that_is_evaluated(di
     images, rng = part["images"] / 255, np.random.default_rng(0)
     assert direction.shape == images.shape and set(np.unique(direction)) <= {-1, 0, 1}
     for _ in range(12):
-        pixel = rng.integers(10, 30, 2)
+        y, x = rng.integers(10, 30, 2)
         step = np.zeros_like(images)
-        step[:, *pixel] = 1e-5
+        step[:, y, x] = 1e-5
         slope = (gap(images + step) - gap(images - step)) / 2e-5
         clear = np.abs(slope) > 1e-5
-        np.testing.assert_array_equal(direction[:, *pixel][clear], np.sign(slope)[clear])
+        np.testing.assert_array_equal(direction[:, y, x][clear], np.sign(slope)[clear])
 
 
 def test_a_digit_whose_loss_is_zero_has_a_direction_all_the_same(digits, runner):

@@ -30,7 +30,7 @@ class Result(NamedTuple):
         return f"{self.experiment}/{self.table}/{self.setting}-{self.seed}"
 
 
-MULTI, NORB = EXPERIMENTS = "multimnist_capsnet", "smallnorb_novel_viewpoint"
+MULTI, NORB, AFF = EXPERIMENTS = "multimnist_capsnet", "smallnorb_novel_viewpoint", "affnist_capsnet"
 QUICK, MIDDLE = "--n-epochs 12 --n-train 6000", "--n-epochs 30 --n-train 12000"
 LONG, PLAIN = "--n-epochs 25 --n-train 60000 --n-val 5000", "--norm none --lr 5e-3 --conv1-channels 32"
 HEADS = {                          # heads on one trunk, of one size, and each routing without its routing
@@ -51,6 +51,18 @@ PAPER = {                          # its two kinds of network, and minutes
 STANDARD = {                       # the paper's ablations on the standard task
     **{f"caps-{n}": f"--routing-iters {n}" for n in (1, 2, 3)}, "caps-no-places": "--no-coord-add",
     "caps-spread": "--loss spread"}
+AFF_NETWORKS = {                   # sharing of matrices over places and capsules, two by two; then others on the trunk
+    "shared": "", "caps-1": "--model caps --routing-iters 1", "gap": "--model gap", "dense": "--model dense",
+    "caps": "--model caps", "shared-3": "--routing-iters 3", "vectors": "--model vectors", "max": "--model max",
+    "cnn": "--model cnn"}
+FOUR = tuple(AFF_NETWORKS)[:4]
+BARE = "--no-squash --loss xent --recon-weight 0"
+STEPS = {                          # from a CNN of ten vectors to a capsule network, and what is taken from that one
+    "start": f"--model vectors {BARE}", "transformation": BARE, "routing": f"--routing-iters 3 {BARE}",
+    "squash": "--routing-iters 3 --loss xent --recon-weight 0", "margin": "--routing-iters 3 --recon-weight 0",
+    "no-squash": "--routing-iters 3 --no-squash", "no-margin": "--routing-iters 3 --loss xent"}
+MATCHED = "--stop-at 0.9922 --lr-schedule constant --n-train 6000 --n-epochs 40"
+DIGITS_TASK = "--task mnist --n-epochs 10 --n-train 55000"
 RUNS = (                           # experiment, table, setting, flags, seeds, minutes of one seed on one core
     (MULTI, "main", "classic", f"--preset classic {QUICK}", range(3), 3),
     (MULTI, "main", "plain", f"{PLAIN} {QUICK}", range(3), 3),
@@ -81,13 +93,25 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
       for name, flags in (("gap", "--model gap --n-epochs 2"), ("cnn", "--model cnn --lr 2e-3 --n-epochs 5"))),
     (NORB, "standard", "nearest", "--model nearest --split toys --baseline none", range(1), 0.5),
     *((NORB, f"wide-{split}", "nearest", f"--model nearest --split {split} --baseline none", range(1), 0.2)
-      for split in SPLITS))
+      for split in SPLITS),
+    *((AFF, "free", name, f"{flags} --probe", range(3), 7) for name, flags in AFF_NETWORKS.items()),
+    *((AFF, "free", name, flags, range(3, 10 if name in FOUR else 5), 5) for name, flags in AFF_NETWORKS.items()),
+    *((AFF, "plain", name, f"{AFF_NETWORKS[name]} --norm none --lr 5e-3", range(5), 5) for name in (*FOUR, "caps")),
+    *((AFF, "matched", name, f"{AFF_NETWORKS[name]} {MATCHED}", range(5), 5) for name in (*FOUR, "caps", "cnn")),
+    *((AFF, "steps", name, flags, range(5), 5) for name, flags in STEPS.items()),
+    *((AFF, f"few-{n}", name, f"{AFF_NETWORKS[name]} --n-per-class {n}", range(3), 5)
+      for n in (10, 100, 1000) for name in ("shared", "caps", "gap", "cnn")),
+    *((AFF, "mnist", f"{n}{'-recon' * (weight > 0)}",
+       f"--model caps --routing-iters {n} --recon-weight {weight} {DIGITS_TASK}", range(3), 12)
+      for n in (1, 3) for weight in (0.0, 0.0005)),
+    *((AFF, "mnist", name, f"--model {name} {DIGITS_TASK}", range(3), 12) for name in ("shared", "gap")))
 REAL_RUNS = tuple(                 # on files that cannot be shipped
     (NORB, "real-azimuth", model, f"--model {model} --baseline none --data smallnorb", range(1), 5)
     for model in ("caps", "cnn", "gap", "nearest"))
 TOY = {MULTI: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 64, "--digits": "auto"},
        "shapes": {"--n-epochs": 1, "--n-per-combo": 1, "--n-test-per-combo": 1},
-       NORB: {"--n-epochs": 1, "--n-train-toys": 1, "--n-test": 60}}
+       NORB: {"--n-epochs": 1, "--n-train-toys": 1, "--n-test": 60},
+       AFF: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 32, "--digits": "auto"}}
 AVX2_BLAS = "OPENBLAS_CORETYPE=Haswell"                   # the same bits on any x86 since 2013
 DRAW = f"python3 visualize_{MULTI}.py"
 PROBE = f"{DRAW} --only disentanglement {PLAIN} {QUICK} --n-val 500"
@@ -122,8 +146,8 @@ SMALL = {                          # what makes a command small; what is given t
 
 
 def all_flags(experiment, flags):
-    """The first experiment's runs are on MNIST, unless they say otherwise"""
-    return flags if experiment != MULTI or "--digits" in flags else f"{flags} --digits mnist"
+    """The runs of digits are on MNIST, unless they say otherwise"""
+    return flags if experiment == NORB or "--digits" in flags else f"{flags} --digits mnist"
 
 
 def results_of(table):
