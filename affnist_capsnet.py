@@ -9,7 +9,7 @@ against 66%), and if so, which part of a capsule network is it?
 
     stage        layer                                                               output
     Input        a digit somewhere on 40x40 px (MNIST: on 28x28)                     (N, 40, 40)
-    Conv1, 2     3x3, 32 and 32 channels, then 2x2 maximum                           (N, 18, 18, 32)
+    Conv1, 2     3x3, 16 and 16 channels, then 2x2 maximum                           (N, 18, 18, 16)
     Conv3, 4     3x3, 64 and 64 channels, then 2x2 maximum                           (N, 7, 7, 64)
     Conv5        3x3, 128 channels                                                   (N, 5, 5, 128)
     PrimaryCaps  1x1, 16 types x 8-D, squash                                         (N, 400, 8)
@@ -18,7 +18,8 @@ against 66%), and if so, which part of a capsule network is it?
     decoder      one capsule, the others masked: 160 -> 256 -> 512 -> 1600           (N, 40, 40)
 
 Every convolution is batch-normalised over 16 samples; a ReLU follows, after PrimaryCaps the squash. Loss: margin loss
-on the capsule lengths + 0.0005 x summed squared error of the redrawn digit. Adam. Every gradient is written out.
+on the capsule lengths + 0.0005 x summed squared error of the redrawn digit. Adam; the kernels of the convolutions go
+along their orthogonalised momentum (Muon). Every gradient is written out.
 
 Its rivals: capsules with a matrix for every place, as in the paper (`--model caps`); on the same trunk global average
 pooling (`gap`), global maximum (`max`), a dense layer (`dense`), and `vectors`, class vectors by averaging alone, to
@@ -26,8 +27,8 @@ which `--model shared` adds the transformation; and the paper's CNN made small (
 `--no-squash`, `--loss`, `--recon-weight 0` take capsules apart one part at a time.
 
 Deviations from the paper: six small convolutions, normalised, for its two of 9x9 (`--preset paper --model caps` has
-them); cosine decay of the learning rate; affine test digits drawn here by affNIST's recipe, since its files are not
-fetched (`--affnist-dir` reads them).
+them); cosine decay of the learning rate; Muon (`--muon 0`: Adam for all); affine test digits drawn here by affNIST's
+recipe, since its files are not fetched (`--affnist-dir` reads them).
 
 One command, four minutes on two cores:    python3 affnist_capsnet.py --seed 0
 """
@@ -146,12 +147,12 @@ FRONT_ENDS = {
              ("conv2d", "conv3", 3, 1, "conv3"), ("relu",), ("conv2d", "conv4", 3, 1, "conv3"), ("pool",), ("relu",)),
     "paper": (("conv2d", "conv1", 9, 1, "conv1"), ("relu",))}
 PRESETS = {
-    "deep": {"front_end": "deep", "conv1_channels": 32, "conv3_channels": 64, "norm": "batch", "primary_types": 16,
-             "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 5e-3, "warmup": 200},
+    "deep": {"front_end": "deep", "conv1_channels": 16, "conv3_channels": 64, "norm": "batch", "primary_types": 16,
+             "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 1e-2, "muon": 0.02, "warmup": 200},
     "small": {"front_end": "paper", "conv1_channels": 64, "conv3_channels": 64, "norm": "none", "primary_types": 8,
-              "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 1e-3, "warmup": 0},
+              "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 1e-3, "muon": 0.0, "warmup": 0},
     "paper": {"front_end": "paper", "conv1_channels": 256, "conv3_channels": 64, "norm": "none", "primary_types": 32,
-              "decoder_hidden1": 512, "decoder_hidden2": 1024, "lr": 1e-3, "warmup": 0}}
+              "decoder_hidden1": 512, "decoder_hidden2": 1024, "lr": 1e-3, "muon": 0.0, "warmup": 0}}
 RECIPES = {model: {"loss": "margin" if model in CAPSULES else "xent", "routing_iters": 3 if model == "caps" else 1,
                    "recon_weight": 0.0005 if model in CAPSULES else 0.0, "dropout": 0.5 if model == "cnn" else 0.0}
            for model in MODELS}
@@ -185,6 +186,9 @@ class Config(Settings):
                              above=0)
     warmup: int = table_option(
         PRESETS, "warmup", "steps over which the learning rate first rises from 0", "training", low=0)
+    muon: float = table_option(
+        PRESETS, "muon", "step of a normalised kernel along its orthogonalised momentum (Muon), as a share of the "
+        "kernel's length, in Adam's place; 0, as with --norm none: Adam for all", "training", low=0, high=1)
     loss: str = table_option(RECIPES, "loss", "margin loss, or cross-entropy: of capsules with the logarithms of their "
                              "lengths as scores", "training", choices=("margin", "xent"), models=CAPSULES)
     recon_weight: float = table_option(RECIPES, "recon_weight", "weight of the summed squared error of the redrawn "
@@ -228,7 +232,9 @@ class Config(Settings):
                                   "training", "training", low=0, high=0.99, models=("dense", "cnn"))
 
     def own_values(self):
-        return PRESETS.get(self.preset, {}) | RECIPES.get(self.model, {}) | TASKS.get(self.task, {})
+        values = PRESETS.get(self.preset, {}) | RECIPES.get(self.model, {}) | TASKS.get(self.task, {})
+        given = None if self.norm == self.filled.get("norm") else self.norm
+        return values | ({"muon": 0.0} if (given or values.get("norm")) == "none" else {})
 
 
 # ============================================================== the task: one digit, moved, or turned and stretched
