@@ -507,8 +507,8 @@ def affnist_probe(ledger, probe, rows, columns, digits=3):
     """What --probe found: rows: (label, path into it: a kind and, of what has one, a value or score), columns:
     settings; means over seeds"""
     def cell(setting, kind, what):
-        values = [dict(each).get(what) for run in ledger.runs(AFF, setting).values() if probe in run
-                  for each in [run[probe][kind]]]
+        values = [dict(run[probe].get(kind, {})).get(what) for run in ledger.runs(AFF, setting).values()
+                  if probe in run]
         values = [value for value in values if value is not None]
         return interval(capsnet.mean_and_interval(values), digits=digits) if values else "not run"
     lines = [[label, *(next((text for text in (cell(setting, kind, name) for name in (
@@ -648,6 +648,11 @@ VALUES = {
     "deep minus cnn": lambda ledger: ledger.difference(MULTI, "main/deep", "control/cnn"),
     "shipped norb capsules": lambda ledger: ledger.mean(NORB, "weights/capsules", "held_out"),
     "shipped norb gap": lambda ledger: ledger.mean(NORB, "weights/gap", "held_out"),
+    **{f"affnist {name}": partial(Ledger.difference, experiment=AFF, one=f"free/{one}", other=f"free/{other}",
+                                  key="affine_accuracy", digits=4)
+       for name, one, other in (("caps minus gap", "caps", "gap"), ("shared minus gap", "shared", "gap"),
+                                ("iterations caps", "caps", "caps-1"), ("iterations shared", "shared-3", "shared"),
+                                ("matrices", "shared", "vectors"))},
     "wide azimuth difference": lambda ledger: ledger.difference(
         NORB, "wide-azimuth/dynamic-shared", "wide-azimuth/gap", "held_out"),
     **{f"{name} toy{'s' * (n > 1)}": lambda ledger, n=n: ledger.difference(

@@ -5,6 +5,7 @@ import json
 import re
 import sys
 
+import affnist_capsnet as ac
 import multimnist_capsnet as mc
 import smallnorb_novel_viewpoint as sn
 
@@ -16,7 +17,7 @@ from conftest import ROOT, TINY, toy_digits
 sys.path.insert(0, str(ROOT / "results"))
 import render  # noqa: E402
 
-MULTI, NORB = "multimnist_capsnet", "smallnorb_novel_viewpoint"
+MULTI, NORB, AFF = "multimnist_capsnet", "smallnorb_novel_viewpoint", "affnist_capsnet"
 
 
 @pytest.fixture
@@ -513,3 +514,38 @@ def test_the_kept_result_of_the_network_that_comes_along_is_of_that_file():
     assert result["loaded"]["sha256"] == hashlib.sha256(mc.WEIGHTS.read_bytes()).hexdigest()
     assert result["config"]["n_test"] == 10000 and result["weights_sha256"] == render.Ledger(ROOT / "results").runs(
         MULTI, "main/long")[0]["weights_sha256"]
+
+
+def test_tables_of_the_third_experiment_by_hand(tmp_path):
+    """Four networks, two seeds: what sharing and what capsules are worth, and by how much the one changes the other"""
+    affine = {"shared": (0.96, 0.96), "caps-1": (0.90, 0.92), "gap": (0.94, 0.95), "dense": (0.80, 0.80)}
+    config = ac.settings_of(ac.Config())
+    result = {"experiment": AFF, "script_sha256": "", "n_params": 1000, "seconds_train": 60.0,
+              "versions": {"python": "3", "numpy": "2"}, "machine": {"processor": "P", "blas_kernels": "K"}}
+    for name, values in affine.items():
+        for seed, value in enumerate(values):
+            path = tmp_path / AFF / "free" / f"{name}-{seed}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            ac.write_json(path, result | {
+                "config": config | {"seed": seed}, "affine_accuracy": value, "familiar_accuracy": 0.99,
+                "placed_accuracy": 0.98, "centred_accuracy": 0.97, "test_accuracy": 0.995,
+                "factors": {"turn": [[-20.0, 0.5 + seed / 10], [0.0, 1.0]]},
+                "detection": {"noise": {"length": 0.25} if name == "shared" else {"probability": 0.75}}})
+    found = render.Ledger(tmp_path)
+    lines = render.TABLES["affnist two by two"](found).splitlines()
+    # sharing: ((.96 - .90) + (.94 - .80)) / 2 and ((.96 - .92) + (.95 - .80)) / 2; capsules: (.02 + .10) / 2 and
+    # (.01 + .12) / 2; one with the other: (.02 - .10) / 2 and (.01 - .12) / 2
+    assert lines[3].startswith("| normalised, affine | +0.0975 +- ")
+    assert "| +0.0625 +- " in lines[3] and "| -0.0475 +- " in lines[3]
+    assert lines[2].startswith("| normalised, moved | +0.0000 +- 0.0000 |") and "not run" in lines[4]
+    lines = render.TABLES["affnist results"](found).splitlines()
+    assert lines[2].endswith("| 1,000 | 0.9900 +- 0.0000 | 0.9800 +- 0.0000 | 0.9700 +- 0.0000 | 0.9600 +- 0.0000 |  |")
+    assert "| -0.0500 +- " in lines[3] and lines[6].endswith("| not run |  |")
+    lines = render.TABLES["affnist factors"](found).splitlines()
+    assert next(line for line in lines if "degrees: -20" in line).startswith("| turned by, degrees: -20 | 0.550 +- ")
+    lines = render.TABLES["affnist detection"](found).splitlines()
+    assert lines[2] == ("| noise: longest capsule, or top probability | 0.250 +- 0.000 | not run | 0.750 +- 0.000 | "
+                        "not run | 0.750 +- 0.000 | not run |")
+    assert render.VALUES["affnist shared minus gap"](found).startswith("+0.0150 +- ")
+    assert "not run" in render.TABLES["affnist steps up"](found)
+    assert "| 99.5" not in render.TABLES["affnist mnist"](found)
