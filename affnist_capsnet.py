@@ -168,8 +168,8 @@ class Config(Settings):
     n_per_class: int = option(0, "training digits there are of each class, the first ones; 0 for all", "data", low=0)
     n_val: int = option(5000, "validation digits, training images held out, moved once", "data", low=1, high=5000)
     n_test: int = option(10000, "test digits, the first of the test images", "data", low=1, high=10000, runtime=True)
-    probe: bool = option(False, "also test on spoilt digits, on each transformation alone and far beyond affNIST's "
-                         "range, and on pictures that are no digits: into --out-json", "run", runtime=True,
+    probe: bool = option(False, "also test on spoilt digits, on each transformation alone, on pictures that are "
+                         "no digits; and what capsules know: into --out-json", "run", runtime=True,
                          tasks=("affnist",))
     n_variants: int = option(1, "affine variants of each test digit", "data", low=1, runtime=True, tasks=("affnist",))
     task: str = option("affnist", "affnist: digits moved about on 40x40 px, tested on moved and on affine ones; mnist: "
@@ -1023,7 +1023,8 @@ def check_config(config):
 
 # -------------------------------------------------------------- probes: spoilt digits, and what is no digit
 
-PROBES = {"robustness": "right with ", "factors": "right by   ", "detection": "AUROC from "}
+PROBES = {"robustness": "right with ", "factors": "right by   ", "detection": "AUROC from ",
+          "dimensions": "R^2 of     "}
 N_PROBED = 2000                    # test digits, and pictures of each kind that are none
 FACTOR_RANGES = {                  # one at a time, past affNIST's range
     "turn": tuple(float(turn) for turn in range(-60, 61, 10)),
@@ -1180,11 +1181,44 @@ def detection(params, digits, config, runner):
             for others in [scores([no_digits(part, kind, config, rng) for part in test])]}
 
 
+KNOWN_FACTORS = "x", "y", "slant", "rotation", "aspect", "stroke"                      # of synthetic digits
+
+
+def factor_r2(params, config, runner):
+    """How well the true digit's capsule follows the known factors of 2 N_PROBED moved synthetic digits -> single (10,
+    D, factors), for each class the squared correlation of each dimension with each factor; together (10, factors), R^2
+    of a linear map of all dimensions, fitted to half of the digits, on the other half"""
+    images, labels, factors = synthesize_digits(2 * N_PROBED, config.seed)
+    rng, side = rng_for(config.seed, "evaluation", 7), SIDES[config.task]
+    shifts = rng.integers(-config.max_shift, config.max_shift + 1, (len(images), 2))
+    samples = {"images": place_digits(images, (side - BOX) // 2 + shifts, side), "labels": labels.astype(np.int64)}
+    v = runner.forward(params, samples, config)["v"][np.arange(len(labels)), labels].astype(float)   # (n, D)
+    known = np.stack([shifts[:, 1], shifts[:, 0], *(factors[name] for name in KNOWN_FACTORS[2:])], 1).astype(float)
+    single, together = np.zeros((N_CLASSES, D, known.shape[1])), np.zeros((N_CLASSES, known.shape[1]))
+    for digit in range(N_CLASSES):
+        X, Y = (a[labels == digit] - a[labels == digit].mean(0) for a in (v, known))
+        spread = np.sqrt(np.square(X).sum(0)[:, None] * np.square(Y).sum(0)) + 1e-12
+        single[digit] = (X.T @ Y / spread) ** 2
+        half = len(X) // 2
+        fit = np.linalg.lstsq(np.c_[X[:half], np.ones(half)], Y[:half], rcond=None)[0]
+        rest = Y[half:] - np.c_[X[half:], np.ones(len(X) - half)] @ fit
+        together[digit] = 1 - np.square(rest).sum(0) / np.square(Y[half:] - Y[half:].mean(0)).sum(0)
+    return single, together
+
+
+def dimensions(params, config, runner):
+    """factor_r2 in short -> {factor: [["best dimension", R^2], ["all dimensions", R^2]]}, means over the ten digits"""
+    single, together = factor_r2(params, config, runner)
+    return {name: [["best dimension", float(best)], ["all dimensions", float(whole)]]
+            for name, best, whole in zip(KNOWN_FACTORS, single.max(1).mean(0), together.mean(0))}
+
+
 def probes_of(params, digits, config, runner):
-    """-> what --probe asks for: robustness, factors, detection"""
-    return {"robustness": robustness(params, digits, config, runner),
-            "factors": accuracy_by_factor(params, digits, config, runner),
-            "detection": detection(params, digits, config, runner)}
+    """-> what --probe asks for: robustness, factors, detection and, of capsules, dimensions"""
+    found = {"robustness": robustness(params, digits, config, runner),
+             "factors": accuracy_by_factor(params, digits, config, runner),
+             "detection": detection(params, digits, config, runner)}
+    return found | ({"dimensions": dimensions(params, config, runner)} if config.model in CAPSULES else {})
 
 
 WEIGHTS = Path(__file__).with_name("weights") / "affnist_shared.npz"                   # the network that comes along
@@ -1232,7 +1266,8 @@ def report(config, params, history, tests, say, found=None, probes=None):
                 + ("" if error is None else f", redrawn from its own digit's capsule with error {error:.4f} per pixel"))
     for name, found_there in (probes or {}).items():
         for kind, values in found_there.items():
-            shown = values.items() if name == "detection" else ((f"{value:g}", share) for value, share in values)
+            shown = values.items() if name == "detection" else (
+                (value if isinstance(value, str) else f"{value:g}", share) for value, share in values)
             say(f"  {PROBES[name]}{kind:14}" + "  ".join(f"{what} {value:.3f}" for what, value in shown))
     training = (f"{results['seconds_train']:.1f} s, {results['ms_per_step']:.1f} ms a step" if found is None else
                 f"none; this network's had taken {results['seconds_train']:.0f} s")

@@ -193,9 +193,30 @@ def draw_perturbations(run):
     return fig
 
 
+def draw_dimensions(run):
+    """Which dimension of each digit's capsule follows which factor of synthetic digits best"""
+    network = next(network for network in run.networks if network.config.model in affnist.CAPSULES)
+    single, together = affnist.factor_r2(network.weights, network.config, run.runner)
+    fig = new_figure(run, 4.6, "How well a digit's capsule knows how the digit is drawn",
+                     f" trained {network.label}; measured on synthetic digits, whose factors are known")
+    names = ["all dimensions", "best dimension"]
+    for ax, name, shown in zip(fig.subplots(1, 2, sharey=True), names, (together, single.max(1))):
+        ax.imshow(np.clip(shown, 0, 1), cmap="cividis", vmin=0, vmax=1, aspect="auto")
+        for (digit, factor), value in np.ndenumerate(shown):
+            which = f"\ndim {single[digit, :, factor].argmax()}" * (name == "best dimension")
+            ax.text(factor, digit, f"{value:.2f}{which}", ha="center", va="center", fontsize=6.5, linespacing=0.95,
+                    color="black" if value > 0.55 else "white")
+        ax.set_xticks(range(len(affnist.KNOWN_FACTORS)), affnist.KNOWN_FACTORS)
+        ax.set_yticks(range(N_CLASSES), range(N_CLASSES))
+        ax.set_title({"all dimensions": "$R^2$ of a linear map of all 16 dimensions",
+                      "best dimension": "squared correlation of the best single dimension"}[name])
+    fig.axes[0].set_ylabel("digit")
+    return fig
+
+
 FIGURES = {"digits": draw_digits, "redrawn": draw_redrawn, "factors": draw_factors,
-           "perturbations": draw_perturbations}
-OF_A_DECODER = ("redrawn", "perturbations")
+           "perturbations": draw_perturbations, "dimensions": draw_dimensions}
+OF_A_DECODER, OF_CAPSULES = ("redrawn", "perturbations"), ("dimensions",)
 
 
 def networks_of(args, config):
@@ -248,11 +269,13 @@ def main():
     affnist.check_options(config, [each.model for each in to_come])
     for each in to_come:
         affnist.check_config(each)
-    if not any(each.recon_weight for each in to_come):
-        for name in OF_A_DECODER:
-            if args.only == name:
-                raise InputError(f"--only {name}: none of the networks redraws digits; give one with a decoder")
-        wanted = [name for name in wanted if name not in OF_A_DECODER]
+    for figures, there, lack in (
+            (OF_A_DECODER, [each.recon_weight for each in to_come], "redraws digits; give one with a decoder"),
+            (OF_CAPSULES, [each.model in affnist.CAPSULES for each in to_come], "has capsules; give one")):
+        if not any(there):
+            if args.only in figures:
+                raise InputError(f"--only {args.only}: none of the networks {lack}")
+            wanted = [name for name in wanted if name not in figures]
     if to_come[0].task != "affnist":
         if args.only == "factors":
             raise InputError("--only factors: needs --task affnist")

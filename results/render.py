@@ -597,6 +597,10 @@ TABLES = {
         (f"{kind}: {words}", kind, what) for kind in affnist.NO_DIGITS for words, what in (
             ("longest capsule, or top probability", ("length", "probability")), ("error of the redrawing", "redrawn"),
             ("both", "together"))]),
+    "affnist dimensions": partial(affnist_probe, probe="dimensions", digits=2, rows=[
+        (f"{factor}, {which}", factor, which) for factor in affnist.KNOWN_FACTORS
+        for which in ("all dimensions", "best dimension")],
+        columns=("free/shared", "free/shared-3", "free/caps", "free/vectors")),
     "affnist factors": partial(affnist_probe, probe="factors", columns=PROBED, rows=[
         (f"{words} {value:g}", name, value) for name, words, values in (
             ("turn", "turned by, degrees:", (-60, -40, -20, 0, 20, 40, 60)),

@@ -185,6 +185,29 @@ def test_detection_has_every_score_and_kind(digits, runner):
     assert set(ac.detection(trained(without, digits), digits, without, runner)["noise"]) == {"length"}
 
 
+# ---------------------------------------------------------------- what capsules know
+
+def test_a_dimension_that_is_a_place_follows_the_place(monkeypatch):
+    """Capsules whose first two dimensions are where the ink's middle lies, whose third is noise, and no more"""
+    class Middles:
+        def forward(self, params, samples, config):
+            images, rng = samples["images"].astype(float), np.random.default_rng(0)
+            y, x = ((images.sum(axis) * np.arange(40)).sum(1) / images.sum((1, 2)) for axis in (2, 1))
+            v = np.zeros((len(x), 10, ac.D))
+            v[..., 0], v[..., 1], v[..., 2] = x[:, None], -y[:, None], rng.standard_normal(len(x))[:, None]
+            return {"v": v}
+    monkeypatch.setattr(ac, "N_PROBED", 600)
+    single, together = ac.factor_r2({}, tiny("shared"), Middles())
+    assert single.shape == (10, ac.D, 6) and together.shape == (10, 6)
+    assert (single[:, 0, 0] > 0.97).all() and (single[:, 1, 1] > 0.97).all()         # x goes right, y down
+    assert (single[:, 0, 1:] < 0.15).all() and (single[:, 2] < 0.15).all() and not single[:, 3:].any()
+    assert (together[:, :2] > 0.97).all() and (together[:, 2:] < 0.15).all()
+    found = ac.dimensions({}, tiny("shared"), Middles())
+    assert list(found) == list(ac.KNOWN_FACTORS)
+    (_, best), (_, whole) = found["x"]
+    assert best == pytest.approx(single[:, :, 0].max(1).mean()) and whole == pytest.approx(together[:, 0].mean())
+
+
 # ---------------------------------------------------------------- the flag
 
 def test_probe_prints_and_keeps_what_it_finds(cli, tmp_path, monkeypatch):  # noqa: F811
@@ -193,6 +216,7 @@ def test_probe_prints_and_keeps_what_it_finds(cli, tmp_path, monkeypatch):  # no
     assert code == 0, stderr
     found = json.loads((tmp_path / "r.json").read_text())
     assert [value for value, _ in found["factors"]["turn"]] == [0, 30]
+    assert set(found["dimensions"]) == set(ac.KNOWN_FACTORS) and "R^2 of     stroke" in out
     assert set(found["robustness"]) == set(ac.SPOILT) and set(found["detection"]) == set(ac.NO_DIGITS)
     assert "right with noise" in out and "right by   turn" in out and "AUROC from strokes" in out
     code, _, stderr = cli(*TOY, "--task", "mnist", "--probe")
