@@ -328,9 +328,9 @@ def norb_matched(ledger, first, other):
     return interval(negative(row.get("matched_difference")), "+") or "not run"
 
 
-def norb_speed(ledger, columns):
+def networks_speed(ledger, experiment, columns):
     """columns: (label, setting); PyTorch in the faster of the ways in which its sums are written"""
-    runs = [next(iter(ledger.runs(NORB, setting).values()), {}) for _, setting in columns]
+    runs = [next(iter(ledger.runs(experiment, setting).values()), {}) for _, setting in columns]
     lines = []
     for model in dict.fromkeys(model for run in runs for model in run.get("steps", {})):
         cells = []
@@ -344,7 +344,7 @@ def norb_speed(ledger, columns):
     header = ["a training step", *(text for label, _ in columns for text in (
         f"{label}: ms", "its time / eager PyTorch's", "its time / torch.compile's"))]
     return markdown(header, lines or [["not run", *[""] * 3 * len(columns)]]) + "\n" + about(
-        ledger, NORB, [setting for _, setting in columns])
+        ledger, experiment, [setting for _, setting in columns])
 
 
 def norb_per_class(ledger, table, names):
@@ -601,6 +601,8 @@ TABLES = {
         (f"{factor}, {which}", factor, which) for factor in affnist.KNOWN_FACTORS
         for which in ("all dimensions", "best dimension")],
         columns=("free/shared", "free/shared-3", "free/caps", "free/vectors")),
+    "affnist speed": partial(networks_speed, experiment=AFF, columns=(
+        ("batches of 32", "speed/batch-32"), ("batches of 100", "speed/batch-100"))),
     "affnist factors": partial(affnist_probe, probe="factors", columns=PROBED, rows=[
         (f"{words} {value:g}", name, value) for name, words, values in (
             ("turn", "turned by, degrees:", (-60, -40, -20, 0, 20, 40, 60)),
@@ -627,7 +629,7 @@ TABLES = {
         ("1 toy a class", "toys-1"), ("2", "toys-2"), ("3", "toys-3"), ("5", "heads-azimuth"))),
     "smallnorb azimuths": partial(norb_sweep, names=SWEPT, columns=(
         ("3 azimuths", "azimuths-3"), ("6", "azimuths-6"), ("9", "azimuths-9"), ("18", "azimuths-18"))),
-    "smallnorb speed": partial(norb_speed, columns=(
+    "smallnorb speed": partial(networks_speed, experiment=NORB, columns=(
         ("own choice of kernels", "speed/heads"), ("both held to AVX2", "speed/heads-avx2"))),
     "smallnorb shapes": partial(norb_comparison, table="shapes", names=NETWORKS),
     "smallnorb shapes per class": partial(norb_per_class, table="shapes", names=NETWORKS)}

@@ -1,9 +1,11 @@
 """The networks of the third experiment: every gradient against centred differences; what they compute, by hand."""
 import dataclasses
+import json
 from types import SimpleNamespace
 
 import affnist_capsnet as ac
 
+import bench_affnist_step
 import numpy as np
 import pytest
 from gradcheck import SMOOTH, check_coordinates, check_directions, check_op, float_dtypes, normal, poison
@@ -251,3 +253,25 @@ def test_evaluation_against_brute_force(digits):
     assert found["hits"] == right.sum() and found["accuracy"] == right.mean() and found["n"] == 30
     assert found["recon_mse"] == pytest.approx(np.square(out["recon"][:, 0] - batch["images"]).mean(), rel=1e-5)
     assert found["per_class"] == [right[part["labels"] == digit].mean() for digit in range(10)]
+
+
+# ---------------------------------------------------------------- the benchmark, and PyTorch as a witness
+
+@pytest.mark.parametrize("name", [*ac.MODELS, "three iterations", "no squash", "no places", "cross-entropy",
+                                  "not normalised", "the paper's", "mnist"])
+def test_pytorch_finds_the_same_loss_and_gradients(name):
+    """Where it is installed: forward and backward by a library that knows nothing of these formulas"""
+    pytest.importorskip("torch")
+    assert bench_affnist_step.gradients_differ(NETWORKS[name]) < bench_affnist_step.AGREEMENT
+
+
+def test_the_benchmark_writes_a_result(run_script, tmp_path):
+    path = tmp_path / "r.json"
+    done = run_script("tests/bench_affnist_step.py", "--no-torch", "--rounds", 1, "--repeats", 1, "--batch-size", 2,
+                      "--models", "gap", "--threads", 1, "--out-json", path)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    found = json.loads(path.read_text())
+    assert found["experiment"] == "affnist_capsnet" and set(found["steps"]["gap"]) == {"numpy"}
+    assert found["steps"]["gap"]["numpy"]["ratio"] == 1 and len(found["weights_sha256"]) == 64
+    done = run_script("tests/bench_affnist_step.py", "--models", "nothing")
+    assert done.returncode == 2 and "nothing is none of shared" in done.stderr

@@ -125,7 +125,7 @@ LOOKS = [                          # what the figures say, in numbers
     *(Result(NORB, "weights", name, 0, f"{AVX2_BLAS} python3 {NORB}.py --load weights/smallnorb_{name}.npz --threads 1 "
              "--quiet", 0.3) for name in ("capsules", "gap", "caps"))]
 STEP, DIGITS = "python3 tests/bench_multimnist_step.py", "python3 tests/bench_synthetic_digits.py"
-NORB_STEP = "python3 tests/bench_smallnorb_step.py --threads 1"
+NORB_STEP, AFF_STEP = "python3 tests/bench_smallnorb_step.py --threads 1", "python3 tests/bench_affnist_step.py"
 AVX2 = f"{AVX2_BLAS} ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2"
 BENCHES = [                        # experiment, table, setting, seed, command, minutes of the whole machine
     Result(MULTI, "speed", "command", 0, f"python3 {MULTI}.py {QUICK} --seed 0 --digits mnist --quiet", 2),
@@ -135,6 +135,8 @@ BENCHES = [                        # experiment, table, setting, seed, command, 
     Result(MULTI, "speed", "paper", 0, f"{STEP} --preset paper --no-torch --rounds 1 --repeats 3", 2),
     Result(NORB, "speed", "heads", 0, NORB_STEP, 5),
     Result(NORB, "speed", "heads-avx2", 0, f"{AVX2} {NORB_STEP}", 5),
+    Result(AFF, "speed", "batch-32", 0, AFF_STEP, 3),
+    Result(AFF, "speed", "batch-100", 0, f"{AFF_STEP} --batch-size 100", 5),
     Result(MULTI, "synthetic", "digits", 0, f"{DIGITS} --digits mnist", 1)]
 SMALL = {                          # what makes a command small; what is given twice counts as last
     "bench_toys": "--n-toys 1 --n-test 100", "--only alive": "--n-epochs 1 --n-train-toys 1 --n-test 60",
@@ -142,7 +144,9 @@ SMALL = {                          # what makes a command small; what is given t
     "disentanglement": "--n-epochs 1 --n-train 96 --n-val 32 --n-test 200",
     f"{MULTI}.py {QUICK}": "--n-epochs 1 --n-train 96 --n-val 32 --n-test 64 --digits auto",
     STEP: "--no-torch --rounds 1 --repeats 2 --batch-size 4",
-    NORB_STEP: "--no-torch --rounds 1 --repeats 2 --models gap", DIGITS: "--n-synthetic 640 --n-epochs 1 --digits auto"}
+    NORB_STEP: "--no-torch --rounds 1 --repeats 2 --models gap",
+    AFF_STEP: "--no-torch --rounds 1 --repeats 2 --models gap --batch-size 4",
+    DIGITS: "--n-synthetic 640 --n-epochs 1 --digits auto"}
 
 
 def all_flags(experiment, flags):
