@@ -409,7 +409,7 @@ def test_the_table_of_speed_takes_pytorchs_faster_way(norb_ledger, tmp_path):
                  "compiled, broadcast": {"ms": 200, "ratio": 0.5}},
         "gap": {"numpy": {"ms": 20, "ratio": 1}}}}
     found.results[NORB, "speed", "a"][0]["versions"]["torch"] = "2"
-    text = render.norb_speed(found, (("own", "speed/a"), ("none", "speed/b")))
+    text = render.networks_speed(found, NORB, (("own", "speed/a"), ("none", "speed/b")))
     assert cells(text, "a training step")[1] == "own: ms"
     assert cells(text, "`caps`")[1:] == ["100.0", "0.40", "0.80", "not run", "", ""]
     assert cells(text, "`gap`")[1:] == ["20.0", "", "", "not run", "", ""]
