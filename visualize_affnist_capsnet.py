@@ -3,10 +3,12 @@
 
     python3 visualize_affnist_capsnet.py --networks shared,gap --seed 1
     python3 visualize_affnist_capsnet.py --load shared.npz gap.npz
+    python3 visualize_affnist_capsnet.py --results results/affnist_capsnet
 
 The figures of a single network (redrawn digits, perturbations) show the first one that has capsules and a decoder.
 """
 import dataclasses
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +45,13 @@ class Run:
     networks: list
     digits: dict                   # load_digits' result
     runner: affnist.Runner
+    results: Path | None = None    # a folder of results, where figures are of those
+
+    @property
+    def seeds_said(self):
+        """What the line below a figure says of results"""
+        n = len(results_in(self.results, "free/shared")) if self.results else 0
+        return f"; up to {n} seeds" * bool(n)
 
     @property
     def config(self):
@@ -124,38 +133,87 @@ def draw_redrawn(run):
     return fig
 
 
-FACTOR_RANGES = {                  # one at a time, past affNIST's range
-    "turn": (np.arange(-60, 61, 10.0), "turned by, degrees", (-20, 20)),
-    "shear": (np.linspace(-0.6, 0.6, 9), "sheared by", (-0.2, 0.2)),
-    "down": (np.linspace(0.5, 1.4, 10), "stretched downwards by", (0.8, 1.2)),
-    "across": (np.linspace(0.5, 1.4, 10), "stretched across by", (0.8, 1.2))}
-
-
-def accuracy_by_factor(network, run, name):
-    """-> the accuracy at each value of one factor, the others at rest; digits anywhere on the canvas"""
-    values, *_ = FACTOR_RANGES[name]
-    return [affnist.evaluate(network.weights, affnist.stream_digits(
-        run.digits, run.config, "affine", affnist.REST | {name: float(value)}), network.config, run.runner)["accuracy"]
-        for value in values]
+FACTOR_WORDS = {                   # what the axis says; affNIST's range
+    "turn": ("turned by, degrees", (-20, 20)), "shear": ("sheared by", (-0.2, 0.2)),
+    "down": ("stretched downwards by", (0.8, 1.2)), "across": ("stretched across by", (0.8, 1.2))}
 
 
 def draw_factors(run):
-    """Which transformation costs what"""
+    """Which transformation costs what: of these networks, or of those of some results, means over their seeds"""
     fig = new_figure(run, 3.4, "Accuracy on test digits turned, sheared or stretched, one factor at a time",
-                     f", the first {run.config.n_test:,} test digits anywhere on 40x40, further than training moves "
-                     "them; shaded: affNIST's range")
-    axes = fig.subplots(1, len(FACTOR_RANGES), sharey=True)
-    for ax, (name, (values, text, within)) in zip(axes, FACTOR_RANGES.items()):
+                     f", the first {min(run.config.n_test, affnist.N_PROBED):,} test digits, in the middle of the "
+                     f"canvas; shaded: affNIST's range{run.seeds_said}")
+    axes = fig.subplots(1, len(FACTOR_WORDS), sharey=True)
+    found = probed_factors(run.results) if run.results else {
+        network.label: (network.config.model, [affnist.accuracy_by_factor(network.weights, run.digits, network.config,
+                                                                          run.runner)]) for network in run.networks}
+    for ax, (name, (text, within)) in zip(axes, FACTOR_WORDS.items()):
         ax.axvspan(*within, color="#EEEEEE", linewidth=0)
-        for network in run.networks:
-            colour, line, marker = STYLES[network.config.model]
-            ax.plot(values, accuracy_by_factor(network, run, name), color=colour, linestyle=line, marker=marker,
-                    markersize=3, label=network.label)
+        for label, (model, runs) in found.items():
+            colour, line, marker = STYLES[model]
+            values, accuracy = np.mean([each[name] for each in runs], 0).T
+            ax.plot(values, accuracy, color=colour, linestyle=line, marker=marker, markersize=3, label=label)
         ax.set_xlabel(text)
         ax.grid(alpha=0.3)
     axes[0].yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes[0].set_ylabel("named right")
     axes[-1].legend(fontsize=8, loc="lower center")
+    return fig
+
+
+def results_in(folder, setting):
+    """The results of a setting, "table/name", in the order of their seeds"""
+    table, name = setting.split("/")
+    paths = sorted((folder / table).glob(f"{name}-*.json"), key=lambda path: int(path.stem.rpartition("-")[2])
+                   if path.stem.removeprefix(f"{name}-").isdigit() else -1)
+    try:
+        return [json.loads(path.read_text()) for path in paths if path.stem.removeprefix(f"{name}-").isdigit()]
+    except ValueError as error:
+        raise InputError(f"--results {folder}: a file of {setting} is no JSON ({error}); make it anew") from None
+
+
+def probed_factors(folder):
+    """-> {network: (model, what --probe found of each seed)} of the table free"""
+    found = {model: (model, [run["factors"] for run in results_in(folder, f"free/{model}") if "factors" in run])
+             for model in affnist.MODELS}
+    found = {model: pair for model, pair in found.items() if pair[1]}
+    if not found:
+        raise InputError(f"--results {folder}: no result of the table free that was made with --probe; make them first")
+    return found
+
+
+STEPS = {                          # of each half of the figure: what is on the axis, whose results
+    "added, one after the other": (("ten vectors", "steps/start"), ("+ transformation", "steps/transformation"),
+                                   ("+ routing", "steps/routing"), ("+ squash", "steps/squash"),
+                                   ("+ margin loss", "steps/margin"), ("+ reconstruction", "free/shared-3")),
+    "taken from the whole, one at a time": (("all five", "free/shared-3"), ("- transformation,\nrouting",
+                                                                            "free/vectors"),
+                                            ("- routing", "free/shared"), ("- squash", "steps/no-squash"),
+                                            ("- margin loss", "steps/no-margin"), ("- reconstruction", "steps/margin"))}
+KINDS = {"familiar_accuracy": ("moved digits (familiar)", GRAY, "s"),
+         "affine_accuracy": ("affine digits", STYLES["shared"][0], "o")}
+
+
+def draw_steps(run):
+    """From a CNN to a capsule network in five steps: wrong answers, means over seeds with their 95% intervals"""
+    fig = new_figure(run, 4.0, "From a CNN to a capsule network in five steps, on one trunk",
+                     f"; lower is better; 95% intervals{run.seeds_said}")
+    for ax, (title, rows) in zip(fig.subplots(1, 2, sharey=True), STEPS.items()):
+        labels, settings = zip(*rows)
+        for k, setting in enumerate(settings):
+            runs = results_in(run.results, setting)
+            if not runs:
+                raise InputError(f"--results {run.results}: no result of {setting}; make it first")
+            for key, (words, colour, marker) in KINDS.items():
+                mean, half = affnist.mean_and_interval([1 - each[key] for each in runs])
+                ax.errorbar(k, mean, half if np.isfinite(half) else None, color=colour, marker=marker, capsize=3,
+                            label=words if k == 0 else None)
+        ax.set_xticks(range(len(rows)), labels, rotation=30, ha="right")
+        ax.set_title(title)
+        ax.grid(axis="y", alpha=0.3)
+    fig.axes[0].yaxis.set_major_formatter(PercentFormatter(1, decimals=1))
+    fig.axes[0].set(ylabel="named wrong", ylim=(0, None))
+    fig.axes[0].legend(fontsize=8, loc="center")
     return fig
 
 
@@ -215,8 +273,9 @@ def draw_dimensions(run):
 
 
 FIGURES = {"digits": draw_digits, "redrawn": draw_redrawn, "factors": draw_factors,
-           "perturbations": draw_perturbations, "dimensions": draw_dimensions}
+           "perturbations": draw_perturbations, "dimensions": draw_dimensions, "steps": draw_steps}
 OF_A_DECODER, OF_CAPSULES = ("redrawn", "perturbations"), ("dimensions",)
+OF_RESULTS = "factors", "steps"
 
 
 def networks_of(args, config):
@@ -242,6 +301,20 @@ def gather(args, configs, wanted, say):
     return networks
 
 
+def draw_results(args, config):
+    """The figures of a folder of results"""
+    if args.only and args.only not in OF_RESULTS:
+        raise InputError(f"--only {args.only}: is not drawn from results; leave out --results")
+    if not args.results.is_dir():
+        raise InputError(f"--results {args.results}: no such folder; give the one that holds the results")
+    wanted = [name for name in OF_RESULTS if args.only in ("", name)]
+    affnist.make_outdir(args.outdir, wanted)
+    source = next((run["source"] for run in results_in(args.results, "free/shared")), "mnist")
+    run = Run([Network("", config, {})], {"source": source}, None, args.results)
+    for name, fig in [(name, FIGURES[name](run)) for name in wanted]:                   # all, before one is written
+        affnist.write_figure(fig, args.outdir / f"{name}.png", affnist.Progress(config.quiet).say)
+
+
 def main():
     parser = affnist.Parser(description=__doc__)
     parser.add_argument(
@@ -252,9 +325,13 @@ def main():
                         "checkpoints or weights")
     parser.add_argument("--networks", default="shared,gap", metavar="NAMES", help="networks to train, where none are "
                         "loaded, separated by commas (default shared,gap)")
+    parser.add_argument("--results", type=Path, metavar="DIR", help="draw the means of the runs in this folder, such "
+                        "as results/affnist_capsnet: the figures factors and steps, and train nothing")
     affnist.add_config_flags(parser)
     args = parser.parse_args()
     config = affnist.config_from_args(args)
+    if args.results:
+        return draw_results(args, config)
     unknown = [name for name in args.networks.split(",") if name not in affnist.MODELS]
     if unknown or len(set(args.networks.split(","))) < len(args.networks.split(",")):
         fault = f"'{unknown[0]}' is none of {', '.join(affnist.MODELS)}" if unknown else "a network is named twice"
@@ -263,7 +340,9 @@ def main():
         if hasattr(args, name):
             raise InputError(f"{affnist.flag_of(name)}: means nothing here; "
                              + ("give --networks" if name == "model" else "leave it out"))
-    wanted = [name for name in FIGURES if args.only in ("", name)]
+    wanted = [name for name in FIGURES if args.only in ("", name) and name != "steps"]
+    if not wanted:
+        raise InputError("--only steps: is drawn from results; give --results")
     say = affnist.Progress(config.quiet).say
     to_come = networks_of(args, config)
     affnist.check_options(config, [each.model for each in to_come])

@@ -9,6 +9,7 @@ import imageio.v3 as imageio
 import pytest
 
 import make_affnist_capsnet_gif as film
+import visualize_affnist_capsnet as figures
 
 EXPERIMENT, FIGURES = "affnist_capsnet.py", "visualize_affnist_capsnet.py"
 GIF = "make_affnist_capsnet_gif.py"
@@ -124,10 +125,58 @@ def test_a_checkpoint_of_another_task_is_refused(cli):
 def test_figures_at_toy_size(run_script, toy_run, tmp_path):
     done = run_script(FIGURES, "--load", toy_run.weights, "--n-test", 64, "--outdir", tmp_path / "a")
     assert done.returncode == 0, done.stderr
-    assert {path.stem for path in (tmp_path / "a").glob("*.png")} == {"digits", "redrawn", "factors", "perturbations"}
+    assert {path.stem for path in (tmp_path / "a").glob("*.png")} == {
+        "digits", "redrawn", "factors", "perturbations", "dimensions"}
     done = run_script(FIGURES, *TOY, "--networks", "caps,vectors", "--task", "mnist", "--outdir", tmp_path / "b")
     assert done.returncode == 0, done.stderr
-    assert {path.stem for path in (tmp_path / "b").glob("*.png")} == {"digits", "redrawn", "perturbations"}
+    assert {path.stem for path in (tmp_path / "b").glob("*.png")} == {
+        "digits", "redrawn", "perturbations", "dimensions"}
+
+
+@pytest.fixture
+def results(tmp_path):
+    """A folder with two seeds of every setting that the figures of results show"""
+    def put(setting, seed, **more):
+        path = tmp_path / "results" / f"{setting}-{seed}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"source": "mnist", "familiar_accuracy": 0.99 + seed / 1000,
+                                    "affine_accuracy": 0.95, **more}))
+    settings = {setting for rows in figures.STEPS.values() for _, setting in rows}
+    for setting in sorted(settings | {"free/gap", "free/caps"}):
+        for seed in (0, 1):
+            factors = {name: [[value, 0.9 - seed / 10] for value in values] for name, values in
+                       ac.FACTOR_RANGES.items()}
+            put(setting, seed, **({"factors": factors} if setting in ("free/gap", "free/caps") else {}))
+    return tmp_path / "results"
+
+
+def test_figures_of_results(results, tmp_path, monkeypatch, capsys):
+    def call(*flags):
+        monkeypatch.setattr(sys, "argv", [FIGURES, "--results", str(results), "--outdir", str(tmp_path / "f"), *flags])
+        code = 0
+        try:
+            ac.run_cli(figures.main)
+        except SystemExit as stop:
+            code = stop.code
+        return code, capsys.readouterr().err
+    assert call() == (0, "") and {path.stem for path in (tmp_path / "f").glob("*.png")} == {"factors", "steps"}
+    found = figures.probed_factors(results)
+    assert set(found) == {"gap", "caps"} and found["gap"][0] == "gap" and len(found["gap"][1]) == 2
+    assert [run["familiar_accuracy"] for run in figures.results_in(results, "free/shared")] == [0.99, 0.991]
+    assert len(figures.results_in(results, "free/shared-3")) == 2            # and "shared" is not "shared-3"
+    code, stderr = call("--only", "digits")
+    assert code == 2 and "--only digits: is not drawn from results" in stderr
+    (results / "steps" / "margin-0.json").write_text("{")
+    code, stderr = call("--only", "steps")
+    assert code == 2 and "no JSON" in stderr and stderr.count("\n") == 1
+    for path in (results / "steps").glob("margin-*.json"):
+        path.unlink()
+    code, stderr = call("--only", "steps")
+    assert code == 2 and "no result of steps/margin" in stderr
+    for path in (results / "free").glob("*.json"):
+        path.unlink()
+    code, stderr = call("--only", "factors")
+    assert code == 2 and "made with --probe" in stderr
 
 
 def test_a_film_at_toy_size(run_script, toy_run, tmp_path):
@@ -162,6 +211,7 @@ def test_scenes_rest_and_reach_the_ends():
     ("--networks shared,nets", "'nets' is none of"), ("--networks gap,gap", "named twice"),
     ("--model gap", "--model: means nothing here; give --networks"), ("--out-json x.json", "--out-json"),
     ("--only redrawn --networks gap", "none of the networks redraws"), ("--task mnist --only factors", "needs --task"),
+    ("--only steps", "give --results"), ("--results nowhere", "no such folder"),
     ("--load nothing.npz", "no such file"), ("--outdir /dev/null/x", "--outdir")])
 def test_what_the_figures_refuse(run_script, flags, named):
     small = "--digits synthetic --n-epochs 1 --n-train 32 --n-val 16 --n-test 64"
