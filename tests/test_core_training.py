@@ -55,6 +55,21 @@ def test_adams_first_step_is_lr_times_the_sign():
     np.testing.assert_allclose(params["a"], [-0.1, 0.1, 0], rtol=1e-4)
 
 
+def test_flush_takes_what_is_next_to_zero_and_nothing_else():
+    moments = {"a": np.array([1e-40, -1e-36, 1e-34, -2, 0], np.float32)}, {"b": np.full((2, 2), 1e-45, np.float32)}
+    mc.flush(*moments)
+    np.testing.assert_array_equal(moments[0]["a"], np.array([0, 0, 1e-34, -2, 0], np.float32))
+    assert not moments[1]["b"].any()
+
+
+def test_a_run_flushes_its_moments_now_and_then(monkeypatch, digits):
+    flushed = []
+    monkeypatch.setattr(mc, "FLUSH_STEPS", 2)
+    monkeypatch.setattr(mc, "flush", lambda *moments: flushed.append(len(moments)))
+    mc.train(dataclasses.replace(TINY, n_epochs=1, n_train=5 * TINY.batch_size), data=digits)
+    assert flushed == [2, 2]
+
+
 @pytest.mark.parametrize("shape", [(20, 6), (6, 20), (7, 7), (1, 5)])
 def test_orthogonalised_turns_singular_values_into_about_one(shape):
     """and leaves the singular vectors and the scale of the matrix out of it"""
