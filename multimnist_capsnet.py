@@ -18,13 +18,13 @@ own 16-D capsule, although it only ever saw the composite?
 
 Every convolution is batch-normalised over 16 samples; a ReLU follows, after PrimaryCaps the squash.
 
-Loss: margin loss on the capsule lengths + 0.002 x summed squared error of the two redrawn digits. Adam; the kernels of
+Loss: margin loss on the capsule lengths + 0.01 x summed squared error of the two redrawn digits. Adam; the kernels of
 the convolutions go along their orthogonalised momentum (Muon). The backward pass runs through everything, all routing
 iterations included.
 
 Deviations from the paper: six small convolutions, normalised, for its two of 9x9 (`--preset classic` has two,
 `--preset paper` the paper's own, of 256 channels; `--norm none` takes the normalisation away); a reconstruction weight
-of 0.002, not 0.0005; the two digits' boxes overlap with an IoU of at least 0.8 (`--min-iou 0` is the paper's protocol);
+of 0.01, not 0.0005; the two digits' boxes overlap with an IoU of at least 0.8 (`--min-iou 0` is the paper's protocol);
 pixel-wise max as the merge (`--merge add` is the official code's); fresh pairs every epoch; cosine decay of the
 learning rate; Muon (`--muon 0`: Adam for all); no bias on the digit capsules (`--digit-bias` adds the official
 code's).
@@ -153,7 +153,7 @@ CNN_SCORES = (("dropout",), ("linear", "fc2"))
 PRESETS = {
     "deep": {"front_end": "deep", "conv1_channels": 16, "conv3_channels": 64, "norm": "batch", "primary_types": 16,
              "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 1e-2, "muon": 0.02, "warmup": 200,
-             "recon_weight": 0.002},
+             "recon_weight": 0.01},
     "classic": {"front_end": "paper", "conv1_channels": 32, "conv3_channels": 64, "norm": "none", "primary_types": 8,
                 "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 2e-3, "muon": 0.0, "warmup": 0,
                 "recon_weight": 0.0005},

@@ -532,6 +532,8 @@ AFF_NAMES = {"shared": "`shared`: capsules, matrices shared over places, 1 itera
              "shared-3": "`shared --routing-iters 3`", "vectors": "`vectors`: averages, no matrices",
              "max": "`max`: global maximum", "cnn": "`cnn`: the paper's, small"}
 PROBED = tuple(f"free/{name}" for name in ("shared", "caps", "gap", "max", "dense", "cnn"))
+WIDE_DEEP = ("--conv3-channels 128 --decoder-hidden1 512 --decoder-hidden2 1024 --recon-weight 0.005 --warp 0.3 "
+             "--muon 0.01 --lr 5e-3 --n-val 5000")
 NETWORKS = ("caps", "cnn", "gap", "nearest")
 HEADS = ("gap", "dense", "dynamic-shared", "dynamic-shared-1", "dynamic", "dynamic-1", "em", "em-1", "self-routing")
 ROUTED = (("dynamic routing, shared matrices", "dynamic-shared", "dynamic-shared-1"),
@@ -544,9 +546,9 @@ PARTS = ("wide-azimuth/dynamic-shared", *(f"parts/{name}" for name in (
 SWEPT = ("dynamic-shared", "gap", "em")
 TABLES = {
     "multimnist results": partial(multimnist_results, rows=(
-        ("the default, 12 x 6,000 fresh pairs", "main/deep"), ("the same, 30 x 12,000", "main/deep-400"),
+        ("the default, 12 x 6,000 fresh pairs", "main/deep"), (f"`{WIDE_DEEP}`, 16 x 60,000", "main/wide"),
         ("`--muon 0`, 12 x 6,000", "main/adam"), ("`--preset classic`, 12 x 6,000", "main/classic"),
-        ("`--norm none --lr 5e-3 --conv1-channels 32`, 12 x 6,000", "main/plain"),
+        ("`--norm none --lr 5e-3 --conv1-channels 32 --recon-weight 0.002`, 12 x 6,000", "main/plain"),
         ("the same, 25 x 60,000", "main/long"), ("the same with `--min-iou 0 --merge add`", "main/paper"))),
     "multimnist control": partial(multimnist_control, first="main/deep", rows=(
         ("capsules", "main/deep"), ("the same with 1 routing iteration", "control/iters-1"),
@@ -563,7 +565,7 @@ TABLES = {
         ("default", "speed/deep"), ("default held to AVX2", "speed/deep-avx2"))),
     "multimnist memory": partial(
         multimnist_memory, steps="speed/deep", paper="speed/paper",
-        whole=("main/classic", "main/deep", "main/deep-400", "main/long")),
+        whole=("main/classic", "main/deep", "main/wide", "main/long")),
     "multimnist synthetic digits": partial(multimnist_synthetic_digits, setting="synthetic/digits", rows=(
         ("trained on MNIST, reads the MNIST test set", "mnist_reads_mnist"),
         ("trained on MNIST, reads synthetic digits", "mnist_reads_synthetic"),

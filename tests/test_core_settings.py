@@ -518,7 +518,7 @@ def test_multimnists_tables():
     assert mc.PRESETS == {
         "deep": {"front_end": "deep", "conv1_channels": 16, "conv3_channels": 64, "norm": "batch",
                  "primary_types": 16, "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 0.01, "muon": 0.02,
-                 "warmup": 200, "recon_weight": 0.002},
+                 "warmup": 200, "recon_weight": 0.01},
         "classic": {"front_end": "paper", "conv1_channels": 32, "conv3_channels": 64, "norm": "none",
                     "primary_types": 8, "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 0.002, "muon": 0.0,
                     "warmup": 0, "recon_weight": 0.0005},
@@ -576,7 +576,7 @@ DEFAULTS = {
         routing_iters=3,
         routing_grad="full",
         digit_bias=False,
-        recon_weight=0.002,
+        recon_weight=0.01,
         cnn_channels=16,
         cnn_hidden=0,
         dropout=0.0,

@@ -31,8 +31,10 @@ class Result(NamedTuple):
 
 
 MULTI, NORB, AFF = EXPERIMENTS = "multimnist_capsnet", "smallnorb_novel_viewpoint", "affnist_capsnet"
-QUICK, MIDDLE = "--n-epochs 12 --n-train 6000", "--n-epochs 30 --n-train 12000"
-LONG, PLAIN = "--n-epochs 25 --n-train 60000 --n-val 5000", "--norm none --lr 5e-3 --conv1-channels 32"
+QUICK = "--n-epochs 12 --n-train 6000"
+LONG = "--n-epochs 25 --n-train 60000 --n-val 5000"
+PLAIN = "--norm none --lr 5e-3 --conv1-channels 32 --recon-weight 0.002"
+WIDE_DEEP = "--conv3-channels 128 --decoder-hidden1 512 --decoder-hidden2 1024 --recon-weight 0.005"
 HEADS = {                          # heads on one trunk, of one size, and each routing without its routing
     **{model: f"--model {model}" for model in ("gap", "dense", "dynamic-shared", "dynamic", "em", "self-routing")},
     **{f"{model}-1": f"--model {model} --routing-iters 1" for model in ("dynamic-shared", "dynamic", "em")}}
@@ -68,7 +70,8 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     (MULTI, "main", "plain", f"{PLAIN} {QUICK}", range(3), 3),
     (MULTI, "main", "deep", QUICK, range(3), 3),
     (MULTI, "main", "adam", f"--muon 0 {QUICK}", range(3), 3),
-    (MULTI, "main", "deep-400", MIDDLE, range(1), 16),
+    (MULTI, "main", "wide", f"{WIDE_DEEP} --warp 0.3 --muon 0.01 --lr 5e-3 --n-epochs 16 --n-train 60000 --n-val 5000",
+     range(1), 65),
     *((MULTI, "control", name, f"{flags} {QUICK}", range(3), 3)
       for name, flags in (("iters-1", "--routing-iters 1"), ("cnn", "--model cnn"))),
     (MULTI, "main", "long", f"{PLAIN} {LONG}", range(1), 100),
