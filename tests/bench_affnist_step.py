@@ -66,6 +66,7 @@ def torch_loss(config):
     import torch
     import torch.nn.functional as F
     drawn, J = affnist.plan(config), affnist.N_CLASSES
+    centres = torch.from_numpy(drawn.centres)
 
     def squash(s):
         if config.no_squash:
@@ -103,7 +104,7 @@ def torch_loss(config):
         u_hat = torch.einsum("npbe,bejd->npbjd", u, p["W"])
         if not config.no_places:
             lengths = (u.square().sum(-1) + affnist.SQUASH_EPS).sqrt()
-            place = torch.tensor(drawn.centres, dtype=u.dtype) @ p["place_W"].flatten(1)        # (places, J D)
+            place = centres.to(u.dtype) @ p["place_W"].flatten(1)        # (places, J D)
             u_hat = u_hat + lengths[..., None, None] * place.reshape(1, -1, 1, J, affnist.D)
         return u_hat.flatten(1, 2)
 
