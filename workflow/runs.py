@@ -63,7 +63,7 @@ STEPS = {                          # from a CNN of ten vectors to a capsule netw
     "start": f"--model vectors {BARE}", "transformation": BARE, "routing": f"--routing-iters 3 {BARE}",
     "squash": "--routing-iters 3 --loss xent --recon-weight 0", "margin": "--routing-iters 3 --recon-weight 0",
     "no-squash": "--routing-iters 3 --no-squash", "no-margin": "--routing-iters 3 --loss xent"}
-MATCHED = "--stop-at 0.9922 --lr-schedule constant --n-train 6000 --n-epochs 40"
+MATCHED = "--stop-at 0.9922 --lr-schedule constant --lr 2e-3 --muon 0.004 --n-train 6000 --n-epochs 40"
 DIGITS_TASK = "--task mnist --n-epochs 10 --n-train 55000"
 RUNS = (                           # experiment, table, setting, flags, seeds, minutes of one seed on one core
     (MULTI, "main", "classic", f"--preset classic {QUICK}", range(3), 3),
