@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import affnist_capsnet as affnist  # noqa: E402  (before numpy: it sets BLAS to one thread)
 
 import numpy as np  # noqa: E402
-from bench_multimnist_step import KERNEL_CHOICES, require, stage_table, time_in_turn  # noqa: E402
+from bench_multimnist_step import KERNEL_CHOICES, numpy_step, require, stage_table, time_in_turn  # noqa: E402
 
 AGREEMENT = 1e-8                   # of gradients, relative to each parameter's largest
 LR = 0.0                           # steps that went anywhere would fit their one batch: see bench_multimnist_step.py
@@ -40,22 +40,6 @@ def random_samples(config, n, seed=0):
         kept = rng.random((n, affnist.n_dropped(config)), np.float32) >= config.dropout
         samples["dropout_mask"] = kept / np.float32(1 - config.dropout)
     return samples
-
-
-def numpy_step(config, samples, runner):
-    """-> a function that does one training step"""
-    params = affnist.init_params(config)
-    state = affnist.init_state(params)
-    adam_m, adam_v = ({name: np.zeros_like(p) for name, p in params.items()} for _ in range(2))
-    rows, step = np.arange(config.batch_size), 0
-
-    def run():
-        nonlocal step
-        step += 1
-        _, grads, statistics = runner.loss_and_grads(params, samples, rows, config)
-        affnist.adam_step(params, grads, adam_m, adam_v, step, LR, runner)
-        affnist.fold_statistics(state, statistics, step)
-    return run
 
 
 # -------------------------------------------------------------- the same in PyTorch
@@ -205,7 +189,7 @@ def times_of(config, args):
     """-> {name: milliseconds of each round}, PyTorch's version"""
     samples, torch_version = random_samples(config, config.batch_size), None
     with affnist.Runner(args.threads, config.batch_size) as runner:
-        steps = {"numpy": numpy_step(config, samples, runner)}
+        steps = {"numpy": numpy_step(config, samples, runner, affnist, LR)}
         if not args.no_torch:
             try:
                 error = gradients_differ(config)
@@ -263,7 +247,7 @@ def main():
                   f"{np.median(times['numpy'] / t):.2f} |")
     first = configs[models[0]]
     with affnist.Runner(1) as runner:
-        stages = stage_table(affnist, numpy_step(first, random_samples(first, first.batch_size), runner))
+        stages = stage_table(affnist, numpy_step(first, random_samples(first, first.batch_size), runner, affnist, LR))
     print(f"\n| stage of {models[0]}, one thread | ms a step |\n|---|---|")
     for name, t in stages.items():
         print(f"| {name} | {t:.2f} |")

@@ -51,19 +51,19 @@ def random_pairs(n, rng):
     return capsnet.generate_multimnist(digits.astype(np.uint8), np.arange(500, dtype=np.uint8) % 10, n, rng)
 
 
-def numpy_step(config, pairs, runner):
-    """-> a function that does one training step"""
-    params = capsnet.init_params(config)
+def numpy_step(config, samples, runner, module=capsnet, lr=None):
+    """-> a function that does one training step of an experiment's network; lr: another learning rate than its own"""
+    params = module.init_params(config)
     adam_m, adam_v = ({name: np.zeros_like(p) for name, p in params.items()} for _ in range(2))
-    state = capsnet.init_state(params)
+    state = module.init_state(params)
     rows, step = np.arange(config.batch_size), 0
 
     def run():
         nonlocal step
         step += 1
-        _, grads, statistics = runner.loss_and_grads(params, pairs, rows, config)
-        capsnet.adam_step(params, grads, adam_m, adam_v, step, config.lr, runner)
-        capsnet.fold_statistics(state, statistics, step)
+        _, grads, statistics = runner.loss_and_grads(params, samples, rows, config)
+        module.adam_step(params, grads, adam_m, adam_v, step, config.lr if lr is None else lr, runner)
+        module.fold_statistics(state, statistics, step)
     return run
 
 

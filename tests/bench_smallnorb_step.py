@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import smallnorb_novel_viewpoint as norb  # noqa: E402  (before numpy: it sets BLAS to one thread)
 
 import numpy as np  # noqa: E402
-from bench_multimnist_step import KERNEL_CHOICES, stage_table, time_in_turn  # noqa: E402
+from bench_multimnist_step import KERNEL_CHOICES, numpy_step, stage_table, time_in_turn  # noqa: E402
 
 D, J, P = norb.D, norb.N_CLASSES, norb.P
 AGREEMENT = {"products": 1e-8, "broadcast": 1e-4}                   # of gradients; MASS_EPS is elsewhere in the latter
@@ -43,22 +43,6 @@ def random_samples(config, n, seed=0):
     rng = np.random.default_rng(seed)
     images = rng.standard_normal((n, norb.SIDE, norb.SIDE, norb.N_CHANNELS[config.data]), np.float32)
     return {"images": images, "labels": np.arange(n) % J, "margin": np.full(n, 0.9, np.float32)}
-
-
-def numpy_step(config, samples, runner):
-    """-> a function that does one training step"""
-    params = norb.init_params(config)
-    state = norb.init_state(params)
-    adam_m, adam_v = ({name: np.zeros_like(p) for name, p in params.items()} for _ in range(2))
-    rows, step = np.arange(config.batch_size), 0
-
-    def run():
-        nonlocal step
-        step += 1
-        _, grads, statistics = runner.loss_and_grads(params, samples, rows, config)
-        norb.adam_step(params, grads, adam_m, adam_v, step, LR, runner)
-        norb.fold_statistics(state, statistics, step)
-    return run
 
 
 # -------------------------------------------------------------- the same in PyTorch
@@ -273,7 +257,7 @@ def times_of(config, args):
     """-> {name: milliseconds of each round}, PyTorch's version"""
     samples, torch_version = random_samples(config, config.batch_size), None
     with norb.Runner(args.threads, config.batch_size) as runner:
-        steps = {"numpy": numpy_step(config, samples, runner)}
+        steps = {"numpy": numpy_step(config, samples, runner, norb, LR)}
         if not args.no_torch:
             try:
                 errors = check_gradients(config)
@@ -337,7 +321,7 @@ def main():
                   f"{np.median(times['numpy'] / t):.2f} |")
     with norb.Runner(1) as runner:
         config = configs[models[0]]
-        stages = stage_table(norb, numpy_step(config, random_samples(config, config.batch_size), runner))
+        stages = stage_table(norb, numpy_step(config, random_samples(config, config.batch_size), runner, norb, LR))
     print(f"\n| stage of {models[0]}, one thread | ms a step |\n|---|---|")
     for name, t in stages.items():
         print(f"| {name} | {t:.2f} |")
