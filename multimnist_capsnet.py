@@ -139,21 +139,34 @@ class Settings:
 #   N batch   H W height, width   C channels in   F channels out   K kernel side   I primary capsules   J digit capsules
 #   E dimensions of a primary capsule (8)   D dimensions of a digit capsule (16)   T terms of du_hat
 
-# Layers up to PrimaryCaps; of a convolution: its name, kernel, stride, and the one whose number of channels it has.
-# Maxima come before the ReLU, which then has a quarter of the work; PrimaryCaps, the last one, has squash instead of a
-# ReLU.
+# Layers up to PrimaryCaps; of a convolution: its name, kernel, stride, and the flag that says its number of channels,
+# twice or four times that. Maxima come before the ReLU, which then has a quarter of the work; PrimaryCaps, the last one,
+# has squash instead of a ReLU.
 FRONT_ENDS = {
     "deep": (("conv2d", "conv1", 3, 1, "conv1"), ("relu",), ("conv2d", "conv2", 3, 1, "conv1"), ("pool",), ("relu",),
              ("conv2d", "conv3", 3, 1, "conv3"), ("relu",), ("conv2d", "conv4", 3, 1, "conv3"), ("pool",), ("relu",),
-             ("conv2d", "conv5", 3, 1, "conv5"), ("relu",), ("conv2d", "primary", 1, 1, "primary")),
+             ("conv2d", "conv5", 3, 1, "2 conv3"), ("relu",), ("conv2d", "primary", 1, 1, "primary")),
+    "residual": (("conv2d", "conv1", 3, 1, "conv1"), ("relu",), ("conv2d", "conv2", 3, 1, "2 conv1"), ("pool",),
+                 ("relu",), ("conv2d", "conv3", 3, 1, "conv3"), ("relu",),
+                 ("keep",), ("pad", 1), ("conv2d", "branch1", 3, 1, "conv3"), ("relu",),
+                 ("pad", 1), ("conv2d", "branch2", 3, 1, "conv3"), ("add",), ("relu",),
+                 ("conv2d", "conv4", 3, 1, "2 conv3"), ("pool",), ("relu",),
+                 ("keep",), ("pad", 1), ("conv2d", "branch3", 3, 1, "2 conv3"), ("relu",),
+                 ("pad", 1), ("conv2d", "branch4", 3, 1, "2 conv3"), ("add",), ("relu",),
+                 ("conv2d", "conv5", 3, 1, "4 conv3"), ("relu",), ("conv2d", "primary", 1, 1, "primary")),
+    "parts": (("conv2d", "conv1", 3, 1, "conv1"), ("relu",), ("conv2d", "conv2", 3, 1, "conv1"), ("pool",), ("relu",),
+              ("conv2d", "conv3", 3, 2, "2 conv3"), ("relu",), ("conv2d", "primary", 1, 1, "primary")),
     "paper": (("conv2d", "conv1", 9, 1, "conv1"), ("relu",), ("conv2d", "primary", 9, 2, "primary"))}
-CNN_TRUNK = FRONT_ENDS["deep"][:-1]                            # the control's convolutions
+CNN_TRUNKS = {name: layers[:-1] for name, layers in FRONT_ENDS.items() if name != "paper"}     # the control's
 CNN_HIDDEN = (("flatten",), ("linear", "fc1"), ("relu",))
 CNN_SCORES = (("dropout",), ("linear", "fc2"))
 PRESETS = {
     "deep": {"front_end": "deep", "conv1_channels": 16, "conv3_channels": 64, "norm": "batch", "primary_types": 16,
              "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 1e-2, "muon": 0.02, "warmup": 200,
              "recon_weight": 0.01},
+    "residual": {"front_end": "residual", "conv1_channels": 16, "conv3_channels": 64, "norm": "batch",
+                 "primary_types": 16, "decoder_hidden1": 512, "decoder_hidden2": 1024, "lr": 2.5e-3, "muon": 0.005,
+                 "warmup": 200, "recon_weight": 0.005},
     "classic": {"front_end": "paper", "conv1_channels": 32, "conv3_channels": 64, "norm": "none", "primary_types": 8,
                 "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 2e-3, "muon": 0.0, "warmup": 0,
                 "recon_weight": 0.0005},
@@ -192,16 +205,18 @@ class Config(Settings):
                         "the capsule network, or a CNN of at most as many parameters as it has without its decoder",
                         "network", choices=("caps", "cnn"))
     preset: str = option("deep",
-                         "what is not given: the deep network's (1.32M parameters); classic, the paper's two "
-                         "convolutions made narrow (2.03M); or the paper's own (11.36M)", "network",
+                         "what is not given: the deep network's (1.30M parameters); residual, more layers and smaller "
+                         "steps, for long runs (3.06M); classic, the paper's two convolutions made narrow (2.03M); or the "
+                         "paper's own (11.36M)", "network",
                          choices=tuple(PRESETS))
-    front_end: str = table_option(OWN, "front_end", "layers up to PrimaryCaps: six small ones, or the paper's two 9x9",
-                                  "network", choices=tuple(FRONT_ENDS))
+    front_end: str = table_option(
+        OWN, "front_end", "layers up to PrimaryCaps: deep, six small ones; residual, ten; parts, four, after which a "
+        "capsule sees half a digit; or the paper's two 9x9", "network", choices=tuple(FRONT_ENDS))
     conv1_channels: int = table_option(OWN, "conv1_channels", "channels of Conv1, in the deep front end of Conv2 too",
                                        "network", low=1)
     conv3_channels: int = table_option(
         OWN, "conv3_channels", "channels of Conv3 and Conv4 of the deep front end and of the CNN; Conv5 has twice as "
-        "many", "network", low=1)
+        "many, as have, residual, Conv4, parts, Conv3, and four times as many Conv5, residual", "network", low=1)
     norm: str = table_option(
         OWN, "norm", "batch normalisation, over 16 samples, after every convolution, PrimaryCaps' included, or none",
         "network", choices=("batch", "none"))
@@ -631,12 +646,16 @@ DIGIT_BIAS = 0.1                   # at first, as in the official code
 
 def trunk(config):
     """The convolutions of config.model -> their layers, shapes of their weights, side and channels of what comes out"""
-    widths = {"conv1": config.cnn_channels if config.model == "cnn" else config.conv1_channels,
-              "conv3": config.conv3_channels, "conv5": 2 * config.conv3_channels,
-              "primary": config.primary_types * config.primary_dim}
+    conv1 = config.cnn_channels if config.model == "cnn" else config.conv1_channels
+    widths = {"primary": config.primary_types * config.primary_dim}
+    for times, n in (("", 1), ("2 ", 2), ("4 ", 4)):
+        widths |= {times + "conv1": n * conv1, times + "conv3": n * config.conv3_channels}
+    layers_of = FRONT_ENDS[config.front_end]
+    if config.model == "cnn":
+        layers_of = CNN_TRUNKS.get(config.front_end, CNN_TRUNKS["deep"])
     layers, shapes = [], {}
     side, channels = CANVAS, 1
-    for operation, *options in CNN_TRUNK if config.model == "cnn" else FRONT_ENDS[config.front_end]:
+    for operation, *options in layers_of:
         if operation == "conv2d":
             name, K, stride, like = options
             F = widths[like]
@@ -646,6 +665,8 @@ def trunk(config):
             side = (side - K) // stride + 1
             channels = F
             options = [name, stride]
+        elif operation == "pad":
+            side += 2 * options[0]
         layers.append((operation, *options))
         if operation == "conv2d" and config.norm == "batch":
             layers.append(("norm", name + "_norm"))
@@ -908,7 +929,8 @@ def check_config(config):
         raise InputError(
             f"--batch-size {config.batch_size}: more than --n-train {config.n_train}; lower one or raise the other")
     if config.model == "cnn" and config.cnn_hidden:
-        usual = Config(model="cnn")
+        usual = Config(model="cnn", **{name: getattr(config, name) for name in ("preset", "front_end")
+                                       if config.front_end in CNN_TRUNKS})
         for name in ("preset", "front_end", "conv1_channels", "primary_types", "primary_dim", "digit_dim"):
             if getattr(config, name) != getattr(usual, name):
                 raise InputError(
@@ -1564,8 +1586,12 @@ def largest_backward(dy, cache):
 
 
 def pad_forward(x, margin):
-    """`margin` px of zeros all around. x (N, H, W, C) -> y (N, H + 2 margin, W + 2 margin, C)"""
-    return np.pad(x, ((0, 0), (margin, margin), (margin, margin), (0, 0))), (margin,)
+    """`margin` px of zeros all around. x (N, H, W, C) -> y (N, H + 2 margin, W + 2 margin, C), in memory as a convolution
+    leaves its output, (H + 2 margin, N, ...)"""
+    N, H, W, C = x.shape
+    y = np.zeros((H + 2 * margin, N, W + 2 * margin, C), x.dtype).transpose(1, 0, 2, 3)
+    y[:, margin:margin + H, margin:margin + W] = x
+    return y, (margin,)
 
 
 def pad_backward(dy, cache):
@@ -1611,7 +1637,8 @@ LAYERS = {                         # operation -> its forward and backward
     "pool": (pool_forward, pool_backward), "mean": (mean_forward, mean_backward),
     "largest": (largest_forward, largest_backward), "pad": (pad_forward, pad_backward),
     "places": (places_forward, places_backward), "flatten": (flatten_forward, flatten_backward),
-    "dropout": (dropout_forward, dropout_backward), "norm": (norm_forward, norm_backward)}
+    "dropout": (dropout_forward, dropout_backward), "norm": (norm_forward, norm_backward),
+    "keep": (None, None), "add": (None, None)}                                          # the ends of a residual branch
 WITH_WEIGHTS = ("conv2d", "linear")
 
 
@@ -1623,15 +1650,21 @@ def has_bias(layers, k):
 def layers_forward(params, x, layers, empty=np.empty, dropout_mask=None, statistics=None):
     """x through layers: a tuple (operation, its options) each; an operation with weights has their name first:
     ("conv2d", "conv1", 2) is a convolution of stride 2 with conv1_w and, unless ("norm", name) follows, conv1_b. A
-    ReLU or a normalisation that comes first works on x itself. -> y, the list of the layers' caches
+    ReLU or a normalisation that comes first works on x itself. What stands between ("keep",) and ("add",) is a residual
+    branch: ("add",) adds x as it was at ("keep",), so that no ReLU or normalisation may follow the latter, being in
+    place. -> y, the list of the layers' caches
 
     statistics: a dict in training, when each normalisation uses the mean and variance of these samples and puts them
     into it, as NAME_mean and NAME_var; None in evaluation, when it uses those that stand beside the weights in params.
     """
-    caches = []
+    caches, kept = [], []
     for k, (operation, *options) in enumerate(layers):
         forward_of, _ = LAYERS[operation]
-        if operation in WITH_WEIGHTS:
+        if operation == "keep":
+            cache = kept.append(x)
+        elif operation == "add":
+            x, cache = x + kept.pop(), None
+        elif operation in WITH_WEIGHTS:
             name, *options = options
             b = params[name + "_b"] if has_bias(layers, k) else None
             x, cache = forward_of(x, params[name + "_w"], b, *options, empty)
@@ -1652,10 +1685,15 @@ def layers_backward(dy, caches, layers, grads, need_dx=True):
     learn = (*WITH_WEIGHTS, "norm")
     first = [k for k, (operation, *_) in enumerate(layers) if operation in learn][:1] or [len(layers)]
     last = -1 if need_dx else first[0]                                                  # nothing below it has weights
+    kept = []
     for k in reversed(range(max(last, 0), len(layers))):
         operation, *options = layers[k]
         _, backward_of = LAYERS[operation]
-        if operation in WITH_WEIGHTS:
+        if operation == "add":
+            kept.append(dy)
+        elif operation == "keep":
+            dy = dy + kept.pop()
+        elif operation in WITH_WEIGHTS:
             name, need_db = options[0], has_bias(layers, k)
             dy, grads[name + "_w"], db = backward_of(dy, caches[k], k != last, need_db)
             grads |= {name + "_b": db} if need_db else {}

@@ -2808,8 +2808,12 @@ def largest_backward(dy, cache):
 
 
 def pad_forward(x, margin):
-    """`margin` px of zeros all around. x (N, H, W, C) -> y (N, H + 2 margin, W + 2 margin, C)"""
-    return np.pad(x, ((0, 0), (margin, margin), (margin, margin), (0, 0))), (margin,)
+    """`margin` px of zeros all around. x (N, H, W, C) -> y (N, H + 2 margin, W + 2 margin, C), in memory as a convolution
+    leaves its output, (H + 2 margin, N, ...)"""
+    N, H, W, C = x.shape
+    y = np.zeros((H + 2 * margin, N, W + 2 * margin, C), x.dtype).transpose(1, 0, 2, 3)
+    y[:, margin:margin + H, margin:margin + W] = x
+    return y, (margin,)
 
 
 def pad_backward(dy, cache):
@@ -2855,7 +2859,8 @@ LAYERS = {                         # operation -> its forward and backward
     "pool": (pool_forward, pool_backward), "mean": (mean_forward, mean_backward),
     "largest": (largest_forward, largest_backward), "pad": (pad_forward, pad_backward),
     "places": (places_forward, places_backward), "flatten": (flatten_forward, flatten_backward),
-    "dropout": (dropout_forward, dropout_backward), "norm": (norm_forward, norm_backward)}
+    "dropout": (dropout_forward, dropout_backward), "norm": (norm_forward, norm_backward),
+    "keep": (None, None), "add": (None, None)}                                          # the ends of a residual branch
 WITH_WEIGHTS = ("conv2d", "linear")
 
 
@@ -2867,15 +2872,21 @@ def has_bias(layers, k):
 def layers_forward(params, x, layers, empty=np.empty, dropout_mask=None, statistics=None):
     """x through layers: a tuple (operation, its options) each; an operation with weights has their name first:
     ("conv2d", "conv1", 2) is a convolution of stride 2 with conv1_w and, unless ("norm", name) follows, conv1_b. A
-    ReLU or a normalisation that comes first works on x itself. -> y, the list of the layers' caches
+    ReLU or a normalisation that comes first works on x itself. What stands between ("keep",) and ("add",) is a residual
+    branch: ("add",) adds x as it was at ("keep",), so that no ReLU or normalisation may follow the latter, being in
+    place. -> y, the list of the layers' caches
 
     statistics: a dict in training, when each normalisation uses the mean and variance of these samples and puts them
     into it, as NAME_mean and NAME_var; None in evaluation, when it uses those that stand beside the weights in params.
     """
-    caches = []
+    caches, kept = [], []
     for k, (operation, *options) in enumerate(layers):
         forward_of, _ = LAYERS[operation]
-        if operation in WITH_WEIGHTS:
+        if operation == "keep":
+            cache = kept.append(x)
+        elif operation == "add":
+            x, cache = x + kept.pop(), None
+        elif operation in WITH_WEIGHTS:
             name, *options = options
             b = params[name + "_b"] if has_bias(layers, k) else None
             x, cache = forward_of(x, params[name + "_w"], b, *options, empty)
@@ -2896,10 +2907,15 @@ def layers_backward(dy, caches, layers, grads, need_dx=True):
     learn = (*WITH_WEIGHTS, "norm")
     first = [k for k, (operation, *_) in enumerate(layers) if operation in learn][:1] or [len(layers)]
     last = -1 if need_dx else first[0]                                                  # nothing below it has weights
+    kept = []
     for k in reversed(range(max(last, 0), len(layers))):
         operation, *options = layers[k]
         _, backward_of = LAYERS[operation]
-        if operation in WITH_WEIGHTS:
+        if operation == "add":
+            kept.append(dy)
+        elif operation == "keep":
+            dy = dy + kept.pop()
+        elif operation in WITH_WEIGHTS:
             name, need_db = options[0], has_bias(layers, k)
             dy, grads[name + "_w"], db = backward_of(dy, caches[k], k != last, need_db)
             grads |= {name + "_b": db} if need_db else {}

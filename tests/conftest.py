@@ -23,7 +23,9 @@ CNN = mc.Config(**TOY, model="cnn", norm="none", cnn_channels=3, conv3_channels=
 DROPPED = dataclasses.replace(CNN, dropout=0.4)
 NETWORKS = {"paper": TINY, "deep": DEEP, "biased": BIASED, "cnn": CNN, "cnn with dropout": DROPPED,
             "normalised": dataclasses.replace(DEEP, norm="batch"),
-            "normalised cnn": dataclasses.replace(CNN, norm="batch")}
+            "residual": dataclasses.replace(DEEP, norm="batch", front_end="residual", conv3_channels=4),
+            "normalised cnn": dataclasses.replace(CNN, norm="batch"),
+            "residual cnn": dataclasses.replace(CNN, front_end="residual", conv3_channels=4)}
 
 
 @pytest.fixture(autouse=True)

@@ -510,7 +510,7 @@ def test_options_are_settings_and_not_what_was_filled_in():
 def test_multimnists_tables():
     deep = (("conv2d", "conv1", 3, 1, "conv1"), ("relu",), ("conv2d", "conv2", 3, 1, "conv1"), ("pool",), ("relu",),
             ("conv2d", "conv3", 3, 1, "conv3"), ("relu",), ("conv2d", "conv4", 3, 1, "conv3"), ("pool",), ("relu",),
-            ("conv2d", "conv5", 3, 1, "conv5"), ("relu",))
+            ("conv2d", "conv5", 3, 1, "2 conv3"), ("relu",))
     assert mc.FRONT_ENDS == {
         "deep": (*deep, ("conv2d", "primary", 1, 1, "primary")),
         "paper": (("conv2d", "conv1", 9, 1, "conv1"), ("relu",), ("conv2d", "primary", 9, 2, "primary"))}

@@ -338,15 +338,47 @@ def test_parameter_counts(preset, n):
 @pytest.mark.parametrize("flags, side, channels, names", [
     (dict(preset="classic"), 10, 64, ["conv1", "primary"]),                             # 36 -> 28 -> 10
     (dict(norm="none"), 4, 128, ["conv1", "conv2", "conv3", "conv4", "conv5", "primary"]),
-    (dict(model="cnn", norm="none"), 4, 128, ["conv1", "conv2", "conv3", "conv4", "conv5"])], ids=str)
+    (dict(front_end="parts", norm="none"), 7, 128, ["conv1", "conv2", "conv3", "primary"]),             # 16 -> 7
+    (dict(front_end="residual", norm="none"), 4, 128,
+     ["conv1", "conv2", "conv3", "branch1", "branch2", "conv4", "branch3", "branch4", "conv5", "primary"]),
+    (dict(model="cnn", norm="none"), 4, 128, ["conv1", "conv2", "conv3", "conv4", "conv5"]),
+    (dict(model="cnn", preset="paper", norm="none"), 4, 128, ["conv1", "conv2", "conv3", "conv4", "conv5"]),
+    (dict(model="cnn", front_end="residual", norm="none"), 4, 256,
+     ["conv1", "conv2", "conv3", "branch1", "branch2", "conv4", "branch3", "branch4", "conv5"])], ids=str)
 def test_sides_and_sizes_of_the_networks(flags, side, channels, names):
     """Outputs of the convolutions, by hand: (side - kernel) // stride + 1, halved where maxima are taken: of the deep
-    one 36 -> 34 -> 32 -> 16 -> 14 -> 12 -> 6 -> 4 -> 4"""
-    convs = mc.trunk(mc.Config(**flags))
+    one 36 -> 34 -> 32 -> 16 -> 14 -> 12 -> 6 -> 4 -> 4; the residual branches keep 14 and 6"""
+    config = mc.Config(**flags)
+    convs = mc.trunk(config)
     assert (convs.side, convs.channels) == (side, channels)
-    assert [name for operation, name, *_ in (layer for layer in convs.layers if len(layer) > 1)] == names
+    assert [options[0] for operation, *options in convs.layers if operation == "conv2d"] == names
     assert list(convs.shapes) == [name + end for name in names for end in ("_w", "_b")]
-    assert all(operation == "conv2d" for operation, *options in convs.layers if options)
+    assert all(operation in ("conv2d", "pad") for operation, *options in convs.layers if options)
+    params = mc.init_params(config)
+    rows = mc.im2col_rows(np.zeros((1, 36, 36), np.float32), params["conv1_w"].shape[1])
+    out, _ = mc.layers_forward(params, rows, convs.layers)
+    assert out.shape == (1, side, side, channels)
+
+
+@pytest.mark.parametrize("front_end, start, size, stride", [("parts", 0, 10, 4), ("deep", 0, 24, 4),
+                                                            ("residual", -12, 48, 4), ("paper", 0, 17, 2)])
+def test_what_a_primary_capsule_sees(rng, front_end, start, size, stride):
+    """Place i sees `size` pixels from start + stride i on, and no other, of each row and column; by hand: 3x3 adds twice
+    the distance of the pixels below, a maximum once, and doubles it"""
+    config = mc.Config(front_end=front_end, norm="none")
+    params, layers, image = float64(config), mc.trunk(config).layers, rng.random((1, 36, 36))
+
+    def primary(image):
+        return mc.layers_forward(params, mc.im2col_rows(image, params["conv1_w"].shape[1]), layers)[0]
+    before, seen = primary(image), np.zeros((mc.trunk(config).side, 36), bool)
+    for pixel in range(36):
+        changed = image.copy()
+        changed[0, pixel] += rng.random(36)
+        seen[:, pixel] = (primary(changed) != before).any((0, 2, 3))
+    pixels = np.arange(36)
+    for place, row in enumerate(seen):
+        first = start + stride * place
+        assert (row == ((pixels >= first) & (pixels < first + size))).all()
 
 
 @pytest.mark.parametrize("preset", mc.PRESETS)
