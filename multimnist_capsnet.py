@@ -165,7 +165,7 @@ PRESETS = {
              "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 1e-2, "muon": 0.02, "warmup": 200,
              "recon_weight": 0.01},
     "residual": {"front_end": "residual", "conv1_channels": 16, "conv3_channels": 64, "norm": "batch",
-                 "primary_types": 16, "decoder_hidden1": 512, "decoder_hidden2": 1024, "lr": 2.5e-3, "muon": 0.005,
+                 "primary_types": 16, "decoder_hidden1": 512, "decoder_hidden2": 1024, "lr": 3e-3, "muon": 0.006,
                  "warmup": 200, "recon_weight": 0.005},
     "classic": {"front_end": "paper", "conv1_channels": 32, "conv3_channels": 64, "norm": "none", "primary_types": 8,
                 "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 2e-3, "muon": 0.0, "warmup": 0,
@@ -201,6 +201,8 @@ class Config(Settings):
     warp: float = option(0.0, "how far training digits are turned, sheared, scaled and bent at random: 1 is up to 10 "
                          "degrees, 0.1, 10% and about half a pixel; 0 leaves them as they are", "data", low=0, high=4)
     fixed_pool: bool = option(False, "reuse one pool of --n-train pairs instead of fresh pairs every epoch", "data")
+    views: int = option(1, "answers are the mean over so many views of a pair: 1, as it is, or 5, moved by a pixel to each "
+                        "side too, in five times the time", "data", choices=(1, 5), runtime=True)
     model: str = option("caps",
                         "the capsule network, or a CNN of at most as many parameters as it has without its decoder",
                         "network", choices=("caps", "cnn"))
@@ -830,8 +832,32 @@ def forward_rows(params, pairs, rows, config, empty, decode="labels"):
     """forward of some pairs of a dict -> its arrays with a row a pair (lengths, digits; v, recon; scores, hidden); it
     decodes the digits that are there or, with decode="top2", the two longest capsules."""
     batch = to_batch(pairs, rows)
-    out, _ = forward(params, batch["images"], config, batch["labels"] if decode == "labels" else None, empty)
+    digits = batch["labels"] if decode == "labels" else None
+    out, _ = forward(params, batch["images"], config, digits, empty)
+    if config.views > 1:
+        out = look_again(params, batch["images"], config, out, digits, empty)
     return {name: out[name] for name in ("lengths", "v", "digits", "recon", "scores", "hidden") if name in out}
+
+
+ASIDE = (1, 0), (-1, 0), (0, 1), (0, -1)                       # the other views of --views 5, (dy, dx) px
+
+
+def look_again(params, images, config, out, digits, empty):
+    """out, forward's of images (N, 36, 36), with the mean over five views for its lengths, or for the CNN's scores: the
+    images as they are and moved by a pixel to each side. All else is of the images as they are; digits None: the two
+    whose mean length is largest are redrawn."""
+    name = "scores" if config.model == "cnn" else "lengths"
+    padded = np.pad(images, ((0, 0), (1, 1), (1, 1)))
+    moved = (padded[:, 1 - dy:1 - dy + CANVAS, 1 - dx:1 - dx + CANVAS] for dy, dx in ASIDE)
+    mean = sum((forward(params, view, config, out["digits"], empty)[0][name] for view in moved), out[name])
+    mean = mean / (1 + len(ASIDE))
+    if config.model == "cnn":
+        return out | {"scores": mean, "lengths": sigmoid_forward(mean)[0], "digits": top_two(mean)}
+    if digits is None:
+        digits = top_two(mean)
+        pixels, _ = decoder_forward(params, mask_forward(out["v"], digits)[0], empty)
+        out = out | {"digits": digits, "recon": pixels.reshape(out["recon"].shape)}
+    return out | {"lengths": mean}
 
 
 # ============================================================== evaluation and training
@@ -897,7 +923,7 @@ def announce(run, digits, val):
     config, params = run.config, run.params
     actual = evaluate(run.weights, in_chunks(val), config, run.runner)["loss"]
     if config.model == "cnn":
-        most, hidden = params["conv5_w"].shape[-1], params["fc1_b"].size
+        most, hidden = trunk(config).channels, params["fc1_b"].size
         network = f"CNN, {config.cnn_channels} to {most} channels, {hidden} hidden units"
         expected = f"10 log 2 = {N_CLASSES * math.log(2):.3f} if every sigmoid said 1/2"
     else:

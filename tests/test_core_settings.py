@@ -511,14 +511,26 @@ def test_multimnists_tables():
     deep = (("conv2d", "conv1", 3, 1, "conv1"), ("relu",), ("conv2d", "conv2", 3, 1, "conv1"), ("pool",), ("relu",),
             ("conv2d", "conv3", 3, 1, "conv3"), ("relu",), ("conv2d", "conv4", 3, 1, "conv3"), ("pool",), ("relu",),
             ("conv2d", "conv5", 3, 1, "2 conv3"), ("relu",))
+    residual = (
+        *deep[:2], ("conv2d", "conv2", 3, 1, "2 conv1"), *deep[3:7], ("keep",), ("pad", 1),
+        ("conv2d", "branch1", 3, 1, "conv3"), ("relu",), ("pad", 1), ("conv2d", "branch2", 3, 1, "conv3"), ("add",),
+        ("relu",), ("conv2d", "conv4", 3, 1, "2 conv3"), ("pool",), ("relu",), ("keep",), ("pad", 1),
+        ("conv2d", "branch3", 3, 1, "2 conv3"), ("relu",), ("pad", 1), ("conv2d", "branch4", 3, 1, "2 conv3"),
+        ("add",), ("relu",), ("conv2d", "conv5", 3, 1, "4 conv3"), ("relu",))
+    parts = (*deep[:5], ("conv2d", "conv3", 3, 2, "2 conv3"), ("relu",))
     assert mc.FRONT_ENDS == {
         "deep": (*deep, ("conv2d", "primary", 1, 1, "primary")),
+        "residual": (*residual, ("conv2d", "primary", 1, 1, "primary")),
+        "parts": (*parts, ("conv2d", "primary", 1, 1, "primary")),
         "paper": (("conv2d", "conv1", 9, 1, "conv1"), ("relu",), ("conv2d", "primary", 9, 2, "primary"))}
-    assert mc.CNN_TRUNK == deep
+    assert mc.CNN_TRUNKS == {"deep": deep, "residual": residual, "parts": parts}
     assert mc.PRESETS == {
         "deep": {"front_end": "deep", "conv1_channels": 16, "conv3_channels": 64, "norm": "batch",
                  "primary_types": 16, "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 0.01, "muon": 0.02,
                  "warmup": 200, "recon_weight": 0.01},
+        "residual": {"front_end": "residual", "conv1_channels": 16, "conv3_channels": 64, "norm": "batch",
+                     "primary_types": 16, "decoder_hidden1": 512, "decoder_hidden2": 1024, "lr": 0.003, "muon": 0.006,
+                     "warmup": 200, "recon_weight": 0.005},
         "classic": {"front_end": "paper", "conv1_channels": 32, "conv3_channels": 64, "norm": "none",
                     "primary_types": 8, "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 0.002, "muon": 0.0,
                     "warmup": 0, "recon_weight": 0.0005},
@@ -560,6 +572,7 @@ DEFAULTS = {
         mnist_dir="",
         min_iou=0.8,
         warp=0.0,
+        views=1,
         merge="max",
         fixed_pool=False,
         model="caps",

@@ -330,7 +330,7 @@ def test_the_cnn_answers_by_its_scores_where_sigmoids_are_all_one():
     assert mc.answers(out).tolist() == [[0, 2]] and mc.answers({"lengths": scores}).tolist() == [[0, 2]]
 
 
-@pytest.mark.parametrize("preset, n", [("deep", 1304800), ("classic", 2030224), ("paper", 11361808)])
+@pytest.mark.parametrize("preset, n", [("deep", 1304800), ("residual", 3059072), ("classic", 2030224), ("paper", 11361808)])
 def test_parameter_counts(preset, n):
     assert mc.n_params(mc.init_params(mc.Config(preset=preset))) == n
 
@@ -449,3 +449,32 @@ def test_evaluate_against_brute_force(digits, chunk, monkeypatch):
         "loss": margin + 0.0005 * squares, "recon_mse": np.square(recon - target).mean(),
         "baseline_recon_mse": np.square(target - constant).mean()}, rel=1e-5)
     assert type(test["hits"]) is int
+
+
+@pytest.mark.parametrize("decode", ["labels", "top2"])
+@pytest.mark.parametrize("network", ["deep", "normalised cnn"])
+def test_five_views_are_averaged_and_the_pair_as_it_is_is_redrawn(digits, network, decode):
+    """A pixel beyond the edge is lost, not brought back at the other side"""
+    config = dataclasses.replace(NETWORKS[network], views=5)
+    params = mc.init_params(config) | mc.init_state(mc.init_params(config))
+    pairs = mc.draw_pairs(digits, "val", 6, config, "evaluation", 0)
+    pairs["sources"][:, :, 0] = 200                                                     # ink at the upper edge
+    images = mc.to_batch(pairs, slice(None))["images"]
+    up, down, left, right = (np.zeros_like(images) for _ in range(4))
+    up[:, :-1], down[:, 1:], left[:, :, :-1], right[:, :, 1:] = images[:, 1:], images[:, :-1], images[:, :, 1:], (
+        images[:, :, :-1])
+    out = mc.forward_rows(params, pairs, slice(None), config, np.empty, decode)
+    alone = mc.forward_rows(params, pairs, slice(None), dataclasses.replace(config, views=1), np.empty, decode)
+    name = "scores" if config.model == "cnn" else "lengths"
+    mean = np.mean([mc.forward(params, view, config)[0][name] for view in (images, up, down, left, right)], axis=0)
+    np.testing.assert_allclose(out[name], mean, rtol=1e-5)
+    assert not np.allclose(out[name], alone[name], rtol=1e-4) and out.keys() == alone.keys()
+    if config.model == "cnn":
+        np.testing.assert_allclose(out["lengths"], 1 / (1 + np.exp(-mean)), rtol=1e-5)
+        assert np.array_equal(out["digits"], mc.top_two(out["scores"]))
+        return
+    np.testing.assert_array_equal(out["v"], alone["v"])
+    expected = pairs["labels"] if decode == "labels" else mc.top_two(out["lengths"])
+    assert np.array_equal(out["digits"], expected)
+    redrawn = mc.forward(params, images, config, expected)[0]["recon"]
+    np.testing.assert_allclose(out["recon"], redrawn, rtol=1e-5)
