@@ -460,6 +460,17 @@ def affnist_results(ledger, rows, first):
     return markdown(header, lines) + "\n" + about(ledger, AFF, [setting for _, setting in rows])
 
 
+def affnist_nearest(ledger, setting):
+    """What nearest neighbours name of each test"""
+    found = next((run["nearest"] for run in ledger.runs(AFF, setting).values()), {})
+    keys = [key.removesuffix("_accuracy") for key in AFF_KEYS]
+    lines = [[f"nearest neighbour, {label}", *(f"{tests[key]:.4f}" for key in keys)] for label, tests in found.items()]
+    header = ["", *AFF_KEYS.values()]
+    return markdown(header, lines or [["nearest neighbour", *["not run"] * len(keys)]]) + "
+" + about(
+        ledger, AFF, [setting])
+
+
 def affnist_two_by_two(ledger, tables):
     """tables: (label, table). What sharing over places and what capsules are worth for affine accuracy, each the mean
     of its two differences, and by how much the one changes the other, paired by seed"""
@@ -544,14 +555,27 @@ PARTS = ("wide-azimuth/dynamic-shared", *(f"parts/{name}" for name in (
 SWEPT = ("dynamic-shared", "gap", "em")
 TABLES = {
     "multimnist results": partial(multimnist_results, rows=(
-        ("the default, 12 x 6,000 fresh pairs", "main/deep"),
-        ("the long run: twice the channels, 16 x 60,000", "main/wide"),
+        ("the default, 7 x 6,000 fresh pairs", "main/minute"), ("the default, 12 x 6,000", "main/deep"),
+        ("`--preset residual --warp 0.3 --batch-size 64`, 10 x 15,000", "main/middle"),
+        ("the long run: the same, 20 x 60,000", "main/residual"),
+        ("the same with `--min-iou 0 --merge add`, the paper's protocol", "main/paper"),
+        ("the default with twice the channels and half its steps, 16 x 60,000", "main/wide"),
         ("`--muon 0`, 12 x 6,000", "main/adam"), ("`--preset classic`, 12 x 6,000", "main/classic"),
         ("`--norm none --lr 5e-3 --conv1-channels 32 --recon-weight 0.002`, 12 x 6,000", "main/plain"),
-        ("the same, 25 x 60,000", "main/long"), ("the same with `--min-iou 0 --merge add`", "main/paper"))),
+        ("the same, 25 x 60,000", "main/long"))),
     "multimnist control": partial(multimnist_control, first="main/deep", rows=(
         ("capsules", "main/deep"), ("the same with 1 routing iteration", "control/iters-1"),
         ("the CNN of its size", "control/cnn"))),
+    "multimnist middle control": partial(multimnist_control, first="main/middle", rows=(
+        ("capsules, `--preset residual`, 10 x 15,000 pairs", "main/middle"),
+        ("the same with 1 routing iteration", "control/middle-iters-1"),
+        ("the CNN of its size", "control/middle-cnn"))),
+    "multimnist long control": partial(multimnist_control, first="main/residual", rows=(
+        ("capsules, the long run", "main/residual"), ("the same with 1 routing iteration", "control/long-iters-1"),
+        ("the CNN of its size", "control/long-cnn"))),
+    "multimnist parts": partial(multimnist_control, first="parts/iters-3", rows=(
+        ("3 routing iterations, parts of half a digit", "parts/iters-3"),
+        ("1 routing iteration", "parts/iters-1"))),
     "multimnist errors": partial(multimnist_errors, setting="weights/deep"),
     "multimnist routing": partial(multimnist_routing, setting="weights/deep"),
     "multimnist disentanglement": partial(multimnist_disentanglement, setting="disentanglement/deep"),
@@ -564,13 +588,14 @@ TABLES = {
         ("default", "speed/deep"), ("default held to AVX2", "speed/deep-avx2"))),
     "multimnist memory": partial(
         multimnist_memory, steps="speed/deep", paper="speed/paper",
-        whole=("main/classic", "main/deep", "main/wide", "main/long")),
+        whole=("main/classic", "main/deep", "main/residual", "main/long")),
     "multimnist synthetic digits": partial(multimnist_synthetic_digits, setting="synthetic/digits", rows=(
         ("trained on MNIST, reads the MNIST test set", "mnist_reads_mnist"),
         ("trained on MNIST, reads synthetic digits", "mnist_reads_synthetic"),
         ("trained on synthetic digits, reads the MNIST test set", "synthetic_reads_mnist"))),
     "affnist results": partial(affnist_results, first="free/shared", rows=[
         (label, f"free/{name}") for name, label in AFF_NAMES.items()]),
+    "affnist nearest": partial(affnist_nearest, setting="nearest/digits"),
     "affnist plain": partial(affnist_results, first="plain/shared", rows=[
         (AFF_NAMES[name], f"plain/{name}") for name in ("shared", "caps-1", "gap", "dense", "caps")]),
     "affnist matched": partial(affnist_results, first="matched/shared", rows=[
@@ -646,7 +671,7 @@ VALUES = {
     "classic accuracy": lambda ledger: ledger.mean(MULTI, "main/classic"),
     "deep accuracy": lambda ledger: ledger.mean(MULTI, "main/deep"),
     "plain long accuracy": lambda ledger: ledger.mean(MULTI, "main/long"),
-    "wide minutes": lambda ledger: ledger.minutes(MULTI, "main/wide"),
+    "long minutes": lambda ledger: ledger.minutes(MULTI, "main/residual"),
     "command seconds": lambda ledger: ledger.plain(MULTI, "speed/command", "seconds_train"),
     "command memory": lambda ledger: ledger.plain(MULTI, "speed/command", "peak_rss_mb"),
     "step memory": lambda ledger: ledger.plain(MULTI, "speed/deep", "peak_rss_mb"),

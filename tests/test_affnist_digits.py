@@ -1,7 +1,10 @@
 """Digits moved and transformed: against slow literal references, by hand; all ink on the canvas; the real files."""
 import dataclasses
+import json
+import sys
 
 import affnist_capsnet as ac
+import bench_affnist_nearest
 
 import numpy as np
 import pytest
@@ -279,3 +282,43 @@ def test_without_scipy_one_line_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ac.InputError, match="python3 -m pip install scipy"):
         list(ac.read_affnist(str(tmp_path)))
+
+
+# ---------------------------------------------------------------- the nearest neighbour beside the networks
+
+def test_ink_moves_to_the_middle_by_whole_pixels_and_keeps_its_shape():
+    """On 6x6 the middle is 2.5: ink around (1, 4) moves by (1.5, -1.5), rounded to even, 2 and -2"""
+    image = np.zeros((2, 6, 6), np.uint8)
+    image[0, 0, 4], image[0, 1, 3:6], image[0, 2, 4] = 7, (7, 9, 7), 7
+    out = bench_affnist_nearest.in_the_middle(image)
+    assert out[0, 3, 1:4].tolist() == [7, 9, 7] and out[0, 2:5, 2].tolist() == [7, 9, 7] and out.sum() == image.sum()
+    assert out[1].sum() == 0                                                            # nothing to move
+
+
+@pytest.mark.parametrize("shift", [(0, 0), (-3, 5), (6, -6)])
+def test_where_a_digit_lay_is_forgotten(shift):
+    digit = ellipse(30)[None]
+    placed = ac.place_digits(digit, np.array([[6, 6]]) + shift, 40)
+    reference = bench_affnist_nearest.in_the_middle(ac.place_digits(digit, np.array([[6, 6]]), 40))
+    assert np.array_equal(bench_affnist_nearest.in_the_middle(placed), reference)
+
+
+def test_the_nearest_of_known_digits_by_hand():
+    known = np.zeros((3, 2, 2), np.float32)
+    known[1], known[2] = 0.5, 1
+    images = np.array([[[0, 0], [0, 90]], [[140, 140], [140, 140]], [[255, 255], [255, 60]]], np.uint8)
+    assert bench_affnist_nearest.nearest(known, np.array([4, 5, 6]), images).tolist() == [4, 5, 6]
+
+
+def test_nearest_neighbours_from_the_command_line(monkeypatch, tmp_path, capsys):
+    path = tmp_path / "r.json"
+    flags = f"--n-known 60 --n-test 20 --digits synthetic --out-json {path}".split()
+    monkeypatch.setattr(sys, "argv", ["x", *flags])
+    bench_affnist_nearest.main()
+    found = json.loads(path.read_text())
+    assert set(found["nearest"]) == {"as placed", "ink in the middle"} and len(found["weights_sha256"]) == 64
+    for tests in found["nearest"].values():
+        for key in ("familiar", "placed", "centred", "affine"):
+            low, high = tests[key + "_ci95"]
+            assert low <= tests[key] <= high and (tests[key] * 20) % 1 == 0
+    assert "| ink in the middle |" in capsys.readouterr().out

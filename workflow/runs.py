@@ -32,7 +32,8 @@ class Result(NamedTuple):
 
 MULTI, NORB, AFF = EXPERIMENTS = "multimnist_capsnet", "smallnorb_novel_viewpoint", "affnist_capsnet"
 QUICK = "--n-epochs 12 --n-train 6000"
-LONG = "--n-epochs 25 --n-train 60000 --n-val 5000"
+RESIDUAL = "--preset residual --warp 0.3 --batch-size 64"
+MIDDLE, LONG = "--n-epochs 10 --n-train 15000", "--n-epochs 20 --n-train 60000 --n-val 5000"
 PLAIN = "--norm none --lr 5e-3 --conv1-channels 32 --recon-weight 0.002"
 WIDE_DEEP = "--conv3-channels 128 --decoder-hidden1 512 --decoder-hidden2 1024 --recon-weight 0.005"
 HEADS = {                          # heads on one trunk, of one size, and each routing without its routing
@@ -72,10 +73,17 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     (MULTI, "main", "adam", f"--muon 0 {QUICK}", range(3), 3),
     (MULTI, "main", "wide", f"{WIDE_DEEP} --warp 0.3 --muon 0.01 --lr 5e-3 --n-epochs 16 --n-train 60000 --n-val 5000",
      range(1), 65),
+    (MULTI, "main", "minute", "--n-epochs 7 --n-train 6000", range(3), 2),
+    (MULTI, "main", "middle", f"{RESIDUAL} {MIDDLE}", range(3), 14),
+    (MULTI, "main", "residual", f"{RESIDUAL} {LONG}", range(2), 105),
+    (MULTI, "main", "paper", f"{RESIDUAL} --min-iou 0 --merge add {LONG}", range(1), 105),
+    *((MULTI, "control", f"{run}-{name}", f"{flags} {length}", range(n), minutes)
+      for run, length, n, minutes in (("middle", f"{RESIDUAL} {MIDDLE}", 3, 14), ("long", f"{RESIDUAL} {LONG}", 1, 105))
+      for name, flags in (("iters-1", "--routing-iters 1"), ("cnn", "--model cnn --lr 3e-3 --muon 0.006"))),
     *((MULTI, "control", name, f"{flags} {QUICK}", range(3), 3)
       for name, flags in (("iters-1", "--routing-iters 1"), ("cnn", "--model cnn"))),
-    (MULTI, "main", "long", f"{PLAIN} {LONG}", range(1), 100),
-    (MULTI, "main", "paper", f"{PLAIN} --min-iou 0 --merge add {LONG}", range(1), 100),
+    *((MULTI, "parts", f"iters-{n}", f"--front-end parts --routing-iters {n} {QUICK}", range(3), 5) for n in (3, 1)),
+    (MULTI, "main", "long", f"{PLAIN} --n-epochs 25 --n-train 60000 --n-val 5000", range(1), 100),
     (MULTI, "synthetic", "deep", "--n-epochs 8 --n-train 6000 --digits synthetic", range(1), 3),
     *((NORB, "shapes", model, f"--data shapes --model {model} --baseline none", range(10), minutes)
       for model, minutes in (("caps", 1.5), ("cnn", 0.2), ("gap", 0.4), ("nearest", 0.1))),
@@ -124,6 +132,7 @@ LOOKS = [                          # what the figures say, in numbers
     *(Result(MULTI, "disentanglement", "deep", seed, f"{PROBE} --n-seeds 1 --seed {seed} --threads 1", 11)
       for seed in range(3)),
     Result(NORB, "toys", "likeness", 0, f"{AVX2_BLAS} python3 tests/bench_toys.py", 2),
+    Result(AFF, "nearest", "digits", 0, "python3 tests/bench_affnist_nearest.py --digits mnist", 3),
     *(Result(NORB, "alive", "caps", seed, f"{ALIVE} --seed {seed} --threads 1", 5) for seed in range(3)),
     *(Result(NORB, "weights", name, 0, f"{AVX2_BLAS} python3 {NORB}.py --load weights/smallnorb_{name}.npz --threads 1 "
              "--quiet", 0.3) for name in ("capsules", "gap", "caps"))]
@@ -142,7 +151,8 @@ BENCHES = [                        # experiment, table, setting, seed, command, 
     Result(AFF, "speed", "batch-100", 0, f"{AFF_STEP} --batch-size 100", 5),
     Result(MULTI, "synthetic", "digits", 0, f"{DIGITS} --digits mnist", 1)]
 SMALL = {                          # what makes a command small; what is given twice counts as last
-    "bench_toys": "--n-toys 1 --n-test 100", "--only alive": "--n-epochs 1 --n-train-toys 1 --n-test 60",
+    "bench_toys": "--n-toys 1 --n-test 100", "bench_affnist_nearest": "--n-known 200 --n-test 100 --digits auto",
+    "--only alive": "--n-epochs 1 --n-train-toys 1 --n-test 60",
     f"{NORB}.py --load": "--n-test 60", "--load": "--n-test 64 --digits auto",
     "disentanglement": "--n-epochs 1 --n-train 96 --n-val 32 --n-test 200",
     f"{MULTI}.py {QUICK}": "--n-epochs 1 --n-train 96 --n-val 32 --n-test 64 --digits auto",

@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""What nearest neighbours name of the third experiment's digits: the strongest of the cheap baselines.
+
+    python3 tests/bench_affnist_nearest.py [--n-known N] [--n-test N] [--digits mnist] [--mnist-dir DIR]
+    [--out-json FILE]
+
+Known are MNIST's first 55,000 training images, each moved at random once, as the networks see them. A digit is named
+after the one whose pixels are nearest, in Euclidean distance: as the two are placed, or with both moved, by whole
+pixels, so that the centre of their ink lies in the middle. The latter is told that place does not matter, which the
+networks have to learn; neither is told anything of turning, shearing and stretching.
+
+--out-json writes a result for results/; its stamp is of 40 training steps of the default network.
+"""
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import affnist_capsnet as affnist  # noqa: E402  (before numpy: it sets BLAS to one thread)
+
+import numpy as np  # noqa: E402
+from bench_affnist_step import stamped  # noqa: E402
+from bench_multimnist_step import require  # noqa: E402
+
+KINDS = {key: kind for key, kind, _ in affnist.TESTS["affnist"] if kind != "real"}
+
+
+def in_the_middle(images):
+    """images (n, side, side) uint8, each moved by whole pixels so that the centre of its ink lies in the middle, or as
+    near as whole pixels allow; what would leave the canvas is lost"""
+    n, side, _ = images.shape
+    mass = np.maximum(images.sum((1, 2), dtype=np.int64), 1)
+    pixel = np.arange(side)
+    centre = np.stack([images.sum(2, dtype=np.int64) @ pixel, images.sum(1, dtype=np.int64) @ pixel], 1) / mass[:, None]
+    by = np.rint((side - 1) / 2 - centre).astype(int)
+    out = np.zeros_like(images)
+    for image, moved, (down, right) in zip(images, out, by):
+        y, x = (slice(max(0, k), side + min(0, k)) for k in (down, right))
+        from_y, from_x = (slice(max(0, -k), side - max(0, k)) for k in (down, right))
+        moved[y, x] = image[from_y, from_x]
+    return out
+
+
+def nearest(known, labels, images):
+    """labels of the known image nearest to each of images, (n, side, side) uint8 -> (n,); the first, of equally near"""
+    rows = known.reshape(len(known), -1)
+    squares = np.einsum("np,np->n", rows, rows)
+    named = []
+    for start in range(0, len(images), 500):
+        x = images[start:start + 500].reshape(-1, rows.shape[1]).astype(np.float32) / 255
+        named.append(labels[(squares - 2 * (x @ rows.T)).argmin(1)])
+    return np.concatenate(named)
+
+
+def accuracies(known, labels, digits, config, prepared):
+    """-> {test: accuracy, and its Wilson interval under test_ci95}, prepared(images) being what is compared"""
+    known, found = prepared(known).astype(np.float32) / 255, {}
+    for key, kind in KINDS.items():
+        hits = n = 0
+        for part in affnist.stream_digits(digits, config, kind):
+            hits += int((nearest(known, labels, prepared(part["images"])) == part["labels"]).sum())
+            n += len(part["labels"])
+        found |= {key: hits / n, key + "_ci95": affnist.wilson_interval(hits, n)}
+    return found
+
+
+def main():
+    parser = affnist.Parser(__doc__)
+    parser.add_argument("--n-known", type=int, default=55000, metavar="N", help="digits that are known (default 55000)")
+    parser.add_argument("--n-test", type=int, default=10000, metavar="N", help="test digits (default 10000)")
+    parser.add_argument("--digits", choices=("auto", "mnist", "synthetic"), default="auto", help="as the experiment's")
+    parser.add_argument("--mnist-dir", default="", metavar="DIR", help="folder with the four MNIST idx files (else "
+                        "$MNIST_DIR, else ~/.cache/hinton-mnist, else download)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of where digits lie (default 0)")
+    parser.add_argument("--out-json", default="", metavar="FILE", help="write settings and results to this file")
+    args = parser.parse_args()
+    require(args, n_known=1, n_test=1, seed=0)
+    config = affnist.Config(seed=args.seed, n_test=args.n_test, n_train=args.n_known, digits=args.digits,
+                            mnist_dir=args.mnist_dir, model="gap")
+    affnist.check_config(config)
+    digits = affnist.load_digits(config)
+    parts = list(affnist.epoch_samples(digits, 0, config))
+    known, labels = (np.concatenate([part[name] for part in parts]) for name in ("images", "labels"))
+    found = {"as placed": accuracies(known, labels, digits, config, np.asarray),
+             "ink in the middle": accuracies(known, labels, digits, config, in_the_middle)}
+    print("| nearest of {:,} | {} |\n|{}".format(len(known), " | ".join(KINDS), "---|" * (1 + len(KINDS))))
+    for name, tests in found.items():
+        print(f"| {name} | " + " | ".join(f"{tests[key]:.4f}" for key in KINDS) + " |")
+    if args.out_json:
+        affnist.write_json(args.out_json, stamped(affnist.Config()) | {
+            "source": digits["source"], "nearest": found, "bench": {"n_known": len(known), "n_test": args.n_test}})
+
+
+if __name__ == "__main__":
+    affnist.run_cli(main)
