@@ -466,8 +466,7 @@ def affnist_nearest(ledger, setting):
     keys = [key.removesuffix("_accuracy") for key in AFF_KEYS]
     lines = [[f"nearest neighbour, {label}", *(f"{tests[key]:.4f}" for key in keys)] for label, tests in found.items()]
     header = ["", *AFF_KEYS.values()]
-    return markdown(header, lines or [["nearest neighbour", *["not run"] * len(keys)]]) + "
-" + about(
+    return markdown(header, lines or [["nearest neighbour", *["not run"] * len(keys)]]) + "\n" + about(
         ledger, AFF, [setting])
 
 
@@ -558,7 +557,9 @@ TABLES = {
         ("the default, 7 x 6,000 fresh pairs", "main/minute"), ("the default, 12 x 6,000", "main/deep"),
         ("`--preset residual --warp 0.3 --batch-size 64`, 10 x 15,000", "main/middle"),
         ("the long run: the same, 20 x 60,000", "main/residual"),
-        ("the same with `--min-iou 0 --merge add`, the paper's protocol", "main/paper"),
+        ("the same network, `--views 5`", "main/residual-views"),
+        ("the long run with `--min-iou 0 --merge add`, the paper's protocol", "main/paper"),
+        ("the same network, `--views 5`", "main/paper-views"),
         ("the default with twice the channels and half its steps, 16 x 60,000", "main/wide"),
         ("`--muon 0`, 12 x 6,000", "main/adam"), ("`--preset classic`, 12 x 6,000", "main/classic"),
         ("`--norm none --lr 5e-3 --conv1-channels 32 --recon-weight 0.002`, 12 x 6,000", "main/plain"),
@@ -671,6 +672,9 @@ VALUES = {
     "classic accuracy": lambda ledger: ledger.mean(MULTI, "main/classic"),
     "deep accuracy": lambda ledger: ledger.mean(MULTI, "main/deep"),
     "plain long accuracy": lambda ledger: ledger.mean(MULTI, "main/long"),
+    "paper accuracy": lambda ledger: ledger.mean(MULTI, "main/paper"),
+    "views accuracy": lambda ledger: ledger.mean(MULTI, "main/residual-views"),
+    "paper views accuracy": lambda ledger: ledger.mean(MULTI, "main/paper-views"),
     "long minutes": lambda ledger: ledger.minutes(MULTI, "main/residual"),
     "command seconds": lambda ledger: ledger.plain(MULTI, "speed/command", "seconds_train"),
     "command memory": lambda ledger: ledger.plain(MULTI, "speed/command", "peak_rss_mb"),

@@ -77,6 +77,8 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     (MULTI, "main", "middle", f"{RESIDUAL} {MIDDLE}", range(3), 14),
     (MULTI, "main", "residual", f"{RESIDUAL} {LONG}", range(2), 105),
     (MULTI, "main", "paper", f"{RESIDUAL} --min-iou 0 --merge add {LONG}", range(1), 105),
+    (MULTI, "main", "residual-views", f"{RESIDUAL} {LONG} --views 5", range(1), 106),
+    (MULTI, "main", "paper-views", f"{RESIDUAL} --min-iou 0 --merge add {LONG} --views 5", range(1), 106),
     *((MULTI, "control", f"{run}-{name}", f"{flags} {length}", range(n), minutes)
       for run, length, n, minutes in (("middle", f"{RESIDUAL} {MIDDLE}", 3, 14), ("long", f"{RESIDUAL} {LONG}", 1, 105))
       for name, flags in (("iters-1", "--routing-iters 1"), ("cnn", "--model cnn --lr 3e-3 --muon 0.006"))),
