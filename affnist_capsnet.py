@@ -13,7 +13,7 @@ against 66%), and if so, which part of a capsule network is it?
     Conv3, 4     3x3, 64 and 64 channels, then 2x2 maximum                           (N, 7, 7, 64)
     Conv5        3x3, 128 channels                                                   (N, 5, 5, 128)
     PrimaryCaps  1x1, 16 types x 8-D, squash                                         (N, 400, 8)
-    votes        u_hat_ij = W_j u_i + P_j place_i, with W_j shared over places       (N, 10, 400, 16)
+    votes        u_hat_ij = W_j u_i + |u_i| P_j place_i, W_j and P_j of all places   (N, 10, 400, 16)
     routing      1 iteration, that is uniform coupling                               (N, 10, 16)
     decoder      one capsule, the others masked: 160 -> 256 -> 512 -> 1600           (N, 40, 40)
 
@@ -165,7 +165,7 @@ class Config(Settings):
     """All settings of a run: the names, defaults and help texts of the command line flags come from here."""
     n_epochs: int = option(4, "epochs to train", "training", low=1)
     n_train: int = option(24000, "training digits in an epoch, each moved at random", "data", low=1)
-    n_per_class: int = option(0, "training digits there are of each class, the first ones; 0 for all", "data", low=0)
+    n_per_class: int = option(0, "training digits there are of each class, drawn by the seed; 0 for all", "data", low=0)
     n_val: int = option(5000, "validation digits, training images held out, moved once", "data", low=1, high=5000)
     n_test: int = option(10000, "test digits, the first of the test images", "data", low=1, high=10000, runtime=True)
     probe: bool = option(False, "also test on spoilt digits, on each transformation alone, on pictures that are "
@@ -263,6 +263,15 @@ def moved_digits(images, side, max_shift, rng):
     return place_digits(images, (side - BOX) // 2 + shifts, side)
 
 
+def digits_anywhere(images, side, rng):
+    """Each 28x28 image moved by whole pixels to anywhere on the canvas where all of its ink fits. -> (n, side, side)"""
+    bounds = []
+    for axis in (2, 1):
+        ink = images.any(axis)                                                          # (n, 28), by row, by column
+        bounds.append(rng.integers(-ink.argmax(1), side - BOX + 1 + ink[:, ::-1].argmax(1)))
+    return place_digits(images, np.stack(bounds, 1), side)
+
+
 def affine_matrix(turn, shear, down, across):
     """The 2x2 matrices, acting on columns (y, x), that first stretch by `down` and `across`, then shear x by
     `shear` times y, then turn by `turn` degrees, counter-clockwise as seen. -> (n, 2, 2)"""
@@ -330,22 +339,23 @@ def transformed(images, back, centres, side):
 def stream_digits(digits, config, kind, factors=None):
     """Test or validation digits in dicts of at most CHUNK: images (n, side, side) uint8, labels (n,); memory does not
     grow with their number. kind: "val", moved validation digits; "test", test digits, moved, or with --task mnist as
-    they are; "affine", --n-variants affine variants of each test digit; "placed", the same without their
-    transformations: put wherever they fit, which is further than training moves them; "centred", without their places:
-    each digit's middle on the canvas', or as near as its ink allows; "real", affNIST's files. factors: those of affine
-    or centred digits, {factor: number}, where they are not to be drawn."""
+    they are; "affine", --n-variants affine variants of each test digit; "placed", test digits moved by whole pixels to
+    wherever they fit, which is further than training moves them; "centred", affine digits without their places: each
+    digit's middle on the canvas', or as near as its ink allows; "real", affNIST's files. factors: those of affine or
+    centred digits, {factor: number}, where they are not to be drawn."""
     if kind == "real":
         yield from read_affnist(config.affnist_dir)
         return
     images, labels = digits["val" if kind == "val" else "test"]
     n = min(config.n_val if kind == "val" else config.n_test, len(labels))
     side = SIDES[config.task]
-    factors = REST if kind == "placed" else factors
     for variant in range(config.n_variants if kind in TRANSFORMED else 1):
         for start in range(0, n, CHUNK):
             part = slice(start, min(start + CHUNK, n))
             rng = rng_for(config.seed, "evaluation", ("val", "test", *TRANSFORMED).index(kind), variant, start // CHUNK)
-            if kind in TRANSFORMED:
+            if kind == "placed":
+                placed = digits_anywhere(images[part], side, rng)
+            elif kind in TRANSFORMED:
                 drawn = draw_factors(part.stop - start, rng) if factors is None else factors
                 matrices = np.broadcast_to(affine_matrix(**drawn), (part.stop - start, 2, 2))
                 placed, _ = affine_digits(images[part], matrices, None if kind == "centred" else rng, side)
@@ -355,11 +365,12 @@ def stream_digits(digits, config, kind, factors=None):
 
 
 def training_digits(digits, config):
-    """-> images, labels of the digits to train on: the first --n-per-class of each class, or all"""
+    """-> images, labels of the digits to train on: --n-per-class of each class, other ones for each seed, or all"""
     images, labels = digits["train"]
     if not config.n_per_class:
         return images, labels
-    kept = np.sort(np.concatenate([np.flatnonzero(labels == digit)[:config.n_per_class] for digit in range(N_CLASSES)]))
+    order = rng_for(config.seed, "data", 1).permutation(len(labels))
+    kept = np.sort(np.concatenate([order[labels[order] == digit][:config.n_per_class] for digit in range(N_CLASSES)]))
     return images[kept], labels[kept]
 
 
@@ -980,6 +991,9 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None):
             found = evaluate(run.weights, stream_digits(data, config, "val"), config, run.runner)
             run.close_epoch({"val_" + name: found[name] for name in EPOCH_KEEPS if name in found},
                             f"validation {found['accuracy']:.4f}")
+        best = max(epoch["val_accuracy"] for epoch in run.history["epochs"])
+        if best < config.stop_at:
+            progress.say(f"--stop-at {config.stop_at} was not reached; the best was {best:.4f}")
     return run.weights, run.history
 
 
@@ -1035,7 +1049,7 @@ SPOILT = {                         # how, and how much: none but the last knows 
     "occlusion": (6, 10, 14),      # side of a black square about one of the digit's pixels, px
     "contrast": (0.5, 0.25, 0.125),                        # factor on every pixel
     "adversarial": (8, 16, 32)}    # step along the sign of the gradient, grey levels of 255
-NO_DIGITS = "noise", "shuffled", "inverted", "strokes"
+NO_DIGITS = "halves", "strokes", "noise", "shuffled", "inverted"
 
 
 def folded(params, config):
@@ -1068,8 +1082,8 @@ def spoil(images, how, much, rng):
 
 def adversarial_direction(params, config, samples, runner):
     """The signs of the gradient of (best wrong score - true score) with respect to each image, (n, side, side): one
-    fast step along them (Goodfellow et al. 2015) is what fools the network most. Not of the loss: the margin loss of a
-    digit that is named well has no gradient at all, so that no step would go anywhere."""
+    step along them (Goodfellow et al. 2015) is, to first order, what raises that difference most. Not of the loss: the
+    margin loss of a digit that is named well has no gradient at all, so that no step would go anywhere."""
     params, config = folded(params, config)
 
     def one(rows):
@@ -1126,11 +1140,40 @@ def strokes_at_random(n, rng):
     return np.rint(255 * np.stack(images)).astype(np.uint8)
 
 
+def shifted(image, down, right):
+    """image (H, W) moved by whole pixels; what leaves it is lost, what comes in is 0"""
+    out, (H, W) = np.zeros_like(image), image.shape
+    out[max(0, down):H + min(0, down), max(0, right):W + min(0, right)] = (
+        image[max(0, -down):H - max(0, down), max(0, -right):W - max(0, right)])
+    return out
+
+
+def ink_centres(images):
+    """Where the centre of each image's ink lies. images (n, H, W) uint8 -> (n, 2) = (row, column), px"""
+    mass = np.maximum(images.sum((1, 2), dtype=np.int64), 1)[:, None]
+    sums = [images.sum(3 - axis, dtype=np.int64) @ np.arange(images.shape[axis]) for axis in (1, 2)]
+    return np.stack(sums, 1) / mass
+
+
+def halves(images, labels, rng):
+    """The upper half of each image above the lower half of one of another class, if there is one, drawn at random, both
+    cut at the centre of their ink. images (n, H, W) uint8 -> as many"""
+    centres, out = np.rint(ink_centres(images)).astype(int), images.copy()
+    for k, label in enumerate(labels):
+        others = np.flatnonzero(labels != label)
+        other = rng.choice(others) if len(others) else k
+        cut = centres[k, 0]
+        out[k, cut:] = shifted(images[other], *(centres[k] - centres[other]))[cut:]
+    return out
+
+
 def no_digits(part, kind, config, rng):
-    """As many pictures as there are digits in `part`: noise, uniform; the digits' pixels shuffled; the digits inverted;
-    strokes put together at random -> a dict like it"""
+    """As many pictures as there are digits in `part`: halves of two digits of different classes; strokes put together
+    at random; noise, uniform; the digits' pixels shuffled; the digits inverted -> a dict like it"""
     images = part["images"]
-    if kind == "noise":
+    if kind == "halves":
+        images = halves(images, part["labels"], rng)
+    elif kind == "noise":
         images = rng.integers(0, 256, images.shape, np.uint8)
     elif kind == "shuffled":
         images = rng.permuted(images.reshape(len(images), -1), axis=1).reshape(images.shape)
@@ -1155,6 +1198,14 @@ def confidences(params, part, config, runner):
     return found
 
 
+def without_network(images):
+    """Two scores that need no network: how little ink a picture has, how little its neighbouring pixels differ. images
+    (n, side, side) uint8 -> {score: (n,)}"""
+    level = images.astype(float)
+    differences = sum(np.abs(np.diff(level, axis=axis)).sum((1, 2)) for axis in (1, 2))
+    return {"little ink": -level.sum((1, 2)), "smoothness": -differences}
+
+
 def auroc(of_digits, of_others):
     """The chance that a digit has a higher score than another picture, ties counting half: the area under the ROC"""
     both = np.concatenate([of_digits, of_others])
@@ -1166,14 +1217,16 @@ def auroc(of_digits, of_others):
 
 def detection(params, digits, config, runner):
     """AUROC of moved test digits against what is no digit, by each score -> {kind: {score: AUROC}}. `together` is the
-    sum of two scores, each in units of its standard deviation over validation digits."""
+    sum of two scores, each in units of its standard deviation over validation digits; without_network's say what a
+    trivial cue would do."""
     valid = confidences(params, next(stream_digits(digits, config, "val")), config, runner)
     spread = {name: max(float(values.std()), 1e-12) for name, values in valid.items()}
 
     def scores(parts):
         found = [confidences(params, part, config, runner) for part in parts]
         found = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
-        return found | ({"together": sum(found[name] / spread[name] for name in found)} if len(found) > 1 else {})
+        found |= {"together": sum(found[name] / spread[name] for name in found)} if len(found) > 1 else {}
+        return found | without_network(np.concatenate([part["images"] for part in parts]))
     test, rng = list(probed_digits(digits, config, "test")), rng_for(config.seed, "evaluation", 6)
     real = scores(test)
     return {kind: {name: auroc(real[name], others[name]) for name in real}
@@ -1236,27 +1289,43 @@ def tests_of(params, digits, config, runner):
             for key, kind, _ in TESTS[config.task] if kind != "real" or config.affnist_dir}
 
 
-def interval_of(test, config):
+def interval_of(key, test, config):
     """Wilson's 95% interval, with as many samples as there are different digits: variants of one are no new ones"""
-    n = min(test["n"], config.n_test)
+    (kind,) = (kind for name, kind, _ in TESTS[config.task] if name == key)
+    n = test["n"] // (config.n_variants if kind in TRANSFORMED else 1)
+    n = min(n, 10000) if kind == "real" else n
     return wilson_interval(test["accuracy"] * n, n)
 
 
-def results_of(config, params, history, tests, found=None, probes=None):
-    """The dict that --out-json writes. found: the network that was loaded, if it was not trained here; probes: what
-    probes_of found"""
-    measured = dict(probes or {})
+def digest_of_tests(digits, config):
+    """A digest of the first test digits of every kind, affNIST's own files left out, and of what is no digit: a result
+    that carries another one was not measured on today's"""
+    config = dataclasses.replace(config, n_test=min(config.n_test, 64), n_variants=1)
+    found = {kind: next(stream_digits(digits, config, kind)) for _, kind, _ in TESTS[config.task] if kind != "real"}
+    arrays = {kind: part["images"] for kind, part in found.items()}
+    if config.probe:
+        arrays |= {kind: no_digits(found["test"], kind, config, rng_for(config.seed, "evaluation", 6))["images"]
+                   for kind in NO_DIGITS}
+        arrays |= {how: spoil(found["test"]["images"], how, SPOILT[how][0], rng_for(config.seed, "evaluation", 5))
+                   for how in SPOILT if how != "adversarial"}
+    return digest_of(arrays)
+
+
+def results_of(config, params, history, tests, digits, found=None, probes=None):
+    """The dict that --out-json writes. digits: load_digits' result; found: the network that was loaded, if it was not
+    trained here; probes: what probes_of found"""
+    measured = dict(probes or {}) | {"tests_sha256": digest_of_tests(digits, config)}
     for key, test in tests.items():
         measured |= {f"{key}_accuracy": test["accuracy"], f"{key}_hits": test["hits"], f"{key}_n": test["n"],
-                     f"{key}_accuracy_ci95": interval_of(test, config),
+                     f"{key}_accuracy_ci95": interval_of(key, test, config),
                      f"{key}_per_class": test["per_class"], f"{key}_recon_mse": test.get("recon_mse")}
     return result_of(config, params, history, measured) | (
         {"history": {}, "loaded": found.file} if found else {})                         # its history is in that file
 
 
-def report(config, params, history, tests, say, found=None, probes=None):
+def report(config, params, history, tests, digits, say, found=None, probes=None):
     """Print tests_of's and probes_of's results, and write --out-json"""
-    results = results_of(config, params, history, tests, found, probes)
+    results = results_of(config, params, history, tests, digits, found, probes)
     say(f"\n{DIGIT_NAMES[results['source']]}")
     for key, _, words in TESTS[config.task]:
         if key in tests:
@@ -1882,8 +1951,8 @@ def largest_backward(dy, cache):
 
 
 def pad_forward(x, margin):
-    """`margin` px of zeros all around. x (N, H, W, C) -> y (N, H + 2 margin, W + 2 margin, C), in memory as a convolution
-    leaves its output, (H + 2 margin, N, ...)"""
+    """`margin` px of zeros all around. x (N, H, W, C) -> y (N, H + 2 margin, W + 2 margin, C), in memory (H + 2 margin,
+    N, ...), as a convolution leaves its output"""
     N, H, W, C = x.shape
     y = np.zeros((H + 2 * margin, N, W + 2 * margin, C), x.dtype).transpose(1, 0, 2, 3)
     y[:, margin:margin + H, margin:margin + W] = x
@@ -2616,7 +2685,8 @@ def add_load_flag(parser, text):
     parser.add_argument(
         "--load", nargs="?", const=str(WEIGHTS), metavar="FILE",
         help=f"{text} of a file that --checkpoint or --out-weights wrote, without FILE that of weights/{WEIGHTS.name}; "
-        f"what may differ from its training: {', '.join(map(flag_of, FREE))}, hence the test data")
+        f"of what made it may differ: {', '.join(map(flag_of, FREE))}, hence the test data; and what no training hangs "
+        "on")
 
 
 def add_out_weights_flag(parser):
@@ -2784,7 +2854,8 @@ def add_config_flags(parser):
     groups = {}
     for f in sorted(options(Config), key=lambda f: ("data", "network", "training", "run").index(f.metadata["group"])):
         default = f.metadata.get("shown", f.default)
-        flag = {"help": f.metadata["help"] + (f" (default {default})" if default not in ("", False) else "")}
+        text = f.metadata["help"] + (f" (default {default})" if default not in ("", False) else "")
+        flag = {"help": text.replace("%", "%%")}                                        # argparse formats with %
         if f.type is bool:
             flag["action"] = "store_true"
         else:
@@ -2841,7 +2912,8 @@ def main():
     with Runner(config.threads) as runner:
         tests = tests_of(params, digits, config, runner)
         probes = probes_of(params, digits, config, runner) if config.probe else None
-    report(config, params, history | {"source": digits["source"]}, tests, progress.say, found, probes)
+    report(config, params, history | {"source": digits["source"]}, tests, digits, progress.say, found,
+           probes)
 
 
 if __name__ == "__main__":

@@ -130,6 +130,7 @@ def main():
     args = parser.parse_args()
     config = capsnet.config_from_args(args)
     capsnet.check_config(config)
+    capsnet.check_one_view(config)
     if config.model != "caps":
         raise InputError("--model cnn: it has no capsules to draw; leave the flag out")
     n_steps = config.n_epochs * -(-config.n_train // config.batch_size)

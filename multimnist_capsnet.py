@@ -140,8 +140,8 @@ class Settings:
 #   E dimensions of a primary capsule (8)   D dimensions of a digit capsule (16)   T terms of du_hat
 
 # Layers up to PrimaryCaps; of a convolution: its name, kernel, stride, and the flag that says its number of channels,
-# twice or four times that. Maxima come before the ReLU, which then has a quarter of the work; PrimaryCaps, the last one,
-# has squash instead of a ReLU.
+# twice or four times that. Maxima come before the ReLU, which then has a quarter of the work; PrimaryCaps, the last
+# one, has squash instead of a ReLU.
 FRONT_ENDS = {
     "deep": (("conv2d", "conv1", 3, 1, "conv1"), ("relu",), ("conv2d", "conv2", 3, 1, "conv1"), ("pool",), ("relu",),
              ("conv2d", "conv3", 3, 1, "conv3"), ("relu",), ("conv2d", "conv4", 3, 1, "conv3"), ("pool",), ("relu",),
@@ -173,7 +173,7 @@ PRESETS = {
     "paper": {"front_end": "paper", "conv1_channels": 256, "conv3_channels": 64, "norm": "none", "primary_types": 32,
               "decoder_hidden1": 512, "decoder_hidden2": 1024, "lr": 2e-3, "muon": 0.0, "warmup": 0,
               "recon_weight": 0.0005}}
-CNN = {"norm": "batch", "lr": 1e-2, "muon": 0.02, "warmup": 200}                       # instead of the preset's
+CNN = {"norm": "batch", "lr": 1e-2, "muon": 0.02, "warmup": 200}            # instead of the preset's, but residual's
 OWN = PRESETS | {"cnn": CNN}
 CAPS_ONLY, CNN_ONLY = {"models": ("caps",)}, {"models": ("cnn",)}
 
@@ -201,24 +201,24 @@ class Config(Settings):
     warp: float = option(0.0, "how far training digits are turned, sheared, scaled and bent at random: 1 is up to 10 "
                          "degrees, 0.1, 10% and about half a pixel; 0 leaves them as they are", "data", low=0, high=4)
     fixed_pool: bool = option(False, "reuse one pool of --n-train pairs instead of fresh pairs every epoch", "data")
-    views: int = option(1, "answers are the mean over so many views of a pair: 1, as it is, or 5, moved by a pixel to each "
-                        "side too, in five times the time", "data", choices=(1, 5), runtime=True)
+    views: int = option(1, "answers are the mean over so many views of a pair: 1, as it is, or 5, moved by a pixel to "
+                        "each side too, in five times the time", "data", choices=(1, 5), runtime=True)
     model: str = option("caps",
                         "the capsule network, or a CNN of at most as many parameters as it has without its decoder",
                         "network", choices=("caps", "cnn"))
     preset: str = option("deep",
                          "what is not given: the deep network's (1.30M parameters); residual, more layers and smaller "
-                         "steps, for long runs (3.06M); classic, the paper's two convolutions made narrow (2.03M); or the "
-                         "paper's own (11.36M)", "network",
+                         "steps, for long runs (3.06M); classic, the paper's two convolutions made narrow (2.03M); or "
+                         "the paper's own (11.36M)", "network",
                          choices=tuple(PRESETS))
     front_end: str = table_option(
-        OWN, "front_end", "layers up to PrimaryCaps: deep, six small ones; residual, ten; parts, four, after which a "
-        "capsule sees half a digit; or the paper's two 9x9", "network", choices=tuple(FRONT_ENDS))
-    conv1_channels: int = table_option(OWN, "conv1_channels", "channels of Conv1, in the deep front end of Conv2 too",
-                                       "network", low=1)
+        OWN, "front_end", "convolutions up to PrimaryCaps, it included: deep, six small ones; residual, ten; parts, "
+        "four, after which a capsule sees half a digit; or the paper's two 9x9", "network", choices=tuple(FRONT_ENDS))
+    conv1_channels: int = table_option(OWN, "conv1_channels", "channels of Conv1; of Conv2 too, but residual, "
+                                       "where it has twice as many", "network", low=1)
     conv3_channels: int = table_option(
-        OWN, "conv3_channels", "channels of Conv3 and Conv4 of the deep front end and of the CNN; Conv5 has twice as "
-        "many, as have, residual, Conv4, parts, Conv3, and four times as many Conv5, residual", "network", low=1)
+        OWN, "conv3_channels", "channels C of Conv3; deep: C in Conv4, 2C in Conv5; residual: 2C and 4C; parts: 2C in "
+        "Conv3, its last", "network", low=1)
     norm: str = table_option(
         OWN, "norm", "batch normalisation, over 16 samples, after every convolution, PrimaryCaps' included, or none",
         "network", choices=("batch", "none"))
@@ -246,7 +246,8 @@ class Config(Settings):
                             **CNN_ONLY)
 
     def own_values(self):
-        values = PRESETS.get(self.preset, {}) | (CNN if self.model == "cnn" else {})
+        values = PRESETS.get(self.preset, {})
+        values = values | CNN if self.model == "cnn" and values.get("front_end") != "residual" else values
         given = None if self.norm == self.filled.get("norm") else self.norm
         return values | ({"muon": 0.0} if (given or values.get("norm")) == "none" else {})
 
@@ -935,7 +936,9 @@ def announce(run, digits, val):
                    f"{D}-D digit capsules, {config.routing_iters} routing iterations, gradient {config.routing_grad}"
                    f"{', biases' * config.digit_bias}")
     warmup = f" after {config.warmup} steps of warm-up" * (config.warmup > 0)
+    muon = f", kernels' steps {config.muon}" * (config.muon > 0)
     dropout = f", dropout {config.dropout}" * (config.dropout > 0)
+    warp = f", digits warped by {config.warp}" * (config.warp > 0)
     threads = f"{run.runner.threads} thread{'s' * (run.runner.threads > 1)}"
     run.progress.say(
         f"digits      {digits['source']}: {len(digits['train'][1])} training, {len(digits['val'][1])} validation, "
@@ -943,7 +946,7 @@ def announce(run, digits, val):
         f"{'one pool of' if config.fixed_pool else 'fresh'} pairs\n"
         f"network     {network}; {n_params(params):,} parameters\n"
         f"training    {config.n_epochs} x {config.n_train} pairs, batches of {config.batch_size}, lr {config.lr} "
-        f"{config.lr_schedule}{warmup}{dropout}, seed {config.seed}, {threads}"
+        f"{config.lr_schedule}{warmup}{muon}{dropout}{warp}, seed {config.seed}, {threads}"
         + (f"; going on at step {run.step} with loss {actual:.3f}" if run.step else
            f"\ninitial     loss {actual:.3f}; {expected}"))
 
@@ -965,6 +968,12 @@ def check_config(config):
         raise InputError(
             f"--cnn-channels {config.cnn_channels}: leave room for {max(0, hidden)} hidden units only, within "
             "the capsule network's number of parameters; lower it, or give --cnn-hidden")
+
+
+def check_one_view(config):
+    """Of what draws: a figure that shows one view must not name digits by five"""
+    if config.views > 1:
+        raise InputError(f"--views {config.views}: figures and films show pairs as they are; leave it out")
 
 
 WEIGHTS = Path(__file__).with_name("weights") / "multimnist_deep.npz"                  # the network that comes along
@@ -998,7 +1007,8 @@ def report(config, params, history, test, say, found=None, **more):
     training = (f"training                {results['seconds_train']:.1f} s, {results['ms_per_step']:.1f} ms a step, "
                 f"{results['pairs_per_second']:.0f} pairs/s" if found is None else
                 f"training                none; this network's had taken {results['seconds_train']:.0f} s")
-    say(f"\n{DIGIT_NAMES[results['source']]}, {test['n']} test pairs\n"
+    views = f", answers are means over {config.views} views" * (config.views > 1)
+    say(f"\n{DIGIT_NAMES[results['source']]}, {test['n']} test pairs{views}\n"
         f"  set accuracy            {test['set_accuracy']:.4f}   95% interval [{low:.4f}, {high:.4f}], chance "
         f"{CHANCE:.4f}\n"
         f"  at least one            {test['any_accuracy']:.4f}   chance {CHANCE_ANY:.4f}\n{loss}"
@@ -1612,8 +1622,8 @@ def largest_backward(dy, cache):
 
 
 def pad_forward(x, margin):
-    """`margin` px of zeros all around. x (N, H, W, C) -> y (N, H + 2 margin, W + 2 margin, C), in memory as a convolution
-    leaves its output, (H + 2 margin, N, ...)"""
+    """`margin` px of zeros all around. x (N, H, W, C) -> y (N, H + 2 margin, W + 2 margin, C), in memory (H + 2 margin,
+    N, ...), as a convolution leaves its output"""
     N, H, W, C = x.shape
     y = np.zeros((H + 2 * margin, N, W + 2 * margin, C), x.dtype).transpose(1, 0, 2, 3)
     y[:, margin:margin + H, margin:margin + W] = x
@@ -2346,7 +2356,8 @@ def add_load_flag(parser, text):
     parser.add_argument(
         "--load", nargs="?", const=str(WEIGHTS), metavar="FILE",
         help=f"{text} of a file that --checkpoint or --out-weights wrote, without FILE that of weights/{WEIGHTS.name}; "
-        f"what may differ from its training: {', '.join(map(flag_of, FREE))}, hence the test data")
+        f"of what made it may differ: {', '.join(map(flag_of, FREE))}, hence the test data; and what no training hangs "
+        "on")
 
 
 def add_out_weights_flag(parser):
@@ -2514,7 +2525,8 @@ def add_config_flags(parser):
     groups = {}
     for f in sorted(options(Config), key=lambda f: ("data", "network", "training", "run").index(f.metadata["group"])):
         default = f.metadata.get("shown", f.default)
-        flag = {"help": f.metadata["help"] + (f" (default {default})" if default not in ("", False) else "")}
+        text = f.metadata["help"] + (f" (default {default})" if default not in ("", False) else "")
+        flag = {"help": text.replace("%", "%%")}                                        # argparse formats with %
         if f.type is bool:
             flag["action"] = "store_true"
         else:

@@ -2808,8 +2808,8 @@ def largest_backward(dy, cache):
 
 
 def pad_forward(x, margin):
-    """`margin` px of zeros all around. x (N, H, W, C) -> y (N, H + 2 margin, W + 2 margin, C), in memory as a convolution
-    leaves its output, (H + 2 margin, N, ...)"""
+    """`margin` px of zeros all around. x (N, H, W, C) -> y (N, H + 2 margin, W + 2 margin, C), in memory (H + 2 margin,
+    N, ...), as a convolution leaves its output"""
     N, H, W, C = x.shape
     y = np.zeros((H + 2 * margin, N, W + 2 * margin, C), x.dtype).transpose(1, 0, 2, 3)
     y[:, margin:margin + H, margin:margin + W] = x
@@ -3542,7 +3542,8 @@ def add_load_flag(parser, text):
     parser.add_argument(
         "--load", nargs="?", const=str(WEIGHTS), metavar="FILE",
         help=f"{text} of a file that --checkpoint or --out-weights wrote, without FILE that of weights/{WEIGHTS.name}; "
-        f"what may differ from its training: {', '.join(map(flag_of, FREE))}, hence the test data")
+        f"of what made it may differ: {', '.join(map(flag_of, FREE))}, hence the test data; and what no training hangs "
+        "on")
 
 
 def add_out_weights_flag(parser):
@@ -3710,7 +3711,8 @@ def add_config_flags(parser):
     groups = {}
     for f in sorted(options(Config), key=lambda f: ("data", "network", "training", "run").index(f.metadata["group"])):
         default = f.metadata.get("shown", f.default)
-        flag = {"help": f.metadata["help"] + (f" (default {default})" if default not in ("", False) else "")}
+        text = f.metadata["help"] + (f" (default {default})" if default not in ("", False) else "")
+        flag = {"help": text.replace("%", "%%")}                                        # argparse formats with %
         if f.type is bool:
             flag["action"] = "store_true"
         else:

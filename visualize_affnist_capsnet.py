@@ -48,12 +48,6 @@ class Run:
     results: Path | None = None    # a folder of results, where figures are of those
 
     @property
-    def seeds_said(self):
-        """What the line below a figure says of results"""
-        n = len(results_in(self.results, "free/shared")) if self.results else 0
-        return f"; up to {n} seeds" * bool(n)
-
-    @property
     def config(self):
         return self.networks[0].config
 
@@ -140,13 +134,14 @@ FACTOR_WORDS = {                   # what the axis says; affNIST's range
 
 def draw_factors(run):
     """Which transformation costs what: of these networks, or of those of some results, means over their seeds"""
-    fig = new_figure(run, 3.4, "Accuracy on test digits turned, sheared or stretched, one factor at a time",
-                     f", the first {min(run.config.n_test, affnist.N_PROBED):,} test digits, in the middle of the "
-                     f"canvas; shaded: affNIST's range{run.seeds_said}")
-    axes = fig.subplots(1, len(FACTOR_WORDS), sharey=True)
     found = probed_factors(run.results) if run.results else {
         network.label: (network.config.model, [affnist.accuracy_by_factor(network.weights, run.digits, network.config,
                                                                           run.runner)]) for network in run.networks}
+    n = max(len(runs) for _, runs in found.values())
+    fig = new_figure(run, 3.4, "Accuracy on test digits turned, sheared or stretched, one factor at a time",
+                     f", the first {min(run.config.n_test, affnist.N_PROBED):,} test digits, in the middle of the "
+                     f"canvas; shaded: affNIST's range{seeds_said(n)}")
+    axes = fig.subplots(1, len(FACTOR_WORDS), sharey=True)
     for ax, (name, (text, within)) in zip(axes, FACTOR_WORDS.items()):
         ax.axvspan(*within, color="#EEEEEE", linewidth=0)
         for label, (model, runs) in found.items():
@@ -159,6 +154,10 @@ def draw_factors(run):
     axes[0].set_ylabel("named right")
     axes[-1].legend(fontsize=8, loc="lower center")
     return fig
+
+
+def seeds_said(n):
+    return f"; up to {n} seeds" * (n > 1)
 
 
 def results_in(folder, setting):
@@ -191,13 +190,15 @@ STEPS = {                          # of each half of the figure: what is on the 
                                             ("- routing", "free/shared"), ("- squash", "steps/no-squash"),
                                             ("- margin loss", "steps/no-margin"), ("- reconstruction", "steps/margin"))}
 KINDS = {"familiar_accuracy": ("moved digits (familiar)", GRAY, "s"),
-         "affine_accuracy": ("affine digits", STYLES["shared"][0], "o")}
+         "centred_accuracy": ("affine digits in the middle", STYLES["gap"][0], "^"),
+         "affine_accuracy": ("affine digits anywhere", STYLES["shared"][0], "o")}
 
 
 def draw_steps(run):
     """From a CNN to a capsule network in five steps: wrong answers, means over seeds with their 95% intervals"""
+    n = max(len(results_in(run.results, setting)) for rows in STEPS.values() for _, setting in rows)
     fig = new_figure(run, 4.0, "From a CNN to a capsule network in five steps, on one trunk",
-                     f"; lower is better; 95% intervals{run.seeds_said}")
+                     f"; lower is better; 95% intervals{seeds_said(n)}")
     for ax, (title, rows) in zip(fig.subplots(1, 2, sharey=True), STEPS.items()):
         labels, settings = zip(*rows)
         for k, setting in enumerate(settings):
@@ -321,14 +322,15 @@ def main():
         "--outdir", type=Path, default=OUTDIR, metavar="DIR", help=f"folder for the PNGs (default {OUTDIR})")
     parser.add_argument(
         "--only", default="", choices=tuple(FIGURES), help="draw this figure alone, and train only what it needs")
-    parser.add_argument("--load", nargs="+", default=[], metavar="FILE", help="draw the networks in these files, "
-                        "checkpoints or weights")
+    parser.add_argument("--load", nargs="*", metavar="FILE", help="draw the networks in these files, checkpoints or "
+                        f"weights; without FILE that of weights/{affnist.WEIGHTS.name}")
     parser.add_argument("--networks", default="shared,gap", metavar="NAMES", help="networks to train, where none are "
                         "loaded, separated by commas (default shared,gap)")
     parser.add_argument("--results", type=Path, metavar="DIR", help="draw the means of the runs in this folder, such "
                         "as results/affnist_capsnet: the figures factors and steps, and train nothing")
     affnist.add_config_flags(parser)
     args = parser.parse_args()
+    args.load = [str(affnist.WEIGHTS)] if args.load == [] else args.load or []
     config = affnist.config_from_args(args)
     if args.results:
         return draw_results(args, config)

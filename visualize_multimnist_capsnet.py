@@ -848,6 +848,7 @@ def main():
     load = str(capsnet.WEIGHTS) if pictured and args.load is None else args.load
     found, config = capsnet.look_at(load, args) if load is not None else (None, capsnet.config_from_args(args))
     capsnet.check_config(config)
+    capsnet.check_one_view(config)
     check_flags(args, found, config)
     outdir = args.outdir or (Path() if pictured else OUTDIR)
     name = f"{Path(args.image).stem}_digits" if pictured else args.only

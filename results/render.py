@@ -449,14 +449,19 @@ AFF_KEYS = {"familiar_accuracy": "moved (familiar)", "placed_accuracy": "moved f
 
 
 def affnist_results(ledger, rows, first):
-    """rows: (label, setting); of each the four tests, and affine accuracy minus that of the setting `first`"""
-    lines = []
+    """rows: (label, setting); of each the four tests, and what tells it from the setting `first`; where runs stop at an
+    accuracy, how many reached it"""
+    lines, minus = [], ("centred_accuracy", "affine_accuracy")
+    stops = any(run["config"].get("stop_at") for _, setting in rows for run in ledger.runs(AFF, setting).values())
     for label, setting in rows:
-        n = len(ledger.runs(AFF, setting))
-        lines.append([label, ledger.plain(AFF, setting, "n_params") if n else "", *(
-            ledger.mean(AFF, setting, key, 4) for key in AFF_KEYS),
-            "" if setting == first or not n else ledger.difference(AFF, setting, first, "affine_accuracy", 4)])
-    header = ["", "parameters", *AFF_KEYS.values(), "affine, minus the first row's, paired by seed"]
+        runs = ledger.runs(AFF, setting).values()
+        reached = sum(run["history"]["val_accuracy"][-1] >= run["config"]["stop_at"] for run in runs)
+        lines.append([label, ledger.plain(AFF, setting, "n_params") if runs else "", *(
+            ledger.mean(AFF, setting, key, 4) for key in AFF_KEYS), *(
+            "" if setting == first or not runs else ledger.difference(AFF, setting, first, key, 4) for key in minus),
+            *[f"{reached} of {len(runs)}"] * stops])
+    header = ["", "parameters", *AFF_KEYS.values(), *(f"{AFF_KEYS[key]}: minus the first row's, paired by seed"
+                                                      for key in minus), *["reached it"] * stops]
     return markdown(header, lines) + "\n" + about(ledger, AFF, [setting for _, setting in rows])
 
 
@@ -471,18 +476,19 @@ def affnist_nearest(ledger, setting):
 
 
 def affnist_two_by_two(ledger, tables):
-    """tables: (label, table). What sharing over places and what capsules are worth for affine accuracy, each the mean
-    of its two differences, and by how much the one changes the other, paired by seed"""
-    signs = {"sharing over places": (1, -1, 1, -1), "capsules": (1, 1, -1, -1), "one with the other": (1, -1, -1, 1)}
+    """tables: (label, table). What sharing over places and what capsules are worth, each the mean of its two
+    differences, and the difference of these, by how much the one changes the other, paired by seed"""
+    signs = {"sharing over places": (0.5, -0.5, 0.5, -0.5), "capsules": (0.5, 0.5, -0.5, -0.5),
+             "sharing's worth with capsules minus without": (1, -1, -1, 1)}
     names = ("shared", "caps-1", "gap", "dense")
     lines = []
     for label, table in tables:
         runs = [ledger.runs(AFF, f"{table}/{name}") for name in names]
         seeds = sorted(set.intersection(*(set(each) for each in runs)))
-        for key in ("familiar_accuracy", "affine_accuracy"):
-            worth = [[sum(sign * each[seed][key] for sign, each in zip(row, runs)) / 2 for seed in seeds]
+        for key in ("familiar_accuracy", "centred_accuracy", "affine_accuracy"):
+            worth = [[sum(sign * each[seed][key] for sign, each in zip(row, runs)) for seed in seeds]
                      for row in signs.values()]
-            lines.append([f"{label}, {AFF_KEYS[key].partition(' ')[0]}", *(
+            lines.append([f"{label}, {AFF_KEYS[key]}", *(
                 interval(capsnet.mean_and_interval(values), "+", 4) if seeds else "not run" for values in worth)])
     return markdown(["accuracy", *signs], lines) + "\n" + about(
         ledger, AFF, [f"{table}/{name}" for _, table in tables for name in names])
@@ -490,11 +496,11 @@ def affnist_two_by_two(ledger, tables):
 
 def affnist_steps(ledger, rows):
     """rows: (label, setting, what it is compared with)"""
-    keys = ("familiar_accuracy", "affine_accuracy")
+    keys = {"familiar_accuracy": "familiar", "centred_accuracy": "affine, in the middle", "affine_accuracy": "affine"}
     lines = [[label, *(ledger.mean(AFF, setting, key, 4) for key in keys), *(
         ledger.difference(AFF, setting, other, key, 4) if other else "" for key in keys)]
         for label, setting, other in rows]
-    header = ["", "familiar", "affine", "familiar, minus", "affine, minus"]
+    header = ["", *keys.values(), *(f"{words}: minus" for words in keys.values())]
     return markdown(header, lines) + "\n" + about(ledger, AFF, dict.fromkeys(setting for _, setting, _ in rows))
 
 
@@ -510,14 +516,15 @@ def affnist_errors(ledger, rows):
 
 
 def affnist_few(ledger, columns, names):
-    """columns: (label, table); familiar / affine accuracy of some networks, and the first's minus each other's"""
+    """columns: (label, table); three accuracies of some networks, and the first's minus each other's"""
     first, *others = names
-    keys = ("familiar_accuracy", "affine_accuracy")
+    keys = ("familiar_accuracy", "centred_accuracy", "affine_accuracy")
     lines = [[f"`{name}`", *(" / ".join(ledger.mean(AFF, f"{table}/{name}", key) for key in keys)
                              for _, table in columns)] for name in names]
     lines += [[f"`{first}` minus `{name}`", *(" / ".join(ledger.difference(
         AFF, f"{table}/{first}", f"{table}/{name}", key) for key in keys) for _, table in columns)] for name in others]
-    return markdown(["familiar / affine", *(label for label, _ in columns)], lines) + "\n" + about(
+    header = ["familiar / affine in the middle / affine", *(label for label, _ in columns)]
+    return markdown(header, lines) + "\n" + about(
         ledger, AFF, [f"{table}/{name}" for _, table in columns for name in names])
 
 
@@ -540,7 +547,8 @@ AFF_NAMES = {"shared": "`shared`: capsules, matrices shared over places, 1 itera
              "caps-1": "`caps --routing-iters 1`: a matrix for every place", "gap": "`gap`: global average",
              "dense": "`dense`: a hidden layer", "caps": "`caps`: a matrix for every place, 3 iterations",
              "shared-3": "`shared --routing-iters 3`", "vectors": "`vectors`: averages, no matrices",
-             "max": "`max`: global maximum", "cnn": "`cnn`: the paper's, small"}
+             "max": "`max`: global maximum", "cnn": "`cnn`: the paper's, small",
+             "shared-no-places": "`shared --no-places`"}
 PROBED = tuple(f"free/{name}" for name in ("shared", "caps", "gap", "max", "dense", "cnn"))
 NETWORKS = ("caps", "cnn", "gap", "nearest")
 HEADS = ("gap", "dense", "dynamic-shared", "dynamic-shared-1", "dynamic", "dynamic-1", "em", "em-1", "self-routing")
@@ -605,7 +613,7 @@ TABLES = {
         ("normalised", "free"), ("not normalised", "plain"), ("stopped alike", "matched"))),
     "affnist steps up": partial(affnist_steps, rows=(
         ("ten vectors, averaged over places, cross-entropy of their lengths", "steps/start", None),
-        ("+ transformation: votes by shared matrices", "steps/transformation", "steps/start"),
+        ("+ transformation: shared matrices and the place", "steps/transformation", "steps/start"),
         ("+ routing: 3 iterations", "steps/routing", "steps/transformation"),
         ("+ squash", "steps/squash", "steps/routing"), ("+ margin loss", "steps/margin", "steps/squash"),
         ("+ reconstruction by class", "free/shared-3", "steps/margin"))),
@@ -631,7 +639,7 @@ TABLES = {
     "affnist detection": partial(affnist_probe, probe="detection", columns=PROBED, rows=[
         (f"{kind}: {words}", kind, what) for kind in affnist.NO_DIGITS for words, what in (
             ("longest capsule, or top probability", ("length", "probability")), ("error of the redrawing", "redrawn"),
-            ("both", "together"))]),
+            ("both", "together"), ("no network: least ink", "little ink"), ("no network: smoothest", "smoothness"))]),
     "affnist dimensions": partial(affnist_probe, probe="dimensions", digits=2, rows=[
         (f"{factor}, {which}", factor, which) for factor in affnist.KNOWN_FACTORS
         for which in ("all dimensions", "best dimension")],
@@ -692,11 +700,13 @@ VALUES = {
     "deep minus cnn": lambda ledger: ledger.difference(MULTI, "main/deep", "control/cnn"),
     "shipped norb capsules": lambda ledger: ledger.mean(NORB, "weights/capsules", "held_out"),
     "shipped norb gap": lambda ledger: ledger.mean(NORB, "weights/gap", "held_out"),
-    **{f"affnist {name}": partial(Ledger.difference, experiment=AFF, one=f"free/{one}", other=f"free/{other}",
-                                  key="affine_accuracy", digits=4)
-       for name, one, other in (("caps minus gap", "caps", "gap"), ("shared minus gap", "shared", "gap"),
-                                ("iterations caps", "caps", "caps-1"), ("iterations shared", "shared-3", "shared"),
-                                ("matrices", "shared", "vectors"))},
+    **{f"affnist {name} {test}": partial(Ledger.difference, experiment=AFF, one=one, other=other,
+                                         key=f"{test}_accuracy", digits=4)
+       for test in ("centred", "affine")
+       for name, one, other in (
+           ("caps minus cnn", "matched/caps", "matched/cnn"), ("caps minus dense", "matched/caps", "matched/dense"),
+           ("shared minus gap", "free/shared", "free/gap"), ("iterations caps", "free/caps", "free/caps-1"),
+           ("iterations shared", "free/shared-3", "free/shared"), ("matrices", "free/shared", "free/vectors"))},
     "wide azimuth difference": lambda ledger: ledger.difference(
         NORB, "wide-azimuth/dynamic-shared", "wide-azimuth/gap", "held_out"),
     **{f"{name} toy{'s' * (n > 1)}": lambda ledger, n=n: ledger.difference(
@@ -849,9 +859,17 @@ def same_neighbours(result):
 
 def same_evaluation(result):
     """Whether the network that a result loaded, if it did, still scores the same on its test images"""
+    module = SCRIPTS[result["experiment"]]
+    if "nearest" in result and result["bench"]["sha256"] != hashlib.sha256(
+            (ROOT / "tests/bench_affnist_nearest.py").read_bytes()).hexdigest():
+        return False
+    if "tests_sha256" in result:
+        config = dataclasses.replace(module.config_of(result["config"], result["experiment"]), quiet=True,
+                                     probe="robustness" in result)
+        if result["tests_sha256"] != module.digest_of_tests(module.load_digits(config, lambda *_: None), config):
+            return False
     if "loaded" not in result:
         return True
-    module = SCRIPTS[result["experiment"]]
     found = module.load_network(ROOT / "weights" / result["loaded"]["file"])
     config = dataclasses.replace(module.config_of(result["config"], result["experiment"]), quiet=True)
     if module is norb:

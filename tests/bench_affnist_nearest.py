@@ -11,6 +11,7 @@ networks have to learn; neither is told anything of turning, shearing and stretc
 
 --out-json writes a result for results/; its stamp is of 40 training steps of the default network.
 """
+import hashlib
 import sys
 from pathlib import Path
 
@@ -27,17 +28,8 @@ KINDS = {key: kind for key, kind, _ in affnist.TESTS["affnist"] if kind != "real
 def in_the_middle(images):
     """images (n, side, side) uint8, each moved by whole pixels so that the centre of its ink lies in the middle, or as
     near as whole pixels allow; what would leave the canvas is lost"""
-    n, side, _ = images.shape
-    mass = np.maximum(images.sum((1, 2), dtype=np.int64), 1)
-    pixel = np.arange(side)
-    centre = np.stack([images.sum(2, dtype=np.int64) @ pixel, images.sum(1, dtype=np.int64) @ pixel], 1) / mass[:, None]
-    by = np.rint((side - 1) / 2 - centre).astype(int)
-    out = np.zeros_like(images)
-    for image, moved, (down, right) in zip(images, out, by):
-        y, x = (slice(max(0, k), side + min(0, k)) for k in (down, right))
-        from_y, from_x = (slice(max(0, -k), side - max(0, k)) for k in (down, right))
-        moved[y, x] = image[from_y, from_x]
-    return out
+    by = np.rint((images.shape[1] - 1) / 2 - affnist.ink_centres(images)).astype(int)
+    return np.stack([affnist.shifted(image, *each) for image, each in zip(images, by)])
 
 
 def nearest(known, labels, images):
@@ -86,8 +78,9 @@ def main():
     for name, tests in found.items():
         print(f"| {name} | " + " | ".join(f"{tests[key]:.4f}" for key in KINDS) + " |")
     if args.out_json:
-        affnist.write_json(args.out_json, stamped(affnist.Config()) | {
-            "source": digits["source"], "nearest": found, "bench": {"n_known": len(known), "n_test": args.n_test}})
+        affnist.write_json(args.out_json, stamped(affnist.Config(seed=args.seed, n_test=args.n_test)) | {
+            "source": digits["source"], "nearest": found, "bench": {
+                "n_known": len(known), "sha256": hashlib.sha256(Path(__file__).read_bytes()).hexdigest()}})
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """How long a training step takes, and where the time goes.
 
-    python3 tests/bench_multimnist_step.py [--preset classic|paper] [--norm none] [--batch-size 32] [--threads 2]
-    [--rounds 9] [--no-torch] [--out-json FILE]
-    python3 tests/bench_multimnist_step.py --threads 1,2,4,8 --batch-size 128 [--preset classic|paper]
+    python3 tests/bench_multimnist_step.py [--preset residual|classic|paper] [--norm none] [--batch-size 32]
+    [--threads 2] [--rounds 9] [--no-torch] [--out-json FILE]
+    python3 tests/bench_multimnist_step.py --threads 1,2,4,8 --batch-size 128 [--preset residual|classic|paper]
     [--norm none] [--out-json FILE]
 
 One step is: pixels to float32, forward, backward through all routing iterations, sum over shards, Adam for all weights,
@@ -86,6 +86,7 @@ def step_products(config, n):
             side = (side - K) // stride + 1
             places, inner = n * side * side, Kh * K * C
             convs += [(1, places, inner, F), (1, inner, places, F)] + [(1, places, F, inner)] * (name != "conv1")
+        side += 2 * options[0] if operation == "pad" else 0
         side = side // 2 if operation == "pool" else side
     I = side * side * config.primary_types
     votes = [(I, n, E, J * D), (I, E, n, J * D), (I, n, J * D, E)]
@@ -125,9 +126,15 @@ def torch_steps(config, pairs, threads):
         return s * (norm / (1 + norm * norm))
 
     def loss_of(p):
-        u = x[:, None]
+        u, kept = x[:, None], []
         for operation, *options in layers:                                              # at last (N, P, side, side)
-            if operation == "conv2d":
+            if operation == "pad":
+                u = F.pad(u, 4 * options)
+            elif operation == "keep":
+                kept.append(u)
+            elif operation == "add":
+                u = u + kept.pop()
+            elif operation == "conv2d":
                 name, stride = options
                 u = F.conv2d(u, p[name + "_w"], p.get(name + "_b"), stride=stride)
             elif operation == "norm":                                                   # of the whole batch, as usual

@@ -159,6 +159,26 @@ def test_pictures_that_are_no_digits(digits):
     assert of_digits / 2 < ink < 2 * of_digits and made["strokes"].max() == 255
 
 
+def test_halves_of_two_digits_by_hand():
+    """A bar of three rows above the lower half of a cross that lies elsewhere: its rows from its ink's centre on"""
+    bar, cross = np.zeros((2, 9, 9), np.uint8)
+    bar[1:4, 2:5] = 10
+    cross[6, 4:9], cross[4:9, 6] = 20, 20
+    made, other = ac.halves(np.stack([bar, cross]), np.array([1, 4]), np.random.default_rng(0))
+    assert made[:2].tolist() == bar[:2].tolist() and made[2].tolist() == [0, 20, 20, 20, 20, 20, 0, 0, 0]
+    assert made[3:5, 3].tolist() == [20, 20] and made[3:].sum() == 40
+    assert other[:6].tolist() == cross[:6].tolist() and (other[6:8, 5:8] == 10).all() and other[6:].sum() == 60
+    alone = ac.halves(bar[None], np.array([1]), np.random.default_rng(0))               # nothing to put below
+    assert np.array_equal(alone[0], bar)
+
+
+def test_cues_without_a_network_by_hand():
+    picture = np.zeros((1, 3, 3), np.uint8)
+    picture[0, 1, 1] = 7
+    found = ac.without_network(picture)
+    assert found["little ink"].tolist() == [-7] and found["smoothness"].tolist() == [-28]
+
+
 def test_scores_of_confidence_by_hand(digits, runner):
     part = {name: a[:3] for name, a in next(ac.stream_digits(digits, tiny("gap"), "test")).items()}
     for model in ("shared", "gap"):
@@ -176,13 +196,14 @@ def test_scores_of_confidence_by_hand(digits, runner):
 
 
 def test_detection_has_every_score_and_kind(digits, runner):
-    for model, scores in (("caps", {"length", "redrawn", "together"}), ("max", {"probability"})):
+    cues = {"little ink", "smoothness"}
+    for model, scores in (("caps", {"length", "redrawn", "together"} | cues), ("max", {"probability"} | cues)):
         config = tiny(model)
         found = ac.detection(trained(config, digits), digits, config, runner)
         assert list(found) == list(ac.NO_DIGITS)
         assert all(set(each) == scores and all(0 <= value <= 1 for value in each.values()) for each in found.values())
     without = dataclasses.replace(tiny("shared"), recon_weight=0.0)
-    assert set(ac.detection(trained(without, digits), digits, without, runner)["noise"]) == {"length"}
+    assert set(ac.detection(trained(without, digits), digits, without, runner)["noise"]) == {"length"} | cues
 
 
 # ---------------------------------------------------------------- what capsules know

@@ -277,8 +277,9 @@ STACKS = {                         # x, layers, the shapes of their weights: eac
                                   ("flatten",), ("linear", "b"), ("norm", "k"), ("sigmoid",), ("linear", "c")],
                    {"n_gamma": (2,), "n_beta": (2,), "a_w": (3, 2, 2, 4), "m_gamma": (4,), "m_beta": (4,),
                     "b_w": (24, 5), "k_gamma": (5,), "k_beta": (5,), "c_w": (5, 2), "c_b": (2,)}),
-    "residual": ((2, 4, 5, 2), [("conv2d", "a", 1), ("keep",), ("pad", 1), ("conv2d", "b", 1), ("norm", "n"), ("sigmoid",),
-                                ("keep",), ("pad", 1), ("conv2d", "c", 1), ("add",), ("add",), ("relu",), ("flatten",), ("linear", "d")],
+    "residual": ((2, 4, 5, 2),
+                 [("conv2d", "a", 1), ("keep",), ("pad", 1), ("conv2d", "b", 1), ("norm", "n"), ("sigmoid",), ("keep",),
+                  ("pad", 1), ("conv2d", "c", 1), ("add",), ("add",), ("relu",), ("flatten",), ("linear", "d")],
                  {"a_w": (2, 2, 2, 3), "a_b": (3,), "b_w": (3, 3, 3, 3), "n_gamma": (3,), "n_beta": (3,),
                   "c_w": (3, 3, 3, 3), "c_b": (3,), "d_w": (36, 2), "d_b": (2,)}),
     "places": ((2, 3, 3, 2), [("places", (-0.5, 0.1, 0.8)), ("conv2d", "a", 1), ("places", (0.3, 0.4)), ("flatten",)],
@@ -348,8 +349,10 @@ def test_layers_are_their_operations_one_after_the_other():
 def test_a_residual_branch_is_added_to_what_it_began_with():
     """x + (3 x + 2 (3 x)): a branch within a branch; and no gradient is lost where they meet"""
     x, grads = normal(2, 3, 3, 1), {}
-    layers = [("conv2d", "one", 1), ("keep",), ("conv2d", "three", 1), ("keep",), ("conv2d", "two", 1), ("add",), ("add",)]
-    params = {name + "_w": np.full((1, 1, 1, 1), factor) for name, factor in (("one", 1.0), ("two", 2.0), ("three", 3.0))}
+    layers = [("conv2d", "one", 1), ("keep",), ("conv2d", "three", 1), ("keep",), ("conv2d", "two", 1), ("add",),
+              ("add",)]
+    params = {f"{name}_w": np.full((1, 1, 1, 1), factor)
+              for name, factor in (("one", 1.0), ("two", 2.0), ("three", 3.0))}
     params |= {name[:-2] + "_b": np.zeros(1) for name in params}
     y, caches = mc.layers_forward(params, x, layers)
     np.testing.assert_allclose(y, x + (3 * x + 2 * (3 * x)), rtol=1e-14)

@@ -248,6 +248,7 @@ def test_help_names_every_flag(run_script, script, flags):
     for f in mc.options(mc.Config):
         assert f"{mc.flag_of(f.name)} " in text and " ".join(f.metadata["help"].split()) in text
     assert all(flag in text for flag in flags)
+    assert "option_strings" not in text                                                 # what a bare % would put there
 
 
 # ---------------------------------------------------------------- bad input

@@ -330,7 +330,8 @@ def test_the_cnn_answers_by_its_scores_where_sigmoids_are_all_one():
     assert mc.answers(out).tolist() == [[0, 2]] and mc.answers({"lengths": scores}).tolist() == [[0, 2]]
 
 
-@pytest.mark.parametrize("preset, n", [("deep", 1304800), ("residual", 3059072), ("classic", 2030224), ("paper", 11361808)])
+@pytest.mark.parametrize("preset, n", [("deep", 1304800), ("residual", 3059072), ("classic", 2030224),
+                                       ("paper", 11361808)])
 def test_parameter_counts(preset, n):
     assert mc.n_params(mc.init_params(mc.Config(preset=preset))) == n
 
@@ -363,8 +364,8 @@ def test_sides_and_sizes_of_the_networks(flags, side, channels, names):
 @pytest.mark.parametrize("front_end, start, size, stride", [("parts", 0, 10, 4), ("deep", 0, 24, 4),
                                                             ("residual", -12, 48, 4), ("paper", 0, 17, 2)])
 def test_what_a_primary_capsule_sees(rng, front_end, start, size, stride):
-    """Place i sees `size` pixels from start + stride i on, and no other, of each row and column; by hand: 3x3 adds twice
-    the distance of the pixels below, a maximum once, and doubles it"""
+    """Place i sees `size` pixels from start + stride i on, and no other, of each row and column; by hand: 3x3 adds
+    twice the distance of the pixels below, a maximum once, and doubles it"""
     config = mc.Config(front_end=front_end, norm="none")
     params, layers, image = float64(config), mc.trunk(config).layers, rng.random((1, 36, 36))
 
@@ -478,3 +479,16 @@ def test_five_views_are_averaged_and_the_pair_as_it_is_is_redrawn(digits, networ
     assert np.array_equal(out["digits"], expected)
     redrawn = mc.forward(params, images, config, expected)[0]["recon"]
     np.testing.assert_allclose(out["recon"], redrawn, rtol=1e-5)
+
+
+def test_figures_and_films_refuse_views_that_they_would_not_show():
+    mc.check_one_view(mc.Config())
+    with pytest.raises(mc.InputError, match="--views 5: figures and films"):
+        mc.check_one_view(mc.Config(views=5))
+
+
+def test_the_cnn_has_its_own_steps_but_the_residual_networks_where_that_is_its_trunk():
+    steps = {preset: (config.lr, config.muon, config.norm) for preset in mc.PRESETS
+             for config in [mc.Config(model="cnn", preset=preset)]}
+    assert steps == {"residual": (0.003, 0.006, "batch"), **dict.fromkeys(("deep", "classic", "paper"),
+                                                                          (0.01, 0.02, "batch"))}

@@ -57,7 +57,7 @@ STANDARD = {                       # the paper's ablations on the standard task
 AFF_NETWORKS = {                   # sharing of matrices over places and capsules, two by two; then others on the trunk
     "shared": "", "caps-1": "--model caps --routing-iters 1", "gap": "--model gap", "dense": "--model dense",
     "caps": "--model caps", "shared-3": "--routing-iters 3", "vectors": "--model vectors", "max": "--model max",
-    "cnn": "--model cnn"}
+    "cnn": "--model cnn", "shared-no-places": "--no-places"}
 FOUR = tuple(AFF_NETWORKS)[:4]
 BARE = "--no-squash --loss xent --recon-weight 0"
 STEPS = {                          # from a CNN of ten vectors to a capsule network, and what is taken from that one
@@ -81,7 +81,7 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     (MULTI, "main", "paper-views", f"{RESIDUAL} --min-iou 0 --merge add {LONG} --views 5", range(1), 106),
     *((MULTI, "control", f"{run}-{name}", f"{flags} {length}", range(n), minutes)
       for run, length, n, minutes in (("middle", f"{RESIDUAL} {MIDDLE}", 3, 14), ("long", f"{RESIDUAL} {LONG}", 1, 105))
-      for name, flags in (("iters-1", "--routing-iters 1"), ("cnn", "--model cnn --lr 3e-3 --muon 0.006"))),
+      for name, flags in (("iters-1", "--routing-iters 1"), ("cnn", "--model cnn"))),
     *((MULTI, "control", name, f"{flags} {QUICK}", range(3), 3)
       for name, flags in (("iters-1", "--routing-iters 1"), ("cnn", "--model cnn"))),
     *((MULTI, "parts", f"iters-{n}", f"--front-end parts --routing-iters {n} {QUICK}", range(3), 5) for n in (3, 1)),
