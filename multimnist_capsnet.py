@@ -201,8 +201,8 @@ class Config(Settings):
     warp: float = option(0.0, "how far training digits are turned, sheared, scaled and bent at random: 1 is up to 10 "
                          "degrees, 0.1, 10% and about half a pixel; 0 leaves them as they are", "data", low=0, high=4)
     fixed_pool: bool = option(False, "reuse one pool of --n-train pairs instead of fresh pairs every epoch", "data")
-    views: int = option(1, "answers are the mean over so many views of a pair: 1, as it is, or 5, moved by a pixel to "
-                        "each side too, in five times the time", "data", choices=(1, 5), runtime=True)
+    views: int = option(1, "test answers are the mean over so many views of a pair: as it is, then moved by a pixel "
+                        "down, up, to the right, to the left", "data", low=1, high=5, runtime=True)
     model: str = option("caps",
                         "the capsule network, or a CNN of at most as many parameters as it has without its decoder",
                         "network", choices=("caps", "cnn"))
@@ -840,18 +840,18 @@ def forward_rows(params, pairs, rows, config, empty, decode="labels"):
     return {name: out[name] for name in ("lengths", "v", "digits", "recon", "scores", "hidden") if name in out}
 
 
-ASIDE = (1, 0), (-1, 0), (0, 1), (0, -1)                       # the other views of --views 5, (dy, dx) px
+ASIDE = (1, 0), (-1, 0), (0, 1), (0, -1)                       # the other views of --views, (dy, dx) px
 
 
 def look_again(params, images, config, out, digits, empty):
-    """out, forward's of images (N, 36, 36), with the mean over five views for its lengths, or for the CNN's scores: the
-    images as they are and moved by a pixel to each side. All else is of the images as they are; digits None: the two
-    whose mean length is largest are redrawn."""
+    """out, forward's of images (N, 36, 36), with the mean over --views views for its lengths, or for the CNN's scores:
+    the images as they are and moved by a pixel aside. All else is of the images as they are; digits None: the two whose
+    mean length is largest are redrawn."""
     name = "scores" if config.model == "cnn" else "lengths"
     padded = np.pad(images, ((0, 0), (1, 1), (1, 1)))
-    moved = (padded[:, 1 - dy:1 - dy + CANVAS, 1 - dx:1 - dx + CANVAS] for dy, dx in ASIDE)
+    moved = (padded[:, 1 - dy:1 - dy + CANVAS, 1 - dx:1 - dx + CANVAS] for dy, dx in ASIDE[:config.views - 1])
     mean = sum((forward(params, view, config, out["digits"], empty)[0][name] for view in moved), out[name])
-    mean = mean / (1 + len(ASIDE))
+    mean = mean / config.views
     if config.model == "cnn":
         return out | {"scores": mean, "lengths": sigmoid_forward(mean)[0], "digits": top_two(mean)}
     if digits is None:
@@ -912,7 +912,7 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None):
             for pairs in epoch_samples(data, epoch, config):
                 for rows in run.batches(pairs):
                     run.update(len(rows), *run.runner.loss_and_grads(run.params, pairs, rows, config))
-            found = evaluate(run.weights, in_chunks(val), config, run.runner)
+            found = evaluate(run.weights, in_chunks(val), dataclasses.replace(config, views=1), run.runner)
             run.close_epoch({"val_" + name: found[name] for name in EPOCH_KEEPS if name in found},
                             f"validation {found['set_accuracy']:.3f}")
     return run.weights, run.history
@@ -922,7 +922,7 @@ def announce(run, digits, val):
     """What a run prints at its start: data, shapes, parameters, threads, and whether the initial loss is what it
     should be."""
     config, params = run.config, run.params
-    actual = evaluate(run.weights, in_chunks(val), config, run.runner)["loss"]
+    actual = evaluate(run.weights, in_chunks(val), dataclasses.replace(config, views=1), run.runner)["loss"]
     if config.model == "cnn":
         most, hidden = trunk(config).channels, params["fc1_b"].size
         network = f"CNN, {config.cnn_channels} to {most} channels, {hidden} hidden units"

@@ -455,11 +455,11 @@ def affnist_results(ledger, rows, first):
     stops = any(run["config"].get("stop_at") for _, setting in rows for run in ledger.runs(AFF, setting).values())
     for label, setting in rows:
         runs = ledger.runs(AFF, setting).values()
-        reached = sum(run["history"]["val_accuracy"][-1] >= run["config"]["stop_at"] for run in runs)
+        reached = [run["history"]["val_accuracy"][-1] >= run["config"]["stop_at"] for run in runs if stops]
         lines.append([label, ledger.plain(AFF, setting, "n_params") if runs else "", *(
             ledger.mean(AFF, setting, key, 4) for key in AFF_KEYS), *(
             "" if setting == first or not runs else ledger.difference(AFF, setting, first, key, 4) for key in minus),
-            *[f"{reached} of {len(runs)}"] * stops])
+            *[f"{sum(reached)} of {len(runs)}"] * stops])
     header = ["", "parameters", *AFF_KEYS.values(), *(f"{AFF_KEYS[key]}: minus the first row's, paired by seed"
                                                       for key in minus), *["reached it"] * stops]
     return markdown(header, lines) + "\n" + about(ledger, AFF, [setting for _, setting in rows])
