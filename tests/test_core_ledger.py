@@ -513,7 +513,7 @@ def test_the_kept_result_of_the_network_that_comes_along_is_of_that_file():
     result = render.Ledger(ROOT / "results").runs(MULTI, "weights/deep")[0]
     assert result["loaded"]["sha256"] == hashlib.sha256(mc.WEIGHTS.read_bytes()).hexdigest()
     assert result["config"]["n_test"] == 10000 and result["weights_sha256"] == render.Ledger(ROOT / "results").runs(
-        MULTI, "main/wide")[0]["weights_sha256"]
+        MULTI, "main/residual")[0]["weights_sha256"]
 
 
 def test_tables_of_the_third_experiment_by_hand(tmp_path):

@@ -140,7 +140,7 @@ def test_what_was_changed_or_is_none_is_refused_by_name(file, spoil):
 
 def test_the_network_that_comes_along_is_whole():
     found = mc.load_network(mc.WEIGHTS)
-    assert (found.config.preset, found.source, mc.n_params(found.weights)) == ("deep", "mnist", 2761184)
+    assert (found.config.preset, found.source, mc.n_params(found.weights)) == ("residual", "mnist", 3059072)
     assert mc.WEIGHTS.stat().st_size < 6.5e6
 
 

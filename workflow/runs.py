@@ -191,7 +191,7 @@ FILMS = {
                    [f"{MULTI}.py", SHIPPED], 3),
     "smallnorb": (f"{AVX2_BLAS} python3 make_{NORB}_gif.py --n-test 600 --fps 5", [f"{NORB}.py"], 3)}
 WEIGHTS = {path: next(result for result in RESULTS if result.name == f"{name}-0") for path, name in (
-    (SHIPPED, f"{MULTI}/main/wide"), ("weights/smallnorb_capsules.npz", f"{NORB}/wide-azimuth/dynamic-shared"),
+    (SHIPPED, f"{MULTI}/main/residual"), ("weights/smallnorb_capsules.npz", f"{NORB}/wide-azimuth/dynamic-shared"),
     ("weights/smallnorb_gap.npz", f"{NORB}/wide-azimuth/gap"),
     ("weights/smallnorb_caps.npz", f"{NORB}/paper-azimuth/caps"))}
 
