@@ -947,8 +947,9 @@ def announce(run, digits, val):
         f"network     {network}; {n_params(params):,} parameters\n"
         f"training    {config.n_epochs} x {config.n_train} pairs, batches of {config.batch_size}, lr {config.lr} "
         f"{config.lr_schedule}{warmup}{muon}{dropout}{warp}, seed {config.seed}, {threads}"
-        + (f"; going on at step {run.step} with loss {actual:.3f}" if run.step else
-           f"\ninitial     loss {actual:.3f}; {expected}"))
+        + (f"\ninitial     loss {actual:.3f}; {expected}" if not run.step else
+           f"; going on at step {run.step} with loss {actual:.3f}" if run.step < run.n_steps else
+           f"; all {run.step} steps were done before"))
 
 
 def check_config(config):
@@ -977,7 +978,7 @@ def check_one_view(config):
 
 
 WEIGHTS = Path(__file__).with_name("weights") / "multimnist_deep.npz"                  # the network that comes along
-SOURCE, FREE = "digits", ("seed",)                # what says where data come from; what may differ from the training's
+SOURCE, FREE = "digits", ("seed", "min_iou", "merge")  # what says where data come from; what may differ from training's
 
 
 def results_of(config, params, history, test, found=None):
@@ -1007,8 +1008,9 @@ def report(config, params, history, test, say, found=None, **more):
     training = (f"training                {results['seconds_train']:.1f} s, {results['ms_per_step']:.1f} ms a step, "
                 f"{results['pairs_per_second']:.0f} pairs/s" if found is None else
                 f"training                none; this network's had taken {results['seconds_train']:.0f} s")
+    pairs = f"{test['n']} test pairs, IoU >= {config.min_iou}, merge {config.merge}"
     views = f", answers are means over {config.views} views" * (config.views > 1)
-    say(f"\n{DIGIT_NAMES[results['source']]}, {test['n']} test pairs{views}\n"
+    say(f"\n{DIGIT_NAMES[results['source']]}, {pairs}{views}\n"
         f"  set accuracy            {test['set_accuracy']:.4f}   95% interval [{low:.4f}, {high:.4f}], chance "
         f"{CHANCE:.4f}\n"
         f"  at least one            {test['any_accuracy']:.4f}   chance {CHANCE_ANY:.4f}\n{loss}"

@@ -808,7 +808,7 @@ def check_flags(args, found, config):
         fault = "--load: holds a CNN, which has no capsules to draw; give another" if found else (
             "--model cnn: it has no capsules to draw; leave the flag out")
         raise InputError(fault)
-    for name in ("seed", "n_test", "digits", "mnist_dir") if args.image is not None else ():
+    for name in ("seed", "n_test", "digits", "mnist_dir", "min_iou", "merge") if args.image is not None else ():
         if hasattr(args, name):
             raise InputError(f"{capsnet.flag_of(name)}: means nothing to --image; leave it out")
     if args.image is not None and (args.only or config.out_json):

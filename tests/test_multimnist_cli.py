@@ -98,6 +98,7 @@ def test_quiet_prints_nothing_and_resuming_a_finished_run_gives_its_results(cli,
     flags = [*TOY, "--quiet", "--checkpoint", "run.npz", "--resume"]
     assert cli(*flags, "--out-json", "a.json") == (0, "", "")
     assert cli(*flags, "--out-json", "b.json", "--threads", 1) == (0, "", "")
+    assert "steps were done before" in cli(*TOY, "--checkpoint", "run.npz", "--resume")[1]
     a, b = (json.loads((tmp_path / name).read_text()) for name in ("a.json", "b.json"))
     same = [name for name in KEYS if name not in ("config", "peak_rss_mb")]
     assert {name: a[name] for name in same} == {name: b[name] for name in same}
@@ -126,12 +127,15 @@ def test_a_loaded_network_is_evaluated_without_training(cli, toy_run, tmp_path):
     other = load("net.npz", "--seed", 5)
     assert (other["config"]["seed"], other["loaded"]["trained_seed"]) == (5, 0)
     assert other["test_recon_mse"] != half["test_recon_mse"]
+    papers = load("net.npz", "--min-iou", 0, "--merge", "add")                          # tested on the paper's pairs
+    assert (papers["config"]["min_iou"], papers["config"]["merge"]) == (0, "add")
+    assert papers["test_recon_mse"] != half["test_recon_mse"]
     mc.save_weights("same.npz", *(lambda n: (n.config, n.weights, n.history))(mc.load_network("net.npz")))
     assert (tmp_path / "same.npz").read_bytes() == (tmp_path / "net.npz").read_bytes()
 
 
 @pytest.mark.parametrize("flags, named", [
-    ("--lr 0.1", "--lr 0.1: run.npz was trained with 0.01"), ("--min-iou 0", "--min-iou 0.0"),
+    ("--lr 0.1", "--lr 0.1: run.npz was trained with 0.01"), ("--warp 1", "--warp 1.0"),
     ("--resume", "--resume: is of training"), ("--checkpoint a.npz", "--checkpoint: is of training"),
     ("--out-weights no/folder/x.npz", "no/folder"), ("--n-test 0", "--n-test 0")])
 def test_what_means_nothing_to_a_loaded_network_is_refused(cli, toy_run, tmp_path, flags, named):
@@ -178,7 +182,8 @@ def test_the_digits_in_a_picture_are_named_and_redrawn(toy_run, run_script, tmp_
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["page_digits.png"]
     for more, named in ((["--only", "errors"], "--only"), (["--out-json", tmp_path / "x.json"], "--out-json"),
                         (["--image", tmp_path], "no such file"), (["--image", ""], "no such file"),
-                        (["--lr", 0.5], "--lr 0.5"), (["--n-test", 5], "--n-test: means nothing to --image")):
+                        (["--lr", 0.5], "--lr 0.5"), (["--merge", "add"], "--merge: means nothing to --image"),
+                        (["--n-test", 5], "--n-test: means nothing to --image")):
         done = run_script(FIGURES, *flags[:4], *more, "--outdir", tmp_path / "no")
         assert done.returncode == 2 and named in done.stderr and done.stderr.count("\n") == 1, done.stderr
         assert not (tmp_path / "no").exists()
