@@ -136,7 +136,7 @@ def markdown(header, rows):
 
 def timed_with(run):
     """What else the times of tests/bench_multimnist_step.py depend on; "" for any other result"""
-    if "steps" not in run:
+    if not {"steps", "scaling"} & run.keys():
         return ""
     torch, bench = run["versions"]["torch"], run["bench"]
     return (f", {f'PyTorch {torch}' if torch else 'no PyTorch'}, threads: {bench['threads']}, rounds: "
@@ -199,6 +199,18 @@ def multimnist_speed(ledger, columns, rows):
     header = ["", *(text for label, _ in columns for text in (f"{label}: ms (min-max)", "NumPy's time / its time"))]
     lines = [[label, *(text for _, setting in columns for text in cells(setting, name))] for label, name in rows]
     return markdown(header, lines) + "\n" + about(ledger, MULTI, [setting for _, setting in columns])
+
+
+def multimnist_threads(ledger, batches):
+    """What a second thread is worth to a step; batches: sizes, one shard being 16 pairs"""
+    lines = []
+    for size in batches:
+        found = one_run(ledger, f"speed/threads-{size}").get("scaling", {})
+        lines += [[size, size // capsnet.SHARD_SIZE, n, f"{row['ms']:.1f} ({row['min']:.1f}-{row['max']:.1f})",
+                   f"{1e3 * size / row['ms']:.0f}", f"{row['speedup']:.2f}", f"{row['efficiency']:.0%}"]
+                  for n, row in found.items()] or [[size, size // capsnet.SHARD_SIZE, "not run", *[""] * 4]]
+    header = ["batch", "shards", "threads", "ms a step (min-max)", "pairs a second", "speed-up", "efficiency"]
+    return markdown(header, lines) + "\n" + about(ledger, MULTI, [f"speed/threads-{size}" for size in batches])
 
 
 def multimnist_stages(ledger, columns):
@@ -590,9 +602,10 @@ TABLES = {
     "multimnist disentanglement": partial(multimnist_disentanglement, setting="disentanglement/deep"),
     "multimnist speed": partial(multimnist_speed, columns=(
         ("default", "speed/deep"), ("default held to AVX2", "speed/deep-avx2"),
-        ("`--preset classic`", "speed/classic")), rows=(
+        ("`--preset residual --batch-size 64`", "speed/residual"), ("`--preset classic`", "speed/classic")), rows=(
         ("this program", "numpy"), ("its matrix products alone", "floor"), ("PyTorch, eager", "eager"),
         ("PyTorch, torch.compile", "compiled"))),
+    "multimnist threads": partial(multimnist_threads, batches=(32, 64, 128)),
     "multimnist stages": partial(multimnist_stages, columns=(
         ("default", "speed/deep"), ("default held to AVX2", "speed/deep-avx2"))),
     "multimnist memory": partial(

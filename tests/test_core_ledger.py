@@ -274,8 +274,8 @@ def test_tables_of_speed_by_hand(tmp_path):
     write_benchmarks(tmp_path, result, deep={}, deep_avx2={"stages": {"b": 0.5, "c": 2}}, paper=slow)
     found = render.Ledger(tmp_path)
     lines = render.TABLES["multimnist speed"](found).splitlines()
-    assert lines[2] == "| this program | 20.0 (20.0-21.0) | 1.00 | 20.0 (20.0-21.0) | 1.00 | not run |  |"
-    assert lines[3] == "| its matrix products alone | not run |  | not run |  | not run |  |"
+    assert lines[2] == "| this program | 20.0 (20.0-21.0) | 1.00 | 20.0 (20.0-21.0) | 1.00 | not run |  | not run |  |"
+    assert lines[3] == "| its matrix products alone | not run |  | not run |  | not run |  | not run |  |"
     assert lines[5].startswith("| PyTorch, torch.compile | 26.0 (20.0-21.0) | 0.77 | ")
     assert lines[-1].startswith("Seed 0; P, K kernels, Python 3, NumPy 2, PyTorch 4, threads: 2, rounds: 9 of 10 "
                                 "steps. **Stale**") and "speed/deep, speed/deep-avx2" in lines[-1]
@@ -287,6 +287,20 @@ def test_tables_of_speed_by_hand(tmp_path):
         assert f"{row} |" in text
     assert "no PyTorch, threads: 1, rounds: 1 of 3 steps" in text
     assert render.VALUES["step gflop"](found) == "4.08"
+
+
+def test_table_of_threads_by_hand(tmp_path):
+    row = {"ms": 64, "min": 60.04, "max": 70, "speedup": 1.0, "efficiency": 1.0}
+    result = {
+        "experiment": MULTI, "config": mc.settings_of(mc.Config(threads=2)), "script_sha256": "old",
+        "bench": {"threads": "1,2", "rounds": 9, "repeats": 10}, "machine": {"processor": "P", "blas_kernels": "K"},
+        "versions": {"python": "3", "numpy": "2", "torch": None},
+        "scaling": {"1": row, "2": row | {"ms": 40, "speedup": 1.604, "efficiency": 0.802}}}
+    write_benchmarks(tmp_path, result, threads_32={})
+    lines = render.TABLES["multimnist threads"](render.Ledger(tmp_path)).splitlines()
+    assert lines[2:5] == ["| 32 | 2 | 1 | 64.0 (60.0-70.0) | 500 | 1.00 | 100% |",
+                          "| 32 | 2 | 2 | 40.0 (60.0-70.0) | 800 | 1.60 | 80% |", "| 64 | 4 | not run |  |  |  |  |"]
+    assert "threads: 1,2, rounds: 9 of 10 steps" in lines[-1]
 
 
 def test_tables_of_what_the_figures_say_by_hand(tmp_path):
