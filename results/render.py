@@ -574,7 +574,7 @@ PARTS = ("wide-azimuth/dynamic-shared", *(f"parts/{name}" for name in (
 SWEPT = ("dynamic-shared", "gap", "em")
 TABLES = {
     "multimnist results": partial(multimnist_results, rows=(
-        ("the default, 7 x 6,000 fresh pairs", "main/minute"), ("the default, 12 x 6,000", "main/deep"),
+        ("the default, 8 x 6,000 fresh pairs", "main/minute"), ("the default, 12 x 6,000", "main/deep"),
         ("`--preset residual --warp 0.3 --batch-size 64`, 10 x 15,000", "main/middle"),
         ("the long run: the same, 20 x 60,000", "main/residual"),
         ("the same network, `--views 5`", "main/residual-views"),

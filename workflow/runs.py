@@ -73,7 +73,7 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     (MULTI, "main", "adam", f"--muon 0 {QUICK}", range(3), 3),
     (MULTI, "main", "wide", f"{WIDE_DEEP} --warp 0.3 --muon 0.01 --lr 5e-3 --n-epochs 16 --n-train 60000 --n-val 5000",
      range(1), 65),
-    (MULTI, "main", "minute", "--n-epochs 7 --n-train 6000", range(3), 2),
+    (MULTI, "main", "minute", "--n-epochs 8 --n-train 6000", range(3), 2),
     (MULTI, "main", "middle", f"{RESIDUAL} {MIDDLE}", range(3), 14),
     (MULTI, "main", "residual", f"{RESIDUAL} {LONG}", range(2), 105),
     (MULTI, "main", "paper", f"{RESIDUAL} --min-iou 0 --merge add {LONG}", range(1), 105),
