@@ -62,9 +62,10 @@ def new_figure(run, height, title):
     pairs = f"{config.n_train:,} {'pooled' if config.fixed_pool else 'fresh'} pairs"
     other = "" if trained == run.source else f" of {DIGIT_NAMES[trained]}"
     seeds = f"seed {config.seed}" + f", test pairs {run.config.seed}" * (run.config.seed != config.seed)
+    tested = f", of test pairs {run.config.min_iou:g}" * (run.config.min_iou != config.min_iou)
     fig.supxlabel(
-        f"{DIGIT_NAMES[run.source]}, {seeds}, trained on {len(run.history['epochs'])} x {pairs}{other}, IoU "
-        f"of the digits' boxes at least {config.min_iou:g}", fontsize=8, color=GRAY)
+        f"{DIGIT_NAMES[run.source]}, {seeds}, trained on {len(run.history['epochs'])} x {pairs}{other}, IoU of the "
+        f"frames' middle boxes at least {config.min_iou:g}{tested}", fontsize=8, color=GRAY)
     return fig
 
 
@@ -149,7 +150,7 @@ def draw_training_curves(run):
 
 def draw_example_pairs(run, n=8):
     fig = new_figure(run, 3.95, "What the network sees (top), and the two digits it is made of. "
-                     "Boxes: 20x20 px around each digit")
+                     "Boxes: the middle 20x20 px of each digit's frame")
     pairs, n = run.train_pairs, min(n, len(run.train_pairs["labels"]))
     images = np.concatenate([pairs["composites"][:n, None], pairs["sources"][:n]], 1)
     images = images.swapaxes(0, 1) / 255                                                # (3, n, 36, 36)

@@ -25,7 +25,9 @@ NETWORKS = {"paper": TINY, "deep": DEEP, "biased": BIASED, "cnn": CNN, "cnn with
             "normalised": dataclasses.replace(DEEP, norm="batch"),
             "residual": dataclasses.replace(DEEP, norm="batch", front_end="residual", conv3_channels=4),
             "normalised cnn": dataclasses.replace(CNN, norm="batch"),
-            "residual cnn": dataclasses.replace(CNN, front_end="residual", conv3_channels=4)}
+            "residual cnn": dataclasses.replace(CNN, front_end="residual", conv3_channels=4),
+            "cnn of means": dataclasses.replace(CNN, cnn_head="mean"),
+            "cnn of maxima": dataclasses.replace(CNN, cnn_head="max")}
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ PER_RUN = ("seed", "threads", "out_json", "checkpoint", "resume", "quiet", "mnis
 
 def settings(run):
     """What a run was told, without what may differ between its seeds; settings of later versions at their defaults"""
-    told = capsnet.settings_of(capsnet.Config(**run["config"]))
+    told = capsnet.settings_of(capsnet.config_of(run["config"], ""))
     return {k: v for k, v in told.items() if k not in PER_RUN} | {"digits": run["source"]}
 
 
@@ -35,7 +35,7 @@ def load_run(path):
         [run[key] for key in (*KEYS, "config", "source", "n_params", "versions")]
         settings(run)
         return run
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, capsnet.InputError) as error:
         fail(f"{path}: not a file that --out-json wrote ({error})")
 
 

@@ -591,6 +591,7 @@ DEFAULTS = {
         digit_bias=False,
         recon_weight=0.01,
         cnn_channels=16,
+        cnn_head="dense",
         cnn_hidden=0,
         dropout=0.0,
     ),

@@ -206,6 +206,42 @@ def test_train_is_adam_on_fresh_batches_with_the_scheduled_rate(digits, changes)
         assert np.abs(trained[name] - expected).mean() < 1e-3 * moved, name
 
 
+def test_train_takes_muon_steps_of_the_scheduled_share_and_does_not_decay_these_kernels(digits):
+    """The loop written out for a normalised network: kernels of convolutions go by muon * schedule, warm-up and cosine
+    alike, keep their length and are not decayed; all else is Adam's, matrices decayed"""
+    config = dataclasses.replace(NETWORKS["normalised"], n_train=32, batch_size=16, muon=0.05, warmup=3,
+                                 weight_decay=10.0)
+    params = mc.init_params(config)
+    kernels = [name for name in params if params[name].ndim == 4 and name != "W"]
+    m, v = ({name: np.zeros_like(p) for name, p in params.items()} for _ in range(2))
+    step = 0
+    for epoch in range(2):
+        pairs, = mc.epoch_samples(digits, epoch, config)
+        for rows in (slice(0, 16), slice(16, 32)):
+            _, grads, _ = mc.loss_and_grads(params, mc.to_batch(pairs, rows), config)
+            part = (1 + np.cos(np.pi * step / 4)) / 2 * min(1, (step + 1) / 3)
+            step += 1
+            for name, g in grads.items():
+                if name in kernels:
+                    m[name] = 0.95 * m[name] + g
+                    length, columns = np.linalg.norm(params[name]), params[name].shape[-1]
+                    u = mc.orthogonalised((g + 0.95 * m[name]).reshape(-1, columns)).reshape(g.shape)
+                    stepped = params[name] - 0.05 * part * length * u / np.linalg.norm(u)
+                    params[name] = (stepped * length / np.linalg.norm(stepped)).astype(np.float32)
+                    continue
+                if name[-1] in "wW":
+                    params[name] = params[name] * np.float32(1 - config.lr * part * 10)
+                m[name] = 0.9 * m[name] + 0.1 * g
+                v[name] = 0.999 * v[name] + 0.001 * g ** 2
+                params[name] = params[name] - np.float32(config.lr * part) * (m[name] / (1 - 0.9 ** step)) / (
+                    np.sqrt(v[name] / (1 - 0.999 ** step)) + 1e-8)
+    trained, _ = mc.train(config, data=digits)
+    assert len(kernels) == 6
+    for name, expected in params.items():
+        moved = np.abs(expected - mc.init_params(config)[name]).mean()
+        assert np.abs(trained[name] - expected).mean() < 1e-2 * moved, name
+
+
 # -------------------------------------------------------------- shards and generators
 
 def test_runner_forward_equals_one_big_batch(digits):

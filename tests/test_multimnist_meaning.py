@@ -292,11 +292,14 @@ def test_the_deep_network_against_a_literal_one(digits, monkeypatch):
         np.testing.assert_allclose(out["v"][n], v, rtol=1e-9, atol=1e-12)
 
 
-def test_the_cnn_against_a_literal_one(digits):
-    params, batch = float64(CNN), batch_of(digits, CNN)
-    out, _ = mc.forward(params, batch["images"], CNN)
+@pytest.mark.parametrize("head, of_places", [("dense", np.ravel), ("mean", lambda h: h.mean((0, 1, 2))),
+                                             ("max", lambda h: h.max((0, 1, 2)))])
+def test_the_cnn_against_a_literal_one(digits, head, of_places):
+    config = dataclasses.replace(CNN, cnn_head=head)
+    params, batch = float64(config), batch_of(digits, config)
+    out, _ = mc.forward(params, batch["images"], config)
     for n in range(2):
-        x = convs_reference(params, batch["images"][n], [1] * 5, (2, 4)).ravel()
+        x = of_places(convs_reference(params, batch["images"][n], [1] * 5, (2, 4)))
         hidden = np.maximum(x @ params["fc1_w"] + params["fc1_b"], 0)
         scores = hidden @ params["fc2_w"] + params["fc2_b"]
         np.testing.assert_allclose(out["hidden"][n], hidden, rtol=1e-9, atol=1e-12)
@@ -384,8 +387,9 @@ def test_what_a_primary_capsule_sees(rng, front_end, start, size, stride):
 
 @pytest.mark.parametrize("preset", mc.PRESETS)
 @pytest.mark.parametrize("channels", [4, 16])
-def test_the_cnn_is_as_large_as_the_capsule_network_without_decoder_and_no_larger(preset, channels):
-    config = mc.Config(preset=preset, model="cnn", cnn_channels=channels)
+@pytest.mark.parametrize("head", mc.CNN_HEADS)
+def test_the_cnn_is_as_large_as_the_capsule_network_without_decoder_and_no_larger(preset, channels, head):
+    config = mc.Config(preset=preset, model="cnn", cnn_channels=channels, cnn_head=head)
     caps = sum(p.size for name, p in mc.init_params(mc.Config(preset=preset)).items() if not name.startswith("dec"))
     shapes = mc.param_shapes(config)
     size = sum(int(np.prod(shape)) for shape in shapes.values())

@@ -1,5 +1,4 @@
 """The table over runs: rows by setting, differences paired by seed, wrong input named."""
-import dataclasses
 import json
 
 import multimnist_capsnet as mc
@@ -16,7 +15,7 @@ def write(tmp_path):
             "test_set_accuracy": accuracy,
             "test_recon_mse": mse,
             "n_params": 1000,
-            "config": dataclasses.asdict(mc.Config(**settings)),
+            "config": mc.settings_of(mc.Config(**settings)),
             "source": "mnist",
             "versions": {}}
         (tmp_path / name).write_text(json.dumps(run))
@@ -50,6 +49,15 @@ def test_labels_show_what_differs_beyond_preset_and_model(write, capsys):
         "lr 0.001 preset classic",
         "model cnn",
         "preset classic recon_weight 0.0"]
+
+
+def test_a_file_from_before_muon_is_of_a_run_without_it(write, capsys):
+    old = write("a", 0.6, muon=0.0)
+    run = json.loads(open(old).read())
+    del run["config"]["muon"]
+    open(old, "w").write(json.dumps(run))
+    summarize_runs.table([old, write("b", 0.7), write("c", 0.8, muon=0.0, seed=1)])
+    assert [row[0] for row in rows(capsys)] == ["first", "muon 0.02"]
 
 
 def test_the_same_seed_twice_is_refused_and_the_same_file_counts_once(write, capsys):
