@@ -587,7 +587,7 @@ TABLES = {
         ("the same, 25 x 60,000", "main/long"))),
     "multimnist control": partial(multimnist_control, first="main/deep", rows=(
         ("capsules", "main/deep"), ("the same with 1 routing iteration", "control/iters-1"),
-        ("the CNN of its size", "control/cnn"))),
+        ("the same without reconstruction", "control/no-recon"), ("the CNN of its size", "control/cnn"))),
     "multimnist middle control": partial(multimnist_control, first="main/middle", rows=(
         ("capsules, `--preset residual`, 10 x 15,000 pairs", "main/middle"),
         ("the same with 1 routing iteration", "control/middle-iters-1"),
@@ -711,6 +711,7 @@ VALUES = {
     "iterations": lambda ledger: ledger.difference(MULTI, "control/iters-1", "main/deep"),
     "step gflop": lambda ledger: ledger.plain(MULTI, "speed/deep", "gflop", 2),
     "synthetic accuracy": lambda ledger: ledger.mean(MULTI, "synthetic/deep"),
+    "no recon minus cnn": lambda ledger: ledger.difference(MULTI, "control/no-recon", "control/cnn"),
     "deep minus cnn": lambda ledger: ledger.difference(MULTI, "main/deep", "control/cnn"),
     "shipped norb capsules": lambda ledger: ledger.mean(NORB, "weights/capsules", "held_out"),
     "shipped norb gap": lambda ledger: ledger.mean(NORB, "weights/gap", "held_out"),

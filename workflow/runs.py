@@ -82,8 +82,8 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     *((MULTI, "control", f"{run}-{name}", f"{flags} {length}", range(n), minutes)
       for run, length, n, minutes in (("middle", f"{RESIDUAL} {MIDDLE}", 3, 14), ("long", f"{RESIDUAL} {LONG}", 1, 105))
       for name, flags in (("iters-1", "--routing-iters 1"), ("cnn", "--model cnn"))),
-    *((MULTI, "control", name, f"{flags} {QUICK}", range(3), 3)
-      for name, flags in (("iters-1", "--routing-iters 1"), ("cnn", "--model cnn"))),
+    *((MULTI, "control", name, f"{flags} {QUICK}", range(3), 3) for name, flags in (
+        ("iters-1", "--routing-iters 1"), ("no-recon", "--recon-weight 0"), ("cnn", "--model cnn"))),
     *((MULTI, "parts", f"iters-{n}", f"--front-end parts --routing-iters {n} {QUICK}", range(3), 5) for n in (3, 1)),
     (MULTI, "main", "long", f"{PLAIN} --n-epochs 25 --n-train 60000 --n-val 5000", range(1), 100),
     (MULTI, "synthetic", "deep", "--n-epochs 8 --n-train 6000 --digits synthetic", range(1), 3),
