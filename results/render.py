@@ -591,10 +591,11 @@ TABLES = {
     "multimnist middle control": partial(multimnist_control, first="main/middle", rows=(
         ("capsules, `--preset residual`, 10 x 15,000 pairs", "main/middle"),
         ("the same with 1 routing iteration", "control/middle-iters-1"),
-        ("the CNN of its size", "control/middle-cnn"))),
+        ("the CNN of its size, `--cnn-head mean`", "control/middle-cnn-mean"))),
     "multimnist long control": partial(multimnist_control, first="main/residual", rows=(
         ("capsules, the long run", "main/residual"), ("the same with 1 routing iteration", "control/long-iters-1"),
-        ("the CNN of its size", "control/long-cnn"))),
+        ("the CNN of its size", "control/long-cnn"),
+        ("the CNN of its size, `--cnn-head mean`", "control/long-cnn-mean"))),
     "multimnist parts": partial(multimnist_control, first="parts/iters-3", rows=(
         ("3 routing iterations, parts of half a digit", "parts/iters-3"),
         ("1 routing iteration", "parts/iters-1"))),

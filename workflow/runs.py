@@ -81,7 +81,8 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     (MULTI, "main", "paper-views", f"{RESIDUAL} --min-iou 0 --merge add {LONG} --views 5", range(1), 106),
     *((MULTI, "control", f"{run}-{name}", f"{flags} {length}", range(n), minutes)
       for run, length, n, minutes in (("middle", f"{RESIDUAL} {MIDDLE}", 3, 14), ("long", f"{RESIDUAL} {LONG}", 1, 105))
-      for name, flags in (("iters-1", "--routing-iters 1"), ("cnn", "--model cnn"))),
+      for name, flags in (("iters-1", "--routing-iters 1"), ("cnn-mean", "--model cnn --cnn-head mean"))),
+    (MULTI, "control", "long-cnn", f"--model cnn {RESIDUAL} {LONG}", range(1), 90),
     *((MULTI, "control", name, f"{flags} {QUICK}", range(3), 3) for name, flags in (
         ("iters-1", "--routing-iters 1"), ("no-recon", "--recon-weight 0"), ("cnn", "--model cnn"))),
     *((MULTI, "parts", f"iters-{n}", f"--front-end parts --routing-iters {n} {QUICK}", range(3), 5) for n in (3, 1)),
