@@ -164,7 +164,7 @@ SIDES = {"affnist": 40, "mnist": 28}                           # of the canvas, 
 class Config(Settings):
     """All settings of a run: the names, defaults and help texts of the command line flags come from here."""
     n_epochs: int = option(4, "epochs to train", "training", low=1)
-    n_train: int = option(24000, "training digits in an epoch, each moved at random", "data", low=1)
+    n_train: int = option(12000, "training digits in an epoch, each moved at random", "data", low=1)
     n_per_class: int = option(0, "training digits there are of each class, drawn by the seed; 0 for all", "data", low=0)
     n_val: int = option(5000, "validation digits, training images held out, moved once", "data", low=1, high=5000)
     n_test: int = option(10000, "test digits, the first of the test images", "data", low=1, high=10000, runtime=True)

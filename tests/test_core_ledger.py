@@ -571,3 +571,12 @@ def test_tables_of_the_third_experiment_by_hand(tmp_path):
     assert render.VALUES["affnist shared minus gap affine"](found).startswith("+0.0150 +- ")
     assert "not run" in render.TABLES["affnist steps up"](found)
     assert "| 99.5" not in render.TABLES["affnist mnist"](found)
+    for seed, accuracies in enumerate(((0.98, 0.9941, 0.99), (0.98, 0.99, 0.9945), (0.5, 0.6, 0.9))):
+        path = tmp_path / AFF / "mnist" / f"gap-{seed}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        ac.write_json(path, result | {
+            "config": config | {"seed": seed, "task": "mnist"}, "test_accuracy": 0.995, "seconds_train": 360.0,
+            "history": {"seconds": [60.0, 120.0, 180.0], "val_accuracy": accuracies}})
+    lines = render.TABLES["affnist mnist"](render.Ledger(tmp_path)).splitlines()
+    assert "| `gap` | 0.500 +- 0.000 |  | 6 | 4.5 (2 of 3 seeds) |" in lines      # (1 + 2) and (1 + 2 + 3) minutes
+    assert lines[2].endswith("| not run | 0.34 +- 0.032 |  |  |")

@@ -118,7 +118,10 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     *((AFF, "mnist", f"{n}{'-recon' * (weight > 0)}",
        f"--model caps --routing-iters {n} --recon-weight {weight} {DIGITS_TASK}", range(3), 12)
       for n in (1, 3) for weight in (0.0, 0.0005)),
-    *((AFF, "mnist", name, f"--model {name} {DIGITS_TASK}", range(3), 12) for name in ("shared", "gap")))
+    *((AFF, "mnist", name, f"--model {name} {DIGITS_TASK}", range(3), 12) for name in ("shared", "gap")),
+    (AFF, "mnist", "paper", "--preset paper --model caps --task mnist --n-epochs 2 --n-train 55000", range(1), 40),
+    *((AFF, "long", name, f"{AFF_NETWORKS[name]} --n-epochs 10 --n-train 24000", range(3), 12)
+      for name in ("shared", "gap", "caps")))
 REAL_RUNS = tuple(                 # on files that cannot be shipped
     (NORB, "real-azimuth", model, f"--model {model} --baseline none --data smallnorb", range(1), 5)
     for model in ("caps", "cnn", "gap", "nearest"))
