@@ -58,7 +58,7 @@ AFF_NETWORKS = {                   # sharing of matrices over places and capsule
     "shared": "", "caps-1": "--model caps --routing-iters 1", "gap": "--model gap", "dense": "--model dense",
     "caps": "--model caps", "shared-3": "--routing-iters 3", "vectors": "--model vectors", "max": "--model max",
     "cnn": "--model cnn", "shared-no-places": "--no-places"}
-FOUR = tuple(AFF_NETWORKS)[:4]
+FOUR, UNPROBED = tuple(AFF_NETWORKS)[:4], ("caps-1", "shared-no-places")
 BARE = "--no-squash --loss xent --recon-weight 0"
 STEPS = {                          # from a CNN of ten vectors to a capsule network, and what is taken from that one
     "start": f"--model vectors {BARE}", "transformation": BARE, "routing": f"--routing-iters 3 {BARE}",
@@ -108,12 +108,13 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     (NORB, "standard", "nearest", "--model nearest --split toys --baseline none", range(1), 0.5),
     *((NORB, f"wide-{split}", "nearest", f"--model nearest --split {split} --baseline none", range(1), 0.2)
       for split in SPLITS),
-    *((AFF, "free", name, f"{flags} --probe", range(3), 7) for name, flags in AFF_NETWORKS.items()),
-    *((AFF, "free", name, flags, range(3, 10 if name in FOUR else 5), 5) for name, flags in AFF_NETWORKS.items()),
-    *((AFF, "plain", name, f"{AFF_NETWORKS[name]} --norm none --lr 5e-3", range(5), 5) for name in (*FOUR, "caps")),
-    *((AFF, "matched", name, f"{AFF_NETWORKS[name]} {MATCHED}", range(5), 5) for name in (*FOUR, "caps", "cnn")),
-    *((AFF, "steps", name, flags, range(5), 5) for name, flags in STEPS.items()),
-    *((AFF, f"few-{n}", name, f"{AFF_NETWORKS[name]} --n-per-class {n}", range(3), 5)
+    *((AFF, "free", name, f"{flags}{' --probe' * (name not in UNPROBED)}", range(3), 5)
+      for name, flags in AFF_NETWORKS.items()),
+    *((AFF, "free", name, flags, range(3, 10 if name in FOUR else 5), 3) for name, flags in AFF_NETWORKS.items()),
+    *((AFF, "plain", name, f"{AFF_NETWORKS[name]} --norm none --lr 5e-3", range(5), 3) for name in (*FOUR, "caps")),
+    *((AFF, "matched", name, f"{AFF_NETWORKS[name]} {MATCHED}", range(5), 3) for name in (*FOUR, "caps", "cnn")),
+    *((AFF, "steps", name, flags, range(5), 3) for name, flags in STEPS.items()),
+    *((AFF, f"few-{n}", name, f"{AFF_NETWORKS[name]} --n-per-class {n}", range(3), 3)
       for n in (10, 100, 1000) for name in ("shared", "caps", "gap", "cnn")),
     *((AFF, "mnist", f"{n}{'-recon' * (weight > 0)}",
        f"--model caps --routing-iters {n} --recon-weight {weight} {DIGITS_TASK}", range(3), 12)
