@@ -612,7 +612,8 @@ TABLES = {
     "multimnist disentanglement": partial(multimnist_disentanglement, setting="disentanglement/deep"),
     "multimnist speed": partial(multimnist_speed, columns=(
         ("default", "speed/deep"), ("default held to AVX2", "speed/deep-avx2"),
-        ("`--preset residual --batch-size 64`", "speed/residual"), ("`--preset classic`", "speed/classic")), rows=(
+        ("`--preset residual --batch-size 64`", "speed/residual"), ("`--preset classic`", "speed/classic"),
+        ("`--preset paper`", "speed/paper")), rows=(
         ("this program", "numpy"), ("its matrix products alone", "floor"), ("PyTorch, eager", "eager"),
         ("PyTorch, torch.compile", "compiled"))),
     "multimnist threads": partial(multimnist_threads, batches=(32, 64, 128)),

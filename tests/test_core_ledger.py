@@ -274,11 +274,12 @@ def test_tables_of_speed_by_hand(tmp_path):
     write_benchmarks(tmp_path, result, deep={}, deep_avx2={"stages": {"b": 0.5, "c": 2}}, paper=slow)
     found = render.Ledger(tmp_path)
     lines = render.TABLES["multimnist speed"](found).splitlines()
-    assert lines[2] == "| this program | 20.0 (20.0-21.0) | 1.00 | 20.0 (20.0-21.0) | 1.00 | not run |  | not run |  |"
-    assert lines[3] == "| its matrix products alone | not run |  | not run |  | not run |  | not run |  |"
+    assert lines[2] == ("| this program | 20.0 (20.0-21.0) | 1.00 | 20.0 (20.0-21.0) | 1.00 | not run |  | not run |  | "
+                        "500.0 (20.0-21.0) | 1.00 |")
+    assert lines[3] == "| its matrix products alone" + 5 * " | not run | " + "|"
     assert lines[5].startswith("| PyTorch, torch.compile | 26.0 (20.0-21.0) | 0.77 | ")
     assert lines[-1].startswith("Seed 0; P, K kernels, Python 3, NumPy 2, PyTorch 4, threads: 2, rounds: 9 of 10 "
-                                "steps. **Stale**") and "speed/deep, speed/deep-avx2" in lines[-1]
+                                "steps; P, K kernels") and lines[-1].endswith("script: speed/deep, speed/deep-avx2.")
     lines = render.TABLES["multimnist stages"](found).splitlines()
     assert lines[2:5] == ["| a | 1.50 |  |", "| b | 0.25 | 0.50 |", "| c |  | 2.00 |"]
     text = render.TABLES["multimnist memory"](found)

@@ -154,7 +154,7 @@ BENCHES = [                        # experiment, table, setting, seed, command, 
     Result(MULTI, "speed", "residual", 0, f"{STEP} --preset residual --batch-size 64", 4),
     *(Result(MULTI, "speed", f"threads-{size}", 0, f"{STEP} --threads 1,2 --batch-size {size}", 2)
       for size in (32, 64, 128)),
-    Result(MULTI, "speed", "paper", 0, f"{STEP} --preset paper --no-torch --rounds 1 --repeats 3", 2),
+    Result(MULTI, "speed", "paper", 0, f"{STEP} --preset paper --rounds 3 --repeats 3", 4),
     Result(NORB, "speed", "heads", 0, NORB_STEP, 5),
     Result(NORB, "speed", "heads-avx2", 0, f"{AVX2} {NORB_STEP}", 5),
     Result(AFF, "speed", "batch-32", 0, AFF_STEP, 3),
