@@ -136,6 +136,8 @@ PROBE = f"{DRAW} --only disentanglement {PLAIN} {QUICK} --n-val 500"
 ALIVE = f"{AVX2_BLAS} python3 visualize_{NORB}.py --only alive {CAPS} --n-epochs 10"
 LOOKS = [                          # what the figures say, in numbers
     Result(MULTI, "weights", "deep", 0, f"{DRAW} --load --only errors --digits mnist --threads 1", 1),
+    Result(MULTI, "weights", "deep-papers-pairs", 0,
+           f"python3 {MULTI}.py --load --min-iou 0 --merge add --digits mnist --threads 1 --quiet", 1),
     *(Result(MULTI, "disentanglement", "deep", seed, f"{PROBE} --n-seeds 1 --seed {seed} --threads 1", 11)
       for seed in range(3)),
     Result(NORB, "toys", "likeness", 0, f"{AVX2_BLAS} python3 tests/bench_toys.py", 2),
