@@ -340,7 +340,8 @@ def draw_routing(run, n=3):
                  label=f"iteration {r + 1}")
     top.axvline(1 / N_CLASSES, color=GRAY, linestyle=":", label="iteration 1")
     first, last = coupling_findings(run)["entropy"]
-    top.set(yscale="log", xlabel="coupling coefficient $c_{ij}$", ylabel=f"how many, in {N} test pairs,\nthose named right first",
+    top.set(yscale="log", xlabel="coupling coefficient $c_{ij}$",
+            ylabel=f"how many, in {N} test pairs,\nthose named right first",
             title=f"mean entropy {first:.4f} at first,\n{last:.4f} at last")
     here = capsnet.k_hot(labels, bool)
     for mask, label, colour in (here, "digits there", BLUE), (~here, "other digits", ORANGE):
