@@ -69,7 +69,7 @@ def training(project, seed):
 def test_benchmarks_have_the_machine_to_themselves(project):
     """The target speed plans them, and at toy size the quick profile; to the tables they do not belong"""
     code, out = run(project, "speed", "--dry-run")
-    assert code == 0 and len(re.findall(r"/[a-z0-9-]+, seed 0: about \d+ minutes, cores: 2$", out, re.M)) == 10, out
+    assert code == 0 and len(re.findall(r"/[a-z0-9-]+, seed 0: about \d+ minutes, cores: 2$", out, re.M)) == 14, out
     code, out = run(project, "--profile", "workflow/quick", "--dry-run", "--printshellcmds")
     commands = re.findall(r"^Shell command: (.*python3 tests/bench_.*)$", out, re.M)
     assert code == 0 and len(commands) == 9, out
