@@ -175,6 +175,26 @@ def test_warmup_multiplies_the_schedule():
         [0.0025, 0.0075 * (1 + np.cos(np.pi / 4)) / 2, 0.01 * (1 + np.cos(3 * np.pi / 8)) / 2, 0.005])
 
 
+def steps_by_hand(digits, config, params):
+    """2 epochs of 2 batches of one shard -> the step's number, from 1, the part of the rate that is left to it, and its
+    gradients with `params` as they then are"""
+    step = 0
+    for epoch in range(2):
+        pairs, = mc.epoch_samples(digits, epoch, config)
+        for rows in (slice(0, 16), slice(16, 32)):
+            _, grads, _ = mc.loss_and_grads(params, mc.to_batch(pairs, rows), config)
+            part = (1 + np.cos(np.pi * step / 4)) / 2 * min(1, (step + 1) / max(1, config.warmup))
+            step += 1
+            yield step, part, grads
+
+
+def adam_by_hand(params, m, v, name, g, lr, step):
+    m[name] = 0.9 * m[name] + 0.1 * g
+    v[name] = 0.999 * v[name] + 0.001 * g ** 2
+    params[name] = params[name] - np.float32(lr) * (m[name] / (1 - 0.9 ** step)) / (
+        np.sqrt(v[name] / (1 - 0.999 ** step)) + 1e-8)
+
+
 @pytest.mark.parametrize("changes", [
     dict(), dict(weight_decay=20.0), dict(average=0.15, warmup=3), dict(average=0.9)], ids=str)
 def test_train_is_adam_on_fresh_batches_with_the_scheduled_rate(digits, changes):
@@ -184,22 +204,13 @@ def test_train_is_adam_on_fresh_batches_with_the_scheduled_rate(digits, changes)
     params = mc.init_params(config)
     mean = {name: p.astype(float) for name, p in params.items()}
     m, v = ({name: np.zeros_like(p) for name, p in params.items()} for _ in range(2))
-    step = 0
-    for epoch in range(2):
-        pairs, = mc.epoch_samples(digits, epoch, config)
-        for rows in (slice(0, 16), slice(16, 32)):
-            _, grads, _ = mc.loss_and_grads(params, mc.to_batch(pairs, rows), config)
-            lr = config.lr * (1 + np.cos(np.pi * step / 4)) / 2 * min(1, (step + 1) / max(1, config.warmup))
-            step += 1
-            for name, g in grads.items():
-                if name not in ("conv1_b", "primary_b", "digit_b", "dec1_b", "dec2_b", "dec3_b"):
-                    params[name] = params[name] * np.float32(1 - lr * config.weight_decay)
-                m[name] = 0.9 * m[name] + 0.1 * g
-                v[name] = 0.999 * v[name] + 0.001 * g ** 2
-                params[name] = params[name] - np.float32(lr) * (m[name] / (1 - 0.9 ** step)) / (
-                    np.sqrt(v[name] / (1 - 0.999 ** step)) + 1e-8)
-                kept = min(config.average, step / (step + 9))                           # 1/10, 2/11, 3/12, 4/13
-                mean[name] = kept * mean[name] + (1 - kept) * params[name]
+    for step, part, grads in steps_by_hand(digits, config, params):
+        for name, g in grads.items():
+            if name not in ("conv1_b", "primary_b", "digit_b", "dec1_b", "dec2_b", "dec3_b"):
+                params[name] = params[name] * np.float32(1 - config.lr * part * config.weight_decay)
+            adam_by_hand(params, m, v, name, g, config.lr * part, step)
+            kept = min(config.average, step / (step + 9))                               # 1/10, 2/11, 3/12, 4/13
+            mean[name] = kept * mean[name] + (1 - kept) * params[name]
     trained, _ = mc.train(config, data=digits)
     for name, expected in (mean if config.average else params).items():
         moved = np.abs(expected - mc.init_params(config)[name]).mean()
@@ -214,27 +225,18 @@ def test_train_takes_muon_steps_of_the_scheduled_share_and_does_not_decay_these_
     params = mc.init_params(config)
     kernels = [name for name in params if params[name].ndim == 4 and name != "W"]
     m, v = ({name: np.zeros_like(p) for name, p in params.items()} for _ in range(2))
-    step = 0
-    for epoch in range(2):
-        pairs, = mc.epoch_samples(digits, epoch, config)
-        for rows in (slice(0, 16), slice(16, 32)):
-            _, grads, _ = mc.loss_and_grads(params, mc.to_batch(pairs, rows), config)
-            part = (1 + np.cos(np.pi * step / 4)) / 2 * min(1, (step + 1) / 3)
-            step += 1
-            for name, g in grads.items():
-                if name in kernels:
-                    m[name] = 0.95 * m[name] + g
-                    length, columns = np.linalg.norm(params[name]), params[name].shape[-1]
-                    u = mc.orthogonalised((g + 0.95 * m[name]).reshape(-1, columns)).reshape(g.shape)
-                    stepped = params[name] - 0.05 * part * length * u / np.linalg.norm(u)
-                    params[name] = (stepped * length / np.linalg.norm(stepped)).astype(np.float32)
-                    continue
-                if name[-1] in "wW":
-                    params[name] = params[name] * np.float32(1 - config.lr * part * 10)
-                m[name] = 0.9 * m[name] + 0.1 * g
-                v[name] = 0.999 * v[name] + 0.001 * g ** 2
-                params[name] = params[name] - np.float32(config.lr * part) * (m[name] / (1 - 0.9 ** step)) / (
-                    np.sqrt(v[name] / (1 - 0.999 ** step)) + 1e-8)
+    for step, part, grads in steps_by_hand(digits, config, params):
+        for name, g in grads.items():
+            if name in kernels:
+                m[name] = 0.95 * m[name] + g
+                length, columns = np.linalg.norm(params[name]), params[name].shape[-1]
+                u = mc.orthogonalised((g + 0.95 * m[name]).reshape(-1, columns)).reshape(g.shape)
+                stepped = params[name] - 0.05 * part * length * u / np.linalg.norm(u)
+                params[name] = (stepped * length / np.linalg.norm(stepped)).astype(np.float32)
+                continue
+            if name[-1] in "wW":
+                params[name] = params[name] * np.float32(1 - config.lr * part * 10)
+            adam_by_hand(params, m, v, name, g, config.lr * part, step)
     trained, _ = mc.train(config, data=digits)
     assert len(kernels) == 6
     for name, expected in params.items():
