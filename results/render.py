@@ -608,7 +608,7 @@ TABLES = {
         ("the CNN of its size, `--cnn-head mean`", "control/long-cnn-mean"))),
     "multimnist parts": partial(multimnist_control, first="parts/iters-3", rows=(
         ("3 routing iterations, parts of half a digit", "parts/iters-3"),
-        ("1 routing iteration", "parts/iters-1"))),
+        ("1 routing iteration", "parts/iters-1"), ("a CNN on these layers", "parts/cnn"))),
     "multimnist errors": partial(multimnist_errors, setting="weights/deep"),
     "multimnist routing": partial(multimnist_routing, setting="weights/deep"),
     "multimnist disentanglement": partial(multimnist_disentanglement, setting="disentanglement/deep"),
@@ -723,6 +723,10 @@ VALUES = {
     "shipped accuracy": lambda ledger: ledger.mean(MULTI, "weights/deep"),
     "shipped on paper's pairs": lambda ledger: ledger.mean(MULTI, "weights/deep-papers-pairs"),
     "shipped mse": lambda ledger: ledger.mean(MULTI, "weights/deep", MSE, 4),
+    "nearest pairs placed": lambda ledger: ledger.mean(MULTI, "nearest/pairs", "nearest_placed"),
+    "nearest pairs placed one": lambda ledger: ledger.mean(MULTI, "nearest/pairs", "nearest_placed_one"),
+    "nearest pairs": lambda ledger: ledger.mean(MULTI, "nearest/pairs", "nearest_centred"),
+    "nearest pairs one": lambda ledger: ledger.mean(MULTI, "nearest/pairs", "nearest_centred_one"),
     "mean image mse": lambda ledger: ledger.mean(MULTI, "weights/deep", "baseline_recon_mse", 4),
     "iterations": lambda ledger: ledger.difference(MULTI, "main/deep", "control/iters-1"),
     "step gflop": lambda ledger: ledger.plain(MULTI, "speed/deep", "gflop", 2),
@@ -892,11 +896,14 @@ def same_neighbours(result):
     return all(math.isclose(record[key], result[key], rel_tol=1e-4) for key in ("familiar", "held_out"))
 
 
+NEAREST = {AFF: ("bench_affnist_nearest.py",), MULTI: ("bench_multimnist_nearest.py", "bench_affnist_nearest.py")}
+
+
 def same_evaluation(result):
     """Whether the network that a result loaded, if it did, still scores the same on its test images"""
     module = SCRIPTS[result["experiment"]]
-    if "nearest" in result and result["bench"]["sha256"] != hashlib.sha256(
-            (ROOT / "tests/bench_affnist_nearest.py").read_bytes()).hexdigest():
+    if "sha256" in result.get("bench", {}) and result["bench"]["sha256"] != hashlib.sha256(b"".join(
+            (ROOT / "tests" / name).read_bytes() for name in NEAREST[result["experiment"]])).hexdigest():
         return False
     if "tests_sha256" in result:
         config = dataclasses.replace(module.config_of(result["config"], result["experiment"]), quiet=True,

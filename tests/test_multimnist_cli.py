@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import multimnist_capsnet as mc
 
+import bench_multimnist_nearest
 import bench_multimnist_step
 import bench_synthetic_digits
 import numpy as np
@@ -307,7 +308,7 @@ def test_bad_input_of_a_real_process_is_one_line(run_script, script, flags):
     assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
 
 
-STEP, DIGITS = bench_multimnist_step, bench_synthetic_digits
+STEP, DIGITS, NEAREST = bench_multimnist_step, bench_synthetic_digits, bench_multimnist_nearest
 
 
 @pytest.mark.parametrize("bench, flags, named", [
@@ -318,7 +319,9 @@ STEP, DIGITS = bench_multimnist_step, bench_synthetic_digits
     (STEP, "--preset huge", "--preset"), (STEP, "--out-json folder", "folder"), (STEP, "--out-json no/x.json", "no/x"),
     (DIGITS, "--n-synthetic 49", "at least 50"), (DIGITS, "--n-epochs 0", "--n-epochs"), (DIGITS, "--seed -1", "-1"),
     (DIGITS, "--mnist-dir nowhere", "nowhere"), (DIGITS, "--digits mnist", "--mnist-dir"),
-    (DIGITS, "--out-json no/x.json", "no/x")])
+    (DIGITS, "--out-json no/x.json", "no/x"),
+    (NEAREST, "--n-known 0", "--n-known"), (NEAREST, "--n-test 0", "--n-test"),
+    (NEAREST, "--digits mnist", "--mnist-dir"), (NEAREST, "--out-json no/x.json", "no/x")])
 def test_bad_input_of_a_benchmark_is_one_line(monkeypatch, capsys, tmp_path, bench, flags, named):
     (tmp_path / "folder").mkdir()
     monkeypatch.chdir(tmp_path)

@@ -1,11 +1,14 @@
 """Pairs of digits that really overlap, drawn so that they depend on nothing but their seed."""
 import dataclasses
 import itertools
+import json
 import math
+import sys
 import time
 
 import multimnist_capsnet as mc
 
+import bench_multimnist_nearest
 import numpy as np
 import pytest
 from conftest import TINY
@@ -250,3 +253,28 @@ def test_only_training_digits_are_warped(digits):
     val = [mc.draw_pairs(digits, "val", 20, dataclasses.replace(TINY, warp=warp), "evaluation", 0)["composites"]
            for warp in (0.0, 1.0)]
     assert np.array_equal(*val)
+
+
+# -------------------------------------------------------------- the nearest neighbour beside the networks
+
+def test_pairs_named_after_their_nearest_by_hand():
+    """Four known pairs, each a point of light; of five test pairs two are named whole, one in the other order, of two
+    one digit is right, one is wrong"""
+    known = np.zeros((4, 2, 2), np.uint8)
+    known.reshape(4, 4)[np.arange(4), np.arange(4)] = 200
+    labels = np.array([[3, 1], [4, 5], [0, 9], [7, 2]])
+    pairs = {"composites": known[[0, 1, 2, 3, 3]], "labels": np.array([[1, 3], [4, 5], [0, 8], [5, 7], [0, 1]])}
+    both, (low, high), one = bench_multimnist_nearest.accuracies(known, labels, [pairs], np.asarray)
+    assert (both, one) == (2 / 5, 4 / 5) and low < both < high
+
+
+def test_the_pairs_nearest_neighbour_from_the_command_line(monkeypatch, tmp_path, capsys):
+    path = tmp_path / "r.json"
+    monkeypatch.setattr(sys, "argv", f"x --n-known 50 --n-test 20 --digits synthetic --out-json {path}".split())
+    bench_multimnist_nearest.main()
+    found, said = json.loads(path.read_text()), capsys.readouterr().out
+    for key, name in (("placed", "as placed"), ("centred", "ink in the middle")):
+        low, high = found[f"nearest_{key}_ci95"]
+        assert low <= found[f"nearest_{key}"] <= high and found[f"nearest_{key}"] <= found[f"nearest_{key}_one"]
+        assert f"{name}: set accuracy {found[f'nearest_{key}']:.4f}" in said
+    assert len(found["weights_sha256"]) == 64 and found["bench"]["source"] == "synthetic"

@@ -85,7 +85,8 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     (MULTI, "control", "long-cnn", f"--model cnn {RESIDUAL} {LONG}", range(1), 90),
     *((MULTI, "control", name, f"{flags} {QUICK}", range(3), 3) for name, flags in (
         ("iters-1", "--routing-iters 1"), ("no-recon", "--recon-weight 0"), ("cnn", "--model cnn"))),
-    *((MULTI, "parts", f"iters-{n}", f"--front-end parts --routing-iters {n} {QUICK}", range(3), 5) for n in (3, 1)),
+    *((MULTI, "parts", name, f"--front-end parts {flags} {QUICK}", range(3), minutes) for name, flags, minutes in (
+        ("iters-3", "--routing-iters 3", 5), ("iters-1", "--routing-iters 1", 5), ("cnn", "--model cnn", 4))),
     (MULTI, "main", "long", f"{PLAIN} --n-epochs 25 --n-train 60000 --n-val 5000", range(1), 100),
     (MULTI, "synthetic", "deep", "--n-epochs 8 --n-train 6000 --digits synthetic", range(1), 3),
     *((NORB, "shapes", model, f"--data shapes --model {model} --baseline none", range(10), minutes)
@@ -141,6 +142,7 @@ LOOKS = [                          # what the figures say, in numbers
     *(Result(MULTI, "disentanglement", "deep", seed, f"{PROBE} --n-seeds 1 --seed {seed} --threads 1", 11)
       for seed in range(3)),
     Result(NORB, "toys", "likeness", 0, f"{AVX2_BLAS} python3 tests/bench_toys.py", 2),
+    Result(MULTI, "nearest", "pairs", 0, "python3 tests/bench_multimnist_nearest.py --digits mnist", 2),
     Result(AFF, "nearest", "digits", 0, "python3 tests/bench_affnist_nearest.py --digits mnist", 3),
     *(Result(NORB, "alive", "caps", seed, f"{ALIVE} --seed {seed} --threads 1", 5) for seed in range(3)),
     *(Result(NORB, "weights", name, 0, f"{AVX2_BLAS} python3 {NORB}.py --load weights/smallnorb_{name}.npz --threads 1 "
@@ -163,7 +165,7 @@ BENCHES = [                        # experiment, table, setting, seed, command, 
     Result(AFF, "speed", "batch-100", 0, f"{AFF_STEP} --batch-size 100", 5),
     Result(MULTI, "synthetic", "digits", 0, f"{DIGITS} --digits mnist", 1)]
 SMALL = {                          # what makes a command small; what is given twice counts as last
-    "bench_toys": "--n-toys 1 --n-test 100", "bench_affnist_nearest": "--n-known 200 --n-test 100 --digits auto",
+    "bench_toys": "--n-toys 1 --n-test 100", "nearest.py": "--n-known 200 --n-test 100 --digits auto",
     "--only alive": "--n-epochs 1 --n-train-toys 1 --n-test 60",
     f"{NORB}.py --load": "--n-test 60", "--load": "--n-test 64 --digits auto",
     "disentanglement": "--n-epochs 1 --n-train 96 --n-val 32 --n-test 200",
