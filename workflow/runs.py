@@ -144,6 +144,8 @@ LOOKS = [                          # what the figures say, in numbers
     Result(NORB, "toys", "likeness", 0, f"{AVX2_BLAS} python3 tests/bench_toys.py", 2),
     Result(MULTI, "nearest", "pairs", 0, "python3 tests/bench_multimnist_nearest.py --digits mnist", 2),
     Result(AFF, "nearest", "digits", 0, "python3 tests/bench_affnist_nearest.py --digits mnist", 3),
+    *(Result(AFF, "weights", name, 0, f"python3 {AFF}.py --load weights/affnist_{name}.npz --digits mnist --threads 1 "
+             "--quiet", 1) for name in ("shared", "gap")),
     *(Result(NORB, "alive", "caps", seed, f"{ALIVE} --seed {seed} --threads 1", 5) for seed in range(3)),
     *(Result(NORB, "weights", name, 0, f"{AVX2_BLAS} python3 {NORB}.py --load weights/smallnorb_{name}.npz --threads 1 "
              "--quiet", 0.3) for name in ("capsules", "gap", "caps"))]
@@ -192,20 +194,27 @@ LOOK_AT_TOYS = " && ".join((
     "--ablation-results runs/ablations.json"))
 RESULTS, REAL = results_of(RUNS) + LOOKS, results_of(REAL_RUNS)
 SHIPPED = "weights/multimnist_deep.npz"
+AFF_SHIPPED = "weights/affnist_shared.npz weights/affnist_gap.npz"
+AFF_DRAWN = sorted(path for table in ("free", "steps") for path in (ROOT / "results" / AFF / table).glob("*.json"))
 FIGURES = {                        # name -> command, what it draws from beside its own script, minutes of two cores
     "multimnist": (f"{DRAW} --load --digits mnist", [f"{MULTI}.py", SHIPPED], 1),
     "multimnist-page": (f"{DRAW} --image viz/{MULTI}/page.png --outdir viz/{MULTI}",
                         [f"{MULTI}.py", SHIPPED, f"viz/{MULTI}/page.png"], 1),
     "multimnist-disentanglement": (f"{PROBE} --n-seeds 3", [f"{MULTI}.py"], 15),
-    "smallnorb": (LOOK_AT_TOYS, [f"visualize_{NORB}.py"], 10)}
+    "smallnorb": (LOOK_AT_TOYS, [f"visualize_{NORB}.py"], 10),
+    "affnist": (f"python3 visualize_{AFF}.py --load {AFF_SHIPPED} --n-test 1000 --digits mnist && "
+                f"python3 visualize_{AFF}.py --results results/{AFF}",
+                [f"{AFF}.py", *AFF_SHIPPED.split(), *AFF_DRAWN], 3)}
 FILMS = {
     "multimnist": (f"python3 make_{MULTI}_gif.py {QUICK} --n-val 500 --snapshot-every 75 --fps 6",
                    [f"{MULTI}.py", SHIPPED], 3),
-    "smallnorb": (f"{AVX2_BLAS} python3 make_{NORB}_gif.py --n-test 600 --fps 5", [f"{NORB}.py"], 3)}
+    "smallnorb": (f"{AVX2_BLAS} python3 make_{NORB}_gif.py --n-test 600 --fps 5", [f"{NORB}.py"], 3),
+    "affnist": (f"python3 make_{AFF}_gif.py --load {AFF_SHIPPED}", [f"{AFF}.py", *AFF_SHIPPED.split()], 1)}
 WEIGHTS = {path: next(result for result in RESULTS if result.name == f"{name}-0") for path, name in (
     (SHIPPED, f"{MULTI}/main/residual"), ("weights/smallnorb_capsules.npz", f"{NORB}/wide-azimuth/dynamic-shared"),
     ("weights/smallnorb_gap.npz", f"{NORB}/wide-azimuth/gap"),
-    ("weights/smallnorb_caps.npz", f"{NORB}/paper-azimuth/caps"))}
+    ("weights/smallnorb_caps.npz", f"{NORB}/paper-azimuth/caps"), ("weights/affnist_shared.npz", f"{AFF}/long/shared"),
+    ("weights/affnist_gap.npz", f"{AFF}/long/gap"))}
 
 
 def script_sha256(experiment):
