@@ -608,7 +608,8 @@ TABLES = {
         ("the CNN of its size, `--cnn-head mean`", "control/long-cnn-mean"))),
     "multimnist parts": partial(multimnist_control, first="parts/iters-3", rows=(
         ("3 routing iterations, parts of half a digit", "parts/iters-3"),
-        ("1 routing iteration", "parts/iters-1"), ("a CNN on these layers", "parts/cnn"))),
+        ("1 routing iteration", "parts/iters-1"), ("a CNN on these layers", "parts/cnn"),
+        ("the same, `--cnn-head mean`", "parts/cnn-mean"))),
     "multimnist errors": partial(multimnist_errors, setting="weights/deep"),
     "multimnist routing": partial(multimnist_routing, setting="weights/deep"),
     "multimnist disentanglement": partial(multimnist_disentanglement, setting="disentanglement/deep"),

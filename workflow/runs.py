@@ -86,7 +86,8 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     *((MULTI, "control", name, f"{flags} {QUICK}", range(3), 3) for name, flags in (
         ("iters-1", "--routing-iters 1"), ("no-recon", "--recon-weight 0"), ("cnn", "--model cnn"))),
     *((MULTI, "parts", name, f"--front-end parts {flags} {QUICK}", range(3), minutes) for name, flags, minutes in (
-        ("iters-3", "--routing-iters 3", 5), ("iters-1", "--routing-iters 1", 5), ("cnn", "--model cnn", 4))),
+        ("iters-3", "--routing-iters 3", 5), ("iters-1", "--routing-iters 1", 5), ("cnn", "--model cnn", 2),
+        ("cnn-mean", "--model cnn --cnn-head mean", 2))),
     (MULTI, "main", "long", f"{PLAIN} --n-epochs 25 --n-train 60000 --n-val 5000", range(1), 100),
     (MULTI, "synthetic", "deep", "--n-epochs 8 --n-train 6000 --digits synthetic", range(1), 3),
     *((NORB, "shapes", model, f"--data shapes --model {model} --baseline none", range(10), minutes)
