@@ -154,7 +154,7 @@ PRESETS = {
     "paper": {"front_end": "paper", "conv1_channels": 256, "conv3_channels": 64, "norm": "none", "primary_types": 32,
               "decoder_hidden1": 512, "decoder_hidden2": 1024, "lr": 1e-3, "muon": 0.0, "warmup": 0}}
 RECIPES = {model: {"loss": "margin" if model in CAPSULES else "xent", "routing_iters": 3 if model == "caps" else 1,
-                   "recon_weight": 0.0005 if model in CAPSULES else 0.0, "dropout": 0.5 if model == "cnn" else 0.0}
+                   "recon_weight": 0.0005 if model in CAPSULES else 0.0}
            for model in MODELS}
 TASKS = {"affnist": {"max_shift": 6}, "mnist": {"max_shift": 2}}
 SIDES = {"affnist": 40, "mnist": 28}                           # of the canvas, px
@@ -228,8 +228,8 @@ class Config(Settings):
                                         low=1, models=CAPSULES)
     decoder_hidden2: int = table_option(PRESETS, "decoder_hidden2", "units of the decoder's second layer", "network",
                                         low=1, models=CAPSULES)
-    dropout: float = table_option(RECIPES, "dropout", "share of the last hidden units of dense and cnn dropped in "
-                                  "training", "training", low=0, high=0.99, models=("dense", "cnn"))
+    dropout: float = option(0.0, "share of the last hidden units of dense and cnn dropped in training", "training",
+                            low=0, high=0.99, models=("dense", "cnn"))
 
     def own_values(self):
         values = PRESETS.get(self.preset, {}) | RECIPES.get(self.model, {}) | TASKS.get(self.task, {})

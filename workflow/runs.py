@@ -57,7 +57,7 @@ STANDARD = {                       # the paper's ablations on the standard task
 AFF_NETWORKS = {                   # sharing of matrices over places and capsules, two by two; then others on the trunk
     "shared": "", "caps-1": "--model caps --routing-iters 1", "gap": "--model gap", "dense": "--model dense",
     "caps": "--model caps", "shared-3": "--routing-iters 3", "vectors": "--model vectors", "max": "--model max",
-    "cnn": "--model cnn", "shared-no-places": "--no-places"}
+    "cnn": "--model cnn --lr 2e-3 --muon 0.004", "shared-no-places": "--no-places"}
 FOUR, UNPROBED = tuple(AFF_NETWORKS)[:4], ("caps-1", "shared-no-places")
 BARE = "--no-squash --loss xent --recon-weight 0"
 STEPS = {                          # from a CNN of ten vectors to a capsule network, and what is taken from that one
