@@ -735,6 +735,7 @@ VALUES = {
     "long cnn accuracy": lambda ledger: ledger.mean(MULTI, "control/long-cnn"),
     "middle minus cnn": lambda ledger: ledger.difference(MULTI, "main/middle", "control/middle-cnn-mean"),
     "middle iterations": lambda ledger: ledger.difference(MULTI, "main/middle", "control/middle-iters-1"),
+    "parts minus cnn": lambda ledger: ledger.difference(MULTI, "parts/iters-3", "parts/cnn"),
     "parts iterations": lambda ledger: ledger.difference(MULTI, "parts/iters-3", "parts/iters-1"),
     "no recon minus cnn": lambda ledger: ledger.difference(MULTI, "control/no-recon", "control/cnn"),
     "deep minus cnn": lambda ledger: ledger.difference(MULTI, "main/deep", "control/cnn"),
