@@ -748,6 +748,9 @@ VALUES = {
            ("caps minus cnn", "matched/caps", "matched/cnn"), ("caps minus dense", "matched/caps", "matched/dense"),
            ("shared minus gap", "free/shared", "free/gap"), ("iterations caps", "free/caps", "free/caps-1"),
            ("iterations shared", "free/shared-3", "free/shared"), ("matrices", "free/shared", "free/vectors"))},
+    **{f"affnist shipped {name} {test}": partial(Ledger.mean, experiment=AFF, setting=f"weights/{name}",
+                                                 key=f"{test}_accuracy", digits=4)
+       for name in ("shared", "gap") for test in ("familiar", "affine")},
     "wide azimuth difference": lambda ledger: ledger.difference(
         NORB, "wide-azimuth/dynamic-shared", "wide-azimuth/gap", "held_out"),
     **{f"{name} toy{'s' * (n > 1)}": lambda ledger, n=n: ledger.difference(
