@@ -148,15 +148,15 @@ FRONT_ENDS = {
     "paper": (("conv2d", "conv1", 9, 1, "conv1"), ("relu",))}
 PRESETS = {
     "deep": {"front_end": "deep", "conv1_channels": 16, "conv3_channels": 64, "norm": "batch", "primary_types": 16,
-             "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 1e-2, "muon": 0.02, "warmup": 200},
+             "padding": 4, "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 1e-2, "muon": 0.02, "warmup": 200},
     "small": {"front_end": "paper", "conv1_channels": 64, "conv3_channels": 64, "norm": "none", "primary_types": 8,
-              "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 1e-3, "muon": 0.0, "warmup": 0},
+              "padding": 0, "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 1e-3, "muon": 0.0, "warmup": 0},
     "paper": {"front_end": "paper", "conv1_channels": 256, "conv3_channels": 64, "norm": "none", "primary_types": 32,
-              "decoder_hidden1": 512, "decoder_hidden2": 1024, "lr": 1e-3, "muon": 0.0, "warmup": 0}}
+              "padding": 0, "decoder_hidden1": 512, "decoder_hidden2": 1024, "lr": 1e-3, "muon": 0.0, "warmup": 0}}
 RECIPES = {model: {"loss": "margin" if model in CAPSULES else "xent", "routing_iters": 3 if model == "caps" else 1,
                    "recon_weight": 0.0005 if model in CAPSULES else 0.0}
            for model in MODELS}
-TASKS = {"affnist": {"max_shift": 6}, "mnist": {"max_shift": 2}}
+TASKS = {"affnist": {"max_shift": 6}, "mnist": {"max_shift": 2, "padding": 0}}
 SIDES = {"affnist": 40, "mnist": 28}                           # of the canvas, px
 
 
@@ -203,6 +203,8 @@ class Config(Settings):
                          choices=tuple(PRESETS))
     front_end: str = table_option(PRESETS, "front_end", "layers up to PrimaryCaps: six small ones, or the paper's two "
                                   "9x9", "network", choices=tuple(FRONT_ENDS), models=(*CAPSULES, *CNNS[:-1]))
+    padding: int = table_option(PRESETS, "padding", "px of background around the image, so that the last layers see a "
+                                "digit at its edge as one in its middle; task mnist: 0", "network", low=0, high=20)
     conv1_channels: int = table_option(PRESETS, "conv1_channels", "channels of Conv1, in the deep front end of Conv2 "
                                        "too; cnn: of the first two, its third has half", "network", low=1)
     conv3_channels: int = table_option(
@@ -747,7 +749,7 @@ def plan(config, width=0):
     centres (places, 2) of its receptive fields, x and y in [-1, 1] over the image; n_dropped: what dropout acts on"""
     drawn = blueprint(config, width or own_width(config))
     image, layers, shapes = SIDES[config.task], [], {}
-    side, channels, offset, scale, n_dropped = image, 1, 0.0, 1, 0
+    side, channels, offset, scale, n_dropped = image + 2 * config.padding, 1, float(-config.padding), 1, 0
     for k, (operation, *options) in enumerate(drawn):
         if operation == "conv2d":
             name, K, stride, F = options
@@ -836,10 +838,11 @@ def forward(params, images, config, digits=None, empty=np.empty, dropout_mask=No
     coupling coefficients, the first (1, I), the others (N, 10, I), with I ordered (row, column, type).
     """
     drawn = plan(config)
-    x = im2col_rows(images, params["conv1_w"].shape[1])
+    x, pad_cache = pad_forward(images[..., None], config.padding)
+    x = im2col_rows(x[..., 0], params["conv1_w"].shape[1])
     x, layers_cache = layers_forward(params, x, drawn.layers, empty, dropout_mask, statistics)
     if config.model not in CAPSULES:
-        return {"scores": x}, SimpleNamespace(layers=layers_cache, capsules=None)
+        return {"scores": x}, SimpleNamespace(pad=pad_cache, layers=layers_cache, capsules=None)
     v, found, capsules_cache = capsules_forward(params, x, config, empty)
     lengths, lengths_cache = lengths_forward(v)
     digits = lengths.argmax(1)[:, None] if digits is None else digits
@@ -849,8 +852,8 @@ def forward(params, images, config, digits=None, empty=np.empty, dropout_mask=No
         masked, mask_cache = mask_forward(v, digits)
         pixels, decoder_cache = decoder_forward(params, masked, empty)
         out["recon"] = pixels.reshape(len(v), -1, *images.shape[1:])
-    return out, SimpleNamespace(layers=layers_cache, capsules=capsules_cache, lengths=lengths_cache, mask=mask_cache,
-                                decoder=decoder_cache)
+    return out, SimpleNamespace(pad=pad_cache, layers=layers_cache, capsules=capsules_cache, lengths=lengths_cache,
+                                mask=mask_cache, decoder=decoder_cache)
 
 
 def backward(dscores, drecon, cache, config, need_dx=False):
@@ -864,7 +867,7 @@ def backward(dscores, drecon, cache, config, need_dx=False):
             dv = dv + mask_backward(dmasked, cache.mask)
         dscores = capsules_backward(dv, cache.capsules, config, grads)
     dx = layers_backward(dscores, cache.layers, plan(config).layers, grads, need_dx)
-    return grads, im2col_rows_backward(dx) if need_dx else None
+    return grads, pad_backward(im2col_rows_backward(dx)[..., None], cache.pad)[..., 0] if need_dx else None
 
 
 def capsules_forward(params, x, config, empty):

@@ -732,6 +732,7 @@ VALUES = {
     "iterations": lambda ledger: ledger.difference(MULTI, "main/deep", "control/iters-1"),
     "step gflop": lambda ledger: ledger.plain(MULTI, "speed/deep", "gflop", 2),
     "synthetic accuracy": lambda ledger: ledger.mean(MULTI, "synthetic/deep"),
+    "long cnn mean accuracy": lambda ledger: ledger.mean(MULTI, "control/long-cnn-mean"),
     "long cnn accuracy": lambda ledger: ledger.mean(MULTI, "control/long-cnn"),
     "middle minus cnn": lambda ledger: ledger.difference(MULTI, "main/middle", "control/middle-cnn-mean"),
     "middle iterations": lambda ledger: ledger.difference(MULTI, "main/middle", "control/middle-iters-1"),

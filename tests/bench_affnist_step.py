@@ -105,7 +105,7 @@ def torch_loss(config):
         return v
 
     def loss_of(p, images, labels, dropout_mask=None):
-        x = trunk(p, images, dropout_mask)
+        x = trunk(p, F.pad(images, [config.padding] * 4), dropout_mask)
         if config.model not in affnist.CAPSULES:
             return F.cross_entropy(x, labels)
         v = capsules(p, x)

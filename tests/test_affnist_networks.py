@@ -28,6 +28,7 @@ NETWORKS = {
     "cross-entropy": tiny("shared", loss="xent"), "no decoder": tiny("caps", recon_weight=0.0),
     "with dropout": tiny("dense", dropout=0.4), "not normalised": tiny("shared", norm="none"),
     "the paper's": tiny("caps", preset="small", conv1_channels=3, primary_types=1),
+    "not padded": tiny("shared", padding=0), "padded by 3": tiny("gap", padding=3),
     "mnist": tiny("shared", task="mnist"), "small gap": tiny("gap", preset="small", conv1_channels=3)}
 
 
@@ -135,7 +136,8 @@ def test_vectors_are_averages_over_places(digits):
     config = NETWORKS["plain vectors"]
     params, batch = float64(config), batch_of(digits, config)
     out, cache = ac.forward(params, batch["images"], config, statistics={})
-    x, _ = ac.layers_forward(params, ac.im2col_rows(batch["images"], 3), ac.plan(config).layers, statistics={})
+    padded = np.pad(batch["images"], ((0, 0), (4, 4), (4, 4)))
+    x, _ = ac.layers_forward(params, ac.im2col_rows(padded, 3), ac.plan(config).layers, statistics={})
     np.testing.assert_allclose(out["v"], x.mean((1, 2)).reshape(3, 10, 16))
     np.testing.assert_allclose(out["scores"], np.linalg.norm(out["v"], axis=-1))
 
@@ -157,26 +159,46 @@ def test_shared_capsules_by_loops(digits):
         np.testing.assert_allclose(out["v"][n], norm * s / (1 + norm ** 2), rtol=1e-6)
 
 
-def test_places_are_the_middles_of_the_receptive_fields():
-    """Of the deep front end on 40 px: 3x3, 3x3, pool, 3x3, 3x3, pool, 3x3: fields of 26 px, 4 px apart, so that the
-    outer ones begin 0 and end 41 - 1 - 1 = 41 px in; -1 to 1 over the image"""
-    centres = ac.plan(tiny("shared")).centres
-    assert len(centres) == 25
+@pytest.mark.parametrize("padding, n", [(0, 5), (4, 7)])
+def test_places_are_the_middles_of_the_receptive_fields(padding, n):
+    """Of the deep front end: 3x3, 3x3, pool, 3x3, 3x3, pool, 3x3: fields of 24 px, 4 px apart, so that five of them cover
+    40 px and seven 48; -1 to 1 over the image, whose middle is the middle field's"""
+    centres = ac.plan(tiny("shared", padding=padding)).centres
+    assert len(centres) == n * n
     x = np.unique(centres[:, 0])
-    np.testing.assert_allclose(np.diff(x), 4 / 20)
+    np.testing.assert_allclose(x, (np.arange(n) - n // 2) * 4 / 20, atol=1e-12)
     assert centres[0].tolist() == [x[0], x[0]] and centres[1].tolist() == [x[1], x[0]]  # x first, then y
     changed = np.zeros((1, 40, 40))
-    config, params = tiny("shared", norm="none"), float64(tiny("shared", norm="none"))
-    before = ac.forward(params, changed, config)[0]["u"].reshape(25, -1)
+    config = tiny("shared", norm="none", padding=padding)
+    params = float64(config)
+    before = ac.forward(params, changed, config)[0]["u"].reshape(n * n, -1)
     hit = []
     for column in range(40):
         image = changed.copy()
         image[0, :, column] = 1
-        after = ac.forward(params, image, config)[0]["u"].reshape(25, -1)
-        hit.append((after != before).any(1).reshape(5, 5)[2])
+        after = ac.forward(params, image, config)[0]["u"].reshape(n * n, -1)
+        hit.append((after != before).any(1).reshape(n, n)[n // 2])
     hit = np.array(hit)                                                                 # (column, place)
-    middles = [(np.flatnonzero(hit[:, k]).min() + np.flatnonzero(hit[:, k]).max()) / 2 for k in range(5)]
-    np.testing.assert_allclose((np.array(middles) - 19.5) / 20, x, atol=0.06)
+    for k, middle in enumerate(x * 20 + 19.5):
+        field = np.arange(max(0, np.ceil(middle - 11.5)), min(39, np.floor(middle + 11.5)) + 1)
+        seen = np.flatnonzero(hit[:, k])
+        assert np.isin(seen, field).all()
+        if len(field) == 24:
+            assert abs((seen.min() + seen.max()) / 2 - middle) < 1.2
+
+
+@pytest.mark.parametrize("padding, n", [(0, 5), (4, 7)])
+def test_what_is_moved_by_the_distance_of_two_fields_is_seen_one_place_further(padding, n):
+    """To the very edge; and padding is background: the padded network sees what one does on a larger canvas"""
+    rng, image = np.random.default_rng(0), np.zeros((1, 40, 40))
+    image[0, 10:30, 4:24] = rng.random((20, 20))
+    config = tiny("shared", norm="none", padding=padding)
+    params = float64(config)
+    here, there, blank = (ac.forward(params, x, config)[0]["u"].reshape(n, n, -1)
+                          for x in (image, np.roll(image, -4, axis=2), image * 0))
+    np.testing.assert_allclose(there[:, :-1], here[:, 1:], rtol=1e-9)
+    whole = [np.abs(x - blank).max(-1).any(0) for x in (here, there)]                   # columns of places with ink
+    assert [seen.sum() for seen in whole] == ([5, 5] if padding == 0 else [7, 6])
 
 
 @pytest.mark.parametrize("model, of", [("gap", "shared"), ("max", "shared"), ("dense", "caps"), ("cnn", "caps")])
@@ -234,7 +256,7 @@ def test_training_learns_and_keeps_its_bits(digits, name):
 
 
 def test_stopping_at_an_accuracy(digits):
-    config = ac.changed(NETWORKS["gap"], n_epochs=10, max_shift=0, lr=1e-2, warmup=0, stop_at=0.3)
+    config = ac.changed(NETWORKS["gap"], padding=0, n_epochs=10, max_shift=0, lr=1e-2, warmup=0, stop_at=0.3)
     _, history = ac.train(config, data=digits)
     reached = [epoch["val_accuracy"] >= 0.3 for epoch in history["epochs"]]
     assert reached[-1] and not any(reached[:-1]) and len(reached) < 10
