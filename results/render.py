@@ -632,12 +632,15 @@ TABLES = {
     "affnist results": partial(affnist_results, first="free/shared", rows=[
         (label, f"free/{name}") for name, label in AFF_NAMES.items()]),
     "affnist nearest": partial(affnist_nearest, setting="nearest/digits"),
+    "affnist edge": partial(affnist_results, first="edge/shared", rows=[
+        (AFF_NAMES[name], f"edge/{name}") for name in ("shared", "caps-1", "gap", "dense", "caps", "cnn")]),
     "affnist plain": partial(affnist_results, first="plain/shared", rows=[
         (AFF_NAMES[name], f"plain/{name}") for name in ("shared", "caps-1", "gap", "dense", "caps")]),
     "affnist matched": partial(affnist_results, first="matched/shared", rows=[
         (AFF_NAMES[name], f"matched/{name}") for name in ("shared", "caps-1", "gap", "dense", "caps", "cnn")]),
     "affnist two by two": partial(affnist_two_by_two, tables=(
-        ("normalised", "free"), ("not normalised", "plain"), ("stopped alike", "matched"))),
+        ("normalised", "free"), ("without padding", "edge"), ("not normalised", "plain"),
+        ("stopped alike", "matched"))),
     "affnist steps up": partial(affnist_steps, rows=(
         ("ten vectors, averaged over places, cross-entropy of their lengths", "steps/start", None),
         ("+ transformation: shared matrices and the place", "steps/transformation", "steps/start"),
@@ -748,7 +751,8 @@ VALUES = {
        for name, one, other in (
            ("caps minus cnn", "matched/caps", "matched/cnn"), ("caps minus dense", "matched/caps", "matched/dense"),
            ("shared minus gap", "free/shared", "free/gap"), ("iterations caps", "free/caps", "free/caps-1"),
-           ("iterations shared", "free/shared-3", "free/shared"), ("matrices", "free/shared", "free/vectors"))},
+           ("iterations shared", "free/shared-3", "free/shared"), ("matrices", "free/shared", "free/vectors"),
+           *((f"padding {name}", f"free/{name}", f"edge/{name}") for name in ("shared", "gap", "caps", "cnn")))},
     **{f"affnist shipped {name} {test}": partial(Ledger.mean, experiment=AFF, setting=f"weights/{name}",
                                                  key=f"{test}_accuracy", digits=4)
        for name in ("shared", "gap") for test in ("familiar", "affine")},

@@ -113,6 +113,7 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     *((AFF, "free", name, f"{flags}{' --probe' * (name not in UNPROBED)}", range(3), 5)
       for name, flags in AFF_NETWORKS.items()),
     *((AFF, "free", name, flags, range(3, 10 if name in FOUR else 5), 3) for name, flags in AFF_NETWORKS.items()),
+    *((AFF, "edge", name, f"{AFF_NETWORKS[name]} --padding 0", range(3), 3) for name in (*FOUR, "caps", "cnn")),
     *((AFF, "plain", name, f"{AFF_NETWORKS[name]} --norm none --lr 5e-3", range(5), 3) for name in (*FOUR, "caps")),
     *((AFF, "matched", name, f"{AFF_NETWORKS[name]} {MATCHED}", range(5), 3) for name in (*FOUR, "caps", "cnn")),
     *((AFF, "steps", name, flags, range(5), 3) for name, flags in STEPS.items()),
