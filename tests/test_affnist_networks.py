@@ -161,7 +161,7 @@ def test_shared_capsules_by_loops(digits):
 
 @pytest.mark.parametrize("padding, n", [(0, 5), (4, 7)])
 def test_places_are_the_middles_of_the_receptive_fields(padding, n):
-    """Of the deep front end: 3x3, 3x3, pool, 3x3, 3x3, pool, 3x3: fields of 24 px, 4 px apart, so that five of them cover
+    """Of the deep front end: 3x3, 3x3, pool, 3x3, 3x3, pool, 3x3: fields of 24 px, 4 px apart, so that five cover
     40 px and seven 48; -1 to 1 over the image, whose middle is the middle field's"""
     centres = ac.plan(tiny("shared", padding=padding)).centres
     assert len(centres) == n * n
