@@ -152,7 +152,7 @@ def test_the_second_experiments_networks_that_come_along_are_whole(name, model, 
     assert sn.WEIGHTS.name == "smallnorb_capsules.npz"
 
 
-@pytest.mark.parametrize("model, size", [("shared", 1_153_872), ("gap", 0)])
+@pytest.mark.parametrize("model, size", [("shared", 1_153_872), ("gap", 159_990)])
 def test_the_third_experiments_networks_that_come_along_are_whole(model, size):
     path = ac.WEIGHTS.with_name(f"affnist_{model}.npz")
     found = ac.load_network(path)
