@@ -55,17 +55,24 @@ def accuracies(known, labels, digits, config, prepared):
     return found
 
 
-def main():
-    parser = affnist.Parser(__doc__)
-    parser.add_argument("--n-known", type=int, default=55000, metavar="N", help="digits that are known (default 55000)")
-    parser.add_argument("--n-test", type=int, default=10000, metavar="N", help="test digits (default 10000)")
+def arguments(module, text, n_known, what):
+    """The command line of a nearest neighbour, beside the experiment `module`, among n_known digits, or what there is"""
+    parser = module.Parser(text)
+    parser.add_argument("--n-known", type=int, default=n_known, metavar="N", help=f"{what} that are known (default "
+                        f"{n_known})")
+    parser.add_argument("--n-test", type=int, default=10000, metavar="N", help=f"test {what} (default 10000)")
     parser.add_argument("--digits", choices=("auto", "mnist", "synthetic"), default="auto", help="as the experiment's")
     parser.add_argument("--mnist-dir", default="", metavar="DIR", help="folder with the four MNIST idx files (else "
                         "$MNIST_DIR, else ~/.cache/hinton-mnist, else download)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of where digits lie (default 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help=f"seed of the {what} (default 0)")
     parser.add_argument("--out-json", default="", metavar="FILE", help="write settings and results to this file")
     args = parser.parse_args()
     require(args, n_known=1, n_test=1, seed=0)
+    return args
+
+
+def main():
+    args = arguments(affnist, __doc__, 55000, "digits")
     config = affnist.Config(seed=args.seed, n_test=args.n_test, n_train=args.n_known, digits=args.digits,
                             mnist_dir=args.mnist_dir, model="gap")
     affnist.check_config(config)

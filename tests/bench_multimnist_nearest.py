@@ -18,8 +18,8 @@ import multimnist_capsnet as capsnet  # noqa: E402  (before numpy: it sets BLAS 
 
 import bench_affnist_nearest  # noqa: E402
 import numpy as np  # noqa: E402
-from bench_affnist_nearest import in_the_middle, nearest  # noqa: E402
-from bench_multimnist_step import config_to_stamp, require, trained_elsewhere  # noqa: E402
+from bench_affnist_nearest import arguments, in_the_middle, nearest  # noqa: E402
+from bench_multimnist_step import config_to_stamp, trained_elsewhere  # noqa: E402
 
 SOURCES = Path(__file__), Path(bench_affnist_nearest.__file__)              # what a result's pixels were compared by
 
@@ -35,16 +35,7 @@ def accuracies(known, labels, pairs, prepared):
 
 
 def main():
-    parser = capsnet.Parser(__doc__)
-    parser.add_argument("--n-known", type=int, default=72000, metavar="N", help="pairs that are known (default 72000)")
-    parser.add_argument("--n-test", type=int, default=10000, metavar="N", help="test pairs (default 10000)")
-    parser.add_argument("--digits", choices=("auto", "mnist", "synthetic"), default="auto", help="as the experiment's")
-    parser.add_argument("--mnist-dir", default="", metavar="DIR", help="folder with the four MNIST idx files (else "
-                        "$MNIST_DIR, else ~/.cache/hinton-mnist, else download)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the pairs (default 0)")
-    parser.add_argument("--out-json", default="", metavar="FILE", help="write settings and results to this file")
-    args = parser.parse_args()
-    require(args, n_known=1, n_test=1, seed=0)
+    args = arguments(capsnet, __doc__, 72000, "pairs")
     config = capsnet.Config(seed=args.seed, n_test=args.n_test, digits=args.digits, mnist_dir=args.mnist_dir)
     digits = capsnet.load_digits(config)
     known = capsnet.draw_pairs(digits, "train", args.n_known, config, "batches", 0)
