@@ -56,7 +56,7 @@ def accuracies(known, labels, digits, config, prepared):
 
 
 def arguments(module, text, n_known, what):
-    """The command line of a nearest neighbour, beside the experiment `module`, among n_known digits, or what there is"""
+    """The command line of a nearest neighbour beside the experiment `module`, among n_known digits or what there is"""
     parser = module.Parser(text)
     parser.add_argument("--n-known", type=int, default=n_known, metavar="N", help=f"{what} that are known (default "
                         f"{n_known})")
