@@ -110,13 +110,13 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     (NORB, "standard", "nearest", "--model nearest --split toys --baseline none", range(1), 0.5),
     *((NORB, f"wide-{split}", "nearest", f"--model nearest --split {split} --baseline none", range(1), 0.2)
       for split in SPLITS),
-    *((AFF, "free", name, f"{flags}{' --probe' * (name not in UNPROBED)}", range(3), 5)
+    *((AFF, "free", name, f"{flags}{' --probe' * (name not in UNPROBED)}", range(3), 7)
       for name, flags in AFF_NETWORKS.items()),
-    *((AFF, "free", name, flags, range(3, 10 if name in FOUR else 5), 3) for name, flags in AFF_NETWORKS.items()),
+    *((AFF, "free", name, flags, range(3, 10 if name in FOUR else 5), 4) for name, flags in AFF_NETWORKS.items()),
     *((AFF, "edge", name, f"{AFF_NETWORKS[name]} --padding 0", range(3), 3) for name in (*FOUR, "caps", "cnn")),
-    *((AFF, "plain", name, f"{AFF_NETWORKS[name]} --norm none --lr 5e-3", range(5), 3) for name in (*FOUR, "caps")),
+    *((AFF, "plain", name, f"{AFF_NETWORKS[name]} --norm none --lr 5e-3", range(5), 4) for name in (*FOUR, "caps")),
     *((AFF, "matched", name, f"{AFF_NETWORKS[name]} {MATCHED}", range(5), 3) for name in (*FOUR, "caps", "cnn")),
-    *((AFF, "steps", name, flags, range(5), 3) for name, flags in STEPS.items()),
+    *((AFF, "steps", name, flags, range(5), 4) for name, flags in STEPS.items()),
     *((AFF, f"few-{n}", name, f"{AFF_NETWORKS[name]} --n-per-class {n}", range(3), 3)
       for n in (10, 100, 1000) for name in ("shared", "caps", "gap", "cnn")),
     *((AFF, "mnist", f"{n}{'-recon' * (weight > 0)}",
@@ -124,7 +124,7 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
       for n in (1, 3) for weight in (0.0, 0.0005)),
     *((AFF, "mnist", name, f"--model {name} {DIGITS_TASK}", range(3), 12) for name in ("shared", "gap")),
     (AFF, "mnist", "paper", "--preset paper --model caps --task mnist --n-epochs 2 --n-train 55000", range(1), 40),
-    *((AFF, "long", name, f"{AFF_NETWORKS[name]} --n-epochs 10 --n-train 24000", range(3), 12)
+    *((AFF, "long", name, f"{AFF_NETWORKS[name]} --n-epochs 10 --n-train 24000", range(3), 16)
       for name in ("shared", "gap", "caps")))
 REAL_RUNS = tuple(                 # on files that cannot be shipped
     (NORB, "real-azimuth", model, f"--model {model} --baseline none --data smallnorb", range(1), 5)
