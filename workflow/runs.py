@@ -54,10 +54,11 @@ PAPER = {                          # its two kinds of network, and minutes
 STANDARD = {                       # the paper's ablations on the standard task
     **{f"caps-{n}": f"--routing-iters {n}" for n in (1, 2, 3)}, "caps-no-places": "--no-coord-add",
     "caps-spread": "--loss spread"}
-AFF_NETWORKS = {                   # sharing of matrices over places and capsules, two by two; then others on the trunk
+AFF_HEADS = {                      # sharing of matrices over places and capsules, two by two; then others on the trunk
     "shared": "", "caps-1": "--model caps --routing-iters 1", "gap": "--model gap", "dense": "--model dense",
     "caps": "--model caps", "shared-3": "--routing-iters 3", "vectors": "--model vectors", "max": "--model max",
     "cnn": "--model cnn --lr 2e-3 --muon 0.004", "shared-no-places": "--no-places"}
+AFF_NETWORKS = AFF_HEADS | {name: f"--model {name} --padding 8" for name in ("gap", "max")}     # gain by a wider one
 FOUR, UNPROBED = tuple(AFF_NETWORKS)[:4], ("caps-1", "shared-no-places")
 BARE = "--no-squash --loss xent --recon-weight 0"
 STEPS = {                          # from a CNN of ten vectors to a capsule network, and what is taken from that one
@@ -113,7 +114,8 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     *((AFF, "free", name, f"{flags}{' --probe' * (name not in UNPROBED)}", range(3), 7)
       for name, flags in AFF_NETWORKS.items()),
     *((AFF, "free", name, flags, range(3, 10 if name in FOUR else 5), 4) for name, flags in AFF_NETWORKS.items()),
-    *((AFF, "edge", name, f"{AFF_NETWORKS[name]} --padding 0", range(3), 3) for name in (*FOUR, "caps", "cnn")),
+    *((AFF, "edge", name, f"{AFF_HEADS[name]} --padding 0", range(3), 3) for name in (*FOUR, "caps", "cnn")),
+    *((AFF, "edge", name, flags, range(3), 4) for name, flags in (("gap-4", "--model gap"), ("shared-8", "--padding 8"))),
     *((AFF, "plain", name, f"{AFF_NETWORKS[name]} --norm none --lr 5e-3", range(5), 4) for name in (*FOUR, "caps")),
     *((AFF, "matched", name, f"{AFF_NETWORKS[name]} {MATCHED}", range(5), 3) for name in (*FOUR, "caps", "cnn")),
     *((AFF, "steps", name, flags, range(5), 4) for name, flags in STEPS.items()),
