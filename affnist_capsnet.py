@@ -635,6 +635,26 @@ def shared_votes_backward(du_hat, cache):
 
 # END TWIN shared votes ------------------------------------------------------------------------------------------------
 
+def uniform_forward(u, W, empty=np.empty):
+    """One routing iteration without a vote. Its couplings are 1/J whatever the votes say, so that the matrices can come
+    after the sum over the n capsules that share one: s_j = 1/J sum_types W_j (u_1 + ... + u_n). u (N, I, E), W (B, E,
+    J, D), I = n B, ordered (place, type) -> s (N, J, D)"""
+    (N, I, E), (B, _, J, D) = u.shape, W.shape
+    sums = u.reshape(N, I // B, B * E).sum(1)
+    s = np.matmul(sums, W.reshape(B * E, J * D))
+    return (s / J).reshape(N, J, D), (u.shape, sums, W, empty)
+
+
+def uniform_backward(ds, cache):
+    """ds (N, J, D) -> du (N, I, E), dW (B, E, J, D)"""
+    (N, I, E), sums, W, empty = cache
+    B, _, J, D = W.shape
+    ds = (ds / J).reshape(N, J * D)
+    du = np.matmul(ds, W.reshape(B * E, J * D).T)
+    dW = np.matmul(sums.T, ds, out=empty((B * E, J * D), ds.dtype))
+    return np.broadcast_to(du[:, None], (N, I // B, B * E)).reshape(N, I, E), dW.reshape(W.shape)
+
+
 # TWIN reconstruction: a class's capsule redraws what it saw ----------------------------------------------------------
 
 def mask_forward(v, digits):
@@ -879,16 +899,20 @@ def capsules_forward(params, x, config, empty):
         return v, {}, SimpleNamespace(mean=mean_cache, squash=squash_cache)
     u, squash_cache = ending[0](x.reshape(N, -1, E))                                    # (N, I, E)
     places_cache, W = None, params["W"]
-    if config.model == "caps":
-        u_hat, votes_cache = votes_forward(u, W, empty)                                 # (N, J, I, D)
+    parts, centres = u, plan(config).centres
+    if config.model == "shared" and not config.no_places:
+        parts, places_cache = with_places_forward(u, centres)
+        W = np.concatenate([W, np.broadcast_to(params["place_W"], (len(W), 2, N_CLASSES, D))], 1)
+    if config.routing_iters == 1:
+        s, votes_cache = uniform_forward(parts, W, empty)
+        v, routing_cache = ending[0](s)
+        c = [np.full((1, u.shape[1]), 1 / N_CLASSES, u.dtype)]
     else:
-        placed, centres = u, plan(config).centres
-        if not config.no_places:
-            placed, places_cache = with_places_forward(u, centres)
-            W = np.concatenate([W, np.broadcast_to(params["place_W"], (len(W), 2, N_CLASSES, D))], 1)
-        u_hat, votes_cache = shared_votes_forward(placed, W, len(centres), empty)
-    v, routing_cache = routing_forward(u_hat, config, None, empty, ending)
-    return v, {"u": u, "c": [step.c for step in routing_cache.steps]}, SimpleNamespace(
+        u_hat, votes_cache = (votes_forward(parts, W, empty) if config.model == "caps" else
+                              shared_votes_forward(parts, W, len(centres), empty))      # (N, J, I, D)
+        v, routing_cache = routing_forward(u_hat, config, None, empty, ending)
+        c = [step.c for step in routing_cache.steps]
+    return v, {"u": u, "c": c}, SimpleNamespace(
         squash=squash_cache, places=places_cache, votes=votes_cache, routing=routing_cache, x_shape=x.shape)
 
 
@@ -897,15 +921,15 @@ def capsules_backward(dv, cache, config, grads):
     _, ending_backward = PLAIN if config.no_squash else SQUASH
     if config.model == "vectors":
         return mean_backward(ending_backward(dv, cache.squash).reshape(len(dv), -1), cache.mean)
-    du_hat, _ = routing_backward(dv, cache.routing)
-    if config.model == "caps":
-        du, grads["W"] = votes_backward(du_hat, cache.votes)
+    if config.routing_iters == 1:
+        du, dW = uniform_backward(ending_backward(dv, cache.routing), cache.votes)
     else:
-        du, dW = shared_votes_backward(du_hat, cache.votes)
-        grads["W"] = dW[:, :E]
-        if cache.places:
-            grads["place_W"] = dW[:, E:].sum(0)
-            du = with_places_backward(du, cache.places)
+        du_hat, _ = routing_backward(dv, cache.routing)
+        du, dW = (votes_backward if config.model == "caps" else shared_votes_backward)(du_hat, cache.votes)
+    grads["W"] = dW[:, :E]
+    if cache.places:
+        grads["place_W"] = dW[:, E:].sum(0)
+        du = with_places_backward(du, cache.places)
     return ending_backward(du, cache.squash).reshape(cache.x_shape)
 
 

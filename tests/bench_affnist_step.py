@@ -92,10 +92,22 @@ def torch_loss(config):
             u_hat = u_hat + lengths[..., None, None] * place.reshape(1, -1, 1, J, affnist.D)
         return u_hat.flatten(1, 2)
 
+    def uniform(p, u):
+        """One iteration: the sum over places before the matrices, which makes no votes, as ours"""
+        if config.model == "caps":
+            return torch.einsum("nie,iejd->njd", u.flatten(1, 2), p["W"]) / J
+        s = torch.einsum("nbe,bejd->njd", u.sum(1), p["W"])
+        if not config.no_places:
+            lengths = (u.square().sum(-1) + affnist.SQUASH_EPS).sqrt().sum(2)                # (N, places)
+            s = s + torch.einsum("nk,kjd->njd", lengths @ centres.to(u.dtype), p["place_W"])
+        return s / J
+
     def capsules(p, x):
         if config.model == "vectors":
             return squash(x.mean((2, 3)).reshape(len(x), J, -1))
         u = squash(x.permute(0, 2, 3, 1).reshape(len(x), drawn.side ** 2, -1, affnist.E))
+        if config.routing_iters == 1:
+            return squash(uniform(p, u))
         u_hat = votes(p, u)
         b = torch.zeros(u_hat.shape[:3], dtype=x.dtype)
         for r in range(config.routing_iters):

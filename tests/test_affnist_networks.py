@@ -132,6 +132,24 @@ def test_routing_without_squash_by_hand():
                  lambda dv, cache: ac.routing_backward(dv, cache)[0], u_hat)
 
 
+@pytest.mark.parametrize("n_places", [1, 3])
+def test_one_iteration_without_votes_is_one_iteration_with_them(n_places):
+    """A matrix for every capsule, or for every type: the slow way through all votes is the oracle, there and back"""
+    rng = np.random.default_rng(0)
+    u, W, ds = (rng.standard_normal(shape) for shape in ((2, 6, 4), (6 // n_places, 4, 3, 5), (2, 3, 5)))
+    s, cache = ac.uniform_forward(u, W)
+    u_hat, votes_cache = ac.shared_votes_forward(u, W, n_places)
+    slow, routing_cache = ac.routing_forward(u_hat, SimpleNamespace(routing_iters=1), None, np.empty, ac.PLAIN)
+    np.testing.assert_allclose(s, slow, rtol=1e-12)
+    by_hand = sum(W[i % len(W)].transpose(1, 2, 0) @ u[0, i] for i in range(6)) / 3
+    np.testing.assert_allclose(s[0], by_hand, rtol=1e-12)
+    routing_cache.config.routing_grad = "full"
+    for fast, oracle in zip(ac.uniform_backward(ds, cache), ac.shared_votes_backward(
+            ac.routing_backward(ds, routing_cache)[0], votes_cache)):
+        np.testing.assert_allclose(fast, oracle, rtol=1e-12)
+    check_op(lambda u: ac.uniform_forward(u, W), lambda ds, cache: ac.uniform_backward(ds, cache)[0], u)
+
+
 def test_vectors_are_averages_over_places(digits):
     config = NETWORKS["plain vectors"]
     params, batch = float64(config), batch_of(digits, config)
