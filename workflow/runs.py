@@ -115,7 +115,8 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
       for name, flags in AFF_NETWORKS.items()),
     *((AFF, "free", name, flags, range(3, 10 if name in FOUR else 5), 4) for name, flags in AFF_NETWORKS.items()),
     *((AFF, "edge", name, f"{AFF_HEADS[name]} --padding 0", range(3), 3) for name in (*FOUR, "caps", "cnn")),
-    *((AFF, "edge", name, flags, range(3), 4) for name, flags in (("gap-4", "--model gap"), ("shared-8", "--padding 8"))),
+    *((AFF, "edge", name, flags, range(3), 4)
+      for name, flags in (("gap-4", "--model gap"), ("shared-8", "--padding 8"))),
     *((AFF, "plain", name, f"{AFF_NETWORKS[name]} --norm none --lr 5e-3", range(5), 4) for name in (*FOUR, "caps")),
     *((AFF, "matched", name, f"{AFF_NETWORKS[name]} {MATCHED}", range(5), 3) for name in (*FOUR, "caps", "cnn")),
     *((AFF, "steps", name, flags, range(5), 4) for name, flags in STEPS.items()),
