@@ -569,9 +569,9 @@ AFF_NAMES = {"shared": "`shared`: capsules, matrices shared over places, 1 itera
              "caps-1": "`caps --routing-iters 1`: a matrix for every place", "gap": "`gap`: global average",
              "dense": "`dense`: a hidden layer", "caps": "`caps`: a matrix for every place, 3 iterations",
              "shared-3": "`shared --routing-iters 3`", "vectors": "`vectors`: averages, no matrices",
-             "max": "`max`: global maximum", "cnn": "`cnn`: the paper's, small",
+             "gap-8": "`gap --padding 8`", "max-8": "`max --padding 8`: global maximum", "cnn": "`cnn`: the paper's, small",
              "shared-no-places": "`shared --no-places`"}
-PROBED = tuple(f"free/{name}" for name in ("shared", "caps", "gap", "max", "dense", "cnn"))
+PROBED = tuple(f"free/{name}" for name in ("shared", "caps", "gap-8", "max-8", "dense", "cnn"))
 NETWORKS = ("caps", "cnn", "gap", "nearest")
 HEADS = ("gap", "dense", "dynamic-shared", "dynamic-shared-1", "dynamic", "dynamic-1", "em", "em-1", "self-routing")
 ROUTED = (("dynamic routing, shared matrices", "dynamic-shared", "dynamic-shared-1"),
@@ -634,10 +634,15 @@ TABLES = {
     "affnist nearest": partial(affnist_nearest, setting="nearest/digits"),
     "affnist edge": partial(affnist_results, first="edge/shared", rows=[
         (AFF_NAMES[name], f"edge/{name}") for name in ("shared", "caps-1", "gap", "dense", "caps", "cnn")]),
+    "affnist margins": partial(affnist_results, first="free/shared", rows=[
+        ("`shared --padding 0`", "edge/shared"), ("`shared`: 4 px", "free/shared"),
+        ("`shared --padding 8`", "edge/shared-8"), ("`gap --padding 0`", "edge/gap"), ("`gap`: 4 px", "free/gap"),
+        ("`gap --padding 8`", "free/gap-8")]),
     "affnist plain": partial(affnist_results, first="plain/shared", rows=[
         (AFF_NAMES[name], f"plain/{name}") for name in ("shared", "caps-1", "gap", "dense", "caps")]),
     "affnist matched": partial(affnist_results, first="matched/shared", rows=[
-        (AFF_NAMES[name], f"matched/{name}") for name in ("shared", "caps-1", "gap", "dense", "caps", "cnn")]),
+        (AFF_NAMES[name], f"matched/{name}") for name in (
+            "shared", "caps-1", "gap", "dense", "caps", "gap-8", "cnn")]),
     "affnist two by two": partial(affnist_two_by_two, tables=(
         ("normalised", "free"), ("without padding", "edge"), ("not normalised", "plain"),
         ("stopped alike", "matched"))),
@@ -654,15 +659,16 @@ TABLES = {
         ("- squash", "steps/no-squash", "free/shared-3"), ("- margin loss", "steps/no-margin", "free/shared-3"),
         ("- reconstruction", "steps/margin", "free/shared-3"))),
     "affnist long": partial(affnist_results, first="long/shared", rows=[
-        (AFF_NAMES[name], f"long/{name}") for name in ("shared", "gap", "caps")]),
+        (AFF_NAMES[name], f"long/{name}") for name in ("shared", "gap-8", "caps")]),
     "affnist mnist": partial(affnist_errors, goal=0.9941, rows=(
-        ("`caps`, 1 iteration, no reconstruction", "mnist/1", "0.34 +- 0.032"),
+        ("`caps`, 275,000 digits, 1 iteration, no reconstruction", "mnist/1", "0.34 +- 0.032"),
         ("1 iteration, reconstruction", "mnist/1-recon", "0.29 +- 0.011"),
         ("3 iterations, no reconstruction", "mnist/3", "0.35 +- 0.036"),
-        ("3 iterations, reconstruction", "mnist/3-recon", "0.25 +- 0.005"), ("`shared`", "mnist/shared", ""),
-        ("`gap`", "mnist/gap", ""),
+        ("3 iterations, reconstruction", "mnist/3-recon", "0.25 +- 0.005"),
+        ("`shared`, 550,000 digits", "mnist/shared", ""),
+        ("`shared`, 1,100,000 digits", "mnist/shared-long", ""), ("`gap`, 550,000 digits", "mnist/gap", ""),
         ("`--preset paper --model caps`, 110,000 digits", "mnist/paper", "0.25 +- 0.005 after far more"))),
-    "affnist few": partial(affnist_few, names=("shared", "caps", "gap", "cnn"), columns=(
+    "affnist few": partial(affnist_few, names=("shared", "caps", "gap-8", "cnn"), columns=(
         ("10 digits a class", "few-10"), ("100", "few-100"), ("1,000", "few-1000"), ("all", "free"))),
     "affnist robustness": partial(affnist_probe, probe="robustness", columns=PROBED, rows=[
         (f"{words} {much:g}", how, much) for how, words in (
@@ -750,7 +756,8 @@ VALUES = {
        for test in ("centred", "affine")
        for name, one, other in (
            ("caps minus cnn", "matched/caps", "matched/cnn"), ("caps minus dense", "matched/caps", "matched/dense"),
-           ("shared minus gap", "free/shared", "free/gap"), ("iterations caps", "free/caps", "free/caps-1"),
+           ("shared minus gap", "free/shared", "free/gap-8"),
+           ("shared minus max", "free/shared", "free/max-8"), ("iterations caps", "free/caps", "free/caps-1"),
            ("iterations shared", "free/shared-3", "free/shared"), ("matrices", "free/shared", "free/vectors"),
            *((f"padding {name}", f"free/{name}", f"edge/{name}") for name in ("shared", "gap", "caps", "cnn")))},
     **{f"affnist shipped {name} {test}": partial(Ledger.mean, experiment=AFF, setting=f"weights/{name}",
