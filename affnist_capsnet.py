@@ -8,13 +8,13 @@ digits that are turned, sheared and stretched better than a CNN does that names 
 against 66%), and if so, which part of a capsule network is it?
 
     stage        layer                                                               output
-    Input        a digit somewhere on 40x40 px (MNIST: on 28x28)                     (N, 40, 40)
-    Conv1, 2     3x3, 16 and 16 channels, then 2x2 maximum                           (N, 18, 18, 16)
-    Conv3, 4     3x3, 64 and 64 channels, then 2x2 maximum                           (N, 7, 7, 64)
-    Conv5        3x3, 128 channels                                                   (N, 5, 5, 128)
-    PrimaryCaps  1x1, 16 types x 8-D, squash                                         (N, 400, 8)
-    votes        u_hat_ij = W_j u_i + |u_i| P_j place_i, W_j and P_j of all places   (N, 10, 400, 16)
-    routing      1 iteration, that is uniform coupling                               (N, 10, 16)
+    Input        a digit somewhere on 40x40 px, 4 px of background around it         (N, 48, 48)
+    Conv1, 2     3x3, 16 and 16 channels, then 2x2 maximum                           (N, 22, 22, 16)
+    Conv3, 4     3x3, 64 and 64 channels, then 2x2 maximum                           (N, 9, 9, 64)
+    Conv5        3x3, 128 channels                                                   (N, 7, 7, 128)
+    PrimaryCaps  1x1, 16 types x 8-D, squash                                         (N, 784, 8)
+    votes        u_hat_ij = W_j u_i + |u_i| P_j place_i, a W_j for every type, P_j   (N, 10, 784, 16)
+    routing      1 iteration, uniform coupling, for which no vote need be made       (N, 10, 16)
     decoder      one capsule, the others masked: 160 -> 256 -> 512 -> 1600           (N, 40, 40)
 
 Every convolution is batch-normalised over 16 samples; a ReLU follows, after PrimaryCaps the squash. Loss: margin loss
@@ -27,10 +27,11 @@ which `--model shared` adds the transformation; and the paper's CNN made small (
 `--no-squash`, `--loss`, `--recon-weight 0` take capsules apart one part at a time.
 
 Deviations from the paper: six small convolutions, normalised, for its two of 9x9 (`--preset paper --model caps` has
-them); cosine decay of the learning rate; Muon (`--muon 0`: Adam for all); affine test digits drawn here by affNIST's
-recipe, since its files are not fetched (`--affnist-dir` reads them).
+them); a margin of background (`--padding 0`); cosine decay of the learning rate; Muon (`--muon 0`: Adam for all);
+affine test digits drawn here in affNIST's reported ranges, since its files are not fetched (`--affnist-dir` reads
+them).
 
-One command, four minutes on two cores:    python3 affnist_capsnet.py --seed 0
+One command, three minutes on two cores:    python3 affnist_capsnet.py --seed 0
 """
 import argparse
 import contextlib
@@ -172,6 +173,8 @@ class Config(Settings):
                          "no digits; and what capsules know: into --out-json", "run", runtime=True,
                          tasks=("affnist",))
     n_variants: int = option(1, "affine variants of each test digit", "data", low=1, runtime=True, tasks=("affnist",))
+    tests_on: str = option("test", "draw the tests from the test images, or from the validation images, to choose by",
+                           "data", choices=("test", "val"), runtime=True)
     task: str = option("affnist", "affnist: digits moved about on 40x40 px, tested on moved and on affine ones; mnist: "
                        "on 28x28 px, as they are", "data", choices=tuple(TASKS))
     max_shift: int = table_option(TASKS, "max_shift", "training digits move by up to so many px on each axis", "data",
@@ -215,7 +218,7 @@ class Config(Settings):
         choices=("batch", "none"))
     primary_types: int = table_option(
         PRESETS, "primary_types", "types of primary capsules, each at every place; of all networks, for their size",
-        "network", low=1)
+        "network", low=1, models=tuple(model for model in MODELS if model != "vectors"))
     width: int = option(0, "channels of the last convolution of gap and max, units of the first hidden layer of dense "
                         "and cnn; 0: so that they have as many parameters as shared, or as caps, without decoder",
                         "network", low=0, models=CNNS)
@@ -348,7 +351,7 @@ def stream_digits(digits, config, kind, factors=None):
     if kind == "real":
         yield from read_affnist(config.affnist_dir)
         return
-    images, labels = digits["val" if kind == "val" else "test"]
+    images, labels = digits["val" if kind == "val" else config.tests_on]
     n = min(config.n_val if kind == "val" else config.n_test, len(labels))
     side = SIDES[config.task]
     for variant in range(config.n_variants if kind in TRANSFORMED else 1):
@@ -371,6 +374,9 @@ def training_digits(digits, config):
     images, labels = digits["train"]
     if not config.n_per_class:
         return images, labels
+    least = np.bincount(labels, minlength=N_CLASSES).min()
+    if config.n_per_class > least:
+        raise InputError(f"--n-per-class {config.n_per_class}: of one digit there are {least}; lower it, or 0 for all")
     order = rng_for(config.seed, "data", 1).permutation(len(labels))
     kept = np.sort(np.concatenate([order[labels[order] == digit][:config.n_per_class] for digit in range(N_CLASSES)]))
     return images[kept], labels[kept]
@@ -1053,13 +1059,18 @@ def check_config(config):
         raise InputError(
             f"--batch-size {config.batch_size}: more than --n-train {config.n_train}; lower one or raise the other")
     if config.model == "vectors" and config.front_end != "deep":
-        raise InputError(f"--preset {config.preset}: vectors has the size of shared on the deep front end only; leave "
-                         "one of them out")
-    if "routing_grad" in [f.name for f in given_options(config)] and config.routing_iters == 1:
-        raise InputError("--routing-grad: means nothing to one iteration, whose couplings are constant; leave it out, "
-                         "or give --routing-iters")
+        raise InputError(f"--preset {config.preset}, --front-end {config.front_end}: vectors has the size of shared on "
+                         "the deep front end only; leave one of them out")
+    useless = {"routing_grad": (config.routing_iters == 1, "one iteration, whose couplings are constant"),
+               "conv3_channels": (config.front_end == "paper" and config.model != "dense", "this front end"),
+               "decoder_hidden1": (not config.recon_weight, "--recon-weight 0"),
+               "decoder_hidden2": (not config.recon_weight, "--recon-weight 0")}
+    for name in [f.name for f in given_options(config) if f.name in useless]:
+        if useless[name][0]:
+            raise InputError(f"{flag_of(name)}: means nothing to {useless[name][1]}; leave it out")
     if config.affnist_dir:
-        next(read_affnist(config.affnist_dir))                                          # now, not after training
+        for _ in read_affnist(config.affnist_dir):                                      # now, not after training
+            pass
 
 
 # -------------------------------------------------------------- probes: spoilt digits, and what is no digit
@@ -1353,7 +1364,7 @@ def results_of(config, params, history, tests, digits, found=None, probes=None):
 def report(config, params, history, tests, digits, say, found=None, probes=None):
     """Print tests_of's and probes_of's results, and write --out-json"""
     results = results_of(config, params, history, tests, digits, found, probes)
-    say(f"\n{DIGIT_NAMES[results['source']]}")
+    say(f"\n{DIGIT_NAMES[results['source']]}{', of the validation images' * (config.tests_on == 'val')}")
     for key, _, words in TESTS[config.task]:
         if key in tests:
             low, high = results[f"{key}_accuracy_ci95"]

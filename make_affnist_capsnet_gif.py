@@ -126,8 +126,9 @@ def main():
         raise InputError(f"--frames {args.frames}: must be between 2 and 60")
     if not 0.1 <= args.fps <= 50:
         raise InputError(f"--fps {args.fps}: must be between 0.1 and 50")
-    if hasattr(args, "out_json"):
-        raise InputError("--out-json: results come from affnist_capsnet.py; leave the flag out here")
+    for name in "out_json", "probe", "n_variants", "n_test", "threads", "affnist_dir", "tests_on":
+        if hasattr(args, name):
+            raise InputError(f"{affnist.flag_of(name)}: means nothing to a film; leave it out")
     affnist.check_writable(args.out)
     found = [affnist.look_at(path, args) for path in args.load]
     config = found[0][1]

@@ -333,12 +333,16 @@ def main():
     args.load = [str(affnist.WEIGHTS)] if args.load == [] else args.load or []
     config = affnist.config_from_args(args)
     if args.results:
+        useless = [name for name in ("load", *(f.name for f in affnist.options(config)))
+                   if name != "quiet" and getattr(args, name, None)]
+        if useless:
+            raise InputError(f"{affnist.flag_of(useless[0])}: means nothing to --results; leave it out")
         return draw_results(args, config)
     unknown = [name for name in args.networks.split(",") if name not in affnist.MODELS]
     if unknown or len(set(args.networks.split(","))) < len(args.networks.split(",")):
         fault = f"'{unknown[0]}' is none of {', '.join(affnist.MODELS)}" if unknown else "a network is named twice"
         raise InputError(f"--networks {args.networks}: {fault}")
-    for name in "model", "checkpoint", "resume", "out_json":
+    for name in "model", "checkpoint", "resume", "out_json", "probe", "affnist_dir", "tests_on":
         if hasattr(args, name):
             raise InputError(f"{affnist.flag_of(name)}: means nothing here; "
                              + ("give --networks" if name == "model" else "leave it out"))

@@ -113,11 +113,14 @@ class Ledger:
         return f"{sum(values) / len(values):.2f}" if values else "not run"
 
     def difference(self, experiment, one, other, key=ACCURACY, digits=3):
-        """Mean of one minus other over the seeds that both have, +- its 95% t interval: paired by seed"""
+        """Mean of one minus other over the seeds that both have, +- its 95% t interval: paired by seed. Of runs that
+        stop at an accuracy those that reached it"""
         a, b = self.runs(experiment, one), self.runs(experiment, other)
-        shared = sorted(a.keys() & b.keys())
+        short = [name for name, runs in ((one, a), (other, b)) if runs and not any(map(reached, runs.values()))]
+        shared = sorted(seed for seed in a.keys() & b.keys() if reached(a[seed]) and reached(b[seed]))
         if not shared:
-            return "not run"
+            names = " and ".join(name.rpartition("/")[2] for name in short)
+            return f"{names} did not get there" if short else "not run"
         mean, half = capsnet.mean_and_interval([a[seed][key] - b[seed][key] for seed in shared])
         return f"{mean:+.{digits}f}" + (f" +- {half:.{digits}f}" if len(shared) > 1 else "")
 
@@ -127,6 +130,12 @@ class Ledger:
         return [setting for setting in settings
                 if any(run["script_sha256"] != now or not same_weights(run)
                        for run in self.runs(experiment, setting).values())]
+
+
+def reached(run):
+    """Whether a run that was to stop at an accuracy on validation digits got there; any other run: True"""
+    goal = run["config"].get("stop_at")
+    return not goal or max(run["history"]["val_accuracy"]) >= goal
 
 
 def markdown(header, rows):
@@ -469,11 +478,10 @@ def affnist_results(ledger, rows, first):
     stops = any(run["config"].get("stop_at") for _, setting in rows for run in ledger.runs(AFF, setting).values())
     for label, setting in rows:
         runs = ledger.runs(AFF, setting).values()
-        reached = [run["history"]["val_accuracy"][-1] >= run["config"]["stop_at"] for run in runs if stops]
         lines.append([label, ledger.plain(AFF, setting, "n_params") if runs else "", *(
             ledger.mean(AFF, setting, key, 4) for key in AFF_KEYS), *(
             "" if setting == first or not runs else ledger.difference(AFF, setting, first, key, 4) for key in minus),
-            *[f"{sum(reached)} of {len(runs)}"] * stops])
+            *[f"{sum(map(reached, runs))} of {len(runs)}"] * stops])
     header = ["", "parameters", *AFF_KEYS.values(), *(f"{AFF_KEYS[key]}: minus the first row's, paired by seed"
                                                       for key in minus), *["reached it"] * stops]
     return markdown(header, lines) + "\n" + about(ledger, AFF, [setting for _, setting in rows])
@@ -498,7 +506,7 @@ def affnist_two_by_two(ledger, tables):
     lines = []
     for label, table in tables:
         runs = [ledger.runs(AFF, f"{table}/{name}") for name in names]
-        seeds = sorted(set.intersection(*(set(each) for each in runs)))
+        seeds = sorted(set.intersection(*({seed for seed, run in each.items() if reached(run)} for each in runs)))
         for key in ("familiar_accuracy", "centred_accuracy", "affine_accuracy"):
             worth = [[sum(sign * each[seed][key] for sign, each in zip(row, runs)) for seed in seeds]
                      for row in signs.values()]
@@ -569,7 +577,8 @@ AFF_NAMES = {"shared": "`shared`: capsules, matrices shared over places, 1 itera
              "caps-1": "`caps --routing-iters 1`: a matrix for every place", "gap": "`gap`: global average",
              "dense": "`dense`: a hidden layer", "caps": "`caps`: a matrix for every place, 3 iterations",
              "shared-3": "`shared --routing-iters 3`", "vectors": "`vectors`: averages, no matrices",
-             "gap-8": "`gap --padding 8`", "max-8": "`max --padding 8`: global maximum", "cnn": "`cnn`: the paper's, small",
+             "gap-8": "`gap --padding 8`", "max-8": "`max --padding 8`: global maximum",
+             "cnn": "`cnn`: the paper's, small",
              "shared-no-places": "`shared --no-places`"}
 PROBED = tuple(f"free/{name}" for name in ("shared", "caps", "gap-8", "max-8", "dense", "cnn"))
 NETWORKS = ("caps", "cnn", "gap", "nearest")
@@ -641,8 +650,9 @@ TABLES = {
     "affnist plain": partial(affnist_results, first="plain/shared", rows=[
         (AFF_NAMES[name], f"plain/{name}") for name in ("shared", "caps-1", "gap", "dense", "caps")]),
     "affnist matched": partial(affnist_results, first="matched/shared", rows=[
-        (AFF_NAMES[name], f"matched/{name}") for name in (
-            "shared", "caps-1", "gap", "dense", "caps", "gap-8", "cnn")]),
+        (AFF_NAMES[name], f"matched/{name}") for name in ("shared", "caps-1", "gap", "dense", "caps", "gap-8")]),
+    "affnist level": partial(affnist_results, first="level/shared", rows=[
+        (AFF_NAMES[name], f"level/{name}") for name in ("shared", "caps-1", "gap", "dense", "caps", "cnn")]),
     "affnist two by two": partial(affnist_two_by_two, tables=(
         ("normalised", "free"), ("without padding", "edge"), ("not normalised", "plain"),
         ("stopped alike", "matched"))),
@@ -755,7 +765,7 @@ VALUES = {
                                          key=f"{test}_accuracy", digits=4)
        for test in ("centred", "affine")
        for name, one, other in (
-           ("caps minus cnn", "matched/caps", "matched/cnn"), ("caps minus dense", "matched/caps", "matched/dense"),
+           ("caps minus cnn", "level/caps", "level/cnn"), ("caps minus dense", "matched/caps", "matched/dense"),
            ("shared minus gap", "free/shared", "free/gap-8"),
            ("shared minus max", "free/shared", "free/max-8"), ("iterations caps", "free/caps", "free/caps-1"),
            ("iterations shared", "free/shared-3", "free/shared"), ("matrices", "free/shared", "free/vectors"),

@@ -67,14 +67,14 @@ def arguments(module, text, n_known, what):
     parser.add_argument("--seed", type=int, default=0, metavar="N", help=f"seed of the {what} (default 0)")
     parser.add_argument("--out-json", default="", metavar="FILE", help="write settings and results to this file")
     args = parser.parse_args()
-    require(args, n_known=1, n_test=1, seed=0)
+    require(args, module, n_known=1, n_test=1, seed=0)
     return args
 
 
 def main():
     args = arguments(affnist, __doc__, 55000, "digits")
     config = affnist.Config(seed=args.seed, n_test=args.n_test, n_train=args.n_known, digits=args.digits,
-                            mnist_dir=args.mnist_dir, model="gap")
+                            mnist_dir=args.mnist_dir, model="gap", batch_size=1)
     affnist.check_config(config)
     digits = affnist.load_digits(config)
     parts = list(affnist.epoch_samples(digits, 0, config))

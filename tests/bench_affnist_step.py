@@ -238,7 +238,7 @@ def main():
     parser.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
     parser.add_argument("--out-json", default="", metavar="FILE", help="write settings and results to this file")
     args = parser.parse_args()
-    require(args, batch_size=1, threads=1, rounds=1, repeats=1)
+    require(args, affnist, batch_size=1, threads=1, rounds=1, repeats=1)
     models = args.models.split(",")
     for model in models:
         if model not in affnist.MODELS:

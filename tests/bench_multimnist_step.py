@@ -265,13 +265,13 @@ def print_scaling(found, config):
               f"{row['efficiency']:.0%} |")
 
 
-def require(args, **least):
-    """Raise InputError for a number below what it must be at least"""
+def require(args, experiment=capsnet, **least):
+    """Raise the experiment's InputError for a number below what it must be at least, or a file that cannot be written"""
     for name, bound in least.items():
         if getattr(args, name) < bound:
-            raise capsnet.InputError(f"{capsnet.flag_of(name)} {getattr(args, name)}: must be at least {bound}")
+            raise experiment.InputError(f"{capsnet.flag_of(name)} {getattr(args, name)}: must be at least {bound}")
     if args.out_json:
-        capsnet.check_writable(args.out_json)
+        experiment.check_writable(args.out_json)
 
 
 def main():

@@ -101,6 +101,11 @@ BAD = {"--n-train 0": "--n-train", "--n-val 5001": "--n-val", "--n-test 0": "--n
        "--out-json no/x.json": "no/x", "--checkpoint folder": "folder", "--resume": "--checkpoint",
        "--model vectors --preset small": "vectors has the size of shared on the deep front end only",
        "--routing-grad detached": "--routing-grad: means nothing to one iteration",
+       "--model vectors --front-end paper": "--front-end paper: vectors",
+       "--model vectors --primary-types 3": "--primary-types: means nothing to --model vectors",
+       "--preset small --conv3-channels 3": "--conv3-channels: means nothing to this front end",
+       "--recon-weight 0 --decoder-hidden2 5": "--decoder-hidden2: means nothing to --recon-weight 0",
+       "--n-per-class 5000": "--n-per-class 5000: of one digit there are", "--tests-on train": "--tests-on",
        "--load nothing.npz": "nothing.npz: no such file", "--mnist-dir nowhere --digits mnist": "nowhere"}
 
 
@@ -109,7 +114,7 @@ def test_bad_input_is_one_line_and_leaves_no_file(cli, tmp_path, flags):
     (tmp_path / "folder").mkdir()
     before = sorted(tmp_path.rglob("*"))
     words = flags.split()
-    usual = TOY if "--load" not in words and "--model gap" not in flags and "--model dense" not in flags else []
+    usual = [] if {"--load", "gap", "dense", "vectors"} & set(words) else TOY
     code, _, stderr = cli(*usual, *words)
     assert code == 2 and stderr.startswith("error: ") and BAD[flags] in stderr, stderr
     assert stderr.count("\n") == 1 and "Traceback" not in stderr
@@ -188,7 +193,8 @@ def test_a_film_at_toy_size(run_script, toy_run, tmp_path):
 
 @pytest.mark.parametrize("flags, named", [
     ("--frames 1", "--frames"), ("--fps 0", "--fps"), ("--index 5000", "--index"), ("--out no/x.gif", "no/x"),
-    ("--out-json x.json", "--out-json"), ("--load nothing.npz", "no such file")])
+    ("--out-json x.json", "--out-json"), ("--probe", "--probe: means nothing to a film"),
+    ("--n-test 9", "--n-test: means nothing"), ("--load nothing.npz", "no such file")])
 def test_what_the_film_refuses(run_script, toy_run, flags, named):
     done = run_script(GIF, *([] if "--load" in flags else ["--load", toy_run.weights]), *flags.split())
     assert done.returncode == 2 and named in done.stderr and done.stderr.count("\n") == 1, done.stderr
@@ -211,9 +217,16 @@ def test_scenes_rest_and_reach_the_ends():
     ("--networks shared,nets", "'nets' is none of"), ("--networks gap,gap", "named twice"),
     ("--model gap", "--model: means nothing here; give --networks"), ("--out-json x.json", "--out-json"),
     ("--only redrawn --networks gap", "none of the networks redraws"), ("--task mnist --only factors", "needs --task"),
-    ("--only steps", "give --results"), ("--results nowhere", "no such folder"),
+    ("--only steps", "give --results"), ("--probe", "--probe: means nothing here"),
+    ("--load nothing.npz --results .", "--load: means nothing to --results"),
     ("--load nothing.npz", "no such file"), ("--outdir /dev/null/x", "--outdir")])
 def test_what_the_figures_refuse(run_script, flags, named):
     small = "--digits synthetic --n-epochs 1 --n-train 32 --n-val 16 --n-test 64"
     done = run_script(FIGURES, *("" if "--load" in flags else small).split(), *flags.split())
+    assert done.returncode == 2 and named in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+@pytest.mark.parametrize("flags, named", [("", "no such folder"), ("--n-epochs 2", "--n-epochs: means nothing to")])
+def test_what_the_figures_of_results_refuse(run_script, flags, named):
+    done = run_script(FIGURES, "--results", "nowhere", *flags.split())
     assert done.returncode == 2 and named in done.stderr and done.stderr.count("\n") == 1, done.stderr

@@ -174,10 +174,39 @@ def test_streams_are_of_their_splits_and_the_same_again(digits, monkeypatch):
         assert all(part["images"].shape == (len(part["labels"]), 40, 40) for part in parts)
         labels = np.concatenate([part["labels"] for part in parts])
         np.testing.assert_array_equal(labels, digits[split][1][:n])
+        shown = parts if kind in ("val", "test", "placed") else streamed(digits, CONFIG, kind, factors=ac.REST)
+        ink = np.concatenate([part["images"] for part in shown]).sum((1, 2), dtype=float)
+        np.testing.assert_allclose(ink, digits[split][0][:n].sum((1, 2)), rtol=0.01)    # of these images, no others
         assert same(parts, streamed(digits, CONFIG, kind))
         assert not same(parts, streamed(digits, dataclasses.replace(CONFIG, seed=1), kind))
     affine, moved = streamed(digits, CONFIG, "affine"), streamed(digits, CONFIG, "test")
     assert not same(affine, moved)
+
+
+def test_tests_can_be_of_validation_digits(digits):
+    on_val = dataclasses.replace(CONFIG, tests_on="val")
+    for kind in ("test", "placed"):
+        (part,) = streamed(digits, on_val, kind)
+        assert np.array_equal(part["images"].sum((1, 2)), digits["val"][0][:30].sum((1, 2)))
+
+
+def test_only_placed_digits_move_further_than_training_moves_them(digits):
+    """By how much the first row and column of ink have moved from the middle's"""
+    for kind in ("val", "test", "placed"):
+        parts = streamed(digits, dataclasses.replace(CONFIG, n_val=60, n_test=60), kind)
+        found, split = np.concatenate([part["images"] for part in parts]), "val" if kind == "val" else "test"
+        before = digits[split][0]
+        moved = [found.any(axis).argmax(1) - before.any(axis).argmax(1) - 6 for axis in (1, 2)]
+        assert (np.abs(moved).max() > 6) == (kind == "placed")
+
+
+def test_every_chunk_draws_its_own(digits, monkeypatch):
+    """Two chunks of one and the same digit"""
+    monkeypatch.setattr(ac, "CHUNK", 8)
+    one = {split: (np.repeat(digits[split][0][:1], 16, 0), np.zeros(16, np.uint8)) for split in ("val", "test")}
+    for kind in ("val", "test", *ac.TRANSFORMED):
+        first, second = streamed(one, dataclasses.replace(CONFIG, n_val=16, n_test=16), kind)
+        assert not np.array_equal(first["images"], second["images"])
 
 
 def test_variants_are_other_transformations_of_the_same_digits(digits):
@@ -261,7 +290,8 @@ def test_an_interval_counts_different_digits():
     """20 of 40 right, of 20 digits in two variants, is worth 10 of 20; of moved digits there are no variants"""
     test = {"n": 40, "accuracy": 0.5}
     config = dataclasses.replace(CONFIG, n_variants=2)
-    assert ac.interval_of("affine", test, config) == ac.wilson_interval(10, 20)
+    for key in ("affine", "placed", "centred"):
+        assert ac.interval_of(key, test, config) == ac.wilson_interval(10, 20)
     assert ac.interval_of("familiar", test, config) == ac.wilson_interval(20, 40)
     real = {"n": 320000, "accuracy": 0.5}
     assert ac.interval_of("real_affine", real, config) == ac.wilson_interval(5000, 10000)

@@ -20,16 +20,18 @@ def tiny(model, **more):
     return ac.changed(ac.for_model(TINY, model), **width | more)
 
 
+BARE = dict(recon_weight=0.0, decoder_hidden1=None, decoder_hidden2=None)
 NETWORKS = {
     **{model: tiny(model) for model in ac.MODELS},
     "three iterations": tiny("shared", routing_iters=3), "detached": tiny("caps", routing_grad="detached"),
     "no squash": tiny("shared", no_squash=True, routing_iters=2), "no places": tiny("shared", no_places=True),
-    "plain vectors": tiny("vectors", no_squash=True, loss="xent", recon_weight=0.0),
-    "cross-entropy": tiny("shared", loss="xent"), "no decoder": tiny("caps", recon_weight=0.0),
+    "plain vectors": tiny("vectors", no_squash=True, loss="xent", **BARE),
+    "cross-entropy": tiny("shared", loss="xent"), "no decoder": tiny("caps", **BARE),
     "with dropout": tiny("dense", dropout=0.4), "not normalised": tiny("shared", norm="none"),
-    "the paper's": tiny("caps", preset="small", conv1_channels=3, primary_types=1),
+    "the paper's": tiny("caps", preset="small", conv1_channels=3, conv3_channels=None, primary_types=1),
     "not padded": tiny("shared", padding=0), "padded by 3": tiny("gap", padding=3),
-    "mnist": tiny("shared", task="mnist"), "small gap": tiny("gap", preset="small", conv1_channels=3)}
+    "mnist": tiny("shared", task="mnist"),
+    "small gap": tiny("gap", preset="small", conv1_channels=3, conv3_channels=None)}
 
 
 def float64(config, seed=3):
@@ -235,6 +237,15 @@ def test_parameter_counts(flags, n):
     assert ac.n_params(ac.init_params(ac.Config(**flags))) == n
 
 
+@pytest.mark.parametrize("model, types", [("shared", 4), ("shared", 16), ("caps", 8)])
+def test_votes_begin_with_the_same_variance_whatever_their_number(model, types):
+    """VOTES_GAIN over the dimensions and the number of all capsules that vote, places times types"""
+    config = ac.Config(model=model, primary_types=types)
+    W = ac.init_params(config)["W"]
+    children = len(ac.plan(config).centres) * types
+    assert W.var() == pytest.approx(ac.VOTES_GAIN / (8 * children), rel=0.1)
+
+
 def test_papers_shapes():
     """28 -> 20 -> 6: 1,152 capsules"""
     drawn = ac.plan(ac.Config(task="mnist", preset="paper", model="caps"))
@@ -313,5 +324,7 @@ def test_the_benchmark_writes_a_result(run_script, tmp_path):
     found = json.loads(path.read_text())
     assert found["experiment"] == "affnist_capsnet" and set(found["steps"]["gap"]) == {"numpy"}
     assert found["steps"]["gap"]["numpy"]["ratio"] == 1 and len(found["weights_sha256"]) == 64
-    done = run_script("tests/bench_affnist_step.py", "--models", "nothing")
-    assert done.returncode == 2 and "nothing is none of shared" in done.stderr
+    for flags, named in (("--models nothing", "nothing is none of shared"), ("--out-json no/x.json", "no/x.json"),
+                         ("--rounds 0", "--rounds 0: must be at least 1")):
+        done = run_script("tests/bench_affnist_step.py", *flags.split())
+        assert done.returncode == 2 and named in done.stderr and done.stderr.count("\n") == 1, done.stderr

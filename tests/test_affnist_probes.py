@@ -104,6 +104,20 @@ def test_robustness_counts_what_is_named_right(digits, runner, monkeypatch):
     assert still == plain and fooled <= plain
 
 
+def test_an_adversarial_step_goes_along_the_direction(digits, runner, monkeypatch):
+    """That of the score gap, and not against it; and stays within black and white"""
+    config, shown = tiny("gap"), []
+    monkeypatch.setattr(ac, "SPOILT", {"adversarial": (50,)})
+    monkeypatch.setattr(ac, "adversarial_direction", lambda params, config, part, runner: np.where(
+        np.arange(40) < 20, 1, -1) * np.ones_like(part["images"], int))
+    monkeypatch.setattr(ac, "evaluate", lambda params, parts, config, runner: shown.extend(parts) or {"hits": 0})
+    ac.robustness({}, digits, config, runner)
+    before = next(ac.stream_digits(digits, config, "test"))["images"].astype(int)
+    after = shown[0]["images"].astype(int)
+    assert np.array_equal(after[..., :20], np.minimum(before[..., :20] + 50, 255))
+    assert np.array_equal(after[..., 20:], np.maximum(before[..., 20:] - 50, 0))
+
+
 # ---------------------------------------------------------------- one transformation at a time
 
 def test_centred_digits_have_their_middle_on_the_canvas(digits):
@@ -170,6 +184,25 @@ def test_halves_of_two_digits_by_hand():
     assert other[:6].tolist() == cross[:6].tolist() and (other[6:8, 5:8] == 10).all() and other[6:].sum() == 60
     alone = ac.halves(bar[None], np.array([1]), np.random.default_rng(0))               # nothing to put below
     assert np.array_equal(alone[0], bar)
+    twins = ac.halves(np.stack([bar, bar, cross]), np.array([1, 1, 4]), np.random.default_rng(0))
+    assert np.array_equal(twins[0], made) and np.array_equal(twins[1], made)            # never that of its own class
+
+
+def test_strokes_are_of_two_digits_and_moved(digits, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(ac, "GLYPHS", ((3, 1, "5500 5099 | 0050 9950"), (7, 1, "2020 8080")))
+    basis = ac._stroke_basis
+    monkeypatch.setattr(ac, "_stroke_basis", lambda strokes, size: drawn.append(strokes) or basis(strokes, size))
+    ac.strokes_at_random(12, np.random.default_rng(0))
+    assert len(drawn) == 12 and all(("2020 8080" in strokes) and ("5500" in strokes or "0050" in strokes)
+                                    for strokes in drawn)
+    box = np.zeros((50, 28, 28), np.uint8)
+    box[:, 4:24, 4:24] = 9
+    monkeypatch.setattr(ac, "strokes_at_random", lambda n, rng: box)
+    part = {"images": np.zeros((50, 40, 40), np.uint8), "labels": np.zeros(50, int)}
+    moved = ac.no_digits(part, "strokes", tiny("gap"), np.random.default_rng(0))["images"]
+    tops = moved.any(2).argmax(1)
+    assert tops.min() == 4 and tops.max() == 16                                         # 10, by up to 6 either way
 
 
 def test_cues_without_a_network_by_hand():
@@ -202,8 +235,24 @@ def test_detection_has_every_score_and_kind(digits, runner):
         found = ac.detection(trained(config, digits), digits, config, runner)
         assert list(found) == list(ac.NO_DIGITS)
         assert all(set(each) == scores and all(0 <= value <= 1 for value in each.values()) for each in found.values())
-    without = dataclasses.replace(tiny("shared"), recon_weight=0.0)
+    without = NETWORKS["no decoder"]
     assert set(ac.detection(trained(without, digits), digits, without, runner)["noise"]) == {"length"} | cues
+
+
+def test_scores_together_are_in_units_of_their_spread_over_validation_digits(digits, runner, monkeypatch):
+    """Spreads of 4 and 10: digits score 1 and 4.1, others 0.975, 0.8 and 0.995. Sums as they are (4 against 8), sums in
+    units of the test digits' spreads (2 against 2.19) or a difference would put another picture above a digit"""
+    found = {"val": {"length": np.array([0.0, 8.0]), "redrawn": np.array([0.0, 20.0])},
+             "digits": {"length": np.array([4.0, 0.0]), "redrawn": np.array([0.0, 41.0])},
+             "others": {"length": np.array([3.9, 0.0, 4.5]), "redrawn": np.array([0.0, 8.0, -1.3])}}
+    monkeypatch.setattr(ac, "confidences", lambda params, part, config, runner: found[part["kind"]])
+    blank = np.zeros((2, 40, 40), np.uint8)
+    monkeypatch.setattr(ac, "stream_digits", lambda digits, config, kind: iter([
+        {"kind": "val" if kind == "val" else "digits", "images": blank}]))
+    monkeypatch.setattr(ac, "no_digits", lambda part, kind, config, rng: {"kind": "others", "images": blank})
+    each = ac.detection({}, digits, tiny("shared"), runner)["noise"]
+    assert each["length"] == pytest.approx(2.5 / 6) and each["redrawn"] == pytest.approx(4.5 / 6)
+    assert each["together"] == 1
 
 
 # ---------------------------------------------------------------- what capsules know

@@ -50,6 +50,21 @@ def test_means_intervals_and_paired_differences_by_hand(ledger):
     assert found.difference(MULTI, "t/a", "t/one") == found.mean(MULTI, "t/none") == "not run"
 
 
+def test_runs_that_never_got_to_where_they_were_to_stop_are_not_compared(tmp_path):
+    """a: both seeds reached 0.99 on validation digits; b: seed 0 alone; c: none"""
+    for name, reached in (("a", (0.992, 0.991)), ("b", (0.993, 0.98)), ("c", (0.97, 0.98))):
+        for seed, best in enumerate(reached):
+            path = tmp_path / AFF / "matched" / f"{name}-{seed}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps({
+                "experiment": AFF, "config": {"seed": seed, "stop_at": 0.99}, "history": {"val_accuracy": [0.5, best]},
+                "affine_accuracy": best - 0.1 * (name == "b")}))
+    found = render.Ledger(tmp_path)
+    assert found.difference(AFF, "matched/a", "matched/b", "affine_accuracy") == "+0.099"
+    assert found.difference(AFF, "matched/a", "matched/c", "affine_accuracy") == "c did not get there"
+    assert found.difference(AFF, "matched/a", "matched/d", "affine_accuracy") == "not run"
+
+
 def test_a_table_says_what_is_stale_and_what_it_was_made_with(ledger):
     found = ledger(stale=["b"], a={0: 0.6}, b={0: 0.7})
     assert found.stale(MULTI, ["t/a", "t/b", "t/none"]) == ["t/b"]
@@ -567,9 +582,9 @@ def test_tables_of_the_third_experiment_by_hand(tmp_path):
     assert lines[2].endswith(" |  |  | 1 of 2 |") and lines[3].endswith(" |  |  | 0 of 0 |")
     lines = render.TABLES["affnist factors"](found).splitlines()
     assert next(line for line in lines if "degrees: -20" in line).startswith("| turned by, degrees: -20 | 0.550 +- ")
-    row = "| noise: longest capsule, or top probability | 0.250 +- 0.000 | not run | 0.750 +- 0.000 | not run | 0.75"
+    row = "| noise: longest capsule, or top probability | 0.250 +- 0.000 | not run | not run | not run | 0.750 +-"
     assert row in render.TABLES["affnist detection"](found)
-    assert render.VALUES["affnist shared minus gap affine"](found).startswith("+0.0150 +- ")
+    assert render.VALUES["affnist shared minus gap affine"](found) == "not run"                      # that is gap-8
     assert "not run" in render.TABLES["affnist steps up"](found)
     assert "| 99.5" not in render.TABLES["affnist mnist"](found)
     for seed, accuracies in enumerate(((0.98, 0.9941, 0.99), (0.98, 0.99, 0.9945), (0.5, 0.6, 0.9))):
@@ -579,5 +594,5 @@ def test_tables_of_the_third_experiment_by_hand(tmp_path):
             "config": config | {"seed": seed, "task": "mnist"}, "test_accuracy": 0.995, "seconds_train": 360.0,
             "history": {"seconds": [60.0, 120.0, 180.0], "val_accuracy": accuracies}})
     lines = render.TABLES["affnist mnist"](render.Ledger(tmp_path)).splitlines()
-    assert "| `gap` | 0.500 +- 0.000 |  | 6 | 4.5 (2 of 3 seeds) |" in lines      # (1 + 2) and (1 + 2 + 3) minutes
+    assert "| `gap`, 550,000 digits | 0.500 +- 0.000 |  | 6 | 4.5 (2 of 3 seeds) |" in lines      # (1 + 2) and (1 + 2 + 3) minutes
     assert lines[2].endswith("| not run | 0.34 +- 0.032 |  |  |")

@@ -65,7 +65,8 @@ STEPS = {                          # from a CNN of ten vectors to a capsule netw
     "start": f"--model vectors {BARE}", "transformation": BARE, "routing": f"--routing-iters 3 {BARE}",
     "squash": "--routing-iters 3 --loss xent --recon-weight 0", "margin": "--routing-iters 3 --recon-weight 0",
     "no-squash": "--routing-iters 3 --no-squash", "no-margin": "--routing-iters 3 --loss xent"}
-MATCHED = "--stop-at 0.9922 --lr-schedule constant --lr 2e-3 --muon 0.004 --n-train 6000 --n-epochs 40"
+STEADY = "--lr-schedule constant --lr 1e-3 --muon 0.002"
+MATCHED, LEVEL = (f"--stop-at {goal} {STEADY} --n-train {n} --n-epochs 40" for goal, n in ((0.9922, 6000), (0.97, 3000)))
 DIGITS_TASK = "--task mnist --n-train 55000"
 RUNS = (                           # experiment, table, setting, flags, seeds, minutes of one seed on one core
     (MULTI, "main", "classic", f"--preset classic {QUICK}", range(3), 3),
@@ -118,7 +119,8 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     (AFF, "edge", "shared-8", "--padding 8", range(3), 4),
     *((AFF, "plain", name, f"{AFF_NETWORKS[name]} --norm none --lr 5e-3", range(5), 4) for name in (*FOUR, "caps")),
     *((AFF, "matched", name, f"{AFF_NETWORKS[name]} {MATCHED}", range(5), 3)
-      for name in (*FOUR, "caps", "gap-8", "cnn")),
+      for name in (*FOUR, "caps", "gap-8")),
+    *((AFF, "level", name, f"{AFF_NETWORKS[name]} {LEVEL}", range(5), 3) for name in (*FOUR, "caps", "cnn")),
     *((AFF, "steps", name, flags, range(5), 4) for name, flags in STEPS.items()),
     *((AFF, f"few-{n}", name, f"{AFF_NETWORKS[name]} --n-per-class {n}", range(3), 3)
       for n in (10, 100, 1000) for name in ("shared", "caps", "gap-8", "cnn")),
