@@ -266,7 +266,7 @@ def print_scaling(found, config):
 
 
 def require(args, experiment=capsnet, **least):
-    """Raise the experiment's InputError for a number below what it must be at least, or a file that cannot be written"""
+    """Raise the experiment's InputError for a number that is too low, or a file that cannot be written"""
     for name, bound in least.items():
         if getattr(args, name) < bound:
             raise experiment.InputError(f"{capsnet.flag_of(name)} {getattr(args, name)}: must be at least {bound}")

@@ -594,5 +594,6 @@ def test_tables_of_the_third_experiment_by_hand(tmp_path):
             "config": config | {"seed": seed, "task": "mnist"}, "test_accuracy": 0.995, "seconds_train": 360.0,
             "history": {"seconds": [60.0, 120.0, 180.0], "val_accuracy": accuracies}})
     lines = render.TABLES["affnist mnist"](render.Ledger(tmp_path)).splitlines()
-    assert "| `gap`, 550,000 digits | 0.500 +- 0.000 |  | 6 | 4.5 (2 of 3 seeds) |" in lines      # (1 + 2) and (1 + 2 + 3) minutes
+    # (1 + 2) and (1 + 2 + 3) minutes
+    assert "| `gap`, 550,000 digits | 0.500 +- 0.000 |  | 6 | 4.5 (2 of 3 seeds) |" in lines
     assert lines[2].endswith("| not run | 0.34 +- 0.032 |  |  |")
