@@ -67,7 +67,7 @@ STEPS = {                          # from a CNN of ten vectors to a capsule netw
     "no-squash": "--routing-iters 3 --no-squash", "no-margin": "--routing-iters 3 --loss xent"}
 STEADY = "--lr-schedule constant --lr 1e-3 --muon 0.002"
 MATCHED = f"--stop-at 0.9922 {STEADY} --n-train 6000 --n-epochs 40"
-LEVEL = f"--stop-at 0.97 {STEADY} --n-train 3000 --n-epochs 40"                         # the paper's CNN gets there, too
+LEVEL = f"--stop-at 0.97 {STEADY} --n-train 3000 --n-epochs 40"                        # the paper's CNN gets there, too
 DIGITS_TASK = "--task mnist --n-train 55000"
 RUNS = (                           # experiment, table, setting, flags, seeds, minutes of one seed on one core
     (MULTI, "main", "classic", f"--preset classic {QUICK}", range(3), 3),
