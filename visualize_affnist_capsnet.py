@@ -171,10 +171,13 @@ def results_in(folder, setting):
         raise InputError(f"--results {folder}: a file of {setting} is no JSON ({error}); make it anew") from None
 
 
+BEST_MARGIN = {"gap": "gap-8", "max": "max-8"}            # the setting of a network that a wider margin helps
+
+
 def probed_factors(folder):
     """-> {network: (model, what --probe found of each seed)} of the table free"""
-    found = {model: (model, [run["factors"] for run in results_in(folder, f"free/{model}") if "factors" in run])
-             for model in affnist.MODELS}
+    found = {BEST_MARGIN.get(model, model): (model, [run["factors"] for run in results_in(
+        folder, f"free/{BEST_MARGIN.get(model, model)}") if "factors" in run]) for model in affnist.MODELS}
     found = {model: pair for model, pair in found.items() if pair[1]}
     if not found:
         raise InputError(f"--results {folder}: no result of the table free that was made with --probe; make them first")

@@ -147,11 +147,11 @@ def results(tmp_path):
         path.write_text(json.dumps({"source": "mnist", "familiar_accuracy": 0.99 + seed / 1000,
                                     "affine_accuracy": 0.95, "centred_accuracy": 0.97, **more}))
     settings = {setting for rows in figures.STEPS.values() for _, setting in rows}
-    for setting in sorted(settings | {"free/gap", "free/caps"}):
+    for setting in sorted(settings | {"free/gap", "free/gap-8", "free/caps"}):
         for seed in (0, 1):
             factors = {name: [[value, 0.9 - seed / 10] for value in values] for name, values in
                        ac.FACTOR_RANGES.items()}
-            put(setting, seed, **({"factors": factors} if setting in ("free/gap", "free/caps") else {}))
+            put(setting, seed, **({"factors": factors} if setting in ("free/gap-8", "free/caps") else {}))
     return tmp_path / "results"
 
 
@@ -166,7 +166,7 @@ def test_figures_of_results(results, tmp_path, monkeypatch, capsys):
         return code, capsys.readouterr().err
     assert call() == (0, "") and {path.stem for path in (tmp_path / "f").glob("*.png")} == {"factors", "steps"}
     found = figures.probed_factors(results)
-    assert set(found) == {"gap", "caps"} and found["gap"][0] == "gap" and len(found["gap"][1]) == 2
+    assert set(found) == {"gap-8", "caps"} and found["gap-8"][0] == "gap" and len(found["gap-8"][1]) == 2
     assert [run["familiar_accuracy"] for run in figures.results_in(results, "free/shared")] == [0.99, 0.991]
     assert len(figures.results_in(results, "free/shared-3")) == 2            # and "shared" is not "shared-3"
     code, stderr = call("--only", "digits")

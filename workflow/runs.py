@@ -212,7 +212,8 @@ FIGURES = {                        # name -> command, what it draws from beside 
                         [f"{MULTI}.py", SHIPPED, f"viz/{MULTI}/page.png"], 1),
     "multimnist-disentanglement": (f"{PROBE} --n-seeds 3", [f"{MULTI}.py"], 15),
     "smallnorb": (LOOK_AT_TOYS, [f"visualize_{NORB}.py"], 10),
-    "affnist": (f"python3 visualize_{AFF}.py --load {AFF_SHIPPED} --n-test 1000 --digits mnist",
+    "affnist": (f"python3 visualize_{AFF}.py --load {AFF_SHIPPED} --n-test 1000 --digits mnist && "
+                f"python3 visualize_{AFF}.py --results results/{AFF}",
                 [f"{AFF}.py", *AFF_SHIPPED.split()], 3)}
 FILMS = {
     "multimnist": (f"python3 make_{MULTI}_gif.py {QUICK} --n-val 500 --snapshot-every 75 --fps 6",
