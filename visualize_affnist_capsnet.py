@@ -176,7 +176,7 @@ BEST_MARGIN = {"gap": "gap-8", "max": "max-8"}            # the setting of a net
 
 def probed_factors(folder):
     """-> {network: (model, what --probe found of each seed)} of the table free"""
-    found = {BEST_MARGIN.get(model, model): (model, [run["factors"] for run in results_in(
+    found = {BEST_MARGIN.get(model, model).replace("-8", ", 8 px"): (model, [run["factors"] for run in results_in(
         folder, f"free/{BEST_MARGIN.get(model, model)}") if "factors" in run]) for model in affnist.MODELS}
     found = {model: pair for model, pair in found.items() if pair[1]}
     if not found:
@@ -217,7 +217,7 @@ def draw_steps(run):
         ax.grid(axis="y", alpha=0.3)
     fig.axes[0].yaxis.set_major_formatter(PercentFormatter(1, decimals=1))
     fig.axes[0].set(ylabel="named wrong", ylim=(0, None))
-    fig.axes[0].legend(fontsize=8, loc="center")
+    fig.axes[0].legend(fontsize=8, loc="upper left")
     return fig
 
 

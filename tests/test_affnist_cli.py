@@ -166,7 +166,7 @@ def test_figures_of_results(results, tmp_path, monkeypatch, capsys):
         return code, capsys.readouterr().err
     assert call() == (0, "") and {path.stem for path in (tmp_path / "f").glob("*.png")} == {"factors", "steps"}
     found = figures.probed_factors(results)
-    assert set(found) == {"gap-8", "caps"} and found["gap-8"][0] == "gap" and len(found["gap-8"][1]) == 2
+    assert set(found) == {"gap, 8 px", "caps"} and found["gap, 8 px"][0] == "gap" and len(found["gap, 8 px"][1]) == 2
     assert [run["familiar_accuracy"] for run in figures.results_in(results, "free/shared")] == [0.99, 0.991]
     assert len(figures.results_in(results, "free/shared-3")) == 2            # and "shared" is not "shared-3"
     code, stderr = call("--only", "digits")
