@@ -336,8 +336,8 @@ def main():
     args.load = [str(affnist.WEIGHTS)] if args.load == [] else args.load or []
     config = affnist.config_from_args(args)
     if args.results:
-        useless = [name for name in ("load", *(f.name for f in affnist.options(config)))
-                   if name != "quiet" and getattr(args, name, None)]
+        useless = ["load"] * bool(args.load) + [f.name for f in affnist.options(config)
+                                                if f.name != "quiet" and hasattr(args, f.name)]
         if useless:
             raise InputError(f"{affnist.flag_of(useless[0])}: means nothing to --results; leave it out")
         return draw_results(args, config)

@@ -226,7 +226,8 @@ def test_what_the_figures_refuse(run_script, flags, named):
     assert done.returncode == 2 and named in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
-@pytest.mark.parametrize("flags, named", [("", "no such folder"), ("--n-epochs 2", "--n-epochs: means nothing to")])
+@pytest.mark.parametrize("flags, named", [("", "no such folder"), ("--n-epochs 2", "--n-epochs: means nothing to"),
+                                          ("--seed 0", "--seed: means nothing to --results")])
 def test_what_the_figures_of_results_refuse(run_script, flags, named):
     done = run_script(FIGURES, "--results", "nowhere", *flags.split())
     assert done.returncode == 2 and named in done.stderr and done.stderr.count("\n") == 1, done.stderr
