@@ -497,6 +497,23 @@ def affnist_nearest(ledger, setting):
         ledger, AFF, [setting])
 
 
+def affnist_classes(ledger, settings, nearest):
+    """Of each class the accuracy on affine digits in the middle and anywhere, means over seeds, of some settings; below
+    them of the nearest neighbours"""
+    keys = ("centred", "affine")
+    found = {f"`{setting.rpartition('/')[2]}`": [
+        np.mean(np.array(ledger.values(AFF, setting, f"{key}_per_class"), float), 0) for key in keys]
+        for setting in settings if ledger.runs(AFF, setting)}
+    for run in ledger.runs(AFF, nearest).values():
+        found |= {f"nearest neighbour, {label}": [np.array(tests[f"{key}_per_class"], float) for key in keys]
+                  for label, tests in run["nearest"].items()}
+    lines = [[label, *(" / ".join(f"{accuracy:.3f}" for accuracy in pair) for pair in zip(*both))]
+             for label, both in found.items()]
+    header = ["affine in the middle / affine", *map(str, range(affnist.N_CLASSES))]
+    return markdown(header, lines or [["not run", *[""] * affnist.N_CLASSES]]) + "\n" + about(
+        ledger, AFF, [*settings, nearest])
+
+
 def affnist_two_by_two(ledger, tables):
     """tables: (label, table). What sharing over places and what capsules are worth, each the mean of its two
     differences, and the difference of these, by how much the one changes the other, paired by seed"""
@@ -641,6 +658,7 @@ TABLES = {
     "affnist results": partial(affnist_results, first="free/shared", rows=[
         (label, f"free/{name}") for name, label in AFF_NAMES.items()]),
     "affnist nearest": partial(affnist_nearest, setting="nearest/digits"),
+    "affnist classes": partial(affnist_classes, settings=PROBED, nearest="nearest/digits"),
     "affnist edge": partial(affnist_results, first="edge/shared", rows=[
         (AFF_NAMES[name], f"edge/{name}") for name in ("shared", "caps-1", "gap", "dense", "caps", "cnn")]),
     "affnist margins": partial(affnist_results, first="free/shared", rows=[

@@ -12,6 +12,7 @@ networks have to learn; neither is told anything of turning, shearing and stretc
 --out-json writes a result for results/; its stamp is of 40 training steps of the default network.
 """
 import hashlib
+import math
 import sys
 from pathlib import Path
 
@@ -44,14 +45,18 @@ def nearest(known, labels, images):
 
 
 def accuracies(known, labels, digits, config, prepared):
-    """-> {test: accuracy, and its Wilson interval under test_ci95}, prepared(images) being what is compared"""
+    """-> {test: accuracy, its Wilson interval under test_ci95, that of each class under test_per_class},
+    prepared(images) being what is compared"""
     known, found = prepared(known).astype(np.float32) / 255, {}
     for key, kind in KINDS.items():
-        hits = n = 0
+        right, of = [], []
         for part in affnist.stream_digits(digits, config, kind):
-            hits += int((nearest(known, labels, prepared(part["images"])) == part["labels"]).sum())
-            n += len(part["labels"])
-        found |= {key: hits / n, key + "_ci95": affnist.wilson_interval(hits, n)}
+            right.append(nearest(known, labels, prepared(part["images"])) == part["labels"])
+            of.append(part["labels"])
+        right, of = np.concatenate(right), np.concatenate(of)
+        found |= {key: right.mean().item(), f"{key}_ci95": affnist.wilson_interval(right.sum().item(), len(of)),
+                  f"{key}_per_class": [right[of == digit].mean().item() if (of == digit).any() else math.nan
+                                       for digit in range(affnist.N_CLASSES)]}
     return found
 
 

@@ -383,6 +383,19 @@ def test_the_nearest_of_known_digits_by_hand():
     assert bench_affnist_nearest.nearest(known, np.array([4, 5, 6]), images).tolist() == [4, 5, 6]
 
 
+def test_accuracy_of_nearest_neighbours_by_class_by_hand(monkeypatch):
+    """Of two 4s one is right, of one 6 one, of one 5 none; of other digits there are none"""
+    known = np.zeros((2, 2, 2), np.uint8)
+    known[1] = 255
+    images = np.array([known[0], known[1], known[1], known[0]])
+    parts = [{"images": images[:3], "labels": np.array([4, 4, 6])}, {"images": images[3:], "labels": np.array([5])}]
+    monkeypatch.setattr(ac, "stream_digits", lambda *_: iter(parts))
+    found = bench_affnist_nearest.accuracies(known, np.array([4, 6]), None, None, np.asarray)
+    assert found["affine"] == 0.5 and found["affine_ci95"] == ac.wilson_interval(2, 4)
+    *before, four, five, six = found["affine_per_class"][:7]
+    assert (four, five, six) == (0.5, 0, 1) and np.isnan([*before, *found["affine_per_class"][7:]]).all()
+
+
 def test_nearest_neighbours_from_the_command_line(monkeypatch, tmp_path, capsys):
     path = tmp_path / "r.json"
     flags = f"--n-known 60 --n-test 20 --digits synthetic --out-json {path}".split()
@@ -394,4 +407,5 @@ def test_nearest_neighbours_from_the_command_line(monkeypatch, tmp_path, capsys)
         for key in ("familiar", "placed", "centred", "affine"):
             low, high = tests[key + "_ci95"]
             assert low <= tests[key] <= high and (tests[key] * 20) % 1 == 0
+            assert len(tests[f"{key}_per_class"]) == 10
     assert "| ink in the middle |" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 import re
 import sys
 
@@ -559,6 +560,7 @@ def test_tables_of_the_third_experiment_by_hand(tmp_path):
             ac.write_json(path, result | {
                 "config": config | {"seed": seed}, "affine_accuracy": value, "familiar_accuracy": 0.99,
                 "placed_accuracy": 0.98, "centred_accuracy": 0.97, "test_accuracy": 0.995,
+                "centred_per_class": [1.0] * 10, "affine_per_class": [0.5 + seed / 4, *[1.0] * 8, math.nan],
                 "factors": {"turn": [[-20.0, 0.5 + seed / 10], [0.0, 1.0]]},
                 "detection": {"noise": {"length": 0.25} if name == "shared" else {"probability": 0.75}}})
     found = render.Ledger(tmp_path)
@@ -580,6 +582,8 @@ def test_tables_of_the_third_experiment_by_hand(tmp_path):
             **{f"{test}_accuracy": 0.9 for test in ("familiar", "placed", "centred", "affine")}})
     lines = render.TABLES["affnist matched"](render.Ledger(tmp_path)).splitlines()
     assert lines[2].endswith(" |  |  | 1 of 2 |") and lines[3].endswith(" |  |  | 0 of 0 |")
+    lines = render.TABLES["affnist classes"](found).splitlines()
+    assert lines[2] == f"| `shared` | 1.000 / 0.625 |{' 1.000 / 1.000 |' * 8} 1.000 / nan |" and "dense" in lines[3]
     lines = render.TABLES["affnist factors"](found).splitlines()
     assert next(line for line in lines if "degrees: -20" in line).startswith("| turned by, degrees: -20 | 0.550 +- ")
     row = "| noise: longest capsule, or top probability | 0.250 +- 0.000 | not run | not run | not run | 0.750 +-"
