@@ -68,6 +68,11 @@ STEPS = {                          # from a CNN of ten vectors to a capsule netw
 STEADY = "--lr-schedule constant --lr 1e-3 --muon 0.002"
 MATCHED = f"--stop-at 0.9922 {STEADY} --n-train 6000 --n-epochs 40"
 LEVEL = f"--stop-at 0.97 {STEADY} --n-train 3000 --n-epochs 40"                        # the paper's CNN gets there, too
+PAPERS = {                         # its own kind: not normalised, no margin, Adam; controls of the capsules' size
+    "caps": "--preset small --model caps", "caps-1": "--preset small --model caps --routing-iters 1",
+    "cnn": "--preset small --model cnn --conv1-channels 16 --width 280 --dropout 0.5",
+    "dense": "--model dense --norm none --padding 0 --width 526 --dropout 0.5 --lr 1e-3 --warmup 0"}
+AGREED = "--stop-at 0.98 --lr-schedule constant --n-train 6000 --n-epochs 40"                      # all four get there
 DIGITS_TASK = "--task mnist --n-train 55000"
 RUNS = (                           # experiment, table, setting, flags, seeds, minutes of one seed on one core
     (MULTI, "main", "classic", f"--preset classic {QUICK}", range(3), 3),
@@ -123,6 +128,8 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
       for name in (*FOUR, "caps")),
     *((AFF, "level", name, f"{AFF_NETWORKS[name]} {LEVEL}", range(5), 3)
       for name in ("shared", "gap", "dense", "caps", "cnn")),
+    *((AFF, "papers", name, f"{flags} {AGREED}", range(5), 5) for name, flags in PAPERS.items()),
+    *((AFF, "papers-free", name, f"{flags} --n-epochs 8", range(3), 6) for name, flags in PAPERS.items()),
     *((AFF, "steps", name, flags, range(5), 4) for name, flags in STEPS.items()),
     *((AFF, f"few-{n}", name, f"{AFF_NETWORKS[name]} --n-per-class {n}", range(3), 3)
       for n in (10, 100, 1000) for name in ("shared", "caps", "gap-8", "cnn")),
