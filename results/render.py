@@ -473,7 +473,7 @@ AFF_KEYS = {"familiar_accuracy": "moved (familiar)", "placed_accuracy": "moved f
 
 def affnist_results(ledger, rows, first):
     """rows: (label, setting); of each the four tests, and what tells it from the setting `first`; where runs stop at an
-    accuracy, how many reached it"""
+    accuracy, how many reached it, and after how many digits, the mean over the seeds"""
     lines, minus = [], ("centred_accuracy", "affine_accuracy")
     stops = any(run["config"].get("stop_at") for _, setting in rows for run in ledger.runs(AFF, setting).values())
     for label, setting in rows:
@@ -481,10 +481,16 @@ def affnist_results(ledger, rows, first):
         lines.append([label, ledger.plain(AFF, setting, "n_params") if runs else "", *(
             ledger.mean(AFF, setting, key, 4) for key in AFF_KEYS), *(
             "" if setting == first or not runs else ledger.difference(AFF, setting, first, key, 4) for key in minus),
-            *[f"{sum(map(reached, runs))} of {len(runs)}"] * stops])
+            *(stopped(runs) if stops else [])])
     header = ["", "parameters", *AFF_KEYS.values(), *(f"{AFF_KEYS[key]}: minus the first row's, paired by seed"
-                                                      for key in minus), *["reached it"] * stops]
+                                                      for key in minus), *["reached it", "digits seen"] * stops]
     return markdown(header, lines) + "\n" + about(ledger, AFF, [setting for _, setting in rows])
+
+
+def stopped(runs):
+    """Of runs that stop at an accuracy: how many reached it, and after how many digits, the mean over all"""
+    seen = [run["history"]["step"][-1] * run["config"]["batch_size"] for run in runs]
+    return [f"{sum(map(reached, runs))} of {len(runs)}", f"{sum(seen) / len(seen):,.0f}" if seen else ""]
 
 
 def affnist_nearest(ledger, setting):
@@ -533,13 +539,13 @@ def affnist_two_by_two(ledger, tables):
         ledger, AFF, [f"{table}/{name}" for _, table in tables for name in names])
 
 
-def affnist_steps(ledger, rows):
-    """rows: (label, setting, what it is compared with)"""
+def affnist_steps(ledger, rows, what):
+    """rows: (label, setting, what it is compared with); what: that in words"""
     keys = {"familiar_accuracy": "familiar", "centred_accuracy": "affine, in the middle", "affine_accuracy": "affine"}
     lines = [[label, *(ledger.mean(AFF, setting, key, 4) for key in keys), *(
         ledger.difference(AFF, setting, other, key, 4) if other else "" for key in keys)]
         for label, setting, other in rows]
-    header = ["", *keys.values(), *(f"{words}: minus" for words in keys.values())]
+    header = ["", *keys.values(), *(f"{words}: minus {what}, paired by seed" for words in keys.values())]
     return markdown(header, lines) + "\n" + about(ledger, AFF, dict.fromkeys(setting for _, setting, _ in rows))
 
 
@@ -551,9 +557,11 @@ def affnist_errors(ledger, rows, goal):
         runs = ledger.runs(AFF, setting).values()
         values = [100 * (1 - run["test_accuracy"]) for run in runs]
         ways = []
-        for seconds, accuracies in ((run["history"]["seconds"], run["history"]["val_accuracy"]) for run in runs):
-            if there := [k for k, accuracy in enumerate(accuracies) if accuracy >= goal]:
-                ways.append(sum(seconds[:there[0] + 1]) / 60)
+        for run in runs:
+            steps = [step for step, accuracy in zip(run["history"]["step"], run["history"]["val_accuracy"])
+                     if accuracy >= goal]
+            if steps:
+                ways.append(run["seconds_train"] / 60 * steps[0] / run["history"]["step"][-1])
         way = f"{sum(ways) / len(ways):.1f} ({len(ways)} of {len(values)} seeds)" if ways else "never"
         lines.append([label, interval(capsnet.mean_and_interval(values), digits=3) if values else "not run", paper,
                       *([ledger.minutes(AFF, setting), way] if values else ["", ""])])
@@ -597,6 +605,8 @@ AFF_NAMES = {"shared": "`shared`: capsules, matrices shared over places, 1 itera
              "gap-8": "`gap --padding 8`", "max-8": "`max --padding 8`: global maximum",
              "cnn": "`cnn`: the paper's, small",
              "shared-no-places": "`shared --no-places`"}
+AFF_PAPERS = {"caps": "`--preset small --model caps`: the paper's, 3 iterations", "caps-1": "1 iteration",
+              "cnn": "`cnn`, dropout", "dense": "`dense`, maxima and dropout"}
 PROBED = tuple(f"free/{name}" for name in ("shared", "caps", "gap-8", "max-8", "dense", "cnn"))
 NETWORKS = ("caps", "cnn", "gap", "nearest")
 HEADS = ("gap", "dense", "dynamic-shared", "dynamic-shared-1", "dynamic", "dynamic-1", "em", "em-1", "self-routing")
@@ -671,16 +681,18 @@ TABLES = {
         (AFF_NAMES[name], f"matched/{name}") for name in ("shared", "caps-1", "gap", "dense", "caps")]),
     "affnist level": partial(affnist_results, first="level/shared", rows=[
         (AFF_NAMES[name], f"level/{name}") for name in ("shared", "gap", "dense", "caps", "cnn")]),
+    **{f"affnist {table}": partial(affnist_results, first=f"{table}/caps", rows=[
+        (label, f"{table}/{name}") for name, label in AFF_PAPERS.items()]) for table in ("papers", "papers-free")},
     "affnist two by two": partial(affnist_two_by_two, tables=(
         ("normalised", "free"), ("without padding", "edge"), ("not normalised", "plain"),
         ("stopped alike", "matched"))),
-    "affnist steps up": partial(affnist_steps, rows=(
+    "affnist steps up": partial(affnist_steps, what="the row above", rows=(
         ("ten vectors, averaged over places, cross-entropy of their lengths", "steps/start", None),
         ("+ transformation: shared matrices and the place", "steps/transformation", "steps/start"),
         ("+ routing: 3 iterations", "steps/routing", "steps/transformation"),
         ("+ squash", "steps/squash", "steps/routing"), ("+ margin loss", "steps/margin", "steps/squash"),
         ("+ reconstruction by class", "free/shared-3", "steps/margin"))),
-    "affnist steps down": partial(affnist_steps, rows=(
+    "affnist steps down": partial(affnist_steps, what="the first row", rows=(
         ("all five", "free/shared-3", None),
         ("- transformation, and routing, which needs votes", "free/vectors", "free/shared-3"),
         ("- routing: 1 iteration", "free/shared", "free/shared-3"),
@@ -784,9 +796,13 @@ VALUES = {
        for test in ("centred", "affine")
        for name, one, other in (
            ("caps minus cnn", "level/caps", "level/cnn"), ("caps minus dense", "matched/caps", "matched/dense"),
+           ("longer caps minus cnn", "free/caps", "free/cnn"),
+           *((f"{table} caps minus {name}", f"{table}/caps", f"{table}/{name}")
+             for table in ("papers", "papers-free") for name in ("cnn", "dense")),
            ("shared minus gap", "free/shared", "free/gap-8"),
            ("shared minus max", "free/shared", "free/max-8"), ("iterations caps", "free/caps", "free/caps-1"),
-           ("iterations shared", "free/shared-3", "free/shared"), ("matrices", "free/shared", "free/vectors"),
+           ("iterations shared", "free/shared-3", "free/shared"), ("iterations papers", "papers/caps", "papers/caps-1"),
+           ("matrices", "free/shared", "free/vectors"),
            *((f"padding {name}", f"free/{name}", f"edge/{name}") for name in ("shared", "gap", "caps", "cnn")))},
     **{f"affnist shipped {name} {test}": partial(Ledger.mean, experiment=AFF, setting=f"weights/{name}",
                                                  key=f"{test}_accuracy", digits=4)

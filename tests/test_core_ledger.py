@@ -578,10 +578,11 @@ def test_tables_of_the_third_experiment_by_hand(tmp_path):
         path = tmp_path / AFF / "matched" / f"shared-{seed}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         ac.write_json(path, result | {
-            "config": config | {"seed": seed, "stop_at": 0.9922}, "history": {"val_accuracy": [0.5, last]},
+            "config": config | {"seed": seed, "stop_at": 0.9922},
+            "history": {"step": [10, 20 + seed], "val_accuracy": [0.5, last]},
             **{f"{test}_accuracy": 0.9 for test in ("familiar", "placed", "centred", "affine")}})
     lines = render.TABLES["affnist matched"](render.Ledger(tmp_path)).splitlines()
-    assert lines[2].endswith(" |  |  | 1 of 2 |") and lines[3].endswith(" |  |  | 0 of 0 |")
+    assert lines[2].endswith(" |  |  | 1 of 2 | 656 |") and lines[3].endswith(" |  |  | 0 of 0 |  |")     # 20.5 x 32
     lines = render.TABLES["affnist classes"](found).splitlines()
     assert lines[2] == f"| `shared` | 1.000 / 0.625 |{' 1.000 / 1.000 |' * 8} 1.000 / nan |" and "dense" in lines[3]
     lines = render.TABLES["affnist factors"](found).splitlines()
@@ -596,8 +597,8 @@ def test_tables_of_the_third_experiment_by_hand(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         ac.write_json(path, result | {
             "config": config | {"seed": seed, "task": "mnist"}, "test_accuracy": 0.995, "seconds_train": 360.0,
-            "history": {"seconds": [60.0, 120.0, 180.0], "val_accuracy": accuracies}})
+            "history": {"step": [100, 200, 400], "val_accuracy": accuracies}})
     lines = render.TABLES["affnist mnist"](render.Ledger(tmp_path)).splitlines()
-    # (1 + 2) and (1 + 2 + 3) minutes
+    # half of 6 minutes, and all
     assert "| `gap`, 550,000 digits | 0.500 +- 0.000 |  | 6 | 4.5 (2 of 3 seeds) |" in lines
     assert lines[2].endswith("| not run | 0.34 +- 0.032 |  |  |")
