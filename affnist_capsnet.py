@@ -13,7 +13,7 @@ against 66%), and if so, which part of a capsule network is it?
     Conv3, 4     3x3, 64 and 64 channels, then 2x2 maximum                           (N, 9, 9, 64)
     Conv5        3x3, 128 channels                                                   (N, 7, 7, 128)
     PrimaryCaps  1x1, 16 types x 8-D, squash                                         (N, 784, 8)
-    votes        u_hat_ij = W_j u_i + |u_i| P_j place_i, a W_j for every type, P_j   (N, 10, 784, 16)
+    votes        u_hat_ij = W_tj u_i + |u_i| P_j place_i, t being the type of i      (N, 10, 784, 16)
     routing      1 iteration, uniform coupling, for which no vote need be made       (N, 10, 16)
     decoder      one capsule, the others masked: 160 -> 256 -> 512 -> 1600           (N, 40, 40)
 
@@ -31,7 +31,7 @@ them); a margin of background (`--padding 0`); cosine decay of the learning rate
 affine test digits drawn here in affNIST's reported ranges, since its files are not fetched (`--affnist-dir` reads
 them).
 
-One command, three minutes on two cores:    python3 affnist_capsnet.py --seed 0
+One command, 2 1/2 minutes on two cores:    python3 affnist_capsnet.py --seed 0
 """
 import argparse
 import contextlib
@@ -172,7 +172,8 @@ class Config(Settings):
     probe: bool = option(False, "also test on spoilt digits, on each transformation alone, on pictures that are "
                          "no digits; and what capsules know: into --out-json", "run", runtime=True,
                          tasks=("affnist",))
-    n_variants: int = option(1, "affine variants of each test digit", "data", low=1, runtime=True, tasks=("affnist",))
+    n_variants: int = option(1, "variants of each test digit, moved further or affine", "data", low=1, runtime=True,
+                             tasks=("affnist",))
     tests_on: str = option("test", "draw the tests from the test images, or from the validation images, to choose by",
                            "data", choices=("test", "val"), runtime=True)
     task: str = option("affnist", "affnist: digits moved about on 40x40 px, tested on moved and on affine ones; mnist: "
@@ -245,7 +246,7 @@ class Config(Settings):
 # ============================================================== the task: one digit, moved, or turned and stretched
 
 BOX = 28                           # side of an MNIST image, px
-TRANSFORMED = "affine", "placed", "centred"        # kinds of test digits
+VARIED = "affine", "placed", "centred"             # kinds of test digits of which --n-variants asks for more
 N_CLASSES = 10
 TURN, SHEAR, SCALE = 20.0, 0.2, (0.8, 1.2)         # affNIST's ranges: degrees either way; either way; on each axis
 REST = {"turn": 0.0, "shear": 0.0, "down": 1.0, "across": 1.0}          # no transformation: degrees, a share, factors
@@ -344,9 +345,9 @@ def transformed(images, back, centres, side):
 def stream_digits(digits, config, kind, factors=None):
     """Test or validation digits in dicts of at most CHUNK: images (n, side, side) uint8, labels (n,); memory does not
     grow with their number. kind: "val", moved validation digits; "test", test digits, moved, or with --task mnist as
-    they are; "affine", --n-variants affine variants of each test digit; "placed", test digits moved by whole pixels to
-    wherever they fit, which is further than training moves them; "centred", affine digits without their places: each
-    digit's middle on the canvas', or as near as its ink allows; "real", affNIST's files. factors: those of affine or
+    they are; of each test digit --n-variants ones, where "affine": transformed, anywhere on the canvas; "placed": moved
+    by whole pixels to wherever it fits, which is further than training moves it; "centred": transformed, its middle on
+    the canvas', or as near as its ink allows; "real", affNIST's files. factors: those of affine or
     centred digits, {factor: number}, where they are not to be drawn."""
     if kind == "real":
         yield from read_affnist(config.affnist_dir)
@@ -354,13 +355,13 @@ def stream_digits(digits, config, kind, factors=None):
     images, labels = digits["val" if kind == "val" else config.tests_on]
     n = min(config.n_val if kind == "val" else config.n_test, len(labels))
     side = SIDES[config.task]
-    for variant in range(config.n_variants if kind in TRANSFORMED else 1):
+    for variant in range(config.n_variants if kind in VARIED else 1):
         for start in range(0, n, CHUNK):
             part = slice(start, min(start + CHUNK, n))
-            rng = rng_for(config.seed, "evaluation", ("val", "test", *TRANSFORMED).index(kind), variant, start // CHUNK)
+            rng = rng_for(config.seed, "evaluation", ("val", "test", *VARIED).index(kind), variant, start // CHUNK)
             if kind == "placed":
                 placed = digits_anywhere(images[part], side, rng)
-            elif kind in TRANSFORMED:
+            elif kind in VARIED:
                 drawn = draw_factors(part.stop - start, rng) if factors is None else factors
                 matrices = np.broadcast_to(affine_matrix(**drawn), (part.stop - start, 2, 2))
                 placed, _ = affine_digits(images[part], matrices, None if kind == "centred" else rng, side)
@@ -644,7 +645,7 @@ def shared_votes_backward(du_hat, cache):
 def uniform_forward(u, W, empty=np.empty):
     """One routing iteration without a vote. Its couplings are 1/J whatever the votes say, so that the matrices can come
     after the sum over the n capsules that share one: s_j = 1/J sum_types W_j (u_1 + ... + u_n). u (N, I, E), W (B, E,
-    J, D), I = n B, ordered (place, type) -> s (N, J, D)"""
+    J, D), I = n B, ordered (place, type); with a matrix for every capsule B = I, n = 1 -> s (N, J, D)"""
     (N, I, E), (B, _, J, D) = u.shape, W.shape
     sums = u.reshape(N, I // B, B * E).sum(1)
     s = np.matmul(sums, W.reshape(B * E, J * D))
@@ -885,14 +886,14 @@ def forward(params, images, config, digits=None, empty=np.empty, dropout_mask=No
 def backward(dscores, drecon, cache, config, need_dx=False):
     """dscores (N, 10), naming_loss's gradient; drecon (N, 1, side, side), None without a decoder -> grads, keys as
     params; and, if it is needed, the gradient of the images (N, side, side), else None"""
-    grads = {}
+    grads, dx = {}, dscores
     if cache.capsules:
         dv = lengths_backward(dscores, cache.lengths)
         if cache.decoder:
             dmasked = decoder_backward(drecon.reshape(len(drecon), -1), cache.decoder, grads)
             dv = dv + mask_backward(dmasked, cache.mask)
-        dscores = capsules_backward(dv, cache.capsules, config, grads)
-    dx = layers_backward(dscores, cache.layers, plan(config).layers, grads, need_dx)
+        dx = capsules_backward(dv, cache.capsules, config, grads)
+    dx = layers_backward(dx, cache.layers, plan(config).layers, grads, need_dx)
     return grads, pad_backward(im2col_rows_backward(dx)[..., None], cache.pad)[..., 0] if need_dx else None
 
 
@@ -901,17 +902,18 @@ def capsules_forward(params, x, config, empty):
     N, ending = len(x), PLAIN if config.no_squash else SQUASH
     if config.model == "vectors":
         s, mean_cache = mean_forward(x)
-        v, squash_cache = ending[0](s.reshape(N, N_CLASSES, D))
-        return v, {}, SimpleNamespace(mean=mean_cache, squash=squash_cache)
-    u, squash_cache = ending[0](x.reshape(N, -1, E))                                    # (N, I, E)
-    places_cache, W = None, params["W"]
+        v, ending_cache = ending[0](s.reshape(N, N_CLASSES, D))
+        return v, {}, SimpleNamespace(mean=mean_cache, ending=ending_cache)
+    u, primary_cache = ending[0](x.reshape(N, -1, E))                                   # (N, I, E)
+    places_cache = ending_cache = routing_cache = None
+    W = params["W"]
     parts, centres = u, plan(config).centres
     if config.model == "shared" and not config.no_places:
         parts, places_cache = with_places_forward(u, centres)
         W = np.concatenate([W, np.broadcast_to(params["place_W"], (len(W), 2, N_CLASSES, D))], 1)
     if config.routing_iters == 1:
         s, votes_cache = uniform_forward(parts, W, empty)
-        v, routing_cache = ending[0](s)
+        v, ending_cache = ending[0](s)
         c = [np.full((1, u.shape[1]), 1 / N_CLASSES, u.dtype)]
     else:
         u_hat, votes_cache = (votes_forward(parts, W, empty) if config.model == "caps" else
@@ -919,16 +921,17 @@ def capsules_forward(params, x, config, empty):
         v, routing_cache = routing_forward(u_hat, config, None, empty, ending)
         c = [step.c for step in routing_cache.steps]
     return v, {"u": u, "c": c}, SimpleNamespace(
-        squash=squash_cache, places=places_cache, votes=votes_cache, routing=routing_cache, x_shape=x.shape)
+        primary=primary_cache, places=places_cache, votes=votes_cache, ending=ending_cache, routing=routing_cache,
+        x_shape=x.shape)
 
 
 def capsules_backward(dv, cache, config, grads):
     """-> dx (N, side, side, C); the parameters' gradients go into `grads`"""
     _, ending_backward = PLAIN if config.no_squash else SQUASH
     if config.model == "vectors":
-        return mean_backward(ending_backward(dv, cache.squash).reshape(len(dv), -1), cache.mean)
+        return mean_backward(ending_backward(dv, cache.ending).reshape(len(dv), -1), cache.mean)
     if config.routing_iters == 1:
-        du, dW = uniform_backward(ending_backward(dv, cache.routing), cache.votes)
+        du, dW = uniform_backward(ending_backward(dv, cache.ending), cache.votes)
     else:
         du_hat, _ = routing_backward(dv, cache.routing)
         du, dW = (votes_backward if config.model == "caps" else shared_votes_backward)(du_hat, cache.votes)
@@ -936,7 +939,7 @@ def capsules_backward(dv, cache, config, grads):
     if cache.places:
         grads["place_W"] = dW[:, E:].sum(0)
         du = with_places_backward(du, cache.places)
-    return ending_backward(du, cache.squash).reshape(cache.x_shape)
+    return ending_backward(du, cache.primary).reshape(cache.x_shape)
 
 
 def im2col_rows_backward(dx):
@@ -1330,7 +1333,7 @@ def tests_of(params, digits, config, runner):
 def interval_of(key, test, config):
     """Wilson's 95% interval, with as many samples as there are different digits: variants of one are no new ones"""
     (kind,) = (kind for name, kind, _ in TESTS[config.task] if name == key)
-    n = test["n"] // (config.n_variants if kind in TRANSFORMED else 1)
+    n = test["n"] // (config.n_variants if kind in VARIED else 1)
     n = min(n, 10000) if kind == "real" else n
     return wilson_interval(test["accuracy"] * n, n)
 

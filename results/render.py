@@ -471,6 +471,11 @@ AFF_KEYS = {"familiar_accuracy": "moved (familiar)", "placed_accuracy": "moved f
             "centred_accuracy": "affine, in the middle", "affine_accuracy": "affine"}
 
 
+def flags_of(setting):
+    """What makes a setting, as in the first table"""
+    return AFF_NAMES[setting.rpartition("/")[2]].split(":")[0]
+
+
 def affnist_results(ledger, rows, first):
     """rows: (label, setting); of each the four tests, and what tells it from the setting `first`; where runs stop at an
     accuracy, how many reached it, and after how many digits, the mean over the seeds"""
@@ -482,14 +487,15 @@ def affnist_results(ledger, rows, first):
             ledger.mean(AFF, setting, key, 4) for key in AFF_KEYS), *(
             "" if setting == first or not runs else ledger.difference(AFF, setting, first, key, 4) for key in minus),
             *(stopped(runs) if stops else [])])
-    header = ["", "parameters", *AFF_KEYS.values(), *(f"{AFF_KEYS[key]}: minus the first row's, paired by seed"
-                                                      for key in minus), *["reached it", "digits seen"] * stops]
+    header = ["", "parameters, with the decoder", *AFF_KEYS.values(), *(
+        f"{AFF_KEYS[key]}: minus the first row's, paired by seed" for key in minus),
+        *["reached it", "digits seen"] * stops]
     return markdown(header, lines) + "\n" + about(ledger, AFF, [setting for _, setting in rows])
 
 
 def stopped(runs):
     """Of runs that stop at an accuracy: how many reached it, and after how many digits, the mean over all"""
-    seen = [run["history"]["step"][-1] * run["config"]["batch_size"] for run in runs]
+    seen = [run["history"]["epoch"][-1] * run["config"]["n_train"] for run in runs]
     return [f"{sum(map(reached, runs))} of {len(runs)}", f"{sum(seen) / len(seen):,.0f}" if seen else ""]
 
 
@@ -507,7 +513,7 @@ def affnist_classes(ledger, settings, nearest):
     """Of each class the accuracy on affine digits in the middle and anywhere, means over seeds, of some settings; below
     them of the nearest neighbours"""
     keys = ("centred", "affine")
-    found = {f"`{setting.rpartition('/')[2]}`": [
+    found = {flags_of(setting): [
         np.mean(np.array(ledger.values(AFF, setting, f"{key}_per_class"), float), 0) for key in keys]
         for setting in settings if ledger.runs(AFF, setting)}
     for run in ledger.runs(AFF, nearest).values():
@@ -574,9 +580,9 @@ def affnist_few(ledger, columns, names):
     """columns: (label, table); three accuracies of some networks, and the first's minus each other's"""
     first, *others = names
     keys = ("familiar_accuracy", "centred_accuracy", "affine_accuracy")
-    lines = [[f"`{name}`", *(" / ".join(ledger.mean(AFF, f"{table}/{name}", key) for key in keys)
+    lines = [[flags_of(name), *(" / ".join(ledger.mean(AFF, f"{table}/{name}", key) for key in keys)
                              for _, table in columns)] for name in names]
-    lines += [[f"`{first}` minus `{name}`", *(" / ".join(ledger.difference(
+    lines += [[f"{flags_of(first)} minus {flags_of(name)}", *(" / ".join(ledger.difference(
         AFF, f"{table}/{first}", f"{table}/{name}", key) for key in keys) for _, table in columns)] for name in others]
     header = ["familiar / affine in the middle / affine", *(label for label, _ in columns)]
     return markdown(header, lines) + "\n" + about(
@@ -584,17 +590,17 @@ def affnist_few(ledger, columns, names):
 
 
 def affnist_probe(ledger, probe, rows, columns, digits=3):
-    """What --probe found: rows: (label, path into it: a kind and, of what has one, a value or score), columns:
-    settings; means over seeds"""
-    def cell(setting, kind, what):
-        values = [dict(run[probe].get(kind, {})).get(what) for run in ledger.runs(AFF, setting).values()
-                  if probe in run]
-        values = [value for value in values if value is not None]
-        return interval(capsnet.mean_and_interval(values), digits=digits) if values else "not run"
-    lines = [[label, *(next((text for text in (cell(setting, kind, name) for name in (
-        what if isinstance(what, tuple) else (what,))) if text != "not run"), "not run") for setting in columns)]
-        for label, kind, what in rows]
-    header = ["", *(f"`{setting.rpartition('/')[2]}`" for setting in columns)]
+    """What --probe found: rows: (label, path into it: a kind and a value, a score, or scores of which a network has
+    one), columns: settings; means over seeds"""
+    def cell(setting, kind, names):
+        found = [dict(run[probe].get(kind, {})) for run in ledger.runs(AFF, setting).values() if probe in run]
+        values = [each[name] for each in found for name in names if each.get(name) is not None]
+        if not values:
+            return "" if found else "not run"                                           # what the network has not
+        return interval(capsnet.mean_and_interval(values), digits=digits)
+    lines = [[label, *(cell(setting, kind, what if isinstance(what, tuple) else (what,)) for setting in columns)]
+             for label, kind, what in rows]
+    header = ["", *map(flags_of, columns)]
     return markdown(header, lines) + "\n" + about(ledger, AFF, columns)
 
 
@@ -712,7 +718,7 @@ TABLES = {
         ("10 digits a class", "few-10"), ("100", "few-100"), ("1,000", "few-1000"), ("all", "free"))),
     "affnist robustness": partial(affnist_probe, probe="robustness", columns=PROBED, rows=[
         (f"{words} {much:g}", how, much) for how, words in (
-            ("noise", "noise, standard deviation in grey levels:"), ("occlusion", "a black square of side, px:"),
+            ("noise", "noise, standard deviation in grey levels:"), ("occlusion", "a square erased, side, px:"),
             ("contrast", "contrast lowered to"), ("adversarial", "adversarial step, grey levels:"))
         for much in affnist.SPOILT[how]]),
     "affnist detection": partial(affnist_probe, probe="detection", columns=PROBED, rows=[

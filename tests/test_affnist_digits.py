@@ -168,7 +168,7 @@ def streamed(digits, config, kind, **more):
 
 def test_streams_are_of_their_splits_and_the_same_again(digits, monkeypatch):
     monkeypatch.setattr(ac, "CHUNK", 8)
-    for kind, n, split in (("val", 20, "val"), ("test", 30, "test"), *((kind, 30, "test") for kind in ac.TRANSFORMED)):
+    for kind, n, split in (("val", 20, "val"), ("test", 30, "test"), *((kind, 30, "test") for kind in ac.VARIED)):
         parts = streamed(digits, CONFIG, kind)
         assert [len(part["labels"]) for part in parts] == [8] * (n // 8) + [n % 8] * (n % 8 > 0)
         assert all(part["images"].shape == (len(part["labels"]), 40, 40) for part in parts)
@@ -204,7 +204,7 @@ def test_every_chunk_draws_its_own(digits, monkeypatch):
     """Two chunks of one and the same digit"""
     monkeypatch.setattr(ac, "CHUNK", 8)
     one = {split: (np.repeat(digits[split][0][:1], 16, 0), np.zeros(16, np.uint8)) for split in ("val", "test")}
-    for kind in ("val", "test", *ac.TRANSFORMED):
+    for kind in ("val", "test", *ac.VARIED):
         first, second = streamed(one, dataclasses.replace(CONFIG, n_val=16, n_test=16), kind)
         assert not np.array_equal(first["images"], second["images"])
 

@@ -578,17 +578,18 @@ def test_tables_of_the_third_experiment_by_hand(tmp_path):
         path = tmp_path / AFF / "matched" / f"shared-{seed}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         ac.write_json(path, result | {
-            "config": config | {"seed": seed, "stop_at": 0.9922},
-            "history": {"step": [10, 20 + seed], "val_accuracy": [0.5, last]},
+            "config": config | {"seed": seed, "stop_at": 0.9922, "n_train": 96},
+            "history": {"epoch": [1, 2 + seed], "val_accuracy": [0.5, last]},
             **{f"{test}_accuracy": 0.9 for test in ("familiar", "placed", "centred", "affine")}})
     lines = render.TABLES["affnist matched"](render.Ledger(tmp_path)).splitlines()
-    assert lines[2].endswith(" |  |  | 1 of 2 | 656 |") and lines[3].endswith(" |  |  | 0 of 0 |  |")     # 20.5 x 32
+    assert lines[2].endswith(" |  |  | 1 of 2 | 240 |") and lines[3].endswith(" |  |  | 0 of 0 |  |")     # 2.5 x 96
     lines = render.TABLES["affnist classes"](found).splitlines()
     assert lines[2] == f"| `shared` | 1.000 / 0.625 |{' 1.000 / 1.000 |' * 8} 1.000 / nan |" and "dense" in lines[3]
     lines = render.TABLES["affnist factors"](found).splitlines()
     assert next(line for line in lines if "degrees: -20" in line).startswith("| turned by, degrees: -20 | 0.550 +- ")
     row = "| noise: longest capsule, or top probability | 0.250 +- 0.000 | not run | not run | not run | 0.750 +-"
-    assert row in render.TABLES["affnist detection"](found)
+    found_out = render.TABLES["affnist detection"](found)
+    assert row in found_out and "| noise: error of the redrawing |  | not run | not run | not run |  |" in found_out
     assert render.VALUES["affnist shared minus gap affine"](found) == "not run"                      # that is gap-8
     assert "not run" in render.TABLES["affnist steps up"](found)
     assert "| 99.5" not in render.TABLES["affnist mnist"](found)
