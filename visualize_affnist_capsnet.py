@@ -18,7 +18,7 @@ from affnist_capsnet import DIGIT_NAMES, N_CLASSES, SIDES, InputError
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 matplotlib.use("Agg")
 matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
@@ -91,15 +91,18 @@ def some(run, kind, **more):
 # ---------------------------------------------------------------- figures
 
 def draw_digits(run):
-    """Training digits, moved; test digits, moved, and transformed as one factor after the other does, and as all do"""
+    """Training digits, moved; test digits, moved, moved further, in the middle as one factor after the other and as all
+    transform them, and so anywhere"""
     samples = next(affnist.epoch_samples(run.digits, 0, dataclasses.replace(run.config, dropout=0.0)))
     rows = one_of_each(samples["labels"])
-    shown = [("training", samples["images"][rows]), ("test: moved", some(run, "test")["images"])]
+    shown = [("training", samples["images"][rows]), ("moved", some(run, "test")["images"])]
     if run.config.task == "affnist":
+        shown.append(("moved further", some(run, "placed")["images"]))
         for text, change in (("turned by 20°", {"turn": 20.0}), ("sheared by 0.2", {"shear": 0.2}),
-                             ("stretched, 1.2", {"down": 1.2}), ("narrowed, 0.8", {"across": 0.8})):
-            shown.append((text, some(run, "affine", factors=affnist.REST | change)["images"]))
-        shown.append(("test: affine", some(run, "affine")["images"]))
+                             ("taller, 1.2", {"down": 1.2}), ("narrower, 0.8", {"across": 0.8}),
+                             ("affine,\nin the middle", {})):
+            shown.append((text, some(run, "centred", factors=affnist.REST | change if change else None)["images"]))
+        shown.append(("affine", some(run, "affine")["images"]))
     fig = new_figure(run, 1.05 * len(shown) + 0.6, "What the networks are trained on, and what they are tested on")
     for row, (text, images) in zip(np.atleast_2d(fig.subplots(len(shown), N_CLASSES)), shown):
         for ax, image in zip(row, images):
@@ -133,26 +136,28 @@ FACTOR_WORDS = {                   # what the axis says; affNIST's range
 
 
 def draw_factors(run):
-    """Which transformation costs what: of these networks, or of those of some results, means over their seeds"""
+    """Which transformation costs what: wrong answers of these networks, or of those of some results, means over their
+    seeds; a logarithmic axis, which parts the networks where they are good, and ends at half a digit"""
     found = probed_factors(run.results) if run.results else {
         network.label: (network.config.model, [affnist.accuracy_by_factor(network.weights, run.digits, network.config,
                                                                           run.runner)]) for network in run.networks}
-    n = max(len(runs) for _, runs in found.values())
-    fig = new_figure(run, 3.4, "Accuracy on test digits turned, sheared or stretched, one factor at a time",
-                     f", the first {min(run.config.n_test, affnist.N_PROBED):,} test digits, in the middle of the "
-                     f"canvas; shaded: affNIST's range{seeds_said(n)}")
+    n, tested = max(len(runs) for _, runs in found.values()), min(run.config.n_test, affnist.N_PROBED)
+    fig = new_figure(run, 3.8, "Test digits turned, sheared or stretched, one factor at a time",
+                     f", the first {tested:,} test digits, in the middle of the canvas; lower is better; shaded: "
+                     f"affNIST's range{seeds_said(n)}")
     axes = fig.subplots(1, len(FACTOR_WORDS), sharey=True)
     for ax, (name, (text, within)) in zip(axes, FACTOR_WORDS.items()):
         ax.axvspan(*within, color="#EEEEEE", linewidth=0)
         for label, (model, runs) in found.items():
             colour, line, marker = STYLES[model]
             values, accuracy = np.mean([each[name] for each in runs], 0).T
-            ax.plot(values, accuracy, color=colour, linestyle=line, marker=marker, markersize=3, label=label)
+            ax.plot(values, np.maximum(1 - accuracy, 0.5 / tested), color=colour, linestyle=line, marker=marker,
+                    markersize=3, label=label)
         ax.set_xlabel(text)
         ax.grid(alpha=0.3)
-    axes[0].yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes[0].set_ylabel("named right")
-    axes[-1].legend(fontsize=8, loc="lower center")
+    axes[0].set(yscale="log", ylabel="named wrong")
+    axes[0].yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g}%"))
+    axes[-1].legend(fontsize=8, loc="upper right")
     return fig
 
 
