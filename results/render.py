@@ -813,6 +813,8 @@ VALUES = {
     **{f"affnist shipped {name} {test}": partial(Ledger.mean, experiment=AFF, setting=f"weights/{name}",
                                                  key=f"{test}_accuracy", digits=4)
        for name in ("shared", "gap") for test in ("familiar", "affine")},
+    **{f"affnist papers-free {name} affine": partial(Ledger.mean, experiment=AFF, setting=f"papers-free/{name}",
+                                                     key="affine_accuracy") for name in ("caps", "cnn", "dense")},
     "wide azimuth difference": lambda ledger: ledger.difference(
         NORB, "wide-azimuth/dynamic-shared", "wide-azimuth/gap", "held_out"),
     **{f"{name} toy{'s' * (n > 1)}": lambda ledger, n=n: ledger.difference(
