@@ -198,31 +198,58 @@ STEPS = {                          # of each half of the figure: what is on the 
                                             ("- routing", "free/shared"), ("- squash", "steps/no-squash"),
                                             ("- margin loss", "steps/no-margin"), ("- reconstruction", "steps/margin"))}
 KINDS = {"familiar_accuracy": ("moved digits (familiar)", GRAY, "s"),
+         "placed_accuracy": ("digits moved further", STYLES["dense"][0], "D"),
          "centred_accuracy": ("affine digits in the middle", STYLES["gap"][0], "^"),
          "affine_accuracy": ("affine digits anywhere", STYLES["shared"][0], "o")}
 
 
-def draw_steps(run):
-    """From a CNN to a capsule network in five steps: wrong answers, means over seeds with their 95% intervals"""
-    n = max(len(results_in(run.results, setting)) for rows in STEPS.values() for _, setting in rows)
-    fig = new_figure(run, 4.0, "From a CNN to a capsule network in five steps, on one trunk",
-                     f"; lower is better; 95% intervals{seeds_said(n)}")
-    for ax, (title, rows) in zip(fig.subplots(1, 2, sharey=True), STEPS.items()):
+PAPERS = {words: tuple((label, f"{table}/{name}") for label, name in (
+    ("capsules,\n3 iterations", "caps"), ("capsules,\n1 iteration", "caps-1"), ("CNN", "cnn"),
+    ("CNN that pools", "dense"))) for words, table in (
+        ("after 96,000 moved digits each", "papers-free"), ("stopped at 98% of moved digits", "papers"))}
+IN_THE_PAPER = {"caps": 0.79, "cnn": 0.66}                                  # of affNIST's own digits
+
+
+def draw_panels(run, title, panels, kinds, height=4.0, decimals=1):
+    """A panel for each of `panels`, {title: ((label, setting), ...)}: wrong answers of the tests `kinds`, means over
+    seeds with their 95% intervals"""
+    n = max(len(results_in(run.results, setting)) for rows in panels.values() for _, setting in rows)
+    fig = new_figure(run, height, title, f"; lower is better; 95% intervals{seeds_said(n)}")
+    for ax, (words, rows) in zip(fig.subplots(1, len(panels), sharey=True), panels.items()):
         labels, settings = zip(*rows)
         for k, setting in enumerate(settings):
             runs = results_in(run.results, setting)
             if not runs:
                 raise InputError(f"--results {run.results}: no result of {setting}; make it first")
-            for key, (words, colour, marker) in KINDS.items():
+            for key in kinds:
+                of_test, colour, marker = KINDS[key]
                 mean, half = affnist.mean_and_interval([1 - each[key] for each in runs])
                 ax.errorbar(k, mean, half if np.isfinite(half) else None, color=colour, marker=marker, capsize=3,
-                            label=words if k == 0 else None)
+                            linestyle="none", label=of_test if k == 0 else None)
         ax.set_xticks(range(len(rows)), labels, rotation=30, ha="right")
-        ax.set_title(title)
+        ax.set_title(words)
         ax.grid(axis="y", alpha=0.3)
-    fig.axes[0].yaxis.set_major_formatter(PercentFormatter(1, decimals=1))
+    fig.axes[0].yaxis.set_major_formatter(PercentFormatter(1, decimals=decimals))
     fig.axes[0].set(ylabel="named wrong", ylim=(0, None))
+    return fig
+
+
+def draw_steps(run):
+    """From a CNN to a capsule network in five steps"""
+    fig = draw_panels(run, "From a CNN to a capsule network in five steps, on one trunk", STEPS,
+                      ("familiar_accuracy", "centred_accuracy", "affine_accuracy"))
     fig.axes[0].legend(fontsize=8, loc="upper left")
+    return fig
+
+
+def draw_papers(run):
+    """The paper's gap, and what it is made of"""
+    fig = draw_panels(run, "Small networks of the paper's kind", PAPERS, tuple(KINDS), decimals=0)
+    for ax, rows in zip(fig.axes, PAPERS.values()):
+        places = [k for k, (_, setting) in enumerate(rows) if setting.rpartition("/")[2] in IN_THE_PAPER]
+        ax.scatter(places, [1 - accuracy for accuracy in IN_THE_PAPER.values()], marker="_", s=400, color="black",
+                   label="affine digits, in the paper")
+    fig.axes[0].legend(fontsize=8, loc="center", bbox_to_anchor=(0.5, 0.36))
     return fig
 
 
@@ -282,9 +309,10 @@ def draw_dimensions(run):
 
 
 FIGURES = {"digits": draw_digits, "redrawn": draw_redrawn, "factors": draw_factors,
-           "perturbations": draw_perturbations, "dimensions": draw_dimensions, "steps": draw_steps}
+           "perturbations": draw_perturbations, "dimensions": draw_dimensions, "steps": draw_steps,
+           "papers": draw_papers}
 OF_A_DECODER, OF_CAPSULES = ("redrawn", "perturbations"), ("dimensions",)
-OF_RESULTS = "factors", "steps"
+OF_RESULTS, ONLY_OF_RESULTS = ("factors", "steps", "papers"), ("steps", "papers")
 
 
 def networks_of(args, config):
@@ -335,7 +363,7 @@ def main():
     parser.add_argument("--networks", default="shared,gap", metavar="NAMES", help="networks to train, where none are "
                         "loaded, separated by commas (default shared,gap)")
     parser.add_argument("--results", type=Path, metavar="DIR", help="draw the means of the runs in this folder, such "
-                        "as results/affnist_capsnet: the figures factors and steps, and train nothing")
+                        "as results/affnist_capsnet: the figures factors, steps and papers, and train nothing")
     affnist.add_config_flags(parser)
     args = parser.parse_args()
     args.load = [str(affnist.WEIGHTS)] if args.load == [] else args.load or []
@@ -354,9 +382,9 @@ def main():
         if hasattr(args, name):
             raise InputError(f"{affnist.flag_of(name)}: means nothing here; "
                              + ("give --networks" if name == "model" else "leave it out"))
-    wanted = [name for name in FIGURES if args.only in ("", name) and name != "steps"]
+    wanted = [name for name in FIGURES if args.only in ("", name) and name not in ONLY_OF_RESULTS]
     if not wanted:
-        raise InputError("--only steps: is drawn from results; give --results")
+        raise InputError(f"--only {args.only}: is drawn from results; give --results")
     say = affnist.Progress(config.quiet).say
     to_come = networks_of(args, config)
     affnist.check_options(config, [each.model for each in to_come])

@@ -145,8 +145,9 @@ def results(tmp_path):
         path = tmp_path / "results" / f"{setting}-{seed}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"source": "mnist", "familiar_accuracy": 0.99 + seed / 1000,
-                                    "affine_accuracy": 0.95, "centred_accuracy": 0.97, **more}))
-    settings = {setting for rows in figures.STEPS.values() for _, setting in rows}
+                                    "placed_accuracy": 0.96, "affine_accuracy": 0.95, "centred_accuracy": 0.97,
+                                    **more}))
+    settings = {setting for rows in (*figures.STEPS.values(), *figures.PAPERS.values()) for _, setting in rows}
     for setting in sorted(settings | {"free/gap", "free/gap-8", "free/caps"}):
         for seed in (0, 1):
             factors = {name: [[value, 0.9 - seed / 10] for value in values] for name, values in
@@ -164,7 +165,8 @@ def test_figures_of_results(results, tmp_path, monkeypatch, capsys):
         except SystemExit as stop:
             code = stop.code
         return code, capsys.readouterr().err
-    assert call() == (0, "") and {path.stem for path in (tmp_path / "f").glob("*.png")} == {"factors", "steps"}
+    assert call() == (0, "") and {path.stem for path in (tmp_path / "f").glob("*.png")} == {
+        "factors", "papers", "steps"}
     found = figures.probed_factors(results)
     assert set(found) == {"gap, 8 px", "caps"} and found["gap, 8 px"][0] == "gap" and len(found["gap, 8 px"][1]) == 2
     assert [run["familiar_accuracy"] for run in figures.results_in(results, "free/shared")] == [0.99, 0.991]
