@@ -576,17 +576,22 @@ def affnist_errors(ledger, rows, goal):
     return markdown(header, lines) + "\n" + about(ledger, AFF, [setting for _, setting, _ in rows])
 
 
-def affnist_few(ledger, columns, names):
-    """columns: (label, table); three accuracies of some networks, and the first's minus each other's"""
+def affnist_few(ledger, columns, names, nearest):
+    """columns: (label, table); three accuracies of some networks, and the first's minus each other's; and those of a
+    nearest neighbour, `nearest` being the settings of which columns"""
     first, *others = names
     keys = ("familiar_accuracy", "centred_accuracy", "affine_accuracy")
     lines = [[flags_of(name), *(" / ".join(ledger.mean(AFF, f"{table}/{name}", key) for key in keys)
                              for _, table in columns)] for name in names]
     lines += [[f"{flags_of(first)} minus {flags_of(name)}", *(" / ".join(ledger.difference(
         AFF, f"{table}/{first}", f"{table}/{name}", key) for key in keys) for _, table in columns)] for name in others]
+    found = [[run["nearest"]["ink in the middle"] for run in ledger.runs(AFF, setting).values()] for setting in nearest]
+    lines.append(["nearest neighbour, ink in the middle", *(" / ".join(
+        interval(capsnet.mean_and_interval([tests[key.removesuffix("_accuracy")] for tests in runs])) for key in keys)
+        if runs else "not run" for runs in found)])
     header = ["familiar / affine in the middle / affine", *(label for label, _ in columns)]
     return markdown(header, lines) + "\n" + about(
-        ledger, AFF, [f"{table}/{name}" for _, table in columns for name in names])
+        ledger, AFF, [*(f"{table}/{name}" for _, table in columns for name in names), *nearest])
 
 
 def affnist_probe(ledger, probe, rows, columns, digits=3):
@@ -715,7 +720,8 @@ TABLES = {
         ("`shared`, 1,100,000 digits", "mnist/shared-long", ""), ("`gap`, 550,000 digits", "mnist/gap", ""),
         ("`--preset paper --model caps`, 110,000 digits", "mnist/paper", "0.25 +- 0.005 after far more"))),
     "affnist few": partial(affnist_few, names=("shared", "caps", "gap-8", "cnn"), columns=(
-        ("10 digits a class", "few-10"), ("100", "few-100"), ("1,000", "few-1000"), ("all", "free"))),
+        ("10 digits a class", "few-10"), ("100", "few-100"), ("1,000", "few-1000"), ("all", "free")),
+        nearest=("few-10/nearest", "few-100/nearest", "few-1000/nearest", "nearest/digits")),
     "affnist robustness": partial(affnist_probe, probe="robustness", columns=PROBED, rows=[
         (f"{words} {much:g}", how, much) for how, words in (
             ("noise", "noise, standard deviation in grey levels:"), ("occlusion", "a square erased, side, px:"),

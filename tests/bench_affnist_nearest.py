@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """What nearest neighbours name of the third experiment's digits: the strongest of the cheap baselines.
 
-    python3 tests/bench_affnist_nearest.py [--n-known N] [--n-test N] [--digits mnist] [--mnist-dir DIR]
-    [--out-json FILE]
+    python3 tests/bench_affnist_nearest.py [--n-known N] [--n-per-class N] [--n-test N] [--digits mnist]
+    [--mnist-dir DIR] [--seed N] [--out-json FILE]
 
-Known are MNIST's first 55,000 training images, each moved at random once, as the networks see them. A digit is named
+Known are MNIST's first 55,000 training images, or so many of each class, those that the networks of that seed are
+trained on, each moved at random once, as the networks see them. A digit is named
 after the one whose pixels are nearest, in Euclidean distance: as the two are placed, or with both moved, by whole
 pixels, so that the centre of their ink lies in the middle. The latter is told that place does not matter, which the
 networks have to learn; neither is told anything of turning, shearing and stretching.
@@ -60,8 +61,9 @@ def accuracies(known, labels, digits, config, prepared):
     return found
 
 
-def arguments(module, text, n_known, what):
-    """The command line of a nearest neighbour beside the experiment `module`, among n_known digits or what there is"""
+def arguments(module, text, n_known, what, **more):
+    """The command line of a nearest neighbour beside the experiment `module`, among n_known digits or what there is;
+    more: the help texts of further flags, numbers that are 0 unless given"""
     parser = module.Parser(text)
     parser.add_argument("--n-known", type=int, default=n_known, metavar="N", help=f"{what} that are known (default "
                         f"{n_known})")
@@ -71,15 +73,19 @@ def arguments(module, text, n_known, what):
                         "$MNIST_DIR, else ~/.cache/hinton-mnist, else download)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help=f"seed of the {what} (default 0)")
     parser.add_argument("--out-json", default="", metavar="FILE", help="write settings and results to this file")
+    for name, words in more.items():
+        parser.add_argument(module.flag_of(name), type=int, default=0, metavar="N", help=words)
     args = parser.parse_args()
-    require(args, module, n_known=1, n_test=1, seed=0)
+    require(args, module, n_known=1, n_test=1, seed=0, **dict.fromkeys(more, 0))
     return args
 
 
 def main():
-    args = arguments(affnist, __doc__, 55000, "digits")
-    config = affnist.Config(seed=args.seed, n_test=args.n_test, n_train=args.n_known, digits=args.digits,
-                            mnist_dir=args.mnist_dir, model="gap", batch_size=1)
+    args = arguments(affnist, __doc__, 55000, "digits", n_per_class="known digits of each class, in place of --n-known "
+                     "(default 0: --n-known)")
+    n_known = affnist.N_CLASSES * args.n_per_class or args.n_known
+    config = affnist.Config(seed=args.seed, n_test=args.n_test, n_train=n_known, n_per_class=args.n_per_class,
+                            digits=args.digits, mnist_dir=args.mnist_dir, model="gap", batch_size=1)
     affnist.check_config(config)
     digits = affnist.load_digits(config)
     parts = list(affnist.epoch_samples(digits, 0, config))

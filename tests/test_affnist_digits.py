@@ -409,3 +409,9 @@ def test_nearest_neighbours_from_the_command_line(monkeypatch, tmp_path, capsys)
             assert low <= tests[key] <= high and (tests[key] * 20) % 1 == 0
             assert len(tests[f"{key}_per_class"]) == 10
     assert "| ink in the middle |" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["x", "--n-per-class", "2", "--n-known", "60", *flags[2:]])
+    bench_affnist_nearest.main()
+    assert json.loads(path.read_text())["bench"]["n_known"] == 20 and "| nearest of 20 |" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["x", "--n-per-class", "-1"])
+    with pytest.raises(ac.InputError, match="--n-per-class -1: must be at least 0"):
+        bench_affnist_nearest.main()

@@ -585,6 +585,14 @@ def test_tables_of_the_third_experiment_by_hand(tmp_path):
     assert lines[2].endswith(" |  |  | 1 of 2 | 240 |") and lines[3].endswith(" |  |  | 0 of 0 |  |")     # 2.5 x 96
     lines = render.TABLES["affnist classes"](found).splitlines()
     assert lines[2] == f"| `shared` | 1.000 / 0.625 |{' 1.000 / 1.000 |' * 8} 1.000 / nan |" and "dense" in lines[3]
+    for seed in (0, 1):
+        path = tmp_path / AFF / "few-10" / f"nearest-{seed}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        ac.write_json(path, result | {"config": config | {"seed": seed}, "nearest": {"ink in the middle": {
+            "familiar": 0.4 + seed / 5, "centred": 0.5, "affine": 0.25}}})
+    lines = render.TABLES["affnist few"](render.Ledger(tmp_path)).splitlines()
+    row = "| nearest neighbour, ink in the middle | 0.500 +- 1.271 / 0.500 +- 0.000 / 0.250 +- 0.000 | not run |"
+    assert any(line.startswith(row) for line in lines)
     lines = render.TABLES["affnist factors"](found).splitlines()
     assert next(line for line in lines if "degrees: -20" in line).startswith("| turned by, degrees: -20 | 0.550 +- ")
     row = "| noise: longest capsule, or top probability | 0.250 +- 0.000 | not run | not run | not run | 0.750 +-"

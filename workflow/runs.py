@@ -73,6 +73,7 @@ PAPERS = {                         # its own kind: not normalised, no margin, Ad
     "cnn": "--preset small --model cnn --conv1-channels 16 --width 280 --dropout 0.5",
     "dense": "--model dense --norm none --padding 0 --width 526 --dropout 0.5 --lr 1e-3 --warmup 0"}
 AGREED = "--stop-at 0.98 --lr-schedule constant --n-train 6000 --n-epochs 40"                      # all four get there
+FEW = (10, 100, 1000)              # training digits of a class
 DIGITS_TASK = "--task mnist --n-train 55000"
 RUNS = (                           # experiment, table, setting, flags, seeds, minutes of one seed on one core
     (MULTI, "main", "classic", f"--preset classic {QUICK}", range(3), 3),
@@ -132,7 +133,7 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     *((AFF, "papers-free", name, f"{flags} --n-epochs 8", range(3), 6) for name, flags in PAPERS.items()),
     *((AFF, "steps", name, flags, range(5), 4) for name, flags in STEPS.items()),
     *((AFF, f"few-{n}", name, f"{AFF_NETWORKS[name]} --n-per-class {n}", range(3), 3)
-      for n in (10, 100, 1000) for name in ("shared", "caps", "gap-8", "cnn")),
+      for n in FEW for name in ("shared", "caps", "gap-8", "cnn")),
     *((AFF, "mnist", f"{n}{'-recon' * (weight > 0)}",
        f"--model caps --routing-iters {n} --recon-weight {weight} {DIGITS_TASK} --n-epochs 5", range(3), 6)
       for n in (1, 3) for weight in (0.0, 0.0005)),
@@ -152,6 +153,7 @@ TOY = {MULTI: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 64, 
 AVX2_BLAS = "OPENBLAS_CORETYPE=Haswell"                   # the same bits on any x86 since 2013
 DRAW = f"python3 visualize_{MULTI}.py"
 PROBE = f"{DRAW} --only disentanglement {PLAIN} {QUICK} --n-val 500"
+AFF_NEAREST = "python3 tests/bench_affnist_nearest.py"
 ALIVE = f"{AVX2_BLAS} python3 visualize_{NORB}.py --only alive {CAPS} --n-epochs 10"
 LOOKS = [                          # what the figures say, in numbers
     Result(MULTI, "weights", "deep", 0, f"{DRAW} --load --only errors --digits mnist --threads 1", 1),
@@ -161,7 +163,9 @@ LOOKS = [                          # what the figures say, in numbers
       for seed in range(3)),
     Result(NORB, "toys", "likeness", 0, f"{AVX2_BLAS} python3 tests/bench_toys.py", 2),
     Result(MULTI, "nearest", "pairs", 0, "python3 tests/bench_multimnist_nearest.py --digits mnist", 2),
-    Result(AFF, "nearest", "digits", 0, "python3 tests/bench_affnist_nearest.py --digits mnist", 3),
+    Result(AFF, "nearest", "digits", 0, f"{AFF_NEAREST} --digits mnist", 3),
+    *(Result(AFF, f"few-{n}", "nearest", seed, f"{AFF_NEAREST} --n-per-class {n} --digits mnist --seed {seed}", 1)
+      for n in FEW for seed in range(3)),
     *(Result(AFF, "weights", name, 0, f"python3 {AFF}.py --load weights/affnist_{name}.npz --digits mnist --threads 1 "
              "--quiet", 1) for name in ("shared", "gap")),
     *(Result(NORB, "alive", "caps", seed, f"{ALIVE} --seed {seed} --threads 1", 5) for seed in range(3)),
