@@ -809,6 +809,8 @@ VALUES = {
        for name, one, other in (
            ("caps minus cnn", "level/caps", "level/cnn"), ("caps minus dense", "matched/caps", "matched/dense"),
            ("longer caps minus cnn", "free/caps", "free/cnn"),
+           *((f"few {n} shared minus {name}", f"few-{n}/shared", f"few-{n}/{name}")
+             for n in (10, 100) for name in ("gap-8", "caps")),
            *((f"{table} caps minus {name}", f"{table}/caps", f"{table}/{name}")
              for table in ("papers", "papers-free") for name in ("cnn", "dense")),
            ("shared minus gap", "free/shared", "free/gap-8"),
@@ -819,6 +821,7 @@ VALUES = {
     **{f"affnist shipped {name} {test}": partial(Ledger.mean, experiment=AFF, setting=f"weights/{name}",
                                                  key=f"{test}_accuracy", digits=4)
        for name in ("shared", "gap") for test in ("familiar", "affine")},
+    "affnist mnist accuracy": partial(Ledger.mean, experiment=AFF, setting="mnist/shared", key="test_accuracy", digits=4),
     **{f"affnist papers-free {name} affine": partial(Ledger.mean, experiment=AFF, setting=f"papers-free/{name}",
                                                      key="affine_accuracy") for name in ("caps", "cnn", "dense")},
     "wide azimuth difference": lambda ledger: ledger.difference(
