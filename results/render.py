@@ -821,7 +821,8 @@ VALUES = {
     **{f"affnist shipped {name} {test}": partial(Ledger.mean, experiment=AFF, setting=f"weights/{name}",
                                                  key=f"{test}_accuracy", digits=4)
        for name in ("shared", "gap") for test in ("familiar", "affine")},
-    "affnist mnist accuracy": partial(Ledger.mean, experiment=AFF, setting="mnist/shared", key="test_accuracy", digits=4),
+    "affnist mnist accuracy": partial(Ledger.mean, experiment=AFF, setting="mnist/shared",
+                                      key="test_accuracy", digits=4),
     **{f"affnist papers-free {name} affine": partial(Ledger.mean, experiment=AFF, setting=f"papers-free/{name}",
                                                      key="affine_accuracy") for name in ("caps", "cnn", "dense")},
     "wide azimuth difference": lambda ledger: ledger.difference(
