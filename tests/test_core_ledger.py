@@ -609,5 +609,5 @@ def test_tables_of_the_third_experiment_by_hand(tmp_path):
             "history": {"step": [100, 200, 400], "val_accuracy": accuracies}})
     lines = render.TABLES["affnist mnist"](render.Ledger(tmp_path)).splitlines()
     # half of 6 minutes, and all
-    assert "| `gap`, 550,000 digits | 0.500 +- 0.000 |  | 6 | 4.5 (2 of 3 seeds) |" in lines
+    assert "| `gap`, 550,000 digits | 0.500 +- 0.000 |  | 6.0 | 4.5 (2 of 3 seeds) |" in lines
     assert lines[2].endswith("| not run | 0.34 +- 0.032 |  |  |")
