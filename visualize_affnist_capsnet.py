@@ -210,11 +210,11 @@ PAPERS = {words: tuple((label, f"{table}/{name}") for label, name in (
 IN_THE_PAPER = {"caps": 0.79, "cnn": 0.66}                                  # of affNIST's own digits
 
 
-def draw_panels(run, title, panels, kinds, height=4.0, decimals=1):
+def draw_panels(run, title, panels, kinds, decimals=1):
     """A panel for each of `panels`, {title: ((label, setting), ...)}: wrong answers of the tests `kinds`, means over
     seeds with their 95% intervals"""
     n = max(len(results_in(run.results, setting)) for rows in panels.values() for _, setting in rows)
-    fig = new_figure(run, height, title, f"; lower is better; 95% intervals{seeds_said(n)}")
+    fig = new_figure(run, 4.0, title, f"; lower is better; 95% intervals{seeds_said(n)}")
     for ax, (words, rows) in zip(fig.subplots(1, len(panels), sharey=True), panels.items()):
         labels, settings = zip(*rows)
         for k, setting in enumerate(settings):
@@ -246,9 +246,9 @@ def draw_papers(run):
     """The paper's gap, and what it is made of"""
     fig = draw_panels(run, "Small networks of the paper's kind", PAPERS, tuple(KINDS), decimals=0)
     for ax, rows in zip(fig.axes, PAPERS.values()):
-        places = [k for k, (_, setting) in enumerate(rows) if setting.rpartition("/")[2] in IN_THE_PAPER]
-        ax.scatter(places, [1 - accuracy for accuracy in IN_THE_PAPER.values()], marker="_", s=400, color="black",
-                   label="affine digits, in the paper")
+        names = [setting.rpartition("/")[2] for _, setting in rows]
+        ax.scatter(*zip(*((names.index(name), 1 - accuracy) for name, accuracy in IN_THE_PAPER.items())), marker="_",
+                   s=400, color="black", label="affine digits, in the paper")
     fig.axes[0].legend(fontsize=8, loc="center", bbox_to_anchor=(0.5, 0.36))
     return fig
 
