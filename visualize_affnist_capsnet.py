@@ -271,19 +271,20 @@ def draw_perturbations(run):
     whose movement changes the picture most"""
     network, part = run.redraws, some(run, "test")
     out = run.runner.forward(network.weights, part, network.config)
-    fig = new_figure(run, 9.5, "What the dimensions of a digit's capsule stand for",
-                     f"; {network.label}; each row: one dimension moved by -0.25 to 0.25, the three that change the "
+    fig = new_figure(run, 6.4, "What the dimensions of a digit's capsule stand for",
+                     f"; {network.label}; each strip: one dimension moved by -0.25 to 0.25, the three that change the "
                      "picture most")
     axes = fig.subplots(N_CLASSES, 3)
-    for digit in range(N_CLASSES):
-        redrawn = perturbed(network, out["v"][digit, digit], digit)
-        most = np.argsort(-np.square(redrawn[:, -1] - redrawn[:, 0]).sum((1, 2)), kind="stable")[:3]
-        ink = redrawn.max((0, 1)) > 0.1
-        rows, columns = (np.flatnonzero(ink.any(axis)) for axis in (1, 0))
-        crop = (slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)) if ink.any() else (slice(None),) * 2
+    redrawn = [perturbed(network, out["v"][digit, digit], digit) for digit in range(N_CLASSES)]
+    # one window for all pictures, so that place can be compared: the part of the canvas in which any has ink
+    ink = np.max(redrawn, (0, 1, 2)) > 0.1
+    rows, columns = (np.flatnonzero(ink.any(axis)) for axis in (1, 0))
+    window = (slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)) if ink.any() else (slice(None),) * 2
+    for digit, pictures in enumerate(redrawn):
+        most = np.argsort(-np.square(pictures[:, -1] - pictures[:, 0]).sum((1, 2)), kind="stable")[:3]
         for ax, d in zip(axes[digit], most):
-            strip = np.concatenate([np.pad(image[crop], 1) for image in redrawn[d]], 1)
-            show(ax, strip, f"digit {digit}, dimension {d}")
+            frames = [np.pad(image[window], ((0, 0), (0, 1)), constant_values=0.25) for image in pictures[d]]
+            show(ax, np.concatenate(frames, 1)[:, :-1], f"digit {digit}, dimension {d}")
     return fig
 
 
