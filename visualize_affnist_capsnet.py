@@ -249,7 +249,7 @@ def draw_papers(run):
         names = [setting.rpartition("/")[2] for _, setting in rows]
         ax.scatter(*zip(*((names.index(name), 1 - accuracy) for name, accuracy in IN_THE_PAPER.items())), marker="_",
                    s=400, color="black", label="affine digits, in the paper")
-    fig.axes[0].legend(fontsize=8, loc="center", bbox_to_anchor=(0.5, 0.36))
+    fig.axes[0].legend(fontsize=8, loc="upper left")
     return fig
 
 
