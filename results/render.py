@@ -719,7 +719,7 @@ TABLES = {
         ("`shared`, 550,000 digits", "mnist/shared", ""),
         ("`shared`, 1,100,000 digits", "mnist/shared-long", ""), ("`gap`, 550,000 digits", "mnist/gap", ""),
         ("`--preset paper --model caps`, 110,000 digits", "mnist/paper", "0.25 +- 0.005 after far more"))),
-    "affnist few": partial(affnist_few, names=("shared", "caps", "gap-8", "cnn"), columns=(
+    "affnist few": partial(affnist_few, names=("shared", "vectors", "caps", "gap-8", "max-8", "cnn"), columns=(
         ("10 digits a class", "few-10"), ("100", "few-100"), ("1,000", "few-1000"), ("all", "free")),
         nearest=("few-10/nearest", "few-100/nearest", "few-1000/nearest", "nearest/digits")),
     "affnist robustness": partial(affnist_probe, probe="robustness", columns=PROBED, rows=[

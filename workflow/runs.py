@@ -133,7 +133,7 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     *((AFF, "papers-free", name, f"{flags} --n-epochs 8", range(3), 6) for name, flags in PAPERS.items()),
     *((AFF, "steps", name, flags, range(5), 4) for name, flags in STEPS.items()),
     *((AFF, f"few-{n}", name, f"{AFF_NETWORKS[name]} --n-per-class {n}", range(3), 3)
-      for n in FEW for name in ("shared", "caps", "gap-8", "cnn")),
+      for n in FEW for name in ("shared", "vectors", "caps", "gap-8", "max-8", "cnn")),
     *((AFF, "mnist", f"{n}{'-recon' * (weight > 0)}",
        f"--model caps --routing-iters {n} --recon-weight {weight} {DIGITS_TASK} --n-epochs 5", range(3), 6)
       for n in (1, 3) for weight in (0.0, 0.0005)),
