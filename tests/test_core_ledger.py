@@ -607,7 +607,9 @@ def test_tables_of_the_third_experiment_by_hand(tmp_path):
         ac.write_json(path, result | {
             "config": config | {"seed": seed, "task": "mnist"}, "test_accuracy": 0.995, "seconds_train": 360.0,
             "history": {"step": [100, 200, 400], "val_accuracy": accuracies}})
+    other = json.loads(path.read_text()) | {"config": config | {"seed": 3, "task": "mnist"}, "seconds_train": 9999.0}
+    ac.write_json(path.parent / "gap-3.json", other | {"machine": other["machine"] | {"processor": "another"}})
     lines = render.TABLES["affnist mnist"](render.Ledger(tmp_path)).splitlines()
-    # half of 6 minutes, and all
-    assert "| `gap`, 550,000 digits | 0.500 +- 0.000 |  | 6.0 | 4.5 (2 of 3 seeds) |" in lines
+    # half of 6 minutes, and all; another machine's time is not among them
+    assert "| `gap`, 550,000 digits | 0.500 +- 0.000 |  | 6.0 | 4.5 (2 of 4 seeds) |" in lines
     assert lines[2].endswith("| not run | 0.34 +- 0.032 |  |  |")
