@@ -814,7 +814,7 @@ VALUES = {
            ("caps minus cnn", "level/caps", "level/cnn"), ("caps minus dense", "matched/caps", "matched/dense"),
            ("longer caps minus cnn", "free/caps", "free/cnn"),
            *((f"few {n} shared minus {name}", f"few-{n}/shared", f"few-{n}/{name}")
-             for n, names in ((10, ("gap-8", "max-8", "vectors", "caps")), (100, ("gap-8", "caps"))) for name in names),
+             for n in (10, 100) for name in ("gap-8", "max-8", "vectors", "caps")),
            *((f"{table} caps minus {name}", f"{table}/caps", f"{table}/{name}")
              for table in ("papers", "papers-free") for name in ("cnn", "dense")),
            ("shared minus gap", "free/shared", "free/gap-8"),

@@ -121,17 +121,16 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
       for split in SPLITS),
     *((AFF, "free", name, f"{flags}{' --probe' * (name not in UNPROBED)}", range(3), 7)
       for name, flags in AFF_NETWORKS.items()),
-    *((AFF, "free", name, flags, range(3, 10 if name in FOUR else 5), 4) for name, flags in AFF_NETWORKS.items()),
     *((AFF, "edge", name, f"{AFF_NETWORKS[name]} --padding 0", range(3), 3) for name in (*FOUR, "caps", "cnn")),
     (AFF, "edge", "shared-8", "--padding 8", range(3), 4),
     *((AFF, "plain", name, f"{AFF_NETWORKS[name]} --norm none --lr 5e-3", range(3), 4) for name in (*FOUR, "caps")),
-    *((AFF, "matched", name, f"{AFF_NETWORKS[name]} {MATCHED}", range(5), 3)
+    *((AFF, "matched", name, f"{AFF_NETWORKS[name]} {MATCHED}", range(3), 6)
       for name in (*FOUR, "caps")),
-    *((AFF, "level", name, f"{AFF_NETWORKS[name]} {LEVEL}", range(5), 3)
+    *((AFF, "level", name, f"{AFF_NETWORKS[name]} {LEVEL}", range(3), 3)
       for name in ("shared", "gap", "dense", "caps", "cnn")),
-    *((AFF, "papers", name, f"{flags} {AGREED}", range(5), 5) for name, flags in PAPERS.items()),
+    *((AFF, "papers", name, f"{flags} {AGREED}", range(3), 5) for name, flags in PAPERS.items()),
     *((AFF, "papers-free", name, f"{flags} --n-epochs 8", range(3), 6) for name, flags in PAPERS.items()),
-    *((AFF, "steps", name, flags, range(5), 4) for name, flags in STEPS.items()),
+    *((AFF, "steps", name, flags, range(3), 4) for name, flags in STEPS.items()),
     *((AFF, f"few-{n}", name, f"{AFF_NETWORKS[name]} --n-per-class {n}", range(3), 3)
       for n in FEW for name in ("shared", "vectors", "caps", "gap-8", "max-8", "cnn")),
     *((AFF, "mnist", f"{n}{'-recon' * (weight > 0)}",
