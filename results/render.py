@@ -526,23 +526,29 @@ def affnist_classes(ledger, settings, nearest):
         ledger, AFF, [*settings, nearest])
 
 
+WORTH = {                          # signs of shared, caps-1, gap, dense
+    "sharing over places": (0.5, -0.5, 0.5, -0.5), "capsules": (0.5, 0.5, -0.5, -0.5),
+    "sharing's worth with capsules minus without": (1, -1, -1, 1)}
+
+
+def affnist_worth(ledger, table, signs, key):
+    """A sum over four networks with these signs, paired by seed -> (its mean and interval, seeds that all four have)"""
+    runs = [ledger.runs(AFF, f"{table}/{name}") for name in ("shared", "caps-1", "gap", "dense")]
+    seeds = sorted(set.intersection(*({seed for seed, run in each.items() if reached(run)} for each in runs)))
+    values = [sum(sign * each[seed][key] for sign, each in zip(signs, runs)) for seed in seeds]
+    return interval(capsnet.mean_and_interval(values), "+", 4) if seeds else "not run", seeds
+
+
 def affnist_two_by_two(ledger, tables):
     """tables: (label, table). What sharing over places and what capsules are worth, each the mean of its two
     differences, and the difference of these, by how much the one changes the other, paired by seed"""
-    signs = {"sharing over places": (0.5, -0.5, 0.5, -0.5), "capsules": (0.5, 0.5, -0.5, -0.5),
-             "sharing's worth with capsules minus without": (1, -1, -1, 1)}
-    names = ("shared", "caps-1", "gap", "dense")
     lines = []
     for label, table in tables:
-        runs = [ledger.runs(AFF, f"{table}/{name}") for name in names]
-        seeds = sorted(set.intersection(*({seed for seed, run in each.items() if reached(run)} for each in runs)))
         for key in ("familiar_accuracy", "centred_accuracy", "affine_accuracy"):
-            worth = [[sum(sign * each[seed][key] for sign, each in zip(row, runs)) for seed in seeds]
-                     for row in signs.values()]
-            lines.append([f"{label}, {AFF_KEYS[key]}", *(
-                interval(capsnet.mean_and_interval(values), "+", 4) if seeds else "not run" for values in worth)])
-    return markdown(["accuracy", *signs], lines) + "\n" + about(
-        ledger, AFF, [f"{table}/{name}" for _, table in tables for name in names])
+            found = [affnist_worth(ledger, table, signs, key) for signs in WORTH.values()]
+            lines.append([f"{label}, {AFF_KEYS[key]}", *(worth for worth, _ in found), ", ".join(map(str, found[0][1]))])
+    return markdown(["accuracy", *WORTH, "seeds"], lines) + "\n" + about(
+        ledger, AFF, [f"{table}/{name}" for _, table in tables for name in ("shared", "caps-1", "gap", "dense")])
 
 
 def affnist_steps(ledger, rows, what):
@@ -572,7 +578,7 @@ def affnist_errors(ledger, rows, goal):
             if steps and run["machine"] == runs[0]["machine"]:
                 ways.append(run["seconds_train"] / 60 * steps[0] / run["history"]["step"][-1])
         minutes = f"{np.mean(ways):.1f} " if ways else ""
-        way = f"{minutes}({there} of {len(values)} seeds)" if there else "never"
+        way = f"{minutes}({there} of {len(values)} seed{'s' * (len(values) > 1)})" if there else "never"
         lines.append([label, interval(capsnet.mean_and_interval(values), digits=3) if values else "not run", paper,
                       *([f"{np.mean(timed):.1f}", way] if values else ["", ""])])
     header = ["MNIST", "test error, %", "in the paper", "minutes of one core, on seed 0's machine",
@@ -621,7 +627,8 @@ AFF_NAMES = {"shared": "`shared`: capsules, matrices shared over places, 1 itera
              "cnn": "`cnn`: the paper's, small",
              "shared-no-places": "`shared --no-places`"}
 AFF_PAPERS = {"caps": "`--preset small --model caps`: the paper's, 3 iterations", "caps-1": "1 iteration",
-              "cnn": "`cnn`, dropout", "dense": "`dense`, maxima and dropout"}
+              "cnn": "`cnn`, dropout: narrow convolutions, 16 channels",
+              "cnn-64": "`cnn`, dropout: convolutions of 64 channels", "dense": "`dense`, maxima and dropout"}
 PROBED = tuple(f"free/{name}" for name in ("shared", "caps", "gap-8", "max-8", "dense", "cnn"))
 NETWORKS = ("caps", "cnn", "gap", "nearest")
 HEADS = ("gap", "dense", "dynamic-shared", "dynamic-shared-1", "dynamic", "dynamic-1", "em", "em-1", "self-routing")
@@ -820,11 +827,17 @@ VALUES = {
            ("shared minus gap", "free/shared", "free/gap-8"),
            ("shared minus max", "free/shared", "free/max-8"), ("iterations caps", "free/caps", "free/caps-1"),
            ("iterations shared", "free/shared-3", "free/shared"), ("iterations papers", "papers/caps", "papers/caps-1"),
-           ("matrices", "free/shared", "free/vectors"),
+           ("matrices", "free/shared", "free/vectors"), ("squash", "steps/squash", "steps/routing"),
+           ("level shared minus gap", "level/shared", "level/gap"),
+           ("matched shared minus gap", "matched/shared", "matched/gap"),
            *((f"padding {name}", f"free/{name}", f"edge/{name}") for name in ("shared", "gap", "caps", "cnn")))},
     **{f"affnist shipped {name} {test}": partial(Ledger.mean, experiment=AFF, setting=f"weights/{name}",
                                                  key=f"{test}_accuracy", digits=4)
        for name in ("shared", "gap") for test in ("familiar", "affine")},
+    **{f"affnist {name} worth {test}": lambda ledger, signs=signs, test=test: affnist_worth(
+        ledger, "free", signs, f"{test}_accuracy")[0]
+       for name, signs in (("sharing", WORTH["sharing over places"]), ("capsules", WORTH["capsules"]))
+       for test in ("centred", "affine")},
     "affnist mnist accuracy": partial(Ledger.mean, experiment=AFF, setting="mnist/shared",
                                       key="test_accuracy", digits=4),
     **{f"affnist papers-free {name} affine": partial(Ledger.mean, experiment=AFF, setting=f"papers-free/{name}",
