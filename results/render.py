@@ -85,15 +85,17 @@ class Ledger:
         return [(run[outer] if outer else run)[inner] for run in self.runs(experiment, setting).values()]
 
     def mean(self, experiment, setting, key=ACCURACY, digits=3):
-        """Mean +- 95% t interval over the seeds; of one seed with its Wilson interval; "not run" where nothing is"""
-        values = self.values(experiment, setting, key)
+        """Mean +- 95% t interval over the seeds; of one seed with its Wilson interval; "not run" where nothing is. Of
+        runs that stop at an accuracy those that reached it, if any did"""
+        runs = self.runs(experiment, setting)
+        kept = [seed for seed, run in runs.items() if reached(run)] or list(runs)
+        values = [value for seed, value in zip(runs, self.values(experiment, setting, key)) if seed in kept]
         if not values or None in values:
             return "" if values else "not run"
         mean, half = capsnet.mean_and_interval(values)
         if len(values) > 1:
             return f"{mean:.{digits}f} +- {half:.{digits}f}"
-        run, = self.runs(experiment, setting).values()
-        low, high = run.get(f"{key}_ci95", (None, None))
+        low, high = runs[kept[0]].get(f"{key}_ci95", (None, None))
         return f"{mean:.{digits}f}" + (f" ({low:.{digits}f}-{high:.{digits}f})" if low is not None else "")
 
     def plain(self, experiment, setting, key, digits=0):
@@ -134,7 +136,7 @@ class Ledger:
 
 def reached(run):
     """Whether a run that was to stop at an accuracy on validation digits got there; any other run: True"""
-    goal = run["config"].get("stop_at")
+    goal = run.get("config", {}).get("stop_at")
     return not goal or max(run["history"]["val_accuracy"]) >= goal
 
 
@@ -494,9 +496,11 @@ def affnist_results(ledger, rows, first):
 
 
 def stopped(runs):
-    """Of runs that stop at an accuracy: how many reached it, and after how many digits, the mean over all"""
+    """Of runs that stop at an accuracy: how many reached it, and after how many digits, the mean over all, which is a
+    lower bound where some did not"""
     seen = [run["history"]["epoch"][-1] * run["config"]["n_train"] for run in runs]
-    return [f"{sum(map(reached, runs))} of {len(runs)}", f"{sum(seen) / len(seen):,.0f}" if seen else ""]
+    there, least = sum(map(reached, runs)), "" if all(map(reached, runs)) else "at least "
+    return [f"{there} of {len(runs)}", f"{least}{sum(seen) / len(seen):,.0f}" if seen else ""]
 
 
 def affnist_nearest(ledger, setting):
@@ -546,7 +550,8 @@ def affnist_two_by_two(ledger, tables):
     for label, table in tables:
         for key in ("familiar_accuracy", "centred_accuracy", "affine_accuracy"):
             found = [affnist_worth(ledger, table, signs, key) for signs in WORTH.values()]
-            lines.append([f"{label}, {AFF_KEYS[key]}", *(worth for worth, _ in found), ", ".join(map(str, found[0][1]))])
+            seeds = ", ".join(map(str, found[0][1]))
+            lines.append([f"{label}, {AFF_KEYS[key]}", *(worth for worth, _ in found), seeds])
     return markdown(["accuracy", *WORTH, "seeds"], lines) + "\n" + about(
         ledger, AFF, [f"{table}/{name}" for _, table in tables for name in ("shared", "caps-1", "gap", "dense")])
 
