@@ -90,12 +90,17 @@ def some(run, kind, **more):
 
 # ---------------------------------------------------------------- figures
 
+def test_word(run):
+    """MNIST's test digits stay as they are; on the larger canvas they are moved"""
+    return "moved" if run.config.task == "affnist" else "test"
+
+
 def draw_digits(run):
     """Training digits, moved; test digits, moved, moved further, in the middle as one factor after the other and as all
     transform them, and so anywhere"""
     samples = next(affnist.epoch_samples(run.digits, 0, dataclasses.replace(run.config, dropout=0.0)))
     rows = one_of_each(samples["labels"])
-    shown = [("training", samples["images"][rows]), ("moved", some(run, "test")["images"])]
+    shown = [("training", samples["images"][rows]), (test_word(run), some(run, "test")["images"])]
     if run.config.task == "affnist":
         shown.append(("moved further", some(run, "placed")["images"]))
         for text, change in (("turned by 20°", {"turn": 20.0}), ("sheared by 0.2", {"shear": 0.2}),
@@ -114,7 +119,7 @@ def draw_digits(run):
 def draw_redrawn(run):
     """Test digits, and what the longest capsule makes of them"""
     network = run.redraws
-    kinds = [("test", "moved")] + [("affine", "affine")] * (run.config.task == "affnist")
+    kinds = [("test", test_word(run))] + [("affine", "affine")] * (run.config.task == "affnist")
     fig = new_figure(run, 2.2 * len(kinds) + 0.7, f"Test digits, and each redrawn from its longest capsule "
                      f"({network.label})", "; above the redrawn digit what it was named, red where wrong")
     axes = fig.subplots(2 * len(kinds), N_CLASSES)
@@ -346,10 +351,11 @@ def draw_results(args, config):
     if not args.results.is_dir():
         raise InputError(f"--results {args.results}: no such folder; give the one that holds the results")
     wanted = [name for name in OF_RESULTS if args.only in ("", name)]
-    affnist.make_outdir(args.outdir, wanted)
     source = next((run["source"] for run in results_in(args.results, "free/shared")), "mnist")
     run = Run([Network("", config, {})], {"source": source}, None, args.results)
-    for name, fig in [(name, FIGURES[name](run)) for name in wanted]:                   # all, before one is written
+    figures = [(name, FIGURES[name](run)) for name in wanted]                           # all, before one is written
+    affnist.make_outdir(args.outdir, wanted)
+    for name, fig in figures:
         affnist.write_figure(fig, args.outdir / f"{name}.png", affnist.Progress(config.quiet).say)
 
 

@@ -182,8 +182,8 @@ def test_figures_of_results(results, tmp_path, monkeypatch, capsys):
     assert code == 2 and "no result of steps/margin" in stderr
     for path in (results / "free").glob("*.json"):
         path.unlink()
-    code, stderr = call("--only", "factors")
-    assert code == 2 and "made with --probe" in stderr
+    code, stderr = call("--only", "factors", "--outdir", str(tmp_path / "new"))
+    assert code == 2 and "made with --probe" in stderr and not (tmp_path / "new").exists()
 
 
 def test_a_film_at_toy_size(run_script, toy_run, tmp_path):
