@@ -530,14 +530,15 @@ def affnist_classes(ledger, settings, nearest):
         ledger, AFF, [*settings, nearest])
 
 
-WORTH = {                          # signs of shared, caps-1, gap, dense
+CORNERS = ("shared", "caps-1", "gap", "dense")
+WORTH = {                          # the signs of these
     "sharing over places": (0.5, -0.5, 0.5, -0.5), "capsules": (0.5, 0.5, -0.5, -0.5),
     "sharing's worth with capsules minus without": (1, -1, -1, 1)}
 
 
 def affnist_worth(ledger, table, signs, key):
     """A sum over four networks with these signs, paired by seed -> (its mean and interval, seeds that all four have)"""
-    runs = [ledger.runs(AFF, f"{table}/{name}") for name in ("shared", "caps-1", "gap", "dense")]
+    runs = [ledger.runs(AFF, f"{table}/{name}") for name in CORNERS]
     seeds = sorted(set.intersection(*({seed for seed, run in each.items() if reached(run)} for each in runs)))
     values = [sum(sign * each[seed][key] for sign, each in zip(signs, runs)) for seed in seeds]
     return interval(capsnet.mean_and_interval(values), "+", 4) if seeds else "not run", seeds
@@ -553,7 +554,7 @@ def affnist_two_by_two(ledger, tables):
             seeds = ", ".join(map(str, found[0][1]))
             lines.append([f"{label}, {AFF_KEYS[key]}", *(worth for worth, _ in found), seeds])
     return markdown(["accuracy", *WORTH, "seeds"], lines) + "\n" + about(
-        ledger, AFF, [f"{table}/{name}" for _, table in tables for name in ("shared", "caps-1", "gap", "dense")])
+        ledger, AFF, [f"{table}/{name}" for _, table in tables for name in CORNERS])
 
 
 def affnist_steps(ledger, rows, what):
