@@ -61,11 +61,11 @@ def load_results(folder):
 
 
 def same_weights(result):
-    """Whether the file of weights that a result is of, if it is of one, is still what it was"""
-    if "loaded" not in result:
-        return True
-    path = ROOT / "weights" / result["loaded"]["file"]
-    return path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == result["loaded"]["sha256"]
+    """Whether the files of weights that a result is of, if it is of some, are still what they were"""
+    loaded = {result["loaded"]["file"]: result["loaded"]["sha256"]} if "loaded" in result else {}
+    paths = {ROOT / "weights" / name: sha256 for name, sha256 in (loaded | result.get("networks", {})).items()}
+    return all(path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256
+               for path, sha256 in paths.items())
 
 
 class Ledger:
@@ -513,6 +513,19 @@ def affnist_nearest(ledger, setting):
         ledger, AFF, [setting])
 
 
+def affnist_adversarial(ledger, setting):
+    """What steps of one size along different signs leave of the shipped networks' answers"""
+    networks = next((run["adversarial"] for run in ledger.runs(AFF, setting).values()), {})
+    steps = ("0", *map(str, affnist.SPOILT["adversarial"]))
+
+    def cell(of, step):
+        return "{:.3f} [{:.3f}, {:.3f}]".format(of[step][0], *of[step][1]) if step in of else ""
+    lines = [[f"`{name}`, {way}", *(cell(of, step) for step in steps)]
+             for name, ways in networks.items() for way, of in ways.items()]
+    header = ["step, grey levels:", *steps]
+    return markdown(header, lines or [["", *["not run"] * len(steps)]]) + "\n" + about(ledger, AFF, [setting])
+
+
 def affnist_classes(ledger, settings, nearest):
     """Of each class the accuracy on affine digits in the middle and anywhere, means over seeds, of some settings; below
     them of the nearest neighbours"""
@@ -745,6 +758,7 @@ TABLES = {
             ("noise", "noise, standard deviation in grey levels:"), ("occlusion", "a square erased, side, px:"),
             ("contrast", "contrast lowered to"), ("adversarial", "adversarial step, grey levels:"))
         for much in affnist.SPOILT[how]]),
+    "affnist adversarial": partial(affnist_adversarial, setting="weights/adversarial"),
     "affnist detection": partial(affnist_probe, probe="detection", columns=PROBED, rows=[
         (f"{kind}: {words}", kind, what) for kind in affnist.NO_DIGITS for words, what in (
             ("longest capsule, or top probability", ("length", "probability")), ("error of the redrawing", "redrawn"),
@@ -1000,14 +1014,19 @@ def same_neighbours(result):
     return all(math.isclose(record[key], result[key], rel_tol=1e-4) for key in ("familiar", "held_out"))
 
 
-NEAREST = {AFF: ("bench_affnist_nearest.py",), MULTI: ("bench_multimnist_nearest.py", "bench_affnist_nearest.py")}
+def made_by(result):
+    """The scripts of tests/ whose bytes a result vouches for"""
+    nearest = ("bench_affnist_nearest.py",)
+    if result["experiment"] == MULTI:
+        return ("bench_multimnist_nearest.py", *nearest)
+    return nearest if "nearest" in result else ("bench_affnist_adversarial.py",)
 
 
 def same_evaluation(result):
     """Whether the network that a result loaded, if it did, still scores the same on its test images"""
     module = SCRIPTS[result["experiment"]]
     if "sha256" in result.get("bench", {}) and result["bench"]["sha256"] != hashlib.sha256(b"".join(
-            (ROOT / "tests" / name).read_bytes() for name in NEAREST[result["experiment"]])).hexdigest():
+            (ROOT / "tests" / name).read_bytes() for name in made_by(result))).hexdigest():
         return False
     if "tests_sha256" in result:
         config = dataclasses.replace(module.config_of(result["config"], result["experiment"]), quiet=True,

@@ -1,9 +1,11 @@
 """The third experiment's probes: spoilt digits, each transformation alone, what is no digit; by hand and by loops."""
 import dataclasses
 import json
+import sys
 
 import affnist_capsnet as ac
 
+import bench_affnist_adversarial as bench
 import numpy as np
 import pytest
 from test_affnist_cli import TOY, cli  # noqa: F401
@@ -116,6 +118,64 @@ def test_an_adversarial_step_goes_along_the_direction(digits, runner, monkeypatc
     after = shown[0]["images"].astype(int)
     assert np.array_equal(after[..., :20], np.minimum(before[..., :20] + 50, 255))
     assert np.array_equal(after[..., 20:], np.maximum(before[..., 20:] - 50, 0))
+
+
+# ---------------------------------------------------------------- steps beside the adversarial one
+
+def test_noisy_copies_vote_on_the_sign(runner, monkeypatch):
+    """Of three copies two say +1, +1, -1; one of -1, +1 and 0 decides nothing"""
+    said = [np.array([[[1, 1, -1, -1]]]), np.array([[[1, -1, -1, 1]]]), np.array([[[-1, 1, -1, 0]]])]
+    shown = []
+
+    def direction(params, config, part, runner):
+        shown.append(part["images"])
+        return said[len(shown) - 1]
+    monkeypatch.setattr(ac, "adversarial_direction", direction)
+    part = {"images": np.full((1, 40, 40), 128, np.uint8), "labels": np.array([3])}
+    voted = bench.voted_direction({}, None, part, 16, 3, np.random.default_rng(0), runner)
+    assert voted.tolist() == [[[1, 1, -1, 0]]]
+    assert [images.astype(float).std() for images in shown] == pytest.approx([16] * 3, rel=0.1)
+    assert not np.array_equal(shown[0], shown[1]) and (part["images"] == 128).all()
+
+
+def test_each_way_steps_as_far_and_blind_signs_know_no_gradient(digits, runner, monkeypatch):
+    """Hits are digits none of whose pixels went against the gradient, which is up on the left and down on the right"""
+    config, steps = tiny("gap", n_test=20), []
+    before = next(ac.stream_digits(digits, config, "test"))
+    monkeypatch.setattr(ac, "adversarial_direction", lambda params, config, part, runner: np.where(
+        np.arange(40) < 20, 1, -1) * np.ones_like(part["images"], int))
+
+    def evaluate(params, parts, config, runner):
+        (part,) = parts
+        moved = part["images"].astype(int) - before["images"]
+        steps.append(moved)
+        return {"hits": int(((moved[..., :20] >= 0).all((1, 2)) & (moved[..., 20:] <= 0).all((1, 2))).sum())}
+    monkeypatch.setattr(ac, "evaluate", evaluate)
+    found = bench.accuracies({}, config, digits, 3, runner)
+    assert found.pop("no step") == {"0": [1, ac.wilson_interval(20, 20)]}
+    assert {way: [accuracy for accuracy, _ in of.values()] for way, of in found.items()} == {
+        "random signs": [0, 0, 0], "signs of the gradient at the digit": [1, 1, 1],
+        "signs of most gradients at noisy copies": [1, 1, 1]}
+    assert [np.abs(moved).max() for moved in steps] == [0, *np.repeat(bench.STEPS, 3)]
+    grey = (before["images"] > 8) & (before["images"] < 247)
+    assert set(np.unique(steps[1][grey])) == {-8, 8} and abs(np.sign(steps[1][grey]).mean()) < 0.1
+
+
+def test_steps_of_the_shipped_networks_from_the_command_line(monkeypatch, tmp_path, capsys):
+    path = tmp_path / "r.json"
+    monkeypatch.setattr(sys, "argv", f"x --n-test 10 --draws 1 --digits synthetic --out-json {path}".split())
+    bench.main()
+    found = json.loads(path.read_text())
+    assert set(found["adversarial"]) == {"shared", "gap"} and len(found["networks"]) == 2
+    for ways in found["adversarial"].values():
+        assert len(ways) == 4 and all(low <= share <= high and (share * 10) % 1 == pytest.approx(0)
+                                      for of in ways.values() for share, (low, high) in of.values())
+    assert capsys.readouterr().out.count("| gap | ") == 4
+    for flags, words in {"--draws 0": "--draws 0: must be at least 1", "--n-test 0": "--n-test 0",
+                         f"--out-json {tmp_path}/no/x.json": "no/x"}.items():
+        monkeypatch.setattr(sys, "argv", ["x", *flags.split()])
+        with pytest.raises(ac.InputError, match=words):
+            bench.main()
 
 
 # ---------------------------------------------------------------- one transformation at a time

@@ -168,6 +168,21 @@ def test_a_result_of_other_weights_is_stale(ledger, tmp_path):
     for setting, sha256 in ("a", now), ("b", "0" * 64):
         found.results[MULTI, "t", setting][0]["loaded"] = {"file": mc.WEIGHTS.name, "sha256": sha256}
     assert found.stale(MULTI, ["t/a", "t/b"]) == ["t/b"]
+    for setting, sha256 in ("a", "0" * 64), ("b", now):                                 # of several networks
+        del found.results[MULTI, "t", setting][0]["loaded"]
+        found.results[MULTI, "t", setting][0]["networks"] = {mc.WEIGHTS.name: sha256}
+    assert found.stale(MULTI, ["t/a", "t/b"]) == ["t/a"]
+
+
+def test_a_result_vouches_for_the_script_in_tests_that_made_it():
+    for experiment, keys, *names in ((AFF, {"nearest"}, "bench_affnist_nearest.py"), (
+            AFF, {"adversarial"}, "bench_affnist_adversarial.py"), (
+            MULTI, {"nearest_placed"}, "bench_multimnist_nearest.py", "bench_affnist_nearest.py")):
+        result = dict.fromkeys(keys, {}) | {"experiment": experiment}
+        assert render.made_by(result) == tuple(names)
+        digest = hashlib.sha256(b"".join((ROOT / "tests" / name).read_bytes() for name in names)).hexdigest()
+        assert render.same_evaluation(result | {"bench": {"sha256": digest}})
+        assert not render.same_evaluation(result | {"bench": {"sha256": "0" * 64}})
 
 
 def test_the_projects_documents_say_what_its_results_say():

@@ -170,6 +170,8 @@ LOOKS = [                          # what the figures say, in numbers
       for n in FEW for seed in range(3)),
     *(Result(AFF, "weights", name, 0, f"python3 {AFF}.py --load weights/affnist_{name}.npz --digits mnist --threads 1 "
              "--quiet", 1) for name in ("shared", "gap")),
+    Result(AFF, "weights", "adversarial", 0, "python3 tests/bench_affnist_adversarial.py --digits mnist "
+           "--threads 1", 12),
     *(Result(NORB, "alive", "caps", seed, f"{ALIVE} --seed {seed} --threads 1", 5) for seed in range(3)),
     *(Result(NORB, "weights", name, 0, f"{AVX2_BLAS} python3 {NORB}.py --load weights/smallnorb_{name}.npz --threads 1 "
              "--quiet", 0.3) for name in ("capsules", "gap", "caps"))]
@@ -192,6 +194,7 @@ BENCHES = [                        # experiment, table, setting, seed, command, 
     Result(MULTI, "synthetic", "digits", 0, f"{DIGITS} --digits mnist", 1)]
 SMALL = {                          # what makes a command small; what is given twice counts as last
     "bench_toys": "--n-toys 1 --n-test 100", "nearest.py": "--n-known 200 --n-test 100 --digits auto",
+    "bench_affnist_adversarial": "--n-test 20 --draws 1 --digits auto",
     "--only alive": "--n-epochs 1 --n-train-toys 1 --n-test 60",
     f"{NORB}.py --load": "--n-test 60", "--load": "--n-test 64 --digits auto",
     "disentanglement": "--n-epochs 1 --n-train 96 --n-val 32 --n-test 200",
@@ -258,9 +261,9 @@ def wanting(results, folder):
     def fresh(result):
         path = Path(folder) / f"{result.name}.json"
         found = json.loads(path.read_text()) if path.exists() else {}
-        loaded = found.get("loaded")
-        return found.get("script_sha256") == now[result.experiment] and (
-            not loaded or loaded["sha256"] == digest(f"weights/{loaded['file']}"))
+        loaded = {found["loaded"]["file"]: found["loaded"]["sha256"]} if "loaded" in found else {}
+        return found.get("script_sha256") == now[result.experiment] and all(
+            sha256 == digest(f"weights/{file}") for file, sha256 in (loaded | found.get("networks", {})).items())
     return [result for result in results if not fresh(result)]
 
 
