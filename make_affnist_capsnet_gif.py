@@ -129,6 +129,8 @@ def main():
     for name in "out_json", "probe", "n_variants", "n_test", "threads", "affnist_dir", "tests_on":
         if hasattr(args, name):
             raise InputError(f"{affnist.flag_of(name)}: means nothing to a film; leave it out")
+    if args.out.suffix.lower() != ".gif":
+        raise InputError(f"--out {args.out}: a GIF is written; give a name that ends in .gif")
     affnist.check_writable(args.out)
     found = [affnist.look_at(path, args) for path in args.load]
     config = found[0][1]

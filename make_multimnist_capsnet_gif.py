@@ -142,6 +142,8 @@ def main():
         raise InputError(f"--fps {args.fps}: must be between 0.1 and 50")
     if config.out_json:
         raise InputError("--out-json: results come from multimnist_capsnet.py; leave the flag out here")
+    if args.out.suffix.lower() != ".gif":
+        raise InputError(f"--out {args.out}: a GIF is written; give a name that ends in .gif")
     capsnet.check_writable(args.out)
     found = capsnet.load_network(args.load) if args.load else None
     if found and found.config.model != "caps":

@@ -182,6 +182,8 @@ def main():
         raise InputError(
             f"--model {config.model} --baseline {config.baseline}: the film shows a network beside one other, "
             "both learning; name one")
+    if args.out.suffix.lower() != ".gif":
+        raise InputError(f"--out {args.out}: a GIF is written; give a name that ends in .gif")
     norb.check_writable(args.out)
     say, data = norb.Progress(config.quiet).say, norb.load_data(config)
     models = (config.model, config.baseline)

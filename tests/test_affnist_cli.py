@@ -195,6 +195,7 @@ def test_a_film_at_toy_size(run_script, toy_run, tmp_path):
 
 @pytest.mark.parametrize("flags, named", [
     ("--frames 1", "--frames"), ("--fps 0", "--fps"), ("--index 5000", "--index"), ("--out no/x.gif", "no/x"),
+    ("--out x.png", ".gif"),
     ("--out-json x.json", "--out-json"), ("--probe", "--probe: means nothing to a film"),
     ("--n-test 9", "--n-test: means nothing"), ("--load nothing.npz", "no such file")])
 def test_what_the_film_refuses(run_script, toy_run, flags, named):

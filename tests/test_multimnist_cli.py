@@ -302,7 +302,7 @@ def test_what_argparse_refuses_is_exit_code_2(cli, flags):
     [(EXPERIMENT, "--n-train 0"), (EXPERIMENT, "--lr 1e38 --n-epochs 2"), (FIGURES, "--load nothing.npz"),
      (FIGURES, "--n-test 0"), (FIGURES, "--load /dev/null"), (FIGURES, "--outdir /dev/null/x"),
      (GIF, "--snapshot-every 0"), (GIF, "--fps 0"), (GIF, "--fps nan"), (GIF, "--out no/folder/x.gif"),
-     (GIF, "--snapshot-every -3")])
+     (GIF, "--out x.png"), (GIF, "--snapshot-every -3")])
 def test_bad_input_of_a_real_process_is_one_line(run_script, script, flags):
     done = run_script(script, *TOY, *flags.split())
     assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr

@@ -377,5 +377,5 @@ def test_film(run_script, tmp_path):
     for flags, words in (
         ("--snapshots 1", "--snapshots 1"), ("--fps 0", "--fps"), ("--sweep-frames 999", "--sweep-frames"),
         ("--data smallnorb", "--data"), ("--baseline none", "--baseline none"),
-        (f"--out {tmp_path / 'no' / 'film.gif'}", "folder")):
+        (f"--out {tmp_path / 'no' / 'film.gif'}", "folder"), (f"--out {tmp_path / 'film.png'}", ".gif")):
         bad(run_script(script, *(TOY if "baseline" not in flags else [*TOY_DATA, *CAPS]), *flags.split()), words)
