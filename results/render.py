@@ -623,14 +623,27 @@ def affnist_few(ledger, columns, names, nearest):
         ledger, AFF, [*(f"{table}/{name}" for _, table in columns for name in names), *nearest])
 
 
+def probed(ledger, setting, probe, kind, names):
+    """What --probe found, of the scores `names` the one that the network has -> {seed: it}"""
+    found = {seed: dict(run[probe].get(kind, {})) for seed, run in ledger.runs(AFF, setting).items() if probe in run}
+    return {seed: each[name] for seed, each in found.items() for name in names if each.get(name) is not None}
+
+
+def detection_difference(ledger, one, other, kind):
+    """AUROC of the longest capsule, or the top probability, of one minus that of the other, paired by seed"""
+    a, b = (probed(ledger, setting, "detection", kind, SUREST) for setting in (one, other))
+    if not a.keys() & b.keys():
+        return "not run"
+    return interval(capsnet.mean_and_interval([a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())]), "+")
+
+
 def affnist_probe(ledger, probe, rows, columns, digits=3):
     """What --probe found: rows: (label, path into it: a kind and a value, a score, or scores of which a network has
     one), columns: settings; means over seeds"""
     def cell(setting, kind, names):
-        found = [dict(run[probe].get(kind, {})) for run in ledger.runs(AFF, setting).values() if probe in run]
-        values = [each[name] for each in found for name in names if each.get(name) is not None]
-        if not values:
-            return "" if found else "not run"                                           # what the network has not
+        values = list(probed(ledger, setting, probe, kind, names).values())
+        if not values:                                                                  # what the network has not
+            return "" if any(probe in run for run in ledger.runs(AFF, setting).values()) else "not run"
         return interval(capsnet.mean_and_interval(values), digits=digits)
     lines = [[label, *(cell(setting, kind, what if isinstance(what, tuple) else (what,)) for setting in columns)]
              for label, kind, what in rows]
@@ -648,7 +661,8 @@ AFF_NAMES = {"shared": "`shared`: capsules, matrices shared over places, 1 itera
 AFF_PAPERS = {"caps": "`--preset small --model caps`: the paper's, 3 iterations", "caps-1": "1 iteration",
               "cnn": "`cnn`, dropout: narrow convolutions, 16 channels",
               "cnn-64": "`cnn`, dropout: convolutions of 64 channels", "dense": "`dense`, maxima and dropout"}
-PROBED = tuple(f"free/{name}" for name in ("shared", "caps", "gap-8", "max-8", "dense", "cnn"))
+SUREST = "length", "probability"
+PROBED = tuple(f"free/{name}" for name in ("shared", "vectors", "caps", "gap-8", "max-8", "dense", "cnn"))
 NETWORKS = ("caps", "cnn", "gap", "nearest")
 HEADS = ("gap", "dense", "dynamic-shared", "dynamic-shared-1", "dynamic", "dynamic-1", "em", "em-1", "self-routing")
 ROUTED = (("dynamic routing, shared matrices", "dynamic-shared", "dynamic-shared-1"),
@@ -761,7 +775,7 @@ TABLES = {
     "affnist adversarial": partial(affnist_adversarial, setting="weights/adversarial"),
     "affnist detection": partial(affnist_probe, probe="detection", columns=PROBED, rows=[
         (f"{kind}: {words}", kind, what) for kind in affnist.NO_DIGITS for words, what in (
-            ("longest capsule, or top probability", ("length", "probability")), ("error of the redrawing", "redrawn"),
+            ("longest capsule, or top probability", SUREST), ("error of the redrawing", "redrawn"),
             ("both", "together"), ("no network: least ink", "little ink"), ("no network: smoothest", "smoothness"))]),
     "affnist dimensions": partial(affnist_probe, probe="dimensions", digits=2, rows=[
         (f"{factor}, {which}", factor, which) for factor in affnist.KNOWN_FACTORS
@@ -860,6 +874,10 @@ VALUES = {
         ledger, "free", signs, f"{test}_accuracy")[0]
        for name, signs in (("sharing", WORTH["sharing over places"]), ("capsules", WORTH["capsules"]))
        for test in ("centred", "affine")},
+    **{f"affnist {kind} {one} minus {other}": partial(detection_difference, one=f"free/{one}", other=f"free/{other}",
+                                                      kind=kind)
+       for kind in ("halves", "strokes") for one, other in (
+           ("shared", "gap-8"), ("shared", "max-8"), ("shared", "vectors"), ("caps", "dense"))},
     "affnist mnist accuracy": partial(Ledger.mean, experiment=AFF, setting="mnist/shared",
                                       key="test_accuracy", digits=4),
     **{f"affnist papers-free {name} affine": partial(Ledger.mean, experiment=AFF, setting=f"papers-free/{name}",
@@ -1032,6 +1050,12 @@ def same_evaluation(result):
         config = dataclasses.replace(module.config_of(result["config"], result["experiment"]), quiet=True,
                                      probe="robustness" in result)
         if result["tests_sha256"] != module.digest_of_tests(module.load_digits(config, lambda *_: None), config):
+            return False
+    if "first" in result:
+        sys.path.insert(0, str(ROOT / "tests"))
+        from bench_affnist_adversarial import first_digits
+        digits = affnist.load_digits(affnist.Config(digits=result["source"]))
+        if first_digits(digits, result["config"]["seed"]) != result["first"]:
             return False
     if "loaded" not in result:
         return True

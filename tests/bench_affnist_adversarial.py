@@ -1,18 +1,24 @@
 #!/usr/bin/env python3
 """How weak the adversarial step of `--probe` is: the third experiment's shipped networks against stronger and blinder
-steps of the same size.
+steps.
 
     python3 tests/bench_affnist_adversarial.py [--n-test N] [--draws N] [--digits mnist] [--mnist-dir DIR] [--seed N]
     [--threads N] [--out-json FILE]
 
-A step moves every pixel of a moved test digit by as many grey levels, up or down, and stays within black and white.
-Up or down is drawn at random; or it is the sign of the gradient of (best wrong score - true score) at the digit, the
-step of --probe (Goodfellow et al. 2015); or the sign that most of --draws copies of the digit have there, each with
-noise whose standard deviation is the step: where a network bends within a step, as maxima and ReLUs do on a background
-that is all black, the gradient at the digit itself says little of what the step will meet.
+A step moves every pixel of a moved test digit by as many grey levels, up or down, and is then cut at black and white:
+of the black background only what goes up is seen, so that signs which lift more of it are the larger step. Signs are
 
---out-json writes a result for results/; its stamp is of 40 training steps of the default network.
+- drawn at random;
+- those of the gradient of (best wrong score - true score) at the digit, the step of --probe (Goodfellow et al. 2015);
+- those that more of --draws copies of the digit have than the other, each with noise whose standard deviation is the
+  step, before it is cut: where a network bends within a step, as maxima and ReLUs do on a background that is all black,
+  the gradient at the digit itself says little of what the step will meet;
+- either of the last two, shuffled: as many up and down of each digit's ink and of its background, but anywhere there.
+
+--out-json writes a result for results/; its stamp is of 40 training steps of the default network, and renewed only
+where as many of the first digits are named right as before.
 """
+import functools
 import hashlib
 import os
 import sys
@@ -26,12 +32,22 @@ import numpy as np  # noqa: E402
 from bench_affnist_step import stamped  # noqa: E402
 from bench_multimnist_step import require  # noqa: E402
 
-SHIPPED = {name: f"affnist_{name}.npz" for name in ("shared", "gap")}
+SHIPPED = {"shared": "affnist_shared.npz", "gap --padding 8": "affnist_gap.npz"}
 STEPS = affnist.SPOILT["adversarial"]
+N_FIRST = 64
+
+
+def shuffled(signs, images, rng):
+    """As many pixels up and down in each digit, of its ink and of its background, but which ones at random"""
+    out = signs.copy()
+    for image, new in zip(images, out):
+        for here in image > 0, image == 0:
+            new[here] = rng.permutation(new[here])
+    return out
 
 
 def voted_direction(params, config, part, much, draws, rng, runner):
-    """The sign that most of `draws` noisy copies of part's images have, (n, side, side); 0 where as many have each"""
+    """The sign that more of `draws` noisy copies of part's images have, (n, side, side); 0 where as many have each"""
     votes = sum(affnist.adversarial_direction(params, config, part | {
         "images": affnist.spoil(part["images"], "noise", much, rng)}, runner) for _ in range(draws))
     return np.sign(votes)
@@ -41,11 +57,14 @@ def directions(params, config, part, draws, rng, runner):
     """Yields name, step, signs (n, side, side) for each way to choose them and each of STEPS"""
     images = part["images"]
     blind, at_the_digit = rng.choice([-1, 1], images.shape), affnist.adversarial_direction(params, config, part, runner)
+    mixed = shuffled(at_the_digit, images, rng)
     for much in STEPS:
+        voted = voted_direction(params, config, part, much, draws, rng, runner)
         yield "random signs", much, blind
-        yield "signs of the gradient at the digit", much, at_the_digit
-        yield "signs of most gradients at noisy copies", much, voted_direction(
-            params, config, part, much, draws, rng, runner)
+        yield "gradient at the digit", much, at_the_digit
+        yield "gradient at the digit, shuffled", much, mixed
+        yield "vote of noisy gradients", much, voted
+        yield "vote of noisy gradients, shuffled", much, shuffled(voted, images, rng)
 
 
 def accuracies(params, config, digits, draws, runner):
@@ -65,6 +84,28 @@ def accuracies(params, config, digits, draws, runner):
             for way, of in hits.items()}
 
 
+def measured(digits, settings, draws, say=lambda text: None):
+    """-> {network: its accuracies}. settings: fields of Config"""
+    found = {}
+    with affnist.Runner(settings["threads"]) as runner:
+        for name, file in SHIPPED.items():
+            network = affnist.load_network(ROOT / "weights" / file)
+            config = affnist.changed(network.config, **settings)
+            found[name] = accuracies(network.weights, config, digits, draws, runner)
+            for way, of in found[name].items():
+                say(f"| {name} | {way} | " + " | ".join(
+                    "{:.4f} [{:.4f}, {:.4f}]".format(of[much][0], *of[much][1]) if much in of else ""
+                    for much in map(str, (0, *STEPS))) + " |")
+    return found
+
+
+def first_digits(digits, seed):
+    """How many of the first are named right, {network: {way: {step: digits}}}: in seconds, to renew a stamp by"""
+    found = measured(digits, {"n_test": N_FIRST, "seed": seed, "threads": 1}, 1)
+    return {name: {way: {much: round(N_FIRST * share) for much, (share, _) in of.items()} for way, of in ways.items()}
+            for name, ways in found.items()}
+
+
 def main():
     parser = affnist.Parser(__doc__)
     parser.add_argument("--n-test", type=int, default=affnist.N_PROBED, metavar="N", help="test digits (default "
@@ -79,22 +120,15 @@ def main():
     args = parser.parse_args()
     require(args, affnist, n_test=1, draws=1, seed=0, threads=1)
     affnist.check_outputs(args.out_json)
-    settings = {name: getattr(args, name) for name in ("n_test", "digits", "mnist_dir", "seed", "threads")}
-    digits, found = affnist.load_digits(affnist.Config(**settings)), {}
-    print(f"{digits['source']}: {args.n_test:,} moved test digits\n\n| network | step, grey levels: | 0 | "
-          + " | ".join(map(str, STEPS)) + " |\n|---|---|---|" + "---|" * len(STEPS))
-    with affnist.Runner(args.threads) as runner:
-        for name, file in SHIPPED.items():
-            network = affnist.load_network(ROOT / "weights" / file)
-            config = affnist.changed(network.config, **settings)
-            found[name] = accuracies(network.weights, config, digits, args.draws, runner)
-            for way, of in found[name].items():
-                print(f"| {name} | {way} | " + " | ".join(
-                    "{:.4f} [{:.4f}, {:.4f}]".format(of[much][0], *of[much][1]) if much in of else ""
-                    for much in map(str, (0, *STEPS))) + " |", flush=True)
+    settings = {name: getattr(args, name) for name in ("n_test", "seed", "threads")}
+    digits = affnist.load_digits(affnist.Config(**settings, digits=args.digits, mnist_dir=args.mnist_dir))
+    print("| network | signs; step, grey levels: | 0 | " + " | ".join(map(str, STEPS)) + " |\n|---|---|---|"
+          + "---|" * len(STEPS), flush=True)
+    found = measured(digits, settings, args.draws, functools.partial(print, flush=True))
+    print(f"{args.n_test:,} moved test digits: {digits['source']}")
     if args.out_json:
         affnist.write_json(args.out_json, stamped(affnist.Config(seed=args.seed, n_test=args.n_test)) | {
-            "source": digits["source"], "adversarial": found,
+            "source": digits["source"], "adversarial": found, "first": first_digits(digits, args.seed),
             "networks": {file: hashlib.sha256((ROOT / "weights" / file).read_bytes()).hexdigest()
                          for file in SHIPPED.values()},
             "bench": {"n_test": args.n_test, "draws": args.draws,

@@ -123,8 +123,8 @@ def test_an_adversarial_step_goes_along_the_direction(digits, runner, monkeypatc
 # ---------------------------------------------------------------- steps beside the adversarial one
 
 def test_noisy_copies_vote_on_the_sign(runner, monkeypatch):
-    """Of three copies two say +1, +1, -1; one of -1, +1 and 0 decides nothing"""
-    said = [np.array([[[1, 1, -1, -1]]]), np.array([[[1, -1, -1, 1]]]), np.array([[[-1, 1, -1, 0]]])]
+    """By columns: two of three say up; two say down; one says up and none down; as many say each"""
+    said = [np.array([[[1, -1, 1, -1]]]), np.array([[[1, 1, 0, 1]]]), np.array([[[-1, -1, 0, 0]]])]
     shown = []
 
     def direction(params, config, part, runner):
@@ -133,44 +133,68 @@ def test_noisy_copies_vote_on_the_sign(runner, monkeypatch):
     monkeypatch.setattr(ac, "adversarial_direction", direction)
     part = {"images": np.full((1, 40, 40), 128, np.uint8), "labels": np.array([3])}
     voted = bench.voted_direction({}, None, part, 16, 3, np.random.default_rng(0), runner)
-    assert voted.tolist() == [[[1, 1, -1, 0]]]
+    assert voted.tolist() == [[[1, -1, 1, 0]]]
     assert [images.astype(float).std() for images in shown] == pytest.approx([16] * 3, rel=0.1)
     assert not np.array_equal(shown[0], shown[1]) and (part["images"] == 128).all()
 
 
-def test_each_way_steps_as_far_and_blind_signs_know_no_gradient(digits, runner, monkeypatch):
-    """Hits are digits none of whose pixels went against the gradient, which is up on the left and down on the right"""
-    config, steps = tiny("gap", n_test=20), []
-    before = next(ac.stream_digits(digits, config, "test"))
-    monkeypatch.setattr(ac, "adversarial_direction", lambda params, config, part, runner: np.where(
-        np.arange(40) < 20, 1, -1) * np.ones_like(part["images"], int))
+def test_shuffled_signs_are_as_many_of_the_ink_and_of_the_background():
+    images = np.zeros((2, 40, 40), np.uint8)
+    images[:, 10:30, 15:20] = 200
+    signs = np.where(np.arange(40) < 17, 1, -1) * np.ones((2, 40, 1), int)
+    out = bench.shuffled(signs, images, np.random.default_rng(0))
+    for image, before, after in zip(images, signs, out):
+        for here in image > 0, image == 0:
+            assert not np.array_equal(before[here], after[here]) and sorted(before[here]) == sorted(after[here])
+    assert not np.array_equal(out[0], out[1]) and (signs[0] == signs[1]).all()
+
+
+def test_each_way_steps_along_its_own_signs(digits, runner, monkeypatch):
+    """At the digit the gradient is up on the left and down on the right, at noisy copies the reverse. Who follows it is
+    right as far as no pixel went the other way."""
+    config, copies, steps = tiny("gap", n_test=20), [], []
+    before = next(ac.stream_digits(digits, config, "test"))["images"].astype(int)
+
+    def direction(params, config, part, runner):
+        noisy = not np.array_equal(part["images"], before)
+        copies.extend([part["images"].astype(int)] * noisy)
+        return np.where((np.arange(40) < 20) != noisy, 1, -1) * np.ones(before.shape, int)
 
     def evaluate(params, parts, config, runner):
-        (part,) = parts
-        moved = part["images"].astype(int) - before["images"]
+        moved = parts[0]["images"].astype(int) - before
         steps.append(moved)
-        return {"hits": int(((moved[..., :20] >= 0).all((1, 2)) & (moved[..., 20:] <= 0).all((1, 2))).sum())}
+        up_on_the_left = (moved[..., :20] >= 0).all((1, 2)) & (moved[..., 20:] <= 0).all((1, 2))
+        return {"hits": int(up_on_the_left.sum())}
+    monkeypatch.setattr(ac, "adversarial_direction", direction)
     monkeypatch.setattr(ac, "evaluate", evaluate)
     found = bench.accuracies({}, config, digits, 3, runner)
     assert found.pop("no step") == {"0": [1, ac.wilson_interval(20, 20)]}
     assert {way: [accuracy for accuracy, _ in of.values()] for way, of in found.items()} == {
-        "random signs": [0, 0, 0], "signs of the gradient at the digit": [1, 1, 1],
-        "signs of most gradients at noisy copies": [1, 1, 1]}
-    assert [np.abs(moved).max() for moved in steps] == [0, *np.repeat(bench.STEPS, 3)]
-    grey = (before["images"] > 8) & (before["images"] < 247)
-    assert set(np.unique(steps[1][grey])) == {-8, 8} and abs(np.sign(steps[1][grey]).mean()) < 0.1
+        "random signs": [0, 0, 0], "gradient at the digit": [1, 1, 1], "gradient at the digit, shuffled": [0, 0, 0],
+        "vote of noisy gradients": [0, 0, 0], "vote of noisy gradients, shuffled": [0, 0, 0]}
+    assert [np.abs(moved).max() for moved in steps] == [0, *np.repeat(bench.STEPS, len(found))]
+    blind, _, _, voted, _ = steps[1:6]
+    grey = (before > 96) & (before < 159)                   # where hardly anything is cut at black or white
+    assert set(np.unique(blind[grey])) == {-8, 8} and abs(np.sign(blind[grey]).mean()) < 0.2
+    assert (voted[..., :20] <= 0).all() and (voted[..., 20:] >= 0).all()
+    noise = [(copy - before)[grey].std() for copy in copies]
+    assert noise == pytest.approx(np.repeat(bench.STEPS, 3), rel=0.15)                  # three draws of each step
 
 
 def test_steps_of_the_shipped_networks_from_the_command_line(monkeypatch, tmp_path, capsys):
     path = tmp_path / "r.json"
+    monkeypatch.setattr(bench, "N_FIRST", 8)
     monkeypatch.setattr(sys, "argv", f"x --n-test 10 --draws 1 --digits synthetic --out-json {path}".split())
     bench.main()
     found = json.loads(path.read_text())
-    assert set(found["adversarial"]) == {"shared", "gap"} and len(found["networks"]) == 2
+    assert set(found["adversarial"]) == set(bench.SHIPPED) and len(found["networks"]) == 2
     for ways in found["adversarial"].values():
-        assert len(ways) == 4 and all(low <= share <= high and (share * 10) % 1 == pytest.approx(0)
+        assert len(ways) == 6 and all(low <= share <= high and (share * 10) % 1 == pytest.approx(0)
                                       for of in ways.values() for share, (low, high) in of.values())
-    assert capsys.readouterr().out.count("| gap | ") == 4
+    assert capsys.readouterr().out.count("| gap --padding 8 | ") == 6
+    config = ac.Config(n_test=10, digits="synthetic", quiet=True)
+    assert found["first"] == bench.first_digits(ac.load_digits(config), 0)
+    assert all(0 <= hits <= 8 for ways in found["first"].values() for of in ways.values() for hits in of.values())
     for flags, words in {"--draws 0": "--draws 0: must be at least 1", "--n-test 0": "--n-test 0",
                          f"--out-json {tmp_path}/no/x.json": "no/x"}.items():
         monkeypatch.setattr(sys, "argv", ["x", *flags.split()])

@@ -10,6 +10,7 @@ import affnist_capsnet as ac
 import multimnist_capsnet as mc
 import smallnorb_novel_viewpoint as sn
 
+import bench_affnist_adversarial
 import bench_synthetic_digits
 import numpy as np
 import pytest
@@ -64,6 +65,21 @@ def test_runs_that_never_got_to_where_they_were_to_stop_are_not_compared(tmp_pat
     assert found.difference(AFF, "matched/a", "matched/b", "affine_accuracy") == "+0.099"
     assert found.difference(AFF, "matched/a", "matched/c", "affine_accuracy") == "c did not get there"
     assert found.difference(AFF, "matched/a", "matched/d", "affine_accuracy") == "not run"
+
+
+def test_lengths_are_compared_with_probabilities_seed_by_seed(tmp_path):
+    """0.9 - 0.8 and 0.7 - 0.4: mean 0.2, standard deviation 0.1 sqrt 2, t 12.706; a third seed has no partner"""
+    for name, score, areas in ("a", "length", (0.9, 0.7)), ("b", "probability", (0.8, 0.4, 0.5)):
+        for seed, area in enumerate(areas):
+            path = tmp_path / AFF / "free" / f"{name}-{seed}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            detection = {"halves": {score: area, "smoothness": 0.99, "redrawn": None}}
+            path.write_text(json.dumps({"experiment": AFF, "config": {"seed": seed}, "detection": detection}))
+    found = render.Ledger(tmp_path)
+    assert render.probed(found, "free/b", "detection", "halves", render.SUREST) == {0: 0.8, 1: 0.4, 2: 0.5}
+    assert render.probed(found, "free/b", "detection", "halves", ("redrawn",)) == {}
+    assert render.detection_difference(found, "free/a", "free/b", "halves") == "+0.200 +- 1.271"
+    assert render.detection_difference(found, "free/a", "free/c", "halves") == "not run"
 
 
 def test_a_table_says_what_is_stale_and_what_it_was_made_with(ledger):
@@ -168,10 +184,19 @@ def test_a_result_of_other_weights_is_stale(ledger, tmp_path):
     for setting, sha256 in ("a", now), ("b", "0" * 64):
         found.results[MULTI, "t", setting][0]["loaded"] = {"file": mc.WEIGHTS.name, "sha256": sha256}
     assert found.stale(MULTI, ["t/a", "t/b"]) == ["t/b"]
-    for setting, sha256 in ("a", "0" * 64), ("b", now):                                 # of several networks
+    several = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (mc.WEIGHTS, ac.WEIGHTS)}
+    for setting, networks in ("a", several | {ac.WEIGHTS.name: "0" * 64}), ("b", several):
         del found.results[MULTI, "t", setting][0]["loaded"]
-        found.results[MULTI, "t", setting][0]["networks"] = {mc.WEIGHTS.name: sha256}
+        found.results[MULTI, "t", setting][0]["networks"] = networks
     assert found.stale(MULTI, ["t/a", "t/b"]) == ["t/a"]
+
+
+def test_a_stamp_of_shipped_networks_is_renewed_where_the_first_digits_are_named_as_before(digits, monkeypatch):
+    monkeypatch.setattr(ac, "load_digits", lambda config: digits | {"asked for": config.digits})
+    monkeypatch.setattr(bench_affnist_adversarial, "first_digits", lambda digits, seed: {digits["asked for"]: seed})
+    result = {"experiment": AFF, "source": "mnist", "config": {"seed": 4}}
+    assert render.same_evaluation(result | {"first": {"mnist": 4}})
+    assert not render.same_evaluation(result | {"first": {"mnist": 5}})
 
 
 def test_a_result_vouches_for_the_script_in_tests_that_made_it():
@@ -611,9 +636,10 @@ def test_tables_of_the_third_experiment_by_hand(tmp_path):
     assert any(line.startswith(row) for line in lines)
     lines = render.TABLES["affnist factors"](found).splitlines()
     assert next(line for line in lines if "degrees: -20" in line).startswith("| turned by, degrees: -20 | 0.550 +- ")
-    row = "| noise: longest capsule, or top probability | 0.250 +- 0.000 | not run | not run | not run | 0.750 +-"
+    none = " | ".join(["not run"] * 4)
     found_out = render.TABLES["affnist detection"](found)
-    assert row in found_out and "| noise: error of the redrawing |  | not run | not run | not run |  |" in found_out
+    assert f"| noise: longest capsule, or top probability | 0.250 +- 0.000 | {none} | 0.750 +-" in found_out
+    assert f"| noise: error of the redrawing |  | {none} |  |" in found_out
     assert render.VALUES["affnist shared minus gap affine"](found) == "not run"                      # that is gap-8
     assert "not run" in render.TABLES["affnist steps up"](found)
     assert "| 99.5" not in render.TABLES["affnist mnist"](found)

@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "workflow"))
+import runs  # noqa: E402
+
 TOY_RUNS = """
 
 TOY_FLAGS = "--n-epochs 30 --n-train 320 --n-val 32 --n-test 64 --digits synthetic --conv1-channels 2 --primary-types 1"
@@ -75,6 +78,20 @@ def test_benchmarks_have_the_machine_to_themselves(project):
     assert code == 0 and len(commands) == 13, out
     assert all("--rounds 1 --repeats 2" in words or "--n-synthetic 640" in words for words in commands), commands
     assert out.count("cores: 1\n") == planned(project) == 2
+
+
+def test_a_result_of_several_networks_is_wanted_when_one_of_them_has_changed(tmp_path):
+    weights = ("weights/affnist_shared.npz", "weights/affnist_gap.npz")
+    result = next(result for result in runs.LOOKS if "adversarial" in result.flags)
+    path = tmp_path / f"{result.name}.json"
+    path.parent.mkdir(parents=True)
+    fresh = {"script_sha256": runs.script_sha256(result.experiment),
+             "networks": {Path(name).name: runs.digest(name) for name in weights}}
+    path.write_text(json.dumps(fresh))
+    assert runs.wanting([result], tmp_path) == []
+    for name in weights:
+        path.write_text(json.dumps(fresh | {"networks": fresh["networks"] | {Path(name).name: "0" * 64}}))
+        assert runs.wanting([result], tmp_path) == [result]
 
 
 def test_figures_and_films_are_listed_with_their_time(project):
