@@ -526,6 +526,16 @@ def affnist_adversarial(ledger, setting):
     return markdown(header, lines or [["", *["not run"] * len(steps)]]) + "\n" + about(ledger, AFF, [setting])
 
 
+def affnist_surest(ledger, setting):
+    """How well scores of the shipped networks tell what is no digit"""
+    networks = next((run["surest"] for run in ledger.runs(AFF, setting).values()), {})
+    lines = [[f"`{name}`: {score}", *(interval(kinds[kind][score]) for kind in affnist.NO_DIGITS)]
+             for name, kinds in networks.items() for score in kinds["halves"]]
+    header = ["", *affnist.NO_DIGITS]
+    return markdown(header, lines or [["", *["not run"] * len(affnist.NO_DIGITS)]]) + "\n" + about(
+        ledger, AFF, [setting])
+
+
 def affnist_classes(ledger, settings, nearest):
     """Of each class the accuracy on affine digits in the middle and anywhere, means over seeds, of some settings; below
     them of the nearest neighbours"""
@@ -777,6 +787,7 @@ TABLES = {
         (f"{kind}: {words}", kind, what) for kind in affnist.NO_DIGITS for words, what in (
             ("longest capsule, or top probability", SUREST), ("error of the redrawing", "redrawn"),
             ("both", "together"), ("no network: least ink", "little ink"), ("no network: smoothest", "smoothness"))]),
+    "affnist surest": partial(affnist_surest, setting="weights/surest"),
     "affnist dimensions": partial(affnist_probe, probe="dimensions", digits=2, rows=[
         (f"{factor}, {which}", factor, which) for factor in affnist.KNOWN_FACTORS
         for which in ("all dimensions", "best dimension")],
@@ -1037,7 +1048,8 @@ def made_by(result):
     nearest = ("bench_affnist_nearest.py",)
     if result["experiment"] == MULTI:
         return ("bench_multimnist_nearest.py", *nearest)
-    return nearest if "nearest" in result else ("bench_affnist_adversarial.py",)
+    shipped = ("bench_affnist_adversarial.py",)
+    return nearest if "nearest" in result else ("bench_affnist_surest.py", *shipped) if "surest" in result else shipped
 
 
 def same_evaluation(result):
@@ -1051,12 +1063,8 @@ def same_evaluation(result):
                                      probe="robustness" in result)
         if result["tests_sha256"] != module.digest_of_tests(module.load_digits(config, lambda *_: None), config):
             return False
-    if "first" in result:
-        sys.path.insert(0, str(ROOT / "tests"))
-        from bench_affnist_adversarial import first_digits
-        digits = affnist.load_digits(affnist.Config(digits=result["source"]))
-        if first_digits(digits, result["config"]["seed"]) != result["first"]:
-            return False
+    if not same_looks(result):
+        return False
     if "loaded" not in result:
         return True
     found = module.load_network(ROOT / "weights" / result["loaded"]["file"])
@@ -1073,6 +1081,22 @@ def same_evaluation(result):
     with capsnet.Runner(config.threads) as runner:
         test = capsnet.evaluate(found.weights, pairs, config, runner)
     return test["hits"] == result["test_hits"] and math.isclose(test["recon_mse"], result[MSE], rel_tol=1e-4)
+
+
+def same_looks(result):
+    """Whether what tests/ measured of the shipped networks, if that is what a result is of, comes out as before"""
+    if not {"first", "surest"} & result.keys():
+        return True
+    sys.path.insert(0, str(ROOT / "tests"))
+    import bench_affnist_adversarial
+    import bench_affnist_surest
+    digits, seed = affnist.load_digits(affnist.Config(digits=result["source"])), result["config"]["seed"]
+    if "first" in result:
+        return bench_affnist_adversarial.first_digits(digits, seed) == result["first"]
+    found = bench_affnist_surest.measured(digits, {"n_test": result["bench"]["n_test"], "seed": seed, "threads": 1})
+    return all(math.isclose(area, result["surest"][network][kind][score][0], abs_tol=1e-4)
+               for network, kinds in found.items() for kind, scores in kinds.items()
+               for score, (area, _) in scores.items())
 
 
 def restamp(folder, say=print, in_order=map):

@@ -84,14 +84,19 @@ def accuracies(params, config, digits, draws, runner):
             for way, of in hits.items()}
 
 
+def shipped(settings):
+    """Yields of each network in weights/ its name, its weights and its Config with these settings, fields of Config"""
+    for name, file in SHIPPED.items():
+        network = affnist.load_network(ROOT / "weights" / file)
+        yield name, network.weights, affnist.changed(network.config, **settings)
+
+
 def measured(digits, settings, draws, say=lambda text: None):
-    """-> {network: its accuracies}. settings: fields of Config"""
+    """-> {network: its accuracies}"""
     found = {}
     with affnist.Runner(settings["threads"]) as runner:
-        for name, file in SHIPPED.items():
-            network = affnist.load_network(ROOT / "weights" / file)
-            config = affnist.changed(network.config, **settings)
-            found[name] = accuracies(network.weights, config, digits, draws, runner)
+        for name, weights, config in shipped(settings):
+            found[name] = accuracies(weights, config, digits, draws, runner)
             for way, of in found[name].items():
                 say(f"| {name} | {way} | " + " | ".join(
                     "{:.4f} [{:.4f}, {:.4f}]".format(of[much][0], *of[much][1]) if much in of else ""
@@ -106,33 +111,47 @@ def first_digits(digits, seed):
             for name, ways in found.items()}
 
 
-def main():
-    parser = affnist.Parser(__doc__)
+def arguments(text, **more):
+    """The command line of what is measured of the shipped networks -> flags, settings, digits. more: the defaults and
+    help texts of further flags, numbers of at least 1"""
+    parser = affnist.Parser(text)
     parser.add_argument("--n-test", type=int, default=affnist.N_PROBED, metavar="N", help="test digits (default "
                         f"{affnist.N_PROBED}, as --probe takes)")
-    parser.add_argument("--draws", type=int, default=9, metavar="N", help="noisy copies of a digit (default 9)")
+    for name, (default, words) in more.items():
+        parser.add_argument(affnist.flag_of(name), type=int, default=default, metavar="N", help=words)
     parser.add_argument("--digits", choices=("auto", "mnist", "synthetic"), default="auto", help="as the experiment's")
     parser.add_argument("--mnist-dir", default="", metavar="DIR", help="folder with the four MNIST idx files (else "
                         "$MNIST_DIR, else ~/.cache/hinton-mnist, else download)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of places, signs and noise (default 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of what is drawn (default 0)")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), metavar="N", help="default: one per core")
     parser.add_argument("--out-json", default="", metavar="FILE", help="write settings and results to this file")
     args = parser.parse_args()
-    require(args, affnist, n_test=1, draws=1, seed=0, threads=1)
+    require(args, affnist, n_test=1, seed=0, threads=1, **dict.fromkeys(more, 1))
     affnist.check_outputs(args.out_json)
     settings = {name: getattr(args, name) for name in ("n_test", "seed", "threads")}
-    digits = affnist.load_digits(affnist.Config(**settings, digits=args.digits, mnist_dir=args.mnist_dir))
+    return args, settings, affnist.load_digits(
+        affnist.Config(**settings, digits=args.digits, mnist_dir=args.mnist_dir))
+
+
+def write(path, settings, digits, sources, bench, **found):
+    """A result of the shipped networks, measured by the files `sources`"""
+    affnist.write_json(path, stamped(affnist.Config(seed=settings["seed"])) | {
+        "source": digits["source"], **found,
+        "networks": {file: hashlib.sha256((ROOT / "weights" / file).read_bytes()).hexdigest()
+                     for file in SHIPPED.values()},
+        "bench": bench | {"n_test": settings["n_test"], "sha256": hashlib.sha256(
+            b"".join(Path(source).read_bytes() for source in sources)).hexdigest()}})
+
+
+def main():
+    args, settings, digits = arguments(__doc__, draws=(9, "noisy copies of a digit (default 9)"))
     print("| network | signs; step, grey levels: | 0 | " + " | ".join(map(str, STEPS)) + " |\n|---|---|---|"
           + "---|" * len(STEPS), flush=True)
     found = measured(digits, settings, args.draws, functools.partial(print, flush=True))
     print(f"{args.n_test:,} moved test digits: {digits['source']}")
     if args.out_json:
-        affnist.write_json(args.out_json, stamped(affnist.Config(seed=args.seed, n_test=args.n_test)) | {
-            "source": digits["source"], "adversarial": found, "first": first_digits(digits, args.seed),
-            "networks": {file: hashlib.sha256((ROOT / "weights" / file).read_bytes()).hexdigest()
-                         for file in SHIPPED.values()},
-            "bench": {"n_test": args.n_test, "draws": args.draws,
-                      "sha256": hashlib.sha256(Path(__file__).read_bytes()).hexdigest()}})
+        write(args.out_json, settings, digits, [__file__], {"draws": args.draws}, adversarial=found,
+              first=first_digits(digits, args.seed))
 
 
 if __name__ == "__main__":

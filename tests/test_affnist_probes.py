@@ -6,6 +6,7 @@ import sys
 import affnist_capsnet as ac
 
 import bench_affnist_adversarial as bench
+import bench_affnist_surest
 import numpy as np
 import pytest
 from test_affnist_cli import TOY, cli  # noqa: F401
@@ -183,6 +184,7 @@ def test_each_way_steps_along_its_own_signs(digits, runner, monkeypatch):
 
 def test_steps_of_the_shipped_networks_from_the_command_line(monkeypatch, tmp_path, capsys):
     path = tmp_path / "r.json"
+    monkeypatch.setattr(bench, "stamped", lambda config: {"config": {"seed": config.seed}})          # takes seconds
     monkeypatch.setattr(bench, "N_FIRST", 8)
     monkeypatch.setattr(sys, "argv", f"x --n-test 10 --draws 1 --digits synthetic --out-json {path}".split())
     bench.main()
@@ -200,6 +202,62 @@ def test_steps_of_the_shipped_networks_from_the_command_line(monkeypatch, tmp_pa
         monkeypatch.setattr(sys, "argv", ["x", *flags.split()])
         with pytest.raises(ac.InputError, match=words):
             bench.main()
+
+
+# ---------------------------------------------------------------- scores that tell what is no digit
+
+def test_scores_by_hand():
+    out = np.log(np.array([[0.2, 0.7, 0.1], [5, 1, 2]]))
+    found = bench_affnist_surest.scores_of(out, False)
+    np.testing.assert_allclose(found["probability"], [0.7, 0.625])
+    np.testing.assert_allclose(found["log-sum-exp"], [0, np.log(8)], atol=1e-12)
+    np.testing.assert_allclose(found["largest logit"], np.log([0.7, 5]))
+    np.testing.assert_allclose(found["largest minus second"], np.log([3.5, 2.5]))
+    lengths = bench_affnist_surest.scores_of(np.array([[0.9, 0.1, 0.85], [0.3, 0.6, 0.2]]), True)
+    assert lengths["longest"].tolist() == [0.9, 0.6]
+    np.testing.assert_allclose(lengths["longest minus second"], [0.05, 0.3])
+
+
+def test_an_area_and_its_interval_by_hand():
+    """Digits 3 and 1, others 2, 0 and 1: of six pairs four are won, one is a tie. Shares of the pairs that each digit
+    wins 1 and 1/2, variance 1/8; that each of the others does 1/2, 0 and 1/4, variance 1/16"""
+    found, half = bench_affnist_surest.area(np.array([3.0, 1]), np.array([2.0, 0, 1]))
+    assert found == pytest.approx(4.5 / 6) and half == pytest.approx(1.96 * np.sqrt(1 / 8 / 2 + 1 / 16 / 3))
+
+
+def test_an_interval_covers_the_area_as_often_as_it_says():
+    """Of normal scores a standard deviation apart the area is Phi(1 / sqrt 2) = 0.7602"""
+    rng, right = np.random.default_rng(0), 0
+    for _ in range(400):
+        found, half = bench_affnist_surest.area(rng.normal(1, 1, 60), rng.normal(0, 1, 40))
+        right += abs(found - 0.76025) <= half
+    assert 0.91 < right / 400 < 0.98
+
+
+@pytest.mark.parametrize("model, score, of_the_probe", [
+    ("shared", "longest", "length"), ("gap", "probability", "probability")])
+def test_the_pictures_are_those_of_the_probe(digits, runner, model, score, of_the_probe):
+    config = tiny(model)
+    weights = trained(config, digits)
+    probe, found = (look(weights, *rest) for look, *rest in (
+        (ac.detection, digits, config, runner), (bench_affnist_surest.areas, config, digits, runner)))
+    assert {kind: scores[score][0] for kind, scores in found.items()} == pytest.approx(
+        {kind: scores[of_the_probe] for kind, scores in probe.items()})
+
+
+def test_the_surest_of_the_shipped_networks_from_the_command_line(monkeypatch, tmp_path, capsys):
+    path = tmp_path / "r.json"
+    monkeypatch.setattr(bench, "stamped", lambda config: {"config": {"seed": config.seed}})
+    monkeypatch.setattr(sys, "argv", f"x --n-test 10 --digits synthetic --out-json {path}".split())
+    bench_affnist_surest.main()
+    found = json.loads(path.read_text())
+    assert {name: len(kinds["noise"]) for name, kinds in found["surest"].items()} == {"shared": 2, "gap --padding 8": 4}
+    assert all(0 <= area <= 1 and half >= 0 for kinds in found["surest"].values() for scores in kinds.values()
+               for area, half in scores.values())
+    assert len(found["networks"]) == 2 and "| shared | longest minus second | " in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", "x --n-test 1 --digits synthetic".split())
+    with pytest.raises(ac.InputError, match="--n-test 1: must be at least 2"):
+        bench_affnist_surest.main()
 
 
 # ---------------------------------------------------------------- one transformation at a time

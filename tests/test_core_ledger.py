@@ -11,6 +11,7 @@ import multimnist_capsnet as mc
 import smallnorb_novel_viewpoint as sn
 
 import bench_affnist_adversarial
+import bench_affnist_surest
 import bench_synthetic_digits
 import numpy as np
 import pytest
@@ -191,21 +192,28 @@ def test_a_result_of_other_weights_is_stale(ledger, tmp_path):
     assert found.stale(MULTI, ["t/a", "t/b"]) == ["t/a"]
 
 
-def test_a_stamp_of_shipped_networks_is_renewed_where_the_first_digits_are_named_as_before(digits, monkeypatch):
+def test_a_stamp_of_shipped_networks_is_renewed_where_they_do_as_before(digits, monkeypatch):
     monkeypatch.setattr(ac, "load_digits", lambda config: digits | {"asked for": config.digits})
     monkeypatch.setattr(bench_affnist_adversarial, "first_digits", lambda digits, seed: {digits["asked for"]: seed})
     result = {"experiment": AFF, "source": "mnist", "config": {"seed": 4}}
     assert render.same_evaluation(result | {"first": {"mnist": 4}})
     assert not render.same_evaluation(result | {"first": {"mnist": 5}})
+    monkeypatch.setattr(bench_affnist_surest, "measured", lambda digits, settings: {"shared": {"halves": {
+        digits["asked for"]: (settings["seed"] / settings["n_test"], 0.01)}}})
+    for area, same in (0.5, True), (0.5004, False):
+        surest = {"shared": {"halves": {"mnist": [area, 0.01]}}}
+        assert render.same_evaluation(result | {"surest": surest, "bench": {"n_test": 8}}) is same
 
 
-def test_a_result_vouches_for_the_script_in_tests_that_made_it():
+def test_a_result_vouches_for_the_script_in_tests_that_made_it(monkeypatch):
     for experiment, keys, *names in ((AFF, {"nearest"}, "bench_affnist_nearest.py"), (
             AFF, {"adversarial"}, "bench_affnist_adversarial.py"), (
+            AFF, {"surest"}, "bench_affnist_surest.py", "bench_affnist_adversarial.py"), (
             MULTI, {"nearest_placed"}, "bench_multimnist_nearest.py", "bench_affnist_nearest.py")):
         result = dict.fromkeys(keys, {}) | {"experiment": experiment}
         assert render.made_by(result) == tuple(names)
         digest = hashlib.sha256(b"".join((ROOT / "tests" / name).read_bytes() for name in names)).hexdigest()
+        monkeypatch.setattr(render, "same_looks", lambda result: True)
         assert render.same_evaluation(result | {"bench": {"sha256": digest}})
         assert not render.same_evaluation(result | {"bench": {"sha256": "0" * 64}})
 

@@ -172,6 +172,7 @@ LOOKS = [                          # what the figures say, in numbers
              "--quiet", 1) for name in ("shared", "gap")),
     Result(AFF, "weights", "adversarial", 0, "python3 tests/bench_affnist_adversarial.py --digits mnist "
            "--threads 1", 12),
+    Result(AFF, "weights", "surest", 0, "python3 tests/bench_affnist_surest.py --digits mnist --threads 1", 1),
     *(Result(NORB, "alive", "caps", seed, f"{ALIVE} --seed {seed} --threads 1", 5) for seed in range(3)),
     *(Result(NORB, "weights", name, 0, f"{AVX2_BLAS} python3 {NORB}.py --load weights/smallnorb_{name}.npz --threads 1 "
              "--quiet", 0.3) for name in ("capsules", "gap", "caps"))]
@@ -195,6 +196,7 @@ BENCHES = [                        # experiment, table, setting, seed, command, 
 SMALL = {                          # what makes a command small; what is given twice counts as last
     "bench_toys": "--n-toys 1 --n-test 100", "nearest.py": "--n-known 200 --n-test 100 --digits auto",
     "bench_affnist_adversarial": "--n-test 20 --draws 1 --digits auto",
+    "bench_affnist_surest": "--n-test 20 --digits auto",
     "--only alive": "--n-epochs 1 --n-train-toys 1 --n-test 60",
     f"{NORB}.py --load": "--n-test 60", "--load": "--n-test 64 --digits auto",
     "disentanglement": "--n-epochs 1 --n-train 96 --n-val 32 --n-test 200",
