@@ -182,9 +182,10 @@ def test_each_way_steps_along_its_own_signs(digits, runner, monkeypatch):
     assert noise == pytest.approx(np.repeat(bench.STEPS, 3), rel=0.15)                  # three draws of each step
 
 
-def test_steps_of_the_shipped_networks_from_the_command_line(monkeypatch, tmp_path, capsys):
+def test_steps_of_the_shipped_networks_from_the_command_line(digits, monkeypatch, tmp_path, capsys):
     path = tmp_path / "r.json"
-    monkeypatch.setattr(bench, "stamped", lambda config: {"config": {"seed": config.seed}})          # takes seconds
+    monkeypatch.setattr(bench, "stamped", lambda config: {"config": {"seed": config.seed}})          # these two take
+    monkeypatch.setattr(ac, "load_digits", lambda config: digits | {"source": "synthetic"})         # seconds
     monkeypatch.setattr(bench, "N_FIRST", 8)
     monkeypatch.setattr(sys, "argv", f"x --n-test 10 --draws 1 --digits synthetic --out-json {path}".split())
     bench.main()
@@ -194,8 +195,7 @@ def test_steps_of_the_shipped_networks_from_the_command_line(monkeypatch, tmp_pa
         assert len(ways) == 6 and all(low <= share <= high and (share * 10) % 1 == pytest.approx(0)
                                       for of in ways.values() for share, (low, high) in of.values())
     assert capsys.readouterr().out.count("| gap --padding 8 | ") == 6
-    config = ac.Config(n_test=10, digits="synthetic", quiet=True)
-    assert found["first"] == bench.first_digits(ac.load_digits(config), 0)
+    assert found["first"] == bench.first_digits(digits, 0)
     assert all(0 <= hits <= 8 for ways in found["first"].values() for of in ways.values() for hits in of.values())
     for flags, words in {"--draws 0": "--draws 0: must be at least 1", "--n-test 0": "--n-test 0",
                          f"--out-json {tmp_path}/no/x.json": "no/x"}.items():
@@ -245,9 +245,10 @@ def test_the_pictures_are_those_of_the_probe(digits, runner, model, score, of_th
         {kind: scores[of_the_probe] for kind, scores in probe.items()})
 
 
-def test_the_surest_of_the_shipped_networks_from_the_command_line(monkeypatch, tmp_path, capsys):
+def test_the_surest_of_the_shipped_networks_from_the_command_line(digits, monkeypatch, tmp_path, capsys):
     path = tmp_path / "r.json"
     monkeypatch.setattr(bench, "stamped", lambda config: {"config": {"seed": config.seed}})
+    monkeypatch.setattr(ac, "load_digits", lambda config: digits | {"source": "synthetic"})
     monkeypatch.setattr(sys, "argv", f"x --n-test 10 --digits synthetic --out-json {path}".split())
     bench_affnist_surest.main()
     found = json.loads(path.read_text())
