@@ -396,13 +396,15 @@ def test_accuracy_of_nearest_neighbours_by_class_by_hand(monkeypatch):
     assert (four, five, six) == (0.5, 0, 1) and np.isnan([*before, *found["affine_per_class"][7:]]).all()
 
 
-def test_nearest_neighbours_from_the_command_line(monkeypatch, tmp_path, capsys):
+def test_nearest_neighbours_from_the_command_line(digits, monkeypatch, tmp_path, capsys):
     path = tmp_path / "r.json"
+    monkeypatch.setattr(bench_affnist_nearest, "stamped", lambda config: {"config": {"seed": config.seed}})   # seconds
+    monkeypatch.setattr(ac, "load_digits", lambda config: digits)
     flags = f"--n-known 60 --n-test 20 --digits synthetic --out-json {path}".split()
     monkeypatch.setattr(sys, "argv", ["x", *flags])
     bench_affnist_nearest.main()
     found = json.loads(path.read_text())
-    assert set(found["nearest"]) == {"as placed", "ink in the middle"} and len(found["weights_sha256"]) == 64
+    assert set(found["nearest"]) == {"as placed", "ink in the middle"} and found["config"] == {"seed": 0}
     for tests in found["nearest"].values():
         for key in ("familiar", "placed", "centred", "affine"):
             low, high = tests[key + "_ci95"]

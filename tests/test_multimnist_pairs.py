@@ -268,8 +268,9 @@ def test_pairs_named_after_their_nearest_by_hand():
     assert (both, one) == (2 / 5, 4 / 5) and low < both < high
 
 
-def test_the_pairs_nearest_neighbour_from_the_command_line(monkeypatch, tmp_path, capsys):
+def test_the_pairs_nearest_neighbour_from_the_command_line(digits, monkeypatch, tmp_path, capsys):
     path = tmp_path / "r.json"
+    monkeypatch.setattr(mc, "load_digits", lambda config: digits)                       # the others take seconds
     monkeypatch.setattr(sys, "argv", f"x --n-known 50 --n-test 20 --digits synthetic --out-json {path}".split())
     bench_multimnist_nearest.main()
     found, said = json.loads(path.read_text()), capsys.readouterr().out
