@@ -1043,21 +1043,20 @@ def same_neighbours(result):
     return all(math.isclose(record[key], result[key], rel_tol=1e-4) for key in ("familiar", "held_out"))
 
 
-def made_by(result):
-    """The scripts of tests/ whose bytes a result vouches for"""
-    nearest = ("bench_affnist_nearest.py",)
-    if result["experiment"] == MULTI:
-        return ("bench_multimnist_nearest.py", *nearest)
-    shipped = ("bench_affnist_adversarial.py",)
-    return nearest if "nearest" in result else ("bench_affnist_surest.py", *shipped) if "surest" in result else shipped
+MADE_BY = {                        # what a result holds -> the scripts of tests/ whose bytes it vouches for
+    "nearest": ("bench_affnist_nearest.py",),
+    "nearest_placed": ("bench_multimnist_nearest.py", "bench_affnist_nearest.py"),
+    "adversarial": ("bench_affnist_adversarial.py",),
+    "surest": ("bench_affnist_surest.py", "bench_affnist_adversarial.py")}
 
 
 def same_evaluation(result):
     """Whether the network that a result loaded, if it did, still scores the same on its test images"""
     module = SCRIPTS[result["experiment"]]
-    if "sha256" in result.get("bench", {}) and result["bench"]["sha256"] != hashlib.sha256(b"".join(
-            (ROOT / "tests" / name).read_bytes() for name in made_by(result))).hexdigest():
-        return False
+    for scripts in (MADE_BY[key] for key in MADE_BY.keys() & result.keys()):
+        sources = b"".join((ROOT / "tests" / name).read_bytes() for name in scripts)
+        if result["bench"]["sha256"] != hashlib.sha256(sources).hexdigest():
+            return False
     if "tests_sha256" in result:
         config = dataclasses.replace(module.config_of(result["config"], result["experiment"]), quiet=True,
                                      probe="robustness" in result)

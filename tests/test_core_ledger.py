@@ -198,6 +198,7 @@ def test_a_stamp_of_shipped_networks_is_renewed_where_they_do_as_before(digits, 
     result = {"experiment": AFF, "source": "mnist", "config": {"seed": 4}}
     assert render.same_evaluation(result | {"first": {"mnist": 4}})
     assert not render.same_evaluation(result | {"first": {"mnist": 5}})
+    monkeypatch.setattr(render, "MADE_BY", {})                                          # the test below
     monkeypatch.setattr(bench_affnist_surest, "measured", lambda digits, settings: {"shared": {"halves": {
         digits["asked for"]: (settings["seed"] / settings["n_test"], 0.01)}}})
     for area, same in (0.5, True), (0.5004, False):
@@ -205,17 +206,42 @@ def test_a_stamp_of_shipped_networks_is_renewed_where_they_do_as_before(digits, 
         assert render.same_evaluation(result | {"surest": surest, "bench": {"n_test": 8}}) is same
 
 
-def test_a_result_vouches_for_the_script_in_tests_that_made_it(monkeypatch):
-    for experiment, keys, *names in ((AFF, {"nearest"}, "bench_affnist_nearest.py"), (
-            AFF, {"adversarial"}, "bench_affnist_adversarial.py"), (
-            AFF, {"surest"}, "bench_affnist_surest.py", "bench_affnist_adversarial.py"), (
-            MULTI, {"nearest_placed"}, "bench_multimnist_nearest.py", "bench_affnist_nearest.py")):
-        result = dict.fromkeys(keys, {}) | {"experiment": experiment}
-        assert render.made_by(result) == tuple(names)
-        digest = hashlib.sha256(b"".join((ROOT / "tests" / name).read_bytes() for name in names)).hexdigest()
-        monkeypatch.setattr(render, "same_looks", lambda result: True)
-        assert render.same_evaluation(result | {"bench": {"sha256": digest}})
-        assert not render.same_evaluation(result | {"bench": {"sha256": "0" * 64}})
+@pytest.mark.parametrize("experiment, key, names", [
+    (AFF, "nearest", ["bench_affnist_nearest.py"]), (AFF, "adversarial", ["bench_affnist_adversarial.py"]),
+    (AFF, "surest", ["bench_affnist_surest.py", "bench_affnist_adversarial.py"]),
+    (MULTI, "nearest_placed", ["bench_multimnist_nearest.py", "bench_affnist_nearest.py"])])
+def test_a_result_vouches_for_the_scripts_in_tests_that_made_it(experiment, key, names, monkeypatch):
+    monkeypatch.setattr(render, "same_looks", lambda result: True)
+    digest = hashlib.sha256(b"".join((ROOT / "tests" / name).read_bytes() for name in names)).hexdigest()
+    for sha256, same in (digest, True), ("0" * 64, False):
+        assert render.same_evaluation({"experiment": experiment, key: {}, "bench": {"sha256": sha256}}) is same
+
+
+def test_every_result_that_names_a_digest_of_its_benchmark_is_checked():
+    for path in (ROOT / "results").rglob("*.json"):
+        result = json.loads(path.read_text())
+        if "sha256" in result.get("bench", {}):
+            assert len(render.MADE_BY.keys() & result.keys()) == 1, path
+
+
+def test_tables_of_the_shipped_networks_by_hand(tmp_path):
+    stamp = {"experiment": AFF, "config": {"seed": 0}, "script_sha256": "old",
+             "versions": {"python": "3", "numpy": "2"}, "machine": {"processor": "P", "blas_kernels": "K"}}
+    kinds = {kind: {"longest": [k / 10, 0.01]} for k, kind in enumerate(ac.NO_DIGITS)}
+    for name, found in (("adversarial", {"adversarial": {"a": {
+            "no step": {"0": [0.9, [0.8, 0.95]]}, "random signs": {"8": [0.7, [0.6, 0.75]]}}}}), (
+            "surest", {"surest": {"a": kinds}})):
+        path = tmp_path / AFF / "weights" / f"{name}-0.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(stamp | found))
+    ledger = render.Ledger(tmp_path)
+    lines = render.TABLES["affnist adversarial"](ledger).splitlines()
+    assert lines[0] == "| step, grey levels: | 0 | 8 | 16 | 32 |"
+    assert lines[2:4] == ["| `a`, no step | 0.900 [0.800, 0.950] |  |  |  |",
+                          "| `a`, random signs |  | 0.700 [0.600, 0.750] |  |  |"]
+    lines = render.TABLES["affnist surest"](ledger).splitlines()
+    assert lines[0] == "|  | halves | strokes | noise | shuffled | inverted |"
+    assert lines[2].startswith("| `a`: longest | 0.000 +- 0.010 | 0.100 +- 0.010 |")
 
 
 def test_the_projects_documents_say_what_its_results_say():
