@@ -383,7 +383,7 @@ def training_digits(digits, config):
     return images[kept], labels[kept]
 
 
-def epoch_samples(digits, epoch, config):
+def epoch_samples(digits, epoch, config, dtype=np.float32):
     """The digits of one epoch, moved, a chunk of whole batches at a time: every digit once before one comes again"""
     images, labels = training_digits(digits, config)
     order = rng_for(config.seed, "batches", epoch)
@@ -974,7 +974,7 @@ def loss_and_grads(params, batch, config, empty=np.empty, batch_fraction=1.0):
 def forward_rows(params, samples, rows, config, empty, decode="labels"):
     """forward of some samples of a dict -> its arrays with a row a sample; it decodes the capsule of the digit that is
     there or, with decode="longest", the longest one"""
-    batch = to_batch(samples, rows)
+    batch = to_batch(samples, rows, dtype_of(params))
     out, _ = forward(params, batch["images"], config, batch["labels"][:, None] if decode == "labels" else None, empty)
     return {name: out[name] for name in ("scores", "v", "digits", "recon") if name in out}
 
@@ -990,7 +990,7 @@ def evaluate(params, chunks, config, runner):
         right = out["scores"].argmax(1) == labels
         n += np.bincount(labels, minlength=N_CLASSES)
         hits += np.bincount(labels[right], minlength=N_CLASSES)
-        target = part["images"].astype(np.float32)[:, None] / 255
+        target = part["images"].astype(out["scores"].dtype)[:, None] / 255
         recon = reconstruction_loss(out["recon"], target)[0] if "recon" in out else 0.0
         sums += np.array([naming_loss(out, labels, config)[0], recon]) * len(labels)
     naming, recon = sums / n.sum()
@@ -1003,7 +1003,7 @@ def evaluate(params, chunks, config, runner):
 EPOCH_KEEPS = ("loss", "naming", "recon_mse", "accuracy")
 
 
-def train(config, snapshot_callback=None, snapshot_every=0, data=None):
+def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.float32):
     """Train -> (params, history). Never looks at a test image.
 
     params: the weights' running mean if --average is set, else the weights. snapshot_callback(step, params, terms)
@@ -1014,7 +1014,7 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None):
     check_config(config)
     progress = Progress(config.quiet)
     data = data or load_digits(config, progress.say)
-    with Run(config, data["source"], config.n_train, progress, snapshot_callback, snapshot_every) as run:
+    with Run(config, data["source"], config.n_train, progress, snapshot_callback, snapshot_every, dtype) as run:
         announce(run, data)
         for epoch in run.epochs():
             reached = run.history["epochs"][-1]["val_accuracy"] if run.history["epochs"] else 0
@@ -2294,7 +2294,8 @@ class Runner:
 
         def one(arena_and_shard):
             arena, shard = arena_and_shard
-            return loss_and_grads(params, to_batch(samples, shard), config, arena.rewind(), len(shard) / len(rows))
+            batch = to_batch(samples, shard, dtype_of(params))
+            return loss_and_grads(params, batch, config, arena.rewind(), len(shard) / len(rows))
         results = self.map(one, zip(self.arenas, shards))
         all_terms, shard_grads, statistics = zip(*results)
         return {name: sum(terms[name] for terms in all_terms) for name in all_terms[0]}, shard_grads, statistics
@@ -2325,17 +2326,17 @@ class Run:
 
     source: where the data come from, n_train: samples in an epoch. history: source, epochs (a dict for each one that
     was evaluated), seconds of training, steps. snapshot_callback(step, weights, terms) gets copies, at the start,
-    every snapshot_every steps and at the end.
+    every snapshot_every steps and at the end. dtype: float32 trains, float64 is for tests.
     """
 
-    def __init__(self, config, source, n_train, progress, snapshot_callback=None, snapshot_every=0):
+    def __init__(self, config, source, n_train, progress, snapshot_callback=None, snapshot_every=0, dtype=np.float32):
         self.config = config
         self.source = source
         self.progress = progress
         self.snapshot_callback = snapshot_callback
         self.snapshot_every = snapshot_every
         self.last_snapshot = None
-        self.params = init_params(config)
+        self.params = {name: p.astype(dtype) for name, p in init_params(config).items()}
         self.adam_m, self.adam_v = ({name: np.zeros_like(p) for name, p in self.params.items()} for _ in range(2))
         self.average = {name: p.copy() for name, p in self.params.items()} if config.average else {}
         self.state = init_state(self.params)
@@ -2609,6 +2610,11 @@ def mean_and_interval(values):
     n = len(values)
     half = student_t(n - 1) * np.std(values, ddof=1) / math.sqrt(n) if n > 1 else math.nan
     return float(np.mean(values)), float(half)
+
+
+def dtype_of(params):
+    """That of all computing with some weights"""
+    return next(iter(params.values())).dtype
 
 
 def n_params(weights):

@@ -332,8 +332,8 @@ def resampled(images, linear, bend):
     n, side, _ = images.shape
     middle, pixel = (side - 1) / 2, np.arange(side, dtype=np.float32)
     apart = (side - 1) / (BEND_GRID - 1)
-    towards = np.maximum(0, 1 - np.abs(pixel[:, None] / np.float32(apart) - np.arange(BEND_GRID, dtype=np.float32)))
-    at = towards @ bend.astype(np.float32) @ towards.T                                  # (n, 2, side, side)
+    towards = np.maximum(0, 1 - np.abs(np.arange(side)[:, None] / apart - np.arange(BEND_GRID)))
+    at = (towards @ bend @ towards.T).astype(np.float32)                                # (n, 2, side, side)
     linear = linear.astype(np.float32)[..., None, None]
     at += linear[:, :, 0] * (pixel - middle)[:, None] + linear[:, :, 1] * (pixel - middle)
     padded = np.zeros((n, side + 2, side + 2), np.float32)
@@ -394,7 +394,7 @@ def in_chunks(pairs):
         yield {name: array[start:start + CHUNK] for name, array in pairs.items()}
 
 
-def epoch_samples(digits, epoch, config):
+def epoch_samples(digits, epoch, config, dtype=np.float32):
     """The pairs of one epoch, a chunk of whole batches at a time: fresh ones, or always the same pool."""
     images, labels = digits["train"]
     size = max(1, CHUNK // config.batch_size) * config.batch_size
@@ -836,7 +836,7 @@ def both_right(named, labels):
 def forward_rows(params, pairs, rows, config, empty, decode="labels"):
     """forward of some pairs of a dict -> its arrays with a row a pair (lengths, digits; v, recon; scores, hidden); it
     decodes the digits that are there or, with decode="top2", the two longest capsules."""
-    batch = to_batch(pairs, rows)
+    batch = to_batch(pairs, rows, dtype_of(params))
     digits = batch["labels"] if decode == "labels" else None
     out, _ = forward(params, batch["images"], config, digits, empty)
     if config.views > 1:
@@ -881,7 +881,7 @@ def evaluate(params, chunks, config, runner):
         out, size = runner.forward(params, part, config), len(part["labels"])
         right = (answers(out)[:, :, None] == part["labels"][:, None, :]).any(1).sum(1)  # digits named right
         hits += (right == 2).sum(), (right >= 1).sum()
-        target = part["sources"].astype(np.float32) / 255
+        target = part["sources"].astype(out["lengths"].dtype) / 255
         name, loss, _ = naming_loss(out, part["labels"], config)
         recon = reconstruction_loss(out["recon"], target)[0] if "recon" in out else 0.0
         sums += np.array([loss, recon, float(np.square(target).sum() / size)]) * size
@@ -898,7 +898,7 @@ def evaluate(params, chunks, config, runner):
 EPOCH_KEEPS = ("loss", "margin", "cross_entropy", "recon", "recon_mse", "set_accuracy", "any_accuracy")
 
 
-def train(config, snapshot_callback=None, snapshot_every=0, data=None):
+def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.float32):
     """Train -> (params, history). Never looks at the test images.
 
     params: the weights' running mean if --average is set, else the weights. snapshot_callback(step, params, terms)
@@ -910,7 +910,7 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None):
     progress = Progress(config.quiet)
     data = data or load_digits(config, progress.say)
     val = draw_pairs(data, "val", config.n_val, config, "evaluation", 0)
-    with Run(config, data["source"], config.n_train, progress, snapshot_callback, snapshot_every) as run:
+    with Run(config, data["source"], config.n_train, progress, snapshot_callback, snapshot_every, dtype) as run:
         announce(run, data, val)
         for epoch in run.epochs():
             for pairs in epoch_samples(data, epoch, config):
@@ -1931,7 +1931,8 @@ class Runner:
 
         def one(arena_and_shard):
             arena, shard = arena_and_shard
-            return loss_and_grads(params, to_batch(samples, shard), config, arena.rewind(), len(shard) / len(rows))
+            batch = to_batch(samples, shard, dtype_of(params))
+            return loss_and_grads(params, batch, config, arena.rewind(), len(shard) / len(rows))
         results = self.map(one, zip(self.arenas, shards))
         all_terms, shard_grads, statistics = zip(*results)
         return {name: sum(terms[name] for terms in all_terms) for name in all_terms[0]}, shard_grads, statistics
@@ -1962,17 +1963,17 @@ class Run:
 
     source: where the data come from, n_train: samples in an epoch. history: source, epochs (a dict for each one that
     was evaluated), seconds of training, steps. snapshot_callback(step, weights, terms) gets copies, at the start,
-    every snapshot_every steps and at the end.
+    every snapshot_every steps and at the end. dtype: float32 trains, float64 is for tests.
     """
 
-    def __init__(self, config, source, n_train, progress, snapshot_callback=None, snapshot_every=0):
+    def __init__(self, config, source, n_train, progress, snapshot_callback=None, snapshot_every=0, dtype=np.float32):
         self.config = config
         self.source = source
         self.progress = progress
         self.snapshot_callback = snapshot_callback
         self.snapshot_every = snapshot_every
         self.last_snapshot = None
-        self.params = init_params(config)
+        self.params = {name: p.astype(dtype) for name, p in init_params(config).items()}
         self.adam_m, self.adam_v = ({name: np.zeros_like(p) for name, p in self.params.items()} for _ in range(2))
         self.average = {name: p.copy() for name, p in self.params.items()} if config.average else {}
         self.state = init_state(self.params)
@@ -2246,6 +2247,11 @@ def mean_and_interval(values):
     n = len(values)
     half = student_t(n - 1) * np.std(values, ddof=1) / math.sqrt(n) if n > 1 else math.nan
     return float(np.mean(values)), float(half)
+
+
+def dtype_of(params):
+    """That of all computing with some weights"""
+    return next(iter(params.values())).dtype
 
 
 def n_params(weights):

@@ -270,7 +270,15 @@ RANGE_FLAGS = ("train_azimuths", "test_azimuths", "elevations", "train_elevation
 
 def load_data(config, say=print):
     """-> {"source", "train", "familiar", "held_out"}: dicts of images, labels (N,) int64, azimuths and elevations
-    (N,), degrees.
+    (N,), degrees. See choose_images."""
+    data = choose_images(config)
+    if config.data == "toys":
+        add_toy_images(data, config.toy_seed, say, config.threads)
+    return data
+
+
+def choose_images(config):
+    """load_data's dict; toys are still without images, which then are drawn.
 
     familiar: the training viewpoints with new noise (smallNORB: other toys); held_out: viewpoints that training never
     shows. With --split toys the toys differ: familiar are those of training, held_out others, from the test azimuths.
@@ -308,8 +316,6 @@ def load_data(config, say=print):
         if name != "train" and config.data != "shapes" and config.n_test:
             mask = some_views(pool, mask, config.n_test)
         data[name] = {key: array[mask] for key, array in pool.items()}
-    if config.data == "toys":
-        add_toy_images(data, config.toy_seed, say, config.threads)
     return data
 
 
@@ -330,7 +336,7 @@ def some_views(pool, mask, n):
     return new
 
 
-def epoch_samples(data, epoch, config):
+def epoch_samples(data, epoch, config, dtype=np.float32):
     """The training images of one epoch in a new order, augmented, a chunk of whole batches at a time, with the spread
     loss's margin and the dropout_mask"""
     train = data["train"]
@@ -339,7 +345,7 @@ def epoch_samples(data, epoch, config):
     margin = MARGINS[0] + (MARGINS[1] - MARGINS[0]) * epoch / max(1, config.n_epochs - 1)
     for k, start in enumerate(range(0, len(rows), size)):
         rng, part = rng_for(config.seed, "batches", epoch, k), rows[start:start + size]
-        images = crop_batch(train["images"], part, rng) if data["source"] != "shapes" else train["images"][part]
+        images = crop_batch(train["images"], part, rng, dtype) if data["source"] != "shapes" else train["images"][part]
         if config.max_shift:
             images = shift_images(images, rng.integers(-config.max_shift, config.max_shift + 1, (len(part), 2)))
         samples = {"images": images, "labels": train["labels"][part], "margin": np.full(len(part), margin, np.float32)}
@@ -349,11 +355,11 @@ def epoch_samples(data, epoch, config):
         yield samples
 
 
-def prepared(samples, source):
+def prepared(samples, source, dtype=np.float32):
     """Test images as the network eats them, a chunk at a time: smallNORB's central crops, standardised"""
     for start in range(0, len(samples["labels"]), CHUNK):
         rows = np.arange(start, min(start + CHUNK, len(samples["labels"])))
-        images = crop_batch(samples["images"], rows, None) if source != "shapes" else samples["images"][rows]
+        images = crop_batch(samples["images"], rows, None, dtype) if source != "shapes" else samples["images"][rows]
         yield {"images": images, "labels": samples["labels"][rows]}
 
 
@@ -421,9 +427,8 @@ def render(labels, azimuths, elevations, rng):
     for label, points in enumerate(shape_points()):
         rows = np.flatnonzero(labels == label)
         x, y, z = np.moveaxis(points @ R[rows].transpose(0, 2, 1), -1, 0)                      # (n, points) each
-        profile = [np.exp(-0.5 * ((pixels - RADIUS * at[..., None]) / BLOB) ** 2).astype(np.float32) for at in (x, -y)]
-        brightness = (0.75 + 0.25 * np.clip(z, -1, 1)).astype(np.float32)
-        images[rows, :, :, 0] = profile[1].transpose(0, 2, 1) @ (profile[0] * brightness[..., None])
+        profile = [np.exp(-0.5 * ((pixels - RADIUS * at[..., None]) / BLOB) ** 2) for at in (x, -y)]
+        images[rows, :, :, 0] = profile[1].transpose(0, 2, 1) @ (profile[0] * (0.75 + 0.25 * np.clip(z, -1, 1))[..., None])
     np.minimum(images, 1, out=images)
     images += np.float32(NOISE) * rng.standard_normal(images.shape, np.float32)
     return np.clip(images, 0, 1, out=images)
@@ -2103,11 +2108,11 @@ def layer_arena(empty, name):
     return vars(inner_arena(empty)).setdefault(name, Arena()) if isinstance(empty, Arena) else empty
 
 
-def nearest_params(data):
+def nearest_params(data, dtype=np.float32):
     """What `nearest` knows: the training images as the networks eat them, (n, pixels), and their labels (n,)"""
-    parts = list(prepared(data["train"], data["source"]))
+    parts = list(prepared(data["train"], data["source"], dtype))
     images = np.concatenate([part["images"].reshape(len(part["images"]), -1) for part in parts])
-    return {"images": images.astype(np.float32, copy=False), "labels": data["train"]["labels"]}
+    return {"images": images.astype(dtype, copy=False), "labels": data["train"]["labels"]}
 
 
 def nearest_forward(params, images, config, empty, dropout_mask, statistics):
@@ -2138,7 +2143,7 @@ def loss_and_grads(params, batch, config, empty=np.empty, batch_fraction=1.0):
 
 def forward_rows(params, samples, rows, config, empty):
     """forward of some prepared samples -> scores (n, J) and, of capsules, mu (n, J, D) and a (n, J), or v (n, J, 16)"""
-    out, _ = forward(params, to_batch(samples, rows)["images"], config, empty)
+    out, _ = forward(params, to_batch(samples, rows, dtype_of(params))["images"], config, empty)
     return {name: out[name] for name in ("scores", "mu", "a", "v") if name in out}
 
 
@@ -2148,7 +2153,7 @@ def evaluate(params, samples, config, runner):
     """-> dict: n, hits, accuracy, loss (mean; the spread loss's with its last margin), predictions (n,), per_class (the
     accuracy of each class; nan where there is no image of it)"""
     predictions, loss = [], 0.0
-    for part in prepared(samples, config.data):
+    for part in prepared(samples, config.data, dtype_of(params)):
         scores = runner.forward(params, part, config)["scores"]
         predictions.append(scores.argmax(1))
         loss += naming_loss(scores, part | {"margin": MARGINS[1]}, config)[0] * len(scores)
@@ -2205,7 +2210,7 @@ def fixed_subsets(data, config):
 EPOCH_KEEPS = ("familiar", "held_out", "drop", "familiar_loss", "held_out_loss")
 
 
-def train(config, snapshot_callback=None, snapshot_every=0, data=None):
+def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.float32):
     """Train config.model -> (params, history). Nothing depends on the test images it looks at, except with
     --stop-familiar.
 
@@ -2217,19 +2222,19 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None):
     """
     data = data or load_data(config, Progress(config.quiet).say)
     if config.model == "nearest":
-        return nearest_params(data), {"source": data["source"], "epochs": [], "seconds": 0.0, "steps": 0}
+        return nearest_params(data, dtype), {"source": data["source"], "epochs": [], "seconds": 0.0, "steps": 0}
     check_config(config)
     progress = Progress(config.quiet)
     watched, n_train = fixed_subsets(data, config), len(data["train"]["labels"])
     look_every = 1 if config.stop_familiar else max(1, config.n_epochs // 20)
-    with Run(config, data["source"], n_train, progress, snapshot_callback, snapshot_every) as run:
+    with Run(config, data["source"], n_train, progress, snapshot_callback, snapshot_every, dtype) as run:
         announce(run, data)
         for epoch in run.epochs():
             reached = run.history["epochs"][-1]["familiar"] if run.history["epochs"] else 0
             if config.stop_familiar and reached >= config.stop_familiar:
                 progress.say(f"stopped: {reached:.3f} of the familiar views, --stop-familiar {config.stop_familiar}")
                 break
-            for samples in epoch_samples(data, epoch, config):
+            for samples in epoch_samples(data, epoch, config, dtype):
                 for rows in run.batches(samples):
                     run.update(len(rows), *run.runner.loss_and_grads(run.params, samples, rows, config))
             if (epoch + 1) % look_every and epoch + 1 < config.n_epochs:
@@ -3110,7 +3115,8 @@ class Runner:
 
         def one(arena_and_shard):
             arena, shard = arena_and_shard
-            return loss_and_grads(params, to_batch(samples, shard), config, arena.rewind(), len(shard) / len(rows))
+            batch = to_batch(samples, shard, dtype_of(params))
+            return loss_and_grads(params, batch, config, arena.rewind(), len(shard) / len(rows))
         results = self.map(one, zip(self.arenas, shards))
         all_terms, shard_grads, statistics = zip(*results)
         return {name: sum(terms[name] for terms in all_terms) for name in all_terms[0]}, shard_grads, statistics
@@ -3141,17 +3147,17 @@ class Run:
 
     source: where the data come from, n_train: samples in an epoch. history: source, epochs (a dict for each one that
     was evaluated), seconds of training, steps. snapshot_callback(step, weights, terms) gets copies, at the start,
-    every snapshot_every steps and at the end.
+    every snapshot_every steps and at the end. dtype: float32 trains, float64 is for tests.
     """
 
-    def __init__(self, config, source, n_train, progress, snapshot_callback=None, snapshot_every=0):
+    def __init__(self, config, source, n_train, progress, snapshot_callback=None, snapshot_every=0, dtype=np.float32):
         self.config = config
         self.source = source
         self.progress = progress
         self.snapshot_callback = snapshot_callback
         self.snapshot_every = snapshot_every
         self.last_snapshot = None
-        self.params = init_params(config)
+        self.params = {name: p.astype(dtype) for name, p in init_params(config).items()}
         self.adam_m, self.adam_v = ({name: np.zeros_like(p) for name, p in self.params.items()} for _ in range(2))
         self.average = {name: p.copy() for name, p in self.params.items()} if config.average else {}
         self.state = init_state(self.params)
@@ -3425,6 +3431,11 @@ def mean_and_interval(values):
     n = len(values)
     half = student_t(n - 1) * np.std(values, ddof=1) / math.sqrt(n) if n > 1 else math.nan
     return float(np.mean(values)), float(half)
+
+
+def dtype_of(params):
+    """That of all computing with some weights"""
+    return next(iter(params.values())).dtype
 
 
 def n_params(weights):

@@ -29,7 +29,18 @@ class Result(NamedTuple):
     def name(self):
         return f"{self.experiment}/{self.table}/{self.setting}-{self.seed}"
 
+    @property
+    def pin(self):
+        """Which pin of tests/pins.json vouches for it: its flags without sizes; "" of what has a command of its own"""
+        words = [] if "python3 " in self.flags else shlex.split(self.flags)
+        flags = [k for k, word in enumerate(words) if word.startswith("--")] + [len(words)]
+        given = {words[start]: words[start + 1:end] for start, end in zip(flags, flags[1:])}
+        given |= {flag: [value] for flag, value in SHRUNK.items() if flag in given}
+        return " ".join(" ".join([flag, *given[flag]]) for flag in sorted(given) if flag not in SIZES)
 
+
+SIZES = ("--n-epochs", "--n-train", "--n-val", "--n-test", "--batch-size", "--digits", "--baseline", "--probe", "--views")
+SHRUNK = {"--stop-at": "0.02", "--n-per-class": "4", "--n-train-toys": "2"}      # in the pins, whatever the run's
 MULTI, NORB, AFF = EXPERIMENTS = "multimnist_capsnet", "smallnorb_novel_viewpoint", "affnist_capsnet"
 QUICK = "--n-epochs 12 --n-train 6000"
 RESIDUAL = "--preset residual --warp 0.3 --batch-size 64"
@@ -138,8 +149,8 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
       for n in FEW for name in ("shared", "vectors", "caps", "gap-8", "max-8", "cnn")),
     *((AFF, "mnist", f"{n}{'-recon' * (weight > 0)}",
        f"--model caps --routing-iters {n} --recon-weight {weight} {DIGITS_TASK} --n-epochs 5", range(3), 6)
-      for n in (1, 3) for weight in (0.0, 0.0005)),
-    *((AFF, "mnist", name, f"--model {name} {DIGITS_TASK} --n-epochs 10", range(n), 11)
+      for n in (1, 3) for weight in (0, 0.0005)),
+    *((AFF, "mnist", name, f"{AFF_NETWORKS[name]} {DIGITS_TASK} --n-epochs 10", range(n), 11)
       for name, n in (("shared", 3), ("gap", 1))),
     (AFF, "mnist", "shared-long", f"{DIGITS_TASK} --n-epochs 20", range(1), 22),
     (AFF, "mnist", "paper", f"--preset paper --model caps {DIGITS_TASK} --n-epochs 2", range(1), 40),

@@ -1,0 +1,186 @@
+#!/usr/bin/env python3
+"""Pins: what every network of the results computes on tiny data, in float64.
+
+    python3 tests/pins.py              say which pins the code no longer meets; exit code 1 if there are some
+    python3 tests/pins.py --write      pin what the code computes now; results whose pin has changed are stale from then
+
+A pin belongs to a set of flags of workflow/runs.py, sizes left out. It holds what was drawn, the loss terms of every
+step of two tiny epochs of the real training loop, the norm of every gradient of the first step, and what evaluation
+finds afterwards. Agreement within 1e-8 means: the same experiment. Another rounding changes no pin, on any processor;
+another formula, other data, another schedule or another evaluation does.
+
+tests/pins.json counts generations: `since` says in which one a pin was last changed, and a result carries the one in
+which it was made.
+"""
+import argparse
+import concurrent.futures
+import functools
+import hashlib
+import importlib
+import json
+import multiprocessing
+import shlex
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "workflow")]
+import runs
+
+modules = {name: importlib.import_module(name) for name in runs.EXPERIMENTS}
+import numpy as np  # after the experiments, which set the number of BLAS threads
+
+PINS = ROOT / "tests" / "pins.json"
+TOLERANCE = 1e-8
+N_TRAIN = 38                       # steps of 18, 18 and 2 samples: two groups of a normalisation, which has 16
+N_TEST = {"multimnist_capsnet": 64, "affnist_capsnet": 16}                   # of each kind; 32 elsewhere, of two kinds
+TINY = "--n-epochs 2 --batch-size 18 --threads 1 --quiet"
+OF_DIGITS = f"--n-train {N_TRAIN} --n-val 16 --digits synthetic"
+
+
+def tiny_config(experiment, flags):
+    """The Config of a pin's flags, at toy size"""
+    module = modules[experiment]
+    parser = module.Parser()
+    module.add_config_flags(parser)
+    sizes = "" if "--data shapes" in flags else f"--n-test {N_TEST.get(experiment, 32)}"
+    sizes += "" if experiment == runs.NORB else f" {OF_DIGITS}"
+    return module.config_from_args(parser.parse_args(shlex.split(f"{flags} {TINY} {sizes}")))
+
+
+@functools.cache
+def few_digits(experiment):
+    """load_digits' dict of few synthetic digits"""
+    images, labels, _ = modules[experiment].synthesize_digits(600, 0)
+    ends = {"train": (0, 400), "val": (400, 500), "test": (500, 600)}
+    return {"source": "synthetic"} | {name: (images[low:high], labels[low:high]) for name, (low, high) in ends.items()}
+
+
+def few_views(config):
+    """load_data's dict of about N_TRAIN training images and 32 of each test set: of whole views, so that few toys are
+    drawn"""
+    module = modules[runs.NORB]
+    data = module.choose_images(config)
+    for name in ("train", "familiar", "held_out"):
+        table = data[name]
+        rows = np.ones(len(table["labels"]), bool)
+        if config.data == "shapes":
+            rows[:] = False
+            rows[np.random.default_rng(0).permutation(len(rows))[:N_TRAIN if name == "train" else 32]] = True
+        elif name == "train":
+            rows = module.some_views(table, rows, N_TRAIN)
+        data[name] = {key: array[rows] for key, array in table.items()}
+    data["train"] = {key: array[:N_TRAIN] for key, array in data["train"].items()}
+    if config.data == "toys":
+        module.add_toy_images(data, config.toy_seed, lambda *_, **__: None, 1)
+    return data
+
+
+def tests_of(experiment, params, data, config, runner):
+    """What the experiment's evaluation finds on its test samples"""
+    module = modules[experiment]
+    if experiment == runs.MULTI:
+        return module.evaluate(params, module.stream_pairs(data, "test", config.n_test, config, "evaluation", 1), config, runner)
+    if experiment == runs.AFF:
+        return module.tests_of(params, data, config, runner)
+    return module.evaluate_viewpoint_extrapolation(params, data, config, runner)
+
+
+def summary(value):
+    """What is kept of a result: numbers, and of arrays a digest, or their mean where they hold what was rounded"""
+    if isinstance(value, dict):
+        return {str(key): summary(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
+        kept = np.ascontiguousarray(value).astype(np.int64)
+        return f"{value.shape} {hashlib.sha256(kept.tobytes()).hexdigest()[:16]}"
+    if isinstance(value, np.ndarray):
+        return [list(value.shape), float(value.mean(dtype=float))]
+    if isinstance(value, (list, tuple)):
+        return [summary(item) for item in value]
+    return float(f"{value:.12g}") if isinstance(value, (float, np.floating)) else int(value)
+
+
+def first_gradients(module, data, config, dtype):
+    """-> {name: norm of its gradient} in the first step of a run, in float64 or float32, by the code that trains"""
+    params = {name: p.astype(dtype) for name, p in module.init_params(config).items()}
+    samples = next(iter(module.epoch_samples(data, 0, config, dtype)))
+    with module.Runner(1) as runner:
+        _, shard_grads, _ = runner.loss_and_grads(params, samples, np.arange(config.batch_size), config)
+        return {name: float(np.linalg.norm(sum(grads[name].astype(float) for grads in shard_grads))) for name in params}
+
+
+def compute(experiment, flags):
+    """-> the pin of some flags of an experiment, and how far its first gradients are from float64's in float32"""
+    module, config = modules[experiment], tiny_config(experiment, flags)
+    data = few_views(config) if experiment == runs.NORB else few_digits(experiment)
+    steps, pin = [], {}
+    if config.model == "nearest":
+        params, history = module.train(config, data=data, dtype=float)
+    else:
+        pin["drawn"] = summary({k: part for k, part in enumerate(module.epoch_samples(data, 1, config, float))})
+        params, history = module.train(config, lambda step, params, terms: steps.append(terms), 1, data, float)
+    pin |= {"steps": summary(steps[1:]), "history": summary([{name: value for name, value in epoch.items()
+                                                              if name != "seconds"} for epoch in history["epochs"]])}
+    with module.Runner(1) as runner:
+        pin["tests"] = summary(tests_of(experiment, params, data, config, runner))
+    if config.model == "nearest":
+        return pin, 0.0
+    exact, single = (first_gradients(module, data, config, dtype) for dtype in (float, np.float32))
+    pin["gradients"] = summary(exact)
+    return pin, max(abs(exact[name] - single[name]) for name in exact) / max(exact.values())
+
+
+def compute_all(keys, processes=2):
+    """-> {(experiment, flags): (pin, float32's distance)}"""
+    with concurrent.futures.ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        return dict(zip(keys, pool.map(compute, *zip(*keys), chunksize=4)))
+
+
+def differences(known, found, at=""):
+    """Where two pins disagree: lists of names and numbers"""
+    if isinstance(known, dict) and isinstance(found, dict) and known.keys() == found.keys():
+        return [fault for key in known for fault in differences(known[key], found[key], f"{at}/{key}")]
+    if isinstance(known, list) and isinstance(found, list) and len(known) == len(found):
+        return [fault for k, pair in enumerate(zip(known, found)) for fault in differences(*pair, f"{at}/{k}")]
+    number = (int, float)
+    if isinstance(known, number) and isinstance(found, number):
+        near = known == found or abs(known - found) <= TOLERANCE * max(1, abs(known)) or known != known and found != found
+        return [] if near else [f"{at}: {known:.12g}, now {found:.12g}"]
+    return [] if known == found else [f"{at}: {known}, now {found}"]
+
+
+def read():
+    return json.loads(PINS.read_text()) if PINS.exists() else {"generation": 0, "pins": {}}
+
+
+def wanted():
+    """(experiment, flags) of every pin that workflow/runs.py asks for"""
+    return list(dict.fromkeys((result.experiment, result.pin) for result in runs.RESULTS))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--write", action="store_true", help="pin what the code computes now")
+    write = parser.parse_args().write
+    known, changed = read(), 0
+    found, pins = compute_all(wanted()), {}
+    for (experiment, flags), (pin, distance) in found.items():
+        old = known["pins"].get(experiment, {}).get(flags)
+        faults = differences({name: old[name] for name in old if name != "since"}, pin) if old else ["new"]
+        changed += bool(faults)
+        if faults or distance > 1e-4:
+            print(f"{experiment} {flags}: {'; '.join(faults[:3])}  (float32: {distance:.1e})")
+        kept = old if not faults else {"since": known["generation"] + 1} | pin
+        pins.setdefault(experiment, {})[flags] = kept
+    if write:
+        generation = known["generation"] + bool(changed)
+        lines = ",\n".join(
+            f"{json.dumps(experiment)}: {{\n" + ",\n".join(f"{json.dumps(flags)}: {json.dumps(pin)}"
+                                                  for flags, pin in sorted(of.items())) + "}"
+            for experiment, of in pins.items())
+        PINS.write_text(f'{{"generation": {generation}, "pins": {{\n{lines}}}}}\n')
+    sys.exit(0 if write or not changed else 1)
+
+
+if __name__ == "__main__":
+    main()
