@@ -27,14 +27,15 @@ Deviations from the paper: six small convolutions, normalised, for its two of 9x
 of 0.01, not 0.0005; the two digits' frames' middles, 20x20 px, overlap with an IoU of at least 0.8 (`--min-iou 0` is
 the paper's protocol); in long runs training digits are bent a little (`--warp`); pixel-wise max as the merge (`--merge
 add` is the official code's); fresh pairs every epoch; cosine decay of the learning rate; Muon (`--muon 0`: Adam for
-all); no bias on the digit capsules (`--digit-bias` adds the official code's).
+all); no bias on the digit capsules.
 
-`--model cnn` is the control: the same five convolutions below PrimaryCaps, one hidden layer (`--cnn-head mean`, `max`:
-on averages or maxima over places) and ten sigmoids, no larger than the capsule network without its decoder.
+`--model cnn` is the control: the same five convolutions below PrimaryCaps, one hidden layer (`--cnn-head mean`: on
+averages over places) and ten sigmoids, no larger than the capsule network without its decoder.
 
 One command, a minute and a half on two cores:  python3 multimnist_capsnet.py --n-epochs 12 --n-train 6000 --seed 0
 """
 import argparse
+import base64
 import contextlib
 import ctypes
 import dataclasses
@@ -46,6 +47,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import shutil
 import sys
 import tempfile
@@ -72,186 +74,51 @@ class InputError(Exception):
 
 
 def option(default, text, group, **extra):
-    """A setting: its default, its help text, the group of --help it stands in (data, network, training or run).
+    """A setting: its default, its help text, the group of --help it stands in (data, network, training or run). A
+    default of None is the recipe's: what Config.recipe says of the preset, the network or the data.
 
     extra: low, high, above, choices, which bound its value; metavar; runtime=True, if no bit of the training depends on
-    it; models, the networks that it means something to, if not to all.
+    it; only={setting: values}, the networks, tasks or data to which it means something, if not to all.
     """
     return dataclasses.field(default=default, metadata={"help": text, "group": group, **extra})
-
-
-def table_option(tables, name, text, group, **extra):
-    """A setting whose default depends on another: on the preset, the network or the data. tables: {choice: {name:
-    value}}"""
-    values = {choice: table[name] for choice, table in tables.items() if name in table}
-    usual, *others = values.items()
-    shown = [str(usual[1]), *(f"{choice} {value}" for choice, value in others if value != usual[1])]
-    return option(None, text, group, shown=", ".join(shown), **extra)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What every experiment's Config has; and where a setting comes from that was not given.
-
-    A field that is None was not given: it is filled in from own_values(), that is from the tables of the preset, the
-    network or the data, and remembered in `filled`. `changed` makes another Config of what was given, so that another
-    model gets ITS learning rate. dataclasses.replace does so too, but cannot tell a value that is given from an equal
-    one that was filled in. Config adds n_epochs and lr, for which there is no common default.
-    """
-    seed: int = option(0, "seed of everything random; same seed, same bits", "training", low=0)
-    batch_size: int = option(32, "samples in a batch", "training", low=1)
-    warmup: int = option(0, "steps over which the learning rate first rises from 0", "training", low=0)
-    lr_schedule: str = option("cosine", "cosine decay to 0, the official code's 0.96^(step/2000), or constant",
-                              "training", choices=("cosine", "exponential", "constant"))
-    weight_decay: float = option(0.0, "decoupled weight decay: every step shrinks the weights, not the biases, by lr x "
-                                 "this", "training", low=0)
-    muon: float = option(0.0, "step of a normalised kernel along its orthogonalised momentum (Muon), as a share of the "
-                         "kernel's length, in Adam's place; 0: Adam for all", "training", low=0, high=1)
-    average: float = option(0.0,
-                            "decay of the running mean of the weights, which then is what is evaluated; 0: no mean",
-                            "training", low=0, high=0.9999)
-    threads: int = option(0, "worker threads, 0 for one per core; does not change a bit", "run", low=0, runtime=True)
-    checkpoint: str = option("", "write weights and optimiser to this .npz at every epoch's end", "run", runtime=True)
-    resume: bool = option(False, "go on from --checkpoint if it exists", "run", runtime=True)
-    out_json: str = option("", "write settings and results to this file", "run", runtime=True)
-    quiet: bool = option(False, "print nothing but errors", "run", runtime=True)
-    filled: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
-
-    def __post_init__(self):
-        filled = {name: value for name, value in self.filled.items() if getattr(self, name) == value}
-        for name, value in self.own_values().items():
-            if getattr(self, name) is None or name in filled:
-                object.__setattr__(self, name, value)
-                filled[name] = value
-        object.__setattr__(self, "filled", filled)
-
-    def own_values(self):
-        """{name: value} of the settings whose defaults depend on others"""
-        return {}
-
-    def open_ended(self):
-        """Whether a run may be resumed with more epochs: nothing that it did depends on their number"""
-        return self.lr_schedule != "cosine"
 
 # END TWIN preamble ---------------------------------------------------------------------------------------------------
 
 # Axis legend, in the shape comments at line ends:
 #   N batch   H W height, width   C channels in   F channels out   K kernel side   I primary capsules   J digit capsules
 #   E dimensions of a primary capsule (8)   D dimensions of a digit capsule (16)   T terms of du_hat
-
-# Layers up to PrimaryCaps; of a convolution: its name, kernel, stride, and the flag that says its number of channels,
-# twice or four times that. Maxima come before the ReLU, which then has a quarter of the work; PrimaryCaps, the last
-# one, has squash instead of a ReLU.
-FRONT_ENDS = {
-    "deep": (("conv2d", "conv1", 3, 1, "conv1"), ("relu",), ("conv2d", "conv2", 3, 1, "conv1"), ("pool",), ("relu",),
-             ("conv2d", "conv3", 3, 1, "conv3"), ("relu",), ("conv2d", "conv4", 3, 1, "conv3"), ("pool",), ("relu",),
-             ("conv2d", "conv5", 3, 1, "2 conv3"), ("relu",), ("conv2d", "primary", 1, 1, "primary")),
-    "residual": (("conv2d", "conv1", 3, 1, "conv1"), ("relu",), ("conv2d", "conv2", 3, 1, "2 conv1"), ("pool",),
-                 ("relu",), ("conv2d", "conv3", 3, 1, "conv3"), ("relu",),
-                 ("keep",), ("pad", 1), ("conv2d", "branch1", 3, 1, "conv3"), ("relu",),
-                 ("pad", 1), ("conv2d", "branch2", 3, 1, "conv3"), ("add",), ("relu",),
-                 ("conv2d", "conv4", 3, 1, "2 conv3"), ("pool",), ("relu",),
-                 ("keep",), ("pad", 1), ("conv2d", "branch3", 3, 1, "2 conv3"), ("relu",),
-                 ("pad", 1), ("conv2d", "branch4", 3, 1, "2 conv3"), ("add",), ("relu",),
-                 ("conv2d", "conv5", 3, 1, "4 conv3"), ("relu",), ("conv2d", "primary", 1, 1, "primary")),
-    "parts": (("conv2d", "conv1", 3, 1, "conv1"), ("relu",), ("conv2d", "conv2", 3, 1, "conv1"), ("pool",), ("relu",),
-              ("conv2d", "conv3", 3, 2, "2 conv3"), ("relu",), ("conv2d", "primary", 1, 1, "primary")),
-    "paper": (("conv2d", "conv1", 9, 1, "conv1"), ("relu",), ("conv2d", "primary", 9, 2, "primary"))}
-CNN_TRUNKS = {name: layers[:-1] for name, layers in FRONT_ENDS.items() if name != "paper"}     # the control's
-CNN_HEADS = {"dense": "flatten", "mean": "mean", "max": "largest"}         # how its hidden layer takes in the places
-CNN_SCORES = (("dropout",), ("linear", "fc2"))
-PRESETS = {
-    "deep": {"front_end": "deep", "conv1_channels": 16, "conv3_channels": 64, "norm": "batch", "primary_types": 16,
-             "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 1e-2, "muon": 0.02, "warmup": 200,
-             "recon_weight": 0.01},
-    "residual": {"front_end": "residual", "conv1_channels": 16, "conv3_channels": 64, "norm": "batch",
-                 "primary_types": 16, "decoder_hidden1": 512, "decoder_hidden2": 1024, "lr": 3e-3, "muon": 0.006,
-                 "warmup": 200, "recon_weight": 0.005},
-    "classic": {"front_end": "paper", "conv1_channels": 32, "conv3_channels": 64, "norm": "none", "primary_types": 8,
-                "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 2e-3, "muon": 0.0, "warmup": 0,
-                "recon_weight": 0.0005},
-    "paper": {"front_end": "paper", "conv1_channels": 256, "conv3_channels": 64, "norm": "none", "primary_types": 32,
-              "decoder_hidden1": 512, "decoder_hidden2": 1024, "lr": 2e-3, "muon": 0.0, "warmup": 0,
-              "recon_weight": 0.0005}}
-CNN = {"norm": "batch", "lr": 1e-2, "muon": 0.02, "warmup": 200}            # instead of the preset's, but residual's
-OWN = PRESETS | {"cnn": CNN}
-CAPS_ONLY, CNN_ONLY = {"models": ("caps",)}, {"models": ("cnn",)}
+#
+# A sample's way:
+#   load_digits           the digits of MNIST, three splits
+#   generate_multimnist   two of them, of different classes, shifted and merged
+#   epoch_samples         an epoch of such pairs, a chunk at a time; to_batch: some of them as floats
+#   forward               layers_forward: the trunk; caps_head_forward: squash, votes, routing, decoder
+#   naming_loss, reconstruction_loss      how far from the truth
+#   backward              the same way back: caps_head_backward, layers_backward
+#   take_step             Muon and Adam: new weights
+#   evaluate              both digits right? report: what is printed and kept
 
 
-@dataclass(frozen=True)
-class Config(Settings):
-    """All settings of a run: the names, defaults and help texts of the command line flags come from here."""
-    n_epochs: int = option(12, "epochs to train", "training", low=1)
-    n_train: int = option(6000, "training pairs in an epoch", "data", low=1)
-    n_val: int = option(2000, "validation pairs, made of training images held out", "data", low=1)
-    n_test: int = option(10000, "test pairs, seen once, after training", "data", low=1, runtime=True)
-    lr: float = table_option(OWN, "lr", "Adam's learning rate at the start, or after the warm-up", "training", above=0)
-    warmup: int = table_option(
-        OWN, "warmup", "steps over which the learning rate first rises from 0", "training", low=0)
-    muon: float = table_option(
-        OWN, "muon", "step of a normalised kernel along its orthogonalised momentum (Muon), as a share of the kernel's "
-        "length, in Adam's place; 0, as with --norm none: Adam for all", "training", low=0, high=1)
-    digits: str = option("auto", "auto: MNIST if at hand or to be fetched, else synthetic", "data",
-                         choices=("auto", "mnist", "synthetic"), runtime=True)
-    mnist_dir: str = option("", "folder with the four MNIST idx files, raw or .gz (else $MNIST_DIR, else "
-                            "~/.cache/hinton-mnist, else download)", "data", runtime=True, metavar="DIR")
-    min_iou: float = option(0.8, "least IoU of the middle 20x20 px of the two digits' frames, for every pair; 0 is the "
-                            "paper's protocol", "data", low=0, high=1)
-    merge: str = option("max", "pixel-wise max, or the official code's add and clip", "data", choices=("max", "add"))
-    warp: float = option(0.0, "how far training digits are turned, sheared, scaled and bent at random: 1 is up to 10 "
-                         "degrees, 0.1, 10% and about half a pixel; 0 leaves them as they are", "data", low=0, high=4)
-    fixed_pool: bool = option(False, "reuse one pool of --n-train pairs instead of fresh pairs every epoch", "data")
-    views: int = option(1, "test answers are the mean over so many views of a pair: as it is, then moved by a pixel "
-                        "down, up, to the right, to the left", "data", low=1, high=5, runtime=True)
-    model: str = option("caps",
-                        "the capsule network, or a CNN of at most as many parameters as it has without its decoder",
-                        "network", choices=("caps", "cnn"))
-    preset: str = option("deep",
-                         "what is not given: the deep network's (1.30M parameters); residual, more layers and smaller "
-                         "steps, for long runs (3.06M); classic, the paper's two convolutions made narrow (2.03M); or "
-                         "the paper's own (11.36M)", "network",
-                         choices=tuple(PRESETS))
-    front_end: str = table_option(
-        OWN, "front_end", "convolutions up to PrimaryCaps, it included: deep, six small ones; residual, ten; parts, "
-        "four, after which a capsule sees half a digit; or the paper's two 9x9", "network", choices=tuple(FRONT_ENDS))
-    conv1_channels: int = table_option(OWN, "conv1_channels", "channels of Conv1; of Conv2 too, but residual, "
-                                       "where it has twice as many", "network", low=1)
-    conv3_channels: int = table_option(
-        OWN, "conv3_channels", "channels C of Conv3; deep: C in Conv4, 2C in Conv5; residual: 2C and 4C; parts: 2C in "
-        "Conv3, its last", "network", low=1)
-    norm: str = table_option(
-        OWN, "norm", "batch normalisation, over 16 samples, after every convolution, PrimaryCaps' included, or none",
-        "network", choices=("batch", "none"))
-    primary_types: int = table_option(OWN, "primary_types", "types of primary capsules, each at every place", "network",
-                                      low=1)
-    primary_dim: int = option(8, "dimensions of a primary capsule", "network", low=1)
-    digit_dim: int = option(16, "dimensions of a digit capsule", "network", low=1)
-    decoder_hidden1: int = table_option(OWN, "decoder_hidden1", "units of the decoder's first layer", "network", low=1,
-                                        **CAPS_ONLY)
-    decoder_hidden2: int = table_option(OWN, "decoder_hidden2", "units of the decoder's second layer", "network", low=1,
-                                        **CAPS_ONLY)
-    routing_iters: int = option(3, "routing iterations; 1 means uniform coupling", "network", low=1, **CAPS_ONLY)
-    routing_grad: str = option(
-        "full", "full: through every routing iteration; detached: the last coupling coefficients held fixed", "network",
-        choices=("full", "detached"), **CAPS_ONLY)
-    digit_bias: bool = option(False,
-                              "a bias on every digit capsule before its squash, at first 0.1, as in the official code",
-                              "network", **CAPS_ONLY)
-    recon_weight: float = table_option(OWN, "recon_weight", "weight of the summed squared error of the redrawn digits",
-                                       "training", low=0, **CAPS_ONLY)
-    cnn_channels: int = option(16, "channels of the CNN's first two convolutions", "network", low=1, **CNN_ONLY)
-    cnn_head: str = option("dense", "what the CNN's hidden layer sees: every place apart, or each channel's mean or "
-                           "maximum over places", "network", choices=tuple(CNN_HEADS), **CNN_ONLY)
-    cnn_hidden: int = option(0, "units of the CNN's hidden layer, 0 for as many as its number of parameters allows",
-                             "network", low=0, **CNN_ONLY)
-    dropout: float = option(0.0, "share of the CNN's hidden units dropped in training", "training", low=0, high=0.99,
-                            **CNN_ONLY)
+def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.float32):
+    """Train -> (params, history). Never looks at the test images.
 
-    def own_values(self):
-        values = PRESETS.get(self.preset, {})
-        values = values | CNN if self.model == "cnn" and values.get("front_end") != "residual" else values
-        given = None if self.norm == self.filled.get("norm") else self.norm
-        return values | ({"muon": 0.0} if (given or values.get("norm")) == "none" else {})
+    snapshot_callback(step, params, terms) gets copies, at step 0, every snapshot_every steps and at the end; it cannot
+    change the run. data: load_digits' result, to load only once. dtype: float64 is for tests. history: source of the
+    digits, epochs (one dict each: train and validation losses and accuracies), seconds, steps.
+    """
+    check_config(config)
+    progress = Progress(config.quiet)
+    data = data or load_digits(config, progress.say)
+    with Run(config, data["source"], config.n_train, progress, snapshot_callback, snapshot_every, dtype) as run:
+        announce(run, data)
+        for epoch in run.epochs():
+            for pairs in epoch_samples(data, epoch, config):
+                for rows in run.batches(pairs):
+                    run.update(len(rows), *run.runner.loss_and_grads(run.params, pairs, rows, config))
+            found = evaluate(run.weights, validation_pairs(data, config), config, run.runner)
+            run.close_epoch({"val_" + name: found[name] for name in EPOCH_KEEPS if name in found},
+                            f"validation {found['set_accuracy']:.3f}")
+    return run.weights, run.history
 
 
 # ============================================================== the task: pairs of overlapping digits
@@ -382,6 +249,11 @@ def stream_pairs(digits, split, n, config, purpose, *key):
         yield generate_multimnist(*digits[split], min(CHUNK, n - start), rng, config.min_iou, config.merge)
 
 
+def validation_pairs(digits, config):
+    """Chunks of the pairs that are looked at after every epoch, always the same ones"""
+    return stream_pairs(digits, "val", config.n_val, config, "evaluation", 0)
+
+
 def draw_pairs(digits, split, n, config, purpose, *key):
     """stream_pairs' pairs in one dict"""
     parts = list(stream_pairs(digits, split, n, config, purpose, *key))
@@ -395,26 +267,18 @@ def in_chunks(pairs):
 
 
 def epoch_samples(digits, epoch, config, dtype=np.float32):
-    """The pairs of one epoch, a chunk of whole batches at a time: fresh ones, or always the same pool."""
-    images, labels = digits["train"]
+    """The pairs of one epoch, fresh ones, a chunk of whole batches at a time"""
     size = max(1, CHUNK // config.batch_size) * config.batch_size
     for k, start in enumerate(range(0, config.n_train, size)):
-        n = min(size, config.n_train - start)
-        rng = rng_for(config.seed, "batches", 0 if config.fixed_pool else epoch, k)
-        pairs = generate_multimnist(images, labels, n, rng, config.min_iou, config.merge, config.warp)
-        if config.dropout:
-            rng = rng_for(config.seed, "batches", epoch, k, 1)
-            kept = rng.random((n, param_shapes(config)["fc2_w"][0]), np.float32) >= config.dropout
-            pairs["dropout_mask"] = kept / np.float32(1 - config.dropout)
-        yield pairs
+        n, rng = min(size, config.n_train - start), rng_for(config.seed, "batches", epoch, k)
+        yield generate_multimnist(*digits["train"], n, rng, config.min_iou, config.merge, config.warp)
 
 
 def to_batch(pairs, rows, dtype=np.float32):
-    """Rows of a dict of pairs as what the network eats: images and sources, pixels in [0, 1] in `dtype`, labels (N, 2)
-    and the dropout_mask, if there is one"""
-    batch = {"images": pairs["composites"][rows].astype(dtype) / 255,
-             "sources": pairs["sources"][rows].astype(dtype) / 255, "labels": pairs["labels"][rows]}
-    return batch | ({"dropout_mask": pairs["dropout_mask"][rows].astype(dtype)} if "dropout_mask" in pairs else {})
+    """Rows of a dict of pairs as what the network eats: images and sources, pixels in [0, 1] in `dtype`, labels
+    (N, 2)"""
+    return {"images": pairs["composites"][rows].astype(dtype) / 255,
+            "sources": pairs["sources"][rows].astype(dtype) / 255, "labels": pairs["labels"][rows]}
 
 
 # ============================================================== the paper: capsules, routing, losses, the network
@@ -440,18 +304,6 @@ def squash_backward(dv, cache):
     ds = dv * gain
     ds += s * along
     return ds
-
-
-def plain_forward(s):
-    """What takes the place of a squash that is left out"""
-    return s, None
-
-
-def plain_backward(dv, cache):
-    return dv
-
-
-SQUASH, PLAIN = (squash_forward, squash_backward), (plain_forward, plain_backward)
 
 
 def votes_forward(u, W, empty=np.empty):
@@ -492,56 +344,52 @@ def softmax_backward(dc, cache):
     return db
 
 
-def routing_forward(u_hat, config, bias=None, empty=np.empty, ending=SQUASH):
-    """Procedure 1, dynamic routing. u_hat (N, J, I, D), bias (J, D) or None -> v (N, J, D). ending: PLAIN for no squash
+SQUASH, SOFTMAX = (squash_forward, squash_backward), (softmax_forward, softmax_backward)
 
-    For r = 1..routing_iters: c = softmax_j(b), s_j = sum_i c_ij u_hat_j|i (+ bias_j), v = squash(s), and
-    b_ij += u_hat_j|i . v_j, with b = 0 at first, per sample; the update after the last squash would not be read. The
-    cache's steps hold each iteration's c (N, J, I), the first being the constant 1/J as (1, I), and v. All sums are
-    BLAS calls: a matrix-vector product for every (n, j) reads u_hat once, where a GEMM against a block-diagonal matrix
-    would do J times the arithmetic.
+
+def routing_forward(u_hat, n_iters, empty=np.empty, normaliser=SOFTMAX, ending=SQUASH):
+    """Procedure 1, dynamic routing. u_hat (N, J, I, D) -> v (N, J, D)
+
+    For r = 1..n_iters: c = softmax_j(b), s_j = sum_i c_ij u_hat_j|i, v = squash(s), and b_ij += u_hat_j|i . v_j, with
+    b = 0 at first, per sample; the update after the last squash would not be read. normaliser and ending, each a
+    forward and its backward, may stand in the softmax's and the squash's place. The cache's steps hold each iteration's
+    c (N, J, I), the first being the same for all, as (1, I), and v. All sums are BLAS calls: a matrix-vector product
+    for every (n, j) reads u_hat once, where a GEMM against a block-diagonal matrix would do J times the arithmetic.
     """
     N, J, I, D = u_hat.shape
     steps = []
     b = v = None
-    for r in range(config.routing_iters):
+    for r in range(n_iters):
         if r == 0:
-            c, c_cache = np.full((1, I), 1 / J, u_hat.dtype), None
+            c, c_cache = normaliser[0](np.zeros((1, J, I), u_hat.dtype))[0][:, 0], None                 # (1, I)
             s = np.matmul(c, u_hat.transpose(0, 2, 1, 3).reshape(N, I, J * D)).reshape(N, J, D)
         else:
             agreement = np.matmul(u_hat, v[..., None], out=empty((N, J, I, 1), u_hat.dtype))[..., 0]        # (N, J, I)
             b = agreement if b is None else np.add(b, agreement, out=empty((N, J, I), u_hat.dtype))
-            c, c_cache = softmax_forward(b)
+            c, c_cache = normaliser[0](b)
             s = np.matmul(c[:, :, None, :], u_hat)[:, :, 0]                             # (N, J, D)
-        if bias is not None:
-            s += bias
-        v, squash_cache = ending[0](s)
-        steps.append(SimpleNamespace(c=c, v=v, c_cache=c_cache, squash_cache=squash_cache))
-    return v, SimpleNamespace(u_hat=u_hat, steps=steps, config=config, empty=empty, ending=ending)
+        v, v_cache = ending[0](s)
+        steps.append(SimpleNamespace(c=c, v=v, c_cache=c_cache, v_cache=v_cache))
+    return v, SimpleNamespace(u_hat=u_hat, steps=steps, empty=empty, normaliser=normaliser, ending=ending)
 
 
 def routing_backward(dv, cache):
-    """dv (N, J, D) -> du_hat (N, J, I, D), dbias (J, D), through every iteration; with routing_grad "detached" the
-    last c is held constant.
+    """dv (N, J, D) -> du_hat (N, J, I, D), through every iteration
 
     Each place where u_hat_ij is used adds a coefficient times a direction, a D-vector, to its gradient: c ds from a
     weighted sum, db v from an agreement. These terms are gathered over all iterations, and du_hat is ONE batched
     product (I, T) @ (T, D) for every (n, j).
     """
-    u_hat = cache.u_hat
-    steps = cache.steps
-    empty = cache.empty
+    u_hat, steps, empty = cache.u_hat, cache.steps, cache.empty
     N, J, I, D = u_hat.shape
-    terms = []
-    db = dbias = 0
+    terms, db = [], 0
     for r in reversed(range(len(steps))):
-        ds = cache.ending[1](dv, steps[r].squash_cache)
-        dbias = dbias + ds.sum(0)                                                       # it is added in every iteration
+        ds = cache.ending[1](dv, steps[r].v_cache)
         terms.append((steps[r].c, ds))
-        if cache.config.routing_grad == "detached" or r == 0:                           # c of the first is a constant
+        if r == 0:                                                                      # its c is a constant
             break
         dc = np.matmul(u_hat, ds[..., None], out=empty((N, J, I, 1), dv.dtype))[..., 0]                     # (N, J, I)
-        db = db + softmax_backward(dc, steps[r].c_cache)                         # b_r = b_(r-1) + u_hat . v_(r-1)
+        db = db + cache.normaliser[1](dc, steps[r].c_cache)                      # b_r = b_(r-1) + u_hat . v_(r-1)
         terms.append((db, steps[r - 1].v))
         dv = np.matmul(db[:, :, None], u_hat)[:, :, 0]
     coefficients = empty((N, J, len(terms), I), dv.dtype)
@@ -549,8 +397,7 @@ def routing_backward(dv, cache):
     for t, (coefficient, direction) in enumerate(terms):
         coefficients[:, :, t] = coefficient
         directions[:, :, t] = direction
-    du_hat = reuse_if_arena(u_hat, empty)
-    return np.matmul(coefficients.transpose(0, 1, 3, 2), directions, out=du_hat), dbias
+    return np.matmul(coefficients.transpose(0, 1, 3, 2), directions, out=reuse_if_arena(u_hat, empty))
 
 
 def lengths_forward(v):
@@ -600,19 +447,6 @@ def mask_backward(dmasked, cache):
     return dv
 
 
-DECODER = (("linear", "dec1"), ("relu",), ("linear", "dec2"), ("relu",), ("linear", "dec3"), ("sigmoid",))
-
-
-def decoder_forward(params, masked, empty=np.empty):
-    """Masked capsules (M, J*D) -> pixels in (0, 1), (M, H*W)"""
-    return layers_forward(params, masked, DECODER, empty)
-
-
-def decoder_backward(dpixels, caches, grads):
-    """dpixels (M, H*W) -> gradient of the masked capsules (M, J*D); the parameters' gradients go into `grads`"""
-    return layers_backward(dpixels, caches, DECODER, grads)
-
-
 def reconstruction_loss(recon, target):
     """Squared error summed over pixels and digits, mean over the batch. recon, target (N, R, H, W) -> loss (float),
     drecon"""
@@ -645,84 +479,93 @@ def naming_loss(out, labels, config):
     return "margin", *margin_loss(out["lengths"], present)
 
 
+# -------------------------------------------------------------- the networks
+
+E, D = 8, 16                       # dimensions of a primary and of a digit capsule
 W_GAIN = 0.01            # of a vote's variance: short capsules at first learn faster than longer ones (0.08: -3 points)
-DIGIT_BIAS = 0.1                   # at first, as in the official code
+SIZES = {                          # of each preset: types of primary capsules, units of the decoder's two hidden layers
+    "deep": (16, 256, 512), "residual": (16, 512, 1024), "parts": (16, 256, 512), "classic": (8, 256, 512),
+    "paper": (32, 512, 1024)}
 
 
 def trunk(config):
-    """The convolutions of config.model -> their layers, shapes of their weights, side and channels of what comes out"""
-    conv1 = config.cnn_channels if config.model == "cnn" else config.conv1_channels
-    widths = {"primary": config.primary_types * config.primary_dim}
-    for times, n in (("", 1), ("2 ", 2), ("4 ", 4)):
-        widths |= {times + "conv1": n * conv1, times + "conv3": n * config.conv3_channels}
-    layers_of = FRONT_ENDS[config.front_end]
+    """The layers up to PrimaryCaps, it included; the CNN's up to it. Maxima come before the ReLU, which then has a
+    quarter of the work; of PrimaryCaps the squash takes the ReLU's place."""
+    c, C, relu, pool = config.conv1_channels, config.conv3_channels, ("relu",), ("pool",)
+
+    def conv(k, F, K=3, stride=1):
+        return "conv2d", f"conv{k}", K, stride, F
+
+    def branch(k, F):
+        """Two convolutions, to whose output their input is added"""
+        first, second = (("conv2d", f"branch{n}", 3, 1, F) for n in (k, k + 1))
+        return ("keep",), ("pad", 1), first, relu, ("pad", 1), second, ("add",), relu
+    deep = (conv(1, c), relu, conv(2, c), pool, relu, conv(3, C), relu, conv(4, C), pool, relu, conv(5, 2 * C), relu)
+    residual = (conv(1, c), relu, conv(2, 2 * c), pool, relu, conv(3, C), relu, *branch(1, C),
+                conv(4, 2 * C), pool, relu, *branch(3, 2 * C), conv(5, 4 * C), relu)
+    parts = (conv(1, c), relu, conv(2, c), pool, relu, conv(3, 2 * C, stride=2), relu)
+    layers = {"deep": deep, "residual": residual, "parts": parts}.get(config.preset)
     if config.model == "cnn":
-        layers_of = CNN_TRUNKS.get(config.front_end, CNN_TRUNKS["deep"])
-    layers, shapes = [], {}
-    side, channels = CANVAS, 1
-    for operation, *options in layers_of:
-        if operation == "conv2d":
-            name, K, stride, like = options
-            F = widths[like]
-            shapes[name + "_w"] = (K, K, channels, F) if layers else (1, K, K, F)       # the first: see im2col_rows
-            ends = [f"{name}_norm_gamma", f"{name}_norm_beta"] if config.norm == "batch" else [name + "_b"]
-            shapes |= dict.fromkeys(ends, (F,))
-            side = (side - K) // stride + 1
-            channels = F
-            options = [name, stride]
-        elif operation == "pad":
-            side += 2 * options[0]
-        layers.append((operation, *options))
-        if operation == "conv2d" and config.norm == "batch":
-            layers.append(("norm", name + "_norm"))
-        side = side // 2 if operation == "pool" else side
-    return SimpleNamespace(layers=layers, shapes=shapes, side=side, channels=channels)
+        layers = layers or deep
+    elif layers:
+        layers += (("conv2d", "primary", 1, 1, SIZES[config.preset][0] * E),)
+    else:                                                                               # classic, paper
+        layers = conv(1, c, K=9), relu, ("conv2d", "primary", 9, 2, SIZES[config.preset][0] * E)
+    return with_norms(layers) if config.norm == "batch" else layers
+
+
+def decoder(config):
+    """The layers from masked capsules (N, J*D) to pixels in (0, 1), (N, H*W)"""
+    _, h1, h2 = SIZES[config.preset]
+    return (("linear", "dec1", h1), ("relu",), ("linear", "dec2", h2), ("relu",), ("linear", "dec3", CANVAS * CANVAS),
+            ("sigmoid",))
+
+
+def cnn_head(config, hidden):
+    """The CNN's layers on top of its trunk: up to its hidden units, and from these to its scores"""
+    seen = {"dense": ("flatten",), "mean": ("mean",)}[config.cnn_head]
+    return (seen, ("linear", "fc1", hidden), ("relu",)), (("linear", "fc2", N_CLASSES),)
 
 
 def param_shapes(config):
     """Names and shapes of the weights of config.model, in the order in which they are drawn"""
-    convs = trunk(config)
     J = N_CLASSES
-    D = config.digit_dim
-    h1, h2 = config.decoder_hidden1, config.decoder_hidden2
-    shapes, places = convs.shapes, convs.side ** 2
     if config.model == "cnn":
-        inputs = convs.channels * (places if config.cnn_head == "dense" else 1)
-        hidden = config.cnn_hidden or affordable_hidden(config, shapes, inputs)
-        dense = {"fc1": (inputs, hidden), "fc2": (hidden, J)}
-    else:
-        shapes["W"] = (places * config.primary_types, config.primary_dim, J, D)         # (I, E, J, D)
-        if config.digit_bias:
-            shapes["digit_b"] = (J, D)
-        dense = {"dec1": (J * D, h1), "dec2": (h1, h2), "dec3": (h2, CANVAS * CANVAS)}
-    return shapes | {name + end: shape[k:] for name, shape in dense.items() for k, end in enumerate(("_w", "_b"))}
+        below, above = cnn_head(config, cnn_hidden(config))
+        return work_out((*trunk(config), *below, *above), CANVAS, 1, rows=True).shapes
+    convs = work_out(trunk(config), CANVAS, 1, rows=True)
+    return convs.shapes | {"W": (convs.side ** 2 * convs.channels // E, E, J, D)} | work_out(
+        decoder(config), 1, J * D).shapes                                               # W (I, E, J, D)
 
 
-def affordable_hidden(config, convs, inputs):
+@functools.cache
+def cnn_hidden(config):
     """Units of the CNN's hidden layer with which it has at most as many parameters as the capsule network without its
     decoder"""
-    caps = param_shapes(dataclasses.replace(config, model="caps", digit_bias=False))
+    caps = param_shapes(dataclasses.replace(config, model="caps",
+                                            conv1_channels=PRESETS[config.preset]["conv1_channels"]))
     budget = sum(math.prod(shape) for name, shape in caps.items() if not name.startswith("dec"))
-    return (budget - sum(map(math.prod, convs.values())) - N_CLASSES) // (inputs + 1 + N_CLASSES)
+    convs = work_out(trunk(config), CANVAS, 1, rows=True)
+    inputs = convs.channels * (convs.side ** 2 if config.cnn_head == "dense" else 1)
+    return (budget - sum(map(math.prod, convs.shapes.values())) - N_CLASSES) // (inputs + 1 + N_CLASSES)
 
 
 def init_params(config):
     """-> flat dict of float32 arrays. He-normal where a ReLU follows, 1/fan-in variance elsewhere; biases 0."""
     rng, params = rng_for(config.seed, "init"), {}
     for name, shape in param_shapes(config).items():
-        fan_in = {"W": config.primary_dim, "dec1_w": config.digit_dim}.get(name, math.prod(shape[:-1]))   # rest masked
+        fan_in = {"W": E, "dec1_w": D}.get(name, math.prod(shape[:-1]))                 # the rest is masked
         gain = {"W": W_GAIN, "primary_w": 1, "dec3_w": 1, "fc2_w": 1}.get(name, 2)
         if name.endswith(("_b", "_gamma", "_beta")):
-            start = DIGIT_BIAS if name == "digit_b" else name.endswith("_gamma")
-            params[name] = np.full(shape, start, np.float32)
+            params[name] = np.full(shape, name.endswith("_gamma"), np.float32)
         else:
             params[name] = rng.standard_normal(shape, np.float32) * np.float32(np.sqrt(gain / fan_in))
     return params
 
 
-def forward(params, images, config, digits=None, empty=np.empty, dropout_mask=None, statistics=None):
-    """images (N, 36, 36) in [0, 1]; digits (N, R) whose capsules to decode, None for the two longest; dropout_mask
-    (N, hidden) of the CNN, None for none; statistics: a dict in training, see layers_forward. -> out, cache
+def forward(params, images, config, digits=None, empty=np.empty, statistics=None):
+    """images (N, 36, 36) in [0, 1]; digits (N, R) whose capsules to decode, None for the two longest; statistics: a
+    dict in training, see layers_forward. -> out, cache
 
     out of the capsule network: lengths (N, 10), v (N, 10, D), digits (N, R), recon (N, R, 36, 36), the primary
     capsules u (N, I, E) and, in c, each iteration's coupling coefficients, the first (1, I), the others (N, 10, I),
@@ -731,61 +574,65 @@ def forward(params, images, config, digits=None, empty=np.empty, dropout_mask=No
     """
     head_forward, _ = HEADS[config.model]
     x = im2col_rows(images, params["conv1_w"].shape[1])
-    x, convs_cache = layers_forward(params, x, trunk(config).layers, empty, None, statistics)       # (N, side, side, C)
-    out, head_cache = head_forward(params, x, config, digits, empty, dropout_mask)
+    x, convs_cache = layers_forward(params, x, trunk(config), empty, None, statistics)  # (N, side, side, C)
+    out, head_cache = head_forward(params, x, config, digits, empty)
     return out, SimpleNamespace(convs=convs_cache, head=head_cache)
 
 
 def backward(dscores, drecon, cache, config):
     """dscores (N, 10), naming_loss's gradient, drecon (N, R, 36, 36), which the CNN has not -> grads, keys as params"""
     grads, (_, head_backward) = {}, HEADS[config.model]
-    dx = head_backward(dscores, drecon, cache.head, grads)
-    layers_backward(dx, cache.convs, trunk(config).layers, grads, need_dx=False)
+    dx = head_backward(dscores, drecon, cache.head, config, grads)
+    layers_backward(dx, cache.convs, trunk(config), grads, need_dx=False)
     return grads
 
 
-def caps_head_forward(params, x, config, digits, empty, dropout_mask=None):
+def im2col_rows(x, K):
+    """x (N, H, W) -> (N, H-K+1, W, K): K shifted copies of the rows as channels. With it a KxK convolution of a
+    one-channel image is a 1xK convolution of K channels, one GEMM with an inner dimension of K*K instead of K GEMMs
+    with K."""
+    return np.ascontiguousarray(sliding_window_view(x, K, axis=1))
+
+
+def caps_head_forward(params, x, config, digits, empty):
     """The trunk's output x (N, side, side, C), PrimaryCaps' before the squash -> forward's out of the capsule network,
     cache"""
-    p, N = params, len(x)
-    u, squash_cache = squash_forward(x.reshape(N, -1, config.primary_dim))              # (N, I, E)
-    u_hat, votes_cache = votes_forward(u, p["W"], empty)                                # (N, J, I, D)
-    v, routing_cache = routing_forward(u_hat, config, p.get("digit_b"), empty)          # (N, J, D)
+    u, squash_cache = squash_forward(x.reshape(len(x), -1, E))                          # (N, I, E)
+    u_hat, votes_cache = votes_forward(u, params["W"], empty)                           # (N, J, I, D)
+    v, routing_cache = routing_forward(u_hat, config.routing_iters, empty)              # (N, J, D)
     lengths, lengths_cache = lengths_forward(v)
     digits = top_two(lengths) if digits is None else digits
     masked, mask_cache = mask_forward(v, digits)
-    pixels, decoder_cache = decoder_forward(p, masked, empty)
-    out = {"lengths": lengths, "v": v, "u": u, "digits": digits, "recon": pixels.reshape(N, -1, CANVAS, CANVAS),
+    pixels, decoder_cache = layers_forward(params, masked, decoder(config), empty)
+    out = {"lengths": lengths, "v": v, "u": u, "digits": digits, "recon": pixels.reshape(len(x), -1, CANVAS, CANVAS),
            "c": [step.c for step in routing_cache.steps]}
     return out, SimpleNamespace(x_shape=x.shape, squash=squash_cache, votes=votes_cache, routing=routing_cache,
                                 lengths=lengths_cache, mask=mask_cache, decoder=decoder_cache)
 
 
-def caps_head_backward(dlengths, drecon, cache, grads):
+def caps_head_backward(dlengths, drecon, cache, config, grads):
     """-> dx (N, side, side, C); the parameters' gradients go into `grads`"""
-    dmasked = decoder_backward(drecon.reshape(-1, CANVAS * CANVAS), cache.decoder, grads)
+    dmasked = layers_backward(drecon.reshape(-1, CANVAS * CANVAS), cache.decoder, decoder(config), grads)
     dv = mask_backward(dmasked, cache.mask) + lengths_backward(dlengths, cache.lengths)
-    du_hat, dbias = routing_backward(dv, cache.routing)
-    if cache.routing.config.digit_bias:
-        grads["digit_b"] = dbias
+    du_hat = routing_backward(dv, cache.routing)
     du, grads["W"] = votes_backward(du_hat, cache.votes)
     return squash_backward(du, cache.squash).reshape(cache.x_shape)
 
 
-def cnn_head_forward(params, x, config, digits, empty, dropout_mask=None):
+def cnn_head_forward(params, x, config, digits, empty):
     """The trunk's output x (N, side, side, C) -> forward's out of the CNN, cache"""
-    layers = [(CNN_HEADS[config.cnn_head],), ("linear", "fc1"), ("relu",)]
-    hidden, hidden_cache = layers_forward(params, x, layers, empty)
-    scores, scores_cache = layers_forward(params, hidden, CNN_SCORES, empty, dropout_mask)
+    below, above = cnn_head(config, cnn_hidden(config))
+    hidden, hidden_cache = layers_forward(params, x, below, empty)
+    scores, scores_cache = layers_forward(params, hidden, above, empty)
     out = {"lengths": sigmoid_forward(scores)[0], "scores": scores, "hidden": hidden}
     out["digits"] = answers(out) if digits is None else digits
-    return out, SimpleNamespace(layers=layers, hidden=hidden_cache, scores=scores_cache)
+    return out, SimpleNamespace(hidden=hidden_cache, scores=scores_cache)
 
 
-def cnn_head_backward(dscores, _, cache, grads):
+def cnn_head_backward(dscores, _, cache, config, grads):
     """-> dx (N, side, side, C); the parameters' gradients go into `grads`"""
-    dhidden = layers_backward(dscores, cache.scores, CNN_SCORES, grads)
-    return layers_backward(dhidden, cache.hidden, cache.layers, grads)
+    below, above = cnn_head(config, cnn_hidden(config))
+    return layers_backward(layers_backward(dscores, cache.scores, above, grads), cache.hidden, below, grads)
 
 
 HEADS = {"caps": (caps_head_forward, caps_head_backward), "cnn": (cnn_head_forward, cnn_head_backward)}
@@ -816,7 +663,7 @@ def loss_and_grads(params, batch, config, empty=np.empty, batch_fraction=1.0):
     right. The CNN's: loss = cross_entropy, and hits.
     """
     statistics = {}
-    out, cache = forward(params, batch["images"], config, batch["labels"], empty, batch.get("dropout_mask"), statistics)
+    out, cache = forward(params, batch["images"], config, batch["labels"], empty, statistics)
     name, loss, dscores = naming_loss(out, batch["labels"], config)
     terms, drecon = {"loss": loss * batch_fraction, name: loss * batch_fraction}, None
     if "recon" in out:
@@ -837,153 +684,72 @@ def forward_rows(params, pairs, rows, config, empty, decode="labels"):
     """forward of some pairs of a dict -> its arrays with a row a pair (lengths, digits; v, recon; scores, hidden); it
     decodes the digits that are there or, with decode="top2", the two longest capsules."""
     batch = to_batch(pairs, rows, dtype_of(params))
-    digits = batch["labels"] if decode == "labels" else None
-    out, _ = forward(params, batch["images"], config, digits, empty)
-    if config.views > 1:
-        out = look_again(params, batch["images"], config, out, digits, empty)
+    out, _ = forward(params, batch["images"], config, batch["labels"] if decode == "labels" else None, empty)
     return {name: out[name] for name in ("lengths", "v", "digits", "recon", "scores", "hidden") if name in out}
 
 
-ASIDE = (1, 0), (-1, 0), (0, 1), (0, -1)                       # the other views of --views, (dy, dx) px
-
-
-def look_again(params, images, config, out, digits, empty):
-    """out, forward's of images (N, 36, 36), with the mean over --views views for its lengths, or for the CNN's scores:
-    the images as they are and moved by a pixel aside. All else is of the images as they are; digits None: the two whose
-    mean length is largest are redrawn."""
-    name = "scores" if config.model == "cnn" else "lengths"
-    padded = np.pad(images, ((0, 0), (1, 1), (1, 1)))
-    moved = (padded[:, 1 - dy:1 - dy + CANVAS, 1 - dx:1 - dx + CANVAS] for dy, dx in ASIDE[:config.views - 1])
-    mean = sum((forward(params, view, config, out["digits"], empty)[0][name] for view in moved), out[name])
-    mean = mean / config.views
-    if config.model == "cnn":
-        return out | {"scores": mean, "lengths": sigmoid_forward(mean)[0], "digits": top_two(mean)}
-    if digits is None:
-        digits = top_two(mean)
-        pixels, _ = decoder_forward(params, mask_forward(out["v"], digits)[0], empty)
-        out = out | {"digits": digits, "recon": pixels.reshape(out["recon"].shape)}
-    return out | {"lengths": mean}
-
-
-# ============================================================== evaluation and training
+# ============================================================== evaluation, report
 
 def evaluate(params, chunks, config, runner):
     """Accuracies and losses over dicts of pairs, those of stream_pairs or in_chunks.
 
-    set_accuracy: the two longest capsules are exactly the two digits; any_accuracy: at least one of them is;
-    recon_mse: mean squared error per pixel of the redrawn digits (masked by the true labels); baseline_recon_mse: that
-    of always drawing these pairs' mean digit, the best constant image. The CNN has cross_entropy for margin, and
-    redraws nothing: no recon, no recon_mse.
+    set_accuracy: the two longest capsules are exactly the two digits, `right` (n,) says which; any_accuracy: at least
+    one of them is; recon_mse: mean squared error per pixel of the redrawn digits (masked by the true labels);
+    baseline_recon_mse: that of always drawing these pairs' mean digit, the best constant image. The CNN has
+    cross_entropy for margin, and redraws nothing: no recon, no recon_mse.
     """
-    hits, sums, n = np.zeros(2, int), np.zeros(3), 0
+    named, sums = [], np.zeros(3)
     total = np.zeros((CANVAS, CANVAS), np.int64)                                        # of the digits' grey levels
     for part in chunks:
         out, size = runner.forward(params, part, config), len(part["labels"])
-        right = (answers(out)[:, :, None] == part["labels"][:, None, :]).any(1).sum(1)  # digits named right
-        hits += (right == 2).sum(), (right >= 1).sum()
+        named.append((answers(out)[:, :, None] == part["labels"][:, None, :]).any(1).sum(1))    # digits named right
         target = part["sources"].astype(out["lengths"].dtype) / 255
         name, loss, _ = naming_loss(out, part["labels"], config)
         recon = reconstruction_loss(out["recon"], target)[0] if "recon" in out else 0.0
         sums += np.array([loss, recon, float(np.square(target).sum() / size)]) * size
-        n, total = n + size, total + part["sources"].sum((0, 1), dtype=np.int64)
+        total += part["sources"].sum((0, 1), dtype=np.int64)
+    named = np.concatenate(named)
+    n, per_pixel = len(named), 2 * CANVAS * CANVAS
     loss, recon, square = sums / n
-    mean = total / (2 * n) / 255
-    per_pixel = 2 * CANVAS * CANVAS
     redrawn = {"recon": recon, "recon_mse": recon / per_pixel} if "recon" in out else {}
-    return {"n": n, "hits": int(hits[0]), "set_accuracy": hits[0] / n, "any_accuracy": hits[1] / n,
+    return {"n": n, "hits": int((named == 2).sum()), "set_accuracy": (named == 2).sum() / n,
+            "any_accuracy": (named >= 1).sum() / n, "right": named == 2,
             "loss": loss + config.recon_weight * recon, name: loss, **redrawn,
-            "baseline_recon_mse": (square - 2 * float(np.square(mean).sum())) / per_pixel}
+            "baseline_recon_mse": (square - 2 * float(np.square(total / (2 * n) / 255).sum())) / per_pixel}
 
 
 EPOCH_KEEPS = ("loss", "margin", "cross_entropy", "recon", "recon_mse", "set_accuracy", "any_accuracy")
 
 
-def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.float32):
-    """Train -> (params, history). Never looks at the test images.
-
-    params: the weights' running mean if --average is set, else the weights. snapshot_callback(step, params, terms)
-    gets copies, at step 0, every snapshot_every steps and at the end; it cannot change the run. data: load_digits'
-    result, to load only once. history: source of the digits, epochs (one dict each: train and validation losses and
-    accuracies), seconds, steps.
-    """
-    check_config(config)
-    progress = Progress(config.quiet)
-    data = data or load_digits(config, progress.say)
-    val = draw_pairs(data, "val", config.n_val, config, "evaluation", 0)
-    with Run(config, data["source"], config.n_train, progress, snapshot_callback, snapshot_every, dtype) as run:
-        announce(run, data, val)
-        for epoch in run.epochs():
-            for pairs in epoch_samples(data, epoch, config):
-                for rows in run.batches(pairs):
-                    run.update(len(rows), *run.runner.loss_and_grads(run.params, pairs, rows, config))
-            found = evaluate(run.weights, in_chunks(val), dataclasses.replace(config, views=1), run.runner)
-            run.close_epoch({"val_" + name: found[name] for name in EPOCH_KEEPS if name in found},
-                            f"validation {found['set_accuracy']:.3f}")
-    return run.weights, run.history
-
-
-def announce(run, digits, val):
+def announce(run, digits):
     """What a run prints at its start: data, shapes, parameters, threads, and whether the initial loss is what it
     should be."""
     config, params = run.config, run.params
-    actual = evaluate(run.weights, in_chunks(val), dataclasses.replace(config, views=1), run.runner)["loss"]
+    actual = evaluate(run.weights, validation_pairs(digits, config), config, run.runner)["loss"]
     if config.model == "cnn":
-        most, hidden = trunk(config).channels, params["fc1_b"].size
-        seen = {"dense": "", "mean": "means over places, ", "max": "maxima over places, "}[config.cnn_head]
-        network = f"CNN, {config.cnn_channels} to {most} channels, {seen}{hidden} hidden units"
+        seen = {"dense": "", "mean": "means over places, "}[config.cnn_head]
+        network = f"CNN, {seen}{cnn_hidden(config)} hidden units"
         expected = f"10 log 2 = {N_CLASSES * math.log(2):.3f} if every sigmoid said 1/2"
     else:
-        square = np.square(val["sources"] / 255 - 0.5).sum() / len(val["labels"])
+        sources = next(validation_pairs(digits, config))["sources"]
+        square = np.square(sources / 255 - 0.5).sum() / len(sources)
         expected = (f"1.62 + {config.recon_weight} x {square:.0f} = {2 * M_PLUS**2 + config.recon_weight * square:.3f} "
                     "if all capsules had length 0 and all pixels were gray")
-        I, E, J, D = params["W"].shape
-        network = (f"{config.front_end} front end, Conv1 {config.conv1_channels}, {I} x {E}-D primary capsules, {J} x "
-                   f"{D}-D digit capsules, {config.routing_iters} routing iterations, gradient {config.routing_grad}"
-                   f"{', biases' * config.digit_bias}")
-    warmup = f" after {config.warmup} steps of warm-up" * (config.warmup > 0)
-    muon = f", kernels' steps {config.muon}" * (config.muon > 0)
-    dropout = f", dropout {config.dropout}" * (config.dropout > 0)
-    warp = f", digits warped by {config.warp}" * (config.warp > 0)
+        network = (f"{len(params['W'])} x {E}-D primary capsules, {N_CLASSES} x {D}-D digit capsules, "
+                   f"{config.routing_iters} routing iterations")
+    more = "".join(text * (value > 0) for text, value in (
+        (f" after {config.warmup} steps of warm-up", config.warmup), (f", kernels' steps {config.muon}", config.muon),
+        (f", digits warped by {config.warp}", config.warp)))
     threads = f"{run.runner.threads} thread{'s' * (run.runner.threads > 1)}"
     run.progress.say(
         f"digits      {digits['source']}: {len(digits['train'][1])} training, {len(digits['val'][1])} validation, "
-        f"{len(digits['test'][1])} test images; IoU >= {config.min_iou}, merge {config.merge}, "
-        f"{'one pool of' if config.fixed_pool else 'fresh'} pairs\n"
-        f"network     {network}; {n_params(params):,} parameters\n"
+        f"{len(digits['test'][1])} test images; IoU >= {config.min_iou}, merge {config.merge}\n"
+        f"network     {config.preset}, {network}; {n_params(params):,} parameters\n"
         f"training    {config.n_epochs} x {config.n_train} pairs, batches of {config.batch_size}, lr {config.lr} "
-        f"{config.lr_schedule}{warmup}{muon}{dropout}{warp}, seed {config.seed}, {threads}"
+        f"{config.lr_schedule}{more}, seed {config.seed}, {threads}"
         + (f"\ninitial     loss {actual:.3f}; {expected}" if not run.step else
            f"; going on at step {run.step} with loss {actual:.3f}" if run.step < run.n_steps else
            f"; all {run.step} steps were done before"))
-
-
-def check_config(config):
-    """check_options, and what concerns two flags at once"""
-    check_options(config, [config.model])
-    if config.batch_size > config.n_train:
-        raise InputError(
-            f"--batch-size {config.batch_size}: more than --n-train {config.n_train}; lower one or raise the other")
-    if config.model == "cnn" and config.cnn_hidden:
-        usual = Config(model="cnn", **{name: getattr(config, name) for name in ("preset", "front_end")
-                                       if config.front_end in CNN_TRUNKS})
-        for name in ("preset", "front_end", "conv1_channels", "primary_types", "primary_dim", "digit_dim"):
-            if getattr(config, name) != getattr(usual, name):
-                raise InputError(
-                    f"{flag_of(name)}: sets how large the CNN may be, and --cnn-hidden does; leave one out")
-    elif config.model == "cnn" and (hidden := param_shapes(config)["fc2_w"][0]) < N_CLASSES:
-        raise InputError(
-            f"--cnn-channels {config.cnn_channels}: leave room for {max(0, hidden)} hidden units only, within "
-            "the capsule network's number of parameters; lower it, or give --cnn-hidden")
-
-
-def check_one_view(config):
-    """Of what draws: a figure that shows one view must not name digits by five"""
-    if config.views > 1:
-        raise InputError(f"--views {config.views}: figures and films show pairs as they are; leave it out")
-
-
-WEIGHTS = Path(__file__).with_name("weights") / "multimnist_deep.npz"                  # the network that comes along
-SOURCE, FREE = "digits", ("seed", "min_iou", "merge")  # what says where data come from; what may differ from training's
 
 
 def results_of(config, params, history, test, found=None):
@@ -991,7 +757,7 @@ def results_of(config, params, history, test, found=None):
     measured = {"test_set_accuracy": test["set_accuracy"], "test_hits": test["hits"],
                 "test_set_accuracy_ci95": wilson_interval(test["hits"], test["n"]),
                 "test_any_accuracy": test["any_accuracy"], "test_recon_mse": test.get("recon_mse"),
-                "baseline_recon_mse": test["baseline_recon_mse"],
+                "baseline_recon_mse": test["baseline_recon_mse"], "hit_bits": {"test": packed(test["right"])},
                 "pairs_per_second": config.n_train * len(history["epochs"]) / max(history["seconds"], 1e-9)}
     return result_of(config, params, history, measured) | (
         {"history": {}, "loaded": found.file} if found else {})                         # its history is in that file
@@ -1009,46 +775,161 @@ def report(config, params, history, test, say, found=None, **more):
             f"  reconstruction MSE      {test['recon_mse']:.4f}   per pixel; {test['baseline_recon_mse']:.4f} for the "
             f"mean image\n  losses                  {test['loss']:.4f} = margin {test['margin']:.4f} + weight x "
             f"{test['recon']:.2f}\n")
-    memory = f"peak memory {results['peak_rss_mb']:.0f} MB" if results["peak_rss_mb"] else ""
-    training = (f"training                {results['seconds_train']:.1f} s, {results['ms_per_step']:.1f} ms a step, "
+    memory = f", peak memory {results['peak_rss_mb']:.0f} MB" if results["peak_rss_mb"] else ""
+    training = (f"{results['seconds_train']:.1f} s, {results['ms_per_step']:.1f} ms a step, "
                 f"{results['pairs_per_second']:.0f} pairs/s" if found is None else
-                f"training                none; this network's had taken {results['seconds_train']:.0f} s")
-    pairs = f"{test['n']} test pairs, IoU >= {config.min_iou}, merge {config.merge}"
-    views = f", answers are means over {config.views} views" * (config.views > 1)
-    say(f"\n{DIGIT_NAMES[results['source']]}, {pairs}{views}\n"
+                f"none; this network's had taken {results['seconds_train']:.0f} s")
+    say(f"\n{DIGIT_NAMES[results['source']]}, {test['n']} test pairs, IoU >= {config.min_iou}, merge {config.merge}\n"
         f"  set accuracy            {test['set_accuracy']:.4f}   95% interval [{low:.4f}, {high:.4f}], chance "
         f"{CHANCE:.4f}\n"
         f"  at least one            {test['any_accuracy']:.4f}   chance {CHANCE_ANY:.4f}\n{loss}"
-        f"  {training}{', ' * bool(memory)}{memory}")
+        f"  training                {training}{memory}")
     if config.out_json:
         write_json(config.out_json, results)
 
 
-# TWIN mnist: MNIST's files, its cache and download, and synthetic digits where it cannot be had -----------------------
+# ============================================================== settings
 
-MNIST_MIRRORS = ("https://storage.googleapis.com/cvdf-datasets/mnist/",
-                 "https://ossci-datasets.s3.amazonaws.com/mnist/")
-MNIST_CACHE = Path("~/.cache/hinton-mnist")
-MNIST_FILES = {  # split, kind -> file, magic number, shape, SHA-256 of the decompressed bytes
-    ("train", "images"): ("train-images-idx3-ubyte", 2051, (60000, 28, 28),
-                          "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
-    ("train", "labels"): ("train-labels-idx1-ubyte", 2049, (60000,),
-                          "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),
-    ("test", "images"): ("t10k-images-idx3-ubyte", 2051, (10000, 28, 28),
-                         "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
-    ("test", "labels"): ("t10k-labels-idx1-ubyte", 2049, (10000,),
-                         "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2")}
-N_VAL_IMAGES = 5000                # the last of the training images
+# TWIN settings: what every experiment's Config has -------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Settings:
+    """A setting has one value: what was given, else its default, else, where that is None, what recipe() says. Config
+    adds n_epochs and lr, for which there is no common default."""
+    seed: int = option(0, "seed of everything random; same seed, same bits", "training", low=0, high=2 ** 32 - 1)
+    batch_size: int = option(32, "samples in a batch", "training", low=1, high=4096)
+    warmup: int = option(0, "steps over which the learning rate first rises from 0", "training", low=0, high=100_000)
+    lr_schedule: str = option("cosine", "cosine decay to 0, or constant", "training", choices=("cosine", "constant"))
+    threads: int = option(0, "worker threads, 0 for one per core; does not change a bit", "run", low=0, high=256,
+                          runtime=True)
+    checkpoint: str = option("", "write weights and optimiser to this .npz at every epoch's end", "run", runtime=True)
+    resume: bool = option(False, "go on from --checkpoint if it exists", "run", runtime=True)
+    out_json: str = option("", "write settings and results to this file", "run", runtime=True)
+    quiet: bool = option(False, "print nothing but errors", "run", runtime=True)
+
+    def __post_init__(self):
+        for name, value in self.recipe().items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+
+    def recipe(self):
+        """{name: value} of the settings whose default is None"""
+        return {}
+
+    def open_ended(self):
+        """Whether a run may be resumed with more epochs: nothing that it did depends on their number"""
+        return self.lr_schedule == "constant"
+
+# END TWIN settings ---------------------------------------------------------------------------------------------------
+
+PRESETS = {                        # what is not given
+    "deep": {"conv1_channels": 16, "conv3_channels": 64, "norm": "batch", "lr": 1e-2, "muon": 0.02, "warmup": 200,
+             "recon_weight": 0.01},
+    "residual": {"conv1_channels": 16, "conv3_channels": 64, "norm": "batch", "lr": 3e-3, "muon": 0.006, "warmup": 200,
+                 "recon_weight": 0.005},
+    "classic": {"conv1_channels": 32, "conv3_channels": 64, "norm": "none", "lr": 2e-3, "muon": 0.0, "warmup": 0,
+                "recon_weight": 0.0005},
+    "paper": {"conv1_channels": 256, "conv3_channels": 64, "norm": "none", "lr": 2e-3, "muon": 0.0, "warmup": 0,
+              "recon_weight": 0.0005}}
+PRESETS["parts"] = PRESETS["deep"]
+CNN = {"conv1_channels": 16, "norm": "batch", "lr": 1e-2, "muon": 0.02, "warmup": 200}  # instead, but for residual
+CAPS_ONLY, CNN_ONLY = {"model": ("caps",)}, {"model": ("cnn",)}
+
+
+@dataclass(frozen=True)
+class Config(Settings):
+    """All settings of a run: the names, defaults and help texts of the command line flags come from here."""
+    n_epochs: int = option(12, "epochs to train", "training", low=1, high=100_000)
+    n_train: int = option(6000, "training pairs in an epoch", "data", low=1, high=10_000_000)
+    n_val: int = option(2000, "validation pairs, made of training images held out", "data", low=1, high=100_000)
+    n_test: int = option(10000, "test pairs, seen once, after training", "data", low=1, high=1_000_000, runtime=True)
+    lr: float = option(None, "Adam's learning rate at the start, or after the warm-up", "training", above=0)
+    warmup: int = option(None, "steps over which the learning rate first rises from 0", "training", low=0, high=100_000)
+    muon: float = option(None, "step of a normalised kernel along its orthogonalised momentum (Muon), as a share of "
+                         "the kernel's length, in Adam's place; 0, as with --norm none: Adam for all", "training", low=0,
+                         high=1)
+    digits: str = option("auto", "auto: MNIST if at hand or to be fetched, else synthetic", "data",
+                         choices=("auto", "mnist", "synthetic"), runtime=True)
+    mnist_dir: str = option("", "folder with the four MNIST idx files, raw or .gz (else $MNIST_DIR, else "
+                            "~/.cache/hinton-mnist, else download)", "data", runtime=True, metavar="DIR")
+    min_iou: float = option(0.8, "least IoU of the middle 20x20 px of the two digits' frames, for every pair; 0 is the "
+                            "paper's protocol", "data", low=0, high=1)
+    merge: str = option("max", "pixel-wise max, or the official code's add and clip", "data", choices=("max", "add"))
+    warp: float = option(0.0, "how far training digits are turned, sheared, scaled and bent at random: 1 is up to 10 "
+                         "degrees, 0.1, 10% and about half a pixel; 0 leaves them as they are", "data", low=0, high=4)
+    model: str = option("caps", "the capsule network, or a CNN of at most as many parameters as it has without its "
+                        "decoder", "network", choices=("caps", "cnn"))
+    preset: str = option("deep", "convolutions up to PrimaryCaps, it included, and what is not given: deep, six small "
+                         "ones (1.30M parameters); residual, ten, and smaller steps, for long runs (3.06M); parts, "
+                         "four, after which a capsule sees half a digit; classic, the paper's two made narrow (2.03M); "
+                         "or the paper's own (11.36M)", "network", choices=tuple(SIZES))
+    conv1_channels: int = option(None, "channels of Conv1, and Conv2; residual: Conv2 has twice as many", "network",
+                                 low=1, high=4096)
+    conv3_channels: int = option(None, "channels C of Conv3; deep: C in Conv4, 2C in Conv5; residual: 2C and 4C; "
+                                 "parts: 2C in Conv3, its last", "network", low=1, high=4096)
+    norm: str = option(None, "batch normalisation, over 16 samples, after every convolution, PrimaryCaps' included, or "
+                       "none", "network", choices=("batch", "none"))
+    routing_iters: int = option(3, "routing iterations; 1 means uniform coupling", "network", low=1, high=50,
+                                only=CAPS_ONLY)
+    recon_weight: float = option(None, "weight of the summed squared error of the redrawn digits", "training", low=0,
+                                 only=CAPS_ONLY)
+    cnn_head: str = option("dense", "what the CNN's hidden layer sees: every place apart, or each channel's mean over "
+                           "places", "network", choices=("dense", "mean"), only=CNN_ONLY)
+
+    def recipe(self):
+        values = PRESETS.get(self.preset, {})
+        values = values | CNN if self.model == "cnn" and self.preset != "residual" else values
+        return values | ({"muon": 0.0} if (self.norm or values.get("norm")) == "none" else {})
+
+
+RETIRED = {                        # settings that are no more: their value that did nothing; ...: the preset says it
+    "weight_decay": 0.0, "average": 0.0, "views": 1, "fixed_pool": False, "digit_bias": False, "routing_grad": "full",
+    "primary_dim": 8, "digit_dim": 16, "cnn_hidden": 0, "cnn_channels": 16, "dropout": 0.0, "front_end": ...,
+    "primary_types": ..., "decoder_hidden1": ..., "decoder_hidden2": ...}
+WEIGHTS = Path(__file__).with_name("weights") / "multimnist_deep.npz"                  # the network that comes along
+SOURCE = "digits"                                                   # the setting that says where data come from
+FREE = ("seed", "min_iou", "merge")                                # what may differ from what a network trained with
+
+
+def check_config(config):
+    """check_options, and what concerns two settings at once"""
+    check_options(config)
+    check_muon(config)
+    if config.batch_size > config.n_train:
+        raise InputError(
+            f"--batch-size {config.batch_size}: more than --n-train {config.n_train}; lower one or raise the other")
+    if config.model == "cnn" and cnn_hidden(config) < N_CLASSES:
+        raise InputError(f"--conv1-channels {config.conv1_channels}, --conv3-channels {config.conv3_channels}: leave "
+                         f"room for {max(0, cnn_hidden(config))} hidden units only, within the capsule network's "
+                         "number of parameters; lower them")
+
+
+# ============================================================== twins: machinery that stands alike in other experiments
+
+# TWIN mnist: a data set of four idx files, its cache and download, and synthetic digits where it cannot be had --------
+
+MNIST = SimpleNamespace(
+    name="MNIST", cache="~/.cache/hinton-mnist", n_val=5000,           # n_val: the last of the training images
+    mirrors=("https://storage.googleapis.com/cvdf-datasets/mnist/", "https://ossci-datasets.s3.amazonaws.com/mnist/"),
+    files={  # split, kind -> file, magic number, shape, SHA-256 of the decompressed bytes
+        ("train", "images"): ("train-images-idx3-ubyte", 2051, (60000, 28, 28),
+                              "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
+        ("train", "labels"): ("train-labels-idx1-ubyte", 2049, (60000,),
+                              "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),
+        ("test", "images"): ("t10k-images-idx3-ubyte", 2051, (10000, 28, 28),
+                             "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
+        ("test", "labels"): ("t10k-labels-idx1-ubyte", 2049, (10000,),
+                             "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2")})
 N_SYNTHETIC = {"train": 20000, "val": 2500, "test": 5000}
 DIGIT_NAMES = {"mnist": "MNIST digits", "synthetic": "SYNTHETIC digits"}         # in everything printed or drawn
 
 
 class NotAtHand(InputError):
-    """MNIST is not here and cannot be fetched"""
+    """A data set is not here and cannot be fetched"""
 
 
 def parse_idx(raw, name, magic, shape, sha256):
-    """The array in the bytes of one idx file, checked against what MNIST's must be. raw: bytes, gzipped or not.
+    """The array in the bytes of one idx file, checked against what it must be. raw: bytes, gzipped or not.
 
     Raises InputError naming the file and the fault: not gzip, wrong magic number, wrong size, wrong checksum.
     """
@@ -1058,32 +939,30 @@ def parse_idx(raw, name, magic, shape, sha256):
             raw = gzip.decompress(raw)
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(f"{name}: corrupt or truncated gzip ({error}); {mend}") from None
-    header = np.frombuffer(raw[:4 + 4 * len(shape)], ">i4") if len(raw) >= 4 + 4 * len(shape) else ()
-    if len(header) == 0 or header[0] != magic:
-        raise InputError(f"{name}: not the idx file expected here (magic number "
-                         f"{header[0] if len(header) else 'missing'}, should be {magic}); {mend}")
-    size = 4 + 4 * len(shape) + int(np.prod(shape))
+    start = 4 + 4 * len(shape)
+    header = np.frombuffer(raw[:start], ">i4").tolist() if len(raw) >= start else ["missing"]
+    if header[0] != magic:
+        raise InputError(f"{name}: not the idx file expected here (magic number {header[0]}, not {magic}); {mend}")
+    size = start + math.prod(shape)
     if tuple(header[1:]) != shape or len(raw) != size:
-        raise InputError(f"{name}: holds {len(raw)} bytes and says shape {tuple(map(int, header[1:]))}, "
-                         f"MNIST's has {size} bytes and shape {shape}; {mend}")
+        raise InputError(f"{name}: holds {len(raw)} bytes and says shape {tuple(header[1:])}, should be {size} bytes "
+                         f"and shape {shape}; {mend}")
     if hashlib.sha256(raw).hexdigest() != sha256:
-        raise InputError(f"{name}: SHA-256 differs from MNIST's, the file is damaged or another data set; {mend}")
-    return np.frombuffer(raw, np.uint8, offset=size - int(np.prod(shape))).reshape(shape)
+        raise InputError(f"{name}: its SHA-256 is another, the file is damaged or of another data set; {mend}")
+    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
 
 
-def download_mnist_file(name, spec, folder, timeout, say):
-    """Fetch one MNIST file from the first mirror that has it whole; verified before it appears in `folder`."""
-    faults = []
-    for mirror in MNIST_MIRRORS:
+def download_idx(data_set, name, spec, folder, timeout, say):
+    """Fetch one file of a data set from the first mirror that has it whole; verified before it appears in `folder`"""
+    faults, mend = [], f"pass a folder with {data_set.name}'s four files as --mnist-dir, or use --digits synthetic"
+    for mirror in data_set.mirrors:
         try:
             say(f"downloading {mirror}{name}.gz")
             with urllib.request.urlopen(mirror + name + ".gz", timeout=timeout) as reply:
                 total, parts = int(reply.headers.get("Content-Length") or 0), []
-                got = 0
                 while part := reply.read(1 << 18):
                     parts.append(part)
-                    got += len(part)
-                    say(f"\r{got / 1e6:.1f} of {total / 1e6:.1f} MB ", end="")
+                    say(f"\r{sum(map(len, parts)) / 1e6:.1f} of {total / 1e6:.1f} MB ", end="")
             say("\r", end="")
             raw = b"".join(parts)
             parse_idx(raw, mirror + name + ".gz", *spec)
@@ -1094,38 +973,32 @@ def download_mnist_file(name, spec, folder, timeout, say):
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / (name + ".gz"), lambda file, raw=raw: file.write(raw))
         except (OSError, InputError) as error:
-            raise NotAtHand(
-                f"MNIST's cache {folder} cannot be written ({error}); make room there, or pass a folder with "
-                "the four MNIST files as --mnist-dir, or use --digits synthetic") from None
+            raise NotAtHand(f"the cache {folder} cannot be written ({error}); make room there, or {mend}") from None
         return folder / (name + ".gz")
-    raise NotAtHand(f"could not download {name}.gz ({'; '.join(faults)}); check the network, or put the four MNIST "
-                    "files in a folder and pass it as --mnist-dir, or use --digits synthetic")
+    raise NotAtHand(f"could not download {name}.gz ({'; '.join(faults)}); check the network, or {mend}")
 
 
-def load_mnist(mnist_dir, timeout, say):
-    """-> {"train": (images, labels), "test": ...}, uint8. Looks in mnist_dir, $MNIST_DIR, the cache, then the
-    mirrors."""
-    given = mnist_dir or os.environ.get("MNIST_DIR", "")
-    folder = Path(given or MNIST_CACHE).expanduser()
+def load_idx(data_set, given, timeout, say):
+    """-> {"train": (images, labels), "val": ..., "test": ...}, uint8. Looks in the folder given, else $MNIST_DIR, else
+    the cache, else the mirrors."""
+    flag, given = ("--mnist-dir", given) if given else ("MNIST_DIR", os.environ.get("MNIST_DIR", ""))
+    folder, arrays = Path(given or data_set.cache).expanduser(), {}
     if given and not folder.is_dir():
-        raise InputError(
-            f"{'--mnist-dir' if mnist_dir else 'MNIST_DIR'} {given}: no such folder; give the one that holds "
-            "the four MNIST idx files")
-    arrays = {}
-    for (split, kind), (name, *spec) in MNIST_FILES.items():
+        raise InputError(f"{flag} {given}: no such folder; give the one that holds {data_set.name}'s four idx files")
+    for (split, kind), (name, *spec) in data_set.files.items():
         found = next((p for p in (folder / name, folder / (name + ".gz")) if p.exists()), None)
         if found is None and given:
-            raise InputError(
-                f"{folder / name}[.gz]: missing; put the four MNIST idx files there, or leave --mnist-dir and "
-                "MNIST_DIR unset to download them")
-        found = found or download_mnist_file(name, spec, folder, timeout, say)
+            raise InputError(f"{folder / name}[.gz]: missing; put {data_set.name}'s four idx files there, or leave "
+                             "--mnist-dir and MNIST_DIR unset to download them")
+        found = found or download_idx(data_set, name, spec, folder, timeout, say)
         try:
-            raw = found.read_bytes()
+            arrays[split, kind] = parse_idx(found.read_bytes(), str(found), *spec)
         except OSError as error:
             fault = f"{found}: cannot be read ({error.strerror}); check the file and its permissions"
             raise InputError(fault) from None
-        arrays[split, kind] = parse_idx(raw, str(found), *spec)
-    return {split: (arrays[split, "images"], arrays[split, "labels"]) for split in ("train", "test")}
+    images, labels, n = arrays["train", "images"], arrays["train", "labels"], -data_set.n_val
+    return {"train": (images[:n], labels[:n]), "val": (images[n:], labels[n:]),
+            "test": (arrays["test", "images"], arrays["test", "labels"])}
 
 
 # The digits for a machine without MNIST. One row per writing style: digit, relative frequency, strokes. A stroke is a
@@ -1272,7 +1145,7 @@ def synthesize_digits(n, seed):
     return images, labels.astype(np.uint8), {key: value.astype(np.float32) for key, value in factors.items()}
 
 
-def load_digits(config, say=print):
+def load_digits(config, say=print, data_set=MNIST):
     """-> {"source": "mnist" | "synthetic", "train" | "val" | "test": (images (n, 28, 28) uint8, labels (n,) uint8)}.
 
     MNIST: the first 55,000 training images, the last 5,000, the test images. No image is in two splits. With
@@ -1282,16 +1155,15 @@ def load_digits(config, say=print):
     """
     if config.digits != "synthetic":
         try:
-            mnist = load_mnist(config.mnist_dir, 5 if config.digits == "auto" else 30, say)
-            (images, labels), n_train = mnist["train"], 60000 - N_VAL_IMAGES
-            return {"source": "mnist", "train": (images[:n_train], labels[:n_train]),
-                    "val": (images[n_train:], labels[n_train:]), "test": mnist["test"]}
+            found = load_idx(data_set, config.mnist_dir, 5 if config.digits == "auto" else 30, say)
+            return {"source": "mnist"} | found
         except NotAtHand as error:
             if config.digits == "mnist":
-                raise
+                paste = shlex.join(["python3", *sys.argv, "--digits", "synthetic"])
+                raise NotAtHand(f"{error}, as in: {paste}") from None
             bar = "!" * 79                                                      # --quiet does not hide this
-            print(f"{bar}\n!!  NO MNIST HERE: these are SYNTHETIC digits. Numbers are not comparable with MNIST's.\n"
-                  f"!!  {error}\n{bar}", file=sys.stderr, flush=True)
+            print(f"{bar}\n!!  NO {data_set.name} HERE: these are SYNTHETIC digits. Numbers are not comparable with "
+                  f"{data_set.name}'s.\n!!  {error}\n{bar}", file=sys.stderr, flush=True)
     digits, start = {"source": "synthetic"}, 0
     images, labels, _ = synthesize_digits(sum(N_SYNTHETIC.values()), config.seed)
     for split, n in N_SYNTHETIC.items():
@@ -1301,12 +1173,75 @@ def load_digits(config, say=print):
 
 # END TWIN mnist -------------------------------------------------------------------------------------------------------
 
+# TWIN muon: steps of normalised kernels along their orthogonalised momentum ------------------------------------------
+
+MUON_BETA, MUON_ROUNDS = 0.95, 5
+MUON_POLYNOMIAL = 3.4445, -4.7750, 2.0315          # Jordan et al. 2024: steep at 0, so that few rounds do
+
+
+def orthogonalised(g):
+    """g (C, F) = U S V^T -> about U V^T, singular values between 0.7 and 1.2: Newton-Schulz, X <- P X with
+    P = a + b G + c G^2 and G = X X^T, from X = g / |g|.
+
+    Only the small square G is iterated, G <- P G P, and the product of all P meets the long X once: 2 to 6 times as
+    fast."""
+    a, b, c = MUON_POLYNOMIAL
+    x = g / (np.linalg.norm(g) + g.dtype.type(1e-12))
+    x = x.T if len(g) > g.shape[1] else x
+    square, product = x @ x.T, np.eye(len(x), dtype=x.dtype)
+    for _ in range(MUON_ROUNDS):
+        factor = b * square + c * (square @ square)
+        factor[np.diag_indices(len(x))] += a
+        product = factor @ product
+        square = factor @ square @ factor
+    x = product @ x
+    return x.T if len(g) > g.shape[1] else x
+
+
+def muon_step(params, shard_grads, momentum, names, share, runner):
+    """One step of the kernels `names` in place: with the momentum m = 0.95 m + g, along orthogonalised(g + 0.95 m), by
+    `share` of the kernel's length, which then is what it was: to the normalisation behind it only its direction counts.
+    """
+    def update(name):
+        w, m, *gs = (arrays[name].reshape(-1, params[name].shape[-1]) for arrays in (params, momentum, *shard_grads))
+        g = sum(gs[1:], gs[0])
+        m *= MUON_BETA
+        m += g
+        u = orthogonalised(g + MUON_BETA * m)
+        length = np.linalg.norm(w)
+        w -= u * (share * length / (np.linalg.norm(u) + u.dtype.type(1e-12)))
+        w *= length / np.linalg.norm(w)
+    runner.map(update, names)
+
+
+def kernels_of(shapes):
+    """The names of the normalised convolutions' kernels among {name: shape}"""
+    return [name for name, shape in shapes.items() if len(shape) == 4 and name[:-2] + "_norm_gamma" in shapes]
+
+
+def take_step(run, shard_grads, share):
+    """One step of all weights of a Run: of normalised kernels by muon_step, if --muon is set, of the others by
+    adam_step. share: of the whole learning rate"""
+    config, params = run.config, run.params
+    kernels = kernels_of({name: p.shape for name, p in params.items()}) if config.muon else []
+    muon_step(params, shard_grads, run.adam_m, kernels, config.muon * share, run.runner)
+    others = {name: p for name, p in params.items() if name not in kernels}
+    adam_step(others, shard_grads, run.adam_m, run.adam_v, run.step + 1, config.lr * share, run.runner)
+
+
+def check_muon(config):
+    """Refuse --muon where no convolution is normalised"""
+    if config.muon and not kernels_of(param_shapes(config)):
+        raise InputError(f"--muon {config.muon}: is for normalised convolutions, and this network has none; leave it "
+                         "or --norm none out")
+
+# END TWIN muon -------------------------------------------------------------------------------------------------------
 
 # TWIN core: the machinery, the same in every experiment --------------------------------------------------------------
 #
-# Primitives and the table of layers; Arena; Adam; Runner; the training run with its checkpoints; statistics; checks and
-# files; progress and command line. It calls these of the experiment: Config, WEIGHTS, SOURCE, FREE, init_params,
-# to_batch, loss_and_grads, forward_rows, of all that stands above.
+# Primitives and layers; Arena; Adam; Runner; the training run with its checkpoints; statistics; settings, checks and
+# files; progress and command line. It calls these of the experiment: Config, RETIRED, WEIGHTS, SOURCE, FREE,
+# init_params, to_batch, loss_and_grads, forward_rows, take_step.
 
 SHARD_SIZE = 16                    # samples a worker thread takes at once: fixed, so that sums have one order
 CHUNK = 2048                       # samples drawn or prepared at once: memory does not grow with the data
@@ -1353,11 +1288,6 @@ class Arena:
         return self.arrays[self.taken - 1]
 
 
-def inner_arena(empty):
-    """An arena for what comes again within a step; it lives as long as `empty`, if that is an arena itself."""
-    return vars(empty).setdefault("inner", Arena()) if isinstance(empty, Arena) else Arena()
-
-
 def reuse_if_arena(array, empty):
     """An array like `array`: with an Arena it is `array` itself, whose content a backward reads for the last time;
     without one it is new, and the cache stays whole. Less memory to touch: a training step takes 1.03 times as long
@@ -1398,13 +1328,6 @@ def col2im(dcols, shape, width, stride, empty=np.empty):
 def im2col_band(cols, ky, stride, Ho):
     """The rows of im2col's cols that kernel row ky meets, as one matrix (Ho*N*Wo, width*C), without a copy."""
     return cols[ky % stride, ky // stride:ky // stride + Ho].reshape(-1, cols.shape[-1])
-
-
-def im2col_rows(x, K):
-    """x (N, H, W) -> (N, H-K+1, W, K): K shifted copies of the rows as channels. With it a KxK convolution of a
-    one-channel image is a 1xK convolution of K channels, one GEMM with an inner dimension of K*K instead of K GEMMs
-    with K."""
-    return np.ascontiguousarray(sliding_window_view(x, K, axis=1))
 
 
 @functools.cache
@@ -1613,21 +1536,6 @@ def mean_backward(dy, cache):
     return np.broadcast_to(dy[:, None, None] / (shape[1] * shape[2]), shape)
 
 
-def largest_forward(x):
-    """Global maximum: x (N, H, W, C) -> y (N, C)"""
-    rows = x.reshape(len(x), -1, x.shape[-1])                                           # (N, H*W, C)
-    at = rows.argmax(1)[:, None]
-    return np.take_along_axis(rows, at, 1)[:, 0], (x.shape, at)
-
-
-def largest_backward(dy, cache):
-    """The first of the largest gets the gradient"""
-    shape, at = cache
-    dx = np.zeros((shape[0], shape[1] * shape[2], shape[3]), dy.dtype)
-    np.put_along_axis(dx, at, dy[:, None], 1)
-    return dx.reshape(shape)
-
-
 def pad_forward(x, margin):
     """`margin` px of zeros all around. x (N, H, W, C) -> y (N, H + 2 margin, W + 2 margin, C), in memory (H + 2 margin,
     N, ...), as a convolution leaves its output"""
@@ -1640,18 +1548,6 @@ def pad_forward(x, margin):
 def pad_backward(dy, cache):
     margin, = cache
     return dy[:, margin:dy.shape[1] - margin, margin:dy.shape[2] - margin]
-
-
-def places_forward(x, along):
-    """Each pixel's place as two more channels, x and y. x (N, H, H, C), along: H numbers -> (N, H, H, C + 2)"""
-    N, H, *_ = x.shape
-    along = np.array(along, x.dtype)
-    across, down = np.broadcast_to(along, (N, H, H)), np.broadcast_to(along[:, None], (N, H, H))
-    return np.concatenate([x, np.stack([across, down], -1)], -1), ()
-
-
-def places_backward(dy, cache):
-    return dy[..., :-2]
 
 
 def flatten_forward(x):
@@ -1674,13 +1570,16 @@ def dropout_backward(dy, cache):
     return dy if dropout_mask is None else dy * dropout_mask
 
 
-LAYERS = {                         # operation -> its forward and backward
+# -------------------------------------------------------------- layers
+# A trunk, or a CNN, is a tuple of layers, (operation, its options) each: ("conv2d", name, K, stride, F), ("linear",
+# name, F), ("norm", name), ("pad", px), and operations without options. What has weights has their name first.
+
+LAYERS = {                         # operation -> its forward and backward; an experiment may add others
     "conv2d": (conv2d_forward, conv2d_backward), "linear": (linear_forward, linear_backward),
-    "relu": (relu_forward, relu_backward), "sigmoid": (sigmoid_forward, sigmoid_backward),
-    "pool": (pool_forward, pool_backward), "mean": (mean_forward, mean_backward),
-    "largest": (largest_forward, largest_backward), "pad": (pad_forward, pad_backward),
-    "places": (places_forward, places_backward), "flatten": (flatten_forward, flatten_backward),
-    "dropout": (dropout_forward, dropout_backward), "norm": (norm_forward, norm_backward),
+    "norm": (norm_forward, norm_backward), "relu": (relu_forward, relu_backward),
+    "sigmoid": (sigmoid_forward, sigmoid_backward), "pool": (pool_forward, pool_backward),
+    "mean": (mean_forward, mean_backward), "pad": (pad_forward, pad_backward),
+    "flatten": (flatten_forward, flatten_backward), "dropout": (dropout_forward, dropout_backward),
     "keep": (None, None), "add": (None, None)}                                          # the ends of a residual branch
 WITH_WEIGHTS = ("conv2d", "linear")
 
@@ -1690,15 +1589,62 @@ def has_bias(layers, k):
     return [operation for operation, *_ in layers[k + 1:k + 2]] != ["norm"]
 
 
-def layers_forward(params, x, layers, empty=np.empty, dropout_mask=None, statistics=None):
-    """x through layers: a tuple (operation, its options) each; an operation with weights has their name first:
-    ("conv2d", "conv1", 2) is a convolution of stride 2 with conv1_w and, unless ("norm", name) follows, conv1_b. A
-    ReLU or a normalisation that comes first works on x itself. What stands between ("keep",) and ("add",) is a residual
-    branch: ("add",) adds x as it was at ("keep",), so that no ReLU or normalisation may follow the latter, being in
-    place. -> y, the list of the layers' caches
+def with_norms(layers):
+    """Layers with a normalisation after every convolution"""
+    return tuple(part for layer in layers for part in (
+        (layer, ("norm", layer[1] + "_norm")) if layer[0] == "conv2d" else (layer,)))
 
-    statistics: a dict in training, when each normalisation uses the mean and variance of these samples and puts them
-    into it, as NAME_mean and NAME_var; None in evaluation, when it uses those that stand beside the weights in params.
+
+def work_out(layers, side, channels, margin=0, rows=False):
+    """What layers make of images of side x side px, of which `margin` px all around are background -> shapes of their
+    weights; side and channels of what comes out; along (side,), where the middles of its receptive fields lie along the
+    image without its margin, which is -1..1; n_dropped, the units that dropout acts on, 0 for none.
+
+    rows: the image is one channel, and its first convolution is of im2col_rows, whose kernel is (1, K, K, F).
+    """
+    shapes, inner, n_dropped = {}, side - 2 * margin, 0
+    offset, scale = float(-margin), 1                                   # of the first middle, from one to the next, px
+    for k, (operation, *options) in enumerate(layers):
+        name = options[0] if options else ""
+        if operation == "conv2d":
+            _, K, stride, F = options
+            shapes[name + "_w"] = (1, K, K, F) if rows and not shapes else (K, K, channels, F)
+            side, channels = (side - K) // stride + 1, F
+            offset, scale = offset + scale * (K - 1) / 2, scale * stride
+        elif operation == "linear":
+            shapes[name + "_w"] = channels, options[1]
+            channels = options[1]
+        elif operation == "norm":
+            shapes |= {name + "_gamma": (channels,), name + "_beta": (channels,)}
+        elif operation == "pool":
+            side, offset, scale = side // 2, offset + scale / 2, scale * 2
+        elif operation == "pad":
+            side, offset = side + 2 * options[0], offset - scale * options[0]
+        elif operation == "places":
+            channels += 2
+        elif operation == "flatten":
+            channels *= side * side
+        elif operation == "dropout":
+            n_dropped = channels
+        if operation in WITH_WEIGHTS and has_bias(layers, k):
+            shapes[name + "_b"] = (channels,)
+    along = (offset + scale * np.arange(side) - (inner - 1) / 2) / (inner / 2)
+    return SimpleNamespace(shapes=shapes, side=side, channels=channels, along=along, n_dropped=n_dropped)
+
+
+def places_along(along):
+    """The places of a grid of receptive fields, (side * side, 2): x and y, row by row"""
+    return np.stack([np.tile(along, len(along)), np.repeat(along, len(along))], 1)
+
+
+def layers_forward(params, x, layers, empty=np.empty, dropout_mask=None, statistics=None):
+    """x through layers. -> y, the list of the layers' caches
+
+    A ReLU or a normalisation that comes first works on x itself. What stands between ("keep",) and ("add",) is a
+    residual branch: ("add",) adds x as it was at ("keep",), so that no ReLU or normalisation may follow the latter,
+    being in place. statistics: a dict in training, when each normalisation uses the mean and variance of these samples
+    and puts them into it, as NAME_mean and NAME_var; None in evaluation, when it uses those that stand beside the
+    weights in params.
     """
     caches, kept = [], []
     for k, (operation, *options) in enumerate(layers):
@@ -1708,9 +1654,9 @@ def layers_forward(params, x, layers, empty=np.empty, dropout_mask=None, statist
         elif operation == "add":
             x, cache = x + kept.pop(), None
         elif operation in WITH_WEIGHTS:
-            name, *options = options
+            name, stride = options[0], options[2:3]                                     # a linear layer has none
             b = params[name + "_b"] if has_bias(layers, k) else None
-            x, cache = forward_of(x, params[name + "_w"], b, *options, empty)
+            x, cache = forward_of(x, params[name + "_w"], b, *stride, empty)
         elif operation == "norm":
             name, = options
             running = (params[name + "_mean"], params[name + "_var"]) if statistics is None else None
@@ -1799,55 +1745,10 @@ def flush(*moments):
             a[np.abs(a) < FLUSHED] = 0
 
 
-def learning_rate(config, step, n_steps):
-    """Adam's learning rate at a step counting from 0"""
-    return config.lr * schedule(config, step, n_steps)
-
-
 def schedule(config, step, n_steps):
     """The share of the whole learning rate at a step counting from 0"""
-    cosine = 0.5 * (1 + math.cos(math.pi * step / n_steps))
-    decay = {"cosine": cosine, "exponential": 0.96 ** (step / 2000), "constant": 1}
-    return decay[config.lr_schedule] * min(1, (step + 1) / max(1, config.warmup))
-
-
-MUON_BETA, MUON_ROUNDS = 0.95, 5
-MUON_POLYNOMIAL = 3.4445, -4.7750, 2.0315          # Jordan et al. 2024: steep at 0, so that few rounds do
-
-
-def orthogonalised(g):
-    """g (C, F) = U S V^T -> about U V^T, singular values between 0.7 and 1.2: Newton-Schulz, X <- P X with
-    P = a + b G + c G^2 and G = X X^T, from X = g / |g|.
-
-    Only the small square G is iterated, G <- P G P, and the product of all P meets the long X once: 2 to 6 times as
-    fast."""
-    a, b, c = MUON_POLYNOMIAL
-    x = g / (np.linalg.norm(g) + g.dtype.type(1e-12))
-    x = x.T if len(g) > g.shape[1] else x
-    square, product = x @ x.T, np.eye(len(x), dtype=x.dtype)
-    for _ in range(MUON_ROUNDS):
-        factor = b * square + c * (square @ square)
-        factor[np.diag_indices(len(x))] += a
-        product = factor @ product
-        square = factor @ square @ factor
-    x = product @ x
-    return x.T if len(g) > g.shape[1] else x
-
-
-def muon_step(params, shard_grads, momentum, names, share, runner):
-    """One step of the kernels `names` in place: with the momentum m = 0.95 m + g, along orthogonalised(g + 0.95 m), by
-    `share` of the kernel's length, which then is what it was: to the normalisation behind it only its direction counts.
-    """
-    def update(name):
-        w, m, *gs = (arrays[name].reshape(-1, params[name].shape[-1]) for arrays in (params, momentum, *shard_grads))
-        g = sum(gs[1:], gs[0])
-        m *= MUON_BETA
-        m += g
-        u = orthogonalised(g + MUON_BETA * m)
-        length = np.linalg.norm(w)
-        w -= u * (share * length / (np.linalg.norm(u) + u.dtype.type(1e-12)))
-        w *= length / np.linalg.norm(w)
-    runner.map(update, names)
+    decay = 1 if config.lr_schedule == "constant" else 0.5 * (1 + math.cos(math.pi * step / n_steps))
+    return decay * min(1, (step + 1) / max(1, config.warmup))
 
 
 # -------------------------------------------------------------- what is learned without a gradient
@@ -1903,11 +1804,12 @@ class Runner:
     A shard is also the group of samples whose statistics a normalisation uses.
     """
 
-    def __init__(self, threads, batch_size=10 ** 9):
+    def __init__(self, threads, batch_size=10 ** 9, progress=None):
         hold_blas_to_one_thread()
         self.threads = min(threads or n_cores(), -(-batch_size // SHARD_SIZE))
         self.pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
-        self.arenas = []
+        self.progress = progress or Progress(quiet=True)
+        self.arenas, self.looked_at = [], 0
 
     def __enter__(self):
         return self
@@ -1916,12 +1818,15 @@ class Runner:
         if self.pool:
             self.pool.shutdown(cancel_futures=True)
 
-    def map(self, function, items):
-        """function(item) for all items, on the workers. Overflow warnings are off: Run watches the loss instead."""
+    def each(self, function, items):
+        """function(item) for all items, on the workers, in order. Overflow warnings are off: Run watches the loss."""
         def quiet(item):
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
                 return function(item)
-        return list(self.pool.map(quiet, items) if self.pool else map(quiet, items))
+        return self.pool.map(quiet, items) if self.pool else map(quiet, items)
+
+    def map(self, function, items):
+        return list(self.each(function, items))
 
     def loss_and_grads(self, params, samples, rows, config):
         """loss_and_grads of samples[rows], shard by shard -> (terms, list of the shards' grads, to be added up, list of
@@ -1933,8 +1838,7 @@ class Runner:
             arena, shard = arena_and_shard
             batch = to_batch(samples, shard, dtype_of(params))
             return loss_and_grads(params, batch, config, arena.rewind(), len(shard) / len(rows))
-        results = self.map(one, zip(self.arenas, shards))
-        all_terms, shard_grads, statistics = zip(*results)
+        all_terms, shard_grads, statistics = zip(*self.map(one, zip(self.arenas, shards)))
         return {name: sum(terms[name] for terms in all_terms) for name in all_terms[0]}, shard_grads, statistics
 
     def forward(self, params, samples, config, **options):
@@ -1943,23 +1847,20 @@ class Runner:
             arena = Arena()
             outs = (forward_rows(params, samples, shard, config, arena.rewind(), **options) for shard in some_shards)
             return [{name: a.copy() for name, a in out.items()} for out in outs]
-        shards = [slice(start, start + SHARD_SIZE) for start in range(0, len(samples["labels"]), SHARD_SIZE)]
-        parts = sum(self.map(one, [shards[k:k + 8] for k in range(0, len(shards), 8)]), [])
+        shards, parts = [slice(at, at + SHARD_SIZE) for at in range(0, len(samples["labels"]), SHARD_SIZE)], []
+        for found in self.each(one, [shards[k:k + 8] for k in range(0, len(shards), 8)]):
+            parts += found
+            self.looked_at += sum(len(next(iter(part.values()))) for part in found)
+            self.progress.step(f"evaluating: {self.looked_at} samples")
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 # -------------------------------------------------------------- the training run
 
 class Run:
-    """A training run: its weights, Adam's moments, the running statistics, step and history, and what keeps it safe:
-    resuming, a check for numbers that are not finite, checkpoints at every epoch's end, snapshots, progress.
-
-        with Run(config, source, n_train, progress) as run:
-            for epoch in run.epochs():
-                for samples in ...:
-                    for rows in run.batches(samples):
-                        run.update(len(rows), *run.runner.loss_and_grads(run.params, samples, rows, config))
-                run.close_epoch(what evaluation found)
+    """A training run, as train() uses it: its weights, Adam's moments, running statistics, step and history, and what
+    keeps it safe: resuming, a check for numbers that are not finite, checkpoints at every epoch's end, snapshots,
+    progress.
 
     source: where the data come from, n_train: samples in an epoch. history: source, epochs (a dict for each one that
     was evaluated), seconds of training, steps. snapshot_callback(step, weights, terms) gets copies, at the start,
@@ -1967,31 +1868,23 @@ class Run:
     """
 
     def __init__(self, config, source, n_train, progress, snapshot_callback=None, snapshot_every=0, dtype=np.float32):
-        self.config = config
-        self.source = source
-        self.progress = progress
-        self.snapshot_callback = snapshot_callback
-        self.snapshot_every = snapshot_every
-        self.last_snapshot = None
+        self.config, self.source, self.progress = config, source, progress
+        self.snapshot_callback, self.snapshot_every, self.last_snapshot = snapshot_callback, snapshot_every, None
         self.params = {name: p.astype(dtype) for name, p in init_params(config).items()}
         self.adam_m, self.adam_v = ({name: np.zeros_like(p) for name, p in self.params.items()} for _ in range(2))
-        self.average = {name: p.copy() for name, p in self.params.items()} if config.average else {}
         self.state = init_state(self.params)
-        self.kernels = [name for name in self.params if config.muon
-                        and name.removesuffix("_w") + "_norm_gamma" in self.params and self.params[name].ndim == 4]
-        if config.muon and not self.kernels:
-            raise InputError(f"--muon {config.muon}: is for normalised convolutions, and this network has none")
         self.steps_per_epoch = -(-n_train // config.batch_size)
         self.step, self.n_steps = 0, config.n_epochs * self.steps_per_epoch
         self.samples_left, self.terms = config.n_epochs * n_train, None
         self.history = {"source": source, "epochs": [], "seconds": 0.0, "steps": 0}
-        self.began = time.perf_counter()
         self.saved = ""                                                 # where to find the last good state
         if config.checkpoint and Path(config.checkpoint).exists():
-            self.go_on_from(load_checkpoint(config.checkpoint))
+            self.go_on_from(load_network(config.checkpoint))
         elif config.resume:
             progress.say(f"{config.checkpoint} is not there yet: starting anew")
-        self.runner = Runner(config.threads, config.batch_size)
+        if config.warmup > self.n_steps:
+            progress.say(f"the warm-up of {config.warmup} steps is longer than the run, {self.n_steps}: see --warmup")
+        self.runner = Runner(config.threads, config.batch_size, progress)
 
     def __enter__(self):
         return self
@@ -2000,68 +1893,59 @@ class Run:
         self.runner.__exit__()
         if exception is None and self.last_snapshot != self.step:
             self.snapshot()
+        losses = [epoch["train_loss"] for epoch in self.history["epochs"]]
+        if exception is None and len(losses) > 1 and not losses[-1] < losses[0]:
+            self.progress.say(f"the training loss has not fallen, {losses[0]:.3f} in the first epoch, {losses[-1]:.3f} "
+                              "in the last: try a lower --lr")
 
     @property
     def weights(self):
-        """What is evaluated and kept: the weights, or their running mean, and the running statistics"""
-        return (self.average or self.params) | self.state
+        """What is evaluated and kept: the weights and the running statistics"""
+        return self.params | self.state
 
     def go_on_from(self, found):
         """Take over a checkpoint's state, if this is its run and it is to be resumed"""
-        check_same_run(self.config, self.source, found, self.config.checkpoint)
-        if self.config.resume and found.step > self.n_steps:
-            raise InputError(f"{self.config.checkpoint}: holds {found.step} steps, --n-epochs {self.config.n_epochs} "
-                             f"are {self.n_steps}; raise it")
-        if self.config.resume:
-            for group in CHECKPOINT:
-                setattr(self, group, getattr(found, group))
-            self.step, self.history = found.step, found.history
-            self.samples_left = self.samples_left * (self.n_steps - self.step) // self.n_steps
-            self.saved = f" (the last good state is in {self.config.checkpoint})"
+        path = self.config.checkpoint
+        check_same_run(self.config, self.source, found, path)
+        if not self.config.resume:
+            raise InputError(f"{path}: holds this run already, {found.step} of {self.n_steps} steps; go on with "
+                             "--resume, or begin anew with another --checkpoint")
+        if found.step > self.n_steps:
+            raise InputError(f"{path}: holds {found.step} steps, --n-epochs {self.config.n_epochs} are {self.n_steps}; "
+                             "raise it")
+        for group in CHECKPOINT:
+            setattr(self, group, getattr(found, group))
+        self.step, self.history = found.step, found.history
+        self.samples_left = self.samples_left * (self.n_steps - self.step) // self.n_steps
+        self.saved = f" (the last good state is in {path})"
 
     def epochs(self):
         """The numbers of the epochs still to do, from 0"""
         self.snapshot()
         for epoch in range(self.step // self.steps_per_epoch, self.config.n_epochs):
-            self.began = time.perf_counter()
-            self.seen = 0
-            self.sums = {}
+            self.began, self.seen, self.sums = time.perf_counter(), 0, {}
             yield epoch
 
     def batches(self, samples):
         """The rows of each batch of a dict of samples"""
-        n = len(samples["labels"])
-        size = self.config.batch_size
+        n, size = len(samples["labels"]), self.config.batch_size
         return (np.arange(start, min(start + size, n)) for start in range(0, n, size))
 
     def update(self, n, terms, shard_grads, statistics):
-        """One step with what Runner.loss_and_grads found for n samples: weight decay, Adam, running means; progress,
-        perhaps a snapshot"""
-        config, params = self.config, self.params
+        """One step with what Runner.loss_and_grads found for n samples: weights, running means; progress, perhaps a
+        snapshot"""
         if not np.isfinite(terms["loss"]):
-            fault = f"the loss is {terms['loss']} at step {self.step + 1}"
-            raise InputError(f"{fault}: training diverged; lower --lr{self.saved}")
-        lr = learning_rate(config, self.step, self.n_steps)
-        for name in params if config.weight_decay else ():
-            if name[-1] in "wW" and name not in self.kernels:          # of a matrix; biases and betas end otherwise
-                params[name] *= 1 - lr * config.weight_decay
-        if self.kernels:
-            share = config.muon * schedule(config, self.step, self.n_steps)
-            muon_step(params, shard_grads, self.adam_m, self.kernels, share, self.runner)
-        others = {name: p for name, p in params.items() if name not in self.kernels}
-        adam_step(others, shard_grads, self.adam_m, self.adam_v, self.step + 1, lr, self.runner)
+            raise InputError(f"the loss is {terms['loss']} at step {self.step + 1}: training diverged; lower "
+                             f"--lr{self.saved}")
+        take_step(self, shard_grads, schedule(self.config, self.step, self.n_steps))
         fold_statistics(self.state, statistics, self.step)
         self.step += 1
         if self.step % FLUSH_STEPS == 0:
             flush(self.adam_m, self.adam_v)
-        for name, mean in self.average.items():
-            mean += (params[name] - mean) * (1 - min(config.average, self.step / (self.step + 9)))
-        self.seen, self.terms = self.seen + n, dict(terms)
-        self.samples_left -= n
+        self.seen, self.samples_left, self.terms = self.seen + n, self.samples_left - n, dict(terms)
         for name, term in terms.items():
             self.sums[name] = self.sums.get(name, 0) + term * (1 if name == "hits" else n)
         self.elapsed = time.perf_counter() - self.began
-        self.stamp()
         self.progress.step(
             f"step {self.step}/{self.n_steps}  {self.samples_left * self.elapsed / self.seen:.0f} s left  "
             f"{self.training_so_far()}")
@@ -2072,29 +1956,19 @@ class Run:
         return (f"loss {self.sums['loss'] / self.seen:.3f}  accuracy {self.sums['hits'] / self.seen:.3f}  "
                 f"{self.seen / self.elapsed:.0f} samples/s")
 
-    def stamp(self):
-        """Keep the digest of the weights after STAMP_STEPS steps, whatever comes later"""
-        if self.step == STAMP_STEPS:
-            self.history["weights_sha256"] = digest_of(self.weights)
-
     def snapshot(self):
         """Call snapshot_callback with copies; its time is not training's"""
         if self.snapshot_callback:
-            paused = time.perf_counter()
-            self.last_snapshot = self.step
-            weights = {name: p.copy() for name, p in self.weights.items()}
-            self.snapshot_callback(self.step, weights, self.terms)
-            self.began += time.perf_counter() - paused
+            paused, self.last_snapshot = time.perf_counter(), self.step
+            self.snapshot_callback(self.step, {name: p.copy() for name, p in self.weights.items()}, self.terms)
+            self.began = getattr(self, "began", 0) + time.perf_counter() - paused
 
     def close_epoch(self, found=None, text=""):
         """Add the epoch, and what an evaluation found, a dict of numbers, to the history; save. text: to print"""
-        if not all(np.isfinite(p).all() for p in self.weights.values()):
-            fault = f"the weights are not finite after step {self.step}"
-            raise InputError(f"{fault}: training diverged; lower --lr{self.saved}")
-        for name, value in (found or {}).items():
-            if not np.isfinite(value):
-                raise InputError(f"{name} is {value} after step {self.step}: an image holds what is no number, or "
-                                 f"training diverged; lower --lr{self.saved}")
+        bad = [name for name, value in (self.weights | (found or {})).items() if not np.isfinite(value).all()]
+        if bad:
+            raise InputError(f"{bad[0]} is not finite after step {self.step}: training diverged, or an image holds "
+                             f"what is no number; lower --lr{self.saved}")
         epoch = self.step // self.steps_per_epoch
         self.history["seconds"] += self.elapsed
         self.history["steps"] = self.step
@@ -2105,7 +1979,8 @@ class Run:
             self.history["epochs"].append(when | means | found)
             self.progress.epoch(f"epoch {epoch}/{self.config.n_epochs}  {self.training_so_far()}  {text}")
         if self.config.checkpoint:
-            save_checkpoint(self.config.checkpoint, self)
+            save_network(self.config.checkpoint, self.config, self.history,
+                         {group: getattr(self, group) for group in CHECKPOINT})
             self.saved = f" (the last good state is in {self.config.checkpoint})"
 
 
@@ -2116,77 +1991,56 @@ def run_identity(config, source):
             if not f.metadata.get("runtime") and f.name not in ends} | {"source": source}
 
 
-CHECKPOINT = ("params", "adam_m", "adam_v", "average", "state")     # dicts; without --average that of the mean is {}
+CHECKPOINT = ("params", "state", "adam_m", "adam_v")               # dicts of arrays; weights alone have the first two
 
 
-def save_checkpoint(path, run):
-    """All that a run needs to go on, in one .npz, written atomically."""
-    arrays = {f"{group}/{name}": a for group in CHECKPOINT for name, a in getattr(run, group).items()}
-    settings = run_identity(run.config, run.source) | {"n_epochs": run.config.n_epochs}
-    meta = json.dumps({"format": 2, "step": run.step, "config": settings, "history": run.history})
-    write_atomically(path, lambda file: np.savez(file, meta=np.array(meta), **arrays))
-
-
-def save_weights(path, config, weights, history):
-    """A trained network to keep and to hand on, in one .npz, written atomically: weights as float16, running statistics
-    as they are, no optimiser, the settings and history, and a digest of all of it."""
-    with np.errstate(over="ignore"):
-        arrays = {f"state/{name}" if name.endswith(STATE_ENDS) else f"params/{name}":
-                  a if name.endswith(STATE_ENDS) else a.astype(np.float16) for name, a in weights.items()}
-    for name, a in arrays.items():
-        if not np.isfinite(a).all():
-            raise InputError(f"cannot write {path}: {name} holds more than float16 can, {np.finfo(np.float16).max}")
+def save_network(path, config, history, groups):
+    """Some of CHECKPOINT's dicts, {name: dict}, with settings, history and a digest of all of it, in one .npz, written
+    atomically"""
+    arrays = {f"{group}/{name}": a for group, of in groups.items() for name, a in of.items()}
     settings = run_identity(config, history["source"]) | {"n_epochs": config.n_epochs}
-    meta = json.dumps({"format": 2, "step": history["steps"], "config": settings, "history": history})
-    arrays["meta"] = np.array(meta)
+    meta = {"format": 2, "step": history["steps"], "config": settings, "history": history}
+    arrays["meta"] = np.array(json.dumps(meta))
     arrays["digest"] = np.array(digest_of(arrays))
     write_atomically(path, lambda file: np.savez(file, **arrays))
 
 
-def load_checkpoint(path):
-    """-> what save_checkpoint wrote: params, adam_m, adam_v, average, step, history, source, and config, a Config"""
-    found = load_network(path)
-    if not found.adam_m:
-        raise InputError(f"{path}: holds weights alone, which no run can go on from; give what --checkpoint wrote")
-    return found
+def save_weights(path, config, weights, history):
+    """A trained network to keep and to hand on: weights as float16, running statistics as they are, no optimiser"""
+    state = {name: a for name, a in weights.items() if name.endswith(STATE_ENDS)}
+    with np.errstate(over="ignore"):
+        params = {name: a.astype(np.float16) for name, a in weights.items() if name not in state}
+    for name, a in params.items():
+        if not np.isfinite(a).all():
+            raise InputError(f"cannot write {path}: {name} holds more than float16 can, {np.finfo(np.float16).max}")
+    save_network(path, config, history, {"params": params, "state": state})
 
 
 def load_network(path):
-    """-> what save_checkpoint or save_weights wrote; with weights, what is evaluated: the running mean, if there is
-    one. Of save_weights' file, whose digest must be that of what it holds, the optimiser's dicts are empty. Nothing is
-    unpickled."""
-    found = SimpleNamespace(**{group: {} for group in CHECKPOINT})
+    """-> what save_network wrote: CHECKPOINT's dicts, float32; weights, what is evaluated; config, source, step,
+    history. Nothing is unpickled. Of weights alone the optimiser's dicts are empty."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
-        alone = "digest" in arrays                                                      # weights without an optimiser
-        if alone and str(arrays.pop("digest")) != digest_of(arrays):
+        if str(arrays.pop("digest")) != digest_of(arrays):
             raise InputError(f"{path}: its digest is not that of what it holds: damaged or changed; get it anew")
         meta = json.loads(str(arrays.pop("meta")))
+        config, groups = config_of(meta["config"], path), {group: {} for group in CHECKPOINT}
         for key, a in arrays.items():
             group, _, name = key.partition("/")
-            getattr(found, group)[name] = a.astype(np.float32) if alone else a
-        found.config, found.source = config_of(meta["config"], path), meta["config"].get("source")
-        found.step, found.history = meta["step"], meta["history"]
-        for f in options(found.config):
-            if not isinstance(getattr(found.config, f.name), (int, float) if f.type is float else f.type):
-                raise ValueError(f"{f.name} is of another type")
-        params = init_params(found.config)
-        for group in CHECKPOINT:
-            left_out = alone and group not in ("params", "state") or group == "average" and not found.config.average
-            model = {} if left_out else init_state(params) if group == "state" else params
-            expected = {name: a.shape for name, a in model.items()}
-            if meta["format"] != 2 or {name: a.shape for name, a in getattr(found, group).items()} != expected:
-                raise ValueError("arrays are missing or of the wrong shape")
-        if not all(a.dtype.kind == "f" and np.isfinite(a).all() for group in CHECKPOINT
-                   for a in getattr(found, group).values()):
-            raise InputError(f"{path}: holds weights that are no finite numbers; give another")
-        if not isinstance(found.history["epochs"], list) or not found.history["seconds"] + found.history["steps"] >= 0:
-            raise ValueError("its history is none")
-        found.weights = (found.average or found.params) | found.state
-        return found
+            groups[group][name] = a.astype(np.float32)
+        params = init_params(config)
+        like = dict.fromkeys(CHECKPOINT, params) | {"state": init_state(params)}
+        for group in CHECKPOINT if groups["adam_m"] else CHECKPOINT[:2]:
+            held, needed = ({name: a.shape for name, a in of[group].items()} for of in (groups, like))
+            if held != needed:
+                raise InputError(f"{path}: its arrays are not those of the network that it names; give another")
+        return SimpleNamespace(**groups, weights=groups["params"] | groups["state"], config=config,
+                               source=meta["config"]["source"], step=meta["step"], history=meta["history"])
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; give one that holds a trained network") from None
+    except IsADirectoryError:
+        raise InputError(f"{path}: is a folder; give a file that holds a trained network") from None
     except PermissionError:
         raise InputError(f"{path}: cannot be read; check its permissions") from None
     except InputError:
@@ -2196,18 +2050,23 @@ def load_network(path):
 
 
 def config_of(settings, path):
-    """The Config of a file's settings; those of later versions are at their defaults, but for --muon, which earlier
-    ones had not. What has its recipe's value counts as not given."""
-    try:
-        given = {"muon": 0.0} | {name: value for name, value in settings.items() if name != "source"}
-        return Config(**given, filled=Config(**given).own_values())
-    except TypeError:
-        mend = "give one that this one wrote"
-        raise InputError(f"{path}: of another experiment; {mend}") from None
+    """The Config of a file's settings. Those that are no more, RETIRED, are passed over if they had the value at which
+    they did nothing."""
+    names, given = {f.name for f in options(Config)}, {}
+    for name, value in settings.items():
+        if name in names:
+            given[name] = value
+        elif name != "source" and name not in RETIRED:
+            raise InputError(f"{path}: of another experiment; give one that this one wrote")
+        elif name != "source" and RETIRED[name] not in (value, ...):
+            raise InputError(f"{path}: was trained with {name} {value}, which is no more; train anew")
+    return Config(**given)
 
 
 def check_same_run(config, source, found, path):
     """Raise InputError if a checkpoint is another run's, which must be neither gone on from nor overwritten"""
+    if not found.adam_m:
+        raise InputError(f"{path}: holds weights alone, which no run can go on from; give what --checkpoint wrote")
     ours, theirs = run_identity(config, source), run_identity(found.config, found.source)
     if differing := ", ".join(f"{name} {theirs.get(name)}, now {ours[name]}" for name in ours
                               if ours[name] != theirs.get(name)):
@@ -2223,30 +2082,16 @@ def wilson_interval(hits, n, z=1.959964):
     return float(max(0, min(p, centre - half))), float(min(1, max(p, centre + half)))
 
 
-def student_t(df, level=0.95):
-    """t with P(|T| <= t) = level, T Student's t with df = 1, 2, ... degrees of freedom.
-
-    By bisection of P(|T| <= t). With theta = atan(t / sqrt(df)) it is, up to the power df - 2 of the cosine,
-    sin (1 + 1/2 cos^2 + 1/2 3/4 cos^4 + ...) for an even df, and for an odd one
-    2/pi (theta + sin (cos + 2/3 cos^3 + 2/3 4/5 cos^5 + ...)).
-    """
-    def inside(theta):
-        term, total = (1.0, 0.0) if df % 2 == 0 else (math.cos(theta), 0.0)
-        for power in range(df % 2, df - 1, 2):
-            total += term
-            term *= math.cos(theta) ** 2 * (power + 1) / (power + 2)
-        return math.sin(theta) * total if df % 2 == 0 else 2 / math.pi * (theta + math.sin(theta) * total)
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):
-        low, high = ((low + high) / 2, high) if inside((low + high) / 2) < level else (low, (low + high) / 2)
-    return math.sqrt(df) * math.tan(low)
+T95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)     # Student's t, 1 to 9 degrees
 
 
 def mean_and_interval(values):
     """Mean and half the width of its 95% t interval, nan for one value"""
-    n = len(values)
-    half = student_t(n - 1) * np.std(values, ddof=1) / math.sqrt(n) if n > 1 else math.nan
-    return float(np.mean(values)), float(half)
+    df = len(values) - 1
+    if df < 1:
+        return float(np.mean(values)), math.nan
+    t = T95[df - 1] if df <= len(T95) else 1.95996 + 2.3722 / df + 2.8225 / df ** 2 + 2.5558 / df ** 3
+    return float(np.mean(values)), float(t * np.std(values, ddof=1) / math.sqrt(df + 1))
 
 
 def dtype_of(params):
@@ -2259,41 +2104,29 @@ def n_params(weights):
     return sum(p.size for name, p in weights.items() if not name.endswith(STATE_ENDS))
 
 
-# -------------------------------------------------------------- settings and files
+# -------------------------------------------------------------- settings
 
 def options(config):
     """The fields of Config, or of one, that are settings"""
     return [f for f in dataclasses.fields(config) if "help" in f.metadata]
 
 
-def settings_of(config):
-    """{name: value} of all settings"""
-    return {f.name: getattr(config, f.name) for f in options(config)}
-
-
 def flag_of(name):
     return "--" + name.replace("_", "-")
 
 
-def given_options(config):
-    """The settings that were given another value than their default"""
-    return [f for f in options(config) if f.name not in config.filled and getattr(config, f.name) != f.default]
+def means_something(f, config):
+    """Whether an option means something to a Config's network, task and data"""
+    return all(getattr(config, name) in values for name, values in f.metadata.get("only", {}).items())
 
 
-def foreign_options(config, models):
-    """The settings that were given and mean nothing to any of the networks `models`"""
-    return [f for f in given_options(config) if not set(f.metadata.get("models", models)) & set(models)]
-
-
-def changed(config, **changes):
-    """The Config of what config was given and of these changes: what neither says is filled in anew"""
-    given = {f.name: getattr(config, f.name) for f in options(config) if f.name not in config.filled}
-    return Config(**given | changes)
-
-
-def for_model(config, model):
-    """config with another network: its own recipe, and without the settings that mean nothing to it"""
-    return changed(config, model=model, **{f.name: f.default for f in foreign_options(config, [model])})
+def check_given(given, configs):
+    """Raise InputError for a setting among those given, {name: value}, that means nothing to any of the Configs"""
+    for f in options(Config):
+        if f.name in given and not any(means_something(f, config) for config in configs):
+            of = next(name for name, values in f.metadata["only"].items() if getattr(configs[0], name) not in values)
+            others = f"{flag_of(of)} {getattr(configs[0], of)}"
+            raise InputError(f"{flag_of(f.name)}: means nothing to {others}; leave it out")
 
 
 RULES = {                          # what an option may ask of its value, and in which words
@@ -2303,19 +2136,15 @@ RULES = {                          # what an option may ask of its value, and in
     "choices": (lambda value, names: value in names, "one of")}
 
 
-def check_options(config, models):
-    """Raise InputError for a value out of its range, one that means nothing to `models`, the networks of this run, or
-    an output file that could not be written"""
-    for f in sorted(options(config), key=lambda f: "choices" not in f.metadata):          # other defaults hang on these
+def check_options(config):
+    """Raise InputError for a value out of its range, or an output file that could not be written"""
+    for f in options(config):
         value = getattr(config, f.name)
         if isinstance(value, float) and not np.isfinite(value):
             raise InputError(f"{flag_of(f.name)} {value}: must be a finite number")
         for rule, (holds, words) in RULES.items():
             if rule in f.metadata and not holds(value, f.metadata[rule]):
                 raise InputError(f"{flag_of(f.name)} {value}: must be {words} {f.metadata[rule]}")
-    for f in foreign_options(config, models):
-        others = f" or --baseline {', '.join(models[1:])}" if models[1:] else ""
-        raise InputError(f"{flag_of(f.name)}: means nothing to --model {models[0]}{others}; leave it out")
     if config.resume and not config.checkpoint:
         raise InputError("--resume needs --checkpoint FILE: the file to go on from")
     check_outputs(config.checkpoint, config.out_json)
@@ -2332,13 +2161,17 @@ def check_outputs(*paths):
 
 
 def check_writable(path):
-    """Fail now, not after an hour of training, if `path` could not be written."""
+    """Fail now, not after an hour of training, if `path` could not be written"""
     path = Path(path)
     if path.exists() and not path.is_file():
         raise InputError(f"cannot write {path}: it is a folder or a device; give the name of a file")
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        fault = f"the folder {path.parent} is missing or not writable"
-        raise InputError(f"cannot write {path}: {fault}; create it or choose another")
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=Path(os.path.realpath(path)).parent)
+        os.close(descriptor)
+        os.unlink(temporary)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror} (folder {path.parent}); create it or choose another"
+                         ) from None
 
 
 def make_outdir(outdir, names):
@@ -2351,45 +2184,41 @@ def make_outdir(outdir, names):
         check_writable(outdir / f"{name}.png")
 
 
-def config_to_look_at(found, args, path, free=()):
-    """The Config with which to look at a network that was loaded: its own, with the flags given in args; those that
-    would have changed its training must agree with it, but for the settings `free`"""
-    given = {f: getattr(args, f.name) for f in options(Config) if hasattr(args, f.name)}
-    for f, value in given.items():
-        known = getattr(found.config, f.name)
-        if f.name in ("checkpoint", "resume"):
-            raise InputError(f"{flag_of(f.name)}: is of training, and {path} is trained; leave the flag out")
-        if value != known and not f.metadata.get("runtime") and f.name not in free:
-            trained = f"{path} was trained with {'none' if known == '' else known}"
-            raise InputError(f"{flag_of(f.name)} {value}: {trained}; leave the flag out, or train anew without --load")
-    return changed(found.config, **{f.name: value for f, value in given.items()})
+def given_of(args):
+    """{name: value} of the settings among some arguments that were given"""
+    return {f.name: getattr(args, f.name) for f in options(Config) if hasattr(args, f.name)}
 
 
-def add_load_flag(parser, text):
-    parser.add_argument(
-        "--load", nargs="?", const=str(WEIGHTS), metavar="FILE",
-        help=f"{text} of a file that --checkpoint or --out-weights wrote, without FILE that of weights/{WEIGHTS.name}; "
-        f"of what made it may differ: {', '.join(map(flag_of, FREE))}, hence the test data; and what no training hangs "
-        "on")
-
-
-def add_out_weights_flag(parser):
-    parser.add_argument("--out-weights", default="", metavar="FILE",
-                        help="write the trained network to this .npz: float16, settings, a digest, no optimiser")
+def config_from_args(args):
+    """The Config of the flags that were given"""
+    given = given_of(args)
+    config = Config(**given)
+    check_given(given, [config])
+    return config
 
 
 def look_at(path, args):
-    """-> the network in a file, as load_network gives it, and the Config to look at it with: of its data and seed,
-    unless args say otherwise"""
-    found = load_network(path)
+    """-> the network in a file, as load_network gives it, and the Config to look at it with: its own, with the flags
+    given in args; those that would have changed its training must agree with it, but for the settings FREE"""
+    found, given = load_network(path), given_of(args)
     found.config = dataclasses.replace(found.config, **{SOURCE: found.source})
     found.file = {"file": Path(path).name, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest(),
                   "trained_seed": found.config.seed}
-    config = config_to_look_at(found, args, path, FREE)
+    check_given(given, [found.config])
+    for f in options(Config):
+        known = getattr(found.config, f.name)
+        if f.name in given and f.name in ("checkpoint", "resume"):
+            raise InputError(f"{flag_of(f.name)}: is of training, and {path} is trained; leave the flag out")
+        if given.get(f.name, known) != known and not f.metadata.get("runtime") and f.name not in FREE:
+            raise InputError(f"{flag_of(f.name)} {given[f.name]}: {path} was trained with {known}; leave the flag out, "
+                             "or train anew without --load")
+    config = dataclasses.replace(found.config, **given)
     if config.out_json and os.path.realpath(config.out_json) == os.path.realpath(path):
         raise InputError(f"--out-json {config.out_json}: is the network's own file; give another")
     return found, config
 
+
+# -------------------------------------------------------------- files
 
 UMASK = os.umask(0)
 os.umask(UMASK)
@@ -2415,8 +2244,6 @@ def write_atomically(path, write):
         raise InputError(f"cannot write {path}: {error.strerror or error}; choose a writable place with room") from None
 
 
-SCRIPT_SHA256 = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()         # now: the file may change as it runs
-STAMP_STEPS = 40            # after so many steps the digest of the weights tells whether other code makes the same bits
 MAX_LOOKS = 20                     # epochs that a result keeps of its history
 
 
@@ -2427,6 +2254,11 @@ def digest_of(arrays):
         digest.update(f"{name} {arrays[name].shape} {arrays[name].dtype}".encode())
         digest.update(np.ascontiguousarray(arrays[name]).tobytes())
     return digest.hexdigest()
+
+
+def packed(right):
+    """Which answers were right, (n,) bool, as text: eight of them a byte, base64"""
+    return base64.b64encode(np.packbits(right)).decode()
 
 
 def result_of(config, params, history, found):
@@ -2440,7 +2272,6 @@ def result_of(config, params, history, found):
             "n_params": n_params(params), **found, "seconds_train": history["seconds"],
             "ms_per_step": 1e3 * history["seconds"] / max(1, history["steps"]), "peak_rss_mb": peak_rss_mb(),
             "versions": versions(), "machine": machine(),
-            "script_sha256": SCRIPT_SHA256, "weights_sha256": history.get("weights_sha256"),
             "history": {key: [epochs[k][key] for k in looks] for key in (epochs[0] if epochs else ())}}
 
 
@@ -2522,12 +2353,13 @@ class Progress:
 
 class Parser(argparse.ArgumentParser):
     """Says what is wrong with a command line in one line, as for all other bad input. description: a docstring, of
-    which the first paragraph, and the last, are shown."""
+    which the first paragraph, and the last, are shown, the latter first: the command to begin with."""
 
     def __init__(self, description=""):
         first, *_, last = description.split("\n\n") * 2
-        super().__init__(description=first, epilog=last, formatter_class=argparse.RawDescriptionHelpFormatter,
-                         allow_abbrev=False)
+        super().__init__(usage="%(prog)s [--seed N] [--n-epochs N] [--load [FILE]] [other flags, below]",
+                         description=f"{last.strip()}\n\n{first}", allow_abbrev=False,
+                         formatter_class=argparse.RawDescriptionHelpFormatter)
 
     def error(self, message):
         raise InputError(f"{message}; see --help")
@@ -2535,10 +2367,12 @@ class Parser(argparse.ArgumentParser):
 
 def add_config_flags(parser):
     """One flag for every option of Config, in groups. Flags not given leave no trace: the defaults are Config's."""
-    groups = {}
+    groups, usual = {}, Config()
     for f in sorted(options(Config), key=lambda f: ("data", "network", "training", "run").index(f.metadata["group"])):
-        default = f.metadata.get("shown", f.default)
-        text = f.metadata["help"] + (f" (default {default})" if default not in ("", False) else "")
+        default = f"{getattr(usual, f.name)}, or as the recipe says" if f.default is None else f.default
+        only = "; ".join(f"{flag_of(name)} {', '.join(map(str, values))}"
+                         for name, values in f.metadata.get("only", {}).items())
+        text = f.metadata["help"] + f" [{only}]" * bool(only) + f" (default {default})" * (default not in ("", False))
         flag = {"help": text.replace("%", "%%")}                                        # argparse formats with %
         if f.type is bool:
             flag["action"] = "store_true"
@@ -2551,9 +2385,17 @@ def add_config_flags(parser):
         groups[name].add_argument(flag_of(f.name), default=argparse.SUPPRESS, **flag)
 
 
-def config_from_args(args):
-    """The Config of the flags that were given"""
-    return Config(**{f.name: getattr(args, f.name) for f in options(Config) if hasattr(args, f.name)})
+def add_load_flag(parser, text):
+    parser.add_argument(
+        "--load", nargs="?", const=str(WEIGHTS), metavar="FILE",
+        help=f"{text} of a file that --checkpoint or --out-weights wrote, without FILE that of weights/{WEIGHTS.name}; "
+        f"of what made it may differ: {', '.join(map(flag_of, FREE))}, hence the test data; and what no training hangs "
+        "on")
+
+
+def add_out_weights_flag(parser):
+    parser.add_argument("--out-weights", default="", metavar="FILE",
+                        help="write the trained network to this .npz: float16, settings, a digest, no optimiser")
 
 
 def run_cli(main):
@@ -2563,7 +2405,7 @@ def run_cli(main):
     except InputError as error:
         sys.exit(fail(str(error)))
     except MemoryError:
-        sys.exit(fail("out of memory; lower --batch-size or the network's sizes"))
+        sys.exit(fail("out of memory; lower --batch-size, --threads, or the sizes of the network"))
     except KeyboardInterrupt:
         print("\nstopped; --checkpoint, if it was given, holds the last whole epoch", file=sys.stderr)
         sys.exit(130)
@@ -2593,7 +2435,7 @@ def main():
     params, history = (found.weights, found.history) if found else train(config, data=digits)
     if args.out_weights:
         save_weights(args.out_weights, found.config if found else config, params, history)
-    with Runner(config.threads) as runner:
+    with Runner(config.threads, progress=progress) as runner:
         test = evaluate(params, stream_pairs(digits, "test", config.n_test, config, "evaluation", 1), config, runner)
     report(config, params, history | {"source": digits["source"]}, test, progress.say, found)
 
