@@ -846,8 +846,8 @@ class Config(Settings):
     lr: float = option(None, "Adam's learning rate at the start, or after the warm-up", "training", above=0)
     warmup: int = option(None, "steps over which the learning rate first rises from 0", "training", low=0, high=100_000)
     muon: float = option(None, "step of a normalised kernel along its orthogonalised momentum (Muon), as a share of "
-                         "the kernel's length, in Adam's place; 0, as with --norm none: Adam for all", "training", low=0,
-                         high=1)
+                         "the kernel's length, in Adam's place; 0, as with --norm none: Adam for all", "training",
+                         low=0, high=1)
     digits: str = option("auto", "auto: MNIST if at hand or to be fetched, else synthetic", "data",
                          choices=("auto", "mnist", "synthetic"), runtime=True)
     mnist_dir: str = option("", "folder with the four MNIST idx files, raw or .gz (else $MNIST_DIR, else "
