@@ -1,83 +1,64 @@
 #!/usr/bin/env python3
-"""Renders the tables and numbers of README.md and docs/ from the files in results/.
+"""Renders the tables and numbers of README.md and docs/ from the results.
 
     python3 results/render.py              rewrite the documents in place
     python3 results/render.py --check      say where a document and the results disagree; exit code 1 if one does
-    python3 results/render.py --restamp    run 40 steps of stale results, renew the stamps where the bits are the same
 
-A result, results/<experiment>/<table>/<setting>-<seed>.json, is what an experiment's --out-json writes of one network
-and one seed, or a benchmark's of one measurement. It is stale when the experiment's script has changed since. In a
-document a table stands between `<!-- table: NAME -->` and `<!-- end -->`, a number between `<!-- value: NAME -->` and
-`<!-- end -->`; the names are defined in TABLES and VALUES below. --restamp takes MNIST from where the experiment does;
-kernels other than this machine's own choice, such as those of smallnorb_novel_viewpoint.py's results, are set by
-OPENBLAS_CORETYPE.
+What a result is, and when it is stale, workflow/ledger.py says. In a document a table stands between
+`<!-- table: NAME -->` and `<!-- end -->`, a number between `<!-- value: NAME -->` and `<!-- end -->`; the names are
+defined in TABLES and VALUES below. A setting is named as "table/setting".
 """
 import argparse
-import concurrent.futures
-import dataclasses
-import functools
-import hashlib
-import json
+import base64
 import math
-import multiprocessing
 import re
 import sys
 from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "workflow")]
 import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
 import multimnist_capsnet as capsnet
 import smallnorb_novel_viewpoint as norb
 
 import numpy as np  # after them
+from ledger import read, stale
+from runs import AFF, MULTI, NORB
 
-SCRIPTS = {module.__name__: module for module in (capsnet, norb, affnist)}
-MULTI, NORB, AFF = SCRIPTS
 ACCURACY, MSE = "test_set_accuracy", "test_recon_mse"
 
 
 # -------------------------------------------------------------- reading results
 
-def script_sha256(experiment):
-    """The digest of the script as it was when it was imported here: that is what a new stamp vouches for"""
-    return SCRIPTS[experiment].SCRIPT_SHA256
-
-
-def load_results(folder):
-    """-> {(experiment, table, setting): {seed: result}} of all results in a folder"""
-    found = {}
-    for path in sorted(Path(folder).glob("*/*/*.json")):
-        setting, _, seed = path.stem.rpartition("-")
-        try:
-            result = json.loads(path.read_text())
-            if result["experiment"] != path.parts[-3] or result["config"]["seed"] != int(seed):
-                raise ValueError("its experiment or seed is not what its path says")
-        except (ValueError, KeyError, TypeError) as error:
-            raise capsnet.InputError(f"{path}: not a result that --out-json wrote ({error}); make it anew") from None
-        found.setdefault((*path.parts[-3:-1], setting), {})[int(seed)] = result | {"path": path}
-    return found
-
-
-def same_weights(result):
-    """Whether the files of weights that a result is of, if it is of some, are still what they were"""
-    loaded = {result["loaded"]["file"]: result["loaded"]["sha256"]} if "loaded" in result else {}
-    paths = {ROOT / "weights" / name: sha256 for name, sha256 in (loaded | result.get("networks", {})).items()}
-    return all(path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256
-               for path, sha256 in paths.items())
-
-
 class Ledger:
-    """The results, and the sentences that can be said of them. A setting is named as "table/setting"."""
+    """The results, and the sentences that can be said of them"""
 
     def __init__(self, folder):
-        self.results = load_results(folder)
-        self.sha256 = {name: script_sha256(name) for name in SCRIPTS}
+        try:
+            lines = read(folder)
+        except ValueError as error:
+            raise capsnet.InputError(str(error)) from None
+        self.results, self.stale = {}, set()
+        for name, line in lines.items():
+            experiment, table, _ = name.split("/")
+            key = experiment, f"{table}/{line['setting']}"
+            self.results.setdefault(key, {})[line["seed"]] = line
+            self.stale |= {key} if stale(name, line) else set()
 
     def runs(self, experiment, setting):
         """The results of a setting, by seed; {} if there are none"""
-        return dict(sorted(self.results.get((experiment, *setting.split("/")), {}).items()))
+        return self.results.get((experiment, setting), {})
+
+    def first(self, experiment, setting):
+        """The result of a setting's first seed, its only one if it is a benchmark's; {} if there is none"""
+        return next(iter(self.runs(experiment, setting).values()), {})
+
+    def hits(self, experiment, setting, test):
+        """-> {seed: whether each image of a test was named right}, of the runs that kept it"""
+        return {seed: np.unpackbits(np.frombuffer(base64.b64decode(run["hit_bits"][test]), np.uint8),
+                                    count=run.get(f"{test}_n")).astype(bool)
+                for seed, run in self.runs(experiment, setting).items() if test in run.get("hit_bits", {})}
 
     def values(self, experiment, setting, key):
         """A result's number for each seed; a number inside another is named by both keys"""
@@ -92,11 +73,9 @@ class Ledger:
         values = [value for seed, value in zip(runs, self.values(experiment, setting, key)) if seed in kept]
         if not values or None in values:
             return "" if values else "not run"
-        mean, half = capsnet.mean_and_interval(values)
-        if len(values) > 1:
-            return f"{mean:.{digits}f} +- {half:.{digits}f}"
-        low, high = runs[kept[0]].get(f"{key}_ci95", (None, None))
-        return f"{mean:.{digits}f}" + (f" ({low:.{digits}f}-{high:.{digits}f})" if low is not None else "")
+        alone = runs[kept[0]].get(f"{key}_ci95") if len(values) == 1 else None
+        wilson = f" ({alone[0]:.{digits}f}-{alone[1]:.{digits}f})" if alone else ""
+        return interval(capsnet.mean_and_interval(values), digits=digits) + wilson
 
     def plain(self, experiment, setting, key, digits=0):
         """The mean alone"""
@@ -123,15 +102,7 @@ class Ledger:
         if not shared:
             names = " and ".join(name.rpartition("/")[2] for name in short)
             return f"{names} did not get there" if short else "not run"
-        mean, half = capsnet.mean_and_interval([a[seed][key] - b[seed][key] for seed in shared])
-        return f"{mean:+.{digits}f}" + (f" +- {half:.{digits}f}" if len(shared) > 1 else "")
-
-    def stale(self, experiment, settings):
-        """The settings among these some of whose results were made by another version of the script"""
-        now = self.sha256[experiment]
-        return [setting for setting in settings
-                if any(run["script_sha256"] != now or not same_weights(run)
-                       for run in self.runs(experiment, setting).values())]
+        return interval(capsnet.mean_and_interval([a[seed][key] - b[seed][key] for seed in shared]), "+", digits)
 
 
 def reached(run):
@@ -140,9 +111,21 @@ def reached(run):
     return not goal or max(run["history"]["val_accuracy"]) >= goal
 
 
+def interval(pair, sign="", digits=3):
+    """"mean +- half width", the mean alone where one seed has no interval"""
+    if pair is None:
+        return ""
+    return f"{pair[0]:{sign}.{digits}f}" + (f" +- {pair[1]:.{digits}f}" if math.isfinite(pair[1]) else "")
+
+
 def markdown(header, rows):
-    lines = [header, ["---"] * len(header), *rows]
+    lines = [header, ["---"] * len(header), *(rows or [["not run", *[""] * (len(header) - 1)]])]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def shown(ledger, experiment, settings, header, rows):
+    """A table, and below it what the results of these settings were made with"""
+    return markdown(header, rows) + "\n" + about(ledger, experiment, settings)
 
 
 def timed_with(run):
@@ -168,9 +151,9 @@ def about(ledger, experiment, settings):
     machines = sorted({f"{run['machine']['processor']}, {run['machine']['blas_kernels']} kernels, Python "
                        f"{run['versions']['python']}, NumPy {run['versions']['numpy']}{timed_with(run)}"
                        for run in runs})
-    stale = ledger.stale(experiment, settings)
+    old = [setting for setting in settings if (experiment, setting) in ledger.stale]
     text = f"{said[0].upper()}{said[1:]}; {'; '.join(machines)}."
-    return f"\n{text}" + (f" **Stale**, made by an earlier version of the script: {', '.join(stale)}." if stale else "")
+    return f"\n{text}" + (f" **Stale**, to be made again: {', '.join(old)}." if old else "")
 
 
 # -------------------------------------------------------------- the tables
@@ -184,7 +167,7 @@ def multimnist_results(ledger, rows):
         seconds = f"{ledger.plain(MULTI, setting, 'seconds_train')} ({runs[0]['config']['threads']})" if runs else ""
         lines.append([label, pairs, seconds, cell(setting), cell(setting, "test_any_accuracy"), cell(setting, MSE, 4)])
     header = ["", "training pairs", "seconds (threads)", "set accuracy", "at least one", "reconstruction MSE"]
-    return markdown(header, lines) + "\n" + about(ledger, MULTI, [setting for _, setting in rows])
+    return shown(ledger, MULTI, [setting for _, setting in rows], header, lines)
 
 
 def multimnist_control(ledger, rows, first):
@@ -193,50 +176,45 @@ def multimnist_control(ledger, rows, first):
               ledger.mean(MULTI, setting), "" if setting == first else ledger.difference(MULTI, first, setting)]
              for label, setting in rows]
     header = ["", "parameters", "ms a step", "set accuracy", "the first row minus it, paired by seed"]
-    return markdown(header, lines) + "\n" + about(ledger, MULTI, [setting for _, setting in rows])
-
-
-def one_run(ledger, setting):
-    """The result of a benchmark, which has one seed; {} if it has not been run"""
-    return next(iter(ledger.runs(MULTI, setting).values()), {})
+    return shown(ledger, MULTI, [setting for _, setting in rows], header, lines)
 
 
 def multimnist_speed(ledger, columns, rows):
     """columns: (label, setting), rows: (label, name of what was timed)"""
     def cells(setting, name):
-        step = one_run(ledger, setting).get("steps", {}).get(name)
+        step = ledger.first(MULTI, setting).get("steps", {}).get(name)
         return [f"{step['ms']:.1f} ({step['min']:.1f}-{step['max']:.1f})", f"{step['ratio']:.2f}"] if step else [
             "not run", ""]
     header = ["", *(text for label, _ in columns for text in (f"{label}: ms (min-max)", "NumPy's time / its time"))]
     lines = [[label, *(text for _, setting in columns for text in cells(setting, name))] for label, name in rows]
-    return markdown(header, lines) + "\n" + about(ledger, MULTI, [setting for _, setting in columns])
+    return shown(ledger, MULTI, [setting for _, setting in columns], header, lines)
 
 
 def multimnist_threads(ledger, batches):
     """What a second thread is worth to a step; batches: sizes, one shard being 16 pairs"""
     lines = []
     for size in batches:
-        found = one_run(ledger, f"speed/threads-{size}").get("scaling", {})
+        found = ledger.first(MULTI, f"speed/threads-{size}").get("scaling", {})
         lines += [[size, size // capsnet.SHARD_SIZE, n, f"{row['ms']:.1f} ({row['min']:.1f}-{row['max']:.1f})",
                    f"{1e3 * size / row['ms']:.0f}", f"{row['speedup']:.2f}", f"{row['efficiency']:.0%}"]
                   for n, row in found.items()] or [[size, size // capsnet.SHARD_SIZE, "not run", *[""] * 4]]
     header = ["batch", "shards", "threads", "ms a step (min-max)", "pairs a second", "speed-up", "efficiency"]
-    return markdown(header, lines) + "\n" + about(ledger, MULTI, [f"speed/threads-{size}" for size in batches])
+    return shown(ledger, MULTI, [f"speed/threads-{size}" for size in batches], header, lines)
 
 
 def multimnist_stages(ledger, columns):
     """columns: (label, setting)"""
-    stages = [one_run(ledger, setting).get("stages", {}) for _, setting in columns]
+    stages = [ledger.first(MULTI, setting).get("stages", {}) for _, setting in columns]
     names = list(dict.fromkeys(name for column in stages for name in column))
     lines = [[name, *(f"{column[name]:.2f}" if name in column else "" if column else "not run" for column in stages)]
-             for name in names] or [["", *["not run"] * len(columns)]]
+             for name in names]
     header = ["stage, one thread, ms a step", *(label for label, _ in columns)]
-    return markdown(header, lines) + "\n" + about(ledger, MULTI, [setting for _, setting in columns])
+    return shown(ledger, MULTI, [setting for _, setting in columns], header, lines)
 
 
 def multimnist_memory(ledger, steps, whole, paper):
     """steps, paper: settings of the benchmark; whole: settings whose runs were trained and tested on MNIST"""
-    alone, large = one_run(ledger, steps), one_run(ledger, paper)
+    alone, large = ledger.first(MULTI, steps), ledger.first(MULTI, paper)
     runs = [run for setting in whole for run in ledger.runs(MULTI, setting).values() if run.get("peak_rss_mb")]
     threads = ", ".join(map(str, sorted({run["config"]["threads"] for run in runs})))
     ms, size = (large["steps"]["numpy"]["ms"], large["config"]["batch_size"]) if large else (None, None)
@@ -260,13 +238,13 @@ def multimnist_memory(ledger, steps, whole, paper):
         [f"the paper's 60,000,000 pairs at that pace, on these {cores} cores: projected, not run", days(cores)],
         ["the same on 16 cores or more, of which batches of 128 keep 8 busy, if nothing is lost: projected", days(8)],
         ["the same on 64 cores, with batches of 1,024, which nobody has tried: projected likewise", days(64)]]
-    return markdown(["", ""], lines) + "\n" + about(ledger, MULTI, [steps, paper, *whole])
+    return shown(ledger, MULTI, [steps, paper, *whole], ["", ""], lines)
 
 
 def multimnist_errors(ledger, setting):
-    run = one_run(ledger, setting)
+    run = ledger.first(MULTI, setting)
     if not run:
-        return markdown(["", ""], [["not run", ""]]) + "\n" + about(ledger, MULTI, [setting])
+        return shown(ledger, MULTI, [setting], ["", ""], [])
 
     def sets(key, n):
         return "; ".join(f"{a} with {b} ({share:.0%})" for a, b, share in run["errors"][key][:n])
@@ -279,11 +257,11 @@ def multimnist_errors(ledger, setting):
         [f"right in that 1/{groups} of the pairs whose more hidden digit keeps least ink for itself "
          f"({hidden[0]:.0%} on average)", f"{hidden[1]:.3f}"],
         [f"right in that 1/{groups} where it keeps most ({seen[0]:.0%})", f"{seen[1]:.3f}"]]
-    return markdown([f"{run['config']['n_test']:,} test pairs", ""], lines) + "\n" + about(ledger, MULTI, [setting])
+    return shown(ledger, MULTI, [setting], [f"{run['config']['n_test']:,} test pairs", ""], lines)
 
 
 def multimnist_routing(ledger, setting):
-    found = one_run(ledger, setting).get("routing")
+    found = ledger.first(MULTI, setting).get("routing")
     rows = (("mean entropy of the coupling coefficients, nats (uniform: 2.3026)", "entropy", 4),
             ("mean coupling to the digits that are there, weighted by the primary capsules' lengths",
              "coupling_to_digits_there", 3), ("to the others, weighted likewise", "coupling_to_others", 3),
@@ -294,8 +272,7 @@ def multimnist_routing(ledger, setting):
         pairs = f"{found['pairs']} test pairs, those named right ({found['named_right']}) taken first"
     lines = [[label, *(f"{value:.{digits}f}" for value in found[key])] if found else [label, "not run", "not run"]
              for label, key, digits in rows]
-    return markdown([pairs, "at the start", "at the end"], lines) + "\n" + about(
-        ledger, MULTI, [setting])
+    return shown(ledger, MULTI, [setting], [pairs, "at the start", "at the end"], lines)
 
 
 def multimnist_disentanglement(ledger, setting):
@@ -308,27 +285,19 @@ def multimnist_disentanglement(ledger, setting):
         found = [capsnet.mean_and_interval(column) for column in columns]
         lines.append([name, size, *(interval(pair, digits=2) for pair in found)])
     header = ["R^2 of a linear map", "dimensions", *(runs[0]["r2"][factors] if runs else ["not run"])]
-    return markdown(header, lines) + "\n" + about(ledger, MULTI, [setting])
+    return shown(ledger, MULTI, [setting], header, lines)
 
 
 def multimnist_synthetic_digits(ledger, setting, rows):
     """rows: (label, key)"""
-    header = ["a small CNN ...", "accuracy (95% interval)"]
     lines = [[label, ledger.mean(MULTI, setting, key)] for label, key in rows]
-    return markdown(header, lines) + "\n" + about(ledger, MULTI, [setting])
+    return shown(ledger, MULTI, [setting], ["a small CNN ...", "accuracy (95% interval)"], lines)
 
 
 def norb_summary(ledger, settings):
     """smallnorb_novel_viewpoint.py's own summary of some settings, the first being what the others are compared with"""
     records = [run | {"label": setting} for setting in settings for run in ledger.runs(NORB, setting).values()]
     return norb.summarize(records) if records else {}
-
-
-def interval(pair, sign="", digits=3):
-    """"mean +- half width", the mean alone where one seed has no interval"""
-    if pair is None:
-        return ""
-    return f"{pair[0]:{sign}.{digits}f}" + (f" +- {pair[1]:.{digits}f}" if math.isfinite(pair[1]) else "")
 
 
 def negative(pair):
@@ -352,7 +321,7 @@ def norb_comparison(ledger, table, names):
     first = names[0].rpartition("/")[2]
     header = ["", "familiar", "held-out", "drop", f"held-out, minus `{first}`'s", "drop, likewise",
               "held-out at matched familiar accuracy, likewise"]
-    return markdown(header, lines) + "\n" + about(ledger, NORB, settings)
+    return shown(ledger, NORB, settings, header, lines)
 
 
 def norb_matched(ledger, first, other):
@@ -363,7 +332,7 @@ def norb_matched(ledger, first, other):
 
 def networks_speed(ledger, experiment, columns):
     """columns: (label, setting); PyTorch in the faster of the ways in which its sums are written"""
-    runs = [next(iter(ledger.runs(experiment, setting).values()), {}) for _, setting in columns]
+    runs = [ledger.first(experiment, setting) for _, setting in columns]
     lines = []
     for model in dict.fromkeys(model for run in runs for model in run.get("steps", {})):
         cells = []
@@ -376,18 +345,14 @@ def networks_speed(ledger, experiment, columns):
         lines.append([f"`{model}`", *cells])
     header = ["a training step", *(text for label, _ in columns for text in (
         f"{label}: ms", "its time / eager PyTorch's", "its time / torch.compile's"))]
-    return markdown(header, lines or [["not run", *[""] * 3 * len(columns)]]) + "\n" + about(
-        ledger, experiment, [setting for _, setting in columns])
+    return shown(ledger, experiment, [setting for _, setting in columns], header, lines)
 
 
 def norb_per_class(ledger, table, names):
     settings = [f"{table}/{name}" for name in names]
     summary = norb_summary(ledger, settings)
-    lines = [
-        [name, *(f"{accuracy:.3f}" for accuracy in summary[setting]["held_out_per_class"])]
-        if setting in summary
-        else [name, "not run", *[""] * 4]
-        for name, setting in zip(names, settings)]
+    lines = [[name, *(f"{accuracy:.3f}" for accuracy in summary[setting]["held_out_per_class"])]
+             if setting in summary else [name, "not run", *[""] * 4] for name, setting in zip(names, settings)]
     return markdown(["held-out accuracy", *norb.CLASS_NAMES], lines)
 
 
@@ -398,8 +363,8 @@ def norb_routing(ledger, tables, rows):
              for label, name, control in rows]
     header = ["routed minus uniform, paired by seed", *(
         f"{table.partition('-')[2]}, {key.replace('_', '-')}" for table, key in keys)]
-    return markdown(header, lines) + "\n" + about(
-        ledger, NORB, dict.fromkeys(f"{table}/{name}" for table in tables for _, *names in rows for name in names))
+    settings = dict.fromkeys(f"{table}/{name}" for table in tables for _, *names in rows for name in names)
+    return shown(ledger, NORB, settings, header, lines)
 
 
 def norb_sweep(ledger, columns, names):
@@ -409,8 +374,8 @@ def norb_sweep(ledger, columns, names):
              for name in names]
     lines += [[f"`{first}` minus `{name}`", *(ledger.difference(NORB, f"{table}/{first}", f"{table}/{name}", "held_out")
                                               for _, table in columns)] for name in others]
-    return markdown(["held-out accuracy", *(label for label, _ in columns)], lines) + "\n" + about(
-        ledger, NORB, [f"{table}/{name}" for _, table in columns for name in names])
+    return shown(ledger, NORB, [f"{table}/{name}" for _, table in columns for name in names],
+                 ["held-out accuracy", *(label for label, _ in columns)], lines)
 
 
 def norb_standard(ledger, rows):
@@ -421,7 +386,7 @@ def norb_standard(ledger, rows):
     settings = [f"standard/{name}" for _, name in rows]
     lines = [[label, error(setting, "held_out"), error(setting, "familiar")]
              for (label, _), setting in zip(rows, settings)]
-    return markdown(["error %", "new toys", "training toys"], lines) + "\n" + about(ledger, NORB, settings)
+    return shown(ledger, NORB, settings, ["error %", "new toys", "training toys"], lines)
 
 
 def norb_alive(ledger, setting):
@@ -442,8 +407,7 @@ def norb_alive(ledger, setting):
                 cells.setdefault(label, {}).setdefault(when, []).append(value)
     lines = [[label, *("none" if None in values else interval(capsnet.mean_and_interval(values), digits=2)
                        for values in columns.values())] for label, columns in cells.items()]
-    return markdown(["", "before training", "after it"], lines or [["not run", "", ""]]) + "\n" + about(
-        ledger, NORB, [setting])
+    return shown(ledger, NORB, [setting], ["", "before training", "after it"], lines)
 
 
 def norb_by_distance(ledger, table, names):
@@ -466,7 +430,7 @@ def norb_by_distance(ledger, table, names):
             lines.append([distance, f"`{name}`", *(f"{value:.2f}" for value in per_class), f"{per_class.mean():.3f}",
                           "" if name == names[0] else interval(capsnet.mean_and_interval(ahead), "+")])
     header = ["degrees from training", "", *norb.NORB_NAMES, "mean", f"minus `{names[0]}`'s"]
-    return markdown(header, lines or [["not run", *[""] * 8]])
+    return markdown(header, lines)
 
 
 AFF_KEYS = {"familiar_accuracy": "moved (familiar)", "placed_accuracy": "moved further",
@@ -492,7 +456,7 @@ def affnist_results(ledger, rows, first):
     header = ["", "parameters, with the decoder", *AFF_KEYS.values(), *(
         f"{AFF_KEYS[key]}: minus the first row's, paired by seed" for key in minus),
         *["reached it", "digits seen"] * stops]
-    return markdown(header, lines) + "\n" + about(ledger, AFF, [setting for _, setting in rows])
+    return shown(ledger, AFF, [setting for _, setting in rows], header, lines)
 
 
 def stopped(runs):
@@ -505,35 +469,30 @@ def stopped(runs):
 
 def affnist_nearest(ledger, setting):
     """What nearest neighbours name of each test"""
-    found = next((run["nearest"] for run in ledger.runs(AFF, setting).values()), {})
+    found = ledger.first(AFF, setting).get("nearest", {})
     keys = [key.removesuffix("_accuracy") for key in AFF_KEYS]
     lines = [[f"nearest neighbour, {label}", *(f"{tests[key]:.4f}" for key in keys)] for label, tests in found.items()]
-    header = ["", *AFF_KEYS.values()]
-    return markdown(header, lines or [["nearest neighbour", *["not run"] * len(keys)]]) + "\n" + about(
-        ledger, AFF, [setting])
+    return shown(ledger, AFF, [setting], ["", *AFF_KEYS.values()], lines)
 
 
 def affnist_adversarial(ledger, setting):
     """What steps of one size along different signs leave of the shipped networks' answers"""
-    networks = next((run["adversarial"] for run in ledger.runs(AFF, setting).values()), {})
+    networks = ledger.first(AFF, setting).get("adversarial", {})
     steps = ("0", *map(str, affnist.SPOILT["adversarial"]))
 
     def cell(of, step):
         return "{:.3f} [{:.3f}, {:.3f}]".format(of[step][0], *of[step][1]) if step in of else ""
     lines = [[f"`{name}`, {way}", *(cell(of, step) for step in steps)]
              for name, ways in networks.items() for way, of in ways.items()]
-    header = ["step, grey levels:", *steps]
-    return markdown(header, lines or [["", *["not run"] * len(steps)]]) + "\n" + about(ledger, AFF, [setting])
+    return shown(ledger, AFF, [setting], ["step, grey levels:", *steps], lines)
 
 
 def affnist_surest(ledger, setting):
     """How well scores of the shipped networks tell what is no digit"""
-    networks = next((run["surest"] for run in ledger.runs(AFF, setting).values()), {})
+    networks = ledger.first(AFF, setting).get("surest", {})
     lines = [[f"`{name}`: {score}", *(interval(kinds[kind][score]) for kind in affnist.NO_DIGITS)]
              for name, kinds in networks.items() for score in kinds["halves"]]
-    header = ["", *affnist.NO_DIGITS]
-    return markdown(header, lines or [["", *["not run"] * len(affnist.NO_DIGITS)]]) + "\n" + about(
-        ledger, AFF, [setting])
+    return shown(ledger, AFF, [setting], ["", *affnist.NO_DIGITS], lines)
 
 
 def affnist_classes(ledger, settings, nearest):
@@ -549,8 +508,7 @@ def affnist_classes(ledger, settings, nearest):
     lines = [[label, *(" / ".join(f"{accuracy:.3f}" for accuracy in pair) for pair in zip(*both))]
              for label, both in found.items()]
     header = ["affine in the middle / affine", *map(str, range(affnist.N_CLASSES))]
-    return markdown(header, lines or [["not run", *[""] * affnist.N_CLASSES]]) + "\n" + about(
-        ledger, AFF, [*settings, nearest])
+    return shown(ledger, AFF, [*settings, nearest], header, lines)
 
 
 CORNERS = ("shared", "caps-1", "gap", "dense")
@@ -576,8 +534,8 @@ def affnist_two_by_two(ledger, tables):
             found = [affnist_worth(ledger, table, signs, key) for signs in WORTH.values()]
             seeds = ", ".join(map(str, found[0][1]))
             lines.append([f"{label}, {AFF_KEYS[key]}", *(worth for worth, _ in found), seeds])
-    return markdown(["accuracy", *WORTH, "seeds"], lines) + "\n" + about(
-        ledger, AFF, [f"{table}/{name}" for _, table in tables for name in CORNERS])
+    settings = [f"{table}/{name}" for _, table in tables for name in CORNERS]
+    return shown(ledger, AFF, settings, ["accuracy", *WORTH, "seeds"], lines)
 
 
 def affnist_steps(ledger, rows, what):
@@ -587,7 +545,7 @@ def affnist_steps(ledger, rows, what):
         ledger.difference(AFF, setting, other, key, 4) if other else "" for key in keys)]
         for label, setting, other in rows]
     header = ["", *keys.values(), *(f"{words}: minus {what}, paired by seed" for words in keys.values())]
-    return markdown(header, lines) + "\n" + about(ledger, AFF, dict.fromkeys(setting for _, setting, _ in rows))
+    return shown(ledger, AFF, dict.fromkeys(setting for _, setting, _ in rows), header, lines)
 
 
 def affnist_errors(ledger, rows, goal):
@@ -612,7 +570,7 @@ def affnist_errors(ledger, rows, goal):
                       *([f"{np.mean(timed):.1f}", way] if values else ["", ""])])
     header = ["MNIST", "test error, %", "in the paper", "minutes of one core, on seed 0's machine",
               f"of these until {goal:.2%} of the validation digits are right"]
-    return markdown(header, lines) + "\n" + about(ledger, AFF, [setting for _, setting, _ in rows])
+    return shown(ledger, AFF, [setting for _, setting, _ in rows], header, lines)
 
 
 def affnist_few(ledger, columns, names, nearest):
@@ -629,8 +587,7 @@ def affnist_few(ledger, columns, names, nearest):
         interval(capsnet.mean_and_interval([tests[key.removesuffix("_accuracy")] for tests in runs])) for key in keys)
         if runs else "not run" for runs in found)])
     header = ["familiar / affine in the middle / affine", *(label for label, _ in columns)]
-    return markdown(header, lines) + "\n" + about(
-        ledger, AFF, [*(f"{table}/{name}" for _, table in columns for name in names), *nearest])
+    return shown(ledger, AFF, [*(f"{table}/{name}" for _, table in columns for name in names), *nearest], header, lines)
 
 
 def probed(ledger, setting, probe, kind, names):
@@ -657,8 +614,7 @@ def affnist_probe(ledger, probe, rows, columns, digits=3):
         return interval(capsnet.mean_and_interval(values), digits=digits)
     lines = [[label, *(cell(setting, kind, what if isinstance(what, tuple) else (what,)) for setting in columns)]
              for label, kind, what in rows]
-    header = ["", *map(flags_of, columns)]
-    return markdown(header, lines) + "\n" + about(ledger, AFF, columns)
+    return shown(ledger, AFF, columns, ["", *map(flags_of, columns)], lines)
 
 
 AFF_NAMES = {"shared": "`shared`: capsules, matrices shared over places, 1 iteration",
@@ -925,33 +881,15 @@ VALUES = {
 
 # -------------------------------------------------------------- the documents
 
-MARK = re.compile(r"<!-- (table|value): ([^>]*?) -->(.*?)<!-- end -->", re.S)
-
-
-ANY_MARK = re.compile(r"<!--\s*(?:table|value|end)\b.*?-->", re.S)
-
-
-def check_marks(text, name):
-    """Raise InputError unless every mark is written as it must be, and followed by its end: what lies between is
-    replaced"""
-    open_mark = None
-    for match in ANY_MARK.finditer(text):
-        line = text[:match.start()].count("\n") + 1
-        closing = match[0] == "<!-- end -->"
-        if not closing and not re.fullmatch(r"<!-- (table|value): [^>]*? -->", match[0]):
-            raise capsnet.InputError(f"{name}, line {line}: {match[0]!r} is no mark; write <!-- table: NAME -->, "
-                                     "<!-- value: NAME --> or <!-- end -->")
-        if closing != bool(open_mark):
-            fault = f"{open_mark} has no end" if open_mark else "an end without its beginning"
-            raise capsnet.InputError(f"{name}, line {line}: {fault}; mend the marks, nothing was changed")
-        open_mark = "" if closing else match[0]
-    if open_mark:
-        raise capsnet.InputError(f"{name}: {open_mark} has no end; mend the marks, nothing was changed")
+MARK = re.compile(r"<!-- (table|value): ([^>]*?) -->((?:(?!<!--).)*)<!-- end -->", re.S)
+PART = re.compile(r"<!--\s*(?:table|value|end)\b.*?-->", re.S)
 
 
 def rendered(text, ledger, name):
     """A document's text with every table and number put in anew"""
-    check_marks(text, name)
+    if damaged := PART.search(MARK.sub("", text)):           # what is no whole mark would take the text to the next end
+        raise capsnet.InputError(f"{name}: {damaged[0]!r} is no whole mark; write <!-- table: NAME --> or "
+                                 "<!-- value: NAME -->, and after its text <!-- end -->; nothing was changed")
 
     def put(match):
         kind, what = match[1], match[2]
@@ -975,170 +913,30 @@ def render(root, folder, check=False, into=None, say=print):
     """Rewrite the documents, or only compare, or write them into another folder -> how many differ"""
     if not Path(folder).is_dir():
         raise capsnet.InputError(f"--results {folder}: no such folder; give the one that holds the results")
-    ledger, differing = Ledger(folder), 0
-    texts = {path: path.read_text() for path in documents(root)}
+    ledger, texts = Ledger(folder), {path: path.read_text() for path in documents(root)}
     made = {path: rendered(text, ledger, path.name) for path, text in texts.items()}    # all, before one is written
-    for path, new in made.items():
-        text = texts[path]
-        if into:
-            target = Path(into) / path.relative_to(root)
-            capsnet.make_outdir(target.parent, [])
-            capsnet.write_atomically(target, lambda file, new=new: file.write(new.encode()))
-        if new != text:
-            differing += 1
-            if into:
-                continue
-            if check:
-                line = next(k for k, (a, b) in enumerate(zip(text.splitlines(), [*new.splitlines(), ""]), 1) if a != b)
-                say(f"{path.relative_to(root)}: line {line} is not what results/ says; run python3 results/render.py")
-            else:
-                capsnet.write_atomically(path, lambda file, new=new: file.write(new.encode()))
-                say(f"rewrote {path.relative_to(root)}")
-    return differing
-
-
-# -------------------------------------------------------------- stamps
-
-class Stamped(Exception):
-    """Enough steps have been trained; its argument is the digest of the weights"""
-
-
-def training_data(module, config):
-    """What train takes as data; kept for the next result, which often has the same"""
-    settings = {f.name: getattr(config, f.name) for f in module.options(config) if f.metadata["group"] == "data"}
-    source = settings["data" if module is norb else "digits"]
-    seed = config.seed if source in ("shapes", "synthetic", "auto") else 0              # the others are not of the seed
-    return loaded(module, module.Config(**settings, seed=seed, quiet=True))
-
-
-@functools.lru_cache(1)
-def loaded(module, config):
-    return norb.load_data(config) if module is norb else module.load_digits(config, module.Progress(True).say)
-
-
-def weights_after_40_steps(result):
-    """The digest of the weights that today's script makes of a result's settings, trained as far as results are
-    stamped"""
-    module = SCRIPTS[result["experiment"]]
-
-    def callback(step, weights, _):
-        if step == module.STAMP_STEPS:
-            raise Stamped(module.digest_of(weights))
-    config = dataclasses.replace(module.config_of(result["config"], result["experiment"]), quiet=True)
-    try:
-        module.train(config, callback, module.STAMP_STEPS, training_data(module, config))
-    except Stamped as stamped:
-        return stamped.args[0]
-    return "fewer steps than that"
-
-
-def same_bits(result):
-    return result["weights_sha256"] == weights_after_40_steps(result)
-
-
-def same_neighbours(result):
-    """Of the nearest neighbour, which is not trained: whether it still names the same images right"""
-    config = dataclasses.replace(norb.config_of(result["config"], result["experiment"]), quiet=True, baseline="none")
-    record, _ = norb.run_one(result["label"], config)
-    return all(math.isclose(record[key], result[key], rel_tol=1e-4) for key in ("familiar", "held_out"))
-
-
-MADE_BY = {                        # what a result holds -> the scripts of tests/ whose bytes it vouches for
-    "nearest": ("bench_affnist_nearest.py",),
-    "nearest_placed": ("bench_multimnist_nearest.py", "bench_affnist_nearest.py"),
-    "adversarial": ("bench_affnist_adversarial.py",),
-    "surest": ("bench_affnist_surest.py", "bench_affnist_adversarial.py")}
-
-
-def same_evaluation(result):
-    """Whether the network that a result loaded, if it did, still scores the same on its test images"""
-    module = SCRIPTS[result["experiment"]]
-    for scripts in (MADE_BY[key] for key in MADE_BY.keys() & result.keys()):
-        sources = b"".join((ROOT / "tests" / name).read_bytes() for name in scripts)
-        if result["bench"]["sha256"] != hashlib.sha256(sources).hexdigest():
-            return False
-    if "tests_sha256" in result:
-        config = dataclasses.replace(module.config_of(result["config"], result["experiment"]), quiet=True,
-                                     probe="robustness" in result)
-        if result["tests_sha256"] != module.digest_of_tests(module.load_digits(config, lambda *_: None), config):
-            return False
-    if not same_looks(result):
-        return False
-    if "loaded" not in result:
-        return True
-    found = module.load_network(ROOT / "weights" / result["loaded"]["file"])
-    config = dataclasses.replace(module.config_of(result["config"], result["experiment"]), quiet=True)
-    if module is norb:
-        with norb.Runner(config.threads) as runner:
-            test = norb.evaluate_viewpoint_extrapolation(found.weights, norb.load_data(config), config, runner)
-        return all(math.isclose(test[name], result[name], abs_tol=1e-5) for name in ("familiar", "held_out"))
-    if module is affnist:
-        with affnist.Runner(config.threads) as runner:
-            tests = affnist.tests_of(found.weights, affnist.load_digits(config), config, runner)
-        return all(test["hits"] == result[f"{key}_hits"] for key, test in tests.items())
-    pairs = capsnet.stream_pairs(capsnet.load_digits(config), "test", config.n_test, config, "evaluation", 1)
-    with capsnet.Runner(config.threads) as runner:
-        test = capsnet.evaluate(found.weights, pairs, config, runner)
-    return test["hits"] == result["test_hits"] and math.isclose(test["recon_mse"], result[MSE], rel_tol=1e-4)
-
-
-def same_looks(result):
-    """Whether what tests/ measured of the shipped networks, if that is what a result is of, comes out as before"""
-    if not {"first", "surest"} & result.keys():
-        return True
-    sys.path.insert(0, str(ROOT / "tests"))
-    import bench_affnist_adversarial
-    import bench_affnist_surest
-    digits, seed = affnist.load_digits(affnist.Config(digits=result["source"])), result["config"]["seed"]
-    if "first" in result:
-        return bench_affnist_adversarial.first_digits(digits, seed) == result["first"]
-    found = bench_affnist_surest.measured(digits, {"n_test": result["bench"]["n_test"], "seed": seed, "threads": 1})
-    return all(math.isclose(area, result["surest"][network][kind][score][0], abs_tol=1e-4)
-               for network, kinds in found.items() for kind, scores in kinds.items()
-               for score, (area, _) in scores.items())
-
-
-def restamp(folder, say=print, in_order=map):
-    """Renew the stamps of stale results whose bits today's script still makes -> how many stay stale. in_order: map,
-    or that of a pool of processes"""
-    stale = [run["path"] for (experiment, *_), runs in load_results(folder).items() for run in runs.values()
-             if run["script_sha256"] != script_sha256(experiment)]
-    left = 0
-    for path, fault in zip(stale, in_order(renew, stale)):
-        say(f"{path.name}: {f'{fault}; stays stale' if fault else 'the same bits; stamp renewed'}")
-        left += bool(fault)
-    return left
-
-
-def renew(path):
-    """Renew one result's stamp -> why not, "" if it was renewed"""
-    result = json.loads(path.read_text())
-    module = SCRIPTS[result["experiment"]]
-    here, made_with = module.machine()["blas_kernels"], result["machine"]["blas_kernels"]
-    if made_with != here:
-        return f"made with {made_with} kernels, here are others"
-    if not (same_neighbours(result) if result.get("label") == "nearest" else same_bits(result)):
-        return "other bits"
-    if not same_weights(result) or not same_evaluation(result):
-        return "other weights, or another evaluation of them"
-    module.write_json(path, result | {"script_sha256": script_sha256(result["experiment"])})
-    return ""
+    differing = [path for path in made if made[path] != texts[path]]
+    for path in made if into else differing:
+        new, name = made[path], path.relative_to(root)
+        if check and not into:
+            pairs = enumerate(zip(texts[path].splitlines(), [*new.splitlines(), ""]), 1)
+            line = next(k for k, (old_line, new_line) in pairs if old_line != new_line)
+            say(f"{name}: line {line} is not what results/ says; run python3 results/render.py")
+            continue
+        target = Path(into or root) / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        capsnet.write_atomically(target, lambda file, new=new: file.write(new.encode()))
+        say(f"rewrote {target}")
+    return len(differing)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--check", action="store_true", help="compare only; exit code 1 where a document differs")
-    parser.add_argument("--restamp", action="store_true", help="renew the stamps of results whose bits are unchanged")
     parser.add_argument("--results", type=Path, default=ROOT / "results", metavar="DIR", help="where the results are")
-    parser.add_argument(
-        "--into", type=Path, metavar="DIR", help="write the documents there, and leave the project's alone"
-    )
+    parser.add_argument("--into", type=Path, metavar="DIR", help="write the documents there, and leave these alone")
     args = parser.parse_args()
-    if args.restamp and args.results.is_dir():
-        with concurrent.futures.ProcessPoolExecutor(capsnet.n_cores(), multiprocessing.get_context("spawn")) as pool:
-            restamp(args.results, in_order=functools.partial(pool.map, chunksize=4))
-    if render(ROOT, args.results, args.check, args.into) and args.check:
-        sys.exit(1)
+    sys.exit(1 if render(ROOT, args.results, args.check, args.into) and args.check else 0)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,13 @@
 skeleton, and nobody has to read more than 80 words in a row."""
 import re
 import shlex
+import sys
 
 import pytest
 from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "workflow"))
+from runs import EXPERIMENTS  # noqa: E402
 
 DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 CHAPTERS = DOCUMENTS[1:]
@@ -104,10 +108,9 @@ def test_chapters_have_one_skeleton(chapter):
 
 
 def test_every_experiment_has_a_chapter_and_its_row_on_the_front_page():
-    experiments = {path.stem.removeprefix("visualize_") for path in ROOT.glob("visualize_*.py")}
-    assert {f"docs/{name}.md" for name in experiments} == set(CHAPTERS)
+    assert {f"docs/{name}.md" for name in EXPERIMENTS} == set(CHAPTERS)
     rows = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("|")]
-    assert all(any(f"(docs/{name}.md" in row for row in rows) for name in experiments)
+    assert all(any(f"(docs/{name}.md" in row for row in rows) for name in EXPERIMENTS)
 
 
 def test_no_paragraph_is_long(document):

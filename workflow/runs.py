@@ -5,13 +5,9 @@ has to itself. And the commands that draw figures and films.
 The Snakefile plans from this list; results/render.py draws from what the runs wrote.
 """
 import hashlib
-import json
 import shlex
-import shutil
 from pathlib import Path
 from typing import NamedTuple
-
-import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -31,17 +27,23 @@ class Result(NamedTuple):
 
     @property
     def pin(self):
-        """Which pin of tests/pins.json vouches for it: its flags without sizes; "" of what has a command of its own"""
-        words = [] if "python3 " in self.flags else shlex.split(self.flags)
+        """Which pin of tests/pins.json vouches for it: its flags without sizes. Of what has a command of its own: that
+        of the run that made the weights it loads, else that of no flags"""
+        if "python3 " in self.flags:
+            return next((run.pin for path, run in WEIGHTS.items() if path in self.flags), "")
+        words = shlex.split(self.flags)
         flags = [k for k, word in enumerate(words) if word.startswith("--")] + [len(words)]
         given = {words[start]: words[start + 1:end] for start, end in zip(flags, flags[1:])}
         given |= {flag: [value] for flag, value in SHRUNK.items() if flag in given}
         return " ".join(" ".join([flag, *given[flag]]) for flag in sorted(given) if flag not in SIZES)
 
 
-SIZES = ("--n-epochs", "--n-train", "--n-val", "--n-test", "--batch-size", "--digits", "--baseline", "--probe", "--views")
-SHRUNK = {"--stop-at": "0.02", "--n-per-class": "4", "--n-train-toys": "2"}      # in the pins, whatever the run's
-MULTI, NORB, AFF = EXPERIMENTS = "multimnist_capsnet", "smallnorb_novel_viewpoint", "affnist_capsnet"
+SIZES = ("--n-epochs", "--n-train", "--n-val", "--n-test", "--batch-size", "--digits", "--baseline", "--probe",
+         "--views")
+SHRUNK = {"--stop-at": "0.02", "--n-per-class": "4", "--n-train-toys": "2", "--data": "shapes"}   # in every pin
+MULTI, NORB, AFF = FIRST = "multimnist_capsnet", "smallnorb_novel_viewpoint", "affnist_capsnet"
+FOUND = sorted(path.stem for path in ROOT.glob("*.py") if (ROOT / f"visualize_{path.name}").exists())
+EXPERIMENTS = sorted(FOUND, key=[*FIRST, *FOUND].index)
 QUICK = "--n-epochs 12 --n-train 6000"
 RESIDUAL = "--preset residual --warp 0.3 --batch-size 64"
 MIDDLE, LONG = "--n-epochs 10 --n-train 15000", "--n-epochs 20 --n-train 60000 --n-val 5000"
@@ -164,14 +166,14 @@ TOY = {MULTI: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 64, 
        NORB: {"--n-epochs": 1, "--n-train-toys": 1, "--n-test": 60},
        AFF: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 32, "--digits": "auto"}}
 AVX2_BLAS = "OPENBLAS_CORETYPE=Haswell"                   # the same bits on any x86 since 2013
-DRAW = f"python3 visualize_{MULTI}.py"
+DRAW, SHIPPED = f"python3 visualize_{MULTI}.py", "weights/multimnist_deep.npz"
 PROBE = f"{DRAW} --only disentanglement {PLAIN} {QUICK} --n-val 500"
 AFF_NEAREST = "python3 tests/bench_affnist_nearest.py"
 ALIVE = f"{AVX2_BLAS} python3 visualize_{NORB}.py --only alive {CAPS} --n-epochs 10"
 LOOKS = [                          # what the figures say, in numbers
-    Result(MULTI, "weights", "deep", 0, f"{DRAW} --load --only errors --digits mnist --threads 1", 1),
+    Result(MULTI, "weights", "deep", 0, f"{DRAW} --load {SHIPPED} --only errors --digits mnist --threads 1", 1),
     Result(MULTI, "weights", "deep-papers-pairs", 0,
-           f"python3 {MULTI}.py --load --min-iou 0 --merge add --digits mnist --threads 1 --quiet", 1),
+           f"python3 {MULTI}.py --load {SHIPPED} --min-iou 0 --merge add --digits mnist --threads 1 --quiet", 1),
     *(Result(MULTI, "disentanglement", "deep", seed, f"{PROBE} --n-seeds 1 --seed {seed} --threads 1", 11)
       for seed in range(3)),
     Result(NORB, "toys", "likeness", 0, f"{AVX2_BLAS} python3 tests/bench_toys.py", 2),
@@ -230,10 +232,9 @@ def results_of(table):
 
 LOOK_AT_TOYS = " && ".join((
     "mkdir -p runs", f"{AVX2_BLAS} python3 {NORB}.py --ablations --n-epochs 1 --out-json runs/ablations.json",
-    f"{AVX2_BLAS} python3 visualize_{NORB}.py --load --results results/{NORB}/wide-azimuth "
+    f"{AVX2_BLAS} python3 visualize_{NORB}.py --load --results results/{NORB}/wide-azimuth.jsonl "
     "--ablation-results runs/ablations.json"))
 RESULTS, REAL = results_of(RUNS) + LOOKS, results_of(REAL_RUNS)
-SHIPPED = "weights/multimnist_deep.npz"
 AFF_SHIPPED = "weights/affnist_shared.npz weights/affnist_gap.npz"
 FIGURES = {                        # name -> command, what it draws from beside its own script, minutes of two cores
     "multimnist": (f"{DRAW} --load --digits mnist", [f"{MULTI}.py", SHIPPED], 1),
@@ -256,40 +257,10 @@ WEIGHTS = {path: next(result for result in RESULTS if result.name == f"{name}-0"
     ("weights/affnist_gap.npz", f"{AFF}/long/gap-8"))}
 
 
-def script_sha256(experiment):
-    return hashlib.sha256((ROOT / f"{experiment}.py").read_bytes()).hexdigest()
-
-
 def digest(*paths):
     """Of those of some files of the project that are there, together"""
     there = [ROOT / path for path in paths if (ROOT / path).exists()]
     return hashlib.sha256(b"".join(path.read_bytes() for path in there)).hexdigest()
-
-
-def wanting(results, folder):
-    """Those of some results that are missing in a folder, or were made by another version of their script, or of the
-    weights that it loaded"""
-    now = {experiment: script_sha256(experiment) for experiment in EXPERIMENTS}
-
-    def fresh(result):
-        path = Path(folder) / f"{result.name}.json"
-        found = json.loads(path.read_text()) if path.exists() else {}
-        loaded = {found["loaded"]["file"]: found["loaded"]["sha256"]} if "loaded" in found else {}
-        return found.get("script_sha256") == now[result.experiment] and all(
-            sha256 == digest(f"weights/{file}") for file, sha256 in (loaded | found.get("networks", {})).items())
-    return [result for result in results if not fresh(result)]
-
-
-def weights_wanting(folder):
-    """Those files of weights that are missing, or that another run made than the one whose result is in a folder"""
-    def fresh(path, result):
-        kept = Path(folder) / f"{result.name}.json"
-        if result in wanting([result], folder) or not (ROOT / path).exists():
-            return False
-        with np.load(ROOT / path, allow_pickle=False) as file:
-            history = json.loads(str(file["meta"]))["history"]
-        return history["weights_sha256"] == json.loads(kept.read_text())["weights_sha256"]
-    return {path: result for path, result in WEIGHTS.items() if not fresh(path, result)}
 
 
 def shell_command(result, path, toy=False, norb_dir=""):
@@ -313,11 +284,3 @@ def shell_command(result, path, toy=False, norb_dir=""):
         words += ["--norb-dir", norb_dir]
     kernels = f"{AVX2_BLAS} " if result.experiment == NORB else ""
     return f"{kernels}python3 {result.experiment}.py {shlex.join(map(str, words))}"
-
-
-def take_over(paths, ledger, folder):
-    """Copy finished results from the ledger, below the digest of their script, into a folder"""
-    for path in map(Path, paths):
-        target = Path(folder, *path.relative_to(ledger).parts[1:])
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)

@@ -1,0 +1,95 @@
+"""The results as files: results/EXPERIMENT/TABLE.jsonl has one line a run, sorted by setting and seed. A line is what
+--out-json writes of a run, and before it the run's setting, its seed, and in `pins` the generation of tests/pins.json
+that it was made in.
+
+A result is vouched for by the pin of its flags: what that network computes on tiny data. It is stale when its pin has
+changed since it was made, when it has none, or when it was measured on weights that are no longer what they were.
+"""
+import hashlib
+import json
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+from runs import BENCHES, REAL, RESULTS, ROOT, WEIGHTS
+
+BY_NAME = {result.name: result for result in (*RESULTS, *REAL, *BENCHES)}
+PINS = json.loads((ROOT / "tests" / "pins.json").read_text())["pins"]
+
+
+def read(folder):
+    """-> {name of a result, EXPERIMENT/TABLE/SETTING-SEED: its line} of all tables in a folder"""
+    found = {}
+    for path in sorted(Path(folder).glob("*/*.jsonl")):
+        for k, text in enumerate(path.read_text().splitlines(), 1):
+            try:
+                line = json.loads(text)
+                name = f"{path.parent.name}/{path.stem}/{line['setting']}-{line['seed']}"
+                known = line["experiment"], line["config"]["seed"], type(line["pins"])
+                if known != (path.parent.name, line["seed"], int) or name in found:
+                    raise ValueError("another experiment or seed, or one that is there already")
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{path}, line {k}: not a result ({error!r}); make it anew") from None
+            found[name] = line
+    return found
+
+
+def since(result):
+    """The generation in which the pin of a result was last changed; None if it has no pin"""
+    return PINS.get(result.experiment, {}).get(result.pin, {}).get("since")
+
+
+def same_weights(line):
+    """Whether the files of weights that a result was measured on, if there were some, are still what they were"""
+    loaded = {line["loaded"]["file"]: line["loaded"]["sha256"]} if "loaded" in line else {}
+    paths = {ROOT / "weights" / file: sha256 for file, sha256 in (loaded | line.get("networks", {})).items()}
+    return all(path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256
+               for path, sha256 in paths.items())
+
+
+def stale(name, line):
+    """Whether a result is to be made again"""
+    last = since(BY_NAME[name]) if name in BY_NAME else None
+    return last is None or last > line["pins"] or not same_weights(line)
+
+
+def wanting(results, folder):
+    """Those of some results that a folder has not, or has but stale"""
+    lines = read(folder)
+    return [result for result in results if result.name not in lines or stale(result.name, lines[result.name])]
+
+
+def weights_wanting(folder):
+    """Those files of weights that are missing, or were trained by another run than the one in a folder -> {path: the
+    run}. A run is known by its last epoch: losses, accuracies and seconds"""
+    lines = read(folder)
+
+    def fresh(path, result):
+        if wanting([result], folder) or not (ROOT / path).exists():
+            return False
+        with np.load(ROOT / path, allow_pickle=False) as file:
+            last = json.loads(str(file["meta"]))["history"]["epochs"][-1]
+        kept = {key: column[-1] for key, column in lines[result.name]["history"].items()}
+        return kept.keys() == last.keys() and all(math.isclose(kept[key], last[key], rel_tol=1e-4) for key in kept)
+    return {path: result for path, result in WEIGHTS.items() if not fresh(path, result)}
+
+
+def collect(paths, folder):
+    """Move results, each in a file .../GENERATION/EXPERIMENT/TABLE/SETTING-SEED.json, into a folder's tables, where
+    they replace those of the same setting and seed. A table is replaced whole or not at all"""
+    new = {}
+    for path in map(Path, paths):
+        generation, experiment, table = path.parts[-4:-1]
+        setting, _, seed = path.stem.rpartition("-")
+        line = {"setting": setting, "seed": int(seed), "pins": int(generation)} | json.loads(path.read_text())
+        new.setdefault(Path(folder, experiment, f"{table}.jsonl"), []).append(line)
+    for path, lines in new.items():
+        there = path.read_text().splitlines() if path.exists() else []
+        by_run = {(line["setting"], line["seed"]): line for line in [*map(json.loads, there), *lines]}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".new")
+        temporary.write_text("".join(f"{json.dumps(by_run[run])}\n" for run in sorted(by_run)))
+        os.replace(temporary, path)
+    for path in paths:
+        os.unlink(path)                      # so that the run is made again once its result is stale
