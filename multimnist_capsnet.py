@@ -152,15 +152,6 @@ def shift_digits(images, shifts):
     return windows[np.arange(len(images)), MAX_SHIFT - shifts[:, 0], MAX_SHIFT - shifts[:, 1]]
 
 
-def overlay_pair(a, b, shift_a=(0, 0), shift_b=(0, 0), merge="max"):
-    """Merge two 28x28 uint8 digits, shifted by (dy, dx) px. -> composite (36, 36), sources (2, 36, 36), both uint8"""
-    shifts = np.array([shift_a, shift_b])
-    if shifts.shape != (2, 2) or abs(shifts).max() > MAX_SHIFT:
-        raise InputError(f"shifts {shift_a}, {shift_b}: must be (dy, dx) of at most {MAX_SHIFT} px")
-    sources = shift_digits(np.stack([a, b]), shifts)
-    return merge_sources(sources[None], merge)[0], sources
-
-
 def merge_sources(sources, merge):
     """sources (n, 2, 36, 36) uint8 -> composites (n, 36, 36) uint8: pixel-wise max, or sum clipped at 255"""
     if merge not in ("max", "add") or sources.dtype != np.uint8:
@@ -258,12 +249,6 @@ def draw_pairs(digits, split, n, config, purpose, *key):
     """stream_pairs' pairs in one dict"""
     parts = list(stream_pairs(digits, split, n, config, purpose, *key))
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def in_chunks(pairs):
-    """A dict of pairs as dicts of at most CHUNK"""
-    for start in range(0, len(pairs["labels"]), CHUNK):
-        yield {name: array[start:start + CHUNK] for name, array in pairs.items()}
 
 
 def epoch_samples(digits, epoch, config, dtype=np.float32):
@@ -574,7 +559,7 @@ def forward(params, images, config, digits=None, empty=np.empty, statistics=None
     """
     head_forward, _ = HEADS[config.model]
     x = im2col_rows(images, params["conv1_w"].shape[1])
-    x, convs_cache = layers_forward(params, x, trunk(config), empty, None, statistics)  # (N, side, side, C)
+    x, convs_cache = layers_forward(params, x, trunk(config), empty, statistics)        # (N, side, side, C)
     out, head_cache = head_forward(params, x, config, digits, empty)
     return out, SimpleNamespace(convs=convs_cache, head=head_cache)
 
@@ -722,34 +707,15 @@ EPOCH_KEEPS = ("loss", "margin", "cross_entropy", "recon", "recon_mse", "set_acc
 
 
 def announce(run, digits):
-    """What a run prints at its start: data, shapes, parameters, threads, and whether the initial loss is what it
-    should be."""
-    config, params = run.config, run.params
-    actual = evaluate(run.weights, validation_pairs(digits, config), config, run.runner)["loss"]
-    if config.model == "cnn":
-        seen = {"dense": "", "mean": "means over places, "}[config.cnn_head]
-        network = f"CNN, {seen}{cnn_hidden(config)} hidden units"
-        expected = f"10 log 2 = {N_CLASSES * math.log(2):.3f} if every sigmoid said 1/2"
-    else:
-        sources = next(validation_pairs(digits, config))["sources"]
-        square = np.square(sources / 255 - 0.5).sum() / len(sources)
-        expected = (f"1.62 + {config.recon_weight} x {square:.0f} = {2 * M_PLUS**2 + config.recon_weight * square:.3f} "
-                    "if all capsules had length 0 and all pixels were gray")
-        network = (f"{len(params['W'])} x {E}-D primary capsules, {N_CLASSES} x {D}-D digit capsules, "
-                   f"{config.routing_iters} routing iterations")
-    more = "".join(text * (value > 0) for text, value in (
-        (f" after {config.warmup} steps of warm-up", config.warmup), (f", kernels' steps {config.muon}", config.muon),
-        (f", digits warped by {config.warp}", config.warp)))
-    threads = f"{run.runner.threads} thread{'s' * (run.runner.threads > 1)}"
+    """What a run prints at its start: data, network, settings"""
+    config = run.config
     run.progress.say(
-        f"digits      {digits['source']}: {len(digits['train'][1])} training, {len(digits['val'][1])} validation, "
-        f"{len(digits['test'][1])} test images; IoU >= {config.min_iou}, merge {config.merge}\n"
-        f"network     {config.preset}, {network}; {n_params(params):,} parameters\n"
-        f"training    {config.n_epochs} x {config.n_train} pairs, batches of {config.batch_size}, lr {config.lr} "
-        f"{config.lr_schedule}{more}, seed {config.seed}, {threads}"
-        + (f"\ninitial     loss {actual:.3f}; {expected}" if not run.step else
-           f"; going on at step {run.step} with loss {actual:.3f}" if run.step < run.n_steps else
-           f"; all {run.step} steps were done before"))
+        f"digits      {', '.join(f'{len(digits[name][1])} {name}' for name in ('train', 'val', 'test'))}: "
+        f"{digits['source']}; IoU >= {config.min_iou}, merge {config.merge}, warped by {config.warp}\n"
+        f"network     {config.model}, {config.preset}; {n_params(run.params):,} parameters\n"
+        f"training    {config.n_epochs} x {config.n_train} pairs, batches of {config.batch_size}, lr {config.lr}, "
+        f"kernels' steps {config.muon}, seed {config.seed}, threads {run.runner.threads}"
+        + f"; going on at step {run.step} of {run.n_steps}" * (run.step > 0))
 
 
 def results_of(config, params, history, test, found=None):
@@ -768,22 +734,16 @@ def report(config, params, history, test, say, found=None, **more):
     takes it"""
     results = results_of(config, params, history, test, found) | more
     low, high = results["test_set_accuracy_ci95"]
-    if config.model == "cnn":
-        loss = f"  loss                    {test['loss']:.4f}   cross-entropy, summed over the ten digits\n"
-    else:
-        loss = (
-            f"  reconstruction MSE      {test['recon_mse']:.4f}   per pixel; {test['baseline_recon_mse']:.4f} for the "
-            f"mean image\n  losses                  {test['loss']:.4f} = margin {test['margin']:.4f} + weight x "
-            f"{test['recon']:.2f}\n")
-    memory = f", peak memory {results['peak_rss_mb']:.0f} MB" if results["peak_rss_mb"] else ""
-    training = (f"{results['seconds_train']:.1f} s, {results['ms_per_step']:.1f} ms a step, "
-                f"{results['pairs_per_second']:.0f} pairs/s" if found is None else
-                f"none; this network's had taken {results['seconds_train']:.0f} s")
     say(f"\n{DIGIT_NAMES[results['source']]}, {test['n']} test pairs, IoU >= {config.min_iou}, merge {config.merge}\n"
-        f"  set accuracy            {test['set_accuracy']:.4f}   95% interval [{low:.4f}, {high:.4f}], chance "
+        f"  set accuracy        {test['set_accuracy']:.4f}   95% interval [{low:.4f}, {high:.4f}]; chance "
         f"{CHANCE:.4f}\n"
-        f"  at least one            {test['any_accuracy']:.4f}   chance {CHANCE_ANY:.4f}\n{loss}"
-        f"  training                {training}{memory}")
+        f"  at least one        {test['any_accuracy']:.4f}   chance {CHANCE_ANY:.4f}")
+    if "recon_mse" in test:
+        say(f"  reconstruction MSE  {test['recon_mse']:.4f}   per pixel; {test['baseline_recon_mse']:.4f} for the mean "
+            "image")
+    say(f"  training            {results['seconds_train']:.1f} s, {results['ms_per_step']:.1f} ms a step"
+        + ", of the network that was loaded" * bool(found)
+        + f"; peak memory {results['peak_rss_mb']:.0f} MB" * bool(results["peak_rss_mb"]))
     if config.out_json:
         write_json(config.out_json, results)
 
@@ -959,12 +919,7 @@ def download_idx(data_set, name, spec, folder, timeout, say):
         try:
             say(f"downloading {mirror}{name}.gz")
             with urllib.request.urlopen(mirror + name + ".gz", timeout=timeout) as reply:
-                total, parts = int(reply.headers.get("Content-Length") or 0), []
-                while part := reply.read(1 << 18):
-                    parts.append(part)
-                    say(f"\r{sum(map(len, parts)) / 1e6:.1f} of {total / 1e6:.1f} MB ", end="")
-            say("\r", end="")
-            raw = b"".join(parts)
+                raw = reply.read()
             parse_idx(raw, mirror + name + ".gz", *spec)
         except (OSError, ValueError, http.client.HTTPException, InputError) as error:
             faults.append(f"{mirror.split('/')[2] or mirror}: {' '.join(str(error).split())}")
@@ -1269,12 +1224,9 @@ class Arena:
     def __init__(self):
         self.arrays, self.taken = [], 0
 
-    def mark(self):
-        """A point to rewind to: what was taken before it stays"""
-        return self.taken
-
-    def rewind(self, mark=0):
-        self.taken = mark
+    def rewind(self, taken=0):
+        """Forget what was taken, but for the first so many"""
+        self.taken = taken
         return self
 
     def __call__(self, shape, dtype):
@@ -1521,16 +1473,6 @@ def flatten_backward(dy, cache):
     return dy.reshape(shape)
 
 
-def dropout_forward(x, dropout_mask):
-    """x times a mask that is 0 with probability p, else 1 / (1 - p); None: no dropout"""
-    return (x if dropout_mask is None else x * dropout_mask), (dropout_mask,)
-
-
-def dropout_backward(dy, cache):
-    dropout_mask, = cache
-    return dy if dropout_mask is None else dy * dropout_mask
-
-
 # -------------------------------------------------------------- layers
 # A trunk, or a CNN, is a tuple of layers, (operation, its options) each: ("conv2d", name, K, stride, F), ("linear",
 # name, F), ("norm", name), ("pad", px), and operations without options. What has weights has their name first.
@@ -1540,7 +1482,7 @@ LAYERS = {                         # operation -> its forward and backward; an e
     "norm": (norm_forward, norm_backward), "relu": (relu_forward, relu_backward),
     "sigmoid": (sigmoid_forward, sigmoid_backward), "pool": (pool_forward, pool_backward),
     "mean": (mean_forward, mean_backward), "pad": (pad_forward, pad_backward),
-    "flatten": (flatten_forward, flatten_backward), "dropout": (dropout_forward, dropout_backward),
+    "flatten": (flatten_forward, flatten_backward),
     "keep": (None, None), "add": (None, None)}                                          # the ends of a residual branch
 WITH_WEIGHTS = ("conv2d", "linear")
 
@@ -1559,11 +1501,11 @@ def with_norms(layers):
 def work_out(layers, side, channels, margin=0, rows=False):
     """What layers make of images of side x side px, of which `margin` px all around are background -> shapes of their
     weights; side and channels of what comes out; along (side,), where the middles of its receptive fields lie along the
-    image without its margin, which is -1..1; n_dropped, the units that dropout acts on, 0 for none.
+    image without its margin, which is -1..1.
 
     rows: the image is one channel, and its first convolution is of im2col_rows, whose kernel is (1, K, K, F).
     """
-    shapes, inner, n_dropped = {}, side - 2 * margin, 0
+    shapes, inner = {}, side - 2 * margin
     offset, scale = float(-margin), 1                                   # of the first middle, from one to the next, px
     for k, (operation, *options) in enumerate(layers):
         name = options[0] if options else ""
@@ -1585,12 +1527,10 @@ def work_out(layers, side, channels, margin=0, rows=False):
             channels += 2
         elif operation == "flatten":
             channels *= side * side
-        elif operation == "dropout":
-            n_dropped = channels
         if operation in WITH_WEIGHTS and has_bias(layers, k):
             shapes[name + "_b"] = (channels,)
     along = (offset + scale * np.arange(side) - (inner - 1) / 2) / (inner / 2)
-    return SimpleNamespace(shapes=shapes, side=side, channels=channels, along=along, n_dropped=n_dropped)
+    return SimpleNamespace(shapes=shapes, side=side, channels=channels, along=along)
 
 
 def places_along(along):
@@ -1598,7 +1538,7 @@ def places_along(along):
     return np.stack([np.tile(along, len(along)), np.repeat(along, len(along))], 1)
 
 
-def layers_forward(params, x, layers, empty=np.empty, dropout_mask=None, statistics=None):
+def layers_forward(params, x, layers, empty=np.empty, statistics=None):
     """x through layers. -> y, the list of the layers' caches
 
     A ReLU or a normalisation that comes first works on x itself. What stands between ("keep",) and ("add",) is a
@@ -1625,7 +1565,7 @@ def layers_forward(params, x, layers, empty=np.empty, dropout_mask=None, statist
             if statistics is not None:
                 statistics[name + "_mean"], statistics[name + "_var"] = found
         else:
-            x, cache = forward_of(x, *([dropout_mask] if operation == "dropout" else options))
+            x, cache = forward_of(x, *options)
         caches.append(cache)
     return x, caches
 
@@ -1819,9 +1759,8 @@ class Runner:
 # -------------------------------------------------------------- the training run
 
 class Run:
-    """A training run, as train() uses it: its weights, Adam's moments, running statistics, step and history, and what
-    keeps it safe: resuming, a check for numbers that are not finite, checkpoints at every epoch's end, snapshots,
-    progress.
+    """A training run, as train() uses it: weights, Adam's moments, running statistics, step and history, and what keeps
+    it safe: resuming, a check for numbers that are not finite, checkpoints at every epoch's end, snapshots, progress.
 
     source: where the data come from, n_train: samples in an epoch. history: source, epochs (a dict for each one that
     was evaluated), seconds of training, steps. snapshot_callback(step, weights, terms) gets copies, at the start,
@@ -1836,7 +1775,7 @@ class Run:
         self.state = init_state(self.params)
         self.steps_per_epoch = -(-n_train // config.batch_size)
         self.step, self.n_steps = 0, config.n_epochs * self.steps_per_epoch
-        self.samples_left, self.terms = config.n_epochs * n_train, None
+        self.terms = None
         self.history = {"source": source, "epochs": [], "seconds": 0.0, "steps": 0}
         self.saved = ""                                                 # where to find the last good state
         if config.checkpoint and Path(config.checkpoint).exists():
@@ -1852,12 +1791,12 @@ class Run:
 
     def __exit__(self, exception, *_):
         self.runner.__exit__()
+        losses = [epoch["train_loss"] for epoch in self.history["epochs"]]
         if exception is None and self.last_snapshot != self.step:
             self.snapshot()
-        losses = [epoch["train_loss"] for epoch in self.history["epochs"]]
         if exception is None and len(losses) > 1 and not losses[-1] < losses[0]:
-            self.progress.say(f"the training loss has not fallen, {losses[0]:.3f} in the first epoch, {losses[-1]:.3f} "
-                              "in the last: try a lower --lr")
+            self.progress.say(f"the training loss has not fallen, from {losses[0]:.3f} in the first epoch to "
+                              f"{losses[-1]:.3f} in the last: try a lower --lr")
 
     @property
     def weights(self):
@@ -1872,12 +1811,10 @@ class Run:
             raise InputError(f"{path}: holds this run already, {found.step} of {self.n_steps} steps; go on with "
                              "--resume, or begin anew with another --checkpoint")
         if found.step > self.n_steps:
-            raise InputError(f"{path}: holds {found.step} steps, --n-epochs {self.config.n_epochs} are {self.n_steps}; "
-                             "raise it")
+            raise InputError(f"{path}: holds {found.step} steps, --n-epochs {self.config.n_epochs} are {self.n_steps}")
         for group in CHECKPOINT:
             setattr(self, group, getattr(found, group))
         self.step, self.history = found.step, found.history
-        self.samples_left = self.samples_left * (self.n_steps - self.step) // self.n_steps
         self.saved = f" (the last good state is in {path})"
 
     def epochs(self):
@@ -1903,19 +1840,16 @@ class Run:
         self.step += 1
         if self.step % FLUSH_STEPS == 0:
             flush(self.adam_m, self.adam_v)
-        self.seen, self.samples_left, self.terms = self.seen + n, self.samples_left - n, dict(terms)
+        self.seen, self.terms = self.seen + n, dict(terms)
         for name, term in terms.items():
             self.sums[name] = self.sums.get(name, 0) + term * (1 if name == "hits" else n)
         self.elapsed = time.perf_counter() - self.began
-        self.progress.step(
-            f"step {self.step}/{self.n_steps}  {self.samples_left * self.elapsed / self.seen:.0f} s left  "
-            f"{self.training_so_far()}")
+        self.so_far = (f"loss {self.sums['loss'] / self.seen:.3f}  accuracy {self.sums['hits'] / self.seen:.3f}  "
+                       f"{self.seen / self.elapsed:.0f} samples/s")
+        left = (self.n_steps - self.step) * self.config.batch_size * self.elapsed / self.seen
+        self.progress.step(f"step {self.step}/{self.n_steps}  {left:.0f} s left  {self.so_far}")
         if self.snapshot_every and self.step % self.snapshot_every == 0:
             self.snapshot()
-
-    def training_so_far(self):
-        return (f"loss {self.sums['loss'] / self.seen:.3f}  accuracy {self.sums['hits'] / self.seen:.3f}  "
-                f"{self.seen / self.elapsed:.0f} samples/s")
 
     def snapshot(self):
         """Call snapshot_callback with copies; its time is not training's"""
@@ -1938,7 +1872,8 @@ class Run:
             means["train_accuracy"] = means.pop("train_hits")
             when = {"epoch": epoch, "step": self.step, "seconds": self.elapsed}
             self.history["epochs"].append(when | means | found)
-            self.progress.epoch(f"epoch {epoch}/{self.config.n_epochs}  {self.training_so_far()}  {text}")
+            line = f"epoch {epoch}/{self.config.n_epochs}  {self.so_far}  {text}"
+            self.progress.say("\r" * self.progress.live + line)
         if self.config.checkpoint:
             save_network(self.config.checkpoint, self.config, self.history,
                          {group: getattr(self, group) for group in CHECKPOINT})
@@ -1998,30 +1933,21 @@ def load_network(path):
                 raise InputError(f"{path}: its arrays are not those of the network that it names; give another")
         return SimpleNamespace(**groups, weights=groups["params"] | groups["state"], config=config,
                                source=meta["config"]["source"], step=meta["step"], history=meta["history"])
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file; give one that holds a trained network") from None
-    except IsADirectoryError:
-        raise InputError(f"{path}: is a folder; give a file that holds a trained network") from None
-    except PermissionError:
-        raise InputError(f"{path}: cannot be read; check its permissions") from None
     except InputError:
         raise
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}; give a file that holds a trained network") from None
     except Exception:                                 # what a damaged zip file makes its reader raise is not documented
         raise InputError(f"{path}: not a whole file of a trained network; give another") from None
 
 
 def config_of(settings, path):
-    """The Config of a file's settings. Those that are no more, RETIRED, are passed over if they had the value at which
-    they did nothing."""
-    names, given = {f.name for f in options(Config)}, {}
+    """The Config of a file's settings. RETIRED ones, that are no more, are passed over if they did nothing."""
+    known = {f.name for f in options(Config)}
     for name, value in settings.items():
-        if name in names:
-            given[name] = value
-        elif name != "source" and name not in RETIRED:
-            raise InputError(f"{path}: of another experiment; give one that this one wrote")
-        elif name != "source" and RETIRED[name] not in (value, ...):
-            raise InputError(f"{path}: was trained with {name} {value}, which is no more; train anew")
-    return Config(**given)
+        if name not in known | {"source"} and RETIRED.get(name) not in (value, ...):
+            raise InputError(f"{path}: of another experiment, or trained with {name} {value}, which is no more")
+    return Config(**{name: value for name, value in settings.items() if name in known})
 
 
 def check_same_run(config, source, found, path):
@@ -2232,7 +2158,7 @@ def result_of(config, params, history, found):
     return {"experiment": Path(__file__).stem, "config": kept, "source": history["source"],
             "n_params": n_params(params), **found, "seconds_train": history["seconds"],
             "ms_per_step": 1e3 * history["seconds"] / max(1, history["steps"]), "peak_rss_mb": peak_rss_mb(),
-            "versions": versions(), "machine": machine(),
+            "versions": {"python": sys.version.split()[0], "numpy": np.__version__}, "machine": machine(),
             "history": {key: [epochs[k][key] for k in looks] for key in (epochs[0] if epochs else ())}}
 
 
@@ -2261,10 +2187,6 @@ def write_figure(fig, path, say):
     say(f"wrote {path}  ({path.stat().st_size / 1e3:.0f} kB)")
 
 
-def versions():
-    return {"python": sys.version.split()[0], "numpy": np.__version__}
-
-
 def machine():
     """What else the bits, and the times, depend on: processor, cores, and the kernels that OpenBLAS chose for it"""
     processor, kernels = platform.processor() or platform.machine(), "unknown"
@@ -2279,11 +2201,8 @@ def machine():
 
 def peak_rss_mb():
     """Peak resident memory of this process, MB (10^6 bytes); None where the system does not tell"""
-    with contextlib.suppress(OSError, IndexError):                  # Linux; getrusage would count a parent's memory too
+    with contextlib.suppress(OSError, IndexError):
         return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024 / 1e6
-    with contextlib.suppress(ImportError):
-        import resource
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
     return None
 
 
@@ -2307,9 +2226,6 @@ class Progress:
         if self.live and time.perf_counter() - self.last > 0.2:
             self.last = time.perf_counter()
             self.say("\r" + text, end="")
-
-    def epoch(self, text):
-        self.say("\r" + text if self.live else text)
 
 
 class Parser(argparse.ArgumentParser):
