@@ -38,8 +38,7 @@ class Result(NamedTuple):
         return " ".join(" ".join([flag, *given[flag]]) for flag in sorted(given) if flag not in SIZES)
 
 
-SIZES = ("--n-epochs", "--n-train", "--n-val", "--n-test", "--batch-size", "--digits", "--baseline", "--probe",
-         "--views")
+SIZES = ("--n-epochs", "--n-train", "--n-val", "--n-test", "--batch-size", "--digits", "--baseline", "--probe")
 SHRUNK = {"--stop-at": "0.02", "--n-per-class": "4", "--n-train-toys": "2", "--data": "shapes"}   # in every pin
 MULTI, NORB, AFF = FIRST = "multimnist_capsnet", "smallnorb_novel_viewpoint", "affnist_capsnet"
 FOUND = sorted(path.stem for path in ROOT.glob("*.py") if (ROOT / f"visualize_{path.name}").exists())
@@ -48,7 +47,6 @@ QUICK = "--n-epochs 12 --n-train 6000"
 RESIDUAL = "--preset residual --warp 0.3 --batch-size 64"
 MIDDLE, LONG = "--n-epochs 10 --n-train 15000", "--n-epochs 20 --n-train 60000 --n-val 5000"
 PLAIN = "--norm none --lr 5e-3 --conv1-channels 32 --recon-weight 0.002"
-WIDE_DEEP = "--conv3-channels 128 --decoder-hidden1 512 --decoder-hidden2 1024 --recon-weight 0.005"
 HEADS = {                          # heads on one trunk, of one size, and each routing without its routing
     **{model: f"--model {model}" for model in ("gap", "dense", "dynamic-shared", "dynamic", "em", "self-routing")},
     **{f"{model}-1": f"--model {model} --routing-iters 1" for model in ("dynamic-shared", "dynamic", "em")}}
@@ -94,21 +92,17 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     (MULTI, "main", "plain", f"{PLAIN} {QUICK}", range(3), 3),
     (MULTI, "main", "deep", QUICK, range(3), 3),
     (MULTI, "main", "adam", f"--muon 0 {QUICK}", range(3), 3),
-    (MULTI, "main", "wide", f"{WIDE_DEEP} --warp 0.3 --muon 0.01 --lr 5e-3 --n-epochs 16 --n-train 60000 --n-val 5000",
-     range(1), 65),
     (MULTI, "main", "minute", "--n-epochs 8 --n-train 6000", range(3), 2),
     (MULTI, "main", "middle", f"{RESIDUAL} {MIDDLE}", range(3), 14),
     (MULTI, "main", "residual", f"{RESIDUAL} {LONG}", range(2), 105),
     (MULTI, "main", "paper", f"{RESIDUAL} --min-iou 0 --merge add {LONG}", range(1), 105),
-    (MULTI, "main", "residual-views", f"{RESIDUAL} {LONG} --views 5", range(1), 106),
-    (MULTI, "main", "paper-views", f"{RESIDUAL} --min-iou 0 --merge add {LONG} --views 5", range(1), 106),
     *((MULTI, "control", f"{run}-{name}", f"{flags} {length}", range(n), minutes)
       for run, length, n, minutes in (("middle", f"{RESIDUAL} {MIDDLE}", 3, 14), ("long", f"{RESIDUAL} {LONG}", 1, 105))
       for name, flags in (("iters-1", "--routing-iters 1"), ("cnn-mean", "--model cnn --cnn-head mean"))),
     (MULTI, "control", "long-cnn", f"--model cnn {RESIDUAL} {LONG}", range(1), 90),
     *((MULTI, "control", name, f"{flags} {QUICK}", range(3), 3) for name, flags in (
         ("iters-1", "--routing-iters 1"), ("no-recon", "--recon-weight 0"), ("cnn", "--model cnn"))),
-    *((MULTI, "parts", name, f"--front-end parts {flags} {QUICK}", range(3), minutes) for name, flags, minutes in (
+    *((MULTI, "parts", name, f"--preset parts {flags} {QUICK}", range(3), minutes) for name, flags, minutes in (
         ("iters-3", "--routing-iters 3", 5), ("iters-1", "--routing-iters 1", 5), ("cnn", "--model cnn", 2),
         ("cnn-mean", "--model cnn --cnn-head mean", 2))),
     (MULTI, "main", "long", f"{PLAIN} --n-epochs 25 --n-train 60000 --n-val 5000", range(1), 100),
