@@ -703,6 +703,11 @@ def evaluate(params, chunks, config, runner):
             "baseline_recon_mse": (square - 2 * float(np.square(total / (2 * n) / 255).sum())) / per_pixel}
 
 
+def tests_of(params, digits, config, runner):
+    """-> what evaluate finds of the test pairs"""
+    return evaluate(params, stream_pairs(digits, "test", config.n_test, config, "evaluation", 1), config, runner)
+
+
 EPOCH_KEEPS = ("loss", "margin", "cross_entropy", "recon", "recon_mse", "set_accuracy", "any_accuracy")
 
 
@@ -2313,7 +2318,7 @@ def main():
     if args.out_weights:
         save_weights(args.out_weights, found.config if found else config, params, history)
     with Runner(config.threads, progress=progress) as runner:
-        test = evaluate(params, stream_pairs(digits, "test", config.n_test, config, "evaluation", 1), config, runner)
+        test = tests_of(params, digits, config, runner)
     report(config, params, history | {"source": digits["source"]}, test, progress.say, found)
 
 
