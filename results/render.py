@@ -148,7 +148,7 @@ def about(ledger, experiment, settings):
             of_seeds.setdefault(seeds, []).append(setting)
     where = {seeds: f" ({', '.join(names)})" if len(of_seeds) > 1 else "" for seeds, names in of_seeds.items()}
     said = "; ".join(f"seed{'s' * (',' in seeds)} {seeds}{where[seeds]}" for seeds in of_seeds)
-    machines = sorted({f"{run['machine']['processor']}, {run['machine']['blas_kernels']} kernels, Python "
+    machines = sorted({f"{run['machine']['processor']}, Python "
                        f"{run['versions']['python']}, NumPy {run['versions']['numpy']}{timed_with(run)}"
                        for run in runs})
     old = [setting for setting in settings if (experiment, setting) in ledger.stale]
