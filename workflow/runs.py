@@ -169,7 +169,7 @@ LOOKS = [                          # what the figures say, in numbers
            f"python3 {MULTI}.py --load {SHIPPED} --min-iou 0 --merge add --digits mnist --threads 1 --quiet", 1),
     *(Result(MULTI, "disentanglement", "deep", seed, f"{PROBE} --n-seeds 1 --seed {seed} --threads 1", 11)
       for seed in range(3)),
-    Result(NORB, "toys", "likeness", 0, f"python3 tests/bench_toys.py", 2),
+    Result(NORB, "toys", "likeness", 0, "python3 tests/bench_toys.py", 2),
     Result(MULTI, "nearest", "pairs", 0, "python3 tests/bench_multimnist_nearest.py --digits mnist", 2),
     Result(AFF, "nearest", "digits", 0, f"{AFF_NEAREST} --digits mnist", 3),
     *(Result(AFF, f"few-{n}", "nearest", seed, f"{AFF_NEAREST} --n-per-class {n} --digits mnist --seed {seed}", 1)
