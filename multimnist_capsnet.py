@@ -527,8 +527,7 @@ def param_shapes(config):
 def cnn_hidden(config):
     """Units of the CNN's hidden layer with which it has at most as many parameters as the capsule network without its
     decoder"""
-    caps = param_shapes(dataclasses.replace(config, model="caps",
-                                            conv1_channels=PRESETS[config.preset]["conv1_channels"]))
+    caps = param_shapes(Config(preset=config.preset, conv3_channels=config.conv3_channels))
     budget = sum(math.prod(shape) for name, shape in caps.items() if not name.startswith("dec"))
     convs = work_out(trunk(config), CANVAS, 1, rows=True)
     inputs = convs.channels * (convs.side ** 2 if config.cnn_head == "dense" else 1)
