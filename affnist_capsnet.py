@@ -27,9 +27,8 @@ which `--model shared` adds the transformation; and the paper's CNN made small (
 `--loss`, `--recon-weight 0` take capsules apart one part at a time.
 
 Deviations from the paper: six small convolutions, normalised, for its two of 9x9 (`--preset paper --model caps` has
-them); a margin of background (`--padding 0`); cosine decay of the learning rate; Muon, where convolutions are
-normalised; affine test digits drawn here in affNIST's reported ranges, since its files are not fetched (`--affnist-dir`
-reads them).
+them); a margin of background; cosine decay of the learning rate; Muon, where convolutions are normalised; affine test
+digits drawn here in affNIST's reported ranges, since its files are not fetched (`--affnist-dir` reads them).
 
 One command, 2 1/2 minutes on two cores:    python3 affnist_capsnet.py --seed 0
 """
@@ -92,8 +91,7 @@ def option(default, text, group, **extra):
 # A sample's way:
 #   load_digits           the digits of MNIST, three splits; training_digits: those to train on
 #   epoch_samples         an epoch of them, each moved, a chunk at a time; to_batch: some of them as floats
-#   forward               layers_forward: the trunk, of a CNN all of it; capsules_forward: squash, votes, routing;
-#                         and the decoder
+#   forward               layers_forward: the trunk, of a CNN all of it; capsules_forward: squash, votes, routing
 #   naming_loss, reconstruction_loss      how far from the truth
 #   backward              the same way back: capsules_backward, layers_backward
 #   take_step             Muon and Adam: new weights
@@ -114,8 +112,7 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.
     with Run(config, data["source"], config.n_train, progress, snapshot_callback, snapshot_every, dtype) as run:
         announce(run, data)
         for epoch in run.epochs():
-            if reached(run):
-                progress.say(f"stopped: --stop-at {config.stop_at} is reached")
+            if any(before["val_accuracy"] >= config.stop_at > 0 for before in run.history["epochs"]):
                 break
             for samples in epoch_samples(data, epoch, config):
                 for rows in run.batches(samples):
@@ -123,15 +120,7 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.
             found = evaluate(run.weights, stream_digits(data, config, "val"), config, run.runner)
             run.close_epoch({"val_" + name: found[name] for name in EPOCH_KEEPS if name in found},
                             f"validation {found['accuracy']:.4f}")
-        if config.stop_at and not reached(run):
-            progress.say(f"--stop-at {config.stop_at} was not reached")
     return run.weights, run.history
-
-
-def reached(run):
-    """Whether the last epoch has the accuracy of --stop-at on validation digits"""
-    epochs = run.history["epochs"]
-    return run.config.stop_at > 0 and len(epochs) > 0 and epochs[-1]["val_accuracy"] >= run.config.stop_at
 
 
 # ============================================================== the task: one digit, moved, or turned and stretched
@@ -147,12 +136,11 @@ REST = {"turn": 0.0, "shear": 0.0, "down": 1.0, "across": 1.0}          # no tra
 def place_digits(images, corners, side):
     """Put each 28x28 image on a canvas of side x side px with its upper left corner at corners (n, 2) = (row, column)
     px, which may lie outside. -> (n, side, side) uint8; what does not fit is cut off"""
-    margin = BOX
-    canvas = np.zeros((len(images), side + 2 * margin, side + 2 * margin), np.uint8)
+    canvas = np.zeros((len(images), side + 2 * BOX, side + 2 * BOX), np.uint8)
     windows = sliding_window_view(canvas, (BOX, BOX), axis=(1, 2), writeable=True)
-    rows, columns = (np.clip(corners[:, axis] + margin, 0, side + margin) for axis in (0, 1))
+    rows, columns = np.clip(corners.T + BOX, 0, side + BOX)
     windows[np.arange(len(images)), rows, columns] = images
-    return canvas[:, margin:-margin, margin:-margin]
+    return canvas[:, BOX:-BOX, BOX:-BOX]
 
 
 def moved_digits(images, side, max_shift, rng):
@@ -163,11 +151,9 @@ def moved_digits(images, side, max_shift, rng):
 
 def digits_anywhere(images, side, rng):
     """Each 28x28 image moved by whole pixels to anywhere on the canvas where all of its ink fits. -> (n, side, side)"""
-    bounds = []
-    for axis in (2, 1):
-        ink = images.any(axis)                                                          # (n, 28), by row, by column
-        bounds.append(rng.integers(-ink.argmax(1), side - BOX + 1 + ink[:, ::-1].argmax(1)))
-    return place_digits(images, np.stack(bounds, 1), side)
+    corners = [rng.integers(-ink.argmax(1), side - BOX + 1 + ink[:, ::-1].argmax(1))
+               for ink in (images.any(2), images.any(1))]                               # (n, 28), by row, by column
+    return place_digits(images, np.stack(corners, 1), side)
 
 
 def affine_matrix(turn, shear, down, across):
@@ -205,13 +191,9 @@ def affine_digits(images, matrices, rng, side):
         raise InputError(f"a transformed digit does not fit into {side}x{side} px; lower its scale or shear")
     share = rng.uniform(0, 1, (len(images), 2)) if rng else np.clip(
         ((side - 1) / 2 + low) / np.maximum(room, 1e-9), 0, 1)
-    centres = share * room - low                                                        # (n, 2)
-    back = np.linalg.inv(matrices)
-    out = np.empty((len(images), side, side), np.uint8)
-    for start in range(0, len(images), 64):                                             # in cache
-        part = slice(start, start + 64)
-        out[part] = transformed(images[part], back[part], centres[part], side)
-    return out, centres
+    centres, back = share * room - low, np.linalg.inv(matrices)                         # (n, 2), (n, 2, 2)
+    return np.concatenate([transformed(*(a[start:start + 64] for a in (images, back, centres)), side)       # in cache
+                           for start in range(0, len(images), 64)]), centres
 
 
 def transformed(images, back, centres, side):
@@ -227,26 +209,21 @@ def transformed(images, back, centres, side):
     padded = np.zeros((n, BOX + 2, BOX + 2))
     padded[:, 1:-1, 1:-1] = images
     flat = (np.arange(n)[:, None, None] * (BOX + 2) + y) * (BOX + 2) + x
-    value = 0
-    for row, down in ((0, 1 - dy), (BOX + 2, dy)):
-        for column, across in ((0, 1 - dx), (1, dx)):
-            value = value + down * across * np.take(padded, flat + row + column)
-    return np.rint(value).astype(np.uint8)
+    four = ((row + column, down * across) for row, down in ((0, 1 - dy), (BOX + 2, dy))
+            for column, across in ((0, 1 - dx), (1, dx)))
+    return np.rint(sum(share * np.take(padded, flat + step) for step, share in four)).astype(np.uint8)
 
 
 KINDS = "val", "test", "affine", "placed", "centred"           # of digits; their order is that of their generators
 
 
 def stream_digits(digits, config, kind, factors=None):
-    """Test or validation digits in dicts of at most CHUNK: images (n, side, side) uint8, labels (n,); memory does not
-    grow with their number.
+    """Test or validation digits in dicts of at most CHUNK: images (n, side, side) uint8, labels (n,).
 
-    kind: "val", validation digits, moved; "test", test digits, moved, or with --task mnist as they are; "affine": test
-    digits transformed, anywhere on the canvas; "placed": moved by whole pixels to wherever they fit, which is further
-    than training moves them; "centred": transformed, their middle on the canvas', or as near as their ink allows;
-    "real", affNIST's files. factors: those of affine or centred digits, {factor: number}, where they are not to be
-    drawn.
-    """
+    kind: "val", moved validation digits; of test digits "test", moved, or with --task mnist as they are; "affine",
+    transformed, anywhere on the canvas; "placed", moved by whole pixels to wherever they fit, which is further than
+    training moves them; "centred", transformed, their middle on the canvas', or as near as their ink allows; "real",
+    affNIST's files. factors: those of affine or centred digits, {factor: number}, where they are not to be drawn."""
     if kind == "real":
         yield from read_affnist(config.affnist_dir)
         return
@@ -300,7 +277,7 @@ def epoch_samples(digits, epoch, config, dtype=np.float32):
         samples = {"images": moved_digits(images[rows], SIDES[config.task], SHIFTS[config.task], rng),
                    "labels": labels[rows].astype(np.int64)}
         if config.dropout:
-            kept = rng.random((len(rows), n_dropped(config)), np.float32) >= config.dropout
+            kept = rng.random((len(rows), plan(config).n_dropped), np.float32) >= config.dropout
             samples["dropout_mask"] = kept / np.float32(1 - config.dropout)
         yield samples
 
@@ -330,20 +307,14 @@ def read_affnist(folder):
         try:
             found = scipy.io.loadmat(path, squeeze_me=True, struct_as_record=False, variable_names=["affNISTdata"])
             images, labels = (np.asarray(getattr(found["affNISTdata"], name)) for name in ("image", "label_int"))
-        except KeyError:
-            raise InputError(f"{path}: holds no affNISTdata; give affNIST's own files") from None
-        except AttributeError as error:
-            raise InputError(f"{path}: its affNISTdata lacks a field ({error}); give affNIST's own files") from None
         except Exception as error:                       # what a damaged file makes the reader raise is not documented
-            raise InputError(f"{path}: damaged or no MATLAB file ({' '.join(str(error).split())[:80]}); get it anew"
+            raise InputError(f"{path}: damaged, or not affNIST's ({' '.join(str(error).split())[:80]}); get it anew"
                              ) from None
-        side, labels = SIDES["affnist"], np.atleast_1d(labels)
-        images = images.reshape(len(images), -1)
-        if images.shape != (side * side, len(labels)) or images.dtype != np.uint8:
-            raise InputError(f"{path}: image is {images.dtype} of shape {images.shape} beside {len(labels)} labels; "
-                             f"affNIST's is uint8 of shape ({side * side}, digits)")
-        if not len(labels) or labels.min() < 0 or labels.max() >= N_CLASSES:
-            raise InputError(f"{path}: label_int is not of 0..9; get it anew")
+        side, labels, images = SIDES["affnist"], np.atleast_1d(labels), images.reshape(len(images), -1)
+        known = len(labels) and labels.min() >= 0 and labels.max() < N_CLASSES
+        if images.shape != (side * side, len(labels)) or images.dtype != np.uint8 or not known:
+            raise InputError(f"{path}: holds {images.dtype} of shape {images.shape} beside {len(labels)} labels, not "
+                             f"uint8 of shape ({side * side}, digits) beside labels from 0 to 9; get it anew")
         yield {"images": images.T.reshape(-1, side, side), "labels": labels.astype(np.int64)}
 
 
@@ -495,16 +466,7 @@ def margin_loss(lengths, present):
 # END TWIN dynamic routing --------------------------------------------------------------------------------------------
 
 
-def plain_forward(s):
-    """What takes the place of a squash that is left out"""
-    return s, None
-
-
-def plain_backward(dv, cache):
-    return dv
-
-
-PLAIN = plain_forward, plain_backward
+PLAIN = (lambda s: (s, None)), (lambda dv, cache: dv)          # what takes the place of a squash that is left out
 
 
 # TWIN shared votes: of vector capsules whose matrices are shared over places ------------------------------------------
@@ -629,13 +591,13 @@ OF_THE_PAPER = ("caps", "dense", "cnn")                        # those that pres
 E, D = 8, 16                       # dimensions of a primary and of a digit capsule
 VOTES_GAIN = 16.0                  # of the variance of a digit's summed votes, at first
 CONV3, CONV5 = 64, 128             # channels of the trunk's third and fourth convolutions, and of its fifth
-SIZES = {"deep": (16, 256, 512), "small": (8, 256, 512), "paper": (32, 512, 1024)}  # of each preset: types of primary
-#                                                                   capsules, units of the decoder's two hidden layers
+SIZES = {                          # of each preset: types of primary capsules, units of the decoder's two hidden layers
+    "deep": (16, 256, 512), "small": (8, 256, 512), "paper": (32, 512, 1024)}
 
 
 def layers_of(config, width):
-    """The layers of config.model up to its capsules, or scores. Maxima come before the ReLU, which then has a quarter
-    of the work; of PrimaryCaps the squash takes the ReLU's place. width: see own_width."""
+    """The layers of config.model up to its capsules, or to its scores. Maxima come before the ReLU, which then has a
+    quarter of the work; of PrimaryCaps the squash takes the ReLU's place. width: see own_width."""
     c, relu, pool = config.conv1_channels, ("relu",), ("pool",)
 
     def conv(name, F, K=3, stride=1):
@@ -667,16 +629,11 @@ def decoder(config):
 
 @functools.cache
 def plan(config, width=0):
-    """work_out of layers_of, and the layers themselves; width: another than the network's own"""
+    """work_out of layers_of, the layers, their places, and the units that dropout acts on; width: not the network's"""
     layers = layers_of(config, width or own_width(config))
     found = work_out(layers, SIDES[config.task] + 2 * config.padding, 1, config.padding, rows=True)
-    return SimpleNamespace(layers=layers, places=places_along(found.along), **vars(found))
-
-
-def n_dropped(config):
-    """Units that dropout acts on: those that the last layer sees"""
-    *_, (units, _), _ = plan(config).shapes.values()                                    # its weights, its bias
-    return units
+    *_, n_dropped, _ = [math.prod(shape[:-1]) for shape in found.shapes.values()]       # what the last layer sees
+    return SimpleNamespace(layers=layers, places=places_along(found.along), n_dropped=n_dropped, **vars(found))
 
 
 def param_shapes(config, width=0):
@@ -692,9 +649,8 @@ def param_shapes(config, width=0):
 
 @functools.cache
 def own_width(config):
-    """Channels of the last convolution of gap and max, units of the first hidden layer of dense and cnn: those with
-    which they have about as many weights as the preset's capsules have without their decoder, gap and max as shared,
-    dense and cnn as caps. 0 for capsules."""
+    """Channels of the last convolution of gap and max, units of the first hidden layer of dense and cnn, with which
+    they have about as many weights as the preset's shared, or caps, without decoder. 0 for capsules."""
     if config.width or config.model in CAPSULES:
         return config.width
 
@@ -709,18 +665,15 @@ def own_width(config):
 def init_params(config):
     """-> flat dict of float32 arrays. He-normal where a ReLU follows, 1/fan-in variance elsewhere; biases 0."""
     rng, params = rng_for(config.seed, "init"), {}
+    votes = E * len(plan(config).places) * SIZES[config.preset][0]                      # that a digit's capsule sums
     for name, shape in param_shapes(config).items():
+        fan_in = {"W": votes, "place_W": votes, "dec1_w": D}.get(name, math.prod(shape[:-1]))   # the rest is masked
+        gain = {"W": VOTES_GAIN, "place_W": VOTES_GAIN, "primary_w": 1, "dec3_w": 1}.get(
+            name, 1 if shape[-1] == N_CLASSES else 2)
         if name.endswith(("_b", "_gamma", "_beta")):
             params[name] = np.full(shape, name.endswith("_gamma"), np.float32)
-            continue
-        noise = rng.standard_normal(shape, np.float32)
-        if name in ("W", "place_W"):
-            children = len(plan(config).places) * SIZES[config.preset][0]
-            params[name] = noise * np.float32(np.sqrt(VOTES_GAIN / (E * children)))
         else:
-            gain = 1 if name in ("primary_w", "dec3_w") or shape[-1] == N_CLASSES else 2
-            fan_in = D if name == "dec1_w" else math.prod(shape[:-1])                   # the rest is masked
-            params[name] = noise * np.float32(np.sqrt(gain / fan_in))
+            params[name] = rng.standard_normal(shape, np.float32) * np.float32(np.sqrt(gain / fan_in))
     return params
 
 
@@ -728,32 +681,31 @@ def forward(params, images, config, digits=None, empty=np.empty, dropout_mask=No
     """images (N, side, side) in [0, 1]; digits (N, 1) whose capsule to decode, None for the longest; dropout_mask
     (N, units) of a CNN, None for none; statistics: a dict in training, see layers_forward. -> out, cache
 
-    out: scores (N, 10), of capsules their lengths; and of capsules v (N, 10, D), digits (N, 1) and, with a decoder,
-    recon (N, 1, side, side); of those that are routed the primary capsules u (N, I, E) and, in c, each iteration's
-    coupling coefficients, the first (1, I), the others (N, 10, I), with I ordered (row, column, type).
+    out: scores (N, 10), of capsules their lengths; and of capsules v (N, 10, D) and, with a decoder, recon (N, 1, side,
+    side); of those that are routed the primary capsules u (N, I, E), I ordered (row, column, type).
     """
-    x, pad_cache = pad_forward(images[..., None], config.padding)
-    x = im2col_rows(x[..., 0], params["conv1_w"].shape[1])
+    p = config.padding
+    x = im2col_rows(np.pad(images, ((0, 0), (p, p), (p, p))), params["conv1_w"].shape[1])
     layers = [(*layer, dropout_mask) if layer == ("dropout",) else layer for layer in plan(config).layers]
     x, layers_cache = layers_forward(params, x, layers, empty, statistics)
     if config.model not in CAPSULES:
-        return {"scores": x}, SimpleNamespace(pad=pad_cache, layers=layers_cache, capsules=None)
+        return {"scores": x}, SimpleNamespace(layers=layers_cache, capsules=None)
     v, found, capsules_cache = capsules_forward(params, x, config, empty)
     lengths, lengths_cache = lengths_forward(v)
     digits = lengths.argmax(1)[:, None] if digits is None else digits
-    out = {"scores": lengths, "v": v, "digits": digits, **found}
+    out = {"scores": lengths, "v": v, **found}
     mask_cache = decoder_cache = None
     if config.recon_weight:
         masked, mask_cache = mask_forward(v, digits)
         pixels, decoder_cache = layers_forward(params, masked, decoder(config), empty)
         out["recon"] = pixels.reshape(len(v), -1, *images.shape[1:])
-    return out, SimpleNamespace(pad=pad_cache, layers=layers_cache, capsules=capsules_cache, lengths=lengths_cache,
-                                mask=mask_cache, decoder=decoder_cache)
+    return out, SimpleNamespace(layers=layers_cache, capsules=capsules_cache, lengths=lengths_cache, mask=mask_cache,
+                                decoder=decoder_cache)
 
 
 def backward(dscores, drecon, cache, config, need_dx=False):
     """dscores (N, 10), naming_loss's gradient; drecon (N, 1, side, side), None without a decoder -> grads, keys as
-    params; and, if it is needed, the gradient of the images (N, side, side), else None"""
+    params; and, if it is needed, that of im2col_rows' output, else None"""
     grads, dx = {}, dscores
     if cache.capsules:
         dv = lengths_backward(dscores, cache.lengths)
@@ -761,8 +713,7 @@ def backward(dscores, drecon, cache, config, need_dx=False):
             dmasked = layers_backward(drecon.reshape(len(drecon), -1), cache.decoder, decoder(config), grads)
             dv = dv + mask_backward(dmasked, cache.mask)
         dx = capsules_backward(dv, cache.capsules, config, grads)
-    dx = layers_backward(dx, cache.layers, plan(config).layers, grads, need_dx)
-    return grads, pad_backward(im2col_rows_backward(dx)[..., None], cache.pad)[..., 0] if need_dx else None
+    return grads, layers_backward(dx, cache.layers, plan(config).layers, grads, need_dx)
 
 
 def capsules_forward(params, x, config, empty):
@@ -770,35 +721,31 @@ def capsules_forward(params, x, config, empty):
     N, ending = len(x), PLAIN if config.without == "squash" else SQUASH
     if config.model == "vectors":
         s, mean_cache = mean_forward(x)
-        v, ending_cache = ending[0](s.reshape(N, N_CLASSES, D))
-        return v, {}, SimpleNamespace(mean=mean_cache, ending=ending_cache)
+        v, routing_cache = ending[0](s.reshape(N, N_CLASSES, D))
+        return v, {}, SimpleNamespace(mean=mean_cache, routing=routing_cache)
     u, primary_cache = ending[0](x.reshape(N, -1, E))                                   # (N, I, E)
-    places_cache = ending_cache = routing_cache = None
-    parts, W, places = u, params["W"], plan(config).places
+    parts, places_cache, W, places = u, None, params["W"], plan(config).places
     if "place_W" in params:
         parts, places_cache = with_places_forward(u, places)
         W = np.concatenate([W, np.broadcast_to(params["place_W"], (len(W), 2, N_CLASSES, D))], 1)
     if config.routing_iters == 1:
         s, votes_cache = uniform_forward(parts, W, empty)
-        v, ending_cache = ending[0](s)
-        c = [np.full((1, u.shape[1]), 1 / N_CLASSES, u.dtype)]
+        v, routing_cache = ending[0](s)
     else:
         u_hat, votes_cache = (votes_forward(parts, W, empty) if config.model == "caps" else
                               shared_votes_forward(parts, W, len(places), empty))       # (N, J, I, D)
         v, routing_cache = routing_forward(u_hat, config.routing_iters, empty, ending=ending)
-        c = [step.c for step in routing_cache.steps]
-    return v, {"u": u, "c": c}, SimpleNamespace(
-        primary=primary_cache, places=places_cache, votes=votes_cache, ending=ending_cache, routing=routing_cache,
-        x_shape=x.shape)
+    return v, {"u": u}, SimpleNamespace(primary=primary_cache, places=places_cache, votes=votes_cache,
+                                        routing=routing_cache, x_shape=x.shape)
 
 
 def capsules_backward(dv, cache, config, grads):
     """-> dx (N, side, side, C); the parameters' gradients go into `grads`"""
     _, ending_backward = PLAIN if config.without == "squash" else SQUASH
     if config.model == "vectors":
-        return mean_backward(ending_backward(dv, cache.ending).reshape(len(dv), -1), cache.mean)
+        return mean_backward(ending_backward(dv, cache.routing).reshape(len(dv), -1), cache.mean)
     if config.routing_iters == 1:
-        du, dW = uniform_backward(ending_backward(dv, cache.ending), cache.votes)
+        du, dW = uniform_backward(ending_backward(dv, cache.routing), cache.votes)
     else:
         votes_back = votes_backward if config.model == "caps" else shared_votes_backward
         du, dW = votes_back(routing_backward(dv, cache.routing), cache.votes)
@@ -816,38 +763,23 @@ def im2col_rows(x, K):
     return np.ascontiguousarray(sliding_window_view(x, K, axis=1))
 
 
-def im2col_rows_backward(dx):
-    """Adjoint of im2col_rows: dx (N, H-K+1, W, K) -> (N, H, W)"""
-    N, rows, W, K = dx.shape
-    dimages = np.zeros((N, rows + K - 1, W), dx.dtype)
-    for k in range(K):
-        dimages[:, k:k + rows] += dx[..., k]
-    return dimages
-
-
-def dropout_forward(x, dropout_mask):
-    """x times a mask that is 0 with probability p, else 1 / (1 - p); None: no dropout"""
-    return (x if dropout_mask is None else x * dropout_mask), (dropout_mask,)
-
-
-def dropout_backward(dy, cache):
-    dropout_mask, = cache
-    return dy if dropout_mask is None else dy * dropout_mask
+def dropout(x, dropout_mask=None):
+    """x times a mask that is 0 with probability p, else 1 / (1 - p); None: no dropout. Its backward is it again"""
+    return (x if dropout_mask is None else x * dropout_mask), dropout_mask
 
 
 def largest_forward(x):
     """Global maximum: x (N, H, W, C) -> y (N, C)"""
     rows = x.reshape(len(x), -1, x.shape[-1])                                           # (N, H*W, C)
-    at = rows.argmax(1)[:, None]
+    at = rows.argmax(1)[:, None]                                                        # the first of equals
     return np.take_along_axis(rows, at, 1)[:, 0], (x.shape, at)
 
 
 def largest_backward(dy, cache):
-    """The first of the largest gets the gradient"""
-    shape, at = cache
-    dx = np.zeros((shape[0], shape[1] * shape[2], shape[3]), dy.dtype)
+    (N, H, W, C), at = cache
+    dx = np.zeros((N, H * W, C), dy.dtype)
     np.put_along_axis(dx, at, dy[:, None], 1)
-    return dx.reshape(shape)
+    return dx.reshape(N, H, W, C)
 
 
 def loss_and_grads(params, batch, config, empty=np.empty, batch_fraction=1.0):
@@ -875,7 +807,7 @@ def forward_rows(params, samples, rows, config, empty, decode="labels"):
     there or, with decode="longest", the longest one"""
     batch = to_batch(samples, rows, dtype_of(params))
     out, _ = forward(params, batch["images"], config, batch["labels"][:, None] if decode == "labels" else None, empty)
-    return {name: out[name] for name in ("scores", "v", "digits", "recon") if name in out}
+    return {name: out[name] for name in ("scores", "v", "recon") if name in out}
 
 
 # ============================================================== evaluation, report
@@ -892,10 +824,9 @@ def evaluate(params, chunks, config, runner):
         recon = reconstruction_loss(out["recon"], target.astype(out["recon"].dtype) / 255)[0] if "recon" in out else 0.0
         sums += np.array([naming_loss(out, part["labels"], config)[0], recon]) * len(part["labels"])
     right, labels = np.concatenate(right), np.concatenate(labels)
-    naming, recon = sums / len(right)
-    of_class = [right[labels == digit] for digit in range(N_CLASSES)]
+    (naming, recon), of_class = sums / len(right), [right[labels == digit] for digit in range(N_CLASSES)]
     redrawn = {"recon_mse": recon / SIDES[config.task] ** 2} if config.recon_weight else {}
-    return {"n": len(right), "hits": int(right.sum()), "accuracy": right.sum() / len(right), "right": right,
+    return {"n": len(right), "hits": int(right.sum()), "accuracy": right.mean(), "right": right,
             "loss": naming + config.recon_weight * recon, "naming": naming,
             "per_class": [float(each.mean()) if len(each) else math.nan for each in of_class], **redrawn}
 
@@ -915,36 +846,24 @@ def tests_of(params, digits, config, runner):
 
 
 def announce(run, digits):
-    """What a run prints at its start: data, network, parameters, threads"""
-    config, side, network = run.config, SIDES[run.config.task], run.config.model
-    if config.model in ROUTED:
-        children = len(plan(config).places) * SIZES[config.preset][0]
-        network += f", {children} primary capsules, {config.routing_iters} iteration{'s' * (config.routing_iters > 1)}"
-    _, labels = training_digits(digits, config)
+    """What a run prints at its start: data, network, settings"""
+    config, (_, labels) = run.config, training_digits(digits, run.config)
     run.progress.say(
-        f"digits      {digits['source']}: {len(labels)} to train on, moved by up to {SHIFTS[config.task]} px on "
-        f"{side}x{side}\n"
-        f"network     {config.preset}, {network}, {config.loss} loss; {n_params(run.params):,} parameters\n"
-        f"training    {config.n_epochs} x {config.n_train} digits, batches of {config.batch_size}, lr {config.lr} "
-        f"{config.lr_schedule}{f' after {config.warmup} steps of warm-up' * (config.warmup > 0)}, seed {config.seed}, "
-        f"{run.runner.threads} thread{'s' * (run.runner.threads > 1)}"
-        + (f"; going on at step {run.step}" if run.step else ""))
-
-
-def interval_of(key, test):
-    """Wilson's 95% interval; affNIST's files hold 32 variants of each digit, which are no new ones"""
-    n = min(test["n"], 10000) if key == "real_affine" else test["n"]
-    return wilson_interval(test["accuracy"] * n, n)
+        f"digits      {len(labels)} to train on: {digits['source']}, moved by up to {SHIFTS[config.task]} px\n"
+        f"network     {config.model}, {config.preset}; {n_params(run.params):,} parameters\n"
+        f"training    {config.n_epochs} x {config.n_train} digits, batches of {config.batch_size}, lr {config.lr}, "
+        f"{config.loss} loss, seed {config.seed}, threads {run.runner.threads}"
+        + f"; going on at step {run.step} of {run.n_steps}" * (run.step > 0))
 
 
 def results_of(config, params, history, tests, found=None):
     """The dict that --out-json writes. found: the network that was loaded, if it was not trained here"""
-    measured = {}
+    measured = {"hit_bits": {key: packed(test["right"]) for key, test in tests.items()}}
     for key, test in tests.items():
+        n = min(test["n"], MNIST.files["test", "labels"][2][0])       # affNIST's files hold each digit in 32 variants
         measured |= {f"{key}_accuracy": test["accuracy"], f"{key}_hits": test["hits"], f"{key}_n": test["n"],
-                     f"{key}_accuracy_ci95": interval_of(key, test), f"{key}_per_class": test["per_class"],
-                     f"{key}_recon_mse": test.get("recon_mse")}
-    measured["hit_bits"] = {key: packed(test["right"]) for key, test in tests.items()}
+                     f"{key}_accuracy_ci95": wilson_interval(test["accuracy"] * n, n),
+                     f"{key}_per_class": test["per_class"], f"{key}_recon_mse": test.get("recon_mse")}
     return result_of(config, params, history, measured) | (
         {"history": {}, "loaded": found.file} if found else {})                         # its history is in that file
 
@@ -956,13 +875,11 @@ def report(config, params, history, tests, say, found=None):
     for key, _, words in TESTS[config.task]:
         if key in tests:
             low, high = results[f"{key}_accuracy_ci95"]
-            error = tests[key].get("recon_mse")
             say(f"  {words:22}{tests[key]['accuracy']:.4f} of {tests[key]['n']}, 95% interval [{low:.4f}, {high:.4f}]"
-                + ("" if error is None else f", redrawn from its own digit's capsule with error {error:.4f} per pixel"))
-    training = (f"{results['seconds_train']:.1f} s, {results['ms_per_step']:.1f} ms a step" if found is None else
-                f"none; this network's had taken {results['seconds_train']:.0f} s")
-    say(f"  training              {training}"
-        + (f", peak memory {results['peak_rss_mb']:.0f} MB" if results["peak_rss_mb"] else ""))
+                + (f", redrawn with error {tests[key]['recon_mse']:.4f}" if "recon_mse" in tests[key] else ""))
+    say(f"  training              {results['seconds_train']:.1f} s, {results['ms_per_step']:.1f} ms a step"
+        + ", of the network that was loaded" * bool(found)
+        + f"; peak memory {results['peak_rss_mb']:.0f} MB" * bool(results["peak_rss_mb"]))
     if config.out_json:
         write_json(config.out_json, results)
 
@@ -1029,9 +946,8 @@ class Config(Settings):
                          choices=("auto", "mnist", "synthetic"), runtime=True)
     mnist_dir: str = option("", "folder with the four MNIST idx files, raw or .gz (else $MNIST_DIR, else "
                             "~/.cache/hinton-mnist, else download)", "data", runtime=True, metavar="DIR")
-    lr: float = option(None, "Adam's learning rate at the start, or after the warm-up; twice as much is the step of a "
-                       "normalised kernel along its orthogonalised momentum (Muon), as a share of its length",
-                       "training", above=0)
+    lr: float = option(None, "Adam's learning rate at the start, or after the warm-up; twice as much is Muon's step of "
+                       "a normalised kernel, as a share of its length", "training", above=0)
     warmup: int = option(None, "steps over which the learning rate first rises from 0", "training", low=0, high=100_000)
     loss: str = option(None, "margin loss, or cross-entropy: of capsules with the logarithms of their lengths as "
                        "scores", "training", choices=("margin", "xent"), only=ONLY_CAPSULES)
@@ -1040,13 +956,12 @@ class Config(Settings):
     stop_at: float = option(0.0, "stop at the end of the first epoch with this accuracy on validation digits; 0: never",
                             "training", low=0, high=1)
     model: str = option("shared", "capsules whose matrices are shared over places, or with one for every place (caps), "
-                        "or averages without a matrix (vectors); gap, max, dense: other heads on that trunk; cnn: the "
-                        "paper's. CNNs are as large as capsules without decoder, gap and max as shared, dense and cnn "
-                        "as caps", "network", choices=MODELS)
-    preset: str = option("deep", "six small normalised convolutions, and what is not given; or networks of the "
-                         "paper's kind, not normalised: caps on its two convolutions, at a quarter of its width "
-                         "(small) or as in the paper, its cnn, and dense, with dropout", "network",
-                         choices=tuple(PRESETS), only={"model": OF_THE_PAPER})
+                        "or averages without a matrix (vectors); other heads on that trunk, as large as shared (gap, "
+                        "max) or caps (dense) without decoder; the paper's cnn, as large as caps", "network",
+                        choices=MODELS)
+    preset: str = option("deep", "six small normalised convolutions, and what is not given; or, not normalised, caps "
+                         "on the paper's two, at a quarter of its width (small) or as they are, and cnn and dense as "
+                         "large, with dropout", "network", choices=tuple(PRESETS), only={"model": OF_THE_PAPER})
     without: str = option("nothing", "leave out the normalisations, the squashes of capsules, or the places in the "
                           "votes of shared", "network", choices=("nothing", "norm", "squash", "places"))
     padding: int = option(None, "px of background around the image, so that the last layers see a digit at its edge as "
@@ -1061,13 +976,12 @@ class Config(Settings):
     width: int = 0
 
     def recipe(self):
-        capsules, of_paper = self.model in CAPSULES, self.preset != "deep"
+        capsules, narrow = self.model in CAPSULES, (self.model, self.preset) in (("cnn", "small"), ("dense", "small"))
         values = PRESETS.get(self.preset, {}) | {
-            "loss": "margin" if capsules else "xent", "routing_iters": 3 if self.model == "caps" else 1,
-            "recon_weight": 0.0005 if capsules else 0.0,
-            "dropout": 0.5 if of_paper and self.model in ("dense", "cnn") else 0.0}
-        if self.model == "dense" or (self.model, self.preset) == ("cnn", "small"):
-            values["conv1_channels"] = 16
+            "loss": "margin" if capsules else "xent", "recon_weight": 0.0005 if capsules else 0.0,
+            "routing_iters": 3 if self.model == "caps" else 1,
+            "dropout": 0.5 if self.preset != "deep" and self.model in ("dense", "cnn") else 0.0}
+        values |= {"conv1_channels": 16} if narrow else {}
         values |= {"padding": 0} if self.task == "mnist" else {}
         values |= {"norm": "none"} if self.without == "norm" else {}
         lr = values.get("lr") if self.lr is None else self.lr
@@ -1094,8 +1008,7 @@ def check_config(config):
     if config.tests_on == "val" and config.n_test > MNIST.n_val:
         raise InputError(f"--n-test {config.n_test}: with --tests-on val there are {MNIST.n_val} digits; lower it")
     if config.affnist_dir:
-        for _ in read_affnist(config.affnist_dir):                                      # now, not after training
-            pass
+        sum(1 for _ in read_affnist(config.affnist_dir))                                # now, not after training
 
 
 # ============================================================== twins: machinery that stands alike in other experiments
@@ -2532,7 +2445,8 @@ def fail(message):
 # END TWIN core -------------------------------------------------------------------------------------------------------
 
 
-LAYERS |= {"largest": (largest_forward, largest_backward), "dropout": (dropout_forward, dropout_backward)}
+LAYERS |= {"largest": (largest_forward, largest_backward),
+           "dropout": (dropout, lambda dy, dropout_mask: dropout(dy, dropout_mask)[0])}
 
 
 def main():
