@@ -296,8 +296,8 @@ def draw_dimensions(run):
     network = next(network for network in run.networks if network.config.model in affnist.CAPSULES)
     which, single, together = probe.factor_r2(network.weights, network.config, run.runner)
     fig = new_figure(run, 4.6, "How well a digit's capsule knows how the digit is drawn",
-                     f"; {network.label} before synthetic digits, whose factors are known: chosen and fitted on one half, "
-                     "measured on the other")
+                     f"; {network.label}, before synthetic digits, whose factors are known: chosen and fitted on one "
+                     "half, measured on the other")
     shown = {"$R^2$ of a linear map of all 16 dimensions": together,
              "squared correlation of the best single dimension": single}
     for ax, (title, values) in zip(fig.subplots(1, 2, sharey=True), shown.items()):
