@@ -141,8 +141,8 @@ def main():
                         help="the GIF to write (default affnist_capsnet.gif)")
     affnist.add_config_flags(parser)
     args = parser.parse_args()
-    bounds = {"--frames": (args.frames, 2, 60), "--fps": (args.fps, 0.1, 50),
-              "--index: digits": (len(args.index), 1, MAX_DIGITS), "--load: networks": (len(args.load), 1, MAX_NETWORKS)}
+    bounds = {"--frames": (args.frames, 2, 60), "--fps": (args.fps, 0.1, 50), "--index: digits":
+              (len(args.index), 1, MAX_DIGITS), "--load: networks": (len(args.load), 1, MAX_NETWORKS)}
     for name, (value, low, high) in bounds.items():
         if not low <= value <= high:
             raise InputError(f"{name} {value}: must be between {low} and {high}")
