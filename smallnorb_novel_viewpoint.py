@@ -1963,18 +1963,22 @@ def announce(run, data):
         + f"; going on at step {run.step} of {run.n_steps}" * (run.step > 0))
 
 
+def network_of(given, model):
+    """The Config of a network: of the settings given, {name: value}, those that mean something to it"""
+    fields, network = {f.name: f for f in options(Config)}, dataclasses.replace(Config(**given), model=model)
+    return Config(**{name: value for name, value in given.items() if means_something(fields[name], network)}
+                  | {"model": model})
+
+
 def networks_of(given):
-    """{name: Config} of --model and of --baseline's networks, to each the settings given, {name: value}, that mean
-    something to it; one that means nothing to all of them is refused"""
-    usual, fields, configs = Config(**given), {f.name: f for f in options(Config)}, {}
+    """{name: Config} of --model and of --baseline's networks. A setting that means nothing to all of them is refused"""
+    usual = Config(**given)
     names = [usual.model, *(usual.baseline.split(",") if usual.baseline != "none" else ())]
     for name in names:
         if name not in MODELS or names.count(name) > 1:
             raise InputError(f"--baseline {usual.baseline}: {name} is no network, or named twice; give some of "
                              f"{', '.join(MODELS)}, comma-separated, or none alone")
-        network = dataclasses.replace(usual, model=name)
-        own = {key: value for key, value in given.items() if means_something(fields[key], network)}
-        configs[name] = Config(**own | {"model": name})
+    configs = {name: network_of(given, name) for name in names}
     check_given(given, list(configs.values()))
     return configs
 
@@ -2095,13 +2099,12 @@ def report(config, records, say):
         say("one seed swings by 10 points and more: a difference needs --n-seeds 10")
     gaps = gap_table(config, summary)
     tables = (
-        ("class", CLASS_NAMES if config.data == "shapes" else NORB_NAMES,
+        ("held-out accuracy by class", CLASS_NAMES if config.data == "shapes" else NORB_NAMES,
          {label: row["held_out_per_class"] for label, row in summary.items()}),
-        (f"distance from the range of training {angle_of(config)}, degrees", gaps[first],
+        (f"accuracy by distance from the range of training {angle_of(config)}, degrees", gaps[first],
          {label: row.values() for label, row in gaps.items()}))
     for title, columns, rows in tables:
-        say(f"accuracy on {'held-out ' * (title == 'class')}images by {title}\n{'':24}"
-            + "".join(f"{column:>8}" for column in columns))
+        say(f"{title}\n{'':24}" + "".join(f"{column:>8}" for column in columns))
         for label, row in rows.items():
             say(f"{label:24}" + "".join(f"{accuracy:8.3f}" for accuracy in row))
     seconds = sum(record["seconds_train"] for record in records)
