@@ -335,12 +335,9 @@ def shape_views(config, train, test):
 
 NORB_FILES = {(split, kind): f"smallnorb-5x{toys}x9x18x6x2x96x96-{split}ing-{kind}.mat"
               for split, toys in (("train", "46789"), ("test", "01235")) for kind in ("dat", "cat", "info")}
-NORB_FORMAT = {
-    "dat": (0x1E3D4C55, "u1", (2, 96, 96)),
-    "cat": (0x1E3D4C54, "<i4", ()),  # magic number, dtype, shape of a row
-    "info": (0x1E3D4C54, "<i4", (4,))}
+NORB_FORMAT = {                    # magic number, dtype, shape of a row
+    "dat": (0x1E3D4C55, "u1", (2, 96, 96)), "cat": (0x1E3D4C54, "<i4", ()), "info": (0x1E3D4C54, "<i4", (4,))}
 NORB_SIDE = 48                     # side of an image as it is kept
-NORB_BYTES = 2 * 24300 * (2 * 96 * 96 + 4 * 5) + 1000                                   # of the six files
 NORB_ROWS = 24300                # rows of the real files: 5 classes x 5 toys x 9 elevations x 18 azimuths x 6 lightings
 NORB_CODES = (                     # name, codes, scale, offset of the value
     ("labels", range(5), 1, 0), ("instances", range(10), 1, 0), ("elevations", range(9), 5, 30),
@@ -361,53 +358,41 @@ def read_norb_file(path, kind):
 
     Read as a stream, 32 images at a time, halved from 96x96 on the way: rounding the means to uint8 costs at most half
     a grey level and keeps a split at 112 MB, where the file is 448 MB and float32 would be too. Raises InputError
-    naming the file and the fault: missing, unreadable, corrupt or truncated gzip, wrong magic number or shape,
-    truncated, bytes left over.
+    naming the file and the fault: missing, unreadable, corrupt or truncated gzip, another header, too few or too many
+    bytes.
     """
     magic, dtype, shape = NORB_FORMAT[kind]
     header_size, row_size = 4 * (2 + max(3, 1 + len(shape))), np.dtype(dtype).itemsize * math.prod(shape)
     mend = "delete it and fetch it again"
     try:
-        with (
-            open(path, "rb") as raw,
-            contextlib.nullcontext(raw) if raw.peek(2)[:2] != b"\x1f\x8b" else gzip.open(raw) as file):
+        with (open(path, "rb") as raw,
+              contextlib.nullcontext(raw) if raw.peek(2)[:2] != b"\x1f\x8b" else gzip.open(raw) as file):
             header = file.read(header_size)
-            if len(header) < header_size:
+            found, ndim, N, *rest = np.frombuffer(header.ljust(header_size, b"\0"), "<i4").tolist()
+            if (found, ndim, *rest[:len(shape)]) != (magic, 1 + len(shape), *shape) or not 1 <= N <= NORB_ROWS:
                 raise InputError(
-                    f"{path}: truncated, {len(header)} bytes where the header alone has {header_size}; {mend}")
-            found, ndim, N, *rest = np.frombuffer(header, "<i4").tolist()
-            if found != magic:
-                raise InputError(
-                    f"{path}: not a smallNORB {kind} file (magic number 0x{found & 0xFFFFFFFF:08X}, should be "
-                    f"0x{magic:08X}); {mend}")
-            if ndim != 1 + len(shape):
-                raise InputError(
-                    f"{path}: says {ndim} dimensions, a smallNORB {kind} file has {1 + len(shape)}; {mend}")
-            if tuple(rest[:len(shape)]) != shape or not 1 <= N <= NORB_ROWS:
-                raise InputError(
-                    f"{path}: says shape {(N, *rest[: len(shape)])}, should be ({', '.join(map(str, ('N', *shape)))}) "
-                    f"with N from 1 to {NORB_ROWS}; fetch smallNORB's file, 96x96 pixels, not another NORB's")
+                    f"{path}: its header says magic number 0x{found & 0xFFFFFFFF:08X}, {ndim} dimensions, {[N, *rest]}; "
+                    f"a smallNORB {kind} file's 0x{magic:08X}, {1 + len(shape)}, {[f'1 to {NORB_ROWS}', *shape]}; {mend}")
             out = np.empty(
                 (N, NORB_SIDE, NORB_SIDE, 2) if kind == "dat" else (N, *shape), np.uint8 if kind == "dat" else np.int32)
             for start in range(0, N, 32):
                 rows = out[start:start + 32]
                 part = file.read(len(rows) * row_size)
                 if len(part) < len(rows) * row_size:
-                    raise InputError(
-                        f"{path}: truncated, {start * row_size + len(part)} bytes of data where the header says "
-                        f"{N * row_size}; {mend}")
+                    raise InputError(f"{path}: truncated, {start * row_size + len(part)} bytes of data where the header "
+                                     f"says {N * row_size}; {mend}")
                 part = np.frombuffer(part, dtype).reshape(len(rows), *shape)
                 rows[...] = halve(part) if kind == "dat" else part
-            if file.read(1):  # at its end gzip checks its checksum
-                raise InputError(
-                    f"{path}: bytes left over after the {N * row_size} of data that the header says; {mend}")
+            if file.read(1):                                                            # here gzip checks its checksum
+                raise InputError(f"{path}: bytes left over after the {N * row_size} that the header says; {mend}")
     except FileNotFoundError:
-        raise InputError(f"{path}: missing; put smallNORB's file there, .mat or .mat.gz") from None
+        raise InputError(f"{path}: missing; --norb-dir must be the folder of smallNORB's six files, dat, cat and "
+                         "info of training and testing, .mat or .mat.gz") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InputError(f"{path}: corrupt or truncated gzip ({error}); {mend}") from None
     except OSError as error:
-        raise InputError(
-            f"{path}: cannot be read ({error.strerror or error}); check the file and its permissions") from None
+        raise InputError(f"{path}: cannot be read ({error.strerror or error}); check the file and its permissions"
+                         ) from None
     return out
 
 
@@ -419,26 +404,14 @@ def load_norb(norb_dir):
     Raises InputError naming the file and the fault: folder or file missing, damaged, row counts that differ, code out
     of range.
     """
-    folder = Path(norb_dir).expanduser()
-    if not norb_dir:
-        raise InputError("--norb-dir: --data smallnorb, hence a network that was trained on it, needs the folder that "
-                         "holds smallNORB's six .mat or .mat.gz files; give it")
-    if not folder.is_dir():
-        raise InputError(f"--norb-dir {norb_dir}: no such folder; give the one that holds smallNORB's six .mat or "
-                         ".mat.gz files")
-    paths = {}
-    for key, name in NORB_FILES.items():
-        paths[key] = next((p for p in (folder / name, folder / (name + ".gz")) if os.path.exists(p)), None)
-        if paths[key] is None:
-            raise InputError(
-                f"{folder / name}[.gz]: missing; --norb-dir must hold smallNORB's six files: dat, cat and info of "
-                "training and testing")
-    data = {"train": {}, "test": {}}
+    folder, data = Path(norb_dir).expanduser(), {"train": {}, "test": {}}
     for split, arrays in data.items():
+        paths = {kind: folder / NORB_FILES[split, kind] for kind in NORB_FORMAT}
+        paths = {kind: path if path.exists() else path.with_suffix(".mat.gz") for kind, path in paths.items()}
         columns = []
         for kind in "cat", "info":                                                    # the small ones first: fail early
-            table = read_norb_file(paths[split, kind], kind)
-            columns += [(paths[split, kind], column) for column in table.reshape(len(table), -1).T]
+            table = read_norb_file(paths[kind], kind)
+            columns += [(paths[kind], column) for column in table.reshape(len(table), -1).T]
         for (path, column), (name, codes, scale, offset) in zip(columns, NORB_CODES, strict=True):
             wrong = np.flatnonzero(~np.isin(column, codes))
             if len(wrong):
@@ -446,12 +419,10 @@ def load_norb(norb_dir):
                     f"{path}: {name[:-1]} {column[wrong[0]]} in row {wrong[0]}, must be {codes[0]} to {codes[-1]}"
                     f"{' and even' if codes.step == 2 else ''}; delete it and fetch it again")
             arrays[name] = column.astype(np.int64) * scale + offset
-        arrays["images"] = read_norb_file(paths[split, "dat"], "dat")
-        for kind, name in ("cat", "labels"), ("info", "instances"):
-            if len(arrays[name]) != len(arrays["images"]):
-                raise InputError(
-                    f"{paths[split, 'dat']} has {len(arrays['images'])} images but {paths[split, kind]} has "
-                    f"{len(arrays[name])} rows; fetch both again")
+        arrays["images"] = read_norb_file(paths["dat"], "dat")
+        if len({len(array) for array in arrays.values()}) > 1:
+            raise InputError(f"{paths['dat']}: has {len(arrays['images'])} images, its cat and info files "
+                             f"{len(arrays['labels'])} and {len(arrays['instances'])} rows; fetch all three again")
     return data
 
 
@@ -1906,17 +1877,16 @@ def forward_rows(params, samples, rows, config, empty):
 # ============================================================== evaluation, comparison, report
 
 def evaluate(params, samples, config, runner):
-    """-> dict: n, hits, accuracy, loss (mean; the spread loss's with its last margin), predictions (n,), right (n,)
-    bool, per_class (the accuracy of each class; nan where there is no image of it)"""
-    predictions, loss = [], 0.0
+    """-> dict: n, hits, accuracy, loss (mean; the spread loss's with its last margin), right (n,) bool, per_class
+    (the accuracy of each class; nan where there is no image of it)"""
+    right, loss = [], 0.0
     for part in prepared(samples, config.data, dtype_of(params)):
         scores = runner.forward(params, part, config)["scores"]
-        predictions.append(scores.argmax(1))
+        right.append(scores.argmax(1) == part["labels"])
         loss += naming_loss(scores, part | {"margin": MARGINS[1]}, config)[0] * len(scores)
-    predictions = np.concatenate(predictions)
-    right, n = predictions == samples["labels"], len(predictions)
-    hits = int(right.sum())
-    return {"n": n, "hits": hits, "accuracy": hits / n, "loss": loss / n, "predictions": predictions, "right": right,
+    right = np.concatenate(right)
+    n, hits = len(right), int(right.sum())
+    return {"n": n, "hits": hits, "accuracy": hits / n, "loss": loss / n, "right": right,
             "per_class": accuracy_per_class(samples["labels"], right)}
 
 
@@ -3075,31 +3045,23 @@ def check_options(config):
                 raise InputError(f"{flag_of(f.name)} {value}: must be {words} {f.metadata[rule]}")
     if config.resume and not config.checkpoint:
         raise InputError("--resume needs --checkpoint FILE: the file to go on from")
-    check_outputs(config.checkpoint, config.out_json)
+    check_writable(config.checkpoint, config.out_json)
 
 
-def check_outputs(*paths):
+def check_writable(*paths):
     """Fail now, not after an hour of training, if one of the files to write, where it is given, could not be, or would
     be written over by another"""
-    paths = [path for path in paths if path]
+    paths = [Path(os.path.realpath(path)) for path in paths if path]
     for path in paths:
-        check_writable(path)
-    if len({os.path.realpath(path) for path in paths}) < len(paths):
+        if path.exists() and not path.is_file():
+            raise InputError(f"cannot write {path}: it is a folder or a device; give the name of a file")
+        try:
+            with tempfile.TemporaryFile(dir=path.parent):
+                pass
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror} in its folder; choose another") from None
+    if len(set(paths)) < len(paths):
         raise InputError(f"{paths[0]}: would be written twice; give every output a file of its own")
-
-
-def check_writable(path):
-    """Fail now, not after an hour of training, if `path` could not be written"""
-    path = Path(path)
-    if path.exists() and not path.is_file():
-        raise InputError(f"cannot write {path}: it is a folder or a device; give the name of a file")
-    try:
-        descriptor, temporary = tempfile.mkstemp(dir=Path(os.path.realpath(path)).parent)
-        os.close(descriptor)
-        os.unlink(temporary)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror} (folder {path.parent}); create it or choose another"
-                         ) from None
 
 
 def make_outdir(outdir, names):
@@ -3108,8 +3070,7 @@ def make_outdir(outdir, names):
         outdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--outdir {outdir}: cannot be created ({error.strerror}); choose a writable place") from None
-    for name in names:
-        check_writable(outdir / f"{name}.png")
+    check_writable(*(outdir / f"{name}.png" for name in names))
 
 
 def given_of(args):
@@ -3229,15 +3190,11 @@ def write_figure(fig, path, say):
 
 
 def machine():
-    """What else the bits, and the times, depend on: processor, cores, and the kernels that OpenBLAS chose for it"""
-    processor, kernels = platform.processor() or platform.machine(), "unknown"
+    """What the times depend on"""
+    processor = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, IndexError):
         processor = Path("/proc/cpuinfo").read_text().split("model name")[1].split(":", 1)[1].split("\n")[0].strip()
-    with contextlib.suppress(AttributeError):
-        ask = openblas().scipy_openblas_get_corename64_
-        ask.restype = ctypes.c_char_p
-        kernels = ask().decode()
-    return {"processor": processor, "cores": n_cores(), "blas_kernels": kernels}
+    return {"processor": processor, "cores": n_cores()}
 
 
 def peak_rss_mb():
@@ -3358,7 +3315,7 @@ def main():
     config = next(iter(configs.values()))
     for each in configs.values():
         check_config(each)
-    check_outputs(config.checkpoint, config.out_json, args.out_weights)
+    check_writable(config.checkpoint, config.out_json, args.out_weights)
     if config.model == "nearest" and (args.out_weights or config.checkpoint):
         raise InputError("--out-weights, --checkpoint: mean nothing to --model nearest, which knows images; leave them "
                          "out")

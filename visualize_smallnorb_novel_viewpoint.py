@@ -568,7 +568,7 @@ def main():
     if out_json and (args.only != "alive" or args.load):
         raise InputError("--out-json: results come from smallnorb_novel_viewpoint.py; here it goes with --only alive, "
                          "which then trains; leave the flag, or --load, out")
-    norb.check_outputs(out_json)
+    norb.check_writable(out_json)
     say = norb.Progress(hasattr(args, "quiet")).say
     wanted = wanted_figures(args, say)
     norb.make_outdir(args.outdir, wanted)
