@@ -29,8 +29,8 @@ class Recorder:
     """A snapshot_callback that keeps, at each call, what a frame needs"""
 
     def __init__(self, digits, config):
-        test = capsnet.draw_pairs(digits, "test", config.n_test, config, "evaluation", 1)
-        val = capsnet.draw_pairs(digits, "val", config.n_val, config, "evaluation", 0)
+        test = next(capsnet.stream_pairs(digits, "test", config.n_test, config, "evaluation", 1))
+        val = next(capsnet.validation_pairs(digits, config))
         self.shown = {name: array[:N_SHOWN] for name, array in test.items()}
         self.val = {name: array[:N_VAL] for name, array in val.items()}
         self.config, self.snapshots = config, []
@@ -41,7 +41,7 @@ class Recorder:
     def seen_by(self, params, config):
         """What a network makes of the pairs"""
         with capsnet.Runner(self.config.threads) as runner:
-            val = capsnet.evaluate(params, capsnet.in_chunks(self.val), config, runner)
+            val = capsnet.evaluate(params, [self.val], config, runner)
             out = runner.forward(params, self.shown, config)
         return {"loss": val["loss"], "set accuracy": val["set_accuracy"], "lengths": out["lengths"],
                 "recon": out["recon"]}
@@ -109,7 +109,7 @@ def draw_frames(recorder, n_steps, title, ending=None):
             heading.set_text(ending[0])
             reached = snapshot["set accuracy"]
             ax.axhline(reached, color=ORANGE, linestyle="--")
-            ax.text(n_steps, 0.5, f"dashed: {reached:.3f}", ha="right", fontsize=8, color="#8a5f00")
+            ax.text(n_steps, 0.5, f"dashed: that network, {reached:.3f}", ha="right", fontsize=8, color="#8a5f00")
         canvas.draw()
         frame = np.asarray(canvas.buffer_rgba())[..., :3]
         frames.append((np.round(frame / 255 * (LEVELS - 1)) * (255 / (LEVELS - 1))).astype(np.uint8))
@@ -130,7 +130,6 @@ def main():
     args = parser.parse_args()
     config = capsnet.config_from_args(args)
     capsnet.check_config(config)
-    capsnet.check_one_view(config)
     if config.model != "caps":
         raise InputError("--model cnn: it has no capsules to draw; leave the flag out")
     n_steps = config.n_epochs * -(-config.n_train // config.batch_size)

@@ -703,6 +703,11 @@ def evaluate(params, chunks, config, runner):
             "baseline_recon_mse": (square - 2 * float(np.square(total / (2 * n) / 255).sum())) / per_pixel}
 
 
+def tests_of(params, digits, config, runner):
+    """-> what evaluate finds of the test pairs"""
+    return evaluate(params, stream_pairs(digits, "test", config.n_test, config, "evaluation", 1), config, runner)
+
+
 EPOCH_KEEPS = ("loss", "margin", "cross_entropy", "recon", "recon_mse", "set_accuracy", "any_accuracy")
 
 
@@ -2034,31 +2039,23 @@ def check_options(config):
                 raise InputError(f"{flag_of(f.name)} {value}: must be {words} {f.metadata[rule]}")
     if config.resume and not config.checkpoint:
         raise InputError("--resume needs --checkpoint FILE: the file to go on from")
-    check_outputs(config.checkpoint, config.out_json)
+    check_writable(config.checkpoint, config.out_json)
 
 
-def check_outputs(*paths):
+def check_writable(*paths):
     """Fail now, not after an hour of training, if one of the files to write, where it is given, could not be, or would
     be written over by another"""
-    paths = [path for path in paths if path]
+    paths = [Path(os.path.realpath(path)) for path in paths if path]
     for path in paths:
-        check_writable(path)
-    if len({os.path.realpath(path) for path in paths}) < len(paths):
+        if path.exists() and not path.is_file():
+            raise InputError(f"cannot write {path}: it is a folder or a device; give the name of a file")
+        try:
+            with tempfile.TemporaryFile(dir=path.parent):
+                pass
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror} in its folder; choose another") from None
+    if len(set(paths)) < len(paths):
         raise InputError(f"{paths[0]}: would be written twice; give every output a file of its own")
-
-
-def check_writable(path):
-    """Fail now, not after an hour of training, if `path` could not be written"""
-    path = Path(path)
-    if path.exists() and not path.is_file():
-        raise InputError(f"cannot write {path}: it is a folder or a device; give the name of a file")
-    try:
-        descriptor, temporary = tempfile.mkstemp(dir=Path(os.path.realpath(path)).parent)
-        os.close(descriptor)
-        os.unlink(temporary)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror} (folder {path.parent}); create it or choose another"
-                         ) from None
 
 
 def make_outdir(outdir, names):
@@ -2067,8 +2064,7 @@ def make_outdir(outdir, names):
         outdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--outdir {outdir}: cannot be created ({error.strerror}); choose a writable place") from None
-    for name in names:
-        check_writable(outdir / f"{name}.png")
+    check_writable(*(outdir / f"{name}.png" for name in names))
 
 
 def given_of(args):
@@ -2188,15 +2184,11 @@ def write_figure(fig, path, say):
 
 
 def machine():
-    """What else the bits, and the times, depend on: processor, cores, and the kernels that OpenBLAS chose for it"""
-    processor, kernels = platform.processor() or platform.machine(), "unknown"
+    """What the times depend on"""
+    processor = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, IndexError):
         processor = Path("/proc/cpuinfo").read_text().split("model name")[1].split(":", 1)[1].split("\n")[0].strip()
-    with contextlib.suppress(AttributeError):
-        ask = openblas().scipy_openblas_get_corename64_
-        ask.restype = ctypes.c_char_p
-        kernels = ask().decode()
-    return {"processor": processor, "cores": n_cores(), "blas_kernels": kernels}
+    return {"processor": processor, "cores": n_cores()}
 
 
 def peak_rss_mb():
@@ -2306,14 +2298,14 @@ def main():
     args = parser.parse_args()
     found, config = look_at(args.load, args) if args.load is not None else (None, config_from_args(args))
     check_config(config)
-    check_outputs(config.checkpoint, config.out_json, args.out_weights)
+    check_writable(config.checkpoint, config.out_json, args.out_weights)
     progress = Progress(config.quiet)
     digits = load_digits(config, progress.say)
     params, history = (found.weights, found.history) if found else train(config, data=digits)
     if args.out_weights:
         save_weights(args.out_weights, found.config if found else config, params, history)
     with Runner(config.threads, progress=progress) as runner:
-        test = evaluate(params, stream_pairs(digits, "test", config.n_test, config, "evaluation", 1), config, runner)
+        test = tests_of(params, digits, config, runner)
     report(config, params, history | {"source": digits["source"]}, test, progress.say, found)
 
 

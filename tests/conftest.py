@@ -1,33 +1,33 @@
-"""Shared by all tests: the experiment, imported first; no network, no MNIST, a throw-away home; toy runs and digits."""
+"""Shared by all tests: the experiments, imported first; no network, no MNIST, a throw-away home; toy runs and digits."""
 import dataclasses
+import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-import multimnist_capsnet as mc  # before numpy, whose BLAS threads it sets
+sys.path[:0] = [str(ROOT), str(ROOT / "workflow")]
+import runs
 
-import numpy as np
+EXPERIMENTS = {name: importlib.import_module(name) for name in runs.EXPERIMENTS}
+import multimnist_capsnet as mc
+
+import numpy as np  # after the experiments, which set the number of BLAS threads
 import pytest
 
 DEAD = "http://127.0.0.1:9/"       # the discard port: refused at once
 TOY = dict(
     seed=1, n_epochs=2, n_train=80, n_val=16, n_test=16, batch_size=40, digits="synthetic", threads=1, quiet=True)
-TINY = mc.Config(**TOY, preset="classic", conv1_channels=3, conv3_channels=6, primary_types=1, primary_dim=4,
-                 digit_dim=5, decoder_hidden1=6, decoder_hidden2=7)
-DEEP = dataclasses.replace(TINY, front_end="deep", recon_weight=0.01)
-BIASED = dataclasses.replace(TINY, digit_bias=True, recon_weight=0.01)
-CNN = mc.Config(**TOY, model="cnn", norm="none", cnn_channels=3, conv3_channels=6, cnn_hidden=6)
-DROPPED = dataclasses.replace(CNN, dropout=0.4)
-NETWORKS = {"paper": TINY, "deep": DEEP, "biased": BIASED, "cnn": CNN, "cnn with dropout": DROPPED,
-            "normalised": dataclasses.replace(DEEP, norm="batch"),
-            "residual": dataclasses.replace(DEEP, norm="batch", front_end="residual", conv3_channels=4),
+TINY = mc.Config(**TOY, preset="classic", conv1_channels=3)
+DEEP = mc.Config(**TOY, preset="deep", conv1_channels=3, conv3_channels=6, norm="none")
+CNN = mc.Config(**TOY, model="cnn", norm="none", conv1_channels=3, conv3_channels=6)
+NETWORKS = {"paper": TINY, "deep": DEEP, "cnn": CNN, "cnn of means": dataclasses.replace(CNN, cnn_head="mean"),
+            "normalised": dataclasses.replace(DEEP, norm="batch", muon=0.02),
+            "residual": dataclasses.replace(DEEP, norm="batch", preset="residual", conv3_channels=4),
+            "parts": dataclasses.replace(DEEP, preset="parts"),
             "normalised cnn": dataclasses.replace(CNN, norm="batch"),
-            "residual cnn": dataclasses.replace(CNN, front_end="residual", conv3_channels=4),
-            "cnn of means": dataclasses.replace(CNN, cnn_head="mean"),
-            "cnn of maxima": dataclasses.replace(CNN, cnn_head="max")}
+            "residual cnn": dataclasses.replace(CNN, preset="residual", conv3_channels=4)}
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,9 @@ def isolation(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for name in ("MNIST_DIR", "http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(mc, "MNIST_MIRRORS", (DEAD + "a/", DEAD + "b/"))
+    for module in EXPERIMENTS.values():
+        if hasattr(module, "MNIST"):
+            monkeypatch.setattr(module.MNIST, "mirrors", (DEAD + "a/", DEAD + "b/"))
 
 
 @pytest.fixture(scope="session")
