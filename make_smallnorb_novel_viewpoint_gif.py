@@ -38,7 +38,7 @@ class Recorder:
 
     def __call__(self, step, params, terms):
         with norb.Runner(self.config.threads) as runner:
-            found = norb.evaluate_viewpoint_extrapolation(params, self.data, self.config, runner)
+            found = norb.tests_of(params, self.data, self.config, runner)
         self.history.append(((step, found["familiar"], found["held_out"]), params))
 
 

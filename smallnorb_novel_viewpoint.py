@@ -123,7 +123,7 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.
             for samples in epoch_samples(data, epoch, config, dtype):
                 for rows in run.batches(samples):
                     run.update(len(rows), *run.runner.loss_and_grads(run.params, samples, rows, config))
-            found = evaluate_viewpoint_extrapolation(run.weights, data, config, run.runner)
+            found = tests_of(run.weights, data, config, run.runner)
             run.close_epoch({name: found[name] for name in EPOCH_KEEPS},
                             f"familiar {found['familiar']:.3f}  held-out {found['held_out']:.3f}")
     return run.weights, run.history
@@ -254,22 +254,17 @@ def to_batch(samples, rows, dtype=np.float32):
 
 # -------------------------------------------------------------- five shapes
 
-def _segment(start, end, n):
-    """n points from start to end, both included -> (n, 3)"""
-    return np.linspace(start, end, n)
-
-
 def shape_points():
     """The five shapes as lists of points (n, 3) in [-1, 1]^3: x right, y up, z towards the viewer."""
+    segment = np.linspace                                               # so many points from start to end
     cross = np.array([[0, 0, 0], [1, 0, 0], [-1, 0, 0], [0, 1, 0], [0, -1, 0], [0, 0, 1], [0, 0, -1]], float) * 0.8
-    ell = np.concatenate(
-        [_segment((-0.5, 0.9, 0), (-0.5, -0.7, 0), 7), _segment((-0.5, -0.7, 0), (0.8, -0.7, 0), 6)[1:],
-         _segment((-0.5, -0.7, 0), (-0.5, -0.7, 0.6), 3)[1:]])
-    tee = np.concatenate([_segment((-0.8, 0.8, 0), (0.8, 0.8, 0), 7), _segment((0, 0.8, 0), (0, -0.9, 0), 7)[1:]])
+    ell = np.concatenate([segment((-0.5, 0.9, 0), (-0.5, -0.7, 0), 7), segment((-0.5, -0.7, 0), (0.8, -0.7, 0), 6)[1:],
+                          segment((-0.5, -0.7, 0), (-0.5, -0.7, 0.6), 3)[1:]])
+    tee = np.concatenate([segment((-0.8, 0.8, 0), (0.8, 0.8, 0), 7), segment((0, 0.8, 0), (0, -0.9, 0), 7)[1:]])
     corners = np.array(np.meshgrid(*[(-0.65, 0.65)] * 3)).reshape(3, 8).T
-    frame = np.concatenate([_segment(a, b, 5) for k, a in enumerate(corners) for b in corners[k + 1:]
+    frame = np.concatenate([segment(a, b, 5) for k, a in enumerate(corners) for b in corners[k + 1:]
                             if np.count_nonzero(a != b) == 1])
-    tripod = np.concatenate([_segment((0, 0, 0), end, 6) for end in ((0.9, 0, 0), (0, 0.9, 0), (0, 0, 0.9))])
+    tripod = np.concatenate([segment((0, 0, 0), end, 6) for end in ((0.9, 0, 0), (0, 0.9, 0), (0, 0, 0.9))])
     return cross, ell, tee, frame, np.unique(tripod, axis=0)
 
 
@@ -311,9 +306,8 @@ def render(labels, azimuths, elevations, rng):
 def make_views(azimuths, elevations, n_per_view, rng):
     """Every shape at every azimuth and elevation (degrees), n_per_view noisy images of each -> dict of arrays, one row
     an image"""
-    labels, a, e, _ = (
-        grid.ravel()
-        for grid in np.meshgrid(np.arange(N_CLASSES), azimuths, elevations, np.arange(n_per_view), indexing="ij"))
+    values = np.arange(N_CLASSES), azimuths, elevations, np.arange(n_per_view)
+    labels, a, e, _ = (grid.ravel() for grid in np.meshgrid(*values, indexing="ij"))
     return {"images": render(labels, a, e, rng), "labels": labels, "azimuths": a % 360, "elevations": e}
 
 
@@ -371,16 +365,16 @@ def read_norb_file(path, kind):
             found, ndim, N, *rest = np.frombuffer(header.ljust(header_size, b"\0"), "<i4").tolist()
             if (found, ndim, *rest[:len(shape)]) != (magic, 1 + len(shape), *shape) or not 1 <= N <= NORB_ROWS:
                 raise InputError(
-                    f"{path}: its header says magic number 0x{found & 0xFFFFFFFF:08X}, {ndim} dimensions, {[N, *rest]}; "
-                    f"a smallNORB {kind} file's 0x{magic:08X}, {1 + len(shape)}, {[f'1 to {NORB_ROWS}', *shape]}; {mend}")
+                    f"{path}: its header says magic number 0x{found & 0xFFFFFFFF:08X}, {ndim} sizes, {[N, *rest]}, "
+                    f"a smallNORB {kind} file's 0x{magic:08X}, {1 + len(shape)}, {[NORB_ROWS, *shape]} or less; {mend}")
             out = np.empty(
                 (N, NORB_SIDE, NORB_SIDE, 2) if kind == "dat" else (N, *shape), np.uint8 if kind == "dat" else np.int32)
             for start in range(0, N, 32):
                 rows = out[start:start + 32]
                 part = file.read(len(rows) * row_size)
                 if len(part) < len(rows) * row_size:
-                    raise InputError(f"{path}: truncated, {start * row_size + len(part)} bytes of data where the header "
-                                     f"says {N * row_size}; {mend}")
+                    raise InputError(f"{path}: truncated, {start * row_size + len(part)} bytes of {N * row_size} that "
+                                     f"the header says; {mend}")
                 part = np.frombuffer(part, dtype).reshape(len(rows), *shape)
                 rows[...] = halve(part) if kind == "dat" else part
             if file.read(1):                                                            # here gzip checks its checksum
@@ -802,7 +796,7 @@ def nearest_of_part(kind, o, d):
 def cast_rays(toy, azimuth, elevation, side):
     """Parallel rays, one a pixel, to the nearest point of a toy. -> hit (side, side) bool, the surface's normals there
     (3, side, side) float32, as the camera sees them: x right, y up, z towards it; 0 elsewhere"""
-    R = rotation_of(azimuth, elevation)
+    R = times(turn("x", elevation), turn("y", azimuth))                                 # the camera nods last
     places = (((np.arange(side) + 0.5) / side * 2 - 1) / REACH).astype(np.float32)
     depth, normals = np.full((side, side), -NOWHERE), np.zeros((3, side, side), np.float32)
     for kind, M, centre in toy:
@@ -832,11 +826,6 @@ def cast_rays(toy, azimuth, elevation, side):
         length = np.sqrt(normal[0] * normal[0] + normal[1] * normal[1] + normal[2] * normal[2])
         normals[(slice(None), *window)][:, rows, columns] = np.stack(normal) / length
     return depth > -NOWHERE, normals
-
-
-def rotation_of(azimuth, elevation):
-    """R(azimuth, elevation), degrees: a turn of the toy, then the camera's nod"""
-    return times(turn("x", elevation), turn("y", azimuth))
 
 
 def light_up(hit, normals, elevation):
@@ -892,9 +881,7 @@ def keep_toy(path, found):
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, lambda file: np.savez(file, **arrays, digest=np.array(digest_of(arrays))))
-    except OSError as error:
-        return f"{path.parent}: {error.strerror}"
-    except InputError as error:
+    except (OSError, InputError) as error:
         return str(error)
     return ""
 
@@ -1896,7 +1883,7 @@ def accuracy_per_class(labels, right):
     return [float(hit / n) if n else math.nan for hit, n in zip(hits, images)]
 
 
-def evaluate_viewpoint_extrapolation(params, data, config, runner):
+def tests_of(params, data, config, runner):
     """Accuracy on familiar viewpoints, on held-out ones, and the drop from one to the other; accuracies of each class;
     right, {name: (n,) bool}; and, in `sweep`, the accuracy, also of each class, at each angle, azimuth or elevation, of
     the test images -> dict
@@ -1961,7 +1948,7 @@ def run_one(config, data, found=None, out_weights=""):
     if out_weights:
         save_weights(out_weights, found.config if found else config, params, history)
     with Runner(config.threads, progress=Progress(config.quiet)) as runner:
-        tested = evaluate_viewpoint_extrapolation(params, data, config, runner)
+        tested = tests_of(params, data, config, runner)
     bits = {name: packed(right) for name, right in tested.pop("right").items()}
     own = {"label": config.model, "seed": config.seed, **tested, "hit_bits": bits}
     own |= {"n_params": 0} if config.model == "nearest" else {}                         # it learns none
@@ -2033,19 +2020,6 @@ def distance_to_training(angle, config):
     return 0 if (angle - low) % 360 <= high - low else min((angle - high) % 360, (low - angle) % 360)
 
 
-def gap_table(config, summary):
-    """{label: {distance to the training range, degrees: mean accuracy}} of the sweeps, azimuths in steps of 30
-    degrees, elevations in steps of 5"""
-    step = 5 if config.split == "elevation" else 30
-    table = {}
-    for label, row in summary.items():
-        bins = {}
-        for angle, accuracy in zip(row["sweep"]["angles"], row["sweep"]["accuracy"]):
-            bins.setdefault(-(-round(distance_to_training(angle, config)) // step) * step, []).append(accuracy)
-        table[label] = {gap: float(np.mean(found)) for gap, found in sorted(bins.items())}
-    return table
-
-
 def report(config, records, say):
     """Print the comparison, and write --out-json"""
     summary = summarize(records)
@@ -2054,29 +2028,21 @@ def report(config, records, say):
         return f"{pair[0]:.3f}" + (f" +- {pair[1]:.3f}" if np.isfinite(pair[1]) else "")
 
     first, *_ = summary
-    many = len(summary[first]["seeds"]) > 1
-    things, others = ("training images", "new toys      ") if config.split == "toys" else (
-        "familiar views ", "held-out views")
-    say(f"\n{config.data} images, {config.split} split; {len(summary[first]['seeds'])} seed{'s' * many}"
-        f"{', mean +- 95% t interval' * many}\n{'':24}parameters  {things}    {others}     drop")
+    n = len(summary[first]["seeds"])
+    say(f"\n{config.data} images, {config.split} split; seeds: {n}{', mean +- 95% t interval' * (n > 1)}\n{'':24}"
+        f"parameters  familiar           held-out           drop")
     for label, row in summary.items():
         say(f"{label:24}{row['n_params']:10,}  {cell(row['familiar']):17}  {cell(row['held_out']):17}  "
             f"{cell(row['drop'])}")
     for label, row in summary.items():
         if "difference" in row:
             say(f"held-out, {first} minus {label}, paired by seed: {cell(row['difference'])}")
-    if not many and len(summary) > 1:
+    if n == 1 and len(summary) > 1:
         say("one seed swings by 10 points and more: a difference needs --n-seeds 10")
-    gaps = gap_table(config, summary)
-    tables = (
-        ("held-out accuracy by class", CLASS_NAMES if config.data == "shapes" else NORB_NAMES,
-         {label: row["held_out_per_class"] for label, row in summary.items()}),
-        (f"accuracy by distance from the range of training {angle_of(config)}, degrees", gaps[first],
-         {label: row.values() for label, row in gaps.items()}))
-    for title, columns, rows in tables:
-        say(f"{title}\n{'':24}" + "".join(f"{column:>8}" for column in columns))
-        for label, row in rows.items():
-            say(f"{label:24}" + "".join(f"{accuracy:8.3f}" for accuracy in row))
+    names = CLASS_NAMES if config.data == "shapes" else NORB_NAMES
+    say(f"held-out accuracy by class\n{'':24}" + "".join(f"{name:>8}" for name in names))
+    for label, row in summary.items():
+        say(f"{label:24}" + "".join(f"{accuracy:8.3f}" for accuracy in row["held_out_per_class"]))
     seconds = sum(record["seconds_train"] for record in records)
     say(("training none; this network's had taken " if "loaded" in records[0] else "training ") + f"{seconds:.1f} s"
         + (f", peak memory {peak_rss_mb():.0f} MB" if peak_rss_mb() else ""))
@@ -3307,18 +3273,16 @@ def main():
     add_out_weights_flag(parser)
     add_config_flags(parser)
     args = parser.parse_args()
-    for name in ("baseline", "n_seeds") if args.load is not None else ():
-        if hasattr(args, name):
-            raise InputError(f"{flag_of(name)}: means nothing to --load; leave it out")
+    if args.load is not None and (hasattr(args, "baseline") or hasattr(args, "n_seeds")):
+        raise InputError("--baseline, --n-seeds: mean nothing to --load; leave them out")
     found, config = look_at(args.load, args) if args.load is not None else (None, None)
     configs = {config.model: config} if found else networks_of(given_of(args))
-    config = next(iter(configs.values()))
+    config, *_ = configs.values()
     for each in configs.values():
         check_config(each)
     check_writable(config.checkpoint, config.out_json, args.out_weights)
-    if config.model == "nearest" and (args.out_weights or config.checkpoint):
-        raise InputError("--out-weights, --checkpoint: mean nothing to --model nearest, which knows images; leave them "
-                         "out")
+    if config.model == "nearest" and args.out_weights:
+        raise InputError("--out-weights: means nothing to --model nearest, which knows images; leave it out")
     say = Progress(config.quiet).say
     results = ([run_one(config, load_data(config, say), found, args.out_weights)] if found else
                run_all(configs, say, args.out_weights))
