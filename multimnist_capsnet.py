@@ -527,8 +527,7 @@ def param_shapes(config):
 def cnn_hidden(config):
     """Units of the CNN's hidden layer with which it has at most as many parameters as the capsule network without its
     decoder"""
-    caps = param_shapes(dataclasses.replace(config, model="caps",
-                                            conv1_channels=PRESETS[config.preset]["conv1_channels"]))
+    caps = param_shapes(Config(preset=config.preset, conv3_channels=config.conv3_channels))
     budget = sum(math.prod(shape) for name, shape in caps.items() if not name.startswith("dec"))
     convs = work_out(trunk(config), CANVAS, 1, rows=True)
     inputs = convs.channels * (convs.side ** 2 if config.cnn_head == "dense" else 1)
@@ -1199,9 +1198,8 @@ def check_muon(config):
 
 # TWIN core: the machinery, the same in every experiment --------------------------------------------------------------
 #
-# Primitives and layers; Arena; Adam; Runner; the training run with its checkpoints; statistics; settings, checks and
-# files; progress and command line. It calls these of the experiment: Config, RETIRED, WEIGHTS, SOURCE, FREE,
-# init_params, to_batch, loss_and_grads, forward_rows, take_step.
+# It calls these of the experiment: Config, RETIRED, WEIGHTS, SOURCE, FREE, init_params, to_batch, loss_and_grads,
+# forward_rows, take_step.
 
 SHARD_SIZE = 16                    # samples a worker thread takes at once: fixed, so that sums have one order
 CHUNK = 2048                       # samples drawn or prepared at once: memory does not grow with the data
@@ -2140,7 +2138,7 @@ def digest_of(arrays):
 
 
 def packed(right):
-    """Which answers were right, (n,) bool, as text: eight of them a byte, base64"""
+    """Which answers were right, (n,) bool, as text: eight a byte, base64"""
     return base64.b64encode(np.packbits(right)).decode()
 
 
@@ -2156,11 +2154,6 @@ def result_of(config, params, history, found):
             "ms_per_step": 1e3 * history["seconds"] / max(1, history["steps"]), "peak_rss_mb": peak_rss_mb(),
             "versions": {"python": sys.version.split()[0], "numpy": np.__version__}, "machine": machine(),
             "history": {key: [epochs[k][key] for k in looks] for key in (epochs[0] if epochs else ())}}
-
-
-def history_rows(columns):
-    """A result's history as a list of dicts, as Run has it"""
-    return [dict(zip(columns, row)) for row in zip(*columns.values())]
 
 
 def write_json(path, results):
@@ -2187,7 +2180,7 @@ def machine():
     """What the times depend on"""
     processor = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, IndexError):
-        processor = Path("/proc/cpuinfo").read_text().split("model name")[1].split(":", 1)[1].split("\n")[0].strip()
+        processor = Path("/proc/cpuinfo").read_text().split("model name")[1].split("\n")[0].strip("\t: ")
     return {"processor": processor, "cores": n_cores()}
 
 
@@ -2221,8 +2214,7 @@ class Progress:
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong with a command line in one line, as for all other bad input. description: a docstring, of
-    which the first paragraph, and the last, are shown, the latter first: the command to begin with."""
+    """Of a docstring's command line: --help opens with its last paragraph, the command to begin with, and its first"""
 
     def __init__(self, description=""):
         first, *_, last = description.split("\n\n") * 2
@@ -2258,8 +2250,7 @@ def add_load_flag(parser, text):
     parser.add_argument(
         "--load", nargs="?", const=str(WEIGHTS), metavar="FILE",
         help=f"{text} of a file that --checkpoint or --out-weights wrote, without FILE that of weights/{WEIGHTS.name}; "
-        f"of what made it may differ: {', '.join(map(flag_of, FREE))}, hence the test data; and what no training hangs "
-        "on")
+        f"{', '.join(map(flag_of, FREE))}, hence the test data, may be others than those that it was trained with")
 
 
 def add_out_weights_flag(parser):

@@ -306,5 +306,5 @@ def test_a_result_holds_its_settings_and_a_thinned_history_rounded(tmp_path):
     read = json.loads((tmp_path / "r.json").read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert read["experiment"] == MULTI and read["share"] == 0.66667 and read["none"] is None
     assert mc.config_of(read["config"], "r") == dataclasses.replace(config, checkpoint="", out_json="", quiet=False)
-    rows = mc.history_rows(read["history"])
+    rows = [dict(zip(read["history"], row)) for row in zip(*read["history"].values())]
     assert len(rows) == mc.MAX_LOOKS and rows[0] == {"epoch": 0, "val_loss": 1.0} and rows[-1]["epoch"] == 99
