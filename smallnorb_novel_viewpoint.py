@@ -23,8 +23,8 @@ spread loss. Adam. The backward pass runs through everything, all EM iterations 
 The trunk decides more than the head. Hence the fair comparison, and the default, is of heads on one normalised trunk of
 four convolutions, at one size: `dynamic-shared`, vector capsules whose matrices are shared over places, with dynamic
 routing (Sabour, Frosst & Hinton 2017), beside `gap`, a CNN with global average pooling. Further heads: dynamic routing
-with a matrix for every place, EM routing, self-routing (Hahn, Pyeon & Kim 2019), a dense layer. The rivals of `caps`
-are the paper's CNN, `--model cnn`, and the nearest neighbour.
+with a matrix for every place, EM routing, self-routing (Hahn, Pyeon & Kim 2019), a dense layer. `caps`'s own rival
+is the paper's CNN, `--model cnn`.
 
 Data: toys, drawn here with smallNORB's structure, on any machine (the default); the real smallNORB's files; or five
 embedded 3D shapes, of which three are symmetric about the vertical axis: their held-out azimuths equal training views.
@@ -159,13 +159,11 @@ def choose_images(config):
     if shapes:
         pools = shape_views(config, train, test)
     else:
-        tables = (load_norb(config.norb_dir) if config.data == "smallnorb" else
-                  {name: toy_tables(name) for name in TOY_SPLITS})
+        tables = load_norb(config.norb_dir) if config.data == "smallnorb" else {k: toy_tables(k) for k in TOY_SPLITS}
         pools = {"train": tables["train"], "familiar": tables["train" if by_toys else "test"],
                  "held_out": tables["test"]}
     data = {"source": config.data}
-    for name, pool in pools.items():
-        wanted = test if name == "held_out" else train
+    for (name, pool), wanted in zip(pools.items(), (train, train, test)):
         mask = in_range(pool[angle], wanted)
         if not shapes and (name == "train" or by_toys and name == "familiar"):
             mask = mask & np.isin(pool["instances"], TOY_SPLITS["train"][:config.n_train_toys])
@@ -187,14 +185,12 @@ def ranges_of(config):
     circle are refused, unless it is the toys that differ."""
     if config.split == "elevation":
         return ELEVATIONS
-    train, test = ranges = [parse_range(getattr(config, name), flag_of(name))
-                            for name in ("train_azimuths", "test_azimuths")]
+    train, test = (parse_range(getattr(config, name), flag_of(name)) for name in ("train_azimuths", "test_azimuths"))
     apart = (test[0] - train[0]) % 360 > train[1] - train[0] and (train[0] - test[0]) % 360 > test[1] - test[0]
     if config.split == "azimuth" and not apart:
-        raise InputError(
-            f"training azimuths {train[0]:g}:{train[1]:g} and held-out azimuths {test[0]:g}:{test[1]:g} overlap; "
-            "choose --train-azimuths and --test-azimuths apart")
-    return ranges
+        raise InputError(f"--train-azimuths {config.train_azimuths} and --test-azimuths {config.test_azimuths} overlap; "
+                         "choose them apart")
+    return train, test
 
 
 def parse_range(text, flag):
@@ -268,16 +264,6 @@ def shape_points():
     return cross, ell, tee, frame, np.unique(tripod, axis=0)
 
 
-def rotation(azimuth, elevation):
-    """R(azimuth, elevation), degrees: a turn about the vertical axis, then a nod towards the viewer. (V,), (V,) ->
-    (V, 3, 3)"""
-    a, e = np.deg2rad(azimuth), np.deg2rad(elevation)
-    zero, one = np.zeros_like(a), np.ones_like(a)
-    turn = np.array([[np.cos(a), zero, np.sin(a)], [zero, one, zero], [-np.sin(a), zero, np.cos(a)]])
-    nod = np.array([[one, zero, zero], [zero, np.cos(e), -np.sin(e)], [zero, np.sin(e), np.cos(e)]])
-    return nod.transpose(2, 0, 1) @ turn.transpose(2, 0, 1)
-
-
 BLOB = 1.2                         # sigma of a blob, px
 RADIUS = 9.5                       # length of a unit, px
 NOISE = 0.04                       # sigma of the pixel noise
@@ -290,7 +276,7 @@ def render(labels, azimuths, elevations, rng):
     at 1; normal pixel noise. A blob is a product of its row and its column profile, so an image is ONE product (32, n)
     @ (n, 32).
     """
-    images, R = np.empty((len(labels), SIDE, SIDE, 1), np.float32), rotation(azimuths, elevations)
+    images, R = np.empty((len(labels), SIDE, SIDE, 1), np.float32), np.stack([*map(rotation, azimuths, elevations)])
     pixels = np.arange(SIDE) - (SIDE - 1) / 2
     for label, points in enumerate(shape_points()):
         rows = np.flatnonzero(labels == label)
@@ -491,6 +477,11 @@ def turn(axis, degrees):
 def times(A, B):
     """Product of small matrices, (n, 3) times (3, m), by plain sums: the same bits whatever the processor"""
     return A[:, :1] * B[:1] + A[:, 1:2] * B[1:2] + A[:, 2:3] * B[2:3]
+
+
+def rotation(azimuth, elevation):
+    """Degrees: a turn about the vertical axis, then a nod towards the viewer. -> (3, 3)"""
+    return times(turn("x", elevation), turn("y", azimuth))
 
 
 def part(kind, centre, size, turned=None):
@@ -796,7 +787,7 @@ def nearest_of_part(kind, o, d):
 def cast_rays(toy, azimuth, elevation, side):
     """Parallel rays, one a pixel, to the nearest point of a toy. -> hit (side, side) bool, the surface's normals there
     (3, side, side) float32, as the camera sees them: x right, y up, z towards it; 0 elsewhere"""
-    R = times(turn("x", elevation), turn("y", azimuth))                                 # the camera nods last
+    R = rotation(azimuth, elevation)
     places = (((np.arange(side) + 0.5) / side * 2 - 1) / REACH).astype(np.float32)
     depth, normals = np.full((side, side), -NOWHERE), np.zeros((3, side, side), np.float32)
     for kind, M, centre in toy:
@@ -888,12 +879,9 @@ def keep_toy(path, found):
 
 def draw_views(category, instance, toy_seed, views):
     """Views of a toy by their numbers -> (n, 6, 48, 48, 2) uint8, as load_norb gives them"""
-    toy = make_toy(category, instance, toy_seed)
-    images = []
-    for view in views:
-        elevation, azimuth = TOY_ELEVATIONS[view // len(TOY_AZIMUTHS)], TOY_AZIMUTHS[view % len(TOY_AZIMUTHS)]
-        images.append(halve(draw_view(toy, elevation, azimuth, 2 * NORB_SIDE)))
-    return np.stack(images)
+    toy, n = make_toy(category, instance, toy_seed), len(TOY_AZIMUTHS)
+    return np.stack([halve(draw_view(toy, TOY_ELEVATIONS[view // n], TOY_AZIMUTHS[view % n], 2 * NORB_SIDE))
+                     for view in views])
 
 
 def add_toy_images(data, toy_seed, say=print, threads=0):
@@ -922,13 +910,11 @@ def add_toy_images(data, toy_seed, say=print, threads=0):
 
 def in_parallel(draw, tasks, say, threads):
     """(task, draw(*task)) for all tasks, in order, worked out in so many processes, 0: one a core"""
-    if not tasks:
-        return
-    with concurrent.futures.ProcessPoolExecutor(min(threads or n_cores(), len(tasks)),
-                                                multiprocessing.get_context("spawn")) as pool:
-        for k, drawn in enumerate(pool.map(draw, *zip(*tasks))):
+    workers = min(threads or n_cores(), max(1, len(tasks)))
+    with concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        for k, (task, drawn) in enumerate(zip(tasks, pool.map(draw, *zip(*tasks)))):
             say(f"\rdrawing toys: {k + 1} of {len(tasks)} ", end="")
-            yield tasks[k], drawn
+            yield task, drawn
     say("\r", end="")
 
 
@@ -981,9 +967,7 @@ def im2col_capsules(x, window):
 def col2im_capsules(dcols, window):
     """Adjoint of im2col_capsules: add up what every child's copies hold. dcols (K*K*B, N*Ho*Wo, E) -> dx
     (N, H, W, B, E)"""
-    w = window
-    K = window.K
-    E = dcols.shape[-1]
+    w, K, E = window, window.K, dcols.shape[-1]
     dx = np.zeros((w.B, w.N, w.H, w.W, E), dcols.dtype)
     dcols = dcols.reshape(K, K, w.B, w.N, *w.parents, E)
     for ky in range(K):
@@ -1110,9 +1094,7 @@ def m_step_forward(V, V2, r, beta_u, beta_a, lambda_, ratio):
 def m_step_backward(dmu, dsigma2, dx, cache):
     """-> dr, as r; dbeta_u, dbeta_a (J,); and dV as a term, (r, dvotes, dsquares): dV_ij = r_ij (dvotes_j + 2 V_ij
     dsquares_j), with the gradients dvotes and dsquares (L, J, D) of sum_i r_ij V_ij and of sum_i r_ij V_ij^2"""
-    c = cache
-    total = cache.total
-    mu = cache.mu
+    c, total, mu = cache, cache.total, cache.mu
     L, J, I, _ = c.V.shape
     n = total.size
     dcost = -c.lambda_ * dx                                                             # (L, J)
@@ -1228,9 +1210,6 @@ def votes_gradient(terms, V, V2, empty):
 EM_CHUNK = 4                       # images that are routed at once
 
 
-EM_CHUNK = 4                       # images that are routed at once
-
-
 def conv_caps_forward(pose, active, W, beta_u, beta_a, n_iters, stride=2, scratch=None):
     """Convolutional capsules, 3x3 at a stride. pose (N, H, W, B, D), active (N, H, W, B), matrices W (9*B, J, P, P)
     -> mu (N, Ho, Wo, J, D), a (N, Ho, Wo, J). scratch: the layer's own Arena, see arena_of.
@@ -1246,8 +1225,8 @@ def conv_caps_forward(pose, active, W, beta_u, beta_a, n_iters, stride=2, scratc
     for start in range(0, N, EM_CHUNK):
         part = slice(start, min(start + EM_CHUNK, N))
         window = Window(part.stop - start, *pose.shape[1:4], stride=stride)
-        M, children = (im2col_capsules(pose[part], window),
-                       im2col_capsules(active[part, ..., None], window)[..., 0].T.copy())
+        M = im2col_capsules(pose[part], window)
+        children = im2col_capsules(active[part, ..., None], window)[..., 0].T.copy()
         V, votes_cache = pose_votes_forward(M, W, scratch.rewind())                     # (9*B, n*places, J, D)
         (m, logit), em_cache = em_routing_forward(
             V.transpose(1, 2, 0, 3), children, beta_u, beta_a, n_iters, window=window, empty=scratch)
@@ -1776,10 +1755,7 @@ def primary_caps_forward(x):
 
 def primary_caps_backward(dpose, dactive, active_cache):
     N, H, W, B = dactive.shape
-    dx = np.empty((N, H, W, B * (D + 1)), dactive.dtype)
-    dx[..., :B * D] = dpose.reshape(N, H, W, B * D)
-    dx[..., B * D:] = sigmoid_backward(dactive, active_cache)
-    return dx
+    return np.concatenate([dpose.reshape(N, H, W, B * D), sigmoid_backward(dactive, active_cache)], -1)
 
 
 def class_caps_forward(params, M, a, centres, n_iters, empty):
@@ -1793,8 +1769,7 @@ def class_caps_forward(params, M, a, centres, n_iters, empty):
     V, votes_cache = pose_votes_forward(M, p["class_W"], empty)                         # (G, places*N, J, D)
     if centres is not None:
         by_place = V.reshape(len(V), len(centres), N, N_CLASSES, P, P)
-        for row in 0, 1:                                                         # x, y: the right-hand column's top two
-            by_place[..., row, P - 1] += centres.astype(V.dtype)[:, row, None, None]
+        by_place[..., :2, P - 1] += centres.astype(V.dtype)[:, None, None]              # x, y: last column's top two
     V = V.reshape(-1, N, N_CLASSES, D).transpose(1, 2, 0, 3)                            # (N, J, I, D)
     (mu, x), em_cache = em_routing_forward(V, a, p["class_beta_u"], p["class_beta_a"], n_iters, empty=empty)
     steps = [SimpleNamespace(R=step.R, mu=step.mu, sigma2=step.sigma2) for step in em_cache.steps]
@@ -1864,21 +1839,19 @@ def forward_rows(params, samples, rows, config, empty):
 # ============================================================== evaluation, comparison, report
 
 def evaluate(params, samples, config, runner):
-    """-> dict: n, hits, accuracy, loss (mean; the spread loss's with its last margin), right (n,) bool, per_class
-    (the accuracy of each class; nan where there is no image of it)"""
+    """-> dict: accuracy; loss, a mean, the spread loss's with its last margin; right (n,) bool; per_class, the accuracy
+    of each class, nan where there is no image of it"""
     right, loss = [], 0.0
     for part in prepared(samples, config.data, dtype_of(params)):
         scores = runner.forward(params, part, config)["scores"]
         right.append(scores.argmax(1) == part["labels"])
         loss += naming_loss(scores, part | {"margin": MARGINS[1]}, config)[0] * len(scores)
     right = np.concatenate(right)
-    n, hits = len(right), int(right.sum())
-    return {"n": n, "hits": hits, "accuracy": hits / n, "loss": loss / n, "right": right,
+    return {"accuracy": float(right.mean()), "loss": loss / len(right), "right": right,
             "per_class": accuracy_per_class(samples["labels"], right)}
 
 
 def accuracy_per_class(labels, right):
-    """-> (N_CLASSES,) floats; nan where there is no image of a class"""
     images, hits = (np.bincount(labels, weights, minlength=N_CLASSES) for weights in (None, right))
     return [float(hit / n) if n else math.nan for hit, n in zip(hits, images)]
 
@@ -1930,7 +1903,7 @@ def network_of(given, model):
 def networks_of(given):
     """{name: Config} of --model and of --baseline's networks. A setting that means nothing to all of them is refused"""
     usual = Config(**given)
-    names = [usual.model, *(usual.baseline.split(",") if usual.baseline != "none" else ())]
+    names = [usual.model] + (usual.baseline.split(",") if usual.baseline != "none" else [])
     for name in names:
         if name not in MODELS or names.count(name) > 1:
             raise InputError(f"--baseline {usual.baseline}: {name} is no network, or named twice; give some of "
@@ -1973,8 +1946,8 @@ def run_all(configs, say=print, out_weights=""):
 def at_matched_familiar(record, reference):
     """Held-out accuracy at the first look of its history at which the network was as good on familiar views as
     `reference`, another record, at its end; None if it never was"""
-    looks = history_rows(record["history"])
-    return next((look["held_out"] for look in looks if look["familiar"] >= reference["familiar"]), None)
+    looks = zip(record["history"]["familiar"], record["history"]["held_out"])
+    return next((held_out for familiar, held_out in looks if familiar >= reference["familiar"]), None)
 
 
 def summarize(records):
@@ -1993,23 +1966,21 @@ def summarize(records):
     for label, runs in by_label.items():
         some = next(iter(runs.values()))
         row = {key: mean_and_interval([run[key] for run in runs.values()])
-               for key in ("familiar", "held_out", "drop", "seconds_train", "ms_per_step")}
+               for key in ("familiar", "held_out", "drop")}
         row |= {"n_params": some["n_params"], "seeds": list(runs),
                 "held_out_per_class": np.mean([run["held_out_per_class"] for run in runs.values()], 0).tolist()}
-        if runs is not first:
-            if len(runs) == 1 and not some["n_params"]:
-                runs = dict.fromkeys(first, some)
-            pairs = [(run, runs[seed]) for seed, run in first.items() if seed in runs]
+        if len(runs) == 1 and not some["n_params"]:
+            runs = dict.fromkeys(first, some)
+        pairs = [(run, runs[seed]) for seed, run in first.items() if seed in runs]
+        if runs is not first and pairs:
             matched = [(at_matched_familiar(a, b), b["held_out"]) for a, b in pairs]
             matched = [pair for pair in matched if pair[0] is not None]
             row |= {"difference": mean_and_interval([a["held_out"] - b["held_out"] for a, b in pairs]),
                     "drop_difference": mean_and_interval([a["drop"] - b["drop"] for a, b in pairs]),
-                    "n_pairs": len(pairs), "n_matched": len(matched)} if pairs else {}
+                    "n_pairs": len(pairs), "n_matched": len(matched)}
             if matched:
                 row["matched"] = mean_and_interval([m for m, _ in matched])
                 row["matched_difference"] = mean_and_interval([m - h for m, h in matched])
-        row["sweep"] = {"angles": some["sweep"]["angles"],
-                        "accuracy": np.mean([run["sweep"]["accuracy"] for run in by_label[label].values()], 0).tolist()}
         summary[label] = row
     return summary
 
@@ -2084,10 +2055,9 @@ class Settings:
 
 # END TWIN settings ---------------------------------------------------------------------------------------------------
 
-DATA = {                           # what is not given, of smallNORB the paper's ranges
-    "toys": {"n_epochs": 6, "train_azimuths": "300:400", "test_azimuths": "60:280"},
-    "smallnorb": {"n_epochs": 6, "train_azimuths": "300:400", "test_azimuths": "60:280"},
-    "shapes": {"n_epochs": 40, "train_azimuths": "0:150", "test_azimuths": "200:330"}}
+TOYS = {"n_epochs": 6, "train_azimuths": "300:400", "test_azimuths": "60:280"}         # the paper's ranges
+DATA = {"toys": TOYS, "smallnorb": TOYS,
+        "shapes": {"n_epochs": 40, "train_azimuths": "0:150", "test_azimuths": "200:330"}}
 ALL_AZIMUTHS = {"train_azimuths": "0:340", "test_azimuths": "0:340"}                   # of --split toys
 HEADS = (*CAPSULES[1:], *CNNS[1:])                # on one trunk; caps and cnn are the paper's two, each with its own
 ROUTED = {"model": ("caps", "em", "dynamic", "dynamic-shared")}
@@ -2140,7 +2110,7 @@ class Config(Settings):
 
     def recipe(self):
         vectors = self.model in VECTOR_MODELS
-        return DATA.get(self.data, {}) | (ALL_AZIMUTHS if self.split == "toys" else {}) | {
+        return DATA[self.data] | (ALL_AZIMUTHS if self.split == "toys" else {}) | {
             "loss": "margin" if vectors else "xent", "routing_iters": 3 if vectors else 2}
 
     def open_ended(self):
@@ -2171,9 +2141,8 @@ def check_config(config):
 
 # TWIN core: the machinery, the same in every experiment --------------------------------------------------------------
 #
-# Primitives and layers; Arena; Adam; Runner; the training run with its checkpoints; statistics; settings, checks and
-# files; progress and command line. It calls these of the experiment: Config, RETIRED, WEIGHTS, SOURCE, FREE,
-# init_params, to_batch, loss_and_grads, forward_rows, take_step.
+# It calls these of the experiment: Config, RETIRED, WEIGHTS, SOURCE, FREE, init_params, to_batch, loss_and_grads,
+# forward_rows, take_step.
 
 SHARD_SIZE = 16                    # samples a worker thread takes at once: fixed, so that sums have one order
 CHUNK = 2048                       # samples drawn or prepared at once: memory does not grow with the data
@@ -3112,7 +3081,7 @@ def digest_of(arrays):
 
 
 def packed(right):
-    """Which answers were right, (n,) bool, as text: eight of them a byte, base64"""
+    """Which answers were right, (n,) bool, as text: eight a byte, base64"""
     return base64.b64encode(np.packbits(right)).decode()
 
 
@@ -3128,11 +3097,6 @@ def result_of(config, params, history, found):
             "ms_per_step": 1e3 * history["seconds"] / max(1, history["steps"]), "peak_rss_mb": peak_rss_mb(),
             "versions": {"python": sys.version.split()[0], "numpy": np.__version__}, "machine": machine(),
             "history": {key: [epochs[k][key] for k in looks] for key in (epochs[0] if epochs else ())}}
-
-
-def history_rows(columns):
-    """A result's history as a list of dicts, as Run has it"""
-    return [dict(zip(columns, row)) for row in zip(*columns.values())]
 
 
 def write_json(path, results):
@@ -3159,7 +3123,7 @@ def machine():
     """What the times depend on"""
     processor = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, IndexError):
-        processor = Path("/proc/cpuinfo").read_text().split("model name")[1].split(":", 1)[1].split("\n")[0].strip()
+        processor = Path("/proc/cpuinfo").read_text().split("model name")[1].split("\n")[0].strip("\t: ")
     return {"processor": processor, "cores": n_cores()}
 
 
@@ -3193,8 +3157,7 @@ class Progress:
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong with a command line in one line, as for all other bad input. description: a docstring, of
-    which the first paragraph, and the last, are shown, the latter first: the command to begin with."""
+    """Of a docstring's command line: --help opens with its last paragraph, the command to begin with, and its first"""
 
     def __init__(self, description=""):
         first, *_, last = description.split("\n\n") * 2
@@ -3230,8 +3193,7 @@ def add_load_flag(parser, text):
     parser.add_argument(
         "--load", nargs="?", const=str(WEIGHTS), metavar="FILE",
         help=f"{text} of a file that --checkpoint or --out-weights wrote, without FILE that of weights/{WEIGHTS.name}; "
-        f"of what made it may differ: {', '.join(map(flag_of, FREE))}, hence the test data; and what no training hangs "
-        "on")
+        f"{', '.join(map(flag_of, FREE))}, hence the test data, may be others than those that it was trained with")
 
 
 def add_out_weights_flag(parser):
@@ -3261,9 +3223,6 @@ def fail(message):
 
 # END TWIN core -------------------------------------------------------------------------------------------------------
 
-NETWORKS = {**dict.fromkeys(EM_MODELS, (em_forward, em_backward)),
-            **dict.fromkeys(VECTOR_MODELS, (vector_forward, vector_backward)),
-            **dict.fromkeys(CNNS, (cnn_forward, cnn_backward)), "nearest": (nearest_forward, None)}
 LAYERS["places"] = places_forward, places_backward
 
 
