@@ -188,7 +188,7 @@ def ranges_of(config):
     train, test = (parse_range(getattr(config, name), flag_of(name)) for name in ("train_azimuths", "test_azimuths"))
     apart = (test[0] - train[0]) % 360 > train[1] - train[0] and (train[0] - test[0]) % 360 > test[1] - test[0]
     if config.split == "azimuth" and not apart:
-        raise InputError(f"--train-azimuths {config.train_azimuths} and --test-azimuths {config.test_azimuths} overlap; "
+        raise InputError(f"--train-azimuths {config.train_azimuths} and --test-azimuths {config.test_azimuths} meet; "
                          "choose them apart")
     return train, test
 
@@ -1885,12 +1885,10 @@ EPOCH_KEEPS = ("familiar", "held_out", "drop", "familiar_loss", "held_out_loss")
 def announce(run, data):
     """What a run prints at its start: data, network, settings"""
     config = run.config
-    counts = ", ".join(
-        f"{len(data[name]['labels'])} {name.replace('_', '-')}" for name in ("train", "familiar", "held_out"))
-    run.progress.say(
-        f"{config.model}, {config.preset}: {config.loss} loss, {n_params(run.params):,} parameters; {data['source']} "
-        f"images: {counts}; seed {config.seed}, threads {run.runner.threads}"
-        + f"; going on at step {run.step} of {run.n_steps}" * (run.step > 0))
+    counts = ", ".join(f"{len(data[name]['labels'])} {name}" for name in ("train", "familiar", "held_out"))
+    run.progress.say(f"{config.model}, {config.preset}: {config.loss} loss, {n_params(run.params):,} parameters; {counts} "
+                     f"images, {data['source']}; seed {config.seed}, threads {run.runner.threads}"
+                     + f"; going on at step {run.step} of {run.n_steps}" * (run.step > 0))
 
 
 def network_of(given, model):
@@ -2110,7 +2108,7 @@ class Config(Settings):
 
     def recipe(self):
         vectors = self.model in VECTOR_MODELS
-        return DATA[self.data] | (ALL_AZIMUTHS if self.split == "toys" else {}) | {
+        return DATA.get(self.data, TOYS) | (ALL_AZIMUTHS if self.split == "toys" else {}) | {
             "loss": "margin" if vectors else "xent", "routing_iters": 3 if vectors else 2}
 
     def open_ended(self):
