@@ -622,8 +622,7 @@ AFF_NAMES = {"shared": "`shared`: capsules, matrices shared over places, 1 itera
              "dense": "`dense`: a hidden layer", "caps": "`caps`: a matrix for every place, 3 iterations",
              "shared-3": "`shared --routing-iters 3`", "vectors": "`vectors`: averages, no matrices",
              "gap-8": "`gap --padding 8`", "max-8": "`max --padding 8`: global maximum",
-             "cnn": "`cnn`: the paper's, small",
-             "shared-no-places": "`shared --no-places`"}
+             "cnn": "`cnn`: the paper's, small"}
 AFF_PAPERS = {"caps": "`--preset small --model caps`: the paper's, 3 iterations", "caps-1": "1 iteration",
               "cnn": "`cnn`, dropout: narrow convolutions, 16 channels",
               "cnn-64": "`cnn`, dropout: convolutions of 64 channels", "dense": "`dense`, maxima and dropout"}
