@@ -26,6 +26,8 @@ import numpy as np  # after them
 from ledger import read, stale
 from runs import AFF, MULTI, NORB
 
+import probe_affnist_capsnet as probe
+
 ACCURACY, MSE = "test_set_accuracy", "test_recon_mse"
 
 
@@ -478,7 +480,7 @@ def affnist_nearest(ledger, setting):
 def affnist_adversarial(ledger, setting):
     """What steps of one size along different signs leave of the shipped networks' answers"""
     networks = ledger.first(AFF, setting).get("adversarial", {})
-    steps = ("0", *map(str, affnist.SPOILT["adversarial"]))
+    steps = ("0", *map(str, probe.STEPS))
 
     def cell(of, step):
         return "{:.3f} [{:.3f}, {:.3f}]".format(of[step][0], *of[step][1]) if step in of else ""
@@ -490,9 +492,9 @@ def affnist_adversarial(ledger, setting):
 def affnist_surest(ledger, setting):
     """How well scores of the shipped networks tell what is no digit"""
     networks = ledger.first(AFF, setting).get("surest", {})
-    lines = [[f"`{name}`: {score}", *(interval(kinds[kind][score]) for kind in affnist.NO_DIGITS)]
+    lines = [[f"`{name}`: {score}", *(interval(kinds[kind][score]) for kind in probe.NO_DIGITS)]
              for name, kinds in networks.items() for score in kinds["halves"]]
-    return shown(ledger, AFF, [setting], ["", *affnist.NO_DIGITS], lines)
+    return shown(ledger, AFF, [setting], ["", *probe.NO_DIGITS], lines)
 
 
 def affnist_classes(ledger, settings, nearest):
@@ -732,15 +734,15 @@ TABLES = {
         (f"{words} {much:g}", how, much) for how, words in (
             ("noise", "noise, standard deviation in grey levels:"), ("occlusion", "a square erased, side, px:"),
             ("contrast", "contrast lowered to"), ("adversarial", "adversarial step, grey levels:"))
-        for much in affnist.SPOILT[how]]),
+        for much in (probe.SPOILT | {"adversarial": probe.STEPS})[how]]),
     "affnist adversarial": partial(affnist_adversarial, setting="weights/adversarial"),
     "affnist detection": partial(affnist_probe, probe="detection", columns=PROBED, rows=[
-        (f"{kind}: {words}", kind, what) for kind in affnist.NO_DIGITS for words, what in (
+        (f"{kind}: {words}", kind, what) for kind in probe.NO_DIGITS for words, what in (
             ("longest capsule, or top probability", SUREST), ("error of the redrawing", "redrawn"),
             ("both", "together"), ("no network: least ink", "little ink"), ("no network: smoothest", "smoothness"))]),
     "affnist surest": partial(affnist_surest, setting="weights/surest"),
     "affnist dimensions": partial(affnist_probe, probe="dimensions", digits=2, rows=[
-        (f"{factor}, {which}", factor, which) for factor in affnist.KNOWN_FACTORS
+        (f"{factor}, {which}", factor, which) for factor in probe.KNOWN_FACTORS
         for which in ("all dimensions", "best dimension")],
         columns=("free/shared", "free/shared-3", "free/caps", "free/vectors")),
     "affnist speed": partial(networks_speed, experiment=AFF, columns=(
