@@ -607,7 +607,7 @@ def detection_difference(ledger, one, other, kind):
 
 
 def affnist_probe(ledger, probe, rows, columns, digits=3):
-    """What --probe found: rows: (label, path into it: a kind and a value, a score, or scores of which a network has
+    """What the probes found: rows: (label, path into it: a kind and a value, a score, or scores of which a network has
     one), columns: settings; means over seeds"""
     def cell(setting, kind, names):
         values = list(probed(ledger, setting, probe, kind, names).values())
@@ -629,7 +629,8 @@ AFF_PAPERS = {"caps": "`--preset small --model caps`: the paper's, 3 iterations"
               "cnn": "`cnn`, dropout: narrow convolutions, 16 channels",
               "cnn-64": "`cnn`, dropout: convolutions of 64 channels", "dense": "`dense`, maxima and dropout"}
 SUREST = "length", "probability"
-PROBED = tuple(f"free/{name}" for name in ("shared", "vectors", "caps", "gap-8", "max-8", "dense", "cnn"))
+SEVEN = "shared", "vectors", "caps", "gap-8", "max-8", "dense", "cnn"
+PROBED = tuple(f"probes/{name}" for name in SEVEN)
 NETWORKS = ("caps", "cnn", "gap", "nearest")
 HEADS = ("gap", "dense", "dynamic-shared", "dynamic-shared-1", "dynamic", "dynamic-1", "em", "em-1", "self-routing")
 ROUTED = (("dynamic routing, shared matrices", "dynamic-shared", "dynamic-shared-1"),
@@ -686,7 +687,7 @@ TABLES = {
     "affnist results": partial(affnist_results, first="free/shared", rows=[
         (label, f"free/{name}") for name, label in AFF_NAMES.items()]),
     "affnist nearest": partial(affnist_nearest, setting="nearest/digits"),
-    "affnist classes": partial(affnist_classes, settings=PROBED, nearest="nearest/digits"),
+    "affnist classes": partial(affnist_classes, settings=[f"free/{name}" for name in SEVEN], nearest="nearest/digits"),
     "affnist edge": partial(affnist_results, first="edge/shared", rows=[
         (AFF_NAMES[name], f"edge/{name}") for name in ("shared", "caps-1", "gap", "dense", "caps", "cnn")]),
     "affnist margins": partial(affnist_results, first="free/shared", rows=[
@@ -744,7 +745,7 @@ TABLES = {
     "affnist dimensions": partial(affnist_probe, probe="dimensions", digits=2, rows=[
         (f"{factor}, {which}", factor, which) for factor in probe.KNOWN_FACTORS
         for which in ("all dimensions", "best dimension")],
-        columns=("free/shared", "free/shared-3", "free/caps", "free/vectors")),
+        columns=("probes/shared", "probes/shared-3", "probes/caps", "probes/vectors")),
     "affnist speed": partial(networks_speed, experiment=AFF, columns=(
         ("batches of 32", "speed/batch-32"), ("batches of 100", "speed/batch-100"))),
     "affnist factors": partial(affnist_probe, probe="factors", columns=PROBED, rows=[
@@ -836,8 +837,8 @@ VALUES = {
         ledger, "free", signs, f"{test}_accuracy")[0]
        for name, signs in (("sharing", WORTH["sharing over places"]), ("capsules", WORTH["capsules"]))
        for test in ("centred", "affine")},
-    **{f"affnist {kind} {one} minus {other}": partial(detection_difference, one=f"free/{one}", other=f"free/{other}",
-                                                      kind=kind)
+    **{f"affnist {kind} {one} minus {other}": partial(detection_difference, one=f"probes/{one}",
+                                                      other=f"probes/{other}", kind=kind)
        for kind in ("halves", "strokes") for one, other in (
            ("shared", "gap-8"), ("shared", "max-8"), ("shared", "vectors"), ("caps", "dense"))},
     "affnist mnist accuracy": partial(Ledger.mean, experiment=AFF, setting="mnist/shared",

@@ -20,6 +20,7 @@ class Result(NamedTuple):
     seed: int
     flags: str
     minutes: float
+    after: str = ""                # the name of the run whose checkpoint stands for {checkpoint} in its command
 
     @property
     def name(self):
@@ -29,6 +30,8 @@ class Result(NamedTuple):
     def pin(self):
         """Which pin of tests/pins.json vouches for it: its flags without sizes. Of what has a command of its own: that
         of the run that made the weights it loads, else that of no flags"""
+        if self.after:
+            return next(run.pin for run in RESULTS if run.name == self.after)
         if "python3 " in self.flags:
             return next((run.pin for path, run in WEIGHTS.items() if path in self.flags), "")
         words = shlex.split(self.flags)
@@ -182,6 +185,9 @@ LOOKS = [                          # what the figures say, in numbers
     Result(AFF, "weights", "adversarial", 0, "python3 tests/bench_affnist_adversarial.py --digits mnist "
            "--threads 1", 12),
     Result(AFF, "weights", "surest", 0, "python3 tests/bench_affnist_surest.py --digits mnist --threads 1", 1),
+    *(Result(AFF, "probes", name, seed, "python3 probe_affnist_capsnet.py --load {checkpoint} --digits mnist --threads 1 "
+             "--quiet", 5, f"{AFF}/free/{name}-{seed}")
+      for name in AFF_NETWORKS if name not in ("caps-1", "gap") for seed in range(3)),
     *(Result(NORB, "alive", "caps", seed, f"{ALIVE} --seed {seed} --threads 1", 5) for seed in range(3)),
     *(Result(NORB, "weights", name, 0, f"python3 {NORB}.py --load weights/smallnorb_{name}.npz --threads 1 "
              "--quiet", 0.3) for name in ("capsules", "gap", "caps"))]
@@ -204,7 +210,7 @@ BENCHES = [                        # experiment, table, setting, seed, command, 
     Result(MULTI, "synthetic", "digits", 0, f"{DIGITS} --digits mnist", 1)]
 SMALL = {                          # what makes a command small; what is given twice counts as last
     "bench_toys": "--n-toys 1 --n-test 100", "nearest.py": "--n-known 200 --n-test 100 --digits auto",
-    "bench_affnist_adversarial": "--n-test 20 --draws 1 --digits auto",
+    "probe_affnist": "--n-test 20 --digits auto", "bench_affnist_adversarial": "--n-test 20 --draws 1 --digits auto",
     "bench_affnist_surest": "--n-test 20 --digits auto",
     "--only alive": "--n-epochs 1 --n-train-toys 1 --n-test 60",
     f"{NORB}.py --load": "--n-test 60", "--load": "--n-test 64 --digits auto",
@@ -259,12 +265,13 @@ def digest(*paths):
     return hashlib.sha256(b"".join(path.read_bytes() for path in there)).hexdigest()
 
 
-def shell_command(result, path, toy=False, norb_dir=""):
-    """The command that makes a result and writes it to path; toy: in seconds"""
+def shell_command(result, path, toy=False, norb_dir="", checkpoint=""):
+    """The command that makes a result and writes it to path; toy: in seconds; checkpoint: of the run that it is after"""
     if "python3 " in result.flags:
         small = next(f" {flags}" for part, flags in SMALL.items() if part in result.flags) if toy else ""
         folder = f" --quiet --outdir {shlex.quote(str(Path(path).parent))}" if "visualize" in result.flags else ""
-        return f"{result.flags}{small}{folder} --out-json {shlex.quote(path)}"
+        command = result.flags.replace("{checkpoint}", shlex.quote(checkpoint))
+        return f"{command}{small}{folder} --out-json {shlex.quote(path)}"
     words = shlex.split(result.flags)
     if toy:
         small = TOY["shapes" if "shapes" in words else result.experiment]
