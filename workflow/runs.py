@@ -167,6 +167,7 @@ TOY = {MULTI: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 64, 
        AFF: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 32, "--digits": "auto"}}
 DRAW, SHIPPED = f"python3 visualize_{MULTI}.py", "weights/multimnist_deep.npz"
 PROBE = f"{DRAW} --only disentanglement {PLAIN} {QUICK} --n-val 500"
+AFF_PROBE = f"python3 probe_{AFF}.py"
 AFF_NEAREST = "python3 tests/bench_affnist_nearest.py"
 ALIVE = f"python3 visualize_{NORB}.py --only alive {CAPS} --n-epochs 10"
 LOOKS = [                          # what the figures say, in numbers
@@ -185,8 +186,8 @@ LOOKS = [                          # what the figures say, in numbers
     Result(AFF, "weights", "adversarial", 0, "python3 tests/bench_affnist_adversarial.py --digits mnist "
            "--threads 1", 12),
     Result(AFF, "weights", "surest", 0, "python3 tests/bench_affnist_surest.py --digits mnist --threads 1", 1),
-    *(Result(AFF, "probes", name, seed, "python3 probe_affnist_capsnet.py --load {checkpoint} --digits mnist --threads 1 "
-             "--quiet", 5, f"{AFF}/free/{name}-{seed}")
+    *(Result(AFF, "probes", name, seed, f"{AFF_PROBE} --load {{checkpoint}} --digits mnist --threads 1 --quiet", 5,
+             f"{AFF}/free/{name}-{seed}")
       for name in AFF_NETWORKS if name not in ("caps-1", "gap") for seed in range(3)),
     *(Result(NORB, "alive", "caps", seed, f"{ALIVE} --seed {seed} --threads 1", 5) for seed in range(3)),
     *(Result(NORB, "weights", name, 0, f"python3 {NORB}.py --load weights/smallnorb_{name}.npz --threads 1 "
@@ -265,8 +266,13 @@ def digest(*paths):
     return hashlib.sha256(b"".join(path.read_bytes() for path in there)).hexdigest()
 
 
+def toy_line(experiment):
+    """An experiment and the flags that make it small"""
+    return shlex.join(map(str, (experiment, *(word for pair in TOY.get(experiment, {}).items() for word in pair))))
+
+
 def shell_command(result, path, toy=False, norb_dir="", checkpoint=""):
-    """The command that makes a result and writes it to path; toy: in seconds; checkpoint: of the run that it is after"""
+    """The command that makes a result and writes it to path; toy: in seconds; checkpoint: of the run it is after"""
     if "python3 " in result.flags:
         small = next(f" {flags}" for part, flags in SMALL.items() if part in result.flags) if toy else ""
         folder = f" --quiet --outdir {shlex.quote(str(Path(path).parent))}" if "visualize" in result.flags else ""
