@@ -13,7 +13,7 @@ from conftest import assert_same
 import make_multimnist_capsnet_gif as gif
 import visualize_multimnist_capsnet as viz
 
-EXPERIMENT, FIGURES, GIF = (f"{name}.py" for name in (mc.__name__, viz.__name__, gif.__name__))
+FEW = {"train": 60, "val": 40, "test": 40}
 TOY = ("--digits synthetic --n-epochs 1 --n-train 64 --n-val 32 --n-test 64 --batch-size 16 --conv1-channels 4 "
        "--conv3-channels 8").split()
 KEYS = ["experiment", "config", "source", "n_params", "test_set_accuracy", "test_hits", "test_set_accuracy_ci95",
@@ -21,15 +21,31 @@ KEYS = ["experiment", "config", "source", "n_params", "test_set_accuracy", "test
         "ms_per_step", "peak_rss_mb", "versions", "machine", "history"]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def few_digits():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mc, "N_SYNTHETIC", FEW)
+        yield
+
+
+def call(script, *flags):
+    """-> the exit code of a script in this process"""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [script.__name__, *map(str, flags)])
+        try:
+            mc.run_cli(script.main)
+        except SystemExit as stop:
+            return stop.code
+    return 0
+
+
 @pytest.fixture(scope="module")
-def toy_run(run_script, tmp_path_factory):
-    """The experiment at toy size in a process of its own -> the finished process's output, its --out-json and files"""
+def toy_run(tmp_path_factory):
+    """The experiment at toy size -> its results and files"""
     folder = tmp_path_factory.mktemp("run")
     out, checkpoint, weights = folder / "out.json", folder / "run.npz", folder / "net.npz"
-    done = run_script(EXPERIMENT, *TOY, "--out-json", out, "--checkpoint", checkpoint, "--out-weights", weights)
-    assert done.returncode == 0 and done.stderr == "", done.stderr
-    return SimpleNamespace(
-        stdout=done.stdout, results=json.loads(out.read_text()), checkpoint=checkpoint, weights=weights)
+    assert call(mc, *TOY, "--quiet", "--out-json", out, "--checkpoint", checkpoint, "--out-weights", weights) == 0
+    return SimpleNamespace(results=json.loads(out.read_text()), checkpoint=checkpoint, weights=weights)
 
 
 @pytest.fixture
@@ -37,33 +53,35 @@ def cli(monkeypatch, capsys, tmp_path):
     """cli(*flags) -> exit code, stdout, stderr of a script in this process and in tmp_path"""
     monkeypatch.chdir(tmp_path)
 
-    def call(*flags, script=mc):
-        monkeypatch.setattr(sys, "argv", [script.__name__, *map(str, flags)])
+    def said(*flags, script=mc):
         capsys.readouterr()
-        code = 0
-        try:
-            mc.run_cli(script.main)
-        except SystemExit as stop:
-            code = stop.code
-        return code, *capsys.readouterr()
-
-    return call
+        return call(script, *flags), *capsys.readouterr()
+    return said
 
 
 @pytest.fixture
-def few_digits(monkeypatch):
-    monkeypatch.setattr(mc, "N_SYNTHETIC", {"train": 60, "val": 40, "test": 40})
+def alone(run_script):
+    """alone(script, *flags): the same in a process of its own, which must end well"""
+    def run(script, *flags):
+        done = run_script("-c", f"import runpy, sys; import multimnist_capsnet as c; c.N_SYNTHETIC = {FEW}; "
+                          "del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')", script.__file__, *flags)
+        assert done.returncode == 0 and done.stderr == "", done.stderr
+    return run
 
 
 # ---------------------------------------------------------------- end to end
 
-def test_the_experiment_end_to_end(toy_run, cli, tmp_path):
-    """Its results have exactly the promised keys, and are those of its checkpoint and, nearly, of its float16 weights;
-    what may differ from the training of a network that was loaded changes its test"""
+def test_the_experiment_in_a_process_of_its_own(run_script, tmp_path):
+    done = run_script(f"{mc.__name__}.py", *TOY, "--out-json", tmp_path / "x.json")
+    assert done.returncode == 0 and done.stderr == "" and list(json.loads((tmp_path / "x.json").read_text())) == KEYS
+    assert "SYNTHETIC digits, 64 test pairs" in done.stdout and "\r" not in done.stdout
+
+
+def test_a_network_that_is_loaded_gives_its_results_again(toy_run, cli, tmp_path):
+    """From its checkpoint and, nearly, from its float16 weights; what may differ from its training changes its test"""
     results = toy_run.results
     assert list(results) == KEYS and results["history"]["epoch"] == [1] and results["source"] == "synthetic"
     assert results["test_hits"] == 64 * results["test_set_accuracy"] and results["config"]["conv3_channels"] == 8
-    assert "SYNTHETIC digits, 64 test pairs" in toy_run.stdout and "\r" not in toy_run.stdout
 
     def load(*flags):
         code, out, err = cli("--load", *flags, "--digits", "synthetic", "--n-test", 64, "--out-json", "x.json")
@@ -80,7 +98,7 @@ def test_the_experiment_end_to_end(toy_run, cli, tmp_path):
         assert other["test_recon_mse"] != half["test_recon_mse"]
 
 
-def test_the_cnn_end_to_end(cli, few_digits, tmp_path):
+def test_the_cnn_end_to_end(cli, tmp_path):
     flags = [*TOY, "--model", "cnn", "--quiet", "--checkpoint", "cnn.npz"]
     assert cli(*flags, "--out-json", "a.json") == (0, "", "")
     assert cli(*flags, "--resume", "--threads", 1, "--out-json", "b.json") == (0, "", "")
@@ -95,11 +113,9 @@ def assert_pngs(folder, names):
     assert all(min(pixels.shape[:2]) > 100 and pixels.std() > 3 for pixels in pngs.values())
 
 
-def test_all_figures_end_to_end(toy_run, run_script, tmp_path):
+def test_all_figures_end_to_end(toy_run, alone, tmp_path):
     outdir, out = tmp_path / "new" / "viz", tmp_path / "x.json"
-    done = run_script(FIGURES, "--load", toy_run.checkpoint, "--outdir", outdir, "--n-test", 64, "--seed", 3,
-                      "--out-json", out)
-    assert done.returncode == 0 and done.stderr == "", done.stderr
+    alone(viz, "--load", toy_run.checkpoint, "--outdir", outdir, "--n-test", 64, "--seed", 3, "--out-json", out)
     assert_pngs(outdir, viz.FIGURES)
     assert len((outdir / viz.QUIZ_ANSWERS).read_text().splitlines()) == 1 + 64
     found = json.loads(out.read_text())
@@ -107,7 +123,7 @@ def test_all_figures_end_to_end(toy_run, run_script, tmp_path):
     assert (found["config"]["seed"], found["loaded"]["trained_seed"]) == (3, 0)
 
 
-def test_one_figure_after_training_and_a_picture_of_ones_own(cli, few_digits, toy_run, tmp_path):
+def test_one_figure_after_training_and_a_picture_of_ones_own(cli, toy_run, tmp_path):
     code, _, err = cli(*TOY, "--outdir", "viz", "--only", "errors", script=viz)
     assert (code, err) == (0, "")
     assert_pngs(tmp_path / "viz", ["errors"])
@@ -119,7 +135,7 @@ def test_one_figure_after_training_and_a_picture_of_ones_own(cli, few_digits, to
     assert_pngs(tmp_path / "out", ["page_digits"])
 
 
-def test_disentanglement_from_the_command_line(cli, few_digits, monkeypatch, tmp_path):
+def test_disentanglement_from_the_command_line(cli, monkeypatch, tmp_path):
     """Of untrained networks; a result is of one seed"""
     def untrained(config):
         params, steps = mc.init_params(config), {"source": "synthetic", "epochs": [], "seconds": 0.0, "steps": 0}
@@ -134,11 +150,9 @@ def test_disentanglement_from_the_command_line(cli, few_digits, monkeypatch, tmp
     assert_pngs(tmp_path / "viz", ["disentanglement"])
 
 
-def test_the_film_has_a_frame_per_snapshot_and_does_not_change_the_run(toy_run, run_script, tmp_path):
+def test_the_film_has_a_frame_per_snapshot_and_does_not_change_the_run(toy_run, alone, tmp_path):
     out, checkpoint = tmp_path / "toy.gif", tmp_path / "run.npz"
-    done = run_script(GIF, *TOY, "--out", out, "--snapshot-every", 3, "--fps", 4, "--checkpoint", checkpoint, "--load",
-                      toy_run.checkpoint)
-    assert done.returncode == 0 and done.stderr == "", done.stderr
+    alone(gif, *TOY, "--out", out, "--snapshot-every", 3, "--checkpoint", checkpoint, "--load", toy_run.checkpoint)
     frames = imageio.imread(out)
     assert len(frames) == 4 and not np.array_equal(frames[0], frames[2])             # steps 0, 3 and 4, and the ending
     assert not np.array_equal(frames[2], frames[3])
@@ -185,7 +199,7 @@ BAD = [                            # script, flags, what the line names
 
 
 @pytest.mark.parametrize("script, flags, named", BAD, ids=[f"{script.__name__[:3]} {flags}" for script, flags, _ in BAD])
-def test_bad_input_is_one_line_and_leaves_no_file(cli, few_digits, toy_run, tmp_path, script, flags, named):
+def test_bad_input_is_one_line_and_leaves_no_file(cli, toy_run, tmp_path, script, flags, named):
     (tmp_path / "folder").mkdir()
     (tmp_path / "run.npz").write_bytes(toy_run.checkpoint.read_bytes())
     (tmp_path / "torn.npz").write_bytes(toy_run.checkpoint.read_bytes()[:5000])

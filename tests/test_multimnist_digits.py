@@ -131,11 +131,6 @@ def cached():
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
-class Files(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture
 def serve():
     """serve(handler) -> address of a local server that answers with it"""
@@ -189,7 +184,7 @@ def test_a_mirror_without_mnist_is_passed_over_and_alone_is_as_no_network(mnist,
     assert "\n" not in str(error.value) and cached() == []
     folder, arrays = mnist
     gzip_all(folder)
-    good = serve(lambda *request: Files(*request, directory=str(folder)))
+    good = serve(lambda *request: http.server.SimpleHTTPRequestHandler(*request, directory=str(folder)))
     monkeypatch.setattr(mc.MNIST, "mirrors", (bad, good))
     assert_loads(arrays)
     assert cached() == sorted(name + ".gz" for name, *_ in mc.MNIST.files.values())

@@ -81,6 +81,10 @@ def test_every_pair_is_what_it_says(digits, min_iou, merge):
         np.testing.assert_array_equal(pairs["composites"][k], merged)
         np.testing.assert_array_equal(pairs["sources"][k], sources)
         np.testing.assert_array_equal(pairs["labels"][k], labels[index])
+    batch, rows = mc.to_batch(pairs, [3, 1]), [3, 1]
+    for name, of in (("images", "composites"), ("sources", "sources")):
+        np.testing.assert_allclose(batch[name], pairs[of][rows] / 255, rtol=1e-6)
+    assert np.array_equal(batch["labels"], pairs["labels"][rows])
 
 
 def test_placements_and_partners_are_uniform(digits):
@@ -132,14 +136,6 @@ def test_epochs_are_fresh_and_cut_into_chunks_of_whole_batches(digits, monkeypat
     assert not np.array_equal(first, drawn(0, [40, 40, 20], seed=2))
     drawn(0, [60, 40], batch_size=30)
     drawn(0, [70, 30], batch_size=70)
-
-
-def test_to_batch_scales_to_one(digits):
-    pairs = mc.draw_pairs(digits, "train", 5, TINY, "data")
-    batch = mc.to_batch(pairs, np.array([3, 1]))
-    np.testing.assert_allclose(batch["images"], pairs["composites"][[3, 1]] / 255, rtol=1e-6)
-    np.testing.assert_allclose(batch["sources"], pairs["sources"][[3, 1]] / 255, rtol=1e-6)
-    assert np.array_equal(batch["labels"], pairs["labels"][[3, 1]]) and batch["images"].dtype == np.float32
 
 
 # ---------------------------------------------------------------- warped digits
