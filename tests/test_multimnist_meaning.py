@@ -33,11 +33,11 @@ def routing_reference(u_hat, n_iters, normalise=softmax_reference, end=squash_re
     return steps
 
 
-def windows(x, K, stride):
-    """The K x K windows of x (N, H, W, C), one at a time: row, column, window"""
-    for y in range((x.shape[1] - K) // stride + 1):
-        for column in range((x.shape[2] - K) // stride + 1):
-            yield y, column, x[:, stride * y:stride * y + K, stride * column:stride * column + K]
+def by_windows(x, K, stride, of_window):
+    """of_window (N, K, K, C) -> (N, F), of each K x K window of x (N, H, W, C), one at a time"""
+    side = (x.shape[1] - K) // stride + 1
+    return np.array([[of_window(x[:, row:row + K, column:column + K]) for column in stride * np.arange(side)]
+                     for row in stride * np.arange(side)]).transpose(2, 0, 1, 3)
 
 
 def literal(p, x, layers, running=None):
@@ -47,14 +47,10 @@ def literal(p, x, layers, running=None):
     for operation, *options in layers:
         w, b = (p.get(f"{options[0]}_{end}") if options else None for end in "wb")
         if operation == "conv2d":
-            _, K, stride, F = options
+            _, K, stride, _ = options
             if w.shape[:3] == (1, K, K) and x.shape[3] == 1:                            # the first: (1, x, y, F)
                 w = w[0].transpose(1, 0, 2)[:, :, None]
-            side = (x.shape[1] - K) // stride + 1
-            y = np.zeros((len(x), side, side, F))
-            for row, column, window in windows(x, K, stride):
-                y[:, row, column] = np.einsum("nyxc,yxcf->nf", window, w) + (0 if b is None else b)
-            x = y
+            x = by_windows(x, K, stride, lambda part, w=w: np.einsum("nyxc,yxcf->nf", part, w)) + (0 if b is None else b)
         elif operation == "linear":
             x = x @ w + b
         elif operation == "norm":
@@ -63,10 +59,7 @@ def literal(p, x, layers, running=None):
                 running[stem + "_mean"], running[stem + "_var"])
             x = p[stem + "_gamma"] * (x - mean) / np.sqrt(variance + 1e-5) + p[stem + "_beta"]
         elif operation == "pool":
-            y = np.zeros((len(x), x.shape[1] // 2, x.shape[2] // 2, x.shape[3]))
-            for row, column, window in windows(x, 2, 2):
-                y[:, row, column] = window.max((1, 2))
-            x = y
+            x = by_windows(x, 2, 2, lambda part: part.max((1, 2)))
         elif operation == "pad":
             x = np.pad(x, ((0, 0), *((options[0], options[0]),) * 2, (0, 0)))
         elif operation == "keep":

@@ -48,20 +48,11 @@ def test_legal_shift_pairs_by_hand():
     assert len(mc.legal_shift_pairs(360 / 440)) == 877                                      # the bound itself is inside
 
 
-@pytest.mark.parametrize("dy, dx", [(0, 0), (4, -4), (-4, 4), (-1, 3)])
-def test_shift_moves_down_and_right(rng, dy, dx):
-    image = rng.integers(0, 256, (28, 28), dtype=np.uint8)
-    np.testing.assert_array_equal(mc.shift_digits(image[None], np.array([[dy, dx]])), [placed(image, dy, dx)])
-
-
 def test_merges():
     sources = np.array([[[[0, 200, 255]], [[10, 100, 255]]]], np.uint8)
     for merge, composite in (("max", [10, 200, 255]), ("add", [10, 255, 255])):
         merged = mc.merge_sources(sources, merge)
         assert merged.tolist() == [[composite]] and merged.dtype == np.uint8
-    for wrong in ((sources, "mean"), (sources.astype(np.float32), "max")):
-        with pytest.raises(mc.InputError, match="merge must be max or add"):
-            mc.merge_sources(*wrong)
 
 
 # -------------------------------------------------------------- pairs
@@ -231,13 +222,12 @@ def test_pairs_named_after_their_nearest_by_hand():
     assert middle[3, 0] == 100 and middle[3, 4] == 200 and middle.sum() == 300
 
 
-def test_the_pairs_nearest_neighbour_from_the_command_line(digits, monkeypatch, tmp_path, capsys):
+def test_the_pairs_nearest_neighbour_from_the_command_line(digits, monkeypatch, tmp_path):
     path = tmp_path / "r.json"
     monkeypatch.setattr(mc, "load_digits", lambda config: digits)                       # the others take seconds
     monkeypatch.setattr(sys, "argv", f"x --n-known 50 --n-test 20 --digits synthetic --out-json {path}".split())
     bench.main()
-    found, said = json.loads(path.read_text()), capsys.readouterr().out
-    for key, name in (("placed", "as placed"), ("centred", "ink in the middle")):
-        low, high = found[f"nearest_{key}_ci95"]
-        assert low <= found[f"nearest_{key}"] <= high and found[f"nearest_{key}"] <= found[f"nearest_{key}_one"]
-        assert f"{name}: set accuracy {found[f'nearest_{key}']:.4f}" in said
+    found = json.loads(path.read_text())
+    for key in ("nearest_placed", "nearest_centred"):
+        low, high = found[f"{key}_ci95"]
+        assert low <= found[key] <= high and found[key] <= found[f"{key}_one"]
