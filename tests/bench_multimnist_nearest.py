@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """What nearest neighbours name of the first experiment's pairs: a baseline that knows as many as the default network.
 
-    python3 tests/bench_multimnist_nearest.py [--n-known N] [--n-test N] [--seed N] [--digits mnist] [--mnist-dir DIR]
-    [--out-json FILE]
+    python3 tests/bench_multimnist_nearest.py --digits mnist
 
 A test pair is named after that training pair whose pixels are nearest, in Euclidean distance: as the two are placed, or
 with both moved, by whole pixels, so that the centre of their ink lies in the middle.

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """How much the synthetic digits are like handwriting, measured with a small CNN.
 
-    python3 tests/bench_synthetic_digits.py [--digits mnist] [--mnist-dir DIR] [--seed N] [--n-synthetic N]
-    [--n-epochs N] [--out-json FILE]
+    python3 tests/bench_synthetic_digits.py --digits mnist
 
 Real to synthetic: a CNN trained on MNIST's first 55,000 training images reads 10,000 synthetic digits. Synthetic to
 real: the same CNN trained on synthetic digits alone reads MNIST's 10,000 test images. The CNN: 5x5 stride 2, 16
@@ -37,11 +36,10 @@ def cnn_forward(params, images):
 
 def cnn_grads(params, images, labels):
     """Cross-entropy, mean over the batch -> grads"""
-    logits, caches = cnn_forward(params, images)
+    (logits, caches), grads = cnn_forward(params, images), {}
     dlogits = np.exp(logits - logits.max(1, keepdims=True))
     dlogits /= dlogits.sum(1, keepdims=True)
     dlogits[np.arange(len(labels)), labels] -= 1
-    grads = {}
     capsnet.layers_backward(dlogits / np.float32(len(labels)), caches, LAYERS, grads, need_dx=False)
     return grads
 
@@ -64,27 +62,18 @@ def train_cnn(images, labels, n_epochs, seed):
 
 
 def accuracy(params, images, labels):
+    """-> the share of images named right, its Wilson interval"""
     hits = sum((cnn_forward(params, images[k:k + 500])[0].argmax(1) == labels[k:k + 500]).sum()
                for k in range(0, len(images), 500))
-    return int(hits), len(images)
-
-
-def load_mnist(config):
-    """-> load_digits' dict of MNIST; None if it is not to be had, and need not be"""
-    try:
-        return capsnet.load_digits(capsnet.Config(digits="mnist", mnist_dir=config.mnist_dir))
-    except capsnet.NotAtHand:
-        if config.digits == "mnist":
-            raise
-        return None
+    return hits / len(images), capsnet.wilson_interval(int(hits), len(images))
 
 
 def main():
     parser = capsnet.Parser(__doc__)
     parser.add_argument("--digits", choices=("auto", "mnist"), default="auto", help="mnist: fail where there is none")
     parser.add_argument("--mnist-dir", default="", metavar="DIR", help="as the experiment's")
-    parser.add_argument("--n-synthetic", type=int, default=50000, metavar="N",
-                        help="synthetic digits to train on (default 50000)")
+    parser.add_argument("--n-synthetic", type=int, default=50000, metavar="N", help="digits to train on (default "
+                        "50000)")
     parser.add_argument("--n-epochs", type=int, default=6, metavar="N", help="epochs of each CNN (default 6)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of digits and CNNs (default 0)")
     parser.add_argument("--out-json", default="", metavar="FILE", help="write settings and results to this file")
@@ -93,26 +82,27 @@ def main():
         raise capsnet.InputError(f"--n-synthetic {args.n_synthetic}: must be at least {BATCH}")
     config = capsnet.Config(**{name: value for name, value in vars(args).items() if name != "n_synthetic"})
     capsnet.check_options(config)
-    mnist = load_mnist(config)
+    try:
+        mnist = capsnet.load_digits(capsnet.Config(digits="mnist", mnist_dir=config.mnist_dir))
+    except capsnet.NotAtHand:
+        if config.digits == "mnist":
+            raise
+        mnist = None
     start = time.perf_counter()
     digits = capsnet.synthesize_digits(args.n_synthetic, args.seed)[:2]
     speed = args.n_synthetic / (time.perf_counter() - start)
     print(f"{speed:.0f} synthetic digits/s")
     unseen = capsnet.synthesize_digits(max(args.n_synthetic // 5, 100), args.seed + 1)[:2]
     found = dict.fromkeys(("synthetic_reads_mnist", "mnist_reads_mnist", "mnist_reads_synthetic"))
-
-    def measure(key, claim, reader, digits):
-        hits, n = accuracy(reader, *digits)
-        low, high = found[key + "_ci95"] = capsnet.wilson_interval(hits, n)
-        found[key] = hits / n
-        print(f"{claim}: {hits / n:.4f}, 95% interval [{low:.4f}, {high:.4f}]", flush=True)
-    reader = train_cnn(*digits, args.n_epochs, args.seed)
-    measure("synthetic_reads_synthetic", "trained on synthetic digits, reads new synthetic digits", reader, unseen)
-    if mnist:
-        measure("synthetic_reads_mnist", "trained on synthetic digits, reads the MNIST test set", reader, mnist["test"])
-        reader = train_cnn(*mnist["train"], args.n_epochs, args.seed)
-        measure("mnist_reads_mnist", "trained on MNIST, reads the MNIST test set", reader, mnist["test"])
-        measure("mnist_reads_synthetic", "trained on MNIST, reads synthetic digits", reader, unseen)
+    tests = {"synthetic": unseen} | ({"mnist": mnist["test"]} if mnist else {})
+    for name, known in (("synthetic", digits), *([("mnist", mnist["train"])] if mnist else [])):
+        reader = train_cnn(*known, args.n_epochs, args.seed)
+        for read, those in tests.items():
+            key = f"{name}_reads_{read}"
+            found[key], (low, high) = accuracy(reader, *those)
+            found[key + "_ci95"] = low, high
+            print(f"trained on {name} digits, reads {read} ones: {found[key]:.4f}, 95% interval [{low:.4f}, {high:.4f}]",
+                  flush=True)
     if args.out_json:
         bench = {"n_synthetic": args.n_synthetic, "n_unseen": len(unseen[0]), "n_epochs": args.n_epochs}
         trained = {"source": "mnist" if mnist else "synthetic", "epochs": [], "seconds": 0.0, "steps": 0}
