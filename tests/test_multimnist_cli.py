@@ -1,7 +1,6 @@
 """The command lines: end to end at toy size, offline; what the user gets wrong is one line and exit code 2."""
 import json
 import sys
-from types import SimpleNamespace
 
 import multimnist_capsnet as mc
 
@@ -41,11 +40,11 @@ def call(script, *flags):
 
 @pytest.fixture(scope="module")
 def toy_run(tmp_path_factory):
-    """The experiment at toy size -> its results and files"""
+    """The experiment at toy size -> the folder of its results, its checkpoint and its weights"""
     folder = tmp_path_factory.mktemp("run")
-    out, checkpoint, weights = folder / "out.json", folder / "run.npz", folder / "net.npz"
-    assert call(mc, *TOY, "--quiet", "--out-json", out, "--checkpoint", checkpoint, "--out-weights", weights) == 0
-    return SimpleNamespace(results=json.loads(out.read_text()), checkpoint=checkpoint, weights=weights)
+    assert call(mc, *TOY, "--quiet", "--out-json", folder / "out.json", "--checkpoint", folder / "run.npz",
+                "--out-weights", folder / "net.npz") == 0
+    return folder
 
 
 @pytest.fixture
@@ -75,8 +74,6 @@ def untrained(config):
     return params | mc.init_state(params), {"source": "synthetic", "epochs": [], "seconds": 0.0, "steps": 0}
 
 
-# ---------------------------------------------------------------- end to end
-
 def test_the_experiment_in_a_process_of_its_own(run_script, tmp_path):
     done = run_script(f"{mc.__name__}.py", *TOY, "--out-json", tmp_path / "x.json")
     assert done.returncode == 0 and done.stderr == "" and list(json.loads((tmp_path / "x.json").read_text())) == KEYS
@@ -85,7 +82,7 @@ def test_the_experiment_in_a_process_of_its_own(run_script, tmp_path):
 
 def test_a_network_that_is_loaded_gives_its_results_again(toy_run, cli, tmp_path):
     """From its checkpoint and, nearly, from its float16 weights; what may differ from its training changes its test"""
-    results = toy_run.results
+    results = json.loads((toy_run / "out.json").read_text())
     assert list(results) == KEYS and results["history"]["epoch"] == [1] and results["source"] == "synthetic"
     assert results["test_hits"] == 64 * results["test_set_accuracy"] and results["config"]["conv3_channels"] == 8
 
@@ -93,12 +90,12 @@ def test_a_network_that_is_loaded_gives_its_results_again(toy_run, cli, tmp_path
         code, out, err = cli("--load", *flags, "--digits", "synthetic", "--n-test", 64, "--out-json", "x.json")
         assert (code, err) == (0, "") and "epoch" not in out and "test pairs" in out
         return json.loads((tmp_path / "x.json").read_text())
-    found, half = load(toy_run.checkpoint), load(toy_run.weights)
+    found, half = load(toy_run / "run.npz"), load(toy_run / "net.npz")
     assert list(found) == [*KEYS, "loaded"] and found["loaded"]["file"] == "run.npz" and found["history"] == {}
     same = [key for key in KEYS if key.startswith(("test", "base", "n_", "hit", "seconds"))]
     assert {key: found[key] for key in same} == {key: results[key] for key in same}
     assert half["test_recon_mse"] == pytest.approx(found["test_recon_mse"], rel=1e-3)
-    other = load(toy_run.weights, "--seed", 5, "--min-iou", 0)
+    other = load(toy_run / "net.npz", "--seed", 5, "--min-iou", 0)
     assert (other["config"]["seed"], other["config"]["min_iou"], other["loaded"]["trained_seed"]) == (5, 0, 0)
     assert other["test_recon_mse"] != half["test_recon_mse"]
 
@@ -120,7 +117,7 @@ def assert_pngs(folder, names):
 
 def test_all_figures_end_to_end(toy_run, alone, tmp_path):
     outdir, out = tmp_path / "new" / "viz", tmp_path / "x.json"
-    alone(viz, "--load", toy_run.checkpoint, "--outdir", outdir, "--n-test", 64, "--seed", 3, "--out-json", out)
+    alone(viz, "--load", toy_run / "run.npz", "--outdir", outdir, "--n-test", 64, "--seed", 3, "--out-json", out)
     assert_pngs(outdir, viz.FIGURES)
     assert len((outdir / viz.QUIZ_ANSWERS).read_text().splitlines()) == 1 + 64
     found = json.loads(out.read_text())
@@ -135,7 +132,7 @@ def test_one_figure_after_training_and_a_picture_of_ones_own(cli, toy_run, tmp_p
     page = np.full((120, 160), 230, np.uint8)
     page[30:90, 60:68] = page[50:58, 50:90] = 20
     imageio.imwrite(tmp_path / "page.png", page)
-    code, out, err = cli("--load", toy_run.checkpoint, "--image", "page.png", "--outdir", "out", script=viz)
+    code, out, err = cli("--load", toy_run / "run.npz", "--image", "page.png", "--outdir", "out", script=viz)
     assert (code, err) == (0, "") and "lengths" in out
     assert_pngs(tmp_path / "out", ["page_digits"])
 
@@ -153,11 +150,11 @@ def test_disentanglement_from_the_command_line(cli, monkeypatch, tmp_path):
 
 def test_the_film_has_a_frame_per_snapshot_and_does_not_change_the_run(toy_run, alone, tmp_path):
     out, checkpoint = tmp_path / "toy.gif", tmp_path / "run.npz"
-    alone(gif, *TOY, "--out", out, "--snapshot-every", 3, "--checkpoint", checkpoint, "--load", toy_run.checkpoint)
+    alone(gif, *TOY, "--out", out, "--snapshot-every", 3, "--checkpoint", checkpoint, "--load", toy_run / "run.npz")
     frames = imageio.imread(out)
     assert len(frames) == 4 and not np.array_equal(frames[0], frames[2])             # steps 0, 3 and 4, and the ending
     assert not np.array_equal(frames[2], frames[3])
-    ours, theirs = mc.load_network(checkpoint), mc.load_network(toy_run.checkpoint)
+    ours, theirs = mc.load_network(checkpoint), mc.load_network(toy_run / "run.npz")
     for group in mc.CHECKPOINT:
         assert_same(getattr(ours, group), getattr(theirs, group))
 
@@ -197,8 +194,8 @@ BAD = [                            # script, flags, what the line names
 @pytest.mark.parametrize("script, flags, named", BAD, ids=[f"{script.__name__[:3]} {flags}" for script, flags, _ in BAD])
 def test_bad_input_is_one_line_and_leaves_no_file(cli, toy_run, tmp_path, script, flags, named):
     (tmp_path / "folder").mkdir()
-    (tmp_path / "run.npz").write_bytes(toy_run.checkpoint.read_bytes())
-    (tmp_path / "torn.npz").write_bytes(toy_run.checkpoint.read_bytes()[:5000])
+    (tmp_path / "run.npz").write_bytes((toy_run / "run.npz").read_bytes())
+    (tmp_path / "torn.npz").write_bytes((toy_run / "run.npz").read_bytes()[:5000])
     (tmp_path / "page.png").write_bytes(b"hello")
     params, history = untrained(CNN)
     mc.save_weights("cnn.npz", CNN, params, history)

@@ -13,9 +13,6 @@ from conftest import TINY
 
 import visualize_multimnist_capsnet as viz
 
-# ---------------------------------------------------------------- disentanglement
-
-
 def test_r2_is_one_for_what_is_linear_in_each_class_and_zero_for_noise_and_for_the_class():
     rng, sizes, n = np.random.default_rng(0), (600, 200, 400), 1200
     digits, features = rng.integers(0, 10, n), rng.standard_normal((n, 5))
@@ -51,8 +48,6 @@ def test_networks_to_probe_differ_in_what_they_say(digits):
     features = viz.probed({"v": v}, pairs["labels"])
     np.testing.assert_array_equal(features[7], v[3, pairs["labels"][3, 1]])
 
-
-# ---------------------------------------------------------------- errors and routing, in numbers
 
 def run_of(pairs, lengths):
     """A Run of figures, of an untrained network that is told how long its capsules are"""
@@ -108,8 +103,6 @@ def test_routing_findings_by_hand(digits):
     run.params["W"] *= 30
     assert viz.routing_findings(run, lengths)["entropy"][1] < np.log(10)
 
-
-# ---------------------------------------------------------------- a picture of one's own
 
 def written(dark=True, size=(150, 210), noise=0.0, tilt=0.0):
     """A cross of two strokes, 60 px high and 40 wide, at (40, 70), on paper under slanting light -> gray levels"""

@@ -12,9 +12,6 @@ from test_multimnist_meaning import AS_IT_IS, SIGMOID, terms_reference
 
 N, I, J, D, E = 2, 3, 4, 5, 6
 
-# -------------------------------------------------------------- capsules and losses
-
-
 def routed(n_iters, size=1.5, **variant):
     return partial(mc.routing_forward, n_iters=n_iters, **variant), mc.routing_backward, size * normal(N, J, I, D)
 
@@ -51,8 +48,6 @@ def test_losses():
     check_loss(mc.sigmoid_cross_entropy, 3 * normal(2, 4), np.array([[1.0, 0, 1, 0], [0, 1, 0, 1]]))
 
 
-# -------------------------------------------------------------- whole networks
-
 @pytest.mark.parametrize("name, n_iters", [("paper", 1), ("paper", 2), *((name, 3) for name in NETWORKS)])
 def test_gradient_of_the_whole_network(digits, name, n_iters):
     config = NETWORKS[name]
@@ -75,8 +70,6 @@ def test_gradient_of_the_whole_network(digits, name, n_iters):
     for key, g in grads.items():
         np.testing.assert_allclose(part[key], g / 4, rtol=1e-9, atol=1e-12 * np.abs(g).max(), err_msg=key)
 
-
-# -------------------------------------------------------------- purity and dtypes
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_results_depend_on_no_buffers_and_leave_inputs_as_they_were(digits, name):
