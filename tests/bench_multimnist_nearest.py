@@ -54,7 +54,6 @@ def main():
     parser = capsnet.Parser(__doc__)
     parser.add_argument("--n-known", type=int, default=72000, metavar="N", help="known pairs (default 72000)")
     parser.add_argument("--n-test", type=int, default=10000, metavar="N", help="test pairs (default 10000)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the pairs (default 0)")
     parser.add_argument("--digits", choices=("auto", "mnist", "synthetic"), default="auto", help="as the experiment's")
     parser.add_argument("--mnist-dir", default="", metavar="DIR", help="as the experiment's")
     parser.add_argument("--out-json", default="", metavar="FILE", help="write settings and results to this file")

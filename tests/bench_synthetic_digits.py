@@ -75,7 +75,6 @@ def main():
     parser.add_argument("--n-synthetic", type=int, default=50000, metavar="N", help="digits to train on (default "
                         "50000)")
     parser.add_argument("--n-epochs", type=int, default=6, metavar="N", help="epochs of each CNN (default 6)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of digits and CNNs (default 0)")
     parser.add_argument("--out-json", default="", metavar="FILE", help="write settings and results to this file")
     args = parser.parse_args()
     if args.n_synthetic < BATCH:
@@ -89,20 +88,20 @@ def main():
             raise
         mnist = None
     start = time.perf_counter()
-    digits = capsnet.synthesize_digits(args.n_synthetic, args.seed)[:2]
+    digits = capsnet.synthesize_digits(args.n_synthetic, config.seed)[:2]
     speed = args.n_synthetic / (time.perf_counter() - start)
     print(f"{speed:.0f} synthetic digits/s")
-    unseen = capsnet.synthesize_digits(max(args.n_synthetic // 5, 100), args.seed + 1)[:2]
+    unseen = capsnet.synthesize_digits(max(args.n_synthetic // 5, 100), config.seed + 1)[:2]
     found = dict.fromkeys(("synthetic_reads_mnist", "mnist_reads_mnist", "mnist_reads_synthetic"))
     tests = {"synthetic": unseen} | ({"mnist": mnist["test"]} if mnist else {})
     for name, known in (("synthetic", digits), *([("mnist", mnist["train"])] if mnist else [])):
-        reader = train_cnn(*known, args.n_epochs, args.seed)
+        reader = train_cnn(*known, args.n_epochs, config.seed)
         for read, those in tests.items():
             key = f"{name}_reads_{read}"
             found[key], (low, high) = accuracy(reader, *those)
             found[key + "_ci95"] = low, high
-            print(f"trained on {name} digits, reads {read} ones: {found[key]:.4f}, 95% interval [{low:.4f}, {high:.4f}]",
-                  flush=True)
+            print(f"trained on {name} digits, reads {read} digits: {found[key]:.4f}, 95% interval [{low:.4f}, "
+                  f"{high:.4f}]", flush=True)
     if args.out_json:
         bench = {"n_synthetic": args.n_synthetic, "n_unseen": len(unseen[0]), "n_epochs": args.n_epochs}
         trained = {"source": "mnist" if mnist else "synthetic", "epochs": [], "seconds": 0.0, "steps": 0}

@@ -178,7 +178,7 @@ def test_a_picture_is_read_in_whatever_form(picture):
 
 NOISE = np.random.default_rng(0)
 NO_INK = {"white": np.full((80, 80), 255), "light falling off": np.tile(np.arange(60, 240), (80, 1)),
-          "noise": (200 + 8 * NOISE.standard_normal((80, 80))).clip(0, 255), "static": NOISE.integers(0, 256, (80, 80))}
+          "noise": 200 + 8 * NOISE.standard_normal((80, 80)), "static": NOISE.integers(0, 256, (80, 80))}
 BROKEN = {"cut off": lambda raw: raw[:len(raw) // 2], "empty": lambda raw: b"", "text": lambda raw: b"hello\n" * 9,
           "changed": lambda raw: raw[:60] + b"????" + raw[64:]}
 
@@ -186,7 +186,7 @@ BROKEN = {"cut off": lambda raw: raw[:len(raw) // 2], "empty": lambda raw: b"", 
 @pytest.mark.parametrize("name", [*NO_INK, *BROKEN, "tiny", "missing", "a folder"])
 def test_what_holds_no_ink_or_is_no_picture_is_refused_by_name_in_one_line(picture, tmp_path, name):
     good = np.round(written(noise=0.02)[0] * 255).astype(np.uint8)
-    path = picture(NO_INK.get(name, good[:4, :9] if name == "tiny" else good).astype(np.uint8))
+    path = picture(NO_INK.get(name, good[:4, :9] if name == "tiny" else good).clip(0, 255).astype(np.uint8))
     if name in BROKEN:
         path.write_bytes(BROKEN[name](path.read_bytes()))
     path = {"missing": tmp_path / "none.png", "a folder": tmp_path}.get(name, path)

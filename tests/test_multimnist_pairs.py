@@ -52,7 +52,6 @@ def test_legal_shift_pairs_by_hand():
 
 @pytest.mark.parametrize("min_iou, merge", [(0.8, "max"), (0, "add"), (1, "max")])
 def test_every_pair_is_what_it_says(digits, min_iou, merge):
-    """Placed and merged pixel by pixel, of which some add up to more than 255"""
     images, labels = digits["train"]
     pairs = mc.generate_multimnist(images, labels, 300, np.random.default_rng(0), min_iou, merge)
     assert {name: (a.shape, a.dtype) for name, a in pairs.items()} == {
