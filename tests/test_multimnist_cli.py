@@ -68,12 +68,6 @@ def alone(run_script):
     return run
 
 
-def untrained(config):
-    """What train returns, without training"""
-    params = mc.init_params(config)
-    return params | mc.init_state(params), {"source": "synthetic", "epochs": [], "seconds": 0.0, "steps": 0}
-
-
 def test_the_experiment_in_a_process_of_its_own(run_script, tmp_path):
     done = run_script(f"{mc.__name__}.py", *TOY, "--out-json", tmp_path / "x.json")
     assert done.returncode == 0 and done.stderr == "" and list(json.loads((tmp_path / "x.json").read_text())) == KEYS
@@ -125,27 +119,13 @@ def test_all_figures_end_to_end(toy_run, alone, tmp_path):
     assert (found["config"]["seed"], found["loaded"]["trained_seed"]) == (3, 0)
 
 
-def test_one_figure_after_training_and_a_picture_of_ones_own(cli, toy_run, tmp_path):
-    code, _, err = cli(*TOY, "--outdir", "viz", "--only", "errors", script=viz)
-    assert (code, err) == (0, "")
-    assert_pngs(tmp_path / "viz", ["errors"])
+def test_a_picture_of_ones_own(cli, toy_run, tmp_path):
     page = np.full((120, 160), 230, np.uint8)
     page[30:90, 60:68] = page[50:58, 50:90] = 20
     imageio.imwrite(tmp_path / "page.png", page)
     code, out, err = cli("--load", toy_run / "run.npz", "--image", "page.png", "--outdir", "out", script=viz)
     assert (code, err) == (0, "") and "lengths" in out
     assert_pngs(tmp_path / "out", ["page_digits"])
-
-
-def test_disentanglement_from_the_command_line(cli, monkeypatch, tmp_path):
-    monkeypatch.setattr(mc, "train", untrained)
-    monkeypatch.setattr(viz, "linear_r2", lambda features, factors, *_: np.full(factors.shape[1], features.shape[1]))
-    code, out, err = cli(*TOY, "--n-test", 200, "--only", "disentanglement", "--n-seeds", 1, "--out-json", "x.json",
-                         "--outdir", "viz", script=viz)
-    assert (code, err) == (0, "") and "stroke" in out
-    r2 = json.loads((tmp_path / "x.json").read_text())["r2"]
-    assert list(r2)[3:] == ["CNN, last hidden layer", "raw pixels"] and r2["capsule"] == [16] * 7
-    assert_pngs(tmp_path / "viz", ["disentanglement"])
 
 
 def test_the_film_has_a_frame_per_snapshot_and_does_not_change_the_run(toy_run, alone, tmp_path):
@@ -177,7 +157,7 @@ BAD = [                            # script, flags, what the line names
     *((viz, flags, named) for flags, named in (
         (f"{PLAIN} --model cnn", "--model cnn"), ("--load cnn.npz", "--load: holds a CNN"),
         (f"{LOADED} --n-test 100001", "--n-test 100001"), (f"{LOADED} --outdir /dev/null/x", "/dev/null/x"),
-        (f"{LOADED} --only nothing", "--only"), (f"{LOADED} --n-seeds 2", "--n-seeds 2"),
+        (f"{LOADED} --n-seeds 2", "--n-seeds 2"),
         (f"{PROBED} --load run.npz --digits synthetic", "--load"), (f"{PROBED} --out-json x.json", "one seed"),
         (f"{PROBED} --n-seeds 0", "--n-seeds 0"), (f"{PROBED} --n-test 64", "--n-test 64"),
         (f"{PROBED} --min-iou 0.5", "--min-iou"), ("--image none.png", "none.png: no such file"),
@@ -197,8 +177,8 @@ def test_bad_input_is_one_line_and_leaves_no_file(cli, toy_run, tmp_path, script
     (tmp_path / "run.npz").write_bytes((toy_run / "run.npz").read_bytes())
     (tmp_path / "torn.npz").write_bytes((toy_run / "run.npz").read_bytes()[:5000])
     (tmp_path / "page.png").write_bytes(b"hello")
-    params, history = untrained(CNN)
-    mc.save_weights("cnn.npz", CNN, params, history)
+    params, history = mc.init_params(CNN), {"source": "synthetic", "epochs": [], "seconds": 0.0, "steps": 0}
+    mc.save_weights("cnn.npz", CNN, params | mc.init_state(params), history)
     before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
     code, _, stderr = cli(*flags.split(), script=script)
     assert code == 2 and stderr.startswith("error: ") and named in stderr, stderr

@@ -17,9 +17,7 @@ import numpy as np
 import pytest
 from conftest import DEAD, TINY
 
-
-def silent(*_, **__):
-    pass
+SILENT = mc.Progress(quiet=True).say
 
 
 @pytest.fixture
@@ -48,7 +46,7 @@ def gzip_all(folder):
 
 def assert_loads(arrays, mnist_dir=""):
     """The last of the training images are for validation"""
-    loaded = mc.load_digits(mc.Config(digits="mnist", mnist_dir=str(mnist_dir)), silent)
+    loaded = mc.load_digits(mc.Config(digits="mnist", mnist_dir=str(mnist_dir)), SILENT)
     assert loaded.pop("source") == "mnist" and list(loaded) == ["train", "val", "test"]
     for split, of, rows in (("train", "train", slice(0, 4)), ("val", "train", slice(4, 6)), ("test", "test", slice(4))):
         for array, kind in zip(loaded[split], ("images", "labels")):
@@ -110,7 +108,7 @@ def test_a_damaged_file_is_named_and_never_replaced(mnist, damage, where, monkey
     harm(folder / ("train-images-idx3-ubyte" + ".gz" * gzipped))
     for digits in ("mnist", "auto"):
         with pytest.raises(mc.InputError, match=message) as error:
-            mc.load_digits(mc.Config(digits=digits, mnist_dir=str(folder) if where == "folder" else ""), silent)
+            mc.load_digits(mc.Config(digits=digits, mnist_dir=str(folder) if where == "folder" else ""), SILENT)
         assert "train-images-idx3-ubyte" in str(error.value) and "\n" not in str(error.value)
         assert not isinstance(error.value, mc.NotAtHand)
 
@@ -161,7 +159,7 @@ def test_a_mirror_without_mnist_is_passed_over_and_alone_is_as_no_network(mnist,
         assert [len(digits[split][1]) for split in ("train", "val", "test")] == [4, 3, 2] and (out == "") == quiet
     said = "could not download train-images-idx3-ubyte.gz.*--mnist-dir.*--digits synthetic"
     with pytest.raises(mc.NotAtHand, match=said) as error:
-        mc.load_digits(mc.Config(digits="mnist"), silent)
+        mc.load_digits(mc.Config(digits="mnist"), SILENT)
     assert "\n" not in str(error.value) and cached() == []
     folder, arrays = mnist
     gzip_all(folder)

@@ -2,7 +2,6 @@
 of a picture, and how sure its answer is."""
 import dataclasses
 import re
-from types import SimpleNamespace
 
 import multimnist_capsnet as mc
 
@@ -12,6 +11,7 @@ import pytest
 from conftest import TINY
 
 import visualize_multimnist_capsnet as viz
+
 
 def test_r2_is_one_for_what_is_linear_in_each_class_and_zero_for_noise_and_for_the_class():
     rng, sizes, n = np.random.default_rng(0), (600, 200, 400), 1200
@@ -165,7 +165,7 @@ def test_a_picture_is_read_in_whatever_form(picture):
     gray, _ = written()
     levels = np.round(gray * 255).astype(np.uint8)
     for pixels, white in ((levels, 255), (levels[..., None].repeat(3, -1), 255),
-                          (levels.astype(np.uint16) * 257, levels.max())):                # 16 bits: the largest is white
+                          (levels.astype(np.uint16) * 257, levels.max())):               # 16 bits: the largest is white
         np.testing.assert_allclose(viz.read_picture(picture(pixels)), levels / white, atol=1e-6)
     np.testing.assert_allclose(viz.read_picture(picture(levels, "x.jpg")), levels / 255, atol=0.2)
     for shade, white in ((0, 1), (255, 0)):                                             # dark, so on white; and light

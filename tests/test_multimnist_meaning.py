@@ -209,8 +209,6 @@ def test_every_network_against_a_literal_one(digits, name, n_iters, rng):
             assert np.ptp(value) > 1e-6
     terms, _, found = mc.loss_and_grads(params, batch, config)
     assert terms == pytest.approx(terms_reference(expected, batch, config), rel=1e-8) and found.keys() == state.keys()
-    half, grads, _ = mc.loss_and_grads(params, batch, config, batch_fraction=0.5)
-    assert half == pytest.approx({key: term / (1 if key == "hits" else 2) for key, term in terms.items()}, rel=1e-12)
 
 
 def test_training_masks_by_the_labels_and_inference_by_the_two_longest(digits, params64, batch64):
@@ -267,8 +265,7 @@ def test_initial_weights_have_the_variance_their_fan_in_asks_for():
     caps, cnn = mc.init_params(mc.Config(preset="classic")), mc.init_params(mc.Config(model="cnn"))
     for params, name, std in ((caps, "conv1_w", (2 / 81) ** 0.5), (caps, "primary_w", (1 / (81 * 32)) ** 0.5),
                               (caps, "W", (0.01 / 8) ** 0.5), (caps, "dec1_w", (2 / 16) ** 0.5),
-                              (caps, "dec2_w", (2 / 256) ** 0.5), (caps, "dec3_w", (1 / 512) ** 0.5),
-                              (cnn, "conv2_w", (2 / 144) ** 0.5), (cnn, "fc1_w", (2 / 2048) ** 0.5),
+                              (caps, "dec3_w", (1 / 512) ** 0.5), (cnn, "fc1_w", (2 / 2048) ** 0.5),
                               (cnn, "fc2_w", (1 / cnn["fc2_w"].shape[0]) ** 0.5)):
         assert params[name].std() == pytest.approx(std, rel=0.06) and abs(params[name].mean()) < std / 15
     for params in (caps, cnn):
@@ -281,12 +278,8 @@ def test_loss_at_initialisation_is_that_of_short_capsules_and_gray_images(digits
     val, params = mc.draw_pairs(digits, "val", 32, config, "evaluation", 0), mc.init_params(config)
     with mc.Runner(1) as runner:
         actual = mc.evaluate(params, [val], config, runner)
-        cnn = dataclasses.replace(CNN, norm="batch")
-        answered = mc.init_params(cnn)
-        undecided = mc.evaluate(answered | mc.init_state(answered), [val], cnn, runner)
     gray = np.square(val["sources"] / 255 - 0.5).sum() / 32
     assert actual["recon"] == pytest.approx(gray, rel=0.02) and 1.3 < actual["margin"] < 1.62
-    assert undecided["cross_entropy"] == pytest.approx(10 * np.log(2), rel=0.3)
 
 
 # -------------------------------------------------------------- evaluation

@@ -28,8 +28,6 @@ def placed(image, dy, dx):
     return canvas
 
 
-# -------------------------------------------------------------- placements
-
 @pytest.mark.parametrize("shifts, iou", [(((0, 0), (0, 0)), 1), (((-4, 4), (-4, 4)), 1), (((0, 0), (0, 1)), 380 / 420),
                                          (((1, 0), (0, 1)), 361 / 439), (((2, 0), (0, 0)), 360 / 440),
                                          (((0, 1), (2, 0)), 342 / 458), (((-4, -4), (4, 4)), 144 / 656)])
@@ -47,8 +45,6 @@ def test_legal_shift_pairs_by_hand():
     assert len(mc.legal_shift_pairs(1)) == 81 and mc.box_iou(legal).min() == pytest.approx(360 / 440)
     assert len(mc.legal_shift_pairs(360 / 440)) == 877                                      # the bound itself is inside
 
-
-# -------------------------------------------------------------- pairs
 
 @pytest.mark.parametrize("min_iou, merge", [(0.8, "max"), (0, "add"), (1, "max")])
 def test_every_pair_is_what_it_says(digits, min_iou, merge):
@@ -102,7 +98,7 @@ def test_pairs_depend_on_seed_and_key_and_not_on_how_many_are_drawn(digits, monk
     val, = mc.validation_pairs(digits, TINY)
     assert np.array_equal(val["index"], mc.draw_pairs(digits, "val", TINY.n_val, TINY, "evaluation", 0)["index"])
     plain = dataclasses.replace(TINY, min_iou=0.0, merge="add", warp=2.0)
-    pairs = mc.draw_pairs(digits, "test", 60, plain, "evaluation", 1)                   # what is looked at is not warped
+    pairs = mc.draw_pairs(digits, "test", 60, plain, "evaluation", 1)                   # not warped
     assert mc.box_iou(pairs["shifts"]).min() < 0.5 and np.isin(pairs["sources"], digits["test"][0]).all()
     assert np.array_equal(pairs["composites"], pairs["sources"].sum(1, dtype=int).clip(max=255))
 
@@ -120,8 +116,6 @@ def test_epochs_are_fresh_and_cut_into_chunks_of_whole_batches(digits, monkeypat
     drawn(0, [60, 40], batch_size=30)
     drawn(0, [70, 30], batch_size=70)
 
-
-# ---------------------------------------------------------------- warped digits
 
 IDENTITY = np.eye(2)[None]
 
@@ -196,8 +190,6 @@ def test_training_digits_are_warped_each_drawn_one_anew(digits):
     assert changed.all() and 0.6 < ink.min() and ink.max() < 1.7
     assert np.array_equal(warped["composites"], warped["sources"].max(1))
 
-
-# -------------------------------------------------------------- the nearest neighbour beside the networks
 
 def test_pairs_named_after_their_nearest_by_hand():
     """Four known pairs, each a point of light; of five test pairs two are named whole, one in the other order, of two
