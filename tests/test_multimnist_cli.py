@@ -95,12 +95,9 @@ def test_a_network_that_is_loaded_gives_its_results_again(toy_run, cli, tmp_path
 
 
 def test_the_cnn_end_to_end(cli, tmp_path):
-    flags = [*TOY, "--model", "cnn", "--quiet", "--checkpoint", "cnn.npz"]
-    assert cli(*flags, "--out-json", "a.json") == (0, "", "")
-    assert cli(*flags, "--resume", "--threads", 1, "--out-json", "b.json") == (0, "", "")
-    a, b = (json.loads((tmp_path / name).read_text()) for name in ("a.json", "b.json"))
-    assert list(a) == KEYS and a["test_recon_mse"] is None and "train_cross_entropy" in a["history"]
-    assert {key: a[key] for key in KEYS[3:11]} == {key: b[key] for key in KEYS[3:11]}
+    assert cli(*TOY, "--model", "cnn", "--quiet", "--out-json", "x.json") == (0, "", "")
+    found = json.loads((tmp_path / "x.json").read_text())
+    assert list(found) == KEYS and found["test_recon_mse"] is None and "train_cross_entropy" in found["history"]
 
 
 def assert_pngs(folder, names):

@@ -72,21 +72,15 @@ def flip(path, at):
     path.write_bytes(raw)
 
 
-def become_folder(path):
-    path.unlink()
-    path.mkdir()
-
-
 DAMAGES = {  # what happens to the gzipped or raw training images -> what the message says
-    "missing": (False, Path.unlink, "missing"), "unreadable": (False, become_folder, "cannot be read"),
+    "missing": (False, Path.unlink, "missing"),
+    "unreadable": (False, lambda p: (p.unlink(), p.mkdir()), "cannot be read"),
     "empty": (False, lambda p: p.write_bytes(b""), "magic number missing"),
     "truncated": (False, lambda p: p.write_bytes(p.read_bytes()[:-9]), "bytes"),
-    "too long": (False, lambda p: p.write_bytes(p.read_bytes() + b"x"), "bytes"),
     "wrong magic": (False, lambda p: flip(p, 3), "magic number 2055, not 2051"),
     "wrong shape": (False, lambda p: flip(p, 7), "shape"),
     "bit flipped": (False, lambda p: flip(p, 999), "SHA-256"),
     "gz truncated": (True, lambda p: p.write_bytes(p.read_bytes()[:-99]), "gzip"),
-    "gz stub": (True, lambda p: p.write_bytes(p.read_bytes()[:2]), "gzip"),
     "gz flipped": (True, lambda p: flip(p, p.stat().st_size // 2), "gzip")}
 
 
@@ -221,6 +215,3 @@ def test_how_like_handwriting_they_are_is_measured_from_the_command_line(monkeyp
     low, high = found["synthetic_reads_synthetic_ci95"]
     assert low < found["synthetic_reads_synthetic"] < high and found["synthetic_reads_synthetic"] > 0.2
     assert found["mnist_reads_mnist"] is None and found["bench"]["n_unseen"] == 100
-    monkeypatch.setattr(sys, "argv", ["x", "--n-synthetic", "49"])
-    with pytest.raises(mc.InputError, match="--n-synthetic 49: must be at least 50"):
-        bench.main()

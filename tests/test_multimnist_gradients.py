@@ -49,7 +49,7 @@ def test_losses():
     check_loss(mc.sigmoid_cross_entropy, 3 * normal(2, 4), np.array([[1.0, 0, 1, 0], [0, 1, 0, 1]]))
 
 
-@pytest.mark.parametrize("name, n_iters", [("paper", 1), ("paper", 2), *((name, 3) for name in NETWORKS)])
+@pytest.mark.parametrize("name, n_iters", [("paper", 1), *((name, 3) for name in NETWORKS)])
 def test_gradient_of_the_whole_network(digits, name, n_iters):
     config = NETWORKS[name]
     if config.model == "caps":
@@ -66,7 +66,7 @@ def test_gradient_of_the_whole_network(digits, name, n_iters):
     assert loss(params) == pytest.approx(terms["loss"], rel=1e-12)
     assert all(g.any() and g.shape == params[key].shape for key, g in grads.items())
     check_directions(loss, params, grads, n=1, h=1e-7)
-    check_coordinates(loss, params, grads, n=2, h=1e-6)
+    check_coordinates(loss, params, grads, n=1, h=1e-6)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -98,7 +98,7 @@ def test_dtype_follows_the_inputs_everywhere(digits, name):
 @pytest.mark.parametrize("config, lr, loss", [(TINY, 3e-3, "margin"), (NETWORKS["normalised"], 1e-2, "margin"),
                                               (dataclasses.replace(CNN, conv1_channels=4), 1e-2, "cross_entropy")])
 def test_overfits_8_examples(digits, monkeypatch, config, lr, loss):
-    config = dataclasses.replace(config, n_epochs=80, n_train=8, batch_size=8, n_val=1, lr=lr, warmup=0)
+    config = dataclasses.replace(config, n_epochs=60, n_train=8, batch_size=8, n_val=1, lr=lr, warmup=0)
     always = next(mc.epoch_samples(digits, 0, config))
     monkeypatch.setattr(mc, "epoch_samples", lambda *_: [always])
     _, history = mc.train(config, data=digits)
@@ -106,8 +106,6 @@ def test_overfits_8_examples(digits, monkeypatch, config, lr, loss):
     assert last["train_accuracy"] == 1 and last["train_" + loss] < 0.05 * first["train_" + loss]
     if loss == "margin":
         assert last["train_recon"] < 0.5 * first["train_recon"] and last["val_recon_mse"] > 0
-    else:
-        assert last["train_loss"] == last["train_cross_entropy"] and not any("recon" in name for name in last)
 
 
 class OnlyCounted:

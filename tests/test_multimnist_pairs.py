@@ -151,8 +151,6 @@ def test_resampling_by_hand(rng):
     assert not moved[-1].any() and not moved[:, :2].any()
     turned, = mc.resampled(images, np.array([[[0, 1], [-1, 0]]]), bent(0, 0))
     np.testing.assert_array_equal(turned, np.rot90(image))
-    half, = mc.resampled(images, IDENTITY, bent(0.5, 0))
-    np.testing.assert_allclose(half[:-1], (image[1:].astype(float) + image[:-1]) / 2, atol=0.51)
 
 
 def test_resampling_against_loops(rng):
