@@ -527,8 +527,7 @@ def param_shapes(config):
 def cnn_hidden(config):
     """Units of the CNN's hidden layer with which it has at most as many parameters as the capsule network without its
     decoder"""
-    caps = param_shapes(dataclasses.replace(config, model="caps",
-                                            conv1_channels=PRESETS[config.preset]["conv1_channels"]))
+    caps = param_shapes(Config(preset=config.preset, conv3_channels=config.conv3_channels))
     budget = sum(math.prod(shape) for name, shape in caps.items() if not name.startswith("dec"))
     convs = work_out(trunk(config), CANVAS, 1, rows=True)
     inputs = convs.channels * (convs.side ** 2 if config.cnn_head == "dense" else 1)
@@ -701,6 +700,11 @@ def evaluate(params, chunks, config, runner):
             "any_accuracy": (named >= 1).sum() / n, "right": named == 2,
             "loss": loss + config.recon_weight * recon, name: loss, **redrawn,
             "baseline_recon_mse": (square - 2 * float(np.square(total / (2 * n) / 255).sum())) / per_pixel}
+
+
+def tests_of(params, digits, config, runner):
+    """-> what evaluate finds of the test pairs"""
+    return evaluate(params, stream_pairs(digits, "test", config.n_test, config, "evaluation", 1), config, runner)
 
 
 EPOCH_KEEPS = ("loss", "margin", "cross_entropy", "recon", "recon_mse", "set_accuracy", "any_accuracy")
@@ -1194,9 +1198,8 @@ def check_muon(config):
 
 # TWIN core: the machinery, the same in every experiment --------------------------------------------------------------
 #
-# Primitives and layers; Arena; Adam; Runner; the training run with its checkpoints; statistics; settings, checks and
-# files; progress and command line. It calls these of the experiment: Config, RETIRED, WEIGHTS, SOURCE, FREE,
-# init_params, to_batch, loss_and_grads, forward_rows, take_step.
+# It calls these of the experiment: Config, RETIRED, WEIGHTS, SOURCE, FREE, init_params, to_batch, loss_and_grads,
+# forward_rows, take_step.
 
 SHARD_SIZE = 16                    # samples a worker thread takes at once: fixed, so that sums have one order
 CHUNK = 2048                       # samples drawn or prepared at once: memory does not grow with the data
@@ -2034,31 +2037,23 @@ def check_options(config):
                 raise InputError(f"{flag_of(f.name)} {value}: must be {words} {f.metadata[rule]}")
     if config.resume and not config.checkpoint:
         raise InputError("--resume needs --checkpoint FILE: the file to go on from")
-    check_outputs(config.checkpoint, config.out_json)
+    check_writable(config.checkpoint, config.out_json)
 
 
-def check_outputs(*paths):
+def check_writable(*paths):
     """Fail now, not after an hour of training, if one of the files to write, where it is given, could not be, or would
     be written over by another"""
-    paths = [path for path in paths if path]
+    paths = [Path(os.path.realpath(path)) for path in paths if path]
     for path in paths:
-        check_writable(path)
-    if len({os.path.realpath(path) for path in paths}) < len(paths):
+        if path.exists() and not path.is_file():
+            raise InputError(f"cannot write {path}: it is a folder or a device; give the name of a file")
+        try:
+            with tempfile.TemporaryFile(dir=path.parent):
+                pass
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror} in its folder; choose another") from None
+    if len(set(paths)) < len(paths):
         raise InputError(f"{paths[0]}: would be written twice; give every output a file of its own")
-
-
-def check_writable(path):
-    """Fail now, not after an hour of training, if `path` could not be written"""
-    path = Path(path)
-    if path.exists() and not path.is_file():
-        raise InputError(f"cannot write {path}: it is a folder or a device; give the name of a file")
-    try:
-        descriptor, temporary = tempfile.mkstemp(dir=Path(os.path.realpath(path)).parent)
-        os.close(descriptor)
-        os.unlink(temporary)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror} (folder {path.parent}); create it or choose another"
-                         ) from None
 
 
 def make_outdir(outdir, names):
@@ -2067,8 +2062,7 @@ def make_outdir(outdir, names):
         outdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--outdir {outdir}: cannot be created ({error.strerror}); choose a writable place") from None
-    for name in names:
-        check_writable(outdir / f"{name}.png")
+    check_writable(*(outdir / f"{name}.png" for name in names))
 
 
 def given_of(args):
@@ -2144,7 +2138,7 @@ def digest_of(arrays):
 
 
 def packed(right):
-    """Which answers were right, (n,) bool, as text: eight of them a byte, base64"""
+    """Which answers were right, (n,) bool, as text: eight a byte, base64"""
     return base64.b64encode(np.packbits(right)).decode()
 
 
@@ -2160,11 +2154,6 @@ def result_of(config, params, history, found):
             "ms_per_step": 1e3 * history["seconds"] / max(1, history["steps"]), "peak_rss_mb": peak_rss_mb(),
             "versions": {"python": sys.version.split()[0], "numpy": np.__version__}, "machine": machine(),
             "history": {key: [epochs[k][key] for k in looks] for key in (epochs[0] if epochs else ())}}
-
-
-def history_rows(columns):
-    """A result's history as a list of dicts, as Run has it"""
-    return [dict(zip(columns, row)) for row in zip(*columns.values())]
 
 
 def write_json(path, results):
@@ -2188,15 +2177,11 @@ def write_figure(fig, path, say):
 
 
 def machine():
-    """What else the bits, and the times, depend on: processor, cores, and the kernels that OpenBLAS chose for it"""
-    processor, kernels = platform.processor() or platform.machine(), "unknown"
+    """What the times depend on"""
+    processor = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, IndexError):
-        processor = Path("/proc/cpuinfo").read_text().split("model name")[1].split(":", 1)[1].split("\n")[0].strip()
-    with contextlib.suppress(AttributeError):
-        ask = openblas().scipy_openblas_get_corename64_
-        ask.restype = ctypes.c_char_p
-        kernels = ask().decode()
-    return {"processor": processor, "cores": n_cores(), "blas_kernels": kernels}
+        processor = Path("/proc/cpuinfo").read_text().split("model name")[1].split("\n")[0].strip("\t: ")
+    return {"processor": processor, "cores": n_cores()}
 
 
 def peak_rss_mb():
@@ -2229,8 +2214,7 @@ class Progress:
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong with a command line in one line, as for all other bad input. description: a docstring, of
-    which the first paragraph, and the last, are shown, the latter first: the command to begin with."""
+    """Of a docstring's command line: --help opens with its last paragraph, the command to begin with, and its first"""
 
     def __init__(self, description=""):
         first, *_, last = description.split("\n\n") * 2
@@ -2266,8 +2250,7 @@ def add_load_flag(parser, text):
     parser.add_argument(
         "--load", nargs="?", const=str(WEIGHTS), metavar="FILE",
         help=f"{text} of a file that --checkpoint or --out-weights wrote, without FILE that of weights/{WEIGHTS.name}; "
-        f"of what made it may differ: {', '.join(map(flag_of, FREE))}, hence the test data; and what no training hangs "
-        "on")
+        f"{', '.join(map(flag_of, FREE))}, hence the test data, may be others than those that it was trained with")
 
 
 def add_out_weights_flag(parser):
@@ -2306,14 +2289,14 @@ def main():
     args = parser.parse_args()
     found, config = look_at(args.load, args) if args.load is not None else (None, config_from_args(args))
     check_config(config)
-    check_outputs(config.checkpoint, config.out_json, args.out_weights)
+    check_writable(config.checkpoint, config.out_json, args.out_weights)
     progress = Progress(config.quiet)
     digits = load_digits(config, progress.say)
     params, history = (found.weights, found.history) if found else train(config, data=digits)
     if args.out_weights:
         save_weights(args.out_weights, found.config if found else config, params, history)
     with Runner(config.threads, progress=progress) as runner:
-        test = evaluate(params, stream_pairs(digits, "test", config.n_test, config, "evaluation", 1), config, runner)
+        test = tests_of(params, digits, config, runner)
     report(config, params, history | {"source": digits["source"]}, test, progress.say, found)
 
 

@@ -148,7 +148,7 @@ def about(ledger, experiment, settings):
             of_seeds.setdefault(seeds, []).append(setting)
     where = {seeds: f" ({', '.join(names)})" if len(of_seeds) > 1 else "" for seeds, names in of_seeds.items()}
     said = "; ".join(f"seed{'s' * (',' in seeds)} {seeds}{where[seeds]}" for seeds in of_seeds)
-    machines = sorted({f"{run['machine']['processor']}, {run['machine']['blas_kernels']} kernels, Python "
+    machines = sorted({f"{run['machine']['processor']}, Python "
                        f"{run['versions']['python']}, NumPy {run['versions']['numpy']}{timed_with(run)}"
                        for run in runs})
     old = [setting for setting in settings if (experiment, setting) in ledger.stale]
@@ -644,11 +644,7 @@ TABLES = {
         ("the default, 8 x 6,000 fresh pairs", "main/minute"), ("the default, 12 x 6,000", "main/deep"),
         ("`--preset residual --warp 0.3 --batch-size 64`, 10 x 15,000", "main/middle"),
         ("the long run: the same, 20 x 60,000", "main/residual"),
-        ("the same network, `--views 5`", "main/residual-views"),
         ("the long run with `--min-iou 0 --merge add`, the paper's protocol", "main/paper"),
-        ("the same network, `--views 5`", "main/paper-views"),
-        ("the default, twice the channels from Conv3 on, decoder 512/1024, half its steps, `--warp 0.3`, 16 x 60,000",
-         "main/wide"),
         ("`--muon 0`, 12 x 6,000", "main/adam"), ("`--preset classic`, 12 x 6,000", "main/classic"),
         ("`--norm none --lr 5e-3 --conv1-channels 32 --recon-weight 0.002`, 12 x 6,000", "main/plain"),
         ("the same, 25 x 60,000", "main/long"))),
@@ -681,7 +677,7 @@ TABLES = {
         ("default", "speed/deep"), ("default held to AVX2", "speed/deep-avx2"))),
     "multimnist memory": partial(
         multimnist_memory, steps="speed/deep", paper="speed/paper",
-        whole=("main/classic", "main/deep", "main/residual", "main/paper", "main/wide", "main/long")),
+        whole=("main/classic", "main/deep", "main/residual", "main/paper", "main/long")),
     "multimnist synthetic digits": partial(multimnist_synthetic_digits, setting="synthetic/digits", rows=(
         ("trained on MNIST, reads the MNIST test set", "mnist_reads_mnist"),
         ("trained on MNIST, reads synthetic digits", "mnist_reads_synthetic"),
@@ -785,8 +781,6 @@ VALUES = {
     "deep accuracy": lambda ledger: ledger.mean(MULTI, "main/deep"),
     "plain long accuracy": lambda ledger: ledger.mean(MULTI, "main/long"),
     "paper accuracy": lambda ledger: ledger.mean(MULTI, "main/paper"),
-    "views accuracy": lambda ledger: ledger.mean(MULTI, "main/residual-views"),
-    "paper views accuracy": lambda ledger: ledger.mean(MULTI, "main/paper-views"),
     "long minutes": lambda ledger: ledger.minutes(MULTI, "main/residual"),
     "command seconds": lambda ledger: ledger.plain(MULTI, "speed/command", "seconds_train"),
     "command memory": lambda ledger: ledger.plain(MULTI, "speed/command", "peak_rss_mb"),

@@ -14,6 +14,7 @@ which it was made.
 """
 import argparse
 import concurrent.futures
+import dataclasses
 import functools
 import hashlib
 import importlib
@@ -32,10 +33,8 @@ import numpy as np  # after the experiments, which set the number of BLAS thread
 
 PINS = ROOT / "tests" / "pins.json"
 TOLERANCE = 1e-8
-N_TRAIN = 38                       # steps of 18, 18 and 2 samples: two groups of a normalisation, which has 16
-N_TEST = {"multimnist_capsnet": 64, "affnist_capsnet": 16}                   # of each kind; 32 elsewhere, of two kinds
-TINY = "--n-epochs 2 --batch-size 18 --threads 1 --quiet"
-OF_DIGITS = f"--n-train {N_TRAIN} --n-val 16 --digits synthetic"
+SIZES = {"n_epochs": 2, "n_train": 38, "n_val": 16, "n_test": 24, "batch_size": 18, "threads": 1, "quiet": True,
+         "digits": "synthetic"}    # steps of 18, 18 and 2 samples: two groups of a normalisation, which has 16
 
 
 def tiny_config(experiment, flags):
@@ -43,9 +42,15 @@ def tiny_config(experiment, flags):
     module = modules[experiment]
     parser = module.Parser()
     module.add_config_flags(parser)
-    sizes = "" if "--data shapes" in flags else f"--n-test {N_TEST.get(experiment, 32)}"
-    sizes += "" if experiment == runs.NORB else f" {OF_DIGITS}"
-    return module.config_from_args(parser.parse_args(shlex.split(f"{flags} {TINY} {sizes}")))
+    config = module.config_from_args(parser.parse_args(shlex.split(flags)))
+    kept = [f.name for f in module.options(config) if f.name in SIZES and module.means_something(f, config)]
+    return dataclasses.replace(config, **{name: SIZES[name] for name in kept})
+
+
+def tiny_data(experiment, config):
+    """What train() and tests_of() take for data, drawn here: digits, or views of toys and shapes"""
+    digits = hasattr(modules[experiment], "synthesize_digits")
+    return few_digits(experiment) if digits else few_views(experiment, config)
 
 
 @functools.cache
@@ -56,34 +61,18 @@ def few_digits(experiment):
     return {"source": "synthetic"} | {name: (images[low:high], labels[low:high]) for name, (low, high) in ends.items()}
 
 
-def few_views(config):
-    """load_data's dict of about N_TRAIN training images and 32 of each test set: of whole views, so that few toys are
-    drawn"""
-    module = modules[runs.NORB]
+def few_views(experiment, config):
+    """load_data's dict of few images: of whole views where toys are drawn, so that few are"""
+    module = modules[experiment]
     data = module.choose_images(config)
-    for name in ("train", "familiar", "held_out"):
-        table = data[name]
-        rows = np.ones(len(table["labels"]), bool)
-        if config.data == "shapes":
-            rows[:] = False
-            rows[np.random.default_rng(0).permutation(len(rows))[:N_TRAIN if name == "train" else 32]] = True
-        elif name == "train":
-            rows = module.some_views(table, rows, N_TRAIN)
-        data[name] = {key: array[rows] for key, array in table.items()}
-    data["train"] = {key: array[:N_TRAIN] for key, array in data["train"].items()}
+    for name, n in (("train", SIZES["n_train"]), ("familiar", SIZES["n_test"]), ("held_out", SIZES["n_test"])):
+        rows = np.ones(len(data[name]["labels"]), bool)
+        rows = (module.some_views(data[name], rows, n).nonzero()[0] if config.data == "toys" else
+                np.random.default_rng(0).permutation(len(rows)))
+        data[name] = {key: array[rows[:n]] for key, array in data[name].items()}
     if config.data == "toys":
         module.add_toy_images(data, config.toy_seed, lambda *_, **__: None, 1)
     return data
-
-
-def tests_of(experiment, params, data, config, runner):
-    """What the experiment's evaluation finds on its test samples"""
-    module = modules[experiment]
-    if experiment == runs.MULTI:
-        return module.evaluate(params, module.stream_pairs(data, "test", config.n_test, config, "evaluation", 1), config, runner)
-    if experiment == runs.AFF:
-        return module.tests_of(params, data, config, runner)
-    return module.evaluate_viewpoint_extrapolation(params, data, config, runner)
 
 
 def summary(value):
@@ -112,7 +101,7 @@ def first_gradients(module, data, config, dtype):
 def compute(experiment, flags):
     """-> the pin of some flags of an experiment, and how far its first gradients are from float64's in float32"""
     module, config = modules[experiment], tiny_config(experiment, flags)
-    data = few_views(config) if experiment == runs.NORB else few_digits(experiment)
+    data = tiny_data(experiment, config)
     steps, pin = [], {}
     if config.model == "nearest":
         params, history = module.train(config, data=data, dtype=float)
@@ -122,7 +111,7 @@ def compute(experiment, flags):
     pin |= {"steps": summary(steps[1:]), "history": summary([{name: value for name, value in epoch.items()
                                                               if name != "seconds"} for epoch in history["epochs"]])}
     with module.Runner(1) as runner:
-        pin["tests"] = summary(tests_of(experiment, params, data, config, runner))
+        pin["tests"] = summary(module.tests_of(params, data, config, runner))
     if config.model == "nearest":
         return pin, 0.0
     exact, single = (first_gradients(module, data, config, dtype) for dtype in (float, np.float32))
@@ -144,8 +133,8 @@ def differences(known, found, at=""):
         return [fault for k, pair in enumerate(zip(known, found)) for fault in differences(*pair, f"{at}/{k}")]
     number = (int, float)
     if isinstance(known, number) and isinstance(found, number):
-        near = known == found or abs(known - found) <= TOLERANCE * max(1, abs(known)) or known != known and found != found
-        return [] if near else [f"{at}: {known:.12g}, now {found:.12g}"]
+        near = known == found or abs(known - found) <= TOLERANCE * max(1, abs(known))
+        return [] if near or known != known and found != found else [f"{at}: {known:.12g}, now {found:.12g}"]
     return [] if known == found else [f"{at}: {known}, now {found}"]
 
 

@@ -21,7 +21,7 @@ import runs  # noqa: E402
 from runs import AFF, MULTI, NORB  # noqa: E402
 
 MADE_WITH = {"versions": {"python": "3", "numpy": "2", "torch": "4"}, "machine": {
-    "processor": "P", "blas_kernels": "K"}}
+    "processor": "P"}}
 
 
 def job(folder, name, **found):
@@ -154,7 +154,7 @@ def test_a_table_says_what_is_stale_and_what_it_was_made_with(accuracies, monkey
     monkeypatch.setattr(ledger, "PINS", {MULTI: {"": {"since": 1}}})
     found = accuracies(deep={0: 0.6}, nobodys={0: 0.7})
     text = render.about(found, MULTI, ["main/deep", "main/nobodys"])
-    assert "Seed 0; P, K kernels, Python 3, NumPy 2." in text and text.endswith("to be made again: main/nobodys.")
+    assert "Seed 0; P, Python 3, NumPy 2." in text and text.endswith("to be made again: main/nobodys.")
     assert "Stale" not in render.about(found, MULTI, ["main/deep"])
     assert "Not run" in render.about(found, MULTI, ["main/none"])
 
@@ -306,5 +306,5 @@ def test_a_result_holds_its_settings_and_a_thinned_history_rounded(tmp_path):
     read = json.loads((tmp_path / "r.json").read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert read["experiment"] == MULTI and read["share"] == 0.66667 and read["none"] is None
     assert mc.config_of(read["config"], "r") == dataclasses.replace(config, checkpoint="", out_json="", quiet=False)
-    rows = mc.history_rows(read["history"])
+    rows = [dict(zip(read["history"], row)) for row in zip(*read["history"].values())]
     assert len(rows) == mc.MAX_LOOKS and rows[0] == {"epoch": 0, "val_loss": 1.0} and rows[-1]["epoch"] == 99

@@ -38,8 +38,7 @@ class Result(NamedTuple):
         return " ".join(" ".join([flag, *given[flag]]) for flag in sorted(given) if flag not in SIZES)
 
 
-SIZES = ("--n-epochs", "--n-train", "--n-val", "--n-test", "--batch-size", "--digits", "--baseline", "--probe",
-         "--views")
+SIZES = ("--n-epochs", "--n-train", "--n-val", "--n-test", "--batch-size", "--digits", "--baseline", "--probe")
 SHRUNK = {"--stop-at": "0.02", "--n-per-class": "4", "--n-train-toys": "2", "--data": "shapes"}   # in every pin
 MULTI, NORB, AFF = FIRST = "multimnist_capsnet", "smallnorb_novel_viewpoint", "affnist_capsnet"
 FOUND = sorted(path.stem for path in ROOT.glob("*.py") if (ROOT / f"visualize_{path.name}").exists())
@@ -48,7 +47,6 @@ QUICK = "--n-epochs 12 --n-train 6000"
 RESIDUAL = "--preset residual --warp 0.3 --batch-size 64"
 MIDDLE, LONG = "--n-epochs 10 --n-train 15000", "--n-epochs 20 --n-train 60000 --n-val 5000"
 PLAIN = "--norm none --lr 5e-3 --conv1-channels 32 --recon-weight 0.002"
-WIDE_DEEP = "--conv3-channels 128 --decoder-hidden1 512 --decoder-hidden2 1024 --recon-weight 0.005"
 HEADS = {                          # heads on one trunk, of one size, and each routing without its routing
     **{model: f"--model {model}" for model in ("gap", "dense", "dynamic-shared", "dynamic", "em", "self-routing")},
     **{f"{model}-1": f"--model {model} --routing-iters 1" for model in ("dynamic-shared", "dynamic", "em")}}
@@ -94,21 +92,17 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     (MULTI, "main", "plain", f"{PLAIN} {QUICK}", range(3), 3),
     (MULTI, "main", "deep", QUICK, range(3), 3),
     (MULTI, "main", "adam", f"--muon 0 {QUICK}", range(3), 3),
-    (MULTI, "main", "wide", f"{WIDE_DEEP} --warp 0.3 --muon 0.01 --lr 5e-3 --n-epochs 16 --n-train 60000 --n-val 5000",
-     range(1), 65),
     (MULTI, "main", "minute", "--n-epochs 8 --n-train 6000", range(3), 2),
     (MULTI, "main", "middle", f"{RESIDUAL} {MIDDLE}", range(3), 14),
     (MULTI, "main", "residual", f"{RESIDUAL} {LONG}", range(2), 105),
     (MULTI, "main", "paper", f"{RESIDUAL} --min-iou 0 --merge add {LONG}", range(1), 105),
-    (MULTI, "main", "residual-views", f"{RESIDUAL} {LONG} --views 5", range(1), 106),
-    (MULTI, "main", "paper-views", f"{RESIDUAL} --min-iou 0 --merge add {LONG} --views 5", range(1), 106),
     *((MULTI, "control", f"{run}-{name}", f"{flags} {length}", range(n), minutes)
       for run, length, n, minutes in (("middle", f"{RESIDUAL} {MIDDLE}", 3, 14), ("long", f"{RESIDUAL} {LONG}", 1, 105))
       for name, flags in (("iters-1", "--routing-iters 1"), ("cnn-mean", "--model cnn --cnn-head mean"))),
     (MULTI, "control", "long-cnn", f"--model cnn {RESIDUAL} {LONG}", range(1), 90),
     *((MULTI, "control", name, f"{flags} {QUICK}", range(3), 3) for name, flags in (
         ("iters-1", "--routing-iters 1"), ("no-recon", "--recon-weight 0"), ("cnn", "--model cnn"))),
-    *((MULTI, "parts", name, f"--front-end parts {flags} {QUICK}", range(3), minutes) for name, flags, minutes in (
+    *((MULTI, "parts", name, f"--preset parts {flags} {QUICK}", range(3), minutes) for name, flags, minutes in (
         ("iters-3", "--routing-iters 3", 5), ("iters-1", "--routing-iters 1", 5), ("cnn", "--model cnn", 2),
         ("cnn-mean", "--model cnn --cnn-head mean", 2))),
     (MULTI, "main", "long", f"{PLAIN} --n-epochs 25 --n-train 60000 --n-val 5000", range(1), 100),
@@ -165,18 +159,17 @@ TOY = {MULTI: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 64, 
        "shapes": {"--n-epochs": 1, "--n-per-combo": 1, "--n-test-per-combo": 1},
        NORB: {"--n-epochs": 1, "--n-train-toys": 1, "--n-test": 60},
        AFF: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 32, "--digits": "auto"}}
-AVX2_BLAS = "OPENBLAS_CORETYPE=Haswell"                   # the same bits on any x86 since 2013
 DRAW, SHIPPED = f"python3 visualize_{MULTI}.py", "weights/multimnist_deep.npz"
 PROBE = f"{DRAW} --only disentanglement {PLAIN} {QUICK} --n-val 500"
 AFF_NEAREST = "python3 tests/bench_affnist_nearest.py"
-ALIVE = f"{AVX2_BLAS} python3 visualize_{NORB}.py --only alive {CAPS} --n-epochs 10"
+ALIVE = f"python3 visualize_{NORB}.py --only alive {CAPS} --n-epochs 10"
 LOOKS = [                          # what the figures say, in numbers
     Result(MULTI, "weights", "deep", 0, f"{DRAW} --load {SHIPPED} --only errors --digits mnist --threads 1", 1),
     Result(MULTI, "weights", "deep-papers-pairs", 0,
            f"python3 {MULTI}.py --load {SHIPPED} --min-iou 0 --merge add --digits mnist --threads 1 --quiet", 1),
     *(Result(MULTI, "disentanglement", "deep", seed, f"{PROBE} --n-seeds 1 --seed {seed} --threads 1", 11)
       for seed in range(3)),
-    Result(NORB, "toys", "likeness", 0, f"{AVX2_BLAS} python3 tests/bench_toys.py", 2),
+    Result(NORB, "toys", "likeness", 0, "python3 tests/bench_toys.py", 2),
     Result(MULTI, "nearest", "pairs", 0, "python3 tests/bench_multimnist_nearest.py --digits mnist", 2),
     Result(AFF, "nearest", "digits", 0, f"{AFF_NEAREST} --digits mnist", 3),
     *(Result(AFF, f"few-{n}", "nearest", seed, f"{AFF_NEAREST} --n-per-class {n} --digits mnist --seed {seed}", 1)
@@ -187,11 +180,11 @@ LOOKS = [                          # what the figures say, in numbers
            "--threads 1", 12),
     Result(AFF, "weights", "surest", 0, "python3 tests/bench_affnist_surest.py --digits mnist --threads 1", 1),
     *(Result(NORB, "alive", "caps", seed, f"{ALIVE} --seed {seed} --threads 1", 5) for seed in range(3)),
-    *(Result(NORB, "weights", name, 0, f"{AVX2_BLAS} python3 {NORB}.py --load weights/smallnorb_{name}.npz --threads 1 "
+    *(Result(NORB, "weights", name, 0, f"python3 {NORB}.py --load weights/smallnorb_{name}.npz --threads 1 "
              "--quiet", 0.3) for name in ("capsules", "gap", "caps"))]
 STEP, DIGITS = "python3 tests/bench_multimnist_step.py", "python3 tests/bench_synthetic_digits.py"
 NORB_STEP, AFF_STEP = "python3 tests/bench_smallnorb_step.py --threads 1", "python3 tests/bench_affnist_step.py"
-AVX2 = f"{AVX2_BLAS} ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2"
+AVX2 = "OPENBLAS_CORETYPE=Haswell ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2"
 BENCHES = [                        # experiment, table, setting, seed, command, minutes of the whole machine
     Result(MULTI, "speed", "command", 0, f"python3 {MULTI}.py {QUICK} --seed 0 --digits mnist --quiet", 2),
     Result(MULTI, "speed", "deep", 0, STEP, 2),
@@ -231,8 +224,8 @@ def results_of(table):
 
 
 LOOK_AT_TOYS = " && ".join((
-    "mkdir -p runs", f"{AVX2_BLAS} python3 {NORB}.py --ablations --n-epochs 1 --out-json runs/ablations.json",
-    f"{AVX2_BLAS} python3 visualize_{NORB}.py --load --results results/{NORB}/wide-azimuth.jsonl "
+    "mkdir -p runs", f"python3 {NORB}.py --ablations --n-epochs 1 --out-json runs/ablations.json",
+    f"python3 visualize_{NORB}.py --load --results results/{NORB}/wide-azimuth.jsonl "
     "--ablation-results runs/ablations.json"))
 RESULTS, REAL = results_of(RUNS) + LOOKS, results_of(REAL_RUNS)
 AFF_SHIPPED = "weights/affnist_shared.npz weights/affnist_gap.npz"
@@ -248,7 +241,7 @@ FIGURES = {                        # name -> command, what it draws from beside 
 FILMS = {
     "multimnist": (f"python3 make_{MULTI}_gif.py {QUICK} --n-val 500 --snapshot-every 75 --fps 6",
                    [f"{MULTI}.py", SHIPPED], 3),
-    "smallnorb": (f"{AVX2_BLAS} python3 make_{NORB}_gif.py --n-test 600 --fps 5", [f"{NORB}.py"], 3),
+    "smallnorb": (f"python3 make_{NORB}_gif.py --n-test 600 --fps 5", [f"{NORB}.py"], 3),
     "affnist": (f"python3 make_{AFF}_gif.py --load {AFF_SHIPPED}", [f"{AFF}.py", *AFF_SHIPPED.split()], 1)}
 WEIGHTS = {path: next(result for result in RESULTS if result.name == f"{name}-0") for path, name in (
     (SHIPPED, f"{MULTI}/main/residual"), ("weights/smallnorb_capsules.npz", f"{NORB}/wide-azimuth/dynamic-shared"),
@@ -282,5 +275,4 @@ def shell_command(result, path, toy=False, norb_dir=""):
         words += ["--checkpoint", path.replace(".json", ".npz"), "--resume"]
     if "smallnorb" in words:
         words += ["--norb-dir", norb_dir]
-    kernels = f"{AVX2_BLAS} " if result.experiment == NORB else ""
-    return f"{kernels}python3 {result.experiment}.py {shlex.join(map(str, words))}"
+    return f"python3 {result.experiment}.py {shlex.join(map(str, words))}"
