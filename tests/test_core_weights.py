@@ -55,7 +55,7 @@ def test_weights_come_back_as_float16_with_statistics_settings_and_history(train
     module.save_weights(again, found.config, found.weights, found.history)
     assert again.read_bytes() == path.read_bytes()                                      # the same network, the same file
     with module.Runner(1) as runner:
-        before, after = (pins.tests_of(module.__name__, w, data, config, runner) for w in (weights, found.weights))
+        before, after = (module.tests_of(w, data, config, runner) for w in (weights, found.weights))
     for a, b in zip(numbers(before), numbers(after)):
         assert a == pytest.approx(b, rel=0.05, abs=0.15)                                # what float16 costs
 
@@ -87,9 +87,8 @@ def test_the_networks_that_come_along_still_name_what_they_did(path):
     module = EXPERIMENTS[experiment]
     found = module.load_network(path)
     config = dataclasses.replace(found.config, n_test=100, threads=1)
-    data = pins.few_views(config) if experiment == runs.NORB else pins.few_digits(experiment)
     with module.Runner(1) as runner:
-        tests = pins.tests_of(experiment, found.weights, data, config, runner)
+        tests = module.tests_of(found.weights, pins.tiny_data(experiment, config), config, runner)
     tests = tests.get("familiar", tests)
     accuracy = tests["hits"] / tests["n"] if isinstance(tests, dict) else tests
     assert accuracy > found.history["epochs"][-1]["train_accuracy"] - 0.1
@@ -237,7 +236,7 @@ def test_what_cannot_be_written_is_said_at_once(tmp_path):
                          (dict(out_json=f"{tmp_path}/x", checkpoint=f"{tmp_path}/home/../x"), "would be written twice")):
         with pytest.raises(mc.InputError, match=fault):
             mc.check_options(mc.Config(**given))
-    mc.check_outputs("", f"{tmp_path}/x.npz", "", f"{tmp_path}/y.npz")
+    mc.check_writable("", f"{tmp_path}/x.npz", "", f"{tmp_path}/y.npz")
     assert os.listdir(tmp_path) == ["home"]
     mc.make_outdir(tmp_path / "a" / "b", ["one"])
     (tmp_path / "a" / "b" / "one.png").mkdir()
