@@ -23,17 +23,17 @@ along their orthogonalised momentum (Muon). Every gradient is written out.
 
 Its rivals: capsules with a matrix for every place, as in the paper (`--model caps`); on the same trunk global average
 pooling (`gap`), global maximum (`max`), a dense layer (`dense`), and `vectors`, class vectors by averaging alone, to
-which `--model shared` adds the transformation; and the paper's CNN made small (`cnn`). `--routing-iters`,
-`--no-squash`, `--loss`, `--recon-weight 0` take capsules apart one part at a time.
+which `--model shared` adds the transformation; and the paper's CNN made small (`cnn`). `--routing-iters`, `--without`,
+`--loss`, `--recon-weight 0` take capsules apart one part at a time.
 
 Deviations from the paper: six small convolutions, normalised, for its two of 9x9 (`--preset paper --model caps` has
-them); a margin of background (`--padding 0`); cosine decay of the learning rate; Muon (`--muon 0`: Adam for all);
-affine test digits drawn here in affNIST's reported ranges, since its files are not fetched (`--affnist-dir` reads
-them).
+them); a margin of background; cosine decay of the learning rate; Muon, where convolutions are normalised; affine test
+digits drawn here in affNIST's reported ranges, since its files are not fetched (`--affnist-dir` reads them).
 
 One command, 2 1/2 minutes on two cores:    python3 affnist_capsnet.py --seed 0
 """
 import argparse
+import base64
 import contextlib
 import ctypes
 import dataclasses
@@ -45,12 +45,14 @@ import json
 import math
 import os
 import platform
+import shlex
 import shutil
 import sys
 import tempfile
 import time
 import urllib.request
 import zlib
+from bisect import bisect_left
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,182 +73,61 @@ class InputError(Exception):
 
 
 def option(default, text, group, **extra):
-    """A setting: its default, its help text, the group of --help it stands in (data, network, training or run).
+    """A setting: its default, its help text, the group of --help it stands in (data, network, training or run). A
+    default of None is the recipe's: what Config.recipe says of the preset, the network or the data.
 
     extra: low, high, above, choices, which bound its value; metavar; runtime=True, if no bit of the training depends on
-    it; models, the networks that it means something to, if not to all.
+    it; only={setting: values}, the networks, tasks or data to which it means something, if not to all.
     """
     return dataclasses.field(default=default, metadata={"help": text, "group": group, **extra})
-
-
-def table_option(tables, name, text, group, **extra):
-    """A setting whose default depends on another: on the preset, the network or the data. tables: {choice: {name:
-    value}}"""
-    values = {choice: table[name] for choice, table in tables.items() if name in table}
-    usual, *others = values.items()
-    shown = [str(usual[1]), *(f"{choice} {value}" for choice, value in others if value != usual[1])]
-    return option(None, text, group, shown=", ".join(shown), **extra)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What every experiment's Config has; and where a setting comes from that was not given.
-
-    A field that is None was not given: it is filled in from own_values(), that is from the tables of the preset, the
-    network or the data, and remembered in `filled`. `changed` makes another Config of what was given, so that another
-    model gets ITS learning rate. dataclasses.replace does so too, but cannot tell a value that is given from an equal
-    one that was filled in. Config adds n_epochs and lr, for which there is no common default.
-    """
-    seed: int = option(0, "seed of everything random; same seed, same bits", "training", low=0)
-    batch_size: int = option(32, "samples in a batch", "training", low=1)
-    warmup: int = option(0, "steps over which the learning rate first rises from 0", "training", low=0)
-    lr_schedule: str = option("cosine", "cosine decay to 0, the official code's 0.96^(step/2000), or constant",
-                              "training", choices=("cosine", "exponential", "constant"))
-    weight_decay: float = option(0.0, "decoupled weight decay: every step shrinks the weights, not the biases, by lr x "
-                                 "this", "training", low=0)
-    muon: float = option(0.0, "step of a normalised kernel along its orthogonalised momentum (Muon), as a share of the "
-                         "kernel's length, in Adam's place; 0: Adam for all", "training", low=0, high=1)
-    average: float = option(0.0,
-                            "decay of the running mean of the weights, which then is what is evaluated; 0: no mean",
-                            "training", low=0, high=0.9999)
-    threads: int = option(0, "worker threads, 0 for one per core; does not change a bit", "run", low=0, runtime=True)
-    checkpoint: str = option("", "write weights and optimiser to this .npz at every epoch's end", "run", runtime=True)
-    resume: bool = option(False, "go on from --checkpoint if it exists", "run", runtime=True)
-    out_json: str = option("", "write settings and results to this file", "run", runtime=True)
-    quiet: bool = option(False, "print nothing but errors", "run", runtime=True)
-    filled: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
-
-    def __post_init__(self):
-        filled = {name: value for name, value in self.filled.items() if getattr(self, name) == value}
-        for name, value in self.own_values().items():
-            if getattr(self, name) is None or name in filled:
-                object.__setattr__(self, name, value)
-                filled[name] = value
-        object.__setattr__(self, "filled", filled)
-
-    def own_values(self):
-        """{name: value} of the settings whose defaults depend on others"""
-        return {}
-
-    def open_ended(self):
-        """Whether a run may be resumed with more epochs: nothing that it did depends on their number"""
-        return self.lr_schedule != "cosine"
 
 # END TWIN preamble ---------------------------------------------------------------------------------------------------
 
 # Axis legend, in the shape comments at line ends:
 #   N batch   H W height, width   C channels in   F channels out   K kernel side   I primary capsules   J digit capsules
 #   B types of primary capsules   E dimensions of a primary capsule (8)   D dimensions of a digit capsule (16)
-
-CAPSULES, CNNS = ("shared", "caps", "vectors"), ("gap", "max", "dense", "cnn")
-MODELS = CAPSULES + CNNS
-ROUTED = ("shared", "caps")                                    # those with primary capsules, votes and routing
-# Layers up to PrimaryCaps, or up to the head of another network; of a convolution: its name, kernel, stride, and the
-# one whose number of channels it has. Maxima come before the ReLU, which then has a quarter of the work.
-FRONT_ENDS = {
-    "deep": (("conv2d", "conv1", 3, 1, "conv1"), ("relu",), ("conv2d", "conv2", 3, 1, "conv1"), ("pool",), ("relu",),
-             ("conv2d", "conv3", 3, 1, "conv3"), ("relu",), ("conv2d", "conv4", 3, 1, "conv3"), ("pool",), ("relu",)),
-    "paper": (("conv2d", "conv1", 9, 1, "conv1"), ("relu",))}
-PRESETS = {
-    "deep": {"front_end": "deep", "conv1_channels": 16, "conv3_channels": 64, "norm": "batch", "primary_types": 16,
-             "padding": 4, "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 1e-2, "muon": 0.02, "warmup": 200},
-    "small": {"front_end": "paper", "conv1_channels": 64, "conv3_channels": 64, "norm": "none", "primary_types": 8,
-              "padding": 0, "decoder_hidden1": 256, "decoder_hidden2": 512, "lr": 1e-3, "muon": 0.0, "warmup": 0},
-    "paper": {"front_end": "paper", "conv1_channels": 256, "conv3_channels": 64, "norm": "none", "primary_types": 32,
-              "padding": 0, "decoder_hidden1": 512, "decoder_hidden2": 1024, "lr": 1e-3, "muon": 0.0, "warmup": 0}}
-RECIPES = {model: {"loss": "margin" if model in CAPSULES else "xent", "routing_iters": 3 if model == "caps" else 1,
-                   "recon_weight": 0.0005 if model in CAPSULES else 0.0}
-           for model in MODELS}
-TASKS = {"affnist": {"max_shift": 6}, "mnist": {"max_shift": 2, "padding": 0}}
-SIDES = {"affnist": 40, "mnist": 28}                           # of the canvas, px
+#   T terms of du_hat
+#
+# A sample's way:
+#   load_digits           the digits of MNIST, three splits; training_digits: those to train on
+#   epoch_samples         an epoch of them, each moved, a chunk at a time; to_batch: some of them as floats
+#   forward               layers_forward: the trunk, of a CNN all of it; capsules_forward: squash, votes, routing
+#   naming_loss, reconstruction_loss      how far from the truth
+#   backward              the same way back: capsules_backward, layers_backward
+#   take_step             Muon and Adam: new weights
+#   stream_digits         validation and test digits: moved, moved further, transformed, or affNIST's own
+#   evaluate              named right? tests_of: on every kind of test digits; report: what is printed and kept
 
 
-@dataclass(frozen=True)
-class Config(Settings):
-    """All settings of a run: the names, defaults and help texts of the command line flags come from here."""
-    n_epochs: int = option(4, "epochs to train", "training", low=1)
-    n_train: int = option(12000, "training digits in an epoch, each moved at random", "data", low=1)
-    n_per_class: int = option(0, "training digits there are of each class, drawn by the seed; 0 for all", "data", low=0)
-    n_val: int = option(5000, "validation digits, training images held out, moved once", "data", low=1, high=5000)
-    n_test: int = option(10000, "test digits, the first of the test images", "data", low=1, high=10000, runtime=True)
-    probe: bool = option(False, "also test on spoilt digits, on each transformation alone, on pictures that are "
-                         "no digits; and what capsules know: into --out-json", "run", runtime=True,
-                         tasks=("affnist",))
-    n_variants: int = option(1, "variants of each test digit, moved further or affine", "data", low=1, runtime=True,
-                             tasks=("affnist",))
-    tests_on: str = option("test", "draw the tests from the test images, or from the validation images, to choose by",
-                           "data", choices=("test", "val"), runtime=True)
-    task: str = option("affnist", "affnist: digits moved about on 40x40 px, tested on moved and on affine ones; mnist: "
-                       "on 28x28 px, as they are", "data", choices=tuple(TASKS))
-    max_shift: int = table_option(TASKS, "max_shift", "training digits move by up to so many px on each axis", "data",
-                                  low=0, high=6)
-    affnist_dir: str = option("", "folder with affNIST's test_batches: test on its files, too; needs SciPy", "data",
-                              runtime=True, metavar="DIR", tasks=("affnist",))
-    digits: str = option("auto", "auto: MNIST if at hand or to be fetched, else synthetic", "data",
-                         choices=("auto", "mnist", "synthetic"), runtime=True)
-    mnist_dir: str = option("", "folder with the four MNIST idx files, raw or .gz (else $MNIST_DIR, else "
-                            "~/.cache/hinton-mnist, else download)", "data", runtime=True, metavar="DIR")
-    lr: float = table_option(PRESETS, "lr", "Adam's learning rate at the start, or after the warm-up", "training",
-                             above=0)
-    warmup: int = table_option(
-        PRESETS, "warmup", "steps over which the learning rate first rises from 0", "training", low=0)
-    muon: float = table_option(
-        PRESETS, "muon", "step of a normalised kernel along its orthogonalised momentum (Muon), as a share of the "
-        "kernel's length, in Adam's place; 0, as with --norm none: Adam for all", "training", low=0, high=1)
-    loss: str = table_option(RECIPES, "loss", "margin loss, or cross-entropy: of capsules with the logarithms of their "
-                             "lengths as scores", "training", choices=("margin", "xent"), models=CAPSULES)
-    recon_weight: float = table_option(RECIPES, "recon_weight", "weight of the summed squared error of the redrawn "
-                                       "digit; 0: no decoder", "training", low=0, models=CAPSULES)
-    stop_at: float = option(0.0, "stop at the end of the first epoch with this accuracy on validation digits; 0: never",
-                            "training", low=0, high=1)
-    model: str = option("shared", "capsules whose matrices are shared over places, or with one for every place (caps), "
-                        "or averages without a matrix (vectors); gap, max, dense: other heads on that trunk; cnn: the "
-                        "paper's", "network", choices=MODELS)
-    preset: str = option("deep", "sizes, and what is below the capsules: six small normalised convolutions; the "
-                         "paper's two, at a quarter of its width (small); or as in the paper", "network",
-                         choices=tuple(PRESETS))
-    front_end: str = table_option(PRESETS, "front_end", "layers up to PrimaryCaps: six small ones, or the paper's two "
-                                  "9x9", "network", choices=tuple(FRONT_ENDS), models=(*CAPSULES, *CNNS[:-1]))
-    padding: int = table_option(PRESETS, "padding", "px of background around the image, so that the last layers see a "
-                                "digit at its edge as one in its middle; task mnist: 0", "network", low=0, high=20)
-    conv1_channels: int = table_option(PRESETS, "conv1_channels", "channels of Conv1, in the deep front end of Conv2 "
-                                       "too; cnn: of the first two, its third has half", "network", low=1)
-    conv3_channels: int = table_option(
-        PRESETS, "conv3_channels", "channels of Conv3 and Conv4 of the deep front end; Conv5 has twice as many",
-        "network", low=1)
-    norm: str = table_option(
-        PRESETS, "norm", "batch normalisation, over 16 samples, after every convolution, or none", "network",
-        choices=("batch", "none"))
-    primary_types: int = table_option(
-        PRESETS, "primary_types", "types of primary capsules, each at every place; of all networks, for their size",
-        "network", low=1, models=tuple(model for model in MODELS if model != "vectors"))
-    width: int = option(0, "channels of the last convolution of gap and max, units of the first hidden layer of dense "
-                        "and cnn; 0: so that they have as many parameters as shared, or as caps, without decoder",
-                        "network", low=0, models=CNNS)
-    routing_iters: int = table_option(RECIPES, "routing_iters", "routing iterations; 1 means uniform coupling",
-                                      "network", low=1, models=ROUTED)
-    routing_grad: str = option(
-        "full", "full: through every routing iteration; detached: the last coupling coefficients held fixed", "network",
-        choices=("full", "detached"), models=ROUTED)
-    no_squash: bool = option(False, "neither primary nor digit capsules are squashed", "network", models=CAPSULES)
-    no_places: bool = option(False, "add no places to the votes", "network", models=("shared",))
-    decoder_hidden1: int = table_option(PRESETS, "decoder_hidden1", "units of the decoder's first layer", "network",
-                                        low=1, models=CAPSULES)
-    decoder_hidden2: int = table_option(PRESETS, "decoder_hidden2", "units of the decoder's second layer", "network",
-                                        low=1, models=CAPSULES)
-    dropout: float = option(0.0, "share of the last hidden units of dense and cnn dropped in training", "training",
-                            low=0, high=0.99, models=("dense", "cnn"))
+def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.float32):
+    """Train -> (params, history). Never looks at a test image.
 
-    def own_values(self):
-        values = PRESETS.get(self.preset, {}) | RECIPES.get(self.model, {}) | TASKS.get(self.task, {})
-        given = None if self.norm == self.filled.get("norm") else self.norm
-        return values | ({"muon": 0.0} if (given or values.get("norm")) == "none" else {})
+    snapshot_callback(step, params, terms) gets copies, at step 0, every snapshot_every steps and at the end; it cannot
+    change the run. data: load_digits' result, to load only once. dtype: float64 is for tests. history: source of the
+    digits, epochs (one dict each: train and validation losses and accuracies), seconds, steps.
+    """
+    check_config(config)
+    progress = Progress(config.quiet)
+    data = data or load_digits(config, progress.say)
+    with Run(config, data["source"], config.n_train, progress, snapshot_callback, snapshot_every, dtype) as run:
+        announce(run, data)
+        for epoch in run.epochs():
+            if any(before["val_accuracy"] >= config.stop_at > 0 for before in run.history["epochs"]):
+                break
+            for samples in epoch_samples(data, epoch, config):
+                for rows in run.batches(samples):
+                    run.update(len(rows), *run.runner.loss_and_grads(run.params, samples, rows, config))
+            found = evaluate(run.weights, stream_digits(data, config, "val"), config, run.runner)
+            run.close_epoch({"val_" + name: found[name] for name in EPOCH_KEEPS if name in found},
+                            f"validation {found['accuracy']:.4f}")
+    return run.weights, run.history
 
 
 # ============================================================== the task: one digit, moved, or turned and stretched
 
 BOX = 28                           # side of an MNIST image, px
-VARIED = "affine", "placed", "centred"             # kinds of test digits of which --n-variants asks for more
+SIDES = {"affnist": 40, "mnist": 28}                           # of each task's canvas, px
+SHIFTS = {"affnist": 6, "mnist": 2}                            # training moves a digit by so many whole px on each axis
 N_CLASSES = 10
 TURN, SHEAR, SCALE = 20.0, 0.2, (0.8, 1.2)         # affNIST's ranges: degrees either way; either way; on each axis
 REST = {"turn": 0.0, "shear": 0.0, "down": 1.0, "across": 1.0}          # no transformation: degrees, a share, factors
@@ -255,12 +136,11 @@ REST = {"turn": 0.0, "shear": 0.0, "down": 1.0, "across": 1.0}          # no tra
 def place_digits(images, corners, side):
     """Put each 28x28 image on a canvas of side x side px with its upper left corner at corners (n, 2) = (row, column)
     px, which may lie outside. -> (n, side, side) uint8; what does not fit is cut off"""
-    margin = BOX
-    canvas = np.zeros((len(images), side + 2 * margin, side + 2 * margin), np.uint8)
+    canvas = np.zeros((len(images), side + 2 * BOX, side + 2 * BOX), np.uint8)
     windows = sliding_window_view(canvas, (BOX, BOX), axis=(1, 2), writeable=True)
-    rows, columns = (np.clip(corners[:, axis] + margin, 0, side + margin) for axis in (0, 1))
+    rows, columns = np.clip(corners.T + BOX, 0, side + BOX)
     windows[np.arange(len(images)), rows, columns] = images
-    return canvas[:, margin:-margin, margin:-margin]
+    return canvas[:, BOX:-BOX, BOX:-BOX]
 
 
 def moved_digits(images, side, max_shift, rng):
@@ -271,11 +151,9 @@ def moved_digits(images, side, max_shift, rng):
 
 def digits_anywhere(images, side, rng):
     """Each 28x28 image moved by whole pixels to anywhere on the canvas where all of its ink fits. -> (n, side, side)"""
-    bounds = []
-    for axis in (2, 1):
-        ink = images.any(axis)                                                          # (n, 28), by row, by column
-        bounds.append(rng.integers(-ink.argmax(1), side - BOX + 1 + ink[:, ::-1].argmax(1)))
-    return place_digits(images, np.stack(bounds, 1), side)
+    corners = [rng.integers(-ink.argmax(1), side - BOX + 1 + ink[:, ::-1].argmax(1))
+               for ink in (images.any(2), images.any(1))]                               # (n, 28), by row, by column
+    return place_digits(images, np.stack(corners, 1), side)
 
 
 def affine_matrix(turn, shear, down, across):
@@ -313,13 +191,9 @@ def affine_digits(images, matrices, rng, side):
         raise InputError(f"a transformed digit does not fit into {side}x{side} px; lower its scale or shear")
     share = rng.uniform(0, 1, (len(images), 2)) if rng else np.clip(
         ((side - 1) / 2 + low) / np.maximum(room, 1e-9), 0, 1)
-    centres = share * room - low                                                        # (n, 2)
-    back = np.linalg.inv(matrices)
-    out = np.empty((len(images), side, side), np.uint8)
-    for start in range(0, len(images), 64):                                             # in cache
-        part = slice(start, start + 64)
-        out[part] = transformed(images[part], back[part], centres[part], side)
-    return out, centres
+    centres, back = share * room - low, np.linalg.inv(matrices)                         # (n, 2), (n, 2, 2)
+    return np.concatenate([transformed(*(a[start:start + 64] for a in (images, back, centres)), side)       # in cache
+                           for start in range(0, len(images), 64)]), centres
 
 
 def transformed(images, back, centres, side):
@@ -335,39 +209,38 @@ def transformed(images, back, centres, side):
     padded = np.zeros((n, BOX + 2, BOX + 2))
     padded[:, 1:-1, 1:-1] = images
     flat = (np.arange(n)[:, None, None] * (BOX + 2) + y) * (BOX + 2) + x
-    value = 0
-    for row, down in ((0, 1 - dy), (BOX + 2, dy)):
-        for column, across in ((0, 1 - dx), (1, dx)):
-            value = value + down * across * np.take(padded, flat + row + column)
-    return np.rint(value).astype(np.uint8)
+    four = ((row + column, down * across) for row, down in ((0, 1 - dy), (BOX + 2, dy))
+            for column, across in ((0, 1 - dx), (1, dx)))
+    return np.rint(sum(share * np.take(padded, flat + step) for step, share in four)).astype(np.uint8)
+
+
+KINDS = "val", "test", "affine", "placed", "centred"           # of digits; their order is that of their generators
 
 
 def stream_digits(digits, config, kind, factors=None):
-    """Test or validation digits in dicts of at most CHUNK: images (n, side, side) uint8, labels (n,); memory does not
-    grow with their number. kind: "val", moved validation digits; "test", test digits, moved, or with --task mnist as
-    they are; of each test digit --n-variants ones, where "affine": transformed, anywhere on the canvas; "placed": moved
-    by whole pixels to wherever it fits, which is further than training moves it; "centred": transformed, its middle on
-    the canvas', or as near as its ink allows; "real", affNIST's files. factors: those of affine or
-    centred digits, {factor: number}, where they are not to be drawn."""
+    """Test or validation digits in dicts of at most CHUNK: images (n, side, side) uint8, labels (n,).
+
+    kind: "val", moved validation digits; of test digits "test", moved, or with --task mnist as they are; "affine",
+    transformed, anywhere on the canvas; "placed", moved by whole pixels to wherever they fit, which is further than
+    training moves them; "centred", transformed, their middle on the canvas', or as near as their ink allows; "real",
+    affNIST's files. factors: those of affine or centred digits, {factor: number}, where they are not to be drawn."""
     if kind == "real":
         yield from read_affnist(config.affnist_dir)
         return
     images, labels = digits["val" if kind == "val" else config.tests_on]
-    n = min(config.n_val if kind == "val" else config.n_test, len(labels))
-    side = SIDES[config.task]
-    for variant in range(config.n_variants if kind in VARIED else 1):
-        for start in range(0, n, CHUNK):
-            part = slice(start, min(start + CHUNK, n))
-            rng = rng_for(config.seed, "evaluation", ("val", "test", *VARIED).index(kind), variant, start // CHUNK)
-            if kind == "placed":
-                placed = digits_anywhere(images[part], side, rng)
-            elif kind in VARIED:
-                drawn = draw_factors(part.stop - start, rng) if factors is None else factors
-                matrices = np.broadcast_to(affine_matrix(**drawn), (part.stop - start, 2, 2))
-                placed, _ = affine_digits(images[part], matrices, None if kind == "centred" else rng, side)
-            else:
-                placed = moved_digits(images[part], side, 0 if config.task == "mnist" else config.max_shift, rng)
-            yield {"images": placed, "labels": labels[part].astype(np.int64)}
+    n, side = min((config.n_val if kind == "val" else config.n_test) or len(labels), len(labels)), SIDES[config.task]
+    for start in range(0, n, CHUNK):
+        part = slice(start, min(start + CHUNK, n))
+        rng = rng_for(config.seed, "evaluation", KINDS.index(kind), 0, start // CHUNK)
+        if kind == "placed":
+            shown = digits_anywhere(images[part], side, rng)
+        elif kind in ("affine", "centred"):
+            drawn = draw_factors(part.stop - start, rng) if factors is None else factors
+            matrices = np.broadcast_to(affine_matrix(**drawn), (part.stop - start, 2, 2))
+            shown, _ = affine_digits(images[part], matrices, None if kind == "centred" else rng, side)
+        else:
+            shown = moved_digits(images[part], side, 0 if config.task == "mnist" else SHIFTS[config.task], rng)
+        yield {"images": shown, "labels": labels[part].astype(np.int64)}
 
 
 def training_digits(digits, config):
@@ -383,19 +256,28 @@ def training_digits(digits, config):
     return images[kept], labels[kept]
 
 
+def in_turn(n, total, size, rng):
+    """`total` numbers below n, `size` at a time, each once, in random order, before one comes again. Yields arrays"""
+    waiting = np.empty(0, np.int64)
+    for start in range(0, total, size):
+        wanted = min(size, total - start)
+        while len(waiting) < wanted:
+            waiting = np.concatenate([waiting, rng.permutation(n)])
+        yield waiting[:wanted]
+        waiting = waiting[wanted:]
+
+
 def epoch_samples(digits, epoch, config, dtype=np.float32):
     """The digits of one epoch, moved, a chunk of whole batches at a time: every digit once before one comes again"""
     images, labels = training_digits(digits, config)
-    order = rng_for(config.seed, "batches", epoch)
-    rounds = -(-config.n_train // len(labels))
-    order = np.concatenate([order.permutation(len(labels)) for _ in range(rounds)])[:config.n_train]
     size = max(1, CHUNK // config.batch_size) * config.batch_size
-    for k, start in enumerate(range(0, config.n_train, size)):
-        rows, rng = order[start:start + size], rng_for(config.seed, "batches", epoch, k)
-        samples = {"images": moved_digits(images[rows], SIDES[config.task], config.max_shift, rng),
+    order = in_turn(len(labels), config.n_train, size, rng_for(config.seed, "batches", epoch))
+    for k, rows in enumerate(order):
+        rng = rng_for(config.seed, "batches", epoch, k)
+        samples = {"images": moved_digits(images[rows], SIDES[config.task], SHIFTS[config.task], rng),
                    "labels": labels[rows].astype(np.int64)}
         if config.dropout:
-            kept = rng.random((len(rows), n_dropped(config)), np.float32) >= config.dropout
+            kept = rng.random((len(rows), plan(config).n_dropped), np.float32) >= config.dropout
             samples["dropout_mask"] = kept / np.float32(1 - config.dropout)
         yield samples
 
@@ -410,39 +292,33 @@ def to_batch(samples, rows, dtype=np.float32):
 def read_affnist(folder):
     """affNIST's test digits, file by file: dicts of images (n, 40, 40) uint8 and labels (n,). Raises InputError that
     names what is missing or wrong."""
-    try:
-        import scipy.io
-    except ImportError:
-        raise InputError("--affnist-dir: its files are MATLAB's, which SciPy reads; install it: python3 -m pip install "
-                         "scipy") from None
     place = Path(folder).expanduser()
     place = place / "test_batches" if (place / "test_batches").is_dir() else place
     paths = sorted((path for path in place.glob("*.mat") if path.stem.isdigit()), key=lambda path: int(path.stem))
     if not paths:
         raise InputError(f"--affnist-dir {folder}: no test_batches/1.mat, 2.mat, ... there; give the folder that holds "
                          "affNIST's test_batches")
+    try:
+        import scipy.io
+    except ImportError:
+        raise InputError("--affnist-dir: its files are MATLAB's, which SciPy reads; install it: python3 -m pip install "
+                         "scipy") from None
     for path in paths:
         try:
             found = scipy.io.loadmat(path, squeeze_me=True, struct_as_record=False, variable_names=["affNISTdata"])
             images, labels = (np.asarray(getattr(found["affNISTdata"], name)) for name in ("image", "label_int"))
-        except KeyError:
-            raise InputError(f"{path}: holds no affNISTdata; give affNIST's own files") from None
-        except AttributeError as error:
-            raise InputError(f"{path}: its affNISTdata lacks a field ({error}); give affNIST's own files") from None
         except Exception as error:                       # what a damaged file makes the reader raise is not documented
-            raise InputError(f"{path}: damaged or no MATLAB file ({' '.join(str(error).split())[:80]}); get it anew"
+            raise InputError(f"{path}: damaged, or not affNIST's ({' '.join(str(error).split())[:80]}); get it anew"
                              ) from None
-        side, labels = SIDES["affnist"], np.atleast_1d(labels)
-        images = images.reshape(len(images), -1)
-        if images.shape != (side * side, len(labels)) or images.dtype != np.uint8:
-            raise InputError(f"{path}: image is {images.dtype} of shape {images.shape} beside {len(labels)} labels; "
-                             f"affNIST's is uint8 of shape ({side * side}, digits)")
-        if not len(labels) or labels.min() < 0 or labels.max() >= N_CLASSES:
-            raise InputError(f"{path}: label_int is not of 0..9; get it anew")
+        side, labels, images = SIDES["affnist"], np.atleast_1d(labels), images.reshape(len(images), -1)
+        known = len(labels) and labels.min() >= 0 and labels.max() < N_CLASSES
+        if images.shape != (side * side, len(labels)) or images.dtype != np.uint8 or not known:
+            raise InputError(f"{path}: holds {images.dtype} of shape {images.shape} beside {len(labels)} labels, not "
+                             f"uint8 of shape ({side * side}, digits) beside labels from 0 to 9; get it anew")
         yield {"images": images.T.reshape(-1, side, side), "labels": labels.astype(np.int64)}
 
 
-# ============================================================== the paper: capsules, routing, losses, the network
+# ============================================================== the paper: capsules, routing, losses, the networks
 
 # TWIN dynamic routing: squash, votes, routing by agreement, lengths, margin loss -------------------------------------
 # u_hat, b, c and their gradients are indexed alike, (N, J, I, ...): j first, then the i that it hears.
@@ -465,18 +341,6 @@ def squash_backward(dv, cache):
     ds = dv * gain
     ds += s * along
     return ds
-
-
-def plain_forward(s):
-    """What takes the place of a squash that is left out"""
-    return s, None
-
-
-def plain_backward(dv, cache):
-    return dv
-
-
-SQUASH, PLAIN = (squash_forward, squash_backward), (plain_forward, plain_backward)
 
 
 def votes_forward(u, W, empty=np.empty):
@@ -517,56 +381,52 @@ def softmax_backward(dc, cache):
     return db
 
 
-def routing_forward(u_hat, config, bias=None, empty=np.empty, ending=SQUASH):
-    """Procedure 1, dynamic routing. u_hat (N, J, I, D), bias (J, D) or None -> v (N, J, D). ending: PLAIN for no squash
+SQUASH, SOFTMAX = (squash_forward, squash_backward), (softmax_forward, softmax_backward)
 
-    For r = 1..routing_iters: c = softmax_j(b), s_j = sum_i c_ij u_hat_j|i (+ bias_j), v = squash(s), and
-    b_ij += u_hat_j|i . v_j, with b = 0 at first, per sample; the update after the last squash would not be read. The
-    cache's steps hold each iteration's c (N, J, I), the first being the constant 1/J as (1, I), and v. All sums are
-    BLAS calls: a matrix-vector product for every (n, j) reads u_hat once, where a GEMM against a block-diagonal matrix
-    would do J times the arithmetic.
+
+def routing_forward(u_hat, n_iters, empty=np.empty, normaliser=SOFTMAX, ending=SQUASH):
+    """Procedure 1, dynamic routing. u_hat (N, J, I, D) -> v (N, J, D)
+
+    For r = 1..n_iters: c = softmax_j(b), s_j = sum_i c_ij u_hat_j|i, v = squash(s), and b_ij += u_hat_j|i . v_j, with
+    b = 0 at first, per sample; the update after the last squash would not be read. normaliser and ending, each a
+    forward and its backward, may stand in the softmax's and the squash's place. The cache's steps hold each iteration's
+    c (N, J, I), the first being the same for all, as (1, I), and v. All sums are BLAS calls: a matrix-vector product
+    for every (n, j) reads u_hat once, where a GEMM against a block-diagonal matrix would do J times the arithmetic.
     """
     N, J, I, D = u_hat.shape
     steps = []
     b = v = None
-    for r in range(config.routing_iters):
+    for r in range(n_iters):
         if r == 0:
-            c, c_cache = np.full((1, I), 1 / J, u_hat.dtype), None
+            c, c_cache = normaliser[0](np.zeros((1, J, I), u_hat.dtype))[0][:, 0], None                 # (1, I)
             s = np.matmul(c, u_hat.transpose(0, 2, 1, 3).reshape(N, I, J * D)).reshape(N, J, D)
         else:
             agreement = np.matmul(u_hat, v[..., None], out=empty((N, J, I, 1), u_hat.dtype))[..., 0]        # (N, J, I)
             b = agreement if b is None else np.add(b, agreement, out=empty((N, J, I), u_hat.dtype))
-            c, c_cache = softmax_forward(b)
+            c, c_cache = normaliser[0](b)
             s = np.matmul(c[:, :, None, :], u_hat)[:, :, 0]                             # (N, J, D)
-        if bias is not None:
-            s += bias
-        v, squash_cache = ending[0](s)
-        steps.append(SimpleNamespace(c=c, v=v, c_cache=c_cache, squash_cache=squash_cache))
-    return v, SimpleNamespace(u_hat=u_hat, steps=steps, config=config, empty=empty, ending=ending)
+        v, v_cache = ending[0](s)
+        steps.append(SimpleNamespace(c=c, v=v, c_cache=c_cache, v_cache=v_cache))
+    return v, SimpleNamespace(u_hat=u_hat, steps=steps, empty=empty, normaliser=normaliser, ending=ending)
 
 
 def routing_backward(dv, cache):
-    """dv (N, J, D) -> du_hat (N, J, I, D), dbias (J, D), through every iteration; with routing_grad "detached" the
-    last c is held constant.
+    """dv (N, J, D) -> du_hat (N, J, I, D), through every iteration
 
     Each place where u_hat_ij is used adds a coefficient times a direction, a D-vector, to its gradient: c ds from a
     weighted sum, db v from an agreement. These terms are gathered over all iterations, and du_hat is ONE batched
     product (I, T) @ (T, D) for every (n, j).
     """
-    u_hat = cache.u_hat
-    steps = cache.steps
-    empty = cache.empty
+    u_hat, steps, empty = cache.u_hat, cache.steps, cache.empty
     N, J, I, D = u_hat.shape
-    terms = []
-    db = dbias = 0
+    terms, db = [], 0
     for r in reversed(range(len(steps))):
-        ds = cache.ending[1](dv, steps[r].squash_cache)
-        dbias = dbias + ds.sum(0)                                                       # it is added in every iteration
+        ds = cache.ending[1](dv, steps[r].v_cache)
         terms.append((steps[r].c, ds))
-        if cache.config.routing_grad == "detached" or r == 0:                           # c of the first is a constant
+        if r == 0:                                                                      # its c is a constant
             break
         dc = np.matmul(u_hat, ds[..., None], out=empty((N, J, I, 1), dv.dtype))[..., 0]                     # (N, J, I)
-        db = db + softmax_backward(dc, steps[r].c_cache)                         # b_r = b_(r-1) + u_hat . v_(r-1)
+        db = db + cache.normaliser[1](dc, steps[r].c_cache)                      # b_r = b_(r-1) + u_hat . v_(r-1)
         terms.append((db, steps[r - 1].v))
         dv = np.matmul(db[:, :, None], u_hat)[:, :, 0]
     coefficients = empty((N, J, len(terms), I), dv.dtype)
@@ -574,8 +434,7 @@ def routing_backward(dv, cache):
     for t, (coefficient, direction) in enumerate(terms):
         coefficients[:, :, t] = coefficient
         directions[:, :, t] = direction
-    du_hat = reuse_if_arena(u_hat, empty)
-    return np.matmul(coefficients.transpose(0, 1, 3, 2), directions, out=du_hat), dbias
+    return np.matmul(coefficients.transpose(0, 1, 3, 2), directions, out=reuse_if_arena(u_hat, empty))
 
 
 def lengths_forward(v):
@@ -605,6 +464,10 @@ def margin_loss(lengths, present):
 
 
 # END TWIN dynamic routing --------------------------------------------------------------------------------------------
+
+
+PLAIN = (lambda s: (s, None)), (lambda dv, cache: dv)          # what takes the place of a squash that is left out
+
 
 # TWIN shared votes: of vector capsules whose matrices are shared over places ------------------------------------------
 
@@ -641,6 +504,7 @@ def shared_votes_backward(du_hat, cache):
 
 
 # END TWIN shared votes ------------------------------------------------------------------------------------------------
+
 
 def uniform_forward(u, W, empty=np.empty):
     """One routing iteration without a vote. Its couplings are 1/J whatever the votes say, so that the matrices can come
@@ -679,19 +543,6 @@ def mask_backward(dmasked, cache):
     dv = np.zeros((N, J, D), dmasked.dtype)
     np.add.at(dv, (n, digits), dmasked.reshape(N, -1, J, D)[n, r, digits])
     return dv
-
-
-DECODER = (("linear", "dec1"), ("relu",), ("linear", "dec2"), ("relu",), ("linear", "dec3"), ("sigmoid",))
-
-
-def decoder_forward(params, masked, empty=np.empty):
-    """Masked capsules (M, J*D) -> pixels in (0, 1), (M, H*W)"""
-    return layers_forward(params, masked, DECODER, empty)
-
-
-def decoder_backward(dpixels, caches, grads):
-    """dpixels (M, H*W) -> gradient of the masked capsules (M, J*D); the parameters' gradients go into `grads`"""
-    return layers_backward(dpixels, caches, DECODER, grads)
 
 
 def reconstruction_loss(recon, target):
@@ -733,126 +584,96 @@ def naming_loss(out, labels, config):
 
 # -------------------------------------------------------------- the networks
 
+CAPSULES, CNNS = ("shared", "caps", "vectors"), ("gap", "max", "dense", "cnn")
+MODELS = CAPSULES + CNNS
+ROUTED = ("shared", "caps")                                    # those with primary capsules, votes and routing
+OF_THE_PAPER = ("caps", "dense", "cnn")                        # those that presets small and paper have
 E, D = 8, 16                       # dimensions of a primary and of a digit capsule
 VOTES_GAIN = 16.0                  # of the variance of a digit's summed votes, at first
+CONV3, CONV5 = 64, 128             # channels of the trunk's third and fourth convolutions, and of its fifth
+SIZES = {                          # of each preset: types of primary capsules, units of the decoder's two hidden layers
+    "deep": (16, 256, 512), "small": (8, 256, 512), "paper": (32, 512, 1024)}
 
 
-def blueprint(config, width):
-    """The layers of config.model up to its capsules, or scores: (operation, name, kernel, stride, channels)"""
-    def norm(name):
-        return [("norm", name + "_norm")] if config.norm == "batch" else []
+def layers_of(config, width):
+    """The layers of config.model up to its capsules, or to its scores. Maxima come before the ReLU, which then has a
+    quarter of the work; of PrimaryCaps the squash takes the ReLU's place. width: see own_width."""
+    c, relu, pool = config.conv1_channels, ("relu",), ("pool",)
 
-    def conv(name, K, stride, F, *after):
-        return [("conv2d", name, K, stride, F), *norm(name), *after]
+    def conv(name, F, K=3, stride=1):
+        return "conv2d", name, K, stride, F
+    capsules = SIZES[config.preset][0] * E if config.model in ROUTED else N_CLASSES * D
+    deep = (conv("conv1", c), relu, conv("conv2", c), pool, relu, conv("conv3", CONV3), relu, conv("conv4", CONV3),
+            pool, relu, conv("conv5", width if config.model in ("gap", "max") else CONV5), relu)
     if config.model == "cnn":                      # of 256, 256 and 128 channels, 328 and 192 units in the paper
-        c = config.conv1_channels
-        convs = [layer for k, F in enumerate((c, c, -(-c // 2)), 1) for layer in conv(f"conv{k}", 5, 1, F, ("relu",))]
-        return [*convs, ("flatten",), ("linear", "fc1", width), ("relu",), ("linear", "fc2", -(-width * 192 // 328)),
-                ("relu",), ("dropout",), ("linear", "fc3", N_CLASSES)]
-    widths = {"conv1": config.conv1_channels, "conv3": config.conv3_channels}
-    trunk = []
-    for operation, *options in FRONT_ENDS[config.front_end]:
-        if operation == "conv2d":
-            name, K, stride, like = options
-            trunk += conv(name, K, stride, widths[like])
-        else:
-            trunk.append((operation,))
-    deep, last = config.front_end == "deep", 2 * config.conv3_channels
-    end = {"gap": [("mean",), ("linear", "fc1", N_CLASSES)], "max": [("largest",), ("linear", "fc1", N_CLASSES)],
-           "dense": [("flatten",), ("linear", "fc1", width), ("relu",), ("dropout",), ("linear", "fc2", N_CLASSES)]}
-    if config.model in ("gap", "max"):
-        return trunk + conv("conv5", 3 if deep else 9, 1 if deep else 2, width, ("relu",)) + end[config.model]
-    if config.model == "dense":
-        return trunk + conv("conv5", 3 if deep else 9, 1 if deep else 2, last, ("relu",)) + end["dense"]
-    F = config.primary_types * E if config.model in ROUTED else N_CLASSES * D
-    if deep:
-        return trunk + conv("conv5", 3, 1, last, ("relu",)) + conv("primary", 1, 1, F)
-    return trunk + conv("primary", 9, 2, F)
+        layers = (conv("conv1", c, K=5), relu, conv("conv2", c, K=5), relu, conv("conv3", -(-c // 2), K=5), relu,
+                  ("flatten",), ("linear", "fc1", width), relu, ("linear", "fc2", -(-width * 192 // 328)), relu,
+                  ("dropout",), ("linear", "fc3", N_CLASSES))
+    elif config.model == "dense":
+        layers = (*deep, ("flatten",), ("linear", "fc1", width), relu, ("dropout",), ("linear", "fc2", N_CLASSES))
+    elif config.model in ("gap", "max"):
+        layers = (*deep, ("mean",) if config.model == "gap" else ("largest",), ("linear", "fc1", N_CLASSES))
+    elif config.preset == "deep":
+        layers = (*deep, conv("primary", capsules, K=1))
+    else:                                                                               # the paper's two
+        layers = conv("conv1", c, K=9), relu, conv("primary", capsules, K=9, stride=2)
+    return with_norms(layers) if config.norm == "batch" else layers
+
+
+def decoder(config):
+    """The layers from masked capsules (N, J*D) to pixels in (0, 1), (N, H*W)"""
+    _, h1, h2 = SIZES[config.preset]
+    return (("linear", "dec1", h1), ("relu",), ("linear", "dec2", h2), ("relu",),
+            ("linear", "dec3", SIDES[config.task] ** 2), ("sigmoid",))
 
 
 @functools.cache
 def plan(config, width=0):
-    """blueprint worked out -> layers for layers_forward; shapes of their weights; side and channels of what comes out;
-    centres (places, 2) of its receptive fields, x and y in [-1, 1] over the image; n_dropped: what dropout acts on"""
-    drawn = blueprint(config, width or own_width(config))
-    image, layers, shapes = SIDES[config.task], [], {}
-    side, channels, offset, scale, n_dropped = image + 2 * config.padding, 1, float(-config.padding), 1, 0
-    for k, (operation, *options) in enumerate(drawn):
-        if operation == "conv2d":
-            name, K, stride, F = options
-            shapes[name + "_w"] = (K, K, channels, F) if k else (1, K, K, F)            # the first: see im2col_rows
-            side = (side - K) // stride + 1
-            offset, scale = offset + scale * (K - 1) / 2, scale * stride
-            channels, options = F, (name, stride)
-        elif operation == "linear":
-            name, F = options
-            shapes[name + "_w"], channels, options = (channels, F), F, (name,)
-        elif operation == "norm":
-            shapes |= {options[0] + "_gamma": (channels,), options[0] + "_beta": (channels,)}
-        elif operation == "pool":
-            side, offset, scale = side // 2, offset + scale / 2, scale * 2
-        elif operation == "flatten":
-            channels *= side * side
-        elif operation == "dropout":
-            n_dropped = channels
-        if operation in WITH_WEIGHTS and has_bias(drawn, k):
-            shapes[name + "_b"] = (channels,)
-        layers.append((operation, *options))
-    along = (offset + scale * np.arange(side) - (image - 1) / 2) / (image / 2)
-    centres = np.stack([np.tile(along, side), np.repeat(along, side)], 1)
-    return SimpleNamespace(layers=layers, shapes=shapes, side=side, channels=channels, centres=centres,
-                           n_dropped=n_dropped)
-
-
-def n_dropped(config):
-    return plan(config).n_dropped
+    """work_out of layers_of, the layers, their places, and the units that dropout acts on; width: not the network's"""
+    layers = layers_of(config, width or own_width(config))
+    found = work_out(layers, SIDES[config.task] + 2 * config.padding, 1, config.padding, rows=True)
+    *_, n_dropped, _ = [math.prod(shape[:-1]) for shape in found.shapes.values()]       # what the last layer sees
+    return SimpleNamespace(layers=layers, places=places_along(found.along), n_dropped=n_dropped, **vars(found))
 
 
 def param_shapes(config, width=0):
-    """Names and shapes of the weights of config.model, in the order in which they are drawn; width: another than its
-    own"""
-    drawn, J, B = plan(config, width), N_CLASSES, config.primary_types
-    shapes, h1, h2 = dict(drawn.shapes), config.decoder_hidden1, config.decoder_hidden2
-    if config.model == "caps":
-        shapes["W"] = (len(drawn.centres) * B, E, J, D)                                 # (I, E, J, D)
-    elif config.model == "shared":
-        shapes["W"] = (B, E, J, D)
-        shapes |= {} if config.no_places else {"place_W": (2, J, D)}
-    if config.recon_weight:
-        dense = {"dec1": (J * D, h1), "dec2": (h1, h2), "dec3": (h2, SIDES[config.task] ** 2)}
-        shapes |= {name + end: shape[k:] for name, shape in dense.items() for k, end in enumerate(("_w", "_b"))}
-    return shapes
+    """Names and shapes of the weights of config.model, in the order in which they are drawn"""
+    found, J, B = plan(config, width), N_CLASSES, SIZES[config.preset][0]
+    shapes = dict(found.shapes)
+    if config.model in ROUTED:
+        shapes["W"] = (B * (len(found.places) if config.model == "caps" else 1), E, J, D)       # (I or B, E, J, D)
+    if config.model == "shared" and config.without != "places":
+        shapes["place_W"] = (2, J, D)
+    return shapes | (work_out(decoder(config), 1, J * D).shapes if config.recon_weight else {})
 
 
 @functools.cache
 def own_width(config):
-    """--width, or that with which config.model has about as many weights as the capsules have without their decoder:
-    gap and max as shared, dense and cnn as caps"""
+    """Channels of the last convolution of gap and max, units of the first hidden layer of dense and cnn, with which
+    they have about as many weights as the preset's shared, or caps, without decoder. 0 for capsules."""
     if config.width or config.model in CAPSULES:
         return config.width
 
     def size(config, width=0):
         return sum(math.prod(shape) for shape in param_shapes(config, width).values())
-    model = "shared" if config.model in ("gap", "max") else "caps"
-    target = size(dataclasses.replace(for_model(config, model), recon_weight=0.0, no_places=False))
-    return min(range(1, 2049), key=lambda width: abs(size(config, width) - target))
+    like = "shared" if config.model in ("gap", "max") else "caps"
+    target = size(dataclasses.replace(config, model=like, conv1_channels=None, recon_weight=0.0))
+    above = bisect_left(range(1, 4096), target, key=lambda width: size(config, width)) + 1      # the first not below
+    return min((max(1, above - 1), above), key=lambda width: abs(size(config, width) - target))
 
 
 def init_params(config):
     """-> flat dict of float32 arrays. He-normal where a ReLU follows, 1/fan-in variance elsewhere; biases 0."""
     rng, params = rng_for(config.seed, "init"), {}
+    votes = E * len(plan(config).places) * SIZES[config.preset][0]                      # that a digit's capsule sums
     for name, shape in param_shapes(config).items():
+        fan_in = {"W": votes, "place_W": votes, "dec1_w": D}.get(name, math.prod(shape[:-1]))   # the rest is masked
+        gain = {"W": VOTES_GAIN, "place_W": VOTES_GAIN, "primary_w": 1, "dec3_w": 1}.get(
+            name, 1 if shape[-1] == N_CLASSES else 2)
         if name.endswith(("_b", "_gamma", "_beta")):
             params[name] = np.full(shape, name.endswith("_gamma"), np.float32)
-            continue
-        noise = rng.standard_normal(shape, np.float32)
-        if name in ("W", "place_W"):
-            children = len(plan(config).centres) * config.primary_types
-            params[name] = noise * np.float32(np.sqrt(VOTES_GAIN / (E * children)))
         else:
-            gain = 1 if name in ("primary_w", "dec3_w") or shape[-1] == N_CLASSES else 2
-            fan_in = D if name == "dec1_w" else math.prod(shape[:-1])                   # the rest is masked
-            params[name] = noise * np.float32(np.sqrt(gain / fan_in))
+            params[name] = rng.standard_normal(shape, np.float32) * np.float32(np.sqrt(gain / fan_in))
     return params
 
 
@@ -860,81 +681,74 @@ def forward(params, images, config, digits=None, empty=np.empty, dropout_mask=No
     """images (N, side, side) in [0, 1]; digits (N, 1) whose capsule to decode, None for the longest; dropout_mask
     (N, units) of a CNN, None for none; statistics: a dict in training, see layers_forward. -> out, cache
 
-    out: scores (N, 10), of capsules their lengths; and of capsules v (N, 10, D), digits (N, 1) and, with a decoder,
-    recon (N, 1, side, side); of those that are routed the primary capsules u (N, I, E) and, in c, each iteration's
-    coupling coefficients, the first (1, I), the others (N, 10, I), with I ordered (row, column, type).
+    out: scores (N, 10), of capsules their lengths; and of capsules v (N, 10, D) and, with a decoder, recon (N, 1, side,
+    side); of those that are routed the primary capsules u (N, I, E), I ordered (row, column, type).
     """
-    drawn = plan(config)
-    x, pad_cache = pad_forward(images[..., None], config.padding)
-    x = im2col_rows(x[..., 0], params["conv1_w"].shape[1])
-    x, layers_cache = layers_forward(params, x, drawn.layers, empty, dropout_mask, statistics)
+    p = config.padding
+    x = im2col_rows(np.pad(images, ((0, 0), (p, p), (p, p))), params["conv1_w"].shape[1])
+    layers = [(*layer, dropout_mask) if layer == ("dropout",) else layer for layer in plan(config).layers]
+    x, layers_cache = layers_forward(params, x, layers, empty, statistics)
     if config.model not in CAPSULES:
-        return {"scores": x}, SimpleNamespace(pad=pad_cache, layers=layers_cache, capsules=None)
+        return {"scores": x}, SimpleNamespace(layers=layers_cache, capsules=None)
     v, found, capsules_cache = capsules_forward(params, x, config, empty)
     lengths, lengths_cache = lengths_forward(v)
     digits = lengths.argmax(1)[:, None] if digits is None else digits
-    out = {"scores": lengths, "v": v, "digits": digits, **found}
+    out = {"scores": lengths, "v": v, **found}
     mask_cache = decoder_cache = None
     if config.recon_weight:
         masked, mask_cache = mask_forward(v, digits)
-        pixels, decoder_cache = decoder_forward(params, masked, empty)
+        pixels, decoder_cache = layers_forward(params, masked, decoder(config), empty)
         out["recon"] = pixels.reshape(len(v), -1, *images.shape[1:])
-    return out, SimpleNamespace(pad=pad_cache, layers=layers_cache, capsules=capsules_cache, lengths=lengths_cache,
-                                mask=mask_cache, decoder=decoder_cache)
+    return out, SimpleNamespace(layers=layers_cache, capsules=capsules_cache, lengths=lengths_cache, mask=mask_cache,
+                                decoder=decoder_cache)
 
 
 def backward(dscores, drecon, cache, config, need_dx=False):
     """dscores (N, 10), naming_loss's gradient; drecon (N, 1, side, side), None without a decoder -> grads, keys as
-    params; and, if it is needed, the gradient of the images (N, side, side), else None"""
+    params; and, if it is needed, that of im2col_rows' output, else None"""
     grads, dx = {}, dscores
     if cache.capsules:
         dv = lengths_backward(dscores, cache.lengths)
         if cache.decoder:
-            dmasked = decoder_backward(drecon.reshape(len(drecon), -1), cache.decoder, grads)
+            dmasked = layers_backward(drecon.reshape(len(drecon), -1), cache.decoder, decoder(config), grads)
             dv = dv + mask_backward(dmasked, cache.mask)
         dx = capsules_backward(dv, cache.capsules, config, grads)
-    dx = layers_backward(dx, cache.layers, plan(config).layers, grads, need_dx)
-    return grads, pad_backward(im2col_rows_backward(dx)[..., None], cache.pad)[..., 0] if need_dx else None
+    return grads, layers_backward(dx, cache.layers, plan(config).layers, grads, need_dx)
 
 
 def capsules_forward(params, x, config, empty):
     """The trunk's output x (N, side, side, C) -> v (N, J, D), what else is worth knowing, cache"""
-    N, ending = len(x), PLAIN if config.no_squash else SQUASH
+    N, ending = len(x), PLAIN if config.without == "squash" else SQUASH
     if config.model == "vectors":
         s, mean_cache = mean_forward(x)
-        v, ending_cache = ending[0](s.reshape(N, N_CLASSES, D))
-        return v, {}, SimpleNamespace(mean=mean_cache, ending=ending_cache)
+        v, routing_cache = ending[0](s.reshape(N, N_CLASSES, D))
+        return v, {}, SimpleNamespace(mean=mean_cache, routing=routing_cache)
     u, primary_cache = ending[0](x.reshape(N, -1, E))                                   # (N, I, E)
-    places_cache = ending_cache = routing_cache = None
-    W = params["W"]
-    parts, centres = u, plan(config).centres
-    if config.model == "shared" and not config.no_places:
-        parts, places_cache = with_places_forward(u, centres)
+    parts, places_cache, W, places = u, None, params["W"], plan(config).places
+    if "place_W" in params:
+        parts, places_cache = with_places_forward(u, places)
         W = np.concatenate([W, np.broadcast_to(params["place_W"], (len(W), 2, N_CLASSES, D))], 1)
     if config.routing_iters == 1:
         s, votes_cache = uniform_forward(parts, W, empty)
-        v, ending_cache = ending[0](s)
-        c = [np.full((1, u.shape[1]), 1 / N_CLASSES, u.dtype)]
+        v, routing_cache = ending[0](s)
     else:
         u_hat, votes_cache = (votes_forward(parts, W, empty) if config.model == "caps" else
-                              shared_votes_forward(parts, W, len(centres), empty))      # (N, J, I, D)
-        v, routing_cache = routing_forward(u_hat, config, None, empty, ending)
-        c = [step.c for step in routing_cache.steps]
-    return v, {"u": u, "c": c}, SimpleNamespace(
-        primary=primary_cache, places=places_cache, votes=votes_cache, ending=ending_cache, routing=routing_cache,
-        x_shape=x.shape)
+                              shared_votes_forward(parts, W, len(places), empty))       # (N, J, I, D)
+        v, routing_cache = routing_forward(u_hat, config.routing_iters, empty, ending=ending)
+    return v, {"u": u}, SimpleNamespace(primary=primary_cache, places=places_cache, votes=votes_cache,
+                                        routing=routing_cache, x_shape=x.shape)
 
 
 def capsules_backward(dv, cache, config, grads):
     """-> dx (N, side, side, C); the parameters' gradients go into `grads`"""
-    _, ending_backward = PLAIN if config.no_squash else SQUASH
+    _, ending_backward = PLAIN if config.without == "squash" else SQUASH
     if config.model == "vectors":
-        return mean_backward(ending_backward(dv, cache.ending).reshape(len(dv), -1), cache.mean)
+        return mean_backward(ending_backward(dv, cache.routing).reshape(len(dv), -1), cache.mean)
     if config.routing_iters == 1:
-        du, dW = uniform_backward(ending_backward(dv, cache.ending), cache.votes)
+        du, dW = uniform_backward(ending_backward(dv, cache.routing), cache.votes)
     else:
-        du_hat, _ = routing_backward(dv, cache.routing)
-        du, dW = (votes_backward if config.model == "caps" else shared_votes_backward)(du_hat, cache.votes)
+        votes_back = votes_backward if config.model == "caps" else shared_votes_backward
+        du, dW = votes_back(routing_backward(dv, cache.routing), cache.votes)
     grads["W"] = dW[:, :E]
     if cache.places:
         grads["place_W"] = dW[:, E:].sum(0)
@@ -942,13 +756,30 @@ def capsules_backward(dv, cache, config, grads):
     return ending_backward(du, cache.primary).reshape(cache.x_shape)
 
 
-def im2col_rows_backward(dx):
-    """Adjoint of im2col_rows: dx (N, H-K+1, W, K) -> (N, H, W)"""
-    N, rows, W, K = dx.shape
-    dimages = np.zeros((N, rows + K - 1, W), dx.dtype)
-    for k in range(K):
-        dimages[:, k:k + rows] += dx[..., k]
-    return dimages
+def im2col_rows(x, K):
+    """x (N, H, W) -> (N, H-K+1, W, K): K shifted copies of the rows as channels. With it a KxK convolution of a
+    one-channel image is a 1xK convolution of K channels, one GEMM with an inner dimension of K*K instead of K GEMMs
+    with K."""
+    return np.ascontiguousarray(sliding_window_view(x, K, axis=1))
+
+
+def dropout(x, dropout_mask=None):
+    """x times a mask that is 0 with probability p, else 1 / (1 - p); None: no dropout. Its backward is it again"""
+    return (x if dropout_mask is None else x * dropout_mask), dropout_mask
+
+
+def largest_forward(x):
+    """Global maximum: x (N, H, W, C) -> y (N, C)"""
+    rows = x.reshape(len(x), -1, x.shape[-1])                                           # (N, H*W, C)
+    at = rows.argmax(1)[:, None]                                                        # the first of equals
+    return np.take_along_axis(rows, at, 1)[:, 0], (x.shape, at)
+
+
+def largest_backward(dy, cache):
+    (N, H, W, C), at = cache
+    dx = np.zeros((N, H * W, C), dy.dtype)
+    np.put_along_axis(dx, at, dy[:, None], 1)
+    return dx.reshape(N, H, W, C)
 
 
 def loss_and_grads(params, batch, config, empty=np.empty, batch_fraction=1.0):
@@ -976,347 +807,31 @@ def forward_rows(params, samples, rows, config, empty, decode="labels"):
     there or, with decode="longest", the longest one"""
     batch = to_batch(samples, rows, dtype_of(params))
     out, _ = forward(params, batch["images"], config, batch["labels"][:, None] if decode == "labels" else None, empty)
-    return {name: out[name] for name in ("scores", "v", "digits", "recon") if name in out}
+    return {name: out[name] for name in ("scores", "v", "recon") if name in out}
 
 
-# ============================================================== evaluation and training
+# ============================================================== evaluation, report
 
 def evaluate(params, chunks, config, runner):
-    """Accuracy and losses over dicts of digits -> dict: n, hits, accuracy, loss, naming, per_class (the accuracy of
-    each class; nan where there is none of it) and, with a decoder, recon_mse, the mean squared error per pixel"""
-    n, hits, sums = np.zeros(N_CLASSES, int), np.zeros(N_CLASSES, int), np.zeros(2)
+    """Accuracy and losses over dicts of digits -> dict: n, hits, accuracy, right (n,), whether each was named right,
+    loss, naming, per_class (the accuracy of each class; nan where there is none of it) and, with a decoder, recon_mse,
+    the mean squared error per pixel"""
+    right, labels, sums = [], [], np.zeros(2)
     for part in chunks:
-        out, labels = runner.forward(params, part, config), part["labels"]
-        right = out["scores"].argmax(1) == labels
-        n += np.bincount(labels, minlength=N_CLASSES)
-        hits += np.bincount(labels[right], minlength=N_CLASSES)
-        target = part["images"].astype(out["scores"].dtype)[:, None] / 255
-        recon = reconstruction_loss(out["recon"], target)[0] if "recon" in out else 0.0
-        sums += np.array([naming_loss(out, labels, config)[0], recon]) * len(labels)
-    naming, recon = sums / n.sum()
+        out, target = runner.forward(params, part, config), part["images"][:, None]
+        right.append(out["scores"].argmax(1) == part["labels"])
+        labels.append(part["labels"])
+        recon = reconstruction_loss(out["recon"], target.astype(out["recon"].dtype) / 255)[0] if "recon" in out else 0.0
+        sums += np.array([naming_loss(out, part["labels"], config)[0], recon]) * len(part["labels"])
+    right, labels = np.concatenate(right), np.concatenate(labels)
+    (naming, recon), of_class = sums / len(right), [right[labels == digit] for digit in range(N_CLASSES)]
     redrawn = {"recon_mse": recon / SIDES[config.task] ** 2} if config.recon_weight else {}
-    return {"n": int(n.sum()), "hits": int(hits.sum()), "accuracy": hits.sum() / n.sum(),
+    return {"n": len(right), "hits": int(right.sum()), "accuracy": right.mean(), "right": right,
             "loss": naming + config.recon_weight * recon, "naming": naming,
-            "per_class": [float(h / m) if m else math.nan for h, m in zip(hits, n)], **redrawn}
+            "per_class": [float(each.mean()) if len(each) else math.nan for each in of_class], **redrawn}
 
 
 EPOCH_KEEPS = ("loss", "naming", "recon_mse", "accuracy")
-
-
-def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.float32):
-    """Train -> (params, history). Never looks at a test image.
-
-    params: the weights' running mean if --average is set, else the weights. snapshot_callback(step, params, terms)
-    gets copies, at step 0, every snapshot_every steps and at the end; it cannot change the run. data: load_digits'
-    result, to load only once. history: source of the digits, epochs (one dict each: train and validation losses and
-    accuracies), seconds, steps.
-    """
-    check_config(config)
-    progress = Progress(config.quiet)
-    data = data or load_digits(config, progress.say)
-    with Run(config, data["source"], config.n_train, progress, snapshot_callback, snapshot_every, dtype) as run:
-        announce(run, data)
-        for epoch in run.epochs():
-            reached = run.history["epochs"][-1]["val_accuracy"] if run.history["epochs"] else 0
-            if config.stop_at and reached >= config.stop_at:
-                progress.say(f"stopped: {reached:.4f} of the validation digits, --stop-at {config.stop_at}")
-                break
-            for samples in epoch_samples(data, epoch, config):
-                for rows in run.batches(samples):
-                    run.update(len(rows), *run.runner.loss_and_grads(run.params, samples, rows, config))
-            found = evaluate(run.weights, stream_digits(data, config, "val"), config, run.runner)
-            run.close_epoch({"val_" + name: found[name] for name in EPOCH_KEEPS if name in found},
-                            f"validation {found['accuracy']:.4f}")
-        best = max(epoch["val_accuracy"] for epoch in run.history["epochs"])
-        if best < config.stop_at:
-            progress.say(f"--stop-at {config.stop_at} was not reached; the best was {best:.4f}")
-    return run.weights, run.history
-
-
-def announce(run, digits):
-    """What a run prints at its start: data, network, parameters, threads"""
-    config, side = run.config, SIDES[run.config.task]
-    network = f"{config.model}, {config.front_end} front end, " if config.model != "cnn" else "cnn, "
-    if config.model in ROUTED:
-        places, many = plan(config).side, "s" * (config.routing_iters > 1)
-        network += (f"{places * places * config.primary_types} primary capsules, {config.routing_iters} "
-                    f"iteration{many}, gradient {config.routing_grad}, ")
-    _, labels = training_digits(digits, config)
-    run.progress.say(
-        f"digits      {digits['source']}: {len(labels)} to train on, moved by up to {config.max_shift} px on "
-        f"{side}x{side}\n"
-        f"network     {network}{config.loss} loss; {n_params(run.params):,} parameters\n"
-        f"training    {config.n_epochs} x {config.n_train} digits, batches of {config.batch_size}, lr {config.lr} "
-        f"{config.lr_schedule}{f' after {config.warmup} steps of warm-up' * (config.warmup > 0)}, seed {config.seed}, "
-        f"{run.runner.threads} thread{'s' * (run.runner.threads > 1)}"
-        + (f"; going on at step {run.step}" if run.step else ""))
-
-
-def check_config(config):
-    """check_options, and what concerns two flags at once"""
-    check_options(config, [config.model])
-    for f in given_options(config):
-        if config.task not in f.metadata.get("tasks", (config.task,)):
-            raise InputError(f"{flag_of(f.name)}: means nothing to --task {config.task}; leave it out")
-    if config.batch_size > config.n_train:
-        raise InputError(
-            f"--batch-size {config.batch_size}: more than --n-train {config.n_train}; lower one or raise the other")
-    if config.model == "vectors" and config.front_end != "deep":
-        raise InputError(f"--preset {config.preset}, --front-end {config.front_end}: vectors has the size of shared on "
-                         "the deep front end only; leave one of them out")
-    useless = {"routing_grad": (config.routing_iters == 1, "one iteration, whose couplings are constant"),
-               "conv3_channels": (config.front_end == "paper" and config.model != "dense", "this front end"),
-               "decoder_hidden1": (not config.recon_weight, "--recon-weight 0"),
-               "decoder_hidden2": (not config.recon_weight, "--recon-weight 0")}
-    for name in [f.name for f in given_options(config) if f.name in useless]:
-        if useless[name][0]:
-            raise InputError(f"{flag_of(name)}: means nothing to {useless[name][1]}; leave it out")
-    if config.affnist_dir:
-        for _ in read_affnist(config.affnist_dir):                                      # now, not after training
-            pass
-
-
-# -------------------------------------------------------------- probes: spoilt digits, and what is no digit
-
-PROBES = {"robustness": "right with ", "factors": "right by   ", "detection": "AUROC from ",
-          "dimensions": "R^2 of     "}
-N_PROBED = 2000                    # test digits, and pictures of each kind that are none
-FACTOR_RANGES = {                  # one at a time, past affNIST's range
-    "turn": tuple(float(turn) for turn in range(-60, 61, 10)),
-    "shear": tuple(k / 20 for k in range(-12, 13, 3)),
-    "down": tuple(k / 10 for k in range(5, 15)), "across": tuple(k / 10 for k in range(5, 15))}
-SPOILT = {                         # how, and how much: none but the last knows the network
-    "noise": (32, 64, 128),        # standard deviation, grey levels of 255
-    "occlusion": (6, 10, 14),      # side of a black square about one of the digit's pixels, px
-    "contrast": (0.5, 0.25, 0.125),                        # factor on every pixel
-    "adversarial": (8, 16, 32)}    # step along the sign of the gradient, grey levels of 255
-NO_DIGITS = "halves", "strokes", "noise", "shuffled", "inverted"
-
-
-def folded(params, config):
-    """The same network without normalisations, whose running statistics go into the kernels before them, and without
-    decoder -> params, config. Its backward has the gradient of what is evaluated."""
-    plain = dataclasses.replace(config, norm="none", muon=0.0, recon_weight=0.0, dropout=0.0, width=own_width(config))
-    out = dict(params)
-    if config.norm == "batch":
-        for name in [name.removesuffix("_norm_gamma") for name in params if name.endswith("_norm_gamma")]:
-            gamma, beta, mean, variance = (out.pop(f"{name}_norm_{end}") for end in ("gamma", "beta", "mean", "var"))
-            scale = gamma / np.sqrt(variance + gamma.dtype.type(NORM_EPS))
-            out[name + "_w"], out[name + "_b"] = params[name + "_w"] * scale, beta - mean * scale
-    return {name: out[name] for name in param_shapes(plain)}, plain
-
-
-def spoil(images, how, much, rng):
-    """images (n, side, side) uint8 with noise, a black square, or less contrast -> as many, uint8. See SPOILT."""
-    if how == "noise":
-        noisy = images + much * rng.standard_normal(images.shape, np.float32)
-        return np.rint(np.clip(noisy, 0, 255)).astype(np.uint8)
-    if how == "contrast":
-        return np.rint(images * np.float32(much)).astype(np.uint8)
-    out, half = images.copy(), much // 2
-    for image in out:
-        ink = np.argwhere(image) if image.any() else np.zeros((1, 2), int)
-        row, column = ink[rng.integers(len(ink))]
-        image[max(0, row - half):row - half + much, max(0, column - half):column - half + much] = 0
-    return out
-
-
-def adversarial_direction(params, config, samples, runner):
-    """The signs of the gradient of (best wrong score - true score) with respect to each image, (n, side, side): one
-    step along them (Goodfellow et al. 2015) is, to first order, what raises that difference most. Not of the loss: the
-    margin loss of a digit that is named well has no gradient at all, so that no step would go anywhere."""
-    params, config = folded(params, config)
-
-    def one(rows):
-        batch = to_batch(samples, rows)
-        out, cache = forward(params, batch["images"], config)
-        scores, labels, n = out["scores"].copy(), batch["labels"], np.arange(len(batch["labels"]))
-        scores[n, labels] = -np.inf
-        dscores = np.zeros_like(out["scores"])
-        dscores[n, scores.argmax(1)], dscores[n, labels] = 1, -1
-        return np.sign(backward(dscores, None, cache, config, need_dx=True)[1])
-    shards = [np.arange(start, min(start + SHARD_SIZE, len(samples["labels"])))
-              for start in range(0, len(samples["labels"]), SHARD_SIZE)]
-    return np.concatenate(runner.map(one, shards))
-
-
-def probed_digits(digits, config, kind, **more):
-    """Chunks of the first test digits, N_PROBED at most"""
-    return stream_digits(digits, dataclasses.replace(config, n_test=min(config.n_test, N_PROBED), n_variants=1), kind,
-                         **more)
-
-
-def robustness(params, digits, config, runner):
-    """Accuracy on moved test digits that were spoilt -> {how: [[how much, accuracy], ...]}"""
-    hits, n, rng = {(how, much): 0 for how in SPOILT for much in SPOILT[how]}, 0, rng_for(config.seed, "evaluation", 5)
-    for part in probed_digits(digits, config, "test"):
-        direction, n = adversarial_direction(params, config, part, runner), n + len(part["labels"])
-        for how, much in hits:
-            images = spoil(part["images"], how, much, rng) if how != "adversarial" else np.clip(
-                part["images"] + much * direction, 0, 255).astype(np.uint8)
-            hits[how, much] += evaluate(params, [part | {"images": images}], config, runner)["hits"]
-    return {how: [[much, hits[how, much] / n] for much in SPOILT[how]] for how in SPOILT}
-
-
-def accuracy_by_factor(params, digits, config, runner):
-    """Accuracy on centred test digits, one factor away from rest -> {factor: [[value, accuracy], ...]}"""
-    return {name: [[value, evaluate(params, probed_digits(digits, config, "centred", factors=REST | {name: value}),
-                                    config, runner)["accuracy"]] for value in values]
-            for name, values in FACTOR_RANGES.items()}
-
-
-def strokes_at_random(n, rng):
-    """Two strokes of different synthetic digits, drawn as one digit is. -> (n, 28, 28) uint8"""
-    strokes = [(digit, stroke.strip()) for digit, _, glyph in GLYPHS for stroke in glyph.split("|")]
-    images = []
-    while len(images) < n:
-        (one, first), (other, second) = (strokes[k] for k in rng.integers(len(strokes), size=2))
-        if one != other:
-            names = set(f"{first} {second}".split())
-            points, basis = _stroke_basis(f"{first} | {second}", len(names))
-            points = points + 0.1 * rng.normal(0, 0.7, points.shape)
-            width = np.exp(rng.normal(0.92, 0.26, 1)).clip(1.2, 4.5)
-            dots = (basis @ points)[None] * np.array([0.8, 1.0])
-            images.append(_render(dots, width, rng.uniform(1.0, 1.6, 1), np.ones((1, DOTS)))[0])
-    return np.rint(255 * np.stack(images)).astype(np.uint8)
-
-
-def shifted(image, down, right):
-    """image (H, W) moved by whole pixels; what leaves it is lost, what comes in is 0"""
-    out, (H, W) = np.zeros_like(image), image.shape
-    out[max(0, down):H + min(0, down), max(0, right):W + min(0, right)] = (
-        image[max(0, -down):H - max(0, down), max(0, -right):W - max(0, right)])
-    return out
-
-
-def ink_centres(images):
-    """Where the centre of each image's ink lies. images (n, H, W) uint8 -> (n, 2) = (row, column), px"""
-    mass = np.maximum(images.sum((1, 2), dtype=np.int64), 1)[:, None]
-    sums = [images.sum(3 - axis, dtype=np.int64) @ np.arange(images.shape[axis]) for axis in (1, 2)]
-    return np.stack(sums, 1) / mass
-
-
-def halves(images, labels, rng):
-    """The upper half of each image above the lower half of one of another class, if there is one, drawn at random, both
-    cut at the centre of their ink. images (n, H, W) uint8 -> as many"""
-    centres, out = np.rint(ink_centres(images)).astype(int), images.copy()
-    for k, label in enumerate(labels):
-        others = np.flatnonzero(labels != label)
-        other = rng.choice(others) if len(others) else k
-        cut = centres[k, 0]
-        out[k, cut:] = shifted(images[other], *(centres[k] - centres[other]))[cut:]
-    return out
-
-
-def no_digits(part, kind, config, rng):
-    """As many pictures as there are digits in `part`: halves of two digits of different classes; strokes put together
-    at random; noise, uniform; the digits' pixels shuffled; the digits inverted -> a dict like it"""
-    images = part["images"]
-    if kind == "halves":
-        images = halves(images, part["labels"], rng)
-    elif kind == "noise":
-        images = rng.integers(0, 256, images.shape, np.uint8)
-    elif kind == "shuffled":
-        images = rng.permuted(images.reshape(len(images), -1), axis=1).reshape(images.shape)
-    elif kind == "inverted":
-        images = 255 - images
-    else:
-        images = moved_digits(strokes_at_random(len(images), rng), SIDES[config.task], config.max_shift, rng)
-    return part | {"images": images}
-
-
-def confidences(params, part, config, runner):
-    """How sure the network is that each picture is a digit, higher for surer -> {score: (n,)}. Of capsules the length
-    of the longest and, with a decoder, minus the squared error of the picture redrawn from it; of the others the
-    largest probability."""
-    if config.model not in CAPSULES:
-        scores = runner.forward(params, part, config)["scores"].astype(float)
-        return {"probability": 1 / np.exp(scores - scores.max(1, keepdims=True)).sum(1)}
-    out = runner.forward(params, part, config, decode="longest")
-    found = {"length": out["scores"].max(1).astype(float)}
-    if "recon" in out:
-        found["redrawn"] = -np.square(out["recon"][:, 0] - part["images"] / np.float32(255)).mean((1, 2), dtype=float)
-    return found
-
-
-def without_network(images):
-    """Two scores that need no network: how little ink a picture has, how little its neighbouring pixels differ. images
-    (n, side, side) uint8 -> {score: (n,)}"""
-    level = images.astype(float)
-    differences = sum(np.abs(np.diff(level, axis=axis)).sum((1, 2)) for axis in (1, 2))
-    return {"little ink": -level.sum((1, 2)), "smoothness": -differences}
-
-
-def auroc(of_digits, of_others):
-    """The chance that a digit has a higher score than another picture, ties counting half: the area under the ROC"""
-    both = np.concatenate([of_digits, of_others])
-    values, where, counts = np.unique(both, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[where]                               # from 1, ties share theirs
-    n, m = len(of_digits), len(of_others)
-    return float((ranks[:n].sum() - n * (n + 1) / 2) / (n * m))
-
-
-def detection(params, digits, config, runner):
-    """AUROC of moved test digits against what is no digit, by each score -> {kind: {score: AUROC}}. `together` is the
-    sum of two scores, each in units of its standard deviation over validation digits; without_network's say what a
-    trivial cue would do."""
-    valid = confidences(params, next(stream_digits(digits, config, "val")), config, runner)
-    spread = {name: max(float(values.std()), 1e-12) for name, values in valid.items()}
-
-    def scores(parts):
-        found = [confidences(params, part, config, runner) for part in parts]
-        found = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
-        found |= {"together": sum(found[name] / spread[name] for name in found)} if len(found) > 1 else {}
-        return found | without_network(np.concatenate([part["images"] for part in parts]))
-    test, rng = list(probed_digits(digits, config, "test")), rng_for(config.seed, "evaluation", 6)
-    real = scores(test)
-    return {kind: {name: auroc(real[name], others[name]) for name in real}
-            for kind in NO_DIGITS
-            for others in [scores([no_digits(part, kind, config, rng) for part in test])]}
-
-
-KNOWN_FACTORS = "x", "y", "slant", "rotation", "aspect", "stroke"                      # of synthetic digits
-
-
-def factor_r2(params, config, runner):
-    """How well the true digit's capsule follows the known factors of 2 N_PROBED moved synthetic digits -> single (10,
-    D, factors), for each class the squared correlation of each dimension with each factor; together (10, factors), R^2
-    of a linear map of all dimensions, fitted to half of the digits, on the other half"""
-    images, labels, factors = synthesize_digits(2 * N_PROBED, config.seed)
-    rng, side = rng_for(config.seed, "evaluation", 7), SIDES[config.task]
-    shifts = rng.integers(-config.max_shift, config.max_shift + 1, (len(images), 2))
-    samples = {"images": place_digits(images, (side - BOX) // 2 + shifts, side), "labels": labels.astype(np.int64)}
-    v = runner.forward(params, samples, config)["v"][np.arange(len(labels)), labels].astype(float)   # (n, D)
-    known = np.stack([shifts[:, 1], shifts[:, 0], *(factors[name] for name in KNOWN_FACTORS[2:])], 1).astype(float)
-    single, together = np.zeros((N_CLASSES, D, known.shape[1])), np.zeros((N_CLASSES, known.shape[1]))
-    for digit in range(N_CLASSES):
-        X, Y = (a[labels == digit] - a[labels == digit].mean(0) for a in (v, known))
-        spread = np.sqrt(np.square(X).sum(0)[:, None] * np.square(Y).sum(0)) + 1e-12
-        single[digit] = (X.T @ Y / spread) ** 2
-        half = len(X) // 2
-        fit = np.linalg.lstsq(np.c_[X[:half], np.ones(half)], Y[:half], rcond=None)[0]
-        rest = Y[half:] - np.c_[X[half:], np.ones(len(X) - half)] @ fit
-        together[digit] = 1 - np.square(rest).sum(0) / np.square(Y[half:] - Y[half:].mean(0)).sum(0)
-    return single, together
-
-
-def dimensions(params, config, runner):
-    """factor_r2 in short -> {factor: [["best dimension", R^2], ["all dimensions", R^2]]}, means over the ten digits"""
-    single, together = factor_r2(params, config, runner)
-    return {name: [["best dimension", float(best)], ["all dimensions", float(whole)]]
-            for name, best, whole in zip(KNOWN_FACTORS, single.max(1).mean(0), together.mean(0))}
-
-
-def probes_of(params, digits, config, runner):
-    """-> what --probe asks for: robustness, factors, detection and, of capsules, dimensions"""
-    found = {"robustness": robustness(params, digits, config, runner),
-             "factors": accuracy_by_factor(params, digits, config, runner),
-             "detection": detection(params, digits, config, runner)}
-    return found | ({"dimensions": dimensions(params, config, runner)} if config.model in CAPSULES else {})
-
-
-WEIGHTS = Path(__file__).with_name("weights") / "affnist_shared.npz"                   # the network that comes along
-SOURCE, FREE = "digits", ("seed",)                # what says where data come from; what may differ from the training's
 TESTS = {                                         # of each task: key of the result, kind of digits, what is printed
     "affnist": (("familiar", "test", "moved test digits"), ("placed", "placed", "moved further"),
                 ("centred", "centred", "affine, in the middle"), ("affine", "affine", "affine test digits"),
@@ -1330,88 +845,198 @@ def tests_of(params, digits, config, runner):
             for key, kind, _ in TESTS[config.task] if kind != "real" or config.affnist_dir}
 
 
-def interval_of(key, test, config):
-    """Wilson's 95% interval, with as many samples as there are different digits: variants of one are no new ones"""
-    (kind,) = (kind for name, kind, _ in TESTS[config.task] if name == key)
-    n = test["n"] // (config.n_variants if kind in VARIED else 1)
-    n = min(n, 10000) if kind == "real" else n
-    return wilson_interval(test["accuracy"] * n, n)
+def announce(run, digits):
+    """What a run prints at its start: data, network, settings"""
+    config, (_, labels) = run.config, training_digits(digits, run.config)
+    run.progress.say(
+        f"digits      {len(labels)} to train on: {digits['source']}, moved by up to {SHIFTS[config.task]} px\n"
+        f"network     {config.model}, {config.preset}; {n_params(run.params):,} parameters\n"
+        f"training    {config.n_epochs} x {config.n_train} digits, batches of {config.batch_size}, lr {config.lr}, "
+        f"{config.loss} loss, seed {config.seed}, threads {run.runner.threads}"
+        + f"; going on at step {run.step} of {run.n_steps}" * (run.step > 0))
 
 
-def digest_of_tests(digits, config):
-    """A digest of the first test digits of every kind, affNIST's own files left out, and of what is no digit: a result
-    that carries another one was not measured on today's"""
-    config = dataclasses.replace(config, n_test=min(config.n_test, 64), n_variants=1)
-    found = {kind: next(stream_digits(digits, config, kind)) for _, kind, _ in TESTS[config.task] if kind != "real"}
-    arrays = {kind: part["images"] for kind, part in found.items()}
-    if config.probe:
-        arrays |= {kind: no_digits(found["test"], kind, config, rng_for(config.seed, "evaluation", 6))["images"]
-                   for kind in NO_DIGITS}
-        arrays |= {how: spoil(found["test"]["images"], how, SPOILT[how][0], rng_for(config.seed, "evaluation", 5))
-                   for how in SPOILT if how != "adversarial"}
-    return digest_of(arrays)
-
-
-def results_of(config, params, history, tests, digits, found=None, probes=None):
-    """The dict that --out-json writes. digits: load_digits' result; found: the network that was loaded, if it was not
-    trained here; probes: what probes_of found"""
-    measured = dict(probes or {}) | {"tests_sha256": digest_of_tests(digits, config)}
+def results_of(config, params, history, tests, found=None):
+    """The dict that --out-json writes. found: the network that was loaded, if it was not trained here"""
+    measured = {"hit_bits": {key: packed(test["right"]) for key, test in tests.items()}}
     for key, test in tests.items():
+        n = min(test["n"], MNIST.files["test", "labels"][2][0])       # affNIST's files hold each digit in 32 variants
         measured |= {f"{key}_accuracy": test["accuracy"], f"{key}_hits": test["hits"], f"{key}_n": test["n"],
-                     f"{key}_accuracy_ci95": interval_of(key, test, config),
+                     f"{key}_accuracy_ci95": wilson_interval(test["accuracy"] * n, n),
                      f"{key}_per_class": test["per_class"], f"{key}_recon_mse": test.get("recon_mse")}
     return result_of(config, params, history, measured) | (
         {"history": {}, "loaded": found.file} if found else {})                         # its history is in that file
 
 
-def report(config, params, history, tests, digits, say, found=None, probes=None):
-    """Print tests_of's and probes_of's results, and write --out-json"""
-    results = results_of(config, params, history, tests, digits, found, probes)
+def report(config, params, history, tests, say, found=None):
+    """Print tests_of's results, and write --out-json"""
+    results = results_of(config, params, history, tests, found)
     say(f"\n{DIGIT_NAMES[results['source']]}{', of the validation images' * (config.tests_on == 'val')}")
     for key, _, words in TESTS[config.task]:
         if key in tests:
             low, high = results[f"{key}_accuracy_ci95"]
-            error = tests[key].get("recon_mse")
             say(f"  {words:22}{tests[key]['accuracy']:.4f} of {tests[key]['n']}, 95% interval [{low:.4f}, {high:.4f}]"
-                + ("" if error is None else f", redrawn from its own digit's capsule with error {error:.4f} per pixel"))
-    for name, found_there in (probes or {}).items():
-        for kind, values in found_there.items():
-            shown = values.items() if name == "detection" else (
-                (value if isinstance(value, str) else f"{value:g}", share) for value, share in values)
-            say(f"  {PROBES[name]}{kind:14}" + "  ".join(f"{what} {value:.3f}" for what, value in shown))
-    training = (f"{results['seconds_train']:.1f} s, {results['ms_per_step']:.1f} ms a step" if found is None else
-                f"none; this network's had taken {results['seconds_train']:.0f} s")
-    say(f"  training              {training}"
-        + (f", peak memory {results['peak_rss_mb']:.0f} MB" if results["peak_rss_mb"] else ""))
+                + (f", redrawn with error {tests[key]['recon_mse']:.4f}" if "recon_mse" in tests[key] else ""))
+    say(f"  training              {results['seconds_train']:.1f} s, {results['ms_per_step']:.1f} ms a step"
+        + ", of the network that was loaded" * bool(found)
+        + f"; peak memory {results['peak_rss_mb']:.0f} MB" * bool(results["peak_rss_mb"]))
     if config.out_json:
         write_json(config.out_json, results)
 
 
-# TWIN mnist: MNIST's files, its cache and download, and synthetic digits where it cannot be had -----------------------
+# ============================================================== settings
 
-MNIST_MIRRORS = ("https://storage.googleapis.com/cvdf-datasets/mnist/",
-                 "https://ossci-datasets.s3.amazonaws.com/mnist/")
-MNIST_CACHE = Path("~/.cache/hinton-mnist")
-MNIST_FILES = {  # split, kind -> file, magic number, shape, SHA-256 of the decompressed bytes
-    ("train", "images"): ("train-images-idx3-ubyte", 2051, (60000, 28, 28),
-                          "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
-    ("train", "labels"): ("train-labels-idx1-ubyte", 2049, (60000,),
-                          "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),
-    ("test", "images"): ("t10k-images-idx3-ubyte", 2051, (10000, 28, 28),
-                         "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
-    ("test", "labels"): ("t10k-labels-idx1-ubyte", 2049, (10000,),
-                         "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2")}
-N_VAL_IMAGES = 5000                # the last of the training images
+# TWIN settings: what every experiment's Config has -------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Settings:
+    """A setting has one value: what was given, else its default, else, where that is None, what recipe() says. Config
+    adds n_epochs and lr, for which there is no common default."""
+    seed: int = option(0, "seed of everything random; same seed, same bits", "training", low=0, high=2 ** 32 - 1)
+    batch_size: int = option(32, "samples in a batch", "training", low=1, high=4096)
+    warmup: int = option(0, "steps over which the learning rate first rises from 0", "training", low=0, high=100_000)
+    lr_schedule: str = option("cosine", "cosine decay to 0, or constant", "training", choices=("cosine", "constant"))
+    threads: int = option(0, "worker threads, 0 for one per core; does not change a bit", "run", low=0, high=256,
+                          runtime=True)
+    checkpoint: str = option("", "write weights and optimiser to this .npz at every epoch's end", "run", runtime=True)
+    resume: bool = option(False, "go on from --checkpoint if it exists", "run", runtime=True)
+    out_json: str = option("", "write settings and results to this file", "run", runtime=True)
+    quiet: bool = option(False, "print nothing but errors", "run", runtime=True)
+
+    def __post_init__(self):
+        for name, value in self.recipe().items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+
+    def recipe(self):
+        """{name: value} of the settings whose default is None"""
+        return {}
+
+    def open_ended(self):
+        """Whether a run may be resumed with more epochs: nothing that it did depends on their number"""
+        return self.lr_schedule == "constant"
+
+# END TWIN settings ---------------------------------------------------------------------------------------------------
+
+NOT_NORMALISED = {"norm": "none", "padding": 0, "lr": 1e-3, "warmup": 0}
+PRESETS = {                        # what is not given
+    "deep": {"conv1_channels": 16, "norm": "batch", "padding": 4, "lr": 1e-2, "warmup": 200},
+    "small": {"conv1_channels": 64, **NOT_NORMALISED}, "paper": {"conv1_channels": 256, **NOT_NORMALISED}}
+MUON = 2                           # times the learning rate is the step of a normalised kernel
+ONLY_CAPSULES, ONLY_ROUTED, ONLY_AFFNIST = {"model": CAPSULES}, {"model": ROUTED}, {"task": ("affnist",)}
+
+
+@dataclass(frozen=True)
+class Config(Settings):
+    """All settings of a run: the names, defaults and help texts of the command line flags come from here."""
+    n_epochs: int = option(4, "epochs to train", "training", low=1, high=100_000)
+    n_train: int = option(12000, "training digits in an epoch, each moved at random", "data", low=1, high=10_000_000)
+    n_per_class: int = option(0, "training digits there are of each class, drawn by the seed; 0 for all", "data", low=0,
+                              high=10_000)
+    n_val: int = option(5000, "validation digits, training images held out, moved once", "data", low=1, high=5000)
+    n_test: int = option(0, "test digits, the first of those there are; 0 for all", "data", low=0, high=10_000,
+                         runtime=True)
+    tests_on: str = option("test", "draw the tests from the test images, or from the validation images, to choose by",
+                           "data", choices=("test", "val"), runtime=True)
+    task: str = option("affnist", "affnist: digits moved about on 40x40 px, tested on moved and on affine ones; mnist: "
+                       "on 28x28 px, tested as they are", "data", choices=tuple(SIDES))
+    affnist_dir: str = option("", "folder with affNIST's test_batches: test on its files, too; needs SciPy", "data",
+                              runtime=True, metavar="DIR", only=ONLY_AFFNIST)
+    digits: str = option("auto", "auto: MNIST if at hand or to be fetched, else synthetic", "data",
+                         choices=("auto", "mnist", "synthetic"), runtime=True)
+    mnist_dir: str = option("", "folder with the four MNIST idx files, raw or .gz (else $MNIST_DIR, else "
+                            "~/.cache/hinton-mnist, else download)", "data", runtime=True, metavar="DIR")
+    lr: float = option(None, "Adam's learning rate at the start, or after the warm-up; twice as much is Muon's step of "
+                       "a normalised kernel, as a share of its length", "training", above=0)
+    warmup: int = option(None, "steps over which the learning rate first rises from 0", "training", low=0, high=100_000)
+    loss: str = option(None, "margin loss, or cross-entropy: of capsules with the logarithms of their lengths as "
+                       "scores", "training", choices=("margin", "xent"), only=ONLY_CAPSULES)
+    recon_weight: float = option(None, "weight of the summed squared error of the redrawn digit; 0: no decoder",
+                                 "training", low=0, only=ONLY_CAPSULES)
+    stop_at: float = option(0.0, "stop at the end of the first epoch with this accuracy on validation digits; 0: never",
+                            "training", low=0, high=1)
+    model: str = option("shared", "capsules whose matrices are shared over places, or with one for every place (caps), "
+                        "or averages without a matrix (vectors); other heads on that trunk, as large as shared (gap, "
+                        "max) or caps (dense) without decoder; the paper's cnn, as large as caps", "network",
+                        choices=MODELS)
+    preset: str = option("deep", "six small normalised convolutions, and what is not given; or, not normalised, caps "
+                         "on the paper's two, at a quarter of its width (small) or as they are, and cnn and dense as "
+                         "large, with dropout", "network", choices=tuple(PRESETS), only={"model": OF_THE_PAPER})
+    without: str = option("nothing", "leave out the normalisations, the squashes of capsules, or the places in the "
+                          "votes of shared", "network", choices=("nothing", "norm", "squash", "places"))
+    padding: int = option(None, "px of background around the image, so that the last layers see a digit at its edge as "
+                          "one in its middle; task mnist: 0", "network", low=0, high=20)
+    conv1_channels: int = option(None, "channels of Conv1, and of Conv2; cnn: of the first two, its third has half",
+                                 "network", low=1, high=1024)
+    routing_iters: int = option(None, "routing iterations; 1 means uniform coupling", "network", low=1, high=50,
+                                only=ONLY_ROUTED)
+    norm: str = None               # these are no flags: the recipe says them
+    muon: float = None
+    dropout: float = None
+    width: int = 0
+
+    def recipe(self):
+        capsules, narrow = self.model in CAPSULES, (self.model, self.preset) in (("cnn", "small"), ("dense", "small"))
+        values = PRESETS.get(self.preset, {}) | {
+            "loss": "margin" if capsules else "xent", "recon_weight": 0.0005 if capsules else 0.0,
+            "routing_iters": 3 if self.model == "caps" else 1,
+            "dropout": 0.5 if self.preset != "deep" and self.model in ("dense", "cnn") else 0.0}
+        values |= {"conv1_channels": 16} if narrow else {}
+        values |= {"padding": 0} if self.task == "mnist" else {}
+        values |= {"norm": "none"} if self.without == "norm" else {}
+        lr = values.get("lr") if self.lr is None else self.lr
+        return values | {"muon": MUON * lr if (self.norm or values.get("norm")) == "batch" else 0.0}
+
+
+RETIRED = {                        # settings that are no more: their value that did nothing; ...: the recipe says it
+    "weight_decay": 0.0, "average": 0.0, "routing_grad": "full", "conv3_channels": CONV3, "no_squash": False,
+    "no_places": False, "max_shift": ..., "front_end": ..., "primary_types": ..., "decoder_hidden1": ...,
+    "decoder_hidden2": ..., "norm": ..., "muon": ..., "dropout": ..., "width": ...}
+WEIGHTS = Path(__file__).with_name("weights") / "affnist_shared.npz"                   # the network that comes along
+SOURCE = "digits"                                                   # the setting that says where data come from
+FREE = ("seed",)                                                    # what may differ from what a network trained with
+
+
+def check_config(config):
+    """check_options, and what concerns two settings at once"""
+    check_options(config)
+    if config.batch_size > config.n_train:
+        raise InputError(
+            f"--batch-size {config.batch_size}: more than --n-train {config.n_train}; lower one or raise the other")
+    if config.model not in {"squash": CAPSULES, "places": ("shared",)}.get(config.without, MODELS):
+        raise InputError(f"--without {config.without}: means nothing to --model {config.model}; leave it out")
+    if config.tests_on == "val" and config.n_test > MNIST.n_val:
+        raise InputError(f"--n-test {config.n_test}: with --tests-on val there are {MNIST.n_val} digits; lower it")
+    if config.affnist_dir:
+        sum(1 for _ in read_affnist(config.affnist_dir))                                # now, not after training
+
+
+# ============================================================== twins: machinery that stands alike in other experiments
+
+# TWIN mnist: a data set of four idx files, its cache and download, and synthetic digits where it cannot be had --------
+
+MNIST = SimpleNamespace(
+    name="MNIST", cache="~/.cache/hinton-mnist", n_val=5000,           # n_val: the last of the training images
+    mirrors=("https://storage.googleapis.com/cvdf-datasets/mnist/", "https://ossci-datasets.s3.amazonaws.com/mnist/"),
+    files={  # split, kind -> file, magic number, shape, SHA-256 of the decompressed bytes
+        ("train", "images"): ("train-images-idx3-ubyte", 2051, (60000, 28, 28),
+                              "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
+        ("train", "labels"): ("train-labels-idx1-ubyte", 2049, (60000,),
+                              "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),
+        ("test", "images"): ("t10k-images-idx3-ubyte", 2051, (10000, 28, 28),
+                             "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
+        ("test", "labels"): ("t10k-labels-idx1-ubyte", 2049, (10000,),
+                             "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2")})
 N_SYNTHETIC = {"train": 20000, "val": 2500, "test": 5000}
 DIGIT_NAMES = {"mnist": "MNIST digits", "synthetic": "SYNTHETIC digits"}         # in everything printed or drawn
 
 
 class NotAtHand(InputError):
-    """MNIST is not here and cannot be fetched"""
+    """A data set is not here and cannot be fetched"""
 
 
 def parse_idx(raw, name, magic, shape, sha256):
-    """The array in the bytes of one idx file, checked against what MNIST's must be. raw: bytes, gzipped or not.
+    """The array in the bytes of one idx file, checked against what it must be. raw: bytes, gzipped or not.
 
     Raises InputError naming the file and the fault: not gzip, wrong magic number, wrong size, wrong checksum.
     """
@@ -1421,34 +1046,27 @@ def parse_idx(raw, name, magic, shape, sha256):
             raw = gzip.decompress(raw)
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(f"{name}: corrupt or truncated gzip ({error}); {mend}") from None
-    header = np.frombuffer(raw[:4 + 4 * len(shape)], ">i4") if len(raw) >= 4 + 4 * len(shape) else ()
-    if len(header) == 0 or header[0] != magic:
-        raise InputError(f"{name}: not the idx file expected here (magic number "
-                         f"{header[0] if len(header) else 'missing'}, should be {magic}); {mend}")
-    size = 4 + 4 * len(shape) + int(np.prod(shape))
+    start = 4 + 4 * len(shape)
+    header = np.frombuffer(raw[:start], ">i4").tolist() if len(raw) >= start else ["missing"]
+    if header[0] != magic:
+        raise InputError(f"{name}: not the idx file expected here (magic number {header[0]}, not {magic}); {mend}")
+    size = start + math.prod(shape)
     if tuple(header[1:]) != shape or len(raw) != size:
-        raise InputError(f"{name}: holds {len(raw)} bytes and says shape {tuple(map(int, header[1:]))}, "
-                         f"MNIST's has {size} bytes and shape {shape}; {mend}")
+        raise InputError(f"{name}: holds {len(raw)} bytes and says shape {tuple(header[1:])}, should be {size} bytes "
+                         f"and shape {shape}; {mend}")
     if hashlib.sha256(raw).hexdigest() != sha256:
-        raise InputError(f"{name}: SHA-256 differs from MNIST's, the file is damaged or another data set; {mend}")
-    return np.frombuffer(raw, np.uint8, offset=size - int(np.prod(shape))).reshape(shape)
+        raise InputError(f"{name}: its SHA-256 is another, the file is damaged or of another data set; {mend}")
+    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
 
 
-def download_mnist_file(name, spec, folder, timeout, say):
-    """Fetch one MNIST file from the first mirror that has it whole; verified before it appears in `folder`."""
-    faults = []
-    for mirror in MNIST_MIRRORS:
+def download_idx(data_set, name, spec, folder, timeout, say):
+    """Fetch one file of a data set from the first mirror that has it whole; verified before it appears in `folder`"""
+    faults, mend = [], f"pass a folder with {data_set.name}'s four files as --mnist-dir, or use --digits synthetic"
+    for mirror in data_set.mirrors:
         try:
             say(f"downloading {mirror}{name}.gz")
             with urllib.request.urlopen(mirror + name + ".gz", timeout=timeout) as reply:
-                total, parts = int(reply.headers.get("Content-Length") or 0), []
-                got = 0
-                while part := reply.read(1 << 18):
-                    parts.append(part)
-                    got += len(part)
-                    say(f"\r{got / 1e6:.1f} of {total / 1e6:.1f} MB ", end="")
-            say("\r", end="")
-            raw = b"".join(parts)
+                raw = reply.read()
             parse_idx(raw, mirror + name + ".gz", *spec)
         except (OSError, ValueError, http.client.HTTPException, InputError) as error:
             faults.append(f"{mirror.split('/')[2] or mirror}: {' '.join(str(error).split())}")
@@ -1457,38 +1075,32 @@ def download_mnist_file(name, spec, folder, timeout, say):
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / (name + ".gz"), lambda file, raw=raw: file.write(raw))
         except (OSError, InputError) as error:
-            raise NotAtHand(
-                f"MNIST's cache {folder} cannot be written ({error}); make room there, or pass a folder with "
-                "the four MNIST files as --mnist-dir, or use --digits synthetic") from None
+            raise NotAtHand(f"the cache {folder} cannot be written ({error}); make room there, or {mend}") from None
         return folder / (name + ".gz")
-    raise NotAtHand(f"could not download {name}.gz ({'; '.join(faults)}); check the network, or put the four MNIST "
-                    "files in a folder and pass it as --mnist-dir, or use --digits synthetic")
+    raise NotAtHand(f"could not download {name}.gz ({'; '.join(faults)}); check the network, or {mend}")
 
 
-def load_mnist(mnist_dir, timeout, say):
-    """-> {"train": (images, labels), "test": ...}, uint8. Looks in mnist_dir, $MNIST_DIR, the cache, then the
-    mirrors."""
-    given = mnist_dir or os.environ.get("MNIST_DIR", "")
-    folder = Path(given or MNIST_CACHE).expanduser()
+def load_idx(data_set, given, timeout, say):
+    """-> {"train": (images, labels), "val": ..., "test": ...}, uint8. Looks in the folder given, else $MNIST_DIR, else
+    the cache, else the mirrors."""
+    flag, given = ("--mnist-dir", given) if given else ("MNIST_DIR", os.environ.get("MNIST_DIR", ""))
+    folder, arrays = Path(given or data_set.cache).expanduser(), {}
     if given and not folder.is_dir():
-        raise InputError(
-            f"{'--mnist-dir' if mnist_dir else 'MNIST_DIR'} {given}: no such folder; give the one that holds "
-            "the four MNIST idx files")
-    arrays = {}
-    for (split, kind), (name, *spec) in MNIST_FILES.items():
+        raise InputError(f"{flag} {given}: no such folder; give the one that holds {data_set.name}'s four idx files")
+    for (split, kind), (name, *spec) in data_set.files.items():
         found = next((p for p in (folder / name, folder / (name + ".gz")) if p.exists()), None)
         if found is None and given:
-            raise InputError(
-                f"{folder / name}[.gz]: missing; put the four MNIST idx files there, or leave --mnist-dir and "
-                "MNIST_DIR unset to download them")
-        found = found or download_mnist_file(name, spec, folder, timeout, say)
+            raise InputError(f"{folder / name}[.gz]: missing; put {data_set.name}'s four idx files there, or leave "
+                             "--mnist-dir and MNIST_DIR unset to download them")
+        found = found or download_idx(data_set, name, spec, folder, timeout, say)
         try:
-            raw = found.read_bytes()
+            arrays[split, kind] = parse_idx(found.read_bytes(), str(found), *spec)
         except OSError as error:
             fault = f"{found}: cannot be read ({error.strerror}); check the file and its permissions"
             raise InputError(fault) from None
-        arrays[split, kind] = parse_idx(raw, str(found), *spec)
-    return {split: (arrays[split, "images"], arrays[split, "labels"]) for split in ("train", "test")}
+    images, labels, n = arrays["train", "images"], arrays["train", "labels"], -data_set.n_val
+    return {"train": (images[:n], labels[:n]), "val": (images[n:], labels[n:]),
+            "test": (arrays["test", "images"], arrays["test", "labels"])}
 
 
 # The digits for a machine without MNIST. One row per writing style: digit, relative frequency, strokes. A stroke is a
@@ -1635,7 +1247,7 @@ def synthesize_digits(n, seed):
     return images, labels.astype(np.uint8), {key: value.astype(np.float32) for key, value in factors.items()}
 
 
-def load_digits(config, say=print):
+def load_digits(config, say=print, data_set=MNIST):
     """-> {"source": "mnist" | "synthetic", "train" | "val" | "test": (images (n, 28, 28) uint8, labels (n,) uint8)}.
 
     MNIST: the first 55,000 training images, the last 5,000, the test images. No image is in two splits. With
@@ -1645,16 +1257,15 @@ def load_digits(config, say=print):
     """
     if config.digits != "synthetic":
         try:
-            mnist = load_mnist(config.mnist_dir, 5 if config.digits == "auto" else 30, say)
-            (images, labels), n_train = mnist["train"], 60000 - N_VAL_IMAGES
-            return {"source": "mnist", "train": (images[:n_train], labels[:n_train]),
-                    "val": (images[n_train:], labels[n_train:]), "test": mnist["test"]}
+            found = load_idx(data_set, config.mnist_dir, 5 if config.digits == "auto" else 30, say)
+            return {"source": "mnist"} | found
         except NotAtHand as error:
             if config.digits == "mnist":
-                raise
+                paste = shlex.join(["python3", *sys.argv, "--digits", "synthetic"])
+                raise NotAtHand(f"{error}, as in: {paste}") from None
             bar = "!" * 79                                                      # --quiet does not hide this
-            print(f"{bar}\n!!  NO MNIST HERE: these are SYNTHETIC digits. Numbers are not comparable with MNIST's.\n"
-                  f"!!  {error}\n{bar}", file=sys.stderr, flush=True)
+            print(f"{bar}\n!!  NO {data_set.name} HERE: these are SYNTHETIC digits. Numbers are not comparable with "
+                  f"{data_set.name}'s.\n!!  {error}\n{bar}", file=sys.stderr, flush=True)
     digits, start = {"source": "synthetic"}, 0
     images, labels, _ = synthesize_digits(sum(N_SYNTHETIC.values()), config.seed)
     for split, n in N_SYNTHETIC.items():
@@ -1664,12 +1275,74 @@ def load_digits(config, say=print):
 
 # END TWIN mnist -------------------------------------------------------------------------------------------------------
 
+# TWIN muon: steps of normalised kernels along their orthogonalised momentum ------------------------------------------
+
+MUON_BETA, MUON_ROUNDS = 0.95, 5
+MUON_POLYNOMIAL = 3.4445, -4.7750, 2.0315          # Jordan et al. 2024: steep at 0, so that few rounds do
+
+
+def orthogonalised(g):
+    """g (C, F) = U S V^T -> about U V^T, singular values between 0.7 and 1.2: Newton-Schulz, X <- P X with
+    P = a + b G + c G^2 and G = X X^T, from X = g / |g|.
+
+    Only the small square G is iterated, G <- P G P, and the product of all P meets the long X once: 2 to 6 times as
+    fast."""
+    a, b, c = MUON_POLYNOMIAL
+    x = g / (np.linalg.norm(g) + g.dtype.type(1e-12))
+    x = x.T if len(g) > g.shape[1] else x
+    square, product = x @ x.T, np.eye(len(x), dtype=x.dtype)
+    for _ in range(MUON_ROUNDS):
+        factor = b * square + c * (square @ square)
+        factor[np.diag_indices(len(x))] += a
+        product = factor @ product
+        square = factor @ square @ factor
+    x = product @ x
+    return x.T if len(g) > g.shape[1] else x
+
+
+def muon_step(params, shard_grads, momentum, names, share, runner):
+    """One step of the kernels `names` in place: with the momentum m = 0.95 m + g, along orthogonalised(g + 0.95 m), by
+    `share` of the kernel's length, which then is what it was: to the normalisation behind it only its direction counts.
+    """
+    def update(name):
+        w, m, *gs = (arrays[name].reshape(-1, params[name].shape[-1]) for arrays in (params, momentum, *shard_grads))
+        g = sum(gs[1:], gs[0])
+        m *= MUON_BETA
+        m += g
+        u = orthogonalised(g + MUON_BETA * m)
+        length = np.linalg.norm(w)
+        w -= u * (share * length / (np.linalg.norm(u) + u.dtype.type(1e-12)))
+        w *= length / np.linalg.norm(w)
+    runner.map(update, names)
+
+
+def kernels_of(shapes):
+    """The names of the normalised convolutions' kernels among {name: shape}"""
+    return [name for name, shape in shapes.items() if len(shape) == 4 and name[:-2] + "_norm_gamma" in shapes]
+
+
+def take_step(run, shard_grads, share):
+    """One step of all weights of a Run: of normalised kernels by muon_step, if --muon is set, of the others by
+    adam_step. share: of the whole learning rate"""
+    config, params = run.config, run.params
+    kernels = kernels_of({name: p.shape for name, p in params.items()}) if config.muon else []
+    muon_step(params, shard_grads, run.adam_m, kernels, config.muon * share, run.runner)
+    others = {name: p for name, p in params.items() if name not in kernels}
+    adam_step(others, shard_grads, run.adam_m, run.adam_v, run.step + 1, config.lr * share, run.runner)
+
+
+def check_muon(config):
+    """Refuse --muon where no convolution is normalised"""
+    if config.muon and not kernels_of(param_shapes(config)):
+        raise InputError(f"--muon {config.muon}: is for normalised convolutions, and this network has none; leave it "
+                         "or --norm none out")
+
+# END TWIN muon -------------------------------------------------------------------------------------------------------
 
 # TWIN core: the machinery, the same in every experiment --------------------------------------------------------------
 #
-# Primitives and the table of layers; Arena; Adam; Runner; the training run with its checkpoints; statistics; checks and
-# files; progress and command line. It calls these of the experiment: Config, WEIGHTS, SOURCE, FREE, init_params,
-# to_batch, loss_and_grads, forward_rows, of all that stands above.
+# It calls these of the experiment: Config, RETIRED, WEIGHTS, SOURCE, FREE, init_params, to_batch, loss_and_grads,
+# forward_rows, take_step.
 
 SHARD_SIZE = 16                    # samples a worker thread takes at once: fixed, so that sums have one order
 CHUNK = 2048                       # samples drawn or prepared at once: memory does not grow with the data
@@ -1697,12 +1370,9 @@ class Arena:
     def __init__(self):
         self.arrays, self.taken = [], 0
 
-    def mark(self):
-        """A point to rewind to: what was taken before it stays"""
-        return self.taken
-
-    def rewind(self, mark=0):
-        self.taken = mark
+    def rewind(self, taken=0):
+        """Forget what was taken, but for the first so many"""
+        self.taken = taken
         return self
 
     def __call__(self, shape, dtype):
@@ -1714,11 +1384,6 @@ class Arena:
             self.arrays[self.taken:] = [raw[-raw.ctypes.data % 64:][:size].view(dtype).reshape(shape)]
         self.taken += 1
         return self.arrays[self.taken - 1]
-
-
-def inner_arena(empty):
-    """An arena for what comes again within a step; it lives as long as `empty`, if that is an arena itself."""
-    return vars(empty).setdefault("inner", Arena()) if isinstance(empty, Arena) else Arena()
 
 
 def reuse_if_arena(array, empty):
@@ -1763,52 +1428,6 @@ def im2col_band(cols, ky, stride, Ho):
     return cols[ky % stride, ky // stride:ky // stride + Ho].reshape(-1, cols.shape[-1])
 
 
-def im2col_rows(x, K):
-    """x (N, H, W) -> (N, H-K+1, W, K): K shifted copies of the rows as channels. With it a KxK convolution of a
-    one-channel image is a 1xK convolution of K channels, one GEMM with an inner dimension of K*K instead of K GEMMs
-    with K."""
-    return np.ascontiguousarray(sliding_window_view(x, K, axis=1))
-
-
-@functools.cache
-def sgemm():
-    """cblas_sgemm of NumPy's OpenBLAS; None where NumPy has another BLAS"""
-    with contextlib.suppress(AttributeError):
-        function, size, real, address = openblas().scipy_cblas_sgemm64_, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
-        function.argtypes = [*[ctypes.c_int] * 3, *[size] * 3, real, address, size, address, size, real, address, size]
-        function.restype = None
-        return function
-    return None
-
-
-ROWS, COLUMNS = 111, 112           # CBLAS's words for a matrix whose rows, or columns, are runs in memory
-ROW_MAJOR = 101
-
-
-def blas_order(x):
-    """(ROWS or COLUMNS, the distance from one to the next) of a float32 matrix; None where CBLAS has no words for it"""
-    (n_rows, n_columns), (down, right) = x.shape, x.strides
-    if x.dtype == np.float32 and min(n_rows, n_columns) > 1:
-        if right == 4 and down >= 4 * n_columns:
-            return ROWS, down // 4
-        if down == 4 and right >= 4 * n_rows:
-            return COLUMNS, right // 4
-    return None
-
-
-def add_product(a, b, out, part):
-    """out += a @ b, with `part`, shaped as out, for scratch. BLAS can add as it multiplies: one pass over memory, not
-    three, and the same bits, unless the inner dimension is so long that BLAS cuts it into blocks. It buys: on an Intel
-    Xeon a step of three networks of small convolutions takes 1.05 to 1.13 times as long without."""
-    orders = [blas_order(x) for x in (a, b, out)] if sgemm() else [None]
-    if None in orders or orders[2][0] == COLUMNS:
-        out += np.matmul(a, b, out=part)
-        return
-    (of_a, step_a), (of_b, step_b), (_, step_out) = orders
-    sgemm()(ROW_MAJOR, of_a, of_b, len(a), b.shape[1], len(b), 1, a.ctypes.data, step_a, b.ctypes.data, step_b, 1,
-            out.ctypes.data, step_out)
-
-
 def conv2d_forward(x, w, b, stride, empty=np.empty):
     """Valid convolution. x (N, H, W, C), w (Kh, Kw, C, F), b (F,) or None -> y (N, Ho, Wo, F), in memory (Ho, N, Wo,
     F)."""
@@ -1819,7 +1438,7 @@ def conv2d_forward(x, w, b, stride, empty=np.empty):
     y, part = empty((Ho * N * Wo, F), x.dtype), empty((Ho * N * Wo, F), x.dtype)
     np.matmul(im2col_band(cols, 0, stride, Ho), rows[0], out=y)
     for ky in range(1, Kh):
-        add_product(im2col_band(cols, ky, stride, Ho), rows[ky], y, part)
+        y += np.matmul(im2col_band(cols, ky, stride, Ho), rows[ky], out=part)
     if b is not None:
         y += b
     return y.reshape(Ho, N, Wo, F).transpose(1, 0, 2, 3), (x.shape, cols, w, stride, empty)
@@ -1844,7 +1463,7 @@ def conv2d_backward(dy, cache, need_dx=True, need_db=True):
         if ky < stride:                                                                 # the first of its parity
             np.matmul(dy, rows[ky].T, out=dband)
         else:
-            add_product(dy, rows[ky].T, dband, part)
+            dband += np.matmul(dy, rows[ky].T, out=part)
     return col2im(dcols, (N, H, W, C), Kw, stride, empty), dw, db
 
 
@@ -1976,21 +1595,6 @@ def mean_backward(dy, cache):
     return np.broadcast_to(dy[:, None, None] / (shape[1] * shape[2]), shape)
 
 
-def largest_forward(x):
-    """Global maximum: x (N, H, W, C) -> y (N, C)"""
-    rows = x.reshape(len(x), -1, x.shape[-1])                                           # (N, H*W, C)
-    at = rows.argmax(1)[:, None]
-    return np.take_along_axis(rows, at, 1)[:, 0], (x.shape, at)
-
-
-def largest_backward(dy, cache):
-    """The first of the largest gets the gradient"""
-    shape, at = cache
-    dx = np.zeros((shape[0], shape[1] * shape[2], shape[3]), dy.dtype)
-    np.put_along_axis(dx, at, dy[:, None], 1)
-    return dx.reshape(shape)
-
-
 def pad_forward(x, margin):
     """`margin` px of zeros all around. x (N, H, W, C) -> y (N, H + 2 margin, W + 2 margin, C), in memory (H + 2 margin,
     N, ...), as a convolution leaves its output"""
@@ -2005,18 +1609,6 @@ def pad_backward(dy, cache):
     return dy[:, margin:dy.shape[1] - margin, margin:dy.shape[2] - margin]
 
 
-def places_forward(x, along):
-    """Each pixel's place as two more channels, x and y. x (N, H, H, C), along: H numbers -> (N, H, H, C + 2)"""
-    N, H, *_ = x.shape
-    along = np.array(along, x.dtype)
-    across, down = np.broadcast_to(along, (N, H, H)), np.broadcast_to(along[:, None], (N, H, H))
-    return np.concatenate([x, np.stack([across, down], -1)], -1), ()
-
-
-def places_backward(dy, cache):
-    return dy[..., :-2]
-
-
 def flatten_forward(x):
     """x (N, ...) -> y (N, C)"""
     return x.reshape(len(x), -1), (x.shape,)
@@ -2027,23 +1619,16 @@ def flatten_backward(dy, cache):
     return dy.reshape(shape)
 
 
-def dropout_forward(x, dropout_mask):
-    """x times a mask that is 0 with probability p, else 1 / (1 - p); None: no dropout"""
-    return (x if dropout_mask is None else x * dropout_mask), (dropout_mask,)
+# -------------------------------------------------------------- layers
+# A trunk, or a CNN, is a tuple of layers, (operation, its options) each: ("conv2d", name, K, stride, F), ("linear",
+# name, F), ("norm", name), ("pad", px), and operations without options. What has weights has their name first.
 
-
-def dropout_backward(dy, cache):
-    dropout_mask, = cache
-    return dy if dropout_mask is None else dy * dropout_mask
-
-
-LAYERS = {                         # operation -> its forward and backward
+LAYERS = {                         # operation -> its forward and backward; an experiment may add others
     "conv2d": (conv2d_forward, conv2d_backward), "linear": (linear_forward, linear_backward),
-    "relu": (relu_forward, relu_backward), "sigmoid": (sigmoid_forward, sigmoid_backward),
-    "pool": (pool_forward, pool_backward), "mean": (mean_forward, mean_backward),
-    "largest": (largest_forward, largest_backward), "pad": (pad_forward, pad_backward),
-    "places": (places_forward, places_backward), "flatten": (flatten_forward, flatten_backward),
-    "dropout": (dropout_forward, dropout_backward), "norm": (norm_forward, norm_backward),
+    "norm": (norm_forward, norm_backward), "relu": (relu_forward, relu_backward),
+    "sigmoid": (sigmoid_forward, sigmoid_backward), "pool": (pool_forward, pool_backward),
+    "mean": (mean_forward, mean_backward), "pad": (pad_forward, pad_backward),
+    "flatten": (flatten_forward, flatten_backward),
     "keep": (None, None), "add": (None, None)}                                          # the ends of a residual branch
 WITH_WEIGHTS = ("conv2d", "linear")
 
@@ -2053,15 +1638,60 @@ def has_bias(layers, k):
     return [operation for operation, *_ in layers[k + 1:k + 2]] != ["norm"]
 
 
-def layers_forward(params, x, layers, empty=np.empty, dropout_mask=None, statistics=None):
-    """x through layers: a tuple (operation, its options) each; an operation with weights has their name first:
-    ("conv2d", "conv1", 2) is a convolution of stride 2 with conv1_w and, unless ("norm", name) follows, conv1_b. A
-    ReLU or a normalisation that comes first works on x itself. What stands between ("keep",) and ("add",) is a residual
-    branch: ("add",) adds x as it was at ("keep",), so that no ReLU or normalisation may follow the latter, being in
-    place. -> y, the list of the layers' caches
+def with_norms(layers):
+    """Layers with a normalisation after every convolution"""
+    return tuple(part for layer in layers for part in (
+        (layer, ("norm", layer[1] + "_norm")) if layer[0] == "conv2d" else (layer,)))
 
-    statistics: a dict in training, when each normalisation uses the mean and variance of these samples and puts them
-    into it, as NAME_mean and NAME_var; None in evaluation, when it uses those that stand beside the weights in params.
+
+def work_out(layers, side, channels, margin=0, rows=False):
+    """What layers make of images of side x side px, of which `margin` px all around are background -> shapes of their
+    weights; side and channels of what comes out; along (side,), where the middles of its receptive fields lie along the
+    image without its margin, which is -1..1.
+
+    rows: the image is one channel, and its first convolution is of im2col_rows, whose kernel is (1, K, K, F).
+    """
+    shapes, inner = {}, side - 2 * margin
+    offset, scale = float(-margin), 1                                   # of the first middle, from one to the next, px
+    for k, (operation, *options) in enumerate(layers):
+        name = options[0] if options else ""
+        if operation == "conv2d":
+            _, K, stride, F = options
+            shapes[name + "_w"] = (1, K, K, F) if rows and not shapes else (K, K, channels, F)
+            side, channels = (side - K) // stride + 1, F
+            offset, scale = offset + scale * (K - 1) / 2, scale * stride
+        elif operation == "linear":
+            shapes[name + "_w"] = channels, options[1]
+            channels = options[1]
+        elif operation == "norm":
+            shapes |= {name + "_gamma": (channels,), name + "_beta": (channels,)}
+        elif operation == "pool":
+            side, offset, scale = side // 2, offset + scale / 2, scale * 2
+        elif operation == "pad":
+            side, offset = side + 2 * options[0], offset - scale * options[0]
+        elif operation == "places":
+            channels += 2
+        elif operation == "flatten":
+            channels *= side * side
+        if operation in WITH_WEIGHTS and has_bias(layers, k):
+            shapes[name + "_b"] = (channels,)
+    along = (offset + scale * np.arange(side) - (inner - 1) / 2) / (inner / 2)
+    return SimpleNamespace(shapes=shapes, side=side, channels=channels, along=along)
+
+
+def places_along(along):
+    """The places of a grid of receptive fields, (side * side, 2): x and y, row by row"""
+    return np.stack([np.tile(along, len(along)), np.repeat(along, len(along))], 1)
+
+
+def layers_forward(params, x, layers, empty=np.empty, statistics=None):
+    """x through layers. -> y, the list of the layers' caches
+
+    A ReLU or a normalisation that comes first works on x itself. What stands between ("keep",) and ("add",) is a
+    residual branch: ("add",) adds x as it was at ("keep",), so that no ReLU or normalisation may follow the latter,
+    being in place. statistics: a dict in training, when each normalisation uses the mean and variance of these samples
+    and puts them into it, as NAME_mean and NAME_var; None in evaluation, when it uses those that stand beside the
+    weights in params.
     """
     caches, kept = [], []
     for k, (operation, *options) in enumerate(layers):
@@ -2071,9 +1701,9 @@ def layers_forward(params, x, layers, empty=np.empty, dropout_mask=None, statist
         elif operation == "add":
             x, cache = x + kept.pop(), None
         elif operation in WITH_WEIGHTS:
-            name, *options = options
+            name, stride = options[0], options[2:3]                                     # a linear layer has none
             b = params[name + "_b"] if has_bias(layers, k) else None
-            x, cache = forward_of(x, params[name + "_w"], b, *options, empty)
+            x, cache = forward_of(x, params[name + "_w"], b, *stride, empty)
         elif operation == "norm":
             name, = options
             running = (params[name + "_mean"], params[name + "_var"]) if statistics is None else None
@@ -2081,7 +1711,7 @@ def layers_forward(params, x, layers, empty=np.empty, dropout_mask=None, statist
             if statistics is not None:
                 statistics[name + "_mean"], statistics[name + "_var"] = found
         else:
-            x, cache = forward_of(x, *([dropout_mask] if operation == "dropout" else options))
+            x, cache = forward_of(x, *options)
         caches.append(cache)
     return x, caches
 
@@ -2162,55 +1792,10 @@ def flush(*moments):
             a[np.abs(a) < FLUSHED] = 0
 
 
-def learning_rate(config, step, n_steps):
-    """Adam's learning rate at a step counting from 0"""
-    return config.lr * schedule(config, step, n_steps)
-
-
 def schedule(config, step, n_steps):
     """The share of the whole learning rate at a step counting from 0"""
-    cosine = 0.5 * (1 + math.cos(math.pi * step / n_steps))
-    decay = {"cosine": cosine, "exponential": 0.96 ** (step / 2000), "constant": 1}
-    return decay[config.lr_schedule] * min(1, (step + 1) / max(1, config.warmup))
-
-
-MUON_BETA, MUON_ROUNDS = 0.95, 5
-MUON_POLYNOMIAL = 3.4445, -4.7750, 2.0315          # Jordan et al. 2024: steep at 0, so that few rounds do
-
-
-def orthogonalised(g):
-    """g (C, F) = U S V^T -> about U V^T, singular values between 0.7 and 1.2: Newton-Schulz, X <- P X with
-    P = a + b G + c G^2 and G = X X^T, from X = g / |g|.
-
-    Only the small square G is iterated, G <- P G P, and the product of all P meets the long X once: 2 to 6 times as
-    fast."""
-    a, b, c = MUON_POLYNOMIAL
-    x = g / (np.linalg.norm(g) + g.dtype.type(1e-12))
-    x = x.T if len(g) > g.shape[1] else x
-    square, product = x @ x.T, np.eye(len(x), dtype=x.dtype)
-    for _ in range(MUON_ROUNDS):
-        factor = b * square + c * (square @ square)
-        factor[np.diag_indices(len(x))] += a
-        product = factor @ product
-        square = factor @ square @ factor
-    x = product @ x
-    return x.T if len(g) > g.shape[1] else x
-
-
-def muon_step(params, shard_grads, momentum, names, share, runner):
-    """One step of the kernels `names` in place: with the momentum m = 0.95 m + g, along orthogonalised(g + 0.95 m), by
-    `share` of the kernel's length, which then is what it was: to the normalisation behind it only its direction counts.
-    """
-    def update(name):
-        w, m, *gs = (arrays[name].reshape(-1, params[name].shape[-1]) for arrays in (params, momentum, *shard_grads))
-        g = sum(gs[1:], gs[0])
-        m *= MUON_BETA
-        m += g
-        u = orthogonalised(g + MUON_BETA * m)
-        length = np.linalg.norm(w)
-        w -= u * (share * length / (np.linalg.norm(u) + u.dtype.type(1e-12)))
-        w *= length / np.linalg.norm(w)
-    runner.map(update, names)
+    decay = 1 if config.lr_schedule == "constant" else 0.5 * (1 + math.cos(math.pi * step / n_steps))
+    return decay * min(1, (step + 1) / max(1, config.warmup))
 
 
 # -------------------------------------------------------------- what is learned without a gradient
@@ -2266,11 +1851,12 @@ class Runner:
     A shard is also the group of samples whose statistics a normalisation uses.
     """
 
-    def __init__(self, threads, batch_size=10 ** 9):
+    def __init__(self, threads, batch_size=10 ** 9, progress=None):
         hold_blas_to_one_thread()
         self.threads = min(threads or n_cores(), -(-batch_size // SHARD_SIZE))
         self.pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
-        self.arenas = []
+        self.progress = progress or Progress(quiet=True)
+        self.arenas, self.looked_at = [], 0
 
     def __enter__(self):
         return self
@@ -2279,12 +1865,15 @@ class Runner:
         if self.pool:
             self.pool.shutdown(cancel_futures=True)
 
-    def map(self, function, items):
-        """function(item) for all items, on the workers. Overflow warnings are off: Run watches the loss instead."""
+    def each(self, function, items):
+        """function(item) for all items, on the workers, in order. Overflow warnings are off: Run watches the loss."""
         def quiet(item):
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
                 return function(item)
-        return list(self.pool.map(quiet, items) if self.pool else map(quiet, items))
+        return self.pool.map(quiet, items) if self.pool else map(quiet, items)
+
+    def map(self, function, items):
+        return list(self.each(function, items))
 
     def loss_and_grads(self, params, samples, rows, config):
         """loss_and_grads of samples[rows], shard by shard -> (terms, list of the shards' grads, to be added up, list of
@@ -2296,8 +1885,7 @@ class Runner:
             arena, shard = arena_and_shard
             batch = to_batch(samples, shard, dtype_of(params))
             return loss_and_grads(params, batch, config, arena.rewind(), len(shard) / len(rows))
-        results = self.map(one, zip(self.arenas, shards))
-        all_terms, shard_grads, statistics = zip(*results)
+        all_terms, shard_grads, statistics = zip(*self.map(one, zip(self.arenas, shards)))
         return {name: sum(terms[name] for terms in all_terms) for name in all_terms[0]}, shard_grads, statistics
 
     def forward(self, params, samples, config, **options):
@@ -2306,23 +1894,19 @@ class Runner:
             arena = Arena()
             outs = (forward_rows(params, samples, shard, config, arena.rewind(), **options) for shard in some_shards)
             return [{name: a.copy() for name, a in out.items()} for out in outs]
-        shards = [slice(start, start + SHARD_SIZE) for start in range(0, len(samples["labels"]), SHARD_SIZE)]
-        parts = sum(self.map(one, [shards[k:k + 8] for k in range(0, len(shards), 8)]), [])
+        shards, parts = [slice(at, at + SHARD_SIZE) for at in range(0, len(samples["labels"]), SHARD_SIZE)], []
+        for found in self.each(one, [shards[k:k + 8] for k in range(0, len(shards), 8)]):
+            parts += found
+            self.looked_at += sum(len(next(iter(part.values()))) for part in found)
+            self.progress.step(f"evaluating: {self.looked_at} samples")
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 # -------------------------------------------------------------- the training run
 
 class Run:
-    """A training run: its weights, Adam's moments, the running statistics, step and history, and what keeps it safe:
-    resuming, a check for numbers that are not finite, checkpoints at every epoch's end, snapshots, progress.
-
-        with Run(config, source, n_train, progress) as run:
-            for epoch in run.epochs():
-                for samples in ...:
-                    for rows in run.batches(samples):
-                        run.update(len(rows), *run.runner.loss_and_grads(run.params, samples, rows, config))
-                run.close_epoch(what evaluation found)
+    """A training run, as train() uses it: weights, Adam's moments, running statistics, step and history, and what keeps
+    it safe: resuming, a check for numbers that are not finite, checkpoints at every epoch's end, snapshots, progress.
 
     source: where the data come from, n_train: samples in an epoch. history: source, epochs (a dict for each one that
     was evaluated), seconds of training, steps. snapshot_callback(step, weights, terms) gets copies, at the start,
@@ -2330,134 +1914,102 @@ class Run:
     """
 
     def __init__(self, config, source, n_train, progress, snapshot_callback=None, snapshot_every=0, dtype=np.float32):
-        self.config = config
-        self.source = source
-        self.progress = progress
-        self.snapshot_callback = snapshot_callback
-        self.snapshot_every = snapshot_every
-        self.last_snapshot = None
+        self.config, self.source, self.progress = config, source, progress
+        self.snapshot_callback, self.snapshot_every, self.last_snapshot = snapshot_callback, snapshot_every, None
         self.params = {name: p.astype(dtype) for name, p in init_params(config).items()}
         self.adam_m, self.adam_v = ({name: np.zeros_like(p) for name, p in self.params.items()} for _ in range(2))
-        self.average = {name: p.copy() for name, p in self.params.items()} if config.average else {}
         self.state = init_state(self.params)
-        self.kernels = [name for name in self.params if config.muon
-                        and name.removesuffix("_w") + "_norm_gamma" in self.params and self.params[name].ndim == 4]
-        if config.muon and not self.kernels:
-            raise InputError(f"--muon {config.muon}: is for normalised convolutions, and this network has none")
         self.steps_per_epoch = -(-n_train // config.batch_size)
         self.step, self.n_steps = 0, config.n_epochs * self.steps_per_epoch
-        self.samples_left, self.terms = config.n_epochs * n_train, None
+        self.terms = None
         self.history = {"source": source, "epochs": [], "seconds": 0.0, "steps": 0}
-        self.began = time.perf_counter()
         self.saved = ""                                                 # where to find the last good state
         if config.checkpoint and Path(config.checkpoint).exists():
-            self.go_on_from(load_checkpoint(config.checkpoint))
+            self.go_on_from(load_network(config.checkpoint))
         elif config.resume:
             progress.say(f"{config.checkpoint} is not there yet: starting anew")
-        self.runner = Runner(config.threads, config.batch_size)
+        if config.warmup > self.n_steps:
+            progress.say(f"the warm-up of {config.warmup} steps is longer than the run, {self.n_steps}: see --warmup")
+        self.runner = Runner(config.threads, config.batch_size, progress)
 
     def __enter__(self):
         return self
 
     def __exit__(self, exception, *_):
         self.runner.__exit__()
+        losses = [epoch["train_loss"] for epoch in self.history["epochs"]]
         if exception is None and self.last_snapshot != self.step:
             self.snapshot()
+        if exception is None and len(losses) > 1 and not losses[-1] < losses[0]:
+            self.progress.say(f"the training loss has not fallen, from {losses[0]:.3f} in the first epoch to "
+                              f"{losses[-1]:.3f} in the last: try a lower --lr")
 
     @property
     def weights(self):
-        """What is evaluated and kept: the weights, or their running mean, and the running statistics"""
-        return (self.average or self.params) | self.state
+        """What is evaluated and kept: the weights and the running statistics"""
+        return self.params | self.state
 
     def go_on_from(self, found):
         """Take over a checkpoint's state, if this is its run and it is to be resumed"""
-        check_same_run(self.config, self.source, found, self.config.checkpoint)
-        if self.config.resume and found.step > self.n_steps:
-            raise InputError(f"{self.config.checkpoint}: holds {found.step} steps, --n-epochs {self.config.n_epochs} "
-                             f"are {self.n_steps}; raise it")
-        if self.config.resume:
-            for group in CHECKPOINT:
-                setattr(self, group, getattr(found, group))
-            self.step, self.history = found.step, found.history
-            self.samples_left = self.samples_left * (self.n_steps - self.step) // self.n_steps
-            self.saved = f" (the last good state is in {self.config.checkpoint})"
+        path = self.config.checkpoint
+        check_same_run(self.config, self.source, found, path)
+        if not self.config.resume:
+            raise InputError(f"{path}: holds this run already, {found.step} of {self.n_steps} steps; go on with "
+                             "--resume, or begin anew with another --checkpoint")
+        if found.step > self.n_steps:
+            raise InputError(f"{path}: holds {found.step} steps, --n-epochs {self.config.n_epochs} are {self.n_steps}")
+        for group in CHECKPOINT:
+            setattr(self, group, getattr(found, group))
+        self.step, self.history = found.step, found.history
+        self.saved = f" (the last good state is in {path})"
 
     def epochs(self):
         """The numbers of the epochs still to do, from 0"""
         self.snapshot()
         for epoch in range(self.step // self.steps_per_epoch, self.config.n_epochs):
-            self.began = time.perf_counter()
-            self.seen = 0
-            self.sums = {}
+            self.began, self.seen, self.sums = time.perf_counter(), 0, {}
             yield epoch
 
     def batches(self, samples):
         """The rows of each batch of a dict of samples"""
-        n = len(samples["labels"])
-        size = self.config.batch_size
+        n, size = len(samples["labels"]), self.config.batch_size
         return (np.arange(start, min(start + size, n)) for start in range(0, n, size))
 
     def update(self, n, terms, shard_grads, statistics):
-        """One step with what Runner.loss_and_grads found for n samples: weight decay, Adam, running means; progress,
-        perhaps a snapshot"""
-        config, params = self.config, self.params
+        """One step with what Runner.loss_and_grads found for n samples: weights, running means; progress, perhaps a
+        snapshot"""
         if not np.isfinite(terms["loss"]):
-            fault = f"the loss is {terms['loss']} at step {self.step + 1}"
-            raise InputError(f"{fault}: training diverged; lower --lr{self.saved}")
-        lr = learning_rate(config, self.step, self.n_steps)
-        for name in params if config.weight_decay else ():
-            if name[-1] in "wW" and name not in self.kernels:          # of a matrix; biases and betas end otherwise
-                params[name] *= 1 - lr * config.weight_decay
-        if self.kernels:
-            share = config.muon * schedule(config, self.step, self.n_steps)
-            muon_step(params, shard_grads, self.adam_m, self.kernels, share, self.runner)
-        others = {name: p for name, p in params.items() if name not in self.kernels}
-        adam_step(others, shard_grads, self.adam_m, self.adam_v, self.step + 1, lr, self.runner)
+            raise InputError(f"the loss is {terms['loss']} at step {self.step + 1}: training diverged; lower "
+                             f"--lr{self.saved}")
+        take_step(self, shard_grads, schedule(self.config, self.step, self.n_steps))
         fold_statistics(self.state, statistics, self.step)
         self.step += 1
         if self.step % FLUSH_STEPS == 0:
             flush(self.adam_m, self.adam_v)
-        for name, mean in self.average.items():
-            mean += (params[name] - mean) * (1 - min(config.average, self.step / (self.step + 9)))
         self.seen, self.terms = self.seen + n, dict(terms)
-        self.samples_left -= n
         for name, term in terms.items():
             self.sums[name] = self.sums.get(name, 0) + term * (1 if name == "hits" else n)
         self.elapsed = time.perf_counter() - self.began
-        self.stamp()
-        self.progress.step(
-            f"step {self.step}/{self.n_steps}  {self.samples_left * self.elapsed / self.seen:.0f} s left  "
-            f"{self.training_so_far()}")
+        self.so_far = (f"loss {self.sums['loss'] / self.seen:.3f}  accuracy {self.sums['hits'] / self.seen:.3f}  "
+                       f"{self.seen / self.elapsed:.0f} samples/s")
+        left = (self.n_steps - self.step) * self.config.batch_size * self.elapsed / self.seen
+        self.progress.step(f"step {self.step}/{self.n_steps}  {left:.0f} s left  {self.so_far}")
         if self.snapshot_every and self.step % self.snapshot_every == 0:
             self.snapshot()
-
-    def training_so_far(self):
-        return (f"loss {self.sums['loss'] / self.seen:.3f}  accuracy {self.sums['hits'] / self.seen:.3f}  "
-                f"{self.seen / self.elapsed:.0f} samples/s")
-
-    def stamp(self):
-        """Keep the digest of the weights after STAMP_STEPS steps, whatever comes later"""
-        if self.step == STAMP_STEPS:
-            self.history["weights_sha256"] = digest_of(self.weights)
 
     def snapshot(self):
         """Call snapshot_callback with copies; its time is not training's"""
         if self.snapshot_callback:
-            paused = time.perf_counter()
-            self.last_snapshot = self.step
-            weights = {name: p.copy() for name, p in self.weights.items()}
-            self.snapshot_callback(self.step, weights, self.terms)
-            self.began += time.perf_counter() - paused
+            paused, self.last_snapshot = time.perf_counter(), self.step
+            self.snapshot_callback(self.step, {name: p.copy() for name, p in self.weights.items()}, self.terms)
+            self.began = getattr(self, "began", 0) + time.perf_counter() - paused
 
     def close_epoch(self, found=None, text=""):
         """Add the epoch, and what an evaluation found, a dict of numbers, to the history; save. text: to print"""
-        if not all(np.isfinite(p).all() for p in self.weights.values()):
-            fault = f"the weights are not finite after step {self.step}"
-            raise InputError(f"{fault}: training diverged; lower --lr{self.saved}")
-        for name, value in (found or {}).items():
-            if not np.isfinite(value):
-                raise InputError(f"{name} is {value} after step {self.step}: an image holds what is no number, or "
-                                 f"training diverged; lower --lr{self.saved}")
+        bad = [name for name, value in (self.weights | (found or {})).items() if not np.isfinite(value).all()]
+        if bad:
+            raise InputError(f"{bad[0]} is not finite after step {self.step}: training diverged, or an image holds "
+                             f"what is no number; lower --lr{self.saved}")
         epoch = self.step // self.steps_per_epoch
         self.history["seconds"] += self.elapsed
         self.history["steps"] = self.step
@@ -2466,9 +2018,11 @@ class Run:
             means["train_accuracy"] = means.pop("train_hits")
             when = {"epoch": epoch, "step": self.step, "seconds": self.elapsed}
             self.history["epochs"].append(when | means | found)
-            self.progress.epoch(f"epoch {epoch}/{self.config.n_epochs}  {self.training_so_far()}  {text}")
+            line = f"epoch {epoch}/{self.config.n_epochs}  {self.so_far}  {text}"
+            self.progress.say("\r" * self.progress.live + line)
         if self.config.checkpoint:
-            save_checkpoint(self.config.checkpoint, self)
+            save_network(self.config.checkpoint, self.config, self.history,
+                         {group: getattr(self, group) for group in CHECKPOINT})
             self.saved = f" (the last good state is in {self.config.checkpoint})"
 
 
@@ -2479,98 +2033,73 @@ def run_identity(config, source):
             if not f.metadata.get("runtime") and f.name not in ends} | {"source": source}
 
 
-CHECKPOINT = ("params", "adam_m", "adam_v", "average", "state")     # dicts; without --average that of the mean is {}
+CHECKPOINT = ("params", "state", "adam_m", "adam_v")               # dicts of arrays; weights alone have the first two
 
 
-def save_checkpoint(path, run):
-    """All that a run needs to go on, in one .npz, written atomically."""
-    arrays = {f"{group}/{name}": a for group in CHECKPOINT for name, a in getattr(run, group).items()}
-    settings = run_identity(run.config, run.source) | {"n_epochs": run.config.n_epochs}
-    meta = json.dumps({"format": 2, "step": run.step, "config": settings, "history": run.history})
-    write_atomically(path, lambda file: np.savez(file, meta=np.array(meta), **arrays))
-
-
-def save_weights(path, config, weights, history):
-    """A trained network to keep and to hand on, in one .npz, written atomically: weights as float16, running statistics
-    as they are, no optimiser, the settings and history, and a digest of all of it."""
-    with np.errstate(over="ignore"):
-        arrays = {f"state/{name}" if name.endswith(STATE_ENDS) else f"params/{name}":
-                  a if name.endswith(STATE_ENDS) else a.astype(np.float16) for name, a in weights.items()}
-    for name, a in arrays.items():
-        if not np.isfinite(a).all():
-            raise InputError(f"cannot write {path}: {name} holds more than float16 can, {np.finfo(np.float16).max}")
+def save_network(path, config, history, groups):
+    """Some of CHECKPOINT's dicts, {name: dict}, with settings, history and a digest of all of it, in one .npz, written
+    atomically"""
+    arrays = {f"{group}/{name}": a for group, of in groups.items() for name, a in of.items()}
     settings = run_identity(config, history["source"]) | {"n_epochs": config.n_epochs}
-    meta = json.dumps({"format": 2, "step": history["steps"], "config": settings, "history": history})
-    arrays["meta"] = np.array(meta)
+    meta = {"format": 2, "step": history["steps"], "config": settings, "history": history}
+    arrays["meta"] = np.array(json.dumps(meta))
     arrays["digest"] = np.array(digest_of(arrays))
     write_atomically(path, lambda file: np.savez(file, **arrays))
 
 
-def load_checkpoint(path):
-    """-> what save_checkpoint wrote: params, adam_m, adam_v, average, step, history, source, and config, a Config"""
-    found = load_network(path)
-    if not found.adam_m:
-        raise InputError(f"{path}: holds weights alone, which no run can go on from; give what --checkpoint wrote")
-    return found
+def save_weights(path, config, weights, history):
+    """A trained network to keep and to hand on: weights as float16, running statistics as they are, no optimiser"""
+    state = {name: a for name, a in weights.items() if name.endswith(STATE_ENDS)}
+    with np.errstate(over="ignore"):
+        params = {name: a.astype(np.float16) for name, a in weights.items() if name not in state}
+    for name, a in params.items():
+        if not np.isfinite(a).all():
+            raise InputError(f"cannot write {path}: {name} holds more than float16 can, {np.finfo(np.float16).max}")
+    save_network(path, config, history, {"params": params, "state": state})
 
 
 def load_network(path):
-    """-> what save_checkpoint or save_weights wrote; with weights, what is evaluated: the running mean, if there is
-    one. Of save_weights' file, whose digest must be that of what it holds, the optimiser's dicts are empty. Nothing is
-    unpickled."""
-    found = SimpleNamespace(**{group: {} for group in CHECKPOINT})
+    """-> what save_network wrote: CHECKPOINT's dicts, float32; weights, what is evaluated; config, source, step,
+    history. Nothing is unpickled. Of weights alone the optimiser's dicts are empty."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
-        alone = "digest" in arrays                                                      # weights without an optimiser
-        if alone and str(arrays.pop("digest")) != digest_of(arrays):
+        if str(arrays.pop("digest")) != digest_of(arrays):
             raise InputError(f"{path}: its digest is not that of what it holds: damaged or changed; get it anew")
         meta = json.loads(str(arrays.pop("meta")))
+        config, groups = config_of(meta["config"], path), {group: {} for group in CHECKPOINT}
         for key, a in arrays.items():
             group, _, name = key.partition("/")
-            getattr(found, group)[name] = a.astype(np.float32) if alone else a
-        found.config, found.source = config_of(meta["config"], path), meta["config"].get("source")
-        found.step, found.history = meta["step"], meta["history"]
-        for f in options(found.config):
-            if not isinstance(getattr(found.config, f.name), (int, float) if f.type is float else f.type):
-                raise ValueError(f"{f.name} is of another type")
-        params = init_params(found.config)
-        for group in CHECKPOINT:
-            left_out = alone and group not in ("params", "state") or group == "average" and not found.config.average
-            model = {} if left_out else init_state(params) if group == "state" else params
-            expected = {name: a.shape for name, a in model.items()}
-            if meta["format"] != 2 or {name: a.shape for name, a in getattr(found, group).items()} != expected:
-                raise ValueError("arrays are missing or of the wrong shape")
-        if not all(a.dtype.kind == "f" and np.isfinite(a).all() for group in CHECKPOINT
-                   for a in getattr(found, group).values()):
-            raise InputError(f"{path}: holds weights that are no finite numbers; give another")
-        if not isinstance(found.history["epochs"], list) or not found.history["seconds"] + found.history["steps"] >= 0:
-            raise ValueError("its history is none")
-        found.weights = (found.average or found.params) | found.state
-        return found
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file; give one that holds a trained network") from None
-    except PermissionError:
-        raise InputError(f"{path}: cannot be read; check its permissions") from None
+            groups[group][name] = a.astype(np.float32)
+        params = init_params(config)
+        like = dict.fromkeys(CHECKPOINT, params) | {"state": init_state(params)}
+        for group in CHECKPOINT if groups["adam_m"] else CHECKPOINT[:2]:
+            held, needed = ({name: a.shape for name, a in of[group].items()} for of in (groups, like))
+            if held != needed:
+                raise InputError(f"{path}: its arrays are not those of the network that it names; give another")
+        return SimpleNamespace(**groups, weights=groups["params"] | groups["state"], config=config,
+                               source=meta["config"]["source"], step=meta["step"], history=meta["history"])
     except InputError:
         raise
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}; give a file that holds a trained network") from None
     except Exception:                                 # what a damaged zip file makes its reader raise is not documented
         raise InputError(f"{path}: not a whole file of a trained network; give another") from None
 
 
 def config_of(settings, path):
-    """The Config of a file's settings; those of later versions are at their defaults, but for --muon, which earlier
-    ones had not. What has its recipe's value counts as not given."""
-    try:
-        given = {"muon": 0.0} | {name: value for name, value in settings.items() if name != "source"}
-        return Config(**given, filled=Config(**given).own_values())
-    except TypeError:
-        mend = "give one that this one wrote"
-        raise InputError(f"{path}: of another experiment; {mend}") from None
+    """The Config of a file's settings. RETIRED ones, that are no more, are passed over if they did nothing."""
+    known = {f.name for f in options(Config)}
+    for name, value in settings.items():
+        if name not in known | {"source"} and RETIRED.get(name) not in (value, ...):
+            raise InputError(f"{path}: of another experiment, or trained with {name} {value}, which is no more")
+    return Config(**{name: value for name, value in settings.items() if name in known})
 
 
 def check_same_run(config, source, found, path):
     """Raise InputError if a checkpoint is another run's, which must be neither gone on from nor overwritten"""
+    if not found.adam_m:
+        raise InputError(f"{path}: holds weights alone, which no run can go on from; give what --checkpoint wrote")
     ours, theirs = run_identity(config, source), run_identity(found.config, found.source)
     if differing := ", ".join(f"{name} {theirs.get(name)}, now {ours[name]}" for name in ours
                               if ours[name] != theirs.get(name)):
@@ -2586,30 +2115,16 @@ def wilson_interval(hits, n, z=1.959964):
     return float(max(0, min(p, centre - half))), float(min(1, max(p, centre + half)))
 
 
-def student_t(df, level=0.95):
-    """t with P(|T| <= t) = level, T Student's t with df = 1, 2, ... degrees of freedom.
-
-    By bisection of P(|T| <= t). With theta = atan(t / sqrt(df)) it is, up to the power df - 2 of the cosine,
-    sin (1 + 1/2 cos^2 + 1/2 3/4 cos^4 + ...) for an even df, and for an odd one
-    2/pi (theta + sin (cos + 2/3 cos^3 + 2/3 4/5 cos^5 + ...)).
-    """
-    def inside(theta):
-        term, total = (1.0, 0.0) if df % 2 == 0 else (math.cos(theta), 0.0)
-        for power in range(df % 2, df - 1, 2):
-            total += term
-            term *= math.cos(theta) ** 2 * (power + 1) / (power + 2)
-        return math.sin(theta) * total if df % 2 == 0 else 2 / math.pi * (theta + math.sin(theta) * total)
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):
-        low, high = ((low + high) / 2, high) if inside((low + high) / 2) < level else (low, (low + high) / 2)
-    return math.sqrt(df) * math.tan(low)
+T95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)     # Student's t, 1 to 9 degrees
 
 
 def mean_and_interval(values):
     """Mean and half the width of its 95% t interval, nan for one value"""
-    n = len(values)
-    half = student_t(n - 1) * np.std(values, ddof=1) / math.sqrt(n) if n > 1 else math.nan
-    return float(np.mean(values)), float(half)
+    df = len(values) - 1
+    if df < 1:
+        return float(np.mean(values)), math.nan
+    t = T95[df - 1] if df <= len(T95) else 1.95996 + 2.3722 / df + 2.8225 / df ** 2 + 2.5558 / df ** 3
+    return float(np.mean(values)), float(t * np.std(values, ddof=1) / math.sqrt(df + 1))
 
 
 def dtype_of(params):
@@ -2622,41 +2137,29 @@ def n_params(weights):
     return sum(p.size for name, p in weights.items() if not name.endswith(STATE_ENDS))
 
 
-# -------------------------------------------------------------- settings and files
+# -------------------------------------------------------------- settings
 
 def options(config):
     """The fields of Config, or of one, that are settings"""
     return [f for f in dataclasses.fields(config) if "help" in f.metadata]
 
 
-def settings_of(config):
-    """{name: value} of all settings"""
-    return {f.name: getattr(config, f.name) for f in options(config)}
-
-
 def flag_of(name):
     return "--" + name.replace("_", "-")
 
 
-def given_options(config):
-    """The settings that were given another value than their default"""
-    return [f for f in options(config) if f.name not in config.filled and getattr(config, f.name) != f.default]
+def means_something(f, config):
+    """Whether an option means something to a Config's network, task and data"""
+    return all(getattr(config, name) in values for name, values in f.metadata.get("only", {}).items())
 
 
-def foreign_options(config, models):
-    """The settings that were given and mean nothing to any of the networks `models`"""
-    return [f for f in given_options(config) if not set(f.metadata.get("models", models)) & set(models)]
-
-
-def changed(config, **changes):
-    """The Config of what config was given and of these changes: what neither says is filled in anew"""
-    given = {f.name: getattr(config, f.name) for f in options(config) if f.name not in config.filled}
-    return Config(**given | changes)
-
-
-def for_model(config, model):
-    """config with another network: its own recipe, and without the settings that mean nothing to it"""
-    return changed(config, model=model, **{f.name: f.default for f in foreign_options(config, [model])})
+def check_given(given, configs):
+    """Raise InputError for a setting among those given, {name: value}, that means nothing to any of the Configs"""
+    for f in options(Config):
+        if f.name in given and not any(means_something(f, config) for config in configs):
+            of = next(name for name, values in f.metadata["only"].items() if getattr(configs[0], name) not in values)
+            others = f"{flag_of(of)} {getattr(configs[0], of)}"
+            raise InputError(f"{flag_of(f.name)}: means nothing to {others}; leave it out")
 
 
 RULES = {                          # what an option may ask of its value, and in which words
@@ -2666,42 +2169,34 @@ RULES = {                          # what an option may ask of its value, and in
     "choices": (lambda value, names: value in names, "one of")}
 
 
-def check_options(config, models):
-    """Raise InputError for a value out of its range, one that means nothing to `models`, the networks of this run, or
-    an output file that could not be written"""
-    for f in sorted(options(config), key=lambda f: "choices" not in f.metadata):          # other defaults hang on these
+def check_options(config):
+    """Raise InputError for a value out of its range, or an output file that could not be written"""
+    for f in options(config):
         value = getattr(config, f.name)
         if isinstance(value, float) and not np.isfinite(value):
             raise InputError(f"{flag_of(f.name)} {value}: must be a finite number")
         for rule, (holds, words) in RULES.items():
             if rule in f.metadata and not holds(value, f.metadata[rule]):
                 raise InputError(f"{flag_of(f.name)} {value}: must be {words} {f.metadata[rule]}")
-    for f in foreign_options(config, models):
-        others = f" or --baseline {', '.join(models[1:])}" if models[1:] else ""
-        raise InputError(f"{flag_of(f.name)}: means nothing to --model {models[0]}{others}; leave it out")
     if config.resume and not config.checkpoint:
         raise InputError("--resume needs --checkpoint FILE: the file to go on from")
-    check_outputs(config.checkpoint, config.out_json)
+    check_writable(config.checkpoint, config.out_json)
 
 
-def check_outputs(*paths):
+def check_writable(*paths):
     """Fail now, not after an hour of training, if one of the files to write, where it is given, could not be, or would
     be written over by another"""
-    paths = [path for path in paths if path]
+    paths = [Path(os.path.realpath(path)) for path in paths if path]
     for path in paths:
-        check_writable(path)
-    if len({os.path.realpath(path) for path in paths}) < len(paths):
+        if path.exists() and not path.is_file():
+            raise InputError(f"cannot write {path}: it is a folder or a device; give the name of a file")
+        try:
+            with tempfile.TemporaryFile(dir=path.parent):
+                pass
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror} in its folder; choose another") from None
+    if len(set(paths)) < len(paths):
         raise InputError(f"{paths[0]}: would be written twice; give every output a file of its own")
-
-
-def check_writable(path):
-    """Fail now, not after an hour of training, if `path` could not be written."""
-    path = Path(path)
-    if path.exists() and not path.is_file():
-        raise InputError(f"cannot write {path}: it is a folder or a device; give the name of a file")
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        fault = f"the folder {path.parent} is missing or not writable"
-        raise InputError(f"cannot write {path}: {fault}; create it or choose another")
 
 
 def make_outdir(outdir, names):
@@ -2710,49 +2205,44 @@ def make_outdir(outdir, names):
         outdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--outdir {outdir}: cannot be created ({error.strerror}); choose a writable place") from None
-    for name in names:
-        check_writable(outdir / f"{name}.png")
+    check_writable(*(outdir / f"{name}.png" for name in names))
 
 
-def config_to_look_at(found, args, path, free=()):
-    """The Config with which to look at a network that was loaded: its own, with the flags given in args; those that
-    would have changed its training must agree with it, but for the settings `free`"""
-    given = {f: getattr(args, f.name) for f in options(Config) if hasattr(args, f.name)}
-    for f, value in given.items():
-        known = getattr(found.config, f.name)
-        if f.name in ("checkpoint", "resume"):
-            raise InputError(f"{flag_of(f.name)}: is of training, and {path} is trained; leave the flag out")
-        if value != known and not f.metadata.get("runtime") and f.name not in free:
-            trained = f"{path} was trained with {'none' if known == '' else known}"
-            raise InputError(f"{flag_of(f.name)} {value}: {trained}; leave the flag out, or train anew without --load")
-    return changed(found.config, **{f.name: value for f, value in given.items()})
+def given_of(args):
+    """{name: value} of the settings among some arguments that were given"""
+    return {f.name: getattr(args, f.name) for f in options(Config) if hasattr(args, f.name)}
 
 
-def add_load_flag(parser, text):
-    parser.add_argument(
-        "--load", nargs="?", const=str(WEIGHTS), metavar="FILE",
-        help=f"{text} of a file that --checkpoint or --out-weights wrote, without FILE that of weights/{WEIGHTS.name}; "
-        f"of what made it may differ: {', '.join(map(flag_of, FREE))}, hence the test data; and what no training hangs "
-        "on")
-
-
-def add_out_weights_flag(parser):
-    parser.add_argument("--out-weights", default="", metavar="FILE",
-                        help="write the trained network to this .npz: float16, settings, a digest, no optimiser")
+def config_from_args(args):
+    """The Config of the flags that were given"""
+    given = given_of(args)
+    config = Config(**given)
+    check_given(given, [config])
+    return config
 
 
 def look_at(path, args):
-    """-> the network in a file, as load_network gives it, and the Config to look at it with: of its data and seed,
-    unless args say otherwise"""
-    found = load_network(path)
+    """-> the network in a file, as load_network gives it, and the Config to look at it with: its own, with the flags
+    given in args; those that would have changed its training must agree with it, but for the settings FREE"""
+    found, given = load_network(path), given_of(args)
     found.config = dataclasses.replace(found.config, **{SOURCE: found.source})
     found.file = {"file": Path(path).name, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest(),
                   "trained_seed": found.config.seed}
-    config = config_to_look_at(found, args, path, FREE)
+    check_given(given, [found.config])
+    for f in options(Config):
+        known = getattr(found.config, f.name)
+        if f.name in given and f.name in ("checkpoint", "resume"):
+            raise InputError(f"{flag_of(f.name)}: is of training, and {path} is trained; leave the flag out")
+        if given.get(f.name, known) != known and not f.metadata.get("runtime") and f.name not in FREE:
+            raise InputError(f"{flag_of(f.name)} {given[f.name]}: {path} was trained with {known}; leave the flag out, "
+                             "or train anew without --load")
+    config = dataclasses.replace(found.config, **given)
     if config.out_json and os.path.realpath(config.out_json) == os.path.realpath(path):
         raise InputError(f"--out-json {config.out_json}: is the network's own file; give another")
     return found, config
 
+
+# -------------------------------------------------------------- files
 
 UMASK = os.umask(0)
 os.umask(UMASK)
@@ -2778,8 +2268,6 @@ def write_atomically(path, write):
         raise InputError(f"cannot write {path}: {error.strerror or error}; choose a writable place with room") from None
 
 
-SCRIPT_SHA256 = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()         # now: the file may change as it runs
-STAMP_STEPS = 40            # after so many steps the digest of the weights tells whether other code makes the same bits
 MAX_LOOKS = 20                     # epochs that a result keeps of its history
 
 
@@ -2792,6 +2280,11 @@ def digest_of(arrays):
     return digest.hexdigest()
 
 
+def packed(right):
+    """Which answers were right, (n,) bool, as text: eight a byte, base64"""
+    return base64.b64encode(np.packbits(right)).decode()
+
+
 def result_of(config, params, history, found):
     """What --out-json writes of one network: its settings (no paths), what was found, and all that the bits depend on.
     Small enough to be kept: history as columns, at most MAX_LOOKS epochs of it."""
@@ -2802,14 +2295,8 @@ def result_of(config, params, history, found):
     return {"experiment": Path(__file__).stem, "config": kept, "source": history["source"],
             "n_params": n_params(params), **found, "seconds_train": history["seconds"],
             "ms_per_step": 1e3 * history["seconds"] / max(1, history["steps"]), "peak_rss_mb": peak_rss_mb(),
-            "versions": versions(), "machine": machine(),
-            "script_sha256": SCRIPT_SHA256, "weights_sha256": history.get("weights_sha256"),
+            "versions": {"python": sys.version.split()[0], "numpy": np.__version__}, "machine": machine(),
             "history": {key: [epochs[k][key] for k in looks] for key in (epochs[0] if epochs else ())}}
-
-
-def history_rows(columns):
-    """A result's history as a list of dicts, as Run has it"""
-    return [dict(zip(columns, row)) for row in zip(*columns.values())]
 
 
 def write_json(path, results):
@@ -2832,29 +2319,18 @@ def write_figure(fig, path, say):
     say(f"wrote {path}  ({path.stat().st_size / 1e3:.0f} kB)")
 
 
-def versions():
-    return {"python": sys.version.split()[0], "numpy": np.__version__}
-
-
 def machine():
-    """What else the bits, and the times, depend on: processor, cores, and the kernels that OpenBLAS chose for it"""
-    processor, kernels = platform.processor() or platform.machine(), "unknown"
+    """What the times depend on"""
+    processor = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, IndexError):
-        processor = Path("/proc/cpuinfo").read_text().split("model name")[1].split(":", 1)[1].split("\n")[0].strip()
-    with contextlib.suppress(AttributeError):
-        ask = openblas().scipy_openblas_get_corename64_
-        ask.restype = ctypes.c_char_p
-        kernels = ask().decode()
-    return {"processor": processor, "cores": n_cores(), "blas_kernels": kernels}
+        processor = Path("/proc/cpuinfo").read_text().split("model name")[1].split("\n")[0].strip("\t: ")
+    return {"processor": processor, "cores": n_cores()}
 
 
 def peak_rss_mb():
     """Peak resident memory of this process, MB (10^6 bytes); None where the system does not tell"""
-    with contextlib.suppress(OSError, IndexError):                  # Linux; getrusage would count a parent's memory too
+    with contextlib.suppress(OSError, IndexError):
         return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024 / 1e6
-    with contextlib.suppress(ImportError):
-        import resource
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
     return None
 
 
@@ -2879,18 +2355,15 @@ class Progress:
             self.last = time.perf_counter()
             self.say("\r" + text, end="")
 
-    def epoch(self, text):
-        self.say("\r" + text if self.live else text)
-
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong with a command line in one line, as for all other bad input. description: a docstring, of
-    which the first paragraph, and the last, are shown."""
+    """Of a docstring's command line: --help opens with its last paragraph, the command to begin with, and its first"""
 
     def __init__(self, description=""):
         first, *_, last = description.split("\n\n") * 2
-        super().__init__(description=first, epilog=last, formatter_class=argparse.RawDescriptionHelpFormatter,
-                         allow_abbrev=False)
+        super().__init__(usage="%(prog)s [--seed N] [--n-epochs N] [--load [FILE]] [other flags, below]",
+                         description=f"{last.strip()}\n\n{first}", allow_abbrev=False,
+                         formatter_class=argparse.RawDescriptionHelpFormatter)
 
     def error(self, message):
         raise InputError(f"{message}; see --help")
@@ -2898,10 +2371,12 @@ class Parser(argparse.ArgumentParser):
 
 def add_config_flags(parser):
     """One flag for every option of Config, in groups. Flags not given leave no trace: the defaults are Config's."""
-    groups = {}
+    groups, usual = {}, Config()
     for f in sorted(options(Config), key=lambda f: ("data", "network", "training", "run").index(f.metadata["group"])):
-        default = f.metadata.get("shown", f.default)
-        text = f.metadata["help"] + (f" (default {default})" if default not in ("", False) else "")
+        default = f"{getattr(usual, f.name)}, or as the recipe says" if f.default is None else f.default
+        only = "; ".join(f"{flag_of(name)} {', '.join(map(str, values))}"
+                         for name, values in f.metadata.get("only", {}).items())
+        text = f.metadata["help"] + f" [{only}]" * bool(only) + f" (default {default})" * (default not in ("", False))
         flag = {"help": text.replace("%", "%%")}                                        # argparse formats with %
         if f.type is bool:
             flag["action"] = "store_true"
@@ -2914,9 +2389,16 @@ def add_config_flags(parser):
         groups[name].add_argument(flag_of(f.name), default=argparse.SUPPRESS, **flag)
 
 
-def config_from_args(args):
-    """The Config of the flags that were given"""
-    return Config(**{f.name: getattr(args, f.name) for f in options(Config) if hasattr(args, f.name)})
+def add_load_flag(parser, text):
+    parser.add_argument(
+        "--load", nargs="?", const=str(WEIGHTS), metavar="FILE",
+        help=f"{text} of a file that --checkpoint or --out-weights wrote, without FILE that of weights/{WEIGHTS.name}; "
+        f"{', '.join(map(flag_of, FREE))}, hence the test data, may be others than those that it was trained with")
+
+
+def add_out_weights_flag(parser):
+    parser.add_argument("--out-weights", default="", metavar="FILE",
+                        help="write the trained network to this .npz: float16, settings, a digest, no optimiser")
 
 
 def run_cli(main):
@@ -2926,7 +2408,7 @@ def run_cli(main):
     except InputError as error:
         sys.exit(fail(str(error)))
     except MemoryError:
-        sys.exit(fail("out of memory; lower --batch-size or the network's sizes"))
+        sys.exit(fail("out of memory; lower --batch-size, --threads, or the sizes of the network"))
     except KeyboardInterrupt:
         print("\nstopped; --checkpoint, if it was given, holds the last whole epoch", file=sys.stderr)
         sys.exit(130)
@@ -2942,6 +2424,10 @@ def fail(message):
 # END TWIN core -------------------------------------------------------------------------------------------------------
 
 
+LAYERS |= {"largest": (largest_forward, largest_backward),
+           "dropout": (dropout, lambda dy, dropout_mask: dropout(dy, dropout_mask)[0])}
+
+
 def main():
     parser = Parser(description=__doc__)
     add_load_flag(parser, "train nothing: test the network")
@@ -2950,17 +2436,15 @@ def main():
     args = parser.parse_args()
     found, config = look_at(args.load, args) if args.load is not None else (None, config_from_args(args))
     check_config(config)
-    check_outputs(config.checkpoint, config.out_json, args.out_weights)
+    check_writable(config.checkpoint, config.out_json, args.out_weights)
     progress = Progress(config.quiet)
     digits = load_digits(config, progress.say)
     params, history = (found.weights, found.history) if found else train(config, data=digits)
     if args.out_weights:
         save_weights(args.out_weights, found.config if found else config, params, history)
-    with Runner(config.threads) as runner:
+    with Runner(config.threads, progress=progress) as runner:
         tests = tests_of(params, digits, config, runner)
-        probes = probes_of(params, digits, config, runner) if config.probe else None
-    report(config, params, history | {"source": digits["source"]}, tests, digits, progress.say, found,
-           probes)
+    report(config, params, history | {"source": digits["source"]}, tests, progress.say, found)
 
 
 if __name__ == "__main__":

@@ -1,23 +1,28 @@
 #!/usr/bin/env python3
-"""Films a test digit that turns, leans, stretches and moves, what each network calls it, and how a capsule redraws it.
+"""Films test digits that turn, lean, stretch and move, what networks call them, and how a capsule redraws them.
 
-    python3 make_affnist_capsnet_gif.py --load weights/affnist_shared.npz --index 1 --fps 8
+    python3 make_affnist_capsnet_gif.py --index 1 15 --fps 8
 """
 from pathlib import Path
 
 import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
-from affnist_capsnet import DIGIT_NAMES, N_CLASSES, SIDES, InputError
+from affnist_capsnet import CAPSULES, DIGIT_NAMES, N_CLASSES, SIDES, InputError
 
 import imageio.v3 as imageio
 import matplotlib
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False})
 BLUE, ORANGE, GRAY = "#0072B2", "#E69F00", "#999999"          # Okabe & Ito, colour-blind safe
+LEGEND = {"named right": BLUE, "named wrong": ORANGE, "not named": GRAY}
 LEVELS = 32                        # of red, green and blue: few colours, the same in every frame: a small file
-WIDTH, ROW = 620, 190              # of the film, of a network's row, px
+TOP, ROW, BOTTOM = 46, 166, 30     # heights of the heading, of a digit's row, of the legend, px
+PICTURE, BARS, GAP = 130, 180, 34  # widths, px
+NETWORKS = [str(affnist.WEIGHTS), str(affnist.WEIGHTS.with_name("affnist_gap.npz"))]
+MAX_DIGITS, MAX_NETWORKS = 4, 3
 PATH = (                           # (factor, or where: the extremes it swings between); the others rest meanwhile
     ("turn", -60, 60), ("shear", -0.5, 0.5), ("down", 0.6, 1.3), ("across", 0.6, 1.3), ("place", -1, 1))
 WITHIN = {"turn": (-20, 20), "shear": (-0.2, 0.2), "down": (0.8, 1.2), "across": (0.8, 1.2)}      # affNIST's
@@ -51,60 +56,73 @@ def scenes(n):
     return found
 
 
-def film(image, label, networks, n, source):
-    """image (28, 28) uint8, its label, networks: (name, config, weights) -> list of (h, w, 3) uint8 frames. The figure
-    is built once; frames only change its data."""
-    side = SIDES["affnist"]
-    shown = scenes(n)
-    images = np.stack([affnist.affine_digits(image[None], affnist.affine_matrix(**factors), Still(*place), side)[0][0]
-                       for _, _, factors, place in shown])
-    samples = {"images": images, "labels": np.full(len(images), label)}
-    outs = []
-    with affnist.Runner(1) as runner:
-        for _, config, weights in networks:
-            outs.append(runner.forward(weights, samples, config, decode="longest"))
-    height = 60 + ROW * len(networks)
-    fig = Figure((WIDTH / 100, height / 100), dpi=100)
+def shares(scores, config):
+    """What the bars show: lengths of capsules, or probabilities of a softmax, (frames, 10)"""
+    if config.model in CAPSULES:
+        return scores
+    shown = np.exp(scores - scores.max(1, keepdims=True))
+    return shown / shown.sum(1, keepdims=True)
+
+
+def film(digits, networks, n, source):
+    """digits: (image (28, 28) uint8, label), networks: (name, config, weights) -> list of (h, w, 3) uint8 frames, a row
+    for every digit, networks side by side. The figure is built once; frames only change its data."""
+    shown, redraws = scenes(n), [config.recon_weight > 0 for _, config, _ in networks]
+    width = PICTURE + 2 * GAP + sum(BARS + GAP + (PICTURE + GAP) * redrawn for redrawn in redraws) - GAP // 2
+    height = TOP + ROW * len(digits) + BOTTOM
+    fig = Figure((width / 100, height / 100), dpi=100)
     canvas = FigureCanvasAgg(fig)
 
-    def add_axes(left, top, width, tall):
+    def add_axes(left, top, wide, tall, title):
         """An axes at a place in screen px"""
-        return fig.add_axes((left / WIDTH, 1 - (top + tall) / height, width / WIDTH, tall / height))
+        ax = fig.add_axes((left / width, 1 - (top + tall) / height, wide / width, tall / height))
+        ax.set_title(title, pad=4)
+        return ax
 
-    heading = fig.suptitle("", fontsize=10, y=0.985)
-    ax = add_axes(14, 66, 150, 150)
-    picture = ax.imshow(images[0], cmap="gray_r", vmin=0, vmax=255, interpolation="nearest")
-    ax.set(xticks=[], yticks=[], title=f"a test digit, {label}")
-    rows = []
-    for k, (name, config, _) in enumerate(networks):
-        ax = add_axes(220, 76 + k * ROW, 210, 110)
-        bars = ax.bar(range(N_CLASSES), [0] * N_CLASSES, color=GRAY)
-        ax.set(ylim=(0, 1), yticks=[0, 1], title=f"{name}: "
-               + ("lengths of its capsules" if config.model in affnist.CAPSULES else "probabilities"))
-        ax.set_xticks(range(N_CLASSES), range(N_CLASSES))
-        ax.tick_params(length=0, pad=2)
-        redrawn = None
-        if "recon" in outs[k]:
-            ax = add_axes(456, 66 + k * ROW, 150, 150)
-            redrawn = ax.imshow(outs[k]["recon"][0, 0], cmap="gray_r", vmin=0, vmax=1, interpolation="nearest")
-            ax.set(xticks=[], yticks=[], title="redrawn by the longest")
-        rows.append((bars, redrawn))
+    def add_picture(left, top, image, white, title):
+        ax = add_axes(left, top, PICTURE, PICTURE, title)
+        ax.set(xticks=[], yticks=[])
+        return ax.imshow(image, cmap="gray_r", vmin=0, vmax=white, interpolation="nearest")
+    heading = fig.suptitle("", fontsize=10, y=1 - 6 / height)
+    fig.legend([Patch(color=colour) for colour in LEGEND.values()], LEGEND, loc="lower center", ncol=3, frameon=False,
+               fontsize=8, bbox_to_anchor=(0.5, 0))
+    rows = []                      # of every digit: (images, its picture), and of every network (bars, redrawn or None)
+    for k, (image, label) in enumerate(digits):
+        images = np.stack([affnist.affine_digits(image[None], affnist.affine_matrix(**factors), Still(*place),
+                                                 SIDES["affnist"])[0][0] for _, _, factors, place in shown])
+        left, top, looks = GAP // 2, TOP + k * ROW, []
+        picture = add_picture(left, top, images[0], 255, "" if k else "test digits")
+        left += PICTURE + GAP
+        for (name, config, weights), redraw in zip(networks, redraws):
+            with affnist.Runner(1) as runner:
+                out = runner.forward(weights, {"images": images, "labels": np.full(len(images), label)}, config,
+                                     decode="longest")
+            words = f"{name}: " + ("lengths of capsules" if config.model in CAPSULES else "probabilities")
+            ax = add_axes(left, top, BARS, PICTURE - 18, "" if k else words)
+            bars = ax.bar(range(N_CLASSES), [0] * N_CLASSES, color=GRAY)
+            ax.set(ylim=(0, 1), yticks=[0, 1])
+            ax.set_xticks(range(N_CLASSES), range(N_CLASSES))
+            ax.tick_params(length=0, pad=2)
+            left += BARS + GAP
+            redrawn = None
+            if redraw:
+                redrawn = add_picture(left, top, out["recon"][0, 0], 1, "" if k else "redrawn by the longest")
+                left += PICTURE + GAP
+            looks.append((bars, shares(out["scores"], config), redrawn, out))
+        rows.append((picture, images, label, looks))
     frames = []
     for t, (name, value, _, _) in enumerate(shown):
         low, high = WITHIN.get(name, (-np.inf, np.inf))
         beyond = "" if low <= value <= high else ", beyond affNIST's range"
         heading.set_text(f"Trained on moved {source}; {WORDS[name].format(value)}{beyond}")
-        picture.set_data(images[t])
-        for (bars, redrawn), out, (_, config, _) in zip(rows, outs, networks):
-            heights = out["scores"][t]
-            if config.model not in affnist.CAPSULES:
-                heights = np.exp(heights - heights.max())
-                heights /= heights.sum()
-            for j, bar in enumerate(bars):
-                bar.set_height(heights[j])
-                bar.set_color(GRAY if j != heights.argmax() else BLUE if j == label else ORANGE)
-            if redrawn:
-                redrawn.set_data(out["recon"][t, 0])
+        for picture, images, label, looks in rows:
+            picture.set_data(images[t])
+            for bars, heights, redrawn, out in looks:
+                for j, bar in enumerate(bars):
+                    bar.set_height(heights[t, j])
+                    bar.set_color(GRAY if j != heights[t].argmax() else BLUE if j == label else ORANGE)
+                if redrawn:
+                    redrawn.set_data(out["recon"][t, 0])
         canvas.draw()
         frame = np.asarray(canvas.buffer_rgba())[..., :3]
         frames.append((np.round(frame / 255 * (LEVELS - 1)) * (255 / (LEVELS - 1))).astype(np.uint8))
@@ -113,38 +131,40 @@ def film(image, label, networks, n, source):
 
 def main():
     parser = affnist.Parser(description=__doc__)
-    parser.add_argument("--load", nargs="+", default=[str(affnist.WEIGHTS)], metavar="FILE", help="the networks, from "
-                        f"checkpoints or weights (default weights/{affnist.WEIGHTS.name})")
-    parser.add_argument("--index", type=int, default=1, metavar="N", help="which test digit, from 0 (default 1)")
+    parser.add_argument("--load", nargs="+", default=NETWORKS, metavar="FILE", help="the networks, from checkpoints or "
+                        "weights (default: the two that come along)")
+    parser.add_argument("--index", type=int, nargs="+", default=[1, 15], metavar="N", help="which test digits, from 0 "
+                        "(default 1 15)")
     parser.add_argument("--frames", type=int, default=16, metavar="N", help="frames a factor (default 16)")
     parser.add_argument("--fps", type=float, default=8, metavar="X", help="frames a second (default 8)")
     parser.add_argument("--out", type=Path, default=Path("affnist_capsnet.gif"), metavar="FILE",
                         help="the GIF to write (default affnist_capsnet.gif)")
     affnist.add_config_flags(parser)
     args = parser.parse_args()
-    if not 2 <= args.frames <= 60:
-        raise InputError(f"--frames {args.frames}: must be between 2 and 60")
-    if not 0.1 <= args.fps <= 50:
-        raise InputError(f"--fps {args.fps}: must be between 0.1 and 50")
-    for name in "out_json", "probe", "n_variants", "n_test", "threads", "affnist_dir", "tests_on":
+    bounds = {"--frames": (args.frames, 2, 60), "--fps": (args.fps, 0.1, 50), "--index: digits":
+              (len(args.index), 1, MAX_DIGITS), "--load: networks": (len(args.load), 1, MAX_NETWORKS)}
+    for name, (value, low, high) in bounds.items():
+        if not low <= value <= high:
+            raise InputError(f"{name} {value}: must be between {low} and {high}")
+    for name in "out_json", "n_test", "threads", "affnist_dir", "tests_on":
         if hasattr(args, name):
             raise InputError(f"{affnist.flag_of(name)}: means nothing to a film; leave it out")
     if args.out.suffix.lower() != ".gif":
         raise InputError(f"--out {args.out}: a GIF is written; give a name that ends in .gif")
     affnist.check_writable(args.out)
     found = [affnist.look_at(path, args) for path in args.load]
-    config = found[0][1]
     if any(each.task != "affnist" for _, each in found):
         raise InputError("--load: a network of --task mnist does not see 40x40 px; give those of --task affnist")
     if len({file.source for file, _ in found}) > 1:
         raise InputError("--load: these networks were trained on two kinds of digits; give those of one")
-    say = affnist.Progress(config.quiet).say
-    digits = affnist.load_digits(config, say)
+    say = affnist.Progress(found[0][1].quiet).say
+    digits = affnist.load_digits(found[0][1], say)
     images, labels = digits["test"]
-    if not 0 <= args.index < len(labels):
-        raise InputError(f"--index {args.index}: must be between 0 and {len(labels) - 1}")
-    networks = [(each.model, each, file.weights) for file, each in found]
-    frames = film(images[args.index], int(labels[args.index]), networks, args.frames, DIGIT_NAMES[digits["source"]])
+    if not 0 <= min(args.index) <= max(args.index) < len(labels):
+        raise InputError(f"--index {' '.join(map(str, args.index))}: must be between 0 and {len(labels) - 1}")
+    frames = film([(images[k], int(labels[k])) for k in args.index],
+                  [(each.model, each, file.weights) for file, each in found], args.frames,
+                  DIGIT_NAMES[digits["source"]])
     affnist.write_atomically(
         args.out, lambda file: imageio.imwrite(file, frames, extension=".gif", duration=1000 / args.fps, loop=0))
     say(f"wrote {args.out}  ({len(frames)} frames, {args.out.stat().st_size / 1e6:.2f} MB)")

@@ -7,7 +7,6 @@
 
 The figures of a single network (redrawn digits, perturbations) show the first one that has capsules and a decoder.
 """
-import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,8 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
+
+import probe_affnist_capsnet as probe
 
 matplotlib.use("Agg")
 matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
@@ -50,11 +51,6 @@ class Run:
     @property
     def config(self):
         return self.networks[0].config
-
-    @property
-    def redraws(self):
-        """The first network that redraws digits, or None"""
-        return next((network for network in self.networks if network.config.recon_weight), None)
 
 
 # ---------------------------------------------------------------- helpers
@@ -98,7 +94,7 @@ def test_word(run):
 def draw_digits(run):
     """Training digits, moved; test digits, moved, moved further, in the middle as one factor after the other and as all
     transform them, and so anywhere"""
-    samples = next(affnist.epoch_samples(run.digits, 0, dataclasses.replace(run.config, dropout=0.0)))
+    samples = next(affnist.epoch_samples(run.digits, 0, run.config))
     rows = one_of_each(samples["labels"])
     shown = [("training", samples["images"][rows]), (test_word(run), some(run, "test")["images"])]
     if run.config.task == "affnist":
@@ -118,10 +114,10 @@ def draw_digits(run):
 
 def draw_redrawn(run):
     """Test digits, and what the longest capsule makes of them"""
-    network = run.redraws
+    network = next(network for network in run.networks if network.config.recon_weight)
     kinds = [("test", test_word(run))] + [("affine", "affine")] * (run.config.task == "affnist")
     fig = new_figure(run, 2.2 * len(kinds) + 0.7, f"Test digits, and each redrawn from its longest capsule "
-                     f"({network.label})", "; above the redrawn digit what it was named, red where wrong")
+                     f"({network.label})", "; above the redrawn digit what it was named, orange where wrong")
     axes = fig.subplots(2 * len(kinds), N_CLASSES)
     for k, (kind, word) in enumerate(kinds):
         part = some(run, kind)
@@ -144,9 +140,9 @@ def draw_factors(run):
     """Which transformation costs what: wrong answers of these networks, or of those of some results, means over their
     seeds; a logarithmic axis, which parts the networks where they are good, and ends at half a digit"""
     found = probed_factors(run.results) if run.results else {
-        network.label: (network.config.model, [affnist.accuracy_by_factor(network.weights, run.digits, network.config,
-                                                                          run.runner)]) for network in run.networks}
-    n, tested = max(len(runs) for _, runs in found.values()), min(run.config.n_test, affnist.N_PROBED)
+        network.label: (network.config.model, [probe.accuracy_by_factor(network.weights, run.digits, network.config,
+                                                                        run.runner)]) for network in run.networks}
+    n, tested = max(len(runs) for _, runs in found.values()), min(run.config.n_test or probe.N_PROBED, probe.N_PROBED)
     fig = new_figure(run, 3.8, "Test digits turned, sheared or stretched, one factor at a time",
                      f", the first {tested:,} test digits, in the middle of the canvas; lower is better; shaded: "
                      f"affNIST's range{seeds_said(n)}")
@@ -173,24 +169,25 @@ def seeds_said(n):
 def results_in(folder, setting):
     """The results of a setting, "table/name", in the order of their seeds"""
     table, name = setting.split("/")
-    paths = sorted((folder / table).glob(f"{name}-*.json"), key=lambda path: int(path.stem.rpartition("-")[2])
-                   if path.stem.removeprefix(f"{name}-").isdigit() else -1)
+    path = folder / f"{table}.jsonl"
     try:
-        return [json.loads(path.read_text()) for path in paths if path.stem.removeprefix(f"{name}-").isdigit()]
-    except ValueError as error:
-        raise InputError(f"--results {folder}: a file of {setting} is no JSON ({error}); make it anew") from None
+        lines = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+        return sorted((line for line in lines if line["setting"] == name), key=lambda line: line["seed"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"--results {folder}: {path.name} holds a line that is no result ({error!r}); make it anew"
+                         ) from None
 
 
 BEST_MARGIN = {"gap": "gap-8", "max": "max-8"}            # the setting of a network that a wider margin helps
 
 
 def probed_factors(folder):
-    """-> {network: (model, what --probe found of each seed)} of the table free"""
+    """-> {network: (model, the probe's factors of each seed)} of the table free"""
     found = {BEST_MARGIN.get(model, model).replace("-8", ", 8 px"): (model, [run["factors"] for run in results_in(
         folder, f"free/{BEST_MARGIN.get(model, model)}") if "factors" in run]) for model in affnist.MODELS}
     found = {model: pair for model, pair in found.items() if pair[1]}
     if not found:
-        raise InputError(f"--results {folder}: no result of the table free that was made with --probe; make them first")
+        raise InputError(f"--results {folder}: no result of the table free has been probed; make them first")
     return found
 
 
@@ -266,7 +263,7 @@ def perturbed(network, v, digit):
     capsules = np.zeros((affnist.D * len(PERTURBED), N_CLASSES, affnist.D), v.dtype)
     capsules[:, digit] = moved.reshape(-1, affnist.D)
     masked, _ = affnist.mask_forward(capsules, np.full((len(capsules), 1), digit))
-    pixels, _ = affnist.decoder_forward(network.weights, masked)
+    pixels, _ = affnist.layers_forward(network.weights, masked, affnist.decoder(network.config))
     side = SIDES[network.config.task]
     return pixels.reshape(affnist.D, len(PERTURBED), side, side)
 
@@ -274,7 +271,8 @@ def perturbed(network, v, digit):
 def draw_perturbations(run):
     """The paper's Figure 4: the dimensions of a digit's capsule moved one at a time, here those three of each digit
     whose movement changes the picture most"""
-    network, part = run.redraws, some(run, "test")
+    network = next(network for network in run.networks if network.config.recon_weight)
+    part = some(run, "test")
     out = run.runner.forward(network.weights, part, network.config)
     fig = new_figure(run, 6.4, "What the dimensions of a digit's capsule stand for",
                      f"; {network.label}; each strip: one dimension moved by -0.25 to 0.25, the three that change the "
@@ -296,20 +294,21 @@ def draw_perturbations(run):
 def draw_dimensions(run):
     """Which dimension of each digit's capsule follows which factor of synthetic digits best"""
     network = next(network for network in run.networks if network.config.model in affnist.CAPSULES)
-    single, together = affnist.factor_r2(network.weights, network.config, run.runner)
+    which, single, together = probe.factor_r2(network.weights, network.config, run.runner)
     fig = new_figure(run, 4.6, "How well a digit's capsule knows how the digit is drawn",
-                     f" trained {network.label}; measured on synthetic digits, whose factors are known")
-    names = ["all dimensions", "best dimension"]
-    for ax, name, shown in zip(fig.subplots(1, 2, sharey=True), names, (together, single.max(1))):
-        ax.imshow(np.clip(shown, 0, 1), cmap="cividis", vmin=0, vmax=1, aspect="auto")
-        for (digit, factor), value in np.ndenumerate(shown):
-            which = f"\ndim {single[digit, :, factor].argmax()}" * (name == "best dimension")
-            ax.text(factor, digit, f"{value:.2f}{which}", ha="center", va="center", fontsize=6.5, linespacing=0.95,
+                     f"; {network.label}, before synthetic digits, whose factors are known: chosen and fitted on one "
+                     "half, measured on the other")
+    shown = {"$R^2$ of a linear map of all 16 dimensions": together,
+             "squared correlation of the best single dimension": single}
+    for ax, (title, values) in zip(fig.subplots(1, 2, sharey=True), shown.items()):
+        ax.imshow(np.clip(values, 0, 1), cmap="cividis", vmin=0, vmax=1, aspect="auto")
+        for (digit, factor), value in np.ndenumerate(values):
+            text = f"{value:.2f}" + f"\ndim {which[digit, factor]}" * (values is single)
+            ax.text(factor, digit, text, ha="center", va="center", fontsize=6.5, linespacing=0.95,
                     color="black" if value > 0.55 else "white")
-        ax.set_xticks(range(len(affnist.KNOWN_FACTORS)), affnist.KNOWN_FACTORS)
+        ax.set_xticks(range(len(probe.KNOWN_FACTORS)), probe.KNOWN_FACTORS)
         ax.set_yticks(range(N_CLASSES), range(N_CLASSES))
-        ax.set_title({"all dimensions": "$R^2$ of a linear map of all 16 dimensions",
-                      "best dimension": "squared correlation of the best single dimension"}[name])
+        ax.set_title(title)
     fig.axes[0].set_ylabel("digit")
     return fig
 
@@ -317,46 +316,65 @@ def draw_dimensions(run):
 FIGURES = {"digits": draw_digits, "redrawn": draw_redrawn, "factors": draw_factors,
            "perturbations": draw_perturbations, "dimensions": draw_dimensions, "steps": draw_steps,
            "papers": draw_papers}
-OF_A_DECODER, OF_CAPSULES = ("redrawn", "perturbations"), ("dimensions",)
 OF_RESULTS, ONLY_OF_RESULTS = ("factors", "steps", "papers"), ("steps", "papers")
+NEEDS = {                          # of a figure: what one of the networks must be, and how to say that none is
+    "redrawn": (lambda config: config.recon_weight, "none of the networks redraws digits; give one with a decoder"),
+    "perturbations": (lambda config: config.recon_weight, "none of the networks redraws digits; give one that does"),
+    "dimensions": (lambda config: config.model in affnist.CAPSULES, "none of the networks has capsules; give one"),
+    "factors": (lambda config: config.task == "affnist", "needs --task affnist")}
 
 
-def networks_of(args, config):
-    """The Configs of the networks to draw"""
-    return [affnist.look_at(path, args)[1] for path in args.load] or [
-        affnist.for_model(config, model) for model in args.networks.split(",")]
-
-
-def gather(args, configs, wanted, say):
-    """Load the networks, or train them -> those of Run"""
+def configs_of(args):
+    """The Configs of the networks to draw: of those that are loaded, or of those to train, each with the settings given
+    that mean something to it"""
     if args.load:
-        found = [affnist.look_at(path, args) for path in args.load]
-        if len({(each.task, file.source) for file, each in found}) > 1:
+        return [affnist.look_at(path, args)[1] for path in args.load]
+    names, given, configs = args.networks.split(","), affnist.given_of(args), []
+    unknown = [name for name in names if name not in affnist.MODELS]
+    if unknown or len(set(names)) < len(names):
+        fault = f"'{unknown[0]}' is none of {', '.join(affnist.MODELS)}" if unknown else "a network is named twice"
+        raise InputError(f"--networks {args.networks}: {fault}")
+    for name in names:
+        bare = affnist.Config(model=name, task=given.get("task", "affnist"))
+        configs.append(affnist.Config(model=name, **{f.name: given[f.name] for f in affnist.options(affnist.Config)
+                                                     if f.name in given and affnist.means_something(f, bare)}))
+    affnist.check_given(given, configs)
+    return configs
+
+
+def networks_of(args, configs, wanted, say):
+    """The networks, loaded or trained; without weights where none are wanted"""
+    if args.load:
+        found = [affnist.load_network(path) for path in args.load]
+        if len({(each.config.task, each.source) for each in found}) > 1:
             raise InputError("--load: these networks are of two tasks, or of two kinds of digits; give those of one")
-        return [Network(f"{each.model}" if [other.model for _, other in found].count(each.model) == 1 else
-                        Path(path).stem, each, file.weights) for path, (file, each) in zip(args.load, found)]
-    if wanted == ["digits"]:
-        return [Network(configs[0].model, configs[0], {})]
+        models = [each.model for each in configs]
+        labels = [model if models.count(model) == 1 else Path(path).stem for model, path in zip(models, args.load)]
+        return [Network(*each, file.weights) for *each, file in zip(labels, configs, found)]
     networks = []
     for own in configs:
-        say(f"training {own.model}")
-        networks.append(Network(own.model, own, affnist.train(own)[0]))
+        if wanted != ["digits"]:
+            say(f"training {own.model}")
+        networks.append(Network(own.model, own, {} if wanted == ["digits"] else affnist.train(own)[0]))
     return networks
 
 
-def draw_results(args, config):
+def draw_results(args, quiet):
     """The figures of a folder of results"""
+    useless = ["load"] * bool(args.load) + [name for name in affnist.given_of(args) if name != "quiet"]
+    if useless:
+        raise InputError(f"{affnist.flag_of(useless[0])}: means nothing to --results; leave it out")
     if args.only and args.only not in OF_RESULTS:
         raise InputError(f"--only {args.only}: is not drawn from results; leave out --results")
     if not args.results.is_dir():
         raise InputError(f"--results {args.results}: no such folder; give the one that holds the results")
     wanted = [name for name in OF_RESULTS if args.only in ("", name)]
     source = next((run["source"] for run in results_in(args.results, "free/shared")), "mnist")
-    run = Run([Network("", config, {})], {"source": source}, None, args.results)
+    run = Run([Network("", affnist.Config(), {})], {"source": source}, None, args.results)
     figures = [(name, FIGURES[name](run)) for name in wanted]                           # all, before one is written
     affnist.make_outdir(args.outdir, wanted)
     for name, fig in figures:
-        affnist.write_figure(fig, args.outdir / f"{name}.png", affnist.Progress(config.quiet).say)
+        affnist.write_figure(fig, args.outdir / f"{name}.png", affnist.Progress(quiet).say)
 
 
 def main():
@@ -374,46 +392,27 @@ def main():
     affnist.add_config_flags(parser)
     args = parser.parse_args()
     args.load = [str(affnist.WEIGHTS)] if args.load == [] else args.load or []
-    config = affnist.config_from_args(args)
     if args.results:
-        useless = ["load"] * bool(args.load) + [f.name for f in affnist.options(config)
-                                                if f.name != "quiet" and hasattr(args, f.name)]
-        if useless:
-            raise InputError(f"{affnist.flag_of(useless[0])}: means nothing to --results; leave it out")
-        return draw_results(args, config)
-    unknown = [name for name in args.networks.split(",") if name not in affnist.MODELS]
-    if unknown or len(set(args.networks.split(","))) < len(args.networks.split(",")):
-        fault = f"'{unknown[0]}' is none of {', '.join(affnist.MODELS)}" if unknown else "a network is named twice"
-        raise InputError(f"--networks {args.networks}: {fault}")
-    for name in "model", "checkpoint", "resume", "out_json", "probe", "affnist_dir", "tests_on":
+        return draw_results(args, hasattr(args, "quiet"))
+    for name in "model", "checkpoint", "resume", "out_json", "affnist_dir", "tests_on":
         if hasattr(args, name):
             raise InputError(f"{affnist.flag_of(name)}: means nothing here; "
                              + ("give --networks" if name == "model" else "leave it out"))
-    wanted = [name for name in FIGURES if args.only in ("", name) and name not in ONLY_OF_RESULTS]
-    if not wanted:
-        raise InputError(f"--only {args.only}: is drawn from results; give --results")
-    say = affnist.Progress(config.quiet).say
-    to_come = networks_of(args, config)
-    affnist.check_options(config, [each.model for each in to_come])
-    for each in to_come:
+    configs = configs_of(args)
+    for each in configs:
         affnist.check_config(each)
-    for figures, there, lack in (
-            (OF_A_DECODER, [each.recon_weight for each in to_come], "redraws digits; give one with a decoder"),
-            (OF_CAPSULES, [each.model in affnist.CAPSULES for each in to_come], "has capsules; give one")):
-        if not any(there):
-            if args.only in figures:
-                raise InputError(f"--only {args.only}: none of the networks {lack}")
-            wanted = [name for name in wanted if name not in figures]
-    if to_come[0].task != "affnist":
-        if args.only == "factors":
-            raise InputError("--only factors: needs --task affnist")
-        wanted = [name for name in wanted if name != "factors"]
+    lacking = {name: words for name, (holds, words) in NEEDS.items() if not any(map(holds, configs))} | dict.fromkeys(
+        ONLY_OF_RESULTS, "is drawn from results; give --results")
+    if args.only in lacking:
+        raise InputError(f"--only {args.only}: {lacking[args.only]}")
+    wanted = [name for name in FIGURES if args.only in ("", name) and name not in lacking]
     affnist.make_outdir(args.outdir, wanted)
-    networks = gather(args, to_come, wanted, say)
-    with affnist.Runner(config.threads) as runner:
-        run = Run(networks, affnist.load_digits(networks[0].config, say), runner)
+    progress = affnist.Progress(configs[0].quiet)
+    networks = networks_of(args, configs, wanted, progress.say)
+    with affnist.Runner(configs[0].threads, progress=progress) as runner:
+        run = Run(networks, affnist.load_digits(configs[0], progress.say), runner)
         for name in wanted:
-            affnist.write_figure(FIGURES[name](run), args.outdir / f"{name}.png", say)
+            affnist.write_figure(FIGURES[name](run), args.outdir / f"{name}.png", progress.say)
 
 
 if __name__ == "__main__":
