@@ -4,6 +4,7 @@ import importlib
 import os
 import subprocess
 import sys
+import unittest.mock
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -84,15 +85,12 @@ def digits():
 def toy(experiment, **given):
     """-> the Config of what is given, at toy size, and its data: an epoch has a step of 17 samples, two shards, and one
     of 3"""
-    module, tiny, usual = EXPERIMENTS[experiment], pins.tiny_config(experiment, ""), EXPERIMENTS[experiment].Config()
-    names = [f.name for f in module.options(usual)]
-    sizes = {name: getattr(tiny, name) for name in names if getattr(tiny, name) != getattr(usual, name)}
-    sizes |= {name: n for name, n in (("n_epochs", 1), ("n_train", 20), ("batch_size", 17)) if name in names}
-    config = module.Config(**sizes | SMALL.get(experiment, {}) | given)
-    data = pins.tiny_data(experiment, config)
-    if isinstance(data["train"], dict):                                                 # a table to train on, all of it
-        data = data | {"train": {name: column[:20] for name, column in data["train"].items()}}
-    return config, data
+    module = EXPERIMENTS[experiment]
+    names = {f.name for f in module.options(module.Config)} & pins.SIZES.keys()
+    with unittest.mock.patch.dict(pins.SIZES, n_epochs=1, n_train=20, batch_size=17, n_val=8, n_test=8):
+        sizes = {name: pins.SIZES[name] for name in names} | SMALL.get(experiment, {})
+        config = module.Config(**sizes | given)
+        return config, pins.tiny_data(experiment, config)
 
 
 def toy_run(experiment, callback=None, every=0, **given):

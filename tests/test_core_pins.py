@@ -5,13 +5,14 @@ from it, as a share. After a change that was meant:  python3 tests/test_core_pin
 """
 import dataclasses
 import json
+import unittest.mock
 
 import numpy as np
 import pytest
 from conftest import EXPERIMENTS, ROOT, pins
 
 BANDS = ROOT / "tests" / "bands.json"
-N_STEPS, N_LAST, BATCH, BAND = 200, 50, 8, 0.1
+N_STEPS, N_LAST, BATCH, BAND = 200, 50, 8, 0.15
 
 
 def test_every_pin_is_met_in_float64_and_nearly_in_float32():
@@ -25,22 +26,19 @@ def test_every_pin_is_met_in_float64_and_nearly_in_float32():
 
 
 def late_loss(experiment, dtype=np.float32):
-    """The mean loss of the last N_LAST of N_STEPS steps of the default network, at its own learning rate"""
-    module, losses, pins.N_TRAIN = EXPERIMENTS[experiment], [], N_STEPS * BATCH // 5
-    config = dataclasses.replace(pins.tiny_config(experiment, ""), batch_size=BATCH, warmup=20)
-    data = pins.tiny_data(experiment, config)
-    if hasattr(config, "n_train"):                                                      # fresh samples, for ever
-        config = dataclasses.replace(config, n_train=N_STEPS * BATCH)
-    n_train = config.n_train if hasattr(config, "n_train") else len(data["train"]["labels"])
-    config = dataclasses.replace(config, n_epochs=N_STEPS * BATCH // n_train)
+    """The mean loss of the last N_LAST of N_STEPS steps of the default network, at its own learning rate, on as many
+    samples as a fifth of these steps see; digits are moved or paired anew in every epoch"""
+    module, losses, n = EXPERIMENTS[experiment], [], N_STEPS * BATCH // 5
+    with unittest.mock.patch.dict(pins.SIZES, n_train=n, batch_size=BATCH, n_epochs=5):
+        config = dataclasses.replace(pins.tiny_config(experiment, ""), warmup=20)
+        data = pins.tiny_data(experiment, config)
     module.train(config, lambda step, weights, terms: losses.append(terms and terms["loss"]), 1, data, dtype)
     assert len(losses) == 1 + N_STEPS
     return float(np.mean(losses[-N_LAST:]))
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_default_networks_learn_in_float32_as_they_did(experiment, monkeypatch):
-    monkeypatch.setattr(pins, "N_TRAIN", pins.N_TRAIN)
+def test_default_networks_learn_in_float32_as_they_did(experiment):
     known = json.loads(BANDS.read_text())
     assert experiment in known, "no band; write it with python3 tests/test_core_pins.py"
     assert late_loss(experiment) == pytest.approx(known[experiment]["loss"], rel=known[experiment]["band"])

@@ -22,6 +22,7 @@ def train(digits, callback=None, every=0, **changes):
 
 @pytest.mark.parametrize("threads, chunk, n_shards", [(1, 7, 3), (2, 7, 2), (3, 1 << 15, 1)])
 def test_adam_is_the_textbooks(threads, chunk, n_shards, monkeypatch):
+    """also where gradients are as small as eps"""
     monkeypatch.setattr(mc, "ADAM_CHUNK", chunk)
     rng = np.random.default_rng(0)
     params = {"a": rng.standard_normal((5, 6)), "b": rng.standard_normal(3)}
@@ -29,7 +30,8 @@ def test_adam_is_the_textbooks(threads, chunk, n_shards, monkeypatch):
     theta, m1, v1 = ({name: factor * p for name, p in params.items()} for factor in (1, 0, 0))
     with mc.Runner(threads) as runner:
         for t in range(1, 6):
-            shards = [{name: t * rng.standard_normal(p.shape) for name, p in params.items()} for _ in range(n_shards)]
+            shards = [{name: rng.standard_normal(p.shape) * {"a": t, "b": 1e-8}[name] for name, p in params.items()}
+                      for _ in range(n_shards)]
             kept = [{name: g.copy() for name, g in shard.items()} for shard in shards]
             mc.adam_step(params, shards, m, v, t, 0.1 / t, runner)
             for name in params:
@@ -42,18 +44,10 @@ def test_adam_is_the_textbooks(threads, chunk, n_shards, monkeypatch):
                 np.testing.assert_allclose(0.001 * v[name], v1[name], rtol=1e-11)
 
 
-def test_adams_first_step_is_lr_times_the_sign():
-    """also of gradients as small as its eps, which is added to the root of the mean square"""
-    params, zeros = {"a": np.zeros(4, np.float32)}, [{"a": np.zeros(4, np.float32)} for _ in range(2)]
-    mc.adam_step(params, [{"a": np.array([5, -0.01, 0, 1e-8], np.float32)}], *zeros, 1, 0.1, mc.Runner(1))
-    np.testing.assert_allclose(params["a"], [-0.1, 0.1, 0, -0.05], rtol=1e-4)
-
-
 def test_a_run_flushes_its_moments_now_and_then(monkeypatch, digits):
-    moments = {"a": np.array([1e-40, -1e-36, 1e-34, -2, 0], np.float32)}, {"b": np.full((2, 2), 1e-45, np.float32)}
-    mc.flush(*moments)
-    np.testing.assert_array_equal(moments[0]["a"], np.array([0, 0, 1e-34, -2, 0], np.float32))
-    assert not moments[1]["b"].any() and mc.FLUSH_STEPS == 500
+    a, b = np.array([1e-40, -1e-36, 1e-34, -2, 0], np.float32), np.full((2, 2), 1e-45, np.float32)
+    mc.flush({"a": a}, {"b": b})
+    assert a.tolist() == np.array([0, 0, 1e-34, -2, 0], np.float32).tolist() and not b.any() and mc.FLUSH_STEPS == 500
     flushed = []
     monkeypatch.setattr(mc, "FLUSH_STEPS", 2)
     monkeypatch.setattr(mc, "flush", lambda *moments: flushed.append(len(moments)))
@@ -79,21 +73,6 @@ def test_orthogonalised_is_newton_schulz_without_its_long_products(shape):
     assert 0.6 < values.min() and values.max() < 1.3 and not mc.orthogonalised(np.zeros(shape)).any()
 
 
-def test_a_step_along_the_orthogonalised_momentum_by_hand():
-    rng = np.random.default_rng(1)
-    w, first, second = (rng.standard_normal((2, 3, 2, 4)) for _ in range(3))
-    params, momentum = {"a_w": w.copy(), "b": np.ones(3)}, {"a_w": np.zeros_like(w)}
-    with mc.Runner(1) as runner:
-        mc.muon_step(params, [{"a_w": first}, {"a_w": second}], momentum, ["a_w"], 0.1, runner)
-        u = mc.orthogonalised(1.95 * (first + second).reshape(12, 4)).reshape(w.shape)
-        moved = w - 0.1 * np.linalg.norm(w) * u / np.linalg.norm(u)
-        np.testing.assert_allclose(params["a_w"], moved * np.linalg.norm(w) / np.linalg.norm(moved), rtol=1e-9)
-        np.testing.assert_allclose(momentum["a_w"], first + second)
-        mc.muon_step(params, [{"a_w": first}], momentum, ["a_w"], 0.1, runner)
-    np.testing.assert_allclose(momentum["a_w"], 0.95 * (first + second) + first)
-    assert np.linalg.norm(params["a_w"]) == pytest.approx(np.linalg.norm(w)) and params["b"].tolist() == [1, 1, 1]
-
-
 def test_only_normalised_kernels_leave_adam_and_there_must_be_some():
     shapes = mc.param_shapes(NETWORKS["normalised"])
     kernels = [f"{name}_w" for name in ("conv1", "conv2", "conv3", "conv4", "conv5", "primary")]
@@ -116,38 +95,34 @@ def test_schedules():
 
 @pytest.mark.parametrize("network, muon", [("normalised", 0.05), ("paper", 0.0)])
 def test_train_takes_the_scheduled_steps_and_folds_statistics(digits, network, muon):
-    """The loop written out, 2 epochs of 2 batches, the last of one sample: kernels go by muon * schedule, all else by
-    Adam with lr * schedule; statistics are folded group by group"""
+    """The loop written out in float64, 2 epochs of a batch of two shards and one of a single sample: kernels go by muon
+    * schedule and keep their length, all else goes by Adam with lr * schedule; statistics are folded group by group"""
     config = dataclasses.replace(NETWORKS[network], n_train=33, batch_size=32, muon=muon, warmup=3)
-    params = mc.init_params(config)
+    params = {name: p.astype(float) for name, p in mc.init_params(config).items()}
     state, kernels = mc.init_state(params), mc.kernels_of({name: p.shape for name, p in params.items()})
     m, v = ({name: np.zeros_like(p) for name, p in params.items()} for _ in range(2))
-    step = 0
-    for epoch in range(2):
-        pairs, = mc.epoch_samples(digits, epoch, config)
-        for shards in ((slice(0, 16), slice(16, 32)), (slice(32, 33),)):
-            parts = [mc.loss_and_grads(params, mc.to_batch(pairs, rows), config)[1:] for rows in shards]
-            part = (1 + np.cos(np.pi * step / 4)) / 2 * min(1, (step + 1) / 3)
-            for _, found in parts:
-                state = {name: a + (found[name] - a) * (9 / (step + 9)) for name, a in state.items()}
-            step += 1
-            for name in params:
-                g = sum(grads[name] for grads, _ in parts) / len(parts)
-                if name in kernels:
-                    m[name] = 0.95 * m[name] + g
-                    u = mc.orthogonalised((g + 0.95 * m[name]).reshape(-1, g.shape[-1])).reshape(g.shape)
-                    length = np.linalg.norm(params[name])
-                    stepped = params[name] - muon * part * length * u / np.linalg.norm(u)
-                    params[name] = (stepped * length / np.linalg.norm(stepped)).astype(np.float32)
-                    continue
+    for step in range(4):
+        pairs, = mc.epoch_samples(digits, step // 2, config)
+        shards = (slice(32, 33),) if step % 2 else (slice(0, 16), slice(16, 32))
+        parts = [mc.loss_and_grads(params, mc.to_batch(pairs, rows, float), config)[1:] for rows in shards]
+        share = (1 + np.cos(np.pi * step / 4)) / 2 * min(1, (step + 1) / 3)
+        for _, found in parts:
+            state = {name: a + (found[name] - a) * (9 / (step + 9)) for name, a in state.items()}
+        for name, p in params.items():
+            g = sum(grads[name] for grads, _ in parts) / len(parts)
+            if name in kernels:
+                m[name] = 0.95 * m[name] + g
+                u = mc.orthogonalised((g + 0.95 * m[name]).reshape(-1, g.shape[-1])).reshape(g.shape)
+                stepped = p - muon * share * np.linalg.norm(p) * u / np.linalg.norm(u)
+                params[name] = stepped * np.linalg.norm(p) / np.linalg.norm(stepped)
+            else:
                 m[name], v[name] = 0.9 * m[name] + 0.1 * g, 0.999 * v[name] + 0.001 * g ** 2
-                root = np.sqrt(v[name] / (1 - 0.999 ** step)) + 1e-8
-                params[name] = params[name] - np.float32(config.lr * part) * (m[name] / (1 - 0.9 ** step)) / root
-    trained, _ = mc.train(config, data=digits)
+                root = np.sqrt(v[name] / (1 - 0.999 ** (step + 1))) + 1e-8
+                params[name] = p - config.lr * share * (m[name] / (1 - 0.9 ** (step + 1))) / root
+    trained, _ = mc.train(config, data=digits, dtype=float)
     assert len(kernels) == 6 * (muon > 0) and trained.keys() == params.keys() | state.keys()
     for name, expected in (params | state).items():
-        moved = np.abs(expected - (mc.init_params(config) | mc.init_state(params))[name]).mean()
-        assert np.abs(trained[name] - expected).mean() < 1e-2 * moved, name
+        np.testing.assert_allclose(trained[name], expected, rtol=1e-6, atol=1e-8, err_msg=name)
 
 
 # -------------------------------------------------------------- shards and generators
@@ -260,9 +235,9 @@ def cut(at):
     return power_cut
 
 
-@pytest.mark.parametrize("at", [1, 3, 4])
+@pytest.mark.parametrize("at", [1, 4])
 def test_killed_and_resumed_is_never_killed(reference, tmp_path, at):
-    """in the first epoch, in the second, and at its end before it is saved; with other threads afterwards"""
+    """in the first epoch, and after the last step but before that is saved; with other threads afterwards"""
     experiment, path = reference[0], tmp_path / "run.npz"
     given = dict(n_epochs=2, checkpoint=str(path), resume=True)                         # nothing there yet: starts anew
     with pytest.raises(KeyboardInterrupt):
@@ -270,7 +245,7 @@ def test_killed_and_resumed_is_never_killed(reference, tmp_path, at):
     assert path.exists() == (at > 1)
     steps = []
     assert_is(toy_run(experiment, lambda step, *_: steps.append(step), 1, threads=2, **given), reference)
-    assert steps == list(range({1: 0, 3: 2, 4: 2}[at], 5))
+    assert steps == list(range({1: 0, 4: 2}[at], 5))
     before = path.read_bytes()
     assert_is(toy_run(experiment, **given), reference)                                  # nothing left to do
     assert path.read_bytes() == before and sorted(p.name for p in tmp_path.iterdir()) == ["home", "run.npz"]
@@ -325,14 +300,6 @@ def test_a_process_that_is_killed_while_it_saves_leaves_the_last_whole_checkpoin
     assert without_seconds(history) == without_seconds(whole)
 
 
-def test_a_checkpoint_knows_where_its_data_came_from(digits, tmp_path):
-    path = tmp_path / "run.npz"
-    train(digits | {"source": "mnist"}, checkpoint=str(path))
-    assert mc.load_network(path).source == "mnist"
-    with pytest.raises(mc.InputError, match="source mnist, now synthetic"):
-        train(digits, checkpoint=str(path), resume=True)
-
-
 NUMPY_FIRST = """
 import os, sys
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -378,23 +345,19 @@ def test_a_huge_learning_rate_stops_the_run(digits):
         train(digits, lr=1e20, n_epochs=4)
 
 
-def test_weights_that_are_not_finite_never_reach_the_checkpoint(digits, tmp_path, monkeypatch):
-    path, good, steps = tmp_path / "run.npz", mc.adam_step, []
+def test_what_is_not_finite_after_an_epoch_never_reaches_the_checkpoint(digits, tmp_path, monkeypatch):
+    """Weights of the last step, which no loss would show; and what an evaluation finds"""
+    path, good, good_step, steps = tmp_path / "run.npz", mc.evaluate, mc.adam_step, []
 
     def goes_wrong(params, *others):
-        good(params, *others)
+        good_step(params, *others)
         steps.append(1)
-        if len(steps) == 4:                                                 # after the last step: no loss would show it
-            params["dec3_b"][5] = np.nan
+        params["dec3_b"][5] = np.nan if len(steps) == 4 else params["dec3_b"][5]
 
     monkeypatch.setattr(mc, "adam_step", goes_wrong)
     with pytest.raises(mc.InputError, match="dec3_b is not finite after step 4: .*last good state is in .*run.npz"):
         train(digits, checkpoint=str(path))
     assert mc.load_network(path).step == 2
-
-
-def test_an_evaluation_that_is_not_finite_stops_the_run(digits, monkeypatch):
-    good = mc.evaluate
     monkeypatch.setattr(mc, "evaluate", lambda *args: good(*args) | {"loss": np.nan})
     with pytest.raises(mc.InputError, match="val_loss is not finite after step 2: .*an image holds what is no number"):
         train(digits)

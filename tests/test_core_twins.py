@@ -84,7 +84,7 @@ def test_every_experiment_has_the_core_and_is_read_in_one_order(experiment):
     assert [type(node) for node in after] == [ast.FunctionDef, ast.If] and after[0].name == "main"
     assert ast.unparse(after[1]) == "if __name__ == '__main__':\n    run_cli(main)"
     twins = short[short.index("# ==== twins"):].split("\n", 1)[1]
-    between = "".join(re.split(r"^# TWIN .*?^# END TWIN [^\n]*\n", twins, flags=re.M | re.S)).split("\ndef main(")[0]
+    between = re.sub(r"^# TWIN .*?^# END TWIN [^\n]*\n", "", twins.split("# TWIN core")[0], flags=re.M | re.S)
     assert not between.strip(), "among the twins stands what is none"
 
 
