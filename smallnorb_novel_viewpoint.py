@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""smallNORB novel viewpoints: matrix capsules with EM routing, in NumPy, down to the last gradient.
+"""smallNORB novel viewpoints: capsules of vectors and of matrices, dynamic and EM routing, in NumPy, down to the last
+gradient.
 
 Hinton, Sabour & Frosst, "Matrix capsules with EM routing", ICLR 2018.
 
 Question: a network sees objects from some viewpoints only. Does it know them from viewpoints it never saw, and does a
 capsule network lose less there than the best CNN of the same size?
 
-    stage        layer                                                               output (A=32, B=4, C=D=8)
+    stage        layer of the paper's network, `--model caps --preset small`         output (A=32, B=4, C=D=8)
     Input        a toy from one viewpoint, two cameras                               (N, 32, 32, 2)
     Conv1        5x5, stride 2, A channels, batch normalisation, ReLU                (N, 14, 14, A)
     PrimaryCaps  1x1, B types of a 4x4 pose M and an activation a, normalised        (N, 14, 14, B, 4x4 + 1)
@@ -19,21 +20,25 @@ EM routing (Procedure 1): every parent fits a Gaussian to the votes of its child
 itself among its parents by how well its votes fit (E-step), and so on. Loss: cross-entropy of log a_j, or the paper's
 spread loss. Adam. The backward pass runs through everything, all EM iterations included.
 
-Its rivals: the paper's CNN (`--model cnn`); and, since the trunk decides more than the head, heads on one normalised
-trunk at one size: EM routing, dynamic routing (Sabour, Frosst & Hinton 2017) with a matrix for every place or with
-shared ones, self-routing (Hahn, Pyeon & Kim 2019), global average pooling, a dense layer; and the nearest neighbour.
+The trunk decides more than the head. Hence the fair comparison, and the default, is of heads on one normalised trunk of
+four convolutions, at one size: `dynamic-shared`, vector capsules whose matrices are shared over places, with dynamic
+routing (Sabour, Frosst & Hinton 2017), beside `gap`, a CNN with global average pooling. Further heads: dynamic routing
+with a matrix for every place, EM routing, self-routing (Hahn, Pyeon & Kim 2019), a dense layer. `caps`'s own rival
+is the paper's CNN, `--model cnn`.
 
 Data: toys, drawn here with smallNORB's structure, on any machine (the default); the real smallNORB's files; or five
 embedded 3D shapes, of which three are symmetric about the vertical axis: their held-out azimuths equal training views.
 
 Deviations from the paper: smaller (`--preset paper` has its small net); batch normalisation; two EM iterations
-(`--routing-iters 3`); an inverse temperature that is the same in all of them, 1/16, with beta_a outside of it
-(`--lambda-schedule official`); the mass normalised by parents / children (Gritzman 2019); pose matrices that start
-near the identity; cross-entropy instead of spread loss (`--loss spread`).
+(`--routing-iters 3`); an inverse temperature that is the same in all of them, 1/16, with beta_a outside of it; the mass
+normalised by parents / children (Gritzman 2019); pose matrices that start near the identity; cross-entropy instead of
+spread loss (`--loss spread`).
 
-One command, two minutes on two cores:    python3 smallnorb_novel_viewpoint.py --seed 0
+One command, three minutes on two cores:    python3 smallnorb_novel_viewpoint.py --seed 0
 """
 import argparse
+import base64
+import bisect
 import concurrent.futures
 import contextlib
 import ctypes
@@ -47,7 +52,6 @@ import multiprocessing
 import os
 import platform
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -72,66 +76,13 @@ class InputError(Exception):
 
 
 def option(default, text, group, **extra):
-    """A setting: its default, its help text, the group of --help it stands in (data, network, training or run).
+    """A setting: its default, its help text, the group of --help it stands in (data, network, training or run). A
+    default of None is the recipe's: what Config.recipe says of the preset, the network or the data.
 
     extra: low, high, above, choices, which bound its value; metavar; runtime=True, if no bit of the training depends on
-    it; models, the networks that it means something to, if not to all.
+    it; only={setting: values}, the networks, tasks or data to which it means something, if not to all.
     """
     return dataclasses.field(default=default, metadata={"help": text, "group": group, **extra})
-
-
-def table_option(tables, name, text, group, **extra):
-    """A setting whose default depends on another: on the preset, the network or the data. tables: {choice: {name:
-    value}}"""
-    values = {choice: table[name] for choice, table in tables.items() if name in table}
-    usual, *others = values.items()
-    shown = [str(usual[1]), *(f"{choice} {value}" for choice, value in others if value != usual[1])]
-    return option(None, text, group, shown=", ".join(shown), **extra)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What every experiment's Config has; and where a setting comes from that was not given.
-
-    A field that is None was not given: it is filled in from own_values(), that is from the tables of the preset, the
-    network or the data, and remembered in `filled`. `changed` makes another Config of what was given, so that another
-    model gets ITS learning rate. dataclasses.replace does so too, but cannot tell a value that is given from an equal
-    one that was filled in. Config adds n_epochs and lr, for which there is no common default.
-    """
-    seed: int = option(0, "seed of everything random; same seed, same bits", "training", low=0)
-    batch_size: int = option(32, "samples in a batch", "training", low=1)
-    warmup: int = option(0, "steps over which the learning rate first rises from 0", "training", low=0)
-    lr_schedule: str = option("cosine", "cosine decay to 0, the official code's 0.96^(step/2000), or constant",
-                              "training", choices=("cosine", "exponential", "constant"))
-    weight_decay: float = option(0.0, "decoupled weight decay: every step shrinks the weights, not the biases, by lr x "
-                                 "this", "training", low=0)
-    muon: float = option(0.0, "step of a normalised kernel along its orthogonalised momentum (Muon), as a share of the "
-                         "kernel's length, in Adam's place; 0: Adam for all", "training", low=0, high=1)
-    average: float = option(0.0,
-                            "decay of the running mean of the weights, which then is what is evaluated; 0: no mean",
-                            "training", low=0, high=0.9999)
-    threads: int = option(0, "worker threads, 0 for one per core; does not change a bit", "run", low=0, runtime=True)
-    checkpoint: str = option("", "write weights and optimiser to this .npz at every epoch's end", "run", runtime=True)
-    resume: bool = option(False, "go on from --checkpoint if it exists", "run", runtime=True)
-    out_json: str = option("", "write settings and results to this file", "run", runtime=True)
-    quiet: bool = option(False, "print nothing but errors", "run", runtime=True)
-    filled: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
-
-    def __post_init__(self):
-        filled = {name: value for name, value in self.filled.items() if getattr(self, name) == value}
-        for name, value in self.own_values().items():
-            if getattr(self, name) is None or name in filled:
-                object.__setattr__(self, name, value)
-                filled[name] = value
-        object.__setattr__(self, "filled", filled)
-
-    def own_values(self):
-        """{name: value} of the settings whose defaults depend on others"""
-        return {}
-
-    def open_ended(self):
-        """Whether a run may be resumed with more epochs: nothing that it did depends on their number"""
-        return self.lr_schedule != "cosine"
 
 # END TWIN preamble ---------------------------------------------------------------------------------------------------
 
@@ -140,122 +91,42 @@ class Settings:
 #   P = 4 side of a pose matrix   D = P*P a pose as a row   I children of a parent   J types of parents
 #   L places of parents in a batch: (N, rows, columns) for convolutional capsules, (N,) for class capsules
 #   G groups of children that share transformation matrices   T terms of dV, see votes_gradient
-
-EM_MODELS, VECTOR_MODELS = ("caps", "em"), ("dynamic", "dynamic-shared", "self-routing")
-CAPSULES, CNNS = EM_MODELS + VECTOR_MODELS, ("cnn", "gap", "dense")
-MODELS = (*CAPSULES, *CNNS, "nearest")
-HEADS = (*CAPSULES[1:], *CNNS[1:])                # on one trunk; caps and cnn are the paper's two, each with its own
-PRESETS = {"small": {"conv1_channels": 32, "primary_types": 4, "conv_types": 8, "conv2_types": 8},
-           "paper": {"conv1_channels": 64, "primary_types": 8, "conv_types": 16, "conv2_types": 16}}
-WEIGHTS = Path(__file__).with_name("weights") / "smallnorb_capsules.npz"               # the network that comes along
-SOURCE, FREE = "data", ("seed", "toy_seed", "n_test")  # what says where data come from; what may differ from training's
-RECIPES = {model: {"loss": "margin" if model in VECTOR_MODELS else "xent",
-                   "routing_iters": 3 if model in VECTOR_MODELS else 2} for model in MODELS}
-DATA = {"toys": {"n_epochs": 3, "train_azimuths": "300:400", "test_azimuths": "60:280"},               # the paper's
-        "smallnorb": {"n_epochs": 3, "train_azimuths": "300:400", "test_azimuths": "60:280"},
-        "shapes": {"n_epochs": 40, "train_azimuths": "0:150", "test_azimuths": "200:330"}}
+#
+# A sample's way:
+#   choose_images         which toy from which viewpoint in which light, for training, familiar and held-out views
+#   add_toy_images        draw_views: rays to the nearest part, Lambert's light; kept in a cache
+#   epoch_samples         an epoch of them, in a new order, cropped and jittered; to_batch: some of them
+#   forward               layers_forward: the trunk; then class capsules: vector_forward, of vectors by dynamic routing,
+#                         or em_forward, of matrices, by em_routing_forward: m_step_forward, e_step_forward, ...
+#   naming_loss           how far from the truth
+#   vector_backward, em_backward, cnn_backward      the same way back
+#   take_step             Adam: new weights
+#   evaluate              right on familiar views, and on held-out ones? run_all: of all networks; report: what is kept
 
 
-ALL_AZIMUTHS = {"train_azimuths": "0:340", "test_azimuths": "0:340"}                   # of --split toys
+def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.float32):
+    """Train config.model -> (params, history). Nothing depends on the test images it looks at.
 
-
-@dataclass(frozen=True)
-class Config(Settings):
-    """All settings of a run: the names, defaults and help texts of the command line flags come from here."""
-    n_epochs: int = table_option(DATA, "n_epochs", "epochs to train", "training", low=1)
-    lr: float = option(5e-3, "Adam's learning rate at the start, or after the warm-up", "training", above=0)
-    dropout: float = option(
-        0.0, "share of the last layer's inputs dropped in training: hidden units, or children of the class capsules",
-        "training", low=0, high=0.95, models=(*EM_MODELS, *CNNS))
-    loss: str = table_option(RECIPES, "loss", "cross-entropy of log a, or of a CNN's scores; the margin loss, or the "
-                             "spread loss, of a, which of a CNN is the scores' logistic", "training",
-                             choices=("xent", "margin", "spread"))
-    stop_familiar: float = option(0.0,
-                                  "stop when the accuracy on familiar views, as 0.95, reaches this; 0: never",
-                                  "training", low=0, high=1)
-    n_eval: int = option(0, "images of each test set that are looked at while training, always the same ones; 0: all. "
-                         "By these --stop-familiar stops, and accuracies are matched", "training", low=0)
-    data: str = option("toys", "toys, drawn here with smallNORB's structure; the real smallNORB; or five embedded 3D "
-                       "shapes", "data", choices=tuple(DATA))
-    toy_seed: int = option(0, "seed of the toys' shapes; the training's does not touch them", "data", low=0,
-                           of=("toys",))
-    norb_dir: str = option("", "folder with smallNORB's six .mat or .mat.gz files", "data", runtime=True, metavar="DIR",
-                           of=("smallnorb",))
-    split: str = option("azimuth", "what differs between training and held-out images; toys: smallNORB's standard "
-                        "task, training images and other toys, all views unless azimuths are given, which may overlap",
-                        "data", choices=("azimuth", "elevation", "toys"))
-    train_azimuths: str = table_option(
-        DATA, "train_azimuths", "range of training azimuths, degrees, ends included", "data", metavar="LOW:HIGH")
-    test_azimuths: str = table_option(DATA, "test_azimuths", "range of held-out azimuths; 290:420 wraps", "data",
-                                      metavar="LOW:HIGH")
-    elevations: str = option("30:70", "range of all elevations of the shapes with --split azimuth, degrees", "data",
-                             metavar="LOW:HIGH", of=("shapes",))
-    train_elevations: str = option("30:40", "range of training elevations with --split elevation", "data",
-                                   metavar="LOW:HIGH")
-    test_elevations: str = option(
-        "45:70", "range of held-out elevations with --split elevation", "data", metavar="LOW:HIGH")
-    n_train_toys: int = option(5, "toys of each class to train with, the first ones", "data", low=1, high=5,
-                               of=("toys", "smallnorb"))
-    n_test: int = option(2000, "images of each test set of toys or smallNORB, whole views of all lightings, always the "
-                         "same ones; 0: all", "data", low=0, of=("toys", "smallnorb"))
-    n_train_views: int = option(6, "azimuths of the shapes in the training range", "data", low=1, of=("shapes",))
-    n_test_views: int = option(6, "azimuths of the shapes in the held-out range", "data", low=1, of=("shapes",))
-    n_elev: int = option(3, "elevations of the shapes in a range", "data", low=1, of=("shapes",))
-    n_per_combo: int = option(5, "noisy training images of each shape and viewpoint", "data", low=1, of=("shapes",))
-    n_test_per_combo: int = option(2, "noisy test images of each shape and viewpoint", "data", low=1, of=("shapes",))
-    max_shift: int = option(
-        0, "training images are shifted at random by up to this many px on each axis", "data", low=0, high=8,
-        models=(*CAPSULES, *CNNS))
-    model: str = option("caps", "network to train: the paper's two, caps and cnn; em, dynamic, dynamic-shared, "
-                        "self-routing, gap, dense: heads on one trunk; nearest: names by the nearest training image",
-                        "network", choices=MODELS)
-    preset: str = option("small", "sizes of caps, hence of cnn, that the flags below then change; paper: the paper's "
-                         "small net, and its CNN as it is", "network", choices=tuple(PRESETS), models=("caps", "cnn"))
-    conv1_channels: int = table_option(PRESETS, "conv1_channels", "A, channels of caps' first convolution", "network",
-                                       low=1, models=("caps", "cnn"))
-    primary_types: int = table_option(PRESETS, "primary_types", "B, types of caps' primary capsules", "network", low=1,
-                                      models=("caps", "cnn"))
-    conv_types: int = table_option(PRESETS, "conv_types", "C, types of caps' first convolutional capsules", "network",
-                                   low=1, models=("caps", "cnn"))
-    conv2_types: int = table_option(PRESETS, "conv2_types", "D, types of caps' second convolutional capsules",
-                                    "network", low=1, models=("caps", "cnn"))
-    trunk_channels: int = option(16, "channels of the trunk's first two convolutions; the other two have twice as many",
-                                 "network", low=1, models=HEADS)
-    primary_kernel: int = option(3, "side of the convolution that makes a head's primary capsules, hence, with their "
-                                 "types, the size of all heads", "network", low=1, high=5, models=HEADS)
-    head_types: int = option(5, "types of primary capsules of dynamic-shared, hence the size of all heads",
-                             "network", low=1, models=HEADS)
-    width: int = option(0, "types of capsules of another head, hidden units of dense, channels of gap and cnn; 0 for "
-                        "as many parameters as dynamic-shared, or caps, has", "network", low=0,
-                        models=("cnn", *(model for model in HEADS if model != "dynamic-shared")))
-    routing_iters: int = table_option(RECIPES, "routing_iters", "iterations of EM or dynamic routing; 1: uniform "
-                                      "coupling", "network", low=1, models=("caps", "em", "dynamic", "dynamic-shared"))
-    uniform: bool = option(False, "self-routing's control: every capsule divides itself evenly", "network",
-                           models=("self-routing",))
-    places: bool = option(False, "gap knows where things are: each place, x and y, as two more channels before its "
-                          "convolution, as shared matrices add it to votes", "network", models=("gap",))
-    final_lambda: float = option(0.0625, "inverse temperature lambda of the activations", "network", above=0,
-                                 models=EM_MODELS)
-    lambda_schedule: str = option("constant", "lambda in every iteration t, or the official code's lambda "
-                                  "(1 - 0.95^(t+1))", "network", choices=("constant", "official"), models=EM_MODELS)
-    no_coord_add: bool = option(False, "no place in the votes for the classes", "network",
-                                models=(*EM_MODELS, "dynamic-shared", "self-routing"))
-    routing_grad: str = option("full", "full: through every iteration; detached: the last couplings held fixed",
-                               "network", choices=("full", "detached"),
-                               models=("caps", "em", "dynamic", "dynamic-shared"))
-    baseline: str = option("gap", "networks to compare with, comma-separated; or none", "run", runtime=True,
-                           metavar="NAMES")
-    ablations: bool = option(False, "compare with variants of the capsule network instead", "run", runtime=True)
-    n_seeds: int = option(1, "seeds to run: --seed and those after it; more than one: a process a core", "run", low=1,
-                          runtime=True)
-
-    def own_values(self):
-        data = DATA.get(self.data, DATA["toys"]) | (ALL_AZIMUTHS if self.split == "toys" else {})
-        return (data | PRESETS.get(self.preset, PRESETS["small"])
-                | RECIPES.get(self.model, RECIPES["caps"]))
-
-    def open_ended(self):
-        return super().open_ended() and self.loss != "spread"                   # whose margin rises to the last epoch
+    snapshot_callback(step, params, terms) gets copies, at step 0, every snapshot_every steps and at the end; it cannot
+    change the run. data: load_data's result, to load only once. dtype: float64 is for tests. history: source of the
+    data, epochs (one dict each: training loss and accuracy, accuracy on familiar and held-out views), seconds, steps.
+    """
+    check_config(config)
+    progress = Progress(config.quiet)
+    data = data or load_data(config, progress.say)
+    if config.model == "nearest":
+        return nearest_params(data, dtype), {"source": data["source"], "epochs": [], "seconds": 0.0, "steps": 0}
+    n_train = len(data["train"]["labels"])
+    with Run(config, data["source"], n_train, progress, snapshot_callback, snapshot_every, dtype) as run:
+        announce(run, data)
+        for epoch in run.epochs():
+            for samples in epoch_samples(data, epoch, config, dtype):
+                for rows in run.batches(samples):
+                    run.update(len(rows), *run.runner.loss_and_grads(run.params, samples, rows, config))
+            found = tests_of(run.weights, data, config, run.runner)
+            run.close_epoch({name: found[name] for name in EPOCH_KEEPS},
+                            f"familiar {found['familiar']:.3f}  held-out {found['held_out']:.3f}")
+    return run.weights, run.history
 
 
 # ============================================================== the task: objects from some viewpoints, then others
@@ -265,7 +136,7 @@ CLASS_NAMES = ("cross", "L", "T", "frame", "tripod")
 NORB_NAMES = ("animal", "human", "plane", "truck", "car")
 N_CHANNELS = {"shapes": 1, "smallnorb": 2, "toys": 2}
 MARGINS = 0.2, 0.9                 # of the spread loss, at the start and at the end of training
-RANGE_FLAGS = ("train_azimuths", "test_azimuths", "elevations", "train_elevations", "test_elevations")
+ELEVATIONS = (30, 40), (45, 70)    # ranges of training and held-out elevations with --split elevation, the paper's
 
 
 def load_data(config, say=print):
@@ -283,37 +154,22 @@ def choose_images(config):
     familiar: the training viewpoints with new noise (smallNORB: other toys); held_out: viewpoints that training never
     shows. With --split toys the toys differ: familiar are those of training, held_out others, from the test azimuths.
     """
-    ranges = {name: parse_range(getattr(config, name), flag_of(name)) for name in RANGE_FLAGS}
-    angle, by_toys = angle_of(config), config.split == "toys"
-    split = {"azimuth": split_by_azimuth, "elevation": split_by_elevation, "toys": in_azimuths}[config.split]
-    train, test = ranges["train_" + angle], ranges["test_" + angle]
-    split([], train, test)                                                              # refuses an overlap
-    if config.data != "shapes":
-        tables = (load_norb(config.norb_dir) if config.data == "smallnorb" else
-                  {name: toy_tables(name) for name in TOY_SPLITS})
-        pools = {"train": (tables["train"], 0), "familiar": (tables["train" if by_toys else "test"], 0),
-                 "held_out": (tables["test"], 1)}
+    angle, by_toys, shapes = angle_of(config), config.split == "toys", config.data == "shapes"
+    train, test = ranges_of(config)
+    if shapes:
+        pools = shape_views(config, train, test)
     else:
-        azimuths = np.linspace(*ranges["train_azimuths"], config.n_train_views)
-        elevations = np.linspace(
-            *ranges["elevations" if config.split == "azimuth" else "train_elevations"], config.n_elev)
-        seen = azimuths, elevations
-        unseen = ((np.linspace(*test, config.n_test_views), elevations) if config.split == "azimuth" else
-                  (azimuths, np.linspace(*test, config.n_elev)))
-        views = {"train": (seen, config.n_per_combo, ("data",)),
-                 "familiar": (seen, config.n_test_per_combo, ("evaluation", 0)),
-                 "held_out": (unseen, config.n_test_per_combo, ("evaluation", 1))}
-        pools = {name: (make_views(*angles, n, rng_for(config.seed, *key)), int(name == "held_out"))
-                 for name, (angles, n, key) in views.items()}
+        tables = load_norb(config.norb_dir) if config.data == "smallnorb" else {k: toy_tables(k) for k in TOY_SPLITS}
+        pools = {"train": tables["train"], "familiar": tables["train" if by_toys else "test"],
+                 "held_out": tables["test"]}
     data = {"source": config.data}
-    for name, (pool, which) in pools.items():
-        mask = split(pool[angle], train, test)[which]
-        if config.data != "shapes" and (name == "train" or by_toys and name == "familiar"):
+    for (name, pool), wanted in zip(pools.items(), (train, train, test)):
+        mask = in_range(pool[angle], wanted)
+        if not shapes and (name == "train" or by_toys and name == "familiar"):
             mask = mask & np.isin(pool["instances"], TOY_SPLITS["train"][:config.n_train_toys])
         if not mask.any():
-            raise InputError(
-                f"no {name.replace('_', '-')} images: none has {angle} in {(train, test)[which]}; widen the range")
-        if name != "train" and config.data != "shapes" and config.n_test:
+            raise InputError(f"no {name.replace('_', '-')} images: none has {angle} in {wanted}; widen the range")
+        if name != "train" and not shapes and config.n_test:
             mask = some_views(pool, mask, config.n_test)
         data[name] = {key: array[mask] for key, array in pool.items()}
     return data
@@ -322,6 +178,36 @@ def choose_images(config):
 def angle_of(config):
     """The angle that accuracies are told by, a key of load_data's dicts"""
     return "elevations" if config.split == "elevation" else "azimuths"
+
+
+def ranges_of(config):
+    """(low, high) of that angle in training and of the held-out views, degrees. Azimuths that meet anywhere on the
+    circle are refused, unless it is the toys that differ."""
+    if config.split == "elevation":
+        return ELEVATIONS
+    train, test = (parse_range(getattr(config, name), flag_of(name)) for name in ("train_azimuths", "test_azimuths"))
+    apart = (test[0] - train[0]) % 360 > train[1] - train[0] and (train[0] - test[0]) % 360 > test[1] - test[0]
+    if config.split == "azimuth" and not apart:
+        raise InputError(f"--train-azimuths {config.train_azimuths} and --test-azimuths {config.test_azimuths} meet; "
+                         "choose them apart")
+    return train, test
+
+
+def parse_range(text, flag):
+    """"LOW:HIGH" in degrees -> (low, high) floats, low <= high"""
+    try:
+        low, high = map(float, text.split(":"))
+    except ValueError:
+        raise InputError(f"{flag} {text}: must be LOW:HIGH in degrees, as in 0:150") from None
+    if not 0 <= high - low < 360:
+        raise InputError(f"{flag} {text}: must be two finite numbers, LOW not above HIGH, less than 360 degrees apart")
+    return low, high
+
+
+def in_range(angles, wanted):
+    """Mask of angles (N,) in degrees: in a range (low, high), ends included, around the circle"""
+    low, high = wanted
+    return (np.asarray(angles) - low + 1e-6) % 360 <= high - low + 2e-6
 
 
 def some_views(pool, mask, n):
@@ -338,7 +224,7 @@ def some_views(pool, mask, n):
 
 def epoch_samples(data, epoch, config, dtype=np.float32):
     """The training images of one epoch in a new order, augmented, a chunk of whole batches at a time, with the spread
-    loss's margin and the dropout_mask"""
+    loss's margin"""
     train = data["train"]
     rows = rng_for(config.seed, "batches", epoch).permutation(len(train["labels"]))
     size = max(1, CHUNK // config.batch_size) * config.batch_size
@@ -346,13 +232,7 @@ def epoch_samples(data, epoch, config, dtype=np.float32):
     for k, start in enumerate(range(0, len(rows), size)):
         rng, part = rng_for(config.seed, "batches", epoch, k), rows[start:start + size]
         images = crop_batch(train["images"], part, rng, dtype) if data["source"] != "shapes" else train["images"][part]
-        if config.max_shift:
-            images = shift_images(images, rng.integers(-config.max_shift, config.max_shift + 1, (len(part), 2)))
-        samples = {"images": images, "labels": train["labels"][part], "margin": np.full(len(part), margin, np.float32)}
-        if config.dropout:
-            kept = rng.random((len(part), plan(config).n_dropped), np.float32) >= config.dropout
-            samples["dropout_mask"] = kept / np.float32(1 - config.dropout)
-        yield samples
+        yield {"images": images, "labels": train["labels"][part], "margin": np.full(len(part), margin, np.float32)}
 
 
 def prepared(samples, source, dtype=np.float32):
@@ -368,46 +248,20 @@ def to_batch(samples, rows, dtype=np.float32):
     return {name: a[rows] if name == "labels" else a[rows].astype(dtype, copy=False) for name, a in samples.items()}
 
 
-def shift_images(images, shifts):
-    """Move image n by shifts[n] = (down, right) px; what leaves is lost, what enters is 0. (N, H, W, C), (N, 2) ->
-    (N, H, W, C)"""
-    N, H, W, C = images.shape
-    margin = int(np.abs(shifts).max(initial=0))
-    padded = np.zeros((N, H + 2 * margin, W + 2 * margin, C), images.dtype)
-    padded[:, margin:margin + H, margin:margin + W] = images
-    windows = sliding_window_view(padded, (H, W), axis=(1, 2))                                # (N, 2m+1, 2m+1, C, H, W)
-    return windows[np.arange(N), margin - shifts[:, 0], margin - shifts[:, 1]].transpose(0, 2, 3, 1)
-
-
 # -------------------------------------------------------------- five shapes
-
-def _segment(start, end, n):
-    """n points from start to end, both included -> (n, 3)"""
-    return np.linspace(start, end, n)
-
 
 def shape_points():
     """The five shapes as lists of points (n, 3) in [-1, 1]^3: x right, y up, z towards the viewer."""
+    segment = np.linspace                                               # so many points from start to end
     cross = np.array([[0, 0, 0], [1, 0, 0], [-1, 0, 0], [0, 1, 0], [0, -1, 0], [0, 0, 1], [0, 0, -1]], float) * 0.8
-    ell = np.concatenate(
-        [_segment((-0.5, 0.9, 0), (-0.5, -0.7, 0), 7), _segment((-0.5, -0.7, 0), (0.8, -0.7, 0), 6)[1:],
-         _segment((-0.5, -0.7, 0), (-0.5, -0.7, 0.6), 3)[1:]])
-    tee = np.concatenate([_segment((-0.8, 0.8, 0), (0.8, 0.8, 0), 7), _segment((0, 0.8, 0), (0, -0.9, 0), 7)[1:]])
+    ell = np.concatenate([segment((-0.5, 0.9, 0), (-0.5, -0.7, 0), 7), segment((-0.5, -0.7, 0), (0.8, -0.7, 0), 6)[1:],
+                          segment((-0.5, -0.7, 0), (-0.5, -0.7, 0.6), 3)[1:]])
+    tee = np.concatenate([segment((-0.8, 0.8, 0), (0.8, 0.8, 0), 7), segment((0, 0.8, 0), (0, -0.9, 0), 7)[1:]])
     corners = np.array(np.meshgrid(*[(-0.65, 0.65)] * 3)).reshape(3, 8).T
-    frame = np.concatenate([_segment(a, b, 5) for k, a in enumerate(corners) for b in corners[k + 1:]
+    frame = np.concatenate([segment(a, b, 5) for k, a in enumerate(corners) for b in corners[k + 1:]
                             if np.count_nonzero(a != b) == 1])
-    tripod = np.concatenate([_segment((0, 0, 0), end, 6) for end in ((0.9, 0, 0), (0, 0.9, 0), (0, 0, 0.9))])
+    tripod = np.concatenate([segment((0, 0, 0), end, 6) for end in ((0.9, 0, 0), (0, 0.9, 0), (0, 0, 0.9))])
     return cross, ell, tee, frame, np.unique(tripod, axis=0)
-
-
-def rotation(azimuth, elevation):
-    """R(azimuth, elevation), degrees: a turn about the vertical axis, then a nod towards the viewer. (V,), (V,) ->
-    (V, 3, 3)"""
-    a, e = np.deg2rad(azimuth), np.deg2rad(elevation)
-    zero, one = np.zeros_like(a), np.ones_like(a)
-    turn = np.array([[np.cos(a), zero, np.sin(a)], [zero, one, zero], [-np.sin(a), zero, np.cos(a)]])
-    nod = np.array([[one, zero, zero], [zero, np.cos(e), -np.sin(e)], [zero, np.sin(e), np.cos(e)]])
-    return nod.transpose(2, 0, 1) @ turn.transpose(2, 0, 1)
 
 
 BLOB = 1.2                         # sigma of a blob, px
@@ -422,81 +276,48 @@ def render(labels, azimuths, elevations, rng):
     at 1; normal pixel noise. A blob is a product of its row and its column profile, so an image is ONE product (32, n)
     @ (n, 32).
     """
-    images, R = np.empty((len(labels), SIDE, SIDE, 1), np.float32), rotation(azimuths, elevations)
+    images, R = np.empty((len(labels), SIDE, SIDE, 1), np.float32), np.stack([*map(rotation, azimuths, elevations)])
     pixels = np.arange(SIDE) - (SIDE - 1) / 2
     for label, points in enumerate(shape_points()):
         rows = np.flatnonzero(labels == label)
         x, y, z = np.moveaxis(points @ R[rows].transpose(0, 2, 1), -1, 0)                      # (n, points) each
         profile = [np.exp(-0.5 * ((pixels - RADIUS * at[..., None]) / BLOB) ** 2) for at in (x, -y)]
-        images[rows, :, :, 0] = profile[1].transpose(0, 2, 1) @ (profile[0] * (0.75 + 0.25 * np.clip(z, -1, 1))[..., None])
+        bright = (0.75 + 0.25 * np.clip(z, -1, 1))[..., None]
+        images[rows, :, :, 0] = profile[1].transpose(0, 2, 1) @ (profile[0] * bright)
     np.minimum(images, 1, out=images)
     images += np.float32(NOISE) * rng.standard_normal(images.shape, np.float32)
     return np.clip(images, 0, 1, out=images)
 
 
-def parse_range(text, flag):
-    """"LOW:HIGH" in degrees -> (low, high) floats, low <= high"""
-    try:
-        low, high = map(float, text.split(":"))
-    except ValueError:
-        raise InputError(f"{flag} {text}: must be LOW:HIGH in degrees, as in 0:150") from None
-    if not (np.isfinite([low, high]).all() and 0 <= high - low):
-        raise InputError(f"{flag} {text}: must be two finite numbers, LOW not above HIGH")
-    return low, high
-
-
-def split_by_azimuth(azimuths, train=(0, 150), test=(200, 330)):
-    """Masks (train, held out) of azimuths (N,) in degrees. Ranges (low, high) include their ends and wrap around the
-    circle.
-
-    Raises InputError if the ranges meet anywhere on the circle.
-    """
-    masks = in_azimuths(azimuths, train, test)
-    if (test[0] - train[0]) % 360 <= train[1] - train[0] or (train[0] - test[0]) % 360 <= test[1] - test[0]:
-        raise InputError(
-            f"training azimuths {train[0]:g}:{train[1]:g} and held-out azimuths {test[0]:g}:{test[1]:g} overlap; "
-            "choose --train-azimuths and --test-azimuths apart")
-    return masks
-
-
-def in_azimuths(azimuths, *ranges):
-    """Masks of azimuths (N,) in degrees, one for each range (low, high), ends included, around the circle"""
-    for low, high in ranges:
-        if not 0 <= high - low < 360:
-            raise InputError(f"azimuth range {low:g}:{high:g}: must span 0 to less than 360 degrees")
-    azimuths = np.asarray(azimuths)
-    return tuple((azimuths - low + 1e-6) % 360 <= high - low + 2e-6 for low, high in ranges)
-
-
-def split_by_elevation(elevations, train=(30, 40), test=(45, 70)):
-    """Masks (train, held out) of elevations (N,) in degrees. Raises InputError if the ranges (low, high) meet."""
-    if max(train[0], test[0]) <= min(train[1], test[1]):
-        raise InputError(
-            f"training elevations {train[0]:g}:{train[1]:g} and held-out elevations {test[0]:g}:{test[1]:g} overlap; "
-            "choose --train-elevations and --test-elevations apart")
-    elevations = np.asarray(elevations)
-    return tuple((low - 1e-6 <= elevations) & (elevations <= high + 1e-6) for low, high in (train, test))
-
-
-def make_views(azimuths, elevations, n_per_combo, rng):
-    """Every shape at every azimuth and elevation (degrees), n_per_combo noisy images of each -> dict of arrays, one
-    row an image"""
-    labels, a, e, _ = (
-        grid.ravel()
-        for grid in np.meshgrid(np.arange(N_CLASSES), azimuths, elevations, np.arange(n_per_combo), indexing="ij"))
+def make_views(azimuths, elevations, n_per_view, rng):
+    """Every shape at every azimuth and elevation (degrees), n_per_view noisy images of each -> dict of arrays, one row
+    an image"""
+    values = np.arange(N_CLASSES), azimuths, elevations, np.arange(n_per_view)
+    labels, a, e, _ = (grid.ravel() for grid in np.meshgrid(*values, indexing="ij"))
     return {"images": render(labels, a, e, rng), "labels": labels, "azimuths": a % 360, "elevations": e}
+
+
+def shape_views(config, train, test):
+    """make_views' dicts: six azimuths by three elevations of a split's ranges, five training images of each, two others
+    of each to test with"""
+    if config.split == "azimuth":
+        elevations = np.linspace(30, 70, 3)
+        seen, unseen = (np.linspace(*train, 6), elevations), (np.linspace(*test, 6), elevations)
+    else:
+        azimuths = np.linspace(*parse_range(config.train_azimuths, "--train-azimuths"), 6)
+        seen, unseen = (azimuths, np.linspace(*train, 3)), (azimuths, np.linspace(*test, 3))
+    return {"train": make_views(*seen, 5, rng_for(config.seed, "data")),
+            "familiar": make_views(*seen, 2, rng_for(config.seed, "evaluation", 0)),
+            "held_out": make_views(*unseen, 2, rng_for(config.seed, "evaluation", 1))}
 
 
 # -------------------------------------------------------------- the real smallNORB
 
 NORB_FILES = {(split, kind): f"smallnorb-5x{toys}x9x18x6x2x96x96-{split}ing-{kind}.mat"
               for split, toys in (("train", "46789"), ("test", "01235")) for kind in ("dat", "cat", "info")}
-NORB_FORMAT = {
-    "dat": (0x1E3D4C55, "u1", (2, 96, 96)),
-    "cat": (0x1E3D4C54, "<i4", ()),  # magic number, dtype, shape of a row
-    "info": (0x1E3D4C54, "<i4", (4,))}
+NORB_FORMAT = {                    # magic number, dtype, shape of a row
+    "dat": (0x1E3D4C55, "u1", (2, 96, 96)), "cat": (0x1E3D4C54, "<i4", ()), "info": (0x1E3D4C54, "<i4", (4,))}
 NORB_SIDE = 48                     # side of an image as it is kept
-NORB_BYTES = 2 * 24300 * (2 * 96 * 96 + 4 * 5) + 1000                                   # of the six files
 NORB_ROWS = 24300                # rows of the real files: 5 classes x 5 toys x 9 elevations x 18 azimuths x 6 lightings
 NORB_CODES = (                     # name, codes, scale, offset of the value
     ("labels", range(5), 1, 0), ("instances", range(10), 1, 0), ("elevations", range(9), 5, 30),
@@ -517,53 +338,41 @@ def read_norb_file(path, kind):
 
     Read as a stream, 32 images at a time, halved from 96x96 on the way: rounding the means to uint8 costs at most half
     a grey level and keeps a split at 112 MB, where the file is 448 MB and float32 would be too. Raises InputError
-    naming the file and the fault: missing, unreadable, corrupt or truncated gzip, wrong magic number or shape,
-    truncated, bytes left over.
+    naming the file and the fault: missing, unreadable, corrupt or truncated gzip, another header, too few or too many
+    bytes.
     """
     magic, dtype, shape = NORB_FORMAT[kind]
     header_size, row_size = 4 * (2 + max(3, 1 + len(shape))), np.dtype(dtype).itemsize * math.prod(shape)
     mend = "delete it and fetch it again"
     try:
-        with (
-            open(path, "rb") as raw,
-            contextlib.nullcontext(raw) if raw.peek(2)[:2] != b"\x1f\x8b" else gzip.open(raw) as file):
+        with (open(path, "rb") as raw,
+              contextlib.nullcontext(raw) if raw.peek(2)[:2] != b"\x1f\x8b" else gzip.open(raw) as file):
             header = file.read(header_size)
-            if len(header) < header_size:
+            found, ndim, N, *rest = np.frombuffer(header.ljust(header_size, b"\0"), "<i4").tolist()
+            if (found, ndim, *rest[:len(shape)]) != (magic, 1 + len(shape), *shape) or not 1 <= N <= NORB_ROWS:
                 raise InputError(
-                    f"{path}: truncated, {len(header)} bytes where the header alone has {header_size}; {mend}")
-            found, ndim, N, *rest = np.frombuffer(header, "<i4").tolist()
-            if found != magic:
-                raise InputError(
-                    f"{path}: not a smallNORB {kind} file (magic number 0x{found & 0xFFFFFFFF:08X}, should be "
-                    f"0x{magic:08X}); {mend}")
-            if ndim != 1 + len(shape):
-                raise InputError(
-                    f"{path}: says {ndim} dimensions, a smallNORB {kind} file has {1 + len(shape)}; {mend}")
-            if tuple(rest[:len(shape)]) != shape or not 1 <= N <= NORB_ROWS:
-                raise InputError(
-                    f"{path}: says shape {(N, *rest[: len(shape)])}, should be ({', '.join(map(str, ('N', *shape)))}) "
-                    f"with N from 1 to {NORB_ROWS}; fetch smallNORB's file, 96x96 pixels, not another NORB's")
+                    f"{path}: its header says magic number 0x{found & 0xFFFFFFFF:08X}, {ndim} sizes, {[N, *rest]}, "
+                    f"a smallNORB {kind} file's 0x{magic:08X}, {1 + len(shape)}, {[NORB_ROWS, *shape]} or less; {mend}")
             out = np.empty(
                 (N, NORB_SIDE, NORB_SIDE, 2) if kind == "dat" else (N, *shape), np.uint8 if kind == "dat" else np.int32)
             for start in range(0, N, 32):
                 rows = out[start:start + 32]
                 part = file.read(len(rows) * row_size)
                 if len(part) < len(rows) * row_size:
-                    raise InputError(
-                        f"{path}: truncated, {start * row_size + len(part)} bytes of data where the header says "
-                        f"{N * row_size}; {mend}")
+                    raise InputError(f"{path}: truncated, {start * row_size + len(part)} bytes of {N * row_size} that "
+                                     f"the header says; {mend}")
                 part = np.frombuffer(part, dtype).reshape(len(rows), *shape)
                 rows[...] = halve(part) if kind == "dat" else part
-            if file.read(1):  # at its end gzip checks its checksum
-                raise InputError(
-                    f"{path}: bytes left over after the {N * row_size} of data that the header says; {mend}")
+            if file.read(1):                                                            # here gzip checks its checksum
+                raise InputError(f"{path}: bytes left over after the {N * row_size} that the header says; {mend}")
     except FileNotFoundError:
-        raise InputError(f"{path}: missing; put smallNORB's file there, .mat or .mat.gz") from None
+        raise InputError(f"{path}: missing; --norb-dir must be the folder of smallNORB's six files, dat, cat and "
+                         "info of training and testing, .mat or .mat.gz") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InputError(f"{path}: corrupt or truncated gzip ({error}); {mend}") from None
     except OSError as error:
-        raise InputError(
-            f"{path}: cannot be read ({error.strerror or error}); check the file and its permissions") from None
+        raise InputError(f"{path}: cannot be read ({error.strerror or error}); check the file and its permissions"
+                         ) from None
     return out
 
 
@@ -575,26 +384,14 @@ def load_norb(norb_dir):
     Raises InputError naming the file and the fault: folder or file missing, damaged, row counts that differ, code out
     of range.
     """
-    folder = Path(norb_dir).expanduser()
-    if not norb_dir:
-        raise InputError("--norb-dir: --data smallnorb, hence a network that was trained on it, needs the folder that "
-                         "holds smallNORB's six .mat or .mat.gz files; give it")
-    if not folder.is_dir():
-        raise InputError(f"--norb-dir {norb_dir}: no such folder; give the one that holds smallNORB's six .mat or "
-                         ".mat.gz files")
-    paths = {}
-    for key, name in NORB_FILES.items():
-        paths[key] = next((p for p in (folder / name, folder / (name + ".gz")) if os.path.exists(p)), None)
-        if paths[key] is None:
-            raise InputError(
-                f"{folder / name}[.gz]: missing; --norb-dir must hold smallNORB's six files: dat, cat and info of "
-                "training and testing")
-    data = {"train": {}, "test": {}}
+    folder, data = Path(norb_dir).expanduser(), {"train": {}, "test": {}}
     for split, arrays in data.items():
+        paths = {kind: folder / NORB_FILES[split, kind] for kind in NORB_FORMAT}
+        paths = {kind: path if path.exists() else path.with_suffix(".mat.gz") for kind, path in paths.items()}
         columns = []
         for kind in "cat", "info":                                                    # the small ones first: fail early
-            table = read_norb_file(paths[split, kind], kind)
-            columns += [(paths[split, kind], column) for column in table.reshape(len(table), -1).T]
+            table = read_norb_file(paths[kind], kind)
+            columns += [(paths[kind], column) for column in table.reshape(len(table), -1).T]
         for (path, column), (name, codes, scale, offset) in zip(columns, NORB_CODES, strict=True):
             wrong = np.flatnonzero(~np.isin(column, codes))
             if len(wrong):
@@ -602,12 +399,10 @@ def load_norb(norb_dir):
                     f"{path}: {name[:-1]} {column[wrong[0]]} in row {wrong[0]}, must be {codes[0]} to {codes[-1]}"
                     f"{' and even' if codes.step == 2 else ''}; delete it and fetch it again")
             arrays[name] = column.astype(np.int64) * scale + offset
-        arrays["images"] = read_norb_file(paths[split, "dat"], "dat")
-        for kind, name in ("cat", "labels"), ("info", "instances"):
-            if len(arrays[name]) != len(arrays["images"]):
-                raise InputError(
-                    f"{paths[split, 'dat']} has {len(arrays['images'])} images but {paths[split, kind]} has "
-                    f"{len(arrays[name])} rows; fetch both again")
+        arrays["images"] = read_norb_file(paths["dat"], "dat")
+        if len({len(array) for array in arrays.values()}) > 1:
+            raise InputError(f"{paths['dat']}: has {len(arrays['images'])} images, its cat and info files "
+                             f"{len(arrays['labels'])} and {len(arrays['instances'])} rows; fetch all three again")
     return data
 
 
@@ -682,6 +477,11 @@ def turn(axis, degrees):
 def times(A, B):
     """Product of small matrices, (n, 3) times (3, m), by plain sums: the same bits whatever the processor"""
     return A[:, :1] * B[:1] + A[:, 1:2] * B[1:2] + A[:, 2:3] * B[2:3]
+
+
+def rotation(azimuth, elevation):
+    """Degrees: a turn about the vertical axis, then a nod towards the viewer. -> (3, 3)"""
+    return times(turn("x", elevation), turn("y", azimuth))
 
 
 def part(kind, centre, size, turned=None):
@@ -987,7 +787,7 @@ def nearest_of_part(kind, o, d):
 def cast_rays(toy, azimuth, elevation, side):
     """Parallel rays, one a pixel, to the nearest point of a toy. -> hit (side, side) bool, the surface's normals there
     (3, side, side) float32, as the camera sees them: x right, y up, z towards it; 0 elsewhere"""
-    R = rotation_of(azimuth, elevation)
+    R = rotation(azimuth, elevation)
     places = (((np.arange(side) + 0.5) / side * 2 - 1) / REACH).astype(np.float32)
     depth, normals = np.full((side, side), -NOWHERE), np.zeros((3, side, side), np.float32)
     for kind, M, centre in toy:
@@ -1019,11 +819,6 @@ def cast_rays(toy, azimuth, elevation, side):
     return depth > -NOWHERE, normals
 
 
-def rotation_of(azimuth, elevation):
-    """R(azimuth, elevation), degrees: a turn of the toy, then the camera's nod"""
-    return times(turn("x", elevation), turn("y", azimuth))
-
-
 def light_up(hit, normals, elevation):
     """The six lightings of a view: ambient light and Lambert's, on a light ground. Lamps stand still as the cameras
     rise. -> (6, side, side) uint8"""
@@ -1042,13 +837,6 @@ def draw_view(toy, elevation, azimuth, side):
     """The six lightings of a view -> (6, 2, side, side) uint8, left and right camera"""
     return np.stack([light_up(*cast_rays(toy, azimuth + camera, elevation, side), elevation)
                      for camera in (-STEREO / 2, STEREO / 2)], 1)
-
-
-def draw_toy(category, instance, toy_seed, side=2 * NORB_SIDE):
-    """All views of a toy, in the order elevation, azimuth, lighting. -> (972, 2, side, side) uint8, left and right"""
-    toy = make_toy(category, instance, toy_seed)
-    return np.concatenate([draw_view(toy, elevation, azimuth, side) for elevation in TOY_ELEVATIONS
-                           for azimuth in TOY_AZIMUTHS])
 
 
 def toy_views(elevations, azimuths):
@@ -1084,21 +872,16 @@ def keep_toy(path, found):
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, lambda file: np.savez(file, **arrays, digest=np.array(digest_of(arrays))))
-    except OSError as error:
-        return f"{path.parent}: {error.strerror}"
-    except InputError as error:
+    except (OSError, InputError) as error:
         return str(error)
     return ""
 
 
 def draw_views(category, instance, toy_seed, views):
     """Views of a toy by their numbers -> (n, 6, 48, 48, 2) uint8, as load_norb gives them"""
-    toy = make_toy(category, instance, toy_seed)
-    images = []
-    for view in views:
-        elevation, azimuth = TOY_ELEVATIONS[view // len(TOY_AZIMUTHS)], TOY_AZIMUTHS[view % len(TOY_AZIMUTHS)]
-        images.append(halve(draw_view(toy, elevation, azimuth, 2 * NORB_SIDE)))
-    return np.stack(images)
+    toy, n = make_toy(category, instance, toy_seed), len(TOY_AZIMUTHS)
+    return np.stack([halve(draw_view(toy, TOY_ELEVATIONS[view // n], TOY_AZIMUTHS[view % n], 2 * NORB_SIDE))
+                     for view in views])
 
 
 def add_toy_images(data, toy_seed, say=print, threads=0):
@@ -1127,13 +910,11 @@ def add_toy_images(data, toy_seed, say=print, threads=0):
 
 def in_parallel(draw, tasks, say, threads):
     """(task, draw(*task)) for all tasks, in order, worked out in so many processes, 0: one a core"""
-    if not tasks:
-        return
-    with concurrent.futures.ProcessPoolExecutor(min(threads or n_cores(), len(tasks)),
-                                                multiprocessing.get_context("spawn")) as pool:
-        for k, drawn in enumerate(pool.map(draw, *zip(*tasks))):
+    workers = min(threads or n_cores(), max(1, len(tasks)))
+    with concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        for k, (task, drawn) in enumerate(zip(tasks, pool.map(draw, *zip(*tasks)))):
             say(f"\rdrawing toys: {k + 1} of {len(tasks)} ", end="")
-            yield tasks[k], drawn
+            yield task, drawn
     say("\r", end="")
 
 
@@ -1142,59 +923,6 @@ def toy_tables(split):
     names = ("labels", "instances", "elevations", "azimuths", "lightings")
     values = (range(N_CLASSES), TOY_SPLITS[split], TOY_ELEVATIONS, TOY_AZIMUTHS, range(len(LIGHTINGS)))
     return dict(zip(names, (grid.ravel() for grid in np.meshgrid(*map(np.array, values), indexing="ij"))))
-
-
-def load_toys(toy_seed, say=print):
-    """load_norb's dict, of all toys of a seed, from the cache as far as they are there"""
-    data = {split: toy_tables(split) for split in TOY_SPLITS}
-    add_toy_images(data, toy_seed, say)
-    return data
-
-
-HALF_WRITTEN = "half-written-norb-"                                    # so begins the folder that the files are made in
-
-
-def write_norb(folder, toy_seed, say=print, threads=0):
-    """The toys as smallNORB's six files, at 96x96 px, which load_norb reads; all of them or none. What a killed process
-    left there half written goes.
-
-    Raises InputError if the folder cannot be made or written, or has no room.
-    """
-    folder = Path(folder).expanduser()
-    if folder.is_file():
-        raise InputError(f"--write-norb {folder}: is a file; give a folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob(f"{HALF_WRITTEN}*/"):
-            shutil.rmtree(left)
-        room = shutil.disk_usage(folder).free
-        if room < NORB_BYTES:
-            raise InputError(f"--write-norb {folder}: needs {NORB_BYTES / 1e6:.0f} MB, has {room / 1e6:.0f}; make room")
-        with tempfile.TemporaryDirectory(dir=folder, prefix=HALF_WRITTEN) as temporary:
-            for split in TOY_SPLITS:
-                tables = toy_tables(split)
-                codes = {name: (tables[name] - offset) // scale for name, _, scale, offset in NORB_CODES}
-                info = np.stack([codes[name] for name, *_ in NORB_CODES[1:]], 1)
-                tasks = [(category, toy, toy_seed) for category in range(N_CLASSES) for toy in TOY_SPLITS[split]]
-                drawn = (views for _, views in in_parallel(draw_toy, tasks, say, threads))
-                for kind, parts in (("cat", [codes["labels"]]), ("info", [info]), ("dat", drawn)):
-                    write_norb_file(Path(temporary) / NORB_FILES[split, kind], kind, len(info), parts)
-            for name in NORB_FILES.values():
-                os.replace(Path(temporary) / name, folder / name)
-    except OSError as error:
-        raise InputError(f"--write-norb {folder}: cannot be written ({error.strerror or error}); choose a writable "
-                         "folder with room") from None
-
-
-def write_norb_file(path, kind, n, parts):
-    """One file in smallNORB's format: magic number, dimensions, then the n rows of all parts"""
-    magic, dtype, shape = NORB_FORMAT[kind]
-    dims = (n, *shape)
-    header = [magic, len(dims), *dims, *[1] * (3 - len(dims))]
-    with open(path, "wb") as file:
-        file.write(np.array(header, "<i4").tobytes())
-        for rows in parts:
-            file.write(np.ascontiguousarray(rows, dtype).tobytes())
 
 
 # ============================================================== the paper: poses, votes, EM routing, losses, networks
@@ -1239,9 +967,7 @@ def im2col_capsules(x, window):
 def col2im_capsules(dcols, window):
     """Adjoint of im2col_capsules: add up what every child's copies hold. dcols (K*K*B, N*Ho*Wo, E) -> dx
     (N, H, W, B, E)"""
-    w = window
-    K = window.K
-    E = dcols.shape[-1]
+    w, K, E = window, window.K, dcols.shape[-1]
     dx = np.zeros((w.B, w.N, w.H, w.W, E), dcols.dtype)
     dcols = dcols.reshape(K, K, w.B, w.N, *w.parents, E)
     for ky in range(K):
@@ -1326,11 +1052,6 @@ def responsibilities_backward(dR, cache):
     return dlogits
 
 
-def inverse_temperature(t, config):
-    """lambda of EM iteration t = 0, 1, ...: the same in all, or rising as in the official code"""
-    return config.final_lambda * (1 if config.lambda_schedule == "constant" else 1 - 0.95 ** (t + 1))
-
-
 def by_parent(V, n):
     """V (L, J, I, D) as n matrices of I rows, a view: one for each of the n = L*J parents, or n = L with all types in
     a row"""
@@ -1373,9 +1094,7 @@ def m_step_forward(V, V2, r, beta_u, beta_a, lambda_, ratio):
 def m_step_backward(dmu, dsigma2, dx, cache):
     """-> dr, as r; dbeta_u, dbeta_a (J,); and dV as a term, (r, dvotes, dsquares): dV_ij = r_ij (dvotes_j + 2 V_ij
     dsquares_j), with the gradients dvotes and dsquares (L, J, D) of sum_i r_ij V_ij and of sum_i r_ij V_ij^2"""
-    c = cache
-    total = cache.total
-    mu = cache.mu
+    c, total, mu = cache, cache.total, cache.mu
     L, J, I, _ = c.V.shape
     n = total.size
     dcost = -c.lambda_ * dx                                                             # (L, J)
@@ -1423,13 +1142,16 @@ def e_step_backward(dlogits, cache):
     return dmu, dsigma2, doffset * sigmoid_forward(-c.x)[0], (dlogits, c.linear, c.quadratic)
 
 
-def em_routing_forward(V, a, beta_u, beta_a, config, window=None, empty=np.empty):
+LAMBDA = 1 / 16                    # inverse temperature of the activations
+
+
+def em_routing_forward(V, a, beta_u, beta_a, n_iters, lambda_=LAMBDA, window=None, empty=np.empty):
     """Procedure 1, EM routing. V (L, J, I, D), the children's activations a (L, I), beta_u, beta_a (J,) -> mu
     (L, J, D), x (L, J), whose logistic are the activations.
 
-    R_ij starts uniform over the parents of i; then routing_iters times: M-step with r_ij = R_ij a_i, and between two of
-    them an E-step. window: which children a convolution's parents see; None: every parent sees all. The cache's steps
-    hold every iteration's R (L, J, I), at first (L, 1, I), mu, sigma2 (L, J, D) and x (L, J).
+    R_ij starts uniform over the parents of i; then n_iters times: M-step with r_ij = R_ij a_i, and between two of them
+    an E-step. window: which children a convolution's parents see; None: every parent sees all. The cache's steps hold
+    every iteration's R (L, J, I), at first (L, 1, I), mu, sigma2 (L, J, D) and x (L, J).
     """
     L, J, I, _ = V.shape
     V2 = np.multiply(V, V, out=like_votes(V, empty))
@@ -1437,19 +1159,17 @@ def em_routing_forward(V, a, beta_u, beta_a, config, window=None, empty=np.empty
     R = (1 / (J * combine_over_places(np.ones((L, I), V.dtype), window, np.add)))[:, None]      # the same for all types
     mu = sigma2 = x = e_cache = R_cache = None
     steps = []
-    for t in range(config.routing_iters):
+    for t in range(n_iters):
         if t > 0:
             logits, e_cache = e_step_forward(V, V2, mu, sigma2, x)
             R, R_cache = responsibilities_forward(logits, window)
-        lambda_ = inverse_temperature(t, config)
         (mu, sigma2, x), m_cache = m_step_forward(V, V2, R * a[:, None], beta_u, beta_a, lambda_, ratio)
         steps.append(SimpleNamespace(R=R, mu=mu, sigma2=sigma2, x=x, e_cache=e_cache, R_cache=R_cache, m_cache=m_cache))
-    return (mu, x), SimpleNamespace(V=V, V2=V2, a=a, steps=steps, config=config, empty=empty)
+    return (mu, x), SimpleNamespace(V=V, V2=V2, a=a, steps=steps, empty=empty)
 
 
 def em_routing_backward(dmu, dx, cache):
-    """dmu (L, J, D), dx (L, J) -> dV, da (L, I), dbeta_u, dbeta_a, through all iterations; with routing_grad
-    "detached" the last R is held constant."""
+    """dmu (L, J, D), dx (L, J) -> dV, da (L, I), dbeta_u, dbeta_a, through all iterations"""
     dsigma2, terms, da = 0, [], 0
     dbeta_u = dbeta_a = 0
     for t, step in reversed(list(enumerate(cache.steps))):
@@ -1457,7 +1177,7 @@ def em_routing_backward(dmu, dx, cache):
         terms.append(term)
         da = da + np.einsum("lji,lji->li", dr, step.R)
         dbeta_u, dbeta_a = dbeta_u + dbeta_u_of_t, dbeta_a + dbeta_a_of_t
-        if cache.config.routing_grad == "detached" or t == 0:
+        if t == 0:                                                                      # its R is a constant
             break
         dr *= cache.a[:, None]
         dlogits = responsibilities_backward(dr, step.R_cache)
@@ -1490,9 +1210,9 @@ def votes_gradient(terms, V, V2, empty):
 EM_CHUNK = 4                       # images that are routed at once
 
 
-def conv_caps_forward(pose, active, W, beta_u, beta_a, config, stride=2, empty=np.empty):
+def conv_caps_forward(pose, active, W, beta_u, beta_a, n_iters, stride=2, scratch=None):
     """Convolutional capsules, 3x3 at a stride. pose (N, H, W, B, D), active (N, H, W, B), matrices W (9*B, J, P, P)
-    -> mu (N, Ho, Wo, J, D), a (N, Ho, Wo, J).
+    -> mu (N, Ho, Wo, J, D), a (N, Ho, Wo, J). scratch: the layer's own Arena, see arena_of.
 
     The votes, 9/4 J times as large as the poses, are made for EM_CHUNK images at a time, always in the same memory,
     which stays in the processor's cache, and are made once more in the backward pass. It buys: on an AMD EPYC (Zen 5)
@@ -1501,17 +1221,17 @@ def conv_caps_forward(pose, active, W, beta_u, beta_a, config, stride=2, empty=n
     N, J = len(pose), W.shape[1]
     grid = Window(*pose.shape[:4], stride=stride).parents
     mu, x = np.empty((N, *grid, J, D), pose.dtype), np.empty((N, *grid, J), pose.dtype)
-    scratch, chunks = inner_arena(empty), []
+    scratch, chunks = Arena() if scratch is None else scratch, []
     for start in range(0, N, EM_CHUNK):
         part = slice(start, min(start + EM_CHUNK, N))
         window = Window(part.stop - start, *pose.shape[1:4], stride=stride)
-        M, children = (im2col_capsules(pose[part], window),
-                       im2col_capsules(active[part, ..., None], window)[..., 0].T.copy())
-        V, votes_cache = pose_votes_forward(M, W, scratch.rewind())  # (9*B, n*places, J, D)
+        M = im2col_capsules(pose[part], window)
+        children = im2col_capsules(active[part, ..., None], window)[..., 0].T.copy()
+        V, votes_cache = pose_votes_forward(M, W, scratch.rewind())                     # (9*B, n*places, J, D)
         (m, logit), em_cache = em_routing_forward(
-            V.transpose(1, 2, 0, 3), children, beta_u, beta_a, config, window, scratch)
+            V.transpose(1, 2, 0, 3), children, beta_u, beta_a, n_iters, window=window, empty=scratch)
         mu[part], x[part] = m.reshape(-1, *grid, J, D), logit.reshape(-1, *grid, J)
-        chunks.append(SimpleNamespace(part=part, window=window, votes=votes_cache, em=em_cache, mark=scratch.mark()))
+        chunks.append(SimpleNamespace(part=part, window=window, votes=votes_cache, em=em_cache, taken=scratch.taken))
     a, a_cache = sigmoid_forward(x)
     return (mu, a), SimpleNamespace(W=W, pose_shape=pose.shape, scratch=scratch, chunks=chunks, a=a_cache)
 
@@ -1524,7 +1244,7 @@ def conv_caps_backward(dmu, da, cache):
         part, V = chunk.part, chunk.em.V
         pose_votes_into(V.transpose(2, 0, 1, 3), chunk.votes)                           # the last chunk's lie there
         np.multiply(V, V, out=chunk.em.V2)
-        cache.scratch.rewind(chunk.mark)  # V and V2 were taken before it
+        cache.scratch.rewind(chunk.taken)                                               # V and V2 were taken before it
         dV, dchildren, dbeta_u, dbeta_a = em_routing_backward(
             dmu[part].reshape(-1, J, D), dx[part].reshape(-1, J), chunk.em)
         dM, dW = pose_votes_backward(dV.transpose(2, 0, 1, 3), chunk.votes)
@@ -1555,18 +1275,6 @@ def squash_backward(dv, cache):
     ds = dv * gain
     ds += s * along
     return ds
-
-
-def plain_forward(s):
-    """What takes the place of a squash that is left out"""
-    return s, None
-
-
-def plain_backward(dv, cache):
-    return dv
-
-
-SQUASH, PLAIN = (squash_forward, squash_backward), (plain_forward, plain_backward)
 
 
 def votes_forward(u, W, empty=np.empty):
@@ -1607,56 +1315,52 @@ def softmax_backward(dc, cache):
     return db
 
 
-def routing_forward(u_hat, config, bias=None, empty=np.empty, ending=SQUASH):
-    """Procedure 1, dynamic routing. u_hat (N, J, I, D), bias (J, D) or None -> v (N, J, D). ending: PLAIN for no squash
+SQUASH, SOFTMAX = (squash_forward, squash_backward), (softmax_forward, softmax_backward)
 
-    For r = 1..routing_iters: c = softmax_j(b), s_j = sum_i c_ij u_hat_j|i (+ bias_j), v = squash(s), and
-    b_ij += u_hat_j|i . v_j, with b = 0 at first, per sample; the update after the last squash would not be read. The
-    cache's steps hold each iteration's c (N, J, I), the first being the constant 1/J as (1, I), and v. All sums are
-    BLAS calls: a matrix-vector product for every (n, j) reads u_hat once, where a GEMM against a block-diagonal matrix
-    would do J times the arithmetic.
+
+def routing_forward(u_hat, n_iters, empty=np.empty, normaliser=SOFTMAX, ending=SQUASH):
+    """Procedure 1, dynamic routing. u_hat (N, J, I, D) -> v (N, J, D)
+
+    For r = 1..n_iters: c = softmax_j(b), s_j = sum_i c_ij u_hat_j|i, v = squash(s), and b_ij += u_hat_j|i . v_j, with
+    b = 0 at first, per sample; the update after the last squash would not be read. normaliser and ending, each a
+    forward and its backward, may stand in the softmax's and the squash's place. The cache's steps hold each iteration's
+    c (N, J, I), the first being the same for all, as (1, I), and v. All sums are BLAS calls: a matrix-vector product
+    for every (n, j) reads u_hat once, where a GEMM against a block-diagonal matrix would do J times the arithmetic.
     """
     N, J, I, D = u_hat.shape
     steps = []
     b = v = None
-    for r in range(config.routing_iters):
+    for r in range(n_iters):
         if r == 0:
-            c, c_cache = np.full((1, I), 1 / J, u_hat.dtype), None
+            c, c_cache = normaliser[0](np.zeros((1, J, I), u_hat.dtype))[0][:, 0], None                 # (1, I)
             s = np.matmul(c, u_hat.transpose(0, 2, 1, 3).reshape(N, I, J * D)).reshape(N, J, D)
         else:
             agreement = np.matmul(u_hat, v[..., None], out=empty((N, J, I, 1), u_hat.dtype))[..., 0]        # (N, J, I)
             b = agreement if b is None else np.add(b, agreement, out=empty((N, J, I), u_hat.dtype))
-            c, c_cache = softmax_forward(b)
+            c, c_cache = normaliser[0](b)
             s = np.matmul(c[:, :, None, :], u_hat)[:, :, 0]                             # (N, J, D)
-        if bias is not None:
-            s += bias
-        v, squash_cache = ending[0](s)
-        steps.append(SimpleNamespace(c=c, v=v, c_cache=c_cache, squash_cache=squash_cache))
-    return v, SimpleNamespace(u_hat=u_hat, steps=steps, config=config, empty=empty, ending=ending)
+        v, v_cache = ending[0](s)
+        steps.append(SimpleNamespace(c=c, v=v, c_cache=c_cache, v_cache=v_cache))
+    return v, SimpleNamespace(u_hat=u_hat, steps=steps, empty=empty, normaliser=normaliser, ending=ending)
 
 
 def routing_backward(dv, cache):
-    """dv (N, J, D) -> du_hat (N, J, I, D), dbias (J, D), through every iteration; with routing_grad "detached" the
-    last c is held constant.
+    """dv (N, J, D) -> du_hat (N, J, I, D), through every iteration
 
     Each place where u_hat_ij is used adds a coefficient times a direction, a D-vector, to its gradient: c ds from a
     weighted sum, db v from an agreement. These terms are gathered over all iterations, and du_hat is ONE batched
     product (I, T) @ (T, D) for every (n, j).
     """
-    u_hat = cache.u_hat
-    steps = cache.steps
-    empty = cache.empty
+    u_hat, steps, empty = cache.u_hat, cache.steps, cache.empty
     N, J, I, D = u_hat.shape
-    terms = []
-    db = dbias = 0
+    terms, db = [], 0
     for r in reversed(range(len(steps))):
-        ds = cache.ending[1](dv, steps[r].squash_cache)
-        dbias = dbias + ds.sum(0)                                                       # it is added in every iteration
+        ds = cache.ending[1](dv, steps[r].v_cache)
         terms.append((steps[r].c, ds))
-        if cache.config.routing_grad == "detached" or r == 0:                           # c of the first is a constant
+        if r == 0:                                                                      # its c is a constant
             break
         dc = np.matmul(u_hat, ds[..., None], out=empty((N, J, I, 1), dv.dtype))[..., 0]                     # (N, J, I)
-        db = db + softmax_backward(dc, steps[r].c_cache)                         # b_r = b_(r-1) + u_hat . v_(r-1)
+        db = db + cache.normaliser[1](dc, steps[r].c_cache)                      # b_r = b_(r-1) + u_hat . v_(r-1)
         terms.append((db, steps[r - 1].v))
         dv = np.matmul(db[:, :, None], u_hat)[:, :, 0]
     coefficients = empty((N, J, len(terms), I), dv.dtype)
@@ -1664,8 +1368,7 @@ def routing_backward(dv, cache):
     for t, (coefficient, direction) in enumerate(terms):
         coefficients[:, :, t] = coefficient
         directions[:, :, t] = direction
-    du_hat = reuse_if_arena(u_hat, empty)
-    return np.matmul(coefficients.transpose(0, 1, 3, 2), directions, out=du_hat), dbias
+    return np.matmul(coefficients.transpose(0, 1, 3, 2), directions, out=reuse_if_arena(u_hat, empty))
 
 
 def lengths_forward(v):
@@ -1793,23 +1496,40 @@ def shared_votes_backward(du_hat, cache):
 
 def self_routing_forward(u_hat, logits):
     """Self-routing (Hahn, Pyeon & Kim, NeurIPS 2019): the capsules say themselves how they divide, c = softmax(logits),
-    in no iterations. u_hat (N, J, I, D), logits (N, J, I), or None for a uniform c -> v (N, J, D)"""
-    J = u_hat.shape[1]
-    c, c_cache = softmax_forward(logits) if logits is not None else (np.full(u_hat.shape[:3], 1 / J, u_hat.dtype), None)
+    in no iterations. u_hat (N, J, I, D), logits (N, J, I) -> v (N, J, D)"""
+    c, c_cache = softmax_forward(logits)
     v, squash_cache = squash_forward(np.matmul(c[:, :, None], u_hat)[:, :, 0])
     return v, (u_hat, c, c_cache, squash_cache)
 
 
 def self_routing_backward(dv, cache):
-    """dv (N, J, D) -> du_hat (N, J, I, D), dlogits (N, J, I), or None"""
+    """dv (N, J, D) -> du_hat (N, J, I, D), dlogits (N, J, I)"""
     u_hat, c, c_cache, squash_cache = cache
     ds = squash_backward(dv, squash_cache)
     dc = np.matmul(u_hat, ds[..., None])[..., 0]
-    return c[..., None] * ds[:, :, None], softmax_backward(dc, c_cache) if c_cache else None
+    return c[..., None] * ds[:, :, None], softmax_backward(dc, c_cache)
+
+
+def places_forward(x, along):
+    """Each pixel's place as two more channels, x and y. x (N, H, H, C), along: H numbers -> (N, H, H, C + 2)"""
+    N, H, *_ = x.shape
+    along = np.array(along, x.dtype)
+    across, down = np.broadcast_to(along, (N, H, H)), np.broadcast_to(along[:, None], (N, H, H))
+    return np.concatenate([x, np.stack([across, down], -1)], -1), ()
+
+
+def places_backward(dy, cache):
+    return dy[..., :-2]
 
 
 # -------------------------------------------------------------- the networks
 
+EM_MODELS, VECTOR_MODELS = ("caps", "em"), ("dynamic", "dynamic-shared", "self-routing")
+CAPSULES, CNNS = EM_MODELS + VECTOR_MODELS, ("cnn", "gap", "dense")
+MODELS = (*CAPSULES, *CNNS, "nearest")
+SIZES = {                          # of each preset: caps' A, B, C, D; the heads' first channels, and types
+    "small": (32, 4, 8, 8, 16, 5), "wide": (64, 4, 4, 4, 32, 10), "paper": (64, 8, 16, 16, 16, 5)}
+CONV_CAPS = (("conv", 2), ("conv2", 1))               # caps' two layers of convolutional capsules, 3x3: name, stride
 IDENTITY_NOISE = 0.1               # around the identity, where pose matrices start
 BETA_U, BETA_A = -1.0, -2.0        # at first: a capsule without children is off, 0.12; agreement turns it on
 VOTES_GAIN = 4.0                   # of the variance of a class's summed votes of vector capsules
@@ -1817,112 +1537,83 @@ VECTOR, CLASS_VECTOR = 8, 16       # dimensions of primary and class capsules th
 CNN_HIDDEN = 32                    # hidden units of cnn
 
 
-def blueprint(config, width):
-    """The layers of config.model up to its class capsules: (operation, name, kernel, stride, channels)"""
-    def norm(name):
-        return [("norm", name + "_norm"), ("relu",)]
-    t, J = config.trunk_channels, N_CLASSES
+def trunk(config, width=0):
+    """The layers of config.model up to its primary capsules, these included; of a CNN all. width: another than its own.
+    """
+    A, B, _, _, t, _ = SIZES[config.preset]
+    full = config.model == "cnn" and config.preset == "paper" and not config.width      # 4.2 million parameters
+    width = width or (32 if full else own_width(config))
+
+    def conv(name, K, stride, F):
+        return ("conv2d", name, K, stride, F), ("norm", name + "_norm"), ("relu",)
+
+    def capsules(K, F):
+        """Without the ReLU: vectors get a squash, of matrices the activations a logistic"""
+        return conv("primary", K, 1, F)[:2]
     if config.model == "caps":
-        return [("conv2d", "conv1", 5, 2, config.conv1_channels), *norm("conv1"),
-                ("conv2d", "primary", 1, 1, config.primary_types * (D + 1)), ("norm", "primary_norm")]
+        return conv("conv1", 5, 2, A) + capsules(1, B * (D + 1))
     if config.model == "cnn":
-        full = config.preset == "paper" and not config.width                            # 4.2 million parameters
-        pad, w, hidden = ([("pad", 2)], 32, 1024) if full else ([], width, CNN_HIDDEN)
-        return [*pad, ("conv2d", "conv1", 5, 1, w), ("relu",), ("pool",), *pad, ("conv2d", "conv2", 5, 1, 2 * w),
-                ("relu",), ("pool",), ("flatten",), ("linear", "fc1", hidden), ("relu",), ("dropout",),
-                ("linear", "fc2", J)]
-    trunk = [("conv2d", "conv1", 3, 1, t), *norm("conv1"), ("conv2d", "conv2", 3, 1, t), *norm("conv2"), ("pool",),
-             ("conv2d", "conv3", 3, 1, 2 * t), *norm("conv3"), ("conv2d", "conv4", 3, 1, 2 * t), *norm("conv4"),
-             ("pool",)]
-    return trunk + {
-        "gap": [*[("places",)] * config.places, ("conv2d", "conv5", 3, 1, width), *norm("conv5"), ("mean",),
-                ("dropout",), ("linear", "fc1", J)],
-        "dense": [("flatten",), ("linear", "fc1", width), *norm("fc1"), ("dropout",), ("linear", "fc2", J)],
-    }.get(config.model, [("conv2d", "primary", config.primary_kernel, 1,
-                          width * (D + 1 if config.model == "em" else VECTOR)), ("norm", "primary_norm")])
+        pad, hidden = ((("pad", 2),), 1024) if full else ((), CNN_HIDDEN)
+        return (*pad, ("conv2d", "conv1", 5, 1, width), ("relu",), ("pool",),
+                *pad, ("conv2d", "conv2", 5, 1, 2 * width), ("relu",), ("pool",),
+                ("flatten",), ("linear", "fc1", hidden), ("relu",), ("linear", "fc2", N_CLASSES))
+    layers = (*conv("conv1", 3, 1, t), *conv("conv2", 3, 1, t), ("pool",),
+              *conv("conv3", 3, 1, 2 * t), *conv("conv4", 3, 1, 2 * t), ("pool",))
+    if config.model == "gap":
+        along = work_out(layers, SIDE, N_CHANNELS[config.data]).along
+        places = (("places", tuple(along)),) if config.places else ()
+        return (*layers, *places, *conv("conv5", 3, 1, width), ("mean",), ("linear", "fc1", N_CLASSES))
+    if config.model == "dense":
+        return (*layers, ("flatten",), ("linear", "fc1", width), ("norm", "fc1_norm"), ("relu",),
+                ("linear", "fc2", N_CLASSES))
+    return layers + capsules(3, width * (D + 1 if config.model == "em" else VECTOR))
 
 
-@functools.cache
-def plan(config, width=0):
-    """blueprint worked out -> layers for layers_forward; shapes of their weights; side and channels of what comes out;
-    centres (places, 2) of its receptive fields, x and y in [-1, 1] over the image; n_dropped: what dropout acts on"""
-    drawn = blueprint(config, width or own_width(config))
-    if config.model == "caps":                     # to its end, for the places' sake: capsules are convolved as pixels
-        drawn += [("capsules", "conv", 3, 2, config.conv_types), ("capsules", "conv2", 3, 1, config.conv2_types)]
-    layers, shapes = [], {}
-    side, channels, offset, scale, n_dropped = SIDE, N_CHANNELS[config.data], 0.0, 1, 0
-    for k, (operation, *options) in enumerate(drawn):
-        if operation in ("conv2d", "capsules"):
-            name, K, stride, F = options
-            side = (side - K) // stride + 1
-            offset, scale = offset + scale * (K - 1) / 2, scale * stride
-            if operation == "conv2d":
-                shapes[name + "_w"] = (K, K, channels, F)
-                options = name, stride
-            else:
-                B = config.primary_types if name == "conv" else config.conv_types
-                shapes |= {name + "_W": (K * K * B, F, P, P), name + "_beta_u": (F,), name + "_beta_a": (F,)}
-            channels = F
-        elif operation == "linear":
-            name, F = options
-            shapes[name + "_w"], channels, options = (channels, F), F, (name,)
-        elif operation == "norm":
-            shapes |= {options[0] + "_gamma": (channels,), options[0] + "_beta": (channels,)}
-        elif operation == "pool":
-            side, offset, scale = side // 2, offset + scale / 2, scale * 2
-        elif operation == "places":
-            options, channels = (tuple(along_image(offset, scale, side)),), channels + 2
-        elif operation == "pad":
-            side, offset = side + 2 * options[0], offset - scale * options[0]
-        elif operation == "flatten":
-            channels *= side * side
-        elif operation == "dropout":
-            n_dropped = channels
-        if operation in WITH_WEIGHTS and has_bias(drawn, k):
-            shapes[name + "_b"] = (channels,)
-        layers += [(operation, *options)] if operation != "capsules" else []
-    along = along_image(offset, scale, side)
-    centres = np.stack([np.tile(along, side), np.repeat(along, side)], 1)
-    return SimpleNamespace(layers=layers, shapes=shapes, side=side, channels=channels, centres=centres,
-                           n_dropped=n_dropped or channels // (D + 1 if config.model == "em" else 1) * len(centres))
-
-
-def along_image(offset, scale, side):
-    """Where the middles of `side` receptive fields lie along the image, the first at `offset` px, the next `scale` px
-    further; the image is -1..1. -> (side,)"""
-    return (offset + scale * np.arange(side) - (SIDE - 1) / 2) / (SIDE / 2)
+def children_of(config, width=0):
+    """What the class capsules see: side and types of the grid of their children, and its centres (places, 2), x and y
+    in [-1, 1] over the image. caps' convolutional capsules lie as the pixels of convolutions do."""
+    layers = trunk(config, width)
+    if config.model == "caps":
+        types = SIZES[config.preset][2:]
+        layers += tuple(("conv2d", name, 3, stride, F) for (name, stride), F in zip(CONV_CAPS, types))
+    seen = work_out(layers, SIDE, N_CHANNELS[config.data])
+    numbers = {"caps": 1, "em": D + 1}.get(config.model, VECTOR)                        # of a capsule
+    return SimpleNamespace(side=seen.side, types=seen.channels // numbers, centres=places_along(seen.along))
 
 
 def param_shapes(config, width=0):
-    """Names and shapes of the weights of config.model; width: another than its own"""
-    drawn, J = plan(config, width), N_CLASSES
-    places, shapes = len(drawn.centres), dict(drawn.shapes)
-    types = drawn.channels // {"caps": 1, "em": D + 1}.get(config.model, VECTOR)
+    """Names and shapes of the weights of config.model, in the order in which they are drawn; width: another than its
+    own"""
+    shapes, J = work_out(trunk(config, width), SIDE, N_CHANNELS[config.data]).shapes, N_CLASSES
+    if config.model not in CAPSULES:
+        return shapes
+    seen = children_of(config, width)
+    if config.model == "caps":
+        _, *types = SIZES[config.preset]
+        for (name, _), B, F in zip(CONV_CAPS, types, types[1:]):
+            shapes |= {name + "_W": (9 * B, F, P, P), name + "_beta_u": (F,), name + "_beta_a": (F,)}
     if config.model in EM_MODELS:
-        shapes |= {"class_W": (types, J, P, P), "class_beta_u": (J,), "class_beta_a": (J,)}
-    elif config.model == "dynamic":
-        shapes["W"] = (places * types, VECTOR, J, CLASS_VECTOR)
-    elif config.model in VECTOR_MODELS:
-        shapes["W"] = (types, VECTOR, J, CLASS_VECTOR)
-        shapes |= {} if config.no_coord_add else {"place_W": (2, J, CLASS_VECTOR)}
-        shapes |= {"route_W": (types, VECTOR, J)} if config.model == "self-routing" and not config.uniform else {}
-    return shapes
+        return shapes | {"class_W": (seen.types, J, P, P), "class_beta_u": (J,), "class_beta_a": (J,)}
+    groups = seen.types * (len(seen.centres) if config.model == "dynamic" else 1)
+    shapes["W"] = (groups, VECTOR, J, CLASS_VECTOR)
+    shapes |= {} if config.model == "dynamic" or config.no_coord_add else {"place_W": (2, J, CLASS_VECTOR)}
+    return shapes | ({"route_W": (seen.types, VECTOR, J)} if config.model == "self-routing" else {})
 
 
 @functools.cache
 def own_width(config):
-    """--width, or that with which config.model has about as many weights as dynamic-shared, or caps"""
+    """--width, or that with which config.model has about as many weights as dynamic-shared; cnn: as caps"""
     if config.model == "dynamic-shared":
-        return config.head_types
+        return SIZES[config.preset][-1]
     if config.width or config.model in ("caps", "nearest"):
         return config.width
 
     def size(config, width=0):
         return sum(math.prod(shape) for shape in param_shapes(config, width).values())
-    model = "caps" if config.model == "cnn" else "dynamic-shared"
-    target = size(dataclasses.replace(config, model=model, no_coord_add=False))
-    routed = dataclasses.replace(config, uniform=False)                                 # its control has as many types
-    return min(range(1, 513), key=lambda width: abs(size(routed, width) - target))
+    rival = "caps" if config.model == "cnn" else "dynamic-shared"
+    target = size(dataclasses.replace(config, model=rival, no_coord_add=False))
+    least = 1 + bisect.bisect_left(range(1, 4096), target, key=lambda width: size(config, width))
+    return min((max(1, least - 1), least), key=lambda width: abs(size(config, width) - target))
 
 
 def init_params(config):
@@ -1932,7 +1623,8 @@ def init_params(config):
     for name, shape in param_shapes(config).items():
         noise = rng.standard_normal(shape, np.float32)
         if name in ("W", "place_W"):
-            children = len(plan(config).centres) * plan(config).channels // VECTOR
+            seen = children_of(config)
+            children = len(seen.centres) * seen.types
             params[name] = noise * np.float32(np.sqrt(VOTES_GAIN / (VECTOR * children)))
         elif name.endswith("_W") and name != "route_W":
             params[name] = np.eye(P, dtype=np.float32) + np.float32(IDENTITY_NOISE) * noise
@@ -1945,44 +1637,44 @@ def init_params(config):
     return params
 
 
-def forward(params, images, config, empty=np.empty, dropout_mask=None, statistics=None):
-    """images (N, 32, 32, C); dropout_mask (N, plan(config).n_dropped), None for none; statistics: a dict in training,
-    see layers_forward. -> out, cache. out: scores (N, J), see naming_loss; of capsules also what their forward says."""
+def forward(params, images, config, empty=np.empty, statistics=None):
+    """images (N, 32, 32, C); statistics: a dict in training, see layers_forward. -> out, cache. out: scores (N, J), see
+    naming_loss; of capsules also what their forward says."""
     network_forward, _ = NETWORKS[config.model]
-    return network_forward(params, images, config, empty, dropout_mask, statistics)
+    return network_forward(params, images, config, empty, statistics)
 
 
-def cnn_forward(params, images, config, empty, dropout_mask, statistics):
-    scores, caches = layers_forward(params, images, plan(config).layers, empty, dropout_mask, statistics)
+def cnn_forward(params, images, config, empty, statistics):
+    scores, caches = layers_forward(params, images, trunk(config), empty, statistics)
     return {"scores": scores}, caches
 
 
 def cnn_backward(dscores, caches, config):
     """dscores (N, J) -> grads"""
     grads = {}
-    layers_backward(dscores, caches, plan(config).layers, grads, need_dx=False)
+    layers_backward(dscores, caches, trunk(config), grads, need_dx=False)
     return grads
 
 
-def em_forward(params, images, config, empty, dropout_mask, statistics):
+def em_forward(params, images, config, empty, statistics):
     """The trunk, or caps' convolution; primary capsules; of caps two layers of convolutional capsules; class capsules.
     out: also primary_pose (N, H, W, B, D), primary_a (N, H, W, B), of caps conv_mu, conv_a, conv2_mu, conv2_a likewise,
     and what class_caps_forward says"""
-    p, N, drawn = params, len(images), plan(config)
-    x, layer_caches = layers_forward(p, images, drawn.layers, empty, None, statistics)
+    p, N, n_iters = params, len(images), config.routing_iters
+    x, layer_caches = layers_forward(p, images, trunk(config), empty, statistics)
     (pose, active), primary_cache = primary_caps_forward(x)
     found, conv_caches = {"primary_pose": pose, "primary_a": active}, []
-    for name, stride in (("conv", 2), ("conv2", 1)) if config.model == "caps" else ():
+    for name, stride in CONV_CAPS if config.model == "caps" else ():
         (pose, active), cache = conv_caps_forward(
-            pose, active, p[name + "_W"], p[name + "_beta_u"], p[name + "_beta_a"], config, stride,
-            layer_arena(empty, name))
+            pose, active, p[name + "_W"], p[name + "_beta_u"], p[name + "_beta_a"], n_iters, stride,
+            arena_of(empty, name))
         found |= {name + "_mu": pose, name + "_a": active}
         conv_caches.append((name, cache))
-    B, places = active.shape[-1], len(drawn.centres)
+    centres = children_of(config).centres
+    B, places = active.shape[-1], len(centres)
     M = pose.reshape(N, places, B, D).transpose(2, 1, 0, 3).reshape(B, places * N, D)           # a group a type
     children = active.reshape(N, places, B).transpose(0, 2, 1).reshape(N, B * places)
-    centres = None if config.no_coord_add else drawn.centres
-    out, class_cache = class_caps_forward(p, M, children, centres, config, empty, dropout_mask)
+    out, class_cache = class_caps_forward(p, M, children, None if config.no_coord_add else centres, n_iters, empty)
     return out | found, SimpleNamespace(layers=layer_caches, primary=primary_cache, convs=conv_caches,
                                         classes=class_cache, a_shape=active.shape)
 
@@ -1997,35 +1689,33 @@ def em_backward(dscores, cache, config):
         dpose, dactive, grads[name + "_W"], grads[name + "_beta_u"], grads[name + "_beta_a"] = conv_caps_backward(
             dpose, dactive, conv_cache)
     dx = primary_caps_backward(dpose, dactive, cache.primary)
-    layers_backward(dx, cache.layers, plan(config).layers, grads, need_dx=False)
+    layers_backward(dx, cache.layers, trunk(config), grads, need_dx=False)
     return grads
 
 
-def vector_forward(params, images, config, empty, dropout_mask, statistics):
+def vector_forward(params, images, config, empty, statistics):
     """The trunk; primary capsules, vectors; class capsules by dynamic routing, or self-routing. dynamic has a matrix
     for every place; the others share theirs over places and add the place. out: scores, the lengths (N, J), v
     (N, J, 16), u (N, I, 8) and c, the couplings of each iteration, (N, J, I), of the first (1, I), with I ordered
     (place, type)"""
-    p, N, drawn = params, len(images), plan(config)
-    x, layer_caches = layers_forward(p, images, drawn.layers, empty, None, statistics)
+    p, N, W = params, len(images), params["W"]
+    x, layer_caches = layers_forward(p, images, trunk(config), empty, statistics)
     u, squash_cache = squash_forward(x.reshape(N, -1, VECTOR))                          # (N, I, E)
-    places_cache = route_cache = logits = None
+    n_places = x.shape[1] * x.shape[2]
+    placed, places_cache, route_cache = u, None, None
+    if config.model != "dynamic" and not config.no_coord_add:
+        placed, places_cache = with_places_forward(u, children_of(config).centres)
+        W = np.concatenate([W, np.broadcast_to(p["place_W"], (len(W), *p["place_W"].shape))], 1)
     if config.model == "dynamic":
-        u_hat, votes_cache = votes_forward(u, p["W"], empty)                            # (N, J, I, D)
+        u_hat, votes_cache = votes_forward(u, W, empty)                                 # (N, J, I, D)
     else:
-        placed, W = u, p["W"]
-        if not config.no_coord_add:
-            placed, places_cache = with_places_forward(u, drawn.centres)
-            W = np.concatenate([W, np.broadcast_to(p["place_W"], (len(W), *p["place_W"].shape))], 1)
-        u_hat, votes_cache = shared_votes_forward(placed, W, len(drawn.centres), empty)
+        u_hat, votes_cache = shared_votes_forward(placed, W, n_places, empty)
     if config.model == "self-routing":
-        if not config.uniform:
-            logits, route_cache = shared_votes_forward(u, p["route_W"][..., None], len(drawn.centres), empty)
-            logits = logits[..., 0]
-        v, routing_cache = self_routing_forward(u_hat, logits)
+        logits, route_cache = shared_votes_forward(u, p["route_W"][..., None], n_places, empty)
+        v, routing_cache = self_routing_forward(u_hat, logits[..., 0])
         couplings = [routing_cache[1]]
     else:
-        v, routing_cache = routing_forward(u_hat, config, None, empty)
+        v, routing_cache = routing_forward(u_hat, config.routing_iters, empty)
         couplings = [step.c for step in routing_cache.steps]
     lengths, lengths_cache = lengths_forward(v)
     return {"scores": lengths, "v": v, "u": u, "c": couplings}, SimpleNamespace(
@@ -2038,11 +1728,10 @@ def vector_backward(dlengths, cache, config):
     grads, dv, du_of_logits = {}, lengths_backward(dlengths, cache.lengths), 0
     if config.model == "self-routing":
         du_hat, dlogits = self_routing_backward(dv, cache.routing)
-        if dlogits is not None:
-            du_of_logits, dW = shared_votes_backward(dlogits[..., None], cache.route)
-            grads["route_W"] = dW[..., 0]
+        du_of_logits, dW = shared_votes_backward(dlogits[..., None], cache.route)
+        grads["route_W"] = dW[..., 0]
     else:
-        du_hat, _ = routing_backward(dv, cache.routing)
+        du_hat = routing_backward(dv, cache.routing)
     if config.model == "dynamic":
         du, grads["W"] = votes_backward(du_hat, cache.votes)
     else:
@@ -2052,7 +1741,7 @@ def vector_backward(dlengths, cache, config):
             grads["place_W"] = dW[:, VECTOR:].sum(0)
             du = with_places_backward(du, cache.places)
     dx = squash_backward(du + du_of_logits, cache.squash).reshape(cache.x_shape)
-    layers_backward(dx, cache.layers, plan(config).layers, grads, need_dx=False)
+    layers_backward(dx, cache.layers, trunk(config), grads, need_dx=False)
     return grads
 
 
@@ -2066,30 +1755,25 @@ def primary_caps_forward(x):
 
 def primary_caps_backward(dpose, dactive, active_cache):
     N, H, W, B = dactive.shape
-    dx = np.empty((N, H, W, B * (D + 1)), dactive.dtype)
-    dx[..., :B * D] = dpose.reshape(N, H, W, B * D)
-    dx[..., B * D:] = sigmoid_backward(dactive, active_cache)
-    return dx
+    return np.concatenate([dpose.reshape(N, H, W, B * D), sigmoid_backward(dactive, active_cache)], -1)
 
 
-def class_caps_forward(params, M, a, centres, config, empty, dropout_mask):
-    """M (G, places*N, D): the children's poses, in groups that share a matrix; a (N, G*places): their activations, on
-    which dropout acts; centres (places, 2): the coordinates to add to their votes, or None. -> out, cache
+def class_caps_forward(params, M, a, centres, n_iters, empty):
+    """M (G, places*N, D): the children's poses, in groups that share a matrix; a (N, G*places): their activations;
+    centres (places, 2): the coordinates to add to their votes, or None. -> out, cache
 
     out: mu (N, J, D), a (N, J), scores (N, J), whose logistic a is, and class_steps, for every EM iteration: R
     (N, J, I), at first (N, 1, I), mu and sigma2 (N, J, D), with I ordered (group, place).
     """
     p, N = params, len(a)
-    a, dropout_cache = dropout_forward(a, dropout_mask)
     V, votes_cache = pose_votes_forward(M, p["class_W"], empty)                         # (G, places*N, J, D)
     if centres is not None:
         by_place = V.reshape(len(V), len(centres), N, N_CLASSES, P, P)
-        for row in 0, 1:                                                         # x, y: the right-hand column's top two
-            by_place[..., row, P - 1] += centres.astype(V.dtype)[:, row, None, None]
+        by_place[..., :2, P - 1] += centres.astype(V.dtype)[:, None, None]              # x, y: last column's top two
     V = V.reshape(-1, N, N_CLASSES, D).transpose(1, 2, 0, 3)                            # (N, J, I, D)
-    (mu, x), em_cache = em_routing_forward(V, a, p["class_beta_u"], p["class_beta_a"], config, None, empty)
+    (mu, x), em_cache = em_routing_forward(V, a, p["class_beta_u"], p["class_beta_a"], n_iters, empty=empty)
     steps = [SimpleNamespace(R=step.R, mu=step.mu, sigma2=step.sigma2) for step in em_cache.steps]
-    cache = SimpleNamespace(votes=votes_cache, em=em_cache, dropout=dropout_cache, M_shape=M.shape)
+    cache = SimpleNamespace(votes=votes_cache, em=em_cache, M_shape=M.shape)
     return {"mu": mu, "a": sigmoid_forward(x)[0], "scores": x, "class_steps": steps}, cache
 
 
@@ -2099,13 +1783,13 @@ def class_caps_backward(dscores, cache, grads):
     dV, da, grads["class_beta_u"], grads["class_beta_a"] = em_routing_backward(dmu, dscores, cache.em)
     dV = dV.transpose(2, 0, 1, 3).reshape(*cache.M_shape[:2], N_CLASSES, D)
     dM, grads["class_W"] = pose_votes_backward(dV, cache.votes)
-    return dM, dropout_backward(da, cache.dropout)
+    return dM, da
 
 
-def layer_arena(empty, name):
-    """An arena of its own for each layer of convolutional capsules; it lives as long as `empty`, if that is one. In a
-    common one the layers, of other shapes, would take each other's arrays for strangers, and new ones every step."""
-    return vars(inner_arena(empty)).setdefault(name, Arena()) if isinstance(empty, Arena) else empty
+def arena_of(empty, name):
+    """An arena for a layer of convolutional capsules alone; it lives as long as `empty`, if that is one. In a common
+    one the layers, of other shapes, would take each other's arrays for strangers, and new ones every step."""
+    return vars(empty).setdefault(name, Arena()) if isinstance(empty, Arena) else None
 
 
 def nearest_params(data, dtype=np.float32):
@@ -2115,7 +1799,7 @@ def nearest_params(data, dtype=np.float32):
     return {"images": images.astype(dtype, copy=False), "labels": data["train"]["labels"]}
 
 
-def nearest_forward(params, images, config, empty, dropout_mask, statistics):
+def nearest_forward(params, images, config, empty, statistics):
     """Scores (N, J): minus the squared Euclidean distance, in pixels, to the nearest training image of each class"""
     x, known = images.reshape(len(images), -1), params["images"]
     distance = np.vecdot(x, x)[:, None] - 2 * (x @ known.T) + np.vecdot(known, known)   # (N, n)
@@ -2133,12 +1817,17 @@ def loss_and_grads(params, batch, config, empty=np.empty, batch_fraction=1.0):
     shard's part of its batch. Pure; with an Arena the grads live until rewind(). terms: loss; hits: images named
     right."""
     statistics = {}
-    out, cache = forward(params, batch["images"], config, empty, batch.get("dropout_mask"), statistics)
+    out, cache = forward(params, batch["images"], config, empty, statistics)
     loss, dscores = naming_loss(out["scores"], batch, config)
     _, network_backward = NETWORKS[config.model]
     grads = network_backward(dscores * batch_fraction, cache, config)
     hits = int((out["scores"].argmax(1) == batch["labels"]).sum())
     return {"loss": loss * batch_fraction, "hits": hits}, {name: grads[name] for name in params}, statistics
+
+
+def take_step(run, shard_grads, share):
+    """One step of Adam with all weights of a Run. share: of the whole learning rate"""
+    adam_step(run.params, shard_grads, run.adam_m, run.adam_v, run.step + 1, run.config.lr * share, run.runner)
 
 
 def forward_rows(params, samples, rows, config, empty):
@@ -2147,207 +1836,116 @@ def forward_rows(params, samples, rows, config, empty):
     return {name: out[name] for name in ("scores", "mu", "a", "v") if name in out}
 
 
-# ============================================================== evaluation and training
+# ============================================================== evaluation, comparison, report
 
 def evaluate(params, samples, config, runner):
-    """-> dict: n, hits, accuracy, loss (mean; the spread loss's with its last margin), predictions (n,), per_class (the
-    accuracy of each class; nan where there is no image of it)"""
-    predictions, loss = [], 0.0
+    """-> dict: accuracy; loss, a mean, the spread loss's with its last margin; right (n,) bool; per_class, the accuracy
+    of each class, nan where there is no image of it"""
+    right, loss = [], 0.0
     for part in prepared(samples, config.data, dtype_of(params)):
         scores = runner.forward(params, part, config)["scores"]
-        predictions.append(scores.argmax(1))
+        right.append(scores.argmax(1) == part["labels"])
         loss += naming_loss(scores, part | {"margin": MARGINS[1]}, config)[0] * len(scores)
-    predictions = np.concatenate(predictions)
-    right, n = predictions == samples["labels"], len(predictions)
-    hits = int(right.sum())
-    return {"n": n, "hits": hits, "accuracy": hits / n, "loss": loss / n, "predictions": predictions,
+    right = np.concatenate(right)
+    return {"accuracy": float(right.mean()), "loss": loss / len(right), "right": right,
             "per_class": accuracy_per_class(samples["labels"], right)}
 
 
 def accuracy_per_class(labels, right):
-    """-> (N_CLASSES,) floats; nan where there is no image of a class"""
     images, hits = (np.bincount(labels, weights, minlength=N_CLASSES) for weights in (None, right))
     return [float(hit / n) if n else math.nan for hit, n in zip(hits, images)]
 
 
-def sweep_over(wanted, angles, labels, predictions):
-    """-> dict: the wanted angles, and the accuracy, and accuracy per class, of the images at each; all in degrees"""
-    wanted = [int(angle) if angle % 1 == 0 else float(angle) for angle in wanted]
-    right, at = predictions == labels, [angles == angle for angle in wanted]
-    return {"angles": wanted, "accuracy": [float(right[here].mean()) for here in at],
-            "per_class": [accuracy_per_class(labels[here], right[here]) for here in at]}
-
-
-def evaluate_viewpoint_extrapolation(params, data, config, runner):
+def tests_of(params, data, config, runner):
     """Accuracy on familiar viewpoints, on held-out ones, and the drop from one to the other; accuracies of each class;
-    and, in `sweep`, at each angle, azimuth or elevation, of those of the test images -> dict
+    right, {name: (n,) bool}; and, in `sweep`, the accuracy, also of each class, at each angle, azimuth or elevation, of
+    the test images -> dict
 
     With --split toys the familiar images are those of training; the sweep is then of the held-out toys alone.
     """
     familiar, held_out = (evaluate(params, data[name], config, runner) for name in ("familiar", "held_out"))
-    angles, labels, predictions = (np.concatenate(parts) for parts in zip(*(
-        (data[name][angle_of(config)], data[name]["labels"], found["predictions"])
+    angles, labels, right = (np.concatenate(parts) for parts in zip(*(
+        (data[name][angle_of(config)], data[name]["labels"], found["right"])
         for name, found in (("familiar", familiar), ("held_out", held_out))
         if name == "held_out" or config.split != "toys")))
-    sweep = sweep_over(np.unique(angles), angles, labels, predictions)
+    known = np.unique(angles)
+    sweep = {"angles": [int(angle) if angle % 1 == 0 else float(angle) for angle in known],
+             "accuracy": [float(right[angles == angle].mean()) for angle in known],
+             "per_class": [accuracy_per_class(labels[angles == angle], right[angles == angle]) for angle in known]}
     return {"familiar": familiar["accuracy"], "held_out": held_out["accuracy"],
             "drop": familiar["accuracy"] - held_out["accuracy"], "familiar_loss": familiar["loss"],
             "held_out_loss": held_out["loss"], "familiar_per_class": familiar["per_class"],
-            "held_out_per_class": held_out["per_class"], "sweep": sweep}
-
-
-def fixed_subsets(data, config):
-    """data with --n-eval images of each test set, drawn once: what is looked at while training"""
-    if not config.n_eval:
-        return data
-    subsets = {}
-    for k, name in enumerate(("familiar", "held_out")):
-        order = rng_for(config.seed, "evaluation", 3, k).permutation(len(data[name]["labels"]))
-        subsets[name] = {key: array[np.sort(order[:config.n_eval])] for key, array in data[name].items()}
-    return data | subsets
+            "held_out_per_class": held_out["per_class"], "sweep": sweep,
+            "right": {"familiar": familiar["right"], "held_out": held_out["right"]}}
 
 
 EPOCH_KEEPS = ("familiar", "held_out", "drop", "familiar_loss", "held_out_loss")
 
 
-def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.float32):
-    """Train config.model -> (params, history). Nothing depends on the test images it looks at, except with
-    --stop-familiar.
-
-    params: the weights' running mean if --average is set, else the weights. snapshot_callback(step, params, terms)
-    gets copies of them, at step 0, every snapshot_every steps and at the end; it cannot change the run. data:
-    load_data's result, to load only once. history: source of the data, epochs (a dict for each of about 20 epochs, or
-    every one with --stop-familiar: training loss and accuracy, accuracy on familiar and held-out views), seconds,
-    steps.
-    """
-    data = data or load_data(config, Progress(config.quiet).say)
-    if config.model == "nearest":
-        return nearest_params(data, dtype), {"source": data["source"], "epochs": [], "seconds": 0.0, "steps": 0}
-    check_config(config)
-    progress = Progress(config.quiet)
-    watched, n_train = fixed_subsets(data, config), len(data["train"]["labels"])
-    look_every = 1 if config.stop_familiar else max(1, config.n_epochs // 20)
-    with Run(config, data["source"], n_train, progress, snapshot_callback, snapshot_every, dtype) as run:
-        announce(run, data)
-        for epoch in run.epochs():
-            reached = run.history["epochs"][-1]["familiar"] if run.history["epochs"] else 0
-            if config.stop_familiar and reached >= config.stop_familiar:
-                progress.say(f"stopped: {reached:.3f} of the familiar views, --stop-familiar {config.stop_familiar}")
-                break
-            for samples in epoch_samples(data, epoch, config, dtype):
-                for rows in run.batches(samples):
-                    run.update(len(rows), *run.runner.loss_and_grads(run.params, samples, rows, config))
-            if (epoch + 1) % look_every and epoch + 1 < config.n_epochs:
-                run.close_epoch()
-                continue
-            found = evaluate_viewpoint_extrapolation(run.weights, watched, config, run.runner)
-            run.close_epoch({name: found[name] for name in EPOCH_KEEPS},
-                            f"familiar {found['familiar']:.3f}  held-out {found['held_out']:.3f}")
-    return run.weights, run.history
-
-
 def announce(run, data):
-    """What a run prints at its start: data, network, parameters, threads"""
+    """What a run prints at its start: data, network, settings"""
     config = run.config
-    counts = ", ".join(
-        f"{len(data[name]['labels'])} {name.replace('_', '-')}" for name in ("train", "familiar", "held_out"))
-    network = f"{config.loss} loss; "
-    if config.model in CAPSULES and config.model != "self-routing":
-        many = "s" * (config.routing_iters > 1)
-        network = f"{config.routing_iters} iteration{many}, gradient {config.routing_grad}, {network}"
-    run.progress.say(
-        f"{config.model}: {network}{n_params(run.params):,} parameters; {data['source']} images: {counts}; seed "
-        f"{config.seed}, {run.runner.threads} thread{'s' * (run.runner.threads > 1)}"
-        + (f"; going on at step {run.step}" if run.step else ""))
+    counts = ", ".join(f"{len(data[name]['labels'])} {name}" for name in ("train", "familiar", "held_out"))
+    run.progress.say(f"{config.model}, {config.preset}: {config.loss} loss, {n_params(run.params):,} parameters; {counts} "
+                     f"images, {data['source']}; seed {config.seed}, threads {run.runner.threads}"
+                     + f"; going on at step {run.step} of {run.n_steps}" * (run.step > 0))
 
 
-# -------------------------------------------------------------- comparing networks
-
-SWEEP = range(0, 360, 10)          # azimuths of a sweep, degrees
-ABLATIONS = {"1 iteration": {"routing_iters": 1}, "3 iterations": {"routing_iters": 3},
-             "detached gradient": {"routing_grad": "detached"}, "spread loss": {"loss": "spread"},
-             "margin loss": {"loss": "margin"}, "no coordinate addition": {"no_coord_add": True},
-             "official lambda": {"lambda_schedule": "official"}}
+def network_of(given, model):
+    """The Config of a network: of the settings given, {name: value}, those that mean something to it"""
+    fields, network = {f.name: f for f in options(Config)}, dataclasses.replace(Config(**given), model=model)
+    return Config(**{name: value for name, value in given.items() if means_something(fields[name], network)}
+                  | {"model": model})
 
 
-def baselines(config):
-    """The networks to compare config.model with; with --ablations its own variants stand in their place"""
-    return [] if config.ablations or config.baseline == "none" else config.baseline.split(",")
+def networks_of(given):
+    """{name: Config} of --model and of --baseline's networks. A setting that means nothing to all of them is refused"""
+    usual = Config(**given)
+    names = [usual.model] + (usual.baseline.split(",") if usual.baseline != "none" else [])
+    for name in names:
+        if name not in MODELS or names.count(name) > 1:
+            raise InputError(f"--baseline {usual.baseline}: {name} is no network, or named twice; give some of "
+                             f"{', '.join(MODELS)}, comma-separated, or none alone")
+    configs = {name: network_of(given, name) for name in names}
+    check_given(given, list(configs.values()))
+    return configs
 
 
-def variants(config):
-    """{label: Config}, the first being the network that the others are compared with"""
-    if not config.ablations:
-        return {name: changed(for_model(config, name), baseline="none") for name in (config.model, *baselines(config))}
-    full = changed(config, ablations=False, baseline="none")
-    return {"full": full} | {label: changed(full, **changes) for label, changes in ABLATIONS.items()}
-
-
-def azimuth_sweep(params, config, runner, azimuths=SWEEP):
-    """Accuracy at each azimuth (degrees), on new noise -> sweep, as above. Embedded shapes only."""
-    elevations = np.linspace(*parse_range(config.elevations, "--elevations"), config.n_elev)
-    rng = rng_for(config.seed, "evaluation", 2)
-    views = make_views(np.array(azimuths), elevations, config.n_test_per_combo, rng)
-    predictions = evaluate(params, views, config, runner)["predictions"]
-    return sweep_over(np.array(azimuths) % 360, views["azimuths"], views["labels"], predictions)
-
-
-def run_one(label, config, data=None, found=None, out_weights=""):
+def run_one(config, data, found=None, out_weights=""):
     """Train and test one network, or only test the one that was found in a file, see look_at -> (record for --out-json,
     params). out_weights: file to keep the network in"""
-    data = data or load_data(config, Progress(config.quiet).say)
     params, history = (found.weights, found.history) if found else train(config, data=data)
     loaded = {"history": {}, "loaded": found.file} if found else {}                     # its history is in that file
     if out_weights:
         save_weights(out_weights, found.config if found else config, params, history)
-    with Runner(config.threads) as runner:
-        found = evaluate_viewpoint_extrapolation(params, data, config, runner)
-        if config.data == "shapes" and config.split == "azimuth":
-            found["sweep"] = azimuth_sweep(params, config, runner)
-    own = {"label": label, "seed": config.seed, **found}
-    if config.model == "nearest":
-        own["n_params"] = 0                                                             # it learns none
+    with Runner(config.threads, progress=Progress(config.quiet)) as runner:
+        tested = tests_of(params, data, config, runner)
+    bits = {name: packed(right) for name, right in tested.pop("right").items()}
+    own = {"label": config.model, "seed": config.seed, **tested, "hit_bits": bits}
+    own |= {"n_params": 0} if config.model == "nearest" else {}                         # it learns none
     return result_of(config, params, history, own) | loaded, params
 
 
-def run_all(config, say=print, out_weights=""):
-    """Every variant with every seed -> list of (record, params). Several seeds: independent processes, one a core, one
-    thread each. out_weights: file to keep the first in"""
-    jobs, first = [], next(iter(variants(config)))
-    for seed in range(config.seed, config.seed + config.n_seeds):
-        for label, variant in variants(config).items():
+def run_all(configs, say=print, out_weights=""):
+    """Every network of networks_of with every seed -> list of (record, params). out_weights: file to keep the first in;
+    every other has a checkpoint of its own, too"""
+    first, results = next(iter(configs.values())), []
+    for seed in range(first.seed, first.seed + first.n_seeds):
+        data = load_data(dataclasses.replace(first, seed=seed), say)
+        for name, config in configs.items():
             path = Path(config.checkpoint)
-            if config.checkpoint and (label, seed) != (first, config.seed):
-                path = path.with_name(f"{path.stem}.{label.replace(' ', '-')}-{seed}{path.suffix}")
-            checkpoint = str(path) if config.checkpoint else ""
-            jobs.append((label, dataclasses.replace(variant, seed=seed, checkpoint=checkpoint)))
-    if config.n_seeds == 1:
-        data = load_data(config, say)
-        return [run_one(label, job, data, None, "" if k else out_weights) for k, (label, job) in enumerate(jobs)]
-    if config.data == "toys":
-        load_data(config, say)                                                          # draws them once for all
-    workers = min(config.threads or n_cores(), len(jobs))
-    results = []
-    with concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        futures = [pool.submit(run_one, label, dataclasses.replace(job, threads=1, quiet=True), None, None,
-                               "" if k else out_weights) for k, (label, job) in enumerate(jobs)]
-        try:
-            for future in futures:
-                results.append(future.result())
-                record = results[-1][0]
-                say(f"{record['label']}, seed {record['seed']}: familiar {record['familiar']:.3f}  held-out "
-                    f"{record['held_out']:.3f}  {record['seconds_train']:.0f} s")
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+            if config.checkpoint and results:
+                path = path.with_name(f"{path.stem}.{name}-{seed}{path.suffix}")
+            config = dataclasses.replace(config, seed=seed, checkpoint=str(path) if config.checkpoint else "")
+            results.append(run_one(config, data, None, "" if results else out_weights))
     return results
 
 
 def at_matched_familiar(record, reference):
     """Held-out accuracy at the first look of its history at which the network was as good on familiar views as
     `reference`, another record, at its end; None if it never was"""
-    looks = history_rows(record["history"])
-    return next((look["held_out"] for look in looks if look["familiar"] >= reference["familiar"]), None)
+    looks = zip(record["history"]["familiar"], record["history"]["held_out"])
+    return next((held_out for familiar, held_out in looks if familiar >= reference["familiar"]), None)
 
 
 def summarize(records):
@@ -2366,82 +1964,29 @@ def summarize(records):
     for label, runs in by_label.items():
         some = next(iter(runs.values()))
         row = {key: mean_and_interval([run[key] for run in runs.values()])
-               for key in ("familiar", "held_out", "drop", "seconds_train", "ms_per_step")}
+               for key in ("familiar", "held_out", "drop")}
         row |= {"n_params": some["n_params"], "seeds": list(runs),
                 "held_out_per_class": np.mean([run["held_out_per_class"] for run in runs.values()], 0).tolist()}
-        if runs is not first:
-            if len(runs) == 1 and not some["n_params"]:
-                runs = dict.fromkeys(first, some)
-            pairs = [(run, runs[seed]) for seed, run in first.items() if seed in runs]
+        if len(runs) == 1 and not some["n_params"]:
+            runs = dict.fromkeys(first, some)
+        pairs = [(run, runs[seed]) for seed, run in first.items() if seed in runs]
+        if runs is not first and pairs:
             matched = [(at_matched_familiar(a, b), b["held_out"]) for a, b in pairs]
             matched = [pair for pair in matched if pair[0] is not None]
             row |= {"difference": mean_and_interval([a["held_out"] - b["held_out"] for a, b in pairs]),
                     "drop_difference": mean_and_interval([a["drop"] - b["drop"] for a, b in pairs]),
-                    "n_pairs": len(pairs), "n_matched": len(matched)} if pairs else {}
+                    "n_pairs": len(pairs), "n_matched": len(matched)}
             if matched:
                 row["matched"] = mean_and_interval([m for m, _ in matched])
                 row["matched_difference"] = mean_and_interval([m - h for m, h in matched])
-        row["sweep"] = {"angles": some["sweep"]["angles"],
-                        "accuracy": np.mean([run["sweep"]["accuracy"] for run in by_label[label].values()], 0).tolist()}
         summary[label] = row
     return summary
 
 
 def distance_to_training(angle, config):
     """Degrees from an azimuth, or elevation, to the nearest end of the training range; 0 inside"""
-    name = "train_" + angle_of(config)
-    low, high = parse_range(getattr(config, name), flag_of(name))
-    if config.split == "elevation":
-        return max(0, low - angle, angle - high)
+    low, high = ranges_of(config)[0]
     return 0 if (angle - low) % 360 <= high - low else min((angle - high) % 360, (low - angle) % 360)
-
-
-def gap_table(config, summary):
-    """{label: {distance to the training range, degrees: mean accuracy}} of the sweeps, azimuths in steps of 30
-    degrees, elevations in steps of 5"""
-    step = 5 if config.split == "elevation" else 30
-    table = {}
-    for label, row in summary.items():
-        bins = {}
-        for angle, accuracy in zip(row["sweep"]["angles"], row["sweep"]["accuracy"]):
-            bins.setdefault(-(-round(distance_to_training(angle, config)) // step) * step, []).append(accuracy)
-        table[label] = {gap: float(np.mean(found)) for gap, found in sorted(bins.items())}
-    return table
-
-
-OF_SPLIT = {                       # flags that mean nothing to a split
-    "azimuth": ("train_elevations", "test_elevations"), "elevation": ("train_azimuths", "test_azimuths", "elevations"),
-    "toys": ("train_elevations", "test_elevations", "elevations")}
-
-
-def check_config(config):
-    """check_options, and what concerns two flags at once"""
-    names, given = baselines(config), {f.name for f in given_options(config)}
-    unknown = [name for name in names if name not in MODELS]
-    if unknown or len(set(names)) < len(names):
-        fault = f"'{unknown[0]}' is none of {', '.join(MODELS)}" if unknown else "a network is named twice"
-        raise InputError(f"--baseline {config.baseline}: {fault}; give some of them, or none alone")
-    check_options(config, list(dict.fromkeys([config.model, *names])))
-    if config.ablations and config.model != "caps":
-        raise InputError(f"--ablations: are variants of the capsule network; leave --model {config.model} out")
-    if config.ablations and "baseline" in given and config.baseline != "none":
-        raise InputError("--baseline: means nothing to --ablations, which compares variants; leave it out")
-    for name in RANGE_FLAGS:
-        parse_range(getattr(config, name), flag_of(name))
-    if config.split == "toys" and config.data == "shapes":
-        raise InputError("--split toys: means nothing to --data shapes, which has no toys; leave one of them out")
-    for name in OF_SPLIT[config.split]:
-        if name in given and (config.data, config.split, name) != ("shapes", "elevation", "train_azimuths"):
-            raise InputError(f"{flag_of(name)}: means nothing to --split {config.split}; leave it out")
-    for f in given_options(config):
-        if config.data not in f.metadata.get("of", (config.data,)):
-            others = " or ".join(f.metadata["of"])
-            raise InputError(f"{flag_of(f.name)}: means nothing to --data {config.data}; leave it out, or give --data "
-                             f"{others}")
-    if {config.model, *baselines(config)} == {"nearest"}:
-        training = [f for f in given_options(config) if f.metadata["group"] == "training" and f.name != "seed"]
-        for name in [f.name for f in training] + ["checkpoint"] * bool(config.checkpoint):
-            raise InputError(f"{flag_of(name)}: means nothing to --model nearest, which does not train; leave it out")
 
 
 def report(config, records, say):
@@ -2451,34 +1996,22 @@ def report(config, records, say):
     def cell(pair):
         return f"{pair[0]:.3f}" + (f" +- {pair[1]:.3f}" if np.isfinite(pair[1]) else "")
 
-    many = config.n_seeds > 1
-    things, others = ("training images", "new toys      ") if config.split == "toys" else (
-        "familiar views ", "held-out views")
-    say(f"\n{config.data} images, {config.split} split; {config.n_seeds} seed{'s' * many}"
-        f"{', mean +- 95% t interval' * many}\n{'':24}parameters  {things}    {others}     drop")
+    first, *_ = summary
+    n = len(summary[first]["seeds"])
+    say(f"\n{config.data} images, {config.split} split; seeds: {n}{', mean +- 95% t interval' * (n > 1)}\n{'':24}"
+        f"parameters  familiar           held-out           drop")
     for label, row in summary.items():
         say(f"{label:24}{row['n_params']:10,}  {cell(row['familiar']):17}  {cell(row['held_out']):17}  "
             f"{cell(row['drop'])}")
-    first = next(iter(summary))
     for label, row in summary.items():
         if "difference" in row:
-            of = f", {row['n_matched']} of {row['n_pairs']} seeds" * (row["n_matched"] < row["n_pairs"])
-            matched = (f"; stopped at {label}'s familiar accuracy{of}: {cell(row['matched_difference'])}"
-                       if "matched" in row else "")
-            say(f"held-out, {first} minus {label}, paired by seed: {cell(row['difference'])}{matched}")
-    if not many and len(summary) > 1:
+            say(f"held-out, {first} minus {label}, paired by seed: {cell(row['difference'])}")
+    if n == 1 and len(summary) > 1:
         say("one seed swings by 10 points and more: a difference needs --n-seeds 10")
     names = CLASS_NAMES if config.data == "shapes" else NORB_NAMES
     say(f"held-out accuracy by class\n{'':24}" + "".join(f"{name:>8}" for name in names))
     for label, row in summary.items():
         say(f"{label:24}" + "".join(f"{accuracy:8.3f}" for accuracy in row["held_out_per_class"]))
-    gaps = gap_table(config, summary)
-    symmetric = "; symmetric shapes look as in training at most of them" * (config.data == "shapes")
-    say(f"accuracy by distance from the range of training {angle_of(config)}, degrees, mean over "
-        f"{angle_of(config)}{symmetric}\n{'':24}"
-        + "".join(f"{gap:>8}" for gap in next(iter(gaps.values()))))
-    for label, row in gaps.items():
-        say(f"{label:24}" + "".join(f"{accuracy:8.3f}" for accuracy in row.values()))
     seconds = sum(record["seconds_train"] for record in records)
     say(("training none; this network's had taken " if "loaded" in records[0] else "training ") + f"{seconds:.1f} s"
         + (f", peak memory {peak_rss_mb():.0f} MB" if peak_rss_mb() else ""))
@@ -2486,11 +2019,128 @@ def report(config, records, say):
         write_json(config.out_json, records[0] if len(records) == 1 else {"summary": summary, "runs": records})
 
 
+# ============================================================== settings
+
+# TWIN settings: what every experiment's Config has -------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Settings:
+    """A setting has one value: what was given, else its default, else, where that is None, what recipe() says. Config
+    adds n_epochs and lr, for which there is no common default."""
+    seed: int = option(0, "seed of everything random; same seed, same bits", "training", low=0, high=2 ** 32 - 1)
+    batch_size: int = option(32, "samples in a batch", "training", low=1, high=4096)
+    warmup: int = option(0, "steps over which the learning rate first rises from 0", "training", low=0, high=100_000)
+    lr_schedule: str = option("cosine", "cosine decay to 0, or constant", "training", choices=("cosine", "constant"))
+    threads: int = option(0, "worker threads, 0 for one per core; does not change a bit", "run", low=0, high=256,
+                          runtime=True)
+    checkpoint: str = option("", "write weights and optimiser to this .npz at every epoch's end", "run", runtime=True)
+    resume: bool = option(False, "go on from --checkpoint if it exists", "run", runtime=True)
+    out_json: str = option("", "write settings and results to this file", "run", runtime=True)
+    quiet: bool = option(False, "print nothing but errors", "run", runtime=True)
+
+    def __post_init__(self):
+        for name, value in self.recipe().items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+
+    def recipe(self):
+        """{name: value} of the settings whose default is None"""
+        return {}
+
+    def open_ended(self):
+        """Whether a run may be resumed with more epochs: nothing that it did depends on their number"""
+        return self.lr_schedule == "constant"
+
+# END TWIN settings ---------------------------------------------------------------------------------------------------
+
+TOYS = {"n_epochs": 6, "train_azimuths": "300:400", "test_azimuths": "60:280"}         # the paper's ranges
+DATA = {"toys": TOYS, "smallnorb": TOYS,
+        "shapes": {"n_epochs": 40, "train_azimuths": "0:150", "test_azimuths": "200:330"}}
+ALL_AZIMUTHS = {"train_azimuths": "0:340", "test_azimuths": "0:340"}                   # of --split toys
+HEADS = (*CAPSULES[1:], *CNNS[1:])                # on one trunk; caps and cnn are the paper's two, each with its own
+ROUTED = {"model": ("caps", "em", "dynamic", "dynamic-shared")}
+WITH_WIDTH = {"model": ("cnn", *(name for name in HEADS if name != "dynamic-shared"))}
+OF_TOYS, BY_AZIMUTH = {"data": ("toys", "smallnorb")}, {"split": ("azimuth", "toys")}
+
+
+@dataclass(frozen=True)
+class Config(Settings):
+    """All settings of a run: the names, defaults and help texts of the command line flags come from here."""
+    n_epochs: int = option(None, "epochs to train", "training", low=1, high=100_000)
+    lr: float = option(5e-3, "Adam's learning rate at the start, or after the warm-up", "training", above=0)
+    loss: str = option(None, "cross-entropy of log a, or of a CNN's scores; the margin loss, or the spread loss, of a, "
+                       "which of a CNN is the scores' logistic", "training", choices=("xent", "margin", "spread"))
+    data: str = option("toys", "toys, drawn here with smallNORB's structure; the real smallNORB; or five embedded 3D "
+                       "shapes", "data", choices=tuple(DATA))
+    toy_seed: int = option(0, "seed of the toys' shapes; the training's does not touch them", "data", low=0,
+                           high=2 ** 32 - 1, only={"data": ("toys",)})
+    norb_dir: str = option("", "folder with smallNORB's six .mat or .mat.gz files", "data", runtime=True, metavar="DIR",
+                           only={"data": ("smallnorb",)})
+    split: str = option("azimuth", "what differs between training and held-out images; toys: smallNORB's standard "
+                        "task, training images and other toys, all views unless azimuths are given, which may overlap",
+                        "data", choices=("azimuth", "elevation", "toys"))
+    train_azimuths: str = option(None, "range of training azimuths, degrees, ends included", "data",
+                                 metavar="LOW:HIGH", only=BY_AZIMUTH)
+    test_azimuths: str = option(None, "range of held-out azimuths; 290:420 wraps", "data", metavar="LOW:HIGH",
+                                only=BY_AZIMUTH)
+    n_train_toys: int = option(5, "toys of each class to train with, the first ones", "data", low=1, high=5,
+                               only=OF_TOYS)
+    n_test: int = option(2000, "images of each test set of toys or smallNORB, whole views of all lightings, always the "
+                         "same ones; 0: all", "data", low=0, high=NORB_ROWS, only=OF_TOYS)
+    model: str = option("dynamic-shared", "network to train: dynamic-shared, dynamic, self-routing, em, gap, dense: "
+                        "heads on one trunk; the paper's two, caps and cnn; nearest: names by the nearest training "
+                        "image", "network", choices=MODELS)
+    preset: str = option("wide", "sizes: small; wide, with a trunk of twice as many channels; or that of the paper's "
+                         "small net, and its CNN as it is", "network", choices=tuple(SIZES))
+    width: int = option(0, "types of capsules of another head than dynamic-shared, hidden units of dense, channels of "
+                        "gap and cnn; 0 for as many parameters as dynamic-shared, or caps, has", "network", low=0,
+                        high=4096, only=WITH_WIDTH)
+    routing_iters: int = option(None, "iterations of EM or dynamic routing; 1: uniform coupling", "network", low=1,
+                                high=50, only=ROUTED)
+    places: bool = option(False, "gap knows where things are: each place, x and y, as two more channels before its "
+                          "convolution, as shared matrices add it to votes", "network", only={"model": ("gap",)})
+    no_coord_add: bool = option(False, "no place in the votes for the classes", "network",
+                                only={"model": (*EM_MODELS, "dynamic-shared", "self-routing")})
+    baseline: str = option("gap", "networks to compare with, comma-separated; or none", "run", runtime=True,
+                           metavar="NAMES")
+    n_seeds: int = option(1, "seeds to run, one after the other: --seed and those after it", "run", low=1, high=1000,
+                          runtime=True)
+
+    def recipe(self):
+        vectors = self.model in VECTOR_MODELS
+        return DATA.get(self.data, TOYS) | (ALL_AZIMUTHS if self.split == "toys" else {}) | {
+            "loss": "margin" if vectors else "xent", "routing_iters": 3 if vectors else 2}
+
+    def open_ended(self):
+        return super().open_ended() and self.loss != "spread"                   # whose margin rises to the last epoch
+
+
+RETIRED = {                        # settings that are no more: the only value now; ...: the preset says it
+    "muon": 0.0, "weight_decay": 0.0, "average": 0.0, "dropout": 0.0, "stop_familiar": 0.0, "n_eval": 0, "max_shift": 0,
+    "primary_kernel": 3, "uniform": False, "final_lambda": 0.0625, "lambda_schedule": "constant",
+    "routing_grad": "full", "ablations": False, "elevations": "30:70", "train_elevations": "30:40",
+    "test_elevations": "45:70", "n_train_views": 6, "n_test_views": 6, "n_elev": 3, "n_per_combo": 5,
+    "n_test_per_combo": 2, "conv1_channels": ..., "primary_types": ..., "conv_types": ..., "conv2_types": ...,
+    "trunk_channels": ..., "head_types": ...}
+WEIGHTS = Path(__file__).with_name("weights") / "smallnorb_capsules.npz"               # the network that comes along
+SOURCE = "data"                                                     # the setting that says where data come from
+FREE = ("seed", "toy_seed", "n_test")                              # what may differ from what a network trained with
+
+
+def check_config(config):
+    """check_options, and what concerns two settings at once"""
+    check_options(config)
+    ranges_of(config)
+    if config.split == "toys" and config.data == "shapes":
+        raise InputError("--split toys: means nothing to --data shapes, which has no toys; leave one of them out")
+
+
+# ============================================================== twins: machinery that stands alike in other experiments
+
 # TWIN core: the machinery, the same in every experiment --------------------------------------------------------------
 #
-# Primitives and the table of layers; Arena; Adam; Runner; the training run with its checkpoints; statistics; checks and
-# files; progress and command line. It calls these of the experiment: Config, WEIGHTS, SOURCE, FREE, init_params,
-# to_batch, loss_and_grads, forward_rows, of all that stands above.
+# It calls these of the experiment: Config, RETIRED, WEIGHTS, SOURCE, FREE, init_params, to_batch, loss_and_grads,
+# forward_rows, take_step.
 
 SHARD_SIZE = 16                    # samples a worker thread takes at once: fixed, so that sums have one order
 CHUNK = 2048                       # samples drawn or prepared at once: memory does not grow with the data
@@ -2518,12 +2168,9 @@ class Arena:
     def __init__(self):
         self.arrays, self.taken = [], 0
 
-    def mark(self):
-        """A point to rewind to: what was taken before it stays"""
-        return self.taken
-
-    def rewind(self, mark=0):
-        self.taken = mark
+    def rewind(self, taken=0):
+        """Forget what was taken, but for the first so many"""
+        self.taken = taken
         return self
 
     def __call__(self, shape, dtype):
@@ -2535,11 +2182,6 @@ class Arena:
             self.arrays[self.taken:] = [raw[-raw.ctypes.data % 64:][:size].view(dtype).reshape(shape)]
         self.taken += 1
         return self.arrays[self.taken - 1]
-
-
-def inner_arena(empty):
-    """An arena for what comes again within a step; it lives as long as `empty`, if that is an arena itself."""
-    return vars(empty).setdefault("inner", Arena()) if isinstance(empty, Arena) else Arena()
 
 
 def reuse_if_arena(array, empty):
@@ -2584,52 +2226,6 @@ def im2col_band(cols, ky, stride, Ho):
     return cols[ky % stride, ky // stride:ky // stride + Ho].reshape(-1, cols.shape[-1])
 
 
-def im2col_rows(x, K):
-    """x (N, H, W) -> (N, H-K+1, W, K): K shifted copies of the rows as channels. With it a KxK convolution of a
-    one-channel image is a 1xK convolution of K channels, one GEMM with an inner dimension of K*K instead of K GEMMs
-    with K."""
-    return np.ascontiguousarray(sliding_window_view(x, K, axis=1))
-
-
-@functools.cache
-def sgemm():
-    """cblas_sgemm of NumPy's OpenBLAS; None where NumPy has another BLAS"""
-    with contextlib.suppress(AttributeError):
-        function, size, real, address = openblas().scipy_cblas_sgemm64_, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
-        function.argtypes = [*[ctypes.c_int] * 3, *[size] * 3, real, address, size, address, size, real, address, size]
-        function.restype = None
-        return function
-    return None
-
-
-ROWS, COLUMNS = 111, 112           # CBLAS's words for a matrix whose rows, or columns, are runs in memory
-ROW_MAJOR = 101
-
-
-def blas_order(x):
-    """(ROWS or COLUMNS, the distance from one to the next) of a float32 matrix; None where CBLAS has no words for it"""
-    (n_rows, n_columns), (down, right) = x.shape, x.strides
-    if x.dtype == np.float32 and min(n_rows, n_columns) > 1:
-        if right == 4 and down >= 4 * n_columns:
-            return ROWS, down // 4
-        if down == 4 and right >= 4 * n_rows:
-            return COLUMNS, right // 4
-    return None
-
-
-def add_product(a, b, out, part):
-    """out += a @ b, with `part`, shaped as out, for scratch. BLAS can add as it multiplies: one pass over memory, not
-    three, and the same bits, unless the inner dimension is so long that BLAS cuts it into blocks. It buys: on an Intel
-    Xeon a step of three networks of small convolutions takes 1.05 to 1.13 times as long without."""
-    orders = [blas_order(x) for x in (a, b, out)] if sgemm() else [None]
-    if None in orders or orders[2][0] == COLUMNS:
-        out += np.matmul(a, b, out=part)
-        return
-    (of_a, step_a), (of_b, step_b), (_, step_out) = orders
-    sgemm()(ROW_MAJOR, of_a, of_b, len(a), b.shape[1], len(b), 1, a.ctypes.data, step_a, b.ctypes.data, step_b, 1,
-            out.ctypes.data, step_out)
-
-
 def conv2d_forward(x, w, b, stride, empty=np.empty):
     """Valid convolution. x (N, H, W, C), w (Kh, Kw, C, F), b (F,) or None -> y (N, Ho, Wo, F), in memory (Ho, N, Wo,
     F)."""
@@ -2640,7 +2236,7 @@ def conv2d_forward(x, w, b, stride, empty=np.empty):
     y, part = empty((Ho * N * Wo, F), x.dtype), empty((Ho * N * Wo, F), x.dtype)
     np.matmul(im2col_band(cols, 0, stride, Ho), rows[0], out=y)
     for ky in range(1, Kh):
-        add_product(im2col_band(cols, ky, stride, Ho), rows[ky], y, part)
+        y += np.matmul(im2col_band(cols, ky, stride, Ho), rows[ky], out=part)
     if b is not None:
         y += b
     return y.reshape(Ho, N, Wo, F).transpose(1, 0, 2, 3), (x.shape, cols, w, stride, empty)
@@ -2665,7 +2261,7 @@ def conv2d_backward(dy, cache, need_dx=True, need_db=True):
         if ky < stride:                                                                 # the first of its parity
             np.matmul(dy, rows[ky].T, out=dband)
         else:
-            add_product(dy, rows[ky].T, dband, part)
+            dband += np.matmul(dy, rows[ky].T, out=part)
     return col2im(dcols, (N, H, W, C), Kw, stride, empty), dw, db
 
 
@@ -2797,21 +2393,6 @@ def mean_backward(dy, cache):
     return np.broadcast_to(dy[:, None, None] / (shape[1] * shape[2]), shape)
 
 
-def largest_forward(x):
-    """Global maximum: x (N, H, W, C) -> y (N, C)"""
-    rows = x.reshape(len(x), -1, x.shape[-1])                                           # (N, H*W, C)
-    at = rows.argmax(1)[:, None]
-    return np.take_along_axis(rows, at, 1)[:, 0], (x.shape, at)
-
-
-def largest_backward(dy, cache):
-    """The first of the largest gets the gradient"""
-    shape, at = cache
-    dx = np.zeros((shape[0], shape[1] * shape[2], shape[3]), dy.dtype)
-    np.put_along_axis(dx, at, dy[:, None], 1)
-    return dx.reshape(shape)
-
-
 def pad_forward(x, margin):
     """`margin` px of zeros all around. x (N, H, W, C) -> y (N, H + 2 margin, W + 2 margin, C), in memory (H + 2 margin,
     N, ...), as a convolution leaves its output"""
@@ -2826,18 +2407,6 @@ def pad_backward(dy, cache):
     return dy[:, margin:dy.shape[1] - margin, margin:dy.shape[2] - margin]
 
 
-def places_forward(x, along):
-    """Each pixel's place as two more channels, x and y. x (N, H, H, C), along: H numbers -> (N, H, H, C + 2)"""
-    N, H, *_ = x.shape
-    along = np.array(along, x.dtype)
-    across, down = np.broadcast_to(along, (N, H, H)), np.broadcast_to(along[:, None], (N, H, H))
-    return np.concatenate([x, np.stack([across, down], -1)], -1), ()
-
-
-def places_backward(dy, cache):
-    return dy[..., :-2]
-
-
 def flatten_forward(x):
     """x (N, ...) -> y (N, C)"""
     return x.reshape(len(x), -1), (x.shape,)
@@ -2848,23 +2417,16 @@ def flatten_backward(dy, cache):
     return dy.reshape(shape)
 
 
-def dropout_forward(x, dropout_mask):
-    """x times a mask that is 0 with probability p, else 1 / (1 - p); None: no dropout"""
-    return (x if dropout_mask is None else x * dropout_mask), (dropout_mask,)
+# -------------------------------------------------------------- layers
+# A trunk, or a CNN, is a tuple of layers, (operation, its options) each: ("conv2d", name, K, stride, F), ("linear",
+# name, F), ("norm", name), ("pad", px), and operations without options. What has weights has their name first.
 
-
-def dropout_backward(dy, cache):
-    dropout_mask, = cache
-    return dy if dropout_mask is None else dy * dropout_mask
-
-
-LAYERS = {                         # operation -> its forward and backward
+LAYERS = {                         # operation -> its forward and backward; an experiment may add others
     "conv2d": (conv2d_forward, conv2d_backward), "linear": (linear_forward, linear_backward),
-    "relu": (relu_forward, relu_backward), "sigmoid": (sigmoid_forward, sigmoid_backward),
-    "pool": (pool_forward, pool_backward), "mean": (mean_forward, mean_backward),
-    "largest": (largest_forward, largest_backward), "pad": (pad_forward, pad_backward),
-    "places": (places_forward, places_backward), "flatten": (flatten_forward, flatten_backward),
-    "dropout": (dropout_forward, dropout_backward), "norm": (norm_forward, norm_backward),
+    "norm": (norm_forward, norm_backward), "relu": (relu_forward, relu_backward),
+    "sigmoid": (sigmoid_forward, sigmoid_backward), "pool": (pool_forward, pool_backward),
+    "mean": (mean_forward, mean_backward), "pad": (pad_forward, pad_backward),
+    "flatten": (flatten_forward, flatten_backward),
     "keep": (None, None), "add": (None, None)}                                          # the ends of a residual branch
 WITH_WEIGHTS = ("conv2d", "linear")
 
@@ -2874,15 +2436,60 @@ def has_bias(layers, k):
     return [operation for operation, *_ in layers[k + 1:k + 2]] != ["norm"]
 
 
-def layers_forward(params, x, layers, empty=np.empty, dropout_mask=None, statistics=None):
-    """x through layers: a tuple (operation, its options) each; an operation with weights has their name first:
-    ("conv2d", "conv1", 2) is a convolution of stride 2 with conv1_w and, unless ("norm", name) follows, conv1_b. A
-    ReLU or a normalisation that comes first works on x itself. What stands between ("keep",) and ("add",) is a residual
-    branch: ("add",) adds x as it was at ("keep",), so that no ReLU or normalisation may follow the latter, being in
-    place. -> y, the list of the layers' caches
+def with_norms(layers):
+    """Layers with a normalisation after every convolution"""
+    return tuple(part for layer in layers for part in (
+        (layer, ("norm", layer[1] + "_norm")) if layer[0] == "conv2d" else (layer,)))
 
-    statistics: a dict in training, when each normalisation uses the mean and variance of these samples and puts them
-    into it, as NAME_mean and NAME_var; None in evaluation, when it uses those that stand beside the weights in params.
+
+def work_out(layers, side, channels, margin=0, rows=False):
+    """What layers make of images of side x side px, of which `margin` px all around are background -> shapes of their
+    weights; side and channels of what comes out; along (side,), where the middles of its receptive fields lie along the
+    image without its margin, which is -1..1.
+
+    rows: the image is one channel, and its first convolution is of im2col_rows, whose kernel is (1, K, K, F).
+    """
+    shapes, inner = {}, side - 2 * margin
+    offset, scale = float(-margin), 1                                   # of the first middle, from one to the next, px
+    for k, (operation, *options) in enumerate(layers):
+        name = options[0] if options else ""
+        if operation == "conv2d":
+            _, K, stride, F = options
+            shapes[name + "_w"] = (1, K, K, F) if rows and not shapes else (K, K, channels, F)
+            side, channels = (side - K) // stride + 1, F
+            offset, scale = offset + scale * (K - 1) / 2, scale * stride
+        elif operation == "linear":
+            shapes[name + "_w"] = channels, options[1]
+            channels = options[1]
+        elif operation == "norm":
+            shapes |= {name + "_gamma": (channels,), name + "_beta": (channels,)}
+        elif operation == "pool":
+            side, offset, scale = side // 2, offset + scale / 2, scale * 2
+        elif operation == "pad":
+            side, offset = side + 2 * options[0], offset - scale * options[0]
+        elif operation == "places":
+            channels += 2
+        elif operation == "flatten":
+            channels *= side * side
+        if operation in WITH_WEIGHTS and has_bias(layers, k):
+            shapes[name + "_b"] = (channels,)
+    along = (offset + scale * np.arange(side) - (inner - 1) / 2) / (inner / 2)
+    return SimpleNamespace(shapes=shapes, side=side, channels=channels, along=along)
+
+
+def places_along(along):
+    """The places of a grid of receptive fields, (side * side, 2): x and y, row by row"""
+    return np.stack([np.tile(along, len(along)), np.repeat(along, len(along))], 1)
+
+
+def layers_forward(params, x, layers, empty=np.empty, statistics=None):
+    """x through layers. -> y, the list of the layers' caches
+
+    A ReLU or a normalisation that comes first works on x itself. What stands between ("keep",) and ("add",) is a
+    residual branch: ("add",) adds x as it was at ("keep",), so that no ReLU or normalisation may follow the latter,
+    being in place. statistics: a dict in training, when each normalisation uses the mean and variance of these samples
+    and puts them into it, as NAME_mean and NAME_var; None in evaluation, when it uses those that stand beside the
+    weights in params.
     """
     caches, kept = [], []
     for k, (operation, *options) in enumerate(layers):
@@ -2892,9 +2499,9 @@ def layers_forward(params, x, layers, empty=np.empty, dropout_mask=None, statist
         elif operation == "add":
             x, cache = x + kept.pop(), None
         elif operation in WITH_WEIGHTS:
-            name, *options = options
+            name, stride = options[0], options[2:3]                                     # a linear layer has none
             b = params[name + "_b"] if has_bias(layers, k) else None
-            x, cache = forward_of(x, params[name + "_w"], b, *options, empty)
+            x, cache = forward_of(x, params[name + "_w"], b, *stride, empty)
         elif operation == "norm":
             name, = options
             running = (params[name + "_mean"], params[name + "_var"]) if statistics is None else None
@@ -2902,7 +2509,7 @@ def layers_forward(params, x, layers, empty=np.empty, dropout_mask=None, statist
             if statistics is not None:
                 statistics[name + "_mean"], statistics[name + "_var"] = found
         else:
-            x, cache = forward_of(x, *([dropout_mask] if operation == "dropout" else options))
+            x, cache = forward_of(x, *options)
         caches.append(cache)
     return x, caches
 
@@ -2983,55 +2590,10 @@ def flush(*moments):
             a[np.abs(a) < FLUSHED] = 0
 
 
-def learning_rate(config, step, n_steps):
-    """Adam's learning rate at a step counting from 0"""
-    return config.lr * schedule(config, step, n_steps)
-
-
 def schedule(config, step, n_steps):
     """The share of the whole learning rate at a step counting from 0"""
-    cosine = 0.5 * (1 + math.cos(math.pi * step / n_steps))
-    decay = {"cosine": cosine, "exponential": 0.96 ** (step / 2000), "constant": 1}
-    return decay[config.lr_schedule] * min(1, (step + 1) / max(1, config.warmup))
-
-
-MUON_BETA, MUON_ROUNDS = 0.95, 5
-MUON_POLYNOMIAL = 3.4445, -4.7750, 2.0315          # Jordan et al. 2024: steep at 0, so that few rounds do
-
-
-def orthogonalised(g):
-    """g (C, F) = U S V^T -> about U V^T, singular values between 0.7 and 1.2: Newton-Schulz, X <- P X with
-    P = a + b G + c G^2 and G = X X^T, from X = g / |g|.
-
-    Only the small square G is iterated, G <- P G P, and the product of all P meets the long X once: 2 to 6 times as
-    fast."""
-    a, b, c = MUON_POLYNOMIAL
-    x = g / (np.linalg.norm(g) + g.dtype.type(1e-12))
-    x = x.T if len(g) > g.shape[1] else x
-    square, product = x @ x.T, np.eye(len(x), dtype=x.dtype)
-    for _ in range(MUON_ROUNDS):
-        factor = b * square + c * (square @ square)
-        factor[np.diag_indices(len(x))] += a
-        product = factor @ product
-        square = factor @ square @ factor
-    x = product @ x
-    return x.T if len(g) > g.shape[1] else x
-
-
-def muon_step(params, shard_grads, momentum, names, share, runner):
-    """One step of the kernels `names` in place: with the momentum m = 0.95 m + g, along orthogonalised(g + 0.95 m), by
-    `share` of the kernel's length, which then is what it was: to the normalisation behind it only its direction counts.
-    """
-    def update(name):
-        w, m, *gs = (arrays[name].reshape(-1, params[name].shape[-1]) for arrays in (params, momentum, *shard_grads))
-        g = sum(gs[1:], gs[0])
-        m *= MUON_BETA
-        m += g
-        u = orthogonalised(g + MUON_BETA * m)
-        length = np.linalg.norm(w)
-        w -= u * (share * length / (np.linalg.norm(u) + u.dtype.type(1e-12)))
-        w *= length / np.linalg.norm(w)
-    runner.map(update, names)
+    decay = 1 if config.lr_schedule == "constant" else 0.5 * (1 + math.cos(math.pi * step / n_steps))
+    return decay * min(1, (step + 1) / max(1, config.warmup))
 
 
 # -------------------------------------------------------------- what is learned without a gradient
@@ -3087,11 +2649,12 @@ class Runner:
     A shard is also the group of samples whose statistics a normalisation uses.
     """
 
-    def __init__(self, threads, batch_size=10 ** 9):
+    def __init__(self, threads, batch_size=10 ** 9, progress=None):
         hold_blas_to_one_thread()
         self.threads = min(threads or n_cores(), -(-batch_size // SHARD_SIZE))
         self.pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
-        self.arenas = []
+        self.progress = progress or Progress(quiet=True)
+        self.arenas, self.looked_at = [], 0
 
     def __enter__(self):
         return self
@@ -3100,12 +2663,15 @@ class Runner:
         if self.pool:
             self.pool.shutdown(cancel_futures=True)
 
-    def map(self, function, items):
-        """function(item) for all items, on the workers. Overflow warnings are off: Run watches the loss instead."""
+    def each(self, function, items):
+        """function(item) for all items, on the workers, in order. Overflow warnings are off: Run watches the loss."""
         def quiet(item):
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
                 return function(item)
-        return list(self.pool.map(quiet, items) if self.pool else map(quiet, items))
+        return self.pool.map(quiet, items) if self.pool else map(quiet, items)
+
+    def map(self, function, items):
+        return list(self.each(function, items))
 
     def loss_and_grads(self, params, samples, rows, config):
         """loss_and_grads of samples[rows], shard by shard -> (terms, list of the shards' grads, to be added up, list of
@@ -3117,8 +2683,7 @@ class Runner:
             arena, shard = arena_and_shard
             batch = to_batch(samples, shard, dtype_of(params))
             return loss_and_grads(params, batch, config, arena.rewind(), len(shard) / len(rows))
-        results = self.map(one, zip(self.arenas, shards))
-        all_terms, shard_grads, statistics = zip(*results)
+        all_terms, shard_grads, statistics = zip(*self.map(one, zip(self.arenas, shards)))
         return {name: sum(terms[name] for terms in all_terms) for name in all_terms[0]}, shard_grads, statistics
 
     def forward(self, params, samples, config, **options):
@@ -3127,23 +2692,19 @@ class Runner:
             arena = Arena()
             outs = (forward_rows(params, samples, shard, config, arena.rewind(), **options) for shard in some_shards)
             return [{name: a.copy() for name, a in out.items()} for out in outs]
-        shards = [slice(start, start + SHARD_SIZE) for start in range(0, len(samples["labels"]), SHARD_SIZE)]
-        parts = sum(self.map(one, [shards[k:k + 8] for k in range(0, len(shards), 8)]), [])
+        shards, parts = [slice(at, at + SHARD_SIZE) for at in range(0, len(samples["labels"]), SHARD_SIZE)], []
+        for found in self.each(one, [shards[k:k + 8] for k in range(0, len(shards), 8)]):
+            parts += found
+            self.looked_at += sum(len(next(iter(part.values()))) for part in found)
+            self.progress.step(f"evaluating: {self.looked_at} samples")
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 # -------------------------------------------------------------- the training run
 
 class Run:
-    """A training run: its weights, Adam's moments, the running statistics, step and history, and what keeps it safe:
-    resuming, a check for numbers that are not finite, checkpoints at every epoch's end, snapshots, progress.
-
-        with Run(config, source, n_train, progress) as run:
-            for epoch in run.epochs():
-                for samples in ...:
-                    for rows in run.batches(samples):
-                        run.update(len(rows), *run.runner.loss_and_grads(run.params, samples, rows, config))
-                run.close_epoch(what evaluation found)
+    """A training run, as train() uses it: weights, Adam's moments, running statistics, step and history, and what keeps
+    it safe: resuming, a check for numbers that are not finite, checkpoints at every epoch's end, snapshots, progress.
 
     source: where the data come from, n_train: samples in an epoch. history: source, epochs (a dict for each one that
     was evaluated), seconds of training, steps. snapshot_callback(step, weights, terms) gets copies, at the start,
@@ -3151,134 +2712,102 @@ class Run:
     """
 
     def __init__(self, config, source, n_train, progress, snapshot_callback=None, snapshot_every=0, dtype=np.float32):
-        self.config = config
-        self.source = source
-        self.progress = progress
-        self.snapshot_callback = snapshot_callback
-        self.snapshot_every = snapshot_every
-        self.last_snapshot = None
+        self.config, self.source, self.progress = config, source, progress
+        self.snapshot_callback, self.snapshot_every, self.last_snapshot = snapshot_callback, snapshot_every, None
         self.params = {name: p.astype(dtype) for name, p in init_params(config).items()}
         self.adam_m, self.adam_v = ({name: np.zeros_like(p) for name, p in self.params.items()} for _ in range(2))
-        self.average = {name: p.copy() for name, p in self.params.items()} if config.average else {}
         self.state = init_state(self.params)
-        self.kernels = [name for name in self.params if config.muon
-                        and name.removesuffix("_w") + "_norm_gamma" in self.params and self.params[name].ndim == 4]
-        if config.muon and not self.kernels:
-            raise InputError(f"--muon {config.muon}: is for normalised convolutions, and this network has none")
         self.steps_per_epoch = -(-n_train // config.batch_size)
         self.step, self.n_steps = 0, config.n_epochs * self.steps_per_epoch
-        self.samples_left, self.terms = config.n_epochs * n_train, None
+        self.terms = None
         self.history = {"source": source, "epochs": [], "seconds": 0.0, "steps": 0}
-        self.began = time.perf_counter()
         self.saved = ""                                                 # where to find the last good state
         if config.checkpoint and Path(config.checkpoint).exists():
-            self.go_on_from(load_checkpoint(config.checkpoint))
+            self.go_on_from(load_network(config.checkpoint))
         elif config.resume:
             progress.say(f"{config.checkpoint} is not there yet: starting anew")
-        self.runner = Runner(config.threads, config.batch_size)
+        if config.warmup > self.n_steps:
+            progress.say(f"the warm-up of {config.warmup} steps is longer than the run, {self.n_steps}: see --warmup")
+        self.runner = Runner(config.threads, config.batch_size, progress)
 
     def __enter__(self):
         return self
 
     def __exit__(self, exception, *_):
         self.runner.__exit__()
+        losses = [epoch["train_loss"] for epoch in self.history["epochs"]]
         if exception is None and self.last_snapshot != self.step:
             self.snapshot()
+        if exception is None and len(losses) > 1 and not losses[-1] < losses[0]:
+            self.progress.say(f"the training loss has not fallen, from {losses[0]:.3f} in the first epoch to "
+                              f"{losses[-1]:.3f} in the last: try a lower --lr")
 
     @property
     def weights(self):
-        """What is evaluated and kept: the weights, or their running mean, and the running statistics"""
-        return (self.average or self.params) | self.state
+        """What is evaluated and kept: the weights and the running statistics"""
+        return self.params | self.state
 
     def go_on_from(self, found):
         """Take over a checkpoint's state, if this is its run and it is to be resumed"""
-        check_same_run(self.config, self.source, found, self.config.checkpoint)
-        if self.config.resume and found.step > self.n_steps:
-            raise InputError(f"{self.config.checkpoint}: holds {found.step} steps, --n-epochs {self.config.n_epochs} "
-                             f"are {self.n_steps}; raise it")
-        if self.config.resume:
-            for group in CHECKPOINT:
-                setattr(self, group, getattr(found, group))
-            self.step, self.history = found.step, found.history
-            self.samples_left = self.samples_left * (self.n_steps - self.step) // self.n_steps
-            self.saved = f" (the last good state is in {self.config.checkpoint})"
+        path = self.config.checkpoint
+        check_same_run(self.config, self.source, found, path)
+        if not self.config.resume:
+            raise InputError(f"{path}: holds this run already, {found.step} of {self.n_steps} steps; go on with "
+                             "--resume, or begin anew with another --checkpoint")
+        if found.step > self.n_steps:
+            raise InputError(f"{path}: holds {found.step} steps, --n-epochs {self.config.n_epochs} are {self.n_steps}")
+        for group in CHECKPOINT:
+            setattr(self, group, getattr(found, group))
+        self.step, self.history = found.step, found.history
+        self.saved = f" (the last good state is in {path})"
 
     def epochs(self):
         """The numbers of the epochs still to do, from 0"""
         self.snapshot()
         for epoch in range(self.step // self.steps_per_epoch, self.config.n_epochs):
-            self.began = time.perf_counter()
-            self.seen = 0
-            self.sums = {}
+            self.began, self.seen, self.sums = time.perf_counter(), 0, {}
             yield epoch
 
     def batches(self, samples):
         """The rows of each batch of a dict of samples"""
-        n = len(samples["labels"])
-        size = self.config.batch_size
+        n, size = len(samples["labels"]), self.config.batch_size
         return (np.arange(start, min(start + size, n)) for start in range(0, n, size))
 
     def update(self, n, terms, shard_grads, statistics):
-        """One step with what Runner.loss_and_grads found for n samples: weight decay, Adam, running means; progress,
-        perhaps a snapshot"""
-        config, params = self.config, self.params
+        """One step with what Runner.loss_and_grads found for n samples: weights, running means; progress, perhaps a
+        snapshot"""
         if not np.isfinite(terms["loss"]):
-            fault = f"the loss is {terms['loss']} at step {self.step + 1}"
-            raise InputError(f"{fault}: training diverged; lower --lr{self.saved}")
-        lr = learning_rate(config, self.step, self.n_steps)
-        for name in params if config.weight_decay else ():
-            if name[-1] in "wW" and name not in self.kernels:          # of a matrix; biases and betas end otherwise
-                params[name] *= 1 - lr * config.weight_decay
-        if self.kernels:
-            share = config.muon * schedule(config, self.step, self.n_steps)
-            muon_step(params, shard_grads, self.adam_m, self.kernels, share, self.runner)
-        others = {name: p for name, p in params.items() if name not in self.kernels}
-        adam_step(others, shard_grads, self.adam_m, self.adam_v, self.step + 1, lr, self.runner)
+            raise InputError(f"the loss is {terms['loss']} at step {self.step + 1}: training diverged; lower "
+                             f"--lr{self.saved}")
+        take_step(self, shard_grads, schedule(self.config, self.step, self.n_steps))
         fold_statistics(self.state, statistics, self.step)
         self.step += 1
         if self.step % FLUSH_STEPS == 0:
             flush(self.adam_m, self.adam_v)
-        for name, mean in self.average.items():
-            mean += (params[name] - mean) * (1 - min(config.average, self.step / (self.step + 9)))
         self.seen, self.terms = self.seen + n, dict(terms)
-        self.samples_left -= n
         for name, term in terms.items():
             self.sums[name] = self.sums.get(name, 0) + term * (1 if name == "hits" else n)
         self.elapsed = time.perf_counter() - self.began
-        self.stamp()
-        self.progress.step(
-            f"step {self.step}/{self.n_steps}  {self.samples_left * self.elapsed / self.seen:.0f} s left  "
-            f"{self.training_so_far()}")
+        self.so_far = (f"loss {self.sums['loss'] / self.seen:.3f}  accuracy {self.sums['hits'] / self.seen:.3f}  "
+                       f"{self.seen / self.elapsed:.0f} samples/s")
+        left = (self.n_steps - self.step) * self.config.batch_size * self.elapsed / self.seen
+        self.progress.step(f"step {self.step}/{self.n_steps}  {left:.0f} s left  {self.so_far}")
         if self.snapshot_every and self.step % self.snapshot_every == 0:
             self.snapshot()
-
-    def training_so_far(self):
-        return (f"loss {self.sums['loss'] / self.seen:.3f}  accuracy {self.sums['hits'] / self.seen:.3f}  "
-                f"{self.seen / self.elapsed:.0f} samples/s")
-
-    def stamp(self):
-        """Keep the digest of the weights after STAMP_STEPS steps, whatever comes later"""
-        if self.step == STAMP_STEPS:
-            self.history["weights_sha256"] = digest_of(self.weights)
 
     def snapshot(self):
         """Call snapshot_callback with copies; its time is not training's"""
         if self.snapshot_callback:
-            paused = time.perf_counter()
-            self.last_snapshot = self.step
-            weights = {name: p.copy() for name, p in self.weights.items()}
-            self.snapshot_callback(self.step, weights, self.terms)
-            self.began += time.perf_counter() - paused
+            paused, self.last_snapshot = time.perf_counter(), self.step
+            self.snapshot_callback(self.step, {name: p.copy() for name, p in self.weights.items()}, self.terms)
+            self.began = getattr(self, "began", 0) + time.perf_counter() - paused
 
     def close_epoch(self, found=None, text=""):
         """Add the epoch, and what an evaluation found, a dict of numbers, to the history; save. text: to print"""
-        if not all(np.isfinite(p).all() for p in self.weights.values()):
-            fault = f"the weights are not finite after step {self.step}"
-            raise InputError(f"{fault}: training diverged; lower --lr{self.saved}")
-        for name, value in (found or {}).items():
-            if not np.isfinite(value):
-                raise InputError(f"{name} is {value} after step {self.step}: an image holds what is no number, or "
-                                 f"training diverged; lower --lr{self.saved}")
+        bad = [name for name, value in (self.weights | (found or {})).items() if not np.isfinite(value).all()]
+        if bad:
+            raise InputError(f"{bad[0]} is not finite after step {self.step}: training diverged, or an image holds "
+                             f"what is no number; lower --lr{self.saved}")
         epoch = self.step // self.steps_per_epoch
         self.history["seconds"] += self.elapsed
         self.history["steps"] = self.step
@@ -3287,9 +2816,11 @@ class Run:
             means["train_accuracy"] = means.pop("train_hits")
             when = {"epoch": epoch, "step": self.step, "seconds": self.elapsed}
             self.history["epochs"].append(when | means | found)
-            self.progress.epoch(f"epoch {epoch}/{self.config.n_epochs}  {self.training_so_far()}  {text}")
+            line = f"epoch {epoch}/{self.config.n_epochs}  {self.so_far}  {text}"
+            self.progress.say("\r" * self.progress.live + line)
         if self.config.checkpoint:
-            save_checkpoint(self.config.checkpoint, self)
+            save_network(self.config.checkpoint, self.config, self.history,
+                         {group: getattr(self, group) for group in CHECKPOINT})
             self.saved = f" (the last good state is in {self.config.checkpoint})"
 
 
@@ -3300,98 +2831,73 @@ def run_identity(config, source):
             if not f.metadata.get("runtime") and f.name not in ends} | {"source": source}
 
 
-CHECKPOINT = ("params", "adam_m", "adam_v", "average", "state")     # dicts; without --average that of the mean is {}
+CHECKPOINT = ("params", "state", "adam_m", "adam_v")               # dicts of arrays; weights alone have the first two
 
 
-def save_checkpoint(path, run):
-    """All that a run needs to go on, in one .npz, written atomically."""
-    arrays = {f"{group}/{name}": a for group in CHECKPOINT for name, a in getattr(run, group).items()}
-    settings = run_identity(run.config, run.source) | {"n_epochs": run.config.n_epochs}
-    meta = json.dumps({"format": 2, "step": run.step, "config": settings, "history": run.history})
-    write_atomically(path, lambda file: np.savez(file, meta=np.array(meta), **arrays))
-
-
-def save_weights(path, config, weights, history):
-    """A trained network to keep and to hand on, in one .npz, written atomically: weights as float16, running statistics
-    as they are, no optimiser, the settings and history, and a digest of all of it."""
-    with np.errstate(over="ignore"):
-        arrays = {f"state/{name}" if name.endswith(STATE_ENDS) else f"params/{name}":
-                  a if name.endswith(STATE_ENDS) else a.astype(np.float16) for name, a in weights.items()}
-    for name, a in arrays.items():
-        if not np.isfinite(a).all():
-            raise InputError(f"cannot write {path}: {name} holds more than float16 can, {np.finfo(np.float16).max}")
+def save_network(path, config, history, groups):
+    """Some of CHECKPOINT's dicts, {name: dict}, with settings, history and a digest of all of it, in one .npz, written
+    atomically"""
+    arrays = {f"{group}/{name}": a for group, of in groups.items() for name, a in of.items()}
     settings = run_identity(config, history["source"]) | {"n_epochs": config.n_epochs}
-    meta = json.dumps({"format": 2, "step": history["steps"], "config": settings, "history": history})
-    arrays["meta"] = np.array(meta)
+    meta = {"format": 2, "step": history["steps"], "config": settings, "history": history}
+    arrays["meta"] = np.array(json.dumps(meta))
     arrays["digest"] = np.array(digest_of(arrays))
     write_atomically(path, lambda file: np.savez(file, **arrays))
 
 
-def load_checkpoint(path):
-    """-> what save_checkpoint wrote: params, adam_m, adam_v, average, step, history, source, and config, a Config"""
-    found = load_network(path)
-    if not found.adam_m:
-        raise InputError(f"{path}: holds weights alone, which no run can go on from; give what --checkpoint wrote")
-    return found
+def save_weights(path, config, weights, history):
+    """A trained network to keep and to hand on: weights as float16, running statistics as they are, no optimiser"""
+    state = {name: a for name, a in weights.items() if name.endswith(STATE_ENDS)}
+    with np.errstate(over="ignore"):
+        params = {name: a.astype(np.float16) for name, a in weights.items() if name not in state}
+    for name, a in params.items():
+        if not np.isfinite(a).all():
+            raise InputError(f"cannot write {path}: {name} holds more than float16 can, {np.finfo(np.float16).max}")
+    save_network(path, config, history, {"params": params, "state": state})
 
 
 def load_network(path):
-    """-> what save_checkpoint or save_weights wrote; with weights, what is evaluated: the running mean, if there is
-    one. Of save_weights' file, whose digest must be that of what it holds, the optimiser's dicts are empty. Nothing is
-    unpickled."""
-    found = SimpleNamespace(**{group: {} for group in CHECKPOINT})
+    """-> what save_network wrote: CHECKPOINT's dicts, float32; weights, what is evaluated; config, source, step,
+    history. Nothing is unpickled. Of weights alone the optimiser's dicts are empty."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
-        alone = "digest" in arrays                                                      # weights without an optimiser
-        if alone and str(arrays.pop("digest")) != digest_of(arrays):
+        if str(arrays.pop("digest")) != digest_of(arrays):
             raise InputError(f"{path}: its digest is not that of what it holds: damaged or changed; get it anew")
         meta = json.loads(str(arrays.pop("meta")))
+        config, groups = config_of(meta["config"], path), {group: {} for group in CHECKPOINT}
         for key, a in arrays.items():
             group, _, name = key.partition("/")
-            getattr(found, group)[name] = a.astype(np.float32) if alone else a
-        found.config, found.source = config_of(meta["config"], path), meta["config"].get("source")
-        found.step, found.history = meta["step"], meta["history"]
-        for f in options(found.config):
-            if not isinstance(getattr(found.config, f.name), (int, float) if f.type is float else f.type):
-                raise ValueError(f"{f.name} is of another type")
-        params = init_params(found.config)
-        for group in CHECKPOINT:
-            left_out = alone and group not in ("params", "state") or group == "average" and not found.config.average
-            model = {} if left_out else init_state(params) if group == "state" else params
-            expected = {name: a.shape for name, a in model.items()}
-            if meta["format"] != 2 or {name: a.shape for name, a in getattr(found, group).items()} != expected:
-                raise ValueError("arrays are missing or of the wrong shape")
-        if not all(a.dtype.kind == "f" and np.isfinite(a).all() for group in CHECKPOINT
-                   for a in getattr(found, group).values()):
-            raise InputError(f"{path}: holds weights that are no finite numbers; give another")
-        if not isinstance(found.history["epochs"], list) or not found.history["seconds"] + found.history["steps"] >= 0:
-            raise ValueError("its history is none")
-        found.weights = (found.average or found.params) | found.state
-        return found
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file; give one that holds a trained network") from None
-    except PermissionError:
-        raise InputError(f"{path}: cannot be read; check its permissions") from None
+            groups[group][name] = a.astype(np.float32)
+        params = init_params(config)
+        like = dict.fromkeys(CHECKPOINT, params) | {"state": init_state(params)}
+        for group in CHECKPOINT if groups["adam_m"] else CHECKPOINT[:2]:
+            held, needed = ({name: a.shape for name, a in of[group].items()} for of in (groups, like))
+            if held != needed:
+                raise InputError(f"{path}: its arrays are not those of the network that it names; give another")
+        return SimpleNamespace(**groups, weights=groups["params"] | groups["state"], config=config,
+                               source=meta["config"]["source"], step=meta["step"], history=meta["history"])
     except InputError:
         raise
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}; give a file that holds a trained network") from None
     except Exception:                                 # what a damaged zip file makes its reader raise is not documented
         raise InputError(f"{path}: not a whole file of a trained network; give another") from None
 
 
 def config_of(settings, path):
-    """The Config of a file's settings; those of later versions are at their defaults, but for --muon, which earlier
-    ones had not. What has its recipe's value counts as not given."""
-    try:
-        given = {"muon": 0.0} | {name: value for name, value in settings.items() if name != "source"}
-        return Config(**given, filled=Config(**given).own_values())
-    except TypeError:
-        mend = "give one that this one wrote"
-        raise InputError(f"{path}: of another experiment; {mend}") from None
+    """The Config of a file's settings. RETIRED ones, that are no more, are passed over if they did nothing."""
+    known = {f.name for f in options(Config)}
+    for name, value in settings.items():
+        if name not in known | {"source"} and RETIRED.get(name) not in (value, ...):
+            raise InputError(f"{path}: of another experiment, or trained with {name} {value}, which is no more")
+    return Config(**{name: value for name, value in settings.items() if name in known})
 
 
 def check_same_run(config, source, found, path):
     """Raise InputError if a checkpoint is another run's, which must be neither gone on from nor overwritten"""
+    if not found.adam_m:
+        raise InputError(f"{path}: holds weights alone, which no run can go on from; give what --checkpoint wrote")
     ours, theirs = run_identity(config, source), run_identity(found.config, found.source)
     if differing := ", ".join(f"{name} {theirs.get(name)}, now {ours[name]}" for name in ours
                               if ours[name] != theirs.get(name)):
@@ -3407,30 +2913,16 @@ def wilson_interval(hits, n, z=1.959964):
     return float(max(0, min(p, centre - half))), float(min(1, max(p, centre + half)))
 
 
-def student_t(df, level=0.95):
-    """t with P(|T| <= t) = level, T Student's t with df = 1, 2, ... degrees of freedom.
-
-    By bisection of P(|T| <= t). With theta = atan(t / sqrt(df)) it is, up to the power df - 2 of the cosine,
-    sin (1 + 1/2 cos^2 + 1/2 3/4 cos^4 + ...) for an even df, and for an odd one
-    2/pi (theta + sin (cos + 2/3 cos^3 + 2/3 4/5 cos^5 + ...)).
-    """
-    def inside(theta):
-        term, total = (1.0, 0.0) if df % 2 == 0 else (math.cos(theta), 0.0)
-        for power in range(df % 2, df - 1, 2):
-            total += term
-            term *= math.cos(theta) ** 2 * (power + 1) / (power + 2)
-        return math.sin(theta) * total if df % 2 == 0 else 2 / math.pi * (theta + math.sin(theta) * total)
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):
-        low, high = ((low + high) / 2, high) if inside((low + high) / 2) < level else (low, (low + high) / 2)
-    return math.sqrt(df) * math.tan(low)
+T95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)     # Student's t, 1 to 9 degrees
 
 
 def mean_and_interval(values):
     """Mean and half the width of its 95% t interval, nan for one value"""
-    n = len(values)
-    half = student_t(n - 1) * np.std(values, ddof=1) / math.sqrt(n) if n > 1 else math.nan
-    return float(np.mean(values)), float(half)
+    df = len(values) - 1
+    if df < 1:
+        return float(np.mean(values)), math.nan
+    t = T95[df - 1] if df <= len(T95) else 1.95996 + 2.3722 / df + 2.8225 / df ** 2 + 2.5558 / df ** 3
+    return float(np.mean(values)), float(t * np.std(values, ddof=1) / math.sqrt(df + 1))
 
 
 def dtype_of(params):
@@ -3443,41 +2935,29 @@ def n_params(weights):
     return sum(p.size for name, p in weights.items() if not name.endswith(STATE_ENDS))
 
 
-# -------------------------------------------------------------- settings and files
+# -------------------------------------------------------------- settings
 
 def options(config):
     """The fields of Config, or of one, that are settings"""
     return [f for f in dataclasses.fields(config) if "help" in f.metadata]
 
 
-def settings_of(config):
-    """{name: value} of all settings"""
-    return {f.name: getattr(config, f.name) for f in options(config)}
-
-
 def flag_of(name):
     return "--" + name.replace("_", "-")
 
 
-def given_options(config):
-    """The settings that were given another value than their default"""
-    return [f for f in options(config) if f.name not in config.filled and getattr(config, f.name) != f.default]
+def means_something(f, config):
+    """Whether an option means something to a Config's network, task and data"""
+    return all(getattr(config, name) in values for name, values in f.metadata.get("only", {}).items())
 
 
-def foreign_options(config, models):
-    """The settings that were given and mean nothing to any of the networks `models`"""
-    return [f for f in given_options(config) if not set(f.metadata.get("models", models)) & set(models)]
-
-
-def changed(config, **changes):
-    """The Config of what config was given and of these changes: what neither says is filled in anew"""
-    given = {f.name: getattr(config, f.name) for f in options(config) if f.name not in config.filled}
-    return Config(**given | changes)
-
-
-def for_model(config, model):
-    """config with another network: its own recipe, and without the settings that mean nothing to it"""
-    return changed(config, model=model, **{f.name: f.default for f in foreign_options(config, [model])})
+def check_given(given, configs):
+    """Raise InputError for a setting among those given, {name: value}, that means nothing to any of the Configs"""
+    for f in options(Config):
+        if f.name in given and not any(means_something(f, config) for config in configs):
+            of = next(name for name, values in f.metadata["only"].items() if getattr(configs[0], name) not in values)
+            others = f"{flag_of(of)} {getattr(configs[0], of)}"
+            raise InputError(f"{flag_of(f.name)}: means nothing to {others}; leave it out")
 
 
 RULES = {                          # what an option may ask of its value, and in which words
@@ -3487,42 +2967,34 @@ RULES = {                          # what an option may ask of its value, and in
     "choices": (lambda value, names: value in names, "one of")}
 
 
-def check_options(config, models):
-    """Raise InputError for a value out of its range, one that means nothing to `models`, the networks of this run, or
-    an output file that could not be written"""
-    for f in sorted(options(config), key=lambda f: "choices" not in f.metadata):          # other defaults hang on these
+def check_options(config):
+    """Raise InputError for a value out of its range, or an output file that could not be written"""
+    for f in options(config):
         value = getattr(config, f.name)
         if isinstance(value, float) and not np.isfinite(value):
             raise InputError(f"{flag_of(f.name)} {value}: must be a finite number")
         for rule, (holds, words) in RULES.items():
             if rule in f.metadata and not holds(value, f.metadata[rule]):
                 raise InputError(f"{flag_of(f.name)} {value}: must be {words} {f.metadata[rule]}")
-    for f in foreign_options(config, models):
-        others = f" or --baseline {', '.join(models[1:])}" if models[1:] else ""
-        raise InputError(f"{flag_of(f.name)}: means nothing to --model {models[0]}{others}; leave it out")
     if config.resume and not config.checkpoint:
         raise InputError("--resume needs --checkpoint FILE: the file to go on from")
-    check_outputs(config.checkpoint, config.out_json)
+    check_writable(config.checkpoint, config.out_json)
 
 
-def check_outputs(*paths):
+def check_writable(*paths):
     """Fail now, not after an hour of training, if one of the files to write, where it is given, could not be, or would
     be written over by another"""
-    paths = [path for path in paths if path]
+    paths = [Path(os.path.realpath(path)) for path in paths if path]
     for path in paths:
-        check_writable(path)
-    if len({os.path.realpath(path) for path in paths}) < len(paths):
+        if path.exists() and not path.is_file():
+            raise InputError(f"cannot write {path}: it is a folder or a device; give the name of a file")
+        try:
+            with tempfile.TemporaryFile(dir=path.parent):
+                pass
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror} in its folder; choose another") from None
+    if len(set(paths)) < len(paths):
         raise InputError(f"{paths[0]}: would be written twice; give every output a file of its own")
-
-
-def check_writable(path):
-    """Fail now, not after an hour of training, if `path` could not be written."""
-    path = Path(path)
-    if path.exists() and not path.is_file():
-        raise InputError(f"cannot write {path}: it is a folder or a device; give the name of a file")
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        fault = f"the folder {path.parent} is missing or not writable"
-        raise InputError(f"cannot write {path}: {fault}; create it or choose another")
 
 
 def make_outdir(outdir, names):
@@ -3531,49 +3003,44 @@ def make_outdir(outdir, names):
         outdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--outdir {outdir}: cannot be created ({error.strerror}); choose a writable place") from None
-    for name in names:
-        check_writable(outdir / f"{name}.png")
+    check_writable(*(outdir / f"{name}.png" for name in names))
 
 
-def config_to_look_at(found, args, path, free=()):
-    """The Config with which to look at a network that was loaded: its own, with the flags given in args; those that
-    would have changed its training must agree with it, but for the settings `free`"""
-    given = {f: getattr(args, f.name) for f in options(Config) if hasattr(args, f.name)}
-    for f, value in given.items():
-        known = getattr(found.config, f.name)
-        if f.name in ("checkpoint", "resume"):
-            raise InputError(f"{flag_of(f.name)}: is of training, and {path} is trained; leave the flag out")
-        if value != known and not f.metadata.get("runtime") and f.name not in free:
-            trained = f"{path} was trained with {'none' if known == '' else known}"
-            raise InputError(f"{flag_of(f.name)} {value}: {trained}; leave the flag out, or train anew without --load")
-    return changed(found.config, **{f.name: value for f, value in given.items()})
+def given_of(args):
+    """{name: value} of the settings among some arguments that were given"""
+    return {f.name: getattr(args, f.name) for f in options(Config) if hasattr(args, f.name)}
 
 
-def add_load_flag(parser, text):
-    parser.add_argument(
-        "--load", nargs="?", const=str(WEIGHTS), metavar="FILE",
-        help=f"{text} of a file that --checkpoint or --out-weights wrote, without FILE that of weights/{WEIGHTS.name}; "
-        f"of what made it may differ: {', '.join(map(flag_of, FREE))}, hence the test data; and what no training hangs "
-        "on")
-
-
-def add_out_weights_flag(parser):
-    parser.add_argument("--out-weights", default="", metavar="FILE",
-                        help="write the trained network to this .npz: float16, settings, a digest, no optimiser")
+def config_from_args(args):
+    """The Config of the flags that were given"""
+    given = given_of(args)
+    config = Config(**given)
+    check_given(given, [config])
+    return config
 
 
 def look_at(path, args):
-    """-> the network in a file, as load_network gives it, and the Config to look at it with: of its data and seed,
-    unless args say otherwise"""
-    found = load_network(path)
+    """-> the network in a file, as load_network gives it, and the Config to look at it with: its own, with the flags
+    given in args; those that would have changed its training must agree with it, but for the settings FREE"""
+    found, given = load_network(path), given_of(args)
     found.config = dataclasses.replace(found.config, **{SOURCE: found.source})
     found.file = {"file": Path(path).name, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest(),
                   "trained_seed": found.config.seed}
-    config = config_to_look_at(found, args, path, FREE)
+    check_given(given, [found.config])
+    for f in options(Config):
+        known = getattr(found.config, f.name)
+        if f.name in given and f.name in ("checkpoint", "resume"):
+            raise InputError(f"{flag_of(f.name)}: is of training, and {path} is trained; leave the flag out")
+        if given.get(f.name, known) != known and not f.metadata.get("runtime") and f.name not in FREE:
+            raise InputError(f"{flag_of(f.name)} {given[f.name]}: {path} was trained with {known}; leave the flag out, "
+                             "or train anew without --load")
+    config = dataclasses.replace(found.config, **given)
     if config.out_json and os.path.realpath(config.out_json) == os.path.realpath(path):
         raise InputError(f"--out-json {config.out_json}: is the network's own file; give another")
     return found, config
 
+
+# -------------------------------------------------------------- files
 
 UMASK = os.umask(0)
 os.umask(UMASK)
@@ -3599,8 +3066,6 @@ def write_atomically(path, write):
         raise InputError(f"cannot write {path}: {error.strerror or error}; choose a writable place with room") from None
 
 
-SCRIPT_SHA256 = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()         # now: the file may change as it runs
-STAMP_STEPS = 40            # after so many steps the digest of the weights tells whether other code makes the same bits
 MAX_LOOKS = 20                     # epochs that a result keeps of its history
 
 
@@ -3613,6 +3078,11 @@ def digest_of(arrays):
     return digest.hexdigest()
 
 
+def packed(right):
+    """Which answers were right, (n,) bool, as text: eight a byte, base64"""
+    return base64.b64encode(np.packbits(right)).decode()
+
+
 def result_of(config, params, history, found):
     """What --out-json writes of one network: its settings (no paths), what was found, and all that the bits depend on.
     Small enough to be kept: history as columns, at most MAX_LOOKS epochs of it."""
@@ -3623,14 +3093,8 @@ def result_of(config, params, history, found):
     return {"experiment": Path(__file__).stem, "config": kept, "source": history["source"],
             "n_params": n_params(params), **found, "seconds_train": history["seconds"],
             "ms_per_step": 1e3 * history["seconds"] / max(1, history["steps"]), "peak_rss_mb": peak_rss_mb(),
-            "versions": versions(), "machine": machine(),
-            "script_sha256": SCRIPT_SHA256, "weights_sha256": history.get("weights_sha256"),
+            "versions": {"python": sys.version.split()[0], "numpy": np.__version__}, "machine": machine(),
             "history": {key: [epochs[k][key] for k in looks] for key in (epochs[0] if epochs else ())}}
-
-
-def history_rows(columns):
-    """A result's history as a list of dicts, as Run has it"""
-    return [dict(zip(columns, row)) for row in zip(*columns.values())]
 
 
 def write_json(path, results):
@@ -3653,29 +3117,18 @@ def write_figure(fig, path, say):
     say(f"wrote {path}  ({path.stat().st_size / 1e3:.0f} kB)")
 
 
-def versions():
-    return {"python": sys.version.split()[0], "numpy": np.__version__}
-
-
 def machine():
-    """What else the bits, and the times, depend on: processor, cores, and the kernels that OpenBLAS chose for it"""
-    processor, kernels = platform.processor() or platform.machine(), "unknown"
+    """What the times depend on"""
+    processor = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, IndexError):
-        processor = Path("/proc/cpuinfo").read_text().split("model name")[1].split(":", 1)[1].split("\n")[0].strip()
-    with contextlib.suppress(AttributeError):
-        ask = openblas().scipy_openblas_get_corename64_
-        ask.restype = ctypes.c_char_p
-        kernels = ask().decode()
-    return {"processor": processor, "cores": n_cores(), "blas_kernels": kernels}
+        processor = Path("/proc/cpuinfo").read_text().split("model name")[1].split("\n")[0].strip("\t: ")
+    return {"processor": processor, "cores": n_cores()}
 
 
 def peak_rss_mb():
     """Peak resident memory of this process, MB (10^6 bytes); None where the system does not tell"""
-    with contextlib.suppress(OSError, IndexError):                  # Linux; getrusage would count a parent's memory too
+    with contextlib.suppress(OSError, IndexError):
         return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024 / 1e6
-    with contextlib.suppress(ImportError):
-        import resource
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
     return None
 
 
@@ -3700,18 +3153,15 @@ class Progress:
             self.last = time.perf_counter()
             self.say("\r" + text, end="")
 
-    def epoch(self, text):
-        self.say("\r" + text if self.live else text)
-
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong with a command line in one line, as for all other bad input. description: a docstring, of
-    which the first paragraph, and the last, are shown."""
+    """Of a docstring's command line: --help opens with its last paragraph, the command to begin with, and its first"""
 
     def __init__(self, description=""):
         first, *_, last = description.split("\n\n") * 2
-        super().__init__(description=first, epilog=last, formatter_class=argparse.RawDescriptionHelpFormatter,
-                         allow_abbrev=False)
+        super().__init__(usage="%(prog)s [--seed N] [--n-epochs N] [--load [FILE]] [other flags, below]",
+                         description=f"{last.strip()}\n\n{first}", allow_abbrev=False,
+                         formatter_class=argparse.RawDescriptionHelpFormatter)
 
     def error(self, message):
         raise InputError(f"{message}; see --help")
@@ -3719,10 +3169,12 @@ class Parser(argparse.ArgumentParser):
 
 def add_config_flags(parser):
     """One flag for every option of Config, in groups. Flags not given leave no trace: the defaults are Config's."""
-    groups = {}
+    groups, usual = {}, Config()
     for f in sorted(options(Config), key=lambda f: ("data", "network", "training", "run").index(f.metadata["group"])):
-        default = f.metadata.get("shown", f.default)
-        text = f.metadata["help"] + (f" (default {default})" if default not in ("", False) else "")
+        default = f"{getattr(usual, f.name)}, or as the recipe says" if f.default is None else f.default
+        only = "; ".join(f"{flag_of(name)} {', '.join(map(str, values))}"
+                         for name, values in f.metadata.get("only", {}).items())
+        text = f.metadata["help"] + f" [{only}]" * bool(only) + f" (default {default})" * (default not in ("", False))
         flag = {"help": text.replace("%", "%%")}                                        # argparse formats with %
         if f.type is bool:
             flag["action"] = "store_true"
@@ -3735,9 +3187,16 @@ def add_config_flags(parser):
         groups[name].add_argument(flag_of(f.name), default=argparse.SUPPRESS, **flag)
 
 
-def config_from_args(args):
-    """The Config of the flags that were given"""
-    return Config(**{f.name: getattr(args, f.name) for f in options(Config) if hasattr(args, f.name)})
+def add_load_flag(parser, text):
+    parser.add_argument(
+        "--load", nargs="?", const=str(WEIGHTS), metavar="FILE",
+        help=f"{text} of a file that --checkpoint or --out-weights wrote, without FILE that of weights/{WEIGHTS.name}; "
+        f"{', '.join(map(flag_of, FREE))}, hence the test data, may be others than those that it was trained with")
+
+
+def add_out_weights_flag(parser):
+    parser.add_argument("--out-weights", default="", metavar="FILE",
+                        help="write the trained network to this .npz: float16, settings, a digest, no optimiser")
 
 
 def run_cli(main):
@@ -3747,7 +3206,7 @@ def run_cli(main):
     except InputError as error:
         sys.exit(fail(str(error)))
     except MemoryError:
-        sys.exit(fail("out of memory; lower --batch-size or the network's sizes"))
+        sys.exit(fail("out of memory; lower --batch-size, --threads, or the sizes of the network"))
     except KeyboardInterrupt:
         print("\nstopped; --checkpoint, if it was given, holds the last whole epoch", file=sys.stderr)
         sys.exit(130)
@@ -3762,42 +3221,28 @@ def fail(message):
 
 # END TWIN core -------------------------------------------------------------------------------------------------------
 
+LAYERS["places"] = places_forward, places_backward
+
 
 def main():
     parser = Parser(description=__doc__)
-    parser.add_argument("--write-norb", metavar="DIR", help="write the toys of --toy-seed as smallNORB's six files, "
-                        "96x96 px, and do nothing else; --data smallnorb --norb-dir DIR reads them")
     add_load_flag(parser, "train nothing: test the network")
     add_out_weights_flag(parser)
     add_config_flags(parser)
     args = parser.parse_args()
-    config = config_from_args(args)
-    say = Progress(config.quiet).say
-    if args.write_norb is not None:
-        for name in "load", "out_weights":
-            if getattr(args, name):
-                raise InputError(f"{flag_of(name)}: means nothing to --write-norb; leave it out")
-        for f in given_options(config):
-            if f.name not in ("toy_seed", "threads", "quiet"):
-                raise InputError(f"{flag_of(f.name)}: means nothing to --write-norb; leave it out")
-        check_config(dataclasses.replace(config, data="toys"))
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))                         # tidies up, as Ctrl-C does
-        write_norb(args.write_norb, config.toy_seed, say, config.threads)
-        say(f"wrote smallNORB's six files into {args.write_norb}")
-        return
-    found = None
-    if args.load is not None:
-        for name in "baseline", "ablations", "n_seeds":
-            if hasattr(args, name):
-                raise InputError(f"{flag_of(name)}: means nothing to --load; leave it out")
-        found, config = look_at(args.load, args)
-        config = changed(config, baseline="none")
-    check_config(config)
-    check_outputs(config.checkpoint, config.out_json, args.out_weights)
+    if args.load is not None and (hasattr(args, "baseline") or hasattr(args, "n_seeds")):
+        raise InputError("--baseline, --n-seeds: mean nothing to --load; leave them out")
+    found, config = look_at(args.load, args) if args.load is not None else (None, None)
+    configs = {config.model: config} if found else networks_of(given_of(args))
+    config, *_ = configs.values()
+    for each in configs.values():
+        check_config(each)
+    check_writable(config.checkpoint, config.out_json, args.out_weights)
     if config.model == "nearest" and args.out_weights:
         raise InputError("--out-weights: means nothing to --model nearest, which knows images; leave it out")
-    results = ([run_one(config.model, config, None, found, args.out_weights)] if found else
-               run_all(config, say, args.out_weights))
+    say = Progress(config.quiet).say
+    results = ([run_one(config, load_data(config, say), found, args.out_weights)] if found else
+               run_all(configs, say, args.out_weights))
     report(config, [record for record, _ in results], say)
 
 

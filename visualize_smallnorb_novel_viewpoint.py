@@ -2,21 +2,18 @@
 """Draws what smallnorb_novel_viewpoint.py finds out: trains its networks, or reads the results of its runs, and writes
 PNGs.
 
-    python3 visualize_smallnorb_novel_viewpoint.py --seed 1 --n-epochs 10
-    python3 visualize_smallnorb_novel_viewpoint.py --results azimuth.json --ablation-results ablations.json
-    python3 visualize_smallnorb_novel_viewpoint.py --load --only em_routing
+The results are files that the experiment's --out-json wrote, or a table of results/; what is not given, and needed, is
+trained here: the networks of --model and --baseline, by default dynamic-shared and gap. The figures of a single network
+(poses, routing, aliveness) show `caps`, matrix capsules: the one in --load, or one that is trained with the same flags.
 
-The results are files that the experiment's --out-json wrote; what is not given, and needed, is trained here, --n-seeds
-seeds of it. The figures of a single network (poses, routing) show the first seed's capsule network, or the one in
---load, which alone is the one that comes along.
+    python3 visualize_smallnorb_novel_viewpoint.py --load --results results/smallnorb_novel_viewpoint/wide-azimuth.jsonl
 """
-import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import smallnorb_novel_viewpoint as norb  # before numpy: it sets the number of BLAS threads
-from smallnorb_novel_viewpoint import CLASS_NAMES, N_CLASSES, InputError, P
+from smallnorb_novel_viewpoint import N_CLASSES, NORB_NAMES, InputError, P
 
 import matplotlib
 import numpy as np
@@ -28,9 +25,9 @@ matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.to
 BLUE, ORANGE = "#0072B2", "#E69F00"                           # Okabe & Ito, colour-blind safe
 GREEN, RED = "#009E73", "#D55E00"
 PINK, GRAY = "#CC79A7", "#666666"
-STYLES = {"caps": (BLUE, "-", "o"), "full": (BLUE, "-", "o"), "em": (BLUE, "-", "o"), "gap": (RED, "--", "s"),
-          "dense": (ORANGE, "-.", "^"), "cnn": (GREEN, ":", "v"), "dynamic": (PINK, ":", "D"),
-          "dynamic-shared": (PINK, "-", "D"), "self-routing": ("#56B4E9", "-.", "P"), "nearest": (GRAY, ":", "x")}
+STYLES = {"caps": (BLUE, "-", "o"), "em": (BLUE, "-", "o"), "gap": (RED, "--", "s"), "dense": (ORANGE, "-.", "^"),
+          "cnn": (GREEN, ":", "v"), "dynamic": (PINK, ":", "D"), "dynamic-shared": (PINK, "-", "D"),
+          "self-routing": ("#56B4E9", "-.", "P"), "nearest": (GRAY, ":", "x")}
 CLASS_COLOURS = (BLUE, ORANGE, GREEN, RED, PINK)
 WIDTH = 9                          # inches
 OUTDIR = Path("viz/smallnorb_novel_viewpoint")
@@ -41,17 +38,16 @@ WEIGHTS = norb.WEIGHTS.with_name("smallnorb_caps.npz")        # the network whos
 class Run:
     """What the figures are drawn from"""
     config: norb.Config            # of the capsule network
-    params: dict                   # its weights
+    params: dict                   # its weights; {} if not needed, as the next
     history: dict                  # of its training; {} if it was not trained here
     data: dict                     # load_data's result
-    records: list                  # of the networks compared; empty if not needed, as the next
-    ablations: list
-    views: dict                    # azimuth ranges of the records, {"train": (low, high), "test": (low, high)}
+    records: list                  # of the networks compared
+    compared: norb.Config          # of one of these
 
 
 # ---------------------------------------------------------------- helpers
 
-def new_figure(run, height, title, note=""):
+def new_figure(height, title, note=""):
     fig = Figure((WIDTH, height), layout="constrained")
     fig.suptitle(title, fontsize=11)
     fig.supxlabel(note, fontsize=8, color=GRAY)
@@ -64,7 +60,7 @@ def seeds_note(records):
 
 
 def style_of(label):
-    colour, line, marker = STYLES.get(label, (GRAY, "-", "o"))
+    colour, line, marker = STYLES[label]
     return dict(color=colour, linestyle=line, marker=marker, markersize=4)
 
 
@@ -92,7 +88,7 @@ def pick(samples, **wanted):
 
 
 def show_image(ax, image, title="", colour=None):
-    ax.imshow(image[..., 0], cmap="gray", **({} if image.min() < 0 else {"vmin": 0, "vmax": 1}))
+    ax.imshow(image[..., 0], cmap="gray")
     ax.set(xticks=[], yticks=[])
     ax.set_title(title, fontsize=8, pad=3)
     ax.spines[:].set_visible(colour is not None)
@@ -100,16 +96,18 @@ def show_image(ax, image, title="", colour=None):
         spine.set(color=colour, linewidth=2.5)
 
 
-def prepared(samples, rows, source):
+def prepared(samples, rows):
     """Some test images as the network eats them"""
-    return next(norb.prepared({name: array[rows] for name, array in samples.items()}, source))
+    return norb.crop_batch(samples["images"], rows)
 
 
-def shade_ranges(ax, views, text=True):
+def guessing(ax, **line):
+    ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1, linestyle=":", **line)
+
+
+def shade_ranges(ax, config, text=True):
     """Mark the azimuths of training and the held-out ones on an axis of 0 to 360 degrees"""
-    for (low, high), colour, word in (
-        (views["train"], BLUE, "training views"),
-        (views["test"], ORANGE, "held-out views")):
+    for (low, high), colour, word in zip(norb.ranges_of(config), (BLUE, ORANGE), ("training views", "held-out views")):
         for turn in -360, 0, 360:
             left, right = max(0, low + turn), min(360, high + turn)
             if left < right:
@@ -122,18 +120,17 @@ def shade_ranges(ax, views, text=True):
 # ---------------------------------------------------------------- figures
 
 def draw_example_views(run):
-    fig = new_figure(run, 9.2, "One row of training views (blue) and one of held-out views (orange) each",
+    fig = new_figure(9.2, "One row of training views (blue) and one of held-out views (orange) each",
                      "as the networks see them, of 48x48 px the 32x32 in the middle; elevation and light differ from "
-                     "image to image; the number is the azimuth in degrees" if run.data["source"] != "shapes" else
-                     "elevation and noise differ from image to image; the number is the azimuth in degrees")
+                     "image to image; the number is the azimuth in degrees")
     axes = fig.subplots(2 * N_CLASSES, 6)
     for k in range(2 * N_CLASSES):
         samples, colour = (run.data["train"], BLUE) if k % 2 == 0 else (run.data["held_out"], ORANGE)
         azimuths, elevations = np.unique(samples["azimuths"]), np.unique(samples["elevations"])
         for j, azimuth in enumerate(azimuths[np.linspace(0, len(azimuths) - 1, 6).astype(int)]):
             at = pick(samples, labels=k // 2, azimuths=azimuth, elevations=elevations[j % len(elevations)])
-            show_image(axes[k, j], prepared(samples, [at], run.data["source"])["images"][0], f"{azimuth:.0f}°", colour)
-        axes[k, 0].set_ylabel(names(run)[k // 2] if k % 2 == 0 else "", rotation=0, ha="right", va="center")
+            show_image(axes[k, j], prepared(samples, [at])[0], f"{azimuth:.0f}°", colour)
+        axes[k, 0].set_ylabel(NORB_NAMES[k // 2] if k % 2 == 0 else "", rotation=0, ha="right", va="center")
     return fig
 
 
@@ -152,7 +149,7 @@ def draw_toys(run, side=64):
     rows.append(np.hstack([picture(*one, azimuth, 40, 0) for azimuth in range(0, 360, 36)]))
     rows.append(np.hstack([*(picture(*one, 30, e, 0) for e in list(norb.TOY_ELEVATIONS)[::2]),
                            *(picture(*one, 30, 40, k) for k in range(n - len(norb.TOY_ELEVATIONS[::2])))]))
-    fig = new_figure(run, 15, "The toys: five classes of ten, each from three sides; the left five train, the right "
+    fig = new_figure(15, "The toys: five classes of ten, each from three sides; the left five train, the right "
                      "five test", "below: one toy through azimuth; through elevation (five) and lighting (five)")
     ax = fig.subplots()
     sheet = np.vstack(rows)
@@ -168,31 +165,21 @@ def draw_toys(run, side=64):
     return fig
 
 
-def names(run):
-    return CLASS_NAMES if run.config.data == "shapes" else norb.NORB_NAMES
-
-
 def draw_elevation_strip(run):
-    """Embedded shapes over the whole range of elevations; of smallNORB's toys the elevations that training shows"""
-    shapes = run.data["source"] == "shapes"
-    elevations = np.linspace(0, 90, 7) if shapes else np.unique(run.data["train"]["elevations"])
-    n = len(elevations)
-    fig = new_figure(run, 7 if n < 8 else 5.6, "One view of each class over elevation")
-    axes, rng = fig.subplots(N_CLASSES, n), np.random.default_rng(run.config.seed)
+    """The elevations that training shows"""
+    elevations = np.unique(run.data["train"]["elevations"])
+    fig = new_figure(5.6, "One view of each class over elevation")
+    axes = fig.subplots(N_CLASSES, len(elevations))
     for k in range(N_CLASSES):
-        if shapes:
-            images = norb.render(np.full(n, k), np.full(n, 30.0), elevations, rng)
-        else:
-            rows = [pick(run.data["train"], labels=k, elevations=e) for e in elevations]
-            images = prepared(run.data["train"], rows, run.data["source"])["images"]
-        for j in range(n):
-            show_image(axes[k, j], images[j], f"{elevations[j]:.0f}°" if k == 0 else "")
-        axes[k, 0].set_ylabel(names(run)[k], rotation=0, ha="right", va="center")
+        rows = [pick(run.data["train"], labels=k, elevations=e) for e in elevations]
+        for ax, image, e in zip(axes[k], prepared(run.data["train"], rows), elevations):
+            show_image(ax, image, f"{e:.0f}°" if k == 0 else "")
+        axes[k, 0].set_ylabel(NORB_NAMES[k], rotation=0, ha="right", va="center")
     return fig
 
 
 def draw_training_curves(run):
-    fig = new_figure(run, 3.9, "Accuracy while training: familiar views are soon known, held-out views never quite",
+    fig = new_figure(3.9, "Accuracy while training: familiar views are soon known, held-out views never quite",
                      seeds_note(run.records))
     axes = fig.subplots(1, 2, sharey=True)
     for label, records in by_label([record for record in run.records if record["history"]]).items():
@@ -203,7 +190,7 @@ def draw_training_curves(run):
             band(ax, share, rows, label)
     for ax, word in zip(axes, ("familiar views", "held-out views")):
         ax.set(xlabel="share of each network's own training", title=word, ylim=(0, 1.02))
-        ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1)
+        guessing(ax)
         ax.grid(alpha=0.3)
     axes[1].text(1, 1 / N_CLASSES + 0.02, "guessing", ha="right", fontsize=8, color=GRAY)
     axes[0].set_ylabel("accuracy")
@@ -211,50 +198,35 @@ def draw_training_curves(run):
     return fig
 
 
-def bars(ax, records, reference=None):
-    """Familiar and held-out accuracy of each label, single seeds as dots, intervals, and a note above"""
-    groups = by_label(records)
+def draw_extrapolation_bars(run):
+    """Familiar and held-out accuracy of each network, single seeds as dots, intervals, and the drop above"""
+    fig = new_figure(
+        4, "What each network loses when the viewpoint is new", f"{seeds_note(run.records)}; dots: single seeds")
+    ax, groups, ticks = fig.subplots(), by_label(run.records), []
     for k, (label, runs) in enumerate(groups.items()):
         for shift, key, colour in (-0.2, "familiar", BLUE), (0.2, "held_out", ORANGE):
             mean, half = norb.mean_and_interval([run[key] for run in runs])
             ends = [[min(half, mean)], [min(half, 1 - mean)]]                           # accuracies end at 0 and 1
-            error = ends if np.isfinite(half) else None
-            ax.bar(k + shift, mean, 0.38, color=colour, alpha=0.75, yerr=error, capsize=3,
+            ax.bar(k + shift, mean, 0.38, color=colour, alpha=0.75, yerr=ends if len(runs) > 1 else None, capsize=3,
                    label={"familiar": "familiar views", "held_out": "held-out views"}[key] if k == 0 else None)
             if len(runs) > 1:
                 ax.plot(k + shift + np.linspace(-0.1, 0.1, len(runs)), [run[key] for run in runs], ".", color="black",
                         markersize=3)
-        if reference is None:
-            drop, half = norb.mean_and_interval([run["drop"] for run in runs])
-            note = f"drop {drop:.3f}" + (f"\n± {half:.3f}" if np.isfinite(half) else "")
-        else:
-            pairs = [a["held_out"] - b["held_out"] for a, b in zip(runs, groups[reference])]
-            difference, half = norb.mean_and_interval(pairs)
-            note = f"{difference:+.3f}" + (f"\n± {half:.3f}" if np.isfinite(half) else "")
-            note = "" if label == reference else note
-        ax.text(k, 1.03, note, ha="center", va="bottom", fontsize=7.5)
+        drop, half = norb.mean_and_interval([run["drop"] for run in runs])
+        ax.text(k, 1.03, f"drop {drop:.3f}" + f"\n± {half:.3f}" * (len(runs) > 1), ha="center", va="bottom",
+                fontsize=7.5)
+        size = runs[0]["n_params"]
+        ticks.append(f"{label}\n" + (f"{size:,} parameters" if size else "nothing trained"))
+    guessing(ax, label="guessing")
     ax.set(ylim=(0, 1.22), ylabel="accuracy", yticks=np.arange(0, 1.01, 0.2))
-    ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1, linestyle=":", label="guessing")
-    return list(groups)
-
-
-def draw_extrapolation_bars(run):
-    fig = new_figure(
-        run, 4, "What each network loses when the viewpoint is new", f"{seeds_note(run.records)}; dots: single seeds")
-    ax = fig.subplots()
-    labels = bars(ax, run.records)
-    if run.config.data == "shapes" and run.config.split == "azimuth":
-        ax.axhline(0.6, color="black", linewidth=1, linestyle="--", label="the three symmetric shapes alone")
-    sizes = {record["label"]: record["n_params"] for record in run.records}
-    notes = {label: f"{size:,} parameters" if size else "nothing trained" for label, size in sizes.items()}
-    ax.set_xticks(range(len(labels)), [f"{label}\n{notes[label]}" for label in labels])
+    ax.set_xticks(range(len(ticks)), ticks)
     ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4)
     return fig
 
 
 def draw_per_class(run):
     """Held-out accuracy of each class, a group of bars, by each network; thin lines: on familiar views"""
-    fig = new_figure(run, 4, "Which classes are lost from new viewpoints",
+    fig = new_figure(4, "Which classes are lost from new viewpoints",
                      f"{seeds_note(run.records)}; bars: held-out views, lines above them: familiar views")
     ax, groups = fig.subplots(), by_label(run.records)
     width = 0.84 / len(groups)
@@ -267,37 +239,23 @@ def draw_per_class(run):
         ax.bar(at, mean, 0.92 * width, color=style_of(label)["color"], alpha=0.8, label=label,
                yerr=ends if len(runs) > 1 else None, capsize=2)
         ax.hlines(familiar[:, 0], at - 0.46 * width, at + 0.46 * width, color="black", linewidth=1)
-    ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1, linestyle=":", label="guessing")
+    guessing(ax, label="guessing")
     ax.set(ylim=(0, 1.02), ylabel="accuracy")
-    of_shapes = run.records[0]["config"]["data"] == "shapes"
-    ax.set_xticks(range(N_CLASSES), CLASS_NAMES if of_shapes else norb.NORB_NAMES)
+    ax.set_xticks(range(N_CLASSES), NORB_NAMES)
     ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=5)
-    return fig
-
-
-def draw_ablations(run):
-    n = run.ablations[0]["config"]["n_epochs"]
-    many = len({record["seed"] for record in run.ablations}) > 1
-    fig = new_figure(run, 4.4, f"Variants of the capsule network after {n} epoch{'s' * (n > 1)}: how fast each learns",
-                     f"{seeds_note(run.ablations)}; above: held-out accuracy minus the full network's, paired by seed"
-                     + "; dots: single seeds" * many)
-    ax = fig.subplots()
-    labels = bars(ax, run.ablations, "full")
-    ax.set_xticks(range(len(labels)), [label.replace(" ", "\n") for label in labels], fontsize=8)
-    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
     return fig
 
 
 def draw_azimuth_accuracy(run):
     fig = new_figure(
-        run, 3.9, "Accuracy around the full circle\n", f"{seeds_note(run.records)}; test images at each azimuth")
+        3.9, "Accuracy around the full circle\n", f"{seeds_note(run.records)}; test images at each azimuth")
     ax = fig.subplots()
     for label, records in by_label(run.records).items():
         rows = [record["sweep"]["accuracy"] for record in records]
         band(ax, [*records[0]["sweep"]["angles"], 360], [[*row, row[0]] for row in rows], label)
-    shade_ranges(ax, run.views)
+    shade_ranges(ax, run.compared)
     ax.set(xlabel="azimuth, degrees", ylabel="accuracy", xlim=(0, 360), ylim=(0, 1.02), xticks=range(0, 361, 30))
-    ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1)
+    guessing(ax)
     ax.text(359, 1 / N_CLASSES + 0.02, "guessing", ha="right", fontsize=8, color=GRAY)
     ax.legend(loc="lower center", ncols=4)
     ax.grid(alpha=0.3)
@@ -309,12 +267,12 @@ def draw_gap_sweep(run):
     by_class = [record for record in run.records if "per_class" in record["sweep"]]
     trained = [record for record in by_class if record["n_params"]]
     fewer = f"; of each class {seeds_note(trained)}" * (len(by_class) < len(run.records))
-    fig = new_figure(run, 5.6, "Accuracy by distance from the nearest training azimuth",
+    fig = new_figure(5.6, "Accuracy by distance from the nearest training azimuth",
                      f"{seeds_note(run.records)}{fewer}; both sides of the training range together; dotted: guessing")
-    axes, config = fig.subplots(2, 3, sharex=True, sharey=True).ravel(), run.records[0]["config"]
-    distances = np.array([norb.distance_to_training(azimuth, norb.config_of(config, "results"))
+    axes = fig.subplots(2, 3, sharex=True, sharey=True).ravel()
+    distances = np.array([norb.distance_to_training(azimuth, run.compared)
                           for azimuth in run.records[0]["sweep"]["angles"]])
-    x, titles = np.unique(distances), ("all classes", *(norb.NORB_NAMES if config["data"] != "shapes" else CLASS_NAMES))
+    x, titles = np.unique(distances), ("all classes", *NORB_NAMES)
     for label, records in by_label(run.records).items():
         rows = [np.array(record["sweep"]["accuracy"])[:, None] for record in records]          # (angles, 1)
         columns = [np.array(rows), *np.moveaxis([record["sweep"]["per_class"] for record in by_label(by_class)[label]],
@@ -323,7 +281,7 @@ def draw_gap_sweep(run):
             band(ax, x, [[row[distances == d].mean() for d in x] for row in found], label)
     for k, (ax, title) in enumerate(zip(axes, titles)):
         ax.set(title=title, ylim=(0, 1.02), xticks=x if len(x) < 10 else x[::2])
-        ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1, linestyle=":")
+        guessing(ax)
         ax.grid(alpha=0.3)
         if k % 3 == 0:
             ax.set_ylabel("accuracy")
@@ -341,22 +299,22 @@ def one_of_each_class(run):
 
 
 def draw_pose_matrices(run):
-    fig = new_figure(run, 7.2, "The five class capsules' poses and activations for one held-out image of each class",
+    fig = new_figure(7.2, "The five class capsules' poses and activations for one held-out image of each class",
                      "framed thick: the class that the network names; title blue: the true class")
     rows = one_of_each_class(run)
-    batch = prepared(run.data["held_out"], rows, run.data["source"])
-    out, _ = norb.forward(run.params, batch["images"], run.config)
+    images = prepared(run.data["held_out"], rows)
+    out, _ = norb.forward(run.params, images, run.config)
     axes = fig.subplots(N_CLASSES, N_CLASSES + 1)
     limit = np.abs(out["mu"]).max()
     for n in range(N_CLASSES):
-        show_image(axes[n, 0], batch["images"][n])
-        axes[n, 0].set_ylabel(names(run)[n], rotation=0, ha="right", va="center")
+        show_image(axes[n, 0], images[n])
+        axes[n, 0].set_ylabel(NORB_NAMES[n], rotation=0, ha="right", va="center")
         for j in range(N_CLASSES):
             ax, named = axes[n, j + 1], out["scores"][n].argmax() == j
             picture = ax.imshow(out["mu"][n, j].reshape(P, P), cmap="RdBu", vmin=-limit, vmax=limit)
             ax.set(xticks=[], yticks=[])
             ax.set_title(
-                f"{names(run)[j]}  a={out['a'][n, j]:.2f}", fontsize=8, pad=3, color=BLUE if n == j else "black")
+                f"{NORB_NAMES[j]}  a={out['a'][n, j]:.2f}", fontsize=8, pad=3, color=BLUE if n == j else "black")
             ax.spines[:].set_visible(True)
             for spine in ax.spines.values():
                 spine.set(linewidth=3 if named else 0.5)
@@ -368,18 +326,17 @@ def draw_em_routing(run):
     """Which places vote for which class, in each EM iteration; R summed over the types of the conv capsules that are
     there. The R of the first M-step is the state before any E-step: uniform"""
     samples, at = run.data["held_out"], one_of_each_class(run)[2]
-    batch = prepared(samples, [at], run.data["source"])
-    out, _ = norb.forward(run.params, batch["images"], run.config)
-    last = out["conv2_a" if run.config.model == "caps" else "primary_a"]
-    steps, weight = out["class_steps"], last[0].reshape(-1, last.shape[-1])                    # (places, F)
+    image = prepared(samples, [at])
+    out, _ = norb.forward(run.params, image, run.config)
+    steps, weight = out["class_steps"], out["conv2_a"][0].reshape(-1, out["conv2_a"].shape[-1])      # (places, F)
     places, side = len(weight), int(np.sqrt(len(weight)))
     fig = new_figure(
-        run, 1.4 + 1.15 * len(steps), "EM routing of one held-out image: where the parts are that choose each class",
+        1.4 + 1.15 * len(steps), "EM routing of one held-out image: where the parts are that choose each class",
         "maps: sum over capsule types of a_i R_ij at each place, as each M-step gets them, one scale; first row: "
         "before the first E-step, R uniform\nright: spread of the votes, after each M-step")
     grid = fig.add_gridspec(len(steps), N_CLASSES + 3, width_ratios=[1.2] + [1] * N_CLASSES + [0.15, 1.8])
-    show_image(fig.add_subplot(grid[0, 0]), batch["images"][0], f"{names(run)[samples['labels'][at]]},\nnamed "
-               f"{names(run)[out['scores'][0].argmax()]}")
+    show_image(fig.add_subplot(grid[0, 0]), image[0], f"{NORB_NAMES[samples['labels'][at]]},\nnamed "
+               f"{NORB_NAMES[out['scores'][0].argmax()]}")
     maps = [np.broadcast_to(step.R[0], (N_CLASSES, weight.size)).reshape(N_CLASSES, -1, places) * weight.T
             for step in steps]
     maps = [m.sum(1).reshape(N_CLASSES, side, side) for m in maps]
@@ -389,38 +346,33 @@ def draw_em_routing(run):
             ax = fig.add_subplot(grid[t, j + 1])
             picture = ax.imshow(m[j], cmap="viridis", vmin=0, vmax=top)
             ax.set(xticks=[], yticks=[])
-            ax.set_title(names(run)[j] if t == 0 else "", fontsize=8)
+            ax.set_title(NORB_NAMES[j] if t == 0 else "", fontsize=8)
             if j == 0:
                 ax.set_ylabel(f"M-step {t + 1}", fontsize=8)
     fig.colorbar(picture, cax=fig.add_subplot(grid[:, -2]), label="assigned activation")
     ax = fig.add_subplot(grid[:, -1])
     for j in range(N_CLASSES):
         ax.plot(range(1, len(steps) + 1), [np.log(step.sigma2[0, j]).mean() for step in steps], "o-",
-                color=CLASS_COLOURS[j], label=names(run)[j])
+                color=CLASS_COLOURS[j], label=NORB_NAMES[j])
     ax.set(xlabel="M-step", ylabel="mean of log sigma^2", xticks=range(1, len(steps) + 1))
     ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     return fig
 
 
-def draw_pose_tracking(run, n_noise=4):
-    """The pose of the true class's capsule while its shape turns; of smallNORB one toy's azimuths"""
+def draw_pose_tracking(run):
+    """The pose of the true class's capsule while its toys turn"""
     fig = new_figure(
-        run, 5.6, "The true class capsule's pose while the object turns, and whether the network still names it",
+        5.6, "The true class capsule's pose while the object turns, and whether the network still names it",
         "mean over test images of a view; the six entries (row, column) of the pose that vary most; dots below: share "
         "named right, from none (red) to all (blue)")
     axes = fig.subplots(2, 1, sharex=True)
-    shapes = run.data["source"] == "shapes"
+    samples = {name: np.concatenate([run.data[part][name] for part in ("familiar", "held_out")])
+               for name in ("images", "labels", "azimuths")}
     for ax, k in zip(axes, (2, 1)):
-        if shapes:
-            azimuths = np.arange(0, 360, 10)
-            samples = norb.make_views(azimuths, [50.0], n_noise, np.random.default_rng(run.config.seed))
-        else:
-            samples = {name: np.concatenate([run.data[part][name] for part in ("familiar", "held_out")])
-                       for name in run.data["train"]}
-            azimuths = np.unique(samples["azimuths"])
         rows = np.flatnonzero(samples["labels"] == k)
+        azimuths = np.unique(samples["azimuths"][rows])
         with norb.Runner(run.config.threads) as runner:
-            out = runner.forward(run.params, prepared(samples, rows, run.data["source"]), run.config)
+            out = runner.forward(run.params, {"images": prepared(samples, rows), "labels": rows}, run.config)
         of = [samples["azimuths"][rows] == azimuth for azimuth in azimuths]
         pose = np.array([out["mu"][at, k].mean(0) for at in of])                                # (azimuths, D)
         for colour, h in zip((*CLASS_COLOURS, GRAY), np.argsort(-pose.var(0))[:6]):
@@ -428,8 +380,8 @@ def draw_pose_tracking(run, n_noise=4):
         right = np.array([(out["scores"][at].argmax(1) == k).mean() for at in of])
         ax.scatter(azimuths, np.full(len(azimuths), pose.min() - 0.2 * np.ptp(pose)), c=right, cmap="RdYlBu", vmin=0,
                    vmax=1, s=18, edgecolors="black", linewidths=0.4, clip_on=False)
-        shade_ranges(ax, run.views, text=ax is axes[0])
-        ax.set(ylabel=f"pose of \"{names(run)[k]}\"", xlim=(0, 360), xticks=range(0, 361, 30))
+        shade_ranges(ax, run.config, text=ax is axes[0])
+        ax.set(ylabel=f"pose of \"{NORB_NAMES[k]}\"", xlim=(0, 360), xticks=range(0, 361, 30))
         ax.legend(fontsize=7, ncols=1, loc="center left", bbox_to_anchor=(1, 0.5))
     axes[1].set_xlabel("azimuth, degrees")
     return fig
@@ -448,6 +400,15 @@ def is_ground(images, ground, name, tolerance):
     return fields.max((-1, -2)) < tolerance
 
 
+def shift_images(images, shifts):
+    """Move image n by shifts[n] = (down, right) px; what leaves is lost, what enters is 0. (N, H, W, C), (N, 2) ->
+    (N, H, W, C)"""
+    N, H, W, C = images.shape
+    margin = np.abs(shifts).max()
+    padded = np.pad(images, ((0, 0), (margin, margin), (margin, margin), (0, 0)))
+    return np.stack([padded[n, margin - down:, margin - right:][:H, :W] for n, (down, right) in enumerate(shifts)])
+
+
 def aliveness(params, run, n=2000):
     """How much life there is in the capsules of some weights, over n test images of familiar views, or all that there
     are, shifted at random -> dict: a, {layer: (mean activation at empty places, which see nothing but ground, and at
@@ -457,15 +418,13 @@ def aliveness(params, run, n=2000):
     rng, samples = np.random.default_rng(0), run.data["familiar"]
     rows = rng.permutation(len(samples["labels"]))[:n]
     shifts = rng.integers(-3, 4, (len(rows), 2))
-    images, shapes = prepared(samples, rows, run.data["source"])["images"], run.data["source"] == "shapes"
-    ground = 0 * images[:, :1, :1] if shapes else norb.standardize(samples["images"][rows])[:, :1, :1]
-    images = norb.shift_images(images - ground, shifts) + ground                               # the ground moves in
+    ground = norb.standardize(samples["images"][rows])[:, :1, :1]
+    images = shift_images(prepared(samples, rows) - ground, shifts) + ground                   # the ground moves in
     parts = [norb.forward(params, images[k:k + 16], run.config)[0] for k in range(0, len(rows), 16)]
-    layers = [name for name in ("primary", "conv", "conv2") if f"{name}_a" in parts[0]]
     found = {"a": {}, "used": {}}
-    for name in layers:
+    for name in FIELDS:
         a = np.concatenate([part[f"{name}_a"] for part in parts])                              # (n, H, W, types)
-        empty = is_ground(images, ground, name, 0.2 if shapes else 0.02)
+        empty = is_ground(images, ground, name, 0.02)
         found["a"][name] = tuple(float(a[at].mean()) if at.any() else None for at in (empty, ~empty))
         found["used"][name] = float(((a.max((0, 1, 2)) > 0.5) & (a.min((0, 1, 2)) < 0.5)).mean())
     found["entropy"] = []
@@ -475,7 +434,7 @@ def aliveness(params, run, n=2000):
             R = part["class_steps"][t].R
             R = np.broadcast_to(R / R.sum(1, keepdims=True) if R.shape[1] > 1 else 1 / N_CLASSES,
                                 (len(part["a"]), N_CLASSES, R.shape[2]))
-            last = part["conv2_a" if "conv2_a" in part else "primary_a"]
+            last = part["conv2_a"]
             a = last.reshape(len(last), -1, last.shape[-1]).transpose(0, 2, 1).reshape(len(last), -1)
             total, weight = total - (a * (R * np.log(R + 1e-12)).sum(1)).sum(), weight + a.sum()
         found["entropy"].append(float(total / weight))
@@ -496,28 +455,27 @@ def aliveness(params, run, n=2000):
 def before_and_after(run):
     """aliveness before training, with the statistics of some training images, and after it -> {"before", "after"}"""
     first, statistics = norb.init_params(run.config), {}
-    batch = prepared(run.data["train"], np.arange(0, len(run.data["train"]["labels"]), 37)[:64], run.data["source"])
-    norb.forward(first, batch["images"], run.config, statistics=statistics)
+    images = prepared(run.data["train"], np.arange(0, len(run.data["train"]["labels"]), 37)[:64])
+    norb.forward(first, images, run.config, statistics=statistics)
     return {"before": aliveness(first | statistics, run), "after": aliveness(run.params, run)}
 
 
-def draw_alive(run, found=None):
-    """What the capsules do before training and after it; found: what before_and_after says, if it was asked already"""
-    found = list((found or before_and_after(run)).values())
-    fig = new_figure(run, 3.6, "Capsules before training and after it",
-                     "2,000 test images of familiar views, shifted by up to 3 px; empty: sees nothing but ground, as "
-                     "hardly a place of conv2 does\nR^2: on images that the linear map was not fitted to, mean over "
-                     "classes")
+def draw_alive(found):
+    """What the capsules do before training and after it, as before_and_after says"""
+    found = list(found.values())
+    fig = new_figure(3.6, "Capsules before training and after it",
+                     "at most 2,000 test images of familiar views, shifted by up to 3 px; empty: sees nothing but "
+                     "ground, as hardly a place of conv2 does\nR^2: on images that the linear map was not fitted to, "
+                     "mean over classes")
     axes = fig.subplots(1, 3, width_ratios=[1.3, 0.8, 1.4])
-    layers = list(found[0]["a"])
     for k, (colour, word) in enumerate(((GRAY, "before"), (BLUE, "after"))):
-        values = [value or 0.0 for name in layers for value in found[k]["a"][name]]
+        values = [value or 0.0 for name in FIELDS for value in found[k]["a"][name]]
         x = np.arange(len(values)) + 0.4 * k - 0.2
         axes[0].bar(x, values, 0.38, color=colour, label=word)
         axes[1].plot(range(1, len(found[k]["entropy"]) + 1), found[k]["entropy"], "o-", color=colour)
         x = np.arange(len(FACTORS)) + 0.4 * k - 0.2
         axes[2].bar(x, np.maximum(list(found[k]["r2"].values()), 0), 0.38, color=colour)
-    axes[0].set_xticks(range(2 * len(layers)), [f"{name}\n{where}" for name in layers for where in ("empty", "filled")],
+    axes[0].set_xticks(range(2 * len(FIELDS)), [f"{name}\n{where}" for name in FIELDS for where in ("empty", "filled")],
                        fontsize=7)
     axes[0].set(ylim=(0, 1), title="mean activation, by place")
     axes[0].legend()
@@ -531,75 +489,67 @@ def draw_alive(run, found=None):
 
 FIGURES = {draw.__name__.removeprefix("draw_"): draw for draw in (
     draw_example_views, draw_toys, draw_elevation_strip, draw_training_curves, draw_extrapolation_bars,
-    draw_per_class, draw_azimuth_accuracy, draw_pose_matrices, draw_alive, draw_gap_sweep, draw_ablations,
-    draw_em_routing, draw_pose_tracking)}
-NEEDS = {**dict.fromkeys(("example_views", "elevation_strip"), "data"), "ablations": "ablations",
-         **dict.fromkeys(("training_curves", "extrapolation_bars", "per_class", "azimuth_accuracy", "gap_sweep"),
-                         "records"),
-         **dict.fromkeys(("pose_matrices", "alive", "em_routing", "pose_tracking"), "params")}
-SWEPT = ("azimuth_accuracy", "gap_sweep")                      # need --split azimuth
+    draw_per_class, draw_azimuth_accuracy, draw_pose_matrices, draw_alive, draw_gap_sweep, draw_em_routing,
+    draw_pose_tracking)}
+COMPARING = ("training_curves", "extrapolation_bars", "per_class", "azimuth_accuracy", "gap_sweep")
+OF_CAPSULES = ("pose_matrices", "alive", "em_routing", "pose_tracking")
+SWEPT = ("azimuth_accuracy", "gap_sweep", "pose_tracking")     # show azimuths, hence need --split azimuth
 
 
 # ---------------------------------------------------------------- command line
 
 def load_results(path):
-    """-> (records, config of the first) of a file that the experiment's --out-json wrote, or of a folder of such
-    files"""
-    paths = sorted(Path(path).rglob("*.json")) if Path(path).is_dir() else [Path(path)]
+    """The records of a file that the experiment's --out-json wrote, or of a table of results/, a record a line"""
     try:
-        found = [json.loads(file.read_text()) for file in paths]
+        text = Path(path).read_text()
+        found = [json.loads(part) for part in (text.splitlines() if path.endswith(".jsonl") else [text])]
         records = [record for results in found for record in results.get("runs", [results])]
         needed = ("label", "seed", "held_out", "history", "n_params", "config")
         if not records or any(name not in record for record in records for name in needed):
             raise KeyError
-        return records, records[0]["config"]
+        return records
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; give one that smallnorb_novel_viewpoint.py --out-json wrote") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise InputError(f"{path}: not a whole file of smallnorb_novel_viewpoint.py --out-json; give another") from None
 
 
-def gather(args, config, needs, say):
-    """Train what is needed and not given -> Run. needs: a set of data, records, ablations, params. The network
-    of the poses is the one in --load, else the first capsule network of --results, trained anew, else that of these
-    flags."""
-    params, history = None, {}
-    config = norb.changed(config, ablations=False)
-    if args.load:
-        params, loaded = load_network(args.load, args)
-        config = norb.changed(loaded, baseline=config.baseline)
-    alone = norb.changed(config, checkpoint="", resume=False)
-    paths = {"records": args.results, "ablations": args.ablation_results}
-    given = {name: load_results(path) for name, path in paths.items() if path}
-    found = {"records": [], "ablations": []} | {name: records for name, (records, _) in given.items()}
-    if found["ablations"] and "full" not in by_label(found["ablations"]):
-        raise InputError(f"{args.ablation_results}: not results of --ablations; give another file")
-    if "records" in needs and "records" not in given:
-        results = norb.run_all(config, say)
-        found["records"] = [record for record, _ in results]
-        params = params or next(p for record, p in results if record["label"] == config.model)
-    if "ablations" in needs and "ablations" not in given:
-        full = norb.changed(norb.for_model(alone, "caps"), ablations=True)
-        found["ablations"] = [record for record, _ in norb.run_all(full, say)]
-    of_records = given["records"][1] if "records" in given else norb.settings_of(config)
-    if "params" in needs and params is None:
-        if "records" in given:
-            own = norb.config_of(of_records, args.results)
-            config = norb.changed(own, checkpoint="", resume=False, out_json="", ablations=False, quiet=config.quiet,
-                                  threads=config.threads, norb_dir=config.norb_dir)
-        params, history = norb.train(config)
-    views = {part: norb.parse_range(of_records[f"{part}_azimuths"], f"--{part}-azimuths") for part in ("train", "test")}
-    data = norb.load_data(config, say) if "data" in needs else {}
-    return Run(config, params, history, data, found["records"], found["ablations"], views)
-
-
-def load_network(path, args):
-    """-> (params, config) of a checkpoint of a capsule network; flags that would have changed it must agree"""
-    found = norb.load_network(path)
-    config = norb.config_to_look_at(found, args, path)
+def gather(args, wanted, say):
+    """Train what the figures wanted need and what is not given -> Run"""
+    given, records, compared = norb.given_of(args), [], None
+    found, config = norb.look_at(args.load, args) if args.load else (None, norb.network_of(given, "caps"))
     if config.model != "caps":
-        raise InputError(f"{path}: holds a {config.model} network; the figures need --model caps")
-    return found.weights, config
+        raise InputError(f"{args.load}: holds a {config.model} network; the figures need --model caps")
+    norb.check_config(config)
+    data = norb.load_data(config, say) if {*OF_CAPSULES, "example_views", "elevation_strip"} & wanted.keys() else {}
+    params, history = (found.weights, found.history) if found else ({}, {})
+    if args.results:
+        records = load_results(args.results)
+        compared = norb.config_of(records[0]["config"], args.results)
+    elif set(COMPARING) & wanted.keys():
+        configs = norb.networks_of(given)
+        results = norb.run_all(configs, say)
+        records, compared = [record for record, _ in results], next(iter(configs.values()))
+        params = params or next((p for record, p in results if record["label"] == "caps"), {})
+    if set(OF_CAPSULES) & wanted.keys() and not params:
+        params, history = norb.train(config, data=data)
+    return Run(config, params, history, data, records, compared)
+
+
+def wanted_figures(args, say):
+    """{name: function} of the figures that these flags can have"""
+    wanted = {name: draw for name, draw in FIGURES.items() if args.only in ("", name)}
+    if getattr(args, "data", "toys") == "shapes" or getattr(args, "split", "azimuth") == "toys":
+        raise InputError("--data shapes, --split toys: the figures show toys from viewpoints that training never did; "
+                         "leave the flag out")
+    for name in [name for name in SWEPT if name in wanted and getattr(args, "split", "azimuth") != "azimuth"]:
+        if args.only:
+            raise InputError(f"--only {name}: needs --split azimuth; leave one of them out")
+        say(f"no {name}: it needs --split azimuth")
+        del wanted[name]
+    if args.load and not set(OF_CAPSULES) & wanted.keys():
+        raise InputError(f"--load: means nothing to --only {args.only}, which shows no single network; leave it out")
+    return wanted
 
 
 def main():
@@ -612,42 +562,25 @@ def main():
                         "routing of the capsule network in this file, a checkpoint or weights; without FILE of the one "
                         "that comes along")
     parser.add_argument("--results", default="", metavar="FILE", help="results of the networks to compare")
-    parser.add_argument("--ablation-results", default="", metavar="FILE", help="results of a run with --ablations")
     norb.add_config_flags(parser)
     args = parser.parse_args()
-    config = norb.config_from_args(args)
-    if "baseline" not in vars(args):
-        config = dataclasses.replace(config, baseline="cnn,gap,nearest")
-    norb.check_config(config)
-    if config.model != "caps":
-        raise InputError(f"--model {config.model}: the figures show a capsule network; leave the flag out")
-    if config.split == "toys":
-        raise InputError("--split toys: the figures show viewpoints that training never did; leave the flag out")
-    if config.out_json and (args.only != "alive" or args.load or args.results):
+    out_json = getattr(args, "out_json", "")
+    if out_json and (args.only != "alive" or args.load):
         raise InputError("--out-json: results come from smallnorb_novel_viewpoint.py; here it goes with --only alive, "
-                         "which then trains; leave the flag, or --load and --results, out")
-    say = norb.Progress(config.quiet).say
-    wanted = {name: draw for name, draw in FIGURES.items() if args.only in ("", name)}
-    if config.data != "toys" and wanted.pop("toys", None) and not wanted:
-        raise InputError("--only toys: shows the toys; give --data toys")
-    for name in SWEPT if config.split != "azimuth" else ():
-        if wanted.get(name) and not args.results:
-            say(f"no {name}: it needs --split azimuth")
-            del wanted[name]
-    if not wanted:
-        raise InputError(f"--only {args.only}: needs --split azimuth; leave one of them out")
-    if args.load and "params" not in {NEEDS.get(name) for name in wanted}:
-        raise InputError(f"--load: means nothing to --only {args.only}, which shows no single network; leave it out")
+                         "which then trains; leave the flag, or --load, out")
+    norb.check_writable(out_json)
+    say = norb.Progress(hasattr(args, "quiet")).say
+    wanted = wanted_figures(args, say)
     norb.make_outdir(args.outdir, wanted)
-    needs = {NEEDS[name] for name in wanted if name in NEEDS}
-    run = gather(args, config, needs | ({"data"} if "params" in needs else set()), say)
-    if config.out_json:
-        found = before_and_after(run)
-        norb.write_figure(draw_alive(run, found), args.outdir / "alive.png", say)
-        norb.write_json(config.out_json, norb.result_of(run.config, run.params, run.history, {"alive": found}))
-        return
+    run = gather(args, wanted, say)
     for name, draw in wanted.items():
-        norb.write_figure(draw(run), args.outdir / f"{name}.png", say)
+        if name == "alive":
+            found = before_and_after(run)
+            norb.write_figure(draw(found), args.outdir / "alive.png", say)
+            if out_json:
+                norb.write_json(out_json, norb.result_of(run.config, run.params, run.history, {"alive": found}))
+        else:
+            norb.write_figure(draw(run), args.outdir / f"{name}.png", say)
 
 
 if __name__ == "__main__":
