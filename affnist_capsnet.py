@@ -23,8 +23,8 @@ along their orthogonalised momentum (Muon). Every gradient is written out.
 
 Its rivals: capsules with a matrix for every place, as in the paper (`--model caps`); on the same trunk global average
 pooling (`gap`), global maximum (`max`), a dense layer (`dense`), and `vectors`, class vectors by averaging alone, to
-which `--model shared` adds the transformation; and the paper's CNN made small (`cnn`). `--routing-iters`, `--without`,
-`--loss`, `--recon-weight 0` take capsules apart one part at a time.
+which `--model shared` adds the transformation; and the paper's CNN made small (`cnn`). `--routing-iters`,
+`--no-squash`, `--loss`, `--recon-weight 0` take capsules apart one part at a time.
 
 Deviations from the paper: six small convolutions, normalised, for its two of 9x9 (`--preset paper --model caps` has
 them); a margin of background; cosine decay of the learning rate; Muon, where convolutions are normalised; affine test
@@ -630,7 +630,7 @@ def param_shapes(config, width=0):
     shapes = dict(found.shapes)
     if config.model in ROUTED:
         shapes["W"] = (B * (len(found.places) if config.model == "caps" else 1), E, J, D)       # (I or B, E, J, D)
-    if config.model == "shared" and config.without != "places":
+    if config.model == "shared":
         shapes["place_W"] = (2, J, D)
     return shapes | (work_out(decoder(config), 1, J * D).shapes if config.recon_weight else {})
 
@@ -706,7 +706,7 @@ def backward(dscores, drecon, cache, config, need_dx=False):
 
 def capsules_forward(params, x, config, empty):
     """The trunk's output x (N, side, side, C), of vectors (N, C) -> v (N, J, D), what else is worth knowing, cache"""
-    N, ending = len(x), PLAIN if config.without == "squash" else SQUASH
+    N, ending = len(x), PLAIN if config.no_squash else SQUASH
     if config.model == "vectors":
         v, routing_cache = ending[0](x.reshape(N, N_CLASSES, D))
         return v, {}, SimpleNamespace(routing=routing_cache, x_shape=x.shape)
@@ -728,7 +728,7 @@ def capsules_forward(params, x, config, empty):
 
 def capsules_backward(dv, cache, config, grads):
     """-> dx, as x; the parameters' gradients go into `grads`"""
-    _, ending_backward = PLAIN if config.without == "squash" else SQUASH
+    _, ending_backward = PLAIN if config.no_squash else SQUASH
     if config.model == "vectors":
         return ending_backward(dv, cache.routing).reshape(cache.x_shape)
     if config.routing_iters == 1:
@@ -949,16 +949,16 @@ class Config(Settings):
     preset: str = option("deep", "six small normalised convolutions, and what is not given; or, not normalised, caps "
                          "on the paper's two, at a quarter of its width (small) or as they are, and cnn and dense as "
                          "large, with dropout", "network", choices=tuple(PRESETS), only={"model": OF_THE_PAPER})
-    without: str = option("nothing", "leave out the normalisations, the squashes of capsules, or the places in the "
-                          "votes of shared", "network", choices=("nothing", "norm", "squash", "places"))
+    norm: str = option(None, "batch normalisation, over 16 samples, after every convolution, or none", "network",
+                       choices=("batch", "none"))
+    no_squash: bool = option(False, "neither primary nor digit capsules are squashed", "network", only=ONLY_CAPSULES)
     padding: int = option(None, "px of background around the image, so that the last layers see a digit at its edge as "
                           "one in its middle; task mnist: 0", "network", low=0, high=20)
     conv1_channels: int = option(None, "channels of Conv1, and of Conv2; cnn: of the first two, its third has half",
                                  "network", low=1, high=1024)
     routing_iters: int = option(None, "routing iterations; 1 means uniform coupling", "network", low=1, high=50,
                                 only={"model": ROUTED})
-    norm: str = None               # these are no flags: the recipe says them
-    muon: float = None
+    muon: float = None             # these are no flags: the recipe says them
     dropout: float = None
     width: int = 0
 
@@ -970,15 +970,14 @@ class Config(Settings):
             "dropout": 0.5 if self.preset != "deep" and self.model in ("dense", "cnn") else 0.0}
         values |= {"conv1_channels": 16} if narrow else {}
         values |= {"padding": 0} if self.task == "mnist" else {}
-        values |= {"norm": "none"} if self.without == "norm" else {}
         lr = values.get("lr") if self.lr is None else self.lr
         return values | {"muon": MUON * lr if (self.norm or values.get("norm")) == "batch" else 0.0}
 
 
 RETIRED = {                        # settings that are no more: their value that did nothing; ...: the recipe says it
-    "weight_decay": 0.0, "average": 0.0, "routing_grad": "full", "conv3_channels": CONV3, "no_squash": False,
-    "no_places": False, "max_shift": ..., "front_end": ..., "primary_types": ..., "decoder_hidden1": ...,
-    "decoder_hidden2": ..., "norm": ..., "muon": ..., "dropout": ..., "width": ...}
+    "weight_decay": 0.0, "average": 0.0, "routing_grad": "full", "conv3_channels": CONV3, "no_places": False,
+    "max_shift": ..., "front_end": ..., "primary_types": ..., "decoder_hidden1": ...,
+    "decoder_hidden2": ..., "muon": ..., "dropout": ..., "width": ...}
 WEIGHTS = Path(__file__).with_name("weights") / "affnist_shared.npz"                   # the network that comes along
 SOURCE = "digits"                                                   # the setting that says where data come from
 FREE = ("seed",)                                                    # what may differ from what a network trained with
@@ -990,8 +989,6 @@ def check_config(config):
     if config.batch_size > config.n_train:
         raise InputError(
             f"--batch-size {config.batch_size}: more than --n-train {config.n_train}; lower one or raise the other")
-    if config.model not in {"squash": CAPSULES, "places": ("shared",)}.get(config.without, MODELS):
-        raise InputError(f"--without {config.without}: means nothing to --model {config.model}; leave it out")
     if config.tests_on == "val" and config.n_test > MNIST.n_val:
         raise InputError(f"--n-test {config.n_test}: with --tests-on val there are {MNIST.n_val} digits; lower it")
     if config.affnist_dir:

@@ -181,12 +181,12 @@ BEST_MARGIN = {"gap": "gap-8", "max": "max-8"}            # the setting of a net
 
 
 def probed_factors(folder):
-    """-> {network: (model, the probe's factors of each seed)} of the table free"""
+    """-> {network: (model, the probe's factors of each seed)} of the table probes"""
     found = {BEST_MARGIN.get(model, model).replace("-8", ", 8 px"): (model, [run["factors"] for run in results_in(
-        folder, f"free/{BEST_MARGIN.get(model, model)}") if "factors" in run]) for model in affnist.MODELS}
+        folder, f"probes/{BEST_MARGIN.get(model, model)}")]) for model in affnist.MODELS}
     found = {model: pair for model, pair in found.items() if pair[1]}
     if not found:
-        raise InputError(f"--results {folder}: no result of the table free has been probed; make them first")
+        raise InputError(f"--results {folder}: no network has been probed; make the table probes first")
     return found
 
 

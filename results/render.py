@@ -26,6 +26,8 @@ import numpy as np  # after them
 from ledger import read, stale
 from runs import AFF, MULTI, NORB
 
+import probe_affnist_capsnet as probe
+
 ACCURACY, MSE = "test_set_accuracy", "test_recon_mse"
 
 
@@ -478,7 +480,7 @@ def affnist_nearest(ledger, setting):
 def affnist_adversarial(ledger, setting):
     """What steps of one size along different signs leave of the shipped networks' answers"""
     networks = ledger.first(AFF, setting).get("adversarial", {})
-    steps = ("0", *map(str, affnist.SPOILT["adversarial"]))
+    steps = ("0", *map(str, probe.STEPS))
 
     def cell(of, step):
         return "{:.3f} [{:.3f}, {:.3f}]".format(of[step][0], *of[step][1]) if step in of else ""
@@ -490,9 +492,9 @@ def affnist_adversarial(ledger, setting):
 def affnist_surest(ledger, setting):
     """How well scores of the shipped networks tell what is no digit"""
     networks = ledger.first(AFF, setting).get("surest", {})
-    lines = [[f"`{name}`: {score}", *(interval(kinds[kind][score]) for kind in affnist.NO_DIGITS)]
+    lines = [[f"`{name}`: {score}", *(interval(kinds[kind][score]) for kind in probe.NO_DIGITS)]
              for name, kinds in networks.items() for score in kinds["halves"]]
-    return shown(ledger, AFF, [setting], ["", *affnist.NO_DIGITS], lines)
+    return shown(ledger, AFF, [setting], ["", *probe.NO_DIGITS], lines)
 
 
 def affnist_classes(ledger, settings, nearest):
@@ -605,7 +607,7 @@ def detection_difference(ledger, one, other, kind):
 
 
 def affnist_probe(ledger, probe, rows, columns, digits=3):
-    """What --probe found: rows: (label, path into it: a kind and a value, a score, or scores of which a network has
+    """What the probes found: rows: (label, path into it: a kind and a value, a score, or scores of which a network has
     one), columns: settings; means over seeds"""
     def cell(setting, kind, names):
         values = list(probed(ledger, setting, probe, kind, names).values())
@@ -622,13 +624,13 @@ AFF_NAMES = {"shared": "`shared`: capsules, matrices shared over places, 1 itera
              "dense": "`dense`: a hidden layer", "caps": "`caps`: a matrix for every place, 3 iterations",
              "shared-3": "`shared --routing-iters 3`", "vectors": "`vectors`: averages, no matrices",
              "gap-8": "`gap --padding 8`", "max-8": "`max --padding 8`: global maximum",
-             "cnn": "`cnn`: the paper's, small",
-             "shared-no-places": "`shared --no-places`"}
+             "cnn": "`cnn`: the paper's, small"}
 AFF_PAPERS = {"caps": "`--preset small --model caps`: the paper's, 3 iterations", "caps-1": "1 iteration",
               "cnn": "`cnn`, dropout: narrow convolutions, 16 channels",
               "cnn-64": "`cnn`, dropout: convolutions of 64 channels", "dense": "`dense`, maxima and dropout"}
 SUREST = "length", "probability"
-PROBED = tuple(f"free/{name}" for name in ("shared", "vectors", "caps", "gap-8", "max-8", "dense", "cnn"))
+SEVEN = "shared", "vectors", "caps", "gap-8", "max-8", "dense", "cnn"
+PROBED = tuple(f"probes/{name}" for name in SEVEN)
 NETWORKS = ("caps", "cnn", "gap", "nearest")
 HEADS = ("gap", "dense", "dynamic-shared", "dynamic-shared-1", "dynamic", "dynamic-1", "em", "em-1", "self-routing")
 ROUTED = (("dynamic routing, shared matrices", "dynamic-shared", "dynamic-shared-1"),
@@ -685,7 +687,7 @@ TABLES = {
     "affnist results": partial(affnist_results, first="free/shared", rows=[
         (label, f"free/{name}") for name, label in AFF_NAMES.items()]),
     "affnist nearest": partial(affnist_nearest, setting="nearest/digits"),
-    "affnist classes": partial(affnist_classes, settings=PROBED, nearest="nearest/digits"),
+    "affnist classes": partial(affnist_classes, settings=[f"free/{name}" for name in SEVEN], nearest="nearest/digits"),
     "affnist edge": partial(affnist_results, first="edge/shared", rows=[
         (AFF_NAMES[name], f"edge/{name}") for name in ("shared", "caps-1", "gap", "dense", "caps", "cnn")]),
     "affnist margins": partial(affnist_results, first="free/shared", rows=[
@@ -733,17 +735,17 @@ TABLES = {
         (f"{words} {much:g}", how, much) for how, words in (
             ("noise", "noise, standard deviation in grey levels:"), ("occlusion", "a square erased, side, px:"),
             ("contrast", "contrast lowered to"), ("adversarial", "adversarial step, grey levels:"))
-        for much in affnist.SPOILT[how]]),
+        for much in (probe.SPOILT | {"adversarial": probe.STEPS})[how]]),
     "affnist adversarial": partial(affnist_adversarial, setting="weights/adversarial"),
     "affnist detection": partial(affnist_probe, probe="detection", columns=PROBED, rows=[
-        (f"{kind}: {words}", kind, what) for kind in affnist.NO_DIGITS for words, what in (
+        (f"{kind}: {words}", kind, what) for kind in probe.NO_DIGITS for words, what in (
             ("longest capsule, or top probability", SUREST), ("error of the redrawing", "redrawn"),
             ("both", "together"), ("no network: least ink", "little ink"), ("no network: smoothest", "smoothness"))]),
     "affnist surest": partial(affnist_surest, setting="weights/surest"),
     "affnist dimensions": partial(affnist_probe, probe="dimensions", digits=2, rows=[
-        (f"{factor}, {which}", factor, which) for factor in affnist.KNOWN_FACTORS
+        (f"{factor}, {which}", factor, which) for factor in probe.KNOWN_FACTORS
         for which in ("all dimensions", "best dimension")],
-        columns=("free/shared", "free/shared-3", "free/caps", "free/vectors")),
+        columns=("probes/shared", "probes/shared-3", "probes/caps", "probes/vectors")),
     "affnist speed": partial(networks_speed, experiment=AFF, columns=(
         ("batches of 32", "speed/batch-32"), ("batches of 100", "speed/batch-100"))),
     "affnist factors": partial(affnist_probe, probe="factors", columns=PROBED, rows=[
@@ -835,8 +837,8 @@ VALUES = {
         ledger, "free", signs, f"{test}_accuracy")[0]
        for name, signs in (("sharing", WORTH["sharing over places"]), ("capsules", WORTH["capsules"]))
        for test in ("centred", "affine")},
-    **{f"affnist {kind} {one} minus {other}": partial(detection_difference, one=f"free/{one}", other=f"free/{other}",
-                                                      kind=kind)
+    **{f"affnist {kind} {one} minus {other}": partial(detection_difference, one=f"probes/{one}",
+                                                      other=f"probes/{other}", kind=kind)
        for kind in ("halves", "strokes") for one, other in (
            ("shared", "gap-8"), ("shared", "max-8"), ("shared", "vectors"), ("caps", "dense"))},
     "affnist mnist accuracy": partial(Ledger.mean, experiment=AFF, setting="mnist/shared",

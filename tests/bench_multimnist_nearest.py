@@ -1,27 +1,43 @@
 #!/usr/bin/env python3
 """What nearest neighbours name of the first experiment's pairs: a baseline that knows as many as the default network.
 
-    python3 tests/bench_multimnist_nearest.py [--n-known N] [--n-test N] [--digits mnist] [--mnist-dir DIR]
-    [--out-json FILE]
+    python3 tests/bench_multimnist_nearest.py --digits mnist
 
 A test pair is named after that training pair whose pixels are nearest, in Euclidean distance: as the two are placed, or
 with both moved, by whole pixels, so that the centre of their ink lies in the middle.
-
---out-json writes a result for results/; its stamp is of 40 training steps of the default network on these digits.
 """
-import hashlib
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import multimnist_capsnet as capsnet  # noqa: E402  (before numpy: it sets BLAS to one thread)
+import multimnist_capsnet as capsnet  # before numpy: it sets BLAS to one thread
 
-import bench_affnist_nearest  # noqa: E402
-import numpy as np  # noqa: E402
-from bench_affnist_nearest import arguments, in_the_middle, nearest  # noqa: E402
-from bench_multimnist_step import config_to_stamp, trained_elsewhere  # noqa: E402
+import numpy as np
 
-SOURCES = Path(__file__), Path(bench_affnist_nearest.__file__)              # what a result's pixels were compared by
+
+def in_the_middle(images):
+    """images (n, side, side) uint8, each moved by whole pixels so that the centre of its ink lies in the middle, or as
+    near as whole pixels allow; what would leave the canvas is lost"""
+    n, side, _ = images.shape
+    place, ink = np.arange(side), images.astype(float)
+    centres = np.stack([ink.sum(2) @ place, ink.sum(1) @ place], 1) / np.maximum(ink.sum((1, 2)), 1)[:, None]
+    padded, moved = np.pad(images, ((0, 0), (side, side), (side, side))), np.empty_like(images)
+    for k, (top, left) in enumerate(side - np.rint((side - 1) / 2 - centres).astype(int)):
+        moved[k] = padded[k, top:top + side, left:left + side]
+    return moved
+
+
+def nearest(known, labels, images):
+    """labels of the known image, (m, side, side) in [0, 1], nearest to each of images, (n, side, side) uint8; the
+    first, of equally near"""
+    rows = known.reshape(len(known), -1)
+    squares = np.einsum("np,np->n", rows, rows)
+    named = []
+    for start in range(0, len(images), 500):
+        x = images[start:start + 500].reshape(-1, rows.shape[1]).astype(np.float32) / 255
+        named.append(labels[(squares - 2 * (x @ rows.T)).argmin(1)])
+    return np.concatenate(named)
+
 
 def accuracies(known, labels, pairs, prepared):
     """-> set accuracy over dicts of pairs, its Wilson interval, and how often at least one digit is right,
@@ -35,11 +51,20 @@ def accuracies(known, labels, pairs, prepared):
 
 
 def main():
-    args = arguments(capsnet, __doc__, 72000, "pairs")
-    config = capsnet.Config(seed=args.seed, n_test=args.n_test, digits=args.digits, mnist_dir=args.mnist_dir)
+    parser = capsnet.Parser(__doc__)
+    parser.add_argument("--n-known", type=int, default=72000, metavar="N", help="known pairs (default 72000)")
+    parser.add_argument("--n-test", type=int, default=10000, metavar="N", help="test pairs (default 10000)")
+    parser.add_argument("--digits", choices=("auto", "mnist", "synthetic"), default="auto", help="as the experiment's")
+    parser.add_argument("--mnist-dir", default="", metavar="DIR", help="as the experiment's")
+    parser.add_argument("--out-json", default="", metavar="FILE", help="write settings and results to this file")
+    args = parser.parse_args()
+    if args.n_known < 1:
+        raise capsnet.InputError(f"--n-known {args.n_known}: must be at least 1")
+    config = capsnet.Config(**{name: value for name, value in vars(args).items() if name != "n_known"})
+    capsnet.check_options(config)
     digits = capsnet.load_digits(config)
     known = capsnet.draw_pairs(digits, "train", args.n_known, config, "batches", 0)
-    found = {}
+    found = {"bench": {"n_known": args.n_known, "n_test": args.n_test}}
     for key, name, prepared in (("placed", "as placed", np.asarray), ("centred", "ink in the middle", in_the_middle)):
         pairs = capsnet.stream_pairs(digits, "test", config.n_test, config, "evaluation", 1)
         both, (low, high), one = accuracies(known["composites"], known["labels"], pairs, prepared)
@@ -47,10 +72,8 @@ def main():
         print(f"nearest of {args.n_known:,} pairs, {name}: set accuracy {both:.4f}, 95% interval [{low:.4f}, "
               f"{high:.4f}], at least one {one:.4f}", flush=True)
     if args.out_json:
-        capsnet.write_json(args.out_json, trained_elsewhere(config_to_stamp(seed=args.seed)) | {
-            **found, "bench": {
-                "n_known": args.n_known, "n_test": args.n_test, "source": digits["source"],
-                "sha256": hashlib.sha256(b"".join(path.read_bytes() for path in SOURCES)).hexdigest()}})
+        untrained = {"source": digits["source"], "epochs": [], "seconds": 0.0, "steps": 0}
+        capsnet.write_json(args.out_json, capsnet.result_of(config, {}, untrained, found))
 
 
 if __name__ == "__main__":

@@ -1,37 +1,32 @@
 #!/usr/bin/env python3
 """How much the synthetic digits are like handwriting, measured with a small CNN.
 
-    python3 tests/bench_synthetic_digits.py [--digits mnist] [--mnist-dir DIR] [--out-json FILE]
+    python3 tests/bench_synthetic_digits.py --digits mnist
 
 Real to synthetic: a CNN trained on MNIST's first 55,000 training images reads 10,000 synthetic digits. Synthetic to
 real: the same CNN trained on synthetic digits alone reads MNIST's 10,000 test images. The CNN: 5x5 stride 2, 16
 channels; 5x5 stride 2, 32 channels; 128 units; 10 classes; ReLU, cross-entropy, Adam with cosine decay. MNIST is
 taken from where the experiment takes it; without it, only what needs none is measured.
-
---out-json writes a result for results/. Its stamp is of 40 training steps of the default network on these digits.
 """
 import sys
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import multimnist_capsnet as capsnet  # noqa: E402
+import multimnist_capsnet as capsnet  # before numpy: it sets BLAS to one thread
 
-import numpy as np  # noqa: E402
-from bench_multimnist_step import config_to_stamp, require, trained_elsewhere  # noqa: E402
+import numpy as np
 
 BATCH, LR = 50, 2e-3
+LAYERS = (("conv2d", "conv1", 5, 2, 16), ("relu",), ("conv2d", "conv2", 5, 2, 32), ("relu",), ("flatten",),
+          ("linear", "fc1", 128), ("relu",), ("linear", "fc2", 10))
 
 
 def init_cnn(rng):
-    shapes = {"conv1": (5, 5, 1, 16), "conv2": (5, 5, 16, 32), "fc1": (512, 128), "fc2": (128, 10)}
-    params = {name + "_w": rng.standard_normal(s, np.float32) * np.float32(np.sqrt(2 / np.prod(s[:-1])))
-              for name, s in shapes.items()}
-    return params | {name + "_b": np.zeros(s[-1], np.float32) for name, s in shapes.items()}
-
-
-LAYERS = (("conv2d", "conv1", 2), ("relu",), ("conv2d", "conv2", 2), ("relu",), ("flatten",), ("linear", "fc1"),
-          ("relu",), ("linear", "fc2"))
+    """He-normal weights, biases 0"""
+    shapes = capsnet.work_out(LAYERS, 28, 1).shapes
+    return {name: rng.standard_normal(s, np.float32) * np.float32(np.sqrt(2 / np.prod(s[:-1])))
+            if name.endswith("_w") else np.zeros(s, np.float32) for name, s in shapes.items()}
 
 
 def cnn_forward(params, images):
@@ -41,11 +36,10 @@ def cnn_forward(params, images):
 
 def cnn_grads(params, images, labels):
     """Cross-entropy, mean over the batch -> grads"""
-    logits, caches = cnn_forward(params, images)
+    (logits, caches), grads = cnn_forward(params, images), {}
     dlogits = np.exp(logits - logits.max(1, keepdims=True))
     dlogits /= dlogits.sum(1, keepdims=True)
     dlogits[np.arange(len(labels)), labels] -= 1
-    grads = {}
     capsnet.layers_backward(dlogits / np.float32(len(labels)), caches, LAYERS, grads, need_dx=False)
     return grads
 
@@ -68,61 +62,51 @@ def train_cnn(images, labels, n_epochs, seed):
 
 
 def accuracy(params, images, labels):
-    hits = [(cnn_forward(params, images[k:k + 500])[0].argmax(1) == labels[k:k + 500]).sum()
-            for k in range(0, len(images), 500)]
-    return int(sum(hits)), len(images)
-
-
-def report(claim, hits_and_n):
-    low, high = capsnet.wilson_interval(*hits_and_n)
-    print(f"{claim}: {hits_and_n[0] / hits_and_n[1]:.4f}, 95% interval [{low:.4f}, {high:.4f}]", flush=True)
-    return hits_and_n[0] / hits_and_n[1], (low, high)
-
-
-def load_mnist(args):
-    """-> load_digits' dict of MNIST; None if it is not to be had, and need not be"""
-    try:
-        return capsnet.load_digits(capsnet.Config(digits="mnist", mnist_dir=args.mnist_dir))
-    except capsnet.NotAtHand:
-        if args.digits == "mnist":
-            raise
-        return None
+    """-> the share of images named right, its Wilson interval"""
+    hits = sum((cnn_forward(params, images[k:k + 500])[0].argmax(1) == labels[k:k + 500]).sum()
+               for k in range(0, len(images), 500))
+    return hits / len(images), capsnet.wilson_interval(int(hits), len(images))
 
 
 def main():
     parser = capsnet.Parser(__doc__)
     parser.add_argument("--digits", choices=("auto", "mnist"), default="auto", help="mnist: fail where there is none")
-    parser.add_argument("--mnist-dir", default="", metavar="DIR", help="folder with the four MNIST idx files (else "
-                        "$MNIST_DIR, else ~/.cache/hinton-mnist, else download)")
-    parser.add_argument("--n-synthetic", type=int, default=50000, metavar="N",
-                        help="synthetic digits to train on (default 50000)")
+    parser.add_argument("--mnist-dir", default="", metavar="DIR", help="as the experiment's")
+    parser.add_argument("--n-synthetic", type=int, default=50000, metavar="N", help="digits to train on (default "
+                        "50000)")
     parser.add_argument("--n-epochs", type=int, default=6, metavar="N", help="epochs of each CNN (default 6)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of digits and CNNs (default 0)")
     parser.add_argument("--out-json", default="", metavar="FILE", help="write settings and results to this file")
     args = parser.parse_args()
-    require(args, n_synthetic=BATCH, n_epochs=1, seed=0)
-    mnist = load_mnist(args)
+    if args.n_synthetic < BATCH:
+        raise capsnet.InputError(f"--n-synthetic {args.n_synthetic}: must be at least {BATCH}")
+    config = capsnet.Config(**{name: value for name, value in vars(args).items() if name != "n_synthetic"})
+    capsnet.check_options(config)
+    try:
+        mnist = capsnet.load_digits(capsnet.Config(digits="mnist", mnist_dir=config.mnist_dir))
+    except capsnet.NotAtHand:
+        if config.digits == "mnist":
+            raise
+        mnist = None
     start = time.perf_counter()
-    images, labels, _ = capsnet.synthesize_digits(args.n_synthetic, args.seed)
+    digits = capsnet.synthesize_digits(args.n_synthetic, config.seed)[:2]
     speed = args.n_synthetic / (time.perf_counter() - start)
     print(f"{speed:.0f} synthetic digits/s")
-    unseen, unseen_labels, _ = capsnet.synthesize_digits(max(args.n_synthetic // 5, 100), args.seed + 1)
+    unseen = capsnet.synthesize_digits(max(args.n_synthetic // 5, 100), config.seed + 1)[:2]
     found = dict.fromkeys(("synthetic_reads_mnist", "mnist_reads_mnist", "mnist_reads_synthetic"))
-
-    def measure(key, claim, reader, digits):
-        found[key], found[key + "_ci95"] = report(claim, accuracy(reader, *digits))
-    reader = train_cnn(images, labels, args.n_epochs, args.seed)
-    measure("synthetic_reads_synthetic", "trained on synthetic digits, reads new synthetic digits", reader,
-            (unseen, unseen_labels))
-    if mnist:
-        measure("synthetic_reads_mnist", "trained on synthetic digits, reads the MNIST test set", reader, mnist["test"])
-        reader = train_cnn(*mnist["train"], args.n_epochs, args.seed)
-        measure("mnist_reads_mnist", "trained on MNIST, reads the MNIST test set", reader, mnist["test"])
-        measure("mnist_reads_synthetic", "trained on MNIST, reads synthetic digits", reader, (unseen, unseen_labels))
+    tests = {"synthetic": unseen} | ({"mnist": mnist["test"]} if mnist else {})
+    for name, known in (("synthetic", digits), *([("mnist", mnist["train"])] if mnist else [])):
+        reader = train_cnn(*known, args.n_epochs, config.seed)
+        for read, those in tests.items():
+            key = f"{name}_reads_{read}"
+            found[key], (low, high) = accuracy(reader, *those)
+            found[key + "_ci95"] = low, high
+            print(f"trained on {name} digits, reads {read} digits: {found[key]:.4f}, 95% interval [{low:.4f}, "
+                  f"{high:.4f}]", flush=True)
     if args.out_json:
-        bench = {"n_synthetic": args.n_synthetic, "n_unseen": len(unseen), "n_epochs": args.n_epochs}
-        capsnet.write_json(args.out_json, trained_elsewhere(config_to_stamp(seed=args.seed)) | {
-            "bench": bench, "digits_per_second": speed, **found})
+        bench = {"n_synthetic": args.n_synthetic, "n_unseen": len(unseen[0]), "n_epochs": args.n_epochs}
+        trained = {"source": "mnist" if mnist else "synthetic", "epochs": [], "seconds": 0.0, "steps": 0}
+        capsnet.write_json(args.out_json, capsnet.result_of(config, {}, trained, {
+            "bench": bench, "digits_per_second": speed, **found}))
 
 
 if __name__ == "__main__":

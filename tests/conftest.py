@@ -1,9 +1,10 @@
-"""Shared by all tests: the experiments, imported first; no network, no MNIST, a throw-away home; toy runs and digits."""
+"""Shared by all tests: the experiments, imported first; no network, no MNIST; a throw-away home; toy digits."""
 import dataclasses
 import importlib
 import os
 import subprocess
 import sys
+import unittest.mock
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -14,6 +15,7 @@ EXPERIMENTS = {name: importlib.import_module(name) for name in runs.EXPERIMENTS}
 import multimnist_capsnet as mc
 
 import numpy as np  # after the experiments, which set the number of BLAS threads
+import pins
 import pytest
 
 DEAD = "http://127.0.0.1:9/"       # the discard port: refused at once
@@ -28,6 +30,9 @@ NETWORKS = {"paper": TINY, "deep": DEEP, "cnn": CNN, "cnn of means": dataclasses
             "parts": dataclasses.replace(DEEP, preset="parts"),
             "normalised cnn": dataclasses.replace(CNN, norm="batch"),
             "residual cnn": dataclasses.replace(CNN, preset="residual", conv3_channels=4)}
+SMALL = {                          # what makes an experiment's default network, or its data, small
+    runs.MULTI: dict(conv1_channels=2, conv3_channels=2), runs.AFF: dict(conv1_channels=2),
+    runs.NORB: dict(data="shapes", preset="small")}
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +80,24 @@ def toy_digits(seed=0, n=60):
 @pytest.fixture(scope="session")
 def digits():
     return toy_digits()
+
+
+def toy(experiment, **given):
+    """-> the Config of what is given, at toy size, and its data: an epoch has a step of 17 samples, two shards, and one
+    of 3"""
+    module = EXPERIMENTS[experiment]
+    names = {f.name for f in module.options(module.Config)} & pins.SIZES.keys()
+    with unittest.mock.patch.dict(pins.SIZES, n_epochs=1, n_train=20, batch_size=17, n_val=8, n_test=8):
+        sizes = {name: pins.SIZES[name] for name in names} | SMALL.get(experiment, {})
+        config = module.Config(**sizes | given)
+        return config, pins.tiny_data(experiment, config)
+
+
+def toy_run(experiment, callback=None, every=0, **given):
+    """-> weights and history, without its times, of a run of toy's"""
+    config, data = toy(experiment, **given)
+    weights, history = EXPERIMENTS[experiment].train(config, callback, every, data)
+    return weights, without_seconds(history)
 
 
 @pytest.fixture

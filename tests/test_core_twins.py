@@ -1,20 +1,21 @@
-"""Blocks that several scripts hold between banner lines are the same to the letter, and nothing else is there twice."""
+"""Blocks that several scripts hold between banner lines are the same to the letter, nothing else is there twice, and
+every experiment is read in the same order."""
 import ast
 import collections
 import itertools
 import re
 
 import pytest
-from conftest import ROOT
+from conftest import EXPERIMENTS, ROOT
 
-SCRIPTS = {path.name: path.read_text() for path in sorted(ROOT.glob("*.py"))}
-CORES = [name for name, text in SCRIPTS.items() if re.search("^# TWIN core", text, re.M)]
+SCRIPTS = {path.stem: path.read_text() for path in sorted(ROOT.glob("*.py"))}
+BUDGETS = {"multimnist_capsnet": 2350, "smallnorb_novel_viewpoint": 3250, "affnist_capsnet": 2400}         # lines
+CORE_BUDGET = 1130                                                                      # with the preamble
 
 
 def blocks(text):
     """{name: text between its banner lines} of all twin blocks, each of which must be closed before the next begins"""
-    found, name = {}, None
-    start = 0
+    found, name, start = {}, None, 0
     for banner in re.finditer(r"^# (END )?TWIN ([a-z0-9 ]+)[^\n]*\n?", text, re.M):
         end, called = banner[1], banner[2].strip()
         if end:
@@ -27,17 +28,21 @@ def blocks(text):
     return found
 
 
-def outside(text):
-    """text without its twin blocks"""
+def definitions(text):
+    """{name: source} of the functions and classes at top level outside twin blocks, decorators included"""
     for block in blocks(text).values():
         text = text.replace(block, "")
-    return text
-
-
-def definitions(text):
-    """{name: source} of the functions and classes at top level, decorators included"""
     return {node.name: "\n".join(map(ast.unparse, (*node.decorator_list, node))) for node in ast.parse(text).body
             if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+
+
+def defined_twice(scripts):
+    """Where the same source stands, under whatever name, outside the blocks of more than one place"""
+    where = collections.defaultdict(list)
+    for script, text in scripts.items():
+        for name, source in definitions(text).items():
+            where[source.replace(f" {name}(", " _(", 1)].append(f"{script}: {name}")
+    return [places for places in where.values() if len(places) > 1]
 
 
 TWINS = collections.defaultdict(dict)
@@ -53,52 +58,41 @@ def test_twins_are_the_same_to_the_letter(name):
         for k, (a, b) in enumerate(itertools.zip_longest(expected.splitlines(), text.splitlines())):
             assert a == b, f"TWIN {name}, line {k + 1}: {first} has\n{a}\n{script} has\n{b}"
         assert text == expected
-
-
-def test_every_experiment_has_the_core():
-    """An experiment is a script that others import and that imports none"""
-    imported = {name for text in SCRIPTS.values() for name in re.findall(r"^(?:import|from) (\w+)", text, re.M)}
-    assert CORES == [name for name in SCRIPTS if name.removesuffix(".py") in imported] and len(CORES) >= 2
-
-
-@pytest.mark.parametrize("script", CORES)
-def test_a_script_is_settings_task_paper_core_main_in_this_order(script):
-    text = SCRIPTS[script]
-    banners = [text.index(banner) for banner in ("# TWIN preamble", "# END TWIN preamble", "\nclass Config(",
-                                                 "# TWIN core", "# END TWIN core", "\ndef main(")]
-    assert banners == sorted(banners)
-    assert all(banners[1] < text.index(f"\ndef {name}(") < banners[3] for name in ("forward", "evaluate", "train"))
-
-
-@pytest.mark.parametrize("script", CORES)
-def test_the_banner_of_the_core_is_the_first_comment_that_names_it(script):
-    naming = [line for line in SCRIPTS[script].splitlines() if "#" in line and "TWIN core" in line]
-    assert naming[0].startswith("# TWIN core") and naming[1].startswith("# END TWIN core") and len(naming) == 2
-
-
-@pytest.mark.parametrize("script", CORES)
-def test_after_the_core_there_is_only_main(script):
-    after = ast.parse(SCRIPTS[script].split("# END TWIN core")[1].split("\n", 1)[1]).body
-    after = [node for node in after if not isinstance(node, (ast.Import, ast.ImportFrom))]
-    assert [type(node) for node in after] == [ast.FunctionDef, ast.If] and after[0].name == "main"
-    assert ast.unparse(after[1]) == "if __name__ == '__main__':\n    run_cli(main)"
-
-
-@pytest.mark.parametrize("script", CORES)
-def test_a_block_that_only_some_share_touches_the_core(script):
-    """Nothing stands between the MNIST block and the core's"""
-    if "mnist" in blocks(SCRIPTS[script]):
-        between = SCRIPTS[script].split("# END TWIN mnist")[1].split("# TWIN core")[0].split("\n", 1)[1]
-        assert not between.strip()
+    assert name in ("mnist", "muon") or len(TWINS[name]) > 1, f"TWIN {name} stands in {first} only"
 
 
 def test_nothing_is_defined_twice_outside_the_blocks():
-    """The same source under whatever name, in two scripts: it belongs into a block, or into the one that is imported"""
-    where = collections.defaultdict(list)
-    for script, text in SCRIPTS.items():
-        for name, source in definitions(outside(text)).items():
-            where[source.replace(f" {name}(", " _(", 1)].append(f"{script}: {name}")
-    assert not [places for places in where.values() if len(places) > 1]
+    """It belongs into a block, or into the script that is imported"""
+    assert not defined_twice(SCRIPTS)
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_has_the_core_and_is_read_in_one_order(experiment):
+    """Docstring, imports, preamble, legend, train; then task, paper, evaluation, settings, twins; and main"""
+    text = SCRIPTS[experiment]
+    assert {"preamble", "settings", "core"} <= blocks(text).keys()
+    marks = (text.split("\n")[1], "\nimport ", "# TWIN preamble", "# END TWIN preamble", "# Axis legend", "# A sample's way:",
+             "\ndef train(", "# ==== the task", "# ==== the paper", "\ndef forward(", "\ndef loss_and_grads(",
+             "# ==== evaluation", "\ndef evaluate(", "# ==== settings", "# TWIN settings", "\nclass Config(",
+             "\ndef check_config(", "# ==== twins", "# TWIN core", "# END TWIN core", "\ndef main(", "\nif __name__ ==")
+    short = re.sub("^# =====+ ", "# ==== ", text, flags=re.M)
+    places = [short.index(mark) for mark in marks]
+    assert places == sorted(places), marks[next(k for k, (a, b) in enumerate(zip(places, places[1:])) if a > b)]
+    assert len(re.findall("^# ==== ", short, re.M)) == 5 and text.startswith('#!/usr/bin/env python3\n"""')
+    after = [node for node in ast.parse(text.split("# END TWIN core")[1].split("\n", 1)[1]).body
+             if not ast.unparse(node).startswith("LAYERS")]                             # the experiment's own, added here
+    assert [type(node) for node in after] == [ast.FunctionDef, ast.If] and after[0].name == "main"
+    assert ast.unparse(after[1]) == "if __name__ == '__main__':\n    run_cli(main)"
+    twins = short[short.index("# ==== twins"):].split("\n", 1)[1]
+    between = re.sub(r"^# TWIN .*?^# END TWIN [^\n]*\n", "", twins.split("# TWIN core")[0], flags=re.M | re.S)
+    assert not between.strip(), "among the twins stands what is none"
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_scripts_stay_within_their_budgets(experiment):
+    text, budget = SCRIPTS[experiment], BUDGETS.get(experiment, max(BUDGETS.values()))
+    core = sum(blocks(text)[name].count("\n") + 1 for name in ("preamble", "core"))
+    assert core <= CORE_BUDGET and text.count("\n") <= budget, f"{core} lines of core, {text.count(chr(10))} in all"
 
 
 @pytest.mark.parametrize("text, fault", [
@@ -110,6 +104,7 @@ def test_a_block_left_open_is_found(text, fault):
 
 
 def test_blocks_by_hand():
-    text = "x = 1\n# TWIN a b: text ---\ny = 2\n# END TWIN a b ----\nz = 3\n# TWIN c\n# END TWIN c\n"
-    assert blocks(text) == {"a b": "# TWIN a b: text ---\ny = 2\n", "c": "# TWIN c\n"}
-    assert "y = 2" not in outside(text) and "x = 1" in outside(text) and "z = 3" in outside(text)
+    text = "def g():\n    1\n# TWIN a b: text ---\ndef f():\n    2\n# END TWIN a b ----\nz = 3\n# TWIN c\n# END TWIN c\n"
+    assert blocks(text) == {"a b": "# TWIN a b: text ---\ndef f():\n    2\n", "c": "# TWIN c\n"}
+    assert list(definitions(text)) == ["g"] and not defined_twice({"x": text, "y": "def f():\n    2\n"})
+    assert defined_twice({"x": text, "y": "def h():\n    1\n"}) == [["x: g", "y: h"]]

@@ -1,30 +1,33 @@
-"""A trained network in a file: what it holds, and that what was changed, cut off or made by others is refused by
-name."""
+"""Files: trained networks come back whole, or are refused by name; results; what cannot be written."""
 import dataclasses
 import json
+import os
+from types import SimpleNamespace
 
-import affnist_capsnet as ac
 import multimnist_capsnet as mc
-import smallnorb_novel_viewpoint as sn
 
 import numpy as np
 import pytest
-from conftest import TINY, assert_same, toy_digits
-from reference_smallnorb import tiny
+from conftest import EXPERIMENTS, ROOT, TINY, assert_same, pins, runs, toy, toy_digits
 
 
-@pytest.fixture(scope="module")
-def trained():
-    """-> config, weights, history of a toy run"""
-    config = dataclasses.replace(TINY, n_train=40, n_epochs=1)
-    return config, *mc.train(config, data=toy_digits())
+@pytest.fixture(scope="module", params=EXPERIMENTS)
+def trained(request):
+    """-> module, and the Config, weights, history and data of a toy run"""
+    config, data = toy(request.param)
+    return EXPERIMENTS[request.param], config, *EXPERIMENTS[request.param].train(config, data=data), data
 
 
 @pytest.fixture
-def file(trained, tmp_path):
-    path = tmp_path / "net.npz"
-    mc.save_weights(path, *trained)
-    return path
+def file(tmp_path, tiny):
+    mc.save_weights(tmp_path / "net.npz", *tiny)
+    return tmp_path / "net.npz"
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    config = dataclasses.replace(TINY, n_train=40, n_epochs=1, norm="batch")
+    return config, *mc.train(config, data=toy_digits())
 
 
 def arrays_of(path):
@@ -32,101 +35,131 @@ def arrays_of(path):
         return dict(file)
 
 
-def test_weights_come_back_as_float16_made_of_them_with_settings_and_history(trained, file):
-    config, weights, history = trained
-    found = mc.load_network(file)
-    assert_same(found.weights, {name: a.astype(np.float16).astype(np.float32) for name, a in weights.items()})
-    assert found.adam_m == found.adam_v == found.average == {} and found.step == history["steps"] == 1
-    assert found.history == history and found.source == "synthetic"
-    assert mc.run_identity(found.config, found.source) == mc.run_identity(config, "synthetic")
-    assert all(a.dtype == np.float16 for name, a in arrays_of(file).items() if "/" in name)
+# -------------------------------------------------------------- there and back
+
+def test_weights_come_back_as_float16_with_statistics_settings_and_history(trained, tmp_path):
+    module, config, weights, history, data = trained
+    path, again = tmp_path / "net.npz", tmp_path / "again.npz"
+    module.save_weights(path, config, weights, history)
+    found = module.load_network(path)
+    kept = {name: a if name.endswith(module.STATE_ENDS) else a.astype(np.float16).astype(np.float32)
+            for name, a in weights.items()}
+    assert_same(found.weights, kept)
+    assert found.weights == found.params | found.state and found.adam_m == found.adam_v == {}
+    assert (found.step, found.history, found.source) == (history["steps"], history, data["source"])
+    assert module.run_identity(found.config, found.source) == module.run_identity(config, data["source"])
+    assert all(a.dtype == (np.float32 if key.startswith("state/") else np.float16)
+               for key, a in arrays_of(path).items() if "/" in key)
+    n_state = sum(a.size for a in found.state.values())
+    assert module.n_params(weights) == module.n_params(found.params) == sum(a.size for a in weights.values()) - n_state
+    module.save_weights(again, found.config, found.weights, found.history)
+    assert again.read_bytes() == path.read_bytes()                                      # the same network, the same file
+    with module.Runner(1) as runner:
+        before, after = (module.tests_of(w, data, config, runner) for w in (weights, found.weights))
+    for a, b in zip(numbers(before), numbers(after)):
+        assert a == pytest.approx(b, rel=0.05, abs=0.15)                                # what float16 costs
 
 
-def test_the_same_network_makes_the_same_file(trained, file, tmp_path):
-    mc.save_weights(tmp_path / "again.npz", *trained)
-    found = mc.load_network(file)
-    mc.save_weights(tmp_path / "once more.npz", found.config, found.weights, found.history)
-    assert file.read_bytes() == (tmp_path / "again.npz").read_bytes() == (tmp_path / "once more.npz").read_bytes()
+def numbers(tree):
+    """All floats in nested dicts"""
+    return [x for value in tree.values() for x in (numbers(value) if isinstance(value, dict) else [value])
+            if isinstance(x, float)]
 
 
-def test_a_checkpoints_network_is_its_running_mean_where_it_has_one(tmp_path):
-    path = str(tmp_path / "run.npz")
-    weights, _ = mc.train(dataclasses.replace(TINY, average=0.9, checkpoint=path), data=toy_digits())
-    found = mc.load_network(path)
+def test_a_checkpoint_holds_the_whole_run(trained, tmp_path):
+    module, config, weights, history, data = trained
+    path = tmp_path / "run.npz"
+    module.train(dataclasses.replace(config, checkpoint=str(path)), data=data)
+    found = module.load_network(path)
     assert_same(found.weights, weights)
-    assert not np.array_equal(found.params["W"], weights["W"])
+    assert found.adam_m.keys() == found.adam_v.keys() == found.params.keys()
+    assert all(v.min() >= 0 for v in found.adam_v.values()) and any(m.any() for m in found.adam_m.values())
+    assert (found.step, found.source) == (2, data["source"]) and oct(path.stat().st_mode & 0o777) == oct(0o666 & ~mc.UMASK)
 
 
-def test_no_run_goes_on_from_weights_alone(file):
-    before = file.read_bytes()
-    with pytest.raises(mc.InputError, match="net.npz: holds weights alone"):
-        mc.train(dataclasses.replace(TINY, checkpoint=str(file), resume=True), data=toy_digits())
-    assert file.read_bytes() == before
+SHIPPED = sorted((ROOT / "weights").glob("*.npz"))
 
 
-def test_what_float16_cannot_hold_is_refused_and_nothing_written(trained, tmp_path):
-    config, weights, history = trained
-    with pytest.raises(mc.InputError, match="params/conv1_b holds more than float16 can"):
-        mc.save_weights(tmp_path / "x.npz", config, weights | {"conv1_b": weights["conv1_b"] + 1e5}, history)
-    assert not (tmp_path / "x.npz").exists()
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_the_networks_that_come_along_still_name_what_they_did(path):
+    """Digits, if drawn and not written, a little worse than those they trained on"""
+    experiment, = (name for name in EXPERIMENTS if name.split("_")[0] == path.stem.split("_")[0])
+    module = EXPERIMENTS[experiment]
+    found = module.load_network(path)
+    config = dataclasses.replace(found.config, n_test=100, threads=1)
+    with module.Runner(1) as runner:
+        tests = module.tests_of(found.weights, pins.tiny_data(experiment, config), config, runner)
+    tests = tests.get("familiar", tests)
+    accuracy = tests["hits"] / tests["n"] if isinstance(tests, dict) else tests
+    assert accuracy > found.history["epochs"][-1]["train_accuracy"] - 0.1
+    assert path.stat().st_size < 6.5e6 and path in {ROOT / name for name in runs.WEIGHTS}
 
 
-def edited(change):
-    """-> a function that rewrites a file with its arrays changed"""
-    return lambda path: np.savez(path, **change(arrays_of(path)))
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_load_without_a_file_finds_one_that_comes_along(experiment):
+    assert EXPERIMENTS[experiment].WEIGHTS in SHIPPED
 
 
-def with_meta(arrays, config=None, history=None):
-    """Arrays whose meta has other settings, or another history"""
-    meta = json.loads(str(arrays["meta"]))
-    meta |= {"config": meta["config"] | (config or {}), "history": meta["history"] if history is None else history}
-    return arrays | {"meta": np.array(json.dumps(meta))}
+# -------------------------------------------------------------- what was changed, cut off, or made by others
+
+def edited(change, digest=False):
+    """-> a function that rewrites a file with its arrays changed; digest: by one who knows about the digest"""
+    def rewrite(path):
+        arrays = change(arrays_of(path))
+        if digest:
+            arrays["digest"] = np.array(mc.digest_of({name: a for name, a in arrays.items() if name != "digest"}))
+        np.savez(path, **arrays)
+    return rewrite
 
 
-def of_another_experiment(arrays):
-    meta = json.loads(str(arrays.pop("meta")))
-    arrays |= {"meta": np.array(json.dumps(meta | {"config": {"seed": 0, "azimuths": 6}}))}
-    arrays.pop("digest")
-    return arrays | {"digest": np.array(mc.digest_of(arrays))}
+def with_meta(config=None, **changes):
+    def change(arrays):
+        meta = json.loads(str(arrays["meta"]))
+        meta |= changes | {"config": meta["config"] | (config or {})}
+        return arrays | {"meta": np.array(json.dumps(meta))}
+    return change
 
 
-def with_another_digest(change):
-    """Changed by one who knows about the digest"""
-    def both(arrays):
-        arrays = change(arrays)
-        arrays.pop("digest")
-        return arrays | {"digest": np.array(mc.digest_of(arrays))}
-    return both
+def without(*names):
+    return lambda arrays: {name: a for name, a in arrays.items() if name not in names}
 
 
-def with_new_meta(**changes):
-    return edited(with_another_digest(lambda arrays: with_meta(arrays, **changes)))
+def flip_directory(path):
+    """One bit of the zip's directory: the first entry's compression method"""
+    raw = bytearray(path.read_bytes())
+    raw[raw.index(b"PK\x01\x02") + 10] ^= 4
+    path.write_bytes(raw)
 
 
-DIGEST, NOT_WHOLE = "its digest", "not a whole file of a trained network"
+def cut(keep):
+    return lambda path: path.write_bytes(path.read_bytes()[:keep])
+
+
+DIGEST, NOT_WHOLE, OTHERS = "its digest is not that of what", "not a whole file of a trained", "its arrays are not those"
 SPOILS = {"a weight": (edited(lambda a: a | {"params/W": a["params/W"] + np.float16(0.01)}), DIGEST),
           "a sign of zero": (edited(lambda a: a | {"params/dec1_b": -0 * a["params/dec1_b"] - np.float16(0)}), DIGEST),
           "a dtype": (edited(lambda a: a | {"params/W": a["params/W"].astype(np.float32)}), DIGEST),
-          "a setting": (edited(lambda a: with_meta(a, config={"seed": 7})), DIGEST),
+          "a shape": (edited(lambda a: a | {"params/dec1_b": a["params/dec1_b"][None]}), DIGEST),
+          "a statistic": (edited(lambda a: a | {"state/conv1_norm_var": a["state/conv1_norm_var"] * 1.01}), DIGEST),
+          "a setting": (edited(with_meta({"seed": 7})), DIGEST),
           "an array more": (edited(lambda a: a | {"x": np.ones(3)}), DIGEST),
-          "an array less": (edited(lambda a: {k: v for k, v in a.items() if k != "params/W"}), DIGEST),
-          "without digest": (edited(lambda a: {k: v for k, v in a.items() if k != "digest"}), NOT_WHOLE),
-          "another experiment": (edited(of_another_experiment), "of another experiment"),
-          "another shape": (edited(with_another_digest(lambda a: a | {"params/W": a["params/W"][:1]})), NOT_WHOLE),
-          "no number": (edited(with_another_digest(lambda a: a | {"params/W": a["params/W"] * np.float16(np.nan)})),
-                        "no finite numbers"),
-          "text for weights": (edited(with_another_digest(lambda a: a | {"params/W": a["params/W"].astype("U8")})), ""),
-          "a setting of another type": (with_new_meta(config={"lr": "x"}), NOT_WHOLE),
-          "no history": (with_new_meta(history={}), NOT_WHOLE),
-          "no epochs": (with_new_meta(history={"epochs": None}), NOT_WHOLE),
+          "an array less": (edited(without("params/W")), DIGEST),
+          "without digest": (edited(without("digest")), NOT_WHOLE),
+          "without meta": (edited(without("meta"), True), NOT_WHOLE),
+          "another experiment": (edited(with_meta({"azimuths": 6}), True), "of another experiment"),
+          "another network": (edited(with_meta({"conv1_channels": 4}), True), OTHERS),
+          "a weight less": (edited(without("params/W"), True), OTHERS),
+          "a statistic less": (edited(without("state/conv1_norm_var"), True), OTHERS),
+          "half an optimiser": (edited(lambda a: a | {"adam_m/W": a["params/W"]}, True), OTHERS),
+          "another group": (edited(lambda a: a | {"x/W": a["params/W"]}, True), NOT_WHOLE),
+          "a setting of another type": (edited(with_meta({"conv1_channels": "x"}), True), NOT_WHOLE),
           "pickled": (edited(lambda a: a | {"params/W": np.array({"a": 1}, object)}), NOT_WHOLE),
-          "cut off": (lambda path: path.write_bytes(path.read_bytes()[:-500]), NOT_WHOLE),
-          "half": (lambda path: path.write_bytes(path.read_bytes()[:2000]), NOT_WHOLE),
-          "empty": (lambda path: path.write_bytes(b""), NOT_WHOLE),
+          "cut off": (cut(-500), NOT_WHOLE), "half": (cut(2000), NOT_WHOLE), "empty": (cut(0), NOT_WHOLE),
           "a byte": (lambda path: path.write_bytes(path.read_bytes()[:3000] + b"?" + path.read_bytes()[3001:]), ""),
+          "directory": (flip_directory, NOT_WHOLE),
           "a picture": (lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(500)), NOT_WHOLE),
-          "a folder": (lambda path: path.unlink() or path.mkdir(), NOT_WHOLE),
-          "missing": (lambda path: path.unlink(), "no such file")}
+          "a folder": (lambda path: path.unlink() or path.mkdir(), "Is a directory; give a file"),
+          "missing": (lambda path: path.unlink(), "No such file or directory; give a file")}
 
 
 @pytest.mark.parametrize("spoil", SPOILS)
@@ -138,89 +171,113 @@ def test_what_was_changed_or_is_none_is_refused_by_name(file, spoil):
     assert fault in str(error.value) and "\n" not in str(error.value)
 
 
-def test_the_network_that_comes_along_is_whole():
-    found = mc.load_network(mc.WEIGHTS)
-    assert (found.config.preset, found.source, mc.n_params(found.weights)) == ("residual", "mnist", 3059072)
-    assert mc.WEIGHTS.stat().st_size < 6.5e6
+def test_no_run_goes_on_from_weights_alone(file, tiny):
+    before = file.read_bytes()
+    with pytest.raises(mc.InputError, match="net.npz: holds weights alone"):
+        mc.train(dataclasses.replace(tiny[0], checkpoint=str(file), resume=True), data=toy_digits())
+    assert file.read_bytes() == before
 
 
-@pytest.mark.parametrize("name, model, size", [("capsules", "dynamic-shared", 118_272), ("gap", "gap", 118_530)])
-def test_the_second_experiments_networks_that_come_along_are_whole(name, model, size):
-    found = sn.load_network(sn.WEIGHTS.with_name(f"smallnorb_{name}.npz"))
-    assert (found.config.model, found.source, sn.n_params(found.weights)) == (model, "toys", size)
-    assert (found.config.split, found.config.trunk_channels, found.config.toy_seed) == ("azimuth", 32, 0)
-    assert sn.WEIGHTS.name == "smallnorb_capsules.npz"
+def test_what_float16_cannot_hold_is_refused_and_nothing_written(tiny, tmp_path):
+    config, weights, history = tiny
+    with pytest.raises(mc.InputError, match="W holds more than float16 can"):
+        mc.save_weights(tmp_path / "x.npz", config, weights | {"W": weights["W"] + 1e5}, history)
+    assert not (tmp_path / "x.npz").exists()
 
 
-@pytest.mark.parametrize("model, size", [("shared", 1_153_872), ("gap", 159_990)])
-def test_the_third_experiments_networks_that_come_along_are_whole(model, size):
-    path = ac.WEIGHTS.with_name(f"affnist_{model}.npz")
-    found = ac.load_network(path)
-    assert (found.config.model, found.config.task, found.source) == (model, "affnist", "mnist")
-    assert (ac.n_params(found.weights), found.config.n_train) == (size, 24000) and path.stat().st_size < 2.8e6
-    assert ac.WEIGHTS.name == "affnist_shared.npz"
+# -------------------------------------------------------------- looking at a trained network
+
+def look(file, **given):
+    return mc.look_at(file, SimpleNamespace(**given))
 
 
-def test_files_from_before_there_was_muon_are_of_adam():
-    settings = {name: value for name, value in mc.settings_of(mc.Config()).items() if name != "muon"}
-    assert mc.config_of(settings, "old.npz").muon == 0 != mc.Config().muon
+def test_a_trained_network_is_looked_at_with_its_own_settings(file, tiny):
+    """What no training hangs on may be given, and what is free; what agrees is no fault"""
+    found, config = look(file, seed=7, min_iou=0.5, n_test=9, threads=3, merge="add", lr=tiny[0].lr)
+    assert config == dataclasses.replace(found.config, seed=7, min_iou=0.5, n_test=9, threads=3, merge="add")
+    assert (found.config.seed, found.config.digits, found.config.conv1_channels) == (1, "synthetic", 3)
+    assert found.file == {"file": "net.npz", "trained_seed": 1,
+                          "sha256": mc.hashlib.sha256(file.read_bytes()).hexdigest()}
 
 
-# ---------------------------------------------------------------- running statistics of a normalisation
-
-@pytest.fixture(scope="module")
-def normalised():
-    """-> config, weights, history of a toy run of the second experiment, whose networks are normalised"""
-    config = tiny("self-routing", n_epochs=1)
-    return config, *sn.train(config)
-
-
-@pytest.fixture
-def normalised_file(normalised, tmp_path):
-    path = tmp_path / "net.npz"
-    sn.save_weights(path, *normalised)
-    return path
+@pytest.mark.parametrize("given, fault", [
+    (dict(lr=0.1), "--lr 0.1: .*net.npz was trained with 0.002; leave the flag out, or train anew without --load"),
+    (dict(resume=True), "--resume: is of training, and .*net.npz is trained"),
+    (dict(checkpoint="x.npz"), "--checkpoint: is of training"), (dict(cnn_head="mean"), "--cnn-head: means nothing to")])
+def test_what_would_have_changed_its_training_is_refused(file, given, fault):
+    with pytest.raises(mc.InputError, match=fault):
+        look(file, **given)
+    with pytest.raises(mc.InputError, match="--out-json .*: is the network's own file"):
+        look(file, out_json=str(file))
 
 
-def test_running_statistics_are_kept_as_they_are_beside_weights_in_float16(normalised, normalised_file):
-    config, weights, history = normalised
-    arrays, found = arrays_of(normalised_file), sn.load_network(normalised_file)
-    state = {name: a for name, a in weights.items() if name.endswith(("_mean", "_var"))}
-    assert len(state) == 10 and {name[6:] for name in arrays if name.startswith("state/")} == set(state)
-    for name, a in arrays.items():
-        if "/" in name:
-            assert a.dtype == (np.float32 if name.startswith("state/") else np.float16), name
-    assert_same(found.state, state)
-    assert_same(found.weights, {name: a if name in state else a.astype(np.float16).astype(np.float32)
-                                for name, a in weights.items()})
-    assert sn.n_params(weights) == sn.n_params(found.params) == sum(a.size for a in weights.values()) - sum(
-        a.size for a in state.values())
+# -------------------------------------------------------------- writing
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "result"
+    mc.write_atomically(path, lambda file: file.write(b"old"))
+
+    def fail(file):
+        file.write(b"new")
+        raise OSError(28, "No space left on device")
+    with pytest.raises(mc.InputError, match="cannot write .*result: No space left"):
+        mc.write_atomically(path, fail)
+    assert path.read_bytes() == b"old" and sorted(p.name for p in tmp_path.iterdir()) == ["home", "result"]
+    (tmp_path / "link").symlink_to(path)                                                # a write goes through a link
+    mc.write_atomically(tmp_path / "link", lambda file: file.write(b"new"))
+    assert (tmp_path / "link").is_symlink() and path.read_bytes() == b"new"
+    assert oct(path.stat().st_mode & 0o777) == oct(0o666 & ~mc.UMASK)
 
 
-def test_a_network_from_a_file_of_weights_names_the_test_images_as_before(normalised, normalised_file):
-    """but for what float16 costs"""
-    config, weights, _ = normalised
-    images = sn.load_data(config)["held_out"]["images"]
-    before, after = (sn.forward(w, images, config)[0]["scores"]
-                     for w in (weights, sn.load_network(normalised_file).weights))
-    np.testing.assert_allclose(after, before, rtol=0.05, atol=0.01)
+def test_what_cannot_be_written_is_said_at_once(tmp_path):
+    for given, fault in ((dict(resume=True), "--resume needs --checkpoint"),
+                         (dict(checkpoint=str(tmp_path)), "it is a folder or a device"),
+                         (dict(out_json=f"{tmp_path}/no/x.json"), "no/x.json: No such file or directory in its folder"),
+                         (dict(out_json=f"{tmp_path}/x", checkpoint=f"{tmp_path}/home/../x"), "would be written twice")):
+        with pytest.raises(mc.InputError, match=fault):
+            mc.check_options(mc.Config(**given))
+    mc.check_writable("", f"{tmp_path}/x.npz", "", f"{tmp_path}/y.npz")
+    assert os.listdir(tmp_path) == ["home"]
+    mc.make_outdir(tmp_path / "a" / "b", ["one"])
+    (tmp_path / "a" / "b" / "one.png").mkdir()
+    with pytest.raises(mc.InputError, match="one.png: it is a folder"):
+        mc.make_outdir(tmp_path / "a" / "b", ["two", "one"])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(mc.InputError, match="--outdir .*file/x: cannot be created"):
+        mc.make_outdir(tmp_path / "file" / "x", ["one"])
 
 
-@pytest.mark.parametrize("what", ["all", "one", "another name", "another shape", "no number"])
-def test_weights_without_their_running_statistics_are_refused(normalised_file, what):
-    """by whoever knows about the digest, too"""
-    def change(arrays):
-        names = sorted(name for name in arrays if name.startswith("state/"))
-        first = arrays[names[0]]
-        left = {name: a for name, a in arrays.items() if name not in (names if what == "all" else names[:1])}
-        return left | {"another name": {"state/other_mean": first}, "another shape": {names[0]: first[:-1]},
-                       "no number": {names[0]: first * np.float32(np.nan)}}.get(what, {})
-    edited(with_another_digest(change))(normalised_file)
-    with pytest.raises(sn.InputError, match="net.npz: (not a whole file|holds weights that are no finite numbers)"):
-        sn.load_network(normalised_file)
+def test_a_result_keeps_settings_versions_and_some_epochs(trained, tmp_path):
+    module, config, weights, history, _ = trained
+    epochs = [{"epoch": k, "loss": k / 3} for k in range(1, 101)]
+    result = module.result_of(config, weights, history | {"epochs": epochs, "seconds": 3.0, "steps": 60}, {"hits": 5})
+    kept = {f.name for f in module.options(config)} - set(result["config"])
+    assert kept == {f.name for f in module.options(config) if f.metadata.get("runtime") and f.type in (str, bool)
+                    and "choices" not in f.metadata}                                    # paths, and what is said
+    assert (result["hits"], result["ms_per_step"], result["experiment"]) == (5, 50, module.__name__)
+    columns = result["history"]
+    assert len(columns["epoch"]) == 20 and columns["epoch"][0] == 1 and columns["epoch"][-1] == 100
+    assert columns["loss"] == [k / 3 for k in columns["epoch"]]
+    assert result["n_params"] == module.n_params(weights) and result["machine"]["cores"] == module.n_cores()
+    module.write_json(tmp_path / "x.json", {"config": {"lr": 0.123456789}, "mean": 0.123456789, "half": float("nan"),
+                                            "more": [float("inf"), {"n": 3}]})
+    assert json.loads((tmp_path / "x.json").read_text()) == {
+        "config": {"lr": 0.123456789}, "mean": 0.12346, "half": None, "more": [None, {"n": 3}]}
+    assert module.packed(np.array([1, 0, 0, 0, 0, 0, 0, 1, 1], bool)) == "gYA="
 
 
-def test_running_statistics_that_were_changed_are_refused(normalised_file):
-    edited(lambda a: a | {"state/conv1_norm_mean": a["state/conv1_norm_mean"] + np.float32(1e-6)})(normalised_file)
-    with pytest.raises(sn.InputError, match="its digest"):
-        sn.load_network(normalised_file)
+@pytest.mark.parametrize("error, code, said", [
+    (mc.InputError("two\nlines"), 2, "error: two lines\n"), (KeyboardInterrupt(), 130, "stopped"),
+    (MemoryError(), 2, "error: out of memory; lower --batch-size")])
+def test_what_the_user_can_mend_is_one_line(error, code, said, capsys):
+    def main():
+        raise error
+    with pytest.raises(SystemExit) as stop:
+        mc.run_cli(main)
+    text = capsys.readouterr().err
+    assert stop.value.code == code and text.strip("\n").startswith(said.strip("\n")) and text.strip("\n").count("\n") == 0
+
+
+def test_a_reader_that_has_gone_is_no_traceback(run_script):
+    done = run_script("-c", "import multimnist_capsnet as mc\ndef main():\n    raise BrokenPipeError\nmc.run_cli(main)")
+    assert (done.returncode, done.stderr) == (1, "")

@@ -20,6 +20,7 @@ class Result(NamedTuple):
     seed: int
     flags: str
     minutes: float
+    after: str = ""                # the name of the run whose checkpoint stands for {checkpoint} in its command
 
     @property
     def name(self):
@@ -29,6 +30,8 @@ class Result(NamedTuple):
     def pin(self):
         """Which pin of tests/pins.json vouches for it: its flags without sizes. Of what has a command of its own: that
         of the run that made the weights it loads, else that of no flags"""
+        if self.after:
+            return next(run.pin for run in RESULTS if run.name == self.after)
         if "python3 " in self.flags:
             return next((run.pin for path, run in WEIGHTS.items() if path in self.flags), "")
         words = shlex.split(self.flags)
@@ -38,7 +41,7 @@ class Result(NamedTuple):
         return " ".join(" ".join([flag, *given[flag]]) for flag in sorted(given) if flag not in SIZES)
 
 
-SIZES = ("--n-epochs", "--n-train", "--n-val", "--n-test", "--batch-size", "--digits", "--baseline", "--probe")
+SIZES = ("--n-epochs", "--n-train", "--n-val", "--n-test", "--batch-size", "--digits", "--baseline")
 SHRUNK = {"--stop-at": "0.02", "--n-per-class": "4", "--n-train-toys": "2", "--data": "shapes"}   # in every pin
 MULTI, NORB, AFF = FIRST = "multimnist_capsnet", "smallnorb_novel_viewpoint", "affnist_capsnet"
 FOUND = sorted(path.stem for path in ROOT.glob("*.py") if (ROOT / f"visualize_{path.name}").exists())
@@ -50,18 +53,17 @@ PLAIN = "--norm none --lr 5e-3 --conv1-channels 32 --recon-weight 0.002"
 HEADS = {                          # heads on one trunk, of one size, and each routing without its routing
     **{model: f"--model {model}" for model in ("gap", "dense", "dynamic-shared", "dynamic", "em", "self-routing")},
     **{f"{model}-1": f"--model {model} --routing-iters 1" for model in ("dynamic-shared", "dynamic", "em")}}
-WIDE = "--trunk-channels 32 --head-types 10 --n-epochs 6"                   # heads on a trunk of twice the width
 PARTS = {                          # what is taken from one of them, or given to the other
     "dynamic-shared-1": "--model dynamic-shared --routing-iters 1",
     "dynamic-shared-no-places": "--model dynamic-shared --no-coord-add",
     "dynamic-shared-xent": "--model dynamic-shared --loss xent", "dynamic": "--model dynamic",
     "gap-places": "--model gap --places", "gap-margin": "--model gap --loss margin"}
-SPLITS = "azimuth", "elevation"
+SPLITS, SMALL_HEADS = ("azimuth", "elevation"), "--preset small"
 SWEPT = "gap", "dynamic-shared", "em"                                       # heads that are trained on less
 AZIMUTHS = {3: ("340:380", 12), 6: ("300:400", 6), 9: ("280:440", 4), 18: ("0:340", 2)}     # how many: which, epochs
-CAPS = "--model caps --conv1-channels 64 --primary-types 4 --conv-types 4 --conv2-types 4"
+CAPS, PAPERS_CNN = "--model caps", "--model cnn --preset small --lr 2e-3"
 PAPER = {                          # its two kinds of network, and minutes
-    "caps": (f"{CAPS} --n-epochs 10", 4), "cnn": ("--model cnn --lr 2e-3 --n-epochs 16", 1)}
+    "caps": (f"{CAPS} --n-epochs 10", 4), "cnn": (f"{PAPERS_CNN} --n-epochs 16", 1)}
 STANDARD = {                       # the paper's ablations on the standard task
     **{f"caps-{n}": f"--routing-iters {n}" for n in (1, 2, 3)}, "caps-no-places": "--no-coord-add",
     "caps-spread": "--loss spread"}
@@ -69,21 +71,21 @@ AFF_NETWORKS = {                   # sharing of matrices over places and capsule
     "shared": "", "caps-1": "--model caps --routing-iters 1", "gap": "--model gap", "dense": "--model dense",
     "caps": "--model caps", "shared-3": "--routing-iters 3", "vectors": "--model vectors",
     "gap-8": "--model gap --padding 8", "max-8": "--model max --padding 8",                # the margin that suits them
-    "cnn": "--model cnn --lr 2e-3 --muon 0.004", "shared-no-places": "--no-places"}
-FOUR, UNPROBED = tuple(AFF_NETWORKS)[:4], ("caps-1", "gap", "shared-no-places")
+    "cnn": "--model cnn --lr 2e-3"}
+FOUR = tuple(AFF_NETWORKS)[:4]
 BARE = "--no-squash --loss xent --recon-weight 0"
 STEPS = {                          # from a CNN of ten vectors to a capsule network, and what is taken from that one
     "start": f"--model vectors {BARE}", "transformation": BARE, "routing": f"--routing-iters 3 {BARE}",
     "squash": "--routing-iters 3 --loss xent --recon-weight 0", "margin": "--routing-iters 3 --recon-weight 0",
     "no-squash": "--routing-iters 3 --no-squash", "no-margin": "--routing-iters 3 --loss xent"}
-STEADY = "--lr-schedule constant --lr 1e-3 --muon 0.002"
+STEADY = "--lr-schedule constant --lr 1e-3"
 MATCHED = f"--stop-at 0.9922 {STEADY} --n-train 6000 --n-epochs 40"
 LEVEL = f"--stop-at 0.97 {STEADY} --n-train 3000 --n-epochs 40"                        # the paper's CNN gets there, too
 PAPERS = {                         # its own kind: not normalised, no margin, Adam; controls of the capsules' size
     "caps": "--preset small --model caps", "caps-1": "--preset small --model caps --routing-iters 1",
-    "cnn": "--preset small --model cnn --conv1-channels 16 --width 280 --dropout 0.5",
-    "cnn-64": "--preset small --model cnn --conv1-channels 64 --width 66 --dropout 0.5",
-    "dense": "--model dense --norm none --padding 0 --width 526 --dropout 0.5 --lr 1e-3 --warmup 0"}
+    "cnn": "--preset small --model cnn",
+    "cnn-64": "--preset small --model cnn --conv1-channels 64",
+    "dense": "--preset small --model dense"}
 AGREED = "--stop-at 0.98 --lr-schedule constant --n-train 6000 --n-epochs 40"                      # all four get there
 FEW = (10, 100, 1000)              # training digits of a class
 DIGITS_TASK = "--task mnist --n-train 55000"
@@ -107,27 +109,30 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
         ("cnn-mean", "--model cnn --cnn-head mean", 2))),
     (MULTI, "main", "long", f"{PLAIN} --n-epochs 25 --n-train 60000 --n-val 5000", range(1), 100),
     (MULTI, "synthetic", "deep", "--n-epochs 8 --n-train 6000 --digits synthetic", range(1), 3),
-    *((NORB, "shapes", model, f"--data shapes --model {model} --baseline none", range(10), minutes)
-      for model, minutes in (("caps", 1.5), ("cnn", 0.2), ("gap", 0.4), ("nearest", 0.1))),
-    *((NORB, f"heads-{split}", head, f"{flags} --n-epochs 6 --split {split} --baseline none", range(10), 1)
+    *((NORB, "shapes", model, f"--data shapes --model {flags} --baseline none", range(10), minutes)
+      for model, flags, minutes in (("caps", "caps --preset small", 1.5), ("cnn", "cnn --preset small", 0.2),
+                                    ("gap", "gap --preset small", 0.4), ("nearest", "nearest", 0.1))),
+    *((NORB, f"heads-{split}", head, f"{flags} {SMALL_HEADS} --split {split} --baseline none", range(10), 1)
       for split in SPLITS for head, flags in HEADS.items()),
-    *((NORB, f"wide-{split}", model, f"--model {model} {WIDE} --split {split} --baseline none", range(10), 2)
+    *((NORB, f"wide-{split}", model, f"--model {model} --split {split} --baseline none", range(10), 2)
       for split in SPLITS for model in ("dynamic-shared", "gap")),
-    *((NORB, "parts", part, f"{flags} {WIDE} --baseline none", range(5), 2) for part, flags in PARTS.items()),
+    *((NORB, "parts", part, f"{flags} --baseline none", range(5), 2) for part, flags in PARTS.items()),
     *((NORB, f"paper-{split}", name, f"{flags} --split {split} --baseline none", range(10), minutes)
       for split in SPLITS for name, (flags, minutes) in PAPER.items()),
-    *((NORB, f"toys-{n}", head, f"--model {head} --n-train-toys {n} --n-epochs {30 // n} --baseline none", range(5), 1)
+    *((NORB, f"toys-{n}", head, f"--model {head} {SMALL_HEADS} --n-train-toys {n} --n-epochs {30 // n} --baseline none",
+       range(5), 1)
       for n in (1, 2, 3) for head in SWEPT),
-    *((NORB, f"azimuths-{n}", head, f"--model {head} --split toys --train-azimuths {which} --n-epochs {epochs} "
-       "--baseline none", range(5), 1) for n, (which, epochs) in AZIMUTHS.items() for head in SWEPT),
+    *((NORB, f"azimuths-{n}", head, f"--model {head} {SMALL_HEADS} --split toys --train-azimuths {which} "
+       f"--n-epochs {epochs} --baseline none", range(5), 1)
+      for n, (which, epochs) in AZIMUTHS.items() for head in SWEPT),
     *((NORB, "standard", setting, f"{CAPS} {flags} --split toys --n-epochs 2 --baseline none", range(3), 2)
       for setting, flags in STANDARD.items()),
     *((NORB, "standard", name, f"{flags} --split toys --baseline none", range(3), 0.7)
-      for name, flags in (("gap", "--model gap --n-epochs 2"), ("cnn", "--model cnn --lr 2e-3 --n-epochs 5"))),
+      for name, flags in (("gap", f"--model gap {SMALL_HEADS} --n-epochs 2"), ("cnn", f"{PAPERS_CNN} --n-epochs 5"))),
     (NORB, "standard", "nearest", "--model nearest --split toys --baseline none", range(1), 0.5),
     *((NORB, f"wide-{split}", "nearest", f"--model nearest --split {split} --baseline none", range(1), 0.2)
       for split in SPLITS),
-    *((AFF, "free", name, f"{flags}{' --probe' * (name not in UNPROBED)}", range(3), 7)
+    *((AFF, "free", name, flags, range(3), 4)
       for name, flags in AFF_NETWORKS.items()),
     *((AFF, "edge", name, f"{AFF_NETWORKS[name]} --padding 0", range(3), 3) for name in (*FOUR, "caps", "cnn")),
     (AFF, "edge", "shared-8", "--padding 8", range(3), 4),
@@ -153,14 +158,16 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     *((AFF, "long", name, f"{AFF_NETWORKS[name]} --n-epochs 10 --n-train 24000", range(1), 18)
       for name in ("shared", "gap-8")))
 REAL_RUNS = tuple(                 # on files that cannot be shipped
-    (NORB, "real-azimuth", model, f"--model {model} --baseline none --data smallnorb", range(1), 5)
-    for model in ("caps", "cnn", "gap", "nearest"))
+    (NORB, "real-azimuth", model, f"--model {flags} --baseline none --data smallnorb", range(1), 5)
+    for model, flags in (("caps", "caps --preset small"), ("cnn", "cnn --preset small"), ("gap", "gap --preset small"),
+                         ("nearest", "nearest")))
 TOY = {MULTI: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 64, "--digits": "auto"},
-       "shapes": {"--n-epochs": 1, "--n-per-combo": 1, "--n-test-per-combo": 1},
+       "shapes": {"--n-epochs": 1},
        NORB: {"--n-epochs": 1, "--n-train-toys": 1, "--n-test": 60},
        AFF: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 32, "--digits": "auto"}}
 DRAW, SHIPPED = f"python3 visualize_{MULTI}.py", "weights/multimnist_deep.npz"
 PROBE = f"{DRAW} --only disentanglement {PLAIN} {QUICK} --n-val 500"
+AFF_PROBE = f"python3 probe_{AFF}.py"
 AFF_NEAREST = "python3 tests/bench_affnist_nearest.py"
 ALIVE = f"python3 visualize_{NORB}.py --only alive {CAPS} --n-epochs 10"
 LOOKS = [                          # what the figures say, in numbers
@@ -179,6 +186,9 @@ LOOKS = [                          # what the figures say, in numbers
     Result(AFF, "weights", "adversarial", 0, "python3 tests/bench_affnist_adversarial.py --digits mnist "
            "--threads 1", 12),
     Result(AFF, "weights", "surest", 0, "python3 tests/bench_affnist_surest.py --digits mnist --threads 1", 1),
+    *(Result(AFF, "probes", name, seed, f"{AFF_PROBE} --load {{checkpoint}} --digits mnist --threads 1 --quiet", 5,
+             f"{AFF}/free/{name}-{seed}")
+      for name in AFF_NETWORKS if name not in ("caps-1", "gap") for seed in range(3)),
     *(Result(NORB, "alive", "caps", seed, f"{ALIVE} --seed {seed} --threads 1", 5) for seed in range(3)),
     *(Result(NORB, "weights", name, 0, f"python3 {NORB}.py --load weights/smallnorb_{name}.npz --threads 1 "
              "--quiet", 0.3) for name in ("capsules", "gap", "caps"))]
@@ -201,7 +211,7 @@ BENCHES = [                        # experiment, table, setting, seed, command, 
     Result(MULTI, "synthetic", "digits", 0, f"{DIGITS} --digits mnist", 1)]
 SMALL = {                          # what makes a command small; what is given twice counts as last
     "bench_toys": "--n-toys 1 --n-test 100", "nearest.py": "--n-known 200 --n-test 100 --digits auto",
-    "bench_affnist_adversarial": "--n-test 20 --draws 1 --digits auto",
+    "probe_affnist": "--n-test 20 --digits auto", "bench_affnist_adversarial": "--n-test 20 --draws 1 --digits auto",
     "bench_affnist_surest": "--n-test 20 --digits auto",
     "--only alive": "--n-epochs 1 --n-train-toys 1 --n-test 60",
     f"{NORB}.py --load": "--n-test 60", "--load": "--n-test 64 --digits auto",
@@ -256,12 +266,18 @@ def digest(*paths):
     return hashlib.sha256(b"".join(path.read_bytes() for path in there)).hexdigest()
 
 
-def shell_command(result, path, toy=False, norb_dir=""):
-    """The command that makes a result and writes it to path; toy: in seconds"""
+def toy_line(experiment):
+    """An experiment and the flags that make it small"""
+    return shlex.join(map(str, (experiment, *(word for pair in TOY.get(experiment, {}).items() for word in pair))))
+
+
+def shell_command(result, path, toy=False, norb_dir="", checkpoint=""):
+    """The command that makes a result and writes it to path; toy: in seconds; checkpoint: of the run it is after"""
     if "python3 " in result.flags:
         small = next(f" {flags}" for part, flags in SMALL.items() if part in result.flags) if toy else ""
         folder = f" --quiet --outdir {shlex.quote(str(Path(path).parent))}" if "visualize" in result.flags else ""
-        return f"{result.flags}{small}{folder} --out-json {shlex.quote(path)}"
+        command = result.flags.replace("{checkpoint}", shlex.quote(checkpoint))
+        return f"{command}{small}{folder} --out-json {shlex.quote(path)}"
     words = shlex.split(result.flags)
     if toy:
         small = TOY["shapes" if "shapes" in words else result.experiment]
