@@ -41,6 +41,7 @@ import functools
 import gzip
 import hashlib
 import http.client
+import itertools
 import json
 import math
 import os
@@ -129,7 +130,7 @@ BOX = 28                           # side of an MNIST image, px
 SIDES = {"affnist": 40, "mnist": 28}                           # of each task's canvas, px
 SHIFTS = {"affnist": 6, "mnist": 2}                            # training moves a digit by so many whole px on each axis
 N_CLASSES = 10
-TURN, SHEAR, SCALE = 20.0, 0.2, (0.8, 1.2)         # affNIST's ranges: degrees either way; either way; on each axis
+RANGES = {"turn": (-20.0, 20.0), "shear": (-0.2, 0.2), "down": (0.8, 1.2), "across": (0.8, 1.2)}        # affNIST's
 REST = {"turn": 0.0, "shear": 0.0, "down": 1.0, "across": 1.0}          # no transformation: degrees, a share, factors
 
 
@@ -164,12 +165,6 @@ def affine_matrix(turn, shear, down, across):
     sheared = np.stack([down, 0 * down, shear * down, across], -1).reshape(-1, 2, 2)
     turned = np.stack([cos, -sin, sin, cos], -1).reshape(-1, 2, 2)                      # y grows downwards
     return turned @ sheared
-
-
-def draw_factors(n, rng):
-    """affNIST's transformations: {factor: (n,)}"""
-    return {"turn": rng.uniform(-TURN, TURN, n), "shear": rng.uniform(-SHEAR, SHEAR, n),
-            "down": rng.uniform(*SCALE, n), "across": rng.uniform(*SCALE, n)}
 
 
 def affine_digits(images, matrices, rng, side):
@@ -235,7 +230,7 @@ def stream_digits(digits, config, kind, factors=None):
         if kind == "placed":
             shown = digits_anywhere(images[part], side, rng)
         elif kind in ("affine", "centred"):
-            drawn = draw_factors(part.stop - start, rng) if factors is None else factors
+            drawn = factors or {name: rng.uniform(*within, part.stop - start) for name, within in RANGES.items()}
             matrices = np.broadcast_to(affine_matrix(**drawn), (part.stop - start, 2, 2))
             shown, _ = affine_digits(images[part], matrices, None if kind == "centred" else rng, side)
         else:
@@ -256,23 +251,14 @@ def training_digits(digits, config):
     return images[kept], labels[kept]
 
 
-def in_turn(n, total, size, rng):
-    """`total` numbers below n, `size` at a time, each once, in random order, before one comes again. Yields arrays"""
-    waiting = np.empty(0, np.int64)
-    for start in range(0, total, size):
-        wanted = min(size, total - start)
-        while len(waiting) < wanted:
-            waiting = np.concatenate([waiting, rng.permutation(n)])
-        yield waiting[:wanted]
-        waiting = waiting[wanted:]
-
-
 def epoch_samples(digits, epoch, config, dtype=np.float32):
     """The digits of one epoch, moved, a chunk of whole batches at a time: every digit once before one comes again"""
     images, labels = training_digits(digits, config)
-    size = max(1, CHUNK // config.batch_size) * config.batch_size
-    order = in_turn(len(labels), config.n_train, size, rng_for(config.seed, "batches", epoch))
-    for k, rows in enumerate(order):
+    size, permutation = max(1, CHUNK // config.batch_size) * config.batch_size, rng_for(
+        config.seed, "batches", epoch).permutation
+    order = itertools.chain.from_iterable(map(permutation, itertools.repeat(len(labels))))
+    for k, start in enumerate(range(0, config.n_train, size)):
+        rows = np.fromiter(itertools.islice(order, min(size, config.n_train - start)), np.int64)
         rng = rng_for(config.seed, "batches", epoch, k)
         samples = {"images": moved_digits(images[rows], SIDES[config.task], SHIFTS[config.task], rng),
                    "labels": labels[rows].astype(np.int64)}
@@ -602,7 +588,7 @@ def layers_of(config, width):
 
     def conv(name, F, K=3, stride=1):
         return "conv2d", name, K, stride, F
-    capsules = SIZES[config.preset][0] * E if config.model in ROUTED else N_CLASSES * D
+    capsules = SIZES[config.preset][0] * E
     deep = (conv("conv1", c), relu, conv("conv2", c), pool, relu, conv("conv3", CONV3), relu, conv("conv4", CONV3),
             pool, relu, conv("conv5", width if config.model in ("gap", "max") else CONV5), relu)
     if config.model == "cnn":                      # of 256, 256 and 128 channels, 328 and 192 units in the paper
@@ -613,6 +599,8 @@ def layers_of(config, width):
         layers = (*deep, ("flatten",), ("linear", "fc1", width), relu, ("dropout",), ("linear", "fc2", N_CLASSES))
     elif config.model in ("gap", "max"):
         layers = (*deep, ("mean",) if config.model == "gap" else ("largest",), ("linear", "fc1", N_CLASSES))
+    elif config.model == "vectors":
+        layers = (*deep, conv("primary", N_CLASSES * D, K=1), ("mean",))
     elif config.preset == "deep":
         layers = (*deep, conv("primary", capsules, K=1))
     else:                                                                               # the paper's two
@@ -654,12 +642,12 @@ def own_width(config):
     if config.width or config.model in CAPSULES:
         return config.width
 
-    def size(config, width=0):
+    def size(width, config=config):
         return sum(math.prod(shape) for shape in param_shapes(config, width).values())
     like = "shared" if config.model in ("gap", "max") else "caps"
-    target = size(dataclasses.replace(config, model=like, conv1_channels=None, recon_weight=0.0))
-    above = bisect_left(range(1, 4096), target, key=lambda width: size(config, width)) + 1      # the first not below
-    return min((max(1, above - 1), above), key=lambda width: abs(size(config, width) - target))
+    target = size(0, dataclasses.replace(config, model=like, conv1_channels=None, recon_weight=0.0))
+    above = bisect_left(range(1, 4096), target, key=size) + 1                           # the first that is not smaller
+    return min((max(1, above - 1), above), key=lambda width: abs(size(width) - target))
 
 
 def init_params(config):
@@ -717,12 +705,11 @@ def backward(dscores, drecon, cache, config, need_dx=False):
 
 
 def capsules_forward(params, x, config, empty):
-    """The trunk's output x (N, side, side, C) -> v (N, J, D), what else is worth knowing, cache"""
+    """The trunk's output x (N, side, side, C), of vectors (N, C) -> v (N, J, D), what else is worth knowing, cache"""
     N, ending = len(x), PLAIN if config.no_squash else SQUASH
     if config.model == "vectors":
-        s, mean_cache = mean_forward(x)
-        v, routing_cache = ending[0](s.reshape(N, N_CLASSES, D))
-        return v, {}, SimpleNamespace(mean=mean_cache, routing=routing_cache)
+        v, routing_cache = ending[0](x.reshape(N, N_CLASSES, D))
+        return v, {}, SimpleNamespace(routing=routing_cache, x_shape=x.shape)
     u, primary_cache = ending[0](x.reshape(N, -1, E))                                   # (N, I, E)
     parts, places_cache, W, places = u, None, params["W"], plan(config).places
     if "place_W" in params:
@@ -740,10 +727,10 @@ def capsules_forward(params, x, config, empty):
 
 
 def capsules_backward(dv, cache, config, grads):
-    """-> dx (N, side, side, C); the parameters' gradients go into `grads`"""
+    """-> dx, as x; the parameters' gradients go into `grads`"""
     _, ending_backward = PLAIN if config.no_squash else SQUASH
     if config.model == "vectors":
-        return mean_backward(ending_backward(dv, cache.routing).reshape(len(dv), -1), cache.mean)
+        return ending_backward(dv, cache.routing).reshape(cache.x_shape)
     if config.routing_iters == 1:
         du, dW = uniform_backward(ending_backward(dv, cache.routing), cache.votes)
     else:
@@ -927,7 +914,7 @@ PRESETS = {                        # what is not given
     "deep": {"conv1_channels": 16, "norm": "batch", "padding": 4, "lr": 1e-2, "warmup": 200},
     "small": {"conv1_channels": 64, **NOT_NORMALISED}, "paper": {"conv1_channels": 256, **NOT_NORMALISED}}
 MUON = 2                           # times the learning rate is the step of a normalised kernel
-ONLY_CAPSULES, ONLY_ROUTED, ONLY_AFFNIST = {"model": CAPSULES}, {"model": ROUTED}, {"task": ("affnist",)}
+ONLY_CAPSULES = {"model": CAPSULES}
 
 
 @dataclass(frozen=True)
@@ -945,7 +932,7 @@ class Config(Settings):
     task: str = option("affnist", "affnist: digits moved about on 40x40 px, tested on moved and on affine ones; mnist: "
                        "on 28x28 px, tested as they are", "data", choices=tuple(SIDES))
     affnist_dir: str = option("", "folder with affNIST's test_batches: test on its files, too; needs SciPy", "data",
-                              runtime=True, metavar="DIR", only=ONLY_AFFNIST)
+                              runtime=True, metavar="DIR", only={"task": ("affnist",)})
     digits: str = option("auto", "auto: MNIST if at hand or to be fetched, else synthetic", "data",
                          choices=("auto", "mnist", "synthetic"), runtime=True)
     mnist_dir: str = option("", "folder with the four MNIST idx files, raw or .gz (else $MNIST_DIR, else "
@@ -974,7 +961,7 @@ class Config(Settings):
     conv1_channels: int = option(None, "channels of Conv1, and of Conv2; cnn: of the first two, its third has half",
                                  "network", low=1, high=1024)
     routing_iters: int = option(None, "routing iterations; 1 means uniform coupling", "network", low=1, high=50,
-                                only=ONLY_ROUTED)
+                                only={"model": ROUTED})
     muon: float = None             # these are no flags: the recipe says them
     dropout: float = None
     width: int = 0

@@ -25,7 +25,6 @@ NETWORKS = [str(affnist.WEIGHTS), str(affnist.WEIGHTS.with_name("affnist_gap.npz
 MAX_DIGITS, MAX_NETWORKS = 4, 3
 PATH = (                           # (factor, or where: the extremes it swings between); the others rest meanwhile
     ("turn", -60, 60), ("shear", -0.5, 0.5), ("down", 0.6, 1.3), ("across", 0.6, 1.3), ("place", -1, 1))
-WITHIN = {"turn": (-20, 20), "shear": (-0.2, 0.2), "down": (0.8, 1.2), "across": (0.8, 1.2)}      # affNIST's
 WORDS = {"turn": "turned by {:.0f}°", "shear": "sheared by {:.2f}", "down": "stretched downwards by {:.2f}",
          "across": "stretched across by {:.2f}", "place": "moved"}
 
@@ -112,7 +111,7 @@ def film(digits, networks, n, source):
         rows.append((picture, images, label, looks))
     frames = []
     for t, (name, value, _, _) in enumerate(shown):
-        low, high = WITHIN.get(name, (-np.inf, np.inf))
+        low, high = affnist.RANGES.get(name, (-np.inf, np.inf))
         beyond = "" if low <= value <= high else ", beyond affNIST's range"
         heading.set_text(f"Trained on moved {source}; {WORDS[name].format(value)}{beyond}")
         for picture, images, label, looks in rows:

@@ -131,9 +131,8 @@ def draw_redrawn(run):
     return fig
 
 
-FACTOR_WORDS = {                   # what the axis says; affNIST's range
-    "turn": ("turned by, degrees", (-20, 20)), "shear": ("sheared by", (-0.2, 0.2)),
-    "down": ("stretched downwards by", (0.8, 1.2)), "across": ("stretched across by", (0.8, 1.2))}
+FACTOR_WORDS = {"turn": "turned by, degrees", "shear": "sheared by", "down": "stretched downwards by",
+                "across": "stretched across by"}
 
 
 def draw_factors(run):
@@ -147,8 +146,8 @@ def draw_factors(run):
                      f", the first {tested:,} test digits, in the middle of the canvas; lower is better; shaded: "
                      f"affNIST's range{seeds_said(n)}")
     axes = fig.subplots(1, len(FACTOR_WORDS), sharey=True)
-    for ax, (name, (text, within)) in zip(axes, FACTOR_WORDS.items()):
-        ax.axvspan(*within, color="#EEEEEE", linewidth=0)
+    for ax, (name, text) in zip(axes, FACTOR_WORDS.items()):
+        ax.axvspan(*affnist.RANGES[name], color="#EEEEEE", linewidth=0)
         for label, (model, runs) in found.items():
             colour, line, marker = STYLES[model]
             values, accuracy = np.mean([each[name] for each in runs], 0).T

@@ -10,9 +10,7 @@ after the one whose pixels are nearest, in Euclidean distance: as the two are pl
 pixels, so that the centre of their ink lies in the middle. The latter is told that place does not matter, which the
 networks have to learn; neither is told anything of turning, shearing and stretching.
 
---out-json writes a result for results/; its stamp is of 40 training steps of the default network.
 """
-import hashlib
 import math
 import sys
 from pathlib import Path
@@ -21,8 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import affnist_capsnet as affnist  # noqa: E402  (before numpy: it sets BLAS to one thread)
 
 import numpy as np  # noqa: E402
-from bench_affnist_step import stamped  # noqa: E402
-from bench_multimnist_step import require  # noqa: E402
+from bench_step import header, require  # noqa: E402
 
 KINDS = {key: kind for key, kind, _ in affnist.TESTS["affnist"] if kind != "real"}
 
@@ -96,9 +93,8 @@ def main():
     for name, tests in found.items():
         print(f"| {name} | " + " | ".join(f"{tests[key]:.4f}" for key in KINDS) + " |")
     if args.out_json:
-        affnist.write_json(args.out_json, stamped(affnist.Config(seed=args.seed, n_test=args.n_test)) | {
-            "source": digits["source"], "nearest": found, "bench": {
-                "n_known": len(known), "sha256": hashlib.sha256(Path(__file__).read_bytes()).hexdigest()}})
+        affnist.write_json(args.out_json, header(affnist, config) | {
+            "source": digits["source"], "nearest": found, "bench": {"n_known": len(known)}})
 
 
 if __name__ == "__main__":
