@@ -1886,8 +1886,8 @@ def announce(run, data):
     """What a run prints at its start: data, network, settings"""
     config = run.config
     counts = ", ".join(f"{len(data[name]['labels'])} {name}" for name in ("train", "familiar", "held_out"))
-    run.progress.say(f"{config.model}, {config.preset}: {config.loss} loss, {n_params(run.params):,} parameters; {counts} "
-                     f"images, {data['source']}; seed {config.seed}, threads {run.runner.threads}"
+    run.progress.say(f"{config.model}, {config.preset}: {config.loss} loss, {n_params(run.params):,} parameters; "
+                     f"{data['source']}: {counts}; seed {config.seed}, threads {run.runner.threads}"
                      + f"; going on at step {run.step} of {run.n_steps}" * (run.step > 0))
 
 
