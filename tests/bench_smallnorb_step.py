@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """How long a training step of each network takes, beside PyTorch with the same arithmetic, and where the time goes.
 
-    python3 tests/bench_smallnorb_step.py [--models caps,gap] [--preset small|paper] [--routing-iters 3] [--threads 2]
-    [--rounds 5] [--repeats 5] [--no-torch] [--out-json FILE]
+    python3 tests/bench_smallnorb_step.py [--models caps,gap] [--preset small|wide|paper] [--routing-iters 3]
+    [--threads 2] [--rounds 5] [--repeats 5] [--no-torch] [--out-json FILE]
 
 One step is: forward with batch statistics, backward through all routing iterations, sum over shards, Adam, on 32
 images. Compared in one run, in turn, round by round (ratios are medians over rounds, so that a machine whose speed
@@ -20,7 +20,6 @@ then give --threads 1.
 Both sides choose their kernels by the processor. To hold both to AVX2, set OPENBLAS_CORETYPE=Haswell
 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2.
 """
-import dataclasses
 import os
 import platform
 import sys
@@ -51,13 +50,13 @@ def torch_loss(config, how):
     """-> a function of (params, images, labels): the same network and loss in PyTorch; how: broadcast or products"""
     import torch
     import torch.nn.functional as F
-    drawn = norb.plan(config)
+    centres = norb.children_of(config).centres if config.model in norb.CAPSULES else None
 
     def layers(p, x):
-        for operation, *options in drawn.layers:
+        for operation, *options in norb.trunk(config):
             name = options[0] if options else None
             if operation == "conv2d":
-                x = F.conv2d(x, p[name + "_w"], p.get(name + "_b"), stride=options[1])
+                x = F.conv2d(x, p[name + "_w"], p.get(name + "_b"), stride=options[2])
             elif operation == "linear":
                 x = F.linear(x, p[name + "_w"].T, p.get(name + "_b"))
             elif operation == "norm":
@@ -93,7 +92,7 @@ def torch_loss(config, how):
                 variance = (r[..., None] * (V - mu[:, :, None]).square()).sum(2) / total[..., None]
             sigma2 = variance + norb.SIGMA2_EPS
             cost = (D * u + 0.5 * sigma2.log().sum(-1)) * total * ratio
-            x = b - norb.inverse_temperature(t, config) * cost
+            x = b - norb.LAMBDA * cost
             if t < config.routing_iters - 1:
                 offset = F.logsigmoid(x) - 0.5 * sigma2.log().sum(-1)
                 if how == "products":
@@ -146,7 +145,7 @@ def torch_loss(config, how):
         N, side, _, B = a.shape
         V = torch.einsum("nlirq,ijqc->nlijrc", pose.reshape(N, side * side, B, P, P), p["class_W"])
         add = torch.zeros(side * side, P, P, dtype=V.dtype)
-        add[:, :2, 3] = torch.from_numpy(drawn.centres).to(V.dtype)
+        add[:, :2, 3] = torch.from_numpy(centres).to(V.dtype)
         V = (V + add[:, None, None]).reshape(N, 1, side * side * B, J, D)
         _, x = em(V, a.reshape(N, 1, -1), p["class_beta_u"], p["class_beta_a"], J / (side * side * B),
                   lambda x: x.softmax(-1), torch.full((1, 1, 1, 1), 1 / J, dtype=V.dtype))
@@ -161,13 +160,13 @@ def torch_loss(config, how):
 
     def lengths(p, images):
         x = layers(p, images).permute(0, 2, 3, 1)
-        N, E, places = len(x), norb.VECTOR, len(drawn.centres)
+        N, E, places = len(x), norb.VECTOR, len(centres)
         u = squash(x.reshape(N, places, -1, E))                                                # (N, L, B, E)
         if config.model == "dynamic":
             u_hat = torch.einsum("nie,iejd->njid", u.reshape(N, -1, E), p["W"])
         else:
             u_hat = torch.einsum("nlbe,bejd->njlbd", u, p["W"])
-            at = torch.einsum("lk,kjd->jld", torch.from_numpy(drawn.centres).to(u.dtype), p["place_W"])
+            at = torch.einsum("lk,kjd->jld", torch.from_numpy(centres).to(u.dtype), p["place_W"])
             u_hat = (u_hat + at[:, :, None] * norm_of(u)[:, None]).flatten(2, 3)               # (N, J, I, 16)
         if config.model == "self-routing":
             c = torch.einsum("nlbe,bej->njlb", u, p["route_W"]).flatten(2).softmax(1)
@@ -273,22 +272,10 @@ def times_of(config, args):
         return time_in_turn(steps, args.rounds, args.repeats), torch_version
 
 
-def stamped(config):
-    """-> the result of enough steps on the small shapes for a stamp: settings, versions, machine. It vouches for the
-    bits that this code makes, not for the milliseconds."""
-    config = norb.changed(config, data="shapes", n_epochs=1, threads=1, quiet=True)
-    data = norb.load_data(config)
-    steps = -(-len(data["train"]["labels"]) // config.batch_size)
-    config = norb.changed(config, n_epochs=-(-norb.STAMP_STEPS // steps))
-    params, history = norb.train(config, data=data)
-    result = norb.result_of(config, params, history, {})
-    return {key: value for key, value in result.items() if key not in ("seconds_train", "ms_per_step", "history")}
-
-
 def main():
     parser = norb.Parser(__doc__)
-    parser.add_argument("--models", default="caps," + ",".join(norb.HEADS), metavar="NAMES", help="networks to time")
-    parser.add_argument("--preset", choices=norb.PRESETS, default="small", help="sizes of caps (default small)")
+    parser.add_argument("--models", default=",".join(norb.MODELS[:-1]), metavar="NAMES", help="networks to time")
+    parser.add_argument("--preset", choices=norb.SIZES, default="small", help="their sizes (default small)")
     parser.add_argument("--routing-iters", type=int, default=3, metavar="N", help="iterations (default 3)")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), metavar="N", help="default: one per core")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="each times all in turn (default 5)")
@@ -303,11 +290,10 @@ def main():
     for name in "routing_iters", "threads", "rounds", "repeats":
         if getattr(args, name) < 1:
             raise norb.InputError(f"{norb.flag_of(name)} {getattr(args, name)}: must be at least 1")
-    norb.check_outputs(args.out_json)
+    norb.check_writable(args.out_json)
     steps, configs, torch_version = {}, {}, None
     for model in models:
-        config = norb.for_model(norb.Config(routing_iters=args.routing_iters, preset=args.preset), model)
-        configs[model] = dataclasses.replace(config, baseline="none")
+        configs[model] = norb.network_of({"routing_iters": args.routing_iters, "preset": args.preset}, model)
         steps[model], torch_version = times_of(configs[model], args)
     print(f"{platform.platform()}, {os.cpu_count()} cores, {args.threads} threads, Python {platform.python_version()}, "
           f"NumPy {np.__version__}, PyTorch {torch_version or 'not used'}")
@@ -327,7 +313,9 @@ def main():
         print(f"| {name} | {t:.2f} |")
     print(f"\npeak memory of this process: {norb.peak_rss_mb() or np.nan:.0f} MB")
     if args.out_json:
-        result = stamped(configs[models[0]])
+        config = configs[models[0]]
+        history = {"source": "noise", "epochs": [], "seconds": 0.0, "steps": 0}
+        result = norb.result_of(config, norb.init_params(config), history, {})
         result["versions"]["torch"] = torch_version
         norb.write_json(args.out_json, result | {
             "kernel_choices": {name: os.environ[name] for name in KERNEL_CHOICES if name in os.environ},
