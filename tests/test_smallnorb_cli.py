@@ -1,0 +1,264 @@
+"""The novel-viewpoint scripts as their users call them: comparisons, seeds, checkpoints, summaries, figures, film; one
+clear line for every bad input."""
+import json
+import math
+import sys
+from types import SimpleNamespace
+
+import smallnorb_novel_viewpoint as sn
+
+import numpy as np
+import pytest
+from reference_smallnorb import tiny
+
+import visualize_smallnorb_novel_viewpoint as looks
+
+SCRIPT, FIGURES, FILM = (f"{start}smallnorb_novel_viewpoint{end}.py" for start, end in (
+    ("", ""), ("visualize_", ""), ("make_", "_gif")))
+TOY = "--data shapes --preset small --n-epochs 1 --batch-size 90 --threads 1".split()
+FEW = "--n-train-toys 1 --train-azimuths 0:10 --test-azimuths 80:90 --n-test 60"       # views of toys are drawn
+TOYS = f"--preset small --n-epochs 1 {FEW} --threads 1".split()
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys, tmp_path):
+    """cli(*flags) -> exit code, stdout, stderr of the experiment in this process, in tmp_path; little data"""
+    monkeypatch.chdir(tmp_path)
+    original = sn.make_views
+    monkeypatch.setattr(sn, "make_views", lambda a, e, n, rng: original(a, e[:1], min(n, 2), rng))
+
+    def call(*flags):
+        monkeypatch.setattr(sys, "argv", [SCRIPT, *map(str, flags)])
+        capsys.readouterr()
+        code = 0
+        try:
+            sn.run_cli(sn.main)
+        except SystemExit as stop:
+            code = stop.code
+        return code, *capsys.readouterr()
+    return call
+
+
+# ---------------------------------------------------------------- runs
+
+def test_a_comparison(cli, tmp_path):
+    """Two networks, two seeds; each with a checkpoint of its own, from which it is gone on; without --resume a run that
+    is there is refused"""
+    flags = [*TOY, "--baseline", "gap", "--n-seeds", 2, "--checkpoint", "run.npz", "--routing-iters", 1]
+    code, out, err = cli(*flags, "--out-json", "r.json", "--out-weights", "net.npz")
+    assert (code, err) == (0, "") and "held-out, dynamic-shared minus gap, paired by seed" in out
+    assert all(f"{name:>8}" in out for name in sn.CLASS_NAMES)
+    found = json.loads((tmp_path / "r.json").read_text(), parse_constant=pytest.fail)
+    runs = found["runs"]
+    assert [(run["label"], run["seed"]) for run in runs] == [(m, k) for k in (0, 1) for m in ("dynamic-shared", "gap")]
+    assert [run["config"]["routing_iters"] for run in runs] == [1, 2, 1, 2]             # which means nothing to gap
+    assert found["summary"]["gap"]["n_pairs"] == 2 and runs[0]["history"]["epoch"] == [1]
+    bits = sn.base64.b64decode(runs[0]["hit_bits"]["held_out"])
+    right = np.unpackbits(np.frombuffer(bits, np.uint8))
+    assert right.sum() / 60 == pytest.approx(runs[0]["held_out"], abs=1e-4) and len(right) == 64
+    assert sorted(path.name for path in tmp_path.glob("*.npz")) == [
+        "net.npz", "run.dynamic-shared-1.npz", "run.gap-0.npz", "run.gap-1.npz", "run.npz"]
+    assert sn.load_network(tmp_path / "net.npz").config.model == "dynamic-shared"
+    code, again, err = cli(*flags, "--resume", "--out-json", "again.json")
+    assert (code, err) == (0, "") and "going on at step" in again
+    for one, other in zip(runs, json.loads((tmp_path / "again.json").read_text())["runs"]):
+        assert one["hit_bits"] == other["hit_bits"] and one["history"] == other["history"]
+    code, _, err = cli(*flags)
+    assert code == 2 and "run.npz: holds this run already" in err
+    code, alone, _ = cli("--load", "run.npz", "--out-json", "one.json")
+    one = json.loads((tmp_path / "one.json").read_text())
+    assert code == 0 and one["hit_bits"] == runs[0]["hit_bits"] and one["loaded"]["file"] == "run.npz"
+    assert "this network's had taken" in alone and one["history"] == {}
+
+
+def test_every_network_from_the_command_line(cli):
+    code, out, err = cli(*TOY, "--model", "em", "--split", "elevation",
+                         "--baseline", ",".join(name for name in sn.MODELS if name != "em"))
+    assert (code, err) == (0, "") and all(f"\n{name} " in out for name in sn.MODELS)
+
+
+def test_toys_in_a_process_of_its_own(run_script, tmp_path):
+    path = tmp_path / "net.npz"
+    done = run_script(SCRIPT, *TOYS, "--baseline", "gap,nearest", "--out-weights", path)
+    assert done.returncode == 0 and done.stderr == "" and all(name in done.stdout for name in sn.NORB_NAMES)
+    done = run_script(SCRIPT, "--load", path, "--toy-seed", 1, "--n-test", 12)
+    assert done.returncode == 0 and "31,568" in done.stdout
+    done = run_script(SCRIPT, "--foo")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "unrecognized" in done.stderr
+
+
+def test_to_each_network_what_means_something_to_it():
+    """Recipes of a network, its data and its split, under what was given; the usual comparison is the front page's"""
+    configs = sn.networks_of({"lr": 0.5, "routing_iters": 1, "baseline": "dynamic,gap,caps", "places": True})
+    assert list(configs) == ["dynamic-shared", "dynamic", "gap", "caps"]
+    assert [config.routing_iters for config in configs.values()] == [1, 1, 2, 1]
+    assert [config.places for config in configs.values()] == [False, False, True, False]
+    assert [config.loss for config in configs.values()] == ["margin", "margin", "xent", "xent"]
+    assert {config.lr for config in configs.values()} == {0.5} and {c.preset for c in configs.values()} == {"wide"}
+    assert list(sn.networks_of({})) == ["dynamic-shared", "gap"] and sn.Config().n_epochs == 6
+    shapes = sn.Config(data="shapes")
+    assert (shapes.n_epochs, shapes.train_azimuths, sn.Config().train_azimuths) == (40, "0:150", "300:400")
+    assert sn.Config(split="toys").train_azimuths == "0:340" and sn.Config(split="toys", n_epochs=2).n_epochs == 2
+
+
+# ---------------------------------------------------------------- bad input
+
+BAD = {
+    "--train-azimuths 0:210": "meet", "--train-azimuths 5": "--train-azimuths 5: must be LOW:HIGH",
+    "--baseline resnet": "resnet is no network", "--baseline cnn,": " is no network", "--baseline cnn,cnn": "twice",
+    "--split elevation --test-azimuths 60:80": "--test-azimuths: means nothing to --split elevation; leave it out",
+    "--split toys": "--split toys: means nothing to --data shapes", "--toy-seed 3": "means nothing to --data shapes",
+    "--norb-dir folder": "--norb-dir: means nothing to --data shapes", "--n-test 60": "means nothing to --data shapes",
+    "--places --baseline cnn": "--places: means nothing to --model dynamic-shared", "--model vit": "--model",
+    "--width 3 --baseline none": "--width: means nothing", "--routing-iters 1 --model cnn": "--routing-iters: means",
+    "--no-coord-add --model gap --baseline dynamic": "--no-coord-add: means", "--width 1000000000": "at most 4096",
+    "--n-seeds 0": "--n-seeds 0", "--n-seeds 1000000000": "--n-seeds", "--routing-iters 1000000000": "at most 50",
+    "--n-epochs 0": "--n-epochs 0: must be at least 1", "--n-epochs 1000000000": "--n-epochs", "--lr nan": "finite",
+    "--out-json no/folder/x.json": "no/folder", "--checkpoint folder": "folder", "--resume": "--checkpoint",
+    "--lr 1e30 --n-epochs 9": "training diverged", "--model nearest --out-weights x.npz": "--out-weights: means",
+    "--load none.npz": "none.npz: ", "--load none.npz --baseline gap": "mean nothing to --load"}
+BAD_DATA = {
+    "--data smallnorb": "training-cat.mat.gz: missing; --norb-dir", "--toy-seed -1": "--toy-seed -1",
+    "--n-test -1": "--n-test -1", "--n-test 1000000000": "--n-test", "--n-train-toys 6": "--n-train-toys 6",
+    "--train-azimuths 301:319": "no train images", "--norb-dir folder": "means nothing to --data toys"}
+
+
+@pytest.mark.parametrize("flags, words", [*((f"{' '.join(TOY)} {f}", words) for f, words in BAD.items()),
+                                          *BAD_DATA.items()], ids=[*BAD, *BAD_DATA])
+def test_bad_input_is_one_line_and_leaves_no_file(cli, tmp_path, flags, words):
+    (tmp_path / "folder").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    code, _, err = cli(*flags.split())
+    assert code == 2 and err.startswith("error: ") and words in err, err
+    assert err.count("\n") == 1 and err.endswith("\n") and sorted(tmp_path.rglob("*")) == before
+
+
+# ---------------------------------------------------------------- summaries
+
+def record(label, seed, held_out, familiar=1.0, history=((0.5, 0.4), (1.0, 0.6)), **changes):
+    return {"label": label, "seed": seed, "held_out": held_out, "familiar": familiar, "drop": familiar - held_out,
+            "n_params": 10, "held_out_per_class": [held_out] * 5,
+            "history": {"familiar": [f for f, _ in history], "held_out": [h for _, h in history]}} | changes
+
+
+def test_summary_by_hand():
+    """Differences are the first network's minus the other's: 0.9 - 0.6 and 0.8 - 0.7, mean 0.2, deviation 0.1 sqrt(2);
+    paired by the seeds that both have, whatever their order; what learns nothing with every seed"""
+    records = [record("caps", 0, 0.9), record("caps", 1, 0.8), record("caps", 2, 0.1), record("gap", 1, 0.7),
+               record("gap", 0, 0.6), record("nearest", 0, 0.5, n_params=0), record("cnn", 5, 0.5)]
+    summary = sn.summarize(records)
+    row = summary["gap"]
+    assert row["difference"] == pytest.approx((0.2, 12.7062 * 0.1), rel=1e-5)
+    assert row["drop_difference"] == pytest.approx((-0.2, 12.7062 * 0.1), rel=1e-5)
+    assert row["seeds"] == [1, 0] and (row["n_pairs"], row["n_matched"]) == (2, 2)
+    assert (row["matched"][0], row["matched_difference"][0]) == pytest.approx((0.6, -0.05))
+    assert row["held_out_per_class"] == pytest.approx([0.65] * 5)
+    assert summary["nearest"]["n_pairs"] == 3 and summary["nearest"]["difference"][0] == pytest.approx(0.1)
+    assert "difference" not in summary["caps"] and "difference" not in summary["cnn"]
+    assert math.isnan(summary["cnn"]["held_out"][1])
+
+
+def test_matched_accuracy_is_of_the_seeds_that_matched():
+    """Looks of seed 0: never as good as the other's 0.95; of seed 1 at the second, held-out 0.6 against 0.5"""
+    records = [record("caps", 0, 0.8, history=((0.5, 0.3), (0.9, 0.8))), record("caps", 1, 0.8),
+               *(record("gap", seed, 0.5, familiar=0.95) for seed in (0, 1))]
+    row = sn.summarize(records)["gap"]
+    assert (row["n_pairs"], row["n_matched"]) == (2, 1) and row["matched"][0] == pytest.approx(0.6)
+    assert row["matched_difference"][0] == pytest.approx(0.1)
+
+
+# ---------------------------------------------------------------- figures and film
+
+def test_every_figure_of_noise(rng):
+    """Built, not rendered: of a network that learned nothing, and of records by hand, one without accuracies by class"""
+    config, data = sn.Config(model="caps", preset="small", threads=1), sn.choose_images(sn.Config(n_test=600))
+    for part in (data[name] for name in ("train", "familiar", "held_out")):
+        rows = rng.permutation(len(part["labels"]))[:80]
+        part |= {name: array[rows] for name, array in part.items()}
+        part["images"] = rng.integers(0, 256, (80, 48, 48, 2), np.uint8)
+    sweep = {"angles": [0, 20, 60, 80], "accuracy": [0.9, 0.8, 0.5, 0.4], "per_class": [[0.5] * 5] * 4}
+    records = [record(label, seed, 0.5, sweep=sweep, familiar_per_class=[0.9] * 5, **more)
+               for label, more in (("dynamic-shared", {}), ("gap", {}), ("nearest", {"n_params": 0, "history": ()}))
+               for seed in (0, 1)]
+    for each in records:
+        each["history"] = each["history"] | {"epoch": [1, 2]} if each["n_params"] else {}
+    records[1]["sweep"] = {name: sweep[name] for name in ("angles", "accuracy")}
+    params = sn.init_params(config)
+    run = looks.Run(config, params | sn.init_state(params), {}, data, records, sn.Config())
+    for name, draw in looks.FIGURES.items():
+        if name not in ("toys", "alive"):
+            assert len(draw(run).axes) >= 1, name
+
+
+def test_figures_and_film(run_script, tmp_path):
+    import imageio.v3 as imageio
+    done = run_script(FIGURES, *TOYS, "--only", "alive", "--out-json", tmp_path / "r.json", "--outdir", tmp_path)
+    assert done.stderr == "" and json.loads((tmp_path / "r.json").read_text())["alive"].keys() == {"before", "after"}
+    done = run_script(FILM, *TOYS, "--snapshots", 2, "--sweep-frames", 3, "--out", tmp_path / "film.gif")
+    frames = imageio.imread(tmp_path / "film.gif")
+    assert done.stderr == "" and len(frames) in (5, 6) and frames.shape[1:] == (390, 800, 3)
+    assert np.abs(frames[0].astype(int) - frames[-1]).max() > 100 and (tmp_path / "alive.png").exists()
+
+
+def test_bad_input_of_figures_and_film(monkeypatch, capsys, tmp_path):
+    import make_smallnorb_novel_viewpoint_gif as film
+    monkeypatch.chdir(tmp_path)
+    for script, flags, words in (
+            (looks, "--results none.json", "none.json: no such file"), (looks, "--only toys --load", "--load: means"),
+            (looks, "--only toys --out-json x.json", "--out-json: "), (looks, "--data shapes", "--data shapes"),
+            (looks, "--only gap_sweep --split elevation", "needs --split azimuth"),
+            (looks, f"--load {sn.WEIGHTS}", "holds a dynamic-shared"), (film, "--snapshots 1", "--snapshots 1"),
+            (film, "--fps 0", "--fps"), (film, "--data shapes", "--data"), (film, "--baseline none", "--baseline"),
+            (film, "--out film.png", ".gif"), (film, "--n-seeds 2", "--n-seeds")):
+        monkeypatch.setattr(sys, "argv", ["x", *flags.split()])
+        with pytest.raises(SystemExit, match="2"):
+            sn.run_cli(script.main)
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1 and words in err, err
+
+
+def test_a_place_is_empty_where_its_field_holds_nothing_but_ground():
+    """A flat side of a toy is not ground; and the fields are those of the layers"""
+    images = np.full((1, 32, 32, 2), 0.7)
+    images[0, 10:14, 20:24] = 0.3                                                              # a flat toy
+    for name, n in (("primary", 14), ("conv", 6), ("conv2", 4)):
+        step, size = looks.FIELDS[name]
+        empty = looks.is_ground(images, np.full((1, 1, 1, 2), 0.7), name, 0.01)[0]
+        assert empty.shape == (n, n)
+        for y, x in np.ndindex(n, n):
+            meets = step * y < 14 and step * y + size > 10 and step * x < 24 and step * x + size > 20
+            assert empty[y, x] == (not meets)
+    centres = sn.children_of(sn.Config(model="caps")).centres
+    np.testing.assert_allclose(np.unique(centres[:, 0]), (step * np.arange(4) + (size - 1) / 2 - 15.5) / 16)
+    shifted = looks.shift_images(images, np.array([[2, -3]]))
+    assert np.array_equal(shifted[:, 2:, :-3], images[:, :-2, 3:]) and not shifted[:, :2].any()
+
+
+def test_what_is_said_of_the_capsules_life_by_hand(monkeypatch):
+    """Activations 1 at empty places and 0 elsewhere; assignments that are uniform, then certain; a pose that holds the
+    azimuth's sine and cosine and nothing else"""
+    n, rng = 40, np.random.default_rng(3)
+    images = rng.integers(0, 256, (n, 48, 48, 2)).astype(np.uint8)
+    images[:, :, 24:] = images[:, 0, 0] = 200                                           # ground on the right
+    samples = {"images": images, "labels": np.arange(n) % sn.N_CLASSES, "azimuths": rng.uniform(0, 360, n),
+               "elevations": rng.uniform(30, 70, n)}
+    order = iter(np.random.default_rng(0).permutation(n)[k:k + 16] for k in range(0, n, 16))
+
+    def forward(params, shown, config):
+        rows, N = next(order), len(shown)
+        mu, azimuth = np.zeros((N, 5, 16)), np.deg2rad(samples["azimuths"][rows])[:, None]
+        mu[:, :, 3], mu[:, :, 5] = np.sin(azimuth), 2 * np.cos(azimuth) - 1
+        out = {"mu": mu, "a": np.full((N, 5), 0.5)}
+        for name in looks.FIELDS:
+            empty = looks.is_ground(shown, shown[:, -1:, -1:], name, 0.02)
+            out[f"{name}_a"] = np.stack([empty, np.full(empty.shape, name == "conv2")], -1).astype(float)
+        certain = np.zeros((N, 5, 32))
+        certain[:, 1] = 1
+        return out | {"class_steps": [SimpleNamespace(R=np.ones((N, 1, 32))), SimpleNamespace(R=certain)]}, None
+    monkeypatch.setattr(sn, "forward", forward)
+    found = looks.aliveness({}, SimpleNamespace(data={"familiar": samples}, config=tiny()), n)
+    assert found["a"]["primary"] == found["a"]["conv"] == (0.5, 0.0)
+    assert found["used"] == {"primary": 0.5, "conv": 0.5, "conv2": 0.0}
+    np.testing.assert_allclose(found["entropy"], [np.log(5), 0], atol=1e-9)
+    r2 = found["r2"]
+    assert min(r2["sin azimuth"], r2["cos azimuth"]) > 1 - 1e-9 and max(r2["elevation"], r2["x"], r2["y"]) < 0.5

@@ -1,0 +1,339 @@
+"""Toys: rays against marching in small steps, normals, light by hand; the structure of smallNORB; the cache."""
+import smallnorb_novel_viewpoint as sn
+
+import bench_toys
+import numpy as np
+import pytest
+
+KINDS = {"ellipsoid": sn.ELLIPSOID, "box": sn.BOX, "cylinder": sn.CYLINDER, "cone": sn.CONE}
+
+
+def inside(kind, p):
+    """Whether points p (3, ...) are in a unit part"""
+    x, y, z = p
+    return {sn.ELLIPSOID: x * x + y * y + z * z <= 1, sn.BOX: np.abs(p).max(0) <= 1,
+            sn.CYLINDER: (x * x + y * y <= 1) & (abs(z) <= 1),
+            sn.CONE: (x * x + y * y <= ((1 - z) / 2) ** 2) & (abs(z) <= 1)}[kind]
+
+
+def a_part(kind, seed):
+    rng = np.random.default_rng(seed)
+    M = np.linalg.qr(rng.standard_normal((3, 3)))[0] @ np.diag(rng.uniform(0.2, 0.6, 3))
+    return kind, M, rng.uniform(-0.2, 0.2, 3)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("seed", range(2))
+def test_rays_meet_a_part_where_marching_does(name, seed):
+    """From far away towards the toy in steps of 1/500; the normal leads out of the part, and is what the surface is
+    across: a step along it leaves the part, a step against it enters"""
+    kind, M, centre = a_part(KINDS[name], seed)
+    side, azimuth, elevation = 24, 50 + 70 * seed, 35
+    hit, normals = sn.cast_rays([(kind, M, centre)], azimuth, elevation, side)
+    R = sn.rotation(azimuth, elevation)
+    at = ((np.arange(side) + 0.5) / side * 2 - 1) / sn.REACH
+    steps = np.linspace(1.5, -1.5, 1501)
+    x, y, z = np.meshgrid(at, -at, steps)                                               # (row, column, step)
+    local = np.linalg.solve(R @ M, np.stack([x, y, z]).reshape(3, -1) - (R @ centre)[:, None])
+    marched = inside(kind, local).reshape(x.shape)
+    assert (hit != marched.any(2)).mean() < 0.01                        # rays that graze it may differ
+    sure = hit & (marched.sum(2) > 10)
+    assert sure.sum() > 20
+    first = marched.argmax(2)[sure]
+    points = np.stack([x[sure][:, 0], y[sure][:, 0], steps[first]])
+    n = normals[:, sure]
+    np.testing.assert_allclose(np.square(n).sum(0), 1, atol=1e-5)
+    for sign, expected in ((1, False), (-1, True)):
+        moved = np.linalg.solve(R @ M, points + sign * 0.015 * n - (R @ centre)[:, None])
+        assert (inside(kind, moved) == expected).mean() > 0.93                                  # not on its edges
+    assert (n[2] > -1e-3).all() and not normals[:, ~hit].any()          # towards the camera
+
+
+def test_the_nearest_part_hides_the_others():
+    ball, wall = sn.part(sn.ELLIPSOID, (0, 0, 0.5), (0.5, 0.5, 0.5)), sn.part(sn.BOX, (0, 0, 0), (2, 2, 0.1))
+    for toy in ([ball, wall], [wall, ball]):
+        hit, normals = sn.cast_rays(toy, 0, 0, 41)
+        assert hit[20, 20] and normals[2, 20, 20] == pytest.approx(1) and normals[0, 20, 23] > 0.2      # the ball
+        assert normals[:, 20, 36] == pytest.approx([0, 0, 1])                                           # the wall
+    _, behind = sn.cast_rays([ball, wall], 180, 0, 41)                                  # seen from the back: wall alone
+    assert behind[:, 20, 23] == pytest.approx([0, 0, 1], abs=1e-6)
+
+
+def test_light_by_hand(monkeypatch):
+    """A face towards a lamp of strength s: ambient + s; one at 60 degrees: ambient + s / 2; turned away: ambient"""
+    monkeypatch.setattr(sn, "LIGHTINGS", ((0.8, 0.2, ((0, 30, 0.5),)), (0.7, 0.2, ((90, 0, 0.5), (-90, 0, 0.25)))))
+    hit = np.array([[True, True, True, False]])
+    normals = np.zeros((3, 1, 4), np.float32)
+    normals[:, 0, 0] = [0, 0.5, np.sqrt(0.75)]                                          # towards the first lamp
+    normals[:, 0, 1] = [0, 1, 0]                                                        # 60 degrees from it
+    normals[:, 0, 2] = [1, 0, 0]
+    images = sn.light_up(hit, normals, 0)
+    assert images[0, 0].tolist() == [round(255 * v) for v in (0.7, 0.45, 0.2, 0.8)]
+    assert images[1, 0].tolist() == [round(255 * v) for v in (0.2, 0.2, 0.7, 0.7)]
+    lifted = sn.light_up(hit, normals, 30)                              # the camera is beside the lamp, at (0, 0, 1)
+    assert lifted[0, 0, 0] == round(255 * (0.2 + 0.5 * np.sqrt(0.75))) and lifted[0, 0, 1] == round(255 * 0.2)
+
+
+# ---------------------------------------------------------------- toys
+
+def test_every_toy_is_its_own_and_fills_the_frame():
+    """All views of all toys lie in the frame, and reach nearly all of it; no two toys, and no two of some views of one,
+    look alike"""
+    sights = {}
+    for category in range(5):
+        for instance in range(10):
+            toy = sn.make_toy(category, instance, 0)
+            assert 0.85 < np.linalg.norm(sn.corners(toy), axis=1).max() < 1 + np.sqrt(3) * sn.OFFSET
+            for azimuth in (0, 100, 200, 280):
+                hit, normals = sn.cast_rays(toy, azimuth, 40, 48)
+                assert not (hit[0].any() or hit[-1].any() or hit[:, 0].any() or hit[:, -1].any())
+                assert 0.03 < hit.mean() < 0.6
+                sights[category, instance, azimuth] = np.where(hit, normals[2], 0).ravel()
+    names, pictures = list(sights), np.stack(list(sights.values()))
+    square = np.square(pictures).sum(1)
+    distance = square[:, None] + square - 2 * pictures @ pictures.T + 1e9 * np.eye(len(names))
+    assert distance.min() > 5                                                           # of some 400 px in an image
+
+
+def test_toys_are_those_of_their_seed_and_products_and_inverses_those_of_matrices():
+    first, again, other = sn.make_toy(2, 3, 0), sn.make_toy(2, 3, 0), sn.make_toy(2, 3, 1)
+    assert all(np.array_equal(a[1], b[1]) and np.array_equal(a[2], b[2]) for a, b in zip(first, again))
+    assert len(first) != len(other) or not np.array_equal(first[0][1], other[0][1])
+    A, B = np.random.default_rng(0).standard_normal((2, 3, 3))
+    np.testing.assert_allclose(sn.times(A, B), A @ B)
+    np.testing.assert_allclose(sn.inverse(A), np.linalg.inv(A))
+
+
+# ---------------------------------------------------------------- the data set
+
+@pytest.fixture
+def drawn(monkeypatch, tmp_path):
+    """Drawing in this process, a cache of its own -> list of (category, instance, toy_seed, views) that were drawn"""
+    monkeypatch.setattr(sn, "TOYS_CACHE", tmp_path / "cache")
+    tasks_seen = []
+
+    def here(draw, tasks, say, threads):
+        for task in tasks:
+            tasks_seen.append(task)
+            yield task, draw(*task)
+    monkeypatch.setattr(sn, "in_parallel", here)
+    return tasks_seen
+
+
+@pytest.fixture
+def noise(monkeypatch, drawn):
+    """No drawing: images that tell toy, seed and view, all others being 0"""
+    def fake(category, instance, toy_seed, views):
+        images = np.zeros((len(views), 6, sn.NORB_SIDE, sn.NORB_SIDE, 2), np.uint8)
+        images[:, :, 0, 0, 0], images[:, :, 0, 0, 1] = 10 * category + instance, toy_seed
+        images[:, :, 0, 1, 0], images[:, :, 0, 1, 1] = np.array(views)[:, None], np.arange(6)
+        return images
+    monkeypatch.setattr(sn, "draw_views", fake)
+    return drawn
+
+
+def table(*rows):
+    """A table of rows (label, instance, elevation, azimuth, lighting)"""
+    return dict(zip(("labels", "instances", "elevations", "azimuths", "lightings"), np.array(rows).T))
+
+
+class Said(list):
+    """Where say() puts its texts"""
+
+    def __call__(self, text, end="\n"):
+        self.append(text)
+
+
+@pytest.fixture
+def load():
+    """load(toy_seed, said) -> load_norb's dict of two toys of each class, two views each"""
+    def load(toy_seed, said=None):
+        data = {}
+        for split, toy in ("train", 4), ("test", 0):
+            tables = sn.toy_tables(split)
+            rows = (tables["instances"] == toy) & (tables["elevations"] == 30) & (tables["azimuths"] < 40)
+            data[split] = {name: a[rows] for name, a in tables.items()}
+        sn.add_toy_images(data, toy_seed, Said() if said is None else said)
+        return data
+    return load
+
+
+def test_tables_have_smallnorbs_structure():
+    for split in ("train", "test"):
+        tables = sn.toy_tables(split)
+        rows = np.stack(list(tables.values()), 1)
+        assert rows.shape == (24300, 5) and len(np.unique(rows, axis=0)) == 24300 and rows.dtype == np.int64
+        assert sorted(set(tables["instances"])) == sorted(sn.TOY_SPLITS[split])
+        assert sorted(set(tables["azimuths"])) == list(range(0, 360, 20))
+        assert sorted(set(tables["elevations"])) == list(range(30, 75, 5)) and set(tables["lightings"]) == set(range(6))
+        numbers = sn.toy_views(tables["elevations"], tables["azimuths"]).reshape(25, 162, 6)
+        assert (numbers == np.arange(162)[:, None]).all()
+    assert not set(sn.TOY_SPLITS["train"]) & set(sn.TOY_SPLITS["test"])
+
+
+def test_images_are_of_the_view_that_their_row_says(drawn, load):
+    data = load(0)["train"]
+    assert data["images"].shape == (5 * 2 * 6, 48, 48, 2) and data["images"].dtype == np.uint8
+    for row in (0, 7, 33, 59):
+        category, instance, elevation, azimuth, lighting = (
+            data[name][row] for name in ("labels", "instances", "elevations", "azimuths", "lightings"))
+        toy = sn.make_toy(category, instance, 0)
+        for camera, shift in enumerate((-2.5, 2.5)):
+            whole = sn.light_up(*sn.cast_rays(toy, azimuth + shift, elevation, 96), elevation)[lighting]
+            four = whole.astype(int).reshape(48, 2, 48, 2).sum((1, 3))
+            assert np.array_equal(data["images"][row, ..., camera], (four + 2) // 4)
+
+
+def test_a_few_real_views_in_other_processes(monkeypatch, tmp_path):
+    """As the command does it: the pool's images are those drawn here, one file a toy"""
+    monkeypatch.setattr(sn, "TOYS_CACHE", tmp_path / "cache")
+    data, said = {"train": table((0, 4, 30, 20, 0), (0, 4, 35, 0, 5), (4, 9, 70, 340, 2))}, Said()
+    sn.add_toy_images(data, 3, said)
+    assert sorted(path.relative_to(tmp_path / "cache").as_posix() for path in (tmp_path / "cache").rglob("*.npz")) == [
+        f"toys-3-version-{sn.TOYS_VERSION}/animal-4.npz", f"toys-3-version-{sn.TOYS_VERSION}/car-9.npz"]
+    views = (0, 4, 1, 0), (0, 4, 18, 5), (4, 9, 161, 2)
+    for image, (category, toy, view, light) in zip(data["train"]["images"], views):
+        assert np.array_equal(image, sn.draw_views(category, toy, 3, [view])[0, light])
+    assert said and all(text.startswith("\r") for text in said)                         # for a terminal's live line
+
+
+def test_the_cache_spares_drawing_and_a_damaged_toy_is_drawn_anew_and_no_other(drawn, load, tmp_path):
+    said = Said()
+    first = load(0, said)
+    paths = sorted((tmp_path / "cache").rglob("*.npz"))
+    assert len(paths) == len(drawn) == 10 and all(views == [0, 1] for *_, views in drawn)
+    drawn.clear()
+    again = load(0, said)
+    assert not drawn and not said
+    path, raw = paths[3], paths[3].read_bytes()
+    with np.load(path) as file:
+        arrays = dict(file)
+
+    def saved(**changes):
+        np.savez(path, **{name: a for name, a in (arrays | changes).items() if a is not None})
+        return path.read_bytes()
+    spoilt = [raw[:-300], b"", raw[:9000] + b"????" + raw[9004:], saved(images=255 - arrays["images"]),
+              saved(views=arrays["views"][::-1]), saved(digest=None), saved(images=np.array({"a": 1}, object))]
+    for content in spoilt:
+        path.write_bytes(content)
+        again = load(0, said)
+        assert f"{path} is damaged" in said.pop() and not said
+        assert all(np.array_equal(again[s]["images"], first[s]["images"]) for s in first)
+        assert path.read_bytes() == raw and [f"{sn.NORB_NAMES[k]}-{toy}" for k, toy, *_ in drawn] == [path.stem]
+        drawn.clear()
+
+
+def test_views_that_a_toys_file_has_not_are_drawn_and_added_to_it(noise):
+    """and those that it has are kept, not drawn again"""
+    sn.add_toy_images({"train": table((2, 6, 30, 40, 0), (2, 6, 30, 60, 3))}, 0)
+    path = sn.toy_path(2, 6, 0)
+    before = sn.read_toy(path, pytest.fail)
+    more = {"train": table((2, 6, 45, 20, 1), (2, 6, 30, 60, 5)), "test": table((2, 6, 30, 40, 2), (3, 0, 30, 0, 0))}
+    sn.add_toy_images(more, 0)
+    assert noise == [(2, 6, 0, [2, 3]), (2, 6, 0, [55]), (3, 0, 0, [0])]
+    after = sn.read_toy(path, pytest.fail)
+    assert sorted(before) == [2, 3] and sorted(after) == [2, 3, 55]
+    assert all(np.array_equal(after[view], before[view]) for view in before)
+    assert more["train"]["images"][:, 0, :2].tolist() == [[[26, 0], [55, 1]], [[26, 0], [3, 5]]]
+    assert more["test"]["images"][:, 0, :2].tolist() == [[[26, 0], [2, 2]], [[30, 0], [0, 0]]]
+    noise.clear()
+    sn.add_toy_images(more, 0)
+    assert not noise
+    sn.add_toy_images(more, 9)                                          # of another seed all are missing
+    assert noise == [(2, 6, 9, [2, 3, 55]), (3, 0, 9, [0])]
+    assert more["train"]["images"][0, 0, 0].tolist() == [26, 9] and len(sn.read_toy(path, pytest.fail)) == 3
+
+
+def test_a_cache_that_cannot_be_written_is_done_without_with_a_word(noise, tmp_path):
+    (tmp_path / "cache").write_text("in the way")
+    said, data = Said(), {"test": table((1, 5, 30, 20, 4))}
+    sn.add_toy_images(data, 2, said)
+    assert len(said) == 1 and "cannot be kept" in said[0] and data["test"]["images"][0, 0, 0].tolist() == [15, 2]
+
+
+def test_by_default_only_the_views_that_are_needed_are_drawn(noise):
+    """Those of the training toys in the training range, and of the test toys the whole views of the test sets"""
+    data = sn.load_data(sn.Config(quiet=True))
+    wanted = set()
+    for part, n in (("train", 25 * 9 * 6 * 6), ("familiar", 2004), ("held_out", 2004)):
+        rows = list(zip(*(data[part][name].tolist() for name in ("labels", "instances", "elevations", "azimuths"))))
+        assert len(rows) == n == 6 * len(set(rows))                                     # every view in all lightings
+        assert {view[1] for view in rows} == set(sn.TOY_SPLITS["train" if part == "train" else "test"])
+        azimuths = {300, 320, 340, 0, 20, 40} if part != "held_out" else set(range(60, 281, 20))
+        assert {view[3] for view in rows} == azimuths
+        wanted |= set(rows)
+    found = {(category, toy, 30 + 5 * (view // 18), 20 * (view % 18)) for category, toy, _, views in noise
+             for view in views}
+    assert found == wanted and len(found) == sum(len(views) for *_, views in noise) == 25 * 54 + 2 * 334
+
+
+@pytest.mark.parametrize("split, counts", [("azimuth", (8100, 16200)), ("elevation", (8100, 16200))])
+def test_a_test_subset_is_of_whole_views_the_same_for_every_seed(split, counts):
+    """--n-test 0, or more than there are, is all; no seed, neither of training nor of the toys, changes which; more are
+    those, and others"""
+    def chosen(**changes):
+        return sn.choose_images(sn.Config(**dict(split=split, n_test=100) | changes))
+    some, again, other = chosen(), chosen(seed=7), chosen(toy_seed=3, n_train_toys=1)
+    every, more, many = chosen(n_test=0), chosen(n_test=24300), chosen(n_test=600)
+    for name, count in zip(("familiar", "held_out"), counts):
+        assert len(every[name]["labels"]) == len(more[name]["labels"]) == count
+        views = np.stack([some[name][key] for key in ("labels", "instances", "elevations", "azimuths")])
+        shown, lightings = np.unique(views, axis=1, return_counts=True)
+        assert shown.shape[1] == 17 and (lightings == 6).all() and len(set(shown[0])) == 5
+        assert set(map(tuple, views.T)) < set(zip(*(many[name][key] for key in (
+            "labels", "instances", "elevations", "azimuths"))))
+        for data in again, other:
+            assert all(np.array_equal(some[name][key], data[name][key]) for key in some[name])
+    assert split != "azimuth" or sorted(map(tuple, shown.T.tolist()))[:2] == [(0, 0, 55, 200), (0, 2, 30, 200)]
+    assert len(some["train"]["labels"]) == len(every["train"]["labels"]) == 8100
+    assert len(other["train"]["labels"]) == 8100 // 5 and set(other["train"]["instances"]) == {4}
+
+
+def test_the_standard_task_shows_all_views_and_holds_toys_out():
+    """As LeCun et al. split smallNORB; familiar toys are those of training, of which --n-train-toys leaves some"""
+    config = dict(split="toys", n_test=0, n_train_toys=1)
+    data = sn.choose_images(sn.Config(**config))
+    assert all(np.array_equal(data["train"][name], data["familiar"][name]) for name in data["train"])
+    views = {name: set(zip(data[name]["azimuths"], data[name]["elevations"])) for name in ("train", "held_out")}
+    assert views["train"] == views["held_out"] and len(views["train"]) == 162
+    assert set(data["train"]["instances"]) == {4} and set(data["held_out"]["instances"]) == set(sn.TOY_SPLITS["test"])
+    some = sn.choose_images(sn.Config(**config, train_azimuths="340:380", test_azimuths="0:60"))
+    assert set(some["train"]["azimuths"]) == set(some["familiar"]["azimuths"]) == {340, 0, 20}
+    assert set(some["held_out"]["azimuths"]) == {0, 20, 40, 60}
+    with pytest.raises(sn.InputError, match="no train images: none has azimuths in .*; widen"):
+        sn.choose_images(sn.Config(train_azimuths="301:319"))
+
+
+# ---------------------------------------------------------------- what the toys of seed 0 look like
+
+AS_DRAWN = {                       # mean grey levels of nine squares of a view's first picture, row by row
+    (0, 0): (205.1, 197.3, 209.0, 193.5, 185.9, 198.6, 208.6, 183.0, 200.6),
+    (1, 5): (209.0, 199.4, 204.6, 206.7, 148.5, 209.0, 206.3, 183.5, 209.0),
+    (2, 7): (208.5, 204.9, 209.0, 207.2, 185.4, 196.3, 204.8, 198.4, 205.0),
+    (3, 2): (202.6, 179.7, 209.0, 193.9, 152.1, 200.7, 209.0, 189.2, 172.1),
+    (4, 9): (209.1, 203.5, 209.0, 201.8, 181.7, 205.0, 209.0, 193.9, 198.5)}
+
+
+@pytest.mark.parametrize("category, instance", AS_DRAWN, ids=str)
+def test_the_toys_are_those_of_their_version(category, instance):
+    """Kept pictures are used as long as TOYS_VERSION is the same, and results are of these toys: raise it, and rerun
+    them, if this must change"""
+    picture = sn.draw_view(sn.make_toy(category, instance, 0), 45, 120, 48)[0, 0]
+    assert sn.TOYS_VERSION == 1
+    np.testing.assert_allclose(picture.reshape(3, 16, 3, 16).mean((1, 3)).ravel(), AS_DRAWN[category, instance],
+                               atol=0.3)
+
+
+# ---------------------------------------------------------------- how much they are like smallNORB
+
+def test_likeness_by_hand():
+    """Distances to the nearest of each class; nearest views of one toy in one light: levels 10, 13 and 90 are of one
+    toy; 12 is another toy's, 11 another light's"""
+    known, labels = np.array([[0, 0], [3, 4], [6, 8]], np.float32), np.array([0, 1, 1])
+    found = bench_toys.nearest_of_each_class(known, labels, np.array([[0, 0], [6, 9]], np.float32))
+    np.testing.assert_allclose(found[:, :2] ** 2 * 2, [[0, 25], [117, 1]], rtol=1e-5)
+    assert np.isinf(found[:, 2:]).all()
+    levels = np.array([10, 13, 90, 12, 11])
+    rows = {"images": np.broadcast_to(levels[:, None, None, None], (5, 4, 4, 2)).astype(np.uint8),
+            "labels": np.zeros(5, int), "instances": np.array([1, 1, 1, 2, 1]), "lightings": np.array([0, 0, 0, 0, 3])}
+    assert bench_toys.nearest_views(rows) == pytest.approx(3)
