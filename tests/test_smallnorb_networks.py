@@ -72,22 +72,6 @@ def test_cnns_against_literal_ones(model, changes):
         np.testing.assert_allclose(scores[n], expected, rtol=1e-9, atol=1e-12)
 
 
-def test_relations_between_the_heads():
-    """Self-routing without a say of its own, as at first, is dynamic routing of one iteration; with the same matrix at
-    every place, and no places in the votes, dynamic and dynamic-shared are one network"""
-    once = tiny("dynamic-shared", routing_iters=1)
-    params, batch = params64(once), batch64(once, 3)
-    start = params | {"route_W": np.zeros((2, 8, 5))}
-    np.testing.assert_allclose(outputs(start, batch, tiny("self-routing"))["v"], outputs(params, batch, once)["v"],
-                               rtol=1e-9, atol=1e-12)
-    assert not sn.init_params(tiny("self-routing"))["route_W"].any()
-    shared = tiny("dynamic-shared", no_coord_add=True, routing_iters=3)
-    params = params64(shared)
-    everywhere = params | {"W": np.tile(params["W"], (9, 1, 1, 1))}
-    np.testing.assert_allclose(outputs(everywhere, batch, tiny("dynamic", routing_iters=3))["v"],
-                               outputs(params, batch, shared)["v"], rtol=1e-9, atol=1e-12)
-
-
 @pytest.mark.parametrize("model", TRAINED)
 def test_the_order_of_the_classes_does_not_matter(model):
     config, order = tiny(model), [3, 1, 4, 0, 2]
@@ -131,20 +115,6 @@ def test_coordinates_are_the_centres_of_measured_receptive_fields(rng, model, si
     assert len(centres) == side ** 2
     for other in {"caps": (), "em": sn.VECTOR_MODELS}[model]:
         assert np.array_equal(sn.children_of(tiny(other)).centres, centres)
-
-
-@pytest.mark.parametrize("model", sn.EM_MODELS)
-def test_coordinates_move_the_mean_vote_by_their_own_mean(rng, model):
-    """With one EM iteration: x in row 0, y in row 1 of the right-hand column"""
-    config = tiny(model, routing_iters=1)
-    params, images = params64(config) | state64(config), rng.random((2, 32, 32, 1))
-    with_, without = (sn.forward(params, images, dataclasses.replace(config, no_coord_add=no))[0] for no in (0, 1))
-    moved = (with_["mu"] - without["mu"]).reshape(2, 5, P, P)
-    active = with_["conv2_a" if model == "caps" else "primary_a"].sum(-1).reshape(2, -1)              # (N, places)
-    mean = active / active.sum(1, keepdims=True) @ sn.children_of(config).centres
-    np.testing.assert_allclose(moved[:, :, :2, 3], np.broadcast_to(mean[:, None], (2, 5, 2)), atol=1e-6)
-    moved[:, :, :2, 3] = 0
-    np.testing.assert_allclose(moved, 0, atol=1e-9)
 
 
 # ---------------------------------------------------------------- losses
@@ -245,20 +215,11 @@ def test_results_do_not_depend_on_the_buffers(model):
         assert float_dtypes((out, cache)) == {np.dtype(np.float32)}
         assert np.array_equal(images, batch["images"])
         assert_same(params, before)
-
-
-@pytest.mark.parametrize("model", TRAINED)
-def test_a_backward_can_be_asked_twice(model):
-    config = tiny(model)
-    params, batch = params64(config), batch64(config, 6)
-    forward, backward = sn.NETWORKS[model]
-    _, cache = forward(params, batch["images"], config, np.empty, {})
-    dscores = np.random.default_rng(0).standard_normal((6, 5))
-    kept = dscores.copy()
+    _, cache = sn.forward(params, images, config, statistics={})
+    backward, dscores = sn.NETWORKS[model][1], np.ones((len(images), 5), np.float32)
     first = {name: g.copy() for name, g in backward(dscores, cache, config).items()}
-    second = backward(dscores, cache, config)
-    assert np.array_equal(dscores, kept)
-    assert_same(first, second)
+    assert_same(first, backward(dscores, cache, config))                                # asked twice, says the same
+    assert np.all(dscores == 1)
 
 
 @pytest.mark.parametrize("model", TRAINED)
@@ -421,13 +382,3 @@ def test_training_nearest_is_keeping_the_training_images(monkeypatch):
     assert history == {"source": "shapes", "epochs": [], "seconds": 0.0, "steps": 0}
     record, _ = sn.run_one(config, data)
     assert record["n_params"] == 0 and record["ms_per_step"] == 0 and record["held_out"] <= 1
-
-
-def test_nearest_gets_for_nothing_what_looks_as_in_training():
-    """Cross, frame and T at held-out azimuths, in the gap's ranges: there a training image with other noise (0.6 of
-    the accuracy is theirs). L and tripod are all that is left to tell."""
-    config = sn.Config(data="shapes", model="nearest", train_azimuths="0:60", test_azimuths="180:240", quiet=True)
-    record, _ = sn.run_one(config, sn.load_data(config))
-    accuracy = dict(zip(sn.CLASS_NAMES, record["held_out_per_class"]))
-    assert [accuracy[name] for name in ("cross", "frame", "T")] == [1, 1, 1] and record["familiar"] == 1
-    assert accuracy["L"] + accuracy["tripod"] < 1

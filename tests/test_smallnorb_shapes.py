@@ -63,10 +63,6 @@ def test_pixels_are_in_range_and_the_noise_is_as_strong_as_it_says(data, monkeyp
     clean = sn.render(*(a[:1] for a in where), rng)[0]
     free = (clean > 0.25) & (clean < 0.75)                                  # no clipping in reach of the noise
     assert free.sum() > 10 and (noisy - clean)[:, free].std() == pytest.approx(0.04, rel=0.03)
-    views = sn.make_views(np.arange(0, 360, 60), np.array([0, 30, 70]), 1, rng)
-    border = np.ones((32, 32, 1), bool)
-    border[1:-1, 1:-1] = False
-    assert views["images"][:, border].max() < 0.75                          # shapes stay inside the image
 
 
 # ---------------------------------------------------------------- what held-out views show that training views do not
@@ -82,16 +78,6 @@ def clean_views(azimuths, elevations=(30, 50, 70)):
 def distances(images, others):
     """Of each image the Euclidean distance to the nearest of the others"""
     return np.sqrt(((images[:, None] - others) ** 2).sum(2).min(1))
-
-
-@pytest.mark.parametrize("period, names", [(90, {"cross", "frame"}), (180, {"cross", "frame", "T"}),
-                                           (360, set(sn.CLASS_NAMES))])
-def test_symmetries_about_the_vertical_axis(period, names):
-    """Cross and frame look the same every 90 degrees, T every 180, L and tripod after a whole turn only"""
-    azimuths = np.arange(0, 360, 15)
-    difference = dict(zip(sn.CLASS_NAMES, np.abs(clean_views(azimuths) - clean_views(azimuths + period)).max(2)))
-    assert {name for name in difference if difference[name].max() < 1e-5} == names
-    assert all(difference[name].max() > 0.5 for name in difference.keys() - names)
 
 
 @pytest.mark.parametrize("train, test, azimuths, apart", [

@@ -251,22 +251,6 @@ def test_a_cache_that_cannot_be_written_is_done_without_with_a_word(noise, tmp_p
     assert len(said) == 1 and "cannot be kept" in said[0] and data["test"]["images"][0, 0, 0].tolist() == [15, 2]
 
 
-def test_by_default_only_the_views_that_are_needed_are_drawn(noise):
-    """Those of the training toys in the training range, and of the test toys the whole views of the test sets"""
-    data = sn.load_data(sn.Config(quiet=True))
-    wanted = set()
-    for part, n in (("train", 25 * 9 * 6 * 6), ("familiar", 2004), ("held_out", 2004)):
-        rows = list(zip(*(data[part][name].tolist() for name in ("labels", "instances", "elevations", "azimuths"))))
-        assert len(rows) == n == 6 * len(set(rows))                                     # every view in all lightings
-        assert {view[1] for view in rows} == set(sn.TOY_SPLITS["train" if part == "train" else "test"])
-        azimuths = {300, 320, 340, 0, 20, 40} if part != "held_out" else set(range(60, 281, 20))
-        assert {view[3] for view in rows} == azimuths
-        wanted |= set(rows)
-    found = {(category, toy, 30 + 5 * (view // 18), 20 * (view % 18)) for category, toy, _, views in noise
-             for view in views}
-    assert found == wanted and len(found) == sum(len(views) for *_, views in noise) == 25 * 54 + 2 * 334
-
-
 @pytest.mark.parametrize("split, counts", [("azimuth", (8100, 16200)), ("elevation", (8100, 16200))])
 def test_a_test_subset_is_of_whole_views_the_same_for_every_seed(split, counts):
     """--n-test 0, or more than there are, is all; no seed, neither of training nor of the toys, changes which; more are
