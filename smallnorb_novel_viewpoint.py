@@ -942,8 +942,8 @@ class Window:
     H: int
     W: int
     B: int
+    stride: int
     K: int = 3
-    stride: int = 2
 
     @property
     def parents(self):
@@ -1210,7 +1210,7 @@ def votes_gradient(terms, V, V2, empty):
 EM_CHUNK = 4                       # images that are routed at once
 
 
-def conv_caps_forward(pose, active, W, beta_u, beta_a, n_iters, stride=2, scratch=None):
+def conv_caps_forward(pose, active, W, beta_u, beta_a, n_iters, stride, scratch=None):
     """Convolutional capsules, 3x3 at a stride. pose (N, H, W, B, D), active (N, H, W, B), matrices W (9*B, J, P, P)
     -> mu (N, Ho, Wo, J, D), a (N, Ho, Wo, J). scratch: the layer's own Arena, see arena_of.
 
@@ -1219,12 +1219,12 @@ def conv_caps_forward(pose, active, W, beta_u, beta_a, n_iters, stride=2, scratc
     a training step takes 1.2 times as long without; on an Intel Xeon with 2 MB of L2 cache it makes no difference.
     """
     N, J = len(pose), W.shape[1]
-    grid = Window(*pose.shape[:4], stride=stride).parents
+    grid = Window(*pose.shape[:4], stride).parents
     mu, x = np.empty((N, *grid, J, D), pose.dtype), np.empty((N, *grid, J), pose.dtype)
     scratch, chunks = Arena() if scratch is None else scratch, []
     for start in range(0, N, EM_CHUNK):
         part = slice(start, min(start + EM_CHUNK, N))
-        window = Window(part.stop - start, *pose.shape[1:4], stride=stride)
+        window = Window(part.stop - start, *pose.shape[1:4], stride)
         M = im2col_capsules(pose[part], window)
         children = im2col_capsules(active[part, ..., None], window)[..., 0].T.copy()
         V, votes_cache = pose_votes_forward(M, W, scratch.rewind())                     # (9*B, n*places, J, D)

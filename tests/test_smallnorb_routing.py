@@ -11,7 +11,7 @@ import reference_smallnorb as literal
 from gradcheck import SMOOTH, check_directions, check_op
 
 P, D = sn.P, sn.D
-WINDOWS = {"class": None, "conv": sn.Window(1, 5, 5, 1), "conv2": sn.Window(1, 4, 4, 1, stride=1)}      # 2x2 parents
+WINDOWS = {"class": None, "conv": sn.Window(1, 5, 5, 1, 2), "conv2": sn.Window(1, 4, 4, 1, 1)}      # 2x2 parents
 
 
 def some_votes(rng, L, J, I, scale=1.0):
@@ -96,9 +96,9 @@ def test_images_are_routed_alone(rng):
     N = sn.EM_CHUNK + 2
     pose, active = rng.standard_normal((N, 7, 6, 2, D)), rng.random((N, 7, 6, 2))
     W, beta = rng.standard_normal((18, 3, P, P)), rng.standard_normal((2, 3))
-    (mu, a), _ = sn.conv_caps_forward(pose, active, W, *beta, 3)
+    (mu, a), _ = sn.conv_caps_forward(pose, active, W, *beta, 3, 2)
     for n in range(N):
-        (mu1, a1), _ = sn.conv_caps_forward(pose[n:n + 1], active[n:n + 1], W, *beta, 3)
+        (mu1, a1), _ = sn.conv_caps_forward(pose[n:n + 1], active[n:n + 1], W, *beta, 3, 2)
         np.testing.assert_allclose(mu[n], mu1[0], rtol=1e-9, atol=1e-9)
         np.testing.assert_allclose(a[n], a1[0], rtol=1e-9)
 
@@ -204,7 +204,7 @@ def test_extremes_stay_finite(rng, dtype):
     one[0, 2, 2, 1] = 1
     for pose in (1e4 * rng.standard_normal(shape), np.ones(shape), np.zeros(shape)):
         for active in (one, 0 * one, 1 + 0 * one, 1e-30 + 0 * one):
-            (mu, a), cache = sn.conv_caps_forward(pose.astype(dtype), active.astype(dtype), W, *betas, 3)
+            (mu, a), cache = sn.conv_caps_forward(pose.astype(dtype), active.astype(dtype), W, *betas, 3, 2)
             grads = sn.conv_caps_backward(np.ones_like(mu), np.ones_like(a), cache)
             assert all(np.isfinite(g).all() and g.dtype == dtype for g in (mu, a, *grads))
             assert a.min() >= 0 and a.max() <= 1
@@ -227,7 +227,7 @@ def test_shared_votes_and_places_by_hand(rng):
 def test_votes_and_responsibilities(rng):
     check_op(sn.pose_votes_forward, sn.pose_votes_backward, rng.standard_normal((2, 3, D)),
              rng.standard_normal((2, 3, P, P)))
-    for window, L, I in ((None, 3, 5), (sn.Window(1, 5, 5, 2), 4, 18), (sn.Window(1, 4, 4, 2, stride=1), 4, 18)):
+    for window, L, I in ((None, 3, 5), (sn.Window(1, 5, 5, 2, 2), 4, 18), (sn.Window(1, 4, 4, 2, 1), 4, 18)):
         check_op(lambda x, window=window: sn.responsibilities_forward(x, window), sn.responsibilities_backward,
                  rng.standard_normal((L, 2, I)))
     centres = rng.standard_normal((3, 2))
@@ -300,7 +300,7 @@ def test_em_routing(rng, of, n_iters, layer):
 def test_convolutional_capsules(rng, stride):
     """Many places and types, more images than a chunk, a row that nobody sees; in random directions"""
     N, H, W, B, J = sn.EM_CHUNK + 1, 6, 5, 2, 3
-    Ho, Wo = sn.Window(N, H, W, B, stride=stride).parents
+    Ho, Wo = sn.Window(N, H, W, B, stride).parents
     assert (Ho, Wo) == ((4, 3) if stride == 1 else (2, 2))
 
     def forward(p):
