@@ -132,7 +132,7 @@ def test_a_changed_pin_makes_its_own_results_stale_and_no_other(kept, monkeypatc
         assert sorted(stale) == [f"{experiment}/{setting}" for setting in settings]
 
 
-@pytest.mark.parametrize("name", [f"{MULTI}/weights/deep-0", f"{AFF}/weights/adversarial-0"])
+@pytest.mark.parametrize("name", [f"{MULTI}/weights/deep-0", f"{AFF}/weights/gap-0"])
 def test_a_result_of_other_weights_is_stale(kept, name):
     line = kept[name]
     assert ledger.same_weights(line)
