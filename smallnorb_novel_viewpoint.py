@@ -1944,7 +1944,7 @@ def run_all(configs, say=print, out_weights=""):
 def at_matched_familiar(record, reference):
     """Held-out accuracy at the first look of its history at which the network was as good on familiar views as
     `reference`, another record, at its end; None if it never was"""
-    looks = zip(record["history"]["familiar"], record["history"]["held_out"])
+    looks = zip(*(record["history"].get(name, ()) for name in ("familiar", "held_out")))
     return next((held_out for familiar, held_out in looks if familiar >= reference["familiar"]), None)
 
 

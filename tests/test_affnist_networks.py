@@ -22,7 +22,7 @@ def tiny(model, **more):
 
 NETWORKS = {
     **{model: tiny(model) for model in ac.MODELS},
-    "three iterations": tiny("shared", routing_iters=3), 
+    "three iterations": tiny("shared", routing_iters=3),
     "no squash": tiny("shared", no_squash=True, routing_iters=2),
     "plain vectors": tiny("vectors", no_squash=True, loss="xent", recon_weight=0.0),
     "cross-entropy": tiny("shared", loss="xent"), "no decoder": tiny("caps", recon_weight=0.0),
