@@ -54,16 +54,6 @@ def test_weights_come_back_as_float16_with_statistics_settings_and_history(train
     assert module.n_params(weights) == module.n_params(found.params) == sum(a.size for a in weights.values()) - n_state
     module.save_weights(again, found.config, found.weights, found.history)
     assert again.read_bytes() == path.read_bytes()                                      # the same network, the same file
-    with module.Runner(1) as runner:
-        before, after = (module.tests_of(w, data, config, runner) for w in (weights, found.weights))
-    for a, b in zip(numbers(before), numbers(after)):
-        assert a == pytest.approx(b, rel=0.05, abs=0.15)                                # what float16 costs
-
-
-def numbers(tree):
-    """All floats in nested dicts"""
-    return [x for value in tree.values() for x in (numbers(value) if isinstance(value, dict) else [value])
-            if isinstance(x, float)]
 
 
 def test_a_checkpoint_holds_the_whole_run(trained, tmp_path):
@@ -93,11 +83,7 @@ def test_the_networks_that_come_along_still_name_what_they_did(path):
     accuracy = tests["hits"] / tests["n"] if isinstance(tests, dict) else tests
     assert accuracy > found.history["epochs"][-1]["train_accuracy"] - 0.1
     assert path.stat().st_size < 6.5e6 and path in {ROOT / name for name in runs.WEIGHTS}
-
-
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_load_without_a_file_finds_one_that_comes_along(experiment):
-    assert EXPERIMENTS[experiment].WEIGHTS in SHIPPED
+    assert module.WEIGHTS in SHIPPED                                                    # what --load without FILE finds
 
 
 # -------------------------------------------------------------- what was changed, cut off, or made by others
@@ -175,6 +161,9 @@ def test_no_run_goes_on_from_weights_alone(file, tiny):
     before = file.read_bytes()
     with pytest.raises(mc.InputError, match="net.npz: holds weights alone"):
         mc.train(dataclasses.replace(tiny[0], checkpoint=str(file), resume=True), data=toy_digits())
+    found = SimpleNamespace(config=tiny[0], source="mnist", adam_m={"W": 0})
+    with pytest.raises(mc.InputError, match="made by another run .source mnist, now synthetic."):
+        mc.check_same_run(tiny[0], "synthetic", found, "run.npz")
     assert file.read_bytes() == before
 
 
@@ -182,7 +171,7 @@ def test_what_float16_cannot_hold_is_refused_and_nothing_written(tiny, tmp_path)
     config, weights, history = tiny
     with pytest.raises(mc.InputError, match="W holds more than float16 can"):
         mc.save_weights(tmp_path / "x.npz", config, weights | {"W": weights["W"] + 1e5}, history)
-    assert not (tmp_path / "x.npz").exists()
+    assert os.listdir(tmp_path) == ["home"]
 
 
 # -------------------------------------------------------------- looking at a trained network
