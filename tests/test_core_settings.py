@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import EXPERIMENTS, pins, runs, toy, toy_run, without_seconds
+from conftest import EXPERIMENTS, pins, toy, toy_run, without_seconds
 
 OPTIONS = [(experiment, f) for experiment, module in EXPERIMENTS.items() for f in module.options(module.Config)]
 NAMES = [f"{experiment.split('_')[0]}-{f.name}" for experiment, f in OPTIONS]
@@ -107,7 +107,8 @@ def test_settings_have_one_value(experiment):
     """What is given, else the default, else the recipe's; nothing is left open, and types are what they say"""
     module = EXPERIMENTS[experiment]
     config = parse(experiment)
-    assert config == module.Config()
+    assert config == module.Config() and {module.SOURCE, *module.FREE} <= {f.name for f in module.options(config)}
+    assert {*NEEDS, *(name for name, _ in NOT_HERE)} <= {f.name for _, f in OPTIONS}    # no exception without a setting
     for f in module.options(config):
         value = getattr(config, f.name)
         assert type(value) is f.type and (f.default is None or value == f.default), f.name
@@ -212,11 +213,3 @@ def test_a_retired_setting_is_passed_over_only_at_the_value_that_did_nothing(exp
             module.config_of(now | {name: "x"}, "old.npz")
     with pytest.raises(module.InputError, match="of another experiment, or trained with no_such_setting 1"):
         module.config_of(now | {"no_such_setting": 1}, "old.npz")
-
-
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_exceptions_name_settings_that_exist(experiment):
-    names = {f.name for _, f in OPTIONS}
-    assert names >= {*NEEDS, *(name for name, _ in NOT_HERE)} and runs.EXPERIMENTS == list(EXPERIMENTS)
-    module = EXPERIMENTS[experiment]
-    assert {module.SOURCE, *module.FREE} <= {f.name for f in module.options(module.Config)}

@@ -4,14 +4,13 @@ import io
 import json
 import os
 import re
-import signal
 from pathlib import Path
 
 import multimnist_capsnet as mc
 
 import numpy as np
 import pytest
-from conftest import EXPERIMENTS, NETWORKS, TINY, assert_same, toy, toy_run, without_seconds
+from conftest import EXPERIMENTS, NETWORKS, TINY, assert_same, toy, toy_run
 
 
 def train(digits, callback=None, every=0, **changes):
@@ -66,20 +65,10 @@ def test_orthogonalised_is_newton_schulz_without_its_long_products(shape):
         square = x @ x.T
         x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
     np.testing.assert_allclose(mc.orthogonalised(g), x, atol=1e-9)
-    np.testing.assert_allclose(mc.orthogonalised(1e-3 * g), x, atol=1e-6)
     single = mc.orthogonalised(g.astype(np.float32))
     assert single.dtype == np.float32 and np.linalg.norm(single - x) < 1e-3 * np.linalg.norm(x)
     values = np.linalg.svd(mc.orthogonalised(u * np.linspace(1, 0.3, min(shape)) @ v), compute_uv=False)
     assert 0.6 < values.min() and values.max() < 1.3 and not mc.orthogonalised(np.zeros(shape)).any()
-
-
-def test_only_normalised_kernels_leave_adam_and_there_must_be_some():
-    shapes = mc.param_shapes(NETWORKS["normalised"])
-    kernels = [f"{name}_w" for name in ("conv1", "conv2", "conv3", "conv4", "conv5", "primary")]
-    assert mc.kernels_of(shapes) == kernels and mc.kernels_of({"a_w": (2, 2), "a_norm_gamma": (2,)}) == []
-    with pytest.raises(mc.InputError, match="--muon 0.1: is for normalised convolutions"):
-        mc.check_muon(dataclasses.replace(TINY, muon=0.1))
-    mc.check_muon(TINY)
 
 
 def test_schedules():
@@ -124,6 +113,9 @@ def test_train_takes_the_scheduled_steps_and_folds_statistics(digits, network, m
                 params[name] = p - config.lr * share * (m[name] / (1 - 0.9 ** (step + 1))) / root
     trained, history = mc.train(config, data=digits, dtype=float)
     assert len(kernels) == 6 * (muon > 0) and trained.keys() == params.keys() | state.keys()
+    if not kernels:
+        with pytest.raises(mc.InputError, match="--muon 0.1: is for normalised convolutions"):
+            mc.check_muon(dataclasses.replace(config, muon=0.1))
     assert [epoch["train_loss"] for epoch in history["epochs"]] == pytest.approx(np.reshape(losses, (2, 3)).sum(1) / 25)
     for name, expected in (params | state).items():
         np.testing.assert_allclose(trained[name], expected, rtol=1e-6, atol=1e-8, err_msg=name)
@@ -257,52 +249,21 @@ def test_a_run_whose_schedule_knows_no_end_may_be_resumed_with_more_epochs(exper
         toy_run(experiment, n_epochs=1, **given)
 
 
-KILLED = """
-import os, signal, sys
-sys.path.insert(0, {tests!r})
-from conftest import TINY, mc, toy_digits
-import dataclasses, numpy as np
-saved, savez = [], np.savez
-def half(file, **arrays):
-    saved.append(1)
-    savez(file, **arrays)
-    if len(saved) == 2:
-        file.truncate(999)
-        file.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
-np.savez = half
-mc.train(dataclasses.replace(TINY, checkpoint={path!r}), data=toy_digits())
-"""
-
-
-def test_a_process_that_is_killed_while_it_saves_leaves_the_last_whole_checkpoint(digits, tmp_path, run_script):
-    path = str(tmp_path / "run.npz")
-    killed = run_script("-c", KILLED.format(tests=str(Path(__file__).parent), path=path))
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert mc.load_network(path).step == 2
-    weights, history = train(digits, checkpoint=path, resume=True)
-    expected, whole = train(digits)
-    assert_same(weights, expected)
-    assert without_seconds(history) == without_seconds(whole)
-
-
 NUMPY_FIRST = """
 import os, sys
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.pop(name, None)
 import numpy
 sys.path.insert(0, {tests!r})
-from conftest import mc, toy_digits
-config = mc.Config(n_epochs=1, n_train=64, n_val=1, digits="synthetic", quiet=True, threads=1)
-print(mc.train(config, data=toy_digits())[0]["dec3_w"].sum(dtype="f8").hex())
+from conftest import mc, toy_run
+print(toy_run("multimnist_capsnet", conv3_channels=64)[0]["dec3_w"].sum(dtype="f8").hex())
 """
 
 
-def test_numpy_may_be_imported_before_the_experiment(digits, run_script):
+def test_numpy_may_be_imported_before_the_experiment(run_script):
     """BLAS is told then to use one thread, and the bits are those of a run whose environment variables said so"""
     assert all(os.environ[name] == "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"))
-    config = mc.Config(n_epochs=1, n_train=64, n_val=1, digits="synthetic", quiet=True, threads=1)
-    here = mc.train(config, data=digits)[0]["dec3_w"].sum(dtype="f8").hex()
+    here = toy_run("multimnist_capsnet", conv3_channels=64)[0]["dec3_w"].sum(dtype="f8").hex()
     done = run_script("-c", NUMPY_FIRST.format(tests=str(Path(__file__).parent)))
     assert done.stdout.split() == [here], done.stderr
 
@@ -323,12 +284,6 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_spares_the_checkpoint(digit
         train(digits, checkpoint=str(path))
     found = mc.load_network(path)
     assert found.step == 2 and all(np.isfinite(p).all() for p in found.params.values())
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_a_huge_learning_rate_stops_the_run(digits):
-    with pytest.raises(mc.InputError, match="diverged; lower --lr$"):
-        train(digits, lr=1e20, n_epochs=4)
 
 
 def test_what_is_not_finite_after_an_epoch_never_reaches_the_checkpoint(digits, tmp_path, monkeypatch):
@@ -407,21 +362,18 @@ def test_a_callbacks_time_is_not_trainings(digits, clock):
 
 
 def test_what_a_run_says_of_a_rate_too_high_and_a_warm_up_too_long(digits, capsys, monkeypatch):
-    train(digits, quiet=False, warmup=5)
-    said = capsys.readouterr().out
-    assert "the warm-up of 5 steps is longer than the run, 4: see --warmup" in said and "not fallen" not in said
+    """The loss doubles in the second epoch"""
     good, calls = mc.loss_and_grads, []
 
     def rises(*given):
         calls.append(1)
         terms, *rest = good(*given)
-        return terms | {"loss": float(1 + (len(calls) > 6)) / 3}, *rest                 # 3 shards a step
-
+        return terms | {"loss": (1 + (len(calls) > 6)) / 3}, *rest                      # 3 shards a step, 2 steps
     monkeypatch.setattr(mc, "loss_and_grads", rises)
-    train(digits, quiet=False, warmup=4)
-    said = capsys.readouterr().out
-    assert "the training loss has not fallen, from 1.000 in the first epoch to 2.000 in the last: try a lower" in said
-    assert "warm-up" not in said
-    calls.clear()
-    train(digits, quiet=False, n_epochs=1)                                              # one epoch cannot fall
-    assert "not fallen" not in capsys.readouterr().out
+    for n_epochs, warmup in ((2, 5), (2, 4), (1, 2)):
+        calls.clear()
+        train(digits, quiet=False, n_epochs=n_epochs, warmup=warmup)
+        said = capsys.readouterr().out
+        assert ("the warm-up of 5 steps is longer than the run, 4: see --warmup" in said) == (warmup == 5)
+        assert ("the training loss has not fallen, from 1.000 in the first epoch to 2.000 in the last: try a lower --lr"
+                in said) == (n_epochs == 2) == ("not fallen" in said)

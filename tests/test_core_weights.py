@@ -140,10 +140,9 @@ SPOILS = {"a weight": (edited(lambda a: a | {"params/W": a["params/W"] + np.floa
           "another group": (edited(lambda a: a | {"x/W": a["params/W"]}, True), NOT_WHOLE),
           "a setting of another type": (edited(with_meta({"conv1_channels": "x"}), True), NOT_WHOLE),
           "pickled": (edited(lambda a: a | {"params/W": np.array({"a": 1}, object)}), NOT_WHOLE),
-          "cut off": (cut(-500), NOT_WHOLE), "half": (cut(2000), NOT_WHOLE), "empty": (cut(0), NOT_WHOLE),
+          "cut off": (cut(-500), NOT_WHOLE), "empty": (cut(0), NOT_WHOLE),
           "a byte": (lambda path: path.write_bytes(path.read_bytes()[:3000] + b"?" + path.read_bytes()[3001:]), ""),
           "directory": (flip_directory, NOT_WHOLE),
-          "a picture": (lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(500)), NOT_WHOLE),
           "a folder": (lambda path: path.unlink() or path.mkdir(), "Is a directory; give a file"),
           "missing": (lambda path: path.unlink(), "No such file or directory; give a file")}
 
@@ -211,7 +210,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
         raise OSError(28, "No space left on device")
     with pytest.raises(mc.InputError, match="cannot write .*result: No space left"):
         mc.write_atomically(path, fail)
-    assert path.read_bytes() == b"old" and sorted(p.name for p in tmp_path.iterdir()) == ["home", "result"]
+    assert path.read_bytes() == b"old" and sorted(os.listdir(tmp_path)) == ["home", "result"]
     (tmp_path / "link").symlink_to(path)                                                # a write goes through a link
     mc.write_atomically(tmp_path / "link", lambda file: file.write(b"new"))
     assert (tmp_path / "link").is_symlink() and path.read_bytes() == b"new"
@@ -256,15 +255,13 @@ def test_a_result_keeps_settings_versions_and_some_epochs(trained, tmp_path):
 
 
 @pytest.mark.parametrize("error, code, said", [
-    (mc.InputError("two\nlines"), 2, "error: two lines\n"), (KeyboardInterrupt(), 130, "stopped"),
+    (mc.InputError("two\nlines"), 2, "error: two lines"), (KeyboardInterrupt(), 130, "\nstopped; --checkpoint, if"),
     (MemoryError(), 2, "error: out of memory; lower --batch-size")])
 def test_what_the_user_can_mend_is_one_line(error, code, said, capsys):
-    def main():
-        raise error
     with pytest.raises(SystemExit) as stop:
-        mc.run_cli(main)
+        mc.run_cli(lambda: (_ for _ in ()).throw(error))
     text = capsys.readouterr().err
-    assert stop.value.code == code and text.strip("\n").startswith(said.strip("\n")) and text.strip("\n").count("\n") == 0
+    assert stop.value.code == code and text.startswith(said) and text.strip().count("\n") == 0
 
 
 def test_a_reader_that_has_gone_is_no_traceback(run_script):
