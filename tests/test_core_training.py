@@ -85,7 +85,7 @@ def test_schedules():
 @pytest.mark.parametrize("network, muon", [("normalised", 0.05), ("paper", 0.0)])
 def test_train_takes_the_scheduled_steps_and_folds_statistics(digits, network, muon):
     """The loop written out in float64, 2 epochs of a batch of shards of 16 and 8 and one of a single sample: kernels go
-    by muon * schedule and keep their length, all else goes by Adam with lr * schedule; statistics are folded in order"""
+    by muon * schedule and keep their length, all else goes by Adam with lr * schedule; statistics fold in order"""
     config = dataclasses.replace(NETWORKS[network], n_train=25, batch_size=24, muon=muon, warmup=3)
     params = {name: p.astype(float) for name, p in mc.init_params(config).items()}
     state, kernels = mc.init_state(params), mc.kernels_of({name: p.shape for name, p in params.items()})
