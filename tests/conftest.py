@@ -1,4 +1,4 @@
-"""Shared by all tests: the experiments, imported first; no network, no MNIST; a throw-away home; toy digits."""
+"""Shared by all tests: the experiments, imported first; no network, no MNIST, a throw-away home; toy runs, digits."""
 import dataclasses
 import importlib
 import os

@@ -1,4 +1,4 @@
-"""The experiments still are the experiments: pins in float64 are met, and default networks in float32 learn as they did.
+"""The experiments still are the experiments: pins in float64 are met, default networks in float32 learn as they did.
 
 tests/bands.json holds the loss that each default network comes to on a small synthetic data set, and how far it may lie
 from it, as a share. After a change that was meant:  python3 tests/test_core_pins.py

@@ -54,12 +54,6 @@ def test_conv2d_against_naive_loops(rng, stride, shape, kernel):
             np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_im2col_rows_turns_a_one_channel_convolution_into_one_over_a_row_of_channels(rng):
-    x, w = rng.standard_normal((2, 6, 7)), rng.standard_normal((3, 3, 1, 4))
-    folded, _ = mc.conv2d_forward(mc.im2col_rows(x, 3), w[:, :, 0].transpose(1, 0, 2)[None], np.zeros(4), 1)
-    np.testing.assert_allclose(folded, conv_reference(x[..., None], w, np.zeros(4), 1), rtol=1e-12, atol=1e-12)
-
-
 def test_sigmoid_neither_overflows_nor_drifts():
     with np.errstate(all="raise"):
         y, _ = mc.sigmoid_forward(np.array([-1e4, -np.log(3), 0, np.log(3), 1e4]))
@@ -67,36 +61,20 @@ def test_sigmoid_neither_overflows_nor_drifts():
 
 
 def test_pool_by_hand():
+    """An odd row or column is left out; a window's gradient goes to one entry only, also where all are equal; and to
+    none where a ReLU, in place, has made the maximum 0"""
     x = np.arange(2 * 3 * 5, dtype=float).reshape(1, 3, 5, 2)
     y, cache = mc.pool_forward(x)
-    np.testing.assert_array_equal(y[0], [[[12, 13], [16, 17]]])        # the third row and the fifth column are left out
+    np.testing.assert_array_equal(y[0], [[[12, 13], [16, 17]]])
     dx = mc.pool_backward(np.array([[[[1.0, 2], [3, 4]]]]), cache)
     assert dx.sum() == 10 and dx[0, 1, 1].tolist() == [1, 2] and dx[0, 1, 3].tolist() == [3, 4]
-
-
-def test_a_windows_gradient_goes_to_one_entry_only_also_where_all_are_equal():
     for value in (1.0, 0.0, -1.0):
         _, cache = mc.pool_forward(np.full((1, 4, 4, 1), value))
         dx = mc.pool_backward(np.array([[[[1.0], [2]], [[3], [4]]]]), cache)[0, :, :, 0]
         np.testing.assert_array_equal(dx, [[1, 0, 2, 0], [0] * 4, [3, 0, 4, 0], [0] * 4])
-
-
-def test_pool_takes_the_gradient_only_where_a_relu_left_the_maximum():
     y, cache = mc.pool_forward(np.array([-3.0, -1, -2, -4, 5, 1, 2, 3]).reshape(2, 2, 2, 1))
-    assert mc.relu_forward(y)[0] is y                                                   # in place
+    assert mc.relu_forward(y)[0] is y
     assert mc.pool_backward(np.ones((2, 1, 1, 1)), cache).ravel().tolist() == [0, 0, 0, 0, 1, 0, 0, 0]
-
-
-def test_mean_pad_and_flatten_by_hand():
-    x = np.arange(8.0).reshape(1, 2, 2, 2)
-    y, cache = mc.mean_forward(x)
-    assert y.tolist() == [[3, 4]]
-    assert mc.mean_backward(np.array([[4.0, 8]]), cache).tolist() == [[[[1, 2], [1, 2]], [[1, 2], [1, 2]]]]
-    y, cache = mc.pad_forward(x[..., :1], 1)
-    assert y[0, :, :, 0].tolist() == [[0] * 4, [0, 0, 2, 0], [0, 4, 6, 0], [0] * 4]
-    assert mc.pad_backward(np.arange(16.0).reshape(1, 4, 4, 1), cache)[0, :, :, 0].tolist() == [[5, 6], [9, 10]]
-    y, cache = mc.flatten_forward(x)
-    assert y.tolist() == [list(range(8))] and np.array_equal(mc.flatten_backward(y, cache), x)
 
 
 @pytest.mark.parametrize("shape, order", [((4, 3, 5, 2), (0, 1, 2, 3)), ((4, 3, 5, 2), (1, 0, 2, 3)), ((6, 3), (0, 1))])
@@ -113,28 +91,19 @@ def test_norm_by_its_definition(rng, shape, order):
     running = rng.standard_normal(C), rng.random(C) + 0.1
     (y, same), _ = mc.norm_forward(x.copy(order="K"), gamma, beta, running)
     assert same is running
+    (alone, found), cache = mc.norm_forward(np.full((1, C), 7.0), gamma, beta)          # one number a channel
+    assert np.array_equal(alone[0], beta) and not found[1].any()
+    assert np.isfinite(mc.norm_backward(alone, cache)[0]).all()
     np.testing.assert_allclose(y, gamma * (x - running[0]) / np.sqrt(running[1] + 1e-5) + beta, rtol=1e-10, atol=1e-12)
 
 
-def test_norm_of_a_single_number_a_channel_is_beta():
-    """A last group of one sample: no variance, and nothing that is not finite"""
-    (y, found), cache = mc.norm_forward(np.full((1, 3), 7.0), np.ones(3), np.arange(3.0))
-    assert y.tolist() == [[0, 1, 2]] and [list(a) for a in found] == [[7, 7, 7], [0, 0, 0]]
-    assert np.isfinite(mc.norm_backward(np.ones((1, 3)), cache)[0]).all()
-
-
-def test_running_statistics_forget_fast_at_first_and_fold_in_order():
+def test_running_statistics_forget_fast_at_first():
+    """step by step in test_core_training; at last 0.99 of what was stays, group by group"""
     state = mc.init_state({"a_gamma": np.ones(2, np.float32), "a_w": np.ones(3)})
     assert {name: a.tolist() for name, a in state.items()} == {"a_mean": [0, 0], "a_var": [1, 1]}
-    groups = [{"a_mean": np.array([1.0, 2]), "a_var": np.array([3.0, 4])},
-              {"a_mean": np.array([5.0, 0]), "a_var": np.ones(2)}]
-    mc.fold_statistics(state, groups[:1], 0)
-    assert state["a_mean"].tolist() == [1, 2] and state["a_var"].tolist() == [3, 4]            # the start is forgotten
-    mc.fold_statistics(state, groups[1:], 1)
-    np.testing.assert_allclose(state["a_mean"], [0.1 * 1 + 0.9 * 5, 0.1 * 2], rtol=1e-6)
-    mc.fold_statistics(state, groups, 10 ** 6)                                          # 0.99 of what was, twice
-    np.testing.assert_allclose(state["a_mean"][0], (4.6 * 0.99 + 0.01) * 0.99 + 0.05, rtol=1e-6)
-    assert state["a_mean"].dtype == np.float32
+    mc.fold_statistics(state, [{"a_mean": np.array([1.0, 2])}, {"a_mean": np.array([5.0, 0])}], 10 ** 6)
+    np.testing.assert_allclose(state["a_mean"], [0.01 * 0.99 + 0.05, 0.02 * 0.99], rtol=1e-6)
+    assert state["a_mean"].dtype == np.float32 and state["a_var"].tolist() == [1, 1]
 
 
 # -------------------------------------------------------------- gradients
@@ -235,10 +204,17 @@ def test_layers_are_their_operations_one_after_the_other():
     h = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
     h = conv_reference(h, p["a_w"], p["a_b"], 1)                                        # (3, 9, 9, 4)
     h = np.maximum(h[:, :8, :8].reshape(3, 4, 2, 4, 2, 4).max((2, 4)), 0)
-    h = 1 / (1 + np.exp(-conv_reference(h, p["b_w"], p["b_b"], 2))).reshape(3, -1)
-    h = np.maximum(h @ p["c_w"] + p["c_b"], 0)
-    y, _ = mc.layers_forward(p, x.copy(), layers)
-    np.testing.assert_allclose(y, h @ p["d_w"] + p["d_b"], rtol=1e-12)
+    h = 1 / (1 + np.exp(-conv_reference(h, p["b_w"], p["b_b"], 2)))
+    dense = np.maximum(h.reshape(3, -1) @ p["c_w"] + p["c_b"], 0) @ p["d_w"] + p["d_b"]
+    np.testing.assert_allclose(mc.layers_forward(p, x.copy(), layers)[0], dense, rtol=1e-12)
+    means, _ = mc.layers_forward(p, x.copy(), (*layers[:6], ("mean",)))
+    np.testing.assert_allclose(means, h.mean((1, 2)), rtol=1e-12)
+    x, layers, p = stack("residual")
+    first, _ = mc.layers_forward(p, x.copy(), layers[:1])
+    b, _ = mc.layers_forward(p, first.copy(), layers[2:6], statistics={})               # a branch within a branch
+    c, _ = mc.layers_forward(p, b.copy(), layers[7:9])
+    y, _ = mc.layers_forward(p, x.copy(), layers[:11], statistics={})
+    np.testing.assert_allclose(y, first + (b + c), rtol=1e-12)
 
 
 def test_a_normalisation_uses_these_samples_in_training_and_running_statistics_in_evaluation():
@@ -255,30 +231,6 @@ def test_a_normalisation_uses_these_samples_in_training_and_running_statistics_i
     np.testing.assert_allclose(y, whole[:1], rtol=1e-12)                                # each sample by itself
     other, _ = mc.layers_forward(p | state | {"m_mean": state["m_mean"] + 1}, x.copy(), layers)
     assert not np.allclose(other, whole)
-
-
-def test_a_residual_branch_is_added_to_what_it_began_with():
-    """x + (3 x + 2 (3 x)): a branch within a branch; and no gradient is lost where they meet"""
-    x, grads = normal(2, 3, 3, 1), {}
-    one, three, two = (("conv2d", name, 1, 1, 1) for name in ("one", "three", "two"))
-    layers = (one, ("keep",), three, ("keep",), two, ("add",), ("add",))
-    params = {f"{name}_w": np.full((1, 1, 1, 1), k) for name, k in (("one", 1.0), ("two", 2.0), ("three", 3.0))}
-    params |= {name[:-2] + "_b": np.zeros(1) for name in params}
-    y, caches = mc.layers_forward(params, x, layers)
-    np.testing.assert_allclose(y, x + (3 * x + 2 * (3 * x)), rtol=1e-14)
-    np.testing.assert_allclose(mc.layers_backward(np.ones_like(y), caches, layers, grads), np.full(x.shape, 10.0))
-    assert [grads[f"{name}_w"].item() for name in ("one", "two", "three")] == pytest.approx(
-        [10 * x.sum(), 3 * x.sum(), 3 * x.sum()])
-
-
-def test_a_convolution_before_a_normalisation_has_no_bias():
-    layers = (("conv2d", "a", 3, 1, 2), ("relu",), ("conv2d", "b", 1, 1, 3), ("pool",))
-    normed = (layers[0], ("norm", "a_norm"), layers[1], layers[2], ("norm", "b_norm"), layers[3])
-    assert mc.with_norms(layers) == normed
-    assert [mc.has_bias(normed, k) for k in (0, 3)] == [False, False] and mc.has_bias(layers, 0)
-    assert mc.work_out(normed, 8, 1).shapes == {
-        "a_w": (3, 3, 1, 2), "a_norm_gamma": (2,), "a_norm_beta": (2,), "b_w": (1, 1, 2, 3), "b_norm_gamma": (3,),
-        "b_norm_beta": (3,)}
 
 
 # -------------------------------------------------------------- what layers make of an image
@@ -310,13 +262,17 @@ def test_receptive_fields_lie_where_work_out_says(name):
 
 
 def test_shapes_that_work_out_says():
-    worked = mc.work_out(STACKS["all"][2], 9, 2)
-    assert worked.shapes == {"a_w": (3, 3, 2, 4), "a_b": (4,), "b_w": (2, 2, 4, 3), "b_b": (3,), "c_w": (12, 3),
-                             "c_b": (3,), "d_w": (3, 5), "d_b": (5,)} and worked.channels == 5
-    layers = (("conv2d", "a", 5, 1, 2), ("conv2d", "b", 3, 2, 4))
-    assert mc.work_out(layers, 12, 1, rows=True).shapes["a_w"] == (1, 5, 5, 2)          # of im2col_rows
-    assert mc.work_out(layers, 12, 1, rows=True).shapes["b_w"] == (3, 3, 2, 4)
-    assert mc.work_out(layers, 12, 1).side == 3 and mc.work_out((("mean",),), 5, 7).channels == 7
+    """A convolution before a normalisation has no bias; rows: the first one's kernel is im2col_rows'"""
+    layers = (("conv2d", "a", 3, 1, 2), ("relu",), ("conv2d", "b", 2, 2, 3), ("flatten",), ("linear", "c", 5))
+    a, b, c = {"a_w": (3, 3, 1, 2)}, {"b_w": (2, 2, 2, 3)}, {"c_w": (27, 5), "c_b": (5,)}
+    assert mc.work_out(layers, 8, 1).shapes == a | {"a_b": (2,)} | b | {"b_b": (3,)} | c
+    assert mc.work_out(layers, 8, 1, rows=True).shapes == {"a_w": (1, 3, 3, 2), "a_b": (2,)} | b | {"b_b": (3,)} | c
+    normed = (layers[0], ("norm", "a_norm"), layers[1], layers[2], ("norm", "b_norm"), *layers[3:])
+    norms = [{f"{name}_norm_{end}": (n,) for end in ("gamma", "beta")} for name, n in (("a", 2), ("b", 3))]
+    assert mc.with_norms(layers) == normed and mc.work_out(normed, 8, 1).shapes == a | norms[0] | b | norms[1] | c
+    assert [mc.has_bias(normed, k) for k in (0, 3, 6)] == [False, False, True]
+    worked = mc.work_out((*layers[:3], ("mean",)), 8, 1)
+    assert (worked.side, worked.channels) == (3, 3) and mc.work_out(layers, 8, 1).channels == 5
     assert mc.places_along(np.array([-1.0, 0.5])).tolist() == [[-1, -1], [0.5, -1], [-1, 0.5], [0.5, 0.5]]     # x, y
 
 
@@ -331,22 +287,15 @@ def test_an_arena_gives_its_arrays_again_after_rewind_only():
     assert arena.rewind(1)((3, 2), np.float32).shape == (3, 2) and arena.rewind()((2, 3), np.float32) is a
 
 
-def test_an_arena_keeps_the_first_so_many():
+def test_an_arena_keeps_the_first_so_many_and_begins_at_cache_lines():
     arena = mc.Arena()
     before, after = arena((4,), np.float64), arena((5,), np.float64)
     assert arena.taken == 2 and arena.rewind(1)((5,), np.float64) is after
     assert arena.rewind()((4,), np.float64) is before
-
-
-def test_an_arenas_arrays_begin_at_a_cache_line():
-    arena = mc.Arena()
     assert all(arena(shape, dtype).ctypes.data % 64 == 0 for shape, dtype in
                (((3,), np.float32), ((1, 7), np.float64), ((5, 5, 5), np.uint8)))
-
-
-def test_only_an_arena_lends_its_arrays_to_a_backward():
-    a = np.ones(3)
-    assert mc.reuse_if_arena(a, mc.Arena()) is a and not np.shares_memory(mc.reuse_if_arena(a, np.empty), a)
+    assert mc.reuse_if_arena(before, arena) is before                                   # which no other buffer lends
+    assert not np.shares_memory(mc.reuse_if_arena(before, np.empty), before)
 
 
 @pytest.mark.parametrize("name", ["all", "normalised", "residual"])

@@ -4,14 +4,13 @@ import io
 import json
 import os
 import re
-import signal
 from pathlib import Path
 
 import multimnist_capsnet as mc
 
 import numpy as np
 import pytest
-from conftest import EXPERIMENTS, NETWORKS, TINY, assert_same, toy, toy_run, without_seconds
+from conftest import EXPERIMENTS, NETWORKS, TINY, assert_same, toy, toy_run
 
 
 def train(digits, callback=None, every=0, **changes):
@@ -66,20 +65,10 @@ def test_orthogonalised_is_newton_schulz_without_its_long_products(shape):
         square = x @ x.T
         x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
     np.testing.assert_allclose(mc.orthogonalised(g), x, atol=1e-9)
-    np.testing.assert_allclose(mc.orthogonalised(1e-3 * g), x, atol=1e-6)
     single = mc.orthogonalised(g.astype(np.float32))
     assert single.dtype == np.float32 and np.linalg.norm(single - x) < 1e-3 * np.linalg.norm(x)
     values = np.linalg.svd(mc.orthogonalised(u * np.linspace(1, 0.3, min(shape)) @ v), compute_uv=False)
     assert 0.6 < values.min() and values.max() < 1.3 and not mc.orthogonalised(np.zeros(shape)).any()
-
-
-def test_only_normalised_kernels_leave_adam_and_there_must_be_some():
-    shapes = mc.param_shapes(NETWORKS["normalised"])
-    kernels = [f"{name}_w" for name in ("conv1", "conv2", "conv3", "conv4", "conv5", "primary")]
-    assert mc.kernels_of(shapes) == kernels and mc.kernels_of({"a_w": (2, 2), "a_norm_gamma": (2,)}) == []
-    with pytest.raises(mc.InputError, match="--muon 0.1: is for normalised convolutions"):
-        mc.check_muon(dataclasses.replace(TINY, muon=0.1))
-    mc.check_muon(TINY)
 
 
 def test_schedules():
@@ -95,21 +84,24 @@ def test_schedules():
 
 @pytest.mark.parametrize("network, muon", [("normalised", 0.05), ("paper", 0.0)])
 def test_train_takes_the_scheduled_steps_and_folds_statistics(digits, network, muon):
-    """The loop written out in float64, 2 epochs of a batch of two shards and one of a single sample: kernels go by muon
-    * schedule and keep their length, all else goes by Adam with lr * schedule; statistics are folded group by group"""
-    config = dataclasses.replace(NETWORKS[network], n_train=33, batch_size=32, muon=muon, warmup=3)
+    """The loop written out in float64, 2 epochs of a batch of shards of 16 and 8 and one of a single sample: kernels go
+    by muon * schedule and keep their length, all else goes by Adam with lr * schedule; statistics fold in order"""
+    config = dataclasses.replace(NETWORKS[network], n_train=25, batch_size=24, muon=muon, warmup=3)
     params = {name: p.astype(float) for name, p in mc.init_params(config).items()}
     state, kernels = mc.init_state(params), mc.kernels_of({name: p.shape for name, p in params.items()})
     m, v = ({name: np.zeros_like(p) for name, p in params.items()} for _ in range(2))
+    losses = []
     for step in range(4):
         pairs, = mc.epoch_samples(digits, step // 2, config)
-        shards = (slice(32, 33),) if step % 2 else (slice(0, 16), slice(16, 32))
-        parts = [mc.loss_and_grads(params, mc.to_batch(pairs, rows, float), config)[1:] for rows in shards]
+        shards = (slice(24, 25),) if step % 2 else (slice(0, 16), slice(16, 24))
+        parts = [(rows.stop - rows.start, *mc.loss_and_grads(params, mc.to_batch(pairs, rows, float), config))
+                 for rows in shards]
         share = (1 + np.cos(np.pi * step / 4)) / 2 * min(1, (step + 1) / 3)
-        for _, found in parts:
+        for n, terms, _, found in parts:
+            losses.append(n * terms["loss"])
             state = {name: a + (found[name] - a) * (9 / (step + 9)) for name, a in state.items()}
         for name, p in params.items():
-            g = sum(grads[name] for grads, _ in parts) / len(parts)
+            g = sum(n * grads[name] for n, _, grads, _ in parts) / sum(n for n, *_ in parts)
             if name in kernels:
                 m[name] = 0.95 * m[name] + g
                 u = mc.orthogonalised((g + 0.95 * m[name]).reshape(-1, g.shape[-1])).reshape(g.shape)
@@ -119,8 +111,12 @@ def test_train_takes_the_scheduled_steps_and_folds_statistics(digits, network, m
                 m[name], v[name] = 0.9 * m[name] + 0.1 * g, 0.999 * v[name] + 0.001 * g ** 2
                 root = np.sqrt(v[name] / (1 - 0.999 ** (step + 1))) + 1e-8
                 params[name] = p - config.lr * share * (m[name] / (1 - 0.9 ** (step + 1))) / root
-    trained, _ = mc.train(config, data=digits, dtype=float)
+    trained, history = mc.train(config, data=digits, dtype=float)
     assert len(kernels) == 6 * (muon > 0) and trained.keys() == params.keys() | state.keys()
+    if not kernels:
+        with pytest.raises(mc.InputError, match="--muon 0.1: is for normalised convolutions"):
+            mc.check_muon(dataclasses.replace(config, muon=0.1))
+    assert [epoch["train_loss"] for epoch in history["epochs"]] == pytest.approx(np.reshape(losses, (2, 3)).sum(1) / 25)
     for name, expected in (params | state).items():
         np.testing.assert_allclose(trained[name], expected, rtol=1e-6, atol=1e-8, err_msg=name)
 
@@ -139,27 +135,13 @@ def test_generators_are_the_children_that_seedsequence_spawns():
 def test_runner_forward_equals_one_big_batch(digits):
     """200 samples are 13 shards, eight of which a thread takes at once"""
     params, pairs = mc.init_params(TINY), mc.draw_pairs(digits, "val", 200, TINY, "evaluation", 0)
-    batch = mc.to_batch(pairs, slice(None))
-    whole, _ = mc.forward(params, batch["images"], TINY, None)
+    whole, _ = mc.forward(params, mc.to_batch(pairs, slice(None))["images"], TINY, None)
     for threads in (1, 3):
         with mc.Runner(threads) as runner:
             out = runner.forward(params, pairs, TINY, decode="top2")
-            assert runner.looked_at == 200
+        assert runner.looked_at == 200
         for name in ("lengths", "v", "recon", "digits"):
             np.testing.assert_allclose(out[name], whole[name], rtol=2e-4, atol=1e-6)
-
-
-def test_shards_mean_equals_the_batchs_mean(digits):
-    """40 rows are shards of 16, 16 and 8: the last must weigh half as much"""
-    params, pairs = mc.init_params(TINY), mc.draw_pairs(digits, "train", 60, TINY, "data")
-    rows = np.arange(10, 50)
-    whole, grads, _ = mc.loss_and_grads(params, mc.to_batch(pairs, rows), TINY)
-    with mc.Runner(2) as runner:
-        terms, shard_grads, statistics = runner.loss_and_grads(params, pairs, rows, TINY)
-    assert terms == pytest.approx(whole, rel=1e-5) and len(shard_grads) == len(statistics) == 3
-    for name in params:
-        total = sum(g[name] for g in shard_grads)
-        np.testing.assert_allclose(total, grads[name], rtol=1e-3, atol=1e-5 * np.abs(grads[name]).max())
 
 
 @pytest.mark.parametrize("threads, batch_size, expected", [(5, 10 ** 9, 5), (5, 32, 2), (5, 33, 3), (1, 32, 1),
@@ -187,9 +169,8 @@ def reference(request):
 
 
 def assert_is(run, reference):
-    _, weights, history, _ = reference
-    assert_same(run[0], weights)
-    assert run[1] == history
+    assert_same(run[0], reference[1])
+    assert run[1] == reference[2]
 
 
 def test_neither_threads_nor_a_callback_change_a_bit_another_seed_does(reference):
@@ -215,48 +196,45 @@ def test_neither_threads_nor_a_callback_change_a_bit_another_seed_does(reference
 def test_history_and_snapshots_say_what_happened(reference):
     experiment, weights, history, snapshots = reference
     module = EXPERIMENTS[experiment]
-    init = module.init_params(toy(experiment, n_epochs=2)[0])
+    init = module.init_params(toy(experiment)[0])
     assert_same(snapshots[0][0], init | module.init_state(init))
     assert_same(snapshots[4][0], weights)
-    assert list(snapshots) == [0, 1, 2, 3, 4] and snapshots[0][1] is None
-    assert [(epoch["epoch"], epoch["step"]) for epoch in history["epochs"]] == [(1, 2), (2, 4)]
-    for first, epoch in zip((1, 3), history["epochs"]):
-        (_, a), (_, b) = snapshots[first], snapshots[first + 1]
-        assert epoch["train_loss"] == pytest.approx((17 * a["loss"] + 3 * b["loss"]) / 20)
-        assert epoch["train_accuracy"] == (a["hits"] + b["hits"]) / 20
-        assert {"train_" + name for name in a} - {"train_hits"} <= epoch.keys() and "train_hits" not in epoch
-    assert history["steps"] == 4 and json.loads(json.dumps(history)) == history
+    assert list(snapshots) == [0, 1, 2, 3, 4] and snapshots[0][1] is None and history["steps"] == 4
+    for k, epoch in enumerate(history["epochs"], 1):
+        (_, a), (_, b) = snapshots[2 * k - 1], snapshots[2 * k]
+        assert (epoch["epoch"], epoch["step"]) == (k, 2 * k) and len(history["epochs"]) == 2
+        for name in a.keys() - {"hits"}:
+            assert epoch["train_" + name] == pytest.approx((17 * a[name] + 3 * b[name]) / 20)
+        assert epoch["train_accuracy"] == (a["hits"] + b["hits"]) / 20 and "train_hits" not in epoch
+    assert json.loads(json.dumps(history)) == history
 
 
-def cut(at):
-    def power_cut(step, *_):
+def power_cut(at):
+    def cut(step, *_):
         if step == at:
             raise KeyboardInterrupt
-    return power_cut
+    return cut
 
 
 @pytest.mark.parametrize("at", [1, 4])
 def test_killed_and_resumed_is_never_killed(reference, tmp_path, at):
     """in the first epoch, and after the last step but before that is saved; with other threads afterwards"""
-    experiment, path = reference[0], tmp_path / "run.npz"
+    experiment, path, refused = reference[0], tmp_path / "run.npz", EXPERIMENTS[reference[0]].InputError
     given = dict(n_epochs=2, checkpoint=str(path), resume=True)                         # nothing there yet: starts anew
     with pytest.raises(KeyboardInterrupt):
-        toy_run(experiment, cut(at), 1, **given)
+        toy_run(experiment, power_cut(at), 1, **given)
     assert path.exists() == (at > 1)
     steps = []
     assert_is(toy_run(experiment, lambda step, *_: steps.append(step), 1, threads=2, **given), reference)
     assert steps == list(range({1: 0, 4: 2}[at], 5))
     before = path.read_bytes()
     assert_is(toy_run(experiment, **given), reference)                                  # nothing left to do
+    for changes, fault in ((dict(resume=False), "holds this run already, 4 of 4 steps; go on with --resume, or begin"),
+                           (dict(seed=1), "made by another run .seed 0, now 1.; give the same"),
+                           (dict(n_epochs=3), "made by another run .n_epochs 2, now 3")):      # its cosine knew the end
+        with pytest.raises(refused, match=f"run.npz: {fault}"):
+            toy_run(experiment, **given | changes)
     assert path.read_bytes() == before and sorted(p.name for p in tmp_path.iterdir()) == ["home", "run.npz"]
-    with pytest.raises(EXPERIMENTS[experiment].InputError, match="run.npz: holds this run already, 4 of 4 steps; go on "
-                       "with --resume"):
-        toy_run(experiment, **given | {"resume": False})
-    with pytest.raises(EXPERIMENTS[experiment].InputError, match="run.npz: made by another run .seed 0, now 1.; give"):
-        toy_run(experiment, **given | {"seed": 1})
-    with pytest.raises(EXPERIMENTS[experiment].InputError, match="n_epochs 2, now 3"):  # its cosine knew the end
-        toy_run(experiment, **given | {"n_epochs": 3})
-    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -271,52 +249,21 @@ def test_a_run_whose_schedule_knows_no_end_may_be_resumed_with_more_epochs(exper
         toy_run(experiment, n_epochs=1, **given)
 
 
-KILLED = """
-import os, signal, sys
-sys.path.insert(0, {tests!r})
-from conftest import TINY, mc, toy_digits
-import dataclasses, numpy as np
-saved, savez = [], np.savez
-def half(file, **arrays):
-    saved.append(1)
-    savez(file, **arrays)
-    if len(saved) == 2:
-        file.truncate(999)
-        file.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
-np.savez = half
-mc.train(dataclasses.replace(TINY, checkpoint={path!r}), data=toy_digits())
-"""
-
-
-def test_a_process_that_is_killed_while_it_saves_leaves_the_last_whole_checkpoint(digits, tmp_path, run_script):
-    path = str(tmp_path / "run.npz")
-    killed = run_script("-c", KILLED.format(tests=str(Path(__file__).parent), path=path))
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert mc.load_network(path).step == 2
-    weights, history = train(digits, checkpoint=path, resume=True)
-    expected, whole = train(digits)
-    assert_same(weights, expected)
-    assert without_seconds(history) == without_seconds(whole)
-
-
 NUMPY_FIRST = """
 import os, sys
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.pop(name, None)
 import numpy
 sys.path.insert(0, {tests!r})
-from conftest import mc, toy_digits
-config = mc.Config(n_epochs=1, n_train=64, n_val=1, digits="synthetic", quiet=True, threads=1)
-print(mc.train(config, data=toy_digits())[0]["dec3_w"].sum(dtype="f8").hex())
+from conftest import mc, toy_run
+print(toy_run("multimnist_capsnet", conv3_channels=64)[0]["dec3_w"].sum(dtype="f8").hex())
 """
 
 
-def test_numpy_may_be_imported_before_the_experiment(digits, run_script):
+def test_numpy_may_be_imported_before_the_experiment(run_script):
     """BLAS is told then to use one thread, and the bits are those of a run whose environment variables said so"""
     assert all(os.environ[name] == "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"))
-    config = mc.Config(n_epochs=1, n_train=64, n_val=1, digits="synthetic", quiet=True, threads=1)
-    here = mc.train(config, data=digits)[0]["dec3_w"].sum(dtype="f8").hex()
+    here = toy_run("multimnist_capsnet", conv3_channels=64)[0]["dec3_w"].sum(dtype="f8").hex()
     done = run_script("-c", NUMPY_FIRST.format(tests=str(Path(__file__).parent)))
     assert done.stdout.split() == [here], done.stderr
 
@@ -337,12 +284,6 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_spares_the_checkpoint(digit
         train(digits, checkpoint=str(path))
     found = mc.load_network(path)
     assert found.step == 2 and all(np.isfinite(p).all() for p in found.params.values())
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_a_huge_learning_rate_stops_the_run(digits):
-    with pytest.raises(mc.InputError, match="diverged; lower --lr$"):
-        train(digits, lr=1e20, n_epochs=4)
 
 
 def test_what_is_not_finite_after_an_epoch_never_reaches_the_checkpoint(digits, tmp_path, monkeypatch):
@@ -416,27 +357,23 @@ def test_the_live_line_counts_steps_time_and_samples(digits, clock, monkeypatch)
 
 
 def test_a_callbacks_time_is_not_trainings(digits, clock):
-    def slow(*_):
-        clock[0] += 1000
-    assert train(digits, slow, 1)[1]["seconds"] < 100
+    history = train(digits, lambda *_: clock.__setitem__(0, clock[0] + 1000), 1)[1]
+    assert history["seconds"] < 100
 
 
 def test_what_a_run_says_of_a_rate_too_high_and_a_warm_up_too_long(digits, capsys, monkeypatch):
-    train(digits, quiet=False, warmup=5)
-    said = capsys.readouterr().out
-    assert "the warm-up of 5 steps is longer than the run, 4: see --warmup" in said and "not fallen" not in said
+    """The loss doubles in the second epoch"""
     good, calls = mc.loss_and_grads, []
 
     def rises(*given):
         calls.append(1)
         terms, *rest = good(*given)
-        return terms | {"loss": float(1 + (len(calls) > 6)) / 3}, *rest                 # 3 shards a step
-
+        return terms | {"loss": (1 + (len(calls) > 6)) / 3}, *rest                      # 3 shards a step, 2 steps
     monkeypatch.setattr(mc, "loss_and_grads", rises)
-    train(digits, quiet=False, warmup=4)
-    said = capsys.readouterr().out
-    assert "the training loss has not fallen, from 1.000 in the first epoch to 2.000 in the last: try a lower" in said
-    assert "warm-up" not in said
-    calls.clear()
-    train(digits, quiet=False, n_epochs=1)                                              # one epoch cannot fall
-    assert "not fallen" not in capsys.readouterr().out
+    for n_epochs, warmup in ((2, 5), (2, 4), (1, 2)):
+        calls.clear()
+        train(digits, quiet=False, n_epochs=n_epochs, warmup=warmup)
+        said = capsys.readouterr().out
+        assert ("the warm-up of 5 steps is longer than the run, 4: see --warmup" in said) == (warmup == 5)
+        assert ("the training loss has not fallen, from 1.000 in the first epoch to 2.000 in the last: try a lower --lr"
+                in said) == (n_epochs == 2) == ("not fallen" in said)

@@ -71,16 +71,16 @@ def test_every_experiment_has_the_core_and_is_read_in_one_order(experiment):
     """Docstring, imports, preamble, legend, train; then task, paper, evaluation, settings, twins; and main"""
     text = SCRIPTS[experiment]
     assert {"preamble", "settings", "core"} <= blocks(text).keys()
-    marks = (text.split("\n")[1], "\nimport ", "# TWIN preamble", "# END TWIN preamble", "# Axis legend", "# A sample's way:",
-             "\ndef train(", "# ==== the task", "# ==== the paper", "\ndef forward(", "\ndef loss_and_grads(",
-             "# ==== evaluation", "\ndef evaluate(", "# ==== settings", "# TWIN settings", "\nclass Config(",
-             "\ndef check_config(", "# ==== twins", "# TWIN core", "# END TWIN core", "\ndef main(", "\nif __name__ ==")
+    marks = (text.split("\n")[1], "\nimport ", "# TWIN preamble", "# END TWIN preamble", "# Axis legend",
+             "# A sample's way:", "\ndef train(", "# ==== the task", "# ==== the paper", "\ndef forward(",
+             "\ndef loss_and_grads(", "# ==== evaluation", "\ndef evaluate(", "# ==== settings", "# TWIN settings",
+             "\nclass Config(", "\ndef check_config(", "# ==== twins", "# TWIN core", "# END TWIN core", "\ndef main(")
     short = re.sub("^# =====+ ", "# ==== ", text, flags=re.M)
     places = [short.index(mark) for mark in marks]
     assert places == sorted(places), marks[next(k for k, (a, b) in enumerate(zip(places, places[1:])) if a > b)]
     assert len(re.findall("^# ==== ", short, re.M)) == 5 and text.startswith('#!/usr/bin/env python3\n"""')
     after = [node for node in ast.parse(text.split("# END TWIN core")[1].split("\n", 1)[1]).body
-             if not ast.unparse(node).startswith("LAYERS")]                             # the experiment's own, added here
+             if not ast.unparse(node).startswith("LAYERS")]                             # an experiment's own
     assert [type(node) for node in after] == [ast.FunctionDef, ast.If] and after[0].name == "main"
     assert ast.unparse(after[1]) == "if __name__ == '__main__':\n    run_cli(main)"
     twins = short[short.index("# ==== twins"):].split("\n", 1)[1]
@@ -104,7 +104,7 @@ def test_a_block_left_open_is_found(text, fault):
 
 
 def test_blocks_by_hand():
-    text = "def g():\n    1\n# TWIN a b: text ---\ndef f():\n    2\n# END TWIN a b ----\nz = 3\n# TWIN c\n# END TWIN c\n"
-    assert blocks(text) == {"a b": "# TWIN a b: text ---\ndef f():\n    2\n", "c": "# TWIN c\n"}
+    text = "def g():\n    1\n# TWIN a b: text -\ndef f():\n    2\n# END TWIN a b ----\nz = 3\n# TWIN c\n# END TWIN c\n"
+    assert blocks(text) == {"a b": "# TWIN a b: text -\ndef f():\n    2\n", "c": "# TWIN c\n"}
     assert list(definitions(text)) == ["g"] and not defined_twice({"x": text, "y": "def f():\n    2\n"})
     assert defined_twice({"x": text, "y": "def h():\n    1\n"}) == [["x: g", "y: h"]]

@@ -53,17 +53,7 @@ def test_weights_come_back_as_float16_with_statistics_settings_and_history(train
     n_state = sum(a.size for a in found.state.values())
     assert module.n_params(weights) == module.n_params(found.params) == sum(a.size for a in weights.values()) - n_state
     module.save_weights(again, found.config, found.weights, found.history)
-    assert again.read_bytes() == path.read_bytes()                                      # the same network, the same file
-    with module.Runner(1) as runner:
-        before, after = (module.tests_of(w, data, config, runner) for w in (weights, found.weights))
-    for a, b in zip(numbers(before), numbers(after)):
-        assert a == pytest.approx(b, rel=0.05, abs=0.15)                                # what float16 costs
-
-
-def numbers(tree):
-    """All floats in nested dicts"""
-    return [x for value in tree.values() for x in (numbers(value) if isinstance(value, dict) else [value])
-            if isinstance(x, float)]
+    assert again.read_bytes() == path.read_bytes()                                      # same network, same file
 
 
 def test_a_checkpoint_holds_the_whole_run(trained, tmp_path):
@@ -74,7 +64,8 @@ def test_a_checkpoint_holds_the_whole_run(trained, tmp_path):
     assert_same(found.weights, weights)
     assert found.adam_m.keys() == found.adam_v.keys() == found.params.keys()
     assert all(v.min() >= 0 for v in found.adam_v.values()) and any(m.any() for m in found.adam_m.values())
-    assert (found.step, found.source) == (2, data["source"]) and oct(path.stat().st_mode & 0o777) == oct(0o666 & ~mc.UMASK)
+    assert (found.step, found.source) == (2, data["source"])
+    assert oct(path.stat().st_mode & 0o777) == oct(0o666 & ~mc.UMASK)
 
 
 SHIPPED = sorted((ROOT / "weights").glob("*.npz"))
@@ -93,11 +84,7 @@ def test_the_networks_that_come_along_still_name_what_they_did(path):
     accuracy = tests["hits"] / tests["n"] if isinstance(tests, dict) else tests
     assert accuracy > found.history["epochs"][-1]["train_accuracy"] - 0.1
     assert path.stat().st_size < 6.5e6 and path in {ROOT / name for name in runs.WEIGHTS}
-
-
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_load_without_a_file_finds_one_that_comes_along(experiment):
-    assert EXPERIMENTS[experiment].WEIGHTS in SHIPPED
+    assert module.WEIGHTS in SHIPPED                                                    # what --load without FILE finds
 
 
 # -------------------------------------------------------------- what was changed, cut off, or made by others
@@ -135,7 +122,7 @@ def cut(keep):
     return lambda path: path.write_bytes(path.read_bytes()[:keep])
 
 
-DIGEST, NOT_WHOLE, OTHERS = "its digest is not that of what", "not a whole file of a trained", "its arrays are not those"
+DIGEST, NOT_WHOLE, OTHERS = "its digest is not that of what", "not a whole file of a", "its arrays are not those"
 SPOILS = {"a weight": (edited(lambda a: a | {"params/W": a["params/W"] + np.float16(0.01)}), DIGEST),
           "a sign of zero": (edited(lambda a: a | {"params/dec1_b": -0 * a["params/dec1_b"] - np.float16(0)}), DIGEST),
           "a dtype": (edited(lambda a: a | {"params/W": a["params/W"].astype(np.float32)}), DIGEST),
@@ -154,10 +141,9 @@ SPOILS = {"a weight": (edited(lambda a: a | {"params/W": a["params/W"] + np.floa
           "another group": (edited(lambda a: a | {"x/W": a["params/W"]}, True), NOT_WHOLE),
           "a setting of another type": (edited(with_meta({"conv1_channels": "x"}), True), NOT_WHOLE),
           "pickled": (edited(lambda a: a | {"params/W": np.array({"a": 1}, object)}), NOT_WHOLE),
-          "cut off": (cut(-500), NOT_WHOLE), "half": (cut(2000), NOT_WHOLE), "empty": (cut(0), NOT_WHOLE),
+          "cut off": (cut(-500), NOT_WHOLE), "empty": (cut(0), NOT_WHOLE),
           "a byte": (lambda path: path.write_bytes(path.read_bytes()[:3000] + b"?" + path.read_bytes()[3001:]), ""),
           "directory": (flip_directory, NOT_WHOLE),
-          "a picture": (lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(500)), NOT_WHOLE),
           "a folder": (lambda path: path.unlink() or path.mkdir(), "Is a directory; give a file"),
           "missing": (lambda path: path.unlink(), "No such file or directory; give a file")}
 
@@ -175,6 +161,9 @@ def test_no_run_goes_on_from_weights_alone(file, tiny):
     before = file.read_bytes()
     with pytest.raises(mc.InputError, match="net.npz: holds weights alone"):
         mc.train(dataclasses.replace(tiny[0], checkpoint=str(file), resume=True), data=toy_digits())
+    found = SimpleNamespace(config=tiny[0], source="mnist", adam_m={"W": 0})
+    with pytest.raises(mc.InputError, match="made by another run .source mnist, now synthetic."):
+        mc.check_same_run(tiny[0], "synthetic", found, "run.npz")
     assert file.read_bytes() == before
 
 
@@ -182,7 +171,7 @@ def test_what_float16_cannot_hold_is_refused_and_nothing_written(tiny, tmp_path)
     config, weights, history = tiny
     with pytest.raises(mc.InputError, match="W holds more than float16 can"):
         mc.save_weights(tmp_path / "x.npz", config, weights | {"W": weights["W"] + 1e5}, history)
-    assert not (tmp_path / "x.npz").exists()
+    assert os.listdir(tmp_path) == ["home"]
 
 
 # -------------------------------------------------------------- looking at a trained network
@@ -203,7 +192,7 @@ def test_a_trained_network_is_looked_at_with_its_own_settings(file, tiny):
 @pytest.mark.parametrize("given, fault", [
     (dict(lr=0.1), "--lr 0.1: .*net.npz was trained with 0.002; leave the flag out, or train anew without --load"),
     (dict(resume=True), "--resume: is of training, and .*net.npz is trained"),
-    (dict(checkpoint="x.npz"), "--checkpoint: is of training"), (dict(cnn_head="mean"), "--cnn-head: means nothing to")])
+    (dict(checkpoint="x.npz"), "--checkpoint: is of training"), (dict(cnn_head="mean"), "--cnn-head: means nothing")])
 def test_what_would_have_changed_its_training_is_refused(file, given, fault):
     with pytest.raises(mc.InputError, match=fault):
         look(file, **given)
@@ -222,7 +211,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
         raise OSError(28, "No space left on device")
     with pytest.raises(mc.InputError, match="cannot write .*result: No space left"):
         mc.write_atomically(path, fail)
-    assert path.read_bytes() == b"old" and sorted(p.name for p in tmp_path.iterdir()) == ["home", "result"]
+    assert path.read_bytes() == b"old" and sorted(os.listdir(tmp_path)) == ["home", "result"]
     (tmp_path / "link").symlink_to(path)                                                # a write goes through a link
     mc.write_atomically(tmp_path / "link", lambda file: file.write(b"new"))
     assert (tmp_path / "link").is_symlink() and path.read_bytes() == b"new"
@@ -232,8 +221,8 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
 def test_what_cannot_be_written_is_said_at_once(tmp_path):
     for given, fault in ((dict(resume=True), "--resume needs --checkpoint"),
                          (dict(checkpoint=str(tmp_path)), "it is a folder or a device"),
-                         (dict(out_json=f"{tmp_path}/no/x.json"), "no/x.json: No such file or directory in its folder"),
-                         (dict(out_json=f"{tmp_path}/x", checkpoint=f"{tmp_path}/home/../x"), "would be written twice")):
+                         (dict(out_json=f"{tmp_path}/no/x.json"), "x.json: No such file or directory in its folder"),
+                         (dict(out_json=f"{tmp_path}/x", checkpoint=f"{tmp_path}/home/../x"), "be written twice")):
         with pytest.raises(mc.InputError, match=fault):
             mc.check_options(mc.Config(**given))
     mc.check_writable("", f"{tmp_path}/x.npz", "", f"{tmp_path}/y.npz")
@@ -267,15 +256,13 @@ def test_a_result_keeps_settings_versions_and_some_epochs(trained, tmp_path):
 
 
 @pytest.mark.parametrize("error, code, said", [
-    (mc.InputError("two\nlines"), 2, "error: two lines\n"), (KeyboardInterrupt(), 130, "stopped"),
+    (mc.InputError("two\nlines"), 2, "error: two lines"), (KeyboardInterrupt(), 130, "\nstopped; --checkpoint, if"),
     (MemoryError(), 2, "error: out of memory; lower --batch-size")])
 def test_what_the_user_can_mend_is_one_line(error, code, said, capsys):
-    def main():
-        raise error
     with pytest.raises(SystemExit) as stop:
-        mc.run_cli(main)
+        mc.run_cli(lambda: (_ for _ in ()).throw(error))
     text = capsys.readouterr().err
-    assert stop.value.code == code and text.strip("\n").startswith(said.strip("\n")) and text.strip("\n").count("\n") == 0
+    assert stop.value.code == code and text.startswith(said) and text.strip().count("\n") == 0
 
 
 def test_a_reader_that_has_gone_is_no_traceback(run_script):
