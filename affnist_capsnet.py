@@ -215,7 +215,7 @@ KINDS = "val", "test", "affine", "placed", "centred"           # of digits; thei
 def stream_digits(digits, config, kind, factors=None):
     """Test or validation digits in dicts of at most CHUNK: images (n, side, side) uint8, labels (n,).
 
-    kind: "val", moved validation digits; of test digits "test", moved, or with --task mnist as they are; "affine",
+    kind: "val", validation digits, or "test", moved, or with --task mnist as they are; of test digits also "affine",
     transformed, anywhere on the canvas; "placed", moved by whole pixels to wherever they fit, which is further than
     training moves them; "centred", transformed, their middle on the canvas', or as near as their ink allows; "real",
     affNIST's files. factors: those of affine or centred digits, {factor: number}, where they are not to be drawn."""

@@ -22,11 +22,10 @@ def tiny(model, **more):
 
 NETWORKS = {
     **{model: tiny(model) for model in ac.MODELS},
-    "three iterations": tiny("shared", routing_iters=3), "no places": tiny("shared", without="places"),
-    "no squash": tiny("shared", without="squash", routing_iters=2),
-    "plain vectors": tiny("vectors", without="squash", loss="xent", recon_weight=0.0),
+    "three iterations": tiny("shared", routing_iters=3), "no squash": tiny("shared", no_squash=True, routing_iters=2),
+    "plain vectors": tiny("vectors", no_squash=True, loss="xent", recon_weight=0.0),
     "cross-entropy": tiny("shared", loss="xent"), "no decoder": tiny("caps", recon_weight=0.0),
-    "with dropout": tiny("dense", preset="small"), "not normalised": tiny("shared", without="norm"),
+    "with dropout": tiny("dense", preset="small"), "not normalised": tiny("shared", norm="none"),
     "the paper's": tiny("caps", preset="small"), "not padded": tiny("shared", padding=0),
     "padded by 3": tiny("gap", padding=3), "mnist": tiny("shared", task="mnist")}
 
@@ -185,7 +184,7 @@ def test_places_are_the_middles_of_the_receptive_fields(padding, n):
     np.testing.assert_allclose(x, (np.arange(n) - n // 2) * 4 / 20, atol=1e-12)
     assert centres[0].tolist() == [x[0], x[0]] and centres[1].tolist() == [x[1], x[0]]  # x first, then y
     changed = np.zeros((1, 40, 40))
-    config = tiny("shared", without="norm", padding=padding)
+    config = tiny("shared", norm="none", padding=padding)
     params = float64(config)
     before = ac.forward(params, changed, config)[0]["u"].reshape(n * n, -1)
     hit = []
@@ -208,7 +207,7 @@ def test_what_is_moved_by_the_distance_of_two_fields_is_seen_one_place_further(p
     """To the very edge; and padding is background: the padded network sees what one does on a larger canvas"""
     rng, image = np.random.default_rng(0), np.zeros((1, 40, 40))
     image[0, 10:30, 4:24] = rng.random((20, 20))
-    config = tiny("shared", without="norm", padding=padding)
+    config = tiny("shared", norm="none", padding=padding)
     params = float64(config)
     here, there, blank = (ac.forward(params, x, config)[0]["u"].reshape(n, n, -1)
                           for x in (image, np.roll(image, -4, axis=2), image * 0))
@@ -279,7 +278,7 @@ def test_dtype_follows_the_inputs(digits, dtype, name):
 @pytest.mark.parametrize("name", ["shared", "caps", "dense"])
 def test_training_learns_and_keeps_its_bits(digits, name, monkeypatch):
     monkeypatch.setitem(ac.SHIFTS, "affnist", 0)
-    config = dataclasses.replace(NETWORKS[name], n_epochs=15, lr=1e-2, warmup=0, muon=None)
+    config = dataclasses.replace(NETWORKS[name], n_epochs=12, lr=1e-2, warmup=0, muon=None)
     params, history = ac.train(config, data=digits)
     assert history["epochs"][-1]["train_accuracy"] > 0.8 > history["epochs"][0]["train_accuracy"]
     again, _ = ac.train(dataclasses.replace(config, threads=2), data=digits)
@@ -288,7 +287,8 @@ def test_training_learns_and_keeps_its_bits(digits, name, monkeypatch):
 
 def test_stopping_at_an_accuracy(digits, monkeypatch, tmp_path):
     monkeypatch.setitem(ac.SHIFTS, "affnist", 0)
-    config = tiny("gap", padding=0, n_epochs=10, lr=1e-2, warmup=0, stop_at=0.3, checkpoint=str(tmp_path / "run.npz"))
+    config = tiny("gap", width=0, padding=0, n_epochs=10, lr=1e-2, warmup=0, stop_at=0.3,
+                  checkpoint=str(tmp_path / "run.npz"))
     _, history = ac.train(config, data=digits)
     reached = [epoch["val_accuracy"] >= 0.3 for epoch in history["epochs"]]
     assert reached[-1] and not any(reached[:-1]) and len(reached) < 10
@@ -302,7 +302,7 @@ def test_what_a_preset_and_a_network_say():
     assert (deep.lr, deep.muon, deep.norm, deep.padding, deep.loss) == (1e-2, 2e-2, "batch", 4, "margin")
     assert (paper.lr, paper.muon, paper.norm, paper.padding, paper.routing_iters) == (1e-3, 0, "none", 0, 3)
     assert (gap.loss, gap.recon_weight, gap.conv1_channels) == ("xent", 0, 16)
-    assert ac.Config(lr=1e-3).muon == 2e-3 and ac.Config(without="norm").muon == 0
+    assert ac.Config(lr=1e-3).muon == 2e-3 and ac.Config(norm="none").muon == 0
     for model in ("cnn", "dense"):
         small = ac.Config(model=model, preset="small")
         assert (small.conv1_channels, small.dropout, small.norm, small.muon) == (16, 0.5, "none", 0)
@@ -348,7 +348,7 @@ def test_evaluation_against_brute_force(digits, name, monkeypatch):
 
 # ---------------------------------------------------------------- PyTorch as a witness
 
-@pytest.mark.parametrize("name", [*ac.MODELS, "three iterations", "no squash", "no places", "cross-entropy",
+@pytest.mark.parametrize("name", [*ac.MODELS, "three iterations", "no squash", "cross-entropy",
                                   "not normalised", "the paper's", "mnist"])
 def test_pytorch_finds_the_same_loss_and_gradients(name):
     """Where it is installed: forward and backward by a library that knows nothing of these formulas"""
