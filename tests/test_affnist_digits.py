@@ -102,19 +102,6 @@ def test_the_sampler_against_literal_loops(rng):
                 assert abs(value - float(found[y, x])) <= 0.5 + 1e-6
 
 
-def test_a_whole_number_of_pixels_and_no_transformation_is_moving(monkeypatch):
-    image = ellipse(20)[None]
-
-    class Half:
-        def uniform(self, low, high, shape):
-            return np.full(shape, 0.5)
-    placed, centres = ac.affine_digits(image, ac.affine_matrix(0, 0, 1, 1), Half(), 41)
-    assert centres.tolist() == [[20, 20]]                                   # symmetric ink in the middle of 41 px
-    again, _ = ac.affine_digits(image, ac.affine_matrix(0, 0, 1, 1), Half(), 40)
-    np.testing.assert_array_equal(again[0], ac.place_digits(image, np.array([[6, 6]]), 40)[0])
-    assert float(placed[0].sum()) == pytest.approx(float(image.sum()), rel=0.01)
-
-
 @pytest.mark.parametrize("turn, shear, down, across", [
     (15, 0, 1, 1), (-20, 0, 1, 1), (0, 0.2, 1, 1), (0, 0, 1.2, 0.8), (12, -0.15, 0.9, 1.15)])
 def test_the_factors_can_be_read_off_the_picture(turn, shear, down, across, rng):
@@ -125,19 +112,6 @@ def test_the_factors_can_be_read_off_the_picture(turn, shear, down, across, rng)
     np.testing.assert_allclose(centre, centres[0], atol=0.05)
     np.testing.assert_allclose(spread, matrix @ before @ matrix.T, atol=0.5, rtol=0.02)
     assert float(placed.sum()) == pytest.approx(image.sum() * np.linalg.det(matrix), rel=0.02)
-
-
-def test_transforming_back_gives_the_digit_again(rng):
-    """An inverse transformation of the transformed digit, cut out around where its middle came to lie"""
-    image = ellipse(50)
-    matrix = ac.affine_matrix(17, 0.1, 1.1, 0.9)
-    placed, centres = ac.affine_digits(image[None], matrix, rng, 40)
-    whole = np.rint(centres[0]).astype(int)
-    cut = np.pad(placed[0], 28)[whole[0] + 14:whole[0] + 42, whole[1] + 14:whole[1] + 42]
-    back = np.linalg.inv(matrix)
-    again, _ = ac.affine_digits(cut[None], back, rng, 40)
-    (_, spread), (_, before) = moments(again[0].astype(float)), moments(image.astype(float))
-    np.testing.assert_allclose(spread, before, atol=1.0, rtol=0.05)
 
 
 def test_all_ink_lies_on_the_canvas_and_may_lie_anywhere(rng):
@@ -154,11 +128,6 @@ def test_all_ink_lies_on_the_canvas_and_may_lie_anywhere(rng):
     ink = ac.affine_digits(ellipse()[None].repeat(4000, 0), ac.affine_matrix(np.zeros(4000), 0, 1, 1), rng, 40)[0] > 0
     rows, columns = ink.any((0, 2)), ink.any((0, 1))
     assert rows.all() and columns.all()                                     # up to the edge on all sides
-
-
-def test_a_digit_that_cannot_fit_is_refused(rng):
-    with pytest.raises(ac.InputError, match="does not fit into 28x28"):
-        ac.affine_digits(np.full((1, 28, 28), 9, np.uint8), ac.affine_matrix(20, 0, 1.2, 1.2), rng, 28)
 
 
 # ---------------------------------------------------------------- streams
@@ -195,16 +164,6 @@ def test_tests_can_be_of_validation_digits(digits):
         assert np.array_equal(part["images"].sum((1, 2)), digits["val"][0][:30].sum((1, 2)))
 
 
-def test_only_placed_digits_move_further_than_training_moves_them(digits):
-    """By how much the first row and column of ink have moved from the middle's"""
-    for kind in ("val", "test", "placed"):
-        parts = streamed(digits, dataclasses.replace(CONFIG, n_val=60, n_test=60), kind)
-        found, split = np.concatenate([part["images"] for part in parts]), "val" if kind == "val" else "test"
-        before = digits[split][0]
-        moved = [found.any(axis).argmax(1) - before.any(axis).argmax(1) - 6 for axis in (1, 2)]
-        assert (np.abs(moved).max() > 6) == (kind == "placed")
-
-
 def test_every_chunk_draws_its_own(digits, monkeypatch):
     """Two chunks of one and the same digit"""
     monkeypatch.setattr(ac, "CHUNK", 8)
@@ -212,15 +171,6 @@ def test_every_chunk_draws_its_own(digits, monkeypatch):
     for kind in ac.KINDS:
         first, second = streamed(one, dataclasses.replace(CONFIG, n_val=16, n_test=16), kind)
         assert not np.array_equal(first["images"], second["images"])
-
-
-def test_factors_that_are_given_are_not_drawn(digits):
-    (plain,), (drawn,) = (streamed(digits, CONFIG, kind) for kind in ("placed", "affine"))
-    (again,) = streamed(digits, CONFIG, "affine", factors=ac.REST)
-    ink = digits["test"][0][:30].sum((1, 2))
-    np.testing.assert_allclose(again["images"].sum((1, 2)), ink, rtol=0.01)
-    assert np.array_equal(plain["images"].sum((1, 2)), ink)                             # by whole pixels
-    assert not np.allclose(drawn["images"].sum((1, 2)), ink, rtol=0.05)
 
 
 def test_mnists_test_digits_stay_as_they_are_and_its_training_digits_move_by_two(digits):
@@ -361,36 +311,22 @@ def test_without_scipy_one_line_says_what_to_install(tmp_path, monkeypatch):
 
 # ---------------------------------------------------------------- the nearest neighbour beside the networks
 
-def test_accuracy_of_nearest_neighbours_by_class_by_hand(monkeypatch):
-    """Of two 4s one is right, of one 6 one, of one 5 none; of other digits there are none"""
-    known = np.zeros((2, 2, 2), np.uint8)
-    known[1] = 255
-    images = np.array([known[0], known[1], known[1], known[0]])
-    parts = [{"images": images[:3], "labels": np.array([4, 4, 6])}, {"images": images[3:], "labels": np.array([5])}]
-    monkeypatch.setattr(ac, "stream_digits", lambda *_: iter(parts))
-    found = bench_affnist_nearest.accuracies(known, np.array([4, 6]), None, None, np.asarray)
-    assert found["affine"] == 0.5 and found["affine_ci95"] == ac.wilson_interval(2, 4)
-    *before, four, five, six = found["affine_per_class"][:7]
-    assert (four, five, six) == (0.5, 0, 1) and np.isnan([*before, *found["affine_per_class"][7:]]).all()
-
-
 def test_nearest_neighbours_from_the_command_line(digits, monkeypatch, tmp_path, capsys):
-    path = tmp_path / "r.json"
-    monkeypatch.setattr(ac, "load_digits", lambda config: digits)
-    flags = f"--n-known 60 --n-test 20 --digits synthetic --out-json {path}".split()
-    monkeypatch.setattr(sys, "argv", ["x", *flags])
-    bench_affnist_nearest.main()
-    found = json.loads(path.read_text())
-    assert set(found["nearest"]) == {"as placed", "ink in the middle"} and found["config"]["seed"] == 0
+    """Of a class that is missing among the test digits nothing is right or wrong"""
+    path, few = tmp_path / "r.json", digits | {"test": tuple(a[digits["test"][1] < 9] for a in digits["test"])}
+    monkeypatch.setattr(ac, "load_digits", lambda config: few)
+    for flags, n_known in (("--n-known 60", 60), ("--n-per-class 2 --n-known 60", 20)):
+        monkeypatch.setattr(sys, "argv", f"x {flags} --n-test 0 --digits synthetic --out-json {path}".split())
+        bench_affnist_nearest.main()
+        found = json.loads(path.read_text())
+        assert found["bench"]["n_known"] == n_known and f"| nearest of {n_known} |" in capsys.readouterr().out
+    assert set(found["nearest"]) == {"as placed", "ink in the middle"}
     for tests in found["nearest"].values():
         for key in ("familiar", "placed", "centred", "affine"):
             low, high = tests[key + "_ci95"]
-            assert low <= tests[key] <= high and (tests[key] * 20) % 1 == 0
-            assert len(tests[f"{key}_per_class"]) == 10
-    assert "| ink in the middle |" in capsys.readouterr().out
-    monkeypatch.setattr(sys, "argv", ["x", "--n-per-class", "2", "--n-known", "60", *flags[2:]])
-    bench_affnist_nearest.main()
-    assert json.loads(path.read_text())["bench"]["n_known"] == 20 and "| nearest of 20 |" in capsys.readouterr().out
+            assert low <= tests[key] <= high and abs(54 * tests[key] - round(54 * tests[key])) < 1e-2
+            *known, missing = tests[f"{key}_per_class"]
+            assert sum(known) / 9 == pytest.approx(tests[key], abs=1e-3) and missing is None
     monkeypatch.setattr(sys, "argv", ["x", "--n-per-class", "-1"])
     with pytest.raises(ac.InputError, match="--n-per-class -1"):
         bench_affnist_nearest.main()
