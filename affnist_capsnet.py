@@ -743,11 +743,15 @@ def capsules_backward(dv, cache, config, grads):
     return ending_backward(du, cache.primary).reshape(cache.x_shape)
 
 
+# TWIN rows: the first convolution, of an image with one channel ------------------------------------------------------
+
 def im2col_rows(x, K):
     """x (N, H, W) -> (N, H-K+1, W, K): K shifted copies of the rows as channels. With it a KxK convolution of a
     one-channel image is a 1xK convolution of K channels, one GEMM with an inner dimension of K*K instead of K GEMMs
     with K."""
     return np.ascontiguousarray(sliding_window_view(x, K, axis=1))
+
+# END TWIN rows -------------------------------------------------------------------------------------------------------
 
 
 def dropout(x, dropout_mask=None):

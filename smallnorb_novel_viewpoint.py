@@ -139,10 +139,10 @@ MARGINS = 0.2, 0.9                 # of the spread loss, at the start and at the
 ELEVATIONS = (30, 40), (45, 70)    # ranges of training and held-out elevations with --split elevation, the paper's
 
 
-def load_data(config, say=print):
+def load_data(config, say=print, without=()):
     """-> {"source", "train", "familiar", "held_out"}: dicts of images, labels (N,) int64, azimuths and elevations
-    (N,), degrees. See choose_images."""
-    data = choose_images(config)
+    (N,), degrees. See choose_images. without: names of those that nobody needs."""
+    data = {name: part for name, part in choose_images(config).items() if name not in without}
     if config.data == "toys":
         add_toy_images(data, config.toy_seed, say, config.threads)
     return data
@@ -1887,7 +1887,7 @@ def announce(run, data):
     config = run.config
     counts = ", ".join(f"{len(data[name]['labels'])} {name}" for name in ("train", "familiar", "held_out"))
     run.progress.say(f"{config.model}, {config.preset}: {config.loss} loss, {n_params(run.params):,} parameters; "
-                     f"{counts} images, {data['source']}; seed {config.seed}, threads {run.runner.threads}"
+                     f"{data['source']}: {counts}; seed {config.seed}, threads {run.runner.threads}"
                      + f"; going on at step {run.step} of {run.n_steps}" * (run.step > 0))
 
 
@@ -1944,7 +1944,7 @@ def run_all(configs, say=print, out_weights=""):
 def at_matched_familiar(record, reference):
     """Held-out accuracy at the first look of its history at which the network was as good on familiar views as
     `reference`, another record, at its end; None if it never was"""
-    looks = zip(record["history"]["familiar"], record["history"]["held_out"])
+    looks = zip(*(record["history"].get(name, ()) for name in ("familiar", "held_out")))
     return next((held_out for familiar, held_out in looks if familiar >= reference["familiar"]), None)
 
 
@@ -3241,7 +3241,7 @@ def main():
     if config.model == "nearest" and args.out_weights:
         raise InputError("--out-weights: means nothing to --model nearest, which knows images; leave it out")
     say = Progress(config.quiet).say
-    results = ([run_one(config, load_data(config, say), found, args.out_weights)] if found else
+    results = ([run_one(config, load_data(config, say, ["train"]), found, args.out_weights)] if found else
                run_all(configs, say, args.out_weights))
     report(config, [record for record, _ in results], say)
 

@@ -521,12 +521,12 @@ def gather(args, wanted, say):
     if config.model != "caps":
         raise InputError(f"{args.load}: holds a {config.model} network; the figures need --model caps")
     norb.check_config(config)
-    data = norb.load_data(config, say) if {*OF_CAPSULES, "example_views", "elevation_strip"} & wanted.keys() else {}
-    params, history = (found.weights, found.history) if found else ({}, {})
     if args.results:
         records = load_results(args.results)
         compared = norb.config_of(records[0]["config"], args.results)
-    elif set(COMPARING) & wanted.keys():
+    data = norb.load_data(config, say) if {*OF_CAPSULES, "example_views", "elevation_strip"} & wanted.keys() else {}
+    params, history = (found.weights, found.history) if found else ({}, {})
+    if not records and set(COMPARING) & wanted.keys():
         configs = norb.networks_of(given)
         results = norb.run_all(configs, say)
         records, compared = [record for record, _ in results], next(iter(configs.values()))

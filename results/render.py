@@ -477,26 +477,6 @@ def affnist_nearest(ledger, setting):
     return shown(ledger, AFF, [setting], ["", *AFF_KEYS.values()], lines)
 
 
-def affnist_adversarial(ledger, setting):
-    """What steps of one size along different signs leave of the shipped networks' answers"""
-    networks = ledger.first(AFF, setting).get("adversarial", {})
-    steps = ("0", *map(str, probe.STEPS))
-
-    def cell(of, step):
-        return "{:.3f} [{:.3f}, {:.3f}]".format(of[step][0], *of[step][1]) if step in of else ""
-    lines = [[f"`{name}`, {way}", *(cell(of, step) for step in steps)]
-             for name, ways in networks.items() for way, of in ways.items()]
-    return shown(ledger, AFF, [setting], ["step, grey levels:", *steps], lines)
-
-
-def affnist_surest(ledger, setting):
-    """How well scores of the shipped networks tell what is no digit"""
-    networks = ledger.first(AFF, setting).get("surest", {})
-    lines = [[f"`{name}`: {score}", *(interval(kinds[kind][score]) for kind in probe.NO_DIGITS)]
-             for name, kinds in networks.items() for score in kinds["halves"]]
-    return shown(ledger, AFF, [setting], ["", *probe.NO_DIGITS], lines)
-
-
 def affnist_classes(ledger, settings, nearest):
     """Of each class the accuracy on affine digits in the middle and anywhere, means over seeds, of some settings; below
     them of the nearest neighbours"""
@@ -736,12 +716,10 @@ TABLES = {
             ("noise", "noise, standard deviation in grey levels:"), ("occlusion", "a square erased, side, px:"),
             ("contrast", "contrast lowered to"), ("adversarial", "adversarial step, grey levels:"))
         for much in (probe.SPOILT | {"adversarial": probe.STEPS})[how]]),
-    "affnist adversarial": partial(affnist_adversarial, setting="weights/adversarial"),
     "affnist detection": partial(affnist_probe, probe="detection", columns=PROBED, rows=[
         (f"{kind}: {words}", kind, what) for kind in probe.NO_DIGITS for words, what in (
             ("longest capsule, or top probability", SUREST), ("error of the redrawing", "redrawn"),
             ("both", "together"), ("no network: least ink", "little ink"), ("no network: smoothest", "smoothness"))]),
-    "affnist surest": partial(affnist_surest, setting="weights/surest"),
     "affnist dimensions": partial(affnist_probe, probe="dimensions", digits=2, rows=[
         (f"{factor}, {which}", factor, which) for factor in probe.KNOWN_FACTORS
         for which in ("all dimensions", "best dimension")],

@@ -1,41 +1,29 @@
-"""Shared by the tests of the second experiment: toy settings, toy weights, toy files, slow literal references."""
-import dataclasses
-import gzip
+"""Shared by the tests of the second experiment: tiny networks, few images, files, slow literal references."""
 import math
 
 import smallnorb_novel_viewpoint as sn
 
 import numpy as np
 
-CAPSULES, CNNS = sn.CAPSULES, sn.CNNS
-TRAINED = CAPSULES + CNNS          # the networks that are trained
 PARTS = ("train", "familiar", "held_out")
-
-# 80 training images in 4 azimuths, hence 2 steps an epoch of 3 shards (16, 16 and 8)
-TINY = sn.Config(
-    data="shapes", seed=1, n_epochs=2, batch_size=40, lr=3e-3, weight_decay=1.0, dropout=0.5, n_train_views=4,
-    n_test_views=2, n_elev=1, n_per_combo=4, n_test_per_combo=1, conv1_channels=3, primary_types=1, conv_types=2,
-    conv2_types=2, routing_iters=2, final_lambda=0.5, baseline="none", threads=1, quiet=True)
-OWN = {model: {"trunk_channels": 2, "head_types": 2, "width": 2} for model in sn.HEADS} | {"cnn": {"width": 2}}
-del OWN["dynamic-shared"]["width"]                                                  # head_types is its width
-for capsules in sn.CAPSULES[1:]:
-    OWN[capsules]["primary_kernel"] = 1                                             # by default 3
+TRAINED = sn.MODELS[:-1]           # the networks that are trained
+sn.SIZES["tiny"] = (3, 1, 2, 2, 2, 2)                              # a preset for tests, of no run
 
 
 def tiny(model="caps", **changes):
-    """TINY, without what means nothing to `model`, with tiny sizes of its own, changed"""
-    own = OWN.get(model, {})
-    if model == "nearest":                                                         # does not train
-        own = {f.name: f.default for f in sn.options(TINY) if f.metadata["group"] == "training" and f.name != "seed"}
-    return dataclasses.replace(sn.for_model(TINY, model), **own | changes)
+    """A Config of a tiny network, changed"""
+    given = {"data": "shapes", "seed": 1, "preset": "tiny", "width": 2, "routing_iters": 2, "baseline": "none",
+             "threads": 1, "quiet": True} | changes
+    return sn.network_of(given, model)
 
 
-def flags_of(config):
-    """The command line whose Config is `config`"""
-    flags = []
-    for f in sn.given_options(config):
-        flags += [sn.flag_of(f.name)] + ([] if f.type is bool else [str(getattr(config, f.name))])
-    return flags
+def few(config, n_train=40, n_test=10):
+    """load_data's dict of some of the shapes' images"""
+    data = sn.load_data(config)
+    for name in PARTS:
+        rows = np.random.default_rng(0).permutation(len(data[name]["labels"]))[:n_train if name == "train" else n_test]
+        data[name] = {key: array[rows] for key, array in data[name].items()}
+    return data
 
 
 def params64(config, seed=3):
@@ -56,53 +44,43 @@ def state64(config, seed=4):
 
 
 def batch64(config, n, seed=5):
-    """n random images with labels, a margin for the spread loss and, where the network drops anything, a dropout
-    mask"""
+    """n random images with labels, and a margin for the spread loss"""
     rng = np.random.default_rng(seed)
-    batch = {"images": rng.random((n, 32, 32, sn.N_CHANNELS[config.data])), "labels": rng.permutation(np.arange(n) % 5),
-             "margin": np.full(n, 0.8)}
-    if config.model in sn.VECTOR_MODELS:
-        return batch
-    kept = rng.random((n, sn.plan(config).n_dropped)) >= 0.4
-    kept[0, :2] = True, False
-    return batch | {"dropout_mask": kept / 0.6}
+    return {"images": rng.random((n, 32, 32, sn.N_CHANNELS[config.data])), "labels": rng.permutation(np.arange(n) % 5),
+            "margin": np.full(n, 0.8)}
 
 
 def outputs(params, batch, config):
     """forward's out of a batch: with the batch's statistics, unless `params` holds running ones"""
     statistics = None if params.keys() & sn.init_state(params).keys() else {}
-    return sn.forward(params, batch["images"], config, np.empty, batch.get("dropout_mask"), statistics)[0]
+    return sn.forward(params, batch["images"], config, statistics=statistics)[0]
 
 
 # ---------------------------------------------------------------- smallNORB's files
-
-MAGIC = {"dat": 0x1E3D4C55, "cat": 0x1E3D4C54, "info": 0x1E3D4C54}
-
 
 def norb_bytes(kind, array, magic=None, dims=None, ndim=None, order="<"):
     """A file of smallNORB's format: magic, ndim, max(3, ndim) sizes, data; sizes beyond ndim are 1"""
     dims = list(array.shape if dims is None else dims)
     ndim = len(dims) if ndim is None else ndim
-    header = [magic or MAGIC[kind], ndim] + dims + [1] * (3 - len(dims))
+    header = [magic or {"dat": 0x1E3D4C55}.get(kind, 0x1E3D4C54), ndim] + dims + [1] * (3 - len(dims))
     return np.array(header, order + "i4").tobytes() + array.astype("u1" if kind == "dat" else order + "i4").tobytes()
 
 
-def write_norb(folder, n, gz=False, seed=0):
+def write_norb(folder, n, seed=0):
     """All six files with valid random content -> {(split, kind): array as in the file}"""
     rng, arrays = np.random.default_rng(seed), {}
-    for (split, kind), name in sn.NORB_FILES.items():
+    for split, kind in sn.NORB_FILES:
         arrays[split, kind] = {
             "dat": lambda: rng.integers(0, 256, (n, 2, 96, 96), np.uint8), "cat": lambda: rng.integers(0, 5, n),
             "info": lambda: np.stack([rng.integers(0, 10, n), rng.integers(0, 9, n), 2 * rng.integers(0, 18, n),
                                       rng.integers(0, 6, n)], 1)}[kind]()
-        raw = norb_bytes(kind, arrays[split, kind])
-        (folder / (name + ".gz" * gz)).write_bytes(gzip.compress(raw, 1) if gz else raw)
+        (folder / sn.NORB_FILES[split, kind]).write_bytes(norb_bytes(kind, arrays[split, kind]))
     return arrays
 
 
 # ---------------------------------------------------------------- slow literal references
 
-def em_reference(votes, a, beta_u, beta_a, config):
+def em_reference(votes, a, beta_u, beta_a, n_iters, lambda_=1 / 16):
     """Procedure 1 for one image. votes[i] = {parent: 16 numbers}: the parents that see child i; a parent's name ends in
     its type. The mass is counted in parents / children.
 
@@ -116,11 +94,8 @@ def em_reference(votes, a, beta_u, beta_a, config):
     ratio = len(children) / len(votes)
     R = [{j: 1 / len(seen) for j in seen} for seen in votes]
     history = []
-    for t in range(config.routing_iters):
+    for _ in range(n_iters):
         history.append(R)
-        lambda_ = config.final_lambda
-        if config.lambda_schedule == "official":
-            lambda_ *= 1 - 0.95 ** (t + 1)
         mu, sigma2, x = {}, {}, {}
         for j, of_j in children.items():                                                       # M-step
             r = [R[i][j] * a[i] for i in of_j]
@@ -166,9 +141,9 @@ def conv_votes(pose, active, W, stride):
     return votes, a
 
 
-def conv_caps_reference(pose, active, W, beta_u, beta_a, config, stride):
+def conv_caps_reference(pose, active, W, beta_u, beta_a, n_iters, stride):
     """Convolutional capsules of one image -> mu (Ho, Wo, J, 16), a (Ho, Wo, J)"""
-    mu, _, x, _ = em_reference(*conv_votes(pose, active, W, stride), beta_u, beta_a, config)
+    mu, _, x, _ = em_reference(*conv_votes(pose, active, W, stride), beta_u, beta_a, n_iters)
     grid = tuple(np.max(list(mu), 0) + 1)
     return (np.array([mu[at] for at in np.ndindex(grid)]).reshape(*grid, 16),
             logistic(np.array([x[at] for at in np.ndindex(grid)]).reshape(grid)))
@@ -177,7 +152,7 @@ def conv_caps_reference(pose, active, W, beta_u, beta_a, config, stride):
 def field(place, config):
     """First and last pixel, on one axis, that the last places of capsules see, one layer below the other"""
     down = {"caps": ((3, 1), (3, 2), (1, 1), (5, 2)),                                          # (kernel, stride)
-            "trunk": ((config.primary_kernel, 1), (2, 2), (3, 1), (3, 1), (2, 2), (3, 1), (3, 1))}
+            "trunk": ((3, 1), (2, 2), (3, 1), (3, 1), (2, 2), (3, 1), (3, 1))}
     first = last = place
     for kernel, stride in down["caps" if config.model == "caps" else "trunk"]:
         first, last = stride * first, stride * last + kernel - 1
@@ -228,25 +203,24 @@ def primary_reference(p, x):
     return norm_reference(p, conv_reference(x, p["primary_w"], 0, 1), "primary")
 
 
-def em_network_reference(p, image, config, kept=None):
-    """caps and em for one image, layer by layer -> mu (5, 16), x (5,) of the classes. kept: a row of the dropout mask,
-    over (type, place)"""
+def em_network_reference(p, image, config):
+    """caps and em for one image, layer by layer -> mu (5, 16), x (5,) of the classes"""
     h = normal_conv(p, image, "conv1", 2) if config.model == "caps" else trunk_reference(p, image)
     x = primary_reference(p, h)
     B = x.shape[2] // 17
     pose, active = x[..., :16 * B].reshape(*x.shape[:2], B, 16), logistic(x[..., 16 * B:])
     for name, stride in (("conv", 2), ("conv2", 1)) if config.model == "caps" else ():
         weights = (p[name + end] for end in ("_W", "_beta_u", "_beta_a"))
-        pose, active = conv_caps_reference(pose, active, *weights, config, stride)
+        pose, active = conv_caps_reference(pose, active, *weights, config.routing_iters, stride)
     votes, a = [], []
     side, _, types = active.shape
-    for k, (b, py, px) in enumerate(np.ndindex(types, side, side)):
+    for b, py, px in np.ndindex(types, side, side):
         votes.append({(j,): matrix_product(pose[py, px, b], p["class_W"][b, j]) for j in range(5)})
-        a.append(active[py, px, b] * (1 if kept is None else kept[k]))
+        a.append(active[py, px, b])
         for vote in () if config.no_coord_add else votes[-1].values():
             vote[3] += coordinate(px, config)                               # x: first of the right column
             vote[7] += coordinate(py, config)                               # y: second
-    mu, _, x, _ = em_reference(votes, a, p["class_beta_u"], p["class_beta_a"], config)
+    mu, _, x, _ = em_reference(votes, a, p["class_beta_u"], p["class_beta_a"], config.routing_iters)
     return np.array([mu[j,] for j in range(5)]), np.array([x[j,] for j in range(5)])
 
 
@@ -278,7 +252,7 @@ def vector_network_reference(p, image, config):
                 vote = [vote[d] + sum(at[k] * p["place_W"][k, j, d] for k in (0, 1)) for d in range(16)]
             u_hat[i].append(vote)
         logits.append([0.0] * 5)
-        if config.model == "self-routing" and not config.uniform:
+        if config.model == "self-routing":
             logits[i] = [sum(u[e] * p["route_W"][b, e, j] for e in range(8)) for j in range(5)]
     history = []
     for _ in range(1 if config.model == "self-routing" else config.routing_iters):
@@ -291,8 +265,8 @@ def vector_network_reference(p, image, config):
     return np.array(v), history
 
 
-def cnn_reference(p, image, config, kept=1):
-    """Scores (5,) of the CNNs for one image. kept: a row of the dropout mask, or 1"""
+def cnn_reference(p, image, config):
+    """Scores (5,) of the CNNs for one image"""
     def linear(x, name):
         return x @ p[name + "_w"] + p[name + "_b"]
 
@@ -304,11 +278,11 @@ def cnn_reference(p, image, config, kept=1):
 
     if config.model == "cnn":
         x = max_pool(conv(padded(max_pool(conv(padded(image), "conv1"))), "conv2"))
-        return linear(np.maximum(linear(x.reshape(-1), "fc1"), 0) * kept, "fc2")
+        return linear(np.maximum(linear(x.reshape(-1), "fc1"), 0), "fc2")
     x = trunk_reference(p, image)
     if config.model == "gap":
         for axis in (1, 0) if config.places else ():                                    # x, then y, of 5 by 5 places
             at = (4 * np.arange(5.0) + 7.5 - 15.5) / 16                                 # fields of 16 px, 4 px apart
             x = np.concatenate([x, np.moveaxis(np.broadcast_to(at, (1, 5, 5)), -1, 1 + axis)[0][..., None]], -1)
-        return linear(normal_conv(p, x, "conv5").mean((0, 1)) * kept, "fc1")
-    return linear(np.maximum(norm_reference(p, x.reshape(-1) @ p["fc1_w"], "fc1"), 0) * kept, "fc2")
+        return linear(normal_conv(p, x, "conv5").mean((0, 1)), "fc1")
+    return linear(np.maximum(norm_reference(p, x.reshape(-1) @ p["fc1_w"], "fc1"), 0), "fc2")

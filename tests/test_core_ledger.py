@@ -120,8 +120,8 @@ def test_every_run_has_a_pin_and_every_result_is_of_a_run_in_its_place_and_names
 
 
 @pytest.mark.parametrize("experiment, pin, settings", [
-    (NORB, "--data shapes --model gap", ["shapes/gap"]), (MULTI, "--preset classic", ["main/classic"]),
-    (AFF, "--model gap --padding 8", ["free/gap-8", "long/gap-8", "weights/gap"])])
+    (NORB, "--data shapes --model gap --preset small", ["shapes/gap"]), (MULTI, "--preset classic", ["main/classic"]),
+    (AFF, "--model gap --padding 8", ["free/gap-8", "long/gap-8", "probes/gap-8", "weights/gap"])])
 def test_a_changed_pin_makes_its_own_results_stale_and_no_other(kept, monkeypatch, experiment, pin, settings):
     """Those of its flags, of any size, and what was measured on weights that such a run made"""
     pins = {name: {flags: {"since": 1} for flags in of} for name, of in ledger.PINS.items()}
@@ -132,7 +132,7 @@ def test_a_changed_pin_makes_its_own_results_stale_and_no_other(kept, monkeypatc
         assert sorted(stale) == [f"{experiment}/{setting}" for setting in settings]
 
 
-@pytest.mark.parametrize("name", [f"{MULTI}/weights/deep-0", f"{AFF}/weights/adversarial-0"])
+@pytest.mark.parametrize("name", [f"{MULTI}/weights/deep-0", f"{AFF}/weights/gap-0"])
 def test_a_result_of_other_weights_is_stale(kept, name):
     line = kept[name]
     assert ledger.same_weights(line)
@@ -194,7 +194,7 @@ def test_tables_of_heads_by_hand(results):
     """Held-out 0.2 and 0.1, 0.1 and 0.1: differences 0.1 and 0, mean 0.05, t 12.706 times half of 0.1; 80 degrees are
     40 from the training range, and there the mean over classes is the held-out accuracy"""
     found = results({f"{NORB}/{setting}-{seed}": {
-        "config": sn.settings_of(sn.Config(seed=seed)), "seed": seed, "n_params": 1, "familiar": 0.9,
+        "config": dataclasses.asdict(sn.Config(seed=seed)), "seed": seed, "n_params": 1, "familiar": 0.9,
         "held_out": held_out, "drop": 0.9 - held_out, "seconds_train": 1.0, "ms_per_step": 1.0, "history": {},
         "held_out_per_class": [held_out] * 5, "sweep": {"angles": [0, 80], "accuracy": [1.0, held_out],
                                                         "per_class": [[1.0] * 5, [0, 0, 0, 0, 5 * held_out]]}}

@@ -183,17 +183,15 @@ LOOKS = [                          # what the figures say, in numbers
       for n in FEW for seed in range(3)),
     *(Result(AFF, "weights", name, 0, f"python3 {AFF}.py --load weights/affnist_{name}.npz --digits mnist --threads 1 "
              "--quiet", 1) for name in ("shared", "gap")),
-    Result(AFF, "weights", "adversarial", 0, "python3 tests/bench_affnist_adversarial.py --digits mnist "
-           "--threads 1", 12),
-    Result(AFF, "weights", "surest", 0, "python3 tests/bench_affnist_surest.py --digits mnist --threads 1", 1),
     *(Result(AFF, "probes", name, seed, f"{AFF_PROBE} --load {{checkpoint}} --digits mnist --threads 1 --quiet", 5,
              f"{AFF}/free/{name}-{seed}")
       for name in AFF_NETWORKS if name not in ("caps-1", "gap") for seed in range(3)),
     *(Result(NORB, "alive", "caps", seed, f"{ALIVE} --seed {seed} --threads 1", 5) for seed in range(3)),
     *(Result(NORB, "weights", name, 0, f"python3 {NORB}.py --load weights/smallnorb_{name}.npz --threads 1 "
              "--quiet", 0.3) for name in ("capsules", "gap", "caps"))]
-STEP, DIGITS = "python3 tests/bench_multimnist_step.py", "python3 tests/bench_synthetic_digits.py"
-NORB_STEP, AFF_STEP = "python3 tests/bench_smallnorb_step.py --threads 1", "python3 tests/bench_affnist_step.py"
+STEP, DIGITS = "python3 tests/bench_step.py multimnist", "python3 tests/bench_synthetic_digits.py"
+NORB_STEP = "python3 tests/bench_step.py smallnorb --threads 1"
+AFF_STEP = "python3 tests/bench_step.py affnist --threads 1"
 AVX2 = "OPENBLAS_CORETYPE=Haswell ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2"
 BENCHES = [                        # experiment, table, setting, seed, command, minutes of the whole machine
     Result(MULTI, "speed", "command", 0, f"python3 {MULTI}.py {QUICK} --seed 0 --digits mnist --quiet", 2),
@@ -211,8 +209,7 @@ BENCHES = [                        # experiment, table, setting, seed, command, 
     Result(MULTI, "synthetic", "digits", 0, f"{DIGITS} --digits mnist", 1)]
 SMALL = {                          # what makes a command small; what is given twice counts as last
     "bench_toys": "--n-toys 1 --n-test 100", "nearest.py": "--n-known 200 --n-test 100 --digits auto",
-    "probe_affnist": "--n-test 20 --digits auto", "bench_affnist_adversarial": "--n-test 20 --draws 1 --digits auto",
-    "bench_affnist_surest": "--n-test 20 --digits auto",
+    "probe_affnist": "--n-test 20 --digits auto",
     "--only alive": "--n-epochs 1 --n-train-toys 1 --n-test 60",
     f"{NORB}.py --load": "--n-test 60", "--load": "--n-test 64 --digits auto",
     "disentanglement": "--n-epochs 1 --n-train 96 --n-val 32 --n-test 200",
