@@ -91,8 +91,7 @@ def option(default, text, group, **extra):
 #   load_digits           the digits of MNIST, three splits; training_digits: those to train on
 #   epoch_samples         an epoch of them, each moved, a chunk at a time; to_batch: some of them as floats
 #   forward               layers_forward: the trunk, of a CNN all of it; capsules_forward: squash, votes, routing
-#   naming_loss, reconstruction_loss      how far from the truth
-#   backward              the same way back: capsules_backward, layers_backward
+#   naming_loss, reconstruction_loss; backward      how far from the truth; and the same way back
 #   take_step             Muon and Adam: new weights
 #   stream_digits         validation and test digits: moved, moved further, transformed, or affNIST's own
 #   evaluate              named right? tests_of: on every kind of test digits; report: what is printed and kept
@@ -125,10 +124,15 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.
 # ============================================================== the task: one digit, moved, or turned and stretched
 
 BOX = 28                           # side of an MNIST image, px
-SIDES = {"affnist": 40, "mnist": 28}                           # of each task's canvas, px
-SHIFTS = {"affnist": 6, "mnist": 2}                            # training moves a digit by so many whole px on each axis
+SIDES, SHIFTS = {"affnist": 40, "mnist": 28}, {"affnist": 6, "mnist": 2}       # of each task's canvas; of a move, px
 N_CLASSES = 10
 RANGES = {"turn": (-20.0, 20.0), "shear": (-0.2, 0.2), "down": (0.8, 1.2), "across": (0.8, 1.2)}        # affNIST's
+KINDS = "val", "test", "affine", "placed", "centred"           # of digits; their order is that of their generators
+TESTS = {                                         # of each task: key of the result, kind of digits, what is printed
+    "affnist": (("familiar", "test", "moved test digits"), ("placed", "placed", "moved further"),
+                ("centred", "centred", "affine, in the middle"), ("affine", "affine", "affine test digits"),
+                ("real_affine", "real", "affNIST's files")),
+    "mnist": (("test", "test", "test digits"),)}
 REST = {"turn": 0.0, "shear": 0.0, "down": 1.0, "across": 1.0}          # no transformation: degrees, a share, factors
 
 
@@ -199,15 +203,11 @@ def transformed(images, back, centres, side):
     source = np.clip(source, 0, BOX + 1 - 1e-6)
     corner = source.astype(np.int64)
     (y, x), (dy, dx) = corner.transpose(1, 0, 2, 3), (source - corner).transpose(1, 0, 2, 3)
-    padded = np.zeros((n, BOX + 2, BOX + 2))
-    padded[:, 1:-1, 1:-1] = images
+    padded = np.pad(images.astype(float), ((0, 0), (1, 1), (1, 1)))
     flat = (np.arange(n)[:, None, None] * (BOX + 2) + y) * (BOX + 2) + x
     four = ((row + column, down * across) for row, down in ((0, 1 - dy), (BOX + 2, dy))
             for column, across in ((0, 1 - dx), (1, dx)))
     return np.rint(sum(share * np.take(padded, flat + step) for step, share in four)).astype(np.uint8)
-
-
-KINDS = "val", "test", "affine", "placed", "centred"           # of digits; their order is that of their generators
 
 
 def stream_digits(digits, config, kind, factors=None):
@@ -283,8 +283,7 @@ def read_affnist(folder):
     try:
         import scipy.io
     except ImportError:
-        raise InputError("--affnist-dir: its files are MATLAB's, which SciPy reads; install it: python3 -m pip install "
-                         "scipy") from None
+        raise InputError("--affnist-dir: SciPy reads its files, MATLAB's; python3 -m pip install scipy") from None
     for path in sorted(paths, key=lambda path: int(path.stem)):
         try:
             found = scipy.io.loadmat(path, squeeze_me=True, struct_as_record=False, variable_names=["affNISTdata"])
@@ -448,9 +447,6 @@ def margin_loss(lengths, present):
 # END TWIN dynamic routing --------------------------------------------------------------------------------------------
 
 
-PLAIN = (lambda s: (s, None)), (lambda dv, cache: dv)          # what takes the place of a squash that is left out
-
-
 # TWIN shared votes: of vector capsules whose matrices are shared over places ------------------------------------------
 
 def with_places_forward(u, centres):
@@ -569,6 +565,7 @@ MODELS = CAPSULES + CNNS
 ROUTED = ("shared", "caps")                                    # those with primary capsules, votes and routing
 OF_THE_PAPER = ("caps", "dense", "cnn")                        # those that presets small and paper have
 E, D = 8, 16                       # dimensions of a primary and of a digit capsule
+PLAIN = (lambda s: (s, None)), (lambda dv, cache: dv)          # what takes the place of a squash that is left out
 VOTES_GAIN = 16.0                  # of the variance of a digit's summed votes, at first
 CONV3, CONV5 = 64, 128             # channels of the trunk's third and fourth convolutions, and of its fifth
 SIZES = {                          # of each preset: types of primary capsules, units of the decoder's two hidden layers
@@ -624,8 +621,7 @@ def param_shapes(config, width=0):
     shapes = dict(found.shapes)
     if config.model in ROUTED:
         shapes["W"] = (B * (len(found.places) if config.model == "caps" else 1), E, J, D)       # (I or B, E, J, D)
-    if config.model == "shared":
-        shapes["place_W"] = (2, J, D)
+    shapes |= {"place_W": (2, J, D)} if config.model == "shared" else {}
     return shapes | (work_out(decoder(config), 1, J * D).shapes if config.recon_weight else {})
 
 
@@ -650,8 +646,8 @@ def init_params(config):
     votes = E * len(plan(config).places) * SIZES[config.preset][0]                      # that a digit's capsule sums
     for name, shape in param_shapes(config).items():
         fan_in = {"W": votes, "place_W": votes, "dec1_w": D}.get(name, math.prod(shape[:-1]))   # the rest is masked
-        gain = {"W": VOTES_GAIN, "place_W": VOTES_GAIN, "primary_w": 1, "dec3_w": 1}.get(
-            name, 1 if shape[-1] == N_CLASSES else 2)
+        usual = 1 if shape[-1] == N_CLASSES else 2
+        gain = {"W": VOTES_GAIN, "place_W": VOTES_GAIN, "primary_w": 1, "dec3_w": 1}.get(name, usual)
         if name.endswith(("_b", "_gamma", "_beta")):
             params[name] = np.full(shape, name.endswith("_gamma"), np.float32)
         else:
@@ -802,17 +798,10 @@ def evaluate(params, chunks, config, runner):
         sums += np.array([naming_loss(out, part["labels"], config)[0], recon]) * len(part["labels"])
     right, labels = np.concatenate(right), np.concatenate(labels)
     (naming, recon), of_class = sums / len(right), [right[labels == digit] for digit in range(N_CLASSES)]
-    redrawn = {"recon_mse": recon / SIDES[config.task] ** 2} if config.recon_weight else {}
     return {"n": len(right), "hits": int(right.sum()), "accuracy": right.mean(), "right": right,
             "loss": naming + config.recon_weight * recon, "naming": naming,
-            "per_class": [float(each.mean()) if len(each) else math.nan for each in of_class], **redrawn}
-
-
-TESTS = {                                         # of each task: key of the result, kind of digits, what is printed
-    "affnist": (("familiar", "test", "moved test digits"), ("placed", "placed", "moved further"),
-                ("centred", "centred", "affine, in the middle"), ("affine", "affine", "affine test digits"),
-                ("real_affine", "real", "affNIST's files")),
-    "mnist": (("test", "test", "test digits"),)}
+            "per_class": [float(each.mean()) if len(each) else math.nan for each in of_class]} | (
+                {"recon_mse": recon / SIDES[config.task] ** 2} if config.recon_weight else {})
 
 
 def tests_of(params, digits, config, runner):
@@ -897,7 +886,6 @@ NOT_NORMALISED = {"norm": "none", "padding": 0, "lr": 1e-3, "warmup": 0}
 PRESETS = {                        # what is not given
     "deep": {"conv1_channels": 16, "norm": "batch", "padding": 4, "lr": 1e-2, "warmup": 200},
     "small": {"conv1_channels": 64, **NOT_NORMALISED}, "paper": {"conv1_channels": 256, **NOT_NORMALISED}}
-MUON = 2                           # times the learning rate is the step of a normalised kernel
 ONLY_CAPSULES = {"model": CAPSULES}
 
 
@@ -909,8 +897,7 @@ class Config(Settings):
     n_per_class: int = option(0, "training digits of each class, drawn by the seed; 0: all", "data", low=0, high=10_000)
     n_val: int = option(5000, "validation digits, training images held out, moved once", "data", low=1, high=5000)
     n_test: int = option(0, "test digits, the first there are; 0: all", "data", low=0, high=10_000, runtime=True)
-    tests_on: str = option("test", "draw the tests from the test images, or from the validation images, to choose by",
-                           "data", choices=("test", "val"), runtime=True)
+    tests_on: str = option("test", "images to draw tests from", "data", choices=("test", "val"), runtime=True)
     task: str = option("affnist", "affnist: digits moved about on 40x40 px, tested on moved and on affine ones; mnist: "
                        "on 28x28 px, tested as they are", "data", choices=tuple(SIDES))
     affnist_dir: str = option("", "folder with affNIST's test_batches: test on its files, too; needs SciPy", "data",
@@ -921,7 +908,6 @@ class Config(Settings):
                             "~/.cache/hinton-mnist, else download)", "data", runtime=True, metavar="DIR")
     lr: float = option(None, "Adam's learning rate at the start, or after the warm-up; twice as much is Muon's step of "
                        "a normalised kernel, as a share of its length", "training", above=0)
-    warmup: int = option(None, "steps over which the learning rate first rises from 0", "training", low=0, high=100_000)
     loss: str = option(None, "margin loss, or cross-entropy: of capsules with the logarithms of their lengths as "
                        "scores", "training", choices=("margin", "xent"), only=ONLY_CAPSULES)
     recon_weight: float = option(None, "weight of the summed squared error of the redrawn digit; 0: no decoder",
@@ -934,33 +920,31 @@ class Config(Settings):
     preset: str = option("deep", "six small normalised convolutions, and what is not given; or, not normalised, caps "
                          "on the paper's two, at a quarter of its width (small) or as they are, and cnn and dense as "
                          "large, with dropout", "network", choices=tuple(PRESETS), only={"model": OF_THE_PAPER})
-    norm: str = option(None, "batch normalisation, over 16 samples, after every convolution, or none", "network",
-                       choices=("batch", "none"))
+    norm: str = option(None, "batch normalisation, over 16 samples, or none", "network", choices=("batch", "none"))
     no_squash: bool = option(False, "neither primary nor digit capsules are squashed", "network", only=ONLY_CAPSULES)
-    padding: int = option(None, "px of background around the image, so that the last layers see a digit at its edge as "
-                          "one in its middle; task mnist: 0", "network", low=0, high=20)
+    padding: int = option(None, "px of background around the image; task mnist: 0", "network", low=0, high=20)
     conv1_channels: int = option(None, "channels of Conv1 and 2; cnn: Conv3 has half", "network", low=1, high=1024)
-    routing_iters: int = option(None, "routing iterations; 1 means uniform coupling", "network", low=1, high=50,
-                                only={"model": ROUTED})
-    muon: float = None             # these are no flags: the recipe says them
+    routing_iters: int = option(None, "iterations; 1: uniform coupling", "network", low=1, high=50, only={"model": ROUTED})
+    warmup: int = None             # these are no flags: the recipe says them
+    muon: float = None
     dropout: float = None
     width: int = 0
 
     def recipe(self):
-        capsules, narrow = self.model in CAPSULES, (self.model, self.preset) in (("cnn", "small"), ("dense", "small"))
+        capsules, narrow = self.model in CAPSULES, self.model == "dense" or (self.model, self.preset) == ("cnn", "small")
         values = PRESETS.get(self.preset, {}) | {
             "loss": "margin" if capsules else "xent", "recon_weight": 0.0005 if capsules else 0.0,
             "routing_iters": 3 if self.model == "caps" else 1,
             "dropout": 0.5 if self.preset != "deep" and self.model in ("dense", "cnn") else 0.0}
         values |= ({"conv1_channels": 16} if narrow else {}) | ({"padding": 0} if self.task == "mnist" else {})
         lr = values.get("lr") if self.lr is None else self.lr
-        return values | {"muon": MUON * lr if (self.norm or values.get("norm")) == "batch" else 0.0}
+        return values | {"muon": 2 * lr if (self.norm or values.get("norm")) == "batch" else 0.0}
 
 
 RETIRED = {                        # settings that are no more: their value that did nothing; ...: the recipe says it
     "weight_decay": 0.0, "average": 0.0, "routing_grad": "full", "conv3_channels": CONV3, "no_places": False,
-    **dict.fromkeys(("max_shift", "front_end", "primary_types", "decoder_hidden1", "decoder_hidden2", "muon", "dropout",
-                     "width"), ...)}
+    **dict.fromkeys(("warmup", "max_shift", "front_end", "primary_types", "decoder_hidden1", "decoder_hidden2", "muon",
+                     "dropout", "width"), ...)}
 WEIGHTS = Path(__file__).with_name("weights") / "affnist_shared.npz"                   # the network that comes along
 SOURCE = "digits"                                                   # the setting that says where data come from
 FREE = ("seed",)                                                    # what may differ from what a network trained with
@@ -2388,7 +2372,6 @@ def fail(message):
     return 2
 
 # END TWIN core -------------------------------------------------------------------------------------------------------
-
 
 LAYERS |= {"largest": (largest_forward, largest_backward), "dropout": (                 # by 0 or 1 / (1 - p)
     lambda x, mask=None: (x if mask is None else x * mask, mask), lambda dy, mask: dy if mask is None else dy * mask)}
