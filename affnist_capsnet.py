@@ -22,9 +22,8 @@ on the capsule lengths + 0.0005 x summed squared error of the redrawn digit. Ada
 along their orthogonalised momentum (Muon). Every gradient is written out.
 
 Its rivals: capsules with a matrix for every place, as in the paper (`--model caps`); on the same trunk global average
-pooling (`gap`), global maximum (`max`), a dense layer (`dense`), and `vectors`, class vectors by averaging alone, to
-which `--model shared` adds the transformation; and the paper's CNN made small (`cnn`). `--routing-iters`,
-`--no-squash`, `--loss`, `--recon-weight 0` take capsules apart one part at a time.
+pooling (`gap`), global maximum (`max`), a dense layer (`dense`), and class vectors by averaging alone (`vectors`); and
+the paper's CNN made small (`cnn`). `--routing-iters`, `--no-squash`, `--loss`, `--recon-weight 0` take parts away.
 
 Deviations from the paper: six small convolutions, normalised, for its two of 9x9 (`--preset paper --model caps` has
 them); a margin of background; cosine decay of the learning rate; Muon, where convolutions are normalised; affine test
@@ -86,15 +85,13 @@ def option(default, text, group, **extra):
 
 # Axis legend, in the shape comments at line ends:
 #   N batch   H W height, width   C channels in   F channels out   K kernel side   I primary capsules   J digit capsules
-#   B types of primary capsules   E dimensions of a primary capsule (8)   D dimensions of a digit capsule (16)
-#   T terms of du_hat
+#   B types of primary capsules   E D dimensions of a primary (8) and of a digit capsule (16)   T terms of du_hat
 #
 # A sample's way:
 #   load_digits           the digits of MNIST, three splits; training_digits: those to train on
 #   epoch_samples         an epoch of them, each moved, a chunk at a time; to_batch: some of them as floats
 #   forward               layers_forward: the trunk, of a CNN all of it; capsules_forward: squash, votes, routing
-#   naming_loss, reconstruction_loss      how far from the truth
-#   backward              the same way back: capsules_backward, layers_backward
+#   naming_loss, reconstruction_loss; backward      how far from the truth; and the same way back
 #   take_step             Muon and Adam: new weights
 #   stream_digits         validation and test digits: moved, moved further, transformed, or affNIST's own
 #   evaluate              named right? tests_of: on every kind of test digits; report: what is printed and kept
@@ -119,18 +116,23 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.
                 for rows in run.batches(samples):
                     run.update(len(rows), *run.runner.loss_and_grads(run.params, samples, rows, config))
             found = evaluate(run.weights, stream_digits(data, config, "val"), config, run.runner)
-            run.close_epoch({"val_" + name: found[name] for name in EPOCH_KEEPS if name in found},
-                            f"validation {found['accuracy']:.4f}")
+            run.close_epoch({"val_" + name: found[name] for name in ("loss", "naming", "recon_mse", "accuracy")
+                             if name in found}, f"validation {found['accuracy']:.4f}")
     return run.weights, run.history
 
 
 # ============================================================== the task: one digit, moved, or turned and stretched
 
 BOX = 28                           # side of an MNIST image, px
-SIDES = {"affnist": 40, "mnist": 28}                           # of each task's canvas, px
-SHIFTS = {"affnist": 6, "mnist": 2}                            # training moves a digit by so many whole px on each axis
+SIDES, SHIFTS = {"affnist": 40, "mnist": 28}, {"affnist": 6, "mnist": 2}       # of each task's canvas; of a move, px
 N_CLASSES = 10
 RANGES = {"turn": (-20.0, 20.0), "shear": (-0.2, 0.2), "down": (0.8, 1.2), "across": (0.8, 1.2)}        # affNIST's
+KINDS = "val", "test", "affine", "placed", "centred"           # of digits; their order is that of their generators
+TESTS = {                                         # of each task: key of the result, kind of digits, what is printed
+    "affnist": (("familiar", "test", "moved test digits"), ("placed", "placed", "moved further"),
+                ("centred", "centred", "affine, in the middle"), ("affine", "affine", "affine test digits"),
+                ("real_affine", "real", "affNIST's files")),
+    "mnist": (("test", "test", "test digits"),)}
 REST = {"turn": 0.0, "shear": 0.0, "down": 1.0, "across": 1.0}          # no transformation: degrees, a share, factors
 
 
@@ -168,8 +170,8 @@ def affine_matrix(turn, shear, down, across):
 
 
 def affine_digits(images, matrices, rng, side):
-    """Each 28x28 image transformed by its 2x2 matrix and put anywhere on a canvas where all of its ink fits, bilinear;
-    or, without rng, in the canvas' middle, or as near to it as all of its ink fits.
+    """Each 28x28 image transformed by its 2x2 matrix, bilinear, and put anywhere on a canvas where all of its ink fits;
+    without rng in the canvas' middle, or as near to it as all of its ink fits.
 
     images (n, 28, 28) uint8, matrices (n, 2, 2), see affine_matrix -> images (n, side, side) uint8 and centres (n, 2),
     where the middle (13.5, 13.5) of each image has come to lie, px. Raises InputError if the ink of one cannot fit.
@@ -201,21 +203,17 @@ def transformed(images, back, centres, side):
     source = np.clip(source, 0, BOX + 1 - 1e-6)
     corner = source.astype(np.int64)
     (y, x), (dy, dx) = corner.transpose(1, 0, 2, 3), (source - corner).transpose(1, 0, 2, 3)
-    padded = np.zeros((n, BOX + 2, BOX + 2))
-    padded[:, 1:-1, 1:-1] = images
+    padded = np.pad(images.astype(float), ((0, 0), (1, 1), (1, 1)))
     flat = (np.arange(n)[:, None, None] * (BOX + 2) + y) * (BOX + 2) + x
     four = ((row + column, down * across) for row, down in ((0, 1 - dy), (BOX + 2, dy))
             for column, across in ((0, 1 - dx), (1, dx)))
     return np.rint(sum(share * np.take(padded, flat + step) for step, share in four)).astype(np.uint8)
 
 
-KINDS = "val", "test", "affine", "placed", "centred"           # of digits; their order is that of their generators
-
-
 def stream_digits(digits, config, kind, factors=None):
     """Test or validation digits in dicts of at most CHUNK: images (n, side, side) uint8, labels (n,).
 
-    kind: "val", moved validation digits; of test digits "test", moved, or with --task mnist as they are; "affine",
+    kind: "val", validation digits, or "test", moved, or with --task mnist as they are; of test digits also "affine",
     transformed, anywhere on the canvas; "placed", moved by whole pixels to wherever they fit, which is further than
     training moves them; "centred", transformed, their middle on the canvas', or as near as their ink allows; "real",
     affNIST's files. factors: those of affine or centred digits, {factor: number}, where they are not to be drawn."""
@@ -243,20 +241,19 @@ def training_digits(digits, config):
     images, labels = digits["train"]
     if not config.n_per_class:
         return images, labels
-    least = np.bincount(labels, minlength=N_CLASSES).min()
-    if config.n_per_class > least:
-        raise InputError(f"--n-per-class {config.n_per_class}: of one digit there are {least}; lower it, or 0 for all")
     order = rng_for(config.seed, "data", 1).permutation(len(labels))
-    kept = np.sort(np.concatenate([order[labels[order] == digit][:config.n_per_class] for digit in range(N_CLASSES)]))
+    kept = [order[labels[order] == digit][:config.n_per_class] for digit in range(N_CLASSES)]
+    if (least := min(map(len, kept))) < config.n_per_class:
+        raise InputError(f"--n-per-class {config.n_per_class}: of one digit there are {least}; lower it, or 0 for all")
+    kept = np.sort(np.concatenate(kept))
     return images[kept], labels[kept]
 
 
 def epoch_samples(digits, epoch, config, dtype=np.float32):
     """The digits of one epoch, moved, a chunk of whole batches at a time: every digit once before one comes again"""
     images, labels = training_digits(digits, config)
-    size, permutation = max(1, CHUNK // config.batch_size) * config.batch_size, rng_for(
-        config.seed, "batches", epoch).permutation
-    order = itertools.chain.from_iterable(map(permutation, itertools.repeat(len(labels))))
+    size, rng = max(1, CHUNK // config.batch_size) * config.batch_size, rng_for(config.seed, "batches", epoch)
+    order = itertools.chain.from_iterable(map(rng.permutation, itertools.repeat(len(labels))))
     for k, start in enumerate(range(0, config.n_train, size)):
         rows = np.fromiter(itertools.islice(order, min(size, config.n_train - start)), np.int64)
         rng = rng_for(config.seed, "batches", epoch, k)
@@ -269,27 +266,25 @@ def epoch_samples(digits, epoch, config, dtype=np.float32):
 
 
 def to_batch(samples, rows, dtype=np.float32):
-    """Rows of a dict of samples as what the network eats: images, pixels in [0, 1] in `dtype`, labels (N,) and the
+    """Rows of a dict of samples as what the network eats: images, pixels in [0, 1] in `dtype`, labels (N,), and the
     dropout_mask, if there is one"""
-    batch = {"images": samples["images"][rows].astype(dtype) / 255, "labels": samples["labels"][rows]}
-    return batch | ({"dropout_mask": samples["dropout_mask"][rows].astype(dtype)} if "dropout_mask" in samples else {})
+    batch = {name: a[rows] if name == "labels" else a[rows].astype(dtype) for name, a in samples.items()}
+    return batch | {"images": batch["images"] / 255}
 
 
 def read_affnist(folder):
     """affNIST's test digits, file by file: dicts of images (n, 40, 40) uint8 and labels (n,). Raises InputError that
     names what is missing or wrong."""
     place = Path(folder).expanduser()
-    place = place / "test_batches" if (place / "test_batches").is_dir() else place
-    paths = sorted((path for path in place.glob("*.mat") if path.stem.isdigit()), key=lambda path: int(path.stem))
+    paths = [path for at in (place / "test_batches", place) for path in at.glob("*.mat") if path.stem.isdigit()]
     if not paths:
         raise InputError(f"--affnist-dir {folder}: no test_batches/1.mat, 2.mat, ... there; give the folder that holds "
                          "affNIST's test_batches")
     try:
         import scipy.io
     except ImportError:
-        raise InputError("--affnist-dir: its files are MATLAB's, which SciPy reads; install it: python3 -m pip install "
-                         "scipy") from None
-    for path in paths:
+        raise InputError("--affnist-dir: SciPy reads its files, MATLAB's; python3 -m pip install scipy") from None
+    for path in sorted(paths, key=lambda path: int(path.stem)):
         try:
             found = scipy.io.loadmat(path, squeeze_me=True, struct_as_record=False, variable_names=["affNISTdata"])
             images, labels = (np.asarray(getattr(found["affNISTdata"], name)) for name in ("image", "label_int"))
@@ -452,9 +447,6 @@ def margin_loss(lengths, present):
 # END TWIN dynamic routing --------------------------------------------------------------------------------------------
 
 
-PLAIN = (lambda s: (s, None)), (lambda dv, cache: dv)          # what takes the place of a squash that is left out
-
-
 # TWIN shared votes: of vector capsules whose matrices are shared over places ------------------------------------------
 
 def with_places_forward(u, centres):
@@ -493,13 +485,12 @@ def shared_votes_backward(du_hat, cache):
 
 
 def uniform_forward(u, W, empty=np.empty):
-    """One routing iteration without a vote. Its couplings are 1/J whatever the votes say, so that the matrices can come
-    after the sum over the n capsules that share one: s_j = 1/J sum_types W_j (u_1 + ... + u_n). u (N, I, E), W (B, E,
-    J, D), I = n B, ordered (place, type); with a matrix for every capsule B = I, n = 1 -> s (N, J, D)"""
+    """One routing iteration without a vote: couplings are 1/J, so that the matrices can come after the sum over the n
+    capsules that share one: s_j = 1/J sum_types W_j (u_1 + ... + u_n). u (N, I, E), W (B, E, J, D), I = n B, ordered
+    (place, type) -> s (N, J, D)"""
     (N, I, E), (B, _, J, D) = u.shape, W.shape
     sums = u.reshape(N, I // B, B * E).sum(1)
-    s = np.matmul(sums, W.reshape(B * E, J * D))
-    return (s / J).reshape(N, J, D), (u.shape, sums, W, empty)
+    return (np.matmul(sums, W.reshape(B * E, J * D)) / J).reshape(N, J, D), (u.shape, sums, W, empty)
 
 
 def uniform_backward(ds, cache):
@@ -507,8 +498,7 @@ def uniform_backward(ds, cache):
     (N, I, E), sums, W, empty = cache
     B, _, J, D = W.shape
     ds = (ds / J).reshape(N, J * D)
-    du = np.matmul(ds, W.reshape(B * E, J * D).T)
-    dW = np.matmul(sums.T, ds, out=empty((B * E, J * D), ds.dtype))
+    du, dW = ds @ W.reshape(B * E, J * D).T, np.matmul(sums.T, ds, out=empty((B * E, J * D), ds.dtype))
     return np.broadcast_to(du[:, None], (N, I // B, B * E)).reshape(N, I, E), dW.reshape(W.shape)
 
 
@@ -575,6 +565,7 @@ MODELS = CAPSULES + CNNS
 ROUTED = ("shared", "caps")                                    # those with primary capsules, votes and routing
 OF_THE_PAPER = ("caps", "dense", "cnn")                        # those that presets small and paper have
 E, D = 8, 16                       # dimensions of a primary and of a digit capsule
+PLAIN = (lambda s: (s, None)), (lambda dv, cache: dv)          # what takes the place of a squash that is left out
 VOTES_GAIN = 16.0                  # of the variance of a digit's summed votes, at first
 CONV3, CONV5 = 64, 128             # channels of the trunk's third and fourth convolutions, and of its fifth
 SIZES = {                          # of each preset: types of primary capsules, units of the decoder's two hidden layers
@@ -630,8 +621,7 @@ def param_shapes(config, width=0):
     shapes = dict(found.shapes)
     if config.model in ROUTED:
         shapes["W"] = (B * (len(found.places) if config.model == "caps" else 1), E, J, D)       # (I or B, E, J, D)
-    if config.model == "shared":
-        shapes["place_W"] = (2, J, D)
+    shapes |= {"place_W": (2, J, D)} if config.model == "shared" else {}
     return shapes | (work_out(decoder(config), 1, J * D).shapes if config.recon_weight else {})
 
 
@@ -656,8 +646,8 @@ def init_params(config):
     votes = E * len(plan(config).places) * SIZES[config.preset][0]                      # that a digit's capsule sums
     for name, shape in param_shapes(config).items():
         fan_in = {"W": votes, "place_W": votes, "dec1_w": D}.get(name, math.prod(shape[:-1]))   # the rest is masked
-        gain = {"W": VOTES_GAIN, "place_W": VOTES_GAIN, "primary_w": 1, "dec3_w": 1}.get(
-            name, 1 if shape[-1] == N_CLASSES else 2)
+        usual = 1 if shape[-1] == N_CLASSES else 2
+        gain = {"W": VOTES_GAIN, "place_W": VOTES_GAIN, "primary_w": 1, "dec3_w": 1}.get(name, usual)
         if name.endswith(("_b", "_gamma", "_beta")):
             params[name] = np.full(shape, name.endswith("_gamma"), np.float32)
         else:
@@ -682,13 +672,12 @@ def forward(params, images, config, digits=None, empty=np.empty, dropout_mask=No
     lengths, lengths_cache = lengths_forward(v)
     digits = lengths.argmax(1)[:, None] if digits is None else digits
     out = {"scores": lengths, "v": v, **found}
-    mask_cache = decoder_cache = None
+    cache = SimpleNamespace(layers=layers_cache, capsules=capsules_cache, lengths=lengths_cache, decoder=None)
     if config.recon_weight:
-        masked, mask_cache = mask_forward(v, digits)
-        pixels, decoder_cache = layers_forward(params, masked, decoder(config), empty)
+        masked, cache.mask = mask_forward(v, digits)
+        pixels, cache.decoder = layers_forward(params, masked, decoder(config), empty)
         out["recon"] = pixels.reshape(len(v), -1, *images.shape[1:])
-    return out, SimpleNamespace(layers=layers_cache, capsules=capsules_cache, lengths=lengths_cache, mask=mask_cache,
-                                decoder=decoder_cache)
+    return out, cache
 
 
 def backward(dscores, drecon, cache, config, need_dx=False):
@@ -754,11 +743,6 @@ def im2col_rows(x, K):
 # END TWIN rows -------------------------------------------------------------------------------------------------------
 
 
-def dropout(x, dropout_mask=None):
-    """x times a mask that is 0 with probability p, else 1 / (1 - p); None: no dropout. Its backward is it again"""
-    return (x if dropout_mask is None else x * dropout_mask), dropout_mask
-
-
 def largest_forward(x):
     """Global maximum: x (N, H, W, C) -> y (N, C)"""
     rows = x.reshape(len(x), -1, x.shape[-1])                                           # (N, H*W, C)
@@ -789,8 +773,7 @@ def loss_and_grads(params, batch, config, empty=np.empty, batch_fraction=1.0):
         terms |= {"loss": terms["loss"] + config.recon_weight * recon * batch_fraction, "recon": recon * batch_fraction}
         drecon *= config.recon_weight * batch_fraction
     grads, _ = backward(dscores * batch_fraction, drecon, cache, config)
-    hits = int((out["scores"].argmax(1) == batch["labels"]).sum())
-    return terms | {"hits": hits}, grads, statistics
+    return terms | {"hits": int((out["scores"].argmax(1) == batch["labels"]).sum())}, grads, statistics
 
 
 def forward_rows(params, samples, rows, config, empty, decode="labels"):
@@ -804,9 +787,8 @@ def forward_rows(params, samples, rows, config, empty, decode="labels"):
 # ============================================================== evaluation, report
 
 def evaluate(params, chunks, config, runner):
-    """Accuracy and losses over dicts of digits -> dict: n, hits, accuracy, right (n,), whether each was named right,
-    loss, naming, per_class (the accuracy of each class; nan where there is none of it) and, with a decoder, recon_mse,
-    the mean squared error per pixel"""
+    """Accuracy and losses over dicts of digits -> dict: n, hits, accuracy, right (n,), loss, naming, per_class (the
+    accuracy of each class; nan where there is none of it) and, with a decoder, recon_mse, per pixel"""
     right, labels, sums = [], [], np.zeros(2)
     for part in chunks:
         out, target = runner.forward(params, part, config), part["images"][:, None]
@@ -816,18 +798,10 @@ def evaluate(params, chunks, config, runner):
         sums += np.array([naming_loss(out, part["labels"], config)[0], recon]) * len(part["labels"])
     right, labels = np.concatenate(right), np.concatenate(labels)
     (naming, recon), of_class = sums / len(right), [right[labels == digit] for digit in range(N_CLASSES)]
-    redrawn = {"recon_mse": recon / SIDES[config.task] ** 2} if config.recon_weight else {}
     return {"n": len(right), "hits": int(right.sum()), "accuracy": right.mean(), "right": right,
             "loss": naming + config.recon_weight * recon, "naming": naming,
-            "per_class": [float(each.mean()) if len(each) else math.nan for each in of_class], **redrawn}
-
-
-EPOCH_KEEPS = ("loss", "naming", "recon_mse", "accuracy")
-TESTS = {                                         # of each task: key of the result, kind of digits, what is printed
-    "affnist": (("familiar", "test", "moved test digits"), ("placed", "placed", "moved further"),
-                ("centred", "centred", "affine, in the middle"), ("affine", "affine", "affine test digits"),
-                ("real_affine", "real", "affNIST's files")),
-    "mnist": (("test", "test", "test digits"),)}
+            "per_class": [float(each.mean()) if len(each) else math.nan for each in of_class]} | (
+                {"recon_mse": recon / SIDES[config.task] ** 2} if config.recon_weight else {})
 
 
 def tests_of(params, digits, config, runner):
@@ -863,11 +837,10 @@ def report(config, params, history, tests, say, found=None):
     """Print tests_of's results, and write --out-json"""
     results = results_of(config, params, history, tests, found)
     say(f"\n{DIGIT_NAMES[results['source']]}{', of the validation images' * (config.tests_on == 'val')}")
-    for key, _, words in TESTS[config.task]:
-        if key in tests:
-            low, high = results[f"{key}_accuracy_ci95"]
-            say(f"  {words:22}{tests[key]['accuracy']:.4f} of {tests[key]['n']}, 95% interval [{low:.4f}, {high:.4f}]"
-                + (f", redrawn with error {tests[key]['recon_mse']:.4f}" if "recon_mse" in tests[key] else ""))
+    for key, words in [(key, words) for key, _, words in TESTS[config.task] if key in tests]:
+        (low, high), test = results[f"{key}_accuracy_ci95"], tests[key]
+        say(f"  {words:22}{test['accuracy']:.4f} of {test['n']}, 95% interval [{low:.4f}, {high:.4f}]"
+            + (f", redrawn with error {test['recon_mse']:.4f}" if "recon_mse" in test else ""))
     say(f"  training              {results['seconds_train']:.1f} s, {results['ms_per_step']:.1f} ms a step"
         + ", of the network that was loaded" * bool(found)
         + f"; peak memory {results['peak_rss_mb']:.0f} MB" * bool(results["peak_rss_mb"]))
@@ -913,7 +886,6 @@ NOT_NORMALISED = {"norm": "none", "padding": 0, "lr": 1e-3, "warmup": 0}
 PRESETS = {                        # what is not given
     "deep": {"conv1_channels": 16, "norm": "batch", "padding": 4, "lr": 1e-2, "warmup": 200},
     "small": {"conv1_channels": 64, **NOT_NORMALISED}, "paper": {"conv1_channels": 256, **NOT_NORMALISED}}
-MUON = 2                           # times the learning rate is the step of a normalised kernel
 ONLY_CAPSULES = {"model": CAPSULES}
 
 
@@ -922,13 +894,10 @@ class Config(Settings):
     """All settings of a run: the names, defaults and help texts of the command line flags come from here."""
     n_epochs: int = option(4, "epochs to train", "training", low=1, high=100_000)
     n_train: int = option(12000, "training digits in an epoch, each moved at random", "data", low=1, high=10_000_000)
-    n_per_class: int = option(0, "training digits there are of each class, drawn by the seed; 0 for all", "data", low=0,
-                              high=10_000)
+    n_per_class: int = option(0, "training digits of each class, drawn by the seed; 0: all", "data", low=0, high=10_000)
     n_val: int = option(5000, "validation digits, training images held out, moved once", "data", low=1, high=5000)
-    n_test: int = option(0, "test digits, the first of those there are; 0 for all", "data", low=0, high=10_000,
-                         runtime=True)
-    tests_on: str = option("test", "draw the tests from the test images, or from the validation images, to choose by",
-                           "data", choices=("test", "val"), runtime=True)
+    n_test: int = option(0, "test digits, the first there are; 0: all", "data", low=0, high=10_000, runtime=True)
+    tests_on: str = option("test", "images to draw tests from", "data", choices=("test", "val"), runtime=True)
     task: str = option("affnist", "affnist: digits moved about on 40x40 px, tested on moved and on affine ones; mnist: "
                        "on 28x28 px, tested as they are", "data", choices=tuple(SIDES))
     affnist_dir: str = option("", "folder with affNIST's test_batches: test on its files, too; needs SciPy", "data",
@@ -939,13 +908,11 @@ class Config(Settings):
                             "~/.cache/hinton-mnist, else download)", "data", runtime=True, metavar="DIR")
     lr: float = option(None, "Adam's learning rate at the start, or after the warm-up; twice as much is Muon's step of "
                        "a normalised kernel, as a share of its length", "training", above=0)
-    warmup: int = option(None, "steps over which the learning rate first rises from 0", "training", low=0, high=100_000)
     loss: str = option(None, "margin loss, or cross-entropy: of capsules with the logarithms of their lengths as "
                        "scores", "training", choices=("margin", "xent"), only=ONLY_CAPSULES)
     recon_weight: float = option(None, "weight of the summed squared error of the redrawn digit; 0: no decoder",
                                  "training", low=0, only=ONLY_CAPSULES)
-    stop_at: float = option(0.0, "stop at the end of the first epoch with this accuracy on validation digits; 0: never",
-                            "training", low=0, high=1)
+    stop_at: float = option(0.0, "stop at this accuracy on validation digits; 0: never", "training", low=0, high=1)
     model: str = option("shared", "capsules whose matrices are shared over places, or with one for every place (caps), "
                         "or averages without a matrix (vectors); other heads on that trunk, as large as shared (gap, "
                         "max) or caps (dense) without decoder; the paper's cnn, as large as caps", "network",
@@ -953,35 +920,31 @@ class Config(Settings):
     preset: str = option("deep", "six small normalised convolutions, and what is not given; or, not normalised, caps "
                          "on the paper's two, at a quarter of its width (small) or as they are, and cnn and dense as "
                          "large, with dropout", "network", choices=tuple(PRESETS), only={"model": OF_THE_PAPER})
-    norm: str = option(None, "batch normalisation, over 16 samples, after every convolution, or none", "network",
-                       choices=("batch", "none"))
+    norm: str = option(None, "batch normalisation, over 16 samples, or none", "network", choices=("batch", "none"))
     no_squash: bool = option(False, "neither primary nor digit capsules are squashed", "network", only=ONLY_CAPSULES)
-    padding: int = option(None, "px of background around the image, so that the last layers see a digit at its edge as "
-                          "one in its middle; task mnist: 0", "network", low=0, high=20)
-    conv1_channels: int = option(None, "channels of Conv1, and of Conv2; cnn: of the first two, its third has half",
-                                 "network", low=1, high=1024)
-    routing_iters: int = option(None, "routing iterations; 1 means uniform coupling", "network", low=1, high=50,
-                                only={"model": ROUTED})
-    muon: float = None             # these are no flags: the recipe says them
+    padding: int = option(None, "px of background around the image; task mnist: 0", "network", low=0, high=20)
+    conv1_channels: int = option(None, "channels of Conv1 and 2; cnn: Conv3 has half", "network", low=1, high=1024)
+    routing_iters: int = option(None, "iterations; 1: uniform coupling", "network", low=1, high=50, only={"model": ROUTED})
+    warmup: int = None             # these are no flags: the recipe says them
+    muon: float = None
     dropout: float = None
     width: int = 0
 
     def recipe(self):
-        capsules, narrow = self.model in CAPSULES, (self.model, self.preset) in (("cnn", "small"), ("dense", "small"))
+        capsules, narrow = self.model in CAPSULES, self.model == "dense" or (self.model, self.preset) == ("cnn", "small")
         values = PRESETS.get(self.preset, {}) | {
             "loss": "margin" if capsules else "xent", "recon_weight": 0.0005 if capsules else 0.0,
             "routing_iters": 3 if self.model == "caps" else 1,
             "dropout": 0.5 if self.preset != "deep" and self.model in ("dense", "cnn") else 0.0}
-        values |= {"conv1_channels": 16} if narrow else {}
-        values |= {"padding": 0} if self.task == "mnist" else {}
+        values |= ({"conv1_channels": 16} if narrow else {}) | ({"padding": 0} if self.task == "mnist" else {})
         lr = values.get("lr") if self.lr is None else self.lr
-        return values | {"muon": MUON * lr if (self.norm or values.get("norm")) == "batch" else 0.0}
+        return values | {"muon": 2 * lr if (self.norm or values.get("norm")) == "batch" else 0.0}
 
 
 RETIRED = {                        # settings that are no more: their value that did nothing; ...: the recipe says it
     "weight_decay": 0.0, "average": 0.0, "routing_grad": "full", "conv3_channels": CONV3, "no_places": False,
-    "max_shift": ..., "front_end": ..., "primary_types": ..., "decoder_hidden1": ...,
-    "decoder_hidden2": ..., "muon": ..., "dropout": ..., "width": ...}
+    **dict.fromkeys(("warmup", "max_shift", "front_end", "primary_types", "decoder_hidden1", "decoder_hidden2", "muon",
+                     "dropout", "width"), ...)}
 WEIGHTS = Path(__file__).with_name("weights") / "affnist_shared.npz"                   # the network that comes along
 SOURCE = "digits"                                                   # the setting that says where data come from
 FREE = ("seed",)                                                    # what may differ from what a network trained with
@@ -991,8 +954,7 @@ def check_config(config):
     """check_options, and what concerns two settings at once"""
     check_options(config)
     if config.batch_size > config.n_train:
-        raise InputError(
-            f"--batch-size {config.batch_size}: more than --n-train {config.n_train}; lower one or raise the other")
+        raise InputError(f"--batch-size {config.batch_size}: more than --n-train {config.n_train}; lower it")
     if config.tests_on == "val" and config.n_test > MNIST.n_val:
         raise InputError(f"--n-test {config.n_test}: with --tests-on val there are {MNIST.n_val} digits; lower it")
     if config.affnist_dir:
@@ -2411,9 +2373,8 @@ def fail(message):
 
 # END TWIN core -------------------------------------------------------------------------------------------------------
 
-
-LAYERS |= {"largest": (largest_forward, largest_backward),
-           "dropout": (dropout, lambda dy, dropout_mask: dropout(dy, dropout_mask)[0])}
+LAYERS |= {"largest": (largest_forward, largest_backward), "dropout": (                 # by 0 or 1 / (1 - p)
+    lambda x, mask=None: (x if mask is None else x * mask, mask), lambda dy, mask: dy if mask is None else dy * mask)}
 
 
 def main():

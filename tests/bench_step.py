@@ -24,11 +24,11 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import affnist_capsnet as affnist  # noqa: E402  (before numpy: they set BLAS to one thread)
-import multimnist_capsnet as multimnist  # noqa: E402
-import smallnorb_novel_viewpoint as smallnorb  # noqa: E402
+import affnist_capsnet as affnist  # before numpy: they set BLAS to one thread
+import multimnist_capsnet as multimnist
+import smallnorb_novel_viewpoint as smallnorb
 
-import numpy as np  # noqa: E402
+import numpy as np
 
 try:
     import torch
@@ -166,7 +166,7 @@ def multimnist_loss(config):
 
 def affnist_loss(config):
     plan, decoder = affnist.plan(config), affnist.decoder(config)
-    places, ending = torch.from_numpy(plan.places), (lambda s: s) if config.without == "squash" else squash
+    places, ending = torch.from_numpy(plan.places), (lambda s: s) if config.no_squash else squash
 
     def loss_of(p, batch):
         labels, images = batch["labels"], batch["images"][:, None]
@@ -363,22 +363,6 @@ def times_of(module, config, threads, args):
 
 # -------------------------------------------------------------- command line
 
-def header(module, config):
-    """What a bench's result says of where it was made: settings, versions, machine"""
-    history = {"source": "", "epochs": [], "seconds": 0.0, "steps": 0}
-    result = module.result_of(config, {}, history, {})
-    return {name: result[name] for name in ("experiment", "config", "versions", "machine")} | {
-        "kernel_choices": {name: os.environ[name] for name in KERNEL_CHOICES if name in os.environ}}
-
-
-def require(args, module, **least):
-    """Raise the experiment's InputError for a number that is too low, or a file that cannot be written"""
-    for name, bound in least.items():
-        if getattr(args, name) < bound:
-            raise module.InputError(f"{module.flag_of(name)} {getattr(args, name)}: must be at least {bound}")
-    module.check_writable(args.out_json)
-
-
 def print_table(heads, rows):
     print("\n| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
     for row in rows:
@@ -403,7 +387,10 @@ def main():
 
 
 def bench(module, args):
-    require(args, module, batch_size=1, rounds=1, repeats=1, routing_iters=0)
+    for name in "batch_size", "rounds", "repeats":
+        if getattr(args, name) < 1:
+            raise module.InputError(f"{module.flag_of(name)} {getattr(args, name)}: must be at least 1")
+    module.check_writable(args.out_json)
     counts = [int(word) if word.isdigit() else 0 for word in args.threads.split(",")]
     if min(counts) < 1 or len(set(counts)) < len(counts):
         raise module.InputError(f"--threads {args.threads}: must be a number, or several, as 1,2,4, none of them twice")
@@ -429,10 +416,12 @@ def bench(module, args):
         print_table(("one training step", "", "ms (median)", "min", "max", "NumPy's time / its time"),
                     [(model, name, *row.values()) for model, of in found["steps"].items() for name, row in of.items()])
     if args.out_json:
-        result = header(module, configs[models[0]])
+        untrained = {"source": "noise", "epochs": [], "seconds": 0.0, "steps": 0}
+        found |= {"bench": {"threads": args.threads, "rounds": args.rounds, "repeats": args.repeats},
+                  "kernel_choices": {name: os.environ[name] for name in KERNEL_CHOICES if name in os.environ}}
+        result = module.result_of(configs[models[0]], {}, untrained, found)
         result["versions"]["torch"] = version
-        module.write_json(args.out_json, result | {
-            "bench": {"threads": args.threads, "rounds": args.rounds, "repeats": args.repeats}} | found)
+        module.write_json(args.out_json, result)
 
 
 if __name__ == "__main__":

@@ -9,28 +9,26 @@ import imageio.v3 as imageio
 import pytest
 
 import make_affnist_capsnet_gif as film
+import probe_affnist_capsnet as probe
 import visualize_affnist_capsnet as figures
 
-EXPERIMENT, FIGURES = "affnist_capsnet.py", "visualize_affnist_capsnet.py"
-GIF = "make_affnist_capsnet_gif.py"
-TOY = ("--digits synthetic --n-epochs 1 --n-train 64 --n-val 32 --n-test 64 --batch-size 16 --conv1-channels 4 "
-       "--conv3-channels 4 --primary-types 2").split()
+SCRIPTS = {"experiment": ac, "figures": figures, "film": film, "probe": probe}
+TOY = "--digits synthetic --n-epochs 1 --n-train 64 --n-val 32 --n-test 64 --batch-size 16 --conv1-channels 4".split()
 
 
 @pytest.fixture
 def cli(monkeypatch, capsys, tmp_path):
-    """cli(*flags) -> exit code, stdout, stderr of the experiment in this process, with few synthetic digits, in
-    tmp_path"""
+    """cli(script, *flags) -> exit code, stdout, stderr in this process, with few synthetic digits, in tmp_path"""
     monkeypatch.setattr(ac, "N_SYNTHETIC", {"train": 60, "val": 40, "test": 80})
-    monkeypatch.setattr(ac, "MNIST_MIRRORS", ())
+    monkeypatch.setattr(probe, "N_PROBED", 40)
     monkeypatch.chdir(tmp_path)
 
-    def call(*flags):
-        monkeypatch.setattr(sys, "argv", [EXPERIMENT, *map(str, flags)])
+    def call(script, *flags):
+        monkeypatch.setattr(sys, "argv", [script, *map(str, flags)])
         capsys.readouterr()
         code = 0
         try:
-            ac.run_cli(ac.main)
+            ac.run_cli(SCRIPTS[script].main)
         except SystemExit as stop:
             code = stop.code
         return code, *capsys.readouterr()
@@ -40,10 +38,11 @@ def cli(monkeypatch, capsys, tmp_path):
 
 @pytest.fixture(scope="module")
 def toy_run(run_script, tmp_path_factory):
-    """The experiment at toy size in a process of its own -> the finished process, its results and files"""
+    """The experiment at toy size in a process of its own -> what it printed, its results and files"""
     folder = tmp_path_factory.mktemp("run")
     out, checkpoint, weights = folder / "out.json", folder / "run.npz", folder / "weights.npz"
-    done = run_script(EXPERIMENT, *TOY, "--out-json", out, "--checkpoint", checkpoint, "--out-weights", weights)
+    done = run_script("affnist_capsnet.py", *TOY, "--out-json", out, "--checkpoint", checkpoint, "--out-weights",
+                      weights)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     return SimpleNamespace(stdout=done.stdout, results=json.loads(out.read_text()), checkpoint=checkpoint,
                            weights=weights)
@@ -51,89 +50,72 @@ def toy_run(run_script, tmp_path_factory):
 
 def test_results_have_the_promised_keys(toy_run):
     results = toy_run.results
-    for key in ("familiar", "placed", "affine"):
+    for key in ("familiar", "placed", "centred", "affine"):
         low, high = results[f"{key}_accuracy_ci95"]
         assert 0 <= low <= results[f"{key}_accuracy"] <= high <= 1 and results[f"{key}_n"] == 64
         assert results[f"{key}_hits"] == pytest.approx(64 * results[f"{key}_accuracy"], abs=0.01)
         assert len(results[f"{key}_per_class"]) == 10 and results[f"{key}_recon_mse"] > 0
     assert results["source"] == "synthetic" and "test_accuracy" not in results and "real_affine_accuracy" not in results
-    assert len(results["weights_sha256"] or "") in (0, 64) and results["history"]["epoch"] == [1]
+    assert results["history"]["epoch"] == [1] and len(results["hit_bits"]) == 4
     assert "moved test digits" in toy_run.stdout and "affine test digits" in toy_run.stdout
     assert "SYNTHETIC digits" in toy_run.stdout
 
 
 def test_mnists_task_has_one_test(cli, tmp_path):
-    code, out, stderr = cli(*TOY, "--task", "mnist", "--model", "gap", "--out-json", "r.json")
+    code, out, stderr = cli("experiment", *TOY, "--task", "mnist", "--model", "gap", "--out-json", "r.json")
     assert code == 0, stderr
     found = json.loads((tmp_path / "r.json").read_text())
     assert "test_accuracy" in found and "affine_accuracy" not in found and "moved test" not in out
 
 
-def test_a_loaded_network_gives_the_results_of_its_run(cli, toy_run, tmp_path):
+def test_a_loaded_network_gives_the_results_of_its_run(cli, toy_run, run_script, tmp_path):
     for path in (toy_run.checkpoint, toy_run.weights):
-        code, out, stderr = cli("--load", path, "--n-test", 64, "--out-json", "again.json")
+        code, _, stderr = cli("experiment", "--load", path, "--n-test", 64, "--out-json", "again.json")
         assert code == 0, stderr
         again = json.loads((tmp_path / "again.json").read_text())
         assert again["loaded"]["file"] == path.name and again["affine_n"] == 64
-    code, out, _ = cli("--load", toy_run.checkpoint, "--n-test", 64, "--n-variants", 2, "--out-json", "more.json")
-    assert code == 0 and json.loads((tmp_path / "more.json").read_text())["affine_n"] == 128
+    done = run_script("affnist_capsnet.py", "--load", toy_run.checkpoint, "--n-test", 64, "--out-json",
+                      tmp_path / "same.json")
+    assert done.returncode == 0, done.stderr
+    same = json.loads((tmp_path / "same.json").read_text())
+    assert same["hit_bits"] == toy_run.results["hit_bits"]                  # of all the digits, not of few
 
 
-def test_resuming_gives_the_same_bits(cli, tmp_path):
-    flags = [*TOY, "--lr-schedule", "constant", "--quiet"]
-    assert cli(*flags, "--n-epochs", 3, "--out-json", "whole.json") == (0, "", "")
-    assert cli(*flags, "--n-epochs", 1, "--checkpoint", "part.npz") == (0, "", "")
-    more = "--checkpoint", "part.npz", "--resume", "--out-json", "parted.json"
-    assert cli(*flags, "--n-epochs", 3, *more) == (0, "", "")
-    whole, parted = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("whole", "parted"))
-    assert whole["history"]["train_loss"] == parted["history"]["train_loss"]
-    assert whole["affine_hits"] == parted["affine_hits"]
-
-
-BAD = {"--n-train 0": "--n-train", "--n-val 5001": "--n-val", "--n-test 0": "--n-test",
-       "--n-variants 0": "--n-variants",
-       "--task mnist --n-variants 2": "--n-variants: means nothing to --task mnist", "--max-shift 7": "--max-shift",
-       "--task mnist --affnist-dir x": "--affnist-dir: means nothing", "--affnist-dir nowhere": "--affnist-dir",
+BAD = {"--n-val 5001": "--n-val", "--n-test -1": "--n-test", "--n-train 1000000000": "at most",
+       "--task mnist --affnist-dir x": "--affnist-dir: means nothing",
+       "--affnist-dir nowhere": "--affnist-dir nowhere: no test_batches",
+       "--tests-on val --n-test 6000": "--n-test 6000: with --tests-on val there are 5000 digits",
        "--batch-size 65": "--batch-size", "--lr 0": "--lr", "--stop-at 2": "--stop-at", "--model nearest": "--model",
-       "--model gap --routing-iters 2": "--routing-iters: means nothing", "--model vectors --no-places": "--no-places",
-       "--model shared --width 4": "--width: means nothing", "--dropout 0.5": "--dropout: means nothing",
-       "--model dense --loss margin": "--loss: means nothing", "--recon-weight -1": "--recon-weight",
-       "--out-json no/x.json": "no/x", "--checkpoint folder": "folder", "--resume": "--checkpoint",
-       "--model vectors --preset small": "vectors has the size of shared on the deep front end only",
-       "--routing-grad detached": "--routing-grad: means nothing to one iteration",
-       "--model vectors --front-end paper": "--front-end paper: vectors",
-       "--model vectors --primary-types 3": "--primary-types: means nothing to --model vectors",
-       "--preset small --conv3-channels 3": "--conv3-channels: means nothing to this front end",
-       "--recon-weight 0 --decoder-hidden2 5": "--decoder-hidden2: means nothing to --recon-weight 0",
-       "--n-per-class 5000": "--n-per-class 5000: of one digit there are", "--tests-on train": "--tests-on",
-       "--load nothing.npz": "nothing.npz: no such file", "--mnist-dir nowhere --digits mnist": "nowhere"}
+       "--model gap --routing-iters 2": "--routing-iters: means nothing", "--preset small": "--preset: means nothing",
+       "--model dense --loss margin": "--loss: means nothing", "--model gap --no-squash": "--no-squash: means nothing",
+       "--recon-weight -1": "--recon-weight", "--out-json no/x.json": "no/x", "--checkpoint folder": "folder",
+       "--resume": "--checkpoint", "--n-per-class 5000": "--n-per-class 5000: of one digit there are",
+       "--tests-on train": "--tests-on", "--load nothing.npz": "nothing.npz: No such file",
+       "--mnist-dir nowhere --digits mnist": "nowhere"}
 
 
 @pytest.mark.parametrize("flags", BAD)
 def test_bad_input_is_one_line_and_leaves_no_file(cli, tmp_path, flags):
     (tmp_path / "folder").mkdir()
     before = sorted(tmp_path.rglob("*"))
-    words = flags.split()
-    usual = [] if {"--load", "gap", "dense", "vectors"} & set(words) else TOY
-    code, _, stderr = cli(*usual, *words)
+    code, _, stderr = cli("experiment", *([] if "--load" in flags else TOY), *flags.split())
     assert code == 2 and stderr.startswith("error: ") and BAD[flags] in stderr, stderr
     assert stderr.count("\n") == 1 and "Traceback" not in stderr
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_checkpoint_of_another_task_is_refused(cli):
-    assert cli(*TOY, "--checkpoint", "run.npz", "--quiet")[0] == 0
-    code, _, stderr = cli(*TOY, "--task", "mnist", "--checkpoint", "run.npz", "--resume")
-    assert code == 2 and "task" in stderr and stderr.count("\n") == 1
+# ---------------------------------------------------------------- figures
 
-
-def test_figures_at_toy_size(run_script, toy_run, tmp_path):
-    done = run_script(FIGURES, "--load", toy_run.weights, "--n-test", 64, "--outdir", tmp_path / "a")
-    assert done.returncode == 0, done.stderr
+def test_figures_at_toy_size(cli, toy_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(probe, "FACTOR_RANGES", {name: (rest, rest + 0.1) for name, rest in ac.REST.items()})
+    monkeypatch.setattr(probe, "N_PROBED", 150)
+    code, _, stderr = cli("figures", "--load", toy_run.weights, "--n-test", 64, "--outdir", tmp_path / "a")
+    assert code == 0, stderr
     assert {path.stem for path in (tmp_path / "a").glob("*.png")} == {
         "digits", "redrawn", "factors", "perturbations", "dimensions"}
-    done = run_script(FIGURES, *TOY, "--networks", "caps,vectors", "--task", "mnist", "--outdir", tmp_path / "b")
-    assert done.returncode == 0, done.stderr
+    code, _, stderr = cli("figures", *TOY, "--networks", "caps,vectors", "--task", "mnist", "--outdir", tmp_path / "b",
+                          "--routing-iters", 2)
+    assert code == 0, stderr
     assert {path.stem for path in (tmp_path / "b").glob("*.png")} == {
         "digits", "redrawn", "perturbations", "dimensions"}
 
@@ -141,96 +123,75 @@ def test_figures_at_toy_size(run_script, toy_run, tmp_path):
 @pytest.fixture
 def results(tmp_path):
     """A folder with two seeds of every setting that the figures of results show"""
-    def put(setting, seed, **more):
-        path = tmp_path / "results" / f"{setting}-{seed}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"source": "mnist", "familiar_accuracy": 0.99 + seed / 1000,
-                                    "placed_accuracy": 0.96, "affine_accuracy": 0.95, "centred_accuracy": 0.97,
-                                    **more}))
+    tables, folder = {}, tmp_path / "results"
     settings = {setting for rows in (*figures.STEPS.values(), *figures.PAPERS.values()) for _, setting in rows}
-    for setting in sorted(settings | {"free/gap", "free/gap-8", "free/caps"}):
-        for seed in (0, 1):
+    for setting in sorted(settings | {"probes/gap-8", "probes/caps"}):
+        table, name = setting.split("/")
+        for seed in (1, 0):
             factors = {name: [[value, 0.9 - seed / 10] for value in values] for name, values in
-                       ac.FACTOR_RANGES.items()}
-            put(setting, seed, **({"factors": factors} if setting in ("free/gap-8", "free/caps") else {}))
-    return tmp_path / "results"
+                       probe.FACTOR_RANGES.items()}
+            tables.setdefault(table, []).append({
+                "setting": name, "seed": seed, "source": "mnist", "familiar_accuracy": 0.99 + seed / 1000,
+                "placed_accuracy": 0.96, "affine_accuracy": 0.95, "centred_accuracy": 0.97} | (
+                    {"factors": factors} if table == "probes" else {}))
+    folder.mkdir()
+    for table, lines in tables.items():
+        (folder / f"{table}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
 
 
-def test_figures_of_results(results, tmp_path, monkeypatch, capsys):
-    def call(*flags):
-        monkeypatch.setattr(sys, "argv", [FIGURES, "--results", str(results), "--outdir", str(tmp_path / "f"), *flags])
-        code = 0
-        try:
-            ac.run_cli(figures.main)
-        except SystemExit as stop:
-            code = stop.code
-        return code, capsys.readouterr().err
-    assert call() == (0, "") and {path.stem for path in (tmp_path / "f").glob("*.png")} == {
+def test_figures_of_results(results, tmp_path, cli):
+    call = "figures", "--results", results, "--outdir", tmp_path / "f", "--quiet"
+    assert cli(*call) == (0, "", "") and {path.stem for path in (tmp_path / "f").glob("*.png")} == {
         "factors", "papers", "steps"}
     found = figures.probed_factors(results)
     assert set(found) == {"gap, 8 px", "caps"} and found["gap, 8 px"][0] == "gap" and len(found["gap, 8 px"][1]) == 2
     assert [run["familiar_accuracy"] for run in figures.results_in(results, "free/shared")] == [0.99, 0.991]
     assert len(figures.results_in(results, "free/shared-3")) == 2            # and "shared" is not "shared-3"
-    code, stderr = call("--only", "digits")
-    assert code == 2 and "--only digits: is not drawn from results" in stderr
-    (results / "steps" / "margin-0.json").write_text("{")
-    code, stderr = call("--only", "steps")
-    assert code == 2 and "no JSON" in stderr and stderr.count("\n") == 1
-    for path in (results / "steps").glob("margin-*.json"):
-        path.unlink()
-    code, stderr = call("--only", "steps")
-    assert code == 2 and "no result of steps/margin" in stderr
-    for path in (results / "free").glob("*.json"):
-        path.unlink()
-    code, stderr = call("--only", "factors", "--outdir", str(tmp_path / "new"))
-    assert code == 2 and "made with --probe" in stderr and not (tmp_path / "new").exists()
+    (results / "steps.jsonl").write_text("{")
+    code, _, stderr = cli(*call, "--only", "steps")
+    assert code == 2 and "no result" in stderr and stderr.count("\n") == 1
+    (results / "steps.jsonl").unlink()
+    code, _, stderr = cli(*call, "--only", "steps")
+    assert code == 2 and "no result of steps/" in stderr
+    (results / "probes.jsonl").unlink()
+    code, _, stderr = cli(*call, "--only", "factors", "--outdir", tmp_path / "new")
+    assert code == 2 and "probed" in stderr and not (tmp_path / "new").exists()
 
 
-def test_a_film_at_toy_size(run_script, toy_run, tmp_path):
-    done = run_script(GIF, "--load", toy_run.weights, "--frames", 4, "--out", tmp_path / "film.gif")
-    assert done.returncode == 0, done.stderr
+# ---------------------------------------------------------------- the film
+
+def test_a_film_at_toy_size(cli, toy_run, tmp_path):
+    code, _, stderr = cli("film", "--load", toy_run.weights, toy_run.weights, "--frames", 4, "--out", "film.gif")
+    assert code == 0, stderr
     frames = imageio.imread(tmp_path / "film.gif", index=None)
-    assert len(frames) == 20 and frames.shape[2] == 620 and (frames[0] != frames[1]).any()
+    assert len(frames) == 20 and (frames[0] != frames[1]).any()
+    colours = {tuple(map(int, colour)) for colour in frames[0].reshape(-1, frames.shape[3])[:, :3]}
+    near = [min(sum(abs(a - b) for a, b in zip(colour, wanted)) for colour in colours) for wanted in
+            ((0, 114, 178), (230, 159, 0))]
+    assert max(near) < 30                                                   # the legend's blue and orange
 
 
-@pytest.mark.parametrize("flags, named", [
-    ("--frames 1", "--frames"), ("--fps 0", "--fps"), ("--index 5000", "--index"), ("--out no/x.gif", "no/x"),
-    ("--out x.png", ".gif"),
-    ("--out-json x.json", "--out-json"), ("--probe", "--probe: means nothing to a film"),
-    ("--n-test 9", "--n-test: means nothing"), ("--load nothing.npz", "no such file")])
-def test_what_the_film_refuses(run_script, toy_run, flags, named):
-    done = run_script(GIF, *([] if "--load" in flags else ["--load", toy_run.weights]), *flags.split())
-    assert done.returncode == 2 and named in done.stderr and done.stderr.count("\n") == 1, done.stderr
+# ---------------------------------------------------------------- what siblings refuse
+
+REFUSED = {
+    "film": {"--frames 1": "--frames", "--fps 0": "--fps", "--index 5000": "--index", "--out no/x.gif": "no/x",
+             "--out x.png": ".gif", "--out-json x.json": "--out-json", "--n-test 9": "--n-test: means nothing",
+             "--index 1 2 3 4 5": "digits 5", "--load nothing.npz": "No such file"},
+    "figures": {"--networks shared,nets": "'nets' is none of", "--networks gap,gap": "named twice",
+                "--model gap": "--model: means nothing here; give --networks", "--out-json x.json": "--out-json",
+                "--networks gap,max --routing-iters 3": "--routing-iters: means nothing",
+                "--only redrawn --networks gap": "none of the networks redraws", "--only steps": "give --results",
+                "--task mnist --only factors": "needs --task", "--load nothing.npz": "No such file",
+                "--load nothing.npz --results .": "--load: means nothing to --results",
+                "--results nowhere": "no such folder", "--results . --only digits": "is not drawn from results",
+                "--results . --seed 0": "--seed: means nothing to --results", "--outdir /dev/null/x": "--outdir"}}
 
 
-def test_scenes_rest_and_reach_the_ends():
-    """Four frames a factor: at rest, at the upper end, at rest, at the lower end"""
-    scenes = film.scenes(4)
-    for k, (name, low, high) in enumerate(film.PATH):
-        own = scenes[4 * k:4 * k + 4]
-        rest = ac.REST.get(name, 0)
-        assert [n for n, *_ in own] == [name] * 4
-        assert [value for _, value, *_ in own] == pytest.approx([rest, high, rest, low])
-        for _, value, factors, place in own:
-            assert factors == (ac.REST | {name: value} if name in ac.REST else ac.REST)
-            assert place == (0, 0) or name == "place"
-
-
-@pytest.mark.parametrize("flags, named", [
-    ("--networks shared,nets", "'nets' is none of"), ("--networks gap,gap", "named twice"),
-    ("--model gap", "--model: means nothing here; give --networks"), ("--out-json x.json", "--out-json"),
-    ("--only redrawn --networks gap", "none of the networks redraws"), ("--task mnist --only factors", "needs --task"),
-    ("--only steps", "give --results"), ("--probe", "--probe: means nothing here"),
-    ("--load nothing.npz --results .", "--load: means nothing to --results"),
-    ("--load nothing.npz", "no such file"), ("--outdir /dev/null/x", "--outdir")])
-def test_what_the_figures_refuse(run_script, flags, named):
-    small = "--digits synthetic --n-epochs 1 --n-train 32 --n-val 16 --n-test 64"
-    done = run_script(FIGURES, *("" if "--load" in flags else small).split(), *flags.split())
-    assert done.returncode == 2 and named in done.stderr and done.stderr.count("\n") == 1, done.stderr
-
-
-@pytest.mark.parametrize("flags, named", [("", "no such folder"), ("--n-epochs 2", "--n-epochs: means nothing to"),
-                                          ("--seed 0", "--seed: means nothing to --results")])
-def test_what_the_figures_of_results_refuse(run_script, flags, named):
-    done = run_script(FIGURES, "--results", "nowhere", *flags.split())
-    assert done.returncode == 2 and named in done.stderr and done.stderr.count("\n") == 1, done.stderr
+@pytest.mark.parametrize("script, flags", [(script, flags) for script in REFUSED for flags in REFUSED[script]])
+def test_what_siblings_refuse(cli, toy_run, script, flags):
+    few = "--digits synthetic --n-epochs 1 --n-train 32 --n-val 16 --n-test 64".split()
+    before = {"film": [] if "--load" in flags else ["--load", toy_run.weights],
+              "figures": [] if "--load" in flags or "--results" in flags else few}[script]
+    code, _, stderr = cli(script, *before, *flags.split())
+    assert code == 2 and REFUSED[script][flags] in stderr and stderr.count("\n") == 1, stderr

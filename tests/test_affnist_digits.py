@@ -102,19 +102,6 @@ def test_the_sampler_against_literal_loops(rng):
                 assert abs(value - float(found[y, x])) <= 0.5 + 1e-6
 
 
-def test_a_whole_number_of_pixels_and_no_transformation_is_moving(monkeypatch):
-    image = ellipse(20)[None]
-
-    class Half:
-        def uniform(self, low, high, shape):
-            return np.full(shape, 0.5)
-    placed, centres = ac.affine_digits(image, ac.affine_matrix(0, 0, 1, 1), Half(), 41)
-    assert centres.tolist() == [[20, 20]]                                   # symmetric ink in the middle of 41 px
-    again, _ = ac.affine_digits(image, ac.affine_matrix(0, 0, 1, 1), Half(), 40)
-    np.testing.assert_array_equal(again[0], ac.place_digits(image, np.array([[6, 6]]), 40)[0])
-    assert float(placed[0].sum()) == pytest.approx(float(image.sum()), rel=0.01)
-
-
 @pytest.mark.parametrize("turn, shear, down, across", [
     (15, 0, 1, 1), (-20, 0, 1, 1), (0, 0.2, 1, 1), (0, 0, 1.2, 0.8), (12, -0.15, 0.9, 1.15)])
 def test_the_factors_can_be_read_off_the_picture(turn, shear, down, across, rng):
@@ -125,19 +112,6 @@ def test_the_factors_can_be_read_off_the_picture(turn, shear, down, across, rng)
     np.testing.assert_allclose(centre, centres[0], atol=0.05)
     np.testing.assert_allclose(spread, matrix @ before @ matrix.T, atol=0.5, rtol=0.02)
     assert float(placed.sum()) == pytest.approx(image.sum() * np.linalg.det(matrix), rel=0.02)
-
-
-def test_transforming_back_gives_the_digit_again(rng):
-    """An inverse transformation of the transformed digit, cut out around where its middle came to lie"""
-    image = ellipse(50)
-    matrix = ac.affine_matrix(17, 0.1, 1.1, 0.9)
-    placed, centres = ac.affine_digits(image[None], matrix, rng, 40)
-    whole = np.rint(centres[0]).astype(int)
-    cut = np.pad(placed[0], 28)[whole[0] + 14:whole[0] + 42, whole[1] + 14:whole[1] + 42]
-    back = np.linalg.inv(matrix)
-    again, _ = ac.affine_digits(cut[None], back, rng, 40)
-    (_, spread), (_, before) = moments(again[0].astype(float)), moments(image.astype(float))
-    np.testing.assert_allclose(spread, before, atol=1.0, rtol=0.05)
 
 
 def test_all_ink_lies_on_the_canvas_and_may_lie_anywhere(rng):
@@ -156,9 +130,13 @@ def test_all_ink_lies_on_the_canvas_and_may_lie_anywhere(rng):
     assert rows.all() and columns.all()                                     # up to the edge on all sides
 
 
-def test_a_digit_that_cannot_fit_is_refused(rng):
+def test_what_just_fits_is_placed_and_what_does_not_is_refused(rng):
+    image = np.full((1, 28, 28), 9, np.uint8)
+    for side in (28, 29):                                                   # no room, and a pixel's
+        placed, _ = ac.affine_digits(image, ac.affine_matrix(0, 0, 1, 1), rng, side)
+        assert placed.sum() == pytest.approx(9 * 784, rel=0.1)
     with pytest.raises(ac.InputError, match="does not fit into 28x28"):
-        ac.affine_digits(np.full((1, 28, 28), 9, np.uint8), ac.affine_matrix(20, 0, 1.2, 1.2), rng, 28)
+        ac.affine_digits(image, ac.affine_matrix(1, 0, 1, 1), rng, 28)
 
 
 # ---------------------------------------------------------------- streams
@@ -195,16 +173,6 @@ def test_tests_can_be_of_validation_digits(digits):
         assert np.array_equal(part["images"].sum((1, 2)), digits["val"][0][:30].sum((1, 2)))
 
 
-def test_only_placed_digits_move_further_than_training_moves_them(digits):
-    """By how much the first row and column of ink have moved from the middle's"""
-    for kind in ("val", "test", "placed"):
-        parts = streamed(digits, dataclasses.replace(CONFIG, n_val=60, n_test=60), kind)
-        found, split = np.concatenate([part["images"] for part in parts]), "val" if kind == "val" else "test"
-        before = digits[split][0]
-        moved = [found.any(axis).argmax(1) - before.any(axis).argmax(1) - 6 for axis in (1, 2)]
-        assert (np.abs(moved).max() > 6) == (kind == "placed")
-
-
 def test_every_chunk_draws_its_own(digits, monkeypatch):
     """Two chunks of one and the same digit"""
     monkeypatch.setattr(ac, "CHUNK", 8)
@@ -214,29 +182,18 @@ def test_every_chunk_draws_its_own(digits, monkeypatch):
         assert not np.array_equal(first["images"], second["images"])
 
 
-def test_factors_that_are_given_are_not_drawn(digits):
-    (plain,), (drawn,) = (streamed(digits, CONFIG, kind) for kind in ("placed", "affine"))
-    (again,) = streamed(digits, CONFIG, "affine", factors=ac.REST)
-    ink = digits["test"][0][:30].sum((1, 2))
-    np.testing.assert_allclose(again["images"].sum((1, 2)), ink, rtol=0.01)
-    assert np.array_equal(plain["images"].sum((1, 2)), ink)                             # by whole pixels
-    assert not np.allclose(drawn["images"].sum((1, 2)), ink, rtol=0.05)
-
-
 def test_mnists_test_digits_stay_as_they_are_and_its_training_digits_move_by_two(digits):
     config = ac.Config(task="mnist", n_train=64, n_val=20, n_test=30, batch_size=16)
     (part,) = streamed(digits, config, "test")
     np.testing.assert_array_equal(part["images"], digits["test"][0][:30])
     (samples,) = ac.epoch_samples(digits, 0, config)
     assert samples["images"].shape == (64, 28, 28) and config.padding == 0
-    dot = np.zeros((1, 28, 28), np.uint8)
-    dot[0, 13, 14] = 9
-    for kind, split, most in (("val", "val", 2), (None, "train", 2)):
-        many = digits | {split: (np.repeat(dot, 500, 0), np.zeros(500, np.uint8))}
-        (part,) = streamed(many, dataclasses.replace(config, n_val=500), kind) if kind else ac.epoch_samples(
-            many, 0, dataclasses.replace(config, n_train=500))
-        _, *at = np.nonzero(part["images"])
-        assert sorted(set(at[0] - 13)) == sorted(set(at[1] - 14)) == list(range(-most, most + 1))
+    dot = np.zeros((500, 28, 28), np.uint8)
+    dot[:, 13, 14] = 9
+    (part,) = ac.epoch_samples(digits | {"train": (dot, np.zeros(500, np.uint8))}, 0,
+                               dataclasses.replace(config, n_train=500))
+    _, *at = np.nonzero(part["images"])
+    assert sorted(set(at[0] - 13)) == sorted(set(at[1] - 14)) == list(range(-2, 3))
 
 
 def test_an_epoch_has_every_digit_once_before_one_comes_again(digits, monkeypatch):
@@ -323,7 +280,7 @@ def test_affnists_files_are_read(tmp_path, rng):
 @pytest.mark.parametrize("fault, named", [
     ("empty", "no test_batches/1.mat"), ("torn", "1.mat: damaged"), ("other", "not affNIST's"),
     ("field", "not affNIST's"), ("shape", "holds uint8 of shape"), ("dtype", "holds float64"),
-    ("labels", "labels from 0 to 9"), ("none", "beside 0 labels")])
+    ("labels", "labels from 0 to 9")])
 def test_files_that_are_wrong_are_named(tmp_path, fault, named, rng):
     scipy_io = pytest.importorskip("scipy.io")
     images, labels = rng.integers(0, 256, (4, 40, 40)).astype(np.uint8), np.arange(4, dtype=np.uint8)
@@ -341,8 +298,6 @@ def test_files_that_are_wrong_are_named(tmp_path, fault, named, rng):
         write_affnist(path, images.astype(float), labels)
     elif fault == "labels":
         write_affnist(path, images, labels + 7)
-    elif fault == "none":
-        write_affnist(path, images[:0], labels[:0])
     with pytest.raises(ac.InputError, match=named):
         list(ac.read_affnist(str(tmp_path)))
 
@@ -365,60 +320,22 @@ def test_without_scipy_one_line_says_what_to_install(tmp_path, monkeypatch):
 
 # ---------------------------------------------------------------- the nearest neighbour beside the networks
 
-def test_ink_moves_to_the_middle_by_whole_pixels_and_keeps_its_shape():
-    """On 6x6 the middle is 2.5: ink around (1, 4) moves by (1.5, -1.5), rounded to even, 2 and -2"""
-    image = np.zeros((2, 6, 6), np.uint8)
-    image[0, 0, 4], image[0, 1, 3:6], image[0, 2, 4] = 7, (7, 9, 7), 7
-    out = bench_affnist_nearest.in_the_middle(image)
-    assert out[0, 3, 1:4].tolist() == [7, 9, 7] and out[0, 2:5, 2].tolist() == [7, 9, 7] and out.sum() == image.sum()
-    assert out[1].sum() == 0                                                            # nothing to move
-
-
-@pytest.mark.parametrize("shift", [(0, 0), (-3, 5), (6, -6)])
-def test_where_a_digit_lay_is_forgotten(shift):
-    digit = ellipse(30)[None]
-    placed = ac.place_digits(digit, np.array([[6, 6]]) + shift, 40)
-    reference = bench_affnist_nearest.in_the_middle(ac.place_digits(digit, np.array([[6, 6]]), 40))
-    assert np.array_equal(bench_affnist_nearest.in_the_middle(placed), reference)
-
-
-def test_the_nearest_of_known_digits_by_hand():
-    known = np.zeros((3, 2, 2), np.float32)
-    known[1], known[2] = 0.5, 1
-    images = np.array([[[0, 0], [0, 90]], [[140, 140], [140, 140]], [[255, 255], [255, 60]]], np.uint8)
-    assert bench_affnist_nearest.nearest(known, np.array([4, 5, 6]), images).tolist() == [4, 5, 6]
-
-
-def test_accuracy_of_nearest_neighbours_by_class_by_hand(monkeypatch):
-    """Of two 4s one is right, of one 6 one, of one 5 none; of other digits there are none"""
-    known = np.zeros((2, 2, 2), np.uint8)
-    known[1] = 255
-    images = np.array([known[0], known[1], known[1], known[0]])
-    parts = [{"images": images[:3], "labels": np.array([4, 4, 6])}, {"images": images[3:], "labels": np.array([5])}]
-    monkeypatch.setattr(ac, "stream_digits", lambda *_: iter(parts))
-    found = bench_affnist_nearest.accuracies(known, np.array([4, 6]), None, None, np.asarray)
-    assert found["affine"] == 0.5 and found["affine_ci95"] == ac.wilson_interval(2, 4)
-    *before, four, five, six = found["affine_per_class"][:7]
-    assert (four, five, six) == (0.5, 0, 1) and np.isnan([*before, *found["affine_per_class"][7:]]).all()
-
-
 def test_nearest_neighbours_from_the_command_line(digits, monkeypatch, tmp_path, capsys):
-    path = tmp_path / "r.json"
-    monkeypatch.setattr(ac, "load_digits", lambda config: digits)
-    flags = f"--n-known 60 --n-test 20 --digits synthetic --out-json {path}".split()
-    monkeypatch.setattr(sys, "argv", ["x", *flags])
-    bench_affnist_nearest.main()
-    found = json.loads(path.read_text())
-    assert set(found["nearest"]) == {"as placed", "ink in the middle"} and found["config"]["seed"] == 0
+    """Of a class that is missing among the test digits nothing is right or wrong"""
+    path, few = tmp_path / "r.json", digits | {"test": tuple(a[digits["test"][1] < 9] for a in digits["test"])}
+    monkeypatch.setattr(ac, "load_digits", lambda config: few)
+    for flags, n_known in (("--n-known 60", 60), ("--n-per-class 2 --n-known 60", 20)):
+        monkeypatch.setattr(sys, "argv", f"x {flags} --n-test 0 --digits synthetic --out-json {path}".split())
+        bench_affnist_nearest.main()
+        found = json.loads(path.read_text())
+        assert found["bench"]["n_known"] == n_known and f"| nearest of {n_known} |" in capsys.readouterr().out
+    assert set(found["nearest"]) == {"as placed", "ink in the middle"}
     for tests in found["nearest"].values():
         for key in ("familiar", "placed", "centred", "affine"):
             low, high = tests[key + "_ci95"]
-            assert low <= tests[key] <= high and (tests[key] * 20) % 1 == 0
-            assert len(tests[f"{key}_per_class"]) == 10
-    assert "| ink in the middle |" in capsys.readouterr().out
-    monkeypatch.setattr(sys, "argv", ["x", "--n-per-class", "2", "--n-known", "60", *flags[2:]])
-    bench_affnist_nearest.main()
-    assert json.loads(path.read_text())["bench"]["n_known"] == 20 and "| nearest of 20 |" in capsys.readouterr().out
+            assert low <= tests[key] <= high and abs(54 * tests[key] - round(54 * tests[key])) < 1e-2
+            *known, missing = tests[f"{key}_per_class"]
+            assert sum(known) / 9 == pytest.approx(tests[key], abs=1e-3) and missing is None
     monkeypatch.setattr(sys, "argv", ["x", "--n-per-class", "-1"])
     with pytest.raises(ac.InputError, match="--n-per-class -1"):
         bench_affnist_nearest.main()
