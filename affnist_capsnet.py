@@ -924,14 +924,15 @@ class Config(Settings):
     no_squash: bool = option(False, "neither primary nor digit capsules are squashed", "network", only=ONLY_CAPSULES)
     padding: int = option(None, "px of background around the image; task mnist: 0", "network", low=0, high=20)
     conv1_channels: int = option(None, "channels of Conv1 and 2; cnn: Conv3 has half", "network", low=1, high=1024)
-    routing_iters: int = option(None, "iterations; 1: uniform coupling", "network", low=1, high=50, only={"model": ROUTED})
+    routing_iters: int = option(None, "iterations; 1: uniform", "network", low=1, high=50, only={"model": ROUTED})
     warmup: int = None             # these are no flags: the recipe says them
     muon: float = None
     dropout: float = None
     width: int = 0
 
     def recipe(self):
-        capsules, narrow = self.model in CAPSULES, self.model == "dense" or (self.model, self.preset) == ("cnn", "small")
+        capsules = self.model in CAPSULES
+        narrow = self.model == "dense" or (self.model, self.preset) == ("cnn", "small")
         values = PRESETS.get(self.preset, {}) | {
             "loss": "margin" if capsules else "xent", "recon_weight": 0.0005 if capsules else 0.0,
             "routing_iters": 3 if self.model == "caps" else 1,
