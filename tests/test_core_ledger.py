@@ -115,7 +115,8 @@ def test_every_run_has_a_pin_and_every_result_is_of_a_run_in_its_place_and_names
     for path in (ROOT / "results").rglob("*.jsonl"):
         texts = path.read_text().splitlines()
         places = [(line["setting"], line["seed"]) for line in map(json.loads, texts)]
-        assert places == sorted(places) and not any(re.search(r'"/(home|root|tmp|work|Users)/|\\\\', text) for text in texts), path
+        assert places == sorted(places), path
+        assert not any(re.search(r'"/(home|root|tmp|work|Users)/|\\\\', text) for text in texts), path
     assert runs.EXPERIMENTS[:3] == [MULTI, NORB, AFF]
 
 
