@@ -1773,21 +1773,13 @@ def fold_statistics(state, group_statistics, step):
 
 # -------------------------------------------------------------- running in shards
 
-@functools.cache
-def openblas():
-    """NumPy's OpenBLAS library, None where NumPy has another BLAS"""
+def hold_blas_to_one_thread():
+    """Where numpy was imported before this file, its OpenBLAS did not see the environment variables set above: tell it
+    now. With more threads it would share out products, and round them, by the number of cores."""
     site = Path(np.__file__).parent
     for library in (*site.parent.glob("numpy.libs/*openblas*"), *site.glob(".dylibs/*openblas*")):
-        with contextlib.suppress(OSError):
-            return ctypes.CDLL(str(library))
-    return None
-
-
-def hold_blas_to_one_thread():
-    """Where numpy was imported before this file, its BLAS did not see the environment variables set above: tell it
-    now. With more threads it would share out products, and round them, by the number of cores."""
-    with contextlib.suppress(AttributeError):
-        openblas().scipy_openblas_set_num_threads64_(1)
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(str(library)).scipy_openblas_set_num_threads64_(1)
 
 
 def n_cores():

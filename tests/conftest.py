@@ -35,6 +35,19 @@ SMALL = {                          # what makes an experiment's default network,
     runs.NORB: dict(data="shapes", preset="small")}
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    """Pins are asked for last: until then two processes compute them, on the time that the other tests leave"""
+    items.sort(key=lambda item: "every_pin" in item.name)
+    if items and "every_pin" in items[-1].name and not config.option.collectonly:
+        config.pins = pins.begin(niceness=19)
+
+
+def pytest_unconfigure(config):
+    if hasattr(config, "pins"):
+        config.pins[0].shutdown(cancel_futures=True)
+
+
 @pytest.fixture(autouse=True)
 def isolation(monkeypatch, tmp_path):
     """No test reads the user's home, MNIST or the network."""

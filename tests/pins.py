@@ -20,6 +20,7 @@ import hashlib
 import importlib
 import json
 import multiprocessing
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -119,10 +120,11 @@ def compute(experiment, flags):
     return pin, max(abs(exact[name] - single[name]) for name in exact) / max(exact.values())
 
 
-def compute_all(keys, processes=2):
-    """-> {(experiment, flags): (pin, float32's distance)}"""
-    with concurrent.futures.ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        return dict(zip(keys, pool.map(compute, *zip(*keys), chunksize=4)))
+def begin(processes=2, niceness=0):
+    """-> a pool of processes, and {(experiment, flags): the future of compute's answer} of every pin wanted"""
+    pool = concurrent.futures.ProcessPoolExecutor(
+        processes, multiprocessing.get_context("spawn"), getattr(os, "nice", id), (niceness,))
+    return pool, {key: pool.submit(compute, *key) for key in wanted()}
 
 
 def differences(known, found, at=""):
@@ -152,8 +154,10 @@ def main():
     parser.add_argument("--write", action="store_true", help="pin what the code computes now")
     write = parser.parse_args().write
     known, changed = read(), 0
-    found, pins = compute_all(wanted()), {}
-    for (experiment, flags), (pin, distance) in found.items():
+    pool, found = begin()
+    pins = {}
+    for (experiment, flags), future in found.items():
+        pin, distance = future.result()
         old = known["pins"].get(experiment, {}).get(flags)
         faults = differences({name: old[name] for name in old if name != "since"}, pin) if old else ["new"]
         changed += bool(faults)
@@ -168,6 +172,7 @@ def main():
                                                   for flags, pin in sorted(of.items())) + "}"
             for experiment, of in pins.items())
         PINS.write_text(f'{{"generation": {generation}, "pins": {{\n{lines}}}}}\n')
+    pool.shutdown()
     sys.exit(0 if write or not changed else 1)
 
 
