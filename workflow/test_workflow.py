@@ -18,7 +18,7 @@ import ledger  # noqa: E402
 
 TOY_RUNS = """
 
-TOY_FLAGS = "--n-epochs 30 --n-train 320 --n-val 32 --n-test 64 --digits synthetic --conv1-channels 2"
+TOY_FLAGS = "--n-epochs 12 --n-train 320 --n-val 32 --n-test 64 --digits synthetic --conv1-channels 2"
 RESULTS, REAL = [Result(MULTI, "main", "deep", seed, TOY_FLAGS, 0.1) for seed in (0, 1)], []
 """
 TOY_PIN = "--conv1-channels 2"
@@ -123,7 +123,7 @@ def test_the_same_file_runs_on_a_cluster(project, tmp_path):
     submit.write_text(f"#!/bin/sh\necho $1 $2 >> {log}\nnohup sh $3 > /dev/null 2>&1 &\necho $!\n")
     submit.chmod(0o755)
     settings = project / "workflow" / "runs.py"
-    settings.write_text(settings.read_text().replace("--n-epochs 30", "--n-epochs 1"))
+    settings.write_text(settings.read_text().replace("--n-epochs 12", "--n-epochs 1"))
     code, out = run(project, "--executor", "cluster-generic", "--cluster-generic-submit-cmd",
                     f"{submit} {{resources.mem_mb}} {{threads}}", "--seconds-between-status-checks", "1", "--jobs", "2",
                     "--latency-wait", "20", "tables")
@@ -149,7 +149,7 @@ def test_killed_resumed_checked_and_not_run_again(project, tmp_path):
     line = made["multimnist_capsnet/main/deep-0"]
     whole = tmp_path / "whole.json"
     flags = [f"--{name.replace('_', '-')}={line['config'][name]}" for name in
-             ("n_epochs", "n_train", "n_val", "n_test", "conv1_channels", "primary_types")]
+             ("n_epochs", "n_train", "n_val", "n_test", "conv1_channels")]
     flags += ["--digits=synthetic", "--quiet", "--threads=2", f"--out-json={whole}"]
     subprocess.run([sys.executable, "multimnist_capsnet.py", *flags], cwd=project, check=True)
     other = json.loads(whole.read_text())
