@@ -55,9 +55,9 @@ def isolation(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for name in ("MNIST_DIR", "http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    for module in EXPERIMENTS.values():
-        if hasattr(module, "MNIST"):
-            monkeypatch.setattr(module.MNIST, "mirrors", (DEAD + "a/", DEAD + "b/"))
+    for data_set in (thing for module in EXPERIMENTS.values() for thing in vars(module).values()):
+        if hasattr(data_set, "mirrors"):
+            monkeypatch.setattr(data_set, "mirrors", (DEAD + "a/", DEAD + "b/"))
 
 
 @pytest.fixture(scope="session")

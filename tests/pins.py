@@ -104,7 +104,8 @@ def compute(experiment, flags):
     module, config = modules[experiment], tiny_config(experiment, flags)
     data = tiny_data(experiment, config)
     steps, pin = [], {}
-    if config.model == "nearest":
+    untrained = getattr(config, "model", "") == "nearest"
+    if untrained:
         params, history = module.train(config, data=data, dtype=float)
     else:
         pin["drawn"] = summary({k: part for k, part in enumerate(module.epoch_samples(data, 1, config, float))})
@@ -113,7 +114,7 @@ def compute(experiment, flags):
                                                               if name != "seconds"} for epoch in history["epochs"]])}
     with module.Runner(1) as runner:
         pin["tests"] = summary(module.tests_of(params, data, config, runner))
-    if config.model == "nearest":
+    if untrained:
         return pin, 0.0
     exact, single = (first_gradients(module, data, config, dtype) for dtype in (float, np.float32))
     pin["gradients"] = summary(exact)
@@ -145,8 +146,9 @@ def read():
 
 
 def wanted():
-    """(experiment, flags) of every pin that workflow/runs.py asks for"""
-    return list(dict.fromkeys((result.experiment, result.pin) for result in runs.RESULTS))
+    """(experiment, flags) of every pin that workflow/runs.py asks for, and of each experiment's default"""
+    return list(dict.fromkeys([*((result.experiment, result.pin) for result in runs.RESULTS),
+                               *((name, "") for name in runs.EXPERIMENTS)]))
 
 
 def main():

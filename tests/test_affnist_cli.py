@@ -58,7 +58,7 @@ def test_results_have_the_promised_keys(toy_run):
     assert results["source"] == "synthetic" and "test_accuracy" not in results and "real_affine_accuracy" not in results
     assert results["history"]["epoch"] == [1] and len(results["hit_bits"]) == 4
     assert "moved test digits" in toy_run.stdout and "affine test digits" in toy_run.stdout
-    assert "SYNTHETIC digits" in toy_run.stdout
+    assert "SYNTHETIC digits" in toy_run.stdout and "going on" not in toy_run.stdout
 
 
 def test_mnists_task_has_one_test(cli, tmp_path):
@@ -66,19 +66,6 @@ def test_mnists_task_has_one_test(cli, tmp_path):
     assert code == 0, stderr
     found = json.loads((tmp_path / "r.json").read_text())
     assert "test_accuracy" in found and "affine_accuracy" not in found and "moved test" not in out
-
-
-def test_a_loaded_network_gives_the_results_of_its_run(cli, toy_run, run_script, tmp_path):
-    for path in (toy_run.checkpoint, toy_run.weights):
-        code, _, stderr = cli("experiment", "--load", path, "--n-test", 64, "--out-json", "again.json")
-        assert code == 0, stderr
-        again = json.loads((tmp_path / "again.json").read_text())
-        assert again["loaded"]["file"] == path.name and again["affine_n"] == 64
-    done = run_script("affnist_capsnet.py", "--load", toy_run.checkpoint, "--n-test", 64, "--out-json",
-                      tmp_path / "same.json")
-    assert done.returncode == 0, done.stderr
-    same = json.loads((tmp_path / "same.json").read_text())
-    assert same["hit_bits"] == toy_run.results["hit_bits"]                  # of all the digits, not of few
 
 
 BAD = {"--n-val 5001": "--n-val", "--n-test -1": "--n-test", "--n-train 1000000000": "at most",

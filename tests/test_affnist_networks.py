@@ -76,6 +76,9 @@ def test_gradient_of_the_whole_network(digits, name):
     terms, grads, _ = ac.loss_and_grads(params, batch, config)
     assert loss_of(params, batch, config) == pytest.approx(terms["loss"], rel=1e-9)
     assert all(g.any() and g.shape == params[key].shape for key, g in grads.items())
+    half, half_grads, _ = ac.loss_and_grads(params, batch, config, batch_fraction=0.5)
+    assert all(half[key] == pytest.approx(terms[key] / (1 if key == "hits" else 2)) for key in terms)
+    assert all(np.allclose(half_grads[key], g / 2, rtol=1e-9, atol=1e-15) for key, g in grads.items())
     check_directions(lambda p: loss_of(p, batch, config), params, grads, n=2)
     check_coordinates(lambda p: loss_of(p, batch, config), params, grads, n=2)
 
@@ -151,6 +154,7 @@ def test_controls_have_the_size_of_the_capsules_without_their_decoder(model, of,
 
 @pytest.mark.parametrize("flags, n", [
     (dict(task="mnist", preset="paper", model="caps"), 8215568), (dict(), 1153872),
+    (dict(preset="small", model="caps"), 2805248),
     (dict(preset="small", model="cnn"), 1814214), (dict(preset="small", model="cnn", conv1_channels=64), 1814247)])
 def test_parameter_counts(flags, n, monkeypatch):
     """The paper's: 8.2 million with reconstruction"""

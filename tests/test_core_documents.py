@@ -1,4 +1,4 @@
-"""README.md and docs/: every command parses, every image shown exists, every flag named is real, chapters have one
+"""README.md and docs/: every command parses, every image shown exists, every flag and name is real, chapters have one
 skeleton, and nobody has to read more than 80 words in a row."""
 import re
 import shlex
@@ -96,6 +96,16 @@ def test_every_flag_named_is_real(document, flags_of):
     scripts |= {words[0] for words in commands(text) if "--" in "".join(words)}
     known = set().union(*map(flags_of, sorted(scripts)))
     assert not (unknown := set(re.findall(FLAG, prose)) - known), f"{name} names flags that no script has: {unknown}"
+
+
+def test_every_name_is_in_the_code(document):
+    """Words in code type that have an underscore, or capitals alone. Settings that are no more do not count"""
+    name, text = document
+    folders = ROOT, ROOT / "tests", ROOT / "workflow", ROOT / "results"
+    code = "\n".join(path.read_text() for folder in folders for path in folder.glob("*.py"))
+    known = {*re.findall(r"\w+", re.sub(r"^RETIRED = \{.*?\}$", "", code, flags=re.M | re.S)), "_backward"}
+    words = {word for word in re.findall(r"`([^`]+)`", without_code(text)) if word.isidentifier()}
+    assert not (gone := {word for word in words if "_" in word or word.isupper()} - known), f"{name} names {gone}"
 
 
 def test_the_front_door_is_short():

@@ -44,7 +44,7 @@ class Result(NamedTuple):
 SIZES = ("--n-epochs", "--n-train", "--n-val", "--n-test", "--batch-size", "--digits", "--baseline")
 SHRUNK = {"--stop-at": "0.02", "--n-per-class": "4", "--n-train-toys": "2", "--data": "shapes"}   # in every pin
 MULTI, NORB, AFF = FIRST = "multimnist_capsnet", "smallnorb_novel_viewpoint", "affnist_capsnet"
-FOUND = sorted(path.stem for path in ROOT.glob("*.py") if (ROOT / f"visualize_{path.name}").exists())
+FOUND = sorted(path.stem for path in ROOT.glob("*.py") if "\n# TWIN core" in path.read_text())
 EXPERIMENTS = sorted(FOUND, key=[*FIRST, *FOUND].index)
 QUICK = "--n-epochs 12 --n-train 6000"
 RESIDUAL = "--preset residual --warp 0.3 --batch-size 64"
@@ -277,7 +277,7 @@ def shell_command(result, path, toy=False, norb_dir="", checkpoint=""):
         return f"{command}{small}{folder} --out-json {shlex.quote(path)}"
     words = shlex.split(result.flags)
     if toy:
-        small = TOY["shapes" if "shapes" in words else result.experiment]
+        small = TOY.get("shapes" if "shapes" in words else result.experiment, {"--n-epochs": 1})
         kept = [k for k, word in enumerate(words) if not {word, *words[max(0, k - 1):k]} & small.keys()]
         words = [words[k] for k in kept] + [str(word) for pair in small.items() for word in pair]
     words += ["--seed", result.seed, "--threads", 1, "--quiet", "--out-json", path]
