@@ -8,6 +8,7 @@ import pytest
 from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "workflow"))
+import runs  # noqa: E402
 from runs import EXPERIMENTS  # noqa: E402
 
 DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
@@ -63,7 +64,16 @@ def paragraphs(text):
 
 
 def test_every_command_parses(document, flags_of):
-    name, text = document
+    every_command_parses(*document, flags_of)
+
+
+def test_every_command_of_the_workflow_parses(flags_of):
+    drawn = [command for command, *_ in (*runs.FIGURES.values(), *runs.FILMS.values())]
+    made = [result.flags for result in runs.RESULTS if "python3" in result.flags]
+    every_command_parses("workflow/runs.py", "".join(f"    {command}\n" for command in drawn + made), flags_of)
+
+
+def every_command_parses(name, text, flags_of):
     assert commands(text)
     for script, *words in commands(text):
         assert (ROOT / script).is_file(), f"{name} runs {script}, which is not there"

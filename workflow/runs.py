@@ -230,10 +230,6 @@ def results_of(table):
             for experiment, name, setting, flags, seeds, minutes in table for seed in seeds]
 
 
-LOOK_AT_TOYS = " && ".join((
-    "mkdir -p runs", f"python3 {NORB}.py --ablations --n-epochs 1 --out-json runs/ablations.json",
-    f"python3 visualize_{NORB}.py --load --results results/{NORB}/wide-azimuth.jsonl "
-    "--ablation-results runs/ablations.json"))
 RESULTS, REAL = results_of(RUNS) + LOOKS, results_of(REAL_RUNS)
 AFF_SHIPPED = "weights/affnist_shared.npz weights/affnist_gap.npz"
 FIGURES = {                        # name -> command, what it draws from beside its own script, minutes of two cores
@@ -241,7 +237,8 @@ FIGURES = {                        # name -> command, what it draws from beside 
     "multimnist-page": (f"{DRAW} --image viz/{MULTI}/page.png --outdir viz/{MULTI}",
                         [f"{MULTI}.py", SHIPPED, f"viz/{MULTI}/page.png"], 1),
     "multimnist-disentanglement": (f"{PROBE} --n-seeds 3", [f"{MULTI}.py"], 15),
-    "smallnorb": (LOOK_AT_TOYS, [f"visualize_{NORB}.py"], 10),
+    "smallnorb": (f"python3 visualize_{NORB}.py --load --results results/{NORB}/wide-azimuth.jsonl",
+                  [f"{NORB}.py", "weights/smallnorb_caps.npz"], 10),
     "affnist": (f"python3 visualize_{AFF}.py --load {AFF_SHIPPED} --n-test 1000 --digits mnist && "
                 f"python3 visualize_{AFF}.py --results results/{AFF}",
                 [f"{AFF}.py", *AFF_SHIPPED.split()], 3)}
