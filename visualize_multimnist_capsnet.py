@@ -774,15 +774,18 @@ def draw_picture(found, gray, ink, say):
         ax.set(xticks=[], yticks=[], title=title)
         ax.spines[:].set_visible(picture is None)
     change, evidence = maps.change[-1, 0, named], maps.evidence[0, named]
-    for block, values, label, form in (
-            (axes[1, :2], change, "{} coupling\nagainst 1/10", PercentFormatter(1, 0)),
-            (axes[1, 2:4], evidence, "{} evidence", "%.2g")):
+    for block, values, label, form, least in (
+            (axes[1, :2], change, "{} coupling\nagainst 1/10", PercentFormatter(1, 0), -1),     # none left: -100%
+            (axes[1, 2:4], evidence, "{} evidence", "%.2g", -np.inf)):
         limit = max(abs(values).max(), 1e-3)
         for ax, value, digit in zip(block, values, named):
             shown = ax.imshow(value, cmap="PuOr_r", vmin=-limit, vmax=limit)
             ax.set(xticks=[], yticks=[], title=label.format(f"{digit}:"))
             ax.spines[:].set_visible(True)
-        fig.colorbar(shown, ax=block, location="bottom", shrink=0.7, aspect=30, format=form, ticks=[-limit, 0, limit])
+        low = max(-limit, least)
+        bar = fig.colorbar(shown, ax=block, location="bottom", shrink=0.7, aspect=30, format=form,
+                           ticks=[low, 0, limit])
+        bar.ax.set_xlim(low, limit)
     bars = axes[1, 4]
     bars.bar(range(N_CLASSES), lengths, color=[BLUE if j in named else "#bbbbbb" for j in range(N_CLASSES)])
     bars.set(ylim=(0, 1), yticks=[0, 0.5, 1], title="capsule lengths", xlabel="digit")
