@@ -124,7 +124,8 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.
 # ============================================================== the task: one digit, moved, or turned and stretched
 
 BOX = 28                           # side of an MNIST image, px
-SIDES, SHIFTS = {"affnist": 40, "mnist": 28}, {"affnist": 6, "mnist": 2}       # of each task's canvas; of a move, px
+SIDES = {"affnist": 40, "anywhere": 40, "mnist": 28}           # of each task's canvas, px
+SHIFTS = {"affnist": 6, "anywhere": None, "mnist": 2}          # training moves a digit by so many px; None: see there
 N_CLASSES = 10
 RANGES = {"turn": (-20.0, 20.0), "shear": (-0.2, 0.2), "down": (0.8, 1.2), "across": (0.8, 1.2)}        # affNIST's
 KINDS = "val", "test", "affine", "placed", "centred"           # of digits; their order is that of their generators
@@ -133,6 +134,7 @@ TESTS = {                                         # of each task: key of the res
                 ("centred", "centred", "affine, in the middle"), ("affine", "affine", "affine test digits"),
                 ("real_affine", "real", "affNIST's files")),
     "mnist": (("test", "test", "test digits"),)}
+TESTS["anywhere"] = TESTS["affnist"]
 REST = {"turn": 0.0, "shear": 0.0, "down": 1.0, "across": 1.0}          # no transformation: degrees, a share, factors
 
 
@@ -147,7 +149,10 @@ def place_digits(images, corners, side):
 
 
 def moved_digits(images, side, max_shift, rng):
-    """Each 28x28 image moved from the canvas' middle by up to max_shift whole px on each axis. -> (n, side, side)"""
+    """Each 28x28 image moved from the canvas' middle by up to max_shift whole px on each axis; None: to anywhere on it
+    where all of its ink fits. -> (n, side, side)"""
+    if max_shift is None:
+        return digits_anywhere(images, side, rng)
     shifts = rng.integers(-max_shift, max_shift + 1, (len(images), 2))
     return place_digits(images, (side - BOX) // 2 + shifts, side)
 
@@ -814,8 +819,9 @@ def tests_of(params, digits, config, runner):
 def announce(run, digits):
     """What a run prints at its start: data, network, settings"""
     config, (_, labels) = run.config, training_digits(digits, run.config)
+    where = "anywhere" if SHIFTS[config.task] is None else f"by up to {SHIFTS[config.task]} px"
     run.progress.say(
-        f"digits      {len(labels)} to train on: {digits['source']}, moved by up to {SHIFTS[config.task]} px\n"
+        f"digits      {len(labels)} to train on: {digits['source']}, moved {where}\n"
         f"network     {config.model}, {config.preset}; {n_params(run.params):,} parameters\n"
         f"training    {config.n_epochs} x {config.n_train} digits, batches of {config.batch_size}, lr {config.lr}, "
         f"{config.loss} loss, seed {config.seed}, threads {run.runner.threads}"
@@ -899,10 +905,11 @@ class Config(Settings):
     n_val: int = option(5000, "validation digits, training images held out, moved once", "data", low=1, high=5000)
     n_test: int = option(0, "test digits, the first there are; 0: all", "data", low=0, high=10_000, runtime=True)
     tests_on: str = option("test", "images to draw tests from", "data", choices=("test", "val"), runtime=True)
-    task: str = option("affnist", "affnist: digits moved about on 40x40 px, tested on moved and on affine ones; mnist: "
-                       "on 28x28 px, tested as they are", "data", choices=tuple(SIDES))
+    task: str = option("affnist", "affnist: digits moved about on 40x40 px, tested on moved and on affine ones; "
+                       "anywhere: the same, trained wherever the ink fits; mnist: on 28x28 px, tested as they are",
+                       "data", choices=tuple(SIDES))
     affnist_dir: str = option("", "folder with affNIST's test_batches: test on its files, too; needs SciPy", "data",
-                              runtime=True, metavar="DIR", only={"task": ("affnist",)})
+                              runtime=True, metavar="DIR", only={"task": ("affnist", "anywhere")})
     digits: str = option("auto", "auto: MNIST if at hand or to be fetched, else synthetic", "data",
                          choices=("auto", "mnist", "synthetic"), runtime=True)
     mnist_dir: str = option("", "folder with the four MNIST idx files, raw or .gz (else $MNIST_DIR, else "
