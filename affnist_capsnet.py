@@ -570,7 +570,6 @@ MODELS = CAPSULES + CNNS
 ROUTED = ("shared", "caps")                                    # those with primary capsules, votes and routing
 OF_THE_PAPER = ("caps", "dense", "cnn")                        # those that presets small and paper have
 E, D = 8, 16                       # dimensions of a primary and of a digit capsule
-PLAIN = (lambda s: (s, None)), (lambda dv, cache: dv)          # what takes the place of a squash that is left out
 VOTES_GAIN = 16.0                  # of the variance of a digit's summed votes, at first
 CONV3, CONV5 = 64, 128             # channels of the trunk's third and fourth convolutions, and of its fifth
 SIZES = {                          # of each preset: types of primary capsules, units of the decoder's two hidden layers
@@ -699,35 +698,41 @@ def backward(dscores, drecon, cache, config, need_dx=False):
     return grads, layers_backward(dx, cache.layers, plan(config).layers, grads, need_dx)
 
 
+PLAIN = (lambda s: (s, None)), (lambda dv, cache: dv)
+RELU = (lambda s: relu_forward(s)), (lambda dv, cache: relu_backward(dv, cache))
+SQUASHES = {                       # --squash: of the primary capsules, and of the digits'
+    "all": (SQUASH, SQUASH), "last": (PLAIN, SQUASH), "none": (PLAIN, PLAIN), "relu": (RELU, PLAIN)}
+
+
 def capsules_forward(params, x, config, empty):
     """The trunk's output x (N, side, side, C), of vectors (N, C) -> v (N, J, D), what else is worth knowing, cache"""
-    N, ending = len(x), PLAIN if config.no_squash else SQUASH
+    N, (first, last) = len(x), SQUASHES[config.squash]
     if config.model == "vectors":
-        v, routing_cache = ending[0](x.reshape(N, N_CLASSES, D))
+        v, routing_cache = last[0](x.reshape(N, N_CLASSES, D))
         return v, {}, SimpleNamespace(routing=routing_cache, x_shape=x.shape)
-    u, primary_cache = ending[0](x.reshape(N, -1, E))                                   # (N, I, E)
+    u, primary_cache = first[0](x.reshape(N, -1, E))                                    # (N, I, E)
     parts, places_cache, W, places = u, None, params["W"], plan(config).places
     if "place_W" in params:
         parts, places_cache = with_places_forward(u, places)
         W = np.concatenate([W, np.broadcast_to(params["place_W"], (len(W), 2, N_CLASSES, D))], 1)
     if config.routing_iters == 1:
         s, votes_cache = uniform_forward(parts, W, empty)
-        v, routing_cache = ending[0](s)
+        v, routing_cache = last[0](s)
     else:
         u_hat, votes_cache = (votes_forward(parts, W, empty) if config.model == "caps" else
                               shared_votes_forward(parts, W, len(places), empty))       # (N, J, I, D)
-        v, routing_cache = routing_forward(u_hat, config.routing_iters, empty, ending=ending)
+        v, routing_cache = routing_forward(u_hat, config.routing_iters, empty, ending=last)
     return v, {"u": u}, SimpleNamespace(primary=primary_cache, places=places_cache, votes=votes_cache,
                                         routing=routing_cache, x_shape=x.shape)
 
 
 def capsules_backward(dv, cache, config, grads):
     """-> dx, as x; the parameters' gradients go into `grads`"""
-    _, ending_backward = PLAIN if config.no_squash else SQUASH
+    (_, first_backward), (_, last_backward) = SQUASHES[config.squash]
     if config.model == "vectors":
-        return ending_backward(dv, cache.routing).reshape(cache.x_shape)
+        return last_backward(dv, cache.routing).reshape(cache.x_shape)
     if config.routing_iters == 1:
-        du, dW = uniform_backward(ending_backward(dv, cache.routing), cache.votes)
+        du, dW = uniform_backward(last_backward(dv, cache.routing), cache.votes)
     else:
         votes_back = votes_backward if config.model == "caps" else shared_votes_backward
         du, dW = votes_back(routing_backward(dv, cache.routing), cache.votes)
@@ -735,7 +740,7 @@ def capsules_backward(dv, cache, config, grads):
     if cache.places:
         grads["place_W"] = dW[:, E:].sum(0)
         du = with_places_backward(du, cache.places)
-    return ending_backward(du, cache.primary).reshape(cache.x_shape)
+    return first_backward(du, cache.primary).reshape(cache.x_shape)
 
 
 # TWIN rows: the first convolution, of an image with one channel ------------------------------------------------------
@@ -929,7 +934,8 @@ class Config(Settings):
                          "on the paper's two, at a quarter of its width (small) or as they are, and cnn and dense as "
                          "large, with dropout", "network", choices=tuple(PRESETS), only={"model": OF_THE_PAPER})
     norm: str = option(None, "batch normalisation, over 16 samples, or none", "network", choices=("batch", "none"))
-    no_squash: bool = option(False, "neither primary nor digit capsules are squashed", "network", only=ONLY_CAPSULES)
+    squash: str = option("all", "capsules that are squashed: all; last, the digits' alone; none; relu: none, "
+                         "with a ReLU of the primary capsules", "network", choices=tuple(SQUASHES), only=ONLY_CAPSULES)
     padding: int = option(None, "px of background around the image; task mnist: 0", "network", low=0, high=20)
     conv1_channels: int = option(None, "channels of Conv1 and 2; cnn: Conv3 has half", "network", low=1, high=1024)
     routing_iters: int = option(None, "iterations; 1: uniform", "network", low=1, high=50, only={"model": ROUTED})
@@ -952,6 +958,7 @@ class Config(Settings):
 
 RETIRED = {                        # settings that are no more: their value that did nothing; ...: the recipe says it
     "weight_decay": 0.0, "average": 0.0, "routing_grad": "full", "conv3_channels": CONV3, "no_places": False,
+    "no_squash": False,
     **dict.fromkeys(("warmup", "max_shift", "front_end", "primary_types", "decoder_hidden1", "decoder_hidden2", "muon",
                      "dropout", "width"), ...)}
 WEIGHTS = Path(__file__).with_name("weights") / "affnist_shared.npz"                   # the network that comes along
