@@ -22,8 +22,9 @@ on the capsule lengths + 0.0005 x summed squared error of the redrawn digit. Ada
 along their orthogonalised momentum (Muon). Every gradient is written out.
 
 Its rivals: capsules with a matrix for every place, as in the paper (`--model caps`); on the same trunk global average
-pooling (`gap`), global maximum (`max`), a dense layer (`dense`), and class vectors by averaging alone (`vectors`); and
-the paper's CNN made small (`cnn`). `--routing-iters`, `--no-squash`, `--loss`, `--recon-weight 0` take parts away.
+pooling (`gap`), global maximum (`max`), a dense layer (`dense`), and class vectors that are averages (`vectors`) or
+maxima (`vectors-max`) alone; and the paper's CNN made small (`cnn`). `--routing-iters`, `--squash`, `--loss`,
+`--recon-weight 0` take parts away.
 
 Deviations from the paper: six small convolutions, normalised, for its two of 9x9 (`--preset paper --model caps` has
 them); a margin of background; cosine decay of the learning rate; Muon, where convolutions are normalised; affine test
@@ -565,7 +566,8 @@ def naming_loss(out, labels, config):
 
 # -------------------------------------------------------------- the networks
 
-CAPSULES, CNNS = ("shared", "caps", "vectors"), ("gap", "max", "dense", "cnn")
+CAPSULES, CNNS = ("shared", "caps", "vectors", "vectors-max"), ("gap", "max", "dense", "cnn")
+VECTORS = CAPSULES[2:]                                         # averages, or maxima, over places: no votes, no routing
 MODELS = CAPSULES + CNNS
 ROUTED = ("shared", "caps")                                    # those with primary capsules, votes and routing
 OF_THE_PAPER = ("caps", "dense", "cnn")                        # those that presets small and paper have
@@ -594,8 +596,9 @@ def layers_of(config, width):
         layers = (*deep, ("flatten",), ("linear", "fc1", width), relu, ("dropout",), ("linear", "fc2", N_CLASSES))
     elif config.model in ("gap", "max"):
         layers = (*deep, ("mean",) if config.model == "gap" else ("largest",), ("linear", "fc1", N_CLASSES))
-    elif config.model == "vectors":
-        layers = (*deep, conv("primary", N_CLASSES * D, K=1), ("mean",))
+    elif config.model in VECTORS:
+        seen = ("mean",) if config.model == "vectors" else ("largest",)
+        layers = (*deep, conv("primary", N_CLASSES * D, K=1), seen)
     elif config.preset == "deep":
         layers = (*deep, conv("primary", capsules, K=1))
     else:                                                                               # the paper's two
@@ -707,7 +710,7 @@ SQUASHES = {                       # --squash: of the primary capsules, and of t
 def capsules_forward(params, x, config, empty):
     """The trunk's output x (N, side, side, C), of vectors (N, C) -> v (N, J, D), what else is worth knowing, cache"""
     N, (first, last) = len(x), SQUASHES[config.squash]
-    if config.model == "vectors":
+    if config.model in VECTORS:
         v, routing_cache = last[0](x.reshape(N, N_CLASSES, D))
         return v, {}, SimpleNamespace(routing=routing_cache, x_shape=x.shape)
     u, primary_cache = first[0](x.reshape(N, -1, E))                                    # (N, I, E)
@@ -729,7 +732,7 @@ def capsules_forward(params, x, config, empty):
 def capsules_backward(dv, cache, config, grads):
     """-> dx, as x; the parameters' gradients go into `grads`"""
     (_, first_backward), (_, last_backward) = SQUASHES[config.squash]
-    if config.model == "vectors":
+    if config.model in VECTORS:
         return last_backward(dv, cache.routing).reshape(cache.x_shape)
     if config.routing_iters == 1:
         du, dW = uniform_backward(last_backward(dv, cache.routing), cache.votes)
@@ -927,9 +930,9 @@ class Config(Settings):
                                  "training", low=0, only=ONLY_CAPSULES)
     stop_at: float = option(0.0, "stop at this accuracy on validation digits; 0: never", "training", low=0, high=1)
     model: str = option("shared", "capsules whose matrices are shared over places, or with one for every place (caps), "
-                        "or averages without a matrix (vectors); other heads on that trunk, as large as shared (gap, "
-                        "max) or caps (dense) without decoder; the paper's cnn, as large as caps", "network",
-                        choices=MODELS)
+                        "or averages or maxima without a matrix (vectors, vectors-max); other heads on that trunk, as "
+                        "large as shared (gap, max) or caps (dense) without decoder; the paper's cnn, as large as caps",
+                        "network", choices=MODELS)
     preset: str = option("deep", "six small normalised convolutions, and what is not given; or, not normalised, caps "
                          "on the paper's two, at a quarter of its width (small) or as they are, and cnn and dense as "
                          "large, with dropout", "network", choices=tuple(PRESETS), only={"model": OF_THE_PAPER})

@@ -175,7 +175,7 @@ def affnist_loss(config):
         x = torch_layers(affnist, plan.layers, p, F.pad(images, [config.padding] * 4))
         if config.model not in affnist.CAPSULES:
             return F.cross_entropy(x, labels)
-        v = (ending(x.reshape(len(x), affnist.N_CLASSES, -1)) if config.model == "vectors" else
+        v = (ending(x.reshape(len(x), affnist.N_CLASSES, -1)) if config.model in affnist.VECTORS else
              class_vectors(p, x, config, places, ending, first))
         lengths = norm_of(v)[..., 0]
         loss = (margin_loss(lengths, F.one_hot(labels, affnist.N_CLASSES).to(v.dtype)) if config.loss == "margin" else
