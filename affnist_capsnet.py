@@ -22,8 +22,9 @@ on the capsule lengths + 0.0005 x summed squared error of the redrawn digit. Ada
 along their orthogonalised momentum (Muon). Every gradient is written out.
 
 Its rivals: capsules with a matrix for every place, as in the paper (`--model caps`); on the same trunk global average
-pooling (`gap`), global maximum (`max`), a dense layer (`dense`), and class vectors by averaging alone (`vectors`); and
-the paper's CNN made small (`cnn`). `--routing-iters`, `--no-squash`, `--loss`, `--recon-weight 0` take parts away.
+pooling (`gap`), global maximum (`max`), a dense layer (`dense`), and class vectors that are averages (`vectors`) or
+maxima (`vectors-max`) alone; and the paper's CNN made small (`cnn`). `--routing-iters`, `--squash`, `--loss`,
+`--recon-weight 0` take parts away.
 
 Deviations from the paper: six small convolutions, normalised, for its two of 9x9 (`--preset paper --model caps` has
 them); a margin of background; cosine decay of the learning rate; Muon, where convolutions are normalised; affine test
@@ -124,7 +125,8 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.
 # ============================================================== the task: one digit, moved, or turned and stretched
 
 BOX = 28                           # side of an MNIST image, px
-SIDES, SHIFTS = {"affnist": 40, "mnist": 28}, {"affnist": 6, "mnist": 2}       # of each task's canvas; of a move, px
+SIDES = {"affnist": 40, "anywhere": 40, "mnist": 28}           # of each task's canvas, px
+SHIFTS = {"affnist": 6, "anywhere": None, "mnist": 2}          # training moves a digit by so many px; None: see there
 N_CLASSES = 10
 RANGES = {"turn": (-20.0, 20.0), "shear": (-0.2, 0.2), "down": (0.8, 1.2), "across": (0.8, 1.2)}        # affNIST's
 KINDS = "val", "test", "affine", "placed", "centred"           # of digits; their order is that of their generators
@@ -133,6 +135,7 @@ TESTS = {                                         # of each task: key of the res
                 ("centred", "centred", "affine, in the middle"), ("affine", "affine", "affine test digits"),
                 ("real_affine", "real", "affNIST's files")),
     "mnist": (("test", "test", "test digits"),)}
+TESTS["anywhere"] = TESTS["affnist"]
 REST = {"turn": 0.0, "shear": 0.0, "down": 1.0, "across": 1.0}          # no transformation: degrees, a share, factors
 
 
@@ -147,7 +150,10 @@ def place_digits(images, corners, side):
 
 
 def moved_digits(images, side, max_shift, rng):
-    """Each 28x28 image moved from the canvas' middle by up to max_shift whole px on each axis. -> (n, side, side)"""
+    """Each 28x28 image moved from the canvas' middle by up to max_shift whole px on each axis; None: to anywhere on it
+    where all of its ink fits. -> (n, side, side)"""
+    if max_shift is None:
+        return digits_anywhere(images, side, rng)
     shifts = rng.integers(-max_shift, max_shift + 1, (len(images), 2))
     return place_digits(images, (side - BOX) // 2 + shifts, side)
 
@@ -560,12 +566,12 @@ def naming_loss(out, labels, config):
 
 # -------------------------------------------------------------- the networks
 
-CAPSULES, CNNS = ("shared", "caps", "vectors"), ("gap", "max", "dense", "cnn")
+CAPSULES, CNNS = ("shared", "caps", "vectors", "vectors-max"), ("gap", "max", "dense", "cnn")
+VECTORS = CAPSULES[2:]                                         # averages, or maxima, over places: no votes, no routing
 MODELS = CAPSULES + CNNS
 ROUTED = ("shared", "caps")                                    # those with primary capsules, votes and routing
 OF_THE_PAPER = ("caps", "dense", "cnn")                        # those that presets small and paper have
 E, D = 8, 16                       # dimensions of a primary and of a digit capsule
-PLAIN = (lambda s: (s, None)), (lambda dv, cache: dv)          # what takes the place of a squash that is left out
 VOTES_GAIN = 16.0                  # of the variance of a digit's summed votes, at first
 CONV3, CONV5 = 64, 128             # channels of the trunk's third and fourth convolutions, and of its fifth
 SIZES = {                          # of each preset: types of primary capsules, units of the decoder's two hidden layers
@@ -590,8 +596,9 @@ def layers_of(config, width):
         layers = (*deep, ("flatten",), ("linear", "fc1", width), relu, ("dropout",), ("linear", "fc2", N_CLASSES))
     elif config.model in ("gap", "max"):
         layers = (*deep, ("mean",) if config.model == "gap" else ("largest",), ("linear", "fc1", N_CLASSES))
-    elif config.model == "vectors":
-        layers = (*deep, conv("primary", N_CLASSES * D, K=1), ("mean",))
+    elif config.model in VECTORS:
+        seen = ("mean",) if config.model == "vectors" else ("largest",)
+        layers = (*deep, conv("primary", N_CLASSES * D, K=1), seen)
     elif config.preset == "deep":
         layers = (*deep, conv("primary", capsules, K=1))
     else:                                                                               # the paper's two
@@ -694,35 +701,41 @@ def backward(dscores, drecon, cache, config, need_dx=False):
     return grads, layers_backward(dx, cache.layers, plan(config).layers, grads, need_dx)
 
 
+PLAIN = (lambda s: (s, None)), (lambda dv, cache: dv)
+RELU = (lambda s: relu_forward(s)), (lambda dv, cache: relu_backward(dv, cache))
+SQUASHES = {                       # --squash: of the primary capsules, and of the digits'
+    "all": (SQUASH, SQUASH), "last": (PLAIN, SQUASH), "none": (PLAIN, PLAIN), "relu": (RELU, PLAIN)}
+
+
 def capsules_forward(params, x, config, empty):
     """The trunk's output x (N, side, side, C), of vectors (N, C) -> v (N, J, D), what else is worth knowing, cache"""
-    N, ending = len(x), PLAIN if config.no_squash else SQUASH
-    if config.model == "vectors":
-        v, routing_cache = ending[0](x.reshape(N, N_CLASSES, D))
+    N, (first, last) = len(x), SQUASHES[config.squash]
+    if config.model in VECTORS:
+        v, routing_cache = last[0](x.reshape(N, N_CLASSES, D))
         return v, {}, SimpleNamespace(routing=routing_cache, x_shape=x.shape)
-    u, primary_cache = ending[0](x.reshape(N, -1, E))                                   # (N, I, E)
+    u, primary_cache = first[0](x.reshape(N, -1, E))                                    # (N, I, E)
     parts, places_cache, W, places = u, None, params["W"], plan(config).places
     if "place_W" in params:
         parts, places_cache = with_places_forward(u, places)
         W = np.concatenate([W, np.broadcast_to(params["place_W"], (len(W), 2, N_CLASSES, D))], 1)
     if config.routing_iters == 1:
         s, votes_cache = uniform_forward(parts, W, empty)
-        v, routing_cache = ending[0](s)
+        v, routing_cache = last[0](s)
     else:
         u_hat, votes_cache = (votes_forward(parts, W, empty) if config.model == "caps" else
                               shared_votes_forward(parts, W, len(places), empty))       # (N, J, I, D)
-        v, routing_cache = routing_forward(u_hat, config.routing_iters, empty, ending=ending)
+        v, routing_cache = routing_forward(u_hat, config.routing_iters, empty, ending=last)
     return v, {"u": u}, SimpleNamespace(primary=primary_cache, places=places_cache, votes=votes_cache,
                                         routing=routing_cache, x_shape=x.shape)
 
 
 def capsules_backward(dv, cache, config, grads):
     """-> dx, as x; the parameters' gradients go into `grads`"""
-    _, ending_backward = PLAIN if config.no_squash else SQUASH
-    if config.model == "vectors":
-        return ending_backward(dv, cache.routing).reshape(cache.x_shape)
+    (_, first_backward), (_, last_backward) = SQUASHES[config.squash]
+    if config.model in VECTORS:
+        return last_backward(dv, cache.routing).reshape(cache.x_shape)
     if config.routing_iters == 1:
-        du, dW = uniform_backward(ending_backward(dv, cache.routing), cache.votes)
+        du, dW = uniform_backward(last_backward(dv, cache.routing), cache.votes)
     else:
         votes_back = votes_backward if config.model == "caps" else shared_votes_backward
         du, dW = votes_back(routing_backward(dv, cache.routing), cache.votes)
@@ -730,7 +743,7 @@ def capsules_backward(dv, cache, config, grads):
     if cache.places:
         grads["place_W"] = dW[:, E:].sum(0)
         du = with_places_backward(du, cache.places)
-    return ending_backward(du, cache.primary).reshape(cache.x_shape)
+    return first_backward(du, cache.primary).reshape(cache.x_shape)
 
 
 # TWIN rows: the first convolution, of an image with one channel ------------------------------------------------------
@@ -814,8 +827,9 @@ def tests_of(params, digits, config, runner):
 def announce(run, digits):
     """What a run prints at its start: data, network, settings"""
     config, (_, labels) = run.config, training_digits(digits, run.config)
+    where = "anywhere" if SHIFTS[config.task] is None else f"by up to {SHIFTS[config.task]} px"
     run.progress.say(
-        f"digits      {len(labels)} to train on: {digits['source']}, moved by up to {SHIFTS[config.task]} px\n"
+        f"digits      {len(labels)} to train on: {digits['source']}, moved {where}\n"
         f"network     {config.model}, {config.preset}; {n_params(run.params):,} parameters\n"
         f"training    {config.n_epochs} x {config.n_train} digits, batches of {config.batch_size}, lr {config.lr}, "
         f"{config.loss} loss, seed {config.seed}, threads {run.runner.threads}"
@@ -899,10 +913,11 @@ class Config(Settings):
     n_val: int = option(5000, "validation digits, training images held out, moved once", "data", low=1, high=5000)
     n_test: int = option(0, "test digits, the first there are; 0: all", "data", low=0, high=10_000, runtime=True)
     tests_on: str = option("test", "images to draw tests from", "data", choices=("test", "val"), runtime=True)
-    task: str = option("affnist", "affnist: digits moved about on 40x40 px, tested on moved and on affine ones; mnist: "
-                       "on 28x28 px, tested as they are", "data", choices=tuple(SIDES))
+    task: str = option("affnist", "affnist: digits moved about on 40x40 px, tested on moved and on affine ones; "
+                       "anywhere: the same, trained wherever the ink fits; mnist: on 28x28 px, tested as they are",
+                       "data", choices=tuple(SIDES))
     affnist_dir: str = option("", "folder with affNIST's test_batches: test on its files, too; needs SciPy", "data",
-                              runtime=True, metavar="DIR", only={"task": ("affnist",)})
+                              runtime=True, metavar="DIR", only={"task": ("affnist", "anywhere")})
     digits: str = option("auto", "auto: MNIST if at hand or to be fetched, else synthetic", "data",
                          choices=("auto", "mnist", "synthetic"), runtime=True)
     mnist_dir: str = option("", "folder with the four MNIST idx files, raw or .gz (else $MNIST_DIR, else "
@@ -915,14 +930,15 @@ class Config(Settings):
                                  "training", low=0, only=ONLY_CAPSULES)
     stop_at: float = option(0.0, "stop at this accuracy on validation digits; 0: never", "training", low=0, high=1)
     model: str = option("shared", "capsules whose matrices are shared over places, or with one for every place (caps), "
-                        "or averages without a matrix (vectors); other heads on that trunk, as large as shared (gap, "
-                        "max) or caps (dense) without decoder; the paper's cnn, as large as caps", "network",
-                        choices=MODELS)
+                        "or averages or maxima without a matrix (vectors, vectors-max); other heads on that trunk, as "
+                        "large as shared (gap, max) or caps (dense) without decoder; the paper's cnn, as large as caps",
+                        "network", choices=MODELS)
     preset: str = option("deep", "six small normalised convolutions, and what is not given; or, not normalised, caps "
                          "on the paper's two, at a quarter of its width (small) or as they are, and cnn and dense as "
                          "large, with dropout", "network", choices=tuple(PRESETS), only={"model": OF_THE_PAPER})
     norm: str = option(None, "batch normalisation, over 16 samples, or none", "network", choices=("batch", "none"))
-    no_squash: bool = option(False, "neither primary nor digit capsules are squashed", "network", only=ONLY_CAPSULES)
+    squash: str = option("all", "capsules that are squashed: all; last, the digits' alone; none; relu: none, "
+                         "with a ReLU of the primary capsules", "network", choices=tuple(SQUASHES), only=ONLY_CAPSULES)
     padding: int = option(None, "px of background around the image; task mnist: 0", "network", low=0, high=20)
     conv1_channels: int = option(None, "channels of Conv1 and 2; cnn: Conv3 has half", "network", low=1, high=1024)
     routing_iters: int = option(None, "iterations; 1: uniform", "network", low=1, high=50, only={"model": ROUTED})
@@ -945,6 +961,7 @@ class Config(Settings):
 
 RETIRED = {                        # settings that are no more: their value that did nothing; ...: the recipe says it
     "weight_decay": 0.0, "average": 0.0, "routing_grad": "full", "conv3_channels": CONV3, "no_places": False,
+    "no_squash": False,
     **dict.fromkeys(("warmup", "max_shift", "front_end", "primary_types", "decoder_hidden1", "decoder_hidden2", "muon",
                      "dropout", "width"), ...)}
 WEIGHTS = Path(__file__).with_name("weights") / "affnist_shared.npz"                   # the network that comes along

@@ -109,7 +109,7 @@ def draw_frames(recorder, n_steps, title, ending=None):
             heading.set_text(ending[0])
             reached = snapshot["set accuracy"]
             ax.axhline(reached, color=ORANGE, linestyle="--")
-            ax.text(n_steps, 0.5, f"dashed: that network, {reached:.3f}", ha="right", fontsize=8, color="#8a5f00")
+            ax.text(n_steps, 0.25, f"dashed: that network, {reached:.3f}", ha="right", fontsize=8, color="#8a5f00")
         canvas.draw()
         frame = np.asarray(canvas.buffer_rgba())[..., :3]
         frames.append((np.round(frame / 255 * (LEVELS - 1)) * (255 / (LEVELS - 1))).astype(np.uint8))
@@ -131,7 +131,7 @@ def main():
     config = capsnet.config_from_args(args)
     capsnet.check_config(config)
     if config.model != "caps":
-        raise InputError("--model cnn: it has no capsules to draw; leave the flag out")
+        raise InputError(f"--model {config.model}: it has no capsules to draw; leave the flag out")
     n_steps = config.n_epochs * -(-config.n_train // config.batch_size)
     if args.snapshot_every < 1 or n_steps / args.snapshot_every > MAX_FRAMES:
         raise InputError(

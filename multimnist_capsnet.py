@@ -459,7 +459,7 @@ def naming_loss(out, labels, config):
     """The loss on the names: margin loss on the lengths, or the CNN's cross-entropy on its scores. -> its name, loss,
     gradient"""
     present = k_hot(labels, out["lengths"].dtype)
-    if config.model == "cnn":
+    if "scores" in out:
         return "cross_entropy", *sigmoid_cross_entropy(out["scores"], present)
     return "margin", *margin_loss(out["lengths"], present)
 
@@ -490,7 +490,7 @@ def trunk(config):
                 conv(4, 2 * C), pool, relu, *branch(3, 2 * C), conv(5, 4 * C), relu)
     parts = (conv(1, c), relu, conv(2, c), pool, relu, conv(3, 2 * C, stride=2), relu)
     layers = {"deep": deep, "residual": residual, "parts": parts}.get(config.preset)
-    if config.model == "cnn":
+    if config.model != "caps":
         layers = layers or deep
     elif layers:
         layers += (("conv2d", "primary", 1, 1, SIZES[config.preset][0] * E),)
@@ -515,9 +515,10 @@ def cnn_head(config, hidden):
 def param_shapes(config):
     """Names and shapes of the weights of config.model, in the order in which they are drawn"""
     J = N_CLASSES
-    if config.model == "cnn":
+    if config.model != "caps":
         below, above = cnn_head(config, cnn_hidden(config))
-        return work_out((*trunk(config), *below, *above), CANVAS, 1, rows=True).shapes
+        redraws = work_out(decoder(config), 1, J * D).shapes if config.model == "vectors" else {}
+        return work_out((*trunk(config), *below, *above), CANVAS, 1, rows=True).shapes | redraws
     convs = work_out(trunk(config), CANVAS, 1, rows=True)
     return convs.shapes | {"W": (convs.side ** 2 * convs.channels // E, E, J, D)} | work_out(
         decoder(config), 1, J * D).shapes                                               # W (I, E, J, D)
@@ -526,12 +527,14 @@ def param_shapes(config):
 @functools.cache
 def cnn_hidden(config):
     """Units of the CNN's hidden layer with which it has at most as many parameters as the preset's capsule network, of
-    its own Conv1 and these conv3_channels, without its decoder"""
+    its own Conv1 and these conv3_channels, both without decoder; of vectors as many as the digit capsules have, if so
+    many fit"""
     caps = param_shapes(Config(preset=config.preset, conv3_channels=config.conv3_channels))
     budget = sum(math.prod(shape) for name, shape in caps.items() if not name.startswith("dec"))
     convs = work_out(trunk(config), CANVAS, 1, rows=True)
     inputs = convs.channels * (convs.side ** 2 if config.cnn_head == "dense" else 1)
-    return (budget - sum(map(math.prod, convs.shapes.values())) - N_CLASSES) // (inputs + 1 + N_CLASSES)
+    room = (budget - sum(map(math.prod, convs.shapes.values())) - N_CLASSES) // (inputs + 1 + N_CLASSES)
+    return min(room, N_CLASSES * D) if config.model == "vectors" else room
 
 
 def init_params(config):
@@ -554,8 +557,8 @@ def forward(params, images, config, digits=None, empty=np.empty, statistics=None
 
     out of the capsule network: lengths (N, 10), v (N, 10, D), digits (N, R), recon (N, R, 36, 36), the primary
     capsules u (N, I, E) and, in c, each iteration's coupling coefficients, the first (1, I), the others (N, 10, I),
-    with I ordered (row, column, type). out of the CNN: scores (N, 10), their sigmoids as lengths, digits, and hidden
-    (N, hidden), the penultimate layer.
+    with I ordered (row, column, type). out of the CNN: scores (N, 10), their sigmoids as lengths, digits, hidden (N,
+    hidden), the penultimate layer, and, of vectors, recon.
     """
     head_forward, _ = HEADS[config.model]
     x = im2col_rows(images, params["conv1_w"].shape[1])
@@ -565,7 +568,8 @@ def forward(params, images, config, digits=None, empty=np.empty, statistics=None
 
 
 def backward(dscores, drecon, cache, config):
-    """dscores (N, 10), naming_loss's gradient, drecon (N, R, 36, 36), which the CNN has not -> grads, keys as params"""
+    """dscores (N, 10), naming_loss's gradient, drecon (N, R, 36, 36), None if nothing is redrawn -> grads, keys as
+    params"""
     grads, (_, head_backward) = {}, HEADS[config.model]
     dx = head_backward(dscores, drecon, cache.head, config, grads)
     layers_backward(dx, cache.convs, trunk(config), grads, need_dx=False)
@@ -615,16 +619,26 @@ def cnn_head_forward(params, x, config, digits, empty):
     scores, scores_cache = layers_forward(params, hidden, above, empty)
     out = {"lengths": sigmoid_forward(scores)[0], "scores": scores, "hidden": hidden}
     out["digits"] = answers(out) if digits is None else digits
-    return out, SimpleNamespace(hidden=hidden_cache, scores=scores_cache)
+    cache = SimpleNamespace(hidden=hidden_cache, scores=scores_cache)
+    if config.model == "vectors":
+        masked, cache.mask = mask_forward(hidden.reshape(len(x), N_CLASSES, D), out["digits"])
+        pixels, cache.decoder = layers_forward(params, masked, decoder(config), empty)
+        out["recon"] = pixels.reshape(len(x), -1, CANVAS, CANVAS)
+    return out, cache
 
 
-def cnn_head_backward(dscores, _, cache, config, grads):
+def cnn_head_backward(dscores, drecon, cache, config, grads):
     """-> dx (N, side, side, C); the parameters' gradients go into `grads`"""
     below, above = cnn_head(config, cnn_hidden(config))
-    return layers_backward(layers_backward(dscores, cache.scores, above, grads), cache.hidden, below, grads)
+    dhidden = layers_backward(dscores, cache.scores, above, grads)
+    if config.model == "vectors":
+        dmasked = layers_backward(drecon.reshape(-1, CANVAS * CANVAS), cache.decoder, decoder(config), grads)
+        dhidden = dhidden + mask_backward(dmasked, cache.mask).reshape(dhidden.shape)
+    return layers_backward(dhidden, cache.hidden, below, grads)
 
 
-HEADS = {"caps": (caps_head_forward, caps_head_backward), "cnn": (cnn_head_forward, cnn_head_backward)}
+CNN_HEAD = cnn_head_forward, cnn_head_backward
+HEADS = {"caps": (caps_head_forward, caps_head_backward), "cnn": CNN_HEAD, "vectors": CNN_HEAD}
 
 
 def top_two(lengths):
@@ -802,7 +816,7 @@ PRESETS = {                        # what is not given
               "recon_weight": 0.0005}}
 PRESETS["parts"] = PRESETS["deep"]
 CNN = {"conv1_channels": 16, "norm": "batch", "lr": 1e-2, "muon": 0.02, "warmup": 200}  # instead, but for residual
-CAPS_ONLY, CNN_ONLY = {"model": ("caps",)}, {"model": ("cnn",)}
+CAPS_ONLY, CNN_ONLY, REDRAWN = ({"model": models} for models in (("caps",), ("cnn", "vectors"), ("caps", "vectors")))
 
 
 @dataclass(frozen=True)
@@ -826,8 +840,9 @@ class Config(Settings):
     merge: str = option("max", "pixel-wise max, or the official code's add and clip", "data", choices=("max", "add"))
     warp: float = option(0.0, "how far training digits are turned, sheared, scaled and bent at random: 1 is up to 10 "
                          "degrees, 0.1, 10% and about half a pixel; 0 leaves them as they are", "data", low=0, high=4)
-    model: str = option("caps", "the capsule network, or a CNN of at most as many parameters as it has without its "
-                        "decoder", "network", choices=("caps", "cnn"))
+    model: str = option("caps", "the capsule network, a CNN of at most as many parameters as it has without its "
+                        "decoder, or that CNN with ten vectors for a hidden layer, which redraw digits", "network",
+                        choices=("caps", "cnn", "vectors"))
     preset: str = option("deep", "convolutions up to PrimaryCaps, it included, and what is not given: deep, six small "
                          "ones (1.30M parameters); residual, ten, and smaller steps, for long runs (3.06M); parts, "
                          "four, after which a capsule sees half a digit; classic, the paper's two made narrow (2.03M); "
@@ -841,13 +856,13 @@ class Config(Settings):
     routing_iters: int = option(3, "routing iterations; 1 means uniform coupling", "network", low=1, high=50,
                                 only=CAPS_ONLY)
     recon_weight: float = option(None, "weight of the summed squared error of the redrawn digits", "training", low=0,
-                                 only=CAPS_ONLY)
+                                 only=REDRAWN)
     cnn_head: str = option("dense", "what the CNN's hidden layer sees: every place apart, or each channel's mean over "
                            "places", "network", choices=("dense", "mean"), only=CNN_ONLY)
 
     def recipe(self):
         values = PRESETS.get(self.preset, {})
-        values = values | CNN if self.model == "cnn" and self.preset != "residual" else values
+        values = values | CNN if self.model != "caps" and self.preset != "residual" else values
         return values | ({"muon": 0.0} if (self.norm or values.get("norm")) == "none" else {})
 
 
@@ -867,7 +882,7 @@ def check_config(config):
     if config.batch_size > config.n_train:
         raise InputError(
             f"--batch-size {config.batch_size}: more than --n-train {config.n_train}; lower one or raise the other")
-    if config.model == "cnn" and cnn_hidden(config) < N_CLASSES:
+    if config.model != "caps" and cnn_hidden(config) < N_CLASSES * (D if config.model == "vectors" else 1):
         raise InputError(f"--conv1-channels {config.conv1_channels}, --conv3-channels {config.conv3_channels}: leave "
                          f"room for {max(0, cnn_hidden(config))} hidden units only, within the capsule network's "
                          "number of parameters; lower them")

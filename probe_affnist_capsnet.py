@@ -283,7 +283,8 @@ def factor_r2(params, config, runner):
     digits; single (10, factors), that correlation on the other half; together (10, factors), there too, R^2 of a linear
     map of all dimensions, fitted to the first half"""
     images, labels, factors = affnist.synthesize_digits(2 * N_PROBED, config.seed)
-    rng, side, most = affnist.rng_for(config.seed, "evaluation", 7), SIDES[config.task], SHIFTS[config.task]
+    rng, side = affnist.rng_for(config.seed, "evaluation", 7), SIDES[config.task]
+    most = SHIFTS[config.task] or SHIFTS["affnist"]
     shifts = rng.integers(-most, most + 1, (len(images), 2))
     samples = {"images": affnist.place_digits(images, (side - BOX) // 2 + shifts, side),
                "labels": labels.astype(np.int64)}

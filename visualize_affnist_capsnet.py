@@ -26,6 +26,7 @@ matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.to
                             "image.interpolation": "nearest", "legend.frameon": False})
 GRAY = "#666666"
 STYLES = {"shared": ("#0072B2", "-", "o"), "caps": ("#CC79A7", "-", "D"), "vectors": ("#56B4E9", "-.", "P"),
+          "vectors-max": ("#F0E442", "-.", "X"),
           "gap": ("#D55E00", "--", "s"), "max": ("#E69F00", "--", "^"), "dense": ("#009E73", ":", "v"),
           "cnn": (GRAY, ":", "x")}                                          # Okabe & Ito, colour-blind safe
 WIDTH = 9                          # inches

@@ -830,7 +830,7 @@ def check_flags(args, found, config):
     """Refuse what does not go together"""
     if config.model != "caps":
         fault = "--load: holds a CNN, which has no capsules to draw; give another" if found else (
-            "--model cnn: it has no capsules to draw; leave the flag out")
+            f"--model {config.model}: it has no capsules to draw; leave the flag out")
         raise InputError(fault)
     for name in capsnet.given_of(args) if args.image is not None else ():
         if name not in ("quiet", "threads"):

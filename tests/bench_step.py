@@ -108,12 +108,12 @@ def squash(s):
     return s * (norm / (1 + norm * norm))
 
 
-def class_vectors(p, x, config, places, ending=squash):
+def class_vectors(p, x, config, places, ending=squash, first=squash):
     """The primary capsules x (N, C, H, W) -> the vectors of the classes (N, J, D): votes with a matrix for every
     capsule, or for every type and with their places (places, 2); dynamic routing, or self-routing"""
     N, _, H, width = x.shape
     W, n_iters = p["W"], config.routing_iters
-    u = ending(x.permute(0, 2, 3, 1).reshape(N, H * width, -1, W.shape[1]))             # (N, places, types, E)
+    u = first(x.permute(0, 2, 3, 1).reshape(N, H * width, -1, W.shape[1]))             # (N, places, types, E)
     shared = len(W) == u.shape[2]
     at = lambda: torch.einsum("pk,kjd->pjd", places.to(x.dtype), p["place_W"])  # noqa: E731
     if n_iters == 1 and "route_W" not in p:                                             # no votes are made, as ours
@@ -166,15 +166,17 @@ def multimnist_loss(config):
 
 def affnist_loss(config):
     plan, decoder = affnist.plan(config), affnist.decoder(config)
-    places, ending = torch.from_numpy(plan.places), (lambda s: s) if config.no_squash else squash
+    places, plain = torch.from_numpy(plan.places), lambda s: s  # noqa: E731
+    first, ending = {"all": (squash, squash), "last": (plain, squash), "none": (plain, plain),
+                     "relu": (F.relu, plain)}[config.squash]
 
     def loss_of(p, batch):
         labels, images = batch["labels"], batch["images"][:, None]
         x = torch_layers(affnist, plan.layers, p, F.pad(images, [config.padding] * 4))
         if config.model not in affnist.CAPSULES:
             return F.cross_entropy(x, labels)
-        v = (ending(x.reshape(len(x), affnist.N_CLASSES, -1)) if config.model == "vectors" else
-             class_vectors(p, x, config, places, ending))
+        v = (ending(x.reshape(len(x), affnist.N_CLASSES, -1)) if config.model in affnist.VECTORS else
+             class_vectors(p, x, config, places, ending, first))
         lengths = norm_of(v)[..., 0]
         loss = (margin_loss(lengths, F.one_hot(labels, affnist.N_CLASSES).to(v.dtype)) if config.loss == "margin" else
                 F.nll_loss((lengths / lengths.sum(1, keepdim=True)).log(), labels))

@@ -25,6 +25,7 @@ TINY = mc.Config(**TOY, preset="classic", conv1_channels=3)
 DEEP = mc.Config(**TOY, preset="deep", conv1_channels=3, conv3_channels=6, norm="none")
 CNN = mc.Config(**TOY, model="cnn", norm="none", conv1_channels=3, conv3_channels=6)
 NETWORKS = {"paper": TINY, "deep": DEEP, "cnn": CNN, "cnn of means": dataclasses.replace(CNN, cnn_head="mean"),
+            "cnn of vectors": dataclasses.replace(CNN, model="vectors", conv3_channels=32),
             "normalised": dataclasses.replace(DEEP, norm="batch", muon=0.02),
             "residual": dataclasses.replace(DEEP, norm="batch", preset="residual", conv3_channels=4),
             "parts": dataclasses.replace(DEEP, preset="parts"),

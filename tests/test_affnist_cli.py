@@ -74,7 +74,7 @@ BAD = {"--n-val 5001": "--n-val", "--n-test -1": "--n-test", "--n-train 10000000
        "--tests-on val --n-test 6000": "--n-test 6000: with --tests-on val there are 5000 digits",
        "--batch-size 65": "--batch-size", "--lr 0": "--lr", "--stop-at 2": "--stop-at", "--model nearest": "--model",
        "--model gap --routing-iters 2": "--routing-iters: means nothing", "--preset small": "--preset: means nothing",
-       "--model dense --loss margin": "--loss: means nothing", "--model gap --no-squash": "--no-squash: means nothing",
+       "--model dense --loss margin": "--loss: means nothing", "--model gap --squash last": "--squash: means nothing",
        "--recon-weight -1": "--recon-weight", "--out-json no/x.json": "no/x", "--checkpoint folder": "folder",
        "--resume": "--checkpoint", "--n-per-class 5000": "--n-per-class 5000: of one digit there are",
        "--tests-on train": "--tests-on", "--load nothing.npz": "nothing.npz: No such file",

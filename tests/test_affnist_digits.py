@@ -182,6 +182,20 @@ def test_every_chunk_draws_its_own(digits, monkeypatch):
         assert not np.array_equal(first["images"], second["images"])
 
 
+def test_digits_trained_anywhere_reach_every_edge_and_keep_their_ink(digits):
+    """A dot, which fits everywhere: all 1,600 places, as likely as each other; validation digits, too"""
+    dot = np.zeros((60, 28, 28), np.uint8)
+    dot[:, 20, 5] = 9
+    data = digits | {"train": (dot, digits["train"][1]), "val": (dot, digits["val"][1])}
+    (samples,) = ac.epoch_samples(data, 0, ac.Config(task="anywhere", n_train=2000))
+    _, *at = np.nonzero(samples["images"])
+    assert len(at[0]) == 2000 and all(set(rows) == set(range(40)) for rows in at)
+    assert np.abs([rows.mean() - 19.5 for rows in at]).max() < 4 * 11.5 / np.sqrt(2000)
+    (part,) = streamed(data, ac.Config(task="anywhere"), "val")
+    _, *at = np.nonzero(part["images"])
+    assert min(rows.min() for rows in at) < 7 and max(rows.max() for rows in at) > 32   # beyond 6 px from 20, 5
+
+
 def test_mnists_test_digits_stay_as_they_are_and_its_training_digits_move_by_two(digits):
     config = ac.Config(task="mnist", n_train=64, n_val=20, n_test=30, batch_size=16)
     (part,) = streamed(digits, config, "test")

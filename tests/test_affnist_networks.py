@@ -20,8 +20,9 @@ def tiny(model, **more):
 
 NETWORKS = {
     **{model: tiny(model) for model in ac.MODELS},
-    "three iterations": tiny("shared", routing_iters=3), "no squash": tiny("shared", no_squash=True, routing_iters=2),
-    "plain vectors": tiny("vectors", no_squash=True, loss="xent", recon_weight=0.0),
+    "three iterations": tiny("shared", routing_iters=3), "no squash": tiny("shared", squash="none", routing_iters=2),
+    "last squash": tiny("caps", squash="last"), "relu": tiny("shared", squash="relu"),
+    "plain vectors": tiny("vectors", squash="none", loss="xent", recon_weight=0.0),
     "cross-entropy": tiny("shared", loss="xent"), "no decoder": tiny("caps", recon_weight=0.0),
     "with dropout": tiny("dense", preset="small"), "not normalised": tiny("shared", norm="none"),
     "the paper's": tiny("caps", preset="small"), "not padded": tiny("shared", padding=0),

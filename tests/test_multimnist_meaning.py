@@ -75,17 +75,22 @@ def literal(p, x, layers, running=None):
 def network_reference(p, images, labels, config, running=None):
     """A whole network, layer by layer -> forward's out, without u and c"""
     x = literal(p, images[..., None], mc.trunk(config), running)
-    if config.model == "cnn":
+    if config.model != "caps":
         x = x.reshape(len(x), -1) if config.cnn_head == "dense" else x.mean((1, 2))
         hidden = np.maximum(x @ p["fc1_w"] + p["fc1_b"], 0)
         scores = hidden @ p["fc2_w"] + p["fc2_b"]
-        return {"hidden": hidden, "scores": scores, "lengths": 1 / (1 + np.exp(-scores))}
+        out = {"hidden": hidden, "scores": scores, "lengths": 1 / (1 + np.exp(-scores))}
+        return out | ({"recon": redrawn(p, hidden.reshape(-1, 10, 16), labels, config)} if "dec1_w" in p else {})
     u = squash_reference(x.reshape(len(x), -1, 8))
     _, v = routing_reference(np.einsum("nie,iejd->njid", u, p["W"]), config.routing_iters)[-1]
+    return {"lengths": np.sqrt((v * v).sum(-1) + 1e-9), "v": v, "recon": redrawn(p, v, labels, config)}
+
+
+def redrawn(p, v, labels, config):
+    """Each pair's digits from their vectors among v (N, J, D), all others zero -> (N, R, 36, 36)"""
     masked = np.array([[np.where(np.arange(10)[:, None] == digit, pose, 0).ravel() for digit in pair]
                        for pose, pair in zip(v, labels)])                               # (N, R, J*D)
-    recon = literal(p, masked.reshape(-1, 160), mc.decoder(config))
-    return {"lengths": np.sqrt((v * v).sum(-1) + 1e-9), "v": v, "recon": recon.reshape(len(v), -1, 36, 36)}
+    return literal(p, masked.reshape(-1, 160), mc.decoder(config)).reshape(len(v), -1, 36, 36)
 
 
 def terms_reference(out, batch, config):
@@ -93,13 +98,14 @@ def terms_reference(out, batch, config):
     there = [set(pair) for pair in batch["labels"].tolist()]
     n, answers = len(there), out.get("scores", out["lengths"])
     hits = sum(set(np.argsort(row)[-2:].tolist()) == pair for row, pair in zip(answers, there))
-    if config.model == "cnn":
+    recon = ((out["recon"] - batch["sources"]) ** 2).sum() / n if "recon" in out else 0
+    if config.model != "caps":
         entropy = -sum(np.log(p if k in pair else 1 - p) for row, pair in zip(out["lengths"], there)
                        for k, p in enumerate(row)) / n
-        return {"loss": entropy, "cross_entropy": entropy, "hits": hits}
+        loss = entropy + config.recon_weight * recon
+        return {"loss": loss, "cross_entropy": entropy, "hits": hits} | ({"recon": recon} if recon else {})
     margin = sum(max(0, 0.9 - x) ** 2 if k in pair else 0.5 * max(0, x - 0.1) ** 2
                  for row, pair in zip(out["lengths"], there) for k, x in enumerate(row)) / n
-    recon = ((out["recon"] - batch["sources"]) ** 2).sum() / n
     return {"loss": margin + config.recon_weight * recon, "margin": margin, "recon": recon, "hits": hits}
 
 
@@ -239,6 +245,10 @@ def test_parameter_counts(preset, n):
     params = mc.init_params(mc.Config(preset=preset))
     caps = sum(p.size for name, p in params.items() if not name.startswith("dec"))
     assert mc.n_params(params) == n
+    head = "mean" if preset == "residual" else "dense"                                 # 87 units fit on all its places
+    vectors = mc.param_shapes(mc.Config(preset=preset, model="vectors", cnn_head=head))
+    without = sum(int(np.prod(shape)) for name, shape in vectors.items() if not name.startswith("dec"))
+    assert vectors["fc2_w"] == (160, 10) and 0.9 * caps * (preset == "deep") < without <= caps
     for head, channels in (("dense", 16), *(("mean", channels) for channels in range(2, 40))):
         shapes = mc.param_shapes(mc.Config(preset=preset, model="cnn", cnn_head=head, conv1_channels=channels))
         size, a_unit_more = sum(int(np.prod(shape)) for shape in shapes.values()), shapes["fc1_w"][0] + 1 + 10

@@ -73,11 +73,11 @@ AFF_NETWORKS = {                   # sharing of matrices over places and capsule
     "gap-8": "--model gap --padding 8", "max-8": "--model max --padding 8",                # the margin that suits them
     "cnn": "--model cnn --lr 2e-3"}
 FOUR = tuple(AFF_NETWORKS)[:4]
-BARE = "--no-squash --loss xent --recon-weight 0"
+BARE = "--squash none --loss xent --recon-weight 0"
 STEPS = {                          # from a CNN of ten vectors to a capsule network, and what is taken from that one
     "start": f"--model vectors {BARE}", "transformation": BARE, "routing": f"--routing-iters 3 {BARE}",
     "squash": "--routing-iters 3 --loss xent --recon-weight 0", "margin": "--routing-iters 3 --recon-weight 0",
-    "no-squash": "--routing-iters 3 --no-squash", "no-margin": "--routing-iters 3 --loss xent"}
+    "no-squash": "--routing-iters 3 --squash none", "no-margin": "--routing-iters 3 --loss xent"}
 STEADY = "--lr-schedule constant --lr 1e-3"
 MATCHED = f"--stop-at 0.9922 {STEADY} --n-train 6000 --n-epochs 40"
 LEVEL = f"--stop-at 0.97 {STEADY} --n-train 3000 --n-epochs 40"                        # the paper's CNN gets there, too
