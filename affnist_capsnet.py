@@ -1232,7 +1232,8 @@ def load_digits(config, say=print, data_set=MNIST):
             return {"source": data_set.source} | found
         except NotAtHand as error:
             if config.digits != "auto":
-                paste = shlex.join(["python3", *sys.argv, "--digits", "synthetic"])
+                given = [word for word in sys.argv if word not in ("--digits", config.digits)]
+                paste = shlex.join(["python3", *given, "--digits", "synthetic"])
                 raise NotAtHand(f"{error}, as in: {paste}") from None
             bar = "!" * 79                                                      # --quiet does not hide this
             print(f"{bar}\n!!  NO {data_set.name} HERE: these are SYNTHETIC digits. Numbers are not comparable with "
@@ -1920,7 +1921,7 @@ class Run:
         elif config.resume:
             progress.say(f"{config.checkpoint} is not there yet: starting anew")
         if config.warmup > self.n_steps:
-            progress.say(f"the warm-up of {config.warmup} steps is longer than the run, {self.n_steps}: see --warmup")
+            progress.say(f"the warm-up of {config.warmup} steps is longer than the run, {self.n_steps}: train longer")
         self.runner = Runner(config.threads, config.batch_size, progress)
 
     def __enter__(self):
@@ -1931,8 +1932,8 @@ class Run:
         losses = [epoch["train_loss"] for epoch in self.history["epochs"]]
         if exception is None and self.last_snapshot != self.step:
             self.snapshot()
-        if exception is None and len(losses) > 1 and not losses[-1] < losses[0]:
-            self.progress.say(f"the training loss has not fallen, from {losses[0]:.3f} in the first epoch to "
+        if exception is None and len(losses) > 1 and not losses[-1] < 0.95 * losses[0]:
+            self.progress.say(f"the training loss has hardly fallen, from {losses[0]:.3f} in the first epoch to "
                               f"{losses[-1]:.3f} in the last: try a lower --lr")
 
     @property
@@ -2195,7 +2196,7 @@ def make_outdir(outdir, names):
     try:
         outdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"--outdir {outdir}: cannot be created ({error.strerror}); choose a writable place") from None
+        raise InputError(f"--outdir {outdir}: cannot be created ({error.strerror}); give another folder") from None
     check_writable(*(outdir / f"{name}.png" for name in names))
 
 
