@@ -126,7 +126,7 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.
 
 BOX = 28                           # side of an MNIST image, px
 SIDES = {"affnist": 40, "anywhere": 40, "mnist": 28}           # of each task's canvas, px
-SHIFTS = {"affnist": 6, "anywhere": None, "mnist": 2}          # training moves a digit by so many px; None: see there
+SHIFTS = {"affnist": 6, "anywhere": None, "mnist": 2}          # training moves by so many px; None: wherever ink fits
 N_CLASSES = 10
 RANGES = {"turn": (-20.0, 20.0), "shear": (-0.2, 0.2), "down": (0.8, 1.2), "across": (0.8, 1.2)}        # affNIST's
 KINDS = "val", "test", "affine", "placed", "centred"           # of digits; their order is that of their generators
@@ -135,7 +135,7 @@ TESTS = {                                         # of each task: key of the res
                 ("centred", "centred", "affine, in the middle"), ("affine", "affine", "affine test digits"),
                 ("real_affine", "real", "affNIST's files")),
     "mnist": (("test", "test", "test digits"),)}
-TESTS["anywhere"] = TESTS["affnist"]
+TESTS["anywhere"] = (("familiar", "test", "digits anywhere"), *TESTS["affnist"][2:])       # placed are no others
 REST = {"turn": 0.0, "shear": 0.0, "down": 1.0, "across": 1.0}          # no transformation: degrees, a share, factors
 
 
@@ -702,7 +702,7 @@ def backward(dscores, drecon, cache, config, need_dx=False):
 
 
 PLAIN = (lambda s: (s, None)), (lambda dv, cache: dv)
-RELU = (lambda s: relu_forward(s)), (lambda dv, cache: relu_backward(dv, cache))
+RELU = (lambda s: relu_forward(s)), (lambda dv, cache: relu_backward(dv, cache))      # they stand further below
 SQUASHES = {                       # --squash: of the primary capsules, and of the digits'
     "all": (SQUASH, SQUASH), "last": (PLAIN, SQUASH), "none": (PLAIN, PLAIN), "relu": (RELU, PLAIN)}
 
@@ -1232,9 +1232,8 @@ def load_digits(config, say=print, data_set=MNIST):
             return {"source": data_set.source} | found
         except NotAtHand as error:
             if config.digits != "auto":
-                given = [word for word in sys.argv if word not in ("--digits", config.digits)]
-                paste = shlex.join(["python3", *given, "--digits", "synthetic"])
-                raise NotAtHand(f"{error}, as in: {paste}") from None
+                given = shlex.join(["python3", *sys.argv]).replace(f" --digits {config.digits}", "")
+                raise NotAtHand(f"{error}, as in: {given} --digits synthetic") from None
             bar = "!" * 79                                                      # --quiet does not hide this
             print(f"{bar}\n!!  NO {data_set.name} HERE: these are SYNTHETIC digits. Numbers are not comparable with "
                   f"{data_set.name}'s.\n!!  {error}\n{bar}", file=sys.stderr, flush=True)
@@ -1411,13 +1410,14 @@ def sgemm():
 
 
 def add_product(a, b, out, part):
-    """out += a @ b, with `part`, shaped as out, for scratch; all contiguous, b or its transpose. BLAS can add as it
-    multiplies: one pass over memory, not three. It buys: a step of the two other experiments' networks takes 1.03 to
-    1.06 times as long without on an AMD EPYC, of networks of small convolutions 1.05 to 1.13 times on an Intel Xeon."""
-    if sgemm() is None or out.dtype != np.float32:
+    """out += a @ b, with `part`, shaped as out, for scratch. Where all are runs in memory, b or its transpose, BLAS
+    adds as it multiplies: one pass, not three. It buys: a step of affNIST's networks and of smallNORB's heads takes
+    1.03 to 1.08 times as long without on an AMD EPYC, of small convolutions 1.05 to 1.13 times on an Intel Xeon."""
+    (M, K), F, straight = a.shape, b.shape[1], b.flags.c_contiguous
+    runs = a.flags.c_contiguous and out.flags.c_contiguous and (straight or b.flags.f_contiguous)
+    if sgemm() is None or not runs or {x.dtype for x in (a, b, out)} != {np.dtype(np.float32)}:
         out += np.matmul(a, b, out=part)
         return
-    (M, K), F, straight = a.shape, b.shape[1], b.flags.c_contiguous
     sgemm()(101, 111, 111 if straight else 112, M, F, K, 1, a.ctypes.data, K, b.ctypes.data, F if straight else K, 1,
             out.ctypes.data, F)                                     # 101, 111, 112: row-major, as it is, transposed
 

@@ -109,7 +109,7 @@ def draw_frames(recorder, n_steps, title, ending=None):
             heading.set_text(ending[0])
             reached = snapshot["set accuracy"]
             ax.axhline(reached, color=ORANGE, linestyle="--")
-            ax.text(n_steps, 0.25, f"dashed: that network, {reached:.3f}", ha="right", fontsize=8, color="#8a5f00")
+            ax.text(n_steps, 0.25, f"dashed: that network, {reached:.3f}", ha="right", fontsize=7, color="#8a5f00")
         canvas.draw()
         frame = np.asarray(canvas.buffer_rgba())[..., :3]
         frames.append((np.round(frame / 255 * (LEVELS - 1)) * (255 / (LEVELS - 1))).astype(np.uint8))

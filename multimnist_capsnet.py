@@ -663,7 +663,7 @@ def loss_and_grads(params, batch, config, empty=np.empty, batch_fraction=1.0):
     shard's part of its batch. Pure; with an Arena the grads live until rewind(). statistics: of the normalisations.
 
     terms: loss = margin + recon_weight * recon; recon is the summed squared error of both digits; hits: pairs named
-    right. The CNN's: loss = cross_entropy, and hits.
+    right. The CNN's: cross_entropy for margin; recon of vectors alone.
     """
     statistics = {}
     out, cache = forward(params, batch["images"], config, batch["labels"], empty, statistics)
@@ -699,7 +699,7 @@ def evaluate(params, chunks, config, runner):
     set_accuracy: the two longest capsules are exactly the two digits, `right` (n,) says which; any_accuracy: at least
     one of them is; recon_mse: mean squared error per pixel of the redrawn digits (masked by the true labels);
     baseline_recon_mse: that of always drawing these pairs' mean digit, the best constant image. The CNN has
-    cross_entropy for margin, and redraws nothing: no recon, no recon_mse.
+    cross_entropy for margin and, but of vectors, redraws nothing: no recon, no recon_mse.
     """
     named, sums = [], np.zeros(3)
     total = np.zeros((CANVAS, CANVAS), np.int64)                                        # of the digits' grey levels
@@ -885,7 +885,7 @@ def check_config(config):
     if config.model != "caps" and cnn_hidden(config) < N_CLASSES * (D if config.model == "vectors" else 1):
         raise InputError(f"--conv1-channels {config.conv1_channels}, --conv3-channels {config.conv3_channels}: leave "
                          f"room for {max(0, cnn_hidden(config))} hidden units only, within the capsule network's "
-                         "number of parameters; lower them")
+                         "number of parameters; lower them, or try --cnn-head mean")
 
 
 # ============================================================== twins: machinery that stands alike in other experiments
@@ -1140,9 +1140,8 @@ def load_digits(config, say=print, data_set=MNIST):
             return {"source": data_set.source} | found
         except NotAtHand as error:
             if config.digits != "auto":
-                given = [word for word in sys.argv if word not in ("--digits", config.digits)]
-                paste = shlex.join(["python3", *given, "--digits", "synthetic"])
-                raise NotAtHand(f"{error}, as in: {paste}") from None
+                given = shlex.join(["python3", *sys.argv]).replace(f" --digits {config.digits}", "")
+                raise NotAtHand(f"{error}, as in: {given} --digits synthetic") from None
             bar = "!" * 79                                                      # --quiet does not hide this
             print(f"{bar}\n!!  NO {data_set.name} HERE: these are SYNTHETIC digits. Numbers are not comparable with "
                   f"{data_set.name}'s.\n!!  {error}\n{bar}", file=sys.stderr, flush=True)
@@ -1319,13 +1318,14 @@ def sgemm():
 
 
 def add_product(a, b, out, part):
-    """out += a @ b, with `part`, shaped as out, for scratch; all contiguous, b or its transpose. BLAS can add as it
-    multiplies: one pass over memory, not three. It buys: a step of the two other experiments' networks takes 1.03 to
-    1.06 times as long without on an AMD EPYC, of networks of small convolutions 1.05 to 1.13 times on an Intel Xeon."""
-    if sgemm() is None or out.dtype != np.float32:
+    """out += a @ b, with `part`, shaped as out, for scratch. Where all are runs in memory, b or its transpose, BLAS
+    adds as it multiplies: one pass, not three. It buys: a step of affNIST's networks and of smallNORB's heads takes
+    1.03 to 1.08 times as long without on an AMD EPYC, of small convolutions 1.05 to 1.13 times on an Intel Xeon."""
+    (M, K), F, straight = a.shape, b.shape[1], b.flags.c_contiguous
+    runs = a.flags.c_contiguous and out.flags.c_contiguous and (straight or b.flags.f_contiguous)
+    if sgemm() is None or not runs or {x.dtype for x in (a, b, out)} != {np.dtype(np.float32)}:
         out += np.matmul(a, b, out=part)
         return
-    (M, K), F, straight = a.shape, b.shape[1], b.flags.c_contiguous
     sgemm()(101, 111, 111 if straight else 112, M, F, K, 1, a.ctypes.data, K, b.ctypes.data, F if straight else K, 1,
             out.ctypes.data, F)                                     # 101, 111, 112: row-major, as it is, transposed
 

@@ -2238,13 +2238,14 @@ def sgemm():
 
 
 def add_product(a, b, out, part):
-    """out += a @ b, with `part`, shaped as out, for scratch; all contiguous, b or its transpose. BLAS can add as it
-    multiplies: one pass over memory, not three. It buys: a step of the two other experiments' networks takes 1.03 to
-    1.06 times as long without on an AMD EPYC, of networks of small convolutions 1.05 to 1.13 times on an Intel Xeon."""
-    if sgemm() is None or out.dtype != np.float32:
+    """out += a @ b, with `part`, shaped as out, for scratch. Where all are runs in memory, b or its transpose, BLAS
+    adds as it multiplies: one pass, not three. It buys: a step of affNIST's networks and of smallNORB's heads takes
+    1.03 to 1.08 times as long without on an AMD EPYC, of small convolutions 1.05 to 1.13 times on an Intel Xeon."""
+    (M, K), F, straight = a.shape, b.shape[1], b.flags.c_contiguous
+    runs = a.flags.c_contiguous and out.flags.c_contiguous and (straight or b.flags.f_contiguous)
+    if sgemm() is None or not runs or {x.dtype for x in (a, b, out)} != {np.dtype(np.float32)}:
         out += np.matmul(a, b, out=part)
         return
-    (M, K), F, straight = a.shape, b.shape[1], b.flags.c_contiguous
     sgemm()(101, 111, 111 if straight else 112, M, F, K, 1, a.ctypes.data, K, b.ctypes.data, F if straight else K, 1,
             out.ctypes.data, F)                                     # 101, 111, 112: row-major, as it is, transposed
 

@@ -78,6 +78,26 @@ def run_script(tmp_path_factory):
     return run
 
 
+@pytest.fixture
+def call(monkeypatch, capsys, tmp_path):
+    """call(experiment, main, *flags) -> exit code, stdout, stderr of the main of an experiment, a module, or of one of
+    its siblings, in this process and in tmp_path; synthetic digits are few"""
+    monkeypatch.chdir(tmp_path)
+    for module in EXPERIMENTS.values():
+        if hasattr(module, "N_SYNTHETIC"):
+            monkeypatch.setattr(module, "N_SYNTHETIC", {"train": 60, "val": 40, "test": 80})
+
+    def run(experiment, main, *flags):
+        monkeypatch.setattr(sys, "argv", [f"{experiment.__name__}.py", *map(str, flags)])
+        capsys.readouterr()
+        try:
+            experiment.run_cli(main)
+        except SystemExit as stop:
+            return stop.code, *capsys.readouterr()
+        return 0, *capsys.readouterr()
+    return run
+
+
 def toy_digits(seed=0, n=60):
     """What load_digits returns, made of blocky class patterns of varying brightness in the central 20x20 box."""
     rng = np.random.default_rng(seed)

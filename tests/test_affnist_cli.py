@@ -1,6 +1,5 @@
 """The third experiment's command lines: end to end at toy size, offline; wrong input is one line and exit code 2."""
 import json
-import sys
 from types import SimpleNamespace
 
 import affnist_capsnet as ac
@@ -17,23 +16,10 @@ TOY = "--digits synthetic --n-epochs 1 --n-train 64 --n-val 32 --n-test 64 --bat
 
 
 @pytest.fixture
-def cli(monkeypatch, capsys, tmp_path):
-    """cli(script, *flags) -> exit code, stdout, stderr in this process, with few synthetic digits, in tmp_path"""
-    monkeypatch.setattr(ac, "N_SYNTHETIC", {"train": 60, "val": 40, "test": 80})
+def cli(monkeypatch, call):
+    """cli(script, *flags): call's answer; few pictures are probed"""
     monkeypatch.setattr(probe, "N_PROBED", 40)
-    monkeypatch.chdir(tmp_path)
-
-    def call(script, *flags):
-        monkeypatch.setattr(sys, "argv", [script, *map(str, flags)])
-        capsys.readouterr()
-        code = 0
-        try:
-            ac.run_cli(SCRIPTS[script].main)
-        except SystemExit as stop:
-            code = stop.code
-        return code, *capsys.readouterr()
-
-    return call
+    return lambda script, *flags: call(ac, SCRIPTS[script].main, *flags)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,6 @@
 """The primitives of the core, and the layers that string them together: by hand, against loops, and their gradients."""
+import itertools
+
 import multimnist_capsnet as mc
 
 import numpy as np
@@ -52,6 +54,32 @@ def test_conv2d_against_naive_loops(rng, stride, shape, kernel):
             y, _ = mc.conv2d_forward(given, w, bias, stride, poison)
             expected = conv_reference(x, w, 0 * b if bias is None else b, stride)
             np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("sizes", [(7, 5, 3), (1, 5, 3), (7, 1, 3), (7, 5, 1)], ids=str)
+def test_a_product_is_added_whatever_lies_in_memory_how(sizes, monkeypatch):
+    """Small whole numbers, of which float32 rounds none; rows with gaps between them and float64 go to NumPy; and all
+    of them where NumPy's BLAS is not to be had"""
+    M, K, F = sizes
+    a, b, out = (np.arange(rows * 2 * columns).reshape(rows, -1) % 11 for rows, columns in ((M, K), (K, F), (M, F)))
+    for blas in (mc.sgemm, lambda: None):
+        monkeypatch.setattr(mc, "sgemm", blas)
+        for dtype, cut, order in itertools.product((np.float32, float), (np.s_[:, :], np.s_[:, ::2]), "CF"):
+            x, y, z = (matrix[:, :width].astype(dtype, order=order if matrix is b else "C") if cut == np.s_[:, :] else
+                       matrix.astype(dtype)[cut] for matrix, width in ((a, K), (b, F), (out, F)))
+            expected, part = z + x @ y, np.full((M, F), np.nan, dtype)
+            mc.add_product(x, y, z, part)
+            np.testing.assert_array_equal(z, expected)
+
+
+def test_norm_in_float32_of_numbers_far_from_zero():
+    """A mean 30 standard deviations away costs three digits of the variance, and no channel is ever negative"""
+    x = 30 + np.random.default_rng(0).standard_normal((400, 2))
+    x[:, 1] = 12.3
+    exact, rounded = (mc.norm_forward(x.astype(dtype), np.ones(2, dtype), np.zeros(2, dtype))[0]
+                      for dtype in (float, np.float32))
+    np.testing.assert_allclose(rounded[0][:, 0], exact[0][:, 0], atol=2e-3)
+    assert abs(rounded[0][:, 1]).max() < 0.02 and rounded[1][1][1] >= 0
 
 
 def test_sigmoid_neither_overflows_nor_drifts():

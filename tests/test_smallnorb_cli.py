@@ -21,22 +21,11 @@ TOYS = f"--preset small --n-epochs 1 {FEW} --threads 1".split()
 
 
 @pytest.fixture
-def cli(monkeypatch, capsys, tmp_path):
-    """cli(*flags) -> exit code, stdout, stderr of the experiment in this process, in tmp_path; little data"""
-    monkeypatch.chdir(tmp_path)
+def cli(monkeypatch, call):
+    """cli(*flags): call's answer of the experiment, with few shapes"""
     original = sn.make_views
     monkeypatch.setattr(sn, "make_views", lambda a, e, n, rng: original(a, e[:1], min(n, 2), rng))
-
-    def call(*flags):
-        monkeypatch.setattr(sys, "argv", [SCRIPT, *map(str, flags)])
-        capsys.readouterr()
-        code = 0
-        try:
-            sn.run_cli(sn.main)
-        except SystemExit as stop:
-            code = stop.code
-        return code, *capsys.readouterr()
-    return call
+    return lambda *flags: call(sn, sn.main, *flags)
 
 
 # ---------------------------------------------------------------- runs
