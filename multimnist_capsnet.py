@@ -1249,9 +1249,9 @@ class Arena:
     def __init__(self):
         self.arrays, self.taken = [], 0
 
-    def rewind(self, taken=0):
-        """Forget what was taken, but for the first so many"""
-        self.taken = taken
+    def rewind(self):
+        """Forget what was taken"""
+        self.taken = 0
         return self
 
     def __call__(self, shape, dtype):

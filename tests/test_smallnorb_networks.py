@@ -200,7 +200,7 @@ def test_results_do_not_depend_on_the_buffers(model):
     params = {name: p.astype(np.float32) for name, p in params64(config).items()}
     samples, arena = batch64(config, 14), sn.Arena()
     before = {name: p.copy() for name, p in params.items()}
-    for rows in (slice(0, 9), slice(9, 14), slice(0, 9), slice(3, 4)):                # chunks of 4, 4, 1; of 4, 1; of 1
+    for rows in (slice(0, 9), slice(9, 14), slice(0, 9), slice(3, 4)):
         batch = sn.to_batch(samples, rows)
         images = batch["images"].copy()
         pure = sn.loss_and_grads(params, batch, config)
