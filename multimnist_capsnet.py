@@ -872,7 +872,7 @@ RETIRED = {                        # settings that are no more: their value that
     "primary_types": ..., "decoder_hidden1": ..., "decoder_hidden2": ...}
 WEIGHTS = Path(__file__).with_name("weights") / "multimnist_deep.npz"                  # the network that comes along
 SOURCE = "digits"                                                   # the setting that says where data come from
-FREE = ("seed", "min_iou", "merge")                                # what may differ from what a network trained with
+FREE = ("seed", "min_iou", "merge", "routing_iters")               # what may differ from what a network trained with
 
 
 def check_config(config):
@@ -2293,7 +2293,7 @@ def add_load_flag(parser, text):
     parser.add_argument(
         "--load", nargs="?", const=str(WEIGHTS), metavar="FILE",
         help=f"{text} of a file that --checkpoint or --out-weights wrote, without FILE that of weights/{WEIGHTS.name}; "
-        f"{', '.join(map(flag_of, FREE))}, hence the test data, may be others than those that it was trained with")
+        f"{', '.join(map(flag_of, FREE))} may be others than those that it was trained with")
 
 
 def add_out_weights_flag(parser):

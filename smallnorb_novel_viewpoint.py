@@ -1495,7 +1495,8 @@ def places_backward(dy, cache):
 # -------------------------------------------------------------- the networks
 
 EM_MODELS, VECTOR_MODELS = ("caps", "em"), ("dynamic", "dynamic-shared", "self-routing")
-CAPSULES, CNNS = EM_MODELS + VECTOR_MODELS, ("cnn", "gap", "dense")
+PAPERS_CNNS = "cnn", "cnn-norm"
+CAPSULES, CNNS = EM_MODELS + VECTOR_MODELS, (*PAPERS_CNNS, "gap", "dense")
 MODELS = (*CAPSULES, *CNNS, "nearest")
 SIZES = {                          # of each preset: caps' A, B, C, D; the heads' first channels, and types
     "small": (32, 4, 8, 8, 16, 5), "wide": (64, 4, 4, 4, 32, 10), "paper": (64, 8, 16, 16, 16, 5)}
@@ -1511,7 +1512,7 @@ def trunk(config, width=0):
     """The layers of config.model up to its primary capsules, these included; of a CNN all. width: another than its own.
     """
     A, B, _, _, t, _ = SIZES[config.preset]
-    full = config.model == "cnn" and config.preset == "paper" and not config.width      # 4.2 million parameters
+    full = config.model in PAPERS_CNNS and config.preset == "paper" and not config.width      # 4.2 million parameters
     width = width or (32 if full else own_width(config))
 
     def conv(name, K, stride, F):
@@ -1522,11 +1523,12 @@ def trunk(config, width=0):
         return conv("primary", K, 1, F)[:2]
     if config.model == "caps":
         return conv("conv1", 5, 2, A) + capsules(1, B * (D + 1))
-    if config.model == "cnn":
+    if config.model in PAPERS_CNNS:
         pad, hidden = ((("pad", 2),), 1024) if full else ((), CNN_HIDDEN)
-        return (*pad, ("conv2d", "conv1", 5, 1, width), ("relu",), ("pool",),
-                *pad, ("conv2d", "conv2", 5, 1, 2 * width), ("relu",), ("pool",),
-                ("flatten",), ("linear", "fc1", hidden), ("relu",), ("linear", "fc2", N_CLASSES))
+        layers = (*pad, ("conv2d", "conv1", 5, 1, width), ("relu",), ("pool",),
+                  *pad, ("conv2d", "conv2", 5, 1, 2 * width), ("relu",), ("pool",),
+                  ("flatten",), ("linear", "fc1", hidden), ("relu",), ("linear", "fc2", N_CLASSES))
+        return layers if config.model == "cnn" else with_norms(layers)
     layers = (*conv("conv1", 3, 1, t), *conv("conv2", 3, 1, t), ("pool",),
               *conv("conv3", 3, 1, 2 * t), *conv("conv4", 3, 1, 2 * t), ("pool",))
     if config.model == "gap":
@@ -1572,7 +1574,7 @@ def param_shapes(config, width=0):
 
 @functools.cache
 def own_width(config):
-    """--width, or that with which config.model has about as many weights as dynamic-shared; cnn: as caps"""
+    """--width, or that with which config.model has about as many weights as dynamic-shared; the paper's CNN: as caps"""
     if config.model == "dynamic-shared":
         return SIZES[config.preset][-1]
     if config.width or config.model in ("caps", "nearest"):
@@ -1580,7 +1582,7 @@ def own_width(config):
 
     def size(config, width=0):
         return sum(math.prod(shape) for shape in param_shapes(config, width).values())
-    rival = "caps" if config.model == "cnn" else "dynamic-shared"
+    rival = "caps" if config.model in PAPERS_CNNS else "dynamic-shared"
     target = size(dataclasses.replace(config, model=rival, no_coord_add=False))
     least = 1 + bisect.bisect_left(range(1, 4096), target, key=lambda width: size(config, width))
     return min((max(1, least - 1), least), key=lambda width: abs(size(config, width) - target))
@@ -2021,9 +2023,9 @@ TOYS = {"n_epochs": 6, "train_azimuths": "300:400", "test_azimuths": "60:280"}  
 DATA = {"toys": TOYS, "smallnorb": TOYS,
         "shapes": {"n_epochs": 40, "train_azimuths": "0:150", "test_azimuths": "200:330"}}
 ALL_AZIMUTHS = {"train_azimuths": "0:340", "test_azimuths": "0:340"}                   # of --split toys
-HEADS = (*CAPSULES[1:], *CNNS[1:])                # on one trunk; caps and cnn are the paper's two, each with its own
+HEADS = (*CAPSULES[1:], *CNNS[2:])                 # on one trunk; caps and cnn are the paper's two, each with its own
 ROUTED = {"model": ("caps", "em", "dynamic", "dynamic-shared")}
-WITH_WIDTH = {"model": ("cnn", *(name for name in HEADS if name != "dynamic-shared"))}
+WITH_WIDTH = {"model": (*PAPERS_CNNS, *(name for name in HEADS if name != "dynamic-shared"))}
 OF_TOYS, BY_AZIMUTH = {"data": ("toys", "smallnorb")}, {"split": ("azimuth", "toys")}
 
 
@@ -2052,8 +2054,8 @@ class Config(Settings):
     n_test: int = option(2000, "images of each test set of toys or smallNORB, whole views of all lightings, always the "
                          "same ones; 0: all", "data", low=0, high=NORB_ROWS, only=OF_TOYS)
     model: str = option("dynamic-shared", "network to train: dynamic-shared, dynamic, self-routing, em, gap, dense: "
-                        "heads on one trunk; the paper's two, caps and cnn; nearest: names by the nearest training "
-                        "image", "network", choices=MODELS)
+                        "heads on one trunk; the paper's two, caps and cnn, or the latter normalised; nearest: "
+                        "names by the nearest training image", "network", choices=MODELS)
     preset: str = option("wide", "sizes: small; wide, with a trunk of twice as many channels; or that of the paper's "
                          "small net, and its CNN as it is", "network", choices=tuple(SIZES))
     width: int = option(0, "types of capsules of another head than dynamic-shared, hidden units of dense, channels of "
@@ -3176,7 +3178,7 @@ def add_load_flag(parser, text):
     parser.add_argument(
         "--load", nargs="?", const=str(WEIGHTS), metavar="FILE",
         help=f"{text} of a file that --checkpoint or --out-weights wrote, without FILE that of weights/{WEIGHTS.name}; "
-        f"{', '.join(map(flag_of, FREE))}, hence the test data, may be others than those that it was trained with")
+        f"{', '.join(map(flag_of, FREE))} may be others than those that it was trained with")
 
 
 def add_out_weights_flag(parser):

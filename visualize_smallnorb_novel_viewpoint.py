@@ -26,8 +26,8 @@ BLUE, ORANGE = "#0072B2", "#E69F00"                           # Okabe & Ito, col
 GREEN, RED = "#009E73", "#D55E00"
 PINK, GRAY = "#CC79A7", "#666666"
 STYLES = {"caps": (BLUE, "-", "o"), "em": (BLUE, "-", "o"), "gap": (RED, "--", "s"), "dense": (ORANGE, "-.", "^"),
-          "cnn": (GREEN, ":", "v"), "dynamic": (PINK, ":", "D"), "dynamic-shared": (PINK, "-", "D"),
-          "self-routing": ("#56B4E9", "-.", "P"), "nearest": (GRAY, ":", "x")}
+          "cnn": (GREEN, ":", "v"), "cnn-norm": (GREEN, "-", "v"), "dynamic": (PINK, ":", "D"),
+          "dynamic-shared": (PINK, "-", "D"), "self-routing": ("#56B4E9", "-.", "P"), "nearest": (GRAY, ":", "x")}
 CLASS_COLOURS = (BLUE, ORANGE, GREEN, RED, PINK)
 WIDTH = 9                          # inches
 OUTDIR = Path("viz/smallnorb_novel_viewpoint")

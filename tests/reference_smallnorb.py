@@ -271,12 +271,14 @@ def cnn_reference(p, image, config):
         return x @ p[name + "_w"] + p[name + "_b"]
 
     def conv(x, name):
+        if config.model == "cnn-norm":
+            return normal_conv(p, x, name)
         return np.maximum(conv_reference(x, p[name + "_w"], p[name + "_b"], 1), 0)
 
     def padded(x):
         return np.pad(x, ((2, 2), (2, 2), (0, 0))) if config.preset == "paper" else x
 
-    if config.model == "cnn":
+    if config.model in sn.PAPERS_CNNS:
         x = max_pool(conv(padded(max_pool(conv(padded(image), "conv1"))), "conv2"))
         return linear(np.maximum(linear(x.reshape(-1), "fc1"), 0), "fc2")
     x = trunk_reference(p, image)

@@ -21,7 +21,7 @@ def test_every_pin_is_met_in_float64_and_nearly_in_float32(pytestconfig):
         pin, distance = future.result()
         old = known.get(experiment, {}).get(flags)
         found = ["no pin"] if old is None else pins.differences({k: old[k] for k in old if k != "since"}, pin)
-        found += [f"float32 is {distance:.0e} away"] * (not distance <= 1e-4)
+        found += [f"float32 is {distance:.0e} away"] * (not distance <= pins.SINGLE)
         faults += [f"{experiment} {flags}: {'; '.join(found[:3])}"] * bool(found)
     assert not faults, "\n".join(["another experiment; if that was meant: python3 tests/pins.py --write", *faults])
 

@@ -60,7 +60,7 @@ def test_networks_of_vector_capsules_against_literal_ones(model, changes):
 
 
 @pytest.mark.parametrize("model, changes", [
-    ("cnn", {}), ("gap", {}), ("gap", dict(places=True, data="toys")), ("dense", {}),
+    ("cnn", {}), ("cnn-norm", {}), ("gap", {}), ("gap", dict(places=True, data="toys")), ("dense", {}),
     ("cnn", dict(preset="paper", width=0, data="toys"))], ids=str)
 def test_cnns_against_literal_ones(model, changes):
     """In evaluation; also the paper's with its padding and its 4.2 million weights"""
@@ -167,7 +167,8 @@ NETWORKS = [
     ("dynamic", {}), ("dynamic", dict(loss="xent", routing_iters=3)), ("dynamic-shared", {}),
     ("dynamic-shared", dict(loss="xent", routing_iters=3, data="toys")), ("dynamic-shared", dict(no_coord_add=True)),
     ("self-routing", {}), ("self-routing", dict(loss="xent", no_coord_add=True, width=3)),
-    ("cnn", {}), ("gap", {}), ("gap", dict(loss="margin", places=True)), ("dense", dict(loss="spread"))]
+    ("cnn", {}), ("cnn-norm", {}), ("gap", {}), ("gap", dict(loss="margin", places=True)),
+    ("dense", dict(loss="spread"))]
 
 
 def training_loss(params, batch, config):
@@ -270,8 +271,9 @@ def test_networks_that_are_compared_have_as_many_weights(data, preset):
     for model in sn.HEADS:
         assert abs(n[model] / n["dynamic-shared"] - 1) < 0.05, model
     assert abs(n["cnn"] / n["caps"] - 1) < 0.1
-    for model in ("em", "dynamic", "self-routing", "gap", "dense", "cnn"):
-        config, rival = sn.Config(model=model, data=data, preset=preset), "caps" if model == "cnn" else "dynamic-shared"
+    for model in ("em", "dynamic", "self-routing", "gap", "dense", *sn.PAPERS_CNNS):
+        config = sn.Config(model=model, data=data, preset=preset)
+        rival = "caps" if model in sn.PAPERS_CNNS else "dynamic-shared"
         width = sn.own_width(config)
         others = (sn.n_params(sn.init_params(dataclasses.replace(config, width=w))) for w in (width - 1, width + 1))
         assert all(abs(other - n[rival]) >= abs(n[model] - n[rival]) for other in others)
