@@ -38,7 +38,7 @@ SPOILT = {                         # how, and how much: none of them knows the n
     "contrast": (0.5, 0.25, 0.125)}                        # factor on every pixel
 STEPS = 8, 16, 32                  # of all pixels, up or down, grey levels of 255
 NOISY = 9                          # copies of a digit whose gradients vote
-NO_DIGITS = "halves", "strokes", "noise", "shuffled", "inverted"
+NO_DIGITS = "halves", "strokes", "noise", "blank", "shuffled", "inverted"
 KNOWN_FACTORS = "x", "y", "slant", "rotation", "aspect", "stroke"                      # of synthetic digits
 PROBES = {"robustness": "right with ", "factors": "right by   ", "detection": "AUROC from ",
           "dimensions": "R^2 of     "}
@@ -212,12 +212,14 @@ def halves(images, labels, rng):
 
 def no_digits(part, kind, config, rng):
     """As many pictures as there are digits in `part`: halves of two digits of different classes; strokes put together
-    at random; noise, uniform; the digits' pixels shuffled; the digits inverted -> a dict like it"""
+    at random; noise, uniform; nothing; the digits' pixels shuffled; the digits inverted -> a dict like it"""
     images = part["images"]
     if kind == "halves":
         images = halves(images, part["labels"], rng)
     elif kind == "noise":
         images = rng.integers(0, 256, images.shape, np.uint8)
+    elif kind == "blank":
+        images = np.zeros_like(images)
     elif kind == "shuffled":
         images = rng.permuted(images.reshape(len(images), -1), axis=1).reshape(images.shape)
     elif kind == "inverted":

@@ -223,6 +223,7 @@ def test_pictures_that_are_no_digits(digits):
     shuffled, digit = (np.sort(images.reshape(len(images), -1)) for images in (made["shuffled"], part["images"]))
     np.testing.assert_array_equal(shuffled, digit)
     assert not np.array_equal(made["shuffled"], part["images"])
+    assert not made["blank"].any()
     assert made["noise"].mean() == pytest.approx(127.5, abs=2) and made["noise"].min() == 0
     ink, of_digits = ((images > 127).mean() for images in (made["strokes"], part["images"]))
     assert of_digits / 2 < ink < 2 * of_digits and made["strokes"].max() == 255
