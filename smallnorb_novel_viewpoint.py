@@ -2109,6 +2109,8 @@ def check_config(config):
 # loss_and_grads, forward_rows, take_step.
 
 SHARD_SIZE = 16                    # samples a worker thread takes at once: fixed, so that sums have one order
+SWITCH = 2e-5                      # s a worker back from NumPy waits for Python's lock at most, not 5 ms; buys, on two
+                                   # threads of an AMD EPYC: MultiMNIST's default step 0.96, others' 0.98 to 1.01
 CHUNK = 2048                       # samples drawn or prepared at once: memory does not grow with the data
 PURPOSES = ("data", "init", "batches", "evaluation")
 
@@ -2640,6 +2642,7 @@ class Runner:
         hold_blas_to_one_thread()
         self.threads = min(threads or n_cores(), -(-batch_size // SHARD_SIZE))
         self.pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
+        sys.setswitchinterval(SWITCH)
         self.progress = progress or Progress(quiet=True)
         self.arenas, self.looked_at = [], 0
 
