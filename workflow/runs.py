@@ -247,6 +247,50 @@ def results_of(table):
 
 
 RESULTS, REAL = results_of(RUNS) + LOOKS, results_of(REAL_RUNS)
+CAPTIONS = {                       # of each table, in the lab book
+    (AFF, "margins"): "How many px of background around the canvas suit which network: on validation digits.",
+    (AFF, "papers-free"): "Small networks of the paper's own kind, after 96,000 moved digits.",
+    (AFF, "papers-anywhere"): "The same, trained on digits placed anywhere that their ink fits.",
+    (AFF, "papers"): "The same, stopped alike at 98% of moved validation digits.",
+    (AFF, "papers-free-off"): "The paper's capsules, trained with routing and tested without it.",
+    (AFF, "free"): "Networks on one trunk, after 96,000 moved digits; a number that ends a name is its margin, px.",
+    (AFF, "free-off"): "Capsules of that trunk, trained with routing and tested without it.",
+    (AFF, "steps"): "From a CNN of ten vectors to a capsule network by parts; what is taken from that one.",
+    (AFF, "few-10"): "Trained on 10 digits of each class.", (AFF, "few-100"): "Trained on 100 digits of each class.",
+    (AFF, "long"): "After 240,000 moved digits: the networks that come along.",
+    (AFF, "mnist"): "The plain task: MNIST's test images.",
+    (AFF, "level"): "Networks on one trunk, stopped alike at 97% of moved validation digits.",
+    (AFF, "edge"): "The same networks without a margin.",
+    (AFF, "nearest"): "Nearest neighbours in pixels.",
+    (AFF, "weights"): "The networks that come along, from their files.",
+    (AFF, "probes"): "Trained networks shown spoilt digits, single transformations, what is no digit, adversarial "
+                     "steps.",
+    (AFF, "speed"): "Milliseconds of a training step, beside PyTorch; ratios are NumPy's time over its time.",
+    (MULTI, "main"): "Capsule networks, on fresh pairs.",
+    (MULTI, "control"): "What stands beside them: CNNs, one routing iteration, no reconstruction.",
+    (MULTI, "parts"): "A network no part of which sees more than half a digit.",
+    (MULTI, "main-off"): "Trained with routing and tested without it.",
+    (MULTI, "parts-off"): "The same, where no part sees more than half a digit.",
+    (MULTI, "synthetic"): "Synthetic digits: the task on them, and how much they are like MNIST.",
+    (MULTI, "weights"): "The network that comes along, from its file.",
+    (MULTI, "disentanglement"): "R^2 of a linear map from what stands for a digit to the digit's factors.",
+    (MULTI, "nearest"): "The nearest of the training pairs, in pixels.",
+    (MULTI, "speed"): "Milliseconds of a training step, beside PyTorch; ratios are NumPy's time over its time.",
+    **{(NORB, f"wide-{split}"): f"Vector capsules and global averages, new {split}s." for split in SPLITS},
+    **{(NORB, f"paper-{split}"): f"The paper's matrix capsules and its kind of CNN, new {split}s." for split in SPLITS},
+    **{(NORB, f"toys{draw}-{split}"): f"The same networks on draw {draw} of the toys, new {split}s."
+       for draw in DRAWS for split in SPLITS},
+    **{(NORB, f"heads-{split}"): f"Heads of one size on one trunk, new {split}s." for split in SPLITS},
+    (NORB, "parts"): "What is taken from vector capsules, or given to a CNN.",
+    **{(NORB, f"toys-{n}"): f"Trained on {n} toys of each class." for n in (1, 2, 3)},
+    **{(NORB, f"azimuths-{n}"): f"Trained on {n} azimuths, tested on new toys." for n in AZIMUTHS},
+    (NORB, "standard"): "The standard task: new toys.",
+    (NORB, "shapes"): "Five small shapes in place of the toys.",
+    (NORB, "alive"): "How active EM capsules are that see blank ground, and those that see ink.",
+    (NORB, "toys"): "How the toys compare with what is known of smallNORB: nearest neighbours.",
+    (NORB, "weights"): "The networks that come along, from their files.",
+    (NORB, "speed"): "Milliseconds of a training step, beside PyTorch; ratios are NumPy's time over its time.",
+    (NORB, "real-azimuth"): "The real smallNORB, whose files cannot be shipped: not run."}
 AFF_SHIPPED = "weights/affnist_shared.npz weights/affnist_gap.npz"
 FIGURES = {                        # name -> command, what it draws from beside its own script, minutes of two cores
     "multimnist": (f"{DRAW} --load --digits mnist", [f"{MULTI}.py", SHIPPED], 1),
