@@ -23,10 +23,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "workflow")]
+import multimnist_capsnet as capsnet
+
 import runs
 from ledger import BY_NAME, read, stale
-
-import multimnist_capsnet as capsnet
 
 SHORT = {name.split("_")[0]: name for name in runs.EXPERIMENTS}
 PLANNED = {}                       # (experiment, "table/setting") -> its runs
