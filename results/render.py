@@ -45,7 +45,7 @@ class Ledger:
             lines = read(folder)
         except ValueError as error:
             raise InputError(str(error)) from None
-        self.results, self.stale = {}, set()
+        self.folder, self.results, self.stale = folder, {}, set()
         for name, line in lines.items():
             experiment, table, _ = name.split("/")
             key = experiment, f"{table}/{line['setting']}"
@@ -156,7 +156,8 @@ def markdown(header, rows):
 
 def table(ledger, text):
     """The table that a mark describes, and how many seeds it rests on"""
-    short, columns, *rows = [line.strip() for line in text.splitlines() if line.strip()]
+    short, columns, *rows = *(line.strip() for line in text.splitlines() if line.strip()), "", ""
+    rows = [row for row in rows if row]
     if short not in SHORT or not columns.startswith("columns: ") or not all(" = " in row for row in rows):
         raise InputError(f"must be one of {', '.join(SHORT)}, a line of columns, and lines LABEL = SETTING")
     experiment = SHORT[short]
@@ -314,7 +315,7 @@ def forest(ledger, experiment, lines, path, say=print):
 
 # -------------------------------------------------------------- the documents
 
-MARK = re.compile(r"<!-- (table|value): (.*?)\s*-->((?:(?!<!--).)*)<!-- end -->", re.S)
+MARK = re.compile(r"<!-- (table|value): ((?:(?!-->).)*?)\s*-->((?:(?!<!--).)*)<!-- end -->", re.S)
 PART = re.compile(r"<!--\s*(?:table|value|end)\b.*?-->", re.S)
 
 
