@@ -1,4 +1,8 @@
 #!/usr/bin/env python3
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["numpy>=2.0.0", "matplotlib>=3.8.4"]
+# ///
 """Draws what smallnorb_novel_viewpoint.py finds out: trains its networks, or reads the results of its runs, and writes
 PNGs.
 
