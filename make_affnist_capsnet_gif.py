@@ -19,7 +19,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-matplotlib.rcParams.update({"font.size": 10, "axes.titlesize": 11, "axes.spines.top": False, "axes.spines.right": False})
+matplotlib.rcParams.update({"font.size": 10, "axes.titlesize": 11, "axes.spines.top": False,
+                            "axes.spines.right": False})
 BLUE, ORANGE, GRAY = "#0072B2", "#E69F00", "#999999"          # Okabe & Ito, colour-blind safe
 LEGEND = {"named right": BLUE, "named wrong": ORANGE, "not named": GRAY}
 LEVELS = 32                        # of red, green and blue: few colours, the same in every frame: a small file
@@ -86,7 +87,7 @@ def film(digits, networks, n, source):
     heading = fig.suptitle("", fontsize=12, y=1 - 8 / height)
     fig.legend([Patch(color=colour) for colour in LEGEND.values()], LEGEND, loc="lower center", ncol=3, frameon=False,
                fontsize=10, bbox_to_anchor=(0.5, 0))
-    rows = []                      # of every digit: images, its picture, its label, and of every network (bars, heights)
+    rows = []                      # of every digit: images, its picture, label, and of every network (bars, heights)
     for row, (image, label) in enumerate(digits):
         images = np.stack([affnist.affine_digits(image[None], affnist.affine_matrix(**factors), Still(*place),
                                                  SIDES["affnist"])[0][0] for _, _, factors, place in shown])
