@@ -286,9 +286,9 @@ def made_with(ledger, experiment, settings):
 
 PICTURES = {                       # README's: name -> what is along the axis, then rows LABEL, MARK, or headings
     "place": ("share of affine digits named right", [
-        "anywhere on the canvas", ("the paper's capsules", "affnist papers/caps, affine_accuracy"),
+        "anywhere on the canvas", ("the paper's kind of capsules", "affnist papers/caps, affine_accuracy"),
         ("the paper's kind of CNN", "affnist papers/cnn, affine_accuracy"),
-        "in the middle of the canvas", ("the paper's capsules", "affnist papers/caps, centred_accuracy"),
+        "in the middle of the canvas", ("the paper's kind of capsules", "affnist papers/caps, centred_accuracy"),
         ("the paper's kind of CNN", "affnist papers/cnn, centred_accuracy")]),
     "pooling": ("share of affine digits named right", [
         ("the best capsules", "affnist free/shared, affine_accuracy"),
