@@ -1,4 +1,8 @@
 #!/usr/bin/env python3
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["numpy>=2.0.0", "matplotlib>=3.8.4", "imageio>=2.31.0"]
+# ///
 """Films test digits that turn, lean, stretch and move, what networks call them, and how a capsule redraws them.
 
     python3 make_affnist_capsnet_gif.py --index 1 15 --fps 8

@@ -1,4 +1,8 @@
 #!/usr/bin/env python3
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["numpy>=2.0.0", "matplotlib>=3.8.4", "imageio>=2.31.0"]
+# ///
 """Films smallnorb_novel_viewpoint.py: a capsule network and a CNN learning, then both naming a plane that turns through
 all azimuths under changing light, and where on the circle each is wrong.
 

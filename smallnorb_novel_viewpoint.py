@@ -1,4 +1,8 @@
 #!/usr/bin/env python3
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["numpy>=2.0.0"]
+# ///
 """smallNORB novel viewpoints: capsules of vectors and of matrices, dynamic and EM routing, in NumPy, down to the last
 gradient.
 

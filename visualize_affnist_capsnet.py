@@ -1,4 +1,8 @@
 #!/usr/bin/env python3
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["numpy>=2.0.0", "matplotlib>=3.8.4"]
+# ///
 """Draws what affnist_capsnet.py finds out: trains its networks, or loads them, and writes one PNG per figure.
 
     python3 visualize_affnist_capsnet.py --networks shared,gap --seed 1

@@ -1,4 +1,8 @@
 #!/usr/bin/env python3
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["numpy>=2.0.0", "matplotlib>=3.8.4", "imageio>=2.31.0"]
+# ///
 """Draws what multimnist_capsnet.py learns: trains it, or loads a network, and writes one PNG per figure. Or names the
 two digits in a picture of yours.
 

@@ -1,4 +1,8 @@
 #!/usr/bin/env python3
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["numpy>=2.0.0", "matplotlib>=3.8.4"]
+# ///
 """Draws what smallnorb_novel_viewpoint.py finds out, as PNGs: what it is about, and how its capsules route, from one
 network, `caps`, that is trained here or comes from --load; and what all the runs of results/ say, with --results.
 

@@ -3,6 +3,7 @@
 
     python3 results/render.py              rewrite the documents in place
     python3 results/render.py --check      say where a document and the results disagree; exit code 1 if one does
+    python3 results/render.py --pictures   draw README's pictures, viz/findings/, from the results
 
 A number in a document stands between `<!-- value: EXPERIMENT SETTING, KEY -->` and `<!-- end -->`, as in
 `affnist free/shared minus free/gap-8, affine_accuracy, points`. EXPERIMENT is multimnist, smallnorb or affnist,
@@ -45,7 +46,7 @@ class Ledger:
             lines = read(folder)
         except ValueError as error:
             raise InputError(str(error)) from None
-        self.results, self.stale = {}, set()
+        self.folder, self.results, self.stale = folder, {}, set()
         for name, line in lines.items():
             experiment, table, _ = name.split("/")
             key = experiment, f"{table}/{line['setting']}"
@@ -139,12 +140,17 @@ def parts_of(text, mark):
 
 def value(ledger, text):
     """The number that a mark asks for"""
+    return drawn(ledger, *asked(text))
+
+
+def asked(text):
+    """EXPERIMENT SETTING[ minus SETTING], KEY[, STYLE, ...] -> experiment, one setting, the other, key, styles"""
     what, *rest = parts_of(text, ",")
     short, _, pair = what.partition(" ")
     if short not in SHORT or not rest:
         raise InputError(f"must be EXPERIMENT SETTING, KEY, the first of {', '.join(SHORT)}")
     one, _, other = pair.partition(" minus ")
-    return drawn(ledger, SHORT[short], one, other, rest[0], styles_of(rest[1:]))
+    return SHORT[short], one, other, rest[0], styles_of(rest[1:])
 
 
 # -------------------------------------------------------------- tables
@@ -156,7 +162,8 @@ def markdown(header, rows):
 
 def table(ledger, text):
     """The table that a mark describes, and how many seeds it rests on"""
-    short, columns, *rows = [line.strip() for line in text.splitlines() if line.strip()]
+    short, columns, *rows = *(line.strip() for line in text.splitlines() if line.strip()), "", ""
+    rows = [row for row in rows if row]
     if short not in SHORT or not columns.startswith("columns: ") or not all(" = " in row for row in rows):
         raise InputError(f"must be one of {', '.join(SHORT)}, a line of columns, and lines LABEL = SETTING")
     experiment = SHORT[short]
@@ -275,46 +282,108 @@ def made_with(ledger, experiment, settings):
                                                          else "")
 
 
-# -------------------------------------------------------------- forest plots
+# -------------------------------------------------------------- pictures
+
+PICTURES = {                       # README's: name -> what is along the axis, then rows LABEL, MARK, or headings
+    "place": ("share of affine digits named right", [
+        "anywhere on the canvas", ("the paper's kind of capsules", "affnist papers/caps, affine_accuracy"),
+        ("the paper's kind of CNN", "affnist papers/cnn, affine_accuracy"),
+        "in the middle of the canvas", ("the paper's kind of capsules", "affnist papers/caps, centred_accuracy"),
+        ("the paper's kind of CNN", "affnist papers/cnn, centred_accuracy")]),
+    "pooling": ("share of affine digits named right", [
+        ("the best capsules", "affnist free/shared, affine_accuracy"),
+        ("a CNN that averages over places", "affnist free/gap-8, affine_accuracy"),
+        ("a CNN that takes the largest", "affnist free/max-8, affine_accuracy"),
+        ("the paper's kind of capsules", "affnist free/caps, affine_accuracy"),
+        ("the paper's kind of CNN", "affnist free/cnn, affine_accuracy")]),
+    "routing": ("share of pairs, both digits named right", [
+        "a network whose parts see all of a digit", ("with routing", "multimnist weights/deep, routing.set_accuracy.1"),
+        ("the same, switched off", "multimnist weights/deep, routing.set_accuracy.0"),
+        "networks whose parts see half a digit", ("with routing", "multimnist parts/iters-3, test_set_accuracy"),
+        ("trained without", "multimnist parts/iters-1, test_set_accuracy")]),
+    "blank": ("how active capsules are, 0 to 1, on average", [
+        "in the first layer of capsules", ("that see ink", "smallnorb alive/caps, alive.after.a.primary.1"),
+        ("that see blank ground", "smallnorb alive/caps, alive.after.a.primary.0"),
+        "in the second layer", ("that see ink", "smallnorb alive/caps, alive.after.a.conv.1"),
+        ("that see blank ground", "smallnorb alive/caps, alive.after.a.conv.0")]),
+    "sure": ("how often surer of a digit than of noise (a coin: 0.5)", [
+        ("the best capsules, by length", "affnist probes/shared, detection.noise.length"),
+        ("ten vectors of a CNN, by length", "affnist probes/vectors, detection.noise.length"),
+        ("the paper's kind of capsules, by length", "affnist probes/caps, detection.noise.length"),
+        ("a CNN that averages, by softmax", "affnist probes/gap-8, detection.noise.probability")])}
+
+
+def pictures(ledger, folder, say=print):
+    """README's pictures: bars of means, and a dot for each seed"""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (along, rows) in PICTURES.items():
+        fig, axes = figure(len(rows))
+        for y, row in enumerate(rows):
+            if isinstance(row, str):
+                heading(axes, y, row)
+                continue
+            experiment, one, _, key, _ = asked(row[1])
+            values = ledger.samples(experiment, one, "", key)
+            if not values:
+                raise InputError(f"{one}: has not been run, and the picture {name} needs it")
+            colour = "#0072b2" if "capsules" in row[0] or "routing" in row[0] or "blank" in row[0] else "#999999"
+            axes.barh(y, sum(values) / len(values), color=colour, height=0.7)
+            axes.plot(values, [y] * len(values), "o", color="black", markersize=4)
+        axes.set_yticks(range(len(rows)), ["" if isinstance(row, str) else row[0] for row in rows])
+        axes.set_xlim(0, 1)
+        axes.set_xlabel(f"{along}; a dot is a seed")
+        capsnet.write_figure(fig, folder / f"{name}.png", say)
+
+
+def figure(n_rows):
+    """A figure of rows, from top to bottom -> (figure, its axes)"""
+    import matplotlib
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    fig, axes = pyplot.subplots(figsize=(8, 0.32 * n_rows + 1.1), layout="constrained")
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(n_rows - 0.4, -0.6)
+    axes.grid(axis="x", alpha=0.3)
+    axes.spines[["left", "right", "top"]].set_visible(False)
+    return fig, axes
+
+
+def heading(axes, y, text):
+    """Of a group of rows"""
+    axes.text(0.005, y, text, transform=axes.get_yaxis_transform(), va="center", fontweight="bold",
+              bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
+
 
 def forest(ledger, experiment, lines, path, say=print):
     """A figure of differences with their intervals. lines: (label, one setting, the other, key), or a heading; a
     difference that has not been run is left out"""
-    import matplotlib
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
     rows = []
     for line in lines:
         values = [] if isinstance(line, str) else ledger.samples(experiment, *line[1:])
         if isinstance(line, str) or values:
             rows.append((line, None) if isinstance(line, str) else (line[0], values))
     rows = [row for row, after in zip(rows, [*rows[1:], ("", None)]) if row[1] or after[1]]         # no empty group
-    fig, axes = pyplot.subplots(figsize=(8, 0.32 * len(rows) + 1.1), layout="constrained")
+    fig, axes = figure(len(rows))
     for y, (label, values) in enumerate(rows):
         if values is None:
-            axes.text(0, y, label, transform=axes.get_yaxis_transform(), ha="left", va="center", fontweight="bold",
-                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
+            heading(axes, y, label)
             continue
         mean, half = (100 * part for part in capsnet.mean_and_interval(values))
         half = half if math.isfinite(half) else 0
-        apart = half and abs(mean) > half
-        axes.plot([mean - half, mean + half], [y, y], color="#0072b2" if apart else "#888888", linewidth=2)
-        axes.plot([mean], [y], "o" if half else "D", color="#0072b2" if apart else "#888888", markersize=6)
+        colour = "#0072b2" if half and abs(mean) > half else "#888888"
+        axes.plot([mean - half, mean + half], [y, y], color=colour, linewidth=2)
+        axes.plot([mean], [y], "o" if half else "D", color=colour, markersize=6)
     axes.axvline(0, color="black", linewidth=1)
     axes.set_yticks(range(len(rows)), ["" if values is None else f"{label}  (n = {len(values)})"
                                        for label, values in rows])
-    axes.tick_params(axis="y", length=0)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlabel("difference, points of accuracy: mean and 95% interval over n seeds\n"
                     "grey: not told from zero; diamond: one seed, no interval")
-    axes.grid(axis="x", alpha=0.3)
-    axes.spines[["left", "right", "top"]].set_visible(False)
     capsnet.write_figure(fig, path, say)
 
 
 # -------------------------------------------------------------- the documents
 
-MARK = re.compile(r"<!-- (table|value): (.*?)\s*-->((?:(?!<!--).)*)<!-- end -->", re.S)
+MARK = re.compile(r"<!-- (table|value): ((?:(?!-->).)*?)\s*-->((?:(?!<!--).)*)<!-- end -->", re.S)
 PART = re.compile(r"<!--\s*(?:table|value|end)\b.*?-->", re.S)
 
 
@@ -376,7 +445,10 @@ def main():
     parser.add_argument("--check", action="store_true", help="compare only; exit code 1 where a document differs")
     parser.add_argument("--results", type=Path, default=ROOT / "results", metavar="DIR", help="where the results are")
     parser.add_argument("--into", type=Path, metavar="DIR", help="write the documents there, and leave these alone")
+    parser.add_argument("--pictures", action="store_true", help="draw README's pictures and nothing else")
     args = parser.parse_args()
+    if args.pictures:
+        return pictures(Ledger(args.results), (args.into or ROOT) / "viz" / "findings")
     sys.exit(1 if render(ROOT, args.results, args.check, args.into) and args.check else 0)
 
 
