@@ -1953,12 +1953,6 @@ def summarize(records):
     return summary
 
 
-def distance_to_training(angle, config):
-    """Degrees from an azimuth, or elevation, to the nearest end of the training range; 0 inside"""
-    low, high = ranges_of(config)[0]
-    return 0 if (angle - low) % 360 <= high - low else min((angle - high) % 360, (low - angle) % 360)
-
-
 def report(config, records, say):
     """Print the comparison, and write --out-json"""
     summary = summarize(records)

@@ -30,10 +30,7 @@ from matplotlib.ticker import PercentFormatter
 matplotlib.use("Agg")
 matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
                             "image.interpolation": "nearest", "legend.frameon": False})
-BLUE = "#0072B2"  # Okabe & Ito, colour-blind safe
-ORANGE = "#E69F00"
-RED = "#D55E00"
-GRAY = "#666666"
+BLUE, ORANGE, RED, GRAY = "#0072B2", "#E69F00", "#D55E00", "#666666"             # Okabe & Ito, colour-blind safe
 TINTS = np.array([[0.1, 0.55, 1], [1, 0.45, 0.05]])        # of the two digits; they add up to white where both have ink
 WIDTH = 8                          # inches
 EXPERIMENT = "multimnist_capsnet"
@@ -88,8 +85,7 @@ def new_figure(run, height, title):
 
 
 def show_montage(ax, images, columns, rows, gap=3):
-    """images (R, C, h, w[, 3]) in [0, 1] as one picture, columns and rows labelled"""
-    images = images if images.ndim == 5 else np.repeat(images[..., None], 3, -1)
+    """images (R, C, h, w, 3) in [0, 1] as one picture, columns and rows labelled"""
     R, C, h, w, _ = images.shape
     step_y, step_x = h + gap, w + gap
     picture = np.ones((R, step_y, C, step_x, 3))
@@ -135,8 +131,8 @@ def draw_reconstructions(run, n=8):
                  [f"named {words(named[k])}" + ("" if run.right[k] else f"\nis {words(labels[k])}") for k in range(n)],
                  ["the network\nsees", "and redraws\none digit", "... and\nthe other", "both\ntogether",
                   "what was\nthere"])
-    for tick, right in zip(ax.get_xticklabels(), run.right):
-        tick.set_color("black" if right else RED)
+    for k in np.flatnonzero(~run.right[:n]):
+        ax.get_xticklabels()[k].set_color(RED)
     return fig
 
 
@@ -220,16 +216,16 @@ def error_findings(run):
 def draw_errors(run, n=5):
     """How success depends on what is to be seen, and the failures whose missed digit is hidden most"""
     labels, named, (shown, groups, _) = run.test_pairs["labels"], capsnet.top_two(run.lengths), ink_shown(run)
-    fig = new_figure(run, 3.5, f"Not both named right: {1 - run.right.mean():.1%} of {len(labels):,} test pairs, most "
+    fig = new_figure(run, 3.9, f"Not both named right: {1 - run.right.mean():.1%} of {len(labels):,} test pairs, most "
                      "where one digit hides the other")
-    left, right = fig.subplots(1, 2, width_ratios=(1, 1.8))
+    left, right = fig.subplots(1, 2, width_ratios=(1, 2.1))
     for least, hits, count in groups:
         lower, upper = capsnet.wilson_interval(hits, count)
         left.errorbar(least, hits / count, [[hits / count - lower], [upper - hits / count]], fmt="o", color=BLUE)
     left.set(xlabel="how much of the more hidden digit\nlies beside the other", ylabel="both digits named right",
              ylim=(None, 1.01), title=f"{len(groups)} equal groups of pairs, 95% intervals")
-    for axis in left.xaxis, left.yaxis:
-        axis.set_major_formatter(PercentFormatter(1))
+    left.xaxis.set_major_formatter(PercentFormatter(1, 0))
+    left.yaxis.set_major_formatter(PercentFormatter(1))
     left.grid(alpha=0.3)
     missed = np.stack([(labels[:, [k]] != named).all(1) for k in (0, 1)], 1)                   # (n_test, 2)
     order = [(n_, k) for n_, k in sorted(zip(*np.nonzero(missed)), key=lambda at: shown[at])][:n]
@@ -239,7 +235,8 @@ def draw_errors(run, n=5):
     pairs = run.test_pairs
     images = np.array([[pairs["composites"][r], pairs["sources"][r, k], pairs["sources"][r, 1 - k]] for r, k in order])
     titles = [f"says {words(named[r])}\nis {words(labels[r])}" for r, _ in order]
-    show_montage(right, images.swapaxes(0, 1) / 255, titles, ["the pair", "the digit\nit missed", "the other"])
+    show_montage(right, images.swapaxes(0, 1)[..., None].repeat(3, -1) / 255, titles,
+                 ["the pair", "the digit\nit missed", "the other"], gap=6)
     right.set_title("failures whose missed digit is hidden most", color=RED)
     return fig
 

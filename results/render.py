@@ -286,9 +286,9 @@ def made_with(ledger, experiment, settings):
 
 PICTURES = {                       # README's: name -> what is along the axis, then rows LABEL, MARK, or headings
     "place": ("share of affine digits named right", [
-        "anywhere on the canvas", ("the paper's capsules", "affnist papers/caps, affine_accuracy"),
+        "anywhere on the canvas", ("the paper's kind of capsules", "affnist papers/caps, affine_accuracy"),
         ("the paper's kind of CNN", "affnist papers/cnn, affine_accuracy"),
-        "in the middle of the canvas", ("the paper's capsules", "affnist papers/caps, centred_accuracy"),
+        "in the middle of the canvas", ("the paper's kind of capsules", "affnist papers/caps, centred_accuracy"),
         ("the paper's kind of CNN", "affnist papers/cnn, centred_accuracy")]),
     "pooling": ("share of affine digits named right", [
         ("the best capsules", "affnist free/shared, affine_accuracy"),
@@ -301,11 +301,6 @@ PICTURES = {                       # README's: name -> what is along the axis, t
         ("the same, switched off", "multimnist weights/deep, routing.set_accuracy.0"),
         "networks whose parts see half a digit", ("with routing", "multimnist parts/iters-3, test_set_accuracy"),
         ("trained without", "multimnist parts/iters-1, test_set_accuracy")]),
-    "blank": ("how active capsules are, 0 to 1, on average", [
-        "in the first layer of capsules", ("that see ink", "smallnorb alive/caps, alive.after.a.primary.1"),
-        ("that see blank ground", "smallnorb alive/caps, alive.after.a.primary.0"),
-        "in the second layer", ("that see ink", "smallnorb alive/caps, alive.after.a.conv.1"),
-        ("that see blank ground", "smallnorb alive/caps, alive.after.a.conv.0")]),
     "sure": ("how often surer of a digit than of noise (a coin: 0.5)", [
         ("the best capsules, by length", "affnist probes/shared, detection.noise.length"),
         ("ten vectors of a CNN, by length", "affnist probes/vectors, detection.noise.length"),
@@ -326,7 +321,7 @@ def pictures(ledger, folder, say=print):
             values = ledger.samples(experiment, one, "", key)
             if not values:
                 raise InputError(f"{one}: has not been run, and the picture {name} needs it")
-            colour = "#0072b2" if "capsules" in row[0] or "routing" in row[0] or "blank" in row[0] else "#999999"
+            colour = "#0072b2" if "capsules" in row[0] or "routing" in row[0] else "#999999"
             axes.barh(y, sum(values) / len(values), color=colour, height=0.7)
             axes.plot(values, [y] * len(values), "o", color="black", markersize=4)
         axes.set_yticks(range(len(rows)), ["" if isinstance(row, str) else row[0] for row in rows])

@@ -296,8 +296,7 @@ FIGURES = {                        # name -> command, what it draws from beside 
     "multimnist": (f"{DRAW} --load --digits mnist && {DRAW} --results", [f"{MULTI}.py", SHIPPED], 1),
     "multimnist-page": (f"{DRAW} --image viz/{MULTI}/page.png --outdir viz/{MULTI}",
                         [f"{MULTI}.py", SHIPPED, f"viz/{MULTI}/page.png"], 1),
-    "smallnorb": (f"python3 visualize_{NORB}.py --load --results results/{NORB}/wide-azimuth.jsonl",
-                  [f"{NORB}.py", "weights/smallnorb_caps.npz"], 10),
+    "smallnorb": (f"python3 visualize_{NORB}.py --load --results", [f"{NORB}.py", "weights/smallnorb_caps.npz"], 1),
     "affnist": (f"python3 visualize_{AFF}.py --load {AFF_SHIPPED} --n-test 1000 --digits mnist && "
                 f"python3 visualize_{AFF}.py --results results/{AFF}",
                 [f"{AFF}.py", *AFF_SHIPPED.split()], 3)}
