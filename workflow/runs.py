@@ -253,7 +253,7 @@ CAPTIONS = {                       # of each table, in the lab book
     (AFF, "papers-anywhere"): "The same, trained on digits placed anywhere that their ink fits.",
     (AFF, "papers"): "The same, stopped alike at 98% of moved validation digits.",
     (AFF, "papers-free-off"): "The paper's capsules, trained with routing and tested without it.",
-    (AFF, "free"): "Networks on one trunk, after 96,000 moved digits; a number that ends a name is its margin, px.",
+    (AFF, "free"): "Networks on one trunk, after 48,000 moved digits; a number that ends a name is its margin, px.",
     (AFF, "free-off"): "Capsules of that trunk, trained with routing and tested without it.",
     (AFF, "steps"): "From a CNN of ten vectors to a capsule network by parts; what is taken from that one.",
     (AFF, "few-10"): "Trained on 10 digits of each class.", (AFF, "few-100"): "Trained on 100 digits of each class.",
@@ -297,9 +297,8 @@ FIGURES = {                        # name -> command, what it draws from beside 
     "multimnist-page": (f"{DRAW} --image viz/{MULTI}/page.png --outdir viz/{MULTI}",
                         [f"{MULTI}.py", SHIPPED, f"viz/{MULTI}/page.png"], 1),
     "smallnorb": (f"python3 visualize_{NORB}.py --load --results", [f"{NORB}.py", "weights/smallnorb_caps.npz"], 1),
-    "affnist": (f"python3 visualize_{AFF}.py --load {AFF_SHIPPED} --n-test 1000 --digits mnist && "
-                f"python3 visualize_{AFF}.py --results results/{AFF}",
-                [f"{AFF}.py", *AFF_SHIPPED.split()], 3)}
+    "affnist": (f"python3 visualize_{AFF}.py --load {AFF_SHIPPED} --n-test 1000 --digits mnist --results",
+                [f"{AFF}.py", *AFF_SHIPPED.split()], 1)}
 FILMS = {
     "multimnist": (f"python3 make_{MULTI}_gif.py {QUICK} --n-val 500 --snapshot-every 75 --fps 6",
                    [f"{MULTI}.py", SHIPPED], 3),

@@ -102,7 +102,7 @@ def test_figures_and_films_are_listed_with_their_time(project):
     code, out = run(project, "figures", "films", "weights", "--dry-run", "--printshellcmds")
     drawn = re.findall(r"^Job \d+: (figures|films) (\S+): about \d+ minutes of two cores$", out, re.M)
     assert code == 0 and len(drawn) == 8, out
-    assert out.count("python3 visualize_") == 6 and out.count("python3 make_") == 3
+    assert out.count("python3 visualize_") == 5 and out.count("python3 make_") == 3
 
 
 def test_no_process_of_another_folder_is_taken_for_ours(tmp_path):
