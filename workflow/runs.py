@@ -196,7 +196,7 @@ LOOKS = [                          # what the figures say, in numbers
     *off(MULTI, "main", "deep", range(10)), *off(MULTI, "parts", "iters-3", range(10)),
     *off(MULTI, "main", "residual", range(2)), *off(AFF, "free", "caps", range(5)),
     *off(AFF, "papers-free", "caps", range(5)),
-    *(Result(MULTI, "disentanglement", "deep", seed, f"{PROBE} --n-seeds 1 --seed {seed} --threads 1", 11)
+    *(Result(MULTI, "disentanglement", "deep", seed, f"{PROBE} --seed {seed} --threads 1", 11)
       for seed in range(3)),
     Result(NORB, "toys", "likeness", 0, "python3 tests/bench_toys.py", 2),
     Result(MULTI, "nearest", "pairs", 0, "python3 tests/bench_multimnist_nearest.py --digits mnist", 2),
@@ -293,10 +293,9 @@ CAPTIONS = {                       # of each table, in the lab book
     (NORB, "real-azimuth"): "The real smallNORB, whose files cannot be shipped: not run."}
 AFF_SHIPPED = "weights/affnist_shared.npz weights/affnist_gap.npz"
 FIGURES = {                        # name -> command, what it draws from beside its own script, minutes of two cores
-    "multimnist": (f"{DRAW} --load --digits mnist", [f"{MULTI}.py", SHIPPED], 1),
+    "multimnist": (f"{DRAW} --load --digits mnist && {DRAW} --results", [f"{MULTI}.py", SHIPPED], 1),
     "multimnist-page": (f"{DRAW} --image viz/{MULTI}/page.png --outdir viz/{MULTI}",
                         [f"{MULTI}.py", SHIPPED, f"viz/{MULTI}/page.png"], 1),
-    "multimnist-disentanglement": (f"{PROBE} --n-seeds 3", [f"{MULTI}.py"], 15),
     "smallnorb": (f"python3 visualize_{NORB}.py --load --results", [f"{NORB}.py", "weights/smallnorb_caps.npz"], 1),
     "affnist": (f"python3 visualize_{AFF}.py --load {AFF_SHIPPED} --n-test 1000 --digits mnist --results",
                 [f"{AFF}.py", *AFF_SHIPPED.split()], 1)}
