@@ -259,7 +259,7 @@ CAPTIONS = {                       # of each table, in the lab book
     (AFF, "few-10"): "Trained on 10 digits of each class.", (AFF, "few-100"): "Trained on 100 digits of each class.",
     (AFF, "long"): "After 240,000 moved digits: the networks that come along.",
     (AFF, "mnist"): "The plain task: MNIST's test images.",
-    (AFF, "level"): "Networks on one trunk, stopped alike at 97% of moved validation digits.",
+    (AFF, "level"): "Capsules of the trunk, the paper's CNN normalised, stopped alike at 97% of moved digits.",
     (AFF, "edge"): "The same networks without a margin.",
     (AFF, "nearest"): "Nearest neighbours in pixels.",
     (AFF, "weights"): "The networks that come along, from their files.",
