@@ -49,9 +49,9 @@ SMALL, LARGE = pictures.LEAST_SIDE, pictures.WORK_SIDE         # sides of a pict
 FAR, STEP = 12, 2                  # px from the middle that a map of places goes to, and between two of them
 AZIMUTHS = range(0, 360, 10)       # of a ring
 AT_ONCE = 12                       # places of a map; between two lots it may be dropped for a newer one
-HEADERS = {"Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-           "base-uri 'none'; form-action 'none'; frame-ancestors 'none'", "X-Content-Type-Options": "nosniff",
-           "Cache-Control": "no-store"}
+HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store", "Content-Security-Policy": "default-src "
+           "'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
+           "form-action 'none'; frame-ancestors 'none'"}
 STALE = {"stale": True}            # in place of an answer: a newer ask of the same kind has come
 FIELDS = {                         # of asks: a number's bounds, and how many of it; of base64, str, those of its bytes
     "tab": (int, 0, len(NETWORKS) - 1), "image": (str, CANVAS ** 2, CANVAS ** 2), "routed": (int, 0, 1),
