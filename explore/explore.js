@@ -15,7 +15,7 @@ const times = {};                                                // of each kind
 /** Ask the server; show(answer) when it comes. Of asks of one kind one is under way, and only the newest waits. */
 function ask(what, fields, show) {
   const kind = waiting[what] ??= {};
-  kind.next = {fields, show, at: performance.now()};
+  kind.next = {fields, show, at: window.event?.timeStamp ?? performance.now()};
   if (!kind.busy) answerAll(what, kind);
 }
 
@@ -276,11 +276,12 @@ function showNumbers() {
   [...$("numbers").children].forEach((slider, d) => { slider.value = v[d]; });
 }
 
-/** Over each place of the picture two bars: the share of its coupling that goes to either name */
+/** Over each place of the picture two bars, up to a quarter: the share of its coupling that goes to either name */
 function showCoupling() {
   const canvas = $("coupling"), context = canvas.getContext("2d"), {grid, change} = pair.answer;
   const step = Math.min(+$("iteration").value, change.length) - 1, size = canvas.width / grid;
-  context.imageSmoothingEnabled = false;
+  Object.assign(context, {imageSmoothingEnabled: false, fillStyle: "black"});
+  context.fillRect(0, 0, canvas.width, canvas.height);
   context.globalAlpha = 0.55;
   context.drawImage($("pair-stage"), 0, 0, canvas.width, canvas.height);
   context.globalAlpha = 1;
@@ -289,12 +290,12 @@ function showCoupling() {
     context.strokeStyle = "#777";
     context.strokeRect(x + 0.5, y + 0.5, size, size);
     ROLES.forEach((_, k) => {
-      const share = (change[step][k][place] + 1) / 10, height = share * (size - 4);
+      const share = (change[step][k][place] + 1) / 10, height = Math.min(1, 4 * share) * (size - 4);
       context.fillStyle = `rgb(${COLOURS[k]})`;
       context.fillRect(x + size * (0.14 + 0.4 * k), y + size - 2 - height, size * 0.32, height);
     });
     context.fillStyle = "#fff";
-    context.fillRect(x + 3, y + size - 2 - 0.1 * (size - 4), size - 6, 1);
+    context.fillRect(x + 3, y + size - 2 - 0.4 * (size - 4), size - 6, 1);
   }
 }
 
@@ -485,7 +486,8 @@ function showMap(k) {
   context.clearRect(0, 0, canvas.width, canvas.height);
   found?.named.forEach((named, place) => {
     const x = cell * (place % n), y = cell * Math.floor(place / n), right = named === facts.labels[digit.digit];
-    if (!found.whole[place]) return;
+    context.fillStyle = colour("--line");
+    if (!found.whole[place]) return context.fillRect(x + cell / 2 - 2, y + cell / 2 - 2, 4, 4);
     counts[right ? 0 : 1]++;
     context.fillStyle = context.strokeStyle = colour(right ? "--right" : "--wrong");
     context.lineWidth = 3;
@@ -555,10 +557,12 @@ function startDigit() {
     });
     return make("div", {class: "card"}, make("h2", {}, name, make("small", {}, words)), make("p", {class: "said"}), row);
   }));
-  facts.missing.filter(([, , file]) => file.startsWith("affnist_small")).forEach(([name, words, file]) => {
-    $("missing").append(make("p", {}, `Not here: ${name}, ${words}. To train it (an hour or so): `, make("code", {},
-      `python3 affnist_capsnet.py --preset small --model ${file.split("_")[2]} --n-epochs 8 --out-weights weights/${file}.npz`)));
-  });
+  const missing = facts.missing.filter(([, , file]) => file.startsWith("affnist_small"));
+  if (missing.length) {
+    $("missing").append(`Not in weights/: ${missing.map(([name]) => name).join(", ")}. Train one, and start this again: `,
+      make("code", {}, `python3 affnist_capsnet.py --preset small --model ${missing[0][2].split("_")[2]} `
+        + `--n-epochs 8 --out-weights weights/${missing[0][2]}.npz`));
+  }
   onDrag($("digit-stage"), WIDE, (x, y) => {
     const [x0, y0] = [x - digit.x, y - digit.y];
     return (x, y) => moveTo(x - x0, y - y0);
@@ -658,10 +662,7 @@ function startToy() {
     make("path", {class: `of-${k}`, d: arc(98 - 22 * k, a - step / 2 + 0.7, a + step / 2 - 0.7)}))));
   $("ring").append($("hand"));
   $("ring-names").append(...networks.map(() => make("li")));
-  const azimuth = $("azimuth"), share = x => `${x / 3.6}%`, mid = "color-mix(in srgb, var(--trained) 45%, transparent)";
-  azimuth.classList.add("shaded");                                // around the circle: from its start, and to its end
-  azimuth.style.background = `linear-gradient(to right, ${mid} ${share(high - 360)}, transparent ${share(high - 360)} `
-    + `${share(low)}, ${mid} ${share(low)})`;
+  shade($("azimuth"), high - 360, low);                           // around the circle: the slider's two ends
   shade($("elevation"), 30, 70);
   $("toy-cards").append(...networks.map(([name, words]) => make("div", {class: "card"},
     make("h2", {}, name, make("small", {}, words)), make("p", {class: "said"}),
@@ -698,6 +699,7 @@ function openTab(name) {
     $(`tab-${other}`).setAttribute("aria-selected", other === name);
     $(`tab-${other}`).tabIndex = other === name ? 0 : -1;
   });
+  $("source").hidden = name === "toy";
   history.replaceState(null, "", `#${name}`);
   OPEN[name]();
 }
