@@ -1,4 +1,8 @@
 #!/usr/bin/env python3
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["numpy>=2.0.0"]
+# ///
 """affNIST CapsNet: one digit, and what an affine transformation that was never trained on does to its name.
 
 Sabour, Frosst & Hinton, "Dynamic routing between capsules", NIPS 2017, sections 4, 5.1 and 5.2.

@@ -42,13 +42,11 @@ NETWORKS = {                       # of each experiment: file in weights/ -> its
         "smallnorb_caps": ("matrix capsules", "the paper's kind: pose matrices and EM routing")}}
 PAGE = {"/": ("index.html", "text/html"), "/explore.js": ("explore.js", "text/javascript"),
         "/explore.css": ("explore.css", "text/css")}           # and /ask: all the paths that there are
-MAX_BODY = 1_000_000               # bytes
-N_DIGITS = 200                     # test digits to pick from
+MAX_BODY, N_DIGITS = 1_000_000, 200                            # bytes of an ask; test digits to pick from
 SIDE = affnist.SIDES["affnist"]    # of the second tab's canvas, px
 SMALL, LARGE = pictures.LEAST_SIDE, pictures.WORK_SIDE         # sides of a picture of one's own, px
-FAR, STEP = 12, 2                  # px from the middle that a map of places goes to, and between two of them
+FAR, STEP, AT_ONCE = 12, 2, 12     # of a map: px from the middle, px between places, places named at once
 AZIMUTHS = range(0, 360, 10)       # of a ring
-AT_ONCE = 12                       # places of a map; between two lots it may be dropped for a newer one
 HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store", "Content-Security-Policy": "default-src "
            "'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
            "form-action 'none'; frame-ancestors 'none'"}
@@ -149,11 +147,13 @@ class Guide:
     def pair(self, image, routed):
         config = self.pairs.config if routed else dataclasses.replace(self.pairs.config, routing_iters=1)
         image = image.reshape(1, CANVAS, CANVAS).astype(np.float32) / 255
-        out = pictures.forward_with_grid(self.pairs.weights, image, config)
-        named, maps = out["digits"][0], pictures.routing_maps(self.pairs.weights, out)
+        out, _ = multi.forward(self.pairs.weights, image, config)
+        named, grid = out["digits"][0], multi.work_out(multi.trunk(config), CANVAS, 1, rows=True).side
+        weight = np.linalg.norm(out["u"][0], axis=-1).reshape(grid * grid, -1)          # of a place's primary capsules
+        c = np.stack([np.broadcast_to(step, (1, N_CLASSES, weight.size))[0, named] for step in out["c"]])
         return {"lengths": out["lengths"][0].tolist(), "digits": named.tolist(), "v": out["v"][0, named].tolist(),
-                "redrawn": [coded(digit) for digit in out["recon"][0]], "grid": out["grid"][0],
-                "change": maps.change[:, 0, named].reshape(len(maps.change), 2, -1).tolist()}
+                "redrawn": [coded(digit) for digit in out["recon"][0]], "grid": grid, "shares": np.average(
+                    c.reshape(-1, 2, *weight.shape), -1, np.broadcast_to(weight, (len(c), 2, *weight.shape))).tolist()}
 
     def redraw(self, a, b, v):
         """Two digits redrawn, each from a capsule's numbers, of which v holds both"""

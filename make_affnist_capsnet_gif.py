@@ -1,5 +1,9 @@
 #!/usr/bin/env python3
-"""Films test digits that turn, lean, stretch and move, what networks call them, and how a capsule redraws them.
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["numpy>=2.0.0", "matplotlib>=3.8.4", "imageio>=2.31.0"]
+# ///
+"""Films test digits that turn, lean, stretch and move, and what two networks call them.
 
     python3 make_affnist_capsnet_gif.py --index 1 15 --fps 8
 """
@@ -15,13 +19,17 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False})
+matplotlib.rcParams.update({"font.size": 10, "axes.titlesize": 11, "axes.spines.top": False,
+                            "axes.spines.right": False})
 BLUE, ORANGE, GRAY = "#0072B2", "#E69F00", "#999999"          # Okabe & Ito, colour-blind safe
 LEGEND = {"named right": BLUE, "named wrong": ORANGE, "not named": GRAY}
 LEVELS = 32                        # of red, green and blue: few colours, the same in every frame: a small file
-TOP, ROW, BOTTOM = 46, 166, 30     # heights of the heading, of a digit's row, of the legend, px
-PICTURE, BARS, GAP = 130, 180, 34  # widths, px
+TOP, ROW, BOTTOM = 80, 176, 32     # heights of the headings, of a digit's row, of the legend, px
+PICTURE, BARS, GAP = 150, 250, 40  # widths, px
 NETWORKS = [str(affnist.WEIGHTS), str(affnist.WEIGHTS.with_name("affnist_gap.npz"))]
+NAMES = {"shared": "capsules", "caps": "capsules as in the paper", "vectors": "vectors that average",
+         "vectors-max": "vectors of maxima", "gap": "CNN that averages", "max": "CNN that takes the largest",
+         "dense": "CNN that pools", "cnn": "CNN as in the paper"}
 MAX_DIGITS, MAX_NETWORKS = 4, 3
 PATH = (                           # (factor, or where: the extremes it swings between); the others rest meanwhile
     ("turn", -60, 60), ("shear", -0.5, 0.5), ("down", 0.6, 1.3), ("across", 0.6, 1.3), ("place", -1, 1))
@@ -64,64 +72,50 @@ def shares(scores, config):
 
 
 def film(digits, networks, n, source):
-    """digits: (image (28, 28) uint8, label), networks: (name, config, weights) -> list of (h, w, 3) uint8 frames, a row
-    for every digit, networks side by side. The figure is built once; frames only change its data."""
-    shown, redraws = scenes(n), [config.recon_weight > 0 for _, config, _ in networks]
-    width = PICTURE + 2 * GAP + sum(BARS + GAP + (PICTURE + GAP) * redrawn for redrawn in redraws) - GAP // 2
-    height = TOP + ROW * len(digits) + BOTTOM
+    """digits: (image (28, 28) uint8, label), networks: (config, weights) -> list of (h, w, 3) uint8 frames, a row for
+    every digit, networks side by side. The figure is built once; frames only change its data."""
+    shown = scenes(n)
+    width, height = PICTURE + 2 * GAP + (BARS + GAP) * len(networks) - GAP, TOP + ROW * len(digits) + BOTTOM
     fig = Figure((width / 100, height / 100), dpi=100)
     canvas = FigureCanvasAgg(fig)
 
-    def add_axes(left, top, wide, tall, title):
-        """An axes at a place in screen px"""
-        ax = fig.add_axes((left / width, 1 - (top + tall) / height, wide / width, tall / height))
-        ax.set_title(title, pad=4)
+    def add_axes(left, row, wide, title):
+        """An axes in the row of a digit; the first row has titles"""
+        ax = fig.add_axes((left / width, 1 - (TOP + row * ROW + PICTURE) / height, wide / width, PICTURE / height))
+        ax.set_title("" if row else title, pad=8)
         return ax
-
-    def add_picture(left, top, image, white, title):
-        ax = add_axes(left, top, PICTURE, PICTURE, title)
-        ax.set(xticks=[], yticks=[])
-        return ax.imshow(image, cmap="gray_r", vmin=0, vmax=white, interpolation="nearest")
-    heading = fig.suptitle("", fontsize=10, y=1 - 6 / height)
+    heading = fig.suptitle("", fontsize=12, y=1 - 8 / height)
     fig.legend([Patch(color=colour) for colour in LEGEND.values()], LEGEND, loc="lower center", ncol=3, frameon=False,
-               fontsize=8, bbox_to_anchor=(0.5, 0))
-    rows = []                      # of every digit: (images, its picture), and of every network (bars, redrawn or None)
-    for k, (image, label) in enumerate(digits):
+               fontsize=10, bbox_to_anchor=(0.5, 0))
+    rows = []                      # of every digit: images, its picture, label, and of every network (bars, heights)
+    for row, (image, label) in enumerate(digits):
         images = np.stack([affnist.affine_digits(image[None], affnist.affine_matrix(**factors), Still(*place),
                                                  SIDES["affnist"])[0][0] for _, _, factors, place in shown])
-        left, top, looks = GAP // 2, TOP + k * ROW, []
-        picture = add_picture(left, top, images[0], 255, "" if k else "test digits")
-        left += PICTURE + GAP
-        for (name, config, weights), redraw in zip(networks, redraws):
+        ax = add_axes(GAP // 2, row, PICTURE, "a test digit")
+        ax.set(xticks=[], yticks=[])
+        ax.spines[:].set(visible=True, color=GRAY)
+        picture, looks = ax.imshow(images[0], cmap="gray_r", vmin=0, vmax=255, interpolation="nearest"), []
+        for k, (config, weights) in enumerate(networks):
             with affnist.Runner(1) as runner:
-                out = runner.forward(weights, {"images": images, "labels": np.full(len(images), label)}, config,
-                                     decode="longest")
-            words = f"{name}: " + ("lengths of capsules" if config.model in CAPSULES else "probabilities")
-            ax = add_axes(left, top, BARS, PICTURE - 18, "" if k else words)
-            bars = ax.bar(range(N_CLASSES), [0] * N_CLASSES, color=GRAY)
+                out = runner.forward(weights, {"images": images, "labels": np.full(len(images), label)}, config)
+            words = NAMES[config.model] + (": lengths" if config.model in CAPSULES else ": probabilities")
+            ax = add_axes(3 * GAP // 2 + PICTURE + k * (BARS + GAP), row, BARS, words)
             ax.set(ylim=(0, 1), yticks=[0, 1])
             ax.set_xticks(range(N_CLASSES), range(N_CLASSES))
-            ax.tick_params(length=0, pad=2)
-            left += BARS + GAP
-            redrawn = None
-            if redraw:
-                redrawn = add_picture(left, top, out["recon"][0, 0], 1, "" if k else "redrawn by the longest")
-                left += PICTURE + GAP
-            looks.append((bars, shares(out["scores"], config), redrawn, out))
-        rows.append((picture, images, label, looks))
+            ax.tick_params(length=0, pad=3)
+            looks.append((ax.bar(range(N_CLASSES), [0] * N_CLASSES), shares(out["scores"], config)))
+        rows.append((images, picture, label, looks))
     frames = []
     for t, (name, value, _, _) in enumerate(shown):
         low, high = affnist.RANGES.get(name, (-np.inf, np.inf))
-        beyond = "" if low <= value <= high else ", beyond affNIST's range"
-        heading.set_text(f"Trained on moved {source}; {WORDS[name].format(value)}{beyond}")
-        for picture, images, label, looks in rows:
+        beyond = "" if low <= value <= high else ", further than in affNIST"
+        heading.set_text(f"Trained on upright {source}, moved about.\nNow {WORDS[name].format(value)}{beyond}")
+        for images, picture, label, looks in rows:
             picture.set_data(images[t])
-            for bars, heights, redrawn, out in looks:
+            for bars, heights in looks:
                 for j, bar in enumerate(bars):
                     bar.set_height(heights[t, j])
                     bar.set_color(GRAY if j != heights[t].argmax() else BLUE if j == label else ORANGE)
-                if redrawn:
-                    redrawn.set_data(out["recon"][t, 0])
         canvas.draw()
         frame = np.asarray(canvas.buffer_rgba())[..., :3]
         frames.append((np.round(frame / 255 * (LEVELS - 1)) * (255 / (LEVELS - 1))).astype(np.uint8))
@@ -162,8 +156,7 @@ def main():
     if not 0 <= min(args.index) <= max(args.index) < len(labels):
         raise InputError(f"--index {' '.join(map(str, args.index))}: must be between 0 and {len(labels) - 1}")
     frames = film([(images[k], int(labels[k])) for k in args.index],
-                  [(each.model, each, file.weights) for file, each in found], args.frames,
-                  DIGIT_NAMES[digits["source"]])
+                  [(each, file.weights) for file, each in found], args.frames, DIGIT_NAMES[digits["source"]])
     affnist.write_atomically(
         args.out, lambda file: imageio.imwrite(file, frames, extension=".gif", duration=1000 / args.fps, loop=0))
     say(f"wrote {args.out}  ({len(frames)} frames, {args.out.stat().st_size / 1e6:.2f} MB)")

@@ -1,4 +1,8 @@
 #!/usr/bin/env python3
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["numpy>=2.0.0", "matplotlib>=3.8.4", "imageio>=2.31.0"]
+# ///
 """Films multimnist_capsnet.py learning to take two digits apart: trains it, and writes an animated GIF.
 
     python3 make_multimnist_capsnet_gif.py --n-epochs 12 --n-train 6000 --snapshot-every 75 --fps 6

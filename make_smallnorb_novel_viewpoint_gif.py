@@ -1,6 +1,10 @@
 #!/usr/bin/env python3
-"""Films smallnorb_novel_viewpoint.py: a capsule network and a CNN of its size learning, then both watching a toy turn
-through all azimuths under changing light.
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["numpy>=2.0.0", "matplotlib>=3.8.4", "imageio>=2.31.0"]
+# ///
+"""Films smallnorb_novel_viewpoint.py: a capsule network and a CNN learning, then both naming a plane that turns through
+all azimuths under changing light, and where on the circle each is wrong.
 
     python3 make_smallnorb_novel_viewpoint_gif.py --n-test 600
 """
@@ -16,15 +20,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False})
-BLUE = "#0072B2"  # Okabe & Ito, colour-blind safe
-ORANGE = "#E69F00"
-RED = "#D55E00"
-GRAY = "#999999"
-COLOURS = (BLUE, RED)              # of the two networks
+COLOURS = ("#0072B2", "#D55E00")  # of the two networks: Okabe & Ito, colour-blind safe
+NAMES = {"dynamic-shared": "capsules", "gap": "CNN"}          # others are called what --model calls them
 HOLD, MAX_FRAMES = 2000, 200       # ms the last frame of a part stays; frames are kept in memory, 1 MB each
 LEVELS = 32                     # of red, green and blue: few colours, the same in every frame: a small file, no flicker
 WIDTH, HEIGHT = 800, 390           # of the film, px
-TURNING = 4                        # the class that turns: car
+TURNING = 2                        # the class that turns: plane
 ELEVATION = 50                     # degrees
 
 
@@ -61,6 +62,10 @@ def shares(params, images, config):
     return p / p.sum()
 
 
+def name_of(config):
+    return NAMES.get(config.model, config.model)
+
+
 def view_of(label, azimuth, light, config):
     """One image as the networks eat it, and what to show of it: of the first test toy of a class, which training never
     showed, under one of the six lightings"""
@@ -78,25 +83,26 @@ def draw_frames(configs, histories, n_sweep):
     title = fig.suptitle("", fontsize=10, y=0.985)
     curves = fig.add_axes((0.07, 0.15, 0.26, 0.66))
     curves.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="share of training", ylabel="accuracy")
-    curves.set_title("solid: familiar views,\ndashed: held-out views", fontsize=8)
+    curves.set_title("new toys. Solid: from sides trained on,\ndashed: from sides never shown", fontsize=8)
     curves.grid(alpha=0.3)
     lines = [[curves.plot([], [], style, color=colour, marker="o", markersize=3, clip_on=False,
-                          label=config.model if style == "-" else None)[0] for style in ("-", "--")]
+                          label=name_of(config) if style == "-" else None)[0] for style in ("-", "--")]
              for config, colour in zip(configs, COLOURS)]
     curves.legend(fontsize=8, loc="lower right")
-    ax = fig.add_axes((0.37, 0.42, 0.17, 0.36))
+    ax = fig.add_axes((0.37, 0.48, 0.17, 0.33))
     picture = ax.imshow(np.zeros((NORB_SIDE, NORB_SIDE)), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     ax.set(xticks=[], yticks=[])
     caption = ax.set_title("", fontsize=8)
-    dial = fig.add_axes((0.395, 0.05, 0.12, 0.22), projection="polar")
+    dial = fig.add_axes((0.365, 0.06, 0.18, 0.28), projection="polar")
     ranges = norb.ranges_of(first)
-    for (low, high), colour in zip(ranges, (BLUE, ORANGE)):
-        dial.bar(np.deg2rad((low + high) / 2), 1, np.deg2rad(high - low), color=colour, alpha=0.35)
+    low, high = ranges[0]
+    dial.bar(np.deg2rad((low + high) / 2), 1, np.deg2rad(high - low), color="black", alpha=0.15)
     dial.set(yticks=[], ylim=(0, 1))
     dial.set_xticks(np.deg2rad([0, 90, 180, 270]), ["0°", "90°", "180°", "270°"], fontsize=7)
     dial.tick_params(pad=-3)
-    hand, = dial.plot([0, 0], [0, 1], color="black", linewidth=2)
-    fig.text(0.455, 0.345, "azimuth: blue trained,\norange held out", ha="center", va="bottom", fontsize=7.5)
+    hand, = dial.plot([0, 0], [0, 1], color="black", linewidth=1.5)
+    fig.text(0.455, 0.395, "azimuth; grey: trained on\ndot: right, cross: wrong", ha="center", va="bottom",
+             fontsize=7.5)
     panels, frames = [], []
     for k, colour in enumerate(COLOURS):
         ax = fig.add_axes((0.63, 0.55 - 0.44 * k, 0.34, 0.29))
@@ -107,36 +113,40 @@ def draw_frames(configs, histories, n_sweep):
         ax.set_xlabel("share of belief" if k else "", fontsize=8)
         panels.append((ax, bars))
 
-    def show(label, azimuth, light, all_params):
+    def show(label, azimuth, light, all_params, marked=False):
         images, shown = view_of(label, azimuth, light, first)
         picture.set_data(shown)
         trained, held_out = (norb.in_range(azimuth, wanted) for wanted in ranges)
-        where = "training range" if trained else "held-out range" if held_out else "between the ranges"
+        where = "a side trained on" if trained else "a side never shown" if held_out else "between"
         caption.set_text(f"{NORB_NAMES[label]} at {azimuth:.0f}°\n{where}")
         hand.set_xdata([np.deg2rad(azimuth)] * 2)
-        for (ax, bars), config, params in zip(panels, configs, all_params):
+        for (ax, bars), config, params, ring in zip(panels, configs, all_params, (0.86, 0.6)):
             p = shares(params, images, config)
             for bar, width in zip(bars, p):
                 bar.set_width(width)
             named = int(p.argmax())
-            ax.set_title(f"{config.model}: {NORB_NAMES[named]}, {'right' if named == label else 'WRONG'}", fontsize=9,
-                         fontweight="normal" if named == label else "bold")
+            right = named == label
+            if marked:
+                dial.plot(np.deg2rad(azimuth), ring, "o" if right else "x", color=bars[0].get_facecolor(),
+                          markersize=3 if right else 5)
+            ax.set_title(f"{name_of(config)}: {NORB_NAMES[named]}, {'right' if right else 'WRONG'}", fontsize=9,
+                         fontweight="normal" if right else "bold")
         canvas.draw()
         frame = np.asarray(canvas.buffer_rgba())[..., :3]
         frames.append((np.round(frame / 255 * (LEVELS - 1)) * (255 / (LEVELS - 1))).astype(np.uint8))
 
     run_name = f"seed {first.seed}, {first.n_epochs} epochs"
     n, (low, high) = min(map(len, histories)), ranges[1]
-    title.set_text(f"Training ({run_name}): held-out views, never trained on")
+    title.set_text(f"Training ({run_name}): toys and sides that it never shows")
     for k in range(n):
         for history, (solid, dashed) in zip(histories, lines):
             at, familiar, unseen = np.array([point for point, _ in history[:k + 1]]).T
             solid.set_data(at, familiar)
             dashed.set_data(at, unseen)
         show(k % N_CLASSES, (low + (high - low) * k / max(1, n - 1)) % 360, k, [history[k][1] for history in histories])
-    title.set_text(f"After training ({run_name}): one toy that training never showed turns, both networks name it")
+    title.set_text(f"After training: a {NORB_NAMES[TURNING]} that it never showed turns, both networks name it")
     for k in range(n_sweep):
-        show(TURNING, 360.0 * k / n_sweep, 6 * k // n_sweep, [history[-1][1] for history in histories])
+        show(TURNING, 360.0 * k / n_sweep, 6 * k // n_sweep, [history[-1][1] for history in histories], True)
     return frames, n
 
 

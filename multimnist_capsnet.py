@@ -1,4 +1,8 @@
 #!/usr/bin/env python3
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["numpy>=2.0.0"]
+# ///
 """MultiMNIST CapsNet: dynamic routing between capsules, in NumPy, down to the last gradient.
 
 Sabour, Frosst & Hinton, "Dynamic routing between capsules", NIPS 2017.

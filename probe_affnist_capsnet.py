@@ -1,4 +1,8 @@
 #!/usr/bin/env python3
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["numpy>=2.0.0"]
+# ///
 """Probes what a network of affnist_capsnet.py does with spoilt digits, with each transformation alone and with what is
 no digit, and, of capsules, what their dimensions stand for.
 

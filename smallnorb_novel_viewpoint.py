@@ -1,4 +1,8 @@
 #!/usr/bin/env python3
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["numpy>=2.0.0"]
+# ///
 """smallNORB novel viewpoints: capsules of vectors and of matrices, dynamic and EM routing, in NumPy, down to the last
 gradient.
 
@@ -1947,12 +1951,6 @@ def summarize(records):
                 row["matched_difference"] = mean_and_interval([m - h for m, h in matched])
         summary[label] = row
     return summary
-
-
-def distance_to_training(angle, config):
-    """Degrees from an azimuth, or elevation, to the nearest end of the training range; 0 inside"""
-    low, high = ranges_of(config)[0]
-    return 0 if (angle - low) % 360 <= high - low else min((angle - high) % 360, (low - angle) % 360)
 
 
 def report(config, records, say):

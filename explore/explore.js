@@ -260,7 +260,7 @@ function showPairAnswer(found) {
     $(`redrawn-${k}`).nextElementSibling.textContent = `the ${digit}`;
     $(`whose-${k}`).textContent = `the ${digit}`;
   });
-  $("iteration").max = found.change.length;
+  $("iteration").max = found.shares.length;
   showNumbers();
   showCoupling();
 }
@@ -278,8 +278,8 @@ function showNumbers() {
 
 /** Over each place of the picture two bars, up to a quarter: the share of its coupling that goes to either name */
 function showCoupling() {
-  const canvas = $("coupling"), context = canvas.getContext("2d"), {grid, change} = pair.answer;
-  const step = Math.min(+$("iteration").value, change.length) - 1, size = canvas.width / grid;
+  const canvas = $("coupling"), context = canvas.getContext("2d"), {grid, shares} = pair.answer;
+  const step = Math.min(+$("iteration").value, shares.length) - 1, size = canvas.width / grid;
   Object.assign(context, {imageSmoothingEnabled: false, fillStyle: "black"});
   context.fillRect(0, 0, canvas.width, canvas.height);
   context.globalAlpha = 0.55;
@@ -290,7 +290,7 @@ function showCoupling() {
     context.strokeStyle = "#777";
     context.strokeRect(x + 0.5, y + 0.5, size, size);
     ROLES.forEach((_, k) => {
-      const share = (change[step][k][place] + 1) / 10, height = Math.min(1, 4 * share) * (size - 4);
+      const height = Math.min(1, 4 * shares[step][k][place]) * (size - 4);
       context.fillStyle = `rgb(${COLOURS[k]})`;
       context.fillRect(x + size * (0.14 + 0.4 * k), y + size - 2 - height, size * 0.32, height);
     });

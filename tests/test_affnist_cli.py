@@ -1,24 +1,27 @@
 """The third experiment's command lines: end to end at toy size, offline; wrong input is one line and exit code 2."""
 import json
+import sys
 from types import SimpleNamespace
 
 import affnist_capsnet as ac
 
 import imageio.v3 as imageio
 import pytest
+from conftest import ROOT
 
 import make_affnist_capsnet_gif as film
-import probe_affnist_capsnet as probe
 import visualize_affnist_capsnet as figures
 
-SCRIPTS = {"experiment": ac, "figures": figures, "film": film, "probe": probe}
+sys.path.insert(0, str(ROOT / "workflow"))
+import runs  # noqa: E402
+
+SCRIPTS = {"experiment": ac, "figures": figures, "film": film}
 TOY = "--digits synthetic --n-epochs 1 --n-train 64 --n-val 32 --n-test 64 --batch-size 16 --conv1-channels 4".split()
 
 
 @pytest.fixture
-def cli(monkeypatch, call):
-    """cli(script, *flags): call's answer; few pictures are probed"""
-    monkeypatch.setattr(probe, "N_PROBED", 40)
+def cli(call):
+    """cli(script, *flags): call's answer"""
     return lambda script, *flags: call(ac, SCRIPTS[script].main, *flags)
 
 
@@ -79,57 +82,45 @@ def test_bad_input_is_one_line_and_leaves_no_file(cli, tmp_path, flags):
 
 # ---------------------------------------------------------------- figures
 
-def test_figures_at_toy_size(cli, toy_run, tmp_path, monkeypatch):
-    monkeypatch.setattr(probe, "FACTOR_RANGES", {name: (rest, rest + 0.1) for name, rest in ac.REST.items()})
-    monkeypatch.setattr(probe, "N_PROBED", 150)
+def test_figures_at_toy_size(cli, toy_run, tmp_path):
     code, _, stderr = cli("figures", "--load", toy_run.weights, "--n-test", 64, "--outdir", tmp_path / "a")
     assert code == 0, stderr
-    assert {path.stem for path in (tmp_path / "a").glob("*.png")} == {
-        "digits", "redrawn", "factors", "perturbations", "dimensions"}
-    code, _, stderr = cli("figures", *TOY, "--networks", "caps,vectors", "--task", "mnist", "--outdir", tmp_path / "b",
-                          "--routing-iters", 2)
+    assert {path.stem for path in (tmp_path / "a").glob("*.png")} == {"digits", "redrawn"}
+    code, _, stderr = cli("figures", *TOY, "--networks", "caps,gap", "--task", "mnist", "--outdir", tmp_path / "b",
+                          "--quiet")
     assert code == 0, stderr
-    assert {path.stem for path in (tmp_path / "b").glob("*.png")} == {
-        "digits", "redrawn", "perturbations", "dimensions"}
+    assert {path.stem for path in (tmp_path / "b").glob("*.png")} == {"digits", "redrawn"}
 
 
 @pytest.fixture
 def results(tmp_path):
-    """A folder with two seeds of every setting that the figures of results show"""
-    tables, folder = {}, tmp_path / "results"
-    settings = {setting for rows in (*figures.STEPS.values(), *figures.PAPERS.values()) for _, setting in rows}
-    for setting in sorted(settings | {"probes/gap-8", "probes/caps"}):
-        table, name = setting.split("/")
-        for seed in (1, 0):
-            factors = {name: [[value, 0.9 - seed / 10] for value in values] for name, values in
-                       probe.FACTOR_RANGES.items()}
-            tables.setdefault(table, []).append({
-                "setting": name, "seed": seed, "source": "mnist", "familiar_accuracy": 0.99 + seed / 1000,
-                "placed_accuracy": 0.96, "affine_accuracy": 0.95, "centred_accuracy": 0.97} | (
-                    {"factors": factors} if table == "probes" else {}))
-    folder.mkdir()
-    for table, lines in tables.items():
-        (folder / f"{table}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    """A folder with two seeds of some settings that the figures of results show"""
+    folder = tmp_path / "results"
+    (folder / figures.EXPERIMENT).mkdir(parents=True)
+    for table, names in ("papers", ("caps", "cnn", "dense")), ("free", ("shared", "gap-8")):
+        lines = [{"setting": name, "seed": seed, "pins": 1, "experiment": figures.EXPERIMENT, "config": {"seed": seed}}
+                 | {key: 0.9 + seed / 100 for key in figures.TESTS} for name in names for seed in (0, 1)]
+        path = folder / figures.EXPERIMENT / f"{table}.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
 
 def test_figures_of_results(results, tmp_path, cli):
-    call = "figures", "--results", results, "--outdir", tmp_path / "f", "--quiet"
-    assert cli(*call) == (0, "", "") and {path.stem for path in (tmp_path / "f").glob("*.png")} == {
-        "factors", "papers", "steps"}
-    found = figures.probed_factors(results)
-    assert set(found) == {"gap, 8 px", "caps"} and found["gap, 8 px"][0] == "gap" and len(found["gap, 8 px"][1]) == 2
-    assert [run["familiar_accuracy"] for run in figures.results_in(results, "free/shared")] == [0.99, 0.991]
-    assert len(figures.results_in(results, "free/shared-3")) == 2            # and "shared" is not "shared-3"
-    (results / "steps.jsonl").write_text("{")
-    code, _, stderr = cli(*call, "--only", "steps")
-    assert code == 2 and "no result" in stderr and stderr.count("\n") == 1
-    (results / "steps.jsonl").unlink()
-    code, _, stderr = cli(*call, "--only", "steps")
-    assert code == 2 and "no result of steps/" in stderr
-    (results / "probes.jsonl").unlink()
-    code, _, stderr = cli(*call, "--only", "factors", "--outdir", tmp_path / "new")
-    assert code == 2 and "probed" in stderr and not (tmp_path / "new").exists()
+    call, papers = ("figures", "--results", results, "--quiet"), results / figures.EXPERIMENT / "papers.jsonl"
+    assert cli(*call, "--outdir", tmp_path / "f") == (0, "", "")
+    assert {path.stem for path in (tmp_path / "f").glob("*.png")} == {"papers", "forest"}
+    lines = papers.read_text()
+    for text, said in ("{", "not a result"), (lines.replace("placed_accuracy", "p"), "placed_accuracy"), (
+            "", "no result of papers/caps"):
+        papers.write_text(text)
+        code, _, stderr = cli(*call, "--only", "papers", "--outdir", tmp_path / "new")
+        assert code == 2 and said in stderr and stderr.count("\n") == 1 and not (tmp_path / "new/papers.png").exists()
+
+
+def test_every_difference_of_the_forest_plot_is_planned():
+    planned = {f"{result.table}/{result.setting}" for result in runs.RESULTS if result.experiment == runs.AFF}
+    lines = [line for line in figures.FOREST if not isinstance(line, str)]
+    assert {setting for _, one, other, _ in lines for setting in (one, other)} <= planned
 
 
 # ---------------------------------------------------------------- the film
@@ -154,10 +145,9 @@ REFUSED = {
     "figures": {"--networks shared,nets": "'nets' is none of", "--networks gap,gap": "named twice",
                 "--model gap": "--model: means nothing here; give --networks", "--out-json x.json": "--out-json",
                 "--networks gap,max --routing-iters 3": "--routing-iters: means nothing",
-                "--only redrawn --networks gap": "none of the networks redraws", "--only steps": "give --results",
-                "--task mnist --only factors": "needs --task", "--load nothing.npz": "No such file",
-                "--load nothing.npz --results .": "--load: means nothing to --results",
-                "--results nowhere": "no such folder", "--results . --only digits": "is not drawn from results",
+                "--only redrawn --networks gap": "none of the networks redraws", "--only papers": "give --results",
+                "--load nothing.npz": "No such file", "--results nowhere": "no such folder",
+                "--results . --only digits": "is not drawn from results",
                 "--results . --seed 0": "--seed: means nothing to --results", "--outdir /dev/null/x": "--outdir"}}
 
 

@@ -1,14 +1,13 @@
 """Results as lines of tables, pins that tell which are stale, tables and numbers drawn from them into the documents."""
-import base64
 import dataclasses
 import json
 import math
 import os
 import re
+import shlex
 import sys
 
 import multimnist_capsnet as mc
-import smallnorb_novel_viewpoint as sn
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from conftest import ROOT, TINY
 
 sys.path[:0] = [str(ROOT / "results"), str(ROOT / "workflow")]
 import ledger  # noqa: E402
+import pins  # noqa: E402
 import render  # noqa: E402
 import runs  # noqa: E402
 from runs import AFF, MULTI, NORB  # noqa: E402
@@ -99,15 +99,6 @@ def test_a_line_that_is_no_result_is_named(accuracies, tmp_path, change):
         render.Ledger(tmp_path / "results")
 
 
-def test_hits_of_every_image_are_unpacked_in_the_images_order(results):
-    """Seven images, of which the first two and the last are named right"""
-    hits = np.array([1, 1, 0, 0, 0, 0, 1], bool)
-    bits = {"affine": base64.b64encode(np.packbits(hits)).decode()}
-    found = results({f"{AFF}/free/gap-0": {"hit_bits": bits, "affine_n": 7}, f"{AFF}/free/gap-1": {}})
-    assert list(found.hits(AFF, "free/gap", "affine")) == [0] and found.hits(AFF, "free/gap", "moved") == {}
-    np.testing.assert_array_equal(found.hits(AFF, "free/gap", "affine")[0], hits)
-
-
 # ---------------------------------------------------------------- what is stale
 
 def test_every_run_has_a_pin_and_every_result_is_of_a_run_in_its_place_and_names_no_path(kept):
@@ -118,6 +109,17 @@ def test_every_run_has_a_pin_and_every_result_is_of_a_run_in_its_place_and_names
         assert places == sorted(places), path
         assert not any(re.search(r'"/(home|root|tmp|work|Users)/|\\\\', text) for text in texts), path
     assert runs.EXPERIMENTS[:3] == [MULTI, NORB, AFF]
+
+
+def test_every_result_is_of_a_network_of_its_flags_size(kept):
+    """Were a setting to change its flags and keep its name, an older result would stand for another network"""
+    for name, line in kept.items():
+        run, module = ledger.BY_NAME[name], pins.modules[line["experiment"]]
+        if "python3" not in run.flags and "nearest" not in run.flags:
+            parser = module.Parser()
+            module.add_config_flags(parser)
+            config = module.config_from_args(parser.parse_args(shlex.split(run.flags)))
+            assert line["n_params"] == sum(map(math.prod, module.param_shapes(config).values())), name
 
 
 @pytest.mark.parametrize("experiment, pin, settings", [
@@ -152,148 +154,153 @@ def test_weights_are_made_again_when_another_run_is_the_one_that_is_kept(kept, m
 
 
 def test_a_table_says_what_is_stale_and_what_it_was_made_with(accuracies, monkeypatch):
+    found = accuracies(deep={0: 0.6})
     monkeypatch.setattr(ledger, "PINS", {MULTI: {"": {"since": 1}}})
-    found = accuracies(deep={0: 0.6}, nobodys={0: 0.7})
-    text = render.about(found, MULTI, ["main/deep", "main/nobodys"])
-    assert "Seed 0; P, Python 3, NumPy 2." in text and text.endswith("to be made again: main/nobodys.")
-    assert "Stale" not in render.about(found, MULTI, ["main/deep"])
-    assert "Not run" in render.about(found, MULTI, ["main/none"])
+    assert render.seeds_line(found, MULTI, ["main/deep"]) == "Seeds: 1 of 10 planned."
+    assert render.made_with(found, MULTI, ["main/deep"]) == "P, Python 3, NumPy 2, PyTorch 4."
+    monkeypatch.setattr(ledger, "PINS", {MULTI: {"": {"since": 2}}})
+    found = render.Ledger(found.folder)
+    assert render.seeds_line(found, MULTI, ["main/deep", "main/adam"]) == (
+        "Seeds: 0 to 1 of 5 to 10 planned. **Stale**: main/deep.")
+    assert render.made_with(found, MULTI, ["main/deep"]).endswith("**Stale**, to be made again: deep.")
 
 
 # ---------------------------------------------------------------- what can be said of results
 
 def test_means_intervals_and_paired_differences_by_hand(accuracies):
     """0.6 and 0.8: mean 0.7, standard deviation 0.1 sqrt 2, t 12.706; differences 0.1 and 0.3 of the seeds both have"""
-    found = accuracies(a={0: 0.6, 1: 0.8}, b={1: 0.5, 0: 0.5, 2: 0.9}, one={7: 0.93})
-    assert found.mean(MULTI, "main/a") == "0.700 +- 1.271"
-    assert found.plain(MULTI, "main/a", "test_set_accuracy", 2) == "0.70"
-    assert found.difference(MULTI, "main/a", "main/b") == "+0.200 +- 1.271"
-    assert found.mean(MULTI, "main/one") == "0.930 (0.920-0.940)"
-    assert found.plain(MULTI, "main/one", "n_params") == "1,234,567"
-    assert found.difference(MULTI, "main/a", "main/one") == found.mean(MULTI, "main/none") == "not run"
+    found = accuracies(deep={0: 0.6, 1: 0.8}, classic={1: 0.5, 0: 0.5, 2: 0.9}, residual={0: 0.93})
+
+    def asked(text):
+        return render.value(found, f"multimnist {text}")
+    assert asked("main/deep, test_set_accuracy") == "0.700 +- 1.271"
+    assert asked("main/deep, test_set_accuracy, plain, 2 digits") == "0.70"
+    assert asked("main/deep, test_set_accuracy, seeds") == "2"
+    assert asked("main/deep minus main/classic, test_set_accuracy") == "+0.200 +- 1.271"
+    assert asked("main/deep minus main/classic, test_set_accuracy, points") == "+20.0 +- 127.1"
+    assert asked("main/deep minus main/classic, test_set_accuracy, points, plain") == "20.0"
+    assert asked("main/residual, test_set_accuracy") == "0.930 (0.920-0.940)"
+    assert asked("main/residual, test_set_accuracy, percent, 2 digits") == "93.00 (92.00-94.00)%"
+    assert asked("main/residual, n_params, plain") == "1,234,567"
+    assert asked("main/deep minus main/residual, test_set_accuracy") == "-0.330"                   # one seed both have
+    assert asked("main/residual minus main/classic, test_set_accuracy vs n_params, plain, 1 digits") == "-1,234,566"
+    assert asked("main/middle, test_set_accuracy") == asked("main/deep minus main/adam, test_set_accuracy") == "not run"
+
+
+def test_a_difference_over_draws_has_the_draws_for_its_error(results):
+    """Two draws: means over seeds 0.2 and 0.4, so 0.3 +- 12.706 times 0.1; the seeds' own spread does not count"""
+    found = results({f"{NORB}/toys{draw}-azimuth/{name}-{seed}": {
+        "held_out": 0.1 * draw * (name == "gap") + 0.05 * seed}
+                     for draw in (2, 4) for name in ("gap", "caps") for seed in (0, 1)})
+    both = "toys2-azimuth+toys4-azimuth"
+    assert render.value(found, f"smallnorb {both}/gap minus {both}/caps, held_out") == "+0.300 +- 1.271"
+    assert render.value(found, f"smallnorb {both}/gap, held_out") == "0.325 +- 1.271"
+    with pytest.raises(mc.InputError, match="as many tables on either side"):
+        render.value(found, f"smallnorb {both}/gap minus toys2-azimuth/caps, held_out")
 
 
 def test_runs_that_never_got_to_where_they_were_to_stop_are_not_compared(results):
-    """a: both seeds reached 0.99 on validation digits; b: seed 0 alone; c: none"""
-    found = results({f"{AFF}/matched/{name}-{seed}": {
-        "config": {"stop_at": 0.99}, "history": {"val_accuracy": [0.5, best]},
-        "affine_accuracy": best - 0.1 * (name == "b")}
-        for name, reached in (("a", (0.992, 0.991)), ("b", (0.993, 0.98)), ("c", (0.97, 0.98)))
-        for seed, best in enumerate(reached)})
-    assert found.difference(AFF, "matched/a", "matched/b", "affine_accuracy") == "+0.099"
-    assert found.difference(AFF, "matched/a", "matched/c", "affine_accuracy") == "c did not get there"
-    assert found.difference(AFF, "matched/a", "matched/d", "affine_accuracy") == "not run"
+    """caps: both seeds reached 0.98 on validation digits; cnn: seed 0 alone; dense: none"""
+    found = results({f"{AFF}/papers/{name}-{seed}": {
+        "config": {"stop_at": 0.98}, "history": {"val_accuracy": [0.5, best]},
+        "affine_accuracy": best - 0.1 * (name == "cnn")}
+        for name, bests in (("caps", (0.992, 0.991)), ("cnn", (0.993, 0.97)), ("dense", (0.97, 0.96)))
+        for seed, best in enumerate(bests)})
+    assert render.value(found, "affnist papers/caps minus papers/cnn, affine_accuracy") == "+0.099"
+    assert render.value(found, "affnist papers/caps minus papers/dense, affine_accuracy") == "not run"
 
 
-def cells(text, start):
-    """Of the first row of a table that begins so"""
-    return next([cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()
-                if line.startswith(f"| {start}"))
+def test_a_table_is_what_its_mark_says(accuracies):
+    found = accuracies(deep={0: 0.6, 1: 0.8}, classic={0: 0.5, 1: 0.5})
+    text = render.table(found, """multimnist
+columns: both digits = test_set_accuracy, 2 digits | minus the first = test_set_accuracy minus first, points
+a deep network = main/deep
+the paper's = main/classic
+none = main/adam""")
+    assert [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[2:5]] == [
+        ["a deep network", "0.70 +- 1.27", ""], ["the paper's", "0.50 +- 0.00", "-20.0 +- 127.1"],
+        ["none", "not run", "not run"]]
 
 
-def test_tables_of_heads_by_hand(results):
-    """Held-out 0.2 and 0.1, 0.1 and 0.1: differences 0.1 and 0, mean 0.05, t 12.706 times half of 0.1; 80 degrees are
-    40 from the training range, and there the mean over classes is the held-out accuracy"""
-    found = results({f"{NORB}/{setting}-{seed}": {
-        "config": dataclasses.asdict(sn.Config(seed=seed)), "seed": seed, "n_params": 1, "familiar": 0.9,
-        "held_out": held_out, "drop": 0.9 - held_out, "seconds_train": 1.0, "ms_per_step": 1.0, "history": {},
-        "held_out_per_class": [held_out] * 5, "sweep": {"angles": [0, 80], "accuracy": [1.0, held_out],
-                                                        "per_class": [[1.0] * 5, [0, 0, 0, 0, 5 * held_out]]}}
-        for setting, found in (("standard/a", [0.2, 0.1]), ("standard/b", [0.1, 0.1]), ("toys-1/a", [0.15]))
-        for seed, held_out in enumerate(found)})
-    text = render.norb_routing(found, ("standard", "toys-1"), (("routing", "a", "b"), ("none", "a", "missing")))
-    assert cells(text, "routing")[1:] == ["+0.000 +- 0.000", "+0.050 +- 0.635", "not run", "not run"]
-    text = render.norb_comparison(found, "standard", ("a", "b", "toys-1/a"))
-    assert cells(text, "a")[1:] == ["0.900 +- 0.000", "0.150 +- 0.635", "0.750 +- 0.635", "", "", ""]
-    assert cells(text, "b")[4:] == ["-0.050 +- 0.635", "+0.050 +- 0.635", ""]
-    text = render.norb_sweep(found, (("one", "standard"), ("two", "toys-1")), ("a", "b"))
-    assert cells(text, "`a` minus `b`")[1:] == ["+0.050 +- 0.635", "not run"]
-    assert cells(render.norb_standard(found, (("first", "a"),)), "first")[1:] == ["85.0 +- 63.5", "10.0 +- 0.0"]
-    assert cells(render.norb_by_distance(found, "standard", ("a", "b")), "40 | `b`")[2:] == [
-        *["0.00"] * 4, "0.50", "0.100", "-0.050 +- 0.635"]
+def test_a_lab_book_has_every_planned_run_and_every_number(accuracies, results):
+    found = accuracies(deep={0: 0.6, 1: 0.8})
+    book = render.lab_book(found, MULTI)
+    assert "| deep | 2 of 10 | 0.700 +- 1.271 / 0.010 | 1,234,567 |  | `--n-epochs 12 --n-train 6000" in book
+    assert all(f"| {run.setting} | " in book for run in runs.RESULTS if run.experiment == MULTI)
+    found = results({f"{NORB}/alive/caps-0": {"alive": {"ink": {"share": 0.25}, "of": [0.5, 1]}, "ms_per_step": 1.0}})
+    assert "| alive.ink.share | 0.250 |\n| alive.of.0 | 0.500 |" in render.lab_book(found, NORB)
+    assert {(run.experiment, run.table) for run in ledger.BY_NAME.values()} == set(runs.CAPTIONS)
 
 
-def test_tables_of_sharing_and_capsules_by_hand(results):
-    """Sharing: ((.96 - .90) + (.94 - .80)) / 2 and ((.96 - .92) + (.95 - .80)) / 2; capsules: (.02 + .10) / 2 and
-    (.01 + .12) / 2; one with the other: .02 - .10 and .01 - .12, whose mean is -.095. Lengths tell what is no digit
-    by 0.9 - 0.8 and 0.7 - 0.4 better than probabilities"""
-    affine = {"shared": (0.96, 0.96), "caps-1": (0.90, 0.92), "gap": (0.94, 0.95), "dense": (0.80, 0.80)}
-    areas = {"shared": ("length", 0.9, 0.7), "dense": ("probability", 0.8, 0.4)}
-    found = results({f"{AFF}/free/{name}-{seed}": {
-        "affine_accuracy": value, "familiar_accuracy": 0.99, "centred_accuracy": 0.97, "detection": {
-            "halves": {areas[name][0]: areas[name][1 + seed], "redrawn": None} if name in areas else {}}}
-        for name, values in affine.items() for seed, value in enumerate(values)})
-    lines = render.TABLES["affnist two by two"](found).splitlines()
-    assert lines[4].startswith("| normalised, affine | +0.0975 +- ")
-    assert "| +0.0625 +- " in lines[4] and "| -0.0950 +- " in lines[4] and "not run" in lines[5]
-    assert render.detection_difference(found, "free/shared", "free/dense", "halves") == "+0.200 +- 1.271"
-    assert render.detection_difference(found, "free/shared", "free/gap", "halves") == "not run"
-
-
-def test_tables_without_results_say_so(tmp_path):
-    for name, table in render.TABLES.items():
-        text = table(render.Ledger(tmp_path))
-        assert "not run" in text and "nan" not in text, name
+def test_a_forest_plot_leaves_out_what_has_not_been_run(accuracies, tmp_path):
+    found = accuracies(deep={0: 0.6, 1: 0.8}, classic={0: 0.5, 1: 0.5}, residual={0: 0.9})
+    pair = "main/deep", "main/classic", "test_set_accuracy"
+    with pytest.MonkeyPatch.context() as patch:
+        figures = []
+        patch.setattr(mc, "write_figure", lambda fig, path, say: figures.append(fig))
+        render.forest(found, MULTI, ["one", ("a pair", *pair), ("not run", "main/adam", *pair[1:]), "empty"], tmp_path)
+    labels = [label.get_text() for label in figures[0].axes[0].get_yticklabels()]
+    assert labels == ["", "a pair  (n = 2)"] and [text.get_text() for text in figures[0].axes[0].texts] == ["one"]
 
 
 # ---------------------------------------------------------------- the documents
 
-DOCUMENT = "Text <!-- value: mean a -->0.1<!-- end --> more.\n\n<!-- table: two -->\nold\n<!-- end -->\nend\n"
+MEAN = "<!-- value: multimnist main/deep, test_set_accuracy -->"
+TABLE = "<!-- table: multimnist\ncolumns: both = test_set_accuracy\ndeep = main/deep\n-->"
+DOCUMENT = f"Text {MEAN}0.1<!-- end --> more.\n\n{TABLE}\nold\n<!-- end -->\nend\n"
 
 
 @pytest.fixture
 def root(accuracies, tmp_path, monkeypatch):
-    """A project with results, one document and two names"""
-    accuracies(a={0: 0.6, 1: 0.8})
+    """A project with results and one document"""
+    accuracies(deep={0: 0.6, 1: 0.8})
     (tmp_path / "docs").mkdir()
-    (tmp_path / "README.md").write_text("nothing rendered\n")
+    (tmp_path / "README.md").write_text("nothing drawn\n")
     (tmp_path / "docs" / "a.md").write_text(DOCUMENT)
-    monkeypatch.setattr(render, "VALUES", {"mean a": lambda ledger: ledger.mean(MULTI, "main/a")})
-    monkeypatch.setattr(render, "TABLES", {"two": lambda ledger: f"| {ledger.mean(MULTI, 'main/a')} |"})
+    monkeypatch.setattr(runs, "EXPERIMENTS", [])
     return tmp_path
 
 
 def test_documents_are_rewritten_in_place_or_elsewhere_and_checked_byte_for_byte(root):
-    said, results, document = [], root / "results", root / "docs" / "a.md"
-    expected = ("Text <!-- value: mean a -->0.700 +- 1.271<!-- end --> more.\n\n"
-                "<!-- table: two -->\n| 0.700 +- 1.271 |\n<!-- end -->\nend\n")
-    assert render.render(root, results, check=True, say=said.append) == 1 and "docs/a.md: line 1" in said[0]
-    render.render(root, results, into=root / "other", say=said.append)
+    said, folder, document = [], root / "results", root / "docs" / "a.md"
+    expected = (f"Text {MEAN}0.700 +- 1.271<!-- end --> more.\n\n{TABLE}\n|  | both |\n| --- | --- |\n"
+                "| deep | 0.700 +- 1.271 |\n\nSeeds: 2 of 10 planned.\n<!-- end -->\nend\n")
+    assert render.render(root, folder, check=True, say=said.append) == 1 and "docs/a.md: line 1" in said[0]
+    render.render(root, folder, into=root / "other", say=said.append)
     assert document.read_text() == DOCUMENT and (root / "other" / "docs" / "a.md").read_text() == expected
-    assert render.render(root, results, say=said.append) == 1 and document.read_text() == expected
-    assert render.render(root, results, check=True) == render.render(root, results) == 0
+    assert render.render(root, folder, say=said.append) == 1 and document.read_text() == expected
+    assert render.render(root, folder, check=True) == render.render(root, folder) == 0
     document.write_text(expected.replace("0.700 +- 1.271 |", "0.701 +- 1.271 |"))
-    assert render.render(root, results, check=True, say=said.append) == 1
+    assert render.render(root, folder, check=True, say=said.append) == 1
 
 
 @pytest.mark.parametrize("text, fault", [
-    ("<!-- table: three -->\n<!-- end -->", "names the table 'three'"),
-    ("Text <!-- value: mean a -->0.1 more.\n<!-- value: mean a -->2<!-- end -->", "is no whole mark"),
-    ("<!-- value: mean a -->0.1", "is no whole mark"), ("0.1<!-- end -->", "is no whole mark"),
-    ("<!-- value:mean a -->0.1<!-- end -->", "is no whole mark"),
-    ("<!-- value: mean a -->0.1<!--end-->", "is no whole mark")])
+    ("<!-- table: three -->\n<!-- end -->", "a line of columns"),
+    ("<!-- table: multimnist\ndeep = main/deep\n-->\n<!-- end -->", "a line of columns"),
+    ("<!-- value: multimnist main/none, n_params --><!-- end -->", "has no such table and setting"),
+    ("<!-- value: main/deep, n_params --><!-- end -->", "must be EXPERIMENT SETTING, KEY"),
+    ("<!-- value: multimnist main/deep, n_params, short --><!-- end -->", "'short' is no style"),
+    ("<!-- value: multimnist main/deep, wrong --><!-- end -->", "a result behind it lacks something"),
+    (f"Text {MEAN}0.1 more.\n{MEAN}2<!-- end -->", "is no whole mark"), (f"{MEAN}0.1", "is no whole mark"),
+    ("0.1<!-- end -->", "is no whole mark"), ("<!-- value:mean a -->0.1<!-- end -->", "is no whole mark"),
+    (f"{MEAN}0.1<!--end-->", "is no whole mark")])
 def test_a_damaged_mark_is_named_and_nothing_is_rewritten(root, text, fault):
     """What lies between a mark and the next end is replaced: it must be its own end"""
     (root / "docs" / "a.md").write_text("first line\n" + text)
-    (root / "README.md").write_text("<!-- value: mean a -->old<!-- end -->")
-    with pytest.raises(mc.InputError, match=f"a.md.*{fault}"):
+    (root / "README.md").write_text(f"{MEAN}old<!-- end -->")
+    with pytest.raises(mc.InputError, match=f"(?s)a.md.*{fault}"):
         render.render(root, root / "results")
     assert (root / "docs" / "a.md").read_text() == "first line\n" + text and "old" in (root / "README.md").read_text()
 
 
-def test_what_is_not_there_is_named(results, tmp_path):
+def test_what_is_not_there_is_named(tmp_path):
     with pytest.raises(mc.InputError, match="nowhere: no such folder"):
         render.render(tmp_path, tmp_path / "nowhere")
-    with pytest.raises(mc.InputError, match="table 'multimnist results': a result behind it lacks something"):
-        render.rendered("<!-- table: multimnist results --><!-- end -->", results({f"{MULTI}/main/deep-0": {}}), "a.md")
 
 
-def test_the_projects_documents_say_what_its_results_say_and_use_every_name():
+def test_the_projects_documents_say_what_its_results_say():
     said = []
     assert render.render(ROOT, ROOT / "results", check=True, say=said.append) == 0, said
-    marks = render.MARK.findall("".join(path.read_text() for path in render.documents(ROOT)))
-    assert {name for kind, name, _ in marks if kind == "table"} == set(render.TABLES)
-    assert {name for kind, name, _ in marks if kind == "value"} == set(render.VALUES)
 
 
 # ---------------------------------------------------------------- what --out-json writes

@@ -78,7 +78,7 @@ def test_every_experiment_has_the_core_and_is_read_in_one_order(experiment):
     short = re.sub("^# =====+ ", "# ==== ", text, flags=re.M)
     places = [short.index(mark) for mark in marks]
     assert places == sorted(places), marks[next(k for k, (a, b) in enumerate(zip(places, places[1:])) if a > b)]
-    assert len(re.findall("^# ==== ", short, re.M)) == 5 and text.startswith('#!/usr/bin/env python3\n"""')
+    assert len(re.findall("^# ==== ", short, re.M)) == 5 and re.match('#!/usr/bin/env python3\n(# .*\n){4}"""', text)
     after = [node for node in ast.parse(text.split("# END TWIN core")[1].split("\n", 1)[1]).body
              if not ast.unparse(node).startswith("LAYERS")]                             # an experiment's own
     assert [type(node) for node in after] == [ast.FunctionDef, ast.If] and after[0].name == "main"

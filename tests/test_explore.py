@@ -55,14 +55,14 @@ def test_a_pair_is_answered_by_the_network_itself(guide, explorer, routed):
     config = net.config if routed else dataclasses.replace(net.config, routing_iters=1)
     out, _ = multi.forward(net.weights, multi.to_batch(pairs, [0])["images"], config)
     a, b = named = out["digits"][0].tolist()
-    assert found["digits"] == named and found["grid"] == 4 and len(found["change"]) == config.routing_iters
+    assert found["digits"] == named and found["grid"] == 4 and len(found["shares"]) == config.routing_iters
     for key, expected in (("lengths", out["lengths"][0]), ("v", out["v"][0, named])):
         assert_bits(found[key], expected)
     for answer, expected in zip(found["redrawn"], out["recon"][0]):
         assert_bits(answer, expected)
-    weight = np.linalg.norm(out["u"][0], axis=-1).reshape(16, -1)       # where the coupling goes, against a tenth
+    weight = np.linalg.norm(out["u"][0], axis=-1).reshape(16, -1)       # where the coupling of each place goes
     last = np.broadcast_to(out["c"][-1], (1, 10, weight.size))[0, named].reshape(2, 16, -1)
-    np.testing.assert_allclose(found["change"][-1], 10 * (last * weight).sum(-1) / weight.sum(-1) - 1, atol=1e-5)
+    np.testing.assert_allclose(found["shares"][-1], (last * weight).sum(-1) / weight.sum(-1), atol=1e-6)
     v = np.array(found["v"], np.float32)
     v[1, 5] += np.float32(0.2)                                          # a slider of the second digit's capsule
     moved = ask(explorer, "redraw", a=a, b=b, v=v.ravel().tolist())["redrawn"]

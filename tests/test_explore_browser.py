@@ -83,7 +83,7 @@ def test_two_strokes_are_named_and_a_number_of_a_capsule_changes_pixels(page):
     assert page.js(look)[0] != redrawn and page.js("$('pair-reset').click();" + look) == [redrawn, coupling]
     page.js("$('routed').click()")
     settled(page)
-    assert page.js(look)[1] != coupling and page.js("return pair.answer.change.length") == 1
+    assert page.js(look)[1] != coupling and page.js("return pair.answer.shares.length") == 1
 
 
 def test_a_digit_dragged_to_the_edge_is_named_as_the_networks_name_it(page):

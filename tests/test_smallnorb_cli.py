@@ -153,25 +153,37 @@ def test_summary_by_hand():
 
 # ---------------------------------------------------------------- figures and film
 
-def test_every_figure_of_noise(rng):
-    """Built, not rendered: of a network that learned nothing, and of records by hand"""
+def test_every_figure_of_noise(rng, monkeypatch, tmp_path):
+    """Of a network that learned nothing, and of results by hand: what has not been run is left out of the forest"""
     config, data = sn.Config(model="caps", preset="small", threads=1), sn.choose_images(sn.Config(n_test=600))
     for part in (data[name] for name in ("train", "familiar", "held_out")):
         rows = rng.permutation(len(part["labels"]))[:80]
         part |= {name: array[rows] for name, array in part.items()}
         part["images"] = rng.integers(0, 256, (80, 48, 48, 2), np.uint8)
-    sweep = {"angles": [0, 20, 60, 80], "accuracy": [0.9, 0.8, 0.5, 0.4], "per_class": [[0.5] * 5] * 4}
-    records = [record(label, seed, 0.5, sweep=sweep, familiar_per_class=[0.9] * 5, **more)
-               for label, more in (("dynamic-shared", {}), ("gap", {}), ("nearest", {"n_params": 0, "history": ()}))
-               for seed in (0, 1)]
-    for each in records:
-        each["history"] = each["history"] | {"epoch": [1, 2]} if each["n_params"] else {}
-    records[1]["sweep"] = {name: sweep[name] for name in ("angles", "accuracy")}
     params = sn.init_params(config)
-    run = looks.Run(config, params | sn.init_state(params), {}, data, records, sn.Config())
-    for name, draw in looks.FIGURES.items():
-        if name not in ("toys", "alive"):
-            assert len(draw(run).axes) >= 1, name
+    run = looks.Run(config, params | sn.init_state(params), {}, data)
+    assert all(len(looks.OF_NETWORK[name](run).axes) > 10 for name in ("example_views", "em_routing"))
+    sweep = {"angles": [0, 20, 60, 80], "accuracy": [0.9, 0.8, 0.5, 0.4]}
+    alive = {when: {"a": {"primary": [0.7, 0.4], "conv": [None, 0.2]}} for when in ("before", "after")}
+    for table, settings in (("wide-azimuth", ("dynamic-shared", "gap", "nearest")), ("alive", ("caps",))):
+        lines = [record(setting, seed, 0.5 + seed / 10, setting=setting, pins=1, sweep=sweep, alive=alive,
+                        experiment=looks.EXPERIMENT, config={"seed": seed}) for setting in settings for seed in (0, 1)]
+        path = tmp_path / looks.EXPERIMENT / f"{table}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    monkeypatch.setattr(sys, "argv", f"x --results {tmp_path} --outdir {tmp_path / 'viz'} --quiet".split())
+    looks.main()
+    assert {path.stem for path in (tmp_path / "viz").glob("*.png")} == {"forest", "azimuth_accuracy", "alive"}
+
+
+def test_the_forest_asks_for_what_is_planned():
+    """Every difference is one of settings that workflow/runs.py has"""
+    sys.path.append(str(looks.RESULTS))
+    import render
+    ledger = render.Ledger(looks.RESULTS)
+    differences = [line for line in looks.FOREST if not isinstance(line, str)]
+    assert len(differences) <= 20 and all(isinstance(ledger.samples(looks.EXPERIMENT, *line[1:]), list)
+                                          for line in differences)
 
 
 def test_figures_and_film(run_script, tmp_path):
@@ -188,9 +200,10 @@ def test_bad_input_of_figures_and_film(monkeypatch, capsys, tmp_path):
     import make_smallnorb_novel_viewpoint_gif as film
     monkeypatch.chdir(tmp_path)
     for script, flags, words in (
-            (looks, "--results none.json", "none.json: no such file"), (looks, "--only toys --load", "--load: means"),
-            (looks, "--only toys --out-json x.json", "--out-json: "), (looks, "--data shapes", "--data shapes"),
-            (looks, "--only gap_sweep --split elevation", "needs --split azimuth"),
+            (looks, "--results none", "none: no such folder"), (looks, "--only forest", "give --results"),
+            (looks, "--results . --seed 1", "--results: "), (looks, "--only em_routing --results", "--only em_routing"),
+            (looks, "--only alive --results .", "no result of alive/caps"), (looks, "--data shapes", "--data, --split"),
+            (looks, "--only forest --results --load", "--results: "), (looks, "--out-json x.json", "--out-json: "),
             (looks, f"--load {sn.WEIGHTS}", "holds a dynamic-shared"), (film, "--snapshots 1", "--snapshots 1"),
             (film, "--fps 0", "--fps"), (film, "--data shapes", "--data"), (film, "--baseline none", "--baseline"),
             (film, "--out film.png", ".gif"), (film, "--n-seeds 2", "--n-seeds")):
@@ -242,7 +255,6 @@ def test_what_is_said_of_the_capsules_life_by_hand(monkeypatch):
     monkeypatch.setattr(sn, "forward", forward)
     found = looks.aliveness({}, SimpleNamespace(data={"familiar": samples}, config=tiny()), n)
     assert found["a"]["primary"] == found["a"]["conv"] == (0.5, 0.0)
-    assert found["used"] == {"primary": 0.5, "conv": 0.5, "conv2": 0.0}
     np.testing.assert_allclose(found["entropy"], [np.log(5), 0], atol=1e-9)
     r2 = found["r2"]
     assert min(r2["sin azimuth"], r2["cos azimuth"]) > 1 - 1e-9 and max(r2["elevation"], r2["x"], r2["y"]) < 0.5

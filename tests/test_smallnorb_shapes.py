@@ -157,11 +157,3 @@ def test_default_data(data):
     again, other = sn.load_data(SHAPES), sn.load_data(sn.Config(data="shapes", seed=1))
     assert np.array_equal(again["train"]["images"], data["train"]["images"])
     assert not np.array_equal(other["train"]["images"], data["train"]["images"])
-
-
-def test_distance_to_the_training_range():
-    config = sn.Config(train_azimuths="0:60", test_azimuths="90:200")
-    assert [sn.distance_to_training(a, config) for a in (0, 60, 90, 210, 220, 350)] == [0, 0, 30, 150, 140, 10]
-    assert [sn.distance_to_training(a, sn.Config()) for a in (0, 300, 60, 280, 160)] == [0, 0, 20, 20, 120]
-    config = sn.Config(split="elevation")
-    assert [sn.distance_to_training(elevation, config) for elevation in (30, 35, 45, 70)] == [0, 0, 5, 30]

@@ -22,6 +22,7 @@ TOY_FLAGS = "--n-epochs 12 --n-train 320 --n-val 32 --n-test 64 --digits synthet
 RESULTS, REAL = [Result(MULTI, "main", "deep", seed, TOY_FLAGS, 0.1) for seed in (0, 1)], []
 """
 TOY_PIN = "--conv1-channels 2"
+MARK = "<!-- value: multimnist main/deep, n_params, plain -->not run<!-- end -->\n"
 
 
 @pytest.fixture
@@ -33,6 +34,8 @@ def project(tmp_path):
     with open(copy / "workflow" / "runs.py", "a") as file:
         file.write(TOY_RUNS)
     repin(copy, 1)
+    for document in (copy / "README.md", *(copy / "docs").glob("*.md")):                # they speak of other runs
+        document.write_text(f"# {document.stem}\n\n{MARK}")
     return copy
 
 
@@ -102,7 +105,7 @@ def test_figures_and_films_are_listed_with_their_time(project):
     code, out = run(project, "figures", "films", "weights", "--dry-run", "--printshellcmds")
     drawn = re.findall(r"^Job \d+: (figures|films) (\S+): about \d+ minutes of two cores$", out, re.M)
     assert code == 0 and len(drawn) == 8, out
-    assert out.count("python3 visualize_") == 6 and out.count("python3 make_") == 3
+    assert out.count("python3 visualize_") == 5 and out.count("python3 make_") == 3
 
 
 def test_no_process_of_another_folder_is_taken_for_ours(tmp_path):
