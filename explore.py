@@ -1,4 +1,8 @@
 #!/usr/bin/env python3
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["numpy>=2.0.0", "matplotlib>=3.8.4", "imageio>=2.31.0"]
+# ///
 """Serves a page to play with the trained networks: draw two digits over each other, move one about, turn a toy.
 
 It listens on this machine alone, needs no network, and asks the networks in weights/; the page is in explore/. Every
@@ -30,16 +34,14 @@ import visualize_multimnist_capsnet as pictures
 ROOT = Path(__file__).parent
 NETWORKS = {                       # of each experiment: file in weights/ -> its name on the page, what it is
     multi: {"multimnist_deep": ("capsules", "six small convolutions, then ten capsules that route")},
-    affnist: {
-        "affnist_shared": ("capsules", "six small convolutions; every place has the same matrices"),
-        "affnist_gap": ("CNN that averages", "five of the same convolutions, then a mean over all places"),
-        "affnist_small_caps": ("small capsules", "the paper's kind: every place has matrices of its own"),
-        "affnist_small_cnn": ("small CNN", "the paper's kind: three convolutions, two hidden layers"),
-        "affnist_small_dense": ("small CNN that pools", "five convolutions with maxima, a hidden layer")},
-    norb: {
-        "smallnorb_capsules": ("vector capsules", "five convolutions, then class capsules that route"),
-        "smallnorb_gap": ("CNN that averages", "five convolutions, then a mean over all places"),
-        "smallnorb_caps": ("matrix capsules", "the paper's kind: pose matrices and EM routing")}}
+    affnist: {"affnist_shared": ("capsules", "six small convolutions; every place has the same matrices"),
+              "affnist_gap": ("CNN that averages", "five of the same convolutions, then a mean over all places"),
+              "affnist_small_caps": ("small capsules", "the paper's kind: every place has matrices of its own"),
+              "affnist_small_cnn": ("small CNN", "the paper's kind: three convolutions, two hidden layers"),
+              "affnist_small_dense": ("small CNN that pools", "five convolutions with maxima, a hidden layer")},
+    norb: {"smallnorb_capsules": ("vector capsules", "five convolutions, then class capsules that route"),
+           "smallnorb_gap": ("CNN that averages", "five convolutions, then a mean over all places"),
+           "smallnorb_caps": ("matrix capsules", "the paper's kind: pose matrices and EM routing")}}
 PAGE = {"/": ("index.html", "text/html"), "/explore.js": ("explore.js", "text/javascript"),
         "/explore.css": ("explore.css", "text/css")}           # and /ask: all the paths that there are
 MAX_BODY, N_DIGITS = 1_000_000, 200                            # bytes of an ask; test digits to pick from
@@ -57,8 +59,7 @@ FIELDS = {                         # of asks: a number's bounds, and how many of
     "width": (int, SMALL, LARGE), "gray": (str, SMALL ** 2, LARGE ** 2), "digit": (int, 0, N_DIGITS - 1),
     "turn": (float, -180, 180), "shear": (float, -1, 1), "down": (float, 0.3, 2), "across": (float, 0.3, 2),
     "y": (float, -SIDE, SIDE), "x": (float, -SIDE, SIDE), "network": (int, 0, 99), "azimuth": (float, -360, 360),
-    "elevation": (float, 0, 90), "light": (int, 0, len(norb.LIGHTINGS) - 1),
-    "category": (int, 0, norb.N_CLASSES - 1), "toy": (int, 0, len(norb.TOY_SPLITS["test"]) - 1)}
+    "elevation": (float, 0, 90), "light": (int, 0, 5), "category": (int, 0, norb.N_CLASSES - 1), "toy": (int, 0, 4)}
 PLACE, TOY = ("digit", "turn", "shear", "down", "across"), ("category", "toy", "elevation", "light")
 ASKS = {"start": (), "chapter": ("tab",), "pair": ("image", "routed"), "redraw": ("a", "b", "v"),      # Guide's methods
         "picture": ("width", "gray"), "digit": (*PLACE, "y", "x"), "map": (*PLACE, "network"),
@@ -76,8 +77,7 @@ def checked(name, x):
         numbers, n = (x, *length) if length and type(x) is list else ([x], 1 - len(length))
         good = len(numbers) == n and all(type(k) in (int, kind) and low <= k <= high for k in numbers)
     if not good:
-        words = {int: "a whole number from", float: "a number from", str: "base64 of bytes,"}[kind]
-        raise InputError(f"{name}: must be {words} {low} to {high}" + f", {length} times" * len(length))
+        raise InputError(f"{name}: must be {kind.__name__}, {low} to {high}" + f", {length} times" * len(length))
     return x
 
 
