@@ -4,6 +4,7 @@
 const $ = id => document.getElementById(id);
 const ROLES = ["first", "second"];
 const COLOURS = [[40, 150, 255], [255, 125, 25]];               // of the first and the second name, on black
+const DIGITS = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9];
 const TOYS = ["animal", "human", "plane", "truck", "car"];
 let facts;                                                       // the answer to "start"
 
@@ -72,7 +73,7 @@ function make(tag, attributes = {}, ...children) {
 }
 
 const bytesOf = text => Uint8Array.from(atob(text), c => c.charCodeAt(0));
-const textOf = bytes => btoa(String.fromCharCode(...bytes));
+const textOf = bytes => btoa(Array.from(bytes, code => String.fromCharCode(code)).join(""));
 const limited = (x, low, high) => Math.min(high, Math.max(low, x));
 const chosen = name => document.querySelector(`input[name=${name}]:checked`).value;
 
@@ -308,23 +309,18 @@ function takeDigit(layer, label) {
 
 async function takePicture(file) {
   if (!file) return;
-  let bitmap;
-  try {
-    bitmap = await createImageBitmap(file);
-  } catch {
-    return say("This file is no picture that the browser can read.");
-  }
+  const bitmap = await createImageBitmap(file).catch(() => null);
+  if (!bitmap) return say("This file is no picture that the browser can read.");
   const scale = Math.min(1, facts.large / Math.max(bitmap.width, bitmap.height));
   const [width, height] = [bitmap.width, bitmap.height].map(side => Math.max(1, Math.round(side * scale)));
   const context = make("canvas", {width, height}).getContext("2d");
   Object.assign(context, {fillStyle: "white", imageSmoothingQuality: "high"});
   context.fillRect(0, 0, width, height);
   context.drawImage(bitmap, 0, 0, width, height);
-  const data = context.getImageData(0, 0, width, height).data, gray = [];
-  for (let k = 0; k < data.length; k += 4) gray.push(0.299 * data[k] + 0.587 * data[k + 1] + 0.114 * data[k + 2]);
-  const text = Array.from({length: height}, (_, y) => Uint8Array.from(gray.slice(y * width, (y + 1) * width)))
-    .reduce((all, row) => all + String.fromCharCode(...row), "");
-  ask("picture", {width, gray: btoa(text)}, found => {
+  const data = context.getImageData(0, 0, width, height).data;
+  const gray = Uint8Array.from({length: width * height}, (_, k) =>
+    0.299 * data[4 * k] + 0.587 * data[4 * k + 1] + 0.114 * data[4 * k + 2]);
+  ask("picture", {width, gray: textOf(gray)}, found => {
     pair.layers[1].clear();
     pair.layers[0].take(bytesOf(found.image), CANVAS);
     showPair();
@@ -334,8 +330,8 @@ async function takePicture(file) {
 function startPair() {
   pair.fine = make("canvas", {width: SHEET, height: SHEET}).getContext("2d", {willReadFrequently: true});
   pair.layers = [new Layer(), new Layer()];
-  fill($("pair-label"), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
-  $("pair-bars").append(...Array.from({length: 10}, (_, k) => make("div", {"data-name": k})));
+  fill($("pair-label"), DIGITS);
+  $("pair-bars").append(...DIGITS.map(k => make("div", {"data-name": k})));
   $("numbers").append(...pair.numbers = Array.from({length: 16}, (_, d) =>
     make("input", {type: "range", min: -0.8, max: 0.8, step: "any", "aria-label": `number ${d + 1} of the capsule`})));
   for (const [k, label, x, y] of [[0, 4, -2, 0], [1, 7, 2, 0]]) {
@@ -366,8 +362,9 @@ function startPair() {
     Object.assign(layer, {x: limited(layer.x + x, -18, 18), y: limited(layer.y + y, -18, 18), turn: layer.turn + 5 * turn});
     showPair();
   });
-  $("pair-turn").addEventListener("input", event => { active().turn = +event.target.value; showPair(); });
-  $("pair-bend").addEventListener("input", event => { active().bend = +event.target.value; showPair(); });
+  for (const name of ["turn", "bend"]) {
+    $(`pair-${name}`).addEventListener("input", event => { active()[name] = +event.target.value; showPair(); });
+  }
   $("pair-label").addEventListener("change", event => takeDigit(active(), +event.target.value));
   $("pair-other").addEventListener("click", () => takeDigit(active(), +$("pair-label").value));
   const clear = () => { pair.layers.forEach(layer => layer.clear()); showPair(); };
@@ -407,10 +404,7 @@ const REST = {turn: 0, shear: 0, down: 1, across: 1}, FACTORS = Object.keys(REST
 const WIDE = 40, HALF = 10;                                      // px of the canvas; of the box with handles, half
 const digit = {digit: 0, y: 0, x: 0, ...REST, maps: []};
 
-function placeOf() {
-  const {maps, y, x, ...fields} = digit;
-  return fields;
-}
+const placeOf = () => (({maps, y, x, ...fields}) => fields)(digit);
 
 /** Where a point of the digit, (y, x) px from its middle, comes to lie on the canvas -> [y, x] */
 function laid(y, x) {
@@ -438,8 +432,7 @@ function showDigit() {
   setPoint("digit-middle", laid(0, 0));
   FACTORS.forEach(name => { $(name).value = digit[name]; });
   digit.maps.forEach((_, k) => showMap(k));
-  const {maps, ...fields} = digit;
-  ask("digit", fields, showDigitAnswer);
+  ask("digit", {...placeOf(), y: digit.y, x: digit.x}, showDigitAnswer);
 }
 
 function showDigitAnswer(found) {
@@ -537,7 +530,7 @@ function startDigit() {
   const networks = facts.networks[1], frame = $("trained-frame");
   [["x", -facts.moved], ["y", -facts.moved]].forEach(([name, off]) => frame.setAttribute(name, WIDE / 2 + off - 0.5));
   ["width", "height"].forEach(name => frame.setAttribute(name, 2 * facts.moved + 1));
-  fill($("digit-label"), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+  fill($("digit-label"), DIGITS);
   FACTORS.forEach(name => {
     shade($(name), ...facts.ranges[name]);
     $(name).addEventListener("input", event => change({[name]: +event.target.value}));
@@ -682,9 +675,8 @@ function startToy() {
   });
   onKeys($("toy-stage"), (x, y) => changeToy({azimuth: around(toy.azimuth + 5 * x),
     ...y ? {elevation: limited(toy.elevation - 5 * y, 0, 90)} : {}}));
-  for (const [id, name] of [["category", "category"], ["toy-number", "toy"], ["light", "light"], ["azimuth", "azimuth"],
-    ["elevation", "elevation"]]) {
-    $(id).addEventListener("input", event => changeToy({[name]: +event.target.value}));
+  for (const id of ["category", "toy-number", "light", "azimuth", "elevation"]) {
+    $(id).addEventListener("input", event => changeToy({[id.split("-")[0]]: +event.target.value}));
   }
 }
 
@@ -725,7 +717,8 @@ async function start() {
   $("chapter").addEventListener("click", async () => {
     const found = await answerOf("chapter", {tab: TABS.findIndex(name => !$(name).hidden)});
     if (!found) return;
-    $("text").querySelector("pre").textContent = found.text.replace(/<!--[^]*?-->/g, "").replace(/!\[[^\]]*\]\([^)]*\)\n*/g, "");
+    $("text").querySelector("pre").textContent = found.text.replace(/<!--[^]*?-->|!\[[^\]]*\]\([^)]*\)\n*|\*\*/g, "")
+      .replace(/\[([^\]]*)\]\([^)]*\)/g, "$1").replace(/([^\n|])\n(?=[^\n|#`0-9-])/g, "$1 ");
     $("text").showModal();
   });
   $("close").addEventListener("click", () => $("text").close());
