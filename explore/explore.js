@@ -444,6 +444,7 @@ function showDigitAnswer(found) {
     const said = card.querySelector(".said");
     said.textContent = `${named}, ${networks[k][2] ? "length" : "share"} ${share.toFixed(2)}`;
     said.classList.toggle("yes", named === label);
+    card.querySelector(".redrawn").parentElement.hidden = !answer.redrawn;
     if (answer.redrawn) paint(card.querySelector(".redrawn"), [bytesOf(answer.redrawn)]);
     return named === label;
   });
@@ -535,14 +536,11 @@ function startDigit() {
     shade($(name), ...facts.ranges[name]);
     $(name).addEventListener("input", event => change({[name]: +event.target.value}));
   });
-  $("digit-cards").append(...networks.map(([name, words, isCapsules]) => {
+  $("digit-cards").append(...networks.map(([name, words]) => {
     const map = make("canvas", {class: "map", width: 260, height: 260, role: "img",
       "aria-label": `where ${name} names this digit rightly`});
-    const row = make("div", {class: "row"}, make("figure", {}, map, make("figcaption", {}, "working …")));
-    if (isCapsules) {
-      row.append(make("figure", {}, make("canvas", {class: "redrawn", width: WIDE, height: WIDE}),
-        make("figcaption", {}, "redrawn")));
-    }
+    const row = make("div", {class: "row"}, make("figure", {}, map, make("figcaption", {}, "working …")),
+      make("figure", {}, make("canvas", {class: "redrawn", width: WIDE, height: WIDE}), make("figcaption", {}, "redrawn")));
     onDrag(map, 2 * facts.far[0] + facts.far[1], (x, y) => {
       const go = (x, y) => moveTo(x - facts.far[0] - 1, y - facts.far[0] - 1);
       go(x, y);
