@@ -359,7 +359,8 @@ function startPair() {
   });
   onKeys($("pair-stage"), (x, y, turn) => {
     const layer = active();
-    Object.assign(layer, {x: limited(layer.x + x, -18, 18), y: limited(layer.y + y, -18, 18), turn: layer.turn + 5 * turn});
+    layer.turn += 5 * turn;
+    Object.assign(layer, {x: limited(layer.x + x, -18, 18), y: limited(layer.y + y, -18, 18)});
     showPair();
   });
   for (const name of ["turn", "bend"]) {
@@ -414,7 +415,7 @@ function laid(y, x) {
 }
 
 function setPoint(id, [y, x]) {
-  const node = $(id), names = node.tagName === "rect" ? ["x", "y"] : ["cx", "cy"], off = node.tagName === "rect" ? 1.1 : 0;
+  const node = $(id), [names, off] = node.tagName === "rect" ? [["x", "y"], 1.1] : [["cx", "cy"], 0];
   node.setAttribute(names[0], x - off);
   node.setAttribute(names[1], y - off);
 }
@@ -540,13 +541,15 @@ function startDigit() {
     const map = make("canvas", {class: "map", width: 260, height: 260, role: "img",
       "aria-label": `where ${name} names this digit rightly`});
     const row = make("div", {class: "row"}, make("figure", {}, map, make("figcaption", {}, "working …")),
-      make("figure", {}, make("canvas", {class: "redrawn", width: WIDE, height: WIDE}), make("figcaption", {}, "redrawn")));
+      make("figure", {}, make("canvas", {class: "redrawn", width: WIDE, height: WIDE}),
+        make("figcaption", {}, "redrawn")));
     onDrag(map, 2 * facts.far[0] + facts.far[1], (x, y) => {
       const go = (x, y) => moveTo(x - facts.far[0] - 1, y - facts.far[0] - 1);
       go(x, y);
       return go;
     });
-    return make("div", {class: "card"}, make("h2", {}, name, make("small", {}, words)), make("p", {class: "said"}), row);
+    return make("div", {class: "card"}, make("h2", {}, name, make("small", {}, words)),
+      make("p", {class: "said"}), row);
   }));
   const missing = facts.missing.filter(([, , file]) => file.startsWith("affnist_small"));
   if (missing.length) {
@@ -648,7 +651,8 @@ function startToy() {
   fill($("category"), TOYS);
   fill($("toy-number"), [1, 2, 3, 4, 5]);
   fill($("light"), [1, 2, 3, 4, 5, 6]);
-  $("ring").append(make("path", {class: "trained", d: arc(118, low, high)}), make("line", {id: "hand", y1: -10, y2: -108}));
+  $("ring").append(make("path", {class: "trained", d: arc(118, low, high)}),
+    make("line", {id: "hand", y1: -10, y2: -108}));
   networks.forEach((_, k) => facts.azimuths.forEach(a => $("ring").append(
     make("path", {class: `of-${k}`, d: arc(98 - 22 * k, a - step / 2 + 0.7, a + step / 2 - 0.7)}))));
   $("ring").append($("hand"));
