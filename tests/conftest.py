@@ -2,8 +2,10 @@
 import dataclasses
 import importlib
 import os
+import socket
 import subprocess
 import sys
+import threading
 import unittest.mock
 from pathlib import Path
 
@@ -96,6 +98,26 @@ def call(monkeypatch, capsys, tmp_path):
             return stop.code, *capsys.readouterr()
         return 0, *capsys.readouterr()
     return run
+
+
+@pytest.fixture(scope="module")
+def explorer(tmp_path_factory):
+    """A server of explore.py, with MNIST for the SCREENSHOTS alone; nothing of it stays behind, though a browser keeps
+    a spare connection open"""
+    import explore
+    before, mnist = threading.enumerate(), os.environ.get("MNIST_DIR", "") if os.environ.get("SCREENSHOTS") else ""
+    with pytest.MonkeyPatch.context() as patch, explore.Server(("127.0.0.1", 0), explore.Handler) as server:
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setenv("MNIST_DIR", mnist) if mnist else patch.delenv("MNIST_DIR", raising=False)
+        server.guide = explore.Guide()
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        idle = socket.create_connection(server.server_address)
+        yield server
+        server.shutdown()
+        thread.join()
+    idle.close()
+    assert {*threading.enumerate()} <= {*before} and server.socket.fileno() == -1
 
 
 def toy_digits(seed=0, n=60):

@@ -1,0 +1,127 @@
+"""The page of explore.py in a real browser, headless: draws, drags, slides, and prints how long each takes. With
+SCREENSHOTS=viz/explore the pictures of the documents are made anew, of MNIST if $MNIST_DIR has it."""
+import base64
+import os
+import re
+import shutil
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import explore
+
+driven = pytest.importorskip("selenium.webdriver", reason="selenium is not installed: requirements-dev.txt")
+BROWSER, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(not (BROWSER and DRIVER), reason="no chromium, or no chromedriver, on this machine")
+SHOTS = os.environ.get("SCREENSHOTS")
+SAID = "return [...document.getElementById(arguments[0]).querySelectorAll('.said')].map(node => node.textContent)"
+
+
+@pytest.fixture(scope="module")
+def page(explorer, tmp_path_factory):
+    """The browser, with the server's guide and, of each kind of ask, ms from an event to its picture"""
+    options = driven.ChromeOptions()
+    options.binary_location = BROWSER
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    profile = tmp_path_factory.mktemp("profile")
+    for flag in ("headless=new", "no-sandbox", "disable-dev-shm-usage", f"user-data-dir={profile}"):
+        options.add_argument(f"--{flag}")
+    page = driven.Chrome(options=options, service=driven.ChromeService(DRIVER))
+    page.js, page.guide, page.times = page.execute_script, explorer.guide, {}
+    try:
+        page.get(f"http://127.0.0.1:{explorer.server_address[1]}/")
+        until(lambda: page.js("return pair.answer"))
+        yield page
+        assert not [line for line in page.get_log("browser") if line["level"] == "SEVERE"]
+    finally:
+        page.quit()
+    for what, ms in page.times.items():
+        print(f"explore.py, {what}: {statistics.median(ms):.0f} ms from the event to its picture, {len(ms)} times")
+        assert statistics.median(ms) < 2000                    # however busy the machine
+
+
+def until(holds):
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end, "the page did not get there"
+        time.sleep(0.05)
+
+
+def settled(page):
+    """Wait until nothing is asked any more, nor worked on"""
+    until(lambda: page.js("return Object.values(waiting).every(kind => !kind.busy)"))
+    until(lambda: not re.search("working|…", page.js("return document.querySelector('main').innerText")))
+    for what, ms in page.js("return times").items():
+        page.times[what] = max(page.times.get(what, []), ms, key=len)
+
+
+def drag(page, node, *points, keys=""):
+    """The mouse pressed at the first of some points, in shares of a node's sides, and dragged through the others"""
+    node, hand = page.find_element("id", node), driven.ActionChains(page, duration=15)
+    page.js("arguments[0].scrollIntoView({block: 'center'})", node)
+    for k, at in enumerate(points):
+        hand.move_to_element_with_offset(node, *(round((share - 0.5) * node.size["width"]) for share in at))
+        hand = hand.click_and_hold() if k == 0 else hand
+    hand.release().send_keys(keys).perform()
+    settled(page)
+
+
+def test_two_strokes_are_named_and_a_number_of_a_capsule_changes_pixels(page):
+    page.js("document.querySelector('input[value=draw]').click()")                     # on an empty sheet
+    drag(page, "pair-stage", (0.35, 0.25), (0.35, 0.5), (0.33, 0.75))
+    drag(page, "pair-stage", (0.3, 0.3), (0.65, 0.3), (0.6, 0.5), (0.5, 0.75))
+    image, verdict = page.js("return [textOf(pair.seen), $('pair-verdict').textContent]")
+    found = page.guide.answer({"ask": "pair", "image": image, "routed": 1})
+    assert page.js("return pair.answer") == found and [*map(int, re.findall(r"\d", verdict))] == found["digits"]
+    look = "return [$('redrawn-0'), $('coupling')].map(canvas => canvas.toDataURL())"
+    redrawn, coupling = page.js(look)
+    page.find_element("css selector", "#numbers input").send_keys(driven.Keys.END)
+    settled(page)
+    assert page.js(look)[0] != redrawn and page.js("$('pair-reset').click();" + look) == [redrawn, coupling]
+    page.js("$('routed').click()")
+    settled(page)
+    assert page.js(look)[1] != coupling and page.js("return pair.answer.shares.length") == 1
+
+
+def test_a_digit_dragged_to_the_edge_is_named_as_the_networks_name_it(page):
+    page.find_element("id", "tab-pair").send_keys(driven.Keys.ARROW_RIGHT)
+    drag(page, "digit-stage", (0.5, 0.5), (0.6, 0.6), (0.75, 0.75))
+    x, y, fields = page.js("return [digit.x, digit.y, placeOf()]")
+    found = page.guide.answer({"ask": "digit", **fields, "y": y, "x": x})["answers"]
+    assert min(x, y) >= 9 and [int(text[0]) for text in page.js(SAID, "digit")] == [
+        np.argmax(answer["scores"]) for answer in found]
+    drag(page, "digit-frame", (0.75, 0.4), (0.85, 0.45))                               # its round handle
+    places = page.guide.answer({"ask": "map", **page.js("return placeOf()"), "network": 0})
+    right = sum(np.equal(places["named"], page.guide.labels[fields["digit"]]) & places["whole"])
+    assert page.js("return digit.turn") < -10 and f"right in {right} of {sum(places['whole'])} places" == page.js(
+        "return document.querySelector('#digit figcaption').textContent")
+
+
+def test_a_toy_turns(page):
+    page.js("$('tab-toy').click()")
+    drag(page, "toy-stage", (0.3, 0.5), (0.7, 0.4), keys=driven.Keys.ARROW_RIGHT)
+    fields = page.js("const {named, ...fields} = toy; return fields")
+    found = page.guide.answer({"ask": "toy", **fields})["answers"]
+    assert fields["azimuth"] > 60 and fields["elevation"] < 40
+    assert page.js(SAID, "toy") == [explore.norb.NORB_NAMES[np.argmax(scores)] for scores in found]
+    assert page.js("return document.querySelectorAll('#ring .right, #ring .wrong').length") == 36 * len(found)
+
+
+@pytest.mark.parametrize("width, mode", [(360, "dark"), (360, "light"), (1080, "dark"), (1080, "light")])
+def test_every_tab_fits_the_screen(page, tmp_path, width, mode):
+    folder = Path(SHOTS) if SHOTS and (width, mode) == (1080, "light") else tmp_path
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
+        "width": width, "height": 780, "deviceScaleFactor": 1, "mobile": width < 500})
+    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": mode}]})
+    for tab in ("pair", "digit", "toy"):
+        page.js(f"location.hash = '{tab}'; location.reload()")
+        until(lambda: page.js("return typeof facts === 'object' && times[location.hash.slice(1)]"))
+        settled(page)
+        sides = page.js("return [document.documentElement.scrollWidth, document.body.scrollHeight]")
+        clip = {"x": 0, "y": 0, "width": width, "height": sides[1], "scale": 1}
+        shot = page.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})["data"]
+        (folder / f"{tab}.png").write_bytes(base64.b64decode(shot))
+        assert sides[0] <= width and (folder / f"{tab}.png").stat().st_size < 300_000

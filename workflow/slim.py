@@ -1,0 +1,42 @@
+#!/usr/bin/env python3
+"""Makes a small file of a network of affnist_capsnet.py, to come along in weights/ for explore.py.
+
+It leaves out the decoder and rounds every weight to a multiple of a power of two near a quarter of its array's standard
+deviation, which zips well. It is still a file that --load reads; its history says what was done to it.
+
+    python3 workflow/slim.py CHECKPOINT weights/affnist_small_caps.npz
+"""
+import dataclasses
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
+
+import numpy as np
+
+SHARE = 1 / 4                      # of a standard deviation
+
+
+def rounded(a):
+    """A matrix rounded as told above, as float16; a vector, of biases, as it is"""
+    step = 2.0 ** np.round(np.log2(SHARE * a.std())) if a.ndim > 1 else 0
+    return (np.rint(a / step) * step if step else a).astype(np.float16)
+
+
+def slim(source, target):
+    found = affnist.load_network(source)
+    params = {name: rounded(a) for name, a in found.params.items() if not name.startswith("dec")}
+    history = found.history | {"slimmed": f"rounded to about {SHARE:g} standard deviations, no decoder; trained with "
+                               f"recon_weight {found.config.recon_weight:g}"}
+    config = dataclasses.replace(found.config, recon_weight=0.0)                        # as there is no decoder
+    with tempfile.TemporaryDirectory() as folder:
+        affnist.save_network(f"{folder}/net.npz", config, history, {"params": params, "state": found.state})
+        with np.load(f"{folder}/net.npz") as file:
+            affnist.write_atomically(target, lambda out: np.savez_compressed(out, **file))
+    print(f"wrote {target}  ({Path(target).stat().st_size / 1e6:.2f} MB)")
+
+
+if __name__ == "__main__":
+    affnist.run_cli(lambda: slim(*sys.argv[1:3]) if len(sys.argv) == 3 else print(__doc__))
