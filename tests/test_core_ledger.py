@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shlex
 import sys
 
 import multimnist_capsnet as mc
@@ -14,6 +15,7 @@ from conftest import ROOT, TINY
 
 sys.path[:0] = [str(ROOT / "results"), str(ROOT / "workflow")]
 import ledger  # noqa: E402
+import pins  # noqa: E402
 import render  # noqa: E402
 import runs  # noqa: E402
 from runs import AFF, MULTI, NORB  # noqa: E402
@@ -107,6 +109,17 @@ def test_every_run_has_a_pin_and_every_result_is_of_a_run_in_its_place_and_names
         assert places == sorted(places), path
         assert not any(re.search(r'"/(home|root|tmp|work|Users)/|\\\\', text) for text in texts), path
     assert runs.EXPERIMENTS[:3] == [MULTI, NORB, AFF]
+
+
+def test_every_result_is_of_a_network_of_its_flags_size(kept):
+    """Were a setting to change its flags and keep its name, an older result would stand for another network"""
+    for name, line in kept.items():
+        run, module = ledger.BY_NAME[name], pins.modules[line["experiment"]]
+        if "python3" not in run.flags and "nearest" not in run.flags:
+            parser = module.Parser()
+            module.add_config_flags(parser)
+            config = module.config_from_args(parser.parse_args(shlex.split(run.flags)))
+            assert line["n_params"] == sum(map(math.prod, module.param_shapes(config).values())), name
 
 
 @pytest.mark.parametrize("experiment, pin, settings", [

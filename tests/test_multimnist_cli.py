@@ -110,10 +110,17 @@ def test_all_figures_end_to_end(toy_run, alone, tmp_path):
     outdir, out = tmp_path / "new" / "viz", tmp_path / "x.json"
     alone(viz, "--load", toy_run / "run.npz", "--outdir", outdir, "--n-test", 64, "--seed", 3, "--out-json", out)
     assert_pngs(outdir, viz.FIGURES)
-    assert len((outdir / viz.QUIZ_ANSWERS).read_text().splitlines()) == 1 + 64
     found = json.loads(out.read_text())
     assert list(found) == [*KEYS, "loaded", "errors", "routing"] and out.stat().st_size < 4096
     assert (found["config"]["seed"], found["loaded"]["trained_seed"]) == (3, 0)
+
+
+def test_figures_of_results_and_of_one_probed_seed(cli, tmp_path):
+    assert cli("--results", "--outdir", "out", "--quiet", script=viz) == (0, "", "")
+    assert_pngs(tmp_path / "out", viz.OF_RESULTS)
+    assert cli(*PROBED.split(), "--outdir", "one", "--out-json", "x.json", "--quiet", script=viz) == (0, "", "")
+    assert_pngs(tmp_path / "one", ["disentanglement"])
+    assert len(json.loads((tmp_path / "x.json").read_text())["r2"]["capsule"]) == 1 + len(viz.FACTORS)
 
 
 def test_a_picture_of_ones_own(cli, toy_run, tmp_path):
@@ -154,9 +161,9 @@ BAD = [                            # script, flags, what the line names
     *((viz, flags, named) for flags, named in (
         (f"{PLAIN} --model cnn", "--model cnn"), ("--load cnn.npz", "--load: holds a CNN"),
         (f"{LOADED} --n-test 100001", "--n-test 100001"), (f"{LOADED} --outdir /dev/null/x", "/dev/null/x"),
-        (f"{LOADED} --n-seeds 2", "--n-seeds 2"),
-        (f"{PROBED} --load run.npz --digits synthetic", "--load"), (f"{PROBED} --out-json x.json", "one seed"),
-        (f"{PROBED} --n-seeds 0", "--n-seeds 0"), (f"{PROBED} --n-test 64", "--n-test 64"),
+        ("--results --load run.npz", "--results"), ("--results none", "--results none"), ("--only forest", "--results"),
+        (f"{PROBED} --load run.npz --digits synthetic", "--load"), ("--results --lr 1", "--lr"),
+        (f"{PROBED} --n-test 64", "--n-test 64"),
         (f"{PROBED} --min-iou 0.5", "--min-iou"), ("--image none.png", "none.png: no such file"),
         (f"{PICTURE} --only errors", "--only"), (f"{PICTURE} --out-json x.json", "--out-json"),
         (f"{PICTURE} --lr 0.5", "--lr"), (f"{PICTURE} --n-test 5", "--n-test: means nothing to --image"),

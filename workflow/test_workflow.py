@@ -22,6 +22,7 @@ TOY_FLAGS = "--n-epochs 12 --n-train 320 --n-val 32 --n-test 64 --digits synthet
 RESULTS, REAL = [Result(MULTI, "main", "deep", seed, TOY_FLAGS, 0.1) for seed in (0, 1)], []
 """
 TOY_PIN = "--conv1-channels 2"
+MARK = "<!-- value: multimnist main/deep, n_params, plain -->not run<!-- end -->\n"
 
 
 @pytest.fixture
@@ -33,6 +34,8 @@ def project(tmp_path):
     with open(copy / "workflow" / "runs.py", "a") as file:
         file.write(TOY_RUNS)
     repin(copy, 1)
+    for document in (copy / "README.md", *(copy / "docs").glob("*.md")):                # they speak of other runs
+        document.write_text(f"# {document.stem}\n\n{MARK}")
     return copy
 
 
