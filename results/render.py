@@ -11,7 +11,7 @@ SETTING is TABLE/SETTING of workflow/runs.py, KEY one of a result's, with dots i
 seeds +- its 95% t interval, of one seed with the interval that its images give; with `minus` the mean difference,
 paired by seed; with KEY vs KEY another key of the second setting. TABLE+TABLE/SETTING are several draws of the data:
 the interval is over the draws' means. After the key may stand: plain (the mean alone), N digits, percent, points
-(hundredths), seeds (how many).
+(hundredths), range (the least and the most of the seeds), seeds (how many).
 
 A table's mark holds a line `columns: HEADING = KEY | HEADING = KEY minus first, STYLE | ...` and, a line each, rows
 `LABEL = SETTING`. What a result is, and when it is stale, workflow/ledger.py says.
@@ -116,6 +116,8 @@ def drawn(ledger, experiment, one, other, key, styles=()):
         return "not run"
     factor, digits, unit = next((STYLES[style] for style in styles if style in STYLES), (1, 3, ""))
     digits = next((int(style.split()[0]) for style in styles if style.endswith(" digits")), digits)
+    if "range" in styles:
+        return " to ".join(f"{factor * end:.{digits}f}{unit}" for end in (min(values), max(values)))
     mean, half = (factor * part for part in capsnet.mean_and_interval(values))
     if "plain" in styles:
         return f"{mean:,.0f}" if abs(mean) >= 100 else f"{mean:.{digits}f}{unit}"
@@ -128,8 +130,8 @@ def drawn(ledger, experiment, one, other, key, styles=()):
 
 def styles_of(words):
     for word in words:
-        if word not in (*STYLES, "plain", "seeds") and not re.fullmatch(r"\d digits", word):
-            raise InputError(f"{word!r} is no style; give plain, N digits, percent, points or seeds")
+        if word not in (*STYLES, "plain", "range", "seeds") and not re.fullmatch(r"\d digits", word):
+            raise InputError(f"{word!r} is no style; give plain, N digits, percent, points, range or seeds")
     return words
 
 
@@ -286,25 +288,27 @@ def made_with(ledger, experiment, settings):
 
 PICTURES = {                       # README's: name -> what is along the axis, then rows LABEL, MARK, or headings
     "place": ("share of affine digits named right", [
-        "anywhere on the canvas", ("the paper's kind of capsules", "affnist papers/caps, affine_accuracy"),
-        ("the paper's kind of CNN", "affnist papers/cnn, affine_accuracy"),
-        "in the middle of the canvas", ("the paper's kind of capsules", "affnist papers/caps, centred_accuracy"),
-        ("the paper's kind of CNN", "affnist papers/cnn, centred_accuracy")]),
+        "anywhere on the canvas", ("capsules, the paper's kind", "affnist papers/caps, affine_accuracy"),
+        ("the paper's CNN for MNIST", "affnist papers/cnn, affine_accuracy"),
+        ("a CNN that pools", "affnist papers/dense, affine_accuracy"),
+        "in the middle of the canvas", ("capsules, the paper's kind", "affnist papers/caps, centred_accuracy"),
+        ("the paper's CNN for MNIST", "affnist papers/cnn, centred_accuracy"),
+        ("a CNN that pools", "affnist papers/dense, centred_accuracy")]),
     "pooling": ("share of affine digits named right", [
         ("the best capsules", "affnist free/shared, affine_accuracy"),
-        ("a CNN that averages over places", "affnist free/gap-8, affine_accuracy"),
-        ("a CNN that takes the largest", "affnist free/max-8, affine_accuracy"),
-        ("the paper's kind of capsules", "affnist free/caps, affine_accuracy"),
-        ("the paper's kind of CNN", "affnist free/cnn, affine_accuracy")]),
+        ("a CNN that averages, wider margin", "affnist free/gap-8, affine_accuracy"),
+        ("a CNN that averages", "affnist free/gap, affine_accuracy"),
+        ("capsules, a matrix for every place", "affnist free/caps, affine_accuracy"),
+        ("a CNN with a hidden layer", "affnist free/dense, affine_accuracy")]),
     "routing": ("share of pairs, both digits named right", [
         "a network whose parts see all of a digit", ("with routing", "multimnist weights/deep, routing.set_accuracy.1"),
         ("the same, switched off", "multimnist weights/deep, routing.set_accuracy.0"),
         "networks whose parts see half a digit", ("with routing", "multimnist parts/iters-3, test_set_accuracy"),
         ("trained without", "multimnist parts/iters-1, test_set_accuracy")]),
-    "sure": ("how often surer of a digit than of noise (a coin: 0.5)", [
+    "sure": ("how often surer of a digit than of random pixels (a coin: 0.5)", [
         ("the best capsules, by length", "affnist probes/shared, detection.noise.length"),
         ("ten vectors of a CNN, by length", "affnist probes/vectors, detection.noise.length"),
-        ("the paper's kind of capsules, by length", "affnist probes/caps, detection.noise.length"),
+        ("capsules, a matrix for every place", "affnist probes/caps, detection.noise.length"),
         ("a CNN that averages, by softmax", "affnist probes/gap-8, detection.noise.probability")])}
 
 

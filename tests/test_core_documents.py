@@ -165,7 +165,7 @@ def test_the_front_page_links_every_chapter():
 
 def test_no_paragraph_is_long(document):
     name, text = document
-    long = {paragraph[:60]: n for paragraph in paragraphs(text) if (n := len(paragraph.split())) > 80}
+    long = {paragraph[:60]: n for paragraph in paragraphs(prose(text)) if (n := len(paragraph.split())) > 80}
     assert not long, f"{name}: paragraphs over 80 words: {long}"
 
 
