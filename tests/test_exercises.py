@@ -1,0 +1,122 @@
+"""docs/exercises.md: its right lines are the scripts', its wrong ones are caught by the tests that it says, and not by
+the others that it names; what it claims of results holds in them."""
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+from types import SimpleNamespace
+
+import multimnist_capsnet as mc
+
+import pytest
+from conftest import ROOT
+from test_core_documents import prose, words_of
+
+sys.path.insert(0, str(ROOT / "results"))
+import render
+
+TEXT = (ROOT / "docs" / "exercises.md").read_text()
+PARTS = {True: ["Claim", "Measured", "So"], False: ["Predict", "Measured", "Tests", "Finite differences"]}
+SIGNS = {"above zero": lambda mean, half: mean > half, "below zero": lambda mean, half: -mean > half,
+         "holding zero": lambda mean, half: abs(mean) <= half}
+
+
+def exercise(chapter, title, text):
+    """What one section of the document says: script and hunks, (the right lines, the wrong ones); tests that fail and
+    that pass; of one about evidence the Python that its command runs instead"""
+    def blocks(kind):
+        return re.findall(rf"^```{kind}\n(.*?)^```$", text, re.M | re.S)
+    (command,), hunks = blocks("bash"), []
+    code = re.fullmatch(r"python3 - <<'END'\n(.*)END\n", command, re.S)
+    found = SimpleNamespace(chapter=chapter, title=title, text=text, command=command, code=code and code[1])
+    if not code:
+        (diff,), (named,) = blocks("diff"), blocks("text")
+        header, *lines = diff.splitlines()
+        parts = ["".join(line[1:] + "\n" for line in part) for _, part in groupby(lines, lambda line: line[0])]
+        hunks = list(zip(parts[::2], parts[1::2], strict=True))
+        found.fails, found.passes = (re.findall(rf"^{how} +(.*)$", named, re.M) for how in ("fails", "passes"))
+        found.script, found.hunks = header.removeprefix("--- "), hunks
+    return found
+
+
+EXERCISES = [exercise(chapter, title, text)
+             for chapter, part in re.findall(r"^## (.*?)$(.*?)(?=^## |\Z)", TEXT, re.M | re.S)
+             for title, text in re.findall(r"^### (.*?)$(.*?)(?=^### |\Z)", part, re.M | re.S)]
+CODE, EVIDENCE = ([one for one in EXERCISES if bool(one.code) == about] for about in (False, True))
+
+
+def by_title(exercises):
+    return pytest.mark.parametrize("one", exercises, ids=lambda one: one.title)
+
+
+def test_there_are_five_for_each_experiment_in_few_words():
+    chapters = [one.chapter for one in EXERCISES]
+    assert chapters == ["MultiMNIST"] * 5 + ["smallNORB"] * 5 + ["affNIST"] * 5
+    assert [int(one.title.split(".")[0]) for one in EXERCISES] == list(range(1, 16)) and len(EVIDENCE) >= 3
+    assert len(words_of(prose(TEXT))) <= 2000
+
+
+@by_title(EXERCISES)
+def test_all_have_one_form(one):
+    assert re.findall(r"^\*\*(.*?)\.?\*\*", one.text, re.M) == PARTS[bool(one.code)]
+    assert len(words_of(prose(one.text))) <= 130
+    if not one.code:
+        assert one.fails and one.passes
+        assert one.command.startswith(f"python3 {one.script} ") and "--seed 0" in one.command
+
+
+@by_title(CODE)
+def test_the_right_lines_are_the_scripts(one):
+    script = (ROOT / one.script).read_text()
+    assert one.hunks and all(script.count(right) == 1 for right, _ in one.hunks)
+    assert not any(wrong in script for _, wrong in one.hunks)
+
+
+def wrong_copy(one, folder):
+    """A copy of the scripts and their tests in which an exercise's wrong lines stand"""
+    for name in ("tests", "workflow"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in (*ROOT.glob("*.py"), ROOT / "pyproject.toml"):
+        shutil.copy(path, folder)
+    script = (folder / one.script).read_text()
+    for right, wrong in one.hunks:
+        script = script.replace(right, wrong)
+    (folder / one.script).write_text(script)
+
+
+def outcomes(one, folder):
+    """What becomes of the tests that an exercise names: {test: PASSED, FAILED, ERROR or None}"""
+    folder.mkdir()
+    wrong_copy(one, folder)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-rA", "--tb=no", "-p", "no:cacheprovider", *one.fails,
+                           *one.passes], cwd=folder, env=env, capture_output=True, text=True, timeout=200)
+    told = re.findall(r"^(PASSED|FAILED|ERROR) (.*?)(?: - .*)?$", done.stdout, re.M)
+    return {test: dict(pair[::-1] for pair in told).get(test) for test in (*one.fails, *one.passes)}
+
+
+def test_exactly_the_named_tests_catch_it(tmp_path):
+    """In a process for each exercise, two at a time"""
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(outcomes, CODE, [tmp_path / str(k) for k in range(len(CODE))]))
+    for one, told in zip(CODE, found):
+        assert told == dict.fromkeys(one.fails, "FAILED") | dict.fromkeys(one.passes, "PASSED"), one.title
+
+
+@by_title(EVIDENCE)
+def test_a_claim_holds_where_it_is_said_to_hold_and_not_where_it_is_not(one):
+    """The command prints a number for each seed; a mark is followed by where its interval lies"""
+    done = subprocess.run([sys.executable, "-c", one.code], cwd=ROOT, capture_output=True, text=True)
+    by_seed, ledger = ast.literal_eval(done.stdout), render.Ledger(ROOT / "results")
+    alone = re.findall(r"seed (\d+) alone is (\w+ zero)", one.text)
+    said = re.findall(r"<!-- value: ([^>]*) -->[^<]*<!-- end --> points, (\w+ zero)", one.text)
+    assert alone and {"above zero", "holding zero"} <= {sign for _, sign in said}
+    for seed, sign in alone:
+        assert SIGNS[sign](by_seed[int(seed)], 0), seed
+    for mark, sign in said:
+        *what, _ = render.asked(mark)
+        assert SIGNS[sign](*mc.mean_and_interval(ledger.samples(*what))), mark
