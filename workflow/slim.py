@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes a small file of a network of affnist_capsnet.py, to come along in weights/ for explore.py.
 
-It leaves out the decoder and rounds every weight to a multiple of a power of two near a quarter of its array's standard
+It leaves out the decoder and rounds every weight to a multiple of a power of two near half its array's standard
 deviation, which zips well. It is still a file that --load reads; its history says what was done to it.
 
     python3 workflow/slim.py CHECKPOINT weights/affnist_small_caps.npz
@@ -16,7 +16,7 @@ import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS th
 
 import numpy as np
 
-SHARE = 1 / 4                      # of a standard deviation
+SHARE = 1 / 2                      # of a standard deviation: a network of --preset small then takes about a megabyte
 
 
 def rounded(a):
