@@ -67,10 +67,11 @@ def functions_of(script):
 
 
 def nodes_of(tree):
-    """All nodes below, but for those of a text's formatting"""
+    """A node and all below, but for those of a text's formatting, and the -1 of a reshape, for which -2 does as well"""
+    yield tree
+    reshapes = isinstance(tree, ast.Call) and isinstance(tree.func, ast.Attribute) and tree.func.attr == "reshape"
     for node in ast.iter_child_nodes(tree):
-        if not isinstance(node, ast.JoinedStr):
-            yield node
+        if not isinstance(node, ast.JoinedStr) and not (reshapes and isinstance(node, ast.UnaryOp)):
             yield from nodes_of(node)
 
 
@@ -80,7 +81,7 @@ def mutants(script, names=()):
     lines = text.splitlines(keepends=True)
     for function in functions:
         for statement in function.body if not names or function.name in names else ():
-            for node in (statement, *nodes_of(statement)):
+            for node in nodes_of(statement):
                 for wrong in changed(node):
                     (first, start), (last, end) = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
                     before = "".join(lines[:first - 1]) + lines[first - 1].encode()[:start].decode()
