@@ -174,7 +174,8 @@ def test_initial_weights_have_the_variance_their_fan_in_asks_for(monkeypatch):
                               (shared, "W", (16 / (8 * 784)) ** 0.5), (shared, "place_W", (16 / (8 * 784)) ** 0.5),
                               (shared, "dec1_w", (2 / 16) ** 0.5), (shared, "dec2_w", (2 / 256) ** 0.5),
                               (shared, "dec3_w", (1 / 512) ** 0.5), (cnn, "conv2_w", (2 / 400) ** 0.5),
-                              (cnn, "fc2_w", (2 / len(cnn["fc1_b"])) ** 0.5), (cnn, "fc3_w", len(cnn["fc2_b"]) ** -0.5)):
+                              (cnn, "fc2_w", (2 / len(cnn["fc1_b"])) ** 0.5),
+                              (cnn, "fc3_w", (1 / len(cnn["fc2_b"])) ** 0.5)):
         assert params[name].std() == pytest.approx(std, rel=0.1), name
         assert abs(params[name].mean()) < std / 10, name
     assert (shared["conv1_norm_gamma"] == 1).all() and not any(cnn[name].any() for name in cnn if name.endswith("_b"))
