@@ -154,7 +154,7 @@ def test_controls_have_the_size_of_the_capsules_without_their_decoder(model, of,
 
 
 @pytest.mark.parametrize("flags, n", [
-    (dict(task="mnist", preset="paper", model="caps"), 8215568), (dict(), 1153872),
+    (dict(task="mnist", preset="paper", model="caps"), 8215568), (dict(), 1153872), (dict(model="vectors"), 1137232),
     (dict(preset="small", model="caps"), 2805248),
     (dict(preset="small", model="cnn"), 1814214), (dict(preset="small", model="cnn", conv1_channels=64), 1814247)])
 def test_parameter_counts(flags, n, monkeypatch):
@@ -164,6 +164,21 @@ def test_parameter_counts(flags, n, monkeypatch):
     assert size_of(config) == n
     if config.preset == "paper":                                            # 28 -> 20 -> 6: 1,152 capsules
         assert (ac.plan(config).side, ac.plan(config).channels) == (6, 256) and len(ac.plan(config).places) == 36
+
+
+def test_initial_weights_have_the_variance_their_fan_in_asks_for(monkeypatch):
+    """Half of it where no ReLU follows: scores, pixels, primary capsules; a digit sums the votes of 7x7x16 capsules"""
+    monkeypatch.undo()
+    shared, cnn = (ac.init_params(ac.Config(**flags)) for flags in ({}, dict(model="cnn", preset="small")))
+    for params, name, std in ((shared, "conv2_w", (2 / 144) ** 0.5), (shared, "primary_w", (1 / 128) ** 0.5),
+                              (shared, "W", (16 / (8 * 784)) ** 0.5), (shared, "place_W", (16 / (8 * 784)) ** 0.5),
+                              (shared, "dec1_w", (2 / 16) ** 0.5), (shared, "dec2_w", (2 / 256) ** 0.5),
+                              (shared, "dec3_w", (1 / 512) ** 0.5), (cnn, "conv2_w", (2 / 400) ** 0.5),
+                              (cnn, "fc2_w", (2 / len(cnn["fc1_b"])) ** 0.5),
+                              (cnn, "fc3_w", (1 / len(cnn["fc2_b"])) ** 0.5)):
+        assert params[name].std() == pytest.approx(std, rel=0.1), name
+        assert abs(params[name].mean()) < std / 10, name
+    assert (shared["conv1_norm_gamma"] == 1).all() and not any(cnn[name].any() for name in cnn if name.endswith("_b"))
 
 
 @pytest.mark.parametrize("name", NETWORKS)

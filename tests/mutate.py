@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""Are the tests sharp? Small wrong changes, one at a time, to a script's maths: which does no test notice?
+
+    python3 tests/mutate.py multimnist_capsnet --sample 50          fifty at random of all its mutants
+    python3 tests/mutate.py smallnorb_novel_viewpoint --functions m_step_forward,e_step_forward
+
+A mutant is one operator, comparison, number, sign or name (sum and mean, maximum and minimum) changed, or one term of a
+sum dropped, in the sections of the paper and of the operations. It is caught if a test of the script fails, or hangs.
+Survivors are printed: each is a test that is missing, or changes nothing.
+"""
+import argparse
+import ast
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TESTS = {                          # of each script, quick ones, those that catch most first
+    "multimnist_capsnet": ("multimnist_meaning", "multimnist_gradients", "core_primitives"),
+    "smallnorb_novel_viewpoint": ("smallnorb_routing", "smallnorb_networks"),
+    "affnist_capsnet": ("affnist_networks",)}
+SECTIONS = (("# ====", "the paper"), ("# ====", "evaluation")), (("# ----", "primitives"), ("# ----", "Adam"))
+SWAPS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Pow: ast.Mult,
+         ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
+         ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.And: ast.Or, ast.Or: ast.And}
+NAMES = {"sum": "mean", "mean": "sum", "max": "min", "min": "max", "maximum": "minimum", "minimum": "maximum"}
+
+
+def changed(node):
+    """Wrong ways to write one node, as nodes"""
+    def like(**fields):
+        return type(node)(**dict(ast.iter_fields(node)) | fields)
+    if isinstance(node, (ast.BinOp, ast.AugAssign, ast.BoolOp)) and type(node.op) in SWAPS:
+        yield like(op=SWAPS[type(node.op)]())
+        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub)):
+            yield node.left
+    elif isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPS:
+        yield like(ops=[SWAPS[type(node.ops[0])](), *node.ops[1:]])
+    elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        yield ast.Constant(node.value + 1 if isinstance(node.value, int) else 2 * node.value or 1.0)
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        yield node.operand
+    elif isinstance(node, ast.Attribute) and node.attr in NAMES:
+        yield like(attr=NAMES[node.attr])
+
+
+def lines_of(text):
+    """Numbers of the lines of the sections"""
+    lines = text.splitlines()
+
+    def at(mark, start=0):
+        return next(k for k, line in enumerate(lines) if k > start and line.startswith(mark[0]) and mark[1] in line)
+    return {k + 1 for first, last in SECTIONS for k in range(at(first), at(last, at(first)))}
+
+
+def functions_of(script):
+    """A script's text and, of its sections, the functions that stand in no script before it: a twin is tried once"""
+    text = (ROOT / f"{script}.py").read_text()
+    before = [functions_of(other)[1] for other in list(TESTS)[:list(TESTS).index(script)]]
+    known, inside = {ast.dump(function) for found in before for function in found}, lines_of(text)
+    return text, [function for function in ast.parse(text).body if isinstance(function, ast.FunctionDef)
+                  and function.lineno in inside and ast.dump(function) not in known]
+
+
+def nodes_of(tree):
+    """A node and all below, but for those of a text's formatting, and the -1 of a reshape, for which -2 does as well"""
+    yield tree
+    reshapes = isinstance(tree, ast.Call) and isinstance(tree.func, ast.Attribute) and tree.func.attr == "reshape"
+    for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, ast.JoinedStr) and not (reshapes and isinstance(node, ast.UnaryOp)):
+            yield from nodes_of(node)
+
+
+def mutants(script, names=()):
+    """(function, line, what was, what is, the wrong text) of all"""
+    text, functions = functions_of(script)
+    lines = text.splitlines(keepends=True)
+    for function in functions:
+        for statement in function.body if not names or function.name in names else ():
+            for node in nodes_of(statement):
+                for wrong in changed(node):
+                    (first, start), (last, end) = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
+                    before = "".join(lines[:first - 1]) + lines[first - 1].encode()[:start].decode()
+                    after = lines[last - 1].encode()[end:].decode() + "".join(lines[last:])
+                    new = ast.unparse(ast.fix_missing_locations(wrong))
+                    new = new if isinstance(node, ast.AugAssign) else f"({new})"
+                    yield function.name, first, ast.unparse(node), new, before + new + after
+
+
+def survives(script, mutant, timeout):
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("tests", "workflow"):
+            shutil.copytree(ROOT / name, Path(folder) / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for path in ROOT.glob("*.py"):
+            shutil.copy(path, folder)
+        (Path(folder) / f"{script}.py").write_text(mutant[-1])
+        command = [sys.executable, "-m", "pytest", "-qx", "--tb=no", "-p", "no:cacheprovider", "-W", "ignore",
+                   *(f"tests/test_{name}.py" for name in TESTS[script])]
+        try:
+            return subprocess.run(command, cwd=folder, capture_output=True, timeout=timeout).returncode == 0
+        except subprocess.TimeoutExpired:
+            return False
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("script", choices=TESTS)
+    parser.add_argument("--functions", default="", help="names, comma-separated; all")
+    parser.add_argument("--sample", type=int, default=0, help="how many, drawn at random; 0: all")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--timeout", type=float, default=300, help="seconds after which a mutant counts as caught")
+    args = parser.parse_args()
+    every = list(mutants(args.script, [name for name in args.functions.split(",") if name]))
+    some = random.Random(args.seed).sample(every, min(args.sample or len(every), len(every)))
+    with ThreadPoolExecutor(args.threads) as pool:
+        found = list(pool.map(lambda mutant: survives(args.script, mutant, args.timeout), some))
+    for name, line, old, new, _ in (mutant for mutant, survived in zip(some, found) if survived):
+        print(f"{args.script}.py:{line} {name}: {old}  ->  {new}")
+    print(f"caught {len(some) - sum(found)} of {len(some)}, of {len(every)} in all")
+
+
+if __name__ == "__main__":
+    main()
