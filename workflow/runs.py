@@ -289,13 +289,17 @@ CAPTIONS = {                       # of each table, in the lab book
     (NORB, "speed"): "Milliseconds of a training step, beside PyTorch; ratios are NumPy's time over its time.",
     (NORB, "real-azimuth"): "The real smallNORB, whose files cannot be shipped: not run."}
 AFF_SHIPPED = "weights/affnist_shared.npz weights/affnist_gap.npz"
+TABLES_OF = {name: sorted(f"results/{name}/{path.name}" for path in (ROOT / "results" / name).glob("*.jsonl"))
+             for name in EXPERIMENTS}
 FIGURES = {                        # name -> command, what it draws from beside its own script, minutes of two cores
-    "multimnist": (f"{DRAW} --load --digits mnist && {DRAW} --results", [f"{MULTI}.py", SHIPPED], 1),
+    "multimnist": (f"{DRAW} --load --digits mnist && {DRAW} --results", [f"{MULTI}.py", SHIPPED, *TABLES_OF[MULTI]], 1),
     "multimnist-page": (f"{DRAW} --image viz/{MULTI}/page.png --outdir viz/{MULTI}",
                         [f"{MULTI}.py", SHIPPED, f"viz/{MULTI}/page.png"], 1),
-    "smallnorb": (f"python3 visualize_{NORB}.py --load --results", [f"{NORB}.py", "weights/smallnorb_caps.npz"], 1),
+    "smallnorb": (f"python3 visualize_{NORB}.py --load --results",
+                  [f"{NORB}.py", "weights/smallnorb_caps.npz", *TABLES_OF[NORB]], 1),
     "affnist": (f"python3 visualize_{AFF}.py --load {AFF_SHIPPED} --n-test 1000 --digits mnist --results",
-                [f"{AFF}.py", *AFF_SHIPPED.split()], 1)}
+                [f"{AFF}.py", *AFF_SHIPPED.split(), *TABLES_OF[AFF]], 1),
+    "findings": ("python3 results/render.py --pictures", sum(TABLES_OF.values(), []), 1)}
 FILMS = {
     "multimnist": (f"python3 make_{MULTI}_gif.py {QUICK} --n-val 500 --snapshot-every 75 --fps 6",
                    [f"{MULTI}.py", SHIPPED], 3),
@@ -305,7 +309,15 @@ WEIGHTS = {path: next(result for result in RESULTS if result.name == f"{name}-0"
     (SHIPPED, f"{MULTI}/main/residual"), ("weights/smallnorb_capsules.npz", f"{NORB}/wide-azimuth/dynamic-shared"),
     ("weights/smallnorb_gap.npz", f"{NORB}/wide-azimuth/gap"),
     ("weights/smallnorb_caps.npz", f"{NORB}/paper-azimuth/caps"), ("weights/affnist_shared.npz", f"{AFF}/long/shared"),
-    ("weights/affnist_gap.npz", f"{AFF}/long/gap-8"))}
+    ("weights/affnist_gap.npz", f"{AFF}/long/gap-8"),
+    *((f"weights/affnist_small_{name}.npz", f"{AFF}/papers-free/{name}") for name in ("caps", "cnn", "dense")))}
+
+
+def weights_command(path, result, checkpoint):
+    """What makes a file of weights of a run's checkpoint; small ones, for the page, are slimmed"""
+    if "small_" in path:
+        return f"python3 workflow/slim.py {checkpoint} {path}"
+    return f"python3 {result.experiment}.py --load {checkpoint} --n-test 1 --out-weights {path}"
 
 
 def digest(*paths):
