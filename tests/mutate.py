@@ -113,15 +113,18 @@ def main():
     parser.add_argument("--sample", type=int, default=0, help="how many, drawn at random; 0: all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--timeout", type=float, default=300, help="seconds after which a mutant counts as caught")
+    parser.add_argument("--timeout", type=float, default=120, help="seconds after which a mutant counts as caught")
     args = parser.parse_args()
     every = list(mutants(args.script, [name for name in args.functions.split(",") if name]))
     some = random.Random(args.seed).sample(every, min(args.sample or len(every), len(every)))
+    survivors = 0
     with ThreadPoolExecutor(args.threads) as pool:
-        found = list(pool.map(lambda mutant: survives(args.script, mutant, args.timeout), some))
-    for name, line, old, new, _ in (mutant for mutant, survived in zip(some, found) if survived):
-        print(f"{args.script}.py:{line} {name}: {old}  ->  {new}")
-    print(f"caught {len(some) - sum(found)} of {len(some)}, of {len(every)} in all")
+        for mutant, survived in zip(some, pool.map(lambda mutant: survives(args.script, mutant, args.timeout), some)):
+            if survived:
+                name, line, old, new, _ = mutant
+                print(f"{args.script}.py:{line} {name}: {old}  ->  {new}", flush=True)
+            survivors += survived
+    print(f"caught {len(some) - survivors} of {len(some)}, of {len(every)} in all")
 
 
 if __name__ == "__main__":
