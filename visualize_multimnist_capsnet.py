@@ -46,7 +46,6 @@ FOREST = [                         # what render.forest draws: label, one settin
     ("parts of half a digit", "parts/iters-3", "parts/cnn", BOTH),
     "Capsules minus a CNN that redraws digits, too",
     ("72,000 pairs", "main/deep", "control/vectors", BOTH),
-    ("150,000 pairs", "main/middle", "control/middle-vectors", BOTH),
     "Trained with routing minus trained without",
     ("72,000 pairs", "main/deep", "control/iters-1", BOTH),
     ("150,000 pairs", "main/middle", "control/middle-iters-1", BOTH),

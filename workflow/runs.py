@@ -128,7 +128,7 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
           *((name, flags) for name, (flags, _) in PAPER.items()))),
     *((NORB, f"heads-{split}", head, f"{flags} {SMALL_HEADS} --split {split} --baseline none", range(5), 1)
       for split in SPLITS for head, flags in HEADS.items()),
-    *((AFF, "steps", name, flags, range(5), 4) for name, flags in STEPS.items()),
+    *((AFF, "steps", name, flags, range(3), 4) for name, flags in STEPS.items()),
     *((AFF, f"few-{n}", name, f"{aff(name)} --n-per-class {n}", range(5), 4)
       for n in FEW for name in ("shared", "gap-8", "max-8", "vectors", "vectors-8")),
     *((MULTI, table, name, f"{RESIDUAL} {flags} {LONG}", range(2), 105) for table, name, flags in (
@@ -136,10 +136,9 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
         ("control", "paper-cnn", f"{CNN_MEAN} {PAPERS_PAIRS}"), ("control", "long-cnn", CNN_MEAN),
         ("control", "long-iters-1", "--routing-iters 1"))),
     *((AFF, "long", name, f"{aff(name)} --n-epochs 10 --n-train 24000", range(3), 18) for name in ("shared", "gap-8")),
-    (AFF, "mnist", "shared", f"{DIGITS_TASK} --n-epochs 10", range(5), 11),
+    (AFF, "mnist", "shared", f"{DIGITS_TASK} --n-epochs 10", range(3), 11),
     *((MULTI, table, f"middle{name}", f"{RESIDUAL} {flags} {MIDDLE}", range(3), 14) for table, name, flags in (
-        ("main", "", ""), ("control", "-cnn", CNN_MEAN), ("control", "-iters-1", "--routing-iters 1"),
-        ("control", "-vectors", "--model vectors --cnn-head mean"))),
+        ("main", "", ""), ("control", "-cnn", CNN_MEAN), ("control", "-iters-1", "--routing-iters 1"))),
     *((AFF, "mnist", f"{n}{'-recon' * (weight > 0)}",
        f"--model caps --routing-iters {n} --recon-weight {weight} {DIGITS_TASK} --n-epochs 5", range(3), 6)
       for n, weight in ((1, 0), (3, 0.0005))),
