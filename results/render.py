@@ -326,7 +326,9 @@ def pictures(ledger, folder, say=print):
             if not values:
                 raise InputError(f"{one}: has not been run, and the picture {name} needs it")
             colour = "#0072b2" if "capsules" in row[0] or "routing" in row[0] else "#999999"
-            axes.barh(y, sum(values) / len(values), color=colour, height=0.7)
+            mean = sum(values) / len(values)
+            axes.barh(y, mean, color=colour, height=0.7)
+            axes.text(1.01, y, f"{mean:.3f}", va="center")
             axes.plot(values, [y] * len(values), "o", color="black", markersize=4)
         axes.set_yticks(range(len(rows)), ["" if isinstance(row, str) else row[0] for row in rows])
         axes.set_xlim(0, 1)
