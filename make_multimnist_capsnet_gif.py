@@ -81,7 +81,7 @@ def draw_frames(recorder, n_steps, title, ending=None):
     ax.set_yticks([])
     ax.tick_params(length=0, labeltop=True, labelbottom=False)
     ax.spines[:].set_visible(False)
-    bars = []
+    bars, marks = [], []
     for k, pair in enumerate(shown["labels"]):
         ax = add_axes(420, 60 + k * pitch * SCALE, 140, 56)
         bars.extend(
@@ -90,6 +90,7 @@ def draw_frames(recorder, n_steps, title, ending=None):
         ax.set_xticks(range(N_CLASSES), range(N_CLASSES), fontsize=8)
         ax.tick_params(length=0, pad=2)
         ax.set_title("" if k else "capsule lengths,\norange: digit is there", fontsize=8)
+        marks.append(ax.text(1.02, 0.5, "", fontsize=8, rotation=90, va="center", transform=ax.transAxes))
     curves, steps = [], [s["step"] for s in snapshots]
     for name, top, limit in ("loss", 60, 1.05 * max(s["loss"] for s in snapshots)), ("set accuracy", 224, 1):
         ax = add_axes(606, top, 172, 116)
@@ -106,6 +107,8 @@ def draw_frames(recorder, n_steps, title, ending=None):
         picture.set_data(montage(shown, snapshot["recon"]))
         for bar, length in zip(bars, snapshot["lengths"].ravel()):
             bar.set_height(length)
+        for mark, right in zip(marks, capsnet.both_right(capsnet.top_two(snapshot["lengths"]), shown["labels"])):
+            mark.set_text("" if right else "wrong")
         for line, values in curves:
             line.set_data(steps[:k + 1], values[:k + 1])
         ax.set_xlabel(f"step {snapshot['step']} of {n_steps}")
