@@ -75,6 +75,8 @@ def test_gradient_of_the_whole_network(digits, name):
     config = dataclasses.replace(config, recon_weight=0.01) if config.recon_weight else config
     params, batch = float64(config, seed=4), batch_of(digits, config)
     terms, grads, _ = ac.loss_and_grads(params, batch, config)
+    out, _ = ac.forward(params, batch["images"], config, dropout_mask=batch.get("dropout_mask"), statistics={})
+    assert terms["hits"] == sum(row.argmax() == label for row, label in zip(out["scores"], batch["labels"]))
     assert loss_of(params, batch, config) == pytest.approx(terms["loss"], rel=1e-9)
     assert all(g.any() and g.shape == params[key].shape for key, g in grads.items())
     half, half_grads, _ = ac.loss_and_grads(params, batch, config, batch_fraction=0.5)
@@ -82,6 +84,12 @@ def test_gradient_of_the_whole_network(digits, name):
     assert all(np.allclose(half_grads[key], g / 2, rtol=1e-9, atol=1e-15) for key, g in grads.items())
     check_directions(lambda p: loss_of(p, batch, config), params, grads, n=2)
     check_coordinates(lambda p: loss_of(p, batch, config), params, grads, n=2)
+
+
+@pytest.mark.parametrize("model, pool", [("gap", "mean"), ("max", "largest"), ("vectors", "mean"),
+                                         ("vectors-max", "largest"), ("dense", "flatten"), ("cnn", "flatten")])
+def test_a_network_pools_over_places_as_its_name_says(model, pool):
+    assert {"mean", "largest", "flatten"} & {operation for operation, *_ in ac.plan(tiny(model)).layers} == {pool}
 
 
 def test_largest_by_hand_and_its_gradient():
@@ -162,6 +170,7 @@ def test_parameter_counts(flags, n, monkeypatch):
     monkeypatch.undo()
     config = ac.Config(**flags)
     assert size_of(config) == n
+    assert ac.param_shapes(ac.Config(model="cnn", width=656))["fc2_w"] == (656, 384)    # as 328 and 192 in the paper
     if config.preset == "paper":                                            # 28 -> 20 -> 6: 1,152 capsules
         assert (ac.plan(config).side, ac.plan(config).channels) == (6, 256) and len(ac.plan(config).places) == 36
 

@@ -61,15 +61,16 @@ def test_a_product_is_added_whatever_lies_in_memory_how(sizes, monkeypatch):
     """Small whole numbers, of which float32 rounds none; rows with gaps between them and float64 go to NumPy; and all
     of them where NumPy's BLAS is not to be had"""
     M, K, F = sizes
-    a, b, out = (np.arange(rows * 2 * columns).reshape(rows, -1) % 11 for rows, columns in ((M, K), (K, F), (M, F)))
-    for blas in (mc.sgemm, lambda: None):
+    for blas, dtype, order, gaps in itertools.product(
+            (mc.sgemm, lambda: None), (np.float32, float), "CF", ((), (0,), (1,), (2,), (0, 1, 2))):
         monkeypatch.setattr(mc, "sgemm", blas)
-        for dtype, cut, order in itertools.product((np.float32, float), (np.s_[:, :], np.s_[:, ::2]), "CF"):
-            x, y, z = (matrix[:, :width].astype(dtype, order=order if matrix is b else "C") if cut == np.s_[:, :] else
-                       matrix.astype(dtype)[cut] for matrix, width in ((a, K), (b, F), (out, F)))
-            expected, part = z + x @ y, np.full((M, F), np.nan, dtype)
-            mc.add_product(x, y, z, part)
-            np.testing.assert_array_equal(z, expected)
+        x, y, z = (np.zeros((rows, columns * (1 + (k in gaps))), dtype, order if k == 1 else "C")[:, ::1 + (k in gaps)]
+                   for k, (rows, columns) in enumerate(((M, K), (K, F), (M, F))))
+        for matrix in (x, y, z):
+            matrix[:] = np.arange(matrix.size).reshape(matrix.shape) % 11
+        expected = z + x @ y
+        mc.add_product(x, y, z, np.full((M, F), np.nan, dtype))
+        np.testing.assert_array_equal(z, expected)
 
 
 def test_norm_in_float32_of_numbers_far_from_zero():
@@ -122,6 +123,7 @@ def test_norm_by_its_definition(rng, shape, order):
     (alone, found), cache = mc.norm_forward(np.full((1, C), 7.0), gamma, beta)          # one number a channel
     assert np.allclose(alone[0], beta, atol=1e-12) and not found[1].any()
     assert np.isfinite(mc.norm_backward(alone, cache)[0]).all()
+    assert mc.norm_forward(np.array([[1.0], [4]]), np.ones(1), np.zeros(1))[0][1][1] == pytest.approx(4.5)      # of two
     np.testing.assert_allclose(y, gamma * (x - running[0]) / np.sqrt(running[1] + 1e-5) + beta, rtol=1e-10, atol=1e-12)
 
 
@@ -176,7 +178,8 @@ OPTIONS = {"pad": [(2,), (0,)], "places": [((0.3, -1.0, 2.0, 0.5),)]}           
 def test_every_layer_without_weights(operation):
     """of all experiments; its numbers are apart, and off the kinks. float32 stays float32"""
     forward, backward = PLAIN[operation]
-    x = (np.random.default_rng(0).permutation(96).reshape(2, 4, 4, 3) - 47.5) / 20
+    shape = (2, 4, 4, 3) if operation == "places" else (2, 6, 4, 2)
+    x = (np.random.default_rng(0).permutation(96).reshape(shape) - 47.5) / 20
     for options in OPTIONS.get(operation, [()]):
         check_op(lambda x, options=options: forward(x, *options), backward, x, tol=RELU)
         out, cache = forward(x.astype(np.float32), *options)
@@ -266,6 +269,7 @@ def test_a_normalisation_uses_these_samples_in_training_and_running_statistics_i
 TRUNKS = {                         # side, margin, layers
     "strides": (31, 0, (("conv2d", "a", 5, 2, 1), ("conv2d", "b", 3, 3, 1))),
     "pools": (30, 3, (("conv2d", "a", 3, 1, 1), ("pool",), ("relu",), ("conv2d", "b", 2, 1, 1), ("pool",))),
+    "a wide pad": (25, 0, (("conv2d", "a", 3, 2, 1), ("pad", 2), ("conv2d", "b", 5, 1, 1))),
     "pads": (22, 1, (("pool",), ("keep",), ("pad", 1), ("conv2d", "a", 3, 1, 1), ("add",), ("conv2d", "b", 3, 2, 1)))}
 
 
@@ -301,6 +305,7 @@ def test_shapes_that_work_out_says():
     assert [mc.has_bias(normed, k) for k in (0, 3, 6)] == [False, False, True]
     worked = mc.work_out((*layers[:3], ("mean",)), 8, 1)
     assert (worked.side, worked.channels) == (3, 3) and mc.work_out(layers, 8, 1).channels == 5
+    assert mc.work_out((("places",),), 4, 3).channels == 5                              # their x and y come to them
     assert mc.places_along(np.array([-1.0, 0.5])).tolist() == [[-1, -1], [0.5, -1], [-1, 0.5], [0.5, 0.5]]     # x, y
 
 

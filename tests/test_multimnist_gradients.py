@@ -45,7 +45,7 @@ def test_squash_of_a_zero_vector_has_a_finite_gradient():
 def test_losses():
     lengths = np.array([[0.95, 0.05, 0.4, 0.7], [0.2, 0.85, 0.15, 0.02]])               # both sides of both margins
     check_loss(mc.margin_loss, lengths, np.array([[1.0, 1, 0, 0], [0, 1, 0, 1]]), tol=RELU)
-    check_loss(mc.reconstruction_loss, normal(N, 2, 3, 4), normal(N, 2, 3, 4, seed=1))
+    check_loss(mc.reconstruction_loss, normal(3, 2, 3, 4), normal(3, 2, 3, 4, seed=1))
     check_loss(mc.sigmoid_cross_entropy, 3 * normal(2, 4), np.array([[1.0, 0, 1, 0], [0, 1, 0, 1]]))
 
 
@@ -65,6 +65,9 @@ def test_gradient_of_the_whole_network(digits, name, n_iters):
 
     assert loss(params) == pytest.approx(terms["loss"], rel=1e-12)
     assert all(g.any() and g.shape == params[key].shape for key, g in grads.items())
+    third, third_grads, _ = mc.loss_and_grads(params, batch, config, batch_fraction=1 / 3)
+    assert all(third[key] == pytest.approx(terms[key] / (1 if key == "hits" else 3)) for key in terms)
+    assert all(np.allclose(3 * third_grads[key], g, rtol=1e-9, atol=1e-15) for key, g in grads.items())
     check_directions(loss, params, grads, n=1, h=1e-7)
     check_coordinates(loss, params, grads, n=1, h=1e-6)
 
