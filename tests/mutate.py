@@ -88,7 +88,7 @@ def harmless():
 
 
 def mutants(script, names=()):
-    """(function, its first line as it was changed, the whole wrong text) of all"""
+    """(function, the line that is changed, without its comment, the whole wrong text) of all"""
     text, functions = functions_of(script)
     lines = text.splitlines(keepends=True)
     for function in functions:
@@ -101,7 +101,7 @@ def mutants(script, names=()):
                     new = ast.unparse(ast.fix_missing_locations(wrong))
                     new = new if isinstance(node, ast.AugAssign) else f"({new})"
                     wrong_text = before + new + after
-                    yield function.name, wrong_text.splitlines()[first - 1].strip(), wrong_text
+                    yield function.name, wrong_text.splitlines()[first - 1].split("  #")[0].strip(), wrong_text
 
 
 class Calls:
@@ -170,7 +170,7 @@ def main():
             if survived:
                 print(" :: ".join((args.script, *mutant[:2])), flush=True)
             survivors += survived
-    print(f"{args.script}: caught {len(some) - survivors} of {len(some)} tried, of {len(every)} that may change something")
+    print(f"{args.script}: caught {len(some) - survivors} of {len(some)} tried, of {len(every)} not listed")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 """The checker itself: right gradients pass, wrong ones do not; each experiment's default network passes."""
+import mutate
 import numpy as np
 import pytest
 from conftest import EXPERIMENTS, toy
@@ -52,3 +53,9 @@ def test_gradients_of_the_default_network(experiment):
               for name, p in module.init_params(config).items()}                        # 10: votes that are heard
     _, grads, _ = module.loss_and_grads(params, batch, config)
     check_directions(lambda p: module.loss_and_grads(p, batch, config)[0]["loss"], params, grads, h=1e-7)
+
+
+def test_each_mutant_that_is_said_to_change_nothing_is_one():
+    """tests/mutants.txt names lines as they would be: it must keep up with the scripts"""
+    every = {(script, *mutant[:2]) for script in mutate.TESTS for mutant in mutate.mutants(script)}
+    assert len(every) > 1000 and mutate.harmless() <= every, mutate.harmless() - every

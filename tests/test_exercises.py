@@ -38,8 +38,9 @@ def exercise(chapter, title, text):
         header, *lines = diff.splitlines()
         parts = ["".join(line[1:] + "\n" for line in part) for _, part in groupby(lines, lambda line: line[0])]
         hunks = list(zip(parts[::2], parts[1::2], strict=True))
-        found.fails, found.passes = (re.findall(rf"^{how} +(.*)$", named, re.M) for how in ("fails", "passes"))
-        found.script, found.hunks = header.removeprefix("--- "), hunks
+        found.fails, found.passes = (re.findall(rf'^{how} +"(.*)"$', named, re.M) for how in ("fails", "passes"))
+        found.script, functions = header.removeprefix("--- ").split(": ")
+        found.functions, found.hunks = functions.split(", "), hunks
     return found
 
 
@@ -74,6 +75,8 @@ def test_the_right_lines_are_the_scripts(one):
     script = (ROOT / one.script).read_text()
     assert one.hunks and all(script.count(right) == 1 for right, _ in one.hunks)
     assert not any(wrong in script for _, wrong in one.hunks)
+    inside = [re.search(rf"^def {name}\(.*?(?=^\S|\Z)", script, re.M | re.S)[0] for name in one.functions]
+    assert all(any(right in text for text in inside) for right, _ in one.hunks)
 
 
 def wrong_copy(one, folder):
@@ -109,14 +112,16 @@ def test_exactly_the_named_tests_catch_it(tmp_path):
 
 @by_title(EVIDENCE)
 def test_a_claim_holds_where_it_is_said_to_hold_and_not_where_it_is_not(one):
-    """The command prints a number for each seed; a mark is followed by where its interval lies"""
+    """The command prints a number for each seed, then all of them; a mark is followed by where its interval lies"""
     done = subprocess.run([sys.executable, "-c", one.code], cwd=ROOT, capture_output=True, text=True)
-    by_seed, ledger = ast.literal_eval(done.stdout), render.Ledger(ROOT / "results")
-    alone = re.findall(r"seed (\d+) alone is (\w+ zero)", one.text)
+    (first, second), ledger = done.stdout.splitlines(), render.Ledger(ROOT / "results")
+    by_seed = ast.literal_eval(first)
+    alone = re.findall(r"seed (\d+) alone: (\w+\szero)", one.text)
+    assert f"-->{second}<!-- end --> points" in one.text
     said = re.findall(r"<!-- value: ([^>]*) -->[^<]*<!-- end --> points, (\w+ zero)", one.text)
     assert alone and {"above zero", "holding zero"} <= {sign for _, sign in said}
     for seed, sign in alone:
-        assert SIGNS[sign](by_seed[int(seed)], 0), seed
+        assert SIGNS[" ".join(sign.split())](by_seed[int(seed)], 0), seed
     for mark, sign in said:
         *what, _ = render.asked(mark)
         assert SIGNS[sign](*mc.mean_and_interval(ledger.samples(*what))), mark

@@ -238,7 +238,7 @@ def test_the_two_longest_are_named_by_scores_where_sigmoids_are_all_one():
 
 
 @pytest.mark.parametrize("preset, n", [("deep", 1304800), ("residual", 3059072), ("classic", 2030224),
-                                       ("paper", 11361808)])
+                                       ("paper", 11361808), ("parts", 1879008)])
 def test_parameter_counts(preset, n):
     """Those that the help texts give, and the sizes of the CNNs: within a hidden unit of the capsule network without
     its decoder, and no larger"""

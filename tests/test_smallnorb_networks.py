@@ -39,6 +39,8 @@ def test_networks_of_matrix_capsules_against_literal_ones(monkeypatch, model, ch
         shape = (2, 5, types * (16 if model == "caps" else 9))
         np.testing.assert_allclose(np.broadcast_to(step.R, shape).sum(1), 1, rtol=1e-12)
     assert len(out["class_steps"]) == config.routing_iters and np.ptp(out["scores"]) > 1e-3
+    layers = ("primary_pose", "primary_a", "conv_mu", "conv_a", "conv2_mu", "conv2_a")
+    assert {name for name in out if name in layers} == {*layers[:6 if model == "caps" else 2]}
 
 
 @pytest.mark.parametrize("model, changes", [
@@ -145,7 +147,7 @@ def test_naming_losses_by_hand():
         assert sn.naming_loss(scores, batch, config)[0] == pytest.approx(value, rel=1e-12)
 
 
-@pytest.mark.parametrize("model, loss", itertools.product(("caps", "dynamic", "gap"), LOSSES))
+@pytest.mark.parametrize("model, loss", [*itertools.product(("caps", "dynamic", "gap"), LOSSES)])
 def test_gradients_and_extremes_of_the_losses(rng, model, loss):
     """Logits of matrix capsules and CNNs, lengths of vectors; of activations of which nothing is left, in float32"""
     config, batch = tiny(model, loss=loss), {"labels": np.array([0, 4, 2]), "margin": np.array([0.2, 0.9, 0.6])}
@@ -264,7 +266,7 @@ def sizes(**changes):
     return {model: sn.n_params(sn.init_params(sn.Config(model=model, **changes))) for model in TRAINED}
 
 
-@pytest.mark.parametrize("data, preset", itertools.product(("toys", "shapes"), ("small", "wide")))
+@pytest.mark.parametrize("data, preset", [*itertools.product(("toys", "shapes"), ("small", "wide"))])
 def test_networks_that_are_compared_have_as_many_weights(data, preset):
     """The heads as dynamic-shared, within 5%, the paper's CNN as its capsules: as near as any width brings them"""
     n = sizes(data=data, preset=preset)
@@ -286,11 +288,22 @@ def test_sizes_of_the_networks_of_the_tables():
     assert sizes(preset="wide")["dynamic-shared"] == 118_272
     n = sizes(preset="paper")
     assert (n["caps"], n["cnn"], n["dynamic-shared"]) == (68_954, 4_253_349, 31_568)
+    assert sn.children_of(sn.Config(model="em", width=16)).types == 16
     assert sn.init_params(sn.Config(model="gap", width=7))["conv5_w"].shape == (3, 3, 64, 7)
     assert sn.init_params(sn.Config(model="cnn", preset="paper", width=7))["conv1_w"].shape == (5, 5, 2, 7)
 
 
 # ---------------------------------------------------------------- training and evaluation
+
+def test_a_step_is_adams_first():
+    """By lr against the gradient's sign, whatever its size"""
+    w, g = {"w": np.zeros(3)}, {"w": np.array([2.0, -3, 0.1])}
+    m, v = {"w": np.zeros(3)}, {"w": np.zeros(3)}
+    with sn.Runner(1) as runner:
+        sn.take_step(SimpleNamespace(params=w, adam_m=m, adam_v=v, step=0, config=tiny("gap", lr=0.1), runner=runner),
+                     [g], 0.5)
+    np.testing.assert_allclose(w["w"], [-0.05, 0.05, -0.05], rtol=1e-6)
+
 
 @pytest.mark.parametrize("model", ["em", "dynamic-shared", "gap", "cnn"])
 def test_overfits_a_few_images(model):

@@ -111,6 +111,8 @@ def test_m_step_by_hand():
     np.testing.assert_allclose(sigma2, 2 + 5e-4, rtol=1e-6)
     cost = 16 * (0.3 + math.log(math.sqrt(2.0005))) * 1.5 * 0.5
     np.testing.assert_allclose(x, 0.7 - 0.1 * cost, rtol=1e-5)
+    (mu, _, _), _ = sn.m_step_forward(V, V * V, np.full((1, 1, 2), sn.MASS_EPS / 2), np.zeros(1), np.zeros(1), 0.1, 0.5)
+    np.testing.assert_allclose(mu, 2.5 / 2)                               # next to no mass: half of it is the epsilon's
 
 
 def test_equal_votes_have_the_variance_of_the_floor():
@@ -238,7 +240,7 @@ def test_votes_and_responsibilities(rng):
     check_op(lambda x: sn.places_forward(x, (-0.5, 0.1, 0.7)), sn.places_backward, rng.standard_normal((2, 3, 3, 2)))
 
 
-@pytest.mark.parametrize("types, clamped", itertools.product([3, 1], [False, True]))
+@pytest.mark.parametrize("types, clamped", [*itertools.product([3, 1], [False, True])])
 def test_m_step(rng, types, clamped):
     """mu, sigma2 and x together, as functions of votes, assignments, also the same for all types, and betas. clamped:
     of 6 dimensions the variance comes out negative, as rounding makes it where all votes are equal: sigma2 stays at its
@@ -324,3 +326,5 @@ def test_primary_capsules(rng):
     def backward(dout, cache):
         return sn.primary_caps_backward(*parted(dout, (N, H, W, B, D), (N, H, W, B)), cache)
     check_op(forward, backward, rng.standard_normal((N, H, W, B * (D + 1))))
+    (pose, active), _ = sn.primary_caps_forward(np.zeros((N, H, W, 16 * (D + 1))))
+    assert (pose.shape, active.shape) == ((N, H, W, 16, D), (N, H, W, 16))
