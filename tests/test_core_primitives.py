@@ -169,7 +169,7 @@ def test_norm(shape):
     check_op(forward, mc.norm_backward, normal(*shape[:2][::-1], *shape[2:]).swapaxes(0, 1), gamma, beta)
 
 
-PLAIN = {operation: pair for module in EXPERIMENTS.values() for operation, pair in module.LAYERS.items()
+PLAIN = {operation: pair for module in (*EXPERIMENTS.values(), mc) for operation, pair in module.LAYERS.items()
          if operation not in (*module.WITH_WEIGHTS, "norm", "keep", "add")}
 OPTIONS = {"pad": [(2,), (0,)], "places": [((0.3, -1.0, 2.0, 0.5),)]}                   # of those that have some
 
