@@ -89,8 +89,8 @@ def draw_frames(recorder, n_steps, title, ending=None):
         ax.set(ylim=(0, 1), yticks=[0, 1])
         ax.set_xticks(range(N_CLASSES), range(N_CLASSES), fontsize=8)
         ax.tick_params(length=0, pad=2)
-        ax.set_title("" if k else "capsule lengths,\norange: digit is there", fontsize=8)
-        marks.append(ax.text(1.02, 0.5, "", fontsize=8, rotation=90, va="center", transform=ax.transAxes))
+        ax.set_title("" if k else "capsule lengths, orange:\ndigit is there; \N{MULTIPLICATION SIGN}: named wrong", fontsize=8)
+        marks.append(ax.text(1.02, 0.5, "", fontsize=14, va="center", transform=ax.transAxes))
     curves, steps = [], [s["step"] for s in snapshots]
     for name, top, limit in ("loss", 60, 1.05 * max(s["loss"] for s in snapshots)), ("set accuracy", 224, 1):
         ax = add_axes(606, top, 172, 116)
@@ -108,7 +108,7 @@ def draw_frames(recorder, n_steps, title, ending=None):
         for bar, length in zip(bars, snapshot["lengths"].ravel()):
             bar.set_height(length)
         for mark, right in zip(marks, capsnet.both_right(capsnet.top_two(snapshot["lengths"]), shown["labels"])):
-            mark.set_text("" if right else "wrong")
+            mark.set_text("" if right else "\N{MULTIPLICATION SIGN}")
         for line, values in curves:
             line.set_data(steps[:k + 1], values[:k + 1])
         ax.set_xlabel(f"step {snapshot['step']} of {n_steps}")
