@@ -22,6 +22,7 @@ matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.to
 BLUE = "#0072B2"  # Okabe & Ito, colour-blind safe
 ORANGE = "#E69F00"
 GRAY = "#999999"
+CROSS = "\N{MULTIPLICATION SIGN}"
 N_SHOWN, N_VAL = 4, 500            # test pairs to watch, validation pairs for the curves
 HOLD, MAX_FRAMES = 2000, 200       # ms the last frame stays; frames are kept in memory, 1 MB each
 LEVELS = 32                     # of red, green and blue: few colours, the same in every frame: a small file, no flicker
@@ -89,7 +90,7 @@ def draw_frames(recorder, n_steps, title, ending=None):
         ax.set(ylim=(0, 1), yticks=[0, 1])
         ax.set_xticks(range(N_CLASSES), range(N_CLASSES), fontsize=8)
         ax.tick_params(length=0, pad=2)
-        ax.set_title("" if k else "capsule lengths, orange:\ndigit is there; \N{MULTIPLICATION SIGN}: named wrong", fontsize=8)
+        ax.set_title("" if k else f"capsule lengths, orange:\ndigit is there; {CROSS}: named wrong", fontsize=8)
         marks.append(ax.text(1.02, 0.5, "", fontsize=14, va="center", transform=ax.transAxes))
     curves, steps = [], [s["step"] for s in snapshots]
     for name, top, limit in ("loss", 60, 1.05 * max(s["loss"] for s in snapshots)), ("set accuracy", 224, 1):
@@ -108,7 +109,7 @@ def draw_frames(recorder, n_steps, title, ending=None):
         for bar, length in zip(bars, snapshot["lengths"].ravel()):
             bar.set_height(length)
         for mark, right in zip(marks, capsnet.both_right(capsnet.top_two(snapshot["lengths"]), shown["labels"])):
-            mark.set_text("" if right else "\N{MULTIPLICATION SIGN}")
+            mark.set_text("" if right else CROSS)
         for line, values in curves:
             line.set_data(steps[:k + 1], values[:k + 1])
         ax.set_xlabel(f"step {snapshot['step']} of {n_steps}")
