@@ -2114,18 +2114,6 @@ def wilson_interval(hits, n, z=1.959964):
     return float(max(0, min(p, centre - half))), float(min(1, max(p, centre + half)))
 
 
-T95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)     # Student's t, 1 to 9 degrees
-
-
-def mean_and_interval(values):
-    """Mean and half the width of its 95% t interval, nan for one value"""
-    df = len(values) - 1
-    if df < 1:
-        return float(np.mean(values)), math.nan
-    t = T95[df - 1] if df <= len(T95) else 1.95996 + 2.3722 / df + 2.8225 / df ** 2 + 2.5558 / df ** 3
-    return float(np.mean(values)), float(t * np.std(values, ddof=1) / math.sqrt(df + 1))
-
-
 def dtype_of(params):
     """That of all computing with some weights"""
     return next(iter(params.values())).dtype

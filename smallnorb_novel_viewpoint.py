@@ -1918,6 +1918,18 @@ def at_matched_familiar(record, reference):
     return next((held_out for familiar, held_out in looks if familiar >= reference["familiar"]), None)
 
 
+T95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)     # Student's t, 1 to 9 degrees
+
+
+def mean_and_interval(values):
+    """Mean and half the width of its 95% t interval, nan for one value"""
+    df = len(values) - 1
+    if df < 1:
+        return float(np.mean(values)), math.nan
+    t = T95[df - 1] if df <= len(T95) else 1.95996 + 2.3722 / df + 2.8225 / df ** 2 + 2.5558 / df ** 3
+    return float(np.mean(values)), float(t * np.std(values, ddof=1) / math.sqrt(df + 1))
+
+
 def summarize(records):
     """Records of several networks and seeds -> {label: {"familiar": (mean, half width), "held_out", "drop", ...}}
 
@@ -2899,18 +2911,6 @@ def wilson_interval(hits, n, z=1.959964):
     p, z2n = hits / n, z * z / n
     centre, half = (p + z2n / 2) / (1 + z2n), z * np.sqrt(p * (1 - p) / n + z2n / (4 * n)) / (1 + z2n)
     return float(max(0, min(p, centre - half))), float(min(1, max(p, centre + half)))
-
-
-T95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)     # Student's t, 1 to 9 degrees
-
-
-def mean_and_interval(values):
-    """Mean and half the width of its 95% t interval, nan for one value"""
-    df = len(values) - 1
-    if df < 1:
-        return float(np.mean(values)), math.nan
-    t = T95[df - 1] if df <= len(T95) else 1.95996 + 2.3722 / df + 2.8225 / df ** 2 + 2.5558 / df ** 3
-    return float(np.mean(values)), float(t * np.std(values, ddof=1) / math.sqrt(df + 1))
 
 
 def dtype_of(params):

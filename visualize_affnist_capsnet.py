@@ -154,6 +154,7 @@ def draw_redrawn(run):
 
 def draw_papers(ledger):
     """What capsules and CNNs of the paper's kind name right, by what is new about the digits"""
+    from render import mean_and_interval
     found = {(setting, key): ledger.samples(EXPERIMENT, setting, "", key) for setting in PAPERS for key in TESTS}
     if lacking := [setting for (setting, _), values in found.items() if not values]:
         raise InputError(f"--results {ledger.folder}: no result of {lacking[0]}; make it first")
@@ -162,7 +163,7 @@ def draw_papers(ledger):
                      f"means and 95% intervals over up to {most} seeds")
     ax = fig.subplots()
     for k, (setting, (label, colour, marker)) in enumerate(PAPERS.items()):
-        means, halves = zip(*(affnist.mean_and_interval(found[setting, key]) for key in TESTS))
+        means, halves = zip(*(mean_and_interval(found[setting, key]) for key in TESTS))
         ax.errorbar(np.arange(len(TESTS)) + 0.15 * (k - 1), means, halves if most > 1 else None, color=colour,
                     marker=marker, markersize=7, capsize=4, linestyle="none", label=label)
     ax.set_xticks(range(len(TESTS)), TESTS.values(), fontsize=10)

@@ -25,6 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "workflow")]
 import multimnist_capsnet as capsnet
+from smallnorb_novel_viewpoint import mean_and_interval
 
 import runs
 from ledger import BY_NAME, read, stale
@@ -118,7 +119,7 @@ def drawn(ledger, experiment, one, other, key, styles=()):
     digits = next((int(style.split()[0]) for style in styles if style.endswith(" digits")), digits)
     if "range" in styles:
         return " to ".join(f"{factor * end:.{digits}f}{unit}" for end in (min(values), max(values)))
-    mean, half = (factor * part for part in capsnet.mean_and_interval(values))
+    mean, half = (factor * part for part in mean_and_interval(values))
     if "plain" in styles:
         return f"{mean:,.0f}" if abs(mean) >= 100 else f"{mean:.{digits}f}{unit}"
     text = f"{mean:{'+' if other else ''}.{digits}f}"
@@ -369,7 +370,7 @@ def forest(ledger, experiment, lines, path, say=print):
         if values is None:
             heading(axes, y, label)
             continue
-        mean, half = (100 * part for part in capsnet.mean_and_interval(values))
+        mean, half = (100 * part for part in mean_and_interval(values))
         half = half if math.isfinite(half) else 0
         colour = "#0072b2" if half and abs(mean) > half else "#888888"
         axes.plot([mean - half, mean + half], [y, y], color=colour, linewidth=2)

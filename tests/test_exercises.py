@@ -10,8 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from types import SimpleNamespace
 
-import multimnist_capsnet as mc
-
 import pytest
 from conftest import ROOT
 from test_core_documents import prose, words_of
@@ -124,4 +122,4 @@ def test_a_claim_holds_where_it_is_said_to_hold_and_not_where_it_is_not(one):
         assert SIGNS[" ".join(sign.split())](by_seed[int(seed)], 0), seed
     for mark, sign in said:
         *what, _ = render.asked(mark)
-        assert SIGNS[sign](*mc.mean_and_interval(ledger.samples(*what))), mark
+        assert SIGNS[sign](*render.mean_and_interval(ledger.samples(*what))), mark
