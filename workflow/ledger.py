@@ -49,9 +49,9 @@ def same_weights(line):
 
 
 def stale(name, line):
-    """Whether a result is to be made again"""
+    """Whether a result is to be made again. One after a run was measured on its checkpoint, which is not kept"""
     last = since(BY_NAME[name]) if name in BY_NAME else None
-    return last is None or last > line["pins"] or not same_weights(line)
+    return last is None or last > line["pins"] or not (BY_NAME[name].after or same_weights(line))
 
 
 def wanting(results, folder):
