@@ -53,10 +53,9 @@ FOREST = [                         # what render.forest draws
     affine("a CNN that takes the largest", "free/shared", "free/max-8"),
     affine("vectors that average, no matrices", "free/shared", "free/vectors"),
     affine("capsules with a matrix for every place", "free/shared", "free/caps-1"),
-    *(line for n in (10, 100) for line in (
-        f"The same, trained on {n} digits of each class", affine(
-            "a CNN that averages", f"few-{n}/shared", f"few-{n}/gap-8"),
-        affine("a CNN that takes the largest", f"few-{n}/shared", f"few-{n}/max-8"))),
+    "The same, trained on 10 digits of each class",
+    affine("a CNN that averages", "few-10/shared", "few-10/gap-8"),
+    affine("a CNN that takes the largest", "few-10/shared", "few-10/max-8"),
     "What each step adds, affine anywhere",
     affine("matrices and places", "steps/transformation", "steps/start"),
     affine("routing, 3 iterations", "steps/routing", "steps/transformation"),

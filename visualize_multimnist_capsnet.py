@@ -41,7 +41,6 @@ FOREST = [                         # what render.forest draws: label, one settin
     "Capsules minus a CNN that redraws nothing",
     ("72,000 pairs", "main/deep", "control/cnn", BOTH),
     ("150,000 pairs", "main/middle", "control/middle-cnn", BOTH),
-    ("1,200,000 pairs", "main/residual", "control/long-cnn", BOTH),
     ("the paper's kind of pairs", "main/paper", "control/paper-cnn", BOTH),
     ("parts of half a digit", "parts/iters-3", "parts/cnn", BOTH),
     "Capsules minus a CNN that redraws digits, too",
