@@ -621,7 +621,7 @@ def cnn_head_forward(params, x, config, digits, empty):
     below, above = cnn_head(config, cnn_hidden(config))
     hidden, hidden_cache = layers_forward(params, x, below, empty)
     scores, scores_cache = layers_forward(params, hidden, above, empty)
-    out = {"lengths": sigmoid_forward(scores)[0], "scores": scores, "hidden": hidden}
+    out = {"lengths": sigmoid_forward(scores)[0], "scores": scores}
     out["digits"] = answers(out) if digits is None else digits
     cache = SimpleNamespace(hidden=hidden_cache, scores=scores_cache)
     if config.model == "vectors":
@@ -692,7 +692,7 @@ def forward_rows(params, pairs, rows, config, empty, decode="labels"):
     decodes the digits that are there or, with decode="top2", the two longest capsules."""
     batch = to_batch(pairs, rows, dtype_of(params))
     out, _ = forward(params, batch["images"], config, batch["labels"] if decode == "labels" else None, empty)
-    return {name: out[name] for name in ("lengths", "v", "digits", "recon", "scores", "hidden") if name in out}
+    return {name: out[name] for name in ("lengths", "v", "digits", "recon", "scores") if name in out}
 
 
 # ============================================================== evaluation, report

@@ -241,121 +241,6 @@ def draw_errors(run, n=5):
 
 FIGURES = {draw.__name__.removeprefix("draw_"): draw for draw in (
     draw_reconstructions, draw_routing, draw_errors)}
-OF_RESULTS = "forest", "disentanglement"
-
-
-# ---------------------------------------------------------------- disentanglement
-
-FACTORS = ("x", "y", "rotation", "slant", "width", "stroke")
-FIT = 3                            # of --n-test: pairs to fit linear maps on
-CHOOSE, SCORE = 0.5, 0.5           # to choose the ridge with, to score
-LEAST_PAIRS = 200                  # --n-test with which every class has digits in each part
-DIGITS_A_PAIR = 0.75               # digits synthesized for each of these pairs
-RIDGES = 10.0 ** np.arange(-4, 4)  # of n, the number of digits
-EVALUATION_SEED = 1_000_000        # added to a run's seed: digits that no network was trained on
-
-
-def factor_pairs(n, seed, config):
-    """n pairs of synthetic digits and the factors (n, 2, 6) of each: place in px, rotation, slant, log aspect, log
-    stroke width"""
-    images, labels, known = capsnet.synthesize_digits(max(200, int(n * DIGITS_A_PAIR)), seed)
-    pairs = capsnet.generate_multimnist(
-        images, labels, n, capsnet.rng_for(seed, "evaluation"), config.min_iou, config.merge)
-    style = np.stack([known["rotation"], known["slant"], np.log(known["aspect"]), np.log(known["stroke"])], -1)[
-        pairs["index"]]
-    return pairs, np.concatenate([pairs["shifts"][..., ::-1], style], -1)
-
-
-def linear_r2(features, factors, digits, sizes):
-    """R^2 of linear maps, one for each digit class, from features (n, D) to factors (n, F). digits (n,): the classes.
-
-    The first sizes[0] rows fit it by ridge regression, the next sizes[1] choose each factor's ridge, the rest give R^2
-    = 1 - residual / variance about the class's mean, both summed over the classes: knowing the class alone earns
-    nothing. -> (F,)
-    """
-    ends = np.cumsum(sizes)
-    residual, variance = np.zeros((2, len(RIDGES), factors.shape[1])), np.zeros(factors.shape[1])
-    for digit in range(N_CLASSES):
-        rows = [np.nonzero(digits[start:end] == digit)[0] + start for start, end in zip((0, *ends[:-1]), ends)]
-        x, y = features[rows[0]].astype(np.float64), factors[rows[0]]
-        centre = x.mean(0)
-        scale = x.std(0)
-        middle = y.mean(0)
-        scale = np.maximum(scale, 0.05 * scale.max() + 1e-12)    # a pixel hardly ever inked must not outweigh others
-        x = (x - centre) / scale
-        values, vectors = np.linalg.eigh(x.T @ x / len(x))
-        projected = vectors.T @ (x.T @ (y - middle)) / len(x)
-        for part in (0, 1):
-            seen, truth = (features[rows[part + 1]] - centre) / scale @ vectors, factors[rows[part + 1]]
-            for k, ridge in enumerate(RIDGES):
-                guess = seen @ (projected / (values + ridge)[:, None]) + middle
-                residual[part, k] += np.square(truth - guess).sum(0)
-        variance += np.square(truth - truth.mean(0)).sum(0)
-    return 1 - residual[1][residual[0].argmin(0), np.arange(factors.shape[1])] / variance
-
-
-def networks_to_probe(config, given):
-    """The capsule network with and without reconstruction, and the CNN of its size, all on synthetic digits placed
-    independently of each other: with an IoU of at least 0.8 the middle of the pair alone tells 96% of the variance of
-    each digit's place. given: {name: value} of the settings that were given, which the CNN gets, too"""
-    config = dataclasses.replace(config, digits="synthetic", min_iou=0.0)
-    return {"capsule": config, "capsule, trained without reconstruction": dataclasses.replace(config, recon_weight=0.0),
-            "CNN, last hidden layer": capsnet.Config(**given | {
-                "model": "cnn", "digits": "synthetic", "min_iou": 0.0, "conv1_channels": 16})}
-
-
-def disentanglement(config, given, say):
-    """-> {representation: [its number of dimensions, R^2 of each of FACTORS]}, with FACTORS beside, of networks trained
-    here; and the capsule network: its config, params, history"""
-    found, networks, first = {"factors": FACTORS}, networks_to_probe(config, given), None
-    config = networks["capsule"]
-    sizes = [int(share * config.n_test) for share in (FIT, CHOOSE, SCORE)]
-    parts = [factor_pairs(n, EVALUATION_SEED + 3 * config.seed + k, config) for k, n in enumerate(sizes)]
-    pairs = {name: np.concatenate([part[name] for part, _ in parts]) for name in ("composites", "sources", "labels")}
-    factors, digits = np.concatenate([f for _, f in parts]).reshape(-1, len(FACTORS)), pairs["labels"].ravel()
-
-    def score(name, features):
-        r2 = linear_r2(features, factors, digits, [2 * n for n in sizes]).tolist()
-        found[name] = [features.shape[1], *r2]
-        say(f"{name} ({features.shape[1]}-D): " + "  ".join(map("{} {:.3f}".format, FACTORS, r2)))
-    for name, network in networks.items():
-        say(f"seed {network.seed}: {name}")
-        params, history = capsnet.train(network)
-        first = first or (network, params, history)
-        with capsnet.Runner(network.threads) as runner:
-            score(name, np.concatenate([probed(runner.forward(params, part, network), part["labels"])
-                                        for part in in_chunks(pairs)]))
-    score("raw pixels", np.repeat(pairs["composites"].reshape(len(pairs["labels"]), -1), 2, 0))
-    return found, first
-
-
-def probed(out, labels):
-    """What stands for each of the two digits that are there: its capsule or, in the CNN, the hidden layer ->
-    (2 n, D)"""
-    if "v" in out:
-        return np.take_along_axis(out["v"], labels[..., None], 1).reshape(2 * len(labels), -1)
-    return np.repeat(out["hidden"], 2, 0)
-
-
-def draw_disentanglement(found):
-    """found: what disentanglement found, of each seed"""
-    fig = Figure((WIDTH, 3.9), layout="constrained")
-    fig.suptitle("What a linear map reads about ONE of two overlapping digits", fontsize=11)
-    fig.supxlabel(f"synthetic digits, whose factors are known; {len(found)} seed{'s' * (len(found) > 1)}, a dot each; "
-                  "bars: means", fontsize=8, color=GRAY)
-    ax, places = fig.subplots(), np.arange(len(FACTORS))
-    names = [name for name in found[0] if name != "factors"]
-    for k, (name, colour) in enumerate(zip(names, (BLUE, "#56B4E9", ORANGE, GRAY))):
-        values = np.array([each[name][1:] for each in found])                           # (seeds, factors)
-        x = places + (k - 1.5) * 0.2
-        ax.bar(x, values.mean(0), 0.19, color=colour, label=f"{name} ({found[0][name][0]}-D)")
-        ax.plot(np.tile(x, len(values)), values.ravel(), "o", color="black", markersize=2.5)
-    ax.set_xticks(places, ["place, x", "place, y", *FACTORS[2:]])
-    ax.set(ylabel="share of the variance explained, $R^2$", ylim=(0, 1))
-    ax.grid(axis="y", alpha=0.3)
-    ax.legend(loc="upper right")
-    return fig
-
 
 # ---------------------------------------------------------------- a picture of one's own
 
@@ -537,19 +422,6 @@ def draw_picture(found, gray, ink, say):
 
 # ---------------------------------------------------------------- command line
 
-def figures_of_results(args, outdir, say):
-    """Write the forest plot -> {file: Figure} of the others"""
-    sys.path.append(str(RESULTS))
-    import render
-    ledger = render.Ledger(args.results)
-    found = [run["r2"] for run in ledger.runs(EXPERIMENT, "disentanglement/deep").values()]
-    if not found and args.only != "forest":
-        raise InputError(f"--results {args.results}: no result of disentanglement; make it, or give --only forest")
-    if args.only != "disentanglement":
-        render.forest(ledger, EXPERIMENT, FOREST, outdir / "forest.png", say)
-    return {"disentanglement.png": draw_disentanglement(found)} if args.only != "forest" else {}
-
-
 def figures_of_one_run(args, found, config, say):
     """Train, or take the network that was found, evaluate it and draw -> {file: Figure}"""
     digits = capsnet.load_digits(config, say)
@@ -583,21 +455,11 @@ def check_flags(args, found, config):
     if args.image is not None and (args.only or args.results):
         raise InputError("--image: draws one figure, of that picture; leave --only and --results out")
     if args.results and (args.load is not None or args.only in FIGURES):
-        raise InputError("--results: draws forest and disentanglement, of no one network; leave --load and other "
-                         "figures out")
+        raise InputError("--results: draws forest, of no one network; leave --load and other figures out")
     if args.results and not args.results.is_dir():
         raise InputError(f"--results {args.results}: no such folder; give the one that holds the results")
     if args.only == "forest" and not args.results:
         raise InputError("--only forest: is drawn from results; give --results")
-    if args.only != "disentanglement" or args.results:
-        return
-    if not config.recon_weight:
-        raise InputError("--recon-weight 0: disentanglement compares with that anyway; leave the flag out")
-    if found or config.checkpoint or config.digits == "mnist" or config.min_iou not in (0, capsnet.Config.min_iou):
-        raise InputError("--only disentanglement: trains its own networks, on synthetic digits with all shifts; leave "
-                         "--load, --checkpoint, --digits mnist and --min-iou out")
-    if config.n_test < LEAST_PAIRS:
-        raise InputError(f"--n-test {config.n_test}: must be at least {LEAST_PAIRS} for linear maps of ten digits")
 
 
 def main():
@@ -609,9 +471,8 @@ def main():
                         "any size, ink dark on light or light on dark, by the network of --load; writes "
                         "PICTURE_digits.png")
     parser.add_argument("--results", nargs="?", type=Path, const=RESULTS, metavar="DIR", help="draw what all runs in "
-                        "this folder say, forest and disentanglement; without DIR in results/; nothing is trained")
-    parser.add_argument("--only", default="", choices=(*FIGURES, *OF_RESULTS), help="draw this figure alone; "
-                        "disentanglement without --results trains three networks, on synthetic digits")
+                        "this folder say, forest; without DIR in results/; nothing is trained")
+    parser.add_argument("--only", default="", choices=(*FIGURES, "forest"), help="draw this figure alone")
     capsnet.add_config_flags(parser)
     args = parser.parse_args()
     pictured = args.image is not None
@@ -625,17 +486,15 @@ def main():
     ink = find_ink(gray, args.image) if pictured else None
     outdir = args.outdir or (Path() if pictured else OUTDIR)
     name = f"{Path(args.image).stem}_digits" if pictured else args.only
-    capsnet.make_outdir(outdir, [name] if name else OF_RESULTS if args.results else FIGURES)
+    capsnet.make_outdir(outdir, [name] if name else ["forest"] if args.results else FIGURES)
     say = capsnet.Progress(config.quiet).say
     if pictured:
         figures = {f"{name}.png": draw_picture(found, gray, ink, say)}
     elif args.results:
-        figures = figures_of_results(args, outdir, say)
-    elif args.only == "disentanglement":
-        r2, first = disentanglement(config, capsnet.given_of(args), say)
-        figures = {"disentanglement.png": draw_disentanglement([r2])}
-        if config.out_json:
-            capsnet.write_json(config.out_json, capsnet.result_of(*first, {"r2": r2}))
+        sys.path.append(str(RESULTS))
+        import render
+        render.forest(render.Ledger(args.results), EXPERIMENT, FOREST, outdir / "forest.png", say)
+        return
     else:
         figures = figures_of_one_run(args, found, config, say)
     for name, figure in figures.items():

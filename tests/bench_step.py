@@ -3,20 +3,19 @@
 
     python3 tests/bench_step.py multimnist [--preset residual|classic|paper] [--batch-size 32] [--threads 2]
     python3 tests/bench_step.py smallnorb --models caps,gap --routing-iters 3 [--no-torch] [--out-json FILE]
-    python3 tests/bench_step.py affnist --threads 1,2,4 --batch-size 128
+    python3 tests/bench_step.py affnist --threads 1 --batch-size 128
 
 One step is: forward with batch statistics, backward through all routing iterations, sum over shards, Adam for all
 weights, with a learning rate of 0: steps that went anywhere would fit their one batch, until numbers next to zero made
 PyTorch twice as slow. Beside it, in turn, round by round, if torch can be imported: PyTorch with autograd and fused
 Adam, eager and under torch.compile; ratios are medians over rounds. PyTorch normalises its whole batch at once, as its
 users do; these networks groups of 16. Before that its loss and gradients are compared with ours in float64, on one
-group. With several numbers of threads: the first network's step with each, in turn, against one thread.
+group.
 
 With two threads the compiled graph of smallnorb's caps, with three iterations, corrupts memory in PyTorch 2.13 on some
 processors; then give --threads 1. Both sides choose their kernels by the processor. To hold both to AVX2, set
 OPENBLAS_CORETYPE=Haswell ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2.
 """
-import contextlib
 import os
 import platform
 import sys
@@ -338,26 +337,16 @@ def time_in_turn(steps, rounds, repeats):
     return {name: np.array(t) for name, t in times.items()}
 
 
-def scaling(module, config, counts, rounds, repeats):
-    """-> {number of threads, 1 and `counts`: ms, min and max of a step, speed-up against one thread, efficiency}"""
-    with contextlib.ExitStack() as stack:
-        runners = {n: stack.enter_context(module.Runner(n, config.batch_size)) for n in sorted({1, *counts})}
-        times = time_in_turn({n: numpy_step(module, config, runner) for n, runner in runners.items()}, rounds, repeats)
-    faster = {n: float(np.median(times[1] / t)) for n, t in times.items()}
-    return {n: {"ms": np.median(t), "min": t.min(), "max": t.max(), "speedup": faster[n], "efficiency": faster[n] / n}
-            for n, t in times.items()}
-
-
-def times_of(module, config, threads, args):
+def times_of(module, config, args):
     """-> {name: milliseconds of each round}"""
-    with module.Runner(threads, config.batch_size) as runner:
+    with module.Runner(args.threads, config.batch_size) as runner:
         steps = {"numpy": numpy_step(module, config, runner)}
         if torch and not args.no_torch:
             error = gradients_differ(module, config)
             if not error < AGREEMENT:
                 raise module.InputError(f"{config.model}: PyTorch's gradients differ by {error}, so that the times "
                                         "would be of different things")
-            steps |= torch_steps(module, config, threads)
+            steps |= torch_steps(module, config, args.threads)
         for run in steps.values():
             run()                                                                       # compiles here
         return time_in_turn(steps, args.rounds, args.repeats)
@@ -365,22 +354,16 @@ def times_of(module, config, threads, args):
 
 # -------------------------------------------------------------- command line
 
-def print_table(heads, rows):
-    print("\n| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
-    for row in rows:
-        print("| " + " | ".join(str(cell) if not isinstance(cell, float) else f"{cell:.2f}" for cell in row) + " |")
-
-
 def main():
     parser = affnist.Parser(__doc__)
     parser.add_argument("experiment", choices=tuple(EXPERIMENTS))
     for name, default, text in (
-            ("--models", "", "networks to time, separated by commas"), ("--preset", "", "their preset"),
-            ("--threads", str(os.cpu_count()), "default: one per core; several, as 1,2,4: what each is worth")):
+            ("--models", "", "networks to time, separated by commas"), ("--preset", "", "their preset")):
         parser.add_argument(name, default=default, metavar="NAME", help=text)
     for name, default, text in (
             ("--routing-iters", 0, "iterations (default: the network's)"), ("--batch-size", 32, "samples in a step"),
-            ("--rounds", 5, "each times all in turn"), ("--repeats", 10, "steps of each in a round")):
+            ("--threads", os.cpu_count(), "of either side"), ("--rounds", 5, "each times all in turn"),
+            ("--repeats", 10, "steps of each in a round")):
         parser.add_argument(name, type=int, default=default, metavar="N", help=f"{text} (default {default})")
     parser.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
     parser.add_argument("--out-json", default="", metavar="FILE", help="write settings and results to this file")
@@ -389,13 +372,10 @@ def main():
 
 
 def bench(module, args):
-    for name in "batch_size", "rounds", "repeats":
+    for name in "batch_size", "threads", "rounds", "repeats":
         if getattr(args, name) < 1:
             raise module.InputError(f"{module.flag_of(name)} {getattr(args, name)}: must be at least 1")
     module.check_writable(args.out_json)
-    counts = [int(word) if word.isdigit() else 0 for word in args.threads.split(",")]
-    if min(counts) < 1 or len(set(counts)) < len(counts):
-        raise module.InputError(f"--threads {args.threads}: must be a number, or several, as 1,2,4, none of them twice")
     models, given = (args.models or USUAL[args.experiment]).split(","), {"batch_size": args.batch_size}
     given |= {name: getattr(args, name) for name in ("preset", "routing_iters") if getattr(args, name)}
     choices = {f.name: f.metadata.get("choices") for f in module.options(module.Config)}
@@ -406,17 +386,14 @@ def bench(module, args):
     version = torch.__version__ if torch and not args.no_torch else None
     print(f"{args.experiment}, {platform.platform()}, {os.cpu_count()} cores, {args.threads} threads, batch "
           f"{args.batch_size}, NumPy {np.__version__}, PyTorch {version or 'not used'}")
-    if len(counts) > 1:
-        found = {"scaling": scaling(module, configs[models[0]], counts, args.rounds, args.repeats)}
-        print_table(("threads", "ms (median)", "min", "max", "speed-up", "efficiency"),
-                    [(n, *row.values()) for n, row in found["scaling"].items()])
-    else:
-        times = {model: times_of(module, config, counts[0], args) for model, config in configs.items()}
-        found = {"steps": {model: {name: {"ms": np.median(t), "min": t.min(), "max": t.max(),
-                                          "ratio": np.median(of["numpy"] / t)} for name, t in of.items()}
-                           for model, of in times.items()}}
-        print_table(("one training step", "", "ms (median)", "min", "max", "NumPy's time / its time"),
-                    [(model, name, *row.values()) for model, of in found["steps"].items() for name, row in of.items()])
+    times = {model: times_of(module, config, args) for model, config in configs.items()}
+    found = {"steps": {model: {name: {"ms": np.median(t), "min": t.min(), "max": t.max(),
+                                      "ratio": np.median(of["numpy"] / t)} for name, t in of.items()}
+                       for model, of in times.items()}}
+    print("\n| one training step | | ms (median) | min | max | NumPy's time / its time |\n" + "|---" * 6 + "|")
+    for model, of in found["steps"].items():
+        for name, row in of.items():
+            print(f"| {model} | {name} | " + " | ".join(f"{value:.2f}" for value in row.values()) + " |")
     if args.out_json:
         untrained = {"source": "noise", "epochs": [], "seconds": 0.0, "steps": 0}
         found |= {"bench": {"threads": args.threads, "rounds": args.rounds, "repeats": args.repeats},

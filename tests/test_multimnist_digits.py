@@ -2,7 +2,6 @@
 import contextlib
 import gzip
 import hashlib
-import json
 import os
 import shutil
 import socketserver
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import multimnist_capsnet as mc
 
-import bench_synthetic_digits as bench
 import numpy as np
 import pytest
 from conftest import DEAD, TINY
@@ -208,13 +206,3 @@ def test_splits_are_disjoint(monkeypatch):
     images = np.concatenate([digits[split][0] for split in ("train", "val", "test")])
     assert len(np.unique(images.reshape(120, -1), axis=0)) == 120
     assert mc.MNIST.n_val == 5000 and mc.MNIST.files["train", "images"][2][0] == 60000
-
-
-def test_how_like_handwriting_they_are_is_measured_from_the_command_line(monkeypatch, tmp_path):
-    path = tmp_path / "r.json"
-    monkeypatch.setattr(sys, "argv", f"x --n-synthetic 400 --n-epochs 2 --out-json {path}".split())
-    bench.main()
-    found = json.loads(path.read_text())
-    low, high = found["synthetic_reads_synthetic_ci95"]
-    assert low < found["synthetic_reads_synthetic"] < high and found["synthetic_reads_synthetic"] > 0.2
-    assert found["mnist_reads_mnist"] is None and found["bench"]["n_unseen"] == 100

@@ -1,5 +1,4 @@
-"""What the figures compute: R^2 of linear maps from capsules to known factors; what errors and routing say; the ink
-of a picture, and how sure its answer is."""
+"""What the figures compute: what errors and routing say; the ink of a picture, and how sure its answer is."""
 import dataclasses
 import re
 
@@ -11,42 +10,6 @@ import pytest
 from conftest import TINY
 
 import visualize_multimnist_capsnet as viz
-
-
-def test_r2_is_one_for_what_is_linear_in_each_class_and_zero_for_noise_and_for_the_class():
-    rng, sizes, n = np.random.default_rng(0), (600, 200, 400), 1200
-    digits, features = rng.integers(0, 10, n), rng.standard_normal((n, 5))
-    maps, noise = rng.standard_normal((10, 5)), rng.standard_normal(n)
-    linear = np.einsum("nd,nd->n", features, maps[digits]) + digits
-    half = linear + np.linalg.norm(maps[digits], axis=1) * rng.standard_normal(n)
-    r2 = viz.linear_r2(features, np.stack([linear, half, noise], 1), digits, sizes)
-    assert r2[0] > 0.999 and r2[1] == pytest.approx(0.45, abs=0.12) and abs(r2[2]) < 0.12
-    names = np.eye(10)[digits] + 1e-3 * rng.standard_normal((n, 10))
-    assert abs(viz.linear_r2(names, (digits + 0.1 * noise)[:, None], digits, sizes)[0]) < 0.2
-
-
-def test_factors_are_the_placed_digits_own():
-    pairs, factors = viz.factor_pairs(300, 5, TINY)
-    images, labels, known = mc.synthesize_digits(225, 5)
-    for n, k in ((0, 0), (7, 1), (299, 0)):
-        digit, (dy, dx) = pairs["index"][n, k], pairs["shifts"][n, k]
-        assert pairs["labels"][n, k] == labels[digit]
-        np.testing.assert_array_equal(pairs["sources"][n, k, 4 + dy:32 + dy, 4 + dx:32 + dx], images[digit])
-        own = [known["rotation"][digit], known["slant"][digit], np.log(known["aspect"][digit]),
-               np.log(known["stroke"][digit])]
-        np.testing.assert_allclose(factors[n, k], [dx, dy, *own], rtol=1e-6)
-
-
-def test_networks_to_probe_differ_in_what_they_say(digits):
-    given = dict(seed=1, n_train=40, batch_size=8)
-    caps, silent, cnn = viz.networks_to_probe(mc.Config(**given), given).values()
-    assert caps == mc.Config(**given, digits="synthetic", min_iou=0.0)
-    assert silent == dataclasses.replace(caps, recon_weight=0.0)
-    assert cnn == mc.Config(**given, digits="synthetic", min_iou=0.0, model="cnn")
-    pairs = mc.draw_pairs(digits, "val", 6, TINY, "data")
-    v = np.random.default_rng(0).random((6, 10, 16))
-    features = viz.probed({"v": v}, pairs["labels"])
-    np.testing.assert_array_equal(features[7], v[3, pairs["labels"][3, 1]])
 
 
 def run_of(pairs, lengths):

@@ -79,7 +79,7 @@ def network_reference(p, images, labels, config, running=None):
         x = x.reshape(len(x), -1) if config.cnn_head == "dense" else x.mean((1, 2))
         hidden = np.maximum(x @ p["fc1_w"] + p["fc1_b"], 0)
         scores = hidden @ p["fc2_w"] + p["fc2_b"]
-        out = {"hidden": hidden, "scores": scores, "lengths": 1 / (1 + np.exp(-scores))}
+        out = {"scores": scores, "lengths": 1 / (1 + np.exp(-scores))}
         return out | ({"recon": redrawn(p, hidden.reshape(-1, 10, 16), labels, config)} if "dec1_w" in p else {})
     u = squash_reference(x.reshape(len(x), -1, 8))
     _, v = routing_reference(np.einsum("nie,iejd->njid", u, p["W"]), config.routing_iters)[-1]

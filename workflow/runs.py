@@ -51,7 +51,6 @@ QUICK = "--n-epochs 12 --n-train 6000"
 RESIDUAL = "--preset residual --warp 0.3 --batch-size 64"
 MIDDLE, LONG = "--n-epochs 10 --n-train 15000", "--n-epochs 20 --n-train 60000 --n-val 5000"
 PAPERS_PAIRS = "--min-iou 0 --merge add"
-PLAIN = "--norm none --lr 5e-3 --conv1-channels 32 --recon-weight 0.002"
 CNN_MEAN = "--model cnn --cnn-head mean"
 HEADS = {                          # heads on one trunk, of one size, and each routing without its routing
     **{model: f"--model {model}" for model in ("gap", "dynamic-shared", "dynamic", "em", "self-routing")},
@@ -161,8 +160,7 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
       for model, flags, minutes in (("caps", "caps --preset small", 1.5), ("cnn", "cnn --preset small", 0.2),
                                     ("gap", "gap --preset small", 0.4), ("nearest", "nearest", 0.1))),
     *((NORB, table, "nearest", f"--model nearest --split {split} --baseline none", range(1), 0.2)
-      for table, split in (("wide-azimuth", "azimuth"), ("wide-elevation", "elevation"), ("standard", "toys"))),
-    (MULTI, "synthetic", "deep", "--n-epochs 8 --n-train 6000 --digits synthetic", range(1), 3))
+      for table, split in (("wide-azimuth", "azimuth"), ("wide-elevation", "elevation"), ("standard", "toys"))))
 REAL_RUNS = tuple(                 # on files that cannot be shipped
     (NORB, "real-azimuth", model, f"--model {flags} --baseline none --data smallnorb --n-epochs 3", range(1), 5)
     for model, flags in (("caps", "caps --preset small"), ("cnn", "cnn --preset small"), ("gap", "gap --preset small"),
@@ -172,7 +170,6 @@ TOY = {MULTI: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 64, 
        NORB: {"--n-epochs": 1, "--n-train-toys": 1, "--n-test": 60},
        AFF: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 32, "--digits": "auto"}}
 DRAW, SHIPPED = f"python3 visualize_{MULTI}.py", "weights/multimnist_deep.npz"
-PROBE = f"{DRAW} --only disentanglement {PLAIN} {QUICK} --n-val 500"
 AFF_PROBE = f"python3 probe_{AFF}.py"
 AFF_NEAREST = "python3 tests/bench_affnist_nearest.py"
 ALIVE = f"python3 visualize_{NORB}.py --only alive {CAPS} --n-epochs 10"
@@ -190,8 +187,6 @@ LOOKS = [                          # what the figures say, in numbers
     *off(MULTI, "main", "deep", range(10)), *off(MULTI, "parts", "iters-3", range(10)),
     *off(MULTI, "main", "residual", range(2)), *off(AFF, "free", "caps", range(5)),
     *off(AFF, "papers-free", "caps", range(5)),
-    *(Result(MULTI, "disentanglement", "deep", seed, f"{PROBE} --seed {seed} --threads 1", 11)
-      for seed in range(3)),
     Result(NORB, "toys", "likeness", 0, "python3 tests/bench_toys.py", 2),
     Result(MULTI, "nearest", "pairs", 0, "python3 tests/bench_multimnist_nearest.py --digits mnist", 2),
     Result(AFF, "nearest", "digits", 0, f"{AFF_NEAREST} --digits mnist", 3),
@@ -205,29 +200,25 @@ LOOKS = [                          # what the figures say, in numbers
     *(Result(NORB, "alive", "caps", seed, f"{ALIVE} --seed {seed} --threads 1", 4) for seed in range(5)),
     *(Result(NORB, "weights", name, 0, f"python3 {NORB}.py --load weights/smallnorb_{name}.npz --threads 1 "
              "--quiet", 0.3) for name in ("capsules", "gap", "caps"))]
-STEP, DIGITS = "python3 tests/bench_step.py multimnist", "python3 tests/bench_synthetic_digits.py"
+STEP = "python3 tests/bench_step.py multimnist"
 NORB_STEP = "python3 tests/bench_step.py smallnorb --threads 1"
 AFF_STEP = "python3 tests/bench_step.py affnist"
 BENCHES = [                        # experiment, table, setting, seed, command, minutes of the whole machine
     Result(MULTI, "speed", "command", 0, f"python3 {MULTI}.py {QUICK} --seed 0 --digits mnist --quiet", 2),
     Result(MULTI, "speed", "deep", 0, STEP, 2),
     Result(MULTI, "speed", "residual", 0, f"{STEP} --preset residual --batch-size 64", 4),
-    Result(MULTI, "speed", "threads", 0, f"{STEP} --threads 1,2 --batch-size 128", 2),
     Result(MULTI, "speed", "paper", 0, f"{STEP} --preset paper --rounds 3 --repeats 3", 4),
     Result(NORB, "speed", "heads", 0, NORB_STEP, 5),
-    Result(AFF, "speed", "batch-32", 0, AFF_STEP, 3),
-    Result(MULTI, "synthetic", "digits", 0, f"{DIGITS} --digits mnist", 1)]
+    Result(AFF, "speed", "batch-32", 0, AFF_STEP, 3)]
 SMALL = {                          # what makes a command small; what is given twice counts as last
     "bench_toys": "--n-toys 1 --n-test 100", "nearest.py": "--n-known 200 --n-test 100 --digits auto",
     "probe_affnist": "--n-test 20 --digits auto",
     "--only alive": "--n-epochs 1 --n-train-toys 1 --n-test 60",
     f"{NORB}.py --load": "--n-test 60", "--load": "--n-test 64 --digits auto",
-    "disentanglement": "--n-epochs 1 --n-train 96 --n-val 32 --n-test 200",
     f"{MULTI}.py {QUICK}": "--n-epochs 1 --n-train 96 --n-val 32 --n-test 64 --digits auto",
     STEP: "--no-torch --rounds 1 --repeats 2 --batch-size 4",
     NORB_STEP: "--no-torch --rounds 1 --repeats 2 --models gap",
-    AFF_STEP: "--no-torch --rounds 1 --repeats 2 --models gap --batch-size 4",
-    DIGITS: "--n-synthetic 640 --n-epochs 1 --digits auto"}
+    AFF_STEP: "--no-torch --rounds 1 --repeats 2 --models gap --batch-size 4"}
 
 
 def all_flags(experiment, flags):
@@ -265,9 +256,7 @@ CAPTIONS = {                       # of each table, in the lab book
     (MULTI, "parts"): "A network no part of which sees more than half a digit.",
     (MULTI, "main-off"): "Trained with routing and tested without it.",
     (MULTI, "parts-off"): "The same, where no part sees more than half a digit.",
-    (MULTI, "synthetic"): "Synthetic digits: the task on them, and how much they are like MNIST.",
     (MULTI, "weights"): "The network that comes along, from its file.",
-    (MULTI, "disentanglement"): "R^2 of a linear map from what stands for a digit to the digit's factors.",
     (MULTI, "nearest"): "The nearest of the training pairs, in pixels.",
     (MULTI, "speed"): "Milliseconds of a training step, beside PyTorch; ratios are NumPy's time over its time.",
     **{(NORB, f"wide-{split}"): f"Vector capsules and global averages, new {split}s." for split in SPLITS},
