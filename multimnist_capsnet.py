@@ -750,8 +750,7 @@ def results_of(config, params, history, test, found=None):
     measured = {"test_set_accuracy": test["set_accuracy"], "test_hits": test["hits"],
                 "test_set_accuracy_ci95": wilson_interval(test["hits"], test["n"]),
                 "test_any_accuracy": test["any_accuracy"], "test_recon_mse": test.get("recon_mse"),
-                "baseline_recon_mse": test["baseline_recon_mse"], "hit_bits": {"test": packed(test["right"])},
-                "pairs_per_second": config.n_train * len(history["epochs"]) / max(history["seconds"], 1e-9)}
+                "baseline_recon_mse": test["baseline_recon_mse"], "hit_bits": {"test": packed(test["right"])}}
     return result_of(config, params, history, measured) | (
         {"history": {}, "loaded": found.file} if found else {})                         # its history is in that file
 
@@ -769,8 +768,7 @@ def report(config, params, history, test, say, found=None, **more):
         say(f"  reconstruction MSE  {test['recon_mse']:.4f}   per pixel; {test['baseline_recon_mse']:.4f} for the mean "
             "image")
     say(f"  training            {results['seconds_train']:.1f} s, {results['ms_per_step']:.1f} ms a step"
-        + ", of the network that was loaded" * bool(found)
-        + f"; peak memory {results['peak_rss_mb']:.0f} MB" * bool(results["peak_rss_mb"]))
+        + ", of the network that was loaded" * bool(found))
     if config.out_json:
         write_json(config.out_json, results)
 
@@ -802,10 +800,6 @@ class Settings:
     def recipe(self):
         """{name: value} of the settings whose default is None"""
         return {}
-
-    def open_ended(self):
-        """Whether a run may be resumed with more epochs: nothing that it did depends on their number"""
-        return self.lr_schedule == "constant"
 
 # END TWIN settings ---------------------------------------------------------------------------------------------------
 
@@ -1844,12 +1838,8 @@ class Run:
 
     def __exit__(self, exception, *_):
         self.runner.__exit__()
-        losses = [epoch["train_loss"] for epoch in self.history["epochs"]]
         if exception is None and self.last_snapshot != self.step:
             self.snapshot()
-        if exception is None and len(losses) > 1 and not losses[-1] < 0.95 * losses[0]:
-            self.progress.say(f"the training loss has hardly fallen, from {losses[0]:.3f} in the first epoch to "
-                              f"{losses[-1]:.3f} in the last: try a lower --lr")
 
     @property
     def weights(self):
@@ -1863,8 +1853,6 @@ class Run:
         if not self.config.resume:
             raise InputError(f"{path}: holds this run already, {found.step} of {self.n_steps} steps; go on with "
                              "--resume, or begin anew with another --checkpoint")
-        if found.step > self.n_steps:
-            raise InputError(f"{path}: holds {found.step} steps, --n-epochs {self.config.n_epochs} are {self.n_steps}")
         for group in CHECKPOINT:
             setattr(self, group, getattr(found, group))
         self.step, self.history = found.step, found.history
@@ -1935,9 +1923,8 @@ class Run:
 
 def run_identity(config, source):
     """What must agree for a checkpoint to be resumed: settings that change training, and where the data come from"""
-    ends = ("n_epochs",) if config.open_ended() else ()
     return {f.name: getattr(config, f.name) for f in options(config)
-            if not f.metadata.get("runtime") and f.name not in ends} | {"source": source}
+            if not f.metadata.get("runtime")} | {"source": source}
 
 
 CHECKPOINT = ("params", "state", "adam_m", "adam_v")               # dicts of arrays; weights alone have the first two
@@ -1947,9 +1934,8 @@ def save_network(path, config, history, groups):
     """Some of CHECKPOINT's dicts, {name: dict}, with settings, history and a digest of all of it, in one .npz, written
     atomically"""
     arrays = {f"{group}/{name}": a for group, of in groups.items() for name, a in of.items()}
-    settings = run_identity(config, history["source"]) | {"n_epochs": config.n_epochs}
-    meta = {"format": 2, "step": history["steps"], "config": settings, "history": history}
-    arrays["meta"] = np.array(json.dumps(meta))
+    arrays["meta"] = np.array(json.dumps({"format": 2, "step": history["steps"], "history": history,
+                                          "config": run_identity(config, history["source"])}))
     arrays["digest"] = np.array(digest_of(arrays))
     write_atomically(path, lambda file: np.savez(file, **arrays))
 
@@ -2163,8 +2149,6 @@ def write_atomically(path, write):
         raise InputError(f"cannot write {path}: {error.strerror or error}; choose a writable place with room") from None
 
 
-MAX_LOOKS = 20                     # epochs that a result keeps of its history
-
 
 def digest_of(arrays):
     """SHA-256 over names, shapes, dtypes and bytes of a dict of arrays"""
@@ -2181,17 +2165,16 @@ def packed(right):
 
 
 def result_of(config, params, history, found):
-    """What --out-json writes of one network: its settings (no paths), what was found, and all that the bits depend on.
-    Small enough to be kept: history as columns, at most MAX_LOOKS epochs of it."""
+    """What --out-json writes of one network: its settings (no paths), what was found, and all that the bits depend on;
+    history as columns."""
     kept = {f.name: getattr(config, f.name) for f in options(config)
             if "choices" in f.metadata or f.type in (int, float) or not f.metadata.get("runtime")}
     epochs = history["epochs"]
-    looks = sorted({round(k) for k in np.linspace(0, len(epochs) - 1, min(len(epochs), MAX_LOOKS))})
     return {"experiment": Path(__file__).stem, "config": kept, "source": history["source"],
             "n_params": n_params(params), **found, "seconds_train": history["seconds"],
-            "ms_per_step": 1e3 * history["seconds"] / max(1, history["steps"]), "peak_rss_mb": peak_rss_mb(),
+            "ms_per_step": 1e3 * history["seconds"] / max(1, history["steps"]),
             "versions": {"python": sys.version.split()[0], "numpy": np.__version__}, "machine": machine(),
-            "history": {key: [epochs[k][key] for k in looks] for key in (epochs[0] if epochs else ())}}
+            "history": {key: [epoch[key] for epoch in epochs] for key in (epochs[0] if epochs else ())}}
 
 
 def write_json(path, results):
@@ -2220,13 +2203,6 @@ def machine():
     with contextlib.suppress(OSError, IndexError):
         processor = Path("/proc/cpuinfo").read_text().split("model name")[1].split("\n")[0].strip("\t: ")
     return {"processor": processor, "cores": n_cores()}
-
-
-def peak_rss_mb():
-    """Peak resident memory of this process, MB (10^6 bytes); None where the system does not tell"""
-    with contextlib.suppress(OSError, IndexError):
-        return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024 / 1e6
-    return None
 
 
 # -------------------------------------------------------------- progress and command line

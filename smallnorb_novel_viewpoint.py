@@ -1989,8 +1989,7 @@ def report(config, records, say):
     for label, row in summary.items():
         say(f"{label:24}" + "".join(f"{accuracy:8.3f}" for accuracy in row["held_out_per_class"]))
     seconds = sum(record["seconds_train"] for record in records)
-    say(("training none; this network's had taken " if "loaded" in records[0] else "training ") + f"{seconds:.1f} s"
-        + (f", peak memory {peak_rss_mb():.0f} MB" if peak_rss_mb() else ""))
+    say(("training none; this network's had taken " if "loaded" in records[0] else "training ") + f"{seconds:.1f} s")
     if config.out_json:
         write_json(config.out_json, records[0] if len(records) == 1 else {"summary": summary, "runs": records})
 
@@ -2022,10 +2021,6 @@ class Settings:
     def recipe(self):
         """{name: value} of the settings whose default is None"""
         return {}
-
-    def open_ended(self):
-        """Whether a run may be resumed with more epochs: nothing that it did depends on their number"""
-        return self.lr_schedule == "constant"
 
 # END TWIN settings ---------------------------------------------------------------------------------------------------
 
@@ -2086,9 +2081,6 @@ class Config(Settings):
         vectors = self.model in VECTOR_MODELS
         return DATA.get(self.data, TOYS) | (ALL_AZIMUTHS if self.split == "toys" else {}) | {
             "loss": "margin" if vectors else "xent", "routing_iters": 3 if vectors else 2}
-
-    def open_ended(self):
-        return super().open_ended() and self.loss != "spread"                   # whose margin rises to the last epoch
 
 
 RETIRED = {                        # settings that are no more: the only value now; ...: the preset says it
@@ -2735,12 +2727,8 @@ class Run:
 
     def __exit__(self, exception, *_):
         self.runner.__exit__()
-        losses = [epoch["train_loss"] for epoch in self.history["epochs"]]
         if exception is None and self.last_snapshot != self.step:
             self.snapshot()
-        if exception is None and len(losses) > 1 and not losses[-1] < 0.95 * losses[0]:
-            self.progress.say(f"the training loss has hardly fallen, from {losses[0]:.3f} in the first epoch to "
-                              f"{losses[-1]:.3f} in the last: try a lower --lr")
 
     @property
     def weights(self):
@@ -2754,8 +2742,6 @@ class Run:
         if not self.config.resume:
             raise InputError(f"{path}: holds this run already, {found.step} of {self.n_steps} steps; go on with "
                              "--resume, or begin anew with another --checkpoint")
-        if found.step > self.n_steps:
-            raise InputError(f"{path}: holds {found.step} steps, --n-epochs {self.config.n_epochs} are {self.n_steps}")
         for group in CHECKPOINT:
             setattr(self, group, getattr(found, group))
         self.step, self.history = found.step, found.history
@@ -2826,9 +2812,8 @@ class Run:
 
 def run_identity(config, source):
     """What must agree for a checkpoint to be resumed: settings that change training, and where the data come from"""
-    ends = ("n_epochs",) if config.open_ended() else ()
     return {f.name: getattr(config, f.name) for f in options(config)
-            if not f.metadata.get("runtime") and f.name not in ends} | {"source": source}
+            if not f.metadata.get("runtime")} | {"source": source}
 
 
 CHECKPOINT = ("params", "state", "adam_m", "adam_v")               # dicts of arrays; weights alone have the first two
@@ -2838,9 +2823,8 @@ def save_network(path, config, history, groups):
     """Some of CHECKPOINT's dicts, {name: dict}, with settings, history and a digest of all of it, in one .npz, written
     atomically"""
     arrays = {f"{group}/{name}": a for group, of in groups.items() for name, a in of.items()}
-    settings = run_identity(config, history["source"]) | {"n_epochs": config.n_epochs}
-    meta = {"format": 2, "step": history["steps"], "config": settings, "history": history}
-    arrays["meta"] = np.array(json.dumps(meta))
+    arrays["meta"] = np.array(json.dumps({"format": 2, "step": history["steps"], "history": history,
+                                          "config": run_identity(config, history["source"])}))
     arrays["digest"] = np.array(digest_of(arrays))
     write_atomically(path, lambda file: np.savez(file, **arrays))
 
@@ -3054,8 +3038,6 @@ def write_atomically(path, write):
         raise InputError(f"cannot write {path}: {error.strerror or error}; choose a writable place with room") from None
 
 
-MAX_LOOKS = 20                     # epochs that a result keeps of its history
-
 
 def digest_of(arrays):
     """SHA-256 over names, shapes, dtypes and bytes of a dict of arrays"""
@@ -3072,17 +3054,16 @@ def packed(right):
 
 
 def result_of(config, params, history, found):
-    """What --out-json writes of one network: its settings (no paths), what was found, and all that the bits depend on.
-    Small enough to be kept: history as columns, at most MAX_LOOKS epochs of it."""
+    """What --out-json writes of one network: its settings (no paths), what was found, and all that the bits depend on;
+    history as columns."""
     kept = {f.name: getattr(config, f.name) for f in options(config)
             if "choices" in f.metadata or f.type in (int, float) or not f.metadata.get("runtime")}
     epochs = history["epochs"]
-    looks = sorted({round(k) for k in np.linspace(0, len(epochs) - 1, min(len(epochs), MAX_LOOKS))})
     return {"experiment": Path(__file__).stem, "config": kept, "source": history["source"],
             "n_params": n_params(params), **found, "seconds_train": history["seconds"],
-            "ms_per_step": 1e3 * history["seconds"] / max(1, history["steps"]), "peak_rss_mb": peak_rss_mb(),
+            "ms_per_step": 1e3 * history["seconds"] / max(1, history["steps"]),
             "versions": {"python": sys.version.split()[0], "numpy": np.__version__}, "machine": machine(),
-            "history": {key: [epochs[k][key] for k in looks] for key in (epochs[0] if epochs else ())}}
+            "history": {key: [epoch[key] for epoch in epochs] for key in (epochs[0] if epochs else ())}}
 
 
 def write_json(path, results):
@@ -3111,13 +3092,6 @@ def machine():
     with contextlib.suppress(OSError, IndexError):
         processor = Path("/proc/cpuinfo").read_text().split("model name")[1].split("\n")[0].strip("\t: ")
     return {"processor": processor, "cores": n_cores()}
-
-
-def peak_rss_mb():
-    """Peak resident memory of this process, MB (10^6 bytes); None where the system does not tell"""
-    with contextlib.suppress(OSError, IndexError):
-        return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024 / 1e6
-    return None
 
 
 # -------------------------------------------------------------- progress and command line

@@ -1,5 +1,4 @@
 """Results as lines of tables, pins that tell which are stale, tables and numbers drawn from them into the documents."""
-import dataclasses
 import json
 import math
 import os
@@ -9,9 +8,8 @@ import sys
 
 import multimnist_capsnet as mc
 
-import numpy as np
 import pytest
-from conftest import ROOT, TINY
+from conftest import ROOT
 
 sys.path[:0] = [str(ROOT / "results"), str(ROOT / "workflow")]
 import ledger  # noqa: E402
@@ -302,18 +300,3 @@ def test_what_is_not_there_is_named(tmp_path):
 def test_the_projects_documents_say_what_its_results_say():
     said = []
     assert render.render(ROOT, ROOT / "results", check=True, say=said.append) == 0, said
-
-
-# ---------------------------------------------------------------- what --out-json writes
-
-def test_a_result_holds_its_settings_and_a_thinned_history_rounded(tmp_path):
-    history = {"source": "mnist", "seconds": 1.0, "steps": 9,
-               "epochs": [{"epoch": k, "val_loss": 1 / (k + 1)} for k in range(100)]}
-    config = dataclasses.replace(TINY, lr=0.0123456789, checkpoint="run.npz", out_json="r.json")
-    found = {"share": np.float64(2 / 3), "none": math.nan}
-    mc.write_json(tmp_path / "r.json", mc.result_of(config, {}, history, found))
-    read = json.loads((tmp_path / "r.json").read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert read["experiment"] == MULTI and read["share"] == 0.66667 and read["none"] is None
-    assert mc.config_of(read["config"], "r") == dataclasses.replace(config, checkpoint="", out_json="", quiet=False)
-    rows = [dict(zip(read["history"], row)) for row in zip(*read["history"].values())]
-    assert len(rows) == mc.MAX_LOOKS and rows[0] == {"epoch": 0, "val_loss": 1.0} and rows[-1]["epoch"] == 99

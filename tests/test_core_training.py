@@ -237,18 +237,6 @@ def test_killed_and_resumed_is_never_killed(reference, tmp_path, at):
     assert path.read_bytes() == before and sorted(p.name for p in tmp_path.iterdir()) == ["home", "run.npz"]
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_a_run_whose_schedule_knows_no_end_may_be_resumed_with_more_epochs(experiment, tmp_path):
-    given = dict(lr_schedule="constant", checkpoint=str(tmp_path / "run.npz"), resume=True)
-    toy_run(experiment, n_epochs=1, **given)
-    weights, history = toy_run(experiment, n_epochs=2, **given)
-    whole, expected = toy_run(experiment, n_epochs=2, lr_schedule="constant")
-    assert_same(weights, whole)
-    assert history == expected
-    with pytest.raises(EXPERIMENTS[experiment].InputError, match="holds 4 steps, --n-epochs 1 are 2"):
-        toy_run(experiment, n_epochs=1, **given)
-
-
 NUMPY_FIRST = """
 import os, sys
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -361,23 +349,8 @@ def test_a_callbacks_time_is_not_trainings(digits, clock):
     assert 0 < history["seconds"] < 100
 
 
-def test_what_a_run_says_of_a_rate_too_high_and_a_warm_up_too_long(digits, capsys, monkeypatch):
-    """The loss doubles in the second epoch"""
-    good, calls = mc.loss_and_grads, []
-
-    def rises(*given):
-        calls.append(1)
-        terms, *rest = good(*given)
-        return terms | {"loss": (1 + (len(calls) > 6)) / 3}, *rest                      # 3 shards a step, 2 steps
-    monkeypatch.setattr(mc, "loss_and_grads", rises)
-    for n_epochs, warmup in ((2, 5), (2, 4), (1, 2)):
-        calls.clear()
-        train(digits, quiet=False, n_epochs=n_epochs, warmup=warmup)
+def test_a_warm_up_longer_than_the_run_is_told(digits, capsys):
+    for warmup in (4, 5):
+        train(digits, quiet=False, warmup=warmup)
         said = capsys.readouterr().out
         assert ("the warm-up of 5 steps is longer than the run, 4: train longer" in said) == (warmup == 5)
-        assert ("the training loss has hardly fallen, from 1.000 in the first epoch to 2.000 in the last: try a lower "
-                "--lr" in said) == (n_epochs == 2) == ("hardly fallen" in said)
-    monkeypatch.setattr(mc, "loss_and_grads", lambda *given: (calls.append(1), (good(*given)[0] | {"loss": 1 / len(
-        calls)}, *good(*given)[1:]))[1])
-    train(digits, quiet=False)
-    assert "hardly fallen" not in capsys.readouterr().out

@@ -334,4 +334,4 @@ def test_results_say_which_pairs_were_right():
     found = mc.results_of(TINY, {"a_w": np.zeros(5), "a_mean": np.zeros(3)}, history, test)
     assert found["hit_bits"] == {"test": "n0A="} and (found["n_params"], found["test_hits"]) == (5, 7)
     assert found["test_recon_mse"] is None and found["ms_per_step"] == 500
-    assert found["pairs_per_second"] == TINY.n_train * 2 / 4 and 0.39 < found["test_set_accuracy_ci95"][0] < 0.4
+    assert 0.39 < found["test_set_accuracy_ci95"][0] < 0.4
