@@ -149,7 +149,7 @@ def restricted():
                     yield experiment, f, name, value
 
 
-@pytest.mark.parametrize("experiment, f, name, value", restricted(), ids=lambda x: str(getattr(x, "name", x)))
+@pytest.mark.parametrize("experiment, f, name, value", list(restricted()), ids=lambda x: str(getattr(x, "name", x)))
 def test_what_means_nothing_to_the_network_is_refused_in_one_line(experiment, f, name, value):
     module, given = EXPERIMENTS[experiment], base_of(f)
     for other in other_values(experiment, f, getattr(module.Config(**given), f.name))[:1]:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -152,12 +153,18 @@ def test_other_hosts_origins_paths_and_methods_are_refused(explorer):
 
 
 def test_of_a_flood_the_newest_wins(guide):
-    asks, found = [{"ask": "ring", **TOY, "elevation": 30 + k} for k in range(8)], {}
-    threads = [threading.Timer(k / 200, lambda k=k: found.update({k: guide.answer(dict(asks[k]))})) for k in range(8)]
-    for do in threading.Thread.start, threading.Thread.join:
-        for thread in threads:
-            do(thread)
-    assert found[7] == guide.answer(dict(asks[7])) and list(found.values()).count(explore.STALE) >= 5
+    asks, found, desk = [{"ask": "ring", **TOY, "elevation": 30 + k} for k in range(8)], {}, guide.desks["ring"]
+    threads = [threading.Thread(target=lambda k=k: found.update({k: guide.answer(dict(asks[k]))})) for k in range(8)]
+    with desk.lock:                                                     # the first is being answered
+        for ticket, thread in enumerate(threads, desk.newest + 1):
+            thread.start()
+            while desk.newest < ticket:
+                time.sleep(0.001)
+    for thread in threads:
+        thread.join()
+    assert found == dict.fromkeys(range(7), explore.STALE) | {7: guide.answer(dict(asks[7]))}
+    late = {"is_late": lambda: True}
+    assert guide.ring(**TOY, **late) == guide.map(**PLACE, network=0, **late) == explore.STALE
 
 
 def test_the_command_takes_the_next_port_and_stops_cleanly(tmp_path):
