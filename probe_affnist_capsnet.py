@@ -3,26 +3,24 @@
 # requires-python = ">=3.10"
 # dependencies = ["numpy>=2.0.0"]
 # ///
-"""Probes what a network of affnist_capsnet.py does with spoilt digits, with each transformation alone and with what is
-no digit, and, of capsules, what their dimensions stand for.
+"""Probes what a trained network of affnist_capsnet.py does with digits that are turned far, with steps against it and
+with what is no digit, and, of capsules, what a linear map finds in them.
 
     python3 probe_affnist_capsnet.py --load weights/affnist_gap.npz --digits mnist --out-json gap.json
 
-Spoilt are moved test digits: by noise, a black square, less contrast, and by steps of all pixels, up or down, whose
-signs are (Goodfellow et al. 2015)
+Steps of all pixels of moved test digits, STEP grey levels up or down (Goodfellow et al. 2015), by the signs
 
-- drawn at random;
-- those of the gradient of (best wrong score - true score) at the digit;
-- those that most of NOISY copies of the digit have, each with noise whose standard deviation is the step: where a
-  network bends within a step, as maxima and ReLUs do on a background that is all black, the gradient at the digit
-  itself says little of what the step will meet;
-- either of the last two, shuffled: as many up and down of each digit's ink and of its background, but anywhere there.
+- of the gradient of (best wrong score - true score) at the digit;
+- that most of NOISY copies of the digit have, each with noise whose standard deviation is the step: where a network
+  bends within a step, as maxima and ReLUs do on a background that is all black, the gradient at the digit itself says
+  little of what the step will meet;
+- of either, shuffled: as many up and down of each digit's ink and of its background, but anywhere there.
 
 What is no digit is told from moved test digits by scores that a network has anyway: of capsules the length of the
 longest, what it is ahead of the second, and the error of the picture redrawn from it; of a softmax the largest
-probability, the largest logit, the logarithm of the sum of their exponentials, and what the largest logit is ahead.
+probability, the logarithm of the sum of the logits' exponentials, and what the largest logit is ahead.
 
-The network that comes along, seven minutes on one core:    python3 probe_affnist_capsnet.py
+The network that comes along, three minutes on one core:    python3 probe_affnist_capsnet.py
 """
 import dataclasses
 
@@ -32,20 +30,13 @@ from affnist_capsnet import BOX, CAPSULES, DIGIT_NAMES, N_CLASSES, SHIFTS, SIDES
 import numpy as np
 
 N_PROBED = 2000                    # test digits, and pictures of each kind that are none, at most
-FACTOR_RANGES = {                  # one at a time, past affNIST's range
-    "turn": tuple(float(turn) for turn in range(-60, 61, 10)),
-    "shear": tuple(k / 20 for k in range(-12, 13, 3)),
-    "down": tuple(k / 10 for k in range(5, 15)), "across": tuple(k / 10 for k in range(5, 15))}
-SPOILT = {                         # how, and how much: none of them knows the network
-    "noise": (32, 64, 128),        # standard deviation, grey levels of 255
-    "occlusion": (6, 10, 14),      # side of a black square about one of the digit's pixels, px
-    "contrast": (0.5, 0.25, 0.125)}                        # factor on every pixel
-STEPS = 8, 16, 32                  # of all pixels, up or down, grey levels of 255
+TURNS = tuple(float(turn) for turn in range(-60, 61, 20))                                # degrees
+STEP = 32                          # of all pixels, up or down, grey levels of 255
 NOISY = 9                          # copies of a digit whose gradients vote
 NO_DIGITS = "halves", "strokes", "noise", "blank", "shuffled", "inverted"
 KNOWN_FACTORS = "x", "y", "slant", "rotation", "aspect", "stroke"                      # of synthetic digits
-PROBES = {"robustness": "right with ", "factors": "right by   ", "detection": "AUROC from ",
-          "dimensions": "R^2 of     "}
+SAYS = {"steps": "right after a step by", "turned": "right turned by", "detection": "AUROC, from",
+        "linear": "R^2 of a linear map, of"}
 
 
 def probed_digits(digits, config, kind, **more):
@@ -54,7 +45,7 @@ def probed_digits(digits, config, kind, **more):
     return affnist.stream_digits(digits, few, kind, **more)
 
 
-# ---------------------------------------------------------------- spoilt digits
+# ---------------------------------------------------------------- steps against it
 
 def folded(params, config):
     """The same network without normalisations, whose running statistics go into the kernels before them, and without
@@ -97,10 +88,12 @@ def adversarial_direction(params, config, samples, runner):
                                            for start in range(0, n, affnist.SHARD_SIZE)]))
 
 
-def voted_direction(params, config, part, much, rng, runner):
+def voted_direction(params, config, part, rng, runner):
     """The sign that most of NOISY noisy copies of part's images have, (n, side, side); 0 where as many have each"""
-    return np.sign(sum(adversarial_direction(params, config, part | {
-        "images": spoil(part["images"], "noise", much, rng)}, runner) for _ in range(NOISY)))
+    def noisy():
+        images = part["images"] + STEP * rng.standard_normal(part["images"].shape, np.float32)
+        return part | {"images": np.rint(np.clip(images, 0, 255)).astype(np.uint8)}
+    return np.sign(sum(adversarial_direction(params, config, noisy(), runner) for _ in range(NOISY)))
 
 
 def shuffled(signs, images, rng):
@@ -112,61 +105,28 @@ def shuffled(signs, images, rng):
     return out
 
 
-def directions(params, config, part, rng, runner):
-    """Yields how the signs of a step are chosen, the step, the signs (n, side, side)"""
-    blind, at_the_digit = (rng.choice([-1, 1], part["images"].shape),
-                           adversarial_direction(params, config, part, runner))
-    mixed = shuffled(at_the_digit, part["images"], rng)
-    for much in STEPS:
-        voted = voted_direction(params, config, part, much, rng, runner)
-        yield "random signs", much, blind
-        yield "adversarial", much, at_the_digit
-        yield "adversarial, shuffled", much, mixed
-        yield "vote", much, voted
-        yield "vote, shuffled", much, shuffled(voted, part["images"], rng)
-
-
-def spoil(images, how, much, rng):
-    """images (n, side, side) uint8 with noise, a black square, or less contrast -> as many, uint8. See SPOILT."""
-    if how == "noise":
-        noisy = images + much * rng.standard_normal(images.shape, np.float32)
-        return np.rint(np.clip(noisy, 0, 255)).astype(np.uint8)
-    if how == "contrast":
-        return np.rint(images * np.float32(much)).astype(np.uint8)
-    out, half = images.copy(), much // 2
-    for image in out:
-        ink = np.argwhere(image) if image.any() else np.zeros((1, 2), int)
-        row, column = ink[rng.integers(len(ink))]
-        image[max(0, row - half):row - half + much, max(0, column - half):column - half + much] = 0
-    return out
-
-
-def robustness(params, digits, config, runner):
-    """Accuracy on moved test digits that were spoilt -> {how: [[how much, accuracy], ...]}"""
-    hits, n = {}, 0
-    rng, of_signs = (affnist.rng_for(config.seed, "evaluation", key) for key in (5, 8))
-
-    def count(how, much, part, images):
-        right = affnist.evaluate(params, [part | {"images": images}], config, runner)["hits"]
-        hits.setdefault(how, {}).setdefault(much, 0)
-        hits[how][much] += right
+def steps(params, digits, config, runner):
+    """Accuracy on moved test digits after a step -> {how its signs are chosen: accuracy}"""
+    hits, n, rng = {}, 0, affnist.rng_for(config.seed, "evaluation", 8)
     for part in probed_digits(digits, config, "test"):
         n += len(part["labels"])
-        for how, much in [(name, much) for name, steps in SPOILT.items() for much in steps]:
-            count(how, much, part, spoil(part["images"], how, much, rng))
-        for how, much, signs in directions(params, config, part, of_signs, runner):
-            count(how, much, part, np.clip(part["images"] + much * signs, 0, 255).astype(np.uint8))
-    return {how: [[much, right / n] for much, right in found.items()] for how, found in hits.items()}
+        for how, signs in (("gradient", adversarial_direction(params, config, part, runner)),
+                           ("vote", voted_direction(params, config, part, rng, runner))):
+            for name, way in ((how, signs), (f"{how}, shuffled", shuffled(signs, part["images"], rng))):
+                stepped = np.clip(part["images"] + STEP * way, 0, 255).astype(np.uint8)
+                right = affnist.evaluate(params, [part | {"images": stepped}], config, runner)["hits"]
+                hits[name] = hits.get(name, 0) + right
+    return {name: right / n for name, right in hits.items()}
 
 
-# ---------------------------------------------------------------- one transformation at a time
+# ---------------------------------------------------------------- digits that are turned
 
-def accuracy_by_factor(params, digits, config, runner):
-    """Accuracy on centred test digits, one factor away from rest -> {factor: [[value, accuracy], ...]}"""
-    def accuracy(factors):
-        shown = probed_digits(digits, config, "centred", factors=affnist.REST | factors)
+def turned(params, digits, config, runner):
+    """Accuracy on centred test digits, turned and no more -> {degrees: accuracy}"""
+    def accuracy(turn):
+        shown = probed_digits(digits, config, "centred", factors=affnist.REST | {"turn": turn})
         return float(affnist.evaluate(params, shown, config, runner)["accuracy"])
-    return {name: [[value, accuracy({name: value})] for value in values] for name, values in FACTOR_RANGES.items()}
+    return {f"{turn:.0f}": accuracy(turn) for turn in TURNS}
 
 
 # ---------------------------------------------------------------- what is no digit
@@ -240,19 +200,11 @@ def confidences(params, part, config, runner):
     top, ahead = scores[:, -1], scores[:, -1] - scores[:, -2]
     if config.model not in CAPSULES:
         above = np.log(np.exp(scores - top[:, None]).sum(1))
-        return {"probability": np.exp(-above), "largest logit": top, "log-sum-exp": top + above, "ahead": ahead}
+        return {"probability": np.exp(-above), "log-sum-exp": top + above, "ahead": ahead}
     found = {"length": top, "ahead": ahead}
     if "recon" in out:
         found["redrawn"] = -np.square(out["recon"][:, 0] - part["images"] / np.float32(255)).mean((1, 2), dtype=float)
     return found
-
-
-def without_network(images):
-    """Two scores that need no network: how little ink a picture has, how little its neighbouring pixels differ. images
-    (n, side, side) uint8 -> {score: (n,)}"""
-    level = images.astype(float)
-    differences = sum(np.abs(np.diff(level, axis=axis)).sum((1, 2)) for axis in (1, 2))
-    return {"little ink": -level.sum((1, 2)), "smoothness": -differences}
 
 
 def auroc(of_digits, of_others):
@@ -263,17 +215,12 @@ def auroc(of_digits, of_others):
 
 
 def detection(params, digits, config, runner):
-    """AUROC of moved test digits against what is no digit, by each score -> {kind: {score: AUROC}}. `together` is the
-    sum of the length and of what is redrawn, each in units of its standard deviation over validation digits;
-    without_network's say what a trivial cue would do."""
-    valid = confidences(params, next(affnist.stream_digits(digits, config, "val")), config, runner)
-    spread = {name: max(float(valid[name].std()), 1e-12) for name in ("length", "redrawn") if name in valid}
-
+    """AUROC of moved test digits against what is no digit, by each score -> {kind: {score: AUROC}}. `little ink`, how
+    dark a picture is, needs no network."""
     def scores(parts):
-        found = [confidences(params, part, config, runner) for part in parts]
-        found = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
-        found |= {"together": sum(found[name] / spread[name] for name in spread)} if len(spread) > 1 else {}
-        return found | without_network(np.concatenate([part["images"] for part in parts]))
+        found = [confidences(params, part, config, runner) | {"little ink": -part["images"].sum((1, 2), dtype=float)}
+                 for part in parts]
+        return {name: np.concatenate([each[name] for each in found]) for name in found[0]}
     test, rng = list(probed_digits(digits, config, "test")), affnist.rng_for(config.seed, "evaluation", 6)
     real = scores(test)
     return {kind: {name: auroc(real[name], others[name]) for name in real}
@@ -283,51 +230,34 @@ def detection(params, digits, config, runner):
 
 # ---------------------------------------------------------------- what capsules know
 
-def factor_r2(params, config, runner):
-    """How well the true digit's capsule follows the known factors of 2 N_PROBED moved synthetic digits, each class
-    apart -> which (10, factors), the dimension whose squared correlation with a factor is largest on one half of the
-    digits; single (10, factors), that correlation on the other half; together (10, factors), there too, R^2 of a linear
-    map of all dimensions, fitted to the first half"""
+def linear(params, config, runner):
+    """How well the true digit's capsule follows the known factors of 2 N_PROBED moved synthetic digits -> {factor: R^2
+    of a linear map of its dimensions, fitted to one half of the digits, on the other half; each class apart, the mean}
+    """
     images, labels, factors = affnist.synthesize_digits(2 * N_PROBED, config.seed)
     rng, side = affnist.rng_for(config.seed, "evaluation", 7), SIDES[config.task]
-    most = SHIFTS[config.task] or SHIFTS["affnist"]
+    most = SHIFTS[config.task]
     shifts = rng.integers(-most, most + 1, (len(images), 2))
     samples = {"images": affnist.place_digits(images, (side - BOX) // 2 + shifts, side),
                "labels": labels.astype(np.int64)}
     v = runner.forward(params, samples, config)["v"][np.arange(len(labels)), labels].astype(float)   # (n, D)
     known = np.stack([shifts[:, 1], shifts[:, 0], *(factors[name] for name in KNOWN_FACTORS[2:])], 1).astype(float)
-
-    def correlation(X, Y):
-        """Squared, of every column of X with every column of Y"""
-        X, Y = X - X.mean(0), Y - Y.mean(0)
-        return (X.T @ Y) ** 2 / (np.square(X).sum(0)[:, None] * np.square(Y).sum(0) + 1e-24)
-    which, single, together = np.zeros((N_CLASSES, known.shape[1]), int), *np.zeros((2, N_CLASSES, known.shape[1]))
+    explained = np.zeros((N_CLASSES, len(KNOWN_FACTORS)))
     for digit in range(N_CLASSES):
-        X, Y = v[labels == digit], known[labels == digit]
+        X, Y = np.c_[v, np.ones(len(v))][labels == digit], known[labels == digit]
         half = len(X) // 2
-        which[digit] = correlation(X[:half], Y[:half]).argmax(0)
-        single[digit] = correlation(X[half:], Y[half:])[which[digit], np.arange(known.shape[1])]
-        fit = np.linalg.lstsq(np.c_[X[:half], np.ones(half)], Y[:half], rcond=None)[0]
-        rest = Y[half:] - np.c_[X[half:], np.ones(len(X) - half)] @ fit
-        together[digit] = 1 - np.square(rest).sum(0) / np.square(Y[half:] - Y[half:].mean(0)).sum(0)
-    return which, single, together
-
-
-def dimensions(params, config, runner):
-    """factor_r2 in short -> {factor: [["best dimension", R^2], ["all dimensions", R^2]]}, means over the ten digits"""
-    _, single, together = factor_r2(params, config, runner)
-    return {name: [["best dimension", float(best)], ["all dimensions", float(whole)]]
-            for name, best, whole in zip(KNOWN_FACTORS, single.mean(0), together.mean(0))}
+        rest = Y[half:] - X[half:] @ np.linalg.lstsq(X[:half], Y[:half], rcond=None)[0]
+        explained[digit] = 1 - np.square(rest).sum(0) / np.square(Y[half:] - Y[half:].mean(0)).sum(0)
+    return dict(zip(KNOWN_FACTORS, explained.mean(0).tolist()))
 
 
 # ---------------------------------------------------------------- command line
 
 def probes_of(params, digits, config, runner):
-    """-> {probe: what it finds}: robustness, factors, detection and, of capsules, dimensions"""
-    found = {"robustness": robustness(params, digits, config, runner),
-             "factors": accuracy_by_factor(params, digits, config, runner),
+    """-> {probe: what it finds}: steps, turned, detection and, of capsules, linear"""
+    found = {"steps": steps(params, digits, config, runner), "turned": turned(params, digits, config, runner),
              "detection": detection(params, digits, config, runner)}
-    return found | ({"dimensions": dimensions(params, config, runner)} if config.model in CAPSULES else {})
+    return found | ({"linear": linear(params, config, runner)} if config.model in CAPSULES else {})
 
 
 def main():
@@ -346,10 +276,10 @@ def main():
     with affnist.Runner(config.threads, progress=progress) as runner:
         probes = probes_of(found.weights, digits, config, runner)
     progress.say(f"{config.model}, {DIGIT_NAMES[digits['source']]}")
-    for name, of in probes.items():
-        for kind, values in of.items():
-            shown = values.items() if isinstance(values, dict) else values
-            progress.say(f"  {PROBES[name]}{kind:24}" + "  ".join(f"{what} {value:.3f}" for what, value in shown))
+    for probe, of in probes.items():
+        for kind, value in of.items():
+            scores = value.items() if isinstance(value, dict) else [("", value)]
+            progress.say(f"  {SAYS[probe]} {kind}: " + "  ".join(f"{name} {each:.3f}".strip() for name, each in scores))
     if config.out_json:
         affnist.write_json(config.out_json, affnist.result_of(config, found.weights, found.history, probes) | {
             "source": digits["source"], "history": {}, "loaded": found.file})
