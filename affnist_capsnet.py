@@ -1482,15 +1482,14 @@ NORM_EPS = 1e-5                    # inside the square root of a standard deviat
 
 def norm_forward(x, gamma, beta, running=None, empty=np.empty):
     """Batch normalisation (Ioffe & Szegedy 2015): y = gamma (x - mean) / sqrt(variance + eps) + beta, channel by
-    channel. x (N, H, W, C) or (N, C), in evaluation overwritten; gamma, beta (C,) -> (y, (mean, variance)), each of
-    these (C,)
+    channel. x (N, H, W, C), in evaluation overwritten; gamma, beta (C,) -> (y, (mean, variance)), each of these (C,)
 
     running: the (mean, variance) to use, in evaluation. Without it they are those of x, over all its samples and
     places; of its n numbers a channel the variance that is returned, to be folded into the running one, is n / (n - 1)
     times the one that is used. All passes run over rows of W*C numbers: a loop over C alone, often 16, would be too
     short to be fast.
     """
-    rows, lift = norm_rows(x), x.shape[2] if x.ndim == 4 else 1
+    rows, lift = norm_rows(x), x.shape[2]
     n, C = rows.size // len(gamma), len(gamma)
     if running is not None:
         mean, variance = running
@@ -1523,14 +1522,14 @@ def norm_backward(dy, cache):
 
 
 def norm_rows(x):
-    """x (N, H, W, C) as rows (H*N, W*C), the order in which a convolution leaves it in memory; (N, C) as it is"""
-    return x if x.ndim == 2 else x.transpose(1, 0, 2, 3).reshape(x.shape[0] * x.shape[1], -1)
+    """x (N, H, W, C) as rows (H*N, W*C), the order in which a convolution leaves it in memory"""
+    return x.transpose(1, 0, 2, 3).reshape(x.shape[0] * x.shape[1], -1)
 
 
 def norm_like(rows, x):
     """norm_rows undone: rows in the shape of x"""
-    N, H, *_ = x.shape
-    return rows if x.ndim == 2 else rows.reshape(H, N, *x.shape[2:]).transpose(1, 0, 2, 3)
+    N, H, W, C = x.shape
+    return rows.reshape(H, N, W, C).transpose(1, 0, 2, 3)
 
 
 def relu_forward(x):

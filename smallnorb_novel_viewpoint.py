@@ -27,7 +27,7 @@ spread loss. Adam. The backward pass runs through everything, all EM iterations 
 The trunk decides more than the head. Hence the fair comparison, and the default, is of heads on one normalised trunk of
 four convolutions, at one size: `dynamic-shared`, vector capsules whose matrices are shared over places, with dynamic
 routing (Sabour, Frosst & Hinton 2017), beside `gap`, a CNN with global average pooling. Further heads: dynamic routing
-with a matrix for every place, EM routing, self-routing (Hahn, Pyeon & Kim 2019), a dense layer. `caps`'s own rival
+with a matrix for every place, EM routing, self-routing (Hahn, Pyeon & Kim 2019). `caps`'s own rival
 is the paper's CNN, `--model cnn`.
 
 Data: toys, drawn here with smallNORB's structure, on any machine (the default); the real smallNORB's files; or five
@@ -1500,7 +1500,7 @@ def places_backward(dy, cache):
 
 EM_MODELS, VECTOR_MODELS = ("caps", "em"), ("dynamic", "dynamic-shared", "self-routing")
 PAPERS_CNNS = "cnn", "cnn-norm"
-CAPSULES, CNNS = EM_MODELS + VECTOR_MODELS, (*PAPERS_CNNS, "gap", "dense")
+CAPSULES, CNNS = EM_MODELS + VECTOR_MODELS, (*PAPERS_CNNS, "gap")
 MODELS = (*CAPSULES, *CNNS, "nearest")
 SIZES = {                          # of each preset: caps' A, B, C, D; the heads' first channels, and types
     "small": (32, 4, 8, 8, 16, 5), "wide": (64, 4, 4, 4, 32, 10), "paper": (64, 8, 16, 16, 16, 5)}
@@ -1539,9 +1539,6 @@ def trunk(config, width=0):
         along = work_out(layers, SIDE, N_CHANNELS[config.data]).along
         places = (("places", tuple(along)),) if config.places else ()
         return (*layers, *places, *conv("conv5", 3, 1, width), ("mean",), ("linear", "fc1", N_CLASSES))
-    if config.model == "dense":
-        return (*layers, ("flatten",), ("linear", "fc1", width), ("norm", "fc1_norm"), ("relu",),
-                ("linear", "fc2", N_CLASSES))
     return layers + capsules(3, width * (D + 1 if config.model == "em" else VECTOR))
 
 
@@ -2058,13 +2055,13 @@ class Config(Settings):
                                only=OF_TOYS)
     n_test: int = option(2000, "images of each test set of toys or smallNORB, whole views of all lightings, always the "
                          "same ones; 0: all", "data", low=0, high=NORB_ROWS, only=OF_TOYS)
-    model: str = option("dynamic-shared", "network to train: dynamic-shared, dynamic, self-routing, em, gap, dense: "
+    model: str = option("dynamic-shared", "network to train: dynamic-shared, dynamic, self-routing, em, gap: "
                         "heads on one trunk; the paper's two, caps and cnn, or the latter normalised; nearest: "
                         "names by the nearest training image", "network", choices=MODELS)
     preset: str = option("wide", "sizes: small; wide, with a trunk of twice as many channels; or that of the paper's "
                          "small net, and its CNN as it is", "network", choices=tuple(SIZES))
-    width: int = option(0, "types of capsules of another head than dynamic-shared, hidden units of dense, channels of "
-                        "gap and cnn; 0 for as many parameters as dynamic-shared, or caps, has", "network", low=0,
+    width: int = option(0, "types of capsules of another head than dynamic-shared, channels of gap and cnn; "
+                        "0 for as many parameters as dynamic-shared, or caps, has", "network", low=0,
                         high=4096, only=WITH_WIDTH)
     routing_iters: int = option(None, "iterations of EM or dynamic routing; 1: uniform coupling", "network", low=1,
                                 high=50, only=ROUTED)
@@ -2278,15 +2275,14 @@ NORM_EPS = 1e-5                    # inside the square root of a standard deviat
 
 def norm_forward(x, gamma, beta, running=None, empty=np.empty):
     """Batch normalisation (Ioffe & Szegedy 2015): y = gamma (x - mean) / sqrt(variance + eps) + beta, channel by
-    channel. x (N, H, W, C) or (N, C), in evaluation overwritten; gamma, beta (C,) -> (y, (mean, variance)), each of
-    these (C,)
+    channel. x (N, H, W, C), in evaluation overwritten; gamma, beta (C,) -> (y, (mean, variance)), each of these (C,)
 
     running: the (mean, variance) to use, in evaluation. Without it they are those of x, over all its samples and
     places; of its n numbers a channel the variance that is returned, to be folded into the running one, is n / (n - 1)
     times the one that is used. All passes run over rows of W*C numbers: a loop over C alone, often 16, would be too
     short to be fast.
     """
-    rows, lift = norm_rows(x), x.shape[2] if x.ndim == 4 else 1
+    rows, lift = norm_rows(x), x.shape[2]
     n, C = rows.size // len(gamma), len(gamma)
     if running is not None:
         mean, variance = running
@@ -2319,14 +2315,14 @@ def norm_backward(dy, cache):
 
 
 def norm_rows(x):
-    """x (N, H, W, C) as rows (H*N, W*C), the order in which a convolution leaves it in memory; (N, C) as it is"""
-    return x if x.ndim == 2 else x.transpose(1, 0, 2, 3).reshape(x.shape[0] * x.shape[1], -1)
+    """x (N, H, W, C) as rows (H*N, W*C), the order in which a convolution leaves it in memory"""
+    return x.transpose(1, 0, 2, 3).reshape(x.shape[0] * x.shape[1], -1)
 
 
 def norm_like(rows, x):
     """norm_rows undone: rows in the shape of x"""
-    N, H, *_ = x.shape
-    return rows if x.ndim == 2 else rows.reshape(H, N, *x.shape[2:]).transpose(1, 0, 2, 3)
+    N, H, W, C = x.shape
+    return rows.reshape(H, N, W, C).transpose(1, 0, 2, 3)
 
 
 def relu_forward(x):

@@ -75,12 +75,12 @@ def test_a_product_is_added_whatever_lies_in_memory_how(sizes, monkeypatch):
 
 def test_norm_in_float32_of_numbers_far_from_zero():
     """A mean 30 standard deviations away costs three digits of the variance, and no channel is ever negative"""
-    x = 30 + np.random.default_rng(0).standard_normal((400, 2))
-    x[:, 1] = 12.3
+    x = 30 + np.random.default_rng(0).standard_normal((4, 10, 10, 2))
+    x[..., 1] = 12.3
     exact, rounded = (mc.norm_forward(x.astype(dtype), np.ones(2, dtype), np.zeros(2, dtype))[0]
                       for dtype in (float, np.float32))
-    np.testing.assert_allclose(rounded[0][:, 0], exact[0][:, 0], atol=2e-3)
-    assert abs(rounded[0][:, 1]).max() < 0.02 and rounded[1][1][1] >= 0
+    np.testing.assert_allclose(rounded[0][..., 0], exact[0][..., 0], atol=2e-3)
+    assert abs(rounded[0][..., 1]).max() < 0.02 and rounded[1][1][1] >= 0
 
 
 def test_sigmoid_neither_overflows_nor_drifts():
@@ -106,12 +106,12 @@ def test_pool_by_hand():
     assert mc.pool_backward(np.ones((2, 1, 1, 1)), cache).ravel().tolist() == [0, 0, 0, 0, 1, 0, 0, 0]
 
 
-@pytest.mark.parametrize("shape, order", [((4, 3, 5, 2), (0, 1, 2, 3)), ((4, 3, 5, 2), (1, 0, 2, 3)), ((6, 3), (0, 1))])
-def test_norm_by_its_definition(rng, shape, order):
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (1, 0, 2, 3)])
+def test_norm_by_its_definition(rng, order):
     """In training every channel gets mean beta and standard deviation gamma; in evaluation what the running mean and
     variance say; whatever the order in memory"""
-    x = np.ascontiguousarray((3 + 2 * rng.standard_normal(shape)).transpose(order)).transpose(np.argsort(order))
-    C, axes = shape[-1], tuple(range(len(shape) - 1))
+    x = np.ascontiguousarray((3 + 2 * rng.standard_normal((4, 3, 5, 2))).transpose(order)).transpose(np.argsort(order))
+    C, axes = 2, (0, 1, 2)
     gamma, beta = rng.standard_normal((2, C))
     (y, found), _ = mc.norm_forward(x.copy(order="K"), gamma, beta, None, poison)
     expected = gamma * (x - x.mean(axes)) / np.sqrt(x.var(axes) + 1e-5) + beta
@@ -120,10 +120,11 @@ def test_norm_by_its_definition(rng, shape, order):
     running = rng.standard_normal(C), rng.random(C) + 0.1
     (y, same), _ = mc.norm_forward(x.copy(order="K"), gamma, beta, running)
     assert same is running
-    (alone, found), cache = mc.norm_forward(np.full((1, C), 7.0), gamma, beta)          # one number a channel
+    (alone, found), cache = mc.norm_forward(np.full((1, 1, 1, C), 7.0), gamma, beta)          # one number a channel
     assert np.allclose(alone[0], beta, atol=1e-12) and not found[1].any()
     assert np.isfinite(mc.norm_backward(alone, cache)[0]).all()
-    assert mc.norm_forward(np.array([[1.0], [4]]), np.ones(1), np.zeros(1))[0][1][1] == pytest.approx(4.5)      # of two
+    of_two = np.array([1.0, 4]).reshape(2, 1, 1, 1)
+    assert mc.norm_forward(of_two, np.ones(1), np.zeros(1))[0][1][1] == pytest.approx(4.5)
     np.testing.assert_allclose(y, gamma * (x - running[0]) / np.sqrt(running[1] + 1e-5) + beta, rtol=1e-10, atol=1e-12)
 
 
@@ -159,7 +160,7 @@ def test_gradients_that_are_not_needed_are_none_and_the_others_the_same(need_dx,
         assert all(np.array_equal(a, b) for a, b in zip(full, part) if b is not None)
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 4, 2), (5, 3), (1, 2, 3, 2)])
+@pytest.mark.parametrize("shape", [(2, 3, 4, 2), (1, 2, 3, 2)])
 def test_norm(shape):
     def forward(x, gamma, beta):
         (y, _), cache = mc.norm_forward(x, gamma, beta, None, poison)
@@ -195,7 +196,7 @@ STACKS = {                         # side and channels of the input, layers: eac
                    ("flatten",), ("linear", "c", 3), ("relu",), ("linear", "d", 5))),
     "global average": (6, 2, (("conv2d", "a", 3, 1, 3), ("relu",), ("mean",), ("linear", "b", 4))),
     "normalised": (7, 2, (("norm", "n"), ("sigmoid",), ("conv2d", "a", 3, 1, 4), ("norm", "m"), ("relu",), ("pool",),
-                          ("flatten",), ("linear", "b", 5), ("norm", "k"), ("sigmoid",), ("linear", "c", 2))),
+                          ("flatten",), ("linear", "b", 5), ("sigmoid",), ("linear", "c", 2))),
     "residual": (5, 2, (("conv2d", "a", 2, 1, 3), ("keep",), ("pad", 1), ("conv2d", "b", 3, 1, 3), ("norm", "n"),
                         ("sigmoid",), ("keep",), ("pad", 1), ("conv2d", "c", 3, 1, 3), ("add",), ("add",), ("relu",),
                         ("flatten",), ("linear", "d", 2))),
@@ -253,7 +254,7 @@ def test_a_normalisation_uses_these_samples_in_training_and_running_statistics_i
     x, layers, p = stack("normalised")
     found = {}
     mc.layers_forward(p, x.copy(), layers, statistics=found)
-    assert set(found) == {f"{name}_{end}" for name in "nmk" for end in ("mean", "var")}
+    assert set(found) == {f"{name}_{end}" for name in "nm" for end in ("mean", "var")}
     np.testing.assert_allclose(found["n_mean"], x.mean((0, 1, 2)), atol=1e-12)
     np.testing.assert_allclose(found["n_var"], x.var((0, 1, 2)) * 147 / 146, rtol=1e-12)
     state = {name: np.full_like(a, name.endswith("var")) for name, a in found.items()}

@@ -62,7 +62,7 @@ def test_networks_of_vector_capsules_against_literal_ones(model, changes):
 
 
 @pytest.mark.parametrize("model, changes", [
-    ("cnn", {}), ("cnn-norm", {}), ("gap", {}), ("gap", dict(places=True, data="toys")), ("dense", {}),
+    ("cnn", {}), ("cnn-norm", {}), ("gap", {}), ("gap", dict(places=True, data="toys")),
     ("cnn", dict(preset="paper", width=0, data="toys"))], ids=str)
 def test_cnns_against_literal_ones(model, changes):
     """In evaluation; also the paper's with its padding and its 4.2 million weights"""
@@ -170,7 +170,7 @@ NETWORKS = [
     ("dynamic-shared", dict(loss="xent", routing_iters=3, data="toys")), ("dynamic-shared", dict(no_coord_add=True)),
     ("self-routing", {}), ("self-routing", dict(loss="xent", no_coord_add=True, width=3)),
     ("cnn", {}), ("cnn-norm", {}), ("gap", {}), ("gap", dict(loss="margin", places=True)),
-    ("dense", dict(loss="spread"))]
+    ("gap", dict(loss="spread"))]
 
 
 def training_loss(params, batch, config):
@@ -273,7 +273,7 @@ def test_networks_that_are_compared_have_as_many_weights(data, preset):
     for model in sn.HEADS:
         assert abs(n[model] / n["dynamic-shared"] - 1) < 0.05, model
     assert abs(n["cnn"] / n["caps"] - 1) < 0.1
-    for model in ("em", "dynamic", "self-routing", "gap", "dense", *sn.PAPERS_CNNS):
+    for model in ("em", "dynamic", "self-routing", "gap", *sn.PAPERS_CNNS):
         config = sn.Config(model=model, data=data, preset=preset)
         rival = "caps" if model in sn.PAPERS_CNNS else "dynamic-shared"
         width = sn.own_width(config)
