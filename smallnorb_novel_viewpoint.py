@@ -27,8 +27,7 @@ spread loss. Adam. The backward pass runs through everything, all EM iterations 
 The trunk decides more than the head. Hence the fair comparison, and the default, is of heads on one normalised trunk of
 four convolutions, at one size: `dynamic-shared`, vector capsules whose matrices are shared over places, with dynamic
 routing (Sabour, Frosst & Hinton 2017), beside `gap`, a CNN with global average pooling. Further heads: dynamic routing
-with a matrix for every place, EM routing, self-routing (Hahn, Pyeon & Kim 2019). `caps`'s own rival
-is the paper's CNN, `--model cnn`.
+with a matrix for every place, EM routing. `caps`'s own rival is the paper's CNN, `--model cnn`.
 
 Data: toys, drawn here with smallNORB's structure, on any machine (the default); the real smallNORB's files; or five
 embedded 3D shapes, of which three are symmetric about the vertical axis: their held-out azimuths equal training views.
@@ -1468,22 +1467,6 @@ def shared_votes_backward(du_hat, cache):
 # END TWIN shared votes ------------------------------------------------------------------------------------------------
 
 
-def self_routing_forward(u_hat, logits):
-    """Self-routing (Hahn, Pyeon & Kim, NeurIPS 2019): the capsules say themselves how they divide, c = softmax(logits),
-    in no iterations. u_hat (N, J, I, D), logits (N, J, I) -> v (N, J, D)"""
-    c, c_cache = softmax_forward(logits)
-    v, squash_cache = squash_forward(np.matmul(c[:, :, None], u_hat)[:, :, 0])
-    return v, (u_hat, c, c_cache, squash_cache)
-
-
-def self_routing_backward(dv, cache):
-    """dv (N, J, D) -> du_hat (N, J, I, D), dlogits (N, J, I)"""
-    u_hat, c, c_cache, squash_cache = cache
-    ds = squash_backward(dv, squash_cache)
-    dc = np.matmul(u_hat, ds[..., None])[..., 0]
-    return c[..., None] * ds[:, :, None], softmax_backward(dc, c_cache)
-
-
 def places_forward(x, along):
     """Each pixel's place as two more channels, x and y. x (N, H, H, C), along: H numbers -> (N, H, H, C + 2)"""
     N, H, *_ = x.shape
@@ -1498,7 +1481,7 @@ def places_backward(dy, cache):
 
 # -------------------------------------------------------------- the networks
 
-EM_MODELS, VECTOR_MODELS = ("caps", "em"), ("dynamic", "dynamic-shared", "self-routing")
+EM_MODELS, VECTOR_MODELS = ("caps", "em"), ("dynamic", "dynamic-shared")
 PAPERS_CNNS = "cnn", "cnn-norm"
 CAPSULES, CNNS = EM_MODELS + VECTOR_MODELS, (*PAPERS_CNNS, "gap")
 MODELS = (*CAPSULES, *CNNS, "nearest")
@@ -1569,8 +1552,7 @@ def param_shapes(config, width=0):
         return shapes | {"class_W": (seen.types, J, P, P), "class_beta_u": (J,), "class_beta_a": (J,)}
     groups = seen.types * (len(seen.centres) if config.model == "dynamic" else 1)
     shapes["W"] = (groups, VECTOR, J, CLASS_VECTOR)
-    shapes |= {} if config.model == "dynamic" or config.no_coord_add else {"place_W": (2, J, CLASS_VECTOR)}
-    return shapes | ({"route_W": (seen.types, VECTOR, J)} if config.model == "self-routing" else {})
+    return shapes | ({} if config.model == "dynamic" or config.no_coord_add else {"place_W": (2, J, CLASS_VECTOR)})
 
 
 @functools.cache
@@ -1600,7 +1582,7 @@ def init_params(config):
             seen = children_of(config)
             children = len(seen.centres) * seen.types
             params[name] = noise * np.float32(np.sqrt(VOTES_GAIN / (VECTOR * children)))
-        elif name.endswith("_W") and name != "route_W":
+        elif name.endswith("_W"):
             params[name] = np.eye(P, dtype=np.float32) + np.float32(IDENTITY_NOISE) * noise
         elif name.endswith("_w"):
             gain = 1 if name in ("primary_w", last) else 2
@@ -1667,44 +1649,31 @@ def em_backward(dscores, cache, config):
 
 
 def vector_forward(params, images, config, empty, statistics):
-    """The trunk; primary capsules, vectors; class capsules by dynamic routing, or self-routing. dynamic has a matrix
-    for every place; the others share theirs over places and add the place. out: scores, the lengths (N, J), v
-    (N, J, 16), u (N, I, 8) and c, the couplings of each iteration, (N, J, I), of the first (1, I), with I ordered
-    (place, type)"""
+    """The trunk; primary capsules, vectors; class capsules by dynamic routing. dynamic has a matrix for every place;
+    dynamic-shared shares them over places and adds the place. out: scores, the lengths (N, J), v (N, J, 16), u
+    (N, I, 8) and c, the couplings of each iteration, (N, J, I), of the first (1, I), with I ordered (place, type)"""
     p, N, W = params, len(images), params["W"]
     x, layer_caches = layers_forward(p, images, trunk(config), empty, statistics)
     u, squash_cache = squash_forward(x.reshape(N, -1, VECTOR))                          # (N, I, E)
-    n_places = x.shape[1] * x.shape[2]
-    placed, places_cache, route_cache = u, None, None
+    placed, places_cache = u, None
     if config.model != "dynamic" and not config.no_coord_add:
         placed, places_cache = with_places_forward(u, children_of(config).centres)
         W = np.concatenate([W, np.broadcast_to(p["place_W"], (len(W), *p["place_W"].shape))], 1)
     if config.model == "dynamic":
         u_hat, votes_cache = votes_forward(u, W, empty)                                 # (N, J, I, D)
     else:
-        u_hat, votes_cache = shared_votes_forward(placed, W, n_places, empty)
-    if config.model == "self-routing":
-        logits, route_cache = shared_votes_forward(u, p["route_W"][..., None], n_places, empty)
-        v, routing_cache = self_routing_forward(u_hat, logits[..., 0])
-        couplings = [routing_cache[1]]
-    else:
-        v, routing_cache = routing_forward(u_hat, config.routing_iters, empty)
-        couplings = [step.c for step in routing_cache.steps]
+        u_hat, votes_cache = shared_votes_forward(placed, W, x.shape[1] * x.shape[2], empty)
+    v, routing_cache = routing_forward(u_hat, config.routing_iters, empty)
     lengths, lengths_cache = lengths_forward(v)
-    return {"scores": lengths, "v": v, "u": u, "c": couplings}, SimpleNamespace(
-        layers=layer_caches, squash=squash_cache, places=places_cache, votes=votes_cache, route=route_cache,
-        routing=routing_cache, lengths=lengths_cache, x_shape=x.shape)
+    return {"scores": lengths, "v": v, "u": u, "c": [step.c for step in routing_cache.steps]}, SimpleNamespace(
+        layers=layer_caches, squash=squash_cache, places=places_cache, votes=votes_cache, routing=routing_cache,
+        lengths=lengths_cache, x_shape=x.shape)
 
 
 def vector_backward(dlengths, cache, config):
     """dlengths (N, J) -> grads"""
-    grads, dv, du_of_logits = {}, lengths_backward(dlengths, cache.lengths), 0
-    if config.model == "self-routing":
-        du_hat, dlogits = self_routing_backward(dv, cache.routing)
-        du_of_logits, dW = shared_votes_backward(dlogits[..., None], cache.route)
-        grads["route_W"] = dW[..., 0]
-    else:
-        du_hat = routing_backward(dv, cache.routing)
+    grads, dv = {}, lengths_backward(dlengths, cache.lengths)
+    du_hat = routing_backward(dv, cache.routing)
     if config.model == "dynamic":
         du, grads["W"] = votes_backward(du_hat, cache.votes)
     else:
@@ -1713,7 +1682,7 @@ def vector_backward(dlengths, cache, config):
         if cache.places:
             grads["place_W"] = dW[:, VECTOR:].sum(0)
             du = with_places_backward(du, cache.places)
-    dx = squash_backward(du + du_of_logits, cache.squash).reshape(cache.x_shape)
+    dx = squash_backward(du, cache.squash).reshape(cache.x_shape)
     layers_backward(dx, cache.layers, trunk(config), grads, need_dx=False)
     return grads
 
@@ -2026,7 +1995,7 @@ DATA = {"toys": TOYS, "smallnorb": TOYS,
         "shapes": {"n_epochs": 40, "train_azimuths": "0:150", "test_azimuths": "200:330"}}
 ALL_AZIMUTHS = {"train_azimuths": "0:340", "test_azimuths": "0:340"}                   # of --split toys
 HEADS = (*CAPSULES[1:], *CNNS[2:])                 # on one trunk; caps and cnn are the paper's two, each with its own
-ROUTED = {"model": ("caps", "em", "dynamic", "dynamic-shared")}
+ROUTED = {"model": CAPSULES}
 WITH_WIDTH = {"model": (*PAPERS_CNNS, *(name for name in HEADS if name != "dynamic-shared"))}
 OF_TOYS, BY_AZIMUTH = {"data": ("toys", "smallnorb")}, {"split": ("azimuth", "toys")}
 
@@ -2055,7 +2024,7 @@ class Config(Settings):
                                only=OF_TOYS)
     n_test: int = option(2000, "images of each test set of toys or smallNORB, whole views of all lightings, always the "
                          "same ones; 0: all", "data", low=0, high=NORB_ROWS, only=OF_TOYS)
-    model: str = option("dynamic-shared", "network to train: dynamic-shared, dynamic, self-routing, em, gap: "
+    model: str = option("dynamic-shared", "network to train: dynamic-shared, dynamic, em, gap: "
                         "heads on one trunk; the paper's two, caps and cnn, or the latter normalised; nearest: "
                         "names by the nearest training image", "network", choices=MODELS)
     preset: str = option("wide", "sizes: small; wide, with a trunk of twice as many channels; or that of the paper's "
@@ -2068,7 +2037,7 @@ class Config(Settings):
     places: bool = option(False, "gap knows where things are: each place, x and y, as two more channels before its "
                           "convolution, as shared matrices add it to votes", "network", only={"model": ("gap",)})
     no_coord_add: bool = option(False, "no place in the votes for the classes", "network",
-                                only={"model": (*EM_MODELS, "dynamic-shared", "self-routing")})
+                                only={"model": (*EM_MODELS, "dynamic-shared")})
     baseline: str = option("gap", "networks to compare with, comma-separated; or none", "run", runtime=True,
                            metavar="NAMES")
     n_seeds: int = option(1, "seeds to run, one after the other: --seed and those after it", "run", low=1, high=1000,

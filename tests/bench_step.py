@@ -109,13 +109,13 @@ def squash(s):
 
 def class_vectors(p, x, config, places, ending=squash, first=squash):
     """The primary capsules x (N, C, H, W) -> the vectors of the classes (N, J, D): votes with a matrix for every
-    capsule, or for every type and with their places (places, 2); dynamic routing, or self-routing"""
+    capsule, or for every type and with their places (places, 2); dynamic routing"""
     N, _, H, width = x.shape
     W, n_iters = p["W"], config.routing_iters
     u = first(x.permute(0, 2, 3, 1).reshape(N, H * width, -1, W.shape[1]))             # (N, places, types, E)
     shared = len(W) == u.shape[2]
     at = lambda: torch.einsum("pk,kjd->pjd", places.to(x.dtype), p["place_W"])  # noqa: E731
-    if n_iters == 1 and "route_W" not in p:                                             # no votes are made, as ours
+    if n_iters == 1:                                                                    # no votes are made, as ours
         s = torch.einsum("nie,iejd->njd", u.sum(1) if shared else u.flatten(1, 2), W)
         if "place_W" in p:
             s = s + torch.einsum("np,pjd->njd", norm_of(u)[..., 0].sum(2), at())
@@ -125,9 +125,6 @@ def class_vectors(p, x, config, places, ending=squash, first=squash):
     if "place_W" in p:
         u_hat = u_hat + norm_of(u)[..., None] * at()[:, None]
     u_hat = u_hat.flatten(1, 2)                                                         # (N, I, J, D)
-    if "route_W" in p:
-        c = torch.einsum("npbe,bej->npbj", u, p["route_W"]).flatten(1, 2).softmax(2)
-        return ending(torch.einsum("nij,nijd->njd", c, u_hat))
     b = torch.zeros(u_hat.shape[:3], dtype=x.dtype)
     for r in range(n_iters):
         v = ending(torch.einsum("nij,nijd->njd", b.softmax(2), u_hat))

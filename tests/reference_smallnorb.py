@@ -27,12 +27,12 @@ def few(config, n_train=40, n_test=10):
 
 
 def params64(config, seed=3):
-    """Toy weights in float64; biases, betas and routing weights off zero, so that no unit sits on a ReLU's kink; votes
+    """Toy weights in float64; biases and betas off zero, so that no unit sits on a ReLU's kink; votes
     of vector capsules long enough that they compete"""
     rng = np.random.default_rng(seed)
     params = {name: p.astype(np.float64) * (5 if name in ("W", "place_W") else 1)
               for name, p in sn.init_params(config).items()}
-    return {name: p + (0.1 if p.ndim == 1 else name == "route_W") * rng.standard_normal(p.shape)
+    return {name: p + 0.1 * (p.ndim == 1) * rng.standard_normal(p.shape)
             for name, p in params.items()}
 
 
@@ -236,7 +236,7 @@ def softmax_reference(b):
 
 
 def vector_network_reference(p, image, config):
-    """dynamic, dynamic-shared and self-routing for one image -> v (5, 16), and c[i][j] of every iteration"""
+    """dynamic and dynamic-shared for one image -> v (5, 16), and c[i][j] of every iteration"""
     x = primary_reference(p, trunk_reference(p, image))
     types = x.shape[2] // 8
     u_hat, logits = [], []                                                                    # u_hat[i][j]: 16 numbers
@@ -252,10 +252,8 @@ def vector_network_reference(p, image, config):
                 vote = [vote[d] + sum(at[k] * p["place_W"][k, j, d] for k in (0, 1)) for d in range(16)]
             u_hat[i].append(vote)
         logits.append([0.0] * 5)
-        if config.model == "self-routing":
-            logits[i] = [sum(u[e] * p["route_W"][b, e, j] for e in range(8)) for j in range(5)]
     history = []
-    for _ in range(1 if config.model == "self-routing" else config.routing_iters):
+    for _ in range(config.routing_iters):
         c = [softmax_reference(row) for row in logits]
         history.append(c)
         v = [squash_reference([sum(c[i][j] * u_hat[i][j][d] for i in range(len(c))) for d in range(16)])

@@ -45,8 +45,8 @@ def test_networks_of_matrix_capsules_against_literal_ones(monkeypatch, model, ch
 
 @pytest.mark.parametrize("model, changes", [
     ("dynamic", {}), ("dynamic", dict(routing_iters=3, data="toys", width=3)), ("dynamic-shared", {}),
-    ("dynamic-shared", dict(no_coord_add=True)), ("dynamic-shared", dict(routing_iters=1)), ("self-routing", {}),
-    ("self-routing", dict(no_coord_add=True, width=3, data="toys"))], ids=str)
+    ("dynamic-shared", dict(no_coord_add=True)), ("dynamic-shared", dict(routing_iters=1)),
+    ("dynamic-shared", dict(no_coord_add=True, data="toys"))], ids=str)
 def test_networks_of_vector_capsules_against_literal_ones(model, changes):
     """Primary capsules in the order (place, type), a matrix for each place or each type, places in proportion to the
     lengths, the couplings of every iteration; in evaluation"""
@@ -78,7 +78,7 @@ def test_cnns_against_literal_ones(model, changes):
 def test_the_order_of_the_classes_does_not_matter(model):
     config, order = tiny(model), [3, 1, 4, 0, 2]
     params, batch = params64(config), batch64(config, 3)
-    axis = {"class_W": 1, "class_beta_u": 0, "class_beta_a": 0, "W": 2, "place_W": 1, "route_W": 2}
+    axis = {"class_W": 1, "class_beta_u": 0, "class_beta_a": 0, "W": 2, "place_W": 1}
     last = "fc1" if model == "gap" else "fc2"
     axis |= {last + "_w": 1, last + "_b": 0} if model in sn.CNNS else {}
     permuted = params | {name: np.take(params[name], order, k) for name, k in axis.items() if name in params}
@@ -168,7 +168,6 @@ NETWORKS = [
     ("em", {}), ("em", dict(loss="margin", data="toys", routing_iters=3)), ("em", dict(routing_iters=1, width=3)),
     ("dynamic", {}), ("dynamic", dict(loss="xent", routing_iters=3)), ("dynamic-shared", {}),
     ("dynamic-shared", dict(loss="xent", routing_iters=3, data="toys")), ("dynamic-shared", dict(no_coord_add=True)),
-    ("self-routing", {}), ("self-routing", dict(loss="xent", no_coord_add=True, width=3)),
     ("cnn", {}), ("cnn-norm", {}), ("gap", {}), ("gap", dict(loss="margin", places=True)),
     ("gap", dict(loss="spread"))]
 
@@ -239,11 +238,11 @@ def test_an_images_scores_depend_on_its_batch_mates_in_training_only(model):
 
 @pytest.mark.parametrize("model", TRAINED)
 def test_initial_weights(model):
-    """Pose matrices near the identity; He's where a ReLU follows; routing weights and shifts 0, scales 1, betas as in
+    """Pose matrices near the identity; He's where a ReLU follows; shifts 0, scales 1, betas as in
     BETA_U and BETA_A"""
     config = sn.Config(model=model, preset="small")
     params = sn.init_params(config)
-    constants = {"_b": 0, "_gamma": 1, "_norm_beta": 0, "_beta_u": -1, "_beta_a": -2, "route_W": 0}
+    constants = {"_b": 0, "_gamma": 1, "_norm_beta": 0, "_beta_u": -1, "_beta_a": -2}
     children = 9 * params["primary_norm_gamma"].size // 8 if model in sn.VECTOR_MODELS else None
     for name, p in params.items():
         assert p.dtype == np.float32
@@ -273,7 +272,7 @@ def test_networks_that_are_compared_have_as_many_weights(data, preset):
     for model in sn.HEADS:
         assert abs(n[model] / n["dynamic-shared"] - 1) < 0.05, model
     assert abs(n["cnn"] / n["caps"] - 1) < 0.1
-    for model in ("em", "dynamic", "self-routing", "gap", *sn.PAPERS_CNNS):
+    for model in ("em", "dynamic", "gap", *sn.PAPERS_CNNS):
         config = sn.Config(model=model, data=data, preset=preset)
         rival = "caps" if model in sn.PAPERS_CNNS else "dynamic-shared"
         width = sn.own_width(config)
@@ -330,13 +329,13 @@ def test_training_with_more_threads_or_a_callback_is_the_same():
     assert_same(params, sn.train(config, data=data)[0])
 
 
-@pytest.mark.parametrize("model", ["gap", "caps", "self-routing"])
+@pytest.mark.parametrize("model", ["gap", "caps", "dynamic"])
 def test_evaluate_against_brute_force(model, monkeypatch):
     """A CNN's belief in a class is exp(score), that of capsules their activation: the score's logistic, or the score"""
     monkeypatch.setattr(sn, "CHUNK", 2)
-    belief = {"gap": math.exp, "caps": lambda score: 1 / (1 + math.exp(-score)), "self-routing": float}[model]
+    belief = {"gap": math.exp, "caps": lambda score: 1 / (1 + math.exp(-score)), "dynamic": float}[model]
     scores, done = np.random.default_rng(2).standard_normal((7, 5)).astype(np.float32), []
-    scores = abs(scores) if model == "self-routing" else scores
+    scores = abs(scores) if model == "dynamic" else scores
     labels = np.array([0, 1, 2, 3, 0, 1, 1])                                               # nothing of class 4
 
     def fake_forward(params, part, *args, **kwargs):

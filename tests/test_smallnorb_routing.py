@@ -235,8 +235,6 @@ def test_votes_and_responsibilities(rng):
     check_op(lambda u: sn.with_places_forward(u, centres), sn.with_places_backward, rng.standard_normal((2, 6, 4)))
     check_op(lambda u, W: sn.shared_votes_forward(u, W, 3), sn.shared_votes_backward, rng.standard_normal((2, 6, 3)),
              rng.standard_normal((2, 3, 4, 5)))
-    check_op(sn.self_routing_forward, sn.self_routing_backward, rng.standard_normal((2, 4, 3, 5)),
-             rng.standard_normal((2, 4, 3)))
     check_op(lambda x: sn.places_forward(x, (-0.5, 0.1, 0.7)), sn.places_backward, rng.standard_normal((2, 3, 3, 2)))
 
 

@@ -53,7 +53,7 @@ MIDDLE, LONG = "--n-epochs 10 --n-train 15000", "--n-epochs 20 --n-train 60000 -
 PAPERS_PAIRS = "--min-iou 0 --merge add"
 CNN_MEAN = "--model cnn --cnn-head mean"
 HEADS = {                          # heads on one trunk, of one size, and each routing without its routing
-    **{model: f"--model {model}" for model in ("gap", "dynamic-shared", "dynamic", "em", "self-routing")},
+    **{model: f"--model {model}" for model in ("gap", "dynamic-shared", "dynamic", "em")},
     **{f"{model}-1": f"--model {model} --routing-iters 1" for model in ("dynamic-shared", "dynamic", "em")}}
 PARTS = {                          # what is taken from one of them, or given to the other
     "dynamic-shared-1": "--model dynamic-shared --routing-iters 1",
