@@ -112,7 +112,7 @@ def steps(params, digits, config, runner):
         n += len(part["labels"])
         for how, signs in (("gradient", adversarial_direction(params, config, part, runner)),
                            ("vote", voted_direction(params, config, part, rng, runner))):
-            for name, way in ((how, signs), (f"{how}, shuffled", shuffled(signs, part["images"], rng))):
+            for name, way in ((how, signs), (f"{how} shuffled", shuffled(signs, part["images"], rng))):
                 stepped = np.clip(part["images"] + STEP * way, 0, 255).astype(np.uint8)
                 right = affnist.evaluate(params, [part | {"images": stepped}], config, runner)["hits"]
                 hits[name] = hits.get(name, 0) + right

@@ -55,7 +55,7 @@ FOREST = [                         # what render.forest draws
     "Shared capsules, affine anywhere, minus",
     affine("a CNN that averages", "free/shared", "free/gap-8"),
     affine("a CNN that takes the largest", "free/shared", "free/max-8"),
-    affine("vectors that average, no matrices", "free/shared", "free/vectors"),
+    affine("vectors that average, no matrices", "free/shared", "free/vectors-8"),
     affine("capsules with a matrix for every place", "free/shared", "free/caps-1"),
     "The same, trained on 10 digits of each class",
     affine("a CNN that averages", "few-10/shared", "few-10/gap-8"),

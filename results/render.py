@@ -297,10 +297,10 @@ PICTURES = {                       # README's: name -> what is along the axis, t
         ("a CNN that pools", "affnist papers/dense, centred_accuracy")]),
     "pooling": ("share of affine digits named right", [
         ("the best capsules", "affnist free/shared, affine_accuracy"),
-        ("a CNN that averages, wider margin", "affnist free/gap-8, affine_accuracy"),
-        ("a CNN that averages", "affnist free/gap, affine_accuracy"),
+        ("ten vectors of a CNN, averaged", "affnist free/vectors-8, affine_accuracy"),
+        ("a CNN that averages", "affnist free/gap-8, affine_accuracy"),
         ("capsules, a matrix for every place", "affnist free/caps, affine_accuracy"),
-        ("a CNN with a hidden layer", "affnist free/dense, affine_accuracy")]),
+        ("a CNN with a hidden layer", "affnist free/dense-8, affine_accuracy")]),
     "routing": ("share of pairs, both digits named right", [
         "a network whose parts see all of a digit", ("with routing", "multimnist weights/deep, routing.set_accuracy.1"),
         ("the same, switched off", "multimnist weights/deep, routing.set_accuracy.0"),
@@ -308,7 +308,7 @@ PICTURES = {                       # README's: name -> what is along the axis, t
         ("trained without", "multimnist parts/iters-1, test_set_accuracy")]),
     "sure": ("how often surer of a digit than of random pixels (a coin: 0.5)", [
         ("the best capsules, by length", "affnist probes/shared, detection.noise.length"),
-        ("ten vectors of a CNN, by length", "affnist probes/vectors, detection.noise.length"),
+        ("ten vectors of a CNN, by length", "affnist probes/vectors-8, detection.noise.length"),
         ("capsules, a matrix for every place", "affnist probes/caps, detection.noise.length"),
         ("a CNN that averages, by softmax", "affnist probes/gap-8, detection.noise.probability")])}
 

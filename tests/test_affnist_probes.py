@@ -121,7 +121,7 @@ def test_each_way_steps_along_its_own_signs(digits, runner, monkeypatch):
     monkeypatch.setattr(ac, "evaluate", evaluate)
     monkeypatch.setattr(probe, "NOISY", 3)
     assert probe.steps({}, digits, config, runner) == {
-        "gradient": 1, "gradient, shuffled": 0, "vote": 0, "vote, shuffled": 0}
+        "gradient": 1, "gradient shuffled": 0, "vote": 0, "vote shuffled": 0}
     assert [np.abs(moved).max() for moved in moves] == [probe.STEP] * 4
     assert (moves[2][..., :20] <= 0).all() and (moves[2][..., 20:] >= 0).all()
     grey = (before > 96) & (before < 159)                   # where hardly anything is cut at black or white
@@ -285,7 +285,7 @@ def test_what_a_probe_prints_and_keeps(digits, tmp_path, monkeypatch, capsys):
     assert found["turned"].keys() == {"0", "30"} and found["loaded"]["file"] == "w.npz"
     assert set(found["linear"]) == set(probe.KNOWN_FACTORS) and "R^2 of a linear map, of stroke" in out
     assert set(found["detection"]) == set(probe.NO_DIGITS) and "AUROC, from strokes: length" in out
-    assert "right after a step by vote, shuffled" in out and "right turned by 30" in out
+    assert "right after a step by vote shuffled" in out and "right turned by 30" in out
     for flags, words in {"--affnist-dir x": "no test_batches", "--lr 1": "trained with 0.01",
                          "--out-json no/x.json": "cannot write", "--load no.npz": "No such file"}.items():
         monkeypatch.setattr(sys, "argv", [*call, *flags.split()])
