@@ -270,16 +270,15 @@ def leaves_of(run, path=""):
             yield here
 
 
-ABOUT_A_RUN = ("setting", "seed", "pins", "experiment", "config", "source", "n_params", "versions", "machine", "bench",
-               "loaded", "networks", "kernel_choices", "hit_bits", "seconds_train", "ms_per_step", "peak_rss_mb")
+ABOUT_A_RUN = ("setting", "seed", "pins", "experiment", "config", "source", "n_params", "versions", "machine",
+               "loaded", "networks", "hit_bits", "seconds_train", "ms_per_step", "peak_rss_mb")
 
 
 def made_with(ledger, experiment, settings):
     """The machines and versions of some settings' results, and which are stale"""
     found = [run for setting in settings for run in ledger.runs(experiment, setting).values()]
     machines = sorted({f"{run['machine']['processor']}, Python {run['versions']['python']}, NumPy "
-                       f"{run['versions']['numpy']}" + (f", PyTorch {torch}" if (torch := run["versions"].get("torch"))
-                                                        else "") for run in found})
+                       f"{run['versions']['numpy']}" for run in found})
     old = [setting.split("/")[1] for setting in settings if (experiment, setting) in ledger.stale]
     return "; ".join(machines) + "." * bool(machines) + (f" **Stale**, to be made again: {', '.join(old)}." if old
                                                          else "")

@@ -263,14 +263,3 @@ def test_evaluation_against_brute_force(digits, name, monkeypatch):
         assert found["recon_mse"] == pytest.approx(np.square(out["recon"][:, 0] - batch["images"]).mean(), rel=1e-5)
     assert found["per_class"][:7] == [right[part["labels"] == digit].mean() for digit in range(7)]
     assert np.isnan(found["per_class"][7:]).all()
-
-
-# ---------------------------------------------------------------- PyTorch as a witness
-
-@pytest.mark.parametrize("name", [*ac.MODELS, "three iterations", "no squash", "cross-entropy",
-                                  "not normalised", "the paper's", "mnist"])
-def test_pytorch_finds_the_same_loss_and_gradients(name):
-    """Where it is installed: forward and backward by a library that knows nothing of these formulas"""
-    pytest.importorskip("torch")
-    import bench_step
-    assert bench_step.gradients_differ(ac, NETWORKS[name]) < bench_step.AGREEMENT

@@ -18,7 +18,7 @@ import render  # noqa: E402
 import runs  # noqa: E402
 from runs import AFF, MULTI, NORB  # noqa: E402
 
-MADE_WITH = {"versions": {"python": "3", "numpy": "2", "torch": "4"}, "machine": {
+MADE_WITH = {"versions": {"python": "3", "numpy": "2"}, "machine": {
     "processor": "P"}}
 
 
@@ -156,7 +156,7 @@ def test_a_table_says_what_is_stale_and_what_it_was_made_with(accuracies, monkey
     found = accuracies(deep={0: 0.6})
     monkeypatch.setattr(ledger, "PINS", {MULTI: {"": {"since": 1}}})
     assert render.seeds_line(found, MULTI, ["main/deep"]) == "Seeds: 1 of 10 planned."
-    assert render.made_with(found, MULTI, ["main/deep"]) == "P, Python 3, NumPy 2, PyTorch 4."
+    assert render.made_with(found, MULTI, ["main/deep"]) == "P, Python 3, NumPy 2."
     monkeypatch.setattr(ledger, "PINS", {MULTI: {"": {"since": 2}}})
     found = render.Ledger(found.folder)
     assert render.seeds_line(found, MULTI, ["main/deep", "main/adam"]) == (

@@ -12,9 +12,9 @@ import os
 from pathlib import Path
 
 import numpy as np
-from runs import BENCHES, REAL, RESULTS, ROOT, WEIGHTS
+from runs import REAL, RESULTS, ROOT, WEIGHTS
 
-BY_NAME = {result.name: result for result in (*RESULTS, *REAL, *BENCHES)}
+BY_NAME = {result.name: result for result in (*RESULTS, *REAL)}
 PINS = json.loads((ROOT / "tests" / "pins.json").read_text())["pins"]
 
 

@@ -1,6 +1,5 @@
 """Every run behind the tables: experiment, table, setting, flags, seeds, about how many minutes of one core. What is no
-training run of an experiment has its whole command for flags; a benchmark's minutes are those of the machine, which it
-has to itself. And the commands that draw figures and films.
+training run of an experiment has its whole command for flags. And the commands that draw figures and films.
 
 The Snakefile plans from this list; results/render.py draws from what the runs wrote.
 """
@@ -195,25 +194,11 @@ LOOKS = [                          # what the figures say, in numbers
     *(Result(NORB, "alive", "caps", seed, f"{ALIVE} --seed {seed} --threads 1", 4) for seed in range(5)),
     *(Result(NORB, "weights", name, 0, f"python3 {NORB}.py --load weights/smallnorb_{name}.npz --threads 1 "
              "--quiet", 0.3) for name in ("capsules", "gap", "caps"))]
-STEP = "python3 tests/bench_step.py multimnist"
-NORB_STEP = "python3 tests/bench_step.py smallnorb --threads 1"
-AFF_STEP = "python3 tests/bench_step.py affnist"
-BENCHES = [                        # experiment, table, setting, seed, command, minutes of the whole machine
-    Result(MULTI, "speed", "command", 0, f"python3 {MULTI}.py {QUICK} --seed 0 --digits mnist --quiet", 2),
-    Result(MULTI, "speed", "deep", 0, STEP, 2),
-    Result(MULTI, "speed", "residual", 0, f"{STEP} --preset residual --batch-size 64", 4),
-    Result(MULTI, "speed", "paper", 0, f"{STEP} --preset paper --rounds 3 --repeats 3", 4),
-    Result(NORB, "speed", "heads", 0, NORB_STEP, 5),
-    Result(AFF, "speed", "batch-32", 0, AFF_STEP, 3)]
 SMALL = {                          # what makes a command small; what is given twice counts as last
     "bench_toys": "--n-toys 1 --n-test 100", "nearest.py": "--n-known 200 --n-test 100 --digits auto",
     "probe_affnist": "--n-test 20 --digits auto",
     "--only alive": "--n-epochs 1 --n-train-toys 1 --n-test 60",
-    f"{NORB}.py --load": "--n-test 60", "--load": "--n-test 64 --digits auto",
-    f"{MULTI}.py {QUICK}": "--n-epochs 1 --n-train 96 --n-val 32 --n-test 64 --digits auto",
-    STEP: "--no-torch --rounds 1 --repeats 2 --batch-size 4",
-    NORB_STEP: "--no-torch --rounds 1 --repeats 2 --models gap",
-    AFF_STEP: "--no-torch --rounds 1 --repeats 2 --models gap --batch-size 4"}
+    f"{NORB}.py --load": "--n-test 60", "--load": "--n-test 64 --digits auto"}
 
 
 def all_flags(experiment, flags):
@@ -243,7 +228,6 @@ CAPTIONS = {                       # of each table, in the lab book
     (AFF, "nearest"): "Nearest neighbours in pixels.",
     (AFF, "weights"): "The networks that come along, from their files.",
     (AFF, "probes"): "Trained networks shown adversarial steps, turned digits, what is no digit; linear maps.",
-    (AFF, "speed"): "Milliseconds of a training step, beside PyTorch; ratios are NumPy's time over its time.",
     (MULTI, "main"): "Capsule networks, on fresh pairs.",
     (MULTI, "control"): "What stands beside them: CNNs, one routing iteration, no reconstruction.",
     (MULTI, "parts"): "A network no part of which sees more than half a digit.",
@@ -251,7 +235,6 @@ CAPTIONS = {                       # of each table, in the lab book
     (MULTI, "parts-off"): "The same, where no part sees more than half a digit.",
     (MULTI, "weights"): "The network that comes along, from its file.",
     (MULTI, "nearest"): "The nearest of the training pairs, in pixels.",
-    (MULTI, "speed"): "Milliseconds of a training step, beside PyTorch; ratios are NumPy's time over its time.",
     **{(NORB, f"wide-{split}"): f"Vector capsules and global averages, new {split}s." for split in SPLITS},
     **{(NORB, f"paper-{split}"): f"The paper's matrix capsules and its kind of CNN, new {split}s." for split in SPLITS},
     **{(NORB, f"toys{draw}-{split}"): f"The same networks on draw {draw} of the toys, new {split}s."
@@ -265,7 +248,6 @@ CAPTIONS = {                       # of each table, in the lab book
     (NORB, "alive"): "How active EM capsules are that see blank ground, and those that see ink.",
     (NORB, "toys"): "How the toys compare with what is known of smallNORB: nearest neighbours.",
     (NORB, "weights"): "The networks that come along, from their files.",
-    (NORB, "speed"): "Milliseconds of a training step, beside PyTorch; ratios are NumPy's time over its time.",
     (NORB, "real-azimuth"): "The real smallNORB, whose files cannot be shipped: not run."}
 AFF_SHIPPED = "weights/affnist_shared.npz weights/affnist_gap.npz"
 TABLES_OF = {name: sorted(f"results/{name}/{path.name}" for path in (ROOT / "results" / name).glob("*.jsonl"))

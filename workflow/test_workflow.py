@@ -83,17 +83,6 @@ def training(project, seed):
     return None
 
 
-def test_benchmarks_have_the_machine_to_themselves(project):
-    """The target speed plans them, and at toy size the quick profile; to the tables they do not belong"""
-    code, out = run(project, "speed", "--dry-run")
-    assert code == 0 and len(re.findall(r"/[a-z0-9-]+, seed 0: about \d+ minutes, cores: 2$", out, re.M)) == 6, out
-    code, out = run(project, "--profile", "workflow/quick", "--dry-run", "--printshellcmds")
-    commands = re.findall(r"^Shell command: (.*python3 tests/bench_.*)$", out, re.M)
-    assert code == 0 and len(commands) == 5, out
-    assert all("--rounds 1 --repeats 2" in words for words in commands), commands
-    assert out.count("cores: 1\n") == planned(project) == 2
-
-
 def test_a_run_without_a_pin_is_not_begun(project):
     with open(project / "workflow" / "runs.py", "a") as file:
         file.write('TOY_FLAGS += " --warp 0.5"\n'
