@@ -12,9 +12,9 @@ import os
 from pathlib import Path
 
 import numpy as np
-from runs import REAL, RESULTS, ROOT, WEIGHTS
+from runs import RESULTS, ROOT, WEIGHTS
 
-BY_NAME = {result.name: result for result in (*RESULTS, *REAL)}
+BY_NAME = {result.name: result for result in RESULTS}
 PINS = json.loads((ROOT / "tests" / "pins.json").read_text())["pins"]
 
 

@@ -67,7 +67,7 @@ PAPER = {                          # its two kinds of network, and that CNN norm
     "caps": (f"{CAPS} --n-epochs 10", 4), "cnn": (f"{PAPERS_CNN} --n-epochs 16", 1),
     "cnn-norm": ("--model cnn-norm --preset small --lr 2e-3 --n-epochs 16", 1)}
 STANDARD = {                       # the paper's ablations on the standard task
-    **{f"caps-{n}": f"--routing-iters {n}" for n in (1, 2, 3)}, "caps-no-places": "--no-coord-add",
+    **{f"caps-{n}": f"--routing-iters {n}" for n in (2, 3)}, "caps-no-places": "--no-coord-add",
     "caps-spread": "--loss spread"}
 AFF_NETWORKS = {
     "shared": "", "caps-1": "--model caps --routing-iters 1", "gap": "--model gap", "dense": "--model dense",
@@ -148,19 +148,10 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
       for n, (which, epochs) in AZIMUTHS.items() for head in SWEPT),
     *((NORB, "standard", setting, f"{CAPS} {flags} --split toys --n-epochs 2 --baseline none", range(3), 2)
       for setting, flags in STANDARD.items()),
-    *((NORB, "standard", name, f"{flags} --split toys --baseline none", range(3), 0.7)
-      for name, flags in (("gap", f"--model gap {SMALL_HEADS} --n-epochs 2"), ("cnn", f"{PAPERS_CNN} --n-epochs 5"))),
-    *((NORB, "shapes", model, f"--data shapes --model {flags} --baseline none", range(5), minutes)
-      for model, flags, minutes in (("caps", "caps --preset small", 1.5), ("cnn", "cnn --preset small", 0.2),
-                                    ("gap", "gap --preset small", 0.4), ("nearest", "nearest", 0.1))),
+    (NORB, "standard", "gap", f"--model gap {SMALL_HEADS} --n-epochs 2 --split toys --baseline none", range(3), 1),
     *((NORB, table, "nearest", f"--model nearest --split {split} --baseline none", range(1), 0.2)
-      for table, split in (("wide-azimuth", "azimuth"), ("wide-elevation", "elevation"), ("standard", "toys"))))
-REAL_RUNS = tuple(                 # on files that cannot be shipped
-    (NORB, "real-azimuth", model, f"--model {flags} --baseline none --data smallnorb --n-epochs 3", range(1), 5)
-    for model, flags in (("caps", "caps --preset small"), ("cnn", "cnn --preset small"), ("gap", "gap --preset small"),
-                         ("nearest", "nearest")))
+      for table, split in (("wide-azimuth", "azimuth"), ("wide-elevation", "elevation"))))
 TOY = {MULTI: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 64, "--digits": "auto"},
-       "shapes": {"--n-epochs": 1},
        NORB: {"--n-epochs": 1, "--n-train-toys": 1, "--n-test": 60},
        AFF: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 32, "--digits": "auto"}}
 DRAW, SHIPPED = f"python3 visualize_{MULTI}.py", "weights/multimnist_deep.npz"
@@ -191,14 +182,12 @@ LOOKS = [                          # what the figures say, in numbers
     *(Result(AFF, "probes", name, seed, f"{AFF_PROBE} --load {{checkpoint}} --digits mnist --threads 1 --quiet", 3,
              f"{AFF}/free/{name}-{seed}")
       for name in ("shared", "caps", "vectors-8", "gap-8") for seed in range(5)),
-    *(Result(NORB, "alive", "caps", seed, f"{ALIVE} --seed {seed} --threads 1", 4) for seed in range(5)),
-    *(Result(NORB, "weights", name, 0, f"python3 {NORB}.py --load weights/smallnorb_{name}.npz --threads 1 "
-             "--quiet", 0.3) for name in ("capsules", "gap", "caps"))]
+    *(Result(NORB, "alive", "caps", seed, f"{ALIVE} --seed {seed} --threads 1", 4) for seed in range(5))]
 SMALL = {                          # what makes a command small; what is given twice counts as last
     "bench_toys": "--n-toys 1 --n-test 100", "nearest.py": "--n-known 200 --n-test 100 --digits auto",
     "probe_affnist": "--n-test 20 --digits auto",
     "--only alive": "--n-epochs 1 --n-train-toys 1 --n-test 60",
-    f"{NORB}.py --load": "--n-test 60", "--load": "--n-test 64 --digits auto"}
+    "--load": "--n-test 64 --digits auto"}
 
 
 def all_flags(experiment, flags):
@@ -211,7 +200,7 @@ def results_of(table):
             for experiment, name, setting, flags, seeds, minutes in table for seed in seeds]
 
 
-RESULTS, REAL = results_of(RUNS) + LOOKS, results_of(REAL_RUNS)
+RESULTS = results_of(RUNS) + LOOKS
 CAPTIONS = {                       # of each table, in the lab book
     (AFF, "margins"): "How many px of background around the canvas suit which network: on validation digits.",
     (AFF, "papers-free"): "Small networks of the paper's own kind, after 96,000 moved digits.",
@@ -244,11 +233,8 @@ CAPTIONS = {                       # of each table, in the lab book
     **{(NORB, f"toys-{n}"): f"Trained on {n} toys of each class." for n in (1, 2, 3)},
     **{(NORB, f"azimuths-{n}"): f"Trained on {n} azimuths, tested on new toys." for n in AZIMUTHS},
     (NORB, "standard"): "The standard task: new toys.",
-    (NORB, "shapes"): "Five small shapes in place of the toys.",
     (NORB, "alive"): "How active EM capsules are that see blank ground, and those that see ink.",
-    (NORB, "toys"): "How the toys compare with what is known of smallNORB: nearest neighbours.",
-    (NORB, "weights"): "The networks that come along, from their files.",
-    (NORB, "real-azimuth"): "The real smallNORB, whose files cannot be shipped: not run."}
+    (NORB, "toys"): "How the toys compare with what is known of smallNORB: nearest neighbours."}
 AFF_SHIPPED = "weights/affnist_shared.npz weights/affnist_gap.npz"
 TABLES_OF = {name: sorted(f"results/{name}/{path.name}" for path in (ROOT / "results" / name).glob("*.jsonl"))
              for name in EXPERIMENTS}
@@ -292,7 +278,7 @@ def toy_line(experiment):
     return shlex.join(map(str, (experiment, *(word for pair in TOY.get(experiment, {}).items() for word in pair))))
 
 
-def shell_command(result, path, toy=False, norb_dir="", checkpoint=""):
+def shell_command(result, path, toy=False, checkpoint=""):
     """The command that makes a result and writes it to path; toy: in seconds; checkpoint: of the run it is after"""
     if "python3 " in result.flags:
         small = next(f" {flags}" for part, flags in SMALL.items() if part in result.flags) if toy else ""
@@ -301,7 +287,7 @@ def shell_command(result, path, toy=False, norb_dir="", checkpoint=""):
         return f"{command}{small}{folder} --out-json {shlex.quote(path)}"
     words = shlex.split(result.flags)
     if toy:
-        small = TOY.get("shapes" if "shapes" in words else result.experiment, {"--n-epochs": 1})
+        small = TOY.get(result.experiment, {"--n-epochs": 1})
         kept = [k for k, word in enumerate(words) if not {word, *words[max(0, k - 1):k]} & small.keys()]
         words = [words[k] for k in kept] + [str(word) for pair in small.items() for word in pair]
     words += ["--seed", result.seed, "--threads", 1, "--quiet", "--out-json", path]
@@ -310,6 +296,4 @@ def shell_command(result, path, toy=False, norb_dir="", checkpoint=""):
         del words[at:at + 2]
     elif "nearest" not in words:
         words += ["--checkpoint", path.replace(".json", ".npz"), "--resume"]
-    if "smallnorb" in words:
-        words += ["--norb-dir", norb_dir]
     return f"python3 {result.experiment}.py {shlex.join(map(str, words))}"

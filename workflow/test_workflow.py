@@ -20,7 +20,7 @@ import runs  # noqa: E402
 TOY_RUNS = """
 
 TOY_FLAGS = "--n-epochs 12 --n-train 320 --n-val 32 --n-test 64 --digits synthetic --conv1-channels 2"
-RESULTS, REAL = [Result(MULTI, "main", "deep", seed, TOY_FLAGS, 0.1) for seed in (0, 1)], []
+RESULTS = [Result(MULTI, "main", "deep", seed, TOY_FLAGS, 0.1) for seed in (0, 1)]
 """
 TOY_PIN = "--conv1-channels 2"
 MARK = "<!-- value: multimnist main/deep, n_params, plain -->not run<!-- end -->\n"
