@@ -167,14 +167,16 @@ def main():
         raise InputError(f"--fps {args.fps}: must be between 0.1 and 50")
     if args.out.suffix.lower() != ".gif":
         raise InputError(f"--out {args.out}: a GIF is written; give a name that ends in .gif")
-    for name in "out_json", "checkpoint", "n_seeds":
+    for name in "out_json", "checkpoint":
         if hasattr(args, name):
             raise InputError(f"{norb.flag_of(name)}: goes with smallnorb_novel_viewpoint.py; leave it out here")
-    configs = list(norb.networks_of(norb.given_of(args)).values())
+    given = norb.given_of(args)
+    configs = [norb.network_of(given, name) for name in (norb.Config(**given).model, "gap")]
+    norb.check_given(given, configs)
     for config in configs:
         norb.check_config(config)
-    if len(configs) != 2 or "nearest" in [config.model for config in configs]:
-        raise InputError("--model, --baseline: the film shows a network beside one other, both learning; name one each")
+    if configs[0].model in ("gap", "nearest"):
+        raise InputError(f"--model {configs[0].model}: the film shows a network that learns beside gap; give another")
     if configs[0].data != "toys" or configs[0].split != "azimuth":
         raise InputError("--data, --split: the film shows a toy turning; leave them out")
     norb.check_writable(args.out)

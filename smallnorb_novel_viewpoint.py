@@ -24,10 +24,10 @@ EM routing (Procedure 1): every parent fits a Gaussian to the votes of its child
 itself among its parents by how well its votes fit (E-step), and so on. Loss: cross-entropy of log a_j, or the paper's
 spread loss. Adam. The backward pass runs through everything, all EM iterations included.
 
-The trunk decides more than the head. Hence the fair comparison, and the default, is of heads on one normalised trunk of
-four convolutions, at one size: `dynamic-shared`, vector capsules whose matrices are shared over places, with dynamic
-routing (Sabour, Frosst & Hinton 2017), beside `gap`, a CNN with global average pooling. Further heads: dynamic routing
-with a matrix for every place, EM routing. `caps`'s own rival is the paper's CNN, `--model cnn`.
+The trunk decides more than the head. Hence the fair comparison is of heads on one normalised trunk of four
+convolutions, at one size: `dynamic-shared`, the default, vector capsules whose matrices are shared over places, with
+dynamic routing (Sabour, Frosst & Hinton 2017), beside `gap`, a CNN with global average pooling. Further heads: dynamic
+routing with a matrix for every place, EM routing. `caps`'s own rival is the paper's CNN, `--model cnn`.
 
 Data: toys, drawn here with smallNORB's structure, on any machine (the default); the real smallNORB's files; or five
 embedded 3D shapes, of which three are symmetric about the vertical axis: their held-out azimuths equal training views.
@@ -37,7 +37,7 @@ Deviations from the paper: smaller (`--preset paper` has its small net); batch n
 normalised by parents / children (Gritzman 2019); pose matrices that start near the identity; cross-entropy instead of
 spread loss (`--loss spread`).
 
-One command, three minutes on two cores:    python3 smallnorb_novel_viewpoint.py --seed 0
+One command, two minutes on two cores:    python3 smallnorb_novel_viewpoint.py --seed 0
 """
 import argparse
 import base64
@@ -1772,7 +1772,7 @@ def forward_rows(params, samples, rows, config, empty):
     return {name: out[name] for name in ("scores", "mu", "a", "v") if name in out}
 
 
-# ============================================================== evaluation, comparison, report
+# ============================================================== evaluation, report
 
 def evaluate(params, samples, config, runner):
     """-> dict: accuracy; loss, a mean, the spread loss's with its last margin; right (n,) bool; per_class, the accuracy
@@ -1834,130 +1834,26 @@ def network_of(given, model):
                   | {"model": model})
 
 
-def networks_of(given):
-    """{name: Config} of --model and of --baseline's networks. A setting that means nothing to all of them is refused"""
-    usual = Config(**given)
-    names = [usual.model] + (usual.baseline.split(",") if usual.baseline != "none" else [])
-    for name in names:
-        if name not in MODELS or names.count(name) > 1:
-            raise InputError(f"--baseline {usual.baseline}: {name} is no network, or named twice; give some of "
-                             f"{', '.join(MODELS)}, comma-separated, or none alone")
-    configs = {name: network_of(given, name) for name in names}
-    check_given(given, list(configs.values()))
-    return configs
+def results_of(config, params, history, tests, found=None):
+    """The dict that --out-json writes. found: the network that was loaded, if it was not trained here"""
+    measured = {key: test for key, test in tests.items() if key != "right"}
+    measured["hit_bits"] = {name: packed(right) for name, right in tests["right"].items()}
+    return result_of(config, params, history, measured) | (
+        {"n_params": 0} if config.model == "nearest" else {}) | (                       # it learns none
+        {"history": {}, "loaded": found.file} if found else {})                         # its history is in that file
 
 
-def run_one(config, data, found=None, out_weights=""):
-    """Train and test one network, or only test the one that was found in a file, see look_at -> (record for --out-json,
-    params). out_weights: file to keep the network in"""
-    params, history = (found.weights, found.history) if found else train(config, data=data)
-    loaded = {"history": {}, "loaded": found.file} if found else {}                     # its history is in that file
-    if out_weights:
-        save_weights(out_weights, found.config if found else config, params, history)
-    with Runner(config.threads, progress=Progress(config.quiet)) as runner:
-        tested = tests_of(params, data, config, runner)
-    bits = {name: packed(right) for name, right in tested.pop("right").items()}
-    own = {"label": config.model, "seed": config.seed, **tested, "hit_bits": bits}
-    own |= {"n_params": 0} if config.model == "nearest" else {}                         # it learns none
-    return result_of(config, params, history, own) | loaded, params
-
-
-def run_all(configs, say=print, out_weights=""):
-    """Every network of networks_of with every seed -> list of (record, params). out_weights: file to keep the first in;
-    every other has a checkpoint of its own, too"""
-    first, results = next(iter(configs.values())), []
-    for seed in range(first.seed, first.seed + first.n_seeds):
-        data = load_data(dataclasses.replace(first, seed=seed), say)
-        for name, config in configs.items():
-            path = Path(config.checkpoint)
-            if config.checkpoint and results:
-                path = path.with_name(f"{path.stem}.{name}-{seed}{path.suffix}")
-            config = dataclasses.replace(config, seed=seed, checkpoint=str(path) if config.checkpoint else "")
-            results.append(run_one(config, data, None, "" if results else out_weights))
-    return results
-
-
-def at_matched_familiar(record, reference):
-    """Held-out accuracy at the first look of its history at which the network was as good on familiar views as
-    `reference`, another record, at its end; None if it never was"""
-    looks = zip(*(record["history"].get(name, ()) for name in ("familiar", "held_out")))
-    return next((held_out for familiar, held_out in looks if familiar >= reference["familiar"]), None)
-
-
-T95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)     # Student's t, 1 to 9 degrees
-
-
-def mean_and_interval(values):
-    """Mean and half the width of its 95% t interval, nan for one value"""
-    df = len(values) - 1
-    if df < 1:
-        return float(np.mean(values)), math.nan
-    t = T95[df - 1] if df <= len(T95) else 1.95996 + 2.3722 / df + 2.8225 / df ** 2 + 2.5558 / df ** 3
-    return float(np.mean(values)), float(t * np.std(values, ddof=1) / math.sqrt(df + 1))
-
-
-def summarize(records):
-    """Records of several networks and seeds -> {label: {"familiar": (mean, half width), "held_out", "drop", ...}}
-
-    Paired by seed, over the seeds that both have: difference, held-out accuracy of the first network minus this one's;
-    drop_difference, likewise of the drop; matched_difference, the first network's held-out accuracy at the first look
-    at which its familiar accuracy reached this network's final one, minus this one's held-out, over the n_matched seeds
-    on which it did; matched, its own part of that. A single record of a network that learns nothing, as the nearest
-    neighbour of toys, is paired with every seed. held_out_per_class: means over the seeds.
-    """
-    by_label = {}
-    for record in records:
-        by_label.setdefault(record["label"], {})[record["seed"]] = record
-    first, summary = next(iter(by_label.values())), {}
-    for label, runs in by_label.items():
-        some = next(iter(runs.values()))
-        row = {key: mean_and_interval([run[key] for run in runs.values()])
-               for key in ("familiar", "held_out", "drop")}
-        row |= {"n_params": some["n_params"], "seeds": list(runs),
-                "held_out_per_class": np.mean([run["held_out_per_class"] for run in runs.values()], 0).tolist()}
-        if len(runs) == 1 and not some["n_params"]:
-            runs = dict.fromkeys(first, some)
-        pairs = [(run, runs[seed]) for seed, run in first.items() if seed in runs]
-        if runs is not first and pairs:
-            matched = [(at_matched_familiar(a, b), b["held_out"]) for a, b in pairs]
-            matched = [pair for pair in matched if pair[0] is not None]
-            row |= {"difference": mean_and_interval([a["held_out"] - b["held_out"] for a, b in pairs]),
-                    "drop_difference": mean_and_interval([a["drop"] - b["drop"] for a, b in pairs]),
-                    "n_pairs": len(pairs), "n_matched": len(matched)}
-            if matched:
-                row["matched"] = mean_and_interval([m for m, _ in matched])
-                row["matched_difference"] = mean_and_interval([m - h for m, h in matched])
-        summary[label] = row
-    return summary
-
-
-def report(config, records, say):
-    """Print the comparison, and write --out-json"""
-    summary = summarize(records)
-
-    def cell(pair):
-        return f"{pair[0]:.3f}" + (f" +- {pair[1]:.3f}" if np.isfinite(pair[1]) else "")
-
-    first, *_ = summary
-    n = len(summary[first]["seeds"])
-    say(f"\n{config.data} images, {config.split} split; seeds: {n}{', mean +- 95% t interval' * (n > 1)}\n{'':24}"
-        f"parameters  familiar           held-out           drop")
-    for label, row in summary.items():
-        say(f"{label:24}{row['n_params']:10,}  {cell(row['familiar']):17}  {cell(row['held_out']):17}  "
-            f"{cell(row['drop'])}")
-    for label, row in summary.items():
-        if "difference" in row:
-            say(f"held-out, {first} minus {label}, paired by seed: {cell(row['difference'])}")
-    if n == 1 and len(summary) > 1:
-        say("one seed swings by 10 points and more: a difference needs --n-seeds 10")
+def report(config, params, history, tests, say, found=None):
+    """Print tests_of's results, and write --out-json"""
+    results = results_of(config, params, history, tests, found)
     names = CLASS_NAMES if config.data == "shapes" else NORB_NAMES
-    say(f"held-out accuracy by class\n{'':24}" + "".join(f"{name:>8}" for name in names))
-    for label, row in summary.items():
-        say(f"{label:24}" + "".join(f"{accuracy:8.3f}" for accuracy in row["held_out_per_class"]))
-    seconds = sum(record["seconds_train"] for record in records)
-    say(("training none; this network's had taken " if "loaded" in records[0] else "training ") + f"{seconds:.1f} s")
+    say(f"\n{config.data}, {config.split} split: images named right\n"
+        f"  familiar views        {tests['familiar']:.3f}\n  new views             {tests['held_out']:.3f}: "
+        + ", ".join(f"{name} {accuracy:.3f}" for name, accuracy in zip(names, tests["held_out_per_class"])))
+    say(f"  training              {results['seconds_train']:.1f} s, {results['ms_per_step']:.1f} ms a step"
+        + ", of the network that was loaded" * bool(found))
     if config.out_json:
-        write_json(config.out_json, records[0] if len(records) == 1 else {"summary": summary, "runs": records})
+        write_json(config.out_json, results)
 
 
 # ============================================================== settings
@@ -2038,10 +1934,6 @@ class Config(Settings):
                           "convolution, as shared matrices add it to votes", "network", only={"model": ("gap",)})
     no_coord_add: bool = option(False, "no place in the votes for the classes", "network",
                                 only={"model": (*EM_MODELS, "dynamic-shared")})
-    baseline: str = option("gap", "networks to compare with, comma-separated; or none", "run", runtime=True,
-                           metavar="NAMES")
-    n_seeds: int = option(1, "seeds to run, one after the other: --seed and those after it", "run", low=1, high=1000,
-                          runtime=True)
 
     def recipe(self):
         vectors = self.model in VECTOR_MODELS
@@ -3157,20 +3049,19 @@ def main():
     add_out_weights_flag(parser)
     add_config_flags(parser)
     args = parser.parse_args()
-    if args.load is not None and (hasattr(args, "baseline") or hasattr(args, "n_seeds")):
-        raise InputError("--baseline, --n-seeds: mean nothing to --load; leave them out")
-    found, config = look_at(args.load, args) if args.load is not None else (None, None)
-    configs = {config.model: config} if found else networks_of(given_of(args))
-    config, *_ = configs.values()
-    for each in configs.values():
-        check_config(each)
+    found, config = look_at(args.load, args) if args.load is not None else (None, config_from_args(args))
+    check_config(config)
     check_writable(config.checkpoint, config.out_json, args.out_weights)
     if config.model == "nearest" and args.out_weights:
         raise InputError("--out-weights: means nothing to --model nearest, which knows images; leave it out")
-    say = Progress(config.quiet).say
-    results = ([run_one(config, load_data(config, say, ["train"]), found, args.out_weights)] if found else
-               run_all(configs, say, args.out_weights))
-    report(config, [record for record, _ in results], say)
+    progress = Progress(config.quiet)
+    data = load_data(config, progress.say, ["train"] if found else ())
+    params, history = (found.weights, found.history) if found else train(config, data=data)
+    if args.out_weights:
+        save_weights(args.out_weights, found.config if found else config, params, history)
+    with Runner(config.threads, progress=progress) as runner:
+        tests = tests_of(params, data, config, runner)
+    report(config, params, history, tests, progress.say, found)
 
 
 if __name__ == "__main__":

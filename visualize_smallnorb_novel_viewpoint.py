@@ -265,10 +265,11 @@ def draw_azimuth_accuracy(ledger):
     fig = new_figure(3.9, "Accuracy around the circle: both lose most where toys turn to the front or the back\n",
                      "toys that training never showed; lines: means over seeds, bands: 95% t intervals")
     ax = fig.subplots()
+    from render import mean_and_interval
     for model, (label, colour, line, marker) in AROUND.items():
         found = results_of(ledger, f"wide-azimuth/{model}")
         rows = [[*each["sweep"]["accuracy"], each["sweep"]["accuracy"][0]] for each in found]
-        mean, half = np.array([norb.mean_and_interval(column) for column in np.transpose(rows)]).T
+        mean, half = np.array([mean_and_interval(column) for column in np.transpose(rows)]).T
         x, half = [*found[0]["sweep"]["angles"], 360], np.nan_to_num(half)
         ax.plot(x, mean, line, marker=marker, color=colour, markersize=4,
                 label=f"{label}, {len(found)} seeds" * bool(found[0]["n_params"]) or label)

@@ -9,9 +9,10 @@ A number in a document stands between `<!-- value: EXPERIMENT SETTING, KEY -->` 
 `affnist free/shared minus free/gap-8, affine_accuracy, points`. EXPERIMENT is multimnist, smallnorb or affnist,
 SETTING is TABLE/SETTING of workflow/runs.py, KEY one of a result's, with dots into nested ones. It is the mean over
 seeds +- its 95% t interval, of one seed with the interval that its images give; with `minus` the mean difference,
-paired by seed; with KEY vs KEY another key of the second setting. TABLE+TABLE/SETTING are several draws of the data:
-the interval is over the draws' means. After the key may stand: plain (the mean alone), N digits, percent, points
-(hundredths), range (the least and the most of the seeds), seeds (how many).
+paired by seed; with KEY vs KEY another key of the second setting; with KEY once GOAL the first's KEY at the first look
+of its training at which its GOAL was as good as the second's is in the end, of the seeds that got there.
+TABLE+TABLE/SETTING are several draws of the data: the interval is over the draws' means. After the key may stand: plain
+(the mean alone), N digits, percent, points (hundredths), range (the least and the most of the seeds), seeds (how many).
 
 A table's mark holds a line `columns: HEADING = KEY | HEADING = KEY minus first, STYLE | ...` and, a line each, rows
 `LABEL = SETTING`. What a result is, and when it is stale, workflow/ledger.py says.
@@ -25,8 +26,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "workflow")]
 import multimnist_capsnet as capsnet
-from smallnorb_novel_viewpoint import mean_and_interval
 
+import numpy as np
 import runs
 from ledger import BY_NAME, read, stale
 
@@ -75,8 +76,13 @@ class Ledger:
             found = [self.samples(experiment, f"{a}/{setting}", other and f"{b}/{other.partition('/')[2]}", key)
                      for a, b in zip(draws, others)]
             return [sum(part) / len(part) for part in found if part]
+        key, _, goal = key.partition(" once ")
         first, _, second = key.partition(" vs ")
         values = self.values(experiment, one, first)
+        if goal:
+            ends = self.values(experiment, other, goal)
+            values = {seed: once(self.runs(experiment, one)[seed]["history"], first, goal, ends[seed])
+                      for seed in values.keys() & ends.keys()}
         if other:
             minus = self.values(experiment, other, second or first)
             values = {seed: values[seed] - minus[seed] for seed in sorted(values.keys() & minus.keys())
@@ -95,6 +101,11 @@ def reached(run):
     return not goal or max(run["history"]["val_accuracy"]) >= goal
 
 
+def once(history, key, goal, enough):
+    """A key at the first look of a history at which another was good enough; None if it never was"""
+    return next((found for found, reached in zip(history[key], history[goal]) if reached >= enough), None)
+
+
 def number(run, key):
     """What stands in a result under a key, with dots into what is nested"""
     value = run
@@ -104,6 +115,18 @@ def number(run, key):
 
 
 # -------------------------------------------------------------- numbers
+
+T95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)     # Student's t, 1 to 9 degrees
+
+
+def mean_and_interval(values):
+    """Mean and half the width of its 95% t interval, nan for one value"""
+    df = len(values) - 1
+    if df < 1:
+        return float(np.mean(values)), math.nan
+    t = T95[df - 1] if df <= len(T95) else 1.95996 + 2.3722 / df + 2.8225 / df ** 2 + 2.5558 / df ** 3
+    return float(np.mean(values)), float(t * np.std(values, ddof=1) / math.sqrt(df + 1))
+
 
 STYLES = {"percent": (100, 1, "%"), "points": (100, 1, "")}             # factor, digits, unit
 

@@ -12,8 +12,8 @@ sn.SIZES["tiny"] = (3, 1, 2, 2, 2, 2)                              # a preset fo
 
 def tiny(model="caps", **changes):
     """A Config of a tiny network, changed"""
-    given = {"data": "shapes", "seed": 1, "preset": "tiny", "width": 2, "routing_iters": 2, "baseline": "none",
-             "threads": 1, "quiet": True} | changes
+    given = {"data": "shapes", "seed": 1, "preset": "tiny", "width": 2, "routing_iters": 2, "threads": 1,
+             "quiet": True} | changes
     return sn.network_of(given, model)
 
 

@@ -18,7 +18,7 @@ def test_trained_resumed_loaded_and_kept(call, tmp_path, experiment):
         code, out, err = call(module, module.main, *flags, "--out-json", "out.json")
         assert code == 0 and not err and out, err
         found.append(json.loads((tmp_path / "out.json").read_text()))
-    bits = [one.get("hit_bits") or one["runs"][0]["hit_bits"] for one in found]
+    bits = [one["hit_bits"] for one in found]
     assert bits[0] == bits[1] == bits[2] and found[2]["loaded"]["file"] == "run.npz"
     assert found[3]["loaded"]["file"] == "net.npz" and bits[3].keys() == bits[0].keys()
     code, out, err = call(module, module.main, *train)

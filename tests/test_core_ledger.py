@@ -186,6 +186,16 @@ def test_means_intervals_and_paired_differences_by_hand(accuracies):
     assert asked("main/middle, test_set_accuracy") == asked("main/deep minus main/adam, test_set_accuracy") == "not run"
 
 
+def test_a_difference_once_the_first_was_as_good_as_the_second_at_its_end(results):
+    """Seed 0 is at its second look, 0.6 minus 0.5; seed 1 at its first, 0.8 minus 0.5; seed 2 never"""
+    found = results({f"{NORB}/paper-azimuth/{name}-{seed}": {"familiar": 0.9, "held_out": 0.5, "history": {
+        "familiar": looks, "held_out": [0.8, 0.6, 0.1]}}
+                     for seed, looks in enumerate(([0.8, 0.9, 0.7], [0.95, 0.1, 0.9], [0.8, 0.7, 0.6]))
+                     for name in ("cnn", "caps")})
+    mark = "smallnorb paper-azimuth/cnn minus paper-azimuth/caps, held_out once familiar"
+    assert render.value(found, mark) == "+0.200 +- 1.271" and render.value(found, f"{mark}, seeds") == "2"
+
+
 def test_a_difference_over_draws_has_the_draws_for_its_error(results):
     """Two draws: means over seeds 0.2 and 0.4, so 0.3 +- 12.706 times 0.1; the seeds' own spread does not count"""
     found = results({f"{NORB}/toys{draw}-azimuth/{name}-{seed}": {

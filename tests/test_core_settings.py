@@ -85,7 +85,7 @@ def test_runtime_options_change_no_bit(experiment, tmp_path, capsys):
         if f.metadata.get("runtime") and f.metadata.get("metavar") != "DIR":
             value = other_values(experiment, f, getattr(module.Config(), f.name))[0]
             given[f.name] = str(tmp_path / f.name) if value == "x" and "metavar" not in f.metadata else value
-    given |= {"quiet": False, "digits": "auto"} if "digits" in given else {"quiet": False, "baseline": "none"}
+    given |= {"quiet": False} | ({"digits": "auto"} if "digits" in given else {})
     weights, history = toy_run(experiment, **given)
     expected, usual = toy_run(experiment)
     assert_same(weights, expected)

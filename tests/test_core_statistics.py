@@ -1,11 +1,15 @@
 """Intervals: Wilson's of a proportion, Student's of a mean."""
 import math
+import sys
 
 import multimnist_capsnet as mc
-import smallnorb_novel_viewpoint as sn
 
 import numpy as np
 import pytest
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "results"))
+import render  # noqa: E402
 
 
 @pytest.mark.parametrize("hits, n, interval", [
@@ -32,11 +36,11 @@ def share_within(t, df):
 
 def test_mean_and_interval():
     """1, 2, 6: mean 3, variance (4 + 1 + 9) / 2 = 7, t of 2 degrees of freedom; and t holds 95% for every n"""
-    assert sn.mean_and_interval([1, 2, 6]) == pytest.approx((3, 4.3027 * math.sqrt(7 / 3)), rel=1e-4)
-    assert sn.mean_and_interval([0.25] * 5) == (0.25, 0)
+    assert render.mean_and_interval([1, 2, 6]) == pytest.approx((3, 4.3027 * math.sqrt(7 / 3)), rel=1e-4)
+    assert render.mean_and_interval([0.25] * 5) == (0.25, 0)
     for n in (*range(2, 60), 200, 10 ** 4):
         values = np.arange(n) % 2 * 1.0
-        mean, half = sn.mean_and_interval(values)
+        mean, half = render.mean_and_interval(values)
         assert mean == values.mean() and all(type(number) is float for number in (mean, half))
         assert share_within(half / (values.std(ddof=1) / math.sqrt(n)), n - 1) == pytest.approx(0.95, abs=2e-5), n
-    assert math.isnan(sn.mean_and_interval([0.25])[1])                                  # one value has none
+    assert math.isnan(render.mean_and_interval([0.25])[1])                                  # one value has none

@@ -1,7 +1,6 @@
-"""The novel-viewpoint scripts as their users call them: comparisons, seeds, checkpoints, summaries, figures, film; one
-clear line for every bad input."""
+"""The novel-viewpoint scripts as their users call them: runs, figures, film; one clear
+line for every bad input."""
 import json
-import math
 import sys
 from types import SimpleNamespace
 
@@ -30,61 +29,32 @@ def cli(monkeypatch, call):
 
 # ---------------------------------------------------------------- runs
 
-def test_a_comparison(cli, tmp_path):
-    """Two networks, two seeds; each with a checkpoint of its own, from which it is gone on; without --resume a run that
-    is there is refused"""
-    flags = [*TOY, "--baseline", "gap", "--n-seeds", 2, "--checkpoint", "run.npz", "--routing-iters", 1]
-    code, out, err = cli(*flags, "--out-json", "r.json", "--out-weights", "net.npz")
-    assert (code, err) == (0, "") and "held-out, dynamic-shared minus gap, paired by seed" in out
-    assert all(f"{name:>8}" in out for name in sn.CLASS_NAMES)
+@pytest.mark.parametrize("model", sn.MODELS)
+def test_every_network_from_the_command_line(cli, tmp_path, model):
+    code, out, err = cli(*TOY, "--model", model, "--split", "elevation", "--out-json", "r.json")
+    assert (code, err) == (0, "") and all(name in out for name in sn.CLASS_NAMES)
     found = json.loads((tmp_path / "r.json").read_text(), parse_constant=pytest.fail)
-    runs = found["runs"]
-    assert [(run["label"], run["seed"]) for run in runs] == [(m, k) for k in (0, 1) for m in ("dynamic-shared", "gap")]
-    assert [run["config"]["routing_iters"] for run in runs] == [1, 2, 1, 2]             # which means nothing to gap
-    assert found["summary"]["gap"]["n_pairs"] == 2 and runs[0]["history"]["epoch"] == [1]
-    bits = sn.base64.b64decode(runs[0]["hit_bits"]["held_out"])
-    right = np.unpackbits(np.frombuffer(bits, np.uint8))
-    assert right.sum() / 60 == pytest.approx(runs[0]["held_out"], abs=1e-4) and len(right) == 64
-    assert sorted(path.name for path in tmp_path.glob("*.npz")) == [
-        "net.npz", "run.dynamic-shared-1.npz", "run.gap-0.npz", "run.gap-1.npz", "run.npz"]
-    assert sn.load_network(tmp_path / "net.npz").config.model == "dynamic-shared"
-    code, again, err = cli(*flags, "--resume", "--out-json", "again.json")
-    assert (code, err) == (0, "") and "going on at step" in again
-    for one, other in zip(runs, json.loads((tmp_path / "again.json").read_text())["runs"]):
-        assert one["hit_bits"] == other["hit_bits"] and one["history"] == other["history"]
-    code, _, err = cli(*flags)
-    assert code == 2 and "run.npz: holds this run already" in err
-    code, alone, _ = cli("--load", "run.npz", "--out-json", "one.json")
-    one = json.loads((tmp_path / "one.json").read_text())
-    assert code == 0 and one["hit_bits"] == runs[0]["hit_bits"] and one["loaded"]["file"] == "run.npz"
-    assert "this network's had taken" in alone and one["history"] == {}
-
-
-def test_every_network_from_the_command_line(cli):
-    code, out, err = cli(*TOY, "--model", "em", "--split", "elevation",
-                         "--baseline", ",".join(name for name in sn.MODELS if name != "em"))
-    assert (code, err) == (0, "") and all(f"\n{name} " in out for name in sn.MODELS)
+    right = np.unpackbits(np.frombuffer(sn.base64.b64decode(found["hit_bits"]["held_out"]), np.uint8))
+    assert right.sum() / 60 == pytest.approx(found["held_out"], abs=1e-4) and f"{found['held_out']:.3f}: " in out
 
 
 def test_toys_in_a_process_of_its_own(run_script, tmp_path):
     path = tmp_path / "net.npz"
-    done = run_script(SCRIPT, *TOYS, "--baseline", "gap,nearest", "--out-weights", path)
+    done = run_script(SCRIPT, *TOYS, "--out-weights", path)
     assert done.returncode == 0 and done.stderr == "" and all(name in done.stdout for name in sn.NORB_NAMES)
     done = run_script(SCRIPT, "--load", path, "--toy-seed", 1, "--n-test", 12)
-    assert done.returncode == 0 and "31,568" in done.stdout
+    assert done.returncode == 0 and "new views" in done.stdout
     done = run_script(SCRIPT, "--foo")
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "unrecognized" in done.stderr
 
 
-def test_to_each_network_what_means_something_to_it():
-    """Recipes of a network, its data and its split, under what was given; the usual comparison is the front page's"""
-    configs = sn.networks_of({"lr": 0.5, "routing_iters": 1, "baseline": "dynamic,gap,caps", "places": True})
-    assert list(configs) == ["dynamic-shared", "dynamic", "gap", "caps"]
-    assert [config.routing_iters for config in configs.values()] == [1, 1, 2, 1]
-    assert [config.places for config in configs.values()] == [False, False, True, False]
-    assert [config.loss for config in configs.values()] == ["margin", "margin", "xent", "xent"]
-    assert {config.lr for config in configs.values()} == {0.5} and {c.preset for c in configs.values()} == {"wide"}
-    assert list(sn.networks_of({})) == ["dynamic-shared", "gap"] and sn.Config().n_epochs == 6
+def test_recipes():
+    """Of a network, its data and its split, under what was given"""
+    given = {"lr": 0.5, "routing_iters": 1, "places": True}
+    configs = [sn.network_of(given, name) for name in ("dynamic", "gap", "caps")]
+    assert [config.routing_iters for config in configs] == [1, 2, 1]
+    assert [config.places for config in configs] == [False, True, False]
+    assert [config.loss for config in configs] == ["margin", "xent", "xent"] and {c.lr for c in configs} == {0.5}
     shapes = sn.Config(data="shapes")
     assert (shapes.n_epochs, shapes.train_azimuths, sn.Config().train_azimuths) == (40, "0:150", "300:400")
     assert sn.Config(split="toys").train_azimuths == "0:340" and sn.Config(split="toys", n_epochs=2).n_epochs == 2
@@ -94,18 +64,17 @@ def test_to_each_network_what_means_something_to_it():
 
 BAD = {
     "--train-azimuths 0:210": "meet", "--train-azimuths 5": "--train-azimuths 5: must be LOW:HIGH",
-    "--baseline resnet": "resnet is no network", "--baseline cnn,": " is no network", "--baseline cnn,cnn": "twice",
     "--split elevation --test-azimuths 60:80": "--test-azimuths: means nothing to --split elevation; leave it out",
     "--split toys": "--split toys: means nothing to --data shapes", "--toy-seed 3": "means nothing to --data shapes",
     "--norb-dir folder": "--norb-dir: means nothing to --data shapes", "--n-test 60": "means nothing to --data shapes",
-    "--places --baseline cnn": "--places: means nothing to --model dynamic-shared", "--model vit": "--model",
-    "--width 3 --baseline none": "--width: means nothing", "--routing-iters 1 --model cnn": "--routing-iters: means",
-    "--no-coord-add --model gap --baseline dynamic": "--no-coord-add: means", "--width 1000000000": "at most 4096",
-    "--n-seeds 0": "--n-seeds 0", "--n-seeds 1000000000": "--n-seeds", "--routing-iters 1000000000": "at most 50",
+    "--places": "--places: means nothing to --model dynamic-shared", "--model vit": "--model",
+    "--width 3": "--width: means nothing", "--routing-iters 1 --model cnn": "--routing-iters: means",
+    "--no-coord-add --model gap": "--no-coord-add: means", "--model gap --width 1000000000": "at most 4096",
+    "--routing-iters 1000000000": "at most 50",
     "--n-epochs 0": "--n-epochs 0: must be at least 1", "--n-epochs 1000000000": "--n-epochs", "--lr nan": "finite",
     "--out-json no/folder/x.json": "no/folder", "--checkpoint folder": "folder", "--resume": "--checkpoint",
     "--lr 1e30 --n-epochs 9": "training diverged", "--model nearest --out-weights x.npz": "--out-weights: means",
-    "--load none.npz": "none.npz: ", "--load none.npz --baseline gap": "mean nothing to --load"}
+    "--load none.npz": "none.npz: "}
 BAD_DATA = {
     "--data smallnorb": "training-cat.mat.gz: missing; --norb-dir", "--toy-seed -1": "--toy-seed -1",
     "--n-test -1": "--n-test -1", "--n-test 1000000000": "--n-test", "--n-train-toys 6": "--n-train-toys 6",
@@ -120,35 +89,6 @@ def test_bad_input_is_one_line_and_leaves_no_file(cli, tmp_path, flags, words):
     code, _, err = cli(*flags.split())
     assert code == 2 and err.startswith("error: ") and words in err, err
     assert err.count("\n") == 1 and err.endswith("\n") and sorted(tmp_path.rglob("*")) == before
-
-
-# ---------------------------------------------------------------- summaries
-
-def record(label, seed, held_out, familiar=1.0, history=((0.5, 0.4), (1.0, 0.6)), **changes):
-    return {"label": label, "seed": seed, "held_out": held_out, "familiar": familiar, "drop": familiar - held_out,
-            "n_params": 10, "held_out_per_class": [held_out] * 5,
-            "history": {"familiar": [f for f, _ in history], "held_out": [h for _, h in history]}} | changes
-
-
-def test_summary_by_hand():
-    """Differences are the first network's minus the other's: 0.9 - 0.6 and 0.8 - 0.7, mean 0.2, deviation 0.1 sqrt(2);
-    paired by the seeds that both have, whatever their order; what learns nothing with every seed"""
-    records = [record("caps", 0, 0.9), record("caps", 1, 0.8), record("caps", 2, 0.1), record("gap", 1, 0.7),
-               record("gap", 0, 0.6), record("nearest", 0, 0.5, n_params=0), record("cnn", 5, 0.5)]
-    summary = sn.summarize(records)
-    row = summary["gap"]
-    assert row["difference"] == pytest.approx((0.2, 12.7062 * 0.1), rel=1e-5)
-    assert row["drop_difference"] == pytest.approx((-0.2, 12.7062 * 0.1), rel=1e-5)
-    assert row["seeds"] == [1, 0] and (row["n_pairs"], row["n_matched"]) == (2, 2)
-    assert (row["matched"][0], row["matched_difference"][0]) == pytest.approx((0.6, -0.05))
-    assert row["held_out_per_class"] == pytest.approx([0.65] * 5)
-    assert summary["nearest"]["n_pairs"] == 3 and summary["nearest"]["difference"][0] == pytest.approx(0.1)
-    assert "difference" not in summary["caps"] and "difference" not in summary["cnn"]
-    assert math.isnan(summary["cnn"]["held_out"][1])
-    records = [record("caps", 0, 0.8, history=((0.5, 0.3), (0.9, 0.8))), record("caps", 1, 0.8),
-               *(record("gap", seed, 0.5, familiar=0.95) for seed in (0, 1))]           # seed 0 never is
-    row = sn.summarize(records)["gap"]
-    assert (row["n_pairs"], row["n_matched"]) == (2, 1) and row["matched_difference"][0] == pytest.approx(0.1)
 
 
 # ---------------------------------------------------------------- figures and film
@@ -166,8 +106,8 @@ def test_every_figure_of_noise(rng, monkeypatch, tmp_path):
     sweep = {"angles": [0, 20, 60, 80], "accuracy": [0.9, 0.8, 0.5, 0.4]}
     alive = {when: {"a": {"primary": [0.7, 0.4], "conv": [None, 0.2]}} for when in ("before", "after")}
     for table, settings in (("wide-azimuth", ("dynamic-shared", "gap", "nearest")), ("alive", ("caps",))):
-        lines = [record(setting, seed, 0.5 + seed / 10, setting=setting, pins=1, sweep=sweep, alive=alive,
-                        experiment=looks.EXPERIMENT, config={"seed": seed}) for setting in settings for seed in (0, 1)]
+        lines = [dict(setting=setting, seed=seed, pins=1, sweep=sweep, alive=alive, n_params=10, experiment=looks.EXPERIMENT,
+                      held_out=0.5 + seed / 10, config={"seed": seed}) for setting in settings for seed in (0, 1)]
         path = tmp_path / looks.EXPERIMENT / f"{table}.jsonl"
         path.parent.mkdir(exist_ok=True)
         path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
@@ -205,8 +145,8 @@ def test_bad_input_of_figures_and_film(monkeypatch, capsys, tmp_path):
             (looks, "--only alive --results .", "no result of alive/caps"), (looks, "--data shapes", "--data, --split"),
             (looks, "--only forest --results --load", "--results: "), (looks, "--out-json x.json", "--out-json: "),
             (looks, f"--load {sn.WEIGHTS}", "holds a dynamic-shared"), (film, "--snapshots 1", "--snapshots 1"),
-            (film, "--fps 0", "--fps"), (film, "--data shapes", "--data"), (film, "--baseline none", "--baseline"),
-            (film, "--out film.png", ".gif"), (film, "--n-seeds 2", "--n-seeds")):
+            (film, "--fps 0", "--fps"), (film, "--data shapes", "--data"), (film, "--model gap", "--model"),
+            (film, "--out film.png", ".gif")):
         monkeypatch.setattr(sys, "argv", ["x", *flags.split()])
         with pytest.raises(SystemExit, match="2"):
             sn.run_cli(script.main)

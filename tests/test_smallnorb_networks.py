@@ -394,5 +394,6 @@ def test_training_nearest_is_keeping_the_training_images(monkeypatch):
     params, history = sn.train(config, data=data)
     assert np.array_equal(params["images"], data["train"]["images"].reshape(40, -1))
     assert history == {"source": "shapes", "epochs": [], "seconds": 0.0, "steps": 0}
-    record, _ = sn.run_one(config, data)
-    assert record["n_params"] == 0 and record["ms_per_step"] == 0 and record["held_out"] <= 1
+    with sn.Runner(1) as runner:
+        found = sn.results_of(config, params, history, sn.tests_of(params, data, config, runner))
+    assert found["n_params"] == 0 and found["ms_per_step"] == 0 and found["held_out"] <= 1

@@ -40,7 +40,7 @@ class Result(NamedTuple):
         return " ".join(" ".join([flag, *given[flag]]) for flag in sorted(given) if flag not in SIZES)
 
 
-SIZES = ("--n-epochs", "--n-train", "--n-val", "--n-test", "--batch-size", "--digits", "--baseline",
+SIZES = ("--n-epochs", "--n-train", "--n-val", "--n-test", "--batch-size", "--digits",
          "--toy-seed", "--tests-on")
 SHRUNK = {"--stop-at": "0.02", "--n-per-class": "4", "--n-train-toys": "2", "--data": "shapes"}   # in every pin
 MULTI, NORB, AFF = FIRST = "multimnist_capsnet", "smallnorb_novel_viewpoint", "affnist_capsnet"
@@ -112,15 +112,15 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     *((MULTI, "parts", name, f"--preset parts {flags} {QUICK}", range(n), minutes) for name, flags, n, minutes in (
         ("iters-3", "--routing-iters 3", 10, 3), ("iters-1", "--routing-iters 1", 10, 3),
         ("cnn", "--model cnn", 5, 2), ("cnn-mean", CNN_MEAN, 5, 2))),
-    *((NORB, f"wide-{split}", model, f"--model {model} --split {split} --baseline none", range(10), 2)
+    *((NORB, f"wide-{split}", model, f"--model {model} --split {split}", range(10), 2)
       for split in SPLITS for model in ("dynamic-shared", "gap")),
-    *((NORB, f"paper-{split}", name, f"{flags} --split {split} --baseline none", range(10), minutes)
+    *((NORB, f"paper-{split}", name, f"{flags} --split {split}", range(10), minutes)
       for split in SPLITS for name, (flags, minutes) in PAPER.items()),
-    *((NORB, f"toys{draw}-{split}", name, f"{flags} --toy-seed {draw} --split {split} --baseline none", range(3), 2)
+    *((NORB, f"toys{draw}-{split}", name, f"{flags} --toy-seed {draw} --split {split}", range(3), 2)
       for draw in DRAWS for split in SPLITS for name, flags in (
           ("dynamic-shared", "--model dynamic-shared"), ("gap", "--model gap"),
           *((name, flags) for name, (flags, _) in PAPER.items()))),
-    *((NORB, f"heads-{split}", head, f"{flags} {SMALL_HEADS} --split {split} --baseline none", range(5), 1)
+    *((NORB, f"heads-{split}", head, f"{flags} {SMALL_HEADS} --split {split}", range(5), 1)
       for split in SPLITS for head, flags in HEADS.items()
       if split == "azimuth" or head in (*SWEPT, "dynamic-shared-1", "em", "em-1")),
     *((AFF, "steps", name, flags, range(3), 4) for name, flags in STEPS.items()),
@@ -139,17 +139,17 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     *((AFF, "edge", name, f"{AFF_NETWORKS[name]} --padding 0", range(3), 3)
       for name in ("shared", "gap")),
     (AFF, "papers", "cnn-64", f"{WIDE_CNN} {AGREED}", range(2), 60),
-    *((NORB, "parts", part, f"{flags} --baseline none", range(5), 2) for part, flags in PARTS.items()),
-    *((NORB, f"toys-{n}", head, f"--model {head} {SMALL_HEADS} --n-train-toys {n} --n-epochs {30 // n} --baseline none",
+    *((NORB, "parts", part, f"{flags}", range(5), 2) for part, flags in PARTS.items()),
+    *((NORB, f"toys-{n}", head, f"--model {head} {SMALL_HEADS} --n-train-toys {n} --n-epochs {30 // n}",
        range(5), 1)
       for n in (1, 2, 3) for head in SWEPT),
     *((NORB, f"azimuths-{n}", head, f"--model {head} {SMALL_HEADS} --split toys --train-azimuths {which} "
-       f"--n-epochs {epochs} --baseline none", range(5), 1)
+       f"--n-epochs {epochs}", range(5), 1)
       for n, (which, epochs) in AZIMUTHS.items() for head in SWEPT),
-    *((NORB, "standard", setting, f"{CAPS} {flags} --split toys --n-epochs 2 --baseline none", range(3), 2)
+    *((NORB, "standard", setting, f"{CAPS} {flags} --split toys --n-epochs 2", range(3), 2)
       for setting, flags in STANDARD.items()),
-    (NORB, "standard", "gap", f"--model gap {SMALL_HEADS} --n-epochs 2 --split toys --baseline none", range(3), 1),
-    *((NORB, table, "nearest", f"--model nearest --split {split} --baseline none", range(1), 0.2)
+    (NORB, "standard", "gap", f"--model gap {SMALL_HEADS} --n-epochs 2 --split toys", range(3), 1),
+    *((NORB, table, "nearest", f"--model nearest --split {split}", range(1), 0.2)
       for table, split in (("wide-azimuth", "azimuth"), ("wide-elevation", "elevation"))))
 TOY = {MULTI: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 64, "--digits": "auto"},
        NORB: {"--n-epochs": 1, "--n-train-toys": 1, "--n-test": 60},
