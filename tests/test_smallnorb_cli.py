@@ -106,8 +106,8 @@ def test_every_figure_of_noise(rng, monkeypatch, tmp_path):
     sweep = {"angles": [0, 20, 60, 80], "accuracy": [0.9, 0.8, 0.5, 0.4]}
     alive = {when: {"a": {"primary": [0.7, 0.4], "conv": [None, 0.2]}} for when in ("before", "after")}
     for table, settings in (("wide-azimuth", ("dynamic-shared", "gap", "nearest")), ("alive", ("caps",))):
-        lines = [dict(setting=setting, seed=seed, pins=1, sweep=sweep, alive=alive, n_params=10, experiment=looks.EXPERIMENT,
-                      held_out=0.5 + seed / 10, config={"seed": seed}) for setting in settings for seed in (0, 1)]
+        lines = [dict(setting=setting, seed=seed, pins=1, sweep=sweep, alive=alive, n_params=10,
+                      held_out=0.5 + seed / 10, experiment=looks.EXPERIMENT, config={"seed": seed}) for setting in settings for seed in (0, 1)]
         path = tmp_path / looks.EXPERIMENT / f"{table}.jsonl"
         path.parent.mkdir(exist_ok=True)
         path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
