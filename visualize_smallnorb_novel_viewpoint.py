@@ -160,7 +160,6 @@ def draw_em_routing(run, label=2):
     return fig
 
 
-FACTORS = ("sin azimuth", "cos azimuth", "elevation", "x", "y")
 FIELDS = {"primary": (2, 5), "conv": (4, 9), "conv2": (4, 17)}           # of caps' layers: px between places; px seen
 
 
@@ -186,8 +185,7 @@ def aliveness(params, run, n=2000):
     """How much life there is in the capsules of some weights, over n test images of familiar views, or all that there
     are, shifted at random -> dict: a, {layer: (mean activation at empty places, which see nothing but ground, and at
     others; None where there is no such place)}; entropy of the classes' R in each iteration, nats, weighted by the
-    activations; r2, of a linear map from the true class capsule's pose to FACTORS, fitted on every other image, of the
-    rest"""
+    activations"""
     rng, samples = np.random.default_rng(0), run.data["familiar"]
     rows = rng.permutation(len(samples["labels"]))[:n]
     shifts = rng.integers(-3, 4, (len(rows), 2))
@@ -209,17 +207,6 @@ def aliveness(params, run, n=2000):
             a = last.reshape(len(last), -1, last.shape[-1]).transpose(0, 2, 1).reshape(len(last), -1)
             total, weight = total - (a * (R * np.log(R + 1e-12)).sum(1)).sum(), weight + a.sum()
         found["entropy"].append(float(total / weight))
-    azimuth = np.deg2rad(samples["azimuths"][rows])
-    targets = np.stack([np.sin(azimuth), np.cos(azimuth), samples["elevations"][rows], *shifts.T[::-1]], 1)
-    mu, scores = np.concatenate([part["mu"] for part in parts]), []
-    for k in range(N_CLASSES):
-        of = np.flatnonzero(samples["labels"][rows] == k)
-        inputs = np.c_[mu[of, k], np.ones(len(of))].astype(float)
-        fit = np.linalg.lstsq(inputs[::2], targets[of[::2]], rcond=None)[0]
-        rest = targets[of[1::2]]
-        left, spread = ((rest - inputs[1::2] @ fit) ** 2).sum(0), ((rest - rest.mean(0)) ** 2).sum(0)
-        scores.append(np.where(spread > 0, 1 - left / np.maximum(spread, 1e-12), 0))           # 0 of what does not vary
-    found["r2"] = dict(zip(FACTORS, np.mean(scores, 0).tolist()))
     return found
 
 
@@ -353,9 +340,9 @@ def main():
     norb.add_config_flags(parser)
     args = parser.parse_args()
     given, out_json = norb.given_of(args), getattr(args, "out_json", "")
-    if out_json and (args.only != "alive" or args.load or args.results):
-        raise InputError("--out-json: results come from smallnorb_novel_viewpoint.py; here it goes with --only alive, "
-                         "which then trains; leave the flag, or --load and --results, out")
+    if out_json and (args.only != "alive" or args.results):
+        raise InputError("--out-json: results come from smallnorb_novel_viewpoint.py; here it goes with --only alive "
+                         "alone; leave the flag, or --results, out")
     norb.check_writable(out_json)
     say = norb.Progress(hasattr(args, "quiet")).say
     of_network, of_results = wanted_figures(args, given)

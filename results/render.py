@@ -311,23 +311,33 @@ def made_with(ledger, experiment, settings):
 
 PICTURES = {                       # README's: name -> what is along the axis, then rows LABEL, MARK, or headings
     "place": ("share of affine digits named right", [
-        "anywhere on the canvas", ("capsules, the paper's kind", "affnist papers/caps, affine_accuracy"),
+        "anywhere on the canvas, stopped at equal accuracy",
+        ("capsules, the paper's kind", "affnist papers/caps, affine_accuracy"),
         ("the paper's CNN for MNIST", "affnist papers/cnn, affine_accuracy"),
         ("a CNN that pools", "affnist papers/dense, affine_accuracy"),
-        "in the middle of the canvas", ("capsules, the paper's kind", "affnist papers/caps, centred_accuracy"),
+        "in the middle of the canvas, stopped alike",
+        ("capsules, the paper's kind", "affnist papers/caps, centred_accuracy"),
         ("the paper's CNN for MNIST", "affnist papers/cnn, centred_accuracy"),
-        ("a CNN that pools", "affnist papers/dense, centred_accuracy")]),
+        ("a CNN that pools", "affnist papers/dense, centred_accuracy"),
+        "anywhere, after as many digits",
+        ("capsules, the paper's kind", "affnist papers-free/caps, affine_accuracy"),
+        ("a CNN that pools", "affnist papers-free/dense, affine_accuracy")]),
     "pooling": ("share of affine digits named right", [
         ("the best capsules", "affnist free/shared, affine_accuracy"),
         ("ten vectors of a CNN, averaged", "affnist free/vectors-8, affine_accuracy"),
         ("a CNN that averages", "affnist free/gap-8, affine_accuracy"),
         ("capsules, a matrix for every place", "affnist free/caps, affine_accuracy"),
         ("a CNN with a hidden layer", "affnist free/dense-8, affine_accuracy")]),
-    "routing": ("share of pairs, both digits named right", [
-        "a network whose parts see all of a digit", ("with routing", "multimnist weights/deep, routing.set_accuracy.1"),
+    "routing": ("share named right", [
+        "capsules for affine digits", ("with routing", "affnist free/caps, affine_accuracy"),
+        ("the same, switched off", "affnist free-off/caps, affine_accuracy"),
+        "two digits at once; parts see all of a digit",
+        ("with routing", "multimnist weights/deep, routing.set_accuracy.1"),
         ("the same, switched off", "multimnist weights/deep, routing.set_accuracy.0"),
-        "networks whose parts see half a digit", ("with routing", "multimnist parts/iters-3, test_set_accuracy"),
-        ("trained without", "multimnist parts/iters-1, test_set_accuracy")]),
+        "two digits at once; parts see half a digit", ("with routing", "multimnist parts/iters-3, test_set_accuracy"),
+        ("trained without", "multimnist parts/iters-1, test_set_accuracy"),
+        "EM routing, toys from new azimuths", ("with routing", "smallnorb heads-azimuth/em, held_out"),
+        ("trained without", "smallnorb heads-azimuth/em-1, held_out")]),
     "sure": ("how often surer of a digit than of random pixels (a coin: 0.5)", [
         ("the best capsules, by length", "affnist probes/shared, detection.noise.length"),
         ("ten vectors of a CNN, by length", "affnist probes/vectors-8, detection.noise.length"),

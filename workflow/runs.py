@@ -67,8 +67,7 @@ PAPER = {                          # its two kinds of network, and that CNN norm
     "caps": (f"{CAPS} --n-epochs 10", 4), "cnn": (f"{PAPERS_CNN} --n-epochs 16", 1),
     "cnn-norm": ("--model cnn-norm --preset small --lr 2e-3 --n-epochs 16", 1)}
 STANDARD = {                       # the paper's ablations on the standard task
-    **{f"caps-{n}": f"--routing-iters {n}" for n in (2, 3)}, "caps-no-places": "--no-coord-add",
-    "caps-spread": "--loss spread"}
+    **{f"caps-{n}": f"--routing-iters {n}" for n in (2, 3)}, "caps-spread": "--loss spread"}
 AFF_NETWORKS = {
     "shared": "", "caps-1": "--model caps --routing-iters 1", "gap": "--model gap", "dense": "--model dense",
     "caps": "--model caps", "shared-3": "--routing-iters 3", "vectors": "--model vectors",
@@ -156,8 +155,8 @@ TOY = {MULTI: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 64, 
        AFF: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 32, "--digits": "auto"}}
 DRAW, SHIPPED = f"python3 visualize_{MULTI}.py", "weights/multimnist_deep.npz"
 AFF_PROBE = f"python3 probe_{AFF}.py"
+ALIVE = f"python3 visualize_{NORB}.py --only alive"
 AFF_NEAREST = "python3 tests/bench_affnist_nearest.py"
-ALIVE = f"python3 visualize_{NORB}.py --only alive {CAPS} --n-epochs 10"
 def off(experiment, table, setting, seeds):
     """Trained networks, tested without their routing: what they learned with it in place"""
     return [Result(experiment, f"{table}-off", setting, seed, f"python3 {experiment}.py --load {{checkpoint}} "
@@ -182,11 +181,12 @@ LOOKS = [                          # what the figures say, in numbers
     *(Result(AFF, "probes", name, seed, f"{AFF_PROBE} --load {{checkpoint}} --digits mnist --threads 1 --quiet", 3,
              f"{AFF}/free/{name}-{seed}")
       for name in ("shared", "caps", "vectors-8", "gap-8") for seed in range(5)),
-    *(Result(NORB, "alive", "caps", seed, f"{ALIVE} --seed {seed} --threads 1", 4) for seed in range(5))]
+    *(Result(NORB, "alive", "caps", seed, f"{ALIVE} --load {{checkpoint}} --threads 1", 1,
+             f"{NORB}/paper-azimuth/caps-{seed}") for seed in range(5))]
 SMALL = {                          # what makes a command small; what is given twice counts as last
     "bench_toys": "--n-toys 1 --n-test 100", "nearest.py": "--n-known 200 --n-test 100 --digits auto",
     "probe_affnist": "--n-test 20 --digits auto",
-    "--only alive": "--n-epochs 1 --n-train-toys 1 --n-test 60",
+    "--only alive": "--n-test 60",
     "--load": "--n-test 64 --digits auto"}
 
 
