@@ -124,7 +124,7 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
       if split == "azimuth" or head in (*SWEPT, "dynamic-shared-1", "em", "em-1")),
     *((AFF, "steps", name, flags, range(3), 4) for name, flags in STEPS.items()),
     *((AFF, "few-10", name, f"{aff(name)} --n-per-class 10", range(5), 4)
-      for name in ("shared", "gap-8", "max-8", "vectors", "vectors-8")),
+      for name in ("shared", "gap-8", "max-8", "vectors-8")),
     *((MULTI, table, name, f"{RESIDUAL} {flags} {LONG}", range(2), 105) for table, name, flags in (
         ("main", "residual", ""), ("main", "paper", PAPERS_PAIRS),
         ("control", "paper-cnn", f"{CNN_MEAN} {PAPERS_PAIRS}"), ("control", "long-iters-1", "--routing-iters 1"))),
