@@ -1,7 +1,6 @@
 """Toys: rays against marching in small steps, normals, light by hand; the structure of smallNORB; the cache."""
 import smallnorb_novel_viewpoint as sn
 
-import bench_toys
 import numpy as np
 import pytest
 
@@ -306,18 +305,3 @@ def test_the_toys_are_those_of_their_version(category, instance):
     assert sn.TOYS_VERSION == 1
     np.testing.assert_allclose(picture.reshape(3, 16, 3, 16).mean((1, 3)).ravel(), AS_DRAWN[category, instance],
                                atol=0.3)
-
-
-# ---------------------------------------------------------------- how much they are like smallNORB
-
-def test_likeness_by_hand():
-    """Distances to the nearest of each class; nearest views of one toy in one light: levels 10, 13 and 90 are of one
-    toy; 12 is another toy's, 11 another light's"""
-    known, labels = np.array([[0, 0], [3, 4], [6, 8]], np.float32), np.array([0, 1, 1])
-    found = bench_toys.nearest_of_each_class(known, labels, np.array([[0, 0], [6, 9]], np.float32))
-    np.testing.assert_allclose(found[:, :2] ** 2 * 2, [[0, 25], [117, 1]], rtol=1e-5)
-    assert np.isinf(found[:, 2:]).all()
-    levels = np.array([10, 13, 90, 12, 11])
-    rows = {"images": np.broadcast_to(levels[:, None, None, None], (5, 4, 4, 2)).astype(np.uint8),
-            "labels": np.zeros(5, int), "instances": np.array([1, 1, 1, 2, 1]), "lightings": np.array([0, 0, 0, 0, 3])}
-    assert bench_toys.nearest_views(rows) == pytest.approx(3)

@@ -149,7 +149,7 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
       for setting, flags in STANDARD.items()),
     (NORB, "standard", "gap", f"--model gap {SMALL_HEADS} --n-epochs 2 --split toys", range(3), 1),
     *((NORB, table, "nearest", f"--model nearest --split {split}", range(1), 0.2)
-      for table, split in (("wide-azimuth", "azimuth"), ("wide-elevation", "elevation"))))
+      for table, split in (("wide-azimuth", "azimuth"), ("wide-elevation", "elevation"), ("standard", "toys"))))
 TOY = {MULTI: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 64, "--digits": "auto"},
        NORB: {"--n-epochs": 1, "--n-train-toys": 1, "--n-test": 60},
        AFF: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 32, "--digits": "auto"}}
@@ -171,7 +171,6 @@ LOOKS = [                          # what the figures say, in numbers
     *off(MULTI, "main", "deep", range(10)), *off(MULTI, "parts", "iters-3", range(10)),
     *off(MULTI, "main", "residual", range(2)), *off(AFF, "free", "caps", range(5)),
     *off(AFF, "papers-free", "caps", range(5)),
-    Result(NORB, "toys", "likeness", 0, "python3 tests/bench_toys.py", 2),
     Result(MULTI, "nearest", "pairs", 0, "python3 tests/bench_multimnist_nearest.py --digits mnist", 2),
     Result(AFF, "nearest", "digits", 0, f"{AFF_NEAREST} --digits mnist", 3),
     *(Result(AFF, "few-10", "nearest", seed, f"{AFF_NEAREST} --n-per-class 10 --digits mnist --seed {seed}", 1)
@@ -184,7 +183,7 @@ LOOKS = [                          # what the figures say, in numbers
     *(Result(NORB, "alive", "caps", seed, f"{ALIVE} --load {{checkpoint}} --threads 1", 1,
              f"{NORB}/paper-azimuth/caps-{seed}") for seed in range(5))]
 SMALL = {                          # what makes a command small; what is given twice counts as last
-    "bench_toys": "--n-toys 1 --n-test 100", "nearest.py": "--n-known 200 --n-test 100 --digits auto",
+    "nearest.py": "--n-known 200 --n-test 100 --digits auto",
     "probe_affnist": "--n-test 20 --digits auto",
     "--only alive": "--n-test 60",
     "--load": "--n-test 64 --digits auto"}
@@ -233,8 +232,7 @@ CAPTIONS = {                       # of each table, in the lab book
     **{(NORB, f"toys-{n}"): f"Trained on {n} toys of each class." for n in (1, 2, 3)},
     **{(NORB, f"azimuths-{n}"): f"Trained on {n} azimuths, tested on new toys." for n in AZIMUTHS},
     (NORB, "standard"): "The standard task: new toys.",
-    (NORB, "alive"): "How active EM capsules are that see blank ground, and those that see ink.",
-    (NORB, "toys"): "How the toys compare with what is known of smallNORB: nearest neighbours."}
+    (NORB, "alive"): "How active EM capsules are that see blank ground, and those that see ink."}
 AFF_SHIPPED = "weights/affnist_shared.npz weights/affnist_gap.npz"
 TABLES_OF = {name: sorted(f"results/{name}/{path.name}" for path in (ROOT / "results" / name).glob("*.jsonl"))
              for name in EXPERIMENTS}
