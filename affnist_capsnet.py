@@ -896,10 +896,11 @@ class Settings:
 
 # END TWIN settings ---------------------------------------------------------------------------------------------------
 
-NOT_NORMALISED = {"norm": "none", "padding": 0, "lr": 1e-3, "warmup": 0}
+NOT_NORMALISED = {"norm": "none", "lr": 1e-3, "warmup": 0}
 PRESETS = {                        # what is not given
-    "deep": {"conv1_channels": 16, "norm": "batch", "padding": 4, "lr": 1e-2, "warmup": 200},
+    "deep": {"conv1_channels": 16, "norm": "batch", "lr": 1e-2, "warmup": 200},
     "small": {"conv1_channels": 64, **NOT_NORMALISED}, "paper": {"conv1_channels": 256, **NOT_NORMALISED}}
+PADDING = {"shared": 4, "caps": 4}                                 # 8 suits all others on the trunk
 ONLY_CAPSULES = {"model": CAPSULES}
 
 
@@ -938,7 +939,8 @@ class Config(Settings):
     norm: str = option(None, "batch normalisation, over 16 samples, or none", "network", choices=("batch", "none"))
     squash: str = option("all", "capsules that are squashed: all; last, the digits' alone; none; relu: none, "
                          "with a ReLU of the primary capsules", "network", choices=tuple(SQUASHES), only=ONLY_CAPSULES)
-    padding: int = option(None, "px of background around the image; task mnist: 0", "network", low=0, high=20)
+    padding: int = option(None, "px of background around the image; if not given, what suits the network", "network",
+                          low=0, high=20)
     conv1_channels: int = option(None, "channels of Conv1 and 2; cnn: Conv3 has half", "network", low=1, high=1024)
     routing_iters: int = option(None, "iterations; 1: uniform", "network", low=1, high=50, only={"model": ROUTED})
     warmup: int = None             # these are no flags: the recipe says them
@@ -952,8 +954,9 @@ class Config(Settings):
         values = PRESETS.get(self.preset, {}) | {
             "loss": "margin" if capsules else "xent", "recon_weight": 0.0005 if capsules else 0.0,
             "routing_iters": 3 if self.model == "caps" else 1,
+            "padding": 0 if self.preset != "deep" or self.task == "mnist" else PADDING.get(self.model, 8),
             "dropout": 0.5 if self.preset != "deep" and self.model in ("dense", "cnn") else 0.0}
-        values |= ({"conv1_channels": 16} if narrow else {}) | ({"padding": 0} if self.task == "mnist" else {})
+        values |= {"conv1_channels": 16} if narrow else {}
         lr = values.get("lr") if self.lr is None else self.lr
         return values | {"muon": 2 * lr if (self.norm or values.get("norm")) == "batch" else 0.0}
 

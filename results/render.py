@@ -6,7 +6,7 @@
     python3 results/render.py --pictures   draw README's pictures, viz/findings/, from the results
 
 A number in a document stands between `<!-- value: EXPERIMENT SETTING, KEY -->` and `<!-- end -->`, as in
-`affnist free/shared minus free/gap-8, affine_accuracy, points`. EXPERIMENT is multimnist, smallnorb or affnist,
+`affnist free/shared minus free/gap, affine_accuracy, points`. EXPERIMENT is multimnist, smallnorb or affnist,
 SETTING is TABLE/SETTING of workflow/runs.py, KEY one of a result's, with dots into nested ones. It is the mean over
 seeds +- its 95% t interval, of one seed with the interval that its images give; with `minus` the mean difference,
 paired by seed; with KEY vs KEY another key of the second setting; with KEY once GOAL the first's KEY at the first look
@@ -324,10 +324,10 @@ PICTURES = {                       # README's: name -> what is along the axis, t
         ("a CNN that pools", "affnist papers-free/dense, affine_accuracy")]),
     "pooling": ("share of affine digits named right", [
         ("the best capsules", "affnist free/shared, affine_accuracy"),
-        ("ten vectors of a CNN, averaged", "affnist free/vectors-8, affine_accuracy"),
-        ("a CNN that averages", "affnist free/gap-8, affine_accuracy"),
+        ("ten vectors of a CNN, averaged", "affnist free/vectors, affine_accuracy"),
+        ("a CNN that averages", "affnist free/gap, affine_accuracy"),
         ("capsules, a matrix for every place", "affnist free/caps, affine_accuracy"),
-        ("a CNN with a hidden layer", "affnist free/dense-8, affine_accuracy")]),
+        ("a CNN with a hidden layer", "affnist free/dense, affine_accuracy")]),
     "routing": ("share named right", [
         "capsules for affine digits", ("with routing", "affnist free/caps, affine_accuracy"),
         ("the same, switched off", "affnist free-off/caps, affine_accuracy"),
@@ -340,9 +340,9 @@ PICTURES = {                       # README's: name -> what is along the axis, t
         ("trained without", "smallnorb heads-azimuth/em-1, held_out")]),
     "sure": ("how often surer of a digit than of random pixels (a coin: 0.5)", [
         ("the best capsules, by length", "affnist probes/shared, detection.noise.length"),
-        ("ten vectors of a CNN, by length", "affnist probes/vectors-8, detection.noise.length"),
+        ("ten vectors of a CNN, by length", "affnist probes/vectors, detection.noise.length"),
         ("capsules, a matrix for every place", "affnist probes/caps, detection.noise.length"),
-        ("a CNN that averages, by softmax", "affnist probes/gap-8, detection.noise.probability")])}
+        ("a CNN that averages, by softmax", "affnist probes/gap, detection.noise.probability")])}
 
 
 def pictures(ledger, folder, say=print):

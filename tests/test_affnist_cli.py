@@ -97,7 +97,7 @@ def results(tmp_path):
     """A folder with two seeds of some settings that the figures of results show"""
     folder = tmp_path / "results"
     (folder / figures.EXPERIMENT).mkdir(parents=True)
-    for table, names in ("papers", ("caps", "cnn", "dense")), ("free", ("shared", "gap-8")):
+    for table, names in ("papers", ("caps", "cnn", "dense")), ("free", ("shared", "gap")):
         lines = [{"setting": name, "seed": seed, "pins": 1, "experiment": figures.EXPERIMENT, "config": {"seed": seed}}
                  | {key: 0.9 + seed / 100 for key in figures.TESTS} for name in names for seed in (0, 1)]
         path = folder / figures.EXPERIMENT / f"{table}.jsonl"

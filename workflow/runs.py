@@ -72,11 +72,10 @@ AFF_NETWORKS = {
     "shared": "", "caps-1": "--model caps --routing-iters 1", "gap": "--model gap", "dense": "--model dense",
     "caps": "--model caps", "shared-3": "--routing-iters 3", "vectors": "--model vectors",
     "vectors-max": "--model vectors-max", "max": "--model max"}
-MARGINS = 0, 4, 8                  # px of background around the canvas, tried on affine validation digits; 4, the
-                                   # default, was best for shared alone, 8 for all others whose name ends in it
+MARGINS = 0, 4, 8                  # px of background around the canvas, tried on affine validation digits
 BARE = "--squash none --loss xent --recon-weight 0"
 STEPS = {                          # from a CNN of ten vectors to a capsule network, and what is taken from that one
-    "start": f"--model vectors {BARE}", "transformation": BARE, "routing": f"--routing-iters 3 {BARE}",
+    "start": f"--model vectors --padding 4 {BARE}", "transformation": BARE, "routing": f"--routing-iters 3 {BARE}",
     "squash": "--routing-iters 3 --loss xent --recon-weight 0", "margin": "--routing-iters 3 --recon-weight 0",
     "squash-relu": "--squash relu", "squash-last": "--squash last"}
 PAPERS = {                         # its own kind: not normalised, no margin, Adam; controls of the capsules' size
@@ -87,22 +86,16 @@ AGREED = "--stop-at 0.98 --lr-schedule constant --n-train 6000 --n-epochs 40"   
 DIGITS_TASK = "--task mnist --n-train 55000"
 
 
-def aff(name):
-    """Flags of a network of AFF_NETWORKS, with a margin of its own where its name ends in one"""
-    network, _, margin = name.rpartition("-")
-    return AFF_NETWORKS[name] if name in AFF_NETWORKS else f"{AFF_NETWORKS[network]} --padding {margin}"
-
-
 RUNS = (                           # experiment, table, setting, flags, seeds, minutes of one seed on one core
-    *((AFF, "margins", f"{name}-{px}", f"{aff(name)} --padding {px} --tests-on val", range(1), 4)
+    *((AFF, "margins", f"{name}-{px}", f"{AFF_NETWORKS[name]} --padding {px} --tests-on val", range(1), 4)
       for name in ("shared", "gap", "max", "vectors", "vectors-max", "caps", "dense") for px in MARGINS),
     *((AFF, table, name, f"{flags} {length}", range(5), 5)
       for table, length in (("papers-free", "--n-epochs 8"), ("papers-anywhere", "--task anywhere --n-epochs 8"),
                             ("papers", AGREED))
       for name, flags in PAPERS.items()),
-    *((AFF, "free", name, aff(name), range(10), 4) for name in ("shared", "vectors-8", "gap-8")),
-    *((AFF, "free", name, aff(name), range(5), 4)
-      for name in ("max-8", "vectors-max-8", "dense-8", "caps-1", "caps", "shared-3")),
+    *((AFF, "free", name, AFF_NETWORKS[name], range(10), 4) for name in ("shared", "vectors", "gap")),
+    *((AFF, "free", name, AFF_NETWORKS[name], range(5), 4)
+      for name in ("max", "vectors-max", "dense", "caps-1", "caps", "shared-3")),
     *((MULTI, "main", name, f"{flags} {QUICK}", range(n), 3) for name, flags, n in (
         ("deep", "", 10), ("classic", "--preset classic", 5), ("adam", "--muon 0", 5))),
     *((MULTI, "control", name, f"{flags} {QUICK}", range(n), 3) for name, flags, n in (
@@ -123,12 +116,13 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
       for split in SPLITS for head, flags in HEADS.items()
       if split == "azimuth" or head in (*SWEPT, "dynamic-shared-1", "em", "em-1")),
     *((AFF, "steps", name, flags, range(3), 4) for name, flags in STEPS.items()),
-    *((AFF, "few-10", name, f"{aff(name)} --n-per-class 10", range(5), 4)
-      for name in ("shared", "gap-8", "max-8", "vectors-8")),
+    *((AFF, "few-10", name, f"{AFF_NETWORKS[name]} --n-per-class 10", range(5), 4)
+      for name in ("shared", "gap", "max", "vectors")),
     *((MULTI, table, name, f"{RESIDUAL} {flags} {LONG}", range(2), 105) for table, name, flags in (
         ("main", "residual", ""), ("main", "paper", PAPERS_PAIRS),
         ("control", "paper-cnn", f"{CNN_MEAN} {PAPERS_PAIRS}"), ("control", "long-iters-1", "--routing-iters 1"))),
-    *((AFF, "long", name, f"{aff(name)} --n-epochs 10 --n-train 24000", range(1), 18) for name in ("shared", "gap-8")),
+    *((AFF, "long", name, f"{AFF_NETWORKS[name]} --n-epochs 10 --n-train 24000", range(1), 18)
+      for name in ("shared", "gap")),
     (AFF, "mnist", "shared", f"{DIGITS_TASK} --n-epochs 10", range(3), 11),
     *((MULTI, table, f"middle{name}", f"{RESIDUAL} {flags} {MIDDLE}", range(3), 14) for table, name, flags in (
         ("main", "", ""), ("control", "-cnn", CNN_MEAN), ("control", "-iters-1", "--routing-iters 1"))),
@@ -179,7 +173,7 @@ LOOKS = [                          # what the figures say, in numbers
              "--quiet", 1) for name in ("shared", "gap")),
     *(Result(AFF, "probes", name, seed, f"{AFF_PROBE} --load {{checkpoint}} --digits mnist --threads 1 --quiet", 3,
              f"{AFF}/free/{name}-{seed}")
-      for name in ("shared", "caps", "vectors-8", "gap-8") for seed in range(5)),
+      for name in ("shared", "caps", "vectors", "gap") for seed in range(5)),
     *(Result(NORB, "alive", "caps", seed, f"{ALIVE} --load {{checkpoint}} --threads 1", 1,
              f"{NORB}/paper-azimuth/caps-{seed}") for seed in range(5))]
 SMALL = {                          # what makes a command small; what is given twice counts as last
@@ -206,7 +200,7 @@ CAPTIONS = {                       # of each table, in the lab book
     (AFF, "papers-anywhere"): "The same, trained on digits placed anywhere that their ink fits.",
     (AFF, "papers"): "The same, stopped alike at 98% of moved validation digits.",
     (AFF, "papers-free-off"): "The paper's capsules, trained with routing and tested without it.",
-    (AFF, "free"): "Networks on one trunk, after 48,000 moved digits; a number that ends a name is its margin, px.",
+    (AFF, "free"): "Networks on one trunk, after 48,000 moved digits.",
     (AFF, "free-off"): "Capsules of that trunk, trained with routing and tested without it.",
     (AFF, "steps"): "From a CNN of ten vectors to a capsule network by parts; what is taken from that one.",
     (AFF, "few-10"): "Trained on 10 digits of each class.",
@@ -254,7 +248,7 @@ WEIGHTS = {path: next(result for result in RESULTS if result.name == f"{name}-0"
     (SHIPPED, f"{MULTI}/main/residual"), ("weights/smallnorb_capsules.npz", f"{NORB}/wide-azimuth/dynamic-shared"),
     ("weights/smallnorb_gap.npz", f"{NORB}/wide-azimuth/gap"),
     ("weights/smallnorb_caps.npz", f"{NORB}/paper-azimuth/caps"), ("weights/affnist_shared.npz", f"{AFF}/long/shared"),
-    ("weights/affnist_gap.npz", f"{AFF}/long/gap-8"),
+    ("weights/affnist_gap.npz", f"{AFF}/long/gap"),
     *((f"weights/affnist_small_{name}.npz", f"{AFF}/papers-free/{name}") for name in ("caps", "cnn", "dense")))}
 
 
