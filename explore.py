@@ -54,14 +54,14 @@ HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store", "Co
            "form-action 'none'; frame-ancestors 'none'"}
 STALE = {"stale": True}            # in place of an answer: a newer ask of the same kind has come
 FIELDS = {                         # of asks: a number's bounds, and how many of it; of base64, str, those of its bytes
-    "tab": (int, 0, len(NETWORKS) - 1), "image": (str, CANVAS ** 2, CANVAS ** 2), "routed": (int, 0, 1),
+    "image": (str, CANVAS ** 2, CANVAS ** 2), "routed": (int, 0, 1),
     "a": (int, 0, N_CLASSES - 1), "b": (int, 0, N_CLASSES - 1), "v": (float, -10, 10, 2 * multi.D),
     "width": (int, SMALL, LARGE), "gray": (str, SMALL ** 2, LARGE ** 2), "digit": (int, 0, N_DIGITS - 1),
     "turn": (float, -180, 180), "shear": (float, -1, 1), "down": (float, 0.3, 2), "across": (float, 0.3, 2),
     "y": (float, -SIDE, SIDE), "x": (float, -SIDE, SIDE), "network": (int, 0, 99), "azimuth": (float, -360, 360),
     "elevation": (float, 0, 90), "light": (int, 0, 5), "category": (int, 0, norb.N_CLASSES - 1), "toy": (int, 0, 4)}
 PLACE, TOY = ("digit", "turn", "shear", "down", "across"), ("category", "toy", "elevation", "light")
-ASKS = {"start": (), "chapter": ("tab",), "pair": ("image", "routed"), "redraw": ("a", "b", "v"),      # Guide's methods
+ASKS = {"start": (), "pair": ("image", "routed"), "redraw": ("a", "b", "v"),                           # Guide's methods
         "picture": ("width", "gray"), "digit": (*PLACE, "y", "x"), "map": (*PLACE, "network"),
         "toy": (*TOY, "azimuth"), "ring": TOY}
 
@@ -91,13 +91,8 @@ class Guide:
     """Answers asks by the experiments' own functions"""
 
     def __init__(self, own=()):
-        self.networks, self.missing = {module: [] for module in NETWORKS}, []
-        for module, files in NETWORKS.items():
-            for name, words in files.items():
-                if (path := ROOT / "weights" / f"{name}.npz").exists() or module is multi:
-                    self.networks[module].append((*words, module.load_network(path)))
-                else:
-                    self.missing.append((*words, name))
+        self.networks = {module: [(*words, module.load_network(ROOT / "weights" / f"{name}.npz"))
+                                  for name, words in files.items()] for module, files in NETWORKS.items()}
         for path in own:
             module, found = self.look_at(path)
             kept = self.networks[module] if module is not multi else []
@@ -137,12 +132,9 @@ class Guide:
         names = [[[name, words, found.config.model in getattr(module, "CAPSULES", "caps")]
                   for name, words, found in networks] for module, networks in self.networks.items()]
         return {"source": self.source, "digits": coded(self.images), "labels": self.labels.tolist(), "networks": names,
-                "missing": self.missing, "least": [pictures.LEAST_LENGTH, pictures.LEAST_LEAD], "far": [FAR, STEP],
+                "least": [pictures.LEAST_LENGTH, pictures.LEAST_LEAD], "far": [FAR, STEP],
                 "ranges": affnist.RANGES, "moved": affnist.SHIFTS["affnist"], "azimuths": list(AZIMUTHS),
                 "trained": norb.ranges_of(norb.Config())[0], "large": LARGE}
-
-    def chapter(self, tab):
-        return {"text": (ROOT / "docs" / f"{[*NETWORKS][tab].__name__}.md").read_text(encoding="utf-8")}
 
     def pair(self, image, routed):
         config = self.pairs.config if routed else dataclasses.replace(self.pairs.config, routing_iters=1)

@@ -5,7 +5,7 @@
 # ///
 """Films test digits that turn, lean, stretch and move, and what two networks call them.
 
-    python3 make_affnist_capsnet_gif.py --index 1 15 --fps 8
+    python3 make_affnist_capsnet_gif.py --index 1 15
 """
 from pathlib import Path
 
@@ -27,6 +27,7 @@ LEVELS = 32                        # of red, green and blue: few colours, the sa
 TOP, ROW, BOTTOM = 80, 176, 32     # heights of the headings, of a digit's row, of the legend, px
 PICTURE, BARS, GAP = 150, 250, 40  # widths, px
 NETWORKS = [str(affnist.WEIGHTS), str(affnist.WEIGHTS.with_name("affnist_gap.npz"))]
+FPS = 8                            # frames a second
 NAMES = {"shared": "capsules", "caps": "capsules as in the paper", "vectors": "vectors that average",
          "vectors-max": "vectors of maxima", "gap": "CNN that averages", "max": "CNN that takes the largest",
          "dense": "CNN that pools", "cnn": "CNN as in the paper"}
@@ -129,12 +130,11 @@ def main():
     parser.add_argument("--index", type=int, nargs="+", default=[1, 15], metavar="N", help="which test digits, from 0 "
                         "(default 1 15)")
     parser.add_argument("--frames", type=int, default=16, metavar="N", help="frames a factor (default 16)")
-    parser.add_argument("--fps", type=float, default=8, metavar="X", help="frames a second (default 8)")
     parser.add_argument("--out", type=Path, default=Path("affnist_capsnet.gif"), metavar="FILE",
                         help="the GIF to write (default affnist_capsnet.gif)")
     affnist.add_config_flags(parser)
     args = parser.parse_args()
-    bounds = {"--frames": (args.frames, 2, 60), "--fps": (args.fps, 0.1, 50), "--index: digits":
+    bounds = {"--frames": (args.frames, 2, 60), "--index: digits":
               (len(args.index), 1, MAX_DIGITS), "--load: networks": (len(args.load), 1, MAX_NETWORKS)}
     for name, (value, low, high) in bounds.items():
         if not low <= value <= high:
@@ -158,7 +158,7 @@ def main():
     frames = film([(images[k], int(labels[k])) for k in args.index],
                   [(each, file.weights) for file, each in found], args.frames, DIGIT_NAMES[digits["source"]])
     affnist.write_atomically(
-        args.out, lambda file: imageio.imwrite(file, frames, extension=".gif", duration=1000 / args.fps, loop=0))
+        args.out, lambda file: imageio.imwrite(file, frames, extension=".gif", duration=1000 / FPS, loop=0))
     say(f"wrote {args.out}  ({len(frames)} frames, {args.out.stat().st_size / 1e6:.2f} MB)")
 
 

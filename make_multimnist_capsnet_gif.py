@@ -5,7 +5,7 @@
 # ///
 """Films multimnist_capsnet.py learning to take two digits apart: trains it, and writes an animated GIF.
 
-    python3 make_multimnist_capsnet_gif.py --n-epochs 12 --n-train 6000 --snapshot-every 75 --fps 6
+    python3 make_multimnist_capsnet_gif.py --n-epochs 12 --n-train 6000 --snapshot-every 75
 """
 from pathlib import Path
 
@@ -24,7 +24,7 @@ ORANGE = "#E69F00"
 GRAY = "#999999"
 CROSS = "\N{MULTIPLICATION SIGN}"
 N_SHOWN, N_VAL = 4, 500            # test pairs to watch, validation pairs for the curves
-HOLD, MAX_FRAMES = 2000, 200       # ms the last frame stays; frames are kept in memory, 1 MB each
+FPS, HOLD, MAX_FRAMES = 6, 2000, 200     # ms the last frame stays; frames are kept in memory, 1 MB each
 LEVELS = 32                     # of red, green and blue: few colours, the same in every frame: a small file, no flicker
 WIDTH, HEIGHT = 800, 390           # of the film, px
 SCALE, GAP = 2, 2                  # px to a pixel; pixels between pictures
@@ -60,7 +60,7 @@ def montage(shown, recon):
     return padded.swapaxes(1, 2).reshape(len(images) * (CANVAS + GAP), -1)[:-GAP, :-GAP]
 
 
-def draw_frames(recorder, n_steps, title, ending=None):
+def draw_frames(recorder, n_steps, title, ending):
     """-> list of (h, w, 3) uint8, one a snapshot, and one of the ending: (title, what another network makes of the
     pairs). The figure is built once; frames only change its data."""
     shown = recorder.shown
@@ -103,8 +103,7 @@ def draw_frames(recorder, n_steps, title, ending=None):
     ax.axhline(CHANCE, color=GRAY, linestyle=":")
     ax.text(n_steps, CHANCE + 0.03, "chance 1/45", ha="right", fontsize=8, color="#666666")
     frames = []
-    looks = [*snapshots] + ([snapshots[-1] | ending[1]] if ending else [])
-    for k, snapshot in enumerate(looks):
+    for k, snapshot in enumerate([*snapshots, snapshots[-1] | ending[1]]):
         picture.set_data(montage(shown, snapshot["recon"]))
         for bar, length in zip(bars, snapshot["lengths"].ravel()):
             bar.set_height(length)
@@ -128,10 +127,6 @@ def main():
     parser = capsnet.Parser(description=__doc__)
     parser.add_argument(
         "--snapshot-every", type=int, default=75, metavar="N", help="steps between two frames (default 75)")
-    parser.add_argument("--fps", type=float, default=6, metavar="X", help="frames a second (default 6)")
-    parser.add_argument("--load", nargs="?", const=str(capsnet.WEIGHTS), default=str(capsnet.WEIGHTS), metavar="FILE",
-                        help="a trained network: the film ends on what it makes of the same pairs (default "
-                        f"weights/{capsnet.WEIGHTS.name}; '' for none)")
     parser.add_argument("--out", type=Path, default=Path("multimnist_capsnet.gif"), metavar="FILE",
                         help="the GIF to write (default multimnist_capsnet.gif)")
     capsnet.add_config_flags(parser)
@@ -145,16 +140,12 @@ def main():
         raise InputError(
             f"--snapshot-every {args.snapshot_every}: must be at least {max(1, -(-n_steps // MAX_FRAMES))}, for "
             f"at most {MAX_FRAMES} frames")
-    if not 0.1 <= args.fps <= 50:
-        raise InputError(f"--fps {args.fps}: must be between 0.1 and 50")
     if config.out_json:
         raise InputError("--out-json: results come from multimnist_capsnet.py; leave the flag out here")
     if args.out.suffix.lower() != ".gif":
         raise InputError(f"--out {args.out}: a GIF is written; give a name that ends in .gif")
     capsnet.check_writable(args.out)
-    found = capsnet.load_network(args.load) if args.load else None
-    if found and found.config.model != "caps":
-        raise InputError(f"--load {args.load}: holds a CNN, which has no capsules to draw; give another, or ''")
+    found = capsnet.load_network(capsnet.WEIGHTS)
     say = capsnet.Progress(config.quiet).say
     digits = capsnet.load_digits(config, say)
     recorder = Recorder(digits, config)
@@ -162,12 +153,10 @@ def main():
     name = capsnet.DIGIT_NAMES[digits["source"]]
     title = (f"Two {name} on top of each other, each redrawn from its own capsule: test pairs, seed {config.seed}, "
              f"{config.n_epochs} x {config.n_train:,} pairs")
-    ending = found and (f"The same pairs, seen by a network trained on {found.config.n_epochs} x "
-                        f"{found.config.n_train:,} pairs of {capsnet.DIGIT_NAMES[found.source]}",
-                        recorder.seen_by(found.weights, found.config))
+    ending = (f"The same pairs, seen by a network trained on {found.config.n_epochs} x {found.config.n_train:,} pairs "
+              f"of {capsnet.DIGIT_NAMES[found.source]}", recorder.seen_by(found.weights, found.config))
     frames = draw_frames(recorder, n_steps, title, ending)
-    held = 2 if ending else 1
-    duration = [1000 / args.fps] * (len(frames) - held) + [HOLD] * held if len(frames) > 1 else HOLD
+    duration = [1000 / FPS] * (len(frames) - 2) + [HOLD] * 2
     capsnet.write_atomically(
         args.out, lambda file: imageio.imwrite(file, frames, extension=".gif", duration=duration, loop=0))
     say(f"wrote {args.out}  ({len(frames)} frames, {args.out.stat().st_size / 1e6:.2f} MB)")

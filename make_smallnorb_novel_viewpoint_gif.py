@@ -21,8 +21,8 @@ from matplotlib.figure import Figure
 
 matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False})
 COLOURS = ("#0072B2", "#D55E00")  # of the two networks: Okabe & Ito, colour-blind safe
-NAMES = {"dynamic-shared": "capsules", "gap": "CNN"}          # others are called what --model calls them
-HOLD, MAX_FRAMES = 2000, 200       # ms the last frame of a part stays; frames are kept in memory, 1 MB each
+NAMES = {"dynamic-shared": "capsules", "gap": "CNN"}
+FPS, HOLD, MAX_FRAMES = 5, 2000, 200     # ms the last frame of a part stays; frames are kept in memory, 1 MB each
 LEVELS = 32                     # of red, green and blue: few colours, the same in every frame: a small file, no flicker
 WIDTH, HEIGHT = 800, 390           # of the film, px
 TURNING = 2                        # the class that turns: plane
@@ -62,10 +62,6 @@ def shares(params, images, config):
     return p / p.sum()
 
 
-def name_of(config):
-    return NAMES.get(config.model, config.model)
-
-
 def view_of(label, azimuth, light, config):
     """One image as the networks eat it, and what to show of it: of the first test toy of a class, which training never
     showed, under one of the six lightings"""
@@ -86,7 +82,7 @@ def draw_frames(configs, histories, n_sweep):
     curves.set_title("new toys. Solid: from sides trained on,\ndashed: from sides never shown", fontsize=8)
     curves.grid(alpha=0.3)
     lines = [[curves.plot([], [], style, color=colour, marker="o", markersize=3, clip_on=False,
-                          label=name_of(config) if style == "-" else None)[0] for style in ("-", "--")]
+                          label=NAMES[config.model] if style == "-" else None)[0] for style in ("-", "--")]
              for config, colour in zip(configs, COLOURS)]
     curves.legend(fontsize=8, loc="lower right")
     ax = fig.add_axes((0.37, 0.48, 0.17, 0.33))
@@ -129,7 +125,7 @@ def draw_frames(configs, histories, n_sweep):
             if marked:
                 dial.plot(np.deg2rad(azimuth), ring, "o" if right else "x", color=bars[0].get_facecolor(),
                           markersize=3 if right else 5)
-            ax.set_title(f"{name_of(config)}: {NORB_NAMES[named]}, {'right' if right else 'WRONG'}", fontsize=9,
+            ax.set_title(f"{NAMES[config.model]}: {NORB_NAMES[named]}, {'right' if right else 'WRONG'}", fontsize=9,
                          fontweight="normal" if right else "bold")
         canvas.draw()
         frame = np.asarray(canvas.buffer_rgba())[..., :3]
@@ -155,7 +151,6 @@ def main():
     parser.add_argument("--snapshots", type=int, default=16, metavar="N", help="frames of the training (default 16)")
     parser.add_argument(
         "--sweep-frames", type=int, default=36, metavar="N", help="frames of the full turn (default 36)")
-    parser.add_argument("--fps", type=float, default=5, metavar="X", help="frames a second (default 5)")
     parser.add_argument("--out", type=Path, default=Path("smallnorb_novel_viewpoint.gif"), metavar="FILE",
                         help="the GIF to write (default smallnorb_novel_viewpoint.gif)")
     norb.add_config_flags(parser)
@@ -163,20 +158,16 @@ def main():
     for name, value in ("--snapshots", args.snapshots), ("--sweep-frames", args.sweep_frames):
         if not 2 <= value <= MAX_FRAMES:
             raise InputError(f"{name} {value}: must be between 2 and {MAX_FRAMES}")
-    if not 0.1 <= args.fps <= 50:
-        raise InputError(f"--fps {args.fps}: must be between 0.1 and 50")
     if args.out.suffix.lower() != ".gif":
         raise InputError(f"--out {args.out}: a GIF is written; give a name that ends in .gif")
-    for name in "out_json", "checkpoint":
+    for name in "out_json", "checkpoint", "model":
         if hasattr(args, name):
             raise InputError(f"{norb.flag_of(name)}: goes with smallnorb_novel_viewpoint.py; leave it out here")
     given = norb.given_of(args)
-    configs = [norb.network_of(given, name) for name in (norb.Config(**given).model, "gap")]
+    configs = [norb.network_of(given, name) for name in NAMES]
     norb.check_given(given, configs)
     for config in configs:
         norb.check_config(config)
-    if configs[0].model in ("gap", "nearest"):
-        raise InputError(f"--model {configs[0].model}: the film shows a network that learns beside gap; give another")
     if configs[0].data != "toys" or configs[0].split != "azimuth":
         raise InputError("--data, --split: the film shows a toy turning; leave them out")
     norb.check_writable(args.out)
@@ -184,7 +175,7 @@ def main():
     data = norb.load_data(configs[0], say)
     histories = [film(config, args.snapshots, data) for config in configs]
     frames, n_training = draw_frames(configs, histories, args.sweep_frames)
-    duration = [1000 / args.fps] * len(frames)
+    duration = [1000 / FPS] * len(frames)
     duration[n_training - 1] = duration[-1] = HOLD
     norb.write_atomically(
         args.out, lambda file: imageio.imwrite(file, frames, extension=".gif", duration=duration, loop=0))

@@ -158,8 +158,6 @@ def shift_digits(images, shifts):
 
 def merge_sources(sources, merge):
     """sources (n, 2, 36, 36) uint8 -> composites (n, 36, 36) uint8: pixel-wise max, or sum clipped at 255"""
-    if merge not in ("max", "add") or sources.dtype != np.uint8:
-        raise InputError(f"merge {merge} of {sources.dtype} digits: merge must be max or add, digits uint8 in [0, 255]")
     if merge == "max":
         return sources.max(1)
     return np.minimum(sources.sum(1, dtype=np.uint16), 255).astype(np.uint8)
@@ -561,8 +559,8 @@ def forward(params, images, config, digits=None, empty=np.empty, statistics=None
 
     out of the capsule network: lengths (N, 10), v (N, 10, D), digits (N, R), recon (N, R, 36, 36), the primary
     capsules u (N, I, E) and, in c, each iteration's coupling coefficients, the first (1, I), the others (N, 10, I),
-    with I ordered (row, column, type). out of the CNN: scores (N, 10), their sigmoids as lengths, digits, hidden (N,
-    hidden), the penultimate layer, and, of vectors, recon.
+    with I ordered (row, column, type). out of the CNN: scores (N, 10), their sigmoids as lengths, digits and, of
+    vectors, recon.
     """
     head_forward, _ = HEADS[config.model]
     x = im2col_rows(images, params["conv1_w"].shape[1])
@@ -688,7 +686,7 @@ def both_right(named, labels):
 
 
 def forward_rows(params, pairs, rows, config, empty, decode="labels"):
-    """forward of some pairs of a dict -> its arrays with a row a pair (lengths, digits; v, recon; scores, hidden); it
+    """forward of some pairs of a dict -> its arrays with a row a pair (lengths, digits; v, recon; scores); it
     decodes the digits that are there or, with decode="top2", the two longest capsules."""
     batch = to_batch(pairs, rows, dtype_of(params))
     out, _ = forward(params, batch["images"], config, batch["labels"] if decode == "labels" else None, empty)
@@ -779,8 +777,8 @@ def report(config, params, history, test, say, found=None, **more):
 
 @dataclass(frozen=True)
 class Settings:
-    """A setting has one value: what was given, else its default, else, where that is None, what recipe() says. Config
-    adds n_epochs and lr, for which there is no common default."""
+    """A setting has one value: what was given, else its default, else, where that is None, what Config.recipe() says, a
+    dict. Config adds n_epochs and lr, for which there is no common default."""
     seed: int = option(0, "seed of everything random; same seed, same bits", "training", low=0, high=2 ** 32 - 1)
     batch_size: int = option(32, "samples in a batch", "training", low=1, high=4096)
     warmup: int = option(0, "steps over which the learning rate first rises from 0", "training", low=0, high=100_000)
@@ -796,10 +794,6 @@ class Settings:
         for name, value in self.recipe().items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
-
-    def recipe(self):
-        """{name: value} of the settings whose default is None"""
-        return {}
 
 # END TWIN settings ---------------------------------------------------------------------------------------------------
 
@@ -1807,11 +1801,7 @@ class Runner:
 class Run:
     """A training run, as train() uses it: weights, Adam's moments, running statistics, step and history, and what keeps
     it safe: resuming, a check for numbers that are not finite, checkpoints at every epoch's end, snapshots, progress.
-
-    source: where the data come from, n_train: samples in an epoch. history: source, epochs (a dict for each one that
-    was evaluated), seconds of training, steps. snapshot_callback(step, weights, terms) gets copies, at the start,
-    every snapshot_every steps and at the end. dtype: float32 trains, float64 is for tests.
-    """
+    source: where the data come from, n_train: samples in an epoch"""
 
     def __init__(self, config, source, n_train, progress, snapshot_callback=None, snapshot_every=0, dtype=np.float32):
         self.config, self.source, self.progress = config, source, progress
@@ -1942,11 +1932,7 @@ def save_network(path, config, history, groups):
 def save_weights(path, config, weights, history):
     """A trained network to keep and to hand on: weights as float16, running statistics as they are, no optimiser"""
     state = {name: a for name, a in weights.items() if name.endswith(STATE_ENDS)}
-    with np.errstate(over="ignore"):
-        params = {name: a.astype(np.float16) for name, a in weights.items() if name not in state}
-    for name, a in params.items():
-        if not np.isfinite(a).all():
-            raise InputError(f"cannot write {path}: {name} holds more than float16 can, {np.finfo(np.float16).max}")
+    params = {name: a.astype(np.float16) for name, a in weights.items() if name not in state}
     save_network(path, config, history, {"params": params, "state": state})
 
 
@@ -2116,10 +2102,7 @@ def look_at(path, args):
         if given.get(f.name, known) != known and not f.metadata.get("runtime") and f.name not in FREE:
             raise InputError(f"{flag_of(f.name)} {given[f.name]}: {path} was trained with {known}; leave the flag out, "
                              "or train anew without --load")
-    config = dataclasses.replace(found.config, **given)
-    if config.out_json and os.path.realpath(config.out_json) == os.path.realpath(path):
-        raise InputError(f"--out-json {config.out_json}: is the network's own file; give another")
-    return found, config
+    return found, dataclasses.replace(found.config, **given)
 
 
 # -------------------------------------------------------------- files

@@ -382,11 +382,7 @@ def read_norb_file(path, kind):
 def load_norb(norb_dir):
     """-> {"train", "test"}: dicts of images uint8 (N, 48, 48, 2), channels left and right camera; labels, instances,
     elevations, azimuths (degrees), lightings, all int64 (N,). The folder holds the six files, each .mat or .mat.gz
-    (if both, .mat is read).
-
-    Raises InputError naming the file and the fault: folder or file missing, damaged, row counts that differ, code out
-    of range.
-    """
+    (if both, .mat is read). Raises InputError naming the file and the fault"""
     folder, data = Path(norb_dir).expanduser(), {"train": {}, "test": {}}
     for split, arrays in data.items():
         paths = {kind: folder / NORB_FILES[split, kind] for kind in NORB_FORMAT}
@@ -1862,8 +1858,8 @@ def report(config, params, history, tests, say, found=None):
 
 @dataclass(frozen=True)
 class Settings:
-    """A setting has one value: what was given, else its default, else, where that is None, what recipe() says. Config
-    adds n_epochs and lr, for which there is no common default."""
+    """A setting has one value: what was given, else its default, else, where that is None, what Config.recipe() says, a
+    dict. Config adds n_epochs and lr, for which there is no common default."""
     seed: int = option(0, "seed of everything random; same seed, same bits", "training", low=0, high=2 ** 32 - 1)
     batch_size: int = option(32, "samples in a batch", "training", low=1, high=4096)
     warmup: int = option(0, "steps over which the learning rate first rises from 0", "training", low=0, high=100_000)
@@ -1879,10 +1875,6 @@ class Settings:
         for name, value in self.recipe().items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
-
-    def recipe(self):
-        """{name: value} of the settings whose default is None"""
-        return {}
 
 # END TWIN settings ---------------------------------------------------------------------------------------------------
 
@@ -2554,11 +2546,7 @@ class Runner:
 class Run:
     """A training run, as train() uses it: weights, Adam's moments, running statistics, step and history, and what keeps
     it safe: resuming, a check for numbers that are not finite, checkpoints at every epoch's end, snapshots, progress.
-
-    source: where the data come from, n_train: samples in an epoch. history: source, epochs (a dict for each one that
-    was evaluated), seconds of training, steps. snapshot_callback(step, weights, terms) gets copies, at the start,
-    every snapshot_every steps and at the end. dtype: float32 trains, float64 is for tests.
-    """
+    source: where the data come from, n_train: samples in an epoch"""
 
     def __init__(self, config, source, n_train, progress, snapshot_callback=None, snapshot_every=0, dtype=np.float32):
         self.config, self.source, self.progress = config, source, progress
@@ -2689,11 +2677,7 @@ def save_network(path, config, history, groups):
 def save_weights(path, config, weights, history):
     """A trained network to keep and to hand on: weights as float16, running statistics as they are, no optimiser"""
     state = {name: a for name, a in weights.items() if name.endswith(STATE_ENDS)}
-    with np.errstate(over="ignore"):
-        params = {name: a.astype(np.float16) for name, a in weights.items() if name not in state}
-    for name, a in params.items():
-        if not np.isfinite(a).all():
-            raise InputError(f"cannot write {path}: {name} holds more than float16 can, {np.finfo(np.float16).max}")
+    params = {name: a.astype(np.float16) for name, a in weights.items() if name not in state}
     save_network(path, config, history, {"params": params, "state": state})
 
 
@@ -2863,10 +2847,7 @@ def look_at(path, args):
         if given.get(f.name, known) != known and not f.metadata.get("runtime") and f.name not in FREE:
             raise InputError(f"{flag_of(f.name)} {given[f.name]}: {path} was trained with {known}; leave the flag out, "
                              "or train anew without --load")
-    config = dataclasses.replace(found.config, **given)
-    if config.out_json and os.path.realpath(config.out_json) == os.path.realpath(path):
-        raise InputError(f"--out-json {config.out_json}: is the network's own file; give another")
-    return found, config
+    return found, dataclasses.replace(found.config, **given)
 
 
 # -------------------------------------------------------------- files

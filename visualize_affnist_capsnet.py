@@ -3,11 +3,11 @@
 # requires-python = ">=3.10"
 # dependencies = ["numpy>=2.0.0", "matplotlib>=3.8.4"]
 # ///
-"""Draws what affnist_capsnet.py finds out, as PNGs: its digits and what networks make of them, trained here or from
---load; and what all the runs of results/ say, with --results.
+"""Draws what affnist_capsnet.py finds out, as PNGs: its digits and what a network redraws, trained here or from --load;
+and what all the runs of results/ say, with --results.
 
-    python3 visualize_affnist_capsnet.py --networks shared,gap --seed 1
-    python3 visualize_affnist_capsnet.py --load weights/affnist_shared.npz weights/affnist_gap.npz --results
+    python3 visualize_affnist_capsnet.py --seed 1
+    python3 visualize_affnist_capsnet.py --load --results
 """
 import sys
 from dataclasses import dataclass
@@ -68,22 +68,12 @@ FOREST = [                         # what render.forest draws
 
 
 @dataclass(frozen=True)
-class Network:
-    label: str
+class Run:
+    """What the figures of a network are drawn from"""
     config: affnist.Config
     weights: dict
-
-
-@dataclass(frozen=True)
-class Run:
-    """What the figures of networks are drawn from"""
-    networks: list
     digits: dict                   # load_digits' result
     runner: affnist.Runner
-
-    @property
-    def config(self):
-        return self.networks[0].config
 
 
 # ---------------------------------------------------------------- helpers
@@ -126,7 +116,7 @@ def draw_digits(run):
     kinds = {"placed": "new places", "centred": "new shapes", "affine": "both: affine"}
     shown += [(words, some(run, kind)["images"]) for kind, words in (
         [("test", "tested on")] if run.config.task == "mnist" else kinds.items())]
-    fig = new_figure(0.85 * len(shown) + 0.6, "What the networks are trained on, and what they are tested on",
+    fig = new_figure(0.85 * len(shown) + 0.6, "What networks are trained on, and what they are tested on",
                      DIGIT_NAMES[run.digits["source"]])
     for row, (text, images) in zip(fig.subplots(len(shown), N_CLASSES), shown):
         for ax, image in zip(row, images):
@@ -137,15 +127,14 @@ def draw_digits(run):
 
 def draw_redrawn(run):
     """Test digits, and what the longest capsule makes of them"""
-    network = next(network for network in run.networks if network.config.recon_weight)
     kinds = [("test", "test")] if run.config.task == "mnist" else [("test", "moved"), ("affine", "affine")]
     fig = new_figure(1.9 * len(kinds) + 0.7, "Test digits, and each redrawn from its longest capsule",
-                     f"{DIGIT_NAMES[run.digits['source']]}; {network.label}; above the redrawn digit what it was "
+                     f"{DIGIT_NAMES[run.digits['source']]}; {run.config.model}; above the redrawn digit what it was "
                      "named, orange where wrong")
     axes = fig.subplots(2 * len(kinds), N_CLASSES)
     for k, (kind, word) in enumerate(kinds):
         part = some(run, kind)
-        out = run.runner.forward(network.weights, part, network.config, decode="longest")
+        out = run.runner.forward(run.weights, part, run.config, decode="longest")
         for j, (image, label) in enumerate(zip(part["images"], part["labels"])):
             named = int(out["scores"][j].argmax())
             show(axes[2 * k, j], image)
@@ -177,60 +166,18 @@ def draw_papers(ledger):
     return fig
 
 
-OF_NETWORKS, OF_RESULTS = {"digits": draw_digits, "redrawn": draw_redrawn}, ("papers", "forest")
-
-
-def configs_of(args):
-    """The Configs of the networks to draw: of those that are loaded, or of those to train, each with the settings given
-    that mean something to it"""
-    if args.load:
-        return [affnist.look_at(path, args)[1] for path in args.load]
-    names, given, configs = args.networks.split(","), affnist.given_of(args), []
-    unknown = [name for name in names if name not in affnist.MODELS]
-    if unknown or len(set(names)) < len(names):
-        fault = f"'{unknown[0]}' is none of {', '.join(affnist.MODELS)}" if unknown else "a network is named twice"
-        raise InputError(f"--networks {args.networks}: {fault}")
-    for name in names:
-        bare = affnist.Config(model=name, task=given.get("task", "affnist"))
-        configs.append(affnist.Config(model=name, **{f.name: given[f.name] for f in affnist.options(affnist.Config)
-                                                     if f.name in given and affnist.means_something(f, bare)}))
-    affnist.check_given(given, configs)
-    return configs
-
-
-def networks_of(args, configs, wanted, say):
-    """The networks, loaded or trained; without weights where none are wanted"""
-    if args.load:
-        found = [affnist.load_network(path) for path in args.load]
-        if len({(each.config.task, each.source) for each in found}) > 1:
-            raise InputError("--load: these networks are of two tasks, or of two kinds of digits; give those of one")
-        models = [each.model for each in configs]
-        labels = [model if models.count(model) == 1 else Path(path).stem for model, path in zip(models, args.load)]
-        return [Network(*each, file.weights) for *each, file in zip(labels, configs, found)]
-    networks = []
-    for own in configs:
-        if wanted != ["digits"]:
-            say(f"training {own.model}")
-        networks.append(Network(own.model, own, {} if wanted == ["digits"] else affnist.train(own)[0]))
-    return networks
-
-
-def draw_networks(args, progress):
-    """The figures of networks, but those that none of them can show"""
-    configs = configs_of(args)
-    for each in configs:
-        affnist.check_config(each)
-    wanted = [name for name in OF_NETWORKS if args.only in ("", name)]
-    if not any(each.recon_weight for each in configs) and "redrawn" in wanted:
-        if args.only:
-            raise InputError("--only redrawn: none of the networks redraws digits; give one with a decoder")
-        wanted.remove("redrawn")
-    affnist.make_outdir(args.outdir, wanted)
-    networks = networks_of(args, configs, wanted, progress.say)
-    with affnist.Runner(configs[0].threads, progress=progress) as runner:
-        run = Run(networks, affnist.load_digits(configs[0], progress.say), runner)
-        for name in wanted:
-            affnist.write_figure(OF_NETWORKS[name](run), args.outdir / f"{name}.png", progress.say)
+def draw_network(args, progress):
+    """Its digits and, if it has a decoder, what it redraws"""
+    found, config = affnist.look_at(args.load, args) if args.load else (None, affnist.config_from_args(args))
+    affnist.check_config(config)
+    figures = {"digits": draw_digits} | ({"redrawn": draw_redrawn} if config.recon_weight else {})
+    affnist.make_outdir(args.outdir, figures)
+    digits = affnist.load_digits(config, progress.say)
+    weights = found.weights if found else affnist.train(config, data=digits)[0] if config.recon_weight else {}
+    with affnist.Runner(config.threads, progress=progress) as runner:
+        run = Run(config, weights, digits, runner)
+        for name, draw in figures.items():
+            affnist.write_figure(draw(run), args.outdir / f"{name}.png", progress.say)
 
 
 def draw_results(args, say):
@@ -239,16 +186,11 @@ def draw_results(args, say):
     import render
     if not args.results.is_dir():
         raise InputError(f"--results {args.results}: no such folder; give the one that holds the results")
-    wanted = [name for name in OF_RESULTS if args.only in ("", name)]
     try:
         ledger = render.Ledger(args.results)
-        affnist.make_outdir(args.outdir, wanted)
-        for name in wanted:
-            path = args.outdir / f"{name}.png"
-            if name == "forest":
-                render.forest(ledger, EXPERIMENT, FOREST, path, say)
-            else:
-                affnist.write_figure(draw_papers(ledger), path, say)
+        affnist.make_outdir(args.outdir, ("papers", "forest"))
+        affnist.write_figure(draw_papers(ledger), args.outdir / "papers.png", say)
+        render.forest(ledger, EXPERIMENT, FOREST, args.outdir / "forest.png", say)
     except (render.InputError, KeyError) as error:
         raise InputError(f"--results {args.results}: {error}") from None
 
@@ -257,31 +199,21 @@ def main():
     parser = affnist.Parser(description=__doc__)
     parser.add_argument(
         "--outdir", type=Path, default=OUTDIR, metavar="DIR", help=f"folder for the PNGs (default {OUTDIR})")
-    parser.add_argument("--only", default="", choices=(*OF_NETWORKS, *OF_RESULTS),
-                        help="draw this figure alone, and train only what it needs")
-    parser.add_argument("--load", nargs="*", metavar="FILE", help="draw the networks in these files, checkpoints or "
-                        f"weights; without FILE that of weights/{affnist.WEIGHTS.name}")
-    parser.add_argument("--networks", default="shared,gap", metavar="NAMES", help="networks to train, where none are "
-                        "loaded, separated by commas (default shared,gap)")
+    affnist.add_load_flag(parser, "train nothing: draw what the network redraws")
     parser.add_argument("--results", nargs="?", type=Path, const=RESULTS, metavar="DIR", help="draw what all runs in "
                         "this folder say, the figures papers and forest; without DIR in results/; nothing is trained")
     affnist.add_config_flags(parser)
     args = parser.parse_args()
-    args.load = [str(affnist.WEIGHTS)] if args.load == [] else args.load or []
-    for name in "model", "checkpoint", "resume", "out_json", "affnist_dir", "tests_on":
+    for name in "checkpoint", "resume", "out_json", "affnist_dir", "tests_on":
         if hasattr(args, name):
-            raise InputError(f"{affnist.flag_of(name)}: means nothing here; "
-                             + ("give --networks" if name == "model" else "leave it out"))
+            raise InputError(f"{affnist.flag_of(name)}: means nothing here; leave it out")
     progress = affnist.Progress(hasattr(args, "quiet"))
     if args.results and not args.load and (given := affnist.given_of(args).keys() - {"quiet"}):
         raise InputError(f"{affnist.flag_of(min(given))}: means nothing to --results; leave it out")
-    if args.only and (args.only in OF_RESULTS) != bool(args.results):
-        raise InputError(f"--only {args.only}: " + ("is not drawn from results; leave out --results" if args.results
-                                                    else "is drawn from results; give --results"))
     if args.results:
         draw_results(args, progress.say)
-    if args.load and args.only not in OF_RESULTS or not args.results:
-        draw_networks(args, progress)
+    if args.load or not args.results:
+        draw_network(args, progress)
 
 
 if __name__ == "__main__":

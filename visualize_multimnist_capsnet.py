@@ -281,8 +281,6 @@ def read_picture(path):
         raise InputError(f"--image {path}: has {size} px; give one of at least {LEAST_SIDE} on each side")
     block = -(-max(pixels.shape[:2]) // WORK_SIDE)
     if plain:
-        if not np.isfinite(pixels).all():
-            raise InputError(f"--image {path}: holds what is no number; give another")
         return block_means(pixels[..., None], block)[..., 0].clip(0) / max(1, pixels.max())
     red, green, blue, alpha = np.moveaxis(block_means(pixels, block) / 255, -1, 0)
     gray = 0.299 * red + 0.587 * green + 0.114 * blue
@@ -450,16 +448,12 @@ def check_flags(args, found, config):
     for name in capsnet.given_of(args) if alone else ():
         if name not in ("quiet", "threads"):
             raise InputError(f"{capsnet.flag_of(name)}: means nothing to {alone}; leave it out")
-    if config.n_test > 100_000:
-        raise InputError(f"--n-test {config.n_test}: figures hold their pairs in memory; give at most 100000")
     if args.image is not None and (args.only or args.results):
         raise InputError("--image: draws one figure, of that picture; leave --only and --results out")
-    if args.results and (args.load is not None or args.only in FIGURES):
+    if args.results and (args.load is not None or args.only):
         raise InputError("--results: draws forest, of no one network; leave --load and other figures out")
     if args.results and not args.results.is_dir():
         raise InputError(f"--results {args.results}: no such folder; give the one that holds the results")
-    if args.only == "forest" and not args.results:
-        raise InputError("--only forest: is drawn from results; give --results")
 
 
 def main():
@@ -472,7 +466,7 @@ def main():
                         "PICTURE_digits.png")
     parser.add_argument("--results", nargs="?", type=Path, const=RESULTS, metavar="DIR", help="draw what all runs in "
                         "this folder say, forest; without DIR in results/; nothing is trained")
-    parser.add_argument("--only", default="", choices=(*FIGURES, "forest"), help="draw this figure alone")
+    parser.add_argument("--only", default="", choices=tuple(FIGURES), help="draw this figure alone")
     capsnet.add_config_flags(parser)
     args = parser.parse_args()
     pictured = args.image is not None

@@ -62,8 +62,8 @@ FOREST = [                         # what render.forest draws
 class Run:
     """What the figures are drawn from"""
     config: norb.Config            # of the capsule network
-    params: dict                   # its weights; {} if not needed, as the next
-    history: dict                  # of its training; {} if it was not trained here
+    params: dict                   # its weights
+    history: dict                  # of its training
     data: dict                     # load_data's result
 
 
@@ -274,7 +274,6 @@ OF_NETWORK = {"example_views": draw_example_views, "em_routing": draw_em_routing
               "alive": lambda run: draw_alive([before_and_after(run)])}
 OF_RESULTS = {"azimuth_accuracy": draw_azimuth_accuracy,
               "alive": lambda ledger: draw_alive([each["alive"] for each in results_of(ledger, "alive/caps")])}
-FIGURES = tuple(dict.fromkeys((*OF_NETWORK, *OF_RESULTS, "forest")))
 
 
 # ---------------------------------------------------------------- command line
@@ -306,32 +305,24 @@ def network_to_draw(args, given, say):
                          "out")
     norb.check_config(config)
     data = norb.load_data(config, say)
-    if found or args.only == "example_views":
-        return Run(config, found.weights if found else {}, found.history if found else {}, data)
-    return Run(config, *norb.train(config, data=data), data)
+    return Run(config, *((found.weights, found.history) if found else norb.train(config, data=data)), data)
 
 
 def wanted_figures(args, given):
     """Names of the figures of a network, and of those of results, that these flags ask for"""
-    names = [args.only] if args.only else [name for name in FIGURES if name != "alive" or args.results]
+    of_network = [args.only] if args.only else ["example_views", "em_routing"]
     if not args.results:
-        if args.only and args.only not in OF_NETWORK:
-            raise InputError(f"--only {args.only}: is drawn from results; give --results")
-        return [name for name in names if name in OF_NETWORK], []
-    of_results = [name for name in names if name in OF_RESULTS or name == "forest"]
-    of_network = [name for name in names if name not in of_results] if args.load else []
-    if not of_results:
-        raise InputError(f"--only {args.only}: is not drawn from results; leave out --results")
+        return of_network, []
     if args.load and args.only or given.keys() - {"quiet"} and not args.load:
         raise InputError("--results: the figures of results need no network; leave out its flags")
-    return of_network, of_results
+    return of_network if args.load else [], [args.only] if args.only else [*OF_RESULTS, "forest"]
 
 
 def main():
     parser = norb.Parser(description=__doc__)
     parser.add_argument(
         "--outdir", type=Path, default=OUTDIR, metavar="DIR", help=f"folder for the PNGs (default {OUTDIR})")
-    parser.add_argument("--only", default="", choices=FIGURES, help="draw this figure alone")
+    parser.add_argument("--only", default="", choices=("alive",), help="draw this figure alone")
     parser.add_argument("--load", nargs="?", default="", const=str(WEIGHTS), metavar="FILE", help="draw the routing of "
                         "the capsule network in this file, a checkpoint or weights; without FILE of the one that comes "
                         "along")

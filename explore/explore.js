@@ -551,12 +551,6 @@ function startDigit() {
     return make("div", {class: "card"}, make("h2", {}, name, make("small", {}, words)),
       make("p", {class: "said"}), row);
   }));
-  const missing = facts.missing.filter(([, , file]) => file.startsWith("affnist_small"));
-  if (missing.length) {
-    $("missing").append(`Not in weights/: ${missing.map(([name]) => name).join(", ")}. Train one, and start this again: `,
-      make("code", {}, `python3 affnist_capsnet.py --preset small --model ${missing[0][2].split("_")[2]} `
-        + `--n-epochs 8 --out-weights weights/${missing[0][2]}.npz`));
-  }
   onDrag($("digit-stage"), WIDE, (x, y) => {
     const [x0, y0] = [x - digit.x, y - digit.y];
     return (x, y) => moveTo(x - x0, y - y0);
@@ -716,14 +710,6 @@ async function start() {
       $(`tab-${TABS[(k + next) % 3]}`).focus();
     });
   });
-  $("chapter").addEventListener("click", async () => {
-    const found = await answerOf("chapter", {tab: TABS.findIndex(name => !$(name).hidden)});
-    if (!found) return;
-    $("text").querySelector("pre").textContent = found.text.replace(/<!--[^]*?-->|!\[[^\]]*\]\([^)]*\)\n*|\*\*/g, "")
-      .replace(/\[([^\]]*)\]\([^)]*\)/g, "$1").replace(/([^\n|])\n(?=[^\n|#`0-9-])/g, "$1 ");
-    $("text").showModal();
-  });
-  $("close").addEventListener("click", () => $("text").close());
   openTab(TABS.includes(location.hash.slice(1)) ? location.hash.slice(1) : "pair");
 }
 

@@ -225,7 +225,6 @@ HEADINGS = {                       # the numbers of a run that a lab book's tabl
     "test_set_accuracy": "both digits", "test_accuracy": "test", "familiar_accuracy": "moved",
     "placed_accuracy": "moved further", "centred_accuracy": "affine, in the middle", "affine_accuracy": "affine",
     "familiar": "familiar views", "held_out": "new views", "test_recon_mse": "error per pixel"}
-LEAVES = 12                        # longest list of numbers that a lab book shows
 
 
 def lab_book(ledger, experiment):
@@ -264,13 +263,7 @@ def book_table(ledger, experiment, rows):
             cells.append(f"{sum(numbers) / len(numbers):,.{int(factor < 1)}f}" if numbers else "")
         lines.append([setting.split("/")[1], *cells, f"`{planned[0].flags.strip()}`"])
     header = ["", "seeds", *map(HEADINGS.get, keys), "parameters", "minutes", "flags, or the command"]
-    leaves = {} if keys else {(setting, path): None for setting in found for run in found[setting]
-                              for path in leaves_of(run)}
-    paths = list(dict.fromkeys(path for _, path in leaves))
-    numbers = [[path, *(ledger_cell(ledger, experiment, setting, path) if (setting, path) in leaves else ""
-                        for setting, _ in rows)] for path in paths]
-    beside = markdown(["", *(setting.split("/")[1] for setting, _ in rows)], numbers) if numbers else ""
-    return markdown(header, lines) + (f"\n\n{beside}" if beside else "")
+    return markdown(header, lines)
 
 
 def ledger_cell(ledger, experiment, setting, key):
@@ -279,22 +272,6 @@ def ledger_cell(ledger, experiment, setting, key):
         return drawn(ledger, experiment, setting, "", key)
     except (KeyError, IndexError, TypeError):              # not every seed has it
         return ""
-
-
-def leaves_of(run, path=""):
-    """The keys of all numbers that a run found beside its settings, with dots into what is nested"""
-    for key, found in run.items() if isinstance(run, dict) else enumerate(run):
-        here = f"{path}.{key}" if path else str(key)
-        if not path and key in (*ABOUT_A_RUN, "history") or str(key).endswith("_ci95"):
-            continue
-        if isinstance(found, dict) or isinstance(found, list) and len(found) <= LEAVES:
-            yield from leaves_of(found, here)
-        elif isinstance(found, (int, float)) and not isinstance(found, bool):
-            yield here
-
-
-ABOUT_A_RUN = ("setting", "seed", "pins", "experiment", "config", "source", "n_params", "versions", "machine",
-               "loaded", "networks", "hit_bits", "seconds_train", "ms_per_step", "peak_rss_mb")
 
 
 def made_with(ledger, experiment, settings):
@@ -436,13 +413,9 @@ def rendered(text, ledger, name):
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise InputError(f"{name}: the {kind} {what!r}: a result behind it lacks something ({error!r}); make it "
                              "anew, or name another key") from None
-        return text_of(match) + (f"\n{body}\n" if kind == "table" else body) + "<!-- end -->"
+        mark = match[0][:match.start(3) - match.start(0)]
+        return mark + (f"\n{body}\n" if kind == "table" else body) + "<!-- end -->"
     return MARK.sub(put, text)
-
-
-def text_of(match):
-    """A mark as it stands in the document, up to where what is drawn begins"""
-    return match[0][:match.start(3) - match.start(0)]
 
 
 def documents(root):

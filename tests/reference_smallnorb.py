@@ -58,11 +58,10 @@ def outputs(params, batch, config):
 
 # ---------------------------------------------------------------- smallNORB's files
 
-def norb_bytes(kind, array, magic=None, dims=None, ndim=None, order="<"):
+def norb_bytes(kind, array, magic=None, dims=None, order="<"):
     """A file of smallNORB's format: magic, ndim, max(3, ndim) sizes, data; sizes beyond ndim are 1"""
     dims = list(array.shape if dims is None else dims)
-    ndim = len(dims) if ndim is None else ndim
-    header = [magic or {"dat": 0x1E3D4C55}.get(kind, 0x1E3D4C54), ndim] + dims + [1] * (3 - len(dims))
+    header = [magic or {"dat": 0x1E3D4C55}.get(kind, 0x1E3D4C54), len(dims)] + dims + [1] * (3 - len(dims))
     return np.array(header, order + "i4").tobytes() + array.astype("u1" if kind == "dat" else order + "i4").tobytes()
 
 
@@ -280,9 +279,7 @@ def cnn_reference(p, image, config):
         x = max_pool(conv(padded(max_pool(conv(padded(image), "conv1"))), "conv2"))
         return linear(np.maximum(linear(x.reshape(-1), "fc1"), 0), "fc2")
     x = trunk_reference(p, image)
-    if config.model == "gap":
-        for axis in (1, 0) if config.places else ():                                    # x, then y, of 5 by 5 places
-            at = (4 * np.arange(5.0) + 7.5 - 15.5) / 16                                 # fields of 16 px, 4 px apart
-            x = np.concatenate([x, np.moveaxis(np.broadcast_to(at, (1, 5, 5)), -1, 1 + axis)[0][..., None]], -1)
-        return linear(normal_conv(p, x, "conv5").mean((0, 1)), "fc1")
-    return linear(np.maximum(norm_reference(p, x.reshape(-1) @ p["fc1_w"], "fc1"), 0), "fc2")
+    for axis in (1, 0) if config.places else ():                                        # x, then y, of 5 by 5 places
+        at = (4 * np.arange(5.0) + 7.5 - 15.5) / 16                                     # fields of 16 px, 4 px apart
+        x = np.concatenate([x, np.moveaxis(np.broadcast_to(at, (1, 5, 5)), -1, 1 + axis)[0][..., None]], -1)
+    return linear(normal_conv(p, x, "conv5").mean((0, 1)), "fc1")

@@ -215,19 +215,6 @@ def test_stopping_at_an_accuracy(digits, monkeypatch, tmp_path):
     assert again["steps"] == history["steps"]
 
 
-def test_what_a_preset_and_a_network_say():
-    """A setting has one value: what was given, else the recipe's"""
-    deep, paper, gap = ac.Config(), ac.Config(model="caps", preset="small"), ac.Config(model="gap")
-    assert (deep.lr, deep.muon, deep.norm, deep.padding, deep.loss) == (1e-2, 2e-2, "batch", 4, "margin")
-    assert (paper.lr, paper.muon, paper.norm, paper.padding, paper.routing_iters) == (1e-3, 0, "none", 0, 3)
-    assert (gap.loss, gap.recon_weight, gap.conv1_channels, gap.padding) == ("xent", 0, 16, 8)
-    assert ac.Config(lr=1e-3).muon == 2e-3 and ac.Config(norm="none").muon == 0
-    for model in ("cnn", "dense"):
-        small = ac.Config(model=model, preset="small")
-        assert (small.conv1_channels, small.dropout, small.norm, small.muon) == (16, 0.5, "none", 0)
-    assert ac.Config(task="mnist").padding == 0 and ac.Config(task="mnist", padding=2).padding == 2
-
-
 def test_dropout_drops_the_last_hidden_units(digits):
     """And scales the others up, so that their mean stays; another mask for every digit"""
     config = tiny("dense", preset="small", n_train=2000, width=6)

@@ -169,11 +169,6 @@ def test_no_paragraph_is_long(document):
     assert not long, f"{name}: paragraphs over 80 words: {long}"
 
 
-def test_the_test_command_stands_in_the_readme():
-    """From where continuous integration takes it"""
-    assert re.search(r"^python3 -m pytest -q tests$", (ROOT / "README.md").read_text(), re.M)
-
-
 @pytest.mark.parametrize("script", sorted(path.name for path in ROOT.glob("*.py")))
 def test_a_script_says_what_it_needs(script):
     """Inline metadata (PEP 723), by which `uv run` sets up what the script and its siblings import, at the versions
@@ -190,21 +185,6 @@ def test_a_script_says_what_it_needs(script):
         seen |= imported & asked.keys()
     assert python == '">=3.10"' and sorted(re.findall(r'"(.*?)"', needs)) == sorted(
         f"{name}>={asked[name]}" for name in seen & asked.keys())
-
-
-@pytest.mark.parametrize("text, expected", [
-    ("```\npython3 a.py --x 1  # why --y\n```\n", [["a.py", "--x", "1"]]),
-    ("text\n\n    python3 b.py --z \\\n      --w\n", [["b.py", "--z", "--w"]]),
-    ("```sh\n$ python3 c.py > log\npython3 -m pytest\n```\nand `python3 d.py` in text", [["c.py"], ["d.py"]]),
-    ("```\nfor s in 0 1; do python3 a.py --seed $s; done\n.venv/bin/python3 a.py && python3 b.py\n```", [
-        ["a.py", "--seed", "$s"], ["a.py"], ["b.py"]])])
-def test_commands_are_found_in_code_blocks(text, expected):
-    assert commands(text) == expected
-
-
-def test_paragraphs_are_found():
-    text = "# A\n\none two\nthree\n\n| a | b |\n|---|\n\n- x y\n- z\n  w\n\n```\ncode\n```\n![i](x.png)\n"
-    assert list(paragraphs(text)) == ["one two three", "- x y", "- z w"]
 
 
 def test_the_python_examples_run(run_script):

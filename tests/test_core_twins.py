@@ -93,18 +93,3 @@ def test_scripts_stay_within_their_budgets(experiment):
     text, budget = SCRIPTS[experiment], BUDGETS.get(experiment, max(BUDGETS.values()))
     core = sum(blocks(text)[name].count("\n") + 1 for name in ("preamble", "core"))
     assert core <= CORE_BUDGET and text.count("\n") <= budget, f"{core} lines of core, {text.count(chr(10))} in all"
-
-
-@pytest.mark.parametrize("text, fault", [
-    ("# TWIN a ---\nx = 1\n", "not closed"), ("# TWIN a ---\n# TWIN b ---\n# END TWIN b\n", "begins within"),
-    ("# TWIN a\n# END TWIN b\n", "closes"), ("# TWIN a\n# END TWIN a\n# TWIN a\n# END TWIN a\n", "a second time")])
-def test_a_block_left_open_is_found(text, fault):
-    with pytest.raises(AssertionError, match=fault):
-        blocks(text)
-
-
-def test_blocks_by_hand():
-    text = "def g():\n    1\n# TWIN a b: text -\ndef f():\n    2\n# END TWIN a b ----\nz = 3\n# TWIN c\n# END TWIN c\n"
-    assert blocks(text) == {"a b": "# TWIN a b: text -\ndef f():\n    2\n", "c": "# TWIN c\n"}
-    assert list(definitions(text)) == ["g"] and not defined_twice({"x": text, "y": "def f():\n    2\n"})
-    assert defined_twice({"x": text, "y": "def h():\n    1\n"}) == [["x: g", "y: h"]]

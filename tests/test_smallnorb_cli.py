@@ -44,8 +44,6 @@ def test_toys_in_a_process_of_its_own(run_script, tmp_path):
     assert done.returncode == 0 and done.stderr == "" and all(name in done.stdout for name in sn.NORB_NAMES)
     done = run_script(SCRIPT, "--load", path, "--toy-seed", 1, "--n-test", 12)
     assert done.returncode == 0 and "new views" in done.stdout
-    done = run_script(SCRIPT, "--foo")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "unrecognized" in done.stderr
 
 
 def test_recipes():
@@ -64,27 +62,14 @@ def test_recipes():
 
 BAD = {
     "--train-azimuths 0:210": "meet", "--train-azimuths 5": "--train-azimuths 5: must be LOW:HIGH",
-    "--split elevation --test-azimuths 60:80": "--test-azimuths: means nothing to --split elevation; leave it out",
-    "--split toys": "--split toys: means nothing to --data shapes", "--toy-seed 3": "means nothing to --data shapes",
-    "--norb-dir folder": "--norb-dir: means nothing to --data shapes", "--n-test 60": "means nothing to --data shapes",
-    "--places": "--places: means nothing to --model dynamic-shared", "--model vit": "--model",
-    "--width 3": "--width: means nothing", "--routing-iters 1 --model cnn": "--routing-iters: means",
-    "--no-coord-add --model gap": "--no-coord-add: means", "--model gap --width 1000000000": "at most 4096",
-    "--routing-iters 1000000000": "at most 50",
-    "--n-epochs 0": "--n-epochs 0: must be at least 1", "--n-epochs 1000000000": "--n-epochs", "--lr nan": "finite",
-    "--out-json no/folder/x.json": "no/folder", "--checkpoint folder": "folder", "--resume": "--checkpoint",
-    "--lr 1e30 --n-epochs 9": "training diverged", "--model nearest --out-weights x.npz": "--out-weights: means",
-    "--load none.npz": "none.npz: "}
-BAD_DATA = {
-    "--data smallnorb": "training-cat.mat.gz: missing; --norb-dir", "--toy-seed -1": "--toy-seed -1",
-    "--n-test -1": "--n-test -1", "--n-test 1000000000": "--n-test", "--n-train-toys 6": "--n-train-toys 6",
-    "--train-azimuths 301:319": "no train images", "--norb-dir folder": "means nothing to --data toys"}
+    "--split toys": "--split toys: means nothing to --data shapes", "--lr 1e30 --n-epochs 9": "training diverged",
+    "--model nearest --out-weights x.npz": "--out-weights: means", "--load none.npz": "none.npz: "}
+BAD_DATA = {"--data smallnorb": "training-cat.mat.gz: missing; --norb-dir", "--train-azimuths 301:319": "no train"}
 
 
 @pytest.mark.parametrize("flags, words", [*((f"{' '.join(TOY)} {f}", words) for f, words in BAD.items()),
                                           *BAD_DATA.items()], ids=[*BAD, *BAD_DATA])
 def test_bad_input_is_one_line_and_leaves_no_file(cli, tmp_path, flags, words):
-    (tmp_path / "folder").mkdir()
     before = sorted(tmp_path.rglob("*"))
     code, _, err = cli(*flags.split())
     assert code == 2 and err.startswith("error: ") and words in err, err
@@ -141,12 +126,11 @@ def test_bad_input_of_figures_and_film(monkeypatch, capsys, tmp_path):
     import make_smallnorb_novel_viewpoint_gif as film
     monkeypatch.chdir(tmp_path)
     for script, flags, words in (
-            (looks, "--results none", "none: no such folder"), (looks, "--only forest", "give --results"),
-            (looks, "--results . --seed 1", "--results: "), (looks, "--only em_routing --results", "--only em_routing"),
+            (looks, "--results none", "none: no such folder"), (looks, "--results . --seed 1", "--results: "),
             (looks, "--only alive --results .", "no result of alive/caps"), (looks, "--data shapes", "--data, --split"),
-            (looks, "--only forest --results --load", "--results: "), (looks, "--out-json x.json", "--out-json: "),
+            (looks, "--only alive --results --load", "--results: "), (looks, "--out-json x.json", "--out-json: "),
             (looks, f"--load {sn.WEIGHTS}", "holds a dynamic-shared"), (film, "--snapshots 1", "--snapshots 1"),
-            (film, "--fps 0", "--fps"), (film, "--data shapes", "--data"), (film, "--model gap", "--model"),
+            (film, "--data shapes", "--data"), (film, "--model gap", "--model"),
             (film, "--out film.png", ".gif")):
         monkeypatch.setattr(sys, "argv", ["x", *flags.split()])
         with pytest.raises(SystemExit, match="2"):

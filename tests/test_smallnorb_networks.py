@@ -317,14 +317,11 @@ def test_overfits_a_few_images(model):
         assert sn.evaluate(weights, data["train"], config, runner)["accuracy"] == 1
 
 
-def test_training_with_more_threads_or_a_callback_is_the_same():
+def test_what_is_looked_at_is_not_learned_from():
     config = sn.Config(model="em", data="shapes", preset="small", n_epochs=1, threads=1, quiet=True)
-    data, seen = few(config), []
-    params, history = sn.train(config, data=data)
-    again, _ = sn.train(dataclasses.replace(config, threads=2), lambda step, weights, terms: seen.append(step), 1, data)
-    assert_same(params, again)
-    assert seen == [0, 1, 2] and history["epochs"][0]["epoch"] == 1 and history["source"] == "shapes"
-    for name in "familiar", "held_out":                                                 # looked at, not learned from
+    data = few(config)
+    params, _ = sn.train(config, data=data)
+    for name in "familiar", "held_out":
         data[name] = data[name] | {"images": 0 * data[name]["images"], "labels": data[name]["labels"][::-1]}
     assert_same(params, sn.train(config, data=data)[0])
 

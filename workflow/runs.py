@@ -111,7 +111,7 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     *((NORB, f"toys{draw}-{split}", name, f"{flags} --toy-seed {draw} --split {split}", range(3), 2)
       for draw in DRAWS for split in SPLITS for name, flags in (
           ("dynamic-shared", "--model dynamic-shared"), ("gap", "--model gap"),
-          *((name, flags) for name, (flags, _) in PAPER.items()))),
+          *((name, PAPER[name][0]) for name in ("caps", "cnn")))),
     *((NORB, f"heads-{split}", head, f"{flags} {SMALL_HEADS} --split {split}", range(5), 1)
       for split in SPLITS for head, flags in HEADS.items()
       if split == "azimuth" or head in (*SWEPT, "dynamic-shared-1", "em", "em-1")),
@@ -163,7 +163,7 @@ LOOKS = [                          # what the figures say, in numbers
     Result(MULTI, "weights", "deep-papers-pairs", 0,
            f"python3 {MULTI}.py --load {SHIPPED} {PAPERS_PAIRS} --digits mnist --threads 1 --quiet", 1),
     *off(MULTI, "main", "deep", range(10)), *off(MULTI, "parts", "iters-3", range(10)),
-    *off(MULTI, "main", "residual", range(2)), *off(AFF, "free", "caps", range(5)),
+    *off(AFF, "free", "caps", range(5)),
     *off(AFF, "papers-free", "caps", range(5)),
     Result(MULTI, "nearest", "pairs", 0, "python3 tests/bench_multimnist_nearest.py --digits mnist", 2),
     Result(AFF, "nearest", "digits", 0, f"{AFF_NEAREST} --digits mnist", 3),
@@ -236,13 +236,13 @@ FIGURES = {                        # name -> command, what it draws from beside 
                         [f"{MULTI}.py", SHIPPED, f"viz/{MULTI}/page.png"], 1),
     "smallnorb": (f"python3 visualize_{NORB}.py --load --results",
                   [f"{NORB}.py", "weights/smallnorb_caps.npz", *TABLES_OF[NORB]], 1),
-    "affnist": (f"python3 visualize_{AFF}.py --load {AFF_SHIPPED} --n-test 1000 --digits mnist --results",
-                [f"{AFF}.py", *AFF_SHIPPED.split(), *TABLES_OF[AFF]], 1),
+    "affnist": (f"python3 visualize_{AFF}.py --load --n-test 1000 --digits mnist --results",
+                [f"{AFF}.py", "weights/affnist_shared.npz", *TABLES_OF[AFF]], 1),
     "findings": ("python3 results/render.py --pictures", sum(TABLES_OF.values(), []), 1)}
 FILMS = {
-    "multimnist": (f"python3 make_{MULTI}_gif.py {QUICK} --n-val 500 --snapshot-every 75 --fps 6",
+    "multimnist": (f"python3 make_{MULTI}_gif.py {QUICK} --n-val 500 --snapshot-every 75",
                    [f"{MULTI}.py", SHIPPED], 3),
-    "smallnorb": (f"python3 make_{NORB}_gif.py --n-test 600 --fps 5", [f"{NORB}.py"], 3),
+    "smallnorb": (f"python3 make_{NORB}_gif.py --n-test 600", [f"{NORB}.py"], 3),
     "affnist": (f"python3 make_{AFF}_gif.py --load {AFF_SHIPPED}", [f"{AFF}.py", *AFF_SHIPPED.split()], 1)}
 WEIGHTS = {path: next(result for result in RESULTS if result.name == f"{name}-0") for path, name in (
     (SHIPPED, f"{MULTI}/main/residual"), ("weights/smallnorb_capsules.npz", f"{NORB}/wide-azimuth/dynamic-shared"),
@@ -283,9 +283,5 @@ def shell_command(result, path, toy=False, checkpoint=""):
         kept = [k for k, word in enumerate(words) if not {word, *words[max(0, k - 1):k]} & small.keys()]
         words = [words[k] for k in kept] + [str(word) for pair in small.items() for word in pair]
     words += ["--seed", result.seed, "--threads", 1, "--quiet", "--out-json", path]
-    if "nearest" in words and toy:
-        at = words.index("--n-epochs")
-        del words[at:at + 2]
-    elif "nearest" not in words:
-        words += ["--checkpoint", path.replace(".json", ".npz"), "--resume"]
+    words += ["--checkpoint", path.replace(".json", ".npz"), "--resume"]
     return f"python3 {result.experiment}.py {shlex.join(map(str, words))}"

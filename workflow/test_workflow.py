@@ -51,8 +51,7 @@ def repin(project, since):
 def start(project, *words):
     python = str(Path(sys.executable).parent)
     env = os.environ | {"PATH": f"{python}{os.pathsep}{os.environ['PATH']}", "HOME": str(project.parent)}
-    cores = [] if "--jobs" in words else ["--cores", "2"]
-    return subprocess.Popen([sys.executable, "-m", "snakemake", *cores, *words], cwd=project, env=env,
+    return subprocess.Popen([sys.executable, "-m", "snakemake", "--cores", "2", *words], cwd=project, env=env,
                             text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
@@ -109,19 +108,6 @@ def test_no_process_of_another_folder_is_taken_for_ours(tmp_path):
     finally:
         sleeper.kill()
         sleeper.wait()
-
-
-def test_the_same_file_runs_on_a_cluster(project, tmp_path):
-    """By an executor that hands each job to a scheduler; here a script that starts it takes the scheduler's place"""
-    submit, log = tmp_path / "submit", tmp_path / "submitted"
-    submit.write_text(f"#!/bin/sh\necho $1 $2 >> {log}\nnohup sh $3 > /dev/null 2>&1 &\necho $!\n")
-    submit.chmod(0o755)
-    settings = project / "workflow" / "runs.py"
-    settings.write_text(settings.read_text().replace("--n-epochs 12", "--n-epochs 1"))
-    code, out = run(project, "--executor", "cluster-generic", "--cluster-generic-submit-cmd",
-                    f"{submit} {{resources.mem_mb}} {{threads}}", "--seconds-between-status-checks", "1", "--jobs", "2",
-                    "--latency-wait", "20", "tables")
-    assert code == 0 and log.read_text() == "1000 1\n1000 1\n" and len(ledger.read(project / "results")) == 2, out
 
 
 def test_killed_resumed_checked_and_not_run_again(project, tmp_path):
