@@ -335,21 +335,16 @@ def test_without_scipy_one_line_says_what_to_install(tmp_path, monkeypatch):
 # ---------------------------------------------------------------- the nearest neighbour beside the networks
 
 def test_nearest_neighbours_from_the_command_line(digits, monkeypatch, tmp_path, capsys):
-    """Of a class that is missing among the test digits nothing is right or wrong"""
-    path, few = tmp_path / "r.json", digits | {"test": tuple(a[digits["test"][1] < 9] for a in digits["test"])}
-    monkeypatch.setattr(ac, "load_digits", lambda config: few)
+    path = tmp_path / "r.json"
+    monkeypatch.setattr(ac, "load_digits", lambda config: digits)
     for flags, n_known in (("--n-known 60", 60), ("--n-per-class 2 --n-known 60", 20)):
         monkeypatch.setattr(sys, "argv", f"x {flags} --n-test 0 --digits synthetic --out-json {path}".split())
         bench_affnist_nearest.main()
         found = json.loads(path.read_text())
-        assert found["bench"]["n_known"] == n_known and f"| nearest of {n_known} |" in capsys.readouterr().out
-    assert set(found["nearest"]) == {"as placed", "ink in the middle"}
-    for tests in found["nearest"].values():
-        for key in ("familiar", "placed", "centred", "affine"):
-            low, high = tests[key + "_ci95"]
-            assert low <= tests[key] <= high and abs(54 * tests[key] - round(54 * tests[key])) < 1e-2
-            *known, missing = tests[f"{key}_per_class"]
-            assert sum(known) / 9 == pytest.approx(tests[key], abs=1e-3) and missing is None
+        assert found["bench"]["n_known"] == n_known and f"nearest of {n_known}: " in capsys.readouterr().out
+    for key in ("familiar", "placed", "centred", "affine"):
+        low, high = found["nearest"][key + "_ci95"]
+        assert low <= found["nearest"][key] <= high
     monkeypatch.setattr(sys, "argv", ["x", "--n-per-class", "-1"])
     with pytest.raises(ac.InputError, match="--n-per-class -1"):
         bench_affnist_nearest.main()
