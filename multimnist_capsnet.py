@@ -858,10 +858,6 @@ class Config(Settings):
         return values | ({"muon": 0.0} if (self.norm or values.get("norm")) == "none" else {})
 
 
-RETIRED = {                        # settings that are no more: their value that did nothing; ...: the preset says it
-    "weight_decay": 0.0, "average": 0.0, "views": 1, "fixed_pool": False, "digit_bias": False, "routing_grad": "full",
-    "primary_dim": 8, "digit_dim": 16, "cnn_hidden": 0, "cnn_channels": 16, "dropout": 0.0, "front_end": ...,
-    "primary_types": ..., "decoder_hidden1": ..., "decoder_hidden2": ...}
 WEIGHTS = Path(__file__).with_name("weights") / "multimnist_deep.npz"                  # the network that comes along
 SOURCE = "digits"                                                   # the setting that says where data come from
 FREE = ("seed", "min_iou", "merge", "routing_iters")               # what may differ from what a network trained with
@@ -1212,7 +1208,7 @@ def check_muon(config):
 
 # TWIN core: the machinery, the same in every experiment --------------------------------------------------------------
 #
-# It calls these of the experiment: Config, RETIRED, WEIGHTS, SOURCE, FREE, param_shapes, init_params, to_batch,
+# It calls these of the experiment: Config, WEIGHTS, SOURCE, FREE, param_shapes, init_params, to_batch,
 # loss_and_grads, forward_rows, take_step.
 
 SHARD_SIZE = 16                    # samples a worker thread takes at once: fixed, so that sums have one order
@@ -1966,11 +1962,10 @@ def load_network(path):
 
 
 def config_of(settings, path):
-    """The Config of a file's settings. RETIRED ones, that are no more, are passed over if they did nothing."""
+    """The Config of a file's settings"""
     known = {f.name for f in options(Config)}
-    for name, value in settings.items():
-        if name not in known | {"source"} and RETIRED.get(name) not in (value, ...):
-            raise InputError(f"{path}: of another experiment, or trained with {name} {value}, which is no more")
+    if unknown := settings.keys() - known - {"source"}:
+        raise InputError(f"{path}: of another experiment, or trained with {min(unknown)}, which is no setting now")
     return Config(**{name: value for name, value in settings.items() if name in known})
 
 

@@ -1933,13 +1933,6 @@ class Config(Settings):
             "loss": "margin" if vectors else "xent", "routing_iters": 3 if vectors else 2}
 
 
-RETIRED = {                        # settings that are no more: the only value now; ...: the preset says it
-    "muon": 0.0, "weight_decay": 0.0, "average": 0.0, "dropout": 0.0, "stop_familiar": 0.0, "n_eval": 0, "max_shift": 0,
-    "primary_kernel": 3, "uniform": False, "final_lambda": 0.0625, "lambda_schedule": "constant",
-    "routing_grad": "full", "ablations": False, "elevations": "30:70", "train_elevations": "30:40",
-    "test_elevations": "45:70", "n_train_views": 6, "n_test_views": 6, "n_elev": 3, "n_per_combo": 5,
-    "n_test_per_combo": 2, "conv1_channels": ..., "primary_types": ..., "conv_types": ..., "conv2_types": ...,
-    "trunk_channels": ..., "head_types": ...}
 WEIGHTS = Path(__file__).with_name("weights") / "smallnorb_capsules.npz"               # the network that comes along
 SOURCE = "data"                                                     # the setting that says where data come from
 FREE = ("seed", "toy_seed", "n_test")                              # what may differ from what a network trained with
@@ -1957,7 +1950,7 @@ def check_config(config):
 
 # TWIN core: the machinery, the same in every experiment --------------------------------------------------------------
 #
-# It calls these of the experiment: Config, RETIRED, WEIGHTS, SOURCE, FREE, param_shapes, init_params, to_batch,
+# It calls these of the experiment: Config, WEIGHTS, SOURCE, FREE, param_shapes, init_params, to_batch,
 # loss_and_grads, forward_rows, take_step.
 
 SHARD_SIZE = 16                    # samples a worker thread takes at once: fixed, so that sums have one order
@@ -2711,11 +2704,10 @@ def load_network(path):
 
 
 def config_of(settings, path):
-    """The Config of a file's settings. RETIRED ones, that are no more, are passed over if they did nothing."""
+    """The Config of a file's settings"""
     known = {f.name for f in options(Config)}
-    for name, value in settings.items():
-        if name not in known | {"source"} and RETIRED.get(name) not in (value, ...):
-            raise InputError(f"{path}: of another experiment, or trained with {name} {value}, which is no more")
+    if unknown := settings.keys() - known - {"source"}:
+        raise InputError(f"{path}: of another experiment, or trained with {min(unknown)}, which is no setting now")
     return Config(**{name: value for name, value in settings.items() if name in known})
 
 

@@ -110,11 +110,11 @@ def test_every_flag_named_is_real(document, flags_of):
 
 
 def test_every_name_is_in_the_code(document):
-    """Words in code type that have an underscore, or capitals alone. Settings that are no more do not count"""
+    """Words in code type that have an underscore, or capitals alone"""
     name, text = document
     folders = ROOT, ROOT / "tests", ROOT / "workflow", ROOT / "results"
     code = "\n".join(path.read_text() for folder in folders for path in folder.glob("*.py"))
-    known = {*re.findall(r"\w+", re.sub(r"^RETIRED = \{.*?\}$", "", code, flags=re.M | re.S)), "_backward"}
+    known = {*re.findall(r"\w+", code), "_backward"}
     words = {word for word in re.findall(r"`([^`]+)`", without_code(text)) if word.isidentifier()}
     assert not (gone := {word for word in words if "_" in word or word.isupper()} - known), f"{name} names {gone}"
 

@@ -195,21 +195,3 @@ def test_what_argparse_refuses_is_one_line_and_exit_code_2(experiment, flags, mo
         EXPERIMENTS[experiment].run_cli(EXPERIMENTS[experiment].main)
     said = capsys.readouterr().err
     assert stop.value.code == 2 and re.fullmatch(f"error: .*{flags[0]}.*see --help\n", said)
-
-
-# -------------------------------------------------------------- settings that are no more
-
-RETIRED = [(experiment, name) for experiment, module in EXPERIMENTS.items() for name in module.RETIRED]
-
-
-@pytest.mark.parametrize("experiment, name", RETIRED)
-def test_a_retired_setting_is_passed_over_only_at_the_value_that_did_nothing(experiment, name):
-    module = EXPERIMENTS[experiment]
-    value, now = module.RETIRED[name], {"seed": 7}
-    assert name not in {f.name for f in module.options(module.Config)}
-    assert module.config_of(now | {name: "x" if value is ... else value}, "old.npz") == module.Config(**now)
-    if value is not ...:
-        with pytest.raises(module.InputError, match=f"old.npz: of another experiment, or trained with {name} x, which"):
-            module.config_of(now | {name: "x"}, "old.npz")
-    with pytest.raises(module.InputError, match="of another experiment, or trained with no_such_setting 1"):
-        module.config_of(now | {"no_such_setting": 1}, "old.npz")
