@@ -754,8 +754,7 @@ def results_of(config, params, history, test, found=None):
 
 
 def report(config, params, history, test, say, found=None, **more):
-    """Print evaluate's result on the test pairs, and write --out-json, with what more was found. found: as results_of
-    takes it"""
+    """Print evaluate's result on the test pairs, and write --out-json, with what more was found"""
     results = results_of(config, params, history, test, found) | more
     low, high = results["test_set_accuracy_ci95"]
     say(f"\n{DIGIT_NAMES[results['source']]}, {test['n']} test pairs, IoU >= {config.min_iou}, merge {config.merge}\n"
@@ -803,10 +802,8 @@ PRESETS = {                        # what is not given
     "residual": {"conv1_channels": 16, "conv3_channels": 64, "norm": "batch", "lr": 3e-3, "muon": 0.006, "warmup": 200,
                  "recon_weight": 0.005},
     "classic": {"conv1_channels": 32, "conv3_channels": 64, "norm": "none", "lr": 2e-3, "muon": 0.0, "warmup": 0,
-                "recon_weight": 0.0005},
-    "paper": {"conv1_channels": 256, "conv3_channels": 64, "norm": "none", "lr": 2e-3, "muon": 0.0, "warmup": 0,
-              "recon_weight": 0.0005}}
-PRESETS["parts"] = PRESETS["deep"]
+                "recon_weight": 0.0005}}
+PRESETS |= {"parts": PRESETS["deep"], "paper": PRESETS["classic"] | {"conv1_channels": 256}}
 CNN = {"conv1_channels": 16, "norm": "batch", "lr": 1e-2, "muon": 0.02, "warmup": 200}  # instead, but for residual
 CAPS_ONLY, CNN_ONLY, REDRAWN = ({"model": models} for models in (("caps",), ("cnn", "vectors"), ("caps", "vectors")))
 
@@ -1928,7 +1925,11 @@ def save_network(path, config, history, groups):
 def save_weights(path, config, weights, history):
     """A trained network to keep and to hand on: weights as float16, running statistics as they are, no optimiser"""
     state = {name: a for name, a in weights.items() if name.endswith(STATE_ENDS)}
-    params = {name: a.astype(np.float16) for name, a in weights.items() if name not in state}
+    with np.errstate(over="ignore"):
+        params = {name: a.astype(np.float16) for name, a in weights.items() if name not in state}
+    for name, a in params.items():
+        if not np.isfinite(a).all():
+            raise InputError(f"cannot write {path}: {name} holds more than float16 can, {np.finfo(np.float16).max}")
     save_network(path, config, history, {"params": params, "state": state})
 
 
@@ -2097,7 +2098,10 @@ def look_at(path, args):
         if given.get(f.name, known) != known and not f.metadata.get("runtime") and f.name not in FREE:
             raise InputError(f"{flag_of(f.name)} {given[f.name]}: {path} was trained with {known}; leave the flag out, "
                              "or train anew without --load")
-    return found, dataclasses.replace(found.config, **given)
+    config = dataclasses.replace(found.config, **given)
+    if config.out_json and os.path.realpath(config.out_json) == os.path.realpath(path):
+        raise InputError(f"--out-json {config.out_json}: is the network's own file; give another")
+    return found, config
 
 
 # -------------------------------------------------------------- files

@@ -2670,7 +2670,11 @@ def save_network(path, config, history, groups):
 def save_weights(path, config, weights, history):
     """A trained network to keep and to hand on: weights as float16, running statistics as they are, no optimiser"""
     state = {name: a for name, a in weights.items() if name.endswith(STATE_ENDS)}
-    params = {name: a.astype(np.float16) for name, a in weights.items() if name not in state}
+    with np.errstate(over="ignore"):
+        params = {name: a.astype(np.float16) for name, a in weights.items() if name not in state}
+    for name, a in params.items():
+        if not np.isfinite(a).all():
+            raise InputError(f"cannot write {path}: {name} holds more than float16 can, {np.finfo(np.float16).max}")
     save_network(path, config, history, {"params": params, "state": state})
 
 
@@ -2839,7 +2843,10 @@ def look_at(path, args):
         if given.get(f.name, known) != known and not f.metadata.get("runtime") and f.name not in FREE:
             raise InputError(f"{flag_of(f.name)} {given[f.name]}: {path} was trained with {known}; leave the flag out, "
                              "or train anew without --load")
-    return found, dataclasses.replace(found.config, **given)
+    config = dataclasses.replace(found.config, **given)
+    if config.out_json and os.path.realpath(config.out_json) == os.path.realpath(path):
+        raise InputError(f"--out-json {config.out_json}: is the network's own file; give another")
+    return found, config
 
 
 # -------------------------------------------------------------- files

@@ -281,6 +281,8 @@ def read_picture(path):
         raise InputError(f"--image {path}: has {size} px; give one of at least {LEAST_SIDE} on each side")
     block = -(-max(pixels.shape[:2]) // WORK_SIDE)
     if plain:
+        if not np.isfinite(pixels).all():
+            raise InputError(f"--image {path}: holds what is no number; give another")
         return block_means(pixels[..., None], block)[..., 0].clip(0) / max(1, pixels.max())
     red, green, blue, alpha = np.moveaxis(block_means(pixels, block) / 255, -1, 0)
     gray = 0.299 * red + 0.587 * green + 0.114 * blue

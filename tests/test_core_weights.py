@@ -167,6 +167,13 @@ def test_no_run_goes_on_from_weights_alone(file, tiny):
     assert file.read_bytes() == before
 
 
+def test_what_float16_cannot_hold_is_refused_and_nothing_written(tiny, tmp_path):
+    config, weights, history = tiny
+    with pytest.raises(mc.InputError, match="W holds more than float16 can"):
+        mc.save_weights(tmp_path / "x.npz", config, weights | {"W": weights["W"] + 1e5}, history)
+    assert os.listdir(tmp_path) == ["home"]
+
+
 # -------------------------------------------------------------- looking at a trained network
 
 def look(file, **given):
@@ -189,6 +196,8 @@ def test_a_trained_network_is_looked_at_with_its_own_settings(file, tiny):
 def test_what_would_have_changed_its_training_is_refused(file, given, fault):
     with pytest.raises(mc.InputError, match=fault):
         look(file, **given)
+    with pytest.raises(mc.InputError, match="--out-json .*: is the network's own file"):
+        look(file, out_json=str(file))
 
 
 # -------------------------------------------------------------- writing

@@ -132,7 +132,7 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     *((AFF, "edge", name, f"{AFF_NETWORKS[name]} --padding 0", range(3), 3)
       for name in ("shared", "gap")),
     (AFF, "papers", "cnn-64", f"{WIDE_CNN} {AGREED}", range(2), 60),
-    *((NORB, "parts", part, f"{flags}", range(5), 2) for part, flags in PARTS.items()),
+    *((NORB, "parts", part, flags, range(5), 2) for part, flags in PARTS.items()),
     *((NORB, f"toys-{n}", head, f"--model {head} {SMALL_HEADS} --n-train-toys {n} --n-epochs {30 // n}",
        range(5), 1)
       for n in (1, 2, 3) for head in SWEPT),
