@@ -896,7 +896,6 @@ NOT_NORMALISED = {"norm": "none", "lr": 1e-3, "warmup": 0}
 PRESETS = {                        # what is not given
     "deep": {"conv1_channels": 16, "norm": "batch", "lr": 1e-2, "warmup": 200},
     "small": {"conv1_channels": 64, **NOT_NORMALISED}, "paper": {"conv1_channels": 256, **NOT_NORMALISED}}
-PADDING = {"shared": 4, "caps": 4}                                 # 8 suits all others on the trunk
 ONLY_CAPSULES = {"model": CAPSULES}
 
 
@@ -950,7 +949,7 @@ class Config(Settings):
         values = PRESETS.get(self.preset, {}) | {
             "loss": "margin" if capsules else "xent", "recon_weight": 0.0005 if capsules else 0.0,
             "routing_iters": 3 if self.model == "caps" else 1,
-            "padding": 0 if self.preset != "deep" or self.task == "mnist" else PADDING.get(self.model, 8),
+            "padding": 0 if self.preset != "deep" or self.task == "mnist" else 4 if self.model in ROUTED else 8,
             "dropout": 0.5 if self.preset != "deep" and self.model in ("dense", "cnn") else 0.0}
         values |= {"conv1_channels": 16} if narrow else {}
         lr = values.get("lr") if self.lr is None else self.lr
@@ -2027,9 +2026,8 @@ def save_weights(path, config, weights, history):
     state = {name: a for name, a in weights.items() if name.endswith(STATE_ENDS)}
     with np.errstate(over="ignore"):
         params = {name: a.astype(np.float16) for name, a in weights.items() if name not in state}
-    for name, a in params.items():
-        if not np.isfinite(a).all():
-            raise InputError(f"cannot write {path}: {name} holds more than float16 can, {np.finfo(np.float16).max}")
+    if large := [name for name, a in params.items() if not np.isfinite(a).all()]:
+        raise InputError(f"cannot write {path}: {large[0]} holds more than float16 can, {np.finfo(np.float16).max}")
     save_network(path, config, history, {"params": params, "state": state})
 
 

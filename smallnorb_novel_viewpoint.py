@@ -2672,9 +2672,8 @@ def save_weights(path, config, weights, history):
     state = {name: a for name, a in weights.items() if name.endswith(STATE_ENDS)}
     with np.errstate(over="ignore"):
         params = {name: a.astype(np.float16) for name, a in weights.items() if name not in state}
-    for name, a in params.items():
-        if not np.isfinite(a).all():
-            raise InputError(f"cannot write {path}: {name} holds more than float16 can, {np.finfo(np.float16).max}")
+    if large := [name for name, a in params.items() if not np.isfinite(a).all()]:
+        raise InputError(f"cannot write {path}: {large[0]} holds more than float16 can, {np.finfo(np.float16).max}")
     save_network(path, config, history, {"params": params, "state": state})
 
 
