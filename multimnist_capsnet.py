@@ -784,8 +784,8 @@ class Settings:
     lr_schedule: str = option("cosine", "cosine decay to 0, or constant", "training", choices=("cosine", "constant"))
     threads: int = option(0, "worker threads, 0 for one per core; does not change a bit", "run", low=0, high=256,
                           runtime=True)
-    checkpoint: str = option("", "write weights and optimiser to this .npz at every epoch's end", "run", runtime=True)
-    resume: bool = option(False, "go on from --checkpoint if it exists", "run", runtime=True)
+    checkpoint: str = option("", "write weights and optimiser to this .npz at every epoch's end; go on from it if it is "
+                             "there", "run", runtime=True)
     out_json: str = option("", "write settings and results to this file", "run", runtime=True)
     quiet: bool = option(False, "print nothing but errors", "run", runtime=True)
 
@@ -1809,8 +1809,6 @@ class Run:
         self.saved = ""                                                 # where to find the last good state
         if config.checkpoint and Path(config.checkpoint).exists():
             self.go_on_from(load_network(config.checkpoint))
-        elif config.resume:
-            progress.say(f"{config.checkpoint} is not there yet: starting anew")
         if config.warmup > self.n_steps:
             progress.say(f"the warm-up of {config.warmup} steps is longer than the run, {self.n_steps}: train longer")
         self.runner = Runner(config.threads, config.batch_size, progress)
@@ -1829,12 +1827,9 @@ class Run:
         return self.params | self.state
 
     def go_on_from(self, found):
-        """Take over a checkpoint's state, if this is its run and it is to be resumed"""
+        """Take over a checkpoint's state, if this is its run"""
         path = self.config.checkpoint
         check_same_run(self.config, self.source, found, path)
-        if not self.config.resume:
-            raise InputError(f"{path}: holds this run already, {found.step} of {self.n_steps} steps; go on with "
-                             "--resume, or begin anew with another --checkpoint")
         for group in CHECKPOINT:
             setattr(self, group, getattr(found, group))
         self.step, self.history = found.step, found.history
@@ -2039,8 +2034,6 @@ def check_options(config):
         for rule, (holds, words) in RULES.items():
             if rule in f.metadata and not holds(value, f.metadata[rule]):
                 raise InputError(f"{flag_of(f.name)} {value}: must be {words} {f.metadata[rule]}")
-    if config.resume and not config.checkpoint:
-        raise InputError("--resume needs --checkpoint FILE: the file to go on from")
     check_writable(config.checkpoint, config.out_json)
 
 
@@ -2092,8 +2085,8 @@ def look_at(path, args):
     check_given(given, [found.config])
     for f in options(Config):
         known = getattr(found.config, f.name)
-        if f.name in given and f.name in ("checkpoint", "resume"):
-            raise InputError(f"{flag_of(f.name)}: is of training, and {path} is trained; leave the flag out")
+        if f.name in given and f.name == "checkpoint":
+            raise InputError(f"--checkpoint: is of training, and {path} is trained; leave the flag out")
         if given.get(f.name, known) != known and not f.metadata.get("runtime") and f.name not in FREE:
             raise InputError(f"{flag_of(f.name)} {given[f.name]}: {path} was trained with {known}; leave the flag out, "
                              "or train anew without --load")
@@ -2127,7 +2120,6 @@ def write_atomically(path, write):
             raise
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}; choose a writable place with room") from None
-
 
 
 def digest_of(arrays):

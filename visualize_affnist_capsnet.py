@@ -204,7 +204,7 @@ def main():
                         "this folder say, the figures papers and forest; without DIR in results/; nothing is trained")
     affnist.add_config_flags(parser)
     args = parser.parse_args()
-    for name in "checkpoint", "resume", "out_json", "affnist_dir", "tests_on":
+    for name in "checkpoint", "out_json", "affnist_dir", "tests_on":
         if hasattr(args, name):
             raise InputError(f"{affnist.flag_of(name)}: means nothing here; leave it out")
     progress = affnist.Progress(hasattr(args, "quiet"))

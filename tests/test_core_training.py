@@ -220,7 +220,7 @@ def power_cut(at):
 def test_killed_and_resumed_is_never_killed(reference, tmp_path, at):
     """in the first epoch, and after the last step but before that is saved; with other threads afterwards"""
     experiment, path, refused = reference[0], tmp_path / "run.npz", EXPERIMENTS[reference[0]].InputError
-    given = dict(n_epochs=2, checkpoint=str(path), resume=True)                         # nothing there yet: starts anew
+    given = dict(n_epochs=2, checkpoint=str(path))
     with pytest.raises(KeyboardInterrupt):
         toy_run(experiment, power_cut(at), 1, **given)
     assert path.exists() == (at > 1)
@@ -229,8 +229,7 @@ def test_killed_and_resumed_is_never_killed(reference, tmp_path, at):
     assert steps == list(range({1: 0, 4: 2}[at], 5))
     before = path.read_bytes()
     assert_is(toy_run(experiment, **given), reference)                                  # nothing left to do
-    for changes, fault in ((dict(resume=False), "holds this run already, 4 of 4 steps; go on with --resume, or begin"),
-                           (dict(seed=1), "made by another run .seed 0, now 1.; give the same"),
+    for changes, fault in ((dict(seed=1), "made by another run .seed 0, now 1.; give the same"),
                            (dict(n_epochs=3), "made by another run .n_epochs 2, now 3")):      # its cosine knew the end
         with pytest.raises(refused, match=f"run.npz: {fault}"):
             toy_run(experiment, **given | changes)

@@ -160,7 +160,7 @@ def test_what_was_changed_or_is_none_is_refused_by_name(file, spoil):
 def test_no_run_goes_on_from_weights_alone(file, tiny):
     before = file.read_bytes()
     with pytest.raises(mc.InputError, match="net.npz: holds weights alone"):
-        mc.train(dataclasses.replace(tiny[0], checkpoint=str(file), resume=True), data=toy_digits())
+        mc.train(dataclasses.replace(tiny[0], checkpoint=str(file)), data=toy_digits())
     found = SimpleNamespace(config=tiny[0], source="mnist", adam_m={"W": 0})
     with pytest.raises(mc.InputError, match="made by another run .source mnist, now synthetic."):
         mc.check_same_run(tiny[0], "synthetic", found, "run.npz")
@@ -191,8 +191,8 @@ def test_a_trained_network_is_looked_at_with_its_own_settings(file, tiny):
 
 @pytest.mark.parametrize("given, fault", [
     (dict(lr=0.1), "--lr 0.1: .*net.npz was trained with 0.002; leave the flag out, or train anew without --load"),
-    (dict(resume=True), "--resume: is of training, and .*net.npz is trained"),
-    (dict(checkpoint="x.npz"), "--checkpoint: is of training"), (dict(cnn_head="mean"), "--cnn-head: means nothing")])
+    (dict(checkpoint="x.npz"), "--checkpoint: is of training, and .*net.npz is trained"),
+    (dict(cnn_head="mean"), "--cnn-head: means nothing")])
 def test_what_would_have_changed_its_training_is_refused(file, given, fault):
     with pytest.raises(mc.InputError, match=fault):
         look(file, **given)
@@ -219,8 +219,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
 
 
 def test_what_cannot_be_written_is_said_at_once(tmp_path):
-    for given, fault in ((dict(resume=True), "--resume needs --checkpoint"),
-                         (dict(checkpoint=str(tmp_path)), "it is a folder or a device"),
+    for given, fault in ((dict(checkpoint=str(tmp_path)), "it is a folder or a device"),
                          (dict(out_json=f"{tmp_path}/no/x.json"), "x.json: No such file or directory in its folder"),
                          (dict(out_json=f"{tmp_path}/x", checkpoint=f"{tmp_path}/home/../x"), "be written twice")):
         with pytest.raises(mc.InputError, match=fault):

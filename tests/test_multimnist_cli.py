@@ -104,7 +104,7 @@ BAD = [                            # script, flags, what the line names
     *((mc, f"{PLAIN} {flags}", named) for flags, named in (
         ("--batch-size 65", "--batch-size 65: more than --n-train 64"), ("--lr 1e38 --n-epochs 2", "diverged"),
         ("--digits mnist", "--mnist-dir"), ("--model cnn --conv1-channels 512", "hidden units only"),
-        ("--out-weights no/folder/x.npz", "no/folder"), ("--resume --checkpoint torn.npz", "torn.npz"))),
+        ("--out-weights no/folder/x.npz", "no/folder"), ("--checkpoint torn.npz", "torn.npz"))),
     (mc, f"{LOADED} --load folder", "folder"),
     *((viz, flags, named) for flags, named in (
         (f"{PLAIN} --model cnn", "--model cnn"), ("--load cnn.npz", "--load: holds a CNN"),
