@@ -880,8 +880,8 @@ class Settings:
     lr_schedule: str = option("cosine", "cosine decay to 0, or constant", "training", choices=("cosine", "constant"))
     threads: int = option(0, "worker threads, 0 for one per core; does not change a bit", "run", low=0, high=256,
                           runtime=True)
-    checkpoint: str = option("", "write weights and optimiser to this .npz at every epoch's end; go on from it if it is "
-                             "there", "run", runtime=True)
+    checkpoint: str = option("", "write weights and optimiser to this .npz at every epoch's end; go on from it if it "
+                             "is there", "run", runtime=True)
     out_json: str = option("", "write settings and results to this file", "run", runtime=True)
     quiet: bool = option(False, "print nothing but errors", "run", runtime=True)
 

@@ -20,3 +20,5 @@ def test_trained_resumed_loaded_and_kept(call, tmp_path, experiment):
     bits = [one["hit_bits"] for one in found]
     assert bits[0] == bits[1] == bits[2] and found[2]["loaded"]["file"] == "run.npz"
     assert found[3]["loaded"]["file"] == "net.npz" and bits[3].keys() == bits[0].keys()
+    code, out, err = call(module, module.main, *train, "--seed=1")
+    assert code == 2 and "run.npz: made by another run (seed 0, now 1)" in err and err.count("\n") == 1
