@@ -40,8 +40,7 @@ BOTH = "test_set_accuracy"
 FOREST = [                         # what render.forest draws: label, one setting, the other, key
     "Capsules minus a CNN that redraws nothing",
     ("72,000 pairs", "main/deep", "control/cnn", BOTH),
-    ("150,000 pairs", "main/middle", "control/middle-cnn", BOTH),
-    ("the paper's kind of pairs", "main/paper", "control/paper-cnn", BOTH),
+    ("1,200,000 of the paper's kind", "main/paper", "control/paper-cnn", BOTH),
     ("parts of half a digit", "parts/iters-3", "parts/cnn", BOTH),
     "Capsules minus a CNN that redraws digits, too",
     ("72,000 pairs", "main/deep", "control/vectors", BOTH),

@@ -125,7 +125,7 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
       for name in ("shared", "gap")),
     (AFF, "mnist", "shared", f"{DIGITS_TASK} --n-epochs 10", range(3), 11),
     *((MULTI, table, f"middle{name}", f"{RESIDUAL} {flags} {MIDDLE}", range(3), 14) for table, name, flags in (
-        ("main", "", ""), ("control", "-cnn", CNN_MEAN), ("control", "-iters-1", "--routing-iters 1"))),
+        ("main", "", ""), ("control", "-iters-1", "--routing-iters 1"))),
     *((AFF, "mnist", f"{n}{'-recon' * (weight > 0)}",
        f"--model caps --routing-iters {n} --recon-weight {weight} {DIGITS_TASK} --n-epochs 5", range(3), 6)
       for n, weight in ((1, 0), (3, 0.0005))),
