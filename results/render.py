@@ -312,6 +312,7 @@ PICTURES = {                       # README's: name -> what is along the axis, t
         ("with routing", "multimnist main/deep, test_set_accuracy"),
         ("the same, switched off", "multimnist main-off/deep, test_set_accuracy"),
         "two digits at once; parts see half a digit", ("with routing", "multimnist parts/iters-3, test_set_accuracy"),
+        ("the same, switched off", "multimnist parts-off/iters-3, test_set_accuracy"),
         ("trained without", "multimnist parts/iters-1, test_set_accuracy"),
         "EM routing, toys from new azimuths", ("with routing", "smallnorb heads-azimuth/em, held_out"),
         ("trained without", "smallnorb heads-azimuth/em-1, held_out")]),
