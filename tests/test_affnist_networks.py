@@ -135,6 +135,21 @@ def test_shared_capsules_by_loops(digits):
         np.testing.assert_allclose(out["v"][n], norm * s / (1 + norm ** 2), rtol=1e-6)
 
 
+@pytest.mark.parametrize("squash, u, v", [
+    ("all", "squashed", "squashed"), ("last", "plain", "squashed"), ("none", "plain", "plain"),
+    ("relu", "cut", "plain")])
+def test_what_is_squashed_is_what_the_setting_says(squash, u, v):
+    """The primary capsules' numbers, as the trunk gives them, and the sums of votes, each by hand"""
+    by_hand = {"plain": lambda s: s, "cut": lambda s: np.maximum(s, 0), "squashed": lambda s: (
+        s * np.linalg.norm(s, axis=-1, keepdims=True) / (1 + np.square(s).sum(-1, keepdims=True)))}
+    config = tiny("caps", squash=squash, routing_iters=1)
+    params, x = float64(config), normal(3, 49, 16)                                      # two types of capsules
+    out_v, out, _ = ac.capsules_forward(params, x.copy(), config, np.empty)
+    np.testing.assert_allclose(out["u"], by_hand[u](x.reshape(3, 98, 8)), rtol=1e-6)
+    s = np.einsum("nie,iejd->njd", out["u"], params["W"]) / 10
+    np.testing.assert_allclose(out_v, by_hand[v](s), rtol=1e-6)
+
+
 @pytest.mark.parametrize("padding, n", [(0, 5), (4, 7)])
 def test_places_are_the_middles_of_the_receptive_fields(padding, n):
     """Of the deep front end: 3x3, 3x3, pool, 3x3, 3x3, pool, 3x3: fields of 24 px, 4 px apart, so that five cover
@@ -215,15 +230,16 @@ def test_stopping_at_an_accuracy(digits, monkeypatch, tmp_path):
     assert again["steps"] == history["steps"]
 
 
-def test_dropout_drops_the_last_hidden_units(digits):
+@pytest.mark.parametrize("model, width, units, last", [("dense", 6, 6, "fc2_b"), ("cnn", 10, 6, "fc3_b")])
+def test_dropout_drops_the_last_hidden_units(digits, model, width, units, last):
     """And scales the others up, so that their mean stays; another mask for every digit"""
-    config = tiny("dense", preset="small", n_train=2000, width=6)
+    config = tiny(model, preset="small", n_train=2000, width=width)
     masks = np.concatenate([part["dropout_mask"] for part in ac.epoch_samples(digits, 0, config)])
-    assert masks.shape == (2000, 6) and set(np.unique(masks)) == {0, 2} and masks.mean() == pytest.approx(1, abs=0.05)
+    assert masks.shape == (2000, units) and set(np.unique(masks)) == {0, 2} and masks.mean() == pytest.approx(1, abs=0.05)
     params, batch = float64(config), batch_of(digits, config)
-    blind = ac.forward(params, batch["images"], config, dropout_mask=np.zeros((3, 6)))[0]["scores"]
-    np.testing.assert_allclose(blind, np.tile(params["fc2_b"], (3, 1)))
-    assert "dropout_mask" not in next(ac.epoch_samples(digits, 0, tiny("dense")))
+    blind = ac.forward(params, batch["images"], config, dropout_mask=np.zeros((3, units)))[0]["scores"]
+    np.testing.assert_allclose(blind, np.tile(params[last], (3, 1)))
+    assert "dropout_mask" not in next(ac.epoch_samples(digits, 0, dataclasses.replace(config, dropout=0.0)))
 
 
 @pytest.mark.parametrize("name", ["shared", "gap"])
