@@ -53,7 +53,7 @@ class Ledger:
             experiment, table, _ = name.split("/")
             key = experiment, f"{table}/{line['setting']}"
             self.results.setdefault(key, {})[line["seed"]] = line
-            self.stale |= {key} if stale(name, line) else set()
+            self.stale |= {key} if stale(name, lines) else set()
 
     def runs(self, experiment, setting):
         """The results of a setting, by seed; {} if there are none"""
@@ -75,7 +75,7 @@ class Ledger:
         if len(draws) > 1:
             found = [self.samples(experiment, f"{a}/{setting}", other and f"{b}/{other.partition('/')[2]}", key)
                      for a, b in zip(draws, others)]
-            return [sum(part) / len(part) for part in found if part]
+            return [sum(part) / len(part) for part in found] if all(found) else []
         key, _, goal = key.partition(" once ")
         first, _, second = key.partition(" vs ")
         values = self.values(experiment, one, first)
@@ -210,8 +210,10 @@ def table(ledger, text):
 
 def seeds_line(ledger, experiment, settings):
     """How many seeds some settings have, of how many that are planned; which results are stale"""
-    made = [len(ledger.runs(experiment, setting)) for setting in settings if "+" not in setting]
-    asked = [len(PLANNED[experiment, setting]) for setting in settings if "+" not in setting]
+    settings = [f"{table}/{setting.partition('/')[2]}" for setting in settings
+                for table in setting.partition("/")[0].split("+")]
+    made = [len(ledger.runs(experiment, setting)) for setting in settings]
+    asked = [len(PLANNED[experiment, setting]) for setting in settings]
     few = f"{min(made)}" if min(made) == max(made) else f"{min(made)} to {max(made)}"
     plan = f"{min(asked)}" if min(asked) == max(asked) else f"{min(asked)} to {max(asked)}"
     old = [setting for setting in settings if (experiment, setting) in ledger.stale]
@@ -290,11 +292,11 @@ PICTURES = {                       # README's: name -> what is along the axis, t
     "place": ("share of affine digits named right", [
         "anywhere on the canvas, stopped at equal accuracy",
         ("capsules, the paper's kind", "affnist papers/caps, affine_accuracy"),
-        ("the paper's CNN for MNIST", "affnist papers/cnn, affine_accuracy"),
+        ("the paper's CNN for MNIST, narrow", "affnist papers/cnn, affine_accuracy"),
         ("a CNN that pools", "affnist papers/dense, affine_accuracy"),
         "in the middle of the canvas, stopped alike",
         ("capsules, the paper's kind", "affnist papers/caps, centred_accuracy"),
-        ("the paper's CNN for MNIST", "affnist papers/cnn, centred_accuracy"),
+        ("the paper's CNN for MNIST, narrow", "affnist papers/cnn, centred_accuracy"),
         ("a CNN that pools", "affnist papers/dense, centred_accuracy"),
         "anywhere, after as many digits",
         ("capsules, the paper's kind", "affnist papers-free/caps, affine_accuracy"),

@@ -128,9 +128,10 @@ def test_a_changed_pin_makes_its_own_results_stale_and_no_other(kept, monkeypatc
     """Those of its flags, of any size, and what was measured on weights that such a run made"""
     pins = {name: {flags: {"since": 1} for flags in of} for name, of in ledger.PINS.items()}
     monkeypatch.setattr(ledger, "PINS", pins)
+    before = {name for name in kept if ledger.stale(name, kept)}
     for spoil in (lambda: pins[experiment][pin].update(since=10 ** 9), lambda: pins[experiment].pop(pin)):
         spoil()
-        stale = {name.rpartition("-")[0] for name, line in kept.items() if ledger.stale(name, line)}
+        stale = {name.rpartition("-")[0] for name in kept if ledger.stale(name, kept) and name not in before}
         assert sorted(stale) == [f"{experiment}/{setting}" for setting in settings]
 
 
@@ -139,7 +140,13 @@ def test_a_result_of_other_weights_is_stale(kept, name):
     line = kept[name]
     assert ledger.same_weights(line)
     parts = [("networks", file) for file in line.get("networks", {})] or [("loaded", "sha256")]
-    assert all(ledger.stale(name, line | {key: line[key] | {part: "0" * 64}}) for key, part in parts)
+    assert all(ledger.stale(name, {name: line | {key: line[key] | {part: "0" * 64}}}) for key, part in parts)
+
+
+def test_what_was_measured_on_a_run_is_stale_once_another_run_is_kept_in_its_place(kept):
+    name, run = f"{MULTI}/main-off/deep-0", f"{MULTI}/main/deep-0"
+    assert not ledger.stale(name, kept)
+    assert ledger.stale(name, kept | {run: kept[run] | {"seconds_train": kept[run]["seconds_train"] + 1}})
 
 
 def test_weights_are_made_again_when_another_run_is_the_one_that_is_kept(kept, monkeypatch):
@@ -183,7 +190,7 @@ def test_means_intervals_and_paired_differences_by_hand(accuracies):
     assert asked("main/residual, n_params, plain") == "1,234,567"
     assert asked("main/deep minus main/residual, test_set_accuracy") == "-0.330"                   # one seed both have
     assert asked("main/residual minus main/classic, test_set_accuracy vs n_params, plain, 1 digits") == "-1,234,566"
-    assert asked("main/middle, test_set_accuracy") == asked("main/deep minus main/adam, test_set_accuracy") == "not run"
+    assert asked("main/adam, test_set_accuracy") == asked("main/deep minus main/adam, test_set_accuracy") == "not run"
 
 
 def test_a_difference_once_the_first_was_as_good_as_the_second_at_its_end(results):
@@ -204,6 +211,8 @@ def test_a_difference_over_draws_has_the_draws_for_its_error(results):
     both = "toys2-azimuth+toys4-azimuth"
     assert render.value(found, f"smallnorb {both}/gap minus {both}/caps, held_out") == "+0.300 +- 1.271"
     assert render.value(found, f"smallnorb {both}/gap, held_out") == "0.325 +- 1.271"
+    assert render.seeds_line(found, NORB, [f"{both}/gap"]) == "Seeds: 2 of 3 planned."
+    assert render.value(found, "smallnorb toys2-azimuth+toys3-azimuth/gap, held_out") == "not run"
     with pytest.raises(mc.InputError, match="as many tables on either side"):
         render.value(found, f"smallnorb {both}/gap minus toys2-azimuth/caps, held_out")
 

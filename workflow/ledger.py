@@ -48,16 +48,22 @@ def same_weights(line):
                for path, sha256 in paths.items())
 
 
-def stale(name, line):
-    """Whether a result is to be made again. One after a run was measured on its checkpoint, which is not kept"""
-    last = since(BY_NAME[name]) if name in BY_NAME else None
-    return last is None or last > line["pins"] or not (BY_NAME[name].after or same_weights(line))
+def stale(name, lines):
+    """Whether one of some results is to be made again. One after a run was measured on its checkpoint, which is not
+    kept; but the run is known by the seconds that it took"""
+    line, result = lines[name], BY_NAME.get(name)
+    last = since(result) if result else None
+    if last is None or last > line["pins"]:
+        return True
+    if result.after:
+        return lines.get(result.after, line)["seconds_train"] != line["seconds_train"]
+    return not same_weights(line)
 
 
 def wanting(results, folder):
     """Those of some results that a folder has not, or has but stale"""
     lines = read(folder)
-    return [result for result in results if result.name not in lines or stale(result.name, lines[result.name])]
+    return [result for result in results if result.name not in lines or stale(result.name, lines)]
 
 
 def weights_wanting(folder):
