@@ -46,7 +46,6 @@ FOREST = [                         # what render.forest draws: label, one settin
     ("72,000 pairs", "main/deep", "control/vectors", BOTH),
     "Trained with routing minus trained without",
     ("72,000 pairs", "main/deep", "control/iters-1", BOTH),
-    ("150,000 pairs", "main/middle", "control/middle-iters-1", BOTH),
     ("1,200,000 pairs", "main/residual", "control/long-iters-1", BOTH),
     ("parts of half a digit", "parts/iters-3", "parts/iters-1", BOTH),
     "Trained with routing: on minus switched off",

@@ -48,7 +48,7 @@ FOUND = sorted(path.stem for path in ROOT.glob("*.py") if "\n# TWIN core" in pat
 EXPERIMENTS = sorted(FOUND, key=[*FIRST, *FOUND].index)
 QUICK = "--n-epochs 12 --n-train 6000"
 RESIDUAL = "--preset residual --warp 0.3 --batch-size 64"
-MIDDLE, LONG = "--n-epochs 10 --n-train 15000", "--n-epochs 20 --n-train 60000 --n-val 5000"
+LONG = "--n-epochs 20 --n-train 60000 --n-val 5000"
 PAPERS_PAIRS = "--min-iou 0 --merge add"
 CNN_MEAN = "--model cnn --cnn-head mean"
 HEADS = {                          # heads on one trunk, of one size, and each routing without its routing
@@ -124,8 +124,6 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     *((AFF, "long", name, f"{AFF_NETWORKS[name]} --n-epochs 10 --n-train 24000", range(1), 18)
       for name in ("shared", "gap")),
     (AFF, "mnist", "shared", f"{DIGITS_TASK} --n-epochs 10", range(3), 11),
-    *((MULTI, table, f"middle{name}", f"{RESIDUAL} {flags} {MIDDLE}", range(3), 14) for table, name, flags in (
-        ("main", "", ""), ("control", "-iters-1", "--routing-iters 1"))),
     *((AFF, "mnist", f"{n}{'-recon' * (weight > 0)}",
        f"--model caps --routing-iters {n} --recon-weight {weight} {DIGITS_TASK} --n-epochs 5", range(3), 6)
       for n, weight in ((1, 0), (3, 0.0005))),
