@@ -56,7 +56,7 @@ def stale(name, lines):
     if last is None or last > line["pins"]:
         return True
     if result.after:
-        return lines.get(result.after, line)["seconds_train"] != line["seconds_train"]
+        return result.after in lines and lines[result.after]["seconds_train"] != line["seconds_train"]
     return not same_weights(line)
 
 
