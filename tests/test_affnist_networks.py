@@ -235,7 +235,8 @@ def test_dropout_drops_the_last_hidden_units(digits, model, width, units, last):
     """And scales the others up, so that their mean stays; another mask for every digit"""
     config = tiny(model, preset="small", n_train=2000, width=width)
     masks = np.concatenate([part["dropout_mask"] for part in ac.epoch_samples(digits, 0, config)])
-    assert masks.shape == (2000, units) and set(np.unique(masks)) == {0, 2} and masks.mean() == pytest.approx(1, abs=0.05)
+    assert masks.shape == (2000, units) and set(np.unique(masks)) == {0, 2}
+    assert masks.mean() == pytest.approx(1, abs=0.05)
     params, batch = float64(config), batch_of(digits, config)
     blind = ac.forward(params, batch["images"], config, dropout_mask=np.zeros((3, units)))[0]["scores"]
     np.testing.assert_allclose(blind, np.tile(params[last], (3, 1)))
