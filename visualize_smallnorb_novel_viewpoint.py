@@ -47,10 +47,7 @@ FOREST = [                         # what render.forest draws
     "Vector capsules minus a CNN that averages",
     *both_splits("wide trunk, ", "wide-{split}/dynamic-shared", "wide-{split}/gap"),
     *both_splits("three other sets of toys, ", f"{TOYS_AGAIN}/dynamic-shared", f"{TOYS_AGAIN}/gap"),
-    *((f"small trunk, {n}, new {what}s", f"{table}/dynamic-shared", f"{table}/gap", "held_out") for n, what, table in (
-        ("1 toy a class", "azimuth", "toys-1"), ("2 toys", "azimuth", "toys-2"), ("3 toys", "azimuth", "toys-3"),
-        ("5 toys", "azimuth", "heads-azimuth"), ("3 azimuths", "toy", "azimuths-3"),
-        ("18 azimuths", "toy", "azimuths-18"))),
+    *both_splits("small trunk, ", "heads-{split}/dynamic-shared", "heads-{split}/gap"),
     "Matrix capsules minus a CNN that averages",
     *both_splits("small trunk, ", "heads-{split}/em", "heads-{split}/gap"),
     "With routing minus without (one iteration)",

@@ -42,7 +42,7 @@ class Result(NamedTuple):
 
 SIZES = ("--n-epochs", "--n-train", "--n-val", "--n-test", "--batch-size", "--digits",
          "--toy-seed", "--tests-on")
-SHRUNK = {"--stop-at": "0.02", "--n-per-class": "4", "--n-train-toys": "2", "--data": "shapes"}   # in every pin
+SHRUNK = {"--stop-at": "0.02", "--n-per-class": "4", "--data": "shapes"}                       # in every pin
 MULTI, NORB, AFF = FIRST = "multimnist_capsnet", "smallnorb_novel_viewpoint", "affnist_capsnet"
 FOUND = sorted(path.stem for path in ROOT.glob("*.py") if "\n# TWIN core" in path.read_text())
 EXPERIMENTS = sorted(FOUND, key=[*FIRST, *FOUND].index)
@@ -60,8 +60,6 @@ PARTS = {                          # what is taken from one of them, or given to
     "dynamic-shared-xent": "--model dynamic-shared --loss xent", "dynamic": "--model dynamic",
     "gap-places": "--model gap --places", "gap-margin": "--model gap --loss margin"}
 SPLITS, DRAWS, SMALL_HEADS = ("azimuth", "elevation"), (2, 3, 4), "--preset small"
-SWEPT = "gap", "dynamic-shared"                                             # heads that are trained on less
-AZIMUTHS = {3: ("340:380", 12), 18: ("0:340", 2)}     # how many: which, epochs
 CAPS, PAPERS_CNN = "--model caps", "--model cnn --preset small --lr 2e-3"
 PAPER = {                          # its two kinds of network, and that CNN normalised as the capsules are; minutes
     "caps": (f"{CAPS} --n-epochs 10", 4), "cnn": (f"{PAPERS_CNN} --n-epochs 16", 1),
@@ -114,7 +112,7 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
           *((name, PAPER[name][0]) for name in ("caps", "cnn")))),
     *((NORB, f"heads-{split}", head, f"{flags} {SMALL_HEADS} --split {split}", range(5), 1)
       for split in SPLITS for head, flags in HEADS.items()
-      if split == "azimuth" or head in (*SWEPT, "dynamic-shared-1", "em", "em-1")),
+      if split == "azimuth" or head in ("gap", "dynamic-shared", "dynamic-shared-1", "em", "em-1")),
     *((AFF, "steps", name, flags, range(3), 4) for name, flags in STEPS.items()),
     *((AFF, "few-10", name, f"{AFF_NETWORKS[name]} --n-per-class 10", range(5), 4)
       for name in ("shared", "gap", "max", "vectors")),
@@ -131,12 +129,6 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
       for name in ("shared", "gap")),
     (AFF, "papers", "cnn-64", f"{WIDE_CNN} {AGREED}", range(2), 60),
     *((NORB, "parts", part, flags, range(5), 2) for part, flags in PARTS.items()),
-    *((NORB, f"toys-{n}", head, f"--model {head} {SMALL_HEADS} --n-train-toys {n} --n-epochs {30 // n}",
-       range(5), 1)
-      for n in (1, 2, 3) for head in SWEPT),
-    *((NORB, f"azimuths-{n}", head, f"--model {head} {SMALL_HEADS} --split toys --train-azimuths {which} "
-       f"--n-epochs {epochs}", range(5), 1)
-      for n, (which, epochs) in AZIMUTHS.items() for head in SWEPT),
     *((NORB, "standard", setting, f"{CAPS} {flags} --split toys --n-epochs 2", range(3), 2)
       for setting, flags in STANDARD.items()),
     (NORB, "standard", "gap", f"--model gap {SMALL_HEADS} --n-epochs 2 --split toys", range(3), 1),
@@ -221,8 +213,6 @@ CAPTIONS = {                       # of each table, in the lab book
        for draw in DRAWS for split in SPLITS},
     **{(NORB, f"heads-{split}"): f"Heads of one size on one trunk, new {split}s." for split in SPLITS},
     (NORB, "parts"): "What is taken from vector capsules, or given to a CNN.",
-    **{(NORB, f"toys-{n}"): f"Trained on {n} toys of each class." for n in (1, 2, 3)},
-    **{(NORB, f"azimuths-{n}"): f"Trained on {n} azimuths, tested on new toys." for n in AZIMUTHS},
     (NORB, "standard"): "The standard task: new toys.",
     (NORB, "alive"): "How active EM capsules are that see blank ground, and those that see ink."}
 AFF_SHIPPED = "weights/affnist_shared.npz weights/affnist_gap.npz"
