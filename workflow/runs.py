@@ -127,7 +127,7 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
       for n, weight in ((1, 0), (3, 0.0005))),
     *((AFF, "edge", name, f"{AFF_NETWORKS[name]} --padding 0", range(3), 3)
       for name in ("shared", "gap")),
-    (AFF, "papers", "cnn-64", f"{WIDE_CNN} {AGREED}", range(2), 60),
+    (AFF, "papers", "cnn-64", f"{WIDE_CNN} {AGREED}", range(5), 48),
     *((NORB, "parts", part, flags, range(5), 2) for part, flags in PARTS.items()),
     *((NORB, "standard", setting, f"{CAPS} {flags} --split toys --n-epochs 2", range(3), 2)
       for setting, flags in STANDARD.items()),
