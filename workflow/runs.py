@@ -81,7 +81,6 @@ PAPERS = {                         # its own kind: not normalised, no margin, Ad
     "dense": "--preset small --model dense"}
 WIDE_CNN = "--preset small --model cnn --conv1-channels 64"                # convolutions as wide as the capsules'
 AGREED = "--stop-at 0.98 --lr-schedule constant --n-train 6000 --n-epochs 40"                      # all four get there
-DIGITS_TASK = "--task mnist --n-train 55000"
 
 
 RUNS = (                           # experiment, table, setting, flags, seeds, minutes of one seed on one core
@@ -121,10 +120,7 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
         ("control", "paper-cnn", f"{CNN_MEAN} {PAPERS_PAIRS}"), ("control", "long-iters-1", "--routing-iters 1"))),
     *((AFF, "long", name, f"{AFF_NETWORKS[name]} --n-epochs 10 --n-train 24000", range(1), 18)
       for name in ("shared", "gap")),
-    (AFF, "mnist", "shared", f"{DIGITS_TASK} --n-epochs 10", range(3), 11),
-    *((AFF, "mnist", f"{n}{'-recon' * (weight > 0)}",
-       f"--model caps --routing-iters {n} --recon-weight {weight} {DIGITS_TASK} --n-epochs 5", range(3), 6)
-      for n, weight in ((1, 0), (3, 0.0005))),
+    (AFF, "mnist", "shared", "--task mnist --n-train 55000 --n-epochs 10", range(3), 11),
     *((AFF, "edge", name, f"{AFF_NETWORKS[name]} --padding 0", range(3), 3)
       for name in ("shared", "gap")),
     (AFF, "papers", "cnn-64", f"{WIDE_CNN} {AGREED}", range(5), 48),
