@@ -44,6 +44,7 @@ FOREST = [                         # what render.forest draws
     "The paper's matrix capsules minus its kind of CNN",
     *both_splits("", "paper-{split}/caps", "paper-{split}/cnn"),
     *both_splits("that CNN normalised, ", "paper-{split}/caps", "paper-{split}/cnn-norm"),
+    *both_splits("three other sets of toys, ", f"{TOYS_AGAIN}/caps", f"{TOYS_AGAIN}/cnn"),
     "Vector capsules minus a CNN that averages",
     *both_splits("wide trunk, ", "wide-{split}/dynamic-shared", "wide-{split}/gap"),
     *both_splits("three other sets of toys, ", f"{TOYS_AGAIN}/dynamic-shared", f"{TOYS_AGAIN}/gap"),
