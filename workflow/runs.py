@@ -127,7 +127,6 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     *((NORB, "parts", part, flags, range(5), 2) for part, flags in PARTS.items()),
     *((NORB, "standard", setting, f"{CAPS} {flags} --split toys --n-epochs 2", range(3), 2)
       for setting, flags in STANDARD.items()),
-    (NORB, "standard", "gap", f"--model gap {SMALL_HEADS} --n-epochs 2 --split toys", range(3), 1),
     *((NORB, table, "nearest", f"--model nearest --split {split}", range(1), 0.2)
       for table, split in (("wide-azimuth", "azimuth"), ("wide-elevation", "elevation"), ("standard", "toys"))))
 TOY = {MULTI: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 64, "--digits": "auto"},
