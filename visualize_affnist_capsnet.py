@@ -64,7 +64,7 @@ FOREST = [                         # what render.forest draws
     affine("matrices and places", "steps/transformation", "steps/start"),
     affine("routing, 3 iterations", "steps/routing", "steps/transformation"),
     affine("squash", "steps/squash", "steps/routing"), affine("margin loss", "steps/margin", "steps/squash"),
-    affine("redrawing", "free/shared-3", "steps/margin")]
+    affine("redrawing", "steps/redrawing", "steps/margin")]
 
 
 @dataclass(frozen=True)

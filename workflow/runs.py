@@ -68,14 +68,14 @@ STANDARD = {                       # the paper's ablations on the standard task
     **{f"caps-{n}": f"--routing-iters {n}" for n in (2, 3)}, "caps-spread": "--loss spread"}
 AFF_NETWORKS = {
     "shared": "", "caps-1": "--model caps --routing-iters 1", "gap": "--model gap", "dense": "--model dense",
-    "caps": "--model caps", "shared-3": "--routing-iters 3", "vectors": "--model vectors",
+    "caps": "--model caps", "vectors": "--model vectors",
     "vectors-max": "--model vectors-max", "max": "--model max"}
 MARGINS = 0, 4, 8                  # px of background around the canvas, tried on affine validation digits
 BARE = "--squash none --loss xent --recon-weight 0"
 STEPS = {                          # from a CNN of ten vectors to a capsule network, and what is taken from that one
     "start": f"--model vectors --padding 4 {BARE}", "transformation": BARE, "routing": f"--routing-iters 3 {BARE}",
     "squash": "--routing-iters 3 --loss xent --recon-weight 0", "margin": "--routing-iters 3 --recon-weight 0",
-    "squash-relu": "--squash relu", "squash-last": "--squash last"}
+    "redrawing": "--routing-iters 3", "squash-relu": "--squash relu", "squash-last": "--squash last"}
 PAPERS = {                         # its own kind: not normalised, no margin, Adam; controls of the capsules' size
     "caps": "--preset small --model caps", "cnn": "--preset small --model cnn",
     "dense": "--preset small --model dense"}
@@ -92,7 +92,7 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
       for name, flags in PAPERS.items()),
     *((AFF, "free", name, AFF_NETWORKS[name], range(10), 4) for name in ("shared", "vectors", "gap")),
     *((AFF, "free", name, AFF_NETWORKS[name], range(5), 4)
-      for name in ("max", "vectors-max", "dense", "caps-1", "caps", "shared-3")),
+      for name in ("max", "vectors-max", "dense", "caps-1", "caps")),
     *((MULTI, "main", name, f"{flags} {QUICK}", range(n), 3) for name, flags, n in (
         ("deep", "", 10), ("classic", "--preset classic", 5), ("adam", "--muon 0", 5))),
     *((MULTI, "control", name, f"{flags} {QUICK}", range(n), 3) for name, flags, n in (
