@@ -123,7 +123,7 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     (AFF, "mnist", "shared", "--task mnist --n-train 55000 --n-epochs 10", range(3), 11),
     *((AFF, "edge", name, f"{AFF_NETWORKS[name]} --padding 0", range(3), 3)
       for name in ("shared", "gap")),
-    (AFF, "papers", "cnn-64", f"{WIDE_CNN} {AGREED}", range(5), 48),
+    (AFF, "papers", "cnn-64", f"{WIDE_CNN} {AGREED}", range(3), 48),
     *((NORB, "parts", part, flags, range(5), 2) for part, flags in PARTS.items()),
     *((NORB, "standard", setting, f"{CAPS} {flags} --split toys --n-epochs 2", range(3), 2)
       for setting, flags in STANDARD.items()),
