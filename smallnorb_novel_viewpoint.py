@@ -2949,7 +2949,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, description=""):
         first, *_, last = description.split("\n\n") * 2
-        super().__init__(usage="%(prog)s [--seed N] [--n-epochs N] [--load [FILE]] [other flags, below]",
+        super().__init__(usage="%(prog)s [--seed N] [--n-epochs N] [other flags, below]",
                          description=f"{last.strip()}\n\n{first}", allow_abbrev=False,
                          formatter_class=argparse.RawDescriptionHelpFormatter)
 

@@ -45,13 +45,13 @@ def affine(label, one, other):
 FOREST = [                         # what render.forest draws
     "The paper's capsules minus its kind of CNN, stopped alike",
     *((test.replace("\n", " "), "papers/caps", "papers/cnn", key) for key, test in list(TESTS.items())[1:]),
-    "The same, trained on digits anywhere",
+    "The same, but after 96,000 digits anywhere",
     *((test.replace("\n", " "), "papers-anywhere/caps", "papers-anywhere/cnn", key) for key, test in (
         ("centred_accuracy", "affine, in the middle"), ("affine_accuracy", "affine, anywhere"))),
     "A CNN that pools minus the paper's capsules, affine anywhere",
     affine("stopped alike", "papers/dense", "papers/caps"),
-    affine("after as many digits", "papers-free/dense", "papers-free/caps"),
-    affine("trained on digits anywhere", "papers-anywhere/dense", "papers-anywhere/caps"),
+    affine("after 96,000 digits", "papers-free/dense", "papers-free/caps"),
+    affine("after 96,000 digits anywhere", "papers-anywhere/dense", "papers-anywhere/caps"),
     "Shared capsules, affine anywhere, minus",
     affine("a CNN that averages", "free/shared", "free/gap"),
     affine("a CNN that takes the largest", "free/shared", "free/max"),

@@ -269,7 +269,7 @@ def draw_azimuth_accuracy(ledger):
 
 
 OF_NETWORK = {"example_views": draw_example_views, "em_routing": draw_em_routing,
-              "alive": lambda run: draw_alive([before_and_after(run)])}
+              "alive_of_one": lambda run: draw_alive([before_and_after(run)])}
 OF_RESULTS = {"azimuth_accuracy": draw_azimuth_accuracy,
               "alive": lambda ledger: draw_alive([each["alive"] for each in results_of(ledger, "alive/caps")])}
 
@@ -308,7 +308,7 @@ def network_to_draw(args, given, say):
 
 def wanted_figures(args, given):
     """Names of the figures of a network, and of those of results, that these flags ask for"""
-    of_network = [args.only] if args.only else ["example_views", "em_routing"]
+    of_network = [f"{args.only}_of_one"] if args.only else ["example_views", "em_routing"]
     if not args.results:
         return of_network, []
     if args.load and args.only or given.keys() - {"quiet"} and not args.load:

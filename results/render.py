@@ -390,8 +390,8 @@ def forest(ledger, experiment, lines, path, say=print):
     axes.axvline(0, color="black", linewidth=1)
     axes.set_yticks(range(len(rows)), ["" if values is None else f"{label}  (n = {len(values)})"
                                        for label, values in rows])
-    axes.set_xlabel("difference, points of accuracy: mean and 95% interval over n seeds, or n sets\n"
-                    "grey: not told from zero; diamond: one seed, no interval")
+    fig.supxlabel("difference, points of accuracy: mean and 95% interval over n seeds, or n sets\n"
+                  "grey: not told from zero; diamond: one seed, no interval", fontsize=9)
     capsnet.write_figure(fig, path, say)
 
 

@@ -119,7 +119,7 @@ def test_figures_and_film(run_script, tmp_path):
     done = run_script(FILM, *TOYS, "--snapshots", 2, "--sweep-frames", 3, "--out", tmp_path / "film.gif")
     frames = imageio.imread(tmp_path / "film.gif")
     assert done.stderr == "" and len(frames) in (5, 6) and frames.shape[1:] == (390, 800, 3)
-    assert np.abs(frames[0].astype(int) - frames[-1]).max() > 100 and (tmp_path / "alive.png").exists()
+    assert np.abs(frames[0].astype(int) - frames[-1]).max() > 100 and (tmp_path / "alive_of_one.png").exists()
 
 
 def test_bad_input_of_figures_and_film(monkeypatch, capsys, tmp_path):

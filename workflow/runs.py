@@ -159,6 +159,8 @@ LOOKS = [                          # what the figures say, in numbers
     *(Result(AFF, "probes", name, seed, f"{AFF_PROBE} --load {{checkpoint}} --digits mnist --threads 1 --quiet", 3,
              f"{AFF}/free/{name}-{seed}")
       for name in ("shared", "caps", "vectors", "gap") for seed in range(5)),
+    *(Result(AFF, "probes", f"shipped-{name}", 0, f"{AFF_PROBE} --load weights/affnist_{name}.npz --digits mnist "
+             "--threads 1 --quiet", 3) for name in ("shared", "gap")),
     *(Result(NORB, "alive", "caps", seed, f"{ALIVE} --load {{checkpoint}} --threads 1", 1,
              f"{NORB}/paper-azimuth/caps-{seed}") for seed in range(5))]
 SMALL = {                          # what makes a command small; what is given twice counts as last
