@@ -112,7 +112,8 @@ class Guide:
             with contextlib.suppress(module.InputError):
                 if fit((found := module.load_network(path)).config):
                     return module, found
-        raise InputError(f"--load {path}: not there, or no trained network of pairs with capsules, of 40x40 px digits, or of toys")
+        raise InputError(f"--load {path}: no trained network of pairs with capsules, of 40x40 px digits, or of toys; "
+                         "or no file at all")
 
     def answer(self, ask):
         """A dict that the page sent -> the dict to send back. Of asks of one kind one is worked on at a time, and of
