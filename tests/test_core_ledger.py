@@ -122,7 +122,7 @@ def test_every_result_is_of_a_network_of_its_flags_size(kept):
 
 @pytest.mark.parametrize("experiment, pin, settings", [
     (MULTI, "--preset classic", ["main/classic"]),
-    (AFF, "--model gap", ["free/gap", "long/gap", "probes/gap",
+    (AFF, "--model gap", ["free/gap", "long/gap", "probes/gap", "probes/shipped-gap",
                                         "weights/gap"])])
 def test_a_changed_pin_makes_its_own_results_stale_and_no_other(kept, monkeypatch, experiment, pin, settings):
     """Those of its flags, of any size, and what was measured on weights that such a run made"""
