@@ -90,7 +90,7 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
       for table, length in (("papers-free", "--n-epochs 8"), ("papers-anywhere", "--task anywhere --n-epochs 8"),
                             ("papers", AGREED))
       for name, flags in PAPERS.items()),
-    *((AFF, "free", name, AFF_NETWORKS[name], range(10), 4) for name in ("shared", "vectors", "gap")),
+    *((AFF, "free", name, AFF_NETWORKS[name], range(7), 4) for name in ("shared", "vectors", "gap")),
     *((AFF, "free", name, AFF_NETWORKS[name], range(5), 4)
       for name in ("max", "vectors-max", "dense", "caps-1", "caps")),
     *((MULTI, "main", name, f"{flags} {QUICK}", range(n), 3) for name, flags, n in (
