@@ -76,7 +76,7 @@ STEPS = {                          # from a CNN of ten vectors to a capsule netw
     "start": f"--model vectors --padding 4 {BARE}", "transformation": BARE, "routing": f"--routing-iters 3 {BARE}",
     "squash": "--routing-iters 3 --loss xent --recon-weight 0", "margin": "--routing-iters 3 --recon-weight 0",
     "redrawing": "--routing-iters 3", "squash-relu": "--squash relu", "squash-last": "--squash last"}
-PAPERS = {                         # its own kind: not normalised, no margin, Adam; controls of the capsules' size
+PAPERS = {                         # its own kind: not normalised, no padding, Adam; controls of the capsules' size
     "caps": "--preset small --model caps", "cnn": "--preset small --model cnn",
     "dense": "--preset small --model dense"}
 WIDE_CNN = "--preset small --model cnn --conv1-channels 64"                # convolutions as wide as the capsules'
@@ -193,7 +193,7 @@ CAPTIONS = {                       # of each table, in the lab book
     (AFF, "few-10"): "Trained on 10 digits of each class.",
     (AFF, "long"): "After 240,000 moved digits: the networks that come along.",
     (AFF, "mnist"): "The plain task: MNIST's test images.",
-    (AFF, "edge"): "The same networks without a margin.",
+    (AFF, "edge"): "The same networks without padding.",
     (AFF, "nearest"): "Nearest neighbours in pixels.",
     (AFF, "weights"): "The networks that come along, from their files.",
     (AFF, "probes"): "Trained networks shown adversarial steps, turned digits, what is no digit; linear maps.",
