@@ -25,12 +25,12 @@ Every convolution is batch-normalised over 16 samples; a ReLU follows, after Pri
 on the capsule lengths + 0.0005 x summed squared error of the redrawn digit. Adam; the kernels of the convolutions go
 along their orthogonalised momentum (Muon). Every gradient is written out.
 
-Its rivals: capsules with a matrix for every place, as in the paper (`--model caps`); on the same trunk global average
+Its rivals: capsules with a matrix for every place, as in the paper (`--model capsnet`); on the same trunk global average
 pooling (`gap`), global maximum (`max`), a dense layer (`dense`), and class vectors that are averages (`vectors`) or
 maxima (`vectors-max`) alone; and the paper's CNN made small (`cnn`). `--routing-iters`, `--squash`, `--loss`,
 `--recon-weight 0` take parts away.
 
-Deviations from the paper: six small convolutions, normalised, for its two of 9x9 (`--preset paper --model caps` has
+Deviations from the paper: six small convolutions, normalised, for its two of 9x9 (`--preset paper --model capsnet` has
 them); a margin of background; cosine decay of the learning rate; Muon, where convolutions are normalised; affine test
 digits drawn here in affNIST's reported ranges, since its files are not fetched (`--affnist-dir` reads them).
 
@@ -63,7 +63,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-# TWIN preamble: what import needs, the same in every experiment ------------------------------------------------------
+# SHARED preamble: what import needs, the same in every experiment ----------------------------------------------------
 
 # One BLAS thread, set before numpy is imported: worker threads share the work in fixed shards instead, so that the bits
 # do not depend on their number.
@@ -86,7 +86,7 @@ def option(default, text, group, **extra):
     """
     return dataclasses.field(default=default, metadata={"help": text, "group": group, **extra})
 
-# END TWIN preamble ---------------------------------------------------------------------------------------------------
+# END SHARED preamble -------------------------------------------------------------------------------------------------
 
 # Axis legend, in the shape comments at line ends:
 #   N batch   H W height, width   C channels in   F channels out   K kernel side   I primary capsules   J digit capsules
@@ -121,25 +121,23 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.
                 for rows in run.batches(samples):
                     run.update(len(rows), *run.runner.loss_and_grads(run.params, samples, rows, config))
             found = evaluate(run.weights, stream_digits(data, config, "val"), config, run.runner)
-            run.close_epoch({"val_" + name: found[name] for name in ("loss", "naming", "recon_mse", "accuracy")
-                             if name in found}, f"validation {found['accuracy']:.4f}")
+            run.close_epoch({"val_" + name: found[name] for name in EPOCH_KEEPS if name in found}, f"validation {found['accuracy']:.4f}")
     return run.weights, run.history
 
 
 # ============================================================== the task: one digit, moved, or turned and stretched
 
-BOX = 28                           # side of an MNIST image, px
-SIDES = {"affnist": 40, "anywhere": 40, "mnist": 28}           # of each task's canvas, px
-SHIFTS = {"affnist": 6, "anywhere": None, "mnist": 2}          # training moves by so many px; None: wherever ink fits
+BOX, INK = 28, 20                  # sides of an MNIST image and of the square that its digit fits, px
+SIDES = {"affnist": 40, "mnist": 28}                           # of each task's canvas, px
+SHIFTS = {"affnist": "6", "mnist": "2"}                        # --train-shift where it is not given
 N_CLASSES = 10
 RANGES = {"turn": (-20.0, 20.0), "shear": (-0.2, 0.2), "down": (0.8, 1.2), "across": (0.8, 1.2)}        # affNIST's
-KINDS = "val", "test", "affine", "placed", "centred"           # of digits; their order is that of their generators
+KINDS = "val", "test", "affine", "any_position", "centered"           # of digits; their order is that of their generators
 TESTS = {                                         # of each task: key of the result, kind of digits, what is printed
-    "affnist": (("familiar", "test", "moved test digits"), ("placed", "placed", "moved further"),
-                ("centred", "centred", "affine, in the middle"), ("affine", "affine", "affine test digits"),
+    "affnist": (("familiar", "test", "moved test digits"), ("any_position", "any_position", "moved further"),
+                ("centered", "centered", "affine, in the middle"), ("affine", "affine", "affine test digits"),
                 ("real_affine", "real", "affNIST's files")),
     "mnist": (("test", "test", "test digits"),)}
-TESTS["anywhere"] = (("familiar", "test", "digits anywhere"), *TESTS["affnist"][2:])       # placed are no others
 REST = {"turn": 0.0, "shear": 0.0, "down": 1.0, "across": 1.0}          # no transformation: degrees, a share, factors
 
 
@@ -151,6 +149,18 @@ def place_digits(images, corners, side):
     rows, columns = np.clip(corners.T + BOX, 0, side + BOX)
     windows[np.arange(len(images)), rows, columns] = images
     return canvas[:, BOX:-BOX, BOX:-BOX]
+
+
+def max_shift(config):
+    """Return how far training digits are translated on each axis, px; None for any position on the canvas"""
+    return None if config.train_shift == "full" else int(config.train_shift)
+
+
+def test_sets(config):
+    """Return the rows of TESTS that a Config is tested on. Digits at any position are no other test set to a network
+    that was trained on them, and affNIST's files need --affnist-dir."""
+    wanted = {"any_position": max_shift(config) is not None, "real": config.affnist_dir}
+    return [(key, kind, words) for key, kind, words in TESTS[config.task] if wanted.get(kind, True)]
 
 
 def moved_digits(images, side, max_shift, rng):
@@ -224,25 +234,25 @@ def stream_digits(digits, config, kind, factors=None):
     """Test or validation digits in dicts of at most CHUNK: images (n, side, side) uint8, labels (n,).
 
     kind: "val", validation digits, or "test", moved, or with --task mnist as they are; of test digits also "affine",
-    transformed, anywhere on the canvas; "placed", moved by whole pixels to wherever they fit, which is further than
-    training moves them; "centred", transformed, their middle on the canvas', or as near as their ink allows; "real",
+    transformed, anywhere on the canvas; "any_position", moved by whole pixels to wherever they fit, which is further than
+    training moves them; "centered", transformed, their middle on the canvas', or as near as their ink allows; "real",
     affNIST's files. factors: those of affine or centred digits, {factor: number}, where they are not to be drawn."""
     if kind == "real":
         yield from read_affnist(config.affnist_dir)
         return
-    images, labels = digits["val" if kind == "val" else config.tests_on]
+    images, labels = digits["val" if kind == "val" else config.eval_split]
     n, side = min((config.n_val if kind == "val" else config.n_test) or len(labels), len(labels)), SIDES[config.task]
     for start in range(0, n, CHUNK):
         part = slice(start, min(start + CHUNK, n))
         rng = rng_for(config.seed, "evaluation", KINDS.index(kind), 0, start // CHUNK)
-        if kind == "placed":
+        if kind == "any_position":
             shown = digits_anywhere(images[part], side, rng)
-        elif kind in ("affine", "centred"):
+        elif kind in ("affine", "centered"):
             drawn = factors or {name: rng.uniform(*within, part.stop - start) for name, within in RANGES.items()}
             matrices = np.broadcast_to(affine_matrix(**drawn), (part.stop - start, 2, 2))
-            shown, _ = affine_digits(images[part], matrices, None if kind == "centred" else rng, side)
+            shown, _ = affine_digits(images[part], matrices, None if kind == "centered" else rng, side)
         else:
-            shown = moved_digits(images[part], side, 0 if config.task == "mnist" else SHIFTS[config.task], rng)
+            shown = moved_digits(images[part], side, 0 if config.task == "mnist" else max_shift(config), rng)
         yield {"images": shown, "labels": labels[part].astype(np.int64)}
 
 
@@ -267,7 +277,7 @@ def epoch_samples(digits, epoch, config, dtype=np.float32):
     for k, start in enumerate(range(0, config.n_train, size)):
         rows = np.fromiter(itertools.islice(order, min(size, config.n_train - start)), np.int64)
         rng = rng_for(config.seed, "batches", epoch, k)
-        samples = {"images": moved_digits(images[rows], SIDES[config.task], SHIFTS[config.task], rng),
+        samples = {"images": moved_digits(images[rows], SIDES[config.task], max_shift(config), rng),
                    "labels": labels[rows].astype(np.int64)}
         if config.dropout:
             kept = rng.random((len(rows), plan(config).n_dropped), np.float32) >= config.dropout
@@ -311,7 +321,7 @@ def read_affnist(folder):
 
 # ============================================================== the paper: capsules, routing, losses, the networks
 
-# TWIN dynamic routing: squash, votes, routing by agreement, lengths, margin loss -------------------------------------
+# SHARED dynamic routing: squash, votes, routing by agreement, lengths, margin loss -----------------------------------
 # u_hat, b, c and their gradients are indexed alike, (N, J, I, ...): j first, then the i that it hears.
 
 SQUASH_EPS = 1e-9                  # inside the square root of a norm: the gradient at a zero vector is 0, not 0/0
@@ -454,10 +464,10 @@ def margin_loss(lengths, present):
     return loss, (2 * DOWN_WEIGHT * (1 - present) * long - 2 * present * short) / N
 
 
-# END TWIN dynamic routing --------------------------------------------------------------------------------------------
+# END SHARED dynamic routing ------------------------------------------------------------------------------------------
 
 
-# TWIN shared votes: of vector capsules whose matrices are shared over places ------------------------------------------
+# SHARED shared votes: of vector capsules whose matrices are shared over places ---------------------------------------
 
 def with_places_forward(u, centres):
     """Each capsule with its place, scaled by its length, as two more numbers. u (N, I, E), I ordered (place, type),
@@ -491,7 +501,7 @@ def shared_votes_backward(du_hat, cache):
     return du.reshape(shape), dW
 
 
-# END TWIN shared votes ------------------------------------------------------------------------------------------------
+# END SHARED shared votes ---------------------------------------------------------------------------------------------
 
 
 def uniform_forward(u, W, empty=np.empty):
@@ -512,7 +522,7 @@ def uniform_backward(ds, cache):
     return np.broadcast_to(du[:, None], (N, I // B, B * E)).reshape(N, I, E), dW.reshape(W.shape)
 
 
-# TWIN reconstruction: a class's capsule redraws what it saw ----------------------------------------------------------
+# SHARED reconstruction: a class's capsule redraws what it saw --------------------------------------------------------
 
 def mask_forward(v, digits):
     """Keep one capsule, zero the others, once for every digit to redraw. v (N, J, D), digits (N, R) -> (N*R, J*D)"""
@@ -539,9 +549,9 @@ def reconstruction_loss(recon, target):
     return float(np.vdot(error, error)) / N, error * (2 / N)
 
 
-# END TWIN reconstruction ---------------------------------------------------------------------------------------------
+# END SHARED reconstruction -------------------------------------------------------------------------------------------
 
-# TWIN cross entropy: the loss of a softmax ----------------------------------------------------------------------------
+# SHARED cross entropy: the loss of a softmax -------------------------------------------------------------------------
 
 def cross_entropy(scores, labels):
     """-log softmax(scores)[label], mean over the batch. scores (N, J), labels (N,) -> loss (float), dscores (N, J)"""
@@ -554,27 +564,27 @@ def cross_entropy(scores, labels):
     return -float(log_p[n, labels].sum()) / len(labels), dscores
 
 
-# END TWIN cross entropy -----------------------------------------------------------------------------------------------
+# END SHARED cross entropy --------------------------------------------------------------------------------------------
 
 
 def naming_loss(out, labels, config):
     """The loss on the names: of a CNN the cross-entropy of its scores, of capsules the margin loss on their lengths, or
-    the cross-entropy of their logarithms: p_j = |v_j| / sum_k |v_k|. -> loss (float), its gradient (N, J)"""
+    the cross-entropy of their logarithms: p_j = |v_j| / sum_k |v_k|. -> its name, loss (float), its gradient (N, J)"""
     if config.loss == "margin":
-        return margin_loss(out["scores"], np.eye(N_CLASSES, dtype=out["scores"].dtype)[labels])
+        return "margin", *margin_loss(out["scores"], np.eye(N_CLASSES, dtype=out["scores"].dtype)[labels])
     if config.model not in CAPSULES:
-        return cross_entropy(out["scores"], labels)
+        return "cross_entropy", *cross_entropy(out["scores"], labels)
     loss, dlogs = cross_entropy(np.log(out["scores"]), labels)
-    return loss, dlogs / out["scores"]
+    return "cross_entropy", loss, dlogs / out["scores"]
 
 
 # -------------------------------------------------------------- the networks
 
-CAPSULES, CNNS = ("shared", "caps", "vectors", "vectors-max"), ("gap", "max", "dense", "cnn")
+CAPSULES, CNNS = ("capsnet-shared", "capsnet", "vector-gap", "vector-gmp"), ("cnn-gap", "cnn-gmp", "cnn-dense", "cnn")
 VECTORS = CAPSULES[2:]                                         # averages, or maxima, over places: no votes, no routing
 MODELS = CAPSULES + CNNS
-ROUTED = ("shared", "caps")                                    # those with primary capsules, votes and routing
-OF_THE_PAPER = ("caps", "dense", "cnn")                        # those that presets small and paper have
+ROUTED = ("capsnet-shared", "capsnet")                                    # those with primary capsules, votes and routing
+OF_THE_PAPER = ("capsnet", "cnn-dense", "cnn")                        # those that presets small and paper have
 E, D = 8, 16                       # dimensions of a primary and of a digit capsule
 VOTES_GAIN = 16.0                  # of the variance of a digit's summed votes, at first
 CONV3, CONV5 = 64, 128             # channels of the trunk's third and fourth convolutions, and of its fifth
@@ -591,17 +601,17 @@ def layers_of(config, width):
         return "conv2d", name, K, stride, F
     capsules = SIZES[config.preset][0] * E
     deep = (conv("conv1", c), relu, conv("conv2", c), pool, relu, conv("conv3", CONV3), relu, conv("conv4", CONV3),
-            pool, relu, conv("conv5", width if config.model in ("gap", "max") else CONV5), relu)
+            pool, relu, conv("conv5", width if config.model in ("cnn-gap", "cnn-gmp") else CONV5), relu)
     if config.model == "cnn":                      # of 256, 256 and 128 channels, 328 and 192 units in the paper
         layers = (conv("conv1", c, K=5), relu, conv("conv2", c, K=5), relu, conv("conv3", -(-c // 2), K=5), relu,
                   ("flatten",), ("linear", "fc1", width), relu, ("linear", "fc2", -(-width * 192 // 328)), relu,
                   ("dropout",), ("linear", "fc3", N_CLASSES))
-    elif config.model == "dense":
+    elif config.model == "cnn-dense":
         layers = (*deep, ("flatten",), ("linear", "fc1", width), relu, ("dropout",), ("linear", "fc2", N_CLASSES))
-    elif config.model in ("gap", "max"):
-        layers = (*deep, ("mean",) if config.model == "gap" else ("largest",), ("linear", "fc1", N_CLASSES))
+    elif config.model in ("cnn-gap", "cnn-gmp"):
+        layers = (*deep, ("mean",) if config.model == "cnn-gap" else ("largest",), ("linear", "fc1", N_CLASSES))
     elif config.model in VECTORS:
-        seen = ("mean",) if config.model == "vectors" else ("largest",)
+        seen = ("mean",) if config.model == "vector-gap" else ("largest",)
         layers = (*deep, conv("primary", N_CLASSES * D, K=1), seen)
     elif config.preset == "deep":
         layers = (*deep, conv("primary", capsules, K=1))
@@ -631,8 +641,8 @@ def param_shapes(config, width=0):
     found, J, B = plan(config, width), N_CLASSES, SIZES[config.preset][0]
     shapes = dict(found.shapes)
     if config.model in ROUTED:
-        shapes["W"] = (B * (len(found.places) if config.model == "caps" else 1), E, J, D)       # (I or B, E, J, D)
-    shapes |= {"place_W": (2, J, D)} if config.model == "shared" else {}
+        shapes["W"] = (B * (len(found.places) if config.model == "capsnet" else 1), E, J, D)       # (I or B, E, J, D)
+    shapes |= {"coordinate_W": (2, J, D)} if config.model == "capsnet-shared" else {}
     return shapes | (work_out(decoder(config), 1, J * D).shapes if config.recon_weight else {})
 
 
@@ -645,7 +655,7 @@ def own_width(config):
 
     def size(width, config=config):
         return sum(math.prod(shape) for shape in param_shapes(config, width).values())
-    like = "shared" if config.model in ("gap", "max") else "caps"
+    like = "capsnet-shared" if config.model in ("cnn-gap", "cnn-gmp") else "capsnet"
     target = size(0, dataclasses.replace(config, model=like, conv1_channels=None, recon_weight=0.0))
     above = bisect_left(range(1, 4096), target, key=size) + 1                           # the first that is not smaller
     return min((max(1, above - 1), above), key=lambda width: abs(size(width) - target))
@@ -658,8 +668,8 @@ def init_params(config):
     last = [name for name in shapes if name.endswith("_w")][-1]                         # makes scores, or pixels
     votes = E * len(plan(config).places) * SIZES[config.preset][0]                      # that a digit's capsule sums
     for name, shape in shapes.items():
-        fan_in = {"W": votes, "place_W": votes, "dec1_w": D}.get(name, math.prod(shape[:-1]))   # the rest is masked
-        gain = {"W": VOTES_GAIN, "place_W": VOTES_GAIN, "primary_w": 1, last: 1}.get(name, 2)
+        fan_in = {"W": votes, "coordinate_W": votes, "dec1_w": D}.get(name, math.prod(shape[:-1]))   # the rest is masked
+        gain = {"W": VOTES_GAIN, "coordinate_W": VOTES_GAIN, "primary_w": 1, last: 1}.get(name, 2)
         if name.endswith(("_b", "_gamma", "_beta")):
             params[name] = np.full(shape, name.endswith("_gamma"), np.float32)
         else:
@@ -719,14 +729,14 @@ def capsules_forward(params, x, config, empty):
         return v, {}, SimpleNamespace(routing=routing_cache, x_shape=x.shape)
     u, primary_cache = first[0](x.reshape(N, -1, E))                                    # (N, I, E)
     parts, places_cache, W, places = u, None, params["W"], plan(config).places
-    if "place_W" in params:
+    if "coordinate_W" in params:
         parts, places_cache = with_places_forward(u, places)
-        W = np.concatenate([W, np.broadcast_to(params["place_W"], (len(W), 2, N_CLASSES, D))], 1)
+        W = np.concatenate([W, np.broadcast_to(params["coordinate_W"], (len(W), 2, N_CLASSES, D))], 1)
     if config.routing_iters == 1:
         s, votes_cache = uniform_forward(parts, W, empty)
         v, routing_cache = last[0](s)
     else:
-        u_hat, votes_cache = (votes_forward(parts, W, empty) if config.model == "caps" else
+        u_hat, votes_cache = (votes_forward(parts, W, empty) if config.model == "capsnet" else
                               shared_votes_forward(parts, W, len(places), empty))       # (N, J, I, D)
         v, routing_cache = routing_forward(u_hat, config.routing_iters, empty, ending=last)
     return v, {"u": u}, SimpleNamespace(primary=primary_cache, places=places_cache, votes=votes_cache,
@@ -741,16 +751,16 @@ def capsules_backward(dv, cache, config, grads):
     if config.routing_iters == 1:
         du, dW = uniform_backward(last_backward(dv, cache.routing), cache.votes)
     else:
-        votes_back = votes_backward if config.model == "caps" else shared_votes_backward
+        votes_back = votes_backward if config.model == "capsnet" else shared_votes_backward
         du, dW = votes_back(routing_backward(dv, cache.routing), cache.votes)
     grads["W"] = dW[:, :E]
     if cache.places:
-        grads["place_W"] = dW[:, E:].sum(0)
+        grads["coordinate_W"] = dW[:, E:].sum(0)
         du = with_places_backward(du, cache.places)
     return first_backward(du, cache.primary).reshape(cache.x_shape)
 
 
-# TWIN rows: the first convolution, of an image with one channel ------------------------------------------------------
+# SHARED rows: the first convolution, of an image with one channel ----------------------------------------------------
 
 def im2col_rows(x, K):
     """x (N, H, W) -> (N, H-K+1, W, K): K shifted copies of the rows as channels. With it a KxK convolution of a
@@ -758,7 +768,7 @@ def im2col_rows(x, K):
     with K."""
     return np.ascontiguousarray(sliding_window_view(x, K, axis=1))
 
-# END TWIN rows -------------------------------------------------------------------------------------------------------
+# END SHARED rows -----------------------------------------------------------------------------------------------------
 
 
 def largest_forward(x):
@@ -779,13 +789,14 @@ def loss_and_grads(params, batch, config, empty=np.empty, batch_fraction=1.0):
     """One batch (to_batch's dict) -> (terms, grads, statistics): means over the batch, times `batch_fraction`, a
     shard's part of its batch. Pure; with an Arena the grads live until rewind(). statistics: of the normalisations.
 
-    terms: loss = naming + recon_weight * recon; recon is the summed squared error; hits: digits named right.
+    terms: loss = margin (or cross_entropy) + recon_weight * recon; recon is the summed squared error; hits: digits
+    named right.
     """
     statistics = {}
     out, cache = forward(params, batch["images"], config, batch["labels"][:, None], empty, batch.get("dropout_mask"),
                          statistics)
-    naming, dscores = naming_loss(out, batch["labels"], config)
-    terms, drecon = {"loss": naming * batch_fraction, "naming": naming * batch_fraction}, None
+    name, loss, dscores = naming_loss(out, batch["labels"], config)
+    terms, drecon = {"loss": loss * batch_fraction, name: loss * batch_fraction}, None
     if "recon" in out:
         recon, drecon = reconstruction_loss(out["recon"], batch["images"][:, None])
         terms |= {"loss": terms["loss"] + config.recon_weight * recon * batch_fraction, "recon": recon * batch_fraction}
@@ -805,33 +816,37 @@ def forward_rows(params, samples, rows, config, empty, decode="labels"):
 # ============================================================== evaluation, report
 
 def evaluate(params, chunks, config, runner):
-    """Accuracy and losses over dicts of digits -> dict: n, hits, accuracy, right (n,), loss, naming, per_class (the
-    accuracy of each class; nan where there is none of it) and, with a decoder, recon_mse, per pixel"""
+    """Accuracy and losses over dicts of digits -> dict: n, hits, accuracy, correct (n,), loss, margin or cross_entropy,
+    per_class (the accuracy of each class; nan where there is none of it) and, with a decoder, recon_mse, per pixel"""
     right, labels, sums = [], [], np.zeros(2)
     for part in chunks:
         out, target = runner.forward(params, part, config), part["images"][:, None]
         right.append(out["scores"].argmax(1) == part["labels"])
         labels.append(part["labels"])
         recon = reconstruction_loss(out["recon"], target.astype(out["recon"].dtype) / 255)[0] if "recon" in out else 0.0
-        sums += np.array([naming_loss(out, part["labels"], config)[0], recon]) * len(part["labels"])
+        name, loss, _ = naming_loss(out, part["labels"], config)
+        sums += np.array([loss, recon]) * len(part["labels"])
     right, labels = np.concatenate(right), np.concatenate(labels)
-    (naming, recon), of_class = sums / len(right), [right[labels == digit] for digit in range(N_CLASSES)]
-    return {"n": len(right), "hits": int(right.sum()), "accuracy": right.mean(), "right": right,
-            "loss": naming + config.recon_weight * recon, "naming": naming,
+    (loss, recon), of_class = sums / len(right), [right[labels == digit] for digit in range(N_CLASSES)]
+    return {"n": len(right), "hits": int(right.sum()), "accuracy": right.mean(), "correct": right,
+            "loss": loss + config.recon_weight * recon, name: loss,
             "per_class": [float(each.mean()) if len(each) else math.nan for each in of_class]} | (
                 {"recon_mse": recon / SIDES[config.task] ** 2} if config.recon_weight else {})
+
+
+EPOCH_KEEPS = ("loss", "margin", "cross_entropy", "recon_mse", "accuracy")
 
 
 def tests_of(params, digits, config, runner):
     """-> {key: what evaluate finds} of all the tests of the task"""
     return {key: evaluate(params, stream_digits(digits, config, kind), config, runner)
-            for key, kind, _ in TESTS[config.task] if kind != "real" or config.affnist_dir}
+            for key, kind, _ in test_sets(config)}
 
 
 def announce(run, digits):
     """What a run prints at its start: data, network, settings"""
     config, (_, labels) = run.config, training_digits(digits, run.config)
-    where = "anywhere" if SHIFTS[config.task] is None else f"by up to {SHIFTS[config.task]} px"
+    where = "to any position" if max_shift(config) is None else f"by up to {max_shift(config)} px"
     run.progress.say(
         f"digits      {len(labels)} to train on: {digits['source']}, moved {where}\n"
         f"network     {config.model}, {config.preset}; {n_params(run.params):,} parameters\n"
@@ -842,7 +857,7 @@ def announce(run, digits):
 
 def results_of(config, params, history, tests, found=None):
     """The dict that --out-json writes. found: the network that was loaded, if it was not trained here"""
-    measured = {"hit_bits": {key: packed(test["right"]) for key, test in tests.items()}}
+    measured = {"hit_bits": {key: packed(test["correct"]) for key, test in tests.items()}}
     for key, test in tests.items():
         n = min(test["n"], MNIST.files["test", "labels"][2][0])       # affNIST's files hold each digit in 32 variants
         measured |= {f"{key}_accuracy": test["accuracy"], f"{key}_hits": test["hits"], f"{key}_n": test["n"],
@@ -855,8 +870,8 @@ def results_of(config, params, history, tests, found=None):
 def report(config, params, history, tests, say, found=None):
     """Print tests_of's results, and write --out-json"""
     results = results_of(config, params, history, tests, found)
-    say(f"\n{DIGIT_NAMES[results['source']]}{', of the validation images' * (config.tests_on == 'val')}")
-    for key, words in [(key, words) for key, _, words in TESTS[config.task] if key in tests]:
+    say(f"\n{DIGIT_NAMES[results['source']]}{', of the validation images' * (config.eval_split == 'val')}")
+    for key, _, words in test_sets(config):
         (low, high), test = results[f"{key}_accuracy_ci95"], tests[key]
         say(f"  {words:22}{test['accuracy']:.4f} of {test['n']}, 95% interval [{low:.4f}, {high:.4f}]"
             + (f", redrawn with error {test['recon_mse']:.4f}" if "recon_mse" in test else ""))
@@ -868,7 +883,7 @@ def report(config, params, history, tests, say, found=None):
 
 # ============================================================== settings
 
-# TWIN settings: what every experiment's Config has -------------------------------------------------------------------
+# SHARED settings: what every experiment's Config has -----------------------------------------------------------------
 
 @dataclass(frozen=True)
 class Settings:
@@ -890,7 +905,7 @@ class Settings:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
 
-# END TWIN settings ---------------------------------------------------------------------------------------------------
+# END SHARED settings -------------------------------------------------------------------------------------------------
 
 NOT_NORMALISED = {"norm": "none", "lr": 1e-3, "warmup": 0}
 PRESETS = {                        # what is not given
@@ -907,24 +922,28 @@ class Config(Settings):
     n_per_class: int = option(0, "training digits of each class, drawn by the seed; 0: all", "data", low=0, high=10_000)
     n_val: int = option(5000, "validation digits, training images held out, moved once", "data", low=1, high=5000)
     n_test: int = option(0, "test digits, the first there are; 0: all", "data", low=0, high=10_000, runtime=True)
-    tests_on: str = option("test", "images to draw tests from", "data", choices=("test", "val"), runtime=True)
-    task: str = option("affnist", "affnist: digits moved about on 40x40 px, tested on moved and on affine ones; "
-                       "anywhere: the same, trained wherever the ink fits; mnist: on 28x28 px, tested as they are",
-                       "data", choices=tuple(SIDES))
+    eval_split: str = option("test", "images to draw tests from", "data", choices=("test", "val"), runtime=True)
+    task: str = option("affnist", "affnist: digits translated on a 40x40 px canvas, tested on translated and on affine "
+                       "ones; mnist: on 28x28 px, tested as they are", "data", choices=tuple(SIDES))
+    train_shift: str = option(None, "training digits are translated by up to N px on each axis; full: to any position "
+                              "at which all of their ink is on the canvas", "data", metavar="N|full")
     affnist_dir: str = option("", "folder with affNIST's test_batches: test on its files, too; needs SciPy", "data",
-                              runtime=True, metavar="DIR", only={"task": ("affnist", "anywhere")})
+                              runtime=True, metavar="DIR", only={"task": ("affnist",)})
     digits: str = option("auto", "auto: MNIST if at hand or to be fetched, else synthetic", "data",
                          choices=("auto", "mnist", "synthetic"), runtime=True)
     mnist_dir: str = option("", "folder with the four MNIST idx files, raw or .gz (else $MNIST_DIR, else "
                             "~/.cache/hinton-mnist, else download)", "data", runtime=True, metavar="DIR")
-    lr: float = option(None, "Adam's learning rate at the start, or after the warm-up; twice as much is Muon's step of "
-                       "a normalised kernel, as a share of its length", "training", above=0)
+    lr: float = option(None, "Adam's learning rate at the start, or after the warm-up", "training", above=0)
+    warmup: int = option(None, "steps over which the learning rate first rises from 0", "training", low=0, high=100_000)
+    muon: float = option(None, "step of a normalised kernel along its orthogonalised momentum (Muon), as a share of "
+                         "the kernel's length, in Adam's place; 0, as with --norm none: Adam for all", "training",
+                         low=0, high=1)
     loss: str = option(None, "margin loss, or cross-entropy: of capsules with the logarithms of their lengths as "
-                       "scores", "training", choices=("margin", "xent"), only=ONLY_CAPSULES)
+                       "scores", "training", choices=("margin", "cross-entropy"), only=ONLY_CAPSULES)
     recon_weight: float = option(None, "weight of the summed squared error of the redrawn digit; 0: no decoder",
                                  "training", low=0, only=ONLY_CAPSULES)
     stop_at: float = option(0.0, "stop at this accuracy on validation digits; 0: never", "training", low=0, high=1)
-    model: str = option("shared", "capsules whose matrices are shared over places, or with one for every place (caps), "
+    model: str = option("capsnet-shared", "capsules whose matrices are shared over places, or with one for every place (caps), "
                         "or averages or maxima without a matrix (vectors, vectors-max); other heads on that trunk, as "
                         "large as shared (gap, max) or caps (dense) without decoder; the paper's cnn, as large as caps",
                         "network", choices=MODELS)
@@ -938,25 +957,23 @@ class Config(Settings):
                           low=0, high=20)
     conv1_channels: int = option(None, "channels of Conv1 and 2; cnn: Conv3 has half", "network", low=1, high=1024)
     routing_iters: int = option(None, "iterations; 1: uniform", "network", low=1, high=50, only={"model": ROUTED})
-    warmup: int = None             # these are no flags: the recipe says them
-    muon: float = None
-    dropout: float = None
+    dropout: float = None          # these are no flags: the recipe says them
     width: int = 0
 
     def recipe(self):
         capsules = self.model in CAPSULES
-        narrow = self.model == "dense" or (self.model, self.preset) == ("cnn", "small")
+        narrow = self.model == "cnn-dense" or (self.model, self.preset) == ("cnn", "small")
         values = PRESETS.get(self.preset, {}) | {
-            "loss": "margin" if capsules else "xent", "recon_weight": 0.0005 if capsules else 0.0,
-            "routing_iters": 3 if self.model == "caps" else 1,
+            "loss": "margin" if capsules else "cross-entropy", "recon_weight": 0.0005 if capsules else 0.0,
+            "routing_iters": 3 if self.model == "capsnet" else 1, "train_shift": SHIFTS.get(self.task),
             "padding": 0 if self.preset != "deep" or self.task == "mnist" else 4 if self.model in ROUTED else 8,
-            "dropout": 0.5 if self.preset != "deep" and self.model in ("dense", "cnn") else 0.0}
+            "dropout": 0.5 if self.preset != "deep" and self.model in ("cnn-dense", "cnn") else 0.0}
         values |= {"conv1_channels": 16} if narrow else {}
         lr = values.get("lr") if self.lr is None else self.lr
         return values | {"muon": 2 * lr if (self.norm or values.get("norm")) == "batch" else 0.0}
 
 
-WEIGHTS = Path(__file__).with_name("weights") / "affnist_shared.npz"                   # the network that comes along
+WEIGHTS = Path(__file__).with_name("weights") / "affnist_capsnet-shared.npz"                   # the network that comes along
 SOURCE = "digits"                                                   # the setting that says where data come from
 FREE = ("seed", "routing_iters")                                    # what may differ from what a network trained with
 
@@ -964,17 +981,21 @@ FREE = ("seed", "routing_iters")                                    # what may d
 def check_config(config):
     """check_options, and what concerns two settings at once"""
     check_options(config)
+    check_muon(config)
+    most = (SIDES[config.task] - INK) // 2
+    if config.train_shift != "full" and not (str(config.train_shift).isdecimal() and int(config.train_shift) <= most):
+        raise InputError(f"--train-shift {config.train_shift}: must be a whole number of pixels, 0 to {most}, or full")
     if config.batch_size > config.n_train:
         raise InputError(f"--batch-size {config.batch_size}: more than --n-train {config.n_train}; lower it")
-    if config.tests_on == "val" and config.n_test > MNIST.n_val:
-        raise InputError(f"--n-test {config.n_test}: with --tests-on val there are {MNIST.n_val} digits; lower it")
+    if config.eval_split == "val" and config.n_test > MNIST.n_val:
+        raise InputError(f"--n-test {config.n_test}: with --eval-split val there are {MNIST.n_val} digits; lower it")
     if config.affnist_dir:
         sum(1 for _ in read_affnist(config.affnist_dir))                                # now, not after training
 
 
 # ============================================================== twins: machinery that stands alike in other experiments
 
-# TWIN mnist: a data set of four idx files, its cache and download, and synthetic digits where it cannot be had --------
+# SHARED mnist: a data set of four idx files, its cache and download, and synthetic digits where it cannot be had -----
 
 MNIST = SimpleNamespace(
     name="MNIST", source="mnist", variable="MNIST_DIR", cache="~/.cache/hinton-mnist",
@@ -1236,9 +1257,9 @@ def load_digits(config, say=print, data_set=MNIST):
         start += n
     return digits
 
-# END TWIN mnist -------------------------------------------------------------------------------------------------------
+# END SHARED mnist ----------------------------------------------------------------------------------------------------
 
-# TWIN muon: steps of normalised kernels along their orthogonalised momentum ------------------------------------------
+# SHARED muon: steps of normalised kernels along their orthogonalised momentum ----------------------------------------
 
 MUON_BETA, MUON_ROUNDS = 0.95, 5
 MUON_POLYNOMIAL = 3.4445, -4.7750, 2.0315          # Jordan et al. 2024: steep at 0, so that few rounds do
@@ -1300,9 +1321,9 @@ def check_muon(config):
         raise InputError(f"--muon {config.muon}: is for normalised convolutions, and this network has none; leave it "
                          "or --norm none out")
 
-# END TWIN muon -------------------------------------------------------------------------------------------------------
+# END SHARED muon -----------------------------------------------------------------------------------------------------
 
-# TWIN core: the machinery, the same in every experiment --------------------------------------------------------------
+# SHARED core: the machinery, the same in every experiment ------------------------------------------------------------
 #
 # It calls these of the experiment: Config, WEIGHTS, SOURCE, FREE, param_shapes, init_params, to_batch,
 # loss_and_grads, forward_rows, take_step.
@@ -2321,7 +2342,7 @@ def add_config_flags(parser):
         text = f.metadata["help"] + f" [{only}]" * bool(only) + f" (default {default})" * (default not in ("", False))
         flag = {"help": text.replace("%", "%%")}                                        # argparse formats with %
         if f.type is bool:
-            flag["action"] = "store_true"
+            flag["action"] = "store_true" if f.default is False else argparse.BooleanOptionalAction
         else:
             names = f.metadata.get("choices")
             metavar = f.metadata.get("metavar", {int: "N", float: "X", str: "FILE"}[f.type])
@@ -2363,7 +2384,7 @@ def fail(message):
     print("error: " + " ".join(message.split()), file=sys.stderr)
     return 2
 
-# END TWIN core -------------------------------------------------------------------------------------------------------
+# END SHARED core -----------------------------------------------------------------------------------------------------
 
 LAYERS |= {"largest": (largest_forward, largest_backward), "dropout": (                 # by 0 or 1 / (1 - p)
     lambda x, mask=None: (x if mask is None else x * mask, mask), lambda dy, mask: dy if mask is None else dy * mask)}

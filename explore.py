@@ -33,15 +33,15 @@ import visualize_multimnist_capsnet as pictures
 
 ROOT = Path(__file__).parent
 NETWORKS = {                       # of each experiment: file in weights/ -> its name on the page, what it is
-    multi: {"multimnist_deep": ("capsules", "ten small convolutions, then ten capsules that route")},
-    affnist: {"affnist_shared": ("capsules", "six small convolutions; every place has the same matrices"),
-              "affnist_gap": ("CNN that averages", "five of the same convolutions, then a mean over all places"),
-              "affnist_small_caps": ("small capsules", "the paper's kind: every place has matrices of its own"),
+    multi: {"multimnist_capsnet": ("capsules", "ten small convolutions, then ten capsules that route")},
+    affnist: {"affnist_capsnet-shared": ("capsules", "six small convolutions; every place has the same matrices"),
+              "affnist_cnn-gap": ("CNN that averages", "five of the same convolutions, then a mean over all places"),
+              "affnist_small_capsnet": ("small capsules", "the paper's kind: every place has matrices of its own"),
               "affnist_small_cnn": ("small CNN", "the paper's kind: three convolutions, two hidden layers"),
-              "affnist_small_dense": ("small CNN that pools", "five convolutions with maxima, a hidden layer")},
-    norb: {"smallnorb_capsules": ("vector capsules", "five convolutions, then class capsules that route"),
-           "smallnorb_gap": ("CNN that averages", "five convolutions, then a mean over all places"),
-           "smallnorb_caps": ("matrix capsules", "the paper's kind: pose matrices and EM routing")}}
+              "affnist_small_cnn-dense": ("small CNN that pools", "five convolutions with maxima, a hidden layer")},
+    norb: {"smallnorb_capsnet-shared": ("vector capsules", "five convolutions, then class capsules that route"),
+           "smallnorb_cnn-gap": ("CNN that averages", "five convolutions, then a mean over all places"),
+           "smallnorb_matrix-capsnet": ("matrix capsules", "the paper's kind: pose matrices and EM routing")}}
 PAGE = {"/": ("index.html", "text/html"), "/explore.js": ("explore.js", "text/javascript"),
         "/explore.css": ("explore.css", "text/css")}           # and /ask: all the paths that there are
 MAX_BODY, N_DIGITS = 1_000_000, 200                            # bytes of an ask; test digits to pick from
@@ -107,7 +107,7 @@ class Guide:
 
     def look_at(self, path):
         """-> the experiment of a network's file, and the network"""
-        fits = (lambda c: c.model == "caps"), (lambda c: c.task != "mnist"), (lambda c: c.data != "shapes")
+        fits = (lambda c: c.model == "capsnet"), (lambda c: c.task != "mnist"), (lambda c: c.data != "shapes")
         for module, fit in zip(NETWORKS, fits):
             with contextlib.suppress(module.InputError):
                 if fit((found := module.load_network(path)).config):
@@ -130,11 +130,11 @@ class Guide:
             return getattr(self, what)(**ask, **late) if desk.newest == ticket else STALE
 
     def start(self):
-        names = [[[name, words, found.config.model in getattr(module, "CAPSULES", "caps")]
+        names = [[[name, words, found.config.model in getattr(module, "CAPSULES", "capsnet")]
                   for name, words, found in networks] for module, networks in self.networks.items()]
         return {"source": self.source, "digits": coded(self.images), "labels": self.labels.tolist(), "networks": names,
                 "least": [pictures.LEAST_LENGTH, pictures.LEAST_LEAD], "far": [FAR, STEP],
-                "ranges": affnist.RANGES, "moved": affnist.SHIFTS["affnist"], "azimuths": list(AZIMUTHS),
+                "ranges": affnist.RANGES, "moved": affnist.max_shift(affnist.Config()), "azimuths": list(AZIMUTHS),
                 "trained": norb.ranges_of(norb.Config())[0], "large": LARGE}
 
     def pair(self, image, routed):

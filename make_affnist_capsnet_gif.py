@@ -26,11 +26,11 @@ LEGEND = {"named right": BLUE, "named wrong": ORANGE, "not named": GRAY}
 LEVELS = 32                        # of red, green and blue: few colours, the same in every frame: a small file
 TOP, ROW, BOTTOM = 80, 176, 32     # heights of the headings, of a digit's row, of the legend, px
 PICTURE, BARS, GAP = 150, 250, 40  # widths, px
-NETWORKS = [str(affnist.WEIGHTS), str(affnist.WEIGHTS.with_name("affnist_gap.npz"))]
+NETWORKS = [str(affnist.WEIGHTS), str(affnist.WEIGHTS.with_name("affnist_cnn-gap.npz"))]
 FPS = 8                            # frames a second
-NAMES = {"shared": "capsules", "caps": "capsules as in the paper", "vectors": "vectors that average",
-         "vectors-max": "vectors of maxima", "gap": "CNN that averages", "max": "CNN that takes the largest",
-         "dense": "CNN that pools", "cnn": "CNN as in the paper"}
+NAMES = {"capsnet-shared": "capsules", "capsnet": "capsules as in the paper", "vector-gap": "vectors that average",
+         "vector-gmp": "vectors of maxima", "cnn-gap": "CNN that averages", "cnn-gmp": "CNN that takes the largest",
+         "cnn-dense": "CNN that pools", "cnn": "CNN as in the paper"}
 MAX_DIGITS, MAX_NETWORKS = 4, 3
 PATH = (                           # (factor, or where: the extremes it swings between); the others rest meanwhile
     ("turn", -60, 60), ("shear", -0.5, 0.5), ("down", 0.6, 1.3), ("across", 0.6, 1.3), ("place", -1, 1))
@@ -139,7 +139,7 @@ def main():
     for name, (value, low, high) in bounds.items():
         if not low <= value <= high:
             raise InputError(f"{name} {value}: must be between {low} and {high}")
-    for name in "out_json", "n_test", "threads", "affnist_dir", "tests_on":
+    for name in "out_json", "n_test", "threads", "affnist_dir", "eval_split":
         if hasattr(args, name):
             raise InputError(f"{affnist.flag_of(name)}: means nothing to a film; leave it out")
     if args.out.suffix.lower() != ".gif":

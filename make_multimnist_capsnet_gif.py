@@ -48,7 +48,7 @@ class Recorder:
         with capsnet.Runner(self.config.threads) as runner:
             val = capsnet.evaluate(params, [self.val], config, runner)
             out = runner.forward(params, self.shown, config)
-        return {"loss": val["loss"], "set accuracy": val["set_accuracy"], "lengths": out["lengths"],
+        return {"loss": val["loss"], "set accuracy": val["exact_match"], "lengths": out["lengths"],
                 "recon": out["recon"]}
 
 
@@ -133,7 +133,7 @@ def main():
     args = parser.parse_args()
     config = capsnet.config_from_args(args)
     capsnet.check_config(config)
-    if config.model != "caps":
+    if config.model != "capsnet":
         raise InputError(f"--model {config.model}: it has no capsules to draw; leave the flag out")
     n_steps = config.n_epochs * -(-config.n_train // config.batch_size)
     if args.snapshot_every < 1 or n_steps / args.snapshot_every > MAX_FRAMES:

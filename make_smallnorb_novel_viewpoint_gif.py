@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False})
 COLOURS = ("#0072B2", "#D55E00")  # of the two networks: Okabe & Ito, colour-blind safe
-NAMES = {"dynamic-shared": "capsules", "gap": "CNN"}
+NAMES = {"capsnet-shared": "capsules", "cnn-gap": "CNN"}
 FPS, HOLD, MAX_FRAMES = 5, 2000, 200     # ms the last frame of a part stays; frames are kept in memory, 1 MB each
 LEVELS = 32                     # of red, green and blue: few colours, the same in every frame: a small file, no flicker
 WIDTH, HEIGHT = 800, 390           # of the film, px
@@ -40,7 +40,7 @@ class Recorder:
     def __call__(self, step, params, terms):
         with norb.Runner(self.config.threads) as runner:
             found = norb.tests_of(params, self.data, self.config, runner)
-        self.history.append(((step, found["familiar"], found["held_out"]), params))
+        self.history.append(((step, found["familiar"], found["novel"]), params))
 
 
 def film(config, snapshots, data):
@@ -112,8 +112,8 @@ def draw_frames(configs, histories, n_sweep):
     def show(label, azimuth, light, all_params, marked=False):
         images, shown = view_of(label, azimuth, light, first)
         picture.set_data(shown)
-        trained, held_out = (norb.in_range(azimuth, wanted) for wanted in ranges)
-        where = "a side trained on" if trained else "a side never shown" if held_out else "between"
+        trained, novel = (norb.in_range(azimuth, wanted) for wanted in ranges)
+        where = "a side trained on" if trained else "a side never shown" if novel else "between"
         caption.set_text(f"{NORB_NAMES[label]} at {azimuth:.0f}°\n{where}")
         hand.set_xdata([np.deg2rad(azimuth)] * 2)
         for (ax, bars), config, params, ring in zip(panels, configs, all_params, (0.86, 0.6)):

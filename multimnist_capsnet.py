@@ -33,7 +33,7 @@ the paper's protocol); in long runs training digits are bent a little (`--warp`)
 add` is the official code's); fresh pairs every epoch; cosine decay of the learning rate; Muon (`--muon 0`: Adam for
 all); no bias on the digit capsules.
 
-`--model cnn` is the control: the same five convolutions below PrimaryCaps, one hidden layer (`--cnn-head mean`: on
+`--model cnn` is the control: the same five convolutions below PrimaryCaps, one hidden layer (`--cnn-head gap`: on
 averages over places) and ten sigmoids, no larger than the capsule network without its decoder.
 
 One command, a minute and a half on two cores:  python3 multimnist_capsnet.py --n-epochs 12 --n-train 6000 --seed 0
@@ -63,7 +63,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-# TWIN preamble: what import needs, the same in every experiment ------------------------------------------------------
+# SHARED preamble: what import needs, the same in every experiment ----------------------------------------------------
 
 # One BLAS thread, set before numpy is imported: worker threads share the work in fixed shards instead, so that the bits
 # do not depend on their number.
@@ -86,7 +86,7 @@ def option(default, text, group, **extra):
     """
     return dataclasses.field(default=default, metadata={"help": text, "group": group, **extra})
 
-# END TWIN preamble ---------------------------------------------------------------------------------------------------
+# END SHARED preamble -------------------------------------------------------------------------------------------------
 
 # Axis legend, in the shape comments at line ends:
 #   N batch   H W height, width   C channels in   F channels out   K kernel side   I primary capsules   J digit capsules
@@ -121,7 +121,7 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.
                     run.update(len(rows), *run.runner.loss_and_grads(run.params, pairs, rows, config))
             found = evaluate(run.weights, validation_pairs(data, config), config, run.runner)
             run.close_epoch({"val_" + name: found[name] for name in EPOCH_KEEPS if name in found},
-                            f"validation {found['set_accuracy']:.3f}")
+                            f"validation {found['exact_match']:.3f}")
     return run.weights, run.history
 
 
@@ -270,7 +270,7 @@ def to_batch(pairs, rows, dtype=np.float32):
 
 # ============================================================== the paper: capsules, routing, losses, the network
 
-# TWIN dynamic routing: squash, votes, routing by agreement, lengths, margin loss -------------------------------------
+# SHARED dynamic routing: squash, votes, routing by agreement, lengths, margin loss -----------------------------------
 # u_hat, b, c and their gradients are indexed alike, (N, J, I, ...): j first, then the i that it hears.
 
 SQUASH_EPS = 1e-9                  # inside the square root of a norm: the gradient at a zero vector is 0, not 0/0
@@ -413,9 +413,9 @@ def margin_loss(lengths, present):
     return loss, (2 * DOWN_WEIGHT * (1 - present) * long - 2 * present * short) / N
 
 
-# END TWIN dynamic routing --------------------------------------------------------------------------------------------
+# END SHARED dynamic routing ------------------------------------------------------------------------------------------
 
-# TWIN reconstruction: a class's capsule redraws what it saw ----------------------------------------------------------
+# SHARED reconstruction: a class's capsule redraws what it saw --------------------------------------------------------
 
 def mask_forward(v, digits):
     """Keep one capsule, zero the others, once for every digit to redraw. v (N, J, D), digits (N, R) -> (N*R, J*D)"""
@@ -442,7 +442,7 @@ def reconstruction_loss(recon, target):
     return float(np.vdot(error, error)) / N, error * (2 / N)
 
 
-# END TWIN reconstruction ---------------------------------------------------------------------------------------------
+# END SHARED reconstruction -------------------------------------------------------------------------------------------
 
 
 def sigmoid_cross_entropy(scores, present):
@@ -471,7 +471,7 @@ def naming_loss(out, labels, config):
 E, D = 8, 16                       # dimensions of a primary and of a digit capsule
 W_GAIN = 0.01            # of a vote's variance: short capsules at first learn faster than longer ones (0.08: -3 points)
 SIZES = {                          # of each preset: types of primary capsules, units of the decoder's two hidden layers
-    "deep": (16, 256, 512), "residual": (16, 512, 1024), "parts": (16, 256, 512), "classic": (8, 256, 512),
+    "deep": (16, 256, 512), "residual": (16, 512, 1024), "half-digit": (16, 256, 512), "classic": (8, 256, 512),
     "paper": (32, 512, 1024)}
 
 
@@ -490,9 +490,9 @@ def trunk(config):
     deep = (conv(1, c), relu, conv(2, c), pool, relu, conv(3, C), relu, conv(4, C), pool, relu, conv(5, 2 * C), relu)
     residual = (conv(1, c), relu, conv(2, 2 * c), pool, relu, conv(3, C), relu, *branch(1, C),
                 conv(4, 2 * C), pool, relu, *branch(3, 2 * C), conv(5, 4 * C), relu)
-    parts = (conv(1, c), relu, conv(2, c), pool, relu, conv(3, 2 * C, stride=2), relu)
-    layers = {"deep": deep, "residual": residual, "parts": parts}.get(config.preset)
-    if config.model != "caps":
+    half_digit = (conv(1, c), relu, conv(2, c), pool, relu, conv(3, 2 * C, stride=2), relu)
+    layers = {"deep": deep, "residual": residual, "half-digit": half_digit}.get(config.preset)
+    if config.model != "capsnet":
         layers = layers or deep
     elif layers:
         layers += (("conv2d", "primary", 1, 1, SIZES[config.preset][0] * E),)
@@ -510,16 +510,16 @@ def decoder(config):
 
 def cnn_head(config, hidden):
     """The CNN's layers on top of its trunk: up to its hidden units, and from these to its scores"""
-    seen = {"dense": ("flatten",), "mean": ("mean",)}[config.cnn_head]
+    seen = {"dense": ("flatten",), "gap": ("mean",)}[config.cnn_head]
     return (seen, ("linear", "fc1", hidden), ("relu",)), (("linear", "fc2", N_CLASSES),)
 
 
 def param_shapes(config):
     """Names and shapes of the weights of config.model, in the order in which they are drawn"""
     J = N_CLASSES
-    if config.model != "caps":
+    if config.model != "capsnet":
         below, above = cnn_head(config, cnn_hidden(config))
-        redraws = work_out(decoder(config), 1, J * D).shapes if config.model == "vectors" else {}
+        redraws = work_out(decoder(config), 1, J * D).shapes if config.model == "cnn-vectors" else {}
         return work_out((*trunk(config), *below, *above), CANVAS, 1, rows=True).shapes | redraws
     convs = work_out(trunk(config), CANVAS, 1, rows=True)
     return convs.shapes | {"W": (convs.side ** 2 * convs.channels // E, E, J, D)} | work_out(
@@ -536,7 +536,7 @@ def cnn_hidden(config):
     convs = work_out(trunk(config), CANVAS, 1, rows=True)
     inputs = convs.channels * (convs.side ** 2 if config.cnn_head == "dense" else 1)
     room = (budget - sum(map(math.prod, convs.shapes.values())) - N_CLASSES) // (inputs + 1 + N_CLASSES)
-    return min(room, N_CLASSES * D) if config.model == "vectors" else room
+    return min(room, N_CLASSES * D) if config.model == "cnn-vectors" else room
 
 
 def init_params(config):
@@ -578,7 +578,7 @@ def backward(dscores, drecon, cache, config):
     return grads
 
 
-# TWIN rows: the first convolution, of an image with one channel ------------------------------------------------------
+# SHARED rows: the first convolution, of an image with one channel ----------------------------------------------------
 
 def im2col_rows(x, K):
     """x (N, H, W) -> (N, H-K+1, W, K): K shifted copies of the rows as channels. With it a KxK convolution of a
@@ -586,7 +586,7 @@ def im2col_rows(x, K):
     with K."""
     return np.ascontiguousarray(sliding_window_view(x, K, axis=1))
 
-# END TWIN rows -------------------------------------------------------------------------------------------------------
+# END SHARED rows -----------------------------------------------------------------------------------------------------
 
 
 def caps_head_forward(params, x, config, digits, empty):
@@ -622,7 +622,7 @@ def cnn_head_forward(params, x, config, digits, empty):
     out = {"lengths": sigmoid_forward(scores)[0], "scores": scores}
     out["digits"] = answers(out) if digits is None else digits
     cache = SimpleNamespace(hidden=hidden_cache, scores=scores_cache)
-    if config.model == "vectors":
+    if config.model == "cnn-vectors":
         masked, cache.mask = mask_forward(hidden.reshape(len(x), N_CLASSES, D), out["digits"])
         pixels, cache.decoder = layers_forward(params, masked, decoder(config), empty)
         out["recon"] = pixels.reshape(len(x), -1, CANVAS, CANVAS)
@@ -633,14 +633,14 @@ def cnn_head_backward(dscores, drecon, cache, config, grads):
     """-> dx (N, side, side, C); the parameters' gradients go into `grads`"""
     below, above = cnn_head(config, cnn_hidden(config))
     dhidden = layers_backward(dscores, cache.scores, above, grads)
-    if config.model == "vectors":
+    if config.model == "cnn-vectors":
         dmasked = layers_backward(drecon.reshape(-1, CANVAS * CANVAS), cache.decoder, decoder(config), grads)
         dhidden = dhidden + mask_backward(dmasked, cache.mask).reshape(dhidden.shape)
     return layers_backward(dhidden, cache.hidden, below, grads)
 
 
 CNN_HEAD = cnn_head_forward, cnn_head_backward
-HEADS = {"caps": (caps_head_forward, caps_head_backward), "cnn": CNN_HEAD, "vectors": CNN_HEAD}
+HEADS = {"capsnet": (caps_head_forward, caps_head_backward), "cnn": CNN_HEAD, "cnn-vectors": CNN_HEAD}
 
 
 def top_two(lengths):
@@ -698,7 +698,7 @@ def forward_rows(params, pairs, rows, config, empty, decode="labels"):
 def evaluate(params, chunks, config, runner):
     """Accuracies and losses over dicts of pairs, those of stream_pairs or in_chunks.
 
-    set_accuracy: the two longest capsules are exactly the two digits, `right` (n,) says which; any_accuracy: at least
+    exact_match: the two longest capsules are exactly the two digits, `correct` (n,) says which; at_least_one: at least
     one of them is; recon_mse: mean squared error per pixel of the redrawn digits (masked by the true labels);
     baseline_recon_mse: that of always drawing these pairs' mean digit, the best constant image. The CNN has
     cross_entropy for margin and, but of vectors, redraws nothing: no recon, no recon_mse.
@@ -717,8 +717,8 @@ def evaluate(params, chunks, config, runner):
     n, per_pixel = len(named), 2 * CANVAS * CANVAS
     loss, recon, square = sums / n
     redrawn = {"recon": recon, "recon_mse": recon / per_pixel} if "recon" in out else {}
-    return {"n": n, "hits": int((named == 2).sum()), "set_accuracy": (named == 2).sum() / n,
-            "any_accuracy": (named >= 1).sum() / n, "right": named == 2,
+    return {"n": n, "hits": int((named == 2).sum()), "exact_match": (named == 2).sum() / n,
+            "at_least_one": (named >= 1).sum() / n, "correct": named == 2,
             "loss": loss + config.recon_weight * recon, name: loss, **redrawn,
             "baseline_recon_mse": (square - 2 * float(np.square(total / (2 * n) / 255).sum())) / per_pixel}
 
@@ -728,7 +728,7 @@ def tests_of(params, digits, config, runner):
     return evaluate(params, stream_pairs(digits, "test", config.n_test, config, "evaluation", 1), config, runner)
 
 
-EPOCH_KEEPS = ("loss", "margin", "cross_entropy", "recon", "recon_mse", "set_accuracy", "any_accuracy")
+EPOCH_KEEPS = ("loss", "margin", "cross_entropy", "recon", "recon_mse", "exact_match", "at_least_one")
 
 
 def announce(run, digits):
@@ -745,10 +745,10 @@ def announce(run, digits):
 
 def results_of(config, params, history, test, found=None):
     """The dict that --out-json writes. found: the network that was loaded, if it was not trained here"""
-    measured = {"test_set_accuracy": test["set_accuracy"], "test_hits": test["hits"],
-                "test_set_accuracy_ci95": wilson_interval(test["hits"], test["n"]),
-                "test_any_accuracy": test["any_accuracy"], "test_recon_mse": test.get("recon_mse"),
-                "baseline_recon_mse": test["baseline_recon_mse"], "hit_bits": {"test": packed(test["right"])}}
+    measured = {"test_exact_match": test["exact_match"], "test_hits": test["hits"],
+                "test_exact_match_ci95": wilson_interval(test["hits"], test["n"]),
+                "test_at_least_one": test["at_least_one"], "test_recon_mse": test.get("recon_mse"),
+                "baseline_recon_mse": test["baseline_recon_mse"], "hit_bits": {"test": packed(test["correct"])}}
     return result_of(config, params, history, measured) | (
         {"history": {}, "loaded": found.file} if found else {})                         # its history is in that file
 
@@ -756,11 +756,11 @@ def results_of(config, params, history, test, found=None):
 def report(config, params, history, test, say, found=None, **more):
     """Print evaluate's result on the test pairs, and write --out-json, with what more was found"""
     results = results_of(config, params, history, test, found) | more
-    low, high = results["test_set_accuracy_ci95"]
+    low, high = results["test_exact_match_ci95"]
     say(f"\n{DIGIT_NAMES[results['source']]}, {test['n']} test pairs, IoU >= {config.min_iou}, merge {config.merge}\n"
-        f"  set accuracy        {test['set_accuracy']:.4f}   95% interval [{low:.4f}, {high:.4f}]; chance "
+        f"  set accuracy        {test['exact_match']:.4f}   95% interval [{low:.4f}, {high:.4f}]; chance "
         f"{CHANCE:.4f}\n"
-        f"  at least one        {test['any_accuracy']:.4f}   chance {CHANCE_ANY:.4f}")
+        f"  at least one        {test['at_least_one']:.4f}   chance {CHANCE_ANY:.4f}")
     if "recon_mse" in test:
         say(f"  reconstruction MSE  {test['recon_mse']:.4f}   per pixel; {test['baseline_recon_mse']:.4f} for the mean "
             "image")
@@ -772,7 +772,7 @@ def report(config, params, history, test, say, found=None, **more):
 
 # ============================================================== settings
 
-# TWIN settings: what every experiment's Config has -------------------------------------------------------------------
+# SHARED settings: what every experiment's Config has -----------------------------------------------------------------
 
 @dataclass(frozen=True)
 class Settings:
@@ -794,7 +794,7 @@ class Settings:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
 
-# END TWIN settings ---------------------------------------------------------------------------------------------------
+# END SHARED settings -------------------------------------------------------------------------------------------------
 
 PRESETS = {                        # what is not given
     "deep": {"conv1_channels": 16, "conv3_channels": 64, "norm": "batch", "lr": 1e-2, "muon": 0.02, "warmup": 200,
@@ -803,9 +803,9 @@ PRESETS = {                        # what is not given
                  "recon_weight": 0.005},
     "classic": {"conv1_channels": 32, "conv3_channels": 64, "norm": "none", "lr": 2e-3, "muon": 0.0, "warmup": 0,
                 "recon_weight": 0.0005}}
-PRESETS |= {"parts": PRESETS["deep"], "paper": PRESETS["classic"] | {"conv1_channels": 256}}
+PRESETS |= {"half-digit": PRESETS["deep"], "paper": PRESETS["classic"] | {"conv1_channels": 256}}
 CNN = {"conv1_channels": 16, "norm": "batch", "lr": 1e-2, "muon": 0.02, "warmup": 200}  # instead, but for residual
-CAPS_ONLY, CNN_ONLY, REDRAWN = ({"model": models} for models in (("caps",), ("cnn", "vectors"), ("caps", "vectors")))
+CAPS_ONLY, CNN_ONLY, REDRAWN = ({"model": models} for models in (("capsnet",), ("cnn", "cnn-vectors"), ("capsnet", "cnn-vectors")))
 
 
 @dataclass(frozen=True)
@@ -829,17 +829,17 @@ class Config(Settings):
     merge: str = option("max", "pixel-wise max, or the official code's add and clip", "data", choices=("max", "add"))
     warp: float = option(0.0, "how far training digits are turned, sheared, scaled and bent at random: 1 is up to 10 "
                          "degrees, 0.1, 10% and about half a pixel; 0 leaves them as they are", "data", low=0, high=4)
-    model: str = option("caps", "the capsule network, a CNN of at most as many parameters as it has without its "
+    model: str = option("capsnet", "the capsule network, a CNN of at most as many parameters as it has without its "
                         "decoder, or that CNN with ten vectors for a hidden layer, which redraw digits", "network",
-                        choices=("caps", "cnn", "vectors"))
+                        choices=("capsnet", "cnn", "cnn-vectors"))
     preset: str = option("deep", "convolutions up to PrimaryCaps, it included, and what is not given: deep, six small "
-                         "ones (1.30M parameters); residual, ten, and smaller steps, for long runs (3.06M); parts, "
-                         "four, after which a capsule sees half a digit; classic, the paper's two made narrow (2.03M); "
+                         "ones (1.30M parameters); residual, ten, and smaller steps, for long runs (3.06M); "
+                         "half-digit, four, after which a capsule sees half a digit; classic, the paper's two made narrow (2.03M); "
                          "or the paper's own (11.36M)", "network", choices=tuple(SIZES))
     conv1_channels: int = option(None, "channels of Conv1, and Conv2; residual: Conv2 has twice as many", "network",
                                  low=1, high=4096)
     conv3_channels: int = option(None, "channels C of Conv3; deep: C in Conv4, 2C in Conv5; residual: 2C and 4C; "
-                                 "parts: 2C in Conv3, its last", "network", low=1, high=4096)
+                                 "half-digit: 2C in Conv3, its last", "network", low=1, high=4096)
     norm: str = option(None, "batch normalisation, over 16 samples, after every convolution, PrimaryCaps' included, or "
                        "none", "network", choices=("batch", "none"))
     routing_iters: int = option(3, "routing iterations; 1 means uniform coupling", "network", low=1, high=50,
@@ -847,15 +847,15 @@ class Config(Settings):
     recon_weight: float = option(None, "weight of the summed squared error of the redrawn digits", "training", low=0,
                                  only=REDRAWN)
     cnn_head: str = option("dense", "what the CNN's hidden layer sees: every place apart, or each channel's mean over "
-                           "places", "network", choices=("dense", "mean"), only=CNN_ONLY)
+                           "places", "network", choices=("dense", "gap"), only=CNN_ONLY)
 
     def recipe(self):
         values = PRESETS.get(self.preset, {})
-        values = values | CNN if self.model != "caps" and self.preset != "residual" else values
+        values = values | CNN if self.model != "capsnet" and self.preset != "residual" else values
         return values | ({"muon": 0.0} if (self.norm or values.get("norm")) == "none" else {})
 
 
-WEIGHTS = Path(__file__).with_name("weights") / "multimnist_deep.npz"                  # the network that comes along
+WEIGHTS = Path(__file__).with_name("weights") / "multimnist_capsnet.npz"                  # the network that comes along
 SOURCE = "digits"                                                   # the setting that says where data come from
 FREE = ("seed", "min_iou", "merge", "routing_iters")               # what may differ from what a network trained with
 
@@ -867,15 +867,15 @@ def check_config(config):
     if config.batch_size > config.n_train:
         raise InputError(
             f"--batch-size {config.batch_size}: more than --n-train {config.n_train}; lower one or raise the other")
-    if config.model != "caps" and cnn_hidden(config) < N_CLASSES * (D if config.model == "vectors" else 1):
+    if config.model != "capsnet" and cnn_hidden(config) < N_CLASSES * (D if config.model == "cnn-vectors" else 1):
         raise InputError(f"--conv1-channels {config.conv1_channels}, --conv3-channels {config.conv3_channels}: leave "
                          f"room for {max(0, cnn_hidden(config))} hidden units only, within the capsule network's "
-                         "number of parameters; lower them, or try --cnn-head mean")
+                         "number of parameters; lower them, or try --cnn-head gap")
 
 
 # ============================================================== twins: machinery that stands alike in other experiments
 
-# TWIN mnist: a data set of four idx files, its cache and download, and synthetic digits where it cannot be had --------
+# SHARED mnist: a data set of four idx files, its cache and download, and synthetic digits where it cannot be had -----
 
 MNIST = SimpleNamespace(
     name="MNIST", source="mnist", variable="MNIST_DIR", cache="~/.cache/hinton-mnist",
@@ -1137,9 +1137,9 @@ def load_digits(config, say=print, data_set=MNIST):
         start += n
     return digits
 
-# END TWIN mnist -------------------------------------------------------------------------------------------------------
+# END SHARED mnist ----------------------------------------------------------------------------------------------------
 
-# TWIN muon: steps of normalised kernels along their orthogonalised momentum ------------------------------------------
+# SHARED muon: steps of normalised kernels along their orthogonalised momentum ----------------------------------------
 
 MUON_BETA, MUON_ROUNDS = 0.95, 5
 MUON_POLYNOMIAL = 3.4445, -4.7750, 2.0315          # Jordan et al. 2024: steep at 0, so that few rounds do
@@ -1201,9 +1201,9 @@ def check_muon(config):
         raise InputError(f"--muon {config.muon}: is for normalised convolutions, and this network has none; leave it "
                          "or --norm none out")
 
-# END TWIN muon -------------------------------------------------------------------------------------------------------
+# END SHARED muon -----------------------------------------------------------------------------------------------------
 
-# TWIN core: the machinery, the same in every experiment --------------------------------------------------------------
+# SHARED core: the machinery, the same in every experiment ------------------------------------------------------------
 #
 # It calls these of the experiment: Config, WEIGHTS, SOURCE, FREE, param_shapes, init_params, to_batch,
 # loss_and_grads, forward_rows, take_step.
@@ -2222,7 +2222,7 @@ def add_config_flags(parser):
         text = f.metadata["help"] + f" [{only}]" * bool(only) + f" (default {default})" * (default not in ("", False))
         flag = {"help": text.replace("%", "%%")}                                        # argparse formats with %
         if f.type is bool:
-            flag["action"] = "store_true"
+            flag["action"] = "store_true" if f.default is False else argparse.BooleanOptionalAction
         else:
             names = f.metadata.get("choices")
             metavar = f.metadata.get("metavar", {int: "N", float: "X", str: "FILE"}[f.type])
@@ -2264,7 +2264,7 @@ def fail(message):
     print("error: " + " ".join(message.split()), file=sys.stderr)
     return 2
 
-# END TWIN core -------------------------------------------------------------------------------------------------------
+# END SHARED core -----------------------------------------------------------------------------------------------------
 
 
 def main():

@@ -6,7 +6,7 @@
 """Probes what a trained network of affnist_capsnet.py does with digits that are turned far, with steps against it and
 with what is no digit, and, of capsules, what a linear map finds in them.
 
-    python3 probe_affnist_capsnet.py --load weights/affnist_gap.npz --digits mnist --out-json gap.json
+    python3 probe_affnist_capsnet.py --load weights/affnist_cnn-gap.npz --digits mnist --out-json gap.json
 
 Steps of all pixels of moved test digits, STEP grey levels up or down (Goodfellow et al. 2015), by the signs
 
@@ -25,7 +25,7 @@ The network that comes along, three minutes on one core:    python3 probe_affnis
 import dataclasses
 
 import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
-from affnist_capsnet import BOX, CAPSULES, DIGIT_NAMES, N_CLASSES, SHIFTS, SIDES, InputError
+from affnist_capsnet import BOX, CAPSULES, DIGIT_NAMES, N_CLASSES, SIDES, InputError, max_shift
 
 import numpy as np
 
@@ -35,8 +35,8 @@ STEP = 32                          # of all pixels, up or down, grey levels of 2
 NOISY = 9                          # copies of a digit whose gradients vote
 NO_DIGITS = "halves", "strokes", "noise", "blank", "shuffled", "inverted"
 KNOWN_FACTORS = "x", "y", "slant", "rotation", "aspect", "stroke"                      # of synthetic digits
-SAYS = {"steps": "right after a step by", "turned": "right turned by", "detection": "AUROC, from",
-        "linear": "R^2 of a linear map, of"}
+SAYS = {"sign_attack": "right after a step by", "rotated": "right turned by", "detection": "AUROC, from",
+        "linear_probe": "R^2 of a linear map, of"}
 
 
 def probed_digits(digits, config, kind, **more):
@@ -105,7 +105,7 @@ def shuffled(signs, images, rng):
     return out
 
 
-def steps(params, digits, config, runner):
+def sign_attack(params, digits, config, runner):
     """Accuracy on moved test digits after a step -> {how its signs are chosen: accuracy}"""
     hits, n, rng = {}, 0, affnist.rng_for(config.seed, "evaluation", 8)
     for part in probed_digits(digits, config, "test"):
@@ -121,10 +121,10 @@ def steps(params, digits, config, runner):
 
 # ---------------------------------------------------------------- digits that are turned
 
-def turned(params, digits, config, runner):
+def rotated(params, digits, config, runner):
     """Accuracy on centred test digits, turned and no more -> {degrees: accuracy}"""
     def accuracy(turn):
-        shown = probed_digits(digits, config, "centred", factors=affnist.REST | {"turn": turn})
+        shown = probed_digits(digits, config, "centered", factors=affnist.REST | {"turn": turn})
         return float(affnist.evaluate(params, shown, config, runner)["accuracy"])
     return {f"{turn:.0f}": accuracy(turn) for turn in TURNS}
 
@@ -189,7 +189,7 @@ def no_digits(part, kind, config, rng):
     elif kind == "inverted":
         images = 255 - images
     else:
-        images = affnist.moved_digits(strokes_at_random(len(images), rng), SIDES[config.task], SHIFTS[config.task], rng)
+        images = affnist.moved_digits(strokes_at_random(len(images), rng), SIDES[config.task], max_shift(config), rng)
     return part | {"images": images}
 
 
@@ -200,10 +200,10 @@ def confidences(params, part, config, runner):
     top, ahead = scores[:, -1], scores[:, -1] - scores[:, -2]
     if config.model not in CAPSULES:
         above = np.log(np.exp(scores - top[:, None]).sum(1))
-        return {"probability": np.exp(-above), "log-sum-exp": top + above, "ahead": ahead}
-    found = {"length": top, "ahead": ahead}
+        return {"probability": np.exp(-above), "log-sum-exp": top + above, "margin": ahead}
+    found = {"length": top, "margin": ahead}
     if "recon" in out:
-        found["redrawn"] = -np.square(out["recon"][:, 0] - part["images"] / np.float32(255)).mean((1, 2), dtype=float)
+        found["reconstruction"] = -np.square(out["recon"][:, 0] - part["images"] / np.float32(255)).mean((1, 2), dtype=float)
     return found
 
 
@@ -230,13 +230,13 @@ def detection(params, digits, config, runner):
 
 # ---------------------------------------------------------------- what capsules know
 
-def linear(params, config, runner):
+def linear_probe(params, config, runner):
     """How well the true digit's capsule follows the known factors of 2 N_PROBED moved synthetic digits -> {factor: R^2
     of a linear map of its dimensions, fitted to one half of the digits, on the other half; each class apart, the mean}
     """
     images, labels, factors = affnist.synthesize_digits(2 * N_PROBED, config.seed)
     rng, side = affnist.rng_for(config.seed, "evaluation", 7), SIDES[config.task]
-    most = SHIFTS[config.task]
+    most = max_shift(config)
     shifts = rng.integers(-most, most + 1, (len(images), 2))
     samples = {"images": affnist.place_digits(images, (side - BOX) // 2 + shifts, side),
                "labels": labels.astype(np.int64)}
@@ -254,10 +254,10 @@ def linear(params, config, runner):
 # ---------------------------------------------------------------- command line
 
 def probes_of(params, digits, config, runner):
-    """-> {probe: what it finds}: steps, turned, detection and, of capsules, linear"""
-    found = {"steps": steps(params, digits, config, runner), "turned": turned(params, digits, config, runner),
+    """-> {probe: what it finds}: sign_attack, rotated, detection and, of capsules, linear_probe"""
+    found = {"sign_attack": sign_attack(params, digits, config, runner), "rotated": rotated(params, digits, config, runner),
              "detection": detection(params, digits, config, runner)}
-    return found | ({"linear": linear(params, config, runner)} if config.model in CAPSULES else {})
+    return found | ({"linear_probe": linear_probe(params, config, runner)} if config.model in CAPSULES else {})
 
 
 def main():
@@ -268,9 +268,11 @@ def main():
     args = parser.parse_args()
     found, config = affnist.look_at(args.load, args)
     affnist.check_config(config)
-    if config.task != "affnist" or config.affnist_dir:
-        raise InputError(f"--load {args.load}: is of --task {config.task}; give a network of affnist" if config.task !=
-                         "affnist" else "--affnist-dir: means nothing to a probe; leave it out")
+    if config.task != "affnist" or max_shift(config) is None:
+        raise InputError(f"--load {args.load}: was trained with --task {config.task} --train-shift "
+                         f"{config.train_shift}; the probes need --task affnist and a number of pixels")
+    if config.affnist_dir:
+        raise InputError("--affnist-dir: the probes do not read affNIST's files; leave it out")
     progress = affnist.Progress(config.quiet)
     digits = affnist.load_digits(config, progress.say)
     with affnist.Runner(config.threads, progress=progress) as runner:

@@ -11,7 +11,7 @@ Hinton, Sabour & Frosst, "Matrix capsules with EM routing", ICLR 2018.
 Question: a network sees objects from some viewpoints only. Does it know them from viewpoints it never saw, and does a
 capsule network lose less there than the best CNN of the same size?
 
-    stage        layer of the paper's network, `--model caps --preset small`         output (A=32, B=4, C=D=8)
+    stage        layer of the paper's network, `--model matrix-capsnet --preset small`         output (A=32, B=4, C=D=8)
     Input        a toy from one viewpoint, two cameras                               (N, 32, 32, 2)
     Conv1        5x5, stride 2, A channels, batch normalisation, ReLU                (N, 14, 14, A)
     PrimaryCaps  1x1, B types of a 4x4 pose M and an activation a, normalised        (N, 14, 14, B, 4x4 + 1)
@@ -64,7 +64,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-# TWIN preamble: what import needs, the same in every experiment ------------------------------------------------------
+# SHARED preamble: what import needs, the same in every experiment ----------------------------------------------------
 
 # One BLAS thread, set before numpy is imported: worker threads share the work in fixed shards instead, so that the bits
 # do not depend on their number.
@@ -87,7 +87,7 @@ def option(default, text, group, **extra):
     """
     return dataclasses.field(default=default, metadata={"help": text, "group": group, **extra})
 
-# END TWIN preamble ---------------------------------------------------------------------------------------------------
+# END SHARED preamble -------------------------------------------------------------------------------------------------
 
 # Axis legend, in the shape comments at line ends:
 #   N batch   H W height, width   C channels in   F channels out   K kernel side   B types of primary capsules
@@ -128,7 +128,7 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.
                     run.update(len(rows), *run.runner.loss_and_grads(run.params, samples, rows, config))
             found = tests_of(run.weights, data, config, run.runner)
             run.close_epoch({name: found[name] for name in EPOCH_KEEPS},
-                            f"familiar {found['familiar']:.3f}  held-out {found['held_out']:.3f}")
+                            f"familiar {found['familiar']:.3f}  held-out {found['novel']:.3f}")
     return run.weights, run.history
 
 
@@ -143,7 +143,7 @@ ELEVATIONS = (30, 40), (45, 70)    # ranges of training and held-out elevations 
 
 
 def load_data(config, say=print, without=()):
-    """-> {"source", "train", "familiar", "held_out"}: dicts of images, labels (N,) int64, azimuths and elevations
+    """-> {"source", "train", "familiar", "novel"}: dicts of images, labels (N,) int64, azimuths and elevations
     (N,), degrees. See choose_images. without: names of those that nobody needs."""
     data = {name: part for name, part in choose_images(config).items() if name not in without}
     if config.data == "toys":
@@ -154,17 +154,17 @@ def load_data(config, say=print, without=()):
 def choose_images(config):
     """load_data's dict; toys are still without images, which then are drawn.
 
-    familiar: the training viewpoints with new noise (smallNORB: other toys); held_out: viewpoints that training never
-    shows. With --split toys the toys differ: familiar are those of training, held_out others, from the test azimuths.
+    familiar: the training viewpoints with new noise (smallNORB: other toys); novel: viewpoints that training never
+    shows. With --split instance the toys differ: familiar are those of training, novel others, from the test azimuths.
     """
-    angle, by_toys, shapes = angle_of(config), config.split == "toys", config.data == "shapes"
+    angle, by_toys, shapes = angle_of(config), config.split == "instance", config.data == "shapes"
     train, test = ranges_of(config)
     if shapes:
         pools = shape_views(config, train, test)
     else:
         tables = load_norb(config.norb_dir) if config.data == "smallnorb" else {k: toy_tables(k) for k in TOY_SPLITS}
         pools = {"train": tables["train"], "familiar": tables["train" if by_toys else "test"],
-                 "held_out": tables["test"]}
+                 "novel": tables["test"]}
     data = {"source": config.data}
     for (name, pool), wanted in zip(pools.items(), (train, train, test)):
         mask = in_range(pool[angle], wanted)
@@ -311,7 +311,7 @@ def shape_views(config, train, test):
         seen, unseen = (azimuths, np.linspace(*train, 3)), (azimuths, np.linspace(*test, 3))
     return {"train": make_views(*seen, 5, rng_for(config.seed, "data")),
             "familiar": make_views(*seen, 2, rng_for(config.seed, "evaluation", 0)),
-            "held_out": make_views(*unseen, 2, rng_for(config.seed, "evaluation", 1))}
+            "novel": make_views(*unseen, 2, rng_for(config.seed, "evaluation", 1))}
 
 
 # -------------------------------------------------------------- the real smallNORB
@@ -1223,7 +1223,7 @@ def conv_caps_backward(dmu, da, cache):
     return dpose, dactive[..., 0], dW, dbeta_u, dbeta_a
 
 
-# TWIN dynamic routing: squash, votes, routing by agreement, lengths, margin loss -------------------------------------
+# SHARED dynamic routing: squash, votes, routing by agreement, lengths, margin loss -----------------------------------
 # u_hat, b, c and their gradients are indexed alike, (N, J, I, ...): j first, then the i that it hears.
 
 SQUASH_EPS = 1e-9                  # inside the square root of a norm: the gradient at a zero vector is 0, not 0/0
@@ -1366,10 +1366,10 @@ def margin_loss(lengths, present):
     return loss, (2 * DOWN_WEIGHT * (1 - present) * long - 2 * present * short) / N
 
 
-# END TWIN dynamic routing --------------------------------------------------------------------------------------------
+# END SHARED dynamic routing ------------------------------------------------------------------------------------------
 
 
-# TWIN cross entropy: the loss of a softmax ----------------------------------------------------------------------------
+# SHARED cross entropy: the loss of a softmax -------------------------------------------------------------------------
 
 def cross_entropy(scores, labels):
     """-log softmax(scores)[label], mean over the batch. scores (N, J), labels (N,) -> loss (float), dscores (N, J)"""
@@ -1382,7 +1382,7 @@ def cross_entropy(scores, labels):
     return -float(log_p[n, labels].sum()) / len(labels), dscores
 
 
-# END TWIN cross entropy -----------------------------------------------------------------------------------------------
+# END SHARED cross entropy --------------------------------------------------------------------------------------------
 
 
 def spread_loss(a, labels, margin):
@@ -1412,7 +1412,7 @@ def naming_loss(scores, batch, config):
     """The loss of forward's scores (N, J): of CNNs and matrix capsules those whose logistic are the activations a, of
     vector capsules the lengths, which are a. batch: labels (N,), margin. -> loss (float), dscores (N, J)"""
     vectors, labels = config.model in VECTOR_MODELS, batch["labels"]
-    if config.loss == "xent":
+    if config.loss == "cross-entropy":
         if config.model not in CAPSULES:
             return cross_entropy(scores, labels)
         logs, cache = (np.log(scores), (scores,)) if vectors else log_sigmoid_forward(scores)
@@ -1426,7 +1426,7 @@ def naming_loss(scores, batch, config):
     return loss, da if vectors else sigmoid_backward(da, cache)
 
 
-# TWIN shared votes: of vector capsules whose matrices are shared over places ------------------------------------------
+# SHARED shared votes: of vector capsules whose matrices are shared over places ---------------------------------------
 
 def with_places_forward(u, centres):
     """Each capsule with its place, scaled by its length, as two more numbers. u (N, I, E), I ordered (place, type),
@@ -1460,7 +1460,7 @@ def shared_votes_backward(du_hat, cache):
     return du.reshape(shape), dW
 
 
-# END TWIN shared votes ------------------------------------------------------------------------------------------------
+# END SHARED shared votes ---------------------------------------------------------------------------------------------
 
 
 def places_forward(x, along):
@@ -1477,9 +1477,9 @@ def places_backward(dy, cache):
 
 # -------------------------------------------------------------- the networks
 
-EM_MODELS, VECTOR_MODELS = ("caps", "em"), ("dynamic", "dynamic-shared")
-PAPERS_CNNS = "cnn", "cnn-norm"
-CAPSULES, CNNS = EM_MODELS + VECTOR_MODELS, (*PAPERS_CNNS, "gap")
+EM_MODELS, VECTOR_MODELS = ("matrix-capsnet", "matrix-head"), ("capsnet", "capsnet-shared")
+PAPERS_CNNS = "cnn", "cnn-bn"
+CAPSULES, CNNS = EM_MODELS + VECTOR_MODELS, (*PAPERS_CNNS, "cnn-gap")
 MODELS = (*CAPSULES, *CNNS, "nearest")
 SIZES = {                          # of each preset: caps' A, B, C, D; the heads' first channels, and types
     "small": (32, 4, 8, 8, 16, 5), "wide": (64, 4, 4, 4, 32, 10), "paper": (64, 8, 16, 16, 16, 5)}
@@ -1504,7 +1504,7 @@ def trunk(config, width=0):
     def capsules(K, F):
         """Without the ReLU: vectors get a squash, of matrices the activations a logistic"""
         return conv("primary", K, 1, F)[:2]
-    if config.model == "caps":
+    if config.model == "matrix-capsnet":
         return conv("conv1", 5, 2, A) + capsules(1, B * (D + 1))
     if config.model in PAPERS_CNNS:
         pad, hidden = ((("pad", 2),), 1024) if full else ((), CNN_HIDDEN)
@@ -1514,22 +1514,22 @@ def trunk(config, width=0):
         return layers if config.model == "cnn" else with_norms(layers)
     layers = (*conv("conv1", 3, 1, t), *conv("conv2", 3, 1, t), ("pool",),
               *conv("conv3", 3, 1, 2 * t), *conv("conv4", 3, 1, 2 * t), ("pool",))
-    if config.model == "gap":
+    if config.model == "cnn-gap":
         along = work_out(layers, SIDE, N_CHANNELS[config.data]).along
-        places = (("places", tuple(along)),) if config.places else ()
+        places = (("places", tuple(along)),) if config.coordinates else ()
         return (*layers, *places, *conv("conv5", 3, 1, width), ("mean",), ("linear", "fc1", N_CLASSES))
-    return layers + capsules(3, width * (D + 1 if config.model == "em" else VECTOR))
+    return layers + capsules(3, width * (D + 1 if config.model == "matrix-head" else VECTOR))
 
 
 def children_of(config, width=0):
     """What the class capsules see: side and types of the grid of their children, and its centres (places, 2), x and y
     in [-1, 1] over the image. caps' convolutional capsules lie as the pixels of convolutions do."""
     layers = trunk(config, width)
-    if config.model == "caps":
+    if config.model == "matrix-capsnet":
         types = SIZES[config.preset][2:]
         layers += tuple(("conv2d", name, 3, stride, F) for (name, stride), F in zip(CONV_CAPS, types))
     seen = work_out(layers, SIDE, N_CHANNELS[config.data])
-    numbers = {"caps": 1, "em": D + 1}.get(config.model, VECTOR)                        # of a capsule
+    numbers = {"matrix-capsnet": 1, "matrix-head": D + 1}.get(config.model, VECTOR)                        # of a capsule
     return SimpleNamespace(side=seen.side, types=seen.channels // numbers, centres=places_along(seen.along))
 
 
@@ -1540,29 +1540,29 @@ def param_shapes(config, width=0):
     if config.model not in CAPSULES:
         return shapes
     seen = children_of(config, width)
-    if config.model == "caps":
+    if config.model == "matrix-capsnet":
         _, *types = SIZES[config.preset]
         for (name, _), B, F in zip(CONV_CAPS, types, types[1:]):
             shapes |= {name + "_W": (9 * B, F, P, P), name + "_beta_u": (F,), name + "_beta_a": (F,)}
     if config.model in EM_MODELS:
         return shapes | {"class_W": (seen.types, J, P, P), "class_beta_u": (J,), "class_beta_a": (J,)}
-    groups = seen.types * (len(seen.centres) if config.model == "dynamic" else 1)
+    groups = seen.types * (len(seen.centres) if config.model == "capsnet" else 1)
     shapes["W"] = (groups, VECTOR, J, CLASS_VECTOR)
-    return shapes | ({} if config.model == "dynamic" or config.no_coord_add else {"place_W": (2, J, CLASS_VECTOR)})
+    return shapes | ({} if config.model == "capsnet" or not config.coordinates else {"coordinate_W": (2, J, CLASS_VECTOR)})
 
 
 @functools.cache
 def own_width(config):
     """--width, or that with which config.model has about as many weights as dynamic-shared; the paper's CNN: as caps"""
-    if config.model == "dynamic-shared":
+    if config.model == "capsnet-shared":
         return SIZES[config.preset][-1]
-    if config.width or config.model in ("caps", "nearest"):
+    if config.width or config.model in ("matrix-capsnet", "nearest"):
         return config.width
 
     def size(config, width=0):
         return sum(math.prod(shape) for shape in param_shapes(config, width).values())
-    rival = "caps" if config.model in PAPERS_CNNS else "dynamic-shared"
-    target = size(dataclasses.replace(config, model=rival, no_coord_add=False))
+    rival = "matrix-capsnet" if config.model in PAPERS_CNNS else "capsnet-shared"
+    target = size(dataclasses.replace(config, model=rival, coordinates=True))
     least = 1 + bisect.bisect_left(range(1, 4096), target, key=lambda width: size(config, width))
     return min((max(1, least - 1), least), key=lambda width: abs(size(config, width) - target))
 
@@ -1574,7 +1574,7 @@ def init_params(config):
     last = [name for name in shapes if name.endswith("_w")][-1]                         # of a CNN: makes the scores
     for name, shape in shapes.items():
         noise = rng.standard_normal(shape, np.float32)
-        if name in ("W", "place_W"):
+        if name in ("W", "coordinate_W"):
             seen = children_of(config)
             children = len(seen.centres) * seen.types
             params[name] = noise * np.float32(np.sqrt(VOTES_GAIN / (VECTOR * children)))
@@ -1616,7 +1616,7 @@ def em_forward(params, images, config, empty, statistics):
     x, layer_caches = layers_forward(p, images, trunk(config), empty, statistics)
     (pose, active), primary_cache = primary_caps_forward(x)
     found, conv_caches = {"primary_pose": pose, "primary_a": active}, []
-    for name, stride in CONV_CAPS if config.model == "caps" else ():
+    for name, stride in CONV_CAPS if config.model == "matrix-capsnet" else ():
         (pose, active), cache = conv_caps_forward(
             pose, active, p[name + "_W"], p[name + "_beta_u"], p[name + "_beta_a"], n_iters, stride, empty)
         found |= {name + "_mu": pose, name + "_a": active}
@@ -1625,7 +1625,7 @@ def em_forward(params, images, config, empty, statistics):
     B, places = active.shape[-1], len(centres)
     M = pose.reshape(N, places, B, D).transpose(2, 1, 0, 3).reshape(B, places * N, D)           # a group a type
     children = active.reshape(N, places, B).transpose(0, 2, 1).reshape(N, B * places)
-    out, class_cache = class_caps_forward(p, M, children, None if config.no_coord_add else centres, n_iters, empty)
+    out, class_cache = class_caps_forward(p, M, children, centres if config.coordinates else None, n_iters, empty)
     return out | found, SimpleNamespace(layers=layer_caches, primary=primary_cache, convs=conv_caches,
                                         classes=class_cache, a_shape=active.shape)
 
@@ -1652,10 +1652,10 @@ def vector_forward(params, images, config, empty, statistics):
     x, layer_caches = layers_forward(p, images, trunk(config), empty, statistics)
     u, squash_cache = squash_forward(x.reshape(N, -1, VECTOR))                          # (N, I, E)
     placed, places_cache = u, None
-    if config.model != "dynamic" and not config.no_coord_add:
+    if config.model != "capsnet" and config.coordinates:
         placed, places_cache = with_places_forward(u, children_of(config).centres)
-        W = np.concatenate([W, np.broadcast_to(p["place_W"], (len(W), *p["place_W"].shape))], 1)
-    if config.model == "dynamic":
+        W = np.concatenate([W, np.broadcast_to(p["coordinate_W"], (len(W), *p["coordinate_W"].shape))], 1)
+    if config.model == "capsnet":
         u_hat, votes_cache = votes_forward(u, W, empty)                                 # (N, J, I, D)
     else:
         u_hat, votes_cache = shared_votes_forward(placed, W, x.shape[1] * x.shape[2], empty)
@@ -1670,13 +1670,13 @@ def vector_backward(dlengths, cache, config):
     """dlengths (N, J) -> grads"""
     grads, dv = {}, lengths_backward(dlengths, cache.lengths)
     du_hat = routing_backward(dv, cache.routing)
-    if config.model == "dynamic":
+    if config.model == "capsnet":
         du, grads["W"] = votes_backward(du_hat, cache.votes)
     else:
         du, dW = shared_votes_backward(du_hat, cache.votes)
         grads["W"] = dW[:, :VECTOR]
         if cache.places:
-            grads["place_W"] = dW[:, VECTOR:].sum(0)
+            grads["coordinate_W"] = dW[:, VECTOR:].sum(0)
             du = with_places_backward(du, cache.places)
     dx = squash_backward(du, cache.squash).reshape(cache.x_shape)
     layers_backward(dx, cache.layers, trunk(config), grads, need_dx=False)
@@ -1771,7 +1771,7 @@ def forward_rows(params, samples, rows, config, empty):
 # ============================================================== evaluation, report
 
 def evaluate(params, samples, config, runner):
-    """-> dict: accuracy; loss, a mean, the spread loss's with its last margin; right (n,) bool; per_class, the accuracy
+    """-> dict: accuracy; loss, a mean, the spread loss's with its last margin; correct (n,) bool; per_class, the accuracy
     of each class, nan where there is no image of it"""
     right, loss = [], 0.0
     for part in prepared(samples, config.data, dtype_of(params)):
@@ -1779,7 +1779,7 @@ def evaluate(params, samples, config, runner):
         right.append(scores.argmax(1) == part["labels"])
         loss += naming_loss(scores, part | {"margin": MARGINS[1]}, config)[0] * len(scores)
     right = np.concatenate(right)
-    return {"accuracy": float(right.mean()), "loss": loss / len(right), "right": right,
+    return {"accuracy": float(right.mean()), "loss": loss / len(right), "correct": right,
             "per_class": accuracy_per_class(samples["labels"], right)}
 
 
@@ -1790,34 +1790,34 @@ def accuracy_per_class(labels, right):
 
 def tests_of(params, data, config, runner):
     """Accuracy on familiar viewpoints, on held-out ones, and the drop from one to the other; accuracies of each class;
-    right, {name: (n,) bool}; and, in `sweep`, the accuracy, also of each class, at each angle, azimuth or elevation, of
+    correct, {name: (n,) bool}; and, in `sweep`, the accuracy, also of each class, at each angle, azimuth or elevation, of
     the test images -> dict
 
-    With --split toys the familiar images are those of training; the sweep is then of the held-out toys alone.
+    With --split instance the familiar images are those of training; the sweep is then of the held-out toys alone.
     """
-    familiar, held_out = (evaluate(params, data[name], config, runner) for name in ("familiar", "held_out"))
+    familiar, novel = (evaluate(params, data[name], config, runner) for name in ("familiar", "novel"))
     angles, labels, right = (np.concatenate(parts) for parts in zip(*(
-        (data[name][angle_of(config)], data[name]["labels"], found["right"])
-        for name, found in (("familiar", familiar), ("held_out", held_out))
-        if name == "held_out" or config.split != "toys")))
+        (data[name][angle_of(config)], data[name]["labels"], found["correct"])
+        for name, found in (("familiar", familiar), ("novel", novel))
+        if name == "novel" or config.split != "instance")))
     known = np.unique(angles)
     sweep = {"angles": [int(angle) if angle % 1 == 0 else float(angle) for angle in known],
              "accuracy": [float(right[angles == angle].mean()) for angle in known],
              "per_class": [accuracy_per_class(labels[angles == angle], right[angles == angle]) for angle in known]}
-    return {"familiar": familiar["accuracy"], "held_out": held_out["accuracy"],
-            "drop": familiar["accuracy"] - held_out["accuracy"], "familiar_loss": familiar["loss"],
-            "held_out_loss": held_out["loss"], "familiar_per_class": familiar["per_class"],
-            "held_out_per_class": held_out["per_class"], "sweep": sweep,
-            "right": {"familiar": familiar["right"], "held_out": held_out["right"]}}
+    return {"familiar": familiar["accuracy"], "novel": novel["accuracy"],
+            "drop": familiar["accuracy"] - novel["accuracy"], "familiar_loss": familiar["loss"],
+            "novel_loss": novel["loss"], "familiar_per_class": familiar["per_class"],
+            "novel_per_class": novel["per_class"], "sweep": sweep,
+            "correct": {"familiar": familiar["correct"], "novel": novel["correct"]}}
 
 
-EPOCH_KEEPS = ("familiar", "held_out", "drop", "familiar_loss", "held_out_loss")
+EPOCH_KEEPS = ("familiar", "novel", "drop", "familiar_loss", "novel_loss")
 
 
 def announce(run, data):
     """What a run prints at its start: data, network, settings"""
     config = run.config
-    counts = ", ".join(f"{len(data[name]['labels'])} {name}" for name in ("train", "familiar", "held_out"))
+    counts = ", ".join(f"{len(data[name]['labels'])} {name}" for name in ("train", "familiar", "novel"))
     run.progress.say(f"{config.model}, {config.preset}: {config.loss} loss, {n_params(run.params):,} parameters; "
                      f"{data['source']}: {counts}; seed {config.seed}, threads {run.runner.threads}"
                      + f"; going on at step {run.step} of {run.n_steps}" * (run.step > 0))
@@ -1832,8 +1832,8 @@ def network_of(given, model):
 
 def results_of(config, params, history, tests, found=None):
     """The dict that --out-json writes. found: the network that was loaded, if it was not trained here"""
-    measured = {key: test for key, test in tests.items() if key != "right"}
-    measured["hit_bits"] = {name: packed(right) for name, right in tests["right"].items()}
+    measured = {key: test for key, test in tests.items() if key != "correct"}
+    measured["hit_bits"] = {name: packed(right) for name, right in tests["correct"].items()}
     return result_of(config, params, history, measured) | (
         {"n_params": 0} if config.model == "nearest" else {}) | (                       # it learns none
         {"history": {}, "loaded": found.file} if found else {})                         # its history is in that file
@@ -1844,8 +1844,8 @@ def report(config, params, history, tests, say, found=None):
     results = results_of(config, params, history, tests, found)
     names = CLASS_NAMES if config.data == "shapes" else NORB_NAMES
     say(f"\n{config.data}, {config.split} split: images named right\n"
-        f"  familiar views        {tests['familiar']:.3f}\n  new views             {tests['held_out']:.3f}: "
-        + ", ".join(f"{name} {accuracy:.3f}" for name, accuracy in zip(names, tests["held_out_per_class"])))
+        f"  familiar views        {tests['familiar']:.3f}\n  new views             {tests['novel']:.3f}: "
+        + ", ".join(f"{name} {accuracy:.3f}" for name, accuracy in zip(names, tests["novel_per_class"])))
     say(f"  training              {results['seconds_train']:.1f} s, {results['ms_per_step']:.1f} ms a step"
         + ", of the network that was loaded" * bool(found))
     if config.out_json:
@@ -1854,7 +1854,7 @@ def report(config, params, history, tests, say, found=None):
 
 # ============================================================== settings
 
-# TWIN settings: what every experiment's Config has -------------------------------------------------------------------
+# SHARED settings: what every experiment's Config has -----------------------------------------------------------------
 
 @dataclass(frozen=True)
 class Settings:
@@ -1876,16 +1876,16 @@ class Settings:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
 
-# END TWIN settings ---------------------------------------------------------------------------------------------------
+# END SHARED settings -------------------------------------------------------------------------------------------------
 
 TOYS = {"n_epochs": 6, "train_azimuths": "300:400", "test_azimuths": "60:280"}         # the paper's ranges
 DATA = {"toys": TOYS, "smallnorb": TOYS,
         "shapes": {"n_epochs": 40, "train_azimuths": "0:150", "test_azimuths": "200:330"}}
-ALL_AZIMUTHS = {"train_azimuths": "0:340", "test_azimuths": "0:340"}                   # of --split toys
+ALL_AZIMUTHS = {"train_azimuths": "0:340", "test_azimuths": "0:340"}                   # of --split instance
 HEADS = (*CAPSULES[1:], *CNNS[2:])                 # on one trunk; caps and cnn are the paper's two, each with its own
 ROUTED = {"model": CAPSULES}
-WITH_WIDTH = {"model": (*PAPERS_CNNS, *(name for name in HEADS if name != "dynamic-shared"))}
-OF_TOYS, BY_AZIMUTH = {"data": ("toys", "smallnorb")}, {"split": ("azimuth", "toys")}
+WITH_WIDTH = {"model": (*PAPERS_CNNS, *(name for name in HEADS if name != "capsnet-shared"))}
+OF_TOYS, BY_AZIMUTH = {"data": ("toys", "smallnorb")}, {"split": ("azimuth", "instance")}
 
 
 @dataclass(frozen=True)
@@ -1894,7 +1894,7 @@ class Config(Settings):
     n_epochs: int = option(None, "epochs to train", "training", low=1, high=100_000)
     lr: float = option(5e-3, "Adam's learning rate at the start, or after the warm-up", "training", above=0)
     loss: str = option(None, "cross-entropy of log a, or of a CNN's scores; the margin loss, or the spread loss, of a, "
-                       "which of a CNN is the scores' logistic", "training", choices=("xent", "margin", "spread"))
+                       "which of a CNN is the scores' logistic", "training", choices=("cross-entropy", "margin", "spread"))
     data: str = option("toys", "toys, drawn here with smallNORB's structure; the real smallNORB; or five embedded 3D "
                        "shapes", "data", choices=tuple(DATA))
     toy_seed: int = option(0, "seed of the toys' shapes; the training's does not touch them", "data", low=0,
@@ -1903,7 +1903,7 @@ class Config(Settings):
                            only={"data": ("smallnorb",)})
     split: str = option("azimuth", "what differs between training and held-out images; toys: smallNORB's standard "
                         "task, training images and other toys, all views unless azimuths are given, which may overlap",
-                        "data", choices=("azimuth", "elevation", "toys"))
+                        "data", choices=("azimuth", "elevation", "instance"))
     train_azimuths: str = option(None, "range of training azimuths, degrees, ends included", "data",
                                  metavar="LOW:HIGH", only=BY_AZIMUTH)
     test_azimuths: str = option(None, "range of held-out azimuths; 290:420 wraps", "data", metavar="LOW:HIGH",
@@ -1912,7 +1912,7 @@ class Config(Settings):
                                only=OF_TOYS)
     n_test: int = option(2000, "images of each test set of toys or smallNORB, whole views of all lightings, always the "
                          "same ones; 0: all", "data", low=0, high=NORB_ROWS, only=OF_TOYS)
-    model: str = option("dynamic-shared", "network to train: dynamic-shared, dynamic, em, gap: "
+    model: str = option("capsnet-shared", "network to train: dynamic-shared, dynamic, em, gap: "
                         "heads on one trunk; the paper's two, caps and cnn, or the latter normalised; nearest: "
                         "names by the nearest training image", "network", choices=MODELS)
     preset: str = option("wide", "sizes: small; wide, with a trunk of twice as many channels; or that of the paper's "
@@ -1922,18 +1922,18 @@ class Config(Settings):
                         high=4096, only=WITH_WIDTH)
     routing_iters: int = option(None, "iterations of EM or dynamic routing; 1: uniform coupling", "network", low=1,
                                 high=50, only=ROUTED)
-    places: bool = option(False, "gap knows where things are: each place, x and y, as two more channels before its "
-                          "convolution, as shared matrices add it to votes", "network", only={"model": ("gap",)})
-    no_coord_add: bool = option(False, "no place in the votes for the classes", "network",
-                                only={"model": (*EM_MODELS, "dynamic-shared")})
+    coordinates: bool = option(None, "coordinate addition: the position of a receptive field's center is added to the "
+                               "votes for the class capsules, or, in cnn-gap, is two more channels before its last "
+                               "convolution", "network", only={"model": (*EM_MODELS, "capsnet-shared", "cnn-gap")})
 
     def recipe(self):
         vectors = self.model in VECTOR_MODELS
-        return DATA.get(self.data, TOYS) | (ALL_AZIMUTHS if self.split == "toys" else {}) | {
-            "loss": "margin" if vectors else "xent", "routing_iters": 3 if vectors else 2}
+        return DATA.get(self.data, TOYS) | (ALL_AZIMUTHS if self.split == "instance" else {}) | {
+            "loss": "margin" if vectors else "cross-entropy", "routing_iters": 3 if vectors else 2,
+            "coordinates": self.model in (*EM_MODELS, "capsnet-shared")}
 
 
-WEIGHTS = Path(__file__).with_name("weights") / "smallnorb_capsules.npz"               # the network that comes along
+WEIGHTS = Path(__file__).with_name("weights") / "smallnorb_capsnet-shared.npz"               # the network that comes along
 SOURCE = "data"                                                     # the setting that says where data come from
 FREE = ("seed", "toy_seed", "n_test")                              # what may differ from what a network trained with
 
@@ -1942,13 +1942,13 @@ def check_config(config):
     """check_options, and what concerns two settings at once"""
     check_options(config)
     ranges_of(config)
-    if config.split == "toys" and config.data == "shapes":
-        raise InputError("--split toys: means nothing to --data shapes, which has no toys; leave one of them out")
+    if config.split == "instance" and config.data == "shapes":
+        raise InputError("--split instance: means nothing to --data shapes, which has no toys; leave one of them out")
 
 
 # ============================================================== twins: machinery that stands alike in other experiments
 
-# TWIN core: the machinery, the same in every experiment --------------------------------------------------------------
+# SHARED core: the machinery, the same in every experiment ------------------------------------------------------------
 #
 # It calls these of the experiment: Config, WEIGHTS, SOURCE, FREE, param_shapes, init_params, to_batch,
 # loss_and_grads, forward_rows, take_step.
@@ -2967,7 +2967,7 @@ def add_config_flags(parser):
         text = f.metadata["help"] + f" [{only}]" * bool(only) + f" (default {default})" * (default not in ("", False))
         flag = {"help": text.replace("%", "%%")}                                        # argparse formats with %
         if f.type is bool:
-            flag["action"] = "store_true"
+            flag["action"] = "store_true" if f.default is False else argparse.BooleanOptionalAction
         else:
             names = f.metadata.get("choices")
             metavar = f.metadata.get("metavar", {int: "N", float: "X", str: "FILE"}[f.type])
@@ -3009,7 +3009,7 @@ def fail(message):
     print("error: " + " ".join(message.split()), file=sys.stderr)
     return 2
 
-# END TWIN core -------------------------------------------------------------------------------------------------------
+# END SHARED core -----------------------------------------------------------------------------------------------------
 
 LAYERS["places"] = places_forward, places_backward
 

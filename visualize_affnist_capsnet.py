@@ -30,11 +30,11 @@ EXPERIMENT = "affnist_capsnet"
 OUTDIR = Path("viz", EXPERIMENT)
 RESULTS = affnist.WEIGHTS.parents[1] / "results"
 TESTS = {                          # of digits: what is new about them to a network that was trained on moved ones
-    "familiar_accuracy": "nothing new:\nmoved digits", "centred_accuracy": "new shapes:\naffine, in the middle",
-    "placed_accuracy": "new places:\nmoved further", "affine_accuracy": "both:\naffine, anywhere"}
+    "familiar_accuracy": "nothing new:\nmoved digits", "centered_accuracy": "new shapes:\naffine, in the middle",
+    "any_position_accuracy": "new places:\nmoved further", "affine_accuracy": "both:\naffine, anywhere"}
 PAPERS = {                         # setting -> who is compared there, colour, marker
-    "papers/caps": ("the paper's kind of capsules", BLUE, "o"), "papers/cnn": ("the paper's kind of CNN", ORANGE, "s"),
-    "papers/dense": ("a CNN that pools", GREEN, "^")}
+    "matched-accuracy/capsnet": ("the paper's kind of capsules", BLUE, "o"), "matched-accuracy/cnn": ("the paper's kind of CNN", ORANGE, "s"),
+    "matched-accuracy/cnn-dense": ("a CNN that pools", GREEN, "^")}
 
 
 def affine(label, one, other):
@@ -44,27 +44,27 @@ def affine(label, one, other):
 
 FOREST = [                         # what render.forest draws
     "The paper's capsules minus its kind of CNN, stopped alike",
-    *((test.replace("\n", " "), "papers/caps", "papers/cnn", key) for key, test in list(TESTS.items())[1:]),
+    *((test.replace("\n", " "), "matched-accuracy/capsnet", "matched-accuracy/cnn", key) for key, test in list(TESTS.items())[1:]),
     "The same, but after 96,000 digits anywhere",
-    *((test.replace("\n", " "), "papers-anywhere/caps", "papers-anywhere/cnn", key) for key, test in (
-        ("centred_accuracy", "affine, in the middle"), ("affine_accuracy", "affine, anywhere"))),
+    *((test.replace("\n", " "), "any-position/capsnet", "any-position/cnn", key) for key, test in (
+        ("centered_accuracy", "affine, in the middle"), ("affine_accuracy", "affine, anywhere"))),
     "A CNN that pools minus the paper's capsules, affine anywhere",
-    affine("stopped alike", "papers/dense", "papers/caps"),
-    affine("after 96,000 digits", "papers-free/dense", "papers-free/caps"),
-    affine("after 96,000 digits anywhere", "papers-anywhere/dense", "papers-anywhere/caps"),
+    affine("stopped alike", "matched-accuracy/cnn-dense", "matched-accuracy/capsnet"),
+    affine("after 96,000 digits", "equal-training/cnn-dense", "equal-training/capsnet"),
+    affine("after 96,000 digits anywhere", "any-position/cnn-dense", "any-position/capsnet"),
     "Shared capsules, affine anywhere, minus",
-    affine("a CNN that averages", "free/shared", "free/gap"),
-    affine("a CNN that takes the largest", "free/shared", "free/max"),
-    affine("vectors that average, no matrices", "free/shared", "free/vectors"),
-    affine("capsules with a matrix for every place", "free/shared", "free/caps-1"),
+    affine("a CNN that averages", "backbone/capsnet-shared", "backbone/cnn-gap"),
+    affine("a CNN that takes the largest", "backbone/capsnet-shared", "backbone/cnn-gmp"),
+    affine("vectors that average, no matrices", "backbone/capsnet-shared", "backbone/vector-gap"),
+    affine("capsules with a matrix for every place", "backbone/capsnet-shared", "backbone/capsnet-iters-1"),
     "The same, trained on 10 digits of each class",
-    affine("a CNN that averages", "few-10/shared", "few-10/gap"),
-    affine("a CNN that takes the largest", "few-10/shared", "few-10/max"),
+    affine("a CNN that averages", "few-10/capsnet-shared", "few-10/cnn-gap"),
+    affine("a CNN that takes the largest", "few-10/capsnet-shared", "few-10/cnn-gmp"),
     "What each step adds, affine anywhere",
-    affine("matrices and places", "steps/transformation", "steps/start"),
-    affine("routing, 3 iterations", "steps/routing", "steps/transformation"),
-    affine("squash", "steps/squash", "steps/routing"), affine("margin loss", "steps/margin", "steps/squash"),
-    affine("redrawing", "steps/redrawing", "steps/margin")]
+    affine("matrices and places", "components/transformation", "components/start"),
+    affine("routing, 3 iterations", "components/routing", "components/transformation"),
+    affine("squash", "components/squash", "components/routing"), affine("margin loss", "components/margin", "components/squash"),
+    affine("redrawing", "components/reconstruction", "components/margin")]
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def draw_digits(run):
     """Training digits, moved; test digits, moved further, in the middle but transformed, and both"""
     samples = next(affnist.epoch_samples(run.digits, 0, run.config))
     shown = [("trained on", samples["images"][one_of_each(samples["labels"])])]
-    kinds = {"placed": "new places", "centred": "new shapes", "affine": "both: affine"}
+    kinds = {"any_position": "new places", "centered": "new shapes", "affine": "both: affine"}
     shown += [(words, some(run, kind)["images"]) for kind, words in (
         [("test", "tested on")] if run.config.task == "mnist" else kinds.items())]
     fig = new_figure(0.85 * len(shown) + 0.6, "What networks are trained on, and what they are tested on",
@@ -144,12 +144,12 @@ def draw_redrawn(run):
     return fig
 
 
-def draw_papers(ledger):
+def draw_papers(results):
     """What capsules and CNNs of the paper's kind name right, by what is new about the digits"""
     from render import mean_and_interval
-    found = {(setting, key): ledger.samples(EXPERIMENT, setting, "", key) for setting in PAPERS for key in TESTS}
+    found = {(setting, key): results.samples(EXPERIMENT, setting, "", key) for setting in PAPERS for key in TESTS}
     if lacking := [setting for (setting, _), values in found.items() if not values]:
-        raise InputError(f"--results {ledger.folder}: no result of {lacking[0]}; make it first")
+        raise InputError(f"--results {results.folder}: no result of {lacking[0]}; make it first")
     most = max(map(len, found.values()))
     fig = new_figure(3.6, "Small networks of the paper's kind, trained on moved digits, stopped alike",
                      f"means and 95% intervals over up to {most} seeds")
@@ -187,10 +187,10 @@ def draw_results(args, say):
     if not args.results.is_dir():
         raise InputError(f"--results {args.results}: no such folder; give the one that holds the results")
     try:
-        ledger = render.Ledger(args.results)
+        results = render.Results(args.results)
         affnist.make_outdir(args.outdir, ("papers", "forest"))
-        affnist.write_figure(draw_papers(ledger), args.outdir / "papers.png", say)
-        render.forest(ledger, EXPERIMENT, FOREST, args.outdir / "forest.png", say)
+        affnist.write_figure(draw_papers(results), args.outdir / "papers.png", say)
+        render.forest(results, EXPERIMENT, FOREST, args.outdir / "forest.png", say)
     except (render.InputError, KeyError) as error:
         raise InputError(f"--results {args.results}: {error}") from None
 
@@ -204,7 +204,7 @@ def main():
                         "this folder say, the figures papers and forest; without DIR in results/; nothing is trained")
     affnist.add_config_flags(parser)
     args = parser.parse_args()
-    for name in "checkpoint", "out_json", "affnist_dir", "tests_on":
+    for name in "checkpoint", "out_json", "affnist_dir", "eval_split":
         if hasattr(args, name):
             raise InputError(f"{affnist.flag_of(name)}: means nothing here; leave it out")
     progress = affnist.Progress(hasattr(args, "quiet"))

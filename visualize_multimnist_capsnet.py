@@ -36,22 +36,22 @@ WIDTH = 8                          # inches
 EXPERIMENT = "multimnist_capsnet"
 OUTDIR = Path("viz", EXPERIMENT)
 RESULTS = capsnet.WEIGHTS.parents[1] / "results"
-BOTH = "test_set_accuracy"
+BOTH = "test_exact_match"
 FOREST = [                         # what render.forest draws: label, one setting, the other, key
     "Capsules minus a CNN that redraws nothing",
     ("72,000 pairs", "main/deep", "control/cnn", BOTH),
-    ("1,200,000 of the paper's kind", "main/paper", "control/paper-cnn", BOTH),
-    ("parts of half a digit", "parts/iters-3", "parts/cnn", BOTH),
+    ("1,200,000 of the paper's kind", "main/paper-protocol", "control/cnn-paper-protocol", BOTH),
+    ("parts of half a digit", "half-digit/iters-3", "half-digit/cnn", BOTH),
     "Capsules minus a CNN that redraws digits, too",
-    ("72,000 pairs", "main/deep", "control/vectors", BOTH),
+    ("72,000 pairs", "main/deep", "control/cnn-vectors", BOTH),
     "Trained with routing minus trained without",
     ("72,000 pairs", "main/deep", "control/iters-1", BOTH),
-    ("1,200,000 pairs", "main/residual", "control/long-iters-1", BOTH),
-    ("parts of half a digit", "parts/iters-3", "parts/iters-1", BOTH),
+    ("1,200,000 pairs", "main/residual", "control/residual-iters-1", BOTH),
+    ("parts of half a digit", "half-digit/iters-3", "half-digit/iters-1", BOTH),
     "Trained with routing: on minus switched off",
-    ("72,000 pairs", "main/deep", "main-off/deep", BOTH),
-    ("1,200,000 pairs", "weights/deep", "weights/deep", "routing.set_accuracy.1 vs routing.set_accuracy.0"),
-    ("parts of half a digit", "parts/iters-3", "parts-off/iters-3", BOTH),
+    ("72,000 pairs", "main/deep", "main-uniform/deep", BOTH),
+    ("1,200,000 pairs", "weights/residual", "weights/residual", "routing.exact_match.1 vs routing.exact_match.0"),
+    ("parts of half a digit", "half-digit/iters-3", "half-digit-uniform/iters-3", BOTH),
     "Trained to redraw minus trained to name alone",
     ("72,000 pairs", "main/deep", "control/no-recon", BOTH)]
 
@@ -154,8 +154,8 @@ def routing_findings(run, uniform_lengths):
     there, others = ([float(np.average(step[mask], weights=weight[mask])) for step in c[[0, -1]]]
                      for mask in (here, ~here))
     return {"coupling_to_digits_there": there, "coupling_to_others": others, "largest_coupling": float(c[-1].max()),
-            "set_accuracy": [float(right.mean()) for right in rights],
-            "set_accuracy_most_hidden": [float(right[groups == groups.min()].mean()) for right in rights]}
+            "exact_match": [float(right.mean()) for right in rights],
+            "exact_match_most_hidden": [float(right[groups == groups.min()].mean()) for right in rights]}
 
 
 def draw_routing(run, n=3):
@@ -440,7 +440,7 @@ def figures_of_one_run(args, found, config, say):
 
 def check_flags(args, found, config):
     """Refuse what does not go together"""
-    if config.model != "caps":
+    if config.model != "capsnet":
         fault = "--load: holds a CNN, which has no capsules to draw; give another" if found else (
             f"--model {config.model}: it has no capsules to draw; leave the flag out")
         raise InputError(fault)
@@ -487,7 +487,7 @@ def main():
     elif args.results:
         sys.path.append(str(RESULTS))
         import render
-        render.forest(render.Ledger(args.results), EXPERIMENT, FOREST, outdir / "forest.png", say)
+        render.forest(render.Results(args.results), EXPERIMENT, FOREST, outdir / "forest.png", say)
         return
     else:
         figures = figures_of_one_run(args, found, config, say)

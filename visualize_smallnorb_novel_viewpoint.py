@@ -27,14 +27,14 @@ WIDTH = 8                          # inches
 EXPERIMENT = "smallnorb_novel_viewpoint"
 OUTDIR = Path("viz", EXPERIMENT)
 RESULTS = norb.WEIGHTS.parents[1] / "results"
-WEIGHTS = norb.WEIGHTS.with_name("smallnorb_caps.npz")        # the network whose routing is drawn
+WEIGHTS = norb.WEIGHTS.with_name("smallnorb_matrix-capsnet.npz")        # the network whose routing is drawn
 AROUND = {                         # whose accuracy is drawn around the circle: what it is, colour, line, marker
-    "dynamic-shared": ("vector capsules", BLUE, "-", "D"), "gap": ("CNN that averages", "#D55E00", "--", "s"),
+    "capsnet-shared": ("vector capsules", BLUE, "-", "D"), "cnn-gap": ("CNN that averages", "#D55E00", "--", "s"),
     "nearest": ("nearest training image", GRAY, ":", "x")}
 TOYS_AGAIN = "+".join(f"toys{draw}-{{split}}" for draw in (2, 3, 4))
 
 
-def both_splits(label, one, other, key="held_out"):
+def both_splits(label, one, other, key="novel"):
     """Two lines of the forest plot; {split} in the names of tables stands for the split"""
     return [(f"{label}new {split}s", one.format(split=split), other.format(split=split), key)
             for split in ("azimuth", "elevation")]
@@ -42,18 +42,18 @@ def both_splits(label, one, other, key="held_out"):
 
 FOREST = [                         # what render.forest draws
     "The paper's matrix capsules minus its kind of CNN",
-    *both_splits("", "paper-{split}/caps", "paper-{split}/cnn"),
-    *both_splits("that CNN normalised, ", "paper-{split}/caps", "paper-{split}/cnn-norm"),
-    *both_splits("three other sets of toys, ", f"{TOYS_AGAIN}/caps", f"{TOYS_AGAIN}/cnn"),
+    *both_splits("", "paper-{split}/matrix-capsnet", "paper-{split}/cnn"),
+    *both_splits("that CNN normalised, ", "paper-{split}/matrix-capsnet", "paper-{split}/cnn-bn"),
+    *both_splits("three other sets of toys, ", f"{TOYS_AGAIN}/matrix-capsnet", f"{TOYS_AGAIN}/cnn"),
     "Vector capsules minus a CNN that averages",
-    *both_splits("wide trunk, ", "wide-{split}/dynamic-shared", "wide-{split}/gap"),
-    *both_splits("three other sets of toys, ", f"{TOYS_AGAIN}/dynamic-shared", f"{TOYS_AGAIN}/gap"),
-    *both_splits("small trunk, ", "heads-{split}/dynamic-shared", "heads-{split}/gap"),
+    *both_splits("wide trunk, ", "wide-{split}/capsnet-shared", "wide-{split}/cnn-gap"),
+    *both_splits("three other sets of toys, ", f"{TOYS_AGAIN}/capsnet-shared", f"{TOYS_AGAIN}/cnn-gap"),
+    *both_splits("small trunk, ", "heads-{split}/capsnet-shared", "heads-{split}/cnn-gap"),
     "Matrix capsules minus a CNN that averages",
-    *both_splits("small trunk, ", "heads-{split}/em", "heads-{split}/gap"),
+    *both_splits("small trunk, ", "heads-{split}/matrix-head", "heads-{split}/cnn-gap"),
     "With routing minus without (one iteration)",
-    *both_splits("dynamic routing, ", "heads-{split}/dynamic-shared", "heads-{split}/dynamic-shared-1"),
-    *both_splits("EM routing, ", "heads-{split}/em", "heads-{split}/em-1")]
+    *both_splits("dynamic routing, ", "heads-{split}/capsnet-shared", "heads-{split}/capsnet-shared-iters-1"),
+    *both_splits("EM routing, ", "heads-{split}/matrix-head", "heads-{split}/matrix-head-iters-1")]
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def draw_example_views(run, n=4):
         if j == n:
             ax.axis("off")
             continue
-        samples, colour = (run.data["train"], BLUE) if j < n else (run.data["held_out"], ORANGE)
+        samples, colour = (run.data["train"], BLUE) if j < n else (run.data["novel"], ORANGE)
         azimuths, elevations = np.unique(samples["azimuths"]), np.unique(samples["elevations"])
         azimuth = azimuths[np.linspace(0, len(azimuths) - 1, n).astype(int)[j - (n + 1) * (j > n)]]
         at = pick(samples, labels=k, azimuths=azimuth, elevations=elevations[j % len(elevations)])
@@ -131,7 +131,7 @@ def draw_example_views(run, n=4):
 def draw_em_routing(run, label=2):
     """Which places vote for which class, before the E-step and after the last; summed over the types of the capsules
     that are there"""
-    samples = run.data["held_out"]
+    samples = run.data["novel"]
     azimuths = np.unique(samples["azimuths"])
     at = pick(samples, labels=label, azimuths=azimuths[len(azimuths) // 2])
     image = prepared(samples, [at])
@@ -179,7 +179,7 @@ def shift_images(images, shifts):
     return np.stack([padded[n, margin - down:, margin - right:][:H, :W] for n, (down, right) in enumerate(shifts)])
 
 
-def aliveness(params, run, n=2000):
+def background_activity(params, run, n=2000):
     """How much life there is in the capsules of some weights, over n test images of familiar views, or all that there
     are, shifted at random -> dict: a, {layer: (mean activation at empty places, which see nothing but ground, and at
     others; None where there is no such place)}; entropy of the classes' R in each iteration, nats, weighted by the
@@ -209,23 +209,23 @@ def aliveness(params, run, n=2000):
 
 
 def before_and_after(run):
-    """aliveness before training, with the statistics of some training images, and after it -> {"before", "after"}"""
+    """background_activity before training, with the statistics of some training images, and after it -> {"before", "after"}"""
     first, statistics = norb.init_params(run.config), {}
     images = prepared(run.data["train"], np.arange(0, len(run.data["train"]["labels"]), 37)[:64])
     norb.forward(first, images, run.config, statistics=statistics)
-    return {"before": aliveness(first | statistics, run), "after": aliveness(run.params, run)}
+    return {"before": background_activity(first | statistics, run), "after": background_activity(run.params, run)}
 
 
 # ---------------------------------------------------------------- figures of results
 
-def results_of(ledger, setting):
+def results_of(results, setting):
     """Those of all seeds"""
-    if found := list(ledger.runs(EXPERIMENT, setting).values()):
+    if found := list(results.runs(EXPERIMENT, setting).values()):
         return found
     raise InputError(f"--results: no result of {setting}; make it first, or give another folder")
 
 
-def draw_alive(found):
+def draw_background_activity(found):
     """How active capsules are whose field shows nothing but ground, and others. found: one of before_and_after for each
     seed; of the layers that have such places"""
     layers = {"primary": "first capsules", "conv": "capsules after EM routing"}
@@ -246,13 +246,13 @@ def draw_alive(found):
     return fig
 
 
-def draw_azimuth_accuracy(ledger):
+def draw_azimuth_accuracy(results):
     fig = new_figure(3.9, "Accuracy around the circle: both lose most where toys turn to the front or the back\n",
                      "toys that training never showed; lines: means over seeds, bands: 95% t intervals")
     ax = fig.subplots()
     from render import mean_and_interval
     for model, (label, colour, line, marker) in AROUND.items():
-        found = results_of(ledger, f"wide-azimuth/{model}")
+        found = results_of(results, f"wide-azimuth/{model}")
         rows = [[*each["sweep"]["accuracy"], each["sweep"]["accuracy"][0]] for each in found]
         mean, half = np.array([mean_and_interval(column) for column in np.transpose(rows)]).T
         x, half = [*found[0]["sweep"]["angles"], 360], np.nan_to_num(half)
@@ -269,9 +269,9 @@ def draw_azimuth_accuracy(ledger):
 
 
 OF_NETWORK = {"example_views": draw_example_views, "em_routing": draw_em_routing,
-              "alive_of_one": lambda run: draw_alive([before_and_after(run)])}
+              "background_activity_of_one": lambda run: draw_background_activity([before_and_after(run)])}
 OF_RESULTS = {"azimuth_accuracy": draw_azimuth_accuracy,
-              "alive": lambda ledger: draw_alive([each["alive"] for each in results_of(ledger, "alive/caps")])}
+              "background_activity": lambda results: draw_background_activity([each["background_activity"] for each in results_of(results, "background-activity/matrix-capsnet")])}
 
 
 # ---------------------------------------------------------------- command line
@@ -283,21 +283,21 @@ def draw_results(args, wanted, say):
     if not args.results.is_dir():
         raise InputError(f"--results {args.results}: no such folder; give the one that holds the results")
     try:
-        ledger = render.Ledger(args.results)
+        results = render.Results(args.results)
     except render.InputError as error:
         raise InputError(str(error)) from None
     for name in wanted:
         if name == "forest":
-            render.forest(ledger, EXPERIMENT, FOREST, args.outdir / "forest.png", say)
+            render.forest(results, EXPERIMENT, FOREST, args.outdir / "forest.png", say)
         else:
-            norb.write_figure(OF_RESULTS[name](ledger), args.outdir / f"{name}.png", say)
+            norb.write_figure(OF_RESULTS[name](results), args.outdir / f"{name}.png", say)
 
 
 def network_to_draw(args, given, say):
     """Load it, or train it -> Run"""
-    found, config = norb.look_at(args.load, args) if args.load else (None, norb.network_of(given, "caps"))
-    if config.model != "caps":
-        raise InputError(f"{args.load}: holds a {config.model} network; the figures need --model caps")
+    found, config = norb.look_at(args.load, args) if args.load else (None, norb.network_of(given, "matrix-capsnet"))
+    if config.model != "matrix-capsnet":
+        raise InputError(f"{args.load}: holds a {config.model} network; the figures need --model matrix-capsnet")
     if config.data == "shapes" or config.split != "azimuth":
         raise InputError("--data, --split: the figures show toys from azimuths that training never did; leave the flag "
                          "out")
@@ -320,7 +320,7 @@ def main():
     parser = norb.Parser(description=__doc__)
     parser.add_argument(
         "--outdir", type=Path, default=OUTDIR, metavar="DIR", help=f"folder for the PNGs (default {OUTDIR})")
-    parser.add_argument("--only", default="", choices=("alive",), help="draw this figure alone")
+    parser.add_argument("--only", default="", choices=("background_activity",), help="draw this figure alone")
     parser.add_argument("--load", nargs="?", default="", const=str(WEIGHTS), metavar="FILE", help="draw the routing of "
                         "the capsule network in this file, a checkpoint or weights; without FILE of the one that comes "
                         "along")
@@ -329,9 +329,9 @@ def main():
     norb.add_config_flags(parser)
     args = parser.parse_args()
     given, out_json = norb.given_of(args), getattr(args, "out_json", "")
-    if out_json and (args.only != "alive" or args.results):
-        raise InputError("--out-json: results come from smallnorb_novel_viewpoint.py; here it goes with --only alive "
-                         "alone; leave the flag, or --results, out")
+    if out_json and (args.only != "background_activity" or args.results):
+        raise InputError("--out-json: results come from smallnorb_novel_viewpoint.py; here it goes with --only "
+                         "background_activity alone; leave the flag, or --results, out")
     norb.check_writable(out_json)
     say = norb.Progress(hasattr(args, "quiet")).say
     of_network, of_results = wanted_figures(args, given)
@@ -340,8 +340,8 @@ def main():
     for name in of_network:
         if out_json:
             found = before_and_after(run)
-            norb.write_json(out_json, norb.result_of(run.config, run.params, run.history, {"alive": found}))
-            norb.write_figure(draw_alive([found]), args.outdir / f"{name}.png", say)
+            norb.write_json(out_json, norb.result_of(run.config, run.params, run.history, {"background_activity": found}))
+            norb.write_figure(draw_background_activity([found]), args.outdir / f"{name}.png", say)
         else:
             norb.write_figure(OF_NETWORK[name](run), args.outdir / f"{name}.png", say)
     if of_results:

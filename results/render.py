@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws numbers and tables into README.md and docs/ from the results, and the lab books results/EXPERIMENT/README.md.
+"""Draws numbers and tables into README.md and docs/ from the results, and the results logs results/EXPERIMENT/README.md.
 
     python3 results/render.py              rewrite the documents in place
     python3 results/render.py --check      say where a document and the results disagree; exit code 1 if one does
@@ -15,7 +15,7 @@ TABLE+TABLE/SETTING are several draws of the data: the interval is over the draw
 (the mean alone), N digits, percent, points (hundredths), range (the least and the most of the seeds), seeds (how many).
 
 A table's mark holds a line `columns: HEADING = KEY | HEADING = KEY minus first, STYLE | ...` and, a line each, rows
-`LABEL = SETTING`. What a result is, and when it is stale, workflow/ledger.py says.
+`LABEL = SETTING`. What a result is, and when it is stale, workflow/result_files.py says.
 """
 import argparse
 import math
@@ -29,7 +29,7 @@ import multimnist_capsnet as capsnet
 
 import numpy as np
 import runs
-from ledger import BY_NAME, read, stale
+from result_files import BY_NAME, read, stale
 
 SHORT = {name.split("_")[0]: name for name in runs.EXPERIMENTS}
 PLANNED = {}                       # (experiment, "table/setting") -> its runs
@@ -40,7 +40,7 @@ InputError = capsnet.InputError
 
 # -------------------------------------------------------------- reading results
 
-class Ledger:
+class Results:
     """The results: of an experiment and a setting, "table/setting", a line for each seed"""
 
     def __init__(self, folder):
@@ -131,9 +131,9 @@ def mean_and_interval(values):
 STYLES = {"percent": (100, 1, "%"), "points": (100, 1, "")}             # factor, digits, unit
 
 
-def drawn(ledger, experiment, one, other, key, styles=()):
+def drawn(results, experiment, one, other, key, styles=()):
     """One number as text; "not run" where nothing is"""
-    values = ledger.samples(experiment, one, other, key)
+    values = results.samples(experiment, one, other, key)
     if "seeds" in styles:
         return str(len(values))
     if not values:
@@ -146,7 +146,7 @@ def drawn(ledger, experiment, one, other, key, styles=()):
     if "plain" in styles:
         return f"{mean:,.0f}" if abs(mean) >= 100 else f"{mean:.{digits}f}{unit}"
     text = f"{mean:{'+' if other else ''}.{digits}f}"
-    images = None if other else ledger.images_interval(experiment, one, key)
+    images = None if other else results.images_interval(experiment, one, key)
     if images:
         text += f" ({factor * images[0]:.{digits}f}-{factor * images[1]:.{digits}f})"
     return text + (f" +- {half:.{digits}f}" if math.isfinite(half) else "") + unit
@@ -164,9 +164,9 @@ def parts_of(text, mark):
     return [part.strip() for part in text.split(mark)]
 
 
-def value(ledger, text):
+def value(results, text):
     """The number that a mark asks for"""
-    return drawn(ledger, *asked(text))
+    return drawn(results, *asked(text))
 
 
 def asked(text):
@@ -186,7 +186,7 @@ def markdown(header, rows):
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
-def table(ledger, text):
+def table(results, text):
     """The table that a mark describes, and how many seeds it rests on"""
     short, columns, *rows = *(line.strip() for line in text.splitlines() if line.strip()), "", ""
     rows = [row for row in rows if row]
@@ -201,38 +201,38 @@ def table(ledger, text):
         for _, _, what in columns:
             key, *styles = parts_of(what, ",")
             minus = first if key.endswith(" minus first") else ""
-            cell = drawn(ledger, experiment, setting, minus, key.removesuffix(" minus first"), styles_of(styles))
+            cell = drawn(results, experiment, setting, minus, key.removesuffix(" minus first"), styles_of(styles))
             cells.append("" if setting == minus else cell)
         lines.append([label, *cells])
     return markdown(["", *(heading for heading, _, _ in columns)], lines) + "\n\n" + seeds_line(
-        ledger, experiment, [setting for _, setting in rows])
+        results, experiment, [setting for _, setting in rows])
 
 
-def seeds_line(ledger, experiment, settings):
+def seeds_line(results, experiment, settings):
     """How many seeds some settings have, of how many that are planned; which results are stale"""
     settings = [f"{table}/{setting.partition('/')[2]}" for setting in settings
                 for table in setting.partition("/")[0].split("+")]
-    made = [len(ledger.runs(experiment, setting)) for setting in settings]
+    made = [len(results.runs(experiment, setting)) for setting in settings]
     asked = [len(PLANNED[experiment, setting]) for setting in settings]
     few = f"{min(made)}" if min(made) == max(made) else f"{min(made)} to {max(made)}"
     plan = f"{min(asked)}" if min(asked) == max(asked) else f"{min(asked)} to {max(asked)}"
-    old = [setting for setting in settings if (experiment, setting) in ledger.stale]
+    old = [setting for setting in settings if (experiment, setting) in results.stale]
     text = f"Seeds: {few}" + (f" of {plan} planned." if made != asked else ".")
     return text + (f" **Stale**: {', '.join(old)}." if old else "")
 
 
-# -------------------------------------------------------------- the lab books
+# -------------------------------------------------------------- the results logs
 
-HEADINGS = {                       # the numbers of a run that a lab book's table shows, where there are some
-    "test_set_accuracy": "both digits", "test_accuracy": "test", "familiar_accuracy": "moved",
-    "placed_accuracy": "moved further", "centred_accuracy": "affine, in the middle", "affine_accuracy": "affine",
-    "familiar": "familiar views", "held_out": "new views", "test_recon_mse": "error per pixel"}
+HEADINGS = {                       # the numbers of a run that a results log's table shows, where there are some
+    "test_exact_match": "both digits", "test_accuracy": "test", "familiar_accuracy": "moved",
+    "any_position_accuracy": "moved further", "centered_accuracy": "affine, in the middle", "affine_accuracy": "affine",
+    "familiar": "familiar views", "novel": "new views", "test_recon_mse": "error per pixel"}
 
 
-def lab_book(ledger, experiment):
+def results_log(results, experiment):
     """All tables of all runs of an experiment, generated"""
     title = (ROOT / "docs" / f"{experiment}.md").read_text().splitlines()[0].removeprefix("# ")
-    text = [f"# {title}: lab book", "Every run behind the chapter, generated from the `.jsonl` files beside it by "
+    text = [f"# {title}: results log", "Every run behind the chapter, generated from the `.jsonl` files beside it by "
             "`python3 results/render.py`. A run's line there has everything: settings, versions, machine, history.",
             "Mean +- 95% t interval over seeds; behind the slash half the 95% interval that the test images give one "
             "run. Of runs that stop at an accuracy, those that reached it. Nobody needs to read this."]
@@ -241,14 +241,14 @@ def lab_book(ledger, experiment):
         if name == experiment:
             tables.setdefault(setting.split("/")[0], []).append((setting, planned))
     for name, rows in tables.items():
-        text += [f"## {name}", runs.CAPTIONS[experiment, name], book_table(ledger, experiment, rows),
-                 made_with(ledger, experiment, [setting for setting, _ in rows])]
+        text += [f"## {name}", runs.CAPTIONS[experiment, name], log_table(results, experiment, rows),
+                 made_with(results, experiment, [setting for setting, _ in rows])]
     return "\n\n".join(part for part in text if part) + "\n"
 
 
-def book_table(ledger, experiment, rows):
+def log_table(results, experiment, rows):
     """rows: (setting, its planned runs)"""
-    found = {setting: list(ledger.runs(experiment, setting).values()) for setting, _ in rows}
+    found = {setting: list(results.runs(experiment, setting).values()) for setting, _ in rows}
     some = [run for results in found.values() for run in results]
     keys = [key for key in HEADINGS if any(run.get(key) is not None for run in some)]
     lines = []
@@ -258,7 +258,7 @@ def book_table(ledger, experiment, rows):
             has = any(run.get(key) is not None for run in found[setting])
             images = [run[f"{key}_ci95"] for run in found[setting] if f"{key}_ci95" in run]
             half = sum(high - low for low, high in images) / 2 / len(images) if images else None
-            cells.append("" if not has else ledger_cell(ledger, experiment, setting, key) +
+            cells.append("" if not has else log_cell(results, experiment, setting, key) +
                          (f" / {half:.3f}" if half and len(images) > 1 else ""))
         for key, factor in (("n_params", 1), ("seconds_train", 1 / 60)):
             numbers = [run[key] * factor for run in found[setting] if key in run]
@@ -268,20 +268,20 @@ def book_table(ledger, experiment, rows):
     return markdown(header, lines)
 
 
-def ledger_cell(ledger, experiment, setting, key):
-    """A number of a lab book: of no seed that reached its goal, nothing"""
+def log_cell(results, experiment, setting, key):
+    """A number of a results log: of no seed that reached its goal, nothing"""
     try:
-        return drawn(ledger, experiment, setting, "", key)
+        return drawn(results, experiment, setting, "", key)
     except (KeyError, IndexError, TypeError):              # not every seed has it
         return ""
 
 
-def made_with(ledger, experiment, settings):
+def made_with(results, experiment, settings):
     """The machines and versions of some settings' results, and which are stale"""
-    found = [run for setting in settings for run in ledger.runs(experiment, setting).values()]
+    found = [run for setting in settings for run in results.runs(experiment, setting).values()]
     machines = sorted({f"{run['machine']['processor']}, Python {run['versions']['python']}, NumPy "
                        f"{run['versions']['numpy']}" for run in found})
-    old = [setting.split("/")[1] for setting in settings if (experiment, setting) in ledger.stale]
+    old = [setting.split("/")[1] for setting in settings if (experiment, setting) in results.stale]
     return "; ".join(machines) + "." * bool(machines) + (f" **Stale**, to be made again: {', '.join(old)}." if old
                                                          else "")
 
@@ -291,41 +291,41 @@ def made_with(ledger, experiment, settings):
 PICTURES = {                       # README's: name -> what is along the axis, then rows LABEL, MARK, or headings
     "place": ("share of affine digits named right", [
         "anywhere on the canvas, stopped at equal accuracy",
-        ("capsules, the paper's kind", "affnist papers/caps, affine_accuracy"),
-        ("the paper's CNN for MNIST, narrow", "affnist papers/cnn, affine_accuracy"),
-        ("a CNN that pools", "affnist papers/dense, affine_accuracy"),
+        ("capsules, the paper's kind", "affnist matched-accuracy/capsnet, affine_accuracy"),
+        ("the paper's CNN for MNIST, narrow", "affnist matched-accuracy/cnn, affine_accuracy"),
+        ("a CNN that pools", "affnist matched-accuracy/cnn-dense, affine_accuracy"),
         "in the middle of the canvas, stopped alike",
-        ("capsules, the paper's kind", "affnist papers/caps, centred_accuracy"),
-        ("the paper's CNN for MNIST, narrow", "affnist papers/cnn, centred_accuracy"),
-        ("a CNN that pools", "affnist papers/dense, centred_accuracy"),
+        ("capsules, the paper's kind", "affnist matched-accuracy/capsnet, centered_accuracy"),
+        ("the paper's CNN for MNIST, narrow", "affnist matched-accuracy/cnn, centered_accuracy"),
+        ("a CNN that pools", "affnist matched-accuracy/cnn-dense, centered_accuracy"),
         "anywhere, after as many digits",
-        ("capsules, the paper's kind", "affnist papers-free/caps, affine_accuracy"),
-        ("a CNN that pools", "affnist papers-free/dense, affine_accuracy")]),
+        ("capsules, the paper's kind", "affnist equal-training/capsnet, affine_accuracy"),
+        ("a CNN that pools", "affnist equal-training/cnn-dense, affine_accuracy")]),
     "pooling": ("share of affine digits named right", [
-        ("the best capsules", "affnist free/shared, affine_accuracy"),
-        ("ten vectors of a CNN, averaged", "affnist free/vectors, affine_accuracy"),
-        ("a CNN that averages", "affnist free/gap, affine_accuracy"),
-        ("capsules, a matrix for every place", "affnist free/caps, affine_accuracy"),
-        ("a CNN with a hidden layer", "affnist free/dense, affine_accuracy")]),
+        ("the best capsules", "affnist backbone/capsnet-shared, affine_accuracy"),
+        ("ten vectors of a CNN, averaged", "affnist backbone/vector-gap, affine_accuracy"),
+        ("a CNN that averages", "affnist backbone/cnn-gap, affine_accuracy"),
+        ("capsules, a matrix for every place", "affnist backbone/capsnet, affine_accuracy"),
+        ("a CNN with a hidden layer", "affnist backbone/cnn-dense, affine_accuracy")]),
     "routing": ("share named right", [
-        "capsules for affine digits", ("with routing", "affnist free/caps, affine_accuracy"),
-        ("the same, switched off", "affnist free-off/caps, affine_accuracy"),
+        "capsules for affine digits", ("with routing", "affnist backbone/capsnet, affine_accuracy"),
+        ("the same, switched off", "affnist backbone-uniform/capsnet, affine_accuracy"),
         "two digits at once; parts see all of a digit",
-        ("with routing", "multimnist main/deep, test_set_accuracy"),
-        ("the same, switched off", "multimnist main-off/deep, test_set_accuracy"),
-        "two digits at once; parts see half a digit", ("with routing", "multimnist parts/iters-3, test_set_accuracy"),
-        ("the same, switched off", "multimnist parts-off/iters-3, test_set_accuracy"),
-        ("trained without", "multimnist parts/iters-1, test_set_accuracy"),
-        "EM routing, toys from new azimuths", ("with routing", "smallnorb heads-azimuth/em, held_out"),
-        ("trained without", "smallnorb heads-azimuth/em-1, held_out")]),
+        ("with routing", "multimnist main/deep, test_exact_match"),
+        ("the same, switched off", "multimnist main-uniform/deep, test_exact_match"),
+        "two digits at once; parts see half a digit", ("with routing", "multimnist half-digit/iters-3, test_exact_match"),
+        ("the same, switched off", "multimnist half-digit-uniform/iters-3, test_exact_match"),
+        ("trained without", "multimnist half-digit/iters-1, test_exact_match"),
+        "EM routing, toys from new azimuths", ("with routing", "smallnorb heads-azimuth/matrix-head, novel"),
+        ("trained without", "smallnorb heads-azimuth/matrix-head-iters-1, novel")]),
     "sure": ("how often surer of a digit than of random pixels (a coin: 0.5)", [
-        ("the best capsules, by length", "affnist probes/shared, detection.noise.length"),
-        ("ten vectors of a CNN, by length", "affnist probes/vectors, detection.noise.length"),
-        ("capsules, a matrix for every place", "affnist probes/caps, detection.noise.length"),
-        ("a CNN that averages, by softmax", "affnist probes/gap, detection.noise.probability")])}
+        ("the best capsules, by length", "affnist probes/capsnet-shared, detection.noise.length"),
+        ("ten vectors of a CNN, by length", "affnist probes/vector-gap, detection.noise.length"),
+        ("capsules, a matrix for every place", "affnist probes/capsnet, detection.noise.length"),
+        ("a CNN that averages, by softmax", "affnist probes/cnn-gap, detection.noise.probability")])}
 
 
-def pictures(ledger, folder, say=print):
+def pictures(results, folder, say=print):
     """README's pictures: bars of means, and a dot for each seed"""
     folder.mkdir(parents=True, exist_ok=True)
     for name, (along, rows) in PICTURES.items():
@@ -335,7 +335,7 @@ def pictures(ledger, folder, say=print):
                 heading(axes, y, row)
                 continue
             experiment, one, _, key, _ = asked(row[1])
-            values = ledger.samples(experiment, one, "", key)
+            values = results.samples(experiment, one, "", key)
             if not values:
                 raise InputError(f"{one}: has not been run, and the picture {name} needs it")
             colour = "#0072b2" if "capsules" in row[0] or "routing" in row[0] else "#999999"
@@ -368,12 +368,12 @@ def heading(axes, y, text):
               bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
 
 
-def forest(ledger, experiment, lines, path, say=print):
+def forest(results, experiment, lines, path, say=print):
     """A figure of differences with their intervals. lines: (label, one setting, the other, key), or a heading; a
     difference that has not been run is left out"""
     rows = []
     for line in lines:
-        values = [] if isinstance(line, str) else ledger.samples(experiment, *line[1:])
+        values = [] if isinstance(line, str) else results.samples(experiment, *line[1:])
         if isinstance(line, str) or values:
             rows.append((line, None) if isinstance(line, str) else (line[0], values))
     rows = [row for row, after in zip(rows, [*rows[1:], ("", None)]) if row[1] or after[1]]         # no empty group
@@ -401,7 +401,7 @@ MARK = re.compile(r"<!-- (table|value): ((?:(?!-->).)*?)\s*-->((?:(?!<!--).)*)<!
 PART = re.compile(r"<!--\s*(?:table|value|end)\b.*?-->", re.S)
 
 
-def rendered(text, ledger, name):
+def rendered(text, results, name):
     """A document's text with every table and number put in anew"""
     if damaged := PART.search(MARK.sub("", text)):           # what is no whole mark would take the text to the next end
         raise InputError(f"{name}: {damaged[0]!r} is no whole mark; write <!-- table: ... --> or <!-- value: ... -->, "
@@ -410,7 +410,7 @@ def rendered(text, ledger, name):
     def put(match):
         kind, what = match[1], match[2]
         try:
-            body = (table if kind == "table" else value)(ledger, what)
+            body = (table if kind == "table" else value)(results, what)
         except InputError as error:
             raise InputError(f"{name}: the {kind} {what!r}: {error}") from None
         except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -429,12 +429,12 @@ def render(root, folder, check=False, into=None, say=print):
     """Rewrite the documents, or only compare, or write them into another folder -> how many differ"""
     if not Path(folder).is_dir():
         raise InputError(f"--results {folder}: no such folder; give the one that holds the results")
-    ledger, texts = Ledger(folder), {path: path.read_text() for path in documents(root)}
-    made = {path: rendered(text, ledger, path.name) for path, text in texts.items()}    # all, before one is written
+    results, texts = Results(folder), {path: path.read_text() for path in documents(root)}
+    made = {path: rendered(text, results, path.name) for path, text in texts.items()}    # all, before one is written
     for experiment in runs.EXPERIMENTS:
         path = root / "results" / experiment / "README.md"
         texts[path] = path.read_text() if path.exists() else ""
-        made[path] = lab_book(ledger, experiment)
+        made[path] = results_log(results, experiment)
     differing = [path for path in made if made[path] != texts[path]]
     for path in made if into else differing:
         new, name = made[path], path.relative_to(root)
@@ -458,7 +458,7 @@ def main():
     parser.add_argument("--pictures", action="store_true", help="draw README's pictures and nothing else")
     args = parser.parse_args()
     if args.pictures:
-        return pictures(Ledger(args.results), (args.into or ROOT) / "viz" / "findings")
+        return pictures(Results(args.results), (args.into or ROOT) / "viz" / "findings")
     sys.exit(1 if render(ROOT, args.results, args.check, args.into) and args.check else 0)
 
 

@@ -17,7 +17,7 @@ EXPERIMENTS = {name: importlib.import_module(name) for name in runs.EXPERIMENTS}
 import multimnist_capsnet as mc
 
 import numpy as np  # after the experiments, which set the number of BLAS threads
-import pins
+import golden
 import pytest
 
 DEAD = "http://127.0.0.1:9/"       # the discard port: refused at once
@@ -26,11 +26,11 @@ TOY = dict(
 TINY = mc.Config(**TOY, preset="classic", conv1_channels=3)
 DEEP = mc.Config(**TOY, preset="deep", conv1_channels=3, conv3_channels=6, norm="none")
 CNN = mc.Config(**TOY, model="cnn", norm="none", conv1_channels=3, conv3_channels=6)
-NETWORKS = {"paper": TINY, "deep": DEEP, "cnn": CNN, "cnn of means": dataclasses.replace(CNN, cnn_head="mean"),
-            "cnn of vectors": dataclasses.replace(CNN, model="vectors", conv3_channels=32),
+NETWORKS = {"paper": TINY, "deep": DEEP, "cnn": CNN, "cnn of means": dataclasses.replace(CNN, cnn_head="gap"),
+            "cnn of vectors": dataclasses.replace(CNN, model="cnn-vectors", conv3_channels=32),
             "normalised": dataclasses.replace(DEEP, norm="batch", muon=0.02),
             "residual": dataclasses.replace(DEEP, norm="batch", preset="residual", conv3_channels=4),
-            "parts": dataclasses.replace(DEEP, preset="parts"),
+            "half-digit": dataclasses.replace(DEEP, preset="half-digit"),
             "normalised cnn": dataclasses.replace(CNN, norm="batch"),
             "residual cnn": dataclasses.replace(CNN, preset="residual", conv3_channels=4)}
 SMALL = {                          # what makes an experiment's default network, or its data, small
@@ -40,15 +40,15 @@ SMALL = {                          # what makes an experiment's default network,
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """Pins are asked for last: until then two processes compute them, on the time that the other tests leave"""
-    items.sort(key=lambda item: "every_pin" in item.name)
-    if items and "every_pin" in items[-1].name and not config.option.collectonly:
-        config.pins = pins.begin(niceness=19)
+    """Golden values are tested last: until then two processes compute them, on the time that the other tests leave"""
+    items.sort(key=lambda item: "all_golden_values" in item.name)
+    if items and "all_golden_values" in items[-1].name and not config.option.collectonly:
+        config.golden = golden.begin(niceness=19)
 
 
 def pytest_unconfigure(config):
-    if hasattr(config, "pins"):
-        config.pins[0].shutdown(cancel_futures=True)
+    if hasattr(config, "golden"):
+        config.golden[0].shutdown(cancel_futures=True)
 
 
 @pytest.fixture(autouse=True)
@@ -142,11 +142,11 @@ def toy(experiment, **given):
     """-> the Config of what is given, at toy size, and its data: an epoch has a step of 17 samples, two shards, and one
     of 3"""
     module = EXPERIMENTS[experiment]
-    names = {f.name for f in module.options(module.Config)} & pins.SIZES.keys()
-    with unittest.mock.patch.dict(pins.SIZES, n_epochs=1, n_train=20, batch_size=17, n_val=8, n_test=8):
-        sizes = {name: pins.SIZES[name] for name in names} | SMALL.get(experiment, {})
+    names = {f.name for f in module.options(module.Config)} & golden.SIZES.keys()
+    with unittest.mock.patch.dict(golden.SIZES, n_epochs=1, n_train=20, batch_size=17, n_val=8, n_test=8):
+        sizes = {name: golden.SIZES[name] for name in names} | SMALL.get(experiment, {})
         config = module.Config(**sizes | given)
-        return config, pins.tiny_data(experiment, config)
+        return config, golden.tiny_data(experiment, config)
 
 
 def toy_run(experiment, callback=None, every=0, **given):

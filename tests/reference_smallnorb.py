@@ -5,12 +5,12 @@ import smallnorb_novel_viewpoint as sn
 
 import numpy as np
 
-PARTS = ("train", "familiar", "held_out")
+PARTS = ("train", "familiar", "novel")
 TRAINED = sn.MODELS[:-1]           # the networks that are trained
 sn.SIZES["tiny"] = (3, 1, 2, 2, 2, 2)                              # a preset for tests, of no run
 
 
-def tiny(model="caps", **changes):
+def tiny(model="matrix-capsnet", **changes):
     """A Config of a tiny network, changed"""
     given = {"data": "shapes", "seed": 1, "preset": "tiny", "width": 2, "routing_iters": 2, "threads": 1,
              "quiet": True} | changes
@@ -30,7 +30,7 @@ def params64(config, seed=3):
     """Toy weights in float64; biases and betas off zero, so that no unit sits on a ReLU's kink; votes
     of vector capsules long enough that they compete"""
     rng = np.random.default_rng(seed)
-    params = {name: p.astype(np.float64) * (5 if name in ("W", "place_W") else 1)
+    params = {name: p.astype(np.float64) * (5 if name in ("W", "coordinate_W") else 1)
               for name, p in sn.init_params(config).items()}
     return {name: p + 0.1 * (p.ndim == 1) * rng.standard_normal(p.shape)
             for name, p in params.items()}
@@ -150,10 +150,10 @@ def conv_caps_reference(pose, active, W, beta_u, beta_a, n_iters, stride):
 
 def field(place, config):
     """First and last pixel, on one axis, that the last places of capsules see, one layer below the other"""
-    down = {"caps": ((3, 1), (3, 2), (1, 1), (5, 2)),                                          # (kernel, stride)
+    down = {"matrix-capsnet": ((3, 1), (3, 2), (1, 1), (5, 2)),                                          # (kernel, stride)
             "trunk": ((3, 1), (2, 2), (3, 1), (3, 1), (2, 2), (3, 1), (3, 1))}
     first = last = place
-    for kernel, stride in down["caps" if config.model == "caps" else "trunk"]:
+    for kernel, stride in down["matrix-capsnet" if config.model == "matrix-capsnet" else "trunk"]:
         first, last = stride * first, stride * last + kernel - 1
     return first, last
 
@@ -204,11 +204,11 @@ def primary_reference(p, x):
 
 def em_network_reference(p, image, config):
     """caps and em for one image, layer by layer -> mu (5, 16), x (5,) of the classes"""
-    h = normal_conv(p, image, "conv1", 2) if config.model == "caps" else trunk_reference(p, image)
+    h = normal_conv(p, image, "conv1", 2) if config.model == "matrix-capsnet" else trunk_reference(p, image)
     x = primary_reference(p, h)
     B = x.shape[2] // 17
     pose, active = x[..., :16 * B].reshape(*x.shape[:2], B, 16), logistic(x[..., 16 * B:])
-    for name, stride in (("conv", 2), ("conv2", 1)) if config.model == "caps" else ():
+    for name, stride in (("conv", 2), ("conv2", 1)) if config.model == "matrix-capsnet" else ():
         weights = (p[name + end] for end in ("_W", "_beta_u", "_beta_a"))
         pose, active = conv_caps_reference(pose, active, *weights, config.routing_iters, stride)
     votes, a = [], []
@@ -216,7 +216,7 @@ def em_network_reference(p, image, config):
     for b, py, px in np.ndindex(types, side, side):
         votes.append({(j,): matrix_product(pose[py, px, b], p["class_W"][b, j]) for j in range(5)})
         a.append(active[py, px, b])
-        for vote in () if config.no_coord_add else votes[-1].values():
+        for vote in votes[-1].values() if config.coordinates else ():
             vote[3] += coordinate(px, config)                               # x: first of the right column
             vote[7] += coordinate(py, config)                               # y: second
     mu, _, x, _ = em_reference(votes, a, p["class_beta_u"], p["class_beta_a"], config.routing_iters)
@@ -244,11 +244,11 @@ def vector_network_reference(p, image, config):
         length = math.sqrt(sum(e * e for e in u))
         u_hat.append([])
         for j in range(5):
-            W = p["W"][i if config.model == "dynamic" else b][:, j]                            # (8, 16)
+            W = p["W"][i if config.model == "capsnet" else b][:, j]                            # (8, 16)
             vote = [sum(u[e] * W[e, d] for e in range(8)) for d in range(16)]
-            if config.model != "dynamic" and not config.no_coord_add:
+            if config.model != "capsnet" and config.coordinates:
                 at = length * coordinate(px, config), length * coordinate(py, config)
-                vote = [vote[d] + sum(at[k] * p["place_W"][k, j, d] for k in (0, 1)) for d in range(16)]
+                vote = [vote[d] + sum(at[k] * p["coordinate_W"][k, j, d] for k in (0, 1)) for d in range(16)]
             u_hat[i].append(vote)
         logits.append([0.0] * 5)
     history = []
@@ -268,7 +268,7 @@ def cnn_reference(p, image, config):
         return x @ p[name + "_w"] + p[name + "_b"]
 
     def conv(x, name):
-        if config.model == "cnn-norm":
+        if config.model == "cnn-bn":
             return normal_conv(p, x, name)
         return np.maximum(conv_reference(x, p[name + "_w"], p[name + "_b"], 1), 0)
 
@@ -279,7 +279,7 @@ def cnn_reference(p, image, config):
         x = max_pool(conv(padded(max_pool(conv(padded(image), "conv1"))), "conv2"))
         return linear(np.maximum(linear(x.reshape(-1), "fc1"), 0), "fc2")
     x = trunk_reference(p, image)
-    for axis in (1, 0) if config.places else ():                                        # x, then y, of 5 by 5 places
+    for axis in (1, 0) if config.coordinates else ():                                        # x, then y, of 5 by 5 places
         at = (4 * np.arange(5.0) + 7.5 - 15.5) / 16                                     # fields of 16 px, 4 px apart
         x = np.concatenate([x, np.moveaxis(np.broadcast_to(at, (1, 5, 5)), -1, 1 + axis)[0][..., None]], -1)
     return linear(normal_conv(p, x, "conv5").mean((0, 1)), "fc1")

@@ -39,7 +39,7 @@ def toy_run(run_script, tmp_path_factory):
 
 def test_results_have_the_promised_keys(toy_run):
     results = toy_run.results
-    for key in ("familiar", "placed", "centred", "affine"):
+    for key in ("familiar", "any_position", "centered", "affine"):
         low, high = results[f"{key}_accuracy_ci95"]
         assert 0 <= low <= results[f"{key}_accuracy"] <= high <= 1 and results[f"{key}_n"] == 64
         assert results[f"{key}_hits"] == pytest.approx(64 * results[f"{key}_accuracy"], abs=0.01)
@@ -51,7 +51,7 @@ def test_results_have_the_promised_keys(toy_run):
 
 
 def test_mnists_task_has_one_test(cli, tmp_path):
-    code, out, stderr = cli("experiment", *TOY, "--task", "mnist", "--model", "gap", "--out-json", "r.json")
+    code, out, stderr = cli("experiment", *TOY, "--task", "mnist", "--model", "cnn-gap", "--out-json", "r.json")
     assert code == 0, stderr
     found = json.loads((tmp_path / "r.json").read_text())
     assert "test_accuracy" in found and "affine_accuracy" not in found and "moved test" not in out
@@ -59,7 +59,7 @@ def test_mnists_task_has_one_test(cli, tmp_path):
 
 BAD = {"--task mnist --affnist-dir x": "--affnist-dir: means nothing",
        "--affnist-dir nowhere": "--affnist-dir nowhere: no test_batches",
-       "--tests-on val --n-test 6000": "--n-test 6000: with --tests-on val there are 5000 digits",
+       "--eval-split val --n-test 6000": "--n-test 6000: with --eval-split val there are 5000 digits",
        "--batch-size 65": "--batch-size", "--n-per-class 5000": "--n-per-class 5000: of one digit there are",
        "--load nothing.npz": "nothing.npz: No such file", "--mnist-dir nowhere --digits mnist": "nowhere"}
 
@@ -79,7 +79,7 @@ def test_figures_at_toy_size(cli, toy_run, tmp_path):
     code, _, stderr = cli("figures", "--load", toy_run.weights, "--n-test", 64, "--outdir", tmp_path / "a")
     assert code == 0, stderr
     assert {path.stem for path in (tmp_path / "a").glob("*.png")} == {"digits", "redrawn"}
-    code, _, stderr = cli("figures", *TOY, "--model", "caps", "--task", "mnist", "--outdir", tmp_path / "b",
+    code, _, stderr = cli("figures", *TOY, "--model", "capsnet", "--task", "mnist", "--outdir", tmp_path / "b",
                           "--quiet")
     assert code == 0, stderr
     assert {path.stem for path in (tmp_path / "b").glob("*.png")} == {"digits", "redrawn"}
@@ -90,8 +90,8 @@ def results(tmp_path):
     """A folder with two seeds of some settings that the figures of results show"""
     folder = tmp_path / "results"
     (folder / figures.EXPERIMENT).mkdir(parents=True)
-    for table, names in ("papers", ("caps", "cnn", "dense")), ("free", ("shared", "gap")):
-        lines = [{"setting": name, "seed": seed, "pins": 1, "experiment": figures.EXPERIMENT, "config": {"seed": seed}}
+    for table, names in ("matched-accuracy", ("capsnet", "cnn", "cnn-dense")), ("backbone", ("capsnet-shared", "cnn-gap")):
+        lines = [{"setting": name, "seed": seed, "generation": 1, "experiment": figures.EXPERIMENT, "config": {"seed": seed}}
                  | {key: 0.9 + seed / 100 for key in figures.TESTS} for name in names for seed in (0, 1)]
         path = folder / figures.EXPERIMENT / f"{table}.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -99,12 +99,12 @@ def results(tmp_path):
 
 
 def test_figures_of_results(results, tmp_path, cli):
-    call, papers = ("figures", "--results", results, "--quiet"), results / figures.EXPERIMENT / "papers.jsonl"
+    call, papers = ("figures", "--results", results, "--quiet"), results / figures.EXPERIMENT / "matched-accuracy.jsonl"
     assert cli(*call, "--outdir", tmp_path / "f") == (0, "", "")
     assert {path.stem for path in (tmp_path / "f").glob("*.png")} == {"papers", "forest"}
     lines = papers.read_text()
-    for text, said in ("{", "not a result"), (lines.replace("placed_accuracy", "p"), "placed_accuracy"), (
-            "", "no result of papers/caps"):
+    for text, said in ("{", "not a result"), (lines.replace("any_position_accuracy", "p"), "any_position_accuracy"), (
+            "", "no result of matched-accuracy/capsnet"):
         papers.write_text(text)
         code, _, stderr = cli(*call, "--outdir", tmp_path / "new")
         assert code == 2 and said in stderr and stderr.count("\n") == 1 and not (tmp_path / "new/papers.png").exists()

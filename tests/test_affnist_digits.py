@@ -157,7 +157,7 @@ def test_streams_are_of_their_splits_and_the_same_again(digits, monkeypatch):
         assert all(part["images"].shape == (len(part["labels"]), 40, 40) for part in parts)
         labels = np.concatenate([part["labels"] for part in parts])
         np.testing.assert_array_equal(labels, digits[split][1][:n])
-        shown = parts if kind in ("val", "test", "placed") else streamed(digits, CONFIG, kind, factors=ac.REST)
+        shown = parts if kind in ("val", "test", "any_position") else streamed(digits, CONFIG, kind, factors=ac.REST)
         ink = np.concatenate([part["images"] for part in shown]).sum((1, 2), dtype=float)
         np.testing.assert_allclose(ink, digits[split][0][:n].sum((1, 2)), rtol=0.01)    # of these images, no others
         assert same(parts, streamed(digits, CONFIG, kind))
@@ -167,8 +167,8 @@ def test_streams_are_of_their_splits_and_the_same_again(digits, monkeypatch):
 
 
 def test_tests_can_be_of_validation_digits(digits):
-    on_val = dataclasses.replace(CONFIG, tests_on="val")
-    for kind in ("test", "placed"):
+    on_val = dataclasses.replace(CONFIG, eval_split="val")
+    for kind in ("test", "any_position"):
         (part,) = streamed(digits, on_val, kind)
         assert np.array_equal(part["images"].sum((1, 2)), digits["val"][0][:30].sum((1, 2)))
 
@@ -187,11 +187,11 @@ def test_digits_trained_anywhere_reach_every_edge_and_keep_their_ink(digits):
     dot = np.zeros((60, 28, 28), np.uint8)
     dot[:, 20, 5] = 9
     data = digits | {"train": (dot, digits["train"][1]), "val": (dot, digits["val"][1])}
-    (samples,) = ac.epoch_samples(data, 0, ac.Config(task="anywhere", n_train=2000))
+    (samples,) = ac.epoch_samples(data, 0, ac.Config(train_shift="full", n_train=2000))
     _, *at = np.nonzero(samples["images"])
     assert len(at[0]) == 2000 and all(set(rows) == set(range(40)) for rows in at)
     assert np.abs([rows.mean() - 19.5 for rows in at]).max() < 4 * 11.5 / np.sqrt(2000)
-    (part,) = streamed(data, ac.Config(task="anywhere"), "val")
+    (part,) = streamed(data, ac.Config(train_shift="full"), "val")
     _, *at = np.nonzero(part["images"])
     assert min(rows.min() for rows in at) < 7 and max(rows.max() for rows in at) > 32   # beyond 6 px from 20, 5
 
@@ -211,10 +211,9 @@ def test_mnists_test_digits_stay_as_they_are_and_its_training_digits_move_by_two
 
 
 def test_an_epoch_has_every_digit_once_before_one_comes_again(digits, monkeypatch):
-    config = dataclasses.replace(CONFIG, n_train=150)                                   # of 60
+    config = dataclasses.replace(CONFIG, n_train=150, train_shift="0")                  # of 60
     rows, images = [], {image.tobytes(): k for k, image in enumerate(digits["train"][0])}
     monkeypatch.setattr(ac, "CHUNK", 48)                                                # three batches of 16
-    monkeypatch.setitem(ac.SHIFTS, "affnist", 0)
     for samples in ac.epoch_samples(digits, 0, config):
         assert len(samples["labels"]) in (48, 6)
         rows += [images[np.ascontiguousarray(image[6:34, 6:34]).tobytes()] for image in samples["images"]]
@@ -262,7 +261,7 @@ def test_digits_anywhere_keep_every_pixel_and_reach_every_place():
 def test_an_interval_counts_different_digits():
     """Of affNIST's own files there are 32 variants of 10,000 digits"""
     def found(n):
-        return {"n": n, "hits": n // 2, "accuracy": 0.5, "per_class": [], "right": np.zeros(3, bool)}
+        return {"n": n, "hits": n // 2, "accuracy": 0.5, "per_class": [], "correct": np.zeros(3, bool)}
     history = {"source": "mnist", "epochs": [], "seconds": 0.0, "steps": 0}
     results = ac.results_of(CONFIG, {}, history, {"familiar": found(400), "real_affine": found(320000)})
     assert results["real_affine_accuracy_ci95"] == ac.wilson_interval(5000, 10000)
@@ -342,7 +341,7 @@ def test_nearest_neighbours_from_the_command_line(digits, monkeypatch, tmp_path,
         bench_affnist_nearest.main()
         found = json.loads(path.read_text())
         assert found["bench"]["n_known"] == n_known and f"nearest of {n_known}: " in capsys.readouterr().out
-    for key in ("familiar", "placed", "centred", "affine"):
+    for key in ("familiar", "any_position", "centered", "affine"):
         low, high = found["nearest"][key + "_ci95"]
         assert low <= found["nearest"][key] <= high
     monkeypatch.setattr(sys, "argv", ["x", "--n-per-class", "-1"])

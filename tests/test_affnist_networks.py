@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gradcheck import SMOOTH, check_coordinates, check_directions, check_op, normal, poison
 
-WIDTHS = {"gap": 5, "max": 5, "dense": 6, "cnn": 3}
+WIDTHS = {"cnn-gap": 5, "cnn-gmp": 5, "cnn-dense": 6, "cnn": 3}
 
 
 def tiny(model, **more):
@@ -20,13 +20,13 @@ def tiny(model, **more):
 
 NETWORKS = {
     **{model: tiny(model) for model in ac.MODELS}, "cnn": tiny("cnn", padding=4),
-    "three iterations": tiny("shared", routing_iters=3), "no squash": tiny("shared", squash="none", routing_iters=2),
-    "last squash": tiny("caps", squash="last"), "relu": tiny("shared", squash="relu"),
-    "plain vectors": tiny("vectors", squash="none", loss="xent", recon_weight=0.0),
-    "cross-entropy": tiny("shared", loss="xent"), "no decoder": tiny("caps", recon_weight=0.0),
-    "with dropout": tiny("dense", preset="small"), "not normalised": tiny("shared", norm="none"),
-    "the paper's": tiny("caps", preset="small"), "not padded": tiny("shared", padding=0),
-    "padded by 3": tiny("gap", padding=3), "mnist": tiny("shared", task="mnist")}
+    "three iterations": tiny("capsnet-shared", routing_iters=3), "no squash": tiny("capsnet-shared", squash="none", routing_iters=2),
+    "last squash": tiny("capsnet", squash="last"), "relu": tiny("capsnet-shared", squash="relu"),
+    "plain vectors": tiny("vector-gap", squash="none", loss="cross-entropy", recon_weight=0.0),
+    "cross-entropy": tiny("capsnet-shared", loss="cross-entropy"), "no decoder": tiny("capsnet", recon_weight=0.0),
+    "with dropout": tiny("cnn-dense", preset="small"), "not normalised": tiny("capsnet-shared", norm="none"),
+    "the paper's": tiny("capsnet", preset="small"), "not padded": tiny("capsnet-shared", padding=0),
+    "padded by 3": tiny("cnn-gap", padding=3), "mnist": tiny("capsnet-shared", task="mnist")}
 
 
 @pytest.fixture(autouse=True)
@@ -86,8 +86,8 @@ def test_gradient_of_the_whole_network(digits, name):
     check_coordinates(lambda p: loss_of(p, batch, config), params, grads, n=2)
 
 
-@pytest.mark.parametrize("model, pool", [("gap", "mean"), ("max", "largest"), ("vectors", "mean"),
-                                         ("vectors-max", "largest"), ("dense", "flatten"), ("cnn", "flatten")])
+@pytest.mark.parametrize("model, pool", [("cnn-gap", "mean"), ("cnn-gmp", "largest"), ("vector-gap", "mean"),
+                                         ("vector-gmp", "largest"), ("cnn-dense", "flatten"), ("cnn", "flatten")])
 def test_a_network_pools_over_places_as_its_name_says(model, pool):
     assert {"mean", "largest", "flatten"} & {operation for operation, *_ in ac.plan(tiny(model)).layers} == {pool}
 
@@ -120,7 +120,7 @@ def test_one_iteration_without_votes_is_one_iteration_with_them(n_places):
 
 def test_shared_capsules_by_loops(digits):
     """Each vote is its type's matrix times u plus the place's matrix times its place, scaled by the capsule's length"""
-    config = NETWORKS["shared"]
+    config = NETWORKS["capsnet-shared"]
     params, batch = float64(config), batch_of(digits, config)
     out, _ = ac.forward(params, batch["images"], config, statistics={})
     centres, B = ac.plan(config).places, 2
@@ -130,7 +130,7 @@ def test_shared_capsules_by_loops(digits):
             for kind in range(B):
                 u = out["u"][n, place * B + kind]
                 s += (np.einsum("e,ejd->jd", u, params["W"][kind])
-                      + np.einsum("k,kjd->jd", np.linalg.norm(u) * centre, params["place_W"])) / 10
+                      + np.einsum("k,kjd->jd", np.linalg.norm(u) * centre, params["coordinate_W"])) / 10
         norm = np.linalg.norm(s, axis=1, keepdims=True)
         np.testing.assert_allclose(out["v"][n], norm * s / (1 + norm ** 2), rtol=1e-6)
 
@@ -142,7 +142,7 @@ def test_what_is_squashed_is_what_the_setting_says(squash, u, v):
     """The primary capsules' numbers, as the trunk gives them, and the sums of votes, each by hand"""
     by_hand = {"plain": lambda s: s, "cut": lambda s: np.maximum(s, 0), "squashed": lambda s: (
         s * np.linalg.norm(s, axis=-1, keepdims=True) / (1 + np.square(s).sum(-1, keepdims=True)))}
-    config = tiny("caps", squash=squash, routing_iters=1)
+    config = tiny("capsnet", squash=squash, routing_iters=1)
     params, x = float64(config), normal(3, 49, 16)                                      # two types of capsules
     out_v, out, _ = ac.capsules_forward(params, x.copy(), config, np.empty)
     np.testing.assert_allclose(out["u"], by_hand[u](x.reshape(3, 98, 8)), rtol=1e-6)
@@ -154,7 +154,7 @@ def test_what_is_squashed_is_what_the_setting_says(squash, u, v):
 def test_places_are_the_middles_of_the_receptive_fields(padding, n):
     """Of the deep front end: 3x3, 3x3, pool, 3x3, 3x3, pool, 3x3: fields of 24 px, 4 px apart, so that five cover
     40 px and seven 48; -1 to 1 over the image, whose middle is the middle field's"""
-    centres = ac.plan(tiny("shared", padding=padding)).places
+    centres = ac.plan(tiny("capsnet-shared", padding=padding)).places
     assert len(centres) == n * n
     x = np.unique(centres[:, 0])
     np.testing.assert_allclose(x, (np.arange(n) - n // 2) * 4 / 20, atol=1e-12)
@@ -166,8 +166,8 @@ def size_of(config, width=0):
 
 
 @pytest.mark.parametrize("model, of, more", [
-    ("gap", "shared", {}), ("max", "shared", {}), ("dense", "caps", {"padding": 4}), ("cnn", "caps", {"padding": 4}),
-    ("cnn", "caps", {"task": "mnist"}), ("cnn", "caps", {"preset": "small"}), ("dense", "caps", {"preset": "small"})])
+    ("cnn-gap", "capsnet-shared", {}), ("cnn-gmp", "capsnet-shared", {}), ("cnn-dense", "capsnet", {"padding": 4}), ("cnn", "capsnet", {"padding": 4}),
+    ("cnn", "capsnet", {"task": "mnist"}), ("cnn", "capsnet", {"preset": "small"}), ("cnn-dense", "capsnet", {"preset": "small"})])
 def test_controls_have_the_size_of_the_capsules_without_their_decoder(model, of, more, monkeypatch):
     """No other width comes as near: by trial of all, which is slow"""
     monkeypatch.undo()
@@ -177,8 +177,8 @@ def test_controls_have_the_size_of_the_capsules_without_their_decoder(model, of,
 
 
 @pytest.mark.parametrize("flags, n", [
-    (dict(task="mnist", preset="paper", model="caps"), 8215568), (dict(), 1153872), (dict(model="vectors"), 1137232),
-    (dict(preset="small", model="caps"), 2805248),
+    (dict(task="mnist", preset="paper", model="capsnet"), 8215568), (dict(), 1153872), (dict(model="vector-gap"), 1137232),
+    (dict(preset="small", model="capsnet"), 2805248),
     (dict(preset="small", model="cnn"), 1814214), (dict(preset="small", model="cnn", conv1_channels=64), 1814247)])
 def test_parameter_counts(flags, n, monkeypatch):
     """The paper's: 8.2 million with reconstruction"""
@@ -195,7 +195,7 @@ def test_initial_weights_have_the_variance_their_fan_in_asks_for(monkeypatch):
     monkeypatch.undo()
     shared, cnn = (ac.init_params(ac.Config(**flags)) for flags in ({}, dict(model="cnn", preset="small")))
     for params, name, std in ((shared, "conv2_w", (2 / 144) ** 0.5), (shared, "primary_w", (1 / 128) ** 0.5),
-                              (shared, "W", (16 / (8 * 784)) ** 0.5), (shared, "place_W", (16 / (8 * 784)) ** 0.5),
+                              (shared, "W", (16 / (8 * 784)) ** 0.5), (shared, "coordinate_W", (16 / (8 * 784)) ** 0.5),
                               (shared, "dec1_w", (2 / 16) ** 0.5), (shared, "dec2_w", (2 / 256) ** 0.5),
                               (shared, "dec3_w", (1 / 512) ** 0.5), (cnn, "conv2_w", (2 / 400) ** 0.5),
                               (cnn, "fc2_w", (2 / len(cnn["fc1_b"])) ** 0.5),
@@ -221,7 +221,7 @@ def test_results_do_not_depend_on_the_buffers(digits, name):
 
 def test_stopping_at_an_accuracy(digits, monkeypatch, tmp_path):
     monkeypatch.setitem(ac.SHIFTS, "affnist", 0)
-    config = tiny("gap", width=0, padding=0, n_epochs=10, lr=1e-2, warmup=0, stop_at=0.3,
+    config = tiny("cnn-gap", width=0, padding=0, n_epochs=10, lr=1e-2, warmup=0, stop_at=0.3,
                   checkpoint=str(tmp_path / "run.npz"))
     _, history = ac.train(config, data=digits)
     reached = [epoch["val_accuracy"] >= 0.3 for epoch in history["epochs"]]
@@ -230,7 +230,7 @@ def test_stopping_at_an_accuracy(digits, monkeypatch, tmp_path):
     assert again["steps"] == history["steps"]
 
 
-@pytest.mark.parametrize("model, width, units, last", [("dense", 6, 6, "fc2_b"), ("cnn", 10, 6, "fc3_b")])
+@pytest.mark.parametrize("model, width, units, last", [("cnn-dense", 6, 6, "fc2_b"), ("cnn", 10, 6, "fc3_b")])
 def test_dropout_drops_the_last_hidden_units(digits, model, width, units, last):
     """And scales the others up, so that their mean stays; another mask for every digit"""
     config = tiny(model, preset="small", n_train=2000, width=width)
@@ -243,7 +243,7 @@ def test_dropout_drops_the_last_hidden_units(digits, model, width, units, last):
     assert "dropout_mask" not in next(ac.epoch_samples(digits, 0, dataclasses.replace(config, dropout=0.0)))
 
 
-@pytest.mark.parametrize("name", ["shared", "gap"])
+@pytest.mark.parametrize("name", ["capsnet-shared", "cnn-gap"])
 def test_evaluation_against_brute_force(digits, name, monkeypatch):
     """Over chunks of unequal size; of digits of which some classes are missing"""
     monkeypatch.setattr(ac, "CHUNK", 12)
@@ -259,11 +259,12 @@ def test_evaluation_against_brute_force(digits, name, monkeypatch):
     out, _ = ac.forward(weights, batch["images"], config, batch["labels"][:, None])
     right = out["scores"].argmax(1) == part["labels"]
     assert found["hits"] == right.sum() and found["accuracy"] == right.mean() and found["n"] == 28
-    assert np.array_equal(found["right"], right)
-    naming, _ = ac.naming_loss(out, part["labels"], config)
-    assert found["naming"] == pytest.approx(naming, rel=1e-5)
+    assert np.array_equal(found["correct"], right)
+    term, loss, _ = ac.naming_loss(out, part["labels"], config)
+    assert term == ("margin" if name == "capsnet-shared" else "cross_entropy")
+    assert found[term] == pytest.approx(loss, rel=1e-5)
     assert found["loss"] == pytest.approx(loss_of(weights, batch, config, statistics=None), rel=1e-5)
-    if name == "shared":
+    if name == "capsnet-shared":
         assert found["recon_mse"] == pytest.approx(np.square(out["recon"][:, 0] - batch["images"]).mean(), rel=1e-5)
     assert found["per_class"][:7] == [right[part["labels"] == digit].mean() for digit in range(7)]
     assert np.isnan(found["per_class"][7:]).all()

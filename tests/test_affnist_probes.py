@@ -37,7 +37,7 @@ def test_a_folded_network_says_the_same(name):
                                ac.forward(weights, images, config)[0]["scores"], rtol=1e-9)
 
 
-@pytest.mark.parametrize("model", ["shared", "caps", "gap", "cnn"])
+@pytest.mark.parametrize("model", ["capsnet-shared", "capsnet", "cnn-gap", "cnn"])
 def test_the_adversarial_direction_is_that_of_the_score_gap_that_is_evaluated(digits, runner, model):
     """Centred differences of (best wrong score - true score), with the running statistics, in float64"""
     config = tiny(model)
@@ -64,7 +64,7 @@ def test_the_adversarial_direction_is_that_of_the_score_gap_that_is_evaluated(di
 
 def test_a_digit_whose_loss_is_zero_has_a_direction_all_the_same(digits, runner):
     """The margin loss of a sure answer is flat; the gap between scores is not"""
-    config = tiny("shared")
+    config = tiny("capsnet-shared")
     weights = trained(config, digits)
     part = {name: a[:8] for name, a in next(ac.stream_digits(digits, config, "test")).items()}
     direction = probe.adversarial_direction(weights, config, part, runner)
@@ -104,7 +104,7 @@ def test_shuffled_signs_are_as_many_of_the_ink_and_of_the_background():
 def test_each_way_steps_along_its_own_signs(digits, runner, monkeypatch):
     """At the digit the gradient is up on the left and down on the right, at noisy copies the reverse. Who follows it is
     right as far as no pixel went the other way."""
-    config, copies, moves = tiny("gap", n_test=20), [], []
+    config, copies, moves = tiny("cnn-gap", n_test=20), [], []
     before = next(ac.stream_digits(digits, config, "test"))["images"].astype(int)
 
     def direction(params, config, part, runner):
@@ -120,7 +120,7 @@ def test_each_way_steps_along_its_own_signs(digits, runner, monkeypatch):
     monkeypatch.setattr(probe, "adversarial_direction", direction)
     monkeypatch.setattr(ac, "evaluate", evaluate)
     monkeypatch.setattr(probe, "NOISY", 3)
-    assert probe.steps({}, digits, config, runner) == {
+    assert probe.sign_attack({}, digits, config, runner) == {
         "gradient": 1, "gradient shuffled": 0, "vote": 0, "vote shuffled": 0}
     assert [np.abs(moved).max() for moved in moves] == [probe.STEP] * 4
     assert (moves[2][..., :20] <= 0).all() and (moves[2][..., 20:] >= 0).all()
@@ -131,12 +131,12 @@ def test_each_way_steps_along_its_own_signs(digits, runner, monkeypatch):
 # ---------------------------------------------------------------- digits that are turned
 
 def test_centred_digits_have_their_middle_on_the_canvas(digits):
-    config = tiny("gap")
-    (part,) = ac.stream_digits(digits, config, "centred", factors=ac.REST)
+    config = tiny("cnn-gap")
+    (part,) = ac.stream_digits(digits, config, "centered", factors=ac.REST)
     images = digits["test"][0][:config.n_test]
     padded = np.pad(images.astype(float), ((0, 0), (6, 6), (6, 6)))
     np.testing.assert_allclose(part["images"], padded, atol=1)
-    (turned,) = ac.stream_digits(digits, config, "centred", factors=ac.REST | {"turn": 90.0})
+    (turned,) = ac.stream_digits(digits, config, "centered", factors=ac.REST | {"turn": 90.0})
     np.testing.assert_allclose(turned["images"], np.rot90(padded, axes=(1, 2)), atol=1)
 
 
@@ -149,11 +149,11 @@ def test_what_does_not_fit_in_the_middle_goes_as_near_to_it_as_it_can():
 
 
 def test_turned_by_nothing_digits_are_centred_ones(digits, runner, monkeypatch):
-    config = tiny("gap")
+    config = tiny("cnn-gap")
     weights = trained(config, digits)
     monkeypatch.setattr(probe, "TURNS", (0.0, 180.0))
-    found = probe.turned(weights, digits, config, runner)
-    plain = ac.evaluate(weights, ac.stream_digits(digits, config, "centred", ac.REST), config, runner)["accuracy"]
+    found = probe.rotated(weights, digits, config, runner)
+    plain = ac.evaluate(weights, ac.stream_digits(digits, config, "centered", ac.REST), config, runner)["accuracy"]
     assert found.keys() == {"0", "180"} and found["0"] == plain
 
 
@@ -170,7 +170,7 @@ def test_auroc_by_hand():
 
 
 def test_pictures_that_are_no_digits(digits):
-    config, rng = tiny("gap"), np.random.default_rng(0)
+    config, rng = tiny("cnn-gap"), np.random.default_rng(0)
     part = next(ac.stream_digits(digits, config, "test"))
     made = {kind: probe.no_digits(part, kind, config, rng)["images"] for kind in probe.NO_DIGITS}
     assert all(images.shape == part["images"].shape and images.dtype == np.uint8 for images in made.values())
@@ -211,35 +211,35 @@ def test_strokes_are_of_two_digits_and_moved(digits, monkeypatch):
     box[:, 4:24, 4:24] = 9
     monkeypatch.setattr(probe, "strokes_at_random", lambda n, rng: box)
     part = {"images": np.zeros((50, 40, 40), np.uint8), "labels": np.zeros(50, int)}
-    moved = probe.no_digits(part, "strokes", tiny("gap"), np.random.default_rng(0))["images"]
+    moved = probe.no_digits(part, "strokes", tiny("cnn-gap"), np.random.default_rng(0))["images"]
     tops = moved.any(2).argmax(1)
     assert tops.min() == 4 and tops.max() == 16                                         # 10, by up to 6 either way
 
 
 def test_little_ink_needs_no_network(digits, runner, monkeypatch):
     """Blank pictures have less than any digit, inverted ones more"""
-    monkeypatch.setattr(probe, "confidences", lambda params, part, *_: {"ahead": np.zeros(len(part["images"]))})
-    found = probe.detection({}, digits, tiny("gap"), runner)
-    assert found["inverted"] == {"ahead": 0.5, "little ink": 1} and found["blank"] == {"ahead": 0.5, "little ink": 0}
+    monkeypatch.setattr(probe, "confidences", lambda params, part, *_: {"margin": np.zeros(len(part["images"]))})
+    found = probe.detection({}, digits, tiny("cnn-gap"), runner)
+    assert found["inverted"] == {"margin": 0.5, "little ink": 1} and found["blank"] == {"margin": 0.5, "little ink": 0}
     assert found["shuffled"]["little ink"] == 0.5
 
 
 def test_scores_of_confidence_by_hand(digits, runner):
-    part = {name: a[:3] for name, a in next(ac.stream_digits(digits, tiny("gap"), "test")).items()}
-    for model in ("shared", "gap"):
+    part = {name: a[:3] for name, a in next(ac.stream_digits(digits, tiny("cnn-gap"), "test")).items()}
+    for model in ("capsnet-shared", "cnn-gap"):
         config = tiny(model)
         weights = trained(config, digits)
         out = ac.forward(weights, part["images"].astype(np.float32) / 255, config)[0]
         found, top = probe.confidences(weights, part, config, runner), np.sort(out["scores"], 1)
-        np.testing.assert_allclose(found["ahead"], top[:, -1] - top[:, -2], rtol=1e-4, atol=1e-6)
-        if model == "gap":
+        np.testing.assert_allclose(found["margin"], top[:, -1] - top[:, -2], rtol=1e-4, atol=1e-6)
+        if model == "cnn-gap":
             powers = np.exp(out["scores"].astype(float))
             np.testing.assert_allclose(found["probability"], (powers / powers.sum(1, keepdims=True)).max(1), rtol=1e-5)
             np.testing.assert_allclose(found["log-sum-exp"], np.log(powers.sum(1)), rtol=1e-5, atol=1e-6)
         else:
             np.testing.assert_allclose(found["length"], out["scores"].max(1), rtol=1e-5)
             error = [np.mean((out["recon"][k, 0] - part["images"][k] / 255.0) ** 2) for k in range(3)]
-            np.testing.assert_allclose(found["redrawn"], -np.array(error), rtol=1e-4)
+            np.testing.assert_allclose(found["reconstruction"], -np.array(error), rtol=1e-4)
 
 
 # ---------------------------------------------------------------- what capsules know
@@ -254,7 +254,7 @@ def test_a_dimension_that_is_a_place_follows_the_place(monkeypatch):
             v[..., 0], v[..., 1], v[..., 2] = x[:, None], -y[:, None], rng.standard_normal(len(x))[:, None]
             return {"v": v}
     monkeypatch.setattr(probe, "N_PROBED", 600)
-    found = probe.linear({}, tiny("shared"), Middles())
+    found = probe.linear_probe({}, tiny("capsnet-shared"), Middles())
     assert list(found) == list(probe.KNOWN_FACTORS)
     assert min(found["x"], found["y"]) > 0.97 and max(found[name] for name in probe.KNOWN_FACTORS[2:]) < 0.15
 
@@ -265,13 +265,13 @@ def test_a_map_of_many_dimensions_that_know_nothing_finds_nothing(monkeypatch):
         def forward(self, params, samples, config):
             return {"v": np.random.default_rng(0).standard_normal((len(samples["labels"]), 10, ac.D))}
     monkeypatch.setattr(probe, "N_PROBED", 400)
-    assert max(probe.linear({}, tiny("shared"), Noise()).values()) < 0
+    assert max(probe.linear_probe({}, tiny("capsnet-shared"), Noise()).values()) < 0
 
 
 # ---------------------------------------------------------------- the command line
 
 def test_what_a_probe_prints_and_keeps(digits, tmp_path, monkeypatch, capsys):
-    config = tiny("shared", width=0)
+    config = tiny("capsnet-shared", width=0)
     ac.save_weights(tmp_path / "w.npz", config, trained(config, digits), {
         "source": "synthetic", "epochs": [], "seconds": 0.0, "steps": 0})
     monkeypatch.setattr(probe, "TURNS", (0.0, 30.0))
@@ -282,8 +282,8 @@ def test_what_a_probe_prints_and_keeps(digits, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [*call, "--out-json", f"{tmp_path}/r.json"])
     probe.main()
     out, found = capsys.readouterr().out, json.loads((tmp_path / "r.json").read_text())
-    assert found["turned"].keys() == {"0", "30"} and found["loaded"]["file"] == "w.npz"
-    assert set(found["linear"]) == set(probe.KNOWN_FACTORS) and "R^2 of a linear map, of stroke" in out
+    assert found["rotated"].keys() == {"0", "30"} and found["loaded"]["file"] == "w.npz"
+    assert set(found["linear_probe"]) == set(probe.KNOWN_FACTORS) and "R^2 of a linear map, of stroke" in out
     assert set(found["detection"]) == set(probe.NO_DIGITS) and "AUROC, from strokes: length" in out
     assert "right after a step by vote shuffled" in out and "right turned by 30" in out
     for flags, words in {"--affnist-dir x": "no test_batches", "--lr 1": "trained with 0.01",

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import EXPERIMENTS, assert_same, pins, toy, toy_run, without_seconds
+from conftest import EXPERIMENTS, assert_same, golden, toy, toy_run, without_seconds
 
 OPTIONS = [(experiment, f) for experiment, module in EXPERIMENTS.items() for f in module.options(module.Config)]
 NAMES = [f"{experiment.split('_')[0]}-{f.name}" for experiment, f in OPTIONS]
@@ -18,7 +18,8 @@ def parse(experiment, **given):
     module = EXPERIMENTS[experiment]
     parser = module.Parser(module.__doc__)
     module.add_config_flags(parser)
-    flags = [[module.flag_of(name)] + [str(value)] * (value is not True) for name, value in given.items()]
+    flags = [[module.flag_of(f"no_{name}" if value is False else name)] + [str(value)] * (type(value) is not bool)
+             for name, value in given.items()]
     return module.config_from_args(parser.parse_args(sum(flags, [])))
 
 
@@ -32,8 +33,10 @@ def other_values(experiment, f, value):
     if f.metadata.get("metavar") == "LOW:HIGH":
         low, high = map(int, value.split(":"))
         return [f"{low + 20}:{high - 20}"]
+    if f.metadata.get("metavar") == "N|full":
+        return [other for other in ("3", "full") if other != value]
     if "choices" in f.metadata or f.type is bool:
-        return [other for other in f.metadata.get("choices", (True,)) if other != value]
+        return [other for other in f.metadata.get("choices", (True, False)) if other != value]
     if f.type is str:
         return ["x"]
     several = (value + 1, value - 1, 2 * value + 10, 1) if f.type is int else (
@@ -47,8 +50,7 @@ def other_values(experiment, f, value):
 
 NEEDS = {                          # what else must be given for a setting to show
     "stop_at": dict(n_epochs=2),                                    # of one epoch the end is where it was
-    "split": dict(data="toys"),                                     # shapes are no toys to be split by
-    "preset": dict(model="caps")}                                   # other networks may have one size in two presets
+    "split": dict(data="toys")}                                     # shapes are no toys to be split by
 NOT_HERE = {("data", "smallnorb")}                                  # values that ask for files that nobody may pass on
 FOUND = {}
 
@@ -62,7 +64,7 @@ def found(experiment, **given):
         with module.Runner(1) as runner:
             tests = module.tests_of(weights, data, config, runner)
         digests = {name: (a.shape, hash(a.tobytes())) for name, a in weights.items()}
-        FOUND[key] = repr((digests, pins.summary(without_seconds(history)["epochs"]), pins.summary(tests)))
+        FOUND[key] = repr((digests, golden.summary(without_seconds(history)["epochs"]), golden.summary(tests)))
     return FOUND[key]
 
 
@@ -71,6 +73,8 @@ def found(experiment, **given):
 def test_every_setting_has_an_effect(experiment, f):
     """each choice of a setting; of other settings one value of several"""
     given = base_of(f) | NEEDS.get(f.name, {})
+    if f.name == "preset":                                          # others may have one size in two presets
+        given["model"] = "matrix-capsnet" if hasattr(EXPERIMENTS[experiment], "EM_MODELS") else "capsnet"
     usual = getattr(toy(experiment, **given)[0], f.name)
     values = [value for value in other_values(experiment, f, usual) if (f.name, value) not in NOT_HERE]
     changed = (found(experiment, **given | {f.name: value}) != found(experiment, **given) for value in values)
@@ -174,7 +178,7 @@ def test_help_names_every_flag_with_its_default_and_begins_with_the_example(expe
     said = {re.match(r"(?:-h, )?--([\w-]+)", entry)[1].replace("-", "_"): " ".join(entry.split()) for entry in entries}
     options = {f.name: f for f in module.options(module.Config)}
     assert stop.value.code == 0 and said.keys() == options.keys() | {"help", "load", "out_weights"}
-    assert len(said) <= 33, f"{len(said)} flags, with --help, are too many"
+    assert len(said) <= 36, f"{len(said)} flags, with --help, are too many"
     for name, f in options.items():
         value = getattr(module.Config(), name)
         default = f"(default {value}{', or as the recipe says' * (f.default is None)})"

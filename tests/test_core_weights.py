@@ -8,7 +8,7 @@ import multimnist_capsnet as mc
 
 import numpy as np
 import pytest
-from conftest import EXPERIMENTS, ROOT, TINY, assert_same, pins, runs, toy, toy_digits
+from conftest import EXPERIMENTS, ROOT, TINY, assert_same, golden, runs, toy, toy_digits
 
 
 @pytest.fixture(scope="module", params=EXPERIMENTS)
@@ -79,7 +79,7 @@ def test_the_networks_that_come_along_still_name_what_they_did(path):
     found = module.load_network(path)
     config = dataclasses.replace(found.config, n_test=100, threads=1)
     with module.Runner(1) as runner:
-        tests = module.tests_of(found.weights, pins.tiny_data(experiment, config), config, runner)
+        tests = module.tests_of(found.weights, golden.tiny_data(experiment, config), config, runner)
     tests = tests.get("familiar", tests)
     accuracy = tests["hits"] / tests["n"] if isinstance(tests, dict) else tests
     assert accuracy > found.history["epochs"][-1]["train_accuracy"] - 0.1

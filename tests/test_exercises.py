@@ -112,7 +112,7 @@ def test_exactly_the_named_tests_catch_it(tmp_path):
 def test_a_claim_holds_where_it_is_said_to_hold_and_not_where_it_is_not(one):
     """The command prints a number for each seed, then all of them; a mark is followed by where its interval lies"""
     done = subprocess.run([sys.executable, "-c", one.code], cwd=ROOT, capture_output=True, text=True)
-    (first, second), ledger = done.stdout.splitlines(), render.Ledger(ROOT / "results")
+    (first, second), result_files = done.stdout.splitlines(), render.Results(ROOT / "results")
     by_seed = ast.literal_eval(first)
     alone = re.findall(r"seed (\d+) alone: (\w+\szero)", one.text)
     assert f"-->{second}<!-- end --> points" in one.text
@@ -122,4 +122,4 @@ def test_a_claim_holds_where_it_is_said_to_hold_and_not_where_it_is_not(one):
         assert SIGNS[" ".join(sign.split())](by_seed[int(seed)], 0), seed
     for mark, sign in said:
         *what, _ = render.asked(mark)
-        assert SIGNS[sign](*render.mean_and_interval(ledger.samples(*what))), mark
+        assert SIGNS[sign](*render.mean_and_interval(result_files.samples(*what))), mark

@@ -102,7 +102,7 @@ def test_a_toy_is_answered_by_every_network_itself(guide, explorer):
 
 
 def test_networks_of_ones_own_stand_beside_the_others_and_in_place_of_that_of_pairs(guide, tmp_path):
-    paths = [ROOT / "weights" / f"{name}.npz" for name in ("affnist_gap", "multimnist_deep", "smallnorb_caps")]
+    paths = [ROOT / "weights" / f"{name}.npz" for name in ("affnist_cnn-gap", "multimnist_capsnet", "smallnorb_matrix-capsnet")]
     assert [len(of) for of in explore.Guide(paths).networks.values()] == [1, len(guide.moved) + 1, len(guide.toys) + 1]
     (tmp_path / "broken.npz").write_bytes(b"PK")
     with pytest.raises(explore.InputError, match="broken.npz: no trained network"):

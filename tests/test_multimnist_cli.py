@@ -14,8 +14,8 @@ import visualize_multimnist_capsnet as viz
 FEW = {"train": 60, "val": 40, "test": 40}
 TOY = ("--digits synthetic --n-epochs 1 --n-train 64 --n-val 32 --n-test 64 --batch-size 16 --conv1-channels 4 "
        "--conv3-channels 8").split()
-KEYS = ["experiment", "config", "source", "n_params", "test_set_accuracy", "test_hits", "test_set_accuracy_ci95",
-        "test_any_accuracy", "test_recon_mse", "baseline_recon_mse", "hit_bits", "seconds_train",
+KEYS = ["experiment", "config", "source", "n_params", "test_exact_match", "test_hits", "test_exact_match_ci95",
+        "test_at_least_one", "test_recon_mse", "baseline_recon_mse", "hit_bits", "seconds_train",
         "ms_per_step", "versions", "machine", "history"]
 
 

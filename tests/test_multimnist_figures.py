@@ -43,8 +43,8 @@ def test_routing_findings_by_hand(digits):
     first = np.flatnonzero(hidden)[0]
     lengths[first] = 1 - lengths[first]                                          # one pair that only routing gets right
     said = viz.routing_findings(once, lengths)
-    assert said["set_accuracy"] == pytest.approx([11 / 12, 1])
-    assert said["set_accuracy_most_hidden"] == pytest.approx([1 - 1 / hidden.sum(), 1])
+    assert said["exact_match"] == pytest.approx([11 / 12, 1])
+    assert said["exact_match_most_hidden"] == pytest.approx([1 - 1 / hidden.sum(), 1])
     assert said["largest_coupling"] == pytest.approx(0.1)
     assert said["coupling_to_digits_there"] + said["coupling_to_others"] == pytest.approx([0.1] * 4)
     run.params["W"] *= 30

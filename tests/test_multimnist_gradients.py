@@ -52,10 +52,10 @@ def test_losses():
 @pytest.mark.parametrize("name, n_iters", [("paper", 1), *((name, 3) for name in NETWORKS)])
 def test_gradient_of_the_whole_network(digits, name, n_iters):
     config = NETWORKS[name]
-    if config.model == "caps":
+    if config.model == "capsnet":
         config = dataclasses.replace(config, routing_iters=n_iters, recon_weight=0.01)
     params, batch = float64(config, seed=4), batch_of(digits, config)
-    if config.model == "caps" and name != "paper":
+    if config.model == "capsnet" and name != "paper":
         params["W"] *= 10                                                              # so that the decoder hears of it
     terms, grads, _ = mc.loss_and_grads(params, batch, config)
 

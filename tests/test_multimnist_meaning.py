@@ -75,7 +75,7 @@ def literal(p, x, layers, running=None):
 def network_reference(p, images, labels, config, running=None):
     """A whole network, layer by layer -> forward's out, without u and c"""
     x = literal(p, images[..., None], mc.trunk(config), running)
-    if config.model != "caps":
+    if config.model != "capsnet":
         x = x.reshape(len(x), -1) if config.cnn_head == "dense" else x.mean((1, 2))
         hidden = np.maximum(x @ p["fc1_w"] + p["fc1_b"], 0)
         scores = hidden @ p["fc2_w"] + p["fc2_b"]
@@ -99,7 +99,7 @@ def terms_reference(out, batch, config):
     n, answers = len(there), out.get("scores", out["lengths"])
     hits = sum(set(np.argsort(row)[-2:].tolist()) == pair for row, pair in zip(answers, there))
     recon = ((out["recon"] - batch["sources"]) ** 2).sum() / n if "recon" in out else 0
-    if config.model != "caps":
+    if config.model != "capsnet":
         entropy = -sum(np.log(p if k in pair else 1 - p) for row, pair in zip(out["lengths"], there)
                        for k, p in enumerate(row)) / n
         loss = entropy + config.recon_weight * recon
@@ -204,7 +204,7 @@ def test_sigmoid_cross_entropy_by_hand(scores, loss):
 def test_every_network_against_a_literal_one(digits, name, n_iters, rng):
     """In training, and in evaluation, where a normalisation has running statistics"""
     config = NETWORKS[name]
-    config = dataclasses.replace(config, routing_iters=n_iters) if config.model == "caps" else config
+    config = dataclasses.replace(config, routing_iters=n_iters) if config.model == "capsnet" else config
     params, batch = float64(config), batch_of(digits, config, 3)
     state = {key: rng.uniform(0.5, 2, a.shape) for key, a in mc.init_state(params).items()}
     for statistics, running in ((None, state), ({}, None)):
@@ -238,18 +238,18 @@ def test_the_two_longest_are_named_by_scores_where_sigmoids_are_all_one():
 
 
 @pytest.mark.parametrize("preset, n", [("deep", 1304800), ("residual", 3059072), ("classic", 2030224),
-                                       ("paper", 11361808), ("parts", 1879008)])
+                                       ("paper", 11361808), ("half-digit", 1879008)])
 def test_parameter_counts(preset, n):
     """Those that the help texts give, and the sizes of the CNNs: within a hidden unit of the capsule network without
     its decoder, and no larger"""
     params = mc.init_params(mc.Config(preset=preset))
     caps = sum(p.size for name, p in params.items() if not name.startswith("dec"))
     assert mc.n_params(params) == n
-    head = "mean" if preset == "residual" else "dense"                                 # 87 units fit on all its places
-    vectors = mc.param_shapes(mc.Config(preset=preset, model="vectors", cnn_head=head))
+    head = "gap" if preset == "residual" else "dense"                                 # 87 units fit on all its places
+    vectors = mc.param_shapes(mc.Config(preset=preset, model="cnn-vectors", cnn_head=head))
     without = sum(int(np.prod(shape)) for name, shape in vectors.items() if not name.startswith("dec"))
     assert vectors["fc2_w"] == (160, 10) and 0.9 * caps * (preset == "deep") < without <= caps
-    for head, channels in (("dense", 16), *(("mean", channels) for channels in range(2, 40))):
+    for head, channels in (("dense", 16), *(("gap", channels) for channels in range(2, 40))):
         shapes = mc.param_shapes(mc.Config(preset=preset, model="cnn", cnn_head=head, conv1_channels=channels))
         size, a_unit_more = sum(int(np.prod(shape)) for shape in shapes.values()), shapes["fc1_w"][0] + 1 + 10
         assert caps - a_unit_more < size <= caps
@@ -257,7 +257,7 @@ def test_parameter_counts(preset, n):
 
 @pytest.mark.parametrize("flags, side, channels, n", [
     (dict(preset="classic"), 10, 64, 2), (dict(preset="paper"), 10, 256, 2), (dict(), 4, 128, 6),
-    (dict(preset="parts"), 7, 128, 4), (dict(preset="residual"), 4, 128, 10), (dict(model="cnn"), 4, 128, 5),
+    (dict(preset="half-digit"), 7, 128, 4), (dict(preset="residual"), 4, 128, 10), (dict(model="cnn"), 4, 128, 5),
     (dict(model="cnn", preset="paper"), 4, 128, 5), (dict(model="cnn", preset="residual"), 4, 256, 9)], ids=str)
 def test_sides_and_sizes_of_the_networks(flags, side, channels, n):
     """Outputs of the n convolutions, by hand: (side - kernel) // stride + 1, halved where maxima are taken: of the deep
@@ -313,8 +313,8 @@ def test_evaluate_against_brute_force(digits, chunks):
     test, target = evaluate(out, TINY), pairs["sources"] / 255
     margin = (0.09 + 8 * 0.005 + 0.16 + 0.49 + 7 * 0.005 + 0.5 * 0.36 + 2 * 0.49 + 6 * 0.005 + 2 * 0.5 * 0.49) / 3
     squares = np.square(out["recon"] - target).sum() / 3
-    assert test.pop("right").tolist() == [True, False, False]
-    named = {"n": 3, "hits": 1, "set_accuracy": 1 / 3, "any_accuracy": 2 / 3,
+    assert test.pop("correct").tolist() == [True, False, False]
+    named = {"n": 3, "hits": 1, "exact_match": 1 / 3, "at_least_one": 2 / 3,
              "baseline_recon_mse": np.square(target - np.mean(target, (0, 1))).mean()}
     assert test == pytest.approx(named | {"margin": margin, "recon": squares, "loss": margin + 0.0005 * squares,
                                           "recon_mse": np.square(out["recon"] - target).mean()}, rel=1e-5)
@@ -322,16 +322,16 @@ def test_evaluate_against_brute_force(digits, chunks):
     scores = np.log(lengths / (1 - lengths))
     test = evaluate({"scores": scores, "lengths": lengths}, CNN)
     entropy = -np.log(np.where(mc.k_hot(pairs["labels"], bool), lengths, 1 - lengths)).sum() / 3
-    assert test.pop("right").tolist() == [True, False, False]
+    assert test.pop("correct").tolist() == [True, False, False]
     assert test == pytest.approx(named | {"cross_entropy": entropy, "loss": entropy}, rel=1e-5)
 
 
 def test_results_say_which_pairs_were_right():
     """Eight to a byte, the first in its highest bit"""
     right = np.array([True, False, False, True, True, True, True, True, False, True])
-    test = {"n": 10, "hits": 7, "set_accuracy": 0.7, "any_accuracy": 1.0, "baseline_recon_mse": 0.1, "right": right}
+    test = {"n": 10, "hits": 7, "exact_match": 0.7, "at_least_one": 1.0, "baseline_recon_mse": 0.1, "correct": right}
     history = {"source": "synthetic", "epochs": [{"epoch": 1}] * 2, "seconds": 4.0, "steps": 8}
     found = mc.results_of(TINY, {"a_w": np.zeros(5), "a_mean": np.zeros(3)}, history, test)
     assert found["hit_bits"] == {"test": "n0A="} and (found["n_params"], found["test_hits"]) == (5, 7)
     assert found["test_recon_mse"] is None and found["ms_per_step"] == 500
-    assert 0.39 < found["test_set_accuracy_ci95"][0] < 0.4
+    assert 0.39 < found["test_exact_match_ci95"][0] < 0.4

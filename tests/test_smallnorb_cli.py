@@ -34,8 +34,8 @@ def test_every_network_from_the_command_line(cli, tmp_path, model):
     code, out, err = cli(*TOY, "--model", model, "--split", "elevation", "--out-json", "r.json")
     assert (code, err) == (0, "") and all(name in out for name in sn.CLASS_NAMES)
     found = json.loads((tmp_path / "r.json").read_text(), parse_constant=pytest.fail)
-    right = np.unpackbits(np.frombuffer(sn.base64.b64decode(found["hit_bits"]["held_out"]), np.uint8))
-    assert right.sum() / 60 == pytest.approx(found["held_out"], abs=1e-4) and f"{found['held_out']:.3f}: " in out
+    right = np.unpackbits(np.frombuffer(sn.base64.b64decode(found["hit_bits"]["novel"]), np.uint8))
+    assert right.sum() / 60 == pytest.approx(found["novel"], abs=1e-4) and f"{found['novel']:.3f}: " in out
 
 
 def test_toys_in_a_process_of_its_own(run_script, tmp_path):
@@ -48,21 +48,21 @@ def test_toys_in_a_process_of_its_own(run_script, tmp_path):
 
 def test_recipes():
     """Of a network, its data and its split, under what was given"""
-    given = {"lr": 0.5, "routing_iters": 1, "places": True}
-    configs = [sn.network_of(given, name) for name in ("dynamic", "gap", "caps")]
+    given = {"lr": 0.5, "routing_iters": 1, "coordinates": True}
+    configs = [sn.network_of(given, name) for name in ("capsnet", "cnn-gap", "matrix-capsnet")]
     assert [config.routing_iters for config in configs] == [1, 2, 1]
-    assert [config.places for config in configs] == [False, True, False]
-    assert [config.loss for config in configs] == ["margin", "xent", "xent"] and {c.lr for c in configs} == {0.5}
+    assert [config.coordinates for config in configs] == [False, True, True]
+    assert [config.loss for config in configs] == ["margin", "cross-entropy", "cross-entropy"] and {c.lr for c in configs} == {0.5}
     shapes = sn.Config(data="shapes")
     assert (shapes.n_epochs, shapes.train_azimuths, sn.Config().train_azimuths) == (40, "0:150", "300:400")
-    assert sn.Config(split="toys").train_azimuths == "0:340" and sn.Config(split="toys", n_epochs=2).n_epochs == 2
+    assert sn.Config(split="instance").train_azimuths == "0:340" and sn.Config(split="instance", n_epochs=2).n_epochs == 2
 
 
 # ---------------------------------------------------------------- bad input
 
 BAD = {
     "--train-azimuths 0:210": "meet", "--train-azimuths 5": "--train-azimuths 5: must be LOW:HIGH",
-    "--split toys": "--split toys: means nothing to --data shapes", "--lr 1e30 --n-epochs 9": "training diverged",
+    "--split instance": "--split instance: means nothing to --data shapes", "--lr 1e30 --n-epochs 9": "training diverged",
     "--model nearest --out-weights x.npz": "--out-weights: means", "--load none.npz": "none.npz: "}
 BAD_DATA = {"--data smallnorb": "training-cat.mat.gz: missing; --norb-dir", "--train-azimuths 301:319": "no train"}
 
@@ -80,8 +80,8 @@ def test_bad_input_is_one_line_and_leaves_no_file(cli, tmp_path, flags, words):
 
 def test_every_figure_of_noise(rng, monkeypatch, tmp_path):
     """Of a network that learned nothing, and of results by hand: what has not been run is left out of the forest"""
-    config, data = sn.Config(model="caps", preset="small", threads=1), sn.choose_images(sn.Config(n_test=600))
-    for part in (data[name] for name in ("train", "familiar", "held_out")):
+    config, data = sn.Config(model="matrix-capsnet", preset="small", threads=1), sn.choose_images(sn.Config(n_test=600))
+    for part in (data[name] for name in ("train", "familiar", "novel")):
         rows = rng.permutation(len(part["labels"]))[:80]
         part |= {name: array[rows] for name, array in part.items()}
         part["images"] = rng.integers(0, 256, (80, 48, 48, 2), np.uint8)
@@ -89,37 +89,37 @@ def test_every_figure_of_noise(rng, monkeypatch, tmp_path):
     run = looks.Run(config, params | sn.init_state(params), {}, data)
     assert all(len(looks.OF_NETWORK[name](run).axes) > 10 for name in ("example_views", "em_routing"))
     sweep = {"angles": [0, 20, 60, 80], "accuracy": [0.9, 0.8, 0.5, 0.4]}
-    alive = {when: {"a": {"primary": [0.7, 0.4], "conv": [None, 0.2]}} for when in ("before", "after")}
-    for table, settings in (("wide-azimuth", ("dynamic-shared", "gap", "nearest")), ("alive", ("caps",))):
-        found = dict(pins=1, sweep=sweep, alive=alive, n_params=10, experiment=looks.EXPERIMENT)
-        lines = [found | dict(setting=setting, seed=seed, held_out=0.5 + seed / 10, config={"seed": seed})
+    activity = {when: {"a": {"primary": [0.7, 0.4], "conv": [None, 0.2]}} for when in ("before", "after")}
+    for table, settings in (("wide-azimuth", ("capsnet-shared", "cnn-gap", "nearest")), ("background-activity", ("matrix-capsnet",))):
+        found = dict(generation=1, sweep=sweep, background_activity=activity, n_params=10, experiment=looks.EXPERIMENT)
+        lines = [found | dict(setting=setting, seed=seed, novel=0.5 + seed / 10, config={"seed": seed})
                  for setting in settings for seed in (0, 1)]
         path = tmp_path / looks.EXPERIMENT / f"{table}.jsonl"
         path.parent.mkdir(exist_ok=True)
         path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     monkeypatch.setattr(sys, "argv", f"x --results {tmp_path} --outdir {tmp_path / 'viz'} --quiet".split())
     looks.main()
-    assert {path.stem for path in (tmp_path / "viz").glob("*.png")} == {"forest", "azimuth_accuracy", "alive"}
+    assert {path.stem for path in (tmp_path / "viz").glob("*.png")} == {"forest", "azimuth_accuracy", "background_activity"}
 
 
 def test_the_forest_asks_for_what_is_planned():
     """Every difference is one of settings that workflow/runs.py has"""
     sys.path.append(str(looks.RESULTS))
     import render
-    ledger = render.Ledger(looks.RESULTS)
+    result_files = render.Results(looks.RESULTS)
     differences = [line for line in looks.FOREST if not isinstance(line, str)]
-    assert len(differences) <= 20 and all(isinstance(ledger.samples(looks.EXPERIMENT, *line[1:]), list)
+    assert len(differences) <= 20 and all(isinstance(result_files.samples(looks.EXPERIMENT, *line[1:]), list)
                                           for line in differences)
 
 
 def test_figures_and_film(run_script, tmp_path):
     import imageio.v3 as imageio
-    done = run_script(FIGURES, *TOYS, "--only", "alive", "--out-json", tmp_path / "r.json", "--outdir", tmp_path)
-    assert done.stderr == "" and json.loads((tmp_path / "r.json").read_text())["alive"].keys() == {"before", "after"}
+    done = run_script(FIGURES, *TOYS, "--only", "background_activity", "--out-json", tmp_path / "r.json", "--outdir", tmp_path)
+    assert done.stderr == "" and json.loads((tmp_path / "r.json").read_text())["background_activity"].keys() == {"before", "after"}
     done = run_script(FILM, *TOYS, "--snapshots", 2, "--sweep-frames", 3, "--out", tmp_path / "film.gif")
     frames = imageio.imread(tmp_path / "film.gif")
     assert done.stderr == "" and len(frames) in (5, 6) and frames.shape[1:] == (390, 800, 3)
-    assert np.abs(frames[0].astype(int) - frames[-1]).max() > 100 and (tmp_path / "alive_of_one.png").exists()
+    assert np.abs(frames[0].astype(int) - frames[-1]).max() > 100 and (tmp_path / "background_activity_of_one.png").exists()
 
 
 def test_bad_input_of_figures_and_film(monkeypatch, capsys, tmp_path):
@@ -127,10 +127,10 @@ def test_bad_input_of_figures_and_film(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     for script, flags, words in (
             (looks, "--results none", "none: no such folder"), (looks, "--results . --seed 1", "--results: "),
-            (looks, "--only alive --results .", "no result of alive/caps"), (looks, "--data shapes", "--data, --split"),
-            (looks, "--only alive --results --load", "--results: "), (looks, "--out-json x.json", "--out-json: "),
-            (looks, f"--load {sn.WEIGHTS}", "holds a dynamic-shared"), (film, "--snapshots 1", "--snapshots 1"),
-            (film, "--data shapes", "--data"), (film, "--model gap", "--model"),
+            (looks, "--only background_activity --results .", "no result of background-activity/matrix-capsnet"), (looks, "--data shapes", "--data, --split"),
+            (looks, "--only background_activity --results --load", "--results: "), (looks, "--out-json x.json", "--out-json: "),
+            (looks, f"--load {sn.WEIGHTS}", "holds a capsnet-shared"), (film, "--snapshots 1", "--snapshots 1"),
+            (film, "--data shapes", "--data"), (film, "--model cnn-gap", "--model"),
             (film, "--out film.png", ".gif")):
         monkeypatch.setattr(sys, "argv", ["x", *flags.split()])
         with pytest.raises(SystemExit, match="2"):
@@ -150,7 +150,7 @@ def test_a_place_is_empty_where_its_field_holds_nothing_but_ground():
         for y, x in np.ndindex(n, n):
             meets = step * y < 14 and step * y + size > 10 and step * x < 24 and step * x + size > 20
             assert empty[y, x] == (not meets)
-    centres = sn.children_of(sn.Config(model="caps")).centres
+    centres = sn.children_of(sn.Config(model="matrix-capsnet")).centres
     np.testing.assert_allclose(np.unique(centres[:, 0]), (step * np.arange(4) + (size - 1) / 2 - 15.5) / 16)
     shifted = looks.shift_images(images, np.array([[2, -3]]))
     assert np.array_equal(shifted[:, 2:, :-3], images[:, :-2, 3:]) and not shifted[:, :2].any()
@@ -173,6 +173,6 @@ def test_what_is_said_of_the_capsules_life_by_hand(monkeypatch):
         certain[:, 1] = 1
         return out | {"class_steps": [SimpleNamespace(R=np.ones((N, 1, 32))), SimpleNamespace(R=certain)]}, None
     monkeypatch.setattr(sn, "forward", forward)
-    found = looks.aliveness({}, SimpleNamespace(data={"familiar": samples}, config=tiny()), n)
+    found = looks.background_activity({}, SimpleNamespace(data={"familiar": samples}, config=tiny()), n)
     assert found["a"]["primary"] == found["a"]["conv"] == (0.5, 0.0)
     np.testing.assert_allclose(found["entropy"], [np.log(5), 0], atol=1e-9)

@@ -197,14 +197,14 @@ def norb(tmp_path_factory):
     return folder, write_norb(folder, 160)
 
 
-@pytest.mark.parametrize("split, angle, train, held_out", [
+@pytest.mark.parametrize("split, angle, train, novel", [
     ("azimuth", 2, {0, 2, 4, 30, 32, 34}, set(range(6, 30, 2))), ("elevation", 1, {0, 1, 2}, {3, 4, 5, 6, 7, 8})])
-def test_smallnorb_is_split_as_in_the_paper(norb, split, angle, train, held_out):
+def test_smallnorb_is_split_as_in_the_paper(norb, split, angle, train, novel):
     """Training viewpoints of the training toys; the same and the others of the test toys"""
     folder, files = norb
     data = sn.load_data(sn.Config(data="smallnorb", norb_dir=str(folder), split=split))
     assert data["source"] == "smallnorb"
-    for name, file, codes in (("train", "train", train), ("familiar", "test", train), ("held_out", "test", held_out)):
+    for name, file, codes in (("train", "train", train), ("familiar", "test", train), ("novel", "test", novel)):
         info = files[file, "info"]
         toys = sn.TOY_SPLITS["train"] if name == "train" else range(10)
         rows = np.flatnonzero(np.isin(info[:, angle], sorted(codes)) & np.isin(info[:, 0], toys))
@@ -213,11 +213,11 @@ def test_smallnorb_is_split_as_in_the_paper(norb, split, angle, train, held_out)
         assert np.array_equal(data[name]["azimuths"], 10 * files[file, "info"][rows, 2])
     two = sn.load_data(sn.Config(data="smallnorb", norb_dir=str(folder), split=split, n_train_toys=2))
     assert set(two["train"]["instances"]) == {4, 6}
-    assert np.array_equal(two["held_out"]["labels"], data["held_out"]["labels"])
+    assert np.array_equal(two["novel"]["labels"], data["novel"]["labels"])
 
 
 def test_smallnorb_is_cropped_at_random_in_training_and_in_the_middle_in_tests(norb):
-    config = tiny("gap", data="smallnorb", norb_dir=str(norb[0]))
+    config = tiny("cnn-gap", data="smallnorb", norb_dir=str(norb[0]))
     data = sn.load_data(config)
     part, = sn.epoch_samples(data, 0, config)
     order = sn.rng_for(config.seed, "batches", 0).permutation(len(data["train"]["labels"]))
@@ -226,8 +226,8 @@ def test_smallnorb_is_cropped_at_random_in_training_and_in_the_middle_in_tests(n
     other = next(sn.epoch_samples(data, 1, config))["images"]
     both = np.concatenate([part["images"], other]).reshape(2 * len(order), -1)
     assert len(np.unique(both, axis=0)) == 2 * len(order)
-    test = np.concatenate([part["images"] for part in sn.prepared(data["held_out"], "smallnorb")])
-    whole = data["held_out"]["images"].astype(float)
+    test = np.concatenate([part["images"] for part in sn.prepared(data["novel"], "smallnorb")])
+    whole = data["novel"]["images"].astype(float)
     whole = (whole - whole.mean((1, 2, 3), keepdims=True)) / whole.std((1, 2, 3), keepdims=True)
     np.testing.assert_allclose(test, whole[:, 8:40, 8:40], rtol=1e-4, atol=1e-4)
 
@@ -237,7 +237,7 @@ def test_an_epoch_is_a_permutation_in_chunks_of_whole_batches(monkeypatch):
     monkeypatch.setattr(sn, "CHUNK", 64)                                            # two batches of 30, less than three
     images = np.arange(1, 101, dtype=np.float32)[:, None, None, None] * np.ones((1, 32, 32, 1), np.float32)
     data = {"source": "shapes", "train": {"images": images, "labels": np.arange(100) % 5}}
-    config = tiny("gap", batch_size=30, n_epochs=8)
+    config = tiny("cnn-gap", batch_size=30, n_epochs=8)
     parts = list(sn.epoch_samples(data, 3, config))
     order = np.concatenate([part["images"][:, 0, 0, 0] for part in parts]).astype(int) - 1
     assert [len(part["labels"]) for part in parts] == [60, 40] and sorted(order) == list(range(100))

@@ -15,14 +15,14 @@ from gradcheck import RELU, check_coordinates, check_directions, check_loss, che
 from reference_smallnorb import TRAINED, batch64, few, outputs, params64, state64, tiny
 
 P, D = sn.P, sn.D
-LOSSES = "xent", "margin", "spread"
+LOSSES = "cross-entropy", "margin", "spread"
 
 
 # ---------------------------------------------------------------- against literal networks
 
 @pytest.mark.parametrize("model, changes", [
-    ("caps", {}), ("caps", dict(routing_iters=1, data="toys")), ("caps", dict(routing_iters=3, no_coord_add=True)),
-    ("em", {}), ("em", dict(routing_iters=3, data="toys", width=3)), ("em", dict(no_coord_add=True))], ids=str)
+    ("matrix-capsnet", {}), ("matrix-capsnet", dict(routing_iters=1, data="toys")), ("matrix-capsnet", dict(routing_iters=3, coordinates=False)),
+    ("matrix-head", {}), ("matrix-head", dict(routing_iters=3, data="toys", width=3)), ("matrix-head", dict(coordinates=False))], ids=str)
 def test_networks_of_matrix_capsules_against_literal_ones(monkeypatch, model, changes):
     """In evaluation, with running statistics"""
     monkeypatch.setattr(sn, "MASS_EPS", 0.0)
@@ -35,18 +35,18 @@ def test_networks_of_matrix_capsules_against_literal_ones(monkeypatch, model, ch
         np.testing.assert_allclose(out["scores"][n], x, rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(out["a"][n], 1 / (1 + np.exp(-x)), rtol=1e-4)
     for step in out["class_steps"]:
-        types = 2 if model == "caps" else config.width
-        shape = (2, 5, types * (16 if model == "caps" else 9))
+        types = 2 if model == "matrix-capsnet" else config.width
+        shape = (2, 5, types * (16 if model == "matrix-capsnet" else 9))
         np.testing.assert_allclose(np.broadcast_to(step.R, shape).sum(1), 1, rtol=1e-12)
     assert len(out["class_steps"]) == config.routing_iters and np.ptp(out["scores"]) > 1e-3
     layers = ("primary_pose", "primary_a", "conv_mu", "conv_a", "conv2_mu", "conv2_a")
-    assert {name for name in out if name in layers} == {*layers[:6 if model == "caps" else 2]}
+    assert {name for name in out if name in layers} == {*layers[:6 if model == "matrix-capsnet" else 2]}
 
 
 @pytest.mark.parametrize("model, changes", [
-    ("dynamic", {}), ("dynamic", dict(routing_iters=3, data="toys", width=3)), ("dynamic-shared", {}),
-    ("dynamic-shared", dict(no_coord_add=True)), ("dynamic-shared", dict(routing_iters=1)),
-    ("dynamic-shared", dict(no_coord_add=True, data="toys"))], ids=str)
+    ("capsnet", {}), ("capsnet", dict(routing_iters=3, data="toys", width=3)), ("capsnet-shared", {}),
+    ("capsnet-shared", dict(coordinates=False)), ("capsnet-shared", dict(routing_iters=1)),
+    ("capsnet-shared", dict(coordinates=False, data="toys"))], ids=str)
 def test_networks_of_vector_capsules_against_literal_ones(model, changes):
     """Primary capsules in the order (place, type), a matrix for each place or each type, places in proportion to the
     lengths, the couplings of every iteration; in evaluation"""
@@ -62,7 +62,7 @@ def test_networks_of_vector_capsules_against_literal_ones(model, changes):
 
 
 @pytest.mark.parametrize("model, changes", [
-    ("cnn", {}), ("cnn-norm", {}), ("gap", {}), ("gap", dict(places=True, data="toys")),
+    ("cnn", {}), ("cnn-bn", {}), ("cnn-gap", {}), ("cnn-gap", dict(coordinates=True, data="toys")),
     ("cnn", dict(preset="paper", width=0, data="toys"))], ids=str)
 def test_cnns_against_literal_ones(model, changes):
     """In evaluation; also the paper's with its padding and its 4.2 million weights"""
@@ -78,8 +78,8 @@ def test_cnns_against_literal_ones(model, changes):
 def test_the_order_of_the_classes_does_not_matter(model):
     config, order = tiny(model), [3, 1, 4, 0, 2]
     params, batch = params64(config), batch64(config, 3)
-    axis = {"class_W": 1, "class_beta_u": 0, "class_beta_a": 0, "W": 2, "place_W": 1}
-    last = "fc1" if model == "gap" else "fc2"
+    axis = {"class_W": 1, "class_beta_u": 0, "class_beta_a": 0, "W": 2, "coordinate_W": 1}
+    last = "fc1" if model == "cnn-gap" else "fc2"
     axis |= {last + "_w": 1, last + "_b": 0} if model in sn.CNNS else {}
     permuted = params | {name: np.take(params[name], order, k) for name, k in axis.items() if name in params}
     a, b = (outputs(p, batch, config) for p in (params, permuted))
@@ -92,10 +92,10 @@ def test_the_order_of_the_classes_does_not_matter(model):
 def last_poses(params, images, config):
     """Poses of the last layer before the classes, (N, side, side, B, D), in evaluation"""
     out, _ = sn.forward(params | state64(config), images, config)
-    return out["conv2_mu" if config.model == "caps" else "primary_pose"]
+    return out["conv2_mu" if config.model == "matrix-capsnet" else "primary_pose"]
 
 
-@pytest.mark.parametrize("model, side, size", [("caps", 4, 17), ("em", 3, 24)])
+@pytest.mark.parametrize("model, side, size", [("matrix-capsnet", 4, 17), ("matrix-head", 3, 24)])
 def test_coordinates_are_the_centres_of_measured_receptive_fields(rng, model, side, size):
     """Rows, then columns, of some images are changed one by one; which capsules notice, with one iteration, in which
     places do not compete? The trunk is the same under all heads."""
@@ -115,7 +115,7 @@ def test_coordinates_are_the_centres_of_measured_receptive_fields(rng, model, si
             assert (seen[0], seen[-1]) == literal.field(place, config) and len(seen) == seen[-1] - seen[0] + 1 == size
             assert centres[py * side + px, 1 - axis] == pytest.approx((seen.mean() - 15.5) / 16)    # x is centres[:, 0]
     assert len(centres) == side ** 2
-    for other in {"caps": (), "em": sn.VECTOR_MODELS}[model]:
+    for other in {"matrix-capsnet": (), "matrix-head": sn.VECTOR_MODELS}[model]:
         assert np.array_equal(sn.children_of(tiny(other)).centres, centres)
 
 
@@ -139,23 +139,23 @@ def test_naming_losses_by_hand():
     """Activations 0.8 of the right class and 0.1, 0.5 twice of others: 0.8 of 2.0; each model says them in its way"""
     a, batch = np.array([[0.5, 0.8, 0.1, 0.5, 0.1]]), {"labels": np.array([1]), "margin": 0.4}
     logits = np.log(a / (1 - a))
-    expected = {"xent": math.log(2.0 / 0.8), "margin": 0.1 ** 2 + 0.5 * 2 * 0.4 ** 2, "spread": 2 * 0.1 ** 2}
+    expected = {"cross-entropy": math.log(2.0 / 0.8), "margin": 0.1 ** 2 + 0.5 * 2 * 0.4 ** 2, "spread": 2 * 0.1 ** 2}
     for (loss, value), model in itertools.product(expected.items(), TRAINED):
         scores, config = a if model in sn.VECTOR_MODELS else logits, tiny(model, loss=loss)
-        if loss == "xent" and model in sn.CNNS:
+        if loss == "cross-entropy" and model in sn.CNNS:
             scores = np.log(a)
         assert sn.naming_loss(scores, batch, config)[0] == pytest.approx(value, rel=1e-12)
 
 
-@pytest.mark.parametrize("model, loss", [*itertools.product(("caps", "dynamic", "gap"), LOSSES)])
+@pytest.mark.parametrize("model, loss", [*itertools.product(("matrix-capsnet", "capsnet", "cnn-gap"), LOSSES)])
 def test_gradients_and_extremes_of_the_losses(rng, model, loss):
     """Logits of matrix capsules and CNNs, lengths of vectors; of activations of which nothing is left, in float32"""
     config, batch = tiny(model, loss=loss), {"labels": np.array([0, 4, 2]), "margin": np.array([0.2, 0.9, 0.6])}
-    scores = rng.uniform(0.02, 0.98, (3, 5)) if model == "dynamic" else 2 * rng.standard_normal((3, 5))
+    scores = rng.uniform(0.02, 0.98, (3, 5)) if model == "capsnet" else 2 * rng.standard_normal((3, 5))
     check_loss(sn.naming_loss, scores, batch, config, h=1e-6)
     for row in ([0] * 5, [1] * 5, [1, 0, 0, 0, 0]):
         scores = np.array([row] * 3, np.float32)
-        scores = np.maximum(scores, np.float32(sn.SQUASH_EPS ** 0.5)) if model == "dynamic" else 2000 * scores - 1000
+        scores = np.maximum(scores, np.float32(sn.SQUASH_EPS ** 0.5)) if model == "capsnet" else 2000 * scores - 1000
         value, dscores = sn.naming_loss(scores, batch, config)
         assert np.isfinite(value) and np.isfinite(dscores).all() and dscores.dtype == np.float32
     check_op(sn.log_sigmoid_forward, sn.log_sigmoid_backward, 3 * rng.standard_normal((3, 5)))
@@ -164,12 +164,12 @@ def test_gradients_and_extremes_of_the_losses(rng, model, loss):
 # ---------------------------------------------------------------- gradients, purity, buffers
 
 NETWORKS = [
-    ("caps", {}), ("caps", dict(loss="spread", no_coord_add=True)), ("caps", dict(routing_iters=3, data="toys")),
-    ("em", {}), ("em", dict(loss="margin", data="toys", routing_iters=3)), ("em", dict(routing_iters=1, width=3)),
-    ("dynamic", {}), ("dynamic", dict(loss="xent", routing_iters=3)), ("dynamic-shared", {}),
-    ("dynamic-shared", dict(loss="xent", routing_iters=3, data="toys")), ("dynamic-shared", dict(no_coord_add=True)),
-    ("cnn", {}), ("cnn-norm", {}), ("gap", {}), ("gap", dict(loss="margin", places=True)),
-    ("gap", dict(loss="spread"))]
+    ("matrix-capsnet", {}), ("matrix-capsnet", dict(loss="spread", coordinates=False)), ("matrix-capsnet", dict(routing_iters=3, data="toys")),
+    ("matrix-head", {}), ("matrix-head", dict(loss="margin", data="toys", routing_iters=3)), ("matrix-head", dict(routing_iters=1, width=3)),
+    ("capsnet", {}), ("capsnet", dict(loss="cross-entropy", routing_iters=3)), ("capsnet-shared", {}),
+    ("capsnet-shared", dict(loss="cross-entropy", routing_iters=3, data="toys")), ("capsnet-shared", dict(coordinates=False)),
+    ("cnn", {}), ("cnn-bn", {}), ("cnn-gap", {}), ("cnn-gap", dict(loss="margin", coordinates=True)),
+    ("cnn-gap", dict(loss="spread"))]
 
 
 def training_loss(params, batch, config):
@@ -251,7 +251,7 @@ def test_initial_weights(model):
             assert np.all(p == constant[0]), name
             continue
         mean = np.eye(P) if name in ("conv_W", "conv2_W", "class_W") else 0
-        if name in ("W", "place_W"):
+        if name in ("W", "coordinate_W"):
             std = (4 / (8 * children)) ** 0.5
         else:
             last = p.shape[-1] == 5 or name == "primary_w"
@@ -270,11 +270,11 @@ def test_networks_that_are_compared_have_as_many_weights(data, preset):
     """The heads as dynamic-shared, within 5%, the paper's CNN as its capsules: as near as any width brings them"""
     n = sizes(data=data, preset=preset)
     for model in sn.HEADS:
-        assert abs(n[model] / n["dynamic-shared"] - 1) < 0.05, model
-    assert abs(n["cnn"] / n["caps"] - 1) < 0.1
-    for model in ("em", "dynamic", "gap", *sn.PAPERS_CNNS):
+        assert abs(n[model] / n["capsnet-shared"] - 1) < 0.05, model
+    assert abs(n["cnn"] / n["matrix-capsnet"] - 1) < 0.1
+    for model in ("matrix-head", "capsnet", "cnn-gap", *sn.PAPERS_CNNS):
         config = sn.Config(model=model, data=data, preset=preset)
-        rival = "caps" if model in sn.PAPERS_CNNS else "dynamic-shared"
+        rival = "matrix-capsnet" if model in sn.PAPERS_CNNS else "capsnet-shared"
         width = sn.own_width(config)
         others = (sn.n_params(sn.init_params(dataclasses.replace(config, width=w))) for w in (width - 1, width + 1))
         assert all(abs(other - n[rival]) >= abs(n[model] - n[rival]) for other in others)
@@ -283,12 +283,12 @@ def test_networks_that_are_compared_have_as_many_weights(data, preset):
 def test_sizes_of_the_networks_of_the_tables():
     """The paper says 68 thousand and 4.2 million of its own"""
     n = sizes(preset="small")
-    assert (n["caps"], n["dynamic-shared"], n["gap"]) == (18_482, 31_568, 31_658)
-    assert sizes(preset="wide")["dynamic-shared"] == 118_272
+    assert (n["matrix-capsnet"], n["capsnet-shared"], n["cnn-gap"]) == (18_482, 31_568, 31_658)
+    assert sizes(preset="wide")["capsnet-shared"] == 118_272
     n = sizes(preset="paper")
-    assert (n["caps"], n["cnn"], n["dynamic-shared"]) == (68_954, 4_253_349, 31_568)
-    assert sn.children_of(sn.Config(model="em", width=16)).types == 16
-    assert sn.init_params(sn.Config(model="gap", width=7))["conv5_w"].shape == (3, 3, 64, 7)
+    assert (n["matrix-capsnet"], n["cnn"], n["capsnet-shared"]) == (68_954, 4_253_349, 31_568)
+    assert sn.children_of(sn.Config(model="matrix-head", width=16)).types == 16
+    assert sn.init_params(sn.Config(model="cnn-gap", width=7))["conv5_w"].shape == (3, 3, 64, 7)
     assert sn.init_params(sn.Config(model="cnn", preset="paper", width=7))["conv1_w"].shape == (5, 5, 2, 7)
 
 
@@ -299,12 +299,12 @@ def test_a_step_is_adams_first():
     w, g = {"w": np.zeros(3)}, {"w": np.array([2.0, -3, 0.1])}
     m, v = {"w": np.zeros(3)}, {"w": np.zeros(3)}
     with sn.Runner(1) as runner:
-        sn.take_step(SimpleNamespace(params=w, adam_m=m, adam_v=v, step=0, config=tiny("gap", lr=0.1), runner=runner),
+        sn.take_step(SimpleNamespace(params=w, adam_m=m, adam_v=v, step=0, config=tiny("cnn-gap", lr=0.1), runner=runner),
                      [g], 0.5)
     np.testing.assert_allclose(w["w"], [-0.05, 0.05, -0.05], rtol=1e-6)
 
 
-@pytest.mark.parametrize("model", ["em", "dynamic-shared", "gap", "cnn"])
+@pytest.mark.parametrize("model", ["matrix-head", "capsnet-shared", "cnn-gap", "cnn"])
 def test_overfits_a_few_images(model):
     """Ten of them, in one shard: right in training, with the statistics of these ten, and, after as many steps as the
     running statistics need, with those too"""
@@ -318,56 +318,56 @@ def test_overfits_a_few_images(model):
 
 
 def test_what_is_looked_at_is_not_learned_from():
-    config = sn.Config(model="em", data="shapes", preset="small", n_epochs=1, threads=1, quiet=True)
+    config = sn.Config(model="matrix-head", data="shapes", preset="small", n_epochs=1, threads=1, quiet=True)
     data = few(config)
     params, _ = sn.train(config, data=data)
-    for name in "familiar", "held_out":
+    for name in "familiar", "novel":
         data[name] = data[name] | {"images": 0 * data[name]["images"], "labels": data[name]["labels"][::-1]}
     assert_same(params, sn.train(config, data=data)[0])
 
 
-@pytest.mark.parametrize("model", ["gap", "caps", "dynamic"])
+@pytest.mark.parametrize("model", ["cnn-gap", "matrix-capsnet", "capsnet"])
 def test_evaluate_against_brute_force(model, monkeypatch):
     """A CNN's belief in a class is exp(score), that of capsules their activation: the score's logistic, or the score"""
     monkeypatch.setattr(sn, "CHUNK", 2)
-    belief = {"gap": math.exp, "caps": lambda score: 1 / (1 + math.exp(-score)), "dynamic": float}[model]
+    belief = {"cnn-gap": math.exp, "matrix-capsnet": lambda score: 1 / (1 + math.exp(-score)), "capsnet": float}[model]
     scores, done = np.random.default_rng(2).standard_normal((7, 5)).astype(np.float32), []
-    scores = abs(scores) if model == "dynamic" else scores
+    scores = abs(scores) if model == "capsnet" else scores
     labels = np.array([0, 1, 2, 3, 0, 1, 1])                                               # nothing of class 4
 
     def fake_forward(params, part, *args, **kwargs):
         done.append(len(part["labels"]))
         return {"scores": scores[sum(done[:-1]):sum(done)]}
     samples, params = {"images": np.zeros((7, 32, 32, 1)), "labels": labels}, {"w": np.zeros(1)}
-    found = sn.evaluate(params, samples, tiny(model, loss="xent"), SimpleNamespace(forward=fake_forward))
+    found = sn.evaluate(params, samples, tiny(model, loss="cross-entropy"), SimpleNamespace(forward=fake_forward))
     right = [max(range(5), key=lambda j: row[j]) == t for row, t in zip(scores, labels)]
     loss = sum(-math.log(belief(row[t]) / sum(belief(k) for k in row))
                for row, t in zip(scores.astype(float), labels)) / 7
-    assert list(found["right"]) == right and 0 < sum(right) < 7 and done == [2, 2, 2, 1]
+    assert list(found["correct"]) == right and 0 < sum(right) < 7 and done == [2, 2, 2, 1]
     *per_class, last = found["per_class"]
     assert per_class == [sum(hit for hit, t in zip(right, labels) if t == j) / list(labels).count(j) for j in range(4)]
     assert math.isnan(last) and (found["accuracy"], found["loss"]) == pytest.approx((sum(right) / 7, loss), rel=1e-5)
 
 
-@pytest.mark.parametrize("split", ["azimuth", "elevation", "toys"])
+@pytest.mark.parametrize("split", ["azimuth", "elevation", "instance"])
 def test_accuracy_at_each_angle_of_the_test_images_by_hand(split, monkeypatch):
     """Familiar ones at 10 and 20 degrees, held-out ones at 90: 1 of 2, 2 of 2 and 0 of 1 right; the other angle does
     not count. The classes are 0 and 2, 1 and 3, 4; only 2 and 4 are taken for others. Of the standard task the sweep
     leaves the training images out"""
     angle, other = ("elevations", "azimuths") if split == "elevation" else ("azimuths", "elevations")
     data = {"familiar": {angle: np.array([10, 20, 10, 20]), other: np.arange(4), "labels": np.arange(4)},
-            "held_out": {angle: np.array([90.5]), other: np.zeros(1), "labels": np.array([4])}}
+            "novel": {angle: np.array([90.5]), other: np.zeros(1), "labels": np.array([4])}}
     said = {4: [True, True, False, True], 1: [False]}
     monkeypatch.setattr(sn, "evaluate", lambda params, samples, *_: {
         "accuracy": len(samples["labels"]) / 4, "loss": 1.0, "per_class": [],
-        "right": np.array(said[len(samples["labels"])])})
+        "correct": np.array(said[len(samples["labels"])])})
     found, nan = sn.tests_of({}, data, tiny(split=split), None), math.nan
     rows = [[1, nan, 0, nan, nan], [nan, 1, nan, 1, nan], [nan, nan, nan, nan, 0]]
-    first = 2 if split == "toys" else 0
+    first = 2 if split == "instance" else 0
     assert found["sweep"]["angles"] == [10, 20, 90.5][first:] and found["sweep"]["accuracy"] == [0.5, 1.0, 0.0][first:]
     np.testing.assert_array_equal(found["sweep"]["per_class"], rows[first:])
-    assert (found["familiar"], found["held_out"], found["drop"]) == (1, 0.25, 0.75)
-    assert found["right"]["familiar"].tolist() == said[4]
+    assert (found["familiar"], found["novel"], found["drop"]) == (1, 0.25, 0.75)
+    assert found["correct"]["familiar"].tolist() == said[4]
 
 
 def test_nearest_by_loops(rng):
@@ -393,4 +393,4 @@ def test_training_nearest_is_keeping_the_training_images(monkeypatch):
     assert history == {"source": "shapes", "epochs": [], "seconds": 0.0, "steps": 0}
     with sn.Runner(1) as runner:
         found = sn.results_of(config, params, history, sn.tests_of(params, data, config, runner))
-    assert found["n_params"] == 0 and found["ms_per_step"] == 0 and found["held_out"] <= 1
+    assert found["n_params"] == 0 and found["ms_per_step"] == 0 and found["novel"] <= 1

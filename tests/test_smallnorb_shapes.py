@@ -87,7 +87,7 @@ def test_what_held_out_azimuths_show_was_seen_in_training_of_three_shapes(train,
     gap's ranges even one of the training images; none of L's and the tripod's is near one. So 3/5 of the images ask
     nothing of a novel viewpoint; and no two shapes look alike."""
     data = sn.load_data(sn.Config(data="shapes", train_azimuths=train, test_azimuths=test))
-    seen, unseen = clean_views(azimuths), clean_views(sorted(set(data["held_out"]["azimuths"])))
+    seen, unseen = clean_views(azimuths), clean_views(sorted(set(data["novel"]["azimuths"])))
     for name, images, others in zip(sn.CLASS_NAMES, unseen, seen):
         if name in ("L", "tripod"):
             assert distances(images, others).min() > apart, name
@@ -122,7 +122,7 @@ def test_azimuth_ranges_that_meet_are_refused_in_either_order(one, other):
     for train, test in (one, other), (other, one):
         with pytest.raises(sn.InputError, match="--train-azimuths .* meet"):
             sn.check_config(sn.Config(train_azimuths=train, test_azimuths=test))
-        sn.check_config(sn.Config(train_azimuths=train, test_azimuths=test, split="toys"))
+        sn.check_config(sn.Config(train_azimuths=train, test_azimuths=test, split="instance"))
     for train, test in ("300:400", "60:280"), ("-30:40", "60:280"), ("7:7", "8:366"):
         sn.check_config(sn.Config(train_azimuths=train, test_azimuths=test))
 
@@ -135,10 +135,10 @@ def test_no_held_out_viewpoint_is_a_training_viewpoint(changes):
     data, angle = sn.load_data(config), int(config.split == "elevation")
     views = {name: set(zip(data[name]["azimuths"].round(6), data[name]["elevations"].round(6))) for name in PARTS}
     assert data["source"] == "shapes" and views["familiar"] == views["train"]
-    assert [len(views[name]) for name in PARTS] == [18, 18, 18] and not views["train"] & views["held_out"]
-    apart = [abs((a[angle] - b[angle] + 180) % 360 - 180) for a in views["train"] for b in views["held_out"]]
+    assert [len(views[name]) for name in PARTS] == [18, 18, 18] and not views["train"] & views["novel"]
+    apart = [abs((a[angle] - b[angle] + 180) % 360 - 180) for a in views["train"] for b in views["novel"]]
     assert min(apart) > 4.9
-    assert {view[1 - angle] for view in views["train"]} == {view[1 - angle] for view in views["held_out"]}
+    assert {view[1 - angle] for view in views["train"]} == {view[1 - angle] for view in views["novel"]}
 
 
 def test_default_data(data):
@@ -151,7 +151,7 @@ def test_default_data(data):
         assert np.all(counts == (5 if name == "train" else 2))
     elevation = sn.load_data(sn.Config(data="shapes", split="elevation"))
     assert set(elevation["train"]["elevations"]) == {30, 35, 40}
-    assert set(elevation["held_out"]["elevations"]) == {45, 57.5, 70}
+    assert set(elevation["novel"]["elevations"]) == {45, 57.5, 70}
     every = np.concatenate([data[name]["images"].reshape(-1, 1024) for name in PARTS])
     assert len(np.unique(every, axis=0)) == len(every)
     again, other = sn.load_data(SHAPES), sn.load_data(sn.Config(data="shapes", seed=1))

@@ -258,7 +258,7 @@ def test_a_test_subset_is_of_whole_views_the_same_for_every_seed(split, counts):
         return sn.choose_images(sn.Config(**dict(split=split, n_test=100) | changes))
     some, again, other = chosen(), chosen(seed=7), chosen(toy_seed=3, n_train_toys=1)
     every, more, many = chosen(n_test=0), chosen(n_test=24300), chosen(n_test=600)
-    for name, count in zip(("familiar", "held_out"), counts):
+    for name, count in zip(("familiar", "novel"), counts):
         assert len(every[name]["labels"]) == len(more[name]["labels"]) == count
         views = np.stack([some[name][key] for key in ("labels", "instances", "elevations", "azimuths")])
         shown, lightings = np.unique(views, axis=1, return_counts=True)
@@ -274,15 +274,15 @@ def test_a_test_subset_is_of_whole_views_the_same_for_every_seed(split, counts):
 
 def test_the_standard_task_shows_all_views_and_holds_toys_out():
     """As LeCun et al. split smallNORB; familiar toys are those of training, of which --n-train-toys leaves some"""
-    config = dict(split="toys", n_test=0, n_train_toys=1)
+    config = dict(split="instance", n_test=0, n_train_toys=1)
     data = sn.choose_images(sn.Config(**config))
     assert all(np.array_equal(data["train"][name], data["familiar"][name]) for name in data["train"])
-    views = {name: set(zip(data[name]["azimuths"], data[name]["elevations"])) for name in ("train", "held_out")}
-    assert views["train"] == views["held_out"] and len(views["train"]) == 162
-    assert set(data["train"]["instances"]) == {4} and set(data["held_out"]["instances"]) == set(sn.TOY_SPLITS["test"])
+    views = {name: set(zip(data[name]["azimuths"], data[name]["elevations"])) for name in ("train", "novel")}
+    assert views["train"] == views["novel"] and len(views["train"]) == 162
+    assert set(data["train"]["instances"]) == {4} and set(data["novel"]["instances"]) == set(sn.TOY_SPLITS["test"])
     some = sn.choose_images(sn.Config(**config, train_azimuths="340:380", test_azimuths="0:60"))
     assert set(some["train"]["azimuths"]) == set(some["familiar"]["azimuths"]) == {340, 0, 20}
-    assert set(some["held_out"]["azimuths"]) == {0, 20, 40, 60}
+    assert set(some["novel"]["azimuths"]) == {0, 20, 40, 60}
     with pytest.raises(sn.InputError, match="no train images: none has azimuths in .*; widen"):
         sn.choose_images(sn.Config(train_azimuths="301:319"))
 

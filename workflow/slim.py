@@ -4,7 +4,7 @@
 It leaves out the decoder and rounds every weight to a multiple of a power of two near half its array's standard
 deviation, which zips well. It is still a file that --load reads; its history says what was done to it.
 
-    python3 workflow/slim.py CHECKPOINT weights/affnist_small_caps.npz
+    python3 workflow/slim.py CHECKPOINT weights/affnist_small_capsnet.npz
 """
 import dataclasses
 import sys

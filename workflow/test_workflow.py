@@ -1,5 +1,5 @@
 """The workflow end to end, at toy size, in a copy of the project: two runs in parallel, one of them killed in the
-middle and resumed, the tables checked afterwards; what is stale is told by pins. Needs requirements-dev.txt."""
+middle and resumed, the tables checked afterwards; what is stale follows from golden values. Needs requirements-dev.txt."""
 import json
 import os
 import re
@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "workflow"))
-import ledger  # noqa: E402
+import result_files  # noqa: E402
 import runs  # noqa: E402
 
 TOY_RUNS = """
@@ -22,30 +22,30 @@ TOY_RUNS = """
 TOY_FLAGS = "--n-epochs 12 --n-train 320 --n-val 32 --n-test 64 --digits synthetic --conv1-channels 2"
 RESULTS = [Result(MULTI, "main", "deep", seed, TOY_FLAGS, 0.1) for seed in (0, 1)]
 """
-TOY_PIN = "--conv1-channels 2"
+TOY_KEY = "--conv1-channels 2"
 MARK = "<!-- value: multimnist main/deep, n_params, plain -->not run<!-- end -->\n"
 
 
 @pytest.fixture
 def project(tmp_path):
-    """A copy of the project, without results, whose workflow has two short runs; their pin holds nothing"""
+    """A copy of the project, without results, whose workflow has two short runs with empty golden values"""
     copy = tmp_path / "project"
     left_out = shutil.ignore_patterns(".git", "runs", ".snakemake", "__pycache__", "*.gif", "viz", "*.jsonl")
     shutil.copytree(ROOT, copy, ignore=left_out)
     with open(copy / "workflow" / "runs.py", "a") as file:
         file.write(TOY_RUNS)
-    repin(copy, 1)
+    set_generation(copy, 1)
     for document in (copy / "README.md", *(copy / "docs").glob("*.md")):                # they speak of other runs
         document.write_text(f"# {document.stem}\n\n{MARK}")
     return copy
 
 
-def repin(project, since):
-    """Let the pin of the two runs have changed in a generation"""
-    path = project / "tests" / "pins.json"
-    pins = json.loads(path.read_text())
-    pins["pins"]["multimnist_capsnet"][TOY_PIN] = {"since": since}
-    path.write_text(json.dumps(pins))
+def set_generation(project, since):
+    """Let the golden values of the two runs have changed in a generation"""
+    path = project / "tests" / "golden.json"
+    golden = json.loads(path.read_text())
+    golden["values"]["multimnist_capsnet"][TOY_KEY] = {"since": since}
+    path.write_text(json.dumps(golden))
 
 
 def start(project, *words):
@@ -82,12 +82,12 @@ def training(project, seed):
     return None
 
 
-def test_a_run_without_a_pin_is_not_begun(project):
+def test_a_run_without_golden_values_is_not_started(project):
     with open(project / "workflow" / "runs.py", "a") as file:
         file.write('TOY_FLAGS += " --warp 0.5"\n'
                    'RESULTS = [Result(MULTI, "main", "deep", 0, TOY_FLAGS, 0.1)]\n')
     code, out = run(project, "tables", "--dry-run")
-    assert code != 0 and "error: no pin vouches for multimnist_capsnet/main/deep-0; make it with" in out
+    assert code != 0 and "error: no golden values for multimnist_capsnet/main/deep-0; store them with" in out
 
 
 def test_figures_and_films_are_listed_with_their_time(project):
@@ -114,16 +114,16 @@ def test_killed_resumed_checked_and_not_run_again(project, tmp_path):
     assert planned(project) == 2
     process = start(project, "tables")
     deadline = time.monotonic() + 120
-    while not (found := list(project.glob("runs/ledger/*/*/main/deep-0.npz"))) and time.monotonic() < deadline:
+    while not (found := list(project.glob("runs/results/*/*/main/deep-0.npz"))) and time.monotonic() < deadline:
         time.sleep(0.02)
     os.kill(training(project, 0), signal.SIGKILL)
     out, _ = process.communicate(timeout=300)
-    assert process.returncode != 0 and found and not ledger.read(project / "results"), out
+    assert process.returncode != 0 and found and not result_files.read(project / "results"), out
     code, out = run(project, "tables")
     assert code == 0, out
-    made = ledger.read(project / "results")
+    made = result_files.read(project / "results")
     assert list(made) == [f"multimnist_capsnet/main/deep-{seed}" for seed in (0, 1)]
-    assert all(line["pins"] == 1 for line in made.values()) and not list(project.glob("runs/ledger/**/*.json"))
+    assert all(line["generation"] == 1 for line in made.values()) and not list(project.glob("runs/results/**/*.json"))
 
     # the killed run has found what one found that never was
     line = made["multimnist_capsnet/main/deep-0"]
@@ -134,24 +134,24 @@ def test_killed_resumed_checked_and_not_run_again(project, tmp_path):
     subprocess.run([sys.executable, "multimnist_capsnet.py", *flags], cwd=project, check=True)
     other = json.loads(whole.read_text())
     assert line["history"]["train_loss"] == other["history"]["train_loss"]
-    assert all(line[key] == other[key] for key in ("test_set_accuracy", "test_recon_mse"))
+    assert all(line[key] == other[key] for key in ("test_exact_match", "test_recon_mse"))
 
-    # the documents say it; nothing is run again, here or in a copy with other times, but what has another pin
+    # the documents say it; nothing is run again, here or in a copy with other times, except where golden values changed
     assert subprocess.run([sys.executable, "results/render.py", "--check"], cwd=project).returncode == 0
     assert f"{line['n_params']:,}" in (project / "docs" / "multimnist_capsnet.md").read_text()
     assert planned(project) == 0
     fresh = tmp_path / "fresh"
-    left_out = shutil.ignore_patterns("ledger", ".snakemake")
+    left_out = shutil.ignore_patterns(".snakemake")
     shutil.copytree(project, fresh, ignore=left_out, copy_function=shutil.copyfile)
     with open(fresh / "multimnist_capsnet.py", "a") as file:
         file.write("# a change of wording\n")
     assert planned(fresh) == 0
-    repin(fresh, 2)
+    set_generation(fresh, 2)
     assert planned(fresh) == 2
 
 
 def test_a_slim_network_names_digits_as_the_whole_one_does(tmp_path):
-    whole, slim = ROOT / "weights" / "affnist_shared.npz", tmp_path / "slim.npz"
+    whole, slim = ROOT / "weights" / "affnist_capsnet-shared.npz", tmp_path / "slim.npz"
     subprocess.run([sys.executable, "workflow/slim.py", str(whole), str(slim)], cwd=ROOT, check=True)
     code = """if True:
         import sys, affnist_capsnet as affnist

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Pins: what every network of the results computes on tiny data, in float64.
+"""Golden values: what every network of the results computes on tiny data, in float64.
 
-    python3 tests/pins.py              say which pins the code no longer meets; exit code 1 if there are some
-    python3 tests/pins.py --write      pin what the code computes now; results whose pin has changed are stale from then
+    python3 tests/golden.py            report the golden values that the code no longer reproduces; exit code 1 if any
+    python3 tests/golden.py --write    store what the code computes now; results whose golden values changed are then stale
 
-A pin belongs to a set of flags of workflow/runs.py, sizes left out. It holds what was drawn, the loss terms of every
-step of two tiny epochs of the real training loop, the norm of every gradient of the first step, and what evaluation
-finds afterwards. Agreement within 1e-8 means: the same experiment. Another rounding changes no pin, on any processor;
-another formula, other data, another schedule or another evaluation does.
+Golden values belong to a set of flags of workflow/runs.py without those that only set sizes. They hold a digest of the
+samples drawn, the loss terms of every step of two tiny epochs of the real training loop, the norm of every gradient of
+the first step, and the evaluation afterwards. Agreement within 1e-8 means: the same experiment. A different rounding
+changes no golden value on any processor; a different formula, schedule, evaluation or data does.
 
-tests/pins.json counts generations: `since` says in which one a pin was last changed, and a result carries the one in
-which it was made.
+tests/golden.json counts generations: `since` is the generation in which a set was last changed, and each result carries
+the generation in which it was made.
 """
 import argparse
 import concurrent.futures
@@ -32,7 +32,7 @@ import runs
 modules = {name: importlib.import_module(name) for name in runs.EXPERIMENTS}
 import numpy as np  # after the experiments, which set the number of BLAS threads
 
-PINS = ROOT / "tests" / "pins.json"
+GOLDEN = ROOT / "tests" / "golden.json"
 TOLERANCE = 1e-8
 SINGLE = 1e-3                      # of first gradients in float32, which may choose another of two near maxima
 SIZES = {"n_epochs": 2, "n_train": 38, "n_val": 16, "n_test": 24, "batch_size": 18, "threads": 1, "quiet": True,
@@ -40,7 +40,7 @@ SIZES = {"n_epochs": 2, "n_train": 38, "n_val": 16, "n_test": 24, "batch_size": 
 
 
 def tiny_config(experiment, flags):
-    """The Config of a pin's flags, at toy size"""
+    """Return the Config of some flags at toy size"""
     module = modules[experiment]
     parser = module.Parser()
     module.add_config_flags(parser)
@@ -67,7 +67,7 @@ def few_views(experiment, config):
     """load_data's dict of few images: of whole views where toys are drawn, so that few are"""
     module = modules[experiment]
     data = module.choose_images(config)
-    for name, n in (("train", SIZES["n_train"]), ("familiar", SIZES["n_test"]), ("held_out", SIZES["n_test"])):
+    for name, n in (("train", SIZES["n_train"]), ("familiar", SIZES["n_test"]), ("novel", SIZES["n_test"])):
         rows = np.ones(len(data[name]["labels"]), bool)
         rows = (module.some_views(data[name], rows, n).nonzero()[0] if config.data == "toys" else
                 np.random.default_rng(0).permutation(len(rows)))
@@ -101,36 +101,38 @@ def first_gradients(module, data, config, dtype):
 
 
 def compute(experiment, flags):
-    """-> the pin of some flags of an experiment, and how far its first gradients are from float64's in float32"""
+    """Return the golden values of an experiment's flags, and the relative distance of the first step's gradients in
+    float32 from those in float64"""
     module, config = modules[experiment], tiny_config(experiment, flags)
     data = tiny_data(experiment, config)
-    steps, pin = [], {}
+    steps, values = [], {}
     untrained = getattr(config, "model", "") == "nearest"
     if untrained:
         params, history = module.train(config, data=data, dtype=float)
     else:
-        pin["drawn"] = summary({k: part for k, part in enumerate(module.epoch_samples(data, 1, config, float))})
+        values["drawn"] = summary({k: part for k, part in enumerate(module.epoch_samples(data, 1, config, float))})
         params, history = module.train(config, lambda step, params, terms: steps.append(terms), 1, data, float)
-    pin |= {"steps": summary(steps[1:]), "history": summary([{name: value for name, value in epoch.items()
+    values |= {"steps": summary(steps[1:]), "history": summary([{name: value for name, value in epoch.items()
                                                               if name != "seconds"} for epoch in history["epochs"]])}
     with module.Runner(1) as runner:
-        pin["tests"] = summary(module.tests_of(params, data, config, runner))
+        values["tests"] = summary(module.tests_of(params, data, config, runner))
     if untrained:
-        return pin, 0.0
+        return values, 0.0
     exact, single = (first_gradients(module, data, config, dtype) for dtype in (float, np.float32))
-    pin["gradients"] = summary(exact)
-    return pin, max(abs(exact[name] - single[name]) for name in exact) / max(exact.values())
+    values["gradients"] = summary(exact)
+    return values, max(abs(exact[name] - single[name]) for name in exact) / max(exact.values())
 
 
 def begin(processes=2, niceness=0):
-    """-> a pool of processes, and {(experiment, flags): the future of compute's answer} of every pin wanted"""
+    """Return a pool of processes, and {(experiment, flags): future of compute()} for every set that is needed"""
     pool = concurrent.futures.ProcessPoolExecutor(
         processes, multiprocessing.get_context("spawn"), getattr(os, "nice", id), (niceness,))
     return pool, {key: pool.submit(compute, *key) for key in wanted()}
 
 
 def differences(known, found, at=""):
-    """Where a pin is not met: lists of names and numbers. What is found beyond it is no fault: a new figure, say"""
+    """Return where computed values differ from golden ones, as a list of texts. Keys that only the computed values
+    have, such as a new metric, are no difference."""
     if isinstance(known, dict) and isinstance(found, dict) and known.keys() <= found.keys():
         return [fault for key in known for fault in differences(known[key], found[key], f"{at}/{key}")]
     if isinstance(known, list) and isinstance(found, list) and len(known) == len(found):
@@ -143,38 +145,38 @@ def differences(known, found, at=""):
 
 
 def read():
-    return json.loads(PINS.read_text()) if PINS.exists() else {"generation": 0, "pins": {}}
+    return json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {"generation": 0, "values": {}}
 
 
 def wanted():
-    """(experiment, flags) of every pin that workflow/runs.py asks for, and of each experiment's default"""
-    return list(dict.fromkeys([*((result.experiment, result.pin) for result in runs.RESULTS),
+    """Return (experiment, flags) of every set that workflow/runs.py needs, and of each experiment's default"""
+    return list(dict.fromkeys([*((result.experiment, result.golden_key) for result in runs.RESULTS),
                                *((name, "") for name in runs.EXPERIMENTS)]))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--write", action="store_true", help="pin what the code computes now")
+    parser.add_argument("--write", action="store_true", help="store what the code computes now")
     write = parser.parse_args().write
     known, changed = read(), 0
     pool, found = begin()
-    pins = {}
+    values = {}
     for (experiment, flags), future in found.items():
-        pin, distance = future.result()
-        old = known["pins"].get(experiment, {}).get(flags)
-        faults = differences({name: old[name] for name in old if name != "since"}, pin) if old else ["new"]
+        computed, distance = future.result()
+        old = known["values"].get(experiment, {}).get(flags)
+        faults = differences({name: old[name] for name in old if name != "since"}, computed) if old else ["new"]
         changed += bool(faults)
         if faults or distance > SINGLE:
             print(f"{experiment} {flags}: {'; '.join(faults[:3])}  (float32: {distance:.1e})")
-        kept = old if not faults else {"since": known["generation"] + 1} | pin
-        pins.setdefault(experiment, {})[flags] = kept
+        kept = old if not faults else {"since": known["generation"] + 1} | computed
+        values.setdefault(experiment, {})[flags] = kept
     if write:
         generation = known["generation"] + bool(changed)
         lines = ",\n".join(
-            f"{json.dumps(experiment)}: {{\n" + ",\n".join(f"{json.dumps(flags)}: {json.dumps(pin)}"
-                                                  for flags, pin in sorted(of.items())) + "}"
-            for experiment, of in pins.items())
-        PINS.write_text(f'{{"generation": {generation}, "pins": {{\n{lines}}}}}\n')
+            f"{json.dumps(experiment)}: {{\n" + ",\n".join(f"{json.dumps(flags)}: {json.dumps(one)}"
+                                                  for flags, one in sorted(of.items())) + "}"
+            for experiment, of in values.items())
+        GOLDEN.write_text(f'{{"generation": {generation}, "values": {{\n{lines}}}}}\n')
     pool.shutdown()
     sys.exit(0 if write or not changed else 1)
 

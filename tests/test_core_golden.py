@@ -1,7 +1,7 @@
-"""The experiments still are the experiments: pins in float64 are met, default networks in float32 learn as they did.
+"""The code reproduces its golden values in float64, and default networks learn in float32 as they did.
 
 tests/bands.json holds the loss that each default network comes to on a small synthetic data set, and how far it may lie
-from it, as a share. After a change that was meant:  python3 tests/test_core_pins.py
+from it, as a share. After a change that was meant:  python3 tests/test_core_golden.py
 """
 import dataclasses
 import json
@@ -9,30 +9,30 @@ import unittest.mock
 
 import numpy as np
 import pytest
-from conftest import EXPERIMENTS, ROOT, pins
+from conftest import EXPERIMENTS, ROOT, golden
 
 BANDS = ROOT / "tests" / "bands.json"
 N_STEPS, N_LAST, BATCH, BAND = 200, 50, 8, 0.15
 
 
-def test_every_pin_is_met_in_float64_and_nearly_in_float32(pytestconfig):
-    known, faults = pins.read()["pins"], []
-    for (experiment, flags), future in pytestconfig.pins[1].items():
-        pin, distance = future.result()
+def test_all_golden_values_are_reproduced_in_float64_and_nearly_in_float32(pytestconfig):
+    known, faults = golden.read()["values"], []
+    for (experiment, flags), future in pytestconfig.golden[1].items():
+        computed, distance = future.result()
         old = known.get(experiment, {}).get(flags)
-        found = ["no pin"] if old is None else pins.differences({k: old[k] for k in old if k != "since"}, pin)
-        found += [f"float32 is {distance:.0e} away"] * (not distance <= pins.SINGLE)
+        found = ["none stored"] if old is None else golden.differences({k: old[k] for k in old if k != "since"}, computed)
+        found += [f"float32 is {distance:.0e} away"] * (not distance <= golden.SINGLE)
         faults += [f"{experiment} {flags}: {'; '.join(found[:3])}"] * bool(found)
-    assert not faults, "\n".join(["another experiment; if that was meant: python3 tests/pins.py --write", *faults])
+    assert not faults, "\n".join(["the experiment has changed; if that was meant: python3 tests/golden.py --write", *faults])
 
 
 def late_loss(experiment, dtype=np.float32):
     """The mean loss of the last N_LAST of N_STEPS steps of the default network, at its own learning rate, on as many
     samples as a fifth of these steps see; digits are moved or paired anew in every epoch"""
     module, losses, n = EXPERIMENTS[experiment], [], N_STEPS * BATCH // 5
-    with unittest.mock.patch.dict(pins.SIZES, n_train=n, batch_size=BATCH, n_epochs=5):
-        config = dataclasses.replace(pins.tiny_config(experiment, ""), warmup=20)
-        data = pins.tiny_data(experiment, config)
+    with unittest.mock.patch.dict(golden.SIZES, n_train=n, batch_size=BATCH, n_epochs=5):
+        config = dataclasses.replace(golden.tiny_config(experiment, ""), warmup=20)
+        data = golden.tiny_data(experiment, config)
     module.train(config, lambda step, weights, terms: losses.append(terms and terms["loss"]), 1, data, dtype)
     assert len(losses) == 1 + N_STEPS
     return float(np.mean(losses[-N_LAST:]))
@@ -41,7 +41,7 @@ def late_loss(experiment, dtype=np.float32):
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_default_networks_learn_in_float32_as_they_did(experiment):
     known = json.loads(BANDS.read_text())
-    assert experiment in known, "no band; write it with python3 tests/test_core_pins.py"
+    assert experiment in known, "no band; write it with python3 tests/test_core_golden.py"
     assert late_loss(experiment) == pytest.approx(known[experiment]["loss"], rel=known[experiment]["band"])
 
 

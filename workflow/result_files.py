@@ -1,9 +1,9 @@
-"""The results as files: results/EXPERIMENT/TABLE.jsonl has one line a run, sorted by setting and seed. A line is what
---out-json writes of a run, and before it the run's setting, its seed, and in `pins` the generation of tests/pins.json
-that it was made in.
+"""The results as files: results/EXPERIMENT/TABLE.jsonl has one line per run, sorted by setting and seed. A line is what
+--out-json writes of a run, preceded by the run's setting, its seed and the generation of tests/golden.json in which it
+was made.
 
-A result is vouched for by the pin of its flags: what that network computes on tiny data. It is stale when its pin has
-changed since it was made, when it has none, or when it was measured on weights that are no longer what they were.
+A result is tied to the golden values of its flags: what that network computes on tiny data. It is stale if they have
+changed since it was made, if there are none, or if it was measured on weights that have changed since.
 """
 import hashlib
 import json
@@ -15,7 +15,7 @@ import numpy as np
 from runs import RESULTS, ROOT, WEIGHTS
 
 BY_NAME = {result.name: result for result in RESULTS}
-PINS = json.loads((ROOT / "tests" / "pins.json").read_text())["pins"]
+GOLDEN = json.loads((ROOT / "tests" / "golden.json").read_text())["values"]
 
 
 def read(folder):
@@ -26,7 +26,7 @@ def read(folder):
             try:
                 line = json.loads(text)
                 name = f"{path.parent.name}/{path.stem}/{line['setting']}-{line['seed']}"
-                known = line["experiment"], line["config"]["seed"], type(line["pins"])
+                known = line["experiment"], line["config"]["seed"], type(line["generation"])
                 if known != (path.parent.name, line["seed"], int) or name in found:
                     raise ValueError("another experiment or seed, or one that is there already")
             except (ValueError, KeyError, TypeError) as error:
@@ -36,8 +36,8 @@ def read(folder):
 
 
 def since(result):
-    """The generation in which the pin of a result was last changed; None if it has no pin"""
-    return PINS.get(result.experiment, {}).get(result.pin, {}).get("since")
+    """Return the generation in which the golden values of a result last changed; None if there are none"""
+    return GOLDEN.get(result.experiment, {}).get(result.golden_key, {}).get("since")
 
 
 def same_weights(line):
@@ -53,7 +53,7 @@ def stale(name, lines):
     kept; but the run is known by the seconds that it took"""
     line, result = lines[name], BY_NAME.get(name)
     last = since(result) if result else None
-    if last is None or last > line["pins"]:
+    if last is None or last > line["generation"]:
         return True
     if result.after:
         return result.after in lines and lines[result.after]["seconds_train"] != line["seconds_train"]
@@ -88,7 +88,7 @@ def collect(paths, folder):
     for path in map(Path, paths):
         generation, experiment, table = path.parts[-4:-1]
         setting, _, seed = path.stem.rpartition("-")
-        line = {"setting": setting, "seed": int(seed), "pins": int(generation)} | json.loads(path.read_text())
+        line = {"setting": setting, "seed": int(seed), "generation": int(generation)} | json.loads(path.read_text())
         new.setdefault(Path(folder, experiment, f"{table}.jsonl"), []).append(line)
     for path, lines in new.items():
         there = path.read_text().splitlines() if path.exists() else []

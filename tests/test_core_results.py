@@ -1,4 +1,4 @@
-"""Results as lines of tables, pins that tell which are stale, tables and numbers drawn from them into the documents."""
+"""Results as lines of tables, golden that tell which are stale, tables and numbers drawn from them into the documents."""
 import json
 import math
 import os
@@ -12,8 +12,8 @@ import pytest
 from conftest import ROOT
 
 sys.path[:0] = [str(ROOT / "results"), str(ROOT / "workflow")]
-import ledger  # noqa: E402
-import pins  # noqa: E402
+import result_files  # noqa: E402
+import golden  # noqa: E402
 import render  # noqa: E402
 import runs  # noqa: E402
 from runs import AFF, MULTI, NORB  # noqa: E402
@@ -33,60 +33,60 @@ def job(folder, name, **found):
 
 @pytest.fixture
 def results(tmp_path):
-    """results({name: what was found, ...}) -> a Ledger of these in tmp_path/results"""
+    """results({name: what was found, ...}) -> a Results of these in tmp_path/results"""
     def make(found):
-        ledger.collect([job(tmp_path, name, **result) for name, result in found.items()], tmp_path / "results")
-        return render.Ledger(tmp_path / "results")
+        result_files.collect([job(tmp_path, name, **result) for name, result in found.items()], tmp_path / "results")
+        return render.Results(tmp_path / "results")
     return make
 
 
 @pytest.fixture
 def accuracies(results):
-    """accuracies(setting={seed: accuracy, ...}, ...) -> a Ledger of such results of multimnist_capsnet's table main"""
+    """accuracies(setting={seed: accuracy, ...}, ...) -> a Results of such results of multimnist_capsnet's table main"""
     return lambda **settings: results({
-        f"{MULTI}/main/{setting}-{seed}": {"test_set_accuracy": value, "n_params": 1234567,
-                                           "test_set_accuracy_ci95": [value - 0.01, value + 0.01]}
+        f"{MULTI}/main/{setting}-{seed}": {"test_exact_match": value, "n_params": 1234567,
+                                           "test_exact_match_ci95": [value - 0.01, value + 0.01]}
         for setting, runs in settings.items() for seed, value in runs.items()})
 
 
 @pytest.fixture(scope="module")
 def kept():
-    return ledger.read(ROOT / "results")
+    return result_files.read(ROOT / "results")
 
 
 # ---------------------------------------------------------------- lines
 
 def test_lines_are_put_in_order_and_replaced_and_collecting_twice_changes_nothing(tmp_path):
     names = [f"{MULTI}/main/{run}" for run in ("deep-10", "b-c-2", "deep-9")]
-    ledger.collect([job(tmp_path, name, test_hits=1) for name in names], tmp_path)
+    result_files.collect([job(tmp_path, name, test_hits=1) for name in names], tmp_path)
     table = tmp_path / MULTI / "main.jsonl"
     lines = [json.loads(line) for line in table.read_text().splitlines()]
-    assert [(line["setting"], line["seed"], line["pins"]) for line in lines] == [
+    assert [(line["setting"], line["seed"], line["generation"]) for line in lines] == [
         ("b-c", 2, 1), ("deep", 9, 1), ("deep", 10, 1)]
     before = table.read_bytes()
     paths = [job(tmp_path, name, test_hits=1) for name in names]
-    ledger.collect(paths, tmp_path)
+    result_files.collect(paths, tmp_path)
     assert table.read_bytes() == before and not any(path.exists() for path in paths)
-    ledger.collect([job(tmp_path, names[2], test_hits=7)], tmp_path)
-    assert [line["test_hits"] for line in ledger.read(tmp_path).values()] == [1, 7, 1]
+    result_files.collect([job(tmp_path, names[2], test_hits=7)], tmp_path)
+    assert [line["test_hits"] for line in result_files.read(tmp_path).values()] == [1, 7, 1]
 
 
 def test_a_killed_collect_leaves_the_old_table_whole_and_the_results_where_they_were(tmp_path, monkeypatch):
-    ledger.collect([job(tmp_path, f"{MULTI}/main/deep-0", test_hits=1)], tmp_path)
-    before, path = ledger.read(tmp_path), job(tmp_path, f"{MULTI}/main/deep-1", test_hits=2)
+    result_files.collect([job(tmp_path, f"{MULTI}/main/deep-0", test_hits=1)], tmp_path)
+    before, path = result_files.read(tmp_path), job(tmp_path, f"{MULTI}/main/deep-1", test_hits=2)
 
     def power_cut(*_):
         raise KeyboardInterrupt
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(os, "replace", power_cut)
-        ledger.collect([path], tmp_path)
-    assert ledger.read(tmp_path) == before and path.exists()
-    ledger.collect([path], tmp_path)
-    assert [line["test_hits"] for line in ledger.read(tmp_path).values()] == [1, 2]
+        result_files.collect([path], tmp_path)
+    assert result_files.read(tmp_path) == before and path.exists()
+    result_files.collect([path], tmp_path)
+    assert [line["test_hits"] for line in result_files.read(tmp_path).values()] == [1, 2]
 
 
 @pytest.mark.parametrize("change", [
-    "no JSON", {"config": {"seed": 3}}, {"experiment": NORB}, {"seed": 0}, {"pins": None}], ids=str)
+    "no JSON", {"config": {"seed": 3}}, {"experiment": NORB}, {"seed": 0}, {"generation": None}], ids=str)
 def test_a_line_that_is_no_result_is_named(accuracies, tmp_path, change):
     accuracies(deep={0: 0.5, 1: 0.6})
     path = tmp_path / "results" / MULTI / "main.jsonl"
@@ -94,13 +94,13 @@ def test_a_line_that_is_no_result_is_named(accuracies, tmp_path, change):
     spoilt = change if isinstance(change, str) else json.dumps(json.loads(second) | change)
     path.write_text(f"{first}\n{spoilt}\n")
     with pytest.raises(mc.InputError, match="main.jsonl, line 2: not a result"):
-        render.Ledger(tmp_path / "results")
+        render.Results(tmp_path / "results")
 
 
 # ---------------------------------------------------------------- what is stale
 
 def test_every_run_has_a_pin_and_every_result_is_of_a_run_in_its_place_and_names_no_path(kept):
-    assert all(ledger.since(result) for result in ledger.BY_NAME.values()) and kept.keys() <= ledger.BY_NAME.keys()
+    assert all(result_files.since(result) for result in result_files.BY_NAME.values()) and kept.keys() <= result_files.BY_NAME.keys()
     for path in (ROOT / "results").rglob("*.jsonl"):
         texts = path.read_text().splitlines()
         places = [(line["setting"], line["seed"]) for line in map(json.loads, texts)]
@@ -112,7 +112,7 @@ def test_every_run_has_a_pin_and_every_result_is_of_a_run_in_its_place_and_names
 def test_every_result_is_of_a_network_of_its_flags_size(kept):
     """Were a setting to change its flags and keep its name, an older result would stand for another network"""
     for name, line in kept.items():
-        run, module = ledger.BY_NAME[name], pins.modules[line["experiment"]]
+        run, module = result_files.BY_NAME[name], golden.modules[line["experiment"]]
         if "python3" not in run.flags and "nearest" not in run.flags:
             parser = module.Parser()
             module.add_config_flags(parser)
@@ -120,51 +120,51 @@ def test_every_result_is_of_a_network_of_its_flags_size(kept):
             assert line["n_params"] == sum(map(math.prod, module.param_shapes(config).values())), name
 
 
-@pytest.mark.parametrize("experiment, pin, settings", [
+@pytest.mark.parametrize("experiment, flags, settings", [
     (MULTI, "--preset classic", ["main/classic"]),
-    (AFF, "--model gap", ["free/gap", "long/gap", "probes/gap", "probes/shipped-gap",
-                                        "weights/gap"])])
-def test_a_changed_pin_makes_its_own_results_stale_and_no_other(kept, monkeypatch, experiment, pin, settings):
+    (AFF, "--model cnn-gap", ["backbone/cnn-gap", "long/cnn-gap", "probes/cnn-gap", "probes/pretrained-cnn-gap",
+                              "weights/cnn-gap"])])
+def test_a_changed_golden_value_makes_its_own_results_stale_and_no_other(kept, monkeypatch, experiment, flags, settings):
     """Those of its flags, of any size, and what was measured on weights that such a run made"""
-    pins = {name: {flags: {"since": 1} for flags in of} for name, of in ledger.PINS.items()}
-    monkeypatch.setattr(ledger, "PINS", pins)
-    for spoil in (lambda: pins[experiment][pin].update(since=10 ** 9), lambda: pins[experiment].pop(pin)):
+    golden = {name: {key: {"since": 1} for key in of} for name, of in result_files.GOLDEN.items()}
+    monkeypatch.setattr(result_files, "GOLDEN", golden)
+    for spoil in (lambda: golden[experiment][flags].update(since=10 ** 9), lambda: golden[experiment].pop(flags)):
         spoil()
-        stale = {name.rpartition("-")[0] for name in kept if ledger.stale(name, kept)}
+        stale = {name.rpartition("-")[0] for name in kept if result_files.stale(name, kept)}
         assert sorted(stale) == [f"{experiment}/{setting}" for setting in settings]
 
 
-@pytest.mark.parametrize("name", [f"{MULTI}/weights/deep-0", f"{AFF}/weights/gap-0"])
+@pytest.mark.parametrize("name", [f"{MULTI}/weights/residual-0", f"{AFF}/weights/cnn-gap-0"])
 def test_a_result_of_other_weights_is_stale(kept, name):
     line = kept[name]
-    assert ledger.same_weights(line)
+    assert result_files.same_weights(line)
     parts = [("networks", file) for file in line.get("networks", {})] or [("loaded", "sha256")]
-    assert all(ledger.stale(name, {name: line | {key: line[key] | {part: "0" * 64}}}) for key, part in parts)
+    assert all(result_files.stale(name, {name: line | {key: line[key] | {part: "0" * 64}}}) for key, part in parts)
 
 
 def test_what_was_measured_on_a_run_is_stale_once_another_run_is_kept_in_its_place(kept):
-    name, run = f"{MULTI}/main-off/deep-0", f"{MULTI}/main/deep-0"
-    assert not ledger.stale(name, kept)
-    assert ledger.stale(name, kept | {run: kept[run] | {"seconds_train": kept[run]["seconds_train"] + 1}})
+    name, run = f"{MULTI}/main-uniform/deep-0", f"{MULTI}/main/deep-0"
+    assert not result_files.stale(name, kept)
+    assert result_files.stale(name, kept | {run: kept[run] | {"seconds_train": kept[run]["seconds_train"] + 1}})
 
 
 def test_weights_are_made_again_when_another_run_is_the_one_that_is_kept(kept, monkeypatch):
     path, result = next(iter(runs.WEIGHTS.items()))
     history = kept[result.name]["history"]
     other = {result.name: {"history": history | {"seconds": [second + 1 for second in history["seconds"]]}}}
-    monkeypatch.setattr(ledger, "wanting", lambda *_: [])
+    monkeypatch.setattr(result_files, "wanting", lambda *_: [])
     for lines, wanted in (kept, {}), (kept | other, {path: result}):
-        monkeypatch.setattr(ledger, "read", lambda folder, lines=lines: lines)
-        assert ledger.weights_wanting("") == wanted
+        monkeypatch.setattr(result_files, "read", lambda folder, lines=lines: lines)
+        assert result_files.weights_wanting("") == wanted
 
 
 def test_a_table_says_what_is_stale_and_what_it_was_made_with(accuracies, monkeypatch):
     found = accuracies(deep={0: 0.6})
-    monkeypatch.setattr(ledger, "PINS", {MULTI: {"": {"since": 1}}})
+    monkeypatch.setattr(result_files, "GOLDEN", {MULTI: {"": {"since": 1}}})
     assert render.seeds_line(found, MULTI, ["main/deep"]) == "Seeds: 1 of 10 planned."
     assert render.made_with(found, MULTI, ["main/deep"]) == "P, Python 3, NumPy 2."
-    monkeypatch.setattr(ledger, "PINS", {MULTI: {"": {"since": 2}}})
-    found = render.Ledger(found.folder)
+    monkeypatch.setattr(result_files, "GOLDEN", {MULTI: {"": {"since": 2}}})
+    found = render.Results(found.folder)
     assert render.seeds_line(found, MULTI, ["main/deep", "main/adam"]) == (
         "Seeds: 0 to 1 of 5 to 10 planned. **Stale**: main/deep.")
     assert render.made_with(found, MULTI, ["main/deep"]).endswith("**Stale**, to be made again: deep.")
@@ -178,59 +178,59 @@ def test_means_intervals_and_paired_differences_by_hand(accuracies):
 
     def asked(text):
         return render.value(found, f"multimnist {text}")
-    assert asked("main/deep, test_set_accuracy") == "0.700 +- 1.271"
-    assert asked("main/deep, test_set_accuracy, plain, 2 digits") == "0.70"
-    assert asked("main/deep, test_set_accuracy, seeds") == "2"
-    assert asked("main/deep minus main/classic, test_set_accuracy") == "+0.200 +- 1.271"
-    assert asked("main/deep minus main/classic, test_set_accuracy, points") == "+20.0 +- 127.1"
-    assert asked("main/deep minus main/classic, test_set_accuracy, points, plain") == "20.0"
-    assert asked("main/residual, test_set_accuracy") == "0.930 (0.920-0.940)"
-    assert asked("main/residual, test_set_accuracy, percent, 2 digits") == "93.00 (92.00-94.00)%"
+    assert asked("main/deep, test_exact_match") == "0.700 +- 1.271"
+    assert asked("main/deep, test_exact_match, plain, 2 digits") == "0.70"
+    assert asked("main/deep, test_exact_match, seeds") == "2"
+    assert asked("main/deep minus main/classic, test_exact_match") == "+0.200 +- 1.271"
+    assert asked("main/deep minus main/classic, test_exact_match, points") == "+20.0 +- 127.1"
+    assert asked("main/deep minus main/classic, test_exact_match, points, plain") == "20.0"
+    assert asked("main/residual, test_exact_match") == "0.930 (0.920-0.940)"
+    assert asked("main/residual, test_exact_match, percent, 2 digits") == "93.00 (92.00-94.00)%"
     assert asked("main/residual, n_params, plain") == "1,234,567"
-    assert asked("main/deep minus main/residual, test_set_accuracy") == "-0.330"                   # one seed both have
-    assert asked("main/residual minus main/classic, test_set_accuracy vs n_params, plain, 1 digits") == "-1,234,566"
-    assert asked("main/adam, test_set_accuracy") == asked("main/deep minus main/adam, test_set_accuracy") == "not run"
+    assert asked("main/deep minus main/residual, test_exact_match") == "-0.330"                   # one seed both have
+    assert asked("main/residual minus main/classic, test_exact_match vs n_params, plain, 1 digits") == "-1,234,566"
+    assert asked("main/adam, test_exact_match") == asked("main/deep minus main/adam, test_exact_match") == "not run"
 
 
 def test_a_difference_once_the_first_was_as_good_as_the_second_at_its_end(results):
     """Seed 0 is at its second look, 0.6 minus 0.5; seed 1 at its first, 0.8 minus 0.5; seed 2 never"""
-    found = results({f"{NORB}/paper-azimuth/{name}-{seed}": {"familiar": 0.9, "held_out": 0.5, "history": {
-        "familiar": looks, "held_out": [0.8, 0.6, 0.1]}}
+    found = results({f"{NORB}/paper-azimuth/{name}-{seed}": {"familiar": 0.9, "novel": 0.5, "history": {
+        "familiar": looks, "novel": [0.8, 0.6, 0.1]}}
                      for seed, looks in enumerate(([0.8, 0.9, 0.7], [0.95, 0.1, 0.9], [0.8, 0.7, 0.6]))
-                     for name in ("cnn", "caps")})
-    mark = "smallnorb paper-azimuth/cnn minus paper-azimuth/caps, held_out once familiar"
+                     for name in ("cnn", "matrix-capsnet")})
+    mark = "smallnorb paper-azimuth/cnn minus paper-azimuth/matrix-capsnet, novel once familiar"
     assert render.value(found, mark) == "+0.200 +- 1.271" and render.value(found, f"{mark}, seeds") == "2"
 
 
 def test_a_difference_over_draws_has_the_draws_for_its_error(results):
     """Two draws: means over seeds 0.2 and 0.4, so 0.3 +- 12.706 times 0.1; the seeds' own spread does not count"""
     found = results({f"{NORB}/toys{draw}-azimuth/{name}-{seed}": {
-        "held_out": 0.1 * draw * (name == "gap") + 0.05 * seed}
-                     for draw in (2, 4) for name in ("gap", "caps") for seed in (0, 1)})
+        "novel": 0.1 * draw * (name == "cnn-gap") + 0.05 * seed}
+                     for draw in (2, 4) for name in ("cnn-gap", "matrix-capsnet") for seed in (0, 1)})
     both = "toys2-azimuth+toys4-azimuth"
-    assert render.value(found, f"smallnorb {both}/gap minus {both}/caps, held_out") == "+0.300 +- 1.271"
-    assert render.value(found, f"smallnorb {both}/gap, held_out") == "0.325 +- 1.271"
-    assert render.seeds_line(found, NORB, [f"{both}/gap"]) == "Seeds: 2 of 3 planned."
-    assert render.value(found, "smallnorb toys2-azimuth+toys3-azimuth/gap, held_out") == "not run"
+    assert render.value(found, f"smallnorb {both}/cnn-gap minus {both}/matrix-capsnet, novel") == "+0.300 +- 1.271"
+    assert render.value(found, f"smallnorb {both}/cnn-gap, novel") == "0.325 +- 1.271"
+    assert render.seeds_line(found, NORB, [f"{both}/cnn-gap"]) == "Seeds: 2 of 3 planned."
+    assert render.value(found, "smallnorb toys2-azimuth+toys3-azimuth/cnn-gap, novel") == "not run"
     with pytest.raises(mc.InputError, match="as many tables on either side"):
-        render.value(found, f"smallnorb {both}/gap minus toys2-azimuth/caps, held_out")
+        render.value(found, f"smallnorb {both}/cnn-gap minus toys2-azimuth/matrix-capsnet, novel")
 
 
 def test_runs_that_never_got_to_where_they_were_to_stop_are_not_compared(results):
     """caps: both seeds reached 0.98 on validation digits; cnn: seed 0 alone; dense: none"""
-    found = results({f"{AFF}/papers/{name}-{seed}": {
+    found = results({f"{AFF}/matched-accuracy/{name}-{seed}": {
         "config": {"stop_at": 0.98}, "history": {"val_accuracy": [0.5, best]},
         "affine_accuracy": best - 0.1 * (name == "cnn")}
-        for name, bests in (("caps", (0.992, 0.991)), ("cnn", (0.993, 0.97)), ("dense", (0.97, 0.96)))
+        for name, bests in (("capsnet", (0.992, 0.991)), ("cnn", (0.993, 0.97)), ("cnn-dense", (0.97, 0.96)))
         for seed, best in enumerate(bests)})
-    assert render.value(found, "affnist papers/caps minus papers/cnn, affine_accuracy") == "+0.099"
-    assert render.value(found, "affnist papers/caps minus papers/dense, affine_accuracy") == "not run"
+    assert render.value(found, "affnist matched-accuracy/capsnet minus matched-accuracy/cnn, affine_accuracy") == "+0.099"
+    assert render.value(found, "affnist matched-accuracy/capsnet minus matched-accuracy/cnn-dense, affine_accuracy") == "not run"
 
 
 def test_a_table_is_what_its_mark_says(accuracies):
     found = accuracies(deep={0: 0.6, 1: 0.8}, classic={0: 0.5, 1: 0.5})
     text = render.table(found, """multimnist
-columns: both digits = test_set_accuracy, 2 digits | minus the first = test_set_accuracy minus first, points
+columns: both digits = test_exact_match, 2 digits | minus the first = test_exact_match minus first, points
 a deep network = main/deep
 the paper's = main/classic
 none = main/adam""")
@@ -241,15 +241,15 @@ none = main/adam""")
 
 def test_a_lab_book_has_every_planned_run(accuracies):
     found = accuracies(deep={0: 0.6, 1: 0.8})
-    book = render.lab_book(found, MULTI)
+    book = render.results_log(found, MULTI)
     assert "| deep | 2 of 10 | 0.700 +- 1.271 / 0.010 | 1,234,567 |  | `--n-epochs 12 --n-train 6000" in book
     assert all(f"| {run.setting} | " in book for run in runs.RESULTS if run.experiment == MULTI)
-    assert {(run.experiment, run.table) for run in ledger.BY_NAME.values()} == set(runs.CAPTIONS)
+    assert {(run.experiment, run.table) for run in result_files.BY_NAME.values()} == set(runs.CAPTIONS)
 
 
 def test_a_forest_plot_leaves_out_what_has_not_been_run(accuracies, tmp_path):
     found = accuracies(deep={0: 0.6, 1: 0.8}, classic={0: 0.5, 1: 0.5}, residual={0: 0.9})
-    pair = "main/deep", "main/classic", "test_set_accuracy"
+    pair = "main/deep", "main/classic", "test_exact_match"
     with pytest.MonkeyPatch.context() as patch:
         figures = []
         patch.setattr(mc, "write_figure", lambda fig, path, say: figures.append(fig))
@@ -260,8 +260,8 @@ def test_a_forest_plot_leaves_out_what_has_not_been_run(accuracies, tmp_path):
 
 # ---------------------------------------------------------------- the documents
 
-MEAN = "<!-- value: multimnist main/deep, test_set_accuracy -->"
-TABLE = "<!-- table: multimnist\ncolumns: both = test_set_accuracy\ndeep = main/deep\n-->"
+MEAN = "<!-- value: multimnist main/deep, test_exact_match -->"
+TABLE = "<!-- table: multimnist\ncolumns: both = test_exact_match\ndeep = main/deep\n-->"
 DOCUMENT = f"Text {MEAN}0.1<!-- end --> more.\n\n{TABLE}\nold\n<!-- end -->\nend\n"
 
 
