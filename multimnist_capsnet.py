@@ -508,6 +508,9 @@ def decoder(config):
             ("sigmoid",))
 
 
+VECTOR_HEAD = ("flatten",), ("linear", "fc1", N_CLASSES * D)           # from the trunk to ten vectors, before the squash
+
+
 def cnn_head(config, hidden):
     """The CNN's layers on top of its trunk: up to its hidden units, and from these to its scores"""
     seen = {"dense": ("flatten",), "gap": ("mean",)}[config.cnn_head]
@@ -517,6 +520,9 @@ def cnn_head(config, hidden):
 def param_shapes(config):
     """Names and shapes of the weights of config.model, in the order in which they are drawn"""
     J = N_CLASSES
+    if config.model == "vector-dense":
+        return work_out((*trunk(config), *VECTOR_HEAD), CANVAS, 1, rows=True).shapes | work_out(
+            decoder(config), 1, J * D).shapes
     if config.model != "capsnet":
         below, above = cnn_head(config, cnn_hidden(config))
         redraws = work_out(decoder(config), 1, J * D).shapes if config.model == "cnn-vectors" else {}
@@ -546,6 +552,7 @@ def init_params(config):
     for name, shape in param_shapes(config).items():
         fan_in = {"W": E, "dec1_w": D}.get(name, math.prod(shape[:-1]))                 # the rest is masked
         gain = {"W": W_GAIN, "primary_w": 1, "dec3_w": 1, "fc2_w": 1}.get(name, 2)
+        gain = W_GAIN if (config.model, name) == ("vector-dense", "fc1_w") else gain
         if name.endswith(("_b", "_gamma", "_beta")):
             params[name] = np.full(shape, name.endswith("_gamma"), np.float32)
         else:
@@ -595,23 +602,48 @@ def caps_head_forward(params, x, config, digits, empty):
     u, squash_cache = squash_forward(x.reshape(len(x), -1, E))                          # (N, I, E)
     u_hat, votes_cache = votes_forward(u, params["W"], empty)                           # (N, J, I, D)
     v, routing_cache = routing_forward(u_hat, config.routing_iters, empty)              # (N, J, D)
-    lengths, lengths_cache = lengths_forward(v)
-    digits = top_two(lengths) if digits is None else digits
-    masked, mask_cache = mask_forward(v, digits)
-    pixels, decoder_cache = layers_forward(params, masked, decoder(config), empty)
-    out = {"lengths": lengths, "v": v, "u": u, "digits": digits, "recon": pixels.reshape(len(x), -1, CANVAS, CANVAS),
-           "c": [step.c for step in routing_cache.steps]}
-    return out, SimpleNamespace(x_shape=x.shape, squash=squash_cache, votes=votes_cache, routing=routing_cache,
-                                lengths=lengths_cache, mask=mask_cache, decoder=decoder_cache)
+    out, classes_cache = class_vectors_forward(params, v, config, digits, empty)
+    return out | {"u": u, "c": [step.c for step in routing_cache.steps]}, SimpleNamespace(
+        x_shape=x.shape, squash=squash_cache, votes=votes_cache, routing=routing_cache, classes=classes_cache)
 
 
 def caps_head_backward(dlengths, drecon, cache, config, grads):
     """-> dx (N, side, side, C); the parameters' gradients go into `grads`"""
-    dmasked = layers_backward(drecon.reshape(-1, CANVAS * CANVAS), cache.decoder, decoder(config), grads)
-    dv = mask_backward(dmasked, cache.mask) + lengths_backward(dlengths, cache.lengths)
+    dv = class_vectors_backward(dlengths, drecon, cache.classes, config, grads)
     du_hat = routing_backward(dv, cache.routing)
     du, grads["W"] = votes_backward(du_hat, cache.votes)
     return squash_backward(du, cache.squash).reshape(cache.x_shape)
+
+
+def class_vectors_forward(params, v, config, digits, empty):
+    """The lengths of the class vectors v (N, J, D), and their reconstructions, by the decoder -> out: lengths, v, digits,
+    recon; cache"""
+    lengths, lengths_cache = lengths_forward(v)
+    digits = top_two(lengths) if digits is None else digits
+    masked, mask_cache = mask_forward(v, digits)
+    pixels, decoder_cache = layers_forward(params, masked, decoder(config), empty)
+    return {"lengths": lengths, "v": v, "digits": digits, "recon": pixels.reshape(len(v), -1, CANVAS, CANVAS)}, (
+        SimpleNamespace(lengths=lengths_cache, mask=mask_cache, decoder=decoder_cache))
+
+
+def class_vectors_backward(dlengths, drecon, cache, config, grads):
+    """-> dv (N, J, D); the decoder's gradients go into `grads`"""
+    dmasked = layers_backward(drecon.reshape(-1, CANVAS * CANVAS), cache.decoder, decoder(config), grads)
+    return mask_backward(dmasked, cache.mask) + lengths_backward(dlengths, cache.lengths)
+
+
+def vector_head_forward(params, x, config, digits, empty):
+    """The trunk's output x (N, side, side, C) through a dense layer to ten vectors and the squash -> forward's out, cache"""
+    s, layers_cache = layers_forward(params, x, VECTOR_HEAD, empty)
+    v, squash_cache = squash_forward(s.reshape(len(x), N_CLASSES, D))
+    out, classes_cache = class_vectors_forward(params, v, config, digits, empty)
+    return out, SimpleNamespace(layers=layers_cache, squash=squash_cache, classes=classes_cache)
+
+
+def vector_head_backward(dlengths, drecon, cache, config, grads):
+    """-> dx (N, side, side, C); the parameters' gradients go into `grads`"""
+    ds = squash_backward(class_vectors_backward(dlengths, drecon, cache.classes, config, grads), cache.squash)
+    return layers_backward(ds.reshape(len(ds), -1), cache.layers, VECTOR_HEAD, grads)
 
 
 def cnn_head_forward(params, x, config, digits, empty):
@@ -640,7 +672,8 @@ def cnn_head_backward(dscores, drecon, cache, config, grads):
 
 
 CNN_HEAD = cnn_head_forward, cnn_head_backward
-HEADS = {"capsnet": (caps_head_forward, caps_head_backward), "cnn": CNN_HEAD, "cnn-vectors": CNN_HEAD}
+HEADS = {"capsnet": (caps_head_forward, caps_head_backward), "cnn": CNN_HEAD, "cnn-vectors": CNN_HEAD,
+         "vector-dense": (vector_head_forward, vector_head_backward)}
 
 
 def top_two(lengths):
@@ -805,7 +838,8 @@ PRESETS = {                        # what is not given
                 "recon_weight": 0.0005}}
 PRESETS |= {"half-digit": PRESETS["deep"], "paper": PRESETS["classic"] | {"conv1_channels": 256}}
 CNN = {"conv1_channels": 16, "norm": "batch", "lr": 1e-2, "muon": 0.02, "warmup": 200}  # instead, but for residual
-CAPS_ONLY, CNN_ONLY, REDRAWN = ({"model": models} for models in (("capsnet",), ("cnn", "cnn-vectors"), ("capsnet", "cnn-vectors")))
+CAPS_ONLY, CNN_ONLY, WITH_DECODER = ({"model": models} for models in (
+    ("capsnet",), ("cnn", "cnn-vectors"), ("capsnet", "cnn-vectors", "vector-dense")))
 
 
 @dataclass(frozen=True)
@@ -831,7 +865,7 @@ class Config(Settings):
                          "degrees, 0.1, 10% and about half a pixel; 0 leaves them as they are", "data", low=0, high=4)
     model: str = option("capsnet", "the capsule network, a CNN of at most as many parameters as it has without its "
                         "decoder, or that CNN with ten vectors for a hidden layer, which redraw digits", "network",
-                        choices=("capsnet", "cnn", "cnn-vectors"))
+                        choices=tuple(HEADS))
     preset: str = option("deep", "convolutions up to PrimaryCaps, it included, and what is not given: deep, six small "
                          "ones (1.30M parameters); residual, ten, and smaller steps, for long runs (3.06M); "
                          "half-digit, four, after which a capsule sees half a digit; classic, the paper's two made narrow (2.03M); "
@@ -845,7 +879,7 @@ class Config(Settings):
     routing_iters: int = option(3, "routing iterations; 1 means uniform coupling", "network", low=1, high=50,
                                 only=CAPS_ONLY)
     recon_weight: float = option(None, "weight of the summed squared error of the redrawn digits", "training", low=0,
-                                 only=REDRAWN)
+                                 only=WITH_DECODER)
     cnn_head: str = option("dense", "what the CNN's hidden layer sees: every place apart, or each channel's mean over "
                            "places", "network", choices=("dense", "gap"), only=CNN_ONLY)
 
@@ -867,7 +901,7 @@ def check_config(config):
     if config.batch_size > config.n_train:
         raise InputError(
             f"--batch-size {config.batch_size}: more than --n-train {config.n_train}; lower one or raise the other")
-    if config.model != "capsnet" and cnn_hidden(config) < N_CLASSES * (D if config.model == "cnn-vectors" else 1):
+    if config.model in CNN_ONLY["model"] and cnn_hidden(config) < N_CLASSES * (D if config.model == "cnn-vectors" else 1):
         raise InputError(f"--conv1-channels {config.conv1_channels}, --conv3-channels {config.conv3_channels}: leave "
                          f"room for {max(0, cnn_hidden(config))} hidden units only, within the capsule network's "
                          "number of parameters; lower them, or try --cnn-head gap")

@@ -1935,7 +1935,7 @@ class Config(Settings):
 
 WEIGHTS = Path(__file__).with_name("weights") / "smallnorb_capsnet-shared.npz"               # the network that comes along
 SOURCE = "data"                                                     # the setting that says where data come from
-FREE = ("seed", "toy_seed", "n_test")                              # what may differ from what a network trained with
+FREE = ("seed", "toy_seed", "n_test", "routing_iters")             # what may differ from what a network trained with
 
 
 def check_config(config):

@@ -75,6 +75,9 @@ def literal(p, x, layers, running=None):
 def network_reference(p, images, labels, config, running=None):
     """A whole network, layer by layer -> forward's out, without u and c"""
     x = literal(p, images[..., None], mc.trunk(config), running)
+    if config.model == "vector-dense":
+        v = squash_reference((x.reshape(len(x), -1) @ p["fc1_w"] + p["fc1_b"]).reshape(-1, 10, 16))
+        return {"lengths": np.sqrt((v * v).sum(-1) + 1e-9), "v": v, "recon": redrawn(p, v, labels, config)}
     if config.model != "capsnet":
         x = x.reshape(len(x), -1) if config.cnn_head == "dense" else x.mean((1, 2))
         hidden = np.maximum(x @ p["fc1_w"] + p["fc1_b"], 0)
@@ -99,7 +102,7 @@ def terms_reference(out, batch, config):
     n, answers = len(there), out.get("scores", out["lengths"])
     hits = sum(set(np.argsort(row)[-2:].tolist()) == pair for row, pair in zip(answers, there))
     recon = ((out["recon"] - batch["sources"]) ** 2).sum() / n if "recon" in out else 0
-    if config.model != "capsnet":
+    if "scores" in out:
         entropy = -sum(np.log(p if k in pair else 1 - p) for row, pair in zip(out["lengths"], there)
                        for k, p in enumerate(row)) / n
         loss = entropy + config.recon_weight * recon
