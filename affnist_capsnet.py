@@ -21,17 +21,17 @@ against 66%), and if so, which part of a capsule network is it?
     routing      1 iteration, uniform coupling, for which no vote need be made       (N, 10, 16)
     decoder      one capsule, the others masked: 160 -> 256 -> 512 -> 1600           (N, 40, 40)
 
-Every convolution is batch-normalised over 16 samples; a ReLU follows, after PrimaryCaps the squash. Loss: margin loss
+Every convolution is batch-normalized over 16 samples; a ReLU follows, after PrimaryCaps the squash. Loss: margin loss
 on the capsule lengths + 0.0005 x summed squared error of the redrawn digit. Adam; the kernels of the convolutions go
-along their orthogonalised momentum (Muon). Every gradient is written out.
+along their orthogonalize momentum (Muon). Every gradient is written out.
 
-Its rivals: capsules with a matrix for every place, as in the paper (`--model capsnet`); on the same trunk global average
+Its rivals: capsules with a matrix for every place, as in the paper (`--model capsnet`); on the same backbone global average
 pooling (`gap`), global maximum (`max`), a dense layer (`dense`), and class vectors that are averages (`vectors`) or
 maxima (`vectors-max`) alone; and the paper's CNN made small (`cnn`). `--routing-iters`, `--squash`, `--loss`,
 `--recon-weight 0` take parts away.
 
-Deviations from the paper: six small convolutions, normalised, for its two of 9x9 (`--preset paper --model capsnet` has
-them); a margin of background; cosine decay of the learning rate; Muon, where convolutions are normalised; affine test
+Deviations from the paper: six small convolutions, normalized, for its two of 9x9 (`--preset paper --model capsnet` has
+them); a margin of background; cosine decay of the learning rate; Muon, where convolutions are normalized; affine test
 digits drawn here in affNIST's reported ranges, since its files are not fetched (`--affnist-dir` reads them).
 
 One command, 2 1/2 minutes on two cores:    python3 affnist_capsnet.py --seed 0
@@ -93,13 +93,13 @@ def option(default, text, group, **extra):
 #   B types of primary capsules   E D dimensions of a primary (8) and of a digit capsule (16)   T terms of du_hat
 #
 # A sample's way:
-#   load_digits           the digits of MNIST, three splits; training_digits: those to train on
+#   load_digits           the digits of MNIST, three splits; select_training_digits: those to train on
 #   epoch_samples         an epoch of them, each moved, a chunk at a time; to_batch: some of them as floats
-#   forward               layers_forward: the trunk, of a CNN all of it; capsules_forward: squash, votes, routing
-#   naming_loss, reconstruction_loss; backward      how far from the truth; and the same way back
-#   take_step             Muon and Adam: new weights
+#   forward               layers_forward: the backbone, of a CNN all of it; capsules_forward: squash, votes, routing
+#   classification_loss, reconstruction_loss; backward      how far from the truth; and the same way back
+#   optimizer_step             Muon and Adam: new weights
 #   stream_digits         validation and test digits: moved, moved further, transformed, or affNIST's own
-#   evaluate              named right? tests_of: on every kind of test digits; report: what is printed and kept
+#   evaluate              named right? evaluate_test_sets: on every kind of test digits; report: what is printed and kept
 
 
 def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.float32):
@@ -121,7 +121,7 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.
                 for rows in run.batches(samples):
                     run.update(len(rows), *run.runner.loss_and_grads(run.params, samples, rows, config))
             found = evaluate(run.weights, stream_digits(data, config, "val"), config, run.runner)
-            run.close_epoch({"val_" + name: found[name] for name in EPOCH_KEEPS if name in found}, f"validation {found['accuracy']:.4f}")
+            run.close_epoch({"val_" + name: found[name] for name in EPOCH_METRICS if name in found}, f"validation {found['accuracy']:.4f}")
     return run.weights, run.history
 
 
@@ -133,7 +133,7 @@ SHIFTS = {"affnist": "6", "mnist": "2"}                        # --train-shift w
 N_CLASSES = 10
 RANGES = {"turn": (-20.0, 20.0), "shear": (-0.2, 0.2), "down": (0.8, 1.2), "across": (0.8, 1.2)}        # affNIST's
 KINDS = "val", "test", "affine", "any_position", "centered"           # of digits; their order is that of their generators
-TESTS = {                                         # of each task: key of the result, kind of digits, what is printed
+TEST_SETS = {                                         # of each task: key of the result, kind of digits, what is printed
     "affnist": (("familiar", "test", "moved test digits"), ("any_position", "any_position", "moved further"),
                 ("centered", "centered", "affine, in the middle"), ("affine", "affine", "affine test digits"),
                 ("real_affine", "real", "affNIST's files")),
@@ -157,22 +157,22 @@ def max_shift(config):
 
 
 def test_sets(config):
-    """Return the rows of TESTS that a Config is tested on. Digits at any position are no other test set to a network
+    """Return the rows of TEST_SETS that a Config is tested on. Digits at any position are no other test set to a network
     that was trained on them, and affNIST's files need --affnist-dir."""
     wanted = {"any_position": max_shift(config) is not None, "real": config.affnist_dir}
-    return [(key, kind, words) for key, kind, words in TESTS[config.task] if wanted.get(kind, True)]
+    return [(key, kind, words) for key, kind, words in TEST_SETS[config.task] if wanted.get(kind, True)]
 
 
-def moved_digits(images, side, max_shift, rng):
+def translate_digits(images, side, max_shift, rng):
     """Each 28x28 image moved from the canvas' middle by up to max_shift whole px on each axis; None: to anywhere on it
     where all of its ink fits. -> (n, side, side)"""
     if max_shift is None:
-        return digits_anywhere(images, side, rng)
+        return translate_anywhere(images, side, rng)
     shifts = rng.integers(-max_shift, max_shift + 1, (len(images), 2))
     return place_digits(images, (side - BOX) // 2 + shifts, side)
 
 
-def digits_anywhere(images, side, rng):
+def translate_anywhere(images, side, rng):
     """Each 28x28 image moved by whole pixels to anywhere on the canvas where all of its ink fits. -> (n, side, side)"""
     corners = [rng.integers(-ink.argmax(1), side - BOX + 1 + ink[:, ::-1].argmax(1))
                for ink in (images.any(2), images.any(1))]                               # (n, 28), by row, by column
@@ -189,11 +189,11 @@ def affine_matrix(turn, shear, down, across):
     return turned @ sheared
 
 
-def affine_digits(images, matrices, rng, side):
+def transform_digits(images, matrices, rng, side):
     """Each 28x28 image transformed by its 2x2 matrix, bilinear, and put anywhere on a canvas where all of its ink fits;
     without rng in the canvas' middle, or as near to it as all of its ink fits.
 
-    images (n, 28, 28) uint8, matrices (n, 2, 2), see affine_matrix -> images (n, side, side) uint8 and centres (n, 2),
+    images (n, 28, 28) uint8, matrices (n, 2, 2), see affine_matrix -> images (n, side, side) uint8 and centers (n, 2),
     where the middle (13.5, 13.5) of each image has come to lie, px. Raises InputError if the ink of one cannot fit.
     """
     middle = (BOX - 1) / 2
@@ -208,17 +208,17 @@ def affine_digits(images, matrices, rng, side):
         raise InputError(f"a transformed digit does not fit into {side}x{side} px; lower its scale or shear")
     share = rng.uniform(0, 1, (len(images), 2)) if rng else np.clip(
         ((side - 1) / 2 + low) / np.maximum(room, 1e-9), 0, 1)
-    centres, back = share * room - low, np.linalg.inv(matrices)                         # (n, 2), (n, 2, 2)
-    return np.concatenate([transformed(*(a[start:start + 64] for a in (images, back, centres)), side)       # in cache
-                           for start in range(0, len(images), 64)]), centres
+    centers, back = share * room - low, np.linalg.inv(matrices)                         # (n, 2), (n, 2, 2)
+    return np.concatenate([resample_affine(*(a[start:start + 64] for a in (images, back, centers)), side)       # in cache
+                           for start in range(0, len(images), 64)]), centers
 
 
-def transformed(images, back, centres, side):
-    """Each output pixel p taken from back @ (p - centre) of its image, counted from its middle, interpolated between
-    four. images (n, 28, 28) uint8, back (n, 2, 2), centres (n, 2) -> (n, side, side) uint8"""
+def resample_affine(images, back, centers, side):
+    """Each output pixel p taken from back @ (p - center) of its image, counted from its middle, interpolated between
+    four. images (n, 28, 28) uint8, back (n, 2, 2), centers (n, 2) -> (n, side, side) uint8"""
     n, pixel = len(images), np.arange(side)
-    offset = np.stack(np.broadcast_arrays(pixel[:, None] - centres[:, 0, None, None],
-                                          pixel - centres[:, 1, None, None]), 1)        # (n, 2, side, side)
+    offset = np.stack(np.broadcast_arrays(pixel[:, None] - centers[:, 0, None, None],
+                                          pixel - centers[:, 1, None, None]), 1)        # (n, 2, side, side)
     source = np.einsum("nij,njyx->niyx", back, offset) + (BOX - 1) / 2 + 1              # in the padded image
     source = np.clip(source, 0, BOX + 1 - 1e-6)
     corner = source.astype(np.int64)
@@ -236,7 +236,7 @@ def stream_digits(digits, config, kind, factors=None):
     kind: "val", validation digits, or "test", moved, or with --task mnist as they are; of test digits also "affine",
     transformed, anywhere on the canvas; "any_position", moved by whole pixels to wherever they fit, which is further than
     training moves them; "centered", transformed, their middle on the canvas', or as near as their ink allows; "real",
-    affNIST's files. factors: those of affine or centred digits, {factor: number}, where they are not to be drawn."""
+    affNIST's files. factors: those of affine or centerd digits, {factor: number}, where they are not to be drawn."""
     if kind == "real":
         yield from read_affnist(config.affnist_dir)
         return
@@ -246,17 +246,17 @@ def stream_digits(digits, config, kind, factors=None):
         part = slice(start, min(start + CHUNK, n))
         rng = rng_for(config.seed, "evaluation", KINDS.index(kind), 0, start // CHUNK)
         if kind == "any_position":
-            shown = digits_anywhere(images[part], side, rng)
+            shown = translate_anywhere(images[part], side, rng)
         elif kind in ("affine", "centered"):
             drawn = factors or {name: rng.uniform(*within, part.stop - start) for name, within in RANGES.items()}
             matrices = np.broadcast_to(affine_matrix(**drawn), (part.stop - start, 2, 2))
-            shown, _ = affine_digits(images[part], matrices, None if kind == "centered" else rng, side)
+            shown, _ = transform_digits(images[part], matrices, None if kind == "centered" else rng, side)
         else:
-            shown = moved_digits(images[part], side, 0 if config.task == "mnist" else max_shift(config), rng)
+            shown = translate_digits(images[part], side, 0 if config.task == "mnist" else max_shift(config), rng)
         yield {"images": shown, "labels": labels[part].astype(np.int64)}
 
 
-def training_digits(digits, config):
+def select_training_digits(digits, config):
     """-> images, labels of the digits to train on: --n-per-class of each class, other ones for each seed, or all"""
     images, labels = digits["train"]
     if not config.n_per_class:
@@ -271,13 +271,13 @@ def training_digits(digits, config):
 
 def epoch_samples(digits, epoch, config, dtype=np.float32):
     """The digits of one epoch, moved, a chunk of whole batches at a time: every digit once before one comes again"""
-    images, labels = training_digits(digits, config)
+    images, labels = select_training_digits(digits, config)
     size, rng = max(1, CHUNK // config.batch_size) * config.batch_size, rng_for(config.seed, "batches", epoch)
     order = itertools.chain.from_iterable(map(rng.permutation, itertools.repeat(len(labels))))
     for k, start in enumerate(range(0, config.n_train, size)):
         rows = np.fromiter(itertools.islice(order, min(size, config.n_train - start)), np.int64)
         rng = rng_for(config.seed, "batches", epoch, k)
-        samples = {"images": moved_digits(images[rows], SIDES[config.task], max_shift(config), rng),
+        samples = {"images": translate_digits(images[rows], SIDES[config.task], max_shift(config), rng),
                    "labels": labels[rows].astype(np.int64)}
         if config.dropout:
             kept = rng.random((len(rows), plan(config).n_dropped), np.float32) >= config.dropout
@@ -385,11 +385,11 @@ def softmax_backward(dc, cache):
 SQUASH, SOFTMAX = (squash_forward, squash_backward), (softmax_forward, softmax_backward)
 
 
-def routing_forward(u_hat, n_iters, empty=np.empty, normaliser=SOFTMAX, ending=SQUASH):
+def routing_forward(u_hat, n_iters, empty=np.empty, normalizer=SOFTMAX, ending=SQUASH):
     """Procedure 1, dynamic routing. u_hat (N, J, I, D) -> v (N, J, D)
 
     For r = 1..n_iters: c = softmax_j(b), s_j = sum_i c_ij u_hat_j|i, v = squash(s), and b_ij += u_hat_j|i . v_j, with
-    b = 0 at first, per sample; the update after the last squash would not be read. normaliser and ending, each a
+    b = 0 at first, per sample; the update after the last squash would not be read. normalizer and ending, each a
     forward and its backward, may stand in the softmax's and the squash's place. The cache's steps hold each iteration's
     c (N, J, I), the first being the same for all, as (1, I), and v. All sums are BLAS calls: a matrix-vector product
     for every (n, j) reads u_hat once, where a GEMM against a block-diagonal matrix would do J times the arithmetic.
@@ -399,16 +399,16 @@ def routing_forward(u_hat, n_iters, empty=np.empty, normaliser=SOFTMAX, ending=S
     b = v = None
     for r in range(n_iters):
         if r == 0:
-            c, c_cache = normaliser[0](np.zeros((1, J, I), u_hat.dtype))[0][:, 0], None                 # (1, I)
+            c, c_cache = normalizer[0](np.zeros((1, J, I), u_hat.dtype))[0][:, 0], None                 # (1, I)
             s = np.matmul(c, u_hat.transpose(0, 2, 1, 3).reshape(N, I, J * D)).reshape(N, J, D)
         else:
             agreement = np.matmul(u_hat, v[..., None], out=empty((N, J, I, 1), u_hat.dtype))[..., 0]        # (N, J, I)
             b = agreement if b is None else np.add(b, agreement, out=empty((N, J, I), u_hat.dtype))
-            c, c_cache = normaliser[0](b)
+            c, c_cache = normalizer[0](b)
             s = np.matmul(c[:, :, None, :], u_hat)[:, :, 0]                             # (N, J, D)
         v, v_cache = ending[0](s)
         steps.append(SimpleNamespace(c=c, v=v, c_cache=c_cache, v_cache=v_cache))
-    return v, SimpleNamespace(u_hat=u_hat, steps=steps, empty=empty, normaliser=normaliser, ending=ending)
+    return v, SimpleNamespace(u_hat=u_hat, steps=steps, empty=empty, normalizer=normalizer, ending=ending)
 
 
 def routing_backward(dv, cache):
@@ -427,7 +427,7 @@ def routing_backward(dv, cache):
         if r == 0:                                                                      # its c is a constant
             break
         dc = np.matmul(u_hat, ds[..., None], out=empty((N, J, I, 1), dv.dtype))[..., 0]                     # (N, J, I)
-        db = db + cache.normaliser[1](dc, steps[r].c_cache)                      # b_r = b_(r-1) + u_hat . v_(r-1)
+        db = db + cache.normalizer[1](dc, steps[r].c_cache)                      # b_r = b_(r-1) + u_hat . v_(r-1)
         terms.append((db, steps[r - 1].v))
         dv = np.matmul(db[:, :, None], u_hat)[:, :, 0]
     coefficients = empty((N, J, len(terms), I), dv.dtype)
@@ -469,25 +469,25 @@ def margin_loss(lengths, present):
 
 # SHARED shared votes: of vector capsules whose matrices are shared over places ---------------------------------------
 
-def with_places_forward(u, centres):
+def add_coordinates_forward(u, centers):
     """Each capsule with its place, scaled by its length, as two more numbers. u (N, I, E), I ordered (place, type),
-    centres (places, 2) -> (N, I, E + 2)"""
+    centers (places, 2) -> (N, I, E + 2)"""
     lengths, cache = lengths_forward(u)                                                 # (N, I)
-    places = np.repeat(centres.astype(u.dtype), u.shape[1] // len(centres), axis=0)     # (I, 2)
+    places = np.repeat(centers.astype(u.dtype), u.shape[1] // len(centers), axis=0)     # (I, 2)
     return np.concatenate([u, lengths[..., None] * places], -1), (cache, places)
 
 
-def with_places_backward(dout, cache):
+def add_coordinates_backward(dout, cache):
     lengths_cache, places = cache
     dlengths = np.einsum("nik,ik->ni", dout[..., -2:], places)
     return dout[..., :-2] + lengths_backward(dlengths, lengths_cache)
 
 
-def shared_votes_forward(u, W, n_places, empty=np.empty):
+def shared_votes_forward(u, W, n_positions, empty=np.empty):
     """Votes of I = places x types capsules with a matrix for every type. u (N, I, E), W (B, E, J, D) -> u_hat
     (N, J, I, D), a view"""
     (N, I, E), (B, _, J, D) = u.shape, W.shape
-    u_hat, cache = votes_forward(u.reshape(N * n_places, B, E), W, empty)
+    u_hat, cache = votes_forward(u.reshape(N * n_positions, B, E), W, empty)
     return u_hat.transpose(0, 2, 1, 3).reshape(N, I, J, D).transpose(0, 2, 1, 3), (cache, u.shape)
 
 
@@ -504,7 +504,7 @@ def shared_votes_backward(du_hat, cache):
 # END SHARED shared votes ---------------------------------------------------------------------------------------------
 
 
-def uniform_forward(u, W, empty=np.empty):
+def uniform_routing_forward(u, W, empty=np.empty):
     """One routing iteration without a vote: couplings are 1/J, so that the matrices can come after the sum over the n
     capsules that share one: s_j = 1/J sum_types W_j (u_1 + ... + u_n). u (N, I, E), W (B, E, J, D), I = n B, ordered
     (place, type) -> s (N, J, D)"""
@@ -513,7 +513,7 @@ def uniform_forward(u, W, empty=np.empty):
     return (np.matmul(sums, W.reshape(B * E, J * D)) / J).reshape(N, J, D), (u.shape, sums, W, empty)
 
 
-def uniform_backward(ds, cache):
+def uniform_routing_backward(ds, cache):
     """ds (N, J, D) -> du (N, I, E), dW (B, E, J, D)"""
     (N, I, E), sums, W, empty = cache
     B, _, J, D = W.shape
@@ -567,7 +567,7 @@ def cross_entropy(scores, labels):
 # END SHARED cross entropy --------------------------------------------------------------------------------------------
 
 
-def naming_loss(out, labels, config):
+def classification_loss(out, labels, config):
     """The loss on the names: of a CNN the cross-entropy of its scores, of capsules the margin loss on their lengths, or
     the cross-entropy of their logarithms: p_j = |v_j| / sum_k |v_k|. -> its name, loss (float), its gradient (N, J)"""
     if config.loss == "margin":
@@ -584,18 +584,18 @@ CAPSULES, CNNS = ("capsnet-shared", "capsnet", "vector-gap", "vector-gmp"), ("cn
 VECTORS = CAPSULES[2:]                                         # averages, or maxima, over places: no votes, no routing
 MODELS = CAPSULES + CNNS
 ROUTED = ("capsnet-shared", "capsnet")                                    # those with primary capsules, votes and routing
-OF_THE_PAPER = ("capsnet", "cnn-dense", "cnn")                        # those that presets small and paper have
+PAPER_MODELS = ("capsnet", "cnn-dense", "cnn")                        # those that presets small and paper have
 E, D = 8, 16                       # dimensions of a primary and of a digit capsule
 VOTES_GAIN = 16.0                  # of the variance of a digit's summed votes, at first
-CONV3, CONV5 = 64, 128             # channels of the trunk's third and fourth convolutions, and of its fifth
+CONV3, CONV5 = 64, 128             # channels of the backbone's third and fourth convolutions, and of its fifth
 SIZES = {                          # of each preset: types of primary capsules, units of the decoder's two hidden layers
     "deep": (16, 256, 512), "small": (8, 256, 512), "paper": (32, 512, 1024)}
 
 
-def layers_of(config, width):
+def backbone(config, width):
     """The layers of config.model up to its capsules, or to its scores. Maxima come before the ReLU, which then has a
-    quarter of the work; of PrimaryCaps the squash takes the ReLU's place. width: see own_width."""
-    c, relu, pool = config.conv1_channels, ("relu",), ("pool",)
+    quarter of the work; of PrimaryCaps the squash takes the ReLU's place. width: see matched_width."""
+    c, relu, pool = config.conv1_channels, ("relu",), ("max_pool",)
 
     def conv(name, F, K=3, stride=1):
         return "conv2d", name, K, stride, F
@@ -609,9 +609,9 @@ def layers_of(config, width):
     elif config.model == "cnn-dense":
         layers = (*deep, ("flatten",), ("linear", "fc1", width), relu, ("dropout",), ("linear", "fc2", N_CLASSES))
     elif config.model in ("cnn-gap", "cnn-gmp"):
-        layers = (*deep, ("mean",) if config.model == "cnn-gap" else ("largest",), ("linear", "fc1", N_CLASSES))
+        layers = (*deep, ("global_avg_pool",) if config.model == "cnn-gap" else ("global_max_pool",), ("linear", "fc1", N_CLASSES))
     elif config.model in VECTORS:
-        seen = ("mean",) if config.model == "vector-gap" else ("largest",)
+        seen = ("global_avg_pool",) if config.model == "vector-gap" else ("global_max_pool",)
         layers = (*deep, conv("primary", N_CLASSES * D, K=1), seen)
     elif config.preset == "deep":
         layers = (*deep, conv("primary", capsules, K=1))
@@ -629,11 +629,11 @@ def decoder(config):
 
 @functools.cache
 def plan(config, width=0):
-    """work_out of layers_of, the layers, their places, and the units that dropout acts on; width: not the network's"""
-    layers = layers_of(config, width or own_width(config))
-    found = work_out(layers, SIDES[config.task] + 2 * config.padding, 1, config.padding, rows=True)
+    """infer_shapes of backbone, the layers, their places, and the units that dropout acts on; width: not the network's"""
+    layers = backbone(config, width or matched_width(config))
+    found = infer_shapes(layers, SIDES[config.task] + 2 * config.padding, 1, config.padding, rows=True)
     *_, n_dropped, _ = [math.prod(shape[:-1]) for shape in found.shapes.values()]       # what the last layer sees
-    return SimpleNamespace(layers=layers, places=places_along(found.along), n_dropped=n_dropped, **vars(found))
+    return SimpleNamespace(layers=layers, places=receptive_field_centers(found.along), n_dropped=n_dropped, **vars(found))
 
 
 def param_shapes(config, width=0):
@@ -643,11 +643,11 @@ def param_shapes(config, width=0):
     if config.model in ROUTED:
         shapes["W"] = (B * (len(found.places) if config.model == "capsnet" else 1), E, J, D)       # (I or B, E, J, D)
     shapes |= {"coordinate_W": (2, J, D)} if config.model == "capsnet-shared" else {}
-    return shapes | (work_out(decoder(config), 1, J * D).shapes if config.recon_weight else {})
+    return shapes | (infer_shapes(decoder(config), 1, J * D).shapes if config.recon_weight else {})
 
 
 @functools.cache
-def own_width(config):
+def matched_width(config):
     """Channels of the last convolution of gap and max, units of the first hidden layer of dense and cnn, with which
     they have about as many weights as the preset's shared, or caps, without decoder. 0 for capsules."""
     if config.width or config.model in CAPSULES:
@@ -703,7 +703,7 @@ def forward(params, images, config, digits=None, empty=np.empty, dropout_mask=No
 
 
 def backward(dscores, drecon, cache, config, need_dx=False):
-    """dscores (N, 10), naming_loss's gradient; drecon (N, 1, side, side), None without a decoder -> grads, keys as
+    """dscores (N, 10), classification_loss's gradient; drecon (N, 1, side, side), None without a decoder -> grads, keys as
     params; and, if it is needed, that of im2col_rows' output, else None"""
     grads, dx = {}, dscores
     if cache.capsules:
@@ -722,24 +722,24 @@ SQUASHES = {                       # --squash: of the primary capsules, and of t
 
 
 def capsules_forward(params, x, config, empty):
-    """The trunk's output x (N, side, side, C), of vectors (N, C) -> v (N, J, D), what else is worth knowing, cache"""
+    """The backbone's output x (N, side, side, C), of vectors (N, C) -> v (N, J, D), what else is worth knowing, cache"""
     N, (first, last) = len(x), SQUASHES[config.squash]
     if config.model in VECTORS:
         v, routing_cache = last[0](x.reshape(N, N_CLASSES, D))
         return v, {}, SimpleNamespace(routing=routing_cache, x_shape=x.shape)
     u, primary_cache = first[0](x.reshape(N, -1, E))                                    # (N, I, E)
-    parts, places_cache, W, places = u, None, params["W"], plan(config).places
+    parts, coordinates_cache, W, places = u, None, params["W"], plan(config).places
     if "coordinate_W" in params:
-        parts, places_cache = with_places_forward(u, places)
+        parts, coordinates_cache = add_coordinates_forward(u, places)
         W = np.concatenate([W, np.broadcast_to(params["coordinate_W"], (len(W), 2, N_CLASSES, D))], 1)
     if config.routing_iters == 1:
-        s, votes_cache = uniform_forward(parts, W, empty)
+        s, votes_cache = uniform_routing_forward(parts, W, empty)
         v, routing_cache = last[0](s)
     else:
         u_hat, votes_cache = (votes_forward(parts, W, empty) if config.model == "capsnet" else
                               shared_votes_forward(parts, W, len(places), empty))       # (N, J, I, D)
         v, routing_cache = routing_forward(u_hat, config.routing_iters, empty, ending=last)
-    return v, {"u": u}, SimpleNamespace(primary=primary_cache, places=places_cache, votes=votes_cache,
+    return v, {"u": u}, SimpleNamespace(primary=primary_cache, places=coordinates_cache, votes=votes_cache,
                                         routing=routing_cache, x_shape=x.shape)
 
 
@@ -749,14 +749,14 @@ def capsules_backward(dv, cache, config, grads):
     if config.model in VECTORS:
         return last_backward(dv, cache.routing).reshape(cache.x_shape)
     if config.routing_iters == 1:
-        du, dW = uniform_backward(last_backward(dv, cache.routing), cache.votes)
+        du, dW = uniform_routing_backward(last_backward(dv, cache.routing), cache.votes)
     else:
         votes_back = votes_backward if config.model == "capsnet" else shared_votes_backward
         du, dW = votes_back(routing_backward(dv, cache.routing), cache.votes)
     grads["W"] = dW[:, :E]
     if cache.places:
         grads["coordinate_W"] = dW[:, E:].sum(0)
-        du = with_places_backward(du, cache.places)
+        du = add_coordinates_backward(du, cache.places)
     return first_backward(du, cache.primary).reshape(cache.x_shape)
 
 
@@ -771,14 +771,14 @@ def im2col_rows(x, K):
 # END SHARED rows -----------------------------------------------------------------------------------------------------
 
 
-def largest_forward(x):
+def global_max_pool_forward(x):
     """Global maximum: x (N, H, W, C) -> y (N, C)"""
     rows = x.reshape(len(x), -1, x.shape[-1])                                           # (N, H*W, C)
     at = rows.argmax(1)[:, None]                                                        # the first of equals
     return np.take_along_axis(rows, at, 1)[:, 0], (x.shape, at)
 
 
-def largest_backward(dy, cache):
+def global_max_pool_backward(dy, cache):
     (N, H, W, C), at = cache
     dx = np.zeros((N, H * W, C), dy.dtype)
     np.put_along_axis(dx, at, dy[:, None], 1)
@@ -787,7 +787,7 @@ def largest_backward(dy, cache):
 
 def loss_and_grads(params, batch, config, empty=np.empty, batch_fraction=1.0):
     """One batch (to_batch's dict) -> (terms, grads, statistics): means over the batch, times `batch_fraction`, a
-    shard's part of its batch. Pure; with an Arena the grads live until rewind(). statistics: of the normalisations.
+    shard's part of its batch. Pure; with an Arena the grads live until rewind(). statistics: of the normalizations.
 
     terms: loss = margin (or cross_entropy) + recon_weight * recon; recon is the summed squared error; hits: digits
     named right.
@@ -795,7 +795,7 @@ def loss_and_grads(params, batch, config, empty=np.empty, batch_fraction=1.0):
     statistics = {}
     out, cache = forward(params, batch["images"], config, batch["labels"][:, None], empty, batch.get("dropout_mask"),
                          statistics)
-    name, loss, dscores = naming_loss(out, batch["labels"], config)
+    name, loss, dscores = classification_loss(out, batch["labels"], config)
     terms, drecon = {"loss": loss * batch_fraction, name: loss * batch_fraction}, None
     if "recon" in out:
         recon, drecon = reconstruction_loss(out["recon"], batch["images"][:, None])
@@ -808,7 +808,7 @@ def loss_and_grads(params, batch, config, empty=np.empty, batch_fraction=1.0):
 def forward_rows(params, samples, rows, config, empty, decode="labels"):
     """forward of some samples of a dict -> its arrays with a row a sample; it decodes the capsule of the digit that is
     there or, with decode="longest", the longest one"""
-    batch = to_batch(samples, rows, dtype_of(params))
+    batch = to_batch(samples, rows, params_dtype(params))
     out, _ = forward(params, batch["images"], config, batch["labels"][:, None] if decode == "labels" else None, empty)
     return {name: out[name] for name in ("scores", "v", "recon") if name in out}
 
@@ -824,7 +824,7 @@ def evaluate(params, chunks, config, runner):
         right.append(out["scores"].argmax(1) == part["labels"])
         labels.append(part["labels"])
         recon = reconstruction_loss(out["recon"], target.astype(out["recon"].dtype) / 255)[0] if "recon" in out else 0.0
-        name, loss, _ = naming_loss(out, part["labels"], config)
+        name, loss, _ = classification_loss(out, part["labels"], config)
         sums += np.array([loss, recon]) * len(part["labels"])
     right, labels = np.concatenate(right), np.concatenate(labels)
     (loss, recon), of_class = sums / len(right), [right[labels == digit] for digit in range(N_CLASSES)]
@@ -834,10 +834,10 @@ def evaluate(params, chunks, config, runner):
                 {"recon_mse": recon / SIDES[config.task] ** 2} if config.recon_weight else {})
 
 
-EPOCH_KEEPS = ("loss", "margin", "cross_entropy", "recon_mse", "accuracy")
+EPOCH_METRICS = ("loss", "margin", "cross_entropy", "recon_mse", "accuracy")
 
 
-def tests_of(params, digits, config, runner):
+def evaluate_test_sets(params, digits, config, runner):
     """-> {key: what evaluate finds} of all the tests of the task"""
     return {key: evaluate(params, stream_digits(digits, config, kind), config, runner)
             for key, kind, _ in test_sets(config)}
@@ -845,7 +845,7 @@ def tests_of(params, digits, config, runner):
 
 def announce(run, digits):
     """What a run prints at its start: data, network, settings"""
-    config, (_, labels) = run.config, training_digits(digits, run.config)
+    config, (_, labels) = run.config, select_training_digits(digits, run.config)
     where = "to any position" if max_shift(config) is None else f"by up to {max_shift(config)} px"
     run.progress.say(
         f"digits      {len(labels)} to train on: {digits['source']}, moved {where}\n"
@@ -855,21 +855,21 @@ def announce(run, digits):
         + f"; going on at step {run.step} of {run.n_steps}" * (run.step > 0))
 
 
-def results_of(config, params, history, tests, found=None):
+def test_result(config, params, history, tests, found=None):
     """The dict that --out-json writes. found: the network that was loaded, if it was not trained here"""
-    measured = {"hit_bits": {key: packed(test["correct"]) for key, test in tests.items()}}
+    measured = {"hit_bits": {key: pack_bits(test["correct"]) for key, test in tests.items()}}
     for key, test in tests.items():
         n = min(test["n"], MNIST.files["test", "labels"][2][0])       # affNIST's files hold each digit in 32 variants
         measured |= {f"{key}_accuracy": test["accuracy"], f"{key}_hits": test["hits"], f"{key}_n": test["n"],
                      f"{key}_accuracy_ci95": wilson_interval(test["accuracy"] * n, n),
                      f"{key}_per_class": test["per_class"], f"{key}_recon_mse": test.get("recon_mse")}
-    return result_of(config, params, history, measured) | (
+    return make_result(config, params, history, measured) | (
         {"history": {}, "loaded": found.file} if found else {})                         # its history is in that file
 
 
 def report(config, params, history, tests, say, found=None):
-    """Print tests_of's results, and write --out-json"""
-    results = results_of(config, params, history, tests, found)
+    """Print evaluate_test_sets's results, and write --out-json"""
+    results = test_result(config, params, history, tests, found)
     say(f"\n{DIGIT_NAMES[results['source']]}{', of the validation images' * (config.eval_split == 'val')}")
     for key, _, words in test_sets(config):
         (low, high), test = results[f"{key}_accuracy_ci95"], tests[key]
@@ -887,7 +887,7 @@ def report(config, params, history, tests, say, found=None):
 
 @dataclass(frozen=True)
 class Settings:
-    """A setting has one value: what was given, else its default, else, where that is None, what Config.recipe() says, a
+    """A setting has one value: what was given, else its default, else, where that is None, what Config.preset_defaults() says, a
     dict. Config adds n_epochs and lr, for which there is no common default."""
     seed: int = option(0, "seed of everything random; same seed, same bits", "training", low=0, high=2 ** 32 - 1)
     batch_size: int = option(32, "samples in a batch", "training", low=1, high=4096)
@@ -895,22 +895,22 @@ class Settings:
     lr_schedule: str = option("cosine", "cosine decay to 0, or constant", "training", choices=("cosine", "constant"))
     threads: int = option(0, "worker threads, 0 for one per core; does not change a bit", "run", low=0, high=256,
                           runtime=True)
-    checkpoint: str = option("", "write weights and optimiser to this .npz at every epoch's end; go on from it if it "
+    checkpoint: str = option("", "write weights and optimizer to this .npz at every epoch's end; go on from it if it "
                              "is there", "run", runtime=True)
     out_json: str = option("", "write settings and results to this file", "run", runtime=True)
     quiet: bool = option(False, "print nothing but errors", "run", runtime=True)
 
     def __post_init__(self):
-        for name, value in self.recipe().items():
+        for name, value in self.preset_defaults().items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
 
 # END SHARED settings -------------------------------------------------------------------------------------------------
 
-NOT_NORMALISED = {"norm": "none", "lr": 1e-3, "warmup": 0}
+NOT_NORMALIZED = {"norm": "none", "lr": 1e-3, "warmup": 0}
 PRESETS = {                        # what is not given
     "deep": {"conv1_channels": 16, "norm": "batch", "lr": 1e-2, "warmup": 200},
-    "small": {"conv1_channels": 64, **NOT_NORMALISED}, "paper": {"conv1_channels": 256, **NOT_NORMALISED}}
+    "small": {"conv1_channels": 64, **NOT_NORMALIZED}, "paper": {"conv1_channels": 256, **NOT_NORMALIZED}}
 ONLY_CAPSULES = {"model": CAPSULES}
 
 
@@ -935,7 +935,7 @@ class Config(Settings):
                             "~/.cache/hinton-mnist, else download)", "data", runtime=True, metavar="DIR")
     lr: float = option(None, "Adam's learning rate at the start, or after the warm-up", "training", above=0)
     warmup: int = option(None, "steps over which the learning rate first rises from 0", "training", low=0, high=100_000)
-    muon: float = option(None, "step of a normalised kernel along its orthogonalised momentum (Muon), as a share of "
+    muon: float = option(None, "step of a normalized kernel along its orthogonalize momentum (Muon), as a share of "
                          "the kernel's length, in Adam's place; 0, as with --norm none: Adam for all", "training",
                          low=0, high=1)
     loss: str = option(None, "margin loss, or cross-entropy: of capsules with the logarithms of their lengths as "
@@ -944,13 +944,13 @@ class Config(Settings):
                                  "training", low=0, only=ONLY_CAPSULES)
     stop_at: float = option(0.0, "stop at this accuracy on validation digits; 0: never", "training", low=0, high=1)
     model: str = option("capsnet-shared", "capsules whose matrices are shared over places, or with one for every place (caps), "
-                        "or averages or maxima without a matrix (vectors, vectors-max); other heads on that trunk, as "
+                        "or averages or maxima without a matrix (vectors, vectors-max); other heads on that backbone, as "
                         "large as shared (gap, max) or caps (dense) without decoder; the paper's cnn, as large as caps",
                         "network", choices=MODELS)
-    preset: str = option("deep", "six small normalised convolutions, and what is not given; or, not normalised, caps "
+    preset: str = option("deep", "six small normalized convolutions, and what is not given; or, not normalized, caps "
                          "on the paper's two, at a quarter of its width (small) or as they are, and cnn and dense as "
-                         "large, with dropout", "network", choices=tuple(PRESETS), only={"model": OF_THE_PAPER})
-    norm: str = option(None, "batch normalisation, over 16 samples, or none", "network", choices=("batch", "none"))
+                         "large, with dropout", "network", choices=tuple(PRESETS), only={"model": PAPER_MODELS})
+    norm: str = option(None, "batch normalization, over 16 samples, or none", "network", choices=("batch", "none"))
     squash: str = option("all", "capsules that are squashed: all; last, the digits' alone; none; relu: none, "
                          "with a ReLU of the primary capsules", "network", choices=tuple(SQUASHES), only=ONLY_CAPSULES)
     padding: int = option(None, "px of background around the image; if not given, what suits the network", "network",
@@ -960,7 +960,7 @@ class Config(Settings):
     dropout: float = None          # these are no flags: the recipe says them
     width: int = 0
 
-    def recipe(self):
+    def preset_defaults(self):
         capsules = self.model in CAPSULES
         narrow = self.model == "cnn-dense" or (self.model, self.preset) == ("cnn", "small")
         values = PRESETS.get(self.preset, {}) | {
@@ -974,8 +974,8 @@ class Config(Settings):
 
 
 WEIGHTS = Path(__file__).with_name("weights") / "affnist_capsnet-shared.npz"                   # the network that comes along
-SOURCE = "digits"                                                   # the setting that says where data come from
-FREE = ("seed", "routing_iters")                                    # what may differ from what a network trained with
+SOURCE_SETTING = "digits"                                                   # the setting that says where data come from
+EVAL_SETTINGS = ("seed", "routing_iters")                                    # what may differ from what a network trained with
 
 
 def check_config(config):
@@ -1014,7 +1014,7 @@ N_SYNTHETIC = {"train": 20000, "val": 2500, "test": 5000}
 DIGIT_NAMES = {"mnist": "MNIST digits", "synthetic": "SYNTHETIC digits"}         # in everything printed or drawn
 
 
-class NotAtHand(InputError):
+class DataNotFound(InputError):
     """A data set is not here and cannot be fetched"""
 
 
@@ -1058,9 +1058,9 @@ def download_idx(data_set, name, spec, folder, timeout, say):
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / (name + ".gz"), lambda file, raw=raw: file.write(raw))
         except (OSError, InputError) as error:
-            raise NotAtHand(f"the cache {folder} cannot be written ({error}); make room there, or {mend}") from None
+            raise DataNotFound(f"the cache {folder} cannot be written ({error}); make room there, or {mend}") from None
         return folder / (name + ".gz")
-    raise NotAtHand(f"could not download {name}.gz ({'; '.join(faults)}); check the network, or {mend}")
+    raise DataNotFound(f"could not download {name}.gz ({'; '.join(faults)}); check the network, or {mend}")
 
 
 def load_idx(data_set, given, timeout, say):
@@ -1169,7 +1169,7 @@ def _stroke_basis(strokes, size):
 
 
 def _render(dots, width, edge, pressure):
-    """Pen positions (n, DOTS, 2) -> ink in [0, 1] (n, 28, 28), sized and centred as MNIST does."""
+    """Pen positions (n, DOTS, 2) -> ink in [0, 1] (n, 28, 28), sized and centerd as MNIST does."""
     low, high = dots.min(1), dots.max(1)                                             # (n, 2)
     scale = (20 - width * pressure.max(1)) / (high - low).max(1)  # the ink, not its axis, spans 20
     dots = (dots - ((low + high) / 2)[:, None]) * scale[:, None, None] + 9.5
@@ -1182,8 +1182,8 @@ def _render(dots, width, edge, pressure):
         np.minimum(nearest, np.add(down[:, None], across[None], out=squared), out=nearest)
     ink = np.clip((width / 2 - np.sqrt(nearest)) / edge + 0.5, 0, 1)                 # (20, 20, n)
     ink *= ink * (3 - 2 * ink)                                    # saturated core, soft rim
-    centre = [(ink.sum(axis) * pixel).sum(0) / ink.sum((0, 1)) for axis in (1, 0)]
-    top, left = np.clip(np.rint(14 - np.array(centre)), 0, 8).astype(int)
+    center = [(ink.sum(axis) * pixel).sum(0) / ink.sum((0, 1)) for axis in (1, 0)]
+    top, left = np.clip(np.rint(14 - np.array(center)), 0, 8).astype(int)
     canvas = np.zeros((len(width), 28, 28), np.float32)
     image, row, column = np.ogrid[:len(width), :20, :20]
     canvas[image, top[:, None, None] + row, left[:, None, None] + column] = ink.transpose(2, 0, 1)
@@ -1243,10 +1243,10 @@ def load_digits(config, say=print, data_set=MNIST):
         try:
             found = load_idx(data_set, config.mnist_dir, 5 if config.digits == "auto" else 30, say)
             return {"source": data_set.source} | found
-        except NotAtHand as error:
+        except DataNotFound as error:
             if config.digits != "auto":
                 given = shlex.join(["python3", *sys.argv]).replace(f" --digits {config.digits}", "")
-                raise NotAtHand(f"{error}, as in: {given} --digits synthetic") from None
+                raise DataNotFound(f"{error}, as in: {given} --digits synthetic") from None
             bar = "!" * 79                                                      # --quiet does not hide this
             print(f"{bar}\n!!  NO {data_set.name} HERE: these are SYNTHETIC digits. Numbers are not comparable with "
                   f"{data_set.name}'s.\n!!  {error}\n{bar}", file=sys.stderr, flush=True)
@@ -1259,13 +1259,13 @@ def load_digits(config, say=print, data_set=MNIST):
 
 # END SHARED mnist ----------------------------------------------------------------------------------------------------
 
-# SHARED muon: steps of normalised kernels along their orthogonalised momentum ----------------------------------------
+# SHARED muon: steps of normalized kernels along their orthogonalize momentum ----------------------------------------
 
 MUON_BETA, MUON_ROUNDS = 0.95, 5
 MUON_POLYNOMIAL = 3.4445, -4.7750, 2.0315          # Jordan et al. 2024: steep at 0, so that few rounds do
 
 
-def orthogonalised(g):
+def orthogonalize(g):
     """g (C, F) = U S V^T -> about U V^T, singular values between 0.7 and 1.2 but for those that were under |g| / 500:
     Newton-Schulz, X <- P X with P = a + b G + c G^2 and G = X X^T, from X = g / |g|.
 
@@ -1285,51 +1285,51 @@ def orthogonalised(g):
 
 
 def muon_step(params, shard_grads, momentum, names, share, runner):
-    """One step of the kernels `names` in place: with the momentum m = 0.95 m + g, along orthogonalised(g + 0.95 m), by
-    `share` of the kernel's length, which then is what it was: to the normalisation behind it only its direction counts.
+    """One step of the kernels `names` in place: with the momentum m = 0.95 m + g, along orthogonalize(g + 0.95 m), by
+    `share` of the kernel's length, which then is what it was: to the normalization behind it only its direction counts.
     """
     def update(name):
         w, m, *gs = (arrays[name].reshape(-1, params[name].shape[-1]) for arrays in (params, momentum, *shard_grads))
         g = sum(gs[1:], gs[0])
         m *= MUON_BETA
         m += g
-        u = orthogonalised(g + MUON_BETA * m)
+        u = orthogonalize(g + MUON_BETA * m)
         length = np.linalg.norm(w)
         w -= u * (share * length / (np.linalg.norm(u) + u.dtype.type(1e-12)))
         w *= length / np.linalg.norm(w)
     runner.map(update, names)
 
 
-def kernels_of(shapes):
-    """The names of the normalised convolutions' kernels among {name: shape}"""
+def normalized_kernels(shapes):
+    """The names of the normalized convolutions' kernels among {name: shape}"""
     return [name for name, shape in shapes.items() if len(shape) == 4 and name[:-2] + "_norm_gamma" in shapes]
 
 
-def take_step(run, shard_grads, share):
-    """One step of all weights of a Run: of normalised kernels by muon_step, if --muon is set, of the others by
+def optimizer_step(run, shard_grads, share):
+    """One step of all weights of a Run: of normalized kernels by muon_step, if --muon is set, of the others by
     adam_step. share: of the whole learning rate"""
     config, params = run.config, run.params
-    kernels = kernels_of({name: p.shape for name, p in params.items()}) if config.muon else []
+    kernels = normalized_kernels({name: p.shape for name, p in params.items()}) if config.muon else []
     muon_step(params, shard_grads, run.adam_m, kernels, config.muon * share, run.runner)
     others = {name: p for name, p in params.items() if name not in kernels}
     adam_step(others, shard_grads, run.adam_m, run.adam_v, run.step + 1, config.lr * share, run.runner)
 
 
 def check_muon(config):
-    """Refuse --muon where no convolution is normalised"""
-    if config.muon and not kernels_of(param_shapes(config)):
-        raise InputError(f"--muon {config.muon}: is for normalised convolutions, and this network has none; leave it "
+    """Refuse --muon where no convolution is normalized"""
+    if config.muon and not normalized_kernels(param_shapes(config)):
+        raise InputError(f"--muon {config.muon}: is for normalized convolutions, and this network has none; leave it "
                          "or --norm none out")
 
 # END SHARED muon -----------------------------------------------------------------------------------------------------
 
 # SHARED core: the machinery, the same in every experiment ------------------------------------------------------------
 #
-# It calls these of the experiment: Config, WEIGHTS, SOURCE, FREE, param_shapes, init_params, to_batch,
-# loss_and_grads, forward_rows, take_step.
+# It calls these of the experiment: Config, WEIGHTS, SOURCE_SETTING, EVAL_SETTINGS, param_shapes, init_params, to_batch,
+# loss_and_grads, forward_rows, optimizer_step.
 
 SHARD_SIZE = 16                    # samples a worker thread takes at once: fixed, so that sums have one order
-SWITCH = 2e-5                      # s a worker back from NumPy waits for Python's lock at most, not 5 ms; buys, on two
+SWITCH_INTERVAL = 2e-5                      # s a worker back from NumPy waits for Python's lock at most, not 5 ms; buys, on two
                                    # threads of an AMD EPYC: MultiMNIST's default step 0.96, others' 0.98 to 1.01
 CHUNK = 2048                       # samples drawn or prepared at once: memory does not grow with the data
 PURPOSES = ("data", "init", "batches", "evaluation")
@@ -1495,7 +1495,7 @@ NORM_EPS = 1e-5                    # inside the square root of a standard deviat
 
 
 def norm_forward(x, gamma, beta, running=None, empty=np.empty):
-    """Batch normalisation (Ioffe & Szegedy 2015): y = gamma (x - mean) / sqrt(variance + eps) + beta, channel by
+    """Batch normalization (Ioffe & Szegedy 2015): y = gamma (x - mean) / sqrt(variance + eps) + beta, channel by
     channel. x (N, H, W, C), in evaluation overwritten; gamma, beta (C,) -> (y, (mean, variance)), each of these (C,)
 
     running: the (mean, variance) to use, in evaluation. Without it they are those of x, over all its samples and
@@ -1568,14 +1568,14 @@ def sigmoid_backward(dy, cache):
     return dy * y * (1 - y)
 
 
-def pool_forward(x):
+def max_pool_forward(x):
     """2x2 maximum, an odd last row or column left out. x (N, H, W, C) -> y (N, H//2, W//2, C)"""
     corners = window_corners(x)
     y = np.maximum(np.maximum(corners[0], corners[1]), np.maximum(corners[2], corners[3]))
     return y, (x, y)
 
 
-def pool_backward(dy, cache):
+def max_pool_backward(dy, cache):
     """The first entry that equals its window's maximum gets the window's gradient: on a plain background all four are
     equal. A ReLU may have been taken of y since, in place: where it made y 0 no gradient comes."""
     x, y = cache
@@ -1591,12 +1591,12 @@ def window_corners(x):
     return [x[:, i:H:2, j:W:2] for i in (0, 1) for j in (0, 1)]
 
 
-def mean_forward(x):
+def global_avg_pool_forward(x):
     """Global average: x (N, H, W, C) -> y (N, C)"""
     return x.mean((1, 2)), (x.shape,)
 
 
-def mean_backward(dy, cache):
+def global_avg_pool_backward(dy, cache):
     shape, = cache
     return np.broadcast_to(dy[:, None, None] / (shape[1] * shape[2]), shape)
 
@@ -1626,31 +1626,31 @@ def flatten_backward(dy, cache):
 
 
 # -------------------------------------------------------------- layers
-# A trunk, or a CNN, is a tuple of layers, (operation, its options) each: ("conv2d", name, K, stride, F), ("linear",
+# A backbone, or a CNN, is a tuple of layers, (operation, its options) each: ("conv2d", name, K, stride, F), ("linear",
 # name, F), ("norm", name), ("pad", px), and operations without options. What has weights has their name first.
 
 LAYERS = {                         # operation -> its forward and backward; an experiment may add others
     "conv2d": (conv2d_forward, conv2d_backward), "linear": (linear_forward, linear_backward),
     "norm": (norm_forward, norm_backward), "relu": (relu_forward, relu_backward),
-    "sigmoid": (sigmoid_forward, sigmoid_backward), "pool": (pool_forward, pool_backward),
-    "mean": (mean_forward, mean_backward), "pad": (pad_forward, pad_backward),
+    "sigmoid": (sigmoid_forward, sigmoid_backward), "max_pool": (max_pool_forward, max_pool_backward),
+    "global_avg_pool": (global_avg_pool_forward, global_avg_pool_backward), "pad": (pad_forward, pad_backward),
     "flatten": (flatten_forward, flatten_backward),
-    "keep": (None, None), "add": (None, None)}                                          # the ends of a residual branch
+    "skip": (None, None), "add": (None, None)}                                          # the ends of a residual branch
 WITH_WEIGHTS = ("conv2d", "linear")
 
 
 def has_bias(layers, k):
-    """Whether layer k, which has weights, has a bias too: not before a normalisation, which would take it away"""
+    """Whether layer k, which has weights, has a bias too: not before a normalization, which would take it away"""
     return [operation for operation, *_ in layers[k + 1:k + 2]] != ["norm"]
 
 
 def with_norms(layers):
-    """Layers with a normalisation after every convolution"""
+    """Layers with a normalization after every convolution"""
     return tuple(part for layer in layers for part in (
         (layer, ("norm", layer[1] + "_norm")) if layer[0] == "conv2d" else (layer,)))
 
 
-def work_out(layers, side, channels, margin=0, rows=False):
+def infer_shapes(layers, side, channels, margin=0, rows=False):
     """What layers make of images of side x side px, of which `margin` px all around are background -> shapes of their
     weights; side and channels of what comes out; along (side,), where the middles of its receptive fields lie along the
     image without its margin, which is -1..1.
@@ -1671,11 +1671,11 @@ def work_out(layers, side, channels, margin=0, rows=False):
             channels = options[1]
         elif operation == "norm":
             shapes |= {name + "_gamma": (channels,), name + "_beta": (channels,)}
-        elif operation == "pool":
+        elif operation == "max_pool":
             side, offset, scale = side // 2, offset + scale / 2, scale * 2
         elif operation == "pad":
             side, offset = side + 2 * options[0], offset - scale * options[0]
-        elif operation == "places":
+        elif operation == "coordinates":
             channels += 2
         elif operation == "flatten":
             channels *= side * side
@@ -1685,7 +1685,7 @@ def work_out(layers, side, channels, margin=0, rows=False):
     return SimpleNamespace(shapes=shapes, side=side, channels=channels, along=along)
 
 
-def places_along(along):
+def receptive_field_centers(along):
     """The places of a grid of receptive fields, (side * side, 2): x and y, row by row"""
     return np.stack([np.tile(along, len(along)), np.repeat(along, len(along))], 1)
 
@@ -1693,31 +1693,31 @@ def places_along(along):
 def layers_forward(params, x, layers, empty=np.empty, statistics=None):
     """x through layers. -> y, the list of the layers' caches
 
-    A ReLU or a normalisation that comes first works on x itself. What stands between ("keep",) and ("add",) is a
-    residual branch: ("add",) adds x as it was at ("keep",), so that no ReLU or normalisation may follow the latter,
-    being in place. statistics: a dict in training, when each normalisation uses the mean and variance of these samples
+    A ReLU or a normalization that comes first works on x itself. What stands between ("skip",) and ("add",) is a
+    residual branch: ("add",) adds x as it was at ("skip",), so that no ReLU or normalization may follow the latter,
+    being in place. statistics: a dict in training, when each normalization uses the mean and variance of these samples
     and puts them into it, as NAME_mean and NAME_var; None in evaluation, when it uses those that stand beside the
     weights in params.
     """
     caches, kept = [], []
     for k, (operation, *options) in enumerate(layers):
-        forward_of, _ = LAYERS[operation]
-        if operation == "keep":
+        forward_fn, _ = LAYERS[operation]
+        if operation == "skip":
             cache = kept.append(x)
         elif operation == "add":
             x, cache = x + kept.pop(), None
         elif operation in WITH_WEIGHTS:
             name, stride = options[0], options[2:3]                                     # a linear layer has none
             b = params[name + "_b"] if has_bias(layers, k) else None
-            x, cache = forward_of(x, params[name + "_w"], b, *stride, empty)
+            x, cache = forward_fn(x, params[name + "_w"], b, *stride, empty)
         elif operation == "norm":
             name, = options
             running = (params[name + "_mean"], params[name + "_var"]) if statistics is None else None
-            (x, found), cache = forward_of(x, params[name + "_gamma"], params[name + "_beta"], running, empty)
+            (x, found), cache = forward_fn(x, params[name + "_gamma"], params[name + "_beta"], running, empty)
             if statistics is not None:
                 statistics[name + "_mean"], statistics[name + "_var"] = found
         else:
-            x, cache = forward_of(x, *options)
+            x, cache = forward_fn(x, *options)
         caches.append(cache)
     return x, caches
 
@@ -1730,20 +1730,20 @@ def layers_backward(dy, caches, layers, grads, need_dx=True):
     kept = []
     for k in reversed(range(max(last, 0), len(layers))):
         operation, *options = layers[k]
-        _, backward_of = LAYERS[operation]
+        _, backward_fn = LAYERS[operation]
         if operation == "add":
             kept.append(dy)
-        elif operation == "keep":
+        elif operation == "skip":
             dy = dy + kept.pop()
         elif operation in WITH_WEIGHTS:
             name, need_db = options[0], has_bias(layers, k)
-            dy, grads[name + "_w"], db = backward_of(dy, caches[k], k != last, need_db)
+            dy, grads[name + "_w"], db = backward_fn(dy, caches[k], k != last, need_db)
             grads |= {name + "_b": db} if need_db else {}
         elif operation == "norm":
             name, = options
-            dy, grads[name + "_gamma"], grads[name + "_beta"] = backward_of(dy, caches[k])
+            dy, grads[name + "_gamma"], grads[name + "_beta"] = backward_fn(dy, caches[k])
         else:
-            dy = backward_of(dy, caches[k])
+            dy = backward_fn(dy, caches[k])
     return dy if need_dx else None
 
 
@@ -1790,7 +1790,7 @@ def adam_step(params, shard_grads, adam_m, adam_v, step, lr, runner):
 FLUSH_STEPS, FLUSHED = 500, 1e-35
 
 
-def flush(*moments):
+def flush_denormals(*moments):
     """Set to 0, in place, what is next to it. The means of weights whose gradient has gone, such as a dead unit's,
     decay until they are denormal numbers, with which processors compute so slowly that a step took twice its time."""
     for arrays in moments:
@@ -1806,17 +1806,17 @@ def schedule(config, step, n_steps):
 
 # -------------------------------------------------------------- what is learned without a gradient
 
-STATE_DECAY = 0.99                 # of the running means of a normalisation, from one group of samples to the next
-STATE_ENDS = ("_mean", "_var")
+STATE_DECAY = 0.99                 # of the running means of a normalization, from one group of samples to the next
+STATE_SUFFIXES = ("_mean", "_var")
 
 
 def init_state(params):
-    """The running mean and variance of each normalisation among the weights"""
+    """The running mean and variance of each normalization among the weights"""
     stems = [name.removesuffix("_gamma") for name in params if name.endswith("_gamma")]
-    return {stem + end: np.full_like(params[stem + "_gamma"], end == "_var") for stem in stems for end in STATE_ENDS}
+    return {stem + end: np.full_like(params[stem + "_gamma"], end == "_var") for stem in stems for end in STATE_SUFFIXES}
 
 
-def fold_statistics(state, group_statistics, step):
+def update_running_statistics(state, group_statistics, step):
     """Fold the statistics of some groups of samples, whatever their sizes, into the running ones, in place, in the
     groups' order. step, from 0: a group weighs 9 / (step + 9), later 1 - STATE_DECAY: the first forget how it began,
     and young weights are soon forgotten."""
@@ -1838,7 +1838,7 @@ def openblas():
     return None
 
 
-def hold_blas_to_one_thread():
+def limit_blas_to_one_thread():
     """Where numpy was imported before this file, its BLAS did not see the environment variables set above: tell it
     now. With more threads it would share out products, and round them, by the number of cores."""
     with contextlib.suppress(AttributeError):
@@ -1854,16 +1854,16 @@ class Runner:
     """Cuts batches into shards of SHARD_SIZE and shares them among worker threads (NumPy's loops release the GIL).
 
     Shards, and the order in which their results are added up, do not depend on the number of threads, nor do the bits.
-    A shard is also the group of samples whose statistics a normalisation uses.
+    A shard is also the group of samples whose statistics a normalization uses.
     """
 
     def __init__(self, threads, batch_size=10 ** 9, progress=None):
-        hold_blas_to_one_thread()
+        limit_blas_to_one_thread()
         self.threads = min(threads or n_cores(), -(-batch_size // SHARD_SIZE))
         self.pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
-        sys.setswitchinterval(SWITCH)
+        sys.setswitchinterval(SWITCH_INTERVAL)
         self.progress = progress or Progress(quiet=True)
-        self.arenas, self.looked_at = [], 0
+        self.arenas, self.n_evaluated = [], 0
 
     def __enter__(self):
         return self
@@ -1890,7 +1890,7 @@ class Runner:
 
         def one(arena_and_shard):
             arena, shard = arena_and_shard
-            batch = to_batch(samples, shard, dtype_of(params))
+            batch = to_batch(samples, shard, params_dtype(params))
             return loss_and_grads(params, batch, config, arena.rewind(), len(shard) / len(rows))
         all_terms, shard_grads, statistics = zip(*self.map(one, zip(self.arenas, shards)))
         return {name: sum(terms[name] for terms in all_terms) for name in all_terms[0]}, shard_grads, statistics
@@ -1904,8 +1904,8 @@ class Runner:
         shards, parts = [slice(at, at + SHARD_SIZE) for at in range(0, len(samples["labels"]), SHARD_SIZE)], []
         for found in self.each(one, [shards[k:k + 8] for k in range(0, len(shards), 8)]):
             parts += found
-            self.looked_at += sum(len(next(iter(part.values()))) for part in found)
-            self.progress.step(f"evaluating: {self.looked_at} samples")
+            self.n_evaluated += sum(len(next(iter(part.values()))) for part in found)
+            self.progress.step(f"evaluating: {self.n_evaluated} samples")
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -1928,7 +1928,7 @@ class Run:
         self.history = {"source": source, "epochs": [], "seconds": 0.0, "steps": 0}
         self.saved = ""                                                 # where to find the last good state
         if config.checkpoint and Path(config.checkpoint).exists():
-            self.go_on_from(load_network(config.checkpoint))
+            self.resume_from(load_network(config.checkpoint))
         if config.warmup > self.n_steps:
             progress.say(f"the warm-up of {config.warmup} steps is longer than the run, {self.n_steps}: train longer")
         self.runner = Runner(config.threads, config.batch_size, progress)
@@ -1946,7 +1946,7 @@ class Run:
         """What is evaluated and kept: the weights and the running statistics"""
         return self.params | self.state
 
-    def go_on_from(self, found):
+    def resume_from(self, found):
         """Take over a checkpoint's state, if this is its run"""
         path = self.config.checkpoint
         check_same_run(self.config, self.source, found, path)
@@ -1973,11 +1973,11 @@ class Run:
         if not np.isfinite(terms["loss"]):
             raise InputError(f"the loss is {terms['loss']} at step {self.step + 1}: training diverged; lower "
                              f"--lr{self.saved}")
-        take_step(self, shard_grads, schedule(self.config, self.step, self.n_steps))
-        fold_statistics(self.state, statistics, self.step)
+        optimizer_step(self, shard_grads, schedule(self.config, self.step, self.n_steps))
+        update_running_statistics(self.state, statistics, self.step)
         self.step += 1
         if self.step % FLUSH_STEPS == 0:
-            flush(self.adam_m, self.adam_v)
+            flush_denormals(self.adam_m, self.adam_v)
         self.seen, self.terms = self.seen + n, dict(terms)
         for name, term in terms.items():
             self.sums[name] = self.sums.get(name, 0) + term * (1 if name == "hits" else n)
@@ -2038,8 +2038,8 @@ def save_network(path, config, history, groups):
 
 
 def save_weights(path, config, weights, history):
-    """A trained network to keep and to hand on: weights as float16, running statistics as they are, no optimiser"""
-    state = {name: a for name, a in weights.items() if name.endswith(STATE_ENDS)}
+    """A trained network to keep and to hand on: weights as float16, running statistics as they are, no optimizer"""
+    state = {name: a for name, a in weights.items() if name.endswith(STATE_SUFFIXES)}
     with np.errstate(over="ignore"):
         params = {name: a.astype(np.float16) for name, a in weights.items() if name not in state}
     if large := [name for name, a in params.items() if not np.isfinite(a).all()]:
@@ -2049,14 +2049,14 @@ def save_weights(path, config, weights, history):
 
 def load_network(path):
     """-> what save_network wrote: CHECKPOINT's dicts, float32; weights, what is evaluated; config, source, step,
-    history. Nothing is unpickled. Of weights alone the optimiser's dicts are empty."""
+    history. Nothing is unpickled. Of weights alone the optimizer's dicts are empty."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
         if str(arrays.pop("digest")) != digest_of(arrays):
             raise InputError(f"{path}: its digest is not that of what it holds: damaged or changed; get it anew")
         meta = json.loads(str(arrays.pop("meta")))
-        config, groups = config_of(meta["config"], path), {group: {} for group in CHECKPOINT}
+        config, groups = config_from_settings(meta["config"], path), {group: {} for group in CHECKPOINT}
         for key, a in arrays.items():
             group, _, name = key.partition("/")
             groups[group][name] = a.astype(np.float32)
@@ -2076,7 +2076,7 @@ def load_network(path):
         raise InputError(f"{path}: not a whole file of a trained network; give another") from None
 
 
-def config_of(settings, path):
+def config_from_settings(settings, path):
     """The Config of a file's settings"""
     known = {f.name for f in options(Config)}
     if unknown := settings.keys() - known - {"source"}:
@@ -2099,18 +2099,18 @@ def check_same_run(config, source, found, path):
 def wilson_interval(hits, n, z=1.959964):
     """95% Wilson score interval of a proportion -> (low, high), around hits / n also where rounding would exclude it"""
     p, z2n = hits / n, z * z / n
-    centre, half = (p + z2n / 2) / (1 + z2n), z * np.sqrt(p * (1 - p) / n + z2n / (4 * n)) / (1 + z2n)
-    return float(max(0, min(p, centre - half))), float(min(1, max(p, centre + half)))
+    center, half = (p + z2n / 2) / (1 + z2n), z * np.sqrt(p * (1 - p) / n + z2n / (4 * n)) / (1 + z2n)
+    return float(max(0, min(p, center - half))), float(min(1, max(p, center + half)))
 
 
-def dtype_of(params):
+def params_dtype(params):
     """That of all computing with some weights"""
     return next(iter(params.values())).dtype
 
 
 def n_params(weights):
     """Number of the parameters among some weights, which running statistics are not"""
-    return sum(p.size for name, p in weights.items() if not name.endswith(STATE_ENDS))
+    return sum(p.size for name, p in weights.items() if not name.endswith(STATE_SUFFIXES))
 
 
 # -------------------------------------------------------------- settings
@@ -2120,22 +2120,22 @@ def options(config):
     return [f for f in dataclasses.fields(config) if "help" in f.metadata]
 
 
-def flag_of(name):
+def flag_name(name):
     return "--" + name.replace("_", "-")
 
 
-def means_something(f, config):
+def is_applicable(f, config):
     """Whether an option means something to a Config's network, task and data"""
     return all(getattr(config, name) in values for name, values in f.metadata.get("only", {}).items())
 
 
-def check_given(given, configs):
+def check_applicable(given, configs):
     """Raise InputError for a setting among those given, {name: value}, that means nothing to any of the Configs"""
     for f in options(Config):
-        if f.name in given and not any(means_something(f, config) for config in configs):
+        if f.name in given and not any(is_applicable(f, config) for config in configs):
             of = next(name for name, values in f.metadata["only"].items() if getattr(configs[0], name) not in values)
-            others = f"{flag_of(of)} {getattr(configs[0], of)}"
-            raise InputError(f"{flag_of(f.name)}: means nothing to {others}; leave it out")
+            others = f"{flag_name(of)} {getattr(configs[0], of)}"
+            raise InputError(f"{flag_name(f.name)}: means nothing to {others}; leave it out")
 
 
 RULES = {                          # what an option may ask of its value, and in which words
@@ -2150,10 +2150,10 @@ def check_options(config):
     for f in options(config):
         value = getattr(config, f.name)
         if isinstance(value, float) and not np.isfinite(value):
-            raise InputError(f"{flag_of(f.name)} {value}: must be a finite number")
+            raise InputError(f"{flag_name(f.name)} {value}: must be a finite number")
         for rule, (holds, words) in RULES.items():
             if rule in f.metadata and not holds(value, f.metadata[rule]):
-                raise InputError(f"{flag_of(f.name)} {value}: must be {words} {f.metadata[rule]}")
+                raise InputError(f"{flag_name(f.name)} {value}: must be {words} {f.metadata[rule]}")
     check_writable(config.checkpoint, config.out_json)
 
 
@@ -2182,33 +2182,33 @@ def make_outdir(outdir, names):
     check_writable(*(outdir / f"{name}.png" for name in names))
 
 
-def given_of(args):
+def given_settings(args):
     """{name: value} of the settings among some arguments that were given"""
     return {f.name: getattr(args, f.name) for f in options(Config) if hasattr(args, f.name)}
 
 
 def config_from_args(args):
     """The Config of the flags that were given"""
-    given = given_of(args)
+    given = given_settings(args)
     config = Config(**given)
-    check_given(given, [config])
+    check_applicable(given, [config])
     return config
 
 
-def look_at(path, args):
+def load_for_evaluation(path, args):
     """-> the network in a file, as load_network gives it, and the Config to look at it with: its own, with the flags
-    given in args; those that would have changed its training must agree with it, but for the settings FREE"""
-    found, given = load_network(path), given_of(args)
-    found.config = dataclasses.replace(found.config, **{SOURCE: found.source})
+    given in args; those that would have changed its training must agree with it, but for the settings EVAL_SETTINGS"""
+    found, given = load_network(path), given_settings(args)
+    found.config = dataclasses.replace(found.config, **{SOURCE_SETTING: found.source})
     found.file = {"file": Path(path).name, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest(),
                   "trained_seed": found.config.seed}
-    check_given(given, [found.config])
+    check_applicable(given, [found.config])
     for f in options(Config):
         known = getattr(found.config, f.name)
         if f.name in given and f.name == "checkpoint":
             raise InputError(f"--checkpoint: is of training, and {path} is trained; leave the flag out")
-        if given.get(f.name, known) != known and not f.metadata.get("runtime") and f.name not in FREE:
-            raise InputError(f"{flag_of(f.name)} {given[f.name]}: {path} was trained with {known}; leave the flag out, "
+        if given.get(f.name, known) != known and not f.metadata.get("runtime") and f.name not in EVAL_SETTINGS:
+            raise InputError(f"{flag_name(f.name)} {given[f.name]}: {path} was trained with {known}; leave the flag out, "
                              "or train anew without --load")
     config = dataclasses.replace(found.config, **given)
     if config.out_json and os.path.realpath(config.out_json) == os.path.realpath(path):
@@ -2251,12 +2251,12 @@ def digest_of(arrays):
     return digest.hexdigest()
 
 
-def packed(right):
+def pack_bits(right):
     """Which answers were right, (n,) bool, as text: eight a byte, base64"""
     return base64.b64encode(np.packbits(right)).decode()
 
 
-def result_of(config, params, history, found):
+def make_result(config, params, history, found):
     """What --out-json writes of one network: its settings (no paths), what was found, and all that the bits depend on;
     history as columns."""
     kept = {f.name: getattr(config, f.name) for f in options(config)
@@ -2337,7 +2337,7 @@ def add_config_flags(parser):
     groups, usual = {}, Config()
     for f in sorted(options(Config), key=lambda f: ("data", "network", "training", "run").index(f.metadata["group"])):
         default = f"{getattr(usual, f.name)}, or as the recipe says" if f.default is None else f.default
-        only = "; ".join(f"{flag_of(name)} {', '.join(map(str, values))}"
+        only = "; ".join(f"{flag_name(name)} {', '.join(map(str, values))}"
                          for name, values in f.metadata.get("only", {}).items())
         text = f.metadata["help"] + f" [{only}]" * bool(only) + f" (default {default})" * (default not in ("", False))
         flag = {"help": text.replace("%", "%%")}                                        # argparse formats with %
@@ -2349,19 +2349,19 @@ def add_config_flags(parser):
             flag |= {"type": f.type, "choices": names, "metavar": None if names else metavar}
         name = f.metadata["group"]
         groups[name] = groups.get(name) or parser.add_argument_group(name)
-        groups[name].add_argument(flag_of(f.name), default=argparse.SUPPRESS, **flag)
+        groups[name].add_argument(flag_name(f.name), default=argparse.SUPPRESS, **flag)
 
 
 def add_load_flag(parser, text):
     parser.add_argument(
         "--load", nargs="?", const=str(WEIGHTS), metavar="FILE",
         help=f"{text} of a file that --checkpoint or --out-weights wrote, without FILE that of weights/{WEIGHTS.name}; "
-        f"{', '.join(map(flag_of, FREE))} may be others than those that it was trained with")
+        f"{', '.join(map(flag_name, EVAL_SETTINGS))} may be others than those that it was trained with")
 
 
 def add_out_weights_flag(parser):
     parser.add_argument("--out-weights", default="", metavar="FILE",
-                        help="write the trained network to this .npz: float16, settings, a digest, no optimiser")
+                        help="write the trained network to this .npz: float16, settings, a digest, no optimizer")
 
 
 def run_cli(main):
@@ -2386,7 +2386,7 @@ def fail(message):
 
 # END SHARED core -----------------------------------------------------------------------------------------------------
 
-LAYERS |= {"largest": (largest_forward, largest_backward), "dropout": (                 # by 0 or 1 / (1 - p)
+LAYERS |= {"global_max_pool": (global_max_pool_forward, global_max_pool_backward), "dropout": (                 # by 0 or 1 / (1 - p)
     lambda x, mask=None: (x if mask is None else x * mask, mask), lambda dy, mask: dy if mask is None else dy * mask)}
 
 
@@ -2396,7 +2396,7 @@ def main():
     add_out_weights_flag(parser)
     add_config_flags(parser)
     args = parser.parse_args()
-    found, config = look_at(args.load, args) if args.load is not None else (None, config_from_args(args))
+    found, config = load_for_evaluation(args.load, args) if args.load is not None else (None, config_from_args(args))
     check_config(config)
     check_writable(config.checkpoint, config.out_json, args.out_weights)
     progress = Progress(config.quiet)
@@ -2405,7 +2405,7 @@ def main():
     if args.out_weights:
         save_weights(args.out_weights, found.config if found else config, params, history)
     with Runner(config.threads, progress=progress) as runner:
-        tests = tests_of(params, digits, config, runner)
+        tests = evaluate_test_sets(params, digits, config, runner)
     report(config, params, history | {"source": digits["source"]}, tests, progress.say, found)
 
 

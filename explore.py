@@ -94,18 +94,18 @@ class Guide:
         self.networks = {module: [(*words, module.load_network(ROOT / "weights" / f"{name}.npz"))
                                   for name, words in files.items()] for module, files in NETWORKS.items()}
         for path in own:
-            module, found = self.look_at(path)
+            module, found = self.load_for_evaluation(path)
             kept = self.networks[module] if module is not multi else []
             self.networks[module] = [*kept, (Path(path).stem, f"yours: {found.config.model}", found)]
         ((*_, self.pairs), *_), self.moved, self.toys = self.networks.values()
         try:                                                   # MNIST if it is here, never a download
             self.source, here = "MNIST", SimpleNamespace(**vars(multi.MNIST) | {"mirrors": ()})
             self.images, self.labels = (a[:N_DIGITS] for a in multi.load_idx(here, "", 1, print)["test"])
-        except multi.NotAtHand:
+        except multi.DataNotFound:
             self.source, (self.images, self.labels, _) = "synthetic", multi.synthesize_digits(N_DIGITS, 0)
         self.door, self.desks = threading.Lock(), {k: SimpleNamespace(lock=threading.Lock(), newest=0) for k in ASKS}
 
-    def look_at(self, path):
+    def load_for_evaluation(self, path):
         """-> the experiment of a network's file, and the network"""
         fits = (lambda c: c.model == "capsnet"), (lambda c: c.task != "mnist"), (lambda c: c.data != "shapes")
         for module, fit in zip(NETWORKS, fits):
@@ -135,13 +135,13 @@ class Guide:
         return {"source": self.source, "digits": coded(self.images), "labels": self.labels.tolist(), "networks": names,
                 "least": [pictures.LEAST_LENGTH, pictures.LEAST_LEAD], "far": [FAR, STEP],
                 "ranges": affnist.RANGES, "moved": affnist.max_shift(affnist.Config()), "azimuths": list(AZIMUTHS),
-                "trained": norb.ranges_of(norb.Config())[0], "large": LARGE}
+                "trained": norb.angle_ranges(norb.Config())[0], "large": LARGE}
 
     def pair(self, image, routed):
         config = self.pairs.config if routed else dataclasses.replace(self.pairs.config, routing_iters=1)
         image = image.reshape(1, CANVAS, CANVAS).astype(np.float32) / 255
         out, _ = multi.forward(self.pairs.weights, image, config)
-        named, grid = out["digits"][0], multi.work_out(multi.trunk(config), CANVAS, 1, rows=True).side
+        named, grid = out["digits"][0], multi.infer_shapes(multi.backbone(config), CANVAS, 1, rows=True).side
         weight = np.linalg.norm(out["u"][0], axis=-1).reshape(grid * grid, -1)          # of a place's primary capsules
         c = np.stack([np.broadcast_to(step, (1, N_CLASSES, weight.size))[0, named] for step in out["c"]])
         return {"lengths": out["lengths"][0].tolist(), "digits": named.tolist(), "v": out["v"][0, named].tolist(),
@@ -166,7 +166,7 @@ class Guide:
         """A test digit, transformed, its middle at each of these places, (n, 2) px from the canvas' middle"""
         back = np.linalg.inv(affnist.affine_matrix(**factors)).repeat(len(places), 0)
         images = self.images[[digit]].repeat(len(places), 0)
-        return affnist.transformed(images, back, np.asarray(places, float) + (SIDE - 1) / 2, SIDE)
+        return affnist.resample_affine(images, back, np.asarray(places, float) + (SIDE - 1) / 2, SIDE)
 
     def digit(self, y, x, **which):
         image, answers = self.placed(places=[(y, x)], **which), []
@@ -195,7 +195,7 @@ class Guide:
         """A toy that training never showed -> its picture, and what networks get of it"""
         toy = norb.make_toy(category, norb.TOY_SPLITS["test"][toy], norb.Config().toy_seed)
         views = norb.draw_view(toy, elevation, azimuth, 2 * norb.NORB_SIDE)
-        return views[light, 0], norb.crop_batch(norb.halve(views)[[light]], [0])
+        return views[light, 0], norb.crop_batch(norb.downsample(views)[[light]], [0])
 
     def toy(self, **which):
         picture, seen = self.view(**which)

@@ -21,9 +21,9 @@ from matplotlib.patches import Patch
 
 matplotlib.rcParams.update({"font.size": 10, "axes.titlesize": 11, "axes.spines.top": False,
                             "axes.spines.right": False})
-BLUE, ORANGE, GRAY = "#0072B2", "#E69F00", "#999999"          # Okabe & Ito, colour-blind safe
+BLUE, ORANGE, GRAY = "#0072B2", "#E69F00", "#999999"          # Okabe & Ito, color-blind safe
 LEGEND = {"named right": BLUE, "named wrong": ORANGE, "not named": GRAY}
-LEVELS = 32                        # of red, green and blue: few colours, the same in every frame: a small file
+LEVELS = 32                        # of red, green and blue: few colors, the same in every frame: a small file
 TOP, ROW, BOTTOM = 80, 176, 32     # heights of the headings, of a digit's row, of the legend, px
 PICTURE, BARS, GAP = 150, 250, 40  # widths, px
 NETWORKS = [str(affnist.WEIGHTS), str(affnist.WEIGHTS.with_name("affnist_cnn-gap.npz"))]
@@ -86,11 +86,11 @@ def film(digits, networks, n, source):
         ax.set_title("" if row else title, pad=8)
         return ax
     heading = fig.suptitle("", fontsize=12, y=1 - 8 / height)
-    fig.legend([Patch(color=colour) for colour in LEGEND.values()], LEGEND, loc="lower center", ncol=3, frameon=False,
+    fig.legend([Patch(color=color) for color in LEGEND.values()], LEGEND, loc="lower center", ncol=3, frameon=False,
                fontsize=10, bbox_to_anchor=(0.5, 0))
     rows = []                      # of every digit: images, its picture, label, and of every network (bars, heights)
     for row, (image, label) in enumerate(digits):
-        images = np.stack([affnist.affine_digits(image[None], affnist.affine_matrix(**factors), Still(*place),
+        images = np.stack([affnist.transform_digits(image[None], affnist.affine_matrix(**factors), Still(*place),
                                                  SIDES["affnist"])[0][0] for _, _, factors, place in shown])
         ax = add_axes(GAP // 2, row, PICTURE, "a test digit")
         ax.set(xticks=[], yticks=[])
@@ -141,11 +141,11 @@ def main():
             raise InputError(f"{name} {value}: must be between {low} and {high}")
     for name in "out_json", "n_test", "threads", "affnist_dir", "eval_split":
         if hasattr(args, name):
-            raise InputError(f"{affnist.flag_of(name)}: means nothing to a film; leave it out")
+            raise InputError(f"{affnist.flag_name(name)}: means nothing to a film; leave it out")
     if args.out.suffix.lower() != ".gif":
         raise InputError(f"--out {args.out}: a GIF is written; give a name that ends in .gif")
     affnist.check_writable(args.out)
-    found = [affnist.look_at(path, args) for path in args.load]
+    found = [affnist.load_for_evaluation(path, args) for path in args.load]
     if any(each.task != "affnist" for _, each in found):
         raise InputError("--load: a network of --task mnist does not see 40x40 px; give those of --task affnist")
     if len({file.source for file, _ in found}) > 1:

@@ -19,13 +19,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False})
-BLUE = "#0072B2"  # Okabe & Ito, colour-blind safe
+BLUE = "#0072B2"  # Okabe & Ito, color-blind safe
 ORANGE = "#E69F00"
 GRAY = "#999999"
 CROSS = "\N{MULTIPLICATION SIGN}"
 N_SHOWN, N_VAL = 4, 500            # test pairs to watch, validation pairs for the curves
 FPS, HOLD, MAX_FRAMES = 6, 2000, 200     # ms the last frame stays; frames are kept in memory, 1 MB each
-LEVELS = 32                     # of red, green and blue: few colours, the same in every frame: a small file, no flicker
+LEVELS = 32                     # of red, green and blue: few colors, the same in every frame: a small file, no flicker
 WIDTH, HEIGHT = 800, 390           # of the film, px
 SCALE, GAP = 2, 2                  # px to a pixel; pixels between pictures
 
@@ -107,7 +107,7 @@ def draw_frames(recorder, n_steps, title, ending):
         picture.set_data(montage(shown, snapshot["recon"]))
         for bar, length in zip(bars, snapshot["lengths"].ravel()):
             bar.set_height(length)
-        for mark, right in zip(marks, capsnet.both_right(capsnet.top_two(snapshot["lengths"]), shown["labels"])):
+        for mark, right in zip(marks, capsnet.exact_match(capsnet.top_two(snapshot["lengths"]), shown["labels"])):
             mark.set_text("" if right else CROSS)
         for line, values in curves:
             line.set_data(steps[:k + 1], values[:k + 1])

@@ -20,10 +20,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False})
-COLOURS = ("#0072B2", "#D55E00")  # of the two networks: Okabe & Ito, colour-blind safe
+COLORS = ("#0072B2", "#D55E00")  # of the two networks: Okabe & Ito, color-blind safe
 NAMES = {"capsnet-shared": "capsules", "cnn-gap": "CNN"}
 FPS, HOLD, MAX_FRAMES = 5, 2000, 200     # ms the last frame of a part stays; frames are kept in memory, 1 MB each
-LEVELS = 32                     # of red, green and blue: few colours, the same in every frame: a small file, no flicker
+LEVELS = 32                     # of red, green and blue: few colors, the same in every frame: a small file, no flicker
 WIDTH, HEIGHT = 800, 390           # of the film, px
 TURNING = 2                        # the class that turns: plane
 ELEVATION = 50                     # degrees
@@ -39,7 +39,7 @@ class Recorder:
 
     def __call__(self, step, params, terms):
         with norb.Runner(self.config.threads) as runner:
-            found = norb.tests_of(params, self.data, self.config, runner)
+            found = norb.evaluate_test_sets(params, self.data, self.config, runner)
         self.history.append(((step, found["familiar"], found["novel"]), params))
 
 
@@ -66,7 +66,7 @@ def view_of(label, azimuth, light, config):
     """One image as the networks eat it, and what to show of it: of the first test toy of a class, which training never
     showed, under one of the six lightings"""
     toy = norb.make_toy(label, norb.TOY_SPLITS["test"][0], config.toy_seed)
-    views = norb.halve(norb.draw_view(toy, ELEVATION, azimuth, 2 * NORB_SIDE))[light % len(norb.LIGHTINGS)]
+    views = norb.downsample(norb.draw_view(toy, ELEVATION, azimuth, 2 * NORB_SIDE))[light % len(norb.LIGHTINGS)]
     return norb.crop_batch(views[None], [0]), views[..., 0] / 255
 
 
@@ -81,28 +81,28 @@ def draw_frames(configs, histories, n_sweep):
     curves.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="share of training", ylabel="accuracy")
     curves.set_title("new toys. Solid: from sides trained on,\ndashed: from sides never shown", fontsize=8)
     curves.grid(alpha=0.3)
-    lines = [[curves.plot([], [], style, color=colour, marker="o", markersize=3, clip_on=False,
+    lines = [[curves.plot([], [], style, color=color, marker="o", markersize=3, clip_on=False,
                           label=NAMES[config.model] if style == "-" else None)[0] for style in ("-", "--")]
-             for config, colour in zip(configs, COLOURS)]
+             for config, color in zip(configs, COLORS)]
     curves.legend(fontsize=8, loc="lower right")
     ax = fig.add_axes((0.37, 0.48, 0.17, 0.33))
     picture = ax.imshow(np.zeros((NORB_SIDE, NORB_SIDE)), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     ax.set(xticks=[], yticks=[])
     caption = ax.set_title("", fontsize=8)
     dial = fig.add_axes((0.365, 0.06, 0.18, 0.28), projection="polar")
-    ranges = norb.ranges_of(first)
+    ranges = norb.angle_ranges(first)
     low, high = ranges[0]
     dial.bar(np.deg2rad((low + high) / 2), 1, np.deg2rad(high - low), color="black", alpha=0.15)
     dial.set(yticks=[], ylim=(0, 1))
     dial.set_xticks(np.deg2rad([0, 90, 180, 270]), ["0°", "90°", "180°", "270°"], fontsize=7)
     dial.tick_params(pad=-3)
     hand, = dial.plot([0, 0], [0, 1], color="black", linewidth=1.5)
-    fig.text(0.455, 0.395, "azimuth; grey: trained on\ndot: right, cross: wrong", ha="center", va="bottom",
+    fig.text(0.455, 0.395, "azimuth; gray: trained on\ndot: right, cross: wrong", ha="center", va="bottom",
              fontsize=7.5)
     panels, frames = [], []
-    for k, colour in enumerate(COLOURS):
+    for k, color in enumerate(COLORS):
         ax = fig.add_axes((0.63, 0.55 - 0.44 * k, 0.34, 0.29))
-        bars = ax.barh(range(N_CLASSES), [0] * N_CLASSES, color=colour)
+        bars = ax.barh(range(N_CLASSES), [0] * N_CLASSES, color=color)
         ax.set(xlim=(0, 1), ylim=(N_CLASSES - 0.5, -0.5), xticks=[0, 0.5, 1])
         ax.set_yticks(range(N_CLASSES), NORB_NAMES, fontsize=8)
         ax.tick_params(labelsize=8)
@@ -162,10 +162,10 @@ def main():
         raise InputError(f"--out {args.out}: a GIF is written; give a name that ends in .gif")
     for name in "out_json", "checkpoint", "model":
         if hasattr(args, name):
-            raise InputError(f"{norb.flag_of(name)}: goes with smallnorb_novel_viewpoint.py; leave it out here")
-    given = norb.given_of(args)
-    configs = [norb.network_of(given, name) for name in NAMES]
-    norb.check_given(given, configs)
+            raise InputError(f"{norb.flag_name(name)}: goes with smallnorb_novel_viewpoint.py; leave it out here")
+    given = norb.given_settings(args)
+    configs = [norb.network_config(given, name) for name in NAMES]
+    norb.check_applicable(given, configs)
     for config in configs:
         norb.check_config(config)
     if configs[0].data != "toys" or configs[0].split != "azimuth":

@@ -20,14 +20,14 @@ own 16-D capsule, although it only ever saw the composite?
     routing      3 iterations, softmax over the 10 digit capsules, b = 0 at first    (N, 10, 16)
     decoder      one capsule, the others masked: 160 -> 256 -> 512 -> 1296           (N, 36, 36), once per digit
 
-Every convolution is batch-normalised over 16 samples; a ReLU follows, after PrimaryCaps the squash.
+Every convolution is batch-normalized over 16 samples; a ReLU follows, after PrimaryCaps the squash.
 
 Loss: margin loss on the capsule lengths + 0.01 x summed squared error of the two redrawn digits. Adam; the kernels of
-the convolutions go along their orthogonalised momentum (Muon). The backward pass runs through everything, all routing
+the convolutions go along their orthogonalize momentum (Muon). The backward pass runs through everything, all routing
 iterations included.
 
-Deviations from the paper: six small convolutions, normalised, for its two of 9x9 (`--preset classic` has two,
-`--preset paper` the paper's own, of 256 channels; `--norm none` takes the normalisation away); a reconstruction weight
+Deviations from the paper: six small convolutions, normalized, for its two of 9x9 (`--preset classic` has two,
+`--preset paper` the paper's own, of 256 channels; `--norm none` takes the normalization away); a reconstruction weight
 of 0.01, not 0.0005; the two digits' frames' middles, 20x20 px, overlap with an IoU of at least 0.8 (`--min-iou 0` is
 the paper's protocol); in long runs training digits are bent a little (`--warp`); pixel-wise max as the merge (`--merge
 add` is the official code's); fresh pairs every epoch; cosine decay of the learning rate; Muon (`--muon 0`: Adam for
@@ -96,10 +96,10 @@ def option(default, text, group, **extra):
 #   load_digits           the digits of MNIST, three splits
 #   generate_multimnist   two of them, of different classes, shifted and merged
 #   epoch_samples         an epoch of such pairs, a chunk at a time; to_batch: some of them as floats
-#   forward               layers_forward: the trunk; caps_head_forward: squash, votes, routing, decoder
-#   naming_loss, reconstruction_loss      how far from the truth
+#   forward               layers_forward: the backbone; caps_head_forward: squash, votes, routing, decoder
+#   classification_loss, reconstruction_loss      how far from the truth
 #   backward              the same way back: caps_head_backward, layers_backward
-#   take_step             Muon and Adam: new weights
+#   optimizer_step             Muon and Adam: new weights
 #   evaluate              both digits right? report: what is printed and kept
 
 
@@ -120,7 +120,7 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.
                 for rows in run.batches(pairs):
                     run.update(len(rows), *run.runner.loss_and_grads(run.params, pairs, rows, config))
             found = evaluate(run.weights, validation_pairs(data, config), config, run.runner)
-            run.close_epoch({"val_" + name: found[name] for name in EPOCH_KEEPS if name in found},
+            run.close_epoch({"val_" + name: found[name] for name in EPOCH_METRICS if name in found},
                             f"validation {found['exact_match']:.3f}")
     return run.weights, run.history
 
@@ -129,12 +129,12 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.
 
 CANVAS = 36                        # side of a composite, px
 MAX_SHIFT = 4                      # a digit moves by -4..+4 whole px on each axis
-BOX = 20                           # MNIST digits are size-normalised into 20x20, here taken as the frame's middle, px
+BOX = 20                           # MNIST digits are size-normalized into 20x20, here taken as the frame's middle, px
 N_CLASSES = 10
 CHANCE, CHANCE_ANY = 1 / 45, 17 / 45                   # one set out of C(10, 2); sets that share a digit with it
 
 
-def legal_shift_pairs(min_iou):
+def allowed_shift_pairs(min_iou):
     """All ((dy, dx), (dy, dx)) of two digits whose 20x20 boxes overlap with IoU >= min_iou. -> (n, 2, 2) int64, px."""
     shifts = np.arange(-MAX_SHIFT, MAX_SHIFT + 1)
     pairs = np.stack(np.meshgrid(*[shifts] * 4, indexing="ij"), -1).reshape(-1, 2, 2)
@@ -149,7 +149,7 @@ def box_iou(shifts):
 
 
 def shift_digits(images, shifts):
-    """Put each 28x28 image on a 36x36 canvas, its centre moved by shifts (n, 2) = (dy, dx) px. -> (n, 36, 36) uint8"""
+    """Put each 28x28 image on a 36x36 canvas, its center moved by shifts (n, 2) = (dy, dx) px. -> (n, 36, 36) uint8"""
     margin = 2 * MAX_SHIFT
     padded = np.pad(images, ((0, 0), (margin, margin), (margin, margin)))               # (n, 44, 44)
     windows = sliding_window_view(padded, (CANVAS, CANVAS), axis=(1, 2))                # (n, 9, 9, 36, 36)
@@ -179,11 +179,11 @@ def warp_digits(images, strength, rng):
     linear = np.stack([cos * (1 + down), (shear * cos + sin) * (1 + across),
                        -sin * (1 + down), (cos - shear * sin) * (1 + across)], -1).reshape(n, 2, 2)
     bend = rng.normal(0, 0.5 * strength, (n, 2, BEND_GRID, BEND_GRID))
-    return np.concatenate([resampled(*(array[start:start + 64] for array in (images, linear, bend)))    # in cache: 12
+    return np.concatenate([resample(*(array[start:start + 64] for array in (images, linear, bend)))    # in cache: 12
                            for start in range(0, n, 64)])                                        # times as fast
 
 
-def resampled(images, linear, bend):
+def resample(images, linear, bend):
     """Each output pixel (y, x), counted from the middle, taken from linear @ (y, x) + bend of its image.
 
     images (n, side, side) uint8; linear (n, 2, 2); bend (n, 2, BEND_GRID, BEND_GRID), px, linear between its nodes.
@@ -219,7 +219,7 @@ def generate_multimnist(images, labels, n, rng, min_iou=0.8, merge="max", warp=0
     start = np.searchsorted(labels[by_class], np.arange(N_CLASSES + 1))
     if (np.diff(start) > 0).sum() < 2:
         raise InputError("pairs need digits of at least two classes; give more images")
-    legal = legal_shift_pairs(min_iou)
+    legal = allowed_shift_pairs(min_iou)
     first = rng.integers(0, len(labels), n)
     label = labels[first].astype(np.int64)
     count = start[label + 1] - start[label]
@@ -334,11 +334,11 @@ def softmax_backward(dc, cache):
 SQUASH, SOFTMAX = (squash_forward, squash_backward), (softmax_forward, softmax_backward)
 
 
-def routing_forward(u_hat, n_iters, empty=np.empty, normaliser=SOFTMAX, ending=SQUASH):
+def routing_forward(u_hat, n_iters, empty=np.empty, normalizer=SOFTMAX, ending=SQUASH):
     """Procedure 1, dynamic routing. u_hat (N, J, I, D) -> v (N, J, D)
 
     For r = 1..n_iters: c = softmax_j(b), s_j = sum_i c_ij u_hat_j|i, v = squash(s), and b_ij += u_hat_j|i . v_j, with
-    b = 0 at first, per sample; the update after the last squash would not be read. normaliser and ending, each a
+    b = 0 at first, per sample; the update after the last squash would not be read. normalizer and ending, each a
     forward and its backward, may stand in the softmax's and the squash's place. The cache's steps hold each iteration's
     c (N, J, I), the first being the same for all, as (1, I), and v. All sums are BLAS calls: a matrix-vector product
     for every (n, j) reads u_hat once, where a GEMM against a block-diagonal matrix would do J times the arithmetic.
@@ -348,16 +348,16 @@ def routing_forward(u_hat, n_iters, empty=np.empty, normaliser=SOFTMAX, ending=S
     b = v = None
     for r in range(n_iters):
         if r == 0:
-            c, c_cache = normaliser[0](np.zeros((1, J, I), u_hat.dtype))[0][:, 0], None                 # (1, I)
+            c, c_cache = normalizer[0](np.zeros((1, J, I), u_hat.dtype))[0][:, 0], None                 # (1, I)
             s = np.matmul(c, u_hat.transpose(0, 2, 1, 3).reshape(N, I, J * D)).reshape(N, J, D)
         else:
             agreement = np.matmul(u_hat, v[..., None], out=empty((N, J, I, 1), u_hat.dtype))[..., 0]        # (N, J, I)
             b = agreement if b is None else np.add(b, agreement, out=empty((N, J, I), u_hat.dtype))
-            c, c_cache = normaliser[0](b)
+            c, c_cache = normalizer[0](b)
             s = np.matmul(c[:, :, None, :], u_hat)[:, :, 0]                             # (N, J, D)
         v, v_cache = ending[0](s)
         steps.append(SimpleNamespace(c=c, v=v, c_cache=c_cache, v_cache=v_cache))
-    return v, SimpleNamespace(u_hat=u_hat, steps=steps, empty=empty, normaliser=normaliser, ending=ending)
+    return v, SimpleNamespace(u_hat=u_hat, steps=steps, empty=empty, normalizer=normalizer, ending=ending)
 
 
 def routing_backward(dv, cache):
@@ -376,7 +376,7 @@ def routing_backward(dv, cache):
         if r == 0:                                                                      # its c is a constant
             break
         dc = np.matmul(u_hat, ds[..., None], out=empty((N, J, I, 1), dv.dtype))[..., 0]                     # (N, J, I)
-        db = db + cache.normaliser[1](dc, steps[r].c_cache)                      # b_r = b_(r-1) + u_hat . v_(r-1)
+        db = db + cache.normalizer[1](dc, steps[r].c_cache)                      # b_r = b_(r-1) + u_hat . v_(r-1)
         terms.append((db, steps[r - 1].v))
         dv = np.matmul(db[:, :, None], u_hat)[:, :, 0]
     coefficients = empty((N, J, len(terms), I), dv.dtype)
@@ -457,7 +457,7 @@ def sigmoid_cross_entropy(scores, present):
     return loss, (sigmoid_forward(scores)[0] - present) / N
 
 
-def naming_loss(out, labels, config):
+def classification_loss(out, labels, config):
     """The loss on the names: margin loss on the lengths, or the CNN's cross-entropy on its scores. -> its name, loss,
     gradient"""
     present = k_hot(labels, out["lengths"].dtype)
@@ -475,10 +475,10 @@ SIZES = {                          # of each preset: types of primary capsules, 
     "paper": (32, 512, 1024)}
 
 
-def trunk(config):
+def backbone(config):
     """The layers up to PrimaryCaps, it included; the CNN's up to it. Maxima come before the ReLU, which then has a
     quarter of the work; of PrimaryCaps the squash takes the ReLU's place."""
-    c, C, relu, pool = config.conv1_channels, config.conv3_channels, ("relu",), ("pool",)
+    c, C, relu, pool = config.conv1_channels, config.conv3_channels, ("relu",), ("max_pool",)
 
     def conv(k, F, K=3, stride=1):
         return "conv2d", f"conv{k}", K, stride, F
@@ -486,7 +486,7 @@ def trunk(config):
     def branch(k, F):
         """Two convolutions, to whose output their input is added"""
         first, second = (("conv2d", f"branch{n}", 3, 1, F) for n in (k, k + 1))
-        return ("keep",), ("pad", 1), first, relu, ("pad", 1), second, ("add",), relu
+        return ("skip",), ("pad", 1), first, relu, ("pad", 1), second, ("add",), relu
     deep = (conv(1, c), relu, conv(2, c), pool, relu, conv(3, C), relu, conv(4, C), pool, relu, conv(5, 2 * C), relu)
     residual = (conv(1, c), relu, conv(2, 2 * c), pool, relu, conv(3, C), relu, *branch(1, C),
                 conv(4, 2 * C), pool, relu, *branch(3, 2 * C), conv(5, 4 * C), relu)
@@ -508,12 +508,12 @@ def decoder(config):
             ("sigmoid",))
 
 
-VECTOR_HEAD = ("flatten",), ("linear", "fc1", N_CLASSES * D)           # from the trunk to ten vectors, before the squash
+VECTOR_HEAD = ("flatten",), ("linear", "fc1", N_CLASSES * D)           # from the backbone to ten vectors, before the squash
 
 
 def cnn_head(config, hidden):
-    """The CNN's layers on top of its trunk: up to its hidden units, and from these to its scores"""
-    seen = {"dense": ("flatten",), "gap": ("mean",)}[config.cnn_head]
+    """The CNN's layers on top of its backbone: up to its hidden units, and from these to its scores"""
+    seen = {"dense": ("flatten",), "gap": ("global_avg_pool",)}[config.cnn_head]
     return (seen, ("linear", "fc1", hidden), ("relu",)), (("linear", "fc2", N_CLASSES),)
 
 
@@ -521,25 +521,25 @@ def param_shapes(config):
     """Names and shapes of the weights of config.model, in the order in which they are drawn"""
     J = N_CLASSES
     if config.model == "vector-dense":
-        return work_out((*trunk(config), *VECTOR_HEAD), CANVAS, 1, rows=True).shapes | work_out(
+        return infer_shapes((*backbone(config), *VECTOR_HEAD), CANVAS, 1, rows=True).shapes | infer_shapes(
             decoder(config), 1, J * D).shapes
     if config.model != "capsnet":
-        below, above = cnn_head(config, cnn_hidden(config))
-        redraws = work_out(decoder(config), 1, J * D).shapes if config.model == "cnn-vectors" else {}
-        return work_out((*trunk(config), *below, *above), CANVAS, 1, rows=True).shapes | redraws
-    convs = work_out(trunk(config), CANVAS, 1, rows=True)
-    return convs.shapes | {"W": (convs.side ** 2 * convs.channels // E, E, J, D)} | work_out(
+        below, above = cnn_head(config, cnn_hidden_units(config))
+        redraws = infer_shapes(decoder(config), 1, J * D).shapes if config.model == "cnn-vectors" else {}
+        return infer_shapes((*backbone(config), *below, *above), CANVAS, 1, rows=True).shapes | redraws
+    convs = infer_shapes(backbone(config), CANVAS, 1, rows=True)
+    return convs.shapes | {"W": (convs.side ** 2 * convs.channels // E, E, J, D)} | infer_shapes(
         decoder(config), 1, J * D).shapes                                               # W (I, E, J, D)
 
 
 @functools.cache
-def cnn_hidden(config):
+def cnn_hidden_units(config):
     """Units of the CNN's hidden layer with which it has at most as many parameters as the preset's capsule network, of
     its own Conv1 and these conv3_channels, both without decoder; of vectors as many as the digit capsules have, if so
     many fit"""
     caps = param_shapes(Config(preset=config.preset, conv3_channels=config.conv3_channels))
     budget = sum(math.prod(shape) for name, shape in caps.items() if not name.startswith("dec"))
-    convs = work_out(trunk(config), CANVAS, 1, rows=True)
+    convs = infer_shapes(backbone(config), CANVAS, 1, rows=True)
     inputs = convs.channels * (convs.side ** 2 if config.cnn_head == "dense" else 1)
     room = (budget - sum(map(math.prod, convs.shapes.values())) - N_CLASSES) // (inputs + 1 + N_CLASSES)
     return min(room, N_CLASSES * D) if config.model == "cnn-vectors" else room
@@ -571,17 +571,17 @@ def forward(params, images, config, digits=None, empty=np.empty, statistics=None
     """
     head_forward, _ = HEADS[config.model]
     x = im2col_rows(images, params["conv1_w"].shape[1])
-    x, convs_cache = layers_forward(params, x, trunk(config), empty, statistics)        # (N, side, side, C)
+    x, convs_cache = layers_forward(params, x, backbone(config), empty, statistics)        # (N, side, side, C)
     out, head_cache = head_forward(params, x, config, digits, empty)
     return out, SimpleNamespace(convs=convs_cache, head=head_cache)
 
 
 def backward(dscores, drecon, cache, config):
-    """dscores (N, 10), naming_loss's gradient, drecon (N, R, 36, 36), None if nothing is redrawn -> grads, keys as
+    """dscores (N, 10), classification_loss's gradient, drecon (N, R, 36, 36), None if nothing is redrawn -> grads, keys as
     params"""
     grads, (_, head_backward) = {}, HEADS[config.model]
     dx = head_backward(dscores, drecon, cache.head, config, grads)
-    layers_backward(dx, cache.convs, trunk(config), grads, need_dx=False)
+    layers_backward(dx, cache.convs, backbone(config), grads, need_dx=False)
     return grads
 
 
@@ -597,7 +597,7 @@ def im2col_rows(x, K):
 
 
 def caps_head_forward(params, x, config, digits, empty):
-    """The trunk's output x (N, side, side, C), PrimaryCaps' before the squash -> forward's out of the capsule network,
+    """The backbone's output x (N, side, side, C), PrimaryCaps' before the squash -> forward's out of the capsule network,
     cache"""
     u, squash_cache = squash_forward(x.reshape(len(x), -1, E))                          # (N, I, E)
     u_hat, votes_cache = votes_forward(u, params["W"], empty)                           # (N, J, I, D)
@@ -633,7 +633,7 @@ def class_vectors_backward(dlengths, drecon, cache, config, grads):
 
 
 def vector_head_forward(params, x, config, digits, empty):
-    """The trunk's output x (N, side, side, C) through a dense layer to ten vectors and the squash -> forward's out, cache"""
+    """The backbone's output x (N, side, side, C) through a dense layer to ten vectors and the squash -> forward's out, cache"""
     s, layers_cache = layers_forward(params, x, VECTOR_HEAD, empty)
     v, squash_cache = squash_forward(s.reshape(len(x), N_CLASSES, D))
     out, classes_cache = class_vectors_forward(params, v, config, digits, empty)
@@ -647,12 +647,12 @@ def vector_head_backward(dlengths, drecon, cache, config, grads):
 
 
 def cnn_head_forward(params, x, config, digits, empty):
-    """The trunk's output x (N, side, side, C) -> forward's out of the CNN, cache"""
-    below, above = cnn_head(config, cnn_hidden(config))
+    """The backbone's output x (N, side, side, C) -> forward's out of the CNN, cache"""
+    below, above = cnn_head(config, cnn_hidden_units(config))
     hidden, hidden_cache = layers_forward(params, x, below, empty)
     scores, scores_cache = layers_forward(params, hidden, above, empty)
     out = {"lengths": sigmoid_forward(scores)[0], "scores": scores}
-    out["digits"] = answers(out) if digits is None else digits
+    out["digits"] = predict(out) if digits is None else digits
     cache = SimpleNamespace(hidden=hidden_cache, scores=scores_cache)
     if config.model == "cnn-vectors":
         masked, cache.mask = mask_forward(hidden.reshape(len(x), N_CLASSES, D), out["digits"])
@@ -663,7 +663,7 @@ def cnn_head_forward(params, x, config, digits, empty):
 
 def cnn_head_backward(dscores, drecon, cache, config, grads):
     """-> dx (N, side, side, C); the parameters' gradients go into `grads`"""
-    below, above = cnn_head(config, cnn_hidden(config))
+    below, above = cnn_head(config, cnn_hidden_units(config))
     dhidden = layers_backward(dscores, cache.scores, above, grads)
     if config.model == "cnn-vectors":
         dmasked = layers_backward(drecon.reshape(-1, CANVAS * CANVAS), cache.decoder, decoder(config), grads)
@@ -681,7 +681,7 @@ def top_two(lengths):
     return np.argsort(-lengths, axis=1, kind="stable")[:, :2]
 
 
-def answers(out):
+def predict(out):
     """The two digits that a network names, (N, 2): of the CNN by its scores, since sigmoids round to 1 and would tie"""
     return top_two(out.get("scores", out["lengths"]))
 
@@ -695,14 +695,14 @@ def k_hot(labels, dtype):
 
 def loss_and_grads(params, batch, config, empty=np.empty, batch_fraction=1.0):
     """One batch (to_batch's dict) -> (terms, grads, statistics): means over the batch, times `batch_fraction`, a
-    shard's part of its batch. Pure; with an Arena the grads live until rewind(). statistics: of the normalisations.
+    shard's part of its batch. Pure; with an Arena the grads live until rewind(). statistics: of the normalizations.
 
     terms: loss = margin + recon_weight * recon; recon is the summed squared error of both digits; hits: pairs named
     right. The CNN's: cross_entropy for margin; recon of vectors alone.
     """
     statistics = {}
     out, cache = forward(params, batch["images"], config, batch["labels"], empty, statistics)
-    name, loss, dscores = naming_loss(out, batch["labels"], config)
+    name, loss, dscores = classification_loss(out, batch["labels"], config)
     terms, drecon = {"loss": loss * batch_fraction, name: loss * batch_fraction}, None
     if "recon" in out:
         recon, drecon = reconstruction_loss(out["recon"], batch["sources"])
@@ -710,10 +710,10 @@ def loss_and_grads(params, batch, config, empty=np.empty, batch_fraction=1.0):
         terms |= {"loss": terms["loss"] + config.recon_weight * recon, "recon": recon}
         drecon *= config.recon_weight * batch_fraction
     grads = backward(dscores * batch_fraction, drecon, cache, config)
-    return terms | {"hits": int(both_right(answers(out), batch["labels"]).sum())}, grads, statistics
+    return terms | {"hits": int(exact_match(predict(out), batch["labels"]).sum())}, grads, statistics
 
 
-def both_right(named, labels):
+def exact_match(named, labels):
     """Whether two digits named are exactly the two that are there. (N, 2), (N, 2) -> (N,) bool"""
     return (np.sort(named, 1) == np.sort(labels, 1)).all(1)
 
@@ -721,7 +721,7 @@ def both_right(named, labels):
 def forward_rows(params, pairs, rows, config, empty, decode="labels"):
     """forward of some pairs of a dict -> its arrays with a row a pair (lengths, digits; v, recon; scores); it
     decodes the digits that are there or, with decode="top2", the two longest capsules."""
-    batch = to_batch(pairs, rows, dtype_of(params))
+    batch = to_batch(pairs, rows, params_dtype(params))
     out, _ = forward(params, batch["images"], config, batch["labels"] if decode == "labels" else None, empty)
     return {name: out[name] for name in ("lengths", "v", "digits", "recon", "scores") if name in out}
 
@@ -737,12 +737,12 @@ def evaluate(params, chunks, config, runner):
     cross_entropy for margin and, but of vectors, redraws nothing: no recon, no recon_mse.
     """
     named, sums = [], np.zeros(3)
-    total = np.zeros((CANVAS, CANVAS), np.int64)                                        # of the digits' grey levels
+    total = np.zeros((CANVAS, CANVAS), np.int64)                                        # of the digits' gray levels
     for part in chunks:
         out, size = runner.forward(params, part, config), len(part["labels"])
-        named.append((answers(out)[:, :, None] == part["labels"][:, None, :]).any(1).sum(1))    # digits named right
+        named.append((predict(out)[:, :, None] == part["labels"][:, None, :]).any(1).sum(1))    # digits named right
         target = part["sources"].astype(out["lengths"].dtype) / 255
-        name, loss, _ = naming_loss(out, part["labels"], config)
+        name, loss, _ = classification_loss(out, part["labels"], config)
         recon = reconstruction_loss(out["recon"], target)[0] if "recon" in out else 0.0
         sums += np.array([loss, recon, float(np.square(target).sum() / size)]) * size
         total += part["sources"].sum((0, 1), dtype=np.int64)
@@ -756,12 +756,12 @@ def evaluate(params, chunks, config, runner):
             "baseline_recon_mse": (square - 2 * float(np.square(total / (2 * n) / 255).sum())) / per_pixel}
 
 
-def tests_of(params, digits, config, runner):
+def evaluate_test_sets(params, digits, config, runner):
     """-> what evaluate finds of the test pairs"""
     return evaluate(params, stream_pairs(digits, "test", config.n_test, config, "evaluation", 1), config, runner)
 
 
-EPOCH_KEEPS = ("loss", "margin", "cross_entropy", "recon", "recon_mse", "exact_match", "at_least_one")
+EPOCH_METRICS = ("loss", "margin", "cross_entropy", "recon", "recon_mse", "exact_match", "at_least_one")
 
 
 def announce(run, digits):
@@ -776,19 +776,19 @@ def announce(run, digits):
         + f"; going on at step {run.step} of {run.n_steps}" * (run.step > 0))
 
 
-def results_of(config, params, history, test, found=None):
+def test_result(config, params, history, test, found=None):
     """The dict that --out-json writes. found: the network that was loaded, if it was not trained here"""
     measured = {"test_exact_match": test["exact_match"], "test_hits": test["hits"],
                 "test_exact_match_ci95": wilson_interval(test["hits"], test["n"]),
                 "test_at_least_one": test["at_least_one"], "test_recon_mse": test.get("recon_mse"),
-                "baseline_recon_mse": test["baseline_recon_mse"], "hit_bits": {"test": packed(test["correct"])}}
-    return result_of(config, params, history, measured) | (
+                "baseline_recon_mse": test["baseline_recon_mse"], "hit_bits": {"test": pack_bits(test["correct"])}}
+    return make_result(config, params, history, measured) | (
         {"history": {}, "loaded": found.file} if found else {})                         # its history is in that file
 
 
 def report(config, params, history, test, say, found=None, **more):
     """Print evaluate's result on the test pairs, and write --out-json, with what more was found"""
-    results = results_of(config, params, history, test, found) | more
+    results = test_result(config, params, history, test, found) | more
     low, high = results["test_exact_match_ci95"]
     say(f"\n{DIGIT_NAMES[results['source']]}, {test['n']} test pairs, IoU >= {config.min_iou}, merge {config.merge}\n"
         f"  set accuracy        {test['exact_match']:.4f}   95% interval [{low:.4f}, {high:.4f}]; chance "
@@ -809,7 +809,7 @@ def report(config, params, history, test, say, found=None, **more):
 
 @dataclass(frozen=True)
 class Settings:
-    """A setting has one value: what was given, else its default, else, where that is None, what Config.recipe() says, a
+    """A setting has one value: what was given, else its default, else, where that is None, what Config.preset_defaults() says, a
     dict. Config adds n_epochs and lr, for which there is no common default."""
     seed: int = option(0, "seed of everything random; same seed, same bits", "training", low=0, high=2 ** 32 - 1)
     batch_size: int = option(32, "samples in a batch", "training", low=1, high=4096)
@@ -817,13 +817,13 @@ class Settings:
     lr_schedule: str = option("cosine", "cosine decay to 0, or constant", "training", choices=("cosine", "constant"))
     threads: int = option(0, "worker threads, 0 for one per core; does not change a bit", "run", low=0, high=256,
                           runtime=True)
-    checkpoint: str = option("", "write weights and optimiser to this .npz at every epoch's end; go on from it if it "
+    checkpoint: str = option("", "write weights and optimizer to this .npz at every epoch's end; go on from it if it "
                              "is there", "run", runtime=True)
     out_json: str = option("", "write settings and results to this file", "run", runtime=True)
     quiet: bool = option(False, "print nothing but errors", "run", runtime=True)
 
     def __post_init__(self):
-        for name, value in self.recipe().items():
+        for name, value in self.preset_defaults().items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
 
@@ -851,7 +851,7 @@ class Config(Settings):
     n_test: int = option(10000, "test pairs, seen once, after training", "data", low=1, high=1_000_000, runtime=True)
     lr: float = option(None, "Adam's learning rate at the start, or after the warm-up", "training", above=0)
     warmup: int = option(None, "steps over which the learning rate first rises from 0", "training", low=0, high=100_000)
-    muon: float = option(None, "step of a normalised kernel along its orthogonalised momentum (Muon), as a share of "
+    muon: float = option(None, "step of a normalized kernel along its orthogonalize momentum (Muon), as a share of "
                          "the kernel's length, in Adam's place; 0, as with --norm none: Adam for all", "training",
                          low=0, high=1)
     digits: str = option("auto", "auto: MNIST if at hand or to be fetched, else synthetic", "data",
@@ -874,7 +874,7 @@ class Config(Settings):
                                  low=1, high=4096)
     conv3_channels: int = option(None, "channels C of Conv3; deep: C in Conv4, 2C in Conv5; residual: 2C and 4C; "
                                  "half-digit: 2C in Conv3, its last", "network", low=1, high=4096)
-    norm: str = option(None, "batch normalisation, over 16 samples, after every convolution, PrimaryCaps' included, or "
+    norm: str = option(None, "batch normalization, over 16 samples, after every convolution, PrimaryCaps' included, or "
                        "none", "network", choices=("batch", "none"))
     routing_iters: int = option(3, "routing iterations; 1 means uniform coupling", "network", low=1, high=50,
                                 only=CAPS_ONLY)
@@ -883,15 +883,15 @@ class Config(Settings):
     cnn_head: str = option("dense", "what the CNN's hidden layer sees: every place apart, or each channel's mean over "
                            "places", "network", choices=("dense", "gap"), only=CNN_ONLY)
 
-    def recipe(self):
+    def preset_defaults(self):
         values = PRESETS.get(self.preset, {})
         values = values | CNN if self.model != "capsnet" and self.preset != "residual" else values
         return values | ({"muon": 0.0} if (self.norm or values.get("norm")) == "none" else {})
 
 
 WEIGHTS = Path(__file__).with_name("weights") / "multimnist_capsnet.npz"                  # the network that comes along
-SOURCE = "digits"                                                   # the setting that says where data come from
-FREE = ("seed", "min_iou", "merge", "routing_iters")               # what may differ from what a network trained with
+SOURCE_SETTING = "digits"                                                   # the setting that says where data come from
+EVAL_SETTINGS = ("seed", "min_iou", "merge", "routing_iters")               # what may differ from what a network trained with
 
 
 def check_config(config):
@@ -901,9 +901,9 @@ def check_config(config):
     if config.batch_size > config.n_train:
         raise InputError(
             f"--batch-size {config.batch_size}: more than --n-train {config.n_train}; lower one or raise the other")
-    if config.model in CNN_ONLY["model"] and cnn_hidden(config) < N_CLASSES * (D if config.model == "cnn-vectors" else 1):
+    if config.model in CNN_ONLY["model"] and cnn_hidden_units(config) < N_CLASSES * (D if config.model == "cnn-vectors" else 1):
         raise InputError(f"--conv1-channels {config.conv1_channels}, --conv3-channels {config.conv3_channels}: leave "
-                         f"room for {max(0, cnn_hidden(config))} hidden units only, within the capsule network's "
+                         f"room for {max(0, cnn_hidden_units(config))} hidden units only, within the capsule network's "
                          "number of parameters; lower them, or try --cnn-head gap")
 
 
@@ -928,7 +928,7 @@ N_SYNTHETIC = {"train": 20000, "val": 2500, "test": 5000}
 DIGIT_NAMES = {"mnist": "MNIST digits", "synthetic": "SYNTHETIC digits"}         # in everything printed or drawn
 
 
-class NotAtHand(InputError):
+class DataNotFound(InputError):
     """A data set is not here and cannot be fetched"""
 
 
@@ -972,9 +972,9 @@ def download_idx(data_set, name, spec, folder, timeout, say):
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / (name + ".gz"), lambda file, raw=raw: file.write(raw))
         except (OSError, InputError) as error:
-            raise NotAtHand(f"the cache {folder} cannot be written ({error}); make room there, or {mend}") from None
+            raise DataNotFound(f"the cache {folder} cannot be written ({error}); make room there, or {mend}") from None
         return folder / (name + ".gz")
-    raise NotAtHand(f"could not download {name}.gz ({'; '.join(faults)}); check the network, or {mend}")
+    raise DataNotFound(f"could not download {name}.gz ({'; '.join(faults)}); check the network, or {mend}")
 
 
 def load_idx(data_set, given, timeout, say):
@@ -1083,7 +1083,7 @@ def _stroke_basis(strokes, size):
 
 
 def _render(dots, width, edge, pressure):
-    """Pen positions (n, DOTS, 2) -> ink in [0, 1] (n, 28, 28), sized and centred as MNIST does."""
+    """Pen positions (n, DOTS, 2) -> ink in [0, 1] (n, 28, 28), sized and centerd as MNIST does."""
     low, high = dots.min(1), dots.max(1)                                             # (n, 2)
     scale = (20 - width * pressure.max(1)) / (high - low).max(1)  # the ink, not its axis, spans 20
     dots = (dots - ((low + high) / 2)[:, None]) * scale[:, None, None] + 9.5
@@ -1096,8 +1096,8 @@ def _render(dots, width, edge, pressure):
         np.minimum(nearest, np.add(down[:, None], across[None], out=squared), out=nearest)
     ink = np.clip((width / 2 - np.sqrt(nearest)) / edge + 0.5, 0, 1)                 # (20, 20, n)
     ink *= ink * (3 - 2 * ink)                                    # saturated core, soft rim
-    centre = [(ink.sum(axis) * pixel).sum(0) / ink.sum((0, 1)) for axis in (1, 0)]
-    top, left = np.clip(np.rint(14 - np.array(centre)), 0, 8).astype(int)
+    center = [(ink.sum(axis) * pixel).sum(0) / ink.sum((0, 1)) for axis in (1, 0)]
+    top, left = np.clip(np.rint(14 - np.array(center)), 0, 8).astype(int)
     canvas = np.zeros((len(width), 28, 28), np.float32)
     image, row, column = np.ogrid[:len(width), :20, :20]
     canvas[image, top[:, None, None] + row, left[:, None, None] + column] = ink.transpose(2, 0, 1)
@@ -1157,10 +1157,10 @@ def load_digits(config, say=print, data_set=MNIST):
         try:
             found = load_idx(data_set, config.mnist_dir, 5 if config.digits == "auto" else 30, say)
             return {"source": data_set.source} | found
-        except NotAtHand as error:
+        except DataNotFound as error:
             if config.digits != "auto":
                 given = shlex.join(["python3", *sys.argv]).replace(f" --digits {config.digits}", "")
-                raise NotAtHand(f"{error}, as in: {given} --digits synthetic") from None
+                raise DataNotFound(f"{error}, as in: {given} --digits synthetic") from None
             bar = "!" * 79                                                      # --quiet does not hide this
             print(f"{bar}\n!!  NO {data_set.name} HERE: these are SYNTHETIC digits. Numbers are not comparable with "
                   f"{data_set.name}'s.\n!!  {error}\n{bar}", file=sys.stderr, flush=True)
@@ -1173,13 +1173,13 @@ def load_digits(config, say=print, data_set=MNIST):
 
 # END SHARED mnist ----------------------------------------------------------------------------------------------------
 
-# SHARED muon: steps of normalised kernels along their orthogonalised momentum ----------------------------------------
+# SHARED muon: steps of normalized kernels along their orthogonalize momentum ----------------------------------------
 
 MUON_BETA, MUON_ROUNDS = 0.95, 5
 MUON_POLYNOMIAL = 3.4445, -4.7750, 2.0315          # Jordan et al. 2024: steep at 0, so that few rounds do
 
 
-def orthogonalised(g):
+def orthogonalize(g):
     """g (C, F) = U S V^T -> about U V^T, singular values between 0.7 and 1.2 but for those that were under |g| / 500:
     Newton-Schulz, X <- P X with P = a + b G + c G^2 and G = X X^T, from X = g / |g|.
 
@@ -1199,51 +1199,51 @@ def orthogonalised(g):
 
 
 def muon_step(params, shard_grads, momentum, names, share, runner):
-    """One step of the kernels `names` in place: with the momentum m = 0.95 m + g, along orthogonalised(g + 0.95 m), by
-    `share` of the kernel's length, which then is what it was: to the normalisation behind it only its direction counts.
+    """One step of the kernels `names` in place: with the momentum m = 0.95 m + g, along orthogonalize(g + 0.95 m), by
+    `share` of the kernel's length, which then is what it was: to the normalization behind it only its direction counts.
     """
     def update(name):
         w, m, *gs = (arrays[name].reshape(-1, params[name].shape[-1]) for arrays in (params, momentum, *shard_grads))
         g = sum(gs[1:], gs[0])
         m *= MUON_BETA
         m += g
-        u = orthogonalised(g + MUON_BETA * m)
+        u = orthogonalize(g + MUON_BETA * m)
         length = np.linalg.norm(w)
         w -= u * (share * length / (np.linalg.norm(u) + u.dtype.type(1e-12)))
         w *= length / np.linalg.norm(w)
     runner.map(update, names)
 
 
-def kernels_of(shapes):
-    """The names of the normalised convolutions' kernels among {name: shape}"""
+def normalized_kernels(shapes):
+    """The names of the normalized convolutions' kernels among {name: shape}"""
     return [name for name, shape in shapes.items() if len(shape) == 4 and name[:-2] + "_norm_gamma" in shapes]
 
 
-def take_step(run, shard_grads, share):
-    """One step of all weights of a Run: of normalised kernels by muon_step, if --muon is set, of the others by
+def optimizer_step(run, shard_grads, share):
+    """One step of all weights of a Run: of normalized kernels by muon_step, if --muon is set, of the others by
     adam_step. share: of the whole learning rate"""
     config, params = run.config, run.params
-    kernels = kernels_of({name: p.shape for name, p in params.items()}) if config.muon else []
+    kernels = normalized_kernels({name: p.shape for name, p in params.items()}) if config.muon else []
     muon_step(params, shard_grads, run.adam_m, kernels, config.muon * share, run.runner)
     others = {name: p for name, p in params.items() if name not in kernels}
     adam_step(others, shard_grads, run.adam_m, run.adam_v, run.step + 1, config.lr * share, run.runner)
 
 
 def check_muon(config):
-    """Refuse --muon where no convolution is normalised"""
-    if config.muon and not kernels_of(param_shapes(config)):
-        raise InputError(f"--muon {config.muon}: is for normalised convolutions, and this network has none; leave it "
+    """Refuse --muon where no convolution is normalized"""
+    if config.muon and not normalized_kernels(param_shapes(config)):
+        raise InputError(f"--muon {config.muon}: is for normalized convolutions, and this network has none; leave it "
                          "or --norm none out")
 
 # END SHARED muon -----------------------------------------------------------------------------------------------------
 
 # SHARED core: the machinery, the same in every experiment ------------------------------------------------------------
 #
-# It calls these of the experiment: Config, WEIGHTS, SOURCE, FREE, param_shapes, init_params, to_batch,
-# loss_and_grads, forward_rows, take_step.
+# It calls these of the experiment: Config, WEIGHTS, SOURCE_SETTING, EVAL_SETTINGS, param_shapes, init_params, to_batch,
+# loss_and_grads, forward_rows, optimizer_step.
 
 SHARD_SIZE = 16                    # samples a worker thread takes at once: fixed, so that sums have one order
-SWITCH = 2e-5                      # s a worker back from NumPy waits for Python's lock at most, not 5 ms; buys, on two
+SWITCH_INTERVAL = 2e-5                      # s a worker back from NumPy waits for Python's lock at most, not 5 ms; buys, on two
                                    # threads of an AMD EPYC: MultiMNIST's default step 0.96, others' 0.98 to 1.01
 CHUNK = 2048                       # samples drawn or prepared at once: memory does not grow with the data
 PURPOSES = ("data", "init", "batches", "evaluation")
@@ -1409,7 +1409,7 @@ NORM_EPS = 1e-5                    # inside the square root of a standard deviat
 
 
 def norm_forward(x, gamma, beta, running=None, empty=np.empty):
-    """Batch normalisation (Ioffe & Szegedy 2015): y = gamma (x - mean) / sqrt(variance + eps) + beta, channel by
+    """Batch normalization (Ioffe & Szegedy 2015): y = gamma (x - mean) / sqrt(variance + eps) + beta, channel by
     channel. x (N, H, W, C), in evaluation overwritten; gamma, beta (C,) -> (y, (mean, variance)), each of these (C,)
 
     running: the (mean, variance) to use, in evaluation. Without it they are those of x, over all its samples and
@@ -1482,14 +1482,14 @@ def sigmoid_backward(dy, cache):
     return dy * y * (1 - y)
 
 
-def pool_forward(x):
+def max_pool_forward(x):
     """2x2 maximum, an odd last row or column left out. x (N, H, W, C) -> y (N, H//2, W//2, C)"""
     corners = window_corners(x)
     y = np.maximum(np.maximum(corners[0], corners[1]), np.maximum(corners[2], corners[3]))
     return y, (x, y)
 
 
-def pool_backward(dy, cache):
+def max_pool_backward(dy, cache):
     """The first entry that equals its window's maximum gets the window's gradient: on a plain background all four are
     equal. A ReLU may have been taken of y since, in place: where it made y 0 no gradient comes."""
     x, y = cache
@@ -1505,12 +1505,12 @@ def window_corners(x):
     return [x[:, i:H:2, j:W:2] for i in (0, 1) for j in (0, 1)]
 
 
-def mean_forward(x):
+def global_avg_pool_forward(x):
     """Global average: x (N, H, W, C) -> y (N, C)"""
     return x.mean((1, 2)), (x.shape,)
 
 
-def mean_backward(dy, cache):
+def global_avg_pool_backward(dy, cache):
     shape, = cache
     return np.broadcast_to(dy[:, None, None] / (shape[1] * shape[2]), shape)
 
@@ -1540,31 +1540,31 @@ def flatten_backward(dy, cache):
 
 
 # -------------------------------------------------------------- layers
-# A trunk, or a CNN, is a tuple of layers, (operation, its options) each: ("conv2d", name, K, stride, F), ("linear",
+# A backbone, or a CNN, is a tuple of layers, (operation, its options) each: ("conv2d", name, K, stride, F), ("linear",
 # name, F), ("norm", name), ("pad", px), and operations without options. What has weights has their name first.
 
 LAYERS = {                         # operation -> its forward and backward; an experiment may add others
     "conv2d": (conv2d_forward, conv2d_backward), "linear": (linear_forward, linear_backward),
     "norm": (norm_forward, norm_backward), "relu": (relu_forward, relu_backward),
-    "sigmoid": (sigmoid_forward, sigmoid_backward), "pool": (pool_forward, pool_backward),
-    "mean": (mean_forward, mean_backward), "pad": (pad_forward, pad_backward),
+    "sigmoid": (sigmoid_forward, sigmoid_backward), "max_pool": (max_pool_forward, max_pool_backward),
+    "global_avg_pool": (global_avg_pool_forward, global_avg_pool_backward), "pad": (pad_forward, pad_backward),
     "flatten": (flatten_forward, flatten_backward),
-    "keep": (None, None), "add": (None, None)}                                          # the ends of a residual branch
+    "skip": (None, None), "add": (None, None)}                                          # the ends of a residual branch
 WITH_WEIGHTS = ("conv2d", "linear")
 
 
 def has_bias(layers, k):
-    """Whether layer k, which has weights, has a bias too: not before a normalisation, which would take it away"""
+    """Whether layer k, which has weights, has a bias too: not before a normalization, which would take it away"""
     return [operation for operation, *_ in layers[k + 1:k + 2]] != ["norm"]
 
 
 def with_norms(layers):
-    """Layers with a normalisation after every convolution"""
+    """Layers with a normalization after every convolution"""
     return tuple(part for layer in layers for part in (
         (layer, ("norm", layer[1] + "_norm")) if layer[0] == "conv2d" else (layer,)))
 
 
-def work_out(layers, side, channels, margin=0, rows=False):
+def infer_shapes(layers, side, channels, margin=0, rows=False):
     """What layers make of images of side x side px, of which `margin` px all around are background -> shapes of their
     weights; side and channels of what comes out; along (side,), where the middles of its receptive fields lie along the
     image without its margin, which is -1..1.
@@ -1585,11 +1585,11 @@ def work_out(layers, side, channels, margin=0, rows=False):
             channels = options[1]
         elif operation == "norm":
             shapes |= {name + "_gamma": (channels,), name + "_beta": (channels,)}
-        elif operation == "pool":
+        elif operation == "max_pool":
             side, offset, scale = side // 2, offset + scale / 2, scale * 2
         elif operation == "pad":
             side, offset = side + 2 * options[0], offset - scale * options[0]
-        elif operation == "places":
+        elif operation == "coordinates":
             channels += 2
         elif operation == "flatten":
             channels *= side * side
@@ -1599,7 +1599,7 @@ def work_out(layers, side, channels, margin=0, rows=False):
     return SimpleNamespace(shapes=shapes, side=side, channels=channels, along=along)
 
 
-def places_along(along):
+def receptive_field_centers(along):
     """The places of a grid of receptive fields, (side * side, 2): x and y, row by row"""
     return np.stack([np.tile(along, len(along)), np.repeat(along, len(along))], 1)
 
@@ -1607,31 +1607,31 @@ def places_along(along):
 def layers_forward(params, x, layers, empty=np.empty, statistics=None):
     """x through layers. -> y, the list of the layers' caches
 
-    A ReLU or a normalisation that comes first works on x itself. What stands between ("keep",) and ("add",) is a
-    residual branch: ("add",) adds x as it was at ("keep",), so that no ReLU or normalisation may follow the latter,
-    being in place. statistics: a dict in training, when each normalisation uses the mean and variance of these samples
+    A ReLU or a normalization that comes first works on x itself. What stands between ("skip",) and ("add",) is a
+    residual branch: ("add",) adds x as it was at ("skip",), so that no ReLU or normalization may follow the latter,
+    being in place. statistics: a dict in training, when each normalization uses the mean and variance of these samples
     and puts them into it, as NAME_mean and NAME_var; None in evaluation, when it uses those that stand beside the
     weights in params.
     """
     caches, kept = [], []
     for k, (operation, *options) in enumerate(layers):
-        forward_of, _ = LAYERS[operation]
-        if operation == "keep":
+        forward_fn, _ = LAYERS[operation]
+        if operation == "skip":
             cache = kept.append(x)
         elif operation == "add":
             x, cache = x + kept.pop(), None
         elif operation in WITH_WEIGHTS:
             name, stride = options[0], options[2:3]                                     # a linear layer has none
             b = params[name + "_b"] if has_bias(layers, k) else None
-            x, cache = forward_of(x, params[name + "_w"], b, *stride, empty)
+            x, cache = forward_fn(x, params[name + "_w"], b, *stride, empty)
         elif operation == "norm":
             name, = options
             running = (params[name + "_mean"], params[name + "_var"]) if statistics is None else None
-            (x, found), cache = forward_of(x, params[name + "_gamma"], params[name + "_beta"], running, empty)
+            (x, found), cache = forward_fn(x, params[name + "_gamma"], params[name + "_beta"], running, empty)
             if statistics is not None:
                 statistics[name + "_mean"], statistics[name + "_var"] = found
         else:
-            x, cache = forward_of(x, *options)
+            x, cache = forward_fn(x, *options)
         caches.append(cache)
     return x, caches
 
@@ -1644,20 +1644,20 @@ def layers_backward(dy, caches, layers, grads, need_dx=True):
     kept = []
     for k in reversed(range(max(last, 0), len(layers))):
         operation, *options = layers[k]
-        _, backward_of = LAYERS[operation]
+        _, backward_fn = LAYERS[operation]
         if operation == "add":
             kept.append(dy)
-        elif operation == "keep":
+        elif operation == "skip":
             dy = dy + kept.pop()
         elif operation in WITH_WEIGHTS:
             name, need_db = options[0], has_bias(layers, k)
-            dy, grads[name + "_w"], db = backward_of(dy, caches[k], k != last, need_db)
+            dy, grads[name + "_w"], db = backward_fn(dy, caches[k], k != last, need_db)
             grads |= {name + "_b": db} if need_db else {}
         elif operation == "norm":
             name, = options
-            dy, grads[name + "_gamma"], grads[name + "_beta"] = backward_of(dy, caches[k])
+            dy, grads[name + "_gamma"], grads[name + "_beta"] = backward_fn(dy, caches[k])
         else:
-            dy = backward_of(dy, caches[k])
+            dy = backward_fn(dy, caches[k])
     return dy if need_dx else None
 
 
@@ -1704,7 +1704,7 @@ def adam_step(params, shard_grads, adam_m, adam_v, step, lr, runner):
 FLUSH_STEPS, FLUSHED = 500, 1e-35
 
 
-def flush(*moments):
+def flush_denormals(*moments):
     """Set to 0, in place, what is next to it. The means of weights whose gradient has gone, such as a dead unit's,
     decay until they are denormal numbers, with which processors compute so slowly that a step took twice its time."""
     for arrays in moments:
@@ -1720,17 +1720,17 @@ def schedule(config, step, n_steps):
 
 # -------------------------------------------------------------- what is learned without a gradient
 
-STATE_DECAY = 0.99                 # of the running means of a normalisation, from one group of samples to the next
-STATE_ENDS = ("_mean", "_var")
+STATE_DECAY = 0.99                 # of the running means of a normalization, from one group of samples to the next
+STATE_SUFFIXES = ("_mean", "_var")
 
 
 def init_state(params):
-    """The running mean and variance of each normalisation among the weights"""
+    """The running mean and variance of each normalization among the weights"""
     stems = [name.removesuffix("_gamma") for name in params if name.endswith("_gamma")]
-    return {stem + end: np.full_like(params[stem + "_gamma"], end == "_var") for stem in stems for end in STATE_ENDS}
+    return {stem + end: np.full_like(params[stem + "_gamma"], end == "_var") for stem in stems for end in STATE_SUFFIXES}
 
 
-def fold_statistics(state, group_statistics, step):
+def update_running_statistics(state, group_statistics, step):
     """Fold the statistics of some groups of samples, whatever their sizes, into the running ones, in place, in the
     groups' order. step, from 0: a group weighs 9 / (step + 9), later 1 - STATE_DECAY: the first forget how it began,
     and young weights are soon forgotten."""
@@ -1752,7 +1752,7 @@ def openblas():
     return None
 
 
-def hold_blas_to_one_thread():
+def limit_blas_to_one_thread():
     """Where numpy was imported before this file, its BLAS did not see the environment variables set above: tell it
     now. With more threads it would share out products, and round them, by the number of cores."""
     with contextlib.suppress(AttributeError):
@@ -1768,16 +1768,16 @@ class Runner:
     """Cuts batches into shards of SHARD_SIZE and shares them among worker threads (NumPy's loops release the GIL).
 
     Shards, and the order in which their results are added up, do not depend on the number of threads, nor do the bits.
-    A shard is also the group of samples whose statistics a normalisation uses.
+    A shard is also the group of samples whose statistics a normalization uses.
     """
 
     def __init__(self, threads, batch_size=10 ** 9, progress=None):
-        hold_blas_to_one_thread()
+        limit_blas_to_one_thread()
         self.threads = min(threads or n_cores(), -(-batch_size // SHARD_SIZE))
         self.pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
-        sys.setswitchinterval(SWITCH)
+        sys.setswitchinterval(SWITCH_INTERVAL)
         self.progress = progress or Progress(quiet=True)
-        self.arenas, self.looked_at = [], 0
+        self.arenas, self.n_evaluated = [], 0
 
     def __enter__(self):
         return self
@@ -1804,7 +1804,7 @@ class Runner:
 
         def one(arena_and_shard):
             arena, shard = arena_and_shard
-            batch = to_batch(samples, shard, dtype_of(params))
+            batch = to_batch(samples, shard, params_dtype(params))
             return loss_and_grads(params, batch, config, arena.rewind(), len(shard) / len(rows))
         all_terms, shard_grads, statistics = zip(*self.map(one, zip(self.arenas, shards)))
         return {name: sum(terms[name] for terms in all_terms) for name in all_terms[0]}, shard_grads, statistics
@@ -1818,8 +1818,8 @@ class Runner:
         shards, parts = [slice(at, at + SHARD_SIZE) for at in range(0, len(samples["labels"]), SHARD_SIZE)], []
         for found in self.each(one, [shards[k:k + 8] for k in range(0, len(shards), 8)]):
             parts += found
-            self.looked_at += sum(len(next(iter(part.values()))) for part in found)
-            self.progress.step(f"evaluating: {self.looked_at} samples")
+            self.n_evaluated += sum(len(next(iter(part.values()))) for part in found)
+            self.progress.step(f"evaluating: {self.n_evaluated} samples")
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -1842,7 +1842,7 @@ class Run:
         self.history = {"source": source, "epochs": [], "seconds": 0.0, "steps": 0}
         self.saved = ""                                                 # where to find the last good state
         if config.checkpoint and Path(config.checkpoint).exists():
-            self.go_on_from(load_network(config.checkpoint))
+            self.resume_from(load_network(config.checkpoint))
         if config.warmup > self.n_steps:
             progress.say(f"the warm-up of {config.warmup} steps is longer than the run, {self.n_steps}: train longer")
         self.runner = Runner(config.threads, config.batch_size, progress)
@@ -1860,7 +1860,7 @@ class Run:
         """What is evaluated and kept: the weights and the running statistics"""
         return self.params | self.state
 
-    def go_on_from(self, found):
+    def resume_from(self, found):
         """Take over a checkpoint's state, if this is its run"""
         path = self.config.checkpoint
         check_same_run(self.config, self.source, found, path)
@@ -1887,11 +1887,11 @@ class Run:
         if not np.isfinite(terms["loss"]):
             raise InputError(f"the loss is {terms['loss']} at step {self.step + 1}: training diverged; lower "
                              f"--lr{self.saved}")
-        take_step(self, shard_grads, schedule(self.config, self.step, self.n_steps))
-        fold_statistics(self.state, statistics, self.step)
+        optimizer_step(self, shard_grads, schedule(self.config, self.step, self.n_steps))
+        update_running_statistics(self.state, statistics, self.step)
         self.step += 1
         if self.step % FLUSH_STEPS == 0:
-            flush(self.adam_m, self.adam_v)
+            flush_denormals(self.adam_m, self.adam_v)
         self.seen, self.terms = self.seen + n, dict(terms)
         for name, term in terms.items():
             self.sums[name] = self.sums.get(name, 0) + term * (1 if name == "hits" else n)
@@ -1952,8 +1952,8 @@ def save_network(path, config, history, groups):
 
 
 def save_weights(path, config, weights, history):
-    """A trained network to keep and to hand on: weights as float16, running statistics as they are, no optimiser"""
-    state = {name: a for name, a in weights.items() if name.endswith(STATE_ENDS)}
+    """A trained network to keep and to hand on: weights as float16, running statistics as they are, no optimizer"""
+    state = {name: a for name, a in weights.items() if name.endswith(STATE_SUFFIXES)}
     with np.errstate(over="ignore"):
         params = {name: a.astype(np.float16) for name, a in weights.items() if name not in state}
     if large := [name for name, a in params.items() if not np.isfinite(a).all()]:
@@ -1963,14 +1963,14 @@ def save_weights(path, config, weights, history):
 
 def load_network(path):
     """-> what save_network wrote: CHECKPOINT's dicts, float32; weights, what is evaluated; config, source, step,
-    history. Nothing is unpickled. Of weights alone the optimiser's dicts are empty."""
+    history. Nothing is unpickled. Of weights alone the optimizer's dicts are empty."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
         if str(arrays.pop("digest")) != digest_of(arrays):
             raise InputError(f"{path}: its digest is not that of what it holds: damaged or changed; get it anew")
         meta = json.loads(str(arrays.pop("meta")))
-        config, groups = config_of(meta["config"], path), {group: {} for group in CHECKPOINT}
+        config, groups = config_from_settings(meta["config"], path), {group: {} for group in CHECKPOINT}
         for key, a in arrays.items():
             group, _, name = key.partition("/")
             groups[group][name] = a.astype(np.float32)
@@ -1990,7 +1990,7 @@ def load_network(path):
         raise InputError(f"{path}: not a whole file of a trained network; give another") from None
 
 
-def config_of(settings, path):
+def config_from_settings(settings, path):
     """The Config of a file's settings"""
     known = {f.name for f in options(Config)}
     if unknown := settings.keys() - known - {"source"}:
@@ -2013,18 +2013,18 @@ def check_same_run(config, source, found, path):
 def wilson_interval(hits, n, z=1.959964):
     """95% Wilson score interval of a proportion -> (low, high), around hits / n also where rounding would exclude it"""
     p, z2n = hits / n, z * z / n
-    centre, half = (p + z2n / 2) / (1 + z2n), z * np.sqrt(p * (1 - p) / n + z2n / (4 * n)) / (1 + z2n)
-    return float(max(0, min(p, centre - half))), float(min(1, max(p, centre + half)))
+    center, half = (p + z2n / 2) / (1 + z2n), z * np.sqrt(p * (1 - p) / n + z2n / (4 * n)) / (1 + z2n)
+    return float(max(0, min(p, center - half))), float(min(1, max(p, center + half)))
 
 
-def dtype_of(params):
+def params_dtype(params):
     """That of all computing with some weights"""
     return next(iter(params.values())).dtype
 
 
 def n_params(weights):
     """Number of the parameters among some weights, which running statistics are not"""
-    return sum(p.size for name, p in weights.items() if not name.endswith(STATE_ENDS))
+    return sum(p.size for name, p in weights.items() if not name.endswith(STATE_SUFFIXES))
 
 
 # -------------------------------------------------------------- settings
@@ -2034,22 +2034,22 @@ def options(config):
     return [f for f in dataclasses.fields(config) if "help" in f.metadata]
 
 
-def flag_of(name):
+def flag_name(name):
     return "--" + name.replace("_", "-")
 
 
-def means_something(f, config):
+def is_applicable(f, config):
     """Whether an option means something to a Config's network, task and data"""
     return all(getattr(config, name) in values for name, values in f.metadata.get("only", {}).items())
 
 
-def check_given(given, configs):
+def check_applicable(given, configs):
     """Raise InputError for a setting among those given, {name: value}, that means nothing to any of the Configs"""
     for f in options(Config):
-        if f.name in given and not any(means_something(f, config) for config in configs):
+        if f.name in given and not any(is_applicable(f, config) for config in configs):
             of = next(name for name, values in f.metadata["only"].items() if getattr(configs[0], name) not in values)
-            others = f"{flag_of(of)} {getattr(configs[0], of)}"
-            raise InputError(f"{flag_of(f.name)}: means nothing to {others}; leave it out")
+            others = f"{flag_name(of)} {getattr(configs[0], of)}"
+            raise InputError(f"{flag_name(f.name)}: means nothing to {others}; leave it out")
 
 
 RULES = {                          # what an option may ask of its value, and in which words
@@ -2064,10 +2064,10 @@ def check_options(config):
     for f in options(config):
         value = getattr(config, f.name)
         if isinstance(value, float) and not np.isfinite(value):
-            raise InputError(f"{flag_of(f.name)} {value}: must be a finite number")
+            raise InputError(f"{flag_name(f.name)} {value}: must be a finite number")
         for rule, (holds, words) in RULES.items():
             if rule in f.metadata and not holds(value, f.metadata[rule]):
-                raise InputError(f"{flag_of(f.name)} {value}: must be {words} {f.metadata[rule]}")
+                raise InputError(f"{flag_name(f.name)} {value}: must be {words} {f.metadata[rule]}")
     check_writable(config.checkpoint, config.out_json)
 
 
@@ -2096,33 +2096,33 @@ def make_outdir(outdir, names):
     check_writable(*(outdir / f"{name}.png" for name in names))
 
 
-def given_of(args):
+def given_settings(args):
     """{name: value} of the settings among some arguments that were given"""
     return {f.name: getattr(args, f.name) for f in options(Config) if hasattr(args, f.name)}
 
 
 def config_from_args(args):
     """The Config of the flags that were given"""
-    given = given_of(args)
+    given = given_settings(args)
     config = Config(**given)
-    check_given(given, [config])
+    check_applicable(given, [config])
     return config
 
 
-def look_at(path, args):
+def load_for_evaluation(path, args):
     """-> the network in a file, as load_network gives it, and the Config to look at it with: its own, with the flags
-    given in args; those that would have changed its training must agree with it, but for the settings FREE"""
-    found, given = load_network(path), given_of(args)
-    found.config = dataclasses.replace(found.config, **{SOURCE: found.source})
+    given in args; those that would have changed its training must agree with it, but for the settings EVAL_SETTINGS"""
+    found, given = load_network(path), given_settings(args)
+    found.config = dataclasses.replace(found.config, **{SOURCE_SETTING: found.source})
     found.file = {"file": Path(path).name, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest(),
                   "trained_seed": found.config.seed}
-    check_given(given, [found.config])
+    check_applicable(given, [found.config])
     for f in options(Config):
         known = getattr(found.config, f.name)
         if f.name in given and f.name == "checkpoint":
             raise InputError(f"--checkpoint: is of training, and {path} is trained; leave the flag out")
-        if given.get(f.name, known) != known and not f.metadata.get("runtime") and f.name not in FREE:
-            raise InputError(f"{flag_of(f.name)} {given[f.name]}: {path} was trained with {known}; leave the flag out, "
+        if given.get(f.name, known) != known and not f.metadata.get("runtime") and f.name not in EVAL_SETTINGS:
+            raise InputError(f"{flag_name(f.name)} {given[f.name]}: {path} was trained with {known}; leave the flag out, "
                              "or train anew without --load")
     config = dataclasses.replace(found.config, **given)
     if config.out_json and os.path.realpath(config.out_json) == os.path.realpath(path):
@@ -2165,12 +2165,12 @@ def digest_of(arrays):
     return digest.hexdigest()
 
 
-def packed(right):
+def pack_bits(right):
     """Which answers were right, (n,) bool, as text: eight a byte, base64"""
     return base64.b64encode(np.packbits(right)).decode()
 
 
-def result_of(config, params, history, found):
+def make_result(config, params, history, found):
     """What --out-json writes of one network: its settings (no paths), what was found, and all that the bits depend on;
     history as columns."""
     kept = {f.name: getattr(config, f.name) for f in options(config)
@@ -2251,7 +2251,7 @@ def add_config_flags(parser):
     groups, usual = {}, Config()
     for f in sorted(options(Config), key=lambda f: ("data", "network", "training", "run").index(f.metadata["group"])):
         default = f"{getattr(usual, f.name)}, or as the recipe says" if f.default is None else f.default
-        only = "; ".join(f"{flag_of(name)} {', '.join(map(str, values))}"
+        only = "; ".join(f"{flag_name(name)} {', '.join(map(str, values))}"
                          for name, values in f.metadata.get("only", {}).items())
         text = f.metadata["help"] + f" [{only}]" * bool(only) + f" (default {default})" * (default not in ("", False))
         flag = {"help": text.replace("%", "%%")}                                        # argparse formats with %
@@ -2263,19 +2263,19 @@ def add_config_flags(parser):
             flag |= {"type": f.type, "choices": names, "metavar": None if names else metavar}
         name = f.metadata["group"]
         groups[name] = groups.get(name) or parser.add_argument_group(name)
-        groups[name].add_argument(flag_of(f.name), default=argparse.SUPPRESS, **flag)
+        groups[name].add_argument(flag_name(f.name), default=argparse.SUPPRESS, **flag)
 
 
 def add_load_flag(parser, text):
     parser.add_argument(
         "--load", nargs="?", const=str(WEIGHTS), metavar="FILE",
         help=f"{text} of a file that --checkpoint or --out-weights wrote, without FILE that of weights/{WEIGHTS.name}; "
-        f"{', '.join(map(flag_of, FREE))} may be others than those that it was trained with")
+        f"{', '.join(map(flag_name, EVAL_SETTINGS))} may be others than those that it was trained with")
 
 
 def add_out_weights_flag(parser):
     parser.add_argument("--out-weights", default="", metavar="FILE",
-                        help="write the trained network to this .npz: float16, settings, a digest, no optimiser")
+                        help="write the trained network to this .npz: float16, settings, a digest, no optimizer")
 
 
 def run_cli(main):
@@ -2307,7 +2307,7 @@ def main():
     add_out_weights_flag(parser)
     add_config_flags(parser)
     args = parser.parse_args()
-    found, config = look_at(args.load, args) if args.load is not None else (None, config_from_args(args))
+    found, config = load_for_evaluation(args.load, args) if args.load is not None else (None, config_from_args(args))
     check_config(config)
     check_writable(config.checkpoint, config.out_json, args.out_weights)
     progress = Progress(config.quiet)
@@ -2316,7 +2316,7 @@ def main():
     if args.out_weights:
         save_weights(args.out_weights, found.config if found else config, params, history)
     with Runner(config.threads, progress=progress) as runner:
-        test = tests_of(params, digits, config, runner)
+        test = evaluate_test_sets(params, digits, config, runner)
     report(config, params, history | {"source": digits["source"]}, test, progress.say, found)
 
 

@@ -8,7 +8,7 @@ with what is no digit, and, of capsules, what a linear map finds in them.
 
     python3 probe_affnist_capsnet.py --load weights/affnist_cnn-gap.npz --digits mnist --out-json gap.json
 
-Steps of all pixels of moved test digits, STEP grey levels up or down (Goodfellow et al. 2015), by the signs
+Steps of all pixels of moved test digits, STEP gray levels up or down (Goodfellow et al. 2015), by the signs
 
 - of the gradient of (best wrong score - true score) at the digit;
 - that most of NOISY copies of the digit have, each with noise whose standard deviation is the step: where a network
@@ -31,7 +31,7 @@ import numpy as np
 
 N_PROBED = 2000                    # test digits, and pictures of each kind that are none, at most
 TURNS = tuple(float(turn) for turn in range(-60, 61, 20))                                # degrees
-STEP = 32                          # of all pixels, up or down, grey levels of 255
+STEP = 32                          # of all pixels, up or down, gray levels of 255
 NOISY = 9                          # copies of a digit whose gradients vote
 NO_DIGITS = "halves", "strokes", "noise", "blank", "shuffled", "inverted"
 KNOWN_FACTORS = "x", "y", "slant", "rotation", "aspect", "stroke"                      # of synthetic digits
@@ -48,9 +48,9 @@ def probed_digits(digits, config, kind, **more):
 # ---------------------------------------------------------------- steps against it
 
 def folded(params, config):
-    """The same network without normalisations, whose running statistics go into the kernels before them, and without
+    """The same network without normalizations, whose running statistics go into the kernels before them, and without
     decoder -> params, config. Its backward has the gradient of what is evaluated."""
-    plain = dataclasses.replace(config, norm="none", recon_weight=0.0, width=affnist.own_width(config))
+    plain = dataclasses.replace(config, norm="none", recon_weight=0.0, width=affnist.matched_width(config))
     out = dict(params)
     for name in [name.removesuffix("_norm_gamma") for name in params if name.endswith("_norm_gamma")]:
         gamma, beta, mean, variance = (out.pop(f"{name}_norm_{end}") for end in ("gamma", "beta", "mean", "var"))
@@ -76,7 +76,7 @@ def adversarial_direction(params, config, samples, runner):
     params, config = folded(params, config)
 
     def one(rows):
-        batch = affnist.to_batch(samples, rows, affnist.dtype_of(params))
+        batch = affnist.to_batch(samples, rows, affnist.params_dtype(params))
         out, cache = affnist.forward(params, batch["images"], config)
         scores, labels, n = out["scores"].copy(), batch["labels"], np.arange(len(batch["labels"]))
         scores[n, labels] = -np.inf
@@ -122,7 +122,7 @@ def sign_attack(params, digits, config, runner):
 # ---------------------------------------------------------------- digits that are turned
 
 def rotated(params, digits, config, runner):
-    """Accuracy on centred test digits, turned and no more -> {degrees: accuracy}"""
+    """Accuracy on centerd test digits, turned and no more -> {degrees: accuracy}"""
     def accuracy(turn):
         shown = probed_digits(digits, config, "centered", factors=affnist.REST | {"turn": turn})
         return float(affnist.evaluate(params, shown, config, runner)["accuracy"])
@@ -155,8 +155,8 @@ def shifted(image, down, right):
     return out
 
 
-def ink_centres(images):
-    """Where the centre of each image's ink lies. images (n, H, W) uint8 -> (n, 2) = (row, column), px"""
+def ink_centers(images):
+    """Where the center of each image's ink lies. images (n, H, W) uint8 -> (n, 2) = (row, column), px"""
     mass = np.maximum(images.sum((1, 2), dtype=np.int64), 1)[:, None]
     sums = [images.sum(3 - axis, dtype=np.int64) @ np.arange(images.shape[axis]) for axis in (1, 2)]
     return np.stack(sums, 1) / mass
@@ -164,13 +164,13 @@ def ink_centres(images):
 
 def halves(images, labels, rng):
     """The upper half of each image above the lower half of one of another class, if there is one, drawn at random, both
-    cut at the centre of their ink. images (n, H, W) uint8 -> as many"""
-    centres, out = np.rint(ink_centres(images)).astype(int), images.copy()
+    cut at the center of their ink. images (n, H, W) uint8 -> as many"""
+    centers, out = np.rint(ink_centers(images)).astype(int), images.copy()
     for k, label in enumerate(labels):
         others = np.flatnonzero(labels != label)
         other = rng.choice(others) if len(others) else k
-        cut = centres[k, 0]
-        out[k, cut:] = shifted(images[other], *(centres[k] - centres[other]))[cut:]
+        cut = centers[k, 0]
+        out[k, cut:] = shifted(images[other], *(centers[k] - centers[other]))[cut:]
     return out
 
 
@@ -189,7 +189,7 @@ def no_digits(part, kind, config, rng):
     elif kind == "inverted":
         images = 255 - images
     else:
-        images = affnist.moved_digits(strokes_at_random(len(images), rng), SIDES[config.task], max_shift(config), rng)
+        images = affnist.translate_digits(strokes_at_random(len(images), rng), SIDES[config.task], max_shift(config), rng)
     return part | {"images": images}
 
 
@@ -266,7 +266,7 @@ def main():
                         f"or weights (default weights/{affnist.WEIGHTS.name})")
     affnist.add_config_flags(parser)
     args = parser.parse_args()
-    found, config = affnist.look_at(args.load, args)
+    found, config = affnist.load_for_evaluation(args.load, args)
     affnist.check_config(config)
     if config.task != "affnist" or max_shift(config) is None:
         raise InputError(f"--load {args.load}: was trained with --task {config.task} --train-shift "
@@ -283,7 +283,7 @@ def main():
             scores = value.items() if isinstance(value, dict) else [("", value)]
             progress.say(f"  {SAYS[probe]} {kind}: " + "  ".join(f"{name} {each:.3f}".strip() for name, each in scores))
     if config.out_json:
-        affnist.write_json(config.out_json, affnist.result_of(config, found.weights, found.history, probes) | {
+        affnist.write_json(config.out_json, affnist.make_result(config, found.weights, found.history, probes) | {
             "source": digits["source"], "history": {}, "loaded": found.file})
 
 

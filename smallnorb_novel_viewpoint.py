@@ -13,8 +13,8 @@ capsule network lose less there than the best CNN of the same size?
 
     stage        layer of the paper's network, `--model matrix-capsnet --preset small`         output (A=32, B=4, C=D=8)
     Input        a toy from one viewpoint, two cameras                               (N, 32, 32, 2)
-    Conv1        5x5, stride 2, A channels, batch normalisation, ReLU                (N, 14, 14, A)
-    PrimaryCaps  1x1, B types of a 4x4 pose M and an activation a, normalised        (N, 14, 14, B, 4x4 + 1)
+    Conv1        5x5, stride 2, A channels, batch normalization, ReLU                (N, 14, 14, A)
+    PrimaryCaps  1x1, B types of a 4x4 pose M and an activation a, normalized        (N, 14, 14, B, 4x4 + 1)
     ConvCaps1    3x3, stride 2, C types: votes V_ij = M_i W_ij, EM routing           (N, 6, 6, C, 4x4 + 1)
     ConvCaps2    3x3, stride 1, D types, likewise                                    (N, 4, 4, D, 4x4 + 1)
     class        votes V_ij = M_i W_ij with W shared over places, plus the place's   (N, 5, 4x4 + 1)
@@ -24,7 +24,7 @@ EM routing (Procedure 1): every parent fits a Gaussian to the votes of its child
 itself among its parents by how well its votes fit (E-step), and so on. Loss: cross-entropy of log a_j, or the paper's
 spread loss. Adam. The backward pass runs through everything, all EM iterations included.
 
-The trunk decides more than the head. Hence the fair comparison is of heads on one normalised trunk of four
+The backbone decides more than the head. Hence the fair comparison is of heads on one normalized backbone of four
 convolutions, at one size: `dynamic-shared`, the default, vector capsules whose matrices are shared over places, with
 dynamic routing (Sabour, Frosst & Hinton 2017), beside `gap`, a CNN with global average pooling. Further heads: dynamic
 routing with a matrix for every place, EM routing. `caps`'s own rival is the paper's CNN, `--model cnn`.
@@ -32,9 +32,9 @@ routing with a matrix for every place, EM routing. `caps`'s own rival is the pap
 Data: toys, drawn here with smallNORB's structure, on any machine (the default); the real smallNORB's files; or five
 embedded 3D shapes, of which three are symmetric about the vertical axis: their held-out azimuths equal training views.
 
-Deviations from the paper: smaller (`--preset paper` has its small net); batch normalisation; two EM iterations
+Deviations from the paper: smaller (`--preset paper` has its small net); batch normalization; two EM iterations
 (`--routing-iters 3`); an inverse temperature that is the same in all of them, 1/16, with beta_a outside of it; the mass
-normalised by parents / children (Gritzman 2019); pose matrices that start near the identity; cross-entropy instead of
+normalized by parents / children (Gritzman 2019); pose matrices that start near the identity; cross-entropy instead of
 spread loss (`--loss spread`).
 
 One command, two minutes on two cores:    python3 smallnorb_novel_viewpoint.py --seed 0
@@ -96,14 +96,14 @@ def option(default, text, group, **extra):
 #   G groups of children that share transformation matrices   T terms of dV, see votes_gradient
 #
 # A sample's way:
-#   choose_images         which toy from which viewpoint in which light, for training, familiar and held-out views
+#   select_images         which toy from which viewpoint in which light, for training, familiar and held-out views
 #   add_toy_images        draw_views: rays to the nearest part, Lambert's light; kept in a cache
 #   epoch_samples         an epoch of them, in a new order, cropped and jittered; to_batch: some of them
-#   forward               layers_forward: the trunk; then class capsules: vector_forward, of vectors by dynamic routing,
-#                         or em_forward, of matrices, by em_routing_forward: m_step_forward, e_step_forward, ...
-#   naming_loss           how far from the truth
-#   vector_backward, em_backward, cnn_backward      the same way back
-#   take_step             Adam: new weights
+#   forward               layers_forward: the backbone; then class capsules: vector_forward, of vectors by dynamic routing,
+#                         or matrix_forward, of matrices, by em_routing_forward: m_step_forward, e_step_forward, ...
+#   classification_loss           how far from the truth
+#   vector_backward, matrix_backward, cnn_backward      the same way back
+#   optimizer_step             Adam: new weights
 #   evaluate              right on familiar views, and on held-out ones? run_all: of all networks; report: what is kept
 
 
@@ -126,8 +126,8 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.
             for samples in epoch_samples(data, epoch, config, dtype):
                 for rows in run.batches(samples):
                     run.update(len(rows), *run.runner.loss_and_grads(run.params, samples, rows, config))
-            found = tests_of(run.weights, data, config, run.runner)
-            run.close_epoch({name: found[name] for name in EPOCH_KEEPS},
+            found = evaluate_test_sets(run.weights, data, config, run.runner)
+            run.close_epoch({name: found[name] for name in EPOCH_METRICS},
                             f"familiar {found['familiar']:.3f}  held-out {found['novel']:.3f}")
     return run.weights, run.history
 
@@ -144,21 +144,21 @@ ELEVATIONS = (30, 40), (45, 70)    # ranges of training and held-out elevations 
 
 def load_data(config, say=print, without=()):
     """-> {"source", "train", "familiar", "novel"}: dicts of images, labels (N,) int64, azimuths and elevations
-    (N,), degrees. See choose_images. without: names of those that nobody needs."""
-    data = {name: part for name, part in choose_images(config).items() if name not in without}
+    (N,), degrees. See select_images. without: names of those that nobody needs."""
+    data = {name: part for name, part in select_images(config).items() if name not in without}
     if config.data == "toys":
         add_toy_images(data, config.toy_seed, say, config.threads)
     return data
 
 
-def choose_images(config):
+def select_images(config):
     """load_data's dict; toys are still without images, which then are drawn.
 
     familiar: the training viewpoints with new noise (smallNORB: other toys); novel: viewpoints that training never
     shows. With --split instance the toys differ: familiar are those of training, novel others, from the test azimuths.
     """
-    angle, by_toys, shapes = angle_of(config), config.split == "instance", config.data == "shapes"
-    train, test = ranges_of(config)
+    angle, by_toys, shapes = viewpoint_angle(config), config.split == "instance", config.data == "shapes"
+    train, test = angle_ranges(config)
     if shapes:
         pools = shape_views(config, train, test)
     else:
@@ -173,22 +173,22 @@ def choose_images(config):
         if not mask.any():
             raise InputError(f"no {name.replace('_', '-')} images: none has {angle} in {wanted}; widen the range")
         if name != "train" and not shapes and config.n_test:
-            mask = some_views(pool, mask, config.n_test)
+            mask = sample_views(pool, mask, config.n_test)
         data[name] = {key: array[mask] for key, array in pool.items()}
     return data
 
 
-def angle_of(config):
+def viewpoint_angle(config):
     """The angle that accuracies are told by, a key of load_data's dicts"""
     return "elevations" if config.split == "elevation" else "azimuths"
 
 
-def ranges_of(config):
+def angle_ranges(config):
     """(low, high) of that angle in training and of the held-out views, degrees. Azimuths that meet anywhere on the
     circle are refused, unless it is the toys that differ."""
     if config.split == "elevation":
         return ELEVATIONS
-    train, test = (parse_range(getattr(config, name), flag_of(name)) for name in ("train_azimuths", "test_azimuths"))
+    train, test = (parse_range(getattr(config, name), flag_name(name)) for name in ("train_azimuths", "test_azimuths"))
     apart = (test[0] - train[0]) % 360 > train[1] - train[0] and (train[0] - test[0]) % 360 > test[1] - test[0]
     if config.split == "azimuth" and not apart:
         raise InputError(f"--train-azimuths {config.train_azimuths} and --test-azimuths {config.test_azimuths} meet; "
@@ -213,7 +213,7 @@ def in_range(angles, wanted):
     return (np.asarray(angles) - low + 1e-6) % 360 <= high - low + 2e-6
 
 
-def some_views(pool, mask, n):
+def sample_views(pool, mask, n):
     """Of the rows in a mask those of whole views, drawn once and for all, in all about n rows -> the new mask"""
     rows = np.flatnonzero(mask)
     keys = np.stack([pool[name][rows] for name in ("labels", "instances", "elevations", "azimuths")])
@@ -238,8 +238,8 @@ def epoch_samples(data, epoch, config, dtype=np.float32):
         yield {"images": images, "labels": train["labels"][part], "margin": np.full(len(part), margin, np.float32)}
 
 
-def prepared(samples, source, dtype=np.float32):
-    """Test images as the network eats them, a chunk at a time: smallNORB's central crops, standardised"""
+def preprocess(samples, source, dtype=np.float32):
+    """Test images as the network eats them, a chunk at a time: smallNORB's central crops, standardized"""
     for start in range(0, len(samples["labels"]), CHUNK):
         rows = np.arange(start, min(start + CHUNK, len(samples["labels"])))
         images = crop_batch(samples["images"], rows, None, dtype) if source != "shapes" else samples["images"][rows]
@@ -279,7 +279,7 @@ def render(labels, azimuths, elevations, rng):
     at 1; normal pixel noise. A blob is a product of its row and its column profile, so an image is ONE product (32, n)
     @ (n, 32).
     """
-    images, R = np.empty((len(labels), SIDE, SIDE, 1), np.float32), np.stack([*map(rotation, azimuths, elevations)])
+    images, R = np.empty((len(labels), SIDE, SIDE, 1), np.float32), np.stack([*map(view_rotation, azimuths, elevations)])
     pixels = np.arange(SIDE) - (SIDE - 1) / 2
     for label, points in enumerate(shape_points()):
         rows = np.flatnonzero(labels == label)
@@ -325,10 +325,10 @@ NORB_ROWS = 24300                # rows of the real files: 5 classes x 5 toys x 
 NORB_CODES = (                     # name, codes, scale, offset of the value
     ("labels", range(5), 1, 0), ("instances", range(10), 1, 0), ("elevations", range(9), 5, 30),
     ("azimuths", range(0, 36, 2), 10, 0), ("lightings", range(6), 1, 0))
-MAX_BRIGHTNESS, CONTRASTS = 32, (0.5, 1.5)                         # jitter in training: grey levels of 0-255; factors
+MAX_BRIGHTNESS, CONTRASTS = 32, (0.5, 1.5)                         # jitter in training: gray levels of 0-255; factors
 
 
-def halve(images):
+def downsample(images):
     """Means of 2x2 pixels, rounded half up to uint8; the cameras become channels. (N, 2, H, W) uint8 ->
     (N, H/2, W/2, 2) uint8"""
     rows = images[:, :, ::2].astype(np.uint16) + images[:, :, 1::2]                            # (N, 2, H/2, W)
@@ -340,7 +340,7 @@ def read_norb_file(path, kind):
     header's.
 
     Read as a stream, 32 images at a time, halved from 96x96 on the way: rounding the means to uint8 costs at most half
-    a grey level and keeps a split at 112 MB, where the file is 448 MB and float32 would be too. Raises InputError
+    a gray level and keeps a split at 112 MB, where the file is 448 MB and float32 would be too. Raises InputError
     naming the file and the fault: missing, unreadable, corrupt or truncated gzip, another header, too few or too many
     bytes.
     """
@@ -365,7 +365,7 @@ def read_norb_file(path, kind):
                     raise InputError(f"{path}: truncated, {start * row_size + len(part)} bytes of {N * row_size} that "
                                      f"the header says; {mend}")
                 part = np.frombuffer(part, dtype).reshape(len(rows), *shape)
-                rows[...] = halve(part) if kind == "dat" else part
+                rows[...] = downsample(part) if kind == "dat" else part
             if file.read(1):                                                            # here gzip checks its checksum
                 raise InputError(f"{path}: bytes left over after the {N * row_size} that the header says; {mend}")
     except FileNotFoundError:
@@ -406,11 +406,11 @@ def load_norb(norb_dir):
 
 
 def standardize(images, contrast=1.0, brightness=0.0, dtype=np.float32):
-    """Zero mean and unit variance per image, over its pixels and both cameras; then x contrast, + brightness in grey
+    """Zero mean and unit variance per image, over its pixels and both cameras; then x contrast, + brightness in gray
     levels.
 
     uint8 (N, H, W, C) -> dtype (N, H, W, C). contrast and brightness: numbers or (N,). A constant image becomes 0: a
-    standard deviation below one grey level counts as one.
+    standard deviation below one gray level counts as one.
     """
     x = images.astype(dtype).reshape(len(images), math.prod(images.shape[1:]))                 # (N, H*W*C)
     x -= x.mean(1, keepdims=True)
@@ -424,8 +424,8 @@ def crop_batch(images, rows, rng=None, dtype=np.float32):
     """images[rows], uint8 (N, 48, 48, 2) in all, as the network eats them -> dtype (n, 32, 32, 2).
 
     With rng (training) every image has its own crop, brightness and contrast: 4 draws a row, whatever they hold. In
-    the paper's order: standardise the whole image, then jitter, brightness in units of the image's grey and contrast
-    about its mean. Jitter BEFORE standardising would be undone by it, exactly. Without rng (test): the central crop as
+    the paper's order: standardize the whole image, then jitter, brightness in units of the image's gray and contrast
+    about its mean. Jitter BEFORE standardizing would be undone by it, exactly. Without rng (test): the central crop as
     it is.
     """
     images = images[rows]
@@ -444,7 +444,7 @@ def crop_batch(images, rows, rng=None, dtype=np.float32):
 
 # -------------------------------------------------------------- toys: a smallNORB that is drawn here
 #
-# A toy is a list of parts, (kind, matrix, centre): where a unit part's point p stands is centre + matrix p, x forward,
+# A toy is a list of parts, (kind, matrix, center): where a unit part's point p stands is center + matrix p, x forward,
 # y up, z to the toy's left. Unit parts: |p| <= 1; a cube -1..1; x^2 + y^2 <= 1 or, for the cone, <= ((1 - z) / 2)^2,
 # with -1 <= z <= 1.
 
@@ -463,7 +463,7 @@ LIGHTINGS = (                      # ground, ambient light, lamps: azimuth and h
     (0.76, 0.2, ((-120, 40, 0.45), (20, 60, 0.5))))
 
 
-def turn(axis, degrees):
+def axis_rotation(axis, degrees):
     """Rotation matrix (3, 3) about an axis, x, y or z"""
     c, s = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     i, j = {"x": (1, 2), "y": (2, 0), "z": (0, 1)}[axis]
@@ -473,27 +473,27 @@ def turn(axis, degrees):
     return R
 
 
-def times(A, B):
+def small_matmul(A, B):
     """Product of small matrices, (n, 3) times (3, m), by plain sums: the same bits whatever the processor"""
     return A[:, :1] * B[:1] + A[:, 1:2] * B[1:2] + A[:, 2:3] * B[2:3]
 
 
-def rotation(azimuth, elevation):
+def view_rotation(azimuth, elevation):
     """Degrees: a turn about the vertical axis, then a nod towards the viewer. -> (3, 3)"""
-    return times(turn("x", elevation), turn("y", azimuth))
+    return small_matmul(axis_rotation("x", elevation), axis_rotation("y", azimuth))
 
 
-def part(kind, centre, size, turned=None):
+def part(kind, center, size, turned=None):
     """A part of some size (3,) along its own axes, turned by a rotation matrix"""
     scaled = np.diag(np.asarray(size, float) / 2)
-    return kind, scaled if turned is None else times(turned, scaled), np.asarray(centre, float)
+    return kind, scaled if turned is None else small_matmul(turned, scaled), np.asarray(center, float)
 
 
-def pair(kind, centre, size, turned=None):
+def pair(kind, center, size, turned=None):
     """A part and its mirror image at the toy's other side"""
-    kind, M, centre = part(kind, centre, size, turned)
+    kind, M, center = part(kind, center, size, turned)
     mirror = np.array([1, 1, -1.0])
-    return [(kind, M, centre), (kind, mirror[:, None] * M, centre * mirror)]
+    return [(kind, M, center), (kind, mirror[:, None] * M, center * mirror)]
 
 
 def rod(kind, start, end, width, depth=None):
@@ -511,15 +511,15 @@ def wings(x, y, span, chord, sweep, dihedral, thickness):
     """Two swept plates, left and right; angles in degrees"""
     back, up = math.tan(math.radians(sweep)) * span / 4, math.tan(math.radians(dihedral)) * span / 4
     M = np.array([[chord / 2, 0, -back], [0, thickness / 2, up], [0, 0, span / 4]])
-    centre, mirror = np.array([x - back, y + up, span / 4]), np.array([1, 1, -1.0])
-    return [(BOX, M, centre), (BOX, mirror[:, None] * M, centre * mirror)]
+    center, mirror = np.array([x - back, y + up, span / 4]), np.array([1, 1, -1.0])
+    return [(BOX, M, center), (BOX, mirror[:, None] * M, center * mirror)]
 
 
-# Of the five toys of a class in each split every one has another style: trunk, snout or neither; staff, rucksack,
+# Of the five toys of a class in each split every one has another style: backbone, snout or neither; staff, rucksack,
 # shield or nothing; two engines, four, a propeller or none; a truck's load; a car's body.
 
 def toy_animal(rng, style):
-    """Four legs, a body, a neck of some length, a head with ears, horns or a trunk, a tail"""
+    """Four legs, a body, a neck of some length, a head with ears, horns or a backbone, a tail"""
     length, height, leg = rng.uniform(1, 1.6), rng.uniform(0.36, 0.72), rng.uniform(0.2, 0.55)
     width, thick = height * rng.uniform(0.6, 1), rng.uniform(0.09, 0.22)
     y = leg + height / 2
@@ -532,7 +532,7 @@ def toy_animal(rng, style):
     top = root + neck * np.array([math.sin(lean), math.cos(lean), 0])
     toy.append(rod(CYLINDER, root, top, rng.uniform(0.14, 0.3)))
     size = rng.uniform(0.24, 0.46)
-    long, nod = size * rng.uniform(0.9, 1.7), turn("z", rng.uniform(-30, 25))
+    long, nod = size * rng.uniform(0.9, 1.7), axis_rotation("z", rng.uniform(-30, 25))
     forward, head = nod[:, 0] * long, top + nod[:, 0] * long / 4
     toy.append(part(ELLIPSOID, head, (long, size, 0.85 * size), nod))
     ears = rng.integers(0, 4)
@@ -541,7 +541,7 @@ def toy_animal(rng, style):
     elif style == 1:
         toy.append(part(BOX, head + 0.55 * forward, (0.7 * size, 0.4 * size, 0.4 * size), nod))
     if ears == 0:
-        toy += pair(CONE, head + [-0.05, 0.6 * size, 0.25 * size], (0.1, 0.1, 0.28), turn("x", -90))
+        toy += pair(CONE, head + [-0.05, 0.6 * size, 0.25 * size], (0.1, 0.1, 0.28), axis_rotation("x", -90))
     elif ears == 1:
         toy += pair(ELLIPSOID, head + [-0.08, 0, 0.55 * size], (0.08, 0.34, 0.28))
     elif ears == 2:
@@ -560,9 +560,9 @@ def toy_animal(rng, style):
 
 
 def toy_human(rng, style):
-    """Two legs in some stride, a trunk, a head with or without a hat, two bent arms, something carried or not"""
+    """Two legs in some stride, a backbone, a head with or without a hat, two bent arms, something carried or not"""
     leg, hip, thick = rng.uniform(0.5, 0.8), rng.uniform(0.08, 0.17), rng.uniform(0.13, 0.24)
-    trunk, shoulders, deep = rng.uniform(0.45, 0.75), rng.uniform(0.32, 0.6), rng.uniform(0.2, 0.34)
+    backbone, shoulders, deep = rng.uniform(0.45, 0.75), rng.uniform(0.32, 0.6), rng.uniform(0.2, 0.34)
     stride, spread = rng.uniform(-0.35, 0.35), rng.uniform(0, 0.18)
     toy = []
     for s in (1, -1):
@@ -571,14 +571,14 @@ def toy_human(rng, style):
                 part(BOX, foot + [0.05, 0.03, 0], (0.24, 0.09, 0.9 * thick))]
     shape = rng.integers(0, 4)
     if shape == 0:
-        toy.append(part(BOX, (0, leg + trunk / 2, 0), (deep, trunk, shoulders)))
+        toy.append(part(BOX, (0, leg + backbone / 2, 0), (deep, backbone, shoulders)))
     elif shape == 1:
-        toy.append(part(ELLIPSOID, (0, leg + trunk / 2, 0), (1.3 * deep, 1.25 * trunk, 1.1 * shoulders)))
+        toy.append(part(ELLIPSOID, (0, leg + backbone / 2, 0), (1.3 * deep, 1.25 * backbone, 1.1 * shoulders)))
     elif shape == 2:
-        toy.append(rod(CYLINDER, (0, leg - 0.05, 0), (0, leg + trunk, 0), shoulders, 1.1 * deep))
+        toy.append(rod(CYLINDER, (0, leg - 0.05, 0), (0, leg + backbone, 0), shoulders, 1.1 * deep))
     else:
-        toy.append(rod(CONE, (0, leg - 0.2, 0), (0, leg + 1.5 * trunk, 0), 1.3 * shoulders, 1.8 * deep))
-    head, y = rng.uniform(0.24, 0.38), leg + trunk
+        toy.append(rod(CONE, (0, leg - 0.2, 0), (0, leg + 1.5 * backbone, 0), 1.3 * shoulders, 1.8 * deep))
+    head, y = rng.uniform(0.24, 0.38), leg + backbone
     y += 0.55 * head
     toy.append(part(ELLIPSOID, (0.02, y, 0), (head, 1.15 * head, 0.9 * head)))
     hat = rng.integers(0, 4)
@@ -595,14 +595,14 @@ def toy_human(rng, style):
         ahead, bend = math.radians(rng.uniform(-50, 80)), math.radians(rng.uniform(0, 80))
         upper = np.array([math.cos(out) * math.sin(ahead), -math.cos(out) * math.cos(ahead), s * math.sin(out)])
         lower = upper * math.cos(bend) + np.array([1, 0.3, 0]) * math.sin(bend)
-        shoulder = np.array([0, leg + 0.92 * trunk, s * (shoulders / 2 + 0.2 * thick)])
+        shoulder = np.array([0, leg + 0.92 * backbone, s * (shoulders / 2 + 0.2 * thick)])
         elbow = shoulder + length * upper
         hand = elbow + length * lower / math.hypot(*lower)
         toy += [rod(CYLINDER, shoulder, elbow, thick), rod(CYLINDER, elbow, hand, 0.9 * thick)]
     if style == 0:
         toy.append(rod(CYLINDER, hand - [0, 0.55, 0], hand + [0, 0.6, 0], 0.05))
     elif style == 1:
-        toy.append(part(BOX, (-0.9 * deep, leg + 0.6 * trunk, 0), (0.2, 0.6 * trunk, 0.7 * shoulders)))
+        toy.append(part(BOX, (-0.9 * deep, leg + 0.6 * backbone, 0), (0.2, 0.6 * backbone, 0.7 * shoulders)))
     elif style == 2:
         toy.append(part(BOX, hand, (0.06, 0.5, 0.36)))
     return toy
@@ -633,7 +633,7 @@ def toy_plane(rng, style):
     size = rng.uniform(0.1, 0.2)
     for at, scale in {0: ((0.22, 1),), 1: ((0.18, 0.8), (0.34, 0.8))}.get(style, ()):
         toy += pair(CYLINDER, (x - at * span * math.tan(math.radians(sweep)), y + high - 0.1, at * span),
-                    (scale * size, scale * size, 0.4), turn("y", 90))
+                    (scale * size, scale * size, 0.4), axis_rotation("y", 90))
     if style in (2, 3):
         nose = (length / 2, y, 0)
         toy += [part(BOX, nose, (0.04, 0.55, 0.09)), part(ELLIPSOID, nose, (0.12, 0.12, 0.12))]
@@ -659,7 +659,7 @@ def toy_truck(rng, style):
     if style == 0:
         toy.append(part(BOX, (x, bed + tall / 2 + 0.05, 0), (long, tall, width * rng.uniform(0.9, 1.1))))
     elif style == 1:
-        toy.append(part(CYLINDER, (x, bed + 0.08 + 0.4 * tall, 0), (width, 0.8 * tall, long), turn("y", 90)))
+        toy.append(part(CYLINDER, (x, bed + 0.08 + 0.4 * tall, 0), (width, 0.8 * tall, long), axis_rotation("y", 90)))
     elif style == 2:
         toy += [part(BOX, (x, bed + 0.1, 0), (long, 0.1, width)),
                 *pair(BOX, (x, bed + 0.2, 0.48 * width), (long, 0.26, 0.05)),
@@ -678,7 +678,7 @@ def toy_truck(rng, style):
         toy += pair(CYLINDER, (axle, wheel, 0.46 * width), (2 * wheel, 2 * wheel, wide))
     if rng.random() < 0.3:
         pipe = (front - cab / 2, bed + 0.75 * high, 0.45 * width)
-        toy += pair(CYLINDER, pipe, (0.07, 0.07, 0.9 * high), turn("x", 90))
+        toy += pair(CYLINDER, pipe, (0.07, 0.07, 0.9 * high), axis_rotation("x", 90))
     return toy
 
 
@@ -702,7 +702,7 @@ def toy_car(rng, style):
         toy.append(part(BOX, (-0.12 * length, top + tall / 2, 0), (0.74 * length, tall, 0.9 * width)))
     elif style == 3:
         toy += [*pair(BOX, (x, top + 0.08, 0.22 * width), (0.1, 0.22, 0.3 * width)),
-                part(BOX, (x + 0.25, top + 0.06, 0), (0.04, 0.18, 0.8 * width), turn("z", 25))]
+                part(BOX, (x + 0.25, top + 0.06, 0), (0.04, 0.18, 0.8 * width), axis_rotation("z", 25))]
     else:
         toy += [part(ELLIPSOID, (x, top, 0), (0.7 * long, 1.5 * tall, 0.4 * width)),
                 part(ELLIPSOID, (length / 4, y + 0.1 * high, 0), (0.8 * length, 0.9 * high, width / 2))]
@@ -726,23 +726,23 @@ TOY_MAKERS = (toy_animal, toy_human, toy_plane, toy_truck, toy_car)             
 def corners(toy):
     """Corners (8 n, 3) of the boxes around a toy's parts"""
     signs = np.array(np.meshgrid(*[(-1.0, 1.0)] * 3)).reshape(3, 8)
-    return np.concatenate([centre + times(M, signs).T for _, M, centre in toy])
+    return np.concatenate([center + small_matmul(M, signs).T for _, M, center in toy])
 
 
 def make_toy(category, instance, toy_seed):
     """One toy, its size that of the frame, a little turned, stretched and off the middle. -> list of parts"""
     rng = np.random.default_rng(np.random.SeedSequence(toy_seed, spawn_key=(category, instance)))
     toy = TOY_MAKERS[category](rng, TOY_STYLES[instance])
-    stand = turn("y", rng.uniform(-YAW, YAW)) * rng.uniform(1 / STRETCH, STRETCH, 3)
+    stand = axis_rotation("y", rng.uniform(-YAW, YAW)) * rng.uniform(1 / STRETCH, STRETCH, 3)
     off = rng.uniform(-OFFSET, OFFSET, 3)
     at = corners(toy)
     middle = (at.min(0) + at.max(0)) / 2
-    size = np.sqrt(np.square(times(at - middle, stand.T)).sum(1).max())
-    return [(kind, times(stand, M) / size, times(stand, (centre - middle)[:, None])[:, 0] / size + off)
-            for kind, M, centre in toy]
+    size = np.sqrt(np.square(small_matmul(at - middle, stand.T)).sum(1).max())
+    return [(kind, small_matmul(stand, M) / size, small_matmul(stand, (center - middle)[:, None])[:, 0] / size + off)
+            for kind, M, center in toy]
 
 
-def inverse(T):
+def inverse_3x3(T):
     """Of a matrix (3, 3), by its cofactors"""
     cofactors = np.stack([np.cross(T[1], T[2]), np.cross(T[2], T[0]), np.cross(T[0], T[1])], 1)
     return cofactors / (T[0] * cofactors[:, 0]).sum()
@@ -751,7 +751,7 @@ def inverse(T):
 NOWHERE = np.float32(1e9)
 
 
-def nearest_of_part(kind, o, d):
+def intersect_part(kind, o, d):
     """Where rays o + t d meet a unit part, coming from large t. o: list of three arrays, d (3,), float32 -> t; face, 0
     to 2 for a plane one across that axis, else -1; whether they meet it at all
 
@@ -786,22 +786,22 @@ def nearest_of_part(kind, o, d):
 def cast_rays(toy, azimuth, elevation, side):
     """Parallel rays, one a pixel, to the nearest point of a toy. -> hit (side, side) bool, the surface's normals there
     (3, side, side) float32, as the camera sees them: x right, y up, z towards it; 0 elsewhere"""
-    R = rotation(azimuth, elevation)
+    R = view_rotation(azimuth, elevation)
     places = (((np.arange(side) + 0.5) / side * 2 - 1) / REACH).astype(np.float32)
     depth, normals = np.full((side, side), -NOWHERE), np.zeros((3, side, side), np.float32)
-    for kind, M, centre in toy:
-        T, centre = times(R, M), times(R, centre[:, None])[:, 0]
+    for kind, M, center in toy:
+        T, center = small_matmul(R, M), small_matmul(R, center[:, None])[:, 0]
         reach = np.abs(T).sum(1)
-        left, right = np.searchsorted(places, centre[0] + (-reach[0], reach[0]))
-        top, bottom = np.searchsorted(places, -centre[1] + (-reach[1], reach[1]))
+        left, right = np.searchsorted(places, center[0] + (-reach[0], reach[0]))
+        top, bottom = np.searchsorted(places, -center[1] + (-reach[1], reach[1]))
         if left == right or top == bottom:
             continue
         window = np.s_[top:bottom, left:right]
-        x, y = places[left:right] - np.float32(centre[0]), -places[top:bottom, None] - np.float32(centre[1])
-        to_part = inverse(T).astype(np.float32)
+        x, y = places[left:right] - np.float32(center[0]), -places[top:bottom, None] - np.float32(center[1])
+        to_part = inverse_3x3(T).astype(np.float32)
         o, d = [row[0] * x + row[1] * y for row in to_part], to_part[:, 2]
-        t, face, meets = nearest_of_part(kind, o, d)
-        z = t + np.float32(centre[2])
+        t, face, meets = intersect_part(kind, o, d)
+        z = t + np.float32(center[2])
         rows, columns = np.nonzero(meets & (z > depth[window]))
         if not len(rows):
             continue
@@ -818,14 +818,14 @@ def cast_rays(toy, azimuth, elevation, side):
     return depth > -NOWHERE, normals
 
 
-def light_up(hit, normals, elevation):
+def shade(hit, normals, elevation):
     """The six lightings of a view: ambient light and Lambert's, on a light ground. Lamps stand still as the cameras
     rise. -> (6, side, side) uint8"""
     images = np.empty((len(LIGHTINGS), *hit.shape), np.uint8)
     for image, (ground, ambient, lamps) in zip(images, LIGHTINGS):
         bright = np.full(hit.shape, np.float32(ambient))
         for azimuth, height, strength in lamps:
-            lamp = times(turn("x", elevation), times(turn("y", azimuth), turn("x", -height)))[:, 2:] * strength
+            lamp = small_matmul(axis_rotation("x", elevation), small_matmul(axis_rotation("y", azimuth), axis_rotation("x", -height)))[:, 2:] * strength
             lamp = lamp[:, 0].astype(np.float32)
             bright += np.maximum(lamp[0] * normals[0] + lamp[1] * normals[1] + lamp[2] * normals[2], 0)
         image[:] = np.rint(255 * np.minimum(np.where(hit, bright, np.float32(ground)), 1))
@@ -834,7 +834,7 @@ def light_up(hit, normals, elevation):
 
 def draw_view(toy, elevation, azimuth, side):
     """The six lightings of a view -> (6, 2, side, side) uint8, left and right camera"""
-    return np.stack([light_up(*cast_rays(toy, azimuth + camera, elevation, side), elevation)
+    return np.stack([shade(*cast_rays(toy, azimuth + camera, elevation, side), elevation)
                      for camera in (-STEREO / 2, STEREO / 2)], 1)
 
 
@@ -865,7 +865,7 @@ def read_toy(path, say):
         return {}
 
 
-def keep_toy(path, found):
+def save_toy(path, found):
     """Write a toy's file, with read_toy's dict -> why it could not be written, "" if it could"""
     arrays = {"views": np.array(sorted(found)), "images": np.stack([found[view] for view in sorted(found)])}
     try:
@@ -879,7 +879,7 @@ def keep_toy(path, found):
 def draw_views(category, instance, toy_seed, views):
     """Views of a toy by their numbers -> (n, 6, 48, 48, 2) uint8, as load_norb gives them"""
     toy, n = make_toy(category, instance, toy_seed), len(TOY_AZIMUTHS)
-    return np.stack([halve(draw_view(toy, TOY_ELEVATIONS[view // n], TOY_AZIMUTHS[view % n], 2 * NORB_SIDE))
+    return np.stack([downsample(draw_view(toy, TOY_ELEVATIONS[view // n], TOY_AZIMUTHS[view % n], 2 * NORB_SIDE))
                      for view in views])
 
 
@@ -896,9 +896,9 @@ def add_toy_images(data, toy_seed, say=print, threads=0):
     missing = [(*which, toy_seed, sorted(views - known[which].keys())) for which, views in wanted.items()
                if views - known[which].keys()]
     fault = ""
-    for (category, instance, _, views), images in in_parallel(draw_views, missing, say, threads):
+    for (category, instance, _, views), images in map_processes(draw_views, missing, say, threads):
         known[category, instance] |= dict(zip(views, images))
-        fault = fault or keep_toy(toy_path(category, instance, toy_seed), known[category, instance])
+        fault = fault or save_toy(toy_path(category, instance, toy_seed), known[category, instance])
     if fault:
         say(f"the toys cannot be kept for the next time ({fault})")
     for table, (labels, instances, views) in zip(parts, keys):
@@ -907,7 +907,7 @@ def add_toy_images(data, toy_seed, say=print, threads=0):
             table["images"][k] = known[key[:2]][key[2]][key[3]]
 
 
-def in_parallel(draw, tasks, say, threads):
+def map_processes(draw, tasks, say, threads):
     """(task, draw(*task)) for all tasks, in order, worked out in so many processes, 0: one a core"""
     workers = min(threads or n_cores(), max(1, len(tasks)))
     with concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
@@ -1009,7 +1009,7 @@ def pose_votes_backward(dV, cache):
     return dM, dW
 
 
-def combine_over_places(x, window, combine):
+def combine_over_positions(x, window, combine):
     """Combine (np.add or np.maximum) what every child holds at all the places that see it, and hand it back to each of
     them.
 
@@ -1032,27 +1032,27 @@ def combine_over_places(x, window, combine):
 def responsibilities_forward(logits, window):
     """R_ij = exp(l_ij) / sum over all parents of i, of every type AND at every place. logits (L, J, I) -> R
     (L, J, I)"""
-    R = logits - combine_over_places(logits.max(1), window, np.maximum)[:, None]
+    R = logits - combine_over_positions(logits.max(1), window, np.maximum)[:, None]
     np.exp(R, out=R)
-    R /= combine_over_places(R.sum(1), window, np.add)[:, None]
+    R /= combine_over_positions(R.sum(1), window, np.add)[:, None]
     return R, (R, window)
 
 
 def responsibilities_backward(dR, cache):
     R, window = cache
     dlogits = R * dR
-    dlogits -= R * combine_over_places(dlogits.sum(1), window, np.add)[:, None]
+    dlogits -= R * combine_over_positions(dlogits.sum(1), window, np.add)[:, None]
     return dlogits
 
 
-def by_parent(V, n):
+def group_by_parent(V, n):
     """V (L, J, I, D) as n matrices of I rows, a view: one for each of the n = L*J parents, or n = L with all types in
     a row"""
     L, J, I, _ = V.shape
     return V.reshape(n, I, -1) if n == L * J else V.transpose(0, 2, 1, 3).reshape(L, I, -1)
 
 
-def like_votes(V, empty):
+def empty_like_votes(V, empty):
     """An array like V (L, J, I, D), in memory ordered (I, L, J, D), as the votes are"""
     L, J, I, _ = V.shape
     return empty((I, L, J, D), V.dtype).transpose(1, 2, 0, 3)
@@ -1072,8 +1072,8 @@ def m_step_forward(V, V2, r, beta_u, beta_a, lambda_, ratio):
     n = r.shape[0] * r.shape[1]
     rows = r.reshape(n, 1, I)
     total = r.sum(-1, keepdims=True) + MASS_EPS                                         # (L, J or 1, 1)
-    mu = np.matmul(rows, by_parent(V, n)).reshape(L, J, D) / total
-    square = np.matmul(rows, by_parent(V2, n)).reshape(L, J, D) / total
+    mu = np.matmul(rows, group_by_parent(V, n)).reshape(L, J, D) / total
+    square = np.matmul(rows, group_by_parent(V2, n)).reshape(L, J, D) / total
     variance = square - mu * mu
     sigma2 = np.maximum(variance, 0) + SIGMA2_EPS
     unit_cost = D * beta_u + 0.5 * np.log(sigma2).sum(-1)                               # (L, J)
@@ -1095,8 +1095,8 @@ def m_step_backward(dmu, dsigma2, dx, cache):
     dsquare = (dsigma2 + 0.5 * dunit_cost[..., None] / c.sigma2) * (c.variance > 0)    # sigma2 = square - mu^2, clamped
     dvotes, dsquares = (dmu - 2 * mu * dsquare) / total, dsquare / total
     dtotal = c.ratio * dcost * c.unit_cost - (dvotes * mu + dsquares * c.square).sum(-1)
-    dr = np.matmul(by_parent(c.V, n), dvotes.reshape(n, -1, 1))
-    dr += np.matmul(by_parent(c.V2, n), dsquares.reshape(n, -1, 1))
+    dr = np.matmul(group_by_parent(c.V, n), dvotes.reshape(n, -1, 1))
+    dr += np.matmul(group_by_parent(c.V2, n), dsquares.reshape(n, -1, 1))
     dr = dr.reshape(L, -1, I)
     dr += dtotal.reshape(*dr.shape[:2], -1).sum(-1, keepdims=True)
     return dr, D * dunit_cost.sum(0), dx.sum(0), (c.r, dvotes, dsquares)
@@ -1112,8 +1112,8 @@ def e_step_forward(V, V2, mu, sigma2, x):
     precision = 1 / sigma2
     linear, quadratic = mu * precision, -0.5 * precision                                # (L, J, D)
     offset = -0.5 * (mu * linear + np.log(sigma2)).sum(-1) - np.logaddexp(0, -x)        # (L, J)
-    logits = np.matmul(by_parent(V, L * J), linear.reshape(-1, D, 1))
-    logits += np.matmul(by_parent(V2, L * J), quadratic.reshape(-1, D, 1))
+    logits = np.matmul(group_by_parent(V, L * J), linear.reshape(-1, D, 1))
+    logits += np.matmul(group_by_parent(V2, L * J), quadratic.reshape(-1, D, 1))
     logits = logits.reshape(L, J, I)
     logits += offset[..., None]
     return logits, SimpleNamespace(V=V, V2=V2, mu=mu, precision=precision, x=x, linear=linear, quadratic=quadratic)
@@ -1126,8 +1126,8 @@ def e_step_backward(dlogits, cache):
     L, J, I, _ = c.V.shape
     rows = dlogits.reshape(L * J, 1, I)
     doffset = dlogits.sum(-1)                                                           # (L, J)
-    dlinear = np.matmul(rows, by_parent(c.V, L * J)).reshape(L, J, D)
-    dquadratic = np.matmul(rows, by_parent(c.V2, L * J)).reshape(L, J, D)
+    dlinear = np.matmul(rows, group_by_parent(c.V, L * J)).reshape(L, J, D)
+    dquadratic = np.matmul(rows, group_by_parent(c.V2, L * J)).reshape(L, J, D)
     along = doffset[..., None] * c.mu                                                   # (L, J, D)
     dmu = (dlinear - along) * precision
     dprecision = dlinear * c.mu - 0.5 * (dquadratic + along * c.mu)
@@ -1147,9 +1147,9 @@ def em_routing_forward(V, a, beta_u, beta_a, n_iters, lambda_=LAMBDA, window=Non
     every iteration's R (L, J, I), at first (L, 1, I), mu, sigma2 (L, J, D) and x (L, J).
     """
     L, J, I, _ = V.shape
-    V2 = np.multiply(V, V, out=like_votes(V, empty))
+    V2 = np.multiply(V, V, out=empty_like_votes(V, empty))
     ratio = J / I if window is None else math.prod(window.parents) * J / (window.H * window.W * window.B)
-    R = (1 / (J * combine_over_places(np.ones((L, I), V.dtype), window, np.add)))[:, None]      # the same for all types
+    R = (1 / (J * combine_over_positions(np.ones((L, I), V.dtype), window, np.add)))[:, None]      # the same for all types
     mu = sigma2 = x = e_cache = R_cache = None
     steps = []
     for t in range(n_iters):
@@ -1192,10 +1192,10 @@ def votes_gradient(terms, V, V2, empty):
     directions[1] *= 2
     coefficients = coefficients.reshape(L * J, T, I).transpose(0, 2, 1)
     directions = directions.reshape(2, L * J, T, D)
-    dV, part = reuse_if_arena(V2, empty), like_votes(V, empty)
-    np.matmul(coefficients, directions[1], out=by_parent(dV, L * J))
+    dV, part = reuse_if_arena(V2, empty), empty_like_votes(V, empty)
+    np.matmul(coefficients, directions[1], out=group_by_parent(dV, L * J))
     dV *= V
-    np.matmul(coefficients, directions[0], out=by_parent(part, L * J))
+    np.matmul(coefficients, directions[0], out=group_by_parent(part, L * J))
     dV += part
     return dV
 
@@ -1287,11 +1287,11 @@ def softmax_backward(dc, cache):
 SQUASH, SOFTMAX = (squash_forward, squash_backward), (softmax_forward, softmax_backward)
 
 
-def routing_forward(u_hat, n_iters, empty=np.empty, normaliser=SOFTMAX, ending=SQUASH):
+def routing_forward(u_hat, n_iters, empty=np.empty, normalizer=SOFTMAX, ending=SQUASH):
     """Procedure 1, dynamic routing. u_hat (N, J, I, D) -> v (N, J, D)
 
     For r = 1..n_iters: c = softmax_j(b), s_j = sum_i c_ij u_hat_j|i, v = squash(s), and b_ij += u_hat_j|i . v_j, with
-    b = 0 at first, per sample; the update after the last squash would not be read. normaliser and ending, each a
+    b = 0 at first, per sample; the update after the last squash would not be read. normalizer and ending, each a
     forward and its backward, may stand in the softmax's and the squash's place. The cache's steps hold each iteration's
     c (N, J, I), the first being the same for all, as (1, I), and v. All sums are BLAS calls: a matrix-vector product
     for every (n, j) reads u_hat once, where a GEMM against a block-diagonal matrix would do J times the arithmetic.
@@ -1301,16 +1301,16 @@ def routing_forward(u_hat, n_iters, empty=np.empty, normaliser=SOFTMAX, ending=S
     b = v = None
     for r in range(n_iters):
         if r == 0:
-            c, c_cache = normaliser[0](np.zeros((1, J, I), u_hat.dtype))[0][:, 0], None                 # (1, I)
+            c, c_cache = normalizer[0](np.zeros((1, J, I), u_hat.dtype))[0][:, 0], None                 # (1, I)
             s = np.matmul(c, u_hat.transpose(0, 2, 1, 3).reshape(N, I, J * D)).reshape(N, J, D)
         else:
             agreement = np.matmul(u_hat, v[..., None], out=empty((N, J, I, 1), u_hat.dtype))[..., 0]        # (N, J, I)
             b = agreement if b is None else np.add(b, agreement, out=empty((N, J, I), u_hat.dtype))
-            c, c_cache = normaliser[0](b)
+            c, c_cache = normalizer[0](b)
             s = np.matmul(c[:, :, None, :], u_hat)[:, :, 0]                             # (N, J, D)
         v, v_cache = ending[0](s)
         steps.append(SimpleNamespace(c=c, v=v, c_cache=c_cache, v_cache=v_cache))
-    return v, SimpleNamespace(u_hat=u_hat, steps=steps, empty=empty, normaliser=normaliser, ending=ending)
+    return v, SimpleNamespace(u_hat=u_hat, steps=steps, empty=empty, normalizer=normalizer, ending=ending)
 
 
 def routing_backward(dv, cache):
@@ -1329,7 +1329,7 @@ def routing_backward(dv, cache):
         if r == 0:                                                                      # its c is a constant
             break
         dc = np.matmul(u_hat, ds[..., None], out=empty((N, J, I, 1), dv.dtype))[..., 0]                     # (N, J, I)
-        db = db + cache.normaliser[1](dc, steps[r].c_cache)                      # b_r = b_(r-1) + u_hat . v_(r-1)
+        db = db + cache.normalizer[1](dc, steps[r].c_cache)                      # b_r = b_(r-1) + u_hat . v_(r-1)
         terms.append((db, steps[r - 1].v))
         dv = np.matmul(db[:, :, None], u_hat)[:, :, 0]
     coefficients = empty((N, J, len(terms), I), dv.dtype)
@@ -1408,7 +1408,7 @@ def log_sigmoid_backward(dy, cache):
     return dy * sigmoid_forward(-x)[0]
 
 
-def naming_loss(scores, batch, config):
+def classification_loss(scores, batch, config):
     """The loss of forward's scores (N, J): of CNNs and matrix capsules those whose logistic are the activations a, of
     vector capsules the lengths, which are a. batch: labels (N,), margin. -> loss (float), dscores (N, J)"""
     vectors, labels = config.model in VECTOR_MODELS, batch["labels"]
@@ -1428,25 +1428,25 @@ def naming_loss(scores, batch, config):
 
 # SHARED shared votes: of vector capsules whose matrices are shared over places ---------------------------------------
 
-def with_places_forward(u, centres):
+def add_coordinates_forward(u, centers):
     """Each capsule with its place, scaled by its length, as two more numbers. u (N, I, E), I ordered (place, type),
-    centres (places, 2) -> (N, I, E + 2)"""
+    centers (places, 2) -> (N, I, E + 2)"""
     lengths, cache = lengths_forward(u)                                                 # (N, I)
-    places = np.repeat(centres.astype(u.dtype), u.shape[1] // len(centres), axis=0)     # (I, 2)
+    places = np.repeat(centers.astype(u.dtype), u.shape[1] // len(centers), axis=0)     # (I, 2)
     return np.concatenate([u, lengths[..., None] * places], -1), (cache, places)
 
 
-def with_places_backward(dout, cache):
+def add_coordinates_backward(dout, cache):
     lengths_cache, places = cache
     dlengths = np.einsum("nik,ik->ni", dout[..., -2:], places)
     return dout[..., :-2] + lengths_backward(dlengths, lengths_cache)
 
 
-def shared_votes_forward(u, W, n_places, empty=np.empty):
+def shared_votes_forward(u, W, n_positions, empty=np.empty):
     """Votes of I = places x types capsules with a matrix for every type. u (N, I, E), W (B, E, J, D) -> u_hat
     (N, J, I, D), a view"""
     (N, I, E), (B, _, J, D) = u.shape, W.shape
-    u_hat, cache = votes_forward(u.reshape(N * n_places, B, E), W, empty)
+    u_hat, cache = votes_forward(u.reshape(N * n_positions, B, E), W, empty)
     return u_hat.transpose(0, 2, 1, 3).reshape(N, I, J, D).transpose(0, 2, 1, 3), (cache, u.shape)
 
 
@@ -1463,7 +1463,7 @@ def shared_votes_backward(du_hat, cache):
 # END SHARED shared votes ---------------------------------------------------------------------------------------------
 
 
-def places_forward(x, along):
+def coordinate_channels_forward(x, along):
     """Each pixel's place as two more channels, x and y. x (N, H, H, C), along: H numbers -> (N, H, H, C + 2)"""
     N, H, *_ = x.shape
     along = np.array(along, x.dtype)
@@ -1471,15 +1471,15 @@ def places_forward(x, along):
     return np.concatenate([x, np.stack([across, down], -1)], -1), ()
 
 
-def places_backward(dy, cache):
+def coordinate_channels_backward(dy, cache):
     return dy[..., :-2]
 
 
 # -------------------------------------------------------------- the networks
 
-EM_MODELS, VECTOR_MODELS = ("matrix-capsnet", "matrix-head"), ("capsnet", "capsnet-shared")
-PAPERS_CNNS = "cnn", "cnn-bn"
-CAPSULES, CNNS = EM_MODELS + VECTOR_MODELS, (*PAPERS_CNNS, "cnn-gap")
+MATRIX_MODELS, VECTOR_MODELS = ("matrix-capsnet", "matrix-head"), ("capsnet", "capsnet-shared")
+PAPER_CNNS = "cnn", "cnn-bn"
+CAPSULES, CNNS = MATRIX_MODELS + VECTOR_MODELS, (*PAPER_CNNS, "cnn-gap")
 MODELS = (*CAPSULES, *CNNS, "nearest")
 SIZES = {                          # of each preset: caps' A, B, C, D; the heads' first channels, and types
     "small": (32, 4, 8, 8, 16, 5), "wide": (64, 4, 4, 4, 32, 10), "paper": (64, 8, 16, 16, 16, 5)}
@@ -1491,12 +1491,12 @@ VECTOR, CLASS_VECTOR = 8, 16       # dimensions of primary and class capsules th
 CNN_HIDDEN = 32                    # hidden units of cnn
 
 
-def trunk(config, width=0):
+def backbone(config, width=0):
     """The layers of config.model up to its primary capsules, these included; of a CNN all. width: another than its own.
     """
     A, B, _, _, t, _ = SIZES[config.preset]
-    full = config.model in PAPERS_CNNS and config.preset == "paper" and not config.width      # 4.2 million parameters
-    width = width or (32 if full else own_width(config))
+    full = config.model in PAPER_CNNS and config.preset == "paper" and not config.width      # 4.2 million parameters
+    width = width or (32 if full else matched_width(config))
 
     def conv(name, K, stride, F):
         return ("conv2d", name, K, stride, F), ("norm", name + "_norm"), ("relu",)
@@ -1506,53 +1506,53 @@ def trunk(config, width=0):
         return conv("primary", K, 1, F)[:2]
     if config.model == "matrix-capsnet":
         return conv("conv1", 5, 2, A) + capsules(1, B * (D + 1))
-    if config.model in PAPERS_CNNS:
+    if config.model in PAPER_CNNS:
         pad, hidden = ((("pad", 2),), 1024) if full else ((), CNN_HIDDEN)
-        layers = (*pad, ("conv2d", "conv1", 5, 1, width), ("relu",), ("pool",),
-                  *pad, ("conv2d", "conv2", 5, 1, 2 * width), ("relu",), ("pool",),
+        layers = (*pad, ("conv2d", "conv1", 5, 1, width), ("relu",), ("max_pool",),
+                  *pad, ("conv2d", "conv2", 5, 1, 2 * width), ("relu",), ("max_pool",),
                   ("flatten",), ("linear", "fc1", hidden), ("relu",), ("linear", "fc2", N_CLASSES))
         return layers if config.model == "cnn" else with_norms(layers)
-    layers = (*conv("conv1", 3, 1, t), *conv("conv2", 3, 1, t), ("pool",),
-              *conv("conv3", 3, 1, 2 * t), *conv("conv4", 3, 1, 2 * t), ("pool",))
+    layers = (*conv("conv1", 3, 1, t), *conv("conv2", 3, 1, t), ("max_pool",),
+              *conv("conv3", 3, 1, 2 * t), *conv("conv4", 3, 1, 2 * t), ("max_pool",))
     if config.model == "cnn-gap":
-        along = work_out(layers, SIDE, N_CHANNELS[config.data]).along
-        places = (("places", tuple(along)),) if config.coordinates else ()
-        return (*layers, *places, *conv("conv5", 3, 1, width), ("mean",), ("linear", "fc1", N_CLASSES))
+        along = infer_shapes(layers, SIDE, N_CHANNELS[config.data]).along
+        places = (("coordinates", tuple(along)),) if config.coordinates else ()
+        return (*layers, *places, *conv("conv5", 3, 1, width), ("global_avg_pool",), ("linear", "fc1", N_CLASSES))
     return layers + capsules(3, width * (D + 1 if config.model == "matrix-head" else VECTOR))
 
 
-def children_of(config, width=0):
-    """What the class capsules see: side and types of the grid of their children, and its centres (places, 2), x and y
+def class_capsule_inputs(config, width=0):
+    """What the class capsules see: side and types of the grid of their children, and its centers (places, 2), x and y
     in [-1, 1] over the image. caps' convolutional capsules lie as the pixels of convolutions do."""
-    layers = trunk(config, width)
+    layers = backbone(config, width)
     if config.model == "matrix-capsnet":
         types = SIZES[config.preset][2:]
         layers += tuple(("conv2d", name, 3, stride, F) for (name, stride), F in zip(CONV_CAPS, types))
-    seen = work_out(layers, SIDE, N_CHANNELS[config.data])
+    seen = infer_shapes(layers, SIDE, N_CHANNELS[config.data])
     numbers = {"matrix-capsnet": 1, "matrix-head": D + 1}.get(config.model, VECTOR)                        # of a capsule
-    return SimpleNamespace(side=seen.side, types=seen.channels // numbers, centres=places_along(seen.along))
+    return SimpleNamespace(side=seen.side, types=seen.channels // numbers, centers=receptive_field_centers(seen.along))
 
 
 def param_shapes(config, width=0):
     """Names and shapes of the weights of config.model, in the order in which they are drawn; width: another than its
     own"""
-    shapes, J = work_out(trunk(config, width), SIDE, N_CHANNELS[config.data]).shapes, N_CLASSES
+    shapes, J = infer_shapes(backbone(config, width), SIDE, N_CHANNELS[config.data]).shapes, N_CLASSES
     if config.model not in CAPSULES:
         return shapes
-    seen = children_of(config, width)
+    seen = class_capsule_inputs(config, width)
     if config.model == "matrix-capsnet":
         _, *types = SIZES[config.preset]
         for (name, _), B, F in zip(CONV_CAPS, types, types[1:]):
             shapes |= {name + "_W": (9 * B, F, P, P), name + "_beta_u": (F,), name + "_beta_a": (F,)}
-    if config.model in EM_MODELS:
+    if config.model in MATRIX_MODELS:
         return shapes | {"class_W": (seen.types, J, P, P), "class_beta_u": (J,), "class_beta_a": (J,)}
-    groups = seen.types * (len(seen.centres) if config.model == "capsnet" else 1)
+    groups = seen.types * (len(seen.centers) if config.model == "capsnet" else 1)
     shapes["W"] = (groups, VECTOR, J, CLASS_VECTOR)
     return shapes | ({} if config.model == "capsnet" or not config.coordinates else {"coordinate_W": (2, J, CLASS_VECTOR)})
 
 
 @functools.cache
-def own_width(config):
+def matched_width(config):
     """--width, or that with which config.model has about as many weights as dynamic-shared; the paper's CNN: as caps"""
     if config.model == "capsnet-shared":
         return SIZES[config.preset][-1]
@@ -1561,7 +1561,7 @@ def own_width(config):
 
     def size(config, width=0):
         return sum(math.prod(shape) for shape in param_shapes(config, width).values())
-    rival = "matrix-capsnet" if config.model in PAPERS_CNNS else "capsnet-shared"
+    rival = "matrix-capsnet" if config.model in PAPER_CNNS else "capsnet-shared"
     target = size(dataclasses.replace(config, model=rival, coordinates=True))
     least = 1 + bisect.bisect_left(range(1, 4096), target, key=lambda width: size(config, width))
     return min((max(1, least - 1), least), key=lambda width: abs(size(config, width) - target))
@@ -1575,8 +1575,8 @@ def init_params(config):
     for name, shape in shapes.items():
         noise = rng.standard_normal(shape, np.float32)
         if name in ("W", "coordinate_W"):
-            seen = children_of(config)
-            children = len(seen.centres) * seen.types
+            seen = class_capsule_inputs(config)
+            children = len(seen.centers) * seen.types
             params[name] = noise * np.float32(np.sqrt(VOTES_GAIN / (VECTOR * children)))
         elif name.endswith("_W"):
             params[name] = np.eye(P, dtype=np.float32) + np.float32(IDENTITY_NOISE) * noise
@@ -1591,29 +1591,29 @@ def init_params(config):
 
 def forward(params, images, config, empty=np.empty, statistics=None):
     """images (N, 32, 32, C); statistics: a dict in training, see layers_forward. -> out, cache. out: scores (N, J), see
-    naming_loss; of capsules also what their forward says."""
+    classification_loss; of capsules also what their forward says."""
     network_forward, _ = NETWORKS[config.model]
     return network_forward(params, images, config, empty, statistics)
 
 
 def cnn_forward(params, images, config, empty, statistics):
-    scores, caches = layers_forward(params, images, trunk(config), empty, statistics)
+    scores, caches = layers_forward(params, images, backbone(config), empty, statistics)
     return {"scores": scores}, caches
 
 
 def cnn_backward(dscores, caches, config):
     """dscores (N, J) -> grads"""
     grads = {}
-    layers_backward(dscores, caches, trunk(config), grads, need_dx=False)
+    layers_backward(dscores, caches, backbone(config), grads, need_dx=False)
     return grads
 
 
-def em_forward(params, images, config, empty, statistics):
-    """The trunk, or caps' convolution; primary capsules; of caps two layers of convolutional capsules; class capsules.
+def matrix_forward(params, images, config, empty, statistics):
+    """The backbone, or caps' convolution; primary capsules; of caps two layers of convolutional capsules; class capsules.
     out: also primary_pose (N, H, W, B, D), primary_a (N, H, W, B), of caps conv_mu, conv_a, conv2_mu, conv2_a likewise,
     and what class_caps_forward says"""
     p, N, n_iters = params, len(images), config.routing_iters
-    x, layer_caches = layers_forward(p, images, trunk(config), empty, statistics)
+    x, layer_caches = layers_forward(p, images, backbone(config), empty, statistics)
     (pose, active), primary_cache = primary_caps_forward(x)
     found, conv_caches = {"primary_pose": pose, "primary_a": active}, []
     for name, stride in CONV_CAPS if config.model == "matrix-capsnet" else ():
@@ -1621,16 +1621,16 @@ def em_forward(params, images, config, empty, statistics):
             pose, active, p[name + "_W"], p[name + "_beta_u"], p[name + "_beta_a"], n_iters, stride, empty)
         found |= {name + "_mu": pose, name + "_a": active}
         conv_caches.append((name, cache))
-    centres = children_of(config).centres
-    B, places = active.shape[-1], len(centres)
+    centers = class_capsule_inputs(config).centers
+    B, places = active.shape[-1], len(centers)
     M = pose.reshape(N, places, B, D).transpose(2, 1, 0, 3).reshape(B, places * N, D)           # a group a type
     children = active.reshape(N, places, B).transpose(0, 2, 1).reshape(N, B * places)
-    out, class_cache = class_caps_forward(p, M, children, centres if config.coordinates else None, n_iters, empty)
+    out, class_cache = class_caps_forward(p, M, children, centers if config.coordinates else None, n_iters, empty)
     return out | found, SimpleNamespace(layers=layer_caches, primary=primary_cache, convs=conv_caches,
                                         classes=class_cache, a_shape=active.shape)
 
 
-def em_backward(dscores, cache, config):
+def matrix_backward(dscores, cache, config):
     """dscores (N, J) -> grads"""
     grads, (N, _, _, B) = {}, cache.a_shape
     dM, dchildren = class_caps_backward(dscores, cache.classes, grads)
@@ -1640,20 +1640,20 @@ def em_backward(dscores, cache, config):
         dpose, dactive, grads[name + "_W"], grads[name + "_beta_u"], grads[name + "_beta_a"] = conv_caps_backward(
             dpose, dactive, conv_cache)
     dx = primary_caps_backward(dpose, dactive, cache.primary)
-    layers_backward(dx, cache.layers, trunk(config), grads, need_dx=False)
+    layers_backward(dx, cache.layers, backbone(config), grads, need_dx=False)
     return grads
 
 
 def vector_forward(params, images, config, empty, statistics):
-    """The trunk; primary capsules, vectors; class capsules by dynamic routing. dynamic has a matrix for every place;
+    """The backbone; primary capsules, vectors; class capsules by dynamic routing. dynamic has a matrix for every place;
     dynamic-shared shares them over places and adds the place. out: scores, the lengths (N, J), v (N, J, 16), u
     (N, I, 8) and c, the couplings of each iteration, (N, J, I), of the first (1, I), with I ordered (place, type)"""
     p, N, W = params, len(images), params["W"]
-    x, layer_caches = layers_forward(p, images, trunk(config), empty, statistics)
+    x, layer_caches = layers_forward(p, images, backbone(config), empty, statistics)
     u, squash_cache = squash_forward(x.reshape(N, -1, VECTOR))                          # (N, I, E)
-    placed, places_cache = u, None
+    placed, coordinates_cache = u, None
     if config.model != "capsnet" and config.coordinates:
-        placed, places_cache = with_places_forward(u, children_of(config).centres)
+        placed, coordinates_cache = add_coordinates_forward(u, class_capsule_inputs(config).centers)
         W = np.concatenate([W, np.broadcast_to(p["coordinate_W"], (len(W), *p["coordinate_W"].shape))], 1)
     if config.model == "capsnet":
         u_hat, votes_cache = votes_forward(u, W, empty)                                 # (N, J, I, D)
@@ -1662,7 +1662,7 @@ def vector_forward(params, images, config, empty, statistics):
     v, routing_cache = routing_forward(u_hat, config.routing_iters, empty)
     lengths, lengths_cache = lengths_forward(v)
     return {"scores": lengths, "v": v, "u": u, "c": [step.c for step in routing_cache.steps]}, SimpleNamespace(
-        layers=layer_caches, squash=squash_cache, places=places_cache, votes=votes_cache, routing=routing_cache,
+        layers=layer_caches, squash=squash_cache, places=coordinates_cache, votes=votes_cache, routing=routing_cache,
         lengths=lengths_cache, x_shape=x.shape)
 
 
@@ -1677,9 +1677,9 @@ def vector_backward(dlengths, cache, config):
         grads["W"] = dW[:, :VECTOR]
         if cache.places:
             grads["coordinate_W"] = dW[:, VECTOR:].sum(0)
-            du = with_places_backward(du, cache.places)
+            du = add_coordinates_backward(du, cache.places)
     dx = squash_backward(du, cache.squash).reshape(cache.x_shape)
-    layers_backward(dx, cache.layers, trunk(config), grads, need_dx=False)
+    layers_backward(dx, cache.layers, backbone(config), grads, need_dx=False)
     return grads
 
 
@@ -1696,18 +1696,18 @@ def primary_caps_backward(dpose, dactive, active_cache):
     return np.concatenate([dpose.reshape(N, H, W, B * D), sigmoid_backward(dactive, active_cache)], -1)
 
 
-def class_caps_forward(params, M, a, centres, n_iters, empty):
+def class_caps_forward(params, M, a, centers, n_iters, empty):
     """M (G, places*N, D): the children's poses, in groups that share a matrix; a (N, G*places): their activations;
-    centres (places, 2): the coordinates to add to their votes, or None. -> out, cache
+    centers (places, 2): the coordinates to add to their votes, or None. -> out, cache
 
     out: mu (N, J, D), a (N, J), scores (N, J), whose logistic a is, and class_steps, for every EM iteration: R
     (N, J, I), at first (N, 1, I), mu and sigma2 (N, J, D), with I ordered (group, place).
     """
     p, N = params, len(a)
     V, votes_cache = pose_votes_forward(M, p["class_W"], empty)                         # (G, places*N, J, D)
-    if centres is not None:
-        by_place = V.reshape(len(V), len(centres), N, N_CLASSES, P, P)
-        by_place[..., :2, P - 1] += centres.astype(V.dtype)[:, None, None]              # x, y: last column's top two
+    if centers is not None:
+        by_place = V.reshape(len(V), len(centers), N, N_CLASSES, P, P)
+        by_place[..., :2, P - 1] += centers.astype(V.dtype)[:, None, None]              # x, y: last column's top two
     V = V.reshape(-1, N, N_CLASSES, D).transpose(1, 2, 0, 3)                            # (N, J, I, D)
     (mu, x), em_cache = em_routing_forward(V, a, p["class_beta_u"], p["class_beta_a"], n_iters, empty=empty)
     steps = [SimpleNamespace(R=step.R, mu=step.mu, sigma2=step.sigma2) for step in em_cache.steps]
@@ -1726,7 +1726,7 @@ def class_caps_backward(dscores, cache, grads):
 
 def nearest_params(data, dtype=np.float32):
     """What `nearest` knows: the training images as the networks eat them, (n, pixels), and their labels (n,)"""
-    parts = list(prepared(data["train"], data["source"], dtype))
+    parts = list(preprocess(data["train"], data["source"], dtype))
     images = np.concatenate([part["images"].reshape(len(part["images"]), -1) for part in parts])
     return {"images": images.astype(dtype, copy=False), "labels": data["train"]["labels"]}
 
@@ -1739,7 +1739,7 @@ def nearest_forward(params, images, config, empty, statistics):
     return {"scores": np.stack(scores, 1)}, None
 
 
-NETWORKS = {**dict.fromkeys(EM_MODELS, (em_forward, em_backward)),
+NETWORKS = {**dict.fromkeys(MATRIX_MODELS, (matrix_forward, matrix_backward)),
             **dict.fromkeys(VECTOR_MODELS, (vector_forward, vector_backward)),
             **dict.fromkeys(CNNS, (cnn_forward, cnn_backward)), "nearest": (nearest_forward, None)}
 
@@ -1750,21 +1750,21 @@ def loss_and_grads(params, batch, config, empty=np.empty, batch_fraction=1.0):
     right."""
     statistics = {}
     out, cache = forward(params, batch["images"], config, empty, statistics)
-    loss, dscores = naming_loss(out["scores"], batch, config)
+    loss, dscores = classification_loss(out["scores"], batch, config)
     _, network_backward = NETWORKS[config.model]
     grads = network_backward(dscores * batch_fraction, cache, config)
     hits = int((out["scores"].argmax(1) == batch["labels"]).sum())
     return {"loss": loss * batch_fraction, "hits": hits}, {name: grads[name] for name in params}, statistics
 
 
-def take_step(run, shard_grads, share):
+def optimizer_step(run, shard_grads, share):
     """One step of Adam with all weights of a Run. share: of the whole learning rate"""
     adam_step(run.params, shard_grads, run.adam_m, run.adam_v, run.step + 1, run.config.lr * share, run.runner)
 
 
 def forward_rows(params, samples, rows, config, empty):
     """forward of some prepared samples -> scores (n, J) and, of capsules, mu (n, J, D) and a (n, J), or v (n, J, 16)"""
-    out, _ = forward(params, to_batch(samples, rows, dtype_of(params))["images"], config, empty)
+    out, _ = forward(params, to_batch(samples, rows, params_dtype(params))["images"], config, empty)
     return {name: out[name] for name in ("scores", "mu", "a", "v") if name in out}
 
 
@@ -1774,10 +1774,10 @@ def evaluate(params, samples, config, runner):
     """-> dict: accuracy; loss, a mean, the spread loss's with its last margin; correct (n,) bool; per_class, the accuracy
     of each class, nan where there is no image of it"""
     right, loss = [], 0.0
-    for part in prepared(samples, config.data, dtype_of(params)):
+    for part in preprocess(samples, config.data, params_dtype(params)):
         scores = runner.forward(params, part, config)["scores"]
         right.append(scores.argmax(1) == part["labels"])
-        loss += naming_loss(scores, part | {"margin": MARGINS[1]}, config)[0] * len(scores)
+        loss += classification_loss(scores, part | {"margin": MARGINS[1]}, config)[0] * len(scores)
     right = np.concatenate(right)
     return {"accuracy": float(right.mean()), "loss": loss / len(right), "correct": right,
             "per_class": accuracy_per_class(samples["labels"], right)}
@@ -1788,7 +1788,7 @@ def accuracy_per_class(labels, right):
     return [float(hit / n) if n else math.nan for hit, n in zip(hits, images)]
 
 
-def tests_of(params, data, config, runner):
+def evaluate_test_sets(params, data, config, runner):
     """Accuracy on familiar viewpoints, on held-out ones, and the drop from one to the other; accuracies of each class;
     correct, {name: (n,) bool}; and, in `sweep`, the accuracy, also of each class, at each angle, azimuth or elevation, of
     the test images -> dict
@@ -1797,7 +1797,7 @@ def tests_of(params, data, config, runner):
     """
     familiar, novel = (evaluate(params, data[name], config, runner) for name in ("familiar", "novel"))
     angles, labels, right = (np.concatenate(parts) for parts in zip(*(
-        (data[name][angle_of(config)], data[name]["labels"], found["correct"])
+        (data[name][viewpoint_angle(config)], data[name]["labels"], found["correct"])
         for name, found in (("familiar", familiar), ("novel", novel))
         if name == "novel" or config.split != "instance")))
     known = np.unique(angles)
@@ -1811,7 +1811,7 @@ def tests_of(params, data, config, runner):
             "correct": {"familiar": familiar["correct"], "novel": novel["correct"]}}
 
 
-EPOCH_KEEPS = ("familiar", "novel", "drop", "familiar_loss", "novel_loss")
+EPOCH_METRICS = ("familiar", "novel", "drop", "familiar_loss", "novel_loss")
 
 
 def announce(run, data):
@@ -1823,25 +1823,25 @@ def announce(run, data):
                      + f"; going on at step {run.step} of {run.n_steps}" * (run.step > 0))
 
 
-def network_of(given, model):
+def network_config(given, model):
     """The Config of a network: of the settings given, {name: value}, those that mean something to it"""
     fields, network = {f.name: f for f in options(Config)}, dataclasses.replace(Config(**given), model=model)
-    return Config(**{name: value for name, value in given.items() if means_something(fields[name], network)}
+    return Config(**{name: value for name, value in given.items() if is_applicable(fields[name], network)}
                   | {"model": model})
 
 
-def results_of(config, params, history, tests, found=None):
+def test_result(config, params, history, tests, found=None):
     """The dict that --out-json writes. found: the network that was loaded, if it was not trained here"""
     measured = {key: test for key, test in tests.items() if key != "correct"}
-    measured["hit_bits"] = {name: packed(right) for name, right in tests["correct"].items()}
-    return result_of(config, params, history, measured) | (
+    measured["hit_bits"] = {name: pack_bits(right) for name, right in tests["correct"].items()}
+    return make_result(config, params, history, measured) | (
         {"n_params": 0} if config.model == "nearest" else {}) | (                       # it learns none
         {"history": {}, "loaded": found.file} if found else {})                         # its history is in that file
 
 
 def report(config, params, history, tests, say, found=None):
-    """Print tests_of's results, and write --out-json"""
-    results = results_of(config, params, history, tests, found)
+    """Print evaluate_test_sets's results, and write --out-json"""
+    results = test_result(config, params, history, tests, found)
     names = CLASS_NAMES if config.data == "shapes" else NORB_NAMES
     say(f"\n{config.data}, {config.split} split: images named right\n"
         f"  familiar views        {tests['familiar']:.3f}\n  new views             {tests['novel']:.3f}: "
@@ -1858,7 +1858,7 @@ def report(config, params, history, tests, say, found=None):
 
 @dataclass(frozen=True)
 class Settings:
-    """A setting has one value: what was given, else its default, else, where that is None, what Config.recipe() says, a
+    """A setting has one value: what was given, else its default, else, where that is None, what Config.preset_defaults() says, a
     dict. Config adds n_epochs and lr, for which there is no common default."""
     seed: int = option(0, "seed of everything random; same seed, same bits", "training", low=0, high=2 ** 32 - 1)
     batch_size: int = option(32, "samples in a batch", "training", low=1, high=4096)
@@ -1866,13 +1866,13 @@ class Settings:
     lr_schedule: str = option("cosine", "cosine decay to 0, or constant", "training", choices=("cosine", "constant"))
     threads: int = option(0, "worker threads, 0 for one per core; does not change a bit", "run", low=0, high=256,
                           runtime=True)
-    checkpoint: str = option("", "write weights and optimiser to this .npz at every epoch's end; go on from it if it "
+    checkpoint: str = option("", "write weights and optimizer to this .npz at every epoch's end; go on from it if it "
                              "is there", "run", runtime=True)
     out_json: str = option("", "write settings and results to this file", "run", runtime=True)
     quiet: bool = option(False, "print nothing but errors", "run", runtime=True)
 
     def __post_init__(self):
-        for name, value in self.recipe().items():
+        for name, value in self.preset_defaults().items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
 
@@ -1882,9 +1882,9 @@ TOYS = {"n_epochs": 6, "train_azimuths": "300:400", "test_azimuths": "60:280"}  
 DATA = {"toys": TOYS, "smallnorb": TOYS,
         "shapes": {"n_epochs": 40, "train_azimuths": "0:150", "test_azimuths": "200:330"}}
 ALL_AZIMUTHS = {"train_azimuths": "0:340", "test_azimuths": "0:340"}                   # of --split instance
-HEADS = (*CAPSULES[1:], *CNNS[2:])                 # on one trunk; caps and cnn are the paper's two, each with its own
+HEADS = (*CAPSULES[1:], *CNNS[2:])                 # on one backbone; caps and cnn are the paper's two, each with its own
 ROUTED = {"model": CAPSULES}
-WITH_WIDTH = {"model": (*PAPERS_CNNS, *(name for name in HEADS if name != "capsnet-shared"))}
+WITH_WIDTH = {"model": (*PAPER_CNNS, *(name for name in HEADS if name != "capsnet-shared"))}
 OF_TOYS, BY_AZIMUTH = {"data": ("toys", "smallnorb")}, {"split": ("azimuth", "instance")}
 
 
@@ -1913,9 +1913,9 @@ class Config(Settings):
     n_test: int = option(2000, "images of each test set of toys or smallNORB, whole views of all lightings, always the "
                          "same ones; 0: all", "data", low=0, high=NORB_ROWS, only=OF_TOYS)
     model: str = option("capsnet-shared", "network to train: dynamic-shared, dynamic, em, gap: "
-                        "heads on one trunk; the paper's two, caps and cnn, or the latter normalised; nearest: "
+                        "heads on one backbone; the paper's two, caps and cnn, or the latter normalized; nearest: "
                         "names by the nearest training image", "network", choices=MODELS)
-    preset: str = option("wide", "sizes: small; wide, with a trunk of twice as many channels; or that of the paper's "
+    preset: str = option("wide", "sizes: small; wide, with a backbone of twice as many channels; or that of the paper's "
                          "small net, and its CNN as it is", "network", choices=tuple(SIZES))
     width: int = option(0, "types of capsules of another head than dynamic-shared, channels of gap and cnn; "
                         "0 for as many parameters as dynamic-shared, or caps, has", "network", low=0,
@@ -1924,24 +1924,24 @@ class Config(Settings):
                                 high=50, only=ROUTED)
     coordinates: bool = option(None, "coordinate addition: the position of a receptive field's center is added to the "
                                "votes for the class capsules, or, in cnn-gap, is two more channels before its last "
-                               "convolution", "network", only={"model": (*EM_MODELS, "capsnet-shared", "cnn-gap")})
+                               "convolution", "network", only={"model": (*MATRIX_MODELS, "capsnet-shared", "cnn-gap")})
 
-    def recipe(self):
+    def preset_defaults(self):
         vectors = self.model in VECTOR_MODELS
         return DATA.get(self.data, TOYS) | (ALL_AZIMUTHS if self.split == "instance" else {}) | {
             "loss": "margin" if vectors else "cross-entropy", "routing_iters": 3 if vectors else 2,
-            "coordinates": self.model in (*EM_MODELS, "capsnet-shared")}
+            "coordinates": self.model in (*MATRIX_MODELS, "capsnet-shared")}
 
 
 WEIGHTS = Path(__file__).with_name("weights") / "smallnorb_capsnet-shared.npz"               # the network that comes along
-SOURCE = "data"                                                     # the setting that says where data come from
-FREE = ("seed", "toy_seed", "n_test", "routing_iters")             # what may differ from what a network trained with
+SOURCE_SETTING = "data"                                                     # the setting that says where data come from
+EVAL_SETTINGS = ("seed", "toy_seed", "n_test", "routing_iters")             # what may differ from what a network trained with
 
 
 def check_config(config):
     """check_options, and what concerns two settings at once"""
     check_options(config)
-    ranges_of(config)
+    angle_ranges(config)
     if config.split == "instance" and config.data == "shapes":
         raise InputError("--split instance: means nothing to --data shapes, which has no toys; leave one of them out")
 
@@ -1950,11 +1950,11 @@ def check_config(config):
 
 # SHARED core: the machinery, the same in every experiment ------------------------------------------------------------
 #
-# It calls these of the experiment: Config, WEIGHTS, SOURCE, FREE, param_shapes, init_params, to_batch,
-# loss_and_grads, forward_rows, take_step.
+# It calls these of the experiment: Config, WEIGHTS, SOURCE_SETTING, EVAL_SETTINGS, param_shapes, init_params, to_batch,
+# loss_and_grads, forward_rows, optimizer_step.
 
 SHARD_SIZE = 16                    # samples a worker thread takes at once: fixed, so that sums have one order
-SWITCH = 2e-5                      # s a worker back from NumPy waits for Python's lock at most, not 5 ms; buys, on two
+SWITCH_INTERVAL = 2e-5                      # s a worker back from NumPy waits for Python's lock at most, not 5 ms; buys, on two
                                    # threads of an AMD EPYC: MultiMNIST's default step 0.96, others' 0.98 to 1.01
 CHUNK = 2048                       # samples drawn or prepared at once: memory does not grow with the data
 PURPOSES = ("data", "init", "batches", "evaluation")
@@ -2120,7 +2120,7 @@ NORM_EPS = 1e-5                    # inside the square root of a standard deviat
 
 
 def norm_forward(x, gamma, beta, running=None, empty=np.empty):
-    """Batch normalisation (Ioffe & Szegedy 2015): y = gamma (x - mean) / sqrt(variance + eps) + beta, channel by
+    """Batch normalization (Ioffe & Szegedy 2015): y = gamma (x - mean) / sqrt(variance + eps) + beta, channel by
     channel. x (N, H, W, C), in evaluation overwritten; gamma, beta (C,) -> (y, (mean, variance)), each of these (C,)
 
     running: the (mean, variance) to use, in evaluation. Without it they are those of x, over all its samples and
@@ -2193,14 +2193,14 @@ def sigmoid_backward(dy, cache):
     return dy * y * (1 - y)
 
 
-def pool_forward(x):
+def max_pool_forward(x):
     """2x2 maximum, an odd last row or column left out. x (N, H, W, C) -> y (N, H//2, W//2, C)"""
     corners = window_corners(x)
     y = np.maximum(np.maximum(corners[0], corners[1]), np.maximum(corners[2], corners[3]))
     return y, (x, y)
 
 
-def pool_backward(dy, cache):
+def max_pool_backward(dy, cache):
     """The first entry that equals its window's maximum gets the window's gradient: on a plain background all four are
     equal. A ReLU may have been taken of y since, in place: where it made y 0 no gradient comes."""
     x, y = cache
@@ -2216,12 +2216,12 @@ def window_corners(x):
     return [x[:, i:H:2, j:W:2] for i in (0, 1) for j in (0, 1)]
 
 
-def mean_forward(x):
+def global_avg_pool_forward(x):
     """Global average: x (N, H, W, C) -> y (N, C)"""
     return x.mean((1, 2)), (x.shape,)
 
 
-def mean_backward(dy, cache):
+def global_avg_pool_backward(dy, cache):
     shape, = cache
     return np.broadcast_to(dy[:, None, None] / (shape[1] * shape[2]), shape)
 
@@ -2251,31 +2251,31 @@ def flatten_backward(dy, cache):
 
 
 # -------------------------------------------------------------- layers
-# A trunk, or a CNN, is a tuple of layers, (operation, its options) each: ("conv2d", name, K, stride, F), ("linear",
+# A backbone, or a CNN, is a tuple of layers, (operation, its options) each: ("conv2d", name, K, stride, F), ("linear",
 # name, F), ("norm", name), ("pad", px), and operations without options. What has weights has their name first.
 
 LAYERS = {                         # operation -> its forward and backward; an experiment may add others
     "conv2d": (conv2d_forward, conv2d_backward), "linear": (linear_forward, linear_backward),
     "norm": (norm_forward, norm_backward), "relu": (relu_forward, relu_backward),
-    "sigmoid": (sigmoid_forward, sigmoid_backward), "pool": (pool_forward, pool_backward),
-    "mean": (mean_forward, mean_backward), "pad": (pad_forward, pad_backward),
+    "sigmoid": (sigmoid_forward, sigmoid_backward), "max_pool": (max_pool_forward, max_pool_backward),
+    "global_avg_pool": (global_avg_pool_forward, global_avg_pool_backward), "pad": (pad_forward, pad_backward),
     "flatten": (flatten_forward, flatten_backward),
-    "keep": (None, None), "add": (None, None)}                                          # the ends of a residual branch
+    "skip": (None, None), "add": (None, None)}                                          # the ends of a residual branch
 WITH_WEIGHTS = ("conv2d", "linear")
 
 
 def has_bias(layers, k):
-    """Whether layer k, which has weights, has a bias too: not before a normalisation, which would take it away"""
+    """Whether layer k, which has weights, has a bias too: not before a normalization, which would take it away"""
     return [operation for operation, *_ in layers[k + 1:k + 2]] != ["norm"]
 
 
 def with_norms(layers):
-    """Layers with a normalisation after every convolution"""
+    """Layers with a normalization after every convolution"""
     return tuple(part for layer in layers for part in (
         (layer, ("norm", layer[1] + "_norm")) if layer[0] == "conv2d" else (layer,)))
 
 
-def work_out(layers, side, channels, margin=0, rows=False):
+def infer_shapes(layers, side, channels, margin=0, rows=False):
     """What layers make of images of side x side px, of which `margin` px all around are background -> shapes of their
     weights; side and channels of what comes out; along (side,), where the middles of its receptive fields lie along the
     image without its margin, which is -1..1.
@@ -2296,11 +2296,11 @@ def work_out(layers, side, channels, margin=0, rows=False):
             channels = options[1]
         elif operation == "norm":
             shapes |= {name + "_gamma": (channels,), name + "_beta": (channels,)}
-        elif operation == "pool":
+        elif operation == "max_pool":
             side, offset, scale = side // 2, offset + scale / 2, scale * 2
         elif operation == "pad":
             side, offset = side + 2 * options[0], offset - scale * options[0]
-        elif operation == "places":
+        elif operation == "coordinates":
             channels += 2
         elif operation == "flatten":
             channels *= side * side
@@ -2310,7 +2310,7 @@ def work_out(layers, side, channels, margin=0, rows=False):
     return SimpleNamespace(shapes=shapes, side=side, channels=channels, along=along)
 
 
-def places_along(along):
+def receptive_field_centers(along):
     """The places of a grid of receptive fields, (side * side, 2): x and y, row by row"""
     return np.stack([np.tile(along, len(along)), np.repeat(along, len(along))], 1)
 
@@ -2318,31 +2318,31 @@ def places_along(along):
 def layers_forward(params, x, layers, empty=np.empty, statistics=None):
     """x through layers. -> y, the list of the layers' caches
 
-    A ReLU or a normalisation that comes first works on x itself. What stands between ("keep",) and ("add",) is a
-    residual branch: ("add",) adds x as it was at ("keep",), so that no ReLU or normalisation may follow the latter,
-    being in place. statistics: a dict in training, when each normalisation uses the mean and variance of these samples
+    A ReLU or a normalization that comes first works on x itself. What stands between ("skip",) and ("add",) is a
+    residual branch: ("add",) adds x as it was at ("skip",), so that no ReLU or normalization may follow the latter,
+    being in place. statistics: a dict in training, when each normalization uses the mean and variance of these samples
     and puts them into it, as NAME_mean and NAME_var; None in evaluation, when it uses those that stand beside the
     weights in params.
     """
     caches, kept = [], []
     for k, (operation, *options) in enumerate(layers):
-        forward_of, _ = LAYERS[operation]
-        if operation == "keep":
+        forward_fn, _ = LAYERS[operation]
+        if operation == "skip":
             cache = kept.append(x)
         elif operation == "add":
             x, cache = x + kept.pop(), None
         elif operation in WITH_WEIGHTS:
             name, stride = options[0], options[2:3]                                     # a linear layer has none
             b = params[name + "_b"] if has_bias(layers, k) else None
-            x, cache = forward_of(x, params[name + "_w"], b, *stride, empty)
+            x, cache = forward_fn(x, params[name + "_w"], b, *stride, empty)
         elif operation == "norm":
             name, = options
             running = (params[name + "_mean"], params[name + "_var"]) if statistics is None else None
-            (x, found), cache = forward_of(x, params[name + "_gamma"], params[name + "_beta"], running, empty)
+            (x, found), cache = forward_fn(x, params[name + "_gamma"], params[name + "_beta"], running, empty)
             if statistics is not None:
                 statistics[name + "_mean"], statistics[name + "_var"] = found
         else:
-            x, cache = forward_of(x, *options)
+            x, cache = forward_fn(x, *options)
         caches.append(cache)
     return x, caches
 
@@ -2355,20 +2355,20 @@ def layers_backward(dy, caches, layers, grads, need_dx=True):
     kept = []
     for k in reversed(range(max(last, 0), len(layers))):
         operation, *options = layers[k]
-        _, backward_of = LAYERS[operation]
+        _, backward_fn = LAYERS[operation]
         if operation == "add":
             kept.append(dy)
-        elif operation == "keep":
+        elif operation == "skip":
             dy = dy + kept.pop()
         elif operation in WITH_WEIGHTS:
             name, need_db = options[0], has_bias(layers, k)
-            dy, grads[name + "_w"], db = backward_of(dy, caches[k], k != last, need_db)
+            dy, grads[name + "_w"], db = backward_fn(dy, caches[k], k != last, need_db)
             grads |= {name + "_b": db} if need_db else {}
         elif operation == "norm":
             name, = options
-            dy, grads[name + "_gamma"], grads[name + "_beta"] = backward_of(dy, caches[k])
+            dy, grads[name + "_gamma"], grads[name + "_beta"] = backward_fn(dy, caches[k])
         else:
-            dy = backward_of(dy, caches[k])
+            dy = backward_fn(dy, caches[k])
     return dy if need_dx else None
 
 
@@ -2415,7 +2415,7 @@ def adam_step(params, shard_grads, adam_m, adam_v, step, lr, runner):
 FLUSH_STEPS, FLUSHED = 500, 1e-35
 
 
-def flush(*moments):
+def flush_denormals(*moments):
     """Set to 0, in place, what is next to it. The means of weights whose gradient has gone, such as a dead unit's,
     decay until they are denormal numbers, with which processors compute so slowly that a step took twice its time."""
     for arrays in moments:
@@ -2431,17 +2431,17 @@ def schedule(config, step, n_steps):
 
 # -------------------------------------------------------------- what is learned without a gradient
 
-STATE_DECAY = 0.99                 # of the running means of a normalisation, from one group of samples to the next
-STATE_ENDS = ("_mean", "_var")
+STATE_DECAY = 0.99                 # of the running means of a normalization, from one group of samples to the next
+STATE_SUFFIXES = ("_mean", "_var")
 
 
 def init_state(params):
-    """The running mean and variance of each normalisation among the weights"""
+    """The running mean and variance of each normalization among the weights"""
     stems = [name.removesuffix("_gamma") for name in params if name.endswith("_gamma")]
-    return {stem + end: np.full_like(params[stem + "_gamma"], end == "_var") for stem in stems for end in STATE_ENDS}
+    return {stem + end: np.full_like(params[stem + "_gamma"], end == "_var") for stem in stems for end in STATE_SUFFIXES}
 
 
-def fold_statistics(state, group_statistics, step):
+def update_running_statistics(state, group_statistics, step):
     """Fold the statistics of some groups of samples, whatever their sizes, into the running ones, in place, in the
     groups' order. step, from 0: a group weighs 9 / (step + 9), later 1 - STATE_DECAY: the first forget how it began,
     and young weights are soon forgotten."""
@@ -2463,7 +2463,7 @@ def openblas():
     return None
 
 
-def hold_blas_to_one_thread():
+def limit_blas_to_one_thread():
     """Where numpy was imported before this file, its BLAS did not see the environment variables set above: tell it
     now. With more threads it would share out products, and round them, by the number of cores."""
     with contextlib.suppress(AttributeError):
@@ -2479,16 +2479,16 @@ class Runner:
     """Cuts batches into shards of SHARD_SIZE and shares them among worker threads (NumPy's loops release the GIL).
 
     Shards, and the order in which their results are added up, do not depend on the number of threads, nor do the bits.
-    A shard is also the group of samples whose statistics a normalisation uses.
+    A shard is also the group of samples whose statistics a normalization uses.
     """
 
     def __init__(self, threads, batch_size=10 ** 9, progress=None):
-        hold_blas_to_one_thread()
+        limit_blas_to_one_thread()
         self.threads = min(threads or n_cores(), -(-batch_size // SHARD_SIZE))
         self.pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
-        sys.setswitchinterval(SWITCH)
+        sys.setswitchinterval(SWITCH_INTERVAL)
         self.progress = progress or Progress(quiet=True)
-        self.arenas, self.looked_at = [], 0
+        self.arenas, self.n_evaluated = [], 0
 
     def __enter__(self):
         return self
@@ -2515,7 +2515,7 @@ class Runner:
 
         def one(arena_and_shard):
             arena, shard = arena_and_shard
-            batch = to_batch(samples, shard, dtype_of(params))
+            batch = to_batch(samples, shard, params_dtype(params))
             return loss_and_grads(params, batch, config, arena.rewind(), len(shard) / len(rows))
         all_terms, shard_grads, statistics = zip(*self.map(one, zip(self.arenas, shards)))
         return {name: sum(terms[name] for terms in all_terms) for name in all_terms[0]}, shard_grads, statistics
@@ -2529,8 +2529,8 @@ class Runner:
         shards, parts = [slice(at, at + SHARD_SIZE) for at in range(0, len(samples["labels"]), SHARD_SIZE)], []
         for found in self.each(one, [shards[k:k + 8] for k in range(0, len(shards), 8)]):
             parts += found
-            self.looked_at += sum(len(next(iter(part.values()))) for part in found)
-            self.progress.step(f"evaluating: {self.looked_at} samples")
+            self.n_evaluated += sum(len(next(iter(part.values()))) for part in found)
+            self.progress.step(f"evaluating: {self.n_evaluated} samples")
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -2553,7 +2553,7 @@ class Run:
         self.history = {"source": source, "epochs": [], "seconds": 0.0, "steps": 0}
         self.saved = ""                                                 # where to find the last good state
         if config.checkpoint and Path(config.checkpoint).exists():
-            self.go_on_from(load_network(config.checkpoint))
+            self.resume_from(load_network(config.checkpoint))
         if config.warmup > self.n_steps:
             progress.say(f"the warm-up of {config.warmup} steps is longer than the run, {self.n_steps}: train longer")
         self.runner = Runner(config.threads, config.batch_size, progress)
@@ -2571,7 +2571,7 @@ class Run:
         """What is evaluated and kept: the weights and the running statistics"""
         return self.params | self.state
 
-    def go_on_from(self, found):
+    def resume_from(self, found):
         """Take over a checkpoint's state, if this is its run"""
         path = self.config.checkpoint
         check_same_run(self.config, self.source, found, path)
@@ -2598,11 +2598,11 @@ class Run:
         if not np.isfinite(terms["loss"]):
             raise InputError(f"the loss is {terms['loss']} at step {self.step + 1}: training diverged; lower "
                              f"--lr{self.saved}")
-        take_step(self, shard_grads, schedule(self.config, self.step, self.n_steps))
-        fold_statistics(self.state, statistics, self.step)
+        optimizer_step(self, shard_grads, schedule(self.config, self.step, self.n_steps))
+        update_running_statistics(self.state, statistics, self.step)
         self.step += 1
         if self.step % FLUSH_STEPS == 0:
-            flush(self.adam_m, self.adam_v)
+            flush_denormals(self.adam_m, self.adam_v)
         self.seen, self.terms = self.seen + n, dict(terms)
         for name, term in terms.items():
             self.sums[name] = self.sums.get(name, 0) + term * (1 if name == "hits" else n)
@@ -2663,8 +2663,8 @@ def save_network(path, config, history, groups):
 
 
 def save_weights(path, config, weights, history):
-    """A trained network to keep and to hand on: weights as float16, running statistics as they are, no optimiser"""
-    state = {name: a for name, a in weights.items() if name.endswith(STATE_ENDS)}
+    """A trained network to keep and to hand on: weights as float16, running statistics as they are, no optimizer"""
+    state = {name: a for name, a in weights.items() if name.endswith(STATE_SUFFIXES)}
     with np.errstate(over="ignore"):
         params = {name: a.astype(np.float16) for name, a in weights.items() if name not in state}
     if large := [name for name, a in params.items() if not np.isfinite(a).all()]:
@@ -2674,14 +2674,14 @@ def save_weights(path, config, weights, history):
 
 def load_network(path):
     """-> what save_network wrote: CHECKPOINT's dicts, float32; weights, what is evaluated; config, source, step,
-    history. Nothing is unpickled. Of weights alone the optimiser's dicts are empty."""
+    history. Nothing is unpickled. Of weights alone the optimizer's dicts are empty."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
         if str(arrays.pop("digest")) != digest_of(arrays):
             raise InputError(f"{path}: its digest is not that of what it holds: damaged or changed; get it anew")
         meta = json.loads(str(arrays.pop("meta")))
-        config, groups = config_of(meta["config"], path), {group: {} for group in CHECKPOINT}
+        config, groups = config_from_settings(meta["config"], path), {group: {} for group in CHECKPOINT}
         for key, a in arrays.items():
             group, _, name = key.partition("/")
             groups[group][name] = a.astype(np.float32)
@@ -2701,7 +2701,7 @@ def load_network(path):
         raise InputError(f"{path}: not a whole file of a trained network; give another") from None
 
 
-def config_of(settings, path):
+def config_from_settings(settings, path):
     """The Config of a file's settings"""
     known = {f.name for f in options(Config)}
     if unknown := settings.keys() - known - {"source"}:
@@ -2724,18 +2724,18 @@ def check_same_run(config, source, found, path):
 def wilson_interval(hits, n, z=1.959964):
     """95% Wilson score interval of a proportion -> (low, high), around hits / n also where rounding would exclude it"""
     p, z2n = hits / n, z * z / n
-    centre, half = (p + z2n / 2) / (1 + z2n), z * np.sqrt(p * (1 - p) / n + z2n / (4 * n)) / (1 + z2n)
-    return float(max(0, min(p, centre - half))), float(min(1, max(p, centre + half)))
+    center, half = (p + z2n / 2) / (1 + z2n), z * np.sqrt(p * (1 - p) / n + z2n / (4 * n)) / (1 + z2n)
+    return float(max(0, min(p, center - half))), float(min(1, max(p, center + half)))
 
 
-def dtype_of(params):
+def params_dtype(params):
     """That of all computing with some weights"""
     return next(iter(params.values())).dtype
 
 
 def n_params(weights):
     """Number of the parameters among some weights, which running statistics are not"""
-    return sum(p.size for name, p in weights.items() if not name.endswith(STATE_ENDS))
+    return sum(p.size for name, p in weights.items() if not name.endswith(STATE_SUFFIXES))
 
 
 # -------------------------------------------------------------- settings
@@ -2745,22 +2745,22 @@ def options(config):
     return [f for f in dataclasses.fields(config) if "help" in f.metadata]
 
 
-def flag_of(name):
+def flag_name(name):
     return "--" + name.replace("_", "-")
 
 
-def means_something(f, config):
+def is_applicable(f, config):
     """Whether an option means something to a Config's network, task and data"""
     return all(getattr(config, name) in values for name, values in f.metadata.get("only", {}).items())
 
 
-def check_given(given, configs):
+def check_applicable(given, configs):
     """Raise InputError for a setting among those given, {name: value}, that means nothing to any of the Configs"""
     for f in options(Config):
-        if f.name in given and not any(means_something(f, config) for config in configs):
+        if f.name in given and not any(is_applicable(f, config) for config in configs):
             of = next(name for name, values in f.metadata["only"].items() if getattr(configs[0], name) not in values)
-            others = f"{flag_of(of)} {getattr(configs[0], of)}"
-            raise InputError(f"{flag_of(f.name)}: means nothing to {others}; leave it out")
+            others = f"{flag_name(of)} {getattr(configs[0], of)}"
+            raise InputError(f"{flag_name(f.name)}: means nothing to {others}; leave it out")
 
 
 RULES = {                          # what an option may ask of its value, and in which words
@@ -2775,10 +2775,10 @@ def check_options(config):
     for f in options(config):
         value = getattr(config, f.name)
         if isinstance(value, float) and not np.isfinite(value):
-            raise InputError(f"{flag_of(f.name)} {value}: must be a finite number")
+            raise InputError(f"{flag_name(f.name)} {value}: must be a finite number")
         for rule, (holds, words) in RULES.items():
             if rule in f.metadata and not holds(value, f.metadata[rule]):
-                raise InputError(f"{flag_of(f.name)} {value}: must be {words} {f.metadata[rule]}")
+                raise InputError(f"{flag_name(f.name)} {value}: must be {words} {f.metadata[rule]}")
     check_writable(config.checkpoint, config.out_json)
 
 
@@ -2807,33 +2807,33 @@ def make_outdir(outdir, names):
     check_writable(*(outdir / f"{name}.png" for name in names))
 
 
-def given_of(args):
+def given_settings(args):
     """{name: value} of the settings among some arguments that were given"""
     return {f.name: getattr(args, f.name) for f in options(Config) if hasattr(args, f.name)}
 
 
 def config_from_args(args):
     """The Config of the flags that were given"""
-    given = given_of(args)
+    given = given_settings(args)
     config = Config(**given)
-    check_given(given, [config])
+    check_applicable(given, [config])
     return config
 
 
-def look_at(path, args):
+def load_for_evaluation(path, args):
     """-> the network in a file, as load_network gives it, and the Config to look at it with: its own, with the flags
-    given in args; those that would have changed its training must agree with it, but for the settings FREE"""
-    found, given = load_network(path), given_of(args)
-    found.config = dataclasses.replace(found.config, **{SOURCE: found.source})
+    given in args; those that would have changed its training must agree with it, but for the settings EVAL_SETTINGS"""
+    found, given = load_network(path), given_settings(args)
+    found.config = dataclasses.replace(found.config, **{SOURCE_SETTING: found.source})
     found.file = {"file": Path(path).name, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest(),
                   "trained_seed": found.config.seed}
-    check_given(given, [found.config])
+    check_applicable(given, [found.config])
     for f in options(Config):
         known = getattr(found.config, f.name)
         if f.name in given and f.name == "checkpoint":
             raise InputError(f"--checkpoint: is of training, and {path} is trained; leave the flag out")
-        if given.get(f.name, known) != known and not f.metadata.get("runtime") and f.name not in FREE:
-            raise InputError(f"{flag_of(f.name)} {given[f.name]}: {path} was trained with {known}; leave the flag out, "
+        if given.get(f.name, known) != known and not f.metadata.get("runtime") and f.name not in EVAL_SETTINGS:
+            raise InputError(f"{flag_name(f.name)} {given[f.name]}: {path} was trained with {known}; leave the flag out, "
                              "or train anew without --load")
     config = dataclasses.replace(found.config, **given)
     if config.out_json and os.path.realpath(config.out_json) == os.path.realpath(path):
@@ -2876,12 +2876,12 @@ def digest_of(arrays):
     return digest.hexdigest()
 
 
-def packed(right):
+def pack_bits(right):
     """Which answers were right, (n,) bool, as text: eight a byte, base64"""
     return base64.b64encode(np.packbits(right)).decode()
 
 
-def result_of(config, params, history, found):
+def make_result(config, params, history, found):
     """What --out-json writes of one network: its settings (no paths), what was found, and all that the bits depend on;
     history as columns."""
     kept = {f.name: getattr(config, f.name) for f in options(config)
@@ -2962,7 +2962,7 @@ def add_config_flags(parser):
     groups, usual = {}, Config()
     for f in sorted(options(Config), key=lambda f: ("data", "network", "training", "run").index(f.metadata["group"])):
         default = f"{getattr(usual, f.name)}, or as the recipe says" if f.default is None else f.default
-        only = "; ".join(f"{flag_of(name)} {', '.join(map(str, values))}"
+        only = "; ".join(f"{flag_name(name)} {', '.join(map(str, values))}"
                          for name, values in f.metadata.get("only", {}).items())
         text = f.metadata["help"] + f" [{only}]" * bool(only) + f" (default {default})" * (default not in ("", False))
         flag = {"help": text.replace("%", "%%")}                                        # argparse formats with %
@@ -2974,19 +2974,19 @@ def add_config_flags(parser):
             flag |= {"type": f.type, "choices": names, "metavar": None if names else metavar}
         name = f.metadata["group"]
         groups[name] = groups.get(name) or parser.add_argument_group(name)
-        groups[name].add_argument(flag_of(f.name), default=argparse.SUPPRESS, **flag)
+        groups[name].add_argument(flag_name(f.name), default=argparse.SUPPRESS, **flag)
 
 
 def add_load_flag(parser, text):
     parser.add_argument(
         "--load", nargs="?", const=str(WEIGHTS), metavar="FILE",
         help=f"{text} of a file that --checkpoint or --out-weights wrote, without FILE that of weights/{WEIGHTS.name}; "
-        f"{', '.join(map(flag_of, FREE))} may be others than those that it was trained with")
+        f"{', '.join(map(flag_name, EVAL_SETTINGS))} may be others than those that it was trained with")
 
 
 def add_out_weights_flag(parser):
     parser.add_argument("--out-weights", default="", metavar="FILE",
-                        help="write the trained network to this .npz: float16, settings, a digest, no optimiser")
+                        help="write the trained network to this .npz: float16, settings, a digest, no optimizer")
 
 
 def run_cli(main):
@@ -3011,7 +3011,7 @@ def fail(message):
 
 # END SHARED core -----------------------------------------------------------------------------------------------------
 
-LAYERS["places"] = places_forward, places_backward
+LAYERS["coordinates"] = coordinate_channels_forward, coordinate_channels_backward
 
 
 def main():
@@ -3020,7 +3020,7 @@ def main():
     add_out_weights_flag(parser)
     add_config_flags(parser)
     args = parser.parse_args()
-    found, config = look_at(args.load, args) if args.load is not None else (None, config_from_args(args))
+    found, config = load_for_evaluation(args.load, args) if args.load is not None else (None, config_from_args(args))
     check_config(config)
     check_writable(config.checkpoint, config.out_json, args.out_weights)
     if config.model == "nearest" and args.out_weights:
@@ -3031,7 +3031,7 @@ def main():
     if args.out_weights:
         save_weights(args.out_weights, found.config if found else config, params, history)
     with Runner(config.threads, progress=progress) as runner:
-        tests = tests_of(params, data, config, runner)
+        tests = evaluate_test_sets(params, data, config, runner)
     report(config, params, history, tests, progress.say, found)
 
 

@@ -24,7 +24,7 @@ from matplotlib.ticker import PercentFormatter
 matplotlib.use("Agg")
 matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
                             "image.interpolation": "nearest", "legend.frameon": False})
-BLUE, ORANGE, GREEN, GRAY = "#0072B2", "#D55E00", "#009E73", "#666666"      # Okabe & Ito, colour-blind safe
+BLUE, ORANGE, GREEN, GRAY = "#0072B2", "#D55E00", "#009E73", "#666666"      # Okabe & Ito, color-blind safe
 WIDTH = 8                          # inches
 EXPERIMENT = "affnist_capsnet"
 OUTDIR = Path("viz", EXPERIMENT)
@@ -32,7 +32,7 @@ RESULTS = affnist.WEIGHTS.parents[1] / "results"
 TESTS = {                          # of digits: what is new about them to a network that was trained on moved ones
     "familiar_accuracy": "nothing new:\nmoved digits", "centered_accuracy": "new shapes:\naffine, in the middle",
     "any_position_accuracy": "new places:\nmoved further", "affine_accuracy": "both:\naffine, anywhere"}
-PAPERS = {                         # setting -> who is compared there, colour, marker
+PAPERS = {                         # setting -> who is compared there, color, marker
     "matched-accuracy/capsnet": ("the paper's kind of capsules", BLUE, "o"), "matched-accuracy/cnn": ("the paper's kind of CNN", ORANGE, "s"),
     "matched-accuracy/cnn-dense": ("a CNN that pools", GREEN, "^")}
 
@@ -85,11 +85,11 @@ def new_figure(height, title, note):
     return fig
 
 
-def show(ax, image, title="", colour="black"):
+def show(ax, image, title="", color="black"):
     ax.imshow(image, cmap="gray_r", vmin=0, vmax=1 if image.dtype.kind == "f" else 255)
     ax.set(xticks=[], yticks=[])
     ax.spines[:].set(visible=True, color="#CCCCCC")
-    ax.set_title(title, fontsize=8, pad=3, color=colour)
+    ax.set_title(title, fontsize=8, pad=3, color=color)
 
 
 def one_of_each(labels):
@@ -154,9 +154,9 @@ def draw_papers(results):
     fig = new_figure(3.6, "Small networks of the paper's kind, trained on moved digits, stopped alike",
                      f"means and 95% intervals over up to {most} seeds")
     ax = fig.subplots()
-    for k, (setting, (label, colour, marker)) in enumerate(PAPERS.items()):
+    for k, (setting, (label, color, marker)) in enumerate(PAPERS.items()):
         means, halves = zip(*(mean_and_interval(found[setting, key]) for key in TESTS))
-        ax.errorbar(np.arange(len(TESTS)) + 0.15 * (k - 1), means, halves if most > 1 else None, color=colour,
+        ax.errorbar(np.arange(len(TESTS)) + 0.15 * (k - 1), means, halves if most > 1 else None, color=color,
                     marker=marker, markersize=7, capsize=4, linestyle="none", label=label)
     ax.set_xticks(range(len(TESTS)), TESTS.values(), fontsize=10)
     ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
@@ -168,7 +168,7 @@ def draw_papers(results):
 
 def draw_network(args, progress):
     """Its digits and, if it has a decoder, what it redraws"""
-    found, config = affnist.look_at(args.load, args) if args.load else (None, affnist.config_from_args(args))
+    found, config = affnist.load_for_evaluation(args.load, args) if args.load else (None, affnist.config_from_args(args))
     affnist.check_config(config)
     figures = {"digits": draw_digits} | ({"redrawn": draw_redrawn} if config.recon_weight else {})
     affnist.make_outdir(args.outdir, figures)
@@ -206,10 +206,10 @@ def main():
     args = parser.parse_args()
     for name in "checkpoint", "out_json", "affnist_dir", "eval_split":
         if hasattr(args, name):
-            raise InputError(f"{affnist.flag_of(name)}: means nothing here; leave it out")
+            raise InputError(f"{affnist.flag_name(name)}: means nothing here; leave it out")
     progress = affnist.Progress(hasattr(args, "quiet"))
-    if args.results and not args.load and (given := affnist.given_of(args).keys() - {"quiet"}):
-        raise InputError(f"{affnist.flag_of(min(given))}: means nothing to --results; leave it out")
+    if args.results and not args.load and (given := affnist.given_settings(args).keys() - {"quiet"}):
+        raise InputError(f"{affnist.flag_name(min(given))}: means nothing to --results; leave it out")
     if args.results:
         draw_results(args, progress.say)
     if args.load or not args.results:

@@ -30,7 +30,7 @@ from matplotlib.ticker import PercentFormatter
 matplotlib.use("Agg")
 matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
                             "image.interpolation": "nearest", "legend.frameon": False})
-BLUE, ORANGE, RED, GRAY = "#0072B2", "#E69F00", "#D55E00", "#666666"             # Okabe & Ito, colour-blind safe
+BLUE, ORANGE, RED, GRAY = "#0072B2", "#E69F00", "#D55E00", "#666666"             # Okabe & Ito, color-blind safe
 TINTS = np.array([[0.1, 0.55, 1], [1, 0.45, 0.05]])        # of the two digits; they add up to white where both have ink
 WIDTH = 8                          # inches
 EXPERIMENT = "multimnist_capsnet"
@@ -111,7 +111,7 @@ def words(digits):
 # ---------------------------------------------------------------- figures
 
 def draw_reconstructions(run, n=8):
-    """The two longest capsules, found without labels; each takes the colour of its true twin, if it has one"""
+    """The two longest capsules, found without labels; each takes the color of its true twin, if it has one"""
     n = min(n, len(run.right))
     labels, named = run.test_pairs["labels"][:n], capsnet.top_two(run.lengths[:n])
     swap = (named[:, 0] == labels[:, 1]) | (named[:, 1] == labels[:, 0])
@@ -150,7 +150,7 @@ def routing_findings(run, uniform_lengths):
     hidden group"""
     (batch, c, weight), (_, _, groups) = routing_of(run), ink_shown(run)
     here = capsnet.k_hot(batch["labels"], bool)
-    rights = capsnet.both_right(capsnet.top_two(uniform_lengths), run.test_pairs["labels"]), run.right
+    rights = capsnet.exact_match(capsnet.top_two(uniform_lengths), run.test_pairs["labels"]), run.right
     there, others = ([float(np.average(step[mask], weights=weight[mask])) for step in c[[0, -1]]]
                      for mask in (here, ~here))
     return {"coupling_to_digits_there": there, "coupling_to_others": others, "largest_coupling": float(c[-1].max()),
@@ -162,8 +162,8 @@ def draw_routing(run, n=3):
     """Couplings of each place after the last iteration against 1/10, their value at first, on ONE scale for all maps: a
     scale each would oversell small changes"""
     batch, c, weight = routing_of(run)
-    labels, sources, side = batch["labels"], batch["sources"], capsnet.work_out(
-        capsnet.trunk(run.config), CANVAS, 1, rows=True).side
+    labels, sources, side = batch["labels"], batch["sources"], capsnet.infer_shapes(
+        capsnet.backbone(run.config), CANVAS, 1, rows=True).side
     n = min(n, len(labels))
     moved, held = ((x * weight).reshape(*weight.shape[:2], side, side, -1).sum(-1) for x in (c[-1], 1 / N_CLASSES))
     change = (moved / held - 1)[np.arange(n)[:, None], labels[:n]]                      # (n, 2, side, side)
@@ -362,7 +362,7 @@ def broadened(ink, radius):
 
 
 def to_canvas(ink, span=DIGITS_SPAN):
-    """Ink (h, w) -> canvas (36, 36) in [0, 1]: its box centred, `span` px long on its longer side, thin strokes
+    """Ink (h, w) -> canvas (36, 36) in [0, 1]: its box centerd, `span` px long on its longer side, thin strokes
     broadened. A canvas pixel is the mean of the ink that falls on it."""
     top, bottom, left, right = ink_box(ink)
     scale = span / max(bottom - top, right - left)
@@ -405,7 +405,7 @@ def draw_picture(found, gray, ink, say):
     top, bottom, left, right = ink_box(ink)
     axes[0, 0].add_patch(Rectangle((left - 0.5, top - 0.5), right - left, bottom - top, fill=False, edgecolor=ORANGE))
     pictures = {"the picture, its ink boxed": gray, "as the network sees it": image,
-                "both redrawn, each in its colour": np.einsum("rhw,rc->hwc", redrawn, TINTS).clip(0, 1),
+                "both redrawn, each in its color": np.einsum("rhw,rc->hwc", redrawn, TINTS).clip(0, 1),
                 f"{named[0]} redrawn from its capsule": redrawn[0], f"{named[1]} redrawn from its capsule": redrawn[1]}
     for ax, (title, picture) in zip(axes.flat, pictures.items()):
         ax.imshow(picture, cmap="gray", vmin=0, vmax=1)
@@ -429,7 +429,7 @@ def figures_of_one_run(args, found, config, say):
         test = capsnet.evaluate(params, in_chunks(test_pairs), config, runner)
         lengths = capsule_lengths(params, test_pairs, config, runner)
         uniform = capsule_lengths(params, test_pairs, dataclasses.replace(config, routing_iters=1), runner)
-    right = capsnet.both_right(capsnet.top_two(lengths), test_pairs["labels"])
+    right = capsnet.exact_match(capsnet.top_two(lengths), test_pairs["labels"])
     trained = found.config if found else config
     run = Run(config, trained, params, history, digits["source"], test_pairs, lengths, right)
     figures = {f"{name}.png": draw(run) for name, draw in FIGURES.items() if args.only in ("", name)}
@@ -445,9 +445,9 @@ def check_flags(args, found, config):
             f"--model {config.model}: it has no capsules to draw; leave the flag out")
         raise InputError(fault)
     alone = "--image" if args.image is not None else "--results" if args.results else ""
-    for name in capsnet.given_of(args) if alone else ():
+    for name in capsnet.given_settings(args) if alone else ():
         if name not in ("quiet", "threads"):
-            raise InputError(f"{capsnet.flag_of(name)}: means nothing to {alone}; leave it out")
+            raise InputError(f"{capsnet.flag_name(name)}: means nothing to {alone}; leave it out")
     if args.image is not None and (args.only or args.results):
         raise InputError("--image: draws one figure, of that picture; leave --only and --results out")
     if args.results and (args.load is not None or args.only):
@@ -473,7 +473,7 @@ def main():
     load = str(capsnet.WEIGHTS) if pictured and args.load is None else args.load
     if pictured or args.results:
         check_flags(args, None, capsnet.Config())
-    found, config = capsnet.look_at(load, args) if load is not None else (None, capsnet.config_from_args(args))
+    found, config = capsnet.load_for_evaluation(load, args) if load is not None else (None, capsnet.config_from_args(args))
     capsnet.check_config(config)
     check_flags(args, found, config)
     gray = read_picture(args.image) if pictured else None

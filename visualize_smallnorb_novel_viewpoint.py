@@ -22,13 +22,13 @@ from matplotlib.figure import Figure
 matplotlib.use("Agg")
 matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
                             "image.interpolation": "nearest", "legend.frameon": False})
-BLUE, ORANGE, GRAY = "#0072B2", "#E69F00", "#666666"          # Okabe & Ito, colour-blind safe
+BLUE, ORANGE, GRAY = "#0072B2", "#E69F00", "#666666"          # Okabe & Ito, color-blind safe
 WIDTH = 8                          # inches
 EXPERIMENT = "smallnorb_novel_viewpoint"
 OUTDIR = Path("viz", EXPERIMENT)
 RESULTS = norb.WEIGHTS.parents[1] / "results"
 WEIGHTS = norb.WEIGHTS.with_name("smallnorb_matrix-capsnet.npz")        # the network whose routing is drawn
-AROUND = {                         # whose accuracy is drawn around the circle: what it is, colour, line, marker
+AROUND = {                         # whose accuracy is drawn around the circle: what it is, color, line, marker
     "capsnet-shared": ("vector capsules", BLUE, "-", "D"), "cnn-gap": ("CNN that averages", "#D55E00", "--", "s"),
     "nearest": ("nearest training image", GRAY, ":", "x")}
 TOYS_AGAIN = "+".join(f"toys{draw}-{{split}}" for draw in (2, 3, 4))
@@ -43,14 +43,14 @@ def both_splits(label, one, other, key="novel"):
 FOREST = [                         # what render.forest draws
     "The paper's matrix capsules minus its kind of CNN",
     *both_splits("", "paper-{split}/matrix-capsnet", "paper-{split}/cnn"),
-    *both_splits("that CNN normalised, ", "paper-{split}/matrix-capsnet", "paper-{split}/cnn-bn"),
+    *both_splits("that CNN normalized, ", "paper-{split}/matrix-capsnet", "paper-{split}/cnn-bn"),
     *both_splits("three other sets of toys, ", f"{TOYS_AGAIN}/matrix-capsnet", f"{TOYS_AGAIN}/cnn"),
     "Vector capsules minus a CNN that averages",
-    *both_splits("wide trunk, ", "wide-{split}/capsnet-shared", "wide-{split}/cnn-gap"),
+    *both_splits("wide backbone, ", "wide-{split}/capsnet-shared", "wide-{split}/cnn-gap"),
     *both_splits("three other sets of toys, ", f"{TOYS_AGAIN}/capsnet-shared", f"{TOYS_AGAIN}/cnn-gap"),
-    *both_splits("small trunk, ", "heads-{split}/capsnet-shared", "heads-{split}/cnn-gap"),
+    *both_splits("small backbone, ", "heads-{split}/capsnet-shared", "heads-{split}/cnn-gap"),
     "Matrix capsules minus a CNN that averages",
-    *both_splits("small trunk, ", "heads-{split}/matrix-head", "heads-{split}/cnn-gap"),
+    *both_splits("small backbone, ", "heads-{split}/matrix-head", "heads-{split}/cnn-gap"),
     "With routing minus without (one iteration)",
     *both_splits("dynamic routing, ", "heads-{split}/capsnet-shared", "heads-{split}/capsnet-shared-iters-1"),
     *both_splits("EM routing, ", "heads-{split}/matrix-head", "heads-{split}/matrix-head-iters-1")]
@@ -81,29 +81,29 @@ def pick(samples, **wanted):
     return int(np.argmin(distance))
 
 
-def show_image(ax, image, title="", colour=None):
+def show_image(ax, image, title="", color=None):
     ax.imshow(image[..., 0], cmap="gray")
     ax.set(xticks=[], yticks=[])
     ax.set_title(title, fontsize=8, pad=3)
-    ax.spines[:].set_visible(colour is not None)
-    for spine in ax.spines.values() if colour else ():
-        spine.set(color=colour, linewidth=2.5)
+    ax.spines[:].set_visible(color is not None)
+    for spine in ax.spines.values() if color else ():
+        spine.set(color=color, linewidth=2.5)
 
 
-def prepared(samples, rows):
+def preprocess(samples, rows):
     """Some test images as the network eats them"""
     return norb.crop_batch(samples["images"], rows)
 
 
 def shade_ranges(ax, config):
     """Mark the azimuths of training and the held-out ones on an axis of 0 to 360 degrees"""
-    for (low, high), colour, word in zip(norb.ranges_of(config), (BLUE, ORANGE), ("training views", "held-out views")):
+    for (low, high), color, word in zip(norb.angle_ranges(config), (BLUE, ORANGE), ("training views", "held-out views")):
         for turn in -360, 0, 360:
             left, right = max(0, low + turn), min(360, high + turn)
             if left < right:
-                ax.axvspan(left, right, color=colour, alpha=0.1, linewidth=0)
+                ax.axvspan(left, right, color=color, alpha=0.1, linewidth=0)
                 if right - left > 50:
-                    ax.text((left + right) / 2, 1.02, word, ha="center", fontsize=8, color=colour,
+                    ax.text((left + right) / 2, 1.02, word, ha="center", fontsize=8, color=color,
                             transform=ax.get_xaxis_transform())
 
 
@@ -118,11 +118,11 @@ def draw_example_views(run, n=4):
         if j == n:
             ax.axis("off")
             continue
-        samples, colour = (run.data["train"], BLUE) if j < n else (run.data["novel"], ORANGE)
+        samples, color = (run.data["train"], BLUE) if j < n else (run.data["novel"], ORANGE)
         azimuths, elevations = np.unique(samples["azimuths"]), np.unique(samples["elevations"])
         azimuth = azimuths[np.linspace(0, len(azimuths) - 1, n).astype(int)[j - (n + 1) * (j > n)]]
         at = pick(samples, labels=k, azimuths=azimuth, elevations=elevations[j % len(elevations)])
-        show_image(ax, prepared(samples, [at])[0], f"{azimuth:.0f}°", colour)
+        show_image(ax, preprocess(samples, [at])[0], f"{azimuth:.0f}°", color)
         if j == 0:
             ax.set_ylabel(NORB_NAMES[k], rotation=0, ha="right", va="center")
     return fig
@@ -134,7 +134,7 @@ def draw_em_routing(run, label=2):
     samples = run.data["novel"]
     azimuths = np.unique(samples["azimuths"])
     at = pick(samples, labels=label, azimuths=azimuths[len(azimuths) // 2])
-    image = prepared(samples, [at])
+    image = preprocess(samples, [at])
     out, _ = norb.forward(run.params, image, run.config)
     steps, weight = out["class_steps"], out["conv2_a"][0].reshape(-1, out["conv2_a"].shape[-1])      # (places, F)
     places, side = len(weight), int(np.sqrt(len(weight)))
@@ -188,7 +188,7 @@ def background_activity(params, run, n=2000):
     rows = rng.permutation(len(samples["labels"]))[:n]
     shifts = rng.integers(-3, 4, (len(rows), 2))
     ground = norb.standardize(samples["images"][rows])[:, :1, :1]
-    images = shift_images(prepared(samples, rows) - ground, shifts) + ground                   # the ground moves in
+    images = shift_images(preprocess(samples, rows) - ground, shifts) + ground                   # the ground moves in
     parts = [norb.forward(params, images[k:k + 16], run.config)[0] for k in range(0, len(rows), 16)]
     found = {"a": {}, "entropy": []}
     for name in FIELDS:
@@ -211,7 +211,7 @@ def background_activity(params, run, n=2000):
 def before_and_after(run):
     """background_activity before training, with the statistics of some training images, and after it -> {"before", "after"}"""
     first, statistics = norb.init_params(run.config), {}
-    images = prepared(run.data["train"], np.arange(0, len(run.data["train"]["labels"]), 37)[:64])
+    images = preprocess(run.data["train"], np.arange(0, len(run.data["train"]["labels"]), 37)[:64])
     norb.forward(first, images, run.config, statistics=statistics)
     return {"before": background_activity(first | statistics, run), "after": background_activity(run.params, run)}
 
@@ -233,11 +233,11 @@ def draw_background_activity(found):
                      f"2,000 familiar test images; {len(found)} seed{'s' * (len(found) > 1)}, a dot each; "
                      "dotted lines: before training")
     ax = fig.subplots()
-    for (k, name), (shift, where, colour, word) in ((a, b) for a in enumerate(layers) for b in (
+    for (k, name), (shift, where, color, word) in ((a, b) for a in enumerate(layers) for b in (
             (-0.2, 0, ORANGE, "sees nothing but blank ground"), (0.2, 1, BLUE, "sees a part of a toy"))):
         before, after = ([each[when]["a"][name][where] for each in found] for when in ("before", "after"))
         after, before = ([value for value in values if value is not None] or [0] for values in (after, before))
-        ax.bar(k + shift, np.mean(after), 0.38, color=colour, alpha=0.8, label=word if k == 0 else None)
+        ax.bar(k + shift, np.mean(after), 0.38, color=color, alpha=0.8, label=word if k == 0 else None)
         ax.plot(np.full(len(after), k + shift), after, "o", color="black", markersize=3)
         ax.hlines(np.mean(before), k + shift - 0.19, k + shift + 0.19, color="black", linestyle=":")
     ax.set_xticks(range(len(layers)), layers.values())
@@ -251,14 +251,14 @@ def draw_azimuth_accuracy(results):
                      "toys that training never showed; lines: means over seeds, bands: 95% t intervals")
     ax = fig.subplots()
     from render import mean_and_interval
-    for model, (label, colour, line, marker) in AROUND.items():
+    for model, (label, color, line, marker) in AROUND.items():
         found = results_of(results, f"wide-azimuth/{model}")
         rows = [[*each["sweep"]["accuracy"], each["sweep"]["accuracy"][0]] for each in found]
         mean, half = np.array([mean_and_interval(column) for column in np.transpose(rows)]).T
         x, half = [*found[0]["sweep"]["angles"], 360], np.nan_to_num(half)
-        ax.plot(x, mean, line, marker=marker, color=colour, markersize=4,
+        ax.plot(x, mean, line, marker=marker, color=color, markersize=4,
                 label=f"{label}, {len(found)} seeds" * bool(found[0]["n_params"]) or label)
-        ax.fill_between(x, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
+        ax.fill_between(x, mean - half, mean + half, color=color, alpha=0.15, linewidth=0)
     shade_ranges(ax, norb.Config())
     ax.set(xlabel="azimuth, degrees", ylabel="accuracy", xlim=(0, 360), ylim=(0, 1.02), xticks=range(0, 361, 30))
     ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1, linestyle=":")
@@ -295,7 +295,7 @@ def draw_results(args, wanted, say):
 
 def network_to_draw(args, given, say):
     """Load it, or train it -> Run"""
-    found, config = norb.look_at(args.load, args) if args.load else (None, norb.network_of(given, "matrix-capsnet"))
+    found, config = norb.load_for_evaluation(args.load, args) if args.load else (None, norb.network_config(given, "matrix-capsnet"))
     if config.model != "matrix-capsnet":
         raise InputError(f"{args.load}: holds a {config.model} network; the figures need --model matrix-capsnet")
     if config.data == "shapes" or config.split != "azimuth" and not args.only:
@@ -328,7 +328,7 @@ def main():
                         "this folder say; without DIR in results/; nothing is trained")
     norb.add_config_flags(parser)
     args = parser.parse_args()
-    given, out_json = norb.given_of(args), getattr(args, "out_json", "")
+    given, out_json = norb.given_settings(args), getattr(args, "out_json", "")
     if out_json and (args.only != "background_activity" or args.results):
         raise InputError("--out-json: results come from smallnorb_novel_viewpoint.py; here it goes with --only "
                          "background_activity alone; leave the flag, or --results, out")
@@ -340,7 +340,7 @@ def main():
     for name in of_network:
         if out_json:
             found = before_and_after(run)
-            norb.write_json(out_json, norb.result_of(run.config, run.params, run.history, {"background_activity": found}))
+            norb.write_json(out_json, norb.make_result(run.config, run.params, run.history, {"background_activity": found}))
             norb.write_figure(draw_background_activity([found]), args.outdir / f"{name}.png", say)
         else:
             norb.write_figure(OF_NETWORK[name](run), args.outdir / f"{name}.png", say)

@@ -3,7 +3,7 @@
 
 const $ = id => document.getElementById(id);
 const ROLES = ["first", "second"];
-const COLOURS = [[40, 150, 255], [255, 125, 25]];               // of the first and the second name, on black
+const COLORS = [[40, 150, 255], [255, 125, 25]];               // of the first and the second name, on black
 const DIGITS = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9];
 const TOYS = ["animal", "human", "plane", "truck", "car"];
 let facts;                                                       // the answer to "start"
@@ -77,12 +77,12 @@ const textOf = bytes => btoa(Array.from(bytes, code => String.fromCharCode(code)
 const limited = (x, low, high) => Math.min(high, Math.max(low, x));
 const chosen = name => document.querySelector(`input[name=${name}]:checked`).value;
 
-/** Gray bytes on a canvas of that many pixels; more than one picture: each in its colour, added */
-function paint(canvas, pictures, colours = [[255, 255, 255]]) {
+/** Gray bytes on a canvas of that many pixels; more than one picture: each in its color, added */
+function paint(canvas, pictures, colors = [[255, 255, 255]]) {
   const image = new ImageData(canvas.width, canvas.height);
   for (let k = 0; k < image.data.length; k += 4) {
     for (let c = 0; c < 3; c++) {
-      image.data[k + c] = pictures.reduce((sum, bytes, p) => sum + bytes[k / 4] * colours[p][c] / 255, 0);
+      image.data[k + c] = pictures.reduce((sum, bytes, p) => sum + bytes[k / 4] * colors[p][c] / 255, 0);
     }
     image.data[k + 3] = 255;
   }
@@ -268,8 +268,8 @@ function showPairAnswer(found) {
 
 function showRedrawn(redrawn) {
   const digits = redrawn.map(bytesOf);
-  digits.forEach((bytes, k) => paint($(`redrawn-${k}`), [bytes], [COLOURS[k]]));
-  paint($("redrawn-2"), digits, COLOURS);
+  digits.forEach((bytes, k) => paint($(`redrawn-${k}`), [bytes], [COLORS[k]]));
+  paint($("redrawn-2"), digits, COLORS);
 }
 
 function showNumbers() {
@@ -292,7 +292,7 @@ function showCoupling() {
     context.strokeRect(x + 0.5, y + 0.5, size, size);
     ROLES.forEach((_, k) => {
       const height = Math.min(1, 4 * shares[step][k][place]) * (size - 4);
-      context.fillStyle = `rgb(${COLOURS[k]})`;
+      context.fillStyle = `rgb(${COLORS[k]})`;
       context.fillRect(x + size * (0.14 + 0.4 * k), y + size - 2 - height, size * 0.32, height);
     });
     context.fillStyle = "#fff";
@@ -475,16 +475,16 @@ function mapDigit() {
 function showMap(k) {
   const canvas = $("digit-cards").children[k].querySelector(".map"), context = canvas.getContext("2d");
   const [far, step] = facts.far, n = 2 * far / step + 1, cell = canvas.width / n, found = digit.maps[k];
-  const style = getComputedStyle(document.documentElement), colour = name => style.getPropertyValue(name);
+  const style = getComputedStyle(document.documentElement), color = name => style.getPropertyValue(name);
   const at = px => (px + far + step / 2) / step * cell;
   let counts = [0, 0];
   context.clearRect(0, 0, canvas.width, canvas.height);
   found?.named.forEach((named, place) => {
     const x = cell * (place % n), y = cell * Math.floor(place / n), right = named === facts.labels[digit.digit];
-    context.fillStyle = colour("--line");
+    context.fillStyle = color("--line");
     if (!found.whole[place]) return context.fillRect(x + cell / 2 - 2, y + cell / 2 - 2, 4, 4);
     counts[right ? 0 : 1]++;
-    context.fillStyle = context.strokeStyle = colour(right ? "--right" : "--wrong");
+    context.fillStyle = context.strokeStyle = color(right ? "--right" : "--wrong");
     context.lineWidth = 3;
     if (right) return context.fillRect(x + 1, y + 1, cell - 2, cell - 2);
     context.beginPath();
@@ -494,7 +494,7 @@ function showMap(k) {
     }
     context.stroke();
   });
-  Object.assign(context, {lineWidth: 3, strokeStyle: colour("--ink")});
+  Object.assign(context, {lineWidth: 3, strokeStyle: color("--ink")});
   context.setLineDash([9, 6]);
   const low = at(-facts.moved) - cell / 2;
   context.strokeRect(low, low, at(facts.moved) + cell / 2 - low, at(facts.moved) + cell / 2 - low);

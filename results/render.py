@@ -338,9 +338,9 @@ def pictures(results, folder, say=print):
             values = results.samples(experiment, one, "", key)
             if not values:
                 raise InputError(f"{one}: has not been run, and the picture {name} needs it")
-            colour = "#0072b2" if "capsules" in row[0] or "routing" in row[0] else "#999999"
+            color = "#0072b2" if "capsules" in row[0] or "routing" in row[0] else "#999999"
             mean = sum(values) / len(values)
-            axes.barh(y, mean, color=colour, height=0.7)
+            axes.barh(y, mean, color=color, height=0.7)
             axes.text(1.01, y, f"{mean:.3f}", va="center")
             axes.plot(values, [y] * len(values), "o", color="black", markersize=4)
         axes.set_yticks(range(len(rows)), ["" if isinstance(row, str) else row[0] for row in rows])
@@ -384,14 +384,14 @@ def forest(results, experiment, lines, path, say=print):
             continue
         mean, half = (100 * part for part in mean_and_interval(values))
         half = half if math.isfinite(half) else 0
-        colour = "#0072b2" if half and abs(mean) > half else "#888888"
-        axes.plot([mean - half, mean + half], [y, y], color=colour, linewidth=2)
-        axes.plot([mean], [y], "o" if half else "D", color=colour, markersize=6)
+        color = "#0072b2" if half and abs(mean) > half else "#888888"
+        axes.plot([mean - half, mean + half], [y, y], color=color, linewidth=2)
+        axes.plot([mean], [y], "o" if half else "D", color=color, markersize=6)
     axes.axvline(0, color="black", linewidth=1)
     axes.set_yticks(range(len(rows)), ["" if values is None else f"{label}  (n = {len(values)})"
                                        for label, values in rows])
     fig.supxlabel("difference, points of accuracy: mean and 95% interval over n seeds, or n sets\n"
-                  "grey: not told from zero; diamond: one seed, no interval", fontsize=9)
+                  "gray: not told from zero; diamond: one seed, no interval", fontsize=9)
     capsnet.write_figure(fig, path, say)
 
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What nearest neighbours name of the third experiment's digits: the strongest of the cheap baselines.
+"""What nearest neighbors name of the third experiment's digits: the strongest of the cheap baselines.
 
     python3 tests/bench_affnist_nearest.py [--n-known N] [--n-per-class N] --digits mnist
 
 Known are MNIST's first 55,000 training images, or so many of each class, those that the networks of that seed are
 trained on, each moved at random once, as the networks see them. A digit is named after the one whose pixels are
-nearest, in Euclidean distance, both moved by whole pixels so that the centre of their ink lies in the middle. So it is
+nearest, in Euclidean distance, both moved by whole pixels so that the center of their ink lies in the middle. So it is
 told that place does not matter, which the networks have to learn; nothing of turning, shearing and stretching.
 """
 import sys
@@ -21,7 +21,7 @@ from bench_multimnist_nearest import in_the_middle, nearest
 def accuracies(known, labels, digits, config):
     """-> {test: accuracy, its Wilson interval under test_ci95}"""
     known, found = in_the_middle(known).astype(np.float32) / 255, {}
-    for key, kind, _ in affnist.TESTS["affnist"][:4]:
+    for key, kind, _ in affnist.TEST_SETS["affnist"][:4]:
         right = np.concatenate([nearest(known, labels, in_the_middle(part["images"])) == part["labels"]
                                 for part in affnist.stream_digits(digits, config, kind)])
         found |= {key: right.mean().item(), f"{key}_ci95": affnist.wilson_interval(right.sum().item(), len(right))}
@@ -50,7 +50,7 @@ def main():
     print(f"nearest of {len(known):,}: " + ", ".join(f"{key} {found[key]:.4f}" for key in list(found)[::2]))
     if args.out_json:
         untrained = {"source": digits["source"], "epochs": [], "seconds": 0.0, "steps": 0}
-        affnist.write_json(args.out_json, affnist.result_of(
+        affnist.write_json(args.out_json, affnist.make_result(
             config, {}, untrained, {"nearest": found, "bench": {"n_known": len(known)}}))
 
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What nearest neighbours name of the first experiment's pairs: a baseline that knows as many as the default network.
+"""What nearest neighbors name of the first experiment's pairs: a baseline that knows as many as the default network.
 
     python3 tests/bench_multimnist_nearest.py --digits mnist
 
 A test pair is named after that training pair whose pixels are nearest, in Euclidean distance, both moved by whole
-pixels so that the centre of their ink lies in the middle.
+pixels so that the center of their ink lies in the middle.
 """
 import sys
 from pathlib import Path
@@ -16,13 +16,13 @@ import numpy as np
 
 
 def in_the_middle(images):
-    """images (n, side, side) uint8, each moved by whole pixels so that the centre of its ink lies in the middle, or as
+    """images (n, side, side) uint8, each moved by whole pixels so that the center of its ink lies in the middle, or as
     near as whole pixels allow; what would leave the canvas is lost"""
     n, side, _ = images.shape
     place, ink = np.arange(side), images.astype(float)
-    centres = np.stack([ink.sum(2) @ place, ink.sum(1) @ place], 1) / np.maximum(ink.sum((1, 2)), 1)[:, None]
+    centers = np.stack([ink.sum(2) @ place, ink.sum(1) @ place], 1) / np.maximum(ink.sum((1, 2)), 1)[:, None]
     padded, moved = np.pad(images, ((0, 0), (side, side), (side, side))), np.empty_like(images)
-    for k, (top, left) in enumerate(side - np.rint((side - 1) / 2 - centres).astype(int)):
+    for k, (top, left) in enumerate(side - np.rint((side - 1) / 2 - centers).astype(int)):
         moved[k] = padded[k, top:top + side, left:left + side]
     return moved
 
@@ -44,7 +44,7 @@ def accuracy(known, labels, pairs):
     known, both, n = in_the_middle(known).astype(np.float32) / 255, 0, 0
     for part in pairs:
         named = nearest(known, labels, in_the_middle(part["composites"]))
-        both, n = both + int(capsnet.both_right(named, part["labels"]).sum()), n + len(named)
+        both, n = both + int(capsnet.exact_match(named, part["labels"]).sum()), n + len(named)
     return both / n, capsnet.wilson_interval(both, n)
 
 
@@ -68,7 +68,7 @@ def main():
     found = {"bench": {"n_known": args.n_known, "n_test": args.n_test}, "nearest": both, "nearest_ci95": (low, high)}
     if args.out_json:
         untrained = {"source": digits["source"], "epochs": [], "seconds": 0.0, "steps": 0}
-        capsnet.write_json(args.out_json, capsnet.result_of(config, {}, untrained, found))
+        capsnet.write_json(args.out_json, capsnet.make_result(config, {}, untrained, found))
 
 
 if __name__ == "__main__":

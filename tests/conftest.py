@@ -16,8 +16,8 @@ import runs
 EXPERIMENTS = {name: importlib.import_module(name) for name in runs.EXPERIMENTS}
 import multimnist_capsnet as mc
 
-import numpy as np  # after the experiments, which set the number of BLAS threads
 import golden
+import numpy as np  # after the experiments, which set the number of BLAS threads
 import pytest
 
 DEAD = "http://127.0.0.1:9/"       # the discard port: refused at once
@@ -29,10 +29,10 @@ CNN = mc.Config(**TOY, model="cnn", norm="none", conv1_channels=3, conv3_channel
 NETWORKS = {"paper": TINY, "deep": DEEP, "cnn": CNN, "cnn of means": dataclasses.replace(CNN, cnn_head="gap"),
             "cnn of vectors": dataclasses.replace(CNN, model="cnn-vectors", conv3_channels=32),
             "vector-dense": dataclasses.replace(CNN, model="vector-dense"),
-            "normalised": dataclasses.replace(DEEP, norm="batch", muon=0.02),
+            "normalized": dataclasses.replace(DEEP, norm="batch", muon=0.02),
             "residual": dataclasses.replace(DEEP, norm="batch", preset="residual", conv3_channels=4),
             "half-digit": dataclasses.replace(DEEP, preset="half-digit"),
-            "normalised cnn": dataclasses.replace(CNN, norm="batch"),
+            "normalized cnn": dataclasses.replace(CNN, norm="batch"),
             "residual cnn": dataclasses.replace(CNN, preset="residual", conv3_channels=4)}
 SMALL = {                          # what makes an experiment's default network, or its data, small
     runs.MULTI: dict(conv1_channels=2, conv3_channels=2), runs.AFF: dict(conv1_channels=2),

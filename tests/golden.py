@@ -36,7 +36,7 @@ GOLDEN = ROOT / "tests" / "golden.json"
 TOLERANCE = 1e-8
 SINGLE = 1e-3                      # of first gradients in float32, which may choose another of two near maxima
 SIZES = {"n_epochs": 2, "n_train": 38, "n_val": 16, "n_test": 24, "batch_size": 18, "threads": 1, "quiet": True,
-         "digits": "synthetic"}    # steps of 18, 18 and 2 samples: two groups of a normalisation, which has 16
+         "digits": "synthetic"}    # steps of 18, 18 and 2 samples: two groups of a normalization, which has 16
 
 
 def tiny_config(experiment, flags):
@@ -45,12 +45,12 @@ def tiny_config(experiment, flags):
     parser = module.Parser()
     module.add_config_flags(parser)
     config = module.config_from_args(parser.parse_args(shlex.split(flags)))
-    kept = [f.name for f in module.options(config) if f.name in SIZES and module.means_something(f, config)]
+    kept = [f.name for f in module.options(config) if f.name in SIZES and module.is_applicable(f, config)]
     return dataclasses.replace(config, **{name: SIZES[name] for name in kept})
 
 
 def tiny_data(experiment, config):
-    """What train() and tests_of() take for data, drawn here: digits, or views of toys and shapes"""
+    """What train() and evaluate_test_sets() take for data, drawn here: digits, or views of toys and shapes"""
     digits = hasattr(modules[experiment], "synthesize_digits")
     return few_digits(experiment) if digits else few_views(experiment, config)
 
@@ -66,10 +66,10 @@ def few_digits(experiment):
 def few_views(experiment, config):
     """load_data's dict of few images: of whole views where toys are drawn, so that few are"""
     module = modules[experiment]
-    data = module.choose_images(config)
+    data = module.select_images(config)
     for name, n in (("train", SIZES["n_train"]), ("familiar", SIZES["n_test"]), ("novel", SIZES["n_test"])):
         rows = np.ones(len(data[name]["labels"]), bool)
-        rows = (module.some_views(data[name], rows, n).nonzero()[0] if config.data == "toys" else
+        rows = (module.sample_views(data[name], rows, n).nonzero()[0] if config.data == "toys" else
                 np.random.default_rng(0).permutation(len(rows)))
         data[name] = {key: array[rows[:n]] for key, array in data[name].items()}
     if config.data == "toys":
@@ -115,7 +115,7 @@ def compute(experiment, flags):
     values |= {"steps": summary(steps[1:]), "history": summary([{name: value for name, value in epoch.items()
                                                               if name != "seconds"} for epoch in history["epochs"]])}
     with module.Runner(1) as runner:
-        values["tests"] = summary(module.tests_of(params, data, config, runner))
+        values["tests"] = summary(module.evaluate_test_sets(params, data, config, runner))
     if untrained:
         return values, 0.0
     exact, single = (first_gradients(module, data, config, dtype) for dtype in (float, np.float32))

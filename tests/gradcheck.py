@@ -1,4 +1,4 @@
-"""Gradients against centred differences, in float64."""
+"""Gradients against centerd differences, in float64."""
 from types import SimpleNamespace
 
 import numpy as np
@@ -32,7 +32,7 @@ def relative_error(analytic, numeric):
 
 
 def difference(f, x, at, h):
-    """Centred difference of f at the coordinate `at` of x."""
+    """Centerd difference of f at the coordinate `at` of x."""
     ends = []
     for step in (h, -h):
         moved = x.copy()

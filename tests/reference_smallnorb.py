@@ -14,7 +14,7 @@ def tiny(model="matrix-capsnet", **changes):
     """A Config of a tiny network, changed"""
     given = {"data": "shapes", "seed": 1, "preset": "tiny", "width": 2, "routing_iters": 2, "threads": 1,
              "quiet": True} | changes
-    return sn.network_of(given, model)
+    return sn.network_config(given, model)
 
 
 def few(config, n_train=40, n_test=10):
@@ -151,9 +151,9 @@ def conv_caps_reference(pose, active, W, beta_u, beta_a, n_iters, stride):
 def field(place, config):
     """First and last pixel, on one axis, that the last places of capsules see, one layer below the other"""
     down = {"matrix-capsnet": ((3, 1), (3, 2), (1, 1), (5, 2)),                                          # (kernel, stride)
-            "trunk": ((3, 1), (2, 2), (3, 1), (3, 1), (2, 2), (3, 1), (3, 1))}
+            "backbone": ((3, 1), (2, 2), (3, 1), (3, 1), (2, 2), (3, 1), (3, 1))}
     first = last = place
-    for kernel, stride in down["matrix-capsnet" if config.model == "matrix-capsnet" else "trunk"]:
+    for kernel, stride in down["matrix-capsnet" if config.model == "matrix-capsnet" else "backbone"]:
         first, last = stride * first, stride * last + kernel - 1
     return first, last
 
@@ -172,7 +172,7 @@ def conv_reference(x, w, b, stride):
 
 
 def norm_reference(p, x, name):
-    """Batch normalisation with running statistics, channel by channel"""
+    """Batch normalization with running statistics, channel by channel"""
     y = np.empty_like(x)
     for c in range(x.shape[-1]):
         gamma, beta, mean, var = (p[f"{name}_norm_{end}"][c] for end in ("gamma", "beta", "mean", "var"))
@@ -187,7 +187,7 @@ def max_pool(x):
 
 
 def normal_conv(p, x, name, stride=1):
-    """Convolution without bias, normalisation, ReLU"""
+    """Convolution without bias, normalization, ReLU"""
     return np.maximum(norm_reference(p, conv_reference(x, p[name + "_w"], 0, stride), name), 0)
 
 
@@ -198,7 +198,7 @@ def trunk_reference(p, image):
 
 
 def primary_reference(p, x):
-    """The primary capsules' convolution and its normalisation"""
+    """The primary capsules' convolution and its normalization"""
     return norm_reference(p, conv_reference(x, p["primary_w"], 0, 1), "primary")
 
 
@@ -275,7 +275,7 @@ def cnn_reference(p, image, config):
     def padded(x):
         return np.pad(x, ((2, 2), (2, 2), (0, 0))) if config.preset == "paper" else x
 
-    if config.model in sn.PAPERS_CNNS:
+    if config.model in sn.PAPER_CNNS:
         x = max_pool(conv(padded(max_pool(conv(padded(image), "conv1"))), "conv2"))
         return linear(np.maximum(linear(x.reshape(-1), "fc1"), 0), "fc2")
     x = trunk_reference(p, image)

@@ -123,8 +123,8 @@ def test_a_film_at_toy_size(cli, toy_run, tmp_path):
     assert code == 0, stderr
     frames = imageio.imread(tmp_path / "film.gif", index=None)
     assert len(frames) == 20 and (frames[0] != frames[1]).any()
-    colours = {tuple(map(int, colour)) for colour in frames[0].reshape(-1, frames.shape[3])[:, :3]}
-    near = [min(sum(abs(a - b) for a, b in zip(colour, wanted)) for colour in colours) for wanted in
+    colors = {tuple(map(int, color)) for color in frames[0].reshape(-1, frames.shape[3])[:, :3]}
+    near = [min(sum(abs(a - b) for a, b in zip(color, wanted)) for color in colors) for wanted in
             ((0, 114, 178), (230, 159, 0))]
     assert max(near) < 30                                                   # the legend's blue and orange
 

@@ -23,12 +23,12 @@ def ellipse(turn=0.0, long=8.0, short=3.0):
 
 
 def moments(image):
-    """Centre (y, x) and covariance (2, 2) of the ink"""
+    """Center (y, x) and covariance (2, 2) of the ink"""
     places = np.indices(image.shape).reshape(2, -1)
     weights = image.ravel() / image.sum()
-    centre = places @ weights
-    apart = places - centre[:, None]
-    return centre, (apart * weights) @ apart.T
+    center = places @ weights
+    apart = places - center[:, None]
+    return center, (apart * weights) @ apart.T
 
 
 # ---------------------------------------------------------------- moving
@@ -51,7 +51,7 @@ def test_a_digit_is_placed_by_its_corner_and_cut_off_at_the_edge():
 def test_moved_digits_reach_every_shift_and_no_further(side, most, rng):
     image = np.zeros((1, 28, 28), np.uint8)
     image[0, 13, 14] = 200
-    placed = ac.moved_digits(np.repeat(image, 3000, 0), side, most, rng)
+    placed = ac.translate_digits(np.repeat(image, 3000, 0), side, most, rng)
     _, *at = np.nonzero(placed)
     shifts = np.stack(at, 1) - [13, 14] - (side - 28) // 2
     assert len(shifts) == 3000 and placed.max() == 200
@@ -88,12 +88,12 @@ def test_the_sampler_against_literal_loops(rng):
     images = rng.integers(0, 256, (3, 28, 28)).astype(np.uint8)
     images[:, :6], images[:, :, 20:] = 0, 0
     matrices = ac.affine_matrix([20, -11, 3], [-0.2, 0.13, 0], [1.1, 0.8, 1], [0.9, 1.2, 1])
-    placed, centres = ac.affine_digits(images, matrices, rng, 40)
-    for image, matrix, centre, found in zip(images, matrices, centres, placed):
+    placed, centers = ac.transform_digits(images, matrices, rng, 40)
+    for image, matrix, center, found in zip(images, matrices, centers, placed):
         back = np.linalg.inv(matrix)
         for y in range(0, 40, 3):
             for x in range(40):
-                v, u = back @ ([y, x] - centre) + 13.5
+                v, u = back @ ([y, x] - center) + 13.5
                 value = 0.0
                 for row in (int(np.floor(v)), int(np.floor(v)) + 1):
                     for column in (int(np.floor(u)), int(np.floor(u)) + 1):
@@ -105,11 +105,11 @@ def test_the_sampler_against_literal_loops(rng):
 @pytest.mark.parametrize("turn, shear, down, across", [
     (15, 0, 1, 1), (-20, 0, 1, 1), (0, 0.2, 1, 1), (0, 0, 1.2, 0.8), (12, -0.15, 0.9, 1.15)])
 def test_the_factors_can_be_read_off_the_picture(turn, shear, down, across, rng):
-    """The covariance of the ink becomes M C M^T, its centre is where it is said to be, its sum grows by |M|"""
+    """The covariance of the ink becomes M C M^T, its center is where it is said to be, its sum grows by |M|"""
     image, matrix = ellipse(30), ac.affine_matrix(turn, shear, down, across)[0]
-    placed, centres = ac.affine_digits(image[None], matrix[None], rng, 40)
-    (centre, spread), (_, before) = moments(placed[0].astype(float)), moments(image.astype(float))
-    np.testing.assert_allclose(centre, centres[0], atol=0.05)
+    placed, centers = ac.transform_digits(image[None], matrix[None], rng, 40)
+    (center, spread), (_, before) = moments(placed[0].astype(float)), moments(image.astype(float))
+    np.testing.assert_allclose(center, centers[0], atol=0.05)
     np.testing.assert_allclose(spread, matrix @ before @ matrix.T, atol=0.5, rtol=0.02)
     assert float(placed.sum()) == pytest.approx(image.sum() * np.linalg.det(matrix), rel=0.02)
 
@@ -120,12 +120,12 @@ def test_all_ink_lies_on_the_canvas_and_may_lie_anywhere(rng):
     image[4:24, 4:24] = 255
     corners = np.array([[t, s, a, b] for t in (-20, 20) for s in (-0.2, 0.2) for a in (0.8, 1.2) for b in (0.8, 1.2)])
     matrices = np.repeat(ac.affine_matrix(*corners.T), 40, 0)
-    placed, centres = ac.affine_digits(np.repeat(image[None], len(matrices), 0), matrices, rng, 40)
+    placed, centers = ac.transform_digits(np.repeat(image[None], len(matrices), 0), matrices, rng, 40)
     expected = image.sum() * np.abs(np.linalg.det(matrices))
     np.testing.assert_allclose(placed.sum((1, 2)), expected, rtol=0.005)    # nothing is cut off
-    small = centres[np.repeat((corners[:, 2:] == 0.8).all(1), 40)]
+    small = centers[np.repeat((corners[:, 2:] == 0.8).all(1), 40)]
     assert np.ptp(small, 0).min() > 8                                       # of about 13 px of room
-    ink = ac.affine_digits(ellipse()[None].repeat(4000, 0), ac.affine_matrix(np.zeros(4000), 0, 1, 1), rng, 40)[0] > 0
+    ink = ac.transform_digits(ellipse()[None].repeat(4000, 0), ac.affine_matrix(np.zeros(4000), 0, 1, 1), rng, 40)[0] > 0
     rows, columns = ink.any((0, 2)), ink.any((0, 1))
     assert rows.all() and columns.all()                                     # up to the edge on all sides
 
@@ -133,10 +133,10 @@ def test_all_ink_lies_on_the_canvas_and_may_lie_anywhere(rng):
 def test_what_just_fits_is_placed_and_what_does_not_is_refused(rng):
     image = np.full((1, 28, 28), 9, np.uint8)
     for side in (28, 29):                                                   # no room, and a pixel's
-        placed, _ = ac.affine_digits(image, ac.affine_matrix(0, 0, 1, 1), rng, side)
+        placed, _ = ac.transform_digits(image, ac.affine_matrix(0, 0, 1, 1), rng, side)
         assert placed.sum() == pytest.approx(9 * 784, rel=0.1)
     with pytest.raises(ac.InputError, match="does not fit into 28x28"):
-        ac.affine_digits(image, ac.affine_matrix(1, 0, 1, 1), rng, 28)
+        ac.transform_digits(image, ac.affine_matrix(1, 0, 1, 1), rng, 28)
 
 
 # ---------------------------------------------------------------- streams
@@ -237,7 +237,7 @@ def test_few_digits_a_class_are_other_ones_for_each_seed(digits):
     chosen = []
     for seed in (0, 0, 1):
         config = dataclasses.replace(CONFIG, n_per_class=2, seed=seed)
-        images, labels = ac.training_digits(digits, config)
+        images, labels = ac.select_training_digits(digits, config)
         assert np.bincount(labels).tolist() == [2] * 10 and len({image.tobytes() for image in images}) == 20
         assert [known[image.tobytes()] for image in images] == labels.tolist()
         chosen.append(images)
@@ -250,7 +250,7 @@ def test_digits_anywhere_keep_every_pixel_and_reach_every_place():
     image[10:13, 12:14] = [[1, 2], [3, 4], [5, 6]]
     images = np.broadcast_to(image, (30000, 28, 28))
     corners = set()
-    for part in np.split(ac.digits_anywhere(images, 40, np.random.default_rng(0)), 10):
+    for part in np.split(ac.translate_anywhere(images, 40, np.random.default_rng(0)), 10):
         assert (part.reshape(len(part), -1).sum(1) == 21).all()
         at = np.argwhere(part == 1)
         assert (part[at[:, 0], at[:, 1] + 2, at[:, 2] + 1] == 6).all()
@@ -263,7 +263,7 @@ def test_an_interval_counts_different_digits():
     def found(n):
         return {"n": n, "hits": n // 2, "accuracy": 0.5, "per_class": [], "correct": np.zeros(3, bool)}
     history = {"source": "mnist", "epochs": [], "seconds": 0.0, "steps": 0}
-    results = ac.results_of(CONFIG, {}, history, {"familiar": found(400), "real_affine": found(320000)})
+    results = ac.test_result(CONFIG, {}, history, {"familiar": found(400), "real_affine": found(320000)})
     assert results["real_affine_accuracy_ci95"] == ac.wilson_interval(5000, 10000)
     assert results["familiar_accuracy_ci95"] == ac.wilson_interval(200, 400) and results["real_affine_n"] == 320000
 
@@ -331,9 +331,9 @@ def test_without_scipy_one_line_says_what_to_install(tmp_path, monkeypatch):
         list(ac.read_affnist(str(tmp_path)))
 
 
-# ---------------------------------------------------------------- the nearest neighbour beside the networks
+# ---------------------------------------------------------------- the nearest neighbor beside the networks
 
-def test_nearest_neighbours_from_the_command_line(digits, monkeypatch, tmp_path, capsys):
+def test_nearest_neighbors_from_the_command_line(digits, monkeypatch, tmp_path, capsys):
     path = tmp_path / "r.json"
     monkeypatch.setattr(ac, "load_digits", lambda config: digits)
     for flags, n_known in (("--n-known 60", 60), ("--n-per-class 2 --n-known 60", 20)):

@@ -1,4 +1,4 @@
-"""The networks of the third experiment: every gradient against centred differences; what they compute, by hand."""
+"""The networks of the third experiment: every gradient against centerd differences; what they compute, by hand."""
 import dataclasses
 import math
 
@@ -12,7 +12,7 @@ WIDTHS = {"cnn-gap": 5, "cnn-gmp": 5, "cnn-dense": 6, "cnn": 3}
 
 
 def tiny(model, **more):
-    """A Config of few channels, but for those that the trunk has anyway"""
+    """A Config of few channels, but for those that the backbone has anyway"""
     few = dict(seed=1, n_epochs=2, n_train=80, n_val=16, n_test=16, batch_size=40, digits="synthetic", threads=1,
                quiet=True, conv1_channels=3, width=WIDTHS.get(model, 0), model=model)
     return ac.Config(**few | more)
@@ -24,7 +24,7 @@ NETWORKS = {
     "last squash": tiny("capsnet", squash="last"), "relu": tiny("capsnet-shared", squash="relu"),
     "plain vectors": tiny("vector-gap", squash="none", loss="cross-entropy", recon_weight=0.0),
     "cross-entropy": tiny("capsnet-shared", loss="cross-entropy"), "no decoder": tiny("capsnet", recon_weight=0.0),
-    "with dropout": tiny("cnn-dense", preset="small"), "not normalised": tiny("capsnet-shared", norm="none"),
+    "with dropout": tiny("cnn-dense", preset="small"), "not normalized": tiny("capsnet-shared", norm="none"),
     "the paper's": tiny("capsnet", preset="small"), "not padded": tiny("capsnet-shared", padding=0),
     "padded by 3": tiny("cnn-gap", padding=3), "mnist": tiny("capsnet-shared", task="mnist")}
 
@@ -36,10 +36,10 @@ def few_units(monkeypatch):
     monkeypatch.setattr(ac, "CONV3", 4)
     monkeypatch.setattr(ac, "CONV5", 8)
     ac.plan.cache_clear()
-    ac.own_width.cache_clear()
+    ac.matched_width.cache_clear()
     yield
     ac.plan.cache_clear()
-    ac.own_width.cache_clear()
+    ac.matched_width.cache_clear()
 
 
 def float64(config, seed=3):
@@ -86,36 +86,37 @@ def test_gradient_of_the_whole_network(digits, name):
     check_coordinates(lambda p: loss_of(p, batch, config), params, grads, n=2)
 
 
-@pytest.mark.parametrize("model, pool", [("cnn-gap", "mean"), ("cnn-gmp", "largest"), ("vector-gap", "mean"),
-                                         ("vector-gmp", "largest"), ("cnn-dense", "flatten"), ("cnn", "flatten")])
+@pytest.mark.parametrize("model, pool", [("cnn-gap", "global_avg_pool"), ("cnn-gmp", "global_max_pool"),
+                                         ("vector-gap", "global_avg_pool"),
+                                         ("vector-gmp", "global_max_pool"), ("cnn-dense", "flatten"), ("cnn", "flatten")])
 def test_a_network_pools_over_places_as_its_name_says(model, pool):
-    assert {"mean", "largest", "flatten"} & {operation for operation, *_ in ac.plan(tiny(model)).layers} == {pool}
+    assert {"global_avg_pool", "global_max_pool", "flatten"} & {operation for operation, *_ in ac.plan(tiny(model)).layers} == {pool}
 
 
 def test_largest_by_hand_and_its_gradient():
     x = np.array([[[[1.0, 5], [3, 5]], [[2, 0], [3, -1]]]])                             # (1, 2, 2, 2)
-    y, cache = ac.largest_forward(x)
+    y, cache = ac.global_max_pool_forward(x)
     assert y.tolist() == [[3, 5]]
-    dx = ac.largest_backward(np.array([[7.0, 9]]), cache)
+    dx = ac.global_max_pool_backward(np.array([[7.0, 9]]), cache)
     assert dx[0, 0].tolist() == [[0, 9], [7, 0]] and not dx[0, 1].any()                 # the first of equals
-    check_op(ac.largest_forward, ac.largest_backward, normal(2, 3, 4, 5), tol=SMOOTH)
+    check_op(ac.global_max_pool_forward, ac.global_max_pool_backward, normal(2, 3, 4, 5), tol=SMOOTH)
 
 
-@pytest.mark.parametrize("n_places", [1, 3])
-def test_one_iteration_without_votes_is_one_iteration_with_them(n_places):
+@pytest.mark.parametrize("n_positions", [1, 3])
+def test_one_iteration_without_votes_is_one_iteration_with_them(n_positions):
     """A matrix for every capsule, or for every type: the slow way through all votes is the oracle, there and back"""
     rng = np.random.default_rng(0)
-    u, W, ds = (rng.standard_normal(shape) for shape in ((2, 6, 4), (6 // n_places, 4, 3, 5), (2, 3, 5)))
-    s, cache = ac.uniform_forward(u, W)
-    u_hat, votes_cache = ac.shared_votes_forward(u, W, n_places)
+    u, W, ds = (rng.standard_normal(shape) for shape in ((2, 6, 4), (6 // n_positions, 4, 3, 5), (2, 3, 5)))
+    s, cache = ac.uniform_routing_forward(u, W)
+    u_hat, votes_cache = ac.shared_votes_forward(u, W, n_positions)
     slow, routing_cache = ac.routing_forward(u_hat, 1, ending=ac.PLAIN)
     np.testing.assert_allclose(s, slow, rtol=1e-12)
     by_hand = sum(W[i % len(W)].transpose(1, 2, 0) @ u[0, i] for i in range(6)) / 3
     np.testing.assert_allclose(s[0], by_hand, rtol=1e-12)
-    for fast, oracle in zip(ac.uniform_backward(ds, cache), ac.shared_votes_backward(
+    for fast, oracle in zip(ac.uniform_routing_backward(ds, cache), ac.shared_votes_backward(
             ac.routing_backward(ds, routing_cache), votes_cache)):
         np.testing.assert_allclose(fast, oracle, rtol=1e-12)
-    check_op(lambda u: ac.uniform_forward(u, W), lambda ds, cache: ac.uniform_backward(ds, cache)[0], u)
+    check_op(lambda u: ac.uniform_routing_forward(u, W), lambda ds, cache: ac.uniform_routing_backward(ds, cache)[0], u)
 
 
 def test_shared_capsules_by_loops(digits):
@@ -123,14 +124,14 @@ def test_shared_capsules_by_loops(digits):
     config = NETWORKS["capsnet-shared"]
     params, batch = float64(config), batch_of(digits, config)
     out, _ = ac.forward(params, batch["images"], config, statistics={})
-    centres, B = ac.plan(config).places, 2
+    centers, B = ac.plan(config).places, 2
     for n in range(3):
         s = np.zeros((10, 16))
-        for place, centre in enumerate(centres):
+        for place, center in enumerate(centers):
             for kind in range(B):
                 u = out["u"][n, place * B + kind]
                 s += (np.einsum("e,ejd->jd", u, params["W"][kind])
-                      + np.einsum("k,kjd->jd", np.linalg.norm(u) * centre, params["coordinate_W"])) / 10
+                      + np.einsum("k,kjd->jd", np.linalg.norm(u) * center, params["coordinate_W"])) / 10
         norm = np.linalg.norm(s, axis=1, keepdims=True)
         np.testing.assert_allclose(out["v"][n], norm * s / (1 + norm ** 2), rtol=1e-6)
 
@@ -139,7 +140,7 @@ def test_shared_capsules_by_loops(digits):
     ("all", "squashed", "squashed"), ("last", "plain", "squashed"), ("none", "plain", "plain"),
     ("relu", "cut", "plain")])
 def test_what_is_squashed_is_what_the_setting_says(squash, u, v):
-    """The primary capsules' numbers, as the trunk gives them, and the sums of votes, each by hand"""
+    """The primary capsules' numbers, as the backbone gives them, and the sums of votes, each by hand"""
     by_hand = {"plain": lambda s: s, "cut": lambda s: np.maximum(s, 0), "squashed": lambda s: (
         s * np.linalg.norm(s, axis=-1, keepdims=True) / (1 + np.square(s).sum(-1, keepdims=True)))}
     config = tiny("capsnet", squash=squash, routing_iters=1)
@@ -154,11 +155,11 @@ def test_what_is_squashed_is_what_the_setting_says(squash, u, v):
 def test_places_are_the_middles_of_the_receptive_fields(padding, n):
     """Of the deep front end: 3x3, 3x3, pool, 3x3, 3x3, pool, 3x3: fields of 24 px, 4 px apart, so that five cover
     40 px and seven 48; -1 to 1 over the image, whose middle is the middle field's"""
-    centres = ac.plan(tiny("capsnet-shared", padding=padding)).places
-    assert len(centres) == n * n
-    x = np.unique(centres[:, 0])
+    centers = ac.plan(tiny("capsnet-shared", padding=padding)).places
+    assert len(centers) == n * n
+    x = np.unique(centers[:, 0])
     np.testing.assert_allclose(x, (np.arange(n) - n // 2) * 4 / 20, atol=1e-12)
-    assert centres[0].tolist() == [x[0], x[0]] and centres[1].tolist() == [x[1], x[0]]  # x first, then y
+    assert centers[0].tolist() == [x[0], x[0]] and centers[1].tolist() == [x[1], x[0]]  # x first, then y
 
 
 def size_of(config, width=0):
@@ -173,7 +174,7 @@ def test_controls_have_the_size_of_the_capsules_without_their_decoder(model, of,
     monkeypatch.undo()
     config = ac.Config(model=model, **more)
     wanted = size_of(ac.Config(model=of, recon_weight=0.0, **more))
-    assert ac.own_width(config) == min(range(1, 600), key=lambda width: abs(size_of(config, width) - wanted))
+    assert ac.matched_width(config) == min(range(1, 600), key=lambda width: abs(size_of(config, width) - wanted))
 
 
 @pytest.mark.parametrize("flags, n", [
@@ -260,7 +261,7 @@ def test_evaluation_against_brute_force(digits, name, monkeypatch):
     right = out["scores"].argmax(1) == part["labels"]
     assert found["hits"] == right.sum() and found["accuracy"] == right.mean() and found["n"] == 28
     assert np.array_equal(found["correct"], right)
-    term, loss, _ = ac.naming_loss(out, part["labels"], config)
+    term, loss, _ = ac.classification_loss(out, part["labels"], config)
     assert term == ("margin" if name == "capsnet-shared" else "cross_entropy")
     assert found[term] == pytest.approx(loss, rel=1e-5)
     assert found["loss"] == pytest.approx(loss_of(weights, batch, config, statistics=None), rel=1e-5)

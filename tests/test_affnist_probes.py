@@ -23,9 +23,9 @@ def trained(config, digits):
     return ac.train(dataclasses.replace(config, n_epochs=1), data=digits | {"source": "synthetic"})[0]
 
 
-# ---------------------------------------------------------------- the network without its normalisations
+# ---------------------------------------------------------------- the network without its normalizations
 
-@pytest.mark.parametrize("name", [*ac.MODELS, "not normalised", "with dropout", "plain vectors"])
+@pytest.mark.parametrize("name", [*ac.MODELS, "not normalized", "with dropout", "plain vectors"])
 def test_a_folded_network_says_the_same(name):
     config, rng = NETWORKS[name], np.random.default_rng(0)
     weights = float64(config)
@@ -39,7 +39,7 @@ def test_a_folded_network_says_the_same(name):
 
 @pytest.mark.parametrize("model", ["capsnet-shared", "capsnet", "cnn-gap", "cnn"])
 def test_the_adversarial_direction_is_that_of_the_score_gap_that_is_evaluated(digits, runner, model):
-    """Centred differences of (best wrong score - true score), with the running statistics, in float64"""
+    """Centerd differences of (best wrong score - true score), with the running statistics, in float64"""
     config = tiny(model)
     weights = {name: a.astype(np.float64) for name, a in trained(config, digits).items()}
     noise = np.random.default_rng(1).integers(0, 256, (2, 40, 40), np.uint8)            # on black, maxima are ties
@@ -124,13 +124,13 @@ def test_each_way_steps_along_its_own_signs(digits, runner, monkeypatch):
         "gradient": 1, "gradient shuffled": 0, "vote": 0, "vote shuffled": 0}
     assert [np.abs(moved).max() for moved in moves] == [probe.STEP] * 4
     assert (moves[2][..., :20] <= 0).all() and (moves[2][..., 20:] >= 0).all()
-    grey = (before > 96) & (before < 159)                   # where hardly anything is cut at black or white
-    assert [(copy - before)[grey].std() for copy in copies] == pytest.approx([probe.STEP] * 3, rel=0.15)
+    gray = (before > 96) & (before < 159)                   # where hardly anything is cut at black or white
+    assert [(copy - before)[gray].std() for copy in copies] == pytest.approx([probe.STEP] * 3, rel=0.15)
 
 
 # ---------------------------------------------------------------- digits that are turned
 
-def test_centred_digits_have_their_middle_on_the_canvas(digits):
+def test_centerd_digits_have_their_middle_on_the_canvas(digits):
     config = tiny("cnn-gap")
     (part,) = ac.stream_digits(digits, config, "centered", factors=ac.REST)
     images = digits["test"][0][:config.n_test]
@@ -143,12 +143,12 @@ def test_centred_digits_have_their_middle_on_the_canvas(digits):
 def test_what_does_not_fit_in_the_middle_goes_as_near_to_it_as_it_can():
     image = np.zeros((1, 28, 28), np.uint8)
     image[0, 1:27, 1:6] = 255                                  # left of the middle: 1.4 times as wide it would be cut
-    placed, centres = ac.affine_digits(image, ac.affine_matrix(0, 0, 1, 1.6), None, 40)
+    placed, centers = ac.transform_digits(image, ac.affine_matrix(0, 0, 1, 1.6), None, 40)
     assert placed.sum(dtype=float) == pytest.approx(1.6 * image.sum(dtype=float), rel=0.02)
-    assert centres[0, 0] == 19.5 and 19.5 < centres[0, 1] < 23
+    assert centers[0, 0] == 19.5 and 19.5 < centers[0, 1] < 23
 
 
-def test_turned_by_nothing_digits_are_centred_ones(digits, runner, monkeypatch):
+def test_turned_by_nothing_digits_are_centerd_ones(digits, runner, monkeypatch):
     config = tiny("cnn-gap")
     weights = trained(config, digits)
     monkeypatch.setattr(probe, "TURNS", (0.0, 180.0))
@@ -185,7 +185,7 @@ def test_pictures_that_are_no_digits(digits):
 
 
 def test_halves_of_two_digits_by_hand():
-    """A bar of three rows above the lower half of a cross that lies elsewhere: its rows from its ink's centre on"""
+    """A bar of three rows above the lower half of a cross that lies elsewhere: its rows from its ink's center on"""
     bar, cross = np.zeros((2, 9, 9), np.uint8)
     bar[1:4, 2:5] = 10
     cross[6, 4:9], cross[4:9, 6] = 20, 20

@@ -93,17 +93,17 @@ def test_pool_by_hand():
     """An odd row or column is left out; a window's gradient goes to one entry only, also where all are equal; and to
     none where a ReLU, in place, has made the maximum 0"""
     x = np.arange(2 * 3 * 5, dtype=float).reshape(1, 3, 5, 2)
-    y, cache = mc.pool_forward(x)
+    y, cache = mc.max_pool_forward(x)
     np.testing.assert_array_equal(y[0], [[[12, 13], [16, 17]]])
-    dx = mc.pool_backward(np.array([[[[1.0, 2], [3, 4]]]]), cache)
+    dx = mc.max_pool_backward(np.array([[[[1.0, 2], [3, 4]]]]), cache)
     assert dx.sum() == 10 and dx[0, 1, 1].tolist() == [1, 2] and dx[0, 1, 3].tolist() == [3, 4]
     for value in (1.0, 0.0, -1.0):
-        _, cache = mc.pool_forward(np.full((1, 4, 4, 1), value))
-        dx = mc.pool_backward(np.array([[[[1.0], [2]], [[3], [4]]]]), cache)[0, :, :, 0]
+        _, cache = mc.max_pool_forward(np.full((1, 4, 4, 1), value))
+        dx = mc.max_pool_backward(np.array([[[[1.0], [2]], [[3], [4]]]]), cache)[0, :, :, 0]
         np.testing.assert_array_equal(dx, [[1, 0, 2, 0], [0] * 4, [3, 0, 4, 0], [0] * 4])
-    y, cache = mc.pool_forward(np.array([-3.0, -1, -2, -4, 5, 1, 2, 3]).reshape(2, 2, 2, 1))
+    y, cache = mc.max_pool_forward(np.array([-3.0, -1, -2, -4, 5, 1, 2, 3]).reshape(2, 2, 2, 1))
     assert mc.relu_forward(y)[0] is y
-    assert mc.pool_backward(np.ones((2, 1, 1, 1)), cache).ravel().tolist() == [0, 0, 0, 0, 1, 0, 0, 0]
+    assert mc.max_pool_backward(np.ones((2, 1, 1, 1)), cache).ravel().tolist() == [0, 0, 0, 0, 1, 0, 0, 0]
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (1, 0, 2, 3)])
@@ -132,7 +132,7 @@ def test_running_statistics_forget_fast_at_first():
     """step by step in test_core_training; at last 0.99 of what was stays, group by group"""
     state = mc.init_state({"a_gamma": np.ones(2, np.float32), "a_w": np.ones(3)})
     assert {name: a.tolist() for name, a in state.items()} == {"a_mean": [0, 0], "a_var": [1, 1]}
-    mc.fold_statistics(state, [{"a_mean": np.array([1.0, 2])}, {"a_mean": np.array([5.0, 0])}], 10 ** 6)
+    mc.update_running_statistics(state, [{"a_mean": np.array([1.0, 2])}, {"a_mean": np.array([5.0, 0])}], 10 ** 6)
     np.testing.assert_allclose(state["a_mean"], [0.01 * 0.99 + 0.05, 0.02 * 0.99], rtol=1e-6)
     assert state["a_mean"].dtype == np.float32 and state["a_var"].tolist() == [1, 1]
 
@@ -171,15 +171,15 @@ def test_norm(shape):
 
 
 PLAIN = {operation: pair for module in (*EXPERIMENTS.values(), mc) for operation, pair in module.LAYERS.items()
-         if operation not in (*module.WITH_WEIGHTS, "norm", "keep", "add")}
-OPTIONS = {"pad": [(2,), (0,)], "places": [((0.3, -1.0, 2.0, 0.5),)]}                   # of those that have some
+         if operation not in (*module.WITH_WEIGHTS, "norm", "skip", "add")}
+OPTIONS = {"pad": [(2,), (0,)], "coordinates": [((0.3, -1.0, 2.0, 0.5),)]}                   # of those that have some
 
 
 @pytest.mark.parametrize("operation", PLAIN)
 def test_every_layer_without_weights(operation):
     """of all experiments; its numbers are apart, and off the kinks. float32 stays float32"""
     forward, backward = PLAIN[operation]
-    shape = (2, 4, 4, 3) if operation == "places" else (2, 6, 4, 2)
+    shape = (2, 4, 4, 3) if operation == "coordinates" else (2, 6, 4, 2)
     x = (np.random.default_rng(0).permutation(96).reshape(shape) - 47.5) / 20
     for options in OPTIONS.get(operation, [()]):
         check_op(lambda x, options=options: forward(x, *options), backward, x, tol=RELU)
@@ -192,22 +192,22 @@ def test_every_layer_without_weights(operation):
 STACKS = {                         # side and channels of the input, layers: each kind, and a small CNN of them
     "conv2d": (7, 2, (("conv2d", "a", 3, 2, 4),)),
     "linear": (1, 4, (("flatten",), ("linear", "a", 5))),
-    "all": (9, 2, (("pad", 1), ("conv2d", "a", 3, 1, 4), ("pool",), ("relu",), ("conv2d", "b", 2, 2, 3), ("sigmoid",),
+    "all": (9, 2, (("pad", 1), ("conv2d", "a", 3, 1, 4), ("max_pool",), ("relu",), ("conv2d", "b", 2, 2, 3), ("sigmoid",),
                    ("flatten",), ("linear", "c", 3), ("relu",), ("linear", "d", 5))),
-    "global average": (6, 2, (("conv2d", "a", 3, 1, 3), ("relu",), ("mean",), ("linear", "b", 4))),
-    "normalised": (7, 2, (("norm", "n"), ("sigmoid",), ("conv2d", "a", 3, 1, 4), ("norm", "m"), ("relu",), ("pool",),
+    "global average": (6, 2, (("conv2d", "a", 3, 1, 3), ("relu",), ("global_avg_pool",), ("linear", "b", 4))),
+    "normalized": (7, 2, (("norm", "n"), ("sigmoid",), ("conv2d", "a", 3, 1, 4), ("norm", "m"), ("relu",), ("max_pool",),
                           ("flatten",), ("linear", "b", 5), ("sigmoid",), ("linear", "c", 2))),
-    "residual": (5, 2, (("conv2d", "a", 2, 1, 3), ("keep",), ("pad", 1), ("conv2d", "b", 3, 1, 3), ("norm", "n"),
-                        ("sigmoid",), ("keep",), ("pad", 1), ("conv2d", "c", 3, 1, 3), ("add",), ("add",), ("relu",),
+    "residual": (5, 2, (("conv2d", "a", 2, 1, 3), ("skip",), ("pad", 1), ("conv2d", "b", 3, 1, 3), ("norm", "n"),
+                        ("sigmoid",), ("skip",), ("pad", 1), ("conv2d", "c", 3, 1, 3), ("add",), ("add",), ("relu",),
                         ("flatten",), ("linear", "d", 2))),
-    "nothing learned": (6, 3, (("pad", 1), ("pool",), ("mean",)))}
+    "nothing learned": (6, 3, (("pad", 1), ("max_pool",), ("global_avg_pool",)))}
 
 
 def stack(name, N=3):
-    """-> input, layers, weights of the shapes that work_out says, which leave no ReLU on its kink"""
+    """-> input, layers, weights of the shapes that infer_shapes says, which leave no ReLU on its kink"""
     side, channels, layers = STACKS[name]
     params = {key: normal(*shape, seed=k) / np.sqrt(max(1, np.prod(shape[:-1])))
-              for k, (key, shape) in enumerate(mc.work_out(layers, side, channels).shapes.items(), 1)}
+              for k, (key, shape) in enumerate(mc.infer_shapes(layers, side, channels).shapes.items(), 1)}
     shape = N, side, side, channels
     x = (np.random.default_rng(0).permutation(np.prod(shape)).reshape(shape) + 0.25) / np.prod(shape) - 0.5
     return x, layers, params
@@ -239,7 +239,7 @@ def test_layers_are_their_operations_one_after_the_other():
     h = 1 / (1 + np.exp(-conv_reference(h, p["b_w"], p["b_b"], 2)))
     dense = np.maximum(h.reshape(3, -1) @ p["c_w"] + p["c_b"], 0) @ p["d_w"] + p["d_b"]
     np.testing.assert_allclose(mc.layers_forward(p, x.copy(), layers)[0], dense, rtol=1e-12)
-    means, _ = mc.layers_forward(p, x.copy(), (*layers[:6], ("mean",)))
+    means, _ = mc.layers_forward(p, x.copy(), (*layers[:6], ("global_avg_pool",)))
     np.testing.assert_allclose(means, h.mean((1, 2)), rtol=1e-12)
     x, layers, p = stack("residual")
     first, _ = mc.layers_forward(p, x.copy(), layers[:1])
@@ -249,9 +249,9 @@ def test_layers_are_their_operations_one_after_the_other():
     np.testing.assert_allclose(y, first + (b + c), rtol=1e-12)
 
 
-def test_a_normalisation_uses_these_samples_in_training_and_running_statistics_in_evaluation():
+def test_a_normalization_uses_these_samples_in_training_and_running_statistics_in_evaluation():
     """and puts the former where they can be folded into the latter"""
-    x, layers, p = stack("normalised")
+    x, layers, p = stack("normalized")
     found = {}
     mc.layers_forward(p, x.copy(), layers, statistics=found)
     assert set(found) == {f"{name}_{end}" for name in "nm" for end in ("mean", "var")}
@@ -269,16 +269,16 @@ def test_a_normalisation_uses_these_samples_in_training_and_running_statistics_i
 
 TRUNKS = {                         # side, margin, layers
     "strides": (31, 0, (("conv2d", "a", 5, 2, 1), ("conv2d", "b", 3, 3, 1))),
-    "pools": (30, 3, (("conv2d", "a", 3, 1, 1), ("pool",), ("relu",), ("conv2d", "b", 2, 1, 1), ("pool",))),
+    "pools": (30, 3, (("conv2d", "a", 3, 1, 1), ("max_pool",), ("relu",), ("conv2d", "b", 2, 1, 1), ("max_pool",))),
     "a wide pad": (25, 0, (("conv2d", "a", 3, 2, 1), ("pad", 2), ("conv2d", "b", 5, 1, 1))),
-    "pads": (22, 1, (("pool",), ("keep",), ("pad", 1), ("conv2d", "a", 3, 1, 1), ("add",), ("conv2d", "b", 3, 2, 1)))}
+    "pads": (22, 1, (("max_pool",), ("skip",), ("pad", 1), ("conv2d", "a", 3, 1, 1), ("add",), ("conv2d", "b", 3, 2, 1)))}
 
 
 @pytest.mark.parametrize("name", TRUNKS)
 def test_receptive_fields_lie_where_work_out_says(name):
     """By brute force: a dot wanders down the diagonal, and units that see it change"""
     side, margin, layers = TRUNKS[name]
-    worked = mc.work_out(layers, side, 1, margin)
+    worked = mc.infer_shapes(layers, side, 1, margin)
     params = {key: np.full(shape, 0.5) for key, shape in worked.shapes.items()}
     dots = np.zeros((side + 1, side, side, 1))
     dots[np.arange(side), np.arange(side), np.arange(side)] = 1                         # the last image is empty
@@ -295,19 +295,19 @@ def test_receptive_fields_lie_where_work_out_says(name):
 
 
 def test_shapes_that_work_out_says():
-    """A convolution before a normalisation has no bias; rows: the first one's kernel is im2col_rows'"""
+    """A convolution before a normalization has no bias; rows: the first one's kernel is im2col_rows'"""
     layers = (("conv2d", "a", 3, 1, 2), ("relu",), ("conv2d", "b", 2, 2, 3), ("flatten",), ("linear", "c", 5))
     a, b, c = {"a_w": (3, 3, 1, 2)}, {"b_w": (2, 2, 2, 3)}, {"c_w": (27, 5), "c_b": (5,)}
-    assert mc.work_out(layers, 8, 1).shapes == a | {"a_b": (2,)} | b | {"b_b": (3,)} | c
-    assert mc.work_out(layers, 8, 1, rows=True).shapes == {"a_w": (1, 3, 3, 2), "a_b": (2,)} | b | {"b_b": (3,)} | c
+    assert mc.infer_shapes(layers, 8, 1).shapes == a | {"a_b": (2,)} | b | {"b_b": (3,)} | c
+    assert mc.infer_shapes(layers, 8, 1, rows=True).shapes == {"a_w": (1, 3, 3, 2), "a_b": (2,)} | b | {"b_b": (3,)} | c
     normed = (layers[0], ("norm", "a_norm"), layers[1], layers[2], ("norm", "b_norm"), *layers[3:])
     norms = [{f"{name}_norm_{end}": (n,) for end in ("gamma", "beta")} for name, n in (("a", 2), ("b", 3))]
-    assert mc.with_norms(layers) == normed and mc.work_out(normed, 8, 1).shapes == a | norms[0] | b | norms[1] | c
+    assert mc.with_norms(layers) == normed and mc.infer_shapes(normed, 8, 1).shapes == a | norms[0] | b | norms[1] | c
     assert [mc.has_bias(normed, k) for k in (0, 3, 6)] == [False, False, True]
-    worked = mc.work_out((*layers[:3], ("mean",)), 8, 1)
-    assert (worked.side, worked.channels) == (3, 3) and mc.work_out(layers, 8, 1).channels == 5
-    assert mc.work_out((("places",),), 4, 3).channels == 5                              # their x and y come to them
-    assert mc.places_along(np.array([-1.0, 0.5])).tolist() == [[-1, -1], [0.5, -1], [-1, 0.5], [0.5, 0.5]]     # x, y
+    worked = mc.infer_shapes((*layers[:3], ("global_avg_pool",)), 8, 1)
+    assert (worked.side, worked.channels) == (3, 3) and mc.infer_shapes(layers, 8, 1).channels == 5
+    assert mc.infer_shapes((("coordinates",),), 4, 3).channels == 5                              # their x and y come to them
+    assert mc.receptive_field_centers(np.array([-1.0, 0.5])).tolist() == [[-1, -1], [0.5, -1], [-1, 0.5], [0.5, 0.5]]     # x, y
 
 
 # -------------------------------------------------------------- Arena
@@ -330,7 +330,7 @@ def test_an_arena_begins_at_cache_lines():
     assert not np.shares_memory(mc.reuse_if_arena(before, np.empty), before)
 
 
-@pytest.mark.parametrize("name", ["all", "normalised", "residual"])
+@pytest.mark.parametrize("name", ["all", "normalized", "residual"])
 def test_buffers_change_nothing(name):
     """np.empty, buffers full of nan, an Arena at its first use and at its later uses: all the same bits"""
     x, layers, params = stack(name)

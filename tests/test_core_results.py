@@ -12,9 +12,9 @@ import pytest
 from conftest import ROOT
 
 sys.path[:0] = [str(ROOT / "results"), str(ROOT / "workflow")]
-import result_files  # noqa: E402
 import golden  # noqa: E402
 import render  # noqa: E402
+import result_files  # noqa: E402
 import runs  # noqa: E402
 from runs import AFF, MULTI, NORB  # noqa: E402
 

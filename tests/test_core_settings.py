@@ -18,7 +18,7 @@ def parse(experiment, **given):
     module = EXPERIMENTS[experiment]
     parser = module.Parser(module.__doc__)
     module.add_config_flags(parser)
-    flags = [[module.flag_of(f"no_{name}" if value is False else name)] + [str(value)] * (type(value) is not bool)
+    flags = [[module.flag_name(f"no_{name}" if value is False else name)] + [str(value)] * (type(value) is not bool)
              for name, value in given.items()]
     return module.config_from_args(parser.parse_args(sum(flags, [])))
 
@@ -62,7 +62,7 @@ def found(experiment, **given):
         (config, data), module = toy(experiment, **given), EXPERIMENTS[experiment]
         weights, history = module.train(config, data=data)
         with module.Runner(1) as runner:
-            tests = module.tests_of(weights, data, config, runner)
+            tests = module.evaluate_test_sets(weights, data, config, runner)
         digests = {name: (a.shape, hash(a.tobytes())) for name, a in weights.items()}
         FOUND[key] = repr((digests, golden.summary(without_seconds(history)["epochs"]), golden.summary(tests)))
     return FOUND[key]
@@ -74,7 +74,7 @@ def test_every_setting_has_an_effect(experiment, f):
     """each choice of a setting; of other settings one value of several"""
     given = base_of(f) | NEEDS.get(f.name, {})
     if f.name == "preset":                                          # others may have one size in two presets
-        given["model"] = "matrix-capsnet" if hasattr(EXPERIMENTS[experiment], "EM_MODELS") else "capsnet"
+        given["model"] = "matrix-capsnet" if hasattr(EXPERIMENTS[experiment], "MATRIX_MODELS") else "capsnet"
     usual = getattr(toy(experiment, **given)[0], f.name)
     values = [value for value in other_values(experiment, f, usual) if (f.name, value) not in NOT_HERE]
     changed = (found(experiment, **given | {f.name: value}) != found(experiment, **given) for value in values)
@@ -112,12 +112,12 @@ def test_settings_have_one_value(experiment):
     """What is given, else the default, else the recipe's; nothing is left open, and types are what they say"""
     module = EXPERIMENTS[experiment]
     config = parse(experiment)
-    assert config == module.Config() and {module.SOURCE, *module.FREE} <= {f.name for f in module.options(config)}
+    assert config == module.Config() and {module.SOURCE_SETTING, *module.EVAL_SETTINGS} <= {f.name for f in module.options(config)}
     assert {*NEEDS, *(name for name, _ in NOT_HERE)} <= {f.name for _, f in OPTIONS}    # no exception without a setting
     for f in module.options(config):
         value = getattr(config, f.name)
         assert type(value) is f.type and (f.default is None or value == f.default), f.name
-        assert f.default is not None or value == config.recipe()[f.name]
+        assert f.default is not None or value == config.preset_defaults()[f.name]
         assert f.metadata["help"][0] != " " and f.metadata["group"] in ("data", "network", "training", "run")
     given = {name: f.type(1) for name, f in ((f.name, f) for f in module.options(config) if f.default is None)
              if f.type in (int, float)}
@@ -132,13 +132,13 @@ def test_every_bound_refuses_one_step_beyond_it(experiment, f):
               "above": lambda above: above, "choices": lambda _: "no such"}
     for rule in f.metadata.keys() & module.RULES.keys():
         value, words = beyond[rule](f.metadata[rule]), module.RULES[rule][1]
-        with pytest.raises(module.InputError, match=f"^{module.flag_of(f.name)} .*: must be {words} "):
+        with pytest.raises(module.InputError, match=f"^{module.flag_name(f.name)} .*: must be {words} "):
             module.check_options(dataclasses.replace(module.Config(), **{f.name: value}))
         if rule in ("low", "high"):
             module.check_options(module.Config(**{f.name: f.metadata[rule]}))
     if f.type is float:
         for value in (math.nan, math.inf):
-            with pytest.raises(module.InputError, match=f"{module.flag_of(f.name)} {value}: must be a finite number"):
+            with pytest.raises(module.InputError, match=f"{module.flag_name(f.name)} {value}: must be a finite number"):
                 module.check_options(module.Config(**{f.name: value}))
     assert f.type in (bool, str) or {"low", "above"} & f.metadata.keys(), f"{f.name}: any number is accepted"
 
@@ -160,10 +160,10 @@ def test_what_means_nothing_to_the_network_is_refused_in_one_line(experiment, f,
     for other in other_values(experiment, f, getattr(module.Config(**given), f.name))[:1]:
         with pytest.raises(module.InputError) as error:
             parse(experiment, **given | {name: value, f.name: other})
-        flag, of = module.flag_of(f.name), module.flag_of(name)
+        flag, of = module.flag_name(f.name), module.flag_name(name)
         assert str(error.value) == f"{flag}: means nothing to {of} {value}; leave it out"
         configs = module.Config(**given | {name: value}), module.Config(**given)
-        module.check_given({f.name: other}, configs)                                    # to another of the run it does
+        module.check_applicable({f.name: other}, configs)                                    # to another of the run it does
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)

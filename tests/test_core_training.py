@@ -45,17 +45,17 @@ def test_adam_is_the_textbooks(threads, chunk, n_shards, monkeypatch):
 
 def test_a_run_flushes_its_moments_now_and_then(monkeypatch, digits):
     a, b = np.array([1e-40, -1e-36, 1e-34, -2, 0], np.float32), np.full((2, 2), 1e-45, np.float32)
-    mc.flush({"a": a}, {"b": b})
+    mc.flush_denormals({"a": a}, {"b": b})
     assert a.tolist() == np.array([0, 0, 1e-34, -2, 0], np.float32).tolist() and not b.any() and mc.FLUSH_STEPS == 500
     flushed = []
     monkeypatch.setattr(mc, "FLUSH_STEPS", 2)
-    monkeypatch.setattr(mc, "flush", lambda *moments: flushed.append(len(moments)))
+    monkeypatch.setattr(mc, "flush_denormals", lambda *moments: flushed.append(len(moments)))
     train(digits, n_epochs=1, n_train=5 * TINY.batch_size)
     assert flushed == [2, 2]
 
 
 @pytest.mark.parametrize("shape", [(48, 16), (16, 48), (7, 7), (1, 5)])
-def test_orthogonalised_is_newton_schulz_without_its_long_products(shape):
+def test_orthogonalized_is_newton_schulz_without_its_long_products(shape):
     """X <- a X + (b X X^T + c (X X^T)^2) X in float64, with singular values from 1 down to 1/2000; also in float32,
     whose rounding the square matrix feels twice. Those that are not tiny end between 0.6 and 1.3"""
     u, _, v = np.linalg.svd(np.random.default_rng(0).standard_normal(shape), full_matrices=False)
@@ -64,11 +64,11 @@ def test_orthogonalised_is_newton_schulz_without_its_long_products(shape):
     for _ in range(5):
         square = x @ x.T
         x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
-    np.testing.assert_allclose(mc.orthogonalised(g), x, atol=1e-9)
-    single = mc.orthogonalised(g.astype(np.float32))
+    np.testing.assert_allclose(mc.orthogonalize(g), x, atol=1e-9)
+    single = mc.orthogonalize(g.astype(np.float32))
     assert single.dtype == np.float32 and np.linalg.norm(single - x) < 1e-3 * np.linalg.norm(x)
-    values = np.linalg.svd(mc.orthogonalised(u * np.linspace(1, 0.3, min(shape)) @ v), compute_uv=False)
-    assert 0.6 < values.min() and values.max() < 1.3 and not mc.orthogonalised(np.zeros(shape)).any()
+    values = np.linalg.svd(mc.orthogonalize(u * np.linspace(1, 0.3, min(shape)) @ v), compute_uv=False)
+    assert 0.6 < values.min() and values.max() < 1.3 and not mc.orthogonalize(np.zeros(shape)).any()
 
 
 def test_schedules():
@@ -82,13 +82,13 @@ def test_schedules():
     assert not isinstance(share(7), np.generic)                     # which would lift float32 under NumPy 2
 
 
-@pytest.mark.parametrize("network, muon", [("normalised", 0.05), ("paper", 0.0)])
+@pytest.mark.parametrize("network, muon", [("normalized", 0.05), ("paper", 0.0)])
 def test_train_takes_the_scheduled_steps_and_folds_statistics(digits, network, muon):
     """The loop written out in float64, 2 epochs of a batch of shards of 16 and 8 and one of a single sample: kernels go
     by muon * schedule and keep their length, all else goes by Adam with lr * schedule; statistics fold in order"""
     config = dataclasses.replace(NETWORKS[network], n_train=25, batch_size=24, muon=muon, warmup=3)
     params = {name: p.astype(float) for name, p in mc.init_params(config).items()}
-    state, kernels = mc.init_state(params), mc.kernels_of({name: p.shape for name, p in params.items()})
+    state, kernels = mc.init_state(params), mc.normalized_kernels({name: p.shape for name, p in params.items()})
     m, v = ({name: np.zeros_like(p) for name, p in params.items()} for _ in range(2))
     losses = []
     for step in range(4):
@@ -104,7 +104,7 @@ def test_train_takes_the_scheduled_steps_and_folds_statistics(digits, network, m
             g = sum(n * grads[name] for n, _, grads, _ in parts) / sum(n for n, *_ in parts)
             if name in kernels:
                 m[name] = 0.95 * m[name] + g
-                u = mc.orthogonalised((g + 0.95 * m[name]).reshape(-1, g.shape[-1])).reshape(g.shape)
+                u = mc.orthogonalize((g + 0.95 * m[name]).reshape(-1, g.shape[-1])).reshape(g.shape)
                 stepped = p - muon * share * np.linalg.norm(p) * u / np.linalg.norm(u)
                 params[name] = stepped * np.linalg.norm(p) / np.linalg.norm(stepped)
             else:
@@ -114,7 +114,7 @@ def test_train_takes_the_scheduled_steps_and_folds_statistics(digits, network, m
     trained, history = mc.train(config, data=digits, dtype=float)
     assert len(kernels) == 6 * (muon > 0) and trained.keys() == params.keys() | state.keys()
     if not kernels:
-        with pytest.raises(mc.InputError, match="--muon 0.1: is for normalised convolutions"):
+        with pytest.raises(mc.InputError, match="--muon 0.1: is for normalized convolutions"):
             mc.check_muon(dataclasses.replace(config, muon=0.1))
     assert [epoch["train_loss"] for epoch in history["epochs"]] == pytest.approx(np.reshape(losses, (2, 3)).sum(1) / 25)
     for name, expected in (params | state).items():
@@ -139,7 +139,7 @@ def test_runner_forward_equals_one_big_batch(digits):
     for threads in (1, 3):
         with mc.Runner(threads) as runner:
             out = runner.forward(params, pairs, TINY, decode="top2")
-        assert runner.looked_at == 200
+        assert runner.n_evaluated == 200
         for name in ("lengths", "v", "recon", "digits"):
             np.testing.assert_allclose(out[name], whole[name], rtol=2e-4, atol=1e-6)
 

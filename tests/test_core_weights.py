@@ -42,7 +42,7 @@ def test_weights_come_back_as_float16_with_statistics_settings_and_history(train
     path, again = tmp_path / "net.npz", tmp_path / "again.npz"
     module.save_weights(path, config, weights, history)
     found = module.load_network(path)
-    kept = {name: a if name.endswith(module.STATE_ENDS) else a.astype(np.float16).astype(np.float32)
+    kept = {name: a if name.endswith(module.STATE_SUFFIXES) else a.astype(np.float16).astype(np.float32)
             for name, a in weights.items()}
     assert_same(found.weights, kept)
     assert found.weights == found.params | found.state and found.adam_m == found.adam_v == {}
@@ -79,7 +79,7 @@ def test_the_networks_that_come_along_still_name_what_they_did(path):
     found = module.load_network(path)
     config = dataclasses.replace(found.config, n_test=100, threads=1)
     with module.Runner(1) as runner:
-        tests = module.tests_of(found.weights, golden.tiny_data(experiment, config), config, runner)
+        tests = module.evaluate_test_sets(found.weights, golden.tiny_data(experiment, config), config, runner)
     tests = tests.get("familiar", tests)
     accuracy = tests["hits"] / tests["n"] if isinstance(tests, dict) else tests
     assert accuracy > found.history["epochs"][-1]["train_accuracy"] - 0.1
@@ -137,7 +137,7 @@ SPOILS = {"a weight": (edited(lambda a: a | {"params/W": a["params/W"] + np.floa
           "another network": (edited(with_meta({"conv1_channels": 4}), True), OTHERS),
           "a weight less": (edited(without("params/W"), True), OTHERS),
           "a statistic less": (edited(without("state/conv1_norm_var"), True), OTHERS),
-          "half an optimiser": (edited(lambda a: a | {"adam_m/W": a["params/W"]}, True), OTHERS),
+          "half an optimizer": (edited(lambda a: a | {"adam_m/W": a["params/W"]}, True), OTHERS),
           "another group": (edited(lambda a: a | {"x/W": a["params/W"]}, True), NOT_WHOLE),
           "a setting of another type": (edited(with_meta({"conv1_channels": "x"}), True), NOT_WHOLE),
           "pickled": (edited(lambda a: a | {"params/W": np.array({"a": 1}, object)}), NOT_WHOLE),
@@ -177,7 +177,7 @@ def test_what_float16_cannot_hold_is_refused_and_nothing_written(tiny, tmp_path)
 # -------------------------------------------------------------- looking at a trained network
 
 def look(file, **given):
-    return mc.look_at(file, SimpleNamespace(**given))
+    return mc.load_for_evaluation(file, SimpleNamespace(**given))
 
 
 def test_a_trained_network_is_looked_at_with_its_own_settings(file, tiny):
@@ -192,7 +192,7 @@ def test_a_trained_network_is_looked_at_with_its_own_settings(file, tiny):
 @pytest.mark.parametrize("given, fault", [
     (dict(lr=0.1), "--lr 0.1: .*net.npz was trained with 0.002; leave the flag out, or train anew without --load"),
     (dict(checkpoint="x.npz"), "--checkpoint: is of training, and .*net.npz is trained"),
-    (dict(cnn_head="mean"), "--cnn-head: means nothing")])
+    (dict(cnn_head="gap"), "--cnn-head: means nothing")])
 def test_what_would_have_changed_its_training_is_refused(file, given, fault):
     with pytest.raises(mc.InputError, match=fault):
         look(file, **given)
@@ -238,7 +238,7 @@ def test_what_cannot_be_written_is_said_at_once(tmp_path):
 def test_a_result_keeps_settings_versions_and_epochs(trained, tmp_path):
     module, config, weights, history, _ = trained
     epochs = [{"epoch": k, "loss": k / 3} for k in range(1, 31)]
-    result = module.result_of(config, weights, history | {"epochs": epochs, "seconds": 3.0, "steps": 60}, {"hits": 5})
+    result = module.make_result(config, weights, history | {"epochs": epochs, "seconds": 3.0, "steps": 60}, {"hits": 5})
     kept = {f.name for f in module.options(config)} - set(result["config"])
     assert kept == {f.name for f in module.options(config) if f.metadata.get("runtime") and f.type in (str, bool)
                     and "choices" not in f.metadata}                                    # paths, and what is said
@@ -249,7 +249,7 @@ def test_a_result_keeps_settings_versions_and_epochs(trained, tmp_path):
                                             "more": [float("inf"), {"n": 3}]})
     assert json.loads((tmp_path / "x.json").read_text()) == {
         "config": {"lr": 0.123456789}, "mean": 0.12346, "half": None, "more": [None, {"n": 3}]}
-    assert module.packed(np.array([1, 0, 0, 0, 0, 0, 0, 1, 1], bool)) == "gYA="
+    assert module.pack_bits(np.array([1, 0, 0, 0, 0, 0, 0, 1, 1], bool)) == "gYA="
 
 
 @pytest.mark.parametrize("error, code, said", [

@@ -80,7 +80,7 @@ def test_a_moved_digit_is_answered_by_every_network_itself(guide, explorer):
     shown = np.frombuffer(base64.b64decode(found["image"]), np.uint8).reshape(1, 40, 40)
     assert len(found["answers"]) == len(nets) >= 2
     matrix = affnist.affine_matrix(**{name: PLACE[name] for name in affnist.REST})
-    middle, _ = affnist.affine_digits(guide.images[[3]], matrix, None, 40)             # as the experiment puts it there
+    middle, _ = affnist.transform_digits(guide.images[[3]], matrix, None, 40)             # as the experiment puts it there
     assert_bits(ask(explorer, "digit", **PLACE, y=0, x=0)["image"], middle)
     for k, (answer, net) in enumerate(zip(found["answers"], nets)):
         out, _ = affnist.forward(net.weights, affnist.to_batch({"images": shown}, [0])["images"], net.config)
@@ -95,7 +95,7 @@ def test_a_toy_is_answered_by_every_network_itself(guide, explorer):
     found, ring = ask(explorer, "toy", **TOY, azimuth=130.0), ask(explorer, "ring", **TOY)["named"]
     views = norb.draw_view(norb.make_toy(4, norb.TOY_SPLITS["test"][1], 0), 35.5, 130.0, 96)
     assert_bits(found["image"], views[2, 0])
-    part = next(norb.prepared({"images": norb.halve(views)[[2]], "labels": np.array([4])}, "toys"))
+    part = next(norb.preprocess({"images": norb.downsample(views)[[2]], "labels": np.array([4])}, "toys"))
     for k, (*_, net) in enumerate(guide.toys):
         assert_bits(found["answers"][k], norb.forward(net.weights, part["images"], net.config)[0]["scores"][0])
         assert len(ring[k]) == 36 and ring[k][13] == np.argmax(found["answers"][k])

@@ -102,7 +102,7 @@ def test_a_damaged_file_is_named_and_never_replaced(mnist, damage, where, monkey
         with pytest.raises(mc.InputError, match=message) as error:
             mc.load_digits(mc.Config(digits=digits, mnist_dir=str(folder) if where == "folder" else ""), SILENT)
         assert "train-images-idx3-ubyte" in str(error.value) and "\n" not in str(error.value)
-        assert not isinstance(error.value, mc.NotAtHand)
+        assert not isinstance(error.value, mc.DataNotFound)
 
 
 def cached():
@@ -150,11 +150,11 @@ def test_a_mirror_without_mnist_is_passed_over_and_alone_is_as_no_network(mnist,
         assert digits["source"] == "synthetic" and "SYNTHETIC" in err and "could not download" in err
         assert [len(digits[split][1]) for split in ("train", "val", "test")] == [4, 3, 2] and (out == "") == quiet
     said = "could not download train-images-idx3-ubyte.gz.*--mnist-dir.*--digits synthetic"
-    with pytest.raises(mc.NotAtHand, match=said) as error:
+    with pytest.raises(mc.DataNotFound, match=said) as error:
         mc.load_digits(mc.Config(digits="mnist"), SILENT)
     assert "\n" not in str(error.value) and cached() == []
     monkeypatch.setattr(sys, "argv", ["x.py", "--task", "mnist", "--digits", "mnist"])
-    with pytest.raises(mc.NotAtHand, match="as in: python3 x.py --task mnist --digits synthetic$"):
+    with pytest.raises(mc.DataNotFound, match="as in: python3 x.py --task mnist --digits synthetic$"):
         mc.load_digits(mc.Config(digits="mnist"), SILENT)
     folder, arrays = mnist
     gzip_all(folder)
@@ -166,7 +166,7 @@ def test_a_mirror_without_mnist_is_passed_over_and_alone_is_as_no_network(mnist,
 
 
 def test_synthetic_digits_look_like_mnist():
-    """uint8 28x28, ink in about 20x20 px, centre of mass in the middle, black ground and bright strokes; reproducible,
+    """uint8 28x28, ink in about 20x20 px, center of mass in the middle, black ground and bright strokes; reproducible,
     and all different"""
     images, labels, factors = mc.synthesize_digits(400, 0)
     assert images.shape == (400, 28, 28) and images.dtype == labels.dtype == np.uint8 and labels.shape == (400,)
@@ -177,8 +177,8 @@ def test_synthetic_digits_look_like_mnist():
     for image in images.astype(float):
         rows, columns = (np.flatnonzero((image > 64).any(axis)) for axis in (1, 0))
         assert 12 <= max(np.ptp(rows), np.ptp(columns)) + 1 <= 22
-        centre = np.array([(image * y).sum(), (image * x).sum()]) / image.sum()
-        assert np.abs(centre - 14).max() < 0.6
+        center = np.array([(image * y).sum(), (image * x).sum()]) / image.sum()
+        assert np.abs(center - 14).max() < 0.6
     again, other = mc.synthesize_digits(400, 0), mc.synthesize_digits(400, 1)
     assert all(map(np.array_equal, (images, labels), again)) and not np.array_equal(images, other[0])
     assert len(np.unique(images.reshape(400, -1), axis=0)) == 400

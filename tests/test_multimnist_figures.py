@@ -14,7 +14,7 @@ import visualize_multimnist_capsnet as viz
 
 def run_of(pairs, lengths):
     """A Run of figures, of an untrained network that is told how long its capsules are"""
-    right = mc.both_right(mc.top_two(lengths), pairs["labels"])
+    right = mc.exact_match(mc.top_two(lengths), pairs["labels"])
     history = {"source": "synthetic", "epochs": []}
     return viz.Run(TINY, TINY, mc.init_params(TINY), history, "synthetic", pairs, lengths, right)
 
@@ -84,7 +84,7 @@ def test_specks_lines_and_what_touches_the_edge_are_no_ink():
     np.testing.assert_allclose(viz.ink_box(viz.find_ink(crop, "x.png")), (6, 66, 6, 46), atol=1)
 
 
-def test_the_canvas_holds_the_ink_centred_in_its_size_each_pixel_its_share():
+def test_the_canvas_holds_the_ink_centerd_in_its_size_each_pixel_its_share():
     """Scale 22 / 60: a bar 60 px high becomes 22, and 24 px wide 8.8; its last column covers 0.4 of a pixel on each
     side; the sum is the ink's area. Thin strokes, of 0.3 px of the canvas, are broadened to what handwriting has"""
     ink, expected, thin = np.zeros((100, 90)), np.zeros((36, 36), np.float32), np.zeros((300, 300))
@@ -108,7 +108,7 @@ def picture(tmp_path):
 
 
 def test_a_picture_is_read_in_whatever_form(picture):
-    """8 and 16 bits, gray and colour, with and without transparency, JPEG, large: the same gray levels"""
+    """8 and 16 bits, gray and color, with and without transparency, JPEG, large: the same gray levels"""
     gray, _ = written()
     levels = np.round(gray * 255).astype(np.uint8)
     for pixels, white in ((levels, 255), (levels[..., None].repeat(3, -1), 255),
@@ -147,7 +147,7 @@ SHIPPED = mc.load_network(mc.WEIGHTS)
 IMAGES, LABELS, _ = mc.synthesize_digits(60, 3)
 
 
-def looked_at(first, second):
+def n_evaluated(first, second):
     """What is said of two synthetic digits written over each other, dark on white -> the lines, the figure's title"""
     both = np.maximum(IMAGES[first], np.roll(IMAGES[second], (1, -1), (0, 1)))
     gray, said = np.kron(np.pad(1 - both / 255, 4, constant_values=1), np.ones((6, 6))), []
@@ -160,7 +160,7 @@ def test_a_doubtful_picture_is_called_a_guess_in_the_line_and_in_the_figure(firs
     """A digit alone, and one over another of its class; two that the network has no doubt of are named"""
     if second == "twin":
         second = next(k for k in range(60) if LABELS[k] == LABELS[first] and k != first)
-    said, title = looked_at(first, second)
+    said, title = n_evaluated(first, second)
     kind, one, other, a, b, c = re.match(
         r"(named|a guess): (\d) and (\d); lengths (\S+) and (\S+), the next, of \d, (\S+)", said[0]).groups()
     assert title.startswith(f"{kind.capitalize()}: {one} and {other}") and float(a) >= float(b) >= float(c)
@@ -177,4 +177,4 @@ def test_what_a_guess_is(monkeypatch, second, third, kind):
     whole, lengths = mc.forward, np.array([[0.95, second, third, *[0.1] * 7]])
     monkeypatch.setattr(mc, "forward", lambda params, images, config: (
         whole(params, images, config, np.array([[0, 1]]))[0] | {"lengths": lengths}, None))
-    assert looked_at(0, 20)[0][0].startswith(f"{kind}: 0 and 1")
+    assert n_evaluated(0, 20)[0][0].startswith(f"{kind}: 0 and 1")

@@ -1,4 +1,4 @@
-"""Every backward of the paper against centred differences, at awkward sizes; buffers and dtypes; training: networks
+"""Every backward of the paper against centerd differences, at awkward sizes; buffers and dtypes; training: networks
 learn, and nothing looks where it must not."""
 import dataclasses
 from functools import partial
@@ -28,7 +28,7 @@ OPS = {
     "mask, a digit twice": (lambda v: mc.mask_forward(v, np.array([[3, 3, 0], [1, 2, 1]])), mc.mask_backward,
                             normal(N, J, D)),
     **{f"routing {n}": routed(n) for n in (1, 2, 3, 5)},
-    "routing by sigmoids": routed(3, 0.5, normaliser=SIGMOID),
+    "routing by sigmoids": routed(3, 0.5, normalizer=SIGMOID),
     "routing without squash": routed(3, 0.3, ending=AS_IT_IS)}
 
 
@@ -98,7 +98,7 @@ def test_dtype_follows_the_inputs_everywhere(digits, name):
         assert float_dtypes(found) == {np.dtype(dtype)}
 
 
-@pytest.mark.parametrize("config, lr, loss", [(TINY, 3e-3, "margin"), (NETWORKS["normalised"], 1e-2, "margin"),
+@pytest.mark.parametrize("config, lr, loss", [(TINY, 3e-3, "margin"), (NETWORKS["normalized"], 1e-2, "margin"),
                                               (dataclasses.replace(CNN, conv1_channels=4), 1e-2, "cross_entropy")])
 def test_overfits_8_examples(digits, monkeypatch, config, lr, loss):
     config = dataclasses.replace(config, n_epochs=60, n_train=8, batch_size=8, n_val=1, lr=lr, warmup=0)

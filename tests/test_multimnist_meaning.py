@@ -22,11 +22,11 @@ def softmax_reference(b):
     return np.exp(b) / sum(np.exp(b[:, k:k + 1]) for k in range(b.shape[1]))
 
 
-def routing_reference(u_hat, n_iters, normalise=softmax_reference, end=squash_reference):
+def routing_reference(u_hat, n_iters, normalize=softmax_reference, end=squash_reference):
     """Procedure 1. u_hat (N, J, I, D) -> every iteration's c (N, J, I) and v (N, J, D)"""
     b, steps = np.zeros(u_hat.shape[:3]), []
     for _ in range(n_iters):
-        c = normalise(b)
+        c = normalize(b)
         v = end(np.einsum("nji,njid->njd", c, u_hat))
         b = b + np.einsum("njid,njd->nji", u_hat, v)
         steps.append((c, v))
@@ -41,7 +41,7 @@ def by_windows(x, K, stride, of_window):
 
 
 def literal(p, x, layers, running=None):
-    """A batch x (N, H, W, C) or (N, C) through layers, as their names say. running: the statistics of normalisations,
+    """A batch x (N, H, W, C) or (N, C) through layers, as their names say. running: the statistics of normalizations,
     which without them are the batch's own"""
     kept = []
     for operation, *options in layers:
@@ -59,22 +59,22 @@ def literal(p, x, layers, running=None):
             mean, variance = (x.mean(axes), x.var(axes)) if running is None else (
                 running[stem + "_mean"], running[stem + "_var"])
             x = p[stem + "_gamma"] * (x - mean) / np.sqrt(variance + 1e-5) + p[stem + "_beta"]
-        elif operation == "pool":
+        elif operation == "max_pool":
             x = by_windows(x, 2, 2, lambda part: part.max((1, 2)))
         elif operation == "pad":
             x = np.pad(x, ((0, 0), *((options[0], options[0]),) * 2, (0, 0)))
-        elif operation == "keep":
+        elif operation == "skip":
             kept.append(x)
         else:
             x = {"relu": lambda x: np.where(x > 0, x, 0), "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
-                 "flatten": lambda x: x.reshape(len(x), -1), "mean": lambda x: x.mean((1, 2)),
+                 "flatten": lambda x: x.reshape(len(x), -1), "global_avg_pool": lambda x: x.mean((1, 2)),
                  "add": lambda x: x + kept.pop()}[operation](x)
     return x
 
 
 def network_reference(p, images, labels, config, running=None):
     """A whole network, layer by layer -> forward's out, without u and c"""
-    x = literal(p, images[..., None], mc.trunk(config), running)
+    x = literal(p, images[..., None], mc.backbone(config), running)
     if config.model == "vector-dense":
         v = squash_reference((x.reshape(len(x), -1) @ p["fc1_w"] + p["fc1_b"]).reshape(-1, 10, 16))
         return {"lengths": np.sqrt((v * v).sum(-1) + 1e-9), "v": v, "recon": redrawn(p, v, labels, config)}
@@ -138,14 +138,14 @@ def test_lengths_and_softmax_by_hand(rng):
 SIGMOID = mc.sigmoid_forward, mc.sigmoid_backward
 AS_IT_IS = (lambda s: (s, None)), (lambda dv, _: dv)
 VARIANTS = {"the paper's": ({}, {}),
-            "sigmoid, no squash": (dict(normaliser=SIGMOID, ending=AS_IT_IS),
-                                   dict(normalise=lambda b: 1 / (1 + np.exp(-b)), end=lambda s: s))}
+            "sigmoid, no squash": (dict(normalizer=SIGMOID, ending=AS_IT_IS),
+                                   dict(normalize=lambda b: 1 / (1 + np.exp(-b)), end=lambda s: s))}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("n_iters", [1, 2, 3, 5])
 def test_routing_is_procedure_1(rng, n_iters, variant):
-    """The paper's, and with another normaliser and another ending in the softmax's and the squash's place"""
+    """The paper's, and with another normalizer and another ending in the softmax's and the squash's place"""
     given, literally = VARIANTS[variant]
     u_hat = (1.5 if not given else 0.3) * rng.standard_normal((2, 4, 3, 5))
     v, cache = mc.routing_forward(u_hat, n_iters, **given)
@@ -205,7 +205,7 @@ def test_sigmoid_cross_entropy_by_hand(scores, loss):
 
 @pytest.mark.parametrize("name, n_iters", [("paper", 1), *((name, 3) for name in NETWORKS)])
 def test_every_network_against_a_literal_one(digits, name, n_iters, rng):
-    """In training, and in evaluation, where a normalisation has running statistics"""
+    """In training, and in evaluation, where a normalization has running statistics"""
     config = NETWORKS[name]
     config = dataclasses.replace(config, routing_iters=n_iters) if config.model == "capsnet" else config
     params, batch = float64(config), batch_of(digits, config, 3)
@@ -236,8 +236,8 @@ def test_the_two_longest_are_named_by_scores_where_sigmoids_are_all_one():
     np.testing.assert_array_equal(mc.top_two(lengths), [[1, 3], [0, 2], [0, 1]])
     scores = np.array([[18, 25, 22, -9, -9, -9, -9, -9, -9, -9]], np.float32)
     out = {"scores": scores, "lengths": mc.sigmoid_forward(scores)[0]}
-    assert (out["lengths"][0, :3] == 1).all() and mc.answers(out).tolist() == [[1, 2]]
-    assert mc.both_right(np.array([[1, 2], [2, 1], [1, 3]]), np.array([[1, 2]] * 3)).tolist() == [True, True, False]
+    assert (out["lengths"][0, :3] == 1).all() and mc.predict(out).tolist() == [[1, 2]]
+    assert mc.exact_match(np.array([[1, 2], [2, 1], [1, 3]]), np.array([[1, 2]] * 3)).tolist() == [True, True, False]
 
 
 @pytest.mark.parametrize("preset, n", [("deep", 1304800), ("residual", 3059072), ("classic", 2030224),
@@ -266,7 +266,7 @@ def test_sides_and_sizes_of_the_networks(flags, side, channels, n):
     """Outputs of the n convolutions, by hand: (side - kernel) // stride + 1, halved where maxima are taken: of the deep
     one 36 -> 34 -> 32 -> 16 -> 14 -> 12 -> 6 -> 4 -> 4; the residual branches keep 14 and 6"""
     config = mc.Config(**flags)
-    params, layers = mc.init_params(config), mc.trunk(config)
+    params, layers = mc.init_params(config), mc.backbone(config)
     rows = mc.im2col_rows(np.zeros((1, 36, 36), np.float32), params["conv1_w"].shape[1])
     assert mc.layers_forward(params, rows, layers, statistics={})[0].shape == (1, side, side, channels)
     assert [p.ndim for name, p in params.items() if name != "W"].count(4) == n
@@ -284,7 +284,7 @@ def test_initial_weights_have_the_variance_their_fan_in_asks_for():
     assert (cnn["conv3_norm_gamma"] == 1).all()
 
 
-def test_loss_at_initialisation_is_that_of_short_capsules_and_gray_images(digits):
+def test_loss_at_initialization_is_that_of_short_capsules_and_gray_images(digits):
     config = mc.Config(preset="classic", n_val=32, threads=1)
     val, params = mc.draw_pairs(digits, "val", 32, config, "evaluation", 0), mc.init_params(config)
     with mc.Runner(1) as runner:
@@ -334,7 +334,7 @@ def test_results_say_which_pairs_were_right():
     right = np.array([True, False, False, True, True, True, True, True, False, True])
     test = {"n": 10, "hits": 7, "exact_match": 0.7, "at_least_one": 1.0, "baseline_recon_mse": 0.1, "correct": right}
     history = {"source": "synthetic", "epochs": [{"epoch": 1}] * 2, "seconds": 4.0, "steps": 8}
-    found = mc.results_of(TINY, {"a_w": np.zeros(5), "a_mean": np.zeros(3)}, history, test)
+    found = mc.test_result(TINY, {"a_w": np.zeros(5), "a_mean": np.zeros(3)}, history, test)
     assert found["hit_bits"] == {"test": "n0A="} and (found["n_params"], found["test_hits"]) == (5, 7)
     assert found["test_recon_mse"] is None and found["ms_per_step"] == 500
     assert 0.39 < found["test_exact_match_ci95"][0] < 0.4

@@ -39,11 +39,11 @@ def test_legal_shift_pairs_by_hand():
     """On one axis 9, 16 and 14 of the 81 pairs of shifts are 0, 1 and 2 apart. IoU >= 0.8 allows the offsets (0, 0),
     (0, 1), (1, 0), (1, 1), (0, 2), (2, 0): 9*9 + 2*9*16 + 16*16 + 2*9*14 = 877 of 6561."""
     every = list(itertools.product(itertools.product(range(-4, 5), repeat=2), repeat=2))
-    assert sorted(map(tuple, mc.legal_shift_pairs(0).reshape(-1, 4))) == sorted(a + b for a, b in every)
-    legal = mc.legal_shift_pairs(0.8)
+    assert sorted(map(tuple, mc.allowed_shift_pairs(0).reshape(-1, 4))) == sorted(a + b for a, b in every)
+    legal = mc.allowed_shift_pairs(0.8)
     assert len(legal) == 877 == sum(iou_reference(pair) >= 0.8 for pair in every)
-    assert len(mc.legal_shift_pairs(1)) == 81 and mc.box_iou(legal).min() == pytest.approx(360 / 440)
-    assert len(mc.legal_shift_pairs(360 / 440)) == 877                                      # the bound itself is inside
+    assert len(mc.allowed_shift_pairs(1)) == 81 and mc.box_iou(legal).min() == pytest.approx(360 / 440)
+    assert len(mc.allowed_shift_pairs(360 / 440)) == 877                                      # the bound itself is inside
 
 
 @pytest.mark.parametrize("min_iou, merge", [(0.8, "max"), (0, "add"), (1, "max")])
@@ -145,11 +145,11 @@ def resampled_by_loops(image, linear, bend):
 def test_resampling_by_hand(rng):
     images = rng.integers(0, 256, (1, 28, 28), dtype=np.uint8)
     image, = images
-    np.testing.assert_array_equal(mc.resampled(images, IDENTITY, bent(0, 0))[0], image)
-    moved, = mc.resampled(images, IDENTITY, bent(1, -2))                 # from one down, two to the left
+    np.testing.assert_array_equal(mc.resample(images, IDENTITY, bent(0, 0))[0], image)
+    moved, = mc.resample(images, IDENTITY, bent(1, -2))                 # from one down, two to the left
     np.testing.assert_array_equal(moved[:-1, 2:], image[1:, :-2])
     assert not moved[-1].any() and not moved[:, :2].any()
-    turned, = mc.resampled(images, np.array([[[0, 1], [-1, 0]]]), bent(0, 0))
+    turned, = mc.resample(images, np.array([[[0, 1], [-1, 0]]]), bent(0, 0))
     np.testing.assert_array_equal(turned, np.rot90(image))
 
 
@@ -157,14 +157,14 @@ def test_resampling_against_loops(rng):
     images = rng.integers(0, 256, (2, 28, 28), dtype=np.uint8)
     linear = np.eye(2) + rng.normal(0, 0.2, (2, 2, 2))
     bend = rng.normal(0, 2, (2, 2, mc.BEND_GRID, mc.BEND_GRID))
-    for k, found in enumerate(mc.resampled(images, linear, bend)):
+    for k, found in enumerate(mc.resample(images, linear, bend)):
         np.testing.assert_allclose(found, resampled_by_loops(images[k].astype(float), linear[k], bend[k]), atol=0.6)
 
 
 def test_warps_are_as_large_as_they_say(monkeypatch):
     """Turned by up to 10 degrees, sheared by up to 0.1, sides scaled by up to 10%, times strength; of 2,000 digits"""
     asked, images = [], np.zeros((2000, 28, 28), np.uint8)
-    monkeypatch.setattr(mc, "resampled", lambda images, *how: asked.append(how) or images)
+    monkeypatch.setattr(mc, "resample", lambda images, *how: asked.append(how) or images)
     for strength in (1, 2):
         asked.clear()
         assert len(mc.warp_digits(images, strength, np.random.default_rng(0))) == 2000
@@ -200,12 +200,12 @@ def test_pairs_named_after_their_nearest_by_hand(monkeypatch):
     assert both == 2 / 5 and low < both < high
     monkeypatch.undo()
     image = np.zeros((1, 7, 7), np.uint8)
-    image[0, 0, 1], image[0, 0, 5] = 100, 200                                           # its centre: (0, 3 2/3)
+    image[0, 0, 1], image[0, 0, 5] = 100, 200                                           # its center: (0, 3 2/3)
     middle, = bench.in_the_middle(image)
     assert middle[3, 0] == 100 and middle[3, 4] == 200 and middle.sum() == 300
 
 
-def test_the_pairs_nearest_neighbour_from_the_command_line(digits, monkeypatch, tmp_path):
+def test_the_pairs_nearest_neighbor_from_the_command_line(digits, monkeypatch, tmp_path):
     path = tmp_path / "r.json"
     monkeypatch.setattr(mc, "load_digits", lambda config: digits)                       # the others take seconds
     monkeypatch.setattr(sys, "argv", f"x --n-known 50 --n-test 20 --digits synthetic --out-json {path}".split())

@@ -49,7 +49,7 @@ def test_toys_in_a_process_of_its_own(run_script, tmp_path):
 def test_recipes():
     """Of a network, its data and its split, under what was given"""
     given = {"lr": 0.5, "routing_iters": 1, "coordinates": True}
-    configs = [sn.network_of(given, name) for name in ("capsnet", "cnn-gap", "matrix-capsnet")]
+    configs = [sn.network_config(given, name) for name in ("capsnet", "cnn-gap", "matrix-capsnet")]
     assert [config.routing_iters for config in configs] == [1, 2, 1]
     assert [config.coordinates for config in configs] == [False, True, True]
     assert [config.loss for config in configs] == ["margin", "cross-entropy", "cross-entropy"] and {c.lr for c in configs} == {0.5}
@@ -80,7 +80,7 @@ def test_bad_input_is_one_line_and_leaves_no_file(cli, tmp_path, flags, words):
 
 def test_every_figure_of_noise(rng, monkeypatch, tmp_path):
     """Of a network that learned nothing, and of results by hand: what has not been run is left out of the forest"""
-    config, data = sn.Config(model="matrix-capsnet", preset="small", threads=1), sn.choose_images(sn.Config(n_test=600))
+    config, data = sn.Config(model="matrix-capsnet", preset="small", threads=1), sn.select_images(sn.Config(n_test=600))
     for part in (data[name] for name in ("train", "familiar", "novel")):
         rows = rng.permutation(len(part["labels"]))[:80]
         part |= {name: array[rows] for name, array in part.items()}
@@ -150,8 +150,8 @@ def test_a_place_is_empty_where_its_field_holds_nothing_but_ground():
         for y, x in np.ndindex(n, n):
             meets = step * y < 14 and step * y + size > 10 and step * x < 24 and step * x + size > 20
             assert empty[y, x] == (not meets)
-    centres = sn.children_of(sn.Config(model="matrix-capsnet")).centres
-    np.testing.assert_allclose(np.unique(centres[:, 0]), (step * np.arange(4) + (size - 1) / 2 - 15.5) / 16)
+    centers = sn.class_capsule_inputs(sn.Config(model="matrix-capsnet")).centers
+    np.testing.assert_allclose(np.unique(centers[:, 0]), (step * np.arange(4) + (size - 1) / 2 - 15.5) / 16)
     shifted = looks.shift_images(images, np.array([[2, -3]]))
     assert np.array_equal(shifted[:, 2:, :-3], images[:, :-2, 3:]) and not shifted[:, :2].any()
 

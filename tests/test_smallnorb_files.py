@@ -1,4 +1,4 @@
-"""smallNORB: files read right or refused in one line; standardised; crops and jitter that mean what they say."""
+"""smallNORB: files read right or refused in one line; standardized; crops and jitter that mean what they say."""
 import gzip
 import tracemalloc
 
@@ -154,7 +154,7 @@ def test_central_crop():
 
 
 def recover(images, crops):
-    """(down, right, contrast, brightness in grey levels) of every crop, by trying all 17 x 17 places and fitting a
+    """(down, right, contrast, brightness in gray levels) of every crop, by trying all 17 x 17 places and fitting a
     line"""
     found = []
     for image, crop in zip(images.astype(float), crops.astype(float)):
@@ -209,7 +209,7 @@ def test_smallnorb_is_split_as_in_the_paper(norb, split, angle, train, novel):
         toys = sn.TOY_SPLITS["train"] if name == "train" else range(10)
         rows = np.flatnonzero(np.isin(info[:, angle], sorted(codes)) & np.isin(info[:, 0], toys))
         assert len(rows) and np.array_equal(data[name]["labels"], files[file, "cat"][rows])
-        assert np.array_equal(data[name]["images"], sn.halve(files[file, "dat"][rows]))
+        assert np.array_equal(data[name]["images"], sn.downsample(files[file, "dat"][rows]))
         assert np.array_equal(data[name]["azimuths"], 10 * files[file, "info"][rows, 2])
     two = sn.load_data(sn.Config(data="smallnorb", norb_dir=str(folder), split=split, n_train_toys=2))
     assert set(two["train"]["instances"]) == {4, 6}
@@ -226,7 +226,7 @@ def test_smallnorb_is_cropped_at_random_in_training_and_in_the_middle_in_tests(n
     other = next(sn.epoch_samples(data, 1, config))["images"]
     both = np.concatenate([part["images"], other]).reshape(2 * len(order), -1)
     assert len(np.unique(both, axis=0)) == 2 * len(order)
-    test = np.concatenate([part["images"] for part in sn.prepared(data["novel"], "smallnorb")])
+    test = np.concatenate([part["images"] for part in sn.preprocess(data["novel"], "smallnorb")])
     whole = data["novel"]["images"].astype(float)
     whole = (whole - whole.mean((1, 2, 3), keepdims=True)) / whole.std((1, 2, 3), keepdims=True)
     np.testing.assert_allclose(test, whole[:, 8:40, 8:40], rtol=1e-4, atol=1e-4)
@@ -245,6 +245,6 @@ def test_an_epoch_is_a_permutation_in_chunks_of_whole_batches(monkeypatch):
     np.testing.assert_allclose(parts[1]["margin"], 0.2 + 0.7 * 3 / 7, rtol=1e-6)
     again, other = (next(sn.epoch_samples(data, epoch, config))["labels"] for epoch in (3, 4))
     assert np.array_equal(again, parts[0]["labels"]) and not np.array_equal(other, again)
-    tests = list(sn.prepared(data["train"], "shapes"))
+    tests = list(sn.preprocess(data["train"], "shapes"))
     assert [len(part["images"]) for part in tests] == [64, 36]
     assert np.array_equal(np.concatenate([part["images"] for part in tests]), images)

@@ -1,5 +1,5 @@
 """The networks: against literal ones, image by image; losses by hand; every gradient; places, sizes, initial weights;
-training, the nearest neighbour, evaluation."""
+training, the nearest neighbor, evaluation."""
 import dataclasses
 import itertools
 import math
@@ -96,11 +96,11 @@ def last_poses(params, images, config):
 
 
 @pytest.mark.parametrize("model, side, size", [("matrix-capsnet", 4, 17), ("matrix-head", 3, 24)])
-def test_coordinates_are_the_centres_of_measured_receptive_fields(rng, model, side, size):
+def test_coordinates_are_the_centers_of_measured_receptive_fields(rng, model, side, size):
     """Rows, then columns, of some images are changed one by one; which capsules notice, with one iteration, in which
-    places do not compete? The trunk is the same under all heads."""
+    places do not compete? The backbone is the same under all heads."""
     config = tiny(model, routing_iters=1)
-    params, centres, seen_by = params64(config), sn.children_of(config).centres, 0
+    params, centers, seen_by = params64(config), sn.class_capsule_inputs(config).centers, 0
     for image in rng.random((3, 32, 32, 1)):
         images = np.repeat(image[None], 65, 0)
         for k in range(32):
@@ -113,10 +113,10 @@ def test_coordinates_are_the_centres_of_measured_receptive_fields(rng, model, si
         for axis, place in ((0, py), (1, px)):
             seen = np.flatnonzero(changed[axis, :, py, px])
             assert (seen[0], seen[-1]) == literal.field(place, config) and len(seen) == seen[-1] - seen[0] + 1 == size
-            assert centres[py * side + px, 1 - axis] == pytest.approx((seen.mean() - 15.5) / 16)    # x is centres[:, 0]
-    assert len(centres) == side ** 2
+            assert centers[py * side + px, 1 - axis] == pytest.approx((seen.mean() - 15.5) / 16)    # x is centers[:, 0]
+    assert len(centers) == side ** 2
     for other in {"matrix-capsnet": (), "matrix-head": sn.VECTOR_MODELS}[model]:
-        assert np.array_equal(sn.children_of(tiny(other)).centres, centres)
+        assert np.array_equal(sn.class_capsule_inputs(tiny(other)).centers, centers)
 
 
 # ---------------------------------------------------------------- losses
@@ -144,7 +144,7 @@ def test_naming_losses_by_hand():
         scores, config = a if model in sn.VECTOR_MODELS else logits, tiny(model, loss=loss)
         if loss == "cross-entropy" and model in sn.CNNS:
             scores = np.log(a)
-        assert sn.naming_loss(scores, batch, config)[0] == pytest.approx(value, rel=1e-12)
+        assert sn.classification_loss(scores, batch, config)[0] == pytest.approx(value, rel=1e-12)
 
 
 @pytest.mark.parametrize("model, loss", [*itertools.product(("matrix-capsnet", "capsnet", "cnn-gap"), LOSSES)])
@@ -152,11 +152,11 @@ def test_gradients_and_extremes_of_the_losses(rng, model, loss):
     """Logits of matrix capsules and CNNs, lengths of vectors; of activations of which nothing is left, in float32"""
     config, batch = tiny(model, loss=loss), {"labels": np.array([0, 4, 2]), "margin": np.array([0.2, 0.9, 0.6])}
     scores = rng.uniform(0.02, 0.98, (3, 5)) if model == "capsnet" else 2 * rng.standard_normal((3, 5))
-    check_loss(sn.naming_loss, scores, batch, config, h=1e-6)
+    check_loss(sn.classification_loss, scores, batch, config, h=1e-6)
     for row in ([0] * 5, [1] * 5, [1, 0, 0, 0, 0]):
         scores = np.array([row] * 3, np.float32)
         scores = np.maximum(scores, np.float32(sn.SQUASH_EPS ** 0.5)) if model == "capsnet" else 2000 * scores - 1000
-        value, dscores = sn.naming_loss(scores, batch, config)
+        value, dscores = sn.classification_loss(scores, batch, config)
         assert np.isfinite(value) and np.isfinite(dscores).all() and dscores.dtype == np.float32
     check_op(sn.log_sigmoid_forward, sn.log_sigmoid_backward, 3 * rng.standard_normal((3, 5)))
 
@@ -174,7 +174,7 @@ NETWORKS = [
 
 def training_loss(params, batch, config):
     """The loss alone, with the batch's own statistics"""
-    return sn.naming_loss(outputs(params, batch, config)["scores"], batch, config)[0]
+    return sn.classification_loss(outputs(params, batch, config)["scores"], batch, config)[0]
 
 
 @pytest.mark.parametrize("model, changes", NETWORKS, ids=str)
@@ -183,7 +183,7 @@ def test_every_parameter_has_its_gradient(model, changes):
     params, batch = params64(config), batch64(config, 3)                                   # few ReLUs near their kink
     terms, grads, _ = sn.loss_and_grads(params, batch, config)
     scores = outputs(params, batch, config)["scores"]
-    assert terms["loss"] == sn.naming_loss(scores, batch, config)[0]
+    assert terms["loss"] == sn.classification_loss(scores, batch, config)[0]
     assert terms["hits"] == (scores.argmax(1) == batch["labels"]).sum()
     for name, g in grads.items():
         assert g.shape == params[name].shape and np.abs(g).max() > 1e-9, f"{name} is identically zero"
@@ -272,10 +272,10 @@ def test_networks_that_are_compared_have_as_many_weights(data, preset):
     for model in sn.HEADS:
         assert abs(n[model] / n["capsnet-shared"] - 1) < 0.05, model
     assert abs(n["cnn"] / n["matrix-capsnet"] - 1) < 0.1
-    for model in ("matrix-head", "capsnet", "cnn-gap", *sn.PAPERS_CNNS):
+    for model in ("matrix-head", "capsnet", "cnn-gap", *sn.PAPER_CNNS):
         config = sn.Config(model=model, data=data, preset=preset)
-        rival = "matrix-capsnet" if model in sn.PAPERS_CNNS else "capsnet-shared"
-        width = sn.own_width(config)
+        rival = "matrix-capsnet" if model in sn.PAPER_CNNS else "capsnet-shared"
+        width = sn.matched_width(config)
         others = (sn.n_params(sn.init_params(dataclasses.replace(config, width=w))) for w in (width - 1, width + 1))
         assert all(abs(other - n[rival]) >= abs(n[model] - n[rival]) for other in others)
 
@@ -287,7 +287,7 @@ def test_sizes_of_the_networks_of_the_tables():
     assert sizes(preset="wide")["capsnet-shared"] == 118_272
     n = sizes(preset="paper")
     assert (n["matrix-capsnet"], n["cnn"], n["capsnet-shared"]) == (68_954, 4_253_349, 31_568)
-    assert sn.children_of(sn.Config(model="matrix-head", width=16)).types == 16
+    assert sn.class_capsule_inputs(sn.Config(model="matrix-head", width=16)).types == 16
     assert sn.init_params(sn.Config(model="cnn-gap", width=7))["conv5_w"].shape == (3, 3, 64, 7)
     assert sn.init_params(sn.Config(model="cnn", preset="paper", width=7))["conv1_w"].shape == (5, 5, 2, 7)
 
@@ -299,7 +299,7 @@ def test_a_step_is_adams_first():
     w, g = {"w": np.zeros(3)}, {"w": np.array([2.0, -3, 0.1])}
     m, v = {"w": np.zeros(3)}, {"w": np.zeros(3)}
     with sn.Runner(1) as runner:
-        sn.take_step(SimpleNamespace(params=w, adam_m=m, adam_v=v, step=0, config=tiny("cnn-gap", lr=0.1), runner=runner),
+        sn.optimizer_step(SimpleNamespace(params=w, adam_m=m, adam_v=v, step=0, config=tiny("cnn-gap", lr=0.1), runner=runner),
                      [g], 0.5)
     np.testing.assert_allclose(w["w"], [-0.05, 0.05, -0.05], rtol=1e-6)
 
@@ -308,7 +308,7 @@ def test_a_step_is_adams_first():
 def test_overfits_a_few_images(model):
     """Ten of them, in one shard: right in training, with the statistics of these ten, and, after as many steps as the
     running statistics need, with those too"""
-    config = sn.network_of(dict(data="shapes", preset="small", n_epochs=36, batch_size=10, lr=1e-2, threads=1,
+    config = sn.network_config(dict(data="shapes", preset="small", n_epochs=36, batch_size=10, lr=1e-2, threads=1,
                                 width=8, quiet=True), model)
     data = few(config, 10, 2)
     weights, history = sn.train(config, data=data)
@@ -361,7 +361,7 @@ def test_accuracy_at_each_angle_of_the_test_images_by_hand(split, monkeypatch):
     monkeypatch.setattr(sn, "evaluate", lambda params, samples, *_: {
         "accuracy": len(samples["labels"]) / 4, "loss": 1.0, "per_class": [],
         "correct": np.array(said[len(samples["labels"])])})
-    found, nan = sn.tests_of({}, data, tiny(split=split), None), math.nan
+    found, nan = sn.evaluate_test_sets({}, data, tiny(split=split), None), math.nan
     rows = [[1, nan, 0, nan, nan], [nan, 1, nan, 1, nan], [nan, nan, nan, nan, 0]]
     first = 2 if split == "instance" else 0
     assert found["sweep"]["angles"] == [10, 20, 90.5][first:] and found["sweep"]["accuracy"] == [0.5, 1.0, 0.0][first:]
@@ -392,5 +392,5 @@ def test_training_nearest_is_keeping_the_training_images(monkeypatch):
     assert np.array_equal(params["images"], data["train"]["images"].reshape(40, -1))
     assert history == {"source": "shapes", "epochs": [], "seconds": 0.0, "steps": 0}
     with sn.Runner(1) as runner:
-        found = sn.results_of(config, params, history, sn.tests_of(params, data, config, runner))
+        found = sn.test_result(config, params, history, sn.evaluate_test_sets(params, data, config, runner))
     assert found["n_params"] == 0 and found["ms_per_step"] == 0 and found["novel"] <= 1

@@ -1,4 +1,4 @@
-"""EM routing and votes: against slow literal loops and by hand; every gradient against centred differences."""
+"""EM routing and votes: against slow literal loops and by hand; every gradient against centerd differences."""
 import itertools
 import math
 from types import SimpleNamespace
@@ -158,7 +158,7 @@ def test_permuting_parents_or_children_permutes_the_result(rng):
 
 
 def test_twice_the_children_change_nothing(exact, rng):
-    """The mass is normalised by parents / children: every child doubled is the same layer"""
+    """The mass is normalized by parents / children: every child doubled is the same layer"""
     V, a, betas = some_votes(rng, 2, 3, 6, 0.5)
     once, _ = sn.em_routing_forward(V, a, *betas, 3, 2.0)
     twice, _ = sn.em_routing_forward(np.concatenate([V, V], 2), np.concatenate([a, a], 1), *betas, 3, 2.0)
@@ -219,7 +219,7 @@ def test_shared_votes_and_places_by_hand(rng):
     for n, place, b, j in np.ndindex(2, 3, 2, 4):
         np.testing.assert_allclose(u_hat[n, j, 2 * place + b], u[n, 2 * place + b] @ W[b, :, j], rtol=1e-12)
     u = np.array([[[3.0, 4.0], [0.0, 2.0], [6.0, 8.0], [0.0, 0.0]]])
-    placed, _ = sn.with_places_forward(u, np.array([[0.1, -0.2], [0.5, 0.3]]))
+    placed, _ = sn.add_coordinates_forward(u, np.array([[0.1, -0.2], [0.5, 0.3]]))
     np.testing.assert_allclose(placed[0], [[3, 4, 0.5, -1], [0, 2, 0.2, -0.4], [6, 8, 5, 3], [0, 0, 0, 0]], atol=1e-4)
 
 
@@ -231,11 +231,11 @@ def test_votes_and_responsibilities(rng):
     for window, L, I in ((None, 3, 5), (sn.Window(1, 5, 5, 2, 2), 4, 18), (sn.Window(1, 4, 4, 2, 1), 4, 18)):
         check_op(lambda x, window=window: sn.responsibilities_forward(x, window), sn.responsibilities_backward,
                  rng.standard_normal((L, 2, I)))
-    centres = rng.standard_normal((3, 2))
-    check_op(lambda u: sn.with_places_forward(u, centres), sn.with_places_backward, rng.standard_normal((2, 6, 4)))
+    centers = rng.standard_normal((3, 2))
+    check_op(lambda u: sn.add_coordinates_forward(u, centers), sn.add_coordinates_backward, rng.standard_normal((2, 6, 4)))
     check_op(lambda u, W: sn.shared_votes_forward(u, W, 3), sn.shared_votes_backward, rng.standard_normal((2, 6, 3)),
              rng.standard_normal((2, 3, 4, 5)))
-    check_op(lambda x: sn.places_forward(x, (-0.5, 0.1, 0.7)), sn.places_backward, rng.standard_normal((2, 3, 3, 2)))
+    check_op(lambda x: sn.coordinate_channels_forward(x, (-0.5, 0.1, 0.7)), sn.coordinate_channels_backward, rng.standard_normal((2, 3, 3, 2)))
 
 
 @pytest.mark.parametrize("types, clamped", [*itertools.product([3, 1], [False, True])])

@@ -35,7 +35,7 @@ def test_shapes_are_what_they_are_called():
     (0, 0, X, X), (90, 0, Z, X), (90, 0, X, -Z), (90, 0, Y, Y), (-90, 0, Z, -X), (450, 0, Z, X), (0, 90, Y, Z),
     (0, 90, Z, -Y), (0, 30, Y, (0, math.cos(math.pi / 6), 0.5)), (90, 90, Z, X), (90, 90, X, Y)])
 def test_a_turn_about_the_vertical_then_a_nod_towards_the_viewer(azimuth, elevation, point, seen):
-    R = sn.rotation(azimuth, elevation)
+    R = sn.view_rotation(azimuth, elevation)
     np.testing.assert_allclose(R @ point, seen, atol=1e-12)
     np.testing.assert_allclose(R @ R.T, np.eye(3), atol=1e-12)
 
@@ -47,7 +47,7 @@ def test_render_by_loops(label, monkeypatch):
     image = sn.render(np.array([label]), np.array([40.0]), np.array([30.0]), np.random.default_rng(0))[0, ..., 0]
     expected, (rows, columns) = np.zeros((32, 32)), np.indices((32, 32)) - 15.5
     for point in sn.shape_points()[label]:
-        x, y, z = sn.rotation(40, 30) @ point
+        x, y, z = sn.view_rotation(40, 30) @ point
         d2 = (columns - sn.RADIUS * x) ** 2 + (rows + sn.RADIUS * y) ** 2
         expected += (0.75 + 0.25 * min(1, max(-1, z))) * np.exp(-d2 / (2 * sn.BLOB ** 2))
     np.testing.assert_allclose(image, np.minimum(expected, 1), atol=1e-5)
@@ -102,7 +102,7 @@ def test_what_held_out_azimuths_show_was_seen_in_training_of_three_shapes(train,
 @pytest.mark.parametrize("text", ["", ":", "5", "0-150", "1:2:3", "a:b", "nan:3", "0:inf", "150:0", "0:360"])
 def test_what_is_no_range_is_refused(text):
     for name in "train_azimuths", "test_azimuths":
-        with pytest.raises(sn.InputError, match=f"^{sn.flag_of(name)} ") as error:
+        with pytest.raises(sn.InputError, match=f"^{sn.flag_name(name)} ") as error:
             sn.check_config(sn.Config(data="shapes", **{name: text}))
         assert "\n" not in str(error.value)
     assert sn.parse_range("-30:30.5", "--flag") == (-30, 30.5)

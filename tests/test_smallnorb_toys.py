@@ -26,14 +26,14 @@ def a_part(kind, seed):
 def test_rays_meet_a_part_where_marching_does(name, seed):
     """From far away towards the toy in steps of 1/500; the normal leads out of the part, and is what the surface is
     across: a step along it leaves the part, a step against it enters"""
-    kind, M, centre = a_part(KINDS[name], seed)
+    kind, M, center = a_part(KINDS[name], seed)
     side, azimuth, elevation = 24, 50 + 70 * seed, 35
-    hit, normals = sn.cast_rays([(kind, M, centre)], azimuth, elevation, side)
-    R = sn.rotation(azimuth, elevation)
+    hit, normals = sn.cast_rays([(kind, M, center)], azimuth, elevation, side)
+    R = sn.view_rotation(azimuth, elevation)
     at = ((np.arange(side) + 0.5) / side * 2 - 1) / sn.REACH
     steps = np.linspace(1.5, -1.5, 1501)
     x, y, z = np.meshgrid(at, -at, steps)                                               # (row, column, step)
-    local = np.linalg.solve(R @ M, np.stack([x, y, z]).reshape(3, -1) - (R @ centre)[:, None])
+    local = np.linalg.solve(R @ M, np.stack([x, y, z]).reshape(3, -1) - (R @ center)[:, None])
     marched = inside(kind, local).reshape(x.shape)
     assert (hit != marched.any(2)).mean() < 0.01                        # rays that graze it may differ
     sure = hit & (marched.sum(2) > 10)
@@ -43,7 +43,7 @@ def test_rays_meet_a_part_where_marching_does(name, seed):
     n = normals[:, sure]
     np.testing.assert_allclose(np.square(n).sum(0), 1, atol=1e-5)
     for sign, expected in ((1, False), (-1, True)):
-        moved = np.linalg.solve(R @ M, points + sign * 0.015 * n - (R @ centre)[:, None])
+        moved = np.linalg.solve(R @ M, points + sign * 0.015 * n - (R @ center)[:, None])
         assert (inside(kind, moved) == expected).mean() > 0.93                                  # not on its edges
     assert (n[2] > -1e-3).all() and not normals[:, ~hit].any()          # towards the camera
 
@@ -66,10 +66,10 @@ def test_light_by_hand(monkeypatch):
     normals[:, 0, 0] = [0, 0.5, np.sqrt(0.75)]                                          # towards the first lamp
     normals[:, 0, 1] = [0, 1, 0]                                                        # 60 degrees from it
     normals[:, 0, 2] = [1, 0, 0]
-    images = sn.light_up(hit, normals, 0)
+    images = sn.shade(hit, normals, 0)
     assert images[0, 0].tolist() == [round(255 * v) for v in (0.7, 0.45, 0.2, 0.8)]
     assert images[1, 0].tolist() == [round(255 * v) for v in (0.2, 0.2, 0.7, 0.7)]
-    lifted = sn.light_up(hit, normals, 30)                              # the camera is beside the lamp, at (0, 0, 1)
+    lifted = sn.shade(hit, normals, 30)                              # the camera is beside the lamp, at (0, 0, 1)
     assert lifted[0, 0, 0] == round(255 * (0.2 + 0.5 * np.sqrt(0.75))) and lifted[0, 0, 1] == round(255 * 0.2)
 
 
@@ -99,8 +99,8 @@ def test_toys_are_those_of_their_seed_and_products_and_inverses_those_of_matrice
     assert all(np.array_equal(a[1], b[1]) and np.array_equal(a[2], b[2]) for a, b in zip(first, again))
     assert len(first) != len(other) or not np.array_equal(first[0][1], other[0][1])
     A, B = np.random.default_rng(0).standard_normal((2, 3, 3))
-    np.testing.assert_allclose(sn.times(A, B), A @ B)
-    np.testing.assert_allclose(sn.inverse(A), np.linalg.inv(A))
+    np.testing.assert_allclose(sn.small_matmul(A, B), A @ B)
+    np.testing.assert_allclose(sn.inverse_3x3(A), np.linalg.inv(A))
 
 
 # ---------------------------------------------------------------- the data set
@@ -115,7 +115,7 @@ def drawn(monkeypatch, tmp_path):
         for task in tasks:
             tasks_seen.append(task)
             yield task, draw(*task)
-    monkeypatch.setattr(sn, "in_parallel", here)
+    monkeypatch.setattr(sn, "map_processes", here)
     return tasks_seen
 
 
@@ -178,7 +178,7 @@ def test_images_are_of_the_view_that_their_row_says(drawn, load):
             data[name][row] for name in ("labels", "instances", "elevations", "azimuths", "lightings"))
         toy = sn.make_toy(category, instance, 0)
         for camera, shift in enumerate((-2.5, 2.5)):
-            whole = sn.light_up(*sn.cast_rays(toy, azimuth + shift, elevation, 96), elevation)[lighting]
+            whole = sn.shade(*sn.cast_rays(toy, azimuth + shift, elevation, 96), elevation)[lighting]
             four = whole.astype(int).reshape(48, 2, 48, 2).sum((1, 3))
             assert np.array_equal(data["images"][row, ..., camera], (four + 2) // 4)
 
@@ -255,7 +255,7 @@ def test_a_test_subset_is_of_whole_views_the_same_for_every_seed(split, counts):
     """--n-test 0, or more than there are, is all; no seed, neither of training nor of the toys, changes which; more are
     those, and others"""
     def chosen(**changes):
-        return sn.choose_images(sn.Config(**dict(split=split, n_test=100) | changes))
+        return sn.select_images(sn.Config(**dict(split=split, n_test=100) | changes))
     some, again, other = chosen(), chosen(seed=7), chosen(toy_seed=3, n_train_toys=1)
     every, more, many = chosen(n_test=0), chosen(n_test=24300), chosen(n_test=600)
     for name, count in zip(("familiar", "novel"), counts):
@@ -275,21 +275,21 @@ def test_a_test_subset_is_of_whole_views_the_same_for_every_seed(split, counts):
 def test_the_standard_task_shows_all_views_and_holds_toys_out():
     """As LeCun et al. split smallNORB; familiar toys are those of training, of which --n-train-toys leaves some"""
     config = dict(split="instance", n_test=0, n_train_toys=1)
-    data = sn.choose_images(sn.Config(**config))
+    data = sn.select_images(sn.Config(**config))
     assert all(np.array_equal(data["train"][name], data["familiar"][name]) for name in data["train"])
     views = {name: set(zip(data[name]["azimuths"], data[name]["elevations"])) for name in ("train", "novel")}
     assert views["train"] == views["novel"] and len(views["train"]) == 162
     assert set(data["train"]["instances"]) == {4} and set(data["novel"]["instances"]) == set(sn.TOY_SPLITS["test"])
-    some = sn.choose_images(sn.Config(**config, train_azimuths="340:380", test_azimuths="0:60"))
+    some = sn.select_images(sn.Config(**config, train_azimuths="340:380", test_azimuths="0:60"))
     assert set(some["train"]["azimuths"]) == set(some["familiar"]["azimuths"]) == {340, 0, 20}
     assert set(some["novel"]["azimuths"]) == {0, 20, 40, 60}
     with pytest.raises(sn.InputError, match="no train images: none has azimuths in .*; widen"):
-        sn.choose_images(sn.Config(train_azimuths="301:319"))
+        sn.select_images(sn.Config(train_azimuths="301:319"))
 
 
 # ---------------------------------------------------------------- what the toys of seed 0 look like
 
-AS_DRAWN = {                       # mean grey levels of nine squares of a view's first picture, row by row
+AS_DRAWN = {                       # mean gray levels of nine squares of a view's first picture, row by row
     (0, 0): (205.1, 197.3, 209.0, 193.5, 185.9, 198.6, 208.6, 183.0, 200.6),
     (1, 5): (209.0, 199.4, 204.6, 206.7, 148.5, 209.0, 206.3, 183.5, 209.0),
     (2, 7): (208.5, 204.9, 209.0, 207.2, 185.4, 196.3, 204.8, 198.4, 205.0),
