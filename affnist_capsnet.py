@@ -3,38 +3,68 @@
 # requires-python = ">=3.10"
 # dependencies = ["numpy>=2.0.0"]
 # ///
-"""affNIST CapsNet: one digit, and what an affine transformation that was never trained on does to its name.
+"""CapsNet and CNNs on affNIST: trained on translated digits, tested on affine transformations never seen in training.
 
-Sabour, Frosst & Hinton, "Dynamic routing between capsules", NIPS 2017, sections 4, 5.1 and 5.2.
+Sabour, Frosst & Hinton, "Dynamic routing between capsules", NIPS 2017, sections 4 (the network), 5.1 (what the
+dimensions of a capsule represent) and 5.2 (robustness to affine transformations).
 
-Question: networks are trained on MNIST's digits, moved about on a larger canvas and nothing else. Do capsules then know
-digits that are turned, sheared and stretched better than a CNN does that names moved ones equally well (the paper: 79%
-against 66%), and if so, which part of a capsule network is it?
+Question: networks are trained on MNIST digits that are translated on a larger canvas, and on nothing else. When a
+capsule network and a CNN classify translated digits equally well, is the capsule network more accurate on digits that
+are also rotated, sheared and scaled (the paper: 79% against 66%)? If so, which part of the capsule network is the
+reason?
 
     stage        layer                                                               output
-    Input        a digit somewhere on 40x40 px, 4 px of background around it         (N, 48, 48)
-    Conv1, 2     3x3, 16 and 16 channels, then 2x2 maximum                           (N, 22, 22, 16)
-    Conv3, 4     3x3, 64 and 64 channels, then 2x2 maximum                           (N, 9, 9, 64)
+    Input        a translated digit, 40x40 px, padded with 4 px of background        (N, 48, 48)
+    Conv1, 2     3x3, 16 and 16 channels, then 2x2 max pooling                       (N, 22, 22, 16)
+    Conv3, 4     3x3, 64 and 64 channels, then 2x2 max pooling                       (N, 9, 9, 64)
     Conv5        3x3, 128 channels                                                   (N, 7, 7, 128)
     PrimaryCaps  1x1, 16 types x 8-D, squash                                         (N, 784, 8)
-    votes        u_hat_ij = W_tj u_i + |u_i| P_j place_i, t being the type of i      (N, 10, 784, 16)
-    routing      1 iteration, uniform coupling, for which no vote need be made       (N, 10, 16)
+    votes        u_hat_j|i = W_tj u_i + |u_i| P_j x_i                                (N, 10, 784, 16)
+    routing      1 iteration (uniform coupling coefficients), squash                 (N, 10, 16)
     decoder      one capsule, the others masked: 160 -> 256 -> 512 -> 1600           (N, 40, 40)
 
-Every convolution is batch-normalized over 16 samples; a ReLU follows, after PrimaryCaps the squash. Loss: margin loss
-on the capsule lengths + 0.0005 x summed squared error of the redrawn digit. Adam; the kernels of the convolutions go
-along their orthogonalize momentum (Muon). Every gradient is written out.
+This is the default network, `--model capsnet-shared`. W_tj is the transformation matrix from t, the type of capsule i,
+to digit j, shared across positions. x_i is the center of capsule i's receptive field, (x, y) from -1 to 1; P_j
+(`coordinate_W`) adds it to the vote: the coordinate addition of Hinton et al. (2018), for vectors. With uniform
+coupling coefficients the sum of the votes is computed without computing the votes.
 
-Its rivals: capsules with a matrix for every place, as in the paper (`--model capsnet`); on the same backbone global average
-pooling (`gap`), global maximum (`max`), a dense layer (`dense`), and class vectors that are averages (`vectors`) or
-maxima (`vectors-max`) alone; and the paper's CNN made small (`cnn`). `--routing-iters`, `--squash`, `--loss`,
-`--recon-weight 0` take parts away.
+Loss: the margin loss of the digit capsules' lengths (Eq. 4) + 0.0005 x the summed squared error of the reconstruction.
+Every convolution is followed by batch normalization (over groups of 16 samples) and a ReLU, PrimaryCaps by batch
+normalization and the squash. Optimizer: Adam, with a warm-up and cosine decay of the learning rate; the normalized
+kernels of the convolutions take steps along their orthogonalized momentum instead (Muon). Every gradient is written
+out; there is no autograd.
 
-Deviations from the paper: six small convolutions, normalized, for its two of 9x9 (`--preset paper --model capsnet` has
-them); a margin of background; cosine decay of the learning rate; Muon, where convolutions are normalized; affine test
-digits drawn here in affNIST's reported ranges, since its files are not fetched (`--affnist-dir` reads them).
+Baselines (`--model`):
 
-One command, 2 1/2 minutes on two cores:    python3 affnist_capsnet.py --seed 0
+    capsnet     one transformation matrix per position and 3 routing iterations, as in the paper, on the same backbone
+    cnn         the paper's CNN baseline, its three convolutions at 1/16 of their width
+    cnn-dense   CNN: the backbone and a hidden dense layer
+    cnn-gap     CNN: the backbone and global average pooling (GAP)
+    cnn-gmp     CNN: the backbone and global max pooling (GMP)
+    vector-gap  ten class vectors by global average pooling: squash, margin loss, decoder; no matrices, no routing
+    vector-gmp  ten class vectors by global max pooling: squash, margin loss, decoder; no matrices, no routing
+
+cnn and cnn-dense have about as many parameters as capsnet without its decoder, cnn-gap and cnn-gmp about as many as
+capsnet-shared without its decoder. Flags that remove a part: `--routing-iters 1` (routing: uniform coupling
+coefficients), `--squash` (the squash of the primary or of all capsules), `--loss cross-entropy` (the margin loss),
+`--recon-weight 0` (the decoder), `--norm none` (batch normalization).
+
+Deviations from the paper:
+
+- The backbone is six small convolutions with batch normalization, not two 9x9 convolutions; `--preset paper --model
+  capsnet` is the paper's network, `--preset small` the same at a quarter of its width.
+- The default network shares its transformation matrices across positions, adds coordinates and has one routing
+  iteration; the paper's has one matrix per position and three iterations (`--model capsnet`).
+- The image is padded with background (`--padding`): 4 px for models with routing, 8 px for the others.
+- Training is short, the learning rate has a cosine decay, and normalized kernels are trained by Muon, not Adam.
+- Training stops after `--n-epochs`; the paper compares networks at equal accuracy on translated digits (`--stop-at`).
+- Affine test digits are drawn here, within affNIST's reported ranges, because its files are not downloaded;
+  `--affnist-dir` also tests on these files.
+
+Examples, with times on two cores:
+  python3 affnist_capsnet.py                         2.5 minutes: train capsnet-shared
+  python3 affnist_capsnet.py --load                  1 minute: evaluate the pretrained network
+  python3 affnist_capsnet.py --model cnn-gap         2 minutes: train a CNN with global average pooling
 """
 import argparse
 import base64
@@ -63,7 +93,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-# SHARED preamble: what import needs, the same in every experiment ----------------------------------------------------
+# SHARED preamble: imports, errors, declaration of settings ----------------------------------------------------
 
 # One BLAS thread, set before numpy is imported: worker threads share the work in fixed shards instead, so that the bits
 # do not depend on their number.
@@ -74,40 +104,53 @@ from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
 
 class InputError(Exception):
-    """Something the user gave is wrong; the message is one line that names it and how to mend it. Exit code 2."""
+    """Wrong input: the message is one line that says what is wrong and what to do next. Exit code 2."""
 
 
 def option(default, text, group, **extra):
-    """A setting: its default, its help text, the group of --help it stands in (data, network, training or run). A
-    default of None is the recipe's: what Config.recipe says of the preset, the network or the data.
+    """Declare a setting: its default, its help text and its group in --help (data, network, training or run). A default
+    of None is filled in from DEFAULTS.
 
-    extra: low, high, above, choices, which bound its value; metavar; runtime=True, if no bit of the training depends on
-    it; only={setting: values}, the networks, tasks or data to which it means something, if not to all.
+    extra: low, high, above (exclusive), choices: bounds of the value; metavar; runtime=True if no bit of the training
+    depends on it; only={setting: values} if the setting applies to some models, tasks or data only; aliases={name:
+    only}: other names of its flag, and what they apply to.
     """
     return dataclasses.field(default=default, metadata={"help": text, "group": group, **extra})
 
+
+def describe(choices):
+    """Return the help text of a setting's choices, {name: description}"""
+    return "; ".join(f"{name}: {text}" for name, text in choices.items())
+
 # END SHARED preamble -------------------------------------------------------------------------------------------------
 
-# Axis legend, in the shape comments at line ends:
-#   N batch   H W height, width   C channels in   F channels out   K kernel side   I primary capsules   J digit capsules
-#   B types of primary capsules   E D dimensions of a primary (8) and of a digit capsule (16)   T terms of du_hat
+# Axis legend, for the shape comments at line ends:
+#   N batch   H W height, width   C F input and output channels   K kernel size   I primary capsules   J digit capsules
+#   B types of primary capsules   E D dimensions of a primary (8) and of a digit capsule (16)
+#   T terms of which du_hat is the sum (routing_backward)
 #
-# A sample's way:
-#   load_digits           the digits of MNIST, three splits; select_training_digits: those to train on
-#   epoch_samples         an epoch of them, each moved, a chunk at a time; to_batch: some of them as floats
-#   forward               layers_forward: the backbone, of a CNN all of it; capsules_forward: squash, votes, routing
-#   classification_loss, reconstruction_loss; backward      how far from the truth; and the same way back
-#   optimizer_step             Muon and Adam: new weights
-#   stream_digits         validation and test digits: moved, moved further, transformed, or affNIST's own
-#   evaluate              named right? evaluate_test_sets: on every kind of test digits; report: what is printed and kept
+# One sample, step by step:
+#   load_digits           loads MNIST in three splits; select_training_digits: the digits to train on
+#   epoch_samples         translates every training digit at random, a chunk of digits at a time
+#   to_batch              converts the digits of one batch to floats in [0, 1]
+#   forward               computes the backbone or the whole CNN (layers_forward); squash, votes and routing
+#                         (capsules_forward); the reconstruction
+#   classification_loss, reconstruction_loss      compare the scores with the label, the reconstruction with the image
+#   backward              propagates their gradients through the same functions in reverse
+#   optimizer_step        updates the parameters (Adam, Muon)
+#   stream_digits         draws validation and test digits: translated, affine, or read from affNIST's own files
+#   evaluate              computes accuracy and losses; evaluate_test_sets: of every test set of the task
+#   report                prints the results and saves them
 
 
 def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.float32):
-    """Train -> (params, history). Never looks at a test image.
+    """Train a network and return its weights and history. No test image is used.
 
-    snapshot_callback(step, params, terms) gets copies, at step 0, every snapshot_every steps and at the end; it cannot
-    change the run. data: load_digits' result, to load only once. dtype: float64 is for tests. history: source of the
-    digits, epochs (one dict each: train and validation losses and accuracies), seconds, steps.
+    snapshot_callback(step, params, terms): called with copies at step 0, after every snapshot_every steps and at the
+    end; it cannot change the run. data: load_digits' result, to load the digits only once. dtype: float64 in tests.
+    Return params, {name: array}, with the running statistics of the normalizations, and history: source of the digits,
+    epochs (one dict each: training and validation losses and accuracies), seconds, steps.
+    Raise InputError when a setting is invalid, the data cannot be loaded or the training diverges.
     """
     check_config(config)
     progress = Progress(config.quiet)
@@ -115,35 +158,39 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.
     with Run(config, data["source"], config.n_train, progress, snapshot_callback, snapshot_every, dtype) as run:
         announce(run, data)
         for epoch in run.epochs():
-            if any(before["val_accuracy"] >= config.stop_at > 0 for before in run.history["epochs"]):
+            if any(earlier["val_accuracy"] >= config.stop_at > 0 for earlier in run.history["epochs"]):
                 break
             for samples in epoch_samples(data, epoch, config):
                 for rows in run.batches(samples):
                     run.update(len(rows), *run.runner.loss_and_grads(run.params, samples, rows, config))
-            found = evaluate(run.weights, stream_digits(data, config, "val"), config, run.runner)
-            run.close_epoch({"val_" + name: found[name] for name in EPOCH_METRICS if name in found}, f"validation {found['accuracy']:.4f}")
+            metrics = evaluate(run.weights, stream_digits(data, config, "val"), config, run.runner)
+            run.close_epoch({"val_" + name: metrics[name] for name in EPOCH_METRICS if name in metrics},
+                            f"validation accuracy {metrics['accuracy']:.4f}")
     return run.weights, run.history
 
 
-# ============================================================== the task: one digit, moved, or turned and stretched
+# ============================================================== the task: digits, translated or affinely transformed
 
-BOX, INK = 28, 20                  # sides of an MNIST image and of the square that its digit fits, px
+BOX, INK = 28, 20                  # sides of an MNIST image and of the square that its digit fits into, px
 SIDES = {"affnist": 40, "mnist": 28}                           # of each task's canvas, px
-SHIFTS = {"affnist": "6", "mnist": "2"}                        # --train-shift where it is not given
 N_CLASSES = 10
-RANGES = {"turn": (-20.0, 20.0), "shear": (-0.2, 0.2), "down": (0.8, 1.2), "across": (0.8, 1.2)}        # affNIST's
-KINDS = "val", "test", "affine", "any_position", "centered"           # of digits; their order is that of their generators
-TEST_SETS = {                                         # of each task: key of the result, kind of digits, what is printed
-    "affnist": (("familiar", "test", "moved test digits"), ("any_position", "any_position", "moved further"),
-                ("centered", "centered", "affine, in the middle"), ("affine", "affine", "affine test digits"),
-                ("real_affine", "real", "affNIST's files")),
+# affNIST's ranges of the factors of an affine transformation: degrees, x per y, scale factors; and no transformation
+RANGES = {"rotation": (-20.0, 20.0), "shear": (-0.2, 0.2), "scale_y": (0.8, 1.2), "scale_x": (0.8, 1.2)}
+IDENTITY = {"rotation": 0.0, "shear": 0.0, "scale_y": 1.0, "scale_x": 1.0}
+KINDS = "val", "test", "affine", "any_position", "centered"    # of digits (stream_digits); the index seeds a generator
+TEST_SETS = {                                         # of each task: key of the result, kind of digits, printed name
+    "affnist": (("familiar", "test", "translated digits"), ("any_position", "any_position", "digits at any position"),
+                ("centered", "centered", "affine digits, centered"),
+                ("affine", "affine", "affine digits, any position"), ("real_affine", "real", "affNIST's own digits")),
     "mnist": (("test", "test", "test digits"),)}
-REST = {"turn": 0.0, "shear": 0.0, "down": 1.0, "across": 1.0}          # no transformation: degrees, a share, factors
 
 
 def place_digits(images, corners, side):
-    """Put each 28x28 image on a canvas of side x side px with its upper left corner at corners (n, 2) = (row, column)
-    px, which may lie outside. -> (n, side, side) uint8; what does not fit is cut off"""
+    """Place each 28x28 image on a black canvas of side x side px and return the canvases, (n, side, side) uint8.
+
+    images: (n, 28, 28) uint8. corners: (n, 2), row and column of each image's upper left corner on its canvas, px. A
+    corner may lie outside; what does not fit on the canvas is cut off.
+    """
     canvas = np.zeros((len(images), side + 2 * BOX, side + 2 * BOX), np.uint8)
     windows = sliding_window_view(canvas, (BOX, BOX), axis=(1, 2), writeable=True)
     rows, columns = np.clip(corners.T + BOX, 0, side + BOX)
@@ -152,20 +199,25 @@ def place_digits(images, corners, side):
 
 
 def max_shift(config):
-    """Return how far training digits are translated on each axis, px; None for any position on the canvas"""
+    """Return the largest translation of training digits along each axis, px; None: any position on the canvas."""
     return None if config.train_shift == "full" else int(config.train_shift)
 
 
 def test_sets(config):
-    """Return the rows of TEST_SETS that a Config is tested on. Digits at any position are no other test set to a network
-    that was trained on them, and affNIST's files need --affnist-dir."""
-    wanted = {"any_position": max_shift(config) is not None, "real": config.affnist_dir}
-    return [(key, kind, words) for key, kind, words in TEST_SETS[config.task] if wanted.get(kind, True)]
+    """Return the rows of TEST_SETS that apply to a Config: (result key, kind of digits, printed name).
+
+    A network trained on digits at any position has no separate test set of these; affNIST's own files need
+    --affnist-dir.
+    """
+    included = {"any_position": max_shift(config) is not None, "real": config.affnist_dir}
+    return [row for row in TEST_SETS[config.task] if included.get(row[1], True)]
 
 
 def translate_digits(images, side, max_shift, rng):
-    """Each 28x28 image moved from the canvas' middle by up to max_shift whole px on each axis; None: to anywhere on it
-    where all of its ink fits. -> (n, side, side)"""
+    """Translate each 28x28 image from the center of its canvas by up to max_shift whole px along each axis, at random.
+
+    max_shift None: to any position at which all ink is on the canvas. Return (n, side, side) uint8.
+    """
     if max_shift is None:
         return translate_anywhere(images, side, rng)
     shifts = rng.integers(-max_shift, max_shift + 1, (len(images), 2))
@@ -173,104 +225,127 @@ def translate_digits(images, side, max_shift, rng):
 
 
 def translate_anywhere(images, side, rng):
-    """Each 28x28 image moved by whole pixels to anywhere on the canvas where all of its ink fits. -> (n, side, side)"""
+    """Translate each 28x28 image to a random position, in whole px, at which all of its ink is on the canvas.
+
+    Return (n, side, side) uint8.
+    """
     corners = [rng.integers(-ink.argmax(1), side - BOX + 1 + ink[:, ::-1].argmax(1))
                for ink in (images.any(2), images.any(1))]                               # (n, 28), by row, by column
     return place_digits(images, np.stack(corners, 1), side)
 
 
-def affine_matrix(turn, shear, down, across):
-    """The 2x2 matrices, acting on columns (y, x), that first stretch by `down` and `across`, then shear x by
-    `shear` times y, then turn by `turn` degrees, counter-clockwise as seen. -> (n, 2, 2)"""
-    turn, shear, down, across = np.broadcast_arrays(*(np.asarray(a, float) for a in (turn, shear, down, across)))
-    cos, sin = np.cos(np.deg2rad(turn)), np.sin(np.deg2rad(turn))
-    sheared = np.stack([down, 0 * down, shear * down, across], -1).reshape(-1, 2, 2)
-    turned = np.stack([cos, -sin, sin, cos], -1).reshape(-1, 2, 2)                      # y grows downwards
-    return turned @ sheared
+def affine_matrix(rotation, shear, scale_y, scale_x):
+    """Return the matrices of affine transformations, which act on column vectors (y, x), (n, 2, 2) float64.
+
+    A matrix first scales by scale_y and scale_x, then shears (x += shear * y), then rotates by `rotation` degrees,
+    counter-clockwise in the image. The arguments, numbers or (n,), are broadcast.
+    """
+    rotation, shear, scale_y, scale_x = np.broadcast_arrays(*map(np.float64, (rotation, shear, scale_y, scale_x)))
+    cos, sin = np.cos(np.deg2rad(rotation)), np.sin(np.deg2rad(rotation))
+    scale_and_shear = np.stack([scale_y, 0 * scale_y, shear * scale_y, scale_x], -1).reshape(-1, 2, 2)
+    rotate = np.stack([cos, -sin, sin, cos], -1).reshape(-1, 2, 2)                      # y points down
+    return rotate @ scale_and_shear
 
 
 def transform_digits(images, matrices, rng, side):
-    """Each 28x28 image transformed by its 2x2 matrix, bilinear, and put anywhere on a canvas where all of its ink fits;
-    without rng in the canvas' middle, or as near to it as all of its ink fits.
+    """Transform each 28x28 image by its matrix, bilinearly, and place it at random with all of its ink on the canvas.
 
-    images (n, 28, 28) uint8, matrices (n, 2, 2), see affine_matrix -> images (n, side, side) uint8 and centers (n, 2),
-    where the middle (13.5, 13.5) of each image has come to lie, px. Raises InputError if the ink of one cannot fit.
+    images: (n, 28, 28) uint8. matrices: (n, 2, 2), from affine_matrix. rng: None places each digit at the center of its
+    canvas, or as near to the center as its ink allows.
+    Return the canvases, (n, side, side) uint8, and centers, (n, 2): where the center (13.5, 13.5) of each image lies on
+    its canvas, (row, column) in px. Raise InputError when the ink of a digit does not fit on the canvas.
     """
     middle = (BOX - 1) / 2
     y, x = np.mgrid[:BOX, :BOX] - middle
     ink = images > 0
-    at = np.einsum("nij,jyx->niyx", matrices, np.stack([y, x]))                         # where each pixel comes to lie
-    low, high = (np.where(ink[:, None], at, fill).reshape(len(images), 2, -1) for fill in (np.inf, -np.inf))
-    margin = np.abs(matrices).sum(2)                                  # of what a pixel adds to those around it
-    low, high = np.minimum(low.min(2), 0) - margin + 1, np.maximum(high.max(2), 0) + margin - 1   # at its edge, 0
+    mapped = np.einsum("nij,jyx->niyx", matrices, np.stack([y, x]))                     # transformed pixel positions
+    low, high = (np.where(ink[:, None], mapped, fill).reshape(len(images), 2, -1) for fill in (np.inf, -np.inf))
+    margin = np.abs(matrices).sum(2)           # interpolated ink reaches this far from its pixel, and there it is 0
+    low, high = np.minimum(low.min(2), 0) - margin + 1, np.maximum(high.max(2), 0) + margin - 1
     room = side - 1 - (high - low)
     if (room < 0).any():
         raise InputError(f"a transformed digit does not fit into {side}x{side} px; lower its scale or shear")
-    share = rng.uniform(0, 1, (len(images), 2)) if rng else np.clip(
+    fraction = rng.uniform(0, 1, (len(images), 2)) if rng else np.clip(
         ((side - 1) / 2 + low) / np.maximum(room, 1e-9), 0, 1)
-    centers, back = share * room - low, np.linalg.inv(matrices)                         # (n, 2), (n, 2, 2)
-    return np.concatenate([resample_affine(*(a[start:start + 64] for a in (images, back, centers)), side)       # in cache
-                           for start in range(0, len(images), 64)]), centers
+    centers, inverses = fraction * room - low, np.linalg.inv(matrices)                  # (n, 2), (n, 2, 2)
+    return np.concatenate([resample_affine(*(a[start:start + 64] for a in (images, inverses, centers)), side)
+                           for start in range(0, len(images), 64)]), centers            # 64 digits fit in the CPU cache
 
 
-def resample_affine(images, back, centers, side):
-    """Each output pixel p taken from back @ (p - center) of its image, counted from its middle, interpolated between
-    four. images (n, 28, 28) uint8, back (n, 2, 2), centers (n, 2) -> (n, side, side) uint8"""
+def resample_affine(images, inverses, centers, side):
+    """Draw each image, transformed, on its canvas by bilinear interpolation; return canvases (n, side, side) uint8.
+
+    images: (n, 28, 28) uint8. inverses: (n, 2, 2), inverses of the transformations' matrices. centers: (n, 2), where
+    each image's center lies on its canvas, px. Canvas pixel p gets the value of the image at inverse @ (p - center),
+    relative to the image's center; outside of the image the value is 0.
+    """
     n, pixel = len(images), np.arange(side)
     offset = np.stack(np.broadcast_arrays(pixel[:, None] - centers[:, 0, None, None],
                                           pixel - centers[:, 1, None, None]), 1)        # (n, 2, side, side)
-    source = np.einsum("nij,njyx->niyx", back, offset) + (BOX - 1) / 2 + 1              # in the padded image
+    source = np.einsum("nij,njyx->niyx", inverses, offset) + (BOX - 1) / 2 + 1          # in the padded image
     source = np.clip(source, 0, BOX + 1 - 1e-6)
     corner = source.astype(np.int64)
     (y, x), (dy, dx) = corner.transpose(1, 0, 2, 3), (source - corner).transpose(1, 0, 2, 3)
     padded = np.pad(images.astype(float), ((0, 0), (1, 1), (1, 1)))
     flat = (np.arange(n)[:, None, None] * (BOX + 2) + y) * (BOX + 2) + x
-    four = ((row + column, down * across) for row, down in ((0, 1 - dy), (BOX + 2, dy))
-            for column, across in ((0, 1 - dx), (1, dx)))
-    return np.rint(sum(share * np.take(padded, flat + step) for step, share in four)).astype(np.uint8)
+    neighbors = ((row + column, weight_y * weight_x) for row, weight_y in ((0, 1 - dy), (BOX + 2, dy))
+                 for column, weight_x in ((0, 1 - dx), (1, dx)))
+    return np.rint(sum(weight * np.take(padded, flat + step) for step, weight in neighbors)).astype(np.uint8)
 
 
 def stream_digits(digits, config, kind, factors=None):
-    """Test or validation digits in dicts of at most CHUNK: images (n, side, side) uint8, labels (n,).
+    """Yield validation or test digits in dicts of at most CHUNK: images (n, side, side) uint8 and labels (n,) int64.
 
-    kind: "val", validation digits, or "test", moved, or with --task mnist as they are; of test digits also "affine",
-    transformed, anywhere on the canvas; "any_position", moved by whole pixels to wherever they fit, which is further than
-    training moves them; "centered", transformed, their middle on the canvas', or as near as their ink allows; "real",
-    affNIST's files. factors: those of affine or centerd digits, {factor: number}, where they are not to be drawn."""
+    kind: "val", validation digits, or "test", test digits, both translated as in training (with --task mnist as they
+    are); "any_position", test digits translated by whole px to any position at which all ink is on the canvas, also
+    beyond the training range; "affine", test digits transformed and placed at any position; "centered", test digits
+    transformed and placed at the center of the canvas, or as near to it as their ink allows; "real", affNIST's own
+    files. --eval-split val replaces the test images by validation images.
+    factors: {factor: number} for all "affine" or "centered" digits; None draws them from RANGES. Each chunk has its own
+    random generator.
+    """
     if kind == "real":
         yield from read_affnist(config.affnist_dir)
         return
     images, labels = digits["val" if kind == "val" else config.eval_split]
     n, side = min((config.n_val if kind == "val" else config.n_test) or len(labels), len(labels)), SIDES[config.task]
     for start in range(0, n, CHUNK):
-        part = slice(start, min(start + CHUNK, n))
+        rows = slice(start, min(start + CHUNK, n))
         rng = rng_for(config.seed, "evaluation", KINDS.index(kind), 0, start // CHUNK)
         if kind == "any_position":
-            shown = translate_anywhere(images[part], side, rng)
+            canvases = translate_anywhere(images[rows], side, rng)
         elif kind in ("affine", "centered"):
-            drawn = factors or {name: rng.uniform(*within, part.stop - start) for name, within in RANGES.items()}
-            matrices = np.broadcast_to(affine_matrix(**drawn), (part.stop - start, 2, 2))
-            shown, _ = transform_digits(images[part], matrices, None if kind == "centered" else rng, side)
+            values = factors or {name: rng.uniform(*bounds, rows.stop - start) for name, bounds in RANGES.items()}
+            matrices = np.broadcast_to(affine_matrix(**values), (rows.stop - start, 2, 2))
+            canvases, _ = transform_digits(images[rows], matrices, None if kind == "centered" else rng, side)
         else:
-            shown = translate_digits(images[part], side, 0 if config.task == "mnist" else max_shift(config), rng)
-        yield {"images": shown, "labels": labels[part].astype(np.int64)}
+            canvases = translate_digits(images[rows], side, 0 if config.task == "mnist" else max_shift(config), rng)
+        yield {"images": canvases, "labels": labels[rows].astype(np.int64)}
 
 
 def select_training_digits(digits, config):
-    """-> images, labels of the digits to train on: --n-per-class of each class, other ones for each seed, or all"""
+    """Return images and labels of the training digits: all of them, or --n-per-class of each class, drawn by the seed.
+
+    Raise InputError when a class has fewer digits than that.
+    """
     images, labels = digits["train"]
     if not config.n_per_class:
         return images, labels
     order = rng_for(config.seed, "data", 1).permutation(len(labels))
-    kept = [order[labels[order] == digit][:config.n_per_class] for digit in range(N_CLASSES)]
-    if (least := min(map(len, kept))) < config.n_per_class:
-        raise InputError(f"--n-per-class {config.n_per_class}: of one digit there are {least}; lower it, or 0 for all")
-    kept = np.sort(np.concatenate(kept))
-    return images[kept], labels[kept]
+    chosen = [order[labels[order] == digit][:config.n_per_class] for digit in range(N_CLASSES)]
+    if (fewest := min(map(len, chosen))) < config.n_per_class:
+        raise InputError(f"--n-per-class {config.n_per_class}: one class has only {fewest} digits; lower it, or 0: all")
+    rows = np.sort(np.concatenate(chosen))
+    return images[rows], labels[rows]
 
 
 def epoch_samples(digits, epoch, config, dtype=np.float32):
-    """The digits of one epoch, moved, a chunk of whole batches at a time: every digit once before one comes again"""
+    """Yield the randomly translated training digits of one epoch in dicts of samples, each some whole batches.
+
+    A dict has at most CHUNK samples, or one batch: images (n, side, side) uint8, labels (n,) int64 and, with dropout,
+    dropout_mask (n, units) float32, each entry 0 or 1 / (1 - dropout). Every digit appears once before any digit
+    appears again. dtype is not used: to_batch converts.
+    """
     images, labels = select_training_digits(digits, config)
     size, rng = max(1, CHUNK // config.batch_size) * config.batch_size, rng_for(config.seed, "batches", epoch)
     order = itertools.chain.from_iterable(map(rng.permutation, itertools.repeat(len(labels))))
@@ -280,75 +355,86 @@ def epoch_samples(digits, epoch, config, dtype=np.float32):
         samples = {"images": translate_digits(images[rows], SIDES[config.task], max_shift(config), rng),
                    "labels": labels[rows].astype(np.int64)}
         if config.dropout:
-            kept = rng.random((len(rows), plan(config).n_dropped), np.float32) >= config.dropout
-            samples["dropout_mask"] = kept / np.float32(1 - config.dropout)
+            keep = rng.random((len(rows), plan(config).n_dropped), np.float32) >= config.dropout
+            samples["dropout_mask"] = keep / np.float32(1 - config.dropout)
         yield samples
 
 
 def to_batch(samples, rows, dtype=np.float32):
-    """Rows of a dict of samples as what the network eats: images, pixels in [0, 1] in `dtype`, labels (N,), and the
-    dropout_mask, if there is one"""
+    """Return rows of a dict of samples as a network's input: images in [0, 1] and dropout_mask, if any, in `dtype`, and
+    labels, (N,)."""
     batch = {name: a[rows] if name == "labels" else a[rows].astype(dtype) for name, a in samples.items()}
     return batch | {"images": batch["images"] / 255}
 
 
 def read_affnist(folder):
-    """affNIST's test digits, file by file: dicts of images (n, 40, 40) uint8 and labels (n,). Raises InputError that
-    names what is missing or wrong."""
-    place = Path(folder).expanduser()
-    paths = [path for at in (place / "test_batches", place) for path in at.glob("*.mat") if path.stem.isdigit()]
+    """Yield affNIST's own test digits, file by file, in dicts: images (n, 40, 40) uint8 and labels (n,) int64.
+
+    folder: contains test_batches/1.mat, 2.mat, ..., or these files. Raise InputError when files or SciPy are missing,
+    or when a file is damaged or has other contents.
+    """
+    root = Path(folder).expanduser()
+    paths = [path for base in (root / "test_batches", root) for path in base.glob("*.mat") if path.stem.isdigit()]
     if not paths:
-        raise InputError(f"--affnist-dir {folder}: no test_batches/1.mat, 2.mat, ... there; give the folder that holds "
-                         "affNIST's test_batches")
+        raise InputError(f"--affnist-dir {folder}: no test_batches/1.mat, 2.mat, ... in this folder; give the folder "
+                         "that contains affNIST's test_batches")
     try:
         import scipy.io
     except ImportError:
-        raise InputError("--affnist-dir: SciPy reads its files, MATLAB's; python3 -m pip install scipy") from None
+        raise InputError("--affnist-dir: reading affNIST's files needs SciPy; python3 -m pip install scipy") from None
     for path in sorted(paths, key=lambda path: int(path.stem)):
         try:
-            found = scipy.io.loadmat(path, squeeze_me=True, struct_as_record=False, variable_names=["affNISTdata"])
-            images, labels = (np.asarray(getattr(found["affNISTdata"], name)) for name in ("image", "label_int"))
-        except Exception as error:                       # what a damaged file makes the reader raise is not documented
-            raise InputError(f"{path}: damaged, or not affNIST's ({' '.join(str(error).split())[:80]}); get it anew"
-                             ) from None
+            mat = scipy.io.loadmat(path, squeeze_me=True, struct_as_record=False, variable_names=["affNISTdata"])
+            images, labels = (np.asarray(getattr(mat["affNISTdata"], name)) for name in ("image", "label_int"))
+        except Exception as error:             # SciPy does not document which exceptions a damaged file can raise
+            raise InputError(f"{path}: damaged, or not an affNIST file ({' '.join(str(error).split())[:80]}); download "
+                             "it again") from None
         side, labels, images = SIDES["affnist"], np.atleast_1d(labels), images.reshape(len(images), -1)
-        known = len(labels) and labels.min() >= 0 and labels.max() < N_CLASSES
-        if images.shape != (side * side, len(labels)) or images.dtype != np.uint8 or not known:
-            raise InputError(f"{path}: holds {images.dtype} of shape {images.shape} beside {len(labels)} labels, not "
-                             f"uint8 of shape ({side * side}, digits) beside labels from 0 to 9; get it anew")
+        valid = len(labels) and labels.min() >= 0 and labels.max() < N_CLASSES
+        if images.shape != (side * side, len(labels)) or images.dtype != np.uint8 or not valid:
+            raise InputError(f"{path}: contains {images.dtype} of shape {images.shape} and {len(labels)} labels, not "
+                             f"uint8 of shape ({side * side}, digits) and labels from 0 to 9; download it again")
         yield {"images": images.T.reshape(-1, side, side), "labels": labels.astype(np.int64)}
 
 
-# ============================================================== the paper: capsules, routing, losses, the networks
+# ============================================================== the paper: capsules, routing, losses, networks
 
 # SHARED dynamic routing: squash, votes, routing by agreement, lengths, margin loss -----------------------------------
-# u_hat, b, c and their gradients are indexed alike, (N, J, I, ...): j first, then the i that it hears.
+# The axes of u_hat, b, c and their gradients are (N, J, I, ...): output capsule j comes before input capsule i.
 
-SQUASH_EPS = 1e-9                  # inside the square root of a norm: the gradient at a zero vector is 0, not 0/0
+SQUASH_EPS = 1e-9      # added inside the square root of a norm, so that a zero vector's gradient is 0, not 0/0
 
 
 def squash_forward(s):
-    """Eq. 1: v = |s|^2 / (1 + |s|^2) * s / |s| along the last axis: the direction stays, the length gets below 1."""
+    """Squash the vectors s along the last axis to v = |s|^2 / (1 + |s|^2) * s / |s| (Sabour et al. 2017, Eq. 1).
+
+    The direction is kept, the length is below 1. Return v, with the shape of s, and a cache for squash_backward.
+    """
     norm = np.sqrt(np.einsum("...d,...d->...", s, s)[..., None] + SQUASH_EPS)           # (..., 1)
     gain = norm / (1 + norm * norm)
     return s * gain, (s, norm, gain)
 
 
 def squash_backward(dv, cache):
-    """With q = |s| and v = s q / (1 + q^2): ds = dv q/(1+q^2) + s (s . dv) (1 - q^2) / (q (1 + q^2)^2)"""
+    """Return ds, with the shape of s.
+
+    With q = |s| and v = s q / (1 + q^2): ds = dv q / (1 + q^2) + s (s . dv) (1 - q^2) / (q (1 + q^2)^2).
+    """
     s, norm, gain = cache
-    along = np.einsum("...d,...d->...", s, dv)[..., None]                               # (..., 1)
-    along *= (1 - norm * norm) / (norm * (1 + norm * norm) ** 2)
+    radial = np.einsum("...d,...d->...", s, dv)[..., None]                              # (..., 1)
+    radial *= (1 - norm * norm) / (norm * (1 + norm * norm) ** 2)
     ds = dv * gain
-    ds += s * along
+    ds += s * radial
     return ds
 
 
 def votes_forward(u, W, empty=np.empty):
-    """Eq. 2: u_hat_j|i = W_ij u_i. u (N, I, E), W (I, E, J, D) -> u_hat (N, J, I, D), a view of memory (N, I, J, D)
+    """Compute the votes u_hat_j|i = W_ij u_i of all input capsules for all output capsules (Sabour et al. 2017, Eq. 2).
 
-    W_ij stands transposed, as (E, D), so that each i is one row-major GEMM (N, E) @ (E, J*D): OpenBLAS's AVX-512
-    kernels multiply such small matrices 1.8 times as fast as with a transposed operand.
+    u: input capsules, (N, I, E). W: transformation matrices, (I, E, J, D). W_ij is stored transposed, as (E, D), so
+    that each i is one row-major GEMM (N, E) @ (E, J*D): OpenBLAS's AVX-512 kernels multiply such small matrices 1.8
+    times as fast as with a transposed operand.
+    Return u_hat, (N, J, I, D), a view of memory laid out as (N, I, J, D), and a cache for votes_backward.
     """
     (N, I, E), (_, _, J, D) = u.shape, W.shape
     u_hat = empty((N, I, J * D), u.dtype)
@@ -357,7 +443,7 @@ def votes_forward(u, W, empty=np.empty):
 
 
 def votes_backward(du_hat, cache):
-    """du_hat (N, J, I, D) -> du (N, I, E), dW (I, E, J, D)"""
+    """Return du (N, I, E) and dW (I, E, J, D) from du_hat (N, J, I, D)."""
     u, W, empty = cache
     (N, I, E), (_, _, J, D) = u.shape, W.shape
     by_i = du_hat.transpose(0, 2, 1, 3).reshape(N, I, J * D).transpose(1, 0, 2)         # (I, N, J*D)
@@ -368,7 +454,10 @@ def votes_backward(du_hat, cache):
 
 
 def softmax_forward(b):
-    """Eq. 3: c_ij = exp(b_ij) / sum_k exp(b_ik), over the output capsules, axis 1. b (N, J, I) -> c (N, J, I)"""
+    """Compute the coupling coefficients c_ij = exp(b_ij) / sum_k exp(b_ik) (Sabour et al. 2017, Eq. 3).
+
+    b: routing logits, (N, J, I). The softmax runs over the output capsules, axis 1. Return c, (N, J, I), and a cache.
+    """
     c = b - b.max(1, keepdims=True)
     np.exp(c, out=c)
     c /= c.sum(1, keepdims=True)
@@ -376,6 +465,7 @@ def softmax_forward(b):
 
 
 def softmax_backward(dc, cache):
+    """Return db from dc, both (N, J, I)."""
     c, = cache
     db = dc - np.einsum("nji,nji->ni", c, dc)[:, None]
     db *= c
@@ -386,13 +476,20 @@ SQUASH, SOFTMAX = (squash_forward, squash_backward), (softmax_forward, softmax_b
 
 
 def routing_forward(u_hat, n_iters, empty=np.empty, normalizer=SOFTMAX, ending=SQUASH):
-    """Procedure 1, dynamic routing. u_hat (N, J, I, D) -> v (N, J, D)
+    """Compute the output capsules by dynamic routing (Sabour et al. 2017, Procedure 1).
 
-    For r = 1..n_iters: c = softmax_j(b), s_j = sum_i c_ij u_hat_j|i, v = squash(s), and b_ij += u_hat_j|i . v_j, with
-    b = 0 at first, per sample; the update after the last squash would not be read. normalizer and ending, each a
-    forward and its backward, may stand in the softmax's and the squash's place. The cache's steps hold each iteration's
-    c (N, J, I), the first being the same for all, as (1, I), and v. All sums are BLAS calls: a matrix-vector product
-    for every (n, j) reads u_hat once, where a GEMM against a block-diagonal matrix would do J times the arithmetic.
+    Each iteration sets the coupling coefficients c = softmax(b) over the output capsules (Eq. 3), sums the votes into
+    s_j = sum_i c_ij u_hat_j|i (Eq. 2), squashes s_j to v_j (Eq. 1), and adds the agreement u_hat_j|i . v_j to the
+    logits b_ij, which start at zero for every sample. The last iteration skips that update, whose result would not be
+    used.
+
+    u_hat: votes, (N, J, I, D). n_iters: at least 1; 1 means uniform coupling coefficients. empty: np.empty or an Arena.
+    normalizer, ending: (forward, backward) functions to use in place of the softmax and the squash.
+    Return v, (N, J, D), and a cache for routing_backward, whose `steps` hold c and v of every iteration: c is
+    (N, J, I), but (1, I) in the first iteration, where it is the same for all samples and output capsules.
+
+    All sums are BLAS calls: a matrix-vector product for every (n, j) reads u_hat once, whereas a GEMM with a
+    block-diagonal matrix would need J times the arithmetic.
     """
     N, J, I, D = u_hat.shape
     steps = []
@@ -412,11 +509,11 @@ def routing_forward(u_hat, n_iters, empty=np.empty, normalizer=SOFTMAX, ending=S
 
 
 def routing_backward(dv, cache):
-    """dv (N, J, D) -> du_hat (N, J, I, D), through every iteration
+    """Return du_hat (N, J, I, D) from dv (N, J, D), through all routing iterations.
 
-    Each place where u_hat_ij is used adds a coefficient times a direction, a D-vector, to its gradient: c ds from a
-    weighted sum, db v from an agreement. These terms are gathered over all iterations, and du_hat is ONE batched
-    product (I, T) @ (T, D) for every (n, j).
+    Each use of u_hat_j|i adds a coefficient times a D-dimensional direction to its gradient: c ds for a weighted sum,
+    db v for an agreement. These T terms are collected over all iterations, and du_hat is one batched product (I, T) @
+    (T, D) for every (n, j).
     """
     u_hat, steps, empty = cache.u_hat, cache.steps, cache.empty
     N, J, I, D = u_hat.shape
@@ -439,12 +536,13 @@ def routing_backward(dv, cache):
 
 
 def lengths_forward(v):
-    """|v_j|, the probability that digit j is there. v (N, J, D) -> (N, J)"""
+    """Compute the lengths |v_j|, the probabilities that class j is present. v: (N, J, D). Return (N, J) and a cache."""
     lengths = np.sqrt(np.einsum("njd,njd->nj", v, v) + SQUASH_EPS)
     return lengths, (v, lengths)
 
 
 def lengths_backward(dlengths, cache):
+    """Return dv (N, J, D) from dlengths (N, J)."""
     v, lengths = cache
     return v * (dlengths / lengths)[..., None]
 
@@ -454,9 +552,11 @@ DOWN_WEIGHT = 0.5
 
 
 def margin_loss(lengths, present):
-    """Eq. 4, summed over capsules, mean over the batch. lengths, present (N, J), present 1 for digits there, else 0.
+    """Compute the margin loss (Sabour et al. 2017, Eq. 4), summed over the classes and averaged over the batch.
 
-    L_k = T_k max(0, 0.9 - |v_k|)^2 + 0.5 (1 - T_k) max(0, |v_k| - 0.1)^2. -> loss (float), dlengths (N, J)
+    L_k = T_k max(0, 0.9 - |v_k|)^2 + 0.5 (1 - T_k) max(0, |v_k| - 0.1)^2.
+    lengths: |v_k|, (N, J). present: T_k, (N, J), 1 for the classes in the image, 0 for the others.
+    Return the loss, a float, and dlengths, (N, J).
     """
     short, long = np.maximum(M_PLUS - lengths, 0), np.maximum(lengths - M_MINUS, 0)
     N = len(lengths)
@@ -467,54 +567,66 @@ def margin_loss(lengths, present):
 # END SHARED dynamic routing ------------------------------------------------------------------------------------------
 
 
-# SHARED shared votes: of vector capsules whose matrices are shared over places ---------------------------------------
+# SHARED votes with shared matrices: transformation matrices shared across positions ----------------------------------
 
 def add_coordinates_forward(u, centers):
-    """Each capsule with its place, scaled by its length, as two more numbers. u (N, I, E), I ordered (place, type),
-    centers (places, 2) -> (N, I, E + 2)"""
+    """Append coordinates to each capsule, as two elements that are scaled by its length.
+
+    u: vector capsules, (N, I, E), with I ordered (position, type); centers: x and y of the positions' receptive
+    fields, (positions, 2). Return (N, I, E + 2) and a cache. Transformation matrices with two more rows then add the
+    coordinates to the votes (coordinate addition).
+    """
     lengths, cache = lengths_forward(u)                                                 # (N, I)
-    places = np.repeat(centers.astype(u.dtype), u.shape[1] // len(centers), axis=0)     # (I, 2)
-    return np.concatenate([u, lengths[..., None] * places], -1), (cache, places)
+    positions = np.repeat(centers.astype(u.dtype), u.shape[1] // len(centers), axis=0)  # (I, 2)
+    return np.concatenate([u, lengths[..., None] * positions], -1), (cache, positions)
 
 
 def add_coordinates_backward(dout, cache):
-    lengths_cache, places = cache
-    dlengths = np.einsum("nik,ik->ni", dout[..., -2:], places)
+    """Return du, (N, I, E), from dout, (N, I, E + 2)."""
+    lengths_cache, positions = cache
+    dlengths = np.einsum("nik,ik->ni", dout[..., -2:], positions)
     return dout[..., :-2] + lengths_backward(dlengths, lengths_cache)
 
 
 def shared_votes_forward(u, W, n_positions, empty=np.empty):
-    """Votes of I = places x types capsules with a matrix for every type. u (N, I, E), W (B, E, J, D) -> u_hat
-    (N, J, I, D), a view"""
+    """Compute votes with transformation matrices that are shared across positions: one per capsule type.
+
+    u: vector capsules, (N, I, E), with I = n_positions * B ordered (position, type); W: (B, E, J, D). Return u_hat,
+    (N, J, I, D), as a view, and a cache.
+    """
     (N, I, E), (B, _, J, D) = u.shape, W.shape
     u_hat, cache = votes_forward(u.reshape(N * n_positions, B, E), W, empty)
     return u_hat.transpose(0, 2, 1, 3).reshape(N, I, J, D).transpose(0, 2, 1, 3), (cache, u.shape)
 
 
 def shared_votes_backward(du_hat, cache):
-    """du_hat (N, J, I, D) -> du (N, I, E), dW (B, E, J, D)"""
+    """Return the gradients du, (N, I, E), and dW, (B, E, J, D), from du_hat, (N, J, I, D)."""
     votes_cache, shape = cache
     N, J, I, D = du_hat.shape
     B = len(votes_cache[1])
-    by_place = du_hat.transpose(0, 2, 1, 3).reshape(-1, B, J, D).transpose(0, 2, 1, 3)
-    du, dW = votes_backward(by_place, votes_cache)
+    by_position = du_hat.transpose(0, 2, 1, 3).reshape(-1, B, J, D).transpose(0, 2, 1, 3)
+    du, dW = votes_backward(by_position, votes_cache)
     return du.reshape(shape), dW
 
 
-# END SHARED shared votes ---------------------------------------------------------------------------------------------
+# END SHARED votes with shared matrices -------------------------------------------------------------------------------
 
 
 def uniform_routing_forward(u, W, empty=np.empty):
-    """One routing iteration without a vote: couplings are 1/J, so that the matrices can come after the sum over the n
-    capsules that share one: s_j = 1/J sum_types W_j (u_1 + ... + u_n). u (N, I, E), W (B, E, J, D), I = n B, ordered
-    (place, type) -> s (N, J, D)"""
+    """Compute the weighted sums of the votes in one routing iteration, s (N, J, D), without computing the votes.
+
+    With uniform coupling coefficients, 1/J, a transformation matrix can be applied after the sum over the n capsules
+    that share it (Eq. 2): s_j = 1/J sum_t W_tj (u_1 + ... + u_n), t being a type of capsules.
+    u: primary capsules, (N, I, E), I = n * B ordered (position, type). W: (B, E, J, D); with one matrix per position,
+    every capsule counts as a type: B = I, n = 1.
+    """
     (N, I, E), (B, _, J, D) = u.shape, W.shape
     sums = u.reshape(N, I // B, B * E).sum(1)
     return (np.matmul(sums, W.reshape(B * E, J * D)) / J).reshape(N, J, D), (u.shape, sums, W, empty)
 
 
 def uniform_routing_backward(ds, cache):
-    """ds (N, J, D) -> du (N, I, E), dW (B, E, J, D)"""
+    """Return the gradients du (N, I, E) and dW (B, E, J, D) for ds (N, J, D)."""
     (N, I, E), sums, W, empty = cache
     B, _, J, D = W.shape
     ds = (ds / J).reshape(N, J * D)
@@ -522,10 +634,13 @@ def uniform_routing_backward(ds, cache):
     return np.broadcast_to(du[:, None], (N, I // B, B * E)).reshape(N, I, E), dW.reshape(W.shape)
 
 
-# SHARED reconstruction: a class's capsule redraws what it saw --------------------------------------------------------
+# SHARED reconstruction: the decoder's masked input and its loss ------------------------------------------------------
 
 def mask_forward(v, digits):
-    """Keep one capsule, zero the others, once for every digit to redraw. v (N, J, D), digits (N, R) -> (N*R, J*D)"""
+    """Set all capsules but one to zero, once per digit to reconstruct: the input of the decoder.
+
+    v: (N, J, D). digits: the capsules that are kept, (N, R). Return (N*R, J*D) and a cache.
+    """
     (N, J, D), R = v.shape, digits.shape[1]
     masked = np.zeros((N, R, J, D), v.dtype)
     n, r = np.arange(N)[:, None], np.arange(R)
@@ -534,6 +649,7 @@ def mask_forward(v, digits):
 
 
 def mask_backward(dmasked, cache):
+    """Return dv (N, J, D) from dmasked (N*R, J*D)."""
     (N, J, D), digits = cache
     n, r = np.arange(N)[:, None], np.arange(digits.shape[1])
     dv = np.zeros((N, J, D), dmasked.dtype)
@@ -542,8 +658,10 @@ def mask_backward(dmasked, cache):
 
 
 def reconstruction_loss(recon, target):
-    """Squared error summed over pixels and digits, mean over the batch. recon, target (N, R, H, W) -> loss (float),
-    drecon"""
+    """Compute the squared error of the reconstructions, summed over pixels and digits and averaged over the batch.
+
+    recon, target: (N, R, H, W). Return the loss, a float, and drecon, (N, R, H, W).
+    """
     error = recon - target
     N = len(recon)
     return float(np.vdot(error, error)) / N, error * (2 / N)
@@ -554,22 +672,29 @@ def reconstruction_loss(recon, target):
 # SHARED cross entropy: the loss of a softmax -------------------------------------------------------------------------
 
 def cross_entropy(scores, labels):
-    """-log softmax(scores)[label], mean over the batch. scores (N, J), labels (N,) -> loss (float), dscores (N, J)"""
-    n = np.arange(len(labels))
+    """Compute the cross-entropy loss, -log softmax(scores)[label], averaged over the batch.
+
+    scores: (N, J); labels: (N,) int. Return the loss, a float, and dscores, (N, J).
+    """
+    rows = np.arange(len(labels))
     log_p = scores - scores.max(1, keepdims=True)
     log_p -= np.log(np.exp(log_p).sum(1, keepdims=True))
     dscores = np.exp(log_p)
-    dscores[n, labels] -= 1
+    dscores[rows, labels] -= 1
     dscores /= len(labels)
-    return -float(log_p[n, labels].sum()) / len(labels), dscores
+    return -float(log_p[rows, labels].sum()) / len(labels), dscores
 
 
 # END SHARED cross entropy --------------------------------------------------------------------------------------------
 
 
 def classification_loss(out, labels, config):
-    """The loss on the names: of a CNN the cross-entropy of its scores, of capsules the margin loss on their lengths, or
-    the cross-entropy of their logarithms: p_j = |v_j| / sum_k |v_k|. -> its name, loss (float), its gradient (N, J)"""
+    """Return the name and value of the classification loss, a mean over the batch, and its gradient, (N, 10).
+
+    out: from forward. labels: (N,). The margin loss (Eq. 4) is that of the class capsules' lengths; the cross-entropy
+    is that of a CNN's scores or, for capsules, of the logarithms of their lengths: p_j = |v_j| / sum_k |v_k|.
+    The gradient is with respect to out["scores"].
+    """
     if config.loss == "margin":
         return "margin", *margin_loss(out["scores"], np.eye(N_CLASSES, dtype=out["scores"].dtype)[labels])
     if config.model not in CAPSULES:
@@ -581,47 +706,49 @@ def classification_loss(out, labels, config):
 # -------------------------------------------------------------- the networks
 
 CAPSULES, CNNS = ("capsnet-shared", "capsnet", "vector-gap", "vector-gmp"), ("cnn-gap", "cnn-gmp", "cnn-dense", "cnn")
-VECTORS = CAPSULES[2:]                                         # averages, or maxima, over places: no votes, no routing
+ROUTED, VECTORS = CAPSULES[:2], CAPSULES[2:]                   # primary capsules and votes; ten pooled class vectors
 MODELS = CAPSULES + CNNS
-ROUTED = ("capsnet-shared", "capsnet")                                    # those with primary capsules, votes and routing
-PAPER_MODELS = ("capsnet", "cnn-dense", "cnn")                        # those that presets small and paper have
+PAPER_MODELS = ("capsnet", "cnn-dense", "cnn")                 # models that presets small and paper have
 E, D = 8, 16                       # dimensions of a primary and of a digit capsule
-VOTES_GAIN = 16.0                  # of the variance of a digit's summed votes, at first
+VOTES_GAIN = 16.0                  # initial variance of the sum of a digit's votes / variance of primary capsules
 CONV3, CONV5 = 64, 128             # channels of the backbone's third and fourth convolutions, and of its fifth
 SIZES = {                          # of each preset: types of primary capsules, units of the decoder's two hidden layers
     "deep": (16, 256, 512), "small": (8, 256, 512), "paper": (32, 512, 1024)}
 
 
 def backbone(config, width):
-    """The layers of config.model up to its capsules, or to its scores. Maxima come before the ReLU, which then has a
-    quarter of the work; of PrimaryCaps the squash takes the ReLU's place. width: see matched_width."""
+    """Return the layers of config.model: of a capsule network up to its capsules, of a CNN up to its scores.
+
+    Max pooling precedes the ReLU, with the same result and a quarter of the ReLU's work. PrimaryCaps has the squash in
+    place of a ReLU. width: of a CNN, from matched_width.
+    """
     c, relu, pool = config.conv1_channels, ("relu",), ("max_pool",)
+    global_pool = ("global_avg_pool" if config.model in ("cnn-gap", "vector-gap") else "global_max_pool",)
 
     def conv(name, F, K=3, stride=1):
         return "conv2d", name, K, stride, F
     capsules = SIZES[config.preset][0] * E
     deep = (conv("conv1", c), relu, conv("conv2", c), pool, relu, conv("conv3", CONV3), relu, conv("conv4", CONV3),
             pool, relu, conv("conv5", width if config.model in ("cnn-gap", "cnn-gmp") else CONV5), relu)
-    if config.model == "cnn":                      # of 256, 256 and 128 channels, 328 and 192 units in the paper
+    if config.model == "cnn":                      # in the paper 256, 256 and 128 channels, 328 and 192 units
         layers = (conv("conv1", c, K=5), relu, conv("conv2", c, K=5), relu, conv("conv3", -(-c // 2), K=5), relu,
                   ("flatten",), ("linear", "fc1", width), relu, ("linear", "fc2", -(-width * 192 // 328)), relu,
                   ("dropout",), ("linear", "fc3", N_CLASSES))
     elif config.model == "cnn-dense":
         layers = (*deep, ("flatten",), ("linear", "fc1", width), relu, ("dropout",), ("linear", "fc2", N_CLASSES))
     elif config.model in ("cnn-gap", "cnn-gmp"):
-        layers = (*deep, ("global_avg_pool",) if config.model == "cnn-gap" else ("global_max_pool",), ("linear", "fc1", N_CLASSES))
+        layers = (*deep, global_pool, ("linear", "fc1", N_CLASSES))
     elif config.model in VECTORS:
-        seen = ("global_avg_pool",) if config.model == "vector-gap" else ("global_max_pool",)
-        layers = (*deep, conv("primary", N_CLASSES * D, K=1), seen)
+        layers = (*deep, conv("primary", N_CLASSES * D, K=1), global_pool)
     elif config.preset == "deep":
         layers = (*deep, conv("primary", capsules, K=1))
-    else:                                                                               # the paper's two
+    else:                                                                               # the paper's two convolutions
         layers = conv("conv1", c, K=9), relu, conv("primary", capsules, K=9, stride=2)
     return with_norms(layers) if config.norm == "batch" else layers
 
 
 def decoder(config):
-    """The layers from masked capsules (N, J*D) to pixels in (0, 1), (N, H*W)"""
+    """Return the layers that map masked capsules, (N, J*D), to the reconstruction's pixels in (0, 1), (N, H*W)."""
     _, h1, h2 = SIZES[config.preset]
     return (("linear", "dec1", h1), ("relu",), ("linear", "dec2", h2), ("relu",),
             ("linear", "dec3", SIDES[config.task] ** 2), ("sigmoid",))
@@ -629,46 +756,57 @@ def decoder(config):
 
 @functools.cache
 def plan(config, width=0):
-    """infer_shapes of backbone, the layers, their places, and the units that dropout acts on; width: not the network's"""
+    """Return the backbone's layers and what follows from them, in a namespace.
+
+    layers; infer_shapes' shapes, side, channels and along; centers, (positions, 2): (x, y) of the centers of the
+    receptive fields, -1 to 1 over the image; n_dropped: units that dropout acts on. width: 0 for matched_width's.
+    """
     layers = backbone(config, width or matched_width(config))
-    found = infer_shapes(layers, SIDES[config.task] + 2 * config.padding, 1, config.padding, rows=True)
-    *_, n_dropped, _ = [math.prod(shape[:-1]) for shape in found.shapes.values()]       # what the last layer sees
-    return SimpleNamespace(layers=layers, places=receptive_field_centers(found.along), n_dropped=n_dropped, **vars(found))
+    net = infer_shapes(layers, SIDES[config.task] + 2 * config.padding, 1, config.padding, rows=True)
+    *_, n_dropped, _ = [math.prod(shape[:-1]) for shape in net.shapes.values()]         # inputs of the last layer
+    return SimpleNamespace(layers=layers, centers=receptive_field_centers(net.along), n_dropped=n_dropped, **vars(net))
 
 
 def param_shapes(config, width=0):
-    """Names and shapes of the weights of config.model, in the order in which they are drawn"""
-    found, J, B = plan(config, width), N_CLASSES, SIZES[config.preset][0]
-    shapes = dict(found.shapes)
+    """Return {name: shape} of config.model's parameters, in the order in which init_params draws them."""
+    net, J, B = plan(config, width), N_CLASSES, SIZES[config.preset][0]
+    shapes = dict(net.shapes)
     if config.model in ROUTED:
-        shapes["W"] = (B * (len(found.places) if config.model == "capsnet" else 1), E, J, D)       # (I or B, E, J, D)
+        shapes["W"] = (B * (len(net.centers) if config.model == "capsnet" else 1), E, J, D)        # (I or B, E, J, D)
     shapes |= {"coordinate_W": (2, J, D)} if config.model == "capsnet-shared" else {}
     return shapes | (infer_shapes(decoder(config), 1, J * D).shapes if config.recon_weight else {})
 
 
 @functools.cache
 def matched_width(config):
-    """Channels of the last convolution of gap and max, units of the first hidden layer of dense and cnn, with which
-    they have about as many weights as the preset's shared, or caps, without decoder. 0 for capsules."""
+    """Return the width at which a CNN has about as many parameters as the preset's capsule network without decoder.
+
+    The width is the number of channels of Conv5 of cnn-gap and cnn-gmp, which are matched to capsnet-shared, and of
+    units of the first hidden layer of cnn-dense and cnn, which are matched to capsnet. Return 0 for capsules, and
+    config.width where it is set.
+    """
     if config.width or config.model in CAPSULES:
         return config.width
 
     def size(width, config=config):
         return sum(math.prod(shape) for shape in param_shapes(config, width).values())
-    like = "capsnet-shared" if config.model in ("cnn-gap", "cnn-gmp") else "capsnet"
-    target = size(0, dataclasses.replace(config, model=like, conv1_channels=None, recon_weight=0.0))
-    above = bisect_left(range(1, 4096), target, key=size) + 1                           # the first that is not smaller
+    reference = "capsnet-shared" if config.model in ("cnn-gap", "cnn-gmp") else "capsnet"
+    target = size(0, dataclasses.replace(config, model=reference, conv1_channels=None, recon_weight=0.0))
+    above = bisect_left(range(1, 4096), target, key=size) + 1             # the least width with at least target weights
     return min((max(1, above - 1), above), key=lambda width: abs(size(width) - target))
 
 
 def init_params(config):
-    """-> flat dict of float32 arrays. He-normal where a ReLU follows, 1/fan-in variance elsewhere, of the votes'
-    matrices VOTES_GAIN times that; biases 0."""
+    """Return the initial parameters, {name: float32 array}, drawn by config.seed.
+
+    Weights are normal with variance gain / fan-in: gain 2 (He) where a ReLU follows, VOTES_GAIN for the transformation
+    matrices, 1 elsewhere. Biases and betas are 0, gammas 1.
+    """
     rng, params, shapes = rng_for(config.seed, "init"), {}, param_shapes(config)
-    last = [name for name in shapes if name.endswith("_w")][-1]                         # makes scores, or pixels
-    votes = E * len(plan(config).places) * SIZES[config.preset][0]                      # that a digit's capsule sums
-    for name, shape in shapes.items():
-        fan_in = {"W": votes, "coordinate_W": votes, "dec1_w": D}.get(name, math.prod(shape[:-1]))   # the rest is masked
+    last = [name for name in shapes if name.endswith("_w")][-1]                         # outputs scores, or pixels
+    votes = E * len(plan(config).centers) * SIZES[config.preset][0]             # a digit capsule sums all these numbers
+    for name, shape in shapes.items():          # dec1: all capsules but one are masked, so that D inputs are not zero
+        fan_in = {"W": votes, "coordinate_W": votes, "dec1_w": D}.get(name, math.prod(shape[:-1]))
         gain = {"W": VOTES_GAIN, "coordinate_W": VOTES_GAIN, "primary_w": 1, last: 1}.get(name, 2)
         if name.endswith(("_b", "_gamma", "_beta")):
             params[name] = np.full(shape, name.endswith("_gamma"), np.float32)
@@ -678,11 +816,14 @@ def init_params(config):
 
 
 def forward(params, images, config, digits=None, empty=np.empty, dropout_mask=None, statistics=None):
-    """images (N, side, side) in [0, 1]; digits (N, 1) whose capsule to decode, None for the longest; dropout_mask
-    (N, units) of a CNN, None for none; statistics: a dict in training, see layers_forward. -> out, cache
+    """Compute the scores of a network and, for capsules, the capsules and the reconstruction.
 
-    out: scores (N, 10), of capsules their lengths; and of capsules v (N, 10, D) and, with a decoder, recon (N, 1, side,
-    side); of those that are routed the primary capsules u (N, I, E), I ordered (row, column, type).
+    images: (N, side, side) in [0, 1]. digits: (N, 1), the digit whose capsule is decoded; None for the longest capsule.
+    dropout_mask: (N, units), of a CNN; None for no dropout. statistics: None in evaluation, in training a dict to which
+    the batch statistics are added, see layers_forward.
+    Return out and a cache for backward. out: scores (N, 10), which are lengths for capsules; for capsules also v
+    (N, 10, D) and, with a decoder, recon (N, 1, side, side); for models with routing also the primary capsules u
+    (N, I, E), I ordered (row, column, type).
     """
     p = config.padding
     x = im2col_rows(np.pad(images, ((0, 0), (p, p), (p, p))), params["conv1_w"].shape[1])
@@ -690,10 +831,10 @@ def forward(params, images, config, digits=None, empty=np.empty, dropout_mask=No
     x, layers_cache = layers_forward(params, x, layers, empty, statistics)
     if config.model not in CAPSULES:
         return {"scores": x}, SimpleNamespace(layers=layers_cache, capsules=None)
-    v, found, capsules_cache = capsules_forward(params, x, config, empty)
+    v, primary, capsules_cache = capsules_forward(params, x, config, empty)
     lengths, lengths_cache = lengths_forward(v)
     digits = lengths.argmax(1)[:, None] if digits is None else digits
-    out = {"scores": lengths, "v": v, **found}
+    out = {"scores": lengths, "v": v, **primary}
     cache = SimpleNamespace(layers=layers_cache, capsules=capsules_cache, lengths=lengths_cache, decoder=None)
     if config.recon_weight:
         masked, cache.mask = mask_forward(v, digits)
@@ -703,8 +844,11 @@ def forward(params, images, config, digits=None, empty=np.empty, dropout_mask=No
 
 
 def backward(dscores, drecon, cache, config, need_dx=False):
-    """dscores (N, 10), classification_loss's gradient; drecon (N, 1, side, side), None without a decoder -> grads, keys as
-    params; and, if it is needed, that of im2col_rows' output, else None"""
+    """Return the gradients of all parameters, {name: array}, and of im2col_rows' output (None unless need_dx).
+
+    dscores: (N, 10), from classification_loss. drecon: (N, 1, side, side), from reconstruction_loss; None without a
+    decoder.
+    """
     grads, dx = {}, dscores
     if cache.capsules:
         dv = lengths_backward(dscores, cache.lengths)
@@ -716,81 +860,90 @@ def backward(dscores, drecon, cache, config, need_dx=False):
 
 
 PLAIN = (lambda s: (s, None)), (lambda dv, cache: dv)
-RELU = (lambda s: relu_forward(s)), (lambda dv, cache: relu_backward(dv, cache))      # they stand further below
-SQUASHES = {                       # --squash: of the primary capsules, and of the digits'
+RELU = (lambda s: relu_forward(s)), (lambda dv, cache: relu_backward(dv, cache))      # lambdas: both are defined below
+SQUASHES = {                       # of each --squash: functions for the primary capsules, for the digit capsules
     "all": (SQUASH, SQUASH), "last": (PLAIN, SQUASH), "none": (PLAIN, PLAIN), "relu": (RELU, PLAIN)}
 
 
 def capsules_forward(params, x, config, empty):
-    """The backbone's output x (N, side, side, C), of vectors (N, C) -> v (N, J, D), what else is worth knowing, cache"""
+    """Compute the digit capsules, v (N, J, D), from the backbone's output: squash, votes and routing.
+
+    x: (N, side, side, C), or (N, C) for class vectors, which are pooled already and only squashed.
+    Return v, {"u": primary capsules (N, I, E)} (empty for class vectors) and a cache for capsules_backward.
+    """
     N, (first, last) = len(x), SQUASHES[config.squash]
     if config.model in VECTORS:
         v, routing_cache = last[0](x.reshape(N, N_CLASSES, D))
         return v, {}, SimpleNamespace(routing=routing_cache, x_shape=x.shape)
     u, primary_cache = first[0](x.reshape(N, -1, E))                                    # (N, I, E)
-    parts, coordinates_cache, W, places = u, None, params["W"], plan(config).places
+    inputs, coordinates_cache, W, centers = u, None, params["W"], plan(config).centers
     if "coordinate_W" in params:
-        parts, coordinates_cache = add_coordinates_forward(u, places)
+        inputs, coordinates_cache = add_coordinates_forward(u, centers)                 # (N, I, E + 2)
         W = np.concatenate([W, np.broadcast_to(params["coordinate_W"], (len(W), 2, N_CLASSES, D))], 1)
     if config.routing_iters == 1:
-        s, votes_cache = uniform_routing_forward(parts, W, empty)
+        s, votes_cache = uniform_routing_forward(inputs, W, empty)
         v, routing_cache = last[0](s)
     else:
-        u_hat, votes_cache = (votes_forward(parts, W, empty) if config.model == "capsnet" else
-                              shared_votes_forward(parts, W, len(places), empty))       # (N, J, I, D)
+        u_hat, votes_cache = (votes_forward(inputs, W, empty) if config.model == "capsnet" else
+                              shared_votes_forward(inputs, W, len(centers), empty))     # (N, J, I, D)
         v, routing_cache = routing_forward(u_hat, config.routing_iters, empty, ending=last)
-    return v, {"u": u}, SimpleNamespace(primary=primary_cache, places=coordinates_cache, votes=votes_cache,
+    return v, {"u": u}, SimpleNamespace(primary=primary_cache, coordinates=coordinates_cache, votes=votes_cache,
                                         routing=routing_cache, x_shape=x.shape)
 
 
 def capsules_backward(dv, cache, config, grads):
-    """-> dx, as x; the parameters' gradients go into `grads`"""
+    """Return dx, with the shape of the backbone's output, for dv (N, J, D). Add the parameters' gradients to grads."""
     (_, first_backward), (_, last_backward) = SQUASHES[config.squash]
     if config.model in VECTORS:
         return last_backward(dv, cache.routing).reshape(cache.x_shape)
     if config.routing_iters == 1:
         du, dW = uniform_routing_backward(last_backward(dv, cache.routing), cache.votes)
     else:
-        votes_back = votes_backward if config.model == "capsnet" else shared_votes_backward
-        du, dW = votes_back(routing_backward(dv, cache.routing), cache.votes)
+        dvotes = votes_backward if config.model == "capsnet" else shared_votes_backward
+        du, dW = dvotes(routing_backward(dv, cache.routing), cache.votes)
     grads["W"] = dW[:, :E]
-    if cache.places:
+    if cache.coordinates:
         grads["coordinate_W"] = dW[:, E:].sum(0)
-        du = add_coordinates_backward(du, cache.places)
+        du = add_coordinates_backward(du, cache.coordinates)
     return first_backward(du, cache.primary).reshape(cache.x_shape)
 
 
-# SHARED rows: the first convolution, of an image with one channel ----------------------------------------------------
+# SHARED rows: the first convolution, of images with one channel ------------------------------------------------------
 
 def im2col_rows(x, K):
-    """x (N, H, W) -> (N, H-K+1, W, K): K shifted copies of the rows as channels. With it a KxK convolution of a
-    one-channel image is a 1xK convolution of K channels, one GEMM with an inner dimension of K*K instead of K GEMMs
-    with K."""
+    """Return K shifted copies of the rows of one-channel images x (N, H, W) as channels, (N, H-K+1, W, K).
+
+    With them, a KxK convolution of one channel is a 1xK convolution of K channels: one GEMM with an inner dimension of
+    K*K instead of K GEMMs with an inner dimension of K.
+    """
     return np.ascontiguousarray(sliding_window_view(x, K, axis=1))
 
 # END SHARED rows -----------------------------------------------------------------------------------------------------
 
 
 def global_max_pool_forward(x):
-    """Global maximum: x (N, H, W, C) -> y (N, C)"""
+    """Compute the maximum of each channel over all positions, y (N, C). x: (N, H, W, C)."""
     rows = x.reshape(len(x), -1, x.shape[-1])                                           # (N, H*W, C)
-    at = rows.argmax(1)[:, None]                                                        # the first of equals
-    return np.take_along_axis(rows, at, 1)[:, 0], (x.shape, at)
+    argmax = rows.argmax(1)[:, None]                                                    # the first of equal maxima
+    return np.take_along_axis(rows, argmax, 1)[:, 0], (x.shape, argmax)
 
 
 def global_max_pool_backward(dy, cache):
-    (N, H, W, C), at = cache
+    """Return dx, (N, H, W, C), for dy, (N, C): the position of the maximum gets the gradient."""
+    (N, H, W, C), argmax = cache
     dx = np.zeros((N, H * W, C), dy.dtype)
-    np.put_along_axis(dx, at, dy[:, None], 1)
+    np.put_along_axis(dx, argmax, dy[:, None], 1)
     return dx.reshape(N, H, W, C)
 
 
 def loss_and_grads(params, batch, config, empty=np.empty, batch_fraction=1.0):
-    """One batch (to_batch's dict) -> (terms, grads, statistics): means over the batch, times `batch_fraction`, a
-    shard's part of its batch. Pure; with an Arena the grads live until rewind(). statistics: of the normalizations.
+    """Compute the losses and gradients of one batch, or of one shard of a batch; no argument is changed.
 
-    terms: loss = margin (or cross_entropy) + recon_weight * recon; recon is the summed squared error; hits: digits
-    named right.
+    batch: from to_batch. empty: with an Arena, the gradients are valid until its rewind(). batch_fraction: the shard's
+    fraction of its batch, by which the losses and gradients, means over the shard, are multiplied.
+    Return terms, grads, {name: array} like params, and the statistics of the batch normalizations. terms: loss = margin
+    (or cross_entropy) + recon_weight * recon, recon being the summed squared error; hits, the number of correctly
+    classified digits.
     """
     statistics = {}
     out, cache = forward(params, batch["images"], config, batch["labels"][:, None], empty, batch.get("dropout_mask"),
@@ -806,8 +959,10 @@ def loss_and_grads(params, batch, config, empty=np.empty, batch_fraction=1.0):
 
 
 def forward_rows(params, samples, rows, config, empty, decode="labels"):
-    """forward of some samples of a dict -> its arrays with a row a sample; it decodes the capsule of the digit that is
-    there or, with decode="longest", the longest one"""
+    """Return forward's scores, v and recon for some rows of a dict of samples, {name: array with a row per sample}.
+
+    decode: "labels" decodes the capsule of the true digit, "longest" the longest capsule.
+    """
     batch = to_batch(samples, rows, params_dtype(params))
     out, _ = forward(params, batch["images"], config, batch["labels"][:, None] if decode == "labels" else None, empty)
     return {name: out[name] for name in ("scores", "v", "recon") if name in out}
@@ -816,192 +971,240 @@ def forward_rows(params, samples, rows, config, empty, decode="labels"):
 # ============================================================== evaluation, report
 
 def evaluate(params, chunks, config, runner):
-    """Accuracy and losses over dicts of digits -> dict: n, hits, accuracy, correct (n,), loss, margin or cross_entropy,
-    per_class (the accuracy of each class; nan where there is none of it) and, with a decoder, recon_mse, per pixel"""
-    right, labels, sums = [], [], np.zeros(2)
-    for part in chunks:
-        out, target = runner.forward(params, part, config), part["images"][:, None]
-        right.append(out["scores"].argmax(1) == part["labels"])
-        labels.append(part["labels"])
+    """Return the accuracy and the losses of a network over a stream of digits, as a dict.
+
+    params: weights and running statistics. chunks: dicts of digits, from stream_digits.
+    The dict has n, hits (correctly classified digits), accuracy, correct (n,) bool, loss, margin or cross_entropy,
+    per_class (the accuracy of each class, nan for a class without digits) and, with a decoder, recon_mse (per pixel).
+    """
+    correct, labels, sums = [], [], np.zeros(2)
+    for chunk in chunks:
+        out, target = runner.forward(params, chunk, config), chunk["images"][:, None]
+        correct.append(out["scores"].argmax(1) == chunk["labels"])
+        labels.append(chunk["labels"])
         recon = reconstruction_loss(out["recon"], target.astype(out["recon"].dtype) / 255)[0] if "recon" in out else 0.0
-        name, loss, _ = classification_loss(out, part["labels"], config)
-        sums += np.array([loss, recon]) * len(part["labels"])
-    right, labels = np.concatenate(right), np.concatenate(labels)
-    (loss, recon), of_class = sums / len(right), [right[labels == digit] for digit in range(N_CLASSES)]
-    return {"n": len(right), "hits": int(right.sum()), "accuracy": right.mean(), "correct": right,
+        name, loss, _ = classification_loss(out, chunk["labels"], config)
+        sums += np.array([loss, recon]) * len(chunk["labels"])
+    correct, labels = np.concatenate(correct), np.concatenate(labels)
+    (loss, recon), by_class = sums / len(correct), [correct[labels == digit] for digit in range(N_CLASSES)]
+    return {"n": len(correct), "hits": int(correct.sum()), "accuracy": correct.mean(), "correct": correct,
             "loss": loss + config.recon_weight * recon, name: loss,
-            "per_class": [float(each.mean()) if len(each) else math.nan for each in of_class]} | (
+            "per_class": [float(each.mean()) if len(each) else math.nan for each in by_class]} | (
                 {"recon_mse": recon / SIDES[config.task] ** 2} if config.recon_weight else {})
 
 
-EPOCH_METRICS = ("loss", "margin", "cross_entropy", "recon_mse", "accuracy")
+EPOCH_METRICS = ("loss", "margin", "cross_entropy", "recon_mse", "accuracy")            # of evaluate, in the history
 
 
 def evaluate_test_sets(params, digits, config, runner):
-    """-> {key: what evaluate finds} of all the tests of the task"""
+    """Return {result key: evaluate's dict} of every test set of the task."""
     return {key: evaluate(params, stream_digits(digits, config, kind), config, runner)
             for key, kind, _ in test_sets(config)}
 
 
 def announce(run, digits):
-    """What a run prints at its start: data, network, settings"""
-    config, (_, labels) = run.config, select_training_digits(digits, run.config)
-    where = "to any position" if max_shift(config) is None else f"by up to {max_shift(config)} px"
+    """Print the data, the network and the settings at the start of a run"""
+    config, (_, labels), shift = run.config, select_training_digits(digits, run.config), max_shift(run.config)
     run.progress.say(
-        f"digits      {len(labels)} to train on: {digits['source']}, moved {where}\n"
-        f"network     {config.model}, {config.preset}; {n_params(run.params):,} parameters\n"
-        f"training    {config.n_epochs} x {config.n_train} digits, batches of {config.batch_size}, lr {config.lr}, "
-        f"{config.loss} loss, seed {config.seed}, threads {run.runner.threads}"
-        + f"; going on at step {run.step} of {run.n_steps}" * (run.step > 0))
+        f"data       {len(labels):,} training digits ({digits['source']}), translated "
+        f"{'to any position' if shift is None else f'by up to {shift} px'}\n"
+        f"network    {config.model}, preset {config.preset}: {n_params(run.params):,} parameters\n"
+        f"training   {config.n_epochs} epochs of {config.n_train:,} digits, batch size {config.batch_size}, learning "
+        "rate "
+        f"{config.lr:g}, Muon step {config.muon:g}, {config.loss} loss, seed {config.seed}, threads "
+        f"{run.runner.threads}"
+        + f"; resuming at step {run.step} of {run.n_steps}" * (run.step > 0))
 
 
-def test_result(config, params, history, tests, found=None):
-    """The dict that --out-json writes. found: the network that was loaded, if it was not trained here"""
-    measured = {"hit_bits": {key: pack_bits(test["correct"]) for key, test in tests.items()}}
+def test_result(config, params, history, tests, network=None):
+    """Return the dict that --out-json writes. network: the one that was loaded, if it was not trained here"""
+    metrics = {"hit_bits": {key: pack_bits(test["correct"]) for key, test in tests.items()}}
     for key, test in tests.items():
         n = min(test["n"], MNIST.files["test", "labels"][2][0])       # affNIST's files hold each digit in 32 variants
-        measured |= {f"{key}_accuracy": test["accuracy"], f"{key}_hits": test["hits"], f"{key}_n": test["n"],
-                     f"{key}_accuracy_ci95": wilson_interval(test["accuracy"] * n, n),
-                     f"{key}_per_class": test["per_class"], f"{key}_recon_mse": test.get("recon_mse")}
-    return make_result(config, params, history, measured) | (
-        {"history": {}, "loaded": found.file} if found else {})                         # its history is in that file
+        metrics |= {f"{key}_accuracy": test["accuracy"], f"{key}_hits": test["hits"], f"{key}_n": test["n"],
+                    f"{key}_accuracy_ci95": wilson_interval(test["accuracy"] * n, n),
+                    f"{key}_per_class": test["per_class"], f"{key}_recon_mse": test.get("recon_mse")}
+    return make_result(config, params, history, metrics) | (
+        {"history": {}, "loaded": network.file} if network else {})                     # that file has its history
 
 
-def report(config, params, history, tests, say, found=None):
-    """Print evaluate_test_sets's results, and write --out-json"""
-    results = test_result(config, params, history, tests, found)
-    say(f"\n{DIGIT_NAMES[results['source']]}{', of the validation images' * (config.eval_split == 'val')}")
+def report(config, params, history, tests, say, network=None):
+    """Print the metrics of all test sets, and write --out-json"""
+    results = test_result(config, params, history, tests, network)
+    say(f"\n{DIGIT_NAMES[results['source']]}{', held-out training images' * (config.eval_split == 'val')}")
     for key, _, words in test_sets(config):
         (low, high), test = results[f"{key}_accuracy_ci95"], tests[key]
-        say(f"  {words:22}{test['accuracy']:.4f} of {test['n']}, 95% interval [{low:.4f}, {high:.4f}]"
-            + (f", redrawn with error {test['recon_mse']:.4f}" if "recon_mse" in test else ""))
-    say(f"  training              {results['seconds_train']:.1f} s, {results['ms_per_step']:.1f} ms a step"
-        + ", of the network that was loaded" * bool(found))
+        losses = [f"{name.replace('_', ' ')} loss "
+                  f"{test[name]:.4f}" for name in ("margin", "cross_entropy") if name in test]
+        losses += [f"reconstruction MSE {test['recon_mse']:.4f} per pixel"] if "recon_mse" in test else []
+        say(f"  {words:31} accuracy {test['accuracy']:.4f} of {test['n']:,}   95% CI {low:.4f} to {high:.4f}   "
+            + ", ".join(losses))
+    say(training_time(results, network))
     if config.out_json:
         write_json(config.out_json, results)
 
 
 # ============================================================== settings
 
-# SHARED settings: what every experiment's Config has -----------------------------------------------------------------
+# SHARED settings: those of every experiment --------------------------------------------------------------------------
 
 @dataclass(frozen=True)
 class Settings:
-    """A setting has one value: what was given, else its default, else, where that is None, what Config.preset_defaults() says, a
-    dict. Config adds n_epochs and lr, for which there is no common default."""
-    seed: int = option(0, "seed of everything random; same seed, same bits", "training", low=0, high=2 ** 32 - 1)
-    batch_size: int = option(32, "samples in a batch", "training", low=1, high=4096)
-    warmup: int = option(0, "steps over which the learning rate first rises from 0", "training", low=0, high=100_000)
-    lr_schedule: str = option("cosine", "cosine decay to 0, or constant", "training", choices=("cosine", "constant"))
-    threads: int = option(0, "worker threads, 0 for one per core; does not change a bit", "run", low=0, high=256,
-                          runtime=True)
-    checkpoint: str = option("", "write weights and optimizer to this .npz at every epoch's end; go on from it if it "
-                             "is there", "run", runtime=True)
-    out_json: str = option("", "write settings and results to this file", "run", runtime=True)
-    quiet: bool = option(False, "print nothing but errors", "run", runtime=True)
+    """Settings that every experiment has. A setting's value is what the user gave, else its default; a default of None
+    is filled in by preset_defaults(). Config adds n_epochs and lr, which have no common default."""
+    seed: int = option(0, "seed of all randomness; the same seed gives the same bits on one machine and NumPy version",
+                       "training", low=0, high=2 ** 32 - 1)
+    batch_size: int = option(32, "samples per batch; threads share it in shards of 16 samples, so that 32 keep two "
+                             "threads busy and 64 keep four", "training", low=1, high=4096)
+    warmup: int = option(0, "steps of linear learning-rate warm-up", "training", low=0, high=100_000)
+    lr_schedule: str = option("cosine", "learning-rate schedule after the warm-up; cosine: decay to 0", "training",
+                              choices=("cosine", "constant"))
+    threads: int = option(0, "worker threads; 0: one per core. The results are the same bits for any number", "run",
+                          low=0, high=256, runtime=True)
+    checkpoint: str = option("", "save weights, optimizer state and history to this .npz after every epoch; run the "
+                             "same command again to resume", "run", runtime=True)
+    out_json: str = option("", "write settings and results to this JSON file", "run", runtime=True)
+    quiet: bool = option(False, "print only errors", "run", runtime=True)
 
     def __post_init__(self):
         for name, value in self.preset_defaults().items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
 
+    def preset_defaults(self):
+        """Return {setting: default} by the rules of DEFAULTS that hold for this Config; later rules override earlier
+        ones. A rule is ({setting: values}, {setting: default}); a default may be a function of {setting: value}."""
+        defaults = {}
+        for condition, values in DEFAULTS:
+            known = defaults | {f.name: getattr(self, f.name) for f in dataclasses.fields(self)
+                                if getattr(self, f.name) is not None}
+            if all(known.get(name) in allowed for name, allowed in condition.items()):
+                defaults |= {name: value(known) if callable(value) else value for name, value in values.items()}
+        return defaults
+
 # END SHARED settings -------------------------------------------------------------------------------------------------
 
-NOT_NORMALIZED = {"norm": "none", "lr": 1e-3, "warmup": 0}
-PRESETS = {                        # what is not given
-    "deep": {"conv1_channels": 16, "norm": "batch", "lr": 1e-2, "warmup": 200},
-    "small": {"conv1_channels": 64, **NOT_NORMALIZED}, "paper": {"conv1_channels": 256, **NOT_NORMALIZED}}
+ROUTING, PAPER = {"model": ROUTED}, ("small", "paper")
+
+
+def twice_lr(settings):
+    """twice --lr"""
+    return 2 * settings["lr"]
+
+
+DEFAULTS = (  # of settings that are not given: conditions, values; later rules override earlier ones
+    ({}, {"train_shift": "6", "conv1_channels": 16, "norm": "batch", "lr": 0.01, "warmup": 200, "loss": "margin",
+          "recon_weight": 0.0005, "routing_iters": 1, "padding": 8, "dropout": 0.0}),
+    ({"model": CNNS}, {"loss": "cross-entropy", "recon_weight": 0.0}),
+    ({"model": ("capsnet",)}, {"routing_iters": 3}),
+    (ROUTING, {"padding": 4}),
+    ({"preset": PAPER}, {"padding": 0, "norm": "none", "lr": 0.001, "warmup": 0}),
+    ({"preset": ("small",), "model": ("capsnet",)}, {"conv1_channels": 64}),
+    ({"preset": ("paper",), "model": ("capsnet", "cnn")}, {"conv1_channels": 256}),
+    ({"preset": PAPER, "model": ("cnn-dense", "cnn")}, {"dropout": 0.5}),
+    ({"task": ("mnist",)}, {"train_shift": "2", "padding": 0}),
+    ({"norm": ("batch",)}, {"muon": twice_lr}),
+    ({"norm": ("none",)}, {"muon": 0.0}))
+MODEL_HELP = {
+    "capsnet": "primary capsules, one transformation matrix per position, dynamic routing",
+    "capsnet-shared": "the same with matrices shared across positions and coordinate addition",
+    "vector-gap": "ten class vectors, averaged over positions: squash and margin loss, no matrices, no routing",
+    "vector-gmp": "the same with the maximum over positions",
+    "cnn-gap": "CNN with global average pooling", "cnn-gmp": "CNN with global max pooling",
+    "cnn-dense": "CNN with a hidden layer",
+    "cnn": "the plain CNN baseline, the paper's: three convolutions, two hidden layers"}
+PRESETS = {
+    "deep": "six 3x3 convolutions with batch normalization",
+    "small": "the paper's networks, narrow and without normalization", "paper": "the paper's networks at full width"}
 ONLY_CAPSULES = {"model": CAPSULES}
 
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """All settings of a run: the names, defaults and help texts of the command line flags come from here."""
-    n_epochs: int = option(4, "epochs to train", "training", low=1, high=100_000)
-    n_train: int = option(12000, "training digits in an epoch, each moved at random", "data", low=1, high=10_000_000)
-    n_per_class: int = option(0, "training digits of each class, drawn by the seed; 0: all", "data", low=0, high=10_000)
-    n_val: int = option(5000, "validation digits, training images held out, moved once", "data", low=1, high=5000)
-    n_test: int = option(0, "test digits, the first there are; 0: all", "data", low=0, high=10_000, runtime=True)
-    eval_split: str = option("test", "images to draw tests from", "data", choices=("test", "val"), runtime=True)
-    task: str = option("affnist", "affnist: digits translated on a 40x40 px canvas, tested on translated and on affine "
-                       "ones; mnist: on 28x28 px, tested as they are", "data", choices=tuple(SIDES))
-    train_shift: str = option(None, "training digits are translated by up to N px on each axis; full: to any position "
-                              "at which all of their ink is on the canvas", "data", metavar="N|full")
-    affnist_dir: str = option("", "folder with affNIST's test_batches: test on its files, too; needs SciPy", "data",
+    """All settings of a run. Names, defaults and help texts of the command-line flags come from here."""
+    n_epochs: int = option(4, "training epochs", "training", low=1, high=100_000)
+    n_train: int = option(12000, "training samples per epoch; digits, each translated at random", "data", low=1,
+                          high=10_000_000)
+    n_per_class: int = option(0, "training digits per class, drawn by the seed; 0: all", "data", low=0, high=10_000)
+    n_val: int = option(5000, "validation samples; held-out training images, translated once", "data", low=1, high=5000)
+    n_test: int = option(0, "test samples; the first digits of the test images, 0: all", "data", low=0, high=10_000,
+                         runtime=True)
+    eval_split: str = option("test", "images that the test sets are made of; val: held-out training images", "data",
+                             choices=("test", "val"), runtime=True)
+    task: str = option("affnist", "affnist: digits on a 40x40 px canvas, trained on translated digits, tested on "
+                       "translated and on affine ones; mnist: 28x28 px, tested on MNIST's test images as they are",
+                       "data", choices=tuple(SIDES))
+    train_shift: str = option(None, "translation of training digits, up to N px on each axis; full: to any position at "
+                              "which all of the digit's ink is on the canvas", "data", metavar="N|full")
+    affnist_dir: str = option("", "folder with affNIST's test_batches; tests on its files, too (needs SciPy)", "data",
                               runtime=True, metavar="DIR", only={"task": ("affnist",)})
-    digits: str = option("auto", "auto: MNIST if at hand or to be fetched, else synthetic", "data",
-                         choices=("auto", "mnist", "synthetic"), runtime=True)
-    mnist_dir: str = option("", "folder with the four MNIST idx files, raw or .gz (else $MNIST_DIR, else "
-                            "~/.cache/hinton-mnist, else download)", "data", runtime=True, metavar="DIR")
-    lr: float = option(None, "Adam's learning rate at the start, or after the warm-up", "training", above=0)
-    warmup: int = option(None, "steps over which the learning rate first rises from 0", "training", low=0, high=100_000)
-    muon: float = option(None, "step of a normalized kernel along its orthogonalize momentum (Muon), as a share of "
-                         "the kernel's length, in Adam's place; 0, as with --norm none: Adam for all", "training",
-                         low=0, high=1)
-    loss: str = option(None, "margin loss, or cross-entropy: of capsules with the logarithms of their lengths as "
-                       "scores", "training", choices=("margin", "cross-entropy"), only=ONLY_CAPSULES)
-    recon_weight: float = option(None, "weight of the summed squared error of the redrawn digit; 0: no decoder",
-                                 "training", low=0, only=ONLY_CAPSULES)
-    stop_at: float = option(0.0, "stop at this accuracy on validation digits; 0: never", "training", low=0, high=1)
-    model: str = option("capsnet-shared", "capsules whose matrices are shared over places, or with one for every place (caps), "
-                        "or averages or maxima without a matrix (vectors, vectors-max); other heads on that backbone, as "
-                        "large as shared (gap, max) or caps (dense) without decoder; the paper's cnn, as large as caps",
-                        "network", choices=MODELS)
-    preset: str = option("deep", "six small normalized convolutions, and what is not given; or, not normalized, caps "
-                         "on the paper's two, at a quarter of its width (small) or as they are, and cnn and dense as "
-                         "large, with dropout", "network", choices=tuple(PRESETS), only={"model": PAPER_MODELS})
-    norm: str = option(None, "batch normalization, over 16 samples, or none", "network", choices=("batch", "none"))
-    squash: str = option("all", "capsules that are squashed: all; last, the digits' alone; none; relu: none, "
-                         "with a ReLU of the primary capsules", "network", choices=tuple(SQUASHES), only=ONLY_CAPSULES)
-    padding: int = option(None, "px of background around the image; if not given, what suits the network", "network",
-                          low=0, high=20)
-    conv1_channels: int = option(None, "channels of Conv1 and 2; cnn: Conv3 has half", "network", low=1, high=1024)
-    routing_iters: int = option(None, "iterations; 1: uniform", "network", low=1, high=50, only={"model": ROUTED})
-    dropout: float = None          # these are no flags: the recipe says them
+    digits: str = option("auto", "digits to use; auto: MNIST if it is here or can be downloaded, else synthetic digits",
+                         "data", choices=("auto", "mnist", "synthetic"), runtime=True)
+    mnist_dir: str = option("", "folder with MNIST's four idx files, raw or .gz; if not given, $MNIST_DIR, then "
+                            "~/.cache/hinton-mnist, then download", "data", runtime=True, metavar="DIR")
+    lr: float = option(None, "initial learning rate of Adam", "training", above=0)
+    warmup: int = option(None, "steps of linear learning-rate warm-up", "training", low=0, high=100_000)
+    muon: float = option(None, "Muon step of batch-normalized kernels, as a fraction of the kernel's norm; 0 trains "
+                         "these kernels with Adam, too", "training", low=0, high=1)
+    loss: str = option(None, "classification loss; margin: on capsule lengths; cross-entropy: on scores, or on the "
+                       "logarithms of capsule lengths", "training", choices=("margin", "cross-entropy"),
+                       only=ONLY_CAPSULES)
+    recon_weight: float = option(None, "weight of the reconstruction loss; its squared error is summed over pixels; 0: "
+                                 "no decoder", "training", low=0, only=ONLY_CAPSULES)
+    stop_at: float = option(0.0, "stop when validation accuracy reaches X, as the paper does to compare networks at "
+                            "equal accuracy; 0: train all epochs", "training", low=0, high=1)
+    model: str = option("capsnet-shared", describe(MODEL_HELP), "network", choices=MODELS)
+    preset: str = option("deep", describe(PRESETS), "network", choices=tuple(PRESETS), only={"model": PAPER_MODELS})
+    norm: str = option(None, "normalization after every convolution; batch: batch normalization over shards of 16 "
+                       "samples", "network", choices=("batch", "none"))
+    squash: str = option("all", "nonlinearity of the capsules; all: squash; last: squash of the class capsules only; "
+                         "none; relu: ReLU of the primary capsules, no squash", "network", choices=tuple(SQUASHES),
+                         only=ONLY_CAPSULES)
+    padding: int = option(None, "px of background around the canvas", "network", low=0, high=20)
+    conv1_channels: int = option(None, "channels of the first convolution; Conv2 has as many, Conv3 of cnn half as "
+                                 "many", "network", low=1, high=1024)
+    routing_iters: int = option(None, "routing iterations; 1 gives uniform coupling coefficients", "network", low=1,
+                                high=50, only=ROUTING)
+    dropout: float = None          # no flags: filled in from DEFAULTS, or set by the probe script
     width: int = 0
 
-    def preset_defaults(self):
-        capsules = self.model in CAPSULES
-        narrow = self.model == "cnn-dense" or (self.model, self.preset) == ("cnn", "small")
-        values = PRESETS.get(self.preset, {}) | {
-            "loss": "margin" if capsules else "cross-entropy", "recon_weight": 0.0005 if capsules else 0.0,
-            "routing_iters": 3 if self.model == "capsnet" else 1, "train_shift": SHIFTS.get(self.task),
-            "padding": 0 if self.preset != "deep" or self.task == "mnist" else 4 if self.model in ROUTED else 8,
-            "dropout": 0.5 if self.preset != "deep" and self.model in ("cnn-dense", "cnn") else 0.0}
-        values |= {"conv1_channels": 16} if narrow else {}
-        lr = values.get("lr") if self.lr is None else self.lr
-        return values | {"muon": 2 * lr if (self.norm or values.get("norm")) == "batch" else 0.0}
 
-
-WEIGHTS = Path(__file__).with_name("weights") / "affnist_capsnet-shared.npz"                   # the network that comes along
-SOURCE_SETTING = "digits"                                                   # the setting that says where data come from
-EVAL_SETTINGS = ("seed", "routing_iters")                                    # what may differ from what a network trained with
+WEIGHTS = Path(__file__).with_name("weights") / "affnist_capsnet-shared.npz"            # the pretrained network
+SOURCE_SETTING = "digits"                                           # the setting that says where the data come from
+EVAL_SETTINGS = ("seed", "routing_iters")                          # may differ between training and evaluation
+RENAMED = {                        # old names, which are refused with the new ones
+    "--model caps": "--model capsnet", "--model shared": "--model capsnet-shared",
+    "--model vectors": "--model vector-gap", "--model vectors-max": "--model vector-gmp",
+    "--model gap": "--model cnn-gap", "--model max": "--model cnn-gmp", "--model dense": "--model cnn-dense",
+    "--loss xent": "--loss cross-entropy", "--tests-on": "--eval-split", "--task anywhere": "--train-shift full"}
 
 
 def check_config(config):
-    """check_options, and what concerns two settings at once"""
+    """Raise InputError for settings out of range, or that contradict each other"""
     check_options(config)
     check_muon(config)
     most = (SIDES[config.task] - INK) // 2
     if config.train_shift != "full" and not (str(config.train_shift).isdecimal() and int(config.train_shift) <= most):
-        raise InputError(f"--train-shift {config.train_shift}: must be a whole number of pixels, 0 to {most}, or full")
+        raise InputError(f"--train-shift {config.train_shift}: must be a whole number of pixels from 0 to {most}, or "
+                         "full")
     if config.batch_size > config.n_train:
-        raise InputError(f"--batch-size {config.batch_size}: more than --n-train {config.n_train}; lower it")
+        raise InputError(f"--batch-size {config.batch_size} exceeds the {config.n_train} training digits of an epoch. "
+                         "Lower --batch-size or raise --n-train")
     if config.eval_split == "val" and config.n_test > MNIST.n_val:
-        raise InputError(f"--n-test {config.n_test}: with --eval-split val there are {MNIST.n_val} digits; lower it")
+        raise InputError(f"--n-test {config.n_test}: --eval-split val has {MNIST.n_val} digits. Lower --n-test")
     if config.affnist_dir:
         sum(1 for _ in read_affnist(config.affnist_dir))                                # now, not after training
 
 
-# ============================================================== twins: machinery that stands alike in other experiments
+# ============================================================== shared blocks: the same code in other experiments
 
-# SHARED mnist: a data set of four idx files, its cache and download, and synthetic digits where it cannot be had -----
+# SHARED mnist: the four files of MNIST, their cache and download, and synthetic digits as a fallback -----------------
 
 MNIST = SimpleNamespace(
     name="MNIST", source="mnist", variable="MNIST_DIR", cache="~/.cache/hinton-mnist",
-    n_val=5000,                                                         # the last of the training images
+    n_val=5000,                                                         # the last training images
     mirrors=("https://storage.googleapis.com/cvdf-datasets/mnist/", "https://ossci-datasets.s3.amazonaws.com/mnist/"),
-    files={  # split, kind -> file, magic number, shape, SHA-256 of the decompressed bytes
+    files={  # (split, kind): file name, magic number, shape, SHA-256 of the decompressed bytes
         ("train", "images"): ("train-images-idx3-ubyte", 2051, (60000, 28, 28),
                               "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
         ("train", "labels"): ("train-labels-idx1-ubyte", 2049, (60000,),
@@ -1011,40 +1214,46 @@ MNIST = SimpleNamespace(
         ("test", "labels"): ("t10k-labels-idx1-ubyte", 2049, (10000,),
                              "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2")})
 N_SYNTHETIC = {"train": 20000, "val": 2500, "test": 5000}
-DIGIT_NAMES = {"mnist": "MNIST digits", "synthetic": "SYNTHETIC digits"}         # in everything printed or drawn
+DIGIT_NAMES = {"mnist": "MNIST digits", "synthetic": "SYNTHETIC digits"}         # in all output and figures
 
 
 class DataNotFound(InputError):
-    """A data set is not here and cannot be fetched"""
+    """Raised when a data set is not on this machine and cannot be downloaded."""
 
 
 def parse_idx(raw, name, magic, shape, sha256):
-    """The array in the bytes of one idx file, checked against what it must be. raw: bytes, gzipped or not.
+    """Return the array in the bytes of one idx file, checked against what it must contain.
 
-    Raises InputError naming the file and the fault: not gzip, wrong magic number, wrong size, wrong checksum.
+    raw: the file's content, gzip-compressed or not. name: the file's name, for messages. magic, shape, sha256: the
+    expected magic number, shape and SHA-256 of the decompressed bytes. Return a uint8 array of that shape.
+    Raise InputError, naming the file and the fault, when the gzip stream, magic number, size or checksum is wrong.
     """
-    mend = "give the right one, or delete it to have it downloaded again"
+    hint = "give the right one, or delete it to have it downloaded again"
     if raw[:2] == b"\x1f\x8b":
         try:
             raw = gzip.decompress(raw)
         except (OSError, EOFError, zlib.error) as error:
-            raise InputError(f"{name}: corrupt or truncated gzip ({error}); {mend}") from None
+            raise InputError(f"{name}: corrupt or truncated gzip ({error}); {hint}") from None
     start = 4 + 4 * len(shape)
     header = np.frombuffer(raw[:start], ">i4").tolist() if len(raw) >= start else ["missing"]
     if header[0] != magic:
-        raise InputError(f"{name}: not the idx file expected here (magic number {header[0]}, not {magic}); {mend}")
+        raise InputError(f"{name}: not the idx file expected here (magic number {header[0]}, not {magic}); {hint}")
     size = start + math.prod(shape)
     if tuple(header[1:]) != shape or len(raw) != size:
         raise InputError(f"{name}: holds {len(raw)} bytes and says shape {tuple(header[1:])}, should be {size} bytes "
-                         f"and shape {shape}; {mend}")
+                         f"and shape {shape}; {hint}")
     if hashlib.sha256(raw).hexdigest() != sha256:
-        raise InputError(f"{name}: its SHA-256 is another, the file is damaged or of another data set; {mend}")
+        raise InputError(f"{name}: its SHA-256 is another, the file is damaged or of another data set; {hint}")
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
 
 
 def download_idx(data_set, name, spec, folder, timeout, say):
-    """Fetch one file of a data set from the first mirror that has it whole; verified before it appears in `folder`"""
-    faults, mend = [], f"pass a folder with {data_set.name}'s four files as --mnist-dir, or use --digits synthetic"
+    """Download one file of a data set into folder, from the first mirror that has it complete, and return its path.
+
+    spec: magic number, shape and SHA-256, for parse_idx: the content is verified before the file appears in folder.
+    timeout: in seconds, for each mirror. Raise DataNotFound when no mirror has the file or folder is not writable.
+    """
+    faults, hint = [], f"pass a folder with {data_set.name}'s four files as --mnist-dir, or use --digits synthetic"
     for mirror in data_set.mirrors:
         try:
             say(f"downloading {mirror}{name}.gz")
@@ -1058,38 +1267,45 @@ def download_idx(data_set, name, spec, folder, timeout, say):
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / (name + ".gz"), lambda file, raw=raw: file.write(raw))
         except (OSError, InputError) as error:
-            raise DataNotFound(f"the cache {folder} cannot be written ({error}); make room there, or {mend}") from None
+            raise DataNotFound(f"the cache {folder} cannot be written ({error}); make room there, or {hint}") from None
         return folder / (name + ".gz")
-    raise DataNotFound(f"could not download {name}.gz ({'; '.join(faults)}); check the network, or {mend}")
+    raise DataNotFound(f"could not download {name}.gz ({'; '.join(faults)}); check the network, or {hint}")
 
 
-def load_idx(data_set, given, timeout, say):
-    """-> {"train": (images, labels), "val": ..., "test": ...}, uint8. Looks in the folder given, else in that which the
-    data set's variable names, as $MNIST_DIR, else in the cache, else at the mirrors."""
+def load_idx(data_set, user_dir, timeout, say):
+    """Load the four idx files of a data set: {"train": (images, labels), "val": ..., "test": ...}, all uint8.
+
+    The files are read from the folder user_dir or, if that is empty, from the folder named by the data set's
+    environment variable ($MNIST_DIR for MNIST) or, if that is not set, from its cache, into which missing files are
+    downloaded.
+    timeout: of a download, in seconds. Raise InputError when that folder or one of its files is missing, or when any
+    file is damaged; DataNotFound when a download fails.
+    """
     variable = data_set.variable
-    flag, given = ("--mnist-dir", given) if given else (variable, os.environ.get(variable, ""))
-    folder, arrays = Path(given or data_set.cache).expanduser(), {}
-    if given and not folder.is_dir():
-        raise InputError(f"{flag} {given}: no such folder; give the one that holds {data_set.name}'s four idx files")
+    flag, user_dir = ("--mnist-dir", user_dir) if user_dir else (variable, os.environ.get(variable, ""))
+    folder, arrays = Path(user_dir or data_set.cache).expanduser(), {}
+    if user_dir and not folder.is_dir():
+        raise InputError(f"{flag} {user_dir}: no such folder; give the one that holds {data_set.name}'s four idx files")
     for (split, kind), (name, *spec) in data_set.files.items():
-        found = next((p for p in (folder / name, folder / (name + ".gz")) if p.exists()), None)
-        if found is None and given:
+        path = next((p for p in (folder / name, folder / (name + ".gz")) if p.exists()), None)
+        if path is None and user_dir:
             raise InputError(f"{folder / name}[.gz]: missing; put {data_set.name}'s four idx files there, or leave "
                              f"--mnist-dir and {variable} unset to download them")
-        found = found or download_idx(data_set, name, spec, folder, timeout, say)
+        path = path or download_idx(data_set, name, spec, folder, timeout, say)
         try:
-            arrays[split, kind] = parse_idx(found.read_bytes(), str(found), *spec)
+            arrays[split, kind] = parse_idx(path.read_bytes(), str(path), *spec)
         except OSError as error:
-            fault = f"{found}: cannot be read ({error.strerror}); check the file and its permissions"
+            fault = f"{path}: cannot be read ({error.strerror}); check the file and its permissions"
             raise InputError(fault) from None
     images, labels, n = arrays["train", "images"], arrays["train", "labels"], -data_set.n_val
     return {"train": (images[:n], labels[:n]), "val": (images[n:], labels[n:]),
             "test": (arrays["test", "images"], arrays["test", "labels"])}
 
 
-# The digits for a machine without MNIST. One row per writing style: digit, relative frequency, strokes. A stroke is a
-# smooth curve through control points written xxyy on a 100 x 100 sheet (x right, y down); `|` lifts the pen. Strokes
-# that name the same point share it, so that a corner (two strokes meeting) stays joined when the points are perturbed.
+# Synthetic digits for machines without MNIST. One row per writing style: digit, relative frequency, strokes. A stroke
+# is a smooth curve through control points, written xxyy on a 100 x 100 sheet (x right, y down); `|` lifts the pen.
+# Strokes that contain the same point share it, so that a corner where two strokes meet stays joined when points are
+# perturbed.
 GLYPHS = (
     (0, 3, "5500 1812 0550 2288 5299 8287 9348 8012 5500"),
     (0, 2, "7508 4500 1522 0558 2893 6092 9055 8018 5003 3010"),
@@ -1148,38 +1364,46 @@ DOTS = 112                                                      # pen positions 
 
 
 def _stroke_basis(strokes, size):
-    """Control points (K, 2) and the matrix (DOTS, K) from them to pen positions evenly spaced in length."""
-    names = list(dict.fromkeys(strokes.replace("|", " ").split()))
-    points = np.array([(int(name[:2]), int(name[2:])) for name in names]) / 50 - 1    # (K, 2)
+    """Return the control points of a glyph's strokes and a matrix that maps them to evenly spaced pen positions.
+
+    strokes: as in GLYPHS. size: K, the number of control points, to which both arrays are padded with zeros.
+    Return points (K, 2), (x, y) in [-1, 1], and basis (DOTS, K).
+    """
+    keys = list(dict.fromkeys(strokes.replace("|", " ").split()))
+    points = np.array([(int(key[:2]), int(key[2:])) for key in keys]) / 50 - 1    # (K, 2)
     rows, steps = [], []
     t = np.linspace(0, 1, 17)[:, None]
     for stroke in strokes.split("|"):
-        knots = np.eye(len(names))[[names.index(name) for name in stroke.split()]]
+        knots = np.eye(len(keys))[[keys.index(key) for key in stroke.split()]]
         knots = np.vstack([2 * knots[0] - knots[1], knots, 2 * knots[-1] - knots[-2]])
         rows.append(np.vstack([                                                      # Catmull-Rom spline
             b + t / 2 * (c - a + t * (2 * a - 5 * b + 4 * c - d + t * (3 * b - a - 3 * c + d)))
             for a, b, c, d in zip(knots, knots[1:], knots[2:], knots[3:])]))
         path = rows[-1] @ points
-        steps.append(np.hypot(*np.diff(path, axis=0, prepend=path[:1]).T))           # a lift has no length
+        steps.append(np.hypot(*np.diff(path, axis=0, prepend=path[:1]).T))           # lifting the pen adds no length
     rows, length = np.vstack(rows), np.cumsum(np.concatenate(steps))
-    even = np.linspace(0, length[-1], DOTS)
+    targets = np.linspace(0, length[-1], DOTS)
     basis = np.zeros((DOTS, size))
-    basis[:, :len(names)] = np.stack([np.interp(even, length, column) for column in rows.T], 1)
-    return np.vstack([points, np.zeros((size - len(names), 2))]), basis
+    basis[:, :len(keys)] = np.stack([np.interp(targets, length, column) for column in rows.T], 1)
+    return np.vstack([points, np.zeros((size - len(keys), 2))]), basis
 
 
 def _render(dots, width, edge, pressure):
-    """Pen positions (n, DOTS, 2) -> ink in [0, 1] (n, 28, 28), sized and centerd as MNIST does."""
+    """Render pen positions as images of ink in [0, 1], scaled and centered as MNIST's digits are.
+
+    dots: pen positions, (n, DOTS, 2), (x, y) in any unit. width: of the stroke, (n,) px. edge: width of its soft rim,
+    (n,) px. pressure: factor of the width at each pen position, (n, DOTS). Return (n, 28, 28) float32.
+    """
     low, high = dots.min(1), dots.max(1)                                             # (n, 2)
-    scale = (20 - width * pressure.max(1)) / (high - low).max(1)  # the ink, not its axis, spans 20
+    scale = (20 - width * pressure.max(1)) / (high - low).max(1)  # the ink, not the pen's path, spans 20 px
     dots = (dots - ((low + high) / 2)[:, None]) * scale[:, None, None] + 9.5
     pixel = np.arange(20, dtype=np.float32)[:, None]
-    gap = dots.astype(np.float32).transpose(2, 1, 0)[:, :, None] - pixel       # (2, DOTS, 20, n)
-    gap = (gap / pressure.astype(np.float32).T[:, None]) ** 2  # a pressed pen reaches further
+    distance = dots.astype(np.float32).transpose(2, 1, 0)[:, :, None] - pixel       # (2, DOTS, 20, n)
+    distance = (distance / pressure.astype(np.float32).T[:, None]) ** 2  # more pressure widens the line
     nearest = np.full((20, 20, len(width)), np.inf, np.float32)
     squared = np.empty_like(nearest)
-    for across, down in zip(*gap):  # images last: long contiguous inner loops
-        np.minimum(nearest, np.add(down[:, None], across[None], out=squared), out=nearest)
+    for dx2, dy2 in zip(*distance):  # images are the last axis: long contiguous inner loops
+        np.minimum(nearest, np.add(dy2[:, None], dx2[None], out=squared), out=nearest)
     ink = np.clip((width / 2 - np.sqrt(nearest)) / edge + 0.5, 0, 1)                 # (20, 20, n)
     ink *= ink * (3 - 2 * ink)                                    # saturated core, soft rim
     center = [(ink.sum(axis) * pixel).sum(0) / ink.sum((0, 1)) for axis in (1, 0)]
@@ -1191,63 +1415,66 @@ def _render(dots, width, edge, pressure):
 
 
 def synthesize_digits(n, seed):
-    """Draw n digits: images (n, 28, 28) uint8, labels (n,) uint8 and factors, a dict of (n,) float32.
+    """Draw n synthetic digits: images (n, 28, 28) uint8, labels (n,) uint8 and factors, a dict of (n,) float32.
 
-    Factors, in the order they act: style (which of its digit's glyphs), wobble (how far it is deformed),
-    aspect (width factor, 1 is nominal), slant (shear, positive leans right), rotation
-    (radians, positive is counter-clockwise) and stroke (mean width of the ink in px).
+    Factors, in the order in which they act: style (which of the digit's glyphs), wobble (strength of the deformation),
+    aspect (factor of the width, 1 is nominal), slant (shear, positive leans right), rotation (radians, positive is
+    counter-clockwise) and stroke (mean width of the ink in px).
     """
-    random = rng_for(seed, "data")
+    rng = rng_for(seed, "data")
     digit, weight = (np.array([row[i] for row in GLYPHS], float) for i in (0, 1))
     size = max(len(set(row[2].replace("|", " ").split())) for row in GLYPHS)
-    points, basis = (np.stack(part) for part in zip(*(_stroke_basis(row[2], size) for row in GLYPHS)))
-    labels = random.integers(0, 10, n)
-    share = np.cumsum(weight / np.array([weight[digit == d].sum() for d in digit]))  # digit d: (d, d + 1]
-    glyph = np.searchsorted(share, labels + random.uniform(1e-6, 1 - 1e-6, n))           # (n,)
-    factors = {"slant": random.normal(0.15, 0.25, n), "rotation": random.normal(0, 0.08, n),
-               "aspect": np.exp(random.normal(0, 0.2, n)),
-               "stroke": np.exp(random.normal(0.92, 0.26, n)).clip(1.2, 4.5),
-               "style": glyph - np.searchsorted(digit, labels), "wobble": random.uniform(0.03, 0.17, n)}
+    points, basis = (np.stack(arrays) for arrays in zip(*(_stroke_basis(row[2], size) for row in GLYPHS)))
+    labels = rng.integers(0, 10, n)
+    cumulative = np.cumsum(weight / np.array([weight[digit == d].sum() for d in digit]))  # digit d covers (d, d + 1]
+    glyph = np.searchsorted(cumulative, labels + rng.uniform(1e-6, 1 - 1e-6, n))           # (n,)
+    factors = {"slant": rng.normal(0.15, 0.25, n), "rotation": rng.normal(0, 0.08, n),
+               "aspect": np.exp(rng.normal(0, 0.2, n)),
+               "stroke": np.exp(rng.normal(0.92, 0.26, n)).clip(1.2, 4.5),
+               "style": glyph - np.searchsorted(digit, labels), "wobble": rng.uniform(0.03, 0.17, n)}
     images = np.empty((n, 28, 28), np.uint8)
     for start in range(0, n, 250):
-        part = slice(start, start + 250)
-        slant, rotation, aspect, stroke, _, wobble = (value[part] for value in factors.values())
+        chunk = slice(start, start + 250)
+        slant, rotation, aspect, stroke, _, wobble = (value[chunk] for value in factors.values())
         count = len(slant)
-        control = points[glyph[part]] + wobble[:, None, None] * random.normal(0, 0.7, (count, size, 2))
-        dots = basis[glyph[part]] @ control                                    # (n, DOTS, 2)
+        control = points[glyph[chunk]] + wobble[:, None, None] * rng.normal(0, 0.7, (count, size, 2))
+        dots = basis[glyph[chunk]] @ control                                    # (n, DOTS, 2)
         x, y = dots[..., 0], dots[..., 1]
-        # A warp without linear part bends the strokes and leaves slant, rotation and aspect what they say.
-        warp = np.stack([x * x, x * y, y * y], -1) @ random.normal(0, 1, (count, 3, 2))
+        # A deformation without a linear part bends the strokes and does not change slant, rotation and aspect.
+        warp = np.stack([x * x, x * y, y * y], -1) @ rng.normal(0, 1, (count, 3, 2))
         dots = dots + wobble[:, None, None] * warp
         cos, sin = np.cos(rotation), np.sin(rotation)
         zero = np.zeros(count)
-        turn = np.stack([cos, -sin, sin, cos], -1).reshape(-1, 2, 2)
+        rotate = np.stack([cos, -sin, sin, cos], -1).reshape(-1, 2, 2)
         shear = np.stack([0.8 * aspect, zero, -slant, zero + 1], -1).reshape(-1, 2, 2)  # acts on rows (x, y)
-        cycles, phase, depth = random.uniform([[0.3], [0], [0]], [[3], [1], [0.4]], (3, count))[..., None]
+        cycles, phase, depth = rng.uniform([[0.3], [0], [0]], [[3], [1], [0.4]], (3, count))[..., None]
         pressure = 1 + depth * np.sin(2 * np.pi * (cycles * np.linspace(0, 1, DOTS) + phase))    # (n, DOTS)
-        pressure /= pressure.mean(1, keepdims=True)  # keeps `stroke` the mean width
-        ink = _render(dots @ shear @ turn, stroke, random.uniform(1.0, 1.6, count), pressure)
-        images[part] = np.rint(255 * ink)
+        pressure /= pressure.mean(1, keepdims=True)  # so that `stroke` is the mean width
+        ink = _render(dots @ shear @ rotate, stroke, rng.uniform(1.0, 1.6, count), pressure)
+        images[chunk] = np.rint(255 * ink)
     return images, labels.astype(np.uint8), {key: value.astype(np.float32) for key, value in factors.items()}
 
 
 def load_digits(config, say=print, data_set=MNIST):
-    """-> {"source": "mnist" | "synthetic", "train" | "val" | "test": (images (n, 28, 28) uint8, labels (n,) uint8)}.
+    """Load the images and labels of MNIST, or of synthetic digits in its place.
 
-    MNIST: the first 55,000 training images, the last 5,000, the test images. No image is in two splits. With
-    digits="auto" a machine without MNIST gets synthetic digits, and a notice, if no mirror has MNIST for it, be there
-    no network or one whose answers are not MNIST. A damaged file in a folder or in the cache is an error all the same,
-    never a reason to switch.
+    Return {"source": "mnist" or "synthetic", "train": (images, labels), "val": ..., "test": ...}, with images
+    (n, 28, 28) and labels (n,), both uint8. For MNIST, "train" has the first 55,000 training images and "val" the last
+    5,000, so that no image is in two splits.
+
+    With config.digits "auto", synthetic digits replace MNIST, with a notice, when no mirror can provide it: without a
+    network, or when the answers are not MNIST's files. Raise InputError when a file in a folder or in the cache is
+    damaged, also with "auto"; DataNotFound when config.digits is "mnist" and the download fails.
     """
     if config.digits != "synthetic":
         try:
-            found = load_idx(data_set, config.mnist_dir, 5 if config.digits == "auto" else 30, say)
-            return {"source": data_set.source} | found
+            splits = load_idx(data_set, config.mnist_dir, 5 if config.digits == "auto" else 30, say)
+            return {"source": data_set.source} | splits
         except DataNotFound as error:
             if config.digits != "auto":
-                given = shlex.join(["python3", *sys.argv]).replace(f" --digits {config.digits}", "")
-                raise DataNotFound(f"{error}, as in: {given} --digits synthetic") from None
-            bar = "!" * 79                                                      # --quiet does not hide this
+                command = shlex.join(["python3", *sys.argv]).replace(f" --digits {config.digits}", "")
+                raise DataNotFound(f"{error}, as in: {command} --digits synthetic") from None
+            bar = "!" * 79                                                      # printed even with --quiet
             print(f"{bar}\n!!  NO {data_set.name} HERE: these are SYNTHETIC digits. Numbers are not comparable with "
                   f"{data_set.name}'s.\n!!  {error}\n{bar}", file=sys.stderr, flush=True)
     digits, start = {"source": "synthetic"}, 0
@@ -1259,34 +1486,39 @@ def load_digits(config, say=print, data_set=MNIST):
 
 # END SHARED mnist ----------------------------------------------------------------------------------------------------
 
-# SHARED muon: steps of normalized kernels along their orthogonalize momentum ----------------------------------------
+# SHARED muon: steps of normalized kernels along their orthogonalized momentum ----------------------------------------
 
-MUON_BETA, MUON_ROUNDS = 0.95, 5
-MUON_POLYNOMIAL = 3.4445, -4.7750, 2.0315          # Jordan et al. 2024: steep at 0, so that few rounds do
+MUON_BETA, MUON_ITERS = 0.95, 5
+MUON_POLYNOMIAL = 3.4445, -4.7750, 2.0315          # Jordan et al. 2024: steep at 0, so that few iterations suffice
 
 
 def orthogonalize(g):
-    """g (C, F) = U S V^T -> about U V^T, singular values between 0.7 and 1.2 but for those that were under |g| / 500:
-    Newton-Schulz, X <- P X with P = a + b G + c G^2 and G = X X^T, from X = g / |g|.
+    """Approximate U V^T of the matrix g = U S V^T, (C, F), by Newton-Schulz iteration.
 
-    Only the small square G is iterated, G <- P G P, and the product of all P meets the long X once: 2 to 6 times as
-    fast."""
+    X <- P X with P = a + b G + c G^2 and G = X X^T, starting from X = g / |g|. Singular values of the result are
+    between 0.7 and 1.2, except where those of g are below |g| / 500.
+    Only the small square matrix G is iterated, G <- P G P, and the product of all P is multiplied with the long X once:
+    2 to 6 times as fast.
+    """
     a, b, c = MUON_POLYNOMIAL
     x = g / (np.linalg.norm(g) + g.dtype.type(1e-12))
     x = x.T if len(g) > g.shape[1] else x
-    square, product = x @ x.T, np.eye(len(x), dtype=x.dtype)
-    for _ in range(MUON_ROUNDS):
-        factor = b * square + c * (square @ square)
+    gram, product = x @ x.T, np.eye(len(x), dtype=x.dtype)
+    for _ in range(MUON_ITERS):
+        factor = b * gram + c * (gram @ gram)
         factor[np.diag_indices(len(x))] += a
         product = factor @ product
-        square = factor @ square @ factor
+        gram = factor @ gram @ factor
     x = product @ x
     return x.T if len(g) > g.shape[1] else x
 
 
-def muon_step(params, shard_grads, momentum, names, share, runner):
-    """One step of the kernels `names` in place: with the momentum m = 0.95 m + g, along orthogonalize(g + 0.95 m), by
-    `share` of the kernel's length, which then is what it was: to the normalization behind it only its direction counts.
+def muon_step(params, shard_grads, momentum, names, relative_step, runner):
+    """Take one step of Muon (Jordan et al. 2024), in place, for the kernels `names`.
+
+    The gradient g is the sum of shard_grads, the momentum m = 0.95 m + g. A kernel moves along orthogonalize(g + 0.95
+    m), by `relative_step` times its norm, and is then rescaled to its previous norm: a normalization follows the
+    convolution, so that only the kernel's direction matters.
     """
     def update(name):
         w, m, *gs = (arrays[name].reshape(-1, params[name].shape[-1]) for arrays in (params, momentum, *shard_grads))
@@ -1294,70 +1526,78 @@ def muon_step(params, shard_grads, momentum, names, share, runner):
         m *= MUON_BETA
         m += g
         u = orthogonalize(g + MUON_BETA * m)
-        length = np.linalg.norm(w)
-        w -= u * (share * length / (np.linalg.norm(u) + u.dtype.type(1e-12)))
-        w *= length / np.linalg.norm(w)
+        norm = np.linalg.norm(w)
+        w -= u * (relative_step * norm / (np.linalg.norm(u) + u.dtype.type(1e-12)))
+        w *= norm / np.linalg.norm(w)
     runner.map(update, names)
 
 
 def normalized_kernels(shapes):
-    """The names of the normalized convolutions' kernels among {name: shape}"""
+    """Return the names of the kernels whose convolution is followed by a normalization. shapes: {name: shape}."""
     return [name for name, shape in shapes.items() if len(shape) == 4 and name[:-2] + "_norm_gamma" in shapes]
 
 
-def optimizer_step(run, shard_grads, share):
-    """One step of all weights of a Run: of normalized kernels by muon_step, if --muon is set, of the others by
-    adam_step. share: of the whole learning rate"""
+def optimizer_step(run, shard_grads, lr_factor):
+    """Update all parameters of a Run in place: the kernels of normalized convolutions by Muon, the others by Adam.
+
+    shard_grads: list of gradient dicts, which are added up. lr_factor: the schedule's factor of the learning rate.
+    Without --muon, Adam updates all parameters.
+    """
     config, params = run.config, run.params
     kernels = normalized_kernels({name: p.shape for name, p in params.items()}) if config.muon else []
-    muon_step(params, shard_grads, run.adam_m, kernels, config.muon * share, run.runner)
+    muon_step(params, shard_grads, run.adam_m, kernels, config.muon * lr_factor, run.runner)
     others = {name: p for name, p in params.items() if name not in kernels}
-    adam_step(others, shard_grads, run.adam_m, run.adam_v, run.step + 1, config.lr * share, run.runner)
+    adam_step(others, shard_grads, run.adam_m, run.adam_v, run.step + 1, config.lr * lr_factor, run.runner)
 
 
 def check_muon(config):
-    """Refuse --muon where no convolution is normalized"""
+    """Raise InputError when --muon is set for a network without normalized convolutions."""
     if config.muon and not normalized_kernels(param_shapes(config)):
-        raise InputError(f"--muon {config.muon}: is for normalized convolutions, and this network has none; leave it "
-                         "or --norm none out")
+        raise InputError(f"--muon {config.muon} applies to batch-normalized convolutions, and this network has none. "
+                         "Use --muon 0 or --norm batch")
 
 # END SHARED muon -----------------------------------------------------------------------------------------------------
 
-# SHARED core: the machinery, the same in every experiment ------------------------------------------------------------
+# SHARED core: operations, training and files, the same in every experiment --------------------------------------------
 #
-# It calls these of the experiment: Config, WEIGHTS, SOURCE_SETTING, EVAL_SETTINGS, param_shapes, init_params, to_batch,
-# loss_and_grads, forward_rows, optimizer_step.
+# The core uses these names of the experiment: Config, DEFAULTS, RENAMED, WEIGHTS, SOURCE_SETTING, EVAL_SETTINGS,
+# param_shapes, init_params, to_batch, loss_and_grads, forward_rows, optimizer_step.
 
-SHARD_SIZE = 16                    # samples a worker thread takes at once: fixed, so that sums have one order
-SWITCH_INTERVAL = 2e-5                      # s a worker back from NumPy waits for Python's lock at most, not 5 ms; buys, on two
-                                   # threads of an AMD EPYC: MultiMNIST's default step 0.96, others' 0.98 to 1.01
-CHUNK = 2048                       # samples drawn or prepared at once: memory does not grow with the data
+EXPERIMENT = Path(__file__).stem
+SHARD_SIZE = 16                    # samples that a thread computes at once: fixed, so that sums have one order
+SWITCH_INTERVAL = 2e-5  # s, not 5 ms, that a thread waits for Python's lock after a NumPy call; on two threads
+                                   # of an AMD EPYC a default step of MultiMNIST takes 0.96 times as long, others 0.98
+                                   # to 1.01
+CHUNK = 2048                       # samples drawn or preprocessed at once, so that memory does not grow with the data
+REPORT_SECONDS = 15                # without a terminal a line of progress appears at least so often
 PURPOSES = ("data", "init", "batches", "evaluation")
 
 
 def rng_for(seed, purpose, *key):
-    """The generator of one purpose: that of SeedSequence(seed).spawn(...)'s child, with no state kept between calls."""
+    """Return the random generator of one purpose (PURPOSES) and key, a child of SeedSequence(seed). It keeps no state
+    between calls."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(PURPOSES.index(purpose), *key)))
 
 
 # -------------------------------------------------------------- primitives
-# x and y are activations, (N, H, W, C) or (N, C). Each forward gives its output and a cache, each backward takes the
-# output's gradient, which it leaves as it is, and that cache, and gives the gradients in the order of the arguments.
+# x and y are activations, (N, H, W, C) or (N, C). A forward function returns its output and a cache. The backward
+# function takes the gradient of the output, which it does not modify, and the cache; it returns the gradients of the
+# forward function's arguments, in their order.
 
 class Arena:
-    """np.empty for temporaries that come again every step: after rewind(), the k-th call returns the k-th array again.
+    """Works as np.empty for temporaries that are needed again in every step: after rewind(), the k-th call returns the
+    k-th array of the step before.
 
-    Every operation takes `empty=np.empty`, so that without an arena it is pure; with one, whatever it took is
-    overwritten after the next rewind(). It buys: no page faults of fresh large arrays (a training step takes 1.1 to 1.2
-    times as long with them), and arrays that begin at a cache line, so that no row of 16 floats lies across two (1.2
-    times as fast routing on an AMD EPYC, Zen 5; no difference on an Intel Xeon).
-    """
+    Every operation has an argument `empty=np.empty`; with np.empty it is pure, with an Arena its results are
+    overwritten after the next rewind(). This saves page faults of fresh large arrays (without it a training step takes
+    1.1 to 1.2 times as long) and aligns arrays to cache lines, so that no row of 16 floats is split between two lines
+    (1.2 times as fast routing on an AMD EPYC, Zen 5; no difference on an Intel Xeon)."""
 
     def __init__(self):
         self.arrays, self.taken = [], 0
 
     def rewind(self):
-        """Forget what was taken"""
+        """Make all arrays available again"""
         self.taken = 0
         return self
 
@@ -1373,18 +1613,18 @@ class Arena:
 
 
 def reuse_if_arena(array, empty):
-    """An array like `array`: with an Arena it is `array` itself, whose content a backward reads for the last time;
-    without one it is new, and the cache stays whole. Less memory to touch: a training step takes 1.03 times as long
-    without."""
+    """Return an array like `array` for a gradient. With an Arena it is `array` itself, which a backward function has
+    read for the last time; without one it is new, so that the cache stays intact. Less memory traffic: without this a
+    training step takes 1.03 times as long."""
     return array if isinstance(empty, Arena) else np.empty_like(array)
 
 
 def im2col(x, width, stride, empty=np.empty):
-    """Windows along the rows of x (N, H, W, C): cols[p, r, n, ox] = x[n, stride*r + p, stride*ox:stride*ox + width].
+    """Return windows along the rows of x (N, H, W, C): cols[p, r, n, ox] = x[n, stride*r + p, stride*ox:stride*ox +
+    width], of shape (stride, ceil(H/stride), N, Wo, width*C).
 
-    -> cols (stride, ceil(H/stride), N, Wo, width*C). A full im2col copies every pixel K*K times, this one K times; the
-    kernel rows are then K GEMMs on bands of rows, which lie together in memory because the row's parity p comes first.
-    """
+    A full im2col copies every pixel K*K times, this one K times: the kernel's rows become K matrix products on bands of
+    image rows, which are contiguous because the row's parity p comes first."""
     N, H, W, C = x.shape
     R, Wo = -(-H // stride), (W - width) // stride + 1
     if x.strides[2:] != (C * x.itemsize, x.itemsize):                                   # a window must be one run
@@ -1399,7 +1639,8 @@ def im2col(x, width, stride, empty=np.empty):
 
 
 def col2im(dcols, shape, width, stride, empty=np.empty):
-    """Adjoint of im2col: add every window's entries to the pixels they came from. -> dx, in memory (H, N, W, C)"""
+    """Adjoint of im2col: add every window's entries to the pixels they were copied from. Return dx of `shape` (N, H, W,
+    C), in memory (H, N, W, C)"""
     N, H, W, C = shape
     dx = empty((H, N, W * C), dcols.dtype)
     dx.fill(0)
@@ -1410,13 +1651,13 @@ def col2im(dcols, shape, width, stride, empty=np.empty):
 
 
 def im2col_band(cols, ky, stride, Ho):
-    """The rows of im2col's cols that kernel row ky meets, as one matrix (Ho*N*Wo, width*C), without a copy."""
+    """Return the rows of im2col's cols that kernel row ky sees, as one matrix (Ho*N*Wo, width*C), without a copy"""
     return cols[ky % stride, ky // stride:ky // stride + Ho].reshape(-1, cols.shape[-1])
 
 
 @functools.cache
 def sgemm():
-    """cblas_sgemm of NumPy's OpenBLAS; None where NumPy has another BLAS"""
+    """Return cblas_sgemm of NumPy's OpenBLAS, or None if NumPy has another BLAS"""
     with contextlib.suppress(AttributeError):
         function, size, real, address = openblas().scipy_cblas_sgemm64_, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
         function.argtypes = [*[ctypes.c_int] * 3, *[size] * 3, real, address, size, address, size, real, address, size]
@@ -1425,9 +1666,11 @@ def sgemm():
 
 
 def add_product(a, b, out, part):
-    """out += a @ b, with `part`, shaped as out, for scratch. Where all are runs in memory, b or its transpose, BLAS
-    adds as it multiplies: one pass, not three. It buys: a step of affNIST's networks and of smallNORB's heads takes
-    1.03 to 1.08 times as long without on an AMD EPYC, of small convolutions 1.05 to 1.13 times on an Intel Xeon."""
+    """Compute out += a @ b, with scratch memory `part` of out's shape.
+
+    If the operands are contiguous (b or its transpose), BLAS adds while it multiplies: one pass over memory, not three.
+    Without this a step of affNIST's networks and of smallNORB's heads takes 1.03 to 1.08 times as long on an AMD EPYC,
+    of small convolutions 1.05 to 1.13 times on an Intel Xeon."""
     (M, K), F, straight = a.shape, b.shape[1], b.flags.c_contiguous
     runs = a.flags.c_contiguous and out.flags.c_contiguous and (straight or b.flags.f_contiguous)
     if sgemm() is None or not runs or {x.dtype for x in (a, b, out)} != {np.dtype(np.float32)}:
@@ -1438,8 +1681,9 @@ def add_product(a, b, out, part):
 
 
 def conv2d_forward(x, w, b, stride, empty=np.empty):
-    """Valid convolution. x (N, H, W, C), w (Kh, Kw, C, F), b (F,) or None -> y (N, Ho, Wo, F), in memory (Ho, N, Wo,
-    F)."""
+    """Compute a valid convolution. x (N, H, W, C), w (Kh, Kw, C, F), b (F,) or None.
+
+    Return y (N, Ho, Wo, F), in memory (Ho, N, Wo, F), and a cache."""
     (N, H, W, C), (Kh, Kw, _, F) = x.shape, w.shape
     Ho, Wo = (H - Kh) // stride + 1, (W - Kw) // stride + 1
     cols = im2col(x, Kw, stride, empty)
@@ -1454,7 +1698,7 @@ def conv2d_forward(x, w, b, stride, empty=np.empty):
 
 
 def conv2d_backward(dy, cache, need_dx=True, need_db=True):
-    """dy (N, Ho, Wo, F) -> dx, dw, db; dx and db are None unless needed"""
+    """Return dx, dw, db for dy (N, Ho, Wo, F); dx and db are None unless needed"""
     (N, H, W, C), cols, w, stride, empty = cache
     (Kh, Kw, _, F), Ho = w.shape, dy.shape[1]
     rows = w.reshape(Kh, Kw * C, F)
@@ -1477,7 +1721,7 @@ def conv2d_backward(dy, cache, need_dx=True, need_db=True):
 
 
 def linear_forward(x, w, b, empty=np.empty):
-    """x (N, C), w (C, F), b (F,) or None -> y (N, F)"""
+    """Compute y = x w + b. x (N, C), w (C, F), b (F,) or None. Return y (N, F) and a cache"""
     y = np.matmul(x, w, out=empty((len(x), w.shape[1]), x.dtype))
     if b is not None:
         y += b
@@ -1485,7 +1729,7 @@ def linear_forward(x, w, b, empty=np.empty):
 
 
 def linear_backward(dy, cache, need_dx=True, need_db=True):
-    """dy (N, F) -> dx, dw, db; dx and db are None unless needed"""
+    """Return dx, dw, db for dy (N, F); dx and db are None unless needed"""
     x, w, empty = cache
     dx = np.matmul(dy, w.T, out=empty(x.shape, x.dtype)) if need_dx else None
     return dx, np.matmul(x.T, dy, out=empty(w.shape, w.dtype)), dy.sum(0) if need_db else None
@@ -1495,14 +1739,13 @@ NORM_EPS = 1e-5                    # inside the square root of a standard deviat
 
 
 def norm_forward(x, gamma, beta, running=None, empty=np.empty):
-    """Batch normalization (Ioffe & Szegedy 2015): y = gamma (x - mean) / sqrt(variance + eps) + beta, channel by
-    channel. x (N, H, W, C), in evaluation overwritten; gamma, beta (C,) -> (y, (mean, variance)), each of these (C,)
+    """Batch normalization (Ioffe & Szegedy 2015), per channel: y = gamma (x - mean) / sqrt(variance + eps) + beta.
 
-    running: the (mean, variance) to use, in evaluation. Without it they are those of x, over all its samples and
-    places; of its n numbers a channel the variance that is returned, to be folded into the running one, is n / (n - 1)
-    times the one that is used. All passes run over rows of W*C numbers: a loop over C alone, often 16, would be too
-    short to be fast.
-    """
+    x (N, H, W, C), overwritten in evaluation; gamma, beta (C,). running: the (mean, variance) to use in evaluation; in
+    training, without it, those of x over samples and positions. Return (y, (mean, variance)) and a cache. The variance
+    that is returned, for the running statistics, is unbiased: n / (n - 1) times the one used, with n values per
+    channel. All passes run over rows of W*C values, since loops over C alone, often 16, would be too short to be
+    fast."""
     rows, lift = norm_rows(x), x.shape[2]
     n, C = rows.size // len(gamma), len(gamma)
     if running is not None:
@@ -1521,8 +1764,8 @@ def norm_forward(x, gamma, beta, running=None, empty=np.empty):
 
 
 def norm_backward(dy, cache):
-    """dy, as x -> dx, dgamma, dbeta, of the forward without running statistics, whose gradient is not asked for:
-    dx = gamma / std (dy - mean(dy) - xhat mean(dy xhat)), with xhat = (x - mean) / std and means as in the forward"""
+    """Return dx, dgamma, dbeta for dy, for a forward pass with batch statistics:
+    dx = gamma / std (dy - mean(dy) - xhat mean(dy xhat)), with xhat = (x - mean) / std"""
     x, gamma, mean, scale, lift, empty = cache
     rows, C = norm_rows(dy), len(gamma)
     n = rows.size // C
@@ -1536,18 +1779,19 @@ def norm_backward(dy, cache):
 
 
 def norm_rows(x):
-    """x (N, H, W, C) as rows (H*N, W*C), the order in which a convolution leaves it in memory"""
+    """Return x (N, H, W, C) as rows (H*N, W*C), the order in which a convolution leaves it in memory"""
     return x.transpose(1, 0, 2, 3).reshape(x.shape[0] * x.shape[1], -1)
 
 
 def norm_like(rows, x):
-    """norm_rows undone: rows in the shape of x"""
+    """Undo norm_rows: return rows in the shape of x"""
     N, H, W, C = x.shape
     return rows.reshape(H, N, W, C).transpose(1, 0, 2, 3)
 
 
 def relu_forward(x):
-    """max(x, 0), IN PLACE: x is the fresh output of a convolution, a linear layer or a maximum, and nobody else's"""
+    """Compute max(x, 0) IN PLACE: x is the fresh output of a convolution, linear or pooling layer that nothing else
+    uses"""
     y = np.maximum(x, 0, out=x)
     return y, (y,)
 
@@ -1558,7 +1802,7 @@ def relu_backward(dy, cache):
 
 
 def sigmoid_forward(x):
-    """1 / (1 + exp(-x)), written with tanh so that it cannot overflow"""
+    """Compute 1 / (1 + exp(-x)), by tanh so that it cannot overflow"""
     y = 0.5 * np.tanh(0.5 * x) + 0.5
     return y, (y,)
 
@@ -1569,15 +1813,15 @@ def sigmoid_backward(dy, cache):
 
 
 def max_pool_forward(x):
-    """2x2 maximum, an odd last row or column left out. x (N, H, W, C) -> y (N, H//2, W//2, C)"""
+    """2x2 max pooling; an odd last row or column is dropped. x (N, H, W, C). Return y (N, H//2, W//2, C) and a cache"""
     corners = window_corners(x)
     y = np.maximum(np.maximum(corners[0], corners[1]), np.maximum(corners[2], corners[3]))
     return y, (x, y)
 
 
 def max_pool_backward(dy, cache):
-    """The first entry that equals its window's maximum gets the window's gradient: on a plain background all four are
-    equal. A ReLU may have been taken of y since, in place: where it made y 0 no gradient comes."""
+    """Return dx. The first entry equal to its window's maximum gets the gradient, since on a blank background all four
+    are equal. A ReLU may have been applied to y in place: where it made y 0 the gradient is 0."""
     x, y = cache
     dx, left = np.zeros_like(x), dy.copy()
     for corner, dcorner in zip(window_corners(x), window_corners(dx)):
@@ -1586,13 +1830,13 @@ def max_pool_backward(dy, cache):
 
 
 def window_corners(x):
-    """The four pixels of each 2x2 window, as views. x (N, H, W, C) -> 4 x (N, H//2, W//2, C)"""
+    """Return the four pixels of each 2x2 window as views. x (N, H, W, C) -> four arrays (N, H//2, W//2, C)"""
     H, W = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2
     return [x[:, i:H:2, j:W:2] for i in (0, 1) for j in (0, 1)]
 
 
 def global_avg_pool_forward(x):
-    """Global average: x (N, H, W, C) -> y (N, C)"""
+    """Global average pooling. x (N, H, W, C). Return y (N, C) and a cache"""
     return x.mean((1, 2)), (x.shape,)
 
 
@@ -1602,8 +1846,8 @@ def global_avg_pool_backward(dy, cache):
 
 
 def pad_forward(x, margin):
-    """`margin` px of zeros all around. x (N, H, W, C) -> y (N, H + 2 margin, W + 2 margin, C), in memory (H + 2 margin,
-    N, ...), as a convolution leaves its output"""
+    """Pad with `margin` px of zeros on all sides. x (N, H, W, C). Return y (N, H + 2 margin, W + 2 margin, C), in
+    memory (H + 2 margin, N, ...) as a convolution leaves its output, and a cache"""
     N, H, W, C = x.shape
     y = np.zeros((H + 2 * margin, N, W + 2 * margin, C), x.dtype).transpose(1, 0, 2, 3)
     y[:, margin:margin + H, margin:margin + W] = x
@@ -1616,7 +1860,7 @@ def pad_backward(dy, cache):
 
 
 def flatten_forward(x):
-    """x (N, ...) -> y (N, C)"""
+    """Flatten x (N, ...) to y (N, C). Return y and a cache"""
     return x.reshape(len(x), -1), (x.shape,)
 
 
@@ -1626,37 +1870,38 @@ def flatten_backward(dy, cache):
 
 
 # -------------------------------------------------------------- layers
-# A backbone, or a CNN, is a tuple of layers, (operation, its options) each: ("conv2d", name, K, stride, F), ("linear",
-# name, F), ("norm", name), ("pad", px), and operations without options. What has weights has their name first.
+# A backbone, or a whole CNN, is a tuple of layers (operation, *options): ("conv2d", name, K, stride, F), ("linear",
+# name, F), ("norm", name), ("pad", px), or an operation without options. A layer with weights names them in its first
+# option.
 
-LAYERS = {                         # operation -> its forward and backward; an experiment may add others
+LAYERS = {                         # operation -> forward and backward function; an experiment may add others
     "conv2d": (conv2d_forward, conv2d_backward), "linear": (linear_forward, linear_backward),
     "norm": (norm_forward, norm_backward), "relu": (relu_forward, relu_backward),
     "sigmoid": (sigmoid_forward, sigmoid_backward), "max_pool": (max_pool_forward, max_pool_backward),
     "global_avg_pool": (global_avg_pool_forward, global_avg_pool_backward), "pad": (pad_forward, pad_backward),
     "flatten": (flatten_forward, flatten_backward),
-    "skip": (None, None), "add": (None, None)}                                          # the ends of a residual branch
+    "skip": (None, None), "add": (None, None)}                                          # ends of a residual branch
 WITH_WEIGHTS = ("conv2d", "linear")
 
 
 def has_bias(layers, k):
-    """Whether layer k, which has weights, has a bias too: not before a normalization, which would take it away"""
+    """Return whether layer k, which has weights, has a bias: not before a normalization, which would cancel it"""
     return [operation for operation, *_ in layers[k + 1:k + 2]] != ["norm"]
 
 
 def with_norms(layers):
-    """Layers with a normalization after every convolution"""
+    """Return the layers with a batch normalization after every convolution"""
     return tuple(part for layer in layers for part in (
         (layer, ("norm", layer[1] + "_norm")) if layer[0] == "conv2d" else (layer,)))
 
 
 def infer_shapes(layers, side, channels, margin=0, rows=False):
-    """What layers make of images of side x side px, of which `margin` px all around are background -> shapes of their
-    weights; side and channels of what comes out; along (side,), where the middles of its receptive fields lie along the
-    image without its margin, which is -1..1.
+    """Return what layers make of images of side x side px with `channels` channels.
 
-    rows: the image is one channel, and its first convolution is of im2col_rows, whose kernel is (1, K, K, F).
-    """
+    margin: px on each side that are padding of the image. rows: the image has one channel and its first convolution is
+    computed on im2col_rows, with a kernel (1, K, K, F). The result has shapes, {name: shape} of the weights; side and
+    channels of the output; and along (side,), the coordinates of the centers of the output's receptive fields, -1 to 1
+    over the image without its margin."""
     shapes, inner = {}, side - 2 * margin
     offset, scale = float(-margin), 1                                   # of the first middle, from one to the next, px
     for k, (operation, *options) in enumerate(layers):
@@ -1686,19 +1931,17 @@ def infer_shapes(layers, side, channels, margin=0, rows=False):
 
 
 def receptive_field_centers(along):
-    """The places of a grid of receptive fields, (side * side, 2): x and y, row by row"""
+    """Return the (x, y) coordinates of a grid of receptive fields, (side * side, 2), row by row"""
     return np.stack([np.tile(along, len(along)), np.repeat(along, len(along))], 1)
 
 
 def layers_forward(params, x, layers, empty=np.empty, statistics=None):
-    """x through layers. -> y, the list of the layers' caches
+    """Apply layers to x. Return y and the list of the layers' caches.
 
-    A ReLU or a normalization that comes first works on x itself. What stands between ("skip",) and ("add",) is a
-    residual branch: ("add",) adds x as it was at ("skip",), so that no ReLU or normalization may follow the latter,
-    being in place. statistics: a dict in training, when each normalization uses the mean and variance of these samples
-    and puts them into it, as NAME_mean and NAME_var; None in evaluation, when it uses those that stand beside the
-    weights in params.
-    """
+    A ReLU or normalization that comes first modifies x in place. Layers between ("skip",) and ("add",) are a residual
+    branch: ("add",) adds the x of ("skip",), which therefore no ReLU or normalization may follow directly. statistics:
+    in training a dict, to which each normalization adds the mean and variance of these samples as NAME_mean and
+    NAME_var; in evaluation None, so that the running statistics in params are used."""
     caches, kept = [], []
     for k, (operation, *options) in enumerate(layers):
         forward_fn, _ = LAYERS[operation]
@@ -1723,7 +1966,7 @@ def layers_forward(params, x, layers, empty=np.empty, statistics=None):
 
 
 def layers_backward(dy, caches, layers, grads, need_dx=True):
-    """dy -> dx (None unless needed); the gradients of the weights go into `grads`"""
+    """Return dx for dy (None unless needed); the gradients of the weights are put into `grads`"""
     learn = (*WITH_WEIGHTS, "norm")
     first = [k for k, (operation, *_) in enumerate(layers) if operation in learn][:1] or [len(layers)]
     last = -1 if need_dx else first[0]                                                  # nothing below it has weights
@@ -1754,13 +1997,12 @@ ADAM_EPS, ADAM_CHUNK = 1e-8, 1 << 17
 
 
 def adam_step(params, shard_grads, adam_m, adam_v, step, lr, runner):
-    """One Adam step in place, step counting from 1; the gradient is the sum of shard_grads, in their order.
+    """Do one step of Adam in place, with step counting from 1; the gradient is the sum of shard_grads, in their order.
 
-    p -= lr m_hat / (sqrt(v_hat) + eps), m_hat and v_hat the bias-corrected means of the gradient and of its square.
-    The means are kept as sums, adam_m = m / (1 - beta1), adam_v = v / (1 - beta2), and all factors are gathered into
-    two numbers: 11 passes over memory instead of 16. They run over chunks that stay in cache and are shared among the
-    runner's threads; each number is computed alone, so the bits do not depend on who computes it.
-    """
+    p -= lr m_hat / (sqrt(v_hat) + eps), with m_hat and v_hat the bias-corrected moving averages of the gradient and of
+    its square. These are kept as sums, adam_m = m / (1 - beta1) and adam_v = v / (1 - beta2), and all factors are
+    combined into two numbers: 11 passes over memory instead of 16. The passes run over chunks that fit into the cache,
+    shared among the runner's threads; each value is computed by itself, so the bits do not depend on the threads."""
     root = float(np.sqrt((1 - BETA2) / (1 - BETA2 ** step)))                           # sqrt(v_hat) = root sqrt(adam_v)
     rate, eps = float(lr * (1 - BETA1) / (1 - BETA1 ** step) / root), ADAM_EPS / root
 
@@ -1791,46 +2033,48 @@ FLUSH_STEPS, FLUSHED = 500, 1e-35
 
 
 def flush_denormals(*moments):
-    """Set to 0, in place, what is next to it. The means of weights whose gradient has gone, such as a dead unit's,
-    decay until they are denormal numbers, with which processors compute so slowly that a step took twice its time."""
+    """Set values near 0 to 0, in place. The moving averages of weights that no longer get a gradient, such as those of
+    a dead unit, decay to denormal numbers, with which processors are so slow that a step took twice its time."""
     for arrays in moments:
         for a in arrays.values():
             a[np.abs(a) < FLUSHED] = 0
 
 
 def schedule(config, step, n_steps):
-    """The share of the whole learning rate at a step counting from 0"""
+    """Return the fraction of the full learning rate at a step, counting from 0"""
     decay = 1 if config.lr_schedule == "constant" else 0.5 * (1 + math.cos(math.pi * step / n_steps))
     return decay * min(1, (step + 1) / max(1, config.warmup))
 
 
-# -------------------------------------------------------------- what is learned without a gradient
+# -------------------------------------------------------------- running statistics
 
-STATE_DECAY = 0.99                 # of the running means of a normalization, from one group of samples to the next
+STATE_DECAY = 0.99                 # decay of the running statistics of batch normalization, per shard
 STATE_SUFFIXES = ("_mean", "_var")
 
 
 def init_state(params):
-    """The running mean and variance of each normalization among the weights"""
+    """Return the initial running mean and variance of each batch normalization among the weights"""
     stems = [name.removesuffix("_gamma") for name in params if name.endswith("_gamma")]
-    return {stem + end: np.full_like(params[stem + "_gamma"], end == "_var") for stem in stems for end in STATE_SUFFIXES}
+    return {stem + suffix: np.full_like(params[stem + "_gamma"], suffix == "_var")
+            for stem in stems for suffix in STATE_SUFFIXES}
 
 
 def update_running_statistics(state, group_statistics, step):
-    """Fold the statistics of some groups of samples, whatever their sizes, into the running ones, in place, in the
-    groups' order. step, from 0: a group weighs 9 / (step + 9), later 1 - STATE_DECAY: the first forget how it began,
-    and young weights are soon forgotten."""
+    """Update running means and variances in place with the statistics of some shards, in order, whatever their sizes.
+
+    The weight of a shard is 9 / (step + 9) at step 0, 1, ..., later 1 - STATE_DECAY, so that the initial values and
+    those of young weights are soon forgotten."""
     keep = min(STATE_DECAY, step / (step + 9))
     for statistics in group_statistics:
         for name, found in statistics.items():
             state[name] += (found - state[name]) * (1 - keep)
 
 
-# -------------------------------------------------------------- running in shards
+# -------------------------------------------------------------- shards and threads
 
 @functools.cache
 def openblas():
-    """NumPy's OpenBLAS library, None where NumPy has another BLAS"""
+    """Return NumPy's OpenBLAS library, or None if NumPy has another BLAS"""
     site = Path(np.__file__).parent
     for library in (*site.parent.glob("numpy.libs/*openblas*"), *site.glob(".dylibs/*openblas*")):
         with contextlib.suppress(OSError):
@@ -1839,31 +2083,31 @@ def openblas():
 
 
 def limit_blas_to_one_thread():
-    """Where numpy was imported before this file, its BLAS did not see the environment variables set above: tell it
-    now. With more threads it would share out products, and round them, by the number of cores."""
+    """Limit BLAS to one thread also if numpy was imported before this file, so that its BLAS did not see the
+    environment variables set above. With more threads the rounding of products would depend on the number of cores."""
     with contextlib.suppress(AttributeError):
         openblas().scipy_openblas_set_num_threads64_(1)
 
 
 def n_cores():
-    """Cores that this process may use"""
+    """Return the number of cores that this process may use"""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Runner:
-    """Cuts batches into shards of SHARD_SIZE and shares them among worker threads (NumPy's loops release the GIL).
+    """Splits batches into shards of SHARD_SIZE samples and shares them among worker threads (NumPy releases the GIL).
 
-    Shards, and the order in which their results are added up, do not depend on the number of threads, nor do the bits.
-    A shard is also the group of samples whose statistics a normalization uses.
-    """
+    Shards, and the order in which their results are summed, do not depend on the number of threads; hence the bits do
+    not. A shard is also the group of samples over which batch normalization computes its statistics. n_expected: how
+    many samples an evaluation will need, if known, for its messages. """
 
-    def __init__(self, threads, batch_size=10 ** 9, progress=None):
+    def __init__(self, threads, batch_size=10 ** 9, progress=None, n_expected=0):
         limit_blas_to_one_thread()
         self.threads = min(threads or n_cores(), -(-batch_size // SHARD_SIZE))
         self.pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
         sys.setswitchinterval(SWITCH_INTERVAL)
-        self.progress = progress or Progress(quiet=True)
-        self.arenas, self.n_evaluated = [], 0
+        self.progress = Progress(quiet=True) if progress is None else progress
+        self.arenas, self.n_evaluated, self.n_expected = [], 0, n_expected
 
     def __enter__(self):
         return self
@@ -1873,18 +2117,20 @@ class Runner:
             self.pool.shutdown(cancel_futures=True)
 
     def each(self, function, items):
-        """function(item) for all items, on the workers, in order. Overflow warnings are off: Run watches the loss."""
+        """Yield function(item) for all items, computed by the threads, in order. Overflow warnings are off, since Run
+        checks the loss."""
         def quiet(item):
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
                 return function(item)
         return self.pool.map(quiet, items) if self.pool else map(quiet, items)
 
     def map(self, function, items):
+        """Return each() as a list"""
         return list(self.each(function, items))
 
     def loss_and_grads(self, params, samples, rows, config):
-        """loss_and_grads of samples[rows], shard by shard -> (terms, list of the shards' grads, to be added up, list of
-        their statistics)"""
+        """Compute loss_and_grads of samples[rows], shard by shard. Return the terms, the list of the shards' gradients,
+        whose sum is the batch's, and the list of their statistics."""
         shards = [rows[start:start + SHARD_SIZE] for start in range(0, len(rows), SHARD_SIZE)]
         self.arenas += [Arena() for _ in range(len(self.arenas), len(shards))]
 
@@ -1896,25 +2142,28 @@ class Runner:
         return {name: sum(terms[name] for terms in all_terms) for name in all_terms[0]}, shard_grads, statistics
 
     def forward(self, params, samples, config, **options):
-        """forward_rows of all samples, shard by shard -> its dict of arrays, a row a sample"""
+        """Compute forward_rows of all samples, shard by shard. Return its dict of arrays with a row per sample."""
         def one(some_shards):
             arena = Arena()
             outs = (forward_rows(params, samples, shard, config, arena.rewind(), **options) for shard in some_shards)
             return [{name: a.copy() for name, a in out.items()} for out in outs]
         shards, parts = [slice(at, at + SHARD_SIZE) for at in range(0, len(samples["labels"]), SHARD_SIZE)], []
-        for found in self.each(one, [shards[k:k + 8] for k in range(0, len(shards), 8)]):
-            parts += found
-            self.n_evaluated += sum(len(next(iter(part.values()))) for part in found)
-            self.progress.step(f"evaluating: {self.n_evaluated} samples")
+        for outs in self.each(one, [shards[k:k + 8] for k in range(0, len(shards), 8)]):
+            parts += outs
+            self.n_evaluated += sum(len(next(iter(out.values()))) for out in outs)
+            of = f" of {self.n_expected:,}" * (self.n_expected >= self.n_evaluated)
+            self.progress.step(f"evaluating: {self.n_evaluated:,}{of} samples")
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 # -------------------------------------------------------------- the training run
 
 class Run:
-    """A training run, as train() uses it: weights, Adam's moments, running statistics, step and history, and what keeps
-    it safe: resuming, a check for numbers that are not finite, checkpoints at every epoch's end, snapshots, progress.
-    source: where the data come from, n_train: samples in an epoch"""
+    """A training run, as train() uses it: weights, Adam's moving averages, running statistics, step and history. It
+    resumes from a checkpoint, checks for values that are not finite, and writes checkpoints, snapshots and messages.
+
+    source: where the data come from. n_train: samples per epoch. The other arguments are train()'s.
+    """
 
     def __init__(self, config, source, n_train, progress, snapshot_callback=None, snapshot_every=0, dtype=np.float32):
         self.config, self.source, self.progress = config, source, progress
@@ -1926,11 +2175,12 @@ class Run:
         self.step, self.n_steps = 0, config.n_epochs * self.steps_per_epoch
         self.terms = None
         self.history = {"source": source, "epochs": [], "seconds": 0.0, "steps": 0}
-        self.saved = ""                                                 # where to find the last good state
+        self.saved = ""                                                 # where the last good state is
         if config.checkpoint and Path(config.checkpoint).exists():
             self.resume_from(load_network(config.checkpoint))
         if config.warmup > self.n_steps:
-            progress.say(f"the warm-up of {config.warmup} steps is longer than the run, {self.n_steps}: train longer")
+            progress.warn(f"--warmup {config.warmup} exceeds the run's {self.n_steps} steps, so the learning rate "
+                          "never reaches its maximum. Lower --warmup or raise --n-epochs.")
         self.runner = Runner(config.threads, config.batch_size, progress)
 
     def __enter__(self):
@@ -1943,36 +2193,36 @@ class Run:
 
     @property
     def weights(self):
-        """What is evaluated and kept: the weights and the running statistics"""
+        """The weights and running statistics, which are evaluated and saved"""
         return self.params | self.state
 
-    def resume_from(self, found):
-        """Take over a checkpoint's state, if this is its run"""
+    def resume_from(self, network):
+        """Take over a checkpoint's state, or raise InputError if it belongs to another run"""
         path = self.config.checkpoint
-        check_same_run(self.config, self.source, found, path)
+        check_same_run(self.config, self.source, network, path)
         for group in CHECKPOINT:
-            setattr(self, group, getattr(found, group))
-        self.step, self.history = found.step, found.history
-        self.saved = f" (the last good state is in {path})"
+            setattr(self, group, getattr(network, group))
+        self.step, self.history = network.step, network.history
+        self.saved = f" The last good state is in {path}."
 
     def epochs(self):
-        """The numbers of the epochs still to do, from 0"""
+        """Yield the numbers of the remaining epochs, counting from 0"""
         self.snapshot()
         for epoch in range(self.step // self.steps_per_epoch, self.config.n_epochs):
             self.began, self.seen, self.sums = time.perf_counter(), 0, {}
             yield epoch
 
     def batches(self, samples):
-        """The rows of each batch of a dict of samples"""
+        """Return the rows of each batch of a dict of samples"""
         n, size = len(samples["labels"]), self.config.batch_size
         return (np.arange(start, min(start + size, n)) for start in range(0, n, size))
 
     def update(self, n, terms, shard_grads, statistics):
-        """One step with what Runner.loss_and_grads found for n samples: weights, running means; progress, perhaps a
-        snapshot"""
+        """Do one step with what Runner.loss_and_grads returned for n samples: weights, running statistics, messages,
+        and a snapshot if it is due"""
         if not np.isfinite(terms["loss"]):
-            raise InputError(f"the loss is {terms['loss']} at step {self.step + 1}: training diverged; lower "
-                             f"--lr{self.saved}")
+            raise InputError(f"the loss is {terms['loss']} at step {self.step + 1}: training diverged. Lower --lr."
+                             f"{self.saved}")
         optimizer_step(self, shard_grads, schedule(self.config, self.step, self.n_steps))
         update_running_statistics(self.state, statistics, self.step)
         self.step += 1
@@ -1982,81 +2232,88 @@ class Run:
         for name, term in terms.items():
             self.sums[name] = self.sums.get(name, 0) + term * (1 if name == "hits" else n)
         self.elapsed = time.perf_counter() - self.began
-        self.so_far = (f"loss {self.sums['loss'] / self.seen:.3f}  accuracy {self.sums['hits'] / self.seen:.3f}  "
-                       f"{self.seen / self.elapsed:.0f} samples/s")
+        self.so_far = (f"train loss {self.sums['loss'] / self.seen:.3f}  train accuracy "
+                       f"{self.sums['hits'] / self.seen:.3f}  {self.seen / self.elapsed:.0f} samples/s")
         left = (self.n_steps - self.step) * self.config.batch_size * self.elapsed / self.seen
         self.progress.step(f"step {self.step}/{self.n_steps}  {left:.0f} s left  {self.so_far}")
         if self.snapshot_every and self.step % self.snapshot_every == 0:
             self.snapshot()
 
     def snapshot(self):
-        """Call snapshot_callback with copies; its time is not training's"""
+        """Call snapshot_callback with copies; its time does not count as training time"""
         if self.snapshot_callback:
             paused, self.last_snapshot = time.perf_counter(), self.step
             self.snapshot_callback(self.step, {name: p.copy() for name, p in self.weights.items()}, self.terms)
             self.began = getattr(self, "began", 0) + time.perf_counter() - paused
 
-    def close_epoch(self, found=None, text=""):
-        """Add the epoch, and what an evaluation found, a dict of numbers, to the history; save. text: to print"""
-        bad = [name for name, value in (self.weights | (found or {})).items() if not np.isfinite(value).all()]
+    def close_epoch(self, metrics=None, text=""):
+        """Append the epoch, with the metrics of an evaluation, to the history, and save the checkpoint. text: to print
+        after the training loss and accuracy"""
+        bad = [name for name, value in (self.weights | (metrics or {})).items() if not np.isfinite(value).all()]
         if bad:
             raise InputError(f"{bad[0]} is not finite after step {self.step}: training diverged, or an image holds "
-                             f"what is no number; lower --lr{self.saved}")
+                             f"nan. Lower --lr.{self.saved}")
         epoch = self.step // self.steps_per_epoch
         self.history["seconds"] += self.elapsed
         self.history["steps"] = self.step
-        if found is not None:
+        if metrics is not None:
             means = {"train_" + name: total / self.seen for name, total in self.sums.items()}
             means["train_accuracy"] = means.pop("train_hits")
             when = {"epoch": epoch, "step": self.step, "seconds": self.elapsed}
-            self.history["epochs"].append(when | means | found)
-            line = f"epoch {epoch}/{self.config.n_epochs}  {self.so_far}  {text}"
-            self.progress.say("\r" * self.progress.live + line)
+            self.history["epochs"].append(when | means | metrics)
+            self.progress.say(f"epoch {epoch}/{self.config.n_epochs}  {self.so_far}  {text}")
         if self.config.checkpoint:
             save_network(self.config.checkpoint, self.config, self.history,
                          {group: getattr(self, group) for group in CHECKPOINT})
-            self.saved = f" (the last good state is in {self.config.checkpoint})"
+            self.saved = f" The last good state is in {self.config.checkpoint}."
 
 
 def run_identity(config, source):
-    """What must agree for a checkpoint to be resumed: settings that change training, and where the data come from"""
+    """Return what must agree for a checkpoint to be resumed: the settings that change training, and the data's
+    source"""
     return {f.name: getattr(config, f.name) for f in options(config)
             if not f.metadata.get("runtime")} | {"source": source}
 
 
-CHECKPOINT = ("params", "state", "adam_m", "adam_v")               # dicts of arrays; weights alone have the first two
+CHECKPOINT = ("params", "state", "adam_m", "adam_v")               # dicts of arrays; a weights file has the first two
 
 
 def save_network(path, config, history, groups):
-    """Some of CHECKPOINT's dicts, {name: dict}, with settings, history and a digest of all of it, in one .npz, written
+    """Write some of CHECKPOINT's dicts, {name: dict}, with settings, history and a digest of everything, to one .npz,
     atomically"""
     arrays = {f"{group}/{name}": a for group, of in groups.items() for name, a in of.items()}
-    arrays["meta"] = np.array(json.dumps({"format": 2, "step": history["steps"], "history": history,
-                                          "config": run_identity(config, history["source"])}))
+    arrays["meta"] = np.array(json.dumps({"format": 2, "experiment": EXPERIMENT, "step": history["steps"],
+                                          "history": history, "config": run_identity(config, history["source"])}))
     arrays["digest"] = np.array(digest_of(arrays))
     write_atomically(path, lambda file: np.savez(file, **arrays))
 
 
 def save_weights(path, config, weights, history):
-    """A trained network to keep and to hand on: weights as float16, running statistics as they are, no optimizer"""
+    """Write a trained network for evaluation: weights as float16, running statistics as they are, no optimizer state.
+    Raise InputError if a weight exceeds float16."""
     state = {name: a for name, a in weights.items() if name.endswith(STATE_SUFFIXES)}
     with np.errstate(over="ignore"):
         params = {name: a.astype(np.float16) for name, a in weights.items() if name not in state}
     if large := [name for name, a in params.items() if not np.isfinite(a).all()]:
-        raise InputError(f"cannot write {path}: {large[0]} holds more than float16 can, {np.finfo(np.float16).max}")
+        raise InputError(f"cannot write {path}: {large[0]} exceeds float16's maximum, {np.finfo(np.float16).max}. Use "
+                         "--checkpoint, which keeps float32")
     save_network(path, config, history, {"params": params, "state": state})
 
 
 def load_network(path):
-    """-> what save_network wrote: CHECKPOINT's dicts, float32; weights, what is evaluated; config, source, step,
-    history. Nothing is unpickled. Of weights alone the optimizer's dicts are empty."""
+    """Load what save_network wrote, without unpickling anything.
+
+    Return a namespace of CHECKPOINT's dicts in float32 (a weights file has empty optimizer dicts); weights, which are
+    evaluated; config, source, step and history. Raise InputError if the file is missing, damaged or of another network.
+    """
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
         if str(arrays.pop("digest")) != digest_of(arrays):
-            raise InputError(f"{path}: its digest is not that of what it holds: damaged or changed; get it anew")
+            raise InputError(f"{path}: its digest does not match its content: damaged or changed. Get the file again")
         meta = json.loads(str(arrays.pop("meta")))
-        config, groups = config_from_settings(meta["config"], path), {group: {} for group in CHECKPOINT}
+        config = config_from_settings(meta["config"], path, meta.get("experiment", EXPERIMENT))
+        groups = {group: {} for group in CHECKPOINT}
         for key, a in arrays.items():
             group, _, name = key.partition("/")
             groups[group][name] = a.astype(np.float32)
@@ -2065,80 +2322,110 @@ def load_network(path):
         for group in CHECKPOINT if groups["adam_m"] else CHECKPOINT[:2]:
             held, needed = ({name: a.shape for name, a in of[group].items()} for of in (groups, like))
             if held != needed:
-                raise InputError(f"{path}: its arrays are not those of the network that it names; give another")
+                raise InputError(f"{path}: its arrays do not fit the network that its settings describe. Get the file "
+                                 "again, or train a new network")
         return SimpleNamespace(**groups, weights=groups["params"] | groups["state"], config=config,
                                source=meta["config"]["source"], step=meta["step"], history=meta["history"])
     except InputError:
         raise
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}; give a file that holds a trained network") from None
+        raise InputError(f"{path}: {error.strerror or error}. Give a file that --checkpoint or --out-weights wrote"
+                         ) from None
     except Exception:                                 # what a damaged zip file makes its reader raise is not documented
-        raise InputError(f"{path}: not a whole file of a trained network; give another") from None
+        raise InputError(f"{path}: not a complete file of a trained network. Give a file that --checkpoint or "
+                         "--out-weights wrote") from None
 
 
-def config_from_settings(settings, path):
-    """The Config of a file's settings"""
+def config_from_settings(settings, path, experiment=None):
+    """Return the Config of a file's settings. Raise InputError if they are another experiment's or have old names."""
+    if experiment not in (None, EXPERIMENT):
+        raise InputError(f"{path}: holds a network of {experiment}.py. Give a network of {EXPERIMENT}.py")
     known = {f.name for f in options(Config)}
+    for name, value in settings.items():
+        for old in (flag_name(name), f"{flag_name(name)} {value}"):
+            if old in RENAMED and (old != flag_name(name) or name not in known):
+                raise InputError(f"{path}: was written by an older version, in which {RENAMED[old]} was called {old}. "
+                                 "Train a new network, or load it with that version (see CHANGELOG.md)")
     if unknown := settings.keys() - known - {"source"}:
-        raise InputError(f"{path}: of another experiment, or trained with {min(unknown)}, which is no setting now")
+        raise InputError(f"{path}: was trained with {flag_name(min(unknown))}, which is no setting of {EXPERIMENT}.py. "
+                         "Give a network of this script and version")
     return Config(**{name: value for name, value in settings.items() if name in known})
 
 
-def check_same_run(config, source, found, path):
-    """Raise InputError if a checkpoint is another run's, which must be neither gone on from nor overwritten"""
-    if not found.adam_m:
-        raise InputError(f"{path}: holds weights alone, which no run can go on from; give what --checkpoint wrote")
-    ours, theirs = run_identity(config, source), run_identity(found.config, found.source)
+def check_same_run(config, source, network, path):
+    """Raise InputError if a checkpoint belongs to another run, so that it is neither resumed nor overwritten"""
+    if not network.adam_m:
+        raise InputError(f"{path}: holds weights only, from which no run can resume. Give a file that --checkpoint "
+                         "wrote")
+    ours, theirs = run_identity(config, source), run_identity(network.config, network.source)
     if differing := ", ".join(f"{name} {theirs.get(name)}, now {ours[name]}" for name in ours
                               if ours[name] != theirs.get(name)):
-        raise InputError(f"{path}: made by another run ({differing}); give the same settings, or another --checkpoint")
+        raise InputError(f"{path}: belongs to another run ({differing}). Use the same settings, or another "
+                         "--checkpoint")
 
 
 # -------------------------------------------------------------- statistics
 
 def wilson_interval(hits, n, z=1.959964):
-    """95% Wilson score interval of a proportion -> (low, high), around hits / n also where rounding would exclude it"""
+    """Return the 95% Wilson score interval (low, high) of the proportion hits / n, which it always contains"""
     p, z2n = hits / n, z * z / n
     center, half = (p + z2n / 2) / (1 + z2n), z * np.sqrt(p * (1 - p) / n + z2n / (4 * n)) / (1 + z2n)
     return float(max(0, min(p, center - half))), float(min(1, max(p, center + half)))
 
 
 def params_dtype(params):
-    """That of all computing with some weights"""
+    """Return the dtype of some weights, which is that of all computations with them"""
     return next(iter(params.values())).dtype
 
 
 def n_params(weights):
-    """Number of the parameters among some weights, which running statistics are not"""
+    """Return the number of trained parameters among some weights; running statistics do not count"""
     return sum(p.size for name, p in weights.items() if not name.endswith(STATE_SUFFIXES))
 
 
 # -------------------------------------------------------------- settings
 
 def options(config):
-    """The fields of Config, or of one, that are settings"""
+    """Return the fields of Config, or of an instance of it, that are settings"""
     return [f for f in dataclasses.fields(config) if "help" in f.metadata]
 
 
 def flag_name(name):
+    """Return the command-line flag of a setting"""
     return "--" + name.replace("_", "-")
 
 
-def is_applicable(f, config):
-    """Whether an option means something to a Config's network, task and data"""
-    return all(getattr(config, name) in values for name, values in f.metadata.get("only", {}).items())
+def is_applicable(only, config):
+    """Return whether what applies to `only` {setting: values} applies to a Config"""
+    return all(getattr(config, name) in values for name, values in only.items())
 
 
 def check_applicable(given, configs):
-    """Raise InputError for a setting among those given, {name: value}, that means nothing to any of the Configs"""
-    for f in options(Config):
-        if f.name in given and not any(is_applicable(f, config) for config in configs):
-            of = next(name for name, values in f.metadata["only"].items() if getattr(configs[0], name) not in values)
-            others = f"{flag_name(of)} {getattr(configs[0], of)}"
-            raise InputError(f"{flag_name(f.name)}: means nothing to {others}; leave it out")
+    """Raise InputError if a setting among those given, {name: value}, applies to none of the Configs"""
+    for name, value in given.items():
+        only = limits(name)
+        if not any(is_applicable(only, config) for config in configs):
+            other, values = next(item for item in only.items() if getattr(configs[0], item[0]) not in item[1])
+            shown = flag_name(name if value is not False else f"no_{name}") + f" {value}" * (type(value) is not bool)
+            raise InputError(f"{shown} applies to {flag_name(other)} {', '.join(values)}, not to "
+                             f"{getattr(configs[0], other)}")
 
 
-RULES = {                          # what an option may ask of its value, and in which words
+def limits(name):
+    """Return {setting: values} of the models, tasks or data that a setting, or another name of its flag, applies to"""
+    fields = {f.name: f.metadata for f in options(Config)}
+    if name in fields:
+        return fields[name].get("only", {})
+    return next(f["aliases"][name] for f in fields.values() if name in f.get("aliases", {}))
+
+
+def by_field(given):
+    """Return settings {name: value} with other names of a flag replaced by the setting's own"""
+    own = {alias: f.name for f in options(Config) for alias in f.metadata.get("aliases", {})}
+    return {own.get(name, name): value for name, value in given.items()}
+
+
+RULES = {                          # what a setting may require of its value, and the words for it
     "low": (lambda value, bound: value >= bound, "at least"),
     "high": (lambda value, bound: value <= bound, "at most"),
     "above": (lambda value, bound: value > bound, "more than"),
@@ -2153,67 +2440,74 @@ def check_options(config):
             raise InputError(f"{flag_name(f.name)} {value}: must be a finite number")
         for rule, (holds, words) in RULES.items():
             if rule in f.metadata and not holds(value, f.metadata[rule]):
-                raise InputError(f"{flag_name(f.name)} {value}: must be {words} {f.metadata[rule]}")
+                bound = ", ".join(f.metadata[rule]) if rule == "choices" else f.metadata[rule]
+                raise InputError(f"{flag_name(f.name)} {value}: must be {words} {bound}")
     check_writable(config.checkpoint, config.out_json)
 
 
 def check_writable(*paths):
-    """Fail now, not after an hour of training, if one of the files to write, where it is given, could not be, or would
-    be written over by another"""
+    """Raise InputError before training, not after it, if an output file could not be written or is given twice. Empty
+    paths are ignored."""
     paths = [Path(os.path.realpath(path)) for path in paths if path]
     for path in paths:
         if path.exists() and not path.is_file():
-            raise InputError(f"cannot write {path}: it is a folder or a device; give the name of a file")
+            raise InputError(f"cannot write {path}: it is a folder or a device. Give the name of a file")
         try:
             with tempfile.TemporaryFile(dir=path.parent):
                 pass
         except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror} in its folder; choose another") from None
+            raise InputError(f"cannot write {path}: {error.strerror} in its folder. Choose another folder") from None
     if len(set(paths)) < len(paths):
-        raise InputError(f"{paths[0]}: would be written twice; give every output a file of its own")
+        raise InputError(f"{paths[0]}: two outputs have this name. Give each a file of its own")
 
 
 def make_outdir(outdir, names):
-    """Create the folder of some figures, or raise InputError if it, or one of the PNGs, could not be written"""
+    """Create the folder of the figures `names`. Raise InputError if the folder or one of the PNGs cannot be written."""
     try:
         outdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"--outdir {outdir}: cannot be created ({error.strerror}); give another folder") from None
+        raise InputError(f"--outdir {outdir}: cannot be created ({error.strerror}). Choose another folder") from None
     check_writable(*(outdir / f"{name}.png" for name in names))
 
 
 def given_settings(args):
-    """{name: value} of the settings among some arguments that were given"""
-    return {f.name: getattr(args, f.name) for f in options(Config) if hasattr(args, f.name)}
+    """Return {name: value} of the settings that were given on the command line, under the name of the flag that was
+    used"""
+    names = [name for f in options(Config) for name in (f.name, *f.metadata.get("aliases", {}))]
+    return {name: getattr(args, name) for name in names if hasattr(args, name)}
 
 
 def config_from_args(args):
-    """The Config of the flags that were given"""
+    """Return the Config of parsed command-line arguments. Raise InputError for a flag that does not apply to it."""
     given = given_settings(args)
-    config = Config(**given)
+    config = Config(**by_field(given))
     check_applicable(given, [config])
     return config
 
 
 def load_for_evaluation(path, args):
-    """-> the network in a file, as load_network gives it, and the Config to look at it with: its own, with the flags
-    given in args; those that would have changed its training must agree with it, but for the settings EVAL_SETTINGS"""
-    found, given = load_network(path), given_settings(args)
-    found.config = dataclasses.replace(found.config, **{SOURCE_SETTING: found.source})
-    found.file = {"file": Path(path).name, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest(),
-                  "trained_seed": found.config.seed}
-    check_applicable(given, [found.config])
+    """Load a trained network, and combine its settings with the flags in args.
+
+    Return the network, as load_network does, and the Config to evaluate it with. Raise InputError for a flag that
+    contradicts its training; only runtime settings and those of EVAL_SETTINGS may differ.
+    """
+    network, given = load_network(path), given_settings(args)
+    network.config = dataclasses.replace(network.config, **{SOURCE_SETTING: network.source})
+    network.file = {"file": Path(path).name, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest(),
+                    "trained_seed": network.config.seed}
+    check_applicable(given, [network.config])
+    given = by_field(given)
     for f in options(Config):
-        known = getattr(found.config, f.name)
+        trained = getattr(network.config, f.name)
         if f.name in given and f.name == "checkpoint":
-            raise InputError(f"--checkpoint: is of training, and {path} is trained; leave the flag out")
-        if given.get(f.name, known) != known and not f.metadata.get("runtime") and f.name not in EVAL_SETTINGS:
-            raise InputError(f"{flag_name(f.name)} {given[f.name]}: {path} was trained with {known}; leave the flag out, "
-                             "or train anew without --load")
-    config = dataclasses.replace(found.config, **given)
+            raise InputError(f"--checkpoint is for training, but {path} is evaluated only. Leave --checkpoint out")
+        if given.get(f.name, trained) != trained and not f.metadata.get("runtime") and f.name not in EVAL_SETTINGS:
+            raise InputError(f"{flag_name(f.name)} {given[f.name]}: {path} was trained with {trained}. Leave the flag "
+                             "out, or train a new network without --load")
+    config = dataclasses.replace(network.config, **given)
     if config.out_json and os.path.realpath(config.out_json) == os.path.realpath(path):
-        raise InputError(f"--out-json {config.out_json}: is the network's own file; give another")
-    return found, config
+        raise InputError(f"--out-json {config.out_json}: this is the network's own file. Give another name")
+    return network, config
 
 
 # -------------------------------------------------------------- files
@@ -2223,8 +2517,9 @@ os.umask(UMASK)
 
 
 def write_atomically(path, write):
-    """Call write(binary file) on a temporary file beside `path`, then rename it: whole or not at all."""
-    path = Path(os.path.realpath(path))                                 # through a link, not over it
+    """Call write(binary file) on a temporary file beside `path`, then rename it, so that the file is written whole or
+    not at all. Raise InputError if it cannot be written."""
+    path = Path(os.path.realpath(path))                                 # a link is followed, not replaced
     try:
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".")
         try:
@@ -2239,11 +2534,12 @@ def write_atomically(path, write):
                 os.unlink(temporary)
             raise
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}; choose a writable place with room") from None
+        raise InputError(f"cannot write {path}: {error.strerror or error}. Choose a writable folder with free space"
+                         ) from None
 
 
 def digest_of(arrays):
-    """SHA-256 over names, shapes, dtypes and bytes of a dict of arrays"""
+    """Return the SHA-256 of the names, shapes, dtypes and bytes of a dict of arrays"""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         digest.update(f"{name} {arrays[name].shape} {arrays[name].dtype}".encode())
@@ -2251,27 +2547,33 @@ def digest_of(arrays):
     return digest.hexdigest()
 
 
-def pack_bits(right):
-    """Which answers were right, (n,) bool, as text: eight a byte, base64"""
-    return base64.b64encode(np.packbits(right)).decode()
+def pack_bits(correct):
+    """Return which samples were classified correctly, (n,) bool, as base64 text with eight samples per byte"""
+    return base64.b64encode(np.packbits(correct)).decode()
 
 
-def make_result(config, params, history, found):
-    """What --out-json writes of one network: its settings (no paths), what was found, and all that the bits depend on;
-    history as columns."""
-    kept = {f.name: getattr(config, f.name) for f in options(config)
-            if "choices" in f.metadata or f.type in (int, float) or not f.metadata.get("runtime")}
+def make_result(config, params, history, metrics):
+    """Return the dict that --out-json writes: settings without paths, metrics, everything the bits depend on, and the
+    history as columns"""
+    settings = {f.name: getattr(config, f.name) for f in options(config)
+                if "choices" in f.metadata or f.type in (int, float) or not f.metadata.get("runtime")}
     epochs = history["epochs"]
-    return {"experiment": Path(__file__).stem, "config": kept, "source": history["source"],
-            "n_params": n_params(params), **found, "seconds_train": history["seconds"],
+    return {"experiment": EXPERIMENT, "config": settings, "source": history["source"],
+            "n_params": n_params(params), **metrics, "seconds_train": history["seconds"],
             "ms_per_step": 1e3 * history["seconds"] / max(1, history["steps"]),
             "versions": {"python": sys.version.split()[0], "numpy": np.__version__}, "machine": machine(),
             "history": {key: [epoch[key] for epoch in epochs] for key in (epochs[0] if epochs else ())}}
 
 
+def training_time(results, network):
+    """Return the line of a report on the training time. network: the one that was loaded, if it was not trained here"""
+    return (f"  training time              {results['seconds_train']:.1f} s, {results['ms_per_step']:.1f} ms per step"
+            + ", as the file says of its training" * bool(network))
+
+
 def write_json(path, results):
-    """Write a dict atomically, a line a key. Floats but those of config have five digits; what JSON has no word for, as
-    the interval of one seed, becomes null"""
+    """Write a dict atomically, one line per key. Floats, except those of config, get five significant digits; nan and
+    infinity become null."""
     def plain(value):
         if isinstance(value, dict):
             return {key: plain(item) for key, item in value.items()}
@@ -2290,123 +2592,161 @@ def write_figure(fig, path, say):
 
 
 def machine():
-    """What the times depend on"""
+    """Return what run times depend on: the processor's name and the number of cores"""
     processor = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, IndexError):
         processor = Path("/proc/cpuinfo").read_text().split("model name")[1].split("\n")[0].strip("\t: ")
     return {"processor": processor, "cores": n_cores()}
 
 
-# -------------------------------------------------------------- progress and command line
+# -------------------------------------------------------------- messages and command line
 
 class Progress:
-    """On a terminal one live line; elsewhere a line an epoch; with --quiet nothing."""
+    """Messages of a run: on a terminal one line that is updated in place, elsewhere a line per epoch and, in longer
+    phases, at least every REPORT_SECONDS; with quiet nothing."""
 
     def __init__(self, quiet):
         self.quiet, self.live = quiet, not quiet and sys.stdout.isatty()
-        self.last = 0.0
+        self.last, self.pending = time.perf_counter(), False            # pending: a line that the next text replaces
 
     def say(self, text, end="\n"):
-        """Print; a text that starts with a carriage return replaces the live line, and is for terminals only"""
-        if text.startswith("\r") and self.live:
-            print("\r\x1b[K" + text[1:shutil.get_terminal_size().columns], end=end, flush=True)
-        elif not (self.quiet or text.startswith("\r")):
-            print(text, end=end, flush=True)
+        """Print a line; on a terminal it replaces the line that is updated in place"""
+        if not self.quiet:
+            print("\r\x1b[K" * self.pending + text, end=end, flush=True)
+            self.pending = not end
 
     def step(self, text):
-        if self.live and time.perf_counter() - self.last > 0.2:
+        """Report how far a phase is: on a terminal in place, elsewhere as a line of its own, not too often"""
+        if not self.quiet and time.perf_counter() - self.last > (0.2 if self.live else REPORT_SECONDS):
             self.last = time.perf_counter()
-            self.say("\r" + text, end="")
+            width = shutil.get_terminal_size().columns - 1 if self.live else None
+            self.say(text[:width], end="" if self.live else "\n")
+
+    def warn(self, text):
+        self.say(f"warning: {text}")
 
 
 class Parser(argparse.ArgumentParser):
-    """Of a docstring's command line: --help opens with its last paragraph, the command to begin with, and its first"""
+    """Command line of a script. --help opens with the first paragraph of its docstring and the last one, which holds
+    example commands."""
 
     def __init__(self, description=""):
-        first, *_, last = description.split("\n\n") * 2
-        super().__init__(usage="%(prog)s [--seed N] [--n-epochs N] [other flags, below]",
-                         description=f"{last.strip()}\n\n{first}", allow_abbrev=False,
+        first, *_, last = description.strip().split("\n\n") * 2
+        super().__init__(usage="%(prog)s [flags]", description=f"{first}\n\n{last}", allow_abbrev=False,
                          formatter_class=argparse.RawDescriptionHelpFormatter)
 
+    def parse_args(self, *args):
+        """As ArgumentParser's; raise InputError for an old name of a flag or of one of its values"""
+        words = [part for word in (args[0] if args else sys.argv[1:]) for part in word.split("=", 1)]
+        for old, new in RENAMED.items():
+            size = len(old.split())
+            if any(words[k:k + size] == old.split() for k in range(len(words))):
+                raise InputError(f"{old} is now called {new}")
+        return super().parse_args(*args)
+
     def error(self, message):
-        raise InputError(f"{message}; see --help")
+        raise InputError(f"{message}. See --help")
 
 
 def add_config_flags(parser):
-    """One flag for every option of Config, in groups. Flags not given leave no trace: the defaults are Config's."""
-    groups, usual = {}, Config()
-    for f in sorted(options(Config), key=lambda f: ("data", "network", "training", "run").index(f.metadata["group"])):
-        default = f"{getattr(usual, f.name)}, or as the recipe says" if f.default is None else f.default
-        only = "; ".join(f"{flag_name(name)} {', '.join(map(str, values))}"
-                         for name, values in f.metadata.get("only", {}).items())
-        text = f.metadata["help"] + f" [{only}]" * bool(only) + f" (default {default})" * (default not in ("", False))
-        flag = {"help": text.replace("%", "%%")}                                        # argparse formats with %
+    """Add a flag for every setting of Config, in groups. Flags that are not given leave no attribute: the defaults are
+    Config's."""
+    groups = {name: parser.add_argument_group(name) for name in ("data", "network", "training", "run")}
+    for f in options(Config):
+        group, names = groups[f.metadata["group"]], f.metadata.get("choices")
+        text = f.metadata["help"] + default_text(f) + applies_text(f.metadata.get("only", {}))
+        flag = {"help": text.replace("%", "%%"), "default": argparse.SUPPRESS}          # argparse formats with %
         if f.type is bool:
             flag["action"] = "store_true" if f.default is False else argparse.BooleanOptionalAction
         else:
-            names = f.metadata.get("choices")
             metavar = f.metadata.get("metavar", {int: "N", float: "X", str: "FILE"}[f.type])
             flag |= {"type": f.type, "choices": names, "metavar": None if names else metavar}
-        name = f.metadata["group"]
-        groups[name] = groups.get(name) or parser.add_argument_group(name)
-        groups[name].add_argument(flag_name(f.name), default=argparse.SUPPRESS, **flag)
+        group.add_argument(flag_name(f.name), **flag)
+        for alias, only in f.metadata.get("aliases", {}).items():
+            text = f"another name of {flag_name(f.name)}{applies_text(only)}"
+            group.add_argument(flag_name(alias), **flag | {"help": text})
+
+
+def default_text(f):
+    """Return what --help says of a setting's default: its value, or the values of DEFAULTS by the settings that they
+    depend on"""
+    if f.default is not None:
+        return "" if f.default is False or f.default == "" else f" (default: {f.default})"
+    values = []
+    for condition, defaults in DEFAULTS:
+        if f.name in defaults:
+            who = " with ".join(("" if name in ("model", "preset") else flag_name(name) + " ") + ", ".join(names)
+                                for name, names in condition.items())
+            value = defaults[f.name]
+            values.append(f"{who} {value.__doc__ if callable(value) else value}".strip())
+    return f" (default: {'; '.join(values)})"
+
+
+def applies_text(only):
+    """Return what --help says of the models, tasks or data that a flag applies to"""
+    return "".join(f" [{'' if name == 'model' else flag_name(name) + ' '}{', '.join(values)} only]"
+                   for name, values in only.items())
 
 
 def add_load_flag(parser, text):
+    """Add --load, whose help begins with `text`"""
     parser.add_argument(
         "--load", nargs="?", const=str(WEIGHTS), metavar="FILE",
-        help=f"{text} of a file that --checkpoint or --out-weights wrote, without FILE that of weights/{WEIGHTS.name}; "
-        f"{', '.join(map(flag_name, EVAL_SETTINGS))} may be others than those that it was trained with")
+        help=f"{text} in FILE, which --checkpoint or --out-weights wrote; without FILE the pretrained network "
+        f"weights/{WEIGHTS.name}. {', '.join(map(flag_name, EVAL_SETTINGS))} may differ from its training")
 
 
 def add_out_weights_flag(parser):
-    parser.add_argument("--out-weights", default="", metavar="FILE",
-                        help="write the trained network to this .npz: float16, settings, a digest, no optimizer")
+    """Add --out-weights"""
+    parser.add_argument("--out-weights", default="", metavar="FILE", help="write the trained network to this .npz: "
+                        "weights as float16, settings, history and a digest, no optimizer state")
 
 
 def run_cli(main):
-    """Call main(); turn what the user can mend into one line and exit code 2."""
+    """Call main(). What the user can correct becomes one line on stderr and exit code 2, without a traceback."""
     try:
         main()
     except InputError as error:
         sys.exit(fail(str(error)))
     except MemoryError:
-        sys.exit(fail("out of memory; lower --batch-size, --threads, or the sizes of the network"))
+        sys.exit(fail("out of memory. Lower --batch-size, --threads or the size of the network"))
     except KeyboardInterrupt:
-        print("\nstopped; --checkpoint, if it was given, holds the last whole epoch", file=sys.stderr)
+        print("\nstopped. If --checkpoint was given, its file holds the last complete epoch", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:                                                     # whoever read our output has gone
+    except BrokenPipeError:                                             # the reader of our output has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 
 
 def fail(message):
+    """Print an error message on one line and return the exit code"""
     print("error: " + " ".join(message.split()), file=sys.stderr)
     return 2
 
 # END SHARED core -----------------------------------------------------------------------------------------------------
 
-LAYERS |= {"global_max_pool": (global_max_pool_forward, global_max_pool_backward), "dropout": (                 # by 0 or 1 / (1 - p)
+LAYERS |= {"global_max_pool": (global_max_pool_forward, global_max_pool_backward), "dropout": (  # by 0 or 1 / (1 - p)
     lambda x, mask=None: (x if mask is None else x * mask, mask), lambda dy, mask: dy if mask is None else dy * mask)}
 
 
 def main():
     parser = Parser(description=__doc__)
-    add_load_flag(parser, "train nothing: test the network")
+    add_load_flag(parser, "do not train; evaluate the network")
     add_out_weights_flag(parser)
     add_config_flags(parser)
     args = parser.parse_args()
-    found, config = load_for_evaluation(args.load, args) if args.load is not None else (None, config_from_args(args))
+    network, config = load_for_evaluation(args.load, args) if args.load is not None else (None, config_from_args(args))
     check_config(config)
     check_writable(config.checkpoint, config.out_json, args.out_weights)
     progress = Progress(config.quiet)
     digits = load_digits(config, progress.say)
-    params, history = (found.weights, found.history) if found else train(config, data=digits)
+    params, history = (network.weights, network.history) if network else train(config, data=digits)
     if args.out_weights:
-        save_weights(args.out_weights, found.config if found else config, params, history)
-    with Runner(config.threads, progress=progress) as runner:
+        save_weights(args.out_weights, network.config if network else config, params, history)
+    n_test = min(config.n_test or 10 ** 9, len(digits[config.eval_split][1]))
+    with Runner(config.threads, progress=progress, n_expected=n_test * len(test_sets(config))) as runner:
         tests = evaluate_test_sets(params, digits, config, runner)
-    report(config, params, history | {"source": digits["source"]}, tests, progress.say, found)
+    report(config, params, history | {"source": digits["source"]}, tests, progress.say, network)
 
 
 if __name__ == "__main__":

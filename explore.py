@@ -3,12 +3,14 @@
 # requires-python = ">=3.10"
 # dependencies = ["numpy>=2.0.0", "matplotlib>=3.8.4", "imageio>=2.31.0"]
 # ///
-"""Serves a page to play with the trained networks: draw two digits over each other, move one about, turn a toy.
+"""Serve a page in the browser on which the pretrained networks can be tried: draw two overlapping digits, transform a
+digit, view a toy from all sides.
 
-It listens on this machine alone, needs no network, and asks the networks in weights/; the page is in explore/. Every
-answer is an experiment's own forward of the picture that the page shows.
+The server listens on this machine only and needs no internet. Every answer is a forward pass of an experiment's own
+script on the image that the page shows; the page's files are in explore/.
 
-    python3 explore.py
+    python3 explore.py                             # opens the page in a few seconds; Ctrl-C stops the server
+    python3 explore.py --load my-network.npz       # also shows a network of your own
 """
 import base64
 import contextlib
@@ -32,42 +34,43 @@ import numpy as np
 import visualize_multimnist_capsnet as pictures
 
 ROOT = Path(__file__).parent
-NETWORKS = {                       # of each experiment: file in weights/ -> its name on the page, what it is
-    multi: {"multimnist_capsnet": ("capsules", "ten small convolutions, then ten capsules that route")},
-    affnist: {"affnist_capsnet-shared": ("capsules", "six small convolutions; every place has the same matrices"),
-              "affnist_cnn-gap": ("CNN that averages", "five of the same convolutions, then a mean over all places"),
-              "affnist_small_capsnet": ("small capsules", "the paper's kind: every place has matrices of its own"),
-              "affnist_small_cnn": ("small CNN", "the paper's kind: three convolutions, two hidden layers"),
-              "affnist_small_cnn-dense": ("small CNN that pools", "five convolutions with maxima, a hidden layer")},
-    norb: {"smallnorb_capsnet-shared": ("vector capsules", "five convolutions, then class capsules that route"),
-           "smallnorb_cnn-gap": ("CNN that averages", "five convolutions, then a mean over all places"),
-           "smallnorb_matrix-capsnet": ("matrix capsules", "the paper's kind: pose matrices and EM routing")}}
+NETWORKS = {                       # of each experiment: file in weights/ -> name on the page, description
+    multi: {"multimnist_capsnet": ("capsnet", "ten convolutions, then dynamic routing to ten digit capsules")},
+    affnist: {"affnist_capsnet-shared": ("capsnet-shared", "CapsNet, transformation matrices shared across positions"),
+              "affnist_cnn-gap": ("cnn-gap", "CNN with global average pooling, on the same backbone"),
+              "affnist_small_capsnet": ("capsnet", "the paper's CapsNet, small: a transformation matrix per position"),
+              "affnist_small_cnn": ("cnn", "the paper's CNN, small: three convolutions, two hidden layers"),
+              "affnist_small_cnn-dense": ("cnn-dense", "CNN with max pooling: five convolutions, a hidden layer")},
+    norb: {"smallnorb_capsnet-shared": ("capsnet-shared", "CapsNet, transformation matrices shared across positions"),
+           "smallnorb_cnn-gap": ("cnn-gap", "CNN with global average pooling, on the same backbone"),
+           "smallnorb_matrix-capsnet": ("matrix-capsnet", "the paper's network, small: pose matrices and EM routing")}}
+CAPSULES = {multi: ("capsnet",), affnist: affnist.CAPSULES, norb: norb.CAPSULES}       # models whose scores are lengths
 PAGE = {"/": ("index.html", "text/html"), "/explore.js": ("explore.js", "text/javascript"),
-        "/explore.css": ("explore.css", "text/css")}           # and /ask: all the paths that there are
-MAX_BODY, N_DIGITS = 1_000_000, 200                            # bytes of an ask; test digits to pick from
-SIDE = affnist.SIDES["affnist"]    # of the second tab's canvas, px
-SMALL, LARGE = pictures.LEAST_SIDE, pictures.WORK_SIDE         # sides of a picture of one's own, px
-FAR, STEP, AT_ONCE = 12, 2, 12     # of a map: px from the middle, px between places, places named at once
-AZIMUTHS = range(0, 360, 10)       # of a ring
+        "/explore.css": ("explore.css", "text/css")}           # these paths and /ask are the only ones
+MAX_BODY, N_DIGITS = 1_000_000, 200                            # bytes of a request; test digits to choose from
+SIDE = affnist.SIDES["affnist"]    # px, of the canvas in the tab of affine digits
+MIN_SIDE, MAX_SIDE = pictures.MIN_SIDE, pictures.WORK_SIDE     # px, of the user's own picture
+EXTENT, STEP, CHUNK = 12, 2, 12    # of a map: px from the center, px between positions, positions per forward pass
+AZIMUTHS = range(0, 360, 10)       # of a ring, degrees
 HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store", "Content-Security-Policy": "default-src "
            "'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
            "form-action 'none'; frame-ancestors 'none'"}
-STALE = {"stale": True}            # in place of an answer: a newer ask of the same kind has come
-FIELDS = {                         # of asks: a number's bounds, and how many of it; of base64, str, those of its bytes
-    "image": (str, CANVAS ** 2, CANVAS ** 2), "routed": (int, 0, 1),
+STALE = {"stale": True}            # the answer if a newer request of the same kind has arrived
+FIELDS = {                         # of requests: type, bounds and length of numbers; str: base64, bounds of its bytes
+    "image": (str, CANVAS ** 2, CANVAS ** 2), "routing": (int, 0, 1),
     "a": (int, 0, N_CLASSES - 1), "b": (int, 0, N_CLASSES - 1), "v": (float, -10, 10, 2 * multi.D),
-    "width": (int, SMALL, LARGE), "gray": (str, SMALL ** 2, LARGE ** 2), "digit": (int, 0, N_DIGITS - 1),
-    "turn": (float, -180, 180), "shear": (float, -1, 1), "down": (float, 0.3, 2), "across": (float, 0.3, 2),
+    "width": (int, MIN_SIDE, MAX_SIDE), "gray": (str, MIN_SIDE ** 2, MAX_SIDE ** 2), "digit": (int, 0, N_DIGITS - 1),
+    "rotation": (float, -180, 180), "shear": (float, -1, 1), "scale_y": (float, 0.3, 2), "scale_x": (float, 0.3, 2),
     "y": (float, -SIDE, SIDE), "x": (float, -SIDE, SIDE), "network": (int, 0, 99), "azimuth": (float, -360, 360),
     "elevation": (float, 0, 90), "light": (int, 0, 5), "category": (int, 0, norb.N_CLASSES - 1), "toy": (int, 0, 4)}
-PLACE, TOY = ("digit", "turn", "shear", "down", "across"), ("category", "toy", "elevation", "light")
-ASKS = {"start": (), "pair": ("image", "routed"), "redraw": ("a", "b", "v"),                           # Guide's methods
-        "picture": ("width", "gray"), "digit": (*PLACE, "y", "x"), "map": (*PLACE, "network"),
-        "toy": (*TOY, "azimuth"), "ring": TOY}
+DIGIT, TOY = ("digit", "rotation", "shear", "scale_y", "scale_x"), ("category", "toy", "elevation", "light")
+REQUESTS = {                       # kind, which is a method of Guide -> its fields
+    "start": (), "pair": ("image", "routing"), "reconstruct": ("a", "b", "v"), "picture": ("width", "gray"),
+    "digit": (*DIGIT, "y", "x"), "map": (*DIGIT, "network"), "toy": (*TOY, "azimuth"), "ring": TOY}
 
 
-def checked(name, x):
-    """A field's value as it is used. Raises InputError if it is not what FIELDS says"""
+def check_field(name, x):
+    """Return the value of a request's field, base64 as bytes. Raise InputError if it is not as FIELDS says."""
     kind, low, high, *length = FIELDS[name]
     if kind is str:
         good = type(x) is str and len(x) % 4 == 0 and re.fullmatch("[A-Za-z0-9+/]*={0,2}", x)
@@ -81,173 +84,194 @@ def checked(name, x):
     return x
 
 
-def coded(image):
-    """Pixels in [0, 1], or bytes -> base64"""
+def encode(image):
+    """Return pixels, uint8 or floats in [0, 1], as base64 of bytes."""
     image = image if image.dtype == np.uint8 else np.rint(255 * image).astype(np.uint8)
     return base64.b64encode(image.tobytes()).decode()
 
 
 class Guide:
-    """Answers asks by the experiments' own functions"""
+    """Answers the page's requests with the experiments' own functions.
+
+    The methods named in REQUESTS take the fields of a request and return its answer, a dict for json.
+    """
 
     def __init__(self, own=()):
-        self.networks = {module: [(*words, module.load_network(ROOT / "weights" / f"{name}.npz"))
-                                  for name, words in files.items()] for module, files in NETWORKS.items()}
+        self.networks = {module: [(*texts, module.load_network(ROOT / "weights" / f"{name}.npz"))
+                                  for name, texts in files.items()] for module, files in NETWORKS.items()}
         for path in own:
-            module, found = self.load_for_evaluation(path)
-            kept = self.networks[module] if module is not multi else []
-            self.networks[module] = [*kept, (Path(path).stem, f"yours: {found.config.model}", found)]
-        ((*_, self.pairs), *_), self.moved, self.toys = self.networks.values()
-        try:                                                   # MNIST if it is here, never a download
-            self.source, here = "MNIST", SimpleNamespace(**vars(multi.MNIST) | {"mirrors": ()})
-            self.images, self.labels = (a[:N_DIGITS] for a in multi.load_idx(here, "", 1, print)["test"])
+            module, network = self.identify(path)
+            others = self.networks[module] if module is not multi else []
+            self.networks[module] = [*others, (Path(path).stem, f"yours: {network.config.model}", network)]
+        ((*_, self.pair_network), *_), self.digit_networks, self.toy_networks = self.networks.values()
+        try:                                                   # MNIST if it is on this machine: never download it
+            self.source, local = "MNIST", SimpleNamespace(**vars(multi.MNIST) | {"mirrors": ()})
+            self.images, self.labels = (a[:N_DIGITS] for a in multi.load_idx(local, "", 1, print)["test"])
         except multi.DataNotFound:
             self.source, (self.images, self.labels, _) = "synthetic", multi.synthesize_digits(N_DIGITS, 0)
-        self.door, self.desks = threading.Lock(), {k: SimpleNamespace(lock=threading.Lock(), newest=0) for k in ASKS}
+        self.lock = threading.Lock()
+        self.queues = {kind: SimpleNamespace(lock=threading.Lock(), newest=0) for kind in REQUESTS}
 
-    def load_for_evaluation(self, path):
-        """-> the experiment of a network's file, and the network"""
-        fits = (lambda c: c.model == "capsnet"), (lambda c: c.task != "mnist"), (lambda c: c.data != "shapes")
-        for module, fit in zip(NETWORKS, fits):
+    def identify(self, path):
+        """Return the experiment of a network's file, and the network. Raise InputError if the page cannot show it."""
+        conditions = (lambda c: c.model == "capsnet"), (lambda c: c.task != "mnist"), (lambda c: c.data != "shapes")
+        for module, condition in zip(NETWORKS, conditions):
             with contextlib.suppress(module.InputError):
-                if fit((found := module.load_network(path)).config):
-                    return module, found
-        raise InputError(f"--load {path}: no trained network of pairs with capsules, of 40x40 px digits, or of toys; "
-                         "or no file at all")
+                if condition((network := module.load_network(path)).config):
+                    return module, network
+        raise InputError(f"--load {path}: not a network that the page can show. Give a file of --out-weights: a "
+                         "capsnet of multimnist_capsnet.py, or a network for 40x40 px digits or for toys")
 
-    def answer(self, ask):
-        """A dict that the page sent -> the dict to send back. Of asks of one kind one is worked on at a time, and of
-        those that wait only the newest, the others are stale. Raises InputError for a wrong one."""
-        if type(ask) is not dict or type(what := ask.pop("ask", None)) is not str or what not in ASKS:
-            raise InputError(f"ask: must be one of {', '.join(ASKS)}")
-        if ask.keys() != set(ASKS[what]):
-            raise InputError(f"{what}: must have the fields {', '.join(ASKS[what]) or 'ask alone'}")
-        ask, desk = {name: checked(name, x) for name, x in ask.items()}, self.desks[what]
-        with self.door:
-            desk.newest = ticket = desk.newest + 1
-        late = {"is_late": lambda: desk.newest != ticket} if what in ("map", "ring") else {}
-        with desk.lock:
-            return getattr(self, what)(**ask, **late) if desk.newest == ticket else STALE
+    def answer(self, request):
+        """Return the answer to a request of the page; both are dicts. Raise InputError if the request is wrong.
+
+        Requests of one kind are answered one at a time. Of those that wait only the newest is answered; the others are
+        stale.
+        """
+        if type(request) is not dict or type(kind := request.pop("ask", None)) is not str or kind not in REQUESTS:
+            raise InputError(f"ask: must be one of {', '.join(REQUESTS)}")
+        if request.keys() != set(REQUESTS[kind]):
+            raise InputError(f"{kind}: must have the fields {', '.join(REQUESTS[kind]) or 'ask alone'}")
+        fields, queue = {name: check_field(name, x) for name, x in request.items()}, self.queues[kind]
+        with self.lock:
+            queue.newest = number = queue.newest + 1
+        stale = {"is_stale": lambda: queue.newest != number} if kind in ("map", "ring") else {}
+        with queue.lock:
+            return getattr(self, kind)(**fields, **stale) if queue.newest == number else STALE
 
     def start(self):
-        names = [[[name, words, found.config.model in getattr(module, "CAPSULES", "capsnet")]
-                  for name, words, found in networks] for module, networks in self.networks.items()]
-        return {"source": self.source, "digits": coded(self.images), "labels": self.labels.tolist(), "networks": names,
-                "least": [pictures.LEAST_LENGTH, pictures.LEAST_LEAD], "far": [FAR, STEP],
-                "ranges": affnist.RANGES, "moved": affnist.max_shift(affnist.Config()), "azimuths": list(AZIMUTHS),
-                "trained": norb.angle_ranges(norb.Config())[0], "large": LARGE}
+        """Return what the page needs once: test digits, names of the networks, constants."""
+        names = [[[name, text, network.config.model in CAPSULES[module]] for name, text, network in networks]
+                 for module, networks in self.networks.items()]
+        return {"source": self.source, "digits": encode(self.images), "labels": self.labels.tolist(), "networks": names,
+                "thresholds": [pictures.MIN_LENGTH, pictures.MIN_MARGIN], "extent": [EXTENT, STEP],
+                "ranges": affnist.RANGES, "train_shift": affnist.max_shift(affnist.Config()), "max_side": MAX_SIDE,
+                "azimuths": list(AZIMUTHS), "familiar_azimuths": norb.angle_ranges(norb.Config())[0]}
 
-    def pair(self, image, routed):
-        config = self.pairs.config if routed else dataclasses.replace(self.pairs.config, routing_iters=1)
+    def pair(self, image, routing):
+        """Classify and reconstruct two overlapping digits, with routing or with uniform coupling coefficients."""
+        config = self.pair_network.config
+        config = config if routing else dataclasses.replace(config, routing_iters=1)
         image = image.reshape(1, CANVAS, CANVAS).astype(np.float32) / 255
-        out, _ = multi.forward(self.pairs.weights, image, config)
-        named, grid = out["digits"][0], multi.infer_shapes(multi.backbone(config), CANVAS, 1, rows=True).side
-        weight = np.linalg.norm(out["u"][0], axis=-1).reshape(grid * grid, -1)          # of a place's primary capsules
-        c = np.stack([np.broadcast_to(step, (1, N_CLASSES, weight.size))[0, named] for step in out["c"]])
-        return {"lengths": out["lengths"][0].tolist(), "digits": named.tolist(), "v": out["v"][0, named].tolist(),
-                "redrawn": [coded(digit) for digit in out["recon"][0]], "grid": grid, "shares": np.average(
-                    c.reshape(-1, 2, *weight.shape), -1, np.broadcast_to(weight, (len(c), 2, *weight.shape))).tolist()}
+        out, _ = multi.forward(self.pair_network.weights, image, config)
+        predicted, grid = out["digits"][0], multi.infer_shapes(multi.backbone(config), CANVAS, 1, rows=True).side
+        weight = np.linalg.norm(out["u"][0], axis=-1).reshape(grid * grid, -1)         # lengths of primary capsules
+        c = np.stack([np.broadcast_to(step, (1, N_CLASSES, weight.size))[0, predicted] for step in out["c"]])
+        couplings = np.average(c.reshape(-1, 2, *weight.shape), -1, np.broadcast_to(weight, (len(c), 2, *weight.shape)))
+        return {"lengths": out["lengths"][0].tolist(), "digits": predicted.tolist(), "grid": grid,
+                "v": out["v"][0, predicted].tolist(), "couplings": couplings.tolist(),
+                "reconstructions": [encode(digit) for digit in out["recon"][0]]}
 
-    def redraw(self, a, b, v):
-        """Two digits redrawn, each from a capsule's numbers, of which v holds both"""
+    def reconstruct(self, a, b, v):
+        """Reconstruct two digits from their digit capsules a and b, whose vectors v holds one after the other."""
         capsules = np.zeros((2, N_CLASSES, multi.D), np.float32)
         capsules[[0, 1], [a, b]] = np.reshape(v, (2, -1))
         masked, _ = multi.mask_forward(capsules, np.array([[a], [b]]))
-        redrawn, _ = multi.layers_forward(self.pairs.weights, masked, multi.decoder(self.pairs.config))
-        return {"redrawn": [coded(digit) for digit in redrawn]}
+        recon, _ = multi.layers_forward(self.pair_network.weights, masked, multi.decoder(self.pair_network.config))
+        return {"reconstructions": [encode(digit) for digit in recon]}
 
     def picture(self, width, gray):
-        """A picture's gray levels, row by row -> the canvas that visualize_multimnist_capsnet.py --image makes of it"""
-        if gray.size % width or not SMALL <= gray.size // width <= LARGE:
-            raise InputError(f"gray: must be {SMALL} to {LARGE} rows of {width} bytes")
-        return {"image": coded(pictures.to_canvas(pictures.find_ink(gray.reshape(-1, width) / 255, "PICTURE")))}
+        """Return a picture's ink as the network input of visualize_multimnist_capsnet.py --image. gray: its rows."""
+        if gray.size % width or not MIN_SIDE <= gray.size // width <= MAX_SIDE:
+            raise InputError(f"gray: must be {MIN_SIDE} to {MAX_SIDE} rows of {width} bytes")
+        return {"image": encode(pictures.to_canvas(pictures.find_ink(gray.reshape(-1, width) / 255, "PICTURE")))}
 
-    def placed(self, digit, places, **factors):
-        """A test digit, transformed, its middle at each of these places, (n, 2) px from the canvas' middle"""
-        back = np.linalg.inv(affnist.affine_matrix(**factors)).repeat(len(places), 0)
-        images = self.images[[digit]].repeat(len(places), 0)
-        return affnist.resample_affine(images, back, np.asarray(places, float) + (SIDE - 1) / 2, SIDE)
+    def transformed(self, digit, positions, **factors):
+        """Return a test digit, transformed, at each of the positions, (n, 40, 40) uint8.
 
-    def digit(self, y, x, **which):
-        image, answers = self.placed(places=[(y, x)], **which), []
-        for *_, found in self.moved:
-            out, _ = affnist.forward(found.weights, image.astype(np.float32) / 255, found.config)
-            redrawn = {"redrawn": coded(out["recon"])} if "recon" in out else {}
-            answers.append({"scores": out["scores"][0].tolist(), **redrawn})
-        return {"image": coded(image), "answers": answers}
+        positions: (n, 2), (y, x) of the digit's center in px from the center of the canvas.
+        """
+        inverses = np.linalg.inv(affnist.affine_matrix(**factors)).repeat(len(positions), 0)
+        images = self.images[[digit]].repeat(len(positions), 0)
+        return affnist.resample_affine(images, inverses, np.asarray(positions, float) + (SIDE - 1) / 2, SIDE)
 
-    def map(self, network, is_late, **which):
-        """What a network names a digit at each place, row by row; whole: none of its ink is cut off there"""
-        if network >= len(self.moved):
-            raise InputError(f"network: must be below {len(self.moved)}")
-        *_, found = self.moved[network]
-        along, named, config = range(-FAR, FAR + 1, STEP), [], dataclasses.replace(found.config, recon_weight=0.0)
-        images = self.placed(places=list(itertools.product(along, along)), **which)
-        for start in range(0, len(images), AT_ONCE):
-            if is_late():
+    def digit(self, y, x, **digit):
+        """Return a transformed digit and every network's scores and reconstruction."""
+        image, answers = self.transformed(positions=[(y, x)], **digit), []
+        for *_, network in self.digit_networks:
+            out, _ = affnist.forward(network.weights, image.astype(np.float32) / 255, network.config)
+            recon = {"reconstruction": encode(out["recon"])} if "recon" in out else {}
+            answers.append({"scores": out["scores"][0].tolist(), **recon})
+        return {"image": encode(image), "answers": answers}
+
+    def map(self, network, is_stale, **digit):
+        """Return a network's predictions for a digit at each position, row by row, and where all its ink is visible."""
+        if network >= len(self.digit_networks):
+            raise InputError(f"network: must be below {len(self.digit_networks)}")
+        *_, network = self.digit_networks[network]
+        axis, predicted = range(-EXTENT, EXTENT + 1, STEP), []
+        config = dataclasses.replace(network.config, recon_weight=0.0)
+        images = self.transformed(positions=list(itertools.product(axis, axis)), **digit)
+        for start in range(0, len(images), CHUNK):
+            if is_stale():
                 return STALE
-            part = images[start:start + AT_ONCE].astype(np.float32) / 255
-            named += affnist.forward(found.weights, part, config)[0]["scores"].argmax(1).tolist()
+            chunk = images[start:start + CHUNK].astype(np.float32) / 255
+            predicted += affnist.forward(network.weights, chunk, config)[0]["scores"].argmax(1).tolist()
         ink = images.sum((1, 2))
-        return {"named": named, "whole": (ink >= 0.98 * ink.max()).tolist()}
+        return {"predicted": predicted, "visible": (ink >= 0.98 * ink.max()).tolist()}
 
     def view(self, category, toy, azimuth, elevation, light):
-        """A toy that training never showed -> its picture, and what networks get of it"""
+        """Return the picture of a test toy, (96, 96), and the networks' input, (1, 32, 32, 2)."""
         toy = norb.make_toy(category, norb.TOY_SPLITS["test"][toy], norb.Config().toy_seed)
         views = norb.draw_view(toy, elevation, azimuth, 2 * norb.NORB_SIDE)
         return views[light, 0], norb.crop_batch(norb.downsample(views)[[light]], [0])
 
-    def toy(self, **which):
-        picture, seen = self.view(**which)
-        outs = [norb.forward(found.weights, seen, found.config)[0] for *_, found in self.toys]
-        return {"image": coded(picture), "answers": [out["scores"][0].tolist() for out in outs]}
+    def toy(self, **view):
+        """Return the picture of a test toy and every network's scores."""
+        picture, image = self.view(**view)
+        outputs = [norb.forward(network.weights, image, network.config)[0] for *_, network in self.toy_networks]
+        return {"image": encode(picture), "answers": [out["scores"][0].tolist() for out in outputs]}
 
-    def ring(self, is_late, **which):
-        """What each network names a toy from each of AZIMUTHS"""
-        seen = []
+    def ring(self, is_stale, **view):
+        """Return every network's predictions for a test toy at each of AZIMUTHS."""
+        images = []
         for azimuth in AZIMUTHS:
-            if is_late():
+            if is_stale():
                 return STALE
-            seen.append(self.view(azimuth=azimuth, **which)[1])
-        outs = [norb.forward(found.weights, np.concatenate(seen), found.config)[0] for *_, found in self.toys]
-        return {"named": [out["scores"].argmax(1).tolist() for out in outs]}
+            images.append(self.view(azimuth=azimuth, **view)[1])
+        outputs = [norb.forward(network.weights, np.concatenate(images), network.config)[0]
+                   for *_, network in self.toy_networks]
+        return {"predicted": [out["scores"].argmax(1).tolist() for out in outputs]}
 
 
 # ---------------------------------------------------------------- the server
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    timeout, error_message_format, error_content_type = 2, "%(message)s\n", "text/plain"      # s, for more of a request
+    timeout, error_message_format, error_content_type = 2, "%(message)s\n", "text/plain"      # timeout in seconds
 
     def do_GET(self):
         hosts = [f"{name}:{self.server.server_address[1]}" for name in ("127.0.0.1", "localhost")]
         host, origin = self.headers.get("Host"), self.headers.get("Origin", "http://" + hosts[0])
         if host not in hosts or origin.removeprefix("http://") not in hosts:
-            self.send_error(403, "this page is for this machine alone")
+            self.send_error(403, "this server answers only requests from this machine")
         elif self.command == "GET" and self.path in PAGE:
-            name, kind = PAGE[self.path]
-            self.send((ROOT / "explore" / name).read_text(encoding="utf-8"), kind)
+            name, content_type = PAGE[self.path]
+            self.send((ROOT / "explore" / name).read_text(encoding="utf-8"), content_type)
         elif self.command == "POST" and self.path == "/ask":
             try:
-                self.send(json.dumps(self.server.guide.answer(self.asked()), separators=(",", ":")), "application/json")
+                answer = self.server.guide.answer(self.read_json())
+                self.send(json.dumps(answer, separators=(",", ":")), "application/json")
             except InputError as error:
                 self.send_error(400, str(error).replace("--image PICTURE: ", "the picture "))
             except (ValueError, RecursionError, TimeoutError):
-                self.send_error(400, "the body is no JSON, or did not come")
+                self.send_error(400, "the request's body is not JSON, or incomplete")
         else:
             self.send_error(404, "no such page")
 
     do_POST = do_GET
 
-    def asked(self):
+    def read_json(self):
+        """Return the request's body, parsed. Raise InputError if it is too long."""
         length = self.headers.get("Content-Length", "")
         if not re.fullmatch("[0-9]{1,7}", length) or int(length) > MAX_BODY:
             raise InputError(f"Content-Length: must be at most {MAX_BODY}")
         return json.loads(self.rfile.read(int(length)))
 
-    def send(self, text, kind):
+    def send(self, text, content_type):
         body = text.encode()
         self.send_response(200)
-        for name, value in {**HEADERS, "Content-Type": f"{kind}; charset=utf-8", "Content-Length": len(body)}.items():
+        headers = {"Content-Type": f"{content_type}; charset=utf-8", "Content-Length": len(body)}
+        for name, value in {**HEADERS, **headers}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
@@ -257,20 +281,20 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """A thread for each request; server_close waits for them all"""
+    """Serves each request in a thread of its own; server_close waits for all of them."""
     daemon_threads, request_queue_size, guide = False, 128, None
 
     def handle_error(self, request, address):
-        """A browser that has gone takes its connection along"""
+        """Ignore errors of connections that the browser has closed."""
 
 
 def main():
     parser = multi.Parser(description=__doc__)
     parser.usage = "%(prog)s [--port N] [--no-browser] [--load FILE ...]"
-    parser.add_argument("--port", type=int, default=8000, metavar="N", help="where to listen (default 8000)")
-    parser.add_argument("--no-browser", action="store_true", help="open no browser")
-    parser.add_argument("--load", nargs="+", default=[], metavar="FILE", help="networks of your own: of pairs in place "
-                        "of the one that comes along, of moved digits and of toys beside those")
+    parser.add_argument("--port", type=int, default=8000, metavar="N", help="port of the server (default: 8000)")
+    parser.add_argument("--no-browser", action="store_true", help="do not open a browser")
+    parser.add_argument("--load", nargs="+", default=[], metavar="FILE", help="also show networks of your own; one of "
+                        "multimnist_capsnet.py replaces the pretrained network")
     args = parser.parse_args()
     guide = Guide(args.load)
     for port in range(max(args.port, 1), min(args.port + 50, 65536)):
@@ -278,10 +302,10 @@ def main():
             server = Server(("127.0.0.1", port), Handler)
             break
     else:
-        raise InputError(f"--port {args.port}: cannot be had, nor the next ones; give another, 1 to 65535")
+        raise InputError(f"--port {args.port}: neither this port nor the next 49 are free. Give another, 1 to 65535")
     server.guide, url = guide, f"http://127.0.0.1:{port}/"
     with server, contextlib.suppress(KeyboardInterrupt):
-        print(f"port {args.port} is taken: " * (port != args.port) + f"{url}  (Ctrl-C stops it)", flush=True)
+        print(f"port {args.port} is taken: " * (port != args.port) + f"{url}  (Ctrl-C stops the server)", flush=True)
         if not args.no_browser:
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
         server.serve_forever(0.1)
@@ -289,4 +313,4 @@ def main():
 
 
 if __name__ == "__main__":
-    norb.run_cli(lambda: affnist.run_cli(lambda: multi.run_cli(main)))         # each has an InputError of its own
+    norb.run_cli(lambda: affnist.run_cli(lambda: multi.run_cli(main)))         # each script has its own InputError

@@ -3,40 +3,53 @@
 # requires-python = ">=3.10"
 # dependencies = ["numpy>=2.0.0"]
 # ///
-"""MultiMNIST CapsNet: dynamic routing between capsules, in NumPy, down to the last gradient.
+"""MultiMNIST CapsNet: dynamic routing between capsules in NumPy, with every gradient written out.
 
-Sabour, Frosst & Hinton, "Dynamic routing between capsules", NIPS 2017.
+Sabour, Frosst & Hinton, "Dynamic Routing Between Capsules", NIPS 2017, section 6.
 
-Question: two handwritten digits lie on top of each other. Can a network name both, and redraw each one alone from its
-own 16-D capsule, although it only ever saw the composite?
+Question: two handwritten digits overlap in one image. Can a network classify both, and reconstruct each one separately
+from its own 16-D capsule, when its input is always the composite of the two?
 
     stage        layer                                                               output
-    Input        composite of two digits, each shifted by up to 4 px                 (N, 36, 36)
-    Conv1, 2     3x3, 16 and 16 channels, then 2x2 maximum                           (N, 16, 16, 16)
-    Conv3, 4     3x3, 64 and 64 channels, then 2x2 maximum                           (N, 6, 6, 64)
+    input        composite of two digits, each translated by up to 4 px per axis     (N, 36, 36)
+    Conv1, 2     3x3, 16 and 16 channels, then 2x2 max pooling                       (N, 16, 16, 16)
+    Conv3, 4     3x3, 64 and 64 channels, then 2x2 max pooling                       (N, 6, 6, 64)
     Conv5        3x3, 128 channels                                                   (N, 4, 4, 128)
     PrimaryCaps  1x1, 16 types x 8-D, squash                                         (N, 256, 8)
-    votes        u_hat_ij = W_ij u_i                                                 (N, 10, 256, 16)
+    votes        u_hat_j|i = W_ij u_i                                                (N, 10, 256, 16)
     routing      3 iterations, softmax over the 10 digit capsules, b = 0 at first    (N, 10, 16)
     decoder      one capsule, the others masked: 160 -> 256 -> 512 -> 1296           (N, 36, 36), once per digit
 
-Every convolution is batch-normalized over 16 samples; a ReLU follows, after PrimaryCaps the squash.
+Every convolution is followed by batch normalization, over groups of 16 samples, and by a ReLU; PrimaryCaps has the
+squash in place of the ReLU.
 
-Loss: margin loss on the capsule lengths + 0.01 x summed squared error of the two redrawn digits. Adam; the kernels of
-the convolutions go along their orthogonalize momentum (Muon). The backward pass runs through everything, all routing
-iterations included.
+The loss is the margin loss on the capsule lengths plus 0.01 times the summed squared error of the two reconstructions;
+gradients flow through all routing iterations. Muon (steps along the orthogonalized momentum) trains the kernels of the
+normalized convolutions, Adam all other parameters.
 
-Deviations from the paper: six small convolutions, normalized, for its two of 9x9 (`--preset classic` has two,
-`--preset paper` the paper's own, of 256 channels; `--norm none` takes the normalization away); a reconstruction weight
-of 0.01, not 0.0005; the two digits' frames' middles, 20x20 px, overlap with an IoU of at least 0.8 (`--min-iou 0` is
-the paper's protocol); in long runs training digits are bent a little (`--warp`); pixel-wise max as the merge (`--merge
-add` is the official code's); fresh pairs every epoch; cosine decay of the learning rate; Muon (`--muon 0`: Adam for
-all); no bias on the digit capsules.
+Deviations from the paper and its official code:
+  - six small convolutions, not two of 9x9 (`--preset classic`: two, with fewer channels; `--preset paper`: the paper's)
+  - batch normalization (`--norm none` removes it)
+  - a reconstruction weight of 0.01, not 0.0005
+  - the central 20x20 px of the two digits overlap with IoU >= 0.8 in every pair (`--min-iou 0`: the paper's protocol)
+  - the pixel-wise maximum of the two digits (`--merge add`: the sum clipped at 255, as in the official code)
+  - in long runs, small random affine and elastic deformations of the training digits (`--warp`)
+  - newly drawn pairs in every epoch, not a fixed training set
+  - cosine decay of the learning rate, not exponential decay
+  - Muon (`--muon 0`: Adam for all parameters)
+  - no bias on the digit capsules
 
-`--model cnn` is the control: the same five convolutions below PrimaryCaps, one hidden layer (`--cnn-head gap`: on
-averages over places) and ten sigmoids, no larger than the capsule network without its decoder.
+Control models (`--model`), on the same backbone without PrimaryCaps:
+  - cnn: a hidden layer and ten sigmoids, at most as many parameters as the capsule network without its decoder
+    (`--cnn-head gap`: the hidden layer follows global average pooling)
+  - cnn-vectors: that CNN with ten 16-D vectors as its hidden layer, and a decoder that reconstructs digits from them
+  - vector-dense: ten 16-D class vectors from a dense layer, with the squash, the margin loss and the decoder, but no
+    transformation matrices and no routing
 
-One command, a minute and a half on two cores:  python3 multimnist_capsnet.py --n-epochs 12 --n-train 6000 --seed 0
+Examples, with times on two cores:
+  python3 multimnist_capsnet.py                      1.5 minutes: train a capsule network (12 epochs of 6,000 pairs)
+  python3 multimnist_capsnet.py --load               30 seconds: evaluate the pretrained network
+  python3 multimnist_capsnet.py --model cnn          1 minute: train the CNN baseline
 """
 import argparse
 import base64
@@ -63,7 +76,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-# SHARED preamble: what import needs, the same in every experiment ----------------------------------------------------
+# SHARED preamble: imports, errors, declaration of settings ----------------------------------------------------
 
 # One BLAS thread, set before numpy is imported: worker threads share the work in fixed shards instead, so that the bits
 # do not depend on their number.
@@ -74,41 +87,54 @@ from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
 
 class InputError(Exception):
-    """Something the user gave is wrong; the message is one line that names it and how to mend it. Exit code 2."""
+    """Wrong input: the message is one line that says what is wrong and what to do next. Exit code 2."""
 
 
 def option(default, text, group, **extra):
-    """A setting: its default, its help text, the group of --help it stands in (data, network, training or run). A
-    default of None is the recipe's: what Config.recipe says of the preset, the network or the data.
+    """Declare a setting: its default, its help text and its group in --help (data, network, training or run). A default
+    of None is filled in from DEFAULTS.
 
-    extra: low, high, above, choices, which bound its value; metavar; runtime=True, if no bit of the training depends on
-    it; only={setting: values}, the networks, tasks or data to which it means something, if not to all.
+    extra: low, high, above (exclusive), choices: bounds of the value; metavar; runtime=True if no bit of the training
+    depends on it; only={setting: values} if the setting applies to some models, tasks or data only; aliases={name:
+    only}: other names of its flag, and what they apply to.
     """
     return dataclasses.field(default=default, metadata={"help": text, "group": group, **extra})
+
+
+def describe(choices):
+    """Return the help text of a setting's choices, {name: description}"""
+    return "; ".join(f"{name}: {text}" for name, text in choices.items())
 
 # END SHARED preamble -------------------------------------------------------------------------------------------------
 
 # Axis legend, in the shape comments at line ends:
 #   N batch   H W height, width   C channels in   F channels out   K kernel side   I primary capsules   J digit capsules
-#   E dimensions of a primary capsule (8)   D dimensions of a digit capsule (16)   T terms of du_hat
+#   E dimensions of a primary capsule (8)   D dimensions of a digit capsule (16)   R digits to reconstruct per image
+#   T terms of du_hat
 #
-# A sample's way:
-#   load_digits           the digits of MNIST, three splits
-#   generate_multimnist   two of them, of different classes, shifted and merged
-#   epoch_samples         an epoch of such pairs, a chunk at a time; to_batch: some of them as floats
+# One sample, step by step:
+#   load_digits           load the digits of MNIST in three splits
+#   generate_multimnist   draw two digits of different classes, translate each of them, and merge them into a composite
+#   epoch_samples         generate the pairs of an epoch in chunks; to_batch converts a batch of them to floats
 #   forward               layers_forward: the backbone; caps_head_forward: squash, votes, routing, decoder
-#   classification_loss, reconstruction_loss      how far from the truth
-#   backward              the same way back: caps_head_backward, layers_backward
-#   optimizer_step             Muon and Adam: new weights
-#   evaluate              both digits right? report: what is printed and kept
+#   classification_loss   compute the margin loss on the capsule lengths
+#   reconstruction_loss   compute the squared error of the two reconstructions
+#   backward              compute the gradients in reverse order: caps_head_backward, layers_backward
+#   optimizer_step        update the parameters by Muon and Adam
+#   evaluate              compute accuracies and losses; report prints and saves the results
 
 
 def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.float32):
-    """Train -> (params, history). Never looks at the test images.
+    """Train a network and return its parameters and its history. The test images are never used.
 
-    snapshot_callback(step, params, terms) gets copies, at step 0, every snapshot_every steps and at the end; it cannot
-    change the run. data: load_digits' result, to load only once. dtype: float64 is for tests. history: source of the
-    digits, epochs (one dict each: train and validation losses and accuracies), seconds, steps.
+    snapshot_callback: called as snapshot_callback(step, params, terms) at the start, every snapshot_every steps (0:
+    never in between) and at the end. It gets copies, so that it cannot change the run; terms are the last step's (see
+    loss_and_grads), None before the first. data: the result of load_digits; None to call it. dtype: of parameters and
+    activations; float64 is for tests.
+
+    Return (params, history). params: {name: array}, with the running statistics of the normalizations. history: a dict
+    of source (of the digits), epochs (one dict per epoch, with training and validation losses and accuracies), seconds
+    (training time) and steps. Raise InputError when a setting or the data are invalid, or when training diverges.
     """
     check_config(config)
     progress = Progress(config.quiet)
@@ -119,37 +145,47 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.
             for pairs in epoch_samples(data, epoch, config):
                 for rows in run.batches(pairs):
                     run.update(len(rows), *run.runner.loss_and_grads(run.params, pairs, rows, config))
-            found = evaluate(run.weights, validation_pairs(data, config), config, run.runner)
-            run.close_epoch({"val_" + name: found[name] for name in EPOCH_METRICS if name in found},
-                            f"validation {found['exact_match']:.3f}")
+            metrics = evaluate(run.weights, validation_pairs(data, config), config, run.runner)
+            run.close_epoch({"val_" + name: metrics[name] for name in EPOCH_METRICS if name in metrics},
+                            f"validation accuracy {metrics['exact_match']:.3f}")
     return run.weights, run.history
 
 
 # ============================================================== the task: pairs of overlapping digits
 
 CANVAS = 36                        # side of a composite, px
-MAX_SHIFT = 4                      # a digit moves by -4..+4 whole px on each axis
-BOX = 20                           # MNIST digits are size-normalized into 20x20, here taken as the frame's middle, px
+MAX_SHIFT = 4                      # a digit is translated by -4..+4 whole px on each axis
+BOX = 20                           # px; MNIST's digits fit a 20x20 box, here assumed at the center of the 28x28 image
 N_CLASSES = 10
-CHANCE, CHANCE_ANY = 1 / 45, 17 / 45                   # one set out of C(10, 2); sets that share a digit with it
+# of C(10, 2) pairs of classes 1 is right, 17 have at least one right class
+CHANCE, CHANCE_AT_LEAST_ONE = 1 / 45, 17 / 45
 
 
 def allowed_shift_pairs(min_iou):
-    """All ((dy, dx), (dy, dx)) of two digits whose 20x20 boxes overlap with IoU >= min_iou. -> (n, 2, 2) int64, px."""
+    """Return all pairs of shifts for which the two digits' 20x20 px boxes overlap with IoU >= min_iou.
+
+    The result is (n, 2, 2) int64: (dy, dx) in px of the first and of the second digit.
+    """
     shifts = np.arange(-MAX_SHIFT, MAX_SHIFT + 1)
     pairs = np.stack(np.meshgrid(*[shifts] * 4, indexing="ij"), -1).reshape(-1, 2, 2)
     return pairs[box_iou(pairs) >= min_iou - 1e-12]
 
 
 def box_iou(shifts):
-    """IoU of two 20x20 boxes shifted by shifts (..., 2, 2) whole px. -> (...)"""
+    """Return the IoU (intersection over union) of two shifted 20x20 px boxes, with shape (...).
+
+    shifts: (..., 2, 2), (dy, dx) in px of both boxes.
+    """
     sides = np.maximum(BOX - np.abs(shifts[..., 0, :] - shifts[..., 1, :]), 0)
     intersection = sides[..., 0] * sides[..., 1]
     return intersection / (2 * BOX * BOX - intersection)
 
 
 def shift_digits(images, shifts):
-    """Put each 28x28 image on a 36x36 canvas, its center moved by shifts (n, 2) = (dy, dx) px. -> (n, 36, 36) uint8"""
+    """Place 28x28 images on 36x36 canvases, translated from the center by shifts.
+
+    images: (n, 28, 28) uint8. shifts: (n, 2) whole px, (dy, dx). Return (n, 36, 36) uint8.
+    """
     margin = 2 * MAX_SHIFT
     padded = np.pad(images, ((0, 0), (margin, margin), (margin, margin)))               # (n, 44, 44)
     windows = sliding_window_view(padded, (CANVAS, CANVAS), axis=(1, 2))                # (n, 9, 9, 36, 36)
@@ -157,76 +193,87 @@ def shift_digits(images, shifts):
 
 
 def merge_sources(sources, merge):
-    """sources (n, 2, 36, 36) uint8 -> composites (n, 36, 36) uint8: pixel-wise max, or sum clipped at 255"""
+    """Merge the two digits of every pair into one image, the composite.
+
+    sources: (n, 2, 36, 36) uint8. merge: "max" for the pixel-wise maximum, "add" for the sum clipped at 255.
+    Return (n, 36, 36) uint8.
+    """
     if merge == "max":
         return sources.max(1)
     return np.minimum(sources.sum(1, dtype=np.uint16), 255).astype(np.uint8)
 
 
-BEND_GRID = 5                      # nodes along a side between which a bend is interpolated
+BEND_GRID = 5                      # nodes per side of the grid on which an elastic deformation is drawn
 
 
 def warp_digits(images, strength, rng):
-    """Every 28x28 digit turned, sheared, scaled and bent a little, each in its own way, about its middle.
+    """Apply a small random affine and elastic deformation to every image, about its center.
 
-    images (n, 28, 28) uint8 -> (n, 28, 28) uint8. With strength 1: turned by up to 10 degrees, sheared by up to 0.1,
-    each side scaled by up to 10%, and bent by displacements that are normal, 0.5 px, on a grid and linear between its
-    nodes; all proportional to strength.
+    images: (n, 28, 28) uint8. strength: 1 means a rotation by up to 10 degrees, a shear by up to 0.1, a scaling of each
+    axis by up to 10%, and normally distributed displacements with a standard deviation of 0.5 px, drawn on a BEND_GRID
+    x BEND_GRID grid and linearly interpolated between its nodes. All of these are proportional to strength.
+    Return (n, 28, 28) uint8.
     """
     n = len(images)
-    turn, shear, down, across = rng.uniform(-strength, strength, (4, n)) * [[np.deg2rad(10)], [0.1], [0.1], [0.1]]
-    cos, sin = np.cos(turn), np.sin(turn)
-    linear = np.stack([cos * (1 + down), (shear * cos + sin) * (1 + across),
-                       -sin * (1 + down), (cos - shear * sin) * (1 + across)], -1).reshape(n, 2, 2)
-    bend = rng.normal(0, 0.5 * strength, (n, 2, BEND_GRID, BEND_GRID))
-    return np.concatenate([resample(*(array[start:start + 64] for array in (images, linear, bend)))    # in cache: 12
-                           for start in range(0, n, 64)])                                        # times as fast
+    angle, shear, scale_y, scale_x = rng.uniform(-strength, strength, (4, n)) * [[np.deg2rad(10)], [0.1], [0.1], [0.1]]
+    cos, sin = np.cos(angle), np.sin(angle)
+    linear = np.stack([cos * (1 + scale_y), (shear * cos + sin) * (1 + scale_x),
+                       -sin * (1 + scale_y), (cos - shear * sin) * (1 + scale_x)], -1).reshape(n, 2, 2)
+    displacement = rng.normal(0, 0.5 * strength, (n, 2, BEND_GRID, BEND_GRID))
+    # 64 images at a time fit the processor's cache: 12 times as fast as all at once.
+    return np.concatenate([resample(*(array[start:start + 64] for array in (images, linear, displacement)))
+                           for start in range(0, n, 64)])
 
 
-def resample(images, linear, bend):
-    """Each output pixel (y, x), counted from the middle, taken from linear @ (y, x) + bend of its image.
+def resample(images, linear, displacement):
+    """Resample images under a linear map and a displacement field.
 
-    images (n, side, side) uint8; linear (n, 2, 2); bend (n, 2, BEND_GRID, BEND_GRID), px, linear between its nodes.
-    A pixel is interpolated between the four that it falls between; outside is 0. -> (n, side, side) uint8
+    The output pixel at p = (y, x), measured from the center, is the input at linear @ p + displacement(p), interpolated
+    bilinearly between four pixels; the input is 0 outside its borders.
+    images: (n, side, side) uint8. linear: (n, 2, 2). displacement: (n, 2, BEND_GRID, BEND_GRID) px, at the nodes of a
+    grid, linearly interpolated between them. Return (n, side, side) uint8.
     """
     n, side, _ = images.shape
-    middle, pixel = (side - 1) / 2, np.arange(side, dtype=np.float32)
-    apart = (side - 1) / (BEND_GRID - 1)
-    towards = np.maximum(0, 1 - np.abs(np.arange(side)[:, None] / apart - np.arange(BEND_GRID)))
-    at = (towards @ bend @ towards.T).astype(np.float32)                                # (n, 2, side, side)
+    center, pixel = (side - 1) / 2, np.arange(side, dtype=np.float32)
+    spacing = (side - 1) / (BEND_GRID - 1)
+    weights = np.maximum(0, 1 - np.abs(np.arange(side)[:, None] / spacing - np.arange(BEND_GRID)))
+    source = (weights @ displacement @ weights.T).astype(np.float32)                    # (n, 2, side, side)
     linear = linear.astype(np.float32)[..., None, None]
-    at += linear[:, :, 0] * (pixel - middle)[:, None] + linear[:, :, 1] * (pixel - middle)
+    source += linear[:, :, 0] * (pixel - center)[:, None] + linear[:, :, 1] * (pixel - center)
     padded = np.zeros((n, side + 2, side + 2), np.float32)
     padded[:, 1:-1, 1:-1] = images
-    at = np.clip(at + np.float32(middle + 1), 0, side + 1 - 1e-3)
-    corner = at.astype(np.int32)
-    (y, x), (down, across) = corner.transpose(1, 0, 2, 3), (at - corner).transpose(1, 0, 2, 3)
-    first = (np.arange(n, dtype=np.int32)[:, None, None] * (side + 2) + y) * (side + 2) + x
-    top, below = (np.take(padded, first + step) * (1 - across) + np.take(padded, first + step + 1) * across
-                  for step in (0, side + 2))
-    return np.rint(top * (1 - down) + below * down).astype(np.uint8)
+    source = np.clip(source + np.float32(center + 1), 0, side + 1 - 1e-3)
+    corner = source.astype(np.int32)
+    (y, x), (dy, dx) = corner.transpose(1, 0, 2, 3), (source - corner).transpose(1, 0, 2, 3)
+    index = (np.arange(n, dtype=np.int32)[:, None, None] * (side + 2) + y) * (side + 2) + x
+    upper, lower = (np.take(padded, index + offset) * (1 - dx) + np.take(padded, index + offset + 1) * dx
+                    for offset in (0, side + 2))
+    return np.rint(upper * (1 - dy) + lower * dy).astype(np.uint8)
 
 
 def generate_multimnist(images, labels, n, rng, min_iou=0.8, merge="max", warp=0.0):
-    """Draw n pairs of digits of different classes with the guaranteed overlap, every legal placement equally likely.
-    warp: how far warp_digits bends each digit before it is placed.
+    """Draw n pairs of digits of different classes; all pairs of shifts with the required overlap are equally likely.
 
-    images (M, 28, 28) uint8, labels (M,). -> dict of composites (n, 36, 36) and sources (n, 2, 36, 36), uint8, labels
-    (n, 2) int64, shifts (n, 2, 2) int64 px, index (n, 2) int64 into images.
+    images: (n_images, 28, 28) uint8. labels: (n_images,). min_iou: see allowed_shift_pairs. merge: see merge_sources.
+    warp: the strength of warp_digits, which deforms each digit before it is translated; 0 for none.
+
+    Return a dict of composites (n, 36, 36) and sources (n, 2, 36, 36), both uint8, labels (n, 2), shifts (n, 2, 2) in
+    px, and index (n, 2), the two digits' indices in images, all int64. Raise InputError when labels has fewer than two
+    classes.
     """
     labels = np.asarray(labels)
     by_class = np.argsort(labels, kind="stable")
     start = np.searchsorted(labels[by_class], np.arange(N_CLASSES + 1))
     if (np.diff(start) > 0).sum() < 2:
         raise InputError("pairs need digits of at least two classes; give more images")
-    legal = allowed_shift_pairs(min_iou)
+    allowed = allowed_shift_pairs(min_iou)
     first = rng.integers(0, len(labels), n)
     label = labels[first].astype(np.int64)
     count = start[label + 1] - start[label]
-    second = rng.integers(0, len(labels) - count)                       # uniform over the images of the other classes:
-    second = by_class[second + count * (second >= start[label])]        # step over the first digit's class
+    second = rng.integers(0, len(labels) - count)                       # uniform over the images of all other classes,
+    second = by_class[second + count * (second >= start[label])]        # by skipping the first digit's class
     index = np.stack([first, second], 1)
-    shifts = legal[rng.integers(0, len(legal), n)]
+    shifts = allowed[rng.integers(0, len(allowed), n)]
     digits = images[index.ravel()]
     digits = warp_digits(digits, warp, rng) if warp else digits
     sources = shift_digits(digits, shifts.reshape(-1, 2)).reshape(n, 2, CANVAS, CANVAS)
@@ -235,26 +282,29 @@ def generate_multimnist(images, labels, n, rng, min_iou=0.8, merge="max", warp=0
 
 
 def stream_pairs(digits, split, n, config, purpose, *key):
-    """n pairs from one split of load_digits' result, in dicts of at most CHUNK, each from its own generator: memory
-    does not grow with n"""
+    """Yield n pairs from one split of load_digits' result, in dicts (see generate_multimnist) of at most CHUNK pairs.
+
+    Memory use does not grow with n: each chunk is drawn when it is needed, from its own random generator, which
+    purpose, key and the chunk's number identify.
+    """
     for start in range(0, n, CHUNK):
         rng = rng_for(config.seed, purpose, *key, start // CHUNK)
         yield generate_multimnist(*digits[split], min(CHUNK, n - start), rng, config.min_iou, config.merge)
 
 
 def validation_pairs(digits, config):
-    """Chunks of the pairs that are looked at after every epoch, always the same ones"""
+    """Return an iterator over chunks of the validation pairs, which are the same after every epoch."""
     return stream_pairs(digits, "val", config.n_val, config, "evaluation", 0)
 
 
 def draw_pairs(digits, split, n, config, purpose, *key):
-    """stream_pairs' pairs in one dict"""
-    parts = list(stream_pairs(digits, split, n, config, purpose, *key))
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    """Return the pairs that stream_pairs yields, concatenated into one dict."""
+    chunks = list(stream_pairs(digits, split, n, config, purpose, *key))
+    return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
 
 
 def epoch_samples(digits, epoch, config, dtype=np.float32):
-    """The pairs of one epoch, fresh ones, a chunk of whole batches at a time"""
+    """Yield the training pairs of one epoch, newly drawn, in chunks of whole batches (dtype is unused)."""
     size = max(1, CHUNK // config.batch_size) * config.batch_size
     for k, start in enumerate(range(0, config.n_train, size)):
         n, rng = min(size, config.n_train - start), rng_for(config.seed, "batches", epoch, k)
@@ -262,8 +312,11 @@ def epoch_samples(digits, epoch, config, dtype=np.float32):
 
 
 def to_batch(pairs, rows, dtype=np.float32):
-    """Rows of a dict of pairs as what the network eats: images and sources, pixels in [0, 1] in `dtype`, labels
-    (N, 2)"""
+    """Convert the given rows of a dict of pairs to a batch.
+
+    Return a dict of images (N, 36, 36) and sources (N, 2, 36, 36), pixel values in [0, 1] of type dtype, and labels
+    (N, 2).
+    """
     return {"images": pairs["composites"][rows].astype(dtype) / 255,
             "sources": pairs["sources"][rows].astype(dtype) / 255, "labels": pairs["labels"][rows]}
 
@@ -271,33 +324,41 @@ def to_batch(pairs, rows, dtype=np.float32):
 # ============================================================== the paper: capsules, routing, losses, the network
 
 # SHARED dynamic routing: squash, votes, routing by agreement, lengths, margin loss -----------------------------------
-# u_hat, b, c and their gradients are indexed alike, (N, J, I, ...): j first, then the i that it hears.
+# The axes of u_hat, b, c and their gradients are (N, J, I, ...): output capsule j comes before input capsule i.
 
-SQUASH_EPS = 1e-9                  # inside the square root of a norm: the gradient at a zero vector is 0, not 0/0
+SQUASH_EPS = 1e-9      # added inside the square root of a norm, so that a zero vector's gradient is 0, not 0/0
 
 
 def squash_forward(s):
-    """Eq. 1: v = |s|^2 / (1 + |s|^2) * s / |s| along the last axis: the direction stays, the length gets below 1."""
+    """Squash the vectors s along the last axis to v = |s|^2 / (1 + |s|^2) * s / |s| (Sabour et al. 2017, Eq. 1).
+
+    The direction is kept, the length is below 1. Return v, with the shape of s, and a cache for squash_backward.
+    """
     norm = np.sqrt(np.einsum("...d,...d->...", s, s)[..., None] + SQUASH_EPS)           # (..., 1)
     gain = norm / (1 + norm * norm)
     return s * gain, (s, norm, gain)
 
 
 def squash_backward(dv, cache):
-    """With q = |s| and v = s q / (1 + q^2): ds = dv q/(1+q^2) + s (s . dv) (1 - q^2) / (q (1 + q^2)^2)"""
+    """Return ds, with the shape of s.
+
+    With q = |s| and v = s q / (1 + q^2): ds = dv q / (1 + q^2) + s (s . dv) (1 - q^2) / (q (1 + q^2)^2).
+    """
     s, norm, gain = cache
-    along = np.einsum("...d,...d->...", s, dv)[..., None]                               # (..., 1)
-    along *= (1 - norm * norm) / (norm * (1 + norm * norm) ** 2)
+    radial = np.einsum("...d,...d->...", s, dv)[..., None]                              # (..., 1)
+    radial *= (1 - norm * norm) / (norm * (1 + norm * norm) ** 2)
     ds = dv * gain
-    ds += s * along
+    ds += s * radial
     return ds
 
 
 def votes_forward(u, W, empty=np.empty):
-    """Eq. 2: u_hat_j|i = W_ij u_i. u (N, I, E), W (I, E, J, D) -> u_hat (N, J, I, D), a view of memory (N, I, J, D)
+    """Compute the votes u_hat_j|i = W_ij u_i of all input capsules for all output capsules (Sabour et al. 2017, Eq. 2).
 
-    W_ij stands transposed, as (E, D), so that each i is one row-major GEMM (N, E) @ (E, J*D): OpenBLAS's AVX-512
-    kernels multiply such small matrices 1.8 times as fast as with a transposed operand.
+    u: input capsules, (N, I, E). W: transformation matrices, (I, E, J, D). W_ij is stored transposed, as (E, D), so
+    that each i is one row-major GEMM (N, E) @ (E, J*D): OpenBLAS's AVX-512 kernels multiply such small matrices 1.8
+    times as fast as with a transposed operand.
+    Return u_hat, (N, J, I, D), a view of memory laid out as (N, I, J, D), and a cache for votes_backward.
     """
     (N, I, E), (_, _, J, D) = u.shape, W.shape
     u_hat = empty((N, I, J * D), u.dtype)
@@ -306,7 +367,7 @@ def votes_forward(u, W, empty=np.empty):
 
 
 def votes_backward(du_hat, cache):
-    """du_hat (N, J, I, D) -> du (N, I, E), dW (I, E, J, D)"""
+    """Return du (N, I, E) and dW (I, E, J, D) from du_hat (N, J, I, D)."""
     u, W, empty = cache
     (N, I, E), (_, _, J, D) = u.shape, W.shape
     by_i = du_hat.transpose(0, 2, 1, 3).reshape(N, I, J * D).transpose(1, 0, 2)         # (I, N, J*D)
@@ -317,7 +378,10 @@ def votes_backward(du_hat, cache):
 
 
 def softmax_forward(b):
-    """Eq. 3: c_ij = exp(b_ij) / sum_k exp(b_ik), over the output capsules, axis 1. b (N, J, I) -> c (N, J, I)"""
+    """Compute the coupling coefficients c_ij = exp(b_ij) / sum_k exp(b_ik) (Sabour et al. 2017, Eq. 3).
+
+    b: routing logits, (N, J, I). The softmax runs over the output capsules, axis 1. Return c, (N, J, I), and a cache.
+    """
     c = b - b.max(1, keepdims=True)
     np.exp(c, out=c)
     c /= c.sum(1, keepdims=True)
@@ -325,6 +389,7 @@ def softmax_forward(b):
 
 
 def softmax_backward(dc, cache):
+    """Return db from dc, both (N, J, I)."""
     c, = cache
     db = dc - np.einsum("nji,nji->ni", c, dc)[:, None]
     db *= c
@@ -335,13 +400,20 @@ SQUASH, SOFTMAX = (squash_forward, squash_backward), (softmax_forward, softmax_b
 
 
 def routing_forward(u_hat, n_iters, empty=np.empty, normalizer=SOFTMAX, ending=SQUASH):
-    """Procedure 1, dynamic routing. u_hat (N, J, I, D) -> v (N, J, D)
+    """Compute the output capsules by dynamic routing (Sabour et al. 2017, Procedure 1).
 
-    For r = 1..n_iters: c = softmax_j(b), s_j = sum_i c_ij u_hat_j|i, v = squash(s), and b_ij += u_hat_j|i . v_j, with
-    b = 0 at first, per sample; the update after the last squash would not be read. normalizer and ending, each a
-    forward and its backward, may stand in the softmax's and the squash's place. The cache's steps hold each iteration's
-    c (N, J, I), the first being the same for all, as (1, I), and v. All sums are BLAS calls: a matrix-vector product
-    for every (n, j) reads u_hat once, where a GEMM against a block-diagonal matrix would do J times the arithmetic.
+    Each iteration sets the coupling coefficients c = softmax(b) over the output capsules (Eq. 3), sums the votes into
+    s_j = sum_i c_ij u_hat_j|i (Eq. 2), squashes s_j to v_j (Eq. 1), and adds the agreement u_hat_j|i . v_j to the
+    logits b_ij, which start at zero for every sample. The last iteration skips that update, whose result would not be
+    used.
+
+    u_hat: votes, (N, J, I, D). n_iters: at least 1; 1 means uniform coupling coefficients. empty: np.empty or an Arena.
+    normalizer, ending: (forward, backward) functions to use in place of the softmax and the squash.
+    Return v, (N, J, D), and a cache for routing_backward, whose `steps` hold c and v of every iteration: c is
+    (N, J, I), but (1, I) in the first iteration, where it is the same for all samples and output capsules.
+
+    All sums are BLAS calls: a matrix-vector product for every (n, j) reads u_hat once, whereas a GEMM with a
+    block-diagonal matrix would need J times the arithmetic.
     """
     N, J, I, D = u_hat.shape
     steps = []
@@ -361,11 +433,11 @@ def routing_forward(u_hat, n_iters, empty=np.empty, normalizer=SOFTMAX, ending=S
 
 
 def routing_backward(dv, cache):
-    """dv (N, J, D) -> du_hat (N, J, I, D), through every iteration
+    """Return du_hat (N, J, I, D) from dv (N, J, D), through all routing iterations.
 
-    Each place where u_hat_ij is used adds a coefficient times a direction, a D-vector, to its gradient: c ds from a
-    weighted sum, db v from an agreement. These terms are gathered over all iterations, and du_hat is ONE batched
-    product (I, T) @ (T, D) for every (n, j).
+    Each use of u_hat_j|i adds a coefficient times a D-dimensional direction to its gradient: c ds for a weighted sum,
+    db v for an agreement. These T terms are collected over all iterations, and du_hat is one batched product (I, T) @
+    (T, D) for every (n, j).
     """
     u_hat, steps, empty = cache.u_hat, cache.steps, cache.empty
     N, J, I, D = u_hat.shape
@@ -388,12 +460,13 @@ def routing_backward(dv, cache):
 
 
 def lengths_forward(v):
-    """|v_j|, the probability that digit j is there. v (N, J, D) -> (N, J)"""
+    """Compute the lengths |v_j|, the probabilities that class j is present. v: (N, J, D). Return (N, J) and a cache."""
     lengths = np.sqrt(np.einsum("njd,njd->nj", v, v) + SQUASH_EPS)
     return lengths, (v, lengths)
 
 
 def lengths_backward(dlengths, cache):
+    """Return dv (N, J, D) from dlengths (N, J)."""
     v, lengths = cache
     return v * (dlengths / lengths)[..., None]
 
@@ -403,9 +476,11 @@ DOWN_WEIGHT = 0.5
 
 
 def margin_loss(lengths, present):
-    """Eq. 4, summed over capsules, mean over the batch. lengths, present (N, J), present 1 for digits there, else 0.
+    """Compute the margin loss (Sabour et al. 2017, Eq. 4), summed over the classes and averaged over the batch.
 
-    L_k = T_k max(0, 0.9 - |v_k|)^2 + 0.5 (1 - T_k) max(0, |v_k| - 0.1)^2. -> loss (float), dlengths (N, J)
+    L_k = T_k max(0, 0.9 - |v_k|)^2 + 0.5 (1 - T_k) max(0, |v_k| - 0.1)^2.
+    lengths: |v_k|, (N, J). present: T_k, (N, J), 1 for the classes in the image, 0 for the others.
+    Return the loss, a float, and dlengths, (N, J).
     """
     short, long = np.maximum(M_PLUS - lengths, 0), np.maximum(lengths - M_MINUS, 0)
     N = len(lengths)
@@ -415,10 +490,13 @@ def margin_loss(lengths, present):
 
 # END SHARED dynamic routing ------------------------------------------------------------------------------------------
 
-# SHARED reconstruction: a class's capsule redraws what it saw --------------------------------------------------------
+# SHARED reconstruction: the decoder's masked input and its loss ------------------------------------------------------
 
 def mask_forward(v, digits):
-    """Keep one capsule, zero the others, once for every digit to redraw. v (N, J, D), digits (N, R) -> (N*R, J*D)"""
+    """Set all capsules but one to zero, once per digit to reconstruct: the input of the decoder.
+
+    v: (N, J, D). digits: the capsules that are kept, (N, R). Return (N*R, J*D) and a cache.
+    """
     (N, J, D), R = v.shape, digits.shape[1]
     masked = np.zeros((N, R, J, D), v.dtype)
     n, r = np.arange(N)[:, None], np.arange(R)
@@ -427,6 +505,7 @@ def mask_forward(v, digits):
 
 
 def mask_backward(dmasked, cache):
+    """Return dv (N, J, D) from dmasked (N*R, J*D)."""
     (N, J, D), digits = cache
     n, r = np.arange(N)[:, None], np.arange(digits.shape[1])
     dv = np.zeros((N, J, D), dmasked.dtype)
@@ -435,8 +514,10 @@ def mask_backward(dmasked, cache):
 
 
 def reconstruction_loss(recon, target):
-    """Squared error summed over pixels and digits, mean over the batch. recon, target (N, R, H, W) -> loss (float),
-    drecon"""
+    """Compute the squared error of the reconstructions, summed over pixels and digits and averaged over the batch.
+
+    recon, target: (N, R, H, W). Return the loss, a float, and drecon, (N, R, H, W).
+    """
     error = recon - target
     N = len(recon)
     return float(np.vdot(error, error)) / N, error * (2 / N)
@@ -446,11 +527,11 @@ def reconstruction_loss(recon, target):
 
 
 def sigmoid_cross_entropy(scores, present):
-    """The CNN's loss: -log of the probability of each of the ten answers, summed, mean over the batch. scores, present
-    (N, J)
+    """Compute the CNN's loss: binary cross-entropy with logits, summed over the classes and averaged over the batch.
 
-    With p = 1 / (1 + exp(-score)): -T log p - (1 - T) log(1 - p) = log(1 + exp(-score)) + (1 - T) score. -> loss,
-    dscores
+    With p = sigmoid(score): -T log p - (1 - T) log(1 - p) = log(1 + exp(-score)) + (1 - T) score.
+    scores: (N, J). present: T, (N, J), 1 for the classes in the image, 0 for the others.
+    Return the loss, a float, and dscores, (N, J).
     """
     N = len(scores)
     loss = float((np.logaddexp(0, -scores) + (1 - present) * scores).sum()) / N
@@ -458,8 +539,11 @@ def sigmoid_cross_entropy(scores, present):
 
 
 def classification_loss(out, labels, config):
-    """The loss on the names: margin loss on the lengths, or the CNN's cross-entropy on its scores. -> its name, loss,
-    gradient"""
+    """Compute the classification loss: the margin loss on the lengths or, for a CNN, the cross-entropy on its scores.
+
+    out: the result of forward. labels: (N, 2). Return the loss's name ("margin" or "cross_entropy"), the loss, a float,
+    and its gradient with respect to the lengths or the scores, (N, 10).
+    """
     present = k_hot(labels, out["lengths"].dtype)
     if "scores" in out:
         return "cross_entropy", *sigmoid_cross_entropy(out["scores"], present)
@@ -469,22 +553,25 @@ def classification_loss(out, labels, config):
 # -------------------------------------------------------------- the networks
 
 E, D = 8, 16                       # dimensions of a primary and of a digit capsule
-W_GAIN = 0.01            # of a vote's variance: short capsules at first learn faster than longer ones (0.08: -3 points)
-SIZES = {                          # of each preset: types of primary capsules, units of the decoder's two hidden layers
+W_GAIN = 0.01        # initial variance of W is W_GAIN / E: capsules that start short learn faster (0.08: -3 points)
+SIZES = {            # for each preset: types of primary capsules, units of the decoder's first and second hidden layer
     "deep": (16, 256, 512), "residual": (16, 512, 1024), "half-digit": (16, 256, 512), "classic": (8, 256, 512),
     "paper": (32, 512, 1024)}
 
 
 def backbone(config):
-    """The layers up to PrimaryCaps, it included; the CNN's up to it. Maxima come before the ReLU, which then has a
-    quarter of the work; of PrimaryCaps the squash takes the ReLU's place."""
+    """Return the layers of the backbone (see LAYERS), for the capsule network including PrimaryCaps.
+
+    Max pooling comes before the ReLU, which then has a quarter of the work. PrimaryCaps has no ReLU; its squash belongs
+    to the head.
+    """
     c, C, relu, pool = config.conv1_channels, config.conv3_channels, ("relu",), ("max_pool",)
 
     def conv(k, F, K=3, stride=1):
         return "conv2d", f"conv{k}", K, stride, F
 
     def branch(k, F):
-        """Two convolutions, to whose output their input is added"""
+        """Return a residual block: two 3x3 convolutions and a skip connection from its input to its output."""
         first, second = (("conv2d", f"branch{n}", 3, 1, F) for n in (k, k + 1))
         return ("skip",), ("pad", 1), first, relu, ("pad", 1), second, ("add",), relu
     deep = (conv(1, c), relu, conv(2, c), pool, relu, conv(3, C), relu, conv(4, C), pool, relu, conv(5, 2 * C), relu)
@@ -502,31 +589,31 @@ def backbone(config):
 
 
 def decoder(config):
-    """The layers from masked capsules (N, J*D) to pixels in (0, 1), (N, H*W)"""
+    """Return the layers of the decoder, from masked capsules (N, J*D) to pixel values in (0, 1), (N, H*W)."""
     _, h1, h2 = SIZES[config.preset]
     return (("linear", "dec1", h1), ("relu",), ("linear", "dec2", h2), ("relu",), ("linear", "dec3", CANVAS * CANVAS),
             ("sigmoid",))
 
 
-VECTOR_HEAD = ("flatten",), ("linear", "fc1", N_CLASSES * D)           # from the backbone to ten vectors, before the squash
+VECTOR_HEAD = ("flatten",), ("linear", "fc1", N_CLASSES * D)           # vector-dense's ten vectors, before the squash
 
 
 def cnn_head(config, hidden):
-    """The CNN's layers on top of its backbone: up to its hidden units, and from these to its scores"""
-    seen = {"dense": ("flatten",), "gap": ("global_avg_pool",)}[config.cnn_head]
-    return (seen, ("linear", "fc1", hidden), ("relu",)), (("linear", "fc2", N_CLASSES),)
+    """Return the layers of the CNN's head in two tuples: up to the hidden units, and from these to the scores."""
+    pooling = {"dense": ("flatten",), "gap": ("global_avg_pool",)}[config.cnn_head]
+    return (pooling, ("linear", "fc1", hidden), ("relu",)), (("linear", "fc2", N_CLASSES),)
 
 
 def param_shapes(config):
-    """Names and shapes of the weights of config.model, in the order in which they are drawn"""
+    """Return {name: shape} of the parameters of config.model, in the order in which init_params draws them."""
     J = N_CLASSES
     if config.model == "vector-dense":
         return infer_shapes((*backbone(config), *VECTOR_HEAD), CANVAS, 1, rows=True).shapes | infer_shapes(
             decoder(config), 1, J * D).shapes
     if config.model != "capsnet":
-        below, above = cnn_head(config, cnn_hidden_units(config))
-        redraws = infer_shapes(decoder(config), 1, J * D).shapes if config.model == "cnn-vectors" else {}
-        return infer_shapes((*backbone(config), *below, *above), CANVAS, 1, rows=True).shapes | redraws
+        to_hidden, to_scores = cnn_head(config, cnn_hidden_units(config))
+        decoder_shapes = infer_shapes(decoder(config), 1, J * D).shapes if config.model == "cnn-vectors" else {}
+        return infer_shapes((*backbone(config), *to_hidden, *to_scores), CANVAS, 1, rows=True).shapes | decoder_shapes
     convs = infer_shapes(backbone(config), CANVAS, 1, rows=True)
     return convs.shapes | {"W": (convs.side ** 2 * convs.channels // E, E, J, D)} | infer_shapes(
         decoder(config), 1, J * D).shapes                                               # W (I, E, J, D)
@@ -534,23 +621,31 @@ def param_shapes(config):
 
 @functools.cache
 def cnn_hidden_units(config):
-    """Units of the CNN's hidden layer with which it has at most as many parameters as the preset's capsule network, of
-    its own Conv1 and these conv3_channels, both without decoder; of vectors as many as the digit capsules have, if so
-    many fit"""
-    caps = param_shapes(Config(preset=config.preset, conv3_channels=config.conv3_channels))
-    budget = sum(math.prod(shape) for name, shape in caps.items() if not name.startswith("dec"))
+    """Return the size of the CNN's hidden layer that matches the capsule network's number of parameters.
+
+    It is the largest size for which the CNN has at most as many parameters as the capsule network without its decoder,
+    of the same preset and conv3_channels and with the preset's own conv1_channels. For cnn-vectors, whose decoder is
+    not counted either, it is at most N_CLASSES * D, as many units as the digit capsules have. It can be zero or
+    negative when the convolutions alone have too many parameters.
+    """
+    capsnet = param_shapes(Config(preset=config.preset, conv3_channels=config.conv3_channels))
+    budget = sum(math.prod(shape) for name, shape in capsnet.items() if not name.startswith("dec"))
     convs = infer_shapes(backbone(config), CANVAS, 1, rows=True)
     inputs = convs.channels * (convs.side ** 2 if config.cnn_head == "dense" else 1)
-    room = (budget - sum(map(math.prod, convs.shapes.values())) - N_CLASSES) // (inputs + 1 + N_CLASSES)
-    return min(room, N_CLASSES * D) if config.model == "cnn-vectors" else room
+    units = (budget - sum(map(math.prod, convs.shapes.values())) - N_CLASSES) // (inputs + 1 + N_CLASSES)
+    return min(units, N_CLASSES * D) if config.model == "cnn-vectors" else units
 
 
 def init_params(config):
-    """-> flat dict of float32 arrays. He-normal where a ReLU follows, 1/fan-in variance elsewhere, of the votes'
-    matrices W_GAIN times that; biases 0."""
+    """Draw the initial parameters: {name: float32 array}, as param_shapes says.
+
+    Weights are normal, with variance 2 / fan-in where a ReLU follows (He initialization), W_GAIN / fan-in for the
+    transformation matrices and the dense layer of vector-dense, and 1 / fan-in elsewhere. Biases and the
+    normalizations' shifts are 0, the normalizations' scales are 1.
+    """
     rng, params = rng_for(config.seed, "init"), {}
     for name, shape in param_shapes(config).items():
-        fan_in = {"W": E, "dec1_w": D}.get(name, math.prod(shape[:-1]))                 # the rest is masked
+        fan_in = {"W": E, "dec1_w": D}.get(name, math.prod(shape[:-1]))                 # dec1: all but D are masked
         gain = {"W": W_GAIN, "primary_w": 1, "dec3_w": 1, "fc2_w": 1}.get(name, 2)
         gain = W_GAIN if (config.model, name) == ("vector-dense", "fc1_w") else gain
         if name.endswith(("_b", "_gamma", "_beta")):
@@ -561,13 +656,16 @@ def init_params(config):
 
 
 def forward(params, images, config, digits=None, empty=np.empty, statistics=None):
-    """images (N, 36, 36) in [0, 1]; digits (N, R) whose capsules to decode, None for the two longest; statistics: a
-    dict in training, see layers_forward. -> out, cache
+    """Compute the outputs of the network and a cache for backward.
 
-    out of the capsule network: lengths (N, 10), v (N, 10, D), digits (N, R), recon (N, R, 36, 36), the primary
-    capsules u (N, I, E) and, in c, each iteration's coupling coefficients, the first (1, I), the others (N, 10, I),
-    with I ordered (row, column, type). out of the CNN: scores (N, 10), their sigmoids as lengths, digits and, of
-    vectors, recon.
+    images: (N, 36, 36), pixel values in [0, 1]. digits: (N, R), the capsules to decode; None for the two predicted
+    classes. empty: np.empty, or an Arena for temporaries. statistics: a dict in training, which receives the batch
+    statistics; None in evaluation (see layers_forward).
+
+    Return out, a dict, and the cache. For capsnet, out has lengths (N, 10), v (N, 10, D), digits (N, R), recon
+    (N, R, 36, 36), the primary capsules u (N, I, E) and c, the list of the iterations' coupling coefficients: (1, I)
+    for the first, (N, 10, I) for the others, with I in the order (row, column, type). For vector-dense the same without
+    u and c. For cnn and cnn-vectors: scores (N, 10), lengths (their sigmoids), digits and, for cnn-vectors, recon.
     """
     head_forward, _ = HEADS[config.model]
     x = im2col_rows(images, params["conv1_w"].shape[1])
@@ -577,28 +675,34 @@ def forward(params, images, config, digits=None, empty=np.empty, statistics=None
 
 
 def backward(dscores, drecon, cache, config):
-    """dscores (N, 10), classification_loss's gradient, drecon (N, R, 36, 36), None if nothing is redrawn -> grads, keys as
-    params"""
+    """Return the gradients of all parameters, a dict with the keys of params.
+
+    dscores: (N, 10), the gradient that classification_loss returns. drecon: (N, R, 36, 36), or None without a decoder.
+    """
     grads, (_, head_backward) = {}, HEADS[config.model]
     dx = head_backward(dscores, drecon, cache.head, config, grads)
     layers_backward(dx, cache.convs, backbone(config), grads, need_dx=False)
     return grads
 
 
-# SHARED rows: the first convolution, of an image with one channel ----------------------------------------------------
+# SHARED rows: the first convolution, of images with one channel ------------------------------------------------------
 
 def im2col_rows(x, K):
-    """x (N, H, W) -> (N, H-K+1, W, K): K shifted copies of the rows as channels. With it a KxK convolution of a
-    one-channel image is a 1xK convolution of K channels, one GEMM with an inner dimension of K*K instead of K GEMMs
-    with K."""
+    """Return K shifted copies of the rows of one-channel images x (N, H, W) as channels, (N, H-K+1, W, K).
+
+    With them, a KxK convolution of one channel is a 1xK convolution of K channels: one GEMM with an inner dimension of
+    K*K instead of K GEMMs with an inner dimension of K.
+    """
     return np.ascontiguousarray(sliding_window_view(x, K, axis=1))
 
 # END SHARED rows -----------------------------------------------------------------------------------------------------
 
 
 def caps_head_forward(params, x, config, digits, empty):
-    """The backbone's output x (N, side, side, C), PrimaryCaps' before the squash -> forward's out of the capsule network,
-    cache"""
+    """Compute the capsule network's out (see forward) and a cache from the backbone's output x (N, side, side, C).
+
+    x is the output of PrimaryCaps before the squash.
+    """
     u, squash_cache = squash_forward(x.reshape(len(x), -1, E))                          # (N, I, E)
     u_hat, votes_cache = votes_forward(u, params["W"], empty)                           # (N, J, I, D)
     v, routing_cache = routing_forward(u_hat, config.routing_iters, empty)              # (N, J, D)
@@ -608,7 +712,7 @@ def caps_head_forward(params, x, config, digits, empty):
 
 
 def caps_head_backward(dlengths, drecon, cache, config, grads):
-    """-> dx (N, side, side, C); the parameters' gradients go into `grads`"""
+    """Return dx (N, side, side, C), and put the gradients of the head's parameters into grads."""
     dv = class_vectors_backward(dlengths, drecon, cache.classes, config, grads)
     du_hat = routing_backward(dv, cache.routing)
     du, grads["W"] = votes_backward(du_hat, cache.votes)
@@ -616,8 +720,10 @@ def caps_head_backward(dlengths, drecon, cache, config, grads):
 
 
 def class_vectors_forward(params, v, config, digits, empty):
-    """The lengths of the class vectors v (N, J, D), and their reconstructions, by the decoder -> out: lengths, v, digits,
-    recon; cache"""
+    """Compute the lengths of the class vectors v (N, J, D), and the decoder's reconstructions of `digits`.
+
+    digits: (N, R); None for the two longest vectors. Return a dict of lengths, v, digits and recon, and a cache.
+    """
     lengths, lengths_cache = lengths_forward(v)
     digits = top_two(lengths) if digits is None else digits
     masked, mask_cache = mask_forward(v, digits)
@@ -627,13 +733,16 @@ def class_vectors_forward(params, v, config, digits, empty):
 
 
 def class_vectors_backward(dlengths, drecon, cache, config, grads):
-    """-> dv (N, J, D); the decoder's gradients go into `grads`"""
+    """Return dv (N, J, D), and put the gradients of the decoder's parameters into grads."""
     dmasked = layers_backward(drecon.reshape(-1, CANVAS * CANVAS), cache.decoder, decoder(config), grads)
     return mask_backward(dmasked, cache.mask) + lengths_backward(dlengths, cache.lengths)
 
 
 def vector_head_forward(params, x, config, digits, empty):
-    """The backbone's output x (N, side, side, C) through a dense layer to ten vectors and the squash -> forward's out, cache"""
+    """Compute out of vector-dense (see forward) and a cache from the backbone's output x (N, side, side, C).
+
+    A dense layer maps x to ten vectors, which are squashed.
+    """
     s, layers_cache = layers_forward(params, x, VECTOR_HEAD, empty)
     v, squash_cache = squash_forward(s.reshape(len(x), N_CLASSES, D))
     out, classes_cache = class_vectors_forward(params, v, config, digits, empty)
@@ -641,16 +750,16 @@ def vector_head_forward(params, x, config, digits, empty):
 
 
 def vector_head_backward(dlengths, drecon, cache, config, grads):
-    """-> dx (N, side, side, C); the parameters' gradients go into `grads`"""
+    """Return dx (N, side, side, C), and put the gradients of the head's parameters into grads."""
     ds = squash_backward(class_vectors_backward(dlengths, drecon, cache.classes, config, grads), cache.squash)
     return layers_backward(ds.reshape(len(ds), -1), cache.layers, VECTOR_HEAD, grads)
 
 
 def cnn_head_forward(params, x, config, digits, empty):
-    """The backbone's output x (N, side, side, C) -> forward's out of the CNN, cache"""
-    below, above = cnn_head(config, cnn_hidden_units(config))
-    hidden, hidden_cache = layers_forward(params, x, below, empty)
-    scores, scores_cache = layers_forward(params, hidden, above, empty)
+    """Compute out of cnn and cnn-vectors (see forward) and a cache from the backbone's output x (N, side, side, C)."""
+    to_hidden, to_scores = cnn_head(config, cnn_hidden_units(config))
+    hidden, hidden_cache = layers_forward(params, x, to_hidden, empty)
+    scores, scores_cache = layers_forward(params, hidden, to_scores, empty)
     out = {"lengths": sigmoid_forward(scores)[0], "scores": scores}
     out["digits"] = predict(out) if digits is None else digits
     cache = SimpleNamespace(hidden=hidden_cache, scores=scores_cache)
@@ -662,13 +771,13 @@ def cnn_head_forward(params, x, config, digits, empty):
 
 
 def cnn_head_backward(dscores, drecon, cache, config, grads):
-    """-> dx (N, side, side, C); the parameters' gradients go into `grads`"""
-    below, above = cnn_head(config, cnn_hidden_units(config))
-    dhidden = layers_backward(dscores, cache.scores, above, grads)
+    """Return dx (N, side, side, C), and put the gradients of the head's parameters into grads."""
+    to_hidden, to_scores = cnn_head(config, cnn_hidden_units(config))
+    dhidden = layers_backward(dscores, cache.scores, to_scores, grads)
     if config.model == "cnn-vectors":
         dmasked = layers_backward(drecon.reshape(-1, CANVAS * CANVAS), cache.decoder, decoder(config), grads)
         dhidden = dhidden + mask_backward(dmasked, cache.mask).reshape(dhidden.shape)
-    return layers_backward(dhidden, cache.hidden, below, grads)
+    return layers_backward(dhidden, cache.hidden, to_hidden, grads)
 
 
 CNN_HEAD = cnn_head_forward, cnn_head_backward
@@ -677,28 +786,36 @@ HEADS = {"capsnet": (caps_head_forward, caps_head_backward), "cnn": CNN_HEAD, "c
 
 
 def top_two(lengths):
-    """The two longest capsules, the longest first. lengths (N, J) -> (N, 2) int64; ties go to the smaller digit"""
+    """Return the two longest capsules, longest first, (N, 2) int64; ties go to the smaller digit. lengths: (N, J)."""
     return np.argsort(-lengths, axis=1, kind="stable")[:, :2]
 
 
 def predict(out):
-    """The two digits that a network names, (N, 2): of the CNN by its scores, since sigmoids round to 1 and would tie"""
+    """Return the two predicted classes, (N, 2).
+
+    A CNN's classes are ranked by its scores, because sigmoids round to 1 and would tie.
+    """
     return top_two(out.get("scores", out["lengths"]))
 
 
 def k_hot(labels, dtype):
-    """labels (N, 2) -> (N, 10), 1 for the digits present"""
+    """Return (N, 10) of type dtype, 1 for the classes in labels (N, 2) and 0 for the others."""
     present = np.zeros((len(labels), N_CLASSES), dtype)
     present[np.arange(len(labels))[:, None], labels] = 1
     return present
 
 
 def loss_and_grads(params, batch, config, empty=np.empty, batch_fraction=1.0):
-    """One batch (to_batch's dict) -> (terms, grads, statistics): means over the batch, times `batch_fraction`, a
-    shard's part of its batch. Pure; with an Arena the grads live until rewind(). statistics: of the normalizations.
+    """Compute the losses and all gradients of a batch, or of one shard of it. Pure function.
 
-    terms: loss = margin + recon_weight * recon; recon is the summed squared error of both digits; hits: pairs named
-    right. The CNN's: cross_entropy for margin; recon of vectors alone.
+    batch: the result of to_batch. batch_fraction: the shard's share of the samples in its batch. All losses and
+    gradients are means over the shard times batch_fraction, so that they add up to means over the batch. empty:
+    np.empty, or an Arena, with which the gradients are valid until its rewind().
+
+    Return (terms, grads, statistics). terms: loss = margin + recon_weight * recon, where recon is the summed squared
+    error of both digits, and hits, the number of pairs with both digits correctly classified. For cnn and cnn-vectors,
+    cross_entropy takes the place of margin; cnn has no recon. grads: a dict with the keys of params. statistics: the
+    mean and the variance that each normalization used.
     """
     statistics = {}
     out, cache = forward(params, batch["images"], config, batch["labels"], empty, statistics)
@@ -713,14 +830,20 @@ def loss_and_grads(params, batch, config, empty=np.empty, batch_fraction=1.0):
     return terms | {"hits": int(exact_match(predict(out), batch["labels"]).sum())}, grads, statistics
 
 
-def exact_match(named, labels):
-    """Whether two digits named are exactly the two that are there. (N, 2), (N, 2) -> (N,) bool"""
-    return (np.sort(named, 1) == np.sort(labels, 1)).all(1)
+def exact_match(predicted, labels):
+    """Return for each pair whether its two predicted classes are exactly its two labels, (N,) bool.
+
+    predicted, labels: (N, 2), in any order.
+    """
+    return (np.sort(predicted, 1) == np.sort(labels, 1)).all(1)
 
 
 def forward_rows(params, pairs, rows, config, empty, decode="labels"):
-    """forward of some pairs of a dict -> its arrays with a row a pair (lengths, digits; v, recon; scores); it
-    decodes the digits that are there or, with decode="top2", the two longest capsules."""
+    """Run forward on the given rows of a dict of pairs and return its per-sample outputs.
+
+    decode: "labels" to reconstruct the digits that are present, "top2" those of the two predicted classes.
+    Return a dict of lengths, digits and, where the network has them, v, recon and scores, with one row per pair.
+    """
     batch = to_batch(pairs, rows, params_dtype(params))
     out, _ = forward(params, batch["images"], config, batch["labels"] if decode == "labels" else None, empty)
     return {name: out[name] for name in ("lengths", "v", "digits", "recon", "scores") if name in out}
@@ -729,35 +852,40 @@ def forward_rows(params, pairs, rows, config, empty, decode="labels"):
 # ============================================================== evaluation, report
 
 def evaluate(params, chunks, config, runner):
-    """Accuracies and losses over dicts of pairs, those of stream_pairs or in_chunks.
+    """Compute accuracies and losses over dicts of pairs, such as those of stream_pairs or in_chunks.
 
-    exact_match: the two longest capsules are exactly the two digits, `correct` (n,) says which; at_least_one: at least
-    one of them is; recon_mse: mean squared error per pixel of the redrawn digits (masked by the true labels);
-    baseline_recon_mse: that of always drawing these pairs' mean digit, the best constant image. The CNN has
-    cross_entropy for margin and, but of vectors, redraws nothing: no recon, no recon_mse.
+    Return a dict of
+      n                   number of pairs
+      exact_match, hits   fraction and number of the pairs whose two predicted classes are exactly their two digits
+      correct             whether each pair is such an exact match, (n,) bool
+      at_least_one        fraction of the pairs with at least one of their digits among the two predicted classes
+      loss, margin, recon as in loss_and_grads, means over the pairs
+      recon_mse           mean squared error per pixel of the reconstructions of the two true digits
+      baseline_recon_mse  the same for the best constant image, the mean of all these digits
+    For cnn and cnn-vectors, cross_entropy takes the place of margin; cnn has no recon and no recon_mse.
     """
-    named, sums = [], np.zeros(3)
-    total = np.zeros((CANVAS, CANVAS), np.int64)                                        # of the digits' gray levels
-    for part in chunks:
-        out, size = runner.forward(params, part, config), len(part["labels"])
-        named.append((predict(out)[:, :, None] == part["labels"][:, None, :]).any(1).sum(1))    # digits named right
-        target = part["sources"].astype(out["lengths"].dtype) / 255
-        name, loss, _ = classification_loss(out, part["labels"], config)
+    n_correct, sums = [], np.zeros(3)                                                   # correct digits of each pair
+    pixel_sum = np.zeros((CANVAS, CANVAS), np.int64)                                    # over all digits, gray levels
+    for chunk in chunks:
+        out, size = runner.forward(params, chunk, config), len(chunk["labels"])
+        n_correct.append((predict(out)[:, :, None] == chunk["labels"][:, None, :]).any(1).sum(1))
+        target = chunk["sources"].astype(out["lengths"].dtype) / 255
+        name, loss, _ = classification_loss(out, chunk["labels"], config)
         recon = reconstruction_loss(out["recon"], target)[0] if "recon" in out else 0.0
         sums += np.array([loss, recon, float(np.square(target).sum() / size)]) * size
-        total += part["sources"].sum((0, 1), dtype=np.int64)
-    named = np.concatenate(named)
-    n, per_pixel = len(named), 2 * CANVAS * CANVAS
+        pixel_sum += chunk["sources"].sum((0, 1), dtype=np.int64)
+    n_correct = np.concatenate(n_correct)
+    n, per_pixel = len(n_correct), 2 * CANVAS * CANVAS
     loss, recon, square = sums / n
-    redrawn = {"recon": recon, "recon_mse": recon / per_pixel} if "recon" in out else {}
-    return {"n": n, "hits": int((named == 2).sum()), "exact_match": (named == 2).sum() / n,
-            "at_least_one": (named >= 1).sum() / n, "correct": named == 2,
-            "loss": loss + config.recon_weight * recon, name: loss, **redrawn,
-            "baseline_recon_mse": (square - 2 * float(np.square(total / (2 * n) / 255).sum())) / per_pixel}
+    recon_metrics = {"recon": recon, "recon_mse": recon / per_pixel} if "recon" in out else {}
+    return {"n": n, "hits": int((n_correct == 2).sum()), "exact_match": (n_correct == 2).sum() / n,
+            "at_least_one": (n_correct >= 1).sum() / n, "correct": n_correct == 2,
+            "loss": loss + config.recon_weight * recon, name: loss, **recon_metrics,
+            "baseline_recon_mse": (square - 2 * float(np.square(pixel_sum / (2 * n) / 255).sum())) / per_pixel}
 
 
 def evaluate_test_sets(params, digits, config, runner):
-    """-> what evaluate finds of the test pairs"""
+    """Return the result of evaluate on the test pairs."""
     return evaluate(params, stream_pairs(digits, "test", config.n_test, config, "evaluation", 1), config, runner)
 
 
@@ -765,157 +893,183 @@ EPOCH_METRICS = ("loss", "margin", "cross_entropy", "recon", "recon_mse", "exact
 
 
 def announce(run, digits):
-    """What a run prints at its start: data, network, settings"""
+    """Print the data, the network and the settings at the start of a run"""
     config = run.config
     run.progress.say(
-        f"digits      {', '.join(f'{len(digits[name][1])} {name}' for name in ('train', 'val', 'test'))}: "
-        f"{digits['source']}; IoU >= {config.min_iou}, merge {config.merge}, warped by {config.warp}\n"
-        f"network     {config.model}, {config.preset}; {n_params(run.params):,} parameters\n"
-        f"training    {config.n_epochs} x {config.n_train} pairs, batches of {config.batch_size}, lr {config.lr}, "
-        f"kernels' steps {config.muon}, seed {config.seed}, threads {run.runner.threads}"
-        + f"; going on at step {run.step} of {run.n_steps}" * (run.step > 0))
+        f"data       {', '.join(f'{len(digits[name][1]):,} {name}' for name in ('train', 'val', 'test'))} digits "
+        f"({digits['source']}); pairs with IoU >= {config.min_iou:g}, merge {config.merge}, warp {config.warp:g}\n"
+        f"network    {config.model}, preset {config.preset}: {n_params(run.params):,} parameters\n"
+        f"training   {config.n_epochs} epochs of {config.n_train:,} pairs, batch size {config.batch_size}, learning "
+        "rate "
+        f"{config.lr:g}, Muon step {config.muon:g}, seed {config.seed}, threads {run.runner.threads}"
+        + f"; resuming at step {run.step} of {run.n_steps}" * (run.step > 0))
 
 
-def test_result(config, params, history, test, found=None):
-    """The dict that --out-json writes. found: the network that was loaded, if it was not trained here"""
-    measured = {"test_exact_match": test["exact_match"], "test_hits": test["hits"],
-                "test_exact_match_ci95": wilson_interval(test["hits"], test["n"]),
-                "test_at_least_one": test["at_least_one"], "test_recon_mse": test.get("recon_mse"),
-                "baseline_recon_mse": test["baseline_recon_mse"], "hit_bits": {"test": pack_bits(test["correct"])}}
-    return make_result(config, params, history, measured) | (
-        {"history": {}, "loaded": found.file} if found else {})                         # its history is in that file
+def test_result(config, params, history, test, network=None):
+    """Return the dict that --out-json writes. network: the one that was loaded, if it was not trained here"""
+    metrics = {"test_exact_match": test["exact_match"], "test_hits": test["hits"],
+               "test_exact_match_ci95": wilson_interval(test["hits"], test["n"]),
+               "test_at_least_one": test["at_least_one"], "test_recon_mse": test.get("recon_mse"),
+               "baseline_recon_mse": test["baseline_recon_mse"], "hit_bits": {"test": pack_bits(test["correct"])}}
+    return make_result(config, params, history, metrics) | (
+        {"history": {}, "loaded": network.file} if network else {})                     # that file has its history
 
 
-def report(config, params, history, test, say, found=None, **more):
-    """Print evaluate's result on the test pairs, and write --out-json, with what more was found"""
-    results = test_result(config, params, history, test, found) | more
+def report(config, params, history, test, say, network=None, **more):
+    """Print evaluate's metrics of the test pairs, and write --out-json, with `more` metrics"""
+    results = test_result(config, params, history, test, network) | more
     low, high = results["test_exact_match_ci95"]
-    say(f"\n{DIGIT_NAMES[results['source']]}, {test['n']} test pairs, IoU >= {config.min_iou}, merge {config.merge}\n"
-        f"  set accuracy        {test['exact_match']:.4f}   95% interval [{low:.4f}, {high:.4f}]; chance "
+    say(f"\n{DIGIT_NAMES[results['source']]}, {test['n']:,} test pairs, IoU >= {config.min_iou:g}, merge "
+        f"{config.merge}\n"
+        f"  exact match (both digits)  {test['exact_match']:.4f}   95% CI {low:.4f} to {high:.4f}; chance "
         f"{CHANCE:.4f}\n"
-        f"  at least one        {test['at_least_one']:.4f}   chance {CHANCE_ANY:.4f}")
+        f"  at least one digit         {test['at_least_one']:.4f}   chance {CHANCE_AT_LEAST_ONE:.4f}\n"
+        f"  loss                       {test['loss']:.4f}")
+    for name in [name for name in ("margin", "cross_entropy") if name in test]:
+        say(f"  {name.replace('_', ' ') + ' loss':27}{test[name]:.4f}")
     if "recon_mse" in test:
-        say(f"  reconstruction MSE  {test['recon_mse']:.4f}   per pixel; {test['baseline_recon_mse']:.4f} for the mean "
-            "image")
-    say(f"  training            {results['seconds_train']:.1f} s, {results['ms_per_step']:.1f} ms a step"
-        + ", of the network that was loaded" * bool(found))
+        say(f"  reconstruction loss        {test['recon']:.4f}   times --recon-weight {config.recon_weight:g}\n"
+            f"  reconstruction MSE         {test['recon_mse']:.4f}   per pixel; {test['baseline_recon_mse']:.4f} for "
+            "the "
+            "mean digit")
+    say(training_time(results, network))
     if config.out_json:
         write_json(config.out_json, results)
 
 
 # ============================================================== settings
 
-# SHARED settings: what every experiment's Config has -----------------------------------------------------------------
+# SHARED settings: those of every experiment --------------------------------------------------------------------------
 
 @dataclass(frozen=True)
 class Settings:
-    """A setting has one value: what was given, else its default, else, where that is None, what Config.preset_defaults() says, a
-    dict. Config adds n_epochs and lr, for which there is no common default."""
-    seed: int = option(0, "seed of everything random; same seed, same bits", "training", low=0, high=2 ** 32 - 1)
-    batch_size: int = option(32, "samples in a batch", "training", low=1, high=4096)
-    warmup: int = option(0, "steps over which the learning rate first rises from 0", "training", low=0, high=100_000)
-    lr_schedule: str = option("cosine", "cosine decay to 0, or constant", "training", choices=("cosine", "constant"))
-    threads: int = option(0, "worker threads, 0 for one per core; does not change a bit", "run", low=0, high=256,
-                          runtime=True)
-    checkpoint: str = option("", "write weights and optimizer to this .npz at every epoch's end; go on from it if it "
-                             "is there", "run", runtime=True)
-    out_json: str = option("", "write settings and results to this file", "run", runtime=True)
-    quiet: bool = option(False, "print nothing but errors", "run", runtime=True)
+    """Settings that every experiment has. A setting's value is what the user gave, else its default; a default of None
+    is filled in by preset_defaults(). Config adds n_epochs and lr, which have no common default."""
+    seed: int = option(0, "seed of all randomness; the same seed gives the same bits on one machine and NumPy version",
+                       "training", low=0, high=2 ** 32 - 1)
+    batch_size: int = option(32, "samples per batch; threads share it in shards of 16 samples, so that 32 keep two "
+                             "threads busy and 64 keep four", "training", low=1, high=4096)
+    warmup: int = option(0, "steps of linear learning-rate warm-up", "training", low=0, high=100_000)
+    lr_schedule: str = option("cosine", "learning-rate schedule after the warm-up; cosine: decay to 0", "training",
+                              choices=("cosine", "constant"))
+    threads: int = option(0, "worker threads; 0: one per core. The results are the same bits for any number", "run",
+                          low=0, high=256, runtime=True)
+    checkpoint: str = option("", "save weights, optimizer state and history to this .npz after every epoch; run the "
+                             "same command again to resume", "run", runtime=True)
+    out_json: str = option("", "write settings and results to this JSON file", "run", runtime=True)
+    quiet: bool = option(False, "print only errors", "run", runtime=True)
 
     def __post_init__(self):
         for name, value in self.preset_defaults().items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
 
+    def preset_defaults(self):
+        """Return {setting: default} by the rules of DEFAULTS that hold for this Config; later rules override earlier
+        ones. A rule is ({setting: values}, {setting: default}); a default may be a function of {setting: value}."""
+        defaults = {}
+        for condition, values in DEFAULTS:
+            known = defaults | {f.name: getattr(self, f.name) for f in dataclasses.fields(self)
+                                if getattr(self, f.name) is not None}
+            if all(known.get(name) in allowed for name, allowed in condition.items()):
+                defaults |= {name: value(known) if callable(value) else value for name, value in values.items()}
+        return defaults
+
 # END SHARED settings -------------------------------------------------------------------------------------------------
 
-PRESETS = {                        # what is not given
-    "deep": {"conv1_channels": 16, "conv3_channels": 64, "norm": "batch", "lr": 1e-2, "muon": 0.02, "warmup": 200,
-             "recon_weight": 0.01},
-    "residual": {"conv1_channels": 16, "conv3_channels": 64, "norm": "batch", "lr": 3e-3, "muon": 0.006, "warmup": 200,
-                 "recon_weight": 0.005},
-    "classic": {"conv1_channels": 32, "conv3_channels": 64, "norm": "none", "lr": 2e-3, "muon": 0.0, "warmup": 0,
-                "recon_weight": 0.0005}}
-PRESETS |= {"half-digit": PRESETS["deep"], "paper": PRESETS["classic"] | {"conv1_channels": 256}}
-CNN = {"conv1_channels": 16, "norm": "batch", "lr": 1e-2, "muon": 0.02, "warmup": 200}  # instead, but for residual
-CAPS_ONLY, CNN_ONLY, WITH_DECODER = ({"model": models} for models in (
+DEFAULTS = (  # of settings that are not given: conditions, values; later rules override earlier ones
+    ({}, {"conv1_channels": 16, "conv3_channels": 64, "norm": "batch", "lr": 0.01, "muon": 0.02, "warmup": 200,
+          "recon_weight": 0.01}),
+    ({"preset": ("residual",)}, {"lr": 0.003, "muon": 0.006, "recon_weight": 0.005}),
+    ({"preset": ("classic", "paper")}, {"recon_weight": 0.0005}),
+    ({"preset": ("classic", "paper"), "model": ("capsnet",)},
+     {"conv1_channels": 32, "norm": "none", "lr": 0.002, "warmup": 0}),
+    ({"preset": ("paper",), "model": ("capsnet",)}, {"conv1_channels": 256}),
+    ({"norm": ("none",)}, {"muon": 0.0}))
+MODELS = {
+    "capsnet": "primary capsules, one transformation matrix per position, dynamic routing",
+    "cnn": "the plain CNN baseline, with at most as many parameters as the capsule network without its decoder",
+    "cnn-vectors": "a CNN whose hidden layer is ten vectors with a decoder",
+    "vector-dense": "ten class vectors from a dense layer: squash and margin loss, no matrices, no routing"}
+PRESETS = {
+    "deep": "six 3x3 convolutions with batch normalization (1.30M parameters)",
+    "residual": "ten convolutions with residual connections, for long runs (3.06M)",
+    "half-digit": "four convolutions; a primary capsule's receptive field covers half a digit (1.88M)",
+    "classic": "the paper's two 9x9 convolutions, narrow (2.03M)", "paper": "the paper's own network (11.36M)"}
+CAPSNET, CNNS, WITH_DECODER = ({"model": models} for models in (
     ("capsnet",), ("cnn", "cnn-vectors"), ("capsnet", "cnn-vectors", "vector-dense")))
 
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """All settings of a run: the names, defaults and help texts of the command line flags come from here."""
-    n_epochs: int = option(12, "epochs to train", "training", low=1, high=100_000)
-    n_train: int = option(6000, "training pairs in an epoch", "data", low=1, high=10_000_000)
-    n_val: int = option(2000, "validation pairs, made of training images held out", "data", low=1, high=100_000)
-    n_test: int = option(10000, "test pairs, seen once, after training", "data", low=1, high=1_000_000, runtime=True)
-    lr: float = option(None, "Adam's learning rate at the start, or after the warm-up", "training", above=0)
-    warmup: int = option(None, "steps over which the learning rate first rises from 0", "training", low=0, high=100_000)
-    muon: float = option(None, "step of a normalized kernel along its orthogonalize momentum (Muon), as a share of "
-                         "the kernel's length, in Adam's place; 0, as with --norm none: Adam for all", "training",
-                         low=0, high=1)
-    digits: str = option("auto", "auto: MNIST if at hand or to be fetched, else synthetic", "data",
-                         choices=("auto", "mnist", "synthetic"), runtime=True)
-    mnist_dir: str = option("", "folder with the four MNIST idx files, raw or .gz (else $MNIST_DIR, else "
-                            "~/.cache/hinton-mnist, else download)", "data", runtime=True, metavar="DIR")
-    min_iou: float = option(0.8, "least IoU of the middle 20x20 px of the two digits' frames, for every pair; 0 is the "
-                            "paper's protocol", "data", low=0, high=1)
-    merge: str = option("max", "pixel-wise max, or the official code's add and clip", "data", choices=("max", "add"))
-    warp: float = option(0.0, "how far training digits are turned, sheared, scaled and bent at random: 1 is up to 10 "
-                         "degrees, 0.1, 10% and about half a pixel; 0 leaves them as they are", "data", low=0, high=4)
-    model: str = option("capsnet", "the capsule network, a CNN of at most as many parameters as it has without its "
-                        "decoder, or that CNN with ten vectors for a hidden layer, which redraw digits", "network",
-                        choices=tuple(HEADS))
-    preset: str = option("deep", "convolutions up to PrimaryCaps, it included, and what is not given: deep, six small "
-                         "ones (1.30M parameters); residual, ten, and smaller steps, for long runs (3.06M); "
-                         "half-digit, four, after which a capsule sees half a digit; classic, the paper's two made narrow (2.03M); "
-                         "or the paper's own (11.36M)", "network", choices=tuple(SIZES))
-    conv1_channels: int = option(None, "channels of Conv1, and Conv2; residual: Conv2 has twice as many", "network",
-                                 low=1, high=4096)
-    conv3_channels: int = option(None, "channels C of Conv3; deep: C in Conv4, 2C in Conv5; residual: 2C and 4C; "
-                                 "half-digit: 2C in Conv3, its last", "network", low=1, high=4096)
-    norm: str = option(None, "batch normalization, over 16 samples, after every convolution, PrimaryCaps' included, or "
-                       "none", "network", choices=("batch", "none"))
-    routing_iters: int = option(3, "routing iterations; 1 means uniform coupling", "network", low=1, high=50,
-                                only=CAPS_ONLY)
-    recon_weight: float = option(None, "weight of the summed squared error of the redrawn digits", "training", low=0,
-                                 only=WITH_DECODER)
-    cnn_head: str = option("dense", "what the CNN's hidden layer sees: every place apart, or each channel's mean over "
-                           "places", "network", choices=("dense", "gap"), only=CNN_ONLY)
-
-    def preset_defaults(self):
-        values = PRESETS.get(self.preset, {})
-        values = values | CNN if self.model != "capsnet" and self.preset != "residual" else values
-        return values | ({"muon": 0.0} if (self.norm or values.get("norm")) == "none" else {})
+    """All settings of a run. Names, defaults and help texts of the command-line flags come from here."""
+    n_epochs: int = option(12, "training epochs", "training", low=1, high=100_000)
+    n_train: int = option(6000, "training samples per epoch; pairs, drawn anew in every epoch", "data", low=1,
+                          high=10_000_000)
+    n_val: int = option(2000, "validation samples; pairs of held-out training images", "data", low=1, high=100_000)
+    n_test: int = option(10000, "test samples; pairs, evaluated once, after training", "data", low=1, high=1_000_000,
+                         runtime=True)
+    lr: float = option(None, "initial learning rate of Adam", "training", above=0)
+    warmup: int = option(None, "steps of linear learning-rate warm-up", "training", low=0, high=100_000)
+    muon: float = option(None, "Muon step of batch-normalized kernels, as a fraction of the kernel's norm; 0 trains "
+                         "these kernels with Adam, too", "training", low=0, high=1)
+    digits: str = option("auto", "digits to use; auto: MNIST if it is here or can be downloaded, else synthetic digits",
+                         "data", choices=("auto", "mnist", "synthetic"), runtime=True)
+    mnist_dir: str = option("", "folder with MNIST's four idx files, raw or .gz; if not given, $MNIST_DIR, then "
+                            "~/.cache/hinton-mnist, then download", "data", runtime=True, metavar="DIR")
+    min_iou: float = option(0.8, "minimum IoU of the two digits' 20x20 px boxes in every pair; 0 is the paper's "
+                            "protocol", "data", low=0, high=1)
+    merge: str = option("max", "how two digits are merged; max: pixel-wise maximum; add: add and clip at 255, as the "
+                        "official code does", "data", choices=("max", "add"))
+    warp: float = option(0.0, "strength of random warps of training digits; 1: rotation up to 10 degrees, shear up to "
+                         "0.1, scale up to 10%, bending by about half a pixel; 0: none", "data", low=0, high=4)
+    model: str = option("capsnet", describe(MODELS), "network", choices=tuple(MODELS))
+    preset: str = option("deep", describe(PRESETS), "network", choices=tuple(PRESETS))
+    conv1_channels: int = option(None, "channels of the first convolution; Conv2 has as many, with --preset residual "
+                                 "twice as many", "network", low=1, high=4096)
+    conv3_channels: int = option(None, "channels C of Conv3; deep: Conv4 C, Conv5 2C; residual: 2C and 4C; half-digit: "
+                                 "Conv3, its last, has 2C", "network", low=1, high=4096)
+    norm: str = option(None, "normalization after every convolution; batch: batch normalization over shards of 16 "
+                       "samples", "network", choices=("batch", "none"))
+    routing_iters: int = option(3, "routing iterations; 1 gives uniform coupling coefficients", "network", low=1,
+                                high=50, only=CAPSNET)
+    recon_weight: float = option(None, "weight of the reconstruction loss; its squared error is summed over pixels and "
+                                 "both digits", "training", low=0, only=WITH_DECODER)
+    cnn_head: str = option("dense", "input of the CNN's hidden layer; dense: all features of all positions; gap: "
+                           "global average pooling", "network", choices=("dense", "gap"), only=CNNS)
 
 
-WEIGHTS = Path(__file__).with_name("weights") / "multimnist_capsnet.npz"                  # the network that comes along
-SOURCE_SETTING = "digits"                                                   # the setting that says where data come from
-EVAL_SETTINGS = ("seed", "min_iou", "merge", "routing_iters")               # what may differ from what a network trained with
+WEIGHTS = Path(__file__).with_name("weights") / "multimnist_capsnet.npz"                # the pretrained network
+SOURCE_SETTING = "digits"                                           # the setting that says where the data come from
+EVAL_SETTINGS = ("seed", "min_iou", "merge", "routing_iters")      # may differ between training and evaluation
+RENAMED = {                        # old names, which are refused with the new ones
+    "--model caps": "--model capsnet", "--model vectors": "--model cnn-vectors",
+    "--preset parts": "--preset half-digit", "--cnn-head mean": "--cnn-head gap"}
 
 
 def check_config(config):
-    """check_options, and what concerns two settings at once"""
+    """Raise InputError for settings out of range, or that contradict each other"""
     check_options(config)
     check_muon(config)
     if config.batch_size > config.n_train:
-        raise InputError(
-            f"--batch-size {config.batch_size}: more than --n-train {config.n_train}; lower one or raise the other")
-    if config.model in CNN_ONLY["model"] and cnn_hidden_units(config) < N_CLASSES * (D if config.model == "cnn-vectors" else 1):
-        raise InputError(f"--conv1-channels {config.conv1_channels}, --conv3-channels {config.conv3_channels}: leave "
-                         f"room for {max(0, cnn_hidden_units(config))} hidden units only, within the capsule network's "
-                         "number of parameters; lower them, or try --cnn-head gap")
+        raise InputError(f"--batch-size {config.batch_size} exceeds the {config.n_train} training pairs of an epoch. "
+                         "Lower --batch-size or raise --n-train")
+    least = N_CLASSES * D if config.model == "cnn-vectors" else N_CLASSES
+    if config.model in CNNS["model"] and cnn_hidden_units(config) < least:
+        raise InputError(f"--conv1-channels {config.conv1_channels} --conv3-channels {config.conv3_channels}: the CNN "
+                         f"would have only {max(0, cnn_hidden_units(config))} hidden units within the capsule "
+                         "network's number of parameters. Lower them, or use --cnn-head gap")
 
 
-# ============================================================== twins: machinery that stands alike in other experiments
+# ============================================================== shared blocks: the same code in other experiments
 
-# SHARED mnist: a data set of four idx files, its cache and download, and synthetic digits where it cannot be had -----
+# SHARED mnist: the four files of MNIST, their cache and download, and synthetic digits as a fallback -----------------
 
 MNIST = SimpleNamespace(
     name="MNIST", source="mnist", variable="MNIST_DIR", cache="~/.cache/hinton-mnist",
-    n_val=5000,                                                         # the last of the training images
+    n_val=5000,                                                         # the last training images
     mirrors=("https://storage.googleapis.com/cvdf-datasets/mnist/", "https://ossci-datasets.s3.amazonaws.com/mnist/"),
-    files={  # split, kind -> file, magic number, shape, SHA-256 of the decompressed bytes
+    files={  # (split, kind): file name, magic number, shape, SHA-256 of the decompressed bytes
         ("train", "images"): ("train-images-idx3-ubyte", 2051, (60000, 28, 28),
                               "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
         ("train", "labels"): ("train-labels-idx1-ubyte", 2049, (60000,),
@@ -925,40 +1079,46 @@ MNIST = SimpleNamespace(
         ("test", "labels"): ("t10k-labels-idx1-ubyte", 2049, (10000,),
                              "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2")})
 N_SYNTHETIC = {"train": 20000, "val": 2500, "test": 5000}
-DIGIT_NAMES = {"mnist": "MNIST digits", "synthetic": "SYNTHETIC digits"}         # in everything printed or drawn
+DIGIT_NAMES = {"mnist": "MNIST digits", "synthetic": "SYNTHETIC digits"}         # in all output and figures
 
 
 class DataNotFound(InputError):
-    """A data set is not here and cannot be fetched"""
+    """Raised when a data set is not on this machine and cannot be downloaded."""
 
 
 def parse_idx(raw, name, magic, shape, sha256):
-    """The array in the bytes of one idx file, checked against what it must be. raw: bytes, gzipped or not.
+    """Return the array in the bytes of one idx file, checked against what it must contain.
 
-    Raises InputError naming the file and the fault: not gzip, wrong magic number, wrong size, wrong checksum.
+    raw: the file's content, gzip-compressed or not. name: the file's name, for messages. magic, shape, sha256: the
+    expected magic number, shape and SHA-256 of the decompressed bytes. Return a uint8 array of that shape.
+    Raise InputError, naming the file and the fault, when the gzip stream, magic number, size or checksum is wrong.
     """
-    mend = "give the right one, or delete it to have it downloaded again"
+    hint = "give the right one, or delete it to have it downloaded again"
     if raw[:2] == b"\x1f\x8b":
         try:
             raw = gzip.decompress(raw)
         except (OSError, EOFError, zlib.error) as error:
-            raise InputError(f"{name}: corrupt or truncated gzip ({error}); {mend}") from None
+            raise InputError(f"{name}: corrupt or truncated gzip ({error}); {hint}") from None
     start = 4 + 4 * len(shape)
     header = np.frombuffer(raw[:start], ">i4").tolist() if len(raw) >= start else ["missing"]
     if header[0] != magic:
-        raise InputError(f"{name}: not the idx file expected here (magic number {header[0]}, not {magic}); {mend}")
+        raise InputError(f"{name}: not the idx file expected here (magic number {header[0]}, not {magic}); {hint}")
     size = start + math.prod(shape)
     if tuple(header[1:]) != shape or len(raw) != size:
         raise InputError(f"{name}: holds {len(raw)} bytes and says shape {tuple(header[1:])}, should be {size} bytes "
-                         f"and shape {shape}; {mend}")
+                         f"and shape {shape}; {hint}")
     if hashlib.sha256(raw).hexdigest() != sha256:
-        raise InputError(f"{name}: its SHA-256 is another, the file is damaged or of another data set; {mend}")
+        raise InputError(f"{name}: its SHA-256 is another, the file is damaged or of another data set; {hint}")
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
 
 
 def download_idx(data_set, name, spec, folder, timeout, say):
-    """Fetch one file of a data set from the first mirror that has it whole; verified before it appears in `folder`"""
-    faults, mend = [], f"pass a folder with {data_set.name}'s four files as --mnist-dir, or use --digits synthetic"
+    """Download one file of a data set into folder, from the first mirror that has it complete, and return its path.
+
+    spec: magic number, shape and SHA-256, for parse_idx: the content is verified before the file appears in folder.
+    timeout: in seconds, for each mirror. Raise DataNotFound when no mirror has the file or folder is not writable.
+    """
+    faults, hint = [], f"pass a folder with {data_set.name}'s four files as --mnist-dir, or use --digits synthetic"
     for mirror in data_set.mirrors:
         try:
             say(f"downloading {mirror}{name}.gz")
@@ -972,38 +1132,45 @@ def download_idx(data_set, name, spec, folder, timeout, say):
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / (name + ".gz"), lambda file, raw=raw: file.write(raw))
         except (OSError, InputError) as error:
-            raise DataNotFound(f"the cache {folder} cannot be written ({error}); make room there, or {mend}") from None
+            raise DataNotFound(f"the cache {folder} cannot be written ({error}); make room there, or {hint}") from None
         return folder / (name + ".gz")
-    raise DataNotFound(f"could not download {name}.gz ({'; '.join(faults)}); check the network, or {mend}")
+    raise DataNotFound(f"could not download {name}.gz ({'; '.join(faults)}); check the network, or {hint}")
 
 
-def load_idx(data_set, given, timeout, say):
-    """-> {"train": (images, labels), "val": ..., "test": ...}, uint8. Looks in the folder given, else in that which the
-    data set's variable names, as $MNIST_DIR, else in the cache, else at the mirrors."""
+def load_idx(data_set, user_dir, timeout, say):
+    """Load the four idx files of a data set: {"train": (images, labels), "val": ..., "test": ...}, all uint8.
+
+    The files are read from the folder user_dir or, if that is empty, from the folder named by the data set's
+    environment variable ($MNIST_DIR for MNIST) or, if that is not set, from its cache, into which missing files are
+    downloaded.
+    timeout: of a download, in seconds. Raise InputError when that folder or one of its files is missing, or when any
+    file is damaged; DataNotFound when a download fails.
+    """
     variable = data_set.variable
-    flag, given = ("--mnist-dir", given) if given else (variable, os.environ.get(variable, ""))
-    folder, arrays = Path(given or data_set.cache).expanduser(), {}
-    if given and not folder.is_dir():
-        raise InputError(f"{flag} {given}: no such folder; give the one that holds {data_set.name}'s four idx files")
+    flag, user_dir = ("--mnist-dir", user_dir) if user_dir else (variable, os.environ.get(variable, ""))
+    folder, arrays = Path(user_dir or data_set.cache).expanduser(), {}
+    if user_dir and not folder.is_dir():
+        raise InputError(f"{flag} {user_dir}: no such folder; give the one that holds {data_set.name}'s four idx files")
     for (split, kind), (name, *spec) in data_set.files.items():
-        found = next((p for p in (folder / name, folder / (name + ".gz")) if p.exists()), None)
-        if found is None and given:
+        path = next((p for p in (folder / name, folder / (name + ".gz")) if p.exists()), None)
+        if path is None and user_dir:
             raise InputError(f"{folder / name}[.gz]: missing; put {data_set.name}'s four idx files there, or leave "
                              f"--mnist-dir and {variable} unset to download them")
-        found = found or download_idx(data_set, name, spec, folder, timeout, say)
+        path = path or download_idx(data_set, name, spec, folder, timeout, say)
         try:
-            arrays[split, kind] = parse_idx(found.read_bytes(), str(found), *spec)
+            arrays[split, kind] = parse_idx(path.read_bytes(), str(path), *spec)
         except OSError as error:
-            fault = f"{found}: cannot be read ({error.strerror}); check the file and its permissions"
+            fault = f"{path}: cannot be read ({error.strerror}); check the file and its permissions"
             raise InputError(fault) from None
     images, labels, n = arrays["train", "images"], arrays["train", "labels"], -data_set.n_val
     return {"train": (images[:n], labels[:n]), "val": (images[n:], labels[n:]),
             "test": (arrays["test", "images"], arrays["test", "labels"])}
 
 
-# The digits for a machine without MNIST. One row per writing style: digit, relative frequency, strokes. A stroke is a
-# smooth curve through control points written xxyy on a 100 x 100 sheet (x right, y down); `|` lifts the pen. Strokes
-# that name the same point share it, so that a corner (two strokes meeting) stays joined when the points are perturbed.
+# Synthetic digits for machines without MNIST. One row per writing style: digit, relative frequency, strokes. A stroke
+# is a smooth curve through control points, written xxyy on a 100 x 100 sheet (x right, y down); `|` lifts the pen.
+# Strokes that contain the same point share it, so that a corner where two strokes meet stays joined when points are
+# perturbed.
 GLYPHS = (
     (0, 3, "5500 1812 0550 2288 5299 8287 9348 8012 5500"),
     (0, 2, "7508 4500 1522 0558 2893 6092 9055 8018 5003 3010"),
@@ -1062,38 +1229,46 @@ DOTS = 112                                                      # pen positions 
 
 
 def _stroke_basis(strokes, size):
-    """Control points (K, 2) and the matrix (DOTS, K) from them to pen positions evenly spaced in length."""
-    names = list(dict.fromkeys(strokes.replace("|", " ").split()))
-    points = np.array([(int(name[:2]), int(name[2:])) for name in names]) / 50 - 1    # (K, 2)
+    """Return the control points of a glyph's strokes and a matrix that maps them to evenly spaced pen positions.
+
+    strokes: as in GLYPHS. size: K, the number of control points, to which both arrays are padded with zeros.
+    Return points (K, 2), (x, y) in [-1, 1], and basis (DOTS, K).
+    """
+    keys = list(dict.fromkeys(strokes.replace("|", " ").split()))
+    points = np.array([(int(key[:2]), int(key[2:])) for key in keys]) / 50 - 1    # (K, 2)
     rows, steps = [], []
     t = np.linspace(0, 1, 17)[:, None]
     for stroke in strokes.split("|"):
-        knots = np.eye(len(names))[[names.index(name) for name in stroke.split()]]
+        knots = np.eye(len(keys))[[keys.index(key) for key in stroke.split()]]
         knots = np.vstack([2 * knots[0] - knots[1], knots, 2 * knots[-1] - knots[-2]])
         rows.append(np.vstack([                                                      # Catmull-Rom spline
             b + t / 2 * (c - a + t * (2 * a - 5 * b + 4 * c - d + t * (3 * b - a - 3 * c + d)))
             for a, b, c, d in zip(knots, knots[1:], knots[2:], knots[3:])]))
         path = rows[-1] @ points
-        steps.append(np.hypot(*np.diff(path, axis=0, prepend=path[:1]).T))           # a lift has no length
+        steps.append(np.hypot(*np.diff(path, axis=0, prepend=path[:1]).T))           # lifting the pen adds no length
     rows, length = np.vstack(rows), np.cumsum(np.concatenate(steps))
-    even = np.linspace(0, length[-1], DOTS)
+    targets = np.linspace(0, length[-1], DOTS)
     basis = np.zeros((DOTS, size))
-    basis[:, :len(names)] = np.stack([np.interp(even, length, column) for column in rows.T], 1)
-    return np.vstack([points, np.zeros((size - len(names), 2))]), basis
+    basis[:, :len(keys)] = np.stack([np.interp(targets, length, column) for column in rows.T], 1)
+    return np.vstack([points, np.zeros((size - len(keys), 2))]), basis
 
 
 def _render(dots, width, edge, pressure):
-    """Pen positions (n, DOTS, 2) -> ink in [0, 1] (n, 28, 28), sized and centerd as MNIST does."""
+    """Render pen positions as images of ink in [0, 1], scaled and centered as MNIST's digits are.
+
+    dots: pen positions, (n, DOTS, 2), (x, y) in any unit. width: of the stroke, (n,) px. edge: width of its soft rim,
+    (n,) px. pressure: factor of the width at each pen position, (n, DOTS). Return (n, 28, 28) float32.
+    """
     low, high = dots.min(1), dots.max(1)                                             # (n, 2)
-    scale = (20 - width * pressure.max(1)) / (high - low).max(1)  # the ink, not its axis, spans 20
+    scale = (20 - width * pressure.max(1)) / (high - low).max(1)  # the ink, not the pen's path, spans 20 px
     dots = (dots - ((low + high) / 2)[:, None]) * scale[:, None, None] + 9.5
     pixel = np.arange(20, dtype=np.float32)[:, None]
-    gap = dots.astype(np.float32).transpose(2, 1, 0)[:, :, None] - pixel       # (2, DOTS, 20, n)
-    gap = (gap / pressure.astype(np.float32).T[:, None]) ** 2  # a pressed pen reaches further
+    distance = dots.astype(np.float32).transpose(2, 1, 0)[:, :, None] - pixel       # (2, DOTS, 20, n)
+    distance = (distance / pressure.astype(np.float32).T[:, None]) ** 2  # more pressure widens the line
     nearest = np.full((20, 20, len(width)), np.inf, np.float32)
     squared = np.empty_like(nearest)
-    for across, down in zip(*gap):  # images last: long contiguous inner loops
-        np.minimum(nearest, np.add(down[:, None], across[None], out=squared), out=nearest)
+    for dx2, dy2 in zip(*distance):  # images are the last axis: long contiguous inner loops
+        np.minimum(nearest, np.add(dy2[:, None], dx2[None], out=squared), out=nearest)
     ink = np.clip((width / 2 - np.sqrt(nearest)) / edge + 0.5, 0, 1)                 # (20, 20, n)
     ink *= ink * (3 - 2 * ink)                                    # saturated core, soft rim
     center = [(ink.sum(axis) * pixel).sum(0) / ink.sum((0, 1)) for axis in (1, 0)]
@@ -1105,63 +1280,66 @@ def _render(dots, width, edge, pressure):
 
 
 def synthesize_digits(n, seed):
-    """Draw n digits: images (n, 28, 28) uint8, labels (n,) uint8 and factors, a dict of (n,) float32.
+    """Draw n synthetic digits: images (n, 28, 28) uint8, labels (n,) uint8 and factors, a dict of (n,) float32.
 
-    Factors, in the order they act: style (which of its digit's glyphs), wobble (how far it is deformed),
-    aspect (width factor, 1 is nominal), slant (shear, positive leans right), rotation
-    (radians, positive is counter-clockwise) and stroke (mean width of the ink in px).
+    Factors, in the order in which they act: style (which of the digit's glyphs), wobble (strength of the deformation),
+    aspect (factor of the width, 1 is nominal), slant (shear, positive leans right), rotation (radians, positive is
+    counter-clockwise) and stroke (mean width of the ink in px).
     """
-    random = rng_for(seed, "data")
+    rng = rng_for(seed, "data")
     digit, weight = (np.array([row[i] for row in GLYPHS], float) for i in (0, 1))
     size = max(len(set(row[2].replace("|", " ").split())) for row in GLYPHS)
-    points, basis = (np.stack(part) for part in zip(*(_stroke_basis(row[2], size) for row in GLYPHS)))
-    labels = random.integers(0, 10, n)
-    share = np.cumsum(weight / np.array([weight[digit == d].sum() for d in digit]))  # digit d: (d, d + 1]
-    glyph = np.searchsorted(share, labels + random.uniform(1e-6, 1 - 1e-6, n))           # (n,)
-    factors = {"slant": random.normal(0.15, 0.25, n), "rotation": random.normal(0, 0.08, n),
-               "aspect": np.exp(random.normal(0, 0.2, n)),
-               "stroke": np.exp(random.normal(0.92, 0.26, n)).clip(1.2, 4.5),
-               "style": glyph - np.searchsorted(digit, labels), "wobble": random.uniform(0.03, 0.17, n)}
+    points, basis = (np.stack(arrays) for arrays in zip(*(_stroke_basis(row[2], size) for row in GLYPHS)))
+    labels = rng.integers(0, 10, n)
+    cumulative = np.cumsum(weight / np.array([weight[digit == d].sum() for d in digit]))  # digit d covers (d, d + 1]
+    glyph = np.searchsorted(cumulative, labels + rng.uniform(1e-6, 1 - 1e-6, n))           # (n,)
+    factors = {"slant": rng.normal(0.15, 0.25, n), "rotation": rng.normal(0, 0.08, n),
+               "aspect": np.exp(rng.normal(0, 0.2, n)),
+               "stroke": np.exp(rng.normal(0.92, 0.26, n)).clip(1.2, 4.5),
+               "style": glyph - np.searchsorted(digit, labels), "wobble": rng.uniform(0.03, 0.17, n)}
     images = np.empty((n, 28, 28), np.uint8)
     for start in range(0, n, 250):
-        part = slice(start, start + 250)
-        slant, rotation, aspect, stroke, _, wobble = (value[part] for value in factors.values())
+        chunk = slice(start, start + 250)
+        slant, rotation, aspect, stroke, _, wobble = (value[chunk] for value in factors.values())
         count = len(slant)
-        control = points[glyph[part]] + wobble[:, None, None] * random.normal(0, 0.7, (count, size, 2))
-        dots = basis[glyph[part]] @ control                                    # (n, DOTS, 2)
+        control = points[glyph[chunk]] + wobble[:, None, None] * rng.normal(0, 0.7, (count, size, 2))
+        dots = basis[glyph[chunk]] @ control                                    # (n, DOTS, 2)
         x, y = dots[..., 0], dots[..., 1]
-        # A warp without linear part bends the strokes and leaves slant, rotation and aspect what they say.
-        warp = np.stack([x * x, x * y, y * y], -1) @ random.normal(0, 1, (count, 3, 2))
+        # A deformation without a linear part bends the strokes and does not change slant, rotation and aspect.
+        warp = np.stack([x * x, x * y, y * y], -1) @ rng.normal(0, 1, (count, 3, 2))
         dots = dots + wobble[:, None, None] * warp
         cos, sin = np.cos(rotation), np.sin(rotation)
         zero = np.zeros(count)
-        turn = np.stack([cos, -sin, sin, cos], -1).reshape(-1, 2, 2)
+        rotate = np.stack([cos, -sin, sin, cos], -1).reshape(-1, 2, 2)
         shear = np.stack([0.8 * aspect, zero, -slant, zero + 1], -1).reshape(-1, 2, 2)  # acts on rows (x, y)
-        cycles, phase, depth = random.uniform([[0.3], [0], [0]], [[3], [1], [0.4]], (3, count))[..., None]
+        cycles, phase, depth = rng.uniform([[0.3], [0], [0]], [[3], [1], [0.4]], (3, count))[..., None]
         pressure = 1 + depth * np.sin(2 * np.pi * (cycles * np.linspace(0, 1, DOTS) + phase))    # (n, DOTS)
-        pressure /= pressure.mean(1, keepdims=True)  # keeps `stroke` the mean width
-        ink = _render(dots @ shear @ turn, stroke, random.uniform(1.0, 1.6, count), pressure)
-        images[part] = np.rint(255 * ink)
+        pressure /= pressure.mean(1, keepdims=True)  # so that `stroke` is the mean width
+        ink = _render(dots @ shear @ rotate, stroke, rng.uniform(1.0, 1.6, count), pressure)
+        images[chunk] = np.rint(255 * ink)
     return images, labels.astype(np.uint8), {key: value.astype(np.float32) for key, value in factors.items()}
 
 
 def load_digits(config, say=print, data_set=MNIST):
-    """-> {"source": "mnist" | "synthetic", "train" | "val" | "test": (images (n, 28, 28) uint8, labels (n,) uint8)}.
+    """Load the images and labels of MNIST, or of synthetic digits in its place.
 
-    MNIST: the first 55,000 training images, the last 5,000, the test images. No image is in two splits. With
-    digits="auto" a machine without MNIST gets synthetic digits, and a notice, if no mirror has MNIST for it, be there
-    no network or one whose answers are not MNIST. A damaged file in a folder or in the cache is an error all the same,
-    never a reason to switch.
+    Return {"source": "mnist" or "synthetic", "train": (images, labels), "val": ..., "test": ...}, with images
+    (n, 28, 28) and labels (n,), both uint8. For MNIST, "train" has the first 55,000 training images and "val" the last
+    5,000, so that no image is in two splits.
+
+    With config.digits "auto", synthetic digits replace MNIST, with a notice, when no mirror can provide it: without a
+    network, or when the answers are not MNIST's files. Raise InputError when a file in a folder or in the cache is
+    damaged, also with "auto"; DataNotFound when config.digits is "mnist" and the download fails.
     """
     if config.digits != "synthetic":
         try:
-            found = load_idx(data_set, config.mnist_dir, 5 if config.digits == "auto" else 30, say)
-            return {"source": data_set.source} | found
+            splits = load_idx(data_set, config.mnist_dir, 5 if config.digits == "auto" else 30, say)
+            return {"source": data_set.source} | splits
         except DataNotFound as error:
             if config.digits != "auto":
-                given = shlex.join(["python3", *sys.argv]).replace(f" --digits {config.digits}", "")
-                raise DataNotFound(f"{error}, as in: {given} --digits synthetic") from None
-            bar = "!" * 79                                                      # --quiet does not hide this
+                command = shlex.join(["python3", *sys.argv]).replace(f" --digits {config.digits}", "")
+                raise DataNotFound(f"{error}, as in: {command} --digits synthetic") from None
+            bar = "!" * 79                                                      # printed even with --quiet
             print(f"{bar}\n!!  NO {data_set.name} HERE: these are SYNTHETIC digits. Numbers are not comparable with "
                   f"{data_set.name}'s.\n!!  {error}\n{bar}", file=sys.stderr, flush=True)
     digits, start = {"source": "synthetic"}, 0
@@ -1173,34 +1351,39 @@ def load_digits(config, say=print, data_set=MNIST):
 
 # END SHARED mnist ----------------------------------------------------------------------------------------------------
 
-# SHARED muon: steps of normalized kernels along their orthogonalize momentum ----------------------------------------
+# SHARED muon: steps of normalized kernels along their orthogonalized momentum ----------------------------------------
 
-MUON_BETA, MUON_ROUNDS = 0.95, 5
-MUON_POLYNOMIAL = 3.4445, -4.7750, 2.0315          # Jordan et al. 2024: steep at 0, so that few rounds do
+MUON_BETA, MUON_ITERS = 0.95, 5
+MUON_POLYNOMIAL = 3.4445, -4.7750, 2.0315          # Jordan et al. 2024: steep at 0, so that few iterations suffice
 
 
 def orthogonalize(g):
-    """g (C, F) = U S V^T -> about U V^T, singular values between 0.7 and 1.2 but for those that were under |g| / 500:
-    Newton-Schulz, X <- P X with P = a + b G + c G^2 and G = X X^T, from X = g / |g|.
+    """Approximate U V^T of the matrix g = U S V^T, (C, F), by Newton-Schulz iteration.
 
-    Only the small square G is iterated, G <- P G P, and the product of all P meets the long X once: 2 to 6 times as
-    fast."""
+    X <- P X with P = a + b G + c G^2 and G = X X^T, starting from X = g / |g|. Singular values of the result are
+    between 0.7 and 1.2, except where those of g are below |g| / 500.
+    Only the small square matrix G is iterated, G <- P G P, and the product of all P is multiplied with the long X once:
+    2 to 6 times as fast.
+    """
     a, b, c = MUON_POLYNOMIAL
     x = g / (np.linalg.norm(g) + g.dtype.type(1e-12))
     x = x.T if len(g) > g.shape[1] else x
-    square, product = x @ x.T, np.eye(len(x), dtype=x.dtype)
-    for _ in range(MUON_ROUNDS):
-        factor = b * square + c * (square @ square)
+    gram, product = x @ x.T, np.eye(len(x), dtype=x.dtype)
+    for _ in range(MUON_ITERS):
+        factor = b * gram + c * (gram @ gram)
         factor[np.diag_indices(len(x))] += a
         product = factor @ product
-        square = factor @ square @ factor
+        gram = factor @ gram @ factor
     x = product @ x
     return x.T if len(g) > g.shape[1] else x
 
 
-def muon_step(params, shard_grads, momentum, names, share, runner):
-    """One step of the kernels `names` in place: with the momentum m = 0.95 m + g, along orthogonalize(g + 0.95 m), by
-    `share` of the kernel's length, which then is what it was: to the normalization behind it only its direction counts.
+def muon_step(params, shard_grads, momentum, names, relative_step, runner):
+    """Take one step of Muon (Jordan et al. 2024), in place, for the kernels `names`.
+
+    The gradient g is the sum of shard_grads, the momentum m = 0.95 m + g. A kernel moves along orthogonalize(g + 0.95
+    m), by `relative_step` times its norm, and is then rescaled to its previous norm: a normalization follows the
+    convolution, so that only the kernel's direction matters.
     """
     def update(name):
         w, m, *gs = (arrays[name].reshape(-1, params[name].shape[-1]) for arrays in (params, momentum, *shard_grads))
@@ -1208,70 +1391,78 @@ def muon_step(params, shard_grads, momentum, names, share, runner):
         m *= MUON_BETA
         m += g
         u = orthogonalize(g + MUON_BETA * m)
-        length = np.linalg.norm(w)
-        w -= u * (share * length / (np.linalg.norm(u) + u.dtype.type(1e-12)))
-        w *= length / np.linalg.norm(w)
+        norm = np.linalg.norm(w)
+        w -= u * (relative_step * norm / (np.linalg.norm(u) + u.dtype.type(1e-12)))
+        w *= norm / np.linalg.norm(w)
     runner.map(update, names)
 
 
 def normalized_kernels(shapes):
-    """The names of the normalized convolutions' kernels among {name: shape}"""
+    """Return the names of the kernels whose convolution is followed by a normalization. shapes: {name: shape}."""
     return [name for name, shape in shapes.items() if len(shape) == 4 and name[:-2] + "_norm_gamma" in shapes]
 
 
-def optimizer_step(run, shard_grads, share):
-    """One step of all weights of a Run: of normalized kernels by muon_step, if --muon is set, of the others by
-    adam_step. share: of the whole learning rate"""
+def optimizer_step(run, shard_grads, lr_factor):
+    """Update all parameters of a Run in place: the kernels of normalized convolutions by Muon, the others by Adam.
+
+    shard_grads: list of gradient dicts, which are added up. lr_factor: the schedule's factor of the learning rate.
+    Without --muon, Adam updates all parameters.
+    """
     config, params = run.config, run.params
     kernels = normalized_kernels({name: p.shape for name, p in params.items()}) if config.muon else []
-    muon_step(params, shard_grads, run.adam_m, kernels, config.muon * share, run.runner)
+    muon_step(params, shard_grads, run.adam_m, kernels, config.muon * lr_factor, run.runner)
     others = {name: p for name, p in params.items() if name not in kernels}
-    adam_step(others, shard_grads, run.adam_m, run.adam_v, run.step + 1, config.lr * share, run.runner)
+    adam_step(others, shard_grads, run.adam_m, run.adam_v, run.step + 1, config.lr * lr_factor, run.runner)
 
 
 def check_muon(config):
-    """Refuse --muon where no convolution is normalized"""
+    """Raise InputError when --muon is set for a network without normalized convolutions."""
     if config.muon and not normalized_kernels(param_shapes(config)):
-        raise InputError(f"--muon {config.muon}: is for normalized convolutions, and this network has none; leave it "
-                         "or --norm none out")
+        raise InputError(f"--muon {config.muon} applies to batch-normalized convolutions, and this network has none. "
+                         "Use --muon 0 or --norm batch")
 
 # END SHARED muon -----------------------------------------------------------------------------------------------------
 
-# SHARED core: the machinery, the same in every experiment ------------------------------------------------------------
+# SHARED core: operations, training and files, the same in every experiment --------------------------------------------
 #
-# It calls these of the experiment: Config, WEIGHTS, SOURCE_SETTING, EVAL_SETTINGS, param_shapes, init_params, to_batch,
-# loss_and_grads, forward_rows, optimizer_step.
+# The core uses these names of the experiment: Config, DEFAULTS, RENAMED, WEIGHTS, SOURCE_SETTING, EVAL_SETTINGS,
+# param_shapes, init_params, to_batch, loss_and_grads, forward_rows, optimizer_step.
 
-SHARD_SIZE = 16                    # samples a worker thread takes at once: fixed, so that sums have one order
-SWITCH_INTERVAL = 2e-5                      # s a worker back from NumPy waits for Python's lock at most, not 5 ms; buys, on two
-                                   # threads of an AMD EPYC: MultiMNIST's default step 0.96, others' 0.98 to 1.01
-CHUNK = 2048                       # samples drawn or prepared at once: memory does not grow with the data
+EXPERIMENT = Path(__file__).stem
+SHARD_SIZE = 16                    # samples that a thread computes at once: fixed, so that sums have one order
+SWITCH_INTERVAL = 2e-5  # s, not 5 ms, that a thread waits for Python's lock after a NumPy call; on two threads
+                                   # of an AMD EPYC a default step of MultiMNIST takes 0.96 times as long, others 0.98
+                                   # to 1.01
+CHUNK = 2048                       # samples drawn or preprocessed at once, so that memory does not grow with the data
+REPORT_SECONDS = 15                # without a terminal a line of progress appears at least so often
 PURPOSES = ("data", "init", "batches", "evaluation")
 
 
 def rng_for(seed, purpose, *key):
-    """The generator of one purpose: that of SeedSequence(seed).spawn(...)'s child, with no state kept between calls."""
+    """Return the random generator of one purpose (PURPOSES) and key, a child of SeedSequence(seed). It keeps no state
+    between calls."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(PURPOSES.index(purpose), *key)))
 
 
 # -------------------------------------------------------------- primitives
-# x and y are activations, (N, H, W, C) or (N, C). Each forward gives its output and a cache, each backward takes the
-# output's gradient, which it leaves as it is, and that cache, and gives the gradients in the order of the arguments.
+# x and y are activations, (N, H, W, C) or (N, C). A forward function returns its output and a cache. The backward
+# function takes the gradient of the output, which it does not modify, and the cache; it returns the gradients of the
+# forward function's arguments, in their order.
 
 class Arena:
-    """np.empty for temporaries that come again every step: after rewind(), the k-th call returns the k-th array again.
+    """Works as np.empty for temporaries that are needed again in every step: after rewind(), the k-th call returns the
+    k-th array of the step before.
 
-    Every operation takes `empty=np.empty`, so that without an arena it is pure; with one, whatever it took is
-    overwritten after the next rewind(). It buys: no page faults of fresh large arrays (a training step takes 1.1 to 1.2
-    times as long with them), and arrays that begin at a cache line, so that no row of 16 floats lies across two (1.2
-    times as fast routing on an AMD EPYC, Zen 5; no difference on an Intel Xeon).
-    """
+    Every operation has an argument `empty=np.empty`; with np.empty it is pure, with an Arena its results are
+    overwritten after the next rewind(). This saves page faults of fresh large arrays (without it a training step takes
+    1.1 to 1.2 times as long) and aligns arrays to cache lines, so that no row of 16 floats is split between two lines
+    (1.2 times as fast routing on an AMD EPYC, Zen 5; no difference on an Intel Xeon)."""
 
     def __init__(self):
         self.arrays, self.taken = [], 0
 
     def rewind(self):
-        """Forget what was taken"""
+        """Make all arrays available again"""
         self.taken = 0
         return self
 
@@ -1287,18 +1478,18 @@ class Arena:
 
 
 def reuse_if_arena(array, empty):
-    """An array like `array`: with an Arena it is `array` itself, whose content a backward reads for the last time;
-    without one it is new, and the cache stays whole. Less memory to touch: a training step takes 1.03 times as long
-    without."""
+    """Return an array like `array` for a gradient. With an Arena it is `array` itself, which a backward function has
+    read for the last time; without one it is new, so that the cache stays intact. Less memory traffic: without this a
+    training step takes 1.03 times as long."""
     return array if isinstance(empty, Arena) else np.empty_like(array)
 
 
 def im2col(x, width, stride, empty=np.empty):
-    """Windows along the rows of x (N, H, W, C): cols[p, r, n, ox] = x[n, stride*r + p, stride*ox:stride*ox + width].
+    """Return windows along the rows of x (N, H, W, C): cols[p, r, n, ox] = x[n, stride*r + p, stride*ox:stride*ox +
+    width], of shape (stride, ceil(H/stride), N, Wo, width*C).
 
-    -> cols (stride, ceil(H/stride), N, Wo, width*C). A full im2col copies every pixel K*K times, this one K times; the
-    kernel rows are then K GEMMs on bands of rows, which lie together in memory because the row's parity p comes first.
-    """
+    A full im2col copies every pixel K*K times, this one K times: the kernel's rows become K matrix products on bands of
+    image rows, which are contiguous because the row's parity p comes first."""
     N, H, W, C = x.shape
     R, Wo = -(-H // stride), (W - width) // stride + 1
     if x.strides[2:] != (C * x.itemsize, x.itemsize):                                   # a window must be one run
@@ -1313,7 +1504,8 @@ def im2col(x, width, stride, empty=np.empty):
 
 
 def col2im(dcols, shape, width, stride, empty=np.empty):
-    """Adjoint of im2col: add every window's entries to the pixels they came from. -> dx, in memory (H, N, W, C)"""
+    """Adjoint of im2col: add every window's entries to the pixels they were copied from. Return dx of `shape` (N, H, W,
+    C), in memory (H, N, W, C)"""
     N, H, W, C = shape
     dx = empty((H, N, W * C), dcols.dtype)
     dx.fill(0)
@@ -1324,13 +1516,13 @@ def col2im(dcols, shape, width, stride, empty=np.empty):
 
 
 def im2col_band(cols, ky, stride, Ho):
-    """The rows of im2col's cols that kernel row ky meets, as one matrix (Ho*N*Wo, width*C), without a copy."""
+    """Return the rows of im2col's cols that kernel row ky sees, as one matrix (Ho*N*Wo, width*C), without a copy"""
     return cols[ky % stride, ky // stride:ky // stride + Ho].reshape(-1, cols.shape[-1])
 
 
 @functools.cache
 def sgemm():
-    """cblas_sgemm of NumPy's OpenBLAS; None where NumPy has another BLAS"""
+    """Return cblas_sgemm of NumPy's OpenBLAS, or None if NumPy has another BLAS"""
     with contextlib.suppress(AttributeError):
         function, size, real, address = openblas().scipy_cblas_sgemm64_, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
         function.argtypes = [*[ctypes.c_int] * 3, *[size] * 3, real, address, size, address, size, real, address, size]
@@ -1339,9 +1531,11 @@ def sgemm():
 
 
 def add_product(a, b, out, part):
-    """out += a @ b, with `part`, shaped as out, for scratch. Where all are runs in memory, b or its transpose, BLAS
-    adds as it multiplies: one pass, not three. It buys: a step of affNIST's networks and of smallNORB's heads takes
-    1.03 to 1.08 times as long without on an AMD EPYC, of small convolutions 1.05 to 1.13 times on an Intel Xeon."""
+    """Compute out += a @ b, with scratch memory `part` of out's shape.
+
+    If the operands are contiguous (b or its transpose), BLAS adds while it multiplies: one pass over memory, not three.
+    Without this a step of affNIST's networks and of smallNORB's heads takes 1.03 to 1.08 times as long on an AMD EPYC,
+    of small convolutions 1.05 to 1.13 times on an Intel Xeon."""
     (M, K), F, straight = a.shape, b.shape[1], b.flags.c_contiguous
     runs = a.flags.c_contiguous and out.flags.c_contiguous and (straight or b.flags.f_contiguous)
     if sgemm() is None or not runs or {x.dtype for x in (a, b, out)} != {np.dtype(np.float32)}:
@@ -1352,8 +1546,9 @@ def add_product(a, b, out, part):
 
 
 def conv2d_forward(x, w, b, stride, empty=np.empty):
-    """Valid convolution. x (N, H, W, C), w (Kh, Kw, C, F), b (F,) or None -> y (N, Ho, Wo, F), in memory (Ho, N, Wo,
-    F)."""
+    """Compute a valid convolution. x (N, H, W, C), w (Kh, Kw, C, F), b (F,) or None.
+
+    Return y (N, Ho, Wo, F), in memory (Ho, N, Wo, F), and a cache."""
     (N, H, W, C), (Kh, Kw, _, F) = x.shape, w.shape
     Ho, Wo = (H - Kh) // stride + 1, (W - Kw) // stride + 1
     cols = im2col(x, Kw, stride, empty)
@@ -1368,7 +1563,7 @@ def conv2d_forward(x, w, b, stride, empty=np.empty):
 
 
 def conv2d_backward(dy, cache, need_dx=True, need_db=True):
-    """dy (N, Ho, Wo, F) -> dx, dw, db; dx and db are None unless needed"""
+    """Return dx, dw, db for dy (N, Ho, Wo, F); dx and db are None unless needed"""
     (N, H, W, C), cols, w, stride, empty = cache
     (Kh, Kw, _, F), Ho = w.shape, dy.shape[1]
     rows = w.reshape(Kh, Kw * C, F)
@@ -1391,7 +1586,7 @@ def conv2d_backward(dy, cache, need_dx=True, need_db=True):
 
 
 def linear_forward(x, w, b, empty=np.empty):
-    """x (N, C), w (C, F), b (F,) or None -> y (N, F)"""
+    """Compute y = x w + b. x (N, C), w (C, F), b (F,) or None. Return y (N, F) and a cache"""
     y = np.matmul(x, w, out=empty((len(x), w.shape[1]), x.dtype))
     if b is not None:
         y += b
@@ -1399,7 +1594,7 @@ def linear_forward(x, w, b, empty=np.empty):
 
 
 def linear_backward(dy, cache, need_dx=True, need_db=True):
-    """dy (N, F) -> dx, dw, db; dx and db are None unless needed"""
+    """Return dx, dw, db for dy (N, F); dx and db are None unless needed"""
     x, w, empty = cache
     dx = np.matmul(dy, w.T, out=empty(x.shape, x.dtype)) if need_dx else None
     return dx, np.matmul(x.T, dy, out=empty(w.shape, w.dtype)), dy.sum(0) if need_db else None
@@ -1409,14 +1604,13 @@ NORM_EPS = 1e-5                    # inside the square root of a standard deviat
 
 
 def norm_forward(x, gamma, beta, running=None, empty=np.empty):
-    """Batch normalization (Ioffe & Szegedy 2015): y = gamma (x - mean) / sqrt(variance + eps) + beta, channel by
-    channel. x (N, H, W, C), in evaluation overwritten; gamma, beta (C,) -> (y, (mean, variance)), each of these (C,)
+    """Batch normalization (Ioffe & Szegedy 2015), per channel: y = gamma (x - mean) / sqrt(variance + eps) + beta.
 
-    running: the (mean, variance) to use, in evaluation. Without it they are those of x, over all its samples and
-    places; of its n numbers a channel the variance that is returned, to be folded into the running one, is n / (n - 1)
-    times the one that is used. All passes run over rows of W*C numbers: a loop over C alone, often 16, would be too
-    short to be fast.
-    """
+    x (N, H, W, C), overwritten in evaluation; gamma, beta (C,). running: the (mean, variance) to use in evaluation; in
+    training, without it, those of x over samples and positions. Return (y, (mean, variance)) and a cache. The variance
+    that is returned, for the running statistics, is unbiased: n / (n - 1) times the one used, with n values per
+    channel. All passes run over rows of W*C values, since loops over C alone, often 16, would be too short to be
+    fast."""
     rows, lift = norm_rows(x), x.shape[2]
     n, C = rows.size // len(gamma), len(gamma)
     if running is not None:
@@ -1435,8 +1629,8 @@ def norm_forward(x, gamma, beta, running=None, empty=np.empty):
 
 
 def norm_backward(dy, cache):
-    """dy, as x -> dx, dgamma, dbeta, of the forward without running statistics, whose gradient is not asked for:
-    dx = gamma / std (dy - mean(dy) - xhat mean(dy xhat)), with xhat = (x - mean) / std and means as in the forward"""
+    """Return dx, dgamma, dbeta for dy, for a forward pass with batch statistics:
+    dx = gamma / std (dy - mean(dy) - xhat mean(dy xhat)), with xhat = (x - mean) / std"""
     x, gamma, mean, scale, lift, empty = cache
     rows, C = norm_rows(dy), len(gamma)
     n = rows.size // C
@@ -1450,18 +1644,19 @@ def norm_backward(dy, cache):
 
 
 def norm_rows(x):
-    """x (N, H, W, C) as rows (H*N, W*C), the order in which a convolution leaves it in memory"""
+    """Return x (N, H, W, C) as rows (H*N, W*C), the order in which a convolution leaves it in memory"""
     return x.transpose(1, 0, 2, 3).reshape(x.shape[0] * x.shape[1], -1)
 
 
 def norm_like(rows, x):
-    """norm_rows undone: rows in the shape of x"""
+    """Undo norm_rows: return rows in the shape of x"""
     N, H, W, C = x.shape
     return rows.reshape(H, N, W, C).transpose(1, 0, 2, 3)
 
 
 def relu_forward(x):
-    """max(x, 0), IN PLACE: x is the fresh output of a convolution, a linear layer or a maximum, and nobody else's"""
+    """Compute max(x, 0) IN PLACE: x is the fresh output of a convolution, linear or pooling layer that nothing else
+    uses"""
     y = np.maximum(x, 0, out=x)
     return y, (y,)
 
@@ -1472,7 +1667,7 @@ def relu_backward(dy, cache):
 
 
 def sigmoid_forward(x):
-    """1 / (1 + exp(-x)), written with tanh so that it cannot overflow"""
+    """Compute 1 / (1 + exp(-x)), by tanh so that it cannot overflow"""
     y = 0.5 * np.tanh(0.5 * x) + 0.5
     return y, (y,)
 
@@ -1483,15 +1678,15 @@ def sigmoid_backward(dy, cache):
 
 
 def max_pool_forward(x):
-    """2x2 maximum, an odd last row or column left out. x (N, H, W, C) -> y (N, H//2, W//2, C)"""
+    """2x2 max pooling; an odd last row or column is dropped. x (N, H, W, C). Return y (N, H//2, W//2, C) and a cache"""
     corners = window_corners(x)
     y = np.maximum(np.maximum(corners[0], corners[1]), np.maximum(corners[2], corners[3]))
     return y, (x, y)
 
 
 def max_pool_backward(dy, cache):
-    """The first entry that equals its window's maximum gets the window's gradient: on a plain background all four are
-    equal. A ReLU may have been taken of y since, in place: where it made y 0 no gradient comes."""
+    """Return dx. The first entry equal to its window's maximum gets the gradient, since on a blank background all four
+    are equal. A ReLU may have been applied to y in place: where it made y 0 the gradient is 0."""
     x, y = cache
     dx, left = np.zeros_like(x), dy.copy()
     for corner, dcorner in zip(window_corners(x), window_corners(dx)):
@@ -1500,13 +1695,13 @@ def max_pool_backward(dy, cache):
 
 
 def window_corners(x):
-    """The four pixels of each 2x2 window, as views. x (N, H, W, C) -> 4 x (N, H//2, W//2, C)"""
+    """Return the four pixels of each 2x2 window as views. x (N, H, W, C) -> four arrays (N, H//2, W//2, C)"""
     H, W = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2
     return [x[:, i:H:2, j:W:2] for i in (0, 1) for j in (0, 1)]
 
 
 def global_avg_pool_forward(x):
-    """Global average: x (N, H, W, C) -> y (N, C)"""
+    """Global average pooling. x (N, H, W, C). Return y (N, C) and a cache"""
     return x.mean((1, 2)), (x.shape,)
 
 
@@ -1516,8 +1711,8 @@ def global_avg_pool_backward(dy, cache):
 
 
 def pad_forward(x, margin):
-    """`margin` px of zeros all around. x (N, H, W, C) -> y (N, H + 2 margin, W + 2 margin, C), in memory (H + 2 margin,
-    N, ...), as a convolution leaves its output"""
+    """Pad with `margin` px of zeros on all sides. x (N, H, W, C). Return y (N, H + 2 margin, W + 2 margin, C), in
+    memory (H + 2 margin, N, ...) as a convolution leaves its output, and a cache"""
     N, H, W, C = x.shape
     y = np.zeros((H + 2 * margin, N, W + 2 * margin, C), x.dtype).transpose(1, 0, 2, 3)
     y[:, margin:margin + H, margin:margin + W] = x
@@ -1530,7 +1725,7 @@ def pad_backward(dy, cache):
 
 
 def flatten_forward(x):
-    """x (N, ...) -> y (N, C)"""
+    """Flatten x (N, ...) to y (N, C). Return y and a cache"""
     return x.reshape(len(x), -1), (x.shape,)
 
 
@@ -1540,37 +1735,38 @@ def flatten_backward(dy, cache):
 
 
 # -------------------------------------------------------------- layers
-# A backbone, or a CNN, is a tuple of layers, (operation, its options) each: ("conv2d", name, K, stride, F), ("linear",
-# name, F), ("norm", name), ("pad", px), and operations without options. What has weights has their name first.
+# A backbone, or a whole CNN, is a tuple of layers (operation, *options): ("conv2d", name, K, stride, F), ("linear",
+# name, F), ("norm", name), ("pad", px), or an operation without options. A layer with weights names them in its first
+# option.
 
-LAYERS = {                         # operation -> its forward and backward; an experiment may add others
+LAYERS = {                         # operation -> forward and backward function; an experiment may add others
     "conv2d": (conv2d_forward, conv2d_backward), "linear": (linear_forward, linear_backward),
     "norm": (norm_forward, norm_backward), "relu": (relu_forward, relu_backward),
     "sigmoid": (sigmoid_forward, sigmoid_backward), "max_pool": (max_pool_forward, max_pool_backward),
     "global_avg_pool": (global_avg_pool_forward, global_avg_pool_backward), "pad": (pad_forward, pad_backward),
     "flatten": (flatten_forward, flatten_backward),
-    "skip": (None, None), "add": (None, None)}                                          # the ends of a residual branch
+    "skip": (None, None), "add": (None, None)}                                          # ends of a residual branch
 WITH_WEIGHTS = ("conv2d", "linear")
 
 
 def has_bias(layers, k):
-    """Whether layer k, which has weights, has a bias too: not before a normalization, which would take it away"""
+    """Return whether layer k, which has weights, has a bias: not before a normalization, which would cancel it"""
     return [operation for operation, *_ in layers[k + 1:k + 2]] != ["norm"]
 
 
 def with_norms(layers):
-    """Layers with a normalization after every convolution"""
+    """Return the layers with a batch normalization after every convolution"""
     return tuple(part for layer in layers for part in (
         (layer, ("norm", layer[1] + "_norm")) if layer[0] == "conv2d" else (layer,)))
 
 
 def infer_shapes(layers, side, channels, margin=0, rows=False):
-    """What layers make of images of side x side px, of which `margin` px all around are background -> shapes of their
-    weights; side and channels of what comes out; along (side,), where the middles of its receptive fields lie along the
-    image without its margin, which is -1..1.
+    """Return what layers make of images of side x side px with `channels` channels.
 
-    rows: the image is one channel, and its first convolution is of im2col_rows, whose kernel is (1, K, K, F).
-    """
+    margin: px on each side that are padding of the image. rows: the image has one channel and its first convolution is
+    computed on im2col_rows, with a kernel (1, K, K, F). The result has shapes, {name: shape} of the weights; side and
+    channels of the output; and along (side,), the coordinates of the centers of the output's receptive fields, -1 to 1
+    over the image without its margin."""
     shapes, inner = {}, side - 2 * margin
     offset, scale = float(-margin), 1                                   # of the first middle, from one to the next, px
     for k, (operation, *options) in enumerate(layers):
@@ -1600,19 +1796,17 @@ def infer_shapes(layers, side, channels, margin=0, rows=False):
 
 
 def receptive_field_centers(along):
-    """The places of a grid of receptive fields, (side * side, 2): x and y, row by row"""
+    """Return the (x, y) coordinates of a grid of receptive fields, (side * side, 2), row by row"""
     return np.stack([np.tile(along, len(along)), np.repeat(along, len(along))], 1)
 
 
 def layers_forward(params, x, layers, empty=np.empty, statistics=None):
-    """x through layers. -> y, the list of the layers' caches
+    """Apply layers to x. Return y and the list of the layers' caches.
 
-    A ReLU or a normalization that comes first works on x itself. What stands between ("skip",) and ("add",) is a
-    residual branch: ("add",) adds x as it was at ("skip",), so that no ReLU or normalization may follow the latter,
-    being in place. statistics: a dict in training, when each normalization uses the mean and variance of these samples
-    and puts them into it, as NAME_mean and NAME_var; None in evaluation, when it uses those that stand beside the
-    weights in params.
-    """
+    A ReLU or normalization that comes first modifies x in place. Layers between ("skip",) and ("add",) are a residual
+    branch: ("add",) adds the x of ("skip",), which therefore no ReLU or normalization may follow directly. statistics:
+    in training a dict, to which each normalization adds the mean and variance of these samples as NAME_mean and
+    NAME_var; in evaluation None, so that the running statistics in params are used."""
     caches, kept = [], []
     for k, (operation, *options) in enumerate(layers):
         forward_fn, _ = LAYERS[operation]
@@ -1637,7 +1831,7 @@ def layers_forward(params, x, layers, empty=np.empty, statistics=None):
 
 
 def layers_backward(dy, caches, layers, grads, need_dx=True):
-    """dy -> dx (None unless needed); the gradients of the weights go into `grads`"""
+    """Return dx for dy (None unless needed); the gradients of the weights are put into `grads`"""
     learn = (*WITH_WEIGHTS, "norm")
     first = [k for k, (operation, *_) in enumerate(layers) if operation in learn][:1] or [len(layers)]
     last = -1 if need_dx else first[0]                                                  # nothing below it has weights
@@ -1668,13 +1862,12 @@ ADAM_EPS, ADAM_CHUNK = 1e-8, 1 << 17
 
 
 def adam_step(params, shard_grads, adam_m, adam_v, step, lr, runner):
-    """One Adam step in place, step counting from 1; the gradient is the sum of shard_grads, in their order.
+    """Do one step of Adam in place, with step counting from 1; the gradient is the sum of shard_grads, in their order.
 
-    p -= lr m_hat / (sqrt(v_hat) + eps), m_hat and v_hat the bias-corrected means of the gradient and of its square.
-    The means are kept as sums, adam_m = m / (1 - beta1), adam_v = v / (1 - beta2), and all factors are gathered into
-    two numbers: 11 passes over memory instead of 16. They run over chunks that stay in cache and are shared among the
-    runner's threads; each number is computed alone, so the bits do not depend on who computes it.
-    """
+    p -= lr m_hat / (sqrt(v_hat) + eps), with m_hat and v_hat the bias-corrected moving averages of the gradient and of
+    its square. These are kept as sums, adam_m = m / (1 - beta1) and adam_v = v / (1 - beta2), and all factors are
+    combined into two numbers: 11 passes over memory instead of 16. The passes run over chunks that fit into the cache,
+    shared among the runner's threads; each value is computed by itself, so the bits do not depend on the threads."""
     root = float(np.sqrt((1 - BETA2) / (1 - BETA2 ** step)))                           # sqrt(v_hat) = root sqrt(adam_v)
     rate, eps = float(lr * (1 - BETA1) / (1 - BETA1 ** step) / root), ADAM_EPS / root
 
@@ -1705,46 +1898,48 @@ FLUSH_STEPS, FLUSHED = 500, 1e-35
 
 
 def flush_denormals(*moments):
-    """Set to 0, in place, what is next to it. The means of weights whose gradient has gone, such as a dead unit's,
-    decay until they are denormal numbers, with which processors compute so slowly that a step took twice its time."""
+    """Set values near 0 to 0, in place. The moving averages of weights that no longer get a gradient, such as those of
+    a dead unit, decay to denormal numbers, with which processors are so slow that a step took twice its time."""
     for arrays in moments:
         for a in arrays.values():
             a[np.abs(a) < FLUSHED] = 0
 
 
 def schedule(config, step, n_steps):
-    """The share of the whole learning rate at a step counting from 0"""
+    """Return the fraction of the full learning rate at a step, counting from 0"""
     decay = 1 if config.lr_schedule == "constant" else 0.5 * (1 + math.cos(math.pi * step / n_steps))
     return decay * min(1, (step + 1) / max(1, config.warmup))
 
 
-# -------------------------------------------------------------- what is learned without a gradient
+# -------------------------------------------------------------- running statistics
 
-STATE_DECAY = 0.99                 # of the running means of a normalization, from one group of samples to the next
+STATE_DECAY = 0.99                 # decay of the running statistics of batch normalization, per shard
 STATE_SUFFIXES = ("_mean", "_var")
 
 
 def init_state(params):
-    """The running mean and variance of each normalization among the weights"""
+    """Return the initial running mean and variance of each batch normalization among the weights"""
     stems = [name.removesuffix("_gamma") for name in params if name.endswith("_gamma")]
-    return {stem + end: np.full_like(params[stem + "_gamma"], end == "_var") for stem in stems for end in STATE_SUFFIXES}
+    return {stem + suffix: np.full_like(params[stem + "_gamma"], suffix == "_var")
+            for stem in stems for suffix in STATE_SUFFIXES}
 
 
 def update_running_statistics(state, group_statistics, step):
-    """Fold the statistics of some groups of samples, whatever their sizes, into the running ones, in place, in the
-    groups' order. step, from 0: a group weighs 9 / (step + 9), later 1 - STATE_DECAY: the first forget how it began,
-    and young weights are soon forgotten."""
+    """Update running means and variances in place with the statistics of some shards, in order, whatever their sizes.
+
+    The weight of a shard is 9 / (step + 9) at step 0, 1, ..., later 1 - STATE_DECAY, so that the initial values and
+    those of young weights are soon forgotten."""
     keep = min(STATE_DECAY, step / (step + 9))
     for statistics in group_statistics:
         for name, found in statistics.items():
             state[name] += (found - state[name]) * (1 - keep)
 
 
-# -------------------------------------------------------------- running in shards
+# -------------------------------------------------------------- shards and threads
 
 @functools.cache
 def openblas():
-    """NumPy's OpenBLAS library, None where NumPy has another BLAS"""
+    """Return NumPy's OpenBLAS library, or None if NumPy has another BLAS"""
     site = Path(np.__file__).parent
     for library in (*site.parent.glob("numpy.libs/*openblas*"), *site.glob(".dylibs/*openblas*")):
         with contextlib.suppress(OSError):
@@ -1753,31 +1948,31 @@ def openblas():
 
 
 def limit_blas_to_one_thread():
-    """Where numpy was imported before this file, its BLAS did not see the environment variables set above: tell it
-    now. With more threads it would share out products, and round them, by the number of cores."""
+    """Limit BLAS to one thread also if numpy was imported before this file, so that its BLAS did not see the
+    environment variables set above. With more threads the rounding of products would depend on the number of cores."""
     with contextlib.suppress(AttributeError):
         openblas().scipy_openblas_set_num_threads64_(1)
 
 
 def n_cores():
-    """Cores that this process may use"""
+    """Return the number of cores that this process may use"""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Runner:
-    """Cuts batches into shards of SHARD_SIZE and shares them among worker threads (NumPy's loops release the GIL).
+    """Splits batches into shards of SHARD_SIZE samples and shares them among worker threads (NumPy releases the GIL).
 
-    Shards, and the order in which their results are added up, do not depend on the number of threads, nor do the bits.
-    A shard is also the group of samples whose statistics a normalization uses.
-    """
+    Shards, and the order in which their results are summed, do not depend on the number of threads; hence the bits do
+    not. A shard is also the group of samples over which batch normalization computes its statistics. n_expected: how
+    many samples an evaluation will need, if known, for its messages. """
 
-    def __init__(self, threads, batch_size=10 ** 9, progress=None):
+    def __init__(self, threads, batch_size=10 ** 9, progress=None, n_expected=0):
         limit_blas_to_one_thread()
         self.threads = min(threads or n_cores(), -(-batch_size // SHARD_SIZE))
         self.pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
         sys.setswitchinterval(SWITCH_INTERVAL)
-        self.progress = progress or Progress(quiet=True)
-        self.arenas, self.n_evaluated = [], 0
+        self.progress = Progress(quiet=True) if progress is None else progress
+        self.arenas, self.n_evaluated, self.n_expected = [], 0, n_expected
 
     def __enter__(self):
         return self
@@ -1787,18 +1982,20 @@ class Runner:
             self.pool.shutdown(cancel_futures=True)
 
     def each(self, function, items):
-        """function(item) for all items, on the workers, in order. Overflow warnings are off: Run watches the loss."""
+        """Yield function(item) for all items, computed by the threads, in order. Overflow warnings are off, since Run
+        checks the loss."""
         def quiet(item):
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
                 return function(item)
         return self.pool.map(quiet, items) if self.pool else map(quiet, items)
 
     def map(self, function, items):
+        """Return each() as a list"""
         return list(self.each(function, items))
 
     def loss_and_grads(self, params, samples, rows, config):
-        """loss_and_grads of samples[rows], shard by shard -> (terms, list of the shards' grads, to be added up, list of
-        their statistics)"""
+        """Compute loss_and_grads of samples[rows], shard by shard. Return the terms, the list of the shards' gradients,
+        whose sum is the batch's, and the list of their statistics."""
         shards = [rows[start:start + SHARD_SIZE] for start in range(0, len(rows), SHARD_SIZE)]
         self.arenas += [Arena() for _ in range(len(self.arenas), len(shards))]
 
@@ -1810,25 +2007,28 @@ class Runner:
         return {name: sum(terms[name] for terms in all_terms) for name in all_terms[0]}, shard_grads, statistics
 
     def forward(self, params, samples, config, **options):
-        """forward_rows of all samples, shard by shard -> its dict of arrays, a row a sample"""
+        """Compute forward_rows of all samples, shard by shard. Return its dict of arrays with a row per sample."""
         def one(some_shards):
             arena = Arena()
             outs = (forward_rows(params, samples, shard, config, arena.rewind(), **options) for shard in some_shards)
             return [{name: a.copy() for name, a in out.items()} for out in outs]
         shards, parts = [slice(at, at + SHARD_SIZE) for at in range(0, len(samples["labels"]), SHARD_SIZE)], []
-        for found in self.each(one, [shards[k:k + 8] for k in range(0, len(shards), 8)]):
-            parts += found
-            self.n_evaluated += sum(len(next(iter(part.values()))) for part in found)
-            self.progress.step(f"evaluating: {self.n_evaluated} samples")
+        for outs in self.each(one, [shards[k:k + 8] for k in range(0, len(shards), 8)]):
+            parts += outs
+            self.n_evaluated += sum(len(next(iter(out.values()))) for out in outs)
+            of = f" of {self.n_expected:,}" * (self.n_expected >= self.n_evaluated)
+            self.progress.step(f"evaluating: {self.n_evaluated:,}{of} samples")
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 # -------------------------------------------------------------- the training run
 
 class Run:
-    """A training run, as train() uses it: weights, Adam's moments, running statistics, step and history, and what keeps
-    it safe: resuming, a check for numbers that are not finite, checkpoints at every epoch's end, snapshots, progress.
-    source: where the data come from, n_train: samples in an epoch"""
+    """A training run, as train() uses it: weights, Adam's moving averages, running statistics, step and history. It
+    resumes from a checkpoint, checks for values that are not finite, and writes checkpoints, snapshots and messages.
+
+    source: where the data come from. n_train: samples per epoch. The other arguments are train()'s.
+    """
 
     def __init__(self, config, source, n_train, progress, snapshot_callback=None, snapshot_every=0, dtype=np.float32):
         self.config, self.source, self.progress = config, source, progress
@@ -1840,11 +2040,12 @@ class Run:
         self.step, self.n_steps = 0, config.n_epochs * self.steps_per_epoch
         self.terms = None
         self.history = {"source": source, "epochs": [], "seconds": 0.0, "steps": 0}
-        self.saved = ""                                                 # where to find the last good state
+        self.saved = ""                                                 # where the last good state is
         if config.checkpoint and Path(config.checkpoint).exists():
             self.resume_from(load_network(config.checkpoint))
         if config.warmup > self.n_steps:
-            progress.say(f"the warm-up of {config.warmup} steps is longer than the run, {self.n_steps}: train longer")
+            progress.warn(f"--warmup {config.warmup} exceeds the run's {self.n_steps} steps, so the learning rate "
+                          "never reaches its maximum. Lower --warmup or raise --n-epochs.")
         self.runner = Runner(config.threads, config.batch_size, progress)
 
     def __enter__(self):
@@ -1857,36 +2058,36 @@ class Run:
 
     @property
     def weights(self):
-        """What is evaluated and kept: the weights and the running statistics"""
+        """The weights and running statistics, which are evaluated and saved"""
         return self.params | self.state
 
-    def resume_from(self, found):
-        """Take over a checkpoint's state, if this is its run"""
+    def resume_from(self, network):
+        """Take over a checkpoint's state, or raise InputError if it belongs to another run"""
         path = self.config.checkpoint
-        check_same_run(self.config, self.source, found, path)
+        check_same_run(self.config, self.source, network, path)
         for group in CHECKPOINT:
-            setattr(self, group, getattr(found, group))
-        self.step, self.history = found.step, found.history
-        self.saved = f" (the last good state is in {path})"
+            setattr(self, group, getattr(network, group))
+        self.step, self.history = network.step, network.history
+        self.saved = f" The last good state is in {path}."
 
     def epochs(self):
-        """The numbers of the epochs still to do, from 0"""
+        """Yield the numbers of the remaining epochs, counting from 0"""
         self.snapshot()
         for epoch in range(self.step // self.steps_per_epoch, self.config.n_epochs):
             self.began, self.seen, self.sums = time.perf_counter(), 0, {}
             yield epoch
 
     def batches(self, samples):
-        """The rows of each batch of a dict of samples"""
+        """Return the rows of each batch of a dict of samples"""
         n, size = len(samples["labels"]), self.config.batch_size
         return (np.arange(start, min(start + size, n)) for start in range(0, n, size))
 
     def update(self, n, terms, shard_grads, statistics):
-        """One step with what Runner.loss_and_grads found for n samples: weights, running means; progress, perhaps a
-        snapshot"""
+        """Do one step with what Runner.loss_and_grads returned for n samples: weights, running statistics, messages,
+        and a snapshot if it is due"""
         if not np.isfinite(terms["loss"]):
-            raise InputError(f"the loss is {terms['loss']} at step {self.step + 1}: training diverged; lower "
-                             f"--lr{self.saved}")
+            raise InputError(f"the loss is {terms['loss']} at step {self.step + 1}: training diverged. Lower --lr."
+                             f"{self.saved}")
         optimizer_step(self, shard_grads, schedule(self.config, self.step, self.n_steps))
         update_running_statistics(self.state, statistics, self.step)
         self.step += 1
@@ -1896,81 +2097,88 @@ class Run:
         for name, term in terms.items():
             self.sums[name] = self.sums.get(name, 0) + term * (1 if name == "hits" else n)
         self.elapsed = time.perf_counter() - self.began
-        self.so_far = (f"loss {self.sums['loss'] / self.seen:.3f}  accuracy {self.sums['hits'] / self.seen:.3f}  "
-                       f"{self.seen / self.elapsed:.0f} samples/s")
+        self.so_far = (f"train loss {self.sums['loss'] / self.seen:.3f}  train accuracy "
+                       f"{self.sums['hits'] / self.seen:.3f}  {self.seen / self.elapsed:.0f} samples/s")
         left = (self.n_steps - self.step) * self.config.batch_size * self.elapsed / self.seen
         self.progress.step(f"step {self.step}/{self.n_steps}  {left:.0f} s left  {self.so_far}")
         if self.snapshot_every and self.step % self.snapshot_every == 0:
             self.snapshot()
 
     def snapshot(self):
-        """Call snapshot_callback with copies; its time is not training's"""
+        """Call snapshot_callback with copies; its time does not count as training time"""
         if self.snapshot_callback:
             paused, self.last_snapshot = time.perf_counter(), self.step
             self.snapshot_callback(self.step, {name: p.copy() for name, p in self.weights.items()}, self.terms)
             self.began = getattr(self, "began", 0) + time.perf_counter() - paused
 
-    def close_epoch(self, found=None, text=""):
-        """Add the epoch, and what an evaluation found, a dict of numbers, to the history; save. text: to print"""
-        bad = [name for name, value in (self.weights | (found or {})).items() if not np.isfinite(value).all()]
+    def close_epoch(self, metrics=None, text=""):
+        """Append the epoch, with the metrics of an evaluation, to the history, and save the checkpoint. text: to print
+        after the training loss and accuracy"""
+        bad = [name for name, value in (self.weights | (metrics or {})).items() if not np.isfinite(value).all()]
         if bad:
             raise InputError(f"{bad[0]} is not finite after step {self.step}: training diverged, or an image holds "
-                             f"what is no number; lower --lr{self.saved}")
+                             f"nan. Lower --lr.{self.saved}")
         epoch = self.step // self.steps_per_epoch
         self.history["seconds"] += self.elapsed
         self.history["steps"] = self.step
-        if found is not None:
+        if metrics is not None:
             means = {"train_" + name: total / self.seen for name, total in self.sums.items()}
             means["train_accuracy"] = means.pop("train_hits")
             when = {"epoch": epoch, "step": self.step, "seconds": self.elapsed}
-            self.history["epochs"].append(when | means | found)
-            line = f"epoch {epoch}/{self.config.n_epochs}  {self.so_far}  {text}"
-            self.progress.say("\r" * self.progress.live + line)
+            self.history["epochs"].append(when | means | metrics)
+            self.progress.say(f"epoch {epoch}/{self.config.n_epochs}  {self.so_far}  {text}")
         if self.config.checkpoint:
             save_network(self.config.checkpoint, self.config, self.history,
                          {group: getattr(self, group) for group in CHECKPOINT})
-            self.saved = f" (the last good state is in {self.config.checkpoint})"
+            self.saved = f" The last good state is in {self.config.checkpoint}."
 
 
 def run_identity(config, source):
-    """What must agree for a checkpoint to be resumed: settings that change training, and where the data come from"""
+    """Return what must agree for a checkpoint to be resumed: the settings that change training, and the data's
+    source"""
     return {f.name: getattr(config, f.name) for f in options(config)
             if not f.metadata.get("runtime")} | {"source": source}
 
 
-CHECKPOINT = ("params", "state", "adam_m", "adam_v")               # dicts of arrays; weights alone have the first two
+CHECKPOINT = ("params", "state", "adam_m", "adam_v")               # dicts of arrays; a weights file has the first two
 
 
 def save_network(path, config, history, groups):
-    """Some of CHECKPOINT's dicts, {name: dict}, with settings, history and a digest of all of it, in one .npz, written
+    """Write some of CHECKPOINT's dicts, {name: dict}, with settings, history and a digest of everything, to one .npz,
     atomically"""
     arrays = {f"{group}/{name}": a for group, of in groups.items() for name, a in of.items()}
-    arrays["meta"] = np.array(json.dumps({"format": 2, "step": history["steps"], "history": history,
-                                          "config": run_identity(config, history["source"])}))
+    arrays["meta"] = np.array(json.dumps({"format": 2, "experiment": EXPERIMENT, "step": history["steps"],
+                                          "history": history, "config": run_identity(config, history["source"])}))
     arrays["digest"] = np.array(digest_of(arrays))
     write_atomically(path, lambda file: np.savez(file, **arrays))
 
 
 def save_weights(path, config, weights, history):
-    """A trained network to keep and to hand on: weights as float16, running statistics as they are, no optimizer"""
+    """Write a trained network for evaluation: weights as float16, running statistics as they are, no optimizer state.
+    Raise InputError if a weight exceeds float16."""
     state = {name: a for name, a in weights.items() if name.endswith(STATE_SUFFIXES)}
     with np.errstate(over="ignore"):
         params = {name: a.astype(np.float16) for name, a in weights.items() if name not in state}
     if large := [name for name, a in params.items() if not np.isfinite(a).all()]:
-        raise InputError(f"cannot write {path}: {large[0]} holds more than float16 can, {np.finfo(np.float16).max}")
+        raise InputError(f"cannot write {path}: {large[0]} exceeds float16's maximum, {np.finfo(np.float16).max}. Use "
+                         "--checkpoint, which keeps float32")
     save_network(path, config, history, {"params": params, "state": state})
 
 
 def load_network(path):
-    """-> what save_network wrote: CHECKPOINT's dicts, float32; weights, what is evaluated; config, source, step,
-    history. Nothing is unpickled. Of weights alone the optimizer's dicts are empty."""
+    """Load what save_network wrote, without unpickling anything.
+
+    Return a namespace of CHECKPOINT's dicts in float32 (a weights file has empty optimizer dicts); weights, which are
+    evaluated; config, source, step and history. Raise InputError if the file is missing, damaged or of another network.
+    """
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
         if str(arrays.pop("digest")) != digest_of(arrays):
-            raise InputError(f"{path}: its digest is not that of what it holds: damaged or changed; get it anew")
+            raise InputError(f"{path}: its digest does not match its content: damaged or changed. Get the file again")
         meta = json.loads(str(arrays.pop("meta")))
-        config, groups = config_from_settings(meta["config"], path), {group: {} for group in CHECKPOINT}
+        config = config_from_settings(meta["config"], path, meta.get("experiment", EXPERIMENT))
+        groups = {group: {} for group in CHECKPOINT}
         for key, a in arrays.items():
             group, _, name = key.partition("/")
             groups[group][name] = a.astype(np.float32)
@@ -1979,80 +2187,110 @@ def load_network(path):
         for group in CHECKPOINT if groups["adam_m"] else CHECKPOINT[:2]:
             held, needed = ({name: a.shape for name, a in of[group].items()} for of in (groups, like))
             if held != needed:
-                raise InputError(f"{path}: its arrays are not those of the network that it names; give another")
+                raise InputError(f"{path}: its arrays do not fit the network that its settings describe. Get the file "
+                                 "again, or train a new network")
         return SimpleNamespace(**groups, weights=groups["params"] | groups["state"], config=config,
                                source=meta["config"]["source"], step=meta["step"], history=meta["history"])
     except InputError:
         raise
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}; give a file that holds a trained network") from None
+        raise InputError(f"{path}: {error.strerror or error}. Give a file that --checkpoint or --out-weights wrote"
+                         ) from None
     except Exception:                                 # what a damaged zip file makes its reader raise is not documented
-        raise InputError(f"{path}: not a whole file of a trained network; give another") from None
+        raise InputError(f"{path}: not a complete file of a trained network. Give a file that --checkpoint or "
+                         "--out-weights wrote") from None
 
 
-def config_from_settings(settings, path):
-    """The Config of a file's settings"""
+def config_from_settings(settings, path, experiment=None):
+    """Return the Config of a file's settings. Raise InputError if they are another experiment's or have old names."""
+    if experiment not in (None, EXPERIMENT):
+        raise InputError(f"{path}: holds a network of {experiment}.py. Give a network of {EXPERIMENT}.py")
     known = {f.name for f in options(Config)}
+    for name, value in settings.items():
+        for old in (flag_name(name), f"{flag_name(name)} {value}"):
+            if old in RENAMED and (old != flag_name(name) or name not in known):
+                raise InputError(f"{path}: was written by an older version, in which {RENAMED[old]} was called {old}. "
+                                 "Train a new network, or load it with that version (see CHANGELOG.md)")
     if unknown := settings.keys() - known - {"source"}:
-        raise InputError(f"{path}: of another experiment, or trained with {min(unknown)}, which is no setting now")
+        raise InputError(f"{path}: was trained with {flag_name(min(unknown))}, which is no setting of {EXPERIMENT}.py. "
+                         "Give a network of this script and version")
     return Config(**{name: value for name, value in settings.items() if name in known})
 
 
-def check_same_run(config, source, found, path):
-    """Raise InputError if a checkpoint is another run's, which must be neither gone on from nor overwritten"""
-    if not found.adam_m:
-        raise InputError(f"{path}: holds weights alone, which no run can go on from; give what --checkpoint wrote")
-    ours, theirs = run_identity(config, source), run_identity(found.config, found.source)
+def check_same_run(config, source, network, path):
+    """Raise InputError if a checkpoint belongs to another run, so that it is neither resumed nor overwritten"""
+    if not network.adam_m:
+        raise InputError(f"{path}: holds weights only, from which no run can resume. Give a file that --checkpoint "
+                         "wrote")
+    ours, theirs = run_identity(config, source), run_identity(network.config, network.source)
     if differing := ", ".join(f"{name} {theirs.get(name)}, now {ours[name]}" for name in ours
                               if ours[name] != theirs.get(name)):
-        raise InputError(f"{path}: made by another run ({differing}); give the same settings, or another --checkpoint")
+        raise InputError(f"{path}: belongs to another run ({differing}). Use the same settings, or another "
+                         "--checkpoint")
 
 
 # -------------------------------------------------------------- statistics
 
 def wilson_interval(hits, n, z=1.959964):
-    """95% Wilson score interval of a proportion -> (low, high), around hits / n also where rounding would exclude it"""
+    """Return the 95% Wilson score interval (low, high) of the proportion hits / n, which it always contains"""
     p, z2n = hits / n, z * z / n
     center, half = (p + z2n / 2) / (1 + z2n), z * np.sqrt(p * (1 - p) / n + z2n / (4 * n)) / (1 + z2n)
     return float(max(0, min(p, center - half))), float(min(1, max(p, center + half)))
 
 
 def params_dtype(params):
-    """That of all computing with some weights"""
+    """Return the dtype of some weights, which is that of all computations with them"""
     return next(iter(params.values())).dtype
 
 
 def n_params(weights):
-    """Number of the parameters among some weights, which running statistics are not"""
+    """Return the number of trained parameters among some weights; running statistics do not count"""
     return sum(p.size for name, p in weights.items() if not name.endswith(STATE_SUFFIXES))
 
 
 # -------------------------------------------------------------- settings
 
 def options(config):
-    """The fields of Config, or of one, that are settings"""
+    """Return the fields of Config, or of an instance of it, that are settings"""
     return [f for f in dataclasses.fields(config) if "help" in f.metadata]
 
 
 def flag_name(name):
+    """Return the command-line flag of a setting"""
     return "--" + name.replace("_", "-")
 
 
-def is_applicable(f, config):
-    """Whether an option means something to a Config's network, task and data"""
-    return all(getattr(config, name) in values for name, values in f.metadata.get("only", {}).items())
+def is_applicable(only, config):
+    """Return whether what applies to `only` {setting: values} applies to a Config"""
+    return all(getattr(config, name) in values for name, values in only.items())
 
 
 def check_applicable(given, configs):
-    """Raise InputError for a setting among those given, {name: value}, that means nothing to any of the Configs"""
-    for f in options(Config):
-        if f.name in given and not any(is_applicable(f, config) for config in configs):
-            of = next(name for name, values in f.metadata["only"].items() if getattr(configs[0], name) not in values)
-            others = f"{flag_name(of)} {getattr(configs[0], of)}"
-            raise InputError(f"{flag_name(f.name)}: means nothing to {others}; leave it out")
+    """Raise InputError if a setting among those given, {name: value}, applies to none of the Configs"""
+    for name, value in given.items():
+        only = limits(name)
+        if not any(is_applicable(only, config) for config in configs):
+            other, values = next(item for item in only.items() if getattr(configs[0], item[0]) not in item[1])
+            shown = flag_name(name if value is not False else f"no_{name}") + f" {value}" * (type(value) is not bool)
+            raise InputError(f"{shown} applies to {flag_name(other)} {', '.join(values)}, not to "
+                             f"{getattr(configs[0], other)}")
 
 
-RULES = {                          # what an option may ask of its value, and in which words
+def limits(name):
+    """Return {setting: values} of the models, tasks or data that a setting, or another name of its flag, applies to"""
+    fields = {f.name: f.metadata for f in options(Config)}
+    if name in fields:
+        return fields[name].get("only", {})
+    return next(f["aliases"][name] for f in fields.values() if name in f.get("aliases", {}))
+
+
+def by_field(given):
+    """Return settings {name: value} with other names of a flag replaced by the setting's own"""
+    own = {alias: f.name for f in options(Config) for alias in f.metadata.get("aliases", {})}
+    return {own.get(name, name): value for name, value in given.items()}
+
+
+RULES = {                          # what a setting may require of its value, and the words for it
     "low": (lambda value, bound: value >= bound, "at least"),
     "high": (lambda value, bound: value <= bound, "at most"),
     "above": (lambda value, bound: value > bound, "more than"),
@@ -2067,67 +2305,74 @@ def check_options(config):
             raise InputError(f"{flag_name(f.name)} {value}: must be a finite number")
         for rule, (holds, words) in RULES.items():
             if rule in f.metadata and not holds(value, f.metadata[rule]):
-                raise InputError(f"{flag_name(f.name)} {value}: must be {words} {f.metadata[rule]}")
+                bound = ", ".join(f.metadata[rule]) if rule == "choices" else f.metadata[rule]
+                raise InputError(f"{flag_name(f.name)} {value}: must be {words} {bound}")
     check_writable(config.checkpoint, config.out_json)
 
 
 def check_writable(*paths):
-    """Fail now, not after an hour of training, if one of the files to write, where it is given, could not be, or would
-    be written over by another"""
+    """Raise InputError before training, not after it, if an output file could not be written or is given twice. Empty
+    paths are ignored."""
     paths = [Path(os.path.realpath(path)) for path in paths if path]
     for path in paths:
         if path.exists() and not path.is_file():
-            raise InputError(f"cannot write {path}: it is a folder or a device; give the name of a file")
+            raise InputError(f"cannot write {path}: it is a folder or a device. Give the name of a file")
         try:
             with tempfile.TemporaryFile(dir=path.parent):
                 pass
         except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror} in its folder; choose another") from None
+            raise InputError(f"cannot write {path}: {error.strerror} in its folder. Choose another folder") from None
     if len(set(paths)) < len(paths):
-        raise InputError(f"{paths[0]}: would be written twice; give every output a file of its own")
+        raise InputError(f"{paths[0]}: two outputs have this name. Give each a file of its own")
 
 
 def make_outdir(outdir, names):
-    """Create the folder of some figures, or raise InputError if it, or one of the PNGs, could not be written"""
+    """Create the folder of the figures `names`. Raise InputError if the folder or one of the PNGs cannot be written."""
     try:
         outdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"--outdir {outdir}: cannot be created ({error.strerror}); give another folder") from None
+        raise InputError(f"--outdir {outdir}: cannot be created ({error.strerror}). Choose another folder") from None
     check_writable(*(outdir / f"{name}.png" for name in names))
 
 
 def given_settings(args):
-    """{name: value} of the settings among some arguments that were given"""
-    return {f.name: getattr(args, f.name) for f in options(Config) if hasattr(args, f.name)}
+    """Return {name: value} of the settings that were given on the command line, under the name of the flag that was
+    used"""
+    names = [name for f in options(Config) for name in (f.name, *f.metadata.get("aliases", {}))]
+    return {name: getattr(args, name) for name in names if hasattr(args, name)}
 
 
 def config_from_args(args):
-    """The Config of the flags that were given"""
+    """Return the Config of parsed command-line arguments. Raise InputError for a flag that does not apply to it."""
     given = given_settings(args)
-    config = Config(**given)
+    config = Config(**by_field(given))
     check_applicable(given, [config])
     return config
 
 
 def load_for_evaluation(path, args):
-    """-> the network in a file, as load_network gives it, and the Config to look at it with: its own, with the flags
-    given in args; those that would have changed its training must agree with it, but for the settings EVAL_SETTINGS"""
-    found, given = load_network(path), given_settings(args)
-    found.config = dataclasses.replace(found.config, **{SOURCE_SETTING: found.source})
-    found.file = {"file": Path(path).name, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest(),
-                  "trained_seed": found.config.seed}
-    check_applicable(given, [found.config])
+    """Load a trained network, and combine its settings with the flags in args.
+
+    Return the network, as load_network does, and the Config to evaluate it with. Raise InputError for a flag that
+    contradicts its training; only runtime settings and those of EVAL_SETTINGS may differ.
+    """
+    network, given = load_network(path), given_settings(args)
+    network.config = dataclasses.replace(network.config, **{SOURCE_SETTING: network.source})
+    network.file = {"file": Path(path).name, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest(),
+                    "trained_seed": network.config.seed}
+    check_applicable(given, [network.config])
+    given = by_field(given)
     for f in options(Config):
-        known = getattr(found.config, f.name)
+        trained = getattr(network.config, f.name)
         if f.name in given and f.name == "checkpoint":
-            raise InputError(f"--checkpoint: is of training, and {path} is trained; leave the flag out")
-        if given.get(f.name, known) != known and not f.metadata.get("runtime") and f.name not in EVAL_SETTINGS:
-            raise InputError(f"{flag_name(f.name)} {given[f.name]}: {path} was trained with {known}; leave the flag out, "
-                             "or train anew without --load")
-    config = dataclasses.replace(found.config, **given)
+            raise InputError(f"--checkpoint is for training, but {path} is evaluated only. Leave --checkpoint out")
+        if given.get(f.name, trained) != trained and not f.metadata.get("runtime") and f.name not in EVAL_SETTINGS:
+            raise InputError(f"{flag_name(f.name)} {given[f.name]}: {path} was trained with {trained}. Leave the flag "
+                             "out, or train a new network without --load")
+    config = dataclasses.replace(network.config, **given)
     if config.out_json and os.path.realpath(config.out_json) == os.path.realpath(path):
-        raise InputError(f"--out-json {config.out_json}: is the network's own file; give another")
-    return found, config
+        raise InputError(f"--out-json {config.out_json}: this is the network's own file. Give another name")
+    return network, config
 
 
 # -------------------------------------------------------------- files
@@ -2137,8 +2382,9 @@ os.umask(UMASK)
 
 
 def write_atomically(path, write):
-    """Call write(binary file) on a temporary file beside `path`, then rename it: whole or not at all."""
-    path = Path(os.path.realpath(path))                                 # through a link, not over it
+    """Call write(binary file) on a temporary file beside `path`, then rename it, so that the file is written whole or
+    not at all. Raise InputError if it cannot be written."""
+    path = Path(os.path.realpath(path))                                 # a link is followed, not replaced
     try:
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".")
         try:
@@ -2153,11 +2399,12 @@ def write_atomically(path, write):
                 os.unlink(temporary)
             raise
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}; choose a writable place with room") from None
+        raise InputError(f"cannot write {path}: {error.strerror or error}. Choose a writable folder with free space"
+                         ) from None
 
 
 def digest_of(arrays):
-    """SHA-256 over names, shapes, dtypes and bytes of a dict of arrays"""
+    """Return the SHA-256 of the names, shapes, dtypes and bytes of a dict of arrays"""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         digest.update(f"{name} {arrays[name].shape} {arrays[name].dtype}".encode())
@@ -2165,27 +2412,33 @@ def digest_of(arrays):
     return digest.hexdigest()
 
 
-def pack_bits(right):
-    """Which answers were right, (n,) bool, as text: eight a byte, base64"""
-    return base64.b64encode(np.packbits(right)).decode()
+def pack_bits(correct):
+    """Return which samples were classified correctly, (n,) bool, as base64 text with eight samples per byte"""
+    return base64.b64encode(np.packbits(correct)).decode()
 
 
-def make_result(config, params, history, found):
-    """What --out-json writes of one network: its settings (no paths), what was found, and all that the bits depend on;
-    history as columns."""
-    kept = {f.name: getattr(config, f.name) for f in options(config)
-            if "choices" in f.metadata or f.type in (int, float) or not f.metadata.get("runtime")}
+def make_result(config, params, history, metrics):
+    """Return the dict that --out-json writes: settings without paths, metrics, everything the bits depend on, and the
+    history as columns"""
+    settings = {f.name: getattr(config, f.name) for f in options(config)
+                if "choices" in f.metadata or f.type in (int, float) or not f.metadata.get("runtime")}
     epochs = history["epochs"]
-    return {"experiment": Path(__file__).stem, "config": kept, "source": history["source"],
-            "n_params": n_params(params), **found, "seconds_train": history["seconds"],
+    return {"experiment": EXPERIMENT, "config": settings, "source": history["source"],
+            "n_params": n_params(params), **metrics, "seconds_train": history["seconds"],
             "ms_per_step": 1e3 * history["seconds"] / max(1, history["steps"]),
             "versions": {"python": sys.version.split()[0], "numpy": np.__version__}, "machine": machine(),
             "history": {key: [epoch[key] for epoch in epochs] for key in (epochs[0] if epochs else ())}}
 
 
+def training_time(results, network):
+    """Return the line of a report on the training time. network: the one that was loaded, if it was not trained here"""
+    return (f"  training time              {results['seconds_train']:.1f} s, {results['ms_per_step']:.1f} ms per step"
+            + ", as the file says of its training" * bool(network))
+
+
 def write_json(path, results):
-    """Write a dict atomically, a line a key. Floats but those of config have five digits; what JSON has no word for, as
-    the interval of one seed, becomes null"""
+    """Write a dict atomically, one line per key. Floats, except those of config, get five significant digits; nan and
+    infinity become null."""
     def plain(value):
         if isinstance(value, dict):
             return {key: plain(item) for key, item in value.items()}
@@ -2204,97 +2457,134 @@ def write_figure(fig, path, say):
 
 
 def machine():
-    """What the times depend on"""
+    """Return what run times depend on: the processor's name and the number of cores"""
     processor = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, IndexError):
         processor = Path("/proc/cpuinfo").read_text().split("model name")[1].split("\n")[0].strip("\t: ")
     return {"processor": processor, "cores": n_cores()}
 
 
-# -------------------------------------------------------------- progress and command line
+# -------------------------------------------------------------- messages and command line
 
 class Progress:
-    """On a terminal one live line; elsewhere a line an epoch; with --quiet nothing."""
+    """Messages of a run: on a terminal one line that is updated in place, elsewhere a line per epoch and, in longer
+    phases, at least every REPORT_SECONDS; with quiet nothing."""
 
     def __init__(self, quiet):
         self.quiet, self.live = quiet, not quiet and sys.stdout.isatty()
-        self.last = 0.0
+        self.last, self.pending = time.perf_counter(), False            # pending: a line that the next text replaces
 
     def say(self, text, end="\n"):
-        """Print; a text that starts with a carriage return replaces the live line, and is for terminals only"""
-        if text.startswith("\r") and self.live:
-            print("\r\x1b[K" + text[1:shutil.get_terminal_size().columns], end=end, flush=True)
-        elif not (self.quiet or text.startswith("\r")):
-            print(text, end=end, flush=True)
+        """Print a line; on a terminal it replaces the line that is updated in place"""
+        if not self.quiet:
+            print("\r\x1b[K" * self.pending + text, end=end, flush=True)
+            self.pending = not end
 
     def step(self, text):
-        if self.live and time.perf_counter() - self.last > 0.2:
+        """Report how far a phase is: on a terminal in place, elsewhere as a line of its own, not too often"""
+        if not self.quiet and time.perf_counter() - self.last > (0.2 if self.live else REPORT_SECONDS):
             self.last = time.perf_counter()
-            self.say("\r" + text, end="")
+            width = shutil.get_terminal_size().columns - 1 if self.live else None
+            self.say(text[:width], end="" if self.live else "\n")
+
+    def warn(self, text):
+        self.say(f"warning: {text}")
 
 
 class Parser(argparse.ArgumentParser):
-    """Of a docstring's command line: --help opens with its last paragraph, the command to begin with, and its first"""
+    """Command line of a script. --help opens with the first paragraph of its docstring and the last one, which holds
+    example commands."""
 
     def __init__(self, description=""):
-        first, *_, last = description.split("\n\n") * 2
-        super().__init__(usage="%(prog)s [--seed N] [--n-epochs N] [other flags, below]",
-                         description=f"{last.strip()}\n\n{first}", allow_abbrev=False,
+        first, *_, last = description.strip().split("\n\n") * 2
+        super().__init__(usage="%(prog)s [flags]", description=f"{first}\n\n{last}", allow_abbrev=False,
                          formatter_class=argparse.RawDescriptionHelpFormatter)
 
+    def parse_args(self, *args):
+        """As ArgumentParser's; raise InputError for an old name of a flag or of one of its values"""
+        words = [part for word in (args[0] if args else sys.argv[1:]) for part in word.split("=", 1)]
+        for old, new in RENAMED.items():
+            size = len(old.split())
+            if any(words[k:k + size] == old.split() for k in range(len(words))):
+                raise InputError(f"{old} is now called {new}")
+        return super().parse_args(*args)
+
     def error(self, message):
-        raise InputError(f"{message}; see --help")
+        raise InputError(f"{message}. See --help")
 
 
 def add_config_flags(parser):
-    """One flag for every option of Config, in groups. Flags not given leave no trace: the defaults are Config's."""
-    groups, usual = {}, Config()
-    for f in sorted(options(Config), key=lambda f: ("data", "network", "training", "run").index(f.metadata["group"])):
-        default = f"{getattr(usual, f.name)}, or as the recipe says" if f.default is None else f.default
-        only = "; ".join(f"{flag_name(name)} {', '.join(map(str, values))}"
-                         for name, values in f.metadata.get("only", {}).items())
-        text = f.metadata["help"] + f" [{only}]" * bool(only) + f" (default {default})" * (default not in ("", False))
-        flag = {"help": text.replace("%", "%%")}                                        # argparse formats with %
+    """Add a flag for every setting of Config, in groups. Flags that are not given leave no attribute: the defaults are
+    Config's."""
+    groups = {name: parser.add_argument_group(name) for name in ("data", "network", "training", "run")}
+    for f in options(Config):
+        group, names = groups[f.metadata["group"]], f.metadata.get("choices")
+        text = f.metadata["help"] + default_text(f) + applies_text(f.metadata.get("only", {}))
+        flag = {"help": text.replace("%", "%%"), "default": argparse.SUPPRESS}          # argparse formats with %
         if f.type is bool:
             flag["action"] = "store_true" if f.default is False else argparse.BooleanOptionalAction
         else:
-            names = f.metadata.get("choices")
             metavar = f.metadata.get("metavar", {int: "N", float: "X", str: "FILE"}[f.type])
             flag |= {"type": f.type, "choices": names, "metavar": None if names else metavar}
-        name = f.metadata["group"]
-        groups[name] = groups.get(name) or parser.add_argument_group(name)
-        groups[name].add_argument(flag_name(f.name), default=argparse.SUPPRESS, **flag)
+        group.add_argument(flag_name(f.name), **flag)
+        for alias, only in f.metadata.get("aliases", {}).items():
+            text = f"another name of {flag_name(f.name)}{applies_text(only)}"
+            group.add_argument(flag_name(alias), **flag | {"help": text})
+
+
+def default_text(f):
+    """Return what --help says of a setting's default: its value, or the values of DEFAULTS by the settings that they
+    depend on"""
+    if f.default is not None:
+        return "" if f.default is False or f.default == "" else f" (default: {f.default})"
+    values = []
+    for condition, defaults in DEFAULTS:
+        if f.name in defaults:
+            who = " with ".join(("" if name in ("model", "preset") else flag_name(name) + " ") + ", ".join(names)
+                                for name, names in condition.items())
+            value = defaults[f.name]
+            values.append(f"{who} {value.__doc__ if callable(value) else value}".strip())
+    return f" (default: {'; '.join(values)})"
+
+
+def applies_text(only):
+    """Return what --help says of the models, tasks or data that a flag applies to"""
+    return "".join(f" [{'' if name == 'model' else flag_name(name) + ' '}{', '.join(values)} only]"
+                   for name, values in only.items())
 
 
 def add_load_flag(parser, text):
+    """Add --load, whose help begins with `text`"""
     parser.add_argument(
         "--load", nargs="?", const=str(WEIGHTS), metavar="FILE",
-        help=f"{text} of a file that --checkpoint or --out-weights wrote, without FILE that of weights/{WEIGHTS.name}; "
-        f"{', '.join(map(flag_name, EVAL_SETTINGS))} may be others than those that it was trained with")
+        help=f"{text} in FILE, which --checkpoint or --out-weights wrote; without FILE the pretrained network "
+        f"weights/{WEIGHTS.name}. {', '.join(map(flag_name, EVAL_SETTINGS))} may differ from its training")
 
 
 def add_out_weights_flag(parser):
-    parser.add_argument("--out-weights", default="", metavar="FILE",
-                        help="write the trained network to this .npz: float16, settings, a digest, no optimizer")
+    """Add --out-weights"""
+    parser.add_argument("--out-weights", default="", metavar="FILE", help="write the trained network to this .npz: "
+                        "weights as float16, settings, history and a digest, no optimizer state")
 
 
 def run_cli(main):
-    """Call main(); turn what the user can mend into one line and exit code 2."""
+    """Call main(). What the user can correct becomes one line on stderr and exit code 2, without a traceback."""
     try:
         main()
     except InputError as error:
         sys.exit(fail(str(error)))
     except MemoryError:
-        sys.exit(fail("out of memory; lower --batch-size, --threads, or the sizes of the network"))
+        sys.exit(fail("out of memory. Lower --batch-size, --threads or the size of the network"))
     except KeyboardInterrupt:
-        print("\nstopped; --checkpoint, if it was given, holds the last whole epoch", file=sys.stderr)
+        print("\nstopped. If --checkpoint was given, its file holds the last complete epoch", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:                                                     # whoever read our output has gone
+    except BrokenPipeError:                                             # the reader of our output has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 
 
 def fail(message):
+    """Print an error message on one line and return the exit code"""
     print("error: " + " ".join(message.split()), file=sys.stderr)
     return 2
 
@@ -2303,21 +2593,21 @@ def fail(message):
 
 def main():
     parser = Parser(description=__doc__)
-    add_load_flag(parser, "train nothing: evaluate the network")
+    add_load_flag(parser, "do not train; evaluate the network")
     add_out_weights_flag(parser)
     add_config_flags(parser)
     args = parser.parse_args()
-    found, config = load_for_evaluation(args.load, args) if args.load is not None else (None, config_from_args(args))
+    network, config = load_for_evaluation(args.load, args) if args.load is not None else (None, config_from_args(args))
     check_config(config)
     check_writable(config.checkpoint, config.out_json, args.out_weights)
     progress = Progress(config.quiet)
     digits = load_digits(config, progress.say)
-    params, history = (found.weights, found.history) if found else train(config, data=digits)
+    params, history = (network.weights, network.history) if network else train(config, data=digits)
     if args.out_weights:
-        save_weights(args.out_weights, found.config if found else config, params, history)
-    with Runner(config.threads, progress=progress) as runner:
+        save_weights(args.out_weights, network.config if network else config, params, history)
+    with Runner(config.threads, progress=progress, n_expected=config.n_test) as runner:
         test = evaluate_test_sets(params, digits, config, runner)
-    report(config, params, history | {"source": digits["source"]}, test, progress.say, found)
+    report(config, params, history | {"source": digits["source"]}, test, progress.say, network)
 
 
 if __name__ == "__main__":

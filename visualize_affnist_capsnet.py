@@ -3,11 +3,11 @@
 # requires-python = ">=3.10"
 # dependencies = ["numpy>=2.0.0", "matplotlib>=3.8.4"]
 # ///
-"""Draws what affnist_capsnet.py finds out, as PNGs: its digits and what a network redraws, trained here or from --load;
-and what all the runs of results/ say, with --results.
+"""Draw figures of affnist_capsnet.py: training and test digits, a network's reconstructions, accuracy of the paper's
+kind of networks at matched validation accuracy, and a forest plot of all results.
 
-    python3 visualize_affnist_capsnet.py --seed 1
-    python3 visualize_affnist_capsnet.py --load --results
+    python3 visualize_affnist_capsnet.py --load --results      # the pretrained network and all runs: seconds
+    python3 visualize_affnist_capsnet.py --seed 1              # train a network first: 3 minutes
 """
 import sys
 from dataclasses import dataclass
@@ -29,50 +29,53 @@ WIDTH = 8                          # inches
 EXPERIMENT = "affnist_capsnet"
 OUTDIR = Path("viz", EXPERIMENT)
 RESULTS = affnist.WEIGHTS.parents[1] / "results"
-TESTS = {                          # of digits: what is new about them to a network that was trained on moved ones
-    "familiar_accuracy": "nothing new:\nmoved digits", "centered_accuracy": "new shapes:\naffine, in the middle",
-    "any_position_accuracy": "new places:\nmoved further", "affine_accuracy": "both:\naffine, anywhere"}
-PAPERS = {                         # setting -> who is compared there, color, marker
-    "matched-accuracy/capsnet": ("the paper's kind of capsules", BLUE, "o"), "matched-accuracy/cnn": ("the paper's kind of CNN", ORANGE, "s"),
-    "matched-accuracy/cnn-dense": ("a CNN that pools", GREEN, "^")}
+TESTS = {                          # metric -> how its test digits differ from the training digits
+    "familiar_accuracy": "familiar:\ntranslated as in training", "centered_accuracy": "novel shapes:\naffine, centered",
+    "any_position_accuracy": "novel positions:\ntranslated further", "affine_accuracy": "both:\naffine, any position"}
+MATCHED = {                        # setting -> network, color, marker
+    "matched-accuracy/capsnet": ("CapsNet (capsnet)", BLUE, "o"),
+    "matched-accuracy/cnn": ("the paper's CNN (cnn)", ORANGE, "s"),
+    "matched-accuracy/cnn-dense": ("CNN with max pooling (cnn-dense)", GREEN, "^")}
 
 
-def affine(label, one, other):
-    """A line of the forest plot: a difference on affine digits anywhere"""
-    return label, one, other, "affine_accuracy"
+def affine(label, first, second):
+    """Return a row of the forest plot: a difference in accuracy on affine digits at any position."""
+    return label, first, second, "affine_accuracy"
 
 
-FOREST = [                         # what render.forest draws
-    "The paper's capsules minus its kind of CNN, stopped alike",
-    *((test.replace("\n", " "), "matched-accuracy/capsnet", "matched-accuracy/cnn", key) for key, test in list(TESTS.items())[1:]),
-    "The same, but after 96,000 digits anywhere",
-    *((test.replace("\n", " "), "any-position/capsnet", "any-position/cnn", key) for key, test in (
-        ("centered_accuracy", "affine, in the middle"), ("affine_accuracy", "affine, anywhere"))),
-    "A CNN that pools minus the paper's capsules, affine anywhere",
-    affine("stopped alike", "matched-accuracy/cnn-dense", "matched-accuracy/capsnet"),
-    affine("after 96,000 digits", "equal-training/cnn-dense", "equal-training/capsnet"),
-    affine("after 96,000 digits anywhere", "any-position/cnn-dense", "any-position/capsnet"),
-    "Shared capsules, affine anywhere, minus",
-    affine("a CNN that averages", "backbone/capsnet-shared", "backbone/cnn-gap"),
-    affine("a CNN that takes the largest", "backbone/capsnet-shared", "backbone/cnn-gmp"),
-    affine("vectors that average, no matrices", "backbone/capsnet-shared", "backbone/vector-gap"),
-    affine("capsules with a matrix for every place", "backbone/capsnet-shared", "backbone/capsnet-iters-1"),
+FOREST = [                         # rows of render.forest: heading, or label, first setting, second setting, metric
+    "capsnet minus cnn (small networks of the paper's kind), matched validation accuracy",
+    *((test.replace("\n", " "), "matched-accuracy/capsnet", "matched-accuracy/cnn", key)
+      for key, test in list(TESTS.items())[1:]),
+    "capsnet minus cnn, each trained on 96,000 digits at any position",
+    *((test, "any-position/capsnet", "any-position/cnn", key) for key, test in (
+        ("centered_accuracy", "affine, centered"), ("affine_accuracy", "affine, any position"))),
+    "CNN with max pooling (cnn-dense) minus capsnet, affine digits",
+    affine("matched validation accuracy", "matched-accuracy/cnn-dense", "matched-accuracy/capsnet"),
+    affine("after 96,000 translated digits", "equal-training/cnn-dense", "equal-training/capsnet"),
+    affine("after 96,000 digits at any position", "any-position/cnn-dense", "any-position/capsnet"),
+    "CapsNet with shared matrices, 1 iteration (capsnet-shared) minus each control, affine digits",
+    affine("CNN with GAP (cnn-gap)", "backbone/capsnet-shared", "backbone/cnn-gap"),
+    affine("CNN with GMP (cnn-gmp)", "backbone/capsnet-shared", "backbone/cnn-gmp"),
+    affine("ten GAP vectors, no matrices (vector-gap)", "backbone/capsnet-shared", "backbone/vector-gap"),
+    affine("one matrix per position (capsnet, 1 iteration)", "backbone/capsnet-shared", "backbone/capsnet-iters-1"),
     "The same, trained on 10 digits of each class",
-    affine("a CNN that averages", "few-10/capsnet-shared", "few-10/cnn-gap"),
-    affine("a CNN that takes the largest", "few-10/capsnet-shared", "few-10/cnn-gmp"),
-    "What each step adds, affine anywhere",
-    affine("matrices and places", "components/transformation", "components/start"),
-    affine("routing, 3 iterations", "components/routing", "components/transformation"),
-    affine("squash", "components/squash", "components/routing"), affine("margin loss", "components/margin", "components/squash"),
-    affine("redrawing", "components/reconstruction", "components/margin")]
+    affine("CNN with GAP (cnn-gap)", "few-10/capsnet-shared", "few-10/cnn-gap"),
+    affine("CNN with GMP (cnn-gmp)", "few-10/capsnet-shared", "few-10/cnn-gmp"),
+    "Effect of each component, added one after another to a CNN with ten GAP vectors, affine digits",
+    affine("transformation matrices and coordinates", "components/transformation", "components/start"),
+    affine("3 routing iterations instead of 1", "components/routing", "components/transformation"),
+    affine("squash", "components/squash", "components/routing"),
+    affine("margin loss", "components/margin", "components/squash"),
+    affine("reconstruction", "components/reconstruction", "components/margin")]
 
 
 @dataclass(frozen=True)
 class Run:
-    """What the figures of a network are drawn from"""
+    """A network and its data, from which the figures are drawn."""
     config: affnist.Config
     weights: dict
-    digits: dict                   # load_digits' result
+    digits: dict                   # of load_digits
     runner: affnist.Runner
 
 
@@ -85,95 +88,101 @@ def new_figure(height, title, note):
     return fig
 
 
-def show(ax, image, title="", color="black"):
+def show_image(ax, image, title="", color="black"):
     ax.imshow(image, cmap="gray_r", vmin=0, vmax=1 if image.dtype.kind == "f" else 255)
     ax.set(xticks=[], yticks=[])
     ax.spines[:].set(visible=True, color="#CCCCCC")
     ax.set_title(title, fontsize=8, pad=3, color=color)
 
 
-def one_of_each(labels):
-    """Index of the first sample of each class"""
+def first_of_each_class(labels):
+    """Return the index of the first sample of each class. Raise InputError if a class has none."""
     if missing := set(range(N_CLASSES)) - set(labels.tolist()):
-        raise InputError(f"there is no digit {min(missing)} among the {len(labels)} that were drawn; raise --n-test, "
-                         "--n-train")
+        raise InputError(f"the {len(labels)} digits drawn include no {min(missing)}. Raise --n-test and --n-train")
     return [int(np.flatnonzero(labels == digit)[0]) for digit in range(N_CLASSES)]
 
 
-def some(run, kind):
-    """The first chunk of a stream of digits, one of each class"""
-    part = next(affnist.stream_digits(run.digits, run.config, kind))
-    rows = one_of_each(part["labels"])
-    return {name: array[rows] for name, array in part.items()}
+def class_examples(run, kind):
+    """Return one test digit of each class, as a dict of images and labels."""
+    chunk = next(affnist.stream_digits(run.digits, run.config, kind))
+    rows = first_of_each_class(chunk["labels"])
+    return {name: array[rows] for name, array in chunk.items()}
 
 
 # ---------------------------------------------------------------- figures
 
-def draw_digits(run):
-    """Training digits, moved; test digits, moved further, in the middle but transformed, and both"""
+def draw_examples(run):
+    """Draw one training digit and one test digit of each kind and class."""
     samples = next(affnist.epoch_samples(run.digits, 0, run.config))
-    shown = [("trained on", samples["images"][one_of_each(samples["labels"])])]
-    kinds = {"any_position": "new places", "centered": "new shapes", "affine": "both: affine"}
-    shown += [(words, some(run, kind)["images"]) for kind, words in (
-        [("test", "tested on")] if run.config.task == "mnist" else kinds.items())]
-    fig = new_figure(0.85 * len(shown) + 0.6, "What networks are trained on, and what they are tested on",
-                     DIGIT_NAMES[run.digits["source"]])
-    for row, (text, images) in zip(fig.subplots(len(shown), N_CLASSES), shown):
-        for ax, image in zip(row, images):
-            show(ax, image)
-        row[0].set_ylabel(text, rotation=0, ha="right", va="center")
+    rows = [("training:\ntranslated", samples["images"][first_of_each_class(samples["labels"])])]
+    kinds = {"any_position": "test: translated\nfurther", "centered": "test: affine,\ncentered",
+             "affine": "test: affine,\nany position"}
+    rows += [(text, class_examples(run, kind)["images"]) for kind, text in (
+        [("test", "test")] if run.config.task == "mnist" else kinds.items())]
+    fig = new_figure(0.85 * len(rows) + 0.6, "Training and test digits, one of each class",
+                     f"{DIGIT_NAMES[run.digits['source']]}, {'x'.join(map(str, samples['images'].shape[1:]))} px; "
+                     "affine: rotated, sheared and scaled")
+    for axes, (text, images) in zip(fig.subplots(len(rows), N_CLASSES), rows):
+        for ax, image in zip(axes, images):
+            show_image(ax, image)
+        axes[0].set_ylabel(text, rotation=0, ha="right", va="center")
     return fig
 
 
-def draw_redrawn(run):
-    """Test digits, and what the longest capsule makes of them"""
-    kinds = [("test", "test")] if run.config.task == "mnist" else [("test", "moved"), ("affine", "affine")]
-    fig = new_figure(1.9 * len(kinds) + 0.7, "Test digits, and each redrawn from its longest capsule",
-                     f"{DIGIT_NAMES[run.digits['source']]}; {run.config.model}; above the redrawn digit what it was "
-                     "named, orange where wrong")
+def draw_reconstructions(run):
+    """Draw one test digit of each class, and its reconstruction from the longest class capsule."""
+    kinds = [("test", "test")] if run.config.task == "mnist" else [("test", "translated"), ("affine", "affine")]
+    fig = new_figure(1.9 * len(kinds) + 0.7, "Test digits and their reconstructions from the longest class capsule",
+                     f"{DIGIT_NAMES[run.digits['source']]}, network {run.config.model}; the number above a "
+                     "reconstruction is the predicted class (orange: wrong)")
     axes = fig.subplots(2 * len(kinds), N_CLASSES)
-    for k, (kind, word) in enumerate(kinds):
-        part = some(run, kind)
-        out = run.runner.forward(run.weights, part, run.config, decode="longest")
-        for j, (image, label) in enumerate(zip(part["images"], part["labels"])):
-            named = int(out["scores"][j].argmax())
-            show(axes[2 * k, j], image)
-            show(axes[2 * k + 1, j], out["recon"][j, 0], f"{named}", "black" if named == label else ORANGE)
-        axes[2 * k, 0].set_ylabel(word, rotation=0, ha="right", va="center")
-        axes[2 * k + 1, 0].set_ylabel("redrawn", rotation=0, ha="right", va="center")
+    for k, (kind, text) in enumerate(kinds):
+        samples = class_examples(run, kind)
+        out = run.runner.forward(run.weights, samples, run.config, decode="longest")
+        for j, (image, label) in enumerate(zip(samples["images"], samples["labels"])):
+            predicted = out["scores"][j].argmax()
+            show_image(axes[2 * k, j], image)
+            show_image(axes[2 * k + 1, j], out["recon"][j, 0], predicted, "black" if predicted == label else ORANGE)
+        axes[2 * k, 0].set_ylabel(text, rotation=0, ha="right", va="center")
+        axes[2 * k + 1, 0].set_ylabel("reconstruction", rotation=0, ha="right", va="center")
     return fig
 
 
-def draw_papers(results):
-    """What capsules and CNNs of the paper's kind name right, by what is new about the digits"""
+def draw_matched_accuracy(results):
+    """Draw accuracy on each kind of test digits, of networks with matched validation accuracy.
+
+    Raise InputError if a setting has no result.
+    """
     from render import mean_and_interval
-    found = {(setting, key): results.samples(EXPERIMENT, setting, "", key) for setting in PAPERS for key in TESTS}
-    if lacking := [setting for (setting, _), values in found.items() if not values]:
-        raise InputError(f"--results {results.folder}: no result of {lacking[0]}; make it first")
-    most = max(map(len, found.values()))
-    fig = new_figure(3.6, "Small networks of the paper's kind, trained on moved digits, stopped alike",
-                     f"means and 95% intervals over up to {most} seeds")
+    accuracies = {(setting, key): results.samples(EXPERIMENT, setting, "", key) for setting in MATCHED for key in TESTS}
+    if missing := [setting for (setting, _), values in accuracies.items() if not values]:
+        raise InputError(f"--results {results.folder}: no result of {missing[0]}. Run it first")
+    has_interval = max(map(len, accuracies.values())) > 1
+    fig = new_figure(3.6, "Small networks of the paper's kind, trained on translated digits to 98% validation accuracy",
+                     "mean and 95% CI over n seeds")
     ax = fig.subplots()
-    for k, (setting, (label, color, marker)) in enumerate(PAPERS.items()):
-        means, halves = zip(*(mean_and_interval(found[setting, key]) for key in TESTS))
-        ax.errorbar(np.arange(len(TESTS)) + 0.15 * (k - 1), means, halves if most > 1 else None, color=color,
-                    marker=marker, markersize=7, capsize=4, linestyle="none", label=label)
+    for k, (setting, (label, color, marker)) in enumerate(MATCHED.items()):
+        means, halves = zip(*(mean_and_interval(accuracies[setting, key]) for key in TESTS))
+        ax.errorbar(np.arange(len(TESTS)) + 0.15 * (k - 1), means, halves if has_interval else None, color=color,
+                    marker=marker, markersize=7, capsize=4, linestyle="none",
+                    label=f"{label}, n = {len(accuracies[setting, 'affine_accuracy'])}")
     ax.set_xticks(range(len(TESTS)), TESTS.values(), fontsize=10)
     ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    ax.set(ylabel="named right", ylim=(0.5, 1))
+    ax.set(ylabel="test accuracy", ylim=(0.5, 1))
     ax.grid(axis="y", alpha=0.3)
     ax.legend(loc="lower left", fontsize=10)
     return fig
 
 
 def draw_network(args, progress):
-    """Its digits and, if it has a decoder, what it redraws"""
-    found, config = affnist.load_for_evaluation(args.load, args) if args.load else (None, affnist.config_from_args(args))
+    """Draw the digits and, if the network has a decoder, its reconstructions."""
+    network, config = affnist.load_for_evaluation(args.load, args) if args.load else (
+        None, affnist.config_from_args(args))
     affnist.check_config(config)
-    figures = {"digits": draw_digits} | ({"redrawn": draw_redrawn} if config.recon_weight else {})
+    figures = {"examples": draw_examples} | ({"reconstructions": draw_reconstructions} if config.recon_weight else {})
     affnist.make_outdir(args.outdir, figures)
     digits = affnist.load_digits(config, progress.say)
-    weights = found.weights if found else affnist.train(config, data=digits)[0] if config.recon_weight else {}
+    weights = network.weights if network else affnist.train(config, data=digits)[0] if config.recon_weight else {}
     with affnist.Runner(config.threads, progress=progress) as runner:
         run = Run(config, weights, digits, runner)
         for name, draw in figures.items():
@@ -181,15 +190,15 @@ def draw_network(args, progress):
 
 
 def draw_results(args, say):
-    """The figures of a folder of results, as results/render.py reads them"""
+    """Draw the figures of a folder of results. Raise InputError if a result is missing or damaged."""
     sys.path.append(str(RESULTS))
     import render
     if not args.results.is_dir():
-        raise InputError(f"--results {args.results}: no such folder; give the one that holds the results")
+        raise InputError(f"--results {args.results}: no such folder. Give the folder that holds the results")
     try:
         results = render.Results(args.results)
-        affnist.make_outdir(args.outdir, ("papers", "forest"))
-        affnist.write_figure(draw_papers(results), args.outdir / "papers.png", say)
+        affnist.make_outdir(args.outdir, ("matched_accuracy", "forest"))
+        affnist.write_figure(draw_matched_accuracy(results), args.outdir / "matched_accuracy.png", say)
         render.forest(results, EXPERIMENT, FOREST, args.outdir / "forest.png", say)
     except (render.InputError, KeyError) as error:
         raise InputError(f"--results {args.results}: {error}") from None
@@ -198,18 +207,18 @@ def draw_results(args, say):
 def main():
     parser = affnist.Parser(description=__doc__)
     parser.add_argument(
-        "--outdir", type=Path, default=OUTDIR, metavar="DIR", help=f"folder for the PNGs (default {OUTDIR})")
-    affnist.add_load_flag(parser, "train nothing: draw what the network redraws")
-    parser.add_argument("--results", nargs="?", type=Path, const=RESULTS, metavar="DIR", help="draw what all runs in "
-                        "this folder say, the figures papers and forest; without DIR in results/; nothing is trained")
+        "--outdir", type=Path, default=OUTDIR, metavar="DIR", help=f"folder for the PNGs (default: {OUTDIR})")
+    affnist.add_load_flag(parser, "draw without training: the network")
+    parser.add_argument("--results", nargs="?", type=Path, const=RESULTS, metavar="DIR", help="draw the figures of all "
+                        "runs in this folder (default: results/), matched_accuracy and forest, without training")
     affnist.add_config_flags(parser)
     args = parser.parse_args()
     for name in "checkpoint", "out_json", "affnist_dir", "eval_split":
         if hasattr(args, name):
-            raise InputError(f"{affnist.flag_name(name)}: means nothing here; leave it out")
+            raise InputError(f"{affnist.flag_name(name)} has no effect on figures. Leave it out")
     progress = affnist.Progress(hasattr(args, "quiet"))
     if args.results and not args.load and (given := affnist.given_settings(args).keys() - {"quiet"}):
-        raise InputError(f"{affnist.flag_name(min(given))}: means nothing to --results; leave it out")
+        raise InputError(f"{affnist.flag_name(min(given))} has no effect with --results. Leave it out")
     if args.results:
         draw_results(args, progress.say)
     if args.load or not args.results:

@@ -1,21 +1,23 @@
 #!/usr/bin/env python3
-"""Draws numbers and tables into README.md and docs/ from the results, and the results logs results/EXPERIMENT/README.md.
+"""Render numbers and tables into README.md and docs/ from the results, and write the results logs
+(results/EXPERIMENT/README.md).
 
     python3 results/render.py              rewrite the documents in place
-    python3 results/render.py --check      say where a document and the results disagree; exit code 1 if one does
-    python3 results/render.py --pictures   draw README's pictures, viz/findings/, from the results
+    python3 results/render.py --check      report where a document and the results disagree; exit code 1 if one does
+    python3 results/render.py --pictures   draw README's figures, viz/findings/, from the results
 
-A number in a document stands between `<!-- value: EXPERIMENT SETTING, KEY -->` and `<!-- end -->`, as in
-`affnist free/shared minus free/gap, affine_accuracy, points`. EXPERIMENT is multimnist, smallnorb or affnist,
-SETTING is TABLE/SETTING of workflow/runs.py, KEY one of a result's, with dots into nested ones. It is the mean over
-seeds +- its 95% t interval, of one seed with the interval that its images give; with `minus` the mean difference,
-paired by seed; with KEY vs KEY another key of the second setting; with KEY once GOAL the first's KEY at the first look
-of its training at which its GOAL was as good as the second's is in the end, of the seeds that got there.
-TABLE+TABLE/SETTING are several draws of the data: the interval is over the draws' means. After the key may stand: plain
-(the mean alone), N digits, percent, points (hundredths), range (the least and the most of the seeds), seeds (how many).
+A number in a document is enclosed by `<!-- value: EXPERIMENT SETTING, KEY -->` and `<!-- end -->`, for example
+`affnist backbone/capsnet-shared minus backbone/cnn-gap, affine_accuracy, points`. EXPERIMENT is multimnist, smallnorb
+or affnist, SETTING is TABLE/SETTING of workflow/runs.py, KEY is a key of a result, with dots into nested ones. The
+number is the mean over seeds +- its 95% t interval; for one seed the interval follows from the test images. With
+`minus` it is the mean difference, paired by seed. KEY vs KEY takes another key of the second setting. KEY once GOAL
+takes the first setting's KEY at the first evaluation during training at which its GOAL was as good as the second's at
+the end, for the seeds that reached it. TABLE+TABLE/SETTING are several draws of the data: the interval is over the
+draws' means. Options after the key: plain (the mean alone), N digits, percent, points (hundredths), range (minimum
+and maximum of the seeds), seeds (their number).
 
-A table's mark holds a line `columns: HEADING = KEY | HEADING = KEY minus first, STYLE | ...` and, a line each, rows
-`LABEL = SETTING`. What a result is, and when it is stale, workflow/result_files.py says.
+A table's mark holds a line `columns: HEADING = KEY | HEADING = KEY minus first, STYLE | ...` and one line per row,
+`LABEL = SETTING`. workflow/result_files.py says what a result is and when it is stale.
 """
 import argparse
 import math
@@ -41,7 +43,7 @@ InputError = capsnet.InputError
 # -------------------------------------------------------------- reading results
 
 class Results:
-    """The results: of an experiment and a setting, "table/setting", a line for each seed"""
+    """The results of a folder: for an experiment and a setting, "table/setting", a line per seed"""
 
     def __init__(self, folder):
         try:
@@ -56,17 +58,18 @@ class Results:
             self.stale |= {key} if stale(name, lines) else set()
 
     def runs(self, experiment, setting):
-        """The results of a setting, by seed; {} if there are none"""
+        """Return the results of a setting by seed; {} if there are none"""
         return self.results.get((experiment, setting), {})
 
     def values(self, experiment, setting, key):
-        """{seed: a number}; of runs that were to stop at an accuracy those that got there"""
+        """Return {seed: number} of a key; runs with --stop-at count only if they reached that accuracy"""
         if (experiment, setting) not in PLANNED:
             raise InputError(f"{experiment} {setting}: workflow/runs.py has no such table and setting")
         return {seed: number(run, key) for seed, run in self.runs(experiment, setting).items() if reached(run)}
 
     def samples(self, experiment, one, other, key):
-        """The numbers whose mean is wanted: a seed each, or, of several draws, the mean over the seeds of each"""
+        """Return the numbers whose mean is asked for: one per seed or, for several draws, the mean over seeds of each
+        draw"""
         tables, _, setting = one.partition("/")
         draws = tables.split("+")
         others = other.partition("/")[0].split("+") if other else draws
@@ -90,24 +93,24 @@ class Results:
         return [value for value in values.values() if value is not None]
 
     def images_interval(self, experiment, setting, key):
-        """The interval that its images give the only result of a setting, if it has one; else None"""
+        """Return the 95% interval from the test images if a setting has one result that holds it, else None"""
         found = list(self.runs(experiment, setting).values())
         return found[0].get(f"{key}_ci95") if len(found) == 1 else None
 
 
 def reached(run):
-    """Whether a run that was to stop at an accuracy on validation digits got there; any other run: True"""
+    """Return whether a run with --stop-at reached that accuracy on validation samples; True for other runs"""
     goal = run.get("config", {}).get("stop_at")
     return not goal or max(run["history"]["val_accuracy"]) >= goal
 
 
 def once(history, key, goal, enough):
-    """A key at the first look of a history at which another was good enough; None if it never was"""
+    """Return a key at the first evaluation of a history at which another key was good enough; None if it never was"""
     return next((found for found, reached in zip(history[key], history[goal]) if reached >= enough), None)
 
 
 def number(run, key):
-    """What stands in a result under a key, with dots into what is nested"""
+    """Return a result's value of a key, with dots into nested values"""
     value = run
     for part in key.split("."):
         value = value[int(part)] if isinstance(value, list) else value[part]
@@ -120,7 +123,7 @@ T95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622) 
 
 
 def mean_and_interval(values):
-    """Mean and half the width of its 95% t interval, nan for one value"""
+    """Return the mean and half the width of its 95% t interval, nan for one value"""
     df = len(values) - 1
     if df < 1:
         return float(np.mean(values)), math.nan
@@ -132,7 +135,7 @@ STYLES = {"percent": (100, 1, "%"), "points": (100, 1, "")}             # factor
 
 
 def drawn(results, experiment, one, other, key, styles=()):
-    """One number as text; "not run" where nothing is"""
+    """Return one number as text; "not run" if there is no result"""
     values = results.samples(experiment, one, other, key)
     if "seeds" in styles:
         return str(len(values))
@@ -160,17 +163,18 @@ def styles_of(words):
 
 
 def parts_of(text, mark):
-    """Words between a mark, each stripped"""
+    """Return the stripped parts of a text between a mark"""
     return [part.strip() for part in text.split(mark)]
 
 
 def value(results, text):
-    """The number that a mark asks for"""
+    """Return the number that a mark asks for, as text"""
     return drawn(results, *asked(text))
 
 
 def asked(text):
-    """EXPERIMENT SETTING[ minus SETTING], KEY[, STYLE, ...] -> experiment, one setting, the other, key, styles"""
+    """Parse EXPERIMENT SETTING[ minus SETTING], KEY[, STYLE, ...]. Return experiment, setting, other setting, key,
+    styles"""
     what, *rest = parts_of(text, ",")
     short, _, pair = what.partition(" ")
     if short not in SHORT or not rest:
@@ -187,7 +191,7 @@ def markdown(header, rows):
 
 
 def table(results, text):
-    """The table that a mark describes, and how many seeds it rests on"""
+    """Return the table that a mark describes, and the line on its seeds"""
     short, columns, *rows = *(line.strip() for line in text.splitlines() if line.strip()), "", ""
     rows = [row for row in rows if row]
     if short not in SHORT or not columns.startswith("columns: ") or not all(" = " in row for row in rows):
@@ -209,7 +213,7 @@ def table(results, text):
 
 
 def seeds_line(results, experiment, settings):
-    """How many seeds some settings have, of how many that are planned; which results are stale"""
+    """Return how many seeds some settings have, of how many planned, and which results are stale"""
     settings = [f"{table}/{setting.partition('/')[2]}" for setting in settings
                 for table in setting.partition("/")[0].split("+")]
     made = [len(results.runs(experiment, setting)) for setting in settings]
@@ -223,19 +227,20 @@ def seeds_line(results, experiment, settings):
 
 # -------------------------------------------------------------- the results logs
 
-HEADINGS = {                       # the numbers of a run that a results log's table shows, where there are some
-    "test_exact_match": "both digits", "test_accuracy": "test", "familiar_accuracy": "moved",
-    "any_position_accuracy": "moved further", "centered_accuracy": "affine, in the middle", "affine_accuracy": "affine",
-    "familiar": "familiar views", "novel": "new views", "test_recon_mse": "error per pixel"}
+HEADINGS = {                       # metrics shown in a results log's tables, if a run has them
+    "test_exact_match": "exact match", "test_accuracy": "test", "familiar_accuracy": "translated",
+    "any_position_accuracy": "any position", "centered_accuracy": "affine, centered", "affine_accuracy": "affine",
+    "familiar": "familiar", "novel": "novel", "test_recon_mse": "reconstruction MSE"}
 
 
 def results_log(results, experiment):
-    """All tables of all runs of an experiment, generated"""
+    """Return the results log of an experiment: a table for each table of runs"""
     title = (ROOT / "docs" / f"{experiment}.md").read_text().splitlines()[0].removeprefix("# ")
-    text = [f"# {title}: results log", "Every run behind the chapter, generated from the `.jsonl` files beside it by "
-            "`python3 results/render.py`. A run's line there has everything: settings, versions, machine, history.",
-            "Mean +- 95% t interval over seeds; behind the slash half the 95% interval that the test images give one "
-            "run. Of runs that stop at an accuracy, those that reached it. Nobody needs to read this."]
+    text = [f"# {title}: results log", "Every run behind the chapter, generated from the `.jsonl` files in this folder "
+            "by `python3 results/render.py`. Each line of these files holds a run's settings, versions, machine and "
+            "history.",
+            "Mean +- 95% t interval over seeds; after the slash, half the width of the 95% interval of one run, from "
+            "its test images. Runs with --stop-at count only if they reached that accuracy."]
     tables = {}
     for (name, setting), planned in PLANNED.items():
         if name == experiment:
@@ -247,7 +252,7 @@ def results_log(results, experiment):
 
 
 def log_table(results, experiment, rows):
-    """rows: (setting, its planned runs)"""
+    """Return a table of a results log. rows: (setting, its planned runs)"""
     found = {setting: list(results.runs(experiment, setting).values()) for setting, _ in rows}
     some = [run for results in found.values() for run in results]
     keys = [key for key in HEADINGS if any(run.get(key) is not None for run in some)]
@@ -269,7 +274,7 @@ def log_table(results, experiment, rows):
 
 
 def log_cell(results, experiment, setting, key):
-    """A number of a results log: of no seed that reached its goal, nothing"""
+    """Return a number of a results log; empty if not every seed has it"""
     try:
         return drawn(results, experiment, setting, "", key)
     except (KeyError, IndexError, TypeError):              # not every seed has it
@@ -277,80 +282,88 @@ def log_cell(results, experiment, setting, key):
 
 
 def made_with(results, experiment, settings):
-    """The machines and versions of some settings' results, and which are stale"""
+    """Return the machines and versions of some settings' results, and which are stale"""
     found = [run for setting in settings for run in results.runs(experiment, setting).values()]
     machines = sorted({f"{run['machine']['processor']}, Python {run['versions']['python']}, NumPy "
                        f"{run['versions']['numpy']}" for run in found})
     old = [setting.split("/")[1] for setting in settings if (experiment, setting) in results.stale]
-    return "; ".join(machines) + "." * bool(machines) + (f" **Stale**, to be made again: {', '.join(old)}." if old
+    return "; ".join(machines) + "." * bool(machines) + (f" **Stale**, to be run again: {', '.join(old)}." if old
                                                          else "")
 
 
 # -------------------------------------------------------------- pictures
 
-PICTURES = {                       # README's: name -> what is along the axis, then rows LABEL, MARK, or headings
-    "place": ("share of affine digits named right", [
-        "anywhere on the canvas, stopped at equal accuracy",
-        ("capsules, the paper's kind", "affnist matched-accuracy/capsnet, affine_accuracy"),
-        ("the paper's CNN for MNIST, narrow", "affnist matched-accuracy/cnn, affine_accuracy"),
-        ("a CNN that pools", "affnist matched-accuracy/cnn-dense, affine_accuracy"),
-        "in the middle of the canvas, stopped alike",
-        ("capsules, the paper's kind", "affnist matched-accuracy/capsnet, centered_accuracy"),
-        ("the paper's CNN for MNIST, narrow", "affnist matched-accuracy/cnn, centered_accuracy"),
-        ("a CNN that pools", "affnist matched-accuracy/cnn-dense, centered_accuracy"),
-        "anywhere, after as many digits",
-        ("capsules, the paper's kind", "affnist equal-training/capsnet, affine_accuracy"),
-        ("a CNN that pools", "affnist equal-training/cnn-dense, affine_accuracy")]),
-    "pooling": ("share of affine digits named right", [
-        ("the best capsules", "affnist backbone/capsnet-shared, affine_accuracy"),
-        ("ten vectors of a CNN, averaged", "affnist backbone/vector-gap, affine_accuracy"),
-        ("a CNN that averages", "affnist backbone/cnn-gap, affine_accuracy"),
-        ("capsules, a matrix for every place", "affnist backbone/capsnet, affine_accuracy"),
-        ("a CNN with a hidden layer", "affnist backbone/cnn-dense, affine_accuracy")]),
-    "routing": ("share named right", [
-        "capsules for affine digits", ("with routing", "affnist backbone/capsnet, affine_accuracy"),
-        ("the same, switched off", "affnist backbone-uniform/capsnet, affine_accuracy"),
-        "two digits at once; parts see all of a digit",
-        ("with routing", "multimnist main/deep, test_exact_match"),
-        ("the same, switched off", "multimnist main-uniform/deep, test_exact_match"),
-        "two digits at once; parts see half a digit", ("with routing", "multimnist half-digit/iters-3, test_exact_match"),
-        ("the same, switched off", "multimnist half-digit-uniform/iters-3, test_exact_match"),
-        ("trained without", "multimnist half-digit/iters-1, test_exact_match"),
-        "EM routing, toys from new azimuths", ("with routing", "smallnorb heads-azimuth/matrix-head, novel"),
-        ("trained without", "smallnorb heads-azimuth/matrix-head-iters-1, novel")]),
-    "sure": ("how often surer of a digit than of random pixels (a coin: 0.5)", [
-        ("the best capsules, by length", "affnist probes/capsnet-shared, detection.noise.length"),
-        ("ten vectors of a CNN, by length", "affnist probes/vector-gap, detection.noise.length"),
-        ("capsules, a matrix for every place", "affnist probes/capsnet, detection.noise.length"),
-        ("a CNN that averages, by softmax", "affnist probes/cnn-gap, detection.noise.probability")])}
+BLUE, GRAY = "#0072b2", "#999999"  # Okabe & Ito's blue, color-blind safe; of capsule networks, and of their controls
+PICTURES = {                       # README's figures: name -> axis label, then headings, or rows LABEL, COLOR, MARK
+    "place": ("accuracy on affine test digits", [
+        "affine digits at any position, networks at matched validation accuracy",
+        ("CapsNet (capsnet)", BLUE, "affnist matched-accuracy/capsnet, affine_accuracy"),
+        ("the paper's CNN, 1/16 width (cnn)", GRAY, "affnist matched-accuracy/cnn, affine_accuracy"),
+        ("CNN with max pooling (cnn-dense)", GRAY, "affnist matched-accuracy/cnn-dense, affine_accuracy"),
+        "affine digits at the center of the canvas, networks at matched validation accuracy",
+        ("CapsNet (capsnet)", BLUE, "affnist matched-accuracy/capsnet, centered_accuracy"),
+        ("the paper's CNN, 1/16 width (cnn)", GRAY, "affnist matched-accuracy/cnn, centered_accuracy"),
+        ("CNN with max pooling (cnn-dense)", GRAY, "affnist matched-accuracy/cnn-dense, centered_accuracy"),
+        "affine digits at any position, each network trained on 96,000 digits",
+        ("CapsNet (capsnet)", BLUE, "affnist equal-training/capsnet, affine_accuracy"),
+        ("CNN with max pooling (cnn-dense)", GRAY, "affnist equal-training/cnn-dense, affine_accuracy")]),
+    "pooling": ("accuracy on affine test digits", [
+        ("CapsNet, shared matrices (capsnet-shared)", BLUE, "affnist backbone/capsnet-shared, affine_accuracy"),
+        ("ten GAP vectors, no matrices (vector-gap)", GRAY, "affnist backbone/vector-gap, affine_accuracy"),
+        ("CNN with global average pooling (cnn-gap)", GRAY, "affnist backbone/cnn-gap, affine_accuracy"),
+        ("CapsNet, one matrix per position (capsnet)", BLUE, "affnist backbone/capsnet, affine_accuracy"),
+        ("CNN with a hidden layer (cnn-dense)", GRAY, "affnist backbone/cnn-dense, affine_accuracy")]),
+    "routing": ("test accuracy", [
+        "affine digits (capsnet)",
+        ("trained and tested with 3 iterations", BLUE, "affnist backbone/capsnet, affine_accuracy"),
+        ("trained with 3, tested with 1 (uniform)", GRAY, "affnist backbone-uniform/capsnet, affine_accuracy"),
+        "MultiMNIST, exact match: receptive fields larger than a digit (capsnet)",
+        ("trained and tested with 3 iterations", BLUE, "multimnist main/deep, test_exact_match"),
+        ("trained with 3, tested with 1 (uniform)", GRAY, "multimnist main-uniform/deep, test_exact_match"),
+        "MultiMNIST, exact match: receptive fields of half a digit (capsnet)",
+        ("trained and tested with 3 iterations", BLUE, "multimnist half-digit/iters-3, test_exact_match"),
+        ("trained with 3, tested with 1 (uniform)", GRAY, "multimnist half-digit-uniform/iters-3, test_exact_match"),
+        ("trained and tested with 1 (uniform)", GRAY, "multimnist half-digit/iters-1, test_exact_match"),
+        "toys at novel azimuths, EM routing (matrix-head)",
+        ("trained and tested with 2 iterations", BLUE, "smallnorb heads-azimuth/matrix-head, novel"),
+        ("trained and tested with 1 (uniform)", GRAY, "smallnorb heads-azimuth/matrix-head-iters-1, novel")]),
+    "sure": ("AUROC of the network's confidence, digits against uniform noise (chance 0.5)", [
+        ("capsnet-shared, longest capsule", BLUE, "affnist probes/capsnet-shared, detection.noise.length"),
+        ("vector-gap, longest class vector", GRAY, "affnist probes/vector-gap, detection.noise.length"),
+        ("capsnet, longest capsule", BLUE, "affnist probes/capsnet, detection.noise.length"),
+        ("cnn-gap, largest softmax probability", GRAY, "affnist probes/cnn-gap, detection.noise.probability")])}
 
 
 def pictures(results, folder, say=print):
-    """README's pictures: bars of means, and a dot for each seed"""
+    """Draw README's figures into a folder: a bar for each mean, a dot for each seed. Raise InputError if a result is
+    missing."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, (along, rows) in PICTURES.items():
+    for name, (axis_label, rows) in PICTURES.items():
         fig, axes = figure(len(rows))
+        labels = []
         for y, row in enumerate(rows):
             if isinstance(row, str):
+                labels.append("")
                 heading(axes, y, row)
                 continue
-            experiment, one, _, key, _ = asked(row[1])
-            values = results.samples(experiment, one, "", key)
+            label, color, mark = row
+            experiment, setting, _, key, _ = asked(mark)
+            values = results.samples(experiment, setting, "", key)
             if not values:
-                raise InputError(f"{one}: has not been run, and the picture {name} needs it")
-            color = "#0072b2" if "capsules" in row[0] or "routing" in row[0] else "#999999"
+                raise InputError(f"{setting} has no result, and the figure {name} needs it. Run it first")
             mean = sum(values) / len(values)
+            labels.append(f"{label}  (n = {len(values)})")
             axes.barh(y, mean, color=color, height=0.7)
             axes.text(1.01, y, f"{mean:.3f}", va="center")
             axes.plot(values, [y] * len(values), "o", color="black", markersize=4)
-        axes.set_yticks(range(len(rows)), ["" if isinstance(row, str) else row[0] for row in rows])
+        axes.set_yticks(range(len(rows)), labels)
         axes.set_xlim(0, 1)
-        axes.set_xlabel(f"{along}; a dot is a seed")
+        fig.supxlabel(f"{axis_label}\nbar and number: mean over n seeds; dot: one seed", fontsize="medium")
         capsnet.write_figure(fig, folder / f"{name}.png", say)
 
 
 def figure(n_rows):
-    """A figure of rows, from top to bottom -> (figure, its axes)"""
+    """Return a figure with n_rows rows, numbered from top to bottom, and its axes."""
     import matplotlib
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -363,14 +376,17 @@ def figure(n_rows):
 
 
 def heading(axes, y, text):
-    """Of a group of rows"""
-    axes.text(0.005, y, text, transform=axes.get_yaxis_transform(), va="center", fontweight="bold",
-              bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
+    """Write the heading of a group of rows into row y, from the left edge of the figure."""
+    axes.annotate(text, (0.01, y), xycoords=("figure fraction", "data"), va="center", fontweight="bold",
+                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 1}, in_layout=False)
 
 
-def forest(results, experiment, lines, path, say=print):
-    """A figure of differences with their intervals. lines: (label, one setting, the other, key), or a heading; a
-    difference that has not been run is left out"""
+def forest(results, experiment, lines, path, say=print, metric="accuracy"):
+    """Draw a forest plot: the mean of each paired difference with its 95% t interval.
+
+    lines: (label, first setting, second setting, metric key), or a heading. Differences without results, and headings
+    without differences, are left out. metric: what the axis calls the metric.
+    """
     rows = []
     for line in lines:
         values = [] if isinstance(line, str) else results.samples(experiment, *line[1:])
@@ -384,14 +400,15 @@ def forest(results, experiment, lines, path, say=print):
             continue
         mean, half = (100 * part for part in mean_and_interval(values))
         half = half if math.isfinite(half) else 0
-        color = "#0072b2" if half and abs(mean) > half else "#888888"
+        color = BLUE if half and abs(mean) > half else "#888888"
         axes.plot([mean - half, mean + half], [y, y], color=color, linewidth=2)
         axes.plot([mean], [y], "o" if half else "D", color=color, markersize=6)
     axes.axvline(0, color="black", linewidth=1)
     axes.set_yticks(range(len(rows)), ["" if values is None else f"{label}  (n = {len(values)})"
                                        for label, values in rows])
-    fig.supxlabel("difference, points of accuracy: mean and 95% interval over n seeds, or n sets\n"
-                  "gray: not told from zero; diamond: one seed, no interval", fontsize=9)
+    unit = "seeds, or n sets of toys" if any("+" in line[1] for line in lines) else "seeds"
+    fig.supxlabel(f"difference in {metric}, percentage points: mean and 95% CI over n {unit}\n"
+                  "blue: 95% CI excludes zero; gray: includes zero; diamond: one seed, no CI", fontsize=9)
     capsnet.write_figure(fig, path, say)
 
 
@@ -402,7 +419,7 @@ PART = re.compile(r"<!--\s*(?:table|value|end)\b.*?-->", re.S)
 
 
 def rendered(text, results, name):
-    """A document's text with every table and number put in anew"""
+    """Return a document's text with every table and number rendered again"""
     if damaged := PART.search(MARK.sub("", text)):           # what is no whole mark would take the text to the next end
         raise InputError(f"{name}: {damaged[0]!r} is no whole mark; write <!-- table: ... --> or <!-- value: ... -->, "
                          "and after its text <!-- end -->; nothing was changed")
@@ -422,11 +439,12 @@ def rendered(text, results, name):
 
 
 def documents(root):
+    """Return the paths of the documents"""
     return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
 
 
 def render(root, folder, check=False, into=None, say=print):
-    """Rewrite the documents, or only compare, or write them into another folder -> how many differ"""
+    """Rewrite the documents, or only compare them, or write them into another folder. Return how many differ."""
     if not Path(folder).is_dir():
         raise InputError(f"--results {folder}: no such folder; give the one that holds the results")
     results, texts = Results(folder), {path: path.read_text() for path in documents(root)}

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""What nearest neighbors name of the third experiment's digits: the strongest of the cheap baselines.
+"""Measure how accurately the nearest training image classifies affNIST digits: the strongest cheap baseline.
 
     python3 tests/bench_affnist_nearest.py [--n-known N] [--n-per-class N] --digits mnist
 
-Known are MNIST's first 55,000 training images, or so many of each class, those that the networks of that seed are
-trained on, each moved at random once, as the networks see them. A digit is named after the one whose pixels are
-nearest, in Euclidean distance, both moved by whole pixels so that the center of their ink lies in the middle. So it is
-told that place does not matter, which the networks have to learn; nothing of turning, shearing and stretching.
+The known digits are MNIST's 55,000 training images or, with --n-per-class, the images of each class on which the
+networks of the same seed are trained. Each of them is translated once at random, as in training. A test digit gets the
+label of the known digit at the smallest Euclidean distance between pixels, after both are translated by whole pixels
+so that the center of mass of their ink is at the center of the canvas. This builds invariance to translation into the
+baseline, which the networks have to learn; rotation, shear and scale are not corrected.
 """
 import sys
 from pathlib import Path
@@ -19,21 +20,24 @@ from bench_multimnist_nearest import in_the_middle, nearest
 
 
 def accuracies(known, labels, digits, config):
-    """-> {test: accuracy, its Wilson interval under test_ci95}"""
-    known, found = in_the_middle(known).astype(np.float32) / 255, {}
-    for key, kind, _ in affnist.TEST_SETS["affnist"][:4]:
-        right = np.concatenate([nearest(known, labels, in_the_middle(part["images"])) == part["labels"]
-                                for part in affnist.stream_digits(digits, config, kind)])
-        found |= {key: right.mean().item(), f"{key}_ci95": affnist.wilson_interval(right.sum().item(), len(right))}
-    return found
+    """Return the accuracy on each test set, {key: accuracy}, and its 95% Wilson interval, {key_ci95: (low, high)}.
+
+    known: (m, side, side) uint8. labels: (m,). digits: from load_digits.
+    """
+    known, metrics = in_the_middle(known).astype(np.float32) / 255, {}
+    for key, kind, _ in affnist.TEST_SETS["affnist"][:4]:                               # but affNIST's own files
+        hits = np.concatenate([nearest(known, labels, in_the_middle(chunk["images"])) == chunk["labels"]
+                               for chunk in affnist.stream_digits(digits, config, kind)])
+        metrics |= {key: hits.mean().item(), f"{key}_ci95": affnist.wilson_interval(hits.sum().item(), len(hits))}
+    return metrics
 
 
 def main():
     parser = affnist.Parser(__doc__)
     for flag, default, text in (
-            ("--n-known", 55000, "known digits"), ("--n-test", 10000, "test digits"), ("--seed", 0, "of the digits"),
-            ("--n-per-class", 0, "known digits of each class, in place of --n-known")):
-        parser.add_argument(flag, type=int, default=default, metavar="N", help=f"{text} (default {default})")
+            ("--n-known", 55000, "known digits"), ("--n-test", 10000, "test digits"), ("--seed", 0, "random seed"),
+            ("--n-per-class", 0, "known digits per class; 0: --n-known digits of any class")):
+        parser.add_argument(flag, type=int, default=default, metavar="N", help=f"{text} (default: {default})")
     parser.add_argument("--digits", choices=("auto", "mnist", "synthetic"), default="auto", help="as the experiment's")
     parser.add_argument("--mnist-dir", default="", metavar="DIR", help="as the experiment's")
     parser.add_argument("--out-json", default="", metavar="FILE", help="write settings and results to this file")
@@ -46,12 +50,13 @@ def main():
     digits = affnist.load_digits(config)
     parts = list(affnist.epoch_samples(digits, 0, config))
     known, labels = (np.concatenate([part[name] for part in parts]) for name in ("images", "labels"))
-    found = accuracies(known, labels, digits, config)
-    print(f"nearest of {len(known):,}: " + ", ".join(f"{key} {found[key]:.4f}" for key in list(found)[::2]))
+    metrics = accuracies(known, labels, digits, config)
+    scores = ", ".join(f"{key} {metrics[key]:.4f}" for key in list(metrics)[::2])
+    print(f"accuracy of the nearest of {len(known):,} known digits: {scores}")
     if args.out_json:
         untrained = {"source": digits["source"], "epochs": [], "seconds": 0.0, "steps": 0}
         affnist.write_json(args.out_json, affnist.make_result(
-            config, {}, untrained, {"nearest": found, "bench": {"n_known": len(known)}}))
+            config, {}, untrained, {"nearest": metrics, "bench": {"n_known": len(known)}}))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Golden values: what every network of the results computes on tiny data, in float64.
 
-    python3 tests/golden.py            report the golden values that the code no longer reproduces; exit code 1 if any
-    python3 tests/golden.py --write    store what the code computes now; results whose golden values changed are then stale
+    python3 tests/golden.py            report golden values that the code no longer reproduces; exit code 1 if any
+    python3 tests/golden.py --write    store what the code computes now; results of changed golden values become stale
 
 Golden values belong to a set of flags of workflow/runs.py without those that only set sizes. They hold a digest of the
 samples drawn, the loss terms of every step of two tiny epochs of the real training loop, the norm of every gradient of
@@ -45,7 +45,8 @@ def tiny_config(experiment, flags):
     parser = module.Parser()
     module.add_config_flags(parser)
     config = module.config_from_args(parser.parse_args(shlex.split(flags)))
-    kept = [f.name for f in module.options(config) if f.name in SIZES and module.is_applicable(f, config)]
+    kept = [f.name for f in module.options(config) if f.name in SIZES and module.is_applicable(module.limits(f.name),
+                                                                                               config)]
     return dataclasses.replace(config, **{name: SIZES[name] for name in kept})
 
 
@@ -73,7 +74,7 @@ def few_views(experiment, config):
                 np.random.default_rng(0).permutation(len(rows)))
         data[name] = {key: array[rows[:n]] for key, array in data[name].items()}
     if config.data == "toys":
-        module.add_toy_images(data, config.toy_seed, lambda *_, **__: None, 1)
+        module.add_toy_images(data, config.toy_seed, threads=1)
     return data
 
 

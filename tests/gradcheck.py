@@ -1,4 +1,4 @@
-"""Gradients against centerd differences, in float64."""
+"""Gradients against centered differences, in float64."""
 from types import SimpleNamespace
 
 import numpy as np

@@ -107,13 +107,13 @@ class Calls:
     """A plugin of pytest's that notes which tests call which functions of a script, the quickest first"""
 
     def __init__(self, script):
-        self.file, self.took, self.evaluate_test_sets = str(ROOT / f"{script}.py"), {}, collections.defaultdict(set)
+        self.file, self.took, self.tests_of = str(ROOT / f"{script}.py"), {}, collections.defaultdict(set)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
         def look(frame, event, _):
             if frame.f_code.co_filename == self.file:
-                self.evaluate_test_sets[frame.f_code.co_name].add(item.nodeid)
+                self.tests_of[frame.f_code.co_name].add(item.nodeid)
         for function in vars(sys.modules[Path(self.file).stem]).values():
             getattr(function, "cache_clear", int)()
         start = time.perf_counter()
@@ -124,7 +124,7 @@ class Calls:
         return result
 
     def of(self, function):
-        return sorted(self.evaluate_test_sets[function], key=self.took.get)
+        return sorted(self.tests_of[function], key=self.took.get)
 
 
 def calls_of(script):

@@ -150,7 +150,7 @@ def conv_caps_reference(pose, active, W, beta_u, beta_a, n_iters, stride):
 
 def field(place, config):
     """First and last pixel, on one axis, that the last places of capsules see, one layer below the other"""
-    down = {"matrix-capsnet": ((3, 1), (3, 2), (1, 1), (5, 2)),                                          # (kernel, stride)
+    down = {"matrix-capsnet": ((3, 1), (3, 2), (1, 1), (5, 2)),  # (kernel, stride)
             "backbone": ((3, 1), (2, 2), (3, 1), (3, 1), (2, 2), (3, 1), (3, 1))}
     first = last = place
     for kernel, stride in down["matrix-capsnet" if config.model == "matrix-capsnet" else "backbone"]:
@@ -279,7 +279,7 @@ def cnn_reference(p, image, config):
         x = max_pool(conv(padded(max_pool(conv(padded(image), "conv1"))), "conv2"))
         return linear(np.maximum(linear(x.reshape(-1), "fc1"), 0), "fc2")
     x = trunk_reference(p, image)
-    for axis in (1, 0) if config.coordinates else ():                                        # x, then y, of 5 by 5 places
+    for axis in (1, 0) if config.coordinates else ():  # x, then y, of 5 by 5 places
         at = (4 * np.arange(5.0) + 7.5 - 15.5) / 16                                     # fields of 16 px, 4 px apart
         x = np.concatenate([x, np.moveaxis(np.broadcast_to(at, (1, 5, 5)), -1, 1 + axis)[0][..., None]], -1)
     return linear(normal_conv(p, x, "conv5").mean((0, 1)), "fc1")

@@ -46,7 +46,7 @@ def test_results_have_the_promised_keys(toy_run):
         assert len(results[f"{key}_per_class"]) == 10 and results[f"{key}_recon_mse"] > 0
     assert results["source"] == "synthetic" and "test_accuracy" not in results and "real_affine_accuracy" not in results
     assert results["history"]["epoch"] == [1] and len(results["hit_bits"]) == 4
-    assert "moved test digits" in toy_run.stdout and "affine test digits" in toy_run.stdout
+    assert "translated digits  " in toy_run.stdout and "affine digits, any position  " in toy_run.stdout
     assert "SYNTHETIC digits" in toy_run.stdout and "going on" not in toy_run.stdout
 
 
@@ -54,13 +54,13 @@ def test_mnists_task_has_one_test(cli, tmp_path):
     code, out, stderr = cli("experiment", *TOY, "--task", "mnist", "--model", "cnn-gap", "--out-json", "r.json")
     assert code == 0, stderr
     found = json.loads((tmp_path / "r.json").read_text())
-    assert "test_accuracy" in found and "affine_accuracy" not in found and "moved test" not in out
+    assert "test_accuracy" in found and "affine_accuracy" not in found and "affine digits" not in out
 
 
-BAD = {"--task mnist --affnist-dir x": "--affnist-dir: means nothing",
+BAD = {"--task mnist --affnist-dir x": "--affnist-dir x applies to --task affnist, not to mnist",
        "--affnist-dir nowhere": "--affnist-dir nowhere: no test_batches",
-       "--eval-split val --n-test 6000": "--n-test 6000: with --eval-split val there are 5000 digits",
-       "--batch-size 65": "--batch-size", "--n-per-class 5000": "--n-per-class 5000: of one digit there are",
+       "--eval-split val --n-test 6000": "--n-test 6000: --eval-split val has 5000 digits",
+       "--batch-size 65": "--batch-size", "--n-per-class 5000": "--n-per-class 5000: one class has only",
        "--load nothing.npz": "nothing.npz: No such file", "--mnist-dir nowhere --digits mnist": "nowhere"}
 
 
@@ -78,11 +78,11 @@ def test_bad_input_is_one_line_and_leaves_no_file(cli, tmp_path, flags):
 def test_figures_at_toy_size(cli, toy_run, tmp_path):
     code, _, stderr = cli("figures", "--load", toy_run.weights, "--n-test", 64, "--outdir", tmp_path / "a")
     assert code == 0, stderr
-    assert {path.stem for path in (tmp_path / "a").glob("*.png")} == {"digits", "redrawn"}
+    assert {path.stem for path in (tmp_path / "a").glob("*.png")} == {"examples", "reconstructions"}
     code, _, stderr = cli("figures", *TOY, "--model", "capsnet", "--task", "mnist", "--outdir", tmp_path / "b",
                           "--quiet")
     assert code == 0, stderr
-    assert {path.stem for path in (tmp_path / "b").glob("*.png")} == {"digits", "redrawn"}
+    assert {path.stem for path in (tmp_path / "b").glob("*.png")} == {"examples", "reconstructions"}
 
 
 @pytest.fixture
@@ -90,8 +90,10 @@ def results(tmp_path):
     """A folder with two seeds of some settings that the figures of results show"""
     folder = tmp_path / "results"
     (folder / figures.EXPERIMENT).mkdir(parents=True)
-    for table, names in ("matched-accuracy", ("capsnet", "cnn", "cnn-dense")), ("backbone", ("capsnet-shared", "cnn-gap")):
-        lines = [{"setting": name, "seed": seed, "generation": 1, "experiment": figures.EXPERIMENT, "config": {"seed": seed}}
+    for table, names in ("matched-accuracy", ("capsnet", "cnn", "cnn-dense")), ("backbone",
+                                                                                ("capsnet-shared", "cnn-gap")):
+        lines = [{"setting": name, "seed": seed, "generation": 1, "experiment": figures.EXPERIMENT,
+                  "config": {"seed": seed}}
                  | {key: 0.9 + seed / 100 for key in figures.TESTS} for name in names for seed in (0, 1)]
         path = folder / figures.EXPERIMENT / f"{table}.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -99,15 +101,17 @@ def results(tmp_path):
 
 
 def test_figures_of_results(results, tmp_path, cli):
-    call, papers = ("figures", "--results", results, "--quiet"), results / figures.EXPERIMENT / "matched-accuracy.jsonl"
+    call = "figures", "--results", results, "--quiet"
+    matched = results / figures.EXPERIMENT / "matched-accuracy.jsonl"
     assert cli(*call, "--outdir", tmp_path / "f") == (0, "", "")
-    assert {path.stem for path in (tmp_path / "f").glob("*.png")} == {"papers", "forest"}
-    lines = papers.read_text()
+    assert {path.stem for path in (tmp_path / "f").glob("*.png")} == {"matched_accuracy", "forest"}
+    lines = matched.read_text()
     for text, said in ("{", "not a result"), (lines.replace("any_position_accuracy", "p"), "any_position_accuracy"), (
             "", "no result of matched-accuracy/capsnet"):
-        papers.write_text(text)
+        matched.write_text(text)
         code, _, stderr = cli(*call, "--outdir", tmp_path / "new")
-        assert code == 2 and said in stderr and stderr.count("\n") == 1 and not (tmp_path / "new/papers.png").exists()
+        assert code == 2 and said in stderr and stderr.count("\n") == 1
+        assert not (tmp_path / "new/matched_accuracy.png").exists()
 
 
 def test_every_difference_of_the_forest_plot_is_planned():
@@ -133,10 +137,10 @@ def test_a_film_at_toy_size(cli, toy_run, tmp_path):
 
 REFUSED = {
     "film": {"--frames 1": "--frames", "--index 5000": "--index", "--out no/x.gif": "no/x",
-             "--out x.png": ".gif", "--out-json x.json": "--out-json", "--n-test 9": "--n-test: means nothing",
+             "--out x.png": ".gif", "--out-json x.json": "--out-json", "--n-test 9": "--n-test has no effect",
              "--index 1 2 3 4 5": "digits 5", "--load nothing.npz": "No such file"},
     "figures": {"--out-json x.json": "--out-json", "--load nothing.npz": "No such file", "--results nowhere": "no such",
-                "--results . --seed 0": "--seed: means nothing to --results", "--outdir /dev/null/x": "--outdir"}}
+                "--results . --seed 0": "--seed has no effect with --results", "--outdir /dev/null/x": "--outdir"}}
 
 
 @pytest.mark.parametrize("script, flags", [(script, flags) for script in REFUSED for flags in REFUSED[script]])

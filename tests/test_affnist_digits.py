@@ -14,10 +14,10 @@ import pytest
 CONFIG = ac.Config(n_train=64, n_val=20, n_test=30, batch_size=16, threads=1, digits="synthetic", quiet=True)
 
 
-def ellipse(turn=0.0, long=8.0, short=3.0):
-    """A filled ellipse in the middle of a 28x28 image, its long axis `turn` degrees counter-clockwise from x"""
+def ellipse(rotation=0.0, long=8.0, short=3.0):
+    """A filled ellipse in the middle of a 28x28 image, its long axis `rotation` degrees counter-clockwise from x"""
     y, x = np.mgrid[:28, :28] - 13.5
-    cos, sin = np.cos(np.deg2rad(turn)), np.sin(np.deg2rad(turn))
+    cos, sin = np.cos(np.deg2rad(rotation)), np.sin(np.deg2rad(rotation))
     along, beside = cos * x - sin * y, sin * x + cos * y
     return (255 * np.clip(4 * (1 - (along / long) ** 2 - (beside / short) ** 2), 0, 1)).astype(np.uint8)
 
@@ -61,14 +61,14 @@ def test_moved_digits_reach_every_shift_and_no_further(side, most, rng):
 # ---------------------------------------------------------------- affine transformations
 
 def test_matrices_by_hand():
-    """Columns (y, x), y downwards; first stretched, then sheared, then turned"""
+    """Columns (y, x), y downwards; first scaled, then sheared, then rotated"""
     near = np.testing.assert_allclose
     near(ac.affine_matrix(0, 0, 1, 1), [np.eye(2)], atol=1e-15)
     near(ac.affine_matrix(0, 0, 1.2, 0.8)[0], [[1.2, 0], [0, 0.8]])
     near(ac.affine_matrix(90, 0, 1, 1)[0] @ [0, 1], [-1, 0], atol=1e-15)                # right becomes up
     near(ac.affine_matrix(0, 0.2, 1, 1)[0] @ [1, 0], [1, 0.2])                          # what is low moves to the right
-    near(ac.affine_matrix(0, 0.2, 2, 1)[0] @ [1, 0], [2, 0.4])                          # stretched before it is sheared
-    near(ac.affine_matrix(90, 0.5, 1, 1)[0] @ [1, 0], [-0.5, 1], atol=1e-15)            # sheared before it is turned
+    near(ac.affine_matrix(0, 0.2, 2, 1)[0] @ [1, 0], [2, 0.4])                          # scaled before it is sheared
+    near(ac.affine_matrix(90, 0.5, 1, 1)[0] @ [1, 0], [-0.5, 1], atol=1e-15)            # sheared before it is rotated
     assert ac.affine_matrix([0, 5], 0, 1, [1, 2]).shape == (2, 2, 2)
 
 
@@ -77,11 +77,11 @@ def test_factors_fill_affnists_ranges(digits, monkeypatch):
     monkeypatch.setattr(ac, "affine_matrix", lambda **factors: drawn.append(factors) or matrix(**factors))
     many = digits | {"test": tuple(np.tile(a, (40,) + (1,) * (a.ndim - 1)) for a in digits["test"])}
     list(ac.stream_digits(many, dataclasses.replace(CONFIG, n_test=0), "affine"))
-    for name, low, high in (("turn", -20, 20), ("shear", -0.2, 0.2), ("down", 0.8, 1.2), ("across", 0.8, 1.2)):
+    for name, low, high in (("rotation", -20, 20), ("shear", -0.2, 0.2), ("scale_y", 0.8, 1.2), ("scale_x", 0.8, 1.2)):
         found, width = np.concatenate([factors[name] for factors in drawn]), high - low
         assert low <= found.min() < low + width / 50 and high - width / 50 < found.max() <= high and len(found) == 2400
         assert abs(found.mean() - (low + high) / 2) < width / 40
-    assert list(drawn[0]) == list(ac.REST)
+    assert list(drawn[0]) == list(ac.IDENTITY)
 
 
 def test_the_sampler_against_literal_loops(rng):
@@ -102,11 +102,11 @@ def test_the_sampler_against_literal_loops(rng):
                 assert abs(value - float(found[y, x])) <= 0.5 + 1e-6
 
 
-@pytest.mark.parametrize("turn, shear, down, across", [
+@pytest.mark.parametrize("rotation, shear, scale_y, scale_x", [
     (15, 0, 1, 1), (-20, 0, 1, 1), (0, 0.2, 1, 1), (0, 0, 1.2, 0.8), (12, -0.15, 0.9, 1.15)])
-def test_the_factors_can_be_read_off_the_picture(turn, shear, down, across, rng):
+def test_the_factors_can_be_read_off_the_picture(rotation, shear, scale_y, scale_x, rng):
     """The covariance of the ink becomes M C M^T, its center is where it is said to be, its sum grows by |M|"""
-    image, matrix = ellipse(30), ac.affine_matrix(turn, shear, down, across)[0]
+    image, matrix = ellipse(30), ac.affine_matrix(rotation, shear, scale_y, scale_x)[0]
     placed, centers = ac.transform_digits(image[None], matrix[None], rng, 40)
     (center, spread), (_, before) = moments(placed[0].astype(float)), moments(image.astype(float))
     np.testing.assert_allclose(center, centers[0], atol=0.05)
@@ -125,7 +125,8 @@ def test_all_ink_lies_on_the_canvas_and_may_lie_anywhere(rng):
     np.testing.assert_allclose(placed.sum((1, 2)), expected, rtol=0.005)    # nothing is cut off
     small = centers[np.repeat((corners[:, 2:] == 0.8).all(1), 40)]
     assert np.ptp(small, 0).min() > 8                                       # of about 13 px of room
-    ink = ac.transform_digits(ellipse()[None].repeat(4000, 0), ac.affine_matrix(np.zeros(4000), 0, 1, 1), rng, 40)[0] > 0
+    images, matrices = ellipse()[None].repeat(4000, 0), ac.affine_matrix(np.zeros(4000), 0, 1, 1)
+    ink = ac.transform_digits(images, matrices, rng, 40)[0] > 0
     rows, columns = ink.any((0, 2)), ink.any((0, 1))
     assert rows.all() and columns.all()                                     # up to the edge on all sides
 
@@ -157,8 +158,9 @@ def test_streams_are_of_their_splits_and_the_same_again(digits, monkeypatch):
         assert all(part["images"].shape == (len(part["labels"]), 40, 40) for part in parts)
         labels = np.concatenate([part["labels"] for part in parts])
         np.testing.assert_array_equal(labels, digits[split][1][:n])
-        shown = parts if kind in ("val", "test", "any_position") else streamed(digits, CONFIG, kind, factors=ac.REST)
-        ink = np.concatenate([part["images"] for part in shown]).sum((1, 2), dtype=float)
+        factors = None if kind in ("val", "test", "any_position") else ac.IDENTITY
+        upright = streamed(digits, CONFIG, kind, factors=factors)
+        ink = np.concatenate([part["images"] for part in upright]).sum((1, 2), dtype=float)
         np.testing.assert_allclose(ink, digits[split][0][:n].sum((1, 2)), rtol=0.01)    # of these images, no others
         assert same(parts, streamed(digits, CONFIG, kind))
         assert not same(parts, streamed(digits, dataclasses.replace(CONFIG, seed=1), kind))
@@ -291,8 +293,8 @@ def test_affnists_files_are_read(tmp_path, rng):
 
 
 @pytest.mark.parametrize("fault, named", [
-    ("empty", "no test_batches/1.mat"), ("torn", "1.mat: damaged"), ("other", "not affNIST's"),
-    ("field", "not affNIST's"), ("shape", "holds uint8 of shape"), ("dtype", "holds float64"),
+    ("empty", "no test_batches/1.mat"), ("torn", "1.mat: damaged"), ("other", "not an affNIST file"),
+    ("field", "not an affNIST file"), ("shape", "contains uint8 of shape"), ("dtype", "contains float64"),
     ("labels", "labels from 0 to 9")])
 def test_files_that_are_wrong_are_named(tmp_path, fault, named, rng):
     scipy_io = pytest.importorskip("scipy.io")
@@ -340,7 +342,8 @@ def test_nearest_neighbors_from_the_command_line(digits, monkeypatch, tmp_path, 
         monkeypatch.setattr(sys, "argv", f"x {flags} --n-test 0 --digits synthetic --out-json {path}".split())
         bench_affnist_nearest.main()
         found = json.loads(path.read_text())
-        assert found["bench"]["n_known"] == n_known and f"nearest of {n_known}: " in capsys.readouterr().out
+        assert found["bench"]["n_known"] == n_known
+        assert f"nearest of {n_known} known digits: " in capsys.readouterr().out
     for key in ("familiar", "any_position", "centered", "affine"):
         low, high = found["nearest"][key + "_ci95"]
         assert low <= found["nearest"][key] <= high

@@ -1,4 +1,4 @@
-"""The third experiment's probes: steps against it, turned digits, what is no digit, linear maps; by hand, by loops."""
+"""The probes of the affNIST networks: FGSM, rotated digits, images of no digit, linear probes; by hand and by loops."""
 import dataclasses
 import json
 import sys
@@ -31,7 +31,7 @@ def test_a_folded_network_says_the_same(name):
     weights = float64(config)
     weights |= {key: rng.random(a.shape) + 0.5 for key, a in ac.init_state(weights).items()}
     images = rng.random((2, ac.SIDES[config.task], ac.SIDES[config.task]))
-    params, plain = probe.folded(weights, config)
+    params, plain = probe.fold_normalizations(weights, config)
     assert plain.norm == "none" and not any("norm" in name for name in params) and plain.recon_weight == 0
     np.testing.assert_allclose(ac.forward(params, images, plain)[0]["scores"],
                                ac.forward(weights, images, config)[0]["scores"], rtol=1e-9)
@@ -39,7 +39,7 @@ def test_a_folded_network_says_the_same(name):
 
 @pytest.mark.parametrize("model", ["capsnet-shared", "capsnet", "cnn-gap", "cnn"])
 def test_the_adversarial_direction_is_that_of_the_score_gap_that_is_evaluated(digits, runner, model):
-    """Centerd differences of (best wrong score - true score), with the running statistics, in float64"""
+    """Centered differences of (best wrong score - true score), with the running statistics, in float64"""
     config = tiny(model)
     weights = {name: a.astype(np.float64) for name, a in trained(config, digits).items()}
     noise = np.random.default_rng(1).integers(0, 256, (2, 40, 40), np.uint8)            # on black, maxima are ties
@@ -71,7 +71,7 @@ def test_a_digit_whose_loss_is_zero_has_a_direction_all_the_same(digits, runner)
     assert (np.abs(direction).sum((1, 2)) > 0).all()
 
 
-# ---------------------------------------------------------------- steps against it
+# ---------------------------------------------------------------- one-step sign attacks
 
 def test_noisy_copies_vote_on_the_sign(runner, monkeypatch):
     """By columns: two of three say up; two say down; one says up and none down; as many say each"""
@@ -82,11 +82,11 @@ def test_noisy_copies_vote_on_the_sign(runner, monkeypatch):
         shown.append(part["images"])
         return said[len(shown) - 1]
     monkeypatch.setattr(probe, "adversarial_direction", direction)
-    monkeypatch.setattr(probe, "NOISY", 3)
+    monkeypatch.setattr(probe, "N_NOISY", 3)
     part = {"images": np.full((1, 40, 40), 128, np.uint8), "labels": np.array([3])}
     voted = probe.voted_direction({}, None, part, np.random.default_rng(0), runner)
     assert voted.tolist() == [[[1, -1, 1, 0]]]
-    assert [images.astype(float).std() for images in shown] == pytest.approx([probe.STEP] * 3, rel=0.1)
+    assert [images.astype(float).std() for images in shown] == pytest.approx([probe.EPSILON] * 3, rel=0.1)
     assert not np.array_equal(shown[0], shown[1]) and (part["images"] == 128).all()
 
 
@@ -94,7 +94,7 @@ def test_shuffled_signs_are_as_many_of_the_ink_and_of_the_background():
     images = np.zeros((2, 40, 40), np.uint8)
     images[:, 10:30, 15:20] = 200
     signs = np.where(np.arange(40) < 17, 1, -1) * np.ones((2, 40, 1), int)
-    out = probe.shuffled(signs, images, np.random.default_rng(0))
+    out = probe.shuffle_signs(signs, images, np.random.default_rng(0))
     for image, before, after in zip(images, signs, out):
         for here in image > 0, image == 0:
             assert not np.array_equal(before[here], after[here]) and sorted(before[here]) == sorted(after[here])
@@ -119,25 +119,25 @@ def test_each_way_steps_along_its_own_signs(digits, runner, monkeypatch):
         return {"hits": int(up_on_the_left.sum())}
     monkeypatch.setattr(probe, "adversarial_direction", direction)
     monkeypatch.setattr(ac, "evaluate", evaluate)
-    monkeypatch.setattr(probe, "NOISY", 3)
+    monkeypatch.setattr(probe, "N_NOISY", 3)
     assert probe.sign_attack({}, digits, config, runner) == {
         "gradient": 1, "gradient shuffled": 0, "vote": 0, "vote shuffled": 0}
-    assert [np.abs(moved).max() for moved in moves] == [probe.STEP] * 4
+    assert [np.abs(moved).max() for moved in moves] == [probe.EPSILON] * 4
     assert (moves[2][..., :20] <= 0).all() and (moves[2][..., 20:] >= 0).all()
     gray = (before > 96) & (before < 159)                   # where hardly anything is cut at black or white
-    assert [(copy - before)[gray].std() for copy in copies] == pytest.approx([probe.STEP] * 3, rel=0.15)
+    assert [(copy - before)[gray].std() for copy in copies] == pytest.approx([probe.EPSILON] * 3, rel=0.15)
 
 
-# ---------------------------------------------------------------- digits that are turned
+# ---------------------------------------------------------------- rotated digits
 
-def test_centerd_digits_have_their_middle_on_the_canvas(digits):
+def test_centered_digits_have_their_center_at_that_of_the_canvas(digits):
     config = tiny("cnn-gap")
-    (part,) = ac.stream_digits(digits, config, "centered", factors=ac.REST)
+    (part,) = ac.stream_digits(digits, config, "centered", factors=ac.IDENTITY)
     images = digits["test"][0][:config.n_test]
     padded = np.pad(images.astype(float), ((0, 0), (6, 6), (6, 6)))
     np.testing.assert_allclose(part["images"], padded, atol=1)
-    (turned,) = ac.stream_digits(digits, config, "centered", factors=ac.REST | {"turn": 90.0})
-    np.testing.assert_allclose(turned["images"], np.rot90(padded, axes=(1, 2)), atol=1)
+    (rotated,) = ac.stream_digits(digits, config, "centered", factors=ac.IDENTITY | {"rotation": 90.0})
+    np.testing.assert_allclose(rotated["images"], np.rot90(padded, axes=(1, 2)), atol=1)
 
 
 def test_what_does_not_fit_in_the_middle_goes_as_near_to_it_as_it_can():
@@ -148,16 +148,16 @@ def test_what_does_not_fit_in_the_middle_goes_as_near_to_it_as_it_can():
     assert centers[0, 0] == 19.5 and 19.5 < centers[0, 1] < 23
 
 
-def test_turned_by_nothing_digits_are_centerd_ones(digits, runner, monkeypatch):
+def test_digits_rotated_by_0_degrees_are_the_centered_ones(digits, runner, monkeypatch):
     config = tiny("cnn-gap")
     weights = trained(config, digits)
-    monkeypatch.setattr(probe, "TURNS", (0.0, 180.0))
+    monkeypatch.setattr(probe, "ROTATIONS", (0.0, 180.0))
     found = probe.rotated(weights, digits, config, runner)
-    plain = ac.evaluate(weights, ac.stream_digits(digits, config, "centered", ac.REST), config, runner)["accuracy"]
+    plain = ac.evaluate(weights, ac.stream_digits(digits, config, "centered", ac.IDENTITY), config, runner)["accuracy"]
     assert found.keys() == {"0", "180"} and found["0"] == plain
 
 
-# ---------------------------------------------------------------- what is no digit
+# ---------------------------------------------------------------- images of no digit
 
 def test_auroc_by_hand():
     assert probe.auroc(np.array([2.0, 3.0]), np.array([0.0, 1.0])) == 1
@@ -172,7 +172,7 @@ def test_auroc_by_hand():
 def test_pictures_that_are_no_digits(digits):
     config, rng = tiny("cnn-gap"), np.random.default_rng(0)
     part = next(ac.stream_digits(digits, config, "test"))
-    made = {kind: probe.no_digits(part, kind, config, rng)["images"] for kind in probe.NO_DIGITS}
+    made = {kind: probe.make_non_digits(part, kind, config, rng)["images"] for kind in probe.NON_DIGITS}
     assert all(images.shape == part["images"].shape and images.dtype == np.uint8 for images in made.values())
     np.testing.assert_array_equal(made["inverted"].astype(int), 255 - part["images"].astype(int))
     shuffled, digit = (np.sort(images.reshape(len(images), -1)) for images in (made["shuffled"], part["images"]))
@@ -189,13 +189,13 @@ def test_halves_of_two_digits_by_hand():
     bar, cross = np.zeros((2, 9, 9), np.uint8)
     bar[1:4, 2:5] = 10
     cross[6, 4:9], cross[4:9, 6] = 20, 20
-    made, other = probe.halves(np.stack([bar, cross]), np.array([1, 4]), np.random.default_rng(0))
+    made, other = probe.join_halves(np.stack([bar, cross]), np.array([1, 4]), np.random.default_rng(0))
     assert made[:2].tolist() == bar[:2].tolist() and made[2].tolist() == [0, 20, 20, 20, 20, 20, 0, 0, 0]
     assert made[3:5, 3].tolist() == [20, 20] and made[3:].sum() == 40
     assert other[:6].tolist() == cross[:6].tolist() and (other[6:8, 5:8] == 10).all() and other[6:].sum() == 60
-    alone = probe.halves(bar[None], np.array([1]), np.random.default_rng(0))               # nothing to put below
+    alone = probe.join_halves(bar[None], np.array([1]), np.random.default_rng(0))               # nothing to put below
     assert np.array_equal(alone[0], bar)
-    many = probe.halves(np.stack([*[bar] * 9, cross]), np.array([*[1] * 9, 4]), np.random.default_rng(0))
+    many = probe.join_halves(np.stack([*[bar] * 9, cross]), np.array([*[1] * 9, 4]), np.random.default_rng(0))
     assert all(np.array_equal(each, made) for each in many[:9])                         # never that of its own class
 
 
@@ -204,14 +204,14 @@ def test_strokes_are_of_two_digits_and_moved(digits, monkeypatch):
     monkeypatch.setattr(ac, "GLYPHS", ((3, 1, "5500 5099 | 0050 9950"), (7, 1, "2020 8080")))
     basis = ac._stroke_basis
     monkeypatch.setattr(ac, "_stroke_basis", lambda strokes, size: drawn.append(strokes) or basis(strokes, size))
-    probe.strokes_at_random(12, np.random.default_rng(0))
+    probe.draw_strokes(12, np.random.default_rng(0))
     assert len(drawn) == 12 and all(("2020 8080" in strokes) and ("5500" in strokes or "0050" in strokes)
                                     for strokes in drawn)
     box = np.zeros((50, 28, 28), np.uint8)
     box[:, 4:24, 4:24] = 9
-    monkeypatch.setattr(probe, "strokes_at_random", lambda n, rng: box)
+    monkeypatch.setattr(probe, "draw_strokes", lambda n, rng: box)
     part = {"images": np.zeros((50, 40, 40), np.uint8), "labels": np.zeros(50, int)}
-    moved = probe.no_digits(part, "strokes", tiny("cnn-gap"), np.random.default_rng(0))["images"]
+    moved = probe.make_non_digits(part, "strokes", tiny("cnn-gap"), np.random.default_rng(0))["images"]
     tops = moved.any(2).argmax(1)
     assert tops.min() == 4 and tops.max() == 16                                         # 10, by up to 6 either way
 
@@ -242,7 +242,7 @@ def test_scores_of_confidence_by_hand(digits, runner):
             np.testing.assert_allclose(found["reconstruction"], -np.array(error), rtol=1e-4)
 
 
-# ---------------------------------------------------------------- what capsules know
+# ---------------------------------------------------------------- linear probes of capsules
 
 def test_a_dimension_that_is_a_place_follows_the_place(monkeypatch):
     """Capsules whose first two dimensions are where the ink's middle lies, whose third is noise, and no more"""
@@ -274,18 +274,20 @@ def test_what_a_probe_prints_and_keeps(digits, tmp_path, monkeypatch, capsys):
     config = tiny("capsnet-shared", width=0)
     ac.save_weights(tmp_path / "w.npz", config, trained(config, digits), {
         "source": "synthetic", "epochs": [], "seconds": 0.0, "steps": 0})
-    monkeypatch.setattr(probe, "TURNS", (0.0, 30.0))
+    monkeypatch.setattr(probe, "ROTATIONS", (0.0, 30.0))
     monkeypatch.setattr(probe, "N_PROBED", 100)
-    monkeypatch.setattr(probe, "NOISY", 2)
+    monkeypatch.setattr(probe, "N_NOISY", 2)
     monkeypatch.setattr(ac, "N_SYNTHETIC", {"train": 60, "val": 40, "test": 80})
     call = f"x --load {tmp_path}/w.npz --digits synthetic --n-test 20 --threads 1".split()
     monkeypatch.setattr(sys, "argv", [*call, "--out-json", f"{tmp_path}/r.json"])
     probe.main()
     out, found = capsys.readouterr().out, json.loads((tmp_path / "r.json").read_text())
     assert found["rotated"].keys() == {"0", "30"} and found["loaded"]["file"] == "w.npz"
-    assert set(found["linear_probe"]) == set(probe.KNOWN_FACTORS) and "R^2 of a linear map, of stroke" in out
-    assert set(found["detection"]) == set(probe.NO_DIGITS) and "AUROC, from strokes: length" in out
-    assert "right after a step by vote shuffled" in out and "right turned by 30" in out
+    assert set(found["linear_probe"]) == set(probe.KNOWN_FACTORS) and "linear probe, R^2 of stroke: " in out
+    assert set(found["detection"]) == set(probe.NON_DIGITS)
+    assert "AUROC, translated digits against strokes (chance 0.5): length " in out
+    assert "one-step sign attack (FGSM, epsilon 32/255), signs from vote shuffled: " in out
+    assert "accuracy on digits rotated by 30 degrees: " in out
     for flags, words in {"--affnist-dir x": "no test_batches", "--lr 1": "trained with 0.01",
                          "--out-json no/x.json": "cannot write", "--load no.npz": "No such file"}.items():
         monkeypatch.setattr(sys, "argv", [*call, *flags.split()])

@@ -69,7 +69,7 @@ def test_every_command_parses(document, flags_of):
 
 
 def test_every_command_of_the_workflow_parses(flags_of):
-    drawn = [command for command, *_ in (*runs.FIGURES.values(), *runs.FILMS.values())]
+    drawn = [command for command, *_ in (*runs.FIGURES.values(), *runs.ANIMATIONS.values())]
     made = [result.flags for result in runs.RESULTS if "python3" in result.flags]
     every_command_parses("workflow/runs.py", "".join(f"    {command}\n" for command in drawn + made), flags_of)
 

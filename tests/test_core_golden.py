@@ -20,10 +20,12 @@ def test_all_golden_values_are_reproduced_in_float64_and_nearly_in_float32(pytes
     for (experiment, flags), future in pytestconfig.golden[1].items():
         computed, distance = future.result()
         old = known.get(experiment, {}).get(flags)
-        found = ["none stored"] if old is None else golden.differences({k: old[k] for k in old if k != "since"}, computed)
+        found = ["none stored"] if old is None else golden.differences({k: old[k] for k in old if k != "since"},
+                                                                       computed)
         found += [f"float32 is {distance:.0e} away"] * (not distance <= golden.SINGLE)
         faults += [f"{experiment} {flags}: {'; '.join(found[:3])}"] * bool(found)
-    assert not faults, "\n".join(["the experiment has changed; if that was meant: python3 tests/golden.py --write", *faults])
+    assert not faults, "\n".join(["the experiment has changed; if that was meant: python3 tests/golden.py "
+                                  "--write", *faults])
 
 
 def late_loss(experiment, dtype=np.float32):

@@ -192,10 +192,12 @@ def test_every_layer_without_weights(operation):
 STACKS = {                         # side and channels of the input, layers: each kind, and a small CNN of them
     "conv2d": (7, 2, (("conv2d", "a", 3, 2, 4),)),
     "linear": (1, 4, (("flatten",), ("linear", "a", 5))),
-    "all": (9, 2, (("pad", 1), ("conv2d", "a", 3, 1, 4), ("max_pool",), ("relu",), ("conv2d", "b", 2, 2, 3), ("sigmoid",),
+    "all": (9, 2, (("pad", 1), ("conv2d", "a", 3, 1, 4), ("max_pool",), ("relu",), ("conv2d", "b", 2, 2, 3),
+                   ("sigmoid",),
                    ("flatten",), ("linear", "c", 3), ("relu",), ("linear", "d", 5))),
     "global average": (6, 2, (("conv2d", "a", 3, 1, 3), ("relu",), ("global_avg_pool",), ("linear", "b", 4))),
-    "normalized": (7, 2, (("norm", "n"), ("sigmoid",), ("conv2d", "a", 3, 1, 4), ("norm", "m"), ("relu",), ("max_pool",),
+    "normalized": (7, 2, (("norm", "n"), ("sigmoid",), ("conv2d", "a", 3, 1, 4), ("norm", "m"), ("relu",),
+                          ("max_pool", ),
                           ("flatten",), ("linear", "b", 5), ("sigmoid",), ("linear", "c", 2))),
     "residual": (5, 2, (("conv2d", "a", 2, 1, 3), ("skip",), ("pad", 1), ("conv2d", "b", 3, 1, 3), ("norm", "n"),
                         ("sigmoid",), ("skip",), ("pad", 1), ("conv2d", "c", 3, 1, 3), ("add",), ("add",), ("relu",),
@@ -271,7 +273,8 @@ TRUNKS = {                         # side, margin, layers
     "strides": (31, 0, (("conv2d", "a", 5, 2, 1), ("conv2d", "b", 3, 3, 1))),
     "pools": (30, 3, (("conv2d", "a", 3, 1, 1), ("max_pool",), ("relu",), ("conv2d", "b", 2, 1, 1), ("max_pool",))),
     "a wide pad": (25, 0, (("conv2d", "a", 3, 2, 1), ("pad", 2), ("conv2d", "b", 5, 1, 1))),
-    "pads": (22, 1, (("max_pool",), ("skip",), ("pad", 1), ("conv2d", "a", 3, 1, 1), ("add",), ("conv2d", "b", 3, 2, 1)))}
+    "pads": (22, 1, (("max_pool",), ("skip",), ("pad", 1), ("conv2d", "a", 3, 1, 1), ("add",),
+                     ("conv2d", "b", 3, 2, 1)))}
 
 
 @pytest.mark.parametrize("name", TRUNKS)
@@ -306,8 +309,9 @@ def test_shapes_that_work_out_says():
     assert [mc.has_bias(normed, k) for k in (0, 3, 6)] == [False, False, True]
     worked = mc.infer_shapes((*layers[:3], ("global_avg_pool",)), 8, 1)
     assert (worked.side, worked.channels) == (3, 3) and mc.infer_shapes(layers, 8, 1).channels == 5
-    assert mc.infer_shapes((("coordinates",),), 4, 3).channels == 5                              # their x and y come to them
-    assert mc.receptive_field_centers(np.array([-1.0, 0.5])).tolist() == [[-1, -1], [0.5, -1], [-1, 0.5], [0.5, 0.5]]     # x, y
+    assert mc.infer_shapes((("coordinates",),), 4, 3).channels == 5  # their x and y come to them
+    # x, y
+    assert mc.receptive_field_centers(np.array([-1.0, 0.5])).tolist() == [[-1, -1], [0.5, -1], [-1, 0.5], [0.5, 0.5]]
 
 
 # -------------------------------------------------------------- Arena

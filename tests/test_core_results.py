@@ -1,4 +1,4 @@
-"""Results as lines of tables, golden that tell which are stale, tables and numbers drawn from them into the documents."""
+"""Results as lines of tables; golden values, which decide what is stale; tables and numbers in the documents."""
 import json
 import math
 import os
@@ -100,7 +100,7 @@ def test_a_line_that_is_no_result_is_named(accuracies, tmp_path, change):
 # ---------------------------------------------------------------- what is stale
 
 def test_every_run_has_a_pin_and_every_result_is_of_a_run_in_its_place_and_names_no_path(kept):
-    assert all(result_files.since(result) for result in result_files.BY_NAME.values()) and kept.keys() <= result_files.BY_NAME.keys()
+    assert all(map(result_files.since, result_files.BY_NAME.values())) and kept.keys() <= result_files.BY_NAME.keys()
     for path in (ROOT / "results").rglob("*.jsonl"):
         texts = path.read_text().splitlines()
         places = [(line["setting"], line["seed"]) for line in map(json.loads, texts)]
@@ -124,7 +124,8 @@ def test_every_result_is_of_a_network_of_its_flags_size(kept):
     (MULTI, "--preset classic", ["main/classic"]),
     (AFF, "--model cnn-gap", ["backbone/cnn-gap", "long/cnn-gap", "probes/cnn-gap", "probes/pretrained-cnn-gap",
                               "weights/cnn-gap"])])
-def test_a_changed_golden_value_makes_its_own_results_stale_and_no_other(kept, monkeypatch, experiment, flags, settings):
+def test_a_changed_golden_value_makes_its_own_results_stale_and_no_other(kept, monkeypatch, experiment, flags,
+                                                                         settings):
     """Those of its flags, of any size, and what was measured on weights that such a run made"""
     golden = {name: {key: {"since": 1} for key in of} for name, of in result_files.GOLDEN.items()}
     monkeypatch.setattr(result_files, "GOLDEN", golden)
@@ -167,7 +168,7 @@ def test_a_table_says_what_is_stale_and_what_it_was_made_with(accuracies, monkey
     found = render.Results(found.folder)
     assert render.seeds_line(found, MULTI, ["main/deep", "main/adam"]) == (
         "Seeds: 0 to 1 of 5 to 10 planned. **Stale**: main/deep.")
-    assert render.made_with(found, MULTI, ["main/deep"]).endswith("**Stale**, to be made again: deep.")
+    assert render.made_with(found, MULTI, ["main/deep"]).endswith("**Stale**, to be run again: deep.")
 
 
 # ---------------------------------------------------------------- what can be said of results
@@ -223,8 +224,9 @@ def test_runs_that_never_got_to_where_they_were_to_stop_are_not_compared(results
         "affine_accuracy": best - 0.1 * (name == "cnn")}
         for name, bests in (("capsnet", (0.992, 0.991)), ("cnn", (0.993, 0.97)), ("cnn-dense", (0.97, 0.96)))
         for seed, best in enumerate(bests)})
-    assert render.value(found, "affnist matched-accuracy/capsnet minus matched-accuracy/cnn, affine_accuracy") == "+0.099"
-    assert render.value(found, "affnist matched-accuracy/capsnet minus matched-accuracy/cnn-dense, affine_accuracy") == "not run"
+    for model, value in ("cnn", "+0.099"), ("cnn-dense", "not run"):
+        mark = f"affnist matched-accuracy/capsnet minus matched-accuracy/{model}, affine_accuracy"
+        assert render.value(found, mark) == value
 
 
 def test_a_table_is_what_its_mark_says(accuracies):

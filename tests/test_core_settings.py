@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+import runs
 from conftest import EXPERIMENTS, assert_same, golden, toy, toy_run, without_seconds
 
 OPTIONS = [(experiment, f) for experiment, module in EXPERIMENTS.items() for f in module.options(module.Config)]
@@ -109,10 +110,309 @@ def test_each_flag_sets_its_own_field(experiment, f):
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_settings_have_one_value(experiment):
-    """What is given, else the default, else the recipe's; nothing is left open, and types are what they say"""
+    """What is given, else the default, else that of DEFAULTS; nothing is left open, and types are what they say"""
     module = EXPERIMENTS[experiment]
     config = parse(experiment)
-    assert config == module.Config() and {module.SOURCE_SETTING, *module.EVAL_SETTINGS} <= {f.name for f in module.options(config)}
+    assert config == module.Config() and {module.SOURCE_SETTING, *module.EVAL_SETTINGS} <= {f.name
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+ for f in module.options(config)}
     assert {*NEEDS, *(name for name, _ in NOT_HERE)} <= {f.name for _, f in OPTIONS}    # no exception without a setting
     for f in module.options(config):
         value = getattr(config, f.name)
@@ -155,40 +455,92 @@ def restricted():
 
 
 @pytest.mark.parametrize("experiment, f, name, value", list(restricted()), ids=lambda x: str(getattr(x, "name", x)))
-def test_what_means_nothing_to_the_network_is_refused_in_one_line(experiment, f, name, value):
+def test_a_flag_that_does_not_apply_is_refused_and_the_message_says_to_what_it_applies(experiment, f, name, value):
     module, given = EXPERIMENTS[experiment], base_of(f)
     for other in other_values(experiment, f, getattr(module.Config(**given), f.name))[:1]:
         with pytest.raises(module.InputError) as error:
             parse(experiment, **given | {name: value, f.name: other})
-        flag, of = module.flag_name(f.name), module.flag_name(name)
-        assert str(error.value) == f"{flag}: means nothing to {of} {value}; leave it out"
+        flag = module.flag_name(f"no_{f.name}" if other is False else f.name) + f" {other}" * (type(other) is not bool)
+        where = f"{module.flag_name(name)} {', '.join(f.metadata['only'][name])}"
+        assert str(error.value) == f"{flag} applies to {where}, not to {value}"
         configs = module.Config(**given | {name: value}), module.Config(**given)
-        module.check_applicable({f.name: other}, configs)                                    # to another of the run it does
+        module.check_applicable({f.name: other}, configs)                               # it applies to the second
+
+
+def test_another_name_of_a_flag_is_accepted_where_it_applies():
+    """--em-iters of the NumPy reproduction that the second experiment grew from"""
+    module = EXPERIMENTS[runs.NORB]
+    assert parse(runs.NORB, model="matrix-head", em_iters=3) == module.Config(model="matrix-head", routing_iters=3)
+    with pytest.raises(module.InputError, match="^--em-iters 3 applies to --model matrix-capsnet, matrix-head, not"):
+        parse(runs.NORB, model="capsnet", em_iters=3)
+
+
+@pytest.mark.parametrize("experiment, old, new", [(experiment, old, new) for experiment, module in EXPERIMENTS.items()
+                                                  for old, new in module.RENAMED.items()])
+def test_an_old_name_is_refused_with_the_new_one(experiment, old, new, tmp_path):
+    """On the command line, with a space or an equals sign, and in a file's settings"""
+    module = EXPERIMENTS[experiment]
+    for words in {tuple(old.split()), (old.replace(" ", "="),)}:
+        with pytest.raises(module.InputError, match=f"^{old} is now called {new}$"):
+            module.Parser().parse_args([*words, "--no-such-flag"])
+    (flag, _, value), names = new.partition(" "), {f.name for f in module.options(module.Config)}
+    assert flag.removeprefix("--").removeprefix("no-").replace("-", "_") in names
+    if value:
+        module.check_options(module.Config(**{flag[2:].replace("-", "_"): value}))
+    name, _, value = old.removeprefix("--").partition(" ")
+    settings = module.run_identity(module.Config(), "x") | {name.replace("-", "_"): value}
+    with pytest.raises(module.InputError, match=f"^w.npz: .* older version, in which {new} was called {old}"):
+        module.config_from_settings(settings, "w.npz")
+
+
+def test_a_flag_of_two_experiments_has_the_same_help():
+    """up to the first semicolon; a model or preset of two experiments is the same kind of network"""
+    texts = {}
+    for _, f in OPTIONS:
+        if f.name not in ("model", "preset", "task", "data"):
+            texts.setdefault(f.name, set()).add((f.metadata["help"].split(";")[0], f.metadata["group"], f.type))
+    assert not {name: found for name, found in texts.items() if len(found) > 1}
+    kinds = {}
+    for module in EXPERIMENTS.values():
+        for name, text in getattr(module, "MODEL_HELP", getattr(module, "MODELS", None)).items():
+            kinds.setdefault(name, set()).add(text.split(",")[0])
+    assert not {name: found for name, found in kinds.items() if len(found) > 1}
+
+
+def test_help_lists_the_defaults_that_depend_on_other_settings():
+    """By hand, from EXAMPLES of three kinds; and every value of DEFAULTS is in its flag's help"""
+    multi, aff = EXPERIMENTS[runs.MULTI], EXPERIMENTS[runs.AFF]
+    fields = {f.name: f for f in multi.options(multi.Config)}
+    assert multi.default_text(fields["lr"]) == " (default: 0.01; residual 0.003; classic, paper with capsnet 0.002)"
+    assert multi.default_text(fields["seed"]) == " (default: 0)" and multi.default_text(fields["quiet"]) == ""
+    fields = {f.name: f for f in aff.options(aff.Config)}
+    assert aff.default_text(fields["muon"]) == " (default: --norm batch twice --lr; --norm none 0.0)"
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_help_names_every_flag_with_its_default_and_begins_with_the_example(experiment, monkeypatch, capsys):
+def test_help_names_every_flag_with_its_default_and_begins_with_examples(experiment, monkeypatch, capsys):
     module = EXPERIMENTS[experiment]
-    monkeypatch.setenv("COLUMNS", "2000")
+    monkeypatch.setenv("COLUMNS", "3000")
     monkeypatch.setattr(sys, "argv", [f"{experiment}.py", "--help"])
     with pytest.raises(SystemExit) as stop:
         module.main()
     text = capsys.readouterr().out
-    head, *entries = re.split(r"\n +(?=--|-h)", text)
+    head, *entries = re.split(r"\n +(?=--|-h)", text.split("\noptions:\n")[0] + text.split("\noptions:")[1])
     said = {re.match(r"(?:-h, )?--([\w-]+)", entry)[1].replace("-", "_"): " ".join(entry.split()) for entry in entries}
     options = {f.name: f for f in module.options(module.Config)}
-    assert stop.value.code == 0 and said.keys() == options.keys() | {"help", "load", "out_weights"}
+    aliases = {alias for f in options.values() for alias in f.metadata.get("aliases", {})}
+    assert stop.value.code == 0 and said.keys() == options.keys() | aliases | {"help", "load", "out_weights"}
     assert len(said) <= 36, f"{len(said)} flags, with --help, are too many"
     for name, f in options.items():
-        value = getattr(module.Config(), name)
-        default = f"(default {value}{', or as the recipe says' * (f.default is None)})"
-        assert value in ("", False) or default in said[name], name
-        assert " ".join(f.metadata["help"].split()) in said[name]
+        assert " ".join(f.metadata["help"].split()) in said[name] and module.default_text(f) in said[name], name
+        assert f.default in ("", False, None) or f"(default: {f.default})" in said[name]
+        assert f.default is not None or str(getattr(module.Config(), name)) in said[name] or name == "muon"
         assert all(str(choice) in said[name] for choice in f.metadata.get("choices", ()))
         assert all(value in said[name] for values in f.metadata.get("only", {}).values() for value in values)
-    first, *_, last = module.__doc__.split("\n\n")
-    assert f"python3 {experiment}.py" in last and head.split("\n\n")[1].strip() == last.strip() and first in head
-    groups = [text.index(f"\n{group}:\n") for group in ("data", "network", "training", "run")]
+    first, *_, last = module.__doc__.strip().split("\n\n")
+    assert text.split("\n\n")[1].strip() == first.strip() and last in text
+    assert len(re.findall(rf"^ +python3 {experiment}\.py.* {{2,}}\d.*$", last, re.M)) == 3
+    groups = [text.index(f"\n{group}:\n") for group in ("options", "data", "network", "training", "run")]
     assert groups == sorted(groups)
 
 
@@ -199,4 +551,4 @@ def test_what_argparse_refuses_is_one_line_and_exit_code_2(experiment, flags, mo
     with pytest.raises(SystemExit) as stop:
         EXPERIMENTS[experiment].run_cli(EXPERIMENTS[experiment].main)
     said = capsys.readouterr().err
-    assert stop.value.code == 2 and re.fullmatch(f"error: .*{flags[0]}.*see --help\n", said)
+    assert stop.value.code == 2 and re.fullmatch(f"error: .*{flags[0]}.*See --help\n", said)

@@ -9,7 +9,7 @@ import pytest
 from conftest import EXPERIMENTS, ROOT
 
 SCRIPTS = {path.stem: path.read_text() for path in sorted(ROOT.glob("*.py"))}
-BUDGETS = {"multimnist_capsnet": 1643, "smallnorb_novel_viewpoint": 2252, "affnist_capsnet": 1765}         # lines of code
+BUDGETS = {"multimnist_capsnet": 1643, "smallnorb_novel_viewpoint": 2252, "affnist_capsnet": 1765}  # lines of code
 
 
 def blocks(text):
@@ -81,9 +81,10 @@ def test_every_experiment_has_the_core_and_is_read_in_one_order(experiment):
     text = SCRIPTS[experiment]
     assert {"preamble", "settings", "core"} <= blocks(text).keys()
     marks = (text.split("\n")[1], "\nimport ", "# SHARED preamble", "# END SHARED preamble", "# Axis legend",
-             "# A sample's way:", "\ndef train(", "# ==== the task", "# ==== the paper", "\ndef forward(",
+             "# One sample, step by step:", "\ndef train(", "# ==== the task", "# ==== the paper", "\ndef forward(",
              "\ndef loss_and_grads(", "# ==== evaluation", "\ndef evaluate(", "# ==== settings", "# SHARED settings",
-             "\nclass Config(", "\ndef check_config(", "# ==== twins", "# SHARED core", "# END SHARED core", "\ndef main(")
+             "\nclass Config(", "\ndef check_config(", "# ==== shared", "# SHARED core", "# END SHARED core", "\ndef "
+                                                                                                              "main(")
     short = re.sub("^# =====+ ", "# ==== ", text, flags=re.M)
     places = [short.index(mark) for mark in marks]
     assert places == sorted(places), marks[next(k for k, (a, b) in enumerate(zip(places, places[1:])) if a > b)]
@@ -92,9 +93,9 @@ def test_every_experiment_has_the_core_and_is_read_in_one_order(experiment):
              if not ast.unparse(node).startswith("LAYERS")]                             # an experiment's own
     assert [type(node) for node in after] == [ast.FunctionDef, ast.If] and after[0].name == "main"
     assert ast.unparse(after[1]) == "if __name__ == '__main__':\n    run_cli(main)"
-    twins = short[short.index("# ==== twins"):].split("\n", 1)[1]
-    between = re.sub(r"^# SHARED .*?^# END SHARED [^\n]*\n", "", twins.split("# SHARED core")[0], flags=re.M | re.S)
-    assert not between.strip(), "among the twins stands what is none"
+    shared = short[short.index("# ==== shared"):].split("\n", 1)[1]
+    between = re.sub(r"^# SHARED .*?^# END SHARED [^\n]*\n", "", shared.split("# SHARED core")[0], flags=re.M | re.S)
+    assert not between.strip(), "among the shared blocks is code that is not shared"
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)

@@ -114,7 +114,7 @@ def test_train_takes_the_scheduled_steps_and_folds_statistics(digits, network, m
     trained, history = mc.train(config, data=digits, dtype=float)
     assert len(kernels) == 6 * (muon > 0) and trained.keys() == params.keys() | state.keys()
     if not kernels:
-        with pytest.raises(mc.InputError, match="--muon 0.1: is for normalized convolutions"):
+        with pytest.raises(mc.InputError, match="--muon 0.1 applies to batch-normalized convolutions"):
             mc.check_muon(dataclasses.replace(config, muon=0.1))
     assert [epoch["train_loss"] for epoch in history["epochs"]] == pytest.approx(np.reshape(losses, (2, 3)).sum(1) / 25)
     for name, expected in (params | state).items():
@@ -229,8 +229,8 @@ def test_killed_and_resumed_is_never_killed(reference, tmp_path, at):
     assert steps == list(range({1: 0, 4: 2}[at], 5))
     before = path.read_bytes()
     assert_is(toy_run(experiment, **given), reference)                                  # nothing left to do
-    for changes, fault in ((dict(seed=1), "made by another run .seed 0, now 1.; give the same"),
-                           (dict(n_epochs=3), "made by another run .n_epochs 2, now 3")):      # its cosine knew the end
+    for changes, fault in ((dict(seed=1), "belongs to another run .seed 0, now 1.. Use the same settings"),
+                           (dict(n_epochs=3), "belongs to another run .n_epochs 2, now 3")):  # its cosine knew the end
         with pytest.raises(refused, match=f"run.npz: {fault}"):
             toy_run(experiment, **given | changes)
     assert path.read_bytes() == before and sorted(p.name for p in tmp_path.iterdir()) == ["home", "run.npz"]
@@ -287,7 +287,7 @@ def test_what_is_not_finite_after_an_epoch_never_reaches_the_checkpoint(digits, 
         train(digits, checkpoint=str(path))
     assert mc.load_network(path).step == 2
     monkeypatch.setattr(mc, "evaluate", lambda *args: good(*args) | {"loss": np.nan})
-    with pytest.raises(mc.InputError, match="val_loss is not finite after step 2: .*an image holds what is no number"):
+    with pytest.raises(mc.InputError, match="val_loss is not finite after step 2: .*an image holds nan"):
         train(digits)
 
 
@@ -300,15 +300,28 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize("terminal, quiet, expected", [
     (False, False, "hello\nepoch 1\n"), (False, True, ""), (True, True, ""),
-    (True, False, "hello\n\r\x1b[Kstep 1\r\x1b[Kepoch 1\n")])
+    (True, False, "hello\nstep 1\r\x1b[Kepoch 1\n")])
 def test_progress_is_one_live_line_on_a_terminal_and_a_line_an_epoch_elsewhere(monkeypatch, terminal, quiet, expected):
     monkeypatch.setattr("sys.stdout", Terminal() if terminal else io.StringIO())
     progress = mc.Progress(quiet)
+    progress.last -= 1                                              # s ago
     progress.say("hello")
     progress.step("step 1")
     progress.step("step 2, too soon")
-    progress.say("\r" * progress.live + "epoch 1")
+    progress.say("epoch 1")
     assert mc.sys.stdout.getvalue() == expected
+
+
+def test_without_a_terminal_a_long_phase_is_reported_every_fifteen_seconds(monkeypatch, capsys):
+    """and the messages of an epoch begin anew; a warning begins with the word"""
+    now = [100.0]
+    monkeypatch.setattr(mc.time, "perf_counter", lambda: now[0])
+    progress = mc.Progress(quiet=False)
+    for step in range(1, 46):
+        now[0] += 1
+        progress.step(f"step {step}")
+    progress.warn("too long")
+    assert capsys.readouterr().out == "step 16\nstep 32\nwarning: too long\n"
 
 
 @pytest.fixture
@@ -329,7 +342,7 @@ def test_the_live_line_counts_steps_time_and_samples(digits, clock, monkeypatch)
     monkeypatch.setattr("sys.stdout", Terminal())
     _, history = train(digits, quiet=False, n_train=88)
     lines = re.split(r"[\r\n]+", mc.sys.stdout.getvalue().replace("\x1b[K", ""))
-    steps = [re.match(r"step (\d)/6  (\d+) s left  loss (\S+)  accuracy (\S+)  (\d+) samples/s", line)
+    steps = [re.match(r"step (\d)/6  (\d+) s left  train loss (\S+)  train accuracy (\S+)  (\d+) samples/s", line)
              for line in lines if line.startswith("step")]
     assert [int(step[1]) for step in steps] == [1, 2, 3, 4, 5, 6]
     for k, (seen, step) in enumerate(zip((40, 80, 88) * 2, steps), 1):
@@ -339,7 +352,7 @@ def test_the_live_line_counts_steps_time_and_samples(digits, clock, monkeypatch)
         assert float(step[3]) == pytest.approx(epoch["train_loss"], abs=6e-4)
         assert float(step[4]) == pytest.approx(epoch["train_accuracy"], abs=6e-4)
     assert [line for line in lines if "evaluating" in line] == ["evaluating: 16 samples", "evaluating: 32 samples"]
-    assert [line[:16] for line in lines if line.startswith("epoch")] == ["epoch 1/2  loss ", "epoch 2/2  loss "]
+    assert [line[:16] for line in lines if line.startswith("epoch")] == ["epoch 1/2  train", "epoch 2/2  train"]
     assert history["seconds"] == sum(epoch["seconds"] for epoch in history["epochs"]) == 14
 
 
@@ -352,4 +365,5 @@ def test_a_warm_up_longer_than_the_run_is_told(digits, capsys):
     for warmup in (4, 5):
         train(digits, quiet=False, warmup=warmup)
         said = capsys.readouterr().out
-        assert ("the warm-up of 5 steps is longer than the run, 4: train longer" in said) == (warmup == 5)
+        assert ("warning: --warmup 5 exceeds the run's 4 steps, so the learning rate never reaches its maximum. Lower "
+                "--warmup" in said) == (warmup == 5)

@@ -122,7 +122,7 @@ def cut(keep):
     return lambda path: path.write_bytes(path.read_bytes()[:keep])
 
 
-DIGEST, NOT_WHOLE, OTHERS = "its digest is not that of what", "not a whole file of a", "its arrays are not those"
+DIGEST, NOT_WHOLE, OTHERS = "its digest does not match its content", "not a complete file of a", "its arrays do not fit"
 SPOILS = {"a weight": (edited(lambda a: a | {"params/W": a["params/W"] + np.float16(0.01)}), DIGEST),
           "a sign of zero": (edited(lambda a: a | {"params/dec1_b": -0 * a["params/dec1_b"] - np.float16(0)}), DIGEST),
           "a dtype": (edited(lambda a: a | {"params/W": a["params/W"].astype(np.float32)}), DIGEST),
@@ -133,7 +133,11 @@ SPOILS = {"a weight": (edited(lambda a: a | {"params/W": a["params/W"] + np.floa
           "an array less": (edited(without("params/W")), DIGEST),
           "without digest": (edited(without("digest")), NOT_WHOLE),
           "without meta": (edited(without("meta"), True), NOT_WHOLE),
-          "another experiment": (edited(with_meta({"azimuths": 6}), True), "of another experiment"),
+          "another experiment": (edited(with_meta({"azimuths": 6}), True), "was trained with --azimuths, which is no "
+                                                                           "setting"),
+          "a file of another script": (edited(with_meta(experiment="affnist_capsnet"), True),
+                                       "holds a network of affnist_capsnet.py. Give a network of "
+                                       "multimnist_capsnet.py"),
           "another network": (edited(with_meta({"conv1_channels": 4}), True), OTHERS),
           "a weight less": (edited(without("params/W"), True), OTHERS),
           "a statistic less": (edited(without("state/conv1_norm_var"), True), OTHERS),
@@ -144,8 +148,8 @@ SPOILS = {"a weight": (edited(lambda a: a | {"params/W": a["params/W"] + np.floa
           "cut off": (cut(-500), NOT_WHOLE), "empty": (cut(0), NOT_WHOLE),
           "a byte": (lambda path: path.write_bytes(path.read_bytes()[:3000] + b"?" + path.read_bytes()[3001:]), ""),
           "directory": (flip_directory, NOT_WHOLE),
-          "a folder": (lambda path: path.unlink() or path.mkdir(), "Is a directory; give a file"),
-          "missing": (lambda path: path.unlink(), "No such file or directory; give a file")}
+          "a folder": (lambda path: path.unlink() or path.mkdir(), "Is a directory. Give a file"),
+          "missing": (lambda path: path.unlink(), "No such file or directory. Give a file")}
 
 
 @pytest.mark.parametrize("spoil", SPOILS)
@@ -159,17 +163,17 @@ def test_what_was_changed_or_is_none_is_refused_by_name(file, spoil):
 
 def test_no_run_goes_on_from_weights_alone(file, tiny):
     before = file.read_bytes()
-    with pytest.raises(mc.InputError, match="net.npz: holds weights alone"):
+    with pytest.raises(mc.InputError, match="net.npz: holds weights only"):
         mc.train(dataclasses.replace(tiny[0], checkpoint=str(file)), data=toy_digits())
     found = SimpleNamespace(config=tiny[0], source="mnist", adam_m={"W": 0})
-    with pytest.raises(mc.InputError, match="made by another run .source mnist, now synthetic."):
+    with pytest.raises(mc.InputError, match="belongs to another run .source mnist, now synthetic."):
         mc.check_same_run(tiny[0], "synthetic", found, "run.npz")
     assert file.read_bytes() == before
 
 
 def test_what_float16_cannot_hold_is_refused_and_nothing_written(tiny, tmp_path):
     config, weights, history = tiny
-    with pytest.raises(mc.InputError, match="W holds more than float16 can"):
+    with pytest.raises(mc.InputError, match="W exceeds float16's maximum"):
         mc.save_weights(tmp_path / "x.npz", config, weights | {"W": weights["W"] + 1e5}, history)
     assert os.listdir(tmp_path) == ["home"]
 
@@ -190,13 +194,14 @@ def test_a_trained_network_is_looked_at_with_its_own_settings(file, tiny):
 
 
 @pytest.mark.parametrize("given, fault", [
-    (dict(lr=0.1), "--lr 0.1: .*net.npz was trained with 0.002; leave the flag out, or train anew without --load"),
-    (dict(checkpoint="x.npz"), "--checkpoint: is of training, and .*net.npz is trained"),
-    (dict(cnn_head="gap"), "--cnn-head: means nothing")])
+    (dict(lr=0.1), "--lr 0.1: .*net.npz was trained with 0.002. Leave the flag out, or train a new network without "
+                   "--load"),
+    (dict(checkpoint="x.npz"), "--checkpoint is for training, but .*net.npz is evaluated only"),
+    (dict(cnn_head="gap"), "--cnn-head gap applies to --model cnn, cnn-vectors, not to")])
 def test_what_would_have_changed_its_training_is_refused(file, given, fault):
     with pytest.raises(mc.InputError, match=fault):
         look(file, **given)
-    with pytest.raises(mc.InputError, match="--out-json .*: is the network's own file"):
+    with pytest.raises(mc.InputError, match="--out-json .*: this is the network's own file"):
         look(file, out_json=str(file))
 
 
@@ -221,7 +226,8 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
 def test_what_cannot_be_written_is_said_at_once(tmp_path):
     for given, fault in ((dict(checkpoint=str(tmp_path)), "it is a folder or a device"),
                          (dict(out_json=f"{tmp_path}/no/x.json"), "x.json: No such file or directory in its folder"),
-                         (dict(out_json=f"{tmp_path}/x", checkpoint=f"{tmp_path}/home/../x"), "be written twice")):
+                         (dict(out_json=f"{tmp_path}/x", checkpoint=f"{tmp_path}/home/../x"), "two outputs have this "
+                                                                                              "name")):
         with pytest.raises(mc.InputError, match=fault):
             mc.check_options(mc.Config(**given))
     mc.check_writable("", f"{tmp_path}/x.npz", "", f"{tmp_path}/y.npz")
@@ -253,8 +259,8 @@ def test_a_result_keeps_settings_versions_and_epochs(trained, tmp_path):
 
 
 @pytest.mark.parametrize("error, code, said", [
-    (mc.InputError("two\nlines"), 2, "error: two lines"), (KeyboardInterrupt(), 130, "\nstopped; --checkpoint, if"),
-    (MemoryError(), 2, "error: out of memory; lower --batch-size")])
+    (mc.InputError("two\nlines"), 2, "error: two lines"), (KeyboardInterrupt(), 130, "\nstopped. If --checkpoint"),
+    (MemoryError(), 2, "error: out of memory. Lower --batch-size")])
 def test_what_the_user_can_mend_is_one_line(error, code, said, capsys):
     with pytest.raises(SystemExit) as stop:
         mc.run_cli(lambda: (_ for _ in ()).throw(error))

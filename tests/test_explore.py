@@ -1,5 +1,5 @@
-"""explore.py: every answer is the experiment's own forward of the picture shown; what is wrong is refused in one line;
-nothing stays behind."""
+"""explore.py: every answer is the experiment's own forward pass of the image shown; wrong requests are refused in one
+line; nothing is left running."""
 import base64
 import contextlib
 import dataclasses
@@ -19,7 +19,7 @@ from conftest import ROOT
 import explore
 from explore import affnist, multi, norb, pictures
 
-PLACE = {"digit": 3, "turn": 20, "shear": -0.1, "down": 1.1, "across": 0.9}
+DIGIT = {"digit": 3, "rotation": 20, "shear": -0.1, "scale_y": 1.1, "scale_x": 0.9}
 TOY = {"category": 4, "toy": 1, "elevation": 35.5, "light": 2}
 
 
@@ -49,91 +49,94 @@ def assert_bits(answer, expected):
     np.testing.assert_array_equal(np.array(answer, expected.dtype), expected)
 
 
-@pytest.mark.parametrize("routed", [1, 0])
-def test_a_pair_is_answered_by_the_network_itself(guide, explorer, routed):
-    pairs, net = multi.generate_multimnist(guide.images, guide.labels, 1, np.random.default_rng(3)), guide.pairs
-    found = ask(explorer, "pair", image=explore.coded(pairs["composites"]), routed=routed)
-    config = net.config if routed else dataclasses.replace(net.config, routing_iters=1)
+@pytest.mark.parametrize("routing", [1, 0])
+def test_a_pair_is_answered_by_the_network_itself(guide, explorer, routing):
+    pairs, net = multi.generate_multimnist(guide.images, guide.labels, 1, np.random.default_rng(3)), guide.pair_network
+    found = ask(explorer, "pair", image=explore.encode(pairs["composites"]), routing=routing)
+    config = net.config if routing else dataclasses.replace(net.config, routing_iters=1)
     out, _ = multi.forward(net.weights, multi.to_batch(pairs, [0])["images"], config)
-    a, b = named = out["digits"][0].tolist()
-    assert found["digits"] == named and found["grid"] == 4 and len(found["shares"]) == config.routing_iters
-    for key, expected in (("lengths", out["lengths"][0]), ("v", out["v"][0, named])):
+    a, b = predicted = out["digits"][0].tolist()
+    assert found["digits"] == predicted and found["grid"] == 4 and len(found["couplings"]) == config.routing_iters
+    for key, expected in (("lengths", out["lengths"][0]), ("v", out["v"][0, predicted])):
         assert_bits(found[key], expected)
-    for answer, expected in zip(found["redrawn"], out["recon"][0]):
+    for answer, expected in zip(found["reconstructions"], out["recon"][0]):
         assert_bits(answer, expected)
-    weight = np.linalg.norm(out["u"][0], axis=-1).reshape(16, -1)       # where the coupling of each place goes
-    last = np.broadcast_to(out["c"][-1], (1, 10, weight.size))[0, named].reshape(2, 16, -1)
-    np.testing.assert_allclose(found["shares"][-1], (last * weight).sum(-1) / weight.sum(-1), atol=1e-6)
+    weight = np.linalg.norm(out["u"][0], axis=-1).reshape(16, -1)       # coupling at each position
+    last = np.broadcast_to(out["c"][-1], (1, 10, weight.size))[0, predicted].reshape(2, 16, -1)
+    np.testing.assert_allclose(found["couplings"][-1], (last * weight).sum(-1) / weight.sum(-1), atol=1e-6)
     v = np.array(found["v"], np.float32)
     v[1, 5] += np.float32(0.2)                                          # a slider of the second digit's capsule
-    moved = ask(explorer, "redraw", a=a, b=b, v=v.ravel().tolist())["redrawn"]
+    changed = ask(explorer, "reconstruct", a=a, b=b, v=v.ravel().tolist())["reconstructions"]
     masked, _ = multi.mask_forward(np.where(np.arange(10)[:, None] == b, v[1], 0)[None], np.array([[b]]))
-    assert moved[0] == found["redrawn"][0] and moved[1] != found["redrawn"][1]
-    assert_bits(moved[1], multi.layers_forward(net.weights, masked, multi.decoder(config))[0])
-    gray = np.pad(pairs["composites"][0] // 2, 9, constant_values=9)    # a picture of one's own: as --image sees it
-    assert_bits(ask(explorer, "picture", width=54, gray=explore.coded(gray))["image"],
+    assert changed[0] == found["reconstructions"][0] and changed[1] != found["reconstructions"][1]
+    assert_bits(changed[1], multi.layers_forward(net.weights, masked, multi.decoder(config))[0])
+    gray = np.pad(pairs["composites"][0] // 2, 9, constant_values=9)    # a picture of your own, as --image reads it
+    assert_bits(ask(explorer, "picture", width=54, gray=explore.encode(gray))["image"],
                 pictures.to_canvas(pictures.find_ink(gray / 255, "")))
 
 
-def test_a_moved_digit_is_answered_by_every_network_itself(guide, explorer):
-    found, nets = ask(explorer, "digit", **PLACE, y=-7.0, x=4), [found for *_, found in guide.moved]
+def test_a_transformed_digit_is_answered_by_every_network_itself(guide, explorer):
+    found, nets = ask(explorer, "digit", **DIGIT, y=-7.0, x=4), [found for *_, found in guide.digit_networks]
     shown = np.frombuffer(base64.b64decode(found["image"]), np.uint8).reshape(1, 40, 40)
     assert len(found["answers"]) == len(nets) >= 2
-    matrix = affnist.affine_matrix(**{name: PLACE[name] for name in affnist.REST})
-    middle, _ = affnist.transform_digits(guide.images[[3]], matrix, None, 40)             # as the experiment puts it there
-    assert_bits(ask(explorer, "digit", **PLACE, y=0, x=0)["image"], middle)
+    matrix = affnist.affine_matrix(**{name: DIGIT[name] for name in affnist.IDENTITY})
+    middle, _ = affnist.transform_digits(guide.images[[3]], matrix, None, 40)             # as the experiment draws it
+    assert_bits(ask(explorer, "digit", **DIGIT, y=0, x=0)["image"], middle)
     for k, (answer, net) in enumerate(zip(found["answers"], nets)):
         out, _ = affnist.forward(net.weights, affnist.to_batch({"images": shown}, [0])["images"], net.config)
         assert_bits(answer["scores"], out["scores"][0])
-        assert answer.get("redrawn", "") == (explore.coded(out["recon"]) if "recon" in out else "")
-        places, there = ask(explorer, "map", **PLACE, network=k), ask(explorer, "digit", **PLACE, y=-6, x=8)["answers"]
-        assert len(places["named"]) == len(places["whole"]) == 169 and places["whole"][84]
-        assert places["named"][13 * 3 + 10] == np.argmax(there[k]["scores"])
+        assert answer.get("reconstruction", "") == (explore.encode(out["recon"]) if "recon" in out else "")
+        chart, there = ask(explorer, "map", **DIGIT, network=k), ask(explorer, "digit", **DIGIT, y=-6, x=8)["answers"]
+        assert len(chart["predicted"]) == len(chart["visible"]) == 169 and chart["visible"][84]
+        assert chart["predicted"][13 * 3 + 10] == np.argmax(there[k]["scores"])
 
 
 def test_a_toy_is_answered_by_every_network_itself(guide, explorer):
-    found, ring = ask(explorer, "toy", **TOY, azimuth=130.0), ask(explorer, "ring", **TOY)["named"]
+    found, ring = ask(explorer, "toy", **TOY, azimuth=130.0), ask(explorer, "ring", **TOY)["predicted"]
     views = norb.draw_view(norb.make_toy(4, norb.TOY_SPLITS["test"][1], 0), 35.5, 130.0, 96)
     assert_bits(found["image"], views[2, 0])
     part = next(norb.preprocess({"images": norb.downsample(views)[[2]], "labels": np.array([4])}, "toys"))
-    for k, (*_, net) in enumerate(guide.toys):
+    for k, (*_, net) in enumerate(guide.toy_networks):
         assert_bits(found["answers"][k], norb.forward(net.weights, part["images"], net.config)[0]["scores"][0])
         assert len(ring[k]) == 36 and ring[k][13] == np.argmax(found["answers"][k])
 
 
-def test_networks_of_ones_own_stand_beside_the_others_and_in_place_of_that_of_pairs(guide, tmp_path):
-    paths = [ROOT / "weights" / f"{name}.npz" for name in ("affnist_cnn-gap", "multimnist_capsnet", "smallnorb_matrix-capsnet")]
-    assert [len(of) for of in explore.Guide(paths).networks.values()] == [1, len(guide.moved) + 1, len(guide.toys) + 1]
+def test_own_networks_are_added_and_one_for_pairs_replaces_the_pretrained_one(guide, tmp_path):
+    names = "affnist_cnn-gap", "multimnist_capsnet", "smallnorb_matrix-capsnet"
+    paths = [ROOT / "weights" / f"{name}.npz" for name in names]
+    assert [len(of) for of in explore.Guide(paths).networks.values()] == [
+        1, len(guide.digit_networks) + 1, len(guide.toy_networks) + 1]
     (tmp_path / "broken.npz").write_bytes(b"PK")
-    with pytest.raises(explore.InputError, match="broken.npz: no trained network"):
+    with pytest.raises(explore.InputError, match="broken.npz: not a network that the page can show"):
         explore.Guide([tmp_path / "broken.npz"])
 
 
-PAIR = explore.coded(np.zeros(1296, np.uint8))
+PAIR = explore.encode(np.zeros(1296, np.uint8))
 BAD = [b"", b"{", b"[]", b"3", b"null", b'"pair"', b"\xff\xfe", b"[" * 100_000, b"9" * 5000, b'{"ask": []}',
        b'{"ask": "pair"}', b'{"ask": "answer"}', b'{"ask": "__init__"}', b'{"ask": "start", "more": 1}']
 BAD += [json.dumps(fields).encode() for fields in (
-    *({"ask": "pair", "image": image, "routed": 1} for image in (
+    *({"ask": "pair", "image": image, "routing": 1} for image in (
         None, 3, [], {}, "", PAIR[:-4], PAIR + "AAAA", PAIR[:-1], "é" * 1728, "====" * 432, [PAIR], "../etc/passwd")),
-    *({"ask": "pair", "image": PAIR, "routed": routed} for routed in (None, True, 1.0, "1", -1, 2, 10 ** 400, [1])),
-    *({"ask": "digit", **PLACE, "y": 0, "x": 0} | wrong for wrong in (
-        {"turn": float("nan")}, {"turn": float("inf")}, {"x": 1e300}, {"y": 10 ** 400}, {"shear": "0"}, {"down": 0},
-        {"across": None}, {"digit": 0.5}, {"digit": 10 ** 9}, {"digit": -1}, {"x": [0]}, {"x": False}, {"z": 0})),
-    *({"ask": "redraw", "a": 1, "b": 2, "v": v} for v in (
+    *({"ask": "pair", "image": PAIR, "routing": routing} for routing in (None, True, 1.0, "1", -1, 2, 10 ** 400, [1])),
+    *({"ask": "digit", **DIGIT, "y": 0, "x": 0} | wrong for wrong in (
+        {"rotation": float("nan")}, {"rotation": float("inf")}, {"x": 1e300}, {"y": 10 ** 400}, {"shear": "0"},
+        {"scale_y": 0}, {"scale_x": None}, {"digit": 0.5}, {"digit": 10 ** 9}, {"digit": -1}, {"x": [0]},
+        {"x": False}, {"z": 0})),
+    *({"ask": "reconstruct", "a": 1, "b": 2, "v": v} for v in (
         0, [], [0] * 31, [0] * 33, [[0] * 16] * 2, [float("nan")] * 32, ["0"] * 32, [1e9] * 32, {"0": 0})),
     *({"ask": "picture", "width": width, "gray": PAIR} for width in (0, 36.0, 35, 36, 9999)),               # 36: no ink
-    {"ask": "map", **PLACE, "network": 99}, {"ask": "toy", **TOY, "azimuth": 1e9},
-    {"ask": "ring", **TOY, "category": 5}, {"ask": "ring", **TOY, "is_late": 0})]
+    {"ask": "map", **DIGIT, "network": 99}, {"ask": "toy", **TOY, "azimuth": 1e9},
+    {"ask": "ring", **TOY, "category": 5}, {"ask": "ring", **TOY, "is_stale": 0})]
 
 
 def test_what_is_wrong_is_refused_in_one_line(explorer):
-    before = ask(explorer, "pair", image=PAIR, routed=1)
+    before = ask(explorer, "pair", image=PAIR, routing=1)
     for body in BAD:
         status, text, _ = request(explorer, "POST", "/ask", body)
         assert status == 400 and text.count(b"\n") == 1 and text.endswith(b"\n") and len(text) < 200, (body[:80], text)
     for length in ("9", "-1", "x", "", "1000001", "9" * 30):                            # 9: the rest never comes
         assert request(explorer, "POST", "/ask", b"{}", **{"Content-Length": length})[0] == 400
-    assert ask(explorer, "pair", image=PAIR, routed=1) == before
+    assert ask(explorer, "pair", image=PAIR, routing=1) == before
 
 
 def test_other_hosts_origins_paths_and_methods_are_refused(explorer):
@@ -151,18 +154,18 @@ def test_other_hosts_origins_paths_and_methods_are_refused(explorer):
 
 
 def test_of_a_flood_the_newest_wins(guide):
-    asks, found, desk = [{"ask": "ring", **TOY, "elevation": 30 + k} for k in range(8)], {}, guide.desks["ring"]
+    asks, found, queue = [{"ask": "ring", **TOY, "elevation": 30 + k} for k in range(8)], {}, guide.queues["ring"]
     threads = [threading.Thread(target=lambda k=k: found.update({k: guide.answer(dict(asks[k]))})) for k in range(8)]
-    with desk.lock:                                                     # the first is being answered
-        for ticket, thread in enumerate(threads, desk.newest + 1):
+    with queue.lock:                                                     # the first is being answered
+        for ticket, thread in enumerate(threads, queue.newest + 1):
             thread.start()
-            while desk.newest < ticket:
+            while queue.newest < ticket:
                 time.sleep(0.001)
     for thread in threads:
         thread.join()
     assert found == dict.fromkeys(range(7), explore.STALE) | {7: guide.answer(dict(asks[7]))}
-    late = {"is_late": lambda: True}
-    assert guide.ring(**TOY, **late) == guide.map(**PLACE, network=0, **late) == explore.STALE
+    stale = {"is_stale": lambda: True}
+    assert guide.ring(**TOY, **stale) == guide.map(**DIGIT, network=0, **stale) == explore.STALE
 
 
 def test_the_command_takes_the_next_port_and_stops_cleanly(tmp_path):

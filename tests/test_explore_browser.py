@@ -1,5 +1,5 @@
-"""The page of explore.py in a real browser, headless: draws, drags, slides, and prints how long each takes. With
-SCREENSHOTS=viz/explore the pictures of the documents are made anew, of MNIST if $MNIST_DIR has it."""
+"""The page of explore.py in a headless browser: draws, drags, moves sliders, and prints how long each takes. With
+SCREENSHOTS=viz/explore it writes the documents' screenshots again, with MNIST digits if $MNIST_DIR has them."""
 import base64
 import os
 import re
@@ -17,12 +17,13 @@ driven = pytest.importorskip("selenium.webdriver", reason="selenium is not insta
 BROWSER, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(not (BROWSER and DRIVER), reason="no chromium, or no chromedriver, on this machine")
 SHOTS = os.environ.get("SCREENSHOTS")
-SAID = "return [...document.getElementById(arguments[0]).querySelectorAll('.said')].map(node => node.textContent)"
+PREDICTIONS = ("return [...document.getElementById(arguments[0]).querySelectorAll('.prediction')]"
+               ".map(node => node.textContent)")
 
 
 @pytest.fixture(scope="module")
 def page(explorer, tmp_path_factory):
-    """The browser, with the server's guide and, of each kind of ask, ms from an event to its picture"""
+    """The browser, with the server's guide and, for each kind of request, ms from an event to its display"""
     options = driven.ChromeOptions()
     options.binary_location = BROWSER
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
@@ -39,7 +40,7 @@ def page(explorer, tmp_path_factory):
     finally:
         page.quit()
     for what, ms in page.times.items():
-        print(f"explore.py, {what}: {statistics.median(ms):.0f} ms from the event to its picture, {len(ms)} times")
+        print(f"explore.py, {what}: {statistics.median(ms):.0f} ms from the event to its display, {len(ms)} times")
         assert statistics.median(ms) < 2000                    # however busy the machine
 
 
@@ -51,63 +52,64 @@ def until(holds):
 
 
 def settled(page):
-    """Wait until nothing is asked any more, nor worked on"""
-    until(lambda: page.js("return Object.values(waiting).every(kind => !kind.busy)"))
-    until(lambda: not re.search("working|…", page.js("return document.querySelector('main').innerText")))
+    """Wait until no request is sent or answered"""
+    until(lambda: page.js("return Object.values(waiting).every(queue => !queue.busy)"))
+    until(lambda: not re.search("computing|…", page.js("return document.querySelector('main').innerText")))
     for what, ms in page.js("return times").items():
         page.times[what] = max(page.times.get(what, []), ms, key=len)
 
 
 def drag(page, node, *points, keys=""):
-    """The mouse pressed at the first of some points, in shares of a node's sides, and dragged through the others"""
+    """Press the mouse at the first of some points, in fractions of a node's sides, and drag it through the others"""
     node, hand = page.find_element("id", node), driven.ActionChains(page, duration=15)
     page.js("arguments[0].scrollIntoView({block: 'center'})", node)
     for k, at in enumerate(points):
-        hand.move_to_element_with_offset(node, *(round((share - 0.5) * node.size["width"]) for share in at))
+        hand.move_to_element_with_offset(node, *(round((fraction - 0.5) * node.size["width"]) for fraction in at))
         hand = hand.click_and_hold() if k == 0 else hand
     hand.release().send_keys(keys).perform()
     settled(page)
 
 
-def test_two_strokes_are_named_and_a_number_of_a_capsule_changes_pixels(page):
+def test_two_strokes_are_classified_and_a_dimension_of_a_capsule_changes_pixels(page):
     page.js("document.querySelector('input[value=draw]').click()")                     # on an empty sheet
     drag(page, "pair-stage", (0.35, 0.25), (0.35, 0.5), (0.33, 0.75))
     drag(page, "pair-stage", (0.3, 0.3), (0.65, 0.3), (0.6, 0.5), (0.5, 0.75))
-    image, verdict = page.js("return [textOf(pair.seen), $('pair-verdict').textContent]")
-    found = page.guide.answer({"ask": "pair", "image": image, "routed": 1})
+    image, verdict = page.js("return [encode(pair.image), $('pair-verdict').textContent]")
+    found = page.guide.answer({"ask": "pair", "image": image, "routing": 1})
     assert page.js("return pair.answer") == found and [*map(int, re.findall(r"\d", verdict))] == found["digits"]
-    look = "return [$('redrawn-0'), $('coupling')].map(canvas => canvas.toDataURL())"
-    redrawn, coupling = page.js(look)
-    page.find_element("css selector", "#numbers input").send_keys(driven.Keys.END)
+    look = "return [$('reconstruction-0'), $('coupling')].map(canvas => canvas.toDataURL())"
+    recon, coupling = page.js(look)
+    page.find_element("css selector", "#dimensions input").send_keys(driven.Keys.END)
     settled(page)
-    assert page.js(look)[0] != redrawn and page.js("$('pair-reset').click();" + look) == [redrawn, coupling]
-    page.js("$('routed').click()")
+    assert page.js(look)[0] != recon and page.js("$('pair-reset').click();" + look) == [recon, coupling]
+    page.js("$('routing').click()")
     settled(page)
-    assert page.js(look)[1] != coupling and page.js("return pair.answer.shares.length") == 1
+    assert page.js(look)[1] != coupling and page.js("return pair.answer.couplings.length") == 1
 
 
-def test_a_digit_dragged_to_the_edge_is_named_as_the_networks_name_it(page):
+def test_a_digit_dragged_to_the_edge_is_classified_as_by_the_networks(page):
     page.find_element("id", "tab-pair").send_keys(driven.Keys.ARROW_RIGHT)
     drag(page, "digit-stage", (0.5, 0.5), (0.6, 0.6), (0.75, 0.75))
-    x, y, fields = page.js("return [digit.x, digit.y, placeOf()]")
+    x, y, fields = page.js("return [digit.x, digit.y, digitFields()]")
     found = page.guide.answer({"ask": "digit", **fields, "y": y, "x": x})["answers"]
-    assert min(x, y) >= 9 and [int(text[0]) for text in page.js(SAID, "digit")] == [
+    assert min(x, y) >= 9 and [int(text[0]) for text in page.js(PREDICTIONS, "digit")] == [
         np.argmax(answer["scores"]) for answer in found]
-    drag(page, "digit-frame", (0.75, 0.4), (0.85, 0.45))                               # its round handle
-    places = page.guide.answer({"ask": "map", **page.js("return placeOf()"), "network": 0})
-    right = sum(np.equal(places["named"], page.guide.labels[fields["digit"]]) & places["whole"])
-    assert page.js("return digit.turn") < -10 and f"right in {right} of {sum(places['whole'])} places" == page.js(
+    drag(page, "digit-frame", (0.75, 0.4), (0.85, 0.45))                               # the handle that rotates it
+    chart = page.guide.answer({"ask": "map", **page.js("return digitFields()"), "network": 0})
+    correct = sum(np.equal(chart["predicted"], page.guide.labels[fields["digit"]]) & chart["visible"])
+    assert page.js("return digit.rotation") < -10
+    assert f"correct at {correct} of {sum(chart['visible'])} positions" == page.js(
         "return document.querySelector('#digit figcaption').textContent")
 
 
-def test_a_toy_turns(page):
+def test_a_toy_rotates(page):
     page.js("$('tab-toy').click()")
     drag(page, "toy-stage", (0.3, 0.5), (0.7, 0.4), keys=driven.Keys.ARROW_RIGHT)
-    fields = page.js("const {named, ...fields} = toy; return fields")
+    fields = page.js("const {predicted, ...fields} = toy; return fields")
     found = page.guide.answer({"ask": "toy", **fields})["answers"]
     assert fields["azimuth"] > 60 and fields["elevation"] < 40
-    assert page.js(SAID, "toy") == [explore.norb.NORB_NAMES[np.argmax(scores)] for scores in found]
-    assert page.js("return document.querySelectorAll('#ring .right, #ring .wrong').length") == 36 * len(found)
+    assert page.js(PREDICTIONS, "toy") == [explore.norb.NORB_NAMES[np.argmax(scores)] for scores in found]
+    assert page.js("return document.querySelectorAll('#ring .correct, #ring .wrong').length") == 36 * len(found)
 
 
 @pytest.mark.parametrize("width, mode", [(360, "dark"), (360, "light"), (1080, "dark"), (1080, "light")])

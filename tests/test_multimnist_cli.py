@@ -102,18 +102,18 @@ PLAIN, LOADED = " ".join(TOY), "--load run.npz"
 PICTURE = f"{LOADED} --image page.png"
 BAD = [                            # script, flags, what the line names
     *((mc, f"{PLAIN} {flags}", named) for flags, named in (
-        ("--batch-size 65", "--batch-size 65: more than --n-train 64"), ("--lr 1e38 --n-epochs 2", "diverged"),
-        ("--digits mnist", "--mnist-dir"), ("--model cnn --conv1-channels 512", "hidden units only"),
+        ("--batch-size 65", "--batch-size 65 exceeds the 64 training pairs"), ("--lr 1e38 --n-epochs 2", "diverged"),
+        ("--digits mnist", "--mnist-dir"), ("--model cnn --conv1-channels 512", "would have only 0 hidden units"),
         ("--out-weights no/folder/x.npz", "no/folder"), ("--checkpoint torn.npz", "torn.npz"))),
     (mc, f"{LOADED} --load folder", "folder"),
     *((viz, flags, named) for flags, named in (
-        (f"{PLAIN} --model cnn", "--model cnn"), ("--load cnn.npz", "--load: holds a CNN"),
+        (f"{PLAIN} --model cnn", "--model cnn"), ("--load cnn.npz", "cnn.npz: the figures show a capsnet, not a cnn"),
         (f"{LOADED} --outdir /dev/null/x", "/dev/null/x"),
         ("--results --load run.npz", "--results"), ("--results none", "--results none"),
         ("--results --lr 1", "--lr"), ("--image none.png", "none.png: no such file"),
         (f"{PICTURE} --only errors", "--only"), (f"{PICTURE} --out-json x.json", "--out-json"),
-        (f"{PICTURE} --lr 0.5", "--lr"), (f"{PICTURE} --n-test 5", "--n-test: means nothing to --image"),
-        ("--image page.png", "page.png: no picture"))),
+        (f"{PICTURE} --lr 0.5", "--lr"), (f"{PICTURE} --n-test 5", "--n-test has no effect with --image"),
+        ("--image page.png", "page.png: is not a readable picture"))),
     *((gif, f"{PLAIN} {flags}", named) for flags, named in (
         ("--model cnn", "--model cnn"), ("--snapshot-every 0", "--snapshot-every 0"), ("--out x.png", "x.png"),
         ("--n-epochs 100 --snapshot-every 1", "at least 2"), ("--out no/folder/x.gif", "no/folder"),

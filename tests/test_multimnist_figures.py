@@ -1,4 +1,4 @@
-"""What the figures compute: what errors and routing say; the ink of a picture, and how sure its answer is."""
+"""What the figures compute: metrics of errors and of routing; a picture's ink, and the confidence of a prediction."""
 import dataclasses
 import re
 
@@ -13,42 +13,42 @@ import visualize_multimnist_capsnet as viz
 
 
 def run_of(pairs, lengths):
-    """A Run of figures, of an untrained network that is told how long its capsules are"""
-    right = mc.exact_match(mc.top_two(lengths), pairs["labels"])
+    """Return a Run of an untrained network with given lengths of its capsules"""
+    correct = mc.exact_match(mc.top_two(lengths), pairs["labels"])
     history = {"source": "synthetic", "epochs": []}
-    return viz.Run(TINY, TINY, mc.init_params(TINY), history, "synthetic", pairs, lengths, right)
+    return viz.Run(TINY, TINY, mc.init_params(TINY), history, "synthetic", pairs, lengths, correct)
 
 
-def test_errors_by_what_is_to_be_seen(digits):
+def test_errors_by_visible_ink(digits):
     """Four pairs, one missed, of whose digits one lies under the other"""
     a, b, c = np.zeros((3, 36, 36), np.uint8)
     a[:2], b[1:3], c[:3] = 255, 255, 255                    # a and b share a row of two, c covers a
     pairs = {"labels": np.array([[1, 2], [2, 1], [3, 4], [4, 3]]), "sources": np.array([[a, c], *[[a, b]] * 3])}
     run = run_of(pairs, 0.1 + 0.8 * mc.k_hot(np.array([[1, 7], [1, 2], [3, 4], [3, 4]]), float))
-    shown, groups, _ = viz.ink_shown(run)
-    np.testing.assert_allclose(shown, [[0, 1 / 3], [0.5, 0.5], [0.5, 0.5], [0.5, 0.5]])
-    assert sum(size for _, _, size in groups) == 4 and sum(hits for _, hits, _ in groups) == 3
-    assert viz.error_findings(run)["least_hidden"] == pytest.approx([0.5, 1])
+    visible, groups, _ = viz.visible_ink(run)
+    np.testing.assert_allclose(visible, [[0, 1 / 3], [0.5, 0.5], [0.5, 0.5], [0.5, 0.5]])
+    assert sum(size for _, _, size in groups) == 4 and sum(n_correct for _, n_correct, _ in groups) == 3
+    assert viz.error_metrics(run)["least_hidden"] == pytest.approx([0.5, 1])
     pairs = mc.draw_pairs(digits, "test", 80, TINY, "evaluation", 1)
     assert viz.draw_errors(run_of(pairs, mc.k_hot(pairs["labels"], np.float32)))                   # without an error
 
 
-def test_routing_findings_by_hand(digits):
-    """One iteration leaves every coupling at 1/10; with long votes three do not"""
+def test_routing_metrics_by_hand(digits):
+    """One iteration leaves every coupling coefficient at 1/10; with long votes three iterations do not"""
     pairs = mc.draw_pairs(digits, "test", 12, TINY, "evaluation", 1)
     lengths = mc.k_hot(pairs["labels"], np.float32)
     run = run_of(pairs, lengths.copy())
     once = dataclasses.replace(run, config=dataclasses.replace(TINY, routing_iters=1))
-    hidden = viz.ink_shown(run)[2] == 0
+    hidden = viz.visible_ink(run)[2] == 0
     first = np.flatnonzero(hidden)[0]
-    lengths[first] = 1 - lengths[first]                                          # one pair that only routing gets right
-    said = viz.routing_findings(once, lengths)
-    assert said["exact_match"] == pytest.approx([11 / 12, 1])
-    assert said["exact_match_most_hidden"] == pytest.approx([1 - 1 / hidden.sum(), 1])
-    assert said["largest_coupling"] == pytest.approx(0.1)
-    assert said["coupling_to_digits_there"] + said["coupling_to_others"] == pytest.approx([0.1] * 4)
+    lengths[first] = 1 - lengths[first]                                    # a pair that is correct only with routing
+    metrics = viz.routing_metrics(once, lengths)
+    assert metrics["exact_match"] == pytest.approx([11 / 12, 1])
+    assert metrics["exact_match_most_hidden"] == pytest.approx([1 - 1 / hidden.sum(), 1])
+    assert metrics["largest_coupling"] == pytest.approx(0.1)
+    assert metrics["coupling_to_digits_there"] + metrics["coupling_to_others"] == pytest.approx([0.1] * 4)
     run.params["W"] *= 30
-    assert viz.routing_findings(run, lengths)["largest_coupling"] > 0.11
+    assert viz.routing_metrics(run, lengths)["largest_coupling"] > 0.11
 
 
 def written(dark=True, size=(150, 210), noise=0.0, tilt=0.0):
@@ -84,7 +84,7 @@ def test_specks_lines_and_what_touches_the_edge_are_no_ink():
     np.testing.assert_allclose(viz.ink_box(viz.find_ink(crop, "x.png")), (6, 66, 6, 46), atol=1)
 
 
-def test_the_canvas_holds_the_ink_centerd_in_its_size_each_pixel_its_share():
+def test_the_canvas_holds_the_ink_centered_in_its_size_each_pixel_its_share():
     """Scale 22 / 60: a bar 60 px high becomes 22, and 24 px wide 8.8; its last column covers 0.4 of a pixel on each
     side; the sum is the ink's area. Thin strokes, of 0.3 px of the canvas, are broadened to what handwriting has"""
     ink, expected, thin = np.zeros((100, 90)), np.zeros((36, 36), np.float32), np.zeros((300, 300))
@@ -137,7 +137,7 @@ def test_what_holds_no_ink_or_is_no_picture_is_refused_by_name_in_one_line(pictu
     if name in BROKEN:
         path.write_bytes(BROKEN[name](path.read_bytes()))
     path = {"missing": tmp_path / "none.png", "a folder": tmp_path}.get(name, path)
-    fault = "holds no ink" if name in NO_INK else ""
+    fault = "no ink" if name in NO_INK else ""
     with pytest.raises(mc.InputError, match=re.escape(f"--image {path}: {fault}")) as error:
         viz.find_ink(viz.read_picture(path), path)
     assert "\n" not in str(error.value)
@@ -148,7 +148,7 @@ IMAGES, LABELS, _ = mc.synthesize_digits(60, 3)
 
 
 def n_evaluated(first, second):
-    """What is said of two synthetic digits written over each other, dark on white -> the lines, the figure's title"""
+    """Return the lines printed for two overlapping synthetic digits, dark on white, and the figure's title"""
     both = np.maximum(IMAGES[first], np.roll(IMAGES[second], (1, -1), (0, 1)))
     gray, said = np.kron(np.pad(1 - both / 255, 4, constant_values=1), np.ones((6, 6))), []
     figure = viz.draw_picture(SHIPPED, gray, viz.find_ink(gray, "x.png"), said.append)
@@ -156,24 +156,26 @@ def n_evaluated(first, second):
 
 
 @pytest.mark.parametrize("first, second", [(0, 20), (1, 21), (0, 0), (2, 2), (0, "twin"), (4, "twin")])
-def test_a_doubtful_picture_is_called_a_guess_in_the_line_and_in_the_figure(first, second):
-    """A digit alone, and one over another of its class; two that the network has no doubt of are named"""
+def test_low_confidence_is_reported_in_the_line_and_in_the_figure(first, second):
+    """For a digit alone, and for two digits of one class; not for two clear digits of different classes"""
     if second == "twin":
         second = next(k for k in range(60) if LABELS[k] == LABELS[first] and k != first)
     said, title = n_evaluated(first, second)
     kind, one, other, a, b, c = re.match(
-        r"(named|a guess): (\d) and (\d); lengths (\S+) and (\S+), the next, of \d, (\S+)", said[0]).groups()
+        r"(predicted|low confidence): (\d) and (\d); capsule lengths (\S+) and (\S+), next longest \d with (\S+)",
+        said[0]).groups()
     assert title.startswith(f"{kind.capitalize()}: {one} and {other}") and float(a) >= float(b) >= float(c)
-    assert kind == ("a guess" if LABELS[first] == LABELS[second] else "named")
-    if kind == "named":
-        assert len(said) == 1 and "not two" not in title and {int(one), int(other)} == {*LABELS[[first, second]]}
+    assert kind == ("low confidence" if LABELS[first] == LABELS[second] else "predicted")
+    if kind == "predicted":
+        assert len(said) == 1 and "not exactly" not in title and {int(one), int(other)} == {*LABELS[[first, second]]}
     else:
-        assert "two lengths near 0.9" in said[1] and "not two capsules alone are long" in title
+        assert "two capsule lengths near 0.9" in said[1] and "not exactly two long capsules" in title
 
 
-@pytest.mark.parametrize("second, third, kind", [(0.81, 0.3, "named"), (0.81, 0.32, "a guess"), (0.79, 0.1, "a guess")])
-def test_what_a_guess_is(monkeypatch, second, third, kind):
-    """The second capsule is short, or leads the third by little"""
+@pytest.mark.parametrize("second, third, kind", [
+    (0.81, 0.3, "predicted"), (0.81, 0.32, "low confidence"), (0.79, 0.1, "low confidence")])
+def test_what_low_confidence_is(monkeypatch, second, third, kind):
+    """The second longest capsule is short, or little longer than the third"""
     whole, lengths = mc.forward, np.array([[0.95, second, third, *[0.1] * 7]])
     monkeypatch.setattr(mc, "forward", lambda params, images, config: (
         whole(params, images, config, np.array([[0, 1]]))[0] | {"lengths": lengths}, None))

@@ -1,4 +1,4 @@
-"""Every backward of the paper against centerd differences, at awkward sizes; buffers and dtypes; training: networks
+"""Every backward of the paper against centered differences, at awkward sizes; buffers and dtypes; training: networks
 learn, and nothing looks where it must not."""
 import dataclasses
 from functools import partial

@@ -43,7 +43,7 @@ def test_legal_shift_pairs_by_hand():
     legal = mc.allowed_shift_pairs(0.8)
     assert len(legal) == 877 == sum(iou_reference(pair) >= 0.8 for pair in every)
     assert len(mc.allowed_shift_pairs(1)) == 81 and mc.box_iou(legal).min() == pytest.approx(360 / 440)
-    assert len(mc.allowed_shift_pairs(360 / 440)) == 877                                      # the bound itself is inside
+    assert len(mc.allowed_shift_pairs(360 / 440)) == 877  # the bound itself is inside
 
 
 @pytest.mark.parametrize("min_iou, merge", [(0.8, "max"), (0, "add"), (1, "max")])

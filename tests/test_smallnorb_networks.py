@@ -21,8 +21,11 @@ LOSSES = "cross-entropy", "margin", "spread"
 # ---------------------------------------------------------------- against literal networks
 
 @pytest.mark.parametrize("model, changes", [
-    ("matrix-capsnet", {}), ("matrix-capsnet", dict(routing_iters=1, data="toys")), ("matrix-capsnet", dict(routing_iters=3, coordinates=False)),
-    ("matrix-head", {}), ("matrix-head", dict(routing_iters=3, data="toys", width=3)), ("matrix-head", dict(coordinates=False))], ids=str)
+    ("matrix-capsnet", {}), ("matrix-capsnet", dict(routing_iters=1, data="toys")),
+    ("matrix-capsnet", dict(routing_iters=3, coordinates=False)),
+    ("matrix-head", {}), ("matrix-head", dict(routing_iters=3, data="toys", width=3)),
+    ("matrix-head", dict(coordinates=False))],
+                         ids=str)
 def test_networks_of_matrix_capsules_against_literal_ones(monkeypatch, model, changes):
     """In evaluation, with running statistics"""
     monkeypatch.setattr(sn, "MASS_EPS", 0.0)
@@ -164,10 +167,13 @@ def test_gradients_and_extremes_of_the_losses(rng, model, loss):
 # ---------------------------------------------------------------- gradients, purity, buffers
 
 NETWORKS = [
-    ("matrix-capsnet", {}), ("matrix-capsnet", dict(loss="spread", coordinates=False)), ("matrix-capsnet", dict(routing_iters=3, data="toys")),
-    ("matrix-head", {}), ("matrix-head", dict(loss="margin", data="toys", routing_iters=3)), ("matrix-head", dict(routing_iters=1, width=3)),
+    ("matrix-capsnet", {}), ("matrix-capsnet", dict(loss="spread", coordinates=False)),
+    ("matrix-capsnet", dict(routing_iters=3, data="toys")),
+    ("matrix-head", {}), ("matrix-head", dict(loss="margin", data="toys", routing_iters=3)),
+    ("matrix-head", dict(routing_iters=1, width=3)),
     ("capsnet", {}), ("capsnet", dict(loss="cross-entropy", routing_iters=3)), ("capsnet-shared", {}),
-    ("capsnet-shared", dict(loss="cross-entropy", routing_iters=3, data="toys")), ("capsnet-shared", dict(coordinates=False)),
+    ("capsnet-shared", dict(loss="cross-entropy", routing_iters=3, data="toys")),
+    ("capsnet-shared", dict(coordinates=False)),
     ("cnn", {}), ("cnn-bn", {}), ("cnn-gap", {}), ("cnn-gap", dict(loss="margin", coordinates=True)),
     ("cnn-gap", dict(loss="spread"))]
 
@@ -299,7 +305,8 @@ def test_a_step_is_adams_first():
     w, g = {"w": np.zeros(3)}, {"w": np.array([2.0, -3, 0.1])}
     m, v = {"w": np.zeros(3)}, {"w": np.zeros(3)}
     with sn.Runner(1) as runner:
-        sn.optimizer_step(SimpleNamespace(params=w, adam_m=m, adam_v=v, step=0, config=tiny("cnn-gap", lr=0.1), runner=runner),
+        sn.optimizer_step(SimpleNamespace(params=w, adam_m=m, adam_v=v, step=0, config=tiny("cnn-gap", lr=0.1),
+                                          runner=runner),
                      [g], 0.5)
     np.testing.assert_allclose(w["w"], [-0.05, 0.05, -0.05], rtol=1e-6)
 

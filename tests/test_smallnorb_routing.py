@@ -1,4 +1,4 @@
-"""EM routing and votes: against slow literal loops and by hand; every gradient against centerd differences."""
+"""EM routing and votes: against slow literal loops and by hand; every gradient against centered differences."""
 import itertools
 import math
 from types import SimpleNamespace
@@ -232,10 +232,12 @@ def test_votes_and_responsibilities(rng):
         check_op(lambda x, window=window: sn.responsibilities_forward(x, window), sn.responsibilities_backward,
                  rng.standard_normal((L, 2, I)))
     centers = rng.standard_normal((3, 2))
-    check_op(lambda u: sn.add_coordinates_forward(u, centers), sn.add_coordinates_backward, rng.standard_normal((2, 6, 4)))
+    check_op(lambda u: sn.add_coordinates_forward(u, centers), sn.add_coordinates_backward, rng.standard_normal((2, 6,
+                                                                                                                 4)))
     check_op(lambda u, W: sn.shared_votes_forward(u, W, 3), sn.shared_votes_backward, rng.standard_normal((2, 6, 3)),
              rng.standard_normal((2, 3, 4, 5)))
-    check_op(lambda x: sn.coordinate_channels_forward(x, (-0.5, 0.1, 0.7)), sn.coordinate_channels_backward, rng.standard_normal((2, 3, 3, 2)))
+    check_op(lambda x: sn.coordinate_channels_forward(x, (-0.5, 0.1, 0.7)), sn.coordinate_channels_backward,
+             rng.standard_normal((2, 3, 3, 2)))
 
 
 @pytest.mark.parametrize("types, clamped", [*itertools.product([3, 1], [False, True])])

@@ -19,7 +19,7 @@ GOLDEN = json.loads((ROOT / "tests" / "golden.json").read_text())["values"]
 
 
 def read(folder):
-    """-> {name of a result, EXPERIMENT/TABLE/SETTING-SEED: its line} of all tables in a folder"""
+    """Return {name of a result, EXPERIMENT/TABLE/SETTING-SEED: its line} of all tables in a folder"""
     found = {}
     for path in sorted(Path(folder).glob("*/*.jsonl")):
         for k, text in enumerate(path.read_text().splitlines(), 1):
@@ -41,7 +41,7 @@ def since(result):
 
 
 def same_weights(line):
-    """Whether the files of weights that a result was measured on, if there were some, are still what they were"""
+    """Return whether the weights files that a result was measured on, if any, are unchanged"""
     loaded = {line["loaded"]["file"]: line["loaded"]["sha256"]} if "loaded" in line else {}
     paths = {ROOT / "weights" / file: sha256 for file, sha256 in (loaded | line.get("networks", {})).items()}
     return all(path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256
@@ -49,8 +49,8 @@ def same_weights(line):
 
 
 def stale(name, lines):
-    """Whether one of some results is to be made again. One after a run was measured on its checkpoint, which is not
-    kept; but the run is known by the seconds that it took"""
+    """Return whether a result has to be made again. A result that comes after a run was measured on its checkpoint,
+    which is not kept; the run is recognized by its training time."""
     line, result = lines[name], BY_NAME.get(name)
     last = since(result) if result else None
     if last is None or last > line["generation"]:
@@ -61,14 +61,14 @@ def stale(name, lines):
 
 
 def wanting(results, folder):
-    """Those of some results that a folder has not, or has but stale"""
+    """Return those of some results that a folder lacks, or has but stale"""
     lines = read(folder)
     return [result for result in results if result.name not in lines or stale(result.name, lines)]
 
 
 def weights_wanting(folder):
-    """Those files of weights that are missing, or were trained by another run than the one in a folder -> {path: the
-    run}. A run is known by its last epoch: losses, accuracies and seconds"""
+    """Return the weights files that are missing or come from another run than the one in a folder, {path: the run}. A
+    run is recognized by its last epoch: losses, accuracies and seconds."""
     lines = read(folder)
 
     def fresh(path, result):
@@ -83,7 +83,7 @@ def weights_wanting(folder):
 
 def collect(paths, folder):
     """Move results, each in a file .../GENERATION/EXPERIMENT/TABLE/SETTING-SEED.json, into a folder's tables, where
-    they replace those of the same setting and seed. A table is replaced whole or not at all"""
+    they replace those of the same setting and seed. A table is replaced whole or not at all."""
     new = {}
     for path in map(Path, paths):
         generation, experiment, table = path.parts[-4:-1]

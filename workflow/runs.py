@@ -1,5 +1,6 @@
-"""Every run behind the tables: experiment, table, setting, flags, seeds, about how many minutes of one core. What is no
-training run of an experiment has its whole command for flags. And the commands that draw figures and films.
+"""Every run behind the tables: experiment, table, setting, flags, seeds and approximate minutes on one core. A result
+that is not a training run of an experiment has its whole command as flags. Also the commands that draw figures and
+animations.
 
 The Snakefile plans from this list; results/render.py draws from what the runs wrote.
 """
@@ -19,7 +20,7 @@ class Result(NamedTuple):
     seed: int
     flags: str
     minutes: float
-    after: str = ""                # the name of the run whose checkpoint stands for {checkpoint} in its command
+    after: str = ""                # the name of the run whose checkpoint replaces {checkpoint} in its command
 
     @property
     def name(self):
@@ -27,8 +28,8 @@ class Result(NamedTuple):
 
     @property
     def golden_key(self):
-        """Return the key of its golden values: its flags without sizes and draws. A result with a command of its own has
-        the key of the run that made the weights it loads, else that of no flags."""
+        """Return the key of its golden values: its flags without sizes and draws. A result with a command of its own
+        has the key of the run that made the weights it loads, else that of no flags."""
         if self.after:
             return next(run.golden_key for run in RESULTS if run.name == self.after)
         if "python3 " in self.flags:
@@ -62,7 +63,7 @@ ABLATIONS = {                      # of capsnet-shared, and what a CNN gains fro
     "cnn-gap-coordinates": "--model cnn-gap --coordinates", "cnn-gap-margin": "--model cnn-gap --loss margin"}
 SPLITS, TOY_SEEDS, SMALL_HEADS = ("azimuth", "elevation"), (2, 3, 4), "--preset small"
 MATRIX, SMALL_CNN = "--model matrix-capsnet", "--preset small --lr 2e-3 --n-epochs 16"
-PAPER = {                          # its two kinds of network, and that CNN with batch normalization; minutes
+PAPER = {                          # its two networks, and that CNN with batch normalization; minutes
     "matrix-capsnet": (f"{MATRIX} --n-epochs 10", 4), "cnn": (f"--model cnn {SMALL_CNN}", 1),
     "cnn-bn": (f"--model cnn-bn {SMALL_CNN}", 1)}
 STANDARD = {                       # the paper's ablations on the standard task
@@ -77,12 +78,13 @@ COMPONENTS = {                     # from a CNN of ten vectors to a capsule netw
     "start": f"--model vector-gap --padding 4 {BARE}", "transformation": BARE, "routing": f"--routing-iters 3 {BARE}",
     "squash": "--routing-iters 3 --loss cross-entropy --recon-weight 0", "margin": "--routing-iters 3 --recon-weight 0",
     "reconstruction": "--routing-iters 3", "squash-relu": "--squash relu", "squash-last": "--squash last"}
-PAPERS = {model: f"--preset small --model {model}"       # the paper's kind of network: no normalization or padding, Adam
+PAPERS = {model: f"--preset small --model {model}"       # narrow, no normalization, no padding, Adam
           for model in ("capsnet", "cnn", "cnn-dense")}
 MATCHED_ANYWHERE = "--stop-at 0.95 --lr-schedule constant --n-train 6000 --n-epochs 40"
 MORE_TOY_SEEDS = range(5, 11)      # of six more sets of toys
 BACKGROUND_RUNS = {                # other losses, splits and toys for background activity
-    "spread": "--split azimuth --loss spread", "elevation": "--split elevation", "toys2": "--split azimuth --toy-seed 2"}
+    "spread": "--split azimuth --loss spread", "elevation": "--split elevation", "toys2": "--split azimuth --toy-seed "
+                                                                                          "2"}
 WIDE_CNN = "--preset small --model cnn --conv1-channels 64"            # convolutions as wide as the capsule network's
 MATCHED = "--stop-at 0.98 --lr-schedule constant --n-train 6000 --n-epochs 40"        # all four reach it
 
@@ -158,7 +160,7 @@ AFF_NEAREST = "python3 tests/bench_affnist_nearest.py"
 
 
 def all_flags(experiment, flags):
-    """The runs of digits are on MNIST, unless they say otherwise"""
+    """Return flags with --digits mnist, unless they name the digits or the experiment has none"""
     return flags if experiment == NORB or "--digits" in flags else f"{flags} --digits mnist"
 
 
@@ -189,7 +191,8 @@ MEASUREMENTS = [                   # on trained networks, and baselines that are
              "--threads 1 --quiet", 3) for name in ("capsnet-shared", "cnn-gap")),
     *(Result(NORB, "background-activity", "matrix-capsnet", seed, f"{BACKGROUND} --load {{checkpoint}} --threads 1", 1,
              f"{NORB}/paper-azimuth/matrix-capsnet-{seed}") for seed in range(5)),
-    *(result for name in ("matrix-capsnet", "matrix-head") for result in uniform(NORB, "em-iterations", name, range(5))),
+    *uniform(NORB, "em-iterations", "matrix-capsnet", range(5)),
+    *uniform(NORB, "em-iterations", "matrix-head", range(5)),
     *(Result(NORB, "background-activity", name, seed, f"{BACKGROUND} --load {{checkpoint}} --threads 1", 1,
              f"{NORB}/background-runs/{name}-{seed}") for name in BACKGROUND_RUNS for seed in range(3))]
 SMALL = {                          # what makes a command small; what is given twice counts as last
@@ -200,6 +203,7 @@ SMALL = {                          # what makes a command small; what is given t
 
 
 def results_of(table):
+    """Return the Results of a table of runs, one per seed"""
     return [Result(experiment, name, setting, seed, all_flags(experiment, flags), minutes)
             for experiment, name, setting, flags, seeds, minutes in table for seed in seeds]
 
@@ -207,10 +211,11 @@ def results_of(table):
 RESULTS = results_of(RUNS) + MEASUREMENTS
 CAPTIONS = {                       # of each table, in the results log
     (AFF, "padding"): "Padding (px of background around the canvas) of each network, chosen on validation digits.",
-    (AFF, "equal-training"): "Small networks of the paper's kind, each trained on 96,000 translated digits.",
+    (AFF, "equal-training"): "The paper's networks, narrow, each trained on 96,000 translated digits.",
     (AFF, "any-position"): "The same networks, trained on digits at any position on the canvas.",
-    (AFF, "matched-accuracy"): "The same networks, each trained until it classifies 98% of translated validation digits. "
-    "Seeds 3 to 7 of cnn-64 and 5 to 7 of the others were planned together, after the first had been looked at.",
+    (AFF, "matched-accuracy"): "The same networks, each trained until it classifies 98% of translated validation "
+    "digits. Seeds 3 to 7 of cnn-64 and 5 to 7 of the others were planned together, after the first had been looked "
+    "at.",
     (AFF, "any-position-matched"): "Trained on digits at any position until 95% of such validation digits are correct.",
     (AFF, "backbone"): "Capsule networks and CNNs on one backbone, each trained on 48,000 translated digits.",
     (AFF, "backbone-uniform"): "Trained with routing, tested with uniform coupling coefficients.",
@@ -233,10 +238,11 @@ CAPTIONS = {                       # of each table, in the results log
     (MULTI, "weights"): "The pretrained network, evaluated from its file.",
     (MULTI, "nearest"): "Nearest training pair, in pixels.",
     **{(NORB, f"wide-{split}"): f"capsnet-shared and cnn-gap, preset wide, novel {split}s." for split in SPLITS},
-    **{(NORB, f"paper-{split}"): f"Matrix capsules and the paper's kind of CNN, novel {split}s." for split in SPLITS},
+    **{(NORB, f"paper-{split}"): f"matrix-capsnet and the paper's CNN, novel {split}s." for split in SPLITS},
     **{(NORB, f"toys{toy_seed}-{split}"): f"The same networks on the toys of --toy-seed {toy_seed}, novel {split}s."
        for toy_seed in TOY_SEEDS for split in SPLITS},
-    **{(NORB, f"toys{toy_seed}-azimuth"): f"capsnet-shared and cnn-gap on the toys of --toy-seed {toy_seed}, novel azimuths."
+    **{(NORB, f"toys{toy_seed}-azimuth"): f"capsnet-shared and cnn-gap on the toys of --toy-seed {toy_seed}, novel "
+                                          "azimuths."
        for toy_seed in MORE_TOY_SEEDS},
     (NORB, "em-iterations"): "Networks with EM routing, trained again for the table below.",
     (NORB, "em-iterations-uniform"): "Trained with EM routing, tested with one iteration (uniform assignment).",
@@ -249,7 +255,8 @@ AFF_PRETRAINED = "weights/affnist_capsnet-shared.npz weights/affnist_cnn-gap.npz
 TABLES_OF = {name: sorted(f"results/{name}/{path.name}" for path in (ROOT / "results" / name).glob("*.jsonl"))
              for name in EXPERIMENTS}
 FIGURES = {                        # name -> command, what it draws from beside its own script, minutes of two cores
-    "multimnist": (f"{DRAW} --load --digits mnist && {DRAW} --results", [f"{MULTI}.py", PRETRAINED, *TABLES_OF[MULTI]], 1),
+    "multimnist": (f"{DRAW} --load --digits mnist && {DRAW} "
+                   f"--results", [f"{MULTI}.py", PRETRAINED, *TABLES_OF[MULTI]], 1),
     "multimnist-page": (f"{DRAW} --image viz/{MULTI}/page.png --outdir viz/{MULTI}",
                         [f"{MULTI}.py", PRETRAINED, f"viz/{MULTI}/page.png"], 1),
     "smallnorb": (f"python3 visualize_{NORB}.py --load --results",
@@ -257,7 +264,7 @@ FIGURES = {                        # name -> command, what it draws from beside 
     "affnist": (f"python3 visualize_{AFF}.py --load --n-test 1000 --digits mnist --results",
                 [f"{AFF}.py", "weights/affnist_capsnet-shared.npz", *TABLES_OF[AFF]], 1),
     "findings": ("python3 results/render.py --pictures", sum(TABLES_OF.values(), []), 1)}
-FILMS = {
+ANIMATIONS = {
     "multimnist": (f"python3 make_{MULTI}_gif.py {QUICK} --n-val 500 --snapshot-every 75",
                    [f"{MULTI}.py", PRETRAINED], 3),
     "smallnorb": (f"python3 make_{NORB}_gif.py --n-test 600", [f"{NORB}.py"], 3),
@@ -271,25 +278,26 @@ WEIGHTS = {path: next(result for result in RESULTS if result.name == f"{name}-0"
 
 
 def weights_command(path, result, checkpoint):
-    """What makes a file of weights of a run's checkpoint; small ones, for the page, are slimmed"""
+    """Return the command that makes a weights file from a run's checkpoint; those for the page are compressed"""
     if "small_" in path:
         return f"python3 workflow/slim.py {checkpoint} {path}"
     return f"python3 {result.experiment}.py --load {checkpoint} --n-test 1 --out-weights {path}"
 
 
 def digest(*paths):
-    """Of those of some files of the project that are there, together"""
+    """Return the digest of some files of the project together, of those that exist"""
     there = [ROOT / path for path in paths if (ROOT / path).exists()]
     return hashlib.sha256(b"".join(path.read_bytes() for path in there)).hexdigest()
 
 
 def toy_line(experiment):
-    """An experiment and the flags that make it small"""
+    """Return an experiment and the flags that make it small, as one shell line"""
     return shlex.join(map(str, (experiment, *(word for pair in TOY.get(experiment, {}).items() for word in pair))))
 
 
 def shell_command(result, path, toy=False, checkpoint=""):
-    """The command that makes a result and writes it to path; toy: in seconds; checkpoint: of the run it is after"""
+    """Return the command that makes a result and writes it to path. toy: at a size that takes seconds. checkpoint: of
+    the run that it comes after"""
     if "python3 " in result.flags:
         small = next(f" {flags}" for part, flags in SMALL.items() if part in result.flags) if toy else ""
         folder = f" --quiet --outdir {shlex.quote(str(Path(path).parent))}" if "visualize" in result.flags else ""

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Makes a small file of a network of affnist_capsnet.py, to come along in weights/ for explore.py.
+"""Make a small weights file of a network of affnist_capsnet.py, to be shipped in weights/ for explore.py.
 
-It leaves out the decoder and rounds every weight to a multiple of a power of two near half its array's standard
-deviation, which zips well. It is still a file that --load reads; its history says what was done to it.
+It omits the decoder and rounds every weight to a multiple of a power of two near half its array's standard deviation,
+which compresses well. --load still reads the file; its history says what was changed.
 
     python3 workflow/slim.py CHECKPOINT weights/affnist_small_capsnet.npz
 """
@@ -20,7 +20,7 @@ SHARE = 1 / 2                      # of a standard deviation: a network of --pre
 
 
 def rounded(a):
-    """A matrix rounded as told above, as float16; a vector, of biases, as it is"""
+    """Return a matrix rounded as described above, as float16; a vector of biases only as float16"""
     step = 2.0 ** np.round(np.log2(SHARE * a.std())) if a.ndim > 1 else 0
     return (np.rint(a / step) * step if step else a).astype(np.float16)
 

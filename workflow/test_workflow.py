@@ -1,5 +1,5 @@
 """The workflow end to end, at toy size, in a copy of the project: two runs in parallel, one of them killed in the
-middle and resumed, the tables checked afterwards; what is stale follows from golden values. Needs requirements-dev.txt."""
+middle and resumed, the tables checked afterwards; golden values decide what is stale. Needs requirements-dev.txt."""
 import json
 import os
 import re
@@ -90,12 +90,12 @@ def test_a_run_without_golden_values_is_not_started(project):
     assert code != 0 and "error: no golden values for multimnist_capsnet/main/deep-0; store them with" in out
 
 
-def test_figures_and_films_are_listed_with_their_time(project):
-    code, out = run(project, "figures", "films", "weights", "--dry-run", "--printshellcmds")
-    drawn = re.findall(r"^Job \d+: (figures|films) (\S+): about \d+ minutes of two cores$", out, re.M)
+def test_figures_and_animations_are_listed_with_their_time(project):
+    code, out = run(project, "figures", "animations", "weights", "--dry-run", "--printshellcmds")
+    drawn = re.findall(r"^Job \d+: (figures|animations) (\S+): about \d+ minutes of two cores$", out, re.M)
     assert code == 0 and sorted(drawn) == sorted(
-        [("figures", name) for name in runs.FIGURES] + [("films", name) for name in runs.FILMS]), out
-    assert all(command in out for command, *_ in (*runs.FIGURES.values(), *runs.FILMS.values()))
+        [("figures", name) for name in runs.FIGURES] + [("animations", name) for name in runs.ANIMATIONS]), out
+    assert all(command in out for command, *_ in (*runs.FIGURES.values(), *runs.ANIMATIONS.values()))
 
 
 def test_no_process_of_another_folder_is_taken_for_ours(tmp_path):
