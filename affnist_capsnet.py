@@ -3,7 +3,7 @@
 # requires-python = ">=3.10"
 # dependencies = ["numpy>=2.0.0"]
 # ///
-"""CapsNet and CNNs on affNIST: trained on translated digits, tested on affine transformations never seen in training.
+"""affNIST CapsNet: capsule networks and CNNs trained on translated digits, tested on rotated, sheared and scaled ones.
 
 Sabour, Frosst & Hinton, "Dynamic routing between capsules", NIPS 2017, sections 4 (the network), 5.1 (what the
 dimensions of a capsule represent) and 5.2 (robustness to affine transformations).
@@ -475,7 +475,7 @@ def softmax_backward(dc, cache):
 SQUASH, SOFTMAX = (squash_forward, squash_backward), (softmax_forward, softmax_backward)
 
 
-def routing_forward(u_hat, n_iters, empty=np.empty, normalizer=SOFTMAX, ending=SQUASH):
+def routing_forward(u_hat, n_iters, empty=np.empty, normalizer=SOFTMAX, nonlinearity=SQUASH):
     """Compute the output capsules by dynamic routing (Sabour et al. 2017, Procedure 1).
 
     Each iteration sets the coupling coefficients c = softmax(b) over the output capsules (Eq. 3), sums the votes into
@@ -484,7 +484,8 @@ def routing_forward(u_hat, n_iters, empty=np.empty, normalizer=SOFTMAX, ending=S
     used.
 
     u_hat: votes, (N, J, I, D). n_iters: at least 1; 1 means uniform coupling coefficients. empty: np.empty or an Arena.
-    normalizer, ending: (forward, backward) functions to use in place of the softmax and the squash.
+    normalizer, nonlinearity: (forward, backward) functions to use in place of the softmax and of the squash, in
+    every iteration.
     Return v, (N, J, D), and a cache for routing_backward, whose `steps` hold c and v of every iteration: c is
     (N, J, I), but (1, I) in the first iteration, where it is the same for all samples and output capsules.
 
@@ -503,9 +504,10 @@ def routing_forward(u_hat, n_iters, empty=np.empty, normalizer=SOFTMAX, ending=S
             b = agreement if b is None else np.add(b, agreement, out=empty((N, J, I), u_hat.dtype))
             c, c_cache = normalizer[0](b)
             s = np.matmul(c[:, :, None, :], u_hat)[:, :, 0]                             # (N, J, D)
-        v, v_cache = ending[0](s)
+        v, v_cache = nonlinearity[0](s)
         steps.append(SimpleNamespace(c=c, v=v, c_cache=c_cache, v_cache=v_cache))
-    return v, SimpleNamespace(u_hat=u_hat, steps=steps, empty=empty, normalizer=normalizer, ending=ending)
+    return v, SimpleNamespace(u_hat=u_hat, steps=steps, empty=empty, normalizer=normalizer,
+                              nonlinearity=nonlinearity)
 
 
 def routing_backward(dv, cache):
@@ -519,7 +521,7 @@ def routing_backward(dv, cache):
     N, J, I, D = u_hat.shape
     terms, db = [], 0
     for r in reversed(range(len(steps))):
-        ds = cache.ending[1](dv, steps[r].v_cache)
+        ds = cache.nonlinearity[1](dv, steps[r].v_cache)
         terms.append((steps[r].c, ds))
         if r == 0:                                                                      # its c is a constant
             break
@@ -536,7 +538,8 @@ def routing_backward(dv, cache):
 
 
 def lengths_forward(v):
-    """Compute the lengths |v_j|, the probabilities that class j is present. v: (N, J, D). Return (N, J) and a cache."""
+    """Compute the lengths |v_j|, which the paper uses as probabilities that class j is present. v: (N, J, D). Return
+    (N, J) and a cache."""
     lengths = np.sqrt(np.einsum("njd,njd->nj", v, v) + SQUASH_EPS)
     return lengths, (v, lengths)
 
@@ -573,8 +576,9 @@ def add_coordinates_forward(u, centers):
     """Append coordinates to each capsule, as two elements that are scaled by its length.
 
     u: vector capsules, (N, I, E), with I ordered (position, type); centers: x and y of the positions' receptive
-    fields, (positions, 2). Return (N, I, E + 2) and a cache. Transformation matrices with two more rows then add the
-    coordinates to the votes (coordinate addition).
+    fields, (positions, 2). Return (N, I, E + 2) and a cache. Transformation matrices with two more rows then add
+    learned multiples of the coordinates to the votes: a variant of the coordinate addition of Hinton et al. 2018, which
+    adds them to two fixed elements. The scaling lets a capsule that sees nothing add nothing.
     """
     lengths, cache = lengths_forward(u)                                                 # (N, I)
     positions = np.repeat(centers.astype(u.dtype), u.shape[1] // len(centers), axis=0)  # (I, 2)
@@ -616,7 +620,7 @@ def uniform_routing_forward(u, W, empty=np.empty):
     """Compute the weighted sums of the votes in one routing iteration, s (N, J, D), without computing the votes.
 
     With uniform coupling coefficients, 1/J, a transformation matrix can be applied after the sum over the n capsules
-    that share it (Eq. 2): s_j = 1/J sum_t W_tj (u_1 + ... + u_n), t being a type of capsules.
+    that share it (Eq. 2): s_j = 1/J sum_t W_tj (u_t1 + ... + u_tn), with the n capsules of type t.
     u: primary capsules, (N, I, E), I = n * B ordered (position, type). W: (B, E, J, D); with one matrix per position,
     every capsule counts as a type: B = I, n = 1.
     """
@@ -886,7 +890,7 @@ def capsules_forward(params, x, config, empty):
     else:
         u_hat, votes_cache = (votes_forward(inputs, W, empty) if config.model == "capsnet" else
                               shared_votes_forward(inputs, W, len(centers), empty))     # (N, J, I, D)
-        v, routing_cache = routing_forward(u_hat, config.routing_iters, empty, ending=last)
+        v, routing_cache = routing_forward(u_hat, config.routing_iters, empty, nonlinearity=last)
     return v, {"u": u}, SimpleNamespace(primary=primary_cache, coordinates=coordinates_cache, votes=votes_cache,
                                         routing=routing_cache, x_shape=x.shape)
 
@@ -1034,7 +1038,7 @@ def report(config, params, history, tests, say, network=None):
     say(f"\n{DIGIT_NAMES[results['source']]}{', held-out training images' * (config.eval_split == 'val')}")
     for key, _, words in test_sets(config):
         (low, high), test = results[f"{key}_accuracy_ci95"], tests[key]
-        losses = [f"{name.replace('_', ' ')} loss "
+        losses = [f"{name.replace('_', '-')} loss "
                   f"{test[name]:.4f}" for name in ("margin", "cross_entropy") if name in test]
         losses += [f"reconstruction MSE {test['recon_mse']:.4f} per pixel"] if "recon_mse" in test else []
         say(f"  {words:31} accuracy {test['accuracy']:.4f} of {test['n']:,}   95% CI {low:.4f} to {high:.4f}   "
@@ -1052,14 +1056,15 @@ def report(config, params, history, tests, say, network=None):
 class Settings:
     """Settings that every experiment has. A setting's value is what the user gave, else its default; a default of None
     is filled in by preset_defaults(). Config adds n_epochs and lr, which have no common default."""
-    seed: int = option(0, "seed of all randomness; the same seed gives the same bits on one machine and NumPy version",
+    seed: int = option(0, "seed of initialization, sampling and augmentation; results are bitwise identical for the "
+                       "same seed, machine and NumPy version",
                        "training", low=0, high=2 ** 32 - 1)
-    batch_size: int = option(32, "samples per batch; threads share it in shards of 16 samples, so that 32 keep two "
-                             "threads busy and 64 keep four", "training", low=1, high=4096)
+    batch_size: int = option(32, "samples per batch; a batch is computed in shards of 16, one per thread at a time, so "
+                             "that at most N/16 threads work: two with 32, four with 64", "training", low=1, high=4096)
     warmup: int = option(0, "steps of linear learning-rate warm-up", "training", low=0, high=100_000)
     lr_schedule: str = option("cosine", "learning-rate schedule after the warm-up; cosine: decay to 0", "training",
                               choices=("cosine", "constant"))
-    threads: int = option(0, "worker threads; 0: one per core. The results are the same bits for any number", "run",
+    threads: int = option(0, "worker threads; 0: one per core. Results are bitwise identical for any number", "run",
                           low=0, high=256, runtime=True)
     checkpoint: str = option("", "save weights, optimizer state and history to this .npz after every epoch; run the "
                              "same command again to resume", "run", runtime=True)
@@ -1088,16 +1093,16 @@ ROUTING, PAPER = {"model": ROUTED}, ("small", "paper")
 
 
 def twice_lr(settings):
-    """twice --lr"""
+    """2 x --lr"""
     return 2 * settings["lr"]
 
 
 DEFAULTS = (  # of settings that are not given: conditions, values; later rules override earlier ones
     ({}, {"train_shift": "6", "conv1_channels": 16, "norm": "batch", "lr": 0.01, "warmup": 200, "loss": "margin",
-          "recon_weight": 0.0005, "routing_iters": 1, "padding": 8, "dropout": 0.0}),
+          "recon_weight": 0.0005, "routing_iters": 1, "padding": 4, "dropout": 0.0}),
     ({"model": CNNS}, {"loss": "cross-entropy", "recon_weight": 0.0}),
     ({"model": ("capsnet",)}, {"routing_iters": 3}),
-    (ROUTING, {"padding": 4}),
+    ({"model": (*VECTORS, *CNNS)}, {"padding": 8}),
     ({"preset": PAPER}, {"padding": 0, "norm": "none", "lr": 0.001, "warmup": 0}),
     ({"preset": ("small",), "model": ("capsnet",)}, {"conv1_channels": 64}),
     ({"preset": ("paper",), "model": ("capsnet", "cnn")}, {"conv1_channels": 256}),
@@ -1107,15 +1112,20 @@ DEFAULTS = (  # of settings that are not given: conditions, values; later rules 
     ({"norm": ("none",)}, {"muon": 0.0}))
 MODEL_HELP = {
     "capsnet": "primary capsules, one transformation matrix per position, dynamic routing",
-    "capsnet-shared": "the same with matrices shared across positions and coordinate addition",
-    "vector-gap": "ten class vectors, averaged over positions: squash and margin loss, no matrices, no routing",
-    "vector-gmp": "the same with the maximum over positions",
+    "capsnet-shared": "as capsnet, but with coordinate addition and matrices shared across positions; by default one "
+                      "routing iteration",
+    "vector-gap": "ten class vectors per position from the last convolution, averaged over positions and squashed; no "
+                  "transformation matrices, no routing",
+    "vector-gmp": "as vector-gap, but with the maximum over positions of each element",
     "cnn-gap": "CNN with global average pooling", "cnn-gmp": "CNN with global max pooling",
-    "cnn-dense": "CNN with a hidden layer",
-    "cnn": "the plain CNN baseline, the paper's: three convolutions, two hidden layers"}
+    "cnn-dense": "CNN with one fully connected hidden layer",
+    "cnn": "the plain CNN baseline, the paper's MNIST CNN: three convolutions, two fully connected hidden layers, "
+           "sized to have as many parameters as capsnet"}
 PRESETS = {
-    "deep": "six 3x3 convolutions with batch normalization",
-    "small": "the paper's networks, narrow and without normalization", "paper": "the paper's networks at full width"}
+    "deep": "six convolutions with batch normalization, PrimaryCaps included; cnn has its own three, with batch "
+            "normalization; models that --preset does not apply to are always deep",
+    "small": "the paper's networks with a quarter of capsnet's channels, without normalization",
+    "paper": "the paper's networks at full width"}
 ONLY_CAPSULES = {"model": CAPSULES}
 
 
@@ -1123,47 +1133,58 @@ ONLY_CAPSULES = {"model": CAPSULES}
 class Config(Settings):
     """All settings of a run. Names, defaults and help texts of the command-line flags come from here."""
     n_epochs: int = option(4, "training epochs", "training", low=1, high=100_000)
-    n_train: int = option(12000, "training samples per epoch; digits, each translated at random", "data", low=1,
+    n_train: int = option(12000, "training samples per epoch; all training digits in random order, each newly "
+                                 "translated", "data", low=1,
                           high=10_000_000)
     n_per_class: int = option(0, "training digits per class, drawn by the seed; 0: all", "data", low=0, high=10_000)
-    n_val: int = option(5000, "validation samples; held-out training images, translated once", "data", low=1, high=5000)
-    n_test: int = option(0, "test samples; the first digits of the test images, 0: all", "data", low=0, high=10_000,
+    n_val: int = option(5000, "validation samples; held-out training images, each with one fixed "
+                              "translation", "data", low=1, high=5000)
+    n_test: int = option(0, "test samples; the first N test images, 0: all. affNIST's own files are used "
+                            "whole", "data", low=0, high=10_000,
                          runtime=True)
     eval_split: str = option("test", "images that the test sets are made of; val: held-out training images", "data",
                              choices=("test", "val"), runtime=True)
     task: str = option("affnist", "affnist: digits on a 40x40 px canvas, trained on translated digits, tested on "
-                       "translated and on affine ones; mnist: 28x28 px, tested on MNIST's test images as they are",
+                       "translated ones and on affine ones (rotated by up to 20 degrees, sheared by up to 0.2, scaled "
+                       "by 0.8 to 1.2 per axis); mnist: 28x28 px, trained on translated digits, tested on MNIST's test "
+                       "images as they are",
                        "data", choices=tuple(SIDES))
-    train_shift: str = option(None, "translation of training digits, up to N px on each axis; full: to any position at "
-                              "which all of the digit's ink is on the canvas", "data", metavar="N|full")
+    train_shift: str = option(None, "translation of training digits, by -N to N px on each axis (6: the 28x28 image at "
+                              "any position on the canvas, as in the paper); full: any position at which all of the "
+                              "digit's ink is on the canvas", "data", metavar="N|full")
     affnist_dir: str = option("", "folder with affNIST's test_batches; tests on its files, too (needs SciPy)", "data",
                               runtime=True, metavar="DIR", only={"task": ("affnist",)})
-    digits: str = option("auto", "digits to use; auto: MNIST if it is here or can be downloaded, else synthetic digits",
-                         "data", choices=("auto", "mnist", "synthetic"), runtime=True)
+    digits: str = option("auto", "digits to use; auto: MNIST from --mnist-dir, the cache or a download, else synthetic "
+                         "digits, drawn by this script", "data", choices=("auto", "mnist", "synthetic"), runtime=True)
     mnist_dir: str = option("", "folder with MNIST's four idx files, raw or .gz; if not given, $MNIST_DIR, then "
                             "~/.cache/hinton-mnist, then download", "data", runtime=True, metavar="DIR")
-    lr: float = option(None, "initial learning rate of Adam", "training", above=0)
+    lr: float = option(None, "learning rate of Adam, reached after --warmup steps", "training", above=0)
     warmup: int = option(None, "steps of linear learning-rate warm-up", "training", low=0, high=100_000)
-    muon: float = option(None, "Muon step of batch-normalized kernels, as a fraction of the kernel's norm; 0 trains "
-                         "these kernels with Adam, too", "training", low=0, high=1)
+    muon: float = option(None, "step size of Muon (orthogonalized momentum) for convolution kernels with batch "
+                         "normalization, relative to the kernel's Frobenius norm; 0: Adam for all "
+                         "weights", "training", low=0, high=1)
     loss: str = option(None, "classification loss; margin: on capsule lengths; cross-entropy: on scores, or on the "
                        "logarithms of capsule lengths", "training", choices=("margin", "cross-entropy"),
                        only=ONLY_CAPSULES)
     recon_weight: float = option(None, "weight of the reconstruction loss; its squared error is summed over pixels; 0: "
                                  "no decoder", "training", low=0, only=ONLY_CAPSULES)
-    stop_at: float = option(0.0, "stop when validation accuracy reaches X, as the paper does to compare networks at "
-                            "equal accuracy; 0: train all epochs", "training", low=0, high=1)
+    stop_at: float = option(0.0, "stop when validation accuracy, checked after every epoch, reaches X (0 to 1), to "
+                            "compare networks at equal accuracy as the paper does; 0: train all "
+                            "epochs", "training", low=0, high=1)
     model: str = option("capsnet-shared", describe(MODEL_HELP), "network", choices=MODELS)
     preset: str = option("deep", describe(PRESETS), "network", choices=tuple(PRESETS), only={"model": PAPER_MODELS})
-    norm: str = option(None, "normalization after every convolution; batch: batch normalization over shards of 16 "
-                       "samples", "network", choices=("batch", "none"))
-    squash: str = option("all", "nonlinearity of the capsules; all: squash; last: squash of the class capsules only; "
-                         "none; relu: ReLU of the primary capsules, no squash", "network", choices=tuple(SQUASHES),
+    norm: str = option(None, "normalization after every convolution, PrimaryCaps included; batch: batch "
+                       "normalization over shards of 16 samples (ghost batch "
+                       "normalization)", "network", choices=("batch", "none"))
+    squash: str = option("all", "nonlinearities of the capsules; all: squash; last: squash of the class capsules only, "
+                         "in every routing iteration; none: no nonlinearity; relu: ReLU of the primary capsules, none "
+                         "of the class capsules", "network", choices=tuple(SQUASHES),
                          only=ONLY_CAPSULES)
     padding: int = option(None, "px of background around the canvas", "network", low=0, high=20)
-    conv1_channels: int = option(None, "channels of the first convolution; Conv2 has as many, Conv3 of cnn half as "
-                                 "many", "network", low=1, high=1024)
-    routing_iters: int = option(None, "routing iterations; 1 gives uniform coupling coefficients", "network", low=1,
+    conv1_channels: int = option(None, "channels of the first convolution; the second has as many, the third of cnn "
+                                 "half as many", "network", low=1, high=1024)
+    routing_iters: int = option(None, "routing iterations; 1: uniform coupling coefficients, no "
+                                      "routing", "network", low=1,
                                 high=50, only=ROUTING)
     dropout: float = None          # no flags: filled in from DEFAULTS, or set by the probe script
     width: int = 0
@@ -2341,11 +2362,12 @@ def config_from_settings(settings, path, experiment=None):
     if experiment not in (None, EXPERIMENT):
         raise InputError(f"{path}: holds a network of {experiment}.py. Give a network of {EXPERIMENT}.py")
     known = {f.name for f in options(Config)}
-    for name, value in settings.items():
-        for old in (flag_name(name), f"{flag_name(name)} {value}"):
-            if old in RENAMED and (old != flag_name(name) or name not in known):
-                raise InputError(f"{path}: was written by an older version, in which {RENAMED[old]} was called {old}. "
-                                 "Train a new network, or load it with that version (see CHANGELOG.md)")
+    old = [old for name, value in settings.items() for old in (flag_name(name), f"{flag_name(name)} {value}")
+           if old in RENAMED and (old != flag_name(name) or name not in known)]
+    if old:
+        renames = "; ".join(f"{name} is now called {RENAMED[name]}" for name in old)
+        raise InputError(f"{path}: was written by an older version ({renames}). Train a new network, or load it with "
+                         "that version (see CHANGELOG.md)")
     if unknown := settings.keys() - known - {"source"}:
         raise InputError(f"{path}: was trained with {flag_name(min(unknown))}, which is no setting of {EXPERIMENT}.py. "
                          "Give a network of this script and version")
@@ -2632,7 +2654,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, description=""):
         first, *_, last = description.strip().split("\n\n") * 2
-        super().__init__(usage="%(prog)s [flags]", description=f"{first}\n\n{last}", allow_abbrev=False,
+        rule = "Where several defaults of a flag apply, the last one listed counts."
+        super().__init__(usage="%(prog)s [options]", description=f"{first}\n\n{last}\n\n{rule}", allow_abbrev=False,
                          formatter_class=argparse.RawDescriptionHelpFormatter)
 
     def parse_args(self, *args):
@@ -2668,18 +2691,19 @@ def add_config_flags(parser):
 
 
 def default_text(f):
-    """Return what --help says of a setting's default: its value, or the values of DEFAULTS by the settings that they
-    depend on"""
+    """Return what --help says of a setting's default: its value, or the values of DEFAULTS with the settings that they
+    depend on, except for models that the setting does not apply to"""
     if f.default is not None:
         return "" if f.default is False or f.default == "" else f" (default: {f.default})"
-    values = []
+    texts, applicable = [], set(f.metadata.get("only", {}).get("model", ()))
     for condition, defaults in DEFAULTS:
-        if f.name in defaults:
-            who = " with ".join(("" if name in ("model", "preset") else flag_name(name) + " ") + ", ".join(names)
+        models = set(condition.get("model", ()))
+        if f.name in defaults and not (models and applicable and not models & applicable):
+            who = " with ".join(("" if name in ("model", "preset") else flag_name(name) + " ") + " or ".join(names)
                                 for name, names in condition.items())
             value = defaults[f.name]
-            values.append(f"{who} {value.__doc__ if callable(value) else value}".strip())
-    return f" (default: {'; '.join(values)})"
+            texts.append((who + ": ") * bool(who) + str(value.__doc__ if callable(value) else value))
+    return f" (default: {'; '.join(texts)})"
 
 
 def applies_text(only):
@@ -2692,14 +2716,15 @@ def add_load_flag(parser, text):
     """Add --load, whose help begins with `text`"""
     parser.add_argument(
         "--load", nargs="?", const=str(WEIGHTS), metavar="FILE",
-        help=f"{text} in FILE, which --checkpoint or --out-weights wrote; without FILE the pretrained network "
-        f"weights/{WEIGHTS.name}. {', '.join(map(flag_name, EVAL_SETTINGS))} may differ from its training")
+        help=f"{text} in FILE, which --checkpoint or --out-weights wrote; if FILE is omitted, the pretrained network "
+        f"weights/{WEIGHTS.name}. Its settings come from the file; of those that affect results only "
+        f"{', '.join(map(flag_name, EVAL_SETTINGS))} can be changed")
 
 
 def add_out_weights_flag(parser):
     """Add --out-weights"""
-    parser.add_argument("--out-weights", default="", metavar="FILE", help="write the trained network to this .npz: "
-                        "weights as float16, settings, history and a digest, no optimizer state")
+    parser.add_argument("--out-weights", default="", metavar="FILE", help="write the trained network to this .npz for "
+                        "evaluation: weights rounded to float16, settings and training history, no optimizer state")
 
 
 def run_cli(main):

@@ -399,7 +399,7 @@ def softmax_backward(dc, cache):
 SQUASH, SOFTMAX = (squash_forward, squash_backward), (softmax_forward, softmax_backward)
 
 
-def routing_forward(u_hat, n_iters, empty=np.empty, normalizer=SOFTMAX, ending=SQUASH):
+def routing_forward(u_hat, n_iters, empty=np.empty, normalizer=SOFTMAX, nonlinearity=SQUASH):
     """Compute the output capsules by dynamic routing (Sabour et al. 2017, Procedure 1).
 
     Each iteration sets the coupling coefficients c = softmax(b) over the output capsules (Eq. 3), sums the votes into
@@ -408,7 +408,8 @@ def routing_forward(u_hat, n_iters, empty=np.empty, normalizer=SOFTMAX, ending=S
     used.
 
     u_hat: votes, (N, J, I, D). n_iters: at least 1; 1 means uniform coupling coefficients. empty: np.empty or an Arena.
-    normalizer, ending: (forward, backward) functions to use in place of the softmax and the squash.
+    normalizer, nonlinearity: (forward, backward) functions to use in place of the softmax and of the squash, in
+    every iteration.
     Return v, (N, J, D), and a cache for routing_backward, whose `steps` hold c and v of every iteration: c is
     (N, J, I), but (1, I) in the first iteration, where it is the same for all samples and output capsules.
 
@@ -427,9 +428,10 @@ def routing_forward(u_hat, n_iters, empty=np.empty, normalizer=SOFTMAX, ending=S
             b = agreement if b is None else np.add(b, agreement, out=empty((N, J, I), u_hat.dtype))
             c, c_cache = normalizer[0](b)
             s = np.matmul(c[:, :, None, :], u_hat)[:, :, 0]                             # (N, J, D)
-        v, v_cache = ending[0](s)
+        v, v_cache = nonlinearity[0](s)
         steps.append(SimpleNamespace(c=c, v=v, c_cache=c_cache, v_cache=v_cache))
-    return v, SimpleNamespace(u_hat=u_hat, steps=steps, empty=empty, normalizer=normalizer, ending=ending)
+    return v, SimpleNamespace(u_hat=u_hat, steps=steps, empty=empty, normalizer=normalizer,
+                              nonlinearity=nonlinearity)
 
 
 def routing_backward(dv, cache):
@@ -443,7 +445,7 @@ def routing_backward(dv, cache):
     N, J, I, D = u_hat.shape
     terms, db = [], 0
     for r in reversed(range(len(steps))):
-        ds = cache.ending[1](dv, steps[r].v_cache)
+        ds = cache.nonlinearity[1](dv, steps[r].v_cache)
         terms.append((steps[r].c, ds))
         if r == 0:                                                                      # its c is a constant
             break
@@ -460,7 +462,8 @@ def routing_backward(dv, cache):
 
 
 def lengths_forward(v):
-    """Compute the lengths |v_j|, the probabilities that class j is present. v: (N, J, D). Return (N, J) and a cache."""
+    """Compute the lengths |v_j|, which the paper uses as probabilities that class j is present. v: (N, J, D). Return
+    (N, J) and a cache."""
     lengths = np.sqrt(np.einsum("njd,njd->nj", v, v) + SQUASH_EPS)
     return lengths, (v, lengths)
 
@@ -926,7 +929,7 @@ def report(config, params, history, test, say, network=None, **more):
         f"  at least one digit         {test['at_least_one']:.4f}   chance {CHANCE_AT_LEAST_ONE:.4f}\n"
         f"  loss                       {test['loss']:.4f}")
     for name in [name for name in ("margin", "cross_entropy") if name in test]:
-        say(f"  {name.replace('_', ' ') + ' loss':27}{test[name]:.4f}")
+        say(f"  {name.replace('_', '-') + ' loss':27}{test[name]:.4f}")
     if "recon_mse" in test:
         say(f"  reconstruction loss        {test['recon']:.4f}   times --recon-weight {config.recon_weight:g}\n"
             f"  reconstruction MSE         {test['recon_mse']:.4f}   per pixel; {test['baseline_recon_mse']:.4f} for "
@@ -945,14 +948,15 @@ def report(config, params, history, test, say, network=None, **more):
 class Settings:
     """Settings that every experiment has. A setting's value is what the user gave, else its default; a default of None
     is filled in by preset_defaults(). Config adds n_epochs and lr, which have no common default."""
-    seed: int = option(0, "seed of all randomness; the same seed gives the same bits on one machine and NumPy version",
+    seed: int = option(0, "seed of initialization, sampling and augmentation; results are bitwise identical for the "
+                       "same seed, machine and NumPy version",
                        "training", low=0, high=2 ** 32 - 1)
-    batch_size: int = option(32, "samples per batch; threads share it in shards of 16 samples, so that 32 keep two "
-                             "threads busy and 64 keep four", "training", low=1, high=4096)
+    batch_size: int = option(32, "samples per batch; a batch is computed in shards of 16, one per thread at a time, so "
+                             "that at most N/16 threads work: two with 32, four with 64", "training", low=1, high=4096)
     warmup: int = option(0, "steps of linear learning-rate warm-up", "training", low=0, high=100_000)
     lr_schedule: str = option("cosine", "learning-rate schedule after the warm-up; cosine: decay to 0", "training",
                               choices=("cosine", "constant"))
-    threads: int = option(0, "worker threads; 0: one per core. The results are the same bits for any number", "run",
+    threads: int = option(0, "worker threads; 0: one per core. Results are bitwise identical for any number", "run",
                           low=0, high=256, runtime=True)
     checkpoint: str = option("", "save weights, optimizer state and history to this .npz after every epoch; run the "
                              "same command again to resume", "run", runtime=True)
@@ -982,9 +986,9 @@ DEFAULTS = (  # of settings that are not given: conditions, values; later rules 
           "recon_weight": 0.01}),
     ({"preset": ("residual",)}, {"lr": 0.003, "muon": 0.006, "recon_weight": 0.005}),
     ({"preset": ("classic", "paper")}, {"recon_weight": 0.0005}),
-    ({"preset": ("classic", "paper"), "model": ("capsnet",)},
-     {"conv1_channels": 32, "norm": "none", "lr": 0.002, "warmup": 0}),
-    ({"preset": ("paper",), "model": ("capsnet",)}, {"conv1_channels": 256}),
+    ({"model": ("capsnet",), "preset": ("classic", "paper")}, {"norm": "none", "lr": 0.002, "warmup": 0}),
+    ({"model": ("capsnet",), "preset": ("classic",)}, {"conv1_channels": 32}),
+    ({"model": ("capsnet",), "preset": ("paper",)}, {"conv1_channels": 256}),
     ({"norm": ("none",)}, {"muon": 0.0}))
 MODELS = {
     "capsnet": "primary capsules, one transformation matrix per position, dynamic routing",
@@ -992,9 +996,9 @@ MODELS = {
     "cnn-vectors": "a CNN whose hidden layer is ten vectors with a decoder",
     "vector-dense": "ten class vectors from a dense layer: squash and margin loss, no matrices, no routing"}
 PRESETS = {
-    "deep": "six 3x3 convolutions with batch normalization (1.30M parameters)",
+    "deep": "six convolutions with batch normalization, PrimaryCaps included (1.30M parameters)",
     "residual": "ten convolutions with residual connections, for long runs (3.06M)",
-    "half-digit": "four convolutions; a primary capsule's receptive field covers half a digit (1.88M)",
+    "half-digit": "four convolutions, PrimaryCaps included; receptive fields of half a digit (1.88M)",
     "classic": "the paper's two 9x9 convolutions, narrow (2.03M)", "paper": "the paper's own network (11.36M)"}
 CAPSNET, CNNS, WITH_DECODER = ({"model": models} for models in (
     ("capsnet",), ("cnn", "cnn-vectors"), ("capsnet", "cnn-vectors", "vector-dense")))
@@ -1004,17 +1008,19 @@ CAPSNET, CNNS, WITH_DECODER = ({"model": models} for models in (
 class Config(Settings):
     """All settings of a run. Names, defaults and help texts of the command-line flags come from here."""
     n_epochs: int = option(12, "training epochs", "training", low=1, high=100_000)
-    n_train: int = option(6000, "training samples per epoch; pairs, drawn anew in every epoch", "data", low=1,
+    n_train: int = option(6000, "training samples per epoch; pairs of digits, newly drawn in every "
+                                "epoch", "data", low=1,
                           high=10_000_000)
     n_val: int = option(2000, "validation samples; pairs of held-out training images", "data", low=1, high=100_000)
     n_test: int = option(10000, "test samples; pairs, evaluated once, after training", "data", low=1, high=1_000_000,
                          runtime=True)
-    lr: float = option(None, "initial learning rate of Adam", "training", above=0)
+    lr: float = option(None, "learning rate of Adam, reached after --warmup steps", "training", above=0)
     warmup: int = option(None, "steps of linear learning-rate warm-up", "training", low=0, high=100_000)
-    muon: float = option(None, "Muon step of batch-normalized kernels, as a fraction of the kernel's norm; 0 trains "
-                         "these kernels with Adam, too", "training", low=0, high=1)
-    digits: str = option("auto", "digits to use; auto: MNIST if it is here or can be downloaded, else synthetic digits",
-                         "data", choices=("auto", "mnist", "synthetic"), runtime=True)
+    muon: float = option(None, "step size of Muon (orthogonalized momentum) for convolution kernels with batch "
+                         "normalization, relative to the kernel's Frobenius norm; 0: Adam for all "
+                         "weights", "training", low=0, high=1)
+    digits: str = option("auto", "digits to use; auto: MNIST from --mnist-dir, the cache or a download, else synthetic "
+                         "digits, drawn by this script", "data", choices=("auto", "mnist", "synthetic"), runtime=True)
     mnist_dir: str = option("", "folder with MNIST's four idx files, raw or .gz; if not given, $MNIST_DIR, then "
                             "~/.cache/hinton-mnist, then download", "data", runtime=True, metavar="DIR")
     min_iou: float = option(0.8, "minimum IoU of the two digits' 20x20 px boxes in every pair; 0 is the paper's "
@@ -1027,11 +1033,13 @@ class Config(Settings):
     preset: str = option("deep", describe(PRESETS), "network", choices=tuple(PRESETS))
     conv1_channels: int = option(None, "channels of the first convolution; Conv2 has as many, with --preset residual "
                                  "twice as many", "network", low=1, high=4096)
-    conv3_channels: int = option(None, "channels C of Conv3; deep: Conv4 C, Conv5 2C; residual: 2C and 4C; half-digit: "
-                                 "Conv3, its last, has 2C", "network", low=1, high=4096)
-    norm: str = option(None, "normalization after every convolution; batch: batch normalization over shards of 16 "
-                       "samples", "network", choices=("batch", "none"))
-    routing_iters: int = option(3, "routing iterations; 1 gives uniform coupling coefficients", "network", low=1,
+    conv3_channels: int = option(None, "channels C of Conv3; deep: C in Conv4 and 2C in Conv5; residual: 2C and 4C; "
+                                 "half-digit: 2C in Conv3, which is the last before "
+                                 "PrimaryCaps", "network", low=1, high=4096)
+    norm: str = option(None, "normalization after every convolution, PrimaryCaps included; batch: batch "
+                       "normalization over shards of 16 samples (ghost batch "
+                       "normalization)", "network", choices=("batch", "none"))
+    routing_iters: int = option(3, "routing iterations; 1: uniform coupling coefficients, no routing", "network", low=1,
                                 high=50, only=CAPSNET)
     recon_weight: float = option(None, "weight of the reconstruction loss; its squared error is summed over pixels and "
                                  "both digits", "training", low=0, only=WITH_DECODER)
@@ -2206,11 +2214,12 @@ def config_from_settings(settings, path, experiment=None):
     if experiment not in (None, EXPERIMENT):
         raise InputError(f"{path}: holds a network of {experiment}.py. Give a network of {EXPERIMENT}.py")
     known = {f.name for f in options(Config)}
-    for name, value in settings.items():
-        for old in (flag_name(name), f"{flag_name(name)} {value}"):
-            if old in RENAMED and (old != flag_name(name) or name not in known):
-                raise InputError(f"{path}: was written by an older version, in which {RENAMED[old]} was called {old}. "
-                                 "Train a new network, or load it with that version (see CHANGELOG.md)")
+    old = [old for name, value in settings.items() for old in (flag_name(name), f"{flag_name(name)} {value}")
+           if old in RENAMED and (old != flag_name(name) or name not in known)]
+    if old:
+        renames = "; ".join(f"{name} is now called {RENAMED[name]}" for name in old)
+        raise InputError(f"{path}: was written by an older version ({renames}). Train a new network, or load it with "
+                         "that version (see CHANGELOG.md)")
     if unknown := settings.keys() - known - {"source"}:
         raise InputError(f"{path}: was trained with {flag_name(min(unknown))}, which is no setting of {EXPERIMENT}.py. "
                          "Give a network of this script and version")
@@ -2497,7 +2506,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, description=""):
         first, *_, last = description.strip().split("\n\n") * 2
-        super().__init__(usage="%(prog)s [flags]", description=f"{first}\n\n{last}", allow_abbrev=False,
+        rule = "Where several defaults of a flag apply, the last one listed counts."
+        super().__init__(usage="%(prog)s [options]", description=f"{first}\n\n{last}\n\n{rule}", allow_abbrev=False,
                          formatter_class=argparse.RawDescriptionHelpFormatter)
 
     def parse_args(self, *args):
@@ -2533,18 +2543,19 @@ def add_config_flags(parser):
 
 
 def default_text(f):
-    """Return what --help says of a setting's default: its value, or the values of DEFAULTS by the settings that they
-    depend on"""
+    """Return what --help says of a setting's default: its value, or the values of DEFAULTS with the settings that they
+    depend on, except for models that the setting does not apply to"""
     if f.default is not None:
         return "" if f.default is False or f.default == "" else f" (default: {f.default})"
-    values = []
+    texts, applicable = [], set(f.metadata.get("only", {}).get("model", ()))
     for condition, defaults in DEFAULTS:
-        if f.name in defaults:
-            who = " with ".join(("" if name in ("model", "preset") else flag_name(name) + " ") + ", ".join(names)
+        models = set(condition.get("model", ()))
+        if f.name in defaults and not (models and applicable and not models & applicable):
+            who = " with ".join(("" if name in ("model", "preset") else flag_name(name) + " ") + " or ".join(names)
                                 for name, names in condition.items())
             value = defaults[f.name]
-            values.append(f"{who} {value.__doc__ if callable(value) else value}".strip())
-    return f" (default: {'; '.join(values)})"
+            texts.append((who + ": ") * bool(who) + str(value.__doc__ if callable(value) else value))
+    return f" (default: {'; '.join(texts)})"
 
 
 def applies_text(only):
@@ -2557,14 +2568,15 @@ def add_load_flag(parser, text):
     """Add --load, whose help begins with `text`"""
     parser.add_argument(
         "--load", nargs="?", const=str(WEIGHTS), metavar="FILE",
-        help=f"{text} in FILE, which --checkpoint or --out-weights wrote; without FILE the pretrained network "
-        f"weights/{WEIGHTS.name}. {', '.join(map(flag_name, EVAL_SETTINGS))} may differ from its training")
+        help=f"{text} in FILE, which --checkpoint or --out-weights wrote; if FILE is omitted, the pretrained network "
+        f"weights/{WEIGHTS.name}. Its settings come from the file; of those that affect results only "
+        f"{', '.join(map(flag_name, EVAL_SETTINGS))} can be changed")
 
 
 def add_out_weights_flag(parser):
     """Add --out-weights"""
-    parser.add_argument("--out-weights", default="", metavar="FILE", help="write the trained network to this .npz: "
-                        "weights as float16, settings, history and a digest, no optimizer state")
+    parser.add_argument("--out-weights", default="", metavar="FILE", help="write the trained network to this .npz for "
+                        "evaluation: weights rounded to float16, settings and training history, no optimizer state")
 
 
 def run_cli(main):

@@ -3,8 +3,10 @@
 # requires-python = ">=3.10"
 # dependencies = ["numpy>=2.0.0"]
 # ///
-"""Matrix capsules with EM routing, tested on novel viewpoints, in pure NumPy with hand-written gradients.
-Paper: Hinton, Sabour & Frosst, "Matrix capsules with EM routing", ICLR 2018.
+"""smallNORB novel viewpoints: capsule networks tested on viewpoints that training never shows, in pure NumPy. Matrix
+capsules with EM routing (Hinton, Sabour & Frosst, "Matrix capsules with EM "
+                                                   "routing", ICLR 2018), and vector capsules with
+dynamic routing (Sabour, Frosst & Hinton, "Dynamic routing between capsules", NIPS 2017; the default), beside CNNs.
 
 Question: networks are trained on images of objects from a limited range of viewpoints and tested on novel viewpoints.
 Does a capsule network classify novel viewpoints better than a CNN of the same size? The paper reports an error of 13.5%
@@ -59,7 +61,7 @@ Deviations from the paper:
 Examples, with times on two cores:
   python3 smallnorb_novel_viewpoint.py                                        2 minutes: train capsnet-shared on toys
   python3 smallnorb_novel_viewpoint.py --load                                 20 seconds: evaluate a pretrained network
-  python3 smallnorb_novel_viewpoint.py --model matrix-capsnet --n-epochs 10   4 minutes: train the 2018 network
+  python3 smallnorb_novel_viewpoint.py --model matrix-capsnet --n-epochs 10   4 minutes: train the 2018 architecture
 """
 import argparse
 import base64
@@ -219,7 +221,8 @@ def select_images(config):
 
 
 def viewpoint_angle(config):
-    """Return the angle that differs between the splits, a key of load_data's dicts."""
+    """Return the name of the angle that accuracies are reported by, "azimuths" or "elevations", a key of load_data's
+    dicts."""
     return "elevations" if config.split == "elevation" else "azimuths"
 
 
@@ -1110,7 +1113,7 @@ def pose_votes_forward(M, W, empty=np.empty):
 
     M: poses, (G, L, D), each with its P rows concatenated; W: transformation matrices, (G, J, P, P). Return V,
     (G, L, J, D), and a cache. The votes are computed as (L, D) @ (D, J*D) with the block-diagonal matrices of
-    pose_blocks. This takes four times as many multiplications as products of 4x4 matrices, but BLAS computes them.
+    pose_blocks: four times as many multiplications as many 4x4 products, but faster as a few large matrix products.
     """
     (G, L, _), J = M.shape, W.shape[1]
     blocks, V = pose_blocks(W), empty((G, L, J, D), M.dtype)
@@ -1204,8 +1207,9 @@ def m_step_forward(V, V2, r, beta_u, beta_a, lambda_, ratio):
     Differences from the paper: (1) In the paper the mass is sum_i r_ij. Here it is multiplied by ratio = parents /
     children (Gritzman 2019), so that the cost does not grow with the size of the layer. (2) The variance has a floor,
     SIGMA2_EPS, and sum_i r_ij has MASS_EPS added, so that it can be divided by. (3) The paper has
-    a_j = logistic(lambda (beta_a - cost_j)). With beta_a outside of lambda the function is the same, with beta_a in
-    other units; in these units a step of Adam changes beta_a far enough. (4) The variance is computed as the weighted
+    a_j = logistic(lambda (beta_a - cost_j)). For constant lambda this is the same function with beta_a scaled by
+    lambda; unscaled, Adam's steps, which are about lr in size, would hardly change it after multiplication by a small
+    lambda. (4) The variance is computed as the weighted
     mean of V^2 minus mu^2, clamped at 0.
 
     V, V2: votes and their squares, (L, J, I, D). r: (L, J, I), or (L, 1, I) if it is the same for all parent types,
@@ -1298,9 +1302,9 @@ LAMBDA = 1 / 16                    # inverse temperature lambda of the activatio
 def em_routing_forward(V, a, beta_u, beta_a, n_iters, lambda_=LAMBDA, window=None, empty=np.empty):
     """Compute the parent capsules by EM routing (Hinton et al. 2018, Procedure 1).
 
-    The assignment probabilities R_ij start uniform over all parents of child i. Each of the n_iters iterations is an
-    M-step with r_ij = R_ij a_i. Between two M-steps, an E-step computes new R_ij. One iteration therefore has no
-    E-step: the R_ij stay uniform.
+    The assignment probabilities R_ij start uniform over the parents whose receptive fields contain child i, of all
+    types and positions. Each of the n_iters iterations is an M-step with r_ij = R_ij a_i. Between two M-steps, an
+    E-step computes new R_ij. With n_iters = 1 there is no E-step, and R_ij stays uniform.
 
     Differences from the paper: lambda_ is the same in all iterations, while the paper increases it by a schedule; the
     default of --routing-iters is 2, the paper's is 3; see also m_step_forward. As in the paper, children compete over
@@ -1479,7 +1483,7 @@ def softmax_backward(dc, cache):
 SQUASH, SOFTMAX = (squash_forward, squash_backward), (softmax_forward, softmax_backward)
 
 
-def routing_forward(u_hat, n_iters, empty=np.empty, normalizer=SOFTMAX, ending=SQUASH):
+def routing_forward(u_hat, n_iters, empty=np.empty, normalizer=SOFTMAX, nonlinearity=SQUASH):
     """Compute the output capsules by dynamic routing (Sabour et al. 2017, Procedure 1).
 
     Each iteration sets the coupling coefficients c = softmax(b) over the output capsules (Eq. 3), sums the votes into
@@ -1488,7 +1492,8 @@ def routing_forward(u_hat, n_iters, empty=np.empty, normalizer=SOFTMAX, ending=S
     used.
 
     u_hat: votes, (N, J, I, D). n_iters: at least 1; 1 means uniform coupling coefficients. empty: np.empty or an Arena.
-    normalizer, ending: (forward, backward) functions to use in place of the softmax and the squash.
+    normalizer, nonlinearity: (forward, backward) functions to use in place of the softmax and of the squash, in
+    every iteration.
     Return v, (N, J, D), and a cache for routing_backward, whose `steps` hold c and v of every iteration: c is
     (N, J, I), but (1, I) in the first iteration, where it is the same for all samples and output capsules.
 
@@ -1507,9 +1512,10 @@ def routing_forward(u_hat, n_iters, empty=np.empty, normalizer=SOFTMAX, ending=S
             b = agreement if b is None else np.add(b, agreement, out=empty((N, J, I), u_hat.dtype))
             c, c_cache = normalizer[0](b)
             s = np.matmul(c[:, :, None, :], u_hat)[:, :, 0]                             # (N, J, D)
-        v, v_cache = ending[0](s)
+        v, v_cache = nonlinearity[0](s)
         steps.append(SimpleNamespace(c=c, v=v, c_cache=c_cache, v_cache=v_cache))
-    return v, SimpleNamespace(u_hat=u_hat, steps=steps, empty=empty, normalizer=normalizer, ending=ending)
+    return v, SimpleNamespace(u_hat=u_hat, steps=steps, empty=empty, normalizer=normalizer,
+                              nonlinearity=nonlinearity)
 
 
 def routing_backward(dv, cache):
@@ -1523,7 +1529,7 @@ def routing_backward(dv, cache):
     N, J, I, D = u_hat.shape
     terms, db = [], 0
     for r in reversed(range(len(steps))):
-        ds = cache.ending[1](dv, steps[r].v_cache)
+        ds = cache.nonlinearity[1](dv, steps[r].v_cache)
         terms.append((steps[r].c, ds))
         if r == 0:                                                                      # its c is a constant
             break
@@ -1540,7 +1546,8 @@ def routing_backward(dv, cache):
 
 
 def lengths_forward(v):
-    """Compute the lengths |v_j|, the probabilities that class j is present. v: (N, J, D). Return (N, J) and a cache."""
+    """Compute the lengths |v_j|, which the paper uses as probabilities that class j is present. v: (N, J, D). Return
+    (N, J) and a cache."""
     lengths = np.sqrt(np.einsum("njd,njd->nj", v, v) + SQUASH_EPS)
     return lengths, (v, lengths)
 
@@ -1645,8 +1652,9 @@ def add_coordinates_forward(u, centers):
     """Append coordinates to each capsule, as two elements that are scaled by its length.
 
     u: vector capsules, (N, I, E), with I ordered (position, type); centers: x and y of the positions' receptive
-    fields, (positions, 2). Return (N, I, E + 2) and a cache. Transformation matrices with two more rows then add the
-    coordinates to the votes (coordinate addition).
+    fields, (positions, 2). Return (N, I, E + 2) and a cache. Transformation matrices with two more rows then add
+    learned multiples of the coordinates to the votes: a variant of the coordinate addition of Hinton et al. 2018, which
+    adds them to two fixed elements. The scaling lets a capsule that sees nothing add nothing.
     """
     lengths, cache = lengths_forward(u)                                                 # (N, I)
     positions = np.repeat(centers.astype(u.dtype), u.shape[1] // len(centers), axis=0)  # (I, 2)
@@ -1790,8 +1798,8 @@ def param_shapes(config, width=0):
 def matched_width(config):
     """Return --width or, if it is 0, the width that gives config.model the reference network's parameter count.
 
-    The reference network is matrix-capsnet for the paper's CNNs and capsnet-shared for all other models. Of the two
-    neighboring widths the one with the nearer number of parameters is used.
+    The reference network is matrix-capsnet for cnn and cnn-bn, and capsnet-shared for all other models. Of the two
+    neighboring widths, the one whose number of parameters is nearer is used.
     """
     if config.model == "capsnet-shared":
         return SIZES[config.preset][-1]
@@ -2152,14 +2160,15 @@ def report(config, params, history, tests, say, network=None):
 class Settings:
     """Settings that every experiment has. A setting's value is what the user gave, else its default; a default of None
     is filled in by preset_defaults(). Config adds n_epochs and lr, which have no common default."""
-    seed: int = option(0, "seed of all randomness; the same seed gives the same bits on one machine and NumPy version",
+    seed: int = option(0, "seed of initialization, sampling and augmentation; results are bitwise identical for the "
+                       "same seed, machine and NumPy version",
                        "training", low=0, high=2 ** 32 - 1)
-    batch_size: int = option(32, "samples per batch; threads share it in shards of 16 samples, so that 32 keep two "
-                             "threads busy and 64 keep four", "training", low=1, high=4096)
+    batch_size: int = option(32, "samples per batch; a batch is computed in shards of 16, one per thread at a time, so "
+                             "that at most N/16 threads work: two with 32, four with 64", "training", low=1, high=4096)
     warmup: int = option(0, "steps of linear learning-rate warm-up", "training", low=0, high=100_000)
     lr_schedule: str = option("cosine", "learning-rate schedule after the warm-up; cosine: decay to 0", "training",
                               choices=("cosine", "constant"))
-    threads: int = option(0, "worker threads; 0: one per core. The results are the same bits for any number", "run",
+    threads: int = option(0, "worker threads; 0: one per core. Results are bitwise identical for any number", "run",
                           low=0, high=256, runtime=True)
     checkpoint: str = option("", "save weights, optimizer state and history to this .npz after every epoch; run the "
                              "same command again to resume", "run", runtime=True)
@@ -2194,18 +2203,20 @@ DEFAULTS = (  # of settings that are not given: conditions, values; later rules 
     ({"model": (*MATRIX_MODELS, "capsnet-shared")}, {"coordinates": True}))
 DATA = {
     "toys": "rendered here, with smallNORB's structure", "smallnorb": "smallNORB's own files",
-    "shapes": "five voxel shapes, rendered here"}
+    "shapes": "five shapes made of points, rendered here as blobs"}
 MODEL_HELP = {
     "matrix-capsnet": "the 2018 network: pose matrices, EM routing throughout",
-    "matrix-head": "pose matrices and EM routing on the common backbone",
+    "matrix-head": "pose matrices and EM routing on the common backbone, that of capsnet and cnn-gap",
     "capsnet": "primary capsules, one transformation matrix per position, dynamic routing",
-    "capsnet-shared": "the same with matrices shared across positions and coordinate addition",
-    "cnn": "the plain CNN baseline, the paper's: two convolutions, a hidden layer",
+    "capsnet-shared": "as capsnet, but with coordinate addition and matrices shared across positions",
+    "cnn": "the plain CNN baseline, the paper's architecture with fewer channels (--preset paper: full size)",
     "cnn-bn": "the same CNN with batch normalization", "cnn-gap": "CNN with global average pooling",
-    "nearest": "nearest training image, without training"}
+    "nearest": "nearest training image in pixels, not trained"}
 PRESETS = {
-    "small": "small networks", "wide": "a backbone with twice as many channels",
-    "paper": "the paper's small matrix capsule network (68,954 parameters), and its CNN (4.2M)"}
+    "small": "common backbone of 16 to 32 channels; matrix-capsnet with A, B, C, D = 32, 4, 8, 8",
+    "wide": "common backbone of 32 to 64 channels; matrix-capsnet with A, B, C, D = 64, 4, 4, 4",
+    "paper": "matrix-capsnet as the paper's small network (A, B, C, D = 64, 8, 16, 16), cnn as its CNN (4.2M "
+             "parameters)"}
 ROUTED = {"model": CAPSULES}
 WITH_WIDTH = {"model": (*PAPER_CNNS, *(name for name in HEADS if name != "capsnet-shared"))}
 OF_TOYS, BY_AZIMUTH = {"data": ("toys", "smallnorb")}, {"split": ("azimuth", "instance")}
@@ -2215,34 +2226,40 @@ OF_TOYS, BY_AZIMUTH = {"data": ("toys", "smallnorb")}, {"split": ("azimuth", "in
 class Config(Settings):
     """All settings of a run. Names, defaults and help texts of the command-line flags come from here."""
     n_epochs: int = option(None, "training epochs", "training", low=1, high=100_000)
-    lr: float = option(5e-3, "initial learning rate of Adam", "training", above=0)
-    loss: str = option(None, "classification loss; margin and spread: on the class activations; cross-entropy: on the "
-                       "logarithms of these, or on a CNN's scores", "training",
+    lr: float = option(5e-3, "learning rate of Adam, reached after --warmup steps", "training", above=0)
+    loss: str = option(None, "classification loss; margin: the 2017 paper's; spread: the 2018 paper's, with a margin "
+                       "that increases from 0.2 to 0.9 over the epochs; cross-entropy: of a_t / sum_j a_j for class "
+                       "activations a, of the softmax for CNNs", "training",
                        choices=("cross-entropy", "margin", "spread"))
     data: str = option("toys", describe(DATA), "data", choices=tuple(DATA))
-    toy_seed: int = option(0, "seed of the toys' shapes, independent of --seed", "data", low=0, high=2 ** 32 - 1,
+    toy_seed: int = option(0, "seed that the toys are generated from, independent of "
+                              "--seed", "data", low=0, high=2 ** 32 - 1,
                            only={"data": ("toys",)})
     norb_dir: str = option("", "folder with smallNORB's six .mat or .mat.gz files", "data", runtime=True, metavar="DIR",
                            only={"data": ("smallnorb",)})
-    split: str = option("azimuth", "what differs between training and novel test images; azimuth or elevation: the "
-                        "viewpoint, as in the paper's novel viewpoint experiments; instance: the toys, as in "
-                        "smallNORB's standard task", "data", choices=("azimuth", "elevation", "instance"))
+    split: str = option("azimuth", "test images; azimuth, elevation: of other toys, from training viewpoints "
+                        "(familiar) and from other azimuths or elevations (novel; trained on 30 to 40 degrees, novel "
+                        "45 to 70); instance: smallNORB's standard task, training toys (familiar) and other toys "
+                        "(novel)", "data", choices=("azimuth", "elevation", "instance"))
     train_azimuths: str = option(None, "range of training azimuths in degrees, ends included; 300:400 wraps around",
                                  "data", metavar="LOW:HIGH", only=BY_AZIMUTH)
     test_azimuths: str = option(None, "range of novel azimuths in degrees, ends included", "data", metavar="LOW:HIGH",
                                 only=BY_AZIMUTH)
     n_train_toys: int = option(5, "training toys per class", "data", low=1, high=5, only=OF_TOYS)
-    n_test: int = option(2000, "test samples; images of each test set, whole viewpoints with all lightings, the same "
-                         "for every seed; 0: all", "data", low=0, high=NORB_ROWS, only=OF_TOYS)
+    n_test: int = option(2000, "test samples; about N images in each test set, always all lightings of a viewpoint, "
+                         "the same for every seed; 0: all", "data", low=0, high=NORB_ROWS, only=OF_TOYS)
     model: str = option("capsnet-shared", describe(MODEL_HELP), "network", choices=MODELS)
     preset: str = option("wide", describe(PRESETS), "network", choices=tuple(PRESETS))
-    width: int = option(0, "capsule types of a head, or channels of cnn-gap and cnn; 0: as many parameters as "
-                        "capsnet-shared has, for cnn and cnn-bn as matrix-capsnet has", "network", low=0, high=4096,
+    width: int = option(0, "number of capsule types (matrix-head, capsnet) or channels (CNNs); 0: chosen to match "
+                        "the parameters of matrix-capsnet (cnn, cnn-bn) or capsnet-shared "
+                        "(others)", "network", low=0, high=4096,
                         only=WITH_WIDTH)
-    routing_iters: int = option(None, "routing iterations; 1 gives uniform coupling coefficients", "network", low=1,
+    routing_iters: int = option(None, "routing iterations; 1: uniform coupling coefficients, no "
+                                      "routing", "network", low=1,
                                 high=50, only=ROUTED, aliases={"em_iters": {"model": MATRIX_MODELS}})
-    coordinates: bool = option(None, "coordinate addition: add the position of a receptive field's center to the votes "
-                               "for the class capsules; in cnn-gap, two more channels before its last convolution",
+    coordinates: bool = option(None, "coordinate addition: add the coordinates of the receptive field's center to the "
+                               "votes for the class capsules; in cnn-gap, append them as two channels before its last "
+                               "convolution",
                                "network", only={"model": (*MATRIX_MODELS, "capsnet-shared", "cnn-gap")})
 
 
@@ -3050,11 +3067,12 @@ def config_from_settings(settings, path, experiment=None):
     if experiment not in (None, EXPERIMENT):
         raise InputError(f"{path}: holds a network of {experiment}.py. Give a network of {EXPERIMENT}.py")
     known = {f.name for f in options(Config)}
-    for name, value in settings.items():
-        for old in (flag_name(name), f"{flag_name(name)} {value}"):
-            if old in RENAMED and (old != flag_name(name) or name not in known):
-                raise InputError(f"{path}: was written by an older version, in which {RENAMED[old]} was called {old}. "
-                                 "Train a new network, or load it with that version (see CHANGELOG.md)")
+    old = [old for name, value in settings.items() for old in (flag_name(name), f"{flag_name(name)} {value}")
+           if old in RENAMED and (old != flag_name(name) or name not in known)]
+    if old:
+        renames = "; ".join(f"{name} is now called {RENAMED[name]}" for name in old)
+        raise InputError(f"{path}: was written by an older version ({renames}). Train a new network, or load it with "
+                         "that version (see CHANGELOG.md)")
     if unknown := settings.keys() - known - {"source"}:
         raise InputError(f"{path}: was trained with {flag_name(min(unknown))}, which is no setting of {EXPERIMENT}.py. "
                          "Give a network of this script and version")
@@ -3341,7 +3359,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, description=""):
         first, *_, last = description.strip().split("\n\n") * 2
-        super().__init__(usage="%(prog)s [flags]", description=f"{first}\n\n{last}", allow_abbrev=False,
+        rule = "Where several defaults of a flag apply, the last one listed counts."
+        super().__init__(usage="%(prog)s [options]", description=f"{first}\n\n{last}\n\n{rule}", allow_abbrev=False,
                          formatter_class=argparse.RawDescriptionHelpFormatter)
 
     def parse_args(self, *args):
@@ -3377,18 +3396,19 @@ def add_config_flags(parser):
 
 
 def default_text(f):
-    """Return what --help says of a setting's default: its value, or the values of DEFAULTS by the settings that they
-    depend on"""
+    """Return what --help says of a setting's default: its value, or the values of DEFAULTS with the settings that they
+    depend on, except for models that the setting does not apply to"""
     if f.default is not None:
         return "" if f.default is False or f.default == "" else f" (default: {f.default})"
-    values = []
+    texts, applicable = [], set(f.metadata.get("only", {}).get("model", ()))
     for condition, defaults in DEFAULTS:
-        if f.name in defaults:
-            who = " with ".join(("" if name in ("model", "preset") else flag_name(name) + " ") + ", ".join(names)
+        models = set(condition.get("model", ()))
+        if f.name in defaults and not (models and applicable and not models & applicable):
+            who = " with ".join(("" if name in ("model", "preset") else flag_name(name) + " ") + " or ".join(names)
                                 for name, names in condition.items())
             value = defaults[f.name]
-            values.append(f"{who} {value.__doc__ if callable(value) else value}".strip())
-    return f" (default: {'; '.join(values)})"
+            texts.append((who + ": ") * bool(who) + str(value.__doc__ if callable(value) else value))
+    return f" (default: {'; '.join(texts)})"
 
 
 def applies_text(only):
@@ -3401,14 +3421,15 @@ def add_load_flag(parser, text):
     """Add --load, whose help begins with `text`"""
     parser.add_argument(
         "--load", nargs="?", const=str(WEIGHTS), metavar="FILE",
-        help=f"{text} in FILE, which --checkpoint or --out-weights wrote; without FILE the pretrained network "
-        f"weights/{WEIGHTS.name}. {', '.join(map(flag_name, EVAL_SETTINGS))} may differ from its training")
+        help=f"{text} in FILE, which --checkpoint or --out-weights wrote; if FILE is omitted, the pretrained network "
+        f"weights/{WEIGHTS.name}. Its settings come from the file; of those that affect results only "
+        f"{', '.join(map(flag_name, EVAL_SETTINGS))} can be changed")
 
 
 def add_out_weights_flag(parser):
     """Add --out-weights"""
-    parser.add_argument("--out-weights", default="", metavar="FILE", help="write the trained network to this .npz: "
-                        "weights as float16, settings, history and a digest, no optimizer state")
+    parser.add_argument("--out-weights", default="", metavar="FILE", help="write the trained network to this .npz for "
+                        "evaluation: weights rounded to float16, settings and training history, no optimizer state")
 
 
 def run_cli(main):

@@ -29,7 +29,7 @@ OPS = {
                             normal(N, J, D)),
     **{f"routing {n}": routed(n) for n in (1, 2, 3, 5)},
     "routing by sigmoids": routed(3, 0.5, normalizer=SIGMOID),
-    "routing without squash": routed(3, 0.3, ending=AS_IT_IS)}
+    "routing without squash": routed(3, 0.3, nonlinearity=AS_IT_IS)}
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -138,14 +138,14 @@ def test_lengths_and_softmax_by_hand(rng):
 SIGMOID = mc.sigmoid_forward, mc.sigmoid_backward
 AS_IT_IS = (lambda s: (s, None)), (lambda dv, _: dv)
 VARIANTS = {"the paper's": ({}, {}),
-            "sigmoid, no squash": (dict(normalizer=SIGMOID, ending=AS_IT_IS),
+            "sigmoid, no squash": (dict(normalizer=SIGMOID, nonlinearity=AS_IT_IS),
                                    dict(normalize=lambda b: 1 / (1 + np.exp(-b)), end=lambda s: s))}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("n_iters", [1, 2, 3, 5])
 def test_routing_is_procedure_1(rng, n_iters, variant):
-    """The paper's, and with another normalizer and another ending in the softmax's and the squash's place"""
+    """The paper's, and with another normalizer and another nonlinearity in the softmax's and the squash's place"""
     given, literally = VARIANTS[variant]
     u_hat = (1.5 if not given else 0.3) * rng.standard_normal((2, 4, 3, 5))
     v, cache = mc.routing_forward(u_hat, n_iters, **given)
