@@ -538,7 +538,7 @@ def routing_backward(dv, cache):
 
 
 def lengths_forward(v):
-    """Compute the lengths |v_j|, which the paper uses as probabilities that class j is present. v: (N, J, D). Return
+    """Compute the lengths |v_j|; the paper uses them as the probabilities that class j is present. v: (N, J, D). Return
     (N, J) and a cache."""
     lengths = np.sqrt(np.einsum("njd,njd->nj", v, v) + SQUASH_EPS)
     return lengths, (v, lengths)
@@ -1112,8 +1112,8 @@ DEFAULTS = (  # of settings that are not given: conditions, values; later rules 
     ({"norm": ("none",)}, {"muon": 0.0}))
 MODEL_HELP = {
     "capsnet": "primary capsules, one transformation matrix per position, dynamic routing",
-    "capsnet-shared": "as capsnet, but with coordinate addition and matrices shared across positions; by default one "
-                      "routing iteration",
+    "capsnet-shared": "as capsnet, but with coordinate addition and matrices shared across positions; by default with "
+                      "one iteration, that is without routing",
     "vector-gap": "ten class vectors per position from the last convolution, averaged over positions and squashed; no "
                   "transformation matrices, no routing",
     "vector-gmp": "as vector-gap, but with the maximum over positions of each element",
@@ -1122,8 +1122,8 @@ MODEL_HELP = {
     "cnn": "the plain CNN baseline, the paper's MNIST CNN: three convolutions, two fully connected hidden layers, "
            "sized to have as many parameters as capsnet"}
 PRESETS = {
-    "deep": "six convolutions with batch normalization, PrimaryCaps included; cnn has its own three, with batch "
-            "normalization; models that --preset does not apply to are always deep",
+    "deep": "six convolutions (of cnn three), the last of which is PrimaryCaps, each with batch normalization; models "
+            "without this flag always use deep",
     "small": "the paper's networks with a quarter of capsnet's channels, without normalization",
     "paper": "the paper's networks at full width"}
 ONLY_CAPSULES = {"model": CAPSULES}
@@ -1160,12 +1160,12 @@ class Config(Settings):
                             "~/.cache/hinton-mnist, then download", "data", runtime=True, metavar="DIR")
     lr: float = option(None, "learning rate of Adam, reached after --warmup steps", "training", above=0)
     warmup: int = option(None, "steps of linear learning-rate warm-up", "training", low=0, high=100_000)
-    muon: float = option(None, "step size of Muon (orthogonalized momentum) for convolution kernels with batch "
-                         "normalization, relative to the kernel's Frobenius norm; 0: Adam for all "
-                         "weights", "training", low=0, high=1)
-    loss: str = option(None, "classification loss; margin: on capsule lengths; cross-entropy: on scores, or on the "
-                       "logarithms of capsule lengths", "training", choices=("margin", "cross-entropy"),
-                       only=ONLY_CAPSULES)
+    muon: float = option(None, "step size of Muon (orthogonalized momentum) for the kernels of batch-normalized "
+                         "convolutions, relative to the kernel's Frobenius norm; 0: Adam for all weights",
+                         "training", low=0, high=1)
+    loss: str = option(None, "classification loss; margin: of capsule lengths; cross-entropy: -log(|v_t| / sum_j "
+                       "|v_j|) of capsule lengths, t being the true class", "training",
+                       choices=("margin", "cross-entropy"), only=ONLY_CAPSULES)
     recon_weight: float = option(None, "weight of the reconstruction loss; its squared error is summed over pixels; 0: "
                                  "no decoder", "training", low=0, only=ONLY_CAPSULES)
     stop_at: float = option(0.0, "stop when validation accuracy, checked after every epoch, reaches X (0 to 1), to "
@@ -1176,10 +1176,10 @@ class Config(Settings):
     norm: str = option(None, "normalization after every convolution, PrimaryCaps included; batch: batch "
                        "normalization over shards of 16 samples (ghost batch "
                        "normalization)", "network", choices=("batch", "none"))
-    squash: str = option("all", "nonlinearities of the capsules; all: squash; last: squash of the class capsules only, "
-                         "in every routing iteration; none: no nonlinearity; relu: ReLU of the primary capsules, none "
-                         "of the class capsules", "network", choices=tuple(SQUASHES),
-                         only=ONLY_CAPSULES)
+    squash: str = option("all", "nonlinearities of primary and class capsules; all: squash both; last: squash only "
+                         "class capsules, in every routing iteration; none: neither; relu: ReLU of primary capsules, "
+                         "class capsules as they are. vector-gap and vector-gmp have class capsules only", "network",
+                         choices=tuple(SQUASHES), only=ONLY_CAPSULES)
     padding: int = option(None, "px of background around the canvas", "network", low=0, high=20)
     conv1_channels: int = option(None, "channels of the first convolution; the second has as many, the third of cnn "
                                  "half as many", "network", low=1, high=1024)
@@ -2654,7 +2654,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, description=""):
         first, *_, last = description.strip().split("\n\n") * 2
-        rule = "Where several defaults of a flag apply, the last one listed counts."
+        rule = "If several of a flag's listed defaults apply, the last of them is used."
         super().__init__(usage="%(prog)s [options]", description=f"{first}\n\n{last}\n\n{rule}", allow_abbrev=False,
                          formatter_class=argparse.RawDescriptionHelpFormatter)
 
@@ -2717,8 +2717,8 @@ def add_load_flag(parser, text):
     parser.add_argument(
         "--load", nargs="?", const=str(WEIGHTS), metavar="FILE",
         help=f"{text} in FILE, which --checkpoint or --out-weights wrote; if FILE is omitted, the pretrained network "
-        f"weights/{WEIGHTS.name}. Its settings come from the file; of those that affect results only "
-        f"{', '.join(map(flag_name, EVAL_SETTINGS))} can be changed")
+        f"in weights/{WEIGHTS.name}. Settings come from the file; among those that affect results, only "
+        f"{', '.join(map(flag_name, EVAL_SETTINGS))} can be overridden")
 
 
 def add_out_weights_flag(parser):

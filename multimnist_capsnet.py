@@ -462,7 +462,7 @@ def routing_backward(dv, cache):
 
 
 def lengths_forward(v):
-    """Compute the lengths |v_j|, which the paper uses as probabilities that class j is present. v: (N, J, D). Return
+    """Compute the lengths |v_j|; the paper uses them as the probabilities that class j is present. v: (N, J, D). Return
     (N, J) and a cache."""
     lengths = np.sqrt(np.einsum("njd,njd->nj", v, v) + SQUASH_EPS)
     return lengths, (v, lengths)
@@ -789,7 +789,7 @@ HEADS = {"capsnet": (caps_head_forward, caps_head_backward), "cnn": CNN_HEAD, "c
 
 
 def top_two(lengths):
-    """Return the two longest capsules, longest first, (N, 2) int64; ties go to the smaller digit. lengths: (N, J)."""
+    """Return the indices of the two longest capsules, longest first, (N, 2) int64. Ties go to the smaller digit."""
     return np.argsort(-lengths, axis=1, kind="stable")[:, :2]
 
 
@@ -996,10 +996,12 @@ MODELS = {
     "cnn-vectors": "a CNN whose hidden layer is ten vectors with a decoder",
     "vector-dense": "ten class vectors from a dense layer: squash and margin loss, no matrices, no routing"}
 PRESETS = {
-    "deep": "six convolutions with batch normalization, PrimaryCaps included (1.30M parameters)",
+    "deep": "six convolutions, the last of which is PrimaryCaps, each with batch normalization (capsnet: 1.30M "
+            "parameters)",
     "residual": "ten convolutions with residual connections, for long runs (3.06M)",
-    "half-digit": "four convolutions, PrimaryCaps included; receptive fields of half a digit (1.88M)",
-    "classic": "the paper's two 9x9 convolutions, narrow (2.03M)", "paper": "the paper's own network (11.36M)"}
+    "half-digit": "four convolutions, the last of which is PrimaryCaps; receptive fields of half a digit (1.88M)",
+    "classic": "the paper's two 9x9 convolutions, narrow (2.03M); CNNs keep those of deep", "paper": "the paper's own "
+                                                                                                     "network (11.36M)"}
 CAPSNET, CNNS, WITH_DECODER = ({"model": models} for models in (
     ("capsnet",), ("cnn", "cnn-vectors"), ("capsnet", "cnn-vectors", "vector-dense")))
 
@@ -1016,9 +1018,9 @@ class Config(Settings):
                          runtime=True)
     lr: float = option(None, "learning rate of Adam, reached after --warmup steps", "training", above=0)
     warmup: int = option(None, "steps of linear learning-rate warm-up", "training", low=0, high=100_000)
-    muon: float = option(None, "step size of Muon (orthogonalized momentum) for convolution kernels with batch "
-                         "normalization, relative to the kernel's Frobenius norm; 0: Adam for all "
-                         "weights", "training", low=0, high=1)
+    muon: float = option(None, "step size of Muon (orthogonalized momentum) for the kernels of batch-normalized "
+                         "convolutions, relative to the kernel's Frobenius norm; 0: Adam for all weights",
+                         "training", low=0, high=1)
     digits: str = option("auto", "digits to use; auto: MNIST from --mnist-dir, the cache or a download, else synthetic "
                          "digits, drawn by this script", "data", choices=("auto", "mnist", "synthetic"), runtime=True)
     mnist_dir: str = option("", "folder with MNIST's four idx files, raw or .gz; if not given, $MNIST_DIR, then "
@@ -1033,9 +1035,9 @@ class Config(Settings):
     preset: str = option("deep", describe(PRESETS), "network", choices=tuple(PRESETS))
     conv1_channels: int = option(None, "channels of the first convolution; Conv2 has as many, with --preset residual "
                                  "twice as many", "network", low=1, high=4096)
-    conv3_channels: int = option(None, "channels C of Conv3; deep: C in Conv4 and 2C in Conv5; residual: 2C and 4C; "
-                                 "half-digit: 2C in Conv3, which is the last before "
-                                 "PrimaryCaps", "network", low=1, high=4096)
+    conv3_channels: int = option(None, "base width C; deep: C in Conv3 and Conv4, 2C in Conv5; residual: C, 2C and "
+                                       "4C; half-digit: 2C in Conv3, its last before "
+                                       "PrimaryCaps", "network", low=1, high=4096)
     norm: str = option(None, "normalization after every convolution, PrimaryCaps included; batch: batch "
                        "normalization over shards of 16 samples (ghost batch "
                        "normalization)", "network", choices=("batch", "none"))
@@ -2506,7 +2508,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, description=""):
         first, *_, last = description.strip().split("\n\n") * 2
-        rule = "Where several defaults of a flag apply, the last one listed counts."
+        rule = "If several of a flag's listed defaults apply, the last of them is used."
         super().__init__(usage="%(prog)s [options]", description=f"{first}\n\n{last}\n\n{rule}", allow_abbrev=False,
                          formatter_class=argparse.RawDescriptionHelpFormatter)
 
@@ -2569,8 +2571,8 @@ def add_load_flag(parser, text):
     parser.add_argument(
         "--load", nargs="?", const=str(WEIGHTS), metavar="FILE",
         help=f"{text} in FILE, which --checkpoint or --out-weights wrote; if FILE is omitted, the pretrained network "
-        f"weights/{WEIGHTS.name}. Its settings come from the file; of those that affect results only "
-        f"{', '.join(map(flag_name, EVAL_SETTINGS))} can be changed")
+        f"in weights/{WEIGHTS.name}. Settings come from the file; among those that affect results, only "
+        f"{', '.join(map(flag_name, EVAL_SETTINGS))} can be overridden")
 
 
 def add_out_weights_flag(parser):

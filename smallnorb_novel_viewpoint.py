@@ -3,10 +3,9 @@
 # requires-python = ">=3.10"
 # dependencies = ["numpy>=2.0.0"]
 # ///
-"""smallNORB novel viewpoints: capsule networks tested on viewpoints that training never shows, in pure NumPy. Matrix
-capsules with EM routing (Hinton, Sabour & Frosst, "Matrix capsules with EM "
-                                                   "routing", ICLR 2018), and vector capsules with
-dynamic routing (Sabour, Frosst & Hinton, "Dynamic routing between capsules", NIPS 2017; the default), beside CNNs.
+"""smallNORB novel viewpoints: capsule networks tested on viewpoints that training never shows, in pure NumPy: matrix
+capsules with EM routing (Hinton, Sabour & Frosst, "Matrix capsules with EM routing", ICLR 2018) and vector capsules
+with dynamic routing (Sabour, Frosst & Hinton, "Dynamic routing between capsules", NIPS 2017; the default), and CNNs.
 
 Question: networks are trained on images of objects from a limited range of viewpoints and tested on novel viewpoints.
 Does a capsule network classify novel viewpoints better than a CNN of the same size? The paper reports an error of 13.5%
@@ -367,15 +366,16 @@ def make_views(azimuths, elevations, n_per_view, rng):
 def shape_views(config, train, test):
     """Return {"train", "familiar", "novel"}, three of make_views' dicts, from the given ranges of angles.
 
-    Each split has six azimuths by three elevations: five images of each training view, two images of each test view.
+    Each split has n_train_views azimuths (novel azimuths: n_test_views) by n_elev elevations, equally spaced over their
+    ranges: n_per_combo images of each training view, two images of each test view.
     """
-    if config.split == "azimuth":
-        elevations = np.linspace(30, 70, 3)
-        familiar, novel = (np.linspace(*train, 6), elevations), (np.linspace(*test, 6), elevations)
-    else:
-        azimuths = np.linspace(*parse_range(config.train_azimuths, "--train-azimuths"), 6)
-        familiar, novel = (azimuths, np.linspace(*train, 3)), (azimuths, np.linspace(*test, 3))
-    return {"train": make_views(*familiar, 5, rng_for(config.seed, "data")),
+    azimuths, elevations = train, (30, 70)
+    if config.split == "elevation":
+        azimuths, elevations = parse_range(config.train_azimuths, "--train-azimuths"), train
+    familiar = np.linspace(*azimuths, config.n_train_views), np.linspace(*elevations, config.n_elev)
+    novel = (np.linspace(*test, config.n_test_views), familiar[1]) if config.split == "azimuth" else (
+        familiar[0], np.linspace(*test, config.n_elev))
+    return {"train": make_views(*familiar, config.n_per_combo, rng_for(config.seed, "data")),
             "familiar": make_views(*familiar, 2, rng_for(config.seed, "evaluation", 0)),
             "novel": make_views(*novel, 2, rng_for(config.seed, "evaluation", 1))}
 
@@ -1546,7 +1546,7 @@ def routing_backward(dv, cache):
 
 
 def lengths_forward(v):
-    """Compute the lengths |v_j|, which the paper uses as probabilities that class j is present. v: (N, J, D). Return
+    """Compute the lengths |v_j|; the paper uses them as the probabilities that class j is present. v: (N, J, D). Return
     (N, J) and a cache."""
     lengths = np.sqrt(np.einsum("njd,njd->nj", v, v) + SQUASH_EPS)
     return lengths, (v, lengths)
@@ -2219,7 +2219,8 @@ PRESETS = {
              "parameters)"}
 ROUTED = {"model": CAPSULES}
 WITH_WIDTH = {"model": (*PAPER_CNNS, *(name for name in HEADS if name != "capsnet-shared"))}
-OF_TOYS, BY_AZIMUTH = {"data": ("toys", "smallnorb")}, {"split": ("azimuth", "instance")}
+OF_TOYS, OF_SHAPES = {"data": ("toys", "smallnorb")}, {"data": ("shapes",)}
+BY_AZIMUTH = {"split": ("azimuth", "instance")}
 
 
 @dataclass(frozen=True)
@@ -2228,23 +2229,31 @@ class Config(Settings):
     n_epochs: int = option(None, "training epochs", "training", low=1, high=100_000)
     lr: float = option(5e-3, "learning rate of Adam, reached after --warmup steps", "training", above=0)
     loss: str = option(None, "classification loss; margin: the 2017 paper's; spread: the 2018 paper's, with a margin "
-                       "that increases from 0.2 to 0.9 over the epochs; cross-entropy: of a_t / sum_j a_j for class "
-                       "activations a, of the softmax for CNNs", "training",
+                       "that increases from 0.2 to 0.9 over the epochs; cross-entropy: -log(a_t / sum_j a_j) for "
+                       "class activations a and true class t, softmax cross-entropy for CNNs. margin and spread use a "
+                       "CNN's scores through a logistic function", "training",
                        choices=("cross-entropy", "margin", "spread"))
     data: str = option("toys", describe(DATA), "data", choices=tuple(DATA))
-    toy_seed: int = option(0, "seed that the toys are generated from, independent of "
-                              "--seed", "data", low=0, high=2 ** 32 - 1,
-                           only={"data": ("toys",)})
+    toy_seed: int = option(0, "seed that the toys are generated from, independent of --seed", "data", low=0,
+                           high=2 ** 32 - 1, only={"data": ("toys",)})
     norb_dir: str = option("", "folder with smallNORB's six .mat or .mat.gz files", "data", runtime=True, metavar="DIR",
                            only={"data": ("smallnorb",)})
-    split: str = option("azimuth", "test images; azimuth, elevation: of other toys, from training viewpoints "
-                        "(familiar) and from other azimuths or elevations (novel; trained on 30 to 40 degrees, novel "
-                        "45 to 70); instance: smallNORB's standard task, training toys (familiar) and other toys "
-                        "(novel)", "data", choices=("azimuth", "elevation", "instance"))
+    split: str = option("azimuth", "what is novel in testing; azimuth: azimuths, of other toys; elevation: elevations, "
+                        "of other toys (training 30 to 40 degrees, novel 45 to 70); instance: toys, as in smallNORB's "
+                        "standard task. Familiar test images show other toys from training viewpoints, with instance "
+                        "the training toys", "data", choices=("azimuth", "elevation", "instance"))
     train_azimuths: str = option(None, "range of training azimuths in degrees, ends included; 300:400 wraps around",
                                  "data", metavar="LOW:HIGH", only=BY_AZIMUTH)
     test_azimuths: str = option(None, "range of novel azimuths in degrees, ends included", "data", metavar="LOW:HIGH",
                                 only=BY_AZIMUTH)
+    n_train_views: int = option(6, "training azimuths, equally spaced over their range", "data", low=1, high=360,
+                                only=OF_SHAPES)
+    n_test_views: int = option(6, "novel azimuths, equally spaced over their range", "data", low=1, high=360,
+                               only=OF_SHAPES | {"split": ("azimuth",)})
+    n_elev: int = option(3, "elevations, equally spaced over their range", "data", low=1, high=90, only=OF_SHAPES)
+    n_per_combo: int = option(5, "training images per shape, azimuth and elevation, with different "
+                                 "noise", "data", low=1,
+                              high=1000, only=OF_SHAPES)
     n_train_toys: int = option(5, "training toys per class", "data", low=1, high=5, only=OF_TOYS)
     n_test: int = option(2000, "test samples; about N images in each test set, always all lightings of a viewpoint, "
                          "the same for every seed; 0: all", "data", low=0, high=NORB_ROWS, only=OF_TOYS)
@@ -3359,7 +3368,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, description=""):
         first, *_, last = description.strip().split("\n\n") * 2
-        rule = "Where several defaults of a flag apply, the last one listed counts."
+        rule = "If several of a flag's listed defaults apply, the last of them is used."
         super().__init__(usage="%(prog)s [options]", description=f"{first}\n\n{last}\n\n{rule}", allow_abbrev=False,
                          formatter_class=argparse.RawDescriptionHelpFormatter)
 
@@ -3422,8 +3431,8 @@ def add_load_flag(parser, text):
     parser.add_argument(
         "--load", nargs="?", const=str(WEIGHTS), metavar="FILE",
         help=f"{text} in FILE, which --checkpoint or --out-weights wrote; if FILE is omitted, the pretrained network "
-        f"weights/{WEIGHTS.name}. Its settings come from the file; of those that affect results only "
-        f"{', '.join(map(flag_name, EVAL_SETTINGS))} can be changed")
+        f"in weights/{WEIGHTS.name}. Settings come from the file; among those that affect results, only "
+        f"{', '.join(map(flag_name, EVAL_SETTINGS))} can be overridden")
 
 
 def add_out_weights_flag(parser):
