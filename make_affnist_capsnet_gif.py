@@ -139,6 +139,7 @@ def main():
     parser.add_argument("--index", type=int, nargs="+", default=[1, 15], metavar="N", help="indices of the test "
                         "digits, from 0 (default: 1 15)")
     parser.add_argument("--frames", type=int, default=16, metavar="N", help="frames per factor (default: 16)")
+    parser.add_argument("--fps", type=float, default=FPS, metavar="X", help="frames per second (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("affnist_capsnet.gif"), metavar="FILE",
                         help="the GIF to write (default: affnist_capsnet.gif)")
     affnist.add_config_flags(parser)
@@ -151,6 +152,8 @@ def main():
     for name in "out_json", "n_test", "threads", "affnist_dir", "eval_split":
         if hasattr(args, name):
             raise InputError(f"{affnist.flag_name(name)} has no effect on the animation. Leave it out")
+    if not 0.1 <= args.fps <= 50:
+        raise InputError(f"--fps {args.fps:g}: must be between 0.1 and 50 frames per second")
     if args.out.suffix.lower() != ".gif":
         raise InputError(f"--out {args.out}: the file is a GIF. Give a name that ends in .gif")
     affnist.check_writable(args.out)
@@ -168,7 +171,7 @@ def main():
                          [(config, network.weights) for network, config in networks], args.frames,
                          DIGIT_NAMES[digits["source"]])
     affnist.write_atomically(
-        args.out, lambda file: imageio.imwrite(file, frames, extension=".gif", duration=1000 / FPS, loop=0))
+        args.out, lambda file: imageio.imwrite(file, frames, extension=".gif", duration=1000 / args.fps, loop=0))
     say(f"wrote {args.out}  ({len(frames)} frames, {args.out.stat().st_size / 1e6:.2f} MB)")
 
 

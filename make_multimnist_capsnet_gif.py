@@ -132,6 +132,7 @@ def main():
     parser = capsnet.Parser(description=__doc__)
     parser.add_argument(
         "--snapshot-every", type=int, default=75, metavar="N", help="steps between two frames (default: 75)")
+    parser.add_argument("--fps", type=float, default=FPS, metavar="X", help="frames per second (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("multimnist_capsnet.gif"), metavar="FILE",
                         help="the GIF to write (default: multimnist_capsnet.gif)")
     capsnet.add_config_flags(parser)
@@ -147,6 +148,8 @@ def main():
             f"{max(1, -(-n_steps // MAX_FRAMES))}")
     if config.out_json:
         raise InputError("--out-json has no effect on an animation. Leave it out, or run multimnist_capsnet.py")
+    if not 0.1 <= args.fps <= 50:
+        raise InputError(f"--fps {args.fps:g}: must be between 0.1 and 50 frames per second")
     if args.out.suffix.lower() != ".gif":
         raise InputError(f"--out {args.out}: the file is a GIF. Give a name that ends in .gif")
     capsnet.check_writable(args.out)
@@ -162,7 +165,7 @@ def main():
               f"{pretrained.config.n_train:,} training pairs of {capsnet.DIGIT_NAMES[pretrained.source]})",
               recorder.evaluate(pretrained.weights, pretrained.config))
     frames = draw_frames(recorder, n_steps, title, ending)
-    duration = [1000 / FPS] * (len(frames) - 2) + [HOLD] * 2
+    duration = [1000 / args.fps] * (len(frames) - 2) + [HOLD] * 2
     capsnet.write_atomically(
         args.out, lambda file: imageio.imwrite(file, frames, extension=".gif", duration=duration, loop=0))
     say(f"wrote {args.out}  ({len(frames)} frames, {args.out.stat().st_size / 1e6:.2f} MB)")

@@ -158,6 +158,7 @@ def main():
     parser.add_argument("--snapshots", type=int, default=16, metavar="N", help="frames of the training (default: 16)")
     parser.add_argument(
         "--sweep-frames", type=int, default=36, metavar="N", help="frames of the rotation (default: 36)")
+    parser.add_argument("--fps", type=float, default=FPS, metavar="X", help="frames per second (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("smallnorb_novel_viewpoint.gif"), metavar="FILE",
                         help="the GIF to write (default: smallnorb_novel_viewpoint.gif)")
     norb.add_config_flags(parser)
@@ -165,6 +166,8 @@ def main():
     for name, value in ("--snapshots", args.snapshots), ("--sweep-frames", args.sweep_frames):
         if not 2 <= value <= MAX_FRAMES:
             raise InputError(f"{name} {value}: must be between 2 and {MAX_FRAMES}")
+    if not 0.1 <= args.fps <= 50:
+        raise InputError(f"--fps {args.fps:g}: must be between 0.1 and 50 frames per second")
     if args.out.suffix.lower() != ".gif":
         raise InputError(f"--out {args.out}: the file is a GIF. Give a name that ends in .gif")
     for name in "out_json", "checkpoint", "model":
@@ -182,7 +185,7 @@ def main():
     data = norb.load_data(configs[0], norb.Progress(configs[0].quiet))
     histories = [record_training(config, args.snapshots, data) for config in configs]
     frames, n_training = draw_frames(configs, histories, args.sweep_frames)
-    duration = [1000 / FPS] * len(frames)
+    duration = [1000 / args.fps] * len(frames)
     duration[n_training - 1] = duration[-1] = HOLD
     norb.write_atomically(
         args.out, lambda file: imageio.imwrite(file, frames, extension=".gif", duration=duration, loop=0))
