@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # /// script
 # requires-python = ">=3.10"
-# dependencies = ["numpy>=2.0.0", "matplotlib>=3.8.4"]
+# dependencies = ["numpy>=2.0.0", "matplotlib>=3.8.4", "imageio>=2.31.0"]
 # ///
 """Draw figures of affnist_capsnet.py: training and test digits, a network's reconstructions, accuracy of the paper's
 kind of networks at matched validation accuracy, and a forest plot of all results.
@@ -20,6 +20,8 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
+
+from visualize_multimnist_capsnet import draw_training_curves
 
 matplotlib.use("Agg")
 matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
@@ -75,6 +77,7 @@ class Run:
     """A network and its data, from which the figures are drawn."""
     config: affnist.Config
     weights: dict
+    history: dict                  # of its training
     digits: dict                   # of load_digits
     runner: affnist.Runner
 
@@ -175,16 +178,17 @@ def draw_matched_accuracy(results):
 
 
 def draw_network(args, progress):
-    """Draw the digits and, if the network has a decoder, its reconstructions."""
+    """Draw example digits, the network's training curves and, if it has a decoder, its reconstructions."""
     network, config = affnist.load_for_evaluation(args.load, args) if args.load else (
         None, affnist.config_from_args(args))
     affnist.check_config(config)
-    figures = {"examples": draw_examples} | ({"reconstructions": draw_reconstructions} if config.recon_weight else {})
+    figures = {"examples": draw_examples, "training_curves": draw_training_curves}
+    figures |= {"reconstructions": draw_reconstructions} if config.recon_weight else {}
     affnist.make_outdir(args.outdir, figures)
     digits = affnist.load_digits(config, progress.say)
-    weights = network.weights if network else affnist.train(config, data=digits)[0] if config.recon_weight else {}
+    weights, history = (network.weights, network.history) if network else affnist.train(config, data=digits)
     with affnist.Runner(config.threads, progress=progress) as runner:
-        run = Run(config, weights, digits, runner)
+        run = Run(config, weights, history, digits, runner)
         for name, draw in figures.items():
             affnist.write_figure(draw(run), args.outdir / f"{name}.png", progress.say)
 

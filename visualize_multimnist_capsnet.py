@@ -253,8 +253,47 @@ def draw_errors(run, n=5):
     return fig
 
 
+CURVES = (                         # panels of training_curves: title, keys of a history's epochs
+    ("loss", ("train_loss", "val_loss", "familiar_loss", "novel_loss")),
+    ("margin loss", ("train_margin", "val_margin")),
+    ("cross-entropy loss", ("train_cross_entropy", "val_cross_entropy")),
+    ("reconstruction loss", ("train_recon", "val_recon")),
+    ("accuracy", ("train_accuracy", "val_accuracy", "val_exact_match", "familiar", "novel")))
+CURVE_STYLES = {"train": ("training", "-"), "val": ("validation", "--"), "familiar": ("familiar test images", "--"),
+                "novel": ("novel test images", ":")}
+CURVE_COLORS = (BLUE, RED, "#009E73", "#CC79A7", "#000000")
+
+
+def training_curves(networks):
+    """Return a Figure of the loss terms and accuracies of some networks in every epoch of their training.
+
+    networks: {label: history}, at most five, of any of the experiments, each with at least one epoch.
+    """
+    epochs = {label: history["epochs"] for label, history in networks.items()}
+    panels = [(title, keys) for title, keys in CURVES if any(keys[0] in each[0] for each in epochs.values())]
+    fig = Figure((WIDTH, 3.1), layout="constrained")
+    fig.suptitle("Training curves" + "".join(f" of {label}" for label in epochs if len(epochs) == 1), fontsize=11)
+    for ax, (title, keys) in zip(fig.subplots(1, len(panels), squeeze=False)[0], panels):
+        for (label, each), color in zip(epochs.items(), CURVE_COLORS):
+            for key in (key for key in keys if key in each[0]):
+                words, line = CURVE_STYLES[key.split("_")[0]]
+                ax.plot([epoch["epoch"] for epoch in each], [epoch[key] for epoch in each], line, color=color,
+                        marker="." if len(each) < 30 else None, label=f"{label}, {words}" if len(epochs) > 1 else words)
+        ax.set(xlabel="epoch", title=title)
+        ax.set_ylim(**{"top": 1} if title == "accuracy" else {"bottom": 0})
+        ax.grid(alpha=0.3)
+    ax.legend(fontsize=8)
+    return fig
+
+
+def draw_training_curves(run):
+    """Draw the training curves of a run's network, of any experiment."""
+    config = getattr(run, "trained", run.config)
+    return training_curves({f"{config.model}, preset {config.preset}, seed {config.seed}": run.history})
+
+
 FIGURES = {draw.__name__.removeprefix("draw_"): draw for draw in (
-    draw_reconstructions, draw_routing, draw_errors)}
+    draw_reconstructions, draw_routing, draw_errors, draw_training_curves)}
 
 # ---------------------------------------------------------------- a picture of your own
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # /// script
 # requires-python = ">=3.10"
-# dependencies = ["numpy>=2.0.0", "matplotlib>=3.8.4"]
+# dependencies = ["numpy>=2.0.0", "matplotlib>=3.8.4", "imageio>=2.31.0"]
 # ///
 """Draw figures of smallnorb_novel_viewpoint.py: training and test views and the EM routing of one matrix-capsnet; with
 --results accuracy by azimuth, activity of capsules over blank background, and a forest plot of all results.
@@ -20,6 +20,8 @@ from smallnorb_novel_viewpoint import N_CLASSES, NORB_NAMES, InputError
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+
+from visualize_multimnist_capsnet import draw_training_curves
 
 matplotlib.use("Agg")
 matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
@@ -289,6 +291,7 @@ def draw_azimuth_accuracy(results):
 
 
 NETWORK_FIGURES = {"example_views": draw_example_views, "em_routing": draw_em_routing,
+                   "training_curves": draw_training_curves,
                    "background_activity_of_one": lambda run: draw_background_activity([activity_before_and_after(run)])}
 RESULT_FIGURES = {"azimuth_accuracy": draw_azimuth_accuracy,
                   "background_activity": lambda results: draw_background_activity([each["background_activity"]
@@ -330,7 +333,7 @@ def network_to_draw(args, given, say):
 
 def requested_figures(args, given):
     """Return the names of the figures of a network and of the figures of results that the flags ask for."""
-    of_network = [f"{args.only}_of_one"] if args.only else ["example_views", "em_routing"]
+    of_network = [f"{args.only}_of_one"] if args.only else ["example_views", "em_routing", "training_curves"]
     if not args.results:
         return of_network, []
     if args.load and args.only or given.keys() - {"quiet"} and not args.load:

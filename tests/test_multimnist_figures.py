@@ -180,3 +180,23 @@ def test_what_low_confidence_is(monkeypatch, second, third, kind):
     monkeypatch.setattr(mc, "forward", lambda params, images, config: (
         whole(params, images, config, np.array([[0, 1]]))[0] | {"lengths": lengths}, None))
     assert n_evaluated(0, 20)[0][0].startswith(f"{kind}: 0 and 1")
+
+
+# ---------------------------------------------------------------- training curves
+
+def test_training_curves_show_each_term_of_each_history():
+    """A line for each network and key, with its values; panels of terms that no network has are left out"""
+    one = [{"epoch": k, "train_loss": 2 / k, "val_loss": 3 / k, "train_margin": 1 / k, "train_accuracy": 0.2 * k,
+            "val_exact_match": 0.1 * k} for k in (1, 2, 3)]
+    other = [{"epoch": k, "train_loss": 1 / k, "train_accuracy": 0.3 * k, "familiar": 0.25 * k, "novel": 0.2 * k}
+             for k in (1, 2)]
+    fig = viz.training_curves({"a": {"epochs": one}, "b": {"epochs": other}})
+    assert [ax.get_title() for ax in fig.axes] == ["loss", "margin loss", "accuracy"]
+    loss, margin, accuracy = ({line.get_label(): line.get_ydata().tolist() for line in ax.lines} for ax in fig.axes)
+    assert loss == {"a, training": [2, 1, 2 / 3], "a, validation": [3, 1.5, 1], "b, training": [1, 0.5]}
+    assert margin == {"a, training": [1, 0.5, 1 / 3]}
+    assert accuracy["a, validation"] == pytest.approx([0.1, 0.2, 0.3])
+    assert accuracy["b, novel test images"] == [0.2, 0.4]
+    assert len(accuracy) == 5 and len({line.get_color() for line in fig.axes[0].lines}) == 2
+    alone = viz.training_curves({"a": {"epochs": one}})
+    assert [line.get_label() for line in alone.axes[0].lines] == ["training", "validation"]
