@@ -21,7 +21,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from visualize_multimnist_capsnet import draw_training_curves
+from visualize_multimnist_capsnet import draw_training_curves, perturbed_reconstructions, show_perturbations
 
 matplotlib.use("Agg")
 matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
@@ -177,13 +177,29 @@ def draw_matched_accuracy(results):
     return fig
 
 
+def draw_perturbation(run):
+    """Draw the reconstructions of a translated test digit while each dimension of its class capsule is changed."""
+    samples = class_examples(run, "test")
+    out = run.runner.forward(run.weights, samples, run.config, decode="longest")
+    correct = np.flatnonzero(out["scores"].argmax(1) == samples["labels"])
+    k = correct[0] if len(correct) else 0
+    label = samples["labels"][k]
+    fig = new_figure(9.2, f"Reconstructions of a {label} while one dimension of its class capsule is changed\n"
+                     "(column: added to the dimension)",
+                     f"{DIGIT_NAMES[run.digits['source']]}, network {run.config.model}")
+    show_perturbations(fig.subplots(), perturbed_reconstructions(
+        affnist, run.weights, run.config, out["v"][k, label], label))
+    return fig
+
+
 def draw_network(args, progress):
     """Draw example digits, the network's training curves and, if it has a decoder, its reconstructions."""
     network, config = affnist.load_for_evaluation(args.load, args) if args.load else (
         None, affnist.config_from_args(args))
     affnist.check_config(config)
     figures = {"examples": draw_examples, "training_curves": draw_training_curves}
-    figures |= {"reconstructions": draw_reconstructions} if config.recon_weight else {}
+    if config.recon_weight:
+        figures |= {"reconstructions": draw_reconstructions, "perturbation": draw_perturbation}
     affnist.make_outdir(args.outdir, figures)
     digits = affnist.load_digits(config, progress.say)
     weights, history = (network.weights, network.history) if network else affnist.train(config, data=digits)

@@ -253,6 +253,78 @@ def draw_errors(run, n=5):
     return fig
 
 
+N_ACTIVATIONS = 6                  # test pairs shown by draw_capsule_activations
+
+
+def draw_example_pairs(run, n=8):
+    """Draw the first test pairs, and the two digits that each was merged from."""
+    n = min(n, len(run.correct))
+    pairs = run.test_pairs
+    images = np.stack([pairs["composites"][:n], *pairs["sources"][:n].swapaxes(0, 1)]) / 255
+    fig = new_figure(run, 3.3, "Test pairs: two digits of different classes, translated and merged")
+    show_montage(fig.subplots(), images[..., None].repeat(3, -1),
+                 [pair_label(labels) for labels in pairs["labels"][:n]], ["input image", "one digit", "the other"])
+    return fig
+
+
+def draw_capsule_activations(run):
+    """Draw the lengths of the ten digit capsules for the first test pairs. The title has the hit rates of all test
+    pairs: top 1, the longest capsule is one of the two digits; top 2, the two longest are exactly the two digits."""
+    n, labels = min(N_ACTIVATIONS, len(run.correct)), run.test_pairs["labels"]
+    top1 = (run.lengths.argmax(1)[:, None] == labels).any(1).mean()
+    fig = new_figure(run, 3.8, f"Lengths of the ten digit capsules\nof {len(labels):,} test pairs top 1 is correct in "
+                     f"{top1:.1%}, top 2 (exact match) in {run.correct.mean():.1%}")
+    axes = fig.subplots(2, n, squeeze=False, height_ratios=(1, 1.2))
+    for k, (above, below) in enumerate(axes.T):
+        above.imshow(run.test_pairs["composites"][k], cmap="gray")
+        above.set(xticks=[], yticks=[])
+        above.set_title(pair_label(labels[k]), color="black" if run.correct[k] else RED)
+        below.bar(range(N_CLASSES), run.lengths[k],
+                  color=[ORANGE if j in labels[k] else "#bbbbbb" for j in range(N_CLASSES)])
+        below.set(ylim=(0, 1), yticks=[0, 0.5, 1] if k == 0 else [], xlabel="class")
+        below.set_xticks(range(N_CLASSES), range(N_CLASSES), fontsize=7)
+    axes[0, 0].set_ylabel("test pair\n(red: wrong)")
+    axes[1, 0].set_ylabel("capsule length\n(orange: true digits)")
+    return fig
+
+
+PERTURBATIONS = np.linspace(-0.25, 0.25, 11)             # added to one dimension of a capsule, as in the paper's Fig. 4
+
+
+def perturbed_reconstructions(experiment, params, config, v, label):
+    """Reconstruct a digit from its capsule with each dimension perturbed (Sabour et al. 2017, section 5.1, Fig. 4).
+
+    experiment: the module of the network, multimnist_capsnet or affnist_capsnet. v: the capsule of class `label`, (D,).
+    Return images, (D, 11, side, side), one row per dimension, one column for each of PERTURBATIONS.
+    """
+    capsules = v + PERTURBATIONS[:, None, None] * np.eye(len(v), dtype=v.dtype)         # (11, D, D)
+    capsules = capsules.swapaxes(0, 1).reshape(-1, 1, len(v)).repeat(N_CLASSES, 1)      # (D * 11, J, D)
+    masked, _ = experiment.mask_forward(capsules.astype(v.dtype), np.full((len(capsules), 1), label))
+    pixels, _ = experiment.layers_forward(params, masked, experiment.decoder(config))
+    side = int(round(pixels.shape[1] ** 0.5))
+    return pixels.reshape(len(v), len(PERTURBATIONS), side, side)
+
+
+def show_perturbations(ax, images):
+    """Show perturbed_reconstructions, a row per dimension"""
+    show_montage(ax, images[..., None].repeat(3, -1), [f"{step:+.2f}" if step else "0" for step in PERTURBATIONS],
+                 [f"dim. {k}" for k in range(1, len(images) + 1)], gap=2)
+
+
+def draw_perturbation(run):
+    """Draw the reconstructions of one digit of a correctly classified test pair while each dimension of its capsule is
+    changed."""
+    k = int(run.correct.argmax())
+    label = run.test_pairs["labels"][k, 0]
+    batch = capsnet.to_batch(run.test_pairs, [k])
+    out, _ = capsnet.forward(run.params, batch["images"], run.config)
+    fig = new_figure(run, 9.2, f"Reconstructions of a {label} while one dimension of its digit capsule is changed\n"
+                     "(column: added to the dimension)")
+    show_perturbations(fig.subplots(), perturbed_reconstructions(
+        capsnet, run.params, run.config, out["v"][0, label], label))
+    return fig
+
+
 CURVES = (                         # panels of training_curves: title, keys of a history's epochs
     ("loss", ("train_loss", "val_loss", "familiar_loss", "novel_loss")),
     ("margin loss", ("train_margin", "val_margin")),
@@ -293,7 +365,8 @@ def draw_training_curves(run):
 
 
 FIGURES = {draw.__name__.removeprefix("draw_"): draw for draw in (
-    draw_reconstructions, draw_routing, draw_errors, draw_training_curves)}
+    draw_example_pairs, draw_capsule_activations, draw_reconstructions, draw_perturbation, draw_routing, draw_errors,
+    draw_training_curves)}
 
 # ---------------------------------------------------------------- a picture of your own
 

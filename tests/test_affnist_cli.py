@@ -75,14 +75,17 @@ def test_bad_input_is_one_line_and_leaves_no_file(cli, tmp_path, flags):
 
 # ---------------------------------------------------------------- figures
 
+DRAWN = {"examples", "reconstructions", "perturbation", "training_curves"}
+
+
 def test_figures_at_toy_size(cli, toy_run, tmp_path):
     code, _, stderr = cli("figures", "--load", toy_run.weights, "--n-test", 64, "--outdir", tmp_path / "a")
     assert code == 0, stderr
-    assert {path.stem for path in (tmp_path / "a").glob("*.png")} == {"examples", "reconstructions", "training_curves"}
+    assert {path.stem for path in (tmp_path / "a").glob("*.png")} == DRAWN
     code, _, stderr = cli("figures", *TOY, "--model", "capsnet", "--task", "mnist", "--outdir", tmp_path / "b",
                           "--quiet")
     assert code == 0, stderr
-    assert {path.stem for path in (tmp_path / "b").glob("*.png")} == {"examples", "reconstructions", "training_curves"}
+    assert {path.stem for path in (tmp_path / "b").glob("*.png")} == DRAWN
 
 
 @pytest.fixture

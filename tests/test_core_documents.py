@@ -120,8 +120,8 @@ def test_every_name_is_in_the_code(document):
 
 
 def prose(text):
-    """A document without code, comments, marks and the tables that are drawn"""
-    for cut in r"<!-- table: .*?<!-- end -->", r"<!--.*?-->", r"```.*?```":
+    """A document without code, comments, marks, rendered tables and images"""
+    for cut in r"<!-- table: .*?<!-- end -->", r"<!--.*?-->", r"```.*?```", r"!\[[^\]]*\]\([^)]*\)":
         text = re.sub(cut, "", text, flags=re.S)
     return text
 

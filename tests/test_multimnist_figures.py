@@ -200,3 +200,22 @@ def test_training_curves_show_each_term_of_each_history():
     assert len(accuracy) == 5 and len({line.get_color() for line in fig.axes[0].lines}) == 2
     alone = viz.training_curves({"a": {"epochs": one}})
     assert [line.get_label() for line in alone.axes[0].lines] == ["training", "validation"]
+
+
+# ---------------------------------------------------------------- perturbed capsules
+
+def test_perturbed_reconstructions_change_one_dimension_of_one_capsule(rng):
+    """A row per dimension, a column per step of 0.05; the middle column is the capsule as it is"""
+    params = mc.init_params(TINY)
+    v = (0.1 * rng.standard_normal(16)).astype(np.float32)
+    images = viz.perturbed_reconstructions(mc, params, TINY, v, 3)
+    assert images.shape == (16, 11, 36, 36) and np.allclose(np.diff(viz.PERTURBATIONS), 0.05)
+
+    def decoded(capsule):
+        masked = np.zeros((1, 10, 16), np.float32)
+        masked[0, 3] = capsule
+        return mc.layers_forward(params, masked.reshape(1, 160), mc.decoder(TINY))[0].reshape(36, 36)
+    for dimension, column, step in (0, 0, -0.25), (7, 8, 0.15), (15, 10, 0.25), (4, 5, 0):
+        changed = v.copy()
+        changed[dimension] += step
+        np.testing.assert_allclose(images[dimension, column], decoded(changed), atol=1e-6)
