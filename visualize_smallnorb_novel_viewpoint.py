@@ -290,7 +290,61 @@ def draw_azimuth_accuracy(results):
     return fig
 
 
+def draw_familiar_vs_novel(run):
+    """Draw the accuracy of each class on familiar and on novel viewpoints, with 95% CIs from the test images."""
+    metrics, correct = [], {}
+    with norb.Runner(run.config.threads) as runner:
+        tests = norb.evaluate_test_sets(run.params, run.data, run.config, runner)
+    for name in ("familiar", "novel"):
+        labels, hit = run.data[name]["labels"], tests["correct"][name]
+        groups = [hit[labels == k] for k in range(N_CLASSES)] + [hit]
+        correct[name] = [(group.mean(), *norb.wilson_interval(group.sum(), len(group))) if len(group) else (0, 0, 0)
+                         for group in groups]
+        metrics.append(f"{name} {tests[name]:.3f}")
+    fig = new_figure(3.4, f"Accuracy of {run.config.model}: {', '.join(metrics)}, drop {tests['drop']:.3f}",
+                     f"toys that training never shows; error bars: 95% CI from the test images; seed {run.config.seed}")
+    ax = fig.subplots()
+    for shift, color, (name, values) in zip((-0.2, 0.2), (BLUE, ORANGE), correct.items()):
+        mean, low, high = np.array(values).T
+        ax.bar(np.arange(len(mean)) + shift, mean, 0.38, yerr=(mean - low, high - mean), color=color, capsize=3,
+               label=f"{name} {norb.viewpoint_angle(run.config)}")
+    ax.set_xticks(range(N_CLASSES + 1), [*NORB_NAMES, "all classes"])
+    ax.set(ylim=(0, 1), ylabel="accuracy")
+    ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1, linestyle=":", label="chance")
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return fig
+
+
+def draw_pose_matrices(run, label=2, n=6):
+    """Draw the class capsules' pose matrices and activations for one test toy from several azimuths."""
+    samples = {name: np.concatenate([run.data["familiar"][name], run.data["novel"][name]])
+               for name in ("images", "labels", "instances", "azimuths", "elevations", "lightings")}
+    azimuths = np.unique(samples["azimuths"])[np.linspace(0, len(np.unique(samples["azimuths"])) - 1, n).astype(int)]
+    first = nearest_sample(samples, labels=label, azimuths=azimuths[0])
+    elevation = samples["elevations"][first]
+    rows = [nearest_sample(samples, labels=label, azimuths=azimuth, elevations=elevation) for azimuth in azimuths]
+    images = preprocess(samples, rows)
+    out, _ = norb.forward(run.params, images, run.config)
+    poses, span = out["mu"].reshape(n, N_CLASSES, norb.P, norb.P), np.abs(out["mu"]).max()
+    fig = new_figure(6.4, "Pose matrices of the five class capsules while the azimuth of the object changes",
+                     "number above a matrix: activation of the capsule; orange: the true class")
+    axes = fig.subplots(N_CLASSES + 1, n)
+    for k in range(n):
+        show_image(axes[0, k], images[k], f"{azimuths[k]:.0f}°")
+        for j in range(N_CLASSES):
+            shown = axes[j + 1, k].imshow(poses[k, j], cmap="PuOr_r", vmin=-span, vmax=span)
+            axes[j + 1, k].set(xticks=[], yticks=[])
+            color = ORANGE if j == label else "black"
+            axes[j + 1, k].set_title(f"{out['a'][k, j]:.2f}", fontsize=8, pad=2, color=color)
+    for j in range(N_CLASSES):
+        axes[j + 1, 0].set_ylabel(NORB_NAMES[j], rotation=0, ha="right", va="center")
+    axes[0, 0].set_ylabel("input", rotation=0, ha="right", va="center")
+    fig.colorbar(shown, ax=axes, shrink=0.6, label="element of the 4x4 pose matrix")
+    return fig
+
+
 NETWORK_FIGURES = {"example_views": draw_example_views, "em_routing": draw_em_routing,
+                   "familiar_vs_novel": draw_familiar_vs_novel, "pose_matrices": draw_pose_matrices,
                    "training_curves": draw_training_curves,
                    "background_activity_of_one": lambda run: draw_background_activity([activity_before_and_after(run)])}
 RESULT_FIGURES = {"azimuth_accuracy": draw_azimuth_accuracy,
@@ -333,7 +387,8 @@ def network_to_draw(args, given, say):
 
 def requested_figures(args, given):
     """Return the names of the figures of a network and of the figures of results that the flags ask for."""
-    of_network = [f"{args.only}_of_one"] if args.only else ["example_views", "em_routing", "training_curves"]
+    of_network = [f"{args.only}_of_one"] if args.only else [
+        "example_views", "em_routing", "familiar_vs_novel", "pose_matrices", "training_curves"]
     if not args.results:
         return of_network, []
     if args.load and args.only or given.keys() - {"quiet"} and not args.load:

@@ -90,6 +90,15 @@ def test_every_figure_of_noise(rng, monkeypatch, tmp_path):
     params = sn.init_params(config)
     run = looks.Run(config, params | sn.init_state(params), {}, data)
     assert all(len(looks.NETWORK_FIGURES[name](run).axes) > 10 for name in ("example_views", "em_routing"))
+    by_class = looks.draw_familiar_vs_novel(run).axes[0]
+    with sn.Runner(1) as runner:
+        expected = sn.evaluate_test_sets(run.params, data, config, runner)
+    bars = [[bar.get_height() for bar in bars] for bars in by_class.containers if len(bars) == 6]
+    assert [sum(heights[:5] * np.bincount(data[name]["labels"], minlength=5)) / 80 == pytest.approx(heights[5])
+            for name, heights in zip(("familiar", "novel"), bars)] == [True, True]
+    assert [heights[5] for heights in bars] == pytest.approx([expected["familiar"], expected["novel"]])
+    poses = looks.draw_pose_matrices(run, n=3)
+    assert len(poses.axes) == 6 * 3 + 1 and poses.axes[3].images[0].get_array().shape == (4, 4)
     sweep = {"angles": [0, 20, 60, 80], "accuracy": [0.9, 0.8, 0.5, 0.4]}
     activity = {when: {"a": {"primary": [0.7, 0.4], "conv": [None, 0.2]}} for when in ("before", "after")}
     for table, settings in (("wide-azimuth", ("capsnet-shared", "cnn-gap", "nearest")),
