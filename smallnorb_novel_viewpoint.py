@@ -1036,6 +1036,23 @@ def toy_tables(split):
     return dict(zip(names, (grid.ravel() for grid in np.meshgrid(*map(np.array, values), indexing="ij"))))
 
 
+def views_of_toy(config, label, azimuths, elevations, lighting=0, progress=None):
+    """Return views of the first test toy of a class, toys or smallNORB: a dict with the keys of load_norb's.
+
+    azimuths, elevations: (N,), degrees; row k is the stored view nearest to azimuths[k] and elevations[k]. Where a file
+    lacks this toy or lighting, another is taken.
+    """
+    pool = load_norb(config.norb_dir)["test"] if config.data == "smallnorb" else toy_tables("test")
+    stored = np.flatnonzero(pool["labels"] == label)
+    distance = 1e3 * ((pool["instances"] != TOY_SPLITS["test"][0]) * 1.0 + (pool["lightings"] != lighting))[stored]
+    distance = distance + np.abs((pool["azimuths"][stored] - np.array(azimuths)[:, None] + 180) % 360 - 180)
+    rows = stored[(distance + np.abs(pool["elevations"][stored] - np.array(elevations)[:, None])).argmin(1)]
+    views = {name: array[rows] for name, array in pool.items()}
+    if config.data == "toys":
+        add_toy_images({"views": views}, config.toy_seed, progress, config.threads)
+    return views
+
+
 # ============================================================== the paper: poses, votes, EM routing, losses, networks
 #
 # V, R, r, the logits and their gradients have the axes (L, J, I, ...): parent position, parent type, child.

@@ -134,6 +134,23 @@ def draw_example_views(run, n=4):
     return fig
 
 
+def draw_elevation_strip(run, azimuth=340):
+    """Draw the first test toy of each class at one azimuth from each elevation, with the network's predictions."""
+    elevations = np.unique(run.data["familiar"]["elevations"])
+    fig = new_figure(5.4, f"One test toy of each class from every elevation, azimuth {azimuth}°",
+                     "blue frame: predicted correctly; orange frame: not, with the predicted class")
+    axes = fig.subplots(N_CLASSES, len(elevations), squeeze=False)
+    for k in range(N_CLASSES):
+        samples = norb.views_of_toy(run.config, k, np.full(len(elevations), azimuth), elevations)
+        images = preprocess(samples, np.arange(len(elevations)))
+        predicted = norb.forward(run.params, images, run.config)[0]["scores"].argmax(1)
+        for ax, image, elevation, label in zip(axes[k], images, samples["elevations"], predicted):
+            wrong = f", {NORB_NAMES[label]}" if label != k else ""
+            show_image(ax, image, f"{elevation:.0f}°{wrong}", ORANGE if wrong else BLUE)
+        axes[k, 0].set_ylabel(NORB_NAMES[k], rotation=0, ha="right", va="center")
+    return fig
+
+
 def draw_em_routing(run, label=2):
     """Draw the activation that each position of the last capsule layer assigns to each class, before and after routing.
 
@@ -315,15 +332,11 @@ def draw_familiar_vs_novel(run):
     return fig
 
 
-def draw_pose_matrices(run, label=2, n=6):
-    """Draw the class capsules' pose matrices and activations for one test toy from several azimuths."""
-    samples = {name: np.concatenate([run.data["familiar"][name], run.data["novel"][name]])
-               for name in ("images", "labels", "instances", "azimuths", "elevations", "lightings")}
-    azimuths = np.unique(samples["azimuths"])[np.linspace(0, len(np.unique(samples["azimuths"])) - 1, n).astype(int)]
-    first = nearest_sample(samples, labels=label, azimuths=azimuths[0])
-    elevation = samples["elevations"][first]
-    rows = [nearest_sample(samples, labels=label, azimuths=azimuth, elevations=elevation) for azimuth in azimuths]
-    images = preprocess(samples, rows)
+def draw_pose_matrices(run, label=2, n=6, elevation=45):
+    """Draw the class capsules' pose matrices and activations for one test toy from n azimuths."""
+    azimuths = np.linspace(0, 360, n, endpoint=False)
+    samples = norb.views_of_toy(run.config, label, azimuths, np.full(n, elevation))
+    azimuths, images = samples["azimuths"], preprocess(samples, np.arange(n))
     out, _ = norb.forward(run.params, images, run.config)
     poses, span = out["mu"].reshape(n, N_CLASSES, norb.P, norb.P), np.abs(out["mu"]).max()
     fig = new_figure(6.4, "Pose matrices of the five class capsules while the azimuth of the object changes",
@@ -343,8 +356,9 @@ def draw_pose_matrices(run, label=2, n=6):
     return fig
 
 
-NETWORK_FIGURES = {"example_views": draw_example_views, "em_routing": draw_em_routing,
-                   "familiar_vs_novel": draw_familiar_vs_novel, "pose_matrices": draw_pose_matrices,
+NETWORK_FIGURES = {"example_views": draw_example_views, "elevation_strip": draw_elevation_strip,
+                   "em_routing": draw_em_routing, "familiar_vs_novel": draw_familiar_vs_novel,
+                   "pose_matrices": draw_pose_matrices,
                    "training_curves": draw_training_curves,
                    "background_activity_of_one": lambda run: draw_background_activity([activity_before_and_after(run)])}
 RESULT_FIGURES = {"azimuth_accuracy": draw_azimuth_accuracy,
@@ -388,7 +402,7 @@ def network_to_draw(args, given, say):
 def requested_figures(args, given):
     """Return the names of the figures of a network and of the figures of results that the flags ask for."""
     of_network = [f"{args.only}_of_one"] if args.only else [
-        "example_views", "em_routing", "familiar_vs_novel", "pose_matrices", "training_curves"]
+        "example_views", "elevation_strip", "em_routing", "familiar_vs_novel", "pose_matrices", "training_curves"]
     if not args.results:
         return of_network, []
     if args.load and args.only or given.keys() - {"quiet"} and not args.load:

@@ -97,6 +97,8 @@ def test_every_figure_of_noise(rng, monkeypatch, tmp_path):
     assert [sum(heights[:5] * np.bincount(data[name]["labels"], minlength=5)) / 80 == pytest.approx(heights[5])
             for name, heights in zip(("familiar", "novel"), bars)] == [True, True]
     assert [heights[5] for heights in bars] == pytest.approx([expected["familiar"], expected["novel"]])
+    n_elevations = len(np.unique(data["familiar"]["elevations"]))
+    assert len(looks.draw_elevation_strip(run).axes) == 5 * n_elevations
     poses = looks.draw_pose_matrices(run, n=3)
     assert len(poses.axes) == 6 * 3 + 1 and poses.axes[3].images[0].get_array().shape == (4, 4)
     sweep = {"angles": [0, 20, 60, 80], "accuracy": [0.9, 0.8, 0.5, 0.4]}

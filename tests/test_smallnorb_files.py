@@ -216,6 +216,16 @@ def test_smallnorb_is_split_as_in_the_paper(norb, split, angle, train, novel):
     assert np.array_equal(two["novel"]["labels"], data["novel"]["labels"])
 
 
+def test_views_of_one_toy_of_smallnorb(norb):
+    """A view that the test files hold comes back by its angles"""
+    folder, files = norb
+    info, labels = files["test", "info"], files["test", "cat"]
+    row = np.flatnonzero((info[:, 0] == 0) & (info[:, 3] == 0))[0]
+    views = sn.views_of_toy(sn.Config(data="smallnorb", norb_dir=str(folder)), labels[row], [10 * info[row, 2]],
+                            [30 + 5 * info[row, 1]], lighting=0)
+    assert np.array_equal(views["images"], sn.downsample(files["test", "dat"][[row]]))
+
+
 def test_smallnorb_is_cropped_at_random_in_training_and_in_the_middle_in_tests(norb):
     config = tiny("cnn-gap", data="smallnorb", norb_dir=str(norb[0]))
     data = sn.load_data(config)

@@ -181,6 +181,15 @@ def test_images_are_of_the_view_that_their_row_says(drawn, load):
             assert np.array_equal(data["images"][row, ..., camera], (four + 2) // 4)
 
 
+def test_views_of_one_test_toy_are_the_nearest_stored_ones(noise):
+    """Class 3, its first test toy 0; 355 degrees is nearer to 0 than to 340, 58 to 60 than to 55"""
+    views = sn.views_of_toy(sn.Config(toy_seed=7), 3, [355, 100], [30, 58], lighting=2)
+    assert views["azimuths"].tolist() == [0, 100] and views["elevations"].tolist() == [30, 60]
+    assert views["labels"].tolist() == [3, 3] and views["instances"].tolist() == [0, 0]
+    assert views["images"][:, 0, 0].tolist() == [[30, 7]] * 2                                   # toy and seed
+    assert views["images"][:, 0, 1].tolist() == [[0, 2], [6 * 18 + 5, 2]]                       # view and lighting
+
+
 def test_a_few_real_views_in_other_processes(monkeypatch, tmp_path):
     """As the command does it: the pool's images are those drawn here, one file a toy"""
     monkeypatch.setattr(sn, "TOYS_CACHE", tmp_path / "cache")
