@@ -6,9 +6,8 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import EXPERIMENTS, assert_same, golden, toy, toy_run, without_seconds
-
 import runs
+from conftest import EXPERIMENTS, assert_same, golden, toy, toy_run, without_seconds
 
 OPTIONS = [(experiment, f) for experiment, module in EXPERIMENTS.items() for f in module.options(module.Config)]
 NAMES = [f"{experiment.split('_')[0]}-{f.name}" for experiment, f in OPTIONS]
