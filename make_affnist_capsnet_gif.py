@@ -26,7 +26,7 @@ LEGEND = {"correct prediction": BLUE, "wrong prediction": ORANGE, "other classes
 LEVELS = 32                        # of red, green and blue: few colors, the same in every frame: a small file
 TOP, ROW, BOTTOM = 96, 176, 32     # heights of the titles, of a digit's row, of the legend, px
 PICTURE, BARS, GAP = 150, 250, 40  # widths, px
-NETWORKS = [str(affnist.WEIGHTS), str(affnist.WEIGHTS.with_name("affnist_cnn-gap.npz"))]
+NETWORKS = [str(affnist.PRETRAINED[0].with_name(f"affnist_{name}.npz")) for name in ("capsnet-shared", "cnn-gap")]
 FPS = 8                            # frames per second
 NAMES = {"capsnet-shared": "CapsNet, shared matrices", "capsnet": "CapsNet, one matrix per position",
          "vector-gap": "ten class vectors, GAP", "vector-gmp": "ten class vectors, GMP",

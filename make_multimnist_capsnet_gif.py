@@ -137,7 +137,7 @@ def main():
                         help="the GIF to write (default: multimnist_capsnet.gif)")
     capsnet.add_config_flags(parser)
     args = parser.parse_args()
-    config = capsnet.config_from_args(args)
+    config, = capsnet.configs_from_args(args)
     capsnet.check_config(config)
     if config.model != "capsnet":
         raise InputError(f"--model {config.model}: the animation shows a capsnet. Leave --model out")
@@ -153,7 +153,7 @@ def main():
     if args.out.suffix.lower() != ".gif":
         raise InputError(f"--out {args.out}: the file is a GIF. Give a name that ends in .gif")
     capsnet.check_writable(args.out)
-    pretrained = capsnet.load_network(capsnet.WEIGHTS)
+    pretrained = capsnet.load_network(capsnet.PRETRAINED[0])
     say = capsnet.Progress(config.quiet).say
     digits = capsnet.load_digits(config, say)
     recorder = Recorder(digits, config)

@@ -287,8 +287,8 @@ def run_probes(params, digits, config, runner):
 
 def main():
     parser = affnist.Parser(description=__doc__)
-    parser.add_argument("--load", default=str(affnist.WEIGHTS), metavar="FILE", help="the network, from a checkpoint "
-                        f"or weights (default: the pretrained network, weights/{affnist.WEIGHTS.name})")
+    parser.add_argument("--load", default=str(affnist.PRETRAINED[0]), metavar="FILE", help="the network, from a "
+                        f"checkpoint or weights (default: the pretrained weights/{affnist.PRETRAINED[0].name})")
     affnist.add_config_flags(parser)
     args = parser.parse_args()
     network, config = affnist.load_for_evaluation(args.load, args)

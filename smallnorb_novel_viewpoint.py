@@ -72,6 +72,7 @@ import dataclasses
 import functools
 import gzip
 import hashlib
+import itertools
 import json
 import math
 import multiprocessing
@@ -2135,13 +2136,6 @@ def announce(run, data):
         + f"; resuming at step {run.step} of {run.n_steps}" * (run.step > 0))
 
 
-def network_config(settings, model):
-    """Return the Config of one model, with those of the given settings, {name: value}, that apply to it."""
-    network = dataclasses.replace(Config(**by_field(settings)), model=model)
-    applicable = {name: value for name, value in settings.items() if is_applicable(limits(name), network)}
-    return Config(**by_field(applicable) | {"model": model})
-
-
 def test_result(config, params, history, tests, network=None):
     """Return the dict that --out-json writes. network: the one that was loaded, if it was not trained here"""
     metrics = {key: test for key, test in tests.items() if key != "correct"}
@@ -2151,9 +2145,24 @@ def test_result(config, params, history, tests, network=None):
         {"history": {}, "loaded": network.file} if network else {})                     # that file has its history
 
 
-def report(config, params, history, tests, say, network=None):
-    """Print the metrics of both test sets, and write --out-json"""
-    results = test_result(config, params, history, tests, network)
+def comparison_columns(result, tests):
+    """Return the columns of a comparison, {metric: (value, 95% interval from the test images or None)}"""
+    intervals = {name: wilson_interval(correct.sum(), len(correct)) for name, correct in tests["correct"].items()}
+    return {f"{name} accuracy": (tests[name], intervals[name]) for name in intervals} | {"drop": (tests["drop"], None)}
+
+
+def remark(config):
+    """Return what the paper reports and what to expect here, to be read beside a comparison"""
+    if config.data == "shapes":
+        return ("Three of the five shapes are symmetric about the vertical axis: from novel azimuths they look as from "
+                "training azimuths, and the nearest training image, which learns nothing, classifies them too.")
+    paper = ("The paper, on smallNORB: error on novel azimuths 13.5% for matrix capsules, 20.0% for its CNN; on novel "
+             "elevations 12.3% and 17.8%; each at the same error on familiar viewpoints (3.7%; 4.3%).")
+    return paper + EXPECTED * (config.data == "toys" and config.split == "azimuth")
+
+
+def report(config, results, tests, say):
+    """Print the metrics of both test sets. results: of test_result"""
     names = CLASS_NAMES if config.data == "shapes" else NORB_NAMES
     what = "toys" if config.split == "instance" else f"{config.split}s"
     say(f"\n{config.data}, test images")
@@ -2164,9 +2173,7 @@ def report(config, params, history, tests, say, network=None):
             f"{config.loss} loss {tests[key + '_loss']:.4f}   "
             + ", ".join(f"{name} {accuracy:.3f}" for name, accuracy in zip(names, per_class)))
     say(f"  drop                  {tests['drop']:.4f}")
-    say(training_time(results, network))
-    if config.out_json:
-        write_json(config.out_json, results)
+    say(training_time(results))
 
 
 # ============================================================== settings
@@ -2178,8 +2185,7 @@ class Settings:
     """Settings that every experiment has. A setting's value is what the user gave, else its default; a default of None
     is filled in by preset_defaults(). Config adds n_epochs and lr, which have no common default."""
     seed: int = option(0, "seed of initialization, sampling and augmentation; results are bitwise identical for the "
-                       "same seed, machine and NumPy version",
-                       "training", low=0, high=2 ** 32 - 1)
+                       "same seed, machine and NumPy version", "training", low=0, high=2 ** 32 - 1)
     batch_size: int = option(32, "samples per batch; a batch is computed in shards of 16, one per thread at a time, so "
                              "that at most N/16 threads work: two with 32, four with 64", "training", low=1, high=4096)
     warmup: int = option(0, "steps of linear learning-rate warm-up", "training", low=0, high=100_000)
@@ -2212,9 +2218,12 @@ class Settings:
 
 HEADS = (*CAPSULES[1:], *CNNS[2:])                 # on one backbone; matrix-capsnet and the paper's CNNs have their own
 DEFAULTS = (  # of settings that are not given: conditions, values; later rules override earlier ones
-    ({}, {"n_epochs": 6, "train_azimuths": "300:400", "test_azimuths": "60:280", "loss": "cross-entropy",
-          "routing_iters": 2, "coordinates": False}),
-    ({"data": ("shapes",)}, {"n_epochs": 40, "train_azimuths": "0:150", "test_azimuths": "200:330"}),
+    ({}, {"n_epochs": 6, "lr": 5e-3, "train_azimuths": "300:400", "test_azimuths": "60:280", "loss": "cross-entropy",
+          "preset": "wide", "routing_iters": 2, "coordinates": False}),
+    ({"model": ("matrix-capsnet",)}, {"n_epochs": 10}),
+    ({"model": PAPER_CNNS}, {"n_epochs": 16, "lr": 2e-3, "preset": "small"}),
+    ({"data": ("shapes",)}, {"n_epochs": 10, "lr": 2e-3, "preset": "wide", "train_azimuths": "0:150",
+                             "test_azimuths": "200:330"}),
     ({"split": ("instance",)}, {"train_azimuths": "0:340", "test_azimuths": "0:340"}),
     ({"model": VECTOR_MODELS}, {"loss": "margin", "routing_iters": 3}),
     ({"model": (*MATRIX_MODELS, "capsnet-shared")}, {"coordinates": True}))
@@ -2244,12 +2253,11 @@ BY_AZIMUTH = {"split": ("azimuth", "instance")}
 class Config(Settings):
     """All settings of a run. Names, defaults and help texts of the command-line flags come from here."""
     n_epochs: int = option(None, "training epochs", "training", low=1, high=100_000)
-    lr: float = option(5e-3, "learning rate of Adam, reached after --warmup steps", "training", above=0)
+    lr: float = option(None, "learning rate of Adam, reached after --warmup steps", "training", above=0)
     loss: str = option(None, "classification loss; margin: the 2017 paper's; spread: the 2018 paper's, with a margin "
-                       "that increases from 0.2 to 0.9 over the epochs; cross-entropy: -log(a_t / sum_j a_j) for "
-                       "class activations a and true class t, softmax cross-entropy for CNNs. margin and spread use a "
-                       "CNN's scores through a logistic function", "training",
-                       choices=("cross-entropy", "margin", "spread"))
+                       "that increases from 0.2 to 0.9 over the epochs; cross-entropy: -log(a_t / sum_j a_j) for class "
+                       "activations a and true class t, softmax cross-entropy for CNNs. margin and spread use a CNN's "
+                       "scores through a logistic function", "training", choices=("cross-entropy", "margin", "spread"))
     data: str = option("toys", describe(DATA), "data", choices=tuple(DATA))
     toy_seed: int = option(0, "seed that the toys are generated from, independent of --seed", "data", low=0,
                            high=2 ** 32 - 1, only={"data": ("toys",)})
@@ -2268,30 +2276,31 @@ class Config(Settings):
     n_test_views: int = option(6, "novel azimuths, equally spaced over their range", "data", low=1, high=360,
                                only=OF_SHAPES | {"split": ("azimuth",)})
     n_elev: int = option(3, "elevations, equally spaced over their range", "data", low=1, high=90, only=OF_SHAPES)
-    n_per_combo: int = option(5, "training images per shape, azimuth and elevation, with different "
-                                 "noise", "data", low=1,
-                              high=1000, only=OF_SHAPES)
+    n_per_combo: int = option(5, "training images per shape, azimuth and elevation, with different noise", "data",
+                              low=1, high=1000, only=OF_SHAPES)
     n_train_toys: int = option(5, "training toys per class", "data", low=1, high=5, only=OF_TOYS)
     n_test: int = option(2000, "test samples; about N images in each test set, always all lightings of a viewpoint, "
                          "the same for every seed; 0: all", "data", low=0, high=NORB_ROWS, only=OF_TOYS)
-    model: str = option("capsnet-shared", describe(MODEL_HELP), "network", choices=MODELS)
-    preset: str = option("wide", describe(PRESETS), "network", choices=tuple(PRESETS))
+    model: str = option("matrix-capsnet", describe(MODEL_HELP), "network", choices=MODELS)
+    preset: str = option(None, describe(PRESETS), "network", choices=tuple(PRESETS))
     width: int = option(0, "number of capsule types (matrix-head, capsnet) or channels (CNNs); 0: chosen to match "
-                        "the parameters of matrix-capsnet (cnn, cnn-bn) or capsnet-shared "
-                        "(others)", "network", low=0, high=4096,
-                        only=WITH_WIDTH)
-    routing_iters: int = option(None, "routing iterations; 1: uniform coupling coefficients, no "
-                                      "routing", "network", low=1,
-                                high=50, only=ROUTED, aliases={"em_iters": {"model": MATRIX_MODELS}})
+                        "the parameters of matrix-capsnet (cnn, cnn-bn) or capsnet-shared (others)", "network",
+                        low=0, high=4096, only=WITH_WIDTH)
+    routing_iters: int = option(None, "routing iterations; 1: uniform coupling coefficients, no routing", "network",
+                                low=1, high=50, only=ROUTED, aliases={"em_iters": {"model": MATRIX_MODELS}})
     coordinates: bool = option(None, "coordinate addition: add the coordinates of the receptive field's center to the "
                                "votes for the class capsules; in cnn-gap, append them as two channels before its last "
-                               "convolution",
-                               "network", only={"model": (*MATRIX_MODELS, "capsnet-shared", "cnn-gap")})
+                               "convolution", "network", only={"model": (*MATRIX_MODELS, "capsnet-shared", "cnn-gap")})
 
 
-WEIGHTS = Path(__file__).with_name("weights") / "smallnorb_capsnet-shared.npz"          # the pretrained network
+COMPARED = ("matrix-capsnet", "cnn", "cnn-bn")
+EXPECTED = ("\nHere, on novel azimuths of toys, mean accuracy over ten seeds: matrix-capsnet 0.582, cnn 0.558, cnn-bn "
+            "0.577. One seed can come out either way.")
+DEFAULT_MODELS = {None: COMPARED, "shapes": ("matrix-capsnet", "cnn", "cnn-gap", "nearest")}   # without --model
+PRETRAINED = tuple(Path(__file__).with_name("weights") / f"smallnorb_{model}.npz" for model in COMPARED)
 SOURCE_SETTING = "data"                                             # the setting that says where the data come from
 EVAL_SETTINGS = ("seed", "toy_seed", "n_test", "routing_iters")    # may differ between training and evaluation
+TEST_SETTINGS = ("data", "split", "train_azimuths", "test_azimuths", "toy_seed", "n_test")      # equal when compared
 RENAMED = {                        # old names, which are refused with the new ones
     "--model caps": "--model matrix-capsnet", "--model em": "--model matrix-head", "--model dynamic": "--model capsnet",
     "--model dynamic-shared": "--model capsnet-shared", "--model gap": "--model cnn-gap",
@@ -2312,7 +2321,8 @@ def check_config(config):
 
 # SHARED core: operations, training and files, the same in every experiment --------------------------------------------
 #
-# The core uses these names of the experiment: Config, DEFAULTS, RENAMED, WEIGHTS, SOURCE_SETTING, EVAL_SETTINGS,
+# The core uses these names of the experiment: Config, DEFAULTS, DEFAULT_MODELS, RENAMED, PRETRAINED, SOURCE_SETTING,
+# EVAL_SETTINGS, TEST_SETTINGS, train, evaluate_test_sets, test_result, comparison_columns, remark, report,
 # param_shapes, init_params, to_batch, loss_and_grads, forward_rows, optimizer_step.
 
 EXPERIMENT = Path(__file__).stem
@@ -2973,8 +2983,7 @@ class Run:
         """Do one step with what Runner.loss_and_grads returned for n samples: weights, running statistics, messages,
         and a snapshot if it is due"""
         if not np.isfinite(terms["loss"]):
-            raise InputError(f"the loss is {terms['loss']} at step {self.step + 1}: training diverged. Lower --lr."
-                             f"{self.saved}")
+            raise InputError(f"loss {terms['loss']}, step {self.step + 1}: training diverged. Lower --lr.{self.saved}")
         optimizer_step(self, shard_grads, schedule(self.config, self.step, self.n_steps))
         update_running_statistics(self.state, statistics, self.step)
         self.step += 1
@@ -3074,8 +3083,7 @@ def load_network(path):
         for group in CHECKPOINT if groups["adam_m"] else CHECKPOINT[:2]:
             held, needed = ({name: a.shape for name, a in of[group].items()} for of in (groups, like))
             if held != needed:
-                raise InputError(f"{path}: its arrays do not fit the network that its settings describe. Get the file "
-                                 "again, or train a new network")
+                raise InputError(f"{path}: its arrays do not fit its settings. Get the file again, or train a network")
         return SimpleNamespace(**groups, weights=groups["params"] | groups["state"], config=config,
                                source=meta["config"]["source"], step=meta["step"], history=meta["history"])
     except InputError:
@@ -3108,8 +3116,7 @@ def config_from_settings(settings, path, experiment=None):
 def check_same_run(config, source, network, path):
     """Raise InputError if a checkpoint belongs to another run, so that it is neither resumed nor overwritten"""
     if not network.adam_m:
-        raise InputError(f"{path}: holds weights only, from which no run can resume. Give a file that --checkpoint "
-                         "wrote")
+        raise InputError(f"{path}: holds weights only; no run can resume from it. Give a file that --checkpoint wrote")
     ours, theirs = run_identity(config, source), run_identity(network.config, network.source)
     if differing := ", ".join(f"{name} {theirs.get(name)}, now {ours[name]}" for name in ours
                               if ours[name] != theirs.get(name)):
@@ -3124,6 +3131,18 @@ def wilson_interval(hits, n, z=1.959964):
     p, z2n = hits / n, z * z / n
     center, half = (p + z2n / 2) / (1 + z2n), z * np.sqrt(p * (1 - p) / n + z2n / (4 * n)) / (1 + z2n)
     return float(max(0, min(p, center - half))), float(min(1, max(p, center + half)))
+
+
+T95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)     # Student's t, 1 to 9 degrees
+
+
+def mean_and_interval(values):
+    """Return the mean and half the width of its 95% t interval, nan for one value"""
+    df = len(values) - 1
+    if df < 1:
+        return float(np.mean(values)), math.nan
+    t = T95[df - 1] if df <= len(T95) else 1.95996 + 2.3722 / df + 2.8225 / df ** 2 + 2.5558 / df ** 3
+    return float(np.mean(values)), float(t * np.std(values, ddof=1) / math.sqrt(df + 1))
 
 
 def params_dtype(params):
@@ -3214,15 +3233,6 @@ def check_writable(*paths):
         raise InputError(f"{paths[0]}: two outputs have this name. Give each a file of its own")
 
 
-def make_outdir(outdir, names):
-    """Create the folder of the figures `names`. Raise InputError if the folder or one of the PNGs cannot be written."""
-    try:
-        outdir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--outdir {outdir}: cannot be created ({error.strerror}). Choose another folder") from None
-    check_writable(*(outdir / f"{name}.png" for name in names))
-
-
 def given_settings(args):
     """Return {name: value} of the settings that were given on the command line, under the name of the flag that was
     used"""
@@ -3230,12 +3240,49 @@ def given_settings(args):
     return {name: getattr(args, name) for name in names if hasattr(args, name)}
 
 
-def config_from_args(args):
-    """Return the Config of parsed command-line arguments. Raise InputError for a flag that does not apply to it."""
-    given = given_settings(args)
-    config = Config(**by_field(given))
-    check_applicable(given, [config])
-    return config
+def network_config(settings, model):
+    """Return the Config of one model, with those of the given settings, {name: value}, that apply to it."""
+    network = dataclasses.replace(Config(**by_field(settings)), model=model)
+    applicable = {name: value for name, value in settings.items() if is_applicable(limits(name), network)}
+    return Config(**by_field(applicable) | {"model": model})
+
+
+def configs_from_args(args):
+    """Return the Configs of a command line: for each seed of --n-seeds one of every model of --model.
+
+    Raise InputError for a flag that applies to none of them.
+    """
+    given, n_seeds = given_settings(args), getattr(args, "n_seeds", 1)
+    models = given.pop("model", None) or DEFAULT_MODELS.get(given.get(SOURCE_SETTING), DEFAULT_MODELS[None])
+    configs = [network_config(given, model) for model in ([models] if isinstance(models, str) else models)]
+    check_applicable(given, configs)
+    if n_seeds < 1:
+        raise InputError(f"--n-seeds {n_seeds}: must be at least 1")
+    return [dataclasses.replace(config, seed=config.seed + k) for k in range(n_seeds) for config in configs]
+
+
+def runs_from_args(args):
+    """Return the networks to train or, with --load, to evaluate: (name, network or None, Config, path of weights) each.
+
+    Names are the models, with --load the files. Output files of one of several runs are called FILE.NAME-SEED.npz.
+    Raise InputError if the files differ in their test images, or if a flag has no effect.
+    """
+    if args.load is None:
+        runs = [(config.model, None, config) for config in configs_from_args(args)]
+    else:
+        if hasattr(args, "n_seeds") or hasattr(args, "model"):
+            raise InputError("--model and --n-seeds are for training: with --load the files say. Leave them out")
+        runs = [(Path(path).stem, *load_for_evaluation(path, args)) for path in args.load or PRETRAINED]
+        for name in TEST_SETTINGS:
+            if len(values := {getattr(config, name) for *_, config in runs}) > 1:
+                raise InputError(f"--load: the networks were trained with {flag_name(name)} "
+                                 f"{', '.join(map(str, sorted(values)))}. Load networks of the same data and split")
+
+    def path_of(path, name, config):
+        new = path and Path(path).with_name(f"{Path(path).stem}.{name}-{config.seed}{Path(path).suffix}")
+        return str(new) if len(runs) > 1 else path
+    return [(name, network, dataclasses.replace(config, checkpoint=path_of(config.checkpoint, name, config)),
+             path_of(args.out_weights, name, config)) for name, network, config in runs]
 
 
 def load_for_evaluation(path, args):
@@ -3318,10 +3365,10 @@ def make_result(config, params, history, metrics):
             "history": {key: [epoch[key] for epoch in epochs] for key in (epochs[0] if epochs else ())}}
 
 
-def training_time(results, network):
-    """Return the line of a report on the training time. network: the one that was loaded, if it was not trained here"""
+def training_time(results):
+    """Return the line of a report on the training time. results: of test_result"""
     return (f"  training time              {results['seconds_train']:.1f} s, {results['ms_per_step']:.1f} ms per step"
-            + ", as the file says of its training" * bool(network))
+            + ", as the file says of its training" * ("loaded" in results))
 
 
 def write_json(path, results):
@@ -3338,18 +3385,95 @@ def write_json(path, results):
     write_atomically(path, lambda file: file.write(f"{{\n{lines}\n}}\n".encode()))
 
 
-def write_figure(fig, path, say):
-    """Write a matplotlib Figure as a PNG, atomically"""
-    write_atomically(path, lambda file: fig.savefig(file, format="png", dpi=100, metadata={"Software": None}))
-    say(f"wrote {path}  ({path.stat().st_size / 1e3:.0f} kB)")
-
-
 def machine():
     """Return what run times depend on: the processor's name and the number of cores"""
     processor = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, IndexError):
         processor = Path("/proc/cpuinfo").read_text().split("model name")[1].split("\n")[0].strip("\t: ")
     return {"processor": processor, "cores": n_cores()}
+
+
+# -------------------------------------------------------------- several networks
+
+def run_experiment(args, load, n_test_samples):
+    """Train the networks of a command line, or load them; evaluate them and report. Several are compared in a table.
+
+    load(config, progress, evaluated): the data of a run; evaluated: the network is not trained. n_test_samples(data,
+    config): the number of samples that evaluate_test_sets classifies.
+    """
+    runs = runs_from_args(args)
+    out_json, progress, needs, found = runs[0][2].out_json, Progress(runs[0][2].quiet), None, []
+    for _, _, config, _ in runs:
+        check_config(config)
+    check_writable(out_json, *(path for _, _, config, weights in runs for path in (config.checkpoint, weights)))
+    for k, (name, network, config, out_weights) in enumerate(runs, 1):
+        if len(runs) > 1:
+            progress.say(f"\n{name}, seed {config.seed} ({k} of {len(runs)})")
+        needed = [getattr(config, f.name) for f in options(config) if f.metadata["group"] == "data" or f.name == "seed"]
+        if needed != needs:
+            data, needs = load(config, progress, network is not None), needed
+        params, history = (network.weights, network.history) if network else train(config, data=data)
+        if out_weights:
+            save_weights(out_weights, network.config if network else config, params, history)
+        with Runner(config.threads, progress=progress, n_expected=n_test_samples(data, config)) as runner:
+            tests = evaluate_test_sets(params, data, config, runner)
+        result = test_result(config, params, history | {"source": data["source"]}, tests, network)
+        columns = {"parameters": result["n_params"]} | comparison_columns(result, tests)
+        found.append((name, config.seed, columns, result))
+    if len(runs) == 1:
+        report(config, result, tests, progress.say)
+    else:
+        summary = compare(found)
+        progress.say(f"\n{comparison_table(summary)}\n\n{remark(config)}")
+        result = {"summary": summary, "runs": [result for *_, result in found]}
+    if out_json:
+        write_json(out_json, result)
+
+
+def compare(found):
+    """Compute the comparison of several runs: (name, seed, {metric: (value, 95% interval from the test images)}, _).
+
+    The first metric is the number of parameters. Return {"seeds": [...], "networks": {name: {metric: [mean, low,
+    high]}}, "differences": {"A - B": the same}}. The intervals are t intervals over the seeds; for one seed those from
+    the test images, and no differences. Differences are paired by seed.
+    """
+    rows = {}
+    for name, seed, columns, _ in found:
+        rows.setdefault(name, {})[seed] = columns
+
+    def summarize(values, of_images=None):
+        mean, half = mean_and_interval(values)
+        return [mean, *(of_images or (mean - half, mean + half))]
+    seeds = list(dict.fromkeys(seed for _, seed, *_ in found))
+    metrics = [metric for metric in columns if all(metric in of for _, _, of, _ in found)]
+    networks = {name: {metric: summarize([of[metric][0] for of in row.values()], len(row) == 1 and columns[metric][1])
+                       if metric != metrics[0] else columns[metric] for metric in metrics}
+                for name, row in rows.items() for columns in [next(iter(row.values()))]}
+    differences = {f"{a} - {b}": {metric: summarize([rows[a][k][metric][0] - rows[b][k][metric][0] for k in rows[a]])
+                                  for metric in metrics[1:]}
+                   for a, b in itertools.combinations(rows, 2) if len(rows[a]) > 1}
+    return {"seeds": seeds, "networks": networks, "differences": differences}
+
+
+def comparison_table(summary):
+    """Return compare's result as text: a line per network, then a line per difference, in percentage points"""
+    networks, differences = summary["networks"], summary["differences"]
+    metrics, width = list(next(iter(networks.values()))), max(map(len, ("network", *networks, *differences)))
+
+    def line(name, cells):
+        return (f"{name:{width}}  {cells[0]:>10}" + "".join(f"  {cell:22}" for cell in cells[1:])).rstrip()
+
+    def cell(sign, digits, mean, low, high):
+        return f"{mean:{sign}.{digits}f}" + f" [{low:{sign}.{digits}f}, {high:{sign}.{digits}f}]" * math.isfinite(low)
+    lines = [line("network", metrics)]
+    lines += [line(name, [f"{row[metrics[0]]:,}", *(cell("", 3, *row[metric]) for metric in metrics[1:])])
+              for name, row in networks.items()]
+    lines += [f"[95% CI over {len(summary['seeds'])} seeds]" if differences else
+              "[95% CI from the test images; other seeds vary more: --n-seeds 5]"]
+    lines += ["\nDifference in percentage points, paired by seed [95% CI]"] * bool(differences)
+    lines += [line(name, ["", *(cell("+", 1, *np.multiply(100, row[metric])) for metric in metrics[1:])])
+              for name, row in differences.items()]
+    return "\n".join(lines)
 
 
 # -------------------------------------------------------------- messages and command line
@@ -3402,9 +3526,9 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{message}. See --help")
 
 
-def add_config_flags(parser):
+def add_config_flags(parser, several=False):
     """Add a flag for every setting of Config, in groups. Flags that are not given leave no attribute: the defaults are
-    Config's."""
+    Config's. several: --model takes several models, and --n-seeds is added; see configs_from_args."""
     groups = {name: parser.add_argument_group(name) for name in ("data", "network", "training", "run")}
     for f in options(Config):
         group, names = groups[f.metadata["group"]], f.metadata.get("choices")
@@ -3415,10 +3539,19 @@ def add_config_flags(parser):
         else:
             metavar = f.metadata.get("metavar", {int: "N", float: "X", str: "FILE"}[f.type])
             flag |= {"type": f.type, "choices": names, "metavar": None if names else metavar}
+        if several and f.name == "model":
+            models = "; ".join(f"{' '.join(of)}{f' with {flag_name(SOURCE_SETTING)} {data}' * bool(data)}"
+                               for data, of in DEFAULT_MODELS.items())
+            flag |= {"nargs": "+", "metavar": "MODEL", "help": f"one network or several, which are compared. "
+                     f"{f.metadata['help']} (default: {models})"}
         group.add_argument(flag_name(f.name), **flag)
         for alias, only in f.metadata.get("aliases", {}).items():
             text = f"another name of {flag_name(f.name)}{applies_text(only)}"
             group.add_argument(flag_name(alias), **flag | {"help": text})
+    if several:
+        groups["run"].add_argument("--n-seeds", type=int, default=argparse.SUPPRESS, metavar="K", help="train with K "
+                                   "seeds, --seed and those that follow; report means and 95%% t intervals (default: "
+                                   "1)")
 
 
 def default_text(f):
@@ -3443,12 +3576,13 @@ def applies_text(only):
                    for name, values in only.items())
 
 
-def add_load_flag(parser, text):
-    """Add --load, whose help begins with `text`"""
+def add_load_flag(parser, text, nargs="*"):
+    """Add --load, whose help begins with `text`. nargs: "*" for several files, "?" for one"""
+    names = ", ".join(path.name for path in (PRETRAINED if nargs == "*" else PRETRAINED[:1]))
     parser.add_argument(
-        "--load", nargs="?", const=str(WEIGHTS), metavar="FILE",
-        help=f"{text} in FILE, which --checkpoint or --out-weights wrote; if FILE is omitted, the pretrained network "
-        f"in weights/{WEIGHTS.name}. Settings come from the file; among those that affect results, only "
+        "--load", nargs=nargs, const=str(PRETRAINED[0]) if nargs == "?" else None, metavar="FILE",
+        help=f"{text} in FILE, which --checkpoint or --out-weights wrote; if FILE is omitted, the pretrained {names} "
+        "in weights/. Settings come from the file; among those that affect results, only "
         f"{', '.join(map(flag_name, EVAL_SETTINGS))} can be overridden")
 
 
@@ -3486,24 +3620,17 @@ LAYERS["coordinates"] = coordinate_channels_forward, coordinate_channels_backwar
 
 def main():
     parser = Parser(description=__doc__)
-    add_load_flag(parser, "do not train; evaluate the network")
+    add_load_flag(parser, "do not train; evaluate the networks")
     add_out_weights_flag(parser)
-    add_config_flags(parser)
+    add_config_flags(parser, several=True)
     args = parser.parse_args()
-    network, config = load_for_evaluation(args.load, args) if args.load is not None else (None, config_from_args(args))
-    check_config(config)
-    check_writable(config.checkpoint, config.out_json, args.out_weights)
-    if config.model == "nearest" and args.out_weights:
-        raise InputError("--out-weights does not apply to --model nearest, which has no weights. Leave it out")
-    progress = Progress(config.quiet)
-    data = load_data(config, progress, ["train"] if network else ())
-    params, history = (network.weights, network.history) if network else train(config, data=data)
-    if args.out_weights:
-        save_weights(args.out_weights, network.config if network else config, params, history)
-    n_test = sum(len(data[name]["labels"]) for name in ("familiar", "novel"))
-    with Runner(config.threads, progress=progress, n_expected=n_test) as runner:
-        tests = evaluate_test_sets(params, data, config, runner)
-    report(config, params, history, tests, progress.say, network)
+    if args.out_weights and "nearest" in getattr(args, "model", DEFAULT_MODELS.get(getattr(args, "data", None), ())):
+        raise InputError("--out-weights does not apply to --model nearest, which has no weights. Give other models")
+    if hasattr(args, "train_azimuths") and not hasattr(args, "data"):
+        Progress(hasattr(args, "quiet")).say("the images are of rendered toys; five simple shapes, smaller and faster: "
+                                             "--data shapes")
+    run_experiment(args, lambda config, progress, evaluated: load_data(config, progress, ["train"] * evaluated),
+                   lambda data, config: sum(len(data[name]["labels"]) for name in ("familiar", "novel")))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from figures import make_outdir, write_figure
 from visualize_multimnist_capsnet import draw_training_curves, perturbed_reconstructions, show_perturbations
 
 matplotlib.use("Agg")
@@ -30,7 +31,7 @@ BLUE, ORANGE, GREEN, GRAY = "#0072B2", "#D55E00", "#009E73", "#666666"      # Ok
 WIDTH = 8                          # inches
 EXPERIMENT = "affnist_capsnet"
 OUTDIR = Path("viz", EXPERIMENT)
-RESULTS = affnist.WEIGHTS.parents[1] / "results"
+RESULTS = Path(__file__).with_name("results")
 TESTS = {                          # metric -> how its test digits differ from the training digits
     "familiar_accuracy": "familiar:\ntranslated as in training", "centered_accuracy": "novel shapes:\naffine, centered",
     "any_position_accuracy": "novel positions:\ntranslated further", "affine_accuracy": "both:\naffine, any position"}
@@ -195,18 +196,18 @@ def draw_perturbation(run):
 def draw_network(args, progress):
     """Draw example digits, the network's training curves and, if it has a decoder, its reconstructions."""
     network, config = affnist.load_for_evaluation(args.load, args) if args.load else (
-        None, affnist.config_from_args(args))
+        None, *affnist.configs_from_args(args))
     affnist.check_config(config)
     figures = {"examples": draw_examples, "training_curves": draw_training_curves}
     if config.recon_weight:
         figures |= {"reconstructions": draw_reconstructions, "perturbation": draw_perturbation}
-    affnist.make_outdir(args.outdir, figures)
+    make_outdir(args.outdir, figures)
     digits = affnist.load_digits(config, progress.say)
     weights, history = (network.weights, network.history) if network else affnist.train(config, data=digits)
     with affnist.Runner(config.threads, progress=progress) as runner:
         run = Run(config, weights, history, digits, runner)
         for name, draw in figures.items():
-            affnist.write_figure(draw(run), args.outdir / f"{name}.png", progress.say)
+            write_figure(draw(run), args.outdir / f"{name}.png", progress.say)
 
 
 def draw_results(args, say):
@@ -217,8 +218,8 @@ def draw_results(args, say):
         raise InputError(f"--results {args.results}: no such folder. Give the folder that holds the results")
     try:
         results = render.Results(args.results)
-        affnist.make_outdir(args.outdir, ("matched_accuracy", "forest"))
-        affnist.write_figure(draw_matched_accuracy(results), args.outdir / "matched_accuracy.png", say)
+        make_outdir(args.outdir, ("matched_accuracy", "forest"))
+        write_figure(draw_matched_accuracy(results), args.outdir / "matched_accuracy.png", say)
         render.forest(results, EXPERIMENT, FOREST, args.outdir / "forest.png", say)
     except (render.InputError, KeyError) as error:
         raise InputError(f"--results {args.results}: {error}") from None

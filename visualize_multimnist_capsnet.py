@@ -27,6 +27,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import PercentFormatter
 
+from figures import make_outdir, write_figure
+
 matplotlib.use("Agg")
 matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
                             "image.interpolation": "nearest", "legend.frameon": False})
@@ -35,7 +37,7 @@ TINTS = np.array([[0.1, 0.55, 1], [1, 0.45, 0.05]])        # of the two digits; 
 WIDTH = 8                          # inches
 EXPERIMENT = "multimnist_capsnet"
 OUTDIR = Path("viz", EXPERIMENT)
-RESULTS = capsnet.WEIGHTS.parents[1] / "results"
+RESULTS = Path(__file__).with_name("results")
 BOTH = "test_exact_match"
 FOREST = [                         # rows of render.forest: heading, or label, first setting, second setting, metric
     "CapsNet minus CNN without a decoder (cnn)",
@@ -572,7 +574,10 @@ def figures_of_one_run(args, network, config, say):
     run = Run(config, trained, params, history, digits["source"], test_pairs, lengths, correct)
     figures = {f"{name}.png": draw(run) for name, draw in FIGURES.items() if args.only in ("", name)}
     metrics = {"errors": error_metrics(run), "routing": routing_metrics(run, uniform)}
-    capsnet.report(config, params, {**history, "source": digits["source"]}, test, say, network, **metrics)
+    result = capsnet.test_result(config, params, {**history, "source": digits["source"]}, test, network) | metrics
+    capsnet.report(config, result, test, say)
+    if config.out_json:
+        capsnet.write_json(config.out_json, result)
     return figures
 
 
@@ -608,18 +613,18 @@ def main():
     capsnet.add_config_flags(parser)
     args = parser.parse_args()
     has_image = args.image is not None
-    load = str(capsnet.WEIGHTS) if has_image and args.load is None else args.load
+    load = str(capsnet.PRETRAINED[0]) if has_image and args.load is None else args.load
     if has_image or args.results:
         check_flags(args, None, capsnet.Config())
     network, config = capsnet.load_for_evaluation(load, args) if load is not None else (
-        None, capsnet.config_from_args(args))
+        None, *capsnet.configs_from_args(args))
     capsnet.check_config(config)
     check_flags(args, network, config)
     gray = read_picture(args.image) if has_image else None
     ink = find_ink(gray, args.image) if has_image else None
     outdir = args.outdir or (Path() if has_image else OUTDIR)
     name = f"{Path(args.image).stem}_digits" if has_image else args.only
-    capsnet.make_outdir(outdir, [name] if name else ["forest"] if args.results else FIGURES)
+    make_outdir(outdir, [name] if name else ["forest"] if args.results else FIGURES)
     say = capsnet.Progress(config.quiet).say
     if has_image:
         figures = {f"{name}.png": draw_picture(network, gray, ink, say)}
@@ -632,7 +637,7 @@ def main():
     else:
         figures = figures_of_one_run(args, network, config, say)
     for name, figure in figures.items():
-        capsnet.write_figure(figure, outdir / name, say)
+        write_figure(figure, outdir / name, say)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
+from figures import make_outdir, write_figure
 from visualize_multimnist_capsnet import draw_training_curves
 
 matplotlib.use("Agg")
@@ -30,8 +31,8 @@ BLUE, ORANGE, GRAY = "#0072B2", "#E69F00", "#666666"          # Okabe & Ito, col
 WIDTH = 8                          # inches
 EXPERIMENT = "smallnorb_novel_viewpoint"
 OUTDIR = Path("viz", EXPERIMENT)
-RESULTS = norb.WEIGHTS.parents[1] / "results"
-WEIGHTS = norb.WEIGHTS.with_name("smallnorb_matrix-capsnet.npz")        # the pretrained network whose routing is drawn
+RESULTS = Path(__file__).with_name("results")
+WEIGHTS = norb.PRETRAINED[0]        # the pretrained network whose routing is drawn
 SWEEP = {                          # networks in the figure of accuracy by azimuth: label, color, line, marker
     "capsnet-shared": ("CapsNet (capsnet-shared)", BLUE, "-", "D"),
     "cnn-gap": ("CNN with GAP (cnn-gap)", "#D55E00", "--", "s"), "nearest": ("nearest training image", GRAY, ":", "x")}
@@ -382,7 +383,7 @@ def draw_results(args, names, say):
         if name == "forest":
             render.forest(results, EXPERIMENT, FOREST, args.outdir / "forest.png", say, "accuracy on novel viewpoints")
         else:
-            norb.write_figure(RESULT_FIGURES[name](results), args.outdir / f"{name}.png", say)
+            write_figure(RESULT_FIGURES[name](results), args.outdir / f"{name}.png", say)
 
 
 def network_to_draw(args, given, say):
@@ -429,16 +430,16 @@ def main():
     norb.check_writable(out_json)
     say = norb.Progress(hasattr(args, "quiet")).say
     of_network, of_results = requested_figures(args, given)
-    norb.make_outdir(args.outdir, [*of_network, *of_results])
+    make_outdir(args.outdir, [*of_network, *of_results])
     run = network_to_draw(args, given, say) if of_network else None
     for name in of_network:
         if out_json:
             activity = activity_before_and_after(run)
             result = norb.make_result(run.config, run.params, run.history, {"background_activity": activity})
             norb.write_json(out_json, result)
-            norb.write_figure(draw_background_activity([activity]), args.outdir / f"{name}.png", say)
+            write_figure(draw_background_activity([activity]), args.outdir / f"{name}.png", say)
         else:
-            norb.write_figure(NETWORK_FIGURES[name](run), args.outdir / f"{name}.png", say)
+            write_figure(NETWORK_FIGURES[name](run), args.outdir / f"{name}.png", say)
     if of_results:
         draw_results(args, of_results, say)
 

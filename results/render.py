@@ -29,7 +29,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "workflow")]
 import multimnist_capsnet as capsnet
 
-import numpy as np
 import runs
 from result_files import BY_NAME, read, stale
 
@@ -37,7 +36,7 @@ SHORT = {name.split("_")[0]: name for name in runs.EXPERIMENTS}
 PLANNED = {}                       # (experiment, "table/setting") -> its runs
 for _result in BY_NAME.values():
     PLANNED.setdefault((_result.experiment, f"{_result.table}/{_result.setting}"), []).append(_result)
-InputError = capsnet.InputError
+InputError, mean_and_interval = capsnet.InputError, capsnet.mean_and_interval
 
 
 # -------------------------------------------------------------- reading results
@@ -118,18 +117,6 @@ def number(run, key):
 
 
 # -------------------------------------------------------------- numbers
-
-T95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)     # Student's t, 1 to 9 degrees
-
-
-def mean_and_interval(values):
-    """Return the mean and half the width of its 95% t interval, nan for one value"""
-    df = len(values) - 1
-    if df < 1:
-        return float(np.mean(values)), math.nan
-    t = T95[df - 1] if df <= len(T95) else 1.95996 + 2.3722 / df + 2.8225 / df ** 2 + 2.5558 / df ** 3
-    return float(np.mean(values)), float(t * np.std(values, ddof=1) / math.sqrt(df + 1))
-
 
 STYLES = {"percent": (100, 1, "%"), "points": (100, 1, "")}             # factor, digits, unit
 
@@ -334,6 +321,11 @@ PICTURES = {                       # README's figures: name -> axis label, then 
         ("cnn-gap, largest softmax probability", GRAY, "affnist probes/cnn-gap, detection.noise.probability")])}
 
 
+def write_figure(fig, path, say):
+    import figures
+    figures.write_figure(fig, path, say)
+
+
 def pictures(results, folder, say=print):
     """Draw README's figures into a folder: a bar for each mean, a dot for each seed. Raise InputError if a result is
     missing."""
@@ -359,7 +351,7 @@ def pictures(results, folder, say=print):
         axes.set_yticks(range(len(rows)), labels)
         axes.set_xlim(0, 1)
         fig.supxlabel(f"{axis_label}\nbar and number: mean over n seeds; dot: one seed", fontsize="medium")
-        capsnet.write_figure(fig, folder / f"{name}.png", say)
+        write_figure(fig, folder / f"{name}.png", say)
 
 
 def figure(n_rows):
@@ -409,7 +401,7 @@ def forest(results, experiment, lines, path, say=print, metric="accuracy"):
     unit = "seeds, or n sets of toys" if any("+" in line[1] for line in lines) else "seeds"
     fig.supxlabel(f"difference in {metric}, percentage points: mean and 95% CI over n {unit}\n"
                   "blue: 95% CI excludes zero; gray: includes zero; diamond: one seed, no CI", fontsize=9)
-    capsnet.write_figure(fig, path, say)
+    write_figure(fig, path, say)
 
 
 # -------------------------------------------------------------- the documents

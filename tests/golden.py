@@ -44,7 +44,7 @@ def tiny_config(experiment, flags):
     module = modules[experiment]
     parser = module.Parser()
     module.add_config_flags(parser)
-    config = module.config_from_args(parser.parse_args(shlex.split(flags)))
+    config = module.configs_from_args(parser.parse_args(shlex.split(flags)))[0]
     kept = [f.name for f in module.options(config) if f.name in SIZES and module.is_applicable(module.limits(f.name),
                                                                                                config)]
     return dataclasses.replace(config, **{name: SIZES[name] for name in kept})

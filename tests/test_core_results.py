@@ -116,7 +116,7 @@ def test_every_result_is_of_a_network_of_its_flags_size(kept):
         if "python3" not in run.flags and "nearest" not in run.flags:
             parser = module.Parser()
             module.add_config_flags(parser)
-            config = module.config_from_args(parser.parse_args(shlex.split(run.flags)))
+            config, = module.configs_from_args(parser.parse_args(shlex.split(run.flags)))
             assert line["n_params"] == sum(map(math.prod, module.param_shapes(config).values())), name
 
 
@@ -254,7 +254,7 @@ def test_a_forest_plot_leaves_out_what_has_not_been_run(accuracies, tmp_path):
     pair = "main/deep", "main/classic", "test_exact_match"
     with pytest.MonkeyPatch.context() as patch:
         figures = []
-        patch.setattr(mc, "write_figure", lambda fig, path, say: figures.append(fig))
+        patch.setattr(render, "write_figure", lambda fig, path, say: figures.append(fig))
         render.forest(found, MULTI, ["one", ("a pair", *pair), ("not run", "main/adam", *pair[1:]), "empty"], tmp_path)
     labels = [label.get_text() for label in figures[0].axes[0].get_yticklabels()]
     assert labels == ["", "a pair  (n = 2)"] and [text.get_text() for text in figures[0].axes[0].texts] == ["one"]

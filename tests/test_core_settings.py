@@ -21,7 +21,7 @@ def parse(experiment, **given):
     module.add_config_flags(parser)
     flags = [[module.flag_name(f"no_{name}" if value is False else name)] + [str(value)] * (type(value) is not bool)
              for name, value in given.items()]
-    return module.config_from_args(parser.parse_args(sum(flags, [])))
+    return module.configs_from_args(parser.parse_args(sum(flags, [])))[0]
 
 
 def base_of(f):

@@ -143,7 +143,7 @@ def test_what_holds_no_ink_or_is_no_picture_is_refused_by_name_in_one_line(pictu
     assert "\n" not in str(error.value)
 
 
-SHIPPED = mc.load_network(mc.WEIGHTS)
+SHIPPED = mc.load_network(mc.PRETRAINED[0])
 IMAGES, LABELS, _ = mc.synthesize_digits(60, 3)
 
 

@@ -85,6 +85,7 @@ MORE_TOY_SEEDS = range(5, 11)      # of six more sets of toys
 BACKGROUND_RUNS = {                # other losses, splits and toys for background activity
     "spread": "--split azimuth --loss spread", "elevation": "--split elevation", "toys2": "--split azimuth --toy-seed "
                                                                                           "2"}
+GAP = "--train-azimuths 0:60"      # for accuracy by distance to the nearest training azimuth
 WIDE_CNN = "--preset small --model cnn --conv1-channels 64"            # convolutions as wide as the capsule network's
 MATCHED = "--stop-at 0.98 --lr-schedule constant --n-train 6000 --n-epochs 40"        # all four reach it
 
@@ -148,6 +149,12 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
         ("matrix-capsnet", f"{PAPER['matrix-capsnet'][0]} --split azimuth", 4),
         ("matrix-head", f"{HEADS['matrix-head']} {SMALL_HEADS} --split azimuth", 1))),
     (MULTI, "control", "vector-dense", f"--model vector-dense {QUICK}", range(5), 3),
+    *((NORB, "shapes", model, f"--data shapes --model {model}", range(10), 0.3)
+      for model in ("matrix-capsnet", "cnn", "cnn-gap", "nearest")),
+    *((NORB, "gap-shapes", model, f"--data shapes --model {model} {GAP} --test-azimuths 70:350 --n-test-views 29",
+       range(10), 0.3) for model in ("matrix-capsnet", "cnn", "cnn-gap", "nearest")),
+    *((NORB, "gap-toys", name, f"{flags} {GAP} --test-azimuths 80:340", range(5), minutes)
+      for name, (flags, minutes) in (PAPER | {"cnn-gap": ("--model cnn-gap", 2)}).items()),
     *((NORB, "background-runs", name, f"{PAPER['matrix-capsnet'][0]} {flags}", range(3), 4)
       for name, flags in BACKGROUND_RUNS.items()))
 TOY = {MULTI: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 64, "--digits": "auto"},
@@ -249,6 +256,9 @@ CAPTIONS = {                       # of each table, in the results log
     (NORB, "background-runs"): "Matrix capsules with another loss, split or set of toys, for background-activity.",
     **{(NORB, f"heads-{split}"): f"Heads of one size on one backbone, novel {split}s." for split in SPLITS},
     (NORB, "ablations"): "Parts removed from capsnet-shared, or added to a CNN.",
+    (NORB, "shapes"): "Five shapes: trained on azimuths 0 to 150 degrees, novel azimuths 200 to 330.",
+    (NORB, "gap-shapes"): "Five shapes, trained on azimuths 0 to 60 degrees: accuracy by distance to them.",
+    (NORB, "gap-toys"): "Toys, trained on azimuths 0 to 60 degrees: accuracy by distance to them.",
     (NORB, "standard"): "smallNORB's standard task: novel instances.",
     (NORB, "background-activity"): "Mean activation of EM capsules over blank background and over ink."}
 AFF_PRETRAINED = "weights/affnist_capsnet-shared.npz weights/affnist_cnn-gap.npz"
@@ -272,7 +282,8 @@ ANIMATIONS = {
 WEIGHTS = {path: next(result for result in RESULTS if result.name == f"{name}-0") for path, name in (
     (PRETRAINED, f"{MULTI}/main/residual"),
     *((f"weights/smallnorb_{model}.npz", f"{NORB}/{table}/{model}") for model, table in (
-        ("capsnet-shared", "wide-azimuth"), ("cnn-gap", "wide-azimuth"), ("matrix-capsnet", "paper-azimuth"))),
+        ("capsnet-shared", "wide-azimuth"), ("cnn-gap", "wide-azimuth"), ("matrix-capsnet", "paper-azimuth"),
+        ("cnn", "paper-azimuth"), ("cnn-bn", "paper-azimuth"))),
     *((f"weights/affnist_{model}.npz", f"{AFF}/long/{model}") for model in ("capsnet-shared", "cnn-gap")),
     *((f"weights/affnist_small_{model}.npz", f"{AFF}/equal-training/{model}") for model in PAPERS))}
 
