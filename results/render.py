@@ -321,14 +321,10 @@ PICTURES = {                       # README's figures: name -> axis label, then 
         ("cnn-gap, largest softmax probability", GRAY, "affnist probes/cnn-gap, detection.noise.probability")])}
 
 
-def write_figure(fig, path, say):
-    import figures
-    figures.write_figure(fig, path, say)
-
-
 def pictures(results, folder, say=print):
     """Draw README's figures into a folder: a bar for each mean, a dot for each seed. Raise InputError if a result is
     missing."""
+    import figures
     folder.mkdir(parents=True, exist_ok=True)
     for name, (axis_label, rows) in PICTURES.items():
         fig, axes = figure(len(rows))
@@ -351,7 +347,7 @@ def pictures(results, folder, say=print):
         axes.set_yticks(range(len(rows)), labels)
         axes.set_xlim(0, 1)
         fig.supxlabel(f"{axis_label}\nbar and number: mean over n seeds; dot: one seed", fontsize="medium")
-        write_figure(fig, folder / f"{name}.png", say)
+        figures.write_figure(fig, folder / f"{name}.png", say)
 
 
 def figure(n_rows):
@@ -373,8 +369,8 @@ def heading(axes, y, text):
                   bbox={"facecolor": "white", "edgecolor": "none", "pad": 1}, in_layout=False)
 
 
-def forest(results, experiment, lines, path, say=print, metric="accuracy"):
-    """Draw a forest plot: the mean of each paired difference with its 95% t interval.
+def forest(results, experiment, lines, metric="accuracy"):
+    """Return a forest plot, a Figure: the mean of each paired difference with its 95% t interval.
 
     lines: (label, first setting, second setting, metric key), or a heading. Differences without results, and headings
     without differences, are left out. metric: what the axis calls the metric.
@@ -401,7 +397,7 @@ def forest(results, experiment, lines, path, say=print, metric="accuracy"):
     unit = "seeds, or n sets of toys" if any("+" in line[1] for line in lines) else "seeds"
     fig.supxlabel(f"difference in {metric}, percentage points: mean and 95% CI over n {unit}\n"
                   "blue: 95% CI excludes zero; gray: includes zero; diamond: one seed, no CI", fontsize=9)
-    write_figure(fig, path, say)
+    return fig
 
 
 # -------------------------------------------------------------- the documents
