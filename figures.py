@@ -1,19 +1,180 @@
-"""What the scripts that draw figures and animations share: their style, their output files and the networks that they
-draw. It is imported by these scripts; it is not a command."""
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["numpy>=2.0.0", "matplotlib>=3.8.4", "imageio>=2.31.0"]
+# ///
+"""What the scripts that draw figures and animations share: style, flags, the networks to draw, output files, training
+curves. They import it; it is not a command."""
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from multimnist_capsnet import InputError, check_writable, write_atomically  # before numpy: it sets BLAS threads
 
+import imageio.v3 as imageio
 import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
 
 matplotlib.use("Agg")
 matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
-                            "image.interpolation": "nearest", "legend.frameon": False})
+                            "image.interpolation": "nearest", "legend.frameon": False, "svg.hashsalt": "capsules"})
 BLUE, ORANGE, RED, GREEN, PINK, GRAY = "#0072B2", "#E69F00", "#D55E00", "#009E73", "#CC79A7", "#666666"  # Okabe & Ito
-COLORS = (BLUE, RED, GREEN, PINK, "black")       # of networks in one figure; color-blind safe
-LINES = ("-", "--", "-.", ":", "-")
+COLORS = (BLUE, RED, GREEN, PINK, "black")       # of the networks in one figure
+MARKERS = "Dso^x"
 WIDTH = 8                          # of a figure, inches
+RESULTS = Path(__file__).with_name("results")
 
+
+class Drawing(NamedTuple):
+    """A figure of trained networks"""
+    draw: Callable                 # of a Network, or of a list of them if kind is "all"
+    kind: str = "each"             # each: a figure per network; all: one for all networks; first: one, of their data
+    applies: Callable = lambda config: True                    # to a network of this Config
+    lacks: str = ""                # why it does not apply to other networks
+    default: bool = True           # drawn unless --only names others
+
+
+@dataclass(frozen=True)
+class Network:
+    """A trained network and its data, from which figures are drawn."""
+    name: str
+    config: object                 # settings of the evaluation
+    trained: object                # settings of the training
+    params: dict                   # with the running statistics
+    history: dict                  # of its training
+    data: dict                     # of load_data or load_digits
+    loaded: object = None          # what load_network returned, if the network was not trained here
+
+    @property
+    def label(self):
+        """Return the words for a title: model, preset and seed"""
+        return f"{self.trained.model}, preset {self.trained.preset}, seed {self.trained.seed}"
+
+
+# ---------------------------------------------------------------- command line
+
+def command_of(module):
+    """Return a decorator of main(): an InputError that is raised here becomes the experiment's own, which its run_cli
+    turns into one line and exit code 2."""
+    def decorate(main):
+        def translated():
+            try:
+                main()
+            except InputError as error:
+                raise module.InputError(str(error)) from None
+        return translated
+    return decorate
+
+
+def figure_parser(module, description, drawings, of_results):
+    """Return the Parser of a figure script: flags of the experiment, --load, --results, --only and --outdir."""
+    parser = module.Parser(description=description)
+    parser.add_argument("--outdir", type=Path, metavar="DIR",
+                        help=f"folder for the PNGs (default: {default_outdir(module)})")
+    parser.add_argument("--only", nargs="+", default=[], choices=list(dict.fromkeys((*drawings, *of_results))),
+                        metavar="FIGURE", help="draw only these figures. Of networks: " + ", ".join(drawings) +
+                        "; of results: " + ", ".join(of_results))
+    module.add_load_flag(parser, "draw without training: the networks")
+    parser.add_argument("--results", nargs="?", type=Path, const=RESULTS, metavar="DIR", help="draw the figures of all "
+                        "runs in this folder (default: results/), without training")
+    module.add_config_flags(parser, several=True)
+    return parser
+
+
+def default_outdir(module):
+    """Return the folder of one's own figures, below the current folder"""
+    return Path("runs", module.EXPERIMENT, "figures")
+
+
+def draw(module, args, drawings, of_results, load, kind=Network):
+    """Draw the figures that the flags ask for, of networks or of results. Return the networks that were drawn.
+
+    drawings: {name: Drawing}. of_results: {name: function of render.Results}. load(config, progress): the data. kind:
+    of the networks, a subclass of Network.
+    """
+    progress, outdir = module.Progress(hasattr(args, "quiet")), args.outdir or default_outdir(module)
+    of_networks = args.load is not None or not args.results
+    if not of_networks and (given := module.given_settings(args).keys() - {"quiet"}):
+        raise InputError(f"{module.flag_name(min(given))} has no effect with --results. Leave it out")
+    for name in args.only:
+        if not (args.results and name in of_results or of_networks and name in drawings):
+            what, flag = ("results", "--results") if name in of_results else ("networks", "--load")
+            raise InputError(f"--only {name}: is a figure of {what}. Give {flag}")
+    of_results = {name: of for name, of in of_results.items() if args.results and name in (args.only or of_results)}
+    runs = module.runs_from_args(args) if of_networks else []
+    for _, _, config, _ in runs:
+        module.check_config(config)
+    planned = plan({name: one for name, one in drawings.items() if name not in of_results and (
+        name in args.only or not args.only and one.default)}, runs, progress.say)
+    networks, results = [], load_results(args.results) if of_results else None
+    make_outdir(outdir, [*(name for name, _, _ in planned), *of_results])
+    data = load(runs[0][2], progress) if planned else None
+    for name, (_, network, config, _) in zip(names_of(runs), runs if planned else ()):
+        params, history = (network.weights, network.history) if network else module.train(config, data=data)
+        networks.append(kind(name, config, network.config if network else config, params, history, data, network))
+    for name, draw_one, which in planned:
+        shown = networks[which] if isinstance(which, int) else [networks[k] for k in which]
+        write_figure(draw_one(shown), outdir / f"{name}.png", progress.say)
+    for name, draw_one in of_results.items():
+        try:
+            write_figure(draw_one(results), outdir / f"{name}.png", progress.say)
+        except (KeyError, ValueError) as error:
+            raise InputError(f"--results {args.results}: {name}: {error!r} is missing or damaged") from None
+    return networks
+
+
+def plan(drawings, runs, say=print):
+    """Return which figures to draw of some runs_from_args: (file name, function, index or indices of runs).
+
+    A figure of one network is called NAME, or NAME-NETWORK if there are several such networks. One that applies to none
+    of the networks is skipped with a word.
+    """
+    names, planned = names_of(runs), []
+    for name, one in drawings.items() if runs else ():
+        which = [k for k, (_, _, config, _) in enumerate(runs) if one.applies(config)]
+        if not which:
+            say(f"{name}: skipped, since {one.lacks}")
+        elif one.kind == "each":
+            planned += [(f"{name}-{names[k]}" if len(which) > 1 else name, one.draw, k) for k in which]
+        else:
+            planned.append((name, one.draw, which if one.kind == "all" else which[0]))
+    return planned
+
+
+def names_of(runs):
+    """Return short distinct names of some runs_from_args: models, else files, else names with their seeds"""
+    for names in ([config.model for _, _, config, _ in runs], [name for name, *_ in runs]):
+        if len(set(names)) == len(names):
+            return names
+    return [f"{name}-{config.seed}" for name, _, config, _ in runs]
+
+
+def load_results(folder):
+    """Return the render.Results of a folder. Raise InputError if it is missing or damaged."""
+    if not folder.is_dir():
+        raise InputError(f"--results {folder}: no such folder. Give the folder that holds the results")
+    if str(RESULTS) not in sys.path:
+        sys.path.append(str(RESULTS))
+    import render
+    return render.Results(folder)
+
+
+def results_of(results, experiment, setting):
+    """Return the results of all seeds of a setting. Raise InputError if there is none."""
+    if of_seeds := list(results.runs(experiment, setting).values()):
+        return of_seeds
+    raise InputError(f"--results {results.folder}: no result of {setting}. Run it first, or give another folder")
+
+
+def forest(results, experiment, rows, metric="accuracy"):
+    """Return the forest plot of render.forest"""
+    import render
+    return render.forest(results, experiment, rows, metric)
+
+
+# ---------------------------------------------------------------- files
 
 def make_outdir(outdir, names):
     """Create the folder of the figures `names`. Raise InputError if the folder or one of the PNGs cannot be written."""
@@ -26,7 +187,132 @@ def make_outdir(outdir, names):
 
 def write_figure(fig, path, say=print):
     """Write a matplotlib Figure as a PNG, or as an SVG if `path` ends so, atomically"""
-    format_ = Path(path).suffix[1:]
-    metadata = {"Software": None} if format_ == "png" else {"Date": None}
-    write_atomically(path, lambda file: fig.savefig(file, format=format_, dpi=100, metadata=metadata))
+    metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+    write_atomically(path, lambda file: fig.savefig(file, format=path.suffix[1:], dpi=100, metadata=metadata))
     say(f"wrote {path}  ({path.stat().st_size / 1e3:.0f} kB)")
+
+
+# ---------------------------------------------------------------- drawing
+
+def new_figure(height, title, note=""):
+    fig = Figure((WIDTH, height), layout="constrained")
+    fig.suptitle(title, fontsize=11)
+    fig.supxlabel(note, fontsize=8, color=GRAY)
+    return fig
+
+
+def show_montage(ax, images, columns, rows, gap=3):
+    """Show images, (R, C, h, w, 3) in [0, 1], as one picture with labeled columns and rows."""
+    R, C, h, w, _ = images.shape
+    step_y, step_x = h + gap, w + gap
+    picture = np.ones((R, step_y, C, step_x, 3))
+    picture[:, :h, :, :w] = images.transpose(0, 2, 1, 3, 4)
+    ax.imshow(picture.reshape(R * step_y, C * step_x, 3)[:-gap, :-gap].clip(0, 1))
+    ax.set_xticks(np.arange(C) * step_x + w / 2 - 0.5, columns)
+    ax.set_yticks(np.arange(R) * step_y + h / 2 - 0.5, rows)
+    ax.tick_params(length=0, labelsize=8, labeltop=True, labelbottom=False)
+    ax.spines[:].set_visible(False)
+
+
+PERTURBATIONS = np.linspace(-0.25, 0.25, 11)             # added to one dimension of a capsule, as in the paper's Fig. 4
+
+
+def perturbed_reconstructions(experiment, params, config, v, label):
+    """Reconstruct a digit from its capsule with each dimension perturbed (Sabour et al. 2017, section 5.1, Fig. 4).
+
+    experiment: the module of the network, multimnist_capsnet or affnist_capsnet. v: the capsule of class `label`, (D,).
+    Return images, (D, 11, side, side), one row per dimension, one column for each of PERTURBATIONS.
+    """
+    capsules = v + PERTURBATIONS[:, None, None] * np.eye(len(v), dtype=v.dtype)         # (11, D, D)
+    capsules = capsules.swapaxes(0, 1).reshape(-1, 1, len(v)).repeat(experiment.N_CLASSES, 1)   # (D * 11, J, D)
+    masked, _ = experiment.mask_forward(capsules.astype(v.dtype), np.full((len(capsules), 1), label))
+    pixels, _ = experiment.layers_forward(params, masked, experiment.decoder(config))
+    side = int(round(pixels.shape[1] ** 0.5))
+    return pixels.reshape(len(v), len(PERTURBATIONS), side, side)
+
+
+def show_perturbations(ax, images):
+    """Show perturbed_reconstructions, a row per dimension"""
+    show_montage(ax, images[..., None].repeat(3, -1), [f"{step:+.2f}" if step else "0" for step in PERTURBATIONS],
+                 [f"dim. {k}" for k in range(1, len(images) + 1)], gap=2)
+
+
+CURVES = (                         # panels of training_curves: title, keys of a history's epochs
+    ("loss", ("train_loss", "val_loss", "familiar_loss", "novel_loss")),
+    ("margin loss", ("train_margin", "val_margin")),
+    ("cross-entropy loss", ("train_cross_entropy", "val_cross_entropy")),
+    ("reconstruction loss", ("train_recon", "val_recon")),
+    ("accuracy", ("train_accuracy", "val_accuracy", "val_exact_match", "familiar", "novel")))
+CURVE_STYLES = {"train": ("training", "-"), "val": ("validation", "--"), "familiar": ("familiar test images", "--"),
+                "novel": ("novel test images", ":")}
+
+
+def training_curves(networks):
+    """Return a Figure of the loss terms and accuracies of some networks in every epoch of their training.
+
+    networks: {label: history}, at most five, of any of the experiments, each with at least one epoch.
+    """
+    epochs = {label: history["epochs"] for label, history in networks.items()}
+    panels = [(title, keys) for title, keys in CURVES if any(keys[0] in each[0] for each in epochs.values())]
+    fig = Figure((WIDTH, 3.1), layout="constrained")
+    fig.suptitle("Training curves" + "".join(f" of {label}" for label in epochs if len(epochs) == 1), fontsize=11)
+    for ax, (title, keys) in zip(fig.subplots(1, len(panels), squeeze=False)[0], panels):
+        for (label, each), color in zip(epochs.items(), COLORS):
+            for key in (key for key in keys if key in each[0]):
+                words, line = CURVE_STYLES[key.split("_")[0]]
+                ax.plot([epoch["epoch"] for epoch in each], [epoch[key] for epoch in each], line, color=color,
+                        marker="." if len(each) < 30 else None, label=f"{label}, {words}" if len(epochs) > 1 else words)
+        ax.set(xlabel="epoch", title=title)
+        ax.set_ylim(**{"top": 1} if title == "accuracy" else {"bottom": 0})
+        ax.grid(alpha=0.3)
+    ax.legend(fontsize=8, **{"loc": "center left", "bbox_to_anchor": (1, 0.5)} if len(epochs) > 1 else {})
+    return fig
+
+
+def draw_training_curves(networks):
+    """Draw the training curves of at most five networks, of any experiment."""
+    labels = [network.label if len(networks) == 1 else network.name for network in networks[:len(COLORS)]]
+    labels = [label if labels.count(label) == 1 else f"{label}, seed {network.trained.seed}"
+              for label, network in zip(labels, networks)]
+    return training_curves({label: network.history for label, network in zip(labels, networks)})
+
+
+TRAINING_CURVES = Drawing(draw_training_curves, "all", lambda config: config.model != "nearest",
+                          "the nearest training image is not trained")
+
+
+# ---------------------------------------------------------------- animations
+
+LEVELS = 32                        # of red, green and blue: few colors, the same in every frame, for a small file
+
+
+def add_animation_flags(parser, name, fps):
+    """Add --fps and --out; name: of the GIF"""
+    parser.add_argument("--fps", type=float, default=fps, metavar="X", help="frames per second (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path(name), metavar="FILE",
+                        help=f"the GIF to write (default: {name})")
+
+
+def check_animation_flags(args, bounds):
+    """Raise InputError if --fps or --out is invalid, or a flag is out of its bounds, {flag: (value, low, high)}"""
+    for name, (value, low, high) in bounds.items():
+        if not low <= value <= high:
+            raise InputError(f"{name} {value}: must be between {low} and {high}")
+    if not 0.1 <= args.fps <= 50:
+        raise InputError(f"--fps {args.fps:g}: must be between 0.1 and 50 frames per second")
+    if args.out.suffix.lower() != ".gif":
+        raise InputError(f"--out {args.out}: the file is a GIF. Give a name that ends in .gif")
+    check_writable(args.out)
+
+
+def frame_of(canvas):
+    """Return what a canvas shows as a frame, (h, w, 3) uint8 of LEVELS values"""
+    canvas.draw()
+    frame = np.asarray(canvas.buffer_rgba())[..., :3]
+    return (np.round(frame / 255 * (LEVELS - 1)) * (255 / (LEVELS - 1))).astype(np.uint8)
+
+
+def write_animation(path, frames, durations, say=print):
+    """Write frames as a GIF that loops, atomically. durations: ms, of each frame or of all"""
+    write_atomically(path, lambda file: imageio.imwrite(file, frames, extension=".gif", duration=durations, loop=0))
+    say(f"wrote {path}  ({len(frames)} frames, {path.stat().st_size / 1e6:.2f} MB)")

@@ -7,23 +7,19 @@
 
     python3 make_affnist_capsnet_gif.py --index 1 15     # seconds
 """
-from pathlib import Path
-
 import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
 from affnist_capsnet import CAPSULES, DIGIT_NAMES, N_CLASSES, SIDES, InputError
 
-import imageio.v3 as imageio
-import matplotlib
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-matplotlib.rcParams.update({"font.size": 10, "axes.titlesize": 11, "axes.spines.top": False,
-                            "axes.spines.right": False})
-BLUE, ORANGE, GRAY = "#0072B2", "#E69F00", "#999999"          # Okabe & Ito, color-blind safe
+import figures
+from figures import BLUE, ORANGE
+
+GRAY = "#999999"
 LEGEND = {"correct prediction": BLUE, "wrong prediction": ORANGE, "other classes": GRAY}
-LEVELS = 32                        # of red, green and blue: few colors, the same in every frame: a small file
 TOP, ROW, BOTTOM = 96, 176, 32     # heights of the titles, of a digit's row, of the legend, px
 PICTURE, BARS, GAP = 150, 250, 40  # widths, px
 NETWORKS = [str(affnist.PRETRAINED[0].with_name(f"affnist_{name}.npz")) for name in ("capsnet-shared", "cnn-gap")]
@@ -126,12 +122,11 @@ def draw_frames(digits, networks, n, source):
                 for j, bar in enumerate(bars):
                     bar.set_height(heights[t, j])
                     bar.set_color(GRAY if j != heights[t].argmax() else BLUE if j == label else ORANGE)
-        canvas.draw()
-        frame = np.asarray(canvas.buffer_rgba())[..., :3]
-        frames.append((np.round(frame / 255 * (LEVELS - 1)) * (255 / (LEVELS - 1))).astype(np.uint8))
+        frames.append(figures.frame_of(canvas))
     return frames
 
 
+@figures.command_of(affnist)
 def main():
     parser = affnist.Parser(description=__doc__)
     parser.add_argument("--load", nargs="+", default=NETWORKS, metavar="FILE", help="checkpoints or weights of the "
@@ -139,24 +134,15 @@ def main():
     parser.add_argument("--index", type=int, nargs="+", default=[1, 15], metavar="N", help="indices of the test "
                         "digits, from 0 (default: 1 15)")
     parser.add_argument("--frames", type=int, default=16, metavar="N", help="frames per factor (default: 16)")
-    parser.add_argument("--fps", type=float, default=FPS, metavar="X", help="frames per second (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("affnist_capsnet.gif"), metavar="FILE",
-                        help="the GIF to write (default: affnist_capsnet.gif)")
+    figures.add_animation_flags(parser, "affnist_capsnet.gif", FPS)
     affnist.add_config_flags(parser)
     args = parser.parse_args()
-    bounds = {"--frames": (args.frames, 2, 60), "--index: digits":
-              (len(args.index), 1, MAX_DIGITS), "--load: networks": (len(args.load), 1, MAX_NETWORKS)}
-    for name, (value, low, high) in bounds.items():
-        if not low <= value <= high:
-            raise InputError(f"{name} {value}: must be between {low} and {high}")
+    figures.check_animation_flags(args, {
+        "--frames": (args.frames, 2, 60), "--index: digits": (len(args.index), 1, MAX_DIGITS),
+        "--load: networks": (len(args.load), 1, MAX_NETWORKS)})
     for name in "out_json", "n_test", "threads", "affnist_dir", "eval_split":
         if hasattr(args, name):
             raise InputError(f"{affnist.flag_name(name)} has no effect on the animation. Leave it out")
-    if not 0.1 <= args.fps <= 50:
-        raise InputError(f"--fps {args.fps:g}: must be between 0.1 and 50 frames per second")
-    if args.out.suffix.lower() != ".gif":
-        raise InputError(f"--out {args.out}: the file is a GIF. Give a name that ends in .gif")
-    affnist.check_writable(args.out)
     networks = [affnist.load_for_evaluation(path, args) for path in args.load]
     if any(config.task != "affnist" for _, config in networks):
         raise InputError("--load: networks of --task mnist cannot read 40x40 px. Give networks of --task affnist")
@@ -170,9 +156,7 @@ def main():
     frames = draw_frames([(images[k], int(labels[k])) for k in args.index],
                          [(config, network.weights) for network, config in networks], args.frames,
                          DIGIT_NAMES[digits["source"]])
-    affnist.write_atomically(
-        args.out, lambda file: imageio.imwrite(file, frames, extension=".gif", duration=1000 / args.fps, loop=0))
-    say(f"wrote {args.out}  ({len(frames)} frames, {args.out.stat().st_size / 1e6:.2f} MB)")
+    figures.write_animation(args.out, frames, 1000 / args.fps, say)
 
 
 if __name__ == "__main__":

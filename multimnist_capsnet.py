@@ -2388,7 +2388,7 @@ def runs_from_args(args):
         new = path and Path(path).with_name(f"{Path(path).stem}.{name}-{config.seed}{Path(path).suffix}")
         return str(new) if len(runs) > 1 else path
     return [(name, network, dataclasses.replace(config, checkpoint=path_of(config.checkpoint, name, config)),
-             path_of(args.out_weights, name, config)) for name, network, config in runs]
+             path_of(getattr(args, "out_weights", ""), name, config)) for name, network, config in runs]
 
 
 def load_for_evaluation(path, args):
@@ -2571,12 +2571,11 @@ def comparison_table(summary):
 
     def cell(sign, digits, mean, low, high):
         return f"{mean:{sign}.{digits}f}" + f" [{low:{sign}.{digits}f}, {high:{sign}.{digits}f}]" * math.isfinite(low)
-    lines = [line("network", metrics)]
-    lines += [line(name, [f"{row[metrics[0]]:,}", *(cell("", 3, *row[metric]) for metric in metrics[1:])])
-              for name, row in networks.items()]
-    lines += [f"[95% CI over {len(summary['seeds'])} seeds]" if differences else
-              "[95% CI from the test images; other seeds vary more: --n-seeds 5]"]
-    lines += ["\nDifference in percentage points, paired by seed [95% CI]"] * bool(differences)
+    lines = [line("network", metrics), *(
+        line(name, [f"{row[metrics[0]]:,}", *(cell("", 3, *row[metric]) for metric in metrics[1:])])
+        for name, row in networks.items())]
+    over = f"over {n} seeds" if (n := len(summary["seeds"])) > 1 else "from the test images; try --n-seeds 5"
+    lines += [f"[95% CI {over}]"] + ["\nDifference in percentage points, paired by seed [95% CI]"] * bool(differences)
     lines += [line(name, ["", *(cell("+", 1, *np.multiply(100, row[metric])) for metric in metrics[1:])])
               for name, row in differences.items()]
     return "\n".join(lines)

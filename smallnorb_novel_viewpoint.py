@@ -65,7 +65,7 @@ Examples, with times on two cores:
 import argparse
 import base64
 import bisect
-import concurrent.futures
+import concurrent.futures.process
 import contextlib
 import ctypes
 import dataclasses
@@ -1018,13 +1018,30 @@ def add_toy_images(data, toy_seed, progress=None, threads=0):
             table["images"][k] = images_of[key[:2]][key[2]][key[3]]
 
 
+MIN_VIEWS = 40                     # of toys, about 1 second, for which worker processes are worth their start
+
+
 def map_processes(draw, tasks, progress, threads):
-    """Yield (task, draw(*task)) for all tasks, in order, computed in worker processes (0 threads: one per core)."""
-    workers = min(threads or n_cores(), max(1, len(tasks)))
-    with concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        for k, (task, result) in enumerate(zip(tasks, pool.map(draw, *zip(*tasks)))):
-            progress.step(f"rendering toys: {k + 1} of {len(tasks)}")
-            yield task, result
+    """Yield (task, draw(*task)) for all tasks, in order, computed in worker processes (0 threads: one per core).
+
+    Few views (under MIN_VIEWS) are computed in this process, and all where workers cannot start.
+    """
+    workers, done, main = min(threads or n_cores(), len(tasks)), 0, sys.modules["__main__"]
+    with contextlib.suppress(concurrent.futures.process.BrokenProcessPool):
+        if workers > 1 and sum(len(views) for *_, views in tasks) >= MIN_VIEWS:
+            with concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+                if __name__ != "__main__":           # so that workers do not import, that is run, a user's own script
+                    sys.modules["__main__"] = type(main)("__main__")
+                try:
+                    results = pool.map(draw, *zip(*tasks))
+                finally:
+                    sys.modules["__main__"] = main
+                for done, (task, result) in enumerate(zip(tasks, results), 1):
+                    progress.step(f"rendering toys: {done} of {len(tasks)}")
+                    yield task, result
+    for k, task in enumerate(tasks[done:], done + 1):
+        progress.step(f"rendering toys: {k} of {len(tasks)}")
+        yield task, draw(*task)
 
 
 def toy_tables(split):
@@ -1037,17 +1054,23 @@ def toy_tables(split):
     return dict(zip(names, (grid.ravel() for grid in np.meshgrid(*map(np.array, values), indexing="ij"))))
 
 
-def views_of_toy(config, label, azimuths, elevations, lighting=0, progress=None):
-    """Return views of the first test toy of a class, toys or smallNORB: a dict with the keys of load_norb's.
+def views_of(config, label, azimuths, elevations, lighting=0, progress=None):
+    """Return views of one test object of a class: a dict with the keys of load_data's splits.
 
-    azimuths, elevations: (N,), degrees; row k is the stored view nearest to azimuths[k] and elevations[k]. Where a file
-    lacks this toy or lighting, another is taken.
+    azimuths, elevations: (N,), degrees. Shapes are rendered from exactly there. Of toys and smallNORB, the first test
+    toy: row k is the stored view nearest to azimuths[k] and elevations[k]; where a file lacks this toy or lighting,
+    another is taken.
     """
+    azimuths, elevations = np.array(azimuths, float), np.array(elevations, float)
+    if config.data == "shapes":
+        labels = np.full(len(azimuths), label)
+        return {"images": render(labels, azimuths, elevations, rng_for(config.seed, "evaluation", 2)),
+                "labels": labels, "azimuths": azimuths % 360, "elevations": elevations}
     pool = load_norb(config.norb_dir)["test"] if config.data == "smallnorb" else toy_tables("test")
     stored = np.flatnonzero(pool["labels"] == label)
     distance = 1e3 * ((pool["instances"] != TOY_SPLITS["test"][0]) * 1.0 + (pool["lightings"] != lighting))[stored]
-    distance = distance + np.abs((pool["azimuths"][stored] - np.array(azimuths)[:, None] + 180) % 360 - 180)
-    rows = stored[(distance + np.abs(pool["elevations"][stored] - np.array(elevations)[:, None])).argmin(1)]
+    distance = distance + np.abs((pool["azimuths"][stored] - azimuths[:, None] + 180) % 360 - 180)
+    rows = stored[(distance + np.abs(pool["elevations"][stored] - elevations[:, None])).argmin(1)]
     views = {name: array[rows] for name, array in pool.items()}
     if config.data == "toys":
         add_toy_images({"views": views}, config.toy_seed, progress, config.threads)
@@ -3282,7 +3305,7 @@ def runs_from_args(args):
         new = path and Path(path).with_name(f"{Path(path).stem}.{name}-{config.seed}{Path(path).suffix}")
         return str(new) if len(runs) > 1 else path
     return [(name, network, dataclasses.replace(config, checkpoint=path_of(config.checkpoint, name, config)),
-             path_of(args.out_weights, name, config)) for name, network, config in runs]
+             path_of(getattr(args, "out_weights", ""), name, config)) for name, network, config in runs]
 
 
 def load_for_evaluation(path, args):
@@ -3465,12 +3488,11 @@ def comparison_table(summary):
 
     def cell(sign, digits, mean, low, high):
         return f"{mean:{sign}.{digits}f}" + f" [{low:{sign}.{digits}f}, {high:{sign}.{digits}f}]" * math.isfinite(low)
-    lines = [line("network", metrics)]
-    lines += [line(name, [f"{row[metrics[0]]:,}", *(cell("", 3, *row[metric]) for metric in metrics[1:])])
-              for name, row in networks.items()]
-    lines += [f"[95% CI over {len(summary['seeds'])} seeds]" if differences else
-              "[95% CI from the test images; other seeds vary more: --n-seeds 5]"]
-    lines += ["\nDifference in percentage points, paired by seed [95% CI]"] * bool(differences)
+    lines = [line("network", metrics), *(
+        line(name, [f"{row[metrics[0]]:,}", *(cell("", 3, *row[metric]) for metric in metrics[1:])])
+        for name, row in networks.items())]
+    over = f"over {n} seeds" if (n := len(summary["seeds"])) > 1 else "from the test images; try --n-seeds 5"
+    lines += [f"[95% CI {over}]"] + ["\nDifference in percentage points, paired by seed [95% CI]"] * bool(differences)
     lines += [line(name, ["", *(cell("+", 1, *np.multiply(100, row[metric])) for metric in metrics[1:])])
               for name, row in differences.items()]
     return "\n".join(lines)

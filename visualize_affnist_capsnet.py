@@ -3,41 +3,29 @@
 # requires-python = ">=3.10"
 # dependencies = ["numpy>=2.0.0", "matplotlib>=3.8.4", "imageio>=2.31.0"]
 # ///
-"""Draw figures of affnist_capsnet.py: training and test digits, a network's reconstructions, accuracy of the paper's
-kind of networks at matched validation accuracy, and a forest plot of all results.
+"""Draw figures of affnist_capsnet.py: training and test digits, reconstructions, perturbations and training curves of
+networks; of all results, accuracy at matched validation accuracy and a forest plot.
 
     python3 visualize_affnist_capsnet.py --load --results      # the pretrained network and all runs: seconds
     python3 visualize_affnist_capsnet.py --seed 1              # train a network first: 3 minutes
+    python3 visualize_affnist_capsnet.py --load a.npz b.npz    # networks of your own
 """
-import sys
-from dataclasses import dataclass
-from pathlib import Path
-
 import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
 from affnist_capsnet import DIGIT_NAMES, N_CLASSES, InputError
 
-import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from figures import make_outdir, write_figure
-from visualize_multimnist_capsnet import draw_training_curves, perturbed_reconstructions, show_perturbations
+import figures
+from figures import BLUE, GREEN, RED, Drawing, new_figure, perturbed_reconstructions, show_perturbations
 
-matplotlib.use("Agg")
-matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
-                            "image.interpolation": "nearest", "legend.frameon": False})
-BLUE, ORANGE, GREEN, GRAY = "#0072B2", "#D55E00", "#009E73", "#666666"      # Okabe & Ito, color-blind safe
-WIDTH = 8                          # inches
 EXPERIMENT = "affnist_capsnet"
-OUTDIR = Path("viz", EXPERIMENT)
-RESULTS = Path(__file__).with_name("results")
 TESTS = {                          # metric -> how its test digits differ from the training digits
     "familiar_accuracy": "familiar:\ntranslated as in training", "centered_accuracy": "novel shapes:\naffine, centered",
     "any_position_accuracy": "novel positions:\ntranslated further", "affine_accuracy": "both:\naffine, any position"}
 MATCHED = {                        # setting -> network, color, marker
     "matched-accuracy/capsnet": ("CapsNet (capsnet)", BLUE, "o"),
-    "matched-accuracy/cnn": ("the paper's CNN (cnn)", ORANGE, "s"),
+    "matched-accuracy/cnn": ("the paper's CNN (cnn)", RED, "s"),
     "matched-accuracy/cnn-dense": ("CNN with max pooling (cnn-dense)", GREEN, "^")}
 
 
@@ -73,24 +61,7 @@ FOREST = [                         # rows of render.forest: heading, or label, f
     affine("reconstruction", "components/reconstruction", "components/margin")]
 
 
-@dataclass(frozen=True)
-class Run:
-    """A network and its data, from which the figures are drawn."""
-    config: affnist.Config
-    weights: dict
-    history: dict                  # of its training
-    digits: dict                   # of load_digits
-    runner: affnist.Runner
-
-
 # ---------------------------------------------------------------- helpers
-
-def new_figure(height, title, note):
-    fig = Figure((WIDTH, height), layout="constrained")
-    fig.suptitle(title, fontsize=11)
-    fig.supxlabel(note, fontsize=8, color=GRAY)
-    return fig
-
 
 def show_image(ax, image, title="", color="black"):
     ax.imshow(image, cmap="gray_r", vmin=0, vmax=1 if image.dtype.kind == "f" else 255)
@@ -106,9 +77,15 @@ def first_of_each_class(labels):
     return [int(np.flatnonzero(labels == digit)[0]) for digit in range(N_CLASSES)]
 
 
+def forward(run, samples):
+    """Return the outputs of a run's network for a dict of samples, with the longest capsule's reconstruction."""
+    with affnist.Runner(run.config.threads) as runner:
+        return runner.forward(run.params, samples, run.config, decode="longest")
+
+
 def class_examples(run, kind):
     """Return one test digit of each class, as a dict of images and labels."""
-    chunk = next(affnist.stream_digits(run.digits, run.config, kind))
+    chunk = next(affnist.stream_digits(run.data, run.config, kind))
     rows = first_of_each_class(chunk["labels"])
     return {name: array[rows] for name, array in chunk.items()}
 
@@ -117,14 +94,14 @@ def class_examples(run, kind):
 
 def draw_examples(run):
     """Draw one training digit and one test digit of each kind and class."""
-    samples = next(affnist.epoch_samples(run.digits, 0, run.config))
+    samples = next(affnist.epoch_samples(run.data, 0, run.config))
     rows = [("training:\ntranslated", samples["images"][first_of_each_class(samples["labels"])])]
     kinds = {"any_position": "test: translated\nfurther", "centered": "test: affine,\ncentered",
              "affine": "test: affine,\nany position"}
     rows += [(text, class_examples(run, kind)["images"]) for kind, text in (
         [("test", "test")] if run.config.task == "mnist" else kinds.items())]
     fig = new_figure(0.85 * len(rows) + 0.6, "Training and test digits, one of each class",
-                     f"{DIGIT_NAMES[run.digits['source']]}, {'x'.join(map(str, samples['images'].shape[1:]))} px; "
+                     f"{DIGIT_NAMES[run.data['source']]}, {'x'.join(map(str, samples['images'].shape[1:]))} px; "
                      "affine: rotated, sheared and scaled")
     for axes, (text, images) in zip(fig.subplots(len(rows), N_CLASSES), rows):
         for ax, image in zip(axes, images):
@@ -137,16 +114,16 @@ def draw_reconstructions(run):
     """Draw one test digit of each class, and its reconstruction from the longest class capsule."""
     kinds = [("test", "test")] if run.config.task == "mnist" else [("test", "translated"), ("affine", "affine")]
     fig = new_figure(1.9 * len(kinds) + 0.7, "Test digits and their reconstructions from the longest class capsule",
-                     f"{DIGIT_NAMES[run.digits['source']]}, network {run.config.model}; the number above a "
-                     "reconstruction is the predicted class (orange: wrong)")
+                     f"{DIGIT_NAMES[run.data['source']]}, network {run.config.model}; the number above a "
+                     "reconstruction is the predicted class (red: wrong)")
     axes = fig.subplots(2 * len(kinds), N_CLASSES)
     for k, (kind, text) in enumerate(kinds):
         samples = class_examples(run, kind)
-        out = run.runner.forward(run.weights, samples, run.config, decode="longest")
+        out = forward(run, samples)
         for j, (image, label) in enumerate(zip(samples["images"], samples["labels"])):
             predicted = out["scores"][j].argmax()
             show_image(axes[2 * k, j], image)
-            show_image(axes[2 * k + 1, j], out["recon"][j, 0], predicted, "black" if predicted == label else ORANGE)
+            show_image(axes[2 * k + 1, j], out["recon"][j, 0], predicted, "black" if predicted == label else RED)
         axes[2 * k, 0].set_ylabel(text, rotation=0, ha="right", va="center")
         axes[2 * k + 1, 0].set_ylabel("reconstruction", rotation=0, ha="right", va="center")
     return fig
@@ -181,69 +158,41 @@ def draw_matched_accuracy(results):
 def draw_perturbation(run):
     """Draw the reconstructions of a translated test digit while each dimension of its class capsule is changed."""
     samples = class_examples(run, "test")
-    out = run.runner.forward(run.weights, samples, run.config, decode="longest")
+    out = forward(run, samples)
     correct = np.flatnonzero(out["scores"].argmax(1) == samples["labels"])
     k = correct[0] if len(correct) else 0
     label = samples["labels"][k]
     fig = new_figure(9.2, f"Reconstructions of a {label} while one dimension of its class capsule is changed\n"
                      "(column: added to the dimension)",
-                     f"{DIGIT_NAMES[run.digits['source']]}, network {run.config.model}")
+                     f"{DIGIT_NAMES[run.data['source']]}, network {run.config.model}")
     show_perturbations(fig.subplots(), perturbed_reconstructions(
-        affnist, run.weights, run.config, out["v"][k, label], label))
+        affnist, run.params, run.config, out["v"][k, label], label))
     return fig
 
 
-def draw_network(args, progress):
-    """Draw example digits, the network's training curves and, if it has a decoder, its reconstructions."""
-    network, config = affnist.load_for_evaluation(args.load, args) if args.load else (
-        None, *affnist.configs_from_args(args))
-    affnist.check_config(config)
-    figures = {"examples": draw_examples, "training_curves": draw_training_curves}
-    if config.recon_weight:
-        figures |= {"reconstructions": draw_reconstructions, "perturbation": draw_perturbation}
-    make_outdir(args.outdir, figures)
-    digits = affnist.load_digits(config, progress.say)
-    weights, history = (network.weights, network.history) if network else affnist.train(config, data=digits)
-    with affnist.Runner(config.threads, progress=progress) as runner:
-        run = Run(config, weights, history, digits, runner)
-        for name, draw in figures.items():
-            write_figure(draw(run), args.outdir / f"{name}.png", progress.say)
+def has_decoder(config):
+    """Return whether a network reconstructs digits"""
+    return bool(config.recon_weight)
 
 
-def draw_results(args, say):
-    """Draw the figures of a folder of results. Raise InputError if a result is missing or damaged."""
-    sys.path.append(str(RESULTS))
-    import render
-    if not args.results.is_dir():
-        raise InputError(f"--results {args.results}: no such folder. Give the folder that holds the results")
-    try:
-        results = render.Results(args.results)
-        make_outdir(args.outdir, ("matched_accuracy", "forest"))
-        write_figure(draw_matched_accuracy(results), args.outdir / "matched_accuracy.png", say)
-        render.forest(results, EXPERIMENT, FOREST, args.outdir / "forest.png", say)
-    except (render.InputError, KeyError) as error:
-        raise InputError(f"--results {args.results}: {error}") from None
+FIGURES = {
+    "examples": Drawing(draw_examples, "first"),
+    "reconstructions": Drawing(draw_reconstructions, applies=has_decoder, lacks="a network without a decoder "
+                               "reconstructs nothing"),
+    "perturbation": Drawing(draw_perturbation, applies=has_decoder, lacks="a network without a decoder has no "
+                            "reconstructions"),
+    "training_curves": figures.TRAINING_CURVES}
+OF_RESULTS = {"matched_accuracy": draw_matched_accuracy,
+              "forest": lambda results: figures.forest(results, EXPERIMENT, FOREST)}
 
 
+@figures.command_of(affnist)
 def main():
-    parser = affnist.Parser(description=__doc__)
-    parser.add_argument(
-        "--outdir", type=Path, default=OUTDIR, metavar="DIR", help=f"folder for the PNGs (default: {OUTDIR})")
-    affnist.add_load_flag(parser, "draw without training: the network")
-    parser.add_argument("--results", nargs="?", type=Path, const=RESULTS, metavar="DIR", help="draw the figures of all "
-                        "runs in this folder (default: results/), matched_accuracy and forest, without training")
-    affnist.add_config_flags(parser)
-    args = parser.parse_args()
+    args = figures.figure_parser(affnist, __doc__, FIGURES, OF_RESULTS).parse_args()
     for name in "checkpoint", "out_json", "affnist_dir", "eval_split":
         if hasattr(args, name):
             raise InputError(f"{affnist.flag_name(name)} has no effect on figures. Leave it out")
-    progress = affnist.Progress(hasattr(args, "quiet"))
-    if args.results and not args.load and (given := affnist.given_settings(args).keys() - {"quiet"}):
-        raise InputError(f"{affnist.flag_name(min(given))} has no effect with --results. Leave it out")
-    if args.results:
-        draw_results(args, progress.say)
-    if args.load or not args.results:
-        draw_network(args, progress)
+    figures.draw(affnist, args, FIGURES, OF_RESULTS, lambda config, progress: affnist.load_digits(config, progress.say))
 
 
 if __name__ == "__main__":

@@ -3,41 +3,49 @@
 # requires-python = ">=3.10"
 # dependencies = ["numpy>=2.0.0", "matplotlib>=3.8.4", "imageio>=2.31.0"]
 # ///
-"""Draw figures of a CapsNet for two overlapping digits: reconstructions, coupling coefficients, errors, and a forest
-plot of all results. Or classify and reconstruct the two digits in a picture of your own.
+"""Draw figures of networks for two overlapping digits: example pairs, capsule activations, reconstructions,
+perturbations, coupling coefficients, errors and training curves. Or the forest plot of all results; or classify and
+reconstruct the two digits in a picture of your own.
 
     python3 visualize_multimnist_capsnet.py --load                            # the pretrained network: a minute
     python3 visualize_multimnist_capsnet.py --n-epochs 12 --n-train 6000      # train a network first: 3 minutes
+    python3 visualize_multimnist_capsnet.py --load a.npz b.npz                # networks of your own
     python3 visualize_multimnist_capsnet.py --results                         # all runs in results/: seconds
     python3 visualize_multimnist_capsnet.py --image photo.png                 # a picture of your own: seconds
 """
 import dataclasses
-import sys
 import warnings
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS threads
 from multimnist_capsnet import CANVAS, DIGIT_NAMES, N_CLASSES, InputError
 
 import imageio.v3 as imageio
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import PercentFormatter
 
-from figures import make_outdir, write_figure
+import figures
+from figures import (
+    BLUE,
+    GRAY,
+    ORANGE,
+    RED,
+    WIDTH,
+    Drawing,
+    Network,
+    make_outdir,
+    perturbed_reconstructions,
+    show_montage,
+    show_perturbations,
+    write_figure,
+)
 
-matplotlib.use("Agg")
-matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
-                            "image.interpolation": "nearest", "legend.frameon": False})
-BLUE, ORANGE, RED, GRAY = "#0072B2", "#E69F00", "#D55E00", "#666666"             # Okabe & Ito, color-blind safe
 TINTS = np.array([[0.1, 0.55, 1], [1, 0.45, 0.05]])        # of the two digits; they add up to white where both have ink
-WIDTH = 8                          # inches
 EXPERIMENT = "multimnist_capsnet"
-OUTDIR = Path("viz", EXPERIMENT)
-RESULTS = Path(__file__).with_name("results")
 BOTH = "test_exact_match"
 FOREST = [                         # rows of render.forest: heading, or label, first setting, second setting, metric
     "CapsNet minus CNN without a decoder (cnn)",
@@ -56,54 +64,48 @@ FOREST = [                         # rows of render.forest: heading, or label, f
     ("72,000 pairs, half-digit receptive fields", "half-digit/iters-3", "half-digit-uniform/iters-3", BOTH),
     "CapsNet trained with the reconstruction loss minus CapsNet trained without it",
     ("72,000 training pairs", "main/deep", "control/no-recon", BOTH)]
+OF_RESULTS = {"forest": lambda results: figures.forest(results, EXPERIMENT, FOREST, "exact-match accuracy")}
 
 
 @dataclass(frozen=True)
-class Run:
-    """A trained CapsNet and its predictions on the test pairs, from which the figures are drawn."""
-    config: capsnet.Config         # settings of the evaluation; its seed draws the test pairs
-    trained: capsnet.Config        # settings of the training
-    params: dict
-    history: dict
-    source: str                    # of the test pairs' digits, a key of DIGIT_NAMES
-    test_pairs: dict
-    lengths: np.ndarray            # lengths of the digit capsules, (n_test, 10)
-    correct: np.ndarray            # exact match: both digits are predicted, (n_test,) bool
+class Run(Network):
+    """A trained network and its predictions on the test pairs, from which the figures are drawn."""
+
+    @cached_property
+    def test_pairs(self):
+        """The first N test pairs, a dict"""
+        return capsnet.draw_pairs(self.data, "test", self.config.n_test, self.config, "evaluation", 1)
+
+    @cached_property
+    def lengths(self):
+        """Lengths of the digit capsules, or scores of a CNN between 0 and 1, (n_test, 10)"""
+        return self.lengths_with(self.config)
+
+    def lengths_with(self, config):
+        """Return the lengths as another Config computes them, such as one with another number of routing iterations"""
+        with capsnet.Runner(config.threads, progress=capsnet.Progress(config.quiet)) as runner:
+            return np.concatenate([runner.forward(self.params, chunk, config)["lengths"]
+                                   for chunk in in_chunks(self.test_pairs)])
+
+    @cached_property
+    def correct(self):
+        """Whether both digits are predicted (exact match), (n_test,) bool"""
+        return capsnet.exact_match(capsnet.top_two(self.lengths), self.test_pairs["labels"])
 
 
 # ---------------------------------------------------------------- helpers
 
 def new_figure(run, height, title):
-    fig = Figure((WIDTH, height), layout="constrained")
-    fig.suptitle(title, fontsize=11)
-    fig.supxlabel(f"Test pairs of {DIGIT_NAMES[run.source]} (seed {run.config.seed}). CapsNet trained for "
-                  f"{len(run.history['epochs'])} epochs of {run.trained.n_train:,} pairs of "
-                  f"{DIGIT_NAMES[run.history['source']]} (seed {run.trained.seed}).", fontsize=8, color=GRAY)
-    return fig
-
-
-def show_montage(ax, images, columns, rows, gap=3):
-    """Show images, (R, C, h, w, 3) in [0, 1], as one picture with labeled columns and rows."""
-    R, C, h, w, _ = images.shape
-    step_y, step_x = h + gap, w + gap
-    picture = np.ones((R, step_y, C, step_x, 3))
-    picture[:, :h, :, :w] = images.transpose(0, 2, 1, 3, 4)
-    ax.imshow(picture.reshape(R * step_y, C * step_x, 3)[:-gap, :-gap].clip(0, 1))
-    ax.set_xticks(np.arange(C) * step_x + w / 2 - 0.5, columns)
-    ax.set_yticks(np.arange(R) * step_y + h / 2 - 0.5, rows)
-    ax.tick_params(length=0, labelsize=8, labeltop=True, labelbottom=False)
-    ax.spines[:].set_visible(False)
+    return figures.new_figure(height, title, (
+        f"Test pairs of {DIGIT_NAMES[run.data['source']]} (seed {run.config.seed}). Network: {run.config.model}, "
+        f"{len(run.history['epochs'])} epochs of {run.trained.n_train:,} pairs of "
+        f"{DIGIT_NAMES[run.history['source']]} (seed {run.trained.seed})."))
 
 
 def in_chunks(pairs):
     """Yield a dict of pairs as dicts of at most CHUNK pairs, so that a network's activations fit into memory."""
     for start in range(0, len(pairs["labels"]), capsnet.CHUNK):
         yield {name: array[start:start + capsnet.CHUNK] for name, array in pairs.items()}
-
-
-def capsule_lengths(params, pairs, config, runner):
-    """Return the lengths of the digit capsules for all pairs, (n, 10)."""
-    return np.concatenate([runner.forward(params, chunk, config)["lengths"] for chunk in in_chunks(pairs)])
 
 
 def pair_label(digits):
@@ -274,8 +276,9 @@ def draw_capsule_activations(run):
     pairs: top 1, the longest capsule is one of the two digits; top 2, the two longest are exactly the two digits."""
     n, labels = min(N_ACTIVATIONS, len(run.correct)), run.test_pairs["labels"]
     top1 = (run.lengths.argmax(1)[:, None] == labels).any(1).mean()
-    fig = new_figure(run, 3.8, f"Lengths of the ten digit capsules\nof {len(labels):,} test pairs top 1 is correct in "
-                     f"{top1:.1%}, top 2 (exact match) in {run.correct.mean():.1%}")
+    what = "Lengths of the ten digit capsules" if has_vectors(run.config) else "Scores of the ten classes, 0 to 1"
+    fig = new_figure(run, 3.8, f"{what}\nof {len(labels):,} test pairs top 1 is correct in {top1:.1%}, top 2 (exact "
+                     f"match) in {run.correct.mean():.1%}")
     axes = fig.subplots(2, n, squeeze=False, height_ratios=(1, 1.2))
     for k, (above, below) in enumerate(axes.T):
         above.imshow(run.test_pairs["composites"][k], cmap="gray")
@@ -286,31 +289,8 @@ def draw_capsule_activations(run):
         below.set(ylim=(0, 1), yticks=[0, 0.5, 1] if k == 0 else [], xlabel="class")
         below.set_xticks(range(N_CLASSES), range(N_CLASSES), fontsize=7)
     axes[0, 0].set_ylabel("test pair\n(red: wrong)")
-    axes[1, 0].set_ylabel("capsule length\n(orange: true digits)")
+    axes[1, 0].set_ylabel("length or score\n(orange: true digits)")
     return fig
-
-
-PERTURBATIONS = np.linspace(-0.25, 0.25, 11)             # added to one dimension of a capsule, as in the paper's Fig. 4
-
-
-def perturbed_reconstructions(experiment, params, config, v, label):
-    """Reconstruct a digit from its capsule with each dimension perturbed (Sabour et al. 2017, section 5.1, Fig. 4).
-
-    experiment: the module of the network, multimnist_capsnet or affnist_capsnet. v: the capsule of class `label`, (D,).
-    Return images, (D, 11, side, side), one row per dimension, one column for each of PERTURBATIONS.
-    """
-    capsules = v + PERTURBATIONS[:, None, None] * np.eye(len(v), dtype=v.dtype)         # (11, D, D)
-    capsules = capsules.swapaxes(0, 1).reshape(-1, 1, len(v)).repeat(N_CLASSES, 1)      # (D * 11, J, D)
-    masked, _ = experiment.mask_forward(capsules.astype(v.dtype), np.full((len(capsules), 1), label))
-    pixels, _ = experiment.layers_forward(params, masked, experiment.decoder(config))
-    side = int(round(pixels.shape[1] ** 0.5))
-    return pixels.reshape(len(v), len(PERTURBATIONS), side, side)
-
-
-def show_perturbations(ax, images):
-    """Show perturbed_reconstructions, a row per dimension"""
-    show_montage(ax, images[..., None].repeat(3, -1), [f"{step:+.2f}" if step else "0" for step in PERTURBATIONS],
-                 [f"dim. {k}" for k in range(1, len(images) + 1)], gap=2)
 
 
 def draw_perturbation(run):
@@ -327,48 +307,31 @@ def draw_perturbation(run):
     return fig
 
 
-CURVES = (                         # panels of training_curves: title, keys of a history's epochs
-    ("loss", ("train_loss", "val_loss", "familiar_loss", "novel_loss")),
-    ("margin loss", ("train_margin", "val_margin")),
-    ("cross-entropy loss", ("train_cross_entropy", "val_cross_entropy")),
-    ("reconstruction loss", ("train_recon", "val_recon")),
-    ("accuracy", ("train_accuracy", "val_accuracy", "val_exact_match", "familiar", "novel")))
-CURVE_STYLES = {"train": ("training", "-"), "val": ("validation", "--"), "familiar": ("familiar test images", "--"),
-                "novel": ("novel test images", ":")}
-CURVE_COLORS = (BLUE, RED, "#009E73", "#CC79A7", "#000000")
+def has_decoder(config):
+    """Return whether a network reconstructs digits"""
+    return config.model in capsnet.WITH_DECODER["model"]
 
 
-def training_curves(networks):
-    """Return a Figure of the loss terms and accuracies of some networks in every epoch of their training.
-
-    networks: {label: history}, at most five, of any of the experiments, each with at least one epoch.
-    """
-    epochs = {label: history["epochs"] for label, history in networks.items()}
-    panels = [(title, keys) for title, keys in CURVES if any(keys[0] in each[0] for each in epochs.values())]
-    fig = Figure((WIDTH, 3.1), layout="constrained")
-    fig.suptitle("Training curves" + "".join(f" of {label}" for label in epochs if len(epochs) == 1), fontsize=11)
-    for ax, (title, keys) in zip(fig.subplots(1, len(panels), squeeze=False)[0], panels):
-        for (label, each), color in zip(epochs.items(), CURVE_COLORS):
-            for key in (key for key in keys if key in each[0]):
-                words, line = CURVE_STYLES[key.split("_")[0]]
-                ax.plot([epoch["epoch"] for epoch in each], [epoch[key] for epoch in each], line, color=color,
-                        marker="." if len(each) < 30 else None, label=f"{label}, {words}" if len(epochs) > 1 else words)
-        ax.set(xlabel="epoch", title=title)
-        ax.set_ylim(**{"top": 1} if title == "accuracy" else {"bottom": 0})
-        ax.grid(alpha=0.3)
-    ax.legend(fontsize=8)
-    return fig
+def has_vectors(config):
+    """Return whether a network has class vectors that are squashed"""
+    return config.model in ("capsnet", "vector-dense")
 
 
-def draw_training_curves(run):
-    """Draw the training curves of a run's network, of any experiment."""
-    config = getattr(run, "trained", run.config)
-    return training_curves({f"{config.model}, preset {config.preset}, seed {config.seed}": run.history})
+def is_capsnet(config):
+    """Return whether a network has digit capsules with routing"""
+    return config.model == "capsnet"
 
 
-FIGURES = {draw.__name__.removeprefix("draw_"): draw for draw in (
-    draw_example_pairs, draw_capsule_activations, draw_reconstructions, draw_perturbation, draw_routing, draw_errors,
-    draw_training_curves)}
+FIGURES = {
+    "example_pairs": Drawing(draw_example_pairs, "first"),
+    "capsule_activations": Drawing(draw_capsule_activations),
+    "reconstructions": Drawing(draw_reconstructions, applies=has_decoder, lacks="a CNN without a decoder reconstructs "
+                               "nothing"),
+    "perturbation": Drawing(draw_perturbation, applies=has_vectors, lacks="only class vectors with a decoder have "
+                            "dimensions to perturb"),
+    "routing": Drawing(draw_routing, applies=is_capsnet, lacks="only a capsnet has routing"),
+    "errors": Drawing(draw_errors), "training_curves": figures.TRAINING_CURVES}
+
 
 # ---------------------------------------------------------------- a picture of your own
 
@@ -560,84 +523,53 @@ def draw_picture(network, gray, ink, say):
 
 # ---------------------------------------------------------------- command line
 
-def figures_of_one_run(args, network, config, say):
-    """Evaluate a loaded network, or train one first, report its metrics and draw it; return {file name: Figure}."""
-    digits = capsnet.load_digits(config, say)
-    params, history = (network.weights, network.history) if network else capsnet.train(config, data=digits)
-    test_pairs = capsnet.draw_pairs(digits, "test", config.n_test, config, "evaluation", 1)
-    with capsnet.Runner(config.threads, progress=capsnet.Progress(config.quiet)) as runner:
-        test = capsnet.evaluate(params, in_chunks(test_pairs), config, runner)
-        lengths = capsule_lengths(params, test_pairs, config, runner)
-        uniform = capsule_lengths(params, test_pairs, dataclasses.replace(config, routing_iters=1), runner)
-    correct = capsnet.exact_match(capsnet.top_two(lengths), test_pairs["labels"])
-    trained = network.config if network else config
-    run = Run(config, trained, params, history, digits["source"], test_pairs, lengths, correct)
-    figures = {f"{name}.png": draw(run) for name, draw in FIGURES.items() if args.only in ("", name)}
-    metrics = {"errors": error_metrics(run), "routing": routing_metrics(run, uniform)}
-    result = capsnet.test_result(config, params, {**history, "source": digits["source"]}, test, network) | metrics
-    capsnet.report(config, result, test, say)
-    if config.out_json:
-        capsnet.write_json(config.out_json, result)
-    return figures
+def write_metrics(run):
+    """Write what --out-json asks for: the metrics of the test pairs, and those of errors and of routing"""
+    with capsnet.Runner(run.config.threads) as runner:
+        test = capsnet.evaluate(run.params, in_chunks(run.test_pairs), run.config, runner)
+    metrics = {"errors": error_metrics(run)}
+    if is_capsnet(run.config):
+        metrics["routing"] = routing_metrics(run, run.lengths_with(dataclasses.replace(run.config, routing_iters=1)))
+    history = run.history | {"source": run.data["source"]}
+    result = capsnet.test_result(run.config, run.params, history, test, run.loaded) | metrics
+    capsnet.write_json(run.config.out_json, result)
 
 
-def check_flags(args, network, config):
-    """Raise InputError if the network is no CapsNet or if flags exclude each other."""
-    if config.model != "capsnet":
-        flag, remedy = (f"--load {args.load}", "Give another file") if network else (
-            f"--model {config.model}", "Leave --model out")
-        raise InputError(f"{flag}: the figures show a capsnet, not a {config.model}. {remedy}")
-    alone = "--image" if args.image is not None else "--results" if args.results else ""
-    for name in capsnet.given_settings(args) if alone else ():
-        if name not in ("quiet", "threads"):
-            raise InputError(f"{capsnet.flag_name(name)} has no effect with {alone}. Leave it out")
-    if args.image is not None and (args.only or args.results):
-        raise InputError("--image draws one figure, of that picture. Leave --only and --results out")
-    if args.results and (args.load is not None or args.only):
-        raise InputError("--results draws the forest plot of all runs, not one network. Leave --load and --only out")
-    if args.results and not args.results.is_dir():
-        raise InputError(f"--results {args.results}: no such folder. Give the folder that holds the results")
+def draw_image(args):
+    """Classify and reconstruct the digits of --image, and draw them."""
+    if args.only or args.results or (given := capsnet.given_settings(args).keys() - {"quiet", "threads"}):
+        flag = "--only" if args.only else "--results" if args.results else capsnet.flag_name(min(given))
+        raise InputError(f"{flag} has no effect with --image, which draws that picture. Leave it out")
+    if args.load and len(args.load) > 1:
+        raise InputError(f"--load {' '.join(args.load)}: --image shows one network. Give one file")
+    network, config = capsnet.load_for_evaluation(args.load[0] if args.load else capsnet.PRETRAINED[0], args)
+    if not is_capsnet(config):
+        raise InputError(f"--load {args.load[0]}: --image needs a capsnet, not a {config.model}. Give another file")
+    gray = read_picture(args.image)
+    ink = find_ink(gray, args.image)
+    outdir, name, say = args.outdir or Path(), f"{Path(args.image).stem}_digits", capsnet.Progress(config.quiet).say
+    make_outdir(outdir, [name])
+    write_figure(draw_picture(network, gray, ink, say), outdir / f"{name}.png", say)
 
 
 def main():
-    parser = capsnet.Parser(description=__doc__)
-    parser.add_argument("--outdir", type=Path, metavar="DIR",
-                        help=f"folder for the PNGs (default: {OUTDIR}; with --image the current folder)")
-    capsnet.add_load_flag(parser, "draw without training: the network")
+    parser = figures.figure_parser(capsnet, __doc__, FIGURES, OF_RESULTS)
     parser.add_argument("--image", metavar="PICTURE", help="classify and reconstruct the two overlapping digits in a "
                         "picture of any size, dark ink on a light background or the reverse, with the network of "
-                        "--load (default: the pretrained network); writes PICTURE_digits.png")
-    parser.add_argument("--results", nargs="?", type=Path, const=RESULTS, metavar="DIR", help="draw the forest plot of "
-                        "all runs in this folder (default: results/) without training")
-    parser.add_argument("--only", default="", choices=tuple(FIGURES), help="draw only this figure")
-    capsnet.add_config_flags(parser)
+                        "--load (default: the pretrained network); writes PICTURE_digits.png, by default into the "
+                        "current folder")
     args = parser.parse_args()
-    has_image = args.image is not None
-    load = str(capsnet.PRETRAINED[0]) if has_image and args.load is None else args.load
-    if has_image or args.results:
-        check_flags(args, None, capsnet.Config())
-    network, config = capsnet.load_for_evaluation(load, args) if load is not None else (
-        None, *capsnet.configs_from_args(args))
-    capsnet.check_config(config)
-    check_flags(args, network, config)
-    gray = read_picture(args.image) if has_image else None
-    ink = find_ink(gray, args.image) if has_image else None
-    outdir = args.outdir or (Path() if has_image else OUTDIR)
-    name = f"{Path(args.image).stem}_digits" if has_image else args.only
-    make_outdir(outdir, [name] if name else ["forest"] if args.results else FIGURES)
-    say = capsnet.Progress(config.quiet).say
-    if has_image:
-        figures = {f"{name}.png": draw_picture(network, gray, ink, say)}
-    elif args.results:
-        sys.path.append(str(RESULTS))
-        import render
-        render.forest(render.Results(args.results), EXPERIMENT, FOREST, outdir / "forest.png", say,
-                      "exact-match accuracy on test pairs")
+    if args.image is not None:
+        draw_image(args)
         return
-    else:
-        figures = figures_of_one_run(args, network, config, say)
-    for name, figure in figures.items():
-        write_figure(figure, outdir / name, say)
+    out_json = getattr(args, "out_json", "")
+    if out_json and (args.results or len(args.load or [0]) > 1 or len(getattr(args, "model", [0])) > 1):
+        raise InputError("--out-json writes the metrics of one network. Draw one, or leave --out-json out")
+    capsnet.check_writable(out_json)
+    runs = figures.draw(capsnet, args, FIGURES, OF_RESULTS, lambda config, progress: capsnet.load_digits(
+        config, progress.say), Run)
+    if out_json:
+        write_metrics(runs[0])
 
 
 if __name__ == "__main__":

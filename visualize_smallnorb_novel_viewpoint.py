@@ -3,39 +3,31 @@
 # requires-python = ">=3.10"
 # dependencies = ["numpy>=2.0.0", "matplotlib>=3.8.4", "imageio>=2.31.0"]
 # ///
-"""Draw figures of smallnorb_novel_viewpoint.py: training and test views and the EM routing of one matrix-capsnet; with
---results accuracy by azimuth, activity of capsules over blank background, and a forest plot of all results.
+"""Draw figures of smallnorb_novel_viewpoint.py, of toys, smallNORB or shapes: training and test views, accuracy on
+familiar and novel viewpoints and around the circle, pose matrices, routing and training curves of networks; of all
+results, accuracy by azimuth and by distance to the training azimuths, and a forest plot.
 
-    python3 visualize_smallnorb_novel_viewpoint.py --load --results                      # half a minute
-    python3 visualize_smallnorb_novel_viewpoint.py --load --only background_activity     # one network: half a minute
-    python3 visualize_smallnorb_novel_viewpoint.py --n-epochs 10                         # train one first: 4 minutes
+    python3 visualize_smallnorb_novel_viewpoint.py --load --results        # the pretrained networks: half a minute
+    python3 visualize_smallnorb_novel_viewpoint.py                         # train the default networks: 4 minutes
+    python3 visualize_smallnorb_novel_viewpoint.py --data shapes           # the same for five shapes: half a minute
+    python3 visualize_smallnorb_novel_viewpoint.py --load a.npz b.npz      # networks of your own
 """
-import sys
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 
 import smallnorb_novel_viewpoint as norb  # before numpy: it sets the number of BLAS threads
-from smallnorb_novel_viewpoint import N_CLASSES, NORB_NAMES, InputError
+from smallnorb_novel_viewpoint import N_CLASSES, InputError
 
-import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
 
-from figures import make_outdir, write_figure
-from visualize_multimnist_capsnet import draw_training_curves
+import figures
+from figures import BLUE, COLORS, GRAY, GREEN, MARKERS, ORANGE, RED, Drawing, Network, new_figure, results_of
 
-matplotlib.use("Agg")
-matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
-                            "image.interpolation": "nearest", "legend.frameon": False})
-BLUE, ORANGE, GRAY = "#0072B2", "#E69F00", "#666666"          # Okabe & Ito, color-blind safe
-WIDTH = 8                          # inches
 EXPERIMENT = "smallnorb_novel_viewpoint"
-OUTDIR = Path("viz", EXPERIMENT)
-RESULTS = Path(__file__).with_name("results")
-WEIGHTS = norb.PRETRAINED[0]        # the pretrained network whose routing is drawn
-SWEEP = {                          # networks in the figure of accuracy by azimuth: label, color, line, marker
-    "capsnet-shared": ("CapsNet (capsnet-shared)", BLUE, "-", "D"),
-    "cnn-gap": ("CNN with GAP (cnn-gap)", "#D55E00", "--", "s"), "nearest": ("nearest training image", GRAY, ":", "x")}
+SWEEP = {                          # networks in the figures of results: label, color, line, marker
+    "matrix-capsnet": ("matrix-capsnet", BLUE, "-", "D"), "cnn": ("cnn", RED, "--", "s"),
+    "cnn-bn": ("cnn-bn", GREEN, "-.", "o"), "cnn-gap": ("cnn-gap", ORANGE, "-.", "^"),
+    "nearest": ("nearest training image", GRAY, ":", "x")}
 OTHER_TOYS = "+".join(f"toys{toy_seed}-{{split}}" for toy_seed in (2, 3, 4))
 
 
@@ -63,21 +55,25 @@ FOREST = [                         # rows of render.forest: heading, or label, f
 
 
 @dataclass(frozen=True)
-class Run:
-    """A matrix-capsnet and its data, from which the figures are drawn."""
-    config: norb.Config
-    params: dict
-    history: dict
-    data: dict                     # of load_data
+class Run(Network):
+    """A network, its data and its predictions, from which the figures are drawn."""
+
+    @cached_property
+    def tests(self):
+        """What evaluate_test_sets returns"""
+        with norb.Runner(self.config.threads) as runner:
+            return norb.evaluate_test_sets(self.params, self.data, self.config, runner)
+
+    @cached_property
+    def activity(self):
+        """What activity_before_and_after returns"""
+        return activity_before_and_after(self)
 
 
 # ---------------------------------------------------------------- helpers
 
-def new_figure(height, title, note=""):
-    fig = Figure((WIDTH, height), layout="constrained")
-    fig.suptitle(title, fontsize=11)
-    fig.supxlabel(note, fontsize=8, color=GRAY)
-    return fig
+def class_names(config):
+    return norb.CLASS_NAMES if config.data == "shapes" else norb.NORB_NAMES
 
 
 def nearest_sample(samples, **values):
@@ -96,9 +92,9 @@ def show_image(ax, image, title="", color=None):
         spine.set(color=color, linewidth=2.5)
 
 
-def preprocess(samples, rows):
-    """Return the given rows of the images as network inputs, (n, 32, 32, 2)."""
-    return norb.crop_batch(samples["images"], rows)
+def preprocess(samples, rows, config):
+    """Return the given rows of the images as network inputs, (n, 32, 32, C)."""
+    return samples["images"][rows] if config.data == "shapes" else norb.crop_batch(samples["images"], rows)
 
 
 def shade_ranges(ax, config):
@@ -118,8 +114,9 @@ def shade_ranges(ax, config):
 
 def draw_example_views(run, n=4):
     """Draw n training views and n novel test views of each class."""
-    fig = new_figure(6.2, "Left (blue): training views. Right (orange): test views of other toys at novel azimuths",
-                     "network input: central 32x32 px of the first camera's image; numbers: azimuth")
+    angle = norb.viewpoint_angle(run.config)
+    fig = new_figure(6.2, f"Left (blue): training views. Right (orange): test views at novel {angle}",
+                     "network input: 32x32 px of the first camera's image; numbers: azimuth, elevation")
     axes = fig.subplots(N_CLASSES, 2 * n + 1, width_ratios=[1] * n + [0.3] + [1] * n)
     for (k, j), ax in np.ndenumerate(axes):
         if j == n:
@@ -129,59 +126,158 @@ def draw_example_views(run, n=4):
         azimuths, elevations = np.unique(samples["azimuths"]), np.unique(samples["elevations"])
         azimuth = azimuths[np.linspace(0, len(azimuths) - 1, n).astype(int)[j - (n + 1) * (j > n)]]
         row = nearest_sample(samples, labels=k, azimuths=azimuth, elevations=elevations[j % len(elevations)])
-        show_image(ax, preprocess(samples, [row])[0], f"{azimuth:.0f}°", color)
+        show_image(ax, preprocess(samples, [row], run.config)[0],
+                   f"{samples['azimuths'][row]:.0f}°, {samples['elevations'][row]:.0f}°", color)
         if j == 0:
-            ax.set_ylabel(NORB_NAMES[k], rotation=0, ha="right", va="center")
+            ax.set_ylabel(class_names(run.config)[k], rotation=0, ha="right", va="center")
     return fig
 
 
 def draw_elevation_strip(run, azimuth=340):
-    """Draw the first test toy of each class at one azimuth from each elevation, with the network's predictions."""
-    elevations = np.unique(run.data["familiar"]["elevations"])
-    fig = new_figure(5.4, f"One test toy of each class from every elevation, azimuth {azimuth}°",
-                     "blue frame: predicted correctly; orange frame: not, with the predicted class")
+    """Draw one test object of each class at one azimuth from each elevation, with the network's predictions."""
+    elevations, names = norb.TOY_ELEVATIONS, class_names(run.config)
+    fig = new_figure(5.4, f"One test object of each class from nine elevations, predictions of {run.name}",
+                     f"azimuth {azimuth}°; blue frame: correct; orange frame: wrong, with the predicted class")
     axes = fig.subplots(N_CLASSES, len(elevations), squeeze=False)
     for k in range(N_CLASSES):
-        samples = norb.views_of_toy(run.config, k, np.full(len(elevations), azimuth), elevations)
-        images = preprocess(samples, np.arange(len(elevations)))
+        samples = norb.views_of(run.config, k, np.full(len(elevations), azimuth), elevations)
+        images = preprocess(samples, np.arange(len(elevations)), run.config)
         predicted = norb.forward(run.params, images, run.config)[0]["scores"].argmax(1)
         for ax, image, elevation, label in zip(axes[k], images, samples["elevations"], predicted):
-            wrong = f", {NORB_NAMES[label]}" if label != k else ""
+            wrong = f", {names[label]}" if label != k else ""
             show_image(ax, image, f"{elevation:.0f}°{wrong}", ORANGE if wrong else BLUE)
-        axes[k, 0].set_ylabel(NORB_NAMES[k], rotation=0, ha="right", va="center")
+        axes[k, 0].set_ylabel(names[k], rotation=0, ha="right", va="center")
     return fig
 
 
-def draw_em_routing(run, label=2):
-    """Draw the activation that each position of the last capsule layer assigns to each class, before and after routing.
+def draw_familiar_vs_novel(runs):
+    """Draw the accuracy of each network on familiar and on novel viewpoints, with 95% CIs from the test images, and its
+    drop; of one network the accuracy of each class, too."""
+    angle, names = norb.viewpoint_angle(runs[0].config), class_names(runs[0].config)
+    groups = {}                    # label: {"familiar": correct, "novel": correct}
+    for run in runs:
+        for k in range(N_CLASSES) if len(runs) == 1 else ():
+            groups[names[k]] = {name: correct[run.data[name]["labels"] == k]
+                                for name, correct in run.tests["correct"].items()}
+        drop = f"drop {run.tests['drop']:.3f}"
+        groups[f"{run.name}\n{drop}" if len(runs) > 1 else f"all classes\n{drop}"] = run.tests["correct"]
+    title = "of each network" if len(runs) > 1 else f"of {runs[0].label}"
+    fig = new_figure(3.4, f"Accuracy on familiar and on novel {angle} {title}",
+                     f"{runs[0].config.data}; error bars: 95% CI from the test images")
+    ax = fig.subplots()
+    for shift, color, name in ((-0.2, BLUE, "familiar"), (0.2, ORANGE, "novel")):
+        hits = [correct[name] for correct in groups.values()]
+        mean = np.array([hit.mean() if len(hit) else 0 for hit in hits])
+        low, high = np.array([norb.wilson_interval(hit.sum(), len(hit)) if len(hit) else (0, 0) for hit in hits]).T
+        bars = ax.bar(np.arange(len(mean)) + shift, mean, 0.38, yerr=(mean - low, high - mean), color=color, capsize=3,
+                      label=f"{name} {angle}")
+        ax.bar_label(bars, [f"{value:.2f}" for value in mean], label_type="center", fontsize=8, color="white")
+    ax.set_xticks(range(len(groups)), groups)
+    ax.set(ylim=(0, 1), ylabel="accuracy")
+    ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1, linestyle=":", label="chance")
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return fig
 
-    Before routing the assignment probabilities R are uniform; after routing they are those of the last E-step. A map is
-    the sum of R times the activation over the capsule types at a position.
+
+def draw_azimuth_accuracy(runs):
+    """Draw the accuracy of each network at each azimuth (--split elevation: elevation) of the test images, with 95% CIs
+    from these images."""
+    angle, first = norb.viewpoint_angle(runs[0].config), runs[0]
+    fig, ax = axes_by_angle(first.config, f"Test accuracy by {angle[:-1]}",
+                            f"{first.config.data}; error bars: 95% CI from the test images")
+    names = ("familiar", "novel") if first.config.split != "instance" else ("novel",)
+    angles = np.concatenate([first.data[name][angle] for name in names])
+    for k, (run, color, marker) in enumerate(zip(runs, COLORS, MARKERS)):
+        correct = np.concatenate([run.tests["correct"][name] for name in names])
+        at = [correct[angles == value] for value in np.unique(angles)]
+        mean, (low, high) = np.array([hit.mean() for hit in at]), np.array([
+            norb.wilson_interval(hit.sum(), len(hit)) for hit in at]).T
+        ax.errorbar(np.unique(angles) + 1.5 * k, mean, (mean - low, high - mean), fmt=marker, linestyle="none",
+                    color=color, markersize=4, capsize=2, label=f"{run.name}")
+    ax.legend(loc="lower center", ncols=len(runs), fontsize=8.5)
+    return fig
+
+
+def axes_by_angle(config, title, note):
+    """Return a Figure and axes of accuracy by angle, with the ranges of familiar and novel angles."""
+    angle = norb.viewpoint_angle(config)
+    fig = new_figure(3.9, f"{title}\n", note)
+    ax = fig.subplots()
+    limits, ticks = ((-6, 366), range(0, 361, 30)) if angle == "azimuths" else ((28, 72), range(30, 71, 5))
+    ax.set(xlabel=f"{angle[:-1]} (degrees)", ylabel="accuracy", xlim=limits, ylim=(0, 1.02), xticks=ticks)
+    shade_ranges(ax, config)
+    ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1, linestyle=":")
+    ax.text(limits[1], 1 / N_CLASSES + 0.02, "chance", ha="right", fontsize=8, color=GRAY)
+    ax.grid(alpha=0.3)
+    return fig, ax
+
+
+def draw_pose_matrices(run, label=2, n=6, elevation=45):
+    """Draw the class capsules' pose matrices and activations for one test object from n azimuths."""
+    azimuths, names = np.linspace(0, 360, n, endpoint=False), class_names(run.config)
+    samples = norb.views_of(run.config, label, azimuths, np.full(n, elevation))
+    azimuths, images = samples["azimuths"], preprocess(samples, np.arange(n), run.config)
+    out, _ = norb.forward(run.params, images, run.config)
+    poses, span = out["mu"].reshape(n, N_CLASSES, norb.P, norb.P), np.abs(out["mu"]).max()
+    fig = new_figure(6.4, "Pose matrices of the five class capsules while the azimuth of the object changes",
+                     f"{run.label}; number above a matrix: activation of the capsule; orange: the true class")
+    axes = fig.subplots(N_CLASSES + 1, n)
+    for k in range(n):
+        show_image(axes[0, k], images[k], f"{azimuths[k]:.0f}°")
+        for j in range(N_CLASSES):
+            shown = axes[j + 1, k].imshow(poses[k, j], cmap="PuOr_r", vmin=-span, vmax=span)
+            axes[j + 1, k].set(xticks=[], yticks=[])
+            color = ORANGE if j == label else "black"
+            axes[j + 1, k].set_title(f"{out['a'][k, j]:.2f}", fontsize=8, pad=2, color=color)
+    for j in range(N_CLASSES):
+        axes[j + 1, 0].set_ylabel(names[j], rotation=0, ha="right", va="center")
+    axes[0, 0].set_ylabel("input", rotation=0, ha="right", va="center")
+    fig.colorbar(shown, ax=axes, shrink=0.6, label="element of the 4x4 pose matrix")
+    return fig
+
+
+def routed_maps(out, config):
+    """Return what each position of the capsules below the class capsules contributes to each class, before and after
+    routing, (2, J, side, side), of one image.
+
+    out: of norb.forward for this image. A map is the sum over the capsule types at a position of the routing's weight
+    (assignment probability R, or coupling coefficient c) times the activation, or the length, of the capsule.
     """
-    samples = run.data["novel"]
+    if config.model in norb.MATRIX_MODELS:
+        a = out["conv2_a" if config.model == "matrix-capsnet" else "primary_a"][0]                      # (H, W, B)
+        side, weight, order = len(a), a.reshape(-1, a.shape[-1]), (0, 2, 1)
+        steps = [out["class_steps"][k].R[0] for k in (0, -1)]
+        shape = weight.shape[::-1]                                                         # I ordered (type, position)
+    else:
+        side = int(np.sqrt(len(norb.class_capsule_inputs(config).centers)))
+        weight = np.linalg.norm(out["u"][0], axis=-1).reshape(side * side, -1)
+        steps, order, shape = [out["c"][0], out["c"][-1][0]], (0, 1, 2), weight.shape     # I ordered (position, type)
+    maps = [np.broadcast_to(R, (N_CLASSES, weight.size)).reshape(-1, *shape).transpose(order) * weight for R in steps]
+    return np.stack([m.sum(-1).reshape(N_CLASSES, side, side) for m in maps])
+
+
+def draw_routing(run, label=2):
+    """Draw what each position of the capsules below the class capsules contributes to each class, before and after
+    routing: before it, the coefficients are uniform."""
+    samples, names = run.data["novel"], class_names(run.config)
     azimuths = np.unique(samples["azimuths"])
     row = nearest_sample(samples, labels=label, azimuths=azimuths[len(azimuths) // 2])
-    image = preprocess(samples, [row])
+    image = preprocess(samples, [row], run.config)
     out, _ = norb.forward(run.params, image, run.config)
-    steps, weight = out["class_steps"], out["conv2_a"][0].reshape(-1, out["conv2_a"].shape[-1])      # (positions, F)
-    positions, side = len(weight), int(np.sqrt(len(weight)))
-    fig = new_figure(3.6, "EM routing: the capsules at each position are assigned to the classes",
-                     f"each map: the {side}x{side} positions of the last capsule layer below the class capsules")
+    maps = routed_maps(out, run.config)
+    kind = "assignment probability R times activation" if run.config.model in norb.MATRIX_MODELS else (
+        "coupling coefficient c times length")
+    fig = new_figure(3.6, f"Routing assigns the capsules at each position to the classes ({run.name})",
+                     f"{kind}, summed over capsule types; a map shows {maps.shape[-1]}x{maps.shape[-1]} positions")
     grid = fig.add_gridspec(2, N_CLASSES + 2, width_ratios=[1.4] + [1] * N_CLASSES + [0.12])
-    show_image(fig.add_subplot(grid[:, 0]), image[0], f"{NORB_NAMES[samples['labels'][row]]}, novel azimuth;"
-               f"\npredicted: {NORB_NAMES[out['scores'][0].argmax()]}")
-    maps = [np.broadcast_to(step.R[0], (N_CLASSES, weight.size)).reshape(N_CLASSES, -1, positions) * weight.T
-            for step in (steps[0], steps[-1])]
-    maps = [m.sum(1).reshape(N_CLASSES, side, side) for m in maps]
-    top = max(m.max() for m in maps)
-    for (t, m), text in zip(enumerate(maps), ("before routing", "after routing")):
-        for j in range(N_CLASSES):
-            ax = fig.add_subplot(grid[t, j + 1])
-            heatmap = ax.imshow(m[j], cmap="viridis", vmin=0, vmax=top)
-            ax.set(xticks=[], yticks=[])
-            ax.set_title(NORB_NAMES[j] if t == 0 else "", fontsize=9)
-            ax.set_ylabel(text if j == 0 else "")
-    fig.colorbar(heatmap, cax=fig.add_subplot(grid[:, -1]), label="activation assigned to the class")
+    show_image(fig.add_subplot(grid[:, 0]), image[0], f"{names[samples['labels'][row]]}, novel viewpoint;"
+               f"\npredicted: {names[out['scores'][0].argmax()]}")
+    for (t, j), ax in ((at, fig.add_subplot(grid[at[0], at[1] + 1])) for at in np.ndindex(2, N_CLASSES)):
+        heatmap = ax.imshow(maps[t, j], cmap="viridis", vmin=0, vmax=maps.max())
+        ax.set(xticks=[], yticks=[])
+        ax.set_title(names[j] if t == 0 else "", fontsize=9)
+        ax.set_ylabel(("before routing", "after routing")[t] if j == 0 else "")
+    fig.colorbar(heatmap, cax=fig.add_subplot(grid[:, -1]), label="assigned to the class")
     return fig
 
 
@@ -221,7 +317,7 @@ def background_activity(params, run, n=2000):
     rows = rng.permutation(len(samples["labels"]))[:n]
     shifts = rng.integers(-3, 4, (len(rows), 2))
     background = norb.standardize(samples["images"][rows])[:, :1, :1]
-    images = shift_images(preprocess(samples, rows) - background, shifts) + background       # so that background enters
+    images = shift_images(preprocess(samples, rows, run.config) - background, shifts) + background   # so that it enters
     outputs = [norb.forward(params, images[k:k + 16], run.config)[0] for k in range(0, len(rows), 16)]
     metrics = {"a": {}, "entropy": []}
     for name in RECEPTIVE_FIELDS:
@@ -247,19 +343,12 @@ def activity_before_and_after(run):
     The untrained network takes its normalization statistics from 64 training images.
     """
     initial, statistics = norb.init_params(run.config), {}
-    images = preprocess(run.data["train"], np.arange(0, len(run.data["train"]["labels"]), 37)[:64])
+    images = preprocess(run.data["train"], np.arange(0, len(run.data["train"]["labels"]), 37)[:64], run.config)
     norb.forward(initial, images, run.config, statistics=statistics)
     return {"before": background_activity(initial | statistics, run), "after": background_activity(run.params, run)}
 
 
 # ---------------------------------------------------------------- figures of results
-
-def results_of(results, setting):
-    """Return the results of all seeds of a setting. Raise InputError if there is none."""
-    if of_seeds := list(results.runs(EXPERIMENT, setting).values()):
-        return of_seeds
-    raise InputError(f"--results: no result of {setting}. Run it first, or give another folder")
-
 
 def draw_background_activity(activities):
     """Draw the mean activation of capsules over blank background and over the toys.
@@ -285,163 +374,102 @@ def draw_background_activity(activities):
     return fig
 
 
-def draw_azimuth_accuracy(results):
+def draw_azimuth_results(results):
     """Draw accuracy by azimuth, mean and 95% CI over seeds. Raise InputError if a setting has no result."""
-    fig = new_figure(3.9, "Accuracy on test toys by azimuth: lowest where they show their front or their back\n",
-                     "lines: mean over n seeds; bands: 95% CI")
-    ax = fig.subplots()
-    from render import mean_and_interval
-    for model, (label, color, line, marker) in SWEEP.items():
-        of_seeds = results_of(results, f"wide-azimuth/{model}")
+    fig, ax = axes_by_angle(norb.Config(), "Accuracy on test toys by azimuth: lowest where they show front or back",
+                            "mean over n seeds; bands: 95% CI")
+    for model in norb.COMPARED:
+        label, color, line, marker = SWEEP[model]
+        of_seeds = results_of(results, EXPERIMENT, f"paper-azimuth/{model}")
         rows = [[*each["sweep"]["accuracy"], each["sweep"]["accuracy"][0]] for each in of_seeds]
-        mean, half = np.array([mean_and_interval(column) for column in np.transpose(rows)]).T
+        mean, half = np.array([norb.mean_and_interval(column) for column in np.transpose(rows)]).T
         x, half = [*of_seeds[0]["sweep"]["angles"], 360], np.nan_to_num(half)
-        ax.plot(x, mean, line, marker=marker, color=color, markersize=4,
-                label=f"{label}, n = {len(of_seeds)}" * bool(of_seeds[0]["n_params"]) or label)
+        ax.plot(x, mean, line, marker=marker, color=color, markersize=4, label=f"{label}, n = {len(of_seeds)}")
         ax.fill_between(x, mean - half, mean + half, color=color, alpha=0.15, linewidth=0)
-    shade_ranges(ax, norb.Config())
-    ax.set(xlabel="azimuth (degrees)", ylabel="accuracy", xlim=(0, 360), ylim=(0, 1.02), xticks=range(0, 361, 30))
-    ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1, linestyle=":")
-    ax.text(359, 1 / N_CLASSES + 0.02, "chance", ha="right", fontsize=8, color=GRAY)
     ax.legend(loc="lower center", ncols=3, columnspacing=1, fontsize=8.5)
-    ax.grid(alpha=0.3)
     return fig
 
 
-def draw_familiar_vs_novel(run):
-    """Draw the accuracy of each class on familiar and on novel viewpoints, with 95% CIs from the test images."""
-    metrics, correct = [], {}
-    with norb.Runner(run.config.threads) as runner:
-        tests = norb.evaluate_test_sets(run.params, run.data, run.config, runner)
-    for name in ("familiar", "novel"):
-        labels, hit = run.data[name]["labels"], tests["correct"][name]
-        groups = [hit[labels == k] for k in range(N_CLASSES)] + [hit]
-        correct[name] = [(group.mean(), *norb.wilson_interval(group.sum(), len(group))) if len(group) else (0, 0, 0)
-                         for group in groups]
-        metrics.append(f"{name} {tests[name]:.3f}")
-    fig = new_figure(3.4, f"Accuracy of {run.config.model}: {', '.join(metrics)}, drop {tests['drop']:.3f}",
-                     f"toys that training never shows; error bars: 95% CI from the test images; seed {run.config.seed}")
-    ax = fig.subplots()
-    for shift, color, (name, values) in zip((-0.2, 0.2), (BLUE, ORANGE), correct.items()):
-        mean, low, high = np.array(values).T
-        ax.bar(np.arange(len(mean)) + shift, mean, 0.38, yerr=(mean - low, high - mean), color=color, capsize=3,
-               label=f"{name} {norb.viewpoint_angle(run.config)}")
-    ax.set_xticks(range(N_CLASSES + 1), [*NORB_NAMES, "all classes"])
-    ax.set(ylim=(0, 1), ylabel="accuracy")
-    ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1, linestyle=":", label="chance")
-    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+GAPS = {                           # of the gap curve: title, networks
+    "gap-shapes": ("five shapes", ("matrix-capsnet", "cnn", "cnn-gap", "nearest")),
+    "gap-toys": ("toys", ("matrix-capsnet", "cnn", "cnn-bn", "cnn-gap"))}
+
+
+def accuracy_by_distance(result):
+    """Return {distance to the nearest training azimuth, degrees: accuracy} of one result, 0 for familiar azimuths."""
+    low, high = norb.parse_range(result["config"]["train_azimuths"], "--train-azimuths")
+    by_distance = {}
+    for angle, accuracy in zip(result["sweep"]["angles"], result["sweep"]["accuracy"]):
+        distance = 0.0 if norb.in_range(angle, (low, high)) else min((angle - high) % 360, (low - angle) % 360)
+        by_distance.setdefault(distance, []).append(accuracy)
+    return {distance: float(np.mean(values)) for distance, values in sorted(by_distance.items())}
+
+
+def draw_gap_curve(results):
+    """Draw accuracy against the distance to the nearest training azimuth. Raise InputError if there is no result."""
+    fig = new_figure(3.9, "Accuracy by distance to the nearest training azimuth (training azimuths: 0° to 60°)",
+                     "mean over n seeds; bands: 95% CI; distance 0: familiar azimuths")
+    for ax, (table, (title, models)) in zip(fig.subplots(1, len(GAPS), sharey=True), GAPS.items()):
+        for model in models:
+            label, color, line, marker = SWEEP[model]
+            curves = [accuracy_by_distance(each) for each in results_of(results, EXPERIMENT, f"{table}/{model}")]
+            mean, half = np.array([norb.mean_and_interval([curve[x] for curve in curves]) for x in curves[0]]).T
+            ax.plot([*curves[0]], mean, line, marker=marker, color=color, markersize=4,
+                    label=f"{label}, n = {len(curves)}")
+            ax.fill_between([*curves[0]], mean - (half := np.nan_to_num(half)), mean + half, color=color, alpha=0.15,
+                            linewidth=0)
+        ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1, linestyle=":")
+        ax.set(title=title, xlabel="distance (degrees)", ylim=(0, 1.02), xticks=range(0, 151, 30))
+        ax.grid(alpha=0.3)
+        ax.legend(loc="lower left", fontsize=8)
+    fig.axes[0].set_ylabel("accuracy (dotted: chance)")
     return fig
 
 
-def draw_pose_matrices(run, label=2, n=6, elevation=45):
-    """Draw the class capsules' pose matrices and activations for one test toy from n azimuths."""
-    azimuths = np.linspace(0, 360, n, endpoint=False)
-    samples = norb.views_of_toy(run.config, label, azimuths, np.full(n, elevation))
-    azimuths, images = samples["azimuths"], preprocess(samples, np.arange(n))
-    out, _ = norb.forward(run.params, images, run.config)
-    poses, span = out["mu"].reshape(n, N_CLASSES, norb.P, norb.P), np.abs(out["mu"]).max()
-    fig = new_figure(6.4, "Pose matrices of the five class capsules while the azimuth of the object changes",
-                     "number above a matrix: activation of the capsule; orange: the true class")
-    axes = fig.subplots(N_CLASSES + 1, n)
-    for k in range(n):
-        show_image(axes[0, k], images[k], f"{azimuths[k]:.0f}°")
-        for j in range(N_CLASSES):
-            shown = axes[j + 1, k].imshow(poses[k, j], cmap="PuOr_r", vmin=-span, vmax=span)
-            axes[j + 1, k].set(xticks=[], yticks=[])
-            color = ORANGE if j == label else "black"
-            axes[j + 1, k].set_title(f"{out['a'][k, j]:.2f}", fontsize=8, pad=2, color=color)
-    for j in range(N_CLASSES):
-        axes[j + 1, 0].set_ylabel(NORB_NAMES[j], rotation=0, ha="right", va="center")
-    axes[0, 0].set_ylabel("input", rotation=0, ha="right", va="center")
-    fig.colorbar(shown, ax=axes, shrink=0.6, label="element of the 4x4 pose matrix")
-    return fig
+def model_in(*models):
+    """Return a function that says whether a Config has one of these models"""
+    return lambda config: config.model in models
 
 
-NETWORK_FIGURES = {"example_views": draw_example_views, "elevation_strip": draw_elevation_strip,
-                   "em_routing": draw_em_routing, "familiar_vs_novel": draw_familiar_vs_novel,
-                   "pose_matrices": draw_pose_matrices,
-                   "training_curves": draw_training_curves,
-                   "background_activity_of_one": lambda run: draw_background_activity([activity_before_and_after(run)])}
-RESULT_FIGURES = {"azimuth_accuracy": draw_azimuth_accuracy,
-                  "background_activity": lambda results: draw_background_activity([each["background_activity"]
-                      for each in results_of(results, "background-activity/matrix-capsnet")])}
+def draw_activity_of_one(run):
+    """Draw draw_background_activity of one network"""
+    return draw_background_activity([run.activity])
+
+
+FIGURES = {
+    "example_views": Drawing(draw_example_views, "first"),
+    "familiar_vs_novel": Drawing(draw_familiar_vs_novel, "all"),
+    "azimuth_accuracy": Drawing(draw_azimuth_accuracy, "all"),
+    "elevation_strip": Drawing(draw_elevation_strip),
+    "pose_matrices": Drawing(draw_pose_matrices, applies=model_in(*norb.MATRIX_MODELS), lacks="only matrix capsules "
+                             "have pose matrices"),
+    "routing": Drawing(draw_routing, applies=model_in(*norb.CAPSULES), lacks="a CNN has no routing"),
+    "training_curves": figures.TRAINING_CURVES,
+    "background_activity": Drawing(draw_activity_of_one, applies=lambda config: config.model == "matrix-capsnet" and
+                                   config.data != "shapes", lacks="it is measured for a matrix-capsnet on toys",
+                                   default=False)}
+OF_RESULTS = {
+    "azimuth_accuracy": draw_azimuth_results, "gap_curve": draw_gap_curve,
+    "background_activity": lambda results: draw_background_activity([
+        each["background_activity"] for each in results_of(results, EXPERIMENT, "background-activity/matrix-capsnet")]),
+    "forest": lambda results: figures.forest(results, EXPERIMENT, FOREST, "accuracy on novel viewpoints")}
 
 
 # ---------------------------------------------------------------- command line
 
-def draw_results(args, names, say):
-    """Draw the named figures of a folder of results. Raise InputError if a result is missing or damaged."""
-    sys.path.append(str(RESULTS))
-    import render
-    if not args.results.is_dir():
-        raise InputError(f"--results {args.results}: no such folder. Give the folder that holds the results")
-    try:
-        results = render.Results(args.results)
-    except render.InputError as error:
-        raise InputError(str(error)) from None
-    for name in names:
-        if name == "forest":
-            render.forest(results, EXPERIMENT, FOREST, args.outdir / "forest.png", say, "accuracy on novel viewpoints")
-        else:
-            write_figure(RESULT_FIGURES[name](results), args.outdir / f"{name}.png", say)
-
-
-def network_to_draw(args, given, say):
-    """Load or train the network that the figures show, and its data. Return a Run."""
-    network, config = norb.load_for_evaluation(args.load, args) if args.load else (
-        None, norb.network_config(given, "matrix-capsnet"))
-    if config.model != "matrix-capsnet":
-        raise InputError(f"--load {args.load}: the figures show a matrix-capsnet, not a {config.model}. Give another "
-                         "file")
-    if config.data == "shapes" or config.split != "azimuth" and not args.only:
-        raise InputError("--data, --split: the figures show toys at novel azimuths. Leave these flags out")
-    norb.check_config(config)
-    data = norb.load_data(config, norb.Progress(config.quiet))
-    return Run(config, *((network.weights, network.history) if network else norb.train(config, data=data)), data)
-
-
-def requested_figures(args, given):
-    """Return the names of the figures of a network and of the figures of results that the flags ask for."""
-    of_network = [f"{args.only}_of_one"] if args.only else [
-        "example_views", "elevation_strip", "em_routing", "familiar_vs_novel", "pose_matrices", "training_curves"]
-    if not args.results:
-        return of_network, []
-    if args.load and args.only or given.keys() - {"quiet"} and not args.load:
-        raise InputError("--results: these figures show results, not a network. Leave the other flags out")
-    return of_network if args.load else [], [args.only] if args.only else [*RESULT_FIGURES, "forest"]
-
-
+@figures.command_of(norb)
 def main():
-    parser = norb.Parser(description=__doc__)
-    parser.add_argument(
-        "--outdir", type=Path, default=OUTDIR, metavar="DIR", help=f"folder for the PNGs (default: {OUTDIR})")
-    parser.add_argument("--only", default="", choices=("background_activity",), help="draw only this figure")
-    parser.add_argument("--load", nargs="?", default="", const=str(WEIGHTS), metavar="FILE", help="draw the "
-                        "matrix-capsnet in FILE, a checkpoint or weights (default: the pretrained network), without "
-                        "training")
-    parser.add_argument("--results", nargs="?", type=Path, const=RESULTS, metavar="DIR", help="draw the figures of all "
-                        "runs in this folder (default: results/) without training")
-    norb.add_config_flags(parser)
-    args = parser.parse_args()
-    given, out_json = norb.given_settings(args), getattr(args, "out_json", "")
-    if out_json and (args.only != "background_activity" or args.results):
+    args = figures.figure_parser(norb, __doc__, FIGURES, OF_RESULTS).parse_args()
+    out_json = getattr(args, "out_json", "")
+    if out_json and (args.only != ["background_activity"] or args.results):
         raise InputError("--out-json works here only with --only background_activity and without --results. For the "
                          "metrics of a run give it to smallnorb_novel_viewpoint.py")
     norb.check_writable(out_json)
-    say = norb.Progress(hasattr(args, "quiet")).say
-    of_network, of_results = requested_figures(args, given)
-    make_outdir(args.outdir, [*of_network, *of_results])
-    run = network_to_draw(args, given, say) if of_network else None
-    for name in of_network:
-        if out_json:
-            activity = activity_before_and_after(run)
-            result = norb.make_result(run.config, run.params, run.history, {"background_activity": activity})
-            norb.write_json(out_json, result)
-            write_figure(draw_background_activity([activity]), args.outdir / f"{name}.png", say)
-        else:
-            write_figure(NETWORK_FIGURES[name](run), args.outdir / f"{name}.png", say)
-    if of_results:
-        draw_results(args, of_results, say)
+    runs = figures.draw(norb, args, FIGURES, OF_RESULTS, norb.load_data, Run)
+    if out_json and runs:
+        run = runs[0]
+        norb.write_json(out_json, norb.make_result(run.config, run.params, run.history, {
+            "background_activity": run.activity}))
 
 
 if __name__ == "__main__":

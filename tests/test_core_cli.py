@@ -12,7 +12,7 @@ def test_trained_resumed_loaded_and_kept(call, tmp_path, experiment):
     given = {f.name: getattr(config, f.name) for f in module.options(config) if f.type is not bool
              and f.name in golden.SIZES.keys() | SMALL.get(experiment, {}).keys()
              and module.is_applicable(f.metadata.get("only", {}), config)}
-    small = [f"{module.flag_name(name)}={value}" for name, value in given.items()]
+    small = [f"--model={config.model}", *(f"{module.flag_name(name)}={value}" for name, value in given.items())]
     train, few = [*small, "--checkpoint=run.npz"], [word for word in small if word.startswith("--n-test")]
     for flags in (train, [*train, "--out-weights=net.npz"], ["--load=run.npz", *few], ["--load=net.npz", *few]):
         code, out, err = call(module, module.main, *flags, "--out-json", "out.json")

@@ -267,7 +267,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_spares_the_checkpoint(digit
         return {**terms, "loss": bad if len(calls) > 8 else terms["loss"]}, *rest       # 3 shards a step: in the third
 
     monkeypatch.setattr(mc, "loss_and_grads", goes_wrong)
-    with pytest.raises(mc.InputError, match=f"loss is {bad} at step 3.*last good state is in .*run.npz"):
+    with pytest.raises(mc.InputError, match=f"loss {bad}, step 3.*last good state is in .*run.npz"):
         train(digits, checkpoint=str(path))
     found = mc.load_network(path)
     assert found.step == 2 and all(np.isfinite(p).all() for p in found.params.values())

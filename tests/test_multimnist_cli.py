@@ -70,6 +70,19 @@ def test_all_figures_end_to_end(toy_run, alone, tmp_path):
     assert (found["config"]["seed"], found["loaded"]["trained_seed"]) == (3, 0)
 
 
+def test_figures_of_several_networks(toy_run, cli, tmp_path):
+    """One figure for all networks or one for each; what means nothing for a network is skipped with a word"""
+    assert cli(*TOY, "--model", "cnn", "--quiet", "--checkpoint", "cnn.npz")[0] == 0
+    code, out, err = cli("--load", toy_run, "cnn.npz", "--n-test", 64, "--outdir", "both", script=viz)
+    assert (code, err) == (0, "")
+    each = [f"{name}-{model}" for name in ("capsule_activations", "errors") for model in ("capsnet", "cnn")]
+    assert_pngs(tmp_path / "both", [*each, "example_pairs", "reconstructions", "perturbation", "routing",
+                                    "training_curves"])
+    code, out, err = cli("--load", "cnn.npz", "--n-test", 64, "--only", "routing", "errors", script=viz)
+    assert (code, err) == (0, "") and "routing: skipped, since only a capsnet has routing" in out
+    assert_pngs(tmp_path / "runs" / "multimnist_capsnet" / "figures", ["errors"])       # the default folder
+
+
 def test_the_figure_of_results(cli, tmp_path):
     assert cli("--results", "--outdir", "out", "--quiet", script=viz) == (0, "", "")
     assert_pngs(tmp_path / "out", ["forest"])
@@ -90,6 +103,9 @@ def test_the_film_has_a_frame_per_snapshot_and_does_not_change_the_run(toy_run, 
     frames = imageio.imread(out)
     assert len(frames) == 4 and not np.array_equal(frames[0], frames[2])             # steps 0, 3 and 4, and the ending
     assert not np.array_equal(frames[2], frames[3])
+    alone(gif, "--load", toy_run, "--out", out)
+    frames = imageio.imread(out)
+    assert len(frames) == gif.N_SCENES and not np.array_equal(frames[0], frames[1])
     ours, theirs = mc.load_network(checkpoint), mc.load_network(toy_run)
     for group in mc.CHECKPOINT:
         assert_same(getattr(ours, group), getattr(theirs, group))
@@ -107,17 +123,18 @@ BAD = [                            # script, flags, what the line names
         ("--out-weights no/folder/x.npz", "no/folder"), ("--checkpoint torn.npz", "torn.npz"))),
     (mc, f"{LOADED} --load folder", "folder"),
     *((viz, flags, named) for flags, named in (
-        (f"{PLAIN} --model cnn", "--model cnn"), ("--load cnn.npz", "cnn.npz: the figures show a capsnet, not a cnn"),
+        ("--load cnn.npz --image page.png", "cnn.npz: --image needs a capsnet, not a cnn"),
+        ("--only forest", "--only forest: is a figure of results"),
         (f"{LOADED} --outdir /dev/null/x", "/dev/null/x"),
-        ("--results --load run.npz", "--results"), ("--results none", "--results none"),
+        ("--results --only errors", "--only errors: is a figure of networks"), ("--results none", "--results none"),
         ("--results --lr 1", "--lr"), ("--image none.png", "none.png: no such file"),
         (f"{PICTURE} --only errors", "--only"), (f"{PICTURE} --out-json x.json", "--out-json"),
         (f"{PICTURE} --lr 0.5", "--lr"), (f"{PICTURE} --n-test 5", "--n-test has no effect with --image"),
         ("--image page.png", "page.png: is not a readable picture"))),
     *((gif, f"{PLAIN} {flags}", named) for flags, named in (
-        ("--model cnn", "--model cnn"), ("--snapshot-every 0", "--snapshot-every 0"), ("--out x.png", "x.png"),
-        ("--n-epochs 100 --snapshot-every 1", "at least 2"), ("--out no/folder/x.gif", "no/folder"),
-        ("--out-json x.json", "--out-json")))]
+        ("--model cnn", "--model: the animation"), ("--snapshot-every 0", "--snapshot-every 0"),
+        ("--out x.png", "x.png"), ("--n-epochs 100 --snapshot-every 1", "at least 2"),
+        ("--out no/folder/x.gif", "no/folder"), ("--out-json x.json", "--out-json")))]
 
 
 @pytest.mark.parametrize("script, flags, named", BAD, ids=lambda value: getattr(value, "__name__", value)[:60])

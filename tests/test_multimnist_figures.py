@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 from conftest import TINY
 
+import figures
 import visualize_multimnist_capsnet as viz
 
 
-def run_of(pairs, lengths):
+def run_of(pairs, lengths, config=TINY):
     """Return a Run of an untrained network with given lengths of its capsules"""
-    correct = mc.exact_match(mc.top_two(lengths), pairs["labels"])
-    history = {"source": "synthetic", "epochs": []}
-    return viz.Run(TINY, TINY, mc.init_params(TINY), history, "synthetic", pairs, lengths, correct)
+    run = viz.Run("capsnet", config, TINY, mc.init_params(TINY), {"source": "synthetic", "epochs": []},
+                  {"source": "synthetic"})
+    run.__dict__.update(test_pairs=pairs, lengths=lengths)                 # instead of drawing and classifying them
+    return run
 
 
 def test_errors_by_visible_ink(digits):
@@ -38,7 +40,7 @@ def test_routing_metrics_by_hand(digits):
     pairs = mc.draw_pairs(digits, "test", 12, TINY, "evaluation", 1)
     lengths = mc.k_hot(pairs["labels"], np.float32)
     run = run_of(pairs, lengths.copy())
-    once = dataclasses.replace(run, config=dataclasses.replace(TINY, routing_iters=1))
+    once = run_of(pairs, lengths.copy(), dataclasses.replace(TINY, routing_iters=1))
     hidden = viz.visible_ink(run)[2] == 0
     first = np.flatnonzero(hidden)[0]
     lengths[first] = 1 - lengths[first]                                    # a pair that is correct only with routing
@@ -190,7 +192,7 @@ def test_training_curves_show_each_term_of_each_history():
             "val_exact_match": 0.1 * k} for k in (1, 2, 3)]
     other = [{"epoch": k, "train_loss": 1 / k, "train_accuracy": 0.3 * k, "familiar": 0.25 * k, "novel": 0.2 * k}
              for k in (1, 2)]
-    fig = viz.training_curves({"a": {"epochs": one}, "b": {"epochs": other}})
+    fig = figures.training_curves({"a": {"epochs": one}, "b": {"epochs": other}})
     assert [ax.get_title() for ax in fig.axes] == ["loss", "margin loss", "accuracy"]
     loss, margin, accuracy = ({line.get_label(): line.get_ydata().tolist() for line in ax.lines} for ax in fig.axes)
     assert loss == {"a, training": [2, 1, 2 / 3], "a, validation": [3, 1.5, 1], "b, training": [1, 0.5]}
@@ -198,7 +200,7 @@ def test_training_curves_show_each_term_of_each_history():
     assert accuracy["a, validation"] == pytest.approx([0.1, 0.2, 0.3])
     assert accuracy["b, novel test images"] == [0.2, 0.4]
     assert len(accuracy) == 5 and len({line.get_color() for line in fig.axes[0].lines}) == 2
-    alone = viz.training_curves({"a": {"epochs": one}})
+    alone = figures.training_curves({"a": {"epochs": one}})
     assert [line.get_label() for line in alone.axes[0].lines] == ["training", "validation"]
 
 
@@ -208,8 +210,8 @@ def test_perturbed_reconstructions_change_one_dimension_of_one_capsule(rng):
     """A row per dimension, a column per step of 0.05; the middle column is the capsule as it is"""
     params = mc.init_params(TINY)
     v = (0.1 * rng.standard_normal(16)).astype(np.float32)
-    images = viz.perturbed_reconstructions(mc, params, TINY, v, 3)
-    assert images.shape == (16, 11, 36, 36) and np.allclose(np.diff(viz.PERTURBATIONS), 0.05)
+    images = figures.perturbed_reconstructions(mc, params, TINY, v, 3)
+    assert images.shape == (16, 11, 36, 36) and np.allclose(np.diff(figures.PERTURBATIONS), 0.05)
 
     def decoded(capsule):
         masked = np.zeros((1, 10, 16), np.float32)

@@ -8,7 +8,6 @@ import smallnorb_novel_viewpoint as sn
 
 import numpy as np
 import pytest
-from reference_smallnorb import tiny
 
 import visualize_smallnorb_novel_viewpoint as looks
 
@@ -40,7 +39,7 @@ def test_every_network_from_the_command_line(cli, tmp_path, model):
 
 def test_toys_in_a_process_of_its_own(run_script, tmp_path):
     path = tmp_path / "net.npz"
-    done = run_script(SCRIPT, *TOYS, "--out-weights", path)
+    done = run_script(SCRIPT, *TOYS, "--model", "capsnet-shared", "--out-weights", path)
     assert done.returncode == 0 and done.stderr == "" and all(name in done.stdout for name in sn.NORB_NAMES)
     done = run_script(SCRIPT, "--load", path, "--toy-seed", 1, "--n-test", 12)
     assert done.returncode == 0 and "novel azimuths" in done.stdout
@@ -54,8 +53,10 @@ def test_preset_defaults():
     assert [config.coordinates for config in configs] == [False, True, True]
     assert [config.loss for config in configs] == ["margin", "cross-entropy", "cross-entropy"]
     assert {config.lr for config in configs} == {0.5}
-    shapes = sn.Config(data="shapes")
-    assert (shapes.n_epochs, shapes.train_azimuths, sn.Config().train_azimuths) == (40, "0:150", "300:400")
+    shapes, cnn, capsules = sn.Config(data="shapes"), sn.Config(model="cnn"), sn.Config()
+    assert (shapes.n_epochs, shapes.lr, shapes.preset, shapes.train_azimuths) == (10, 2e-3, "wide", "0:150")
+    assert (cnn.n_epochs, cnn.lr, cnn.preset, cnn.train_azimuths) == (16, 2e-3, "small", "300:400")
+    assert (capsules.model, capsules.n_epochs, capsules.lr, capsules.preset) == ("matrix-capsnet", 10, 5e-3, "wide")
     assert sn.Config(split="instance").train_azimuths == "0:340" and sn.Config(split="instance",
                                                                                n_epochs=2).n_epochs == 2
 
@@ -80,48 +81,101 @@ def test_bad_input_is_one_line_and_leaves_no_file(cli, tmp_path, flags, words):
 
 # ---------------------------------------------------------------- figures and film
 
-def test_every_figure_of_noise(rng, monkeypatch, tmp_path):
-    """Of a network that learned nothing, and of results by hand: what has not been run is left out of the forest"""
-    config, data = sn.Config(model="matrix-capsnet", preset="small", threads=1), sn.select_images(sn.Config(n_test=600))
+def noise_run(rng, model="matrix-capsnet", **given):
+    """A Run of an untrained network on 80 images of noise in each split"""
+    config = sn.Config(model=model, preset="small", threads=1, **given)
+    data = sn.select_images(sn.Config(n_test=600))
     for part in (data[name] for name in ("train", "familiar", "novel")):
         rows = rng.permutation(len(part["labels"]))[:80]
         part |= {name: array[rows] for name, array in part.items()}
         part["images"] = rng.integers(0, 256, (80, 48, 48, 2), np.uint8)
     params = sn.init_params(config)
-    run = looks.Run(config, params | sn.init_state(params), {}, data)
-    assert all(len(looks.NETWORK_FIGURES[name](run).axes) > 10 for name in ("example_views", "em_routing"))
-    by_class = looks.draw_familiar_vs_novel(run).axes[0]
+    return looks.Run(model, config, config, params | sn.init_state(params), {"epochs": []}, data)
+
+
+def test_every_figure_of_noise(rng, monkeypatch, tmp_path):
+    """Of a network that learned nothing, and of results by hand: what has not been run is left out of the forest"""
+    run = noise_run(rng)
+    assert all(len(looks.FIGURES[name].draw(run).axes) > 10 for name in ("example_views", "routing"))
+    for model in ("matrix-head", "capsnet", "capsnet-shared"):
+        assert len(looks.FIGURES["routing"].draw(noise_run(rng, model)).axes) == 12
+    of_one, of_two = (looks.draw_familiar_vs_novel(runs).axes[0] for runs in ([run], [run, run]))
     with sn.Runner(1) as runner:
-        expected = sn.evaluate_test_sets(run.params, data, config, runner)
-    bars = [[bar.get_height() for bar in bars] for bars in by_class.containers if len(bars) == 6]
-    assert [sum(heights[:5] * np.bincount(data[name]["labels"], minlength=5)) / 80 == pytest.approx(heights[5])
+        expected = sn.evaluate_test_sets(run.params, run.data, run.config, runner)
+    bars = [[bar.get_height() for bar in bars] for bars in of_one.containers if len(bars) == 6]
+    assert [sum(heights[:5] * np.bincount(run.data[name]["labels"], minlength=5)) / 80 == pytest.approx(heights[5])
             for name, heights in zip(("familiar", "novel"), bars)] == [True, True]
     assert [heights[5] for heights in bars] == pytest.approx([expected["familiar"], expected["novel"]])
-    n_elevations = len(np.unique(data["familiar"]["elevations"]))
-    assert len(looks.draw_elevation_strip(run).axes) == 5 * n_elevations
+    assert f"drop {expected['drop']:.3f}" in of_two.get_xticklabels()[0].get_text()
+    swept = looks.draw_azimuth_accuracy([run]).axes[0].containers[0].lines[0]
+    assert swept.get_ydata() == pytest.approx(expected["sweep"]["accuracy"])
+    assert len(looks.draw_elevation_strip(run).axes) == 5 * 9
     poses = looks.draw_pose_matrices(run, n=3)
     assert len(poses.axes) == 6 * 3 + 1 and poses.axes[3].images[0].get_array().shape == (4, 4)
-    sweep = {"angles": [0, 20, 60, 80], "accuracy": [0.9, 0.8, 0.5, 0.4]}
+    sweep = {"angles": [0, 60, 80, 340], "accuracy": [0.9, 0.7, 0.5, 0.4]}
     activity = {when: {"a": {"primary": [0.7, 0.4], "conv": [None, 0.2]}} for when in ("before", "after")}
-    for table, settings in (("wide-azimuth", ("capsnet-shared", "cnn-gap", "nearest")),
-                            ("background-activity", ("matrix-capsnet",))):
-        found = dict(generation=1, sweep=sweep, background_activity=activity, n_params=10, experiment=looks.EXPERIMENT)
-        lines = [found | dict(setting=setting, seed=seed, novel=0.5 + seed / 10, config={"seed": seed})
+    for table, settings in (("paper-azimuth", sn.COMPARED), ("background-activity", ("matrix-capsnet",)),
+                            *((table, models) for table, (_, models) in looks.GAPS.items())):
+        found = dict(generation=1, sweep=sweep, background_activity=activity, n_params=10, seconds_train=1,
+                     experiment=looks.EXPERIMENT)
+        lines = [found | dict(setting=setting, seed=seed, novel=0.5 + seed / 10,
+                              config={"seed": seed, "train_azimuths": "0:60"})
                  for setting in settings for seed in (0, 1)]
         path = tmp_path / looks.EXPERIMENT / f"{table}.jsonl"
         path.parent.mkdir(exist_ok=True)
         path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     monkeypatch.setattr(sys, "argv", f"x --results {tmp_path} --outdir {tmp_path / 'viz'} --quiet".split())
     looks.main()
-    assert {path.stem for path in (tmp_path / "viz").glob("*.png")} == {"forest", "azimuth_accuracy",
-                                                                        "background_activity"}
+    assert {path.stem for path in (tmp_path / "viz").glob("*.png")} == {*looks.OF_RESULTS}
+
+
+def test_accuracy_by_distance_to_the_training_azimuths():
+    """Training azimuths 300 to 400 go around the circle; both sides count, and 0 is the mean of the familiar ones"""
+    sweep = {"angles": [0, 20, 40, 60, 80, 280, 300], "accuracy": [0.9, 0.8, 1.0, 0.6, 0.5, 0.4, 0.7]}
+    found = looks.accuracy_by_distance({"config": {"train_azimuths": "300:400"}, "sweep": sweep})
+    assert found == pytest.approx({0: 0.85, 20: 0.5, 40: 0.5})
+
+
+def test_what_routing_assigns_by_hand():
+    """Two positions of three capsule types on a side of one... each weighted by its activation or length"""
+    rng = np.random.default_rng(2)
+    a, R = rng.random((1, 4, 4, 3)), rng.random((5, 48))
+    steps = [SimpleNamespace(R=np.full((1, 1, 48), 0.2)), SimpleNamespace(R=R[None])]
+    before, after = looks.routed_maps({"conv2_a": a, "class_steps": steps}, sn.Config())
+    np.testing.assert_allclose(before, np.broadcast_to(0.2 * a[0].sum(-1), (5, 4, 4)))
+    for j, y, x in ((0, 0, 0), (4, 2, 3)):                               # children are ordered (type, row, column)
+        assert after[j, y, x] == pytest.approx(sum(R[j, t * 16 + y * 4 + x] * a[0, y, x, t] for t in range(3)))
+    config = sn.Config(model="capsnet-shared")
+    side = int(np.sqrt(len(sn.class_capsule_inputs(config).centers)))
+    u, c = rng.random((1, side * side * 2, 8)), rng.random((5, side * side * 2))
+    before, after = looks.routed_maps({"u": u, "c": [np.full((1, c.shape[1]), 0.2), c[None]]}, config)
+    for j, y, x in ((0, 0, 0), (3, 1, 2)):                               # children are ordered (row, column, type)
+        rows = [(y * side + x) * 2, (y * side + x) * 2 + 1]
+        assert after[j, y, x] == pytest.approx(sum(c[j, k] * np.linalg.norm(u[0, k]) for k in rows))
+        assert before[j, y, x] == pytest.approx(sum(0.2 * np.linalg.norm(u[0, k]) for k in rows))
+
+
+def test_figures_of_shapes_and_of_several_networks(cli, call, tmp_path):
+    """All of them, for networks trained here and for their files"""
+    few = (*TOY, "--n-elev", 1, "--n-per-combo", 1, "--batch-size", 30)
+    code, out, err = call(sn, looks.main, *few, "--model", "matrix-capsnet", "cnn", "nearest", "--outdir", "a")
+    assert (code, err) == (0, ""), err
+    drawn = {path.stem for path in (tmp_path / "a").glob("*.png")}
+    strips = {f"elevation_strip-{name}" for name in ("matrix-capsnet", "cnn", "nearest")}
+    assert drawn == strips | {"example_views", "familiar_vs_novel", "azimuth_accuracy", "pose_matrices", "routing",
+                              "training_curves"}
+    assert cli(*few, "--model", "cnn", "cnn-gap", "--checkpoint", "r.npz", "--quiet") == (0, "", "")
+    code, out, err = call(sn, looks.main, "--load", "r.cnn-0.npz", "r.cnn-gap-0.npz", "--outdir", "b", "--only",
+                          "azimuth_accuracy", "pose_matrices")
+    assert (code, err) == (0, "") and "pose_matrices: skipped, since only matrix capsules have" in out
+    assert [path.stem for path in (tmp_path / "b").glob("*.png")] == ["azimuth_accuracy"]
 
 
 def test_the_forest_asks_for_what_is_planned():
     """Every difference is one of settings that workflow/runs.py has"""
-    sys.path.append(str(looks.RESULTS))
+    sys.path.append(str(looks.figures.RESULTS))
     import render
-    result_files = render.Results(looks.RESULTS)
+    result_files = render.Results(looks.figures.RESULTS)
     differences = [line for line in looks.FOREST if not isinstance(line, str)]
     assert len(differences) <= 20 and all(isinstance(result_files.samples(looks.EXPERIMENT, *line[1:]), list)
                                           for line in differences)
@@ -133,24 +187,25 @@ def test_figures_and_film(run_script, tmp_path):
                       tmp_path)
     result = json.loads((tmp_path / "r.json").read_text())
     assert done.stderr == "" and result["background_activity"].keys() == {"before", "after"}
-    done = run_script(FILM, *TOYS, "--snapshots", 2, "--sweep-frames", 3, "--out", tmp_path / "film.gif")
-    frames = imageio.imread(tmp_path / "film.gif")
-    assert done.stderr == "" and len(frames) in (5, 6) and frames.shape[1:] == (390, 800, 3)
-    assert np.abs(frames[0].astype(int) - frames[-1]).max() > 100
-    assert (tmp_path / "background_activity_of_one.png").exists()
+    for flags, n in (((*TOYS, "--model", "matrix-capsnet", "cnn"), (5, 6)), ((*TOY, "--model", "cnn"), (5, 6)),
+                     (("--load", sn.PRETRAINED[1]), (3,))):
+        done = run_script(FILM, *flags, "--snapshots", 2, "--sweep-frames", 3, "--out", tmp_path / "film.gif")
+        frames = imageio.imread(tmp_path / "film.gif")
+        assert done.stderr == "" and len(frames) in n and frames.shape[1:] == (390, 800, 3)
+        assert np.abs(frames[0].astype(int) - frames[-1]).max() > 100
+    assert (tmp_path / "background_activity.png").exists()
 
 
 def test_bad_input_of_figures_and_film(monkeypatch, capsys, tmp_path):
     import make_smallnorb_novel_viewpoint_gif as film
     monkeypatch.chdir(tmp_path)
     for script, flags, words in (
-            (looks, "--results none", "none: no such folder"), (looks, "--results . --seed 1", "--results: "),
+            (looks, "--results none", "none: no such folder"), (looks, "--results . --seed 1", "--seed has no effect"),
             (looks, "--only background_activity --results .", "no result of background-activity/matrix-capsnet"),
-                                 (looks, "--data shapes", "--data, --split"),
-            (looks, "--only background_activity --results --load", "--results: "),
+            (looks, "--only forest", "--only forest: is a figure of results"),
                                  (looks, "--out-json x.json", "--out-json works here only"),
-            (looks, f"--load {sn.WEIGHTS}", "not a capsnet-shared"), (film, "--snapshots 1", "--snapshots 1"),
-            (film, "--data shapes", "--data"), (film, "--model cnn-gap", "--model"),
+            (film, "--snapshots 1", "--snapshots 1"), (film, "--split elevation", "--split"),
+            (film, "--model nearest", "1 to 4 trained networks, not 0"), (film, "--n-seeds 2", "--n-seeds"),
             (film, "--out film.png", ".gif")):
         monkeypatch.setattr(sys, "argv", ["x", *flags.split()])
         with pytest.raises(SystemExit, match="2"):
@@ -193,6 +248,6 @@ def test_background_activity_by_hand(monkeypatch):
         certain[:, 1] = 1
         return out | {"class_steps": [SimpleNamespace(R=np.ones((N, 1, 32))), SimpleNamespace(R=certain)]}, None
     monkeypatch.setattr(sn, "forward", forward)
-    found = looks.background_activity({}, SimpleNamespace(data={"familiar": samples}, config=tiny()), n)
+    found = looks.background_activity({}, SimpleNamespace(data={"familiar": samples}, config=sn.Config()), n)
     assert found["a"]["primary"] == found["a"]["conv"] == (0.5, 0.0)
     np.testing.assert_allclose(found["entropy"], [np.log(5), 0], atol=1e-9)
