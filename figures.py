@@ -286,20 +286,28 @@ TRAINING_CURVES = Drawing(draw_training_curves, "all", lambda config: config.mod
 LEVELS = 32                        # of red, green and blue: few colors, the same in every frame, for a small file
 
 
-def add_animation_flags(parser, name, fps):
-    """Add --fps and --out; name: of the GIF"""
+def add_animation_flags(parser, module, fps):
+    """Add --fps and --out"""
     parser.add_argument("--fps", type=float, default=fps, metavar="X", help="frames per second (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path(name), metavar="FILE",
-                        help=f"the GIF to write (default: {name})")
+    parser.add_argument("--out", type=Path, metavar="FILE", help=f"the GIF to write (default: {default_gif(module)})")
 
 
-def check_animation_flags(args, bounds):
-    """Raise InputError if --fps or --out is invalid, or a flag is out of its bounds, {flag: (value, low, high)}"""
+def default_gif(module):
+    """Return the path of one's own animation, below the current folder"""
+    return default_outdir(module) / f"{module.EXPERIMENT}.gif"
+
+
+def check_animation_flags(args, module, bounds):
+    """Set the default of --out. Raise InputError if --fps or --out is invalid, or a flag is out of its bounds, {flag:
+    (value, low, high)}."""
     for name, (value, low, high) in bounds.items():
         if not low <= value <= high:
             raise InputError(f"{name} {value}: must be between {low} and {high}")
     if not 0.1 <= args.fps <= 50:
         raise InputError(f"--fps {args.fps:g}: must be between 0.1 and 50 frames per second")
+    if args.out is None:
+        args.out = default_gif(module)
+        make_outdir(args.out.parent, [])
     if args.out.suffix.lower() != ".gif":
         raise InputError(f"--out {args.out}: the file is a GIF. Give a name that ends in .gif")
     check_writable(args.out)

@@ -134,10 +134,10 @@ def main():
     parser.add_argument("--index", type=int, nargs="+", default=[1, 15], metavar="N", help="indices of the test "
                         "digits, from 0 (default: 1 15)")
     parser.add_argument("--frames", type=int, default=16, metavar="N", help="frames per factor (default: 16)")
-    figures.add_animation_flags(parser, "affnist_capsnet.gif", FPS)
+    figures.add_animation_flags(parser, affnist, FPS)
     affnist.add_config_flags(parser)
     args = parser.parse_args()
-    figures.check_animation_flags(args, {
+    figures.check_animation_flags(args, affnist, {
         "--frames": (args.frames, 2, 60), "--index: digits": (len(args.index), 1, MAX_DIGITS),
         "--load: networks": (len(args.load), 1, MAX_NETWORKS)})
     for name in "out_json", "n_test", "threads", "affnist_dir", "eval_split":

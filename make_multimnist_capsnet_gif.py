@@ -154,7 +154,7 @@ def main():
     parser = capsnet.Parser(description=__doc__)
     parser.add_argument(
         "--snapshot-every", type=int, default=75, metavar="N", help="steps between two frames (default: 75)")
-    figures.add_animation_flags(parser, "multimnist_capsnet.gif", FPS)
+    figures.add_animation_flags(parser, capsnet, FPS)
     capsnet.add_load_flag(parser, "animate without training: the network", nargs="?")
     capsnet.add_config_flags(parser)
     args = parser.parse_args()
@@ -170,7 +170,7 @@ def main():
             f"{max(1, -(-n_steps // MAX_FRAMES))}")
     if config.out_json:
         raise InputError("--out-json has no effect on an animation. Leave it out, or run multimnist_capsnet.py")
-    figures.check_animation_flags(args, {})
+    figures.check_animation_flags(args, capsnet, {})
     say = capsnet.Progress(config.quiet).say
     digits = capsnet.load_digits(config, say)
     name = capsnet.DIGIT_NAMES[digits["source"]]

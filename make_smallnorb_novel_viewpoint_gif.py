@@ -144,11 +144,11 @@ def main():
     parser.add_argument("--snapshots", type=int, default=16, metavar="N", help="frames of the training (default: 16)")
     parser.add_argument(
         "--sweep-frames", type=int, default=36, metavar="N", help="frames of the rotation (default: 36)")
-    figures.add_animation_flags(parser, "smallnorb_novel_viewpoint.gif", FPS)
+    figures.add_animation_flags(parser, norb, FPS)
     norb.add_load_flag(parser, "animate without training: the networks")
     norb.add_config_flags(parser, several=True)
     args = parser.parse_args()
-    figures.check_animation_flags(args, {"--snapshots": (args.snapshots, 2, MAX_FRAMES),
+    figures.check_animation_flags(args, norb, {"--snapshots": (args.snapshots, 2, MAX_FRAMES),
                                          "--sweep-frames": (args.sweep_frames, 2, MAX_FRAMES)})
     for name in "out_json", "checkpoint", "n_seeds":
         if hasattr(args, name):

@@ -263,24 +263,31 @@ CAPTIONS = {                       # of each table, in the results log
     (NORB, "gap-toys"): "Toys, trained on azimuths 0 to 60 degrees: accuracy by distance to them.",
     (NORB, "standard"): "smallNORB's standard task: novel instances.",
     (NORB, "background-activity"): "Mean activation of EM capsules over blank background and over ink."}
+NORB_FIGURES = ("example_views", "familiar_vs_novel", "azimuth_accuracy", "gap_curve", "pose_matrices", "routing",
+                "training_curves", "background_activity", "forest")
+NORB_PRETRAINED = [f"weights/smallnorb_{model}.npz" for model in PAPER]
 AFF_PRETRAINED = "weights/affnist_capsnet-shared.npz weights/affnist_cnn-gap.npz"
 TABLES_OF = {name: sorted(f"results/{name}/{path.name}" for path in (ROOT / "results" / name).glob("*.jsonl"))
              for name in EXPERIMENTS}
 FIGURES = {                        # name -> command, what it draws from beside its own script, minutes of two cores
-    "multimnist": (f"{DRAW} --load --digits mnist && {DRAW} "
-                   f"--results", [f"{MULTI}.py", PRETRAINED, *TABLES_OF[MULTI]], 1),
+    "multimnist": (f"{DRAW} --load --digits mnist --results --outdir viz/{MULTI}",
+                   [f"{MULTI}.py", PRETRAINED, *TABLES_OF[MULTI]], 1),
     "multimnist-page": (f"{DRAW} --image viz/{MULTI}/page.png --outdir viz/{MULTI}",
                         [f"{MULTI}.py", PRETRAINED, f"viz/{MULTI}/page.png"], 1),
-    "smallnorb": (f"python3 visualize_{NORB}.py --load --results",
-                  [f"{NORB}.py", "weights/smallnorb_matrix-capsnet.npz", *TABLES_OF[NORB]], 1),
-    "affnist": (f"python3 visualize_{AFF}.py --load --n-test 1000 --digits mnist --results",
+    "smallnorb": (f"python3 visualize_{NORB}.py --load --results --only {' '.join(NORB_FIGURES)} --outdir viz/{NORB}",
+                  [f"{NORB}.py", *NORB_PRETRAINED, *TABLES_OF[NORB]], 1),
+    "smallnorb-elevations": (f"python3 visualize_{NORB}.py --load {NORB_PRETRAINED[0]} --only elevation_strip --outdir "
+                             f"viz/{NORB}", [f"{NORB}.py", NORB_PRETRAINED[0]], 1),
+    "affnist": (f"python3 visualize_{AFF}.py --load --n-test 1000 --digits mnist --results --outdir viz/{AFF}",
                 [f"{AFF}.py", "weights/affnist_capsnet-shared.npz", *TABLES_OF[AFF]], 1),
+    "routing": ("python3 visualize_routing.py --outdir viz/routing", [f"{MULTI}.py", f"{NORB}.py"], 1),
     "findings": ("python3 results/render.py --pictures", sum(TABLES_OF.values(), []), 1)}
 ANIMATIONS = {
-    "multimnist": (f"python3 make_{MULTI}_gif.py {QUICK} --n-val 500 --snapshot-every 75",
+    "multimnist": (f"python3 make_{MULTI}_gif.py {QUICK} --n-val 500 --snapshot-every 75 --out {MULTI}.gif",
                    [f"{MULTI}.py", PRETRAINED], 3),
-    "smallnorb": (f"python3 make_{NORB}_gif.py --n-test 600", [f"{NORB}.py"], 3),
-    "affnist": (f"python3 make_{AFF}_gif.py --load {AFF_PRETRAINED}", [f"{AFF}.py", *AFF_PRETRAINED.split()], 1)}
+    "smallnorb": (f"python3 make_{NORB}_gif.py --n-test 600 --out {NORB}.gif", [f"{NORB}.py"], 6),
+    "affnist": (f"python3 make_{AFF}_gif.py --load {AFF_PRETRAINED} --out {AFF}.gif",
+                [f"{AFF}.py", *AFF_PRETRAINED.split()], 1)}
 WEIGHTS = {path: next(result for result in RESULTS if result.name == f"{name}-0") for path, name in (
     (PRETRAINED, f"{MULTI}/main/residual"),
     *((f"weights/smallnorb_{model}.npz", f"{NORB}/{table}/{model}") for model, table in (
