@@ -4,6 +4,7 @@
 # ///
 """What the scripts that draw figures and animations share: style, flags, the networks to draw, output files, training
 curves. They import it; it is not a command."""
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,19 +13,28 @@ from typing import NamedTuple
 
 from multimnist_capsnet import InputError, check_writable, write_atomically  # before numpy: it sets BLAS threads
 
+FOLDER = Path(__file__).resolve().parent
+if FOLDER in Path(sys.argv[0]).resolve().parents:          # run as a program: no notebook's backend, no user's style
+    os.environ["MPLBACKEND"] = "agg"
+    os.environ.pop("MATPLOTLIBRC", None)
 import imageio.v3 as imageio
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-matplotlib.use("Agg")
-matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
-                            "image.interpolation": "nearest", "legend.frameon": False, "svg.hashsalt": "capsules"})
+STYLE = {"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
+         "image.interpolation": "nearest", "legend.frameon": False, "svg.hashsalt": "capsules"}
 BLUE, ORANGE, RED, GREEN, PINK, GRAY = "#0072B2", "#E69F00", "#D55E00", "#009E73", "#CC79A7", "#666666"  # Okabe & Ito
 COLORS = (BLUE, RED, GREEN, PINK, "black")       # of the networks in one figure
 MARKERS = "Dso^x"
 WIDTH = 8                          # of a figure, inches
-RESULTS = Path(__file__).with_name("results")
+RESULTS = FOLDER / "results"
+
+
+def style():
+    """Return a context in which figures have this project's style, whatever the user's settings are"""
+    kept = {name: value for name, value in matplotlib.rcParamsDefault.items() if not name.startswith("backend")}
+    return matplotlib.rc_context(kept | STYLE)
 
 
 class Drawing(NamedTuple):
@@ -56,15 +66,16 @@ class Network:
 # ---------------------------------------------------------------- command line
 
 def command_of(module):
-    """Return a decorator of main(): an InputError that is raised here becomes the experiment's own, which its run_cli
-    turns into one line and exit code 2."""
+    """Return a decorator of main(): figures have this project's style, and an InputError that is raised here becomes
+    the experiment's own, which its run_cli turns into one line and exit code 2."""
     def decorate(main):
-        def translated():
+        def command():
             try:
-                main()
+                with style():
+                    main()
             except InputError as error:
                 raise module.InputError(str(error)) from None
-        return translated
+        return command
     return decorate
 
 

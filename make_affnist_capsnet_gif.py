@@ -8,15 +8,14 @@
     python3 make_affnist_capsnet_gif.py --index 1 15     # seconds
 """
 import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
+import figures
 from affnist_capsnet import CAPSULES, DIGIT_NAMES, N_CLASSES, SIDES, InputError
+from figures import BLUE, ORANGE
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-
-import figures
-from figures import BLUE, ORANGE
 
 GRAY = "#999999"
 LEGEND = {"correct prediction": BLUE, "wrong prediction": ORANGE, "other classes": GRAY}

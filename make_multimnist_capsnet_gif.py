@@ -9,15 +9,14 @@ loss and accuracy. With --load, test pairs one after another, as a trained netwo
     python3 make_multimnist_capsnet_gif.py --n-epochs 12 --n-train 6000 --snapshot-every 75     # 3 minutes
     python3 make_multimnist_capsnet_gif.py --load                                               # seconds
 """
+import figures
 import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS threads
+from figures import BLUE, ORANGE
 from multimnist_capsnet import CANVAS, CHANCE, N_CLASSES, InputError
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-
-import figures
-from figures import BLUE, ORANGE
 
 GRAY = "#999999"
 CROSS = "\N{MULTIPLICATION SIGN}"
@@ -150,6 +149,7 @@ def scenes_of_test_pairs(network, config, digits):
     return scenes, [(each["step"], each["val_loss"], each["val_exact_match"]) for each in epochs]
 
 
+@figures.command_of(capsnet)
 def main():
     parser = capsnet.Parser(description=__doc__)
     parser.add_argument(

@@ -10,15 +10,14 @@ predictions for an object that rotates through all azimuths. With --load, the ro
     python3 make_smallnorb_novel_viewpoint_gif.py --data shapes     # half a minute
     python3 make_smallnorb_novel_viewpoint_gif.py --load            # the pretrained networks: half a minute
 """
+import figures
 import smallnorb_novel_viewpoint as norb  # before numpy: it sets the number of BLAS threads
+from figures import COLORS, GRAY
 from smallnorb_novel_viewpoint import CLASS_NAMES, N_CLASSES, NORB_NAMES, NORB_SIDE, InputError
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-
-import figures
-from figures import COLORS, GRAY
 
 FPS, HOLD, MAX_FRAMES = 5, 2000, 200     # HOLD: ms of each part's last frame; all frames are in memory, 1 MB each
 WIDTH, HEIGHT = 800, 390           # of the animation, px

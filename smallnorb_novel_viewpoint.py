@@ -4,12 +4,13 @@
 # dependencies = ["numpy>=2.0.0"]
 # ///
 """smallNORB novel viewpoints: capsule networks tested on viewpoints that training never shows, in pure NumPy: matrix
-capsules with EM routing (Hinton, Sabour & Frosst, "Matrix capsules with EM routing", ICLR 2018) and vector capsules
-with dynamic routing (Sabour, Frosst & Hinton, "Dynamic routing between capsules", NIPS 2017; the default), and CNNs.
+capsules with EM routing (Hinton, Sabour & Frosst, "Matrix capsules with EM routing", ICLR 2018) against CNNs of about
+the same size; also vector capsules with dynamic routing (Sabour, Frosst & Hinton, NIPS 2017).
 
 Question: networks are trained on images of objects from a limited range of viewpoints and tested on novel viewpoints.
 Does a capsule network classify novel viewpoints better than a CNN of the same size? The paper reports an error of 13.5%
-for capsules and 20.0% for a CNN on novel azimuths, at an equal error of 3.7% on familiar viewpoints.
+for capsules and 20.0% for a CNN on novel azimuths, at an equal error of 3.7% on familiar viewpoints. By default this
+script trains the paper's network and two CNNs on the same images and prints their accuracies side by side.
 
     stage        layer of the paper's network, `--model matrix-capsnet --preset small`         output (A=32, B=4, C=D=8)
     Input        one toy from one viewpoint, two cameras                             (N, 32, 32, 2)
@@ -26,18 +27,21 @@ anew among its parents, in proportion to a_j times the density of its vote. The 
 the paper's spread loss (`--loss spread`). The optimizer is Adam with cosine decay of the learning rate. Gradients are
 propagated through all EM iterations.
 
-Models (`--model`). The first four are heads on one backbone of four 3x3 convolutions with batch normalization, with
-about equal numbers of parameters, because the backbone changes accuracy more than the head does:
+Models (`--model`, one or several, which are compared):
 
-    capsnet-shared  default: vector capsules, dynamic routing (Sabour, Frosst & Hinton 2017), transformation matrices
-                    shared across positions, coordinate addition
+    matrix-capsnet  the paper's network, as in the table above
+    cnn             the paper's CNN baseline, with as many parameters as matrix-capsnet of the same preset
+    cnn-bn          the same CNN with batch normalization, the strongest baseline of this size
+    nearest         the class of the nearest training image in pixel space
+
+and four heads on one backbone of four 3x3 convolutions with batch normalization, with about equal numbers of
+parameters, because the backbone changes accuracy more than the head does:
+
+    capsnet-shared  vector capsules, dynamic routing (Sabour, Frosst & Hinton 2017), transformation matrices shared
+                    across positions, coordinate addition
     capsnet         vector capsules, dynamic routing, one transformation matrix per position
     matrix-head     pose matrices and EM routing to the class capsules
     cnn-gap         CNN baseline with global average pooling
-    matrix-capsnet  the paper's network, as in the table above
-    cnn             the paper's CNN baseline, with as many parameters as matrix-capsnet (`--preset paper`: 4.2 million)
-    cnn-bn          the same CNN with batch normalization
-    nearest         the class of the nearest training image in pixel space
 
 Data (`--data`):
 
@@ -58,9 +62,9 @@ Deviations from the paper:
   - cross-entropy instead of the spread loss (`--loss spread`)
 
 Examples, with times on two cores:
-  python3 smallnorb_novel_viewpoint.py                                        2 minutes: train capsnet-shared on toys
-  python3 smallnorb_novel_viewpoint.py --load                                 20 seconds: evaluate a pretrained network
-  python3 smallnorb_novel_viewpoint.py --model matrix-capsnet --n-epochs 10   4 minutes: train the 2018 architecture
+  python3 smallnorb_novel_viewpoint.py                 4 minutes: train matrix-capsnet, cnn and cnn-bn on toys
+  python3 smallnorb_novel_viewpoint.py --data shapes   half a minute: the same question with five simple shapes
+  python3 smallnorb_novel_viewpoint.py --load          20 seconds: evaluate the three pretrained networks
 """
 import argparse
 import base64

@@ -11,13 +11,12 @@ networks; of all results, accuracy at matched validation accuracy and a forest p
     python3 visualize_affnist_capsnet.py --load a.npz b.npz    # networks of your own
 """
 import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
+import figures
 from affnist_capsnet import DIGIT_NAMES, N_CLASSES, InputError
+from figures import BLUE, GREEN, RED, Drawing, new_figure, perturbed_reconstructions, show_perturbations
 
 import numpy as np
 from matplotlib.ticker import PercentFormatter
-
-import figures
-from figures import BLUE, GREEN, RED, Drawing, new_figure, perturbed_reconstructions, show_perturbations
 
 EXPERIMENT = "affnist_capsnet"
 TESTS = {                          # metric -> how its test digits differ from the training digits

@@ -19,16 +19,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS threads
-from multimnist_capsnet import CANVAS, DIGIT_NAMES, N_CLASSES, InputError
-
-import imageio.v3 as imageio
-import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
-from matplotlib.ticker import PercentFormatter
-
 import figures
+import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS threads
 from figures import (
     BLUE,
     GRAY,
@@ -43,6 +35,13 @@ from figures import (
     show_perturbations,
     write_figure,
 )
+from multimnist_capsnet import CANVAS, DIGIT_NAMES, N_CLASSES, InputError
+
+import imageio.v3 as imageio
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import PercentFormatter
 
 TINTS = np.array([[0.1, 0.55, 1], [1, 0.45, 0.05]])        # of the two digits; they add up to white where both have ink
 EXPERIMENT = "multimnist_capsnet"
@@ -552,6 +551,7 @@ def draw_image(args):
     write_figure(draw_picture(network, gray, ink, say), outdir / f"{name}.png", say)
 
 
+@figures.command_of(capsnet)
 def main():
     parser = figures.figure_parser(capsnet, __doc__, FIGURES, OF_RESULTS)
     parser.add_argument("--image", metavar="PICTURE", help="classify and reconstruct the two overlapping digits in a "

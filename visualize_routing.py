@@ -13,16 +13,15 @@ of its function and the shape of its result, which comes from a run of that func
 import functools
 from pathlib import Path
 
+import figures
 import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS threads
 import smallnorb_novel_viewpoint as norb
+from figures import GRAY
 from multimnist_capsnet import InputError
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
-
-import figures
-from figures import GRAY
 
 FORWARD, READS_VOTES, BACKWARD, TERMS = "#DCE9F5", "#A9CDEB", "#FBE3C0", "#F4B183"
 SIZES = {"N": 2, "J": 3, "I": 5, "D": 16}      # all different, so that a shape names its axes
@@ -263,6 +262,7 @@ def draw_em_routing(n_iters=3):
 FIGURES = {"dynamic_routing": draw_dynamic_routing, "em_routing": draw_em_routing}
 
 
+@figures.command_of(capsnet)
 def main():
     parser = capsnet.Parser(description=__doc__)
     parser.add_argument("--n-iters", type=int, default=3, metavar="N", help="routing iterations (default: 3)")

@@ -15,13 +15,12 @@ results, accuracy by azimuth and by distance to the training azimuths, and a for
 from dataclasses import dataclass
 from functools import cached_property
 
+import figures
 import smallnorb_novel_viewpoint as norb  # before numpy: it sets the number of BLAS threads
+from figures import BLUE, COLORS, GRAY, GREEN, MARKERS, ORANGE, RED, Drawing, Network, new_figure, results_of
 from smallnorb_novel_viewpoint import N_CLASSES, InputError
 
 import numpy as np
-
-import figures
-from figures import BLUE, COLORS, GRAY, GREEN, MARKERS, ORANGE, RED, Drawing, Network, new_figure, results_of
 
 EXPERIMENT = "smallnorb_novel_viewpoint"
 SWEEP = {                          # networks in the figures of results: label, color, line, marker

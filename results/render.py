@@ -352,10 +352,9 @@ def pictures(results, folder, say=print):
 
 def figure(n_rows):
     """Return a figure with n_rows rows, numbered from top to bottom, and its axes."""
-    import matplotlib
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    fig, axes = pyplot.subplots(figsize=(8, 0.32 * n_rows + 1.1), layout="constrained")
+    from matplotlib.figure import Figure
+    fig = Figure((8, 0.32 * n_rows + 1.1), layout="constrained")
+    axes = fig.subplots()
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(n_rows - 0.4, -0.6)
     axes.grid(axis="x", alpha=0.3)
@@ -464,7 +463,10 @@ def main():
     parser.add_argument("--pictures", action="store_true", help="draw README's pictures and nothing else")
     args = parser.parse_args()
     if args.pictures:
-        return pictures(Results(args.results), (args.into or ROOT) / "viz" / "findings")
+        import figures
+        with figures.style():
+            pictures(Results(args.results), (args.into or ROOT) / "viz" / "findings")
+        return
     sys.exit(1 if render(ROOT, args.results, args.check, args.into) and args.check else 0)
 
 

@@ -1,5 +1,6 @@
 """README.md and docs/: every command parses, every image shown exists, every flag and name is real, chapters have one
 skeleton, and nobody has to read more than 80 words in a row."""
+import json
 import re
 import shlex
 import sys
@@ -137,7 +138,7 @@ def test_a_document_is_short(document):
     method = re.search(r"^## Method$(.*?)^## ", prose(text), re.M | re.S)
     assert name not in CHAPTERS or len(words_of(method[1])) <= METHOD_WORDS
     tables = re.findall(r"<!-- table: (.*?)\n-->", text, re.S)
-    assert len(tables) <= 4 and all(len(table.splitlines()) <= 10 for table in tables)
+    assert len(tables) <= 5 and all(len(table.splitlines()) <= 10 for table in tables)
 
 
 def test_cells_and_sentences_are_short(document):
@@ -157,6 +158,17 @@ def test_cells_and_sentences_are_short(document):
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_chapters_have_one_skeleton(chapter):
     assert re.findall(r"^## (.*)$", without_code((ROOT / chapter).read_text()), re.M) == SKELETON
+
+
+def test_the_notebook_is_short_and_shows_its_outputs():
+    """At most 25 cells, under 2 MB; every cell of code was run, without an error"""
+    path = ROOT / "docs" / "tour.ipynb"
+    cells = json.loads(path.read_text())["cells"]
+    outputs = [output for cell in cells if cell["cell_type"] == "code" for output in cell["outputs"]]
+    assert len(cells) <= 25 and path.stat().st_size < 2e6
+    assert all(cell["outputs"] for cell in cells if cell["cell_type"] == "code")
+    assert sum("image/png" in output.get("data", {}) for output in outputs) >= 5
+    assert not any(output["output_type"] == "error" or output.get("name") == "stderr" for output in outputs)
 
 
 def test_the_front_page_links_every_chapter():

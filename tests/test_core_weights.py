@@ -4,13 +4,12 @@ import json
 import os
 from types import SimpleNamespace
 
+import figures
 import multimnist_capsnet as mc
 
 import numpy as np
 import pytest
 from conftest import EXPERIMENTS, ROOT, TINY, assert_same, golden, runs, toy, toy_digits
-
-import figures
 
 
 @pytest.fixture(scope="module", params=EXPERIMENTS)

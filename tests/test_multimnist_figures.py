@@ -2,6 +2,7 @@
 import dataclasses
 import re
 
+import figures
 import multimnist_capsnet as mc
 
 import imageio.v3 as imageio
@@ -9,7 +10,6 @@ import numpy as np
 import pytest
 from conftest import TINY
 
-import figures
 import visualize_multimnist_capsnet as viz
 
 

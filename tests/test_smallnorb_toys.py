@@ -3,6 +3,7 @@ import smallnorb_novel_viewpoint as sn
 
 import numpy as np
 import pytest
+from conftest import ROOT
 
 KINDS = {"ellipsoid": sn.ELLIPSOID, "box": sn.BOX, "cylinder": sn.CYLINDER, "cone": sn.CONE}
 
@@ -183,16 +184,47 @@ def test_images_are_of_the_view_that_their_row_says(drawn, load):
 
 def test_views_of_one_test_toy_are_the_nearest_stored_ones(noise):
     """Class 3, its first test toy 0; 355 degrees is nearer to 0 than to 340, 58 to 60 than to 55"""
-    views = sn.views_of_toy(sn.Config(toy_seed=7), 3, [355, 100], [30, 58], lighting=2)
+    views = sn.views_of(sn.Config(toy_seed=7), 3, [355, 100], [30, 58], lighting=2)
     assert views["azimuths"].tolist() == [0, 100] and views["elevations"].tolist() == [30, 60]
     assert views["labels"].tolist() == [3, 3] and views["instances"].tolist() == [0, 0]
     assert views["images"][:, 0, 0].tolist() == [[30, 7]] * 2                                   # toy and seed
     assert views["images"][:, 0, 1].tolist() == [[0, 2], [6 * 18 + 5, 2]]                       # view and lighting
 
 
+def test_views_of_shapes_are_rendered_from_exactly_there():
+    views = sn.views_of(sn.Config(data="shapes"), 1, [12.5, -90], [33, 70])
+    assert views["azimuths"].tolist() == [12.5, 270] and views["elevations"].tolist() == [33, 70]
+    expected = sn.render(np.array([1, 1]), np.array([12.5, -90]), np.array([33.0, 70]), sn.rng_for(0, "evaluation", 2))
+    np.testing.assert_array_equal(views["images"], expected)
+
+
+def test_toys_are_loaded_by_a_script_without_a_main_guard(run_script, tmp_path):
+    """Its worker processes must not run the script again"""
+    script = tmp_path / "mine.py"
+    script.write_text(f"import os, sys\nsys.path.insert(0, {str(ROOT)!r})\nimport smallnorb_novel_viewpoint as sn\n"
+                      "sn.MIN_VIEWS = 1\nprint('started')\n"
+                      "config = sn.Config(n_train_toys=1, n_test=60, train_azimuths='0:0', test_azimuths='80:80', "
+                      "threads=2)\nprint(sn.load_data(config)['train']['images'].shape)\n")
+    done = run_script("-c", f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')")
+    assert (done.returncode, done.stderr) == (0, "")
+    done = run_script(script)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "started\n(270, 48, 48, 2)\n")
+
+
+def test_without_worker_processes_toys_are_rendered_in_this_one(monkeypatch):
+    class Broken:
+        def __init__(self, *_):
+            raise sn.concurrent.futures.process.BrokenProcessPool
+    monkeypatch.setattr(sn.concurrent.futures, "ProcessPoolExecutor", Broken)
+    tasks = [(0, 0, 0, [1, 2] * sn.MIN_VIEWS), (1, 0, 0, [3])]
+    found = list(sn.map_processes(lambda *task: task[3], tasks, Said(), 2))
+    assert found == [(task, task[3]) for task in tasks]
+
+
 def test_a_few_real_views_in_other_processes(monkeypatch, tmp_path):
     """As the command does it: the pool's images are those drawn here, one file a toy"""
     monkeypatch.setattr(sn, "TOYS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(sn, "MIN_VIEWS", 1)
     data, said = {"train": table((0, 4, 30, 20, 0), (0, 4, 35, 0, 5), (4, 9, 70, 340, 2))}, Said()
     sn.add_toy_images(data, 3, said)
     assert sorted(path.relative_to(tmp_path / "cache").as_posix() for path in (tmp_path / "cache").rglob("*.npz")) == [
