@@ -19,11 +19,14 @@ import http.server
 import itertools
 import json
 import re
+import signal
+import sys
 import threading
 import webbrowser
 from pathlib import Path
 from types import SimpleNamespace
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
 import affnist_capsnet as affnist  # before numpy: they set the number of BLAS threads
 import multimnist_capsnet as multi
 import smallnorb_novel_viewpoint as norb
@@ -33,7 +36,7 @@ import numpy as np
 
 import visualize_multimnist_capsnet as pictures
 
-ROOT = Path(__file__).parent
+ROOT = Path(__file__).resolve().parent
 NETWORKS = {                       # of each experiment: file in weights/ -> name on the page, description
     multi: {"multimnist_capsnet": ("capsnet", "ten convolutions, then dynamic routing to ten digit capsules")},
     affnist: {"affnist_capsnet-shared": ("capsnet-shared", "CapsNet, transformation matrices shared across positions"),
@@ -55,6 +58,7 @@ AZIMUTHS = range(0, 360, 10)       # of a ring, degrees
 HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store", "Content-Security-Policy": "default-src "
            "'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
            "form-action 'none'; frame-ancestors 'none'"}
+LOOPBACK = r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"              # names of this machine, with any port (ssh -L)
 STALE = {"stale": True}            # the answer if a newer request of the same kind has arrived
 FIELDS = {                         # of requests: type, bounds and length of numbers; str: base64, bounds of its bytes
     "image": (str, CANVAS ** 2, CANVAS ** 2), "routing": (int, 0, 1),
@@ -240,10 +244,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
     timeout, error_message_format, error_content_type = 2, "%(message)s\n", "text/plain"      # timeout in seconds
 
     def do_GET(self):
-        hosts = [f"{name}:{self.server.server_address[1]}" for name in ("127.0.0.1", "localhost")]
-        host, origin = self.headers.get("Host"), self.headers.get("Origin", "http://" + hosts[0])
-        if host not in hosts or origin.removeprefix("http://") not in hosts:
-            self.send_error(403, "this server answers only requests from this machine")
+        host = self.headers.get("Host", "")
+        if not re.fullmatch(LOOPBACK, host) or self.headers.get("Origin", f"http://{host}") != f"http://{host}":
+            port = self.server.server_address[1]
+            self.send_error(403, "this server answers only to localhost and 127.0.0.1. From another machine: ssh -L "
+                            f"{port}:localhost:{port} THIS_MACHINE, then open http://localhost:{port}/ there")
         elif self.command == "GET" and self.path in PAGE:
             name, content_type = PAGE[self.path]
             self.send((ROOT / "explore" / name).read_text(encoding="utf-8"), content_type)
@@ -291,19 +296,24 @@ class Server(http.server.ThreadingHTTPServer):
 def main():
     parser = multi.Parser(description=__doc__)
     parser.usage = "%(prog)s [--port N] [--no-browser] [--load FILE ...]"
-    parser.add_argument("--port", type=int, default=8000, metavar="N", help="port of the server (default: 8000)")
+    parser.add_argument("--port", type=int, default=8000, metavar="N", help="port of the server; 0: any free "
+                        "one (default: 8000)")
     parser.add_argument("--no-browser", action="store_true", help="do not open a browser")
     parser.add_argument("--load", nargs="+", default=[], metavar="FILE", help="also show networks of your own; one of "
                         "multimnist_capsnet.py replaces the pretrained network")
     args = parser.parse_args()
+    if not 0 <= args.port <= 65535:
+        raise InputError(f"--port {args.port}: must be between 0 and 65535")
     guide = Guide(args.load)
-    for port in range(max(args.port, 1), min(args.port + 50, 65536)):
+    for port in range(args.port, min(args.port + 50, 65536)) if args.port else [0]:
         with contextlib.suppress(OSError):
             server = Server(("127.0.0.1", port), Handler)
             break
     else:
         raise InputError(f"--port {args.port}: neither this port nor the next 49 are free. Give another, 1 to 65535")
-    server.guide, url = guide, f"http://127.0.0.1:{port}/"
+    server.guide, url = guide, f"http://127.0.0.1:{server.server_address[1]}/"
+    for number in signal.SIGINT, signal.SIGTERM:       # also where a shell started this with & and ignores SIGINT
+        signal.signal(number, signal.default_int_handler)
     with server, contextlib.suppress(KeyboardInterrupt):
         print(f"port {args.port} is taken: " * (port != args.port) + f"{url}  (Ctrl-C stops the server)", flush=True)
         if not args.no_browser:

@@ -7,6 +7,10 @@
 
     python3 make_affnist_capsnet_gif.py --index 1 15     # seconds
 """
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
 import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
 import figures
 from affnist_capsnet import CAPSULES, DIGIT_NAMES, N_CLASSES, SIDES, InputError

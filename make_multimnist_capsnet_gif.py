@@ -9,6 +9,10 @@ loss and accuracy. With --load, test pairs one after another, as a trained netwo
     python3 make_multimnist_capsnet_gif.py --n-epochs 12 --n-train 6000 --snapshot-every 75     # 3 minutes
     python3 make_multimnist_capsnet_gif.py --load                                               # seconds
 """
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
 import figures
 import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS threads
 from figures import BLUE, ORANGE
@@ -155,11 +159,12 @@ def main():
     parser.add_argument(
         "--snapshot-every", type=int, default=75, metavar="N", help="steps between two frames (default: 75)")
     figures.add_animation_flags(parser, capsnet, FPS)
-    capsnet.add_load_flag(parser, "animate without training: the network", nargs="?")
-    capsnet.add_config_flags(parser)
+    capsnet.add_load_flag(parser, "animate without training: the network")
+    capsnet.add_config_flags(parser, several=True)
     args = parser.parse_args()
-    network, config = capsnet.load_for_evaluation(args.load, args) if args.load else (
-        None, *capsnet.configs_from_args(args))
+    (_, network, config, _), *others = capsnet.runs_from_args(args)
+    if others:
+        raise InputError("the animation shows one network. Give one file, one model and one seed")
     capsnet.check_config(config)
     if config.model != "capsnet":
         raise InputError(f"{'--load' if network else '--model'}: the animation shows a capsnet, not a {config.model}")

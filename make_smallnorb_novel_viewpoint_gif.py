@@ -10,6 +10,10 @@ predictions for an object that rotates through all azimuths. With --load, the ro
     python3 make_smallnorb_novel_viewpoint_gif.py --data shapes     # half a minute
     python3 make_smallnorb_novel_viewpoint_gif.py --load            # the pretrained networks: half a minute
 """
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
 import figures
 import smallnorb_novel_viewpoint as norb  # before numpy: it sets the number of BLAS threads
 from figures import COLORS, GRAY

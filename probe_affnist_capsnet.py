@@ -28,7 +28,10 @@ linear_probe, of capsules: how well a linear map of the true digit's capsule pre
 The pretrained network, three minutes on one core:    python3 probe_affnist_capsnet.py
 """
 import dataclasses
+import sys
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
 import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
 from affnist_capsnet import BOX, CAPSULES, DIGIT_NAMES, N_CLASSES, SIDES, InputError, max_shift
 

@@ -82,6 +82,7 @@ import math
 import multiprocessing
 import os
 import platform
+import shlex
 import shutil
 import sys
 import tempfile
@@ -98,8 +99,15 @@ from types import SimpleNamespace
 # do not depend on their number.
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
     os.environ[name] = "1"
-import numpy as np
-from numpy.lib.stride_tricks import as_strided, sliding_window_view
+try:
+    import numpy as np
+    from numpy.lib.stride_tricks import as_strided, sliding_window_view
+except ImportError:
+    np = None
+if not hasattr(np, "vecdot") or "__file__" not in globals():
+    print("error: this source does not run in a cell. Save it as a file and import that" if "__file__" not in globals()
+          else "error: this needs NumPy 2 or later. Install it: python3 -m pip install 'numpy>=2'", file=sys.stderr)
+    sys.exit(2)
 
 
 class InputError(Exception):
@@ -460,7 +468,7 @@ def load_norb(norb_dir):
     azimuths (degrees), lightings, all (N,) int64. The folder holds the six files, each as .mat or .mat.gz; if both
     exist, .mat is read. Raises InputError naming the file and the fault.
     """
-    folder, data = Path(norb_dir).expanduser(), {"train": {}, "test": {}}
+    folder, data = home_path(norb_dir), {"train": {}, "test": {}}
     for split, arrays in data.items():
         paths = {kind: folder / NORB_FILES[split, kind] for kind in NORB_FORMAT}
         paths = {kind: path if path.exists() else path.with_suffix(".mat.gz") for kind, path in paths.items()}
@@ -954,7 +962,7 @@ def toy_views(elevations, azimuths):
 
 def toy_path(category, instance, toy_seed):
     """Return the path of the cache file of one toy."""
-    folder = TOYS_CACHE.expanduser() / f"toys-{toy_seed}-version-{TOYS_VERSION}"
+    folder = home_path(TOYS_CACHE) / f"toys-{toy_seed}-version-{TOYS_VERSION}"
     return folder / f"{NORB_NAMES[category]}-{instance}.npz"
 
 
@@ -2222,7 +2230,11 @@ class Settings:
                           low=0, high=256, runtime=True)
     checkpoint: str = option("", "save weights, optimizer state and history to this .npz after every epoch; run the "
                              "same command again to resume", "run", runtime=True)
-    out_json: str = option("", "write settings and results to this JSON file", "run", runtime=True)
+    out_json: str = option("", "write settings and results to this JSON file; -: to standard output", "run",
+                           runtime=True)
+    run_dir: str = option("", "folder for the weights, settings, metrics and history of this run (default: a folder "
+                          "below runs/, named after the model, the preset, the seed and a digest of other settings)",
+                          "run", runtime=True, metavar="DIR")
     quiet: bool = option(False, "print only errors", "run", runtime=True)
 
     def __post_init__(self):
@@ -2324,7 +2336,7 @@ COMPARED = ("matrix-capsnet", "cnn", "cnn-bn")
 EXPECTED = ("\nHere, on novel azimuths of toys, mean accuracy over ten seeds: matrix-capsnet 0.582, cnn 0.558, cnn-bn "
             "0.577. One seed can come out either way.")
 DEFAULT_MODELS = {None: COMPARED, "shapes": ("matrix-capsnet", "cnn", "cnn-gap", "nearest")}   # without --model
-PRETRAINED = tuple(Path(__file__).with_name("weights") / f"smallnorb_{model}.npz" for model in COMPARED)
+PRETRAINED = tuple(Path(__file__).resolve().with_name("weights") / f"smallnorb_{model}.npz" for model in COMPARED)
 SOURCE_SETTING = "data"                                             # the setting that says where the data come from
 EVAL_SETTINGS = ("seed", "toy_seed", "n_test", "routing_iters")    # may differ between training and evaluation
 TEST_SETTINGS = ("data", "split", "train_azimuths", "test_azimuths", "toy_seed", "n_test")      # equal when compared
@@ -2964,7 +2976,7 @@ class Run:
         self.step, self.n_steps = 0, config.n_epochs * self.steps_per_epoch
         self.terms = None
         self.history = {"source": source, "epochs": [], "seconds": 0.0, "steps": 0}
-        self.saved = ""                                                 # where the last good state is
+        self.saved, self.folder = "", make_run_folder(config, source, progress)         # where the last good state is
         if config.checkpoint and Path(config.checkpoint).exists():
             self.resume_from(load_network(config.checkpoint))
         if config.warmup > self.n_steps:
@@ -2979,6 +2991,12 @@ class Run:
         self.runner.__exit__()
         if exception is None and self.last_snapshot != self.step:
             self.snapshot()
+        if exception is None and self.folder:
+            self.save_weights(WEIGHTS_FILE)
+            (self.folder / PARTIAL_FILE).unlink(missing_ok=True)
+        elif self.folder:
+            with contextlib.suppress(OSError):
+                os.removedirs(self.folder)                              # if nothing was saved
 
     @property
     def weights(self):
@@ -3050,10 +3068,48 @@ class Run:
             when = {"epoch": epoch, "step": self.step, "seconds": self.elapsed}
             self.history["epochs"].append(when | means | metrics)
             self.progress.say(f"epoch {epoch}/{self.config.n_epochs}  {self.so_far}  {text}")
+        if self.folder:
+            self.save_weights(PARTIAL_FILE)
         if self.config.checkpoint:
             save_network(self.config.checkpoint, self.config, self.history,
                          {group: getattr(self, group) for group in CHECKPOINT})
             self.saved = f" The last good state is in {self.config.checkpoint}."
+
+
+    def save_weights(self, name):
+        """Write weights, settings and history to a file in the run's folder"""
+        save_network(self.folder / name, self.config, self.history, {"params": self.params, "state": self.state})
+
+
+WEIGHTS_FILE, PARTIAL_FILE, METRICS_FILE = "weights.npz", "weights.partial.npz", "metrics.json"      # in a run's folder
+AUTO = "{auto}"                    # value of run_dir: the folder that run_folder names
+
+
+def run_folder(config, source):
+    """Return the folder of a run: config.run_dir or, if that is AUTO, runs/EXPERIMENT/MODEL-PRESET-seedS[-DIGEST]. The
+    digest is of the settings and the data that differ from the defaults of this model and preset."""
+    if config.run_dir != AUTO:
+        return Path(config.run_dir)
+    default = Config(model=config.model, preset=config.preset, seed=config.seed)
+    usual = run_identity(default, getattr(default, SOURCE_SETTING)) | {"source": source}
+    other = {name: value for name, value in run_identity(config, source).items() if value != usual[name]} | (
+        {"source": source} if source == "synthetic" else {})
+    digest = "-" + hashlib.sha256(json.dumps(other, sort_keys=True).encode()).hexdigest()[:8] if other else ""
+    return Path("runs", EXPERIMENT, f"{config.model}-{config.preset}-seed{config.seed}{digest}")
+
+
+def make_run_folder(config, source, progress):
+    """Create the folder of a run and return it; None if nothing is to be saved, or, with a warning, if it cannot be"""
+    if not config.run_dir:
+        return None
+    folder = run_folder(config, source)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        check_writable(folder / PARTIAL_FILE, folder / WEIGHTS_FILE, folder / METRICS_FILE)
+    except (OSError, InputError) as error:
+        progress.warn(f"this run will not be saved: {error}")
+        return None
+    return folder
 
 
 def run_identity(config, source):
@@ -3245,17 +3301,23 @@ def check_options(config):
 
 
 def check_writable(*paths):
-    """Raise InputError before training, not after it, if an output file could not be written or is given twice. Empty
-    paths are ignored."""
-    paths = [Path(os.path.realpath(path)) for path in paths if path]
+    """Raise InputError before training, not after it, if an output file could not be written or is given twice: do what
+    write_atomically will do. Empty paths, and "-" for standard output, are ignored."""
+    paths = [Path(os.path.realpath(path)) for path in paths if path and str(path) != "-"]
     for path in paths:
-        if path.exists() and not path.is_file():
-            raise InputError(f"cannot write {path}: it is a folder or a device. Give the name of a file")
         try:
-            with tempfile.TemporaryFile(dir=path.parent):
-                pass
+            if path.exists() and not path.is_file():
+                raise InputError(f"cannot write {path}: it is a folder or a device. Give the name of a file")
+            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name + ".") as file:
+                file.write(bytes(2 ** 16))
+                file.flush()
+            if path.exists() and not path.stat().st_mode & 0o200:
+                raise InputError(f"cannot replace {path}: it is read-only. Give another name, or: chmod u+w {path}")
+            if path.exists() and path.parent.stat().st_mode & 0o1000 and getattr(os, "geteuid", lambda: 0)() not in (
+                    0, path.stat().st_uid, path.parent.stat().st_uid):                  # a sticky folder, as /tmp
+                raise InputError(f"cannot replace {path}: it belongs to another user. Give another name")
         except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror} in its folder. Choose another folder") from None
+            raise InputError(f"cannot write {path}: {error.strerror} in its folder. Choose another place") from None
     if len(set(paths)) < len(paths):
         raise InputError(f"{paths[0]}: two outputs have this name. Give each a file of its own")
 
@@ -3296,6 +3358,10 @@ def runs_from_args(args):
     """
     if args.load is None:
         runs = [(config.model, None, config) for config in configs_from_args(args)]
+        for k, (name, _, config) in enumerate(runs):
+            folder = str(Path(config.run_dir, f"{name}-{config.seed}")) if len(runs) > 1 else config.run_dir
+            folder = "" if args.no_save else folder if config.run_dir else AUTO
+            runs[k] = name, None, dataclasses.replace(config, run_dir=folder)
     else:
         if hasattr(args, "n_seeds") or hasattr(args, "model"):
             raise InputError("--model and --n-seeds are for training: with --load the files say. Leave them out")
@@ -3326,8 +3392,8 @@ def load_for_evaluation(path, args):
     given = by_field(given)
     for f in options(Config):
         trained = getattr(network.config, f.name)
-        if f.name in given and f.name == "checkpoint":
-            raise InputError(f"--checkpoint is for training, but {path} is evaluated only. Leave --checkpoint out")
+        if f.name in given and f.name in ("checkpoint", "run_dir"):
+            raise InputError(f"{flag_name(f.name)} is for training, but {path} is evaluated only. Leave it out")
         if given.get(f.name, trained) != trained and not f.metadata.get("runtime") and f.name not in EVAL_SETTINGS:
             raise InputError(f"{flag_name(f.name)} {given[f.name]}: {path} was trained with {trained}. Leave the flag "
                              "out, or train a new network without --load")
@@ -3341,6 +3407,15 @@ def load_for_evaluation(path, args):
 
 UMASK = os.umask(0)
 os.umask(UMASK)
+
+
+def home_path(path):
+    """Return a path with ~ expanded. Where there is no such home, as for a user without a passwd entry: a path at which
+    nothing can be read or written."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(os.devnull, path)
 
 
 def write_atomically(path, write):
@@ -3409,7 +3484,10 @@ def write_json(path, results):
         return (float(f"{value:.5g}") if math.isfinite(value) else None) if isinstance(value, float) else value
     lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value if key == 'config' else plain(value))}"
                        for key, value in results.items())
-    write_atomically(path, lambda file: file.write(f"{{\n{lines}\n}}\n".encode()))
+    if str(path) == "-":
+        Progress(False).say(f"{{\n{lines}\n}}")
+    else:
+        write_atomically(path, lambda file: file.write(f"{{\n{lines}\n}}\n".encode()))
 
 
 def machine():
@@ -3429,7 +3507,10 @@ def run_experiment(args, load, n_test_samples):
     config): the number of samples that evaluate_test_sets classifies.
     """
     runs = runs_from_args(args)
-    out_json, progress, needs, found = runs[0][2].out_json, Progress(runs[0][2].quiet), None, []
+    out_json, needs, found, folders = runs[0][2].out_json, None, [], []
+    runs = [(name, network, dataclasses.replace(config, quiet=config.quiet or out_json == "-"), path)
+            for name, network, config, path in runs]
+    progress = Progress(runs[0][2].quiet)
     for _, _, config, _ in runs:
         check_config(config)
     check_writable(out_json, *(path for _, _, config, weights in runs for path in (config.checkpoint, weights)))
@@ -3445,6 +3526,10 @@ def run_experiment(args, load, n_test_samples):
         with Runner(config.threads, progress=progress, n_expected=n_test_samples(data, config)) as runner:
             tests = evaluate_test_sets(params, data, config, runner)
         result = test_result(config, params, history | {"source": data["source"]}, tests, network)
+        if config.run_dir and not network and (folder := run_folder(config, data["source"])).is_dir():
+            with contextlib.suppress(InputError):                       # train() has said it if it cannot be written
+                write_json(folder / METRICS_FILE, result)
+                folders.append(folder)
         columns = {"parameters": result["n_params"]} | comparison_columns(result, tests)
         found.append((name, config.seed, columns, result))
     if len(runs) == 1:
@@ -3455,6 +3540,11 @@ def run_experiment(args, load, n_test_samples):
         result = {"summary": summary, "runs": [result for *_, result in found]}
     if out_json:
         write_json(out_json, result)
+    if folders:
+        weights = shlex.join(str(folder / WEIGHTS_FILE) for folder in folders if (folder / WEIGHTS_FILE).exists())
+        progress.say(f"\nsaved {', '.join(map(str, folders))} (weights, metrics, history)\n"
+                     f"  draw it:       python3 visualize_{EXPERIMENT}.py --load {weights}\n"
+                     f"  test it again: python3 {EXPERIMENT}.py --load {weights}")
 
 
 def compare(found):
@@ -3508,14 +3598,21 @@ class Progress:
     """Messages of a run: on a terminal one line that is updated in place, elsewhere a line per epoch and, in longer
     phases, at least every REPORT_SECONDS; with quiet nothing."""
 
+    dropped = False                # whether something could not be printed
+
     def __init__(self, quiet):
-        self.quiet, self.live = quiet, not quiet and sys.stdout.isatty()
+        self.quiet = quiet or sys.stdout is None
+        self.live = not self.quiet and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
         self.last, self.pending = time.perf_counter(), False            # pending: a line that the next text replaces
 
     def say(self, text, end="\n"):
-        """Print a line; on a terminal it replaces the line that is updated in place"""
+        """Print a line; on a terminal it replaces the line that is updated in place. What cannot be printed, on a full
+        disk or after the reader has ended, is dropped: the run goes on."""
         if not self.quiet:
-            print("\r\x1b[K" * self.pending + text, end=end, flush=True)
+            try:
+                print("\r\x1b[K" * self.pending + text, end=end, flush=True)
+            except (OSError, ValueError):
+                Progress.dropped = True
             self.pending = not end
 
     def step(self, text):
@@ -3534,7 +3631,7 @@ class Parser(argparse.ArgumentParser):
     example commands."""
 
     def __init__(self, description=""):
-        first, *_, last = description.strip().split("\n\n") * 2
+        first, *_, last = (description or "See the source.").strip().split("\n\n") * 2   # python -OO has no docstrings
         rule = "If several of a flag's listed defaults apply, the last of them is used."
         super().__init__(usage="%(prog)s [options]", description=f"{first}\n\n{last}\n\n{rule}", allow_abbrev=False,
                          formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -3575,6 +3672,7 @@ def add_config_flags(parser, several=False):
             text = f"another name of {flag_name(f.name)}{applies_text(only)}"
             group.add_argument(flag_name(alias), **flag | {"help": text})
     if several:
+        groups["run"].add_argument("--no-save", action="store_true", help="do not save this run below runs/")
         groups["run"].add_argument("--n-seeds", type=int, default=argparse.SUPPRESS, metavar="K", help="train with K "
                                    "seeds, --seed and those that follow; report means and 95%% t intervals (default: "
                                    "1)")
@@ -3620,8 +3718,12 @@ def add_out_weights_flag(parser):
 
 def run_cli(main):
     """Call main(). What the user can correct becomes one line on stderr and exit code 2, without a traceback."""
+    for stream in (stream for stream in (sys.stdout, sys.stderr) if hasattr(stream, "reconfigure")):
+        stream.reconfigure(errors="backslashreplace")                   # for terminals that lack a letter
     try:
         main()
+        if Progress.dropped or sys.stdout is None:
+            raise BrokenPipeError
     except InputError as error:
         sys.exit(fail(str(error)))
     except MemoryError:
@@ -3629,8 +3731,9 @@ def run_cli(main):
     except KeyboardInterrupt:
         print("\nstopped. If --checkpoint was given, its file holds the last complete epoch", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:                                             # the reader of our output has ended
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:                                             # standard output is closed, full or unread
+        if sys.stdout:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 
 

@@ -10,6 +10,10 @@ networks; of all results, accuracy at matched validation accuracy and a forest p
     python3 visualize_affnist_capsnet.py --seed 1              # train a network first: 3 minutes
     python3 visualize_affnist_capsnet.py --load a.npz b.npz    # networks of your own
 """
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
 import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
 import figures
 from affnist_capsnet import DIGIT_NAMES, N_CLASSES, InputError

@@ -14,11 +14,13 @@ reconstruct the two digits in a picture of your own.
     python3 visualize_multimnist_capsnet.py --image photo.png                 # a picture of your own: seconds
 """
 import dataclasses
+import sys
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
 import figures
 import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS threads
 from figures import (
@@ -367,7 +369,10 @@ def read_picture(path):
     except MemoryError:
         raise
     except Exception as error:                                      # each format's decoder raises its own exceptions
-        fault = (str(error.__cause__ or error) or type(error).__name__).splitlines()[0]
+        cause = error.__cause__ or error
+        if "Bomb" in type(cause).__name__ + str(cause)[:40] or "bomb" in str(cause):
+            raise InputError(f"--image {path}: is too large. Give a picture of at most 10000 x 10000 px") from None
+        fault = (str(cause) or type(error).__name__).splitlines()[0]
         raise InputError(f"--image {path}: is not a readable picture ({fault}). Give a PNG or JPEG file") from None
     if min(pixels.shape[:2]) < MIN_SIDE:
         size = " x ".join(map(str, pixels.shape[1::-1]))

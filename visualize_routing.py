@@ -11,8 +11,10 @@ of its function and the shape of its result, which comes from a run of that func
     python3 visualize_routing.py --n-iters 2 --outdir viz/routing    # 2 iterations, into a folder of one's choice
 """
 import functools
+import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
 import figures
 import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS threads
 import smallnorb_novel_viewpoint as norb

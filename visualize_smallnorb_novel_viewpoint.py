@@ -12,9 +12,12 @@ results, accuracy by azimuth and by distance to the training azimuths, and a for
     python3 visualize_smallnorb_novel_viewpoint.py --data shapes           # the same for five shapes: half a minute
     python3 visualize_smallnorb_novel_viewpoint.py --load a.npz b.npz      # networks of your own
 """
+import sys
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
 import figures
 import smallnorb_novel_viewpoint as norb  # before numpy: it sets the number of BLAS threads
 from figures import BLUE, COLORS, GRAY, GREEN, MARKERS, ORANGE, RED, Drawing, Network, new_figure, results_of

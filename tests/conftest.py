@@ -84,13 +84,16 @@ def run_script(tmp_path_factory):
 @pytest.fixture
 def call(monkeypatch, capsys, tmp_path):
     """call(experiment, main, *flags) -> exit code, stdout, stderr of the main of an experiment, a module, or of one of
-    its siblings, in this process and in tmp_path; synthetic digits are few"""
+    its siblings, in this process and in tmp_path; synthetic digits are few. Runs are not saved, unless a flag is "save"
+    or --run-dir"""
     monkeypatch.chdir(tmp_path)
     for module in EXPERIMENTS.values():
         if hasattr(module, "N_SYNTHETIC"):
             monkeypatch.setattr(module, "N_SYNTHETIC", {"train": 60, "val": 40, "test": 80})
 
     def run(experiment, main, *flags):
+        saves = main is not experiment.main or any("--run-dir" in str(flag) or flag == "save" for flag in flags)
+        flags = [flag for flag in flags if flag != "save"] + ["--no-save"] * (not saves)
         monkeypatch.setattr(sys, "argv", [f"{experiment.__name__}.py", *map(str, flags)])
         capsys.readouterr()
         try:

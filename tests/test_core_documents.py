@@ -181,6 +181,17 @@ def test_no_paragraph_is_long(document):
     assert not long, f"{name}: paragraphs over 80 words: {long}"
 
 
+def test_the_project_asks_for_what_its_requirements_ask_for():
+    """pyproject.toml, for uv, and requirements.txt, for pip; the license is named everywhere"""
+    text = (ROOT / "pyproject.toml").read_text()
+    project, dev = re.search(r'dependencies = \[(.*?)\]', text)[1], re.search(r'\ndev = \[(.*?)\]', text)[1]
+    asked = (ROOT / "requirements.txt").read_text().split()
+    assert re.findall(r'"(.*?)"', project) + re.findall(r'"(.*?)"', dev) == asked
+    assert 'requires-python = ">=3.10"' in text and 'license = "MIT"' in text
+    assert "license: MIT" in (ROOT / "CITATION.cff").read_text() and "LICENSE" in (ROOT / "README.md").read_text()
+    assert (ROOT / "LICENSE").read_text().startswith("MIT License")
+
+
 @pytest.mark.parametrize("script", sorted(path.name for path in ROOT.glob("*.py")))
 def test_a_script_says_what_it_needs(script):
     """Inline metadata (PEP 723), by which `uv run` sets up what the script and its siblings import, at the versions

@@ -142,10 +142,11 @@ def test_what_is_wrong_is_refused_in_one_line(explorer):
 def test_other_hosts_origins_paths_and_methods_are_refused(explorer):
     port = explorer.server_address[1]
     for path, (name, _) in explore.PAGE.items():
-        status, text, headers = request(explorer, "GET", path, Origin=f"http://localhost:{port}")
+        status, text, headers = request(explorer, "GET", path, Host=f"localhost:{port}",
+                                        Origin=f"http://localhost:{port}")
         assert status == 200 and text.decode() == (ROOT / "explore" / name).read_text()
         assert "default-src 'none'" in headers["Content-Security-Policy"]
-    for headers in ({"Host": "x.example"}, {"Host": "127.0.0.1"}, {"Origin": "null"}, {"Origin": "http://x.example"},
+    for headers in ({"Host": "x.example"}, {"Host": "127.0.0.1.x"}, {"Origin": "null"}, {"Origin": "http://x.example"},
                     {"Origin": f"http://127.0.0.1:{port}.x.example"}, {"Origin": f"https://127.0.0.1:{port}"}):
         assert {request(explorer, *at, **headers)[0] for at in (("GET", "/"), ("POST", "/ask", b"{}"))} == {403}
     for path in ("/explore.py", "/ask", "/../explore.py", "/%2e%2e/explore.py", "/?x", "/explore"):

@@ -328,6 +328,6 @@ def shell_command(result, path, toy=False, checkpoint=""):
         small = TOY.get(result.experiment, {"--n-epochs": 1})
         kept = [k for k, word in enumerate(words) if not {word, *words[max(0, k - 1):k]} & small.keys()]
         words = [words[k] for k in kept] + [str(word) for pair in small.items() for word in pair]
-    words += ["--seed", result.seed, "--threads", 1, "--quiet", "--out-json", path]
+    words += ["--seed", result.seed, "--threads", 1, "--quiet", "--no-save", "--out-json", path]
     words += ["--checkpoint", path.replace(".json", ".npz")]
     return f"python3 {result.experiment}.py {shlex.join(map(str, words))}"

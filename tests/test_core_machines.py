@@ -1,0 +1,182 @@
+"""Nothing about the machine stops a script: closed or full outputs, terminals, users without a home, other options."""
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import imageio.v3 as imageio
+import numpy as np
+import pytest
+from conftest import ROOT
+
+TINY = ("--digits synthetic --n-epochs 1 --n-train 64 --n-val 16 --n-test 16 --conv1-channels 2 --conv3-channels 4 "
+        "--threads 1").split()
+SCRIPT = f"import multimnist_capsnet as c; c.N_SYNTHETIC = {dict(train=60, val=40, test=80)}; c.run_cli(c.main)"
+SCRIPTS = sorted(path.name for path in ROOT.glob("*.py") if path.name != "figures.py")
+posix = pytest.mark.skipif(os.name == "nt", reason="needs a POSIX shell")
+
+
+@pytest.fixture
+def shell(tmp_path):
+    """shell(line, **environment) -> CompletedProcess of a shell line in tmp_path, in which $RUN trains at toy size"""
+    def run(line, **extra):
+        env = {name: value for name, value in os.environ.items() if name not in ("MNIST_DIR", "PYTHONPATH")}
+        env |= {"HOME": str(tmp_path), "PYTHONPATH": str(ROOT)} | extra
+        command = f'"{sys.executable}" -c "{SCRIPT}" {" ".join(TINY)}'
+        return subprocess.run(["bash", "-c", line.replace("$RUN", command)], cwd=tmp_path, capture_output=True,
+                              text=True, env={name: value for name, value in env.items() if value is not None},
+                              timeout=100)
+    return run
+
+
+@posix
+@pytest.mark.parametrize("line", ["$RUN >&-", "$RUN > /dev/full", "$RUN | true; exit ${PIPESTATUS[0]}"])
+def test_a_run_survives_an_output_that_cannot_be_written(shell, tmp_path, line):
+    """What cannot be printed is dropped; the exit code says so"""
+    done = shell(line)
+    assert (done.returncode, done.stderr) == (1, "") and len(list(tmp_path.glob("runs/*/*/metrics.json"))) == 1
+
+
+@posix
+def test_letters_that_the_terminal_lacks_are_escaped(shell, tmp_path):
+    done = shell(f'"{sys.executable}" "{ROOT}/visualize_routing.py" --n-iters 1 --outdir ü', PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "") and "wrote \\xfc/dynamic_routing.png" in done.stdout
+    assert (tmp_path / "ü" / "em_routing.svg").exists()
+
+
+@posix
+def test_python_options(shell):
+    """Without docstrings; and without the script's folder on the path, an option that came with Python 3.11"""
+    options = "-OO -P" if sys.version_info >= (3, 11) else "-OO"
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda script: shell(f'"{sys.executable}" {options} "{ROOT}/{script}" --help',
+                                                   PYTHONPATH=None), SCRIPTS))
+    for script, done in zip(SCRIPTS, found):
+        assert (done.returncode, done.stderr, script) == (0, "", script) and "--" in done.stdout
+
+
+@posix
+def test_a_script_that_is_started_through_a_link_finds_its_weights(shell, tmp_path):
+    (tmp_path / "link.py").symlink_to(ROOT / "smallnorb_novel_viewpoint.py")
+    done = shell(f'"{sys.executable}" -c "import runpy, sys; sys.argv = [\'link.py\', \'--help\']; '
+                 f'runpy.run_path(\'link.py\')[\'main\']()"', PYTHONPATH=None)
+    assert done.returncode == 0 and "smallnorb_matrix-capsnet.npz" in done.stdout
+    done = shell(f'"{sys.executable}" -c "import runpy; print(*runpy.run_path(\'link.py\')[\'PRETRAINED\'])"')
+    assert str(ROOT / "weights" / "smallnorb_cnn.npz") in done.stdout
+
+
+@posix
+def test_a_source_in_a_cell_and_an_old_numpy_say_so_in_one_line(shell, tmp_path):
+    done = shell(f'"{sys.executable}" -c "exec(open(\'{ROOT}/affnist_capsnet.py\').read())"')
+    assert done.returncode == 2 and done.stderr == (
+        "error: this source does not run in a cell. Save it as a file and import that\n")
+    (tmp_path / "numpy" / "lib").mkdir(parents=True)
+    (tmp_path / "numpy" / "__init__.py").write_text("__version__ = '1.26.4'")
+    (tmp_path / "numpy" / "lib" / "__init__.py").write_text("")
+    (tmp_path / "numpy" / "lib" / "stride_tricks.py").write_text("as_strided = sliding_window_view = None")
+    for content in (None, "raise ImportError"):
+        if content:
+            (tmp_path / "numpy" / "__init__.py").write_text(content)                    # as if there were none
+        done = shell(f'"{sys.executable}" "{ROOT}/smallnorb_novel_viewpoint.py"', PYTHONPATH=str(tmp_path))
+        assert done.returncode == 2 and done.stderr == (
+            "error: this needs NumPy 2 or later. Install it: python3 -m pip install 'numpy>=2'\n")
+
+
+@posix
+def test_a_user_without_a_home_has_no_cache(shell, tmp_path):
+    """Toys are rendered, with a word; MNIST cannot be kept, with a remedy"""
+    nobody = ("import os, pwd\ndef gone(*_):\n    raise KeyError\npwd.getpwuid = pwd.getpwnam = gone\n"
+              "os.environ.pop('HOME', None)\n")
+    (tmp_path / "toys.py").write_text(nobody + "import sys\nimport smallnorb_novel_viewpoint as s\nsys.argv = ['s', "
+        "*'--model cnn --n-epochs 1 --n-train-toys 1 --n-test 60 --train-azimuths 0:0 --test-azimuths 80:80'.split()]\n"
+        "s.run_cli(s.main)")
+    done = shell(f'"{sys.executable}" toys.py', HOME=None)
+    assert (done.returncode, done.stderr) == (0, "") and "warning: the rendered toys are not saved" in done.stdout
+    (tmp_path / "digits.py").write_text(nobody + "import sys\nimport multimnist_capsnet as c\nsys.argv = ['c', "
+        "'--digits', 'mnist']\nc.run_cli(c.main)")
+    done = shell(f'"{sys.executable}" digits.py', HOME=None, https_proxy="http://127.0.0.1:9", http_proxy="http://127.0.0.1:9")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--mnist-dir" in done.stderr
+    done = shell("$RUN --mnist-dir ~nosuchuser --digits mnist")
+    assert done.returncode == 2 and "~nosuchuser: no such folder" in done.stderr and done.stderr.count("\n") == 1
+
+
+@posix
+@pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "nonsense"])
+def test_no_notebook_backend_or_style_gets_into_a_figure(shell, tmp_path, backend):
+    (tmp_path / "rc").mkdir()
+    (tmp_path / "rc" / "matplotlibrc").write_text("figure.facecolor: red\nbackend: nonsense\n")
+    done = shell(f'"{sys.executable}" "{ROOT}/visualize_routing.py" --outdir a', MPLBACKEND=backend,
+                 MATPLOTLIBRC=str(tmp_path / 'rc'))
+    assert (done.returncode, done.stderr) == (0, "")
+    folders = tmp_path / "a", ROOT / "viz" / "routing"
+    found, committed = (imageio.imread(folder / "em_routing.png") for folder in folders)
+    assert found.shape == committed.shape and np.abs(found.astype(int) - committed).mean() < 1
+
+
+def test_imported_figure_code_changes_no_setting():
+    code = ("import matplotlib; before = dict(matplotlib.rcParams); import visualize_smallnorb_novel_viewpoint, "
+            "visualize_multimnist_capsnet, visualize_affnist_capsnet; assert dict(matplotlib.rcParams) == before")
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+@posix
+def test_a_terminal_that_knows_no_escapes_gets_plain_lines(tmp_path):
+    import pty
+    for term, escapes in (("dumb", False), ("xterm", True)):
+        parent, child = pty.openpty()
+        env = os.environ | {"TERM": term, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
+        process = subprocess.Popen([sys.executable, "-c", SCRIPT, *TINY, "--no-save", "--n-train", "2000"],
+                                   cwd=tmp_path, stdout=child, env=env)
+        os.close(child)
+        text = b""
+        while True:
+            try:
+                part = os.read(parent, 4096)
+            except OSError:
+                break
+            if not part:
+                break
+            text += part
+        os.close(parent)
+        assert process.wait() == 0 and (b"\x1b" in text) == escapes and b"exact match" in text
+
+
+@posix
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_explore_ends_cleanly_even_where_the_shell_ignores_interrupts(tmp_path, number):
+    """As a script starts it with &; on any free port; for a browser at the end of a tunnel, but for no other name"""
+    code = ("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import sys; sys.argv = ['explore.py', "
+            "'--port', '0', '--no-browser']; import explore; explore.Guide = lambda *_: None; explore.main()")
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    url = process.stdout.readline().split()[0]
+    for host, expected in (("localhost:9000", 200), ("[::1]:1", 200), ("a.example:80", 403), ("localhost.a:80", 403)):
+        request = urllib.request.Request(url, headers={"Host": host})
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                assert (answer.status, host) == (expected, host)
+        except urllib.error.HTTPError as error:
+            assert (error.code, host) == (expected, host) and b"ssh -L" in error.read()
+    process.send_signal(number)
+    assert process.wait(10) == 0 and "stopped" in process.stdout.read()
+    process.stdout.close()
+
+
+def test_explore_refuses_impossible_ports(run_script):
+    for port in (-1, 70000):
+        done = run_script("explore.py", "--port", port, "--no-browser")
+        assert done.returncode == 2 and done.stderr == f"error: --port {port}: must be between 0 and 65535\n"
+
+
+def test_a_picture_that_is_too_large_says_which_size_works(monkeypatch, tmp_path):
+    from PIL import Image
+
+    import visualize_multimnist_capsnet as viz
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    imageio.imwrite(tmp_path / "x.png", np.full((60, 60), 255, np.uint8))
+    with pytest.raises(viz.InputError, match="x.png: is too large. Give a picture of at most 10000 x 10000 px"):
+        viz.read_picture(tmp_path / "x.png")
+
+
