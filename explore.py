@@ -110,7 +110,7 @@ class Guide:
         ((*_, self.pair_network), *_), self.digit_networks, self.toy_networks = self.networks.values()
         try:                                                   # MNIST if it is on this machine: never download it
             self.source, local = "MNIST", SimpleNamespace(**vars(multi.MNIST) | {"mirrors": ()})
-            self.images, self.labels = (a[:N_DIGITS] for a in multi.load_idx(local, "", 1, print)["test"])
+            self.images, self.labels = (a[:N_DIGITS] for a in multi.load_idx(local, 1, print)["test"])
         except multi.DataNotFound:
             self.source, (self.images, self.labels, _) = "synthetic", multi.synthesize_digits(N_DIGITS, 0)
         self.lock = threading.Lock()

@@ -123,6 +123,7 @@ def draw(module, args, drawings, of_results, load, kind=Network):
     make_outdir(outdir, [*(name for name, _, _ in planned), *of_results])
     data = load(runs[0][2], progress) if planned else None
     for name, (_, network, config, _) in zip(names_of(runs), runs if planned else ()):
+        config = module.fit_to_data(config, data, network, name)
         params, history = (network.weights, network.history) if network else module.train(config, data=data)
         networks.append(kind(name, config, network.config if network else config, params, history, data, network))
     for name, draw_one, which in planned:
@@ -235,7 +236,7 @@ def perturbed_reconstructions(experiment, params, config, v, label):
     Return images, (D, 11, side, side), one row per dimension, one column for each of PERTURBATIONS.
     """
     capsules = v + PERTURBATIONS[:, None, None] * np.eye(len(v), dtype=v.dtype)         # (11, D, D)
-    capsules = capsules.swapaxes(0, 1).reshape(-1, 1, len(v)).repeat(experiment.N_CLASSES, 1)   # (D * 11, J, D)
+    capsules = capsules.swapaxes(0, 1).reshape(-1, 1, len(v)).repeat(config.n_classes, 1)     # (D * 11, J, D)
     masked, _ = experiment.mask_forward(capsules.astype(v.dtype), np.full((len(capsules), 1), label))
     pixels, _ = experiment.layers_forward(params, masked, experiment.decoder(config))
     side = int(round(pixels.shape[1] ** 0.5))

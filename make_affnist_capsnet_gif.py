@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
 import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
 import figures
-from affnist_capsnet import CAPSULES, DIGIT_NAMES, N_CLASSES, SIDES, InputError
+from affnist_capsnet import CAPSULES, SIDES, InputError, data_name
 from figures import BLUE, ORANGE
 
 import numpy as np
@@ -110,9 +110,10 @@ def draw_frames(digits, networks, n, source):
             ax = add_axes(3 * GAP // 2 + PICTURE + k * (BARS + GAP), row, BARS,
                           f"{NAMES[config.model]}\n({config.model}): {quantity}")
             ax.set(ylim=(0, 1), yticks=[0, 1])
-            ax.set_xticks(range(N_CLASSES), range(N_CLASSES))
+            J = out["scores"].shape[1]
+            ax.set_xticks(range(0, J, -(-J // 10)), range(0, J, -(-J // 10)))
             ax.tick_params(length=0, pad=3)
-            panels.append((ax.bar(range(N_CLASSES), [0] * N_CLASSES), bar_heights(out["scores"], config)))
+            panels.append((ax.bar(range(J), [0] * J), bar_heights(out["scores"], config)))
         rows.append((images, picture, label, panels))
     frames = []
     for t, (name, value, _, _) in enumerate(scenes):
@@ -153,12 +154,14 @@ def main():
         raise InputError("--load: these networks were trained on different digits. Give networks trained on the same")
     say = affnist.Progress(networks[0][1].quiet).say
     digits = affnist.load_digits(networks[0][1], say)
+    for network, config in networks:
+        affnist.fit_to_data(config, digits, network, "--load")
     images, labels = digits["test"]
     if not 0 <= min(args.index) <= max(args.index) < len(labels):
         raise InputError(f"--index {' '.join(map(str, args.index))}: must be between 0 and {len(labels) - 1}")
     frames = draw_frames([(images[k], int(labels[k])) for k in args.index],
                          [(config, network.weights) for network, config in networks], args.frames,
-                         DIGIT_NAMES[digits["source"]])
+                         data_name(digits["source"]))
     figures.write_animation(args.out, frames, 1000 / args.fps, say)
 
 

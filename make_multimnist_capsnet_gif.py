@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Py
 import figures
 import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS threads
 from figures import BLUE, ORANGE
-from multimnist_capsnet import CANVAS, CHANCE, N_CLASSES, InputError
+from multimnist_capsnet import CANVAS, InputError
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -69,7 +69,8 @@ def draw_frames(scenes, points, n_steps, title, ending=None):
     points: (step, validation loss, exact-match accuracy) each. ending: title of the last scene and its network's
     accuracy.
     """
-    first, pitch = scenes[0], CANVAS + GAP
+    first, pitch, J = scenes[0], CANVAS + GAP, scenes[0]["lengths"].shape[1]
+    chance = 2 / (J * (J - 1))
     fig = Figure((WIDTH / 100, HEIGHT / 100), dpi=100)
     canvas = FigureCanvasAgg(fig)
 
@@ -89,9 +90,9 @@ def draw_frames(scenes, points, n_steps, title, ending=None):
     bars, marks = [], []
     for k in range(len(first["lengths"])):
         ax = add_axes(420, 60 + k * pitch * SCALE, 140, 56)
-        bars.extend(ax.bar(range(N_CLASSES), [0] * N_CLASSES))
+        bars.extend(ax.bar(range(J), [0] * J))
         ax.set(ylim=(0, 1), yticks=[0, 1])
-        ax.set_xticks(range(N_CLASSES), range(N_CLASSES), fontsize=8)
+        ax.set_xticks(range(0, J, -(-J // 10)), range(0, J, -(-J // 10)), fontsize=8)
         ax.tick_params(length=0, pad=2)
         ax.set_title("" if k else f"capsule lengths (orange: true\ndigits; {CROSS}: wrong prediction)", fontsize=8)
         marks.append(ax.text(1.02, 0.5, "", fontsize=14, va="center", transform=ax.transAxes))
@@ -105,11 +106,11 @@ def draw_frames(scenes, points, n_steps, title, ending=None):
         ax.tick_params(labelsize=8)
         ax.grid(alpha=0.3)
         curves.append((ax.plot([], [], "o-", color=BLUE, markersize=3, clip_on=False)[0], values))
-    ax.axhline(CHANCE, color=GRAY, linestyle=":")
-    ax.text(n_steps, CHANCE + 0.03, "chance 1/45", ha="right", fontsize=8, color="#666666")
+    ax.axhline(chance, color=GRAY, linestyle=":")
+    ax.text(n_steps, chance + 0.03, f"chance 1/{1 / chance:.0f}", ha="right", fontsize=8, color="#666666")
     frames = []
     for scene in scenes:
-        shown, present = scene["shown"], capsnet.k_hot(scene["shown"]["labels"], bool)
+        shown, present = scene["shown"], capsnet.k_hot(scene["shown"]["labels"], bool, J)
         picture.set_data(montage(shown, scene["recon"]))
         for bar, length, is_present in zip(bars, scene["lengths"].ravel(), present.ravel()):
             bar.set(height=length, color=ORANGE if is_present else GRAY)
@@ -135,7 +136,7 @@ def scenes_of_training(config, digits, every):
     scenes = [{"shown": recorder.shown, "lengths": each["lengths"], "recon": each["recon"], "n": min(k, len(snapshots))}
               for k, each in enumerate([*snapshots, last], 1)]
     ending = (f"The same test pairs with the pretrained network ({pretrained.config.n_epochs} x "
-              f"{pretrained.config.n_train:,} training pairs of {capsnet.DIGIT_NAMES[pretrained.source]})",
+              f"{pretrained.config.n_train:,} training pairs of {capsnet.data_name(pretrained.source)})",
               last["exact-match accuracy"])
     return scenes, [(each["step"], each["loss"], each["exact-match accuracy"]) for each in snapshots], ending
 
@@ -178,7 +179,8 @@ def main():
     figures.check_animation_flags(args, capsnet, {})
     say = capsnet.Progress(config.quiet).say
     digits = capsnet.load_digits(config, say)
-    name = capsnet.DIGIT_NAMES[digits["source"]]
+    config = capsnet.fit_to_data(config, digits, network, "--load")
+    name = capsnet.data_name(digits["source"])
     title = (f"Two overlapping {name}, each reconstructed from its own capsule ({config.n_epochs} x {config.n_train:,} "
              "training pairs")
     if network:

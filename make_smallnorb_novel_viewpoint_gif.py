@@ -94,7 +94,7 @@ def draw_frames(names, configs, histories, n_sweep, with_training):
     picture = ax.imshow(render_view(0, 0, 0, first)[1], cmap="gray", vmin=0, vmax=1)
     ax.set(xticks=[], yticks=[])
     caption = ax.set_title("", fontsize=10)
-    texts = [fig.text(0.575, 0.28 - 0.065 * k, "", ha="center", va="center", color=color, fontsize=11)
+    texts = [fig.text(0.58, 0.28 - 0.065 * k, "", ha="center", va="center", color=color, fontsize=10)
              for k, color in zip(range(len(names)), COLORS)]
     dial = fig.add_axes((0.735, 0.13, 0.22, 0.6), projection="polar")
     ranges = norb.angle_ranges(first)

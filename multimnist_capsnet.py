@@ -65,6 +65,7 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import shutil
 import sys
@@ -146,7 +147,9 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.
     """
     check_config(config)
     progress = Progress(config.quiet)
-    data = data or load_digits(config, progress.say)
+    data = load_digits(config, progress.say) if data is None else data
+    check_digits(data, ("train", "val"))           # the test images are not even looked at
+    config = fit_to_data(config, data)
     with Run(config, data["source"], config.n_train, progress, snapshot_callback, snapshot_every, dtype) as run:
         announce(run, data)
         for epoch in run.epochs():
@@ -164,9 +167,8 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.
 CANVAS = 36                        # side of a composite, px
 MAX_SHIFT = 4                      # a digit is translated by -4..+4 whole px on each axis
 BOX = 20                           # px; MNIST's digits fit a 20x20 box, here assumed at the center of the 28x28 image
-N_CLASSES = 10
+N_CLASSES = 10                     # of MNIST; other data may have 2 to 62: Config.n_classes
 # of C(10, 2) pairs of classes 1 is right, 17 have at least one right class
-CHANCE, CHANCE_AT_LEAST_ONE = 1 / 45, 17 / 45
 
 
 def allowed_shift_pairs(min_iou):
@@ -271,7 +273,7 @@ def generate_multimnist(images, labels, n, rng, min_iou=0.8, merge="max", warp=0
     """
     labels = np.asarray(labels)
     by_class = np.argsort(labels, kind="stable")
-    start = np.searchsorted(labels[by_class], np.arange(N_CLASSES + 1))
+    start = np.searchsorted(labels[by_class], np.arange(int(labels.max(initial=0)) + 2))
     if (np.diff(start) > 0).sum() < 2:
         raise InputError("pairs need digits of at least two classes; give more images")
     allowed = allowed_shift_pairs(min_iou)
@@ -555,7 +557,7 @@ def classification_loss(out, labels, config):
     out: the result of forward. labels: (N, 2). Return the loss's name ("margin" or "cross_entropy"), the loss, a float,
     and its gradient with respect to the lengths or the scores, (N, 10).
     """
-    present = k_hot(labels, out["lengths"].dtype)
+    present = k_hot(labels, out["lengths"].dtype, out["lengths"].shape[1])
     if "scores" in out:
         return "cross_entropy", *sigmoid_cross_entropy(out["scores"], present)
     return "margin", *margin_loss(out["lengths"], present)
@@ -606,20 +608,22 @@ def decoder(config):
             ("sigmoid",))
 
 
-VECTOR_HEAD = ("flatten",), ("linear", "fc1", N_CLASSES * D)           # vector-dense's ten vectors, before the squash
+def vector_head(config):
+    """Return the layers of vector-dense that compute its class vectors, before the squash"""
+    return ("flatten",), ("linear", "fc1", config.n_classes * D)
 
 
 def cnn_head(config, hidden):
     """Return the layers of the CNN's head in two tuples: up to the hidden units, and from these to the scores."""
     pooling = {"dense": ("flatten",), "gap": ("global_avg_pool",)}[config.cnn_head]
-    return (pooling, ("linear", "fc1", hidden), ("relu",)), (("linear", "fc2", N_CLASSES),)
+    return (pooling, ("linear", "fc1", hidden), ("relu",)), (("linear", "fc2", config.n_classes),)
 
 
 def param_shapes(config):
     """Return {name: shape} of the parameters of config.model, in the order in which init_params draws them."""
-    J = N_CLASSES
+    J = config.n_classes
     if config.model == "vector-dense":
-        return infer_shapes((*backbone(config), *VECTOR_HEAD), CANVAS, 1, rows=True).shapes | infer_shapes(
+        return infer_shapes((*backbone(config), *vector_head(config)), CANVAS, 1, rows=True).shapes | infer_shapes(
             decoder(config), 1, J * D).shapes
     if config.model != "capsnet":
         to_hidden, to_scores = cnn_head(config, cnn_hidden_units(config))
@@ -636,15 +640,16 @@ def cnn_hidden_units(config):
 
     It is the largest size for which the CNN has at most as many parameters as the capsule network without its decoder,
     of the same preset and conv3_channels and with the preset's own conv1_channels. For cnn-vectors, whose decoder is
-    not counted either, it is at most N_CLASSES * D, as many units as the digit capsules have. It can be zero or
+    not counted either, it is at most J * D, as many units as the digit capsules have. It can be zero or
     negative when the convolutions alone have too many parameters.
     """
-    capsnet = param_shapes(Config(preset=config.preset, conv3_channels=config.conv3_channels))
+    J = config.n_classes
+    capsnet = param_shapes(Config(preset=config.preset, conv3_channels=config.conv3_channels, n_classes=J))
     budget = sum(math.prod(shape) for name, shape in capsnet.items() if not name.startswith("dec"))
     convs = infer_shapes(backbone(config), CANVAS, 1, rows=True)
     inputs = convs.channels * (convs.side ** 2 if config.cnn_head == "dense" else 1)
-    units = (budget - sum(map(math.prod, convs.shapes.values())) - N_CLASSES) // (inputs + 1 + N_CLASSES)
-    return min(units, N_CLASSES * D) if config.model == "cnn-vectors" else units
+    units = (budget - sum(map(math.prod, convs.shapes.values())) - J) // (inputs + 1 + J)
+    return min(units, J * D) if config.model == "cnn-vectors" else units
 
 
 def init_params(config):
@@ -754,8 +759,8 @@ def vector_head_forward(params, x, config, digits, empty):
 
     A dense layer maps x to ten vectors, which are squashed.
     """
-    s, layers_cache = layers_forward(params, x, VECTOR_HEAD, empty)
-    v, squash_cache = squash_forward(s.reshape(len(x), N_CLASSES, D))
+    s, layers_cache = layers_forward(params, x, vector_head(config), empty)
+    v, squash_cache = squash_forward(s.reshape(len(x), -1, D))
     out, classes_cache = class_vectors_forward(params, v, config, digits, empty)
     return out, SimpleNamespace(layers=layers_cache, squash=squash_cache, classes=classes_cache)
 
@@ -763,7 +768,7 @@ def vector_head_forward(params, x, config, digits, empty):
 def vector_head_backward(dlengths, drecon, cache, config, grads):
     """Return dx (N, side, side, C), and put the gradients of the head's parameters into grads."""
     ds = squash_backward(class_vectors_backward(dlengths, drecon, cache.classes, config, grads), cache.squash)
-    return layers_backward(ds.reshape(len(ds), -1), cache.layers, VECTOR_HEAD, grads)
+    return layers_backward(ds.reshape(len(ds), -1), cache.layers, vector_head(config), grads)
 
 
 def cnn_head_forward(params, x, config, digits, empty):
@@ -775,7 +780,7 @@ def cnn_head_forward(params, x, config, digits, empty):
     out["digits"] = predict(out) if digits is None else digits
     cache = SimpleNamespace(hidden=hidden_cache, scores=scores_cache)
     if config.model == "cnn-vectors":
-        masked, cache.mask = mask_forward(hidden.reshape(len(x), N_CLASSES, D), out["digits"])
+        masked, cache.mask = mask_forward(hidden.reshape(len(x), -1, D), out["digits"])
         pixels, cache.decoder = layers_forward(params, masked, decoder(config), empty)
         out["recon"] = pixels.reshape(len(x), -1, CANVAS, CANVAS)
     return out, cache
@@ -809,9 +814,9 @@ def predict(out):
     return top_two(out.get("scores", out["lengths"]))
 
 
-def k_hot(labels, dtype):
-    """Return (N, 10) of type dtype, 1 for the classes in labels (N, 2) and 0 for the others."""
-    present = np.zeros((len(labels), N_CLASSES), dtype)
+def k_hot(labels, dtype, J=N_CLASSES):
+    """Return (N, J) of type dtype, 1 for the classes in labels (N, 2) and 0 for the others."""
+    present = np.zeros((len(labels), J), dtype)
     present[np.arange(len(labels))[:, None], labels] = 1
     return present
 
@@ -931,6 +936,12 @@ def comparison_columns(result, test):
             "at least one digit": (test["at_least_one"], None)}
 
 
+def chance(config):
+    """Return the probabilities that two random classes are exactly the two of a pair, and that one of them is"""
+    n_pairs = math.comb(config.n_classes, 2)
+    return 1 / n_pairs, 1 - math.comb(config.n_classes - 2, 2) / n_pairs
+
+
 def remark(config):
     """Return what the paper reports, to be read beside a comparison"""
     return ("The paper, after 60 million pairs with --min-iou 0 --merge add: exact match 94.8% with three routing "
@@ -940,11 +951,11 @@ def remark(config):
 def report(config, results, test, say):
     """Print evaluate's metrics of the test pairs. results: of test_result"""
     low, high = results["test_exact_match_ci95"]
-    say(f"\n{DIGIT_NAMES[results['source']]}, {test['n']:,} test pairs, --min-iou {config.min_iou:g}, --merge "
+    say(f"\n{data_name(results['source'])}, {test['n']:,} test pairs, --min-iou {config.min_iou:g}, --merge "
         f"{config.merge}\n"
         f"  exact match (both digits)  {test['exact_match']:.4f}   95% CI {low:.4f} to {high:.4f}; chance "
-        f"{CHANCE:.4f}\n"
-        f"  at least one digit         {test['at_least_one']:.4f}   chance {CHANCE_AT_LEAST_ONE:.4f}\n"
+        f"{chance(config)[0]:.4f}\n"
+        f"  at least one digit         {test['at_least_one']:.4f}   chance {chance(config)[1]:.4f}\n"
         f"  loss                       {test['loss']:.4f}")
     for name in [name for name in ("margin", "cross_entropy") if name in test]:
         say(f"  {name.replace('_', '-') + ' loss':27}{test[name]:.4f}")
@@ -1038,10 +1049,14 @@ class Config(Settings):
     muon: float = option(None, "step size of Muon (orthogonalized momentum) for the kernels of batch-normalized "
                          "convolutions, relative to the kernel's Frobenius norm; 0: Adam for all weights",
                          "training", low=0, high=1)
-    digits: str = option("auto", "digits to use; auto: MNIST from --mnist-dir, the cache or a download, else synthetic "
+    digits: str = option("auto", "digits to use; auto: MNIST from --data-dir, the cache or a download, else synthetic "
                          "digits, drawn by this script", "data", choices=("auto", "mnist", "synthetic"), runtime=True)
-    mnist_dir: str = option("", "folder with MNIST's four idx files, raw or .gz; if not given, $MNIST_DIR, then "
-                            "~/.cache/hinton-mnist, then download", "data", runtime=True, metavar="DIR")
+    data_dir: str = option("", "folder with the four idx files, raw or .gz, of MNIST, Fashion-MNIST, KMNIST, EMNIST "
+                           "(DIR/emnist-SPLIT) or your own images; if not given, MNIST from $MNIST_DIR, then "
+                           "~/.cache/hinton-mnist, then download", "data", runtime=True, metavar="DIR",
+                           aliases={"mnist_dir": {}})
+    transpose: bool = option(False, "exchange rows and columns of the images of --data-dir (done with EMNIST's anyway)",
+                             "data", runtime=True)
     min_iou: float = option(0.8, "minimum IoU of the two digits' 20x20 px boxes in every pair; 0 is the paper's "
                             "protocol", "data", low=0, high=1)
     merge: str = option("max", "how two digits are merged; max: pixel-wise maximum; add: add and clip at 255, as the "
@@ -1062,6 +1077,7 @@ class Config(Settings):
                                  "both digits", "training", low=0, only=WITH_DECODER)
     cnn_head: str = option("dense", "input of the CNN's hidden layer; dense: all features of all positions; gap: "
                            "global average pooling", "network", choices=("dense", "gap"), only=CNNS)
+    n_classes: int = N_CLASSES     # no flag: of the data
 
 
 DEFAULT_MODELS = {None: ("capsnet",)}                              # trained if --model is not given
@@ -1081,7 +1097,7 @@ def check_config(config):
     if config.batch_size > config.n_train:
         raise InputError(f"--batch-size {config.batch_size} exceeds the {config.n_train} training pairs of an epoch. "
                          "Lower --batch-size or raise --n-train")
-    least = N_CLASSES * D if config.model == "cnn-vectors" else N_CLASSES
+    least = config.n_classes * (D if config.model == "cnn-vectors" else 1)
     if config.model in CNNS["model"] and cnn_hidden_units(config) < least:
         raise InputError(f"--conv1-channels {config.conv1_channels} --conv3-channels {config.conv3_channels}: the CNN "
                          f"would have only {max(0, cnn_hidden_units(config))} hidden units within the capsule "
@@ -1113,30 +1129,28 @@ class DataNotFound(InputError):
     """Raised when a data set is not on this machine and cannot be downloaded."""
 
 
-def parse_idx(raw, name, magic, shape, sha256):
-    """Return the array in the bytes of one idx file, checked against what it must contain.
+def parse_idx(raw, name, hint, spec=None):
+    """Return the array in the bytes of one idx file of uint8 values, and the SHA-256 of its decompressed bytes.
 
-    raw: the file's content, gzip-compressed or not. name: the file's name, for messages. magic, shape, sha256: the
-    expected magic number, shape and SHA-256 of the decompressed bytes. Return a uint8 array of that shape.
-    Raise InputError, naming the file and the fault, when the gzip stream, magic number, size or checksum is wrong.
+    raw: the file's content, gzip-compressed or not. name, hint: for messages. spec: magic number, shape and SHA-256
+    that the file must have. Raise InputError, naming the file and the fault, if it is damaged or another file.
     """
-    hint = "give the right one, or delete it to have it downloaded again"
-    if raw[:2] == b"\x1f\x8b":
-        try:
-            raw = gzip.decompress(raw)
-        except (OSError, EOFError, zlib.error) as error:
-            raise InputError(f"{name}: corrupt or truncated gzip ({error}); {hint}") from None
-    start = 4 + 4 * len(shape)
-    header = np.frombuffer(raw[:start], ">i4").tolist() if len(raw) >= start else ["missing"]
-    if header[0] != magic:
-        raise InputError(f"{name}: not the idx file expected here (magic number {header[0]}, not {magic}); {hint}")
-    size = start + math.prod(shape)
-    if tuple(header[1:]) != shape or len(raw) != size:
-        raise InputError(f"{name}: holds {len(raw)} bytes and says shape {tuple(header[1:])}, should be {size} bytes "
-                         f"and shape {shape}; {hint}")
-    if hashlib.sha256(raw).hexdigest() != sha256:
-        raise InputError(f"{name}: its SHA-256 is another, the file is damaged or of another data set; {hint}")
-    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
+    hint = f"; {hint}" * bool(hint)
+    try:
+        raw = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{name}: corrupt or truncated gzip ({error}){hint}") from None
+    start = 4 * (1 + raw[3]) if raw[:3] == b"\0\0\x08" and len(raw) > 3 else 0
+    if not start or len(raw) < start or spec and raw[3] != len(spec[1]):
+        raise InputError(f"{name}: not the idx file expected (it begins with {raw[:4].hex() or 'nothing'}){hint}")
+    shape = tuple(np.frombuffer(raw[4:start], ">u4").tolist())
+    if len(raw) != start + math.prod(shape) or spec and shape != spec[1]:
+        raise InputError(f"{name}: says shape {shape} and holds {len(raw) - start} values, should be "
+                         f"{spec[1] if spec else 'as many as it says'}{hint}")
+    digest = hashlib.sha256(raw).hexdigest()
+    if spec and digest != spec[2]:
+        raise InputError(f"{name}: its SHA-256 is another, the file is damaged or of another data set{hint}")
+    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape), digest
 
 
 def download_idx(data_set, name, spec, folder, timeout, say):
@@ -1145,13 +1159,13 @@ def download_idx(data_set, name, spec, folder, timeout, say):
     spec: magic number, shape and SHA-256, for parse_idx: the content is verified before the file appears in folder.
     timeout: in seconds, for each mirror. Raise DataNotFound when no mirror has the file or folder is not writable.
     """
-    faults, hint = [], f"pass a folder with {data_set.name}'s four files as --mnist-dir, or use --digits synthetic"
+    faults, hint = [], f"pass a folder with {data_set.name}'s four files as --data-dir, or use --digits synthetic"
     for mirror in data_set.mirrors:
         try:
             say(f"downloading {mirror}{name}.gz")
             with urllib.request.urlopen(mirror + name + ".gz", timeout=timeout) as reply:
                 raw = reply.read()
-            parse_idx(raw, mirror + name + ".gz", *spec)
+            parse_idx(raw, mirror + name + ".gz", "", spec)
         except (OSError, ValueError, http.client.HTTPException, InputError) as error:
             faults.append(f"{mirror.split('/')[2] or mirror}: {' '.join(str(error).split())}")
             continue
@@ -1164,34 +1178,132 @@ def download_idx(data_set, name, spec, folder, timeout, say):
     raise DataNotFound(f"could not download {name}.gz ({'; '.join(faults)}); check the network, or {hint}")
 
 
-def load_idx(data_set, user_dir, timeout, say):
+def load_idx(data_set, timeout, say):
     """Load the four idx files of a data set: {"train": (images, labels), "val": ..., "test": ...}, all uint8.
 
-    The files are read from the folder user_dir or, if that is empty, from the folder named by the data set's
-    environment variable ($MNIST_DIR for MNIST) or, if that is not set, from its cache, into which missing files are
-    downloaded.
-    timeout: of a download, in seconds. Raise InputError when that folder or one of its files is missing, or when any
-    file is damaged; DataNotFound when a download fails.
+    The files are read from the folder named by the data set's environment variable ($MNIST_DIR for MNIST) or, if that
+    is not set, from its cache, into which missing files are downloaded. timeout: of a download, in seconds. Raise
+    InputError when that folder or one of its files is missing, or when any file is damaged; DataNotFound when a
+    download fails.
     """
-    variable = data_set.variable
-    flag, user_dir = ("--mnist-dir", user_dir) if user_dir else (variable, os.environ.get(variable, ""))
+    user_dir = os.environ.get(data_set.variable, "")
     folder, arrays = home_path(user_dir or data_set.cache), {}
     if user_dir and not folder.is_dir():
-        raise InputError(f"{flag} {user_dir}: no such folder; give the one that holds {data_set.name}'s four idx files")
+        raise InputError(f"{data_set.variable} {user_dir}: no such folder; give the one that holds {data_set.name}'s "
+                         "four idx files")
     for (split, kind), (name, *spec) in data_set.files.items():
         path = next((p for p in (folder / name, folder / (name + ".gz")) if p.exists()), None)
         if path is None and user_dir:
             raise InputError(f"{folder / name}[.gz]: missing; put {data_set.name}'s four idx files there, or leave "
-                             f"--mnist-dir and {variable} unset to download them")
+                             f"{data_set.variable} unset to download them")
         path = path or download_idx(data_set, name, spec, folder, timeout, say)
-        try:
-            arrays[split, kind] = parse_idx(path.read_bytes(), str(path), *spec)
-        except OSError as error:
-            fault = f"{path}: cannot be read ({error.strerror}); check the file and its permissions"
-            raise InputError(fault) from None
+        hint = "put the right one there" if user_dir else "delete it to have it downloaded again"
+        arrays[split, kind], _ = read_idx(path, hint, spec)
     images, labels, n = arrays["train", "images"], arrays["train", "labels"], -data_set.n_val
     return {"train": (images[:n], labels[:n]), "val": (images[n:], labels[n:]),
             "test": (arrays["test", "images"], arrays["test", "labels"])}
+
+
+def read_idx(path, hint, spec=None):
+    """Return parse_idx's result for a file. Raise InputError if it cannot be read."""
+    try:
+        return parse_idx(path.read_bytes(), str(path), hint, spec)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); check the file and its permissions") from None
+
+
+IDX_NAME = r"(.*?[-.]?)(train|t10k|test)[-.](images|labels)[-.]idx[13][-.]ubyte(?:\.gz)?"
+
+
+def load_data_dir(place, transpose, say, data_set=MNIST):
+    """Load the four idx files of any data set: a dict as load_digits returns it, with n_classes and, from a labels.txt,
+    names.
+
+    place: a folder, or FOLDER/PREFIX of the files' names where a folder holds several data sets. Files with MNIST's
+    SHA-256 are MNIST. EMNIST, recognized by its names, is stored transposed. Labels may begin at 1. The validation
+    images are a twelfth of each class of the training images, drawn at random, always the same.
+    """
+    where = home_path(place)
+    folder, prefix = (where, None) if where.is_dir() else (where.parent, where.name)
+    found = {}
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        match = re.fullmatch(IDX_NAME, path.name)
+        if match and prefix in (None, match[1].strip("-.")):
+            found.setdefault(match[1], {})["train" if match[2] == "train" else "test", match[3]] = path
+    complete = {name: files for name, files in found.items() if len(files) == 4}
+    if len(complete) != 1:
+        several = f"several data sets ({', '.join(name.strip('-.') for name in complete)}). Name one: {folder}/PREFIX"
+        fault = several if complete else "no such folder. Give another" if not where.is_dir() and not found else (
+            "not all four idx files: train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, "
+            "t10k-labels-idx1-ubyte, raw or .gz. Put them there")
+        raise InputError(f"--data-dir {place}: {fault}")
+    (prefix, files), = complete.items()
+    arrays, digests = {}, {}
+    for key, path in files.items():
+        arrays[key], digests[key] = read_idx(path, "get the file again")
+    same = [digests[key] == data_set.files[key][3] for key in files]
+    if all(same):
+        n, images, labels = -data_set.n_val, arrays["train", "images"], arrays["train", "labels"]
+        return {"source": data_set.source, "train": (images[:n], labels[:n]), "val": (images[n:], labels[n:]),
+                "test": (arrays["test", "images"], arrays["test", "labels"])}
+    if sum(same) == 3:
+        raise InputError(f"{files[list(files)[same.index(False)]]}: damaged, since the three other files are "
+                         f"{data_set.name}'s; get the file again")
+    labels = np.concatenate([arrays[split, "labels"].ravel() for split in ("train", "test")])
+    first = int(labels.min(initial=0) if 0 in labels else 1)
+    name, digest = prefix.strip("-.") or folder.resolve().name, "".join(digests.values()) + "T" * transpose
+    digest = hashlib.sha256(digest.encode())
+    data = {"source": f"{name}-{digest.hexdigest()[:8]}", "n_classes": int(labels.max(initial=0)) + 1 - first}
+    for split in ("train", "test"):
+        images = arrays[split, "images"]
+        images = images.swapaxes(1, 2) if images.ndim == 3 and (transpose or "emnist" in prefix.lower()) else images
+        data[split] = images, arrays[split, "labels"] - np.uint8(first)
+    if (folder / "labels.txt").is_file():
+        data["names"] = (folder / "labels.txt").read_text(encoding="utf-8").split("\n")[:data["n_classes"]]
+    check_digits(data, ("train", "test"))
+    (images, labels), rng = data["train"], np.random.default_rng(0)
+    order = rng.permutation(len(labels))
+    rank = np.zeros(len(labels), np.int64)                                              # of an image in its class
+    for label in range(data["n_classes"]):
+        rows = order[labels[order] == label]
+        rank[rows] = np.arange(len(rows)) * 12 // max(1, len(rows))
+    data |= {"train": (images[rank > 0], labels[rank > 0]), "val": (images[rank == 0], labels[rank == 0])}
+    say(f"{name}: {data['n_classes']} classes, {len(labels):,} + {len(data['test'][1]):,} images; not {data_set.name}: "
+        "the results in this repository do not apply")
+    return data
+
+
+def data_name(source):
+    """Return what a data set is called in all output and figures"""
+    return DIGIT_NAMES.get(source, f"images of {source}")
+
+
+def check_digits(digits, splits=("train", "val", "test")):
+    """Raise InputError, with the conversion to write, unless `digits` is what train() takes: a dict of source, a text,
+    and splits, each (images, labels): (n, 28, 28) uint8, 0 black to 255, and (n,) integers from 0."""
+    for split in ("source", *splits):
+        if split not in digits:
+            raise InputError(f"data has no {split!r}. Give {{'source': name, 'train': (images, labels), 'val': ..., "
+                             "'test': ...}")
+        if split == "source":
+            continue
+        images, labels = (np.asarray(part) for part in digits[split])
+        n, shape = len(images), images.shape
+        remedy = ("" if images.dtype == np.uint8 else "(255 * images).round().astype(np.uint8)"
+                  if images.dtype.kind in "fb" and n and images.min() >= 0 and images.max() <= 1 else
+                  "images.astype(np.uint8), of gray levels from 0, black, to 255") or (
+            "images.reshape(-1, 28, 28)" if shape[1:] == (784,) else "images[..., 0]" if shape[1:] == (28, 28, 1) else
+            "images.mean(-1).round().astype(np.uint8)" if shape[1:] == (28, 28, 3) else
+            "images of 28x28 pixels" if shape[1:] != (28, 28) else "at least one image" if not n else "")
+        if remedy:
+            raise InputError(f"data[{split!r}]: the images are {images.dtype} of shape {shape}, not uint8 (n, 28, 28). "
+                             f"Give {remedy}")
+        remedy = "labels.argmax(1)" if labels.shape[1:] and len(labels) == n else "a label for each image" if (
+            labels.shape != (n,)) else "labels.astype(int)" if labels.dtype.kind not in "iu" else (
+            "labels - labels.min()" if labels.min() < 0 or labels.max() > 61 else "")
+        if remedy:
+            raise InputError(f"data[{split!r}]: the labels are {labels.dtype} of shape {labels.shape}, not {n} "
+                             f"integers from 0 to at most 61. Give {remedy}")
 
 
 # Synthetic digits for machines without MNIST. One row per writing style: digit, relative frequency, strokes. A stroke
@@ -1344,9 +1456,13 @@ def load_digits(config, say=print, data_set=MNIST):
     network, or when the answers are not MNIST's files. Raise InputError when a file in a folder or in the cache is
     damaged, also with "auto"; DataNotFound when config.digits is "mnist" and the download fails.
     """
+    if config.data_dir and config.digits == "synthetic":
+        raise InputError("--data-dir has no effect with --digits synthetic. Leave one of them out")
+    if config.data_dir:
+        return load_data_dir(config.data_dir, config.transpose, say, data_set)
     if config.digits != "synthetic":
         try:
-            splits = load_idx(data_set, config.mnist_dir, 5 if config.digits == "auto" else 30, say)
+            splits = load_idx(data_set, 5 if config.digits == "auto" else 30, say)
             return {"source": data_set.source} | splits
         except DataNotFound as error:
             if config.digits != "auto":
@@ -2169,9 +2285,9 @@ def run_folder(config, source):
     if config.run_dir != AUTO:
         return Path(config.run_dir)
     default = Config(model=config.model, preset=config.preset, seed=config.seed)
-    usual = run_identity(default, getattr(default, SOURCE_SETTING)) | {"source": source}
-    other = {name: value for name, value in run_identity(config, source).items() if value != usual[name]} | (
-        {"source": source} if source == "synthetic" else {})
+    usual = run_identity(default, getattr(default, SOURCE_SETTING))
+    usual["source"] = usual["source"].replace("auto", "mnist")
+    other = {name: value for name, value in run_identity(config, source).items() if value != usual.get(name)}
     digest = "-" + hashlib.sha256(json.dumps(other, sort_keys=True).encode()).hexdigest()[:8] if other else ""
     return Path("runs", EXPERIMENT, f"{config.model}-{config.preset}-seed{config.seed}{digest}")
 
@@ -2193,8 +2309,9 @@ def make_run_folder(config, source, progress):
 def run_identity(config, source):
     """Return what must agree for a checkpoint to be resumed: the settings that change training, and the data's
     source"""
-    return {f.name: getattr(config, f.name) for f in options(config)
-            if not f.metadata.get("runtime")} | {"source": source}
+    n_classes = getattr(config, "n_classes", 10)
+    return {f.name: getattr(config, f.name) for f in options(config) if not f.metadata.get("runtime")} | (
+        {"n_classes": n_classes} if n_classes != 10 else {}) | {"source": source}
 
 
 CHECKPOINT = ("params", "state", "adam_m", "adam_v")               # dicts of arrays; a weights file has the first two
@@ -2261,7 +2378,7 @@ def config_from_settings(settings, path, experiment=None):
     """Return the Config of a file's settings. Raise InputError if they are another experiment's or have old names."""
     if experiment not in (None, EXPERIMENT):
         raise InputError(f"{path}: holds a network of {experiment}.py. Give a network of {EXPERIMENT}.py")
-    known = {f.name for f in options(Config)}
+    known = {f.name for f in options(Config)} | {"n_classes"}
     old = [old for name, value in settings.items() for old in (flag_name(name), f"{flag_name(name)} {value}")
            if old in RENAMED and (old != flag_name(name) or name not in known)]
     if old:
@@ -2463,7 +2580,11 @@ def load_for_evaluation(path, args):
     contradicts its training; only runtime settings and those of EVAL_SETTINGS may differ.
     """
     network, given = load_network(path), given_settings(args)
-    network.config = dataclasses.replace(network.config, **{SOURCE_SETTING: network.source})
+    choices = next(f.metadata["choices"] for f in options(Config) if f.name == SOURCE_SETTING)
+    if network.source in choices:
+        network.config = dataclasses.replace(network.config, **{SOURCE_SETTING: network.source})
+    elif not by_field(given).get("data_dir"):
+        raise InputError(f"{path}: was trained on {network.source}. Give the folder of these images as --data-dir")
     network.file = {"file": Path(path).name, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest(),
                     "trained_seed": network.config.seed}
     check_applicable(given, [network.config])
@@ -2598,6 +2719,7 @@ def run_experiment(args, load, n_test_samples):
         needed = [getattr(config, f.name) for f in options(config) if f.metadata["group"] == "data" or f.name == "seed"]
         if needed != needs:
             data, needs = load(config, progress, network is not None), needed
+        config = fit_to_data(config, data, network, name)
         params, history = (network.weights, network.history) if network else train(config, data=data)
         if out_weights:
             save_weights(out_weights, network.config if network else config, params, history)
@@ -2619,10 +2741,26 @@ def run_experiment(args, load, n_test_samples):
     if out_json:
         write_json(out_json, result)
     if folders:
+        data_flags = "".join(f" {flag_name(f.name)} {shlex.quote(getattr(config, f.name))}" for f in options(config)
+                             if f.metadata.get("metavar") == "DIR" and f.metadata["group"] == "data"
+                             and getattr(config, f.name))
         weights = shlex.join(str(folder / WEIGHTS_FILE) for folder in folders if (folder / WEIGHTS_FILE).exists())
         progress.say(f"\nsaved {', '.join(map(str, folders))} (weights, metrics, history)\n"
-                     f"  draw it:       python3 visualize_{EXPERIMENT}.py --load {weights}\n"
-                     f"  test it again: python3 {EXPERIMENT}.py --load {weights}")
+                     f"  draw it:       python3 visualize_{EXPERIMENT}.py --load {weights}{data_flags}\n"
+                     f"  test it again: python3 {EXPERIMENT}.py --load {weights}{data_flags}")
+
+
+def fit_to_data(config, data, network=None, name=""):
+    """Return a Config with the data's number of classes. Raise InputError if a loaded network was trained on other
+    data; MNIST and synthetic digits stand in for each other."""
+    n_classes = data.get("n_classes", getattr(config, "n_classes", None) if network is None else 10)
+    if not hasattr(config, "n_classes"):
+        return config
+    similar = {"mnist", "synthetic"}
+    if network and network.source != data["source"] and not {network.source, data["source"]} <= similar:
+        raise InputError(f"{name}: was trained on {network.source} ({config.n_classes} classes), and these data are "
+                         f"{data['source']} ({n_classes} classes). Give its own data as --data-dir, or train on these")
+    return config if network else dataclasses.replace(config, n_classes=n_classes)
 
 
 def compare(found):

@@ -33,7 +33,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
 import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
-from affnist_capsnet import BOX, CAPSULES, DIGIT_NAMES, N_CLASSES, SIDES, InputError, max_shift
+from affnist_capsnet import BOX, CAPSULES, N_CLASSES, SIDES, InputError, data_name, max_shift
 
 import numpy as np
 
@@ -305,7 +305,7 @@ def main():
     digits = affnist.load_digits(config, progress.say)
     with affnist.Runner(config.threads, progress=progress) as runner:
         results = run_probes(network.weights, digits, config, runner)
-    progress.say(f"{config.model}, {DIGIT_NAMES[digits['source']]}")
+    progress.say(f"{config.model}, {data_name(digits['source'])}")
     for probe, result in results.items():
         for key, value in result.items():
             items = value.items() if isinstance(value, dict) else [("", value)]

@@ -63,7 +63,7 @@ Deviations from the paper:
 
 Examples, with times on two cores:
   python3 smallnorb_novel_viewpoint.py                 4 minutes: train matrix-capsnet, cnn and cnn-bn on toys
-  python3 smallnorb_novel_viewpoint.py --data shapes   half a minute: the same question with five simple shapes
+  python3 smallnorb_novel_viewpoint.py --data shapes   30 seconds: the same question with five simple shapes
   python3 smallnorb_novel_viewpoint.py --load          20 seconds: evaluate the three pretrained networks
 """
 import argparse
@@ -3091,9 +3091,9 @@ def run_folder(config, source):
     if config.run_dir != AUTO:
         return Path(config.run_dir)
     default = Config(model=config.model, preset=config.preset, seed=config.seed)
-    usual = run_identity(default, getattr(default, SOURCE_SETTING)) | {"source": source}
-    other = {name: value for name, value in run_identity(config, source).items() if value != usual[name]} | (
-        {"source": source} if source == "synthetic" else {})
+    usual = run_identity(default, getattr(default, SOURCE_SETTING))
+    usual["source"] = usual["source"].replace("auto", "mnist")
+    other = {name: value for name, value in run_identity(config, source).items() if value != usual.get(name)}
     digest = "-" + hashlib.sha256(json.dumps(other, sort_keys=True).encode()).hexdigest()[:8] if other else ""
     return Path("runs", EXPERIMENT, f"{config.model}-{config.preset}-seed{config.seed}{digest}")
 
@@ -3115,8 +3115,9 @@ def make_run_folder(config, source, progress):
 def run_identity(config, source):
     """Return what must agree for a checkpoint to be resumed: the settings that change training, and the data's
     source"""
-    return {f.name: getattr(config, f.name) for f in options(config)
-            if not f.metadata.get("runtime")} | {"source": source}
+    n_classes = getattr(config, "n_classes", 10)
+    return {f.name: getattr(config, f.name) for f in options(config) if not f.metadata.get("runtime")} | (
+        {"n_classes": n_classes} if n_classes != 10 else {}) | {"source": source}
 
 
 CHECKPOINT = ("params", "state", "adam_m", "adam_v")               # dicts of arrays; a weights file has the first two
@@ -3183,7 +3184,7 @@ def config_from_settings(settings, path, experiment=None):
     """Return the Config of a file's settings. Raise InputError if they are another experiment's or have old names."""
     if experiment not in (None, EXPERIMENT):
         raise InputError(f"{path}: holds a network of {experiment}.py. Give a network of {EXPERIMENT}.py")
-    known = {f.name for f in options(Config)}
+    known = {f.name for f in options(Config)} | {"n_classes"}
     old = [old for name, value in settings.items() for old in (flag_name(name), f"{flag_name(name)} {value}")
            if old in RENAMED and (old != flag_name(name) or name not in known)]
     if old:
@@ -3385,7 +3386,11 @@ def load_for_evaluation(path, args):
     contradicts its training; only runtime settings and those of EVAL_SETTINGS may differ.
     """
     network, given = load_network(path), given_settings(args)
-    network.config = dataclasses.replace(network.config, **{SOURCE_SETTING: network.source})
+    choices = next(f.metadata["choices"] for f in options(Config) if f.name == SOURCE_SETTING)
+    if network.source in choices:
+        network.config = dataclasses.replace(network.config, **{SOURCE_SETTING: network.source})
+    elif not by_field(given).get("data_dir"):
+        raise InputError(f"{path}: was trained on {network.source}. Give the folder of these images as --data-dir")
     network.file = {"file": Path(path).name, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest(),
                     "trained_seed": network.config.seed}
     check_applicable(given, [network.config])
@@ -3520,6 +3525,7 @@ def run_experiment(args, load, n_test_samples):
         needed = [getattr(config, f.name) for f in options(config) if f.metadata["group"] == "data" or f.name == "seed"]
         if needed != needs:
             data, needs = load(config, progress, network is not None), needed
+        config = fit_to_data(config, data, network, name)
         params, history = (network.weights, network.history) if network else train(config, data=data)
         if out_weights:
             save_weights(out_weights, network.config if network else config, params, history)
@@ -3541,10 +3547,26 @@ def run_experiment(args, load, n_test_samples):
     if out_json:
         write_json(out_json, result)
     if folders:
+        data_flags = "".join(f" {flag_name(f.name)} {shlex.quote(getattr(config, f.name))}" for f in options(config)
+                             if f.metadata.get("metavar") == "DIR" and f.metadata["group"] == "data"
+                             and getattr(config, f.name))
         weights = shlex.join(str(folder / WEIGHTS_FILE) for folder in folders if (folder / WEIGHTS_FILE).exists())
         progress.say(f"\nsaved {', '.join(map(str, folders))} (weights, metrics, history)\n"
-                     f"  draw it:       python3 visualize_{EXPERIMENT}.py --load {weights}\n"
-                     f"  test it again: python3 {EXPERIMENT}.py --load {weights}")
+                     f"  draw it:       python3 visualize_{EXPERIMENT}.py --load {weights}{data_flags}\n"
+                     f"  test it again: python3 {EXPERIMENT}.py --load {weights}{data_flags}")
+
+
+def fit_to_data(config, data, network=None, name=""):
+    """Return a Config with the data's number of classes. Raise InputError if a loaded network was trained on other
+    data; MNIST and synthetic digits stand in for each other."""
+    n_classes = data.get("n_classes", getattr(config, "n_classes", None) if network is None else 10)
+    if not hasattr(config, "n_classes"):
+        return config
+    similar = {"mnist", "synthetic"}
+    if network and network.source != data["source"] and not {network.source, data["source"]} <= similar:
+        raise InputError(f"{name}: was trained on {network.source} ({config.n_classes} classes), and these data are "
+                         f"{data['source']} ({n_classes} classes). Give its own data as --data-dir, or train on these")
+    return config if network else dataclasses.replace(config, n_classes=n_classes)
 
 
 def compare(found):

@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
 import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
 import figures
-from affnist_capsnet import DIGIT_NAMES, N_CLASSES, InputError
+from affnist_capsnet import InputError, data_name
 from figures import BLUE, GREEN, RED, Drawing, new_figure, perturbed_reconstructions, show_perturbations
 
 import numpy as np
@@ -73,11 +73,11 @@ def show_image(ax, image, title="", color="black"):
     ax.set_title(title, fontsize=8, pad=3, color=color)
 
 
-def first_of_each_class(labels):
-    """Return the index of the first sample of each class. Raise InputError if a class has none."""
-    if missing := set(range(N_CLASSES)) - set(labels.tolist()):
+def first_of_each_class(labels, n):
+    """Return the index of the first sample of each of n classes. Raise InputError if a class has none."""
+    if missing := set(range(n)) - set(labels.tolist()):
         raise InputError(f"the {len(labels)} digits drawn include no {min(missing)}. Raise --n-test and --n-train")
-    return [int(np.flatnonzero(labels == digit)[0]) for digit in range(N_CLASSES)]
+    return [int(np.flatnonzero(labels == digit)[0]) for digit in range(n)]
 
 
 def forward(run, samples):
@@ -86,10 +86,15 @@ def forward(run, samples):
         return runner.forward(run.params, samples, run.config, decode="longest")
 
 
+def n_shown(run):
+    """Return how many classes a figure shows: all, or the first ten"""
+    return min(10, run.config.n_classes)
+
+
 def class_examples(run, kind):
     """Return one test digit of each class, as a dict of images and labels."""
     chunk = next(affnist.stream_digits(run.data, run.config, kind))
-    rows = first_of_each_class(chunk["labels"])
+    rows = first_of_each_class(chunk["labels"], n_shown(run))
     return {name: array[rows] for name, array in chunk.items()}
 
 
@@ -98,15 +103,16 @@ def class_examples(run, kind):
 def draw_examples(run):
     """Draw one training digit and one test digit of each kind and class."""
     samples = next(affnist.epoch_samples(run.data, 0, run.config))
-    rows = [("training:\ntranslated", samples["images"][first_of_each_class(samples["labels"])])]
+    rows = [("training:\ntranslated", samples["images"][first_of_each_class(samples["labels"], n_shown(run))])]
     kinds = {"any_position": "test: translated\nfurther", "centered": "test: affine,\ncentered",
              "affine": "test: affine,\nany position"}
     rows += [(text, class_examples(run, kind)["images"]) for kind, text in (
         [("test", "test")] if run.config.task == "mnist" else kinds.items())]
-    fig = new_figure(0.85 * len(rows) + 0.6, "Training and test digits, one of each class",
-                     f"{DIGIT_NAMES[run.data['source']]}, {'x'.join(map(str, samples['images'].shape[1:]))} px; "
+    fig = new_figure(0.85 * len(rows) + 0.6, "Training and test images" + (
+        ", one of each class" if run.config.n_classes <= 10 else " of the first ten classes"),
+                     f"{data_name(run.data['source'])}, {'x'.join(map(str, samples['images'].shape[1:]))} px; "
                      "affine: rotated, sheared and scaled")
-    for axes, (text, images) in zip(fig.subplots(len(rows), N_CLASSES), rows):
+    for axes, (text, images) in zip(fig.subplots(len(rows), n_shown(run)), rows):
         for ax, image in zip(axes, images):
             show_image(ax, image)
         axes[0].set_ylabel(text, rotation=0, ha="right", va="center")
@@ -117,9 +123,9 @@ def draw_reconstructions(run):
     """Draw one test digit of each class, and its reconstruction from the longest class capsule."""
     kinds = [("test", "test")] if run.config.task == "mnist" else [("test", "translated"), ("affine", "affine")]
     fig = new_figure(1.9 * len(kinds) + 0.7, "Test digits and their reconstructions from the longest class capsule",
-                     f"{DIGIT_NAMES[run.data['source']]}, network {run.config.model}; the number above a "
+                     f"{data_name(run.data['source'])}, network {run.config.model}; the number above a "
                      "reconstruction is the predicted class (red: wrong)")
-    axes = fig.subplots(2 * len(kinds), N_CLASSES)
+    axes = fig.subplots(2 * len(kinds), n_shown(run))
     for k, (kind, text) in enumerate(kinds):
         samples = class_examples(run, kind)
         out = forward(run, samples)
@@ -167,7 +173,7 @@ def draw_perturbation(run):
     label = samples["labels"][k]
     fig = new_figure(9.2, f"Reconstructions of a {label} while one dimension of its class capsule is changed\n"
                      "(column: added to the dimension)",
-                     f"{DIGIT_NAMES[run.data['source']]}, network {run.config.model}")
+                     f"{data_name(run.data['source'])}, network {run.config.model}")
     show_perturbations(fig.subplots(), perturbed_reconstructions(
         affnist, run.params, run.config, out["v"][k, label], label))
     return fig

@@ -37,7 +37,7 @@ from figures import (
     show_perturbations,
     write_figure,
 )
-from multimnist_capsnet import CANVAS, DIGIT_NAMES, N_CLASSES, InputError
+from multimnist_capsnet import CANVAS, InputError, data_name
 
 import imageio.v3 as imageio
 import numpy as np
@@ -98,9 +98,9 @@ class Run(Network):
 
 def new_figure(run, height, title):
     return figures.new_figure(height, title, (
-        f"Test pairs of {DIGIT_NAMES[run.data['source']]} (seed {run.config.seed}). Network: {run.config.model}, "
+        f"Test pairs of {data_name(run.data['source'])} (seed {run.config.seed}). Network: {run.config.model}, "
         f"{len(run.history['epochs'])} epochs of {run.trained.n_train:,} pairs of "
-        f"{DIGIT_NAMES[run.history['source']]} (seed {run.trained.seed})."))
+        f"{data_name(run.history['source'])} (seed {run.trained.seed})."))
 
 
 def in_chunks(pairs):
@@ -152,7 +152,7 @@ def coupling_coefficients(run):
     """
     batch = capsnet.to_batch(run.test_pairs, np.argsort(~run.correct, kind="stable")[:N_ROUTED])
     out, _ = capsnet.forward(run.params, batch["images"], run.config)
-    lengths = np.linalg.norm(out["u"], axis=-1)[:, None].repeat(N_CLASSES, 1)
+    lengths = np.linalg.norm(out["u"], axis=-1)[:, None].repeat(run.config.n_classes, 1)
     return batch, np.stack([np.broadcast_to(c, lengths.shape) for c in out["c"]]), lengths
 
 
@@ -164,7 +164,7 @@ def routing_metrics(run, uniform_lengths):
     of the digit capsules with uniform coupling, (n_test, 10).
     """
     (batch, c, weight), (_, _, groups) = coupling_coefficients(run), visible_ink(run)
-    in_image = capsnet.k_hot(batch["labels"], bool)
+    in_image = capsnet.k_hot(batch["labels"], bool, run.config.n_classes)
     both = capsnet.exact_match(capsnet.top_two(uniform_lengths), run.test_pairs["labels"]), run.correct
     to_digits, to_others = ([float(np.average(step[mask], weights=weight[mask])) for step in c[[0, -1]]]
                             for mask in (in_image, ~in_image))
@@ -182,7 +182,8 @@ def draw_routing(run, n=3):
     labels, sources, side = batch["labels"], batch["sources"], capsnet.infer_shapes(
         capsnet.backbone(run.config), CANVAS, 1, rows=True).side
     n = min(n, len(labels))
-    routed, uniform = ((x * weight).reshape(*weight.shape[:2], side, side, -1).sum(-1) for x in (c[-1], 1 / N_CLASSES))
+    routed, uniform = ((x * weight).reshape(*weight.shape[:2], side, side, -1).sum(-1) for x in (
+        c[-1], 1 / run.config.n_classes))
     change = (routed / uniform - 1)[np.arange(n)[:, None], labels[:n]]                      # (n, 2, side, side)
     span = max(abs(change).max(), 0.01)
     fig = new_figure(run, 3.4, "Routing increases the coupling coefficients to a digit where some of its strokes are")
@@ -199,7 +200,7 @@ def draw_routing(run, n=3):
     axes[0, 0].set_ylabel("digit\n(in color)")
     axes[1, 0].set_ylabel("coupling\nto the digit")
     fig.colorbar(heatmap, ax=axes, location="bottom", shrink=0.6, aspect=40, format=PercentFormatter(1, 0),
-                 label=f"change of $c_{{ij}}$ at each position after {len(c)} iterations, relative to uniform (1/10)")
+                 label=f"change of $c_{{ij}}$ at each position after {len(c)} iterations, relative to uniform")
     return fig
 
 
@@ -275,9 +276,9 @@ def draw_example_pairs(run, n=8):
 def draw_capsule_activations(run):
     """Draw the lengths of the ten digit capsules for the first test pairs. The title has the hit rates of all test
     pairs: top 1, the longest capsule is one of the two digits; top 2, the two longest are exactly the two digits."""
-    n, labels = min(N_ACTIVATIONS, len(run.correct)), run.test_pairs["labels"]
+    n, labels, J = min(N_ACTIVATIONS, len(run.correct)), run.test_pairs["labels"], run.config.n_classes
     top1 = (run.lengths.argmax(1)[:, None] == labels).any(1).mean()
-    what = "Lengths of the ten digit capsules" if has_vectors(run.config) else "Scores of the ten classes, 0 to 1"
+    what = f"Lengths of the {J} class capsules" if has_vectors(run.config) else f"Scores of the {J} classes, 0 to 1"
     fig = new_figure(run, 3.8, f"{what}\nof {len(labels):,} test pairs top 1 is correct in {top1:.1%}, top 2 (exact "
                      f"match) in {run.correct.mean():.1%}")
     axes = fig.subplots(2, n, squeeze=False, height_ratios=(1, 1.2))
@@ -285,10 +286,9 @@ def draw_capsule_activations(run):
         above.imshow(run.test_pairs["composites"][k], cmap="gray")
         above.set(xticks=[], yticks=[])
         above.set_title(pair_label(labels[k]), color="black" if run.correct[k] else RED)
-        below.bar(range(N_CLASSES), run.lengths[k],
-                  color=[ORANGE if j in labels[k] else "#bbbbbb" for j in range(N_CLASSES)])
+        below.bar(range(J), run.lengths[k], color=[ORANGE if j in labels[k] else "#bbbbbb" for j in range(J)])
         below.set(ylim=(0, 1), yticks=[0, 0.5, 1] if k == 0 else [], xlabel="class")
-        below.set_xticks(range(N_CLASSES), range(N_CLASSES), fontsize=7)
+        below.set_xticks(range(0, J, -(-J // 10)), range(0, J, -(-J // 10)), fontsize=7)
     axes[0, 0].set_ylabel("test pair\n(red: wrong)")
     axes[1, 0].set_ylabel("length or score\n(orange: true digits)")
     return fig
@@ -507,7 +507,7 @@ def draw_picture(network, gray, ink, say):
     fig = Figure((WIDTH, 4.1), layout="constrained")
     fig.suptitle(f"{verdict.capitalize()}: {a} and {b}" + " (not exactly two long capsules)" * uncertain, fontsize=11)
     fig.supxlabel(f"CapsNet trained for {len(network.history['epochs'])} epochs of {config.n_train:,} pairs of "
-                  f"{DIGIT_NAMES[network.source]} (seed {config.seed})", fontsize=8, color=GRAY)
+                  f"{data_name(network.source)} (seed {config.seed})", fontsize=8, color=GRAY)
     axes = fig.subplots(2, 3)
     top, bottom, left, right = ink_box(ink)
     axes[0, 0].add_patch(Rectangle((left - 0.5, top - 0.5), right - left, bottom - top, fill=False, edgecolor=ORANGE))
@@ -519,9 +519,10 @@ def draw_picture(network, gray, ink, say):
         ax.set(xticks=[], yticks=[], title=title)
         ax.spines[:].set_visible(False)
     bars = axes[1, 2]
-    bars.bar(range(N_CLASSES), lengths, color=[BLUE if j in predicted else "#bbbbbb" for j in range(N_CLASSES)])
+    J = len(lengths)
+    bars.bar(range(J), lengths, color=[BLUE if j in predicted else "#bbbbbb" for j in range(J)])
     bars.set(ylim=(0, 1), yticks=[0, 0.5, 1], title="lengths of the digit capsules")
-    bars.set_xticks(range(N_CLASSES), range(N_CLASSES))
+    bars.set_xticks(range(0, J, -(-J // 10)), range(0, J, -(-J // 10)))
     return fig
 
 

@@ -44,7 +44,7 @@ def main():
     args = parser.parse_args()
     n_known = affnist.N_CLASSES * max(0, args.n_per_class) or args.n_known
     config = affnist.Config(seed=args.seed, n_test=args.n_test, n_train=n_known, n_per_class=args.n_per_class,
-                            digits=args.digits, mnist_dir=args.mnist_dir, model="cnn-gap", batch_size=1,
+                            digits=args.digits, data_dir=args.mnist_dir, model="cnn-gap", batch_size=1,
                             out_json=args.out_json)
     affnist.check_config(config)
     digits = affnist.load_digits(config)

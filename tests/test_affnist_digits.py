@@ -131,13 +131,13 @@ def test_all_ink_lies_on_the_canvas_and_may_lie_anywhere(rng):
     assert rows.all() and columns.all()                                     # up to the edge on all sides
 
 
-def test_what_just_fits_is_placed_and_what_does_not_is_refused(rng):
+def test_what_just_fits_is_placed_and_what_does_not_is_centered_and_cut_off(rng):
     image = np.full((1, 28, 28), 9, np.uint8)
     for side in (28, 29):                                                   # no room, and a pixel's
         placed, _ = ac.transform_digits(image, ac.affine_matrix(0, 0, 1, 1), rng, side)
         assert placed.sum() == pytest.approx(9 * 784, rel=0.1)
-    with pytest.raises(ac.InputError, match="does not fit into 28x28"):
-        ac.transform_digits(image, ac.affine_matrix(1, 0, 1, 1), rng, 28)
+    large, centers = ac.transform_digits(image, ac.affine_matrix(0, 0, 1.2, 1), rng, 28)
+    assert centers[0] == pytest.approx([13.5, 13.5]) and (large[0] == 9).all()
 
 
 # ---------------------------------------------------------------- streams

@@ -119,7 +119,7 @@ PICTURE = f"{LOADED} --image page.png"
 BAD = [                            # script, flags, what the line names
     *((mc, f"{PLAIN} {flags}", named) for flags, named in (
         ("--batch-size 65", "--batch-size 65 exceeds the 64 training pairs"), ("--lr 1e38 --n-epochs 2", "diverged"),
-        ("--digits mnist", "--mnist-dir"), ("--model cnn --conv1-channels 512", "would have only 0 hidden units"),
+        ("--digits mnist", "--data-dir"), ("--model cnn --conv1-channels 512", "would have only 0 hidden units"),
         ("--out-weights no/folder/x.npz", "no/folder"), ("--checkpoint torn.npz", "torn.npz"))),
     (mc, f"{LOADED} --load folder", "folder"),
     *((viz, flags, named) for flags, named in (

@@ -1,0 +1,180 @@
+"""Data of one's own: four idx files of any data set, from 2 to 62 classes; arrays given to train()."""
+import gzip
+import json
+
+import affnist_capsnet as ac
+import multimnist_capsnet as mc
+
+import numpy as np
+import pytest
+from conftest import EXPERIMENTS, runs, toy, toy_digits
+
+import make_affnist_capsnet_gif as affnist_film
+import make_multimnist_capsnet_gif as multi_film
+import visualize_affnist_capsnet as affnist_figures
+import visualize_multimnist_capsnet as multi_figures
+
+SILENT = mc.Progress(quiet=True).say
+
+
+def write_idx(path, array, zipped=False):
+    raw = b"\0\0\x08" + bytes([array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.astype(np.uint8).tobytes()
+    path.write_bytes(gzip.compress(raw) if zipped else raw)
+
+
+def write_data(folder, n_classes=3, prefix="", style="train-images-idx3-ubyte", first=0, zipped=False, n=48):
+    """Write a data set of n training images and n / 4 test images; return {split: (images, labels)}"""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng, found = np.random.default_rng(0), {}
+    patterns = np.zeros((n_classes, 28, 28))
+    patterns[:, 4:24, 4:24] = rng.integers(0, 2, (n_classes, 20, 20)) * 200
+    for split, size in (("train", n), ("t10k", n // 4)):
+        labels = np.arange(size) % n_classes
+        images = (patterns[labels] * rng.uniform(0.7, 1, (size, 1, 1))).astype(np.uint8)
+        found["test" if split == "t10k" else split] = images, labels
+        for kind, array in (("images", images), ("labels", labels + first)):
+            name = prefix + style.replace("train", split).replace("images-idx3", f"{kind}-idx{array.ndim}").replace(
+                "images.idx3", f"{kind}.idx{array.ndim}")
+            write_idx(folder / (name + ".gz" * zipped), array, zipped)
+    return found
+
+
+def test_names_of_files(tmp_path):
+    """With dashes or dots, raw or gzipped, with a prefix; of several data sets in a folder one is named"""
+    for k, given in enumerate(({}, {"style": "train-images.idx3-ubyte"}, {"zipped": True}, {"prefix": "kuzushiji-"})):
+        found = write_data(tmp_path / str(k), **given)
+        data = mc.load_data_dir(str(tmp_path / str(k)), False, SILENT)
+        np.testing.assert_array_equal(data["test"][0], found["test"][0])
+        assert data["n_classes"] == 3 and data["source"].startswith("kuzushiji-" if k == 3 else f"{k}-")
+    write_data(tmp_path / "3", 5, "other-")
+    with pytest.raises(mc.InputError, match=r"several data sets \(kuzushiji, other\). Name one: .*/3/PREFIX"):
+        mc.load_data_dir(str(tmp_path / "3"), False, SILENT)
+    assert mc.load_data_dir(str(tmp_path / "3" / "other"), False, SILENT)["n_classes"] == 5
+
+
+def test_emnist_is_turned_and_its_letters_are_counted_from_0(tmp_path):
+    """EMNIST's files are stored transposed; --transpose turns those of others, which are then another data set"""
+    images, labels = write_data(tmp_path, 26, "emnist-letters-", first=1, zipped=True, n=104)["test"]
+    data = mc.load_data_dir(str(tmp_path), False, SILENT)
+    np.testing.assert_array_equal(data["test"][0], images.swapaxes(1, 2))
+    np.testing.assert_array_equal(data["test"][1], labels)
+    assert data["n_classes"] == 26
+    images, _ = write_data(tmp_path / "mine")["test"]
+    plain, turned = (mc.load_data_dir(str(tmp_path / "mine"), transpose, SILENT) for transpose in (False, True))
+    np.testing.assert_array_equal(plain["test"][0], turned["test"][0].swapaxes(1, 2))
+    assert plain["source"] != turned["source"] and plain["source"].rpartition("-")[0] == "mine"
+
+
+def test_validation_images_are_a_twelfth_of_each_class(tmp_path):
+    """Drawn at random, but always the same; no image is in two splits; names come from labels.txt"""
+    (images, _), said = write_data(tmp_path, 4, n=240)["train"], []
+    (tmp_path / "labels.txt").write_text("shirt\nshoe\nbag\nhat\n")
+    data = mc.load_data_dir(str(tmp_path), False, said.append)
+    assert np.bincount(data["val"][1]).tolist() == [5] * 4 and np.bincount(data["train"][1]).tolist() == [55] * 4
+    together, images = np.concatenate([data["train"][0], data["val"][0]]).reshape(240, -1), images.reshape(240, -1)
+    np.testing.assert_array_equal(together[np.lexsort(together.T)], images[np.lexsort(images.T)])
+    again = mc.load_data_dir(str(tmp_path), False, SILENT)
+    np.testing.assert_array_equal(data["val"][0], again["val"][0])
+    assert data["names"] == ["shirt", "shoe", "bag", "hat"]
+    assert said == [f"{tmp_path.name}: 4 classes, 240 + 60 images; not MNIST: the results in this repository do not "
+                    "apply"]
+
+
+def test_files_that_do_not_fit_are_refused(tmp_path):
+    """In one line that says what to do; more images than labels, an image of another size, too many classes, no file"""
+    found = write_data(tmp_path / "a")
+    for name, array, words in (("train-labels-idx1-ubyte", np.arange(9) % 3, "a label for each image"),
+                               ("train-images-idx3-ubyte", np.zeros((48, 32, 32)), "images of 28x28 pixels"),
+                               ("t10k-labels-idx1-ubyte", np.full(12, 99), "integers from 0 to at most 61")):
+        write_data(tmp_path / "a")
+        write_idx(tmp_path / "a" / name, array)
+        with pytest.raises(mc.InputError, match=words):
+            mc.load_data_dir(str(tmp_path / "a"), False, SILENT)
+    write_data(tmp_path / "a")
+    (tmp_path / "a" / "train-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03" + bytes(20))
+    with pytest.raises(mc.InputError, match="train-images-idx3-ubyte: says shape"):
+        mc.load_data_dir(str(tmp_path / "a"), False, SILENT)
+    (tmp_path / "a" / "train-images-idx3-ubyte").unlink()
+    with pytest.raises(mc.InputError, match="--data-dir .*/a: not all four idx files"):
+        mc.load_data_dir(str(tmp_path / "a"), False, SILENT)
+    assert found["train"][0].shape == (48, 28, 28)
+
+
+@pytest.mark.parametrize("experiment, figures, film", [(mc, multi_figures, multi_film),
+                                                       (ac, affnist_figures, affnist_film)])
+def test_any_data_set_is_trained_evaluated_drawn_and_filmed(call, tmp_path, experiment, figures, film):
+    """With three classes, for every model; a network refuses other data in words"""
+    write_data(tmp_path / "clothes")
+    small = ["--n-train", 24, "--n-val", 4, "--n-test", 8, "--n-epochs", 1, "--batch-size", 12, "--threads", 1]
+    small += ["--conv1-channels", 2, *(["--conv3-channels", 40] if experiment is mc else [])]
+    models = experiment.MODELS
+    code, out, err = call(experiment, experiment.main, *small, "--data-dir", "clothes", "--model", *models,
+                          "--checkpoint", "r.npz", "--out-json", "r.json")
+    assert (code, err) == (0, ""), err
+    assert "clothes: 3 classes, 48 + 12 images; not MNIST" in out
+    found = json.loads((tmp_path / "r.json").read_text())["runs"]
+    assert all(run["source"].startswith("clothes-") for run in found)
+    path = f"r.{experiment.DEFAULT_MODELS[None][0]}-0.npz"
+    network = experiment.load_network(path)
+    assert network.config.n_classes == 3 and network.source == found[0]["source"]
+    few = ["--n-test", 8, "--data-dir", "clothes"]
+    for main, flags in ((experiment.main, few), (figures.main, [*few, "--outdir", "viz"]),
+                        (film.main, ["--data-dir", "clothes", "--out", "a.gif"] + (
+                            ["--frames", 2, "--index", 1] if experiment is ac else []))):
+        code, out, err = call(experiment, main, "--load", path, *flags)
+        assert (code, err) == (0, ""), err
+    assert list(tmp_path.glob("viz/*.png")) and (tmp_path / "a.gif").stat().st_size > 1000
+    write_data(tmp_path / "letters", 5)
+    for flags, words in ((("--load", path), f"{path}: was trained on clothes-"),
+                         (("--load", path, "--data-dir", "letters"), "(3 classes), and these data are letters-"),
+                         (("--load", "--data-dir", "letters"), "was trained on mnist (10 classes)"),
+                         (("--digits", "synthetic", "--data-dir", "letters"), "--data-dir has no effect")):
+        code, _, err = call(experiment, experiment.main, *flags)
+        assert code == 2 and words in err and err.count("\n") == 1, err
+
+
+def test_chance_follows_the_number_of_classes():
+    """Of 45 pairs of 10 classes one is right, 17 have at least one right class; of 3 pairs of 3 classes 1, and all"""
+    assert mc.chance(mc.Config()) == pytest.approx((1 / 45, 17 / 45))
+    assert mc.chance(mc.Config(n_classes=3)) == pytest.approx((1 / 3, 1))
+    assert mc.chance(mc.Config(n_classes=2)) == (1, 1)
+
+
+WRONG = {                          # what is done to the training images or labels -> the conversion that is named
+    "floats": (lambda x, y: (x / 255, y), "(255 * images).round().astype(np.uint8)"),
+    "bool": (lambda x, y: (x > 0, y), "(255 * images).round().astype(np.uint8)"),
+    "standardized": (lambda x, y: ((x - x.mean()) / x.std(), y), "images.astype(np.uint8), of gray levels"),
+    "flat": (lambda x, y: (x.reshape(len(x), -1), y), "images.reshape(-1, 28, 28)"),
+    "channel": (lambda x, y: (x[..., None], y), "images[..., 0]"),
+    "rgb": (lambda x, y: (x[..., None].repeat(3, -1), y), "images.mean(-1).round().astype(np.uint8)"),
+    "size": (lambda x, y: (x[:, :20], y), "images of 28x28 pixels"),
+    "empty": (lambda x, y: (x[:0], y[:0]), "at least one image"),
+    "one-hot": (lambda x, y: (x, np.eye(10)[y]), "labels.argmax(1)"),
+    "fewer": (lambda x, y: (x, y[:-1]), "a label for each image"),
+    "float labels": (lambda x, y: (x, y.astype(float)), "labels.astype(int)"),
+    "negative": (lambda x, y: (x, y.astype(int) - 1), "labels - labels.min()")}
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("experiment", [runs.MULTI, runs.AFF])
+def test_arrays_that_train_cannot_take_are_refused_with_the_conversion(experiment, name):
+    (config, _), module, data = toy(experiment), EXPERIMENTS[experiment], toy_digits()
+    change, remedy = WRONG[name]
+    with pytest.raises(module.InputError) as error:
+        module.train(config, data=data | {"train": change(*data["train"])})
+    assert remedy in str(error.value) and "data['train']" in str(error.value)
+    with pytest.raises(module.InputError, match="data has no 'val'"):
+        module.train(config, data={name: part for name, part in data.items() if name != "val"})
+
+
+@pytest.mark.parametrize("experiment", [runs.MULTI, runs.AFF])
+def test_a_source_of_ones_own_is_trained_reported_saved_and_loaded(experiment, tmp_path):
+    (config, _), module = toy(experiment), EXPERIMENTS[experiment]
+    data, said = toy_digits() | {"source": "my drawings"}, []
+    params, history = module.train(config, data=data)
+    with module.Runner(1) as runner:
+        tests = module.evaluate_test_sets(params, data, config, runner)
+    module.report(config, module.test_result(config, params, history, tests), tests, said.append)
+    assert "images of my drawings" in "".join(said)
+    module.save_weights(tmp_path / "w.npz", config, params, history)
+    assert module.load_network(tmp_path / "w.npz").source == "my drawings"
