@@ -32,6 +32,7 @@ import multimnist_capsnet as multi
 import smallnorb_novel_viewpoint as norb
 from multimnist_capsnet import CANVAS, N_CLASSES, InputError
 
+import imageio.v3 as imageio
 import numpy as np
 
 import visualize_multimnist_capsnet as pictures
@@ -94,6 +95,13 @@ def encode(image):
     return base64.b64encode(image.tobytes()).decode()
 
 
+def shipped_digits():
+    """Return 100 test digits of MNIST, (100, 28, 28) uint8, and their labels, for demonstrations only. They come with
+    the project, ten of each class, classes in turn; see explore/mnist_digits.md."""
+    sheet = imageio.imread(ROOT / "explore" / "mnist_digits.png").reshape(10, 28, 10, 28)      # rows are classes
+    return sheet.transpose(2, 0, 1, 3).reshape(100, 28, 28), np.tile(np.arange(10, dtype=np.uint8), 10)
+
+
 class Guide:
     """Answers the page's requests with the experiments' own functions.
 
@@ -112,19 +120,25 @@ class Guide:
             self.source, local = "MNIST", SimpleNamespace(**vars(multi.MNIST) | {"mirrors": ()})
             self.images, self.labels = (a[:N_DIGITS] for a in multi.load_idx(local, 1, print)["test"])
         except multi.DataNotFound:
-            self.source, (self.images, self.labels, _) = "synthetic", multi.synthesize_digits(N_DIGITS, 0)
+            self.source, (self.images, self.labels) = "shipped", shipped_digits()
         self.lock = threading.Lock()
         self.queues = {kind: SimpleNamespace(lock=threading.Lock(), newest=0) for kind in REQUESTS}
 
     def identify(self, path):
         """Return the experiment of a network's file, and the network. Raise InputError if the page cannot show it."""
+        if not Path(path).is_file():
+            raise InputError(f"--load {path}: no such file. Give a file of --out-weights, or a run's weights.npz")
+        others = ""
         conditions = (lambda c: c.model == "capsnet"), (lambda c: c.task != "mnist"), (lambda c: c.data != "shapes")
         for module, condition in zip(NETWORKS, conditions):
             with contextlib.suppress(module.InputError):
                 if condition((network := module.load_network(path)).config):
-                    return module, network
-        raise InputError(f"--load {path}: not a network that the page can show. Give a file of --out-weights: a "
-                         "capsnet of multimnist_capsnet.py, or a network for 40x40 px digits or for toys")
+                    n_classes = getattr(network.config, "n_classes", N_CLASSES)
+                    if n_classes == N_CLASSES:
+                        return module, network
+                    others = f" (this one has {n_classes} classes; the page shows networks of ten digits)"
+        raise InputError(f"--load {path}: not a network that the page can show{others}. Give a file of --out-weights: "
+                         "a capsnet of multimnist_capsnet.py, or a network for 40x40 px digits or for toys")
 
     def answer(self, request):
         """Return the answer to a request of the page; both are dicts. Raise InputError if the request is wrong.

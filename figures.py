@@ -21,10 +21,12 @@ import imageio.v3 as imageio
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 STYLE = {"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
          "image.interpolation": "nearest", "legend.frameon": False, "svg.hashsalt": "capsules"}
 BLUE, ORANGE, RED, GREEN, PINK, GRAY = "#0072B2", "#E69F00", "#D55E00", "#009E73", "#CC79A7", "#666666"  # Okabe & Ito
+WRONG = "#B00020"                  # of wrong predictions: a darker red, which is not taken for orange
 COLORS = (BLUE, RED, GREEN, PINK, "black")       # of the networks in one figure
 MARKERS = "Dso^x"
 WIDTH = 8                          # of a figure, inches
@@ -274,7 +276,8 @@ def training_curves(networks):
                 words, line = CURVE_STYLES[key.split("_")[0]]
                 ax.plot([epoch["epoch"] for epoch in each], [epoch[key] for epoch in each], line, color=color,
                         marker="." if len(each) < 30 else None, label=f"{label}, {words}" if len(epochs) > 1 else words)
-        ax.set(xlabel="epoch", title=title)
+        ax.set(xlabel="epoch", title=title.removesuffix(" loss") if len(panels) > 3 else title)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.set_ylim(**{"top": 1} if title == "accuracy" else {"bottom": 0})
         ax.grid(alpha=0.3)
     ax.legend(fontsize=8, **{"loc": "center left", "bbox_to_anchor": (1, 0.5)} if len(epochs) > 1 else {})

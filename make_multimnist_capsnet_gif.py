@@ -158,11 +158,14 @@ def scenes_of_test_pairs(network, config, digits):
 def main():
     parser = capsnet.Parser(description=__doc__)
     parser.add_argument(
-        "--snapshot-every", type=int, default=75, metavar="N", help="steps between two frames (default: 75)")
+        "--snapshot-every", type=int, metavar="N", help="steps between two frames (default: 75)")
     figures.add_animation_flags(parser, capsnet, FPS)
     capsnet.add_load_flag(parser, "animate without training: the network")
     capsnet.add_config_flags(parser, several=True)
     args = parser.parse_args()
+    if args.load is not None and args.snapshot_every is not None:
+        raise InputError("--snapshot-every has no effect with --load, which does not train. Leave it out")
+    args.snapshot_every = 75 if args.snapshot_every is None else args.snapshot_every
     (_, network, config, _), *others = capsnet.runs_from_args(args)
     if others:
         raise InputError("the animation shows one network. Give one file, one model and one seed")
@@ -186,7 +189,7 @@ def main():
     if network:
         scenes, points = scenes_of_test_pairs(network, config, digits)
         frames = draw_frames(scenes, points, network.step, f"{title})")
-        durations = [SCENE_MS] * len(frames)
+        durations = SCENE_MS if args.fps == FPS else 1000 / args.fps
     else:
         scenes, points, ending = scenes_of_training(config, digits, args.snapshot_every)
         frames = draw_frames(scenes, points, n_steps, f"{title}, seed {config.seed})", ending)

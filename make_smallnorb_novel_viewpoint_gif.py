@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 
 FPS, HOLD, MAX_FRAMES = 5, 2000, 200     # HOLD: ms of each part's last frame; all frames are in memory, 1 MB each
 WIDTH, HEIGHT = 800, 390           # of the animation, px
-ROTATING = 2                       # the class that rotates: plane
+ROTATING = {"shapes": 1}           # the class that rotates, L; of toys and smallNORB 2, plane
 ELEVATION = 50                     # degrees
 MAX_NETWORKS = 4
 
@@ -78,6 +78,8 @@ def draw_frames(names, configs, histories, n_sweep, with_training):
     The training of all networks comes first, then an object that rotates through n_sweep azimuths. The figure is built
     once; frames only change its data.
     """
+    rotating = ROTATING.get(configs[0].data, 2)
+    names = [name if len(name) < 20 else name[:16] + "..." for name in names]
     first, classes = configs[0], CLASS_NAMES if configs[0].data == "shapes" else NORB_NAMES
     fig = Figure((WIDTH / 100, HEIGHT / 100), dpi=100)
     canvas = FigureCanvasAgg(fig)
@@ -135,22 +137,25 @@ def draw_frames(names, configs, histories, n_sweep, with_training):
         azimuth = (low + (high - low) * k / max(1, n - 1)) % 360
         add_frame(k % N_CLASSES, azimuth, k, [history[k][1] for history in histories])
     show_curves(max(map(len, histories)))
-    title.set_text(f"After training: predictions for a test object ({classes[ROTATING]}) at all azimuths")
+    title.set_text(f"After training: predictions for a test object ({classes[rotating]}) at all azimuths")
     for k in range(n_sweep):
-        add_frame(ROTATING, 360.0 * k / n_sweep, 6 * k // n_sweep, [history[-1][1] for history in histories], True)
+        add_frame(rotating, 360.0 * k / n_sweep, 6 * k // n_sweep, [history[-1][1] for history in histories], True)
     return frames, n
 
 
 @figures.command_of(norb)
 def main():
     parser = norb.Parser(description=__doc__)
-    parser.add_argument("--snapshots", type=int, default=16, metavar="N", help="frames of the training (default: 16)")
+    parser.add_argument("--snapshots", type=int, metavar="N", help="frames of the training (default: 16)")
     parser.add_argument(
         "--sweep-frames", type=int, default=36, metavar="N", help="frames of the rotation (default: 36)")
     figures.add_animation_flags(parser, norb, FPS)
     norb.add_load_flag(parser, "animate without training: the networks")
     norb.add_config_flags(parser, several=True)
     args = parser.parse_args()
+    if args.load is not None and args.snapshots is not None:
+        raise InputError("--snapshots has no effect with --load, which does not train. Leave it out")
+    args.snapshots = 16 if args.snapshots is None else args.snapshots
     figures.check_animation_flags(args, norb, {"--snapshots": (args.snapshots, 2, MAX_FRAMES),
                                          "--sweep-frames": (args.sweep_frames, 2, MAX_FRAMES)})
     for name in "out_json", "checkpoint", "n_seeds":
@@ -164,7 +169,8 @@ def main():
     for config in configs:
         norb.check_config(config)
     if configs[0].split != "azimuth":
-        raise InputError("--split: the animation shows novel azimuths. Leave --split out")
+        raise InputError(f"the animation shows novel azimuths, not --split {configs[0].split}. Give other networks, or "
+                         "leave --split out")
     progress = norb.Progress(configs[0].quiet)
     loaded = args.load is not None
     data = None if loaded else norb.load_data(configs[0], progress)

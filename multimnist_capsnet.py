@@ -2458,7 +2458,7 @@ def check_applicable(given, configs):
             other, values = next(item for item in only.items() if getattr(configs[0], item[0]) not in item[1])
             shown = flag_name(name if value is not False else f"no_{name}") + f" {value}" * (type(value) is not bool)
             raise InputError(f"{shown} applies to {flag_name(other)} {', '.join(values)}, not to "
-                             f"{getattr(configs[0], other)}")
+                             f"{getattr(configs[0], other)}. Leave it out, or change {flag_name(other)}")
 
 
 def limits(name):
@@ -2538,7 +2538,8 @@ def configs_from_args(args):
     """
     given, n_seeds = given_settings(args), getattr(args, "n_seeds", 1)
     models = given.pop("model", None) or DEFAULT_MODELS.get(given.get(SOURCE_SETTING), DEFAULT_MODELS[None])
-    configs = [network_config(given, model) for model in ([models] if isinstance(models, str) else models)]
+    models = [models] if isinstance(models, str) else dict.fromkeys(models)
+    configs = [network_config(given, model) for model in models]
     check_applicable(given, configs)
     if n_seeds < 1:
         raise InputError(f"--n-seeds {n_seeds}: must be at least 1")
@@ -2548,8 +2549,9 @@ def configs_from_args(args):
 def runs_from_args(args):
     """Return the networks to train or, with --load, to evaluate: (name, network or None, Config, path of weights) each.
 
-    Names are the models, with --load the files. Output files of one of several runs are called FILE.NAME-SEED.npz.
-    Raise InputError if the files differ in their test images, or if a flag has no effect.
+    Names are the models or, of files that differ in more than model and seed, the files. Output files of one of several
+    runs are called FILE.NAME-SEED.npz. Raise InputError if the files differ in their test images, or if a flag has no
+    effect.
     """
     if args.load is None:
         runs = [(config.model, None, config) for config in configs_from_args(args)]
@@ -2560,7 +2562,17 @@ def runs_from_args(args):
     else:
         if hasattr(args, "n_seeds") or hasattr(args, "model"):
             raise InputError("--model and --n-seeds are for training: with --load the files say. Leave them out")
-        runs = [(Path(path).stem, *load_for_evaluation(path, args)) for path in args.load or PRETRAINED]
+        paths = list(map(str, args.load or PRETRAINED))
+        loaded = [load_for_evaluation(path, args) for path in paths]
+        # files that differ in model and seed only are named after their models: seeds of one model make one row
+        kinds = {network.config.model: set() for network, _ in loaded}
+        for network, _ in loaded:
+            kinds[network.config.model].add(str(run_identity(dataclasses.replace(network.config, seed=0), "")))
+        distinct = len({(network.config.model, network.config.seed) for network, _ in loaded}) == len(loaded)
+        names = [network.config.model for network, _ in loaded] if distinct and all(
+            len(settings) == 1 for settings in kinds.values()) else [Path(path).stem for path in paths]
+        names = names if distinct or len(set(names)) == len(names) else paths
+        runs = [(name, network, config) for name, (network, config) in zip(names, loaded)]
         for name in TEST_SETTINGS:
             if len(values := {getattr(config, name) for *_, config in runs}) > 1:
                 raise InputError(f"--load: the networks were trained with {flag_name(name)} "
@@ -2721,7 +2733,8 @@ def run_experiment(args, load, n_test_samples):
             data, needs = load(config, progress, network is not None), needed
         config = fit_to_data(config, data, network, name)
         params, history = (network.weights, network.history) if network else train(config, data=data)
-        if out_weights:
+        if out_weights and config.model != "nearest":                   # which has no weights
+            progress.say(f"wrote {out_weights}")
             save_weights(out_weights, network.config if network else config, params, history)
         with Runner(config.threads, progress=progress, n_expected=n_test_samples(data, config)) as runner:
             tests = evaluate_test_sets(params, data, config, runner)
@@ -2731,7 +2744,7 @@ def run_experiment(args, load, n_test_samples):
                 write_json(folder / METRICS_FILE, result)
                 folders.append(folder)
         columns = {"parameters": result["n_params"]} | comparison_columns(result, tests)
-        found.append((name, config.seed, columns, result))
+        found.append((name, network.config.seed if network else config.seed, columns, result))
     if len(runs) == 1:
         report(config, result, tests, progress.say)
     else:
@@ -2740,6 +2753,7 @@ def run_experiment(args, load, n_test_samples):
         result = {"summary": summary, "runs": [result for *_, result in found]}
     if out_json:
         write_json(out_json, result)
+        progress.say(f"wrote {out_json}")
     if folders:
         data_flags = "".join(f" {flag_name(f.name)} {shlex.quote(getattr(config, f.name))}" for f in options(config)
                              if f.metadata.get("metavar") == "DIR" and f.metadata["group"] == "data"
@@ -2777,14 +2791,14 @@ def compare(found):
     def summarize(values, of_images=None):
         mean, half = mean_and_interval(values)
         return [mean, *(of_images or (mean - half, mean + half))]
-    seeds = list(dict.fromkeys(seed for _, seed, *_ in found))
+    seeds = list(dict.fromkeys(seed for _, seed, *_ in found)) if max(map(len, rows.values())) > 1 else []
     metrics = [metric for metric in columns if all(metric in of for _, _, of, _ in found)]
     networks = {name: {metric: summarize([of[metric][0] for of in row.values()], len(row) == 1 and columns[metric][1])
                        if metric != metrics[0] else columns[metric] for metric in metrics}
                 for name, row in rows.items() for columns in [next(iter(row.values()))]}
-    differences = {f"{a} - {b}": {metric: summarize([rows[a][k][metric][0] - rows[b][k][metric][0] for k in rows[a]])
+    differences = {f"{a} - {b}": {metric: summarize([rows[a][k][metric][0] - rows[b][k][metric][0] for k in common])
                                   for metric in metrics[1:]}
-                   for a, b in itertools.combinations(rows, 2) if len(rows[a]) > 1}
+                   for a, b in itertools.combinations(rows, 2) if len(common := rows[a].keys() & rows[b].keys()) > 1}
     return {"seeds": seeds, "networks": networks, "differences": differences}
 
 
@@ -2801,7 +2815,7 @@ def comparison_table(summary):
     lines = [line("network", metrics), *(
         line(name, [f"{row[metrics[0]]:,}", *(cell("", 3, *row[metric]) for metric in metrics[1:])])
         for name, row in networks.items())]
-    over = f"over {n} seeds" if (n := len(summary["seeds"])) > 1 else "from the test images; try --n-seeds 5"
+    over = f"over {n} seeds" if (n := len(summary["seeds"])) > 1 else "from the test images; other seeds vary more"
     lines += [f"[95% CI {over}]"] + ["\nDifference in percentage points, paired by seed [95% CI]"] * bool(differences)
     lines += [line(name, ["", *(cell("+", 1, *np.multiply(100, row[metric])) for metric in metrics[1:])])
               for name, row in differences.items()]
@@ -2929,7 +2943,8 @@ def add_load_flag(parser, text, nargs="*"):
 def add_out_weights_flag(parser):
     """Add --out-weights"""
     parser.add_argument("--out-weights", default="", metavar="FILE", help="write the trained network to this .npz for "
-                        "evaluation: weights rounded to float16, settings and training history, no optimizer state")
+                        "evaluation: weights rounded to float16, settings and training history, no optimizer state; of "
+                        "several networks FILE.MODEL-SEED.npz each, as with --checkpoint")
 
 
 def run_cli(main):

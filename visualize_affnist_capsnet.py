@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Py
 import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
 import figures
 from affnist_capsnet import InputError, data_name
-from figures import BLUE, GREEN, RED, Drawing, new_figure, perturbed_reconstructions, show_perturbations
+from figures import BLUE, GREEN, RED, WRONG, Drawing, new_figure, perturbed_reconstructions, show_perturbations
 
 import numpy as np
 from matplotlib.ticker import PercentFormatter
@@ -132,7 +132,7 @@ def draw_reconstructions(run):
         for j, (image, label) in enumerate(zip(samples["images"], samples["labels"])):
             predicted = out["scores"][j].argmax()
             show_image(axes[2 * k, j], image)
-            show_image(axes[2 * k + 1, j], out["recon"][j, 0], predicted, "black" if predicted == label else RED)
+            show_image(axes[2 * k + 1, j], out["recon"][j, 0], predicted, "black" if predicted == label else WRONG)
         axes[2 * k, 0].set_ylabel(text, rotation=0, ha="right", va="center")
         axes[2 * k + 1, 0].set_ylabel("reconstruction", rotation=0, ha="right", va="center")
     return fig

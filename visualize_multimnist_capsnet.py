@@ -27,8 +27,8 @@ from figures import (
     BLUE,
     GRAY,
     ORANGE,
-    RED,
     WIDTH,
+    WRONG,
     Drawing,
     Network,
     make_outdir,
@@ -137,7 +137,7 @@ def draw_reconstructions(run, n=8):
                   for k in range(n)], ["input image", "reconstruction\nof one digit", "reconstruction\nof the other",
                   "both\nreconstructions", "true digits"])
     for k in np.flatnonzero(~run.correct[:n]):
-        ax.get_xticklabels()[k].set_color(RED)
+        ax.get_xticklabels()[k].set_color(WRONG)
     return fig
 
 
@@ -186,7 +186,7 @@ def draw_routing(run, n=3):
         c[-1], 1 / run.config.n_classes))
     change = (routed / uniform - 1)[np.arange(n)[:, None], labels[:n]]                      # (n, 2, side, side)
     span = max(abs(change).max(), 0.01)
-    fig = new_figure(run, 3.4, "Routing increases the coupling coefficients to a digit where some of its strokes are")
+    fig = new_figure(run, 3.4, "Coupling coefficients to the two digits of a pair at each position, after routing")
     axes = fig.subplots(2, 2 * n, squeeze=False)
     for k, (above, below) in enumerate(axes.T):
         pair, which = divmod(k, 2)
@@ -255,7 +255,7 @@ def draw_errors(run, n=5):
     titles = [f"predicted\n{pair_label(predicted[r])}\ntrue {pair_label(labels[r])}" for r, _ in order]
     show_montage(right, images.swapaxes(0, 1)[..., None].repeat(3, -1) / 255, titles,
                  ["input image", "missed digit", "other digit"], gap=6)
-    right.set_title("errors in which the missed digit is hidden most", color=RED)
+    right.set_title("errors in which the missed digit is hidden most", color=WRONG)
     return fig
 
 
@@ -285,7 +285,7 @@ def draw_capsule_activations(run):
     for k, (above, below) in enumerate(axes.T):
         above.imshow(run.test_pairs["composites"][k], cmap="gray")
         above.set(xticks=[], yticks=[])
-        above.set_title(pair_label(labels[k]), color="black" if run.correct[k] else RED)
+        above.set_title(pair_label(labels[k]), color="black" if run.correct[k] else WRONG)
         below.bar(range(J), run.lengths[k], color=[ORANGE if j in labels[k] else "#bbbbbb" for j in range(J)])
         below.set(ylim=(0, 1), yticks=[0, 0.5, 1] if k == 0 else [], xlabel="class")
         below.set_xticks(range(0, J, -(-J // 10)), range(0, J, -(-J // 10)), fontsize=7)
@@ -328,9 +328,10 @@ FIGURES = {
     "capsule_activations": Drawing(draw_capsule_activations),
     "reconstructions": Drawing(draw_reconstructions, applies=has_decoder, lacks="a CNN without a decoder reconstructs "
                                "nothing"),
-    "perturbation": Drawing(draw_perturbation, applies=has_vectors, lacks="only class vectors with a decoder have "
+    "perturbation": Drawing(draw_perturbation, applies=has_vectors, lacks="only squashed class vectors have "
                             "dimensions to perturb"),
-    "routing": Drawing(draw_routing, applies=is_capsnet, lacks="only a capsnet has routing"),
+    "routing": Drawing(draw_routing, applies=lambda config: is_capsnet(config) and config.routing_iters > 1,
+                       lacks="only a capsnet with two or more routing iterations has coupling coefficients to show"),
     "errors": Drawing(draw_errors), "training_curves": figures.TRAINING_CURVES}
 
 
@@ -351,6 +352,11 @@ MIN_LENGTH, MIN_MARGIN = 0.8, 0.5
 GROUND_FITS, SURFACE = 8, 2        # fits of the background surface; its polynomial degree, for uneven illumination
 
 
+UPRIGHT = {                        # EXIF orientation: what turns such a picture upright; imageio's versions differ in it
+    2: lambda a: a[:, ::-1], 3: lambda a: a[::-1, ::-1], 4: lambda a: a[::-1], 5: lambda a: a.swapaxes(0, 1),
+    6: lambda a: np.rot90(a, -1), 7: lambda a: a[::-1, ::-1].swapaxes(0, 1), 8: np.rot90}
+
+
 def read_picture(path):
     """Return the gray levels of a picture file, (h, w) float64 from 0 (black) to 1 (white).
 
@@ -363,9 +369,10 @@ def read_picture(path):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with imageio.imopen(path, "r", plugin="pillow") as file:
-                mode = file.metadata(index=0, exclude_applied=False).get("mode", "")
+                facts = file.metadata(index=0, exclude_applied=False)
+                mode, turn = facts.get("mode", ""), UPRIGHT.get(facts.get("Orientation"), np.asarray)
                 plain = mode.startswith(("I", "F"))                          # 16 or 32 bits: RGBA would truncate them
-                pixels = np.asarray(file.read(index=0, rotate=True, mode=None if plain else "RGBA"))
+                pixels = turn(np.asarray(file.read(index=0, rotate=False, mode=None if plain else "RGBA")))
     except MemoryError:
         raise
     except Exception as error:                                      # each format's decoder raises its own exceptions

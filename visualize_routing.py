@@ -218,12 +218,13 @@ def draw_em_routing(n_iters=3):
     calls = em_shapes(n_iters)
 
     def shapes(name, k, part):
-        """Return the shapes of the arguments (0) or results (1) of the k-th call, with axis letters"""
-        return [letters(shape) for shape in calls[name][k][part]]
-    votes, step = letters(calls["votes_gradient"][0][1][0]), None
+        """Return the shapes of the arguments (0) or results (1) of the k-th call, with axis letters; L: positions of
+        parents in a batch"""
+        return [letters(shape).replace("N", "L") for shape in calls[name][k][part]]
+    votes, step = letters(calls["votes_gradient"][0][1][0]).replace("N", "L"), None
     for t in range(n_iters):                                                            # forward
         before = step
-        R = shapes("responsibilities_forward", t - 1, 1)[0] if t else "(N, 1, I)"
+        R = shapes("responsibilities_forward", t - 1, 1)[0] if t else "(L, 1, I)"
         mu, sigma2, x = shapes("m_step_forward", t, 1)
         if t:
             found = shapes("e_step_forward", t - 1, 1)[0]
@@ -245,7 +246,7 @@ def draw_em_routing(n_iters=3):
         term = graph.box(5, t, 0.25, "+ r (dvotes +\n2 V dsquares)", TERMS)
         graph.arrows((after, step), across=True)
         if not t:
-            da = graph.box(4, t, 0.25, "sum_j dr R\nda += (N, I)", BACKWARD)
+            da = graph.box(4, t, 0.25, "sum_j dr R\nda += (L, I)", BACKWARD)
             graph.arrows((step, da), (term, end))
             graph.arrows((step, term), bend=0.25)
             break

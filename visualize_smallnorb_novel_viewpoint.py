@@ -118,7 +118,7 @@ def draw_example_views(run, n=4):
     """Draw n training views and n novel test views of each class."""
     angle = norb.viewpoint_angle(run.config)
     fig = new_figure(6.2, f"Left (blue): training views. Right (orange): test views at novel {angle}",
-                     "network input: 32x32 px of the first camera's image; numbers: azimuth, elevation")
+                     f"network input, 32x32 px{CROP * (run.config.data != 'shapes')}; numbers: azimuth, elevation")
     axes = fig.subplots(N_CLASSES, 2 * n + 1, width_ratios=[1] * n + [0.3] + [1] * n)
     for (k, j), ax in np.ndenumerate(axes):
         if j == n:
@@ -135,11 +135,16 @@ def draw_example_views(run, n=4):
     return fig
 
 
-def draw_elevation_strip(run, azimuth=340):
-    """Draw one test object of each class at one azimuth from each elevation, with the network's predictions."""
+CROP = " (the center of the first camera's image)"
+
+
+def draw_elevation_strip(run):
+    """Draw one test object of each class at a training azimuth from each elevation, with the network's predictions."""
     elevations, names = norb.TOY_ELEVATIONS, class_names(run.config)
+    low, high = norb.parse_range(run.config.train_azimuths, "--train-azimuths")
+    azimuth = 20 * round((low + high) / 40) % 360
     fig = new_figure(5.4, f"One test object of each class from nine elevations, predictions of {run.name}",
-                     f"azimuth {azimuth}°; blue frame: correct; orange frame: wrong, with the predicted class")
+                     f"training azimuth {azimuth}°; blue frame: correct; orange frame: wrong, with the predicted class")
     axes = fig.subplots(N_CLASSES, len(elevations), squeeze=False)
     for k in range(N_CLASSES):
         samples = norb.views_of(run.config, k, np.full(len(elevations), azimuth), elevations)
@@ -196,7 +201,7 @@ def draw_azimuth_accuracy(runs):
             norb.wilson_interval(hit.sum(), len(hit)) for hit in at]).T
         ax.errorbar(np.unique(angles) + 1.5 * k, mean, (mean - low, high - mean), fmt=marker, linestyle="none",
                     color=color, markersize=4, capsize=2, label=f"{run.name}")
-    ax.legend(loc="lower center", ncols=len(runs), fontsize=8.5)
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8.5)
     return fig
 
 
@@ -359,7 +364,7 @@ def draw_background_activity(activities):
     positions.
     """
     layers = {"primary": "primary capsules", "conv": "capsules after EM routing"}
-    fig = new_figure(3.4, "After training, matrix capsules are more active over blank background than over the toy",
+    fig = new_figure(3.4, "Mean activation of matrix capsules over blank background and over the toy",
                      f"up to 2,000 test images at familiar azimuths; bars: mean over n = {len(activities)} "
                      f"seed{'s' * (len(activities) > 1)}; dots: one seed each; dotted lines: mean before training")
     ax = fig.subplots()
@@ -409,7 +414,7 @@ def accuracy_by_distance(result):
 
 def draw_gap_curve(results):
     """Draw accuracy against the distance to the nearest training azimuth. Raise InputError if there is no result."""
-    fig = new_figure(3.9, "Accuracy by distance to the nearest training azimuth (training azimuths: 0° to 60°)",
+    fig = new_figure(4.4, "Accuracy by distance to the nearest training azimuth (training azimuths: 0° to 60°)",
                      "mean over n seeds; bands: 95% CI; distance 0: familiar azimuths")
     for ax, (table, (title, models)) in zip(fig.subplots(1, len(GAPS), sharey=True), GAPS.items()):
         for model in models:
@@ -418,12 +423,13 @@ def draw_gap_curve(results):
             mean, half = np.array([norb.mean_and_interval([curve[x] for curve in curves]) for x in curves[0]]).T
             ax.plot([*curves[0]], mean, line, marker=marker, color=color, markersize=4,
                     label=f"{label}, n = {len(curves)}")
-            ax.fill_between([*curves[0]], mean - (half := np.nan_to_num(half)), mean + half, color=color, alpha=0.15,
-                            linewidth=0)
+            half = np.nan_to_num(half)
+            ax.fill_between([*curves[0]], np.maximum(0, mean - half), np.minimum(1, mean + half), color=color,
+                            alpha=0.15, linewidth=0)
         ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1, linestyle=":")
         ax.set(title=title, xlabel="distance (degrees)", ylim=(0, 1.02), xticks=range(0, 151, 30))
         ax.grid(alpha=0.3)
-        ax.legend(loc="lower left", fontsize=8)
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2, fontsize=8)
     fig.axes[0].set_ylabel("accuracy (dotted: chance)")
     return fig
 

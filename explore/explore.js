@@ -701,7 +701,7 @@ async function start() {
   startDigit();
   startToy();
   $("source").textContent = facts.source === "MNIST" ? "Digits: MNIST test digits; no network was trained on them."
-    : "Digits: synthetic, because MNIST is not on this machine; the pretrained networks were trained on MNIST.";
+    : "Digits: 100 of MNIST's test digits, which come with this project, because MNIST is not on this machine.";
   TABS.forEach((name, k) => {
     $(`tab-${name}`).addEventListener("click", () => openTab(name));
     $(`tab-${name}`).addEventListener("keydown", event => {

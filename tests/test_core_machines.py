@@ -98,7 +98,7 @@ def test_a_user_without_a_home_has_no_cache(shell, tmp_path):
     (tmp_path / "digits.py").write_text(nobody + "import sys\nimport multimnist_capsnet as c\nsys.argv = ['c', "
         "'--digits', 'mnist']\nc.run_cli(c.main)")
     done = shell(f'"{sys.executable}" digits.py', HOME=None, https_proxy="http://127.0.0.1:9", http_proxy="http://127.0.0.1:9")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--mnist-dir" in done.stderr
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--data-dir" in done.stderr
     done = shell("$RUN --mnist-dir ~nosuchuser --digits mnist")
     assert done.returncode == 2 and "~nosuchuser: no such folder" in done.stderr and done.stderr.count("\n") == 1
 

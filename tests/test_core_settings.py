@@ -166,7 +166,8 @@ def test_a_flag_that_does_not_apply_is_refused_and_the_message_says_to_what_it_a
             parse(experiment, **given | {name: value, f.name: other})
         flag = module.flag_name(f"no_{f.name}" if other is False else f.name) + f" {other}" * (type(other) is not bool)
         where = f"{module.flag_name(name)} {', '.join(f.metadata['only'][name])}"
-        assert str(error.value) == f"{flag} applies to {where}, not to {value}"
+        assert str(error.value) == (f"{flag} applies to {where}, not to {value}. Leave it out, or change "
+                                    f"{module.flag_name(name)}")
         configs = module.Config(**given | {name: value}), module.Config(**given)
         module.check_applicable({f.name: other}, configs)                               # it applies to the second
 

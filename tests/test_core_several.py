@@ -55,10 +55,26 @@ def test_several_networks_are_those_of_single_commands(call, tmp_path, experimen
     few = [word for word in small if word.startswith("--n-test")]
     code, out, err = call(module, module.main, "--load", f"r.{first}-1.npz", f"r.{second}-1.npz", *few, "--out-json",
                           "load.json")
-    assert (code, err) == (0, "") and f"r.{first}-1 " in out
+    assert (code, err) == (0, "") and f"\n{first}, seed 1 (1 of 2)" in out and "95% CI from the test images" in out
+    every = [f"r.{model}-{seed}.npz" for seed in (0, 1) for model in (first, second)]
+    assert call(module, module.main, "--load", *every, *few, "--out-json", "every.json")[0] == 0
+    both = json.loads((tmp_path / "every.json").read_text())["summary"]              # seeds of one model make one row
+    assert both["seeds"] == [0, 1] and both["networks"].keys() == found["summary"]["networks"].keys()
+    assert both["differences"].keys() == found["summary"]["differences"].keys()
     again = json.loads((tmp_path / "load.json").read_text())
     assert [run["hit_bits"] for run in again["runs"]] == [run["hit_bits"] for run in found["runs"][2:]]
     assert again["runs"][0]["loaded"]["file"] == f"r.{first}-1.npz"
+
+
+def test_files_with_one_name_are_told_apart(call, tmp_path):
+    """Two files of the same name, model and seed, in two folders, or with other settings"""
+    small = "--data shapes --n-epochs 1 --n-elev 1 --n-per-combo 1 --threads 1 --quiet --model cnn".split()
+    for folder, rate in (("a", "0.01"), ("b", "0.02")):
+        (tmp_path / folder).mkdir()
+        assert call(sn, sn.main, *small, "--lr", rate, "--checkpoint", f"{folder}/net.npz")[0] == 0
+    code, _, _ = call(sn, sn.main, "--load", "a/net.npz", "b/net.npz", "--out-json", "r.json")
+    found = json.loads((tmp_path / "r.json").read_text())["summary"]
+    assert code == 0 and [*found["networks"]] == ["a/net.npz", "b/net.npz"] and not found["differences"]
 
 
 def test_networks_of_other_data_are_not_compared(call):
@@ -71,7 +87,7 @@ def test_networks_of_other_data_are_not_compared(call):
                          ("--load a.npz --model cnn", "--model and --n-seeds are for training"),
                          ("--n-seeds 0", "--n-seeds 0: must be at least 1"),
                          ("--model cnn cnn-bn --routing-iters 2", "--routing-iters 2 applies to --model"),
-                         ("--data shapes --out-weights x.npz", "--out-weights does not apply to --model nearest")):
+                         ("--model nearest --out-weights x.npz", "--out-weights does not apply to --model nearest")):
         code, _, err = call(sn, sn.main, *flags.split())
         assert code == 2 and words in err and err.count("\n") == 1, err
 

@@ -79,7 +79,7 @@ def test_figures_of_several_networks(toy_run, cli, tmp_path):
     assert_pngs(tmp_path / "both", [*each, "example_pairs", "reconstructions", "perturbation", "routing",
                                     "training_curves"])
     code, out, err = cli("--load", "cnn.npz", "--n-test", 64, "--only", "routing", "errors", script=viz)
-    assert (code, err) == (0, "") and "routing: skipped, since only a capsnet has routing" in out
+    assert (code, err) == (0, "") and "routing: skipped, since only a capsnet with two" in out
     assert_pngs(tmp_path / "runs" / "multimnist_capsnet" / "figures", ["errors"])       # the default folder
 
 

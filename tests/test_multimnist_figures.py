@@ -125,6 +125,25 @@ def test_a_picture_is_read_in_whatever_form(picture):
     assert large.shape == (1350 // 7, 1890 // 7) and viz.ink_box(viz.find_ink(large, "x"))[1] > 0
 
 
+STORED = {                         # EXIF orientation: how a camera stores an upright picture (0 is no orientation)
+    0: lambda a: a, 1: lambda a: a, 2: lambda a: a[:, ::-1], 3: lambda a: a[::-1, ::-1], 4: lambda a: a[::-1],
+    5: lambda a: a.T, 6: lambda a: np.rot90(a), 7: lambda a: a[::-1, ::-1].T, 8: lambda a: np.rot90(a, -1)}
+
+
+@pytest.mark.parametrize("orientation", STORED)
+@pytest.mark.parametrize("ending", ["jpg", "png"])
+def test_a_photograph_is_turned_upright(tmp_path, orientation, ending):
+    """In all nine orientations, whatever the version of imageio"""
+    from PIL import Image
+    upright = np.full((80, 60), 255, np.uint8)
+    upright[10:30, 5:25], upright[60:64, 5:55] = 0, 100                     # no two of its turns are the same
+    image = Image.fromarray(np.ascontiguousarray(STORED[orientation](upright)))
+    exif = image.getexif()
+    exif[0x0112] = orientation
+    image.save(tmp_path / f"x.{ending}", exif=exif, quality=95)
+    np.testing.assert_allclose(viz.read_picture(tmp_path / f"x.{ending}"), upright / 255, atol=0.15)
+
+
 NOISE = np.random.default_rng(0)
 NO_INK = {"white": np.full((80, 80), 255), "light falling off": np.tile(np.arange(60, 240), (80, 1)),
           "noise": 200 + 8 * NOISE.standard_normal((80, 80)), "static": NOISE.integers(0, 256, (80, 80))}

@@ -14,12 +14,12 @@ STEPS = {                          # boxes of three iterations: (function, or va
                         "u_hat . v\nb += (N, J, I)": 2, "squash_backward(dv)\nds (N, J, D)": 3,
                         "u_hat . ds\ndc (N, J, I)": 2, "softmax_backward(dc)\ndb += (N, J, I)": 2,
                         "sum_i db u_hat\ndv (N, J, D)": 2, "+ c ds": 3, "sum of all terms\ndu_hat (N, J, I, D)": 1},
-    "em_routing": {"1 / parents\nR (N, 1, I)": 1, "m_step_forward(r)\nmu, sigma2 (N, J, D)\nx (N, J)": 3,
-                   "e_step_forward\n(mu, sigma2, x)\nlogits (N, J, I)": 2, "sum_j dr R\nda += (N, I)": 1,
-                   "responsibilities_\nforward(logits)\nR (N, J, I)": 2, "R a\nr (N, J, I)": 2,
-                   "m_step_backward\n(dmu, dsigma2, dx)\ndr (N, J, I)": 2,
-                   "e_step_backward\ndmu, dsigma2 (N, J, D)\ndx (N, J)": 2,
-                   "votes_gradient(terms)\ndV (N, J, I, D)": 1}}
+    "em_routing": {"1 / parents\nR (L, 1, I)": 1, "m_step_forward(r)\nmu, sigma2 (L, J, D)\nx (L, J)": 3,
+                   "e_step_forward\n(mu, sigma2, x)\nlogits (L, J, I)": 2, "sum_j dr R\nda += (L, I)": 1,
+                   "responsibilities_\nforward(logits)\nR (L, J, I)": 2, "R a\nr (L, J, I)": 2,
+                   "m_step_backward\n(dmu, dsigma2, dx)\ndr (L, J, I)": 2,
+                   "e_step_backward\ndmu, dsigma2 (L, J, D)\ndx (L, J)": 2,
+                   "votes_gradient(terms)\ndV (L, J, I, D)": 1}}
 
 
 @pytest.mark.parametrize("name", graphs.FIGURES)

@@ -221,7 +221,7 @@ def test_views_of_one_toy_of_smallnorb(norb):
     folder, files = norb
     info, labels = files["test", "info"], files["test", "cat"]
     row = np.flatnonzero((info[:, 0] == 0) & (info[:, 3] == 0))[0]
-    views = sn.views_of_toy(sn.Config(data="smallnorb", norb_dir=str(folder)), labels[row], [10 * info[row, 2]],
+    views = sn.views_of(sn.Config(data="smallnorb", norb_dir=str(folder)), labels[row], [10 * info[row, 2]],
                             [30 + 5 * info[row, 1]], lighting=0)
     assert np.array_equal(views["images"], sn.downsample(files["test", "dat"][[row]]))
 
