@@ -942,6 +942,15 @@ def chance(config):
     return 1 / n_pairs, 1 - math.comb(config.n_classes - 2, 2) / n_pairs
 
 
+def prediction_rows(params, digits, config, runner):
+    """Yield the rows of --predictions: a header, then of each test pair its classes, those predicted, the lengths"""
+    yield ["index", "true_1", "true_2", "predicted_1", "predicted_2", *(f"length_{j}" for j in range(config.n_classes))]
+    for k, chunk in enumerate(stream_pairs(digits, "test", config.n_test, config, "evaluation", 1)):
+        lengths = runner.forward(params, chunk, config)["lengths"]
+        for n, (true, two, row) in enumerate(zip(np.sort(chunk["labels"]), np.sort(top_two(lengths)), lengths)):
+            yield [k * CHUNK + n, *true, *two, *(f"{length:.4f}" for length in row)]
+
+
 def remark(config):
     """Return what the paper reports, to be read beside a comparison"""
     return ("The paper, after 60 million pairs with --min-iou 0 --merge add: exact match 94.8% with three routing "
@@ -2701,6 +2710,18 @@ def write_json(path, results):
         write_atomically(path, lambda file: file.write(f"{{\n{lines}\n}}\n".encode()))
 
 
+def write_csv(path, rows):
+    """Write rows of texts and numbers, none of which has a comma, as CSV, atomically"""
+    text = "".join(",".join(map(str, row)) + "\n" for row in rows)
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def add_predictions_flag(parser):
+    """Add --predictions"""
+    parser.add_argument("--predictions", default="", metavar="FILE", help="write index, true and predicted class, and "
+                        "capsule lengths or scores of every test image to this CSV file")
+
+
 def machine():
     """Return what run times depend on: the processor's name and the number of cores"""
     processor = platform.processor() or platform.machine()
@@ -2724,7 +2745,10 @@ def run_experiment(args, load, n_test_samples):
     progress = Progress(runs[0][2].quiet)
     for _, _, config, _ in runs:
         check_config(config)
-    check_writable(out_json, *(path for _, _, config, weights in runs for path in (config.checkpoint, weights)))
+    if len(runs) > 1 and args.predictions:
+        raise InputError(f"--predictions {args.predictions}: is for one network. Give one model or file, and one seed")
+    check_writable(out_json, args.predictions, *(path for _, _, config, weights in runs
+                                                 for path in (config.checkpoint, weights)))
     for k, (name, network, config, out_weights) in enumerate(runs, 1):
         if len(runs) > 1:
             progress.say(f"\n{name}, seed {config.seed} ({k} of {len(runs)})")
@@ -2738,6 +2762,9 @@ def run_experiment(args, load, n_test_samples):
             save_weights(out_weights, network.config if network else config, params, history)
         with Runner(config.threads, progress=progress, n_expected=n_test_samples(data, config)) as runner:
             tests = evaluate_test_sets(params, data, config, runner)
+            if args.predictions:
+                write_csv(args.predictions, prediction_rows(params, data, config, runner))
+                progress.say(f"wrote {args.predictions}")
         result = test_result(config, params, history | {"source": data["source"]}, tests, network)
         if config.run_dir and not network and (folder := run_folder(config, data["source"])).is_dir():
             with contextlib.suppress(InputError):                       # train() has said it if it cannot be written
@@ -2980,6 +3007,7 @@ def main():
     parser = Parser(description=__doc__)
     add_load_flag(parser, "do not train; evaluate the networks")
     add_out_weights_flag(parser)
+    add_predictions_flag(parser)
     add_config_flags(parser, several=True)
     run_experiment(parser.parse_args(), lambda config, progress, evaluated: load_digits(config, progress.say),
                    lambda digits, config: config.n_test)

@@ -2186,6 +2186,16 @@ def comparison_columns(result, tests):
     return {f"{name} accuracy": (tests[name], intervals[name]) for name in intervals} | {"drop": (tests["drop"], None)}
 
 
+def prediction_rows(params, data, config, runner):
+    """Yield the rows of --predictions: a header, then for each test image its class, that predicted, and the scores"""
+    yield ["test", "index", "true", "predicted", *(f"score_{j}" for j in range(N_CLASSES))]
+    for name in ("familiar", "novel"):
+        chunks = preprocess(data[name], config.data, params_dtype(params))
+        scores = np.concatenate([runner.forward(params, chunk, config)["scores"] for chunk in chunks])
+        for n, (true, row) in enumerate(zip(data[name]["labels"], scores)):
+            yield [name, n, true, row.argmax(), *(f"{score:.4f}" for score in row)]
+
+
 def remark(config):
     """Return what the paper reports and what to expect here, to be read beside a comparison"""
     if config.data == "shapes" and config.split == "azimuth":
@@ -3509,6 +3519,18 @@ def write_json(path, results):
         write_atomically(path, lambda file: file.write(f"{{\n{lines}\n}}\n".encode()))
 
 
+def write_csv(path, rows):
+    """Write rows of texts and numbers, none of which has a comma, as CSV, atomically"""
+    text = "".join(",".join(map(str, row)) + "\n" for row in rows)
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def add_predictions_flag(parser):
+    """Add --predictions"""
+    parser.add_argument("--predictions", default="", metavar="FILE", help="write index, true and predicted class, and "
+                        "capsule lengths or scores of every test image to this CSV file")
+
+
 def machine():
     """Return what run times depend on: the processor's name and the number of cores"""
     processor = platform.processor() or platform.machine()
@@ -3532,7 +3554,10 @@ def run_experiment(args, load, n_test_samples):
     progress = Progress(runs[0][2].quiet)
     for _, _, config, _ in runs:
         check_config(config)
-    check_writable(out_json, *(path for _, _, config, weights in runs for path in (config.checkpoint, weights)))
+    if len(runs) > 1 and args.predictions:
+        raise InputError(f"--predictions {args.predictions}: is for one network. Give one model or file, and one seed")
+    check_writable(out_json, args.predictions, *(path for _, _, config, weights in runs
+                                                 for path in (config.checkpoint, weights)))
     for k, (name, network, config, out_weights) in enumerate(runs, 1):
         if len(runs) > 1:
             progress.say(f"\n{name}, seed {config.seed} ({k} of {len(runs)})")
@@ -3546,6 +3571,9 @@ def run_experiment(args, load, n_test_samples):
             save_weights(out_weights, network.config if network else config, params, history)
         with Runner(config.threads, progress=progress, n_expected=n_test_samples(data, config)) as runner:
             tests = evaluate_test_sets(params, data, config, runner)
+            if args.predictions:
+                write_csv(args.predictions, prediction_rows(params, data, config, runner))
+                progress.say(f"wrote {args.predictions}")
         result = test_result(config, params, history | {"source": data["source"]}, tests, network)
         if config.run_dir and not network and (folder := run_folder(config, data["source"])).is_dir():
             with contextlib.suppress(InputError):                       # train() has said it if it cannot be written
@@ -3790,6 +3818,7 @@ def main():
     parser = Parser(description=__doc__)
     add_load_flag(parser, "do not train; evaluate the networks")
     add_out_weights_flag(parser)
+    add_predictions_flag(parser)
     add_config_flags(parser, several=True)
     args = parser.parse_args()
     if args.out_weights and getattr(args, "model", []) == ["nearest"]:

@@ -352,7 +352,7 @@ MIN_LENGTH, MIN_MARGIN = 0.8, 0.5
 GROUND_FITS, SURFACE = 8, 2        # fits of the background surface; its polynomial degree, for uneven illumination
 
 
-UPRIGHT = {                        # EXIF orientation: what turns such a picture upright; imageio's versions differ in it
+UPRIGHT = {                        # EXIF orientation: what turns such a picture upright (imageio's versions differ)
     2: lambda a: a[:, ::-1], 3: lambda a: a[::-1, ::-1], 4: lambda a: a[::-1], 5: lambda a: a.swapaxes(0, 1),
     6: lambda a: np.rot90(a, -1), 7: lambda a: a[::-1, ::-1].swapaxes(0, 1), 8: np.rot90}
 

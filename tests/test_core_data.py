@@ -1,15 +1,18 @@
 """Data of one's own: four idx files of any data set, from 2 to 62 classes; arrays given to train()."""
+import csv
 import gzip
 import json
 
 import affnist_capsnet as ac
 import multimnist_capsnet as mc
 
+import imageio.v3 as imageio
 import numpy as np
 import pytest
 from conftest import EXPERIMENTS, runs, toy, toy_digits
 
 import make_affnist_capsnet_gif as affnist_film
+import make_idx
 import make_multimnist_capsnet_gif as multi_film
 import visualize_affnist_capsnet as affnist_figures
 import visualize_multimnist_capsnet as multi_figures
@@ -178,3 +181,67 @@ def test_a_source_of_ones_own_is_trained_reported_saved_and_loaded(experiment, t
     assert "images of my drawings" in "".join(said)
     module.save_weights(tmp_path / "w.npz", config, params, history)
     assert module.load_network(tmp_path / "w.npz").source == "my drawings"
+
+
+# ---------------------------------------------------------------- pictures, predictions
+
+def draw(folder, name, shape, dark, n, size=(60, 80)):
+    """Write n pictures of a bar, upright or lying, at random places, dark on light or light on dark"""
+    (folder / name).mkdir(parents=True)
+    rng = np.random.default_rng(len(name))
+    for k in range(n):
+        picture = np.full(size, 235 if dark else 20, np.uint8)
+        top, left = rng.integers(3, 10), rng.integers(3, 30)
+        picture[top:top + shape[0], left:left + shape[1]] = 30 if dark else 220
+        imageio.imwrite(folder / name / f"{k}.{'png' if k % 2 else 'jpg'}", picture)
+
+
+def test_pictures_become_four_files_as_mnists(call, tmp_path):
+    """Light on dark, in a box of 20 px, centered by mass; a seventh for testing; two commands train on them"""
+    draw(tmp_path / "drawings", "bar", (40, 10), True, 14)
+    draw(tmp_path / "drawings", "line", (10, 40), False, 14)
+    code, out, err = call(mc, make_idx.main, "drawings", "data")
+    assert (code, err) == (0, "") and "2 classes, 24 training and 4 test images" in out
+    data = mc.load_data_dir(str(tmp_path / "data"), False, SILENT)
+    assert data["names"][:2] == ["bar", "line"] and np.bincount(data["test"][1]).tolist() == [2, 2]
+    for image, label in zip(*data["test"]):
+        rows, columns = (np.flatnonzero((image > 60).any(axis)) for axis in (1, 0))
+        assert abs(len(rows) - (20 if label == 0 else 5)) <= 1 and abs(len(columns) - (5 if label == 0 else 20)) <= 1
+        assert image.max() > 200 and image[:2].max() < 30
+        mass = image.astype(float)
+        assert (mass.sum(1) * (np.arange(28) + 0.5)).sum() / mass.sum() == pytest.approx(14, abs=0.6)
+    command = out.splitlines()[-1].partition("python3 ")[2].split()[1:]
+    code, _, err = call(ac, ac.main, *command, "--n-epochs", 1, "--n-train", 22, "--n-val", 2, "--batch-size", 11,
+                        "--conv1-channels", 2, "--predictions", "p.csv", "--quiet")
+    assert (code, err) == (0, "")
+    (tmp_path / "drawings" / "bar" / "0.jpg").write_bytes(b"no picture")
+    for flags, words in ((("none", "x"), "none: has 0 folders of pictures"), (("drawings", "x"), "0.jpg: is not a"),
+                         (("drawings/bar", "x"), "has 0 folders"), (("drawings",), "OUT")):
+        code, _, err = call(mc, make_idx.main, *flags)
+        assert code == 2 and words in err and err.count("\n") == 1 and not (tmp_path / "x").exists(), err
+
+
+@pytest.mark.parametrize("experiment", [mc, ac])
+def test_predictions_of_every_test_image(call, tmp_path, experiment):
+    """Their hits are those of the report; of one network only"""
+    write_data(tmp_path / "clothes")
+    small = ["--n-train", 24, "--n-val", 4, "--n-test", 8, "--n-epochs", 1, "--batch-size", 12, "--data-dir", "clothes",
+             "--conv1-channels", 2, *(["--conv3-channels", 4] if experiment is mc else [])]
+    code, _, err = call(experiment, experiment.main, *small, "--predictions", "p.csv", "--out-json", "r.json")
+    assert (code, err) == (0, "")
+    with open(tmp_path / "p.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    found = json.loads((tmp_path / "r.json").read_text())
+    lengths = np.array([[float(row[f"length_{j}"]) for j in range(3)] for row in rows])
+    if experiment is mc:
+        assert [int(row["index"]) for row in rows] == list(range(8))
+        hits = sum((row["true_1"], row["true_2"]) == (row["predicted_1"], row["predicted_2"]) for row in rows)
+        assert hits == found["test_hits"]
+        assert all({int(row["predicted_1"]), int(row["predicted_2"])} == set(np.argsort(-of)[:2])
+                   for row, of in zip(rows, lengths) if len(set(of)) == 3)
+    else:
+        for key in ("familiar", "any_position", "centered", "affine"):
+            of_test = [row for row in rows if row["test"] == key]
+            assert sum(row["true"] == row["predicted"] for row in of_test) == found[f"{key}_hits"] and len(of_test) == 8
+    code, _, err = call(experiment, experiment.main, *small, "--predictions", "p.csv", "--n-seeds", 2)
+    assert code == 2 and "--predictions p.csv: is for one network" in err

@@ -235,8 +235,9 @@ def test_help_names_every_flag_with_its_default_and_begins_with_examples(experim
     options = {f.name: f for f in module.options(module.Config)}
     aliases = {alias for f in options.values() for alias in f.metadata.get("aliases", {})}
     assert stop.value.code == 0
-    assert said.keys() == options.keys() | aliases | {"help", "load", "out_weights", "n_seeds", "no_save"}
-    assert len(said) <= 42, f"{len(said)} flags, with --help, are too many"
+    others = {"help", "load", "out_weights", "n_seeds", "no_save", "predictions"}
+    assert said.keys() == options.keys() | aliases | others
+    assert len(said) <= 43, f"{len(said)} flags, with --help, are too many"
     for name, f in options.items():
         default = "" if name == "model" else module.default_text(f)
         assert " ".join(f.metadata["help"].split()) in said[name] and default in said[name], name

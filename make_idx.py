@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["numpy>=2.0.0", "matplotlib>=3.8.4", "imageio>=2.31.0"]
+# ///
+"""Make a data set of your own pictures: turn FOLDER/<class>/*.png or *.jpg into four files like MNIST's in OUT, which
+the digit experiments train on.
+
+Each picture becomes gray, light on dark, scaled so that its ink fits into 20x20 px, and moved so that the ink's center
+of mass lies at the center of 28x28 px, as MNIST's digits are. A seventh of each class is kept for testing.
+
+    python3 make_idx.py drawings data                          # seconds
+    python3 affnist_capsnet.py --data-dir data                 # then train on it
+"""
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
+import figures
+import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS threads
+from multimnist_capsnet import InputError
+
+import numpy as np
+
+import visualize_multimnist_capsnet as pictures
+
+BOX, SIDE, MAX_CLASSES, MIN_IMAGES = 20, 28, 62, 3     # px of the ink and of the image; classes; pictures of a class
+TEST_SHARE = 7                     # one of so many pictures of a class is for testing
+ENDINGS = (".png", ".jpg", ".jpeg")
+FAINT = 0.1                        # what is darker than this, of the brightest ink, does not count for the ink's box
+
+
+def ink_of(gray):
+    """Return the ink of a picture in [0, 1], light on dark: gray levels, inverted if the picture's edge is light."""
+    edge = np.concatenate([gray[0], gray[-1], gray[:, 0], gray[:, -1]])
+    ink = (1 - gray if np.median(edge) > 0.5 else gray) - min(np.median(edge), 1 - np.median(edge))
+    return np.clip(ink / max(ink.max(), 1e-9), 0, 1)
+
+
+def resample(image, height, width, top=0.0, left=0.0, scale=1.0):
+    """Return an image on a canvas of height x width px, scaled, its upper left corner at (top, left): each pixel is the
+    mean of the area that it covers."""
+    def coverage(n_out, start, n):
+        pixel, low = np.arange(n_out)[:, None], start + scale * np.arange(n)
+        return np.maximum(np.minimum(low + scale, pixel + 1) - np.maximum(low, pixel), 0)
+    return coverage(height, top, image.shape[0]) @ image @ coverage(width, left, image.shape[1]).T
+
+
+def to_mnist(gray):
+    """Return a picture's ink as an image like MNIST's, (28, 28) uint8: its box fits into 20x20 px, its center of mass
+    is at the center. Raise InputError if there is no ink."""
+    ink = ink_of(gray)
+    rows, columns = (np.flatnonzero((ink > FAINT).any(axis)) for axis in (1, 0))
+    if not len(rows) or np.ptp(gray) < 0.05:
+        raise InputError("no ink found")
+    ink = ink[rows[0]:rows[-1] + 1, columns[0]:columns[-1] + 1]
+    scale = BOX / max(ink.shape)
+    y, x = (scale * ((ink.sum(axis) * (np.arange(n) + 0.5)).sum() / ink.sum()) for axis, n in (
+        (1, ink.shape[0]), (0, ink.shape[1])))
+    # centered by mass, but with all of the ink on the image
+    top, left = (float(np.clip(SIDE / 2 - middle, 0, SIDE - scale * n)) for middle, n in zip((y, x), ink.shape))
+    image = resample(ink, SIDE, SIDE, top, left, scale)
+    return np.rint(255 * image / max(1, image.max())).astype(np.uint8)
+
+
+def read_class(folder):
+    """Return the images of a folder's pictures, (n, 28, 28) uint8. Raise InputError for an unreadable one."""
+    images = []
+    for path in sorted(path for path in folder.iterdir() if path.suffix.lower() in ENDINGS):
+        try:
+            images.append(to_mnist(pictures.read_picture(path)))
+        except InputError as error:
+            fault = str(error).removeprefix(f"--image {path}: ")
+            raise InputError(f"{path}: {fault}. Mend or remove this file") from None
+    if len(images) < MIN_IMAGES:
+        raise InputError(f"{folder}: has {len(images)} PNG or JPEG files. Give at least {MIN_IMAGES} of each class")
+    return np.stack(images)
+
+
+def idx_bytes(array):
+    """Return an array of uint8 values as the bytes of an idx file"""
+    return b"\0\0\x08" + bytes([array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.astype(np.uint8).tobytes()
+
+
+@figures.command_of(capsnet)
+def main():
+    parser = capsnet.Parser(description=__doc__)
+    parser.usage = "%(prog)s FOLDER OUT [--seed N]"
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="its folders are the classes and hold the pictures")
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder for the four files and labels.txt")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the choice of test pictures (default: 0)")
+    args = parser.parse_args()
+    folders = sorted(path for path in args.folder.iterdir() if path.is_dir()) if args.folder.is_dir() else []
+    if not 2 <= len(folders) <= MAX_CLASSES:
+        raise InputError(f"{args.folder}: has {len(folders)} folders of pictures. Give 2 to {MAX_CLASSES}, one a class")
+    parts = {"train": [], "t10k": []}
+    for label, folder in enumerate(folders):
+        images = read_class(folder)
+        order = np.random.default_rng((args.seed, label)).permutation(len(images))
+        n_test = -(-len(images) // TEST_SHARE)
+        for name, rows in (("t10k", order[:n_test]), ("train", order[n_test:])):
+            parts[name] += [(image, label) for image in images[rows]]
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{args.out}: cannot be created ({error.strerror}). Choose another folder") from None
+    for name, pairs in parts.items():
+        for kind, array in zip(("images-idx3", "labels-idx1"), map(np.array, zip(*pairs))):
+            path, content = args.out / f"{name}-{kind}-ubyte", idx_bytes(array)
+            capsnet.write_atomically(path, lambda file, content=content: file.write(content))
+    names = "".join(f"{folder.name}\n" for folder in folders).encode()
+    capsnet.write_atomically(args.out / "labels.txt", lambda file: file.write(names))
+    print(f"wrote {args.out}: {len(folders)} classes, {len(parts['train'])} training and {len(parts['t10k'])} test "
+          f"images\n  train on it: python3 affnist_capsnet.py --data-dir {args.out}")
+
+
+if __name__ == "__main__":
+    capsnet.run_cli(main)
