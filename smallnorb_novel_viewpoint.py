@@ -3602,7 +3602,7 @@ def run_experiment(args, load, n_test_samples):
 
 def fit_to_data(config, data, network=None, name=""):
     """Return a Config with the data's number of classes. Raise InputError if a loaded network was trained on other
-    data; MNIST and synthetic digits stand in for each other."""
+    data; MNIST and synthetic digits may replace each other."""
     n_classes = data.get("n_classes", getattr(config, "n_classes", None) if network is None else 10)
     if not hasattr(config, "n_classes"):
         return config

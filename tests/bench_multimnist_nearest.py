@@ -61,7 +61,8 @@ def main():
     parser.add_argument("--n-known", type=int, default=72000, metavar="N", help="known pairs (default: 72000)")
     parser.add_argument("--n-test", type=int, default=10000, metavar="N", help="test pairs (default: 10000)")
     parser.add_argument("--digits", choices=("auto", "mnist", "synthetic"), default="auto", help="as the experiment's")
-    parser.add_argument("--mnist-dir", default="", metavar="DIR", help="as the experiment's")
+    parser.add_argument("--mnist-dir", "--data-dir", dest="data_dir", default="", metavar="DIR",
+                        help="as the experiment's")
     parser.add_argument("--out-json", default="", metavar="FILE", help="write settings and results to this file")
     args = parser.parse_args()
     if args.n_known < 1:

@@ -36,7 +36,7 @@ NETWORKS = {"paper": TINY, "deep": DEEP, "cnn": CNN, "cnn of means": dataclasses
             "residual cnn": dataclasses.replace(CNN, preset="residual", conv3_channels=4)}
 SMALL = {                          # what makes an experiment's default network, or its data, small
     runs.MULTI: dict(conv1_channels=2, conv3_channels=2), runs.AFF: dict(conv1_channels=2),
-    runs.NORB: dict(data="shapes", preset="small")}
+    runs.NORB: dict(data="shapes", preset="small", n_elev=1, n_per_combo=1)}
 
 
 @pytest.hookimpl(trylast=True)

@@ -27,7 +27,8 @@ def offences(text):
 
 @pytest.mark.parametrize("name", FILES)
 def test_no_private_phrase_is_left(name):
-    assert not offences((ROOT / name).read_text())
+    if not name.endswith(".png"):
+        assert not offences((ROOT / name).read_text())
 
 
 @pytest.mark.parametrize("script", sorted(path.name for path in ROOT.glob("*.py")))

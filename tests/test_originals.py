@@ -14,7 +14,7 @@ COMMANDS = {
     "make_multimnist_capsnet_gif.py --n-epochs 8 --n-train 6000 --snapshot-every 75 --fps 6":
         f"{PAIRS} --snapshot-every 2",
     "smallnorb_novel_viewpoint.py --n-epochs 10 --lr 2e-3 --seed 0 --train-azimuths 0:150 --test-azimuths 200:330":
-        VIEWS,
+        f"{VIEWS} {FEW}",
     "visualize_smallnorb_novel_viewpoint.py --seed 1 --n-epochs 10": f"{VIEWS} {FEW}",
     "make_smallnorb_novel_viewpoint_gif.py --seed 1 --n-epochs 8 --snapshots 8 --sweep-frames 12 --fps 10":
         f"{VIEWS} {FEW} --snapshots 2 --sweep-frames 3"}

@@ -187,8 +187,8 @@ def test_figures_and_film(run_script, tmp_path):
                       tmp_path)
     result = json.loads((tmp_path / "r.json").read_text())
     assert done.stderr == "" and result["background_activity"].keys() == {"before", "after"}
-    for flags, n in (((*TOYS, "--model", "matrix-capsnet", "cnn"), (5, 6)), ((*TOY, "--model", "cnn"), (5, 6)),
-                     (("--load", sn.PRETRAINED[1]), (3,))):
+    shapes = (*TOY, "--model", "cnn", "--n-elev", 1, "--n-per-combo", 1, "--batch-size", 30)
+    for flags, n in ((shapes, (5, 6)), (("--load", sn.PRETRAINED[1]), (3,))):           # toys: tests/test_originals.py
         snapshots = ("--snapshots", 2) if "--load" not in flags else ()
         done = run_script(FILM, *flags, *snapshots, "--sweep-frames", 3, "--out", tmp_path / "film.gif")
         frames = imageio.imread(tmp_path / "film.gif")
