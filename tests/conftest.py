@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import unittest.mock
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -79,6 +80,22 @@ def run_script(tmp_path_factory):
                               text=True, timeout=timeout)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def help_of(run_script):
+    """{script at top level: what its --help prints}, each asked once, without the script's folder on Python's path
+    where Python can leave it out (-P)"""
+    scripts = sorted(path.name for path in ROOT.glob("*.py") if path.name != "figures.py")
+    plain = ["-P"] if sys.version_info >= (3, 11) else []
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"COLUMNS": "1000"}
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda script: subprocess.run([sys.executable, *plain, str(ROOT / script), "--help"],
+                                                            env=env, capture_output=True, text=True, timeout=100),
+                              scripts))
+    for script, done in zip(scripts, found):
+        assert (done.returncode, done.stderr, script) == (0, "", script)
+    return {script: done.stdout for script, done in zip(scripts, found)}
 
 
 @pytest.fixture

@@ -27,15 +27,17 @@ def document(request):
 
 
 @pytest.fixture(scope="module")
-def flags_of(run_script):
+def flags_of(run_script, help_of):
     """flags_of(script) -> the flags that its --help lists; each script is asked once"""
     known = {}
 
     def ask(script):
         if script not in known:
-            done = run_script(script, "--help")
-            assert done.returncode == 0, f"{script}: {done.stderr}"
-            known[script] = set(re.findall(FLAG, done.stdout))
+            if script not in help_of:
+                done = run_script(script, "--help")
+                assert done.returncode == 0, f"{script}: {done.stderr}"
+                help_of[script] = done.stdout
+            known[script] = set(re.findall(FLAG, help_of[script]))
         return known[script]
 
     return ask

@@ -1,6 +1,9 @@
 """The commands of the two small NumPy reproductions that the first two experiments grew from work as their READMEs have
 them; here with fewer epochs, images and frames."""
 import shlex
+from types import SimpleNamespace
+
+import figures
 
 import imageio.v3 as imageio
 import pytest
@@ -45,6 +48,6 @@ def test_fps_is_the_animations_speed(run, tmp_path):
     done = run(script, "--digits", "synthetic", "--frames", 3, "--index", 1, "--fps", 10, "--out", out)
     assert done.returncode == 0, done.stderr
     assert imageio.immeta(out, index=1, plugin="pillow")["duration"] == 100
-    for fps in (0, "nan"):
-        done = run(script, "--fps", fps, "--out", out)
-        assert done.returncode == 2 and done.stderr.startswith(f"error: --fps {fps}: must be between 0.1 and 50")
+    for fps in (0, float("nan")):
+        with pytest.raises(figures.InputError, match=f"--fps {fps:g}: must be between 0.1 and 50"):
+            figures.check_animation_flags(SimpleNamespace(fps=fps, out=out), None, {})
