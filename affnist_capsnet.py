@@ -2334,6 +2334,7 @@ class Run:
             self.snapshot()
         if exception is None and self.folder:
             self.save_weights(WEIGHTS_FILE)
+        if exception is None and self.folder:
             (self.folder / PARTIAL_FILE).unlink(missing_ok=True)
         elif self.folder:
             with contextlib.suppress(OSError):
@@ -2418,8 +2419,12 @@ class Run:
 
 
     def save_weights(self, name):
-        """Write weights, settings and history to a file in the run's folder"""
-        save_network(self.folder / name, self.config, self.history, {"params": self.params, "state": self.state})
+        """Write weights, settings and history to a file in the run's folder; if that fails, warn and train on"""
+        try:
+            save_network(self.folder / name, self.config, self.history, {"params": self.params, "state": self.state})
+        except InputError as error:                                     # such as a disk that is full by now
+            self.progress.warn(f"this run is not saved from here on: {error}")
+            self.folder = None
 
 
 WEIGHTS_FILE, PARTIAL_FILE, METRICS_FILE = "weights.npz", "weights.partial.npz", "metrics.json"      # in a run's folder
@@ -2896,15 +2901,16 @@ def run_experiment(args, load, n_test_samples):
         config = fit_to_data(config, data, network, name)
         params, history = (network.weights, network.history) if network else train(config, data=data)
         if out_weights and config.model != "nearest":                   # which has no weights
-            progress.say(f"wrote {out_weights}")
             save_weights(out_weights, network.config if network else config, params, history)
+            progress.say(f"wrote {out_weights}")
         with Runner(config.threads, progress=progress, n_expected=n_test_samples(data, config)) as runner:
             tests = evaluate_test_sets(params, data, config, runner)
             if args.predictions:
                 write_csv(args.predictions, prediction_rows(params, data, config, runner))
                 progress.say(f"wrote {args.predictions}")
         result = test_result(config, params, history | {"source": data["source"]}, tests, network)
-        if config.run_dir and not network and (folder := run_folder(config, data["source"])).is_dir():
+        folder = run_folder(config, data["source"])
+        if config.run_dir and not network and (folder / WEIGHTS_FILE).exists():
             with contextlib.suppress(InputError):                       # train() has said it if it cannot be written
                 write_json(folder / METRICS_FILE, result)
                 folders.append(folder)
@@ -2923,7 +2929,7 @@ def run_experiment(args, load, n_test_samples):
         data_flags = "".join(f" {flag_name(f.name)} {shlex.quote(getattr(config, f.name))}" for f in options(config)
                              if f.metadata.get("metavar") == "DIR" and f.metadata["group"] == "data"
                              and getattr(config, f.name))
-        weights = shlex.join(str(folder / WEIGHTS_FILE) for folder in folders if (folder / WEIGHTS_FILE).exists())
+        weights = shlex.join(str(folder / WEIGHTS_FILE) for folder in folders)
         progress.say(f"\nsaved {', '.join(map(str, folders))} (weights, metrics, history)\n"
                      f"  draw it:       python3 visualize_{EXPERIMENT}.py --load {weights}{data_flags}\n"
                      f"  test it again: python3 {EXPERIMENT}.py --load {weights}{data_flags}")
@@ -3002,7 +3008,7 @@ class Progress:
 
     def say(self, text, end="\n"):
         """Print a line; on a terminal it replaces the line that is updated in place. What cannot be printed, on a full
-        disk or after the reader has ended, is dropped: the run goes on."""
+        disk or after the reader has ended, is dropped: the run continues."""
         if not self.quiet:
             try:
                 print("\r\x1b[K" * self.pending + text, end=end, flush=True)

@@ -144,7 +144,7 @@ def draw_elevation_strip(run):
     low, high = norb.parse_range(run.config.train_azimuths, "--train-azimuths")
     azimuth = 20 * round((low + high) / 40) % 360
     fig = new_figure(5.4, f"One test object of each class from nine elevations, predictions of {run.name}",
-                     f"training azimuth {azimuth}°; blue frame: correct; orange frame: wrong, with the predicted class")
+                     f"training azimuth {azimuth}°; blue frame: correct; orange: wrong, with the predicted class")
     axes = fig.subplots(N_CLASSES, len(elevations), squeeze=False)
     for k in range(N_CLASSES):
         samples = norb.views_of(run.config, k, np.full(len(elevations), azimuth), elevations)

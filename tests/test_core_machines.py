@@ -92,7 +92,8 @@ def test_a_user_without_a_home_has_no_cache(shell, tmp_path):
     assert (done.returncode, done.stderr) == (0, "") and "warning: the rendered toys are not saved" in done.stdout
     (tmp_path / "digits.py").write_text(nobody + "import sys\nimport multimnist_capsnet as c\nsys.argv = ['c', "
         "'--digits', 'mnist']\nc.run_cli(c.main)")
-    done = shell(f'"{sys.executable}" digits.py', HOME=None, https_proxy="http://127.0.0.1:9", http_proxy="http://127.0.0.1:9")
+    dead = dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")
+    done = shell(f'"{sys.executable}" digits.py', HOME=None, **dead)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--data-dir" in done.stderr
     done = shell("$RUN --mnist-dir ~nosuchuser --digits mnist")
     assert done.returncode == 2 and "~nosuchuser: no such folder" in done.stderr and done.stderr.count("\n") == 1

@@ -101,6 +101,16 @@ def test_a_run_that_cannot_be_saved_is_trained_all_the_same(call, tmp_path):
     assert "draw it" not in out and (tmp_path / "runs").read_text() == "a file"
 
 
+def test_a_disk_that_fills_up_during_training_does_not_end_it(call, tmp_path, monkeypatch):
+    """It is said once; the metrics are still printed"""
+    def full(path, *_):
+        raise mc.InputError(f"cannot write {path}: No space left on device")
+    monkeypatch.setattr(mc, "save_network", full)
+    code, out, err = call(mc, mc.main, *small_flags(runs.MULTI), "save", "--n-epochs=2")
+    assert (code, err) == (0, "") and out.count("warning: this run is not saved from here on") == 1
+    assert "exact match" in out and not list(tmp_path.glob("runs/*/*/*.npz"))
+
+
 def test_a_run_that_diverges_at_once_leaves_no_folder(call, tmp_path):
     code, _, err = call(mc, mc.main, *small_flags(runs.MULTI), "save", "--lr", "1e38", "--n-epochs=3", "--warmup=0")
     assert code == 2 and "diverged" in err and not list(tmp_path.glob("runs/*/*"))
