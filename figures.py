@@ -167,11 +167,10 @@ def names_of(runs):
 
 def load_results(folder):
     """Return the render.Results of a folder. Raise InputError if it is missing or damaged."""
-    if not folder.is_dir():
-        raise InputError(f"--results {folder}: no such folder. Give the folder that holds the results")
     if str(RESULTS) not in sys.path:
         sys.path.append(str(RESULTS))
     import render
+    render.check_folder(folder)
     return render.Results(folder)
 
 

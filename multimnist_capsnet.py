@@ -2610,7 +2610,9 @@ def load_for_evaluation(path, args):
     if network.source in choices:
         network.config = dataclasses.replace(network.config, **{SOURCE_SETTING: network.source})
     elif not by_field(given).get("data_dir"):
-        raise InputError(f"{path}: was trained on {network.source}. Give the folder of these images as --data-dir")
+        remedy = ("Give the folder of these images as --data-dir" if hasattr(network.config, "data_dir") else
+                  "Evaluate it in a script, with load_network and evaluate_test_sets")
+        raise InputError(f"{path}: was trained on {network.source}. {remedy}")
     network.file = {"file": Path(path).name, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest(),
                     "trained_seed": network.config.seed}
     check_applicable(given, [network.config])
@@ -2772,10 +2774,11 @@ def run_experiment(args, load, n_test_samples):
                 progress.say(f"wrote {args.predictions}")
         result = test_result(config, params, history | {"source": data["source"]}, tests, network)
         folder = run_folder(config, data["source"])
-        if config.run_dir and not network and (folder / WEIGHTS_FILE).exists():
+        if config.run_dir and not network:
             with contextlib.suppress(InputError):                       # train() has said it if it cannot be written
-                write_json(folder / METRICS_FILE, result)
-                folders.append(folder)
+                if load_network(folder / WEIGHTS_FILE).history["seconds"] == history["seconds"]:    # not an older run
+                    write_json(folder / METRICS_FILE, result)
+                    folders.append(folder)
         columns = {"parameters": result["n_params"]} | comparison_columns(result, tests)
         found.append((name, network.config.seed if network else config.seed, columns, result))
     if len(runs) == 1:
@@ -2862,10 +2865,12 @@ class Progress:
     phases, at least every REPORT_SECONDS; with quiet nothing."""
 
     dropped = False                # whether something could not be printed
+    program = False                # whether this is a program's terminal, not a user's own script or notebook
 
     def __init__(self, quiet):
         self.quiet = quiet or sys.stdout is None
-        self.live = not self.quiet and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+        self.live = (Progress.program and not self.quiet and sys.stdout.isatty()
+                     and os.environ.get("TERM") != "dumb")
         self.last, self.pending = time.perf_counter(), False            # pending: a line that the next text replaces
 
     def say(self, text, end="\n"):
@@ -2984,6 +2989,7 @@ def run_cli(main):
     """Call main(). What the user can correct becomes one line on stderr and exit code 2, without a traceback."""
     for stream in (stream for stream in (sys.stdout, sys.stderr) if hasattr(stream, "reconfigure")):
         stream.reconfigure(errors="backslashreplace")                   # for terminals that lack a letter
+    Progress.program = True
     try:
         main()
         if Progress.dropped or sys.stdout is None:

@@ -163,7 +163,8 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.
     """
     check_config(config)
     progress = Progress(config.quiet)
-    data = data or load_data(config, progress)
+    data = load_data(config, progress) if data is None else data
+    check_views(data, config)
     if config.model == "nearest":
         return nearest_params(data, dtype), {"source": data["source"], "epochs": [], "seconds": 0.0, "steps": 0}
     n_train = len(data["train"]["labels"])
@@ -217,6 +218,7 @@ def select_images(config):
         pools = shape_views(config, train, test)
     else:
         tables = load_norb(config.norb_dir) if config.data == "smallnorb" else {k: toy_tables(k) for k in TOY_SPLITS}
+        check_toys(tables, config.norb_dir)
         pools = {"train": tables["train"], "familiar": tables["train" if by_instance else "test"],
                  "novel": tables["test"]}
     data = {"source": config.data}
@@ -230,6 +232,58 @@ def select_images(config):
             mask = sample_views(pool, mask, config.n_test)
         data[name] = {key: array[mask] for key, array in pool.items()}
     return data
+
+
+def check_toys(tables, norb_dir):
+    """Raise InputError if the training and testing files of a folder hold each other's toys, the same toy, or not all
+    categories"""
+    toys = {split: set(zip(table["labels"].tolist(), table["instances"].tolist())) for split, table in tables.items()}
+    held = {split: {instance for _, instance in of_split} for split, of_split in toys.items()}
+    fault = ""
+    if held["train"] <= {*TOY_SPLITS["test"]} and held["test"] <= {*TOY_SPLITS["train"]}:
+        fault = "its training files hold the toys for testing, and the other way round; exchange their names"
+    elif same := min(toys["train"] & toys["test"], default=None):
+        fault = f"{NORB_NAMES[same[0]]} {same[1]} is in both the training and the testing files; test on other toys"
+    elif other := held["train"] - {*TOY_SPLITS["train"]}:
+        fault = f"its training files hold instance {min(other)}; instances for training are {TOY_SPLITS['train']}"
+    for split, of_split in toys.items():
+        if missing := [name for k, name in enumerate(NORB_NAMES) if k not in {label for label, _ in of_split}]:
+            fault = fault or f"its {split}ing files hold no {missing[0]}; give files with all {N_CLASSES} categories"
+    if fault:
+        raise InputError(f"--norb-dir {norb_dir}: {fault}")
+
+
+def check_views(data, config):
+    """Raise InputError, with the conversion to write, unless `data` is what train() takes: load_data's dict, of a
+    source, a text, and of train, familiar and novel. Images are (N, 48, 48, 2) uint8, standardized by epoch_samples; of
+    --data shapes (N, 32, 32, 1) floating-point. labels are (N,) integers from 0 to 4."""
+    shapes = config.data == "shapes"
+    shape, kind = ((SIDE, SIDE, 1), "f") if shapes else ((NORB_SIDE, NORB_SIDE, 2), "u")
+    for split in ("source", "train", "familiar", "novel"):
+        if split not in data:
+            raise InputError(f"data has no {split!r}. Give what load_data returns, with images and labels of your own")
+        if split == "source":
+            continue
+        if missing := {"images", "labels", "azimuths", "elevations"} - {*data[split]}:
+            raise InputError(f"data[{split!r}] has no {min(missing)!r}. Give an array of it, with a row for each image")
+        images, labels, *angles = (np.asarray(data[split][name]) for name in (
+            "images", "labels", "azimuths", "elevations"))
+        n, remedy = len(images), ""
+        if images.dtype.kind != kind or images.dtype.itemsize > 1 and not shapes or images.shape[1:] != shape or not n:
+            remedy = (f"images of shape (N, {', '.join(map(str, shape))}), at least one" if images.shape[1:] != shape or
+                      not n else "images.astype(np.float32)" if shapes else
+                      "(255 * images).round().astype(np.uint8)" if images.min() >= 0 and images.max() <= 1 else
+                      "images.astype(np.uint8), of gray levels from 0 to 255")
+            raise InputError(f"data[{split!r}]: the images are {images.dtype} of shape {images.shape}. Give {remedy}")
+        if labels.shape != (n,) or any(len(of) != n for of in angles):
+            remedy = "labels.argmax(1)" if labels.shape[1:] and len(labels) == n else "a row for each image"
+        elif labels.dtype.kind not in "iu":
+            remedy = "labels.astype(int)"
+        elif labels.min() < 0 or labels.max() >= N_CLASSES:
+            remedy = f"labels from 0 to {N_CLASSES - 1}"
+        if remedy:
+            raise InputError(f"data[{split!r}]: the labels are {labels.dtype} of shape {labels.shape}, from "
+                             f"{labels.min(initial=0)} to {labels.max(initial=0)}, for {n} images. Give {remedy}")
 
 
 def viewpoint_angle(config):
@@ -3419,7 +3473,9 @@ def load_for_evaluation(path, args):
     if network.source in choices:
         network.config = dataclasses.replace(network.config, **{SOURCE_SETTING: network.source})
     elif not by_field(given).get("data_dir"):
-        raise InputError(f"{path}: was trained on {network.source}. Give the folder of these images as --data-dir")
+        remedy = ("Give the folder of these images as --data-dir" if hasattr(network.config, "data_dir") else
+                  "Evaluate it in a script, with load_network and evaluate_test_sets")
+        raise InputError(f"{path}: was trained on {network.source}. {remedy}")
     network.file = {"file": Path(path).name, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest(),
                     "trained_seed": network.config.seed}
     check_applicable(given, [network.config])
@@ -3581,10 +3637,11 @@ def run_experiment(args, load, n_test_samples):
                 progress.say(f"wrote {args.predictions}")
         result = test_result(config, params, history | {"source": data["source"]}, tests, network)
         folder = run_folder(config, data["source"])
-        if config.run_dir and not network and (folder / WEIGHTS_FILE).exists():
+        if config.run_dir and not network:
             with contextlib.suppress(InputError):                       # train() has said it if it cannot be written
-                write_json(folder / METRICS_FILE, result)
-                folders.append(folder)
+                if load_network(folder / WEIGHTS_FILE).history["seconds"] == history["seconds"]:    # not an older run
+                    write_json(folder / METRICS_FILE, result)
+                    folders.append(folder)
         columns = {"parameters": result["n_params"]} | comparison_columns(result, tests)
         found.append((name, network.config.seed if network else config.seed, columns, result))
     if len(runs) == 1:
@@ -3671,10 +3728,12 @@ class Progress:
     phases, at least every REPORT_SECONDS; with quiet nothing."""
 
     dropped = False                # whether something could not be printed
+    program = False                # whether this is a program's terminal, not a user's own script or notebook
 
     def __init__(self, quiet):
         self.quiet = quiet or sys.stdout is None
-        self.live = not self.quiet and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+        self.live = (Progress.program and not self.quiet and sys.stdout.isatty()
+                     and os.environ.get("TERM") != "dumb")
         self.last, self.pending = time.perf_counter(), False            # pending: a line that the next text replaces
 
     def say(self, text, end="\n"):
@@ -3793,6 +3852,7 @@ def run_cli(main):
     """Call main(). What the user can correct becomes one line on stderr and exit code 2, without a traceback."""
     for stream in (stream for stream in (sys.stdout, sys.stderr) if hasattr(stream, "reconfigure")):
         stream.reconfigure(errors="backslashreplace")                   # for terminals that lack a letter
+    Progress.program = True
     try:
         main()
         if Progress.dropped or sys.stdout is None:

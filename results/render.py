@@ -430,10 +430,16 @@ def documents(root):
     return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
 
 
+def check_folder(folder):
+    """Raise InputError if a folder holds no results"""
+    if not any(Path(folder).glob("*/*.jsonl")):
+        fault = "holds no results (EXPERIMENT/TABLE.jsonl)" if Path(folder).is_dir() else "no such folder"
+        raise InputError(f"--results {folder}: {fault}. Give the folder that holds the results")
+
+
 def render(root, folder, check=False, into=None, say=print):
     """Rewrite the documents, or only compare them, or write them into another folder. Return how many differ."""
-    if not Path(folder).is_dir():
-        raise InputError(f"--results {folder}: no such folder; give the one that holds the results")
+    check_folder(folder)
     results, texts = Results(folder), {path: path.read_text() for path in documents(root)}
     made = {path: rendered(text, results, path.name) for path, text in texts.items()}    # all, before one is written
     for experiment in runs.EXPERIMENTS:
@@ -464,6 +470,7 @@ def main():
     args = parser.parse_args()
     if args.pictures:
         import figures
+        check_folder(args.results)
         with figures.style():
             pictures(Results(args.results), (args.into or ROOT) / "viz" / "findings")
         return

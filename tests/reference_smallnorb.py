@@ -69,10 +69,11 @@ def write_norb(folder, n, seed=0):
     """All six files with valid random content -> {(split, kind): array as in the file}"""
     rng, arrays = np.random.default_rng(seed), {}
     for split, kind in sn.NORB_FILES:
+        toys = sn.TOY_SPLITS[split]
         arrays[split, kind] = {
             "dat": lambda: rng.integers(0, 256, (n, 2, 96, 96), np.uint8), "cat": lambda: rng.integers(0, 5, n),
-            "info": lambda: np.stack([rng.integers(0, 10, n), rng.integers(0, 9, n), 2 * rng.integers(0, 18, n),
-                                      rng.integers(0, 6, n)], 1)}[kind]()
+            "info": lambda toys=toys: np.stack([rng.choice(toys, n), rng.integers(0, 9, n), 2 * rng.integers(0, 18, n),
+                                                rng.integers(0, 6, n)], 1)}[kind]()
         (folder / sn.NORB_FILES[split, kind]).write_bytes(norb_bytes(kind, arrays[split, kind]))
     return arrays
 

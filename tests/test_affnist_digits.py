@@ -290,6 +290,8 @@ def test_affnists_files_are_read(tmp_path, rng):
         for part, (images, labels) in zip(parts, found):
             np.testing.assert_array_equal(part["images"], images)
             np.testing.assert_array_equal(part["labels"], labels)
+    write_affnist(tmp_path / "9.mat", *found[0])                            # the same file in both folders
+    assert [len(part["labels"]) for part in ac.read_affnist(str(tmp_path))] == [5, 1]
 
 
 @pytest.mark.parametrize("fault, named", [

@@ -308,6 +308,9 @@ def test_a_damaged_mark_is_named_and_nothing_is_rewritten(root, text, fault):
 
 
 def test_what_is_not_there_is_named(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(mc.InputError, match="empty: holds no results"):
+        render.render(ROOT, tmp_path / "empty")
     with pytest.raises(mc.InputError, match="nowhere: no such folder"):
         render.render(tmp_path, tmp_path / "nowhere")
 

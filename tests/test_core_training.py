@@ -301,7 +301,12 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize("terminal, quiet, expected", [
     (False, False, "hello\nepoch 1\n"), (False, True, ""), (True, True, ""),
     (True, False, "hello\nstep 1\r\x1b[Kepoch 1\n")])
-def test_progress_is_one_live_line_on_a_terminal_and_a_line_an_epoch_elsewhere(monkeypatch, terminal, quiet, expected):
+@pytest.mark.parametrize("program", [True, False])
+def test_progress_is_one_live_line_on_a_terminal_and_a_line_an_epoch_elsewhere(monkeypatch, terminal, quiet, expected,
+                                                                               program):
+    """Imported into a script or notebook, nothing is updated in place"""
+    expected = expected if program else expected.replace("step 1\r\x1b[K", "")
+    monkeypatch.setattr(mc.Progress, "program", program)
     monkeypatch.setattr("sys.stdout", Terminal() if terminal else io.StringIO())
     progress = mc.Progress(quiet)
     progress.last -= 1                                              # s ago
@@ -333,12 +338,13 @@ def clock(monkeypatch):
         now[0] += 1
         return now[0]
     monkeypatch.setattr(mc.time, "perf_counter", perf_counter)
-    monkeypatch.setattr(mc.shutil, "get_terminal_size", lambda: os.terminal_size((120, 24)))
+    monkeypatch.setattr(mc.shutil, "get_terminal_size", lambda **_: os.terminal_size((120, 24)))
     return now
 
 
 def test_the_live_line_counts_steps_time_and_samples(digits, clock, monkeypatch):
     """Epochs of 40, 40 and 8 samples, 3 steps; then the validation's samples, which it counts on"""
+    monkeypatch.setattr(mc.Progress, "program", True)
     monkeypatch.setattr("sys.stdout", Terminal())
     _, history = train(digits, quiet=False, n_train=88)
     lines = re.split(r"[\r\n]+", mc.sys.stdout.getvalue().replace("\x1b[K", ""))

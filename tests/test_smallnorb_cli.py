@@ -202,7 +202,7 @@ def test_bad_input_of_figures_and_film(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     for script, flags, words in (
             (looks, "--results none", "none: no such folder"), (looks, "--results . --seed 1", "--seed has no effect"),
-            (looks, "--only background_activity --results .", "no result of background-activity/matrix-capsnet"),
+            (looks, "--only background_activity --results .", "--results .: holds no results"),
             (looks, "--only forest", "--only forest: is a figure of results"),
                                  (looks, "--out-json x.json", "--out-json works here only"),
             (film, "--snapshots 1", "--snapshots 1"), (film, "--split elevation", "--split"),

@@ -216,6 +216,73 @@ def test_smallnorb_is_split_as_in_the_paper(norb, split, angle, train, novel):
     assert np.array_equal(two["novel"]["labels"], data["novel"]["labels"])
 
 
+def test_toys_that_do_not_test_generalization_are_refused(tmp_path):
+    """By what the files hold: exchanged; the same toy in both; instances of no split; a category that is missing"""
+    def tables(train, test, labels=range(5)):
+        return {split: {"labels": np.repeat(labels, len(toys)), "instances": np.tile(toys, len(labels))}
+                for split, toys in (("train", train), ("test", test))}
+    sn.check_toys(tables((4, 6, 7, 8, 9), (0, 1, 2, 3, 5)), "here")
+    sn.check_toys(tables((4,), (0, 7)), "here")                                         # files of one's own
+    for found, words in ((tables((0, 1, 2, 3, 5), (4, 6)), "hold the toys for testing, and the other way round"),
+                         (tables((4, 6), (0, 6)), "animal 6 is in both the training and the testing files"),
+                         (tables((0, 1), (2, 3)), "instance 0; instances for training are (4, 6, 7, 8, 9)"),
+                         (tables((4,), (0,), (0, 1, 2, 4)), "training files hold no truck")):
+        with pytest.raises(sn.InputError) as error:
+            sn.check_toys(found, "here")
+        assert words in str(error.value) and str(error.value).startswith("--norb-dir here: its " * ("its" in words))
+    write_norb(tmp_path, 160)
+    for end in ("cat", "info", "dat"):
+        one, other = (tmp_path / sn.NORB_FILES[split, end] for split in ("train", "test"))
+        other.rename(tmp_path / "x"), one.rename(other), (tmp_path / "x").rename(one)
+    with pytest.raises(sn.InputError, match="exchange their names"):
+        sn.load_data(sn.Config(data="smallnorb", norb_dir=str(tmp_path)))
+
+
+WRONG = {                          # what is done to the training part -> the conversion that is named
+    "floats": (lambda part: {"images": part["images"] / 255}, "(255 * images).round().astype(np.uint8)"),
+    "standardized": (lambda part: {"images": part["images"] - 128.0}, "images.astype(np.uint8), of gray levels"),
+    "wide integers": (lambda part: {"images": part["images"].astype(int)}, "images.astype(np.uint8), of gray levels"),
+    "one camera": (lambda part: {"images": part["images"][..., :1]}, "images of shape (N, 48, 48, 2), at least one"),
+    "empty": (lambda part: {name: a[:0] for name, a in part.items()}, "at least one"),
+    "one-hot": (lambda part: {"labels": np.eye(5)[part["labels"]]}, "labels.argmax(1)"),
+    "fewer": (lambda part: {"labels": part["labels"][:-1]}, "a row for each image"),
+    "fewer angles": (lambda part: {"azimuths": part["azimuths"][:-1]}, "a row for each image"),
+    "float labels": (lambda part: {"labels": part["labels"] / 1.0}, "labels.astype(int)"),
+    "six classes": (lambda part: {"labels": part["labels"] + 1}, "labels from 0 to 4")}
+
+
+def own(norb):
+    return sn.Config(model="cnn-gap", preset="small", data="smallnorb", norb_dir=str(norb[0]), n_epochs=1, quiet=True)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_arrays_that_train_cannot_take_are_refused_with_the_conversion(norb, name):
+    config = own(norb)
+    data, (change, remedy) = sn.load_data(config), WRONG[name]
+    sn.check_views(data | {"source": "mine"}, config)
+    with pytest.raises(sn.InputError) as error:
+        sn.train(config, data=data | {"train": data["train"] | change(data["train"])})
+    assert remedy in str(error.value) and "data['train']" in str(error.value)
+    for missing, words in ((data | {"train": {"images": data["train"]["images"]}}, "has no 'azimuths'"),
+                           ({"source": "mine"}, "data has no 'train'"), ({}, "data has no 'source'")):
+        with pytest.raises(sn.InputError, match=words):
+            sn.train(config, data=missing)
+
+
+def test_a_source_of_ones_own_is_trained_reported_saved_and_loaded(norb, tmp_path, call):
+    config = own(norb)
+    data, said = sn.load_data(config) | {"source": "my photographs"}, []
+    params, history = sn.train(config, data=data)
+    with sn.Runner(1) as runner:
+        tests = sn.evaluate_test_sets(params, data, config, runner)
+    sn.report(config, sn.test_result(config, params, history, tests), tests, said.append)
+    assert said
+    sn.save_weights(tmp_path / "w.npz", config, params, history)
+    assert sn.load_network(tmp_path / "w.npz").source == "my photographs"
+    code, _, err = call(sn, sn.main, "--load", "w.npz")
+    assert code == 2 and "was trained on my photographs. Evaluate it in a script" in err
+
+
 def test_views_of_one_toy_of_smallnorb(norb):
     """A view that the test files hold comes back by its angles"""
     folder, files = norb
