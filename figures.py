@@ -207,6 +207,13 @@ def write_figure(fig, path, say=print):
 
 # ---------------------------------------------------------------- drawing
 
+def label_classes(ax, names):
+    """Label the classes along a bar chart's x axis: by name if there are few, else by number"""
+    every, named = -(-len(names) // 10), len(names) <= 10 and max(map(len, names)) > 1
+    ticks = range(0, len(names), every)
+    ax.set_xticks(ticks, names if named else ticks, fontsize=7, rotation=90 if named else 0)
+
+
 def new_figure(height, title, note=""):
     fig = Figure((WIDTH, height), layout="constrained")
     fig.suptitle(title, fontsize=11)

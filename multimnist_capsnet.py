@@ -1267,9 +1267,12 @@ def load_data_dir(place, transpose, say, data_set=MNIST):
         images = arrays[split, "images"]
         images = images.swapaxes(1, 2) if images.ndim == 3 and (transpose or "emnist" in prefix.lower()) else images
         data[split] = images, arrays[split, "labels"] - np.uint8(first)
-    if (folder / "labels.txt").is_file():
-        data["names"] = (folder / "labels.txt").read_text(encoding="utf-8").split("\n")[:data["n_classes"]]
     check_digits(data, ("train", "test"))
+    if (folder / "labels.txt").is_file():
+        data["names"] = (folder / "labels.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+        if len(data["names"]) < data["n_classes"]:
+            raise InputError(f"{folder / 'labels.txt'}: {len(data['names'])} lines for {data['n_classes']} classes. "
+                             "Write the name of each class on a line of its own, or remove the file")
     (images, labels), rng = data["train"], np.random.default_rng(0)
     order = rng.permutation(len(labels))
     rank = np.zeros(len(labels), np.int64)                                              # of an image in its class
@@ -1285,6 +1288,11 @@ def load_data_dir(place, transpose, say, data_set=MNIST):
 def data_name(source):
     """Return what a data set is called in all output and figures"""
     return DIGIT_NAMES.get(source, f"images of {source}")
+
+
+def class_names(data):
+    """Return the name of each class: those of labels.txt, else the labels themselves"""
+    return data.get("names") or list(map(str, range(data.get("n_classes", N_CLASSES))))
 
 
 def check_digits(digits, splits=("train", "val", "test")):

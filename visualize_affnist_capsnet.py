@@ -125,14 +125,15 @@ def draw_reconstructions(run):
     fig = new_figure(1.9 * len(kinds) + 0.7, "Test digits and their reconstructions from the longest class capsule",
                      f"{data_name(run.data['source'])}, network {run.config.model}; the number above a "
                      "reconstruction is the predicted class (red: wrong)")
-    axes = fig.subplots(2 * len(kinds), n_shown(run))
+    axes, names = fig.subplots(2 * len(kinds), n_shown(run)), affnist.class_names(run.data)
     for k, (kind, text) in enumerate(kinds):
         samples = class_examples(run, kind)
         out = forward(run, samples)
         for j, (image, label) in enumerate(zip(samples["images"], samples["labels"])):
             predicted = out["scores"][j].argmax()
             show_image(axes[2 * k, j], image)
-            show_image(axes[2 * k + 1, j], out["recon"][j, 0], predicted, "black" if predicted == label else WRONG)
+            color = "black" if predicted == label else WRONG
+            show_image(axes[2 * k + 1, j], out["recon"][j, 0], names[predicted], color)
         axes[2 * k, 0].set_ylabel(text, rotation=0, ha="right", va="center")
         axes[2 * k + 1, 0].set_ylabel("reconstruction", rotation=0, ha="right", va="center")
     return fig
@@ -171,8 +172,8 @@ def draw_perturbation(run):
     correct = np.flatnonzero(out["scores"].argmax(1) == samples["labels"])
     k = correct[0] if len(correct) else 0
     label = samples["labels"][k]
-    fig = new_figure(9.2, f"Reconstructions of a {label} while one dimension of its class capsule is changed\n"
-                     "(column: added to the dimension)",
+    fig = new_figure(9.2, f"Reconstructions of a {affnist.class_names(run.data)[label]} while one dimension of its "
+                     "class capsule is changed\n(column: added to the dimension)",
                      f"{data_name(run.data['source'])}, network {run.config.model}")
     show_perturbations(fig.subplots(), perturbed_reconstructions(
         affnist, run.params, run.config, out["v"][k, label], label))

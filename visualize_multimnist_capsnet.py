@@ -109,8 +109,22 @@ def in_chunks(pairs):
         yield {name: array[start:start + capsnet.CHUNK] for name, array in pairs.items()}
 
 
-def pair_label(digits):
-    return " + ".join(map(str, digits))
+def short_names(run, classes):
+    """Return the names of some classes; long ones are cut"""
+    names = (capsnet.class_names(run.data)[k] for k in classes)
+    return [name if len(name) < 10 else f"{name[:8]}\u2026" for name in names]
+
+
+def pair_label(run, classes, before=""):
+    """Return the two classes of a pair as a title, after a word; long names stand on lines of their own"""
+    a, b = short_names(run, classes)
+    space = " " if len(a + b) < 8 else "\n"
+    return before + space * bool(before) + f"{a} +{space}{b}"
+
+
+def prediction_label(run, predicted, labels, correct=False):
+    """Return the title of a test pair: the predicted classes and, of a wrong prediction, the true ones"""
+    return f"predicted\n{pair_label(run, predicted)}" + ("\n" + pair_label(run, labels, "true")) * (not correct)
 
 
 # ---------------------------------------------------------------- figures
@@ -133,8 +147,8 @@ def draw_reconstructions(run, n=8):
                      "(the first test pairs; red: wrong prediction)")
     ax = fig.subplots()
     show_montage(ax, np.stack([gray, *recon.swapaxes(0, 1), recon.sum(1), targets.sum(1)]),
-                 [f"predicted\n{pair_label(predicted[k])}" + f"\ntrue {pair_label(labels[k])}" * (not run.correct[k])
-                  for k in range(n)], ["input image", "reconstruction\nof one digit", "reconstruction\nof the other",
+                 [prediction_label(run, predicted[k], labels[k], run.correct[k]) for k in range(n)],
+                 ["input image", "reconstruction\nof one digit", "reconstruction\nof the other",
                   "both\nreconstructions", "true digits"])
     for k in np.flatnonzero(~run.correct[:n]):
         ax.get_xticklabels()[k].set_color(WRONG)
@@ -192,7 +206,7 @@ def draw_routing(run, n=3):
         pair, which = divmod(k, 2)
         rest = batch["images"][pair] - sources[pair, which]
         above.imshow(sources[pair, which][..., None] * TINTS[which] + 0.4 * rest[..., None])
-        above.set_title(f"{labels[pair, which]} in {pair_label(labels[pair])}")
+        above.set_title(pair_label(run, labels[pair], f"{short_names(run, labels[pair])[which]} in"))
         heatmap = below.imshow(change[pair, which], cmap="PuOr_r", vmin=-span, vmax=span)
         for ax in (above, below):
             ax.set(xticks=[], yticks=[])
@@ -246,13 +260,14 @@ def draw_errors(run, n=5):
     left.yaxis.set_major_formatter(PercentFormatter(1))
     left.grid(alpha=0.3)
     missed = np.stack([(labels[:, [k]] != predicted).all(1) for k in (0, 1)], 1)               # (n_test, 2)
-    order = [(n_, k) for n_, k in sorted(zip(*np.nonzero(missed)), key=lambda at: visible[at])][:n]
+    order = [(n_, k) for n_, k in sorted(zip(*np.nonzero(missed)), key=lambda at: visible[at])]
+    order = order[:n if max(map(len, capsnet.class_names(run.data))) < 4 else 3]                # long names need space
     if not order:
         right.axis("off")
         return fig
     pairs = run.test_pairs
     images = np.array([[pairs["composites"][r], pairs["sources"][r, k], pairs["sources"][r, 1 - k]] for r, k in order])
-    titles = [f"predicted\n{pair_label(predicted[r])}\ntrue {pair_label(labels[r])}" for r, _ in order]
+    titles = [prediction_label(run, predicted[r], labels[r]) for r, _ in order]
     show_montage(right, images.swapaxes(0, 1)[..., None].repeat(3, -1) / 255, titles,
                  ["input image", "missed digit", "other digit"], gap=6)
     right.set_title("errors in which the missed digit is hidden most", color=WRONG)
@@ -269,7 +284,7 @@ def draw_example_pairs(run, n=8):
     images = np.stack([pairs["composites"][:n], *pairs["sources"][:n].swapaxes(0, 1)]) / 255
     fig = new_figure(run, 3.3, "Test pairs: two digits of different classes, translated and merged")
     show_montage(fig.subplots(), images[..., None].repeat(3, -1),
-                 [pair_label(labels) for labels in pairs["labels"][:n]], ["input image", "one digit", "the other"])
+                 [pair_label(run, labels) for labels in pairs["labels"][:n]], ["input image", "one digit", "the other"])
     return fig
 
 
@@ -285,10 +300,10 @@ def draw_capsule_activations(run):
     for k, (above, below) in enumerate(axes.T):
         above.imshow(run.test_pairs["composites"][k], cmap="gray")
         above.set(xticks=[], yticks=[])
-        above.set_title(pair_label(labels[k]), color="black" if run.correct[k] else WRONG)
+        above.set_title(pair_label(run, labels[k]), color="black" if run.correct[k] else WRONG)
         below.bar(range(J), run.lengths[k], color=[ORANGE if j in labels[k] else "#bbbbbb" for j in range(J)])
         below.set(ylim=(0, 1), yticks=[0, 0.5, 1] if k == 0 else [], xlabel="class")
-        below.set_xticks(range(0, J, -(-J // 10)), range(0, J, -(-J // 10)), fontsize=7)
+        figures.label_classes(below, capsnet.class_names(run.data))
     axes[0, 0].set_ylabel("test pair\n(red: wrong)")
     axes[1, 0].set_ylabel("length or score\n(orange: true digits)")
     return fig
@@ -301,8 +316,8 @@ def draw_perturbation(run):
     label = run.test_pairs["labels"][k, 0]
     batch = capsnet.to_batch(run.test_pairs, [k])
     out, _ = capsnet.forward(run.params, batch["images"], run.config)
-    fig = new_figure(run, 9.2, f"Reconstructions of a {label} while one dimension of its digit capsule is changed\n"
-                     "(column: added to the dimension)")
+    fig = new_figure(run, 9.2, f"Reconstructions of a {capsnet.class_names(run.data)[label]} while one dimension of "
+                     "its digit capsule is changed\n(column: added to the dimension)")
     show_perturbations(fig.subplots(), perturbed_reconstructions(
         capsnet, run.params, run.config, out["v"][0, label], label))
     return fig

@@ -2,6 +2,7 @@
 import csv
 import gzip
 import json
+from types import SimpleNamespace
 
 import affnist_capsnet as ac
 import multimnist_capsnet as mc
@@ -78,9 +79,17 @@ def test_validation_images_are_a_twelfth_of_each_class(tmp_path):
     np.testing.assert_array_equal(together[np.lexsort(together.T)], images[np.lexsort(images.T)])
     again = mc.load_data_dir(str(tmp_path), False, SILENT)
     np.testing.assert_array_equal(data["val"][0], again["val"][0])
-    assert data["names"] == ["shirt", "shoe", "bag", "hat"]
+    assert mc.class_names(data) == ["shirt", "shoe", "bag", "hat"] and mc.class_names({"n_classes": 2}) == ["0", "1"]
+    run = SimpleNamespace(data=data)
+    assert multi_figures.prediction_label(run, (0, 1), (2, 3)) == "predicted\nshirt +\nshoe\ntrue bag + hat"
+    run = SimpleNamespace(data={"names": ["a cardigan", "b"]})
+    assert multi_figures.pair_label(run, (0, 1)) == "a cardig\u2026 +\nb"
+    assert multi_figures.prediction_label(SimpleNamespace(data={}), (3, 5), (3, 8)) == "predicted\n3 + 5\ntrue 3 + 8"
     assert said == [f"{tmp_path.name}: 4 classes, 240 + 60 images; not MNIST: the results in this repository do not "
                     "apply"]
+    (tmp_path / "labels.txt").write_text("shirt\nshoe\nbag")
+    with pytest.raises(mc.InputError, match="labels.txt: 3 lines for 4 classes"):
+        mc.load_data_dir(str(tmp_path), False, SILENT)
 
 
 def test_files_that_do_not_fit_are_refused(tmp_path):
