@@ -116,7 +116,7 @@ def short_names(run, classes):
 
 
 def pair_label(run, classes, before=""):
-    """Return the two classes of a pair as a title, after a word; long names stand on lines of their own"""
+    """Return the two classes of a pair as a title, after a word; each long name has a line of its own"""
     a, b = short_names(run, classes)
     space = " " if len(a + b) < 8 else "\n"
     return before + space * bool(before) + f"{a} +{space}{b}"

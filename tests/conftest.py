@@ -1,5 +1,6 @@
 """Shared by all tests: the experiments, imported first; no network, no MNIST, a throw-away home; toy runs, digits."""
 import dataclasses
+import functools
 import importlib
 import os
 import socket
@@ -40,17 +41,32 @@ SMALL = {                          # what makes an experiment's default network,
     runs.NORB: dict(data="shapes", preset="small", n_elev=1, n_per_combo=1)}
 
 
+def of_beside(item):
+    """The mark @pytest.mark.beside(what=function) of a test, or None"""
+    return item.get_closest_marker("beside")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """Golden values are tested last: until then two processes compute them, on the time that the other tests leave"""
-    items.sort(key=lambda item: "all_golden_values" in item.name)
-    if items and "all_golden_values" in items[-1].name and not config.option.collectonly:
-        config.golden = golden.begin(niceness=19)
+    """What is marked @pytest.mark.beside(what=function) comes last: until then two processes compute function(**the
+    test's parameters), on the time that the other tests leave; the test gets it as beside()"""
+    items.sort(key=lambda item: of_beside(item) is not None)
+    config.beside, begun = None, [item for item in items if of_beside(item)]
+    if begun and not config.option.collectonly:
+        config.beside = golden.pool(niceness=19)
+        for item in begun:
+            item.begun = config.beside.submit(of_beside(item).kwargs["what"], **item.callspec.params)
+
+
+@pytest.fixture
+def beside(request):
+    """What the function of @pytest.mark.beside returned for the parameters of this test"""
+    return request.node.begun.result
 
 
 def pytest_unconfigure(config):
-    if hasattr(config, "golden"):
-        config.golden[0].shutdown(cancel_futures=True)
+    if getattr(config, "beside", None):
+        config.beside.shutdown(cancel_futures=True)
 
 
 @pytest.fixture(autouse=True)
@@ -65,21 +81,21 @@ def isolation(monkeypatch, tmp_path):
             monkeypatch.setattr(data_set, "mirrors", (DEAD + "a/", DEAD + "b/"))
 
 
+def run_offline(home, script, *arguments, timeout=100):
+    """Run a script, or "-c" and code, in a process and a home, with every proxy pointing to a dead port"""
+    env = {name: value for name, value in os.environ.items() if name != "MNIST_DIR"}
+    env |= dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), DEAD)
+    env |= {"HOME": str(home), "MPLCONFIGDIR": str(home), "MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT), "no_proxy": "",
+            "COLUMNS": "1000"}
+    head = ["-c"] if script == "-c" else [str(ROOT / script)]
+    return subprocess.run([sys.executable, *head, *map(str, arguments)], env=env, cwd=home, capture_output=True,
+                          text=True, timeout=timeout)
+
+
 @pytest.fixture(scope="session")
 def run_script(tmp_path_factory):
-    """run_script(file or "-c", *arguments) -> CompletedProcess, with every proxy pointing to a dead port."""
-    home = tmp_path_factory.mktemp("offline")
-
-    def run(script, *arguments, timeout=100):
-        env = {name: value for name, value in os.environ.items() if name != "MNIST_DIR"}
-        env |= dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), DEAD)
-        env |= {"HOME": str(home), "MPLCONFIGDIR": str(home), "MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT),
-                "no_proxy": "", "COLUMNS": "1000"}
-        head = ["-c"] if script == "-c" else [str(ROOT / script)]
-        return subprocess.run([sys.executable, *head, *map(str, arguments)], env=env, cwd=home, capture_output=True,
-                              text=True, timeout=timeout)
-
-    return run
+    """run_script(file or "-c", *arguments) -> CompletedProcess of run_offline in one home for all tests"""
+    return functools.partial(run_offline, tmp_path_factory.mktemp("offline"))
 
 
 @pytest.fixture(scope="session")

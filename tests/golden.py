@@ -21,6 +21,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -124,11 +125,10 @@ def compute(experiment, flags):
     return values, max(abs(exact[name] - single[name]) for name in exact) / max(exact.values())
 
 
-def begin(processes=2, niceness=0):
-    """Return a pool of processes, and {(experiment, flags): future of compute()} for every set that is needed"""
-    pool = concurrent.futures.ProcessPoolExecutor(
+def pool(processes=2, niceness=0):
+    """Return a pool of processes"""
+    return concurrent.futures.ProcessPoolExecutor(
         processes, multiprocessing.get_context("spawn"), getattr(os, "nice", id), (niceness,))
-    return pool, {key: pool.submit(compute, *key) for key in wanted()}
 
 
 def differences(known, found, at=""):
@@ -155,13 +155,22 @@ def wanted():
                                *((name, "") for name in runs.EXPERIMENTS)]))
 
 
+def combinations():
+    """Return the sets among wanted() whose flags two others have between them, as --model cnn-gmp --padding 4 where
+    --model cnn-gmp and --padding 4 are sets of their own"""
+    parts = {key: frozenset(re.findall(r"--\S+(?: (?!--)\S+)?", key[1])) for key in wanted()}
+    alone = {(experiment, of) for (experiment, _), of in parts.items() if of}
+    return {key for key, of in parts.items() for (experiment, some) in alone
+            if experiment == key[0] and some < of and (experiment, of - some) in alone}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--write", action="store_true", help="store what the code computes now")
     write = parser.parse_args().write
     known, changed = read(), 0
-    pool, found = begin()
-    values = {}
+    values, workers = {}, pool()
+    found = {key: workers.submit(compute, *key) for key in wanted()}
     for (experiment, flags), future in found.items():
         computed, distance = future.result()
         old = known["values"].get(experiment, {}).get(flags)
@@ -178,7 +187,7 @@ def main():
                                                   for flags, one in sorted(of.items())) + "}"
             for experiment, of in values.items())
         GOLDEN.write_text(f'{{"generation": {generation}, "values": {{\n{lines}}}}}\n')
-    pool.shutdown()
+    workers.shutdown()
     sys.exit(0 if write or not changed else 1)
 
 

@@ -4,9 +4,10 @@ import json
 import re
 import shlex
 import sys
+import tempfile
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, run_offline
 
 sys.path.insert(0, str(ROOT / "workflow"))
 import runs  # noqa: E402
@@ -212,10 +213,17 @@ def test_a_script_says_what_it_needs(script):
         f"{name}>={asked[name]}" for name in seen & asked.keys())
 
 
-def test_the_python_examples_run(run_script):
-    examples = [code for name in DOCUMENTS for code in re.findall(r"^```python\n(.*?)^```", (ROOT / name).read_text(),
-                                                                  re.M | re.S)]
-    assert examples
-    for code in examples:
-        done = run_script("-c", code)
-        assert done.returncode == 0 and "MNIST" in done.stderr and "[[" in done.stdout, done.stderr
+EXAMPLES = [code for name in DOCUMENTS for code in re.findall(r"^```python\n(.*?)^```", (ROOT / name).read_text(),
+                                                              re.M | re.S)]
+
+
+def run_example(code):
+    with tempfile.TemporaryDirectory() as home:
+        return run_offline(home, "-c", code)
+
+
+@pytest.mark.beside(what=run_example)
+@pytest.mark.parametrize("code", EXAMPLES or ["no example"])
+def test_the_python_examples_run(beside, code):
+    done = beside()
+    assert done.returncode == 0 and "MNIST" in done.stderr and "[[" in done.stdout, done.stderr

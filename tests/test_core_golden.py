@@ -15,17 +15,15 @@ BANDS = ROOT / "tests" / "bands.json"
 N_STEPS, N_LAST, BATCH, BAND = 200, 50, 8, 0.15
 
 
-def test_all_golden_values_are_reproduced_in_float64_and_nearly_in_float32(pytestconfig):
-    known, faults = golden.read()["values"], []
-    for (experiment, flags), future in pytestconfig.golden[1].items():
-        computed, distance = future.result()
-        old = known.get(experiment, {}).get(flags)
-        found = ["none stored"] if old is None else golden.differences({k: old[k] for k in old if k != "since"},
-                                                                       computed)
-        found += [f"float32 is {distance:.0e} away"] * (not distance <= golden.SINGLE)
-        faults += [f"{experiment} {flags}: {'; '.join(found[:3])}"] * bool(found)
-    assert not faults, "\n".join(["the experiment has changed; if that was meant: python3 tests/golden.py "
-                                  "--write", *faults])
+@pytest.mark.beside(what=golden.compute)
+@pytest.mark.parametrize("experiment, flags", [key if key not in golden.combinations() else
+                                               pytest.param(*key, marks=pytest.mark.slow) for key in golden.wanted()])
+def test_all_golden_values_are_reproduced_in_float64_and_nearly_in_float32(beside, experiment, flags):
+    computed, distance = beside()
+    old = golden.read()["values"].get(experiment, {}).get(flags)
+    faults = ["none stored"] if old is None else golden.differences({k: old[k] for k in old if k != "since"}, computed)
+    faults += [f"float32 is {distance:.0e} away"] * (not distance <= golden.SINGLE)
+    assert not faults, "the experiment has changed; if that was meant: python3 tests/golden.py --write"
 
 
 def late_loss(experiment, dtype=np.float32):
@@ -40,11 +38,12 @@ def late_loss(experiment, dtype=np.float32):
     return float(np.mean(losses[-N_LAST:]))
 
 
+@pytest.mark.beside(what=late_loss)
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_default_networks_learn_in_float32_as_they_did(experiment):
+def test_default_networks_learn_in_float32_as_they_did(beside, experiment):
     known = json.loads(BANDS.read_text())
     assert experiment in known, "no band; write it with python3 tests/test_core_golden.py"
-    assert late_loss(experiment) == pytest.approx(known[experiment]["loss"], rel=known[experiment]["band"])
+    assert beside() == pytest.approx(known[experiment]["loss"], rel=known[experiment]["band"])
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ import re
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import tempfile
 from itertools import groupby
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -89,23 +90,26 @@ def wrong_copy(one, folder):
     (folder / one.script).write_text(script)
 
 
-def outcomes(one, folder):
+def outcomes(one):
     """What becomes of the tests that an exercise names: {test: PASSED, FAILED, ERROR or None}"""
-    folder.mkdir()
-    wrong_copy(one, folder)
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-rA", "--tb=no", "-p", "no:cacheprovider", *one.fails,
-                           *one.passes], cwd=folder, env=env, capture_output=True, text=True, timeout=200)
+    with tempfile.TemporaryDirectory() as folder:
+        wrong_copy(one, Path(folder))
+        env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+        done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-rA", "--tb=no", "-p", "no:cacheprovider",
+                               *one.fails, *one.passes], cwd=folder, env=env, capture_output=True, text=True,
+                              timeout=200)
     told = re.findall(r"^(PASSED|FAILED|ERROR) (.*?)(?: - .*)?$", done.stdout, re.M)
     return {test: dict(pair[::-1] for pair in told).get(test) for test in (*one.fails, *one.passes)}
 
 
-def test_exactly_the_named_tests_catch_it(tmp_path):
-    """In a process for each exercise, two at a time"""
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(outcomes, CODE, [tmp_path / str(k) for k in range(len(CODE))]))
-    for one, told in zip(CODE, found):
-        assert told == dict.fromkeys(one.fails, "FAILED") | dict.fromkeys(one.passes, "PASSED"), one.title
+FIRST = [next(one for one in CODE if one.chapter == chapter) for chapter in dict.fromkeys(one.chapter for one in CODE)]
+
+
+@pytest.mark.beside(what=outcomes)
+@by_title([one if one in FIRST else pytest.param(one, marks=pytest.mark.slow) for one in CODE])
+def test_exactly_the_named_tests_catch_it(beside, one):
+    """In a process of its own"""
+    assert beside() == dict.fromkeys(one.fails, "FAILED") | dict.fromkeys(one.passes, "PASSED")
 
 
 @by_title(EVIDENCE)

@@ -15,7 +15,8 @@ import explore
 
 driven = pytest.importorskip("selenium.webdriver", reason="selenium is not installed: requirements-dev.txt")
 BROWSER, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(not (BROWSER and DRIVER), reason="no chromium, or no chromedriver, on this machine")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not (BROWSER and DRIVER), reason="no chromium, or no chromedriver, "
+                                                   "on this machine")]
 SHOTS = os.environ.get("SCREENSHOTS")
 PREDICTIONS = ("return [...document.getElementById(arguments[0]).querySelectorAll('.prediction')]"
                ".map(node => node.textContent)")

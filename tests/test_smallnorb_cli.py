@@ -181,18 +181,20 @@ def test_the_forest_asks_for_what_is_planned():
                                           for line in differences)
 
 
-def test_figures_and_film(run_script, tmp_path):
+def test_figures_and_film(call, tmp_path):
     import imageio.v3 as imageio
-    done = run_script(FIGURES, *TOYS, "--only", "background_activity", "--out-json", tmp_path / "r.json", "--outdir",
-                      tmp_path)
+
+    import make_smallnorb_novel_viewpoint_gif as film
+    done = call(sn, looks.main, *TOYS, "--only", "background_activity", "--out-json", "r.json", "--outdir", tmp_path,
+                "--no-save")
     result = json.loads((tmp_path / "r.json").read_text())
-    assert done.stderr == "" and result["background_activity"].keys() == {"before", "after"}
+    assert done[2] == "" and result["background_activity"].keys() == {"before", "after"}
     shapes = (*TOY, "--model", "cnn", "--n-elev", 1, "--n-per-combo", 1, "--batch-size", 30)
     for flags, n in ((shapes, (5, 6)), (("--load", sn.PRETRAINED[1]), (3,))):           # toys: tests/test_originals.py
         snapshots = ("--snapshots", 2) if "--load" not in flags else ()
-        done = run_script(FILM, *flags, *snapshots, "--sweep-frames", 3, "--out", tmp_path / "film.gif")
+        done = call(sn, film.main, *flags, *snapshots, "--sweep-frames", 3, "--out", "film.gif")
         frames = imageio.imread(tmp_path / "film.gif")
-        assert done.stderr == "" and len(frames) in n and frames.shape[1:] == (390, 800, 3)
+        assert done[2] == "" and len(frames) in n and frames.shape[1:] == (390, 800, 3)
         assert np.abs(frames[0].astype(int) - frames[-1]).max() > 100
     assert (tmp_path / "background_activity.png").exists()
 
