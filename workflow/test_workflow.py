@@ -98,6 +98,17 @@ def test_figures_and_animations_are_listed_with_their_time(project):
     assert all(command in out for command, *_ in (*runs.FIGURES.values(), *runs.ANIMATIONS.values()))
 
 
+def test_every_job_on_slurm_has_a_memory_and_a_time_limit(project):
+    """From the minutes of the run list. A dry run prints the resources of a rule that has no message."""
+    pytest.importorskip("snakemake_executor_plugin_slurm", reason="requirements-dev.txt is not installed")
+    snakefile = project / "workflow" / "Snakefile"
+    snakefile.write_text(re.sub(r"    message:\n(?: {8}.*\n)+", "", snakefile.read_text()))
+    code, out = run(project, "tables", "figures", "--profile", "workflow/slurm", "--dry-run")
+    limits = re.findall(r"^rule (train|draw):(?:\n .*)*?\n    resources: .*mem_mb=4000,.* runtime=(\d+)$", out, re.M)
+    assert code == 0 and sorted(limits) == sorted(
+        [("train", "61")] * 2 + [("draw", str(60 + 4 * minutes)) for *_, minutes in runs.FIGURES.values()]), out
+
+
 def test_no_process_of_another_folder_is_taken_for_ours(tmp_path):
     """So that the test below cannot kill somebody's run with the same seed"""
     (tmp_path / "elsewhere").mkdir()
