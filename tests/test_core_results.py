@@ -307,6 +307,19 @@ def test_a_damaged_mark_is_named_and_nothing_is_rewritten(root, text, fault):
     assert (root / "docs" / "a.md").read_text() == "first line\n" + text and "old" in (root / "README.md").read_text()
 
 
+def test_every_training_command_is_accepted_at_toy_size(tmp_path, monkeypatch):
+    """Each flag applies to the network and to the data"""
+    monkeypatch.chdir(tmp_path)
+    for result in {result.name.rpartition("-")[0]: result for result in runs.RESULTS}.values():
+        if "python3 " not in result.flags:
+            module = golden.modules[result.experiment]
+            parser = module.Parser()
+            module.add_config_flags(parser, several=True)
+            words = shlex.split(runs.shell_command(result, "r.json", toy=True))
+            for config in module.configs_from_args(parser.parse_args(words[2:])):
+                module.check_config(config)
+
+
 def test_what_is_not_there_is_named(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(mc.InputError, match="empty: holds no results"):

@@ -161,6 +161,7 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
 TOY = {MULTI: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 64, "--digits": "auto"},
        NORB: {"--n-epochs": 1, "--n-train-toys": 1, "--n-test": 60},
        AFF: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 32, "--digits": "auto"}}
+TOY_SHAPES = {"--n-epochs": 1, "--n-per-combo": 1}
 DRAW, PRETRAINED = f"python3 visualize_{MULTI}.py", "weights/multimnist_capsnet.npz"
 PROBE = f"python3 probe_{AFF}.py"
 BACKGROUND = f"python3 visualize_{NORB}.py --only background_activity"
@@ -325,7 +326,7 @@ def shell_command(result, path, toy=False, checkpoint=""):
         return f"{command}{small}{folder} --out-json {shlex.quote(path)}"
     words = shlex.split(result.flags)
     if toy:
-        small = TOY.get(result.experiment, {"--n-epochs": 1})
+        small = TOY_SHAPES if "--data shapes" in result.flags else TOY.get(result.experiment, {"--n-epochs": 1})
         kept = [k for k, word in enumerate(words) if not {word, *words[max(0, k - 1):k]} & small.keys()]
         words = [words[k] for k in kept] + [str(word) for pair in small.items() for word in pair]
     words += ["--seed", result.seed, "--threads", 1, "--quiet", "--no-save", "--out-json", path]
