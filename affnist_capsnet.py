@@ -1327,28 +1327,22 @@ def download_idx(data_set, name, spec, folder, timeout, say):
 
 
 def load_idx(data_set, timeout, say):
-    """Load the four idx files of a data set: {"train": (images, labels), "val": ..., "test": ...}, all uint8.
-
-    The files are read from the folder named by the data set's environment variable ($MNIST_DIR for MNIST) or, if that
-    is not set, from its cache, into which missing files are downloaded. timeout: of a download, in seconds. Raise
-    InputError when that folder or one of its files is missing, or when any file is damaged; DataNotFound when a
-    download fails.
-    """
-    user_dir = os.environ.get(data_set.variable, "")
-    folder, arrays = home_path(user_dir or data_set.cache), {}
-    if user_dir and not folder.is_dir():
-        raise InputError(f"{data_set.variable} {user_dir}: no such folder; give the one that holds {data_set.name}'s "
-                         "four idx files")
-    for (split, kind), (name, *spec) in data_set.files.items():
+    """Load a data set's four idx files from its cache, into which missing ones are downloaded: a dict as load_digits
+    returns it. timeout: of a download, in seconds. Raise InputError when a file is damaged; DataNotFound when a
+    download fails."""
+    folder, arrays = home_path(data_set.cache), {}
+    for key, (name, *spec) in data_set.files.items():
         path = next((p for p in (folder / name, folder / (name + ".gz")) if p.exists()), None)
-        if path is None and user_dir:
-            raise InputError(f"{folder / name}[.gz]: missing; put {data_set.name}'s four idx files there, or leave "
-                             f"{data_set.variable} unset to download them")
         path = path or download_idx(data_set, name, spec, folder, timeout, say)
-        hint = "put the right one there" if user_dir else "delete it to have it downloaded again"
-        arrays[split, kind], _ = read_idx(path, hint, spec)
+        arrays[key], _ = read_idx(path, "delete it to have it downloaded again", spec)
+    return official_splits(data_set, arrays)
+
+
+def official_splits(data_set, arrays):
+    """Return load_digits' dict of a data set's four arrays, {(split, kind): array}; its last n_val training images are
+    for validation"""
     images, labels, n = arrays["train", "images"], arrays["train", "labels"], -data_set.n_val
-    return {"train": (images[:n], labels[:n]), "val": (images[n:], labels[n:]),
+    return {"source": data_set.source, "train": (images[:n], labels[:n]), "val": (images[n:], labels[n:]),
             "test": (arrays["test", "images"], arrays["test", "labels"])}
 
 
@@ -1363,13 +1357,14 @@ def read_idx(path, hint, spec=None):
 IDX_NAME = r"(.*?[-.]?)(train|t10k|test)[-.](images|labels)[-.]idx[13][-.]ubyte(?:\.gz)?"
 
 
-def load_data_dir(place, transpose, say, data_set=MNIST):
+def load_data_dir(flag, place, transpose, say, data_set=MNIST):
     """Load the four idx files of any data set: a dict as load_digits returns it, with n_classes and, from a labels.txt,
     names.
 
-    place: a folder, or FOLDER/PREFIX of the files' names where a folder holds several data sets. Files with MNIST's
-    SHA-256 are MNIST. EMNIST, recognized by its names, is stored transposed. Labels may begin at 1. The validation
-    images are a twelfth of each class of the training images, drawn at random, always the same.
+    flag: what named the place, for messages. place: a folder, or FOLDER/PREFIX of the files' names where a folder holds
+    several data sets. Files with MNIST's SHA-256 are MNIST. EMNIST, recognized by its names, is stored transposed.
+    Labels may begin at 1. The validation images are a twelfth of each class of the training images, drawn at random,
+    always the same.
     """
     where = home_path(place)
     folder, prefix = (where, None) if where.is_dir() else (where.parent, where.name)
@@ -1384,16 +1379,14 @@ def load_data_dir(place, transpose, say, data_set=MNIST):
         fault = several if complete else "no such folder. Give another" if not where.is_dir() and not found else (
             "not all four idx files: train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, "
             "t10k-labels-idx1-ubyte, raw or .gz. Put them there")
-        raise InputError(f"--data-dir {place}: {fault}")
+        raise InputError(f"{flag} {place}: {fault}")
     (prefix, files), = complete.items()
     arrays, digests = {}, {}
     for key, path in files.items():
         arrays[key], digests[key] = read_idx(path, "get the file again")
     same = [digests[key] == data_set.files[key][3] for key in files]
     if all(same):
-        n, images, labels = -data_set.n_val, arrays["train", "images"], arrays["train", "labels"]
-        return {"source": data_set.source, "train": (images[:n], labels[:n]), "val": (images[n:], labels[n:]),
-                "test": (arrays["test", "images"], arrays["test", "labels"])}
+        return official_splits(data_set, arrays)
     if sum(same) == 3:
         raise InputError(f"{files[list(files)[same.index(False)]]}: damaged, since the three other files are "
                          f"{data_set.name}'s; get the file again")
@@ -1441,25 +1434,8 @@ def check_digits(digits, splits=("train", "val", "test")):
         if split not in digits:
             raise InputError(f"data has no {split!r}. Give {{'source': name, 'train': (images, labels), 'val': ..., "
                              "'test': ...}")
-        if split == "source":
-            continue
-        images, labels = (np.asarray(part) for part in digits[split])
-        n, shape = len(images), images.shape
-        remedy = ("" if images.dtype == np.uint8 else "(255 * images).round().astype(np.uint8)"
-                  if images.dtype.kind in "fb" and n and images.min() >= 0 and images.max() <= 1 else
-                  "images.astype(np.uint8), of gray levels from 0, black, to 255") or (
-            "images.reshape(-1, 28, 28)" if shape[1:] == (784,) else "images[..., 0]" if shape[1:] == (28, 28, 1) else
-            "images.mean(-1).round().astype(np.uint8)" if shape[1:] == (28, 28, 3) else
-            "images of 28x28 pixels" if shape[1:] != (28, 28) else "at least one image" if not n else "")
-        if remedy:
-            raise InputError(f"data[{split!r}]: the images are {images.dtype} of shape {shape}, not uint8 (n, 28, 28). "
-                             f"Give {remedy}")
-        remedy = "labels.argmax(1)" if labels.shape[1:] and len(labels) == n else "a label for each image" if (
-            labels.shape != (n,)) else "labels.astype(int)" if labels.dtype.kind not in "iu" else (
-            "labels - labels.min()" if labels.min() < 0 or labels.max() > 61 else "")
-        if remedy:
-            raise InputError(f"data[{split!r}]: the labels are {labels.dtype} of shape {labels.shape}, not {n} "
-                             f"integers from 0 to at most 61. Give {remedy}")
+    for split in splits:
+        check_images(f"data[{split!r}]", *digits[split], (28, 28), 62)
 
 
 # Synthetic digits for machines without MNIST. One row per writing style: digit, relative frequency, strokes. A stroke
@@ -1615,11 +1591,16 @@ def load_digits(config, say=print, data_set=MNIST):
     if config.data_dir and config.digits == "synthetic":
         raise InputError("--data-dir has no effect with --digits synthetic. Leave one of them out")
     if config.data_dir:
-        return load_data_dir(config.data_dir, config.transpose, say, data_set)
+        return load_data_dir("--data-dir", config.data_dir, config.transpose, say, data_set)
     if config.digits != "synthetic":
+        if user_dir := os.environ.get(data_set.variable):
+            data = load_data_dir(data_set.variable, user_dir, False, say, data_set)
+            if data["source"] != data_set.source:
+                raise InputError(f"{data_set.variable} {user_dir}: holds other images than {data_set.name}'s. Give "
+                                 "them as --data-dir")
+            return data
         try:
-            splits = load_idx(data_set, 5 if config.digits == "auto" else 30, say)
-            return {"source": data_set.source} | splits
+            return load_idx(data_set, 5 if config.digits == "auto" else 30, say)
         except DataNotFound as error:
             if config.digits != "auto":
                 command = shlex.join(["python3", *sys.argv]).replace(f" --digits {config.digits}", "")
@@ -2775,6 +2756,33 @@ def load_for_evaluation(path, args):
     if config.out_json and os.path.realpath(config.out_json) == os.path.realpath(path):
         raise InputError(f"--out-json {config.out_json}: this is the network's own file. Give another name")
     return network, config
+
+
+def check_images(where, images, labels, shape, n_classes, kind="u"):
+    """Raise InputError, with the conversion to write, unless images are (n, *shape) uint8 (kind "f": floating-point),
+    at least one, and labels (n,) integers from 0 to below n_classes"""
+    images, labels = np.asarray(images), np.asarray(labels)
+    n, each, size = len(images), images.shape[1:], ", ".join(map(str, shape))
+    remedy = labels_remedy = ""
+    if images.dtype != np.uint8 if kind == "u" else images.dtype.kind != kind:
+        remedy = "images.astype(np.float32)" if kind == "f" else "(255 * images).round().astype(np.uint8)" if (
+            images.dtype.kind in "fb" and n and images.min() >= 0 and images.max() <= 1) else (
+            "images.astype(np.uint8), of gray levels from 0, black, to 255")
+    elif each != shape or not n:
+        remedy = {(math.prod(shape),): f"images.reshape(-1, {size})", (*shape, 1): "images[..., 0]",
+                  (*shape, 3): "images.mean(-1).round().astype(np.uint8)"}.get(
+            each, f"images of shape (n, {size}), at least one")
+    elif labels.shape != (n,):
+        labels_remedy = "labels.argmax(1)" if labels.ndim == 2 and len(labels) == n else "a label for each image"
+    elif labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= n_classes:
+        labels_remedy = "labels.astype(int)" if labels.dtype.kind not in "iu" else "labels - labels.min()" if (
+            labels.max() - labels.min() < n_classes) else f"labels of {n_classes} classes or fewer"
+    if remedy:
+        raise InputError(f"{where}: the images are {images.dtype} of shape {images.shape}, not "
+                         f"{'uint8' if kind == 'u' else 'floating-point'} (n, {size}). Give {remedy}")
+    if labels_remedy:
+        raise InputError(f"{where}: the labels are {labels.dtype} of shape {labels.shape}, not {n} integers from 0 to "
+                         f"at most {n_classes - 1}. Give {labels_remedy}")
 
 
 # -------------------------------------------------------------- files

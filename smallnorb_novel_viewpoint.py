@@ -257,33 +257,17 @@ def check_views(data, config):
     """Raise InputError, with the conversion to write, unless `data` is what train() takes: load_data's dict, of a
     source, a text, and of train, familiar and novel. Images are (N, 48, 48, 2) uint8, standardized by epoch_samples; of
     --data shapes (N, 32, 32, 1) floating-point. labels are (N,) integers from 0 to 4."""
-    shapes = config.data == "shapes"
-    shape, kind = ((SIDE, SIDE, 1), "f") if shapes else ((NORB_SIDE, NORB_SIDE, 2), "u")
+    shape, kind = ((SIDE, SIDE, 1), "f") if config.data == "shapes" else ((NORB_SIDE, NORB_SIDE, 2), "u")
     for split in ("source", "train", "familiar", "novel"):
         if split not in data:
             raise InputError(f"data has no {split!r}. Give what load_data returns, with images and labels of your own")
-        if split == "source":
-            continue
+    for split in ("train", "familiar", "novel"):
         if missing := {"images", "labels", "azimuths", "elevations"} - {*data[split]}:
             raise InputError(f"data[{split!r}] has no {min(missing)!r}. Give an array of it, with a row for each image")
-        images, labels, *angles = (np.asarray(data[split][name]) for name in (
-            "images", "labels", "azimuths", "elevations"))
-        n, remedy = len(images), ""
-        if images.dtype.kind != kind or images.dtype.itemsize > 1 and not shapes or images.shape[1:] != shape or not n:
-            remedy = (f"images of shape (N, {', '.join(map(str, shape))}), at least one" if images.shape[1:] != shape or
-                      not n else "images.astype(np.float32)" if shapes else
-                      "(255 * images).round().astype(np.uint8)" if images.min() >= 0 and images.max() <= 1 else
-                      "images.astype(np.uint8), of gray levels from 0 to 255")
-            raise InputError(f"data[{split!r}]: the images are {images.dtype} of shape {images.shape}. Give {remedy}")
-        if labels.shape != (n,) or any(len(of) != n for of in angles):
-            remedy = "labels.argmax(1)" if labels.shape[1:] and len(labels) == n else "a row for each image"
-        elif labels.dtype.kind not in "iu":
-            remedy = "labels.astype(int)"
-        elif labels.min() < 0 or labels.max() >= N_CLASSES:
-            remedy = f"labels from 0 to {N_CLASSES - 1}"
-        if remedy:
-            raise InputError(f"data[{split!r}]: the labels are {labels.dtype} of shape {labels.shape}, from "
-                             f"{labels.min(initial=0)} to {labels.max(initial=0)}, for {n} images. Give {remedy}")
+        check_images(f"data[{split!r}]", data[split]["images"], data[split]["labels"], shape, N_CLASSES, kind)
+        if wrong := [name for name, rows in data[split].items() if len(rows) != len(data[split]["labels"])]:
+            raise InputError(f"data[{split!r}]: {wrong[0]} has {len(data[split][wrong[0]])} rows for "
+                             f"{len(data[split]['labels'])} images. Give a row for each image")
 
 
 def viewpoint_angle(config):
@@ -3491,6 +3475,33 @@ def load_for_evaluation(path, args):
     if config.out_json and os.path.realpath(config.out_json) == os.path.realpath(path):
         raise InputError(f"--out-json {config.out_json}: this is the network's own file. Give another name")
     return network, config
+
+
+def check_images(where, images, labels, shape, n_classes, kind="u"):
+    """Raise InputError, with the conversion to write, unless images are (n, *shape) uint8 (kind "f": floating-point),
+    at least one, and labels (n,) integers from 0 to below n_classes"""
+    images, labels = np.asarray(images), np.asarray(labels)
+    n, each, size = len(images), images.shape[1:], ", ".join(map(str, shape))
+    remedy = labels_remedy = ""
+    if images.dtype != np.uint8 if kind == "u" else images.dtype.kind != kind:
+        remedy = "images.astype(np.float32)" if kind == "f" else "(255 * images).round().astype(np.uint8)" if (
+            images.dtype.kind in "fb" and n and images.min() >= 0 and images.max() <= 1) else (
+            "images.astype(np.uint8), of gray levels from 0, black, to 255")
+    elif each != shape or not n:
+        remedy = {(math.prod(shape),): f"images.reshape(-1, {size})", (*shape, 1): "images[..., 0]",
+                  (*shape, 3): "images.mean(-1).round().astype(np.uint8)"}.get(
+            each, f"images of shape (n, {size}), at least one")
+    elif labels.shape != (n,):
+        labels_remedy = "labels.argmax(1)" if labels.ndim == 2 and len(labels) == n else "a label for each image"
+    elif labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= n_classes:
+        labels_remedy = "labels.astype(int)" if labels.dtype.kind not in "iu" else "labels - labels.min()" if (
+            labels.max() - labels.min() < n_classes) else f"labels of {n_classes} classes or fewer"
+    if remedy:
+        raise InputError(f"{where}: the images are {images.dtype} of shape {images.shape}, not "
+                         f"{'uint8' if kind == 'u' else 'floating-point'} (n, {size}). Give {remedy}")
+    if labels_remedy:
+        raise InputError(f"{where}: the labels are {labels.dtype} of shape {labels.shape}, not {n} integers from 0 to "
+                         f"at most {n_classes - 1}. Give {labels_remedy}")
 
 
 # -------------------------------------------------------------- files

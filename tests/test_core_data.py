@@ -47,24 +47,25 @@ def test_names_of_files(tmp_path):
     """With dashes or dots, raw or gzipped, with a prefix; of several data sets in a folder one is named"""
     for k, given in enumerate(({}, {"style": "train-images.idx3-ubyte"}, {"zipped": True}, {"prefix": "kuzushiji-"})):
         found = write_data(tmp_path / str(k), **given)
-        data = mc.load_data_dir(str(tmp_path / str(k)), False, SILENT)
+        data = mc.load_data_dir("--data-dir", str(tmp_path / str(k)), False, SILENT)
         np.testing.assert_array_equal(data["test"][0], found["test"][0])
         assert data["n_classes"] == 3 and data["source"].startswith("kuzushiji-" if k == 3 else f"{k}-")
     write_data(tmp_path / "3", 5, "other-")
     with pytest.raises(mc.InputError, match=r"several data sets \(kuzushiji, other\). Name one: .*/3/PREFIX"):
-        mc.load_data_dir(str(tmp_path / "3"), False, SILENT)
-    assert mc.load_data_dir(str(tmp_path / "3" / "other"), False, SILENT)["n_classes"] == 5
+        mc.load_data_dir("--data-dir", str(tmp_path / "3"), False, SILENT)
+    assert mc.load_data_dir("--data-dir", str(tmp_path / "3" / "other"), False, SILENT)["n_classes"] == 5
 
 
 def test_emnist_is_turned_and_its_letters_are_counted_from_0(tmp_path):
     """EMNIST's files are stored transposed; --transpose turns those of others, which are then another data set"""
     images, labels = write_data(tmp_path, 26, "emnist-letters-", first=1, zipped=True, n=104)["test"]
-    data = mc.load_data_dir(str(tmp_path), False, SILENT)
+    data = mc.load_data_dir("--data-dir", str(tmp_path), False, SILENT)
     np.testing.assert_array_equal(data["test"][0], images.swapaxes(1, 2))
     np.testing.assert_array_equal(data["test"][1], labels)
     assert data["n_classes"] == 26
     images, _ = write_data(tmp_path / "mine")["test"]
-    plain, turned = (mc.load_data_dir(str(tmp_path / "mine"), transpose, SILENT) for transpose in (False, True))
+    plain, turned = (mc.load_data_dir("--data-dir", str(tmp_path / "mine"), transpose, SILENT)
+                     for transpose in (False, True))
     np.testing.assert_array_equal(plain["test"][0], turned["test"][0].swapaxes(1, 2))
     assert plain["source"] != turned["source"] and plain["source"].rpartition("-")[0] == "mine"
 
@@ -73,11 +74,11 @@ def test_validation_images_are_a_twelfth_of_each_class(tmp_path):
     """Drawn at random, but always the same; no image is in two splits; names come from labels.txt"""
     (images, _), said = write_data(tmp_path, 4, n=240)["train"], []
     (tmp_path / "labels.txt").write_text("shirt\nshoe\nbag\nhat\n")
-    data = mc.load_data_dir(str(tmp_path), False, said.append)
+    data = mc.load_data_dir("--data-dir", str(tmp_path), False, said.append)
     assert np.bincount(data["val"][1]).tolist() == [5] * 4 and np.bincount(data["train"][1]).tolist() == [55] * 4
     together, images = np.concatenate([data["train"][0], data["val"][0]]).reshape(240, -1), images.reshape(240, -1)
     np.testing.assert_array_equal(together[np.lexsort(together.T)], images[np.lexsort(images.T)])
-    again = mc.load_data_dir(str(tmp_path), False, SILENT)
+    again = mc.load_data_dir("--data-dir", str(tmp_path), False, SILENT)
     np.testing.assert_array_equal(data["val"][0], again["val"][0])
     assert mc.class_names(data) == ["shirt", "shoe", "bag", "hat"] and mc.class_names({"n_classes": 2}) == ["0", "1"]
     run = SimpleNamespace(data=data)
@@ -89,26 +90,26 @@ def test_validation_images_are_a_twelfth_of_each_class(tmp_path):
                     "apply"]
     (tmp_path / "labels.txt").write_text("shirt\nshoe\nbag")
     with pytest.raises(mc.InputError, match="labels.txt: 3 lines for 4 classes"):
-        mc.load_data_dir(str(tmp_path), False, SILENT)
+        mc.load_data_dir("--data-dir", str(tmp_path), False, SILENT)
 
 
 def test_files_that_do_not_fit_are_refused(tmp_path):
     """In one line that says what to do; more images than labels, an image of another size, too many classes, no file"""
     found = write_data(tmp_path / "a")
     for name, array, words in (("train-labels-idx1-ubyte", np.arange(9) % 3, "a label for each image"),
-                               ("train-images-idx3-ubyte", np.zeros((48, 32, 32)), "images of 28x28 pixels"),
+                               ("train-images-idx3-ubyte", np.zeros((48, 32, 32)), "images of shape"),
                                ("t10k-labels-idx1-ubyte", np.full(12, 99), "integers from 0 to at most 61")):
         write_data(tmp_path / "a")
         write_idx(tmp_path / "a" / name, array)
         with pytest.raises(mc.InputError, match=words):
-            mc.load_data_dir(str(tmp_path / "a"), False, SILENT)
+            mc.load_data_dir("--data-dir", str(tmp_path / "a"), False, SILENT)
     write_data(tmp_path / "a")
     (tmp_path / "a" / "train-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03" + bytes(20))
     with pytest.raises(mc.InputError, match="train-images-idx3-ubyte: says shape"):
-        mc.load_data_dir(str(tmp_path / "a"), False, SILENT)
+        mc.load_data_dir("--data-dir", str(tmp_path / "a"), False, SILENT)
     (tmp_path / "a" / "train-images-idx3-ubyte").unlink()
     with pytest.raises(mc.InputError, match="--data-dir .*/a: not all four idx files"):
-        mc.load_data_dir(str(tmp_path / "a"), False, SILENT)
+        mc.load_data_dir("--data-dir", str(tmp_path / "a"), False, SILENT)
     assert found["train"][0].shape == (48, 28, 28)
 
 
@@ -159,8 +160,8 @@ WRONG = {                          # what is done to the training images or labe
     "flat": (lambda x, y: (x.reshape(len(x), -1), y), "images.reshape(-1, 28, 28)"),
     "channel": (lambda x, y: (x[..., None], y), "images[..., 0]"),
     "rgb": (lambda x, y: (x[..., None].repeat(3, -1), y), "images.mean(-1).round().astype(np.uint8)"),
-    "size": (lambda x, y: (x[:, :20], y), "images of 28x28 pixels"),
-    "empty": (lambda x, y: (x[:0], y[:0]), "at least one image"),
+    "size": (lambda x, y: (x[:, :20], y), "images of shape (n, 28, 28), at least one"),
+    "empty": (lambda x, y: (x[:0], y[:0]), "at least one"),
     "one-hot": (lambda x, y: (x, np.eye(10)[y]), "labels.argmax(1)"),
     "fewer": (lambda x, y: (x, y[:-1]), "a label for each image"),
     "float labels": (lambda x, y: (x, y.astype(float)), "labels.astype(int)"),
@@ -211,7 +212,7 @@ def test_pictures_become_four_files_as_mnists(call, tmp_path):
     draw(tmp_path / "drawings", "line", (10, 40), False, 14)
     code, out, err = call(mc, make_idx.main, "drawings", "data")
     assert (code, err) == (0, "") and "2 classes, 24 training and 4 test images" in out
-    data = mc.load_data_dir(str(tmp_path / "data"), False, SILENT)
+    data = mc.load_data_dir("--data-dir", str(tmp_path / "data"), False, SILENT)
     assert data["names"][:2] == ["bar", "line"] and np.bincount(data["test"][1]).tolist() == [2, 2]
     for image, label in zip(*data["test"]):
         rows, columns = (np.flatnonzero((image > 60).any(axis)) for axis in (1, 0))

@@ -242,13 +242,14 @@ WRONG = {                          # what is done to the training part -> the co
     "floats": (lambda part: {"images": part["images"] / 255}, "(255 * images).round().astype(np.uint8)"),
     "standardized": (lambda part: {"images": part["images"] - 128.0}, "images.astype(np.uint8), of gray levels"),
     "wide integers": (lambda part: {"images": part["images"].astype(int)}, "images.astype(np.uint8), of gray levels"),
-    "one camera": (lambda part: {"images": part["images"][..., :1]}, "images of shape (N, 48, 48, 2), at least one"),
+    "one camera": (lambda part: {"images": part["images"][..., :1]}, "images of shape (n, 48, 48, 2), at least one"),
     "empty": (lambda part: {name: a[:0] for name, a in part.items()}, "at least one"),
     "one-hot": (lambda part: {"labels": np.eye(5)[part["labels"]]}, "labels.argmax(1)"),
-    "fewer": (lambda part: {"labels": part["labels"][:-1]}, "a row for each image"),
+    "fewer": (lambda part: {"labels": part["labels"][:-1]}, "a label for each image"),
     "fewer angles": (lambda part: {"azimuths": part["azimuths"][:-1]}, "a row for each image"),
     "float labels": (lambda part: {"labels": part["labels"] / 1.0}, "labels.astype(int)"),
-    "six classes": (lambda part: {"labels": part["labels"] + 1}, "labels from 0 to 4")}
+    "from 1": (lambda part: {"labels": part["labels"] + 1}, "labels - labels.min()"),
+    "ten classes": (lambda part: {"labels": np.arange(len(part["labels"]))}, "labels of 5 classes or fewer")}
 
 
 def own(norb):
