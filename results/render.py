@@ -42,11 +42,12 @@ InputError, mean_and_interval = capsnet.InputError, capsnet.mean_and_interval
 # -------------------------------------------------------------- reading results
 
 class Results:
-    """The results of a folder: for an experiment and a setting, "table/setting", a line per seed"""
+    """The results of a folder: for an experiment and a setting, "table/setting", a line per seed. lines: these, {name
+    of a result: its line}, instead of the folder's"""
 
-    def __init__(self, folder):
+    def __init__(self, folder, lines=None):
         try:
-            lines = read(folder)
+            lines = read(folder) if lines is None else lines
         except ValueError as error:
             raise InputError(str(error)) from None
         self.folder, self.results, self.stale = folder, {}, set()
@@ -78,6 +79,10 @@ class Results:
             found = [self.samples(experiment, f"{a}/{setting}", other and f"{b}/{other.partition('/')[2]}", key)
                      for a, b in zip(draws, others)]
             return [sum(part) / len(part) for part in found] if all(found) else []
+        return list(self.by_seed(experiment, one, other, key).values())
+
+    def by_seed(self, experiment, one, other, key):
+        """Return {seed: number} of what is asked for of one draw of the data"""
         key, _, goal = key.partition(" once ")
         first, _, second = key.partition(" vs ")
         values = self.values(experiment, one, first)
@@ -89,7 +94,7 @@ class Results:
             minus = self.values(experiment, other, second or first)
             values = {seed: values[seed] - minus[seed] for seed in sorted(values.keys() & minus.keys())
                       if None not in (values[seed], minus[seed])}
-        return [value for value in values.values() if value is not None]
+        return {seed: value for seed, value in values.items() if value is not None}
 
     def images_interval(self, experiment, setting, key):
         """Return the 95% interval from the test images if a setting has one result that holds it, else None"""
@@ -128,6 +133,13 @@ def drawn(results, experiment, one, other, key, styles=()):
         return str(len(values))
     if not values:
         return "not run"
+    images = None if other else results.images_interval(experiment, one, key)
+    return number_text(values, styles, bool(other), images)
+
+
+def number_text(values, styles=(), signed=False, images=None):
+    """Return the mean of some numbers +- their 95% t interval as text. images: the interval of one number from the test
+    images; its mean is then followed by it"""
     factor, digits, unit = next((STYLES[style] for style in styles if style in STYLES), (1, 3, ""))
     digits = next((int(style.split()[0]) for style in styles if style.endswith(" digits")), digits)
     if "range" in styles:
@@ -135,8 +147,7 @@ def drawn(results, experiment, one, other, key, styles=()):
     mean, half = (factor * part for part in mean_and_interval(values))
     if "plain" in styles:
         return f"{mean:,.0f}" if abs(mean) >= 100 else f"{mean:.{digits}f}{unit}"
-    text = f"{mean:{'+' if other else ''}.{digits}f}"
-    images = None if other else results.images_interval(experiment, one, key)
+    text = f"{mean:{'+' if signed else ''}.{digits}f}"
     if images:
         text += f" ({factor * images[0]:.{digits}f}-{factor * images[1]:.{digits}f})"
     return text + (f" +- {half:.{digits}f}" if math.isfinite(half) else "") + unit

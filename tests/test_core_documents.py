@@ -17,7 +17,7 @@ DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs"
 CHAPTERS = [f"docs/{name}.md" for name in sorted(EXPERIMENTS)]
 SKELETON = ["Question and answer", "Run it", "Method", "Results", "What each part is worth", "Inside", "Make it yours",
             "Deviations", "What did not hold", "Open questions"]
-MOST_WORDS, METHOD_WORDS = {"README.md": 925}, 600                                 # of a chapter 2,500
+MOST_WORDS, METHOD_WORDS = {"README.md": 1250}, 600                                 # of a chapter 2,500
 FLAG = r"(?<![\w-])--[a-z][a-z0-9-]*"
 
 

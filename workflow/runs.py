@@ -31,7 +31,8 @@ class Result(NamedTuple):
         """Return the key of its golden values: its flags without sizes and draws. A result with a command of its own
         has the key of the run that made the weights it loads, else that of no flags."""
         if self.after:
-            return next(run.golden_key for run in RESULTS if run.name == self.after)
+            setting = self.after.rpartition("-")[0]
+            return next(run.golden_key for run in RESULTS if run.name.rpartition("-")[0] == setting)
         if "python3 " in self.flags:
             return next((run.golden_key for path, run in WEIGHTS.items() if path in self.flags), "")
         words = shlex.split(self.flags)

@@ -1,0 +1,360 @@
+#!/usr/bin/env python3
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["numpy>=2.0.0"]
+# ///
+"""List the claims of the papers that are tested here, with the papers' numbers and ours, or check some of them: train
+every network that a claim compares, for one seed or several, and print each result beside the published ones.
+
+A run with a published seed should give the published number to the last digit on the same NumPy and processor, and lie
+within 0.2 points of it (other quantities: 2%) elsewhere. A run with a new seed should lie within the 95% prediction
+interval of the published seeds: mean +- t * s * sqrt(1 + 1/n), with their standard deviation s and Student's t.
+
+    python3 reproduce.py                                           # the claims: seconds
+    python3 reproduce.py shapes                                    # train one seed of every network: two minutes
+    python3 reproduce.py affnist-translation --seeds 0-4 --jobs 2
+    python3 reproduce.py affnist-translation --from-results        # compute it from results/, without training
+    python3 reproduce.py --quick                                   # check what the networks in weights/ can show
+"""
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+sys.path[:0] = [str(ROOT), str(ROOT / "results"), str(ROOT / "workflow")]
+import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS threads
+from multimnist_capsnet import InputError, mean_and_interval
+
+import claims
+import render
+import result_files
+import runs
+from runs import AFF, NORB
+
+FOLDER = Path("runs", "reproduce")  # below the current folder; its subfolders are generations of tests/golden.json
+QUICK_MINUTES = 3                  # of one core: what --quick trains at most for a claim
+POINTS, SHARE = 0.002, 0.02        # how far the same seed may lie from its published number: fractions, other numbers
+
+
+# -------------------------------------------------------------- what a claim needs
+
+def draws(mark):
+    """Return a measure's mark as one mark for each draw of the data (TABLE+TABLE/SETTING), which is itself for one"""
+    names = re.search(r" ((?:[^ ,/]+\+)+[^ ,/]+)/", mark)
+    return [mark.replace(names[1], table) for table in names[1].split("+")] if names else [mark]
+
+
+def arms(measures):
+    """Return (experiment, TABLE/SETTING) of all settings that some measures need, in their order"""
+    found = {}
+    for _, mark in measures:
+        for one_draw in draws(mark):
+            experiment, one, other, *_ = render.asked(one_draw)
+            found |= {(experiment, setting): None for setting in (one, other) if setting}
+    return list(found)
+
+
+def planned(experiment, setting, seed):
+    """Return the Results that make a setting's result for a seed, those whose checkpoints are needed first. A setting
+    that is measured on a file in weights/ has one result, whatever the seed."""
+    known = {result.seed: result for result in render.PLANNED[experiment, setting]}
+    result = known.get(seed) or next(iter(known.values()))
+    if result.after:
+        *_, table, before = result.after.split("/")
+        first = planned(experiment, f"{table}/{before.rpartition('-')[0]}", seed)
+        return [*first, result._replace(seed=seed, after=first[-1].name)]
+    return [result if "python3 " in result.flags else result._replace(seed=seed)]
+
+
+def minutes(result, published):
+    """Return how many minutes of one core a Result takes: the mean of the published runs, else the run list's"""
+    setting = f"{result.table}/{result.setting}"
+    found = list(published.runs(result.experiment, setting).values())
+    if "python3 " in result.flags or not found:
+        return result.minutes
+    return sum(run["seconds_train"] for run in found) / 60 / len(found)
+
+
+def needed(measures, seeds):
+    """Return {name: Result} of all runs that some measures need for some seeds, in an order that they can be made in"""
+    return {result.name: result for seed in seeds for arm in arms(measures) for result in planned(*arm, seed)}
+
+
+def duration(amount):
+    return f"{amount / 60:.1f} h" if amount >= 90 else f"{max(1, round(amount))} min"
+
+
+# -------------------------------------------------------------- running
+
+def made(result):
+    """Return where a Result's file is written"""
+    return FOLDER / str(result_files.since(result) or "real") / f"{result.name}.json"
+
+
+def make(results, jobs, published, say):
+    """Make the files of some Results, {name: Result}, `jobs` side by side. Those that are there stay; a run that was
+    interrupted resumes from its checkpoint. Raise InputError if one fails."""
+    missing = {name: result for name, result in results.items() if not made(result).exists()}
+    total = sum(minutes(result, published) for result in missing.values())
+    threads = max(1, capsnet.n_cores() // jobs)
+    say(f"{len(missing)} runs to do of {len(results)}, about {duration(total)} of one core; {jobs} at a time, with "
+        f"{threads} thread{'s' * (threads > 1)} each. Interrupted, the same command resumes.")
+    done, processes, began = {name: threading.Event() for name in missing}, [], time.perf_counter()
+
+    def one(item):
+        name, result = item
+        if result.after in done:
+            done[result.after].wait()
+        try:
+            path = made(result).absolute()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            before = made(results[result.after]).with_suffix(".npz").absolute() if result.after else ""
+            command = runs.shell_command(result, str(path), checkpoint=str(before))
+            words = shlex.split(command.replace("--threads 1 ", f"--threads {threads} "))       # the bits are the same
+            processes.append(process := subprocess.Popen([sys.executable, *words[1:]], cwd=ROOT, text=True,
+                                                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE))
+            _, error = process.communicate()
+            if process.returncode:
+                raise InputError(f"{name}: {error.strip().splitlines()[-1] if error.strip() else 'stopped'} "
+                                 f"(command: {shlex.join(['python3', *words[1:]])})")
+        finally:
+            done[name].set()
+        say(f"  {time.perf_counter() - began:6.0f} s  {name}")
+    try:
+        with ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(one, missing.items()))
+    except BaseException:
+        for process in processes:
+            process.terminate()
+        raise
+
+
+def read_made(results):
+    """Return the results that make() has made, as render.Results"""
+    lines = {}
+    for name, result in results.items():
+        line = json.loads(made(result).read_text(encoding="utf-8"))
+        lines[name] = {"setting": result.setting, "seed": result.seed,
+                       "generation": result_files.since(result)} | line
+    return render.Results(FOLDER, lines)
+
+
+# -------------------------------------------------------------- comparison with the published results
+
+def prediction_interval(values):
+    """Return the mean of published values and half the width of the 95% prediction interval of a new one: t * s *
+    sqrt(1 + 1/n), nan for one value"""
+    mean, half = mean_and_interval(values)
+    return mean, half * (len(values) + 1) ** 0.5               # half: t * s / sqrt(n)
+
+
+def agreement(seed, value, published, fraction):
+    """Return whether one value agrees with the published ones, {seed: value}, and a word on it. fraction: whether it is
+    an accuracy or another number between 0 and 1."""
+    mean, half = prediction_interval(list(published.values()))
+    if seed in published:
+        if value == published[seed]:
+            return True, "identical"
+        near = abs(value - published[seed])
+        if near <= (POINTS if fraction else SHARE * abs(published[seed])):
+            return True, "within 0.2 points" if fraction else "within 2%"
+    if half != half:
+        return False, "differs; one published seed, no interval"
+    inside = abs(value - mean) <= half
+    return inside, f"{'within' if inside else 'outside'} the 95% prediction interval" + (
+        ", not the published number" if seed in published else "")
+
+
+def shown(values, mark):
+    """Return the mean of some numbers as the documents write it"""
+    experiment, one, other, key, styles = render.asked(mark)
+    return render.number_text(values, styles, signed=bool(other))
+
+
+def compare(measures, ours, published, say):
+    """Print our results beside the published ones: of each measure its networks, then the difference. Return how many
+    numbers agree, and how many were compared"""
+    agreeing = compared = 0
+    for label, mark in measures:
+        say(f"\n{label}")
+        for name, part in (row for one_draw in draws(mark) for row in rows_of(one_draw)):
+            experiment, one, other, key, _ = render.asked(part)
+            known, found = (results.by_seed(experiment, one, other, key) for results in (published, ours))
+            if not found:
+                say(f"  {name}: has not reached its --stop-at accuracy")
+            for seed, value in found.items():
+                text = f"  {name:34}  yours {shown([value], part):>8} (seed {seed})"
+                if not known:
+                    say(f"{text}  published: none yet")
+                    continue
+                agrees, word = agreement(seed, value, known, not key.endswith("mse"))
+                agreeing, compared = agreeing + agrees, compared + 1
+                same = f", this seed {shown([known[seed]], part)}" if seed in known else ""
+                say(f"{text}  published {shown(list(known.values()), part)} (n = {len(known)}){same}: {word}")
+    return agreeing, compared
+
+
+def rows_of(mark):
+    """Return (name, mark) of the settings that a measure compares, and of their difference"""
+    what, *rest = mark.split(", ")
+    experiment, one, other, key, _ = render.asked(mark)
+    first, _, second = key.partition(" vs ")
+    if not other:
+        return [(one, mark)]
+    short = what.partition(" ")[0]
+    return [(one, ", ".join([f"{short} {one}", first, *rest[1:]])),
+            (other, ", ".join([f"{short} {other}", second or first, *rest[1:]])), ("difference", mark)]
+
+
+def print_published(measures, published, say):
+    """Print some measures, computed from the published results"""
+    for label, mark in measures:
+        experiment, one, other, key, _ = render.asked(mark)
+        values = published.samples(experiment, one, other, key)
+        unit = "sets of toys" if "+" in mark else "seeds" if len(values) > 1 else "seed"
+        say(f"  {label}: {render.value(published, mark)}" + f" (n = {len(values)} {unit})" * bool(values))
+
+
+def print_claim(claim, say):
+    say(f"\n{claim.name}: {claim.sentence}\n  paper: {claim.paper}\n  verdict: {claim.verdict}")
+
+
+def signs(claim, published):
+    """Return the signs of the published seeds' values of a claim's headline, as text"""
+    found = []
+    for one_draw in draws(claim.measures[0][1]):
+        experiment, one, other, key, _ = render.asked(one_draw)
+        found += published.by_seed(experiment, one, other, key).values()
+    return " ".join("+" if value > 0 else "-" if value < 0 else "0" for value in found) or "none yet"
+
+
+# -------------------------------------------------------------- the papers' own data
+
+REAL = {                           # name -> flag of the folder, paper, (experiment, setting, key, paper's number)
+    "smallnorb-real": ("norb_dir", f"smallNORB ({claims.HINTON}, Table 2)", [
+        (NORB, f"paper-{angle}/{model}", key, number) for angle, table in (
+            ("azimuth", {"matrix-capsnet": (0.963, 0.865), "cnn": (0.963, 0.800), "cnn-bn": (None, None)}),
+            ("elevation", {"matrix-capsnet": (0.957, 0.877), "cnn": (0.957, 0.822), "cnn-bn": (None, None)}))
+        for model, numbers in table.items() for key, number in zip(("familiar", "novel"), numbers)]),
+    "affnist-real": ("affnist_dir", f"affNIST ({claims.SABOUR}, section 5.2)", [
+        (AFF, f"matched-accuracy/{model}", "real_affine_accuracy", number)
+        for model, number in (("capsnet", 0.79), ("cnn", 0.66), ("cnn-dense", None))])}
+
+
+def run_real(name, folder, seeds, jobs, published, say):
+    """Train the networks of a paper's table on its own data, in a folder of the user's, and print its numbers beside"""
+    flag, paper, rows = REAL[name]
+    results = {}
+    for seed in seeds:
+        for experiment, setting, _, _ in rows:
+            result, = planned(experiment, setting, seed)
+            data = " --data smallnorb" * (experiment == NORB)
+            result = result._replace(flags=f"{result.flags}{data} {capsnet.flag_name(flag)} {shlex.quote(folder)}",
+                                     table=f"{name}-{result.table}")
+            results[result.name] = result
+    say(f"{name}: {paper}; networks and training as on our own images, no result is published here")
+    make(results, jobs, published, say)
+    for experiment, setting, key, number in rows:
+        values = [json.loads(made(result).read_text(encoding="utf-8"))[key] for result in results.values()
+                  if (result.experiment, f"{result.table}/{result.setting}") == (experiment, f"{name}-{setting}")]
+        say(f"  {setting:32}  {key:22}  yours {render.number_text(values, ('percent',)):>14}, n = {len(values)}; paper "
+            + (f"{100 * number:.1f}%" if number else "none"))
+
+
+# -------------------------------------------------------------- command line
+
+def seeds_of(text):
+    """Return the seeds of a text such as 0-4 or 0,2,7"""
+    match = [re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part) for part in text.split(",")]
+    found = [seed for m in match if m for seed in range(int(m[1]), int(m[2] or m[1]) + 1)]
+    if not all(match) or not found:
+        raise InputError(f"--seeds {text}: must be seeds such as 0, 0-4 or 0,2,7")
+    return list(dict.fromkeys(found))
+
+
+def table(published, say):
+    """Print all claims: the paper's number, ours, the verdict, and what a check of one seed takes"""
+    for claim in claims.CLAIMS:
+        headline, every = (sum(minutes(result, published) for result in needed(measures, [0]).values())
+                           for measures in (claim.measures[:1], claim.measures))
+        print_claim(claim, say)
+        print_published(claim.measures[:1], published, say)
+        more = len(claim.measures) - 1
+        say(f"  one seed: {duration(headline)} of one core" + f"; with {more} more comparison{'s' * (more > 1)} "
+            f"{duration(every)}" * (more > 0))
+    say("\nOn the papers' own data, if you have the files:")
+    for name, (flag, paper, _) in REAL.items():
+        say(f"  {name} {capsnet.flag_name(flag)} DIR: {paper}")
+
+
+def main():
+    parser = capsnet.Parser(description=__doc__)
+    names = [*claims.BY_NAME, *REAL]
+    parser.add_argument("claims", nargs="*", metavar="CLAIM", help="names of claims (default: list all): "
+                        + ", ".join(names))
+    parser.add_argument("--seeds", default="0", metavar="SEEDS", help="seeds to train, such as 0-4 or 0,2 (default: 0)")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs side by side, which share the cores "
+                        "(default: 1)")
+    parser.add_argument("--from-results", action="store_true", help="compute the claims from results/, do not train")
+    parser.add_argument("--headline", action="store_true", help="the first comparison of each claim, not all")
+    parser.add_argument("--quick", action="store_true", help="check on the networks in weights/, or train one seed if "
+                        f"it takes at most {QUICK_MINUTES} minutes; of all claims if none is named")
+    parser.add_argument("--data-dir", "--mnist-dir", default="", metavar="DIR", help="folder with MNIST's four files")
+    parser.add_argument("--norb-dir", default="", metavar="DIR", help="folder with smallNORB's six files, for "
+                        "smallnorb-real")
+    parser.add_argument("--affnist-dir", default="", metavar="DIR", help="folder with affNIST's test_batches, for "
+                        "affnist-real (needs SciPy)")
+    args = parser.parse_args()
+    for name in args.claims:
+        if name not in names:
+            raise InputError(f"{name}: no such claim. Give one of {', '.join(names)}")
+    if not 1 <= args.jobs <= 64:
+        raise InputError(f"--jobs {args.jobs}: must be between 1 and 64")
+    for name, (flag, *_) in REAL.items():
+        if bool(getattr(args, flag)) != (name in args.claims):
+            raise InputError(f"{name} and {capsnet.flag_name(flag)} DIR belong together. Give both or none")
+    seeds, published, say = seeds_of(args.seeds), render.Results(ROOT / "results"), capsnet.Progress(False).say
+    if args.data_dir:
+        os.environ["MNIST_DIR"] = str(Path(args.data_dir).absolute())
+    if not args.claims and not args.quick:
+        if args.from_results or args.seeds == "0":
+            return table(published, say)
+        raise InputError("--seeds: of which claim? Name one, as in: python3 reproduce.py shapes --seeds 0-4")
+    agreeing = compared = 0
+    for name in args.claims or claims.BY_NAME:
+        if name in REAL:
+            folder = str(Path(getattr(args, REAL[name][0])).absolute())
+            run_real(name, folder, seeds, args.jobs, published, say)
+            continue
+        claim = claims.BY_NAME[name]
+        print_claim(claim, say)
+        measures = claim.measures[:1] if args.headline else claim.measures
+        if args.from_results:
+            print_published(measures, published, say)
+            continue
+        if args.quick:
+            measures = claim.quick or claim.measures[:1]
+            cost = sum(minutes(result, published) for result in needed(measures, seeds[:1]).values())
+            if not claim.quick and cost > QUICK_MINUTES:
+                say(f"  no quick check: {duration(cost)} of one core. Signs of the published seeds: "
+                    f"{signs(claim, published)}")
+                continue
+        results = needed(measures, seeds)
+        make(results, args.jobs, published, say)
+        counts = compare(measures, read_made(results), published, say)
+        agreeing, compared = agreeing + counts[0], compared + counts[1]
+    if compared:
+        say(f"\n{agreeing} of {compared} numbers agree with the published ones"
+            + "; of numbers with a new seed, one in twenty lies outside its interval" * (agreeing < compared)
+            + f". Runs: {FOLDER}")
+
+
+if __name__ == "__main__":
+    capsnet.run_cli(main)

@@ -1,0 +1,148 @@
+"""reproduce.py: its claims are those of the documents; what it trains is compared with the published results as it
+says."""
+import functools
+import re
+import sys
+
+import multimnist_capsnet as mc
+
+import numpy as np
+import pytest
+from conftest import ROOT, runs
+
+import reproduce
+from reproduce import claims, render
+
+PUBLISHED = render.Results(ROOT / "results")
+
+
+@pytest.mark.parametrize("claim", claims.CLAIMS, ids=lambda claim: claim.name)
+def test_every_measure_of_a_claim_has_results_or_runs_that_make_them(claim):
+    assert len({label for label, _ in claim.measures}) == len(claim.measures)
+    for label, mark in claim.measures + claim.quick:
+        experiment, one, other, key, _ = render.asked(mark)
+        values = PUBLISHED.samples(experiment, one, other, key)
+        assert values or all(any(result.minutes for result in reproduce.planned(*arm, 0))
+                             for arm in reproduce.arms([(label, mark)]))
+        assert not values or np.isfinite(values).all()
+        name = mark.split(", ")[0].split(" ", 1)[1]
+        assert render.value(PUBLISHED, mark) != "not run" or not values, name
+
+
+def test_every_number_of_the_front_page_belongs_to_a_claim():
+    known = {render.asked(mark)[:4] for claim in claims.CLAIMS for _, mark in claim.measures}
+    known |= {(experiment, other, one, key) for experiment, one, other, key in known}           # the other way round
+    marks = re.findall(r"<!-- value: (.*?) -->", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert marks and not [mark for mark in marks if render.asked(mark)[:4] not in known]
+
+
+def test_a_measure_over_several_sets_of_toys_is_checked_set_by_set():
+    mark = "smallnorb a+b/x minus a+b/y, novel, points"
+    assert reproduce.draws(mark) == ["smallnorb a/x minus a/y, novel, points", "smallnorb b/x minus b/y, novel, points"]
+    assert reproduce.draws("smallnorb a/x, novel") == ["smallnorb a/x, novel"]
+    assert reproduce.rows_of("smallnorb a/x minus b/y, k.1 vs k.2, 3 digits") == [
+        ("a/x", "smallnorb a/x, k.1, 3 digits"), ("b/y", "smallnorb b/y, k.2, 3 digits"),
+        ("difference", "smallnorb a/x minus b/y, k.1 vs k.2, 3 digits")]
+
+
+def test_the_prediction_interval_by_hand():
+    """1, 2, 3: mean 2, s = 1, t of two degrees of freedom 4.3027"""
+    mean, half = reproduce.prediction_interval([1, 2, 3])
+    assert (mean, half) == (2, pytest.approx(4.3027 * np.sqrt(4 / 3)))
+    assert np.isnan(reproduce.prediction_interval([1])[1])
+
+
+@pytest.mark.parametrize("seed, value, fraction, expected", [
+    (0, 0.900, True, (True, "identical")), (0, 0.9019, True, (True, "within 0.2 points")),
+    (0, 0.9025, True, (True, "within the 95% prediction interval, not the published number")),
+    (0, 0.95, True, (False, "outside the 95% prediction interval, not the published number")),
+    (0, 0.917, False, (True, "within 2%")), (7, 0.91, True, (True, "within the 95% prediction interval")),
+    (7, 0.85, True, (False, "outside the 95% prediction interval"))])
+def test_what_agrees(seed, value, fraction, expected):
+    """Published 0.90, 0.91 and 0.905: mean 0.905, s = 0.005, prediction interval +- 0.0248"""
+    assert reproduce.agreement(seed, value, {0: 0.90, 1: 0.91, 2: 0.905}, fraction) == expected
+    assert reproduce.agreement(7, 0.9, {0: 0.9}, True) == (False, "differs; one published seed, no interval")
+
+
+@pytest.fixture
+def check(call, monkeypatch):
+    """check(*flags): call's answer of reproduce.py, whose runs are of toy size"""
+    monkeypatch.setattr(runs, "shell_command", functools.partial(runs.shell_command, toy=True))
+    measures = (claims.multi("with routing - without", "main/deep", "main-uniform/deep"),)
+    monkeypatch.setitem(claims.BY_NAME, "toy", claims.Claim("toy", "Toys.", "no number", claims.OURS, measures))
+    return lambda *flags: call(mc, functools.partial(reproduce.main), *flags)
+
+
+def test_a_claim_is_checked_and_what_is_there_is_not_made_again(check, tmp_path):
+    """A trained network, and what is measured on its checkpoint; a second call compares anew, of a published seed and
+    of a new one"""
+    code, out, err = check("toy", "--jobs", 2)
+    assert (code, err) == (0, ""), err
+    assert "2 runs to do of 2" in out and "2 at a time" in out
+    lines = [line for line in out.splitlines() if line.startswith("  ") and "published" in line]
+    assert [line.split()[0] for line in lines] == ["main/deep", "main-uniform/deep", "difference"]
+    assert all("(n = 10), this seed" in line and "outside the 95% prediction interval" in line for line in lines[:2])
+    assert "of 3 numbers agree with the published ones" in out
+    code, again, _ = check("toy")
+    assert code == 0 and "0 runs to do of 2" in again
+    assert [line for line in again.splitlines() if "published" in line] == [
+        line for line in out.splitlines() if "published" in line]
+    code, out, _ = check("toy", "--seeds", "0,77")
+    assert code == 0 and "2 runs to do of 4" in out and "(seed 77)" in out
+    assert list(tmp_path.glob("runs/reproduce/*/multimnist_capsnet/main*/deep-77.json"))
+
+
+def test_published_results_and_quick_checks(check):
+    code, out, err = check("shapes", "multimnist-routing", "--from-results")
+    assert (code, err) == (0, "")
+    for claim in ("shapes", "multimnist-routing"):
+        for label, mark in claims.BY_NAME[claim].measures:
+            assert f"{label}: {render.value(PUBLISHED, mark)}" in out
+    code, out, _ = check()
+    assert code == 0 and all(f"\n{claim.name}: {claim.sentence}\n  paper: {claim.paper}\n" in out
+                             for claim in claims.CLAIMS)
+    code, out, _ = check("affnist-translation", "--quick")
+    assert code == 0
+    assert re.search(r"no quick check: \d+ min of one core. Signs of the published seeds: (\+ ){4}\+", out)
+
+
+def test_a_run_that_fails_is_named(check, monkeypatch, tmp_path):
+    toy = runs.shell_command
+    monkeypatch.setattr(runs, "shell_command", lambda *args, **given: f"{toy(*args, **given)} --lr -1")
+    code, _, err = check("toy")
+    assert code == 2 and err.startswith("error: multimnist_capsnet/main/deep-0: error: --lr -1.0: must be more than 0")
+    assert err.count("\n") == 1 and not list(tmp_path.rglob("*.json"))
+
+
+@pytest.mark.parametrize("flags, words", {
+    "nothing": "nothing: no such claim. Give one of multimnist-accuracy, ", "shapes --seeds 3-1": "--seeds 3-1: must",
+    "shapes --seeds x": "--seeds x: must be seeds such as 0", "shapes --jobs 0": "--jobs 0: must be between",
+    "smallnorb-real": "smallnorb-real and --norb-dir DIR belong together", "--norb-dir x": "belong together",
+    "--seeds 1": "--seeds: of which claim?"}.items())
+def test_what_is_wrong_is_refused_in_one_line(check, flags, words):
+    code, _, err = check(*flags.split())
+    assert code == 2 and words in err and err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_the_papers_own_data_are_compared_with_their_numbers(check, tmp_path, monkeypatch):
+    from reference_smallnorb import write_norb
+    from test_affnist_digits import write_affnist
+    monkeypatch.setitem(runs.TOY, runs.NORB, {"--n-epochs": 1, "--n-test": 60})
+    (tmp_path / "norb").mkdir()
+    write_norb(tmp_path / "norb", 160)
+    code, out, err = check("smallnorb-real", "--norb-dir", "norb")
+    assert (code, err) == (0, "")
+    assert re.search(r"paper-azimuth/matrix-capsnet +novel +yours +\d+\.\d%, n = 1; paper 86.5%", out)
+    assert re.search(r"paper-elevation/cnn +novel +yours +\d+\.\d%, n = 1; paper 82.2%", out)
+    rng = np.random.default_rng(0)
+    write_affnist(tmp_path / "affnist" / "test_batches" / "1.mat", rng.integers(0, 256, (20, 40, 40)).astype(np.uint8),
+                  (np.arange(20) % 10).astype(np.uint8))
+    code, out, err = check("affnist-real", "--affnist-dir", "affnist")
+    assert (code, err) == (0, ""), err
+    assert re.search(r"matched-accuracy/cnn +real_affine_accuracy +yours +\d+\.\d%, n = 1; paper 66.0%", out)
+
+
+def test_nothing_but_the_three_packages_is_needed():
+    """The list of claims, the run list and the results are read with NumPy alone"""
+    assert not {"snakemake", "pandas", "torch", "scipy"} & sys.modules.keys()

@@ -1,0 +1,170 @@
+"""The claims of the papers that are tested here, and what was measured of each. reproduce.py lists and checks them.
+
+A measure is a label and a mark as results/render.py reads it: EXPERIMENT SETTING[ minus SETTING], KEY[, STYLE]. The
+first measure of a claim is its headline.
+"""
+from typing import NamedTuple
+
+SABOUR, HINTON, GU = "Sabour et al. 2017", "Hinton et al. 2018", "Gu & Tresp 2020"
+REPRODUCED, PART, OTHER, NOT = "reproduced", "reproduced in part", "reproduced, other cause", "not reproduced"
+OURS = "our own finding"           # where the papers say nothing
+
+
+class Claim(NamedTuple):
+    """A claim: what the paper reports, and what was measured"""
+    name: str
+    sentence: str
+    paper: str                     # source and number
+    verdict: str
+    measures: tuple                # ((label, mark), ...)
+    quick: tuple = ()              # measures of the networks in weights/, in place of trained ones
+
+
+def pair(label, experiment, one, other, key, style="points"):
+    """Return the measure of a difference between two settings, paired by seed"""
+    return label, f"{experiment} {one} minus {other}, {key}, {style}"
+
+
+def of(label, experiment, setting, key, style="3 digits"):
+    """Return the measure of one setting"""
+    return label, f"{experiment} {setting}, {key}, {style}"
+
+
+def multi(label, one, other, key="test_exact_match", style="points"):
+    return pair(label, "multimnist", one, other, key, style)
+
+
+def affine(label, one, other, key="affine_accuracy"):
+    return pair(label, "affnist", one, other, key)
+
+
+def toys(label, one, other, key="novel"):
+    return pair(label, "smallnorb", one, other, key)
+
+
+AFTER = "background_activity.after.a"
+THREE_SETS = "toys2-azimuth+toys3-azimuth+toys4-azimuth"
+CLAIMS = (
+    Claim("multimnist-accuracy", "A capsule network classifies both of two overlapping digits.",
+          f"exact match 94.8% ({SABOUR}, Table 1)", REPRODUCED,
+          (of("paper's protocol, 1.2 million pairs", "multimnist", "main/paper-protocol", "test_exact_match",
+              "percent"),
+           of("harder pairs (IoU >= 0.8), 1.2 million", "multimnist", "main/residual", "test_exact_match", "percent"),
+           of("harder pairs, 72,000: the default command", "multimnist", "main/deep", "test_exact_match", "percent")),
+          (of("pretrained network, harder pairs (IoU >= 0.8)", "multimnist", "weights/residual", "test_exact_match",
+              "percent"),)),
+    Claim("multimnist-cnn", "The capsule network classifies more pairs of digits than a CNN.",
+          f"94.8% against 91.9%: +2.9 points ({SABOUR}, Table 1)", OTHER,
+          (multi("default CapsNet - CNN, 72,000 pairs", "main/deep", "control/cnn"),
+           multi("default CapsNet - vector-dense (same decoder, no routing)", "main/deep", "control/vector-dense"),
+           multi("paper's protocol, 1.2 million pairs: CapsNet - CNN", "main/paper-protocol",
+                 "control/cnn-paper-protocol"))),
+    Claim("multimnist-routing", "Three routing iterations are better than one.",
+          f"94.8% against 92.5%: +2.3 points ({SABOUR}, Table 1)", PART,
+          (multi("receptive fields of a whole digit, 72,000 pairs", "main/deep", "control/iters-1"),
+           multi("receptive fields of half a digit, 72,000 pairs", "half-digit/iters-3", "half-digit/iters-1"),
+           multi("receptive fields of half a digit, 360,000 pairs", "half-digit-long/iters-3",
+                 "half-digit-long/iters-1"),
+           multi("deeper network, 1.2 million pairs", "main/residual", "control/residual-iters-1"))),
+    Claim("multimnist-switched-off", "A network trained with routing needs it when it is tested.", "no number", OURS,
+          (multi("whole digit: with routing - without", "main/deep", "main-uniform/deep"),
+           multi("half a digit: with routing - without", "half-digit/iters-3", "half-digit-uniform/iters-3"),
+           affine("affine digits, capsnet: with routing - without", "backbone/capsnet", "backbone-uniform/capsnet"),
+           multi("whole digit: reconstruction MSE per pixel, with - without", "main/deep", "main-uniform/deep",
+                 "test_recon_mse", "4 digits"))),
+    Claim("multimnist-reconstruction", "Each of two overlapping digits is reconstructed from its own capsule.",
+          f"shown in pictures ({SABOUR}, Fig. 5)", REPRODUCED,
+          (multi("reconstruction MSE per pixel, CapsNet - cnn-vectors", "main/deep", "control/cnn-vectors",
+                 "test_recon_mse", "4 digits"),
+           multi("reconstruction MSE per pixel, CapsNet - vector-dense", "main/deep", "control/vector-dense",
+                 "test_recon_mse", "4 digits"),
+           of("reconstruction MSE per pixel, CapsNet", "multimnist", "main/deep", "test_recon_mse", "4 digits"),
+           of("the same of the mean digit", "multimnist", "main/deep", "baseline_recon_mse", "4 digits"),
+           multi("exact match, CapsNet - cnn-vectors", "main/deep", "control/cnn-vectors"))),
+    Claim("mnist", "A capsule network classifies MNIST with hardly an error.",
+          f"test accuracy 99.75 +- 0.005% ({SABOUR}, Table 1)", PART,
+          (of("small network, digits translated in training", "affnist", "mnist/capsnet-shared", "test_accuracy",
+              "percent, 2 digits"),)),
+    Claim("affnist-translation", "Of two networks that classify translated digits equally well, the capsule network is "
+          "more accurate on affine digits.", f"affNIST: 79% against 66%: +13 points ({SABOUR}, section 5.2)", OTHER,
+          (affine("affine digits at any position, CapsNet - CNN", "matched-accuracy/capsnet", "matched-accuracy/cnn"),
+           affine("the same, CNN with convolutions as wide as the CapsNet's", "matched-accuracy/capsnet",
+                  "matched-accuracy/cnn-64"),
+           affine("digits translated further, not transformed", "matched-accuracy/capsnet", "matched-accuracy/cnn",
+                  "any_position_accuracy"),
+           affine("affine digits at any position, CapsNet - CNN that pools (cnn-dense)", "matched-accuracy/capsnet",
+                  "matched-accuracy/cnn-dense"))),
+    Claim("affnist-centered", "The capsule network's advantage is robustness to affine transformations.",
+          f"the paper's reading of 79% against 66% ({SABOUR}, section 5.2)", NOT,
+          (affine("affine digits, centered, CapsNet - CNN", "matched-accuracy/capsnet", "matched-accuracy/cnn",
+                  "centered_accuracy"),
+           affine("the same, CNN with convolutions as wide as the CapsNet's", "matched-accuracy/capsnet",
+                  "matched-accuracy/cnn-64", "centered_accuracy"))),
+    Claim("affnist-any-position", "Where no position is new, the capsule network has no advantage.", "no number", OURS,
+          (affine("trained at any position to 95% validation accuracy, CapsNet - CNN", "any-position-matched/capsnet",
+                  "any-position-matched/cnn"),)),
+    Claim("affnist-equal-training", "After equal training a CNN that pools is ahead of the capsule network.",
+          "no number", OURS,
+          (affine("CapsNet - CNN that pools (cnn-dense), 96,000 digits", "equal-training/capsnet",
+                  "equal-training/cnn-dense"),
+           affine("CapsNet - CNN, 96,000 digits", "equal-training/capsnet", "equal-training/cnn"))),
+    Claim("affnist-pooling", "On one modern backbone, pooling ten class vectors does as well as capsules.",
+          f"sharing matrices, without routing: 93.2% on affNIST ({GU})", OURS,
+          (affine("vector-gap - capsnet-shared", "backbone/vector-gap", "backbone/capsnet-shared"),
+           affine("capsnet-shared - cnn-gap", "backbone/capsnet-shared", "backbone/cnn-gap"),
+           of("capsnet-shared", "affnist", "backbone/capsnet-shared", "affine_accuracy", "percent")),
+          (affine("pretrained: capsnet-shared - cnn-gap", "weights/capsnet-shared", "weights/cnn-gap"),)),
+    Claim("affnist-few-digits", "With ten training digits per class, capsules are ahead of a CNN.", "no number", OURS,
+          (affine("capsnet-shared - cnn-gap", "few-10/capsnet-shared", "few-10/cnn-gap"),
+           affine("capsnet-shared - vector-gap", "few-10/capsnet-shared", "few-10/vector-gap"))),
+    Claim("smallnorb-azimuth", "Matrix capsules are more accurate than a CNN at novel azimuths.",
+          f"smallNORB, familiar views matched: error 13.5% against 20.0%: +6.5 points ({HINTON}, Table 2)",
+          PART,
+          (toys("our toys, matrix-capsnet - cnn", "paper-azimuth/matrix-capsnet", "paper-azimuth/cnn"),
+           toys("our toys, matrix-capsnet - cnn-bn", "paper-azimuth/matrix-capsnet", "paper-azimuth/cnn-bn"),
+           toys("familiar azimuths, matrix-capsnet - cnn", "paper-azimuth/matrix-capsnet", "paper-azimuth/cnn",
+                "familiar"))),
+    Claim("smallnorb-elevation", "Matrix capsules are more accurate than a CNN at novel elevations.",
+          f"smallNORB, familiar views matched: error 12.3% against 17.8%: +5.5 points ({HINTON}, Table 2)", NOT,
+          (toys("our toys, matrix-capsnet - cnn", "paper-elevation/matrix-capsnet", "paper-elevation/cnn"),
+           toys("our toys, matrix-capsnet - cnn-bn", "paper-elevation/matrix-capsnet", "paper-elevation/cnn-bn"))),
+    Claim("smallnorb-vector-capsules", "Vector capsules with shared matrices are ahead of a GAP-CNN at novel azimuths.",
+          "no number", OURS,
+          (toys("first set of toys, capsnet-shared - cnn-gap", "wide-azimuth/capsnet-shared", "wide-azimuth/cnn-gap"),
+           toys("three other sets of toys", f"{THREE_SETS}/capsnet-shared", f"{THREE_SETS}/cnn-gap"),
+           toys("novel elevations, first set", "wide-elevation/capsnet-shared", "wide-elevation/cnn-gap"))),
+    Claim("shapes", "On five simple shapes, matrix capsules generalize to novel azimuths as well as a GAP-CNN.",
+          "no number", OURS,
+          (toys("matrix-capsnet - cnn-gap", "shapes/matrix-capsnet", "shapes/cnn-gap"),
+           toys("matrix-capsnet - cnn", "shapes/matrix-capsnet", "shapes/cnn"),
+           toys("nearest neighbor - matrix-capsnet", "shapes/nearest", "shapes/matrix-capsnet"))),
+    Claim("em-routing", "Matrix capsules need EM routing.",
+          f"standard smallNORB, error with 1 and 2 iterations: 9.7%, 2.2%: 7.5 points ({HINTON}, Table 1)", REPRODUCED,
+          (toys("matrix-head trained with 2 iterations - with 1, novel azimuths", "heads-azimuth/matrix-head",
+                "heads-azimuth/matrix-head-iters-1"),
+           toys("the same, novel elevations", "heads-elevation/matrix-head", "heads-elevation/matrix-head-iters-1"),
+           toys("matrix-capsnet, tested as trained - with 1 iteration, familiar azimuths",
+                "em-iterations/matrix-capsnet", "em-iterations-uniform/matrix-capsnet", "familiar"),
+           toys("matrix-head, tested as trained - with 1 iteration, novel azimuths", "em-iterations/matrix-head",
+                "em-iterations-uniform/matrix-head"))),
+    Claim("background-activity", "After EM routing the most active capsules are those over empty background.",
+          "no number", OURS,
+          tuple(pair(f"{label}, activation over background - over ink, primary capsules", "smallnorb",
+                     f"background-activity/{name}", f"background-activity/{name}",
+                     f"{AFTER}.primary.0 vs {AFTER}.primary.1", "3 digits") for label, name in (
+              ("novel azimuths", "matrix-capsnet"), ("spread loss", "spread"), ("novel elevations", "elevation"),
+              ("another set of toys", "toys2")))),
+    Claim("confidence-on-noise", "The length of a capsule is a measure of confidence.",
+          f"length is the probability that the entity is present ({SABOUR}, section 2)", NOT,
+          (of("AUROC, digits against noise (chance 0.5): capsnet-shared, longest capsule", "affnist",
+              "probes/capsnet-shared", "detection.noise.length"),
+           of("capsnet-shared, difference of the two longest", "affnist", "probes/capsnet-shared",
+              "detection.noise.margin"),
+           of("capsnet, longest capsule", "affnist", "probes/capsnet", "detection.noise.length"),
+           of("vector-gap, longest vector", "affnist", "probes/vector-gap", "detection.noise.length"),
+           of("cnn-gap, largest softmax probability", "affnist", "probes/cnn-gap", "detection.noise.probability")),
+          (of("pretrained capsnet-shared, longest capsule", "affnist", "probes/pretrained-capsnet-shared",
+              "detection.noise.length"),
+           of("pretrained capsnet-shared, difference of the two longest", "affnist", "probes/pretrained-capsnet-shared",
+              "detection.noise.margin"))))
+BY_NAME = {claim.name: claim for claim in CLAIMS}
