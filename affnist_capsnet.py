@@ -1020,11 +1020,11 @@ def announce(run, digits):
     """Print the data, the network and the settings at the start of a run"""
     config, (_, labels), shift = run.config, select_training_digits(digits, run.config), max_shift(run.config)
     run.progress.say(
-        f"data       {len(labels):,} training digits ({digits['source']}), translated "
+        f"data       {len(labels):,} for training, {data_name(digits['source'])}, translated "
         f"{'to any position' if shift is None else f'by up to {shift} px'}\n"
         f"network    {config.model}, preset {config.preset}: {n_params(run.params):,} parameters\n"
-        f"training   {config.n_epochs} epochs of {config.n_train:,} digits, batch size {config.batch_size}, learning "
-        f"rate {config.lr:g}, Muon step {config.muon:g}, {config.loss} loss, seed {config.seed}, threads "
+        f"training   {counted(config.n_epochs, 'epoch')} of {config.n_train:,} images, batch size {config.batch_size}, "
+        f"learning rate {config.lr:g}, Muon step {config.muon:g}, {config.loss} loss, seed {config.seed}, threads "
         f"{run.runner.threads}"
         + f"; resuming at step {run.step} of {run.n_steps}" * (run.step > 0))
 
@@ -1041,9 +1041,13 @@ def test_result(config, params, history, tests, network=None):
         {"history": {}, "loaded": network.file} if network else {})                     # that file has its history
 
 
+COLUMNS = {"familiar": "translated", "any_position": "any position", "centered": "affine, centered",
+           "affine": "affine, any position", "real_affine": "affNIST's own digits"}
+
+
 def comparison_columns(result, tests):
     """Return the columns of a comparison, {metric: (accuracy, 95% interval from the test images)}"""
-    return {key.replace("_", " "): (test["accuracy"], result[f"{key}_accuracy_ci95"]) for key, test in tests.items()}
+    return {COLUMNS.get(key, key): (test["accuracy"], result[f"{key}_accuracy_ci95"]) for key, test in tests.items()}
 
 
 def prediction_rows(params, digits, config, runner):
@@ -1058,11 +1062,12 @@ def prediction_rows(params, digits, config, runner):
                 n += 1
 
 
-def remark(config):
-    """Return what the paper reports, to be read beside a comparison"""
-    return ("The paper, on MNIST: error 0.25% for its CapsNet, 0.39% for its CNN." if config.task == "mnist" else
-            "The paper, both networks trained to 99.2% on translated digits: accuracy on affNIST 79% for its CapsNet, "
-            "66% for its CNN.")
+def remark(config, source):
+    """Return what the paper reports, to be read beside a comparison; of other images than digits nothing"""
+    return "" if source not in DIGIT_NAMES else (
+        "The paper, on MNIST: error 0.25% for its CapsNet, 0.39% for its CNN." if config.task == "mnist" else
+        "The paper, both networks trained to 99.2% on translated digits: accuracy on affNIST 79% for its CapsNet, "
+        "66% for its CNN.")
 
 
 def report(config, results, tests, say):
@@ -1418,8 +1423,8 @@ def load_data_dir(flag, place, transpose, say, data_set=MNIST):
 
 
 def data_name(source):
-    """Return what a data set is called in all output and figures"""
-    return DIGIT_NAMES.get(source, f"images of {source}")
+    """Return what a data set is called in all output and figures; without the digest of its files"""
+    return DIGIT_NAMES.get(source, f"images of {re.sub('-[0-9a-f]{8}$', '', source)}")
 
 
 def class_names(data):
@@ -2482,7 +2487,7 @@ def save_weights(path, config, weights, history):
 
 
 def load_network(path):
-    """Load what save_network wrote, without unpickling anything.
+    """Load what save_network or save_weights wrote, without unpickling anything.
 
     Return a namespace of CHECKPOINT's dicts in float32 (a weights file has empty optimizer dicts); weights, which are
     evaluated; config, source, step and history. Raise InputError if the file is missing, damaged or of another network.
@@ -2849,6 +2854,11 @@ def make_result(config, params, history, metrics):
             "history": {key: [epoch[key] for epoch in epochs] for key in (epochs[0] if epochs else ())}}
 
 
+def counted(n, noun):
+    """Return a number with its noun, as in 1 epoch, 12 epochs"""
+    return f"{n:,} {noun}" + "s" * (n != 1)
+
+
 def training_time(results):
     """Return the line of a report on the training time. results: of test_result"""
     return (f"  training time              {results['seconds_train']:.1f} s, {results['ms_per_step']:.1f} ms per step"
@@ -2940,32 +2950,39 @@ def run_experiment(args, load, n_test_samples):
         report(config, result, tests, progress.say)
     else:
         summary = compare(found)
-        progress.say(f"\n{comparison_table(summary)}\n\n{remark(config)}")
+        progress.say(f"\n{comparison_table(summary)}\n\n{remark(config, data['source'])}".rstrip())
         result = {"summary": summary, "runs": [result for *_, result in found]}
     if out_json:
         write_json(out_json, result)
         progress.say(f"wrote {out_json}")
     if folders:
-        data_flags = "".join(f" {flag_name(f.name)} {shlex.quote(getattr(config, f.name))}" for f in options(config)
-                             if f.metadata.get("metavar") == "DIR" and f.metadata["group"] == "data"
-                             and getattr(config, f.name))
-        weights = shlex.join(str(folder / WEIGHTS_FILE) for folder in folders)
-        progress.say(f"\nsaved {', '.join(map(str, folders))} (weights, metrics, history)\n"
-                     f"  draw it:       python3 visualize_{EXPERIMENT}.py --load {weights}{data_flags}\n"
-                     f"  test it again: python3 {EXPERIMENT}.py --load {weights}{data_flags}")
+        progress.say(f"\nsaved {', '.join(map(str, folders))} (weights, metrics, history)")
+        weights, script = shlex.join(str(folder / WEIGHTS_FILE) for folder in folders), Path(sys.argv[0]).parent
+        for text, name, unless in (("draw it:      ", f"visualize_{EXPERIMENT}.py", ("affnist_dir", "eval_split")),
+                                   ("test it again:", f"{EXPERIMENT}.py", ())):
+            flags = [word for f in options(config) if f.metadata["group"] == "data" and f.metadata.get("runtime")
+                     and f.name not in (SOURCE_SETTING, *unless) and (value := getattr(config, f.name)) != f.default
+                     for word in (flag_name(f.name), *([] if value is True else [shlex.quote(str(value))]))]
+            progress.say(" ".join([f"  {text} python3 {shlex.quote(str(script / name))} --load {weights}", *flags]))
 
 
 def fit_to_data(config, data, network=None, name=""):
-    """Return a Config with the data's number of classes. Raise InputError if a loaded network was trained on other
-    data; MNIST and synthetic digits may replace each other."""
-    n_classes = data.get("n_classes", getattr(config, "n_classes", None) if network is None else 10)
+    """Return a Config with the data's number of classes: n_classes, else that of MNIST, else one more than the largest
+    label. Raise InputError if a loaded network was trained on other data; MNIST and synthetic digits may replace each
+    other, and a folder may have another name."""
     if not hasattr(config, "n_classes"):
         return config
-    similar = {"mnist", "synthetic"}
-    if network and network.source != data["source"] and not {network.source, data["source"]} <= similar:
+    similar, last = {"mnist", "synthetic"}, max(int(np.max(data[name][1])) for name in ("train", "val"))
+    n_classes = data.get("n_classes") or (Config.n_classes if data["source"] in similar else max(2, last + 1))
+    if last >= n_classes:
+        raise InputError(f"data: has label {last}, and n_classes is {n_classes}. Give labels below it")
+    if network and {network.source, data["source"]} <= similar or network is None:
+        return config if network else dataclasses.replace(config, n_classes=n_classes)
+    if network.source[-8:] != data["source"][-8:]:                      # the digest of the files
         raise InputError(f"{name}: was trained on {network.source} ({config.n_classes} classes), and these data are "
-                         f"{data['source']} ({n_classes} classes). Give its own data as --data-dir, or train on these")
-    return config if network else dataclasses.replace(config, n_classes=n_classes)
+                         f"{data['source']} ({n_classes} classes). Give its own data as --data-dir, or a network that "
+                         "was trained on these as --load")
+    return config
 
 
 def compare(found):

@@ -85,7 +85,8 @@ def figure_parser(module, description, drawings, of_results):
     """Return the Parser of a figure script: flags of the experiment, --load, --results, --only and --outdir."""
     parser = module.Parser(description=description)
     parser.add_argument("--outdir", type=Path, metavar="DIR",
-                        help=f"folder for the PNGs (default: {default_outdir(module)})")
+                        help="folder for the PNGs (default: figures/ in the folder of the loaded run, else "
+                             f"{default_outdir(module)})")
     parser.add_argument("--only", nargs="+", default=[], choices=list(dict.fromkeys((*drawings, *of_results))),
                         metavar="FIGURE", help="draw only these figures. Of networks: " + ", ".join(drawings) +
                         "; of results: " + ", ".join(of_results))
@@ -96,9 +97,10 @@ def figure_parser(module, description, drawings, of_results):
     return parser
 
 
-def default_outdir(module):
-    """Return the folder of one's own figures, below the current folder"""
-    return Path("runs", module.EXPERIMENT, "figures")
+def default_outdir(module, load=()):
+    """Return the folder of one's own figures: of one loaded run that of the run, else one below the current folder"""
+    run = Path(load[0]) if load and len(load) == 1 else Path()
+    return run.with_name("figures") if run.name == module.WEIGHTS_FILE else Path("runs", module.EXPERIMENT, "figures")
 
 
 def draw(module, args, drawings, of_results, load, kind=Network):
@@ -107,7 +109,7 @@ def draw(module, args, drawings, of_results, load, kind=Network):
     drawings: {name: Drawing}. of_results: {name: function of render.Results}. load(config, progress): the data. kind:
     of the networks, a subclass of Network.
     """
-    progress, outdir = module.Progress(hasattr(args, "quiet")), args.outdir or default_outdir(module)
+    progress, outdir = module.Progress(hasattr(args, "quiet")), args.outdir or default_outdir(module, args.load)
     of_networks = args.load is not None or not args.results
     if not of_networks and (given := module.given_settings(args).keys() - {"quiet"}):
         raise InputError(f"{module.flag_name(min(given))} has no effect with --results. Leave it out")
@@ -283,8 +285,10 @@ def training_curves(networks):
                 ax.plot([epoch["epoch"] for epoch in each], [epoch[key] for epoch in each], line, color=color,
                         marker="." if len(each) < 30 else None, label=f"{label}, {words}" if len(epochs) > 1 else words)
         ax.set(xlabel="epoch", title=title.removesuffix(" loss") if len(panels) > 3 else title)
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-        ax.set_ylim(**{"top": 1} if title == "accuracy" else {"bottom": 0})
+        last = max(each[-1]["epoch"] for each in epochs.values())
+        ax.set(xlim=(0.9, last + 0.1) if last > 1 else (0, 2))
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+        ax.set_ylim(**{"top": 1.02} if title == "accuracy" else {"bottom": 0})
         ax.grid(alpha=0.3)
     ax.legend(fontsize=8, **{"loc": "center left", "bbox_to_anchor": (1, 0.5)} if len(epochs) > 1 else {})
     return fig

@@ -24,7 +24,7 @@ from matplotlib.patches import Patch
 GRAY = "#999999"
 LEGEND = {"correct prediction": BLUE, "wrong prediction": ORANGE, "other classes": GRAY}
 TOP, ROW, BOTTOM = 96, 176, 32     # heights of the titles, of a digit's row, of the legend, px
-PICTURE, BARS, GAP = 150, 250, 40  # widths, px
+PICTURE, BARS, GAP, WIDTH = 150, 250, 40, 620          # widths, px; the last of the whole animation at least
 NETWORKS = [str(affnist.PRETRAINED[0].with_name(f"affnist_{name}.npz")) for name in ("capsnet-shared", "cnn-gap")]
 FPS = 8                            # frames per second
 NAMES = {"capsnet-shared": "CapsNet, shared matrices", "capsnet": "CapsNet, one matrix per position",
@@ -75,14 +75,15 @@ def bar_heights(scores, config):
     return p / p.sum(1, keepdims=True)
 
 
-def draw_frames(digits, networks, n, source):
+def draw_frames(digits, networks, n, source, names=()):
     """Return the frames, a list of (h, w, 3) uint8: a row for each digit, networks side by side.
 
     digits: pairs of an image, (28, 28) uint8, and its label. networks: pairs of a Config and weights. n: frames per
-    factor. source: name of the digits. The figure is built once; frames only change its data.
+    factor. source: name of the digits. names: of the classes, if they are no digits. The figure is built once; frames
+    only change its data.
     """
     scenes = make_scenes(n)
-    width, height = PICTURE + 2 * GAP + (BARS + GAP) * len(networks) - GAP, TOP + ROW * len(digits) + BOTTOM
+    width, height = max(PICTURE + 2 * GAP + (BARS + GAP) * len(networks) - GAP, WIDTH), TOP + ROW * len(digits) + BOTTOM
     fig = Figure((width / 100, height / 100), dpi=100)
     canvas = FigureCanvasAgg(fig)
 
@@ -100,7 +101,7 @@ def draw_frames(digits, networks, n, source):
             image[None], affnist.affine_matrix(**factors), FixedPosition(*position), SIDES["affnist"])[0][0]
             for _, _, factors, position in scenes])
         ax = add_axes(GAP // 2, row, PICTURE, "a test digit")
-        ax.set(xticks=[], yticks=[])
+        ax.set(xticks=[], yticks=[], xlabel=f"class {label}: {names[label]}" if names else "")
         ax.spines[:].set(visible=True, color=GRAY)
         picture, panels = ax.imshow(images[0], cmap="gray_r", vmin=0, vmax=255, interpolation="nearest"), []
         for k, (config, weights) in enumerate(networks):
@@ -135,12 +136,13 @@ def main():
     parser = affnist.Parser(description=__doc__)
     parser.add_argument("--load", nargs="+", default=NETWORKS, metavar="FILE", help="checkpoints or weights of the "
                         "networks (default: the pretrained capsnet-shared and cnn-gap)")
-    parser.add_argument("--index", type=int, nargs="+", default=[1, 15], metavar="N", help="indices of the test "
+    parser.add_argument("--index", type=int, nargs="+", metavar="N", help="indices of the test "
                         "digits, from 0 (default: 1 15)")
     parser.add_argument("--frames", type=int, default=16, metavar="N", help="frames per factor (default: 16)")
     figures.add_animation_flags(parser, affnist, FPS)
     affnist.add_config_flags(parser)
     args = parser.parse_args()
+    chosen, args.index = args.index is not None, args.index or [1, 15]
     figures.check_animation_flags(args, affnist, {
         "--frames": (args.frames, 2, 60), "--index: digits": (len(args.index), 1, MAX_DIGITS),
         "--load: networks": (len(args.load), 1, MAX_NETWORKS)})
@@ -157,11 +159,13 @@ def main():
     for network, config in networks:
         affnist.fit_to_data(config, digits, network, "--load")
     images, labels = digits["test"]
+    if not chosen:
+        args.index = [min(k, len(labels) - 1) for k in args.index]                      # of a small data set
     if not 0 <= min(args.index) <= max(args.index) < len(labels):
         raise InputError(f"--index {' '.join(map(str, args.index))}: must be between 0 and {len(labels) - 1}")
     frames = draw_frames([(images[k], int(labels[k])) for k in args.index],
                          [(config, network.weights) for network, config in networks], args.frames,
-                         data_name(digits["source"]))
+                         data_name(digits["source"]), digits.get("names", ()))
     figures.write_animation(args.out, frames, 1000 / args.fps, say)
 
 

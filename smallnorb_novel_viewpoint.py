@@ -2203,9 +2203,8 @@ def announce(run, data):
         "familiar, "
         f"{counts['novel']:,} of novel {'toys' if config.split == 'instance' else config.split + 's'}\n"
         f"network    {config.model}, preset {config.preset}: {n_params(run.params):,} parameters\n"
-        f"training   {config.n_epochs} epochs, batch size {config.batch_size}, learning rate {config.lr:g}, "
-        f"{config.loss} "
-        f"loss, seed {config.seed}, threads {run.runner.threads}"
+        f"training   {counted(config.n_epochs, 'epoch')}, batch size {config.batch_size}, learning rate {config.lr:g}, "
+        f"{config.loss} loss, seed {config.seed}, threads {run.runner.threads}"
         + f"; resuming at step {run.step} of {run.n_steps}" * (run.step > 0))
 
 
@@ -2234,7 +2233,7 @@ def prediction_rows(params, data, config, runner):
             yield [name, n, true, row.argmax(), *(f"{score:.4f}" for score in row)]
 
 
-def remark(config):
+def remark(config, source):
     """Return what the paper reports and what to expect here, to be read beside a comparison"""
     if config.data == "shapes" and config.split == "azimuth":
         return ("Three of the five shapes are symmetric about the vertical axis: from novel azimuths they look as from "
@@ -3201,7 +3200,7 @@ def save_weights(path, config, weights, history):
 
 
 def load_network(path):
-    """Load what save_network wrote, without unpickling anything.
+    """Load what save_network or save_weights wrote, without unpickling anything.
 
     Return a namespace of CHECKPOINT's dicts in float32 (a weights file has empty optimizer dicts); weights, which are
     evaluated; config, source, step and history. Raise InputError if the file is missing, damaged or of another network.
@@ -3568,6 +3567,11 @@ def make_result(config, params, history, metrics):
             "history": {key: [epoch[key] for epoch in epochs] for key in (epochs[0] if epochs else ())}}
 
 
+def counted(n, noun):
+    """Return a number with its noun, as in 1 epoch, 12 epochs"""
+    return f"{n:,} {noun}" + "s" * (n != 1)
+
+
 def training_time(results):
     """Return the line of a report on the training time. results: of test_result"""
     return (f"  training time              {results['seconds_train']:.1f} s, {results['ms_per_step']:.1f} ms per step"
@@ -3659,32 +3663,39 @@ def run_experiment(args, load, n_test_samples):
         report(config, result, tests, progress.say)
     else:
         summary = compare(found)
-        progress.say(f"\n{comparison_table(summary)}\n\n{remark(config)}")
+        progress.say(f"\n{comparison_table(summary)}\n\n{remark(config, data['source'])}".rstrip())
         result = {"summary": summary, "runs": [result for *_, result in found]}
     if out_json:
         write_json(out_json, result)
         progress.say(f"wrote {out_json}")
     if folders:
-        data_flags = "".join(f" {flag_name(f.name)} {shlex.quote(getattr(config, f.name))}" for f in options(config)
-                             if f.metadata.get("metavar") == "DIR" and f.metadata["group"] == "data"
-                             and getattr(config, f.name))
-        weights = shlex.join(str(folder / WEIGHTS_FILE) for folder in folders)
-        progress.say(f"\nsaved {', '.join(map(str, folders))} (weights, metrics, history)\n"
-                     f"  draw it:       python3 visualize_{EXPERIMENT}.py --load {weights}{data_flags}\n"
-                     f"  test it again: python3 {EXPERIMENT}.py --load {weights}{data_flags}")
+        progress.say(f"\nsaved {', '.join(map(str, folders))} (weights, metrics, history)")
+        weights, script = shlex.join(str(folder / WEIGHTS_FILE) for folder in folders), Path(sys.argv[0]).parent
+        for text, name, unless in (("draw it:      ", f"visualize_{EXPERIMENT}.py", ("affnist_dir", "eval_split")),
+                                   ("test it again:", f"{EXPERIMENT}.py", ())):
+            flags = [word for f in options(config) if f.metadata["group"] == "data" and f.metadata.get("runtime")
+                     and f.name not in (SOURCE_SETTING, *unless) and (value := getattr(config, f.name)) != f.default
+                     for word in (flag_name(f.name), *([] if value is True else [shlex.quote(str(value))]))]
+            progress.say(" ".join([f"  {text} python3 {shlex.quote(str(script / name))} --load {weights}", *flags]))
 
 
 def fit_to_data(config, data, network=None, name=""):
-    """Return a Config with the data's number of classes. Raise InputError if a loaded network was trained on other
-    data; MNIST and synthetic digits may replace each other."""
-    n_classes = data.get("n_classes", getattr(config, "n_classes", None) if network is None else 10)
+    """Return a Config with the data's number of classes: n_classes, else that of MNIST, else one more than the largest
+    label. Raise InputError if a loaded network was trained on other data; MNIST and synthetic digits may replace each
+    other, and a folder may have another name."""
     if not hasattr(config, "n_classes"):
         return config
-    similar = {"mnist", "synthetic"}
-    if network and network.source != data["source"] and not {network.source, data["source"]} <= similar:
+    similar, last = {"mnist", "synthetic"}, max(int(np.max(data[name][1])) for name in ("train", "val"))
+    n_classes = data.get("n_classes") or (Config.n_classes if data["source"] in similar else max(2, last + 1))
+    if last >= n_classes:
+        raise InputError(f"data: has label {last}, and n_classes is {n_classes}. Give labels below it")
+    if network and {network.source, data["source"]} <= similar or network is None:
+        return config if network else dataclasses.replace(config, n_classes=n_classes)
+    if network.source[-8:] != data["source"][-8:]:                      # the digest of the files
         raise InputError(f"{name}: was trained on {network.source} ({config.n_classes} classes), and these data are "
-                         f"{data['source']} ({n_classes} classes). Give its own data as --data-dir, or train on these")
-    return config if network else dataclasses.replace(config, n_classes=n_classes)
+                         f"{data['source']} ({n_classes} classes). Give its own data as --data-dir, or a network that "
+                         "was trained on these as --load")
+    return config
 
 
 def compare(found):

@@ -123,8 +123,8 @@ def draw_reconstructions(run):
     """Draw one test digit of each class, and its reconstruction from the longest class capsule."""
     kinds = [("test", "test")] if run.config.task == "mnist" else [("test", "translated"), ("affine", "affine")]
     fig = new_figure(1.9 * len(kinds) + 0.7, "Test digits and their reconstructions from the longest class capsule",
-                     f"{data_name(run.data['source'])}, network {run.config.model}; the number above a "
-                     "reconstruction is the predicted class (red: wrong)")
+                     f"{data_name(run.data['source'])}, network {run.config.model}; above a reconstruction "
+                     "is the predicted class (red: wrong)")
     axes, names = fig.subplots(2 * len(kinds), n_shown(run)), affnist.class_names(run.data)
     for k, (kind, text) in enumerate(kinds):
         samples = class_examples(run, kind)

@@ -99,7 +99,7 @@ class Run(Network):
 def new_figure(run, height, title):
     return figures.new_figure(height, title, (
         f"Test pairs of {data_name(run.data['source'])} (seed {run.config.seed}). Network: {run.config.model}, "
-        f"{len(run.history['epochs'])} epochs of {run.trained.n_train:,} pairs of "
+        f"{capsnet.counted(len(run.history['epochs']), 'epoch')} of {run.trained.n_train:,} pairs of "
         f"{data_name(run.history['source'])} (seed {run.trained.seed})."))
 
 
@@ -269,7 +269,7 @@ def draw_errors(run, n=5):
     images = np.array([[pairs["composites"][r], pairs["sources"][r, k], pairs["sources"][r, 1 - k]] for r, k in order])
     titles = [prediction_label(run, predicted[r], labels[r]) for r, _ in order]
     show_montage(right, images.swapaxes(0, 1)[..., None].repeat(3, -1) / 255, titles,
-                 ["input image", "missed digit", "other digit"], gap=6)
+                 ["input image", "missed digit", "other digit"], gap=6 if len(order) > 3 else 30)
     right.set_title("errors in which the missed digit is hidden most", color=WRONG)
     return fig
 
@@ -528,8 +528,9 @@ def draw_picture(network, gray, ink, say):
         say("two overlapping digits usually give two capsule lengths near 0.9 and no other long capsule")
     fig = Figure((WIDTH, 4.1), layout="constrained")
     fig.suptitle(f"{verdict.capitalize()}: {a} and {b}" + " (not exactly two long capsules)" * uncertain, fontsize=11)
-    fig.supxlabel(f"CapsNet trained for {len(network.history['epochs'])} epochs of {config.n_train:,} pairs of "
-                  f"{data_name(network.source)} (seed {config.seed})", fontsize=8, color=GRAY)
+    fig.supxlabel(f"CapsNet trained for {capsnet.counted(len(network.history['epochs']), 'epoch')} of "
+                  f"{config.n_train:,} pairs of {data_name(network.source)} (seed {config.seed})",
+                  fontsize=8, color=GRAY)
     axes = fig.subplots(2, 3)
     top, bottom, left, right = ink_box(ink)
     axes[0, 0].add_patch(Rectangle((left - 0.5, top - 0.5), right - left, bottom - top, fill=False, edgecolor=ORANGE))

@@ -146,6 +146,24 @@ def test_any_data_set_is_trained_evaluated_drawn_and_filmed(call, tmp_path, expe
         assert code == 2 and words in err and err.count("\n") == 1, err
 
 
+def test_a_network_knows_its_data_by_their_content_and_the_classes_follow_from_the_labels(tmp_path):
+    """Its folder may have another name; arrays of one's own need no n_classes; a label beyond it is refused"""
+    data = toy_digits() | {"source": "pictures"}
+    few = {name: (images[labels < 3], labels[labels < 3]) for name, (images, labels) in list(data.items())[1:]}
+    three = data | few
+    assert mc.fit_to_data(mc.Config(), three).n_classes == 3 and mc.fit_to_data(mc.Config(), data).n_classes == 10
+    assert mc.fit_to_data(mc.Config(), three | {"source": "mnist"}).n_classes == 10
+    with pytest.raises(mc.InputError, match="has label 9, and n_classes is 4"):
+        mc.fit_to_data(mc.Config(), data | {"n_classes": 4})
+    network, config = SimpleNamespace(source="clothes-0123abcd"), mc.Config(n_classes=3)
+    assert mc.fit_to_data(config, three | {"source": "other name-0123abcd"}, network) is config
+    assert mc.data_name("clothes-0123abcd") == "images of clothes"
+    assert mc.data_name("my drawings") == "images of my drawings"
+    with pytest.raises(mc.InputError, match="or a network that was trained on these as --load"):
+        mc.fit_to_data(config, three | {"source": "clothes-0123abce"}, network, "file")
+    assert mc.remark(config, "clothes-0123abcd") == ac.remark(ac.Config(), "pictures") == ""
+
+
 def test_chance_follows_the_number_of_classes():
     """Of 45 pairs of 10 classes one is right, 17 have at least one right class; of 3 pairs of 3 classes 1, and all"""
     assert mc.chance(mc.Config()) == pytest.approx((1 / 45, 17 / 45))

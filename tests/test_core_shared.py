@@ -9,7 +9,7 @@ import pytest
 from conftest import EXPERIMENTS, ROOT
 
 SCRIPTS = {path.stem: path.read_text() for path in sorted(ROOT.glob("*.py"))}
-BUDGETS = {"multimnist_capsnet": 1890, "smallnorb_novel_viewpoint": 2444, "affnist_capsnet": 2011}  # lines of code
+BUDGETS = {"multimnist_capsnet": 1900, "smallnorb_novel_viewpoint": 2451, "affnist_capsnet": 2022}  # lines of code
 
 
 def blocks(text):
