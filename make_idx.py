@@ -12,6 +12,7 @@ of mass lies at the center of 28x28 px, as MNIST's digits are. A seventh of each
     python3 make_idx.py drawings data                          # seconds
     python3 affnist_capsnet.py --data-dir data                 # then train on it
 """
+import shlex
 import sys
 from pathlib import Path
 
@@ -90,6 +91,8 @@ def main():
     parser.add_argument("out", type=Path, metavar="OUT", help="folder for the four files and labels.txt")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the choice of test pictures (default: 0)")
     args = parser.parse_args()
+    if any(args.out.glob("*-ubyte")):
+        raise InputError(f"{args.out}: holds a data set. Give another folder, or remove its files")
     folders = sorted(path for path in args.folder.iterdir() if path.is_dir()) if args.folder.is_dir() else []
     if not 2 <= len(folders) <= MAX_CLASSES:
         raise InputError(f"{args.folder}: has {len(folders)} folders of pictures. Give 2 to {MAX_CLASSES}, one a class")
@@ -111,7 +114,8 @@ def main():
     names = "".join(f"{folder.name}\n" for folder in folders).encode()
     capsnet.write_atomically(args.out / "labels.txt", lambda file: file.write(names))
     print(f"wrote {args.out}: {len(folders)} classes, {len(parts['train'])} training and {len(parts['t10k'])} test "
-          f"images\n  train on it: python3 affnist_capsnet.py --data-dir {args.out}")
+          f"images\n  train on it: python3 affnist_capsnet.py --data-dir {shlex.quote(str(args.out))} --n-train "
+          f"{min(12_000, 100 * len(parts['train']))}")                 # each picture a hundred times in an epoch
 
 
 if __name__ == "__main__":

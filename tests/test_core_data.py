@@ -243,7 +243,8 @@ def test_pictures_become_four_files_as_mnists(call, tmp_path):
                         "--conv1-channels", 2, "--predictions", "p.csv", "--quiet")
     assert (code, err) == (0, "")
     (tmp_path / "drawings" / "bar" / "0.jpg").write_bytes(b"no picture")
-    for flags, words in ((("none", "x"), "none: has 0 folders of pictures"), (("drawings", "x"), "0.jpg: is not a"),
+    for flags, words in ((("drawings", "data"), "data: holds a data set"),
+                         (("none", "x"), "none: has 0 folders of pictures"), (("drawings", "x"), "0.jpg: is not a"),
                          (("drawings/bar", "x"), "has 0 folders"), (("drawings",), "OUT")):
         code, _, err = call(mc, make_idx.main, *flags)
         assert code == 2 and words in err and err.count("\n") == 1 and not (tmp_path / "x").exists(), err
