@@ -283,12 +283,13 @@ def training_curves(networks):
             for key in (key for key in keys if key in each[0]):
                 words, line = CURVE_STYLES[key.split("_")[0]]
                 ax.plot([epoch["epoch"] for epoch in each], [epoch[key] for epoch in each], line, color=color,
-                        marker="." if len(each) < 30 else None, label=f"{label}, {words}" if len(epochs) > 1 else words)
+                        clip_on=False, marker="." if len(each) < 30 else None,
+                        label=f"{label}, {words}" if len(epochs) > 1 else words)
         ax.set(xlabel="epoch", title=title.removesuffix(" loss") if len(panels) > 3 else title)
         last = max(each[-1]["epoch"] for each in epochs.values())
-        ax.set(xlim=(0.9, last + 0.1) if last > 1 else (0, 2))
+        ax.set_xlim(*((1, last) if last > 1 else (0, 2)))
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
-        ax.set_ylim(**{"top": 1.02} if title == "accuracy" else {"bottom": 0})
+        ax.set_ylim(**{"top": 1} if title == "accuracy" else {"bottom": 0})
         ax.grid(alpha=0.3)
     ax.legend(fontsize=8, **{"loc": "center left", "bbox_to_anchor": (1, 0.5)} if len(epochs) > 1 else {})
     return fig

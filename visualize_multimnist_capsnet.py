@@ -213,7 +213,7 @@ def draw_routing(run, n=3):
             ax.spines[:].set_visible(True)
     axes[0, 0].set_ylabel("digit\n(in color)")
     axes[1, 0].set_ylabel("coupling\nto the digit")
-    fig.colorbar(heatmap, ax=axes, location="bottom", shrink=0.6, aspect=40, format=PercentFormatter(1, 0),
+    fig.colorbar(heatmap, ax=axes, location="bottom", shrink=0.6, aspect=40, format=PercentFormatter(1, None),
                  label=f"change of $c_{{ij}}$ at each position after {len(c)} iterations, relative to uniform")
     return fig
 
