@@ -130,9 +130,11 @@ def make(results, jobs, published, say):
     try:
         with ThreadPoolExecutor(jobs) as pool:
             list(pool.map(one, missing.items()))
-    except BaseException:
+    except BaseException as error:
         for process in processes:
             process.terminate()
+        if isinstance(error, KeyboardInterrupt):
+            sys.exit("stopped; the same command resumes")
         raise
 
 
@@ -196,8 +198,11 @@ def compare(measures, ours, published, say):
                     continue
                 agrees, word = agreement(seed, value, known, not key.endswith("mse"))
                 agreeing, compared = agreeing + agrees, compared + 1
+                if seed in known and word != "identical":
+                    line = published.runs(experiment, one)[seed]
+                    word += f" (made on {line['machine']['processor']}, NumPy {line['versions']['numpy']})"
                 same = f", this seed {shown([known[seed]], part)}" if seed in known else ""
-                say(f"{text}  published {shown(list(known.values()), part)} (n = {len(known)}){same}: {word}")
+                say(f"{text}  published {shown(list(known.values()), part)} (n = {len(known)}){same}\n{'':38}{word}")
     return agreeing, compared
 
 
