@@ -82,7 +82,8 @@ def test_a_claim_is_checked_and_what_is_there_is_not_made_again(check, tmp_path)
     lines = [line for line in out.splitlines() if line.startswith("  ") and "published" in line and "yours" in line]
     assert [line.split()[0] for line in lines] == ["main/deep", "main-uniform/deep", "difference"]
     assert all("(n = 10), this seed" in line for line in lines)
-    assert len(re.findall("outside the 95% prediction interval, not the published number .made on .*, NumPy 2", out)) >= 2
+    found = re.findall("outside the 95% prediction interval, not the published number .made on .*, NumPy 2", out)
+    assert len(found) >= 2
     assert "of 3 numbers agree with the published ones" in out
     code, again, _ = check("toy")
     assert code == 0 and "0 runs to do of 2" in again
