@@ -233,7 +233,7 @@ HEADINGS = {                       # metrics shown in a results log's tables, if
 
 def results_log(results, experiment):
     """Return the results log of an experiment: a table for each table of runs"""
-    title = (ROOT / "docs" / f"{experiment}.md").read_text().splitlines()[0].removeprefix("# ")
+    title = (ROOT / "docs" / f"{experiment}.md").read_text("utf-8").splitlines()[0].removeprefix("# ")
     text = [f"# {title}: results log", "Every run behind the chapter, generated from the `.jsonl` files in this folder "
             "by `python3 results/render.py`. Each line of these files holds a run's settings, versions, machine and "
             "history.",
@@ -451,11 +451,11 @@ def check_folder(folder):
 def render(root, folder, check=False, into=None, say=print):
     """Rewrite the documents, or only compare them, or write them into another folder. Return how many differ."""
     check_folder(folder)
-    results, texts = Results(folder), {path: path.read_text() for path in documents(root)}
+    results, texts = Results(folder), {path: path.read_text("utf-8") for path in documents(root)}
     made = {path: rendered(text, results, path.name) for path, text in texts.items()}    # all, before one is written
     for experiment in runs.EXPERIMENTS:
         path = root / "results" / experiment / "README.md"
-        texts[path] = path.read_text() if path.exists() else ""
+        texts[path] = path.read_text("utf-8") if path.exists() else ""
         made[path] = results_log(results, experiment)
     differing = [path for path in made if made[path] != texts[path]]
     for path in made if into else differing:

@@ -146,7 +146,7 @@ def differences(known, found, at=""):
 
 
 def read():
-    return json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {"generation": 0, "values": {}}
+    return json.loads(GOLDEN.read_text("utf-8")) if GOLDEN.exists() else {"generation": 0, "values": {}}
 
 
 def wanted():
@@ -186,7 +186,7 @@ def main():
             f"{json.dumps(experiment)}: {{\n" + ",\n".join(f"{json.dumps(flags)}: {json.dumps(one)}"
                                                   for flags, one in sorted(of.items())) + "}"
             for experiment, of in values.items())
-        GOLDEN.write_text(f'{{"generation": {generation}, "values": {{\n{lines}}}}}\n')
+        GOLDEN.write_text(f'{{"generation": {generation}, "values": {{\n{lines}}}}}\n', "utf-8", newline="\n")
     workers.shutdown()
     sys.exit(0 if write or not changed else 1)
 

@@ -64,7 +64,7 @@ def lines_of(text):
 
 def functions_of(script):
     """A script's text and, of its sections, the functions that stand in no script before it: a twin is tried once"""
-    text = (ROOT / f"{script}.py").read_text()
+    text = (ROOT / f"{script}.py").read_text("utf-8")
     before = [functions_of(other)[1] for other in list(TESTS)[:list(TESTS).index(script)]]
     known, inside = {ast.dump(function) for found in before for function in found}, lines_of(text)
     return text, [function for function in ast.parse(text).body if isinstance(function, ast.FunctionDef)
@@ -82,7 +82,7 @@ def nodes_of(tree):
 
 def harmless():
     """{(script, function, changed line)} of the mutants that are listed"""
-    rows = [line.split(" :: ") for line in LISTED.read_text().splitlines() if not line.startswith("#")]
+    rows = [line.split(" :: ") for line in LISTED.read_text("utf-8").splitlines() if not line.startswith("#")]
     return {(script, function, line) for script, function, line, why in rows}
 
 
@@ -141,7 +141,7 @@ def survives(script, mutant, tests, timeout):
             shutil.copytree(ROOT / name, Path(folder) / name, ignore=shutil.ignore_patterns("__pycache__"))
         for path in ROOT.glob("*.py"):
             shutil.copy(path, folder)
-        (Path(folder) / f"{script}.py").write_text(mutant[-1])
+        (Path(folder) / f"{script}.py").write_text(mutant[-1], "utf-8")
         command = [sys.executable, "-m", "pytest", "-qx", "--tb=no", "-p", "no:cacheprovider", "-W", "ignore", *tests]
         try:
             return subprocess.run(command, cwd=folder, capture_output=True, timeout=timeout).returncode == 0

@@ -33,7 +33,7 @@ def toy_run(run_script, tmp_path_factory):
     done = run_script("affnist_capsnet.py", *TOY, "--out-json", out, "--checkpoint", checkpoint, "--out-weights",
                       weights)
     assert done.returncode == 0 and done.stderr == "", done.stderr
-    return SimpleNamespace(stdout=done.stdout, results=json.loads(out.read_text()), checkpoint=checkpoint,
+    return SimpleNamespace(stdout=done.stdout, results=json.loads(out.read_text("utf-8")), checkpoint=checkpoint,
                            weights=weights)
 
 
@@ -53,7 +53,7 @@ def test_results_have_the_promised_keys(toy_run):
 def test_mnists_task_has_one_test(cli, tmp_path):
     code, out, stderr = cli("experiment", *TOY, "--task", "mnist", "--model", "cnn-gap", "--out-json", "r.json")
     assert code == 0, stderr
-    found = json.loads((tmp_path / "r.json").read_text())
+    found = json.loads((tmp_path / "r.json").read_text("utf-8"))
     assert "test_accuracy" in found and "affine_accuracy" not in found and "affine digits" not in out
 
 
@@ -99,7 +99,7 @@ def results(tmp_path):
                   "config": {"seed": seed}}
                  | {key: 0.9 + seed / 100 for key in figures.TESTS} for name in names for seed in (0, 1)]
         path = folder / figures.EXPERIMENT / f"{table}.jsonl"
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
     return folder
 
 
@@ -108,10 +108,10 @@ def test_figures_of_results(results, tmp_path, cli):
     matched = results / figures.EXPERIMENT / "matched-accuracy.jsonl"
     assert cli(*call, "--outdir", tmp_path / "f") == (0, "", "")
     assert {path.stem for path in (tmp_path / "f").glob("*.png")} == {"matched_accuracy", "forest"}
-    lines = matched.read_text()
+    lines = matched.read_text("utf-8")
     for text, said in ("{", "not a result"), (lines.replace("any_position_accuracy", "p"), "any_position_accuracy"), (
             "", "no result of matched-accuracy/capsnet"):
-        matched.write_text(text)
+        matched.write_text(text, "utf-8")
         code, _, stderr = cli(*call, "--outdir", tmp_path / "new")
         assert code == 2 and said in stderr and stderr.count("\n") == 1
         assert not (tmp_path / "new/matched_accuracy.png").exists()

@@ -343,7 +343,7 @@ def test_nearest_neighbors_from_the_command_line(digits, monkeypatch, tmp_path, 
     for flags, n_known in (("--n-known 60", 60), ("--n-per-class 2 --n-known 60", 20)):
         monkeypatch.setattr(sys, "argv", f"x {flags} --n-test 0 --digits synthetic --out-json {path}".split())
         bench_affnist_nearest.main()
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text("utf-8"))
         assert found["bench"]["n_known"] == n_known
         assert f"nearest of {n_known} known digits: " in capsys.readouterr().out
     for key in ("familiar", "any_position", "centered", "affine"):

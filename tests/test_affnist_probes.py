@@ -281,7 +281,7 @@ def test_what_a_probe_prints_and_keeps(digits, tmp_path, monkeypatch, capsys):
     call = f"x --load {tmp_path}/w.npz --digits synthetic --n-test 20 --threads 1".split()
     monkeypatch.setattr(sys, "argv", [*call, "--out-json", f"{tmp_path}/r.json"])
     probe.main()
-    out, found = capsys.readouterr().out, json.loads((tmp_path / "r.json").read_text())
+    out, found = capsys.readouterr().out, json.loads((tmp_path / "r.json").read_text("utf-8"))
     assert found["rotated"].keys() == {"0", "30"} and found["loaded"]["file"] == "w.npz"
     assert set(found["linear_probe"]) == set(probe.KNOWN_FACTORS) and "linear probe, R^2 of stroke: " in out
     assert set(found["detection"]) == set(probe.NON_DIGITS)

@@ -17,7 +17,7 @@ def test_trained_resumed_loaded_and_kept(call, tmp_path, experiment):
     for flags in (train, [*train, "--out-weights=net.npz"], ["--load=run.npz", *few], ["--load=net.npz", *few]):
         code, out, err = call(module, module.main, *flags, "--out-json", "out.json")
         assert code == 0 and not err and out, err
-        found.append(json.loads((tmp_path / "out.json").read_text()))
+        found.append(json.loads((tmp_path / "out.json").read_text("utf-8")))
     bits = [one["hit_bits"] for one in found]
     assert bits[0] == bits[1] == bits[2] and found[2]["loaded"]["file"] == "run.npz"
     assert found[3]["loaded"]["file"] == "net.npz" and bits[3].keys() == bits[0].keys()

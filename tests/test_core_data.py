@@ -73,7 +73,7 @@ def test_emnist_is_turned_and_its_letters_are_counted_from_0(tmp_path):
 def test_validation_images_are_a_twelfth_of_each_class(tmp_path):
     """Drawn at random, but always the same; no image is in two splits; names come from labels.txt"""
     (images, _), said = write_data(tmp_path, 4, n=240)["train"], []
-    (tmp_path / "labels.txt").write_text("shirt\nshoe\nbag\nhat\n")
+    (tmp_path / "labels.txt").write_text("shirt\nshoe\nbag\nhat\n", "utf-8")
     data = mc.load_data_dir("--data-dir", str(tmp_path), False, said.append)
     assert np.bincount(data["val"][1]).tolist() == [5] * 4 and np.bincount(data["train"][1]).tolist() == [55] * 4
     together, images = np.concatenate([data["train"][0], data["val"][0]]).reshape(240, -1), images.reshape(240, -1)
@@ -88,7 +88,7 @@ def test_validation_images_are_a_twelfth_of_each_class(tmp_path):
     assert multi_figures.prediction_label(SimpleNamespace(data={}), (3, 5), (3, 8)) == "predicted\n3 + 5\ntrue 3 + 8"
     assert said == [f"{tmp_path.name}: 4 classes, 240 + 60 images; not MNIST: the results in this repository do not "
                     "apply"]
-    (tmp_path / "labels.txt").write_text("shirt\nshoe\nbag")
+    (tmp_path / "labels.txt").write_text("shirt\nshoe\nbag", "utf-8")
     with pytest.raises(mc.InputError, match="labels.txt: 3 lines for 4 classes"):
         mc.load_data_dir("--data-dir", str(tmp_path), False, SILENT)
 
@@ -125,7 +125,7 @@ def test_any_data_set_is_trained_evaluated_drawn_and_filmed(call, tmp_path, expe
                           "--checkpoint", "r.npz", "--out-json", "r.json")
     assert (code, err) == (0, ""), err
     assert "clothes: 3 classes, 48 + 12 images; not MNIST" in out
-    found = json.loads((tmp_path / "r.json").read_text())["runs"]
+    found = json.loads((tmp_path / "r.json").read_text("utf-8"))["runs"]
     assert all(run["source"].startswith("clothes-") for run in found)
     path = f"r.{experiment.DEFAULT_MODELS[None][0]}-0.npz"
     network = experiment.load_network(path)
@@ -258,9 +258,9 @@ def test_predictions_of_every_test_image(call, tmp_path, experiment):
              "--conv1-channels", 2, *(["--conv3-channels", 4] if experiment is mc else [])]
     code, _, err = call(experiment, experiment.main, *small, "--predictions", "p.csv", "--out-json", "r.json")
     assert (code, err) == (0, "")
-    with open(tmp_path / "p.csv", newline="") as file:
+    with open(tmp_path / "p.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    found = json.loads((tmp_path / "r.json").read_text())
+    found = json.loads((tmp_path / "r.json").read_text("utf-8"))
     lengths = np.array([[float(row[f"length_{j}"]) for j in range(3)] for row in rows])
     if experiment is mc:
         assert [int(row["index"]) for row in rows] == list(range(8))

@@ -24,7 +24,7 @@ FLAG = r"(?<![\w-])--[a-z][a-z0-9-]*"
 @pytest.fixture(scope="module", params=DOCUMENTS)
 def document(request):
     """name and text of each document"""
-    return request.param, (ROOT / request.param).read_text()
+    return request.param, (ROOT / request.param).read_text("utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_every_image_and_link_exists(document):
 def test_every_figure_is_shown():
     """No PNG lies in viz/ that no document shows"""
     shown = {(ROOT / name).parent.joinpath(image).resolve() for name in DOCUMENTS
-             for image in re.findall(r"!\[[^\]]*\]\(([^)\s]+)", (ROOT / name).read_text())}
+             for image in re.findall(r"!\[[^\]]*\]\(([^)\s]+)", (ROOT / name).read_text("utf-8"))}
     assert {path.resolve() for path in (ROOT / "viz").rglob("*.png")} <= shown
 
 
@@ -117,7 +117,7 @@ def test_every_name_is_in_the_code(document):
     """Words in code type that have an underscore, or capitals alone"""
     name, text = document
     folders = ROOT, ROOT / "tests", ROOT / "workflow", ROOT / "results"
-    code = "\n".join(path.read_text() for folder in folders for path in folder.glob("*.py"))
+    code = "\n".join(path.read_text("utf-8") for folder in folders for path in folder.glob("*.py"))
     known = {*re.findall(r"\w+", code), "_backward"}
     words = {word for word in re.findall(r"`([^`]+)`", without_code(text)) if word.isidentifier()}
     assert not (gone := {word for word in words if "_" in word or word.isupper()} - known), f"{name} names {gone}"
@@ -160,13 +160,13 @@ def test_cells_and_sentences_are_short(document):
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_chapters_have_one_skeleton(chapter):
-    assert re.findall(r"^## (.*)$", without_code((ROOT / chapter).read_text()), re.M) == SKELETON
+    assert re.findall(r"^## (.*)$", without_code((ROOT / chapter).read_text("utf-8")), re.M) == SKELETON
 
 
 def test_the_notebook_is_short_and_shows_its_outputs():
     """At most 25 cells, under 2 MB; every cell of code was run, without an error"""
     path = ROOT / "docs" / "tour.ipynb"
-    cells = json.loads(path.read_text())["cells"]
+    cells = json.loads(path.read_text("utf-8"))["cells"]
     outputs = [output for cell in cells if cell["cell_type"] == "code" for output in cell["outputs"]]
     assert len(cells) <= 25 and path.stat().st_size < 2e6
     assert all(cell["outputs"] for cell in cells if cell["cell_type"] == "code")
@@ -175,7 +175,7 @@ def test_the_notebook_is_short_and_shows_its_outputs():
 
 
 def test_the_front_page_links_every_chapter():
-    assert all(f"(docs/{name}.md" in (ROOT / "README.md").read_text() for name in EXPERIMENTS)
+    assert all(f"(docs/{name}.md" in (ROOT / "README.md").read_text("utf-8") for name in EXPERIMENTS)
 
 
 def test_no_paragraph_is_long(document):
@@ -186,23 +186,24 @@ def test_no_paragraph_is_long(document):
 
 def test_the_project_asks_for_what_its_requirements_ask_for():
     """pyproject.toml, for uv, and requirements.txt, for pip; the license is named everywhere"""
-    text = (ROOT / "pyproject.toml").read_text()
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
     project, dev = re.search(r'dependencies = \[(.*?)\]', text)[1], re.search(r'\ndev = \[(.*?)\]', text)[1]
-    asked = (ROOT / "requirements.txt").read_text().split()
+    asked = (ROOT / "requirements.txt").read_text("utf-8").split()
     assert re.findall(r'"(.*?)"', project) + re.findall(r'"(.*?)"', dev) == asked
     assert 'requires-python = ">=3.10"' in text and 'license = "MIT"' in text
-    assert "license: MIT" in (ROOT / "CITATION.cff").read_text() and "LICENSE" in (ROOT / "README.md").read_text()
-    assert (ROOT / "LICENSE").read_text().startswith("MIT License")
+    assert "license: MIT" in (ROOT / "CITATION.cff").read_text("utf-8")
+    assert "LICENSE" in (ROOT / "README.md").read_text("utf-8")
+    assert (ROOT / "LICENSE").read_text("utf-8").startswith("MIT License")
 
 
 @pytest.mark.parametrize("script", sorted(path.name for path in ROOT.glob("*.py")))
 def test_a_script_says_what_it_needs(script):
     """Inline metadata (PEP 723), by which `uv run` sets up what the script and its siblings import, at the versions
     of requirements.txt"""
-    scripts = {path.stem: path.read_text() for path in ROOT.glob("*.py")}
+    scripts = {path.stem: path.read_text("utf-8") for path in ROOT.glob("*.py")}
     lines = re.search(r"^# /// script\n((?:# .*\n)*)# ///$", scripts[script[:-3]], re.M)[1].splitlines()
     python, needs = (line.removeprefix("# ").partition(" = ")[2] for line in lines)
-    asked = dict(re.findall(r"^(\w+)>=(.*)$", (ROOT / "requirements.txt").read_text(), re.M))
+    asked = dict(re.findall(r"^(\w+)>=(.*)$", (ROOT / "requirements.txt").read_text("utf-8"), re.M))
     seen, left = set(), {script[:-3]}
     while left:
         seen.add(name := left.pop())
@@ -213,8 +214,8 @@ def test_a_script_says_what_it_needs(script):
         f"{name}>={asked[name]}" for name in seen & asked.keys())
 
 
-EXAMPLES = [code for name in DOCUMENTS for code in re.findall(r"^```python\n(.*?)^```", (ROOT / name).read_text(),
-                                                              re.M | re.S)]
+EXAMPLES = [code for name in DOCUMENTS
+            for code in re.findall(r"^```python\n(.*?)^```", (ROOT / name).read_text("utf-8"), re.M | re.S)]
 
 
 def run_example(code):

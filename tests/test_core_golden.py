@@ -41,11 +41,11 @@ def late_loss(experiment, dtype=np.float32):
 @pytest.mark.beside(what=late_loss)
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_default_networks_learn_in_float32_as_they_did(beside, experiment):
-    known = json.loads(BANDS.read_text())
+    known = json.loads(BANDS.read_text("utf-8"))
     assert experiment in known, "no band; write it with python3 tests/test_core_golden.py"
     assert beside() == pytest.approx(known[experiment]["loss"], rel=known[experiment]["band"])
 
 
 if __name__ == "__main__":
     found = {experiment: {"loss": round(late_loss(experiment), 4), "band": BAND} for experiment in EXPERIMENTS}
-    BANDS.write_text(json.dumps(found, indent=1) + "\n")
+    BANDS.write_text(json.dumps(found, indent=1) + "\n", "utf-8", newline="\n")

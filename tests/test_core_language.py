@@ -28,7 +28,7 @@ def offences(text):
 @pytest.mark.parametrize("name", FILES)
 def test_no_private_phrase_is_left(name):
     if not name.endswith(".png"):
-        assert not offences((ROOT / name).read_text())
+        assert not offences((ROOT / name).read_text("utf-8"))
 
 
 def test_help_has_no_private_phrase(help_of):

@@ -1,5 +1,7 @@
 """Nothing about the machine stops a script: closed or full outputs, terminals, users without a home, other options."""
+import ast
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -69,12 +71,12 @@ def test_a_source_in_a_cell_and_an_old_numpy_say_so_in_one_line(shell, tmp_path)
     assert done.returncode == 2 and done.stderr == (
         "error: this source does not run in a cell. Save it as a file and import that\n")
     (tmp_path / "numpy" / "lib").mkdir(parents=True)
-    (tmp_path / "numpy" / "__init__.py").write_text("__version__ = '1.26.4'")
-    (tmp_path / "numpy" / "lib" / "__init__.py").write_text("")
-    (tmp_path / "numpy" / "lib" / "stride_tricks.py").write_text("as_strided = sliding_window_view = None")
+    (tmp_path / "numpy" / "__init__.py").write_text("__version__ = '1.26.4'", "utf-8")
+    (tmp_path / "numpy" / "lib" / "__init__.py").write_text("", "utf-8")
+    (tmp_path / "numpy" / "lib" / "stride_tricks.py").write_text("as_strided = sliding_window_view = None", "utf-8")
     for content in (None, "raise ImportError"):
         if content:
-            (tmp_path / "numpy" / "__init__.py").write_text(content)                    # as if there were none
+            (tmp_path / "numpy" / "__init__.py").write_text(content, "utf-8")                    # as if there were none
         done = shell(f'"{sys.executable}" "{ROOT}/smallnorb_novel_viewpoint.py"', PYTHONPATH=str(tmp_path))
         assert done.returncode == 2 and done.stderr == (
             "error: this needs NumPy 2 or later. Install it: python3 -m pip install 'numpy>=2'\n")
@@ -87,11 +89,11 @@ def test_a_user_without_a_home_has_no_cache(shell, tmp_path):
               "os.environ.pop('HOME', None)\n")
     (tmp_path / "toys.py").write_text(nobody + "import sys\nimport smallnorb_novel_viewpoint as s\nsys.argv = ['s', "
         "*'--model cnn --n-epochs 1 --n-train-toys 1 --n-test 60 --train-azimuths 0:0 --test-azimuths 80:80'.split()]\n"
-        "s.run_cli(s.main)")
+        "s.run_cli(s.main)", "utf-8")
     done = shell(f'"{sys.executable}" toys.py', HOME=None)
     assert (done.returncode, done.stderr) == (0, "") and "warning: the rendered toys are not saved" in done.stdout
     (tmp_path / "digits.py").write_text(nobody + "import sys\nimport multimnist_capsnet as c\nsys.argv = ['c', "
-        "'--digits', 'mnist']\nc.run_cli(c.main)")
+        "'--digits', 'mnist']\nc.run_cli(c.main)", "utf-8")
     dead = dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")
     done = shell(f'"{sys.executable}" digits.py', HOME=None, **dead)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--data-dir" in done.stderr
@@ -103,7 +105,7 @@ def test_a_user_without_a_home_has_no_cache(shell, tmp_path):
 @pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "nonsense"])
 def test_no_notebook_backend_or_style_gets_into_a_figure(shell, tmp_path, backend):
     (tmp_path / "rc").mkdir()
-    (tmp_path / "rc" / "matplotlibrc").write_text("figure.facecolor: red\nbackend: nonsense\n")
+    (tmp_path / "rc" / "matplotlibrc").write_text("figure.facecolor: red\nbackend: nonsense\n", "utf-8")
     done = shell(f'"{sys.executable}" "{ROOT}/visualize_routing.py" --outdir a', MPLBACKEND=backend,
                  MATPLOTLIBRC=str(tmp_path / 'rc'))
     assert (done.returncode, done.stderr) == (0, "")
@@ -176,3 +178,11 @@ def test_a_picture_that_is_too_large_says_which_size_works(monkeypatch, tmp_path
         viz.read_picture(tmp_path / "x.png")
 
 
+def test_text_is_utf_8_on_every_system():
+    """The default encoding of Windows is another; every call that reads or writes text says utf-8"""
+    for path in (path for pattern in ("*.py", "tests/*.py", "results/*.py", "workflow/*.py")
+                 for path in ROOT.glob(pattern)):
+        for call in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(call, ast.Call) and re.search(r"(^|\.read_|\.write_)(open|text)$", ast.unparse(call.func)):
+                said = ast.unparse(call)
+                assert "utf-8" in said or re.search("'[rwxa]b'", said), f"{path.name}, line {call.lineno}: {said}"

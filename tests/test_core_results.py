@@ -27,7 +27,7 @@ def job(folder, name, **found):
     path = folder / "1" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     config = {"seed": int(name.rpartition("-")[2])} | found.pop("config", {})
-    path.write_text(json.dumps({"experiment": name.split("/")[0], "config": config, **MADE_WITH, **found}))
+    path.write_text(json.dumps({"experiment": name.split("/")[0], "config": config, **MADE_WITH, **found}), "utf-8")
     return path
 
 
@@ -60,7 +60,7 @@ def test_lines_are_put_in_order_and_replaced_and_collecting_twice_changes_nothin
     names = [f"{MULTI}/main/{run}" for run in ("deep-10", "b-c-2", "deep-9")]
     result_files.collect([job(tmp_path, name, test_hits=1) for name in names], tmp_path)
     table = tmp_path / MULTI / "main.jsonl"
-    lines = [json.loads(line) for line in table.read_text().splitlines()]
+    lines = [json.loads(line) for line in table.read_text("utf-8").splitlines()]
     assert [(line["setting"], line["seed"], line["generation"]) for line in lines] == [
         ("b-c", 2, 1), ("deep", 9, 1), ("deep", 10, 1)]
     before = table.read_bytes()
@@ -90,9 +90,9 @@ def test_a_killed_collect_leaves_the_old_table_whole_and_the_results_where_they_
 def test_a_line_that_is_no_result_is_named(accuracies, tmp_path, change):
     accuracies(deep={0: 0.5, 1: 0.6})
     path = tmp_path / "results" / MULTI / "main.jsonl"
-    first, second = path.read_text().splitlines()
+    first, second = path.read_text("utf-8").splitlines()
     spoilt = change if isinstance(change, str) else json.dumps(json.loads(second) | change)
-    path.write_text(f"{first}\n{spoilt}\n")
+    path.write_text(f"{first}\n{spoilt}\n", "utf-8")
     with pytest.raises(mc.InputError, match="main.jsonl, line 2: not a result"):
         render.Results(tmp_path / "results")
 
@@ -102,7 +102,7 @@ def test_a_line_that_is_no_result_is_named(accuracies, tmp_path, change):
 def test_every_run_has_a_pin_and_every_result_is_of_a_run_in_its_place_and_names_no_path(kept):
     assert all(map(result_files.since, result_files.BY_NAME.values())) and kept.keys() <= result_files.BY_NAME.keys()
     for path in (ROOT / "results").rglob("*.jsonl"):
-        texts = path.read_text().splitlines()
+        texts = path.read_text("utf-8").splitlines()
         places = [(line["setting"], line["seed"]) for line in map(json.loads, texts)]
         assert places == sorted(places), path
         assert not any(re.search(r'"/(home|root|tmp|work|Users)/|\\\\', text) for text in texts), path
@@ -269,8 +269,8 @@ def root(accuracies, tmp_path, monkeypatch):
     """A project with results and one document"""
     accuracies(deep={0: 0.6, 1: 0.8})
     (tmp_path / "docs").mkdir()
-    (tmp_path / "README.md").write_text("nothing drawn\n")
-    (tmp_path / "docs" / "a.md").write_text(DOCUMENT)
+    (tmp_path / "README.md").write_text("nothing drawn\n", "utf-8")
+    (tmp_path / "docs" / "a.md").write_text(DOCUMENT, "utf-8")
     monkeypatch.setattr(runs, "EXPERIMENTS", [])
     return tmp_path
 
@@ -281,10 +281,10 @@ def test_documents_are_rewritten_in_place_or_elsewhere_and_checked_byte_for_byte
                 "| deep | 0.700 +- 1.271 |\n\nSeeds: 2 of 10 planned.\n<!-- end -->\nend\n")
     assert render.render(root, folder, check=True, say=said.append) == 1 and "docs/a.md: line 1" in said[0]
     render.render(root, folder, into=root / "other", say=said.append)
-    assert document.read_text() == DOCUMENT and (root / "other" / "docs" / "a.md").read_text() == expected
-    assert render.render(root, folder, say=said.append) == 1 and document.read_text() == expected
+    assert document.read_text("utf-8") == DOCUMENT and (root / "other" / "docs" / "a.md").read_text("utf-8") == expected
+    assert render.render(root, folder, say=said.append) == 1 and document.read_text("utf-8") == expected
     assert render.render(root, folder, check=True) == render.render(root, folder) == 0
-    document.write_text(expected.replace("0.700 +- 1.271 |", "0.701 +- 1.271 |"))
+    document.write_text(expected.replace("0.700 +- 1.271 |", "0.701 +- 1.271 |"), "utf-8")
     assert render.render(root, folder, check=True, say=said.append) == 1
 
 
@@ -300,11 +300,12 @@ def test_documents_are_rewritten_in_place_or_elsewhere_and_checked_byte_for_byte
     (f"{MEAN}0.1<!--end-->", "is no whole mark")])
 def test_a_damaged_mark_is_named_and_nothing_is_rewritten(root, text, fault):
     """What lies between a mark and the next end is replaced: it must be its own end"""
-    (root / "docs" / "a.md").write_text("first line\n" + text)
-    (root / "README.md").write_text(f"{MEAN}old<!-- end -->")
+    (root / "docs" / "a.md").write_text("first line\n" + text, "utf-8")
+    (root / "README.md").write_text(f"{MEAN}old<!-- end -->", "utf-8")
     with pytest.raises(mc.InputError, match=f"(?s)a.md.*{fault}"):
         render.render(root, root / "results")
-    assert (root / "docs" / "a.md").read_text() == "first line\n" + text and "old" in (root / "README.md").read_text()
+    assert (root / "docs" / "a.md").read_text("utf-8") == "first line\n" + text
+    assert "old" in (root / "README.md").read_text("utf-8")
 
 
 def test_every_training_command_is_accepted_at_toy_size(tmp_path, monkeypatch):

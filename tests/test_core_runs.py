@@ -29,7 +29,7 @@ def test_a_run_is_saved_and_the_next_commands_are_said(call, tmp_path, experimen
     assert (code, err) == (0, "")
     folder, = (tmp_path / "runs" / experiment).iterdir()
     assert {path.name for path in folder.iterdir()} == {"weights.npz", "metrics.json"}
-    assert (folder / "metrics.json").read_text() == (tmp_path / "r.json").read_text()
+    assert (folder / "metrics.json").read_text("utf-8") == (tmp_path / "r.json").read_text("utf-8")
     network = module.load_network(folder / "weights.npz")
     assert network.history["epochs"] and not network.adam_m and network.config.seed == 0
     *_, saved, draw, again = out.splitlines()
@@ -42,7 +42,7 @@ def test_a_run_is_saved_and_the_next_commands_are_said(call, tmp_path, experimen
     assert script == f"{experiment}.py"
     code, out, err = call(module, module.main, *flags, "--out-json", "again.json")
     assert (code, err) == (0, "")
-    found, expected = (json.loads((tmp_path / name).read_text()) for name in ("again.json", "r.json"))
+    found, expected = (json.loads((tmp_path / name).read_text("utf-8")) for name in ("again.json", "r.json"))
     assert found["hit_bits"] == expected["hit_bits"] and not list(folder.parent.glob("*/weights.partial.npz"))
 
 
@@ -96,10 +96,10 @@ def test_a_run_replaces_an_older_one_only_when_it_is_complete(call, tmp_path, mo
 
 
 def test_a_run_that_cannot_be_saved_is_trained_all_the_same(call, tmp_path):
-    (tmp_path / "runs").write_text("a file")
+    (tmp_path / "runs").write_text("a file", "utf-8")
     code, out, err = call(mc, mc.main, *small_flags(runs.MULTI), "save")
     assert (code, err) == (0, "") and "warning: this run will not be saved: " in out and "exact match" in out
-    assert "draw it" not in out and (tmp_path / "runs").read_text() == "a file"
+    assert "draw it" not in out and (tmp_path / "runs").read_text("utf-8") == "a file"
 
 
 def test_a_disk_that_fills_up_during_training_does_not_end_it(call, tmp_path, monkeypatch):
@@ -138,7 +138,7 @@ def test_an_output_that_cannot_be_replaced_is_found_before_training(call, tmp_pa
     """The remedy is in the line; nothing is trained, nothing is changed"""
     path = tmp_path / ("x" * 250 + ".json" if kind == "long" else "r.json")
     if kind != "long":
-        path.write_text("kept")
+        path.write_text("kept", "utf-8")
     if kind == "read-only":
         path.chmod(0o444)
     if kind == "sticky":
@@ -149,7 +149,7 @@ def test_an_output_that_cannot_be_replaced_is_found_before_training(call, tmp_pa
         monkeypatch.setattr(os, "geteuid", lambda: 12345, raising=False)
     code, out, err = call(mc, mc.main, *small_flags(runs.MULTI), "--out-json", path)
     assert code == 2 and words in err.lower() and err.count("\n") == 1 and "epoch" not in out
-    assert kind == "long" or path.read_text() == "kept"
+    assert kind == "long" or path.read_text("utf-8") == "kept"
     assert kind != "read-only" or stat.S_IMODE(path.stat().st_mode) == 0o444
 
 

@@ -41,7 +41,7 @@ def test_several_networks_are_those_of_single_commands(call, tmp_path, experimen
     code, out, err = call(module, module.main, *small, "--model", first, second, "--n-seeds", 2, "--checkpoint",
                           "r.npz", "--out-weights", "w.npz", "--out-json", "all.json")
     assert (code, err) == (0, ""), err
-    found = json.loads((tmp_path / "all.json").read_text(), parse_constant=pytest.fail)
+    found = json.loads((tmp_path / "all.json").read_text("utf-8"), parse_constant=pytest.fail)
     files = {f"{kind}.{model}-{seed}.npz" for kind in "rw" for model in (first, second) for seed in (0, 1)}
     assert {path.name for path in tmp_path.glob("*.npz")} == files
     assert [(run["config"]["model"], run["config"]["seed"]) for run in found["runs"]] == [
@@ -50,7 +50,7 @@ def test_several_networks_are_those_of_single_commands(call, tmp_path, experimen
         f"{first} - {second}"]
     assert module.remark(config, "synthetic") in out and f"{second}, seed 1 (4 of 4)" in out
     assert call(module, module.main, *small, "--model", second, "--seed", 1, "--out-json", "one.json")[0] == 0
-    alone = json.loads((tmp_path / "one.json").read_text())
+    alone = json.loads((tmp_path / "one.json").read_text("utf-8"))
     assert alone["hit_bits"] == found["runs"][3]["hit_bits"]
     few = [word for word in small if word.startswith("--n-test")]
     code, out, err = call(module, module.main, "--load", f"r.{first}-1.npz", f"r.{second}-1.npz", *few, "--out-json",
@@ -58,10 +58,10 @@ def test_several_networks_are_those_of_single_commands(call, tmp_path, experimen
     assert (code, err) == (0, "") and f"\n{first}, seed 1 (1 of 2)" in out and "95% CI from the test images" in out
     every = [f"r.{model}-{seed}.npz" for seed in (0, 1) for model in (first, second)]
     assert call(module, module.main, "--load", *every, *few, "--out-json", "every.json")[0] == 0
-    both = json.loads((tmp_path / "every.json").read_text())["summary"]              # seeds of one model make one row
+    both = json.loads((tmp_path / "every.json").read_text("utf-8"))["summary"]       # seeds of one model make one row
     assert both["seeds"] == [0, 1] and both["networks"].keys() == found["summary"]["networks"].keys()
     assert both["differences"].keys() == found["summary"]["differences"].keys()
-    again = json.loads((tmp_path / "load.json").read_text())
+    again = json.loads((tmp_path / "load.json").read_text("utf-8"))
     assert [run["hit_bits"] for run in again["runs"]] == [run["hit_bits"] for run in found["runs"][2:]]
     assert again["runs"][0]["loaded"]["file"] == f"r.{first}-1.npz"
 
@@ -73,7 +73,7 @@ def test_files_with_one_name_are_told_apart(call, tmp_path):
         (tmp_path / folder).mkdir()
         assert call(sn, sn.main, *small, "--lr", rate, "--checkpoint", f"{folder}/net.npz")[0] == 0
     code, _, _ = call(sn, sn.main, "--load", "a/net.npz", "b/net.npz", "--out-json", "r.json")
-    found = json.loads((tmp_path / "r.json").read_text())["summary"]
+    found = json.loads((tmp_path / "r.json").read_text("utf-8"))["summary"]
     assert code == 0 and [*found["networks"]] == ["a/net.npz", "b/net.npz"] and not found["differences"]
 
 
@@ -107,7 +107,7 @@ def test_the_default_commands_compare_networks(call, monkeypatch):
 def test_what_the_default_command_promises_is_in_the_results():
     """Means over ten seeds"""
     lines = [json.loads(line) for line in (golden.ROOT / "results" / runs.NORB / "paper-azimuth.jsonl").read_text(
-        ).splitlines()]
+        "utf-8").splitlines()]
     for model in sn.COMPARED:
         novel = [line["novel"] for line in lines if line["setting"] == model]
         assert len(novel) == 10 and f"{model} {np.mean(novel):.3f}" in sn.EXPECTED

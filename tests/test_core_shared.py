@@ -8,7 +8,7 @@ import re
 import pytest
 from conftest import EXPERIMENTS, ROOT
 
-SCRIPTS = {path.stem: path.read_text() for path in sorted(ROOT.glob("*.py"))}
+SCRIPTS = {path.stem: path.read_text("utf-8") for path in sorted(ROOT.glob("*.py"))}
 BUDGETS = {"multimnist_capsnet": 1900, "smallnorb_novel_viewpoint": 2451, "affnist_capsnet": 2022}  # lines of code
 
 

@@ -237,7 +237,7 @@ def test_what_cannot_be_written_is_said_at_once(tmp_path):
     (tmp_path / "a" / "b" / "one.png").mkdir()
     with pytest.raises(mc.InputError, match="one.png: it is a folder"):
         figures.make_outdir(tmp_path / "a" / "b", ["two", "one"])
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", "utf-8")
     with pytest.raises(mc.InputError, match="--outdir .*file/x: cannot be created"):
         figures.make_outdir(tmp_path / "file" / "x", ["one"])
 
@@ -254,7 +254,7 @@ def test_a_result_keeps_settings_versions_and_epochs(trained, tmp_path):
     assert result["n_params"] == module.n_params(weights) and result["machine"]["cores"] == module.n_cores()
     module.write_json(tmp_path / "x.json", {"config": {"lr": 0.123456789}, "mean": 0.123456789, "half": float("nan"),
                                             "more": [float("inf"), {"n": 3}]})
-    assert json.loads((tmp_path / "x.json").read_text()) == {
+    assert json.loads((tmp_path / "x.json").read_text("utf-8")) == {
         "config": {"lr": 0.123456789}, "mean": 0.12346, "half": None, "more": [None, {"n": 3}]}
     assert module.pack_bits(np.array([1, 0, 0, 0, 0, 0, 0, 1, 1], bool)) == "gYA="
 

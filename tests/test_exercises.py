@@ -18,7 +18,7 @@ from test_core_documents import prose, words_of
 sys.path.insert(0, str(ROOT / "results"))
 import render
 
-TEXT = (ROOT / "docs" / "exercises.md").read_text()
+TEXT = (ROOT / "docs" / "exercises.md").read_text("utf-8")
 PARTS = {True: ["Claim", "Measured", "So"], False: ["Predict", "Measured", "Tests", "Finite differences"]}
 SIGNS = {"above zero": lambda mean, half: mean > half, "below zero": lambda mean, half: -mean > half,
          "holding zero": lambda mean, half: abs(mean) <= half}
@@ -71,7 +71,7 @@ def test_all_have_one_form(one):
 
 @by_title(CODE)
 def test_the_right_lines_are_the_scripts(one):
-    script = (ROOT / one.script).read_text()
+    script = (ROOT / one.script).read_text("utf-8")
     assert one.hunks and all(script.count(right) == 1 for right, _ in one.hunks)
     assert not any(wrong in script for _, wrong in one.hunks)
     inside = [re.search(rf"^def {name}\(.*?(?=^\S|\Z)", script, re.M | re.S)[0] for name in one.functions]
@@ -84,10 +84,10 @@ def wrong_copy(one, folder):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for path in (*ROOT.glob("*.py"), ROOT / "pyproject.toml"):
         shutil.copy(path, folder)
-    script = (folder / one.script).read_text()
+    script = (folder / one.script).read_text("utf-8")
     for right, wrong in one.hunks:
         script = script.replace(right, wrong)
-    (folder / one.script).write_text(script)
+    (folder / one.script).write_text(script, "utf-8")
 
 
 def outcomes(one):

@@ -144,7 +144,7 @@ def test_other_hosts_origins_paths_and_methods_are_refused(explorer):
     for path, (name, _) in explore.PAGE.items():
         status, text, headers = request(explorer, "GET", path, Host=f"localhost:{port}",
                                         Origin=f"http://localhost:{port}")
-        assert status == 200 and text.decode() == (ROOT / "explore" / name).read_text()
+        assert status == 200 and text.decode() == (ROOT / "explore" / name).read_text("utf-8")
         assert "default-src 'none'" in headers["Content-Security-Policy"]
     for headers in ({"Host": "x.example"}, {"Host": "127.0.0.1.x"}, {"Origin": "null"}, {"Origin": "http://x.example"},
                     {"Origin": f"http://127.0.0.1:{port}.x.example"}, {"Origin": f"https://127.0.0.1:{port}"}):

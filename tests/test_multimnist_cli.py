@@ -45,13 +45,14 @@ def cli(call):
 
 def test_the_experiment_in_a_process_of_its_own(run_script, tmp_path):
     done = run_script(f"{mc.__name__}.py", *TOY, "--out-json", tmp_path / "x.json")
-    assert done.returncode == 0 and done.stderr == "" and list(json.loads((tmp_path / "x.json").read_text())) == KEYS
+    assert done.returncode == 0 and done.stderr == ""
+    assert list(json.loads((tmp_path / "x.json").read_text("utf-8"))) == KEYS
     assert "SYNTHETIC digits, 64 test pairs" in done.stdout and "\r" not in done.stdout
 
 
 def test_the_cnn_end_to_end(cli, tmp_path):
     assert cli(*TOY, "--model", "cnn", "--quiet", "--out-json", "x.json") == (0, "", "")
-    found = json.loads((tmp_path / "x.json").read_text())
+    found = json.loads((tmp_path / "x.json").read_text("utf-8"))
     assert list(found) == KEYS and found["test_recon_mse"] is None and "train_cross_entropy" in found["history"]
 
 
@@ -65,7 +66,7 @@ def test_all_figures_end_to_end(toy_run, alone, tmp_path):
     outdir, out = tmp_path / "new" / "viz", tmp_path / "x.json"
     alone(viz, "--load", toy_run, "--outdir", outdir, "--n-test", 64, "--seed", 3, "--out-json", out)
     assert_pngs(outdir, viz.FIGURES)
-    found = json.loads(out.read_text())
+    found = json.loads(out.read_text("utf-8"))
     assert list(found) == [*KEYS, "loaded", "errors", "routing"] and out.stat().st_size < 4096
     assert (found["config"]["seed"], found["loaded"]["trained_seed"]) == (3, 0)
 

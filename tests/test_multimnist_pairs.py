@@ -210,6 +210,6 @@ def test_the_pairs_nearest_neighbor_from_the_command_line(digits, monkeypatch, t
     monkeypatch.setattr(mc, "load_digits", lambda config: digits)                       # the others take seconds
     monkeypatch.setattr(sys, "argv", f"x --n-known 50 --n-test 20 --digits synthetic --out-json {path}".split())
     bench.main()
-    found = json.loads(path.read_text())
+    found = json.loads(path.read_text("utf-8"))
     low, high = found["nearest_ci95"]
     assert low <= found["nearest"] <= high

@@ -32,7 +32,7 @@ def cli(monkeypatch, call):
 def test_every_network_from_the_command_line(cli, tmp_path, model):
     code, out, err = cli(*TOY, "--model", model, "--split", "elevation", "--out-json", "r.json")
     assert (code, err) == (0, "") and all(name in out for name in sn.CLASS_NAMES)
-    found = json.loads((tmp_path / "r.json").read_text(), parse_constant=pytest.fail)
+    found = json.loads((tmp_path / "r.json").read_text("utf-8"), parse_constant=pytest.fail)
     right = np.unpackbits(np.frombuffer(sn.base64.b64decode(found["hit_bits"]["novel"]), np.uint8))
     assert right.sum() / 60 == pytest.approx(found["novel"], abs=1e-4) and f"{found['novel']:.4f} of 60" in out
 
@@ -123,7 +123,7 @@ def test_every_figure_of_noise(rng, monkeypatch, tmp_path):
                  for setting in settings for seed in (0, 1)]
         path = tmp_path / looks.EXPERIMENT / f"{table}.jsonl"
         path.parent.mkdir(exist_ok=True)
-        path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
     monkeypatch.setattr(sys, "argv", f"x --results {tmp_path} --outdir {tmp_path / 'viz'} --quiet".split())
     looks.main()
     assert {path.stem for path in (tmp_path / "viz").glob("*.png")} == {*looks.OF_RESULTS}
@@ -187,7 +187,7 @@ def test_figures_and_film(call, tmp_path):
     import make_smallnorb_novel_viewpoint_gif as film
     done = call(sn, looks.main, *TOYS, "--only", "background_activity", "--out-json", "r.json", "--outdir", tmp_path,
                 "--no-save")
-    result = json.loads((tmp_path / "r.json").read_text())
+    result = json.loads((tmp_path / "r.json").read_text("utf-8"))
     assert done[2] == "" and result["background_activity"].keys() == {"before", "after"}
     shapes = (*TOY, "--model", "cnn", "--n-elev", 1, "--n-per-combo", 1, "--batch-size", 30)
     for flags, n in ((shapes, (5, 6)), (("--load", sn.PRETRAINED[1]), (3,))):           # toys: tests/test_originals.py

@@ -204,7 +204,7 @@ def test_toys_are_loaded_by_a_script_without_a_main_guard(run_script, tmp_path):
     script.write_text(f"import os, sys\nsys.path.insert(0, {str(ROOT)!r})\nimport smallnorb_novel_viewpoint as sn\n"
                       "sn.MIN_VIEWS = 1\nprint('started')\n"
                       "config = sn.Config(n_train_toys=1, n_test=60, train_azimuths='0:0', test_azimuths='80:80', "
-                      "threads=2)\nprint(sn.load_data(config)['train']['images'].shape)\n")
+                      "threads=2)\nprint(sn.load_data(config)['train']['images'].shape)\n", "utf-8")
     done = run_script("-c", f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')")
     assert (done.returncode, done.stderr) == (0, "")
     done = run_script(script)
@@ -283,7 +283,7 @@ def test_views_that_a_toys_file_has_not_are_drawn_and_added_to_it(noise):
 
 
 def test_a_cache_that_cannot_be_written_is_done_without_with_a_word(noise, tmp_path):
-    (tmp_path / "cache").write_text("in the way")
+    (tmp_path / "cache").write_text("in the way", "utf-8")
     said, data = Said(), {"test": table((1, 5, 30, 20, 4))}
     sn.add_toy_images(data, 2, said)
     assert len(said) == 1 and "not saved" in said[0] and data["test"]["images"][0, 0, 0].tolist() == [15, 2]

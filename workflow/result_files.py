@@ -15,14 +15,14 @@ import numpy as np
 from runs import RESULTS, ROOT, WEIGHTS
 
 BY_NAME = {result.name: result for result in RESULTS}
-GOLDEN = json.loads((ROOT / "tests" / "golden.json").read_text())["values"]
+GOLDEN = json.loads((ROOT / "tests" / "golden.json").read_text("utf-8"))["values"]
 
 
 def read(folder):
     """Return {name of a result, EXPERIMENT/TABLE/SETTING-SEED: its line} of all tables in a folder"""
     found = {}
     for path in sorted(Path(folder).glob("*/*.jsonl")):
-        for k, text in enumerate(path.read_text().splitlines(), 1):
+        for k, text in enumerate(path.read_text("utf-8").splitlines(), 1):
             try:
                 line = json.loads(text)
                 name = f"{path.parent.name}/{path.stem}/{line['setting']}-{line['seed']}"
@@ -88,14 +88,15 @@ def collect(paths, folder):
     for path in map(Path, paths):
         generation, experiment, table = path.parts[-4:-1]
         setting, _, seed = path.stem.rpartition("-")
-        line = {"setting": setting, "seed": int(seed), "generation": int(generation)} | json.loads(path.read_text())
+        line = {"setting": setting, "seed": int(seed), "generation": int(generation)}
+        line |= json.loads(path.read_text("utf-8"))
         new.setdefault(Path(folder, experiment, f"{table}.jsonl"), []).append(line)
     for path, lines in new.items():
-        there = path.read_text().splitlines() if path.exists() else []
+        there = path.read_text("utf-8").splitlines() if path.exists() else []
         by_run = {(line["setting"], line["seed"]): line for line in [*map(json.loads, there), *lines]}
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".new")
-        temporary.write_text("".join(f"{json.dumps(by_run[run])}\n" for run in sorted(by_run)))
+        temporary.write_text("".join(f"{json.dumps(by_run[run])}\n" for run in sorted(by_run)), "utf-8", newline="\n")
         os.replace(temporary, path)
     for path in paths:
         os.unlink(path)                      # so that the run is made again once its result is stale

@@ -46,7 +46,7 @@ SIZES = ("--n-epochs", "--n-train", "--n-val", "--n-test", "--batch-size", "--di
          "--toy-seed", "--eval-split")
 SHRUNK = {"--stop-at": "0.02", "--n-per-class": "4", "--data": "shapes"}                       # in every golden key
 MULTI, NORB, AFF = FIRST = "multimnist_capsnet", "smallnorb_novel_viewpoint", "affnist_capsnet"
-FOUND = sorted(path.stem for path in ROOT.glob("*.py") if "\n# SHARED core" in path.read_text())
+FOUND = sorted(path.stem for path in ROOT.glob("*.py") if "\n# SHARED core" in path.read_text("utf-8"))
 EXPERIMENTS = sorted(FOUND, key=[*FIRST, *FOUND].index)
 QUICK = "--n-epochs 12 --n-train 6000"
 RESIDUAL = "--preset residual --warp 0.3 --batch-size 64"

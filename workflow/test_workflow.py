@@ -32,20 +32,20 @@ def project(tmp_path):
     copy = tmp_path / "project"
     left_out = shutil.ignore_patterns(".git", "runs", ".snakemake", "__pycache__", "*.gif", "viz", "*.jsonl")
     shutil.copytree(ROOT, copy, ignore=left_out)
-    with open(copy / "workflow" / "runs.py", "a") as file:
+    with open(copy / "workflow" / "runs.py", "a", encoding="utf-8") as file:
         file.write(TOY_RUNS)
     set_generation(copy, 1)
     for document in (copy / "README.md", *(copy / "docs").glob("*.md")):                # they speak of other runs
-        document.write_text(f"# {document.stem}\n\n{MARK}")
+        document.write_text(f"# {document.stem}\n\n{MARK}", "utf-8")
     return copy
 
 
 def set_generation(project, since):
     """Let the golden values of the two runs have changed in a generation"""
     path = project / "tests" / "golden.json"
-    golden = json.loads(path.read_text())
+    golden = json.loads(path.read_text("utf-8"))
     golden["values"]["multimnist_capsnet"][TOY_KEY] = {"since": since}
-    path.write_text(json.dumps(golden))
+    path.write_text(json.dumps(golden), "utf-8")
 
 
 def start(project, *words):
@@ -73,7 +73,7 @@ def training(project, seed):
     with that seed too: only a process that works in the project's folder is ours to kill."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            words, where = (folder / "cmdline").read_text().split("\0"), (folder / "cwd").resolve(strict=True)
+            words, where = (folder / "cmdline").read_text("utf-8").split("\0"), (folder / "cwd").resolve(strict=True)
         except OSError:
             continue
         ours = where == project.resolve() and words[0].endswith("python3") and "multimnist_capsnet.py" in words
@@ -83,7 +83,7 @@ def training(project, seed):
 
 
 def test_a_run_without_golden_values_is_not_started(project):
-    with open(project / "workflow" / "runs.py", "a") as file:
+    with open(project / "workflow" / "runs.py", "a", encoding="utf-8") as file:
         file.write('TOY_FLAGS += " --warp 0.5"\n'
                    'RESULTS = [Result(MULTI, "main", "deep", 0, TOY_FLAGS, 0.1)]\n')
     code, out = run(project, "tables", "--dry-run")
@@ -102,7 +102,7 @@ def test_every_job_on_slurm_has_a_memory_and_a_time_limit(project):
     """From the minutes of the run list. A dry run prints the resources of a rule that has no message."""
     pytest.importorskip("snakemake_executor_plugin_slurm", reason="requirements-dev.txt is not installed")
     snakefile = project / "workflow" / "Snakefile"
-    snakefile.write_text(re.sub(r"    message:\n(?: {8}.*\n)+", "", snakefile.read_text()))
+    snakefile.write_text(re.sub(r"    message:\n(?: {8}.*\n)+", "", snakefile.read_text("utf-8")), "utf-8")
     code, out = run(project, "tables", "figures", "--profile", "workflow/slurm", "--dry-run")
     limits = re.findall(r"^rule (train|draw):(?:\n .*)*?\n    resources: .*mem_mb=4000,.* runtime=(\d+)$", out, re.M)
     assert code == 0 and sorted(limits) == sorted(
@@ -143,18 +143,18 @@ def test_killed_resumed_checked_and_not_run_again(project, tmp_path):
              ("n_epochs", "n_train", "n_val", "n_test", "conv1_channels")]
     flags += ["--digits=synthetic", "--quiet", "--threads=2", f"--out-json={whole}"]
     subprocess.run([sys.executable, "multimnist_capsnet.py", *flags], cwd=project, check=True)
-    other = json.loads(whole.read_text())
+    other = json.loads(whole.read_text("utf-8"))
     assert line["history"]["train_loss"] == other["history"]["train_loss"]
     assert all(line[key] == other[key] for key in ("test_exact_match", "test_recon_mse"))
 
     # the documents say it; nothing is run again, here or in a copy with other times, except where golden values changed
     assert subprocess.run([sys.executable, "results/render.py", "--check"], cwd=project).returncode == 0
-    assert f"{line['n_params']:,}" in (project / "docs" / "multimnist_capsnet.md").read_text()
+    assert f"{line['n_params']:,}" in (project / "docs" / "multimnist_capsnet.md").read_text("utf-8")
     assert planned(project) == 0
     fresh = tmp_path / "fresh"
     left_out = shutil.ignore_patterns(".snakemake")
     shutil.copytree(project, fresh, ignore=left_out, copy_function=shutil.copyfile)
-    with open(fresh / "multimnist_capsnet.py", "a") as file:
+    with open(fresh / "multimnist_capsnet.py", "a", encoding="utf-8") as file:
         file.write("# a change of wording\n")
     assert planned(fresh) == 0
     set_generation(fresh, 2)
