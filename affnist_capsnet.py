@@ -83,8 +83,8 @@ import platform
 import re
 import shlex
 import shutil
+import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 import zlib
@@ -107,7 +107,7 @@ except ImportError:
     np = None
 if not hasattr(np, "vecdot") or "__file__" not in globals():
     print("error: this source does not run in a cell. Save it as a file and import that" if "__file__" not in globals()
-          else "error: this needs NumPy 2 or later. Install it: python3 -m pip install 'numpy>=2'", file=sys.stderr)
+          else f'error: NumPy 2 or later is missing: {sys.executable} -m pip install "numpy>=2"', file=sys.stderr)
     sys.exit(2)
 
 
@@ -390,7 +390,7 @@ def read_affnist(folder):
     try:
         import scipy.io
     except ImportError:
-        raise InputError("--affnist-dir: reading affNIST's files needs SciPy; python3 -m pip install scipy") from None
+        raise InputError(f"--affnist-dir needs SciPy. Install it: {sys.executable} -m pip install scipy") from None
     for path in sorted(paths.values(), key=lambda path: int(path.stem)):
         try:
             mat = scipy.io.loadmat(path, squeeze_me=True, struct_as_record=False, variable_names=["affNISTdata"])
@@ -1608,7 +1608,7 @@ def load_digits(config, say=print, data_set=MNIST):
             return load_idx(data_set, 5 if config.digits == "auto" else 30, say)
         except DataNotFound as error:
             if config.digits != "auto":
-                command = shlex.join(["python3", *sys.argv]).replace(f" --digits {config.digits}", "")
+                command = command_line(*sys.argv).replace(f" --digits {config.digits}", "")
                 raise DataNotFound(f"{error}, as in: {command} --digits synthetic") from None
             bar = "!" * 79                                                      # printed even with --quiet
             print(f"{bar}\n!!  NO {data_set.name} HERE: these are SYNTHETIC digits. Numbers are not comparable with "
@@ -2493,7 +2493,7 @@ def load_network(path):
     evaluated; config, source, step and history. Raise InputError if the file is missing, damaged or of another network.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
         if str(arrays.pop("digest")) != digest_of(arrays):
             raise InputError(f"{path}: its digest does not match its content: damaged or changed. Get the file again")
@@ -2650,16 +2650,14 @@ def check_writable(*paths):
         try:
             if path.exists() and not path.is_file():
                 raise InputError(f"cannot write {path}: it is a folder or a device. Give the name of a file")
-            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name + ".") as file:
-                file.write(bytes(2 ** 16))
-                file.flush()
+            write_atomically(path, lambda file: file.write(bytes(2 ** 16)), keep=False)
             if path.exists() and not path.stat().st_mode & 0o200:
-                raise InputError(f"cannot replace {path}: it is read-only. Give another name, or: chmod u+w {path}")
+                raise InputError(f"cannot replace {path}: it is read-only. Give another name, or make it writable")
             if path.exists() and path.parent.stat().st_mode & 0o1000 and getattr(os, "geteuid", lambda: 0)() not in (
                     0, path.stat().st_uid, path.parent.stat().st_uid):                  # a sticky folder, as /tmp
                 raise InputError(f"cannot replace {path}: it belongs to another user. Give another name")
         except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror} in its folder. Choose another place") from None
+            raise InputError(f"cannot write {path}: {error.strerror}. Choose another place") from None
     if len(set(paths)) < len(paths):
         raise InputError(f"{paths[0]}: two outputs have this name. Give each a file of its own")
 
@@ -2792,10 +2790,6 @@ def check_images(where, images, labels, shape, n_classes, kind="u"):
 
 # -------------------------------------------------------------- files
 
-UMASK = os.umask(0)
-os.umask(UMASK)
-
-
 def home_path(path):
     """Return a path with ~ expanded. Where there is no such home, as for a user without a passwd entry: a path at which
     nothing can be read or written."""
@@ -2805,23 +2799,26 @@ def home_path(path):
         return Path(os.devnull, path)
 
 
-def write_atomically(path, write):
+def write_atomically(path, write, keep=True):
     """Call write(binary file) on a temporary file beside `path`, then rename it, so that the file is written whole or
-    not at all. Raise InputError if it cannot be written."""
+    not at all; if not `keep`, only try to write. Raise InputError if it cannot be written.
+
+    tempfile is not used: on Windows, before Python 3.12.4, it tries forever in a folder that denies access."""
     path = Path(os.path.realpath(path))                                 # a link is followed, not replaced
+    temporary = f"{path}.{os.urandom(4).hex()}"
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".")
         try:
-            with os.fdopen(descriptor, "wb") as file:
+            with open(temporary, "xb") as file:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(temporary, 0o666 & ~UMASK)
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-            raise
+            # Windows does not replace a file while another program reads it: wait for up to two seconds
+            for is_last in ([False] * 40 * (os.name == "nt") + [True]) * keep:
+                with contextlib.suppress(*[PermissionError] * (not is_last)):
+                    return os.replace(temporary, path)
+                time.sleep(0.05)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}. Choose a writable folder with free space"
                          ) from None
@@ -2894,6 +2891,12 @@ def add_predictions_flag(parser):
                         "capsule lengths or scores of every test image to this CSV file")
 
 
+def command_line(*words):
+    """Return a command of Python to copy into this system's shell"""
+    return (subprocess.list2cmdline(["python", *map(str, words)]) if os.name == "nt" else
+            shlex.join(["python3", *map(str, words)]))
+
+
 def machine():
     """Return what run times depend on: the processor's name and the number of cores"""
     processor = platform.processor() or platform.machine()
@@ -2957,13 +2960,13 @@ def run_experiment(args, load, n_test_samples):
         progress.say(f"wrote {out_json}")
     if folders:
         progress.say(f"\nsaved {', '.join(map(str, folders))} (weights, metrics, history)")
-        weights, script = shlex.join(str(folder / WEIGHTS_FILE) for folder in folders), Path(sys.argv[0]).parent
+        weights, script = [folder / WEIGHTS_FILE for folder in folders], Path(sys.argv[0]).parent
         for text, name, unless in (("draw it:      ", f"visualize_{EXPERIMENT}.py", ("affnist_dir", "eval_split")),
                                    ("test it again:", f"{EXPERIMENT}.py", ())):
             flags = [word for f in options(config) if f.metadata["group"] == "data" and f.metadata.get("runtime")
                      and f.name not in (SOURCE_SETTING, *unless) and (value := getattr(config, f.name)) != f.default
-                     for word in (flag_name(f.name), *([] if value is True else [shlex.quote(str(value))]))]
-            progress.say(" ".join([f"  {text} python3 {shlex.quote(str(script / name))} --load {weights}", *flags]))
+                     for word in (flag_name(f.name), *([] if value is True else [value]))]
+            progress.say(f"  {text} {command_line(script / name, '--load', *weights, *flags)}")
 
 
 def fit_to_data(config, data, network=None, name=""):
@@ -3041,8 +3044,9 @@ class Progress:
 
     def __init__(self, quiet):
         self.quiet = quiet or sys.stdout is None
-        self.live = (Progress.program and not self.quiet and sys.stdout.isatty()
-                     and os.environ.get("TERM") != "dumb")
+        # a Windows console understands escape sequences once it is told to, in mode 7
+        self.live = (Progress.program and not self.quiet and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+            and (os.name != "nt" or ctypes.windll.kernel32.SetConsoleMode(ctypes.windll.kernel32.GetStdHandle(-11), 7)))
         self.last, self.pending = time.perf_counter(), False            # pending: a line that the next text replaces
 
     def say(self, text, end="\n"):

@@ -18,8 +18,10 @@ import dataclasses
 import http.server
 import itertools
 import json
+import os
 import re
 import signal
+import socket
 import sys
 import threading
 import webbrowser
@@ -302,6 +304,18 @@ class Handler(http.server.BaseHTTPRequestHandler):
 class Server(http.server.ThreadingHTTPServer):
     """Serves each request in a thread of its own; server_close waits for all of them."""
     daemon_threads, request_queue_size, guide = False, 128, None
+    allow_reuse_address, allow_reuse_port = os.name != "nt", False      # Windows would share a port that is taken
+
+    def shutdown_request(self, request):
+        """End a connection after what the client still sends, for 0.2 seconds: to close it before that makes Windows
+        drop the answer"""
+        with contextlib.suppress(OSError):
+            request.shutdown(socket.SHUT_WR)
+            request.settimeout(0.2)
+            for _ in range(MAX_BODY // 2 ** 16):
+                if not request.recv(2 ** 16):
+                    break
+        super().shutdown_request(request)
 
     def handle_error(self, request, address):
         """Ignore errors of connections that the browser has closed."""

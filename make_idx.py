@@ -12,7 +12,6 @@ of mass lies at the center of 28x28 px, as MNIST's digits are. A seventh of each
     python3 make_idx.py drawings data                          # seconds
     python3 affnist_capsnet.py --data-dir data                 # then train on it
 """
-import shlex
 import sys
 from pathlib import Path
 
@@ -113,9 +112,10 @@ def main():
             capsnet.write_atomically(path, lambda file, content=content: file.write(content))
     names = "".join(f"{folder.name}\n" for folder in folders).encode()
     capsnet.write_atomically(args.out / "labels.txt", lambda file: file.write(names))
+    n_train = min(12_000, 100 * len(parts["train"]))                    # each picture a hundred times in an epoch
+    command = capsnet.command_line("affnist_capsnet.py", "--data-dir", args.out, "--n-train", n_train)
     print(f"wrote {args.out}: {len(folders)} classes, {len(parts['train'])} training and {len(parts['t10k'])} test "
-          f"images\n  train on it: python3 affnist_capsnet.py --data-dir {shlex.quote(str(args.out))} --n-train "
-          f"{min(12_000, 100 * len(parts['train']))}")                 # each picture a hundred times in an epoch
+          f"images\n  train on it: {command}")
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def make(results, jobs, published, say):
             _, error = process.communicate()
             if process.returncode:
                 raise InputError(f"{name}: {error.strip().splitlines()[-1] if error.strip() else 'stopped'} "
-                                 f"(command: {shlex.join(['python3', *words[1:]])})")
+                                 f"(command: {capsnet.command_line(*words[1:])})")
         finally:
             done[name].set()
         say(f"  {time.perf_counter() - began:6.0f} s  {name}")

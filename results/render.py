@@ -459,7 +459,7 @@ def render(root, folder, check=False, into=None, say=print):
         made[path] = results_log(results, experiment)
     differing = [path for path in made if made[path] != texts[path]]
     for path in made if into else differing:
-        new, name = made[path], path.relative_to(root)
+        new, name = made[path], path.relative_to(root).as_posix()
         if check and not into:
             pairs = enumerate(zip([*texts[path].splitlines(), ""], [*new.splitlines(), ""]), 1)
             line = next((k for k, (old_line, new_line) in pairs if old_line != new_line), 1)

@@ -22,7 +22,9 @@ import golden
 import numpy as np  # after the experiments, which set the number of BLAS threads
 import pytest
 
-DEAD = "http://127.0.0.1:9/"       # the discard port: refused at once
+DEAD = "http://127.0.0.1:9/"       # the discard port: refused at once, on Windows after 2 s
+HOMES = ("HOME", "USERPROFILE")    # the second on Windows
+POSIX = pytest.mark.skipif(os.name == "nt", reason="Windows has no such shell, signals, links or permissions")
 TOY = dict(
     seed=1, n_epochs=2, n_train=80, n_val=16, n_test=16, batch_size=40, digits="synthetic", threads=1, quiet=True)
 TINY = mc.Config(**TOY, preset="classic", conv1_channels=3)
@@ -73,7 +75,8 @@ def pytest_unconfigure(config):
 def isolation(monkeypatch, tmp_path):
     """No test reads the user's home, MNIST or the network."""
     (tmp_path / "home").mkdir()
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in HOMES:
+        monkeypatch.setenv(name, str(tmp_path / "home"))
     for name in ("MNIST_DIR", "http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     for data_set in (thing for module in EXPERIMENTS.values() for thing in vars(module).values()):
@@ -85,8 +88,8 @@ def run_offline(home, script, *arguments, timeout=100):
     """Run a script, or "-c" and code, in a process and a home, with every proxy pointing to a dead port"""
     env = {name: value for name, value in os.environ.items() if name != "MNIST_DIR"}
     env |= dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), DEAD)
-    env |= {"HOME": str(home), "MPLCONFIGDIR": str(home), "MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT), "no_proxy": "",
-            "COLUMNS": "1000"}
+    env |= dict.fromkeys((*HOMES, "MPLCONFIGDIR"), str(home))
+    env |= {"MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT), "no_proxy": "", "COLUMNS": "1000"}
     head = ["-c"] if script == "-c" else [str(ROOT / script)]
     return subprocess.run([sys.executable, *head, *map(str, arguments)], env=env, cwd=home, capture_output=True,
                           text=True, timeout=timeout)
@@ -142,9 +145,11 @@ def explorer(tmp_path_factory):
     """A server of explore.py, with MNIST for the SCREENSHOTS alone; nothing of it stays behind, though a browser keeps
     a spare connection open"""
     import explore
-    before, mnist = threading.enumerate(), os.environ.get("MNIST_DIR", "") if os.environ.get("SCREENSHOTS") else ""
+    before, home = threading.enumerate(), str(tmp_path_factory.mktemp("home"))
+    mnist = os.environ.get("MNIST_DIR", "") if os.environ.get("SCREENSHOTS") else ""
     with pytest.MonkeyPatch.context() as patch, explore.Server(("127.0.0.1", 0), explore.Handler) as server:
-        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        for name in HOMES:
+            patch.setenv(name, home)
         patch.setenv("MNIST_DIR", mnist) if mnist else patch.delenv("MNIST_DIR", raising=False)
         server.guide = explore.Guide()
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))

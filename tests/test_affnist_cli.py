@@ -1,5 +1,6 @@
 """The third experiment's command lines: end to end at toy size, offline; wrong input is one line and exit code 2."""
 import json
+import os
 import sys
 from types import SimpleNamespace
 
@@ -143,7 +144,7 @@ REFUSED = {
              "--out x.png": ".gif", "--out-json x.json": "--out-json", "--n-test 9": "--n-test has no effect",
              "--index 1 2 3 4 5": "digits 5", "--load nothing.npz": "No such file"},
     "figures": {"--out-json x.json": "--out-json", "--load nothing.npz": "No such file", "--results nowhere": "no such",
-                "--results . --seed 0": "--seed has no effect with --results", "--outdir /dev/null/x": "--outdir"}}
+                "--results . --seed 0": "--seed has no effect with --results", f"--outdir {os.devnull}/x": "--outdir"}}
 
 
 @pytest.mark.parametrize("script, flags", [(script, flags) for script in REFUSED for flags in REFUSED[script]])

@@ -7,16 +7,19 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
+from types import SimpleNamespace
+
+import multimnist_capsnet as mc
 
 import imageio.v3 as imageio
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import POSIX, ROOT, assert_same, toy_run
 
 TINY = ("--digits synthetic --n-epochs 1 --n-train 64 --n-val 16 --n-test 16 --conv1-channels 2 --conv3-channels 4 "
         "--threads 1").split()
 SCRIPT = f"import multimnist_capsnet as c; c.N_SYNTHETIC = {dict(train=60, val=40, test=80)}; c.run_cli(c.main)"
-posix = pytest.mark.skipif(os.name == "nt", reason="needs a POSIX shell")
 
 
 @pytest.fixture
@@ -32,22 +35,24 @@ def shell(tmp_path):
     return run
 
 
-@posix
-@pytest.mark.parametrize("line", ["$RUN >&-", "$RUN > /dev/full", "$RUN | true; exit ${PIPESTATUS[0]}"])
+@POSIX
+@pytest.mark.parametrize("line", [
+    "$RUN >&-", "$RUN | true; exit ${PIPESTATUS[0]}",
+    pytest.param("$RUN > /dev/full", marks=pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full"))])
 def test_a_run_survives_an_output_that_cannot_be_written(shell, tmp_path, line):
     """What cannot be printed is dropped; the exit code says so"""
     done = shell(line)
     assert (done.returncode, done.stderr) == (1, "") and len(list(tmp_path.glob("runs/*/*/metrics.json"))) == 1
 
 
-@posix
+@POSIX
 def test_letters_that_the_terminal_lacks_are_escaped(shell, tmp_path):
     done = shell(f'"{sys.executable}" "{ROOT}/visualize_routing.py" --n-iters 1 --outdir ü', PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, "") and "wrote \\xfc/dynamic_routing.png" in done.stdout
     assert (tmp_path / "ü" / "em_routing.svg").exists()
 
 
-@posix
+@POSIX
 @pytest.mark.parametrize("script", ["affnist_capsnet.py", "make_multimnist_capsnet_gif.py"])
 def test_without_docstrings(shell, script):
     """python -OO; help_of tries all scripts with -P"""
@@ -55,7 +60,7 @@ def test_without_docstrings(shell, script):
     assert (done.returncode, done.stderr) == (0, "") and "--seed" in done.stdout
 
 
-@posix
+@POSIX
 def test_a_script_that_is_started_through_a_link_finds_its_weights(shell, tmp_path):
     (tmp_path / "link.py").symlink_to(ROOT / "smallnorb_novel_viewpoint.py")
     done = shell(f'"{sys.executable}" -c "import runpy, sys; sys.argv = [\'link.py\', \'--help\']; '
@@ -65,7 +70,7 @@ def test_a_script_that_is_started_through_a_link_finds_its_weights(shell, tmp_pa
     assert str(ROOT / "weights" / "smallnorb_cnn.npz") in done.stdout
 
 
-@posix
+@POSIX
 def test_a_source_in_a_cell_and_an_old_numpy_say_so_in_one_line(shell, tmp_path):
     done = shell(f'"{sys.executable}" -c "exec(open(\'{ROOT}/affnist_capsnet.py\').read())"')
     assert done.returncode == 2 and done.stderr == (
@@ -79,10 +84,10 @@ def test_a_source_in_a_cell_and_an_old_numpy_say_so_in_one_line(shell, tmp_path)
             (tmp_path / "numpy" / "__init__.py").write_text(content, "utf-8")                    # as if there were none
         done = shell(f'"{sys.executable}" "{ROOT}/smallnorb_novel_viewpoint.py"', PYTHONPATH=str(tmp_path))
         assert done.returncode == 2 and done.stderr == (
-            "error: this needs NumPy 2 or later. Install it: python3 -m pip install 'numpy>=2'\n")
+            f'error: NumPy 2 or later is missing: {sys.executable} -m pip install "numpy>=2"\n')
 
 
-@posix
+@POSIX
 def test_a_user_without_a_home_has_no_cache(shell, tmp_path):
     """Toys are rendered, with a word; MNIST cannot be kept, with a remedy"""
     nobody = ("import os, pwd\ndef gone(*_):\n    raise KeyError\npwd.getpwuid = pwd.getpwnam = gone\n"
@@ -101,17 +106,17 @@ def test_a_user_without_a_home_has_no_cache(shell, tmp_path):
     assert done.returncode == 2 and "~nosuchuser: no such folder" in done.stderr and done.stderr.count("\n") == 1
 
 
-@posix
-@pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "nonsense"])
-def test_no_notebook_backend_or_style_gets_into_a_figure(shell, tmp_path, backend):
+@POSIX
+def test_no_notebook_backend_or_style_gets_into_a_figure(shell, tmp_path):
     (tmp_path / "rc").mkdir()
     (tmp_path / "rc" / "matplotlibrc").write_text("figure.facecolor: red\nbackend: nonsense\n", "utf-8")
-    done = shell(f'"{sys.executable}" "{ROOT}/visualize_routing.py" --outdir a', MPLBACKEND=backend,
-                 MATPLOTLIBRC=str(tmp_path / 'rc'))
-    assert (done.returncode, done.stderr) == (0, "")
-    folders = tmp_path / "a", ROOT / "viz" / "routing"
-    found, committed = (imageio.imread(folder / "em_routing.png") for folder in folders)
-    assert found.shape == committed.shape and np.abs(found.astype(int) - committed).mean() < 1
+    style, inline = {"MATPLOTLIBRC": str(tmp_path / "rc")}, "module://matplotlib_inline.backend_inline"
+    for folder, settings in (("plain", {}), ("notebook", style | {"MPLBACKEND": inline}),
+                             ("nonsense", style | {"MPLBACKEND": "nonsense"})):
+        done = shell(f'"{sys.executable}" "{ROOT}/visualize_routing.py" --outdir {folder}', **settings)
+        assert (done.returncode, done.stderr) == (0, "")
+        plain, found = (tmp_path / drawn / "em_routing.png" for drawn in ("plain", folder))
+        assert found.read_bytes() == plain.read_bytes()
 
 
 def test_imported_figure_code_changes_no_setting():
@@ -120,7 +125,7 @@ def test_imported_figure_code_changes_no_setting():
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
 
 
-@posix
+@POSIX
 def test_a_terminal_that_knows_no_escapes_gets_plain_lines(tmp_path):
     import pty
     for term, escapes in (("dumb", False), ("xterm", True)):
@@ -142,7 +147,7 @@ def test_a_terminal_that_knows_no_escapes_gets_plain_lines(tmp_path):
         assert process.wait() == 0 and (b"\x1b" in text) == escapes and b"exact match" in text
 
 
-@posix
+@POSIX
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_explore_ends_cleanly_even_where_the_shell_ignores_interrupts(tmp_path, number):
     """As a script starts it with &; on any free port; for a browser at the end of a tunnel, but for no other name"""
@@ -176,6 +181,59 @@ def test_a_picture_that_is_too_large_says_which_size_works(monkeypatch, tmp_path
     imageio.imwrite(tmp_path / "x.png", np.full((60, 60), 255, np.uint8))
     with pytest.raises(viz.InputError, match="x.png: is too large. Give a picture of at most 10000 x 10000 px"):
         viz.read_picture(tmp_path / "x.png")
+
+
+# -------------------------------------------------------------- Windows and macOS, as far as Linux can play them
+
+def system(**changes):
+    """os, as a module sees it, of another system"""
+    return SimpleNamespace(**vars(os) | changes)
+
+
+def test_printed_commands_can_be_copied_into_the_systems_shell(monkeypatch):
+    """cmd and PowerShell know no single quotes, and no python3"""
+    words = "x.py", "--load", Path("a b") / "w.npz"
+    assert mc.command_line(*words) == "python3 x.py --load 'a b/w.npz'"
+    monkeypatch.setattr(mc, "os", system(name="nt"))
+    assert mc.command_line(*words) == 'python x.py --load "a b/w.npz"'
+    assert mc.command_line("x.py", r"runs\w.npz") == r"python x.py runs\w.npz"
+
+
+@pytest.mark.parametrize("understands", [1, 0])
+def test_a_windows_console_is_told_to_understand_escapes_or_gets_plain_lines(monkeypatch, understands):
+    told = []
+    kernel32 = SimpleNamespace(GetStdHandle={-11: "stdout"}.get,
+                               SetConsoleMode=lambda *mode: told.append(mode) or understands)
+    monkeypatch.setattr(mc, "os", system(name="nt", environ={}))
+    monkeypatch.setattr(mc.ctypes, "windll", SimpleNamespace(kernel32=kernel32), raising=False)
+    monkeypatch.setattr(mc.Progress, "program", True)
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(isatty=lambda: True))
+    assert bool(mc.Progress(quiet=False).live) == bool(understands) and told == [("stdout", 7)]
+    assert not mc.Progress(quiet=True).live and len(told) == 1
+
+
+def test_a_system_that_lacks_what_linux_has(monkeypatch, tmp_path):
+    """No list of this process's cores, no user's number, no /proc/cpuinfo"""
+    lacking = {name: value for name, value in vars(os).items() if name not in ("sched_getaffinity", "geteuid")}
+    monkeypatch.setattr(mc, "os", SimpleNamespace(**lacking))
+    (tmp_path / "x.json").touch()
+    mc.check_writable(tmp_path / "x.json")
+    monkeypatch.setattr(mc, "Path", lambda path: tmp_path / str(path).lstrip("/"))
+    assert mc.machine() == {"processor": mc.platform.processor() or mc.platform.machine(), "cores": os.cpu_count()}
+
+
+def test_training_with_another_blas_is_the_same_but_for_its_rounding(monkeypatch):
+    """NumPy for macOS has Accelerate, which add_product does not call; no bit depends on the number of threads there"""
+    def run(**given):
+        return toy_run("multimnist_capsnet", conv3_channels=8, **given)[0]
+    expected = run()
+    monkeypatch.setattr(mc, "openblas", lambda: None)
+    monkeypatch.setattr(mc, "sgemm", mc.sgemm.__wrapped__)
+    assert mc.sgemm() is None
+    found = run()
+    assert_same(run(threads=2), found)
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-3, atol=1e-4, err_msg=name)
 
 
 def test_text_is_utf_8_on_every_system():

@@ -14,7 +14,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import POSIX, ROOT
 
 import explore
 from explore import affnist, multi, norb, pictures
@@ -169,6 +169,7 @@ def test_of_a_flood_the_newest_wins(guide):
     assert guide.ring(**TOY, **stale) == guide.map(**DIGIT, network=0, **stale) == explore.STALE
 
 
+@POSIX
 def test_the_command_takes_the_next_port_and_stops_cleanly(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         command = [sys.executable, str(ROOT / "explore.py"), "--no-browser", "--port", str(taken.getsockname()[1])]

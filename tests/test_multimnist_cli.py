@@ -127,7 +127,7 @@ BAD = [                            # script, flags, what the line names
     *((viz, flags, named) for flags, named in (
         ("--load cnn.npz --image page.png", "cnn.npz: --image needs a capsnet, not a cnn"),
         ("--only forest", "--only forest: is a figure of results"),
-        (f"{LOADED} --outdir /dev/null/x", "/dev/null/x"),
+        (f"{LOADED} --outdir page.png/x", "page.png"),
         ("--results --only errors", "--only errors: is a figure of networks"), ("--results none", "--results none"),
         ("--results --lr 1", "--lr"), ("--image none.png", "none.png: no such file"),
         (f"{PICTURE} --only errors", "--only"), (f"{PICTURE} --out-json x.json", "--out-json"),

@@ -155,7 +155,7 @@ def test_a_mirror_without_mnist_is_passed_over_and_alone_is_as_no_network(mnist,
         mc.load_digits(mc.Config(digits="mnist"), SILENT)
     assert "\n" not in str(error.value) and cached() == []
     monkeypatch.setattr(sys, "argv", ["x.py", "--task", "mnist", "--digits", "mnist"])
-    with pytest.raises(mc.DataNotFound, match="as in: python3 x.py --task mnist --digits synthetic$"):
+    with pytest.raises(mc.DataNotFound, match="as in: python3? x.py --task mnist --digits synthetic$"):
         mc.load_digits(mc.Config(digits="mnist"), SILENT)
     folder, arrays = mnist
     gzip_all(folder)

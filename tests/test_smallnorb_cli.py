@@ -124,7 +124,7 @@ def test_every_figure_of_noise(rng, monkeypatch, tmp_path):
         path = tmp_path / looks.EXPERIMENT / f"{table}.jsonl"
         path.parent.mkdir(exist_ok=True)
         path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
-    monkeypatch.setattr(sys, "argv", f"x --results {tmp_path} --outdir {tmp_path / 'viz'} --quiet".split())
+    monkeypatch.setattr(sys, "argv", ["x", "--results", str(tmp_path), "--outdir", str(tmp_path / "viz"), "--quiet"])
     looks.main()
     assert {path.stem for path in (tmp_path / "viz").glob("*.png")} == {*looks.OF_RESULTS}
 
