@@ -1,0 +1,110 @@
+"""Our outputs and gradients against PyTorch's autograd: the only test of our maths against code that others wrote."""
+import importlib
+import sys
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+pytestmark = pytest.mark.slow
+PROGRAMS = [("paper", "public"), ("paper", "tuned"), ("multimnist", "tuned"), ("cnn-gap", "tuned")]
+NARROW = {"paper": {"conv1_channels": 8}, "multimnist": {"conv1_channels": 4, "conv3_channels": 8},
+          "cnn-gap": {"conv1_channels": 4}}
+
+
+@pytest.fixture(scope="module")
+def torch():
+    return pytest.importorskip("torch", reason="PyTorch is not installed: python3 -m pip install torch --index-url "
+                               "https://download.pytorch.org/whl/cpu")
+
+
+@pytest.fixture(scope="module")
+def bench(torch):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [str(ROOT / "bench"), *sys.path])
+        return importlib.import_module("pytorch_capsnet")
+
+
+def setting(bench, name, n, dtype, **given):
+    """Return bench.setting's result with other weights: W 10 times as large, so that routing changes the coupling
+    coefficients, and no bias 0, so that no unit is on a ReLU's kink"""
+    module, config, ours, samples = bench.setting(name, n, **given)
+    rng = np.random.default_rng(3)
+    return module, config, {key: (p * (10 if key == "W" else 1) + 0.1 * rng.standard_normal(p.shape) * (p.ndim == 1)
+                                  ).astype(dtype) for key, p in ours.items()}, samples
+
+
+def differences(torch, bench, version, module, config, ours, samples):
+    """Return max |ours - PyTorch's| / max |ours| of the outputs, with the loss, and of the gradients, two dicts"""
+    n, dtype = len(samples["labels"]), ours["conv1_w"].dtype
+    convert, forward = bench.write(module, config, version == "public")
+    p = {name: a.requires_grad_() for name, a in convert(ours).items()}
+    batch = module.to_batch(samples, slice(None), dtype)
+    theirs, loss = forward(p, {name: torch.from_numpy(a) for name, a in batch.items()})
+    loss.backward()
+    with module.Runner(1) as runner:               # in shards of 16 samples, whose gradients add up
+        terms, shards, _ = runner.loss_and_grads(ours, samples, np.arange(n), config)
+        grads = convert({name: sum(grads[name] for grads in shards) for name in ours})
+    labels = batch["labels"].reshape(n, -1)
+    outs = [module.forward(ours, batch["images"][k:k + 16], config, labels[k:k + 16], statistics={})[0]
+            for k in range(0, n, 16)]
+    assert p.keys() == grads.keys() and theirs.keys() <= outs[0].keys()
+
+    def difference(a, b):
+        return np.abs(np.ravel(a) - np.ravel(b)).max() / np.abs(a).max()
+    outputs = {name: difference(np.concatenate([out[name] for out in outs]), x.detach()) for name, x in theirs.items()}
+    outputs["loss"] = difference(terms["loss"], loss.detach())
+    gradients = {name: difference(g.numpy(), p[name].grad) for name, g in grads.items()}
+    print(f"{config.model}, {version}, {dtype}: outputs {max(outputs.values()):.1e}, gradients "
+          f"{max(gradients.values()):.1e}")
+    return outputs, gradients
+
+
+@pytest.mark.parametrize("narrow", [True, False], ids=["narrow", "full"])
+@pytest.mark.parametrize("name, version", PROGRAMS)
+def test_float64_agrees(torch, bench, name, version, narrow):
+    """A normalization over 16 samples and one over 3. Rounding leaves 1e-12."""
+    found = setting(bench, name, 19, np.float64, **NARROW[name] if narrow else {})
+    outputs, gradients = differences(torch, bench, version, *found)
+    assert max(outputs.values()) < 1e-9 and max(gradients.values()) < 1e-9, (outputs, gradients)
+
+
+@pytest.mark.parametrize("name, version", PROGRAMS)
+def test_float32_agrees(torch, bench, name, version):
+    """Outputs to 1e-4, gradients to 1e-3, but to 0.1 below a max pooling: where two values of its window are equal to
+    within rounding, the gradient may go to either, ours in one and PyTorch's in another of 300,000 windows"""
+    outputs, gradients = differences(torch, bench, version, *setting(bench, name, 32, np.float32))
+    below = {key for key in gradients if name != "paper" and key.startswith(("conv1", "conv2", "conv3", "conv4"))}
+    assert max(outputs.values()) < 1e-4, outputs
+    assert all(size < (0.1 if key in below else 1e-3) for key, size in gradients.items()), gradients
+
+
+@pytest.mark.parametrize("wrong", ["over the input capsules", "constant"])
+@pytest.mark.parametrize("name, version", PROGRAMS[:3])
+def test_another_routing_does_not_agree(torch, bench, name, version, wrong, monkeypatch):
+    """A softmax over the input capsules changes outputs, coupling coefficients taken as constants only gradients"""
+    softmax = torch.softmax
+    monkeypatch.setattr(torch, "softmax", lambda b, axis: softmax(b, axis).detach() if wrong == "constant" else
+                        softmax(b, 2))
+    outputs, gradients = differences(torch, bench, version, *setting(bench, name, 3, np.float64, **NARROW[name]))
+    assert max(gradients.values()) > 1e-3 and (max(outputs.values()) < 1e-9) == (wrong == "constant")
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_three_steps_of_adam_agree(torch, bench, name):
+    module, config, ours, samples = setting(bench, name, 19, np.float64, **NARROW[name])
+    convert, forward = bench.write(module, config, False)
+    p = {name: a.requires_grad_() for name, a in convert(ours).items()}
+    adam = torch.optim.Adam(p.values(), config.lr)
+    batch = {key: torch.from_numpy(a) for key, a in module.to_batch(samples, slice(None), np.float64).items()}
+    with module.Run(config, "synthetic", 19, module.Progress(quiet=True), dtype=np.float64) as run:
+        run.n_steps = 10 ** 9                      # no decay of the learning rate
+        run.params.update(ours)
+        next(run.epochs())
+        for _ in range(3):
+            run.update(19, *run.runner.loss_and_grads(run.params, samples, np.arange(19), config))
+            adam.zero_grad()
+            forward(p, batch)[1].backward()
+            adam.step()
+    for key, expected in convert(run.params).items():
+        np.testing.assert_allclose(p[key].detach(), expected, atol=1e-7, err_msg=key)
