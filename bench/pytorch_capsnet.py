@@ -73,11 +73,10 @@ def write(module, config, public):
         if public:
             u = torch.stack([LAYERS["conv2d"](p, x, f"primary{e}", 9, 2, 0).flatten(1) for e in range(E)], -1)
             u_hat = squash(u)[None, :, :, None] @ p["W"][:, None]                       # (J, N, I, 1, D)
-            b = torch.zeros_like(u_hat)
         else:                                      # u_hat lies in memory as (I, N, J, D)
             u = squash(x.permute(0, 2, 3, 1).reshape(len(x), -1, E))                    # (N, I, E)
             u_hat = (u.transpose(0, 1) @ p["W"].flatten(2)).unflatten(2, (-1, 1, module.D)).permute(2, 1, 0, 3, 4)
-            b = u_hat.new_zeros(len(u_hat), 1, 1, 1, 1)
+        b = torch.zeros_like(u_hat) if public else u_hat.new_zeros(len(u_hat), 1, 1, 1, 1)
         for r in range(config.routing_iters):
             v = squash((torch.softmax(b, 0) * u_hat).sum(2, keepdim=True))
             b = b + (u_hat * v).sum(-1, keepdim=True) if r < config.routing_iters - 1 else b
@@ -101,7 +100,7 @@ def programs(name, n, threads, modes):
     terms, shards, _ = run.runner.loss_and_grads(ours, samples, rows, config)
     for version, mode in itertools.product(NETWORKS[name][2], modes):
         convert, forward = write(module, config, version == "public")
-        forward = torch.compile(forward) if mode == "compiled" else forward
+        forward = torch.compile(forward, dynamic=False) if mode == "compiled" else forward
         p = {name: a.requires_grad_() for name, a in convert(ours).items()}
         adam = torch.optim.Adam(p.values(), fused=version == "tuned" or None)
 
@@ -131,6 +130,7 @@ def main():
     print(result, "| network | threads | program | ms an image | time / ours (range) |", "|---" * 5 + "|", sep="\n")
     for threads, name in itertools.product(args.threads, args.network):
         torch.set_num_threads(threads)
+        torch.compiler.reset()                     # so that no other network counts as the same one with other shapes
         steps = programs(name, args.batch_size, threads, ("eager", "compiled")[:2 - args.no_compile])
         ms = {program: [] for program in steps}
         for k, program in enumerate([*steps] * (1 + args.repeats)):
