@@ -113,8 +113,8 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
     assert found["train"][0].shape == (48, 28, 28)
 
 
-@pytest.mark.parametrize("experiment, figures, film", [(mc, multi_figures, multi_film),
-                                                       (ac, affnist_figures, affnist_film)])
+@pytest.mark.parametrize("experiment, figures, film", [
+    (mc, multi_figures, multi_film), pytest.param(ac, affnist_figures, affnist_film, marks=pytest.mark.slow)])
 def test_any_data_set_is_trained_evaluated_drawn_and_filmed(call, tmp_path, experiment, figures, film):
     """With three classes, for every model; a network refuses other data in words"""
     write_data(tmp_path / "clothes")

@@ -44,6 +44,7 @@ def test_the_other_checks_tell_right_from_wrong(factor):
         check_loss(lambda y, t: (((y - t) ** 2).sum(), factor * 2 * (y - t)), x, x - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_gradients_of_the_default_network(experiment):
     module, (config, data) = EXPERIMENTS[experiment], toy(experiment)

@@ -45,6 +45,7 @@ def test_a_run_survives_an_output_that_cannot_be_written(shell, tmp_path, line):
     assert (done.returncode, done.stderr) == (1, "") and len(list(tmp_path.glob("runs/*/*/metrics.json"))) == 1
 
 
+@pytest.mark.slow
 @POSIX
 def test_letters_that_the_terminal_lacks_are_escaped(shell, tmp_path):
     done = shell(f'"{sys.executable}" "{ROOT}/visualize_routing.py" --n-iters 1 --outdir ü', PYTHONIOENCODING="ascii")
@@ -52,6 +53,7 @@ def test_letters_that_the_terminal_lacks_are_escaped(shell, tmp_path):
     assert (tmp_path / "ü" / "em_routing.svg").exists()
 
 
+@pytest.mark.slow
 @POSIX
 @pytest.mark.parametrize("script", ["affnist_capsnet.py", "make_multimnist_capsnet_gif.py"])
 def test_without_docstrings(shell, script):
@@ -125,6 +127,7 @@ def test_imported_figure_code_changes_no_setting():
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
 
 
+@pytest.mark.slow
 @POSIX
 def test_a_terminal_that_knows_no_escapes_gets_plain_lines(tmp_path):
     import pty

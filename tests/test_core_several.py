@@ -30,7 +30,8 @@ def test_comparison_by_hand():
     assert np.isnan(one["networks"]["b"]["x"][1:]).all() and "nan" not in mc.comparison_table(one)
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
+@pytest.mark.parametrize("experiment", [runs.MULTI, *(pytest.param(name, marks=pytest.mark.slow)
+                                                      for name in (runs.NORB, runs.AFF))])
 def test_several_networks_are_those_of_single_commands(call, tmp_path, experiment):
     """Two models and two seeds: the same images, hits and files as four commands; loaded again: the same accuracies"""
     (config, _), module, (first, second) = toy(experiment), EXPERIMENTS[experiment], TWO[experiment]

@@ -71,6 +71,7 @@ def test_all_figures_end_to_end(toy_run, alone, tmp_path):
     assert (found["config"]["seed"], found["loaded"]["trained_seed"]) == (3, 0)
 
 
+@pytest.mark.slow
 def test_figures_of_several_networks(toy_run, cli, tmp_path):
     """One figure for all networks or one for each; what means nothing for a network is skipped with a word"""
     assert cli(*TOY, "--model", "cnn", "--quiet", "--checkpoint", "cnn.npz")[0] == 0

@@ -68,6 +68,8 @@ def test_what_agrees(seed, value, fraction, expected):
 def check(call, monkeypatch):
     """check(*flags): call's answer of reproduce.py, whose runs are of toy size"""
     monkeypatch.setattr(runs, "shell_command", functools.partial(runs.shell_command, toy=True))
+    tiny = {"--conv1-channels": 2, "--conv3-channels": 4, "--n-test": 16}
+    monkeypatch.setitem(runs.TOY, runs.MULTI, runs.TOY[runs.MULTI] | tiny)
     measures = (claims.multi("with routing - without", "main/deep", "main-uniform/deep"),)
     monkeypatch.setitem(claims.BY_NAME, "toy", claims.Claim("toy", "Toys.", "no number", claims.OURS, measures))
     return lambda *flags: call(mc, functools.partial(reproduce.main), *flags)

@@ -155,6 +155,7 @@ def test_what_routing_assigns_by_hand():
         assert before[j, y, x] == pytest.approx(sum(0.2 * np.linalg.norm(u[0, k]) for k in rows))
 
 
+@pytest.mark.slow
 def test_figures_of_shapes_and_of_several_networks(cli, call, tmp_path):
     """All of them, for networks trained here and for their files"""
     few = (*TOY, "--n-elev", 1, "--n-per-combo", 1, "--batch-size", 30)
