@@ -108,6 +108,7 @@ def test_a_user_without_a_home_has_no_cache(shell, tmp_path):
     assert done.returncode == 2 and "~nosuchuser: no such folder" in done.stderr and done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 @POSIX
 def test_no_notebook_backend_or_style_gets_into_a_figure(shell, tmp_path):
     (tmp_path / "rc").mkdir()

@@ -62,6 +62,7 @@ def assert_pngs(folder, names):
     assert all(min(pixels.shape[:2]) > 100 and pixels.std() > 3 for pixels in pngs.values())
 
 
+@pytest.mark.slow
 def test_all_figures_end_to_end(toy_run, alone, tmp_path):
     outdir, out = tmp_path / "new" / "viz", tmp_path / "x.json"
     alone(viz, "--load", toy_run, "--outdir", outdir, "--n-test", 64, "--seed", 3, "--out-json", out)

@@ -75,6 +75,20 @@ def check(call, monkeypatch):
     return lambda *flags: call(mc, functools.partial(reproduce.main), *flags)
 
 
+def test_two_networks_are_trained_and_compared_with_the_published_ones(check, monkeypatch, tmp_path):
+    """A second call trains nothing and compares anew"""
+    measures = (claims.toys("nearest neighbor - cnn", "shapes/nearest", "shapes/cnn"),)
+    monkeypatch.setitem(claims.BY_NAME, "toy", claims.Claim("toy", "Toys.", "no number", claims.OURS, measures))
+    code, out, err = check("toy", "--jobs", 2)
+    assert (code, err) == (0, ""), err
+    assert "2 runs to do of 2" in out and "of 3 numbers agree with the published ones" in out
+    names = [line.split()[0] for line in out.splitlines() if "yours" in line and "(n = 10), this seed" in line]
+    assert names == ["shapes/nearest", "shapes/cnn", "difference"]
+    code, again, _ = check("toy")
+    assert code == 0 and "0 runs to do of 2" in again and list(tmp_path.glob("runs/reproduce/*/*/shapes/cnn-0.json"))
+
+
+@pytest.mark.slow
 def test_a_claim_is_checked_and_what_is_there_is_not_made_again(check, tmp_path):
     """A trained network, and what is measured on its checkpoint; a second call compares anew, of a published seed and
     of a new one"""
