@@ -82,6 +82,7 @@ import math
 import multiprocessing
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -3694,7 +3695,7 @@ def fit_to_data(config, data, network=None, name=""):
         raise InputError(f"data: has label {last}, and n_classes is {n_classes}. Give labels below it")
     if network and {network.source, data["source"]} <= similar or network is None:
         return config if network else dataclasses.replace(config, n_classes=n_classes)
-    if network.source[-8:] != data["source"][-8:]:                      # the digest of the files
+    if len({re.sub(".*-(?=[0-9a-f]{8}$)", "", source) for source in (network.source, data["source"])}) > 1:   # digests
         raise InputError(f"{name}: was trained on {network.source} ({config.n_classes} classes), and these data are "
                          f"{data['source']} ({n_classes} classes). Give its own data as --data-dir, or a network that "
                          "was trained on these as --load")

@@ -157,6 +157,8 @@ def test_a_network_knows_its_data_by_their_content_and_the_classes_follow_from_t
         mc.fit_to_data(mc.Config(), data | {"n_classes": 4})
     network, config = SimpleNamespace(source="clothes-0123abcd"), mc.Config(n_classes=3)
     assert mc.fit_to_data(config, three | {"source": "other name-0123abcd"}, network) is config
+    with pytest.raises(mc.InputError, match="was trained on my drawings"):              # names without a digest
+        mc.fit_to_data(config, three | {"source": "your drawings"}, SimpleNamespace(source="my drawings"), "file")
     assert mc.data_name("clothes-0123abcd") == "images of clothes"
     assert mc.data_name("my drawings") == "images of my drawings"
     with pytest.raises(mc.InputError, match="or a network that was trained on these as --load"):
