@@ -134,7 +134,8 @@ def make(results, jobs, published, say):
         for process in processes:
             process.terminate()
         if isinstance(error, KeyboardInterrupt):
-            sys.exit("stopped; the same command resumes")
+            print("\nstopped; the same command resumes", file=sys.stderr)
+            sys.exit(130)
         raise
 
 
