@@ -170,9 +170,9 @@ def em_routing_vectors():
         iterations.append({"n_iters": n_iters, "R": R.transpose(0, 2, 1), "mu": mu, "sigma2": sigma2,
                            "a_out": activation, "dV": votes_last(dV), "da": da, "dbeta_u": dbeta_u, "dbeta_a": dbeta_a})
     return dict(formula="R_ij = 1 / J; in every iteration r_ij = R_ij a_i, mu_jh = sum_i r_ij V_ijh / sum_i r_ij, "
-                "sigma2_jh = sum_i r_ij (V_ijh - mu_jh)^2 / sum_i r_ij, cost_jh = (beta_u_j + log sigma_jh) sum_i r_ij, a_j "
-                "= logistic(lambda (beta_a_j - sum_h cost_jh)); between two iterations R_ij = a_j p_j(V_ij) / sum_k a_k "
-                "p_k(V_ij), where p_j is the normal density with mean mu_j and diagonal covariance sigma2_j",
+                "sigma2_jh = sum_i r_ij (V_ijh - mu_jh)^2 / sum_i r_ij, cost_jh = (beta_u_j + log sigma_jh) sum_i "
+                "r_ij, a_j = logistic(lambda (beta_a_j - sum_h cost_jh)); between two iterations R_ij = a_j p_j(V_ij) / "
+                "sum_k a_k p_k(V_ij), where p_j is the normal density of mean mu_j and diagonal covariance sigma2_j",
                 equation="Procedure 1", paper=2018,
                 axes={"V": "nijh", "a": "ni", "beta_u": "j", "beta_a": "j", "lambdas": "t", "g_mu": "njh", "g_a": "nj",
                       "R": "nij", "mu": "njh", "sigma2": "njh", "a_out": "nj", "dV": "nijh", "da": "ni",
@@ -201,8 +201,8 @@ def matrix_vote_vectors():
     added[..., 3] += positions[:, 0, None]                     # row 0 and row 1 of the right-hand column
     added[..., 7] += positions[:, 1, None]
     return dict(formula="V_ij = M_i W_ij (not W_ij M_i); coordinate addition adds the scaled row of the center of "
-                "child i's receptive field to the first entry of the right-hand column of V_ij, the scaled column to the "
-                "second",
+                "child i's receptive field to the first entry of the right-hand column of V_ij, and the scaled column "
+                "to the second",
                 equation="Section 2 and Section 4", paper=2018,
                 axes={"M": "ni44", "W": "ij44", "positions": "i2", "V": "nijh", "V_with_coordinates": "nijh"},
                 inputs={"M": M, "W": W, "positions": positions}, expected={"V": V, "V_with_coordinates": added})
