@@ -171,8 +171,8 @@ def em_routing_vectors():
                            "a_out": activation, "dV": votes_last(dV), "da": da, "dbeta_u": dbeta_u, "dbeta_a": dbeta_a})
     return dict(formula="R_ij = 1 / J; in every iteration r_ij = R_ij a_i, mu_jh = sum_i r_ij V_ijh / sum_i r_ij, "
                 "sigma2_jh = sum_i r_ij (V_ijh - mu_jh)^2 / sum_i r_ij, cost_jh = (beta_u_j + log sigma_jh) sum_i "
-                "r_ij, a_j = logistic(lambda (beta_a_j - sum_h cost_jh)); between two iterations R_ij = a_j p_j(V_ij) / "
-                "sum_k a_k p_k(V_ij), where p_j is the normal density of mean mu_j and diagonal covariance sigma2_j",
+                "r_ij, a_j = logistic(lambda (beta_a_j - sum_h cost_jh)); between two iterations R_ij = a_j p_j(V_ij) "
+                "/ sum_k a_k p_k(V_ij), where p_j is the normal density of mean mu_j and diagonal covariance sigma2_j",
                 equation="Procedure 1", paper=2018,
                 axes={"V": "nijh", "a": "ni", "beta_u": "j", "beta_a": "j", "lambdas": "t", "g_mu": "njh", "g_a": "nj",
                       "R": "nij", "mu": "njh", "sigma2": "njh", "a_out": "nj", "dV": "nijh", "da": "ni",

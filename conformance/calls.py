@@ -1,0 +1,330 @@
+"""Calls a routing function that somebody else wrote: finds it, the order of its axes, and its gradients.
+
+All axes have different sizes, so the shape of an output tells the order of its axes. A reading is a layout for every
+input: its axes' letters in order, with 1 for a singleton and PQ for a pose matrix in place of H. See check.py.
+"""
+import importlib
+import inspect
+import itertools
+import sys
+import traceback
+from collections import namedtuple
+from pathlib import Path
+
+import numpy as np
+
+AXES = {"N": "samples", "I": "input capsules", "J": "output capsules", "D": "entries of an input capsule", "E":
+        "entries of an output capsule", "H": "entries of a pose matrix"}
+SIZES = {"N": 3, "I": 7, "J": 5, "D": 4, "E": 6, "H": 16, "K": 5}
+
+# what: title. inputs, outputs: name -> axes. votes: the input whose axes J and E or H belong to votes
+Interface = namedtuple("Interface", "what inputs outputs votes count")
+INTERFACES = {
+    "routing": Interface("dynamic routing (Sabour et al. 2017, Procedure 1)", {"u_hat": "NIJE"}, {"v": "NJE"}, "u_hat",
+                         "n_iters"),
+    "layer": Interface("a layer with dynamic routing (Sabour et al. 2017, Eq. 2 and Procedure 1)",
+                       {"u": "NID", "W": "IJED"}, {"v": "NJE"}, "W", "n_iters"),
+    "em": Interface("EM routing (Hinton et al. 2018, Procedure 1)",
+                    {"V": "NIJH", "a": "NI", "beta_u": "J", "beta_a": "J"}, {"mu": "NJH", "a": "NJ"}, "V", "lambdas"),
+    "margin": Interface("the margin loss (Sabour et al. 2017, Eq. 4)", {"lengths": "NK", "present": "NK"},
+                        {"loss": "N"}, None, None),
+}
+
+
+class Unusable(Exception):
+    """The function cannot be checked; the message says why, and what to do."""
+
+
+def load(target):
+    """Return a function that imports the user's module anew and returns the object: module:name or file.py:name."""
+    place, _, name = target.rpartition(":")
+    if not place or not name:
+        raise Unusable(f"{target}: write module:function, such as mymodule:route")
+    if place.endswith(".py"):
+        path = Path(place)
+        if not path.is_file():
+            raise Unusable(f"{place}: no such file in {Path.cwd()}")
+        sys.path.insert(0, str(path.resolve().parent))
+        place = path.stem
+    sys.path.insert(0, str(Path.cwd()))
+
+    def fresh():
+        sys.modules.pop(place, None)
+        importlib.invalidate_caches()
+        try:
+            found = importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            if error.name != place.split(".")[0]:
+                raise Unusable(f"{place} imports {error.name}, which is not installed here. Install it, or run the "
+                               "check with the Python that has it.") from None
+            raise Unusable(f"no module named {place}. Run the check in the folder of {place}.py, or write the path: "
+                           f"path/to/{place}.py:{name}") from None
+        except Exception as error:
+            raise Unusable(f"{place} cannot be imported: {last_line(error)}") from None
+        for part in name.split("."):
+            if not hasattr(found, part):
+                names = [n for n in vars(found) if not n.startswith("_") and callable(getattr(found, n))]
+                raise Unusable(f"{place} has no {part}. It has: {', '.join(names) or 'nothing that can be called'}")
+            found = getattr(found, part)
+        if not callable(found):
+            raise Unusable(f"{target} is not a function")
+        return found
+    return fresh
+
+
+def last_line(error):
+    """Return an exception's type and message, and the user's line that raised it."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).parent != Path(__file__).parent]
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300] + where
+
+
+def arrange(x, axes, layout):
+    """Return x, whose axes are those letters, in a layout: a permutation, with 1 for a singleton and PQ for H = 4*4."""
+    if "P" in layout:
+        axes = axes.replace("H", "PQ")
+        side = int(round(x.shape[-1] ** 0.5))
+        x = x.reshape(*x.shape[:-1], side, side)
+    x = x.transpose([axes.index(letter) for letter in layout if letter != "1"])
+    return x.reshape([1 if letter == "1" else x.shape[layout.replace("1", "").index(letter)] for letter in layout])
+
+
+def find_layout(shape, axes, sizes):
+    """Return the layout of an output of that shape, or None if its axes are not those letters."""
+    squeezed = [n for n in shape if n != 1]
+    for letters in (axes, axes.replace("H", "PQ")):
+        for order in itertools.permutations(letters):
+            if "Q" in order and order.index("Q") != order.index("P") + 1:
+                continue
+            if squeezed == [sizes[letter] for letter in order]:
+                rest = iter(order)
+                return "".join("1" if n == 1 else next(rest) for n in shape)
+    return None
+
+
+def restore(y, axes, layout):
+    """Return an output as an array of those axes; the inverse of arrange."""
+    letters = layout.replace("1", "")
+    y = y.reshape([n for n, letter in zip(y.shape, layout) if letter != "1"])
+    wanted = axes.replace("H", "PQ") if "P" in letters else axes
+    y = y.transpose([letters.index(letter) for letter in wanted])
+    return y.reshape(*y.shape[:-2], -1) if "P" in letters else y
+
+
+def layouts(axes, singleton):
+    """Return the orders of some axes, the usual ones first; with one singleton in every place if asked for."""
+    orders = ["".join(order) for order in itertools.permutations(axes)]
+    orders.sort(key=lambda order: (order[0] != axes[0], order[-1] != axes[-1], order))
+    if not singleton:
+        return orders
+    split = [order.replace("H", "PQ") for order in orders if "H" in order]
+    return split + [order[:k] + "1" + order[k:] for order in orders for k in range(len(order), -1, -1)]
+
+
+def arrays_of(result):
+    """Return the arrays in what a function returned: itself, or those in its tuple, list or dict."""
+    if isinstance(result, dict):
+        result = list(result.values())
+    return [x for part in result for x in arrays_of(part)] if isinstance(result, (tuple, list)) else [result]
+
+
+def to_numpy(y):
+    y = y.detach().cpu() if hasattr(y, "detach") else y
+    if str(getattr(y, "dtype", "")).endswith("bfloat16"):
+        y = y.float()
+    return np.asarray(y)
+
+
+class Call:
+    """Calls the user's function with canonical arrays in one reading: a layout for every input."""
+
+    def __init__(self, interface, fresh, framework, dtype, sizes, count):
+        self.interface, self.fresh, self.framework, self.dtype, self.count = interface, fresh, framework, dtype, count
+        self.sizes = sizes | {"P": round(sizes["H"] ** 0.5), "Q": round(sizes["H"] ** 0.5)}
+        self.reading, self.found_dtype = None, dtype
+        self.renew()
+
+    def renew(self):
+        """Import the user's module again, which resets whatever it keeps."""
+        self.function = self.fresh()
+
+    def tensor(self, x):
+        if self.framework == "numpy":
+            return np.array(x, self.dtype)
+        import torch
+        return torch.tensor(np.ascontiguousarray(x), dtype=getattr(torch, self.dtype))
+
+    def arguments(self, inputs):
+        """Return the tensors to pass, by the names of the inputs."""
+        return {name: self.tensor(arrange(x, self.interface.inputs[name], self.reading[name]))
+                for name, x in inputs.items()}
+
+    def call(self, given, n):
+        return arrays_of(self.function(*given.values(), *([] if self.count is None else [self.count(n)])))
+
+    def match(self, results, sizes):
+        """Return (place, layout) of every output, or None if no array that was returned has its shape."""
+        found, free = {}, list(range(len(results)))
+        for name, axes in self.interface.outputs.items():
+            fitting = [(k, layout) for k in free if (layout := find_layout(np.shape(results[k]), axes, sizes))]
+            if not fitting:
+                return None
+            found[name] = fitting[0]
+            free.remove(fitting[0][0])
+        return found
+
+    def outputs(self, results, sizes):
+        """Return the outputs in canonical order, and their layouts. ValueError if the shapes do not fit."""
+        results = [y if hasattr(y, "shape") else np.asarray(y) for y in results]
+        found = self.match(results, sizes)
+        if found is None:
+            raise ValueError("returned " + " and ".join(str(tuple(np.shape(y))) for y in results))
+        self.found_dtype = str(results[next(iter(found.values()))[0]].dtype).split(".")[-1]
+        return [restore(to_numpy(results[k]).astype(float), self.interface.outputs[name], layout)
+                for name, (k, layout) in found.items()], {name: layout for name, (_, layout) in found.items()}
+
+    def sizes_of(self, inputs):
+        return self.sizes | {letter: size for name, x in inputs.items()
+                             for letter, size in zip(self.interface.inputs[name], x.shape)}
+
+    def __call__(self, inputs, n):
+        return self.outputs(self.call(self.arguments(inputs), n), self.sizes_of(inputs))[0]
+
+    def weigh(self, results, weights):
+        """Return sum(outputs * weights) as a tensor."""
+        found = self.match(results, self.sizes)
+        arranged = [self.tensor(arrange(w, self.interface.outputs[name], layout))
+                    for (name, (_, layout)), w in zip(found.items(), weights)]
+        return sum((results[k] * w).sum() for (k, _), w in zip(found.values(), arranged))
+
+    def gradients(self, inputs, n, weights, names):
+        """Return the gradients of sum(outputs * weights) by torch's autograd: name -> array, None if not reached."""
+        import torch
+        given = self.arguments(inputs)
+        for name in names:
+            given[name].requires_grad_(True)
+        total = self.weigh(self.call(given, n), weights)
+        if not total.requires_grad:
+            return dict.fromkeys(names)
+        grads = torch.autograd.grad(total, [given[name] for name in names], allow_unused=True)
+        return {name: None if g is None else self.canonical(g, name) for name, g in zip(names, grads)}
+
+    def canonical(self, x, name):
+        """Return an array in the layout of an input, such as its gradient, with its axes in canonical order."""
+        return restore(to_numpy(x).astype(float), self.interface.inputs[name], self.reading[name])
+
+    def readings(self, fixed):
+        """Yield readings in stages, the usual ones first; fixed: layouts that the user gave, by name."""
+        for singleton in (False, True):
+            options = []
+            for name, axes in self.interface.inputs.items():
+                if name in fixed:
+                    options.append([fixed[name]])
+                elif len(axes) == 1:
+                    options.append([axes])
+                else:
+                    options.append(layouts(axes, False) + (layouts(axes, True) if singleton else []))
+            yield [dict(zip(self.interface.inputs, chosen)) for chosen in itertools.product(*options)]
+
+    def penalty(self, found):
+        """Return a key that sorts readings by their outputs' layouts: samples first, entries last, no singletons."""
+        usual = [layout.replace("1", "").replace("PQ", "H") for layout in found.values()]
+        return [(layout[0] != axes[0], layout[-1] != axes[-1])
+                for layout, axes in zip(usual, self.interface.outputs.values())]
+
+    def search(self, inputs, n, fixed):
+        """Return the readings whose outputs have the right shape, the usual one first, as (reading, output layouts)."""
+        fits, first_error = [], None
+        for stage in self.readings(fixed):
+            for self.reading in stage:
+                try:
+                    found = self.outputs(self.call(self.arguments(inputs), n), self.sizes_of(inputs))[1]
+                    fits.append((self.penalty(found), self.reading, found))
+                except Exception as error:
+                    first_error = first_error or (self.reading, error)
+            if fits:
+                break
+        if not fits:
+            reading, error = first_error
+            shapes = ", ".join(f"{name} {shape_text(layout, self.sizes)}" for name, layout in reading.items())
+            raise Unusable(f"no order of the axes gives {outputs_text(self.interface, self.sizes)}. With {shapes}: "
+                           f"{last_line(error)}")
+        fits.sort(key=lambda fit: fit[0])
+        return [fit[1:] for fit in fits]
+
+
+class MarginCall(Call):
+    """Calls a margin loss: lengths or capsules, labels as 0 and 1 or as numbers, in either order."""
+
+    def arguments(self, inputs):
+        given = {}
+        for name in self.reading["order"].split(","):
+            if name == "present":
+                x = self.tensor(inputs[name])
+                if self.reading["present"] == "N":
+                    x = self.tensor(inputs[name].argmax(1))
+                    x = x.astype(int) if self.framework == "numpy" else x.long()
+            else:
+                x = inputs[name]
+                if self.reading["lengths"] == "NKE":           # capsules with these lengths
+                    x = x[..., None] * np.full(self.sizes["E"], self.sizes["E"] ** -0.5)
+                x = self.tensor(x)
+            given[name] = x
+        return given
+
+    def canonical(self, x, name):
+        """Return the gradient with respect to the lengths: of capsules, along the capsules."""
+        x = to_numpy(x).astype(float)
+        return x.sum(-1) * self.sizes["E"] ** -0.5 if self.reading["lengths"] == "NKE" else x
+
+    def match(self, results, sizes):
+        wanted = {(): "", (sizes["N"],): "N", (sizes["N"], sizes["K"]): "NK"}
+        for k, y in enumerate(results):
+            squeezed = tuple(n for n in np.shape(y) if n != 1)
+            if squeezed in wanted:
+                return {"loss": (k, wanted[squeezed])}
+        return None
+
+    def outputs(self, results, sizes):
+        results = [y if hasattr(y, "shape") else np.asarray(y) for y in results]
+        found = self.match(results, sizes)
+        if found is None:
+            raise ValueError("returned " + " and ".join(str(tuple(np.shape(y))) for y in results))
+        k, layout = found["loss"]
+        self.found_dtype = str(results[k].dtype).split(".")[-1]
+        y = to_numpy(results[k]).astype(float).reshape([sizes[letter] for letter in layout])
+        return [y.sum(1) if layout == "NK" else y], {"loss": layout}
+
+    def weigh(self, results, weights):
+        k, layout = self.match(results, self.sizes)["loss"]
+        y = results[k].reshape(-1)
+        return y.sum() if layout == "" else (y.reshape(self.sizes["N"], -1).sum(1) * self.tensor(weights[0])).sum()
+
+    def readings(self, fixed):
+        try:
+            names = [name.lower() for name in inspect.signature(self.function).parameters]
+        except (TypeError, ValueError):
+            names = []
+        targets = ("true", "label", "target", "present", "onehot", "one_hot", "classes")
+        swapped = bool(names) and (any(word in names[0] for word in targets) or names[0] in ("t", "y", "gt"))
+        orders = ["present,lengths", "lengths,present"] if swapped else ["lengths,present", "present,lengths"]
+        every = [{"order": order, "lengths": lengths, "present": present}
+                 for order in orders for lengths in ("NK", "NKE") for present in ("NK", "N")]
+        yield [reading for reading in every if reading | fixed == reading]
+
+    def penalty(self, found):
+        return []
+
+
+def shape_text(layout, sizes):
+    """Return a layout with its sizes, such as (N, J, 1, E) = (3, 5, 1, 6)."""
+    names = ", ".join({"P": "4", "Q": "4"}.get(letter, letter) for letter in layout)
+    numbers = ", ".join("1" if letter == "1" else str(sizes[letter]) for letter in layout)
+    comma = "," if len(layout) == 1 else ""
+    return f"({names}{comma}) = ({numbers}{comma})"
+
+
+def outputs_text(interface, sizes):
+    if "loss" in interface.outputs:
+        return "one loss, or one per sample"
+    return " and ".join(f"an output {name} {shape_text(axes, sizes)}" for name, axes in interface.outputs.items())

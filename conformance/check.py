@@ -1,0 +1,593 @@
+#!/usr/bin/env python3
+"""Check a routing layer of your own, in NumPy, PyTorch or any framework, against the papers, and name its mistakes.
+
+    python3 conformance/check.py mymodule:route            # route(u_hat, n_iters) -> v, dynamic routing
+    python3 conformance/check.py mymodule:layer --layer    # layer(u, W, n_iters) -> v
+    python3 conformance/check.py mymodule:em_route --em    # em_route(V, a, beta_u, beta_a, lambdas) -> mu, a
+    python3 conformance/check.py mymodule:loss --margin-loss    # loss(lengths, present) -> a number, or one per sample
+
+mymodule is a Python file in the current folder; path/to/mymodule.py:route works, too. Your function gets NumPy arrays,
+or PyTorch tensors if its module imports torch, and returns arrays or tensors of any kind. All axes have different
+sizes, so that their order is found from the shape of the output, without looking at its values.
+
+docs/conformance.md shows how to connect a module with weights of its own, and lists all mistakes that are named.
+Exit code 0: everything agrees. 1: something differs. 2: the function could not be called.
+"""
+import argparse
+import itertools
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import calls
+import reference
+from calls import INTERFACES, Call, MarginCall, Unusable, arrange, last_line, load
+from kinds import KINDS
+
+TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+DIRECTIONS = 6                     # random directions along which gradients are compared
+EPSILONS = [m * 10.0 ** -k for k in range(2, 13) for m in (1, 5)]
+
+
+# ---- what is compared ----
+
+def probe(kind, sizes, seed=0):
+    """Return random inputs, by name, for which mistakes show: most output capsules have lengths from 0.2 to 0.8."""
+    rng, N, I, J, D, E, H, K = np.random.default_rng(seed), *(sizes[letter] for letter in "NIJDEHK")
+    if kind == "margin":
+        lengths = rng.permutation(np.linspace(0.02, 0.98, N * K)).reshape(N, K)
+        return {"lengths": lengths, "present": np.eye(K)[rng.permutation(K)[:N] if K >= N else rng.integers(0, K, N)]}
+    if kind == "em":                                           # alike for all parents, so that they compete
+        V = rng.uniform(-1, 1, (N, I, 1, H)) + 0.25 * rng.uniform(-1, 1, (N, I, J, H))
+        return {"V": V, "a": rng.uniform(0.2, 1, (N, I)), "beta_u": rng.uniform(-0.5, 0.5, J),
+                "beta_a": rng.uniform(-1, 1, J)}
+    if kind == "routing":
+        u_hat = rng.normal(size=(N, 1, J, E)) + 0.8 * rng.normal(size=(N, I, J, E))
+        u_hat *= rng.uniform(0.6, 1.4, (N, I, 1, 1))
+        return {"u_hat": u_hat * (1.1 * J / np.median(np.linalg.norm(u_hat.sum(1), axis=-1)))}
+    u, W = rng.normal(size=(N, I, D)) + rng.normal(size=(N, 1, D)), rng.normal(size=(I, J, E, D)) + rng.normal(
+        size=(1, J, E, D))
+    return {"u": u, "W": W * (1.1 * J / np.median(np.linalg.norm(np.einsum("nid,ijed->nje", u, W), axis=-1)))}
+
+
+def expected(kind, inputs, n, lambdas=(), **settings):
+    """Return the reference's outputs, or None if it has none with these settings."""
+    if kind == "em":
+        return reference.em_routing(*inputs.values(), lambdas[:n], **settings)
+    if kind == "margin":
+        return [reference.margin_loss(*inputs.values(), **settings)]
+    u_hat = inputs["u_hat"] if kind == "routing" else np.einsum("nid,ijed->nije", inputs["u"], inputs["W"])
+    routed = reference.dynamic_routing(u_hat, n, **settings)
+    return None if routed is None else [routed[0]]
+
+
+def difference(found, wanted):
+    """Return the largest difference of two lists of arrays, relative to each array's largest entry."""
+    with np.errstate(all="ignore"):
+        worst = [np.abs(x - y).max() / max(np.abs(y).max(), 1e-12) for x, y in zip(found, wanted)]
+    return float("inf") if not np.isfinite(worst).all() else float(max(worst))
+
+
+def finite(arrays):
+    return all(bool(np.isfinite(y).all()) for y in arrays)
+
+
+def explain(found, predict, mistakes, tolerance, most=3):
+    """Return the smallest sets of mistakes whose outputs equal what was found in every case, and the difference.
+
+    found: case -> list of arrays. predict(settings, case) -> list of arrays, or None where there is nothing to
+    compare. Return a list of tuples of mistakes, empty if none fits, and the largest difference of the first.
+    """
+    matches, size = [], None
+    for chosen in reference.combinations(mistakes, most):
+        if size is not None and len(chosen) > size:
+            break
+        worst = -1.0
+        for case, arrays in found.items():
+            with np.errstate(all="ignore"):
+                wanted = predict(reference.settings_of(chosen), case)
+            if wanted is not None:
+                worst = max(worst, difference(arrays, wanted))
+                if worst > tolerance:
+                    break
+        if 0 <= worst <= tolerance:
+            matches.append((worst, chosen))
+            size = len(chosen)
+    matches.sort(key=lambda match: match[0] > tolerance / 100)
+    return [chosen for _, chosen in matches], matches[0][0] if matches else None
+
+
+def explain_with_epsilon(found, predict, mistakes, tolerance, places, nearest=40):
+    """As `explain`, also for outputs that an epsilon moves: usual values in usual places, for the nearest sets.
+
+    If two epsilons move the outputs, sets of mistakes that fit to 1e-5 are named. Return the sets of mistakes, the
+    difference, and "" or the epsilon in words.
+    """
+    matches, worst = explain(found, predict, mistakes, tolerance)
+    if matches:
+        return matches, worst, ""
+
+    def distance(settings):
+        with np.errstate(all="ignore"):
+            wanted = [(y, predict(settings, case)) for case, y in found.items()]
+        return max((difference(y, other) for y, other in wanted if other is not None), default=float("inf"))
+    ranked = sorted(((distance(reference.settings_of(chosen)), k, chosen)
+                     for k, chosen in enumerate(reference.combinations(mistakes))), key=lambda entry: entry[:2])
+    tried = [(d, chosen, "") for d, _, chosen in ranked[:nearest]]
+    for _, _, chosen in ranked[:nearest]:
+        for place, words in places.items():
+            for epsilon in EPSILONS:
+                settings = reference.settings_of(chosen) | {"epsilon": epsilon, "place": place}
+                tried.append((distance(settings), chosen, words.format(power(epsilon))))
+    for limit in (tolerance, max(tolerance, 1e-5)):
+        fitting = [entry for entry in tried if entry[0] <= limit]
+        if fitting:
+            worst, chosen, words = min(fitting, key=lambda entry: (len(entry[1]), entry[0]))
+            return [chosen], worst, words
+    return [], None, ""
+
+
+# what a property that does not hold says about the function; the text begins with the name of a kind where it shows one
+RANDOM = "Something is random. Start from logits of 0, fix the weights, and switch dropout off."
+KEPT = "logits kept from the batch before, or something else that a call leaves behind: start every call from b = 0"
+PLACE = ("initial logits trained per batch slot, or something else that depends on the place in the batch: use no "
+         "parameter of shape (N, ...)")
+INFLUENCE = "The samples of a batch influence each other. Sum, average and normalize over other axes only."
+ROTATION = "The entries of a capsule are not treated as one vector: a squash of each component, or a bias."
+EPSILON = "no epsilon in the squash, forward: write v = s |s| / (1 + |s|^2), with |s| = sqrt(sum(s^2) + 1e-9)"
+EPSILON_GRADIENT = "no epsilon in the squash, gradient: put it inside the root, |s| = sqrt(sum(s^2) + 1e-9)"
+BIAS = "bias in the output capsules: remove it, or set it to 0; without votes v must be 0"
+FLOOR = ("EM: floor under the weights of children, or activations that cancel: use r = R * a, without clamp() "
+         "and without dividing by its sum over the parents")
+VARIANCE = "EM: no epsilon on the variance: add one, such as 1e-4, to sigma^2"
+EXPLAINED = (INFLUENCE, ROTATION, FLOOR)                       # by mistakes that the values show, if there are any
+PLACES = {"root": "epsilon {} added to |s|^2 inside the root", "norm": "epsilon {} added to |s|",
+          "all": "epsilon {} added to |s|^2"}
+EM_PLACES = {"variance": "epsilon {} added to the variance", "log": "epsilon {} added to sigma in its logarithm"}
+
+
+class Check:
+    """Calls one function, compares it with the reference, and prints what was found."""
+
+    def __init__(self, kind, call, lambdas, iterations, tolerance, backward):
+        self.kind, self.call, self.lambdas, self.iterations = kind, call, lambdas, iterations
+        self.asked, self.backward, self.failed, self.notes = tolerance, backward, [], []
+        self.inputs = probe(kind, call.sizes)
+        self.per_sample, self.combine = True, "mean"           # form of a margin loss
+        self.mistakes = {"em": reference.EM, "margin": reference.MARGIN}.get(kind, reference.ROUTING)
+        self.stops = {"em": reference.EM_STOPS, "margin": ()}.get(kind, reference.STOPS)
+        self.places = {"em": EM_PLACES, "margin": {}}.get(kind, PLACES)
+        rng = np.random.default_rng(1)
+        self.weights = [rng.normal(size=[call.sizes[letter] for letter in axes])
+                        for axes in call.interface.outputs.values()]
+        if kind == "margin":
+            self.weights = [np.ones(call.sizes["N"])]
+        self.directions = [{name: rng.normal(size=x.shape) for name, x in self.inputs.items() if name != "present"}
+                           for _ in range(DIRECTIONS)]
+
+    @property
+    def tolerance(self):
+        return self.asked or TOLERANCES.get(self.call.found_dtype, 1e-9)
+
+    # ---- values ----
+
+    def predict(self, settings, n, inputs=None):
+        """Return what the reference computes for n iterations, combined over the samples as the function does."""
+        wanted = expected(self.kind, inputs or self.inputs, n, self.lambdas, **settings)
+        if self.kind == "margin" and not self.per_sample:
+            wanted = [np.asarray(wanted[0].mean() if self.combine == "mean" else wanted[0].sum())]
+        return wanted
+
+    def values(self):
+        """Compare the outputs for every number of iterations. Return case -> outputs, or None if a call failed."""
+        found, self.errors = {}, {}
+        for n in self.iterations:
+            self.call.renew()
+            try:
+                with np.errstate(all="ignore"):
+                    found[n] = self.call(self.inputs, n)
+            except Exception as error:
+                self.errors[n] = last_line(error)
+        self.per_sample = not (self.kind == "margin" and found and found[1][0].ndim == 0)
+        return found
+
+    def name(self, found):
+        """Return the sets of mistakes that explain the outputs, the difference, and an epsilon in words."""
+        best = explain_with_epsilon(found, self.predict, self.mistakes, self.tolerance, self.places)
+        if self.kind == "margin" and not self.per_sample:     # the paper does not say how samples are combined
+            self.combine = "sum"
+            summed = explain_with_epsilon(found, self.predict, self.mistakes, self.tolerance, self.places)
+            if summed[0] and (not best[0] or len(summed[0][0]) < len(best[0][0])):
+                self.notes.append("The samples are summed; the paper does not say how they are combined.")
+                return summed
+            self.combine = "mean"
+        return best
+
+    # ---- gradients ----
+
+    def slopes(self, n, settings):
+        """Return the reference's derivatives along the directions, by input: name -> (DIRECTIONS,)."""
+        def total(name, x):
+            wanted = self.predict(settings, n, self.inputs | {name: x})
+            return sum((y * (w if y.ndim else 1)).sum() for y, w in zip(wanted, self.weights))
+        return {name: np.array([reference.derivative(lambda x, name=name: total(name, x), self.inputs[name], d[name])
+                                for d in self.directions]) for name in self.directions[0]}
+
+    def found_slopes(self, n):
+        """Return the user's derivatives along the directions, by input; None for an input that is not reached."""
+        names = list(self.directions[0])
+        if self.backward:
+            given = self.call.arguments(self.inputs)
+            g = [] if self.kind == "margin" else [
+                self.call.tensor(arrange(w, self.call.interface.outputs[name], self.layouts[name]))
+                for name, w in zip(self.call.interface.outputs, self.weights)]
+            count = [] if self.call.count is None else [self.call.count(n)]
+            returned = calls.arrays_of(self.backward(*g, *given.values(), *count))
+            if len(returned) < len(names):
+                raise ValueError(f"--backward returned {plural(len(returned), 'gradient')} for {', '.join(names)}")
+            grads = {name: self.call.canonical(y, name) for name, y in zip(names, returned)}
+        elif self.call.framework == "torch":
+            grads = self.call.gradients(self.inputs, n, self.weights, names)
+        else:
+            h, slopes = 1e-5, {}
+            for name in names:
+                def total(step, d, name=name):
+                    y = self.call(self.inputs | {name: self.inputs[name] + step * d[name]}, n)
+                    return sum((part * (w if part.ndim else 1)).sum() for part, w in zip(y, self.weights))
+                slopes[name] = np.array([(total(h, d) - total(-h, d)) / (2 * h) for d in self.directions])
+            return slopes
+        return {name: None if g is None else np.array([(g * d[name]).sum() for d in self.directions])
+                for name, g in grads.items()}
+
+    def gradient(self, n, chosen, epsilon):
+        """Compare the gradients after n iterations. Return a text, and a mistake of the gradient or None."""
+        by_differences = not self.backward and self.call.framework == "numpy"
+        tolerance = max(self.tolerance, 1e-6 if by_differences else 1e-7)
+        if self.call.found_dtype != "float64":
+            tolerance = max(20 * self.tolerance, 1e-2 if by_differences else 0)
+            if by_differences:
+                return "not tested in float32", None
+        found = self.found_slopes(n)
+        unreached = [name for name, slope in found.items() if slope is None]
+        if unreached:
+            return f"does not reach {' and '.join(unreached)}", None
+
+        def differs(settings):
+            wanted = self.slopes(n, settings | epsilon)
+            return difference(list(found.values()), list(wanted.values()))
+        right = differs({})
+        if right <= tolerance:
+            return "agrees", None
+        for stop in (None, *self.stops):
+            settings = reference.settings_of(chosen) | (stop.settings if stop else {})
+            if (chosen or stop) and differs(settings) <= tolerance:
+                return f"differs by {percent(right)}", stop
+        return f"differs by {percent(right)}", "unnamed"
+
+    # ---- what must hold for every input ----
+
+    def same(self, one, other):
+        return difference(one, other) <= max(self.tolerance, 1e-9)
+
+    def invariances(self, n):
+        """Yield (property, whether it holds, what it shows if it does not)."""
+        call, x, kind = self.call, self.inputs, self.kind
+        batch = [name for name, axes in call.interface.inputs.items() if "N" in axes]
+
+        def samples(keep):
+            return x | {name: x[name][keep] for name in batch}
+        call.renew()
+        first = call(x, n)
+        again = call(x, n)
+        call.renew()
+        if not self.same(call(x, n), first):
+            yield "module imported again: same output", False, RANDOM
+            return
+        yield "repeated call: same output", self.same(again, first), KEPT
+        if kind != "margin" or self.per_sample:
+            call.renew()
+            yield "batch reversed: output reversed", self.same(
+                [y[::-1] for y in call(samples(slice(None, None, -1)), n)], first), PLACE
+            call.renew()
+            try:
+                fewer = call(samples(slice(0, 2)), n)
+            except Exception:                                  # a function that works for one batch size only
+                fewer = None
+            if fewer is not None:
+                yield "only the first two samples: same output for them", self.same(
+                    fewer, [y[:2] for y in first]), INFLUENCE
+        if kind == "margin":
+            return
+        name, axes = call.interface.votes, call.interface.inputs[call.interface.votes]
+        j, e = axes.index("J"), axes.index("H" if kind == "em" else "E")
+        call.renew()
+        if kind == "em":
+            silent = x | {"a": np.where(np.arange(x["a"].shape[1]) == 0, 0, x["a"])}
+            moved = silent | {"V": x["V"] + np.where(np.arange(x["V"].shape[1]) == 0, 3.0, 0)[:, None, None]}
+            yield "other votes of a child with activation 0: same output", self.same(
+                call(moved, n), call(silent, n)), FLOOR
+            equal = x["V"].copy()
+            equal[:, :, 0] = equal[:, :1, 0]
+            yield "equal votes for one parent: finite output", finite(call(x | {"V": equal}, n)), VARIANCE
+            return
+        size = x[name].shape[e]
+        Q = np.linalg.qr(np.random.default_rng(2).normal(size=(size, size)))[0]
+        turned = x | {name: np.moveaxis(np.moveaxis(x[name], e, -1) @ Q.T, -1, e)}
+        yield "votes rotated: output rotated", self.same(call(turned, n), [first[0] @ Q.T]), ROTATION
+        zero = np.moveaxis(x[name].copy(), j, 0)
+        zero[0] = 0
+        zero = x | {name: np.moveaxis(zero, 0, j)}
+        call.renew()
+        v = call(zero, n)
+        yield "no votes for one output capsule: finite output", finite(v), EPSILON
+        if not finite(v):
+            return
+        yield "no votes for one output capsule: its output is 0", bool(np.abs(v[0][:, 0]).max() < 1e-3), BIAS
+        if call.framework == "torch":
+            grads = [g for g in call.gradients(zero, n, self.weights, list(x)).values() if g is not None]
+            yield "no votes for one output capsule: finite gradient", finite(grads), EPSILON_GRADIENT
+
+    # ---- the report ----
+
+    def run(self, fits, title):
+        """Print the whole report. Return the exit code."""
+        call = self.call
+        call.reading, self.layouts = fits[0]
+        found = self.values()
+        letters = "".join(call.interface.inputs.values()) + "".join(call.interface.outputs.values())
+        print(title)
+        if self.kind == "margin":
+            names = {"lengths": {"NK": "lengths", "NKE": "capsules"}[call.reading["lengths"]], "present": {
+                "NK": "present (0 and 1)", "N": "labels (numbers)"}[call.reading["present"]]}
+            print(f"  arguments: {', '.join(names[n] for n in call.reading['order'].split(','))}", end="")
+        else:
+            texts = [", ".join(f"{name} {calls.shape_text(layout, call.sizes)}" for name, layout in given.items())
+                     for given in (call.reading, self.layouts)]
+            print("  " + " -> ".join(texts))
+            used = [f"{letter} {words}" for letter, words in calls.AXES.items() if letter in letters]
+            print("  " + ", ".join(used), end="")
+        print(f"\n  {'PyTorch' if call.framework == 'torch' else 'NumPy'} {call.found_dtype}, relative tolerance "
+              f"{self.tolerance:.0e}\n".replace("e-0", "e-"))
+        self.table(found)
+        others = self.other_readings(fits[1:]) if self.failed else ""
+        return self.verdict(found, others)
+
+    def table(self, found):
+        right = {n: difference(y, self.predict({}, n)) for n, y in found.items()}
+        self.matches, self.worst, self.epsilon = ([()], 0.0, "") if all(
+            d <= self.tolerance for d in right.values()) else self.name(found)
+        if self.combine == "sum":
+            right = {n: difference(y, self.predict({}, n)) for n, y in found.items()}
+        if self.matches == [()] and self.worst > self.tolerance:   # right but for an epsilon in an unusual place
+            self.matches = []
+        agrees = bool(self.matches) and self.matches[0] == ()
+        chosen = self.matches[0] if self.matches else ()
+        epsilon = self.epsilon_settings()
+        self.gradient_mistakes = {}
+        for n in self.iterations:
+            what = "" if self.kind == "margin" else f"{n} iteration{'s' * (n > 1)}"
+            if n in self.errors:
+                self.line(what, f"raised {self.errors[n]}", False)
+                continue
+            ok = agrees or right[n] <= self.tolerance
+            text = "output agrees" if ok else f"output differs by {percent(right[n])}"
+            try:
+                gradient, mistake = self.gradient(n, chosen if self.matches else (), epsilon)
+            except Exception as error:
+                gradient, mistake = f"raised {last_line(error)}", "unnamed"
+            if mistake and n not in self.gradient_mistakes:
+                self.gradient_mistakes[n] = mistake
+            if gradient != "agrees" and not gradient.startswith("not tested"):
+                ok = False
+            label = "gradient" if self.backward or self.call.framework == "torch" else "numerical derivative"
+            self.line(what, f"{text}, {label} {gradient}", ok)
+        self.shown = []
+        try:
+            for holds_for, holds, mistake in self.invariances(max(found, default=self.iterations[-1])):
+                self.line("", holds_for, holds)
+                if not holds:
+                    self.shown.append(mistake)
+        except Exception as error:
+            self.line("changed inputs", f"raised {last_line(error)}", False)
+
+    def epsilon_settings(self):
+        for place, words in self.places.items():
+            for epsilon in EPSILONS if self.epsilon else ():
+                if words.format(power(epsilon)) == self.epsilon:
+                    return {"epsilon": epsilon, "place": place}
+        return {}
+
+    def line(self, what, text, ok):
+        if not ok:
+            self.failed.append(what)
+        print(f"  {'ok ' if ok else 'NO '} {what}{': ' if what else ''}{text}")
+
+    def other_readings(self, fits):
+        """Return a sentence about another order of the axes with which all outputs agree, or an empty one."""
+        kept, failed = self.call.reading, list(self.failed)
+        for reading, _ in fits:
+            self.call.reading = reading
+            try:
+                found = self.values()
+                matches, worst, _ = explain_with_epsilon(found, self.predict, (), self.tolerance, self.places)
+                if not self.errors and matches and worst <= self.tolerance:
+                    flag = " ".join(f"{name}={layout}" for name, layout in reading.items() if kept[name] != layout)
+                    self.call.reading = kept
+                    return f"With another order that fits, too, it agrees. If that is yours, add: --axes {flag}"
+            except Exception:
+                continue
+        self.call.reading, self.failed = kept, failed
+        return ""
+
+    def verdict(self, found, others):
+        order = self.call.reading.get("u_hat", "NIJE").replace("1", "").replace("E", "")
+        words = self.call.sizes | {"logits": f"({', '.join(order)})", "axis": order.index("J")}
+        if self.epsilon:
+            self.notes.append(f"Your function has an {self.epsilon}.")
+        stops = [m for m in self.gradient_mistakes.values() if isinstance(m, reference.Mistake)]
+        chosen = (self.matches[0] if self.matches else ()) + tuple(stops[:1])
+        print()
+        for note in dict.fromkeys(self.notes):
+            print(note)
+        if not self.failed:
+            print("RIGHT: your function computes what the paper says.")
+            if self.call.framework == "numpy" and not self.backward:
+                print("To check a backward pass of your own, too, add --backward.")
+            return 0
+        if others:
+            print(f"DIFFERS, with its axes in this order. {others}")
+            return 1
+        if chosen:
+            exact = f", to {max(self.worst, 1e-16):.0e}," if self.matches and self.matches[0] else ""
+            print(f"WRONG: your function equals{exact} the paper's with {plural(len(chosen), 'mistake')}:")
+            for mistake in chosen:
+                print_mistake(mistake, words)
+            equal = [" + ".join(m.name for m in match) for match in self.matches[1:4]]
+            if equal:
+                print(f"\nThe same outputs come from: {'; or '.join(equal)}.")
+        else:
+            near = max((difference(y, self.predict({}, n)) for n, y in found.items()), default=1)
+            how = "." if self.shown or self.matches else ", by no mistake that is known here."
+            if not self.matches and near < 1e-3:
+                how = f" by {percent(near)}, perhaps by an epsilon. Set it to 0, or add: --tolerance {power(2 * near)}"
+            print(f"WRONG: the function differs from the paper{how}")
+        for text in dict.fromkeys(self.shown):
+            if chosen and text in EXPLAINED:                   # by the mistakes that are named
+                continue
+            kind = next((kind for kind in KINDS if text.startswith(kind[0])), None)
+            print(f"\n* {text}" + (f"\n  In training: {kind[2]}" if kind else ""))
+        if self.matches and not stops and "unnamed" in self.gradient_mistakes.values():
+            print("\n* The gradient is that of no known mistake. Compare it with conformance/*.json, number by number.")
+        return 1
+
+
+def print_mistake(mistake, words):
+    symptom = next((kind[2] for kind in KINDS if kind[0] == mistake.name), "")
+    print(f"\n* {mistake.name}\n  {reference.describe(mistake)}")
+    print(f"  To mend: {mistake.fix.format(**words)}")
+    if symptom:
+        print(f"  In training: {symptom}")
+
+
+def power(x):
+    """Return a small number such as 5e-7."""
+    return f"{x:.0e}".replace("e-0", "e-")
+
+
+def plural(n, noun):
+    return f"{n} {noun}{'s' * (n != 1)}"
+
+
+def percent(x):
+    """Return a relative difference in words."""
+    if not np.isfinite(x):
+        return "NaN or infinity"
+    return power(x) if x < 1e-4 else f"{100 * x:.2g}%" if x < 0.1 else f"{100 * x:.0f}%" if x < 10 else "over 1000%"
+
+
+def parse(argv):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", help="module:function, or path/to/file.py:function")
+    which = parser.add_mutually_exclusive_group()
+    for kind in ("layer", "em", "margin-loss"):
+        which.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind.split("-")[0],
+                           help=f"the function is {INTERFACES[kind.split('-')[0]].what}")
+    parser.add_argument("--iterations", type=int, nargs="+", metavar="T", default=[1, 2, 3],
+                        help="numbers of routing iterations to check (default: 1 2 3)")
+    parser.add_argument("--axes", nargs="+", metavar="NAME=ORDER", default=[],
+                        help="order of the axes of an input, such as u_hat=JNIE; 1 is a singleton, PQ a 4x4 matrix")
+    parser.add_argument("--sizes", nargs="+", metavar="AXIS=N", default=[],
+                        help="sizes for a function that works for its own only, such as I=1152 J=10 E=16")
+    parser.add_argument("--lambdas", type=float, nargs="+", metavar="X",
+                        help="[--em] inverse temperatures that your function uses by itself; it is then called with "
+                        "the number of iterations in place of a list of them")
+    parser.add_argument("--backward", metavar="TARGET",
+                        help="module:function of your backward pass: backward(dv, u_hat, n_iters) -> du_hat; with "
+                        "several inputs, their gradients in the same order")
+    parser.add_argument("--dtype", choices=("float64", "float32"),
+                        help="of the inputs (default: float64, or float32 if the function accepts no other)")
+    parser.add_argument("--framework", choices=("numpy", "torch"),
+                        help="of the inputs (default: torch if the module imports it)")
+    parser.add_argument("--tolerance", type=float, metavar="X", help="relative to the largest entry of an output "
+                        "(default: 1e-9; float32 1e-4)")
+    return parser.parse_args(argv)
+
+
+def pairs(given, what):
+    for text in given:
+        if "=" not in text:
+            raise Unusable(f"{what} {text}: write NAME=VALUE, such as {'u_hat=NIJE' if what == '--axes' else 'I=1152'}")
+    return dict(text.split("=", 1) for text in given)
+
+
+def check_axes(fixed, interface):
+    names = ("order", "lengths", "present") if interface.votes is None else interface.inputs
+    for name, layout in fixed.items():
+        if name not in names:
+            raise Unusable(f"--axes {name}={layout}: there is no input {name}. Inputs: {', '.join(names)}")
+        axes = interface.inputs.get(name, "")
+        if interface.votes and sorted(layout.replace("1", "").replace("PQ", "H")) != sorted(axes):
+            raise Unusable(f"--axes {name}={layout}: use each of {', '.join(axes)} once, and 1 for a singleton")
+
+
+def own_sizes(given, interface):
+    sizes = dict(calls.SIZES)
+    used = sorted(set("".join([*interface.inputs.values(), *interface.outputs.values()])))
+    for letter, text in given.items():
+        if letter not in used or not text.isdigit() or int(text) < 2:
+            raise Unusable(f"--sizes {letter}={text}: write AXIS=N with an axis of {', '.join(used)} and N from 2")
+        sizes[letter] = int(text)
+    alike = [(a, b) for a, b in itertools.combinations(used, 2) if sizes[a] == sizes[b]]
+    if alike:
+        a, b = alike[0]
+        raise Unusable(f"--sizes: {a} and {b} are both {sizes[a]}, but the order of the axes is found by their sizes. "
+                       f"Choose another {a if a not in given else b if b not in given else 'N'}.")
+    if "H" in used and round(sizes["H"] ** 0.5) ** 2 != sizes["H"]:
+        raise Unusable(f"--sizes H={sizes['H']}: H is the number of entries of a square pose matrix, such as 16")
+    return sizes
+
+
+def main(argv=None):
+    args = parse(argv)
+    kind = args.kind or "routing"
+    interface = INTERFACES[kind]
+    try:
+        fixed = pairs(args.axes, "--axes")
+        check_axes(fixed, interface)
+        sizes = own_sizes(pairs(args.sizes, "--sizes"), interface)
+        iterations = [1] if kind == "margin" else sorted(set(args.iterations))
+        if iterations[0] < 1:
+            raise Unusable("--iterations: at least 1")
+        lambdas = args.lambdas or [0.02 + 0.015 * t for t in range(max(iterations))]
+        if len(lambdas) < max(iterations):
+            raise Unusable(f"--lambdas: {len(lambdas)} given for {max(iterations)} iterations. Give one for each, or "
+                           "lower --iterations.")
+        fresh = load(args.target)
+        fresh()
+        frameworks = [args.framework] if args.framework else ["torch", "numpy"] if "torch" in sys.modules else ["numpy"]
+        count = None if kind == "margin" else lambda n: lambdas[:n] if kind == "em" and not args.lambdas else n
+        problems = []
+        for framework, dtype in itertools.product(frameworks, [args.dtype] if args.dtype else ["float64", "float32"]):
+            call = (MarginCall if kind == "margin" else Call)(interface, fresh, framework, dtype, sizes, count)
+            checked = Check(kind, call, lambdas, iterations, args.tolerance, args.backward and load(args.backward)())
+            try:
+                with np.errstate(all="ignore"):
+                    fits = call.search(checked.inputs, max(iterations), fixed)
+                break
+            except Unusable as problem:
+                problems.append(problem)
+        else:
+            raise problems[0]
+        shown = "loss" if kind == "margin" else ", ".join([*interface.inputs, interface.count])
+        title = f"{args.target}" + ("" if kind == "margin" else f"({shown})") + f" against {interface.what}"
+        with np.errstate(all="ignore"):
+            return checked.run(fits, title)
+    except Unusable as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,299 @@
+"""Routing as the papers define it, in NumPy, with one switch for each known mistake: what check.py compares with.
+
+dynamic_routing, margin_loss and em_routing compute the papers' formulas. Each keyword is a switch that puts one kind of
+mistake in; ROUTING, MARGIN and EM list the switches with their names and remedies. Sets of up to three of them are
+tried together, because public implementations combine as many. Tests compare the functions with literal.py and with the
+experiments' own functions.
+
+All functions take real or complex arrays and are analytic, so that derivatives can be computed by the complex step; see
+`derivative`. Axes: N sample, I input capsule, J output capsule, E entry of an output capsule, H entry of a pose.
+"""
+import itertools
+from collections import namedtuple
+
+import numpy as np
+from kinds import KINDS
+
+STEP = 1e-30                       # of the complex step: its square vanishes beside any real part
+
+# name: of the kind. settings: the switches that it turns. fix: what to change; {I}, {J}, ... are the sizes of axes,
+# {logits} the user's order of the logits' axes, {axis} the place of J among them. what: one sentence, for kinds that
+# kinds.py does not describe
+Mistake = namedtuple("Mistake", "name settings fix what", defaults=("",))
+
+
+def describe(mistake):
+    """Return one sentence: what the mistake computes, and which equation says otherwise."""
+    return mistake.what or next(kind[1] for kind in KINDS if kind[0] == mistake.name)
+
+
+def combinations(mistakes, most=3):
+    """Return all sets of at most that many mistakes that turn different switches, smallest first, as tuples."""
+    sets = []
+    for n in range(most + 1):
+        for chosen in itertools.combinations(mistakes, n):
+            turned = [switch for mistake in chosen for switch in mistake.settings]
+            if len(set(turned)) == len(turned):
+                sets.append(chosen)
+    return sets
+
+
+def settings_of(chosen):
+    """Return the keywords of a set of mistakes."""
+    return {switch: value for mistake in chosen for switch, value in mistake.settings.items()}
+
+
+def derivative(f, x, direction):
+    """Return the derivative of f, one real number or an array of them, at x along a direction, exact to rounding."""
+    return np.imag(f(x + 1j * STEP * direction)) / STEP
+
+
+def frozen(x, stopped=True):
+    """Return x as a constant for `derivative`, if it is stopped."""
+    return x.real if stopped else x
+
+
+def softmax(b, axis):
+    powers = np.exp(b - b.real.max(axis, keepdims=True))
+    return powers / powers.sum(axis, keepdims=True)
+
+
+# ---- dynamic routing (Sabour et al. 2017) ----
+
+def squash(s, form="paper", epsilon=0.0, place="root"):
+    """Return v = |s|^2 / (1 + |s|^2) s / |s| (Eq. 1), with s, v: (N, J, E), or another form.
+
+    epsilon is added to |s|^2 inside the root ("root"), to |s| outside it ("norm"), or to |s|^2 everywhere ("all").
+    """
+    if form == "none":
+        return s
+    square = s * s if form == "component" else (s * s).sum({"outputs": 1, "batch": 0}.get(form, 2), keepdims=True)
+    if place == "all":
+        square = square + epsilon
+    norm = np.sqrt(square + (epsilon if place == "root" else 0)) + (epsilon if place == "norm" else 0)
+    if form == "not divided by the length":
+        return s * square / (1 + square)
+    zero = np.abs(norm) == 0                                   # the limit of Eq. 1 at s = 0 is 0
+    unit = np.where(zero, 0, s / np.where(zero, 1, norm))
+    if form == "length in place of its square":
+        return unit * (np.sqrt(square) / (1 + np.sqrt(square)))
+    if form == "length above its square":
+        return unit * (np.sqrt(square) / (1 + square))
+    return unit * (square / ((0.5 if form == "0.5" else 1.0) + square))
+
+
+def dynamic_routing(u_hat, n_iters, normalize="outputs", average=False, replace=False, more=0, form="paper",
+                    last="squash", first="squash", stop="", bias=None, b=None, epsilon=0.0, place="root"):
+    """Compute the output capsules by dynamic routing (Procedure 1). u_hat: (N, I, J, E). Return v, (N, J, E), and b.
+
+    normalize: capsules over which the softmax normalizes. average: over the batch, of the agreements. replace: the
+    logits by the newest agreement. more: iterations than asked for. form: of the squash. last, first: "none" leaves
+    the squash of the last iteration, or of all others, away. stop: what is a constant for the gradient: "couplings",
+    "v" or "votes" in the agreement. bias: added to s, (J, E). b: initial logits, (N, I, J). Return b after one more
+    update, as an implementation that keeps its logits would leave it. None if no iteration is left.
+    """
+    if n_iters + more < 1:
+        return None
+    N, I, J, _ = u_hat.shape
+    b = np.zeros((N, I, J)) if b is None else b
+    for t in range(n_iters + more):
+        c = softmax(b, {"inputs": 1, "outputs": 2, "batch": 0}[normalize])
+        s = np.einsum("nij,nije->nje", frozen(c, stop == "couplings"), u_hat)
+        s = s if bias is None else s + bias
+        is_last = t == n_iters + more - 1
+        v = squash(s, form if (last if is_last else first) == "squash" else "none", epsilon, place)
+        agreement = np.einsum("nije,nje->nij", frozen(u_hat, stop == "votes"), frozen(v, stop == "v"))
+        if average:
+            agreement = np.broadcast_to(agreement.mean(0, keepdims=True), (N, I, J))
+        b = agreement if replace else b + agreement
+    return v, b
+
+
+SOFTMAX_FIX = "apply the softmax over the {J} output capsules: for logits b {logits}, softmax(b, axis={axis})"
+SQUASH_FIX = "v = s |s| / (1 + |s|^2), with |s|^2 summed over the {E} entries of a capsule, keepdims=True"
+ROUTING = (
+    Mistake("softmax over input capsules", {"normalize": "inputs"}, SOFTMAX_FIX),
+    Mistake("softmax over the batch", {"normalize": "batch"}, SOFTMAX_FIX,
+            "The softmax normalizes over the samples of the batch, but 2017, Eq. 3 normalizes over the output capsules "
+            "j of one input capsule."),
+    Mistake("logits averaged over the batch", {"average": True},
+            "give b the shape {logits}, and do not average the agreements over the {N} samples"),
+    Mistake("logits not accumulated", {"replace": True}, "b = b + agreement, in place of b = agreement"),
+    Mistake("one iteration more", {"more": 1}, "run the loop n_iters times; the first time with uniform couplings"),
+    Mistake("one iteration fewer", {"more": -1}, "run the loop n_iters times; the first time with uniform couplings"),
+    Mistake("squash of each component", {"form": "component"}, SQUASH_FIX),
+    Mistake("squash over output capsules", {"form": "outputs"}, SQUASH_FIX),
+    Mistake("squash over the batch", {"form": "batch"}, SQUASH_FIX,
+            "The squash takes its norm over the samples of the batch, but 2017, Eq. 1 takes it over the entries of one "
+            "capsule."),
+    Mistake("squash with 0.5 in place of 1", {"form": "0.5"}, SQUASH_FIX),
+    Mistake("squash without the square", {"form": "length in place of its square"}, SQUASH_FIX,
+            "The squash scales the unit vector by |s| / (1 + |s|), but 2017, Eq. 1 scales it by |s|^2 / (1 + |s|^2)."),
+    Mistake("squash with the square below only", {"form": "length above its square"}, SQUASH_FIX,
+            "The squash scales the unit vector by |s| / (1 + |s|^2), but 2017, Eq. 1 scales it by |s|^2 / (1 + |s|^2)"
+            "."),
+    Mistake("squash not divided by the length", {"form": "not divided by the length"}, SQUASH_FIX,
+            "The squash scales s itself by |s|^2 / (1 + |s|^2), but 2017, Eq. 1 scales the unit vector s / |s| by it."),
+    Mistake("final squash missing", {"last": "none"}, "squash s in the last iteration, too, and return that v"),
+    Mistake("squash in the last iteration only", {"first": "none"},
+            "compute the agreement with the squashed v, in every iteration",
+            "The agreements are computed with s, but in 2017, Procedure 1, lines 6 and 7, with its squash v."),
+)
+STOPS = (
+    Mistake("gradient of inner iterations stopped", {"stop": "couplings"},
+            "remove detach() or stop_gradient() from the votes and the coupling coefficients in the loop"),
+    Mistake("output capsules stopped in the agreement", {"stop": "v"},
+            "remove detach() or stop_gradient() from v in the agreement",
+            "v is a constant for the gradient in the agreement, but the logits of 2017, Procedure 1 depend on it."),
+    Mistake("votes stopped in the agreement", {"stop": "votes"},
+            "remove detach() or stop_gradient() from the votes in the agreement",
+            "The votes are constants for the gradient in the agreement, but the logits of 2017, Procedure 1 depend on "
+            "them."),
+)
+
+
+# ---- margin loss (Sabour et al. 2017) ----
+
+def margin_loss(lengths, present, squares=True, mean_over_classes=False, input="lengths", weight=0.5, halved=False,
+                hinge=True, weighted="absent", upper=0.9, lower=0.1):
+    """Return the margin loss (Eq. 4) of each sample, (N,). lengths: |v_k|, (N, K). present: T_k, (N, K)."""
+    if input == "squared":
+        lengths = lengths * lengths
+    elif input == "softmaxed":
+        lengths = softmax(lengths, 1)
+    short, long = upper - lengths, lengths - lower
+    if hinge:
+        short, long = short * (short.real > 0), long * (long.real > 0)
+    if squares:
+        short, long = short * short, long * long
+    losses = present * short * (weight if weighted == "present" else 1) \
+        + (1 - present) * long * (weight if weighted == "absent" else 1)
+    return (losses.mean(1) if mean_over_classes else losses.sum(1)) * (0.5 if halved else 1)
+
+
+MARGIN = (
+    Mistake("margin loss without squares", {"squares": False}, "square both hinges: max(0, 0.9 - |v|)^2"),
+    Mistake("margin loss of softmaxed lengths", {"input": "softmaxed"}, "pass the lengths |v| themselves"),
+    Mistake("margin loss of squared lengths", {"input": "squared"}, "pass |v|, the square root of sum(v^2)",
+            "The squared lengths enter the margin loss, but 2017, Eq. 4 uses the lengths."),
+    Mistake("margin loss averaged over classes", {"mean_over_classes": True},
+            "sum over the {K} classes, then average over the samples"),
+    Mistake("margin loss halved", {"halved": True}, "remove the factor 0.5 in front of the whole loss",
+            "The whole loss is multiplied by 0.5; in 2017, Eq. 4 only the absent classes are."),
+    Mistake("absent classes not down-weighted", {"weight": 1.0}, "multiply the term of absent classes by 0.5",
+            "The loss of absent classes has the weight 1, but in 2017, Eq. 4 it has lambda = 0.5."),
+    Mistake("present classes down-weighted", {"weighted": "present"}, "multiply the term of absent classes by 0.5",
+            "The factor 0.5 multiplies the loss of present classes; in 2017, Eq. 4 it multiplies that of absent ones."),
+    Mistake("margin loss without max", {"hinge": False}, "max(0, 0.9 - |v|)^2 and max(0, |v| - 0.1)^2",
+            "The differences to the margins are not clipped at 0, but 2017, Eq. 4 has max(0, ...)."),
+    Mistake("margins 1 and 0", {"upper": 1.0, "lower": 0.0}, "the margins are m+ = 0.9 and m- = 0.1",
+            "The margins are 1 and 0, but in 2017, Eq. 4 they are m+ = 0.9 and m- = 0.1."),
+)
+
+
+# ---- EM routing (Hinton et al. 2018) ----
+
+def log_logistic(z):
+    """Return log(1 / (1 + exp(-z))), without overflow."""
+    return np.where(z.real > 0, 0, z) - np.log(1 + np.exp(np.where(z.real > 0, -z, z)))
+
+
+def em_routing(V, a, beta_u, beta_a, lambdas, weights="product", exponent="paper", log_variance=False, mass="paper",
+               activation="logistic", with_activation=True, over="parents", start="uniform", once=False,
+               temperature="all", with_scale=True, more=0, stop="", epsilon=0.0, place="variance"):
+    """Compute EM routing (Procedure 1). V: (N, I, J, H); a: (N, I); beta_u, beta_a: (J,); lambdas: one per iteration.
+
+    weights: "renormalized" divides R_ij a_i by its sum over the parents. exponent: of the density. log_variance: in
+    place of log sigma in the cost. mass: "ratio" multiplies it by parents / children, "none" leaves it out of the cost.
+    activation: "softmax" over the parents. with_activation: of the parents, in the E-step. over: what R is normalized
+    over. start: "ones" for R = 1. once: beta_u once per parent, not once per entry. temperature: "cost" multiplies the
+    cost alone by lambda, "none" neither. with_scale: the density's factor 1 / sigma. more: iterations than asked for.
+    stop: "assignments" are constants for the gradient. epsilon: added to the variance, or in log(sigma + epsilon).
+    Return mu, (N, J, H), and the parents' activations, (N, J). None if no iteration is left.
+    """
+    T = len(lambdas) + more
+    if T < 1:
+        return None
+    N, I, J, H = V.shape
+    R, mu, sigma2, logit = np.full((N, I, J), 1 / J if start == "uniform" else 1.0), None, None, None
+    for t in range(T):
+        lambda_ = lambdas[min(t, len(lambdas) - 1)]
+        if t:
+            R = frozen(e_step(V, mu, sigma2, logit, exponent, with_activation, over, with_scale, activation),
+                       stop == "assignments")
+        r = R * a[..., None]
+        if weights == "renormalized":
+            r = r / r.sum(2, keepdims=True)
+        total = r.sum(1)                                       # (N, J)
+        mu = np.einsum("nij,nijh->njh", r, V) / total[..., None]
+        difference = V - mu[:, None]
+        sigma2 = np.einsum("nij,nijh->njh", r, difference * difference) / total[..., None]
+        sigma2 = sigma2 + (epsilon if place == "variance" else 0)
+        log_sigma = np.log(np.sqrt(sigma2) + (epsilon if place == "log" else 0)) * (2 if log_variance else 1)
+        beta = beta_u[:, None] * np.where(np.arange(H) == 0, 1.0, 0.0 if once else 1.0)
+        in_cost = {"paper": total, "ratio": total * (J / I), "none": np.ones_like(total)}[mass]
+        cost = ((beta + log_sigma) * in_cost[..., None]).sum(2)
+        logit = (beta_a * (lambda_ if temperature == "all" else 1) - cost * (1 if temperature == "none" else lambda_))
+    return mu, softmax(logit, 1) if activation == "softmax" else np.exp(log_logistic(logit))
+
+
+def e_step(V, mu, sigma2, logit, exponent="paper", with_activation=True, over="parents", with_scale=True,
+           activation="logistic"):
+    """Compute R_ij = a_j p_j(V_ij) / sum_k a_k p_k(V_ij), (N, I, J), from logarithms."""
+    square = (V - mu[:, None]) ** 2
+    spread = sigma2[:, None]
+    density = {"paper": -square / (2 * spread), "without 2": -square / spread, "1/4": -square / (4 * spread),
+               "without sigma": -square / 2, "without 2 sigma": -square}[exponent]
+    log_p = (density - (np.log(sigma2)[:, None] / 2 if with_scale else 0)).sum(3)
+    if with_activation:
+        log_a = np.log(softmax(logit, 1)) if activation == "softmax" else log_logistic(logit)
+        log_p = log_p + log_a[:, None]
+    return softmax(log_p, 2 if over == "parents" else 1)
+
+
+DENSITY_FIX = "log p = -sum_h ((V - mu)^2 / (2 sigma^2) + log(sigma) + log(2 pi) / 2)"
+EM = (
+    Mistake("EM: children's activations cancel", {"weights": "renormalized"},
+            "r = R * a; do not divide it by its sum over the {J} parents"),
+    *(Mistake("EM: wrong exponent of the density", {"exponent": form}, DENSITY_FIX, text) for form, text in (
+        ("without 2", "The density has exp(-(V - mu)^2 / sigma^2), but 2018, Procedure 1, E-STEP, line 2 divides by "
+                      "2 sigma^2."),
+        ("1/4", "The density has exp(-(V - mu)^2 / (4 sigma^2)), but 2018, Procedure 1, E-STEP, line 2 divides by "
+                "2 sigma^2."),
+        ("without sigma", "The density has exp(-(V - mu)^2 / 2), but 2018, Procedure 1, E-STEP, line 2 divides by "
+                          "2 sigma^2."),
+        ("without 2 sigma", "The density has exp(-(V - mu)^2), but 2018, Procedure 1, E-STEP, line 2 divides by "
+                            "2 sigma^2."))),
+    Mistake("EM: density without 1 / sigma", {"with_scale": False}, DENSITY_FIX,
+            "The density lacks the factor 1 / sigma, so that wide parents attract all votes; 2018, Procedure 1, "
+            "E-STEP, line 2 has it."),
+    Mistake("EM: log of the variance in the cost", {"log_variance": True}, "log(sigma) = log(sigma^2) / 2"),
+    Mistake("EM: mass factor in the cost", {"mass": "ratio"},
+            "multiply by sum_i r_ij alone, or keep the factor and say so: it is Gritzman's (2019)"),
+    Mistake("EM: mass missing in the cost", {"mass": "none"}, "cost_h = (beta_u + log sigma_h) * sum_i r_ij",
+            "The cost is not multiplied by sum_i r_ij, but 2018, Procedure 1, M-STEP, line 5 is."),
+    Mistake("EM: beta_u once per parent", {"once": True}, "add beta_u to each of the {H} costs, or keep it and say so",
+            "beta_u is added once per parent, as in 2018, Eq. 2, but Procedure 1, M-STEP, line 5 adds it for every "
+            "entry h; trained values can make up for it."),
+    Mistake("EM: softmax in place of the logistic", {"activation": "softmax"}, "a = logistic(lambda (beta_a - cost))"),
+    Mistake("EM: activation missing in the E-step", {"with_activation": False},
+            "R = a p / sum a p: add log(a_j) to log(p_j)"),
+    Mistake("EM: assignments normalized over the children", {"over": "children"},
+            "normalize R over the {J} parents of each child",
+            "The assignments are normalized over the children i, but 2018, Procedure 1, E-STEP, line 3 normalizes over "
+            "the parents of one child."),
+    Mistake("EM: initial assignments not divided", {"start": "ones"}, "start from R = 1 / {J}",
+            "The assignments start at 1, but 2018, Procedure 1, line 2 starts them at 1 / (number of parents)."),
+    Mistake("EM: lambda multiplies the cost alone", {"temperature": "cost"},
+            "a = logistic(lambda * (beta_a - cost)), or keep it and say so: for one lambda, beta_a can make up for it",
+            "The activation is logistic(beta_a - lambda cost), but in 2018, Procedure 1, M-STEP, line 6 lambda "
+            "multiplies beta_a, too."),
+    Mistake("EM: lambda missing", {"temperature": "none"}, "a = logistic(lambda * (beta_a - cost))",
+            "The activation is logistic(beta_a - cost), but 2018, Procedure 1, M-STEP, line 6 multiplies by lambda."),
+    Mistake("EM: one iteration more", {"more": 1}, "run the loop once per lambda, the last time without an E-step",
+            "The loop runs n + 1 times for n iterations, while 2018, Procedure 1 runs n M-steps."),
+    Mistake("EM: one iteration fewer", {"more": -1}, "run the loop once per lambda, the last time without an E-step",
+            "The loop runs n - 1 times for n iterations, while 2018, Procedure 1 runs n M-steps."),
+)
+EM_STOPS = (Mistake("EM: gradient of the assignments stopped", {"stop": "assignments"},
+                    "remove detach() or stop_gradient() from R"),)
