@@ -63,14 +63,16 @@ def softmax(b, axis):
 def squash(s, form="paper", epsilon=0.0, place="root"):
     """Return v = |s|^2 / (1 + |s|^2) s / |s| (Eq. 1), with s, v: (N, J, E), or another form.
 
-    epsilon is added to |s|^2 inside the root ("root"), to |s| outside it ("norm"), or to |s|^2 everywhere ("all").
+    epsilon is added to |s|^2 inside the root ("root"), to |s| outside it ("norm"), or to |s|^2 everywhere ("all"). The
+    root may also stand in the product s |s| / (1 + |s|^2), with epsilon inside ("product") or outside ("product norm").
     """
     if form == "none":
         return s
     square = s * s if form == "component" else (s * s).sum({"outputs": 1, "batch": 0}.get(form, 2), keepdims=True)
     if place == "all":
         square = square + epsilon
-    norm = np.sqrt(square + (epsilon if place == "root" else 0)) + (epsilon if place == "norm" else 0)
+    norm = np.sqrt(square + (epsilon if place in ("root", "product") else 0))
+    norm = norm + (epsilon if place in ("norm", "product norm") else 0)
     if form == "not divided by the length":
         return s * square / (1 + square)
     zero = np.abs(norm) == 0                                   # the limit of Eq. 1 at s = 0 is 0
@@ -79,7 +81,8 @@ def squash(s, form="paper", epsilon=0.0, place="root"):
         return unit * (np.sqrt(square) / (1 + np.sqrt(square)))
     if form == "length above its square":
         return unit * (np.sqrt(square) / (1 + square))
-    return unit * (square / ((0.5 if form == "0.5" else 1.0) + square))
+    one = 0.5 if form == "0.5" else 1.0
+    return s * norm / (one + square) if place.startswith("product") else unit * (square / (one + square))
 
 
 def dynamic_routing(u_hat, n_iters, normalize="outputs", average=False, replace=False, more=0, form="paper",

@@ -1,0 +1,421 @@
+"""conformance/check.py names the mistakes of functions that were written without it, and passes the right ones."""
+import json
+import re
+import sys
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "conformance"))
+import check
+import reference
+
+from conformance import literal
+
+VECTORS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in (ROOT / "conformance").glob("*.json")}
+
+# functions as people write them; a mistake is a change of their text
+ROUTE = '''
+import numpy as np
+
+def squash(s, axis=-1):
+    square = (s * s).sum(axis, keepdims=True)
+    return s * np.sqrt(square) / (1 + square)
+
+def route(u_hat, n_iters):
+    b = np.zeros(u_hat.shape[:3])
+    for t in range(n_iters):
+        c = np.exp(b) / np.exp(b).sum(2, keepdims=True)
+        s = (c[..., None] * u_hat).sum(1)
+        v = squash(s)
+        b = b + (u_hat * v[:, None]).sum(-1)
+    return v
+'''
+ROUTE_MISTAKES = {
+    "softmax over input capsules": [("sum(2,", "sum(1,")],
+    "softmax over the batch": [("sum(2,", "sum(0,")],
+    "logits averaged over the batch": [(".sum(-1)\n", ".sum(-1).mean(0)\n")],
+    "logits not accumulated": [("b = b + ", "b = ")],
+    "one iteration more": [("range(n_iters)", "range(n_iters + 1)")],
+    "one iteration fewer": [("range(n_iters)", "range(max(n_iters - 1, 1))")],
+    "squash of each component": [("square = (s * s).sum(axis, keepdims=True)", "square = s * s")],
+    "squash over output capsules": [("squash(s)", "squash(s, axis=1)")],
+    "squash over the batch": [("squash(s)", "squash(s, axis=0)")],
+    "squash with 0.5 in place of 1": [("(1 + square)", "(0.5 + square)")],
+    "squash without the square": [("s * np.sqrt(square) / (1 + square)", "s / (1 + np.sqrt(square))")],
+    "squash with the square below only": [("s * np.sqrt(square) / (1 + square)", "s / (1 + square)")],
+    "squash not divided by the length": [("np.sqrt(square)", "square")],
+    "final squash missing": [("return v", "return s")],
+    "squash in the last iteration only": [("* v[:", "* s[:")],
+    "logits kept from the batch before": [("b = np.zeros", "b = KEPT.pop() if KEPT else np.zeros"),
+                                          ("    return v", "    KEPT.append(b)\n    return v"),
+                                          ("def route", "KEPT = []\n\ndef route")],
+    "initial logits trained per batch slot": [("b = np.zeros(u_hat.shape[:3])", "b = np.zeros(u_hat.shape[:3]) + "
+                                               "np.random.default_rng(0).normal(size=u_hat.shape[:3])")],
+    "bias in the output capsules": [(".sum(1)\n", ".sum(1) + 0.1\n")],
+    "no epsilon in the squash, forward": [("s * np.sqrt(square) / (1 + square)",
+                                           "square / (1 + square) * s / np.sqrt(square)")],
+    "Something is random": [("b = np.zeros(u_hat.shape[:3])", "b = np.random.normal(size=u_hat.shape[:3])")],
+}
+EM = '''
+import numpy as np
+
+def em_route(V, a, beta_u, beta_a, lambdas):
+    R = np.full(V.shape[:3], 1 / V.shape[2])
+    for lambda_ in lambdas:
+        r = R * a[:, :, None]
+        mass = r.sum(1)
+        mu = (r[..., None] * V).sum(1) / mass[..., None]
+        square = (V - mu[:, None]) ** 2
+        sigma2 = (r[..., None] * square).sum(1) / mass[..., None] + 1e-6
+        cost = ((beta_u[:, None] + np.log(sigma2) / 2) * mass[..., None]).sum(-1)
+        a_out = 1 / (1 + np.exp(-lambda_ * (beta_a - cost)))
+        p = np.exp(-(square / (2 * sigma2[:, None])).sum(-1)) / np.sqrt(sigma2).prod(-1)[:, None]
+        ap = a_out[:, None] * p
+        R = ap / ap.sum(2, keepdims=True)
+    return mu, a_out
+'''
+EM_MISTAKES = {
+    "EM: children's activations cancel": [("mass = r.sum(1)", "r = r / r.sum(2, keepdims=True); mass = r.sum(1)")],
+    "EM: floor under the weights of children": [("R * a[:, :, None]", "np.maximum(R * a[:, :, None], 0.01)")],
+    "EM: wrong exponent of the density": [("(2 * sigma2", "(4 * sigma2")],
+    "EM: density without 1 / sigma": [(" / np.sqrt(sigma2).prod(-1)[:, None]", "")],
+    "EM: log of the variance in the cost": [("np.log(sigma2) / 2", "np.log(sigma2)")],
+    "EM: mass factor in the cost": [("* mass[..., None])", "* mass[..., None] * V.shape[2] / V.shape[1])")],
+    "EM: mass missing in the cost": [(" * mass[..., None]).sum(-1)", ").sum(-1)")],
+    "EM: beta_u once per parent": [("((beta_u[:, None] + np.log(sigma2) / 2) * mass[..., None]).sum(-1)",
+                                    "((np.log(sigma2) / 2).sum(-1) + beta_u) * mass")],
+    "EM: softmax in place of the logistic": [("a_out = 1 / (1 + np.exp(-lambda_ * (beta_a - cost)))",
+                                              "e = np.exp(lambda_ * (beta_a - cost)); a_out = e / e.sum(1)[:, None]")],
+    "EM: activation missing in the E-step": [("ap = a_out[:, None] * p", "ap = p")],
+    "EM: assignments normalized over the children": [("ap.sum(2,", "ap.sum(1,")],
+    "EM: initial assignments not divided": [("1 / V.shape[2])", "1.0)")],
+    "EM: lambda multiplies the cost alone": [("-lambda_ * (beta_a - cost)", "lambda_ * cost - beta_a")],
+    "EM: lambda missing": [("-lambda_ * (beta_a", "-(beta_a")],
+    "EM: one iteration more": [("in lambdas:", "in [*lambdas, lambdas[-1]]:")],
+    "EM: one iteration fewer": [("in lambdas:", "in lambdas[:max(len(lambdas) - 1, 1)]:")],
+    "EM: no epsilon on the variance": [(" + 1e-6", "")],
+}
+LOSS = '''
+import numpy as np
+
+def loss(lengths, present):
+    short, long = np.maximum(0, 0.9 - lengths), np.maximum(0, lengths - 0.1)
+    return (present * short ** 2 + 0.5 * (1 - present) * long ** 2).sum(1).mean()
+'''
+LOSS_MISTAKES = {
+    "margin loss without squares": [("short ** 2", "short"), ("long ** 2", "long")],
+    "margin loss of softmaxed lengths": [("    short, ", "    lengths = np.exp(lengths)\n    lengths = lengths / "
+                                          "lengths.sum(1, keepdims=True)\n    short, ")],
+    "margin loss of squared lengths": [("    short, ", "    lengths = lengths ** 2\n    short, ")],
+    "margin loss averaged over classes": [(".sum(1).mean()", ".mean()")],
+    "margin loss halved": [("return (", "return 0.5 * (")],
+    "absent classes not down-weighted": [("0.5 * (1", "(1")],
+    "present classes down-weighted": [("(present * ", "(0.5 * present * "), ("0.5 * (1", "(1")],
+    "margin loss without max": [("np.maximum(0, 0.9 - lengths)", "0.9 - lengths"),
+                                ("np.maximum(0, lengths - 0.1)", "lengths - 0.1")],
+    "margins 1 and 0": [("0.9", "1.0"), ("0.1", "0.0")],
+}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Return a function that checks a source text and returns the exit code and what was printed."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(source, *flags, name="mine", changes=()):
+        for old, new in changes:
+            assert old in source, old
+            source = source.replace(old, new)
+        (tmp_path / f"{name}.py").write_text(source, encoding="utf-8")
+        function = re.findall(r"^def (\w+)", source, re.M)[-1]
+        code = check.main([f"{tmp_path / name}.py:{function}", *flags])
+        sys.modules.pop(name, None)
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
+    return run
+
+
+def named(text):
+    """Return the names of the mistakes in a report."""
+    return re.findall(r"^\* ([^\n]+)", text, re.M)
+
+
+# ---- the reference ----
+
+def nearly(found, expected, tolerance=1e-11):
+    found, expected = np.asarray(found), np.asarray(expected)
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * max(np.abs(expected).max(), 1e-3))
+
+
+def test_reference_reproduces_the_test_vectors():
+    x, expected = ({name: np.array(value) for name, value in VECTORS[file][part].items()} for file, part in (
+        ("dynamic_routing", "inputs"), ("dynamic_routing", "expected")))
+    direction = np.random.default_rng(0).normal(size=x["u_hat"].shape)
+    for entry in VECTORS["dynamic_routing"]["expected"]["iterations"]:
+        nearly(reference.dynamic_routing(x["u_hat"], entry["n_iters"])[0], entry["v"])
+        for stop, gradient in (("", "du_hat"), ("couplings", "du_hat_constant_couplings")):
+            slope = reference.derivative(lambda u_hat, n=entry["n_iters"], stop=stop: (
+                reference.dynamic_routing(u_hat, n, stop=stop)[0] * x["g"]).sum(), x["u_hat"], direction)
+            nearly(slope, (np.array(entry[gradient]) * direction).sum(), 1e-9)
+    x = {name: np.array(value) for name, value in VECTORS["margin_loss"]["inputs"].items()}
+    nearly(reference.margin_loss(**x).mean(), VECTORS["margin_loss"]["expected"]["loss"])
+    x = {name: np.array(value) for name, value in VECTORS["em_routing"]["inputs"].items()}
+    for entry in VECTORS["em_routing"]["expected"]["iterations"]:
+        mu, a = reference.em_routing(x["V"], x["a"], x["beta_u"], x["beta_a"], x["lambdas"][:entry["n_iters"]])
+        nearly(mu, entry["mu"])
+        nearly(a, entry["a_out"])
+        slope = reference.derivative(lambda beta_u, n=entry["n_iters"]: sum((y * g).sum() for y, g in zip(
+            reference.em_routing(x["V"], x["a"], beta_u, x["beta_a"], x["lambdas"][:n]), (x["g_mu"], x["g_a"]))),
+            x["beta_u"], np.array([1.0, -2.0, 0.5]))
+        nearly(slope, np.array(entry["dbeta_u"]) @ [1.0, -2.0, 0.5], 1e-8)
+
+
+def test_a_stopped_gradient_by_hand():
+    # one input capsule, two outputs, one entry, votes 1 and 2: with v constant in the agreement, b_j = u_j v_j has the
+    # derivative v_j; with the votes constant, u_j dv_j/du_j. Both together make the whole.
+    u_hat, d = np.array([[[[1.0], [2.0]]]]), np.array([[[[1.0], [0.0]]]])
+
+    def slope(stop):
+        return reference.derivative(lambda x: reference.dynamic_routing(x, 2, stop=stop)[0].sum(), u_hat, d)
+    whole, couplings, v, votes = (slope(stop) for stop in ("", "couplings", "v", "votes"))
+    assert whole - couplings == pytest.approx((v - couplings) + (votes - couplings))
+    # first iteration: s = 1/2, 1; v = (1/4) / (5/4) = 1/5, 1/2. c_1 = 1 / (1 + exp(2 * 1/2 - 1 * 1/5)), dc_1/db_1 =
+    # c_1 c_2, and the outputs are squash(c_1 1) and squash(c_2 2), of slope 2 s / (1 + s^2)^2
+    c = 1 / (1 + np.exp(0.8))
+    s = np.array([c, 2 * (1 - c)])
+    rate = 2 * s / (1 + s * s) ** 2
+    assert couplings == pytest.approx(rate[0] * c)
+    assert v - couplings == pytest.approx(c * (1 - c) * (rate[0] - 2 * rate[1]) / 5)
+
+
+# lengths of sample 0 of the probe P in docs/conformance.md, computed by other code
+P = np.array([[[[0.6, 0.8], [1.2, -1.6]]], [[[1.2, 1.6], [0.6, -0.8]]]])
+
+
+@pytest.mark.parametrize(("name", "lengths"), [
+    (None, (0.0134, 0.7573)), ("softmax over input capsules", (0.5, 0.8)),
+    ("logits averaged over the batch", (0.2, 0.5)),
+    ("logits not accumulated", (0.0491, 0.7049)), ("one iteration more", (0.0008, 0.7905)),
+    ("one iteration fewer", (0.0877, 0.6557)), ("squash of each component", (0.0091, 0.8546)),
+    ("squash over output capsules", (0.0628, 0.8404)), ("final squash missing", (0.1167, 1.7665))])
+def test_switches_give_the_lengths_of_the_survey(name, lengths):
+    settings = next((m.settings for m in reference.ROUTING if m.name == name), {})
+    v, _ = reference.dynamic_routing(P, 3, **settings)
+    assert np.linalg.norm(v[0], axis=-1) == pytest.approx(lengths, abs=6e-5)
+
+
+@pytest.mark.parametrize(("kind", "mistakes"), [("routing", reference.ROUTING), ("layer", reference.ROUTING),
+                                                ("em", reference.EM), ("margin", reference.MARGIN)])
+def test_all_sets_of_up_to_three_mistakes_are_told_apart(kind, mistakes):
+    """Sets that differ by less than 1e-12 compute the same; all others differ by 1e-7 at least, and most by 1e-3."""
+    x = check.probe(kind, check.calls.SIZES)
+    sets, rows = reference.combinations(mistakes), []
+    assert len(sets) > 100
+    with np.errstate(all="ignore"):
+        outputs = [[check.expected(kind, x, n, [0.02, 0.035, 0.05], **reference.settings_of(chosen))
+                    for n in ((1,) if kind == "margin" else (1, 2, 3))] for chosen in sets]
+    for row in outputs:
+        rows.append(np.concatenate([np.full(sum(y.size for y in outputs[0][k]), np.nan) if part is None else
+                                    np.concatenate([np.ravel(y) for y in part]) for k, part in enumerate(row)]))
+    rows = np.array(rows)
+    close = same = 0
+    for k in range(len(rows) - 1):
+        gaps = np.nanmax(np.abs(rows[k + 1:] - rows[k]), axis=1)
+        assert not ((gaps > 1e-12) & (gaps < 1e-7)).any(), sets[k]
+        close, same = close + (gaps < 1e-3).sum(), same + (gaps <= 1e-12).sum()
+    n_pairs = len(rows) * (len(rows) - 1) / 2
+    assert same < 0.005 * n_pairs and close - same < 0.001 * n_pairs
+    singles = [k for k, chosen in enumerate(sets) if len(chosen) <= 1]
+    assert all(np.nanmax(np.abs(rows[i] - rows[j])) > 1e-3 for i in singles for j in singles if i < j)
+
+
+@pytest.mark.parametrize(("kind", "mistakes"), [("routing", reference.ROUTING), ("em", reference.EM),
+                                                ("margin", reference.MARGIN)])
+def test_every_set_is_named_or_one_that_computes_the_same(kind, mistakes):
+    x, cases = check.probe(kind, check.calls.SIZES), (1,) if kind == "margin" else (1, 2, 3)
+
+    def predict(settings, n):
+        return check.expected(kind, x, n, [0.02, 0.035, 0.05], **settings)
+    sets = reference.combinations(mistakes)
+    for chosen in sets[::40 if kind == "em" else 10] + sets[:len(mistakes) + 1]:
+        with np.errstate(all="ignore"):
+            found = {n: y for n in cases if (y := predict(reference.settings_of(chosen), n)) is not None}
+        if not all(np.isfinite(part).all() for y in found.values() for part in y):
+            continue
+        matches, worst = check.explain(found, predict, mistakes, 1e-9)
+        assert worst <= 1e-9 and len(matches[0]) <= len(chosen)
+        if len(matches[0]) == len(chosen):
+            assert chosen in matches
+
+
+def test_every_mistake_says_what_it_is():
+    for mistake in (*reference.ROUTING, *reference.STOPS, *reference.MARGIN, *reference.EM, *reference.EM_STOPS):
+        text = reference.describe(mistake)
+        assert re.search(r"201[78], (Eq\. \d|Procedure 1|Section \d)|2017 run Procedure 1", text), mistake.name
+        assert mistake.fix and "{" not in mistake.fix.format(**check.calls.SIZES, logits="(N, I, J)", axis=2)
+
+
+def test_the_reference_agrees_with_the_loops_on_its_own_probes():
+    x = check.probe("em", check.calls.SIZES)
+    lists = {name: value.tolist() for name, value in x.items()}
+    expected = literal.em_routing(*lists.values(), [0.02, 0.035], epsilon=0.01)[-1]
+    mu, a = reference.em_routing(*x.values(), [0.02, 0.035], epsilon=0.01)
+    nearly(mu, expected["mu"])
+    nearly(a, expected["a"])
+    u_hat = check.probe("routing", check.calls.SIZES)["u_hat"]
+    v = reference.dynamic_routing(u_hat, 3)[0]
+    nearly(v, literal.dynamic_routing(u_hat.tolist(), 3)[-1]["v"])
+    lengths = np.linalg.norm(v, axis=-1)
+    assert np.mean((lengths > 0.2) & (lengths < 0.85)) > 0.7   # long or short capsules would hide mistakes
+
+
+# ---- whole checks ----
+
+@pytest.mark.parametrize(("source", "flags"), [(ROUTE, ()), (EM, ("--em",)), (LOSS, ("--margin-loss",))])
+def test_right_functions_pass(run, source, flags):
+    code, text = run(source, *flags)
+    assert code == 0 and "RIGHT" in text and "NO " not in text, text
+
+
+@pytest.mark.parametrize(("name", "source", "changes", "flags"), [
+    *((name, ROUTE, changes, ()) for name, changes in ROUTE_MISTAKES.items()),
+    *(pytest.param(name, EM, changes, ("--em",), marks=[pytest.mark.slow] if k % 4 else [])
+      for k, (name, changes) in enumerate(EM_MISTAKES.items())),
+    *((name, LOSS, changes, ("--margin-loss",)) for name, changes in LOSS_MISTAKES.items())])
+def test_a_mistake_in_a_function_is_named_and_nothing_else(run, name, source, changes, flags):
+    code, text = run(source, *flags, changes=changes)
+    assert code == 1 and "WRONG" in text, text
+    assert ("--axes u_hat=JINE" in text) == (name == "softmax over the batch")   # right, if N and J are exchanged
+    names = named(text)
+    assert names[0].startswith(name) and len(names) == 1, text
+
+
+@pytest.mark.parametrize("names", [("softmax over input capsules", "logits averaged over the batch",
+                                    "squash over output capsules"),
+                                   ("logits not accumulated", "one iteration more", "squash without the square"),
+                                   ("logits averaged over the batch", "no epsilon in the squash, forward"),
+                                   ("softmax over input capsules", "logits kept from the batch before")])
+def test_several_mistakes_in_a_function_are_named(run, names):
+    code, text = run(ROUTE, changes=[change for name in names for change in ROUTE_MISTAKES[name]])
+    assert code == 1 and [next(n for n in names if found.startswith(n)) for found in named(text)] == list(names), text
+
+
+@pytest.mark.parametrize("epsilon", ["np.sqrt(square + 1e-7)", "(np.sqrt(square) + 1e-8)"])
+def test_an_epsilon_is_allowed_and_reported(run, epsilon):
+    code, text = run(ROUTE, changes=[("np.sqrt(square)", epsilon)])
+    assert code == 0 and "epsilon 1e-" in text
+    code, text = run(ROUTE, changes=[("np.sqrt(square)", epsilon), *ROUTE_MISTAKES["logits not accumulated"]])
+    assert code == 1 and named(text) == ["logits not accumulated"]
+    code, text = run(ROUTE, changes=[("return v", "return v + 1e-6")])
+    assert code == 1 and "perhaps by an epsilon" in text
+    assert run(ROUTE, "--tolerance", text.split("--tolerance ")[1].split()[0], changes=[("return v", "return v + 1e-6")]
+               )[0] == 0
+
+
+IN_ORDER = '''
+from conftest_route import route as inner
+
+def route(u_hat, n_iters):
+    v = inner(u_hat.{inputs}, n_iters)
+    return v.{outputs}
+'''
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "shown", "flags", "expected"), [
+    ("transpose(0, 2, 1, 3)", "copy()", "u_hat (N, J, I, E)", (), 0),
+    ("transpose(2, 1, 0, 3)", "swapaxes(0, 1)", "u_hat (N, I, J, E)", (), 1),   # fits as (N, I, J, E): the user decides
+    ("transpose(2, 1, 0, 3)", "swapaxes(0, 1)", "u_hat (J, I, N, E)", ("--axes", "u_hat=JINE"), 0),
+    ("reshape(u_hat.shape[:4])", "reshape(3, 1, 5, 6, 1)", "v (N, 1, J, E, 1)", (), 0),
+    ("transpose(3, 0, 1, 2)", "astype('f4')", "float32", (), 0)])
+def test_axes_are_found_by_shape(run, tmp_path, inputs, outputs, shown, flags, expected):
+    (tmp_path / "conftest_route.py").write_text(ROUTE, encoding="utf-8")
+    source = IN_ORDER.format(inputs=inputs, outputs=outputs)
+    code, text = run(source, *flags, name="ordered")
+    sys.modules.pop("conftest_route", None)
+    assert code == expected and shown in text, text
+    assert expected == 0 or "--axes u_hat=JINE" in text
+
+
+def test_own_sizes_and_4x4_matrices(run):
+    code, text = run(ROUTE, "--sizes", "I=36", "J=10", "E=16", changes=[
+        ("    b = np", "    assert u_hat.shape[1:] == (36, 10, 16)\n    b = np")])
+    assert code == 0 and "(3, 36, 10, 16)" in text, text
+    code, text = run(EM, "--em", changes=[
+        ("    R = np", "    assert V.shape[3:] == (4, 4)\n    V = V.reshape(*V.shape[:3], 16)\n    R = np"),
+        ("return mu,", "return mu.reshape(-1, 5, 4, 4),")])
+    assert code == 0 and "V (N, I, J, 4, 4)" in text and "mu (N, J, 4, 4)" in text, text
+
+
+def test_a_backward_pass_of_ones_own(run):
+    example = ROOT / "conformance/examples/numpy_right.py"
+    forward_only = example.read_text(encoding="utf-8").rpartition("\n\n\ndef")[0]
+    code, text = run(forward_only, "--backward", f"{example}:route_backward")
+    assert code == 0 and "gradient agrees" in text
+    code, text = run(ROUTE + "\ndef backward(dv, u_hat, n): return 0 * u_hat\n\ndef route_again(u_hat, n):\n"
+                     "    return route(u_hat, n)\n", "--backward", f"{example}:route")
+    assert code == 1 and "gradient raised" in text
+    loss = LOSS + '''
+def dloss(lengths, present):
+    return (-2 * present * np.maximum(0, 0.9 - lengths) + {} * (1 - present) * np.maximum(0, lengths - 0.1)) / 3
+
+def again(lengths, present):
+    return loss(lengths, present)
+'''
+    for factor, expected in ((1, 0), (2, 1)):
+        code, text = run(loss.format(factor), "--margin-loss", "--backward", "mine:dloss")
+        assert code == expected, text
+
+
+@pytest.mark.parametrize(("example", "flags", "expected"), [
+    ("numpy_right.py:route", (), []), ("numpy_em.py:em_route", ("--em",), []),
+    ("numpy_wrong.py:route", (), ["softmax over input capsules", "logits not accumulated"])])
+def test_examples(example, flags, expected, capsys):
+    code = check.main([str(ROOT / "conformance/examples" / example), *flags])
+    assert named(capsys.readouterr().out) == expected and code == bool(expected)
+
+
+def test_our_own_functions(run, capsys):
+    for function, flags in (("routing_forward", ()), ("margin_loss", ("--margin-loss",))):
+        assert check.main([f"{ROOT}/multimnist_capsnet.py:{function}", *flags]) == 0
+    capsys.readouterr()
+    _, text = run('''
+import smallnorb_novel_viewpoint as norb
+
+def em(V, a, beta_u, beta_a, n_iters):
+    (mu, x), _ = norb.em_routing_forward(V, a, beta_u, beta_a, n_iters)
+    return mu, norb.sigmoid_forward(x)[0]
+''', "--em", "--lambdas", *[str(1 / 16)] * 3)
+    assert named(text) == ["EM: mass factor in the cost", "EM: lambda multiplies the cost alone"]
+    assert "epsilon 5e-4 added to the variance" in text        # as its docstring says
+
+
+@pytest.mark.parametrize(("source", "flags", "message"), [
+    (ROUTE, ("--axes", "u_hat=NIJ"), "--axes u_hat=NIJ: use each of N, I, J, E once, and 1 for a singleton"),
+    (ROUTE, ("--axes", "V=NIJE"), "there is no input V. Inputs: u_hat"),
+    (ROUTE, ("--axes", "NIJE"), "--axes NIJE: write NAME=VALUE, such as u_hat=NIJE"),
+    (ROUTE, ("--sizes", "I=6"), "E and I are both 6"),
+    (ROUTE, ("--sizes", "I=1"), "write AXIS=N with an axis of E, I, J, N and N from 2"),
+    (ROUTE, ("--iterations", "0"), "--iterations: at least 1"),
+    (EM, ("--em", "--lambdas", "0.1"), "--lambdas: 1 given for 3 iterations"),
+    ("def route(u_hat, n_iters):\n    return u_hat.mean()\n", (), "returned ()"),
+    ("def route(u_hat):\n    return u_hat.sum(1)\n", (), "takes 1 positional argument but 2 were given"),
+    ("import nowhere_to_be_found\ndef route(u_hat, n_iters):\n    pass\n", (), "imports nowhere_to_be_found"),
+    ("def route(:\n", (), "cannot be imported: SyntaxError"),
+    (EM, (), "no order of the axes gives an output v (N, J, E) = (3, 5, 6)")])
+def test_functions_that_cannot_be_checked(run, source, flags, message):
+    code, text = run(source, *flags) if "def route(:" not in source else run(source + "\ndef route(): pass\n", *flags)
+    assert code == 2 and message in text and text.startswith("error: ") and text.count("\n") == 1, text
+
+
+@pytest.mark.parametrize(("target", "message"), [
+    ("route", "write module:function"), ("nowhere.py:route", "no such file"),
+    ("no_such_module:route", "no module named"),
+    (f"{ROOT}/conformance/examples/numpy_right.py:nothing", "It has: route, route_backward"),
+    (f"{ROOT}/conformance/examples/numpy_right.py:__name__", "is not a function")])
+def test_targets_that_are_not_there(target, message, capsys):
+    assert check.main([target]) == 2
+    text = capsys.readouterr().err
+    assert message in text and text.count("\n") == 1

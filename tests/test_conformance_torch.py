@@ -1,0 +1,71 @@
+"""conformance/check.py with PyTorch: autograd, labels as integers, a module with weights inside, own precision."""
+import sys
+
+import pytest
+from conftest import ROOT
+from test_conformance_check import named, run  # noqa: F401  (run is a fixture)
+
+torch = pytest.importorskip("torch")
+import check
+
+ROUTE = '''
+import torch
+
+def route(u_hat, n_iters):
+    b = torch.zeros_like(u_hat[..., 0])
+    for t in range(n_iters):
+        c = torch.softmax(b, dim=2)
+        s = (c[..., None] * u_hat).sum(1)
+        square = (s * s).sum(-1, keepdim=True)
+        v = s * torch.sqrt(square + 1e-9) / (1 + square)
+        b = b + (u_hat * v[:, None]).sum(-1)
+    return v
+'''
+
+
+@pytest.mark.parametrize(("changes", "names"), [
+    ([], []),
+    ([("zeros_like(u_hat[..., 0])", "zeros(u_hat.shape[:3], dtype=torch.float32)"),
+      ("    return v", "    assert u_hat.dtype == torch.float32\n    return v")], []),
+    ([("c[..., None] * u_hat", "c.detach()[..., None] * u_hat")], ["gradient of inner iterations stopped"]),
+    ([("* v[:, None]", "* v.detach()[:, None]")], ["output capsules stopped in the agreement"]),
+    ([("(u_hat * v[", "(u_hat.detach() * v[")], ["votes stopped in the agreement"]),
+    ([("c[..., None] * u_hat", "c.detach()[..., None] * u_hat"), ("dim=2", "dim=1")],
+     ["softmax over input capsules", "gradient of inner iterations stopped"]),
+    ([("s * torch.sqrt(square + 1e-9) / (1 + square)", "square / (1 + square) * s / torch.sqrt(square)")],
+     ["no epsilon in the squash, forward"]),
+    ([("torch.sqrt(square + 1e-9)", "(torch.sqrt(square) + 1e-9)")], ["no epsilon in the squash, gradient"])])
+def test_stopped_and_missing_gradients_are_named(run, changes, names):  # noqa: F811
+    code, text = run(ROUTE, changes=changes)
+    found = [name.split(":")[0] for name in named(text)]
+    assert found == names and code == bool(names), text
+
+
+def test_a_detached_output_is_reported(run):  # noqa: F811
+    code, text = run(ROUTE, changes=[("return v", "return v.detach()")])
+    assert code == 1 and "gradient does not reach u_hat" in text
+
+
+def test_the_gradient_of_a_margin_loss_with_labels(run):  # noqa: F811
+    source = '''
+import torch
+
+def loss(labels, v):
+    lengths, present = v.norm(dim=-1), torch.nn.functional.one_hot(labels, v.shape[1])
+    short, long = torch.relu(0.9 - lengths), torch.relu(lengths - 0.1)
+    return (present * short ** 2 + 0.5 * (1 - present) * long ** 2).sum(1).mean()
+'''
+    code, text = run(source, "--margin-loss")
+    assert code == 0 and "labels (numbers), capsules" in text and "gradient agrees" in text, text
+    code, text = run(source, "--margin-loss", changes=[("lengths - 0.1)", "lengths.detach() - 0.1)")])
+    assert code == 1 and "output agrees, gradient differs" in text, text
+
+
+@pytest.mark.parametrize(("example", "flags", "expected"), [
+    ("torch_right.py:route", (), []), ("torch_module.py:layer", ("--layer",), []),
+    ("torch_wrong.py:route", (), ["logits averaged over the batch", "gradient of inner iterations stopped",
+                                  "no epsilon in the squash, forward"])])
+def test_examples(example, flags, expected, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    code = check.main([str(ROOT / "conformance/examples" / example), *flags])
+    assert [name.split(":")[0] for name in named(capsys.readouterr().out)] == expected and code == bool(expected)
