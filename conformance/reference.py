@@ -64,7 +64,7 @@ def squash(s, form="paper", epsilon=0.0, place="root"):
     """Return v = |s|^2 / (1 + |s|^2) s / |s| (Eq. 1), with s, v: (N, J, E), or another form.
 
     epsilon is added to |s|^2 inside the root ("root"), to |s| outside it ("norm"), or to |s|^2 everywhere ("all"). The
-    root may also stand in the product s |s| / (1 + |s|^2), with epsilon inside ("product") or outside ("product norm").
+    product form s |s| / (1 + |s|^2) has the epsilon inside the root ("product") or outside ("product norm").
     """
     if form == "none":
         return s

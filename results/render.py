@@ -16,6 +16,10 @@ the end, for the seeds that reached it. TABLE+TABLE/SETTING are several draws of
 draws' means. Options after the key: plain (the mean alone), N digits, percent, points (hundredths), range (minimum
 and maximum of the seeds), seeds (their number).
 
+`<!-- claim: NAME K, STYLE -->` is measure K (from 1) of a claim of workflow/claims.py. `words` gives a difference as
+"4.3 percentage points (95% CI 1.5 to 7.1, n = 5)", `reversed` with the other sign. `<!-- table: claims -->` is
+README's table.
+
 A table's mark holds a line `columns: HEADING = KEY | HEADING = KEY minus first, STYLE | ...` and one line per row,
 `LABEL = SETTING`. workflow/result_files.py says what a result is and when it is stale.
 """
@@ -29,6 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "workflow")]
 import multimnist_capsnet as capsnet
 
+import claims
 import runs
 from result_files import BY_NAME, read, stale
 
@@ -133,8 +138,19 @@ def drawn(results, experiment, one, other, key, styles=()):
         return str(len(values))
     if not values:
         return "not run"
+    if "words" in styles:
+        return in_words(values, styles)
     images = None if other else results.images_interval(experiment, one, key)
     return number_text(values, styles, bool(other), images)
+
+
+def in_words(values, styles):
+    """Return the mean of some differences with its 95% CI and n, as a sentence has it"""
+    sign = -1 if "reversed" in styles else 1
+    mean, half = (100 * part for part in mean_and_interval(values))
+    text = f"{sign * mean:.1f} percentage points"
+    return text + (f" (95% CI {sign * mean - half:.1f} to {sign * mean + half:.1f}, n = {len(values)})"
+                   if math.isfinite(half) else " (n = 1)")
 
 
 def number_text(values, styles=(), signed=False, images=None):
@@ -148,6 +164,7 @@ def number_text(values, styles=(), signed=False, images=None):
     if "plain" in styles:
         return f"{mean:,.0f}" if abs(mean) >= 100 else f"{mean:.{digits}f}{unit}"
     text = f"{mean:{'+' if signed else ''}.{digits}f}"
+    text = text.lstrip("+-") if float(text) == 0 else text                              # no -0.0
     if images:
         text += f" ({factor * images[0]:.{digits}f}-{factor * images[1]:.{digits}f})"
     return text + (f" +- {half:.{digits}f}" if math.isfinite(half) else "") + unit
@@ -155,8 +172,10 @@ def number_text(values, styles=(), signed=False, images=None):
 
 def styles_of(words):
     for word in words:
-        if word not in (*STYLES, "plain", "range", "seeds") and not re.fullmatch(r"\d digits", word):
-            raise InputError(f"{word!r} is no style; give plain, N digits, percent, points, range or seeds")
+        known = (*STYLES, "plain", "range", "seeds", "words", "reversed")
+        if word not in known and not re.fullmatch(r"\d digits", word):
+            raise InputError(f"{word!r} is no style; give plain, N digits, percent, points, range, seeds, words "
+                             "or reversed")
     return words
 
 
@@ -181,6 +200,39 @@ def asked(text):
     return SHORT[short], one, other, rest[0], styles_of(rest[1:])
 
 
+# -------------------------------------------------------------- claims
+
+def measure(text):
+    """Parse NAME K[, STYLE, ...]: a claim's measure. Return experiment, setting, other setting, key, styles"""
+    what, *styles = parts_of(text, ",")
+    name, _, k = what.partition(" ")
+    if name not in claims.BY_NAME or not k.isdigit() or not 1 <= int(k) <= len(claims.BY_NAME[name].measures):
+        raise InputError("must be NAME K: a claim of workflow/claims.py and the number of one of its measures, from 1")
+    experiment, one, other, key, own = asked(claims.BY_NAME[name].measures[int(k) - 1][1])
+    return experiment, one, other, key, styles_of(styles) or own
+
+
+def claim(results, text):
+    """Return the number of a claim that a mark asks for, as text"""
+    return drawn(results, *measure(text))
+
+
+def with_n(results, experiment, one, other, key, styles):
+    """Return a number with its interval and n"""
+    n = len(results.samples(experiment, one, other, key))
+    return f"{drawn(results, experiment, one, other, key, styles)} (n = {n})"
+
+
+def claims_table(results):
+    """Return README's table of claims"""
+    rows = []
+    for name, sentence, paper, ours in claims.TABLE:
+        def put(match, name=name):
+            return with_n(results, *measure(match[1] if " " in match[1] else f"{name} {match[1]}"))
+        rows.append([sentence, paper, re.sub(r"\{(.*?)\}", put, ours), claims.BY_NAME[name].verdict, f"`{name}`"])
+    return markdown(["Claim", "Paper", "Here", "Verdict", "Name"], rows)
+
+
 # -------------------------------------------------------------- tables
 
 def markdown(header, rows):
@@ -190,6 +242,8 @@ def markdown(header, rows):
 
 def table(results, text):
     """Return the table that a mark describes, and the line on its seeds"""
+    if text.strip() == "claims":
+        return claims_table(results)
     short, columns, *rows = *(line.strip() for line in text.splitlines() if line.strip()), "", ""
     rows = [row for row in rows if row]
     if short not in SHORT or not columns.startswith("columns: ") or not all(" = " in row for row in rows):
@@ -291,141 +345,141 @@ def made_with(results, experiment, settings):
 
 # -------------------------------------------------------------- pictures
 
-BLUE, GRAY = "#0072b2", "#999999"  # Okabe & Ito's blue, color-blind safe; of capsule networks, and of their controls
-PICTURES = {                       # README's figures: name -> axis label, then headings, or rows LABEL, COLOR, MARK
-    "place": ("accuracy on affine test digits", [
-        "affine digits at any position, networks at matched validation accuracy",
-        ("CapsNet (capsnet)", BLUE, "affnist matched-accuracy/capsnet, affine_accuracy"),
-        ("the paper's CNN, 1/16 width (cnn)", GRAY, "affnist matched-accuracy/cnn, affine_accuracy"),
-        ("CNN with max pooling (cnn-dense)", GRAY, "affnist matched-accuracy/cnn-dense, affine_accuracy"),
-        "affine digits at the center of the canvas, networks at matched validation accuracy",
-        ("CapsNet (capsnet)", BLUE, "affnist matched-accuracy/capsnet, centered_accuracy"),
-        ("the paper's CNN, 1/16 width (cnn)", GRAY, "affnist matched-accuracy/cnn, centered_accuracy"),
-        ("CNN with max pooling (cnn-dense)", GRAY, "affnist matched-accuracy/cnn-dense, centered_accuracy"),
-        "affine digits at any position, each network trained on 96,000 digits",
-        ("CapsNet (capsnet)", BLUE, "affnist equal-training/capsnet, affine_accuracy"),
-        ("CNN with max pooling (cnn-dense)", GRAY, "affnist equal-training/cnn-dense, affine_accuracy")]),
-    "pooling": ("accuracy on affine test digits", [
-        ("CapsNet, shared matrices (capsnet-shared)", BLUE, "affnist backbone/capsnet-shared, affine_accuracy"),
-        ("ten GAP vectors, no matrices (vector-gap)", GRAY, "affnist backbone/vector-gap, affine_accuracy"),
-        ("CNN with global average pooling (cnn-gap)", GRAY, "affnist backbone/cnn-gap, affine_accuracy"),
-        ("CapsNet, one matrix per position (capsnet)", BLUE, "affnist backbone/capsnet, affine_accuracy"),
-        ("CNN with a hidden layer (cnn-dense)", GRAY, "affnist backbone/cnn-dense, affine_accuracy")]),
-    "routing": ("test accuracy", [
-        "affine digits (capsnet)",
-        ("trained and tested with 3 iterations", BLUE, "affnist backbone/capsnet, affine_accuracy"),
-        ("trained with 3, tested with 1 (uniform)", GRAY, "affnist backbone-uniform/capsnet, affine_accuracy"),
-        "MultiMNIST, exact match: receptive fields larger than a digit (capsnet)",
-        ("trained and tested with 3 iterations", BLUE, "multimnist main/deep, test_exact_match"),
-        ("trained with 3, tested with 1 (uniform)", GRAY, "multimnist main-uniform/deep, test_exact_match"),
-        "MultiMNIST, exact match: receptive fields of half a digit (capsnet)",
-        ("trained and tested with 3 iterations", BLUE, "multimnist half-digit/iters-3, test_exact_match"),
-        ("trained with 3, tested with 1 (uniform)", GRAY, "multimnist half-digit-uniform/iters-3, test_exact_match"),
-        ("trained and tested with 1 (uniform)", GRAY, "multimnist half-digit/iters-1, test_exact_match"),
-        "toys at novel azimuths, EM routing (matrix-head)",
-        ("trained and tested with 2 iterations", BLUE, "smallnorb heads-azimuth/matrix-head, novel"),
-        ("trained and tested with 1 (uniform)", GRAY, "smallnorb heads-azimuth/matrix-head-iters-1, novel")]),
-    "sure": ("AUROC of the network's confidence, digits against uniform noise (chance 0.5)", [
-        ("capsnet-shared, longest capsule", BLUE, "affnist probes/capsnet-shared, detection.noise.length"),
-        ("vector-gap, longest class vector", GRAY, "affnist probes/vector-gap, detection.noise.length"),
-        ("capsnet, longest capsule", BLUE, "affnist probes/capsnet, detection.noise.length"),
-        ("cnn-gap, largest softmax probability", GRAY, "affnist probes/cnn-gap, detection.noise.probability")])}
+BLUE, ORANGE, GRAY = "#0072b2", "#d55e00", "#777777"       # Okabe & Ito, color-blind safe
+OF_AUROC = "AUROC, digits against noise (chance 0.5)"
+PICTURES = {                       # README's figures: name -> axis label, reference line, its two sides, rows
+    "translation": ("difference in accuracy on affine digits, percentage points", 0, ("CNN better", "CapsNet better"), [
+        "matched validation accuracy, trained on digits translated by up to 6 pixels",
+        ("any position: CapsNet - CNN", "claim affnist-translation 1"),
+        ("any position: CapsNet - CNN of equal width", "claim affnist-translation 2"),
+        ("centered: CapsNet - CNN", "claim affnist-centered 1"),
+        ("centered: CapsNet - CNN of equal width", "claim affnist-centered 2"),
+        "matched validation accuracy, trained on digits at any position",
+        ("any position: CapsNet - CNN", "claim affnist-any-position 1"),
+        "equal training: 96,000 digits translated by up to 6 pixels",
+        ("any position: CapsNet - CNN", "claim affnist-equal-training 2"),
+        ("any position: CapsNet - CNN with max pooling", "claim affnist-equal-training 1")]),
+    "pooling": ("accuracy on affine test digits at any position, %", None, (), [
+        ("CapsNet, shared matrices, no routing (capsnet-shared)", "affnist backbone/capsnet-shared, affine_accuracy"),
+        ("ten pooled class vectors (vector-gap)", "affnist backbone/vector-gap, affine_accuracy"),
+        ("CNN with global average pooling (cnn-gap)", "affnist backbone/cnn-gap, affine_accuracy"),
+        ("CapsNet with 3 routing iterations (capsnet)", "affnist backbone/capsnet, affine_accuracy"),
+        ("CNN with a hidden layer (cnn-dense)", "affnist backbone/cnn-dense, affine_accuracy")]),
+    "routing": ("difference in accuracy, percentage points", 0, ("1 iteration better", "routing better"), [
+        "MultiMNIST, exact match: trained with 3 iterations - trained with 1",
+        ("a capsule sees a whole digit, 72,000 pairs", "claim multimnist-routing 1"),
+        ("a capsule sees half a digit, 72,000 pairs", "claim multimnist-routing 2"),
+        ("deeper network, whole digit, 1.2 million pairs", "claim multimnist-routing 4"),
+        "trained with 3 iterations: tested with 3 - tested with 1",
+        ("MultiMNIST, whole digit", "claim multimnist-switched-off 1"),
+        ("MultiMNIST, half a digit", "claim multimnist-switched-off 2"),
+        ("affine digits", "claim multimnist-switched-off 3"),
+        "EM routing, toys at novel views: trained with 2 iterations - trained with 1",
+        ("novel azimuths (matrix-head)", "claim em-routing 1"),
+        ("novel elevations (matrix-head)", "claim em-routing 2")]),
+    "confidence": (OF_AUROC, 0.5, ("noise rated higher", "digits rated higher"), [
+        ("CapsNet, shared matrices: longest capsule", "claim confidence-on-noise 1"),
+        ("the same: longest minus second longest", "claim confidence-on-noise 2"),
+        ("CapsNet with 3 iterations: longest capsule", "claim confidence-on-noise 3"),
+        ("ten pooled vectors: longest vector", "claim confidence-on-noise 4"),
+        ("GAP-CNN: largest softmax probability", "claim confidence-on-noise 5")])}
 
 
 def pictures(results, folder, say=print):
-    """Draw README's figures into a folder: a bar for each mean, a dot for each seed. Raise InputError if a result is
-    missing."""
+    """Draw README's figures into a folder. Raise InputError if a result is missing."""
     import figures
     folder.mkdir(parents=True, exist_ok=True)
-    for name, (axis_label, rows) in PICTURES.items():
-        fig, axes = figure(len(rows))
-        labels = []
-        for y, row in enumerate(rows):
+    for name, (axis_label, line, sides, rows) in PICTURES.items():
+        scale, drawn_rows = 1 if line == 0.5 else 100, []
+        for row in rows:
             if isinstance(row, str):
-                labels.append("")
-                heading(axes, y, row)
+                drawn_rows.append((row, None))
                 continue
-            label, color, mark = row
-            experiment, setting, _, key, _ = asked(mark)
-            values = results.samples(experiment, setting, "", key)
+            label, mark = row
+            experiment, one, other, key, _ = (measure(mark.removeprefix("claim ")) if mark.startswith("claim ")
+                                              else asked(mark))
+            values = results.samples(experiment, one, other, key)
             if not values:
-                raise InputError(f"{setting} has no result, and the figure {name} needs it. Run it first")
-            mean = sum(values) / len(values)
-            labels.append(f"{label}  (n = {len(values)})")
-            axes.barh(y, mean, color=color, height=0.7)
-            axes.text(1.01, y, f"{mean:.3f}", va="center")
-            axes.plot(values, [y] * len(values), "o", color="black", markersize=4)
-        axes.set_yticks(range(len(rows)), labels)
-        axes.set_xlim(0, 1)
-        fig.supxlabel(f"{axis_label}\nbar and number: mean over n seeds; dot: one seed", fontsize="medium")
-        figures.write_figure(fig, folder / f"{name}.png", say)
+                raise InputError(f"{one} has no result, and the figure {name} needs it. Run it first")
+            drawn_rows.append((label, [scale * value for value in values]))
+        figures.write_figure(dot_plot(drawn_rows, axis_label, line, sides), folder / f"{name}.png", say)
 
 
-def figure(n_rows):
-    """Return a figure with n_rows rows, numbered from top to bottom, and its axes."""
+def dot_plot(rows, axis_label, line=None, sides=(), unit="seeds"):
+    """Return a Figure: each seed a dot, the mean with its 95% t interval, on an axis that is cropped to them.
+
+    rows: (label, numbers), or (heading, None). line: where a vertical line is drawn, or None; an interval that excludes
+    it is blue, one that includes it gray. sides: what lies to the left and to the right of the line.
+    """
     from matplotlib.figure import Figure
-    fig = Figure((8, 0.32 * n_rows + 1.1), layout="constrained")
+    fig = Figure((8, 0.34 * len(rows) + (1.5 if sides else 1.2)), layout="constrained")
     axes = fig.subplots()
     axes.tick_params(axis="y", length=0)
-    axes.set_ylim(n_rows - 0.4, -0.6)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["left", "right", "top"]].set_visible(False)
-    return fig, axes
-
-
-def heading(axes, y, text):
-    """Write the heading of a group of rows into row y, from the left edge of the figure."""
-    axes.annotate(text, (0.01, y), xycoords=("figure fraction", "data"), va="center", fontweight="bold",
-                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 1}, in_layout=False)
+    labels = []
+    for y, (label, values) in enumerate(rows):
+        if values is None:
+            labels.append("")
+            axes.annotate(label, (0.01, y), xycoords=("figure fraction", "data"), va="center", fontweight="bold",
+                          bbox={"facecolor": "white", "edgecolor": "none", "pad": 1}, in_layout=False)
+            continue
+        labels.append(f"{label}  (n = {len(values)})")
+        mean, half = mean_and_interval(values)
+        excludes = line is None or math.isfinite(half) and abs(mean - line) > half
+        color = BLUE if excludes else GRAY
+        axes.plot(values, [y + 0.22] * len(values), "o", color="black", alpha=0.45, markersize=3, markeredgewidth=0)
+        if math.isfinite(half):
+            axes.plot([mean - half, mean + half], [y - 0.08] * 2, color=color, linewidth=2.5, solid_capstyle="butt")
+        axes.plot([mean], [y - 0.08], "o" if math.isfinite(half) else "D", color=color, markersize=7)
+    if line is not None:
+        axes.axvline(line, color="black", linewidth=1)
+    if "AUROC" in axis_label:                              # a t interval can leave the range of the values
+        axes.set_xlim(-0.02, 1.02)
+    axes.set_yticks(range(len(rows)), labels)
+    if sides:
+        for text, align in ((f"\u2190 {sides[0]}  ", "right"), (f"  {sides[1]} \u2192", "left")):
+            axes.annotate(text, (line, 1), xycoords=("data", "axes fraction"), xytext=(0, 4), ha=align,
+                          textcoords="offset points", va="bottom", fontsize=9)
+    colors = "" if line is None else f"\nblue: the 95% CI excludes {line}; gray: it includes {line}"
+    one = "; diamond: n = 1, no CI" if any(values and len(values) == 1 for _, values in rows) else ""
+    fig.supxlabel(f"{axis_label}\nlarge dot and line: mean and 95% CI; small dots: n {unit}{one}{colors}", fontsize=9)
+    return fig
 
 
 def forest(results, experiment, lines, metric="accuracy"):
-    """Return a forest plot, a Figure: the mean of each paired difference with its 95% t interval.
+    """Return a dot plot, a Figure, of paired differences.
 
     lines: (label, first setting, second setting, metric key), or a heading. Differences without results, and headings
     without differences, are left out. metric: what the axis calls the metric.
     """
     rows = []
     for line in lines:
-        values = [] if isinstance(line, str) else results.samples(experiment, *line[1:])
-        if isinstance(line, str) or values:
-            rows.append((line, None) if isinstance(line, str) else (line[0], values))
+        values = None if isinstance(line, str) else [100 * x for x in results.samples(experiment, *line[1:])]
+        if values is None or values:
+            rows.append((line if values is None else line[0], values))
     rows = [row for row, after in zip(rows, [*rows[1:], ("", None)]) if row[1] or after[1]]         # no empty group
-    fig, axes = figure(len(rows))
-    for y, (label, values) in enumerate(rows):
-        if values is None:
-            heading(axes, y, label)
-            continue
-        mean, half = (100 * part for part in mean_and_interval(values))
-        half = half if math.isfinite(half) else 0
-        color = BLUE if half and abs(mean) > half else "#888888"
-        axes.plot([mean - half, mean + half], [y, y], color=color, linewidth=2)
-        axes.plot([mean], [y], "o" if half else "D", color=color, markersize=6)
-    axes.axvline(0, color="black", linewidth=1)
-    axes.set_yticks(range(len(rows)), ["" if values is None else f"{label}  (n = {len(values)})"
-                                       for label, values in rows])
-    unit = "seeds, or n sets of toys" if any("+" in line[1] for line in lines) else "seeds"
-    fig.supxlabel(f"difference in {metric}, percentage points: mean and 95% CI over n {unit}\n"
-                  "blue: 95% CI excludes zero; gray: includes zero; diamond: one seed, no CI", fontsize=9)
-    return fig
+    unit = "seeds, or sets of toys" if any("+" in line[1] for line in lines if not isinstance(line, str)) else "seeds"
+    return dot_plot(rows, f"difference in {metric}, percentage points", 0, ("second better", "first better"), unit)
 
 
 # -------------------------------------------------------------- the documents
 
-MARK = re.compile(r"<!-- (table|value): ((?:(?!-->).)*?)\s*-->((?:(?!<!--).)*)<!-- end -->", re.S)
-PART = re.compile(r"<!--\s*(?:table|value|end)\b.*?-->", re.S)
+MARK = re.compile(r"<!-- (table|value|claim): ((?:(?!-->).)*?)\s*-->((?:(?!<!--).)*)<!-- end -->", re.S)
+PART = re.compile(r"<!--\s*(?:table|value|claim|end)\b.*?-->", re.S)
 
 
 def rendered(text, results, name):
     """Return a document's text with every table and number rendered again"""
     if damaged := PART.search(MARK.sub("", text)):           # what is no whole mark would take the text to the next end
-        raise InputError(f"{name}: {damaged[0]!r} is no whole mark; write <!-- table: ... --> or <!-- value: ... -->, "
+        raise InputError(f"{name}: {damaged[0]!r} is no whole mark; write <!-- table: ... -->, value or claim, "
                          "and after its text <!-- end -->; nothing was changed")
 
     def put(match):
         kind, what = match[1], match[2]
         try:
-            body = (table if kind == "table" else value)(results, what)
+            body = {"table": table, "value": value, "claim": claim}[kind](results, what)
         except InputError as error:
             raise InputError(f"{name}: the {kind} {what!r}: {error}") from None
         except (KeyError, TypeError, ValueError, IndexError) as error:

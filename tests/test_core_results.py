@@ -254,7 +254,7 @@ def test_a_forest_plot_leaves_out_what_has_not_been_run(accuracies):
     pair = "main/deep", "main/classic", "test_exact_match"
     fig = render.forest(found, MULTI, ["one", ("a pair", *pair), ("not run", "main/adam", *pair[1:]), "empty"])
     labels = [label.get_text() for label in fig.axes[0].get_yticklabels()]
-    assert labels == ["", "a pair  (n = 2)"] and [text.get_text() for text in fig.axes[0].texts] == ["one"]
+    assert labels == ["", "a pair  (n = 2)"] and [text.get_text() for text in fig.axes[0].texts][:1] == ["one"]
 
 
 # ---------------------------------------------------------------- the documents

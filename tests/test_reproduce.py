@@ -30,10 +30,29 @@ def test_every_measure_of_a_claim_has_results_or_runs_that_make_them(claim):
 
 
 def test_every_number_of_the_front_page_belongs_to_a_claim():
-    known = {render.asked(mark)[:4] for claim in claims.CLAIMS for _, mark in claim.measures}
-    known |= {(experiment, other, one, key) for experiment, one, other, key in known}           # the other way round
-    marks = re.findall(r"<!-- value: (.*?) -->", (ROOT / "README.md").read_text(encoding="utf-8"))
-    assert marks and not [mark for mark in marks if render.asked(mark)[:4] not in known]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    marks = re.findall(r"<!-- claim: (.*?) -->", readme)
+    assert len(marks) >= 15 and all(render.measure(mark) for mark in marks) and "<!-- value:" not in readme
+    assert 2 * sum(map(len, re.findall(r"<!--.*?-->", readme))) < 2600           # the source can be read, too
+    for name, sentence, _, ours in claims.TABLE:
+        assert name in claims.BY_NAME and "{1}" in ours + "{1}" * ("{3}" in ours)
+        link, _, place = re.search(r"\]\((.*?)\)", sentence + "](README.md)")[1].partition("#")
+        assert (ROOT / link).is_file(), place
+
+
+@pytest.mark.parametrize("mark", ["shapes", "shapes 0", "shapes 4", "nothing 1", "shapes one"])
+def test_a_mark_of_no_measure_is_refused(mark):
+    with pytest.raises(mc.InputError, match="must be NAME K"):
+        render.measure(mark)
+
+
+def test_a_difference_in_words_by_hand():
+    # 1.2, 2.4: mean 1.8, t = 12.706, s = 0.8485: half = 12.706 * 0.8485 / sqrt(2) = 7.62
+    assert render.number_text([0.012, 0.024], ("points",), True) == "+1.8 +- 7.6"
+    assert render.in_words([0.012, 0.024], ()) == "1.8 percentage points (95% CI -5.8 to 9.4, n = 2)"
+    assert render.in_words([0.012, 0.024], ("reversed",)) == "-1.8 percentage points (95% CI -9.4 to 5.8, n = 2)"
+    assert render.in_words([0.012], ()) == "1.2 percentage points (n = 1)"
+    assert render.number_text([-0.0001, 0.0001], ("points",), True).startswith("0.0 +- ")
 
 
 def test_a_measure_over_several_sets_of_toys_is_checked_set_by_set():
