@@ -132,12 +132,12 @@ STYLES = {"percent": (100, 1, "%"), "points": (100, 1, "")}             # factor
 
 
 def drawn(results, experiment, one, other, key, styles=()):
-    """Return one number as text; "not run" if there is no result"""
+    """Return one number as text; "not run" if there is no result, "none" if the results lack it"""
     values = results.samples(experiment, one, other, key)
     if "seeds" in styles:
         return str(len(values))
     if not values:
-        return "not run"
+        return "none" if results.runs(experiment, one) and not other else "not run"
     if "words" in styles:
         return in_words(values, styles)
     images = None if other else results.images_interval(experiment, one, key)
@@ -240,6 +240,12 @@ def markdown(header, rows):
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
+def excludes_zero(values):
+    """Return whether the 95% t interval of some numbers excludes zero"""
+    mean, half = mean_and_interval(values) if values else (0, 0)
+    return math.isfinite(half) and abs(mean) > half
+
+
 def table(results, text):
     """Return the table that a mark describes, and the line on its seeds"""
     if text.strip() == "claims":
@@ -258,6 +264,8 @@ def table(results, text):
             key, *styles = parts_of(what, ",")
             minus = first if key.endswith(" minus first") else ""
             cell = drawn(results, experiment, setting, minus, key.removesuffix(" minus first"), styles_of(styles))
+            if minus and excludes_zero(results.samples(experiment, setting, minus, key.removesuffix(" minus first"))):
+                cell = f"**{cell}**"
             cells.append("" if setting == minus else cell)
         lines.append([label, *cells])
     return markdown(["", *(heading for heading, _, _ in columns)], lines) + "\n\n" + seeds_line(

@@ -15,8 +15,8 @@ from runs import EXPERIMENTS  # noqa: E402
 
 DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 CHAPTERS = [f"docs/{name}.md" for name in sorted(EXPERIMENTS)]
-SKELETON = ["Question and answer", "Run it", "Method", "Results", "What each part is worth", "Inside", "Make it yours",
-            "Deviations", "What did not hold", "Open questions"]
+SKELETON = ["Abstract", "Background", "Run it", "Method", "Results", "Ablations", "Inside the network", "Deviations",
+            "What we could not reproduce", "Limitations", "Make it yours"]
 FLAG = r"(?<![\w-])--[a-z][a-z0-9-]*"
 
 

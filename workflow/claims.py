@@ -175,7 +175,7 @@ TABLE = (
      "{1} after 1.2 million training pairs (paper: 60 million)"),
     ("multimnist-cnn", "... and makes fewer errors than a CNN", "+2.9",
      "{1}; over a network with the same decoder, but without routing or transformation matrices: {2}"),
-    ("multimnist-routing", f"[Three routing iterations]({MULTI}#what-each-part-is-worth) are better than one", "+2.3",
+    ("multimnist-routing", f"[Three routing iterations]({MULTI}#ablations) are better than one", "+2.3",
      "receptive fields of a whole digit {1}, of half a digit {2}; after 1.2 million pairs {4}"),
     ("multimnist-reconstruction", f"Each digit is [reconstructed]({MULTI}#results) from its own capsule",
      "pictures", "MSE per pixel {3}; predicting the mean digit {4}"),
@@ -186,8 +186,8 @@ TABLE = (
     ("smallnorb-azimuth", f"Matrix capsules are better at [novel azimuths]({NORB_CHAPTER}) than CNNs", "+6.5",
      "on rendered toys: {1}; over the CNN with batch normalization {2}"),
     ("smallnorb-elevation", "... and at novel elevations", "+5.5", "on rendered toys: {1}"),
-    ("em-routing", f"Matrix capsules [need EM routing]({NORB_CHAPTER}#what-each-part-is-worth): 2 iterations against 1",
+    ("em-routing", f"Matrix capsules [need EM routing]({NORB_CHAPTER}#ablations): 2 iterations against 1",
      "+7.5", "novel azimuths {1}, novel elevations {2}"),
-    ("confidence-on-noise", f"A capsule's length is the [probability]({AFFINE}#inside) that its entity is present",
-     "definition", "AUROC, digits against noise (chance 0.5): {1}"))
+    ("confidence-on-noise", f"A capsule's length is the [probability]({AFFINE}#inside-the-network) that its entity is "
+     "present", "definition", "AUROC, digits against noise (chance 0.5): {1}"))
 BY_NAME = {claim.name: claim for claim in CLAIMS}
