@@ -233,24 +233,37 @@ class Call:
                 for layout, axes in zip(usual, self.interface.outputs.values())]
 
     def search(self, inputs, n, fixed):
-        """Return the readings whose outputs have the right shape, the usual one first, as (reading, output layouts)."""
-        fits, first_error = [], None
+        """Yield the readings whose outputs have the right shape, as (reading, output layouts), the usual ones first.
+
+        A reading whose outputs have samples first and entries last is yielded at once, so that a slow function is
+        called no more than needed. Raise Unusable if there is none.
+        """
+        first_error, unusual, found_any = None, [], False
         for stage in self.readings(fixed):
-            for self.reading in stage:
+            for reading in stage:
+                self.reading = reading
                 try:
                     found = self.outputs(self.call(self.arguments(inputs), n), self.sizes_of(inputs))[1]
-                    fits.append((self.penalty(found), self.reading, found))
                 except Exception as error:
-                    first_error = first_error or (self.reading, error)
-            if fits:
-                break
-        if not fits:
-            reading, error = first_error
-            shapes = ", ".join(f"{name} {shape_text(layout, self.sizes)}" for name, layout in reading.items())
-            raise Unusable(f"no order of the axes gives {outputs_text(self.interface, self.sizes)}. With {shapes}: "
-                           f"{last_line(error)}")
-        fits.sort(key=lambda fit: fit[0])
-        return [fit[1:] for fit in fits]
+                    first_error = first_error or (reading, error)
+                    continue
+                if any(map(any, self.penalty(found))):
+                    unusual.append((self.penalty(found), reading, found))
+                else:
+                    found_any = True
+                    yield reading, found
+            for _, reading, found in sorted(unusual, key=lambda fit: fit[0]):
+                yield reading, found
+            if found_any or unusual:
+                return
+        if first_error is None:
+            raise Unusable("--axes: no such reading. Write order=lengths,present or order=present,lengths; lengths=NK "
+                           "or lengths=NKE; present=NK or present=N")
+        reading, error = first_error
+        shapes = ", ".join(f"{name} {shape_text(layout, self.sizes)}" for name, layout in reading.items()
+                           if name in self.interface.inputs and "K" not in layout)
+        raise Unusable(f"no order of the axes gives {outputs_text(self.interface, self.sizes)}. "
+                       f"{f'With {shapes}: ' if shapes else ''}{last_line(error)}")
 
 
 class MarginCall(Call):

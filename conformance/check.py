@@ -343,10 +343,11 @@ class Check:
 
     # ---- the report ----
 
-    def run(self, fits, title):
-        """Print the whole report. Return the exit code."""
+    def run(self, first, others, title):
+        """Print the whole report. first: a reading and its output layouts; others: an iterator of more of them. Return
+        the exit code."""
         call = self.call
-        call.reading, self.layouts = fits[0]
+        call.reading, self.layouts = first
         found = self.values()
         letters = "".join(call.interface.inputs.values()) + "".join(call.interface.outputs.values())
         print(title)
@@ -363,7 +364,8 @@ class Check:
         print(f"\n  {'PyTorch' if call.framework == 'torch' else 'NumPy'} {call.found_dtype}, relative tolerance "
               f"{self.tolerance:.0e}\n".replace("e-0", "e-"))
         self.table(found)
-        others = self.other_readings(fits[1:]) if self.failed else ""
+        small = np.prod([x.size for x in self.inputs.values()]) < 1e6   # else trying the others takes long
+        others = self.other_readings(others) if self.failed and small else ""
         return self.verdict(found, others)
 
     def table(self, found):
@@ -418,8 +420,9 @@ class Check:
 
     def other_readings(self, fits):
         """Return a sentence about another order of the axes with which all outputs agree, or an empty one."""
-        kept, failed = self.call.reading, list(self.failed)
+        kept, state = self.call.reading, (list(self.failed), self.errors, self.per_sample)
         for reading, _ in fits:
+            self.call.renew()
             self.call.reading = reading
             try:
                 found = self.values()
@@ -427,10 +430,11 @@ class Check:
                 if not self.errors and matches and worst <= self.tolerance:
                     flag = " ".join(f"{name}={layout}" for name, layout in reading.items() if kept[name] != layout)
                     self.call.reading = kept
+                    self.failed, self.errors, self.per_sample = state
                     return f"With another order that fits, too, it agrees. If that is yours, add: --axes {flag}"
             except Exception:
                 continue
-        self.call.reading, self.failed = kept, failed
+        self.call.reading, (self.failed, self.errors, self.per_sample) = kept, state
         return ""
 
     def verdict(self, found, others):
@@ -590,6 +594,7 @@ def main(argv=None):
             try:
                 with np.errstate(all="ignore"):
                     fits = call.search(checked.inputs, max(iterations), fixed)
+                    first = next(fits)
                 break
             except Unusable as problem:
                 problems.append(problem)
@@ -598,7 +603,7 @@ def main(argv=None):
         shown = "loss" if kind == "margin" else ", ".join([*interface.inputs, interface.count])
         title = f"{args.target}" + ("" if kind == "margin" else f"({shown})") + f" against {interface.what}"
         with np.errstate(all="ignore"):
-            return checked.run(fits, title)
+            return checked.run(first, fits, title)
     except Unusable as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 2
