@@ -78,7 +78,7 @@ def test_every_command_of_the_workflow_parses(flags_of):
 
 
 def every_command_parses(name, text, flags_of):
-    assert commands(text)
+    assert commands(text) or name == "docs/glossary.md"
     for script, *words in commands(text):
         assert (ROOT / script).is_file(), f"{name} runs {script}, which is not there"
         for word in words:
@@ -90,7 +90,7 @@ def test_every_image_and_link_exists(document):
     name, text = document
     shown = re.findall(r"!\[[^\]]*\]\(([^)\s]+)", text) + re.findall(r"<img[^>]*src=[\"']([^\"']+)", text)
     assert (shown or name not in ["README.md", *CHAPTERS]) and not any(image.startswith("http") for image in shown)
-    for link in re.findall(r"\]\(([^)#\s]+)", text):
+    for link in re.findall(r"\]\(([^)#\s]+)", without_code(text)):
         if not link.startswith("http"):
             assert ((ROOT / name).parent / link).is_file(), f"{name} points to {link}, which is not there"
 
