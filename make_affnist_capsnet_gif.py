@@ -3,9 +3,10 @@
 # requires-python = ">=3.10"
 # dependencies = ["numpy>=2.0.0", "matplotlib>=3.8.4", "imageio>=2.31.0"]
 # ///
-"""Animate the predictions of two networks while test digits are rotated, sheared, scaled and translated, as a GIF.
+"""Animate the predictions of two networks while test digits are moved to the edge of the canvas, then rotated, sheared
+and scaled, as a GIF. The default networks are small versions of the 2017 paper's CapsNet and CNN.
 
-    python3 make_affnist_capsnet_gif.py --index 1 15     # seconds
+    python3 make_affnist_capsnet_gif.py --index 3 15     # seconds
 """
 import sys
 from pathlib import Path
@@ -25,7 +26,7 @@ GRAY = "#999999"
 LEGEND = {"correct prediction": BLUE, "wrong prediction": ORANGE, "other classes": GRAY}
 TOP, ROW, BOTTOM = 96, 176, 32     # heights of the titles, of a digit's row, of the legend, px
 PICTURE, BARS, GAP, WIDTH = 150, 250, 40, 620          # widths, px; the last of the whole animation at least
-NETWORKS = [str(affnist.PRETRAINED[0].with_name(f"affnist_{name}.npz")) for name in ("capsnet-shared", "cnn-gap")]
+NETWORKS = [str(affnist.PRETRAINED[0].with_name(f"affnist_small_{name}.npz")) for name in ("capsnet", "cnn")]
 FPS = 8                            # frames per second
 NAMES = {"capsnet-shared": "CapsNet, shared matrices", "capsnet": "CapsNet, one matrix per position",
          "vector-gap": "ten class vectors, GAP", "vector-gmp": "ten class vectors, GMP",
@@ -33,9 +34,9 @@ NAMES = {"capsnet-shared": "CapsNet, shared matrices", "capsnet": "CapsNet, one 
          "cnn-dense": "CNN with a hidden layer", "cnn": "the paper's CNN"}
 MAX_DIGITS, MAX_NETWORKS = 4, 3
 PATH = (                           # (factor, lowest, highest value), animated one after another
-    ("rotation", -60, 60), ("shear", -0.5, 0.5), ("scale_y", 0.6, 1.3), ("scale_x", 0.6, 1.3), ("position", -1, 1))
+    ("position", -1, 1), ("rotation", -20, 20), ("shear", -0.2, 0.2), ("scale_y", 0.8, 1.2), ("scale_x", 0.8, 1.2))
 WORDS = {"rotation": "rotated by {:.0f}°", "shear": "sheared by {:.2f}", "scale_y": "scaled vertically by {:.2f}",
-         "scale_x": "scaled horizontally by {:.2f}", "position": "translated"}
+         "scale_x": "scaled horizontally by {:.2f}", "position": "at any position"}
 
 
 class FixedPosition:
@@ -49,14 +50,14 @@ class FixedPosition:
 
 
 def make_scenes(n):
-    """Return a list of (factor, value, all matrix factors, position), n frames per factor.
+    """Return a list of (factor, value, all matrix factors, position), n frames per factor, 2 n for the position.
 
     A factor swings from its nominal value to both ends of its range and back.
     """
     scenes = []
     for name, low, high in PATH:
         middle = affnist.IDENTITY.get(name, 0.0)
-        swing = np.sin(np.linspace(0, 2 * np.pi, n, endpoint=False))
+        swing = np.sin(np.linspace(0, 2 * np.pi, n * (1 + (name == "position")), endpoint=False))
         for s in swing:
             value = middle + s * ((high - middle) if s > 0 else (middle - low))
             if name == "position":
@@ -120,7 +121,8 @@ def draw_frames(digits, networks, n, source, names=()):
     for t, (name, value, _, _) in enumerate(scenes):
         low, high = affnist.RANGES.get(name, (-np.inf, np.inf))
         beyond = "" if low <= value <= high else " (beyond affNIST's range)"
-        title.set_text(f"Networks trained on translated {source}; test digits\n{WORDS[name].format(value)}{beyond}")
+        title.set_text(f"Trained on {source} translated by up to 6 pixels; tested on digits\n"
+                       f"{WORDS[name].format(value)}{beyond}")
         for images, picture, label, panels in rows:
             picture.set_data(images[t])
             for bars, heights in panels:
@@ -135,14 +137,14 @@ def draw_frames(digits, networks, n, source, names=()):
 def main():
     parser = affnist.Parser(description=__doc__)
     parser.add_argument("--load", nargs="+", default=NETWORKS, metavar="FILE", help="checkpoints or weights of the "
-                        "networks (default: the pretrained capsnet-shared and cnn-gap)")
+                        "networks (default: the pretrained small capsnet and cnn)")
     parser.add_argument("--index", type=int, nargs="+", metavar="N", help="indices of the test "
-                        "digits, from 0 (default: 1 15)")
+                        "digits, from 0 (default: 3 15)")
     parser.add_argument("--frames", type=int, default=16, metavar="N", help="frames per factor (default: 16)")
     figures.add_animation_flags(parser, affnist, FPS)
     affnist.add_config_flags(parser)
     args = parser.parse_args()
-    chosen, args.index = args.index is not None, args.index or [1, 15]
+    chosen, args.index = args.index is not None, args.index or [3, 15]
     figures.check_animation_flags(args, affnist, {
         "--frames": (args.frames, 2, 60), "--index: digits": (len(args.index), 1, MAX_DIGITS),
         "--load: networks": (len(args.load), 1, MAX_NETWORKS)})

@@ -130,7 +130,7 @@ def test_a_film_at_toy_size(cli, toy_run, tmp_path):
     code, _, stderr = cli("film", "--load", toy_run.weights, toy_run.weights, "--frames", 4, "--out", "film.gif")
     assert code == 0, stderr
     frames = imageio.imread(tmp_path / "film.gif", index=None)
-    assert len(frames) == 20 and (frames[0] != frames[1]).any()
+    assert len(frames) == 24 and (frames[0] != frames[1]).any()
     colors = {tuple(map(int, color)) for color in frames[0].reshape(-1, frames.shape[3])[:, :3]}
     near = [min(sum(abs(a - b) for a, b in zip(color, wanted)) for color in colors) for wanted in
             ((0, 114, 178), (230, 159, 0))]

@@ -268,7 +268,7 @@ CAPTIONS = {                       # of each table, in the results log
 NORB_FIGURES = ("example_views", "familiar_vs_novel", "azimuth_accuracy", "gap_curve", "pose_matrices", "routing",
                 "training_curves", "background_activity", "forest")
 NORB_PRETRAINED = [f"weights/smallnorb_{model}.npz" for model in PAPER]
-AFF_PRETRAINED = "weights/affnist_capsnet-shared.npz weights/affnist_cnn-gap.npz"
+AFF_PRETRAINED = "weights/affnist_small_capsnet.npz weights/affnist_small_cnn.npz"
 TABLES_OF = {name: sorted(f"results/{name}/{path.name}" for path in (ROOT / "results" / name).glob("*.jsonl"))
              for name in EXPERIMENTS}
 FIGURES = {                        # name -> command, what it draws from beside its own script, minutes of two cores
