@@ -3,11 +3,15 @@
 All axes have different sizes, so the shape of an output tells the order of its axes. A reading is a layout for every
 input: its axes' letters in order, with 1 for a singleton and PQ for a pose matrix in place of H. See check.py.
 """
+import contextlib
 import importlib
+import importlib.util
 import inspect
+import io
 import itertools
 import sys
 import traceback
+import warnings
 from collections import namedtuple
 from pathlib import Path
 
@@ -40,27 +44,48 @@ def load(target):
     place, _, name = target.rpartition(":")
     if not place or not name:
         raise Unusable(f"{target}: write module:function, such as mymodule:route")
+    path = None
     if place.endswith(".py"):
-        path = Path(place)
+        path = Path(place).resolve()
         if not path.is_file():
             raise Unusable(f"{place}: no such file in {Path.cwd()}")
-        sys.path.insert(0, str(path.resolve().parent))
         place = path.stem
-    sys.path.insert(0, str(Path.cwd()))
+        sys.path.insert(0, str(path.parent))
+    sys.path.append(str(Path.cwd()))
+    latest = []                    # the object, from the latest import that succeeded
+
+    def module():
+        sys.modules.pop(place, None)
+        if path is None:
+            importlib.invalidate_caches()
+            return importlib.import_module(place)
+        spec = importlib.util.spec_from_file_location(place, path)
+        made = sys.modules[place] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(made)
+        return made
 
     def fresh():
-        sys.modules.pop(place, None)
-        importlib.invalidate_caches()
+        argv, sys.argv = sys.argv, [str(path or place)]        # a module may parse it
         try:
-            found = importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            if error.name != place.split(".")[0]:
-                raise Unusable(f"{place} imports {error.name}, which is not installed here. Install it, or run the "
-                               "check with the Python that has it.") from None
-            raise Unusable(f"no module named {place}. Run the check in the folder of {place}.py, or write the path: "
-                           f"path/to/{place}.py:{name}") from None
-        except Exception as error:
-            raise Unusable(f"{place} cannot be imported: {last_line(error)}") from None
+            with silenced():
+                found = module()
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            if latest:                                         # it can be imported once only
+                return latest[0]
+            if isinstance(error, SystemExit):
+                raise Unusable(f"{place} ends the program when it is imported. Put its commands below if __name__ == "
+                               "\"__main__\":") from None
+            if not isinstance(error, ModuleNotFoundError):
+                raise Unusable(f"{place} cannot be imported: {last_line(error)}") from None
+            if error.name == place.split(".")[0]:
+                raise Unusable(f"no module named {place}. Run the check in the folder of {place}.py, or write the "
+                               f"path: path/to/{place}.py:{name}") from None
+            raise Unusable(f"{place} imports {error.name}, which is not installed here. Install it, or run the check "
+                           "with the Python that has it.") from None
+        finally:
+            sys.argv = argv
         for part in name.split("."):
             if not hasattr(found, part):
                 names = [n for n in vars(found) if not n.startswith("_") and callable(getattr(found, n))]
@@ -68,8 +93,17 @@ def load(target):
             found = getattr(found, part)
         if not callable(found):
             raise Unusable(f"{target} is not a function")
+        latest[:] = [found]
         return found
     return fresh
+
+
+@contextlib.contextmanager
+def silenced():
+    """Keep what the user's code prints, and its warnings, out of the report."""
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        yield
 
 
 def last_line(error):
@@ -122,10 +156,19 @@ def layouts(axes, singleton):
 
 
 def arrays_of(result):
-    """Return the arrays in what a function returned: itself, or those in its tuple, list or dict."""
+    """Return the arrays of numbers in what a function returned: itself, or those in its tuple, list or dict."""
+    if hasattr(result, "shape"):
+        return [result]
     if isinstance(result, dict):
         result = list(result.values())
-    return [x for part in result for x in arrays_of(part)] if isinstance(result, (tuple, list)) else [result]
+    if not isinstance(result, (tuple, list)) or result and isinstance(result[0], (int, float, list)):
+        try:
+            y = np.asarray(result)
+        except ValueError:                                     # lists of unequal lengths, or of arrays
+            y = None
+        if y is not None and y.dtype.kind in "fiu":
+            return [y]
+    return [x for part in result for x in arrays_of(part)] if isinstance(result, (tuple, list)) else []
 
 
 def to_numpy(y):
@@ -146,7 +189,22 @@ class Call:
 
     def renew(self):
         """Import the user's module again, which resets whatever it keeps."""
-        self.function = self.fresh()
+        with self.precision():
+            self.function = self.fresh()
+
+    @contextlib.contextmanager
+    def precision(self):
+        """Make the checked dtype PyTorch's default, so that zeros() without a dtype has it."""
+        if self.framework != "torch":
+            yield
+            return
+        import torch
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(getattr(torch, self.dtype))
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(default)
 
     def tensor(self, x):
         if self.framework == "numpy":
@@ -160,7 +218,18 @@ class Call:
                 for name, x in inputs.items()}
 
     def call(self, given, n):
-        return arrays_of(self.function(*given.values(), *([] if self.count is None else [self.count(n)])))
+        """Return the arrays that the function returns for these tensors and n iterations."""
+        with silenced(), self.precision():
+            try:
+                result = self.function(*given.values(), *([] if self.count is None else [self.count(n)]))
+            except SystemExit:
+                raise RuntimeError("it called sys.exit()") from None
+        arrays = arrays_of(result)
+        if not arrays:
+            raise TypeError(f"returned {type(result).__name__}, and no array")
+        if self.framework == "torch" and not any(hasattr(y, "detach") for y in arrays):
+            raise TypeError("returned no PyTorch tensor")
+        return arrays
 
     def match(self, results, sizes):
         """Return (place, layout) of every output, or None if no array that was returned has its shape."""
@@ -169,17 +238,18 @@ class Call:
             fitting = [(k, layout) for k in free if (layout := find_layout(np.shape(results[k]), axes, sizes))]
             if not fitting:
                 return None
-            found[name] = fitting[0]
-            free.remove(fitting[0][0])
+            found[name] = fitting[-1]                              # of several, such as one per iteration, the last
+            free.remove(fitting[-1][0])
         return found
 
     def outputs(self, results, sizes):
         """Return the outputs in canonical order, and their layouts. ValueError if the shapes do not fit."""
-        results = [y if hasattr(y, "shape") else np.asarray(y) for y in results]
         found = self.match(results, sizes)
         if found is None:
             raise ValueError("returned " + " and ".join(str(tuple(np.shape(y))) for y in results))
         self.found_dtype = str(results[next(iter(found.values()))[0]].dtype).split(".")[-1]
+        if "float" not in self.found_dtype:
+            raise TypeError(f"returned numbers of type {self.found_dtype}")
         return [restore(to_numpy(results[k]).astype(float), self.interface.outputs[name], layout)
                 for name, (k, layout) in found.items()], {name: layout for name, (_, layout) in found.items()}
 
@@ -215,7 +285,8 @@ class Call:
 
     def readings(self, fixed):
         """Yield readings in stages, the usual ones first; fixed: layouts that the user gave, by name."""
-        for singleton in (False, True):
+        given = len(fixed) == len([axes for axes in self.interface.inputs.values() if len(axes) > 1])
+        for singleton in (False,) if given else (False, True):
             options = []
             for name, axes in self.interface.inputs.items():
                 if name in fixed:
@@ -224,7 +295,8 @@ class Call:
                     options.append([axes])
                 else:
                     options.append(layouts(axes, False) + (layouts(axes, True) if singleton else []))
-            yield [dict(zip(self.interface.inputs, chosen)) for chosen in itertools.product(*options)]
+            yield [dict(zip(self.interface.inputs, chosen)) for chosen in itertools.product(*options)
+                   if not singleton or any("1" in layout or "P" in layout for layout in chosen)]
 
     def penalty(self, found):
         """Return a key that sorts readings by their outputs' layouts: samples first, entries last, no singletons."""
@@ -253,9 +325,11 @@ class Call:
                     found_any = True
                     yield reading, found
             for _, reading, found in sorted(unusual, key=lambda fit: fit[0]):
+                found_any = True
                 yield reading, found
-            if found_any or unusual:
-                return
+            unusual = []
+        if found_any:
+            return
         if first_error is None:
             raise Unusable("--axes: no such reading. Write order=lengths,present or order=present,lengths; lengths=NK "
                            "or lengths=NKE; present=NK or present=N")
@@ -263,7 +337,9 @@ class Call:
         shapes = ", ".join(f"{name} {shape_text(layout, self.sizes)}" for name, layout in reading.items()
                            if name in self.interface.inputs and "K" not in layout)
         raise Unusable(f"no order of the axes gives {outputs_text(self.interface, self.sizes)}. "
-                       f"{f'With {shapes}: ' if shapes else ''}{last_line(error)}")
+                       f"{f'With {shapes}: ' if shapes else ''}{last_line(error).rstrip('.')}. It is called with "
+                       f"({', '.join([*self.interface.inputs, *filter(None, [self.interface.count])])}); \"What may "
+                       "differ\" in docs/conformance.md shows how to check other functions")
 
 
 class MarginCall(Call):
@@ -299,7 +375,6 @@ class MarginCall(Call):
         return None
 
     def outputs(self, results, sizes):
-        results = [y if hasattr(y, "shape") else np.asarray(y) for y in results]
         found = self.match(results, sizes)
         if found is None:
             raise ValueError("returned " + " and ".join(str(tuple(np.shape(y))) for y in results))
@@ -318,8 +393,10 @@ class MarginCall(Call):
             names = [name.lower() for name in inspect.signature(self.function).parameters]
         except (TypeError, ValueError):
             names = []
-        targets = ("true", "label", "target", "present", "onehot", "one_hot", "classes")
-        swapped = bool(names) and (any(word in names[0] for word in targets) or names[0] in ("t", "y", "gt"))
+        def is_target(name):
+            return name in ("t", "y", "gt") or any(
+                word in name for word in ("true", "label", "target", "present", "onehot", "one_hot", "classes"))
+        swapped = len(names) > 1 and is_target(names[0]) and not is_target(names[1]) and "pred" not in names[0]
         orders = ["present,lengths", "lengths,present"] if swapped else ["lengths,present", "present,lengths"]
         every = [{"order": order, "lengths": lengths, "present": present}
                  for order in orders for lengths in ("NK", "NKE") for present in ("NK", "N")]
@@ -331,7 +408,7 @@ class MarginCall(Call):
 
 def shape_text(layout, sizes):
     """Return a layout with its sizes, such as (N, J, 1, E) = (3, 5, 1, 6)."""
-    names = ", ".join({"P": "4", "Q": "4"}.get(letter, letter) for letter in layout)
+    names = ", ".join(str(sizes[letter]) if letter in "PQ" else letter for letter in layout)
     numbers = ", ".join("1" if letter == "1" else str(sizes[letter]) for letter in layout)
     comma = "," if len(layout) == 1 else ""
     return f"({names}{comma}) = ({numbers}{comma})"

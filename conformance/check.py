@@ -14,7 +14,9 @@ docs/conformance.md shows how to connect a module with weights of its own, and l
 Exit code 0: everything agrees. 1: something differs. 2: the function could not be called.
 """
 import argparse
+import inspect
 import itertools
+import os
 import sys
 from pathlib import Path
 
@@ -22,13 +24,14 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import calls
+import naming
 import reference
 from calls import INTERFACES, Call, MarginCall, Unusable, arrange, last_line, load
 from kinds import KINDS
+from naming import difference
 
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 DIRECTIONS = 6                     # random directions along which gradients are compared
-EPSILONS = [m * 10.0 ** -k for k in range(2, 13) for m in (1, 5)]
 
 
 # ---- what is compared ----
@@ -37,8 +40,10 @@ def probe(kind, sizes, seed=0):
     """Return random inputs, by name, for which mistakes show: most output capsules have lengths from 0.2 to 0.8."""
     rng, N, I, J, D, E, H, K = np.random.default_rng(seed), *(sizes[letter] for letter in "NIJDEHK")
     if kind == "margin":
-        lengths = rng.permutation(np.linspace(0.02, 0.98, N * K)).reshape(N, K)
-        return {"lengths": lengths, "present": np.eye(K)[rng.permutation(K)[:N] if K >= N else rng.integers(0, K, N)]}
+        lengths, labels = rng.uniform(0.02, 0.98, (N, K)), (1 + np.arange(N)) % K
+        lengths[0, labels[0]], lengths[1, labels[1]] = 0.95, 0.4       # both sides of the margin 0.9
+        lengths[0, labels[0] - 1], lengths[1, labels[1] - 1] = 0.05, 0.7            # and of 0.1
+        return {"lengths": lengths, "present": np.eye(K)[labels]}
     if kind == "em":                                           # alike for all parents, so that they compete
         V = rng.uniform(-1, 1, (N, I, 1, H)) + 0.25 * rng.uniform(-1, 1, (N, I, J, H))
         return {"V": V, "a": rng.uniform(0.2, 1, (N, I)), "beta_u": rng.uniform(-0.5, 0.5, J),
@@ -60,81 +65,11 @@ def expected(kind, inputs, n, lambdas=(), **settings):
         return [reference.margin_loss(*inputs.values(), **settings)]
     u_hat = inputs["u_hat"] if kind == "routing" else np.einsum("nid,ijed->nije", inputs["u"], inputs["W"])
     routed = reference.dynamic_routing(u_hat, n, **settings)
-    return None if routed is None else [routed[0]]
-
-
-def difference(found, wanted):
-    """Return the largest difference of two lists of arrays, relative to each array's largest entry."""
-    with np.errstate(all="ignore"):
-        worst = [np.abs(x - y).max() / max(np.abs(y).max(), 1e-12) for x, y in zip(found, wanted)]
-    return float("inf") if not np.isfinite(worst).all() else float(max(worst))
+    return None if routed is None else [routed]
 
 
 def finite(arrays):
     return all(bool(np.isfinite(y).all()) for y in arrays)
-
-
-def explain(found, predict, mistakes, tolerance, most=3):
-    """Return the smallest sets of mistakes whose outputs equal what was found in every case, and the difference.
-
-    found: case -> list of arrays. predict(settings, case) -> list of arrays, or None where there is nothing to
-    compare. Return a list of tuples of mistakes, empty if none fits, and the largest difference of the first.
-    """
-    matches, size = [], None
-    for chosen in reference.combinations(mistakes, most):
-        if size is not None and len(chosen) > size:
-            break
-        worst = -1.0
-        for case, arrays in found.items():
-            with np.errstate(all="ignore"):
-                wanted = predict(reference.settings_of(chosen), case)
-            if wanted is not None:
-                worst = max(worst, difference(arrays, wanted))
-                if worst > tolerance:
-                    break
-        if 0 <= worst <= tolerance:
-            matches.append((worst, chosen))
-            size = len(chosen)
-    matches.sort(key=lambda match: match[0] > tolerance / 100)
-    return [chosen for _, chosen in matches], matches[0][0] if matches else None
-
-
-def explain_with_epsilon(found, predict, mistakes, tolerance, places, nearest=40):
-    """As `explain`, also for outputs that an epsilon moves: usual values in usual places, for the nearest sets.
-
-    If two epsilons move the outputs, sets of mistakes that fit to 1e-5 are named. Return the sets of mistakes, the
-    difference, and "" or the epsilon in words.
-    """
-    matches, worst = explain(found, predict, mistakes, tolerance)
-    if matches:
-        return matches, worst, ""
-
-    def distance(settings, limit=float("inf")):
-        worst = 0.0
-        for case, arrays in found.items():
-            with np.errstate(all="ignore"):
-                wanted = predict(settings, case)
-            if wanted is not None:
-                worst = max(worst, difference(arrays, wanted))
-            if worst > limit:
-                return float("inf")
-        return worst
-    ranked = sorted((float(f"{distance(reference.settings_of(chosen)):.3e}"), k, chosen)
-                    for k, chosen in enumerate(reference.combinations(mistakes)))
-    limit = max(tolerance, 1e-5)
-    fitting = [(len(chosen), d, chosen, "") for d, _, chosen in ranked if d <= limit]
-    for _, _, chosen in ranked[:nearest]:
-        for place, words in places.items():
-            for epsilon in EPSILONS:
-                d = distance(reference.settings_of(chosen) | {"epsilon": epsilon, "place": place}, limit)
-                if d <= tolerance:
-                    return [chosen], d, words.format(power(epsilon))
-                if d <= limit:
-                    fitting.append((len(chosen), d, chosen, words.format(power(epsilon))))
-    if not fitting:
-        return [], None, ""
-    _, worst, chosen, words = min(fitting, key=lambda entry: entry[:2])
-    return [chosen], worst, words
 
 
 # what a property that does not hold says about the function; the text begins with the name of a kind where it shows one
@@ -150,11 +85,17 @@ BIAS = "bias in the output capsules: remove it, or set it to 0; without votes v 
 FLOOR = ("EM: floor under the weights of children, or activations that cancel: use r = R * a, without clamp() "
          "and without dividing by its sum over the parents")
 VARIANCE = "EM: no epsilon on the variance: add one, such as 1e-4, to sigma^2"
+SINGLE = "A batch of one sample fails, perhaps by squeeze() without an axis. Name the axes that are removed."
+CHANGED = "Your function changes its inputs. Work on copies: the votes of a training step are used again."
+FIXED_BATCH = "The loss of two samples is not that of three with one left out. Divide by len(lengths)."
 EXPLAINED = (INFLUENCE, ROTATION, FLOOR)                       # by mistakes that the values show, if there are any
-PLACES = {"root": "epsilon {} added to |s|^2 inside the root", "norm": "epsilon {} added to |s|",
-          "all": "epsilon {} added to |s|^2", "product": "epsilon {} added to |s|^2 inside the root",
-          "product norm": "epsilon {} added to |s|"}
-EM_PLACES = {"variance": "epsilon {} added to the variance", "log": "epsilon {} added to sigma in its logarithm"}
+SQUASH_EPSILONS = [({"place": place}, ("epsilon",)) for place in ("root", "norm", "all", "product", "product norm")]
+EM_EPSILONS = [({}, ("epsilon",)), ({}, ("epsilon", "mass_epsilon")), ({}, ("epsilon", "mass_epsilon", "log_epsilon")),
+               ({}, ("epsilon", "mass_epsilon", "activation_epsilon"))]
+EPSILON_WORDS = {"root": "to |s|^2 inside the root", "norm": "to |s|", "all": "to |s|^2", "product": "to |s|^2 inside "
+                 "the root", "product norm": "to |s|", "epsilon": "to the variance", "mass_epsilon": "to sum_i r_ij",
+                 "log_epsilon": "to sigma in its logarithm", "activation_epsilon": "to a_j in its logarithm"}
+LARGEST = {"em": 0.01}             # epsilons above these (else 1e-3) change what is computed
 
 
 class Check:
@@ -165,9 +106,10 @@ class Check:
         self.asked, self.backward, self.failed, self.notes = tolerance, backward, [], []
         self.inputs = probe(kind, call.sizes)
         self.per_sample, self.combine = True, "mean"           # form of a margin loss
+        self.unreached = ""
         self.mistakes = {"em": reference.EM, "margin": reference.MARGIN}.get(kind, reference.ROUTING)
         self.stops = {"em": reference.EM_STOPS, "margin": ()}.get(kind, reference.STOPS)
-        self.places = {"em": EM_PLACES, "margin": {}}.get(kind, PLACES)
+        self.places = {"em": EM_EPSILONS, "margin": []}.get(kind, SQUASH_EPSILONS)
         rng = np.random.default_rng(1)
         self.weights = [rng.normal(size=[call.sizes[letter] for letter in axes])
                         for axes in call.interface.outputs.values()]
@@ -180,6 +122,10 @@ class Check:
     def tolerance(self):
         return self.asked or TOLERANCES.get(self.call.found_dtype, 1e-9)
 
+    @property
+    def by_differences(self):
+        return not self.backward and self.call.framework == "numpy"
+
     # ---- values ----
 
     def predict(self, settings, n, inputs=None):
@@ -190,24 +136,23 @@ class Check:
         return wanted
 
     def values(self):
-        """Compare the outputs for every number of iterations. Return case -> outputs, or None if a call failed."""
+        """Call the function for every number of iterations. Return case -> outputs; self.errors has what it raised."""
         found, self.errors = {}, {}
         for n in self.iterations:
             self.call.renew()
             try:
-                with np.errstate(all="ignore"):
-                    found[n] = self.call(self.inputs, n)
+                found[n] = self.call(self.inputs, n)
             except Exception as error:
                 self.errors[n] = last_line(error)
         self.per_sample = not (self.kind == "margin" and found and found[1][0].ndim == 0)
         return found
 
-    def name(self, found):
-        """Return the sets of mistakes that explain the outputs, the difference, and an epsilon in words."""
-        best = explain_with_epsilon(found, self.predict, self.mistakes, self.tolerance, self.places)
-        if self.kind == "margin" and not self.per_sample:     # the paper does not say how samples are combined
+    def explain(self, found, mistakes):
+        """Return the sets of mistakes that explain the outputs, the difference, and settings of an epsilon."""
+        best = naming.explain_with_epsilon(found, self.predict, mistakes, self.tolerance, self.places)
+        if self.kind == "margin" and not self.per_sample:      # the paper does not say how samples are combined
             self.combine = "sum"
-            summed = explain_with_epsilon(found, self.predict, self.mistakes, self.tolerance, self.places)
+            summed = naming.explain_with_epsilon(found, self.predict, mistakes, self.tolerance, self.places)
             if summed[0] and (not best[0] or len(summed[0][0]) < len(best[0][0])):
                 self.notes.append("The samples are summed; the paper does not say how they are combined.")
                 return summed
@@ -217,71 +162,82 @@ class Check:
     # ---- gradients ----
 
     def slopes(self, n, settings):
-        """Return the reference's derivatives along the directions, by input: name -> (DIRECTIONS,)."""
+        """Return the reference's derivatives along the directions, by input: name -> (DIRECTIONS,); None if it has
+        none."""
+        if self.predict(settings, n) is None:
+            return None
+
         def total(name, x):
             wanted = self.predict(settings, n, self.inputs | {name: x})
             return sum((y * (w if y.ndim else 1)).sum() for y, w in zip(wanted, self.weights))
         return {name: np.array([reference.derivative(lambda x, name=name: total(name, x), self.inputs[name], d[name])
                                 for d in self.directions]) for name in self.directions[0]}
 
+    def gradients(self, inputs, n):
+        """Return the gradients by the user's backward pass or by autograd: name -> array, None if not reached."""
+        names = list(self.directions[0])
+        if not self.backward:
+            return self.call.gradients(inputs, n, self.weights, names)
+        given = self.call.arguments(inputs)
+        g = [] if self.kind == "margin" else [
+            self.call.tensor(arrange(w, self.call.interface.outputs[name], self.layouts[name]))
+            for name, w in zip(self.call.interface.outputs, self.weights)]
+        count = [] if self.call.count is None else [self.call.count(n)]
+        with calls.silenced():
+            returned = calls.arrays_of(self.backward(*g, *given.values(), *count))
+        if len(returned) < len(names):
+            raise ValueError(f"--backward returned {plural(len(returned), 'gradient')} for {', '.join(names)}")
+        return {name: self.call.canonical(y, name) for name, y in zip(names, returned)}
+
     def found_slopes(self, n):
         """Return the user's derivatives along the directions, by input; None for an input that is not reached."""
-        names = list(self.directions[0])
-        if self.backward:
-            given = self.call.arguments(self.inputs)
-            g = [] if self.kind == "margin" else [
-                self.call.tensor(arrange(w, self.call.interface.outputs[name], self.layouts[name]))
-                for name, w in zip(self.call.interface.outputs, self.weights)]
-            count = [] if self.call.count is None else [self.call.count(n)]
-            returned = calls.arrays_of(self.backward(*g, *given.values(), *count))
-            if len(returned) < len(names):
-                raise ValueError(f"--backward returned {plural(len(returned), 'gradient')} for {', '.join(names)}")
-            grads = {name: self.call.canonical(y, name) for name, y in zip(names, returned)}
-        elif self.call.framework == "torch":
-            grads = self.call.gradients(self.inputs, n, self.weights, names)
-        else:
-            h, slopes = 1e-5, {}
-            for name in names:
-                def total(step, d, name=name):
-                    y = self.call(self.inputs | {name: self.inputs[name] + step * d[name]}, n)
-                    return sum((part * (w if part.ndim else 1)).sum() for part, w in zip(y, self.weights))
-                slopes[name] = np.array([(total(h, d) - total(-h, d)) / (2 * h) for d in self.directions])
-            return slopes
-        return {name: None if g is None else np.array([(g * d[name]).sum() for d in self.directions])
-                for name, g in grads.items()}
+        if not self.by_differences:
+            return {name: None if g is None else np.array([(g * d[name]).sum() for d in self.directions])
+                    for name, g in self.gradients(self.inputs, n).items()}
+        h = 1e-5 if self.tolerance <= 1e-8 else self.tolerance ** (1 / 3)
+
+        def total(name, step):
+            y = self.call(self.inputs | {name: self.inputs[name] + step}, n)
+            return sum((part * (w if part.ndim else 1)).sum() for part, w in zip(y, self.weights))
+        return {name: np.array([(total(name, h * d[name]) - total(name, -h * d[name])) / (2 * h)
+                                for d in self.directions]) for name in self.directions[0]}
 
     def gradient(self, n, chosen, epsilon):
-        """Compare the gradients after n iterations. Return a text, and a mistake of the gradient or None."""
-        by_differences = not self.backward and self.call.framework == "numpy"
-        tolerance = max(self.tolerance, 1e-6 if by_differences else 1e-7)
-        if self.call.found_dtype != "float64":
-            tolerance = max(20 * self.tolerance, 1e-2 if by_differences else 0)
-            if by_differences:
-                return "not tested in float32", None
-        if by_differences and not self.same(self.call(self.inputs, n), self.call(self.inputs, n)):
-            return "not tested, since a repeated call gives another output", None
+        """Compare the gradients after n iterations. Return a text, and the mistakes of the gradient that explain it:
+        None in place of a mistake if the mistakes of the values do; an empty list if nothing is wrong."""
+        tolerance = max(20 * self.tolerance, 1e-7, 100 * (self.worst or 0))
+        if self.by_differences:
+            if self.tolerance > 1e-6:
+                return "not compared in this precision", []
+            if not self.same(self.call(self.inputs, n), self.call(self.inputs, n)):
+                return "not compared, since a repeated call gives another output", []
+            tolerance = max(tolerance, 1e-5 if self.tolerance <= 1e-8 else 100 * self.tolerance ** (2 / 3))
         found = self.found_slopes(n)
         unreached = [name for name, slope in found.items() if slope is None]
         if unreached:
-            return f"does not reach {' and '.join(unreached)}", None
+            self.unreached = ", ".join(unreached)
+            return f"does not reach {self.unreached}", ["unnamed"]
 
         def differs(settings):                                 # relative to each input's, or 1/1000 of the largest
             wanted = self.slopes(n, settings | epsilon)
+            if wanted is None:
+                return float("inf")
             floor = 1e-3 * max(np.abs(y).max() for y in wanted.values())
-            return max(np.abs(found[name] - y).max() / max(np.abs(y).max(), floor) for name, y in wanted.items())
+            return max(np.abs(found[name] - y).max() / max(np.abs(y).max(), floor, 1e-30) for name, y in wanted.items())
         right = differs({})
         if right <= tolerance:
-            return "agrees", None
-        for stop in (None, *self.stops):
-            settings = reference.settings_of(chosen) | (stop.settings if stop else {})
-            if (chosen or stop) and differs(settings) <= max(tolerance, 100 * (self.worst or 0)):
-                return f"differs by {percent(right)}", stop
-        return f"differs by {percent(right)}", "unnamed"
+            return "agrees", []
+        if self.predict(reference.settings_of(chosen), n) is None:
+            return "not compared", []
+        stops = (None,) if self.by_differences else (None, *self.stops)      # central differences see what is stopped
+        fitting = [stop for stop in stops if (chosen or stop) and differs(
+            reference.settings_of(chosen) | (stop.settings if stop else {})) <= tolerance]
+        return f"differs by {percent(right)}", fitting or ["unnamed"]
 
     # ---- what must hold for every input ----
 
     def same(self, one, other):
-        return difference(one, other) <= max(self.tolerance, 1e-9)
+        return difference(one, other) <= self.slack
 
     def invariances(self, n):
         """Yield (property, whether it holds, what it shows if it does not)."""
@@ -292,32 +248,45 @@ class Check:
             return x | {name: x[name][keep] for name in batch}
         call.renew()
         first = call(x, n)
+        if not finite(first):
+            yield "finite output", False, ""
+            return
         again = call(x, n)
         call.renew()
         if not self.same(call(x, n), first):
             yield "module imported again: same output", False, RANDOM
             return
         yield "repeated call: same output", self.same(again, first), KEPT
-        if kind != "margin" or self.per_sample:
+        given = call.arguments(x)
+        call.call(given, n)
+        if not all((calls.to_numpy(y) == calls.to_numpy(z)).all()
+                   for y, z in zip(given.values(), call.arguments(x).values())):
+            yield "inputs: left as they are", False, CHANGED
+        if self.per_sample:
             call.renew()
             yield "batch reversed: output reversed", self.same(
                 [y[::-1] for y in call(samples(slice(None, None, -1)), n)], first), PLACE
-            call.renew()
-            try:
-                fewer = call(samples(slice(0, 2)), n)
-            except Exception:                                  # a function that works for one batch size only
-                fewer = None
-            if fewer is not None:
-                yield "only the first two samples: same output for them", self.same(
-                    fewer, [y[:2] for y in first]), INFLUENCE
+        call.renew()
+        try:
+            fewer = call(samples(slice(0, 2)), n)
+        except Exception:                                      # a function that works for one batch size only
+            fewer = None
+        if fewer is not None and self.per_sample:
+            yield "only the first two samples: same output for them", self.same(
+                fewer, [y[:2] for y in first]), INFLUENCE
+        elif fewer is not None and self.matches:
+            yield "only the first two samples: their loss", self.same(fewer, self.predict(
+                reference.settings_of(self.matches[0]), n, samples(slice(0, 2)))), FIXED_BATCH
         if kind == "margin":
             return
+        if fewer is not None:
+            yield "a batch of one sample: as many axes", self.one_sample(samples(slice(0, 1)), n), SINGLE
         name, axes = call.interface.votes, call.interface.inputs[call.interface.votes]
         j, e = axes.index("J"), axes.index("H" if kind == "em" else "E")
         call.renew()
         if kind == "em":
             silent = x | {"a": np.where(np.arange(x["a"].shape[1]) == 0, 0, x["a"])}
-            moved = silent | {"V": x["V"] + np.where(np.arange(x["V"].shape[1]) == 0, 3.0, 0)[:, None, None]}
+            moved = silent | {"V": x["V"] + np.where(np.arange(x["V"].shape[1]) == 0, 0.3, 0)[:, None, None]}
             yield "other votes of a child with activation 0: same output", self.same(
                 call(moved, n), call(silent, n)), FLOOR
             equal = x["V"].copy()
@@ -336,10 +305,20 @@ class Check:
         yield "no votes for one output capsule: finite output", finite(v), EPSILON
         if not finite(v):
             return
-        yield "no votes for one output capsule: its output is 0", bool(np.abs(v[0][:, 0]).max() < 1e-3), BIAS
-        if call.framework == "torch":
-            grads = [g for g in call.gradients(zero, n, self.weights, list(x)).values() if g is not None]
+        yield "no votes for one output capsule: its output is 0", bool(np.abs(v[0][:, 0]).max() <= 1e-12), BIAS
+        if not self.by_differences:
+            grads = [g for g in self.gradients(zero, n).values() if g is not None]
             yield "no votes for one output capsule: finite gradient", finite(grads), EPSILON_GRADIENT
+
+    def one_sample(self, inputs, n):
+        """Return whether a batch of one sample gives outputs with as many axes as a batch of several."""
+        self.call.renew()
+        try:
+            one = self.call.call(self.call.arguments(inputs), n)
+            many = self.call.match(self.call.call(self.call.arguments(self.inputs), n), self.call.sizes)
+        except Exception:
+            return False
+        return all(k < len(one) and np.ndim(one[k]) == len(layout) for k, layout in many.values())
 
     # ---- the report ----
 
@@ -347,39 +326,67 @@ class Check:
         """Print the whole report. first: a reading and its output layouts; others: an iterator of more of them. Return
         the exit code."""
         call = self.call
+        if self.kind == "margin":
+            first, others = self.best_margin([first, *others])
         call.reading, self.layouts = first
-        found = self.values()
-        letters = "".join(call.interface.inputs.values()) + "".join(call.interface.outputs.values())
         print(title)
+        self.head()
+        self.slack, self.worst = self.tolerance, 0.0
+        found = self.values()
+        print(f"  {'PyTorch' if call.framework == 'torch' else 'NumPy'} {call.found_dtype}, relative tolerance "
+              f"{power(self.tolerance)}\n")
+        self.compare(found)
+        small = np.prod([x.size for x in self.inputs.values()]) < 1e6   # else trying the others takes long
+        other = self.other_reading(others) if self.failed and small and self.matches[:1] != [()] else ""
+        return self.verdict(found, other)
+
+    def best_margin(self, fits):
+        """Return the first of the readings in the same order of arguments that is explained, else the first; and the
+        other ones."""
+        one_class = self.inputs["present"]
+        two_classes = one_class.copy()
+        two_classes[0, -1] = 1
+        for best in [*(fit for fit in fits if fit[0]["order"] == fits[0][0]["order"]), fits[0]]:
+            self.call.reading = best[0]
+            self.inputs["present"] = one_class if best[0]["present"] == "N" else two_classes
+            self.slack, self.worst = self.tolerance, 0.0
+            if self.explain(self.values(), self.mistakes)[0]:
+                break
+        self.combine, self.notes = "mean", []
+        return best, (fit for fit in fits if fit[0] != best[0])
+
+    def head(self):
+        """Print the axes, or the arguments of a margin loss."""
+        call = self.call
         if self.kind == "margin":
             names = {"lengths": {"NK": "lengths", "NKE": "capsules"}[call.reading["lengths"]], "present": {
                 "NK": "present (0 and 1)", "N": "labels (numbers)"}[call.reading["present"]]}
-            print(f"  arguments: {', '.join(names[n] for n in call.reading['order'].split(','))}", end="")
-        else:
-            texts = [", ".join(f"{name} {calls.shape_text(layout, call.sizes)}" for name, layout in given.items())
-                     for given in (call.reading, self.layouts)]
-            print("  " + " -> ".join(texts))
-            used = [f"{letter} {words}" for letter, words in calls.AXES.items() if letter in letters]
-            print("  " + ", ".join(used), end="")
-        print(f"\n  {'PyTorch' if call.framework == 'torch' else 'NumPy'} {call.found_dtype}, relative tolerance "
-              f"{self.tolerance:.0e}\n".replace("e-0", "e-"))
-        self.table(found)
-        small = np.prod([x.size for x in self.inputs.values()]) < 1e6   # else trying the others takes long
-        others = self.other_readings(others) if self.failed and small else ""
-        return self.verdict(found, others)
+            print(f"  arguments: {', '.join(names[n] for n in call.reading['order'].split(','))}")
+            return
+        texts = [", ".join(f"{name} {calls.shape_text(layout, call.sizes)}" for name, layout in given.items())
+                 for given in (call.reading, self.layouts)]
+        letters = "".join(call.interface.inputs.values()) + "".join(call.interface.outputs.values())
+        print("  " + " -> ".join(texts))
+        print("  " + ", ".join(f"{letter} {words}" for letter, words in calls.AXES.items() if letter in letters))
 
-    def table(self, found):
+    def compare(self, found):
+        """Compare values, gradients and properties, and print a line for each."""
         right = {n: difference(y, self.predict({}, n)) for n, y in found.items()}
-        self.matches, self.worst, self.epsilon = ([()], 0.0, "") if all(
-            d <= self.tolerance for d in right.values()) else self.name(found)
+        agrees = bool(found) and all(d <= self.tolerance for d in right.values())
+        self.matches, self.worst, self.epsilon = ([()], 0.0, {}) if agrees else self.explain(found, self.mistakes)
         if self.combine == "sum":
             right = {n: difference(y, self.predict({}, n)) for n, y in found.items()}
-        if self.matches == [()] and self.worst > self.tolerance:   # right but for an epsilon in an unusual place
+        near = max(right.values(), default=1.0)
+        self.slack = max(self.tolerance, 10 * near if near < 1e-5 else 0)       # an epsilon moves everything
+        if self.matches == [()] and self.worst > self.tolerance:    # right but for an epsilon in an unusual place
+            self.matches = []
+        values = [value for value in self.epsilon.values() if not isinstance(value, str)]
+        if self.matches == [()] and max(values, default=0) > LARGEST.get(self.kind, 1e-3):
+            self.notes.append(f"This {self.epsilon_text()} changes the outputs by {percent(near)}: lower it.")
             self.matches = []
         agrees = bool(self.matches) and self.matches[0] == ()
         chosen = self.matches[0] if self.matches else ()
-        epsilon = self.epsilon_settings()
-        self.gradient_mistakes = {}
+        explained = []
         for n in self.iterations:
             what = "" if self.kind == "margin" else f"{n} iteration{'s' * (n > 1)}"
             if n in self.errors:
@@ -388,77 +395,82 @@ class Check:
             ok = agrees or right[n] <= self.tolerance
             text = "output agrees" if ok else f"output differs by {percent(right[n])}"
             try:
-                gradient, mistake = self.gradient(n, chosen if self.matches else (), epsilon)
+                gradient, stops = self.gradient(n, chosen, self.epsilon)
             except Exception as error:
-                gradient, mistake = f"raised {last_line(error)}", "unnamed"
-            if mistake and n not in self.gradient_mistakes:
-                self.gradient_mistakes[n] = mistake
-            if gradient != "agrees" and not gradient.startswith("not tested"):
-                ok = False
-            label = "gradient" if self.backward or self.call.framework == "torch" else "numerical derivative"
-            self.line(what, f"{text}, {label} {gradient}", ok)
+                gradient, stops = f"raised {last_line(error)}", ["unnamed"]
+            if stops:
+                explained.append(stops)
+            label = "numerical derivative" if self.by_differences else "gradient"
+            self.line(what, f"{text}, {label} {gradient}", ok and not stops)
+        self.stops_found = [stop for stop in (explained or [[]])[0] if all(stop in stops for stops in explained)]
+        self.unnamed_gradient = bool(explained) and (not self.stops_found or "unnamed" in self.stops_found)
         self.shown = []
         try:
-            for holds_for, holds, mistake in self.invariances(max(found, default=self.iterations[-1])):
-                self.line("", holds_for, holds)
-                if not holds:
-                    self.shown.append(mistake)
+            for words, holds, shows in self.invariances(max(found, default=self.iterations[-1])):
+                self.line("", words, holds)
+                if not holds and shows:
+                    self.shown.append(shows)
         except Exception as error:
             self.line("changed inputs", f"raised {last_line(error)}", False)
+        counts = list(found)
+        if len(counts) > 1 and not agrees and all(difference(found[n], found[counts[-1]]) == 0 for n in counts):
+            self.notes.append("Your function gives the same output for every number of iterations. If it always runs "
+                              "as many, say so, such as: --iterations 3")
 
-    def epsilon_settings(self):
-        for place, words in self.places.items():
-            for epsilon in EPSILONS if self.epsilon else ():
-                if words.format(power(epsilon)) == self.epsilon:
-                    return {"epsilon": epsilon, "place": place}
-        return {}
+    def epsilon_text(self):
+        """Return the epsilons in words."""
+        place = self.epsilon.get("place")
+        return " and ".join(f"epsilon {value:.2g} added {EPSILON_WORDS[place or name]}".replace("e-0", "e-")
+                            for name, value in self.epsilon.items() if not isinstance(value, str))
 
     def line(self, what, text, ok):
         if not ok:
             self.failed.append(what)
         print(f"  {'ok ' if ok else 'NO '} {what}{': ' if what else ''}{text}")
 
-    def other_readings(self, fits):
+    def other_reading(self, fits):
         """Return a sentence about another order of the axes with which all outputs agree, or an empty one."""
-        kept, state = self.call.reading, (list(self.failed), self.errors, self.per_sample)
-        for reading, _ in fits:
+        kept, state = self.call.reading, (self.errors, self.per_sample, self.combine, list(self.notes))
+        text = ""
+        for reading, _ in itertools.islice(fits, 100):
             self.call.renew()
             self.call.reading = reading
             try:
                 found = self.values()
-                matches, worst, _ = explain_with_epsilon(found, self.predict, (), self.tolerance, self.places)
-                if not self.errors and matches and worst <= self.tolerance:
-                    flag = " ".join(f"{name}={layout}" for name, layout in reading.items() if kept[name] != layout)
-                    self.call.reading = kept
-                    self.failed, self.errors, self.per_sample = state
-                    return f"With another order that fits, too, it agrees. If that is yours, add: --axes {flag}"
+                matches, worst, _ = self.explain(found, ())
             except Exception:
                 continue
-        self.call.reading, (self.failed, self.errors, self.per_sample) = kept, state
-        return ""
+            if not self.errors and matches and worst <= self.tolerance:
+                flag = " ".join(f"{name}={layout}" for name, layout in reading.items() if kept[name] != layout)
+                text = f"With another order that fits, too, it agrees. If that is yours, add: --axes {flag}"
+                break
+        self.call.reading, (self.errors, self.per_sample, self.combine, self.notes) = kept, state
+        return text
 
-    def verdict(self, found, others):
+    def verdict(self, found, other):
         order = self.call.reading.get("u_hat", "NIJE").replace("1", "").replace("E", "")
         words = self.call.sizes | {"logits": f"({', '.join(order)})", "axis": order.index("J")}
-        if self.epsilon:
-            self.notes.append(f"Your function has an {self.epsilon}.")
-        stops = [m for m in self.gradient_mistakes.values() if isinstance(m, reference.Mistake)]
+        if self.epsilon and self.matches:
+            self.notes.append(f"Your function has an {self.epsilon_text()}.")
+        stops = [stop for stop in self.stops_found if isinstance(stop, reference.Mistake)]
+        if None in self.stops_found:                           # the mistakes of the values explain the gradients, too
+            stops = []
         chosen = (self.matches[0] if self.matches else ()) + tuple(stops[:1])
         print()
         for note in dict.fromkeys(self.notes):
             print(note)
         if not self.failed:
             print("RIGHT: your function computes what the paper says.")
-            if self.call.framework == "numpy" and not self.backward:
+            if self.by_differences:
                 print("To check a backward pass of your own, too, add --backward.")
             return 0
-        if others:
-            print(f"DIFFERS, with its axes in this order. {others}")
+        if other:
+            print(f"DIFFERS, with its axes in this order. {other}")
             if not chosen:
                 return 1
             print("If the order above is yours:\n")
         if chosen:
-            exact = f", to {max(self.worst, 1e-16):.0e}," if self.matches and self.matches[0] else ""
+            exact = f", to {max(self.worst, 1e-16):.0e}," if self.matches[:1] != [()] else ""
             print(f"WRONG: your function equals{exact} the paper's with {plural(len(chosen), 'mistake')}:")
             for mistake in chosen:
                 print_mistake(mistake, words)
@@ -468,15 +480,23 @@ class Check:
         else:
             near = max((difference(y, self.predict({}, n)) for n, y in found.items()), default=1)
             how = "." if self.shown or self.matches else ", by no mistake that is known here."
-            if not self.matches and near < 1e-3:
-                how = f" by {percent(near)}, perhaps by an epsilon. Set it to 0, or add: --tolerance {power(2 * near)}"
+            if not self.matches and not self.shown and near < 1e-5:
+                how = (f" by {percent(near)}, perhaps by several epsilons, or by float32 inside. Set the epsilons to "
+                       f"0, or add: --tolerance {power(2 * near)}")
             print(f"WRONG: the function differs from the paper{how}")
-        for text in dict.fromkeys(self.shown):
-            if text in EXPLAINED and (chosen or set(self.shown) - set(EXPLAINED)):   # by what is named
-                continue
+        shown = [text for text in dict.fromkeys(self.shown)
+                 if text not in EXPLAINED or not chosen and not set(self.shown) - set(EXPLAINED)]
+        if shown and chosen:
+            print("\nAlso:")
+        for text in shown:
             kind = next((kind for kind in KINDS if text.startswith(kind[0])), None)
             print(f"\n* {text}" + (f"\n  In training: {kind[2]}" if kind else ""))
-        if self.matches and not stops and "unnamed" in self.gradient_mistakes.values():
+        if shown and not self.matches:
+            print("\nMend this, and run the check again: it may hide other mistakes.")
+        if self.unreached:
+            print(f"\n* The gradient does not reach {self.unreached}. Do not detach the output; set weights by "
+                  "torch.func.functional_call, and not by .data or under no_grad().")
+        elif self.matches and self.unnamed_gradient:
             print("\n* The gradient is that of no known mistake. Compare it with conformance/*.json, number by number.")
         return 1
 
@@ -554,8 +574,9 @@ def own_sizes(given, interface):
     sizes = dict(calls.SIZES)
     used = sorted(set("".join([*interface.inputs.values(), *interface.outputs.values()])))
     for letter, text in given.items():
-        if letter not in used or not text.isdigit() or int(text) < 2:
-            raise Unusable(f"--sizes {letter}={text}: write AXIS=N with an axis of {', '.join(used)} and N from 2")
+        if letter not in used or not text.isdecimal() or not 2 <= int(text) <= 100_000:
+            raise Unusable(f"--sizes {letter}={text}: write AXIS=N with an axis of {', '.join(used)} and N from 2 "
+                           "to 100000")
         sizes[letter] = int(text)
     alike = [(a, b) for a, b in itertools.combinations(used, 2) if sizes[a] == sizes[b]]
     if alike:
@@ -566,6 +587,16 @@ def own_sizes(given, interface):
     if "H" in used and round(sizes["H"] ** 0.5) ** 2 != sizes["H"]:
         raise Unusable(f"--sizes H={sizes['H']}: H is the number of entries of a square pose matrix, such as 16")
     return sizes
+
+
+def takes_a_count(function, interface):
+    """Return False if a function takes the inputs and no number of iterations; True if not, or if it does not say."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return len(positional) != len(interface.inputs) or any(p.kind == p.VAR_POSITIONAL for p in parameters)
 
 
 def main(argv=None):
@@ -579,35 +610,54 @@ def main(argv=None):
         iterations = [1] if kind == "margin" else sorted(set(args.iterations))
         if iterations[0] < 1:
             raise Unusable("--iterations: at least 1")
+        if args.tolerance is not None and not 0 < args.tolerance < 1:
+            raise Unusable("--tolerance: between 0 and 1, such as 1e-6")
         lambdas = args.lambdas or [0.02 + 0.015 * t for t in range(max(iterations))]
         if len(lambdas) < max(iterations):
             raise Unusable(f"--lambdas: {len(lambdas)} given for {max(iterations)} iterations. Give one for each, or "
                            "lower --iterations.")
         fresh = load(args.target)
-        fresh()
+        counted = kind == "margin" or takes_a_count(fresh(), interface)
+        if not counted and len(iterations) > 1:
+            raise Unusable(f"{args.target} has no argument for the number of iterations. Say how many it runs, such "
+                           "as: --iterations 3")
         frameworks = [args.framework] if args.framework else ["torch", "numpy"] if "torch" in sys.modules else ["numpy"]
-        count = None if kind == "margin" else lambda n: lambdas[:n] if kind == "em" and not args.lambdas else n
+        count = None
+        if kind != "margin" and counted:
+            def count(n):
+                return lambdas[:n] if kind == "em" and not args.lambdas else n
         problems = []
+        backward = args.backward and load(args.backward)()
         for framework, dtype in itertools.product(frameworks, [args.dtype] if args.dtype else ["float64", "float32"]):
             call = (MarginCall if kind == "margin" else Call)(interface, fresh, framework, dtype, sizes, count)
-            checked = Check(kind, call, lambdas, iterations, args.tolerance, args.backward and load(args.backward)())
+            checked = Check(kind, call, lambdas, iterations, args.tolerance, backward)
+            fits = call.search(checked.inputs, max(iterations), fixed)
             try:
-                with np.errstate(all="ignore"):
-                    fits = call.search(checked.inputs, max(iterations), fixed)
-                    first = next(fits)
+                first = next(fits)
                 break
             except Unusable as problem:
                 problems.append(problem)
         else:
             raise problems[0]
-        shown = "loss" if kind == "margin" else ", ".join([*interface.inputs, interface.count])
-        title = f"{args.target}" + ("" if kind == "margin" else f"({shown})") + f" against {interface.what}"
+        shown = "" if kind == "margin" else f"({', '.join([*interface.inputs, interface.count])})"
         with np.errstate(all="ignore"):
-            return checked.run(first, fits, title)
+            return checked.run(first, fits, f"{args.target}{shown} against {interface.what}")
     except Unusable as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 2
+    except MemoryError:
+        print("error: not enough memory for these sizes. Give smaller ones to --sizes", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:                                    # of a pipe such as | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code)

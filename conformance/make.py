@@ -19,6 +19,7 @@ import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS
 import smallnorb_novel_viewpoint as norb
 
 import numpy as np
+import reference
 from kinds import KINDS
 
 PAPER = {2017: "Sabour, Frosst and Hinton 2017, Dynamic routing between capsules",
@@ -213,6 +214,11 @@ GROUPS = (("Dynamic routing", 0, 14), ("Primary capsules", 14, 18), ("Losses and
           ("EM routing", 24, None))
 
 
+def escaped(cell):
+    """Return the text of a table's cell with its vertical bars escaped."""
+    return cell.replace("|", "\\|")
+
+
 def kinds_tables():
     """Return kinds.py as Markdown, one table for each part of a capsule network."""
     lines = []
@@ -221,8 +227,15 @@ def kinds_tables():
                   "show it |", "|---|---|---|---|---|"]
         for name, description, symptom, shown, n in KINDS[start:stop]:
             cells = (name.removeprefix("EM: "), str(n), description, symptom, shown)
-            lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+            lines.append(f"| {' | '.join(map(escaped, cells))} |")
         lines.append("")
+    named = {kind[0] for kind in KINDS}
+    others = [mistake for mistake in (*reference.ROUTING, *reference.STOPS, *reference.MARGIN, *reference.EM)
+              if mistake.name not in named]
+    lines += ["### Other mistakes", "", "The check names these, too. They were not found in the survey, or not counted.",
+              "", "| kind | what is computed |", "|---|---|"]
+    lines += [f"| {mistake.name.removeprefix('EM: ')} | {escaped(mistake.what)} |" for mistake in others]
+    lines.append("")
     return "\n".join(lines).rstrip()
 
 

@@ -86,30 +86,30 @@ def squash(s, form="paper", epsilon=0.0, place="root"):
 
 
 def dynamic_routing(u_hat, n_iters, normalize="outputs", average=False, replace=False, more=0, form="paper",
-                    last="squash", first="squash", stop="", bias=None, b=None, epsilon=0.0, place="root"):
-    """Compute the output capsules by dynamic routing (Procedure 1). u_hat: (N, I, J, E). Return v, (N, J, E), and b.
+                    last="squash", first="squash", stop="", epsilon=0.0, place="root"):
+    """Compute the output capsules by dynamic routing (Procedure 1). u_hat: (N, I, J, E). Return v, (N, J, E).
 
     normalize: capsules over which the softmax normalizes. average: over the batch, of the agreements. replace: the
     logits by the newest agreement. more: iterations than asked for. form: of the squash. last, first: "none" leaves
     the squash of the last iteration, or of all others, away. stop: what is a constant for the gradient: "couplings",
-    "v" or "votes" in the agreement. bias: added to s, (J, E). b: initial logits, (N, I, J). Return b after one more
-    update, as an implementation that keeps its logits would leave it. None if no iteration is left.
+    "v" or "votes" in the agreement, or the votes in the "sums" of all iterations but the last. None if no iteration is
+    left.
     """
     if n_iters + more < 1:
         return None
     N, I, J, _ = u_hat.shape
-    b = np.zeros((N, I, J)) if b is None else b
+    b = np.zeros((N, I, J))
     for t in range(n_iters + more):
-        c = softmax(b, {"inputs": 1, "outputs": 2, "batch": 0}[normalize])
-        s = np.einsum("nij,nije->nje", frozen(c, stop == "couplings"), u_hat)
-        s = s if bias is None else s + bias
+        axis = {"inputs": 1, "outputs": 2, "batch": 0}.get(normalize)
+        c = np.ones_like(b) if axis is None else softmax(b, axis)
         is_last = t == n_iters + more - 1
+        s = np.einsum("nij,nije->nje", frozen(c, stop == "couplings"), frozen(u_hat, stop == "sums" and not is_last))
         v = squash(s, form if (last if is_last else first) == "squash" else "none", epsilon, place)
         agreement = np.einsum("nije,nje->nij", frozen(u_hat, stop == "votes"), frozen(v, stop == "v"))
         if average:
             agreement = np.broadcast_to(agreement.mean(0, keepdims=True), (N, I, J))
         b = agreement if replace else b + agreement
-    return v, b
+    return v
 
 
 SOFTMAX_FIX = "apply the softmax over the {J} output capsules: for logits b {logits}, softmax(b, axis={axis})"
@@ -119,6 +119,9 @@ ROUTING = (
     Mistake("softmax over the batch", {"normalize": "batch"}, SOFTMAX_FIX,
             "The softmax normalizes over the samples of the batch, but 2017, Eq. 3 normalizes over the output capsules "
             "j of one input capsule."),
+    Mistake("softmax over an axis of length 1", {"normalize": "nothing"}, SOFTMAX_FIX,
+            "The softmax runs over an axis of length 1, so all coupling coefficients are 1; 2017, Eq. 3 normalizes "
+            "over the output capsules j of one input capsule."),
     Mistake("logits averaged over the batch", {"average": True},
             "give b the shape {logits}, and do not average the agreements over the {N} samples"),
     Mistake("logits not accumulated", {"replace": True}, "b = b + agreement, in place of b = agreement"),
@@ -152,6 +155,10 @@ STOPS = (
             "remove detach() or stop_gradient() from the votes in the agreement",
             "The votes are constants for the gradient in the agreement, but the logits of 2017, Procedure 1 depend on "
             "them."),
+    Mistake("votes stopped in the inner sums", {"stop": "sums"},
+            "remove detach() or stop_gradient() from the votes in the weighted sum of the inner iterations",
+            "The votes are constants for the gradient in the weighted sums of all iterations but the last; the output "
+            "of 2017, Procedure 1 depends on them."),
 )
 
 
@@ -189,6 +196,8 @@ MARGIN = (
             "The factor 0.5 multiplies the loss of present classes; in 2017, Eq. 4 it multiplies that of absent ones."),
     Mistake("margin loss without max", {"hinge": False}, "max(0, 0.9 - |v|)^2 and max(0, |v| - 0.1)^2",
             "The differences to the margins are not clipped at 0, but 2017, Eq. 4 has max(0, ...)."),
+    Mistake("margins exchanged", {"upper": 0.1, "lower": 0.9}, "the margins are m+ = 0.9 and m- = 0.1",
+            "Present classes have the margin 0.1 and absent ones 0.9, but in 2017, Eq. 4 m+ = 0.9 and m- = 0.1."),
     Mistake("margins 1 and 0", {"upper": 1.0, "lower": 0.0}, "the margins are m+ = 0.9 and m- = 0.1",
             "The margins are 1 and 0, but in 2017, Eq. 4 they are m+ = 0.9 and m- = 0.1."),
 )
@@ -203,7 +212,8 @@ def log_logistic(z):
 
 def em_routing(V, a, beta_u, beta_a, lambdas, weights="product", exponent="paper", log_variance=False, mass="paper",
                activation="logistic", with_activation=True, over="parents", start="uniform", once=False,
-               temperature="all", with_scale=True, more=0, stop="", epsilon=0.0, place="variance"):
+               temperature="all", with_scale=True, more=0, stop="", epsilon=0.0, log_epsilon=0.0, mass_epsilon=0.0,
+               activation_epsilon=0.0):
     """Compute EM routing (Procedure 1). V: (N, I, J, H); a: (N, I); beta_u, beta_a: (J,); lambdas: one per iteration.
 
     weights: "renormalized" divides R_ij a_i by its sum over the parents. exponent: of the density. log_variance: in
@@ -211,7 +221,8 @@ def em_routing(V, a, beta_u, beta_a, lambdas, weights="product", exponent="paper
     activation: "softmax" over the parents. with_activation: of the parents, in the E-step. over: what R is normalized
     over. start: "ones" for R = 1. once: beta_u once per parent, not once per entry. temperature: "cost" multiplies the
     cost alone by lambda, "none" neither. with_scale: the density's factor 1 / sigma. more: iterations than asked for.
-    stop: "assignments" are constants for the gradient. epsilon: added to the variance, or in log(sigma + epsilon).
+    stop: "assignments" are constants for the gradient. epsilon: added to the variance. log_epsilon: to sigma in its
+    logarithm, mass_epsilon: to sum_i r_ij, activation_epsilon: to a_j in its logarithm.
     Return mu, (N, J, H), and the parents' activations, (N, J). None if no iteration is left.
     """
     T = len(lambdas) + more
@@ -222,17 +233,17 @@ def em_routing(V, a, beta_u, beta_a, lambdas, weights="product", exponent="paper
     for t in range(T):
         lambda_ = lambdas[min(t, len(lambdas) - 1)]
         if t:
-            R = frozen(e_step(V, mu, sigma2, logit, exponent, with_activation, over, with_scale, activation),
-                       stop == "assignments")
+            R = frozen(e_step(V, mu, sigma2, logit, exponent, with_activation, over, with_scale, activation,
+                              activation_epsilon), stop == "assignments")
         r = R * a[..., None]
         if weights == "renormalized":
             r = r / r.sum(2, keepdims=True)
-        total = r.sum(1)                                       # (N, J)
+        total = r.sum(1) + mass_epsilon                        # (N, J)
         mu = np.einsum("nij,nijh->njh", r, V) / total[..., None]
         difference = V - mu[:, None]
         sigma2 = np.einsum("nij,nijh->njh", r, difference * difference) / total[..., None]
-        sigma2 = sigma2 + (epsilon if place == "variance" else 0)
-        log_sigma = np.log(np.sqrt(sigma2) + (epsilon if place == "log" else 0)) * (2 if log_variance else 1)
+        sigma2 = sigma2 + epsilon
+        log_sigma = np.log(np.sqrt(sigma2) + log_epsilon) * (2 if log_variance else 1)
         beta = beta_u[:, None] * np.where(np.arange(H) == 0, 1.0, 0.0 if once else 1.0)
         in_cost = {"paper": total, "ratio": total * (J / I), "none": np.ones_like(total)}[mass]
         cost = ((beta + log_sigma) * in_cost[..., None]).sum(2)
@@ -241,7 +252,7 @@ def em_routing(V, a, beta_u, beta_a, lambdas, weights="product", exponent="paper
 
 
 def e_step(V, mu, sigma2, logit, exponent="paper", with_activation=True, over="parents", with_scale=True,
-           activation="logistic"):
+           activation="logistic", epsilon=0.0):
     """Compute R_ij = a_j p_j(V_ij) / sum_k a_k p_k(V_ij), (N, I, J), from logarithms."""
     square = (V - mu[:, None]) ** 2
     spread = sigma2[:, None]
@@ -250,7 +261,8 @@ def e_step(V, mu, sigma2, logit, exponent="paper", with_activation=True, over="p
     log_p = (density - (np.log(sigma2)[:, None] / 2 if with_scale else 0)).sum(3)
     if with_activation:
         log_a = np.log(softmax(logit, 1)) if activation == "softmax" else log_logistic(logit)
-        log_p = log_p + log_a[:, None]
+        log_p = log_p + (log_a if isinstance(epsilon, float) and epsilon == 0 else np.log(np.exp(log_a) + epsilon))[
+            :, None]
     return softmax(log_p, 2 if over == "parents" else 1)
 
 

@@ -9,6 +9,7 @@ from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "conformance"))
 import check
+import naming
 import reference
 
 from conformance import literal
@@ -155,10 +156,10 @@ def test_reference_reproduces_the_test_vectors():
         ("dynamic_routing", "inputs"), ("dynamic_routing", "expected")))
     direction = np.random.default_rng(0).normal(size=x["u_hat"].shape)
     for entry in VECTORS["dynamic_routing"]["expected"]["iterations"]:
-        nearly(reference.dynamic_routing(x["u_hat"], entry["n_iters"])[0], entry["v"])
+        nearly(reference.dynamic_routing(x["u_hat"], entry["n_iters"]), entry["v"])
         for stop, gradient in (("", "du_hat"), ("couplings", "du_hat_constant_couplings")):
             slope = reference.derivative(lambda u_hat, n=entry["n_iters"], stop=stop: (
-                reference.dynamic_routing(u_hat, n, stop=stop)[0] * x["g"]).sum(), x["u_hat"], direction)
+                reference.dynamic_routing(u_hat, n, stop=stop) * x["g"]).sum(), x["u_hat"], direction)
             nearly(slope, (np.array(entry[gradient]) * direction).sum(), 1e-9)
     x = {name: np.array(value) for name, value in VECTORS["margin_loss"]["inputs"].items()}
     nearly(reference.margin_loss(**x).mean(), VECTORS["margin_loss"]["expected"]["loss"])
@@ -179,7 +180,7 @@ def test_a_stopped_gradient_by_hand():
     u_hat, d = np.array([[[[1.0], [2.0]]]]), np.array([[[[1.0], [0.0]]]])
 
     def slope(stop):
-        return reference.derivative(lambda x: reference.dynamic_routing(x, 2, stop=stop)[0].sum(), u_hat, d)
+        return reference.derivative(lambda x: reference.dynamic_routing(x, 2, stop=stop).sum(), u_hat, d)
     whole, couplings, v, votes = (slope(stop) for stop in ("", "couplings", "v", "votes"))
     assert whole - couplings == pytest.approx((v - couplings) + (votes - couplings))
     # first iteration: s = 1/2, 1; v = (1/4) / (5/4) = 1/5, 1/2. c_1 = 1 / (1 + exp(2 * 1/2 - 1 * 1/5)), dc_1/db_1 =
@@ -203,7 +204,7 @@ P = np.array([[[[0.6, 0.8], [1.2, -1.6]]], [[[1.2, 1.6], [0.6, -0.8]]]])
     ("squash over output capsules", (0.0628, 0.8404)), ("final squash missing", (0.1167, 1.7665))])
 def test_switches_give_the_lengths_of_the_survey(name, lengths):
     settings = next((m.settings for m in reference.ROUTING if m.name == name), {})
-    v, _ = reference.dynamic_routing(P, 3, **settings)
+    v = reference.dynamic_routing(P, 3, **settings)
     assert np.linalg.norm(v[0], axis=-1) == pytest.approx(lengths, abs=6e-5)
 
 
@@ -227,7 +228,7 @@ def test_all_sets_of_up_to_three_mistakes_are_told_apart(kind, mistakes):
         assert not ((gaps > 1e-12) & (gaps < 1e-7)).any(), sets[k]
         close, same = close + (gaps < 1e-3).sum(), same + (gaps <= 1e-12).sum()
     n_pairs = len(rows) * (len(rows) - 1) / 2
-    assert same < 0.005 * n_pairs and close - same < 0.001 * n_pairs
+    assert same < 0.005 * n_pairs and close - same < 0.01 * n_pairs
     singles = [k for k, chosen in enumerate(sets) if len(chosen) <= 1]
     assert all(np.nanmax(np.abs(rows[i] - rows[j])) > 1e-3 for i in singles for j in singles if i < j)
 
@@ -245,7 +246,7 @@ def test_every_set_is_named_or_one_that_computes_the_same(kind, mistakes):
             found = {n: y for n in cases if (y := predict(reference.settings_of(chosen), n)) is not None}
         if not all(np.isfinite(part).all() for y in found.values() for part in y):
             continue
-        matches, worst = check.explain(found, predict, mistakes, 1e-9)
+        matches, worst = naming.explain(found, predict, mistakes, 1e-9)
         assert worst <= 1e-9 and len(matches[0]) <= len(chosen)
         if len(matches[0]) == len(chosen):
             assert chosen in matches
@@ -266,7 +267,7 @@ def test_the_reference_agrees_with_the_loops_on_its_own_probes():
     nearly(mu, expected["mu"])
     nearly(a, expected["a"])
     u_hat = check.probe("routing", check.calls.SIZES)["u_hat"]
-    v = reference.dynamic_routing(u_hat, 3)[0]
+    v = reference.dynamic_routing(u_hat, 3)
     nearly(v, literal.dynamic_routing(u_hat.tolist(), 3)[-1]["v"])
     lengths = np.linalg.norm(v, axis=-1)
     assert np.mean((lengths > 0.2) & (lengths < 0.85)) > 0.7   # long or short capsules would hide mistakes
@@ -303,16 +304,62 @@ def test_several_mistakes_in_a_function_are_named(run, names):
     assert code == 1 and [next(n for n in names if found.startswith(n)) for found in named(text)] == list(names), text
 
 
-@pytest.mark.parametrize("epsilon", ["np.sqrt(square + 1e-7)", "(np.sqrt(square) + 1e-8)"])
-def test_an_epsilon_is_allowed_and_reported(run, epsilon):
+@pytest.mark.parametrize(("epsilon", "shown"), [
+    ("np.sqrt(square + 1e-7)", "epsilon 1e-07 added to |s|^2 inside the root"),
+    ("(np.sqrt(square) + 3e-8)", "3e-08 added"), ("np.sqrt(square + 1.2e-4)", "epsilon 0.00012 added")])
+def test_an_epsilon_is_allowed_and_reported(run, epsilon, shown):
     code, text = run(ROUTE, changes=[("np.sqrt(square)", epsilon)])
-    assert code == 0 and "epsilon 1e-" in text
+    assert code == 0 and shown in text.replace("e-8", "e-08").replace("e-7", "e-07"), text
     code, text = run(ROUTE, changes=[("np.sqrt(square)", epsilon), *ROUTE_MISTAKES["logits not accumulated"]])
     assert code == 1 and named(text) == ["logits not accumulated"]
-    code, text = run(ROUTE, changes=[("return v", "return v + 1e-6")])
-    assert code == 1 and "perhaps by an epsilon" in text
-    assert run(ROUTE, "--tolerance", text.split("--tolerance ")[1].split()[0], changes=[("return v", "return v + 1e-6")]
-               )[0] == 0
+
+
+def test_large_or_unusual_epsilons_are_not(run):
+    code, text = run(ROUTE, changes=[("np.sqrt(square)", "np.sqrt(square + 0.05)")])
+    assert code == 1 and "lower it" in text, text
+    code, text = run(EM, "--em", changes=[("+ 1e-6", "+ 0.05")])
+    assert code == 1 and "epsilon 0.05 added to the variance changes" in text, text
+    changes = [("return v", "return v * (1 + 2e-6 * np.sin(9 * v))")]
+    code, text = run(ROUTE, changes=changes)
+    assert code == 1 and "perhaps by several epsilons" in text
+    assert run(ROUTE, "--tolerance", text.split("--tolerance ")[1].split()[0], changes=changes)[0] == 0
+
+
+def test_what_a_smaller_or_repeated_batch_shows(run):
+    code, text = run(ROUTE, changes=[("return v", "return v.squeeze()")])
+    assert code == 1 and "squeeze() without an axis" in text
+    code, text = run(ROUTE, changes=[("    return v", "    u_hat *= 2\n    return v")])
+    assert code == 1 and "changes its inputs" in text
+    code, text = run(LOSS, "--margin-loss", changes=[(".sum(1).mean()", ".sum() / 3")])
+    assert code == 1 and "Divide by len(lengths)" in text
+    one_class = [("    short", "    present = np.eye(5)[present.argmax(1)]\n    short")]
+    assert run(LOSS, "--margin-loss", changes=one_class)[0] == 1       # a sample with two classes shows it
+
+
+def test_functions_with_habits_of_their_own(run, tmp_path, capsys):
+    fixed = [("range(n_iters)", "range(3)")]
+    code, text = run(ROUTE, changes=fixed)
+    assert code == 1 and "--iterations 3" in text
+    assert run(ROUTE, "--iterations", "3", changes=fixed)[0] == 0
+    assert run(ROUTE, "--iterations", "3", changes=[*fixed, ("u_hat, n_iters", "u_hat")])[0] == 0
+    code, text = run(ROUTE, changes=[("    return v", "    print('hello')\n    return {'s': s, 'v': v}")])
+    assert code == 0 and "hello" not in text                   # of several arrays of one shape, the last
+    for call in ("np.array(v).tolist()", "[v]"):
+        assert run(ROUTE, changes=[("return v", f"return {call}")])[0] == 0
+    once = "import builtins\nassert not hasattr(builtins, 'once')\nbuiltins.once = 1\nimport argparse\nargparse." \
+           "ArgumentParser().parse_args()\n"
+    assert run(once + ROUTE)[0] == 0                           # imported once only, and reads the command line
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "mine.py").write_text(ROUTE, encoding="utf-8")
+    (tmp_path / "sub/mine.py").write_text(ROUTE.replace("sum(2,", "sum(1,"), encoding="utf-8")
+    assert check.main([f"{tmp_path}/sub/mine.py:route"]) == 1 and "softmax over input" in capsys.readouterr().out
+    for result, words in (("None", "no array"), ("'0.5'", "no array"), ("v.astype(int)", "type int")):
+        code, text = run(ROUTE, changes=[("return v", f"return {result}")])
+        assert code == 2 and words in text and text.count("\n") == 1, text
+    assert "finite output" in run(ROUTE, changes=[("return v", "return v * np.nan")])[1]
+    code, text = run("import sys\nsys.exit(0)\ndef route(): pass\n")
+    assert code == 2 and "ends the program when it is imported" in text
+    assert run(ROUTE, changes=[("    return v", "    import sys\n    sys.exit(0)")])[0] == 2
 
 
 IN_ORDER = '''
@@ -389,7 +436,7 @@ def em(V, a, beta_u, beta_a, n_iters):
     return mu, norb.sigmoid_forward(x)[0]
 ''', "--em", "--lambdas", *[str(1 / 16)] * 3)
     assert named(text) == ["EM: mass factor in the cost", "EM: lambda multiplies the cost alone"]
-    assert "epsilon 5e-4 added to the variance" in text        # as its docstring says
+    assert "epsilon 0.0005 added to the variance" in text      # as its docstring says
 
 
 @pytest.mark.parametrize(("source", "flags", "message"), [
@@ -398,10 +445,12 @@ def em(V, a, beta_u, beta_a, n_iters):
     (ROUTE, ("--axes", "NIJE"), "--axes NIJE: write NAME=VALUE, such as u_hat=NIJE"),
     (ROUTE, ("--sizes", "I=6"), "E and I are both 6"),
     (ROUTE, ("--sizes", "I=1"), "write AXIS=N with an axis of E, I, J, N and N from 2"),
-    (ROUTE, ("--iterations", "0"), "--iterations: at least 1"),
+    (ROUTE, ("--iterations", "0"), "--iterations: at least 1"), (ROUTE, ("--sizes", "I=\u00b2"), "write AXIS=N"),
+    (ROUTE, ("--tolerance", "0"), "--tolerance: between 0 and 1"),
+    (LOSS, ("--margin-loss", "--axes", "order=x"), "no such reading"),
     (EM, ("--em", "--lambdas", "0.1"), "--lambdas: 1 given for 3 iterations"),
     ("def route(u_hat, n_iters):\n    return u_hat.mean()\n", (), "returned ()"),
-    ("def route(u_hat):\n    return u_hat.sum(1)\n", (), "takes 1 positional argument but 2 were given"),
+    ("def route(u_hat):\n    return u_hat.sum(1)\n", (), "Say how many it runs, such as: --iterations 3"),
     ("import nowhere_to_be_found\ndef route(u_hat, n_iters):\n    pass\n", (), "imports nowhere_to_be_found"),
     ("def route(:\n", (), "cannot be imported: SyntaxError"),
     (EM, (), "no order of the axes gives an output v (N, J, E) = (3, 5, 6)")])

@@ -29,6 +29,8 @@ def route(u_hat, n_iters):
       ("    return v", "    assert u_hat.dtype == torch.float32\n    return v")], []),
     ([("c[..., None] * u_hat", "c.detach()[..., None] * u_hat")], ["gradient of inner iterations stopped"]),
     ([("* v[:, None]", "* v.detach()[:, None]")], ["output capsules stopped in the agreement"]),
+    ([("c[..., None] * u_hat", "c[..., None] * (u_hat if t == n_iters - 1 else u_hat.detach())")],
+     ["votes stopped in the inner sums"]),
     ([("(u_hat * v[", "(u_hat.detach() * v[")], ["votes stopped in the agreement"]),
     ([("c[..., None] * u_hat", "c.detach()[..., None] * u_hat"), ("dim=2", "dim=1")],
      ["softmax over input capsules", "gradient of inner iterations stopped"]),
