@@ -232,7 +232,7 @@ def kinds_tables():
     named = {kind[0] for kind in KINDS}
     others = [mistake for mistake in (*reference.ROUTING, *reference.STOPS, *reference.MARGIN, *reference.EM)
               if mistake.name not in named]
-    lines += ["### Other mistakes", "", "The check names these, too. They were not found in the survey, or not counted.",
+    lines += ["### Other mistakes", "", "The check names these, too. The survey did not find or did not count them.",
               "", "| kind | what is computed |", "|---|---|"]
     lines += [f"| {mistake.name.removeprefix('EM: ')} | {escaped(mistake.what)} |" for mistake in others]
     lines.append("")
