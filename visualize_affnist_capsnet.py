@@ -28,7 +28,7 @@ TESTS = {                          # metric -> how its test digits differ from t
     "any_position_accuracy": "novel positions:\ntranslated further", "affine_accuracy": "both:\naffine, any position"}
 MATCHED = {                        # setting -> network, color, marker
     "matched-accuracy/capsnet": ("CapsNet (capsnet)", BLUE, "o"),
-    "matched-accuracy/cnn": ("the paper's CNN (cnn)", RED, "s"),
+    "matched-accuracy/cnn": ("the paper's MNIST CNN, narrow (cnn)", RED, "s"),
     "matched-accuracy/cnn-dense": ("CNN with max pooling (cnn-dense)", GREEN, "^")}
 
 

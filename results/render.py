@@ -148,7 +148,7 @@ def in_words(values, styles):
     """Return the mean of some differences with its 95% CI and n, as a sentence has it"""
     sign = -1 if "reversed" in styles else 1
     mean, half = (100 * part for part in mean_and_interval(values))
-    text = f"{sign * mean:.1f} percentage points"
+    text = f"{sign * mean:.1f} percentage points".replace("-0.0 ", "0.0 ")
     return text + (f" (95% CI {sign * mean - half:.1f} to {sign * mean + half:.1f}, n = {len(values)})"
                    if math.isfinite(half) else " (n = 1)")
 
@@ -354,12 +354,13 @@ def made_with(results, experiment, settings):
 # -------------------------------------------------------------- pictures
 
 BLUE, ORANGE, GRAY = "#0072b2", "#d55e00", "#777777"       # Okabe & Ito, color-blind safe
-OF_AUROC = "AUROC, digits against noise (chance 0.5)"
+OF_AUROC = "AUROC, digits against noise (chance 0.5); intervals are cut at 0 and 1"
 PICTURES = {                       # README's figures: name -> axis label, reference line, its two sides, rows
     "translation": ("difference in accuracy on affine digits, percentage points", 0, ("CNN better", "CapsNet better"), [
         "matched validation accuracy, trained on digits translated by up to 6 pixels",
         ("any position: CapsNet - CNN", "claim affnist-translation 1"),
         ("any position: CapsNet - CNN of equal width", "claim affnist-translation 2"),
+        ("any position: CapsNet - CNN with max pooling", "claim affnist-translation 4"),
         ("centered: CapsNet - CNN", "claim affnist-centered 1"),
         ("centered: CapsNet - CNN of equal width", "claim affnist-centered 2"),
         "matched validation accuracy, trained on digits at any position",
