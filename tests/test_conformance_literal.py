@@ -4,6 +4,7 @@ import random
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from conftest import ROOT
 
@@ -529,3 +530,16 @@ def test_one_parent_has_assignment_1():
     V = [[[child[0]] for child in VOTES[n]] for n in range(N)]
     one, three = em(V, beta_u=[0.1], beta_a=[0.2], lambdas=[0.9]), em(V, beta_u=[0.1], beta_a=[0.2])
     assert set(flat(three[-1]["R"])) == {1.0} and close(three[-1]["a"], one[-1]["a"])   # more iterations do nothing
+
+
+def test_the_authors_formulation_of_dynamic_routing_agrees():
+    """As their TensorFlow code computes it: entries first, one logit per vote, (s / |s|) (|s|^2 / (1 + |s|^2)), bias 0."""
+    votes = np.array(draw(31, 3, 7, 5, 4))                     # (N, I, J, E)
+    entries_first, logits = votes.transpose(3, 0, 1, 2), np.zeros((3, 7, 5))
+    for expected in literal.dynamic_routing(votes.tolist(), 3):
+        route = np.exp(logits) / np.exp(logits).sum(2, keepdims=True)
+        preactivate = (route * entries_first).transpose(1, 2, 3, 0).sum(1)
+        norm = np.linalg.norm(preactivate, axis=2, keepdims=True)
+        activation = preactivate / norm * (norm * norm / (1 + norm * norm))
+        assert close(route.tolist(), expected["c"]) and close(activation.tolist(), expected["v"])
+        logits = logits + (votes * activation[:, None]).sum(3)
