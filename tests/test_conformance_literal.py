@@ -533,7 +533,7 @@ def test_one_parent_has_assignment_1():
 
 
 def test_the_authors_formulation_of_dynamic_routing_agrees():
-    """As their TensorFlow code computes it: entries first, one logit per vote, (s / |s|) (|s|^2 / (1 + |s|^2)), bias 0."""
+    """As in their TensorFlow code: entries first, a logit per vote, (s / |s|) (|s|^2 / (1 + |s|^2)), bias 0."""
     votes = np.array(draw(31, 3, 7, 5, 4))                     # (N, I, J, E)
     entries_first, logits = votes.transpose(3, 0, 1, 2), np.zeros((3, 7, 5))
     for expected in literal.dynamic_routing(votes.tolist(), 3):
