@@ -91,8 +91,9 @@ def load(target):
                 names = [n for n in vars(found) if not n.startswith("_") and callable(getattr(found, n))]
                 raise Unusable(f"{place} has no {part}. It has: {', '.join(names) or 'nothing that can be called'}")
             found = getattr(found, part)
-        if not callable(found):
-            raise Unusable(f"{target} is not a function")
+        if not callable(found) or inspect.isclass(found):
+            raise Unusable(f"{target} is {'a class' if inspect.isclass(found) else 'not a function'}. Write a function "
+                           "that calls it: docs/conformance.md, \"A module with weights of its own\"")
         latest[:] = [found]
         return found
     return fresh

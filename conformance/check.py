@@ -496,7 +496,7 @@ class Check:
         if self.unreached:
             print(f"\n* The gradient does not reach {self.unreached}. Do not detach the output; set weights by "
                   "torch.func.functional_call, and not by .data or under no_grad().")
-        elif self.matches and self.unnamed_gradient:
+        elif self.matches and self.unnamed_gradient and KEPT not in self.shown:
             print("\n* The gradient is that of no known mistake. Compare it with conformance/*.json, number by number.")
         return 1
 
@@ -610,14 +610,15 @@ def main(argv=None):
         iterations = [1] if kind == "margin" else sorted(set(args.iterations))
         if iterations[0] < 1:
             raise Unusable("--iterations: at least 1")
-        if args.tolerance is not None and not 0 < args.tolerance < 1:
-            raise Unusable("--tolerance: between 0 and 1, such as 1e-6")
+        if args.tolerance is not None and not 0 < args.tolerance <= 0.01:
+            raise Unusable("--tolerance: between 0 and 0.01, such as 1e-6")
         lambdas = args.lambdas or [0.02 + 0.015 * t for t in range(max(iterations))]
         if len(lambdas) < max(iterations):
             raise Unusable(f"--lambdas: {len(lambdas)} given for {max(iterations)} iterations. Give one for each, or "
                            "lower --iterations.")
         fresh = load(args.target)
-        counted = kind == "margin" or takes_a_count(fresh(), interface)
+        function = fresh()                                     # imports the module, and with it perhaps torch
+        counted = kind == "margin" or takes_a_count(function, interface)
         if not counted and len(iterations) > 1:
             raise Unusable(f"{args.target} has no argument for the number of iterations. Say how many it runs, such "
                            "as: --iterations 3")

@@ -89,7 +89,7 @@ def dynamic_routing(u_hat, n_iters, normalize="outputs", average=False, replace=
                     last="squash", first="squash", stop="", epsilon=0.0, place="root"):
     """Compute the output capsules by dynamic routing (Procedure 1). u_hat: (N, I, J, E). Return v, (N, J, E).
 
-    normalize: capsules over which the softmax normalizes. average: over the batch, of the agreements. replace: the
+    normalize: capsules over which the softmax normalizes. average: the agreements over the batch ("sum": sum). replace: the
     logits by the newest agreement. more: iterations than asked for. form: of the squash. last, first: "none" leaves
     the squash of the last iteration, or of all others, away. stop: what is a constant for the gradient: "couplings",
     "v" or "votes" in the agreement, or the votes in the "sums" of all iterations but the last. None if no iteration is
@@ -107,7 +107,8 @@ def dynamic_routing(u_hat, n_iters, normalize="outputs", average=False, replace=
         v = squash(s, form if (last if is_last else first) == "squash" else "none", epsilon, place)
         agreement = np.einsum("nije,nje->nij", frozen(u_hat, stop == "votes"), frozen(v, stop == "v"))
         if average:
-            agreement = np.broadcast_to(agreement.mean(0, keepdims=True), (N, I, J))
+            shared = agreement.sum(0, keepdims=True) / (1 if average == "sum" else N)
+            agreement = np.broadcast_to(shared, (N, I, J))
         b = agreement if replace else b + agreement
     return v
 
@@ -124,6 +125,10 @@ ROUTING = (
             "over the output capsules j of one input capsule."),
     Mistake("logits averaged over the batch", {"average": True},
             "give b the shape {logits}, and do not average the agreements over the {N} samples"),
+    Mistake("logits summed over the batch", {"average": "sum"},
+            "give b the shape {logits}, and do not sum the agreements over the {N} samples",
+            "The agreements are summed over the samples of a batch, but in 2017, Procedure 1 every sample has its own "
+            "logits."),
     Mistake("logits not accumulated", {"replace": True}, "b = b + agreement, in place of b = agreement"),
     Mistake("one iteration more", {"more": 1}, "run the loop n_iters times; the first time with uniform couplings"),
     Mistake("one iteration fewer", {"more": -1}, "run the loop n_iters times; the first time with uniform couplings"),

@@ -37,6 +37,7 @@ ROUTE_MISTAKES = {
     "softmax over input capsules": [("sum(2,", "sum(1,")],
     "softmax over the batch": [("sum(2,", "sum(0,")],
     "logits averaged over the batch": [(".sum(-1)\n", ".sum(-1).mean(0)\n")],
+    "logits summed over the batch": [(".sum(-1)\n", ".sum(-1).sum(0)\n")],
     "logits not accumulated": [("b = b + ", "b = ")],
     "one iteration more": [("range(n_iters)", "range(n_iters + 1)")],
     "one iteration fewer": [("range(n_iters)", "range(max(n_iters - 1, 1))")],
@@ -446,7 +447,7 @@ def em(V, a, beta_u, beta_a, n_iters):
     (ROUTE, ("--sizes", "I=6"), "E and I are both 6"),
     (ROUTE, ("--sizes", "I=1"), "write AXIS=N with an axis of E, I, J, N and N from 2"),
     (ROUTE, ("--iterations", "0"), "--iterations: at least 1"), (ROUTE, ("--sizes", "I=\u00b2"), "write AXIS=N"),
-    (ROUTE, ("--tolerance", "0"), "--tolerance: between 0 and 1"),
+    (ROUTE, ("--tolerance", "0"), "--tolerance: between 0 and 0.01"),
     (LOSS, ("--margin-loss", "--axes", "order=x"), "no such reading"),
     (EM, ("--em", "--lambdas", "0.1"), "--lambdas: 1 given for 3 iterations"),
     ("def route(u_hat, n_iters):\n    return u_hat.mean()\n", (), "returned ()"),
@@ -463,7 +464,8 @@ def test_functions_that_cannot_be_checked(run, source, flags, message):
     ("route", "write module:function"), ("nowhere.py:route", "no such file"),
     ("no_such_module:route", "no module named"),
     (f"{ROOT}/conformance/examples/numpy_right.py:nothing", "It has: route, route_backward"),
-    (f"{ROOT}/conformance/examples/numpy_right.py:__name__", "is not a function")])
+    (f"{ROOT}/conformance/examples/numpy_right.py:__name__", "is not a function"),
+    ("fractions:Fraction", "is a class")])
 def test_targets_that_are_not_there(target, message, capsys):
     assert check.main([target]) == 2
     text = capsys.readouterr().err

@@ -1,4 +1,5 @@
 """conformance/check.py with PyTorch: autograd, labels as integers, a module with weights inside, own precision."""
+import subprocess
 import sys
 
 import pytest
@@ -71,3 +72,17 @@ def test_examples(example, flags, expected, capsys, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     code = check.main([str(ROOT / "conformance/examples" / example), *flags])
     assert [name.split(":")[0] for name in named(capsys.readouterr().out)] == expected and code == bool(expected)
+
+
+def test_a_pytorch_loss_is_called_with_tensors(tmp_path):
+    """In a process of its own, in which nothing else has imported torch"""
+    (tmp_path / "mine.py").write_text('''
+import torch
+
+def loss(lengths, labels):
+    present, absent = torch.clamp(0.9 - lengths, min=0) ** 2, torch.clamp(lengths - 0.1, min=0) ** 2
+    return (labels * present + 0.5 * (1 - labels) * absent).sum(dim=1).mean()
+''', encoding="utf-8")
+    done = subprocess.run([sys.executable, ROOT / "conformance/check.py", "mine:loss", "--margin-loss"], cwd=tmp_path,
+                          capture_output=True, text=True)
+    assert done.returncode == 0 and "PyTorch float64" in done.stdout, done.stdout + done.stderr
