@@ -89,7 +89,7 @@ def dynamic_routing(u_hat, n_iters, normalize="outputs", average=False, replace=
                     last="squash", first="squash", stop="", epsilon=0.0, place="root"):
     """Compute the output capsules by dynamic routing (Procedure 1). u_hat: (N, I, J, E). Return v, (N, J, E).
 
-    normalize: capsules over which the softmax normalizes. average: the agreements over the batch ("sum": sum). replace: the
+    normalize: capsules over which the softmax normalizes. average: agreements over the batch ("sum": sum). replace: the
     logits by the newest agreement. more: iterations than asked for. form: of the squash. last, first: "none" leaves
     the squash of the last iteration, or of all others, away. stop: what is a constant for the gradient: "couplings",
     "v" or "votes" in the agreement, or the votes in the "sums" of all iterations but the last. None if no iteration is
