@@ -234,6 +234,7 @@ def test_all_sets_of_up_to_three_mistakes_are_told_apart(kind, mistakes):
     assert all(np.nanmax(np.abs(rows[i] - rows[j])) > 1e-3 for i in singles for j in singles if i < j)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "mistakes"), [("routing", reference.ROUTING), ("em", reference.EM),
                                                 ("margin", reference.MARGIN)])
 def test_every_set_is_named_or_one_that_computes_the_same(kind, mistakes):
@@ -315,6 +316,7 @@ def test_an_epsilon_is_allowed_and_reported(run, epsilon, shown):
     assert code == 1 and named(text) == ["logits not accumulated"]
 
 
+@pytest.mark.slow
 def test_large_or_unusual_epsilons_are_not(run):
     code, text = run(ROUTE, changes=[("np.sqrt(square)", "np.sqrt(square + 0.05)")])
     assert code == 1 and "lower it" in text, text
@@ -425,6 +427,7 @@ def test_examples(example, flags, expected, capsys):
     assert named(capsys.readouterr().out) == expected and code == bool(expected)
 
 
+@pytest.mark.slow
 def test_our_own_functions(run, capsys):
     for function, flags in (("routing_forward", ()), ("margin_loss", ("--margin-loss",))):
         assert check.main([f"{ROOT}/multimnist_capsnet.py:{function}", *flags]) == 0

@@ -47,7 +47,7 @@ def test_an_original_command_runs(beside, command, shorter):
 def test_fps_is_the_animations_speed(call, tmp_path):
     """100 ms per frame at 10 frames per second; impossible speeds are refused"""
     out = tmp_path / "a.gif"
-    flags = "--digits", "synthetic", "--frames", 3, "--index", 1, "--fps", 10, "--out", out
+    flags = "--digits", "synthetic", "--frames", 4, "--index", 1, "--fps", 10, "--out", out
     assert call(affnist_capsnet, make_affnist_capsnet_gif.main, *flags)[0] == 0
     assert imageio.immeta(out, index=1, plugin="pillow")["duration"] == 100
     for fps in (0, float("nan")):
