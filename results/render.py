@@ -378,6 +378,7 @@ PICTURES = {                       # README's figures: name -> axis label, refer
         "MultiMNIST, exact match: trained with 3 iterations - trained with 1",
         ("a capsule sees a whole digit, 72,000 pairs", "claim multimnist-routing 1"),
         ("a capsule sees half a digit, 72,000 pairs", "claim multimnist-routing 2"),
+        ("a capsule sees half a digit, 360,000 pairs", "claim multimnist-routing 3"),
         ("deeper network, whole digit, 1.2 million pairs", "claim multimnist-routing 4"),
         "trained with 3 iterations: tested with 3 - tested with 1",
         ("MultiMNIST, whole digit", "claim multimnist-switched-off 1"),

@@ -39,7 +39,8 @@ def late_loss(experiment, dtype=np.float32):
 
 
 @pytest.mark.beside(what=late_loss)
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
+@pytest.mark.parametrize("experiment", [pytest.param(name, marks=[] if "norb" in name else [pytest.mark.slow])
+                                        for name in EXPERIMENTS])
 def test_default_networks_learn_in_float32_as_they_did(beside, experiment):
     known = json.loads(BANDS.read_text("utf-8"))
     assert experiment in known, "no band; write it with python3 tests/test_core_golden.py"

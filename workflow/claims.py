@@ -183,7 +183,8 @@ TABLE = (
     ("multimnist-cnn", "... and makes fewer errors than a CNN", "+2.9",
      "paper's pairs: {3}; pairs that overlap more, 72,000 training pairs: {1}"),
     ("multimnist-routing", f"[Three routing iterations]({MULTI}#ablations) are better than one", "+2.3",
-     "72,000 pairs, capsules that see a whole digit: {1}, half a digit: {2}; 1.2 million pairs, whole digit: {4}"),
+     "72,000 pairs, capsules that see a whole digit: {1}, half a digit: {2}; 360,000 pairs, half a digit: "
+     "{3}; 1.2 million, whole digit: {4}"),
     ("multimnist-reconstruction", f"Each digit is [reconstructed]({MULTI}#results) from its own capsule",
      "pictures", "MSE per pixel minus that of a CNN with ten vectors: {1}; MSE {3}, of the mean digit {4}"),
     ("mnist", f"A CapsNet classifies [MNIST]({AFFINE}#mnist)", "99.75%", "{1}, a small network without routing"),
