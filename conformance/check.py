@@ -661,4 +661,8 @@ if __name__ == "__main__":
     except BrokenPipeError:                                    # of a pipe such as | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
+    except OSError as error:                                   # such as a full disk
+        print(f"error: the report cannot be written: {error.strerror}", file=sys.stderr)
+        code = 2
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)

@@ -269,10 +269,14 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--outdir", default=str(HERE), metavar="DIR", help="folder to write to (default: conformance/)")
     outdir = Path(parser.parse_args(argv).outdir)
-    outdir.mkdir(parents=True, exist_ok=True)
-    for name in FILES:
-        (outdir / f"{name}.json").write_text(make(name), encoding="utf-8")
-        print(f"wrote {outdir / name}.json")
+    texts = {name: make(name) for name in FILES}
+    try:
+        outdir.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            capsnet.write_atomically(outdir / f"{name}.json", lambda file, text=text: file.write(text.encode()))
+    except OSError as error:
+        parser.exit(2, f"error: --outdir {outdir}: {error.strerror}. Give a folder that can be written to\n")
+    print(f"wrote {len(texts)} files to {outdir}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """conformance/check.py names the mistakes of functions that were written without it, and passes the right ones."""
 import json
+import os
 import re
+import subprocess
 import sys
 
 import numpy as np
@@ -473,3 +475,16 @@ def test_targets_that_are_not_there(target, message, capsys):
     assert check.main([target]) == 2
     text = capsys.readouterr().err
     assert message in text and text.count("\n") == 1
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a file that is always full")
+def test_outputs_that_cannot_be_written_are_reported_in_one_line(tmp_path):
+    example = str(ROOT / "conformance/examples/numpy_right.py") + ":route"
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run([sys.executable, ROOT / "conformance/check.py", example], stdout=full,
+                              stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2 and done.stderr == "error: the report cannot be written: No space left on device\n"
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    done = subprocess.run([sys.executable, ROOT / "conformance/make.py", "--outdir", tmp_path / "file"],
+                          capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("error: --outdir") and done.stderr.count("\n") == 1
