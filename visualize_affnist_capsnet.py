@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Py
 import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
 import figures
 from affnist_capsnet import InputError, data_name
-from figures import BLUE, GREEN, RED, WRONG, Drawing, new_figure, perturbed_reconstructions, show_perturbations
+from figures import BLUE, GRAY, GREEN, RED, WRONG, Drawing, new_figure, perturbed_reconstructions, show_perturbations
 
 import numpy as np
 from matplotlib.ticker import PercentFormatter
@@ -25,10 +25,11 @@ from matplotlib.ticker import PercentFormatter
 EXPERIMENT = "affnist_capsnet"
 TESTS = {                          # metric -> how its test digits differ from the training digits
     "familiar_accuracy": "familiar:\ntranslated as in training", "centered_accuracy": "novel shapes:\naffine, centered",
-    "any_position_accuracy": "novel positions:\ntranslated further", "affine_accuracy": "both:\naffine, any position"}
+    "any_position_accuracy": "novel positions:\nat any position", "affine_accuracy": "both:\naffine, any position"}
 MATCHED = {                        # setting -> network, color, marker
     "matched-accuracy/capsnet": ("CapsNet (capsnet)", BLUE, "o"),
     "matched-accuracy/cnn": ("the paper's MNIST CNN, narrow (cnn)", RED, "s"),
+    "matched-accuracy/cnn-64": ("the same, as wide as the CapsNet (cnn-64)", GRAY, "D"),
     "matched-accuracy/cnn-dense": ("CNN with max pooling (cnn-dense)", GREEN, "^")}
 
 
@@ -38,16 +39,16 @@ def affine(label, first, second):
 
 
 FOREST = [                         # rows of render.forest: heading, or label, first setting, second setting, metric
-    "capsnet minus cnn (small networks of the paper's kind), matched validation accuracy",
+    "capsnet minus cnn (preset small), matched validation accuracy",
     *((test.replace("\n", " "), "matched-accuracy/capsnet", "matched-accuracy/cnn", key)
       for key, test in list(TESTS.items())[1:]),
     "capsnet minus cnn, each trained on 96,000 digits at any position",
     *((test, "any-position/capsnet", "any-position/cnn", key) for key, test in (
         ("centered_accuracy", "affine, centered"), ("affine_accuracy", "affine, any position"))),
-    "CNN with max pooling (cnn-dense) minus capsnet, affine digits",
-    affine("matched validation accuracy", "matched-accuracy/cnn-dense", "matched-accuracy/capsnet"),
-    affine("after 96,000 translated digits", "equal-training/cnn-dense", "equal-training/capsnet"),
-    affine("after 96,000 digits at any position", "any-position/cnn-dense", "any-position/capsnet"),
+    "capsnet minus a CNN with max pooling (cnn-dense), preset small, affine digits",
+    affine("matched validation accuracy", "matched-accuracy/capsnet", "matched-accuracy/cnn-dense"),
+    affine("after 96,000 translated digits", "equal-training/capsnet", "equal-training/cnn-dense"),
+    affine("after 96,000 digits at any position", "any-position/capsnet", "any-position/cnn-dense"),
     "CapsNet with shared matrices, 1 iteration (capsnet-shared) minus each control, affine digits",
     affine("CNN with GAP (cnn-gap)", "backbone/capsnet-shared", "backbone/cnn-gap"),
     affine("CNN with GMP (cnn-gmp)", "backbone/capsnet-shared", "backbone/cnn-gmp"),
@@ -104,7 +105,7 @@ def draw_examples(run):
     """Draw one training digit and one test digit of each kind and class."""
     samples = next(affnist.epoch_samples(run.data, 0, run.config))
     rows = [("training:\ntranslated", samples["images"][first_of_each_class(samples["labels"], n_shown(run))])]
-    kinds = {"any_position": "test: translated\nfurther", "centered": "test: affine,\ncentered",
+    kinds = {"any_position": "test: at\nany position", "centered": "test: affine,\ncentered",
              "affine": "test: affine,\nany position"}
     rows += [(text, class_examples(run, kind)["images"]) for kind, text in (
         [("test", "test")] if run.config.task == "mnist" else kinds.items())]
@@ -149,13 +150,13 @@ def draw_matched_accuracy(results):
     if missing := [setting for (setting, _), values in accuracies.items() if not values]:
         raise InputError(f"--results {results.folder}: no result of {missing[0]}. Run it first")
     has_interval = max(map(len, accuracies.values())) > 1
-    fig = new_figure(3.6, "Small networks of the paper's kind, trained on translated digits to 98% validation accuracy",
+    fig = new_figure(3.6, "Small networks, trained on translated digits until 98% of validation digits are correct",
                      "mean and 95% CI over n seeds")
     ax = fig.subplots()
     for k, (setting, (label, color, marker)) in enumerate(MATCHED.items()):
         means, halves = zip(*(mean_and_interval(accuracies[setting, key]) for key in TESTS))
-        ax.errorbar(np.arange(len(TESTS)) + 0.15 * (k - 1), means, halves if has_interval else None, color=color,
-                    marker=marker, markersize=7, capsize=4, linestyle="none",
+        ax.errorbar(np.arange(len(TESTS)) + 0.14 * (k - 1.5), means, halves if has_interval else None, color=color,
+                    marker=marker, markersize=6, capsize=4, linestyle="none",
                     label=f"{label}, n = {len(accuracies[setting, 'affine_accuracy'])}")
     ax.set_xticks(range(len(TESTS)), TESTS.values(), fontsize=10)
     ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))

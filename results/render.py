@@ -159,7 +159,7 @@ def number_text(values, styles=(), signed=False, images=None):
     factor, digits, unit = next((STYLES[style] for style in styles if style in STYLES), (1, 3, ""))
     digits = next((int(style.split()[0]) for style in styles if style.endswith(" digits")), digits)
     if "range" in styles:
-        return " to ".join(f"{factor * end:.{digits}f}{unit}" for end in (min(values), max(values)))
+        return " to ".join(f"{factor * end:.{digits}f}{unit}" for end in sorted({min(values), max(values)}))
     mean, half = (factor * part for part in mean_and_interval(values))
     if "plain" in styles:
         return f"{mean:,.0f}" if abs(mean) >= 100 else f"{mean:.{digits}f}{unit}"
@@ -227,9 +227,11 @@ def claims_table(results):
     """Return README's table of claims"""
     rows = []
     for name, sentence, paper, ours in claims.TABLE:
-        def put(match, name=name):
-            return with_n(results, *measure(match[1] if " " in match[1] else f"{name} {match[1]}"))
-        rows.append([sentence, paper, re.sub(r"\{(.*?)\}", put, ours), claims.BY_NAME[name].verdict, f"`{name}`"])
+        marks = [mark if " " in mark else f"{name} {mark}" for mark in re.findall(r"\{(.*?)\}", ours)]
+        numbers = iter(with_n(results, *measure(mark)) for mark in marks)
+        names = ", ".join(f"`{of}`" for of in dict.fromkeys([name, *(mark.partition(" ")[0] for mark in marks)]))
+        rows.append([sentence, paper, re.sub(r"\{.*?\}", lambda _, numbers=numbers: next(numbers), ours),
+                     claims.BY_NAME[name].verdict, names])
     return markdown(["Claim", "Paper", "Here", "Verdict", "Name"], rows)
 
 
@@ -268,21 +270,35 @@ def table(results, text):
                 cell = f"**{cell}**"
             cells.append("" if setting == minus else cell)
         lines.append([label, *cells])
-    return markdown(["", *(heading for heading, _, _ in columns)], lines) + "\n\n" + seeds_line(
-        results, experiment, [setting for _, setting in rows])
+    header, counts = ["", *(heading for heading, _, _ in columns)], [
+        seeds_of(results, experiment, [setting]) for _, setting in rows]
+    line = seeds_line(results, experiment, [setting for _, setting in rows])
+    if len(set(counts)) > 1:                               # a column says what the line could say only as a range
+        header, lines = [*header, "seeds"], [[*cells, count] for cells, count in zip(lines, counts)]
+        line = line.partition(".")[2].strip()
+    return markdown(header, lines) + f"\n\n{line}" * bool(line)
+
+
+def seeds_of(results, experiment, settings):
+    """Return how many seeds some settings have, as "5" or "3 to 10", and of how many planned, if they are not complete"""
+    settings = one_by_one(settings)
+    made = [len(results.runs(experiment, setting)) for setting in settings]
+    asked = [len(PLANNED[experiment, setting]) for setting in settings]
+    few, plan = (" to ".join(map(str, sorted({min(counts), max(counts)}))) for counts in (made, asked))
+    return few + f" of {plan}" * (made != asked)
 
 
 def seeds_line(results, experiment, settings):
     """Return how many seeds some settings have, of how many planned, and which results are stale"""
-    settings = [f"{table}/{setting.partition('/')[2]}" for setting in settings
-                for table in setting.partition("/")[0].split("+")]
-    made = [len(results.runs(experiment, setting)) for setting in settings]
-    asked = [len(PLANNED[experiment, setting]) for setting in settings]
-    few = f"{min(made)}" if min(made) == max(made) else f"{min(made)} to {max(made)}"
-    plan = f"{min(asked)}" if min(asked) == max(asked) else f"{min(asked)} to {max(asked)}"
-    old = [setting for setting in settings if (experiment, setting) in results.stale]
-    text = f"Seeds: {few}" + (f" of {plan} planned." if made != asked else ".")
-    return text + (f" **Stale**: {', '.join(old)}." if old else "")
+    text = seeds_of(results, experiment, settings)
+    old = [setting for setting in one_by_one(settings) if (experiment, setting) in results.stale]
+    return f"Seeds: {text}{' planned' * (' of ' in text)}." + f" **Stale**: {', '.join(old)}." * bool(old)
+
+
+def one_by_one(settings):
+    """Return settings, of which those over several draws of the data (TABLE+TABLE/SETTING) are one for each draw"""
+    return [f"{table}/{setting.partition('/')[2]}" for setting in settings
+            for table in setting.partition("/")[0].split("+")]
 
 
 # -------------------------------------------------------------- the results logs
@@ -354,39 +370,50 @@ def made_with(results, experiment, settings):
 # -------------------------------------------------------------- pictures
 
 BLUE, ORANGE, GRAY = "#0072b2", "#d55e00", "#777777"       # Okabe & Ito, color-blind safe
-OF_AUROC = "AUROC, digits against noise (chance 0.5); intervals are cut at 0 and 1"
+OF_AUROC = "AUROC, digits against noise (chance 0.5)"
 PICTURES = {                       # README's figures: name -> axis label, reference line, its two sides, rows
     "translation": ("difference in accuracy on affine digits, percentage points", 0, ("CNN better", "CapsNet better"), [
         "matched validation accuracy, trained on digits translated by up to 6 pixels",
-        ("any position: CapsNet - CNN", "claim affnist-translation 1"),
+        ("any position: CapsNet - narrow CNN", "claim affnist-translation 1"),
         ("any position: CapsNet - CNN of equal width", "claim affnist-translation 2"),
         ("any position: CapsNet - CNN with max pooling", "claim affnist-translation 4"),
-        ("centered: CapsNet - CNN", "claim affnist-centered 1"),
+        ("centered: CapsNet - narrow CNN", "claim affnist-centered 1"),
         ("centered: CapsNet - CNN of equal width", "claim affnist-centered 2"),
         "matched validation accuracy, trained on digits at any position",
-        ("any position: CapsNet - CNN", "claim affnist-any-position 1"),
+        ("any position: CapsNet - narrow CNN", "claim affnist-any-position 1"),
         "equal training: 96,000 digits translated by up to 6 pixels",
-        ("any position: CapsNet - CNN", "claim affnist-equal-training 2"),
-        ("any position: CapsNet - CNN with max pooling", "claim affnist-equal-training 1")]),
-    "pooling": ("accuracy on affine test digits at any position, %", None, (), [
-        ("CapsNet, shared matrices, no routing (capsnet-shared)", "affnist backbone/capsnet-shared, affine_accuracy"),
-        ("ten pooled class vectors (vector-gap)", "affnist backbone/vector-gap, affine_accuracy"),
-        ("CNN with global average pooling (cnn-gap)", "affnist backbone/cnn-gap, affine_accuracy"),
-        ("CapsNet with 3 routing iterations (capsnet)", "affnist backbone/capsnet, affine_accuracy"),
-        ("CNN with a hidden layer (cnn-dense)", "affnist backbone/cnn-dense, affine_accuracy")]),
+        ("any position: CapsNet - narrow CNN", "claim affnist-equal-training 2"),
+        ("any position: CapsNet - CNN with max pooling", "claim affnist-equal-training 1"),
+        "equal training: 96,000 digits at any position",
+        ("any position: CapsNet - narrow CNN", "claim affnist-any-position 2")]),
+    "pooling": ("difference in accuracy on affine digits, percentage points", 0, (
+        "worse than the CapsNet", "better than the CapsNet"), [
+        "minus a CapsNet with shared matrices and 1 iteration (capsnet-shared)",
+        ("ten average-pooled class vectors (vector-gap)", "claim affnist-pooling 1"),
+        ("ten max-pooled class vectors (vector-gmp)",
+         "affnist backbone/vector-gmp minus backbone/capsnet-shared, affine_accuracy"),
+        ("CNN with global max pooling (cnn-gmp)", "claim affnist-pooling 4"),
+        ("CNN with global average pooling (cnn-gap)",
+         "affnist backbone/cnn-gap minus backbone/capsnet-shared, affine_accuracy"),
+        ("CapsNet, a matrix per position, 1 iteration",
+         "affnist backbone/capsnet-iters-1 minus backbone/capsnet-shared, affine_accuracy"),
+        ("CapsNet, a matrix per position, 3 iterations",
+         "affnist backbone/capsnet minus backbone/capsnet-shared, affine_accuracy")]),
     "routing": ("difference in accuracy, percentage points", 0, ("1 iteration better", "routing better"), [
         "MultiMNIST, exact match: trained with 3 iterations - trained with 1",
         ("a capsule sees a whole digit, 72,000 pairs", "claim multimnist-routing 1"),
         ("a capsule sees half a digit, 72,000 pairs", "claim multimnist-routing 2"),
         ("a capsule sees half a digit, 360,000 pairs", "claim multimnist-routing 3"),
         ("deeper network, whole digit, 1.2 million pairs", "claim multimnist-routing 4"),
-        "trained with 3 iterations: tested with 3 - tested with 1",
+        "other images: trained with 3 iterations - trained with 1",
+        ("affine digits (capsnet)", "claim multimnist-routing 5"),
+        ("toys at novel azimuths (capsnet)", "claim multimnist-routing 6"),
+        "trained with 3 iterations: tested with 3 - with 1",
         ("MultiMNIST, whole digit", "claim multimnist-switched-off 1"),
         ("MultiMNIST, half a digit", "claim multimnist-switched-off 2"),
         ("affine digits", "claim multimnist-switched-off 3"),
-        "EM routing, toys at novel views: trained with 2 iterations - trained with 1",
-        ("novel azimuths (matrix-head)", "claim em-routing 1"),
-        ("novel elevations (matrix-head)", "claim em-routing 2")]),
+        "EM routing, toys: trained with 2 iterations - trained with 1 (matrix-head)",
+        ("novel azimuths", "claim em-routing 1"), ("novel elevations", "claim em-routing 2")]),
     "confidence": (OF_AUROC, 0.5, ("noise rated higher", "digits rated higher"), [
         ("CapsNet, shared matrices: longest capsule", "claim confidence-on-noise 1"),
         ("the same: longest minus second longest", "claim confidence-on-noise 2"),
@@ -416,7 +443,8 @@ def pictures(results, folder, say=print):
 
 
 def dot_plot(rows, axis_label, line=None, sides=(), unit="seeds"):
-    """Return a Figure: each seed a dot, the mean with its 95% t interval, on an axis that is cropped to them.
+    """Return a Figure: each seed a dot, the mean with its 95% t interval, on an axis that is cropped to them; of AUROCs
+    with the range of the seeds, since a t interval can leave 0..1.
 
     rows: (label, numbers), or (heading, None). line: where a vertical line is drawn, or None; an interval that excludes
     it is blue, one that includes it gray. sides: what lies to the left and to the right of the line.
@@ -428,7 +456,7 @@ def dot_plot(rows, axis_label, line=None, sides=(), unit="seeds"):
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["left", "right", "top"]].set_visible(False)
-    labels = []
+    labels, interval = [], "range of the seeds" if "AUROC" in axis_label else "95% CI"
     for y, (label, values) in enumerate(rows):
         if values is None:
             labels.append("")
@@ -437,24 +465,24 @@ def dot_plot(rows, axis_label, line=None, sides=(), unit="seeds"):
             continue
         labels.append(f"{label}  (n = {len(values)})")
         mean, half = mean_and_interval(values)
-        excludes = line is None or math.isfinite(half) and abs(mean - line) > half
-        color = BLUE if excludes else GRAY
+        low, high = (mean - half, mean + half) if "CI" in interval else (min(values), max(values))
+        color = BLUE if line is None or low > line or high < line else GRAY             # nan: gray
         axes.plot(values, [y + 0.22] * len(values), "o", color="black", alpha=0.45, markersize=3, markeredgewidth=0)
         if math.isfinite(half):
-            axes.plot([mean - half, mean + half], [y - 0.08] * 2, color=color, linewidth=2.5, solid_capstyle="butt")
+            axes.plot([low, high], [y - 0.08] * 2, color=color, linewidth=2.5, solid_capstyle="butt")
         axes.plot([mean], [y - 0.08], "o" if math.isfinite(half) else "D", color=color, markersize=7)
     if line is not None:
         axes.axvline(line, color="black", linewidth=1)
-    if "AUROC" in axis_label:                              # a t interval can leave the range of the values
+    if "AUROC" in axis_label:
         axes.set_xlim(-0.02, 1.02)
     axes.set_yticks(range(len(rows)), labels)
     if sides:
         for text, align in ((f"\u2190 {sides[0]}  ", "right"), (f"  {sides[1]} \u2192", "left")):
             axes.annotate(text, (line, 1), xycoords=("data", "axes fraction"), xytext=(0, 4), ha=align,
                           textcoords="offset points", va="bottom", fontsize=9)
-    colors = "" if line is None else f"\nblue: the 95% CI excludes {line}; gray: it includes {line}"
+    colors = "" if line is None else f"\nblue: the {interval} excludes {line}; gray: it includes {line}"
     one = "; diamond: n = 1, no CI" if any(values and len(values) == 1 for _, values in rows) else ""
-    fig.supxlabel(f"{axis_label}\nlarge dot and line: mean and 95% CI; small dots: n {unit}{one}{colors}", fontsize=9)
+    fig.supxlabel(f"{axis_label}\nlarge dot and line: mean and {interval}; small dots: n {unit}{one}{colors}", fontsize=9)
     return fig
 
 
