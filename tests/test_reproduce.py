@@ -60,8 +60,9 @@ def test_a_measure_over_several_sets_of_toys_is_checked_set_by_set():
     assert reproduce.draws(mark) == ["smallnorb a/x minus a/y, novel, points", "smallnorb b/x minus b/y, novel, points"]
     assert reproduce.draws("smallnorb a/x, novel") == ["smallnorb a/x, novel"]
     assert reproduce.rows_of("smallnorb a/x minus b/y, k.1 vs k.2, 3 digits") == [
-        ("a/x", "smallnorb a/x, k.1, 3 digits"), ("b/y", "smallnorb b/y, k.2, 3 digits"),
-        ("difference", "smallnorb a/x minus b/y, k.1 vs k.2, 3 digits")]
+        ("a/x", "smallnorb a/x, k.1, 3 digits", False), ("b/y", "smallnorb b/y, k.2, 3 digits", False),
+        ("difference", "smallnorb a/x minus b/y, k.1 vs k.2, 3 digits", True)]
+    assert reproduce.rows_of("affnist a/x minus a/y, k, points")[1] == ("a/y", "affnist a/y, k, percent", False)
 
 
 def test_the_prediction_interval_by_hand():
@@ -87,6 +88,7 @@ def test_what_agrees(seed, value, fraction, expected):
 def check(call, monkeypatch):
     """check(*flags): call's answer of reproduce.py, whose runs are of toy size"""
     monkeypatch.setattr(runs, "shell_command", functools.partial(runs.shell_command, toy=True))
+    monkeypatch.setattr(reproduce, "check_mnist", lambda results: None)
     tiny = {"--conv1-channels": 2, "--conv3-channels": 4, "--n-test": 16}
     monkeypatch.setitem(runs.TOY, runs.MULTI, runs.TOY[runs.MULTI] | tiny)
     measures = (claims.multi("with routing - without", "main/deep", "main-uniform/deep"),)
@@ -100,11 +102,11 @@ def test_two_networks_are_trained_and_compared_with_the_published_ones(check, mo
     monkeypatch.setitem(claims.BY_NAME, "toy", claims.Claim("toy", "Toys.", "no number", claims.OURS, measures))
     code, out, err = check("toy", "--jobs", 2)
     assert (code, err) == (0, ""), err
-    assert "2 runs to do of 2" in out and "of 3 numbers agree with the published ones" in out
+    assert "2 of 2 runs to do" in out and re.search("[01] of 1 comparison agrees with the published ones", out)
     names = [line.split()[0] for line in out.splitlines() if "yours" in line and "(n = 10), this seed" in line]
     assert names == ["shapes/nearest", "shapes/cnn", "difference"]
     code, again, _ = check("toy")
-    assert code == 0 and "0 runs to do of 2" in again and list(tmp_path.glob("runs/reproduce/*/*/shapes/cnn-0.json"))
+    assert code == 0 and "0 of 2 runs to do: they are in" in again and list(tmp_path.glob("runs/reproduce/*/*/shapes/cnn-0.json"))
 
 
 @pytest.mark.slow
@@ -113,19 +115,19 @@ def test_a_claim_is_checked_and_what_is_there_is_not_made_again(check, tmp_path)
     of a new one"""
     code, out, err = check("toy", "--jobs", 2)
     assert (code, err) == (0, ""), err
-    assert "2 runs to do of 2" in out and "2 at a time" in out
+    assert "2 of 2 runs to do" in out and "2 at a time" in out and "main/deep-0  epoch 1/1  train loss" in out
     lines = [line for line in out.splitlines() if line.startswith("  ") and "published" in line and "yours" in line]
     assert [line.split()[0] for line in lines] == ["main/deep", "main-uniform/deep", "difference"]
     assert all("(n = 10), this seed" in line for line in lines)
     found = re.findall("outside the 95% prediction interval, not the published number .made on .*, NumPy 2", out)
     assert len(found) >= 2
-    assert "of 3 numbers agree with the published ones" in out
+    assert "of 1 comparison agrees with the published ones" in out and re.search("new seeds lie in -.* sign as", out)
     code, again, _ = check("toy")
-    assert code == 0 and "0 runs to do of 2" in again
+    assert code == 0 and "0 of 2 runs to do" in again
     assert [line for line in again.splitlines() if "published" in line] == [
         line for line in out.splitlines() if "published" in line]
     code, out, _ = check("toy", "--seeds", "0,77")
-    assert code == 0 and "2 runs to do of 4" in out and "(seed 77)" in out
+    assert code == 0 and "2 of 4 runs to do" in out and "(seed 77)" in out
     assert list(tmp_path.glob("runs/reproduce/*/multimnist_capsnet/main*/deep-77.json"))
 
 
@@ -136,11 +138,11 @@ def test_published_results_and_quick_checks(check):
         for label, mark in claims.BY_NAME[claim].measures:
             assert f"{label}: {render.value(PUBLISHED, mark)}" in out
     code, out, _ = check()
-    assert code == 0 and all(f"\n{claim.name}: {claim.sentence}\n  paper: {claim.paper}\n" in out
+    assert code == 0 and all(f"\n{claim.name}: {claim.sentence}\n  paper: {claim.paper}\n  our verdict: " in out
                              for claim in claims.CLAIMS)
     code, out, _ = check("affnist-translation", "--quick")
     assert code == 0
-    assert re.search(r"no quick check: \d+ min of one core. Signs of the published seeds: (\+ ){4}\+", out)
+    assert re.search(r"no quick check: \d+ min of one core. Published seeds: (\+\d\.\d, ){4}\+\d\.\d", out)
 
 
 def test_a_run_that_fails_is_named(check, monkeypatch, tmp_path):
@@ -152,13 +154,19 @@ def test_a_run_that_fails_is_named(check, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("flags, words", {
-    "nothing": "nothing: no such claim. Give one of multimnist-accuracy, ", "shapes --seeds 3-1": "--seeds 3-1: must",
+    "nothing": "nothing: no such claim. Give one of multimnist-accuracy, ", "em-rooting": "Give em-routing",
+    "shapes --from-results --seeds 1": "--seeds is for training", "shapes --seeds 3-1": "--seeds 3-1: must",
     "shapes --seeds x": "--seeds x: must be seeds such as 0", "shapes --jobs 0": "--jobs 0: must be between",
     "smallnorb-real": "smallnorb-real and --norb-dir DIR belong together", "--norb-dir x": "belong together",
     "--seeds 1": "--seeds: of which claim?"}.items())
 def test_what_is_wrong_is_refused_in_one_line(check, flags, words):
     code, _, err = check(*flags.split())
     assert code == 2 and words in err and err.count("\n") == 1
+
+
+def test_without_mnist_nothing_is_trained_on_other_digits(call):
+    code, out, err = call(mc, reproduce.main, "mnist")
+    assert code == 2 and err.startswith("error: MNIST is not on this machine") and "synthetic" not in err + out
 
 
 @pytest.mark.slow
