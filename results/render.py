@@ -280,7 +280,7 @@ def table(results, text):
 
 
 def seeds_of(results, experiment, settings):
-    """Return how many seeds some settings have, as "5" or "3 to 10", and of how many planned, if they are not complete"""
+    """Return how many seeds some settings have, as "5" or "3 to 10", and of how many planned if some are missing"""
     settings = one_by_one(settings)
     made = [len(results.runs(experiment, setting)) for setting in settings]
     asked = [len(PLANNED[experiment, setting]) for setting in settings]
@@ -482,7 +482,8 @@ def dot_plot(rows, axis_label, line=None, sides=(), unit="seeds"):
                           textcoords="offset points", va="bottom", fontsize=9)
     colors = "" if line is None else f"\nblue: the {interval} excludes {line}; gray: it includes {line}"
     one = "; diamond: n = 1, no CI" if any(values and len(values) == 1 for _, values in rows) else ""
-    fig.supxlabel(f"{axis_label}\nlarge dot and line: mean and {interval}; small dots: n {unit}{one}{colors}", fontsize=9)
+    fig.supxlabel(f"{axis_label}\nlarge dot and line: mean and {interval}; small dots: n {unit}{one}{colors}",
+                  fontsize=9)
     return fig
 
 
