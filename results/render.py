@@ -220,7 +220,7 @@ def claim(results, text):
 def with_n(results, experiment, one, other, key, styles):
     """Return a number with its interval and n"""
     n = len(results.samples(experiment, one, other, key))
-    return f"{drawn(results, experiment, one, other, key, styles)} (n = {n})"
+    return f"{drawn(results, experiment, one, other, key, styles)} (n = {n}{' sets' * ('+' in one)})"
 
 
 def claims_table(results):
@@ -229,9 +229,10 @@ def claims_table(results):
     for name, sentence, paper, ours in claims.TABLE:
         marks = [mark if " " in mark else f"{name} {mark}" for mark in re.findall(r"\{(.*?)\}", ours)]
         numbers = iter(with_n(results, *measure(mark)) for mark in marks)
-        names = ", ".join(f"`{of}`" for of in dict.fromkeys([name, *(mark.partition(" ")[0] for mark in marks)]))
+        names = list(dict.fromkeys([name, *(mark.partition(" ")[0] for mark in marks)]))
+        verdicts = [claims.BY_NAME[name].verdict, *(f"`{of}`: {claims.BY_NAME[of].verdict}" for of in names[1:])]
         rows.append([sentence, paper, re.sub(r"\{.*?\}", lambda _, numbers=numbers: next(numbers), ours),
-                     claims.BY_NAME[name].verdict, names])
+                     "; ".join(verdicts), ", ".join(f"`{of}`" for of in names)])
     return markdown(["Claim", "Paper", "Here", "Verdict", "Name"], rows)
 
 
@@ -384,6 +385,7 @@ PICTURES = {                       # README's figures: name -> axis label, refer
         "equal training: 96,000 digits translated by up to 6 pixels",
         ("any position: CapsNet - narrow CNN", "claim affnist-equal-training 2"),
         ("any position: CapsNet - CNN with max pooling", "claim affnist-equal-training 1"),
+        ("centered: CapsNet - narrow CNN", "claim affnist-centered 3"),
         "equal training: 96,000 digits at any position",
         ("any position: CapsNet - narrow CNN", "claim affnist-any-position 2")]),
     "pooling": ("difference in accuracy on affine digits, percentage points", 0, (
