@@ -280,6 +280,17 @@ class Call:
         grads = torch.autograd.grad(total, [given[name] for name in names], allow_unused=True)
         return {name: None if g is None else self.canonical(g, name) for name, g in zip(names, grads)}
 
+    def converts_tensors(self, inputs, n):
+        """Return whether the function makes NumPy arrays of PyTorch tensors, so that it is to be given arrays."""
+        given = self.arguments(inputs)
+        for x in given.values():
+            x.requires_grad_(x.is_floating_point())
+        try:
+            self.call(given, n)
+        except Exception as error:
+            return "call numpy() on Tensor" in str(error)
+        return False
+
     def canonical(self, x, name):
         """Return an array in the layout of an input, such as its gradient, with its axes in canonical order."""
         return restore(to_numpy(x).astype(float), self.interface.inputs[name], self.reading[name])

@@ -627,19 +627,22 @@ def main(argv=None):
         if kind != "margin" and counted:
             def count(n):
                 return lambdas[:n] if kind == "em" and not args.lambdas else n
-        problems = []
+        problems, found = [], []
         backward = args.backward and load(args.backward)()
         for framework, dtype in itertools.product(frameworks, [args.dtype] if args.dtype else ["float64", "float32"]):
             call = (MarginCall if kind == "margin" else Call)(interface, fresh, framework, dtype, sizes, count)
             checked = Check(kind, call, lambdas, iterations, args.tolerance, backward)
             fits = call.search(checked.inputs, max(iterations), fixed)
             try:
-                first = next(fits)
-                break
+                found.append((checked, next(fits), fits))
             except Unusable as problem:
                 problems.append(problem)
-        else:
-            raise problems[0]
+                continue
+            if framework == frameworks[-1] or not call.converts_tensors(checked.inputs, max(iterations)):
+                break
+        if not found:
+            raise min(problems, key=lambda text: "Tensor" in str(text) or "ndarray" in str(text))    # not of a mixture
+        checked, first, fits = found[-1] if found[-1][0].call.framework == "numpy" else found[0]
         shown = "" if kind == "margin" else f"({', '.join([*interface.inputs, interface.count])})"
         with np.errstate(all="ignore"):
             return checked.run(first, fits, f"{args.target}{shown} against {interface.what}")

@@ -86,3 +86,16 @@ def loss(lengths, labels):
     done = subprocess.run([sys.executable, ROOT / "conformance/check.py", "mine:loss", "--margin-loss"], cwd=tmp_path,
                           capture_output=True, text=True)
     assert done.returncode == 0 and "PyTorch float64" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_numpy_function_beside_pytorch_ones_is_called_with_arrays(run):  # noqa: F811
+    """NumPy's functions take tensors without gradients, too, so that the first calls succeed"""
+    code, text = run('''
+import numpy as np
+import torch
+
+def loss(lengths, present):
+    short, long = np.maximum(0, 0.9 - lengths), np.maximum(0, lengths - 0.1)
+    return (present * short ** 2 + 0.5 * (1 - present) * long ** 2).sum(1).mean()
+''', "--margin-loss")
+    assert code == 0 and "NumPy float64" in text, text
