@@ -21,6 +21,7 @@ import imageio.v3 as imageio
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
 STYLE = {"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
@@ -132,13 +133,25 @@ def draw(module, args, drawings, of_results, load, kind=Network):
         networks.append(kind(name, config, network.config if network else config, params, history, data, network))
     for name, draw_one, which in planned:
         shown = networks[which] if isinstance(which, int) else [networks[k] for k in which]
-        write_figure(draw_one(shown), outdir / f"{name}.png", progress.say)
+        fig = draw_one(shown)
+        if data["source"] not in getattr(module, "DIGIT_NAMES", [data["source"]]):
+            call_images(fig)
+        write_figure(fig, outdir / f"{name}.png", progress.say)
     for name, draw_one in of_results.items():
         try:
             write_figure(draw_one(results), outdir / f"{name}.png", progress.say)
         except (KeyError, ValueError) as error:
             raise InputError(f"--results {args.results}: {name}: {error!r} is missing or damaged") from None
     return networks
+
+
+def call_images(fig):
+    """Change the words of a figure that was written for digits, for other images"""
+    for text in fig.findobj(Text):
+        words = text.get_text()
+        for digit, image in (("digit capsule", "class capsule"), ("true digits", "true classes"), ("digit", "image")):
+            words = words.replace(digit, image)
+        text.set_text(words)
 
 
 def plan(drawings, runs, say=print):

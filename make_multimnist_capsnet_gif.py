@@ -82,7 +82,7 @@ def draw_frames(scenes, points, n_steps, title, ending=None):
     image = montage(first["shown"], first["recon"])
     ax = add_axes(10, 60, image.shape[1] * SCALE, image.shape[0] * SCALE)
     picture = ax.imshow(image, cmap="gray", vmin=0, vmax=1)
-    columns = ["test image", "digit 1", "reconstruction", "digit 2", "reconstruction"]
+    columns = ["test pair", "first", "reconstruction", "second", "reconstruction"]
     ax.set_xticks(np.arange(len(columns)) * pitch + CANVAS / 2, columns, fontsize=8)
     ax.set_yticks([])
     ax.tick_params(length=0, labeltop=True, labelbottom=False)
@@ -94,7 +94,7 @@ def draw_frames(scenes, points, n_steps, title, ending=None):
         ax.set(ylim=(0, 1), yticks=[0, 1])
         ax.set_xticks(range(0, J, -(-J // 10)), range(0, J, -(-J // 10)), fontsize=8)
         ax.tick_params(length=0, pad=2)
-        ax.set_title("" if k else f"capsule lengths (orange: true\ndigits; {CROSS}: wrong prediction)", fontsize=8)
+        ax.set_title("" if k else f"capsule lengths (orange: true\nclasses; {CROSS}: wrong prediction)", fontsize=8)
         marks.append(ax.text(1.02, 0.5, "", fontsize=14, va="center", transform=ax.transAxes))
     curves, (steps, *columns) = [], zip(*points)
     for name, top, values, limit in (("validation loss", 64, columns[0], 1.05 * max(columns[0])),
@@ -129,13 +129,14 @@ def draw_frames(scenes, points, n_steps, title, ending=None):
 
 def scenes_of_training(config, digits, every):
     """Train a network; return scenes and points as draw_frames takes them, and the title and accuracy of the ending:
-    the same pairs with the pretrained network."""
+    the same pairs with the pretrained network, if they are of digits; else None."""
     pretrained, recorder = capsnet.load_network(capsnet.PRETRAINED[0]), Recorder(digits, config)
     capsnet.train(config, recorder, every, digits)
-    last, snapshots = recorder.evaluate(pretrained.weights, pretrained.config), recorder.snapshots
+    snapshots, of_digits = recorder.snapshots, digits["source"] in capsnet.DIGIT_NAMES
+    last = recorder.evaluate(pretrained.weights, pretrained.config) if of_digits else snapshots[-1]
     scenes = [{"shown": recorder.shown, "lengths": each["lengths"], "recon": each["recon"], "n": min(k, len(snapshots))}
               for k, each in enumerate([*snapshots, last], 1)]
-    ending = (f"The same test pairs with the pretrained network ({pretrained.config.n_epochs} x "
+    ending = of_digits and (f"The same test pairs with the pretrained network ({pretrained.config.n_epochs} x "
               f"{pretrained.config.n_train:,} training pairs of {capsnet.data_name(pretrained.source)})",
               last["exact-match accuracy"])
     return scenes, [(each["step"], each["loss"], each["exact-match accuracy"]) for each in snapshots], ending

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import affnist_capsnet as ac
 import multimnist_capsnet as mc
+from figures import call_images, new_figure
 
 import imageio.v3 as imageio
 import numpy as np
@@ -144,6 +145,14 @@ def test_any_data_set_is_trained_evaluated_drawn_and_filmed(call, tmp_path, expe
                          (("--digits", "synthetic", "--data-dir", "letters"), "--data-dir has no effect")):
         code, _, err = call(experiment, experiment.main, *flags)
         assert code == 2 and words in err and err.count("\n") == 1, err
+
+
+def test_figures_of_other_images_do_not_speak_of_digits():
+    fig = new_figure(2, "Two overlapping digits, each from its own digit capsule", "true digits in orange")
+    fig.subplots().set_title("the missed digit")
+    call_images(fig)
+    assert [text.get_text() for text in (fig._suptitle, fig._supxlabel, fig.axes[0].title)] == [
+        "Two overlapping images, each from its own class capsule", "true classes in orange", "the missed image"]
 
 
 def test_a_network_knows_its_data_by_their_content_and_the_classes_follow_from_the_labels(tmp_path):
