@@ -159,7 +159,7 @@ def number_text(values, styles=(), signed=False, images=None):
     factor, digits, unit = next((STYLES[style] for style in styles if style in STYLES), (1, 3, ""))
     digits = next((int(style.split()[0]) for style in styles if style.endswith(" digits")), digits)
     if "range" in styles:
-        return " to ".join(f"{factor * end:.{digits}f}{unit}" for end in sorted({min(values), max(values)}))
+        return " to ".join(dict.fromkeys(f"{factor * end:.{digits}f}{unit}" for end in (min(values), max(values))))
     mean, half = (factor * part for part in mean_and_interval(values))
     if "plain" in styles:
         return f"{mean:,.0f}" if abs(mean) >= 100 else f"{mean:.{digits}f}{unit}"

@@ -202,25 +202,25 @@ TABLE = (
     ("multimnist-cnn", "... and makes fewer errors than a CNN", "+2.9",
      "paper's pairs, CNN with GAP: {3}; pairs that overlap more, CNN with a dense layer, 72,000 pairs: {1}"),
     ("multimnist-routing", f"[Three routing iterations]({MULTI}#ablations) are better than one", "+2.3",
-     "pairs that overlap more; capsules that see a whole digit: {1}; half a digit: {2}, 360,000 pairs: {3}; a deeper "
-     "network, whole digit, 1.2 million pairs: {4}"),
+     "pairs that overlap more, 72,000; default network: {1}; `half-digit`: {2}, after 360,000 pairs {3}; `residual`, 1.2 "
+     "million pairs: {4}"),
     ("multimnist-reconstruction", f"Each digit is [reconstructed]({MULTI}#results) from its own capsule",
-     "pictures", "MSE per pixel {3}, mean digit {4}; CapsNet minus a CNN with ten ReLU vectors: {1}, minus ten vectors "
-     "with squash and margin loss: {2}"),
+     "pictures", "CapsNet's MSE per pixel {3}; of the mean image {4}; CapsNet minus a CNN with ten ReLU vectors: {1}, "
+     "minus ten vectors with squash and margin loss: {2}"),
     ("mnist", f"A CapsNet classifies [MNIST]({AFFINE}#mnist)", "99.75% (1 iteration: 99.71%)",
      "a small network without routing: {1}"),
     ("affnist-translation", f"CapsNets are more robust to [affine transformations]({AFFINE}) than CNNs that are as "
-     "accurate on translated digits", "+13", "narrow CNN: {1}; a CNN as wide as the CapsNet: {2}; a CNN with max "
-     "pooling: {4}; centered digits, narrow CNN: {affnist-centered 1}, after equal training {affnist-centered 3}"),
+     "accurate on translated digits", "+13", "any position; narrow CNN: {1}; a CNN as wide as the CapsNet: {2}; CNN "
+     "with max pooling: {4}. Centered, narrow CNN: {affnist-centered 1}, after equal training {affnist-centered 3}"),
     ("smallnorb-azimuth", f"Matrix capsules are better at [novel azimuths]({NORB_CHAPTER}) than CNNs", "+6.5",
      "rendered toys, a small version of the paper's CNN: {1}, on three other sets of toys {4}; the same CNN with batch "
-     "normalization, which our capsules have: {2}; a larger GAP-CNN: {5}"),
+     "normalization, which our capsules have: {2}; a larger GAP-CNN: {5}; familiar accuracy not matched"),
     ("smallnorb-elevation", "... and at novel elevations", "+5.5",
      "rendered toys, a small version of the paper's CNN: {1}; with batch normalization: {2}"),
     ("em-routing", f"Matrix capsules [need EM routing]({NORB_CHAPTER}#ablations): 2 iterations against 1",
      "+7.5 (standard test)", "`matrix-head` on toys, novel azimuths: {1}; novel elevations: {2}; familiar azimuths: "
-     "{5}; 3 iterations, the paper's choice, trained worse in a short test"),
+     "{5}; `matrix-capsnet` with 3, the paper's choice, trained worse in a short test"),
     ("confidence-on-noise", f"A capsule's length is the [probability]({AFFINE}#inside-the-network) that its entity is "
-     "present", "definition", "AUROC, digits against noise (chance 0.5): 3 iterations, a matrix per position: {3}; 1 "
-     "iteration, shared matrices: {1}"))
+     "present", "definition", "AUROC, digits against noise (chance 0.5), range of seeds: 3 iterations, a matrix per "
+     "position: {3}; 1 iteration, shared matrices: {1}"))
 BY_NAME = {claim.name: claim for claim in CLAIMS}
