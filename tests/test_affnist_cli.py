@@ -94,8 +94,8 @@ def results(tmp_path):
     """A folder with two seeds of some settings that the figures of results show"""
     folder = tmp_path / "results"
     (folder / figures.EXPERIMENT).mkdir(parents=True)
-    for table, names in ("matched-accuracy", ("capsnet", "cnn", "cnn-dense")), ("backbone",
-                                                                                ("capsnet-shared", "cnn-gap")):
+    for table, names in (("matched-accuracy", ("capsnet", "cnn", "cnn-64", "cnn-dense")),
+                         ("backbone", ("capsnet-shared", "cnn-gap"))):
         lines = [{"setting": name, "seed": seed, "generation": 1, "experiment": figures.EXPERIMENT,
                   "config": {"seed": seed}}
                  | {key: 0.9 + seed / 100 for key in figures.TESTS} for name in names for seed in (0, 1)]
