@@ -202,8 +202,8 @@ TABLE = (
     ("multimnist-cnn", "... and makes fewer errors than a CNN", "+2.9",
      "paper's pairs, CNN with GAP: {3}; pairs that overlap more, CNN with a dense layer, 72,000 pairs: {1}"),
     ("multimnist-routing", f"[Three routing iterations]({MULTI}#ablations) are better than one", "+2.3",
-     "pairs that overlap more, 72,000; default network: {1}; `half-digit`: {2}, after 360,000 pairs {3}; `residual`, 1.2 "
-     "million pairs: {4}"),
+     "pairs that overlap more, 72,000; default network: {1}; `half-digit`: {2}, after 360,000 pairs {3}; `residual`, "
+     "1.2 million pairs: {4}"),
     ("multimnist-reconstruction", f"Each digit is [reconstructed]({MULTI}#results) from its own capsule",
      "pictures", "CapsNet's MSE per pixel {3}; of the mean image {4}; CapsNet minus a CNN with ten ReLU vectors: {1}, "
      "minus ten vectors with squash and margin loss: {2}"),
