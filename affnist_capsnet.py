@@ -2710,12 +2710,10 @@ def runs_from_args(args):
         paths = list(map(str, args.load or PRETRAINED))
         loaded = [load_for_evaluation(path, args) for path in paths]
         # files that differ in model and seed only are named after their models: seeds of one model make one row
-        kinds = {network.config.model: set() for network, _ in loaded}
-        for network, _ in loaded:
-            kinds[network.config.model].add(str(run_identity(dataclasses.replace(network.config, seed=0), "")))
+        models = [network.config.model for network, _ in loaded]
+        kinds = {str(run_identity(dataclasses.replace(network.config, seed=0), "")) for network, _ in loaded}
         distinct = len({(network.config.model, network.config.seed) for network, _ in loaded}) == len(loaded)
-        names = [network.config.model for network, _ in loaded] if distinct and all(
-            len(settings) == 1 for settings in kinds.values()) else [Path(path).stem for path in paths]
+        names = models if distinct and len(kinds) == len(set(models)) else [Path(path).stem for path in paths]
         names = names if distinct or len(set(names)) == len(names) else paths
         runs = [(name, network, config) for name, (network, config) in zip(names, loaded)]
         for name in TEST_SETTINGS:
@@ -3166,6 +3164,7 @@ def run_cli(main):
     for stream in (stream for stream in (sys.stdout, sys.stderr) if hasattr(stream, "reconfigure")):
         stream.reconfigure(errors="backslashreplace")                   # for terminals that lack a letter
     Progress.program = True
+    np.seterr(over="ignore", invalid="ignore", divide="ignore")         # Run checks all values, in words
     try:
         main()
         if Progress.dropped or sys.stdout is None:
