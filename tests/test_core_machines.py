@@ -252,7 +252,7 @@ def test_text_is_utf_8_on_every_system():
 
 def test_a_run_that_diverges_ends_in_one_line(run_script):
     """In its first evaluation, whose overflow NumPy would report in lines of its own"""
-    done = run_script("smallnorb_novel_viewpoint.py", "--data", "shapes", "--n-per-combo", 1, "--batch-size", 90, "--lr",
-                      1e30, "--no-save", "--model", "matrix-capsnet", "--threads", 1)
+    flags = "--data shapes --n-per-combo 1 --batch-size 90 --lr 1e30 --no-save --model matrix-capsnet --threads 1"
+    done = run_script("smallnorb_novel_viewpoint.py", *flags.split())
     assert done.returncode == 2 and done.stderr.startswith("error: familiar_loss is not finite after step 1")
     assert done.stderr.count("\n") == 1
