@@ -174,11 +174,11 @@ CLAIMS = (
           tuple(pair(f"{label}, activation over background - over the toy, primary capsules", "smallnorb",
                      f"background-activity/{name}", f"background-activity/{name}",
                      f"{AFTER}.primary.0 vs {AFTER}.primary.1", "3 digits") for label, name in (
-              ("novel azimuths", "matrix-capsnet"), ("spread loss", "spread"), ("novel elevations", "elevation"),
+              ("azimuth split", "matrix-capsnet"), ("spread loss", "spread"), ("elevation split", "elevation"),
               ("another set of toys", "toys2"))) + tuple(
               pair(f"{label}, capsules after EM routing", "smallnorb", "background-activity/matrix-capsnet",
                    "background-activity/matrix-capsnet", f"{when}.conv.0 vs {when}.conv.1", "3 digits")
-              for label, when in (("novel azimuths", AFTER), ("before training", BEFORE))) + (
+              for label, when in (("azimuth split", AFTER), ("before training", BEFORE))) + (
               pair("before training, primary capsules", "smallnorb", "background-activity/matrix-capsnet",
                    "background-activity/matrix-capsnet", f"{BEFORE}.primary.0 vs {BEFORE}.primary.1", "3 digits"),)),
     Claim("confidence-on-noise", "A capsule's length is the probability that its entity is present.",
@@ -200,7 +200,7 @@ TABLE = (
     ("multimnist-accuracy", f"A CapsNet [classifies two overlapping digits]({MULTI}) (both digits correct)", "94.8%",
      "paper's pairs, a deeper network, 1.2 million deformed training pairs (paper: 60 million): {1}"),
     ("multimnist-cnn", "... and makes fewer errors than a CNN", "+2.9",
-     "paper's pairs, CNN with GAP: {3}; pairs that overlap more, CNN with a dense layer, 72,000 pairs: {1}"),
+     "paper's pairs, 1.2 million, CNN with GAP: {3}; pairs that overlap more, 72,000, CNN with a dense layer: {1}"),
     ("multimnist-routing", f"[Three routing iterations]({MULTI}#ablations) are better than one", "+2.3",
      "pairs that overlap more, 72,000; default network: {1}; `half-digit`: {2}, after 360,000 pairs {3}; `residual`, "
      "1.2 million pairs: {4}"),
@@ -208,18 +208,18 @@ TABLE = (
      "pictures", "CapsNet's MSE per pixel {3}; of the mean image {4}; CapsNet minus a CNN with ten ReLU vectors: {1}, "
      "minus ten vectors with squash and margin loss: {2}"),
     ("mnist", f"A CapsNet classifies [MNIST]({AFFINE}#mnist)", "99.75% (1 iteration: 99.71%)",
-     "a small network without routing: {1}"),
+     "a small network with 1 iteration: {1}"),
     ("affnist-translation", f"CapsNets are more robust to [affine transformations]({AFFINE}) than CNNs that are as "
      "accurate on translated digits", "+13", "any position; narrow CNN: {1}; a CNN as wide as the CapsNet: {2}; CNN "
      "with max pooling: {4}. Centered, narrow CNN: {affnist-centered 1}, after equal training {affnist-centered 3}"),
     ("smallnorb-azimuth", f"Matrix capsules are better at [novel azimuths]({NORB_CHAPTER}) than CNNs", "+6.5",
      "rendered toys, a small version of the paper's CNN: {1}, on three other sets of toys {4}; the same CNN with batch "
-     "normalization, which our capsules have: {2}; a larger GAP-CNN: {5}; familiar accuracy not matched"),
+     "normalization, which our capsules have: {2}; a larger GAP-CNN: {5}; familiar accuracy is not matched"),
     ("smallnorb-elevation", "... and at novel elevations", "+5.5",
      "rendered toys, a small version of the paper's CNN: {1}; with batch normalization: {2}"),
     ("em-routing", f"Matrix capsules [need EM routing]({NORB_CHAPTER}#ablations): 2 iterations against 1",
      "+7.5 (standard test)", "`matrix-head` on toys, novel azimuths: {1}; novel elevations: {2}; familiar azimuths: "
-     "{5}; `matrix-capsnet` with 3, the paper's choice, trained worse in a short test"),
+     "{5}; with 3, the paper's choice, `matrix-capsnet` trained worse than with 2"),
     ("confidence-on-noise", f"A capsule's length is the [probability]({AFFINE}#inside-the-network) that its entity is "
      "present", "definition", "AUROC, digits against noise (chance 0.5), range of seeds: 3 iterations, a matrix per "
      "position: {3}; 1 iteration, shared matrices: {1}"))
