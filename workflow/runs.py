@@ -107,7 +107,7 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
         ("deep", "", 10), ("classic", "--preset classic", 5), ("adam", "--muon 0", 5))),
     *((MULTI, "control", name, f"{flags} {QUICK}", range(n), 3) for name, flags, n in (
         ("iters-1", "--routing-iters 1", 10), ("cnn", "--model cnn", 10), ("cnn-vectors", "--model cnn-vectors", 10),
-        ("no-recon", "--recon-weight 0", 5))),
+        ("no-recon", "--recon-weight 0", 5), ("cnn-head-gap", CNN_GAP_HEAD, 5))),
     *((MULTI, "half-digit", name, f"--preset half-digit {flags} {QUICK}", range(n), minutes)
       for name, flags, n, minutes in (
           ("iters-3", "--routing-iters 3", 10, 3), ("iters-1", "--routing-iters 1", 10, 3),
