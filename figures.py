@@ -273,10 +273,10 @@ def show_perturbations(ax, images):
 
 
 CURVES = (                         # panels of training_curves: title, keys of a history's epochs
-    ("loss", ("train_loss", "val_loss", "familiar_loss", "novel_loss")),
+    ("total loss", ("train_loss", "val_loss", "familiar_loss", "novel_loss")),
     ("margin loss", ("train_margin", "val_margin")),
     ("cross-entropy loss", ("train_cross_entropy", "val_cross_entropy")),
-    ("reconstruction loss", ("train_recon", "val_recon")),
+    ("reconstruction loss,\nsquared error", ("train_recon", "val_recon")),
     ("accuracy", ("train_accuracy", "val_accuracy", "val_exact_match", "familiar", "novel")))
 CURVE_STYLES = {"train": ("training", "-"), "val": ("validation", "--"), "familiar": ("familiar test images", "--"),
                 "novel": ("novel test images", ":")}
@@ -289,7 +289,8 @@ def training_curves(networks):
     """
     epochs = {label: history["epochs"] for label, history in networks.items()}
     panels = [(title, keys) for title, keys in CURVES if any(keys[0] in each[0] for each in epochs.values())]
-    fig = Figure((WIDTH, 3.1), layout="constrained")
+    fig = Figure((WIDTH, 3.3), layout="constrained")
+    fig.supxlabel("loss terms are means per sample", fontsize=8, color=GRAY)
     fig.suptitle("Training curves" + "".join(f" of {label}" for label in epochs if len(epochs) == 1), fontsize=11)
     for ax, (title, keys) in zip(fig.subplots(1, len(panels), squeeze=False)[0], panels):
         for (label, each), color in zip(epochs.items(), COLORS):
@@ -298,7 +299,8 @@ def training_curves(networks):
                 ax.plot([epoch["epoch"] for epoch in each], [epoch[key] for epoch in each], line, color=color,
                         clip_on=False, marker="." if len(each) < 30 else None,
                         label=f"{label}, {words}" if len(epochs) > 1 else words)
-        ax.set(xlabel="epoch", title=title.removesuffix(" loss") if len(panels) > 3 else title)
+        ax.set(xlabel="epoch")
+        ax.set_title(title, fontsize=10)
         last = max(each[-1]["epoch"] for each in epochs.values())
         ax.set_xlim(*((1, last) if last > 1 else (0, 2)))
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))

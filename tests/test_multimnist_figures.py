@@ -212,7 +212,7 @@ def test_training_curves_show_each_term_of_each_history():
     other = [{"epoch": k, "train_loss": 1 / k, "train_accuracy": 0.3 * k, "familiar": 0.25 * k, "novel": 0.2 * k}
              for k in (1, 2)]
     fig = figures.training_curves({"a": {"epochs": one}, "b": {"epochs": other}})
-    assert [ax.get_title() for ax in fig.axes] == ["loss", "margin loss", "accuracy"]
+    assert [ax.get_title() for ax in fig.axes] == ["total loss", "margin loss", "accuracy"]
     loss, margin, accuracy = ({line.get_label(): line.get_ydata().tolist() for line in ax.lines} for ax in fig.axes)
     assert loss == {"a, training": [2, 1, 2 / 3], "a, validation": [3, 1.5, 1], "b, training": [1, 0.5]}
     assert margin == {"a, training": [1, 0.5, 1 / 3]}
