@@ -122,8 +122,9 @@ def make(results, jobs, published, say):
             before = made(results[result.after]).with_suffix(".npz").absolute() if result.after else ""
             command = runs.shell_command(result, str(path), checkpoint=str(before)).replace(" --quiet", "")
             words = shlex.split(command.replace("--threads 1 ", f"--threads {threads} "))       # the bits are the same
-            processes.append(process := subprocess.Popen([sys.executable, *words[1:]], cwd=ROOT, text=True, encoding=
-                                                         "utf-8", stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+            process = subprocess.Popen([sys.executable, *words[1:]], cwd=ROOT, encoding="utf-8", errors="replace",
+                                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            processes.append(process)
             last = "stopped"
             for line in filter(str.strip, process.stdout):
                 last = line.strip()
