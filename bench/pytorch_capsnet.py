@@ -17,14 +17,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
-import multimnist_capsnet as multimnist
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from threads import NETWORKS, setting, training_step
 
-NETWORKS = {"paper": (affnist, {"task": "mnist", "preset": "paper", "model": "capsnet"}, ("public", "tuned")),
-            "multimnist": (multimnist, {}, ("tuned",)), "cnn-gap": (affnist, {"model": "cnn-gap"}, ("tuned",))}
+VERSIONS = {"paper": ("public", "tuned"), "multimnist": ("tuned",), "cnn-gap": ("tuned",)}
 LAYERS = {                         # as ours; a normalization is over groups of 16 samples
     "conv2d": lambda p, x, name, K, stride, C: F.conv2d(x, p[name + "_w"], p.get(name + "_b"), stride),
     "linear": lambda p, x, name, C: F.linear(x, p[name + "_w"], p[name + "_b"]),
@@ -32,14 +31,6 @@ LAYERS = {                         # as ours; a normalization is over groups of 
                                           for group in x.split(16)]),
     "relu": lambda p, x: F.relu(x), "sigmoid": lambda p, x: torch.sigmoid(x),
     "max_pool": lambda p, x: F.max_pool2d(x, 2), "global_avg_pool": lambda p, x: x.mean((2, 3))}
-
-
-def setting(name, n, **given):
-    """Return the module and the Config of a network, its initial weights and n synthetic digits or pairs"""
-    module, flags, _ = NETWORKS[name]
-    config = module.Config(**{"n_train": n, "batch_size": n, "muon": 0.0, "warmup": 0} | flags | given)
-    data = {"train": module.synthesize_digits(600, 0)[:2]}
-    return module, config, module.init_params(config), next(iter(module.epoch_samples(data, 0, config)))
 
 
 def squash(s):
@@ -93,12 +84,11 @@ def write(module, config, public):
 
 def programs(name, n, threads, modes):
     """Return {program: function that does a training step}. PyTorch must first compute our loss and gradients."""
-    module, config, ours, samples = setting(name, n, threads=threads)
-    run, rows = module.Run(config, "synthetic", n, module.Progress(quiet=True)), np.arange(n)
-    next(run.epochs())
-    steps = {"ours": lambda: run.update(n, *run.runner.loss_and_grads(run.params, samples, rows, config))}
-    terms, shards, _ = run.runner.loss_and_grads(ours, samples, rows, config)
-    for version, mode in itertools.product(NETWORKS[name][2], modes):
+    module, config, ours, samples = setting(name, n, threads=threads, muon=0.0)
+    rows, steps = np.arange(n), {"ours": training_step(module, config, samples)}
+    with module.Runner(threads) as runner:
+        terms, shards, _ = runner.loss_and_grads(ours, samples, rows, config)
+    for version, mode in itertools.product(VERSIONS[name], modes):
         convert, forward = write(module, config, version == "public")
         forward = torch.compile(forward, dynamic=False) if mode == "compiled" else forward
         p = {name: a.requires_grad_() for name, a in convert(ours).items()}

@@ -92,7 +92,7 @@ def test_another_routing_does_not_agree(torch, bench, name, version, wrong, monk
 
 @pytest.mark.parametrize("name", NARROW)
 def test_three_steps_of_adam_agree(torch, bench, name):
-    module, config, ours, samples = setting(bench, name, 19, np.float64, **NARROW[name])
+    module, config, ours, samples = setting(bench, name, 19, np.float64, muon=0.0, **NARROW[name])
     convert, forward = bench.write(module, config, False)
     p = {name: a.requires_grad_() for name, a in convert(ours).items()}
     adam = torch.optim.Adam(p.values(), config.lr)

@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""Time a training step of three of our networks with more threads and larger batches.
+
+    python3 bench/threads.py [--network paper multimnist cnn-gap] [--threads 1 2 4 8] [--batch-size 32 64 128]
+"""
+import argparse
+import itertools
+import os
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
+import multimnist_capsnet as multimnist
+
+import numpy as np
+
+NETWORKS = {"paper": (affnist, {"task": "mnist", "preset": "paper", "model": "capsnet"}),
+            "multimnist": (multimnist, {}), "cnn-gap": (affnist, {"model": "cnn-gap"})}
+
+
+def setting(name, n, **given):
+    """Return the module and the Config of a network, its initial weights and n synthetic digits or pairs"""
+    module, flags = NETWORKS[name]
+    config = module.Config(**{"n_train": n, "batch_size": n, "warmup": 0} | flags | given)
+    data = {"train": module.synthesize_digits(600, 0)[:2]}
+    return module, config, module.init_params(config), next(iter(module.epoch_samples(data, 0, config)))
+
+
+def training_step(module, config, samples):
+    """Return a function that does the step of train() with all samples as one batch"""
+    n = len(samples["labels"])
+    run, rows = module.Run(config, "synthetic", n, module.Progress(quiet=True)), np.arange(n)
+    next(run.epochs())
+    return lambda: run.update(n, *run.runner.loss_and_grads(run.params, samples, rows, config))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--network", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2, 4, 8])
+    parser.add_argument("--batch-size", nargs="+", type=int, default=[32, 64, 128])
+    parser.add_argument("--repeats", type=int, default=10, help="timed steps of each, after one untimed (default: 10)")
+    parser.add_argument("--out-json", metavar="FILE")
+    args, rows = parser.parse_args(), []
+    result = vars(args) | affnist.machine() | {"numpy": np.__version__, "load": os.getloadavg(), "rows": rows}
+    print(result, "| network | batch | threads | ms an image: median | least |", "|---" * 5 + "|", sep="\n")
+    for name, n in itertools.product(args.network, args.batch_size):
+        steps = {}
+        for threads in args.threads:
+            module, config, _, samples = setting(name, n, threads=threads)
+            steps[threads] = training_step(module, config, samples)
+        ms = {threads: [] for threads in steps}
+        for k, threads in enumerate([*steps] * (1 + args.repeats)):
+            start = time.perf_counter()
+            steps[threads]()
+            ms[threads] += [1000 * (time.perf_counter() - start) / n] * (k >= len(steps))
+        for threads, taken in ms.items():
+            median, least = np.median(taken), min(taken)
+            rows.append({"network": name, "batch_size": n, "threads": threads, "ms": median, "ms_least": least})
+            print(f"| {name} | {n} | {threads} | {median:.2f} | {least:.2f} |", flush=True)
+    if args.out_json:
+        affnist.write_json(args.out_json, result)
+
+
+if __name__ == "__main__":
+    main()
