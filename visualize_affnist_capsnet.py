@@ -57,6 +57,7 @@ FOREST = [                         # rows of render.forest: heading, or label, f
     "The same, trained on 10 digits of each class",
     affine("CNN with GAP (cnn-gap)", "few-10/capsnet-shared", "few-10/cnn-gap"),
     affine("CNN with GMP (cnn-gmp)", "few-10/capsnet-shared", "few-10/cnn-gmp"),
+    affine("ten GAP vectors, no matrices (vector-gap)", "few-10/capsnet-shared", "few-10/vector-gap"),
     "Effect of each component, added one after another to a CNN with ten GAP vectors, affine digits",
     affine("transformation matrices and coordinates", "components/transformation", "components/start"),
     affine("3 routing iterations instead of 1", "components/routing", "components/transformation"),

@@ -39,6 +39,7 @@ def both_splits(label, first, second, key="novel"):
             for split in ("azimuth", "elevation")]
 
 
+SIX_TOYS = "+".join(f"toys{toy_seed}-azimuth" for toy_seed in range(5, 11))
 FOREST = [                         # rows of render.forest: heading, or label, first setting, second setting, metric
     "Matrix capsules with EM routing (matrix-capsnet) minus a small version of the paper's CNN (cnn)",
     *both_splits("", "paper-{split}/matrix-capsnet", "paper-{split}/cnn"),
@@ -48,6 +49,7 @@ FOREST = [                         # rows of render.forest: heading, or label, f
     "CapsNet with shared matrices (capsnet-shared) minus CNN with GAP (cnn-gap)",
     *both_splits("wide backbone, ", "wide-{split}/capsnet-shared", "wide-{split}/cnn-gap"),
     *both_splits("three other sets of toys, ", f"{OTHER_TOYS}/capsnet-shared", f"{OTHER_TOYS}/cnn-gap"),
+    ("six further sets of toys, novel azimuths", f"{SIX_TOYS}/capsnet-shared", f"{SIX_TOYS}/cnn-gap", "novel"),
     *both_splits("small backbone, ", "heads-{split}/capsnet-shared", "heads-{split}/cnn-gap"),
     "Matrix capsules on the small backbone (matrix-head) minus CNN with GAP (cnn-gap)",
     *both_splits("", "heads-{split}/matrix-head", "heads-{split}/cnn-gap"),

@@ -84,7 +84,7 @@ def isolation(monkeypatch, tmp_path):
             monkeypatch.setattr(data_set, "mirrors", (DEAD + "a/", DEAD + "b/"))
 
 
-def run_offline(home, script, *arguments, timeout=100):
+def run_offline(home, script, *arguments, timeout=300):
     """Run a script, or "-c" and code, in a process and a home, with every proxy pointing to a dead port"""
     env = {name: value for name, value in os.environ.items() if name != "MNIST_DIR"}
     env |= dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), DEAD)
