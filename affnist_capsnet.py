@@ -1131,8 +1131,8 @@ ROUTING, PAPER = {"model": ROUTED}, ("small", "paper")
 
 
 def twice_lr(settings):
-    """2 x --lr"""
-    return 2 * settings["lr"]
+    """2 x --lr, at most 1"""
+    return min(2 * settings["lr"], 1.0)
 
 
 DEFAULTS = (  # of settings that are not given: conditions, values; later rules override earlier ones

@@ -58,7 +58,8 @@ def test_mnists_task_has_one_test(cli, tmp_path):
     assert "test_accuracy" in found and "affine_accuracy" not in found and "affine digits" not in out
 
 
-BAD = {"--task mnist --affnist-dir x": "--affnist-dir x applies to --task affnist, not to mnist",
+BAD = {"--lr 1e30 --n-epochs 9": "training diverged. Lower --lr",
+       "--task mnist --affnist-dir x": "--affnist-dir x applies to --task affnist, not to mnist",
        "--affnist-dir nowhere": "--affnist-dir nowhere: no test_batches",
        "--eval-split val --n-test 6000": "--n-test 6000: --eval-split val has 5000 digits",
        "--batch-size 65": "--batch-size", "--n-per-class 5000": "--n-per-class 5000: one class has only",

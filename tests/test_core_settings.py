@@ -219,7 +219,7 @@ def test_help_lists_the_defaults_that_depend_on_other_settings():
     assert multi.default_text(fields["lr"]) == " (default: 0.01; residual: 0.003; capsnet with classic or paper: 0.002)"
     assert multi.default_text(fields["seed"]) == " (default: 0)" and multi.default_text(fields["quiet"]) == ""
     fields = {f.name: f for f in aff.options(aff.Config)}
-    assert aff.default_text(fields["muon"]) == " (default: --norm batch: 2 x --lr; --norm none: 0.0)"
+    assert aff.default_text(fields["muon"]) == " (default: --norm batch: 2 x --lr, at most 1; --norm none: 0.0)"
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
