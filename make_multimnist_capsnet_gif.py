@@ -122,7 +122,7 @@ def draw_frames(scenes, points, n_steps, title, ending=None):
         if ending and scene is scenes[-1]:
             heading.set_text(ending[0])
             ax.axhline(ending[1], color=ORANGE, linestyle="--")
-            ax.text(n_steps, 0.25, f"dashed: pretrained, {ending[1]:.3f}", ha="right", fontsize=8, color="#8a5f00")
+            ax.text(n_steps, 0.17, f"dashed: pretrained, {ending[1]:.3f}", ha="right", fontsize=8, color="#8a5f00")
         frames.append(figures.frame_of(canvas))
     return frames
 
