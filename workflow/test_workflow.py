@@ -34,6 +34,11 @@ def project(tmp_path):
     shutil.copytree(ROOT, copy, ignore=left_out)
     with open(copy / "workflow" / "runs.py", "a", encoding="utf-8") as file:
         file.write(TOY_RUNS)
+    experiment = copy / "multimnist_capsnet.py"        # few synthetic digits: drawing all takes longer than a toy run
+    text, few = experiment.read_text("utf-8"), '"train": 400, "val": 100, "test": 100}'
+    text, n_found = re.subn('"train": 20000, "val": 2500, "test": 5000}', few, text)
+    assert n_found == 1
+    experiment.write_text(text, "utf-8", newline="\n")
     set_generation(copy, 1)
     for document in (copy / "README.md", *(copy / "docs").glob("*.md")):                # they speak of other runs
         document.write_text(f"# {document.stem}\n\n{MARK}", "utf-8")
