@@ -52,6 +52,7 @@ FOREST = [                         # rows of render.forest: heading, or label, f
     "CapsNet minus CNN without a decoder (cnn)",
     ("72,000 training pairs, CNN with a dense layer", "main/deep", "control/cnn", BOTH),
     ("72,000 training pairs, CNN with GAP", "main/deep", "control/cnn-head-gap", BOTH),
+    ("72,000 training pairs, CNN with GAP, tuned", "main/deep", "control/cnn-head-gap-tuned", BOTH),
     ("1.2 million, the paper's protocol, with GAP", "main/paper-protocol", "control/cnn-paper-protocol", BOTH),
     ("72,000, half-digit receptive fields, dense layer", "half-digit/iters-3", "half-digit/cnn", BOTH),
     "CapsNet minus ten vectors with the same decoder, 72,000 training pairs",
