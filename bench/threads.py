@@ -44,12 +44,17 @@ def main():
     parser.add_argument("--repeats", type=int, default=10, help="timed steps of each, after one untimed (default: 10)")
     parser.add_argument("--out-json", metavar="FILE")
     args, rows = parser.parse_args(), []
+    for flag, least in ("--repeats", args.repeats), ("--batch-size", min(args.batch_size)):
+        if least < 1:
+            raise affnist.InputError(f"{flag} {least}: must be at least 1")
+    affnist.check_writable(args.out_json)
     result = vars(args) | affnist.machine() | {"numpy": np.__version__, "load": os.getloadavg(), "rows": rows}
     print(result, "| network | batch | threads | ms an image: median | least |", "|---" * 5 + "|", sep="\n")
     for name, n in itertools.product(args.network, args.batch_size):
         steps = {}
         for threads in args.threads:
             module, config, _, samples = setting(name, n, threads=threads)
+            module.check_config(config)
             steps[threads] = training_step(module, config, samples)
         ms = {threads: [] for threads in steps}
         for k, threads in enumerate([*steps] * (1 + args.repeats)):
@@ -65,4 +70,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    affnist.run_cli(main)
