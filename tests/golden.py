@@ -155,13 +155,15 @@ def wanted():
                                *((name, "") for name in runs.EXPERIMENTS)]))
 
 
+@functools.cache
 def combinations():
-    """Return the sets among wanted() whose flags two others have between them, as --model cnn-gmp --padding 4 where
-    --model cnn-gmp and --padding 4 are sets of their own"""
+    """Return the sets among wanted() that others cover between them: two sets have all flags, as --model cnn-gmp and
+    --padding 4 have those of --model cnn-gmp --padding 4, or another set has all flags but the widths"""
     parts = {key: frozenset(re.findall(r"--\S+(?: (?!--)\S+)?", key[1])) for key in wanted()}
     alone = {(experiment, of) for (experiment, _), of in parts.items() if of}
+    narrow = {key: frozenset(flag for flag in of if "-channels " not in flag) for key, of in parts.items()}
     return {key for key, of in parts.items() for (experiment, some) in alone
-            if experiment == key[0] and some < of and (experiment, of - some) in alone}
+            if experiment == key[0] and some < of and ((experiment, of - some) in alone or some == narrow[key])}
 
 
 def main():

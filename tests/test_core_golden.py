@@ -15,17 +15,6 @@ BANDS = ROOT / "tests" / "bands.json"
 N_STEPS, N_LAST, BATCH, BAND = 200, 50, 8, 0.15
 
 
-@pytest.mark.beside(what=golden.compute)
-@pytest.mark.parametrize("experiment, flags", [key if key not in golden.combinations() else
-                                               pytest.param(*key, marks=pytest.mark.slow) for key in golden.wanted()])
-def test_all_golden_values_are_reproduced_in_float64_and_nearly_in_float32(beside, experiment, flags):
-    computed, distance = beside()
-    old = golden.read()["values"].get(experiment, {}).get(flags)
-    faults = ["none stored"] if old is None else golden.differences({k: old[k] for k in old if k != "since"}, computed)
-    faults += [f"float32 is {distance:.0e} away"] * (not distance <= golden.SINGLE)
-    assert not faults, "the experiment has changed; if that was meant: python3 tests/golden.py --write"
-
-
 def late_loss(experiment, dtype=np.float32):
     """The mean loss of the last N_LAST of N_STEPS steps of the default network, at its own learning rate, on as many
     samples as a fifth of these steps see; digits are moved or paired anew in every epoch"""
@@ -45,6 +34,17 @@ def test_default_networks_learn_in_float32_as_they_did(beside, experiment):
     known = json.loads(BANDS.read_text("utf-8"))
     assert experiment in known, "no band; write it with python3 tests/test_core_golden.py"
     assert beside() == pytest.approx(known[experiment]["loss"], rel=known[experiment]["band"])
+
+
+@pytest.mark.beside(what=golden.compute)
+@pytest.mark.parametrize("experiment, flags", [key if key not in golden.combinations() else
+                                               pytest.param(*key, marks=pytest.mark.slow) for key in golden.wanted()])
+def test_all_golden_values_are_reproduced_in_float64_and_nearly_in_float32(beside, experiment, flags):
+    computed, distance = beside()
+    old = golden.read()["values"].get(experiment, {}).get(flags)
+    faults = ["none stored"] if old is None else golden.differences({k: old[k] for k in old if k != "since"}, computed)
+    faults += [f"float32 is {distance:.0e} away"] * (not distance <= golden.SINGLE)
+    assert not faults, "the experiment has changed; if that was meant: python3 tests/golden.py --write"
 
 
 if __name__ == "__main__":
