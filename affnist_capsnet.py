@@ -41,8 +41,8 @@ Baselines (`--model`):
     cnn-dense   CNN: the backbone and a hidden dense layer
     cnn-gap     CNN: the backbone and global average pooling (GAP)
     cnn-gmp     CNN: the backbone and global max pooling (GMP)
-    vector-gap  ten class vectors by global average pooling: squash, margin loss, decoder; no matrices, no routing
-    vector-gmp  ten class vectors by global max pooling: squash, margin loss, decoder; no matrices, no routing
+    vector-gap  ten class vectors by global average pooling, with squash, margin loss and decoder; no primary capsules
+    vector-gmp  the same by global max pooling
 
 cnn and cnn-dense have about as many parameters as capsnet without its decoder, cnn-gap and cnn-gmp about as many as
 capsnet-shared without its decoder. Flags that remove a part: `--routing-iters 1` (routing: uniform coupling
@@ -1153,7 +1153,7 @@ MODEL_HELP = {
     "capsnet-shared": "as capsnet, but with coordinate addition and matrices shared across positions; by default with "
                       "one iteration, that is without routing",
     "vector-gap": "ten class vectors per position from the last convolution, averaged over positions and squashed; no "
-                  "transformation matrices, no routing",
+                  "primary capsules, no routing",
     "vector-gmp": "as vector-gap, but with the maximum over positions of each element",
     "cnn-gap": "CNN with global average pooling", "cnn-gmp": "CNN with global max pooling",
     "cnn-dense": "CNN with one fully connected hidden layer",

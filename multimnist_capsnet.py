@@ -44,7 +44,7 @@ Control models (`--model`), on the same backbone without PrimaryCaps:
     (`--cnn-head gap`: the hidden layer follows global average pooling)
   - cnn-vectors: that CNN with ten 16-D vectors as its hidden layer, and a decoder that reconstructs digits from them
   - vector-dense: ten 16-D class vectors from a dense layer, with the squash, the margin loss and the decoder, but no
-    transformation matrices and no routing
+    primary capsules and no routing
 
 Examples, with times on two cores:
   python3 multimnist_capsnet.py                      1.5 minutes: train a capsule network (12 epochs of 6,000 pairs)
@@ -1034,7 +1034,7 @@ MODELS = {
     "capsnet": "primary capsules, one transformation matrix per position, dynamic routing",
     "cnn": "the plain CNN baseline, with at most as many parameters as the capsule network without its decoder",
     "cnn-vectors": "a CNN whose hidden layer is ten vectors with a decoder",
-    "vector-dense": "ten class vectors from a dense layer: squash and margin loss, no matrices, no routing"}
+    "vector-dense": "ten class vectors from a dense layer: squash, margin loss, no primary capsules, no routing"}
 PRESETS = {
     "deep": "six convolutions, the last of which is PrimaryCaps, each with batch normalization (capsnet: 1.30M "
             "parameters)",

@@ -319,8 +319,9 @@ def background_activity(params, run, n=2000):
     """Measure the activity of the capsules over blank background, on n familiar test images translated at random.
 
     Return a dict. "a": {layer: (mean activation where the receptive field contains only background, mean activation
-    elsewhere)}, None if there is no such position. "entropy": entropy of the assignment probabilities R over the
-    classes in each EM iteration, in nats, weighted by the activations.
+    elsewhere)}, None if there is no such position. "types": {layer: number of capsule types whose mean activation is
+    higher there}. "entropy": entropy of the assignment probabilities R over the classes in each EM iteration, in nats,
+    weighted by the activations.
     """
     rng, samples = np.random.default_rng(0), run.data["familiar"]
     rows = rng.permutation(len(samples["labels"]))[:n]
@@ -328,11 +329,13 @@ def background_activity(params, run, n=2000):
     background = norb.standardize(samples["images"][rows])[:, :1, :1]
     images = shift_images(preprocess(samples, rows, run.config) - background, shifts) + background   # so that it enters
     outputs = [norb.forward(params, images[k:k + 16], run.config)[0] for k in range(0, len(rows), 16)]
-    metrics = {"a": {}, "entropy": []}
+    metrics = {"a": {}, "types": {}, "entropy": []}
     for name in RECEPTIVE_FIELDS:
         a = np.concatenate([out[f"{name}_a"] for out in outputs])                              # (n, H, W, types)
         blank = is_background(images, background, name, 0.02)
         metrics["a"][name] = tuple(float(a[mask].mean()) if mask.any() else None for mask in (blank, ~blank))
+        if blank.any() and not blank.all():
+            metrics["types"][name] = int((a[blank].mean(0) > a[~blank].mean(0)).sum())
     for t in range(len(outputs[0]["class_steps"])):
         total = weight = 0
         for out in outputs:

@@ -230,7 +230,8 @@ def claims_table(results):
         marks = [mark if " " in mark else f"{name} {mark}" for mark in re.findall(r"\{(.*?)\}", ours)]
         numbers = iter(with_n(results, *measure(mark)) for mark in marks)
         names = list(dict.fromkeys([name, *(mark.partition(" ")[0] for mark in marks)]))
-        verdicts = [claims.BY_NAME[name].verdict, *(f"`{of}`: {claims.BY_NAME[of].verdict}" for of in names[1:])]
+        verdict, *others = (claims.BY_NAME[of].verdict for of in names)
+        verdicts = [verdict, *(f"`{of}`: {other}" for of, other in zip(names[1:], others) if other != verdict)]
         rows.append([sentence, paper, re.sub(r"\{.*?\}", lambda _, numbers=numbers: next(numbers), ours),
                      "; ".join(verdicts), ", ".join(f"`{of}`" for of in names)])
     return markdown(["Claim", "Paper", "Here", "Verdict", "Name"], rows)
@@ -380,6 +381,7 @@ PICTURES = {                       # README's figures: name -> axis label, refer
         ("any position: CapsNet - CNN with max pooling", "claim affnist-translation 4"),
         ("centered: CapsNet - narrow CNN", "claim affnist-centered 1"),
         ("centered: CapsNet - CNN of equal width", "claim affnist-centered 2"),
+        ("centered: CapsNet - CNN with max pooling", "claim affnist-centered 4"),
         "matched validation accuracy, trained on digits at any position",
         ("any position: CapsNet - narrow CNN", "claim affnist-any-position 1"),
         "equal training: 96,000 digits translated by up to 6 pixels",

@@ -236,7 +236,8 @@ def test_is_background_where_the_receptive_field_contains_no_toy():
 
 
 def test_background_activity_by_hand(monkeypatch):
-    """Activations 1 over blank background and 0 elsewhere; assignments that are uniform, then certain"""
+    """Of one type, activations are 1 over blank background and 0 elsewhere, of the other the same everywhere (but for
+    conv2: 0, and 1); assignments that are uniform, then certain"""
     n, rng = 40, np.random.default_rng(3)
     images = rng.integers(0, 256, (n, 48, 48, 2)).astype(np.uint8)
     images[:, :, 24:] = images[:, 0, 0] = 200                                           # ground on the right
@@ -254,4 +255,5 @@ def test_background_activity_by_hand(monkeypatch):
     monkeypatch.setattr(sn, "forward", forward)
     found = looks.background_activity({}, SimpleNamespace(data={"familiar": samples}, config=sn.Config()), n)
     assert found["a"]["primary"] == found["a"]["conv"] == (0.5, 0.0)
+    assert found["types"]["primary"] == found["types"]["conv"] == 1
     np.testing.assert_allclose(found["entropy"], [np.log(5), 0], atol=1e-9)

@@ -210,7 +210,9 @@ MEASUREMENTS = [                   # on trained networks, and baselines that are
     *uniform(NORB, "em-iterations", "matrix-capsnet", range(5)),
     *uniform(NORB, "em-iterations", "matrix-head", range(5)),
     *(Result(NORB, "background-activity", name, seed, f"{BACKGROUND} --load {{checkpoint}} --threads 1", 1,
-             f"{NORB}/background-runs/{name}-{seed}") for name in BACKGROUND_RUNS for seed in range(3))]
+             f"{NORB}/background-runs/{name}-{seed}") for name in BACKGROUND_RUNS for seed in range(3)),
+    Result(NORB, "background-activity", "pretrained", 0, f"{BACKGROUND} --load weights/smallnorb_matrix-capsnet.npz "
+           "--threads 1", 1)]
 SMALL = {                          # what makes a command small; what is given twice counts as last
     "nearest.py": "--n-known 200 --n-test 100 --digits auto",
     "probe_affnist": "--n-test 20 --digits auto",
