@@ -1197,7 +1197,7 @@ def load_idx(data_set, timeout, say):
     for key, (name, *spec) in data_set.files.items():
         path = next((p for p in (folder / name, folder / (name + ".gz")) if p.exists()), None)
         path = path or download_idx(data_set, name, spec, folder, timeout, say)
-        arrays[key], _ = read_idx(path, "delete it to have it downloaded again", spec)
+        arrays[key], _ = parse_idx(path.read_bytes(), path, "delete it to have it downloaded again", spec)
     return official_splits(data_set, arrays)
 
 
@@ -1207,14 +1207,6 @@ def official_splits(data_set, arrays):
     images, labels, n = arrays["train", "images"], arrays["train", "labels"], -data_set.n_val
     return {"source": data_set.source, "train": (images[:n], labels[:n]), "val": (images[n:], labels[n:]),
             "test": (arrays["test", "images"], arrays["test", "labels"])}
-
-
-def read_idx(path, hint, spec=None):
-    """Return parse_idx's result for a file. Raise InputError if it cannot be read."""
-    try:
-        return parse_idx(path.read_bytes(), str(path), hint, spec)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); check the file and its permissions") from None
 
 
 IDX_NAME = r"(.*?[-.]?)(train|t10k|test)[-.](images|labels)[-.]idx[13][-.]ubyte(?:\.gz)?"
@@ -1235,7 +1227,8 @@ def load_data_dir(flag, place, transpose, say, data_set=MNIST):
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         match = re.fullmatch(IDX_NAME, path.name)
         if match and prefix in (None, match[1].strip("-.")):
-            found.setdefault(match[1], {})["train" if match[2] == "train" else "test", match[3]] = path
+            part = "train" if match[2] == "train" else "test", match[3]
+            found.setdefault(match[1], {}).setdefault(part, []).append(path)
     complete = {name: files for name, files in found.items() if len(files) == 4}
     if len(complete) != 1:
         several = f"several data sets ({', '.join(name.strip('-.') for name in complete)}). Name one: {folder}/PREFIX"
@@ -1245,13 +1238,15 @@ def load_data_dir(flag, place, transpose, say, data_set=MNIST):
         raise InputError(f"{flag} {place}: {fault}")
     (prefix, files), = complete.items()
     arrays, digests = {}, {}
-    for key, path in files.items():
-        arrays[key], digests[key] = read_idx(path, "get the file again")
+    for key, paths in files.items():
+        (arrays[key], digests[key]), *others = (parse_idx(path.read_bytes(), path, "get it again") for path in paths)
+        if any(digest != digests[key] for _, digest in others):
+            raise InputError(f"{paths[0]} and {paths[1]} differ. Remove one of them")
     same = [digests[key] == data_set.files[key][3] for key in files]
     if all(same):
         return official_splits(data_set, arrays)
     if sum(same) == 3:
-        raise InputError(f"{files[list(files)[same.index(False)]]}: damaged, since the three other files are "
+        raise InputError(f"{files[list(files)[same.index(False)]][0]}: damaged, since the three other files are "
                          f"{data_set.name}'s; get the file again")
     labels = np.concatenate([arrays[split, "labels"].ravel() for split in ("train", "test")])
     first = int(labels.min(initial=0) if 0 in labels else 1)
@@ -2298,7 +2293,8 @@ def run_folder(config, source):
 
 
 def make_run_folder(config, source, progress):
-    """Create the folder of a run and return it; None if nothing is to be saved, or, with a warning, if it cannot be"""
+    """Create the folder of a run and return it; None if nothing is to be saved, or, with a warning, if it cannot be.
+    Raise InputError if the user named a folder that cannot be written."""
     if not config.run_dir:
         return None
     folder = run_folder(config, source)
@@ -2306,7 +2302,10 @@ def make_run_folder(config, source, progress):
         folder.mkdir(parents=True, exist_ok=True)
         check_writable(folder / PARTIAL_FILE, folder / WEIGHTS_FILE, folder / METRICS_FILE)
     except (OSError, InputError) as error:
-        progress.warn(f"this run will not be saved: {error}")
+        reason = f"{folder}: {error.strerror}. Choose another folder" if isinstance(error, OSError) else error
+        if config.run_dir != AUTO:
+            raise InputError(f"--run-dir {reason}") from None
+        progress.warn(f"this run will not be saved: {reason}")
         return None
     return folder
 
@@ -2371,12 +2370,9 @@ def load_network(path):
                                source=meta["config"]["source"], step=meta["step"], history=meta["history"])
     except InputError:
         raise
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}. Give a file that --checkpoint or --out-weights wrote"
-                         ) from None
-    except Exception:                                 # what a damaged zip file makes its reader raise is not documented
-        raise InputError(f"{path}: not a complete file of a trained network. Give a file that --checkpoint or "
-                         "--out-weights wrote") from None
+    except Exception as error:                        # what a damaged zip file makes its reader raise is not documented
+        fault = getattr(error, "strerror", "") or "not a complete file of a trained network"
+        raise InputError(f"{path}: {fault}. Give a file that --checkpoint or --out-weights wrote") from None
 
 
 def config_from_settings(settings, path, experiment=None):
@@ -2505,19 +2501,16 @@ def check_writable(*paths):
     write_atomically will do. Empty paths, and "-" for standard output, are ignored."""
     paths = [Path(os.path.realpath(path)) for path in paths if path and str(path) != "-"]
     for path in paths:
-        try:
-            if path.exists() and not path.is_file():
-                raise InputError(f"cannot write {path}: it is a folder or a device. Give the name of a file")
-            write_atomically(path, lambda file: file.write(bytes(2 ** 16)), keep=False)
-            if path.exists() and not path.stat().st_mode & 0o200:
-                raise InputError(f"cannot replace {path}: it is read-only. Give another name, or make it writable")
-            if path.exists() and path.parent.stat().st_mode & 0o1000 and getattr(os, "geteuid", lambda: 0)() not in (
-                    0, path.stat().st_uid, path.parent.stat().st_uid):                  # a sticky folder, as /tmp
-                raise InputError(f"cannot replace {path}: it belongs to another user. Give another name")
-        except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror}. Choose another place") from None
+        if path.exists() and not path.is_file():
+            raise InputError(f"cannot write {path}: it is a folder or a device. Give the name of a file")
+        write_atomically(path, lambda file: file.write(bytes(2 ** 16)), keep=False)
+        if path.exists() and not path.stat().st_mode & 0o200:
+            raise InputError(f"cannot replace {path}: it is read-only. Give another name, or make it writable")
+        if path.exists() and path.parent.stat().st_mode & 0o1000 and getattr(os, "geteuid", lambda: 0)() not in (
+                0, path.stat().st_uid, path.parent.stat().st_uid):                      # a sticky folder, as /tmp
+            raise InputError(f"cannot replace {path}: it belongs to another user. Give another name")
     if len(set(paths)) < len(paths):
-        raise InputError(f"{paths[0]}: two outputs have this name. Give each a file of its own")
+        raise InputError(f"{max(paths, key=paths.count)}: two outputs have this name. Give each a file of its own")
 
 
 def given_settings(args):
@@ -2552,9 +2545,9 @@ def configs_from_args(args):
 def runs_from_args(args):
     """Return the networks to train or, with --load, to evaluate: (name, network or None, Config, path of weights) each.
 
-    Names are the models or, of files that differ in more than model and seed, the files. Output files of one of several
-    runs are called FILE.NAME-SEED.npz. Raise InputError if the files differ in their test images, or if a flag has no
-    effect.
+    Names are the models or, of files that differ in more than model and seed, the files' names, or those of the runs'
+    folders. Output files of one of several runs are called FILE.NAME-SEED.npz. Raise InputError if the files differ in
+    their test images, or if a flag has no effect.
     """
     if args.load is None:
         runs = [(config.model, None, config) for config in configs_from_args(args)]
@@ -2566,13 +2559,17 @@ def runs_from_args(args):
         if hasattr(args, "n_seeds") or hasattr(args, "model"):
             raise InputError("--model and --n-seeds are for training: with --load the files say. Leave them out")
         paths = list(map(str, args.load or PRETRAINED))
+        if len(set(map(os.path.realpath, paths))) < len(paths):
+            raise InputError("--load: a file is given twice. Give each file once")
         loaded = [load_for_evaluation(path, args) for path in paths]
         # files that differ in model and seed only are named after their models: seeds of one model make one row
         models = [network.config.model for network, _ in loaded]
         kinds = {str(run_identity(dataclasses.replace(network.config, seed=0), "")) for network, _ in loaded}
         distinct = len({(network.config.model, network.config.seed) for network, _ in loaded}) == len(loaded)
-        names = models if distinct and len(kinds) == len(set(models)) else [Path(path).stem for path in paths]
-        names = names if distinct or len(set(names)) == len(names) else paths
+        names = [file.name == WEIGHTS_FILE and file.parent.name or file.stem for file in map(Path, paths)]
+        if len(set(names)) < len(names):
+            names = [f"{Path(path).parent.name}-{Path(path).stem}-{k}" for k, path in enumerate(paths, 1)]
+        names = models if distinct and len(kinds) == len(set(models)) else names
         runs = [(name, network, config) for name, (network, config) in zip(names, loaded)]
         for name in TEST_SETTINGS:
             if len(values := {getattr(config, name) for *_, config in runs}) > 1:
@@ -3027,17 +3024,20 @@ def run_cli(main):
         main()
         if Progress.dropped or sys.stdout is None:
             raise BrokenPipeError
-    except InputError as error:
-        sys.exit(fail(str(error)))
     except MemoryError:
         sys.exit(fail("out of memory. Lower --batch-size, --threads or the size of the network"))
     except KeyboardInterrupt:
         print("\nstopped. If --checkpoint was given, its file holds the last complete epoch", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:                                             # standard output is closed, full or unread
-        if sys.stdout:
+    except OSError as error:                    # standard output is closed, full or unread; a path cannot be looked up
+        if not error.filename and sys.stdout:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        sys.exit(1 if isinstance(error, BrokenPipeError) else
+                 fail(f"{error.filename or 'standard output'}: {error.strerror}. Check the path and its permissions"))
+    except Exception as error:                  # each script has an InputError of its own
+        if all(kind.__name__ != "InputError" for kind in type(error).__mro__):
+            raise
+        sys.exit(fail(str(error)))
 
 
 def fail(message):

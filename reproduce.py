@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # /// script
 # requires-python = ">=3.10"
-# dependencies = ["numpy>=2.0.0"]
+# dependencies = ["numpy>=2.0.0", "matplotlib>=3.8.4", "imageio>=2.31.0"]
 # ///
 """List the claims of the papers that are tested here, with the papers' numbers and ours, or check some of them: train
 every network that a claim compares, for one seed or several, and print each result beside the published ones.
@@ -18,15 +18,17 @@ standard deviation s and Student's t.
     python3 reproduce.py --quick                                   # check what the networks in weights/ can show
 """
 import difflib
+import hashlib
 import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -100,68 +102,101 @@ def made(result):
     return FOLDER / str(result_files.since(result) or "real") / f"{result.name}.json"
 
 
-def make(results, jobs, published, say):
+def make(results, jobs, published, data_dir, say):
     """Make the files of some Results, {name: Result}, `jobs` side by side. Those that are there stay; a run that was
-    interrupted resumes from its checkpoint. Raise InputError if one fails."""
+    interrupted resumes from its checkpoint. Raise InputError as soon as one fails: the others are stopped."""
     missing = {name: result for name, result in results.items() if not made(result).exists()}
     total = sum(minutes(result, published) for result in missing.values())
     threads = max(1, capsnet.n_cores() // jobs)
     say(f"{len(missing)} of {capsnet.counted(len(results), 'run')} to do" + (
         f", about {duration(total)} of one core; {jobs} at a time, with {capsnet.counted(threads, 'thread')} each. "
         "Interrupted, the same command resumes." if missing else f": they are in {FOLDER}"))
-    check_mnist(missing.values())
+    check_mnist(missing.values(), data_dir)
     done, processes, began = {name: threading.Event() for name in missing}, [], time.perf_counter()
+    paths, stopped = {name: made(result).absolute() for name, result in results.items()}, threading.Event()
+    for name in missing:
+        try:
+            paths[name].parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{error.filename}: {error.strerror}. Run this command in a folder that can be written, "
+                             f"and in which {FOLDER} is no file") from None
+        capsnet.check_writable(paths[name])
 
     def one(item):
         name, result = item
         if result.after in done:
             done[result.after].wait()
         try:
-            path = made(result).absolute()
-            path.parent.mkdir(parents=True, exist_ok=True)
-            before = made(results[result.after]).with_suffix(".npz").absolute() if result.after else ""
+            path = paths[name]
+            before = paths[result.after].with_suffix(".npz") if result.after else ""
             command = runs.shell_command(result, str(path), checkpoint=str(before)).replace(" --quiet", "")
             words = shlex.split(command.replace("--threads 1 ", f"--threads {threads} "))       # the bits are the same
             process = subprocess.Popen([sys.executable, *words[1:]], cwd=ROOT, encoding="utf-8", errors="replace",
                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             processes.append(process)
+            if stopped.is_set():
+                process.terminate()
             last = "stopped"
             for line in filter(str.strip, process.stdout):
                 last = line.strip()
                 if re.match(r"epoch \d|.*resuming at", line):
                     say(f"  {time.perf_counter() - began:6.0f} s  {name}  {last}")
             if process.wait():
-                raise InputError(f"{name}: {last} (command: {capsnet.command_line(*words[1:])})")
+                checkpoint = path.with_suffix(".npz")
+                remedy = f". Delete {checkpoint} to begin this run anew" * (str(checkpoint) in last)
+                raise InputError(f"{name}: {last}{remedy} (command: {capsnet.command_line(*words[1:])})")
         finally:
             done[name].set()
         say(f"  {time.perf_counter() - began:6.0f} s  {name}  done")
-    try:
-        with ThreadPoolExecutor(jobs) as pool:
-            list(pool.map(one, missing.items()))
-    except BaseException as error:
-        for process in processes:
-            process.terminate()
-        if isinstance(error, KeyboardInterrupt):
-            print("\nstopped; the same command resumes", file=sys.stderr)
-            sys.exit(130)
-        raise
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = [pool.submit(one, item) for item in missing.items()]
+        try:
+            for future in as_completed(futures):
+                future.result()
+        except BaseException as error:
+            stopped.set()
+            for future in futures:
+                future.cancel()
+            for process in processes:
+                process.terminate()
+            if isinstance(error, KeyboardInterrupt):
+                print("\nstopped; the same command resumes", file=sys.stderr)
+                sys.exit(130)
+            raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
 
-def check_mnist(results):
+def check_mnist(results, data_dir):
     """Raise InputError, before anything is trained, if some Results need MNIST and it cannot be had"""
     if any("--digits mnist" in runs.shell_command(result, "") for result in results):
         try:
-            capsnet.load_digits(capsnet.Config(digits="mnist"), say=lambda text: None)
+            source = capsnet.load_digits(capsnet.Config(digits="mnist", data_dir=data_dir), lambda text: None)["source"]
         except capsnet.DataNotFound:
             raise InputError("MNIST is not on this machine and could not be downloaded. Give the folder of its four "
                              "files as --data-dir, or set MNIST_DIR to it") from None
+        if source != "mnist":
+            raise InputError(f"--data-dir {data_dir}: holds other images than MNIST's, on which this claim was tested. "
+                             "Give the folder of MNIST's four files")
+
+
+def read_line(result):
+    """Return the result that make() has made of a Result, a dict. Raise InputError if its file is damaged."""
+    try:
+        line = json.loads(made(result).read_text(encoding="utf-8"))
+        if line["experiment"] != result.experiment or not isinstance(line["config"], dict):
+            raise ValueError("another experiment's")
+        return line
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(f"{made(result)}: not a whole result. Delete it and give this command again") from None
 
 
 def read_made(results):
     """Return the results that make() has made, as render.Results"""
     lines = {}
     for name, result in results.items():
-        line = json.loads(made(result).read_text(encoding="utf-8"))
+        line = read_line(result)
         lines[name] = {"setting": result.setting, "seed": result.seed,
                        "generation": result_files.since(result)} | line
     return render.Results(FOLDER, lines)
@@ -279,22 +314,27 @@ REAL = {                           # name -> flag of the folder, paper, (experim
         for model, number in (("capsnet", 0.79), ("cnn", 0.66), ("cnn-dense", None))])}
 
 
-def run_real(name, folder, seeds, jobs, published, say):
-    """Train the networks of a paper's table on its own data, in a folder of the user's, and print its numbers beside"""
+def run_real(name, folder, seeds, jobs, published, data_dir, say):
+    """Train the networks of a paper's table on its own data, in a folder of the user's, and print its numbers beside.
+    Results are kept for each state of the folder's files and of the code: in another they are made anew."""
     flag, paper, rows = REAL[name]
-    results = {}
+    if not folder.is_dir():
+        raise InputError(f"{capsnet.flag_name(flag)} {folder}: no such folder. Give the folder of the data's files")
+    files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.rglob("*"))]
+    results, keys = {}, {}
     for seed in seeds:
         for experiment, setting, _, _ in rows:
             result, = planned(experiment, setting, seed)
             data = " --data smallnorb" * (experiment == NORB)
-            result = result._replace(flags=f"{result.flags}{data} {capsnet.flag_name(flag)} {shlex.quote(folder)}",
-                                     table=f"{name}-{result.table}")
+            state = hashlib.sha256(repr((files, result_files.since(result))).encode()).hexdigest()[:8]
+            result = result._replace(flags=f"{result.flags}{data} {capsnet.flag_name(flag)} {shlex.quote(str(folder))}",
+                                     table=f"{name}-{result.table}-{state}")
             results[result.name] = result
+            keys.setdefault((experiment, setting), {})[result.name] = result
     say(f"{name}: {paper}; networks and training as on our own images, no result is published here")
-    make(results, jobs, published, say)
+    make(results, jobs, published, data_dir, say)
     for experiment, setting, key, number in rows:
-        values = [json.loads(made(result).read_text(encoding="utf-8"))[key] for result in results.values()
-                  if (result.experiment, f"{result.table}/{result.setting}") == (experiment, f"{name}-{setting}")]
+        values = [read_line(result)[key] for result in keys[experiment, setting].values()]
         say(f"  {setting:32}  {key:22}  yours {render.number_text(values, ('percent',)):>14}, n = {len(values)}; paper "
             + (f"{100 * number:.1f}%" if number else "none"))
 
@@ -304,10 +344,10 @@ def run_real(name, folder, seeds, jobs, published, say):
 def seeds_of(text):
     """Return the seeds of a text such as 0-4 or 0,2,7"""
     match = [re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part) for part in text.split(",")]
-    found = [seed for m in match if m for seed in range(int(m[1]), int(m[2] or m[1]) + 1)]
-    if not all(match) or not found:
-        raise InputError(f"--seeds {text}: must be seeds such as 0, 0-4 or 0,2,7")
-    return list(dict.fromkeys(found))
+    ranges = [range(int(m[1]), int(m[2] or m[1]) + 1) for m in match if m]
+    if not all(match) or not 0 < sum(map(len, ranges)) <= 1000:
+        raise InputError(f"--seeds {text}: must be up to 1,000 seeds such as 0, 0-4 or 0,2,7")
+    return list(dict.fromkeys(seed for some in ranges for seed in some))
 
 
 def table(published, say):
@@ -325,14 +365,30 @@ def table(published, say):
         say(f"  {name} {capsnet.flag_name(flag)} DIR: {paper}")
 
 
+def check_flags(args):
+    """Raise InputError for a flag that has no effect beside the others"""
+    training = {"--seeds", "--jobs", "--data-dir"}
+    given = {flag for flag, value in {
+        "--seeds": args.seeds, "--jobs": args.jobs, "--data-dir": args.data_dir, "--headline": args.headline,
+        "--quick": args.quick, "--from-results": args.from_results}.items() if value}
+    if not args.claims and (lost := given - ({"--quick", *training} if args.quick else set())):
+        raise InputError(f"{min(lost)}: of which claim? Name one, as in: python3 reproduce.py shapes")
+    for where, holds, lost in (
+            ("--from-results, which trains nothing", args.from_results, training | {"--quick"}),
+            ("--quick, which makes one comparison", args.quick, {"--headline"}),
+            (", ".join(set(args.claims) & set(REAL)), set(args.claims) & set(REAL),
+             {"--from-results", "--quick", "--headline"})):
+        if holds and given & lost:
+            raise InputError(f"{min(given & lost)} has no effect with {where}. Leave it out")
+
+
 def main():
     parser = capsnet.Parser(description=__doc__)
     names = [*claims.BY_NAME, *REAL]
     parser.add_argument("claims", nargs="*", metavar="CLAIM", help="names of claims (default: list all): "
                         + ", ".join(names))
     parser.add_argument("--seeds", default="", metavar="SEEDS", help="seeds to train, such as 0-4 or 0,2 (default: 0)")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs side by side, which share the cores "
-                        "(default: 1)")
+    parser.add_argument("--jobs", type=int, metavar="N", help="runs side by side, which share the cores (default: 1)")
     parser.add_argument("--from-results", action="store_true", help="compute the claims from results/, do not train")
     parser.add_argument("--headline", action="store_true", help="the first comparison of each claim, not all")
     parser.add_argument("--quick", action="store_true", help="check on the networks in weights/, or train one seed if "
@@ -347,25 +403,23 @@ def main():
         if name not in names:
             near = difflib.get_close_matches(name, names, 1) or [f"one of {', '.join(names)}"]
             raise InputError(f"{name}: no such claim. Give {near[0]}")
-    if not 1 <= args.jobs <= 64:
+    if args.jobs is not None and not 1 <= args.jobs <= 64:
         raise InputError(f"--jobs {args.jobs}: must be between 1 and 64")
     for name, (flag, *_) in REAL.items():
         if bool(getattr(args, flag)) != (name in args.claims):
             raise InputError(f"{name} and {capsnet.flag_name(flag)} DIR belong together. Give both or none")
+    check_flags(args)
     seeds, published, say = seeds_of(args.seeds or "0"), render.Results(ROOT / "results"), capsnet.Progress(False).say
-    if args.data_dir:
-        os.environ["MNIST_DIR"] = str(Path(args.data_dir).absolute())
+    data_dir, jobs = args.data_dir and str(capsnet.home_path(args.data_dir).absolute()), args.jobs or 1
+    if data_dir:
+        os.environ["MNIST_DIR"] = data_dir
     if not args.claims and not args.quick:
-        if args.seeds:
-            raise InputError("--seeds: of which claim? Name one, as in: python3 reproduce.py shapes --seeds 0-4")
         return table(published, say)
-    if args.from_results and args.seeds:
-        raise InputError("--seeds is for training, and --from-results computes from all seeds. Leave one of them out")
     agreeing = compared = 0
     for name in args.claims or claims.BY_NAME:
         if name in REAL:
-            folder = str(Path(getattr(args, REAL[name][0])).absolute())
-            run_real(name, folder, seeds, args.jobs, published, say)
+            folder = capsnet.home_path(getattr(args, REAL[name][0])).absolute()
+            run_real(name, folder, seeds, jobs, published, data_dir, say)
             continue
         claim = claims.BY_NAME[name]
         print_claim(claim, say)
@@ -381,7 +435,7 @@ def main():
                     f"{seeds_shown(claim, published)}")
                 continue
         results = needed(measures, seeds)
-        make(results, args.jobs, published, say)
+        make(results, jobs, published, data_dir, say)
         counts = compare(measures, read_made(results), published, say)
         agreeing, compared = agreeing + counts[0], compared + counts[1]
     if compared:

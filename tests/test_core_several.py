@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from conftest import EXPERIMENTS, SMALL, runs, toy
 
+import visualize_smallnorb_novel_viewpoint as norb_figures
+
 TWO = {runs.MULTI: ("capsnet", "cnn"), runs.NORB: ("matrix-capsnet", "cnn"), runs.AFF: ("capsnet-shared", "cnn-gap")}
 
 
@@ -75,7 +77,16 @@ def test_files_with_one_name_are_told_apart(call, tmp_path):
         assert call(sn, sn.main, *small, "--lr", rate, "--checkpoint", f"{folder}/net.npz")[0] == 0
     code, _, _ = call(sn, sn.main, "--load", "a/net.npz", "b/net.npz", "--out-json", "r.json")
     found = json.loads((tmp_path / "r.json").read_text("utf-8"))["summary"]
-    assert code == 0 and [*found["networks"]] == ["a/net.npz", "b/net.npz"] and not found["differences"]
+    assert code == 0 and [*found["networks"]] == ["a-net-1", "b-net-2"] and not found["differences"]
+    code, _, err = call(sn, sn.main, "--load", "a/net.npz", "./a/net.npz")
+    assert code == 2 and "--load: a file is given twice" in err
+    for folder in "ab":                                               # runs that were saved are called by their folders
+        (tmp_path / folder / "net.npz").rename(tmp_path / folder / sn.WEIGHTS_FILE)
+    loaded = "--load", f"a/{sn.WEIGHTS_FILE}", f"b/{sn.WEIGHTS_FILE}"
+    code, _, err = call(sn, sn.main, *loaded, "--out-weights", "c.npz")
+    assert (code, err) == (0, "") and {*tmp_path.glob("c.*")} == {tmp_path / "c.a-0.npz", tmp_path / "c.b-0.npz"}
+    code, _, err = call(sn, norb_figures.main, *loaded, "--only", "elevation_strip", "--outdir", "viz")
+    assert (code, err) == (0, "") and (tmp_path / "viz" / "elevation_strip-a.png").exists()
 
 
 def test_networks_of_other_data_are_not_compared(call):

@@ -72,7 +72,7 @@ def flip(path, at):
 
 DAMAGES = {  # what happens to the gzipped or raw training images -> what the message says
     "missing": (False, Path.unlink, "missing|not all four idx files"),
-    "unreadable": (False, lambda p: (p.unlink(), p.mkdir()), "cannot be read"),
+    "unreadable": (False, lambda p: (p.unlink(), p.mkdir()), "directory|denied"),       # an OSError
     "empty": (False, lambda p: p.write_bytes(b""), "begins with nothing"),
     "truncated": (False, lambda p: p.write_bytes(p.read_bytes()[:-9]), "values"),
     "wrong magic": (False, lambda p: flip(p, 3), "begins with 00000807|says shape"),
@@ -99,11 +99,12 @@ def test_a_damaged_file_is_named_and_never_replaced(mnist, damage, where, monkey
         gzip_all(folder)
     harm(folder / ("train-images-idx3-ubyte" + ".gz" * gzipped))
     for digits in ("mnist", "auto"):
-        with pytest.raises(mc.InputError, match=message) as error:
+        with pytest.raises((mc.InputError, OSError), match=message) as error:
             mc.load_digits(mc.Config(digits=digits, data_dir=str(folder) if where == "folder" else ""), SILENT)
         assert "train-images-idx3-ubyte" in str(error.value) and ("delete it" in str(error.value)) == (
             where == "cache" and damage != "unreadable") and "\n" not in str(error.value)
-        assert not isinstance(error.value, mc.DataNotFound)
+        assert not isinstance(error.value, mc.DataNotFound) and isinstance(error.value, OSError) == (
+            damage == "unreadable")
 
 
 def cached():
@@ -207,3 +208,14 @@ def test_splits_are_disjoint(monkeypatch):
     images = np.concatenate([digits[split][0] for split in ("train", "val", "test")])
     assert len(np.unique(images.reshape(120, -1), axis=0)) == 120
     assert mc.MNIST.n_val == 5000 and mc.MNIST.files["train", "images"][2][0] == 60000
+
+
+def test_a_raw_and_a_gzipped_file_must_be_the_same(mnist):
+    """Both may lie there, as torchvision leaves them; other images in one of them are not silently preferred"""
+    folder, arrays = mnist
+    raw = folder / "train-labels-idx1-ubyte"
+    (folder / (raw.name + ".gz")).write_bytes(gzip.compress(raw.read_bytes()))
+    assert_loads(arrays, folder)
+    flip(raw, 9)
+    with pytest.raises(mc.InputError, match="train-labels-idx1-ubyte and .*train-labels-idx1-ubyte.gz differ. Remove"):
+        mc.load_digits(mc.Config(data_dir=str(folder)), SILENT)

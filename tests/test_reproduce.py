@@ -3,6 +3,7 @@ says."""
 import functools
 import re
 import sys
+import time
 
 import multimnist_capsnet as mc
 
@@ -88,7 +89,7 @@ def test_what_agrees(seed, value, fraction, expected):
 def check(call, monkeypatch):
     """check(*flags): call's answer of reproduce.py, whose runs are of toy size"""
     monkeypatch.setattr(runs, "shell_command", functools.partial(runs.shell_command, toy=True))
-    monkeypatch.setattr(reproduce, "check_mnist", lambda results: None)
+    monkeypatch.setattr(reproduce, "check_mnist", lambda results, data_dir: None)
     tiny = {"--conv1-channels": 2, "--conv3-channels": 4, "--n-test": 16}
     monkeypatch.setitem(runs.TOY, runs.MULTI, runs.TOY[runs.MULTI] | tiny)
     measures = (claims.multi("with routing - without", "main/deep", "main-uniform/deep"),)
@@ -154,10 +155,45 @@ def test_a_run_that_fails_is_named(check, monkeypatch, tmp_path):
     assert err.count("\n") == 1 and not list(tmp_path.rglob("*.json"))
 
 
+def test_after_a_run_that_fails_no_other_is_begun(monkeypatch, tmp_path):
+    """Nor does a run go on that was begun: two of three fail at once, the third would take a minute"""
+    monkeypatch.chdir(tmp_path)
+    named = {f"{k}": next(iter(runs.RESULTS))._replace(setting=f"{k}", seed=0) for k in range(3)}
+    monkeypatch.setattr(runs, "shell_command", lambda result, path, **_: "python3 -c 'import sys, time; " + (
+        "time.sleep(60)'" if result.setting == "0" else "sys.exit(2)'"))
+    for jobs in (1, 2):
+        begin, order = time.monotonic(), dict(sorted(named.items(), reverse=jobs == 1))
+        with pytest.raises(mc.InputError, match=" stopped "):
+            reproduce.make(order, jobs, PUBLISHED, "", lambda text: None)
+        assert time.monotonic() - begin < 30
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"{}", b"[1]", b"\xff", None])
+def test_a_damaged_result_is_named_with_its_remedy(monkeypatch, tmp_path, content):
+    """None: a folder in its place"""
+    monkeypatch.chdir(tmp_path)
+    result = next(iter(runs.RESULTS))
+    path = reproduce.made(result)
+    path.parent.mkdir(parents=True)
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(mc.InputError, match=f"{path.name}: not a whole result. Delete it"):
+        reproduce.read_made({result.name: result})
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_training(check, tmp_path):
+    (tmp_path / "runs").write_text("a file", "utf-8")
+    code, _, err = check("toy")
+    assert code == 2 and "runs" in err and err.count("\n") == 1
+
+
 @pytest.mark.parametrize("flags, words", {
     "nothing": "nothing: no such claim. Give one of multimnist-accuracy, ", "em-rooting": "Give em-routing",
-    "shapes --from-results --seeds 1": "--seeds is for training", "shapes --seeds 3-1": "--seeds 3-1: must",
-    "shapes --seeds x": "--seeds x: must be seeds such as 0", "shapes --jobs 0": "--jobs 0: must be between",
+    "shapes --from-results --seeds 1": "--seeds has no effect with --from-results",
+    "shapes --from-results --jobs 2": "--jobs has no effect", "shapes --quick --headline": "--headline has no effect",
+    "smallnorb-real --norb-dir x --quick": "--quick has no effect with smallnorb-real",
+    "smallnorb-real --norb-dir x": "--norb-dir", "--headline": "--headline: of which claim?",
+    "shapes --seeds 3-1": "--seeds 3-1: must", "shapes --seeds 0-999999999": "must be up to 1,000 seeds",
+    "shapes --seeds x": "--seeds x: must be up to 1,000 seeds", "shapes --jobs 0": "--jobs 0: must be between",
     "smallnorb-real": "smallnorb-real and --norb-dir DIR belong together", "--norb-dir x": "belong together",
     "--seeds 1": "--seeds: of which claim?"}.items())
 def test_what_is_wrong_is_refused_in_one_line(check, flags, words):
@@ -181,6 +217,12 @@ def test_the_papers_own_data_are_compared_with_their_numbers(check, tmp_path, mo
     assert (code, err) == (0, "")
     assert re.search(r"paper-azimuth/matrix-capsnet +novel +yours +\d+\.\d%, n = 1; paper 86.5%", out)
     assert re.search(r"paper-elevation/cnn +novel +yours +\d+\.\d%, n = 1; paper 82.2%", out)
+    assert "0 of 6 runs to do" in check("smallnorb-real", "--norb-dir", "norb")[1]
+    (tmp_path / "norb" / "note.txt").write_text("another state", "utf-8")
+    with monkeypatch.context() as patch:
+        patch.setattr(reproduce, "make", lambda *_: None)
+        code, _, err = check("smallnorb-real", "--norb-dir", "norb")
+    assert code == 2 and "not a whole result" in err                    # of the new state there is none yet
     rng = np.random.default_rng(0)
     write_affnist(tmp_path / "affnist" / "test_batches" / "1.mat", rng.integers(0, 256, (20, 40, 40)).astype(np.uint8),
                   (np.arange(20) % 10).astype(np.uint8))
