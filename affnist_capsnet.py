@@ -1596,8 +1596,8 @@ def load_digits(config, say=print, data_set=MNIST):
         if user_dir := os.environ.get(data_set.variable):
             data = load_data_dir(data_set.variable, user_dir, False, say, data_set)
             if data["source"] != data_set.source:
-                raise InputError(f"{data_set.variable} {user_dir}: holds other images than {data_set.name}'s. Give "
-                                 "them as --data-dir")
+                raise InputError(f"{data_set.variable} {user_dir}: holds other images than {data_set.name}'s. Set it "
+                                 f"to the folder of {data_set.name}'s four files")
             return data
         try:
             return load_idx(data_set, 5 if config.digits == "auto" else 30, say)

@@ -30,11 +30,11 @@ from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
 import affnist_capsnet as affnist  # before numpy: they set the number of BLAS threads
+import figures
 import multimnist_capsnet as multi
 import smallnorb_novel_viewpoint as norb
 from multimnist_capsnet import CANVAS, N_CLASSES, InputError
 
-import imageio.v3 as imageio
 import numpy as np
 
 import visualize_multimnist_capsnet as pictures
@@ -100,7 +100,7 @@ def encode(image):
 def shipped_digits():
     """Return 100 test digits of MNIST, (100, 28, 28) uint8, and their labels, for demonstrations only. They come with
     the project, ten of each class, classes in turn; see explore/mnist_digits.md."""
-    sheet = imageio.imread(ROOT / "explore" / "mnist_digits.png").reshape(10, 28, 10, 28)      # rows are classes
+    sheet = figures.imageio.imread(ROOT / "explore" / "mnist_digits.png").reshape(10, 28, 10, 28)  # rows are classes
     return sheet.transpose(2, 0, 1, 3).reshape(100, 28, 28), np.tile(np.arange(10, dtype=np.uint8), 10)
 
 
@@ -120,7 +120,8 @@ class Guide:
         ((*_, self.pair_network), *_), self.digit_networks, self.toy_networks = self.networks.values()
         try:                                                   # MNIST if it is on this machine: never download it
             self.source, local = "MNIST", SimpleNamespace(**vars(multi.MNIST) | {"mirrors": ()})
-            self.images, self.labels = (a[:N_DIGITS] for a in multi.load_idx(local, 1, print)["test"])
+            mnist = multi.load_digits(multi.Config(digits="mnist"), print, local)
+            self.images, self.labels = (a[:N_DIGITS] for a in mnist["test"])
         except multi.DataNotFound:
             self.source, (self.images, self.labels) = "shipped", shipped_digits()
         self.lock = threading.Lock()
@@ -201,6 +202,8 @@ class Guide:
 
         positions: (n, 2), (y, x) of the digit's center in px from the center of the canvas.
         """
+        if digit >= len(self.images):
+            raise InputError(f"digit: must be below {len(self.images)}, the number of digits here")
         inverses = np.linalg.inv(affnist.affine_matrix(**factors)).repeat(len(positions), 0)
         images = self.images[[digit]].repeat(len(positions), 0)
         return affnist.resample_affine(images, inverses, np.asarray(positions, float) + (SIDE - 1) / 2, SIDE)
@@ -351,4 +354,4 @@ def main():
 
 
 if __name__ == "__main__":
-    norb.run_cli(lambda: affnist.run_cli(lambda: multi.run_cli(main)))         # each script has its own InputError
+    multi.run_cli(main)

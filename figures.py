@@ -17,8 +17,12 @@ FOLDER = Path(__file__).resolve().parent
 if FOLDER in Path(sys.argv[0]).resolve().parents:          # run as a program: no notebook's backend, no user's style
     os.environ["MPLBACKEND"] = "agg"
     os.environ.pop("MATPLOTLIBRC", None)
-import imageio.v3 as imageio
-import matplotlib
+try:
+    import imageio.v3 as imageio
+    import matplotlib
+except ImportError as error:
+    print(f"error: {error.name} is missing: {sys.executable} -m pip install matplotlib imageio", file=sys.stderr)
+    sys.exit(2)
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -68,18 +72,12 @@ class Network:
 
 # ---------------------------------------------------------------- command line
 
-def command_of(module):
-    """Return a decorator of main(): figures have this project's style, and an InputError that is raised here becomes
-    the experiment's own, which its run_cli turns into one line and exit code 2."""
-    def decorate(main):
-        def command():
-            try:
-                with style():
-                    main()
-            except InputError as error:
-                raise module.InputError(str(error)) from None
-        return command
-    return decorate
+def in_style(main):
+    """Decorate a script's main(): its figures have this project's style"""
+    def command():
+        with style():
+            main()
+    return command
 
 
 def figure_parser(module, description, drawings, of_results):
@@ -112,7 +110,8 @@ def draw(module, args, drawings, of_results, load, kind=Network):
     """
     progress, outdir = module.Progress(hasattr(args, "quiet")), args.outdir or default_outdir(module, args.load)
     of_networks = args.load is not None or not args.results
-    if not of_networks and (given := module.given_settings(args).keys() - {"quiet"}):
+    several = {"n_seeds"} & vars(args).keys()
+    if not of_networks and (given := (module.given_settings(args).keys() | several) - {"quiet"}):
         raise InputError(f"{module.flag_name(min(given))} has no effect with --results. Leave it out")
     for name in args.only:
         if not (args.results and name in of_results or of_networks and name in drawings):
@@ -285,12 +284,13 @@ CURVE_STYLES = {"train": ("training", "-"), "val": ("validation", "--"), "famili
 def training_curves(networks):
     """Return a Figure of the loss terms and accuracies of some networks in every epoch of their training.
 
-    networks: {label: history}, at most five, of any of the experiments, each with at least one epoch.
+    networks: {label: history}, of any of the experiments, each with at least one epoch; the first five are drawn.
     """
-    epochs = {label: history["epochs"] for label, history in networks.items()}
+    epochs = {label: history["epochs"] for label, history in list(networks.items())[:len(COLORS)]}
     panels = [(title, keys) for title, keys in CURVES if any(keys[0] in each[0] for each in epochs.values())]
     fig = Figure((WIDTH, 3.3), layout="constrained")
-    fig.supxlabel("loss terms are means per sample", fontsize=8, color=GRAY)
+    first = f"the first {len(epochs)} of {len(networks)} networks; " * (len(networks) > len(epochs))
+    fig.supxlabel(f"{first}loss terms are means per sample", fontsize=8, color=GRAY)
     fig.suptitle("Training curves" + "".join(f" of {label}" for label in epochs if len(epochs) == 1), fontsize=11)
     for ax, (title, keys) in zip(fig.subplots(1, len(panels), squeeze=False)[0], panels):
         for (label, each), color in zip(epochs.items(), COLORS):
@@ -311,8 +311,8 @@ def training_curves(networks):
 
 
 def draw_training_curves(networks):
-    """Draw the training curves of at most five networks, of any experiment."""
-    labels = [network.label if len(networks) == 1 else network.name for network in networks[:len(COLORS)]]
+    """Draw the training curves of some networks, of any experiment."""
+    labels = [network.label if len(networks) == 1 else network.name for network in networks]
     labels = [label if labels.count(label) == 1 else f"{label}, seed {network.trained.seed}"
               for label, network in zip(labels, networks)]
     return training_curves({label: network.history for label, network in zip(labels, networks)})

@@ -133,7 +133,7 @@ def draw_frames(digits, networks, n, source, names=()):
     return frames
 
 
-@figures.command_of(affnist)
+@figures.in_style
 def main():
     parser = affnist.Parser(description=__doc__)
     parser.add_argument("--load", nargs="+", default=NETWORKS, metavar="FILE", help="checkpoints or weights of the "

@@ -12,6 +12,7 @@ of mass lies at the center of 28x28 px, as MNIST's digits are. A seventh of each
     python3 make_idx.py drawings data                          # seconds
     python3 affnist_capsnet.py --data-dir data                 # then train on it
 """
+import re
 import sys
 from pathlib import Path
 
@@ -63,10 +64,15 @@ def to_mnist(gray):
     return np.rint(255 * image / max(1, image.max())).astype(np.uint8)
 
 
+def visible(folder):
+    """Return the paths in a folder that are not hidden, as macOS and notebooks leave them"""
+    return [path for path in folder.iterdir() if not path.name.startswith(".")]
+
+
 def read_class(folder):
     """Return the images of a folder's pictures, (n, 28, 28) uint8. Raise InputError for an unreadable one."""
     images = []
-    for path in sorted(path for path in folder.iterdir() if path.suffix.lower() in ENDINGS):
+    for path in sorted(path for path in visible(folder) if path.suffix.lower() in ENDINGS):
         try:
             images.append(to_mnist(pictures.read_picture(path)))
         except InputError as error:
@@ -82,7 +88,7 @@ def idx_bytes(array):
     return b"\0\0\x08" + bytes([array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.astype(np.uint8).tobytes()
 
 
-@figures.command_of(capsnet)
+@figures.in_style
 def main():
     parser = capsnet.Parser(description=__doc__)
     parser.usage = "%(prog)s FOLDER OUT [--seed N]"
@@ -90,11 +96,17 @@ def main():
     parser.add_argument("out", type=Path, metavar="OUT", help="folder for the four files and labels.txt")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the choice of test pictures (default: 0)")
     args = parser.parse_args()
-    if any(args.out.glob("*-ubyte")):
+    if args.seed < 0:
+        raise InputError(f"--seed {args.seed}: must be at least 0")
+    if any(re.fullmatch(capsnet.IDX_NAME, path.name) for path in args.out.glob("*")):
         raise InputError(f"{args.out}: holds a data set. Give another folder, or remove its files")
-    folders = sorted(path for path in args.folder.iterdir() if path.is_dir()) if args.folder.is_dir() else []
+    folders = sorted(path for path in visible(args.folder) if path.is_dir()) if args.folder.is_dir() else []
     if not 2 <= len(folders) <= MAX_CLASSES:
         raise InputError(f"{args.folder}: has {len(folders)} folders of pictures. Give 2 to {MAX_CLASSES}, one a class")
+    try:
+        names = "".join(" ".join(folder.name.splitlines()) + "\n" for folder in folders).encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{args.folder}: the name of a folder is not UTF-8 ({error.object!r}). Rename it") from None
     parts = {"train": [], "t10k": []}
     for label, folder in enumerate(folders):
         images = read_class(folder)
@@ -106,14 +118,18 @@ def main():
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{args.out}: cannot be created ({error.strerror}). Choose another folder") from None
-    for name, pairs in parts.items():
-        for kind, array in zip(("images-idx3", "labels-idx1"), map(np.array, zip(*pairs))):
-            path, content = args.out / f"{name}-{kind}-ubyte", idx_bytes(array)
+    contents = {args.out / f"{name}-{kind}-ubyte": idx_bytes(array) for name, pairs in parts.items()
+                for kind, array in zip(("images-idx3", "labels-idx1"), map(np.array, zip(*pairs)))}
+    try:
+        for path, content in (contents | {args.out / "labels.txt": names}).items():
             capsnet.write_atomically(path, lambda file, content=content: file.write(content))
-    names = "".join(f"{folder.name}\n" for folder in folders).encode()
-    capsnet.write_atomically(args.out / "labels.txt", lambda file: file.write(names))
+    except BaseException:                                               # all of them or none
+        for path in contents:
+            path.unlink(missing_ok=True)
+        raise
     n_train = min(12_000, 100 * len(parts["train"]))                    # each picture a hundred times in an epoch
-    command = capsnet.command_line("affnist_capsnet.py", "--data-dir", args.out, "--n-train", n_train)
+    script = Path(sys.argv[0]).parent / "affnist_capsnet.py"
+    command = capsnet.command_line(script, "--data-dir", args.out, "--n-train", n_train)
     print(f"wrote {args.out}: {len(folders)} classes, {len(parts['train'])} training and {len(parts['t10k'])} test "
           f"images\n  train on it: {command}")
 

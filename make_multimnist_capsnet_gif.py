@@ -155,7 +155,7 @@ def scenes_of_test_pairs(network, config, digits):
     return scenes, [(each["step"], each["val_loss"], each["val_exact_match"]) for each in epochs]
 
 
-@figures.command_of(capsnet)
+@figures.in_style
 def main():
     parser = capsnet.Parser(description=__doc__)
     parser.add_argument(
@@ -178,8 +178,9 @@ def main():
         raise InputError(
             f"--snapshot-every {args.snapshot_every}: an animation has at most {MAX_FRAMES} frames. Give at least "
             f"{max(1, -(-n_steps // MAX_FRAMES))}")
-    if config.out_json:
-        raise InputError("--out-json has no effect on an animation. Leave it out, or run multimnist_capsnet.py")
+    for name in ("out_json", *["n_test"] * (network is not None)):
+        if hasattr(args, name):
+            raise InputError(f"{capsnet.flag_name(name)} has no effect on the animation. Leave it out")
     figures.check_animation_flags(args, capsnet, {})
     say = capsnet.Progress(config.quiet).say
     digits = capsnet.load_digits(config, say)

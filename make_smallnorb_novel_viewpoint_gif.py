@@ -143,7 +143,7 @@ def draw_frames(names, configs, histories, n_sweep, with_training):
     return frames, n
 
 
-@figures.command_of(norb)
+@figures.in_style
 def main():
     parser = norb.Parser(description=__doc__)
     parser.add_argument("--snapshots", type=int, metavar="N", help="frames of the training (default: 16)")
@@ -158,11 +158,13 @@ def main():
     args.snapshots = 16 if args.snapshots is None else args.snapshots
     figures.check_animation_flags(args, norb, {"--snapshots": (args.snapshots, 2, MAX_FRAMES),
                                          "--sweep-frames": (args.sweep_frames, 2, MAX_FRAMES)})
-    for name in "out_json", "checkpoint", "n_seeds":
+    for name in ("out_json", "checkpoint", "n_seeds", *["n_test"] * (args.load is not None)):
         if hasattr(args, name):
             raise InputError(f"{norb.flag_name(name)} has no effect on the animation. Leave it out")
     runs = [run for run in norb.runs_from_args(args) if run[2].model != "nearest"]
     configs = [config for _, _, config, _ in runs]
+    if "nearest" in getattr(args, "model", ()):
+        raise InputError("--model nearest: is not trained, so there is nothing to animate. Leave it out")
     if not 1 <= len(runs) <= MAX_NETWORKS:
         raise InputError(f"the animation shows 1 to {MAX_NETWORKS} trained networks, not {len(runs)}. Give others by "
                          "--model or --load")

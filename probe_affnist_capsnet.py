@@ -283,9 +283,10 @@ def linear_probe(params, config, runner):
 # ---------------------------------------------------------------- command line
 
 def run_probes(params, digits, config, runner):
-    """Return {probe: result}: sign_attack, rotated, detection and, for capsules, linear_probe."""
+    """Return {probe: result}: sign_attack, rotated, detection and, for capsules of digits, linear_probe."""
     results = {probe.__name__: probe(params, digits, config, runner) for probe in (sign_attack, rotated, detection)}
-    return results | ({"linear_probe": linear_probe(params, config, runner)} if config.model in CAPSULES else {})
+    synthetic = config.model in CAPSULES and digits["source"] in affnist.DIGIT_NAMES    # which it can be tested on
+    return results | ({"linear_probe": linear_probe(params, config, runner)} if synthetic else {})
 
 
 def main():
@@ -303,6 +304,7 @@ def main():
         raise InputError("--affnist-dir: the probes do not read affNIST's files; leave it out")
     progress = affnist.Progress(config.quiet)
     digits = affnist.load_digits(config, progress.say)
+    config = affnist.fit_to_data(config, digits, network, f"--load {args.load}")
     with affnist.Runner(config.threads, progress=progress) as runner:
         results = run_probes(network.weights, digits, config, runner)
     progress.say(f"{config.model}, {data_name(digits['source'])}")

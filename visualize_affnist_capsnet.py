@@ -78,7 +78,8 @@ def show_image(ax, image, title="", color="black"):
 def first_of_each_class(labels, n):
     """Return the index of the first sample of each of n classes. Raise InputError if a class has none."""
     if missing := set(range(n)) - set(labels.tolist()):
-        raise InputError(f"the {len(labels)} digits drawn include no {min(missing)}. Raise --n-test and --n-train")
+        raise InputError(f"the {len(labels)} digits drawn include no {min(missing)}. Raise --n-test or, in training, "
+                         "--n-train")
     return [int(np.flatnonzero(labels == digit)[0]) for digit in range(n)]
 
 
@@ -198,7 +199,7 @@ OF_RESULTS = {"matched_accuracy": draw_matched_accuracy,
               "forest": lambda results: figures.forest(results, EXPERIMENT, FOREST)}
 
 
-@figures.command_of(affnist)
+@figures.in_style
 def main():
     args = figures.figure_parser(affnist, __doc__, FIGURES, OF_RESULTS).parse_args()
     for name in "checkpoint", "out_json", "affnist_dir", "eval_split":

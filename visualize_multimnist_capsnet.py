@@ -569,22 +569,25 @@ def write_metrics(run):
 
 def draw_image(args):
     """Classify and reconstruct the digits of --image, and draw them."""
-    if args.only or args.results or (given := capsnet.given_settings(args).keys() - {"quiet", "threads"}):
+    given = (capsnet.given_settings(args).keys() | {"n_seeds"} & vars(args).keys()) - {"quiet"}
+    if args.only or args.results or given:
         flag = "--only" if args.only else "--results" if args.results else capsnet.flag_name(min(given))
         raise InputError(f"{flag} has no effect with --image, which draws that picture. Leave it out")
     if args.load and len(args.load) > 1:
         raise InputError(f"--load {' '.join(args.load)}: --image shows one network. Give one file")
-    network, config = capsnet.load_for_evaluation(args.load[0] if args.load else capsnet.PRETRAINED[0], args)
-    if not is_capsnet(config):
-        raise InputError(f"--load {args.load[0]}: --image needs a capsnet, not a {config.model}. Give another file")
+    network = capsnet.load_network(args.load[0] if args.load else capsnet.PRETRAINED[0])
+    if not is_capsnet(network.config):
+        raise InputError(f"--load {args.load[0]}: --image needs a capsnet, not a {network.config.model}. Give another "
+                         "file")
     gray = read_picture(args.image)
     ink = find_ink(gray, args.image)
-    outdir, name, say = args.outdir or Path(), f"{Path(args.image).stem}_digits", capsnet.Progress(config.quiet).say
+    outdir, name = args.outdir or Path(), f"{Path(args.image).stem}_digits"
+    say = capsnet.Progress(hasattr(args, "quiet")).say
     make_outdir(outdir, [name])
     write_figure(draw_picture(network, gray, ink, say), outdir / f"{name}.png", say)
 
 
-@figures.command_of(capsnet)
+@figures.in_style
 def main():
     parser = figures.figure_parser(capsnet, __doc__, FIGURES, OF_RESULTS)
     parser.add_argument("--image", metavar="PICTURE", help="classify and reconstruct the two overlapping digits in a "

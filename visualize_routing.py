@@ -265,7 +265,7 @@ def draw_em_routing(n_iters=3):
 FIGURES = {"dynamic_routing": draw_dynamic_routing, "em_routing": draw_em_routing}
 
 
-@figures.command_of(capsnet)
+@figures.in_style
 def main():
     parser = capsnet.Parser(description=__doc__)
     parser.add_argument("--n-iters", type=int, default=3, metavar="N", help="routing iterations (default: 3)")

@@ -470,7 +470,7 @@ OF_RESULTS = {
 
 # ---------------------------------------------------------------- command line
 
-@figures.command_of(norb)
+@figures.in_style
 def main():
     args = figures.figure_parser(norb, __doc__, FIGURES, OF_RESULTS).parse_args()
     out_json = getattr(args, "out_json", "")
@@ -478,6 +478,9 @@ def main():
         raise InputError("--out-json works here only with --only background_activity and without --results. For the "
                          "metrics of a run give it to smallnorb_novel_viewpoint.py")
     norb.check_writable(out_json)
+    if out_json and not any(FIGURES["background_activity"].applies(config)
+                            for _, _, config, _ in norb.runs_from_args(args)):
+        raise InputError(f"--out-json {out_json}: {FIGURES['background_activity'].lacks}. Give such a network")
     runs = figures.draw(norb, args, FIGURES, OF_RESULTS, norb.load_data, Run)
     if out_json and runs:
         run = runs[0]

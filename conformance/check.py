@@ -14,6 +14,7 @@ docs/conformance.md shows how to connect a module with weights of its own, and l
 Exit code 0: everything agrees. 1: something differs. 2: the function could not be called.
 """
 import argparse
+import importlib.util
 import inspect
 import itertools
 import os
@@ -209,6 +210,8 @@ class Check:
         if self.by_differences:
             if self.tolerance > 1e-6:
                 return "not compared in this precision", []
+            if not finite(self.call(self.inputs, n)):
+                return "not compared, since the output is NaN or infinite", []
             if not self.same(self.call(self.inputs, n), self.call(self.inputs, n)):
                 return "not compared, since a repeated call gives another output", []
             tolerance = max(tolerance, 1e-5 if self.tolerance <= 1e-8 else 100 * self.tolerance ** (2 / 3))
@@ -329,6 +332,12 @@ class Check:
         if self.kind == "margin":
             first, others = self.best_margin([first, *others])
         call.reading, self.layouts = first
+        if self.backward:
+            try:
+                self.gradients(self.inputs, max(self.iterations))
+            except Exception as error:
+                raise Unusable(f"--backward raised {last_line(error)}. It is called with the gradients of the outputs, "
+                               "the inputs, and the number of iterations") from None
         print(title)
         self.head()
         self.slack, self.worst = self.tolerance, 0.0
@@ -595,6 +604,8 @@ def takes_a_count(function, interface):
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return True
+    if named := [p.name for p in parameters if p.kind == p.KEYWORD_ONLY and p.default is p.empty]:
+        raise Unusable(f"your function takes {', '.join(named)} by name only. Move the * of its definition behind it")
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return len(positional) != len(interface.inputs) or any(p.kind == p.VAR_POSITIONAL for p in parameters)
 
@@ -612,6 +623,10 @@ def main(argv=None):
             raise Unusable("--iterations: at least 1")
         if args.tolerance is not None and not 0 < args.tolerance <= 0.01:
             raise Unusable("--tolerance: between 0 and 0.01, such as 1e-6")
+        if args.lambdas and kind != "em":
+            raise Unusable("--lambdas has no effect without --em. Leave it out")
+        if args.framework == "torch" and not importlib.util.find_spec("torch"):
+            raise Unusable("--framework torch: PyTorch is not installed here. Install it, or leave --framework out")
         lambdas = args.lambdas or [0.02 + 0.015 * t for t in range(max(iterations))]
         if len(lambdas) < max(iterations):
             raise Unusable(f"--lambdas: {len(lambdas)} given for {max(iterations)} iterations. Give one for each, or "
@@ -658,14 +673,18 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    for module in ("calls", "kinds", "naming", "reference"):     # a user's own modules may have these names
+        sys.modules[f"conformance.{module}"] = sys.modules.pop(module)
+    sys.path[:] = [place for place in sys.path if Path(place or ".").resolve() != Path(__file__).resolve().parent]
     try:
         code = main()
-        sys.stdout.flush()
+        if sys.stdout:
+            sys.stdout.flush()
     except BrokenPipeError:                                    # of a pipe such as | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     except OSError as error:                                   # such as a full disk
-        print(f"error: the report cannot be written: {error.strerror}", file=sys.stderr)
+        print(f"error: {error.filename or 'the report cannot be written'}: {error.strerror}", file=sys.stderr)
         code = 2
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)

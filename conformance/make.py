@@ -274,8 +274,9 @@ def main(argv=None):
         outdir.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             capsnet.write_atomically(outdir / f"{name}.json", lambda file, text=text: file.write(text.encode()))
-    except OSError as error:
-        parser.exit(2, f"error: --outdir {outdir}: {error.strerror}. Give a folder that can be written to\n")
+    except (OSError, capsnet.InputError) as error:
+        fault = getattr(error, "strerror", error)
+        parser.exit(2, f"error: --outdir {outdir}: {fault}. Give a folder that can be written to\n")
     print(f"wrote {len(texts)} files to {outdir}")
 
 

@@ -23,7 +23,6 @@ README's table.
 A table's mark holds a line `columns: HEADING = KEY | HEADING = KEY minus first, STYLE | ...` and one line per row,
 `LABEL = SETTING`. workflow/result_files.py says what a result is and when it is stale.
 """
-import argparse
 import math
 import re
 import sys
@@ -502,6 +501,8 @@ def forest(results, experiment, lines, metric="accuracy"):
         values = None if isinstance(line, str) else [100 * x for x in results.samples(experiment, *line[1:])]
         if values is None or values:
             rows.append((line if values is None else line[0], values))
+    if all(values is None for _, values in rows):
+        raise InputError(f"--results {results.folder}: holds no results of {experiment}. Give another folder")
     rows = [row for row, after in zip(rows, [*rows[1:], ("", None)]) if row[1] or after[1]]         # no empty group
     unit = "seeds, or sets of toys" if any("+" in line[1] for line in lines if not isinstance(line, str)) else "seeds"
     return dot_plot(rows, f"difference in {metric}, percentage points", 0, ("second better", "first better"), unit)
@@ -570,11 +571,12 @@ def render(root, folder, check=False, into=None, say=print):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--check", action="store_true", help="compare only; exit code 1 where a document differs")
+    parser = capsnet.Parser(description=__doc__)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--check", action="store_true", help="compare only; exit code 1 where a document differs")
     parser.add_argument("--results", type=Path, default=ROOT / "results", metavar="DIR", help="where the results are")
     parser.add_argument("--into", type=Path, metavar="DIR", help="write the documents there, and leave these alone")
-    parser.add_argument("--pictures", action="store_true", help="draw README's pictures and nothing else")
+    which.add_argument("--pictures", action="store_true", help="draw README's pictures and nothing else")
     args = parser.parse_args()
     if args.pictures:
         import figures

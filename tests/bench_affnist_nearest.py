@@ -39,12 +39,15 @@ def main():
             ("--n-per-class", 0, "known digits per class; 0: --n-known digits of any class")):
         parser.add_argument(flag, type=int, default=default, metavar="N", help=f"{text} (default: {default})")
     parser.add_argument("--digits", choices=("auto", "mnist", "synthetic"), default="auto", help="as the experiment's")
-    parser.add_argument("--mnist-dir", default="", metavar="DIR", help="as the experiment's")
+    parser.add_argument("--mnist-dir", "--data-dir", dest="data_dir", default="", metavar="DIR",
+                        help="as the experiment's")
     parser.add_argument("--out-json", default="", metavar="FILE", help="write settings and results to this file")
     args = parser.parse_args()
+    if args.n_known < 1:
+        raise affnist.InputError(f"--n-known {args.n_known}: must be at least 1")
     n_known = affnist.N_CLASSES * max(0, args.n_per_class) or args.n_known
     config = affnist.Config(seed=args.seed, n_test=args.n_test, n_train=n_known, n_per_class=args.n_per_class,
-                            digits=args.digits, data_dir=args.mnist_dir, model="cnn-gap", batch_size=1,
+                            digits=args.digits, data_dir=args.data_dir, model="cnn-gap", batch_size=1,
                             out_json=args.out_json)
     affnist.check_config(config)
     digits = affnist.load_digits(config)

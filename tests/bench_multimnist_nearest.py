@@ -65,8 +65,8 @@ def main():
                         help="as the experiment's")
     parser.add_argument("--out-json", default="", metavar="FILE", help="write settings and results to this file")
     args = parser.parse_args()
-    if args.n_known < 1:
-        raise capsnet.InputError(f"--n-known {args.n_known}: must be at least 1")
+    if not 1 <= args.n_known <= 10 ** 7:
+        raise capsnet.InputError(f"--n-known {args.n_known}: must be between 1 and 10,000,000")
     config = capsnet.Config(**{name: value for name, value in vars(args).items() if name != "n_known"})
     capsnet.check_options(config)
     digits = capsnet.load_digits(config)

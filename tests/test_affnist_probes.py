@@ -285,6 +285,10 @@ def test_what_a_probe_prints_and_keeps(digits, tmp_path, monkeypatch, capsys):
     assert found["rotated"].keys() == {"0", "30"} and found["loaded"]["file"] == "w.npz"
     assert set(found["linear_probe"]) == set(probe.KNOWN_FACTORS) and "linear probe, R^2 of stroke: " in out
     assert set(found["detection"]) == set(probe.NON_DIGITS)
+    for name in ("sign_attack", "rotated", "detection"):                # of one's own images: no synthetic digits
+        monkeypatch.setattr(probe, name, unprobed := lambda *_: {})
+        unprobed.__name__ = name
+    assert "linear_probe" not in probe.run_probes({}, {"source": "clothes-12345678"}, config, None)
     assert "AUROC, translated digits against strokes (chance 0.5): length " in out
     assert "one-step sign attack (FGSM, epsilon 32/255), signs from vote shuffled: " in out
     assert "accuracy on digits rotated by 30 degrees: " in out

@@ -1,4 +1,5 @@
 """conformance/check.py names the mistakes of functions that were written without it, and passes the right ones."""
+import importlib.util
 import json
 import os
 import re
@@ -401,6 +402,30 @@ def test_own_sizes_and_4x4_matrices(run):
     assert code == 0 and "V (N, I, J, 4, 4)" in text and "mu (N, J, 4, 4)" in text, text
 
 
+def test_what_cannot_be_called_is_said(run):
+    """Not that it differs from the paper"""
+    by_name = ROUTE.replace("def route(u_hat, n_iters)", "def route(u_hat, *, n_iters)")
+    assert by_name != ROUTE
+    for source, flags, words in (
+            (by_name, (), "takes n_iters by name only"),
+            (ROUTE, ("--lambdas", "1", "1", "1"), "--lambdas has no effect"),
+            (ROUTE, ("--framework", "torch"), "PyTorch is not installed") if not importlib.util.find_spec("torch") else
+            (by_name, (), "by name only")):
+        code, text = run(source, *flags)
+        assert code == 2 and words in text and text.count("\n") == 1, text
+    code, text = run(ROUTE + "\ndef route_nan(u_hat, n_iters):\n    return 0 * route(u_hat, n_iters) + np.nan\n")
+    assert code == 1 and "not compared, since the output is NaN" in text
+
+
+def test_modules_of_ones_own_may_have_any_name(tmp_path):
+    """As a process: those of the check are called reference, calls and so on"""
+    (tmp_path / "reference.py").write_text("import naming\n" + ROUTE, "utf-8")
+    (tmp_path / "naming.py").write_text("", "utf-8")
+    done = subprocess.run([sys.executable, str(ROOT / "conformance" / "check.py"), "reference:route"], cwd=tmp_path,
+                          capture_output=True, encoding="utf-8")
+    assert (done.returncode, done.stderr) == (0, "") and "RIGHT" in done.stdout
+
+
 def test_a_backward_pass_of_ones_own(run):
     example = ROOT / "conformance/examples/numpy_right.py"
     forward_only = example.read_text(encoding="utf-8").rpartition("\n\n\ndef")[0]
@@ -408,7 +433,7 @@ def test_a_backward_pass_of_ones_own(run):
     assert code == 0 and "gradient agrees" in text
     code, text = run(ROUTE + "\ndef backward(dv, u_hat, n): return 0 * u_hat\n\ndef route_again(u_hat, n):\n"
                      "    return route(u_hat, n)\n", "--backward", f"{example}:route")
-    assert code == 1 and "gradient raised" in text
+    assert code == 2 and "--backward raised" in text
     loss = LOSS + '''
 def dloss(lengths, present):
     return (-2 * present * np.maximum(0, 0.9 - lengths) + {} * (1 - present) * np.maximum(0, lengths - 0.1)) / 3

@@ -239,6 +239,8 @@ def test_pictures_become_four_files_as_mnists(call, tmp_path):
     """Light on dark, in a box of 20 px, centered by mass; a seventh for testing; two commands train on them"""
     draw(tmp_path / "drawings", "bar", (40, 10), True, 14)
     draw(tmp_path / "drawings", "line", (10, 40), False, 14)
+    (tmp_path / "drawings" / ".ipynb_checkpoints").mkdir()              # what is hidden is neither class nor picture
+    (tmp_path / "drawings" / "bar" / "._1.png").write_bytes(b"of macOS")
     code, out, err = call(mc, make_idx.main, "drawings", "data")
     assert (code, err) == (0, "") and "2 classes, 24 training and 4 test images" in out
     data = mc.load_data_dir("--data-dir", str(tmp_path / "data"), False, SILENT)
@@ -253,8 +255,13 @@ def test_pictures_become_four_files_as_mnists(call, tmp_path):
     code, _, err = call(ac, ac.main, *command, "--n-epochs", 1, "--n-train", 22, "--n-val", 2, "--batch-size", 11,
                         "--conv1-channels", 2, "--predictions", "p.csv", "--quiet")
     assert (code, err) == (0, "")
+    (tmp_path / "full" / "labels.txt").mkdir(parents=True)
+    code, _, err = call(mc, make_idx.main, "drawings", "full")
+    assert code == 2 and "labels.txt" in err and [path.name for path in (tmp_path / "full").iterdir()] == ["labels.txt"]
+    write_data(tmp_path / "zipped", zipped=True)
     (tmp_path / "drawings" / "bar" / "0.jpg").write_bytes(b"no picture")
-    for flags, words in ((("drawings", "data"), "data: holds a data set"),
+    for flags, words in ((("drawings", "data"), "data: holds a data set"), (("drawings", "zipped"), "holds a data set"),
+                         (("drawings", "x", "--seed", -1), "--seed -1: must be at least 0"),
                          (("none", "x"), "none: has 0 folders of pictures"), (("drawings", "x"), "0.jpg: is not a"),
                          (("drawings/bar", "x"), "has 0 folders"), (("drawings",), "OUT")):
         code, _, err = call(mc, make_idx.main, *flags)

@@ -45,6 +45,14 @@ def test_a_run_survives_an_output_that_cannot_be_written(shell, tmp_path, line):
     assert (done.returncode, done.stderr) == (1, "") and len(list(tmp_path.glob("runs/*/*/metrics.json"))) == 1
 
 
+@POSIX
+@pytest.mark.parametrize("flag", ["--digits mnist --data-dir", "--digits auto --data-dir", "--load"])
+def test_a_path_that_cannot_be_looked_up_is_one_line(shell, flag):
+    """Such as one that is too long, or below a folder without permission"""
+    done = shell(f"$RUN {flag} {'x' * 300} 2>&1")
+    assert done.returncode == 2 and done.stdout.count("\n") == 1 and "too long" in done.stdout, done.stdout
+
+
 @pytest.mark.slow
 @POSIX
 def test_letters_that_the_terminal_lacks_are_escaped(shell, tmp_path):

@@ -99,6 +99,8 @@ def test_a_run_that_cannot_be_saved_is_trained_all_the_same(call, tmp_path):
     code, out, err = call(mc, mc.main, *small_flags(runs.MULTI), "save")
     assert (code, err) == (0, "") and "warning: this run will not be saved: " in out and "exact match" in out
     assert "draw it" not in out and (tmp_path / "runs").read_text("utf-8") == "a file"
+    code, out, err = call(mc, mc.main, *small_flags(runs.MULTI), "--run-dir", "runs")    # but not in a folder by name
+    assert code == 2 and err.startswith("error: --run-dir runs: ") and "epoch" not in out and err.count("\n") == 1
 
 
 def test_a_disk_that_fills_up_during_training_does_not_end_it(call, tmp_path, monkeypatch):

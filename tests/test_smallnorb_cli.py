@@ -209,7 +209,7 @@ def test_bad_input_of_figures_and_film(monkeypatch, capsys, tmp_path):
             (looks, "--only forest", "--only forest: is a figure of results"),
                                  (looks, "--out-json x.json", "--out-json works here only"),
             (film, "--snapshots 1", "--snapshots 1"), (film, "--split elevation", "--split"),
-            (film, "--model nearest", "1 to 4 trained networks, not 0"), (film, "--n-seeds 2", "--n-seeds"),
+            (film, "--model nearest", "--model nearest: is not trained"), (film, "--n-seeds 2", "--n-seeds"),
             (film, "--out film.png", ".gif")):
         monkeypatch.setattr(sys, "argv", ["x", *flags.split()])
         with pytest.raises(SystemExit, match="2"):

@@ -22,7 +22,12 @@ def read(folder):
     """Return {name of a result, EXPERIMENT/TABLE/SETTING-SEED: its line} of all tables in a folder"""
     found = {}
     for path in sorted(Path(folder).glob("*/*.jsonl")):
-        for k, text in enumerate(path.read_text("utf-8").splitlines(), 1):
+        try:
+            lines = path.read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path}: cannot be read ({getattr(error, 'strerror', 'not UTF-8')}). Get the file again, "
+                             "or check its permissions") from None
+        for k, text in enumerate(lines, 1):
             try:
                 line = json.loads(text)
                 name = f"{path.parent.name}/{path.stem}/{line['setting']}-{line['seed']}"

@@ -10,7 +10,7 @@ PATH = Path(__file__).resolve().parents[1] / "docs" / "tour.ipynb"
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--write", action="store_true", help="store the outputs in the notebook")
     write = parser.parse_args().write
     import nbformat
