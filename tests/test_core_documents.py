@@ -178,8 +178,9 @@ def test_the_project_asks_for_what_its_requirements_ask_for():
 
 @pytest.mark.parametrize("script", sorted(path.name for path in ROOT.glob("*.py")))
 def test_a_script_says_what_it_needs(script):
-    """Inline metadata (PEP 723), by which `uv run` sets up what the script and its siblings import, at the versions
-    of requirements.txt"""
+    """Inline metadata (PEP 723), by which `uv run` sets up what the script and its siblings import, and those that it
+    starts from the run list, at the versions of requirements.txt"""
+    started = {match[1] for result in runs.RESULTS if (match := re.match(r"python3 (\w+)\.py", result.flags))}
     scripts = {path.stem: path.read_text("utf-8") for path in ROOT.glob("*.py")}
     lines = re.search(r"^# /// script\n((?:# .*\n)*)# ///$", scripts[script[:-3]], re.M)[1].splitlines()
     python, needs = (line.removeprefix("# ").partition(" = ")[2] for line in lines)
@@ -188,7 +189,7 @@ def test_a_script_says_what_it_needs(script):
     while left:
         seen.add(name := left.pop())
         imported = set(re.findall(r"^ *(?:import|from) (\w+)", scripts[name], re.M))
-        left |= imported & scripts.keys() - seen
+        left |= (imported | (started if "runs" in imported else set())) & scripts.keys() - seen
         seen |= imported & asked.keys()
     assert python == '">=3.10"' and sorted(re.findall(r'"(.*?)"', needs)) == sorted(
         f"{name}>={asked[name]}" for name in seen & asked.keys())
