@@ -52,7 +52,7 @@ THREE_SETS = "toys2-azimuth+toys3-azimuth+toys4-azimuth"
 SIX_SETS = "+".join(f"toys{toy_seed}-azimuth" for toy_seed in range(5, 11))
 CLAIMS = (
     Claim("multimnist-accuracy", "A capsule network classifies both of two overlapping digits.",
-          f"exact match 94.8% ({SABOUR}, Table 1)", REPRODUCED,
+          f"exact match 94.8% ({SABOUR}, Table 1)", f"{REPRODUCED}: by a deeper network",
           (of("paper's protocol, 1.2 million pairs", "multimnist", "main/paper-protocol", "test_exact_match",
               "percent"),
            of("harder pairs (IoU >= 0.8), 1.2 million", "multimnist", "main/residual", "test_exact_match", "percent"),
@@ -60,7 +60,7 @@ CLAIMS = (
           (of("pretrained network, harder pairs (IoU >= 0.8)", "multimnist", "weights/residual", "test_exact_match",
               "percent"),)),
     Claim("multimnist-cnn", "The capsule network classifies more pairs of digits than a CNN.",
-          f"94.8% against 91.9%: +2.9 points ({SABOUR}, Table 1)", PART,
+          f"94.8% against 91.9%: +2.9 points ({SABOUR}, Table 1)", f"{PART}: little over a CNN with GAP",
           (multi("default CapsNet - CNN with a dense layer, 72,000 pairs", "main/deep", "control/cnn"),
            multi("default CapsNet - vector-dense (no primary capsules, no routing)", "main/deep",
                  "control/vector-dense"),
@@ -70,9 +70,11 @@ CLAIMS = (
            multi("default CapsNet - CNN with GAP, 22 configurations tried for each", "main/deep",
                  "control/cnn-head-gap-tuned"),
            multi("CapsNet with 1 iteration - that CNN", "control/iters-1", "control/cnn-head-gap-tuned"),
-           multi("CapsNet without reconstruction - that CNN", "control/no-recon", "control/cnn-head-gap-tuned"))),
+           multi("CapsNet without reconstruction - that CNN", "control/no-recon", "control/cnn-head-gap-tuned"),
+           multi("receptive fields of half a digit: CapsNet - CNN with GAP", "half-digit/iters-3",
+                 "half-digit/cnn-head-gap"))),
     Claim("multimnist-routing", "Three routing iterations are better than one.",
-          f"94.8% against 92.5%: +2.3 points ({SABOUR}, Table 1)", PART,
+          f"94.8% against 92.5%: +2.3 points ({SABOUR}, Table 1)", f"{PART}: little, or in a less accurate network",
           (multi("receptive fields of a whole digit, 72,000 pairs", "main/deep", "control/iters-1"),
            multi("receptive fields of half a digit, 72,000 pairs", "half-digit/iters-3", "half-digit/iters-1"),
            multi("receptive fields of half a digit, 360,000 pairs", "half-digit-long/iters-3",
@@ -88,7 +90,7 @@ CLAIMS = (
            multi("whole digit: reconstruction MSE per pixel, with - without", "main/deep", "main-uniform/deep",
                  "test_recon_mse", "4 digits"))),
     Claim("multimnist-reconstruction", "Each of two overlapping digits is reconstructed from its own capsule.",
-          f"shown in pictures ({SABOUR}, Fig. 5)", REPRODUCED,
+          f"shown in pictures ({SABOUR}, Fig. 5)", f"{REPRODUCED}: less than half of the mean image's error",
           (multi("reconstruction MSE per pixel, CapsNet - cnn-vectors", "main/deep", "control/cnn-vectors",
                  "test_recon_mse", "4 digits"),
            multi("reconstruction MSE per pixel, CapsNet - vector-dense", "main/deep", "control/vector-dense",
@@ -99,11 +101,12 @@ CLAIMS = (
            multi("reconstruction MSE per pixel, CapsNet with 3 iterations - with 1", "main/deep", "control/iters-1",
                  "test_recon_mse", "5 digits"))),
     Claim("mnist", "A capsule network classifies MNIST with hardly an error.",
-          f"test accuracy 99.75 +- 0.005% ({SABOUR}, Table 1)", PART,
+          f"test accuracy 99.75 +- 0.005% ({SABOUR}, Table 1)", f"{PART}: just below the paper",
           (of("small network, digits translated in training", "affnist", "mnist/capsnet-shared", "test_accuracy",
               "percent, 2 digits"),)),
     Claim("affnist-translation", "Of two networks that classify translated digits equally well, the capsule network is "
-          "more accurate on affine digits.", f"affNIST: 79% against 66%: +13 points ({SABOUR}, section 5.2)", PART,
+          "more accurate on affine digits.", f"affNIST: 79% against 66%: +13 points ({SABOUR}, section 5.2)",
+          f"{PART}: over the narrow CNN only",
           (affine("affine digits at any position, CapsNet - CNN", "matched-accuracy/capsnet", "matched-accuracy/cnn"),
            affine("the same, CNN with convolutions as wide as the CapsNet's", "matched-accuracy/capsnet",
                   "matched-accuracy/cnn-64"),
@@ -112,7 +115,7 @@ CLAIMS = (
            affine("affine digits, any position, CapsNet - CNN with max pooling (cnn-dense)", "matched-accuracy/capsnet",
                   "matched-accuracy/cnn-dense"))),
     Claim("affnist-centered", "The capsule network's advantage is robustness to affine transformations.",
-          f"the paper's reading of 79% against 66% ({SABOUR}, section 5.2)", PART,
+          f"the paper's reading of 79% against 66% ({SABOUR}, section 5.2)", f"{PART}: over the GAP-CNN only",
           (affine("affine digits, centered, CapsNet - CNN", "matched-accuracy/capsnet", "matched-accuracy/cnn",
                   "centered_accuracy"),
            affine("the same, CNN with convolutions as wide as the CapsNet's", "matched-accuracy/capsnet",
@@ -155,7 +158,7 @@ CLAIMS = (
                   "centered_accuracy"))),
     Claim("smallnorb-azimuth", "Matrix capsules are more accurate than a CNN at novel azimuths.",
           f"smallNORB, familiar views matched: error 13.5% against 20.0%: +6.5 points ({HINTON}, Table 2)",
-          PART,
+          f"{PART}: over the CNN without batch normalization only",
           (toys("our toys, matrix-capsnet - cnn", "paper-azimuth/matrix-capsnet", "paper-azimuth/cnn"),
            toys("our toys, matrix-capsnet - cnn-bn", "paper-azimuth/matrix-capsnet", "paper-azimuth/cnn-bn"),
            toys("familiar azimuths, matrix-capsnet - cnn", "paper-azimuth/matrix-capsnet", "paper-azimuth/cnn",
@@ -181,7 +184,8 @@ CLAIMS = (
            toys("matrix-capsnet - cnn", "shapes/matrix-capsnet", "shapes/cnn"),
            toys("nearest neighbor - matrix-capsnet", "shapes/nearest", "shapes/matrix-capsnet"))),
     Claim("em-routing", "Matrix capsules need EM routing.",
-          f"standard smallNORB, error with 1 and 2 iterations: 9.7%, 2.2%: 7.5 points ({HINTON}, Table 1)", PART,
+          f"standard smallNORB, error with 1 and 2 iterations: 9.7%, 2.2%: 7.5 points ({HINTON}, Table 1)",
+          f"{PART}: in a small head only",
           (toys("matrix-head trained with 2 iterations - with 1, novel azimuths", "heads-azimuth/matrix-head",
                 "heads-azimuth/matrix-head-iters-1"),
            toys("the same, novel elevations", "heads-elevation/matrix-head", "heads-elevation/matrix-head-iters-1"),
@@ -206,7 +210,8 @@ CLAIMS = (
               pair("before training, primary capsules", "smallnorb", "background-activity/matrix-capsnet",
                    "background-activity/matrix-capsnet", f"{BEFORE}.primary.0 vs {BEFORE}.primary.1", "3 digits"),)),
     Claim("confidence-on-noise", "A capsule's length is the probability that its entity is present.",
-          f"length is the probability that the entity is present ({SABOUR}, section 2)", PART,
+          f"length is the probability that the entity is present ({SABOUR}, section 2)",
+          f"{PART}: in one of two networks",
           (auroc("AUROC, digits against noise (chance 0.5): capsnet-shared, longest capsule", "probes/capsnet-shared",
                  "detection.noise.length"),
            auroc("capsnet-shared, difference of the two longest", "probes/capsnet-shared", "detection.noise.margin"),
@@ -224,28 +229,28 @@ TABLE = (
     ("multimnist-accuracy", f"A CapsNet [classifies two overlapping digits]({MULTI}) (both digits correct)", "94.8%",
      "paper's pairs, a deeper network, 1.2 million deformed training pairs (paper: 60 million): {1}"),
     ("multimnist-cnn", "... and makes fewer errors than a CNN", "+2.9",
-     "paper's pairs, 1.2 million, CNN with GAP: {3}; pairs that overlap more, 72,000, CNN with GAP: {5}, with a dense "
-     "layer: {1}"),
+     "CNN with GAP: {3} on the paper's pairs, 1.2 million; {5} on pairs that overlap more, 72,000; there, CNN with a "
+     "dense layer: {1}"),
     ("multimnist-routing", f"[Three routing iterations]({MULTI}#ablations) are better than one", "+2.3",
-     "pairs that overlap more, 72,000; default network: {1}; `half-digit`: {2}, after 360,000 pairs {3}; `residual`, "
-     "1.2 million pairs: {4}"),
+     "pairs that overlap more; default network, 72,000: {1}; `half-digit`, 72,000: {2}, 360,000: {3}; `residual`, 1.2 "
+     "million: {4}"),
     ("multimnist-reconstruction", f"Each digit is [reconstructed]({MULTI}#results) from its own capsule",
-     "pictures", "MSE per pixel: CapsNet {3}, mean image {4}; CapsNet minus a CNN with ten ReLU vectors {1}, minus ten "
-     "vectors with squash and margin loss {2}, with 3 iterations minus with 1 {6}"),
+     "pictures", "MSE per pixel, lower is better: CapsNet {3}, mean image {4}; CapsNet minus ten ReLU vectors of a CNN "
+     "{1}, minus ten vectors with squash and margin loss {2}; 3 routing iterations minus 1: {6}"),
     ("mnist", f"A CapsNet classifies [MNIST]({AFFINE}#mnist)", "99.75% (1 iteration: 99.71%)",
      "a small network with 1 iteration: {1}"),
     ("affnist-translation", f"CapsNets are more robust to [affine transformations]({AFFINE}) than CNNs that are as "
-     "accurate on translated digits", "+13", "any position: narrow CNN {1}, CNN as wide as the CapsNet {2}, CNN "
-     "with max pooling {4}; centered: narrow CNN {affnist-centered 1}, CNN with max pooling {affnist-centered 4}, on a "
-     "modern backbone GAP-CNN {affnist-centered 5}"),
+     "accurate on translated digits", "+13", "any position: CNN with max pooling, as the paper's {4}, narrow CNN "
+     "{1}, CNN as wide as the CapsNet {2}; centered: CNN with max pooling {affnist-centered 4}, narrow CNN "
+     "{affnist-centered 1}, on a modern backbone GAP-CNN {affnist-centered 5}"),
     ("smallnorb-azimuth", f"Matrix capsules are better at [novel azimuths]({NORB_CHAPTER}) than CNNs", "+6.5",
-     "rendered toys, a small version of the paper's CNN: {1}, on three other sets of toys {4}; the same CNN with batch "
-     "normalization, which our capsules have: {2}; a larger GAP-CNN: {5}; familiar azimuths, not matched: {3}"),
+     "rendered toys; a small version of the paper's CNN: {1}, on three other sets of toys {4}, at familiar azimuths "
+     "{3}; this CNN with batch normalization, which our capsules have: {2}; a larger GAP-CNN: {5}"),
     ("smallnorb-elevation", "... and at novel elevations", "+5.5",
      "rendered toys, a small version of the paper's CNN: {1}; with batch normalization: {2}"),
     ("em-routing", f"Matrix capsules [need EM routing]({NORB_CHAPTER}#ablations): 2 iterations against 1",
-     "+7.5 (standard test)", "a small head on toys: novel azimuths {1}, repeated {6}; novel elevations {2}; "
-     "familiar azimuths {5}. 3 iterations, the paper's choice, are worse than 2 in `matrix-capsnet`"),
+     "+7.5 (standard test)", "`matrix-head`, matrix capsules on a small CNN, toys: familiar azimuths {5}; novel "
+     "azimuths {1}, trained again {6}; novel elevations {2}. In `matrix-capsnet` 3 iterations are worse than 2"),
     ("confidence-on-noise", f"A capsule's length is the [probability]({AFFINE}#inside-the-network) that its entity is "
      "present", "definition", "AUROC, digits against noise (chance 0.5), range of seeds: 3 iterations, a matrix per "
      "position, as in the paper {3}; 1 iteration, shared matrices {1}"))
