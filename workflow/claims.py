@@ -240,7 +240,7 @@ TABLE = (
     ("mnist", f"A CapsNet classifies [MNIST]({AFFINE}#mnist)", "99.75% (1 iteration: 99.71%)",
      "a small network with 1 iteration: {1}"),
     ("affnist-translation", f"CapsNets are more robust to [affine transformations]({AFFINE}) than CNNs that are as "
-     "accurate on translated digits", "+13", "any position: CNN with max pooling, as the paper's {4}, narrow CNN "
+     "accurate on translated digits", "+13", "any position: CNN with max pooling (as in the paper) {4}, narrow CNN "
      "{1}, CNN as wide as the CapsNet {2}; centered: CNN with max pooling {affnist-centered 4}, narrow CNN "
      "{affnist-centered 1}, on a modern backbone GAP-CNN {affnist-centered 5}"),
     ("smallnorb-azimuth", f"Matrix capsules are better at [novel azimuths]({NORB_CHAPTER}) than CNNs", "+6.5",
