@@ -4,6 +4,7 @@ All axes have different sizes, so the shape of an output tells the order of its 
 input: its axes' letters in order, with 1 for a singleton and PQ for a pose matrix in place of H. See check.py.
 """
 import contextlib
+import difflib
 import importlib
 import importlib.util
 import inspect
@@ -19,6 +20,7 @@ import numpy as np
 
 AXES = {"N": "samples", "I": "input capsules", "J": "output capsules", "D": "entries of an input capsule", "E":
         "entries of an output capsule", "H": "entries of a pose matrix"}
+IMPORTED = frozenset(sys.modules)  # such as numpy, which must not be imported twice
 SIZES = {"N": 3, "I": 7, "J": 5, "D": 4, "E": 6, "H": 16, "K": 5}
 
 # what: title. inputs, outputs: name -> axes. votes: the input whose axes J and E or H belong to votes
@@ -55,6 +57,8 @@ def load(target):
     latest = []                    # the object, from the latest import that succeeded
 
     def module():
+        if path is None and place in IMPORTED:
+            return importlib.import_module(place)
         sys.modules.pop(place, None)
         if path is None:
             importlib.invalidate_caches()
@@ -89,7 +93,10 @@ def load(target):
         for part in name.split("."):
             if not hasattr(found, part):
                 names = [n for n in vars(found) if not n.startswith("_") and callable(getattr(found, n))]
-                raise Unusable(f"{place} has no {part}. It has: {', '.join(names) or 'nothing that can be called'}")
+                names.sort(key=lambda known: -difflib.SequenceMatcher(None, known, part).ratio())      # similar first
+                more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+                raise Unusable(f"{place} has no {part}. It has: "
+                               f"{', '.join(names[:10]) or 'nothing that can be called'}{more}")
             found = getattr(found, part)
         if not callable(found) or inspect.isclass(found):
             raise Unusable(f"{target} is {'a class' if inspect.isclass(found) else 'not a function'}. Write a function "

@@ -495,7 +495,8 @@ def test_functions_that_cannot_be_checked(run, source, flags, message):
     ("no_such_module:route", "no module named"),
     (f"{ROOT}/conformance/examples/numpy_right.py:nothing", "It has: route, route_backward"),
     (f"{ROOT}/conformance/examples/numpy_right.py:__name__", "is not a function"),
-    ("fractions:Fraction", "is a class")])
+    ("fractions:Fraction", "is a class"), ("numpy:linalg.norm", "no order of the axes"),
+    ("numpy:routed", "more")])
 def test_targets_that_are_not_there(target, message, capsys):
     assert check.main([target]) == 2
     text = capsys.readouterr().err

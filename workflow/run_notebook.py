@@ -13,8 +13,12 @@ def main():
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--write", action="store_true", help="store the outputs in the notebook")
     write = parser.parse_args().write
-    import nbformat
-    from nbclient import NotebookClient
+    try:
+        import nbformat
+        from nbclient import NotebookClient
+    except ImportError as error:
+        parser.exit(2, f"error: {error.name} is not installed. Install what it needs: "
+                       "python3 -m pip install nbformat nbclient ipykernel\n")
     notebook = nbformat.read(PATH, 4)
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(PATH.parent)}}).execute()
     for cell in notebook.cells:
