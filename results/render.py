@@ -226,13 +226,9 @@ def claims_table(results):
     """Return README's table of claims"""
     rows = []
     for name, sentence, paper, ours in claims.TABLE:
-        marks = [mark if " " in mark else f"{name} {mark}" for mark in re.findall(r"\{(.*?)\}", ours)]
-        numbers = iter(with_n(results, *measure(mark)) for mark in marks)
-        names = list(dict.fromkeys([name, *(mark.partition(" ")[0] for mark in marks)]))
-        verdict, *others = (claims.BY_NAME[of].verdict for of in names)
-        verdicts = [verdict, *(f"`{of}`: {other}" for of, other in zip(names[1:], others) if other != verdict)]
-        rows.append([sentence, paper, re.sub(r"\{.*?\}", lambda _, numbers=numbers: next(numbers), ours),
-                     "; ".join(verdicts), ", ".join(f"`{of}`" for of in names)])
+        numbers = {k: with_n(results, *measure(f"{name} {k}")) for k in re.findall(r"\{(\d+)\}", ours)}
+        ours = re.sub(r"\{(\d+)\}", lambda found, numbers=numbers: numbers[found[1]], ours)
+        rows.append([sentence, paper, ours, claims.BY_NAME[name].verdict, f"`{name}`"])
     return markdown(["Claim", "Paper", "Here", "Verdict", "Name"], rows)
 
 

@@ -235,14 +235,15 @@ TABLE = (
      "pairs that overlap more; default network, 72,000: {1}; `half-digit`, 72,000: {2}, 360,000: {3}; `residual`, 1.2 "
      "million: {4}"),
     ("multimnist-reconstruction", f"Each digit is [reconstructed]({MULTI}#results) from its own capsule",
-     "pictures", "MSE per pixel, lower is better: CapsNet {3}, mean image {4}; CapsNet minus ten ReLU vectors of a CNN "
-     "{1}, minus ten vectors with squash and margin loss {2}; 3 routing iterations minus 1: {6}"),
+     "pictures", "MSE per pixel, lower is better: CapsNet {3}, mean image {4}; CapsNet minus a CNN's ten vectors with "
+     "squash and margin loss: {2}"),
     ("mnist", f"A CapsNet classifies [MNIST]({AFFINE}#mnist)", "99.75% (1 iteration: 99.71%)",
      "a small network with 1 iteration: {1}"),
     ("affnist-translation", f"CapsNets are more robust to [affine transformations]({AFFINE}) than CNNs that are as "
-     "accurate on translated digits", "+13", "any position: CNN with max pooling (as in the paper) {4}, narrow CNN "
-     "{1}, CNN as wide as the CapsNet {2}; centered: CNN with max pooling {affnist-centered 4}, narrow CNN "
-     "{affnist-centered 1}, on a modern backbone GAP-CNN {affnist-centered 5}"),
+     "accurate on translated digits", "+13", "any position; CNN with max pooling (as in the paper): {4}; narrow CNN: "
+     "{1}; CNN as wide as the CapsNet: {2}"),
+    ("affnist-centered", "... also at the center, where no position is new", "not tested", "CNN with max pooling: {4}; "
+     "narrow CNN: {1}; GAP-CNN on a modern backbone: {5}"),
     ("smallnorb-azimuth", f"Matrix capsules are better at [novel azimuths]({NORB_CHAPTER}) than CNNs", "+6.5",
      "rendered toys; a small version of the paper's CNN: {1}, on three other sets of toys {4}, at familiar azimuths "
      "{3}; this CNN with batch normalization, which our capsules have: {2}; a larger GAP-CNN: {5}"),
