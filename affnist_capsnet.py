@@ -718,10 +718,10 @@ def classification_loss(out, labels, config):
 
 # -------------------------------------------------------------- the networks
 
-CAPSULES, CNNS = ("capsnet-shared", "capsnet", "vector-gap", "vector-gmp"), ("cnn-gap", "cnn-gmp", "cnn-dense", "cnn")
-ROUTED, VECTORS = CAPSULES[:2], CAPSULES[2:]                   # primary capsules and votes; ten pooled class vectors
-MODELS = CAPSULES + CNNS
-PAPER_MODELS = ("capsnet", "cnn-dense", "cnn")                 # models that presets small and paper have
+ROUTED, VECTORS = ("capsnet-shared", "capsnet"), ("vector-gap", "vector-gmp")       # with votes; ten pooled vectors
+POOLED_CNNS = "cnn-gap", "cnn-gmp"                             # as large as capsnet-shared by the channels of Conv5
+CAPSULES, CNNS = ROUTED + VECTORS, (*POOLED_CNNS, "cnn-dense", "cnn")
+MODELS, PAPER_MODELS = CAPSULES + CNNS, ("capsnet", "cnn-dense", "cnn")     # all; those that small and paper have
 E, D = 8, 16                       # dimensions of a primary and of a digit capsule
 VOTES_GAIN = 16.0                  # initial variance of the sum of a digit's votes / variance of primary capsules
 CONV3, CONV5 = 64, 128             # channels of the backbone's third and fourth convolutions, and of its fifth
@@ -742,7 +742,7 @@ def backbone(config, width):
         return "conv2d", name, K, stride, F
     capsules = SIZES[config.preset][0] * E
     deep = (conv("conv1", c), relu, conv("conv2", c), pool, relu, conv("conv3", CONV3), relu, conv("conv4", CONV3),
-            pool, relu, conv("conv5", width if config.model in ("cnn-gap", "cnn-gmp") else CONV5), relu)
+            pool, relu, conv("conv5", width if config.model in POOLED_CNNS else CONV5), relu)
     if config.model == "cnn":                      # in the paper 256, 256 and 128 channels, 328 and 192 units
         layers = (conv("conv1", c, K=5), relu, conv("conv2", c, K=5), relu, conv("conv3", -(-c // 2), K=5), relu,
                   ("flatten",), ("linear", "fc1", width), relu, ("linear", "fc2", -(-width * 192 // 328)), relu,
@@ -750,7 +750,7 @@ def backbone(config, width):
     elif config.model == "cnn-dense":
         layers = (*deep, ("flatten",), ("linear", "fc1", width), relu, ("dropout",),
                   ("linear", "fc2", config.n_classes))
-    elif config.model in ("cnn-gap", "cnn-gmp"):
+    elif config.model in POOLED_CNNS:
         layers = (*deep, global_pool, ("linear", "fc1", config.n_classes))
     elif config.model in VECTORS:
         layers = (*deep, conv("primary", config.n_classes * D, K=1), global_pool)
@@ -795,8 +795,8 @@ def param_shapes(config, width=0):
 def matched_width(config):
     """Return the width at which a CNN has about as many parameters as the preset's capsule network without decoder.
 
-    The width is the number of channels of Conv5 of cnn-gap and cnn-gmp, which are matched to capsnet-shared, and of
-    units of the first hidden layer of cnn-dense and cnn, which are matched to capsnet. Return 0 for capsules, and
+    The width is the number of channels of Conv5 of POOLED_CNNS, which are matched to capsnet-shared, and of units of
+    the first hidden layer of cnn-dense and cnn, which are matched to capsnet. Return 0 for capsules, and
     config.width where it is set.
     """
     if config.width or config.model in CAPSULES:
@@ -804,7 +804,7 @@ def matched_width(config):
 
     def size(width, config=config):
         return sum(math.prod(shape) for shape in param_shapes(config, width).values())
-    reference = "capsnet-shared" if config.model in ("cnn-gap", "cnn-gmp") else "capsnet"
+    reference = "capsnet-shared" if config.model in POOLED_CNNS else "capsnet"
     target = size(0, dataclasses.replace(config, model=reference, conv1_channels=None, recon_weight=0.0))
     above = bisect_left(range(1, 4096), target, key=size) + 1             # the least width with at least target weights
     return min((max(1, above - 1), above), key=lambda width: abs(size(width) - target))

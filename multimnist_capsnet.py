@@ -912,7 +912,7 @@ def announce(run, digits):
     """Print the data, the network and the settings at the start of a run"""
     config = run.config
     run.progress.say(
-        f"data       {', '.join(f'{len(digits[name][1]):,} {name}' for name in ('train', 'val', 'test'))} "
+        f"data       {', '.join(f'{len(digits[k][1]):,} {k}' for k in ('train', 'val', 'test') if k in digits)} "
         f"{data_name(digits['source'])}; pairs with IoU >= {config.min_iou:g}, merge {config.merge}, warp "
         f"{config.warp:g}\n"
         f"network    {config.model}, preset {config.preset}: {n_params(run.params):,} parameters\n"

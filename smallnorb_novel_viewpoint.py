@@ -343,7 +343,7 @@ def epoch_samples(data, epoch, config, dtype=np.float32):
     margin = MARGINS[0] + (MARGINS[1] - MARGINS[0]) * epoch / max(1, config.n_epochs - 1)
     for k, start in enumerate(range(0, len(order), size)):
         rng, rows = rng_for(config.seed, "batches", epoch, k), order[start:start + size]
-        images = crop_batch(train["images"], rows, rng, dtype) if data["source"] != "shapes" else train["images"][rows]
+        images = crop_batch(train["images"], rows, rng, dtype) if config.data != "shapes" else train["images"][rows]
         yield {"images": images, "labels": train["labels"][rows], "margin": np.full(len(rows), margin, np.float32)}
 
 
@@ -1843,7 +1843,7 @@ def backbone(config, width=0):
         positions = infer_shapes(layers, SIDE, N_CHANNELS[config.data]).along
         coordinates = (("coordinates", tuple(positions)),) if config.coordinates else ()
         return (*layers, *coordinates, *conv("conv5", 3, 1, width), ("global_avg_pool",), ("linear", "fc1", N_CLASSES))
-    return layers + capsules(3, width * (D + 1 if config.model == "matrix-head" else VECTOR))
+    return layers + capsules(3, width * (D + 1 if config.model in MATRIX_MODELS else VECTOR))
 
 
 def class_capsule_inputs(config, width=0):
@@ -1858,7 +1858,7 @@ def class_capsule_inputs(config, width=0):
         types = SIZES[config.preset][2:]
         layers += tuple(("conv2d", name, 3, stride, F) for (name, stride), F in zip(CONV_CAPS, types))
     grid = infer_shapes(layers, SIDE, N_CHANNELS[config.data])
-    capsule_size = {"matrix-capsnet": 1, "matrix-head": D + 1}.get(config.model, VECTOR)
+    capsule_size = 1 if config.model == "matrix-capsnet" else D + 1 if config.model in MATRIX_MODELS else VECTOR
     centers = receptive_field_centers(grid.along)
     return SimpleNamespace(side=grid.side, types=grid.channels // capsule_size, centers=centers)
 

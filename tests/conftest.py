@@ -30,9 +30,9 @@ TOY = dict(
 TINY = mc.Config(**TOY, preset="classic", conv1_channels=3)
 DEEP = mc.Config(**TOY, preset="deep", conv1_channels=3, conv3_channels=6, norm="none")
 CNN = mc.Config(**TOY, model="cnn", norm="none", conv1_channels=3, conv3_channels=6)
-NETWORKS = {"paper": TINY, "deep": DEEP, "cnn": CNN, "cnn of means": dataclasses.replace(CNN, cnn_head="gap"),
-            "cnn of vectors": dataclasses.replace(CNN, model="cnn-vectors", conv3_channels=32),
-            "vector-dense": dataclasses.replace(CNN, model="vector-dense"),
+NETWORKS = {**{model: dataclasses.replace(CNN, model=model) for model in mc.MODELS if model != "capsnet"},
+            "paper": TINY, "deep": DEEP, "cnn of means": dataclasses.replace(CNN, cnn_head="gap"),
+            "cnn-vectors": dataclasses.replace(CNN, model="cnn-vectors", conv3_channels=32),
             "normalized": dataclasses.replace(DEEP, norm="batch", muon=0.02),
             "residual": dataclasses.replace(DEEP, norm="batch", preset="residual", conv3_channels=4),
             "half-digit": dataclasses.replace(DEEP, preset="half-digit"),
