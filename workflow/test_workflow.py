@@ -95,6 +95,16 @@ def test_a_run_without_golden_values_is_not_started(project):
     assert code != 0 and "error: no golden values for multimnist_capsnet/main/deep-0; store them with" in out
 
 
+def test_one_table_or_one_setting_can_be_made_alone(project):
+    with open(project / "workflow" / "runs.py", "a", encoding="utf-8") as file:
+        file.write('RESULTS = [Result(MULTI, table, "deep", 0, TOY_FLAGS, 0.1) for table in ("main", "control")]\n')
+    for only, n in (("multimnist_capsnet", 2), ("multimnist_capsnet/main", 1), ("multimnist_capsnet/main/deep", 1)):
+        code, out = run(project, "tables", "--dry-run", "--config", f"only={only}")
+        assert code == 0 and f"{n} of {n} results are missing or stale" in out
+    code, out = run(project, "tables", "--dry-run", "--config", "only=multimnist_capsnet/mian")
+    assert code != 0 and "error: --config only=multimnist_capsnet/mian: workflow/runs.py has no such" in out
+
+
 def test_figures_and_animations_are_listed_with_their_time(project):
     code, out = run(project, "figures", "animations", "weights", "--dry-run", "--printshellcmds")
     drawn = re.findall(r"^Job \d+: (figures|animations) (\S+): about \d+ minutes of two cores$", out, re.M)
