@@ -4,6 +4,7 @@
 # ///
 """What the scripts that draw figures and animations share: style, flags, the networks to draw, output files, training
 curves. They import it; it is not a command."""
+import hashlib
 import os
 import sys
 from collections.abc import Callable
@@ -24,7 +25,9 @@ except ImportError as error:
     print(f"error: {error.name} is missing: {sys.executable} -m pip install matplotlib imageio", file=sys.stderr)
     sys.exit(2)
 import numpy as np
+from matplotlib.collections import Collection
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
@@ -212,9 +215,22 @@ def make_outdir(outdir, names):
     check_writable(*(outdir / f"{name}.png" for name in names))
 
 
+def content_digest(fig):
+    """Return a digest of a figure's texts and of the points of its lines, bands and marks, to five digits.
+
+    Computed before the figure is drawn: ticks, and the layout, depend on matplotlib's version.
+    """
+    shown = [text.get_text() for text in fig.findobj(Text)]
+    for points in (*(line.get_xydata() for line in fig.findobj(Line2D)),
+                   *(path.vertices for marks in fig.findobj(Collection) for path in marks.get_paths())):
+        shown += [f"{x:.5g}" for x in np.asarray(points, float).ravel()]
+    return hashlib.sha256("\n".join(shown).encode()).hexdigest()[:16]
+
+
 def write_figure(fig, path, say=print):
-    """Write a matplotlib Figure as a PNG, or as an SVG if `path` ends so, atomically"""
-    metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+    """Write a matplotlib Figure as a PNG, or as an SVG if `path` ends so, atomically. A PNG holds content_digest's
+    result as the text "Content"."""
+    metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None, "Content": content_digest(fig)}
     write_atomically(path, lambda file: fig.savefig(file, format=path.suffix[1:], dpi=100, metadata=metadata))
     say(f"wrote {path}  ({path.stat().st_size / 1e3:.0f} kB)")
 

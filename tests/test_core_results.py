@@ -1,4 +1,5 @@
 """Results as lines of tables; golden values, which decide what is stale; tables and numbers in the documents."""
+import importlib
 import json
 import math
 import os
@@ -6,10 +7,12 @@ import re
 import shlex
 import sys
 
+import figures
 import multimnist_capsnet as mc
 
 import pytest
 from conftest import ROOT
+from PIL import Image
 
 sys.path[:0] = [str(ROOT / "results"), str(ROOT / "workflow")]
 import golden  # noqa: E402
@@ -339,3 +342,31 @@ def test_what_is_not_there_is_named(tmp_path):
 def test_the_projects_documents_say_what_its_results_say():
     said = []
     assert render.render(ROOT, ROOT / "results", check=True, say=said.append) == 0, said
+
+
+@pytest.mark.parametrize("experiment", [*runs.EXPERIMENTS, "findings"])
+def test_figures_of_results_are_drawn_from_the_results_of_today(experiment, tmp_path, monkeypatch):
+    """A PNG holds a digest of what it shows. If it fails, draw anew: visualize_EXPERIMENT.py --results, or
+    results/render.py --pictures"""
+    results, shown = render.Results(ROOT / "results"), {}
+    monkeypatch.setattr(figures, "write_figure", lambda fig, path, say: shown.update({path.stem: fig}))
+    if experiment == "findings":
+        render.pictures(results, tmp_path)
+    else:
+        module = importlib.import_module(f"visualize_{experiment}")
+        shown = {name: draw(results) for name, draw in module.OF_RESULTS.items()}
+    stale = [name for name, fig in shown.items() if figures.content_digest(fig) != Image.open(
+        ROOT / "viz" / experiment / f"{name}.png").text.get("Content")]
+    assert shown and not stale
+
+
+def test_the_digest_of_a_figure_follows_its_points_and_its_texts():
+    def digest(y=1.0, low=0.5, label="n = 3"):
+        fig = figures.new_figure(2, "title")
+        axes = fig.subplots()
+        axes.errorbar([0, 1], [y, 2], [0.1, 0.2])
+        axes.set_title(label)
+        axes.fill_between([0, 1], [low, low], [2, 2])
+        return figures.content_digest(fig)
+    assert digest() == digest() == digest(1.0000001)
+    assert len({digest(), digest(1.001), digest(low=0.51), digest(label="n = 4")}) == 4
