@@ -240,10 +240,10 @@ class Guide:
         return views[light, 0], norb.crop_batch(norb.downsample(views)[[light]], [0])
 
     def toy(self, **view):
-        """Return the picture of a test toy and every network's scores."""
+        """Return the picture of a test toy and every network's activations; of a CNN its scores."""
         picture, image = self.view(**view)
         outputs = [norb.forward(network.weights, image, network.config)[0] for *_, network in self.toy_networks]
-        return {"image": encode(picture), "answers": [out["scores"][0].tolist() for out in outputs]}
+        return {"image": encode(picture), "answers": [out.get("a", out["scores"])[0].tolist() for out in outputs]}
 
     def ring(self, is_stale, **view):
         """Return every network's predictions for a test toy at each of AZIMUTHS."""

@@ -110,6 +110,10 @@ def test_a_toy_rotates(page):
     found = page.guide.answer({"ask": "toy", **fields})["answers"]
     assert fields["azimuth"] > 60 and fields["elevation"] < 40
     assert page.js(PREDICTIONS, "toy") == [explore.norb.NORB_NAMES[np.argmax(scores)] for scores in found]
+    for k in range(len(found)):                                             # bars: shares of the five classes
+        shares = page.js(f"return [...$('toy-cards').children[{k}].querySelectorAll('i')].map(bar => "
+                         "parseFloat(bar.style.getPropertyValue('--size')))")
+        assert min(shares) >= 0 and sum(shares) == pytest.approx(100)
     assert page.js("return document.querySelectorAll('#ring .correct, #ring .wrong').length") == 36 * len(found)
 
 
