@@ -42,6 +42,12 @@ FOREST = [                         # rows of render.forest: heading, or label, f
     "capsnet minus cnn (preset small), matched validation accuracy",
     *((test.replace("\n", " "), "matched-accuracy/capsnet", "matched-accuracy/cnn", key)
       for key, test in list(TESTS.items())[1:]),
+    "the same, minus the CNN with convolutions as wide as the CapsNet's (cnn-64)",
+    *((test.replace("\n", " "), "matched-accuracy/capsnet", "matched-accuracy/cnn-64", key)
+      for key, test in list(TESTS.items())[1:]),
+    "capsnet minus cnn, each trained on digits at any position until 95% are correct",
+    *((test, "any-position-matched/capsnet", "any-position-matched/cnn", key) for key, test in (
+        ("centered_accuracy", "affine, centered"), ("affine_accuracy", "affine, any position"))),
     "capsnet minus cnn, each trained on 96,000 digits at any position",
     *((test, "any-position/capsnet", "any-position/cnn", key) for key, test in (
         ("centered_accuracy", "affine, centered"), ("affine_accuracy", "affine, any position"))),
@@ -52,13 +58,13 @@ FOREST = [                         # rows of render.forest: heading, or label, f
     "CapsNet with shared matrices, 1 iteration (capsnet-shared) minus each control, affine digits",
     affine("CNN with GAP (cnn-gap)", "backbone/capsnet-shared", "backbone/cnn-gap"),
     affine("CNN with GMP (cnn-gmp)", "backbone/capsnet-shared", "backbone/cnn-gmp"),
-    affine("ten GAP vectors (vector-gap)", "backbone/capsnet-shared", "backbone/vector-gap"),
+    affine("ten pooled class vectors (vector-gap)", "backbone/capsnet-shared", "backbone/vector-gap"),
     affine("one matrix per position (capsnet, 1 iteration)", "backbone/capsnet-shared", "backbone/capsnet-iters-1"),
     "The same, trained on 10 digits of each class",
     affine("CNN with GAP (cnn-gap)", "few-10/capsnet-shared", "few-10/cnn-gap"),
     affine("CNN with GMP (cnn-gmp)", "few-10/capsnet-shared", "few-10/cnn-gmp"),
-    affine("ten GAP vectors (vector-gap)", "few-10/capsnet-shared", "few-10/vector-gap"),
-    "Effect of each component, added one after another to a CNN with ten GAP vectors, affine digits",
+    affine("ten pooled class vectors (vector-gap)", "few-10/capsnet-shared", "few-10/vector-gap"),
+    "Effect of each component, added one after another to ten pooled class vectors, affine digits",
     affine("primary capsules, shared matrices, coordinates", "components/transformation", "components/start"),
     affine("3 routing iterations instead of 1", "components/routing", "components/transformation"),
     affine("squash", "components/squash", "components/routing"),

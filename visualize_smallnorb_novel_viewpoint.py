@@ -46,6 +46,8 @@ FOREST = [                         # rows of render.forest: heading, or label, f
     *both_splits("three other sets of toys, ", f"{OTHER_TOYS}/matrix-capsnet", f"{OTHER_TOYS}/cnn"),
     "matrix-capsnet minus that CNN with batch normalization (cnn-bn)",
     *both_splits("", "paper-{split}/matrix-capsnet", "paper-{split}/cnn-bn"),
+    "matrix-capsnet minus a larger CNN with GAP (cnn-gap)",
+    ("novel azimuths", "paper-azimuth/matrix-capsnet", "heads-azimuth/cnn-gap", "novel"),
     "CapsNet with shared matrices (capsnet-shared) minus CNN with GAP (cnn-gap)",
     *both_splits("wide backbone, ", "wide-{split}/capsnet-shared", "wide-{split}/cnn-gap"),
     *both_splits("three other sets of toys, ", f"{OTHER_TOYS}/capsnet-shared", f"{OTHER_TOYS}/cnn-gap"),
@@ -53,7 +55,8 @@ FOREST = [                         # rows of render.forest: heading, or label, f
     *both_splits("small backbone, ", "heads-{split}/capsnet-shared", "heads-{split}/cnn-gap"),
     "Matrix capsules on the small backbone (matrix-head) minus CNN with GAP (cnn-gap)",
     *both_splits("", "heads-{split}/matrix-head", "heads-{split}/cnn-gap"),
-    "Trained and tested with routing (3 iterations; EM 2) minus the same with 1 iteration (uniform)",
+    "Trained and tested with routing (3 iterations; EM routing: 2) minus the same with 1 iteration",
+    ("capsnet, novel azimuths", "heads-azimuth/capsnet", "heads-azimuth/capsnet-iters-1", "novel"),
     *both_splits("capsnet-shared, ", "heads-{split}/capsnet-shared", "heads-{split}/capsnet-shared-iters-1"),
     *both_splits("matrix-head, ", "heads-{split}/matrix-head", "heads-{split}/matrix-head-iters-1")]
 

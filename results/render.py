@@ -103,7 +103,7 @@ class Results:
     def images_interval(self, experiment, setting, key):
         """Return the 95% interval from the test images if a setting has one result that holds it, else None"""
         found = list(self.runs(experiment, setting).values())
-        return found[0].get(f"{key}_ci95") if len(found) == 1 else None
+        return lookup(found[0], f"{key}_ci95") if len(found) == 1 else None
 
 
 def reached(run):
@@ -123,6 +123,14 @@ def number(run, key):
     for part in key.split("."):
         value = value[int(part)] if isinstance(value, list) else value[part]
     return value
+
+
+def lookup(run, key):
+    """Return a result's value of a key, or None"""
+    try:
+        return number(run, key)
+    except (KeyError, IndexError, TypeError, ValueError):              # ValueError: a name where a list has a place
+        return None
 
 
 # -------------------------------------------------------------- numbers
@@ -300,10 +308,16 @@ def one_by_one(settings):
 
 # -------------------------------------------------------------- the results logs
 
-HEADINGS = {                       # metrics shown in a results log's tables, if a run has them
-    "test_exact_match": "exact match", "test_accuracy": "test", "familiar_accuracy": "translated",
-    "any_position_accuracy": "any position", "centered_accuracy": "affine, centered", "affine_accuracy": "affine",
-    "familiar": "familiar", "novel": "novel", "test_recon_mse": "reconstruction MSE"}
+COLUMNS = {                        # of a results log, if a run has them: heading -> keys, of which the first is shown
+    "exact match": ("test_exact_match", "nearest"), "test": ("test_accuracy",),
+    "translated": ("familiar_accuracy", "nearest.familiar"),
+    "any position": ("any_position_accuracy", "nearest.any_position"),
+    "affine, centered": ("centered_accuracy", "nearest.centered"),
+    "affine, any position": ("affine_accuracy", "nearest.affine"), "familiar": ("familiar",), "novel": ("novel",),
+    "MSE per pixel": ("test_recon_mse",), "after the sign attack": ("sign_attack.vote",),
+    "AUROC, noise": ("detection.noise.length", "detection.noise.probability"),
+    "activation, background": ("background_activity.after.a.primary.0",),
+    "activation, toy": ("background_activity.after.a.primary.1",)}
 
 
 def results_log(results, experiment):
@@ -312,8 +326,10 @@ def results_log(results, experiment):
     text = [f"# {title}: results log", "Every run behind the chapter, generated from the `.jsonl` files in this folder "
             "by `python3 results/render.py`. Each line of these files holds a run's settings, versions, machine and "
             "history.",
-            "Mean +- 95% t interval over seeds; after the slash, half the width of the 95% interval of one run, from "
-            "its test images. Runs with --stop-at count only if they reached that accuracy."]
+            "Mean +- 95% t interval over seeds; after a slash, half the width of the 95% interval of one run, from "
+            "its test images. For one seed, that interval is in parentheses. N of M: N of M planned seeds have been "
+            "run. A run with `--stop-at` that does not reach its accuracy is not in the means. A row on a trained "
+            "network gives the minutes of its training."]
     tables = {}
     for (name, setting), planned in PLANNED.items():
         if name == experiment:
@@ -328,28 +344,34 @@ def log_table(results, experiment, rows):
     """Return a table of a results log. rows: (setting, its planned runs)"""
     found = {setting: list(results.runs(experiment, setting).values()) for setting, _ in rows}
     some = [run for results in found.values() for run in results]
-    keys = [key for key in HEADINGS if any(run.get(key) is not None for run in some)]
+    shown = {heading: keys for heading, keys in COLUMNS.items() if any(key_of(run, keys) for run in some)}
     lines = []
     for setting, planned in rows:
         cells = [f"{len(found[setting])} of {len(planned)}"]
-        for key in keys:
-            has = any(run.get(key) is not None for run in found[setting])
-            images = [run[f"{key}_ci95"] for run in found[setting] if f"{key}_ci95" in run]
+        for heading, keys in shown.items():
+            key = next(filter(None, (key_of(run, keys) for run in found[setting])), None)
+            images = [interval for run in found[setting] if key and (interval := lookup(run, f"{key}_ci95"))]
             half = sum(high - low for low, high in images) / 2 / len(images) if images else None
-            cells.append("" if not has else log_cell(results, experiment, setting, key) +
+            cells.append("" if not key else log_cell(results, experiment, setting, key, heading) +
                          (f" / {half:.3f}" if half and len(images) > 1 else ""))
         for key, factor in (("n_params", 1), ("seconds_train", 1 / 60)):
             numbers = [run[key] * factor for run in found[setting] if key in run]
             cells.append(f"{sum(numbers) / len(numbers):,.{int(factor < 1)}f}" if numbers else "")
         lines.append([setting.split("/")[1], *cells, f"`{planned[0].flags.strip()}`"])
-    header = ["", "seeds", *map(HEADINGS.get, keys), "parameters", "minutes", "flags, or the command"]
+    header = ["", "seeds", *shown, "parameters", "minutes", "flags, or the command"]
     return markdown(header, lines)
 
 
-def log_cell(results, experiment, setting, key):
+def key_of(run, keys):
+    """Return the first of some keys of which a result has a number, or None"""
+    return next((key for key in keys if isinstance(lookup(run, key), (int, float))), None)
+
+
+def log_cell(results, experiment, setting, key, heading):
     """Return a number of a results log; empty if not every seed has it"""
     try:
-        return drawn(results, experiment, setting, "", key)
+        styles = {"MSE per pixel": ("4 digits",), "AUROC, noise": ("2 digits", "range")}.get(heading, ())
+        return drawn(results, experiment, setting, "", key, styles)
     except (KeyError, IndexError, TypeError):              # not every seed has it
         return ""
 

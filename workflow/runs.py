@@ -238,7 +238,7 @@ CAPTIONS = {                       # of each table, in the results log
     (AFF, "backbone"): "Capsule networks and CNNs on one backbone, each trained on 48,000 translated digits.",
     (AFF, "backbone-uniform"): "Trained with routing, tested with uniform coupling coefficients.",
     (AFF, "equal-training-uniform"): "Trained with routing, tested with uniform coupling coefficients.",
-    (AFF, "components"): "From a CNN with ten vectors to a capsule network, one component after another.",
+    (AFF, "components"): "From ten pooled class vectors to a capsule network, one component after another.",
     (AFF, "few-10"): "Trained on ten digits of each class. Seeds 5 to 14 of capsnet-shared and vector-gap were planned "
     "together, after the first five had been looked at.",
     (AFF, "long"): "The pretrained networks: trained on 240,000 translated digits.",
@@ -264,7 +264,7 @@ CAPTIONS = {                       # of each table, in the results log
     **{(NORB, f"toys{toy_seed}-azimuth"): f"capsnet-shared and cnn-gap on the toys of --toy-seed {toy_seed}, novel "
                                           "azimuths."
        for toy_seed in MORE_TOY_SEEDS},
-    (NORB, "em-iterations"): "Networks with EM routing, trained again for the table below.",
+    (NORB, "em-iterations"): "Networks with EM routing, trained again for em-iterations-uniform.",
     (NORB, "em-iterations-uniform"): "Trained with EM routing, tested with one iteration (uniform assignment).",
     (NORB, "background-runs"): "Matrix capsules with another loss, split or set of toys, for background-activity.",
     **{(NORB, f"heads-{split}"): f"Heads of one size on one backbone, novel {split}s." for split in SPLITS},
@@ -274,7 +274,8 @@ CAPTIONS = {                       # of each table, in the results log
     (NORB, "pretrained"): "The CNNs of paper-azimuth, trained again for the pretrained files.",
     (NORB, "gap-toys"): "Toys, trained on azimuths 0 to 60 degrees: accuracy by distance to them.",
     (NORB, "standard"): "smallNORB's standard task: novel instances.",
-    (NORB, "background-activity"): "Mean activation of EM capsules over blank background and over ink."}
+    (NORB, "background-activity"): "Mean activation of primary matrix capsules over the background and over the "
+    "toy, after training."}
 NORB_FIGURES = ("example_views", "familiar_vs_novel", "azimuth_accuracy", "gap_curve", "pose_matrices", "routing",
                 "training_curves", "background_activity", "forest")
 NORB_PRETRAINED = [f"weights/smallnorb_{model}.npz" for model in PAPER]
