@@ -309,11 +309,12 @@ def training_curves(networks):
     fig.supxlabel(f"{first}loss terms are means per sample", fontsize=8, color=GRAY)
     fig.suptitle("Training curves" + "".join(f" of {label}" for label in epochs if len(epochs) == 1), fontsize=11)
     for ax, (title, keys) in zip(fig.subplots(1, len(panels), squeeze=False)[0], panels):
-        for (label, each), color in zip(epochs.items(), COLORS):
+        for (label, each), color, marker in zip(epochs.items(), COLORS, MARKERS):
             for key in (key for key in keys if key in each[0]):
                 words, line = CURVE_STYLES[key.split("_")[0]]
                 ax.plot([epoch["epoch"] for epoch in each], [epoch[key] for epoch in each], line, color=color,
-                        clip_on=False, marker="." if len(each) < 30 else None,
+                        clip_on=False, marker=marker if len(epochs) > 1 else ".", markersize=4,
+                        markevery=-(-len(each) // 30),                  # so that marks do not hide a long curve
                         label=f"{label}, {words}" if len(epochs) > 1 else words)
         ax.set(xlabel="epoch")
         ax.set_title(title, fontsize=10)
@@ -322,7 +323,7 @@ def training_curves(networks):
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
         ax.set_ylim(**{"top": 1} if title == "accuracy" else {"bottom": 0})
         ax.grid(alpha=0.3)
-    ax.legend(fontsize=8, **{"loc": "center left", "bbox_to_anchor": (1, 0.5)} if len(epochs) > 1 else {})
+    ax.legend(fontsize=8, **{"loc": "center left", "bbox_to_anchor": (1.05, 0.5)} if len(epochs) > 1 else {})
     return fig
 
 

@@ -80,7 +80,7 @@ def draw_frames(names, configs, histories, n_sweep, with_training):
     """
     rotating = ROTATING.get(configs[0].data, 2)
     names = [name if len(name) < 20 else name[:16] + "..." for name in names]
-    first, classes = configs[0], CLASS_NAMES if configs[0].data == "shapes" else NORB_NAMES
+    first, classes, noun = configs[0], *((CLASS_NAMES, "shape") if configs[0].data == "shapes" else (NORB_NAMES, "toy"))
     fig = Figure((WIDTH / 100, HEIGHT / 100), dpi=100)
     canvas = FigureCanvasAgg(fig)
     title = fig.suptitle("", fontsize=12, y=0.985)
@@ -121,7 +121,7 @@ def draw_frames(names, configs, histories, n_sweep, with_training):
             if marked:
                 dial.plot(np.deg2rad(azimuth), ring, "o" if correct else "x", color=text.get_color(),
                           markersize=3.5 if correct else 6)
-            text.set_text(f"{name}: {classes[predicted]}{'' if correct else '  (wrong)'}")
+            text.set_text(f"{name}: {classes[predicted]}{'' if correct else ' ✗'}")
             text.set_fontweight("normal" if correct else "bold")
         frames.append(figures.frame_of(canvas))
 
@@ -131,13 +131,13 @@ def draw_frames(names, configs, histories, n_sweep, with_training):
             solid.set_data(fraction, familiar)
             dashed.set_data(fraction, novel)
     n, (low, high) = min(map(len, histories)) if with_training else 0, ranges[1]
-    title.set_text(f"During training (seed {first.seed}): test objects at novel azimuths")
+    title.set_text(f"During training (seed {first.seed}): test {noun}s at novel azimuths")
     for k in range(n):
         show_curves(k + 1)
         azimuth = (low + (high - low) * k / max(1, n - 1)) % 360
         add_frame(k % N_CLASSES, azimuth, k, [history[k][1] for history in histories])
     show_curves(max(map(len, histories)))
-    title.set_text(f"After training: predictions for a test object ({classes[rotating]}) at all azimuths")
+    title.set_text(f"After training: predictions for a test {noun} ({classes[rotating]}) at all azimuths")
     for k in range(n_sweep):
         add_frame(rotating, 360.0 * k / n_sweep, 6 * k // n_sweep, [history[-1][1] for history in histories], True)
     return frames, n

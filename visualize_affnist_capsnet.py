@@ -129,9 +129,9 @@ def draw_examples(run):
 
 
 def draw_reconstructions(run):
-    """Draw one test digit of each class, and its reconstruction from the longest class capsule."""
+    """Draw one test digit of each class, and its reconstruction from the longest digit capsule."""
     kinds = [("test", "test")] if run.config.task == "mnist" else [("test", "translated"), ("affine", "affine")]
-    fig = new_figure(1.9 * len(kinds) + 0.7, "Test digits and their reconstructions from the longest class capsule",
+    fig = new_figure(1.9 * len(kinds) + 0.7, "Test digits and their reconstructions from the longest digit capsule",
                      f"{data_name(run.data['source'])}, network {run.config.model}; above a reconstruction "
                      "is the predicted class (red: wrong)")
     axes, names = fig.subplots(2 * len(kinds), n_shown(run)), affnist.class_names(run.data)
@@ -175,14 +175,14 @@ def draw_matched_accuracy(results):
 
 
 def draw_perturbation(run):
-    """Draw the reconstructions of a translated test digit while each dimension of its class capsule is changed."""
+    """Draw the reconstructions of a translated test digit while each dimension of its digit capsule is changed."""
     samples = class_examples(run, "test")
     out = forward(run, samples)
     correct = np.flatnonzero(out["scores"].argmax(1) == samples["labels"])
     k = correct[0] if len(correct) else 0
     label = samples["labels"][k]
     fig = new_figure(9.2, f"Reconstructions of a {affnist.class_names(run.data)[label]} while one dimension of its "
-                     "class capsule is changed\n(column: added to the dimension)",
+                     "digit capsule is changed\n(column: added to the dimension)",
                      f"{data_name(run.data['source'])}, network {run.config.model}")
     show_perturbations(fig.subplots(), perturbed_reconstructions(
         affnist, run.params, run.config, out["v"][k, label], label))

@@ -104,9 +104,9 @@ class Run(Network):
 
 def new_figure(run, height, title):
     return figures.new_figure(height, title, (
-        f"Test pairs of {data_name(run.data['source'])} (seed {run.config.seed}). Network: {run.config.model}, "
-        f"{capsnet.counted(len(run.history['epochs']), 'epoch')} of {run.trained.n_train:,} pairs of "
-        f"{data_name(run.history['source'])} (seed {run.trained.seed})."))
+        f"Test pairs of {data_name(run.data['source'])} (seed {run.config.seed}). Network: {run.config.model}, preset "
+        f"{run.config.preset}, {capsnet.counted(len(run.history['epochs']), 'epoch')} of {run.trained.n_train:,} pairs "
+        f"of {data_name(run.history['source'])} (seed {run.trained.seed})."))
 
 
 def in_chunks(pairs):
@@ -296,12 +296,12 @@ def draw_example_pairs(run, n=8):
 
 def draw_capsule_activations(run):
     """Draw the lengths of the ten digit capsules for the first test pairs. The title has the hit rates of all test
-    pairs: top 1, the longest capsule is one of the two digits; top 2, the two longest are exactly the two digits."""
+    pairs: the longest capsule is one of the two digits; the two longest are exactly the two digits."""
     n, labels, J = min(N_ACTIVATIONS, len(run.correct)), run.test_pairs["labels"], run.config.n_classes
     top1 = (run.lengths.argmax(1)[:, None] == labels).any(1).mean()
-    what = f"Lengths of the {J} class capsules" if has_vectors(run.config) else f"Scores of the {J} classes, 0 to 1"
-    fig = new_figure(run, 3.8, f"{what}\nof {len(labels):,} test pairs top 1 is correct in {top1:.1%}, top 2 (exact "
-                     f"match) in {run.correct.mean():.1%}")
+    what = f"Lengths of the {J} digit capsules" if has_vectors(run.config) else f"Scores of the {J} classes, 0 to 1"
+    fig = new_figure(run, 3.8, f"{what}\nof {len(labels):,} test pairs, the largest is correct in {top1:.1%}, the two "
+                     f"largest (exact match) in {run.correct.mean():.1%}")
     axes = fig.subplots(2, n, squeeze=False, height_ratios=(1, 1.2))
     for k, (above, below) in enumerate(axes.T):
         above.imshow(run.test_pairs["composites"][k], cmap="gray")
@@ -311,7 +311,7 @@ def draw_capsule_activations(run):
         below.set(ylim=(0, 1), yticks=[0, 0.5, 1] if k == 0 else [], xlabel="class")
         figures.label_classes(below, capsnet.class_names(run.data))
     axes[0, 0].set_ylabel("test pair\n(red: wrong)")
-    axes[1, 0].set_ylabel("length or score\n(orange: true digits)")
+    axes[1, 0].set_ylabel(f"{'length' if has_vectors(run.config) else 'score'}\n(orange: true digits)")
     return fig
 
 

@@ -125,7 +125,7 @@ class Graph:
         width, height = BOX
         self.ax.add_patch(FancyBboxPatch((x - width / 2, y - height / 2), width, height, facecolor=color,
                                          edgecolor="#555555", linewidth=0.8, boxstyle="round,pad=0,rounding_size=0.06"))
-        self.ax.text(x, y, text, ha="center", va="center", fontsize=8.5, linespacing=1.15)
+        self.ax.text(x, y, text, ha="center", va="center", fontsize=8.5, linespacing=1.35)
         return x, y
 
     def ends(self, forward, backward):

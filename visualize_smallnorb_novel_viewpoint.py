@@ -83,6 +83,10 @@ def class_names(config):
     return norb.CLASS_NAMES if config.data == "shapes" else norb.NORB_NAMES
 
 
+def noun(config):
+    return "shape" if config.data == "shapes" else "toy"
+
+
 def nearest_sample(samples, **values):
     """Return the index of the first sample of this label whose azimuth and elevation are nearest to these values."""
     distance = sum((np.abs(samples[name] - value) > 1e-6) * 1e3 * (name == "labels") + np.abs(samples[name] - value)
@@ -144,11 +148,11 @@ CROP = " (the center of the first camera's image)"
 
 
 def draw_elevation_strip(run):
-    """Draw one test object of each class at a training azimuth from each elevation, with the network's predictions."""
+    """Draw one test toy of each class at a training azimuth from each elevation, with the network's predictions."""
     elevations, names = norb.TOY_ELEVATIONS, class_names(run.config)
     low, high = norb.parse_range(run.config.train_azimuths, "--train-azimuths")
     azimuth = 20 * round((low + high) / 40) % 360
-    fig = new_figure(5.4, f"One test object of each class from nine elevations, predictions of {run.name}",
+    fig = new_figure(5.4, f"One test {noun(run.config)} of each class from nine elevations, predictions of {run.name}",
                      f"training azimuth {azimuth}°; blue frame: correct; orange: wrong, with the predicted class")
     axes = fig.subplots(N_CLASSES, len(elevations), squeeze=False)
     for k in range(N_CLASSES):
@@ -174,8 +178,9 @@ def draw_familiar_vs_novel(runs):
         drop = f"drop {run.tests['drop']:.3f}"
         groups[f"{run.name}\n{drop}" if len(runs) > 1 else f"all classes\n{drop}"] = run.tests["correct"]
     title = "of each network" if len(runs) > 1 else f"of {runs[0].label}"
+    counts = [f"{len(runs[0].data[name]['labels']):,}" for name in ("familiar", "novel")]
     fig = new_figure(3.4, f"Accuracy on familiar and on novel {angle} {title}",
-                     f"{runs[0].config.data}; error bars: 95% CI from the test images")
+                     f"{runs[0].config.data}; one seed each; error bars: 95% CI from {' + '.join(counts)} test images")
     ax = fig.subplots()
     for shift, color, name in ((-0.2, BLUE, "familiar"), (0.2, ORANGE, "novel")):
         hits = [correct[name] for correct in groups.values()]
@@ -183,7 +188,8 @@ def draw_familiar_vs_novel(runs):
         low, high = np.array([norb.wilson_interval(hit.sum(), len(hit)) if len(hit) else (0, 0) for hit in hits]).T
         bars = ax.bar(np.arange(len(mean)) + shift, mean, 0.38, yerr=(mean - low, high - mean), color=color, capsize=3,
                       label=f"{name} {angle}")
-        ax.bar_label(bars, [f"{value:.2f}" for value in mean], label_type="center", fontsize=8, color="white")
+        ax.bar_label(bars, [f"{value:.2f}" for value in mean], label_type="center", fontsize=8,
+                     color="white" if color == BLUE else "black")
     ax.set_xticks(range(len(groups)), groups)
     ax.set(ylim=(0, 1), ylabel="accuracy")
     ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1, linestyle=":", label="chance")
@@ -225,24 +231,25 @@ def axes_by_angle(config, title, note):
 
 
 def draw_pose_matrices(run, label=2, n=6, elevation=45):
-    """Draw the class capsules' pose matrices and activations for one test object from n azimuths."""
+    """Draw the class capsules' pose matrices and activations for one test toy from n azimuths."""
     azimuths, names = np.linspace(0, 360, n, endpoint=False), class_names(run.config)
     samples = norb.views_of(run.config, label, azimuths, np.full(n, elevation))
     azimuths, images = samples["azimuths"], preprocess(samples, np.arange(n), run.config)
     out, _ = norb.forward(run.params, images, run.config)
     poses, span = out["mu"].reshape(n, N_CLASSES, norb.P, norb.P), np.abs(out["mu"]).max()
-    fig = new_figure(6.4, "Pose matrices of the five class capsules while the azimuth of the object changes",
-                     f"{run.label}; number above a matrix: activation of the capsule; orange: the true class")
+    fig = new_figure(6.4, f"Pose matrices of the five class capsules for a {noun(run.config)} at {n} azimuths",
+                     f"{run.label}; number above a matrix: activation of the capsule; bold: the true class")
     axes = fig.subplots(N_CLASSES + 1, n)
     for k in range(n):
         show_image(axes[0, k], images[k], f"{azimuths[k]:.0f}°")
         for j in range(N_CLASSES):
             shown = axes[j + 1, k].imshow(poses[k, j], cmap="PuOr_r", vmin=-span, vmax=span)
             axes[j + 1, k].set(xticks=[], yticks=[])
-            color = ORANGE if j == label else "black"
-            axes[j + 1, k].set_title(f"{out['a'][k, j]:.2f}", fontsize=8, pad=2, color=color)
+            weight = "bold" if j == label else "normal"
+            axes[j + 1, k].set_title(f"{out['a'][k, j]:.2f}", fontsize=8, pad=2, fontweight=weight)
     for j in range(N_CLASSES):
-        axes[j + 1, 0].set_ylabel(names[j], rotation=0, ha="right", va="center")
+        axes[j + 1, 0].set_ylabel(names[j], rotation=0, ha="right", va="center",
+                                  fontweight="bold" if j == label else "normal")
     axes[0, 0].set_ylabel("input", rotation=0, ha="right", va="center")
     fig.colorbar(shown, ax=axes, shrink=0.6, label="element of the 4x4 pose matrix")
     return fig
