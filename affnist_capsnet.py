@@ -523,21 +523,21 @@ def routing_backward(dv, cache):
     """Return du_hat (N, J, I, D) from dv (N, J, D), through all routing iterations.
 
     Each use of u_hat_j|i adds a coefficient times a D-dimensional direction to its gradient: c ds for a weighted sum,
-    db v for an agreement. These T terms are collected over all iterations, and du_hat is one batched product (I, T) @
-    (T, D) for every (n, j).
+    db v for an agreement. These T = 2 n_iters - 1 terms are collected, and du_hat is one batched product (I, T) @
+    (T, D) for every (n, j). db, (N, J, I), is a sum over the iterations, as the logits are: b_r is also in b_(r+1).
     """
     u_hat, steps, empty = cache.u_hat, cache.steps, cache.empty
     N, J, I, D = u_hat.shape
     terms, db = [], 0
     for r in reversed(range(len(steps))):
-        ds = cache.nonlinearity[1](dv, steps[r].v_cache)
+        ds = cache.nonlinearity[1](dv, steps[r].v_cache)                                # (N, J, D)
         terms.append((steps[r].c, ds))
         if r == 0:                                                                      # its c is a constant
             break
         dc = np.matmul(u_hat, ds[..., None], out=empty((N, J, I, 1), dv.dtype))[..., 0]                     # (N, J, I)
         db = db + cache.normalizer[1](dc, steps[r].c_cache)                      # b_r = b_(r-1) + u_hat . v_(r-1)
         terms.append((db, steps[r - 1].v))
-        dv = np.matmul(db[:, :, None], u_hat)[:, :, 0]
+        dv = np.matmul(db[:, :, None], u_hat)[:, :, 0]                                  # (N, J, D), of v_(r-1)
     coefficients = empty((N, J, len(terms), I), dv.dtype)
     directions = empty((N, J, len(terms), D), dv.dtype)
     for t, (coefficient, direction) in enumerate(terms):

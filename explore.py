@@ -175,11 +175,13 @@ class Guide:
         config = config if routing else dataclasses.replace(config, routing_iters=1)
         image = image.reshape(1, CANVAS, CANVAS).astype(np.float32) / 255
         out, _ = multi.forward(self.pair_network.weights, image, config)
-        predicted, grid = out["digits"][0], multi.infer_shapes(multi.backbone(config), CANVAS, 1, rows=True).side
+        predicted, along = out["digits"][0], pictures.field_centers(config)
+        grid = len(along)
         weight = np.linalg.norm(out["u"][0], axis=-1).reshape(grid * grid, -1)         # lengths of primary capsules
         c = np.stack([np.broadcast_to(step, (1, N_CLASSES, weight.size))[0, predicted] for step in out["c"]])
         couplings = np.average(c.reshape(-1, 2, *weight.shape), -1, np.broadcast_to(weight, (len(c), 2, *weight.shape)))
         return {"lengths": out["lengths"][0].tolist(), "digits": predicted.tolist(), "grid": grid,
+                "square": [float(x) for x in figures.square_of_centers(along, CANVAS)],
                 "v": out["v"][0, predicted].tolist(), "couplings": couplings.tolist(),
                 "reconstructions": [encode(digit) for digit in out["recon"][0]]}
 

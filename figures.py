@@ -28,6 +28,7 @@ import numpy as np
 from matplotlib.collections import Collection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
@@ -236,6 +237,19 @@ def write_figure(fig, path, say=print):
 
 
 # ---------------------------------------------------------------- drawing
+
+def square_of_centers(along, side):
+    """Return (low, size), in pixels, of the square of an image in which a grid of capsules has the centers of its
+    receptive fields, with as much around each center as belongs to it. along: of infer_shapes. side: of the image."""
+    step = (along[-1] - along[0]) / (len(along) - 1) if len(along) > 1 else 2
+    return (along[0] - step / 2 + 1) * side / 2 - 0.5, step * len(along) * side / 2
+
+
+def frame_centers(ax, along, side, color="white"):
+    """Draw the square of square_of_centers into an image"""
+    low, size = square_of_centers(along, side)
+    ax.add_patch(Rectangle((low, low), size, size, fill=False, edgecolor=color, linewidth=1, linestyle=":"))
+
 
 def label_classes(ax, names):
     """Label the classes along a bar chart's x axis: by name if there are few, else by number"""

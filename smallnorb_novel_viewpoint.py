@@ -21,6 +21,9 @@ script trains the paper's network and two CNNs on the same images and prints the
     ClassCaps    votes V_ij = M_i W_ij with W shared across positions, coordinate    (N, 5, 4x4 + 1)
                  addition; EM routing over all 4 x 4 x D children
 
+A to D are the paper's letters, numbers of channels or capsule types; in the code below, D is the size of a pose. The
+default preset, wide, has A=64 and B=C=D=4.
+
 EM routing (Procedure 1) alternates two steps. In the M-step, every parent capsule j fits a diagonal Gaussian to the
 votes V_ij of its children i; its activation a_j is high if the votes agree. In the E-step, every child divides itself
 anew among its parents, in proportion to a_j times the density of its vote. The loss is the cross-entropy of log a_j, or
@@ -1200,9 +1203,10 @@ def pose_blocks(W):
 def pose_votes_forward(M, W, empty=np.empty):
     """Compute the votes V_ij = M_i W_ij of pose matrices (Hinton et al. 2018).
 
-    M: poses, (G, L, D), each with its P rows concatenated; W: transformation matrices, (G, J, P, P). Return V,
-    (G, L, J, D), and a cache. The votes are computed as (L, D) @ (D, J*D) with the block-diagonal matrices of
-    pose_blocks: four times as many multiplications as many 4x4 products, but faster as a few large matrix products.
+    M: poses, (G, L, D), each with its P rows concatenated, of L positions that share matrices; W: transformation
+    matrices, (G, J, P, P). Return V, (G, L, J, D), and a cache. The votes are computed as (L, D) @ (D, J*D) with the
+    block-diagonal matrices of pose_blocks: four times as many multiplications as many 4x4 products, but faster as a few
+    large matrix products.
     """
     (G, L, _), J = M.shape, W.shape[1]
     blocks, V = pose_blocks(W), empty((G, L, J, D), M.dtype)
@@ -1310,13 +1314,13 @@ def m_step_forward(V, V2, r, beta_u, beta_a, lambda_, ratio):
     rows = r.reshape(n, 1, I)
     total = r.sum(-1, keepdims=True) + MASS_EPS                                         # (L, J or 1, 1)
     mu = np.matmul(rows, group_by_parent(V, n)).reshape(L, J, D) / total
-    square = np.matmul(rows, group_by_parent(V2, n)).reshape(L, J, D) / total
-    variance = square - mu * mu
+    mean_V2 = np.matmul(rows, group_by_parent(V2, n)).reshape(L, J, D) / total
+    variance = mean_V2 - mu * mu
     sigma2 = np.maximum(variance, 0) + SIGMA2_EPS
     unit_cost = D * beta_u + 0.5 * np.log(sigma2).sum(-1)                               # (L, J)
     mass = ratio * total[..., 0]
     x = beta_a - lambda_ * (unit_cost * mass)
-    cache = SimpleNamespace(V=V, V2=V2, r=r, total=total, mu=mu, square=square, variance=variance, sigma2=sigma2,
+    cache = SimpleNamespace(V=V, V2=V2, r=r, total=total, mu=mu, mean_V2=mean_V2, variance=variance, sigma2=sigma2,
                             unit_cost=unit_cost, mass=mass, lambda_=lambda_, ratio=ratio)
     return (mu, sigma2, x), cache
 
@@ -1324,23 +1328,24 @@ def m_step_forward(V, V2, r, beta_u, beta_a, lambda_, ratio):
 def m_step_backward(dmu, dsigma2, dx, cache):
     """Return the gradients dr, with r's shape, dbeta_u and dbeta_a, (J,), and a term of dV.
 
-    dmu, dsigma2: (L, J, D); dx: (L, J). The term is a tuple for votes_gradient, (r, dvotes, dsquares), which stands
-    for dV_ij = r_ij (dvotes_j + 2 V_ij dsquares_j). dvotes and dsquares, (L, J, D), are the gradients with respect to
-    the sums sum_i r_ij V_ij and sum_i r_ij V_ij^2.
+    dmu, dsigma2: (L, J, D); dx: (L, J). The term is a tuple for votes_gradient, (r, dsum_V, dsum_V2), which stands
+    for dV_ij = r_ij (dsum_V_j + 2 V_ij dsum_V2_j). dsum_V and dsum_V2, (L, J, D), are the gradients with respect to the
+    sums sum_i r_ij V_ij and sum_i r_ij V_ij^2.
     """
     c, total, mu = cache, cache.total, cache.mu
     L, J, I, _ = c.V.shape
     n = total.size
-    dcost = -c.lambda_ * dx                                                             # (L, J)
+    dcost = -c.lambda_ * dx                                                     # cost = unit_cost * mass; (L, J)
     dunit_cost = dcost * c.mass
-    dsquare = (dsigma2 + 0.5 * dunit_cost[..., None] / c.sigma2) * (c.variance > 0)    # sigma2 clamps square - mu^2
-    dvotes, dsquares = (dmu - 2 * mu * dsquare) / total, dsquare / total
-    dtotal = c.ratio * dcost * c.unit_cost - (dvotes * mu + dsquares * c.square).sum(-1)
-    dr = np.matmul(group_by_parent(c.V, n), dvotes.reshape(n, -1, 1))
-    dr += np.matmul(group_by_parent(c.V2, n), dsquares.reshape(n, -1, 1))
-    dr = dr.reshape(L, -1, I)
+    dmean_V2 = (dsigma2 + 0.5 * dunit_cost[..., None] / c.sigma2) * (c.variance > 0)    # sigma2: variance clamped at 0
+    dsum_V, dsum_V2 = (dmu - 2 * mu * dmean_V2) / total, dmean_V2 / total               # variance = mean_V2 - mu^2
+    # total divides both sums, and mass = ratio * total; it is a sum over i, so that dtotal goes to every dr_ij
+    dtotal = c.ratio * dcost * c.unit_cost - (dsum_V * mu + dsum_V2 * c.mean_V2).sum(-1)
+    dr = np.matmul(group_by_parent(c.V, n), dsum_V.reshape(n, -1, 1))
+    dr += np.matmul(group_by_parent(c.V2, n), dsum_V2.reshape(n, -1, 1))
+    dr = dr.reshape(L, -1, I)                                                           # (L, J, I), or (L, 1, I)
     dr += dtotal.reshape(*dr.shape[:2], -1).sum(-1, keepdims=True)
-    return dr, D * dunit_cost.sum(0), dx.sum(0), (c.r, dvotes, dsquares)
+    return dr, D * dunit_cost.sum(0), dx.sum(0), (c.r, dsum_V, dsum_V2)
 
 
 def e_step_forward(V, V2, mu, sigma2, x):
@@ -1378,7 +1383,7 @@ def e_step_backward(dlogits, cache):
     doffset = dlogits.sum(-1)                                                           # (L, J)
     dlinear = np.matmul(rows, group_by_parent(c.V, L * J)).reshape(L, J, D)
     dquadratic = np.matmul(rows, group_by_parent(c.V2, L * J)).reshape(L, J, D)
-    along = doffset[..., None] * c.mu                                                   # (L, J, D)
+    along = doffset[..., None] * c.mu      # offset has -mu linear / 2: -along / 2 is its share of dlinear, (L, J, D)
     dmu = (dlinear - along) * precision
     dprecision = dlinear * c.mu - 0.5 * (dquadratic + along * c.mu)
     dsigma2 = -precision * (dprecision * precision + 0.5 * doffset[..., None])
@@ -1611,21 +1616,21 @@ def routing_backward(dv, cache):
     """Return du_hat (N, J, I, D) from dv (N, J, D), through all routing iterations.
 
     Each use of u_hat_j|i adds a coefficient times a D-dimensional direction to its gradient: c ds for a weighted sum,
-    db v for an agreement. These T terms are collected over all iterations, and du_hat is one batched product (I, T) @
-    (T, D) for every (n, j).
+    db v for an agreement. These T = 2 n_iters - 1 terms are collected, and du_hat is one batched product (I, T) @
+    (T, D) for every (n, j). db, (N, J, I), is a sum over the iterations, as the logits are: b_r is also in b_(r+1).
     """
     u_hat, steps, empty = cache.u_hat, cache.steps, cache.empty
     N, J, I, D = u_hat.shape
     terms, db = [], 0
     for r in reversed(range(len(steps))):
-        ds = cache.nonlinearity[1](dv, steps[r].v_cache)
+        ds = cache.nonlinearity[1](dv, steps[r].v_cache)                                # (N, J, D)
         terms.append((steps[r].c, ds))
         if r == 0:                                                                      # its c is a constant
             break
         dc = np.matmul(u_hat, ds[..., None], out=empty((N, J, I, 1), dv.dtype))[..., 0]                     # (N, J, I)
         db = db + cache.normalizer[1](dc, steps[r].c_cache)                      # b_r = b_(r-1) + u_hat . v_(r-1)
         terms.append((db, steps[r - 1].v))
-        dv = np.matmul(db[:, :, None], u_hat)[:, :, 0]
+        dv = np.matmul(db[:, :, None], u_hat)[:, :, 0]                                  # (N, J, D), of v_(r-1)
     coefficients = empty((N, J, len(terms), I), dv.dtype)
     directions = empty((N, J, len(terms), D), dv.dtype)
     for t, (coefficient, direction) in enumerate(terms):

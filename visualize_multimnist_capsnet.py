@@ -193,15 +193,20 @@ def routing_metrics(run, uniform_lengths):
             "exact_match_most_hidden": [float(correct[groups == groups.min()].mean()) for correct in both]}
 
 
+def field_centers(config):
+    """Return where the receptive fields of the primary capsules have their centers, along one axis of the image, from
+    -1 to 1, (side,)"""
+    return capsnet.infer_shapes(capsnet.backbone(config), CANVAS, 1, rows=True).along
+
+
 def draw_routing(run, n=3):
     """Draw how the coupling coefficients to n pairs' digits change at each position, relative to uniform coupling.
 
     All maps share one color scale: separate scales would exaggerate small changes.
     """
     batch, c, weight = coupling_coefficients(run)
-    labels, sources, side = batch["labels"], batch["sources"], capsnet.infer_shapes(
-        capsnet.backbone(run.config), CANVAS, 1, rows=True).side
-    n = min(n, len(labels))
+    labels, sources, along = batch["labels"], batch["sources"], field_centers(run.config)
+    n, side = min(n, len(labels)), len(along)
     routed, uniform = ((x * weight).reshape(*weight.shape[:2], side, side, -1).sum(-1) for x in (
         c[-1], 1 / run.config.n_classes))
     change = (routed / uniform - 1)[np.arange(n)[:, None], labels[:n]]                      # (n, 2, side, side)
@@ -212,13 +217,14 @@ def draw_routing(run, n=3):
         pair, which = divmod(k, 2)
         rest = batch["images"][pair] - sources[pair, which]
         above.imshow(sources[pair, which][..., None] * TINTS[which] + 0.4 * rest[..., None])
+        figures.frame_centers(above, along, CANVAS)
         above.set_title(pair_label(run, labels[pair], f"{short_names(run, labels[pair])[which]} in"))
         heatmap = below.imshow(change[pair, which], cmap="PuOr_r", vmin=-span, vmax=span)
         for ax in (above, below):
             ax.set(xticks=[], yticks=[])
             ax.spines[:].set_visible(True)
     axes[0, 0].set_ylabel("digit\n(in color)")
-    axes[1, 0].set_ylabel("coupling\nto the digit")
+    axes[1, 0].set_ylabel("coupling\n(dotted square)")
     fig.colorbar(heatmap, ax=axes, location="bottom", shrink=0.6, aspect=40, format=PercentFormatter(1, None),
                  label=f"change of $c_{{ij}}$ at each position after {len(c)} iterations, relative to uniform")
     return fig

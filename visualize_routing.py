@@ -243,7 +243,7 @@ def draw_em_routing(n_iters=3):
     for k, t in enumerate(reversed(range(n_iters))):                                    # backward
         after, dr = back, shapes("m_step_backward", k, 1)[0]
         step = graph.box(3, t, 0.25, f"m_step_backward\n(dmu, dsigma2, dx)\ndr {dr}", READS_VOTES)
-        term = graph.box(5, t, 0.25, "+ r (dvotes +\n2 V dsquares)", TERMS)
+        term = graph.box(5, t, 0.25, "+ r (dsum_V +\n2 V dsum_V2)", TERMS)
         graph.arrows((after, step), across=True)
         if not t:
             da = graph.box(4, t, 0.25, "sum_j dr R\nda += (L, I)", BACKWARD)

@@ -262,7 +262,10 @@ function showPairAnswer(answer) {
     $(`reconstruction-${k}`).nextElementSibling.textContent = `digit ${digit}`;
     $(`capsule-${k}`).textContent = `digit ${digit}`;
   });
-  $("iteration").max = answer.couplings.length;
+  if ($("iteration").max !== String(answer.couplings.length)) {              // routing was switched on or off
+    $("iteration").max = answer.couplings.length;
+    $("iteration").value = answer.couplings.length;
+  }
   showDimensions();
   showCoupling();
 }
@@ -278,14 +281,15 @@ function showDimensions() {
   [...$("dimensions").children].forEach((slider, d) => { slider.value = v[d]; });
 }
 
-/** Draw two bars at each position: the mean coupling coefficients to both predicted digits; a full bar is 1/4 */
+/** Draw two bars at each position, over the part of the image with the centers of the receptive fields: the mean
+ * coupling coefficients to both predicted digits; a full bar is 1/4 */
 function showCoupling() {
-  const canvas = $("coupling"), context = canvas.getContext("2d"), {grid, couplings} = pair.answer;
+  const canvas = $("coupling"), context = canvas.getContext("2d"), {grid, square: [low, side], couplings} = pair.answer;
   const step = Math.min(+$("iteration").value, couplings.length) - 1, size = canvas.width / grid;
   Object.assign(context, {imageSmoothingEnabled: false, fillStyle: "black"});
   context.fillRect(0, 0, canvas.width, canvas.height);
   context.globalAlpha = 0.55;
-  context.drawImage($("pair-stage"), 0, 0, canvas.width, canvas.height);
+  context.drawImage($("pair-stage"), low + 0.5, low + 0.5, side, side, 0, 0, canvas.width, canvas.height);
   context.globalAlpha = 1;
   for (let position = 0; position < grid * grid; position++) {
     const x = size * (position % grid), y = size * Math.floor(position / grid);

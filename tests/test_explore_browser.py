@@ -86,6 +86,9 @@ def test_two_strokes_are_classified_and_a_dimension_of_a_capsule_changes_pixels(
     page.js("$('routing').click()")
     settled(page)
     assert page.js(look)[1] != coupling and page.js("return pair.answer.couplings.length") == 1
+    page.js("$('routing').click()")
+    settled(page)
+    assert page.js(look)[1] == coupling and page.js("return $('iteration').value") == "3"
 
 
 def test_a_digit_dragged_to_the_edge_is_classified_as_by_the_networks(page):

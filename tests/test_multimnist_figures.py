@@ -165,6 +165,14 @@ def test_what_holds_no_ink_or_is_no_picture_is_refused_by_name_in_one_line(pictu
 
 
 SHIPPED = mc.load_network(mc.PRETRAINED[0])
+
+
+def test_the_square_of_the_centers_by_hand():
+    """deep and residual: centers at 11.5, 15.5, 19.5, 23.5 of 0 to 35 px; one position: the whole image"""
+    along = viz.field_centers(SHIPPED.config)
+    assert (along * 18 + 17.5).tolist() == pytest.approx([11.5, 15.5, 19.5, 23.5])
+    assert figures.square_of_centers(along, 36) == pytest.approx((9.5, 16))
+    assert figures.square_of_centers(np.zeros(1), 36) == pytest.approx((-0.5, 36))
 IMAGES, LABELS, _ = mc.synthesize_digits(60, 3)
 
 
