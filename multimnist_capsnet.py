@@ -2929,8 +2929,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, description=""):
         first, *_, last = (description or "See the source.").strip().split("\n\n") * 2   # python -OO has no docstrings
-        rule = "If several of a flag's listed defaults apply, the last of them is used."
-        super().__init__(usage="%(prog)s [options]", description=f"{first}\n\n{last}\n\n{rule}", allow_abbrev=False,
+        super().__init__(usage="%(prog)s [options]", description=f"{first}\n\n{last}", allow_abbrev=False,
                          formatter_class=argparse.RawDescriptionHelpFormatter)
 
     def parse_args(self, *args):
@@ -2950,6 +2949,7 @@ def add_config_flags(parser, several=False):
     """Add a flag for every setting of Config, in groups. Flags that are not given leave no attribute: the defaults are
     Config's. several: --model takes several models, and --n-seeds is added; see configs_from_args."""
     groups = {name: parser.add_argument_group(name) for name in ("data", "network", "training", "run")}
+    parser.epilog = "If several of a flag's listed defaults apply, the last of them is used."
     for f in options(Config):
         group, names = groups[f.metadata["group"]], f.metadata.get("choices")
         text = f.metadata["help"] + default_text(f) + applies_text(f.metadata.get("only", {}))

@@ -408,7 +408,7 @@ PICTURES = {                       # README's figures: name -> axis label, refer
         "trained on 96,000 digits at any position",
         ("any position, narrow CNN", "claim affnist-any-position 2")]),
     "pooling": ("difference in accuracy on affine digits, percentage points", 0, (
-        "worse than the CapsNet", "better than the CapsNet"), [
+        "worse", "better"), [
         "each network minus a CapsNet with shared matrices and 1 iteration, any position",
         ("ten average-pooled class vectors (vector-gap)", "claim affnist-pooling 1"),
         ("ten max-pooled class vectors (vector-gmp)",
