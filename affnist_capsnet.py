@@ -1041,7 +1041,7 @@ def test_result(config, params, history, tests, network=None):
         {"history": {}, "loaded": network.file} if network else {})                     # that file has its history
 
 
-COLUMNS = {"familiar": "translated", "any_position": "any position", "centered": "affine, centered",
+COLUMNS = {"familiar": "as in training", "any_position": "any position", "centered": "affine, centered",
            "affine": "affine, any position", "real_affine": "affNIST's own digits"}
 
 
@@ -1052,14 +1052,14 @@ def comparison_columns(result, tests):
 
 def prediction_rows(params, digits, config, runner):
     """Yield the rows of --predictions: a header, then for each test image its class, that predicted, and the scores"""
-    yield ["test", "index", "true", "predicted", *(f"length_{j}" for j in range(config.n_classes))]
+    yield ["test", "index", "true", "predicted", *(
+        f"{'length' if config.model in CAPSULES else 'score'}_{j}" for j in range(config.n_classes))]
     for key, kind, _ in test_sets(config):
-        n = 0
+        count = itertools.count()
         for chunk in stream_digits(digits, config, kind):
             scores = runner.forward(params, chunk, config)["scores"]
             for true, row in zip(chunk["labels"], scores):
-                yield [key, n, true, row.argmax(), *(f"{score:.4f}" for score in row)]
-                n += 1
+                yield [key, next(count), true, row.argmax(), *(f"{score:.4f}" for score in row)]
 
 
 def remark(config, source):
@@ -2987,8 +2987,8 @@ def compare(found):
     """Compute the comparison of several runs: (name, seed, {metric: (value, 95% interval from the test images)}, _).
 
     The first metric is the number of parameters. Return {"seeds": [...], "networks": {name: {metric: [mean, low,
-    high]}}, "differences": {"A - B": the same}}. The intervals are t intervals over the seeds; for one seed those from
-    the test images, and no differences. Differences are paired by seed.
+    high]}}, "differences": {"A - B": the same}}. The intervals are t intervals over the seeds; if every network has one
+    seed, those from the test images, and no differences. Differences are paired by seed.
     """
     rows = {}
     for name, seed, columns, _ in found:
@@ -2999,7 +2999,7 @@ def compare(found):
         return [mean, *(of_images or (mean - half, mean + half))]
     seeds = list(dict.fromkeys(seed for _, seed, *_ in found)) if max(map(len, rows.values())) > 1 else []
     metrics = [metric for metric in columns if all(metric in of for _, _, of, _ in found)]
-    networks = {name: {metric: summarize([of[metric][0] for of in row.values()], len(row) == 1 and columns[metric][1])
+    networks = {name: {metric: summarize([of[metric][0] for of in row.values()], not seeds and columns[metric][1])
                        if metric != metrics[0] else columns[metric] for metric in metrics}
                 for name, row in rows.items() for columns in [next(iter(row.values()))]}
     differences = {f"{a} - {b}": {metric: summarize([rows[a][k][metric][0] - rows[b][k][metric][0] for k in common])

@@ -307,8 +307,8 @@ CURVES = (                         # panels of training_curves: title, keys of a
     ("cross-entropy loss", ("train_cross_entropy", "val_cross_entropy")),
     ("reconstruction loss,\nsquared error", ("train_recon", "val_recon")),
     ("accuracy", ("train_accuracy", "val_accuracy", "val_exact_match", "familiar", "novel")))
-CURVE_STYLES = {"train": ("training", "-"), "val": ("validation", "--"), "familiar": ("familiar test images", "--"),
-                "novel": ("novel test images", ":")}
+CURVE_STYLES = {"train": ("training", "-"), "val": ("validation", "--"), "familiar": ("familiar views", "--"),
+                "novel": ("novel views", ":")}
 
 
 def training_curves(networks):

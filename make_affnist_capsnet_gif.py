@@ -83,7 +83,8 @@ def draw_frames(digits, networks, n, source, names=()):
     factor. source: name of the digits. names: of the classes, if they are no digits. The figure is built once; frames
     only change its data.
     """
-    scenes = make_scenes(n)
+    scenes, limits = make_scenes(n), {affnist.max_shift(config) for config, _ in networks}
+    shifts = {"to any position" if limit is None else f"by up to {limit} pixels" for limit in limits}
     width, height = max(PICTURE + 2 * GAP + (BARS + GAP) * len(networks) - GAP, WIDTH), TOP + ROW * len(digits) + BOTTOM
     fig = Figure((width / 100, height / 100), dpi=100)
     canvas = FigureCanvasAgg(fig)
@@ -121,7 +122,7 @@ def draw_frames(digits, networks, n, source, names=()):
     for t, (name, value, _, _) in enumerate(scenes):
         low, high = affnist.RANGES.get(name, (-np.inf, np.inf))
         beyond = "" if low <= value <= high else " (beyond affNIST's range)"
-        title.set_text(f"Trained on {source} translated by up to 6 pixels; tested on digits\n"
+        title.set_text(f"Trained on {source} translated {' or '.join(sorted(shifts))}; tested on digits\n"
                        f"{WORDS[name].format(value)}{beyond}")
         for images, picture, label, panels in rows:
             picture.set_data(images[t])

@@ -59,17 +59,19 @@ def history_of(network):
 def render_view(label, azimuth, light, config):
     """Render one test object of a class; light: one of the six lightings of toys and smallNORB.
 
-    Return the network input, (1, 32, 32, C), and the image to display, (h, w) in [0, 1].
+    Return the network input, (1, 32, 32, C), the image to display, (h, w) in [0, 1], and its azimuth: smallNORB has one
+    every 20 degrees, so the nearest.
     """
     if config.data == "toys":                                            # from any azimuth, not from stored ones alone
         toy = norb.make_toy(label, norb.TOY_SPLITS["test"][0], config.toy_seed)
         views = norb.downsample(norb.draw_view(toy, ELEVATION, azimuth, 2 * NORB_SIDE))
         images = views[light % len(norb.LIGHTINGS)][None]
     else:
-        images = norb.views_of(config, label, [azimuth], [ELEVATION], light % len(norb.LIGHTINGS))["images"]
+        found = norb.views_of(config, label, [azimuth], [ELEVATION], light % len(norb.LIGHTINGS))
+        images, azimuth = found["images"], float(found["azimuths"][0])
     if config.data == "shapes":
-        return images, images[0, ..., 0]
-    return norb.crop_batch(images, [0]), images[0, ..., 0] / 255
+        return images, images[0, ..., 0], azimuth
+    return norb.crop_batch(images, [0]), images[0, ..., 0] / 255, azimuth
 
 
 def draw_frames(names, configs, histories, n_sweep, with_training):
@@ -109,7 +111,7 @@ def draw_frames(names, configs, histories, n_sweep, with_training):
     frames, rings = [], np.linspace(0.88, 0.4, len(names))
 
     def add_frame(label, azimuth, light, all_params, marked=False):
-        images, display = render_view(label, azimuth, light, first)
+        images, display, azimuth = render_view(label, azimuth, light, first)
         picture.set_data(display)
         familiar, novel = (norb.in_range(azimuth, bounds) for bounds in ranges)
         kind = "familiar azimuth" if familiar else "novel azimuth" if novel else "neither familiar nor novel"

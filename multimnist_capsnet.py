@@ -945,10 +945,11 @@ def chance(config):
 
 def prediction_rows(params, digits, config, runner):
     """Yield the rows of --predictions: a header, then of each test pair its classes, those predicted, the lengths"""
-    yield ["index", "true_1", "true_2", "predicted_1", "predicted_2", *(f"length_{j}" for j in range(config.n_classes))]
+    kind = "score" if config.model in ("cnn", "cnn-vectors") else "length"              # of a CNN the sigmoids
+    yield ["index", "true_1", "true_2", "predicted_1", "predicted_2", *(f"{kind}_{j}" for j in range(config.n_classes))]
     for k, chunk in enumerate(stream_pairs(digits, "test", config.n_test, config, "evaluation", 1)):
-        lengths = runner.forward(params, chunk, config)["lengths"]
-        for n, (true, two, row) in enumerate(zip(np.sort(chunk["labels"]), np.sort(top_two(lengths)), lengths)):
+        out = runner.forward(params, chunk, config)
+        for n, (true, two, row) in enumerate(zip(np.sort(chunk["labels"]), np.sort(predict(out)), out["lengths"])):
             yield [k * CHUNK + n, *true, *two, *(f"{length:.4f}" for length in row)]
 
 
@@ -1040,8 +1041,7 @@ PRESETS = {
             "parameters)",
     "residual": "ten convolutions with residual connections, for long runs (3.06M)",
     "half-digit": "four convolutions, the last of which is PrimaryCaps; receptive fields of half a digit (1.88M)",
-    "classic": "the paper's two 9x9 convolutions, narrow (2.03M); CNNs keep those of deep", "paper": "the paper's own "
-                                                                                                     "network (11.36M)"}
+    "classic": "the paper's two 9x9 convolutions, narrow (2.03M); CNNs keep those of deep", "paper": "wide (11.36M)"}
 CAPSNET, CNNS, WITH_DECODER = ({"model": models} for models in (
     ("capsnet",), ("cnn", "cnn-vectors"), ("capsnet", "cnn-vectors", "vector-dense")))
 
@@ -2845,8 +2845,8 @@ def compare(found):
     """Compute the comparison of several runs: (name, seed, {metric: (value, 95% interval from the test images)}, _).
 
     The first metric is the number of parameters. Return {"seeds": [...], "networks": {name: {metric: [mean, low,
-    high]}}, "differences": {"A - B": the same}}. The intervals are t intervals over the seeds; for one seed those from
-    the test images, and no differences. Differences are paired by seed.
+    high]}}, "differences": {"A - B": the same}}. The intervals are t intervals over the seeds; if every network has one
+    seed, those from the test images, and no differences. Differences are paired by seed.
     """
     rows = {}
     for name, seed, columns, _ in found:
@@ -2857,7 +2857,7 @@ def compare(found):
         return [mean, *(of_images or (mean - half, mean + half))]
     seeds = list(dict.fromkeys(seed for _, seed, *_ in found)) if max(map(len, rows.values())) > 1 else []
     metrics = [metric for metric in columns if all(metric in of for _, _, of, _ in found)]
-    networks = {name: {metric: summarize([of[metric][0] for of in row.values()], len(row) == 1 and columns[metric][1])
+    networks = {name: {metric: summarize([of[metric][0] for of in row.values()], not seeds and columns[metric][1])
                        if metric != metrics[0] else columns[metric] for metric in metrics}
                 for name, row in rows.items() for columns in [next(iter(row.values()))]}
     differences = {f"{a} - {b}": {metric: summarize([rows[a][k][metric][0] - rows[b][k][metric][0] for k in common])

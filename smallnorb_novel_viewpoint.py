@@ -2203,8 +2203,7 @@ def announce(run, data):
     config, counts = run.config, {name: len(data[name]["labels"]) for name in ("train", "familiar", "novel")}
     run.progress.say(
         f"data       {data['source']}: {counts['train']:,} training images; test images: {counts['familiar']:,} of "
-        "familiar, "
-        f"{counts['novel']:,} of novel {'toys' if config.split == 'instance' else config.split + 's'}\n"
+        f"familiar, {counts['novel']:,} of novel {'toys' if config.split == 'instance' else config.split + 's'}\n"
         f"network    {config.model}, preset {config.preset}: {n_params(run.params):,} parameters\n"
         f"training   {counted(config.n_epochs, 'epoch')}, batch size {config.batch_size}, learning rate {config.lr:g}, "
         f"{config.loss} loss, seed {config.seed}, threads {run.runner.threads}"
@@ -2251,12 +2250,13 @@ def report(config, results, tests, say):
     """Print the metrics of both test sets. results: of test_result"""
     names = CLASS_NAMES if config.data == "shapes" else NORB_NAMES
     what = "toys" if config.split == "instance" else f"{config.split}s"
-    say(f"\n{config.data}, test images")
+    say(f"\n{config.data}, {'training toys, and test toys' if config.split == 'instance' else 'test images'}; 95% CIs "
+        "as if images were independent")
     for key, per_class in ("familiar", tests["familiar_per_class"]), ("novel", tests["novel_per_class"]):
         correct = tests["correct"][key]
         low, high = wilson_interval(correct.sum(), len(correct))
         say(f"  {key + ' ' + what:21} accuracy {tests[key]:.4f} of {len(correct):,}   95% CI {low:.4f} to {high:.4f}   "
-            f"{config.loss} loss {tests[key + '_loss']:.4f}   "
+            + f"{config.loss} loss {tests[key + '_loss']:.4f}   " * (config.model != "nearest")
             + ", ".join(f"{name} {accuracy:.3f}" for name, accuracy in zip(names, per_class)))
     say(f"  drop                  {tests['drop']:.4f}")
     say(training_time(results))
@@ -2345,7 +2345,7 @@ class Config(Settings):
     n_epochs: int = option(None, "training epochs", "training", low=1, high=100_000)
     lr: float = option(None, "learning rate of Adam, reached after --warmup steps", "training", above=0)
     loss: str = option(None, "classification loss; margin: the 2017 paper's; spread: the 2018 paper's, with a margin "
-                       "that increases from 0.2 to 0.9 over the epochs; cross-entropy: -log(a_t / sum_j a_j) for class "
+                       "from 0.2 to 0.9 (last epoch, tests); cross-entropy: -log(a_t / sum_j a_j) for class "
                        "activations a and true class t, softmax cross-entropy for CNNs. margin and spread use a CNN's "
                        "scores through a logistic function", "training", choices=("cross-entropy", "margin", "spread"))
     data: str = option("toys", describe(DATA), "data", choices=tuple(DATA))
@@ -3708,8 +3708,8 @@ def compare(found):
     """Compute the comparison of several runs: (name, seed, {metric: (value, 95% interval from the test images)}, _).
 
     The first metric is the number of parameters. Return {"seeds": [...], "networks": {name: {metric: [mean, low,
-    high]}}, "differences": {"A - B": the same}}. The intervals are t intervals over the seeds; for one seed those from
-    the test images, and no differences. Differences are paired by seed.
+    high]}}, "differences": {"A - B": the same}}. The intervals are t intervals over the seeds; if every network has one
+    seed, those from the test images, and no differences. Differences are paired by seed.
     """
     rows = {}
     for name, seed, columns, _ in found:
@@ -3720,7 +3720,7 @@ def compare(found):
         return [mean, *(of_images or (mean - half, mean + half))]
     seeds = list(dict.fromkeys(seed for _, seed, *_ in found)) if max(map(len, rows.values())) > 1 else []
     metrics = [metric for metric in columns if all(metric in of for _, _, of, _ in found)]
-    networks = {name: {metric: summarize([of[metric][0] for of in row.values()], len(row) == 1 and columns[metric][1])
+    networks = {name: {metric: summarize([of[metric][0] for of in row.values()], not seeds and columns[metric][1])
                        if metric != metrics[0] else columns[metric] for metric in metrics}
                 for name, row in rows.items() for columns in [next(iter(row.values()))]}
     differences = {f"{a} - {b}": {metric: summarize([rows[a][k][metric][0] - rows[b][k][metric][0] for k in common])

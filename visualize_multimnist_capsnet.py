@@ -149,7 +149,8 @@ def draw_reconstructions(run, n=8):
     out, _ = capsnet.forward(run.params, batch["images"], run.config, predicted)
     gray = batch["images"][..., None].repeat(3, -1)
     targets, recon = (digits[..., None] * TINTS[:, None, None] for digits in (batch["sources"], out["recon"]))
-    fig = new_figure(run, 5.9, "Two overlapping digits, each reconstructed from its own digit capsule\n"
+    kind = "digit capsule" if run.config.model == "capsnet" else "vector"
+    fig = new_figure(run, 5.9, f"Two overlapping digits, each reconstructed from its own {kind}\n"
                      "(the first test pairs; red: wrong prediction)")
     ax = fig.subplots()
     show_montage(ax, np.stack([gray, *recon.swapaxes(0, 1), recon.sum(1), targets.sum(1)]),
@@ -236,12 +237,13 @@ N_BINS = 8                         # groups of equally many pairs, by visible in
 def visible_ink(run):
     """Compute how much of each digit is visible, and group the test pairs by it.
 
-    Return visible, (n_test, 2), the fraction of each digit's ink that exceeds the other digit's; groups by the smaller
-    of a pair's two fractions, for each a tuple (mean fraction, number of correct pairs, number of pairs); and the index
-    of each pair's group, (n_test,).
+    Return visible, (n_test, 2), the fraction of each digit's ink by which the pair exceeds the other digit; groups by
+    the smaller of a pair's two fractions, for each a tuple (mean fraction, number of correct pairs, number of pairs);
+    and the index of each pair's group, (n_test,).
     """
     a, b = (run.test_pairs["sources"].astype(np.float32) / 255).swapaxes(0, 1)
-    visible = np.stack([np.maximum(x - y, 0).sum((1, 2)) / x.sum((1, 2)) for x, y in ((a, b), (b, a))], 1)
+    pair = run.test_pairs["composites"].astype(np.float32) / 255
+    visible = np.stack([(pair - other).sum((1, 2)) / own.sum((1, 2)) for own, other in ((a, b), (b, a))], 1)
     smaller = visible.min(1)
     edges = np.unique(np.quantile(smaller, np.linspace(0, 1, N_BINS + 1)))
     index = np.clip(np.searchsorted(edges, smaller, "right") - 1, 0, max(0, len(edges) - 2))
@@ -531,11 +533,11 @@ def draw_picture(network, gray, ink, say):
     config, image = network.config, to_canvas(ink)
     out, _ = capsnet.forward(network.weights, image[None], config)
     predicted, lengths, recon = out["digits"][0], out["lengths"][0], out["recon"][0]
-    (a, b), third = predicted, int(np.argsort(-lengths)[2])
-    uncertain = bool(lengths[b] < MIN_LENGTH or lengths[b] - lengths[third] < MIN_MARGIN)
+    (a, b), third = predicted, [int(j) for j in np.argsort(-lengths)[2:3]]              # of two classes there is none
+    uncertain = bool(lengths[b] < MIN_LENGTH or any(lengths[b] - lengths[third] < MIN_MARGIN))
     verdict = "low confidence" if uncertain else "predicted"
-    say(f"{verdict}: {a} and {b}; capsule lengths {lengths[a]:.2f} and {lengths[b]:.2f}, next longest {third} with "
-        f"{lengths[third]:.2f}")
+    say(f"{verdict}: {a} and {b}; capsule lengths {lengths[a]:.2f} and {lengths[b]:.2f}"
+        + "".join(f", next longest {j} with {lengths[j]:.2f}" for j in third))
     if uncertain:
         say("two overlapping digits usually give two capsule lengths near 0.9 and no other long capsule")
     fig = Figure((WIDTH, 4.1), layout="constrained")

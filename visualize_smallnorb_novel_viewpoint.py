@@ -87,6 +87,11 @@ def noun(config):
     return "shape" if config.data == "shapes" else "toy"
 
 
+def kinds_of(config):
+    """Return what is familiar or novel: azimuths, elevations, or toys"""
+    return "toys" if config.split == "instance" else norb.viewpoint_angle(config)
+
+
 def nearest_sample(samples, **values):
     """Return the index of the first sample of this label whose azimuth and elevation are nearest to these values."""
     distance = sum((np.abs(samples[name] - value) > 1e-6) * 1e3 * (name == "labels") + np.abs(samples[name] - value)
@@ -110,7 +115,7 @@ def preprocess(samples, rows, config):
 
 def shade_ranges(ax, config):
     """Mark the familiar azimuths and the novel azimuths on an axis from 0 to 360 degrees."""
-    texts = "familiar azimuths", "novel azimuths"
+    texts = [f"{which} {norb.viewpoint_angle(config)}" for which in ("familiar", "novel")]
     for (low, high), color, text in zip(norb.angle_ranges(config), (BLUE, ORANGE), texts):
         for offset in -360, 0, 360:
             left, right = max(0, low + offset), min(360, high + offset)
@@ -125,8 +130,8 @@ def shade_ranges(ax, config):
 
 def draw_example_views(run, n=4):
     """Draw n training views and n novel test views of each class."""
-    angle = norb.viewpoint_angle(run.config)
-    fig = new_figure(6.2, f"Left (blue): training views. Right (orange): test views at novel {angle}",
+    novel = "novel toys" if run.config.split == "instance" else f"test views at novel {kinds_of(run.config)}"
+    fig = new_figure(6.2, f"Left (blue): training views. Right (orange): {novel}",
                      f"network input, 32x32 px{CROP * (run.config.data != 'shapes')}; numbers: azimuth, elevation")
     axes = fig.subplots(N_CLASSES, 2 * n + 1, width_ratios=[1] * n + [0.3] + [1] * n)
     for (k, j), ax in np.ndenumerate(axes):
@@ -169,7 +174,7 @@ def draw_elevation_strip(run):
 def draw_familiar_vs_novel(runs):
     """Draw the accuracy of each network on familiar and on novel viewpoints, with 95% CIs from the test images, and its
     drop; of one network the accuracy of each class, too."""
-    angle, names = norb.viewpoint_angle(runs[0].config), class_names(runs[0].config)
+    angle, names = kinds_of(runs[0].config), class_names(runs[0].config)
     groups = {}                    # label: {"familiar": correct, "novel": correct}
     for run in runs:
         for k in range(N_CLASSES) if len(runs) == 1 else ():
@@ -180,7 +185,8 @@ def draw_familiar_vs_novel(runs):
     title = "of each network" if len(runs) > 1 else f"of {runs[0].label}"
     counts = [f"{len(runs[0].data[name]['labels']):,}" for name in ("familiar", "novel")]
     fig = new_figure(3.4, f"Accuracy on familiar and on novel {angle} {title}",
-                     f"{runs[0].config.data}; one seed each; error bars: 95% CI from {' + '.join(counts)} test images")
+                     f"{runs[0].config.data}; one seed each; error bars: 95% CI from {' + '.join(counts)} images, as "
+                     "if independent")
     ax = fig.subplots()
     for shift, color, name in ((-0.2, BLUE, "familiar"), (0.2, ORANGE, "novel")):
         hits = [correct[name] for correct in groups.values()]
@@ -202,7 +208,8 @@ def draw_azimuth_accuracy(runs):
     from these images."""
     angle, first = norb.viewpoint_angle(runs[0].config), runs[0]
     fig, ax = axes_by_angle(first.config, f"Test accuracy by {angle[:-1]}",
-                            f"{first.config.data}; error bars: 95% CI from the test images")
+                            f"{first.config.data}; error bars: 95% CI from the test images, as if independent"
+                            + f"; the first {len(COLORS)} of {len(runs)} networks" * (len(runs) > len(COLORS)))
     names = ("familiar", "novel") if first.config.split != "instance" else ("novel",)
     angles = np.concatenate([first.data[name][angle] for name in names])
     for k, (run, color, marker) in enumerate(zip(runs, COLORS, MARKERS)):
@@ -210,8 +217,8 @@ def draw_azimuth_accuracy(runs):
         at = [correct[angles == value] for value in np.unique(angles)]
         mean, (low, high) = np.array([hit.mean() for hit in at]), np.array([
             norb.wilson_interval(hit.sum(), len(hit)) for hit in at]).T
-        ax.errorbar(np.unique(angles) + 1.5 * k, mean, (mean - low, high - mean), fmt=marker, linestyle="none",
-                    color=color, markersize=4, capsize=2, label=f"{run.name}")
+        ax.errorbar(np.unique(angles) + (1.5 if angle == "azimuths" else 0.5) * k, mean, (mean - low, high - mean),
+                    fmt=marker, linestyle="none", color=color, markersize=4, capsize=2, label=f"{run.name}")
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8.5)
     return fig
 
@@ -221,7 +228,7 @@ def axes_by_angle(config, title, note):
     angle = norb.viewpoint_angle(config)
     fig = new_figure(3.9, f"{title}\n", note)
     ax = fig.subplots()
-    limits, ticks = ((-6, 366), range(0, 361, 30)) if angle == "azimuths" else ((28, 72), range(30, 71, 5))
+    limits, ticks = ((-6, 366), range(0, 361, 30)) if angle == "azimuths" else ((28, 74), range(30, 71, 5))
     ax.set(xlabel=f"{angle[:-1]} (degrees)", ylabel="accuracy", xlim=limits, ylim=(0, 1.02), xticks=ticks)
     shade_ranges(ax, config)
     ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1, linestyle=":")
@@ -289,8 +296,8 @@ def draw_routing(run, label=2):
     fig = new_figure(3.6, f"Routing assigns the capsules at each position to the classes ({run.name})",
                      f"{kind}, summed over capsule types; a map shows {maps.shape[-1]}x{maps.shape[-1]} positions")
     grid = fig.add_gridspec(2, N_CLASSES + 2, width_ratios=[1.4] + [1] * N_CLASSES + [0.12])
-    show_image(fig.add_subplot(grid[:, 0]), image[0], f"{names[samples['labels'][row]]}, novel viewpoint;"
-               f"\npredicted: {names[out['scores'][0].argmax()]}")
+    show_image(fig.add_subplot(grid[:, 0]), image[0], f"{names[samples['labels'][row]]}, novel "
+               f"{kinds_of(run.config)[:-1]};\npredicted: {names[out['scores'][0].argmax()]}")
     for (t, j), ax in ((at, fig.add_subplot(grid[at[0], at[1] + 1])) for at in np.ndindex(2, N_CLASSES)):
         heatmap = ax.imshow(maps[t, j], cmap="viridis", vmin=0, vmax=maps.max())
         ax.set(xticks=[], yticks=[])
@@ -380,7 +387,7 @@ def draw_background_activity(activities):
     """
     layers = {"primary": "primary capsules", "conv": "capsules after EM routing"}
     fig = new_figure(3.4, "Mean activation of matrix capsules over blank background and over the toy",
-                     f"up to 2,000 test images at familiar azimuths; bars: mean over n = {len(activities)} "
+                     f"up to 2,000 familiar test images; bars: mean over n = {len(activities)} "
                      f"seed{'s' * (len(activities) > 1)}; dots: one seed each; dotted lines: mean before training")
     ax = fig.subplots()
     for (k, name), (shift, index, color, label) in ((a, b) for a in enumerate(layers) for b in (

@@ -21,7 +21,7 @@ KINDS = (
     ("softmax over input capsules",
      "The softmax normalizes over the input capsules i, but 2017, Eq. 3 normalizes over the output capsules j of one "
      "input capsule.",
-     "Output capsules do not compete for votes, and s starts J / I times smaller; it trains with larger "
+     "Output capsules do not compete for votes, and s starts I / J times smaller; it trains with larger "
      "transformation matrices.",
      "no", 6),
     ("logits averaged over the batch",

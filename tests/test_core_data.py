@@ -271,7 +271,9 @@ def test_pictures_become_four_files_as_mnists(call, tmp_path):
 
 @pytest.mark.parametrize("experiment", [mc, ac])
 def test_predictions_of_every_test_image(call, tmp_path, experiment):
-    """Their hits are those of the report; of one network only"""
+    """Their hits are those of the report; of one network only. A CNN has no lengths"""
+    cnn = experiment.Config(model="cnn", n_classes=2)
+    assert next(experiment.prediction_rows({}, {}, cnn, None))[-2:] == ["score_0", "score_1"]
     write_data(tmp_path / "clothes")
     small = ["--n-train", 24, "--n-val", 4, "--n-test", 8, "--n-epochs", 1, "--batch-size", 12, "--data-dir", "clothes",
              "--conv1-channels", 2, *(["--conv3-channels", 4] if experiment is mc else [])]

@@ -26,6 +26,9 @@ def test_comparison_by_hand():
     assert found["differences"]["a - b"]["x"] == pytest.approx([0.2, 0.2 - half, 0.2 + half], abs=1e-5)
     table = mc.comparison_table(found)
     assert "[95% CI over 2 seeds]" in table and f"+20.0 [{20 - 100 * half:+.1f}, {20 + 100 * half:+.1f}]" in table
+    uneven = mc.compare(rows[:3])                       # b has one seed, and its interval would not be over seeds
+    assert uneven["networks"]["a"]["x"] == found["networks"]["a"]["x"]
+    assert uneven["networks"]["b"]["x"][0] == 0.3 and np.isnan(uneven["networks"]["b"]["x"][1:]).all()
     one = mc.compare(rows[:2])
     assert one["networks"]["a"]["x"] == [0.4, 0.1, 0.9] and one["differences"] == {}
     assert "0.400 [0.100, 0.900]" in mc.comparison_table(one) and "from the test images" in mc.comparison_table(one)

@@ -1,6 +1,7 @@
 """What the figures compute: metrics of errors and of routing; a picture's ink, and the confidence of a prediction."""
 import dataclasses
 import re
+from types import SimpleNamespace
 
 import figures
 import multimnist_capsnet as mc
@@ -22,15 +23,20 @@ def run_of(pairs, lengths, config=TINY):
 
 
 def test_errors_by_visible_ink(digits):
-    """Four pairs, one missed, of whose digits one lies under the other"""
+    """Four pairs, one missed, of whose digits one lies under the other; merged by adding, what is not clipped shows"""
     a, b, c = np.zeros((3, 36, 36), np.uint8)
     a[:2], b[1:3], c[:3] = 255, 255, 255                    # a and b share a row of two, c covers a
     pairs = {"labels": np.array([[1, 2], [2, 1], [3, 4], [4, 3]]), "sources": np.array([[a, c], *[[a, b]] * 3])}
+    pairs["composites"] = pairs["sources"].max(1)
     run = run_of(pairs, 0.1 + 0.8 * mc.k_hot(np.array([[1, 7], [1, 2], [3, 4], [3, 4]]), float))
     visible, groups, _ = viz.visible_ink(run)
     np.testing.assert_allclose(visible, [[0, 1 / 3], [0.5, 0.5], [0.5, 0.5], [0.5, 0.5]])
     assert sum(size for _, _, size in groups) == 4 and sum(n_correct for _, n_correct, _ in groups) == 3
     assert viz.error_metrics(run)["least_hidden"] == pytest.approx([0.5, 1])
+    added = {"labels": pairs["labels"], "sources": pairs["sources"] // 255 * 170}
+    added["composites"] = np.minimum(added["sources"].sum(1, dtype=int), 255).astype(np.uint8)
+    visible, _, _ = viz.visible_ink(run_of(added, mc.k_hot(added["labels"], np.float32)))
+    np.testing.assert_allclose(visible, [[1 / 2, 2 / 3], [0.75, 0.75], [0.75, 0.75], [0.75, 0.75]], rtol=1e-5)
     pairs = mc.draw_pairs(digits, "test", 80, TINY, "evaluation", 1)
     assert viz.draw_errors(run_of(pairs, mc.k_hot(pairs["labels"], np.float32)))                   # without an error
 
@@ -165,6 +171,7 @@ def test_what_holds_no_ink_or_is_no_picture_is_refused_by_name_in_one_line(pictu
 
 
 SHIPPED = mc.load_network(mc.PRETRAINED[0])
+IMAGES, LABELS, _ = mc.synthesize_digits(60, 3)
 
 
 def test_the_square_of_the_centers_by_hand():
@@ -173,7 +180,15 @@ def test_the_square_of_the_centers_by_hand():
     assert (along * 18 + 17.5).tolist() == pytest.approx([11.5, 15.5, 19.5, 23.5])
     assert figures.square_of_centers(along, 36) == pytest.approx((9.5, 16))
     assert figures.square_of_centers(np.zeros(1), 36) == pytest.approx((-0.5, 36))
-IMAGES, LABELS, _ = mc.synthesize_digits(60, 3)
+
+
+def test_a_picture_for_a_network_of_two_classes():
+    """Which has no third length to compare"""
+    config, said = dataclasses.replace(TINY, n_classes=2), []
+    network = SimpleNamespace(config=config, weights=mc.init_params(config), history={"epochs": []}, source="mnist")
+    gray = np.kron(np.pad(1 - IMAGES[0] / 255, 4, constant_values=1), np.ones((6, 6)))
+    viz.draw_picture(network, gray, viz.find_ink(gray, "x.png"), said.append)
+    assert re.fullmatch(r"low confidence: [01] and [01]; capsule lengths \S+ and \S+", said[0])
 
 
 def n_evaluated(first, second):
@@ -225,7 +240,7 @@ def test_training_curves_show_each_term_of_each_history():
     assert loss == {"a, training": [2, 1, 2 / 3], "a, validation": [3, 1.5, 1], "b, training": [1, 0.5]}
     assert margin == {"a, training": [1, 0.5, 1 / 3]}
     assert accuracy["a, validation"] == pytest.approx([0.1, 0.2, 0.3])
-    assert accuracy["b, novel test images"] == [0.2, 0.4]
+    assert accuracy["b, novel views"] == [0.2, 0.4]
     assert len(accuracy) == 5 and len({line.get_color() for line in fig.axes[0].lines}) == 2
     alone = figures.training_curves({"a": {"epochs": one}})
     assert [line.get_label() for line in alone.axes[0].lines] == ["training", "validation"]

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from reference_smallnorb import norb_bytes, tiny, write_norb
 
+import make_smallnorb_novel_viewpoint_gif as film
+
 
 def refusal(call, *args):
     """The one-line message of the InputError that call(*args) raises"""
@@ -294,6 +296,11 @@ def test_views_of_one_toy_of_smallnorb(norb):
     views = sn.views_of(sn.Config(data="smallnorb", norb_dir=str(folder)), labels[row], [10 * info[row, 2]],
                             [30 + 5 * info[row, 1]], lighting=0)
     assert np.array_equal(views["images"], sn.downsample(files["test", "dat"][[row]]))
+    config = sn.Config(data="smallnorb", norb_dir=str(folder))
+    for azimuth in (13, 155, 349):                     # the animation says the azimuth of the image that it shows
+        shown = film.render_view(labels[row], azimuth, 0, config)[2]
+        assert shown == sn.views_of(config, labels[row], [azimuth], [film.ELEVATION], lighting=0)["azimuths"]
+        assert shown % 20 == 0
 
 
 def test_smallnorb_is_cropped_at_random_in_training_and_in_the_middle_in_tests(norb):
