@@ -313,6 +313,8 @@ def stream_digits(digits, config, kind, factors=None):
     random generator.
     """
     if kind == "real":
+        if digits["source"] not in DIGIT_NAMES:
+            raise InputError(f"--affnist-dir holds digits, not {data_name(digits['source'])}. Leave it out")
         yield from read_affnist(config.affnist_dir)
         return
     images, labels = digits["val" if kind == "val" else config.eval_split]
@@ -382,11 +384,13 @@ def read_affnist(folder):
     or when a file is damaged or has other contents.
     """
     root = home_path(folder)
+    if root.name.startswith(("train", "valid")):
+        raise InputError(f"--affnist-dir {folder}: holds training digits; give the folder that contains test_batches")
     paths = {path.name: path for base in (root, root / "test_batches") for path in base.glob("*.mat")
              if path.stem.isdigit()}                                    # a file in both folders counts once
     if not paths:
         raise InputError(f"--affnist-dir {folder}: no test_batches/1.mat, 2.mat, ... in this folder; give the folder "
-                         "that contains affNIST's test_batches")
+                         "that contains affNIST's test_batches, unpacked")
     try:
         import scipy.io
     except ImportError:
@@ -1070,14 +1074,15 @@ def remark(config, source):
         "66% for its CNN.")
 
 
+LOSSES = {"margin": "margin loss", "cross_entropy": "cross-entropy loss", "recon_mse": "reconstruction MSE per pixel"}
+
+
 def report(config, results, tests, say):
     """Print the metrics of all test sets. results: of test_result"""
     say(f"\n{data_name(results['source'])}{', held-out training images' * (config.eval_split == 'val')}")
     for key, _, words in test_sets(config):
         (low, high), test = results[f"{key}_accuracy_ci95"], tests[key]
-        losses = [f"{name.replace('_', '-')} loss {test[name]:.4f}" for name in ("margin", "cross_entropy")
-                  if name in test]
-        losses += [f"reconstruction MSE {test['recon_mse']:.4f} per pixel"] if "recon_mse" in test else []
+        losses = [f"{words} {test[name]:.4f}" for name, words in LOSSES.items() if name in test]
         say(f"  {words:31} accuracy {test['accuracy']:.4f} of {test['n']:,}   95% CI {low:.4f} to {high:.4f}   "
             + ", ".join(losses))
     say(training_time(results))
@@ -1127,7 +1132,7 @@ class Settings:
 
 # END SHARED settings -------------------------------------------------------------------------------------------------
 
-ROUTING, PAPER = {"model": ROUTED}, ("small", "paper")
+ROUTING, ONLY_CAPSULES, PAPER = {"model": ROUTED}, {"model": CAPSULES}, ("small", "paper")
 
 
 def twice_lr(settings):
@@ -1160,11 +1165,9 @@ MODEL_HELP = {
     "cnn": "the plain CNN baseline, the paper's MNIST CNN: three convolutions, two fully connected hidden layers, "
            "sized to have as many parameters as capsnet"}
 PRESETS = {
-    "deep": "six convolutions (of cnn three), the last of which is PrimaryCaps, each with batch normalization; models "
-            "without this flag always use deep",
+    "deep": "six convolutions (of cnn three), each with batch normalization; the only one of models without this flag",
     "small": "the paper's networks with a quarter of capsnet's channels, without normalization",
     "paper": "the paper's networks at full width"}
-ONLY_CAPSULES = {"model": CAPSULES}
 
 
 @dataclass(frozen=True)
@@ -1246,15 +1249,12 @@ def check_config(config):
     check_muon(config)
     most = (SIDES[config.task] - INK) // 2
     if config.train_shift != "full" and not (str(config.train_shift).isdecimal() and int(config.train_shift) <= most):
-        raise InputError(f"--train-shift {config.train_shift}: must be a whole number of pixels from 0 to {most}, or "
-                         "full")
+        raise InputError(f"--train-shift {config.train_shift}: must be a whole number from 0 to {most}, or full")
     if config.batch_size > config.n_train:
         raise InputError(f"--batch-size {config.batch_size} exceeds the {config.n_train} training digits of an epoch. "
                          "Lower --batch-size or raise --n-train")
     if config.eval_split == "val" and config.n_test > MNIST.n_val:
         raise InputError(f"--n-test {config.n_test}: --eval-split val has {MNIST.n_val} digits. Lower --n-test")
-    if config.affnist_dir:
-        sum(1 for _ in read_affnist(config.affnist_dir))                                # now, not after training
 
 
 # ============================================================== shared blocks: the same code in other experiments
@@ -3199,9 +3199,13 @@ def main():
     add_out_weights_flag(parser)
     add_predictions_flag(parser)
     add_config_flags(parser, several=True)
-    run_experiment(parser.parse_args(), lambda config, progress, evaluated: load_digits(config, progress.say),
-                   lambda digits, config: len(test_sets(config)) * min(config.n_test or 10 ** 9,
-                                                                       len(digits[config.eval_split][1])))
+
+    def load(config, progress, evaluated):
+        digits = load_digits(config, progress.say)
+        sum(1 for _ in (stream_digits(digits, config, "real") if config.affnist_dir else ()))           # fail early
+        return digits
+    run_experiment(parser.parse_args(), load, lambda digits, config: len(test_sets(config)) * min(
+        config.n_test or 10 ** 9, len(digits[config.eval_split][1])))
 
 
 if __name__ == "__main__":

@@ -61,6 +61,7 @@ def test_mnists_task_has_one_test(cli, tmp_path):
 BAD = {"--lr 1e30 --n-epochs 9": "training diverged. Lower --lr",
        "--task mnist --affnist-dir x": "--affnist-dir x applies to --task affnist, not to mnist",
        "--affnist-dir nowhere": "--affnist-dir nowhere: no test_batches",
+       "--affnist-dir x/training_batches": "training_batches: holds training digits",
        "--eval-split val --n-test 6000": "--n-test 6000: --eval-split val has 5000 digits",
        "--batch-size 65": "--batch-size", "--n-per-class 5000": "--n-per-class 5000: one class has only",
        "--load nothing.npz": "nothing.npz: No such file", "--mnist-dir nowhere --digits mnist": "nowhere"}

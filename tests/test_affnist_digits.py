@@ -292,6 +292,10 @@ def test_affnists_files_are_read(tmp_path, rng):
             np.testing.assert_array_equal(part["labels"], labels)
     write_affnist(tmp_path / "9.mat", *found[0])                            # the same file in both folders
     assert [len(part["labels"]) for part in ac.read_affnist(str(tmp_path))] == [5, 1]
+    config = ac.Config(affnist_dir=str(tmp_path))
+    assert sum(len(part["labels"]) for part in ac.stream_digits({"source": "synthetic"}, config, "real")) == 6
+    with pytest.raises(ac.InputError, match="holds digits, not images of clothes"):
+        list(ac.stream_digits({"source": "clothes-01234567"}, config, "real"))
 
 
 @pytest.mark.parametrize("fault, named", [

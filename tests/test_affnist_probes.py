@@ -292,7 +292,7 @@ def test_what_a_probe_prints_and_keeps(digits, tmp_path, monkeypatch, capsys):
     assert "AUROC, translated digits against strokes (chance 0.5): length " in out
     assert "one-step sign attack (FGSM, epsilon 32/255), signs from vote shuffled: " in out
     assert "accuracy on digits rotated by 30 degrees: " in out
-    for flags, words in {"--affnist-dir x": "no test_batches", "--lr 1": "trained with 0.01",
+    for flags, words in {"--affnist-dir x": "probes do not read", "--lr 1": "trained with 0.01",
                          "--out-json no/x.json": "cannot write", "--load no.npz": "No such file"}.items():
         monkeypatch.setattr(sys, "argv", [*call, *flags.split()])
         with pytest.raises(ac.InputError, match=words):
