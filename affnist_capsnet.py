@@ -1082,9 +1082,8 @@ def report(config, results, tests, say):
     say(f"\n{data_name(results['source'])}{', held-out training images' * (config.eval_split == 'val')}")
     for key, _, words in test_sets(config):
         (low, high), test = results[f"{key}_accuracy_ci95"], tests[key]
-        losses = [f"{words} {test[name]:.4f}" for name, words in LOSSES.items() if name in test]
         say(f"  {words:31} accuracy {test['accuracy']:.4f} of {test['n']:,}   95% CI {low:.4f} to {high:.4f}   "
-            + ", ".join(losses))
+            + ", ".join(f"{loss} {test[name]:.4f}" for name, loss in LOSSES.items() if name in test))
     say(training_time(results))
 
 
