@@ -12,6 +12,7 @@ of mass lies at the center of 28x28 px, as MNIST's digits are. A seventh of each
     python3 make_idx.py drawings data                          # seconds
     python3 affnist_capsnet.py --data-dir data                 # then train on it
 """
+import contextlib
 import re
 import sys
 from pathlib import Path
@@ -32,8 +33,14 @@ FAINT = 0.1                        # what is darker than this, of the brightest 
 
 
 def ink_of(gray):
-    """Return the ink of a picture in [0, 1], light on dark: gray levels, inverted if the picture's edge is light."""
+    """Return the ink of a picture in [0, 1], light on dark: gray levels, inverted if the picture's edge is light.
+
+    If the edge is uneven, as in a photograph, a smooth background is fitted and subtracted.
+    """
     edge = np.concatenate([gray[0], gray[-1], gray[:, 0], gray[:, -1]])
+    if np.ptp(np.quantile(edge, (0.1, 0.9))) > FAINT:
+        with contextlib.suppress(InputError):                           # a tight crop has no background to fit
+            return pictures.find_ink(gray, "")
     ink = (1 - gray if np.median(edge) > 0.5 else gray) - min(np.median(edge), 1 - np.median(edge))
     return np.clip(ink / max(ink.max(), 1e-9), 0, 1)
 
@@ -70,9 +77,10 @@ def visible(folder):
 
 
 def read_class(folder):
-    """Return the images of a folder's pictures, (n, 28, 28) uint8. Raise InputError for an unreadable one."""
-    images = []
-    for path in sorted(path for path in visible(folder) if path.suffix.lower() in ENDINGS):
+    """Return the paths of a folder's pictures and their images, (n, 28, 28) uint8. Raise InputError for an unreadable
+    one."""
+    images, paths = [], sorted(path for path in visible(folder) if path.suffix.lower() in ENDINGS)
+    for path in paths:
         try:
             images.append(to_mnist(pictures.read_picture(path)))
         except InputError as error:
@@ -80,7 +88,7 @@ def read_class(folder):
             raise InputError(f"{path}: {fault}. Mend or remove this file") from None
     if len(images) < MIN_IMAGES:
         raise InputError(f"{folder}: has {len(images)} PNG or JPEG files. Give at least {MIN_IMAGES} of each class")
-    return np.stack(images)
+    return paths, np.stack(images)
 
 
 def idx_bytes(array):
@@ -93,27 +101,31 @@ def main():
     parser = capsnet.Parser(description=__doc__)
     parser.usage = "%(prog)s FOLDER OUT [--seed N]"
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="its folders are the classes and hold the pictures")
-    parser.add_argument("out", type=Path, metavar="OUT", help="folder for the four files and labels.txt")
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder for the four files, labels.txt and "
+                        "test-files.txt, the pictures of the test images in their order")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the choice of test pictures (default: 0)")
     args = parser.parse_args()
     if args.seed < 0:
         raise InputError(f"--seed {args.seed}: must be at least 0")
     if any(re.fullmatch(capsnet.IDX_NAME, path.name) for path in args.out.glob("*")):
         raise InputError(f"{args.out}: holds a data set. Give another folder, or remove its files")
-    folders = sorted(path for path in visible(args.folder) if path.is_dir()) if args.folder.is_dir() else []
+    if not args.folder.is_dir():
+        raise InputError(f"{args.folder}: no such folder. Give one that holds a folder of pictures for each class")
+    folders = sorted(path for path in visible(args.folder) if path.is_dir())
     if not 2 <= len(folders) <= MAX_CLASSES:
         raise InputError(f"{args.folder}: has {len(folders)} folders of pictures. Give 2 to {MAX_CLASSES}, one a class")
     try:
         names = "".join(" ".join(folder.name.splitlines()) + "\n" for folder in folders).encode()
     except UnicodeEncodeError as error:
         raise InputError(f"{args.folder}: the name of a folder is not UTF-8 ({error.object!r}). Rename it") from None
-    parts = {"train": [], "t10k": []}
+    parts, tested = {"train": [], "t10k": []}, []
     for label, folder in enumerate(folders):
-        images = read_class(folder)
+        paths, images = read_class(folder)
         order = np.random.default_rng((args.seed, label)).permutation(len(images))
         n_test = -(-len(images) // TEST_SHARE)
         for name, rows in (("t10k", order[:n_test]), ("train", order[n_test:])):
             parts[name] += [(image, label) for image in images[rows]]
+        tested += [paths[row].relative_to(args.folder).as_posix() for row in order[:n_test]]
     try:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -121,7 +133,9 @@ def main():
     contents = {args.out / f"{name}-{kind}-ubyte": idx_bytes(array) for name, pairs in parts.items()
                 for kind, array in zip(("images-idx3", "labels-idx1"), map(np.array, zip(*pairs)))}
     try:
-        for path, content in (contents | {args.out / "labels.txt": names}).items():
+        listed = "".join(" ".join(path.splitlines()) + "\n" for path in tested).encode(errors="backslashreplace")
+        contents |= {args.out / "labels.txt": names, args.out / "test-files.txt": listed}
+        for path, content in contents.items():
             capsnet.write_atomically(path, lambda file, content=content: file.write(content))
     except BaseException:                                               # all of them or none
         for path in contents:
@@ -131,7 +145,10 @@ def main():
     script = Path(sys.argv[0]).parent / "affnist_capsnet.py"
     command = capsnet.command_line(script, "--data-dir", args.out, "--n-train", n_train)
     print(f"wrote {args.out}: {len(folders)} classes, {len(parts['train'])} training and {len(parts['t10k'])} test "
-          f"images\n  train on it: {command}")
+          f"images, whose files are listed in test-files.txt\n  train on it: {command}")
+    if left := [path.name for folder in folders for path in visible(folder) if path.suffix.lower() not in ENDINGS]:
+        print(f"left out {capsnet.counted(len(left), 'file')} that {'are' if len(left) > 1 else 'is'} neither PNG nor "
+              f"JPEG: {', '.join(sorted(left)[:5])}{', ...' * (len(left) > 5)}")
 
 
 if __name__ == "__main__":

@@ -409,7 +409,8 @@ def read_picture(path):
         if "Bomb" in type(cause).__name__ + str(cause)[:40] or "bomb" in str(cause):
             raise InputError(f"--image {path}: is too large. Give a picture of at most 10000 x 10000 px") from None
         fault = (str(cause) or type(error).__name__).splitlines()[0]
-        raise InputError(f"--image {path}: is not a readable picture ({fault}). Give a PNG or JPEG file") from None
+        raise InputError(f"--image {path}: is not a readable picture ({fault}). Give a PNG or JPEG file; export other "
+                         "formats, such as HEIC, as JPEG") from None
     if min(pixels.shape[:2]) < MIN_SIDE:
         size = " x ".join(map(str, pixels.shape[1::-1]))
         raise InputError(f"--image {path}: has {size} px. Give a picture of at least {MIN_SIDE} x {MIN_SIDE} px")

@@ -236,10 +236,21 @@ def draw(folder, name, shape, dark, n, size=(60, 80)):
         imageio.imwrite(folder / name / f"{k}.{'png' if k % 2 else 'jpg'}", picture)
 
 
+def test_ink_on_unevenly_lit_paper_is_that_on_even_paper():
+    """A page that darkens from 0.9 to 0.65 from one corner to the other"""
+    even = np.full((60, 80), 0.9)
+    even[15:45, 35:45] = 0.2
+    lit = even - 0.25 * np.add.outer(np.linspace(0, 0.5, 60), np.linspace(0, 0.5, 80))
+    expected, found = make_idx.to_mnist(even).astype(int), make_idx.to_mnist(lit).astype(int)
+    assert (found[:3] == 0).all() and (found[:, :3] == 0).all() and np.abs(found - expected).mean() < 8
+
+
 def test_pictures_become_four_files_as_mnists(call, tmp_path):
     """Light on dark, in a box of 20 px, centered by mass; a seventh for testing; two commands train on them"""
     draw(tmp_path / "drawings", "bar", (40, 10), True, 14)
     draw(tmp_path / "drawings", "line", (10, 40), False, 14)
+    (tmp_path / "drawings" / "bar" / "note.txt").write_text("x", "utf-8")
+    (tmp_path / "drawings" / "line" / "photo.heic").write_bytes(b"x")
     (tmp_path / "drawings" / ".ipynb_checkpoints").mkdir()              # what is hidden is neither class nor picture
     (tmp_path / "drawings" / "bar" / "._1.png").write_bytes(b"of macOS")
     code, out, err = call(mc, make_idx.main, "drawings", "data")
@@ -252,7 +263,12 @@ def test_pictures_become_four_files_as_mnists(call, tmp_path):
         assert image.max() > 200 and image[:2].max() < 30
         mass = image.astype(float)
         assert (mass.sum(1) * (np.arange(28) + 0.5)).sum() / mass.sum() == pytest.approx(14, abs=0.6)
-    command = out.splitlines()[-1].partition(".py ")[2].split()
+    command = out.splitlines()[1].partition(".py ")[2].split()
+    assert out.splitlines()[2] == "left out 2 files that are neither PNG nor JPEG: note.txt, photo.heic"
+    tested = (tmp_path / "data" / "test-files.txt").read_text("utf-8").splitlines()
+    assert [path.split("/")[0] for path in tested] == ["bar", "bar", "line", "line"]
+    for path, image in zip(tested, data["test"][0]):
+        assert np.array_equal(make_idx.to_mnist(multi_figures.read_picture(tmp_path / "drawings" / path)), image)
     code, _, err = call(ac, ac.main, *command, "--n-epochs", 1, "--n-train", 22, "--n-val", 2, "--batch-size", 11,
                         "--conv1-channels", 2, "--predictions", "p.csv", "--quiet")
     assert (code, err) == (0, "")
@@ -263,7 +279,7 @@ def test_pictures_become_four_files_as_mnists(call, tmp_path):
     (tmp_path / "drawings" / "bar" / "0.jpg").write_bytes(b"no picture")
     for flags, words in ((("drawings", "data"), "data: holds a data set"), (("drawings", "zipped"), "holds a data set"),
                          (("drawings", "x", "--seed", -1), "--seed -1: must be at least 0"),
-                         (("none", "x"), "none: has 0 folders of pictures"), (("drawings", "x"), "0.jpg: is not a"),
+                         (("none", "x"), "none: no such folder. Give one that"), (("drawings", "x"), "0.jpg: is not a"),
                          (("drawings/bar", "x"), "has 0 folders"), (("drawings",), "OUT")):
         code, _, err = call(mc, make_idx.main, *flags)
         assert code == 2 and words in err and err.count("\n") == 1 and not (tmp_path / "x").exists(), err
