@@ -116,7 +116,8 @@ class Guide:
         for path in own:
             module, network = self.identify(path)
             others = self.networks[module] if module is not multi else []
-            self.networks[module] = [*others, (Path(path).stem, f"yours: {network.config.model}", network)]
+            text = f"yours: {network.config.model}, trained on {network.source}"
+            self.networks[module] = [*others, (Path(path).stem, text, network)]
         ((*_, self.pair_network), *_), self.digit_networks, self.toy_networks = self.networks.values()
         try:                                                   # MNIST if it is on this machine: never download it
             self.source, local = "MNIST", SimpleNamespace(**vars(multi.MNIST) | {"mirrors": ()})

@@ -2599,16 +2599,16 @@ def load_for_evaluation(path, args):
         raise InputError(f"{path}: was trained on {network.source}. {remedy}")
     network.file = {"file": Path(path).name, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest(),
                     "trained_seed": network.config.seed}
-    check_applicable(given, [network.config])
-    given = by_field(given)
+    fields = by_field(given)
+    config = dataclasses.replace(network.config, **fields)
+    check_applicable(given, [config])
     for f in options(Config):
         trained = getattr(network.config, f.name)
-        if f.name in given and f.name in ("checkpoint", "run_dir"):
+        if f.name in fields and f.name in ("checkpoint", "run_dir"):
             raise InputError(f"{flag_name(f.name)} is for training, but {path} is evaluated only. Leave it out")
-        if given.get(f.name, trained) != trained and not f.metadata.get("runtime") and f.name not in EVAL_SETTINGS:
-            raise InputError(f"{flag_name(f.name)} {given[f.name]}: {path} was trained with {trained}. Leave the flag "
+        if fields.get(f.name, trained) != trained and not f.metadata.get("runtime") and f.name not in EVAL_SETTINGS:
+            raise InputError(f"{flag_name(f.name)} {fields[f.name]}: {path} was trained with {trained}. Leave the flag "
                              "out, or train a new network without --load")
-    config = dataclasses.replace(network.config, **given)
     if config.out_json and os.path.realpath(config.out_json) == os.path.realpath(path):
         raise InputError(f"--out-json {config.out_json}: this is the network's own file. Give another name")
     return network, config

@@ -19,6 +19,7 @@ standard deviation s and Student's t.
 """
 import difflib
 import hashlib
+import importlib
 import json
 import os
 import re
@@ -323,6 +324,11 @@ def run_real(name, folder, seeds, jobs, published, data_dir, say):
     flag, paper, rows = REAL[name]
     if not folder.is_dir():
         raise InputError(f"{capsnet.flag_name(flag)} {folder}: no such folder. Give the folder of the data's files")
+    module = importlib.import_module(rows[0][0])
+    try:                                                                # now, not when the first run ends
+        sum(1 for _ in (module.load_norb if flag == "norb_dir" else module.read_affnist)(str(folder)))
+    except module.InputError as error:
+        raise InputError(str(error)) from None
     files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.rglob("*"))]
     results, keys = {}, {}
     for seed in seeds:

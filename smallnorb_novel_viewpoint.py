@@ -510,7 +510,8 @@ def load_norb(norb_dir):
     folder, data = home_path(norb_dir), {"train": {}, "test": {}}
     for split, arrays in data.items():
         paths = {kind: folder / NORB_FILES[split, kind] for kind in NORB_FORMAT}
-        paths = {kind: path if path.exists() else path.with_suffix(".mat.gz") for kind, path in paths.items()}
+        paths = {kind: next((p for p in (path, path.with_suffix(".mat.gz")) if p.exists()), path)
+                 for kind, path in paths.items()}
         columns = []
         for kind in "cat", "info":                                     # the small files first, to fail early
             table = read_norb_file(paths[kind], kind)
@@ -2250,8 +2251,7 @@ def report(config, results, tests, say):
     """Print the metrics of both test sets. results: of test_result"""
     names = CLASS_NAMES if config.data == "shapes" else NORB_NAMES
     what = "toys" if config.split == "instance" else f"{config.split}s"
-    say(f"\n{config.data}, {'training toys, and test toys' if config.split == 'instance' else 'test images'}; 95% CIs "
-        "as if images were independent")
+    say(f"\n{config.data}{', familiar: training images' * (config.split == 'instance')}; 95% CIs: as if independent")
     for key, per_class in ("familiar", tests["familiar_per_class"]), ("novel", tests["novel_per_class"]):
         correct = tests["correct"][key]
         low, high = wilson_interval(correct.sum(), len(correct))
@@ -3462,16 +3462,16 @@ def load_for_evaluation(path, args):
         raise InputError(f"{path}: was trained on {network.source}. {remedy}")
     network.file = {"file": Path(path).name, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest(),
                     "trained_seed": network.config.seed}
-    check_applicable(given, [network.config])
-    given = by_field(given)
+    fields = by_field(given)
+    config = dataclasses.replace(network.config, **fields)
+    check_applicable(given, [config])
     for f in options(Config):
         trained = getattr(network.config, f.name)
-        if f.name in given and f.name in ("checkpoint", "run_dir"):
+        if f.name in fields and f.name in ("checkpoint", "run_dir"):
             raise InputError(f"{flag_name(f.name)} is for training, but {path} is evaluated only. Leave it out")
-        if given.get(f.name, trained) != trained and not f.metadata.get("runtime") and f.name not in EVAL_SETTINGS:
-            raise InputError(f"{flag_name(f.name)} {given[f.name]}: {path} was trained with {trained}. Leave the flag "
+        if fields.get(f.name, trained) != trained and not f.metadata.get("runtime") and f.name not in EVAL_SETTINGS:
+            raise InputError(f"{flag_name(f.name)} {fields[f.name]}: {path} was trained with {trained}. Leave the flag "
                              "out, or train a new network without --load")
-    config = dataclasses.replace(network.config, **given)
     if config.out_json and os.path.realpath(config.out_json) == os.path.realpath(path):
         raise InputError(f"--out-json {config.out_json}: this is the network's own file. Give another name")
     return network, config

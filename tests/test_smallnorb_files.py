@@ -92,7 +92,7 @@ def test_faulty_files_are_refused_by_name(tmp_path):
 def test_faulty_folders_are_refused(tmp_path):
     """A file missing, codes out of range, row counts that differ"""
     for folder in ("", str(tmp_path / "none"), str(tmp_path)):
-        assert "training-cat.mat.gz: missing; --norb-dir must be the folder of" in refusal(sn.load_norb, folder)
+        assert "training-cat.mat: missing; --norb-dir must be the folder of" in refusal(sn.load_norb, folder)
     files = write_norb(tmp_path, 5)
     for words, (kind, column, code) in CODES.items():
         table, path = files["test", kind].copy(), tmp_path / sn.NORB_FILES["test", kind]
