@@ -1164,7 +1164,7 @@ MODEL_HELP = {
     "cnn": "the plain CNN baseline, the paper's MNIST CNN: three convolutions, two fully connected hidden layers, "
            "sized to have as many parameters as capsnet"}
 PRESETS = {
-    "deep": "six convolutions (of cnn three), each with batch normalization; the only one of models without this flag",
+    "deep": "six convolutions (of cnn three), each with batch normalization; models without this flag use it",
     "small": "the paper's networks with a quarter of capsnet's channels, without normalization",
     "paper": "the paper's networks at full width"}
 

@@ -1041,7 +1041,7 @@ PRESETS = {
             "parameters)",
     "residual": "ten convolutions with residual connections, for long runs (3.06M)",
     "half-digit": "four convolutions, the last of which is PrimaryCaps; receptive fields of half a digit (1.88M)",
-    "classic": "the paper's two 9x9 convolutions, narrow (2.03M); CNNs keep those of deep", "paper": "wide (11.36M)"}
+    "classic": "the paper's two 9x9 convolutions, narrow (2.03M); CNNs as in deep", "paper": "its own widths (11.36M)"}
 CAPSNET, CNNS, WITH_DECODER = ({"model": models} for models in (
     ("capsnet",), ("cnn", "cnn-vectors"), ("capsnet", "cnn-vectors", "vector-dense")))
 
