@@ -37,17 +37,19 @@ out; there is no autograd.
 Baselines (`--model`):
 
     capsnet     one transformation matrix per position and 3 routing iterations, as in the paper, on the same backbone
-    cnn         the paper's CNN baseline, its three convolutions at 1/16 of their width
+    cnn         the paper's CNN for MNIST, its three convolutions at 1/16 of their width
     cnn-dense   CNN: the backbone and a hidden dense layer
     cnn-gap     CNN: the backbone and global average pooling (GAP)
     cnn-gmp     CNN: the backbone and global max pooling (GMP)
     vector-gap  ten class vectors by global average pooling, with squash, margin loss and decoder; no primary capsules
     vector-gmp  the same by global max pooling
 
-cnn and cnn-dense have about as many parameters as capsnet without its decoder, cnn-gap and cnn-gmp about as many as
-capsnet-shared without its decoder. Flags that remove a part: `--routing-iters 1` (routing: uniform coupling
-coefficients), `--squash` (the squash of the primary or of all capsules), `--loss cross-entropy` (the margin loss),
-`--recon-weight 0` (the decoder), `--norm none` (batch normalization).
+cnn-gap and cnn-gmp have about as many parameters as capsnet-shared without its decoder, cnn and cnn-dense about as many
+as capsnet without its decoder would have with their padding: 1.8 million (capsnet, padded less: 1.1 million).
+
+Flags that remove a part: `--routing-iters 1` (routing: uniform coupling coefficients), `--squash` (the squash of the
+primary or of all capsules), `--loss cross-entropy` (the margin loss), `--recon-weight 0` (the decoder), `--norm none`
+(batch normalization).
 
 Deviations from the paper:
 
@@ -57,6 +59,8 @@ Deviations from the paper:
   iteration; the paper's has one matrix per position and three iterations (`--model capsnet`).
 - The image is padded with background (`--padding`): 4 px for models with routing, 8 px for the others.
 - Training is short, the learning rate has a cosine decay, and normalized kernels are trained by Muon, not Adam.
+- cnn and cnn-dense have no dropout but with `--preset small` or `paper`. The paper's CNN for affNIST had max pooling;
+  its layers are not published (cnn-dense is the nearest one here).
 - Training stops after `--n-epochs`; the paper compares networks at equal accuracy on translated digits (`--stop-at`).
 - Affine test digits are drawn here, within affNIST's reported ranges, because its files are not downloaded;
   `--affnist-dir` also tests on these files.
@@ -119,9 +123,10 @@ def option(default, text, group, **extra):
     """Declare a setting: its default, its help text and its group in --help (data, network, training or run). A default
     of None is filled in from DEFAULTS.
 
-    extra: low, high, above (exclusive), choices: bounds of the value; metavar; runtime=True if no bit of the training
-    depends on it; only={setting: values} if the setting applies to some models, tasks or data only; aliases={name:
-    only}: other names of its flag, and what they apply to.
+    extra: low, high, above (exclusive), choices: bounds of the value; metavar; runtime=True if a checkpoint can be
+    resumed with another value: files, tests, and where data come from, since their source is compared; only={setting:
+    values} if the setting applies to some models, tasks or data only; aliases={name: only}: other names of its flag,
+    and what they apply to.
     """
     return dataclasses.field(default=default, metadata={"help": text, "group": group, **extra})
 
@@ -156,8 +161,9 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.
 
     snapshot_callback(step, params, terms): called with copies at step 0, after every snapshot_every steps and at the
     end; it cannot change the run. data: load_digits' result, to load the digits only once. dtype: float64 in tests.
-    Return params, {name: array}, with the running statistics of the normalizations, and history: source of the digits,
-    epochs (one dict each: training and validation losses and accuracies), seconds, steps.
+    Return params, {name: array}, with the running statistics of the normalizations (on data of your own with other than
+    ten classes, evaluate them with fit_to_data(config, data)), and history: source of the digits, epochs (a dict each:
+    training and validation losses and accuracies), seconds, steps.
     Raise InputError when a setting is invalid, the data cannot be loaded or the training diverges.
     """
     check_config(config)
@@ -613,14 +619,13 @@ def shared_votes_forward(u, W, n_positions, empty=np.empty):
     """
     (N, I, E), (B, _, J, D) = u.shape, W.shape
     u_hat, cache = votes_forward(u.reshape(N * n_positions, B, E), W, empty)
-    return u_hat.transpose(0, 2, 1, 3).reshape(N, I, J, D).transpose(0, 2, 1, 3), (cache, u.shape)
+    return u_hat.transpose(0, 2, 1, 3).reshape(N, I, J, D).transpose(0, 2, 1, 3), (cache, u.shape, B)
 
 
 def shared_votes_backward(du_hat, cache):
     """Return the gradients du, (N, I, E), and dW, (B, E, J, D), from du_hat, (N, J, I, D)."""
-    votes_cache, shape = cache
-    N, J, I, D = du_hat.shape
-    B = len(votes_cache[1])
+    votes_cache, shape, B = cache
+    _, J, _, D = du_hat.shape
     by_position = du_hat.transpose(0, 2, 1, 3).reshape(-1, B, J, D).transpose(0, 2, 1, 3)
     du, dW = votes_backward(by_position, votes_cache)
     return du.reshape(shape), dW
@@ -800,8 +805,8 @@ def matched_width(config):
     """Return the width at which a CNN has about as many parameters as the preset's capsule network without decoder.
 
     The width is the number of channels of Conv5 of POOLED_CNNS, which are matched to capsnet-shared, and of units of
-    the first hidden layer of cnn-dense and cnn, which are matched to capsnet. Return 0 for capsules, and
-    config.width where it is set.
+    the first hidden layer of cnn-dense and cnn, which are matched to capsnet with their padding. Return 0 for
+    capsules, and config.width where it is set.
     """
     if config.width or config.model in CAPSULES:
         return config.width
@@ -879,7 +884,7 @@ def backward(dscores, drecon, cache, config, need_dx=False):
 
 PLAIN = (lambda s: (s, None)), (lambda dv, cache: dv)
 RELU = (lambda s: relu_forward(s)), (lambda dv, cache: relu_backward(dv, cache))      # lambdas: both are defined below
-SQUASHES = {                       # of each --squash: functions for the primary capsules, for the digit capsules
+SQUASHES = {                       # for each --squash: (forward, backward) of primary and of digit capsules
     "all": (SQUASH, SQUASH), "last": (PLAIN, SQUASH), "none": (PLAIN, PLAIN), "relu": (RELU, PLAIN)}
 
 
@@ -1071,7 +1076,7 @@ def remark(config, source):
     return "" if source not in DIGIT_NAMES else (
         "The paper, on MNIST: error 0.25% for its CapsNet, 0.39% for its CNN." if config.task == "mnist" else
         "The paper, both networks trained to 99.2% on translated digits: accuracy on affNIST 79% for its CapsNet, "
-        "66% for its CNN.")
+        "66% for its CNN, which had max pooling.")
 
 
 LOSSES = {"margin": "margin loss", "cross_entropy": "cross-entropy loss", "recon_mse": "reconstruction MSE per pixel"}
@@ -1164,7 +1169,7 @@ MODEL_HELP = {
     "cnn": "the plain CNN baseline, the paper's MNIST CNN: three convolutions, two fully connected hidden layers, "
            "sized to have as many parameters as capsnet"}
 PRESETS = {
-    "deep": "six convolutions (of cnn three), each with batch normalization; models without this flag use it",
+    "deep": "five or six convolutions (of cnn three), each with batch normalization; for all models",
     "small": "the paper's networks with a quarter of capsnet's channels, without normalization",
     "paper": "the paper's networks at full width"}
 
@@ -1626,7 +1631,7 @@ def orthogonalize(g):
     """Approximate U V^T of the matrix g = U S V^T, (C, F), by Newton-Schulz iteration.
 
     X <- P X with P = a + b G + c G^2 and G = X X^T, starting from X = g / |g|. Singular values of the result are
-    between 0.7 and 1.2, except where those of g are below |g| / 500.
+    between 0.68 and 1.21, except where those of g are below |g| / 500.
     Only the small square matrix G is iterated, G <- P G P, and the product of all P is multiplied with the long X once:
     2 to 6 times as fast.
     """
@@ -1691,14 +1696,14 @@ def check_muon(config):
 # SHARED core: operations, training and files, the same in every experiment --------------------------------------------
 #
 # The core uses these names of the experiment: Config, DEFAULTS, DEFAULT_MODELS, RENAMED, PRETRAINED, SOURCE_SETTING,
-# EVAL_SETTINGS, TEST_SETTINGS, train, evaluate_test_sets, test_result, comparison_columns, remark, report,
-# param_shapes, init_params, to_batch, loss_and_grads, forward_rows, optimizer_step.
+# EVAL_SETTINGS, TEST_SETTINGS, check_config, train, evaluate_test_sets, test_result, prediction_rows,
+# comparison_columns, remark, report, init_params, to_batch, loss_and_grads, forward_rows, optimizer_step.
 
 EXPERIMENT = Path(__file__).stem
 SHARD_SIZE = 16                    # samples that a thread computes at once: fixed, so that sums have one order
-SWITCH_INTERVAL = 2e-5  # s, not 5 ms, that a thread waits for Python's lock after a NumPy call; on two threads
-                                   # of an AMD EPYC a default step of MultiMNIST takes 0.96 times as long, others 0.98
-                                   # to 1.01
+SWITCH_INTERVAL = 2e-5             # s, of sys.setswitchinterval (Python's default: 5 ms); on two threads of an AMD EPYC
+                                   # a default step of MultiMNIST takes 0.96 times as long as with Python's default,
+                                   # others 0.98 to 1.01
 CHUNK = 2048                       # samples drawn or preprocessed at once, so that memory does not grow with the data
 REPORT_SECONDS = 15                # without a terminal a line of progress appears at least so often
 PURPOSES = ("data", "init", "batches", "evaluation")
@@ -1719,10 +1724,10 @@ class Arena:
     """Works as np.empty for temporaries that are needed again in every step: after rewind(), the k-th call returns the
     k-th array of the step before.
 
-    Every operation has an argument `empty=np.empty`; with np.empty it is pure, with an Arena its results are
-    overwritten after the next rewind(). This saves page faults of fresh large arrays (without it a training step takes
-    1.1 to 1.2 times as long) and aligns arrays to cache lines, so that no row of 16 floats is split between two lines
-    (1.2 times as fast routing on an AMD EPYC, Zen 5; no difference on an Intel Xeon)."""
+    Operations with large results have an argument `empty=np.empty`; with np.empty their results are new arrays, with an
+    Arena they are overwritten after the next rewind(). This saves page faults of fresh large arrays (without it a
+    training step takes 1.1 to 1.2 times as long) and aligns arrays to cache lines, so that no row of 16 floats is split
+    between two lines (1.2 times as fast routing on an AMD EPYC, Zen 5; no difference on an Intel Xeon)."""
 
     def __init__(self):
         self.arrays, self.taken = [], 0
@@ -2034,7 +2039,7 @@ def infer_shapes(layers, side, channels, margin=0, rows=False):
     channels of the output; and along (side,), the coordinates of the centers of the output's receptive fields, -1 to 1
     over the image without its margin."""
     shapes, inner = {}, side - 2 * margin
-    offset, scale = float(-margin), 1                                   # of the first middle, from one to the next, px
+    offset, scale = float(-margin), 1                   # px: center of the first receptive field; distance of two
     for k, (operation, *options) in enumerate(layers):
         name = options[0] if options else ""
         if operation == "conv2d":
@@ -2383,22 +2388,21 @@ class Run:
             self.snapshot_callback(self.step, {name: p.copy() for name, p in self.weights.items()}, self.terms)
             self.began = getattr(self, "began", 0) + time.perf_counter() - paused
 
-    def close_epoch(self, metrics=None, text=""):
+    def close_epoch(self, metrics, text):
         """Append the epoch, with the metrics of an evaluation, to the history, and save the checkpoint. text: to print
         after the training loss and accuracy"""
-        bad = [name for name, value in (self.weights | (metrics or {})).items() if not np.isfinite(value).all()]
+        bad = [name for name, value in (self.weights | metrics).items() if not np.isfinite(value).all()]
         if bad:
             raise InputError(f"{bad[0]} is not finite after step {self.step}: training diverged, or an image holds "
                              f"nan. Lower --lr.{self.saved}")
         epoch = self.step // self.steps_per_epoch
         self.history["seconds"] += self.elapsed
         self.history["steps"] = self.step
-        if metrics is not None:
-            means = {"train_" + name: total / self.seen for name, total in self.sums.items()}
-            means["train_accuracy"] = means.pop("train_hits")
-            when = {"epoch": epoch, "step": self.step, "seconds": self.elapsed}
-            self.history["epochs"].append(when | means | metrics)
-            self.progress.say(f"epoch {epoch}/{self.config.n_epochs}  {self.so_far}  {text}")
+        means = {"train_" + name: total / self.seen for name, total in self.sums.items()}
+        means["train_accuracy"] = means.pop("train_hits")
+        when = {"epoch": epoch, "step": self.step, "seconds": self.elapsed}
+        self.history["epochs"].append(when | means | metrics)
+        self.progress.say(f"epoch {epoch}/{self.config.n_epochs}  {self.so_far}  {text}")
         if self.folder:
             self.save_weights(PARTIAL_FILE)
         if self.config.checkpoint:
@@ -2487,8 +2491,9 @@ def save_weights(path, config, weights, history):
 def load_network(path):
     """Load what save_network or save_weights wrote, without unpickling anything.
 
-    Return a namespace of CHECKPOINT's dicts in float32 (a weights file has empty optimizer dicts); weights, which are
-    evaluated; config, source, step and history. Raise InputError if the file is missing, damaged or of another network.
+    Return a namespace of CHECKPOINT's dicts (a weights file has empty optimizer dicts), float16 in float32; weights,
+    which are evaluated; config, source, step and history. Raise InputError if the file is missing, damaged or of
+    another network.
     """
     try:
         with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
@@ -2500,7 +2505,7 @@ def load_network(path):
         groups = {group: {} for group in CHECKPOINT}
         for key, a in arrays.items():
             group, _, name = key.partition("/")
-            groups[group][name] = a.astype(np.float32)
+            groups[group][name] = a.astype(np.promote_types(a.dtype, np.float32))
         params = init_params(config)
         like = dict.fromkeys(CHECKPOINT, params) | {"state": init_state(params)}
         for group in CHECKPOINT if groups["adam_m"] else CHECKPOINT[:2]:
@@ -2625,7 +2630,7 @@ RULES = {                          # what a setting may require of its value, an
 
 
 def check_options(config):
-    """Raise InputError for a value out of its range, or an output file that could not be written"""
+    """Raise InputError for a value out of its range or without effect, or an output file that could not be written"""
     for f in options(config):
         value = getattr(config, f.name)
         if isinstance(value, float) and not np.isfinite(value):
@@ -2634,6 +2639,8 @@ def check_options(config):
             if rule in f.metadata and not holds(value, f.metadata[rule]):
                 bound = ", ".join(f.metadata[rule]) if rule == "choices" else f.metadata[rule]
                 raise InputError(f"{flag_name(f.name)} {value}: must be {words} {bound}")
+    check_applicable({f.name: getattr(config, f.name) for f in options(config) if getattr(config, f.name) != getattr(
+        dataclasses.replace(config, **{f.name: f.default}), f.name)}, [config])
     check_writable(config.checkpoint, config.out_json)
 
 
@@ -3144,7 +3151,7 @@ def add_load_flag(parser, text, nargs="*"):
     parser.add_argument(
         "--load", nargs=nargs, const=str(PRETRAINED[0]) if nargs == "?" else None, metavar="FILE",
         help=f"{text} in FILE, which --checkpoint or --out-weights wrote; if FILE is omitted, the pretrained {names} "
-        "in weights/. Settings come from the file; among those that affect results, only "
+        "in weights/. Settings come from the file; apart from the test images and output files, only "
         f"{', '.join(map(flag_name, EVAL_SETTINGS))} can be overridden")
 
 
@@ -3188,7 +3195,7 @@ def fail(message):
 
 # END SHARED core -----------------------------------------------------------------------------------------------------
 
-LAYERS |= {"global_max_pool": (global_max_pool_forward, global_max_pool_backward), "dropout": (  # by 0 or 1 / (1 - p)
+LAYERS |= {"global_max_pool": (global_max_pool_forward, global_max_pool_backward), "dropout": (  # mask: 0 or 1/(1 - p)
     lambda x, mask=None: (x if mask is None else x * mask, mask), lambda dy, mask: dy if mask is None else dy * mask)}
 
 

@@ -103,9 +103,10 @@ def option(default, text, group, **extra):
     """Declare a setting: its default, its help text and its group in --help (data, network, training or run). A default
     of None is filled in from DEFAULTS.
 
-    extra: low, high, above (exclusive), choices: bounds of the value; metavar; runtime=True if no bit of the training
-    depends on it; only={setting: values} if the setting applies to some models, tasks or data only; aliases={name:
-    only}: other names of its flag, and what they apply to.
+    extra: low, high, above (exclusive), choices: bounds of the value; metavar; runtime=True if a checkpoint can be
+    resumed with another value: files, tests, and where data come from, since their source is compared; only={setting:
+    values} if the setting applies to some models, tasks or data only; aliases={name: only}: other names of its flag,
+    and what they apply to.
     """
     return dataclasses.field(default=default, metadata={"help": text, "group": group, **extra})
 
@@ -141,7 +142,8 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.
     loss_and_grads), None before the first. data: the result of load_digits; None to call it. dtype: of parameters and
     activations; float64 is for tests.
 
-    Return (params, history). params: {name: array}, with the running statistics of the normalizations. history: a dict
+    Return (params, history). params: {name: array}, with the running statistics of the normalizations; to evaluate them
+    on data of your own with other than ten classes, use fit_to_data(config, data) as their config. history: a dict
     of source (of the digits), epochs (one dict per epoch, with training and validation losses and accuracies), seconds
     (training time) and steps. Raise InputError when a setting or the data are invalid, or when training diverges.
     """
@@ -591,13 +593,11 @@ def backbone(config):
     residual = (conv(1, c), relu, conv(2, 2 * c), pool, relu, conv(3, C), relu, *branch(1, C),
                 conv(4, 2 * C), pool, relu, *branch(3, 2 * C), conv(5, 4 * C), relu)
     half_digit = (conv(1, c), relu, conv(2, c), pool, relu, conv(3, 2 * C, stride=2), relu)
-    layers = {"deep": deep, "residual": residual, "half-digit": half_digit}.get(config.preset)
-    if config.model != "capsnet":
-        layers = layers or deep
-    elif layers:
-        layers += (("conv2d", "primary", 1, 1, SIZES[config.preset][0] * E),)
-    else:                                                                               # classic, paper
+    layers = {"residual": residual, "half-digit": half_digit}.get(config.preset, deep)
+    if config.model == "capsnet" and config.preset in ("classic", "paper"):
         layers = conv(1, c, K=9), relu, ("conv2d", "primary", 9, 2, SIZES[config.preset][0] * E)
+    elif config.model == "capsnet":
+        layers += (("conv2d", "primary", 1, 1, SIZES[config.preset][0] * E),)
     return with_norms(layers) if config.norm == "batch" else layers
 
 
@@ -868,7 +868,7 @@ def forward_rows(params, pairs, rows, config, empty, decode="labels"):
 # ============================================================== evaluation, report
 
 def evaluate(params, chunks, config, runner):
-    """Compute accuracies and losses over dicts of pairs, such as those of stream_pairs or in_chunks.
+    """Compute accuracies and losses over dicts of pairs, such as those of stream_pairs.
 
     Return a dict of
       n                   number of pairs
@@ -956,7 +956,7 @@ def prediction_rows(params, digits, config, runner):
 def remark(config, source):
     """Return what the paper reports, to be read beside a comparison; of other images than digits nothing"""
     return "" if source not in DIGIT_NAMES else (
-        "The paper, after 60 million pairs with --min-iou 0 --merge add: exact match 94.8% with three routing "
+        "The paper, with 60 million training pairs, --min-iou 0 and --merge add: exact match 94.8% with three routing "
         "iterations, 92.5% with one, 91.9% for its CNN.")
 
 
@@ -1037,11 +1037,11 @@ MODELS = {
     "cnn-vectors": "a CNN whose hidden layer is ten vectors with a decoder",
     "vector-dense": "ten class vectors from a dense layer: squash, margin loss, no primary capsules, no routing"}
 PRESETS = {
-    "deep": "six convolutions, the last of which is PrimaryCaps, each with batch normalization (capsnet: 1.30M "
-            "parameters)",
+    "deep": "six convolutions, batch-normalized, the last of which is PrimaryCaps (capsnet: 1.30M parameters)",
     "residual": "ten convolutions with residual connections, for long runs (3.06M)",
     "half-digit": "four convolutions, the last of which is PrimaryCaps; receptive fields of half a digit (1.88M)",
-    "classic": "the paper's two 9x9 convolutions, narrow (2.03M); CNNs as in deep", "paper": "its own widths (11.36M)"}
+    "classic": "capsnet with the paper's two 9x9 convolutions, narrow (2.03M); other models as in deep",
+    "paper": "the same, with the paper's widths (11.36M)"}
 CAPSNET, CNNS, WITH_DECODER = ({"model": models} for models in (
     ("capsnet",), ("cnn", "cnn-vectors"), ("capsnet", "cnn-vectors", "vector-dense")))
 
@@ -1079,7 +1079,8 @@ class Config(Settings):
     conv1_channels: int = option(None, "channels of the first convolution; Conv2 has as many, with --preset residual "
                                  "twice as many", "network", low=1, high=4096)
     conv3_channels: int = option(None, "base width C; deep: C in Conv3 and Conv4, 2C in Conv5; residual: C, 2C and 4C; "
-                                 "half-digit: 2C in Conv3, its last before PrimaryCaps", "network", low=1, high=4096)
+                                 "half-digit: 2C in Conv3, its last before PrimaryCaps", "network", low=1, high=4096,
+                                 only={"preset": ("deep", "residual", "half-digit")})
     norm: str = option(None, "normalization after every convolution, PrimaryCaps included; batch: batch normalization "
                        "over shards of 16 samples (ghost batch normalization)", "network", choices=("batch", "none"))
     routing_iters: int = option(3, "routing iterations; 1: uniform coupling coefficients, no routing", "network", low=1,
@@ -1485,7 +1486,7 @@ def orthogonalize(g):
     """Approximate U V^T of the matrix g = U S V^T, (C, F), by Newton-Schulz iteration.
 
     X <- P X with P = a + b G + c G^2 and G = X X^T, starting from X = g / |g|. Singular values of the result are
-    between 0.7 and 1.2, except where those of g are below |g| / 500.
+    between 0.68 and 1.21, except where those of g are below |g| / 500.
     Only the small square matrix G is iterated, G <- P G P, and the product of all P is multiplied with the long X once:
     2 to 6 times as fast.
     """
@@ -1550,14 +1551,14 @@ def check_muon(config):
 # SHARED core: operations, training and files, the same in every experiment --------------------------------------------
 #
 # The core uses these names of the experiment: Config, DEFAULTS, DEFAULT_MODELS, RENAMED, PRETRAINED, SOURCE_SETTING,
-# EVAL_SETTINGS, TEST_SETTINGS, train, evaluate_test_sets, test_result, comparison_columns, remark, report,
-# param_shapes, init_params, to_batch, loss_and_grads, forward_rows, optimizer_step.
+# EVAL_SETTINGS, TEST_SETTINGS, check_config, train, evaluate_test_sets, test_result, prediction_rows,
+# comparison_columns, remark, report, init_params, to_batch, loss_and_grads, forward_rows, optimizer_step.
 
 EXPERIMENT = Path(__file__).stem
 SHARD_SIZE = 16                    # samples that a thread computes at once: fixed, so that sums have one order
-SWITCH_INTERVAL = 2e-5  # s, not 5 ms, that a thread waits for Python's lock after a NumPy call; on two threads
-                                   # of an AMD EPYC a default step of MultiMNIST takes 0.96 times as long, others 0.98
-                                   # to 1.01
+SWITCH_INTERVAL = 2e-5             # s, of sys.setswitchinterval (Python's default: 5 ms); on two threads of an AMD EPYC
+                                   # a default step of MultiMNIST takes 0.96 times as long as with Python's default,
+                                   # others 0.98 to 1.01
 CHUNK = 2048                       # samples drawn or preprocessed at once, so that memory does not grow with the data
 REPORT_SECONDS = 15                # without a terminal a line of progress appears at least so often
 PURPOSES = ("data", "init", "batches", "evaluation")
@@ -1578,10 +1579,10 @@ class Arena:
     """Works as np.empty for temporaries that are needed again in every step: after rewind(), the k-th call returns the
     k-th array of the step before.
 
-    Every operation has an argument `empty=np.empty`; with np.empty it is pure, with an Arena its results are
-    overwritten after the next rewind(). This saves page faults of fresh large arrays (without it a training step takes
-    1.1 to 1.2 times as long) and aligns arrays to cache lines, so that no row of 16 floats is split between two lines
-    (1.2 times as fast routing on an AMD EPYC, Zen 5; no difference on an Intel Xeon)."""
+    Operations with large results have an argument `empty=np.empty`; with np.empty their results are new arrays, with an
+    Arena they are overwritten after the next rewind(). This saves page faults of fresh large arrays (without it a
+    training step takes 1.1 to 1.2 times as long) and aligns arrays to cache lines, so that no row of 16 floats is split
+    between two lines (1.2 times as fast routing on an AMD EPYC, Zen 5; no difference on an Intel Xeon)."""
 
     def __init__(self):
         self.arrays, self.taken = [], 0
@@ -1893,7 +1894,7 @@ def infer_shapes(layers, side, channels, margin=0, rows=False):
     channels of the output; and along (side,), the coordinates of the centers of the output's receptive fields, -1 to 1
     over the image without its margin."""
     shapes, inner = {}, side - 2 * margin
-    offset, scale = float(-margin), 1                                   # of the first middle, from one to the next, px
+    offset, scale = float(-margin), 1                   # px: center of the first receptive field; distance of two
     for k, (operation, *options) in enumerate(layers):
         name = options[0] if options else ""
         if operation == "conv2d":
@@ -2242,22 +2243,21 @@ class Run:
             self.snapshot_callback(self.step, {name: p.copy() for name, p in self.weights.items()}, self.terms)
             self.began = getattr(self, "began", 0) + time.perf_counter() - paused
 
-    def close_epoch(self, metrics=None, text=""):
+    def close_epoch(self, metrics, text):
         """Append the epoch, with the metrics of an evaluation, to the history, and save the checkpoint. text: to print
         after the training loss and accuracy"""
-        bad = [name for name, value in (self.weights | (metrics or {})).items() if not np.isfinite(value).all()]
+        bad = [name for name, value in (self.weights | metrics).items() if not np.isfinite(value).all()]
         if bad:
             raise InputError(f"{bad[0]} is not finite after step {self.step}: training diverged, or an image holds "
                              f"nan. Lower --lr.{self.saved}")
         epoch = self.step // self.steps_per_epoch
         self.history["seconds"] += self.elapsed
         self.history["steps"] = self.step
-        if metrics is not None:
-            means = {"train_" + name: total / self.seen for name, total in self.sums.items()}
-            means["train_accuracy"] = means.pop("train_hits")
-            when = {"epoch": epoch, "step": self.step, "seconds": self.elapsed}
-            self.history["epochs"].append(when | means | metrics)
-            self.progress.say(f"epoch {epoch}/{self.config.n_epochs}  {self.so_far}  {text}")
+        means = {"train_" + name: total / self.seen for name, total in self.sums.items()}
+        means["train_accuracy"] = means.pop("train_hits")
+        when = {"epoch": epoch, "step": self.step, "seconds": self.elapsed}
+        self.history["epochs"].append(when | means | metrics)
+        self.progress.say(f"epoch {epoch}/{self.config.n_epochs}  {self.so_far}  {text}")
         if self.folder:
             self.save_weights(PARTIAL_FILE)
         if self.config.checkpoint:
@@ -2346,8 +2346,9 @@ def save_weights(path, config, weights, history):
 def load_network(path):
     """Load what save_network or save_weights wrote, without unpickling anything.
 
-    Return a namespace of CHECKPOINT's dicts in float32 (a weights file has empty optimizer dicts); weights, which are
-    evaluated; config, source, step and history. Raise InputError if the file is missing, damaged or of another network.
+    Return a namespace of CHECKPOINT's dicts (a weights file has empty optimizer dicts), float16 in float32; weights,
+    which are evaluated; config, source, step and history. Raise InputError if the file is missing, damaged or of
+    another network.
     """
     try:
         with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
@@ -2359,7 +2360,7 @@ def load_network(path):
         groups = {group: {} for group in CHECKPOINT}
         for key, a in arrays.items():
             group, _, name = key.partition("/")
-            groups[group][name] = a.astype(np.float32)
+            groups[group][name] = a.astype(np.promote_types(a.dtype, np.float32))
         params = init_params(config)
         like = dict.fromkeys(CHECKPOINT, params) | {"state": init_state(params)}
         for group in CHECKPOINT if groups["adam_m"] else CHECKPOINT[:2]:
@@ -2484,7 +2485,7 @@ RULES = {                          # what a setting may require of its value, an
 
 
 def check_options(config):
-    """Raise InputError for a value out of its range, or an output file that could not be written"""
+    """Raise InputError for a value out of its range or without effect, or an output file that could not be written"""
     for f in options(config):
         value = getattr(config, f.name)
         if isinstance(value, float) and not np.isfinite(value):
@@ -2493,6 +2494,8 @@ def check_options(config):
             if rule in f.metadata and not holds(value, f.metadata[rule]):
                 bound = ", ".join(f.metadata[rule]) if rule == "choices" else f.metadata[rule]
                 raise InputError(f"{flag_name(f.name)} {value}: must be {words} {bound}")
+    check_applicable({f.name: getattr(config, f.name) for f in options(config) if getattr(config, f.name) != getattr(
+        dataclasses.replace(config, **{f.name: f.default}), f.name)}, [config])
     check_writable(config.checkpoint, config.out_json)
 
 
@@ -3003,7 +3006,7 @@ def add_load_flag(parser, text, nargs="*"):
     parser.add_argument(
         "--load", nargs=nargs, const=str(PRETRAINED[0]) if nargs == "?" else None, metavar="FILE",
         help=f"{text} in FILE, which --checkpoint or --out-weights wrote; if FILE is omitted, the pretrained {names} "
-        "in weights/. Settings come from the file; among those that affect results, only "
+        "in weights/. Settings come from the file; apart from the test images and output files, only "
         f"{', '.join(map(flag_name, EVAL_SETTINGS))} can be overridden")
 
 

@@ -4,11 +4,11 @@
 # dependencies = ["numpy>=2.0.0"]
 # ///
 """smallNORB novel viewpoints: capsule networks tested on viewpoints that training never shows, in pure NumPy: matrix
-capsules with EM routing (Hinton, Sabour & Frosst, "Matrix capsules with EM routing", ICLR 2018) against CNNs of about
-the same size; also vector capsules with dynamic routing (Sabour, Frosst & Hinton, NIPS 2017).
+capsules with EM routing (Hinton, Sabour & Frosst, "Matrix capsules with EM routing", ICLR 2018) against small CNNs;
+also vector capsules with dynamic routing (Sabour, Frosst & Hinton, NIPS 2017).
 
 Question: networks are trained on images of objects from a limited range of viewpoints and tested on novel viewpoints.
-Does a capsule network classify novel viewpoints better than a CNN of the same size? The paper reports an error of 13.5%
+Does a capsule network classify novel viewpoints better than a CNN? The paper reports an error of 13.5%
 for capsules and 20.0% for a CNN on novel azimuths, at an equal error of 3.7% on familiar viewpoints. By default this
 script trains the paper's network and two CNNs on the same images and prints their accuracies side by side.
 
@@ -22,7 +22,8 @@ script trains the paper's network and two CNNs on the same images and prints the
                  addition; EM routing over all 4 x 4 x D children
 
 A to D are the paper's letters, numbers of channels or capsule types; in the code below, D is the size of a pose. The
-default preset, wide, has A=64 and B=C=D=4.
+default preset of matrix-capsnet, wide, has A=64 and B=C=D=4, and 12,770 parameters; that of cnn and cnn-bn, small,
+has 19,124 and 19,151.
 
 EM routing (Procedure 1) alternates two steps. In the M-step, every parent capsule j fits a diagonal Gaussian to the
 votes V_ij of its children i; its activation a_j is high if the votes agree. In the E-step, every child divides itself
@@ -33,8 +34,9 @@ propagated through all EM iterations.
 Models (`--model`, one or several, which are compared):
 
     matrix-capsnet  the paper's network, as in the table above
-    cnn             the paper's CNN baseline, with as many parameters as matrix-capsnet of the same preset
-    cnn-bn          the same CNN with batch normalization, the strongest baseline of this size
+    cnn             the paper's CNN baseline, smaller: as many parameters as matrix-capsnet of the same preset (small
+                    or wide); --preset paper has the paper's 4.2 million
+    cnn-bn          the same CNN with batch normalization
     nearest         the class of the nearest training image in pixel space
 
 and four heads on one backbone of four 3x3 convolutions with batch normalization, with about equal numbers of
@@ -50,16 +52,18 @@ Data (`--data`):
 
     toys            default: toys rendered by this script, with the structure of smallNORB
     smallnorb       the real smallNORB files (`--norb-dir`)
-    shapes          five embedded 3D shapes; three of them are symmetric about the vertical axis, so that their test
-                    azimuths show the same images as training azimuths
+    shapes          five 3D shapes, drawn as blobs; three of them are symmetric about the vertical axis, so that their
+                    test azimuths show the same images as training azimuths
 
 Deviations from the paper:
 
-  - smaller networks (`--preset paper` has the paper's small network, A=64, B=8, C=D=16)
+  - smaller networks (`--preset paper` has the paper's small network, A=64, B=8, C=D=16, and its CNN)
+  - no dropout in the CNN; unless --preset is paper, its convolutions are not padded, and it has 32 hidden units, not
+    1024
   - batch normalization in the first convolution and in PrimaryCaps
   - two EM iterations (`--routing-iters 3` for the paper's three)
   - an inverse temperature lambda that is 1/16 in all iterations
-  - beta_a outside of lambda: a_j = logistic(beta_a - lambda cost_j)
+  - beta_a outside of lambda: a_j = logistic(beta_a - lambda cost_j); one beta_a per parent type, not one for all
   - the mass sum_i R_ij a_i multiplied by parents / children (Gritzman 2019)
   - transformation matrices initialized near the identity
   - cross-entropy instead of the spread loss (`--loss spread`)
@@ -122,9 +126,10 @@ def option(default, text, group, **extra):
     """Declare a setting: its default, its help text and its group in --help (data, network, training or run). A default
     of None is filled in from DEFAULTS.
 
-    extra: low, high, above (exclusive), choices: bounds of the value; metavar; runtime=True if no bit of the training
-    depends on it; only={setting: values} if the setting applies to some models, tasks or data only; aliases={name:
-    only}: other names of its flag, and what they apply to.
+    extra: low, high, above (exclusive), choices: bounds of the value; metavar; runtime=True if a checkpoint can be
+    resumed with another value: files, tests, and where data come from, since their source is compared; only={setting:
+    values} if the setting applies to some models, tasks or data only; aliases={name: only}: other names of its flag,
+    and what they apply to.
     """
     return dataclasses.field(default=default, metadata={"help": text, "group": group, **extra})
 
@@ -161,16 +166,16 @@ def train(config, snapshot_callback=None, snapshot_every=0, data=None, dtype=np.
     Test images are only evaluated: no parameter depends on them.
 
     snapshot_callback(step, params, terms) receives copies at step 0, every snapshot_every steps and after the last
-    step; it cannot change the run. data: load_data's result, to load the data only once. dtype: float32; tests use
-    float64. history: dict of source (the data set), epochs (one dict per epoch with training loss, training accuracy
-    and EPOCH_METRICS), seconds and steps. Raises InputError if the configuration is invalid.
+    step, but not for `nearest`; it cannot change the run. data: load_data's result, to load the data only once. dtype:
+    float32; tests use float64. history: dict of source (the data set), epochs (one dict per epoch with training loss,
+    training accuracy and EPOCH_METRICS), seconds and steps. Raises InputError if the configuration is invalid.
     """
     check_config(config)
     progress = Progress(config.quiet)
     data = load_data(config, progress) if data is None else data
     check_views(data, config)
     if config.model == "nearest":
-        return nearest_params(data, dtype), {"source": data["source"], "epochs": [], "seconds": 0.0, "steps": 0}
+        return nearest_params(data, config, dtype), {"source": data["source"], "epochs": [], "seconds": 0.0, "steps": 0}
     n_train = len(data["train"]["labels"])
     with Run(config, data["source"], n_train, progress, snapshot_callback, snapshot_every, dtype) as run:
         announce(run, data)
@@ -231,7 +236,7 @@ def select_images(config):
         if not shapes and (name == "train" or by_instance and name == "familiar"):
             mask = mask & np.isin(pool["instances"], TOY_SPLITS["train"][:config.n_train_toys])
         if not mask.any():
-            raise InputError(f"no {name.replace('_', '-')} images: none has {angle} in {angle_range}; widen the range")
+            raise InputError(f"no {name} images: none has {angle} in {angle_range}; widen the range")
         if name != "train" and not shapes and config.n_test:
             mask = sample_views(pool, mask, config.n_test)
         data[name] = {key: array[mask] for key, array in pool.items()}
@@ -1303,8 +1308,8 @@ def m_step_forward(V, V2, r, beta_u, beta_a, lambda_, ratio):
     SIGMA2_EPS, and sum_i r_ij has MASS_EPS added, so that it can be divided by. (3) The paper has
     a_j = logistic(lambda (beta_a - cost_j)). For constant lambda this is the same function with beta_a scaled by
     lambda; unscaled, Adam's steps, which are about lr in size, would hardly change it after multiplication by a small
-    lambda. (4) The variance is computed as the weighted
-    mean of V^2 minus mu^2, clamped at 0.
+    lambda. (4) The variance is computed as the weighted mean of V^2 minus mu^2, clamped at 0. (5) Every parent type has
+    a beta_a of its own; in the paper all capsules share one.
 
     V, V2: votes and their squares, (L, J, I, D). r: (L, J, I), or (L, 1, I) if it is the same for all parent types,
     as in the first iteration; then one matrix-vector product per position replaces J products. beta_u, beta_a: (J,).
@@ -1401,7 +1406,8 @@ def em_routing_forward(V, a, beta_u, beta_a, n_iters, lambda_=LAMBDA, window=Non
     types and positions. Each of the n_iters iterations is an M-step with r_ij = R_ij a_i. Between two M-steps, an
     E-step computes new R_ij. With n_iters = 1 there is no E-step, and R_ij stays uniform.
 
-    Differences from the paper: lambda_ is the same in all iterations, while the paper increases it by a schedule; the
+    Differences from the paper: lambda_ is the same in all iterations, while the paper increases it by a schedule; R_ij
+    starts at one over the number of child i's parents, in the paper at one over the size of the parents' layer; the
     default of --routing-iters is 2, the paper's is 3; see also m_step_forward. As in the paper, children compete over
     all parents at all positions.
 
@@ -1771,14 +1777,13 @@ def shared_votes_forward(u, W, n_positions, empty=np.empty):
     """
     (N, I, E), (B, _, J, D) = u.shape, W.shape
     u_hat, cache = votes_forward(u.reshape(N * n_positions, B, E), W, empty)
-    return u_hat.transpose(0, 2, 1, 3).reshape(N, I, J, D).transpose(0, 2, 1, 3), (cache, u.shape)
+    return u_hat.transpose(0, 2, 1, 3).reshape(N, I, J, D).transpose(0, 2, 1, 3), (cache, u.shape, B)
 
 
 def shared_votes_backward(du_hat, cache):
     """Return the gradients du, (N, I, E), and dW, (B, E, J, D), from du_hat, (N, J, I, D)."""
-    votes_cache, shape = cache
-    N, J, I, D = du_hat.shape
-    B = len(votes_cache[1])
+    votes_cache, shape, B = cache
+    _, J, _, D = du_hat.shape
     by_position = du_hat.transpose(0, 2, 1, 3).reshape(-1, B, J, D).transpose(0, 2, 1, 3)
     du, dW = votes_backward(by_position, votes_cache)
     return du.reshape(shape), dW
@@ -1817,7 +1822,7 @@ IDENTITY_NOISE = 0.1               # standard deviation of initial transformatio
 BETA_U, BETA_A = -1.0, -2.0        # initial: a parent without active children has a = logistic(-2) = 0.12
 VOTES_GAIN = 4.0                   # initial variance of W times its fan-in, for vector capsules
 VECTOR, CLASS_VECTOR = 8, 16       # elements of a primary and of a class capsule that are vectors
-CNN_HIDDEN = 32                    # hidden units of cnn and cnn-bn, except for --preset paper
+CNN_HIDDEN = 32                    # hidden units of cnn and cnn-bn, but with --preset paper and no --width
 
 
 def backbone(config, width=0):
@@ -1912,8 +1917,9 @@ def matched_width(config):
 def init_params(config):
     """Return the initial parameters, a flat dict of float32 arrays.
 
-    Weights are He-normal where a ReLU follows and have variance 1 / fan-in elsewhere. Transformation matrices of
-    poses are the identity plus noise. beta_u and beta_a start at BETA_U and BETA_A, other biases at 0.
+    Weights are He-normal where a ReLU follows and have variance 1 / fan-in elsewhere; W and coordinate_W of vector
+    capsules, VOTES_GAIN / (elements of all children). Transformation matrices of poses are the identity plus noise.
+    beta_u and beta_a start at BETA_U and BETA_A, other biases at 0.
     """
     rng, params, shapes = rng_for(config.seed, "init"), {}, param_shapes(config)
     last = [name for name in shapes if name.endswith("_w")][-1]                     # in a CNN: the layer of the scores
@@ -2094,9 +2100,9 @@ def class_caps_backward(dscores, cache, grads):
     return dM, da
 
 
-def nearest_params(data, dtype=np.float32):
+def nearest_params(data, config, dtype=np.float32):
     """Return the training images as network inputs, (n, pixels), and their labels, (n,), for `nearest`."""
-    chunks = list(preprocess(data["train"], data["source"], dtype))
+    chunks = list(preprocess(data["train"], config.data, dtype))
     images = np.concatenate([chunk["images"].reshape(len(chunk["images"]), -1) for chunk in chunks])
     return {"images": images.astype(dtype, copy=False), "labels": data["train"]["labels"]}
 
@@ -2131,7 +2137,7 @@ def loss_and_grads(params, batch, config, empty=np.empty, batch_fraction=1.0):
     _, network_backward = NETWORKS[config.model]
     grads = network_backward(dscores * batch_fraction, cache, config)
     hits = int((out["scores"].argmax(1) == batch["labels"]).sum())
-    return {"loss": loss * batch_fraction, "hits": hits}, {name: grads[name] for name in params}, statistics
+    return {"loss": loss * batch_fraction, "hits": hits}, grads, statistics
 
 
 def optimizer_step(run, shard_grads, lr_factor):
@@ -2413,14 +2419,14 @@ def check_config(config):
 # SHARED core: operations, training and files, the same in every experiment --------------------------------------------
 #
 # The core uses these names of the experiment: Config, DEFAULTS, DEFAULT_MODELS, RENAMED, PRETRAINED, SOURCE_SETTING,
-# EVAL_SETTINGS, TEST_SETTINGS, train, evaluate_test_sets, test_result, comparison_columns, remark, report,
-# param_shapes, init_params, to_batch, loss_and_grads, forward_rows, optimizer_step.
+# EVAL_SETTINGS, TEST_SETTINGS, check_config, train, evaluate_test_sets, test_result, prediction_rows,
+# comparison_columns, remark, report, init_params, to_batch, loss_and_grads, forward_rows, optimizer_step.
 
 EXPERIMENT = Path(__file__).stem
 SHARD_SIZE = 16                    # samples that a thread computes at once: fixed, so that sums have one order
-SWITCH_INTERVAL = 2e-5  # s, not 5 ms, that a thread waits for Python's lock after a NumPy call; on two threads
-                                   # of an AMD EPYC a default step of MultiMNIST takes 0.96 times as long, others 0.98
-                                   # to 1.01
+SWITCH_INTERVAL = 2e-5             # s, of sys.setswitchinterval (Python's default: 5 ms); on two threads of an AMD EPYC
+                                   # a default step of MultiMNIST takes 0.96 times as long as with Python's default,
+                                   # others 0.98 to 1.01
 CHUNK = 2048                       # samples drawn or preprocessed at once, so that memory does not grow with the data
 REPORT_SECONDS = 15                # without a terminal a line of progress appears at least so often
 PURPOSES = ("data", "init", "batches", "evaluation")
@@ -2441,10 +2447,10 @@ class Arena:
     """Works as np.empty for temporaries that are needed again in every step: after rewind(), the k-th call returns the
     k-th array of the step before.
 
-    Every operation has an argument `empty=np.empty`; with np.empty it is pure, with an Arena its results are
-    overwritten after the next rewind(). This saves page faults of fresh large arrays (without it a training step takes
-    1.1 to 1.2 times as long) and aligns arrays to cache lines, so that no row of 16 floats is split between two lines
-    (1.2 times as fast routing on an AMD EPYC, Zen 5; no difference on an Intel Xeon)."""
+    Operations with large results have an argument `empty=np.empty`; with np.empty their results are new arrays, with an
+    Arena they are overwritten after the next rewind(). This saves page faults of fresh large arrays (without it a
+    training step takes 1.1 to 1.2 times as long) and aligns arrays to cache lines, so that no row of 16 floats is split
+    between two lines (1.2 times as fast routing on an AMD EPYC, Zen 5; no difference on an Intel Xeon)."""
 
     def __init__(self):
         self.arrays, self.taken = [], 0
@@ -2756,7 +2762,7 @@ def infer_shapes(layers, side, channels, margin=0, rows=False):
     channels of the output; and along (side,), the coordinates of the centers of the output's receptive fields, -1 to 1
     over the image without its margin."""
     shapes, inner = {}, side - 2 * margin
-    offset, scale = float(-margin), 1                                   # of the first middle, from one to the next, px
+    offset, scale = float(-margin), 1                   # px: center of the first receptive field; distance of two
     for k, (operation, *options) in enumerate(layers):
         name = options[0] if options else ""
         if operation == "conv2d":
@@ -3105,22 +3111,21 @@ class Run:
             self.snapshot_callback(self.step, {name: p.copy() for name, p in self.weights.items()}, self.terms)
             self.began = getattr(self, "began", 0) + time.perf_counter() - paused
 
-    def close_epoch(self, metrics=None, text=""):
+    def close_epoch(self, metrics, text):
         """Append the epoch, with the metrics of an evaluation, to the history, and save the checkpoint. text: to print
         after the training loss and accuracy"""
-        bad = [name for name, value in (self.weights | (metrics or {})).items() if not np.isfinite(value).all()]
+        bad = [name for name, value in (self.weights | metrics).items() if not np.isfinite(value).all()]
         if bad:
             raise InputError(f"{bad[0]} is not finite after step {self.step}: training diverged, or an image holds "
                              f"nan. Lower --lr.{self.saved}")
         epoch = self.step // self.steps_per_epoch
         self.history["seconds"] += self.elapsed
         self.history["steps"] = self.step
-        if metrics is not None:
-            means = {"train_" + name: total / self.seen for name, total in self.sums.items()}
-            means["train_accuracy"] = means.pop("train_hits")
-            when = {"epoch": epoch, "step": self.step, "seconds": self.elapsed}
-            self.history["epochs"].append(when | means | metrics)
-            self.progress.say(f"epoch {epoch}/{self.config.n_epochs}  {self.so_far}  {text}")
+        means = {"train_" + name: total / self.seen for name, total in self.sums.items()}
+        means["train_accuracy"] = means.pop("train_hits")
+        when = {"epoch": epoch, "step": self.step, "seconds": self.elapsed}
+        self.history["epochs"].append(when | means | metrics)
+        self.progress.say(f"epoch {epoch}/{self.config.n_epochs}  {self.so_far}  {text}")
         if self.folder:
             self.save_weights(PARTIAL_FILE)
         if self.config.checkpoint:
@@ -3209,8 +3214,9 @@ def save_weights(path, config, weights, history):
 def load_network(path):
     """Load what save_network or save_weights wrote, without unpickling anything.
 
-    Return a namespace of CHECKPOINT's dicts in float32 (a weights file has empty optimizer dicts); weights, which are
-    evaluated; config, source, step and history. Raise InputError if the file is missing, damaged or of another network.
+    Return a namespace of CHECKPOINT's dicts (a weights file has empty optimizer dicts), float16 in float32; weights,
+    which are evaluated; config, source, step and history. Raise InputError if the file is missing, damaged or of
+    another network.
     """
     try:
         with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
@@ -3222,7 +3228,7 @@ def load_network(path):
         groups = {group: {} for group in CHECKPOINT}
         for key, a in arrays.items():
             group, _, name = key.partition("/")
-            groups[group][name] = a.astype(np.float32)
+            groups[group][name] = a.astype(np.promote_types(a.dtype, np.float32))
         params = init_params(config)
         like = dict.fromkeys(CHECKPOINT, params) | {"state": init_state(params)}
         for group in CHECKPOINT if groups["adam_m"] else CHECKPOINT[:2]:
@@ -3347,7 +3353,7 @@ RULES = {                          # what a setting may require of its value, an
 
 
 def check_options(config):
-    """Raise InputError for a value out of its range, or an output file that could not be written"""
+    """Raise InputError for a value out of its range or without effect, or an output file that could not be written"""
     for f in options(config):
         value = getattr(config, f.name)
         if isinstance(value, float) and not np.isfinite(value):
@@ -3356,6 +3362,8 @@ def check_options(config):
             if rule in f.metadata and not holds(value, f.metadata[rule]):
                 bound = ", ".join(f.metadata[rule]) if rule == "choices" else f.metadata[rule]
                 raise InputError(f"{flag_name(f.name)} {value}: must be {words} {bound}")
+    check_applicable({f.name: getattr(config, f.name) for f in options(config) if getattr(config, f.name) != getattr(
+        dataclasses.replace(config, **{f.name: f.default}), f.name)}, [config])
     check_writable(config.checkpoint, config.out_json)
 
 
@@ -3866,7 +3874,7 @@ def add_load_flag(parser, text, nargs="*"):
     parser.add_argument(
         "--load", nargs=nargs, const=str(PRETRAINED[0]) if nargs == "?" else None, metavar="FILE",
         help=f"{text} in FILE, which --checkpoint or --out-weights wrote; if FILE is omitted, the pretrained {names} "
-        "in weights/. Settings come from the file; among those that affect results, only "
+        "in weights/. Settings come from the file; apart from the test images and output files, only "
         f"{', '.join(map(flag_name, EVAL_SETTINGS))} can be overridden")
 
 

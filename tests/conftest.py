@@ -187,6 +187,8 @@ def toy(experiment, **given):
     names = {f.name for f in module.options(module.Config)} & golden.SIZES.keys()
     with unittest.mock.patch.dict(golden.SIZES, n_epochs=1, n_train=20, batch_size=17, n_val=8, n_test=8):
         sizes = {name: golden.SIZES[name] for name in names} | SMALL.get(experiment, {})
+        kind = module.Config(**SMALL.get(experiment, {}) | given)
+        sizes = {name: size for name, size in sizes.items() if module.is_applicable(module.limits(name), kind)}
         config = module.Config(**sizes | given)
         return config, golden.tiny_data(experiment, config)
 

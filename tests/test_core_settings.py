@@ -139,7 +139,7 @@ def test_every_bound_refuses_one_step_beyond_it(experiment, f):
         with pytest.raises(module.InputError, match=f"^{module.flag_name(f.name)} .*: must be {words} "):
             module.check_options(dataclasses.replace(module.Config(), **{f.name: value}))
         if rule in ("low", "high"):
-            module.check_options(module.Config(**{f.name: f.metadata[rule]}))
+            module.check_options(module.Config(**base_of(f) | {f.name: f.metadata[rule]}))
     if f.type is float:
         for value in (math.nan, math.inf):
             with pytest.raises(module.InputError, match=f"{module.flag_name(f.name)} {value}: must be a finite number"):
@@ -172,6 +172,16 @@ def test_a_flag_that_does_not_apply_is_refused_and_the_message_says_to_what_it_a
         module.check_applicable({f.name: other}, configs)                               # it applies to the second
 
 
+@pytest.mark.parametrize("experiment, model, given", [
+    (runs.AFF, "cnn-gap", {"loss": "margin"}), (runs.AFF, "cnn-gap", {"recon_weight": 0.1}),
+    (runs.NORB, "cnn", {"routing_iters": 3}), (runs.MULTI, "cnn", {"routing_iters": 1})])
+def test_train_refuses_a_setting_that_does_not_apply_to_the_model(experiment, model, given):
+    """as the command line does, and not what a default says"""
+    config, data = toy(experiment, model=model, **given)
+    with pytest.raises(EXPERIMENTS[experiment].InputError, match=r"--.* applies to --model .*, not to cnn"):
+        EXPERIMENTS[experiment].train(config, data=data)
+
+
 def test_another_name_of_a_flag_is_accepted_where_it_applies():
     """--em-iters of the NumPy reproduction that the second experiment grew from"""
     module = EXPERIMENTS[runs.NORB]
@@ -191,7 +201,9 @@ def test_an_old_name_is_refused_with_the_new_one(experiment, old, new, tmp_path)
     (flag, _, value), names = new.partition(" "), {f.name for f in module.options(module.Config)}
     assert flag.removeprefix("--").removeprefix("no-").replace("-", "_") in names
     if value:
-        module.check_options(module.Config(**{flag[2:].replace("-", "_"): value}))
+        name = flag[2:].replace("-", "_")
+        f = next(f for f in module.options(module.Config) if name in (f.name, *f.metadata.get("aliases", {})))
+        module.check_options(module.Config(**base_of(f) | {name: value}))
     name, _, value = old.removeprefix("--").partition(" ")
     settings = module.run_identity(module.Config(), "x") | {name.replace("-", "_"): value}
     with pytest.raises(module.InputError, match=rf"^w.npz: .* older version \({old} is now called {new}\)"):

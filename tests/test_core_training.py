@@ -236,6 +236,15 @@ def test_killed_and_resumed_is_never_killed(reference, tmp_path, at):
     assert path.read_bytes() == before and sorted(p.name for p in tmp_path.iterdir()) == ["home", "run.npz"]
 
 
+def test_a_float64_run_resumes_in_float64(digits, tmp_path):
+    config = dataclasses.replace(TINY, checkpoint=str(tmp_path / "run.npz"))
+    with pytest.raises(KeyboardInterrupt):
+        mc.train(config, power_cut(3), 1, digits, np.float64)
+    resumed, _ = mc.train(config, data=digits, dtype=np.float64)
+    assert_same(resumed, mc.train(TINY, data=digits, dtype=np.float64)[0])
+    assert {p.dtype for p in resumed.values()} == {np.dtype(np.float64)}
+
+
 NUMPY_FIRST = """
 import os, sys
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):

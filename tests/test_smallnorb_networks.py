@@ -393,9 +393,9 @@ def test_training_nearest_is_keeping_the_training_images(monkeypatch):
     monkeypatch.setattr(sn, "CHUNK", 30)
     config = tiny("nearest", preset="small")
     data = few(config)
-    params, history = sn.train(config, data=data)
+    params, history = sn.train(config, data=data | {"source": "mine"})
     assert np.array_equal(params["images"], data["train"]["images"].reshape(40, -1))
-    assert history == {"source": "shapes", "epochs": [], "seconds": 0.0, "steps": 0}
+    assert history == {"source": "mine", "epochs": [], "seconds": 0.0, "steps": 0}
     with sn.Runner(1) as runner:
         found = sn.test_result(config, params, history, sn.evaluate_test_sets(params, data, config, runner))
     assert found["n_params"] == 0 and found["ms_per_step"] == 0 and found["novel"] <= 1
