@@ -54,11 +54,15 @@ def load(target):
         place = path.stem
         sys.path.insert(0, str(path.parent))
     sys.path.append(str(Path.cwd()))
+    folder = path.parent if path else Path.cwd()
     latest = []                    # the object, from the latest import that succeeded
 
     def module():
         if path is None and place in IMPORTED:
             return importlib.import_module(place)
+        for other in [other for other, made in sys.modules.items() if other not in IMPORTED and other != "__main__"
+                      and Path(getattr(made, "__file__", None) or "/").parent == folder]:
+            del sys.modules[other]                             # what it imports from its own folder may keep something
         sys.modules.pop(place, None)
         if path is None:
             importlib.invalidate_caches()
@@ -109,7 +113,8 @@ def load(target):
 @contextlib.contextmanager
 def silenced():
     """Keep what the user's code prints, and its warnings, out of the report."""
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(), np.errstate(all="ignore"):
+    with (contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()),
+          warnings.catch_warnings(), np.errstate(all="ignore")):
         warnings.simplefilter("ignore")
         yield
 
@@ -156,7 +161,7 @@ def restore(y, axes, layout):
 def layouts(axes, singleton):
     """Return the orders of some axes, the usual ones first; with one singleton in every place if asked for."""
     orders = ["".join(order) for order in itertools.permutations(axes)]
-    orders.sort(key=lambda order: (order[0] != axes[0], order[-1] != axes[-1], order))
+    orders.sort(key=lambda order: (order != axes, order[0] != axes[0], order[-1] != axes[-1], order))
     if not singleton:
         return orders
     split = [order.replace("H", "PQ") for order in orders if "H" in order]
@@ -169,6 +174,8 @@ def arrays_of(result):
         return [result]
     if isinstance(result, dict):
         result = list(result.values())
+    if isinstance(result, tuple) and all(isinstance(x, (int, float)) for x in result):
+        return [np.asarray(x) for x in result]                 # such as a loss and an accuracy
     if not isinstance(result, (tuple, list)) or result and isinstance(result[0], (int, float, list)):
         try:
             y = np.asarray(result)
@@ -193,6 +200,7 @@ class Call:
         self.interface, self.fresh, self.framework, self.dtype, self.count = interface, fresh, framework, dtype, count
         self.sizes = sizes | {"P": round(sizes["H"] ** 0.5), "Q": round(sizes["H"] ** 0.5)}
         self.reading, self.found_dtype = None, dtype
+        self.take, self.several = -1, False                    # of several arrays that fit an output: the last, or 0
         self.renew()
 
     def renew(self):
@@ -232,11 +240,13 @@ class Call:
                 result = self.function(*given.values(), *([] if self.count is None else [self.count(n)]))
             except SystemExit:
                 raise RuntimeError("it called sys.exit()") from None
+        if isinstance(result, dict) and result.keys() >= self.interface.outputs.keys():
+            result = [result[name] for name in self.interface.outputs]
         arrays = arrays_of(result)
         if not arrays:
             raise TypeError(f"returned {type(result).__name__}, and no array")
         if self.framework == "torch" and not any(hasattr(y, "detach") for y in arrays):
-            raise TypeError("returned no PyTorch tensor")
+            raise TypeError("returned no PyTorch tensor. If it makes NumPy arrays, add --framework numpy")
         return arrays
 
     def match(self, results, sizes):
@@ -246,8 +256,9 @@ class Call:
             fitting = [(k, layout) for k in free if (layout := find_layout(np.shape(results[k]), axes, sizes))]
             if not fitting:
                 return None
-            found[name] = fitting[-1]                              # of several, such as one per iteration, the last
-            free.remove(fitting[-1][0])
+            found[name] = fitting[self.take]
+            self.several |= len(fitting) > 1
+            free.remove(found[name][0])
         return found
 
     def outputs(self, results, sizes):
@@ -355,8 +366,10 @@ class Call:
         reading, error = first_error
         shapes = ", ".join(f"{name} {shape_text(layout, self.sizes)}" for name, layout in reading.items()
                            if name in self.interface.inputs and "K" not in layout)
+        hint = " To check a function that takes a number of iterations, add its own --lambdas." * (
+            self.interface.count == "lambdas" and "'list'" in str(error))
         raise Unusable(f"no order of the axes gives {outputs_text(self.interface, self.sizes)}. "
-                       f"{f'With {shapes}: ' if shapes else ''}{last_line(error).rstrip('.')}. It is called with "
+                       f"{f'With {shapes}: ' if shapes else ''}{last_line(error).rstrip('.')}.{hint} It is called with "
                        f"({', '.join([*self.interface.inputs, *filter(None, [self.interface.count])])}); \"What may "
                        "differ\" in docs/conformance.md shows how to check other functions")
 

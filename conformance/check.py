@@ -86,6 +86,8 @@ BIAS = "bias in the output capsules: remove it, or set it to 0; without votes v 
 FLOOR = ("EM: floor under the weights of children, or activations that cancel: use r = R * a, without clamp() "
          "and without dividing by its sum over the parents")
 VARIANCE = "EM: no epsilon on the variance: add one, such as 1e-4, to sigma^2"
+UNUSED = ("The output does not depend on W. Use the W that is passed; \"A module with weights of its own\" in "
+          "docs/conformance.md shows how to set the weights of a module.")
 SINGLE = "A batch of one sample fails, perhaps by squeeze() without an axis. Name the axes that are removed."
 CHANGED = "Your function changes its inputs. Work on copies: the votes of a training step are used again."
 FIXED_BATCH = "The loss of two samples is not that of three with one left out. Divide by len(lengths)."
@@ -121,7 +123,7 @@ class Check:
 
     @property
     def tolerance(self):
-        return self.asked or TOLERANCES.get(self.call.found_dtype, 1e-9)
+        return self.asked or max(TOLERANCES.get(dtype, 1e-9) for dtype in (self.call.found_dtype, self.call.dtype))
 
     @property
     def by_differences(self):
@@ -206,7 +208,7 @@ class Check:
     def gradient(self, n, chosen, epsilon):
         """Compare the gradients after n iterations. Return a text, and the mistakes of the gradient that explain it:
         None in place of a mistake if the mistakes of the values do; an empty list if nothing is wrong."""
-        tolerance = max(20 * self.tolerance, 1e-7, 100 * (self.worst or 0))
+        tolerance = min(0.1, max(20 * self.tolerance, 1e-7, 100 * (self.worst or 0)))
         if self.by_differences:
             if self.tolerance > 1e-6:
                 return "not compared in this precision", []
@@ -265,6 +267,9 @@ class Check:
         if not all((calls.to_numpy(y) == calls.to_numpy(z)).all()
                    for y, z in zip(given.values(), call.arguments(x).values())):
             yield "inputs: left as they are", False, CHANGED
+        if kind == "layer" and self.same(call(x | {"W": 2 * x["W"]}, n), first):
+            yield "other W: other output", False, UNUSED
+            return
         if self.per_sample:
             call.renew()
             yield "batch reversed: output reversed", self.same(
@@ -341,13 +346,30 @@ class Check:
         print(title)
         self.head()
         self.slack, self.worst = self.tolerance, 0.0
-        found = self.values()
+        found = self.chosen_values()
         print(f"  {'PyTorch' if call.framework == 'torch' else 'NumPy'} {call.found_dtype}, relative tolerance "
               f"{power(self.tolerance)}\n")
         self.compare(found)
         small = np.prod([x.size for x in self.inputs.values()]) < 1e6   # else trying the others takes long
         other = self.other_reading(others) if self.failed and small and self.matches[:1] != [()] else ""
         return self.verdict(found, other)
+
+    def chosen_values(self):
+        """Return values(): of several arrays that fit an output, such as one per iteration, the last, unless fewer
+        mistakes explain the first."""
+        def count(found):
+            matches = self.explain(found, self.mistakes)[0] if found else []
+            return len(matches[0]) if matches else 99
+        found = self.values()
+        if self.kind != "margin" and self.call.several and (last := count(found)):
+            self.call.take = 0
+            if count(self.values()) < last:
+                self.notes.append("Several arrays that your function returns have the shape of an output. The first is "
+                                  "compared. If another is meant, return it alone, or a dict with its name.")
+            else:
+                self.call.take = -1
+            found = self.values()
+        return found
 
     def best_margin(self, fits):
         """Return the first of the readings in the same order of arguments that is explained, else the first; and the
@@ -424,7 +446,7 @@ class Check:
         counts = list(found)
         if len(counts) > 1 and not agrees and all(difference(found[n], found[counts[-1]]) == 0 for n in counts):
             self.notes.append("Your function gives the same output for every number of iterations. If it always runs "
-                              "as many, say so, such as: --iterations 3")
+                              "as many, say so, such as: --iterations 3. If not, its iterations change nothing.")
 
     def epsilon_text(self):
         """Return the epsilons in words."""
@@ -438,10 +460,12 @@ class Check:
         print(f"  {'ok ' if ok else 'NO '} {what}{': ' if what else ''}{text}")
 
     def other_reading(self, fits):
-        """Return a sentence about another order of the axes with which all outputs agree, or an empty one."""
+        """Return a sentence about other orders of the axes with which all outputs agree, or an empty one. A singleton
+        that is added can hide a mistake over another axis, and is not tried."""
         kept, state = self.call.reading, (self.errors, self.per_sample, self.combine, list(self.notes))
-        text = ""
-        for reading, _ in itertools.islice(fits, 100):
+        flags, ndims = [], [len(layout) for layout in kept.values()]
+        alike = (fit for fit in fits if [len(layout) for layout in fit[0].values()] == ndims)
+        for reading, _ in itertools.islice(alike, 100):
             self.call.renew()
             self.call.reading = reading
             try:
@@ -450,17 +474,21 @@ class Check:
             except Exception:
                 continue
             if not self.errors and matches and worst <= self.tolerance:
-                flag = " ".join(f"{name}={layout}" for name, layout in reading.items() if kept[name] != layout)
-                text = f"With another order that fits, too, it agrees. If that is yours, add: --axes {flag}"
+                flags.append(" ".join(f"{name}={layout}" for name, layout in reading.items() if kept[name] != layout))
+            if len(flags) == 3:
                 break
         self.call.reading, (self.errors, self.per_sample, self.combine, self.notes) = kept, state
-        return text
+        return flags and (f"With another order that fits, too, it agrees. If that is yours, add: --axes {flags[0]}"
+                          + "".join(f", or --axes {flag}" for flag in flags[1:]))
 
     def verdict(self, found, other):
         order = self.call.reading.get("u_hat", "NIJE").replace("1", "").replace("E", "")
         words = self.call.sizes | {"logits": f"({', '.join(order)})", "axis": order.index("J")}
         if self.epsilon and self.matches:
-            self.notes.append(f"Your function has an {self.epsilon_text()}.")
+            effect = max(difference(self.predict(settings | self.epsilon, n), self.predict(settings, n))
+                         for n in found for settings in [reference.settings_of(self.matches[0])])
+            self.notes.append(f"Your function has an {self.epsilon_text()}, which changes its outputs by "
+                              f"{percent(effect)} here.")
         stops = [stop for stop in self.stops_found if isinstance(stop, reference.Mistake)]
         if None in self.stops_found:                           # the mistakes of the values explain the gradients, too
             stops = []
@@ -469,9 +497,12 @@ class Check:
         for note in dict.fromkeys(self.notes):
             print(note)
         if not self.failed:
-            print("RIGHT: your function computes what the paper says.")
+            precise = self.tolerance <= 1e-3
+            print("RIGHT: your function computes what the paper says" + ("." if precise else f", to "
+                  f"{percent(self.tolerance)}. Smaller mistakes do not show in this precision."))
             if self.by_differences:
-                print("To check a backward pass of your own, too, add --backward.")
+                print("Numerical derivatives do not see a stopped gradient. To check a backward pass of your own, or "
+                      "automatic differentiation in JAX or TensorFlow, add --backward.")
             return 0
         if other:
             print(f"DIFFERS, with its axes in this order. {other}")
@@ -488,7 +519,9 @@ class Check:
                 print(f"\nThe same outputs come from: {'; or '.join(equal)}.")
         else:
             near = max((difference(y, self.predict({}, n)) for n, y in found.items()), default=1)
-            how = "." if self.shown or self.matches else ", by no mistake that is known here."
+            right = self.matches[:1] == [()] and not self.unnamed_gradient
+            how = ". Its outputs here are right, but not all that must hold for every input." if right else "." if (
+                self.shown or self.matches or self.notes) else ", by no mistake that is known here."
             if not self.matches and not self.shown and near < 1e-5:
                 how = (f" by {percent(near)}, perhaps by several epsilons, or by float32 inside. Set the epsilons to "
                        f"0, or add: --tolerance {power(2 * near)}")
@@ -503,8 +536,9 @@ class Check:
         if shown and not self.matches:
             print("\nMend this, and run the check again: it may hide other mistakes.")
         if self.unreached:
-            print(f"\n* The gradient does not reach {self.unreached}. Do not detach the output; set weights by "
-                  "torch.func.functional_call, and not by .data or under no_grad().")
+            print(f"\n* The gradient does not reach {self.unreached}. Do not detach the output" + (
+                "." if self.kind == "margin" else "; set weights by torch.func.functional_call, and not by .data or "
+                "under no_grad()."))
         elif self.matches and self.unnamed_gradient and KEPT not in self.shown:
             print("\n* The gradient is that of no known mistake. Compare it with conformance/*.json, number by number.")
         return 1

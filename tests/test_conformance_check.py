@@ -368,6 +368,30 @@ def test_functions_with_habits_of_their_own(run, tmp_path, capsys):
     assert run(ROUTE, changes=[("    return v", "    import sys\n    sys.exit(0)")])[0] == 2
 
 
+def test_of_several_outputs_that_fit_the_right_one_is_compared(run):
+    for source, flags, old, returned in (
+            (ROUTE, (), "return v", "return v, s"), (ROUTE, (), "return v", "return {'v': v, 's': s}"),
+            (EM, ("--em",), "return mu,", "return mu, mu ** 2,")):
+        code, text = run(source, *flags, changes=[(old, returned)])
+        assert code == 0 and ("The first is compared" in text) == ("{" not in returned), text
+    code, text = run(ROUTE, changes=[("return v", "return v, s"), *ROUTE_MISTAKES["softmax over input capsules"]])
+    assert code == 1 and named(text) == ["softmax over input capsules"]
+    scalars = LOSS + "\ndef several(lengths, present):\n    L = loss(lengths, present)\n    return float(L), 0.5\n"
+    assert run(scalars, "--margin-loss")[0] == 0
+
+
+def test_float32_inputs_are_compared_as_such(run):
+    """in an output that zeros() of the function's own made float64"""
+    code, text = run(ROUTE, "--dtype", "float32")
+    assert code == 0 and "float64, relative tolerance 1e-4" in text, text
+
+
+def test_weights_that_are_not_used_are_named(run):
+    code, text = run(ROUTE + "\ndef layer(u, W, n_iters):\n    own = np.random.default_rng(0).normal(size=W.shape)\n"
+                     "    return route(np.einsum('nid,ijed->nije', u, own), n_iters)\n", "--layer")
+    assert code == 1 and "does not depend on W" in text and "bias" not in text, text
+
+
 IN_ORDER = '''
 from conftest_route import route as inner
 

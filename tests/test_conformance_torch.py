@@ -49,6 +49,20 @@ def test_a_detached_output_is_reported(run):  # noqa: F811
     assert code == 1 and "gradient does not reach u_hat" in text
 
 
+def test_low_precision_hides_no_stopped_gradient(run):  # noqa: F811
+    """whose error, about 30%, is below 20 times bfloat16's tolerance; and the verdict says how precise it is"""
+    low = [("return v", "return v.bfloat16()")]
+    code, text = run(ROUTE, changes=low)
+    assert code == 0 and "says, to 5%. Smaller mistakes do not show" in text, text
+    code, text = run(ROUTE, changes=[*low, ("c[..., None] * u_hat", "c.detach()[..., None] * u_hat")])
+    assert code == 1 and named(text) == ["gradient of inner iterations stopped"], text
+
+
+def test_an_axis_of_length_1_does_not_excuse_an_average_over_the_batch(run):  # noqa: F811
+    code, text = run(ROUTE, changes=[(".sum(-1)\n    return", ".sum(-1).mean(0, keepdim=True)\n    return")])
+    assert code == 1 and named(text) == ["logits averaged over the batch"] and "--axes" not in text, text
+
+
 def test_the_gradient_of_a_margin_loss_with_labels(run):  # noqa: F811
     source = '''
 import torch
