@@ -485,8 +485,9 @@ class Check:
         order = self.call.reading.get("u_hat", "NIJE").replace("1", "").replace("E", "")
         words = self.call.sizes | {"logits": f"({', '.join(order)})", "axis": order.index("J")}
         if self.epsilon and self.matches:
-            effect = max(difference(self.predict(settings | self.epsilon, n), self.predict(settings, n))
-                         for n in found for settings in [reference.settings_of(self.matches[0])])
+            settings = reference.settings_of(self.matches[0])
+            effect = max(difference(y, self.predict(settings, n)) for n in found
+                         if (y := self.predict(settings | self.epsilon, n)) is not None)
             self.notes.append(f"Your function has an {self.epsilon_text()}, which changes its outputs by "
                               f"{percent(effect)} here.")
         stops = [stop for stop in self.stops_found if isinstance(stop, reference.Mistake)]

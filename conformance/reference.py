@@ -86,14 +86,15 @@ def squash(s, form="paper", epsilon=0.0, place="root"):
 
 
 def dynamic_routing(u_hat, n_iters, normalize="outputs", average=False, replace=False, more=0, form="paper",
-                    last="squash", first="squash", stop="", epsilon=0.0, place="root"):
+                    last="squash", first="squash", sign=1, mean=False, stop="", epsilon=0.0, place="root"):
     """Compute the output capsules by dynamic routing (Procedure 1). u_hat: (N, I, J, E). Return v, (N, J, E).
 
-    normalize: capsules over which the softmax normalizes. average: agreements over the batch ("sum": sum). replace: the
-    logits by the newest agreement. more: iterations than asked for. form: of the squash. last, first: "none" leaves
-    the squash of the last iteration, or of all others, away. stop: what is a constant for the gradient: "couplings",
-    "v" or "votes" in the agreement, or the votes in the "sums" of all iterations but the last. None if no iteration is
-    left.
+    normalize: capsules over which the softmax normalizes; "each": a logistic function in place of the softmax. average:
+    agreements over the batch ("sum": sum). replace: the logits by the newest agreement. more: iterations than asked
+    for. form: of the squash. last, first: "none" leaves the squash of the last iteration, or of all others, away. sign:
+    of the agreement. mean: of the weighted votes, in place of their sum. stop: what is a constant for the gradient:
+    "couplings", "v" or "votes" in the agreement, or the votes in the "sums" of all iterations but the last. None if no
+    iteration is left.
     """
     if n_iters + more < 1:
         return None
@@ -102,10 +103,11 @@ def dynamic_routing(u_hat, n_iters, normalize="outputs", average=False, replace=
     for t in range(n_iters + more):
         axis = {"inputs": 1, "outputs": 2, "batch": 0}.get(normalize)
         c = np.ones_like(b) if axis is None else softmax(b, axis)
+        c = 1 / (1 + np.exp(-b)) if normalize == "each" else c / (I if mean else 1)
         is_last = t == n_iters + more - 1
         s = np.einsum("nij,nije->nje", frozen(c, stop == "couplings"), frozen(u_hat, stop == "sums" and not is_last))
         v = squash(s, form if (last if is_last else first) == "squash" else "none", epsilon, place)
-        agreement = np.einsum("nije,nje->nij", frozen(u_hat, stop == "votes"), frozen(v, stop == "v"))
+        agreement = sign * np.einsum("nije,nje->nij", frozen(u_hat, stop == "votes"), frozen(v, stop == "v"))
         if average:
             shared = agreement.sum(0, keepdims=True) / (1 if average == "sum" else N)
             agreement = np.broadcast_to(shared, (N, I, J))
@@ -123,6 +125,13 @@ ROUTING = (
     Mistake("softmax over an axis of length 1", {"normalize": "nothing"}, SOFTMAX_FIX,
             "The softmax runs over an axis of length 1, so all coupling coefficients are 1; 2017, Eq. 3 normalizes "
             "over the output capsules j of one input capsule."),
+    Mistake("logistic function in place of the softmax", {"normalize": "each"}, SOFTMAX_FIX,
+            "The coupling coefficients are a logistic function of the logits, but in 2017, Eq. 3 those of one input "
+            "capsule sum to 1."),
+    Mistake("votes averaged over input capsules", {"mean": True}, "sum the votes over the {I} input capsules",
+            "The weighted votes are averaged over the input capsules, but 2017, Eq. 2 sums them."),
+    Mistake("agreement subtracted", {"sign": -1}, "b = b + agreement",
+            "The agreement is subtracted from the logits, but 2017, Procedure 1, line 7 adds it."),
     Mistake("logits averaged over the batch", {"average": True},
             "give b the shape {logits}, and do not average the agreements over the {N} samples"),
     Mistake("logits summed over the batch", {"average": "sum"},
@@ -197,6 +206,8 @@ MARGIN = (
             "The whole loss is multiplied by 0.5; in 2017, Eq. 4 only the absent classes are."),
     Mistake("absent classes not down-weighted", {"weight": 1.0}, "multiply the term of absent classes by 0.5",
             "The loss of absent classes has the weight 1, but in 2017, Eq. 4 it has lambda = 0.5."),
+    Mistake("factor 0.5 squared", {"weight": 0.25}, "multiply the square of the term of absent classes by 0.5",
+            "The loss of absent classes has the weight 0.25, but in 2017, Eq. 4 lambda = 0.5 is outside the square."),
     Mistake("present classes down-weighted", {"weighted": "present"}, "multiply the term of absent classes by 0.5",
             "The factor 0.5 multiplies the loss of present classes; in 2017, Eq. 4 it multiplies that of absent ones."),
     Mistake("margin loss without max", {"hinge": False}, "max(0, 0.9 - |v|)^2 and max(0, |v| - 0.1)^2",
@@ -217,17 +228,19 @@ def log_logistic(z):
 
 def em_routing(V, a, beta_u, beta_a, lambdas, weights="product", exponent="paper", log_variance=False, mass="paper",
                activation="logistic", with_activation=True, over="parents", start="uniform", once=False,
-               temperature="all", with_scale=True, more=0, stop="", epsilon=0.0, log_epsilon=0.0, mass_epsilon=0.0,
-               activation_epsilon=0.0):
+               temperature="all", with_scale=True, centered=True, schedule="paper", more=0, stop="", epsilon=0.0,
+               log_epsilon=0.0, mass_epsilon=0.0, activation_epsilon=0.0):
     """Compute EM routing (Procedure 1). V: (N, I, J, H); a: (N, I); beta_u, beta_a: (J,); lambdas: one per iteration.
 
     weights: "renormalized" divides R_ij a_i by its sum over the parents. exponent: of the density. log_variance: in
-    place of log sigma in the cost. mass: "ratio" multiplies it by parents / children, "none" leaves it out of the cost.
-    activation: "softmax" over the parents. with_activation: of the parents, in the E-step. over: what R is normalized
-    over. start: "ones" for R = 1. once: beta_u once per parent, not once per entry. temperature: "cost" multiplies the
-    cost alone by lambda, "none" neither. with_scale: the density's factor 1 / sigma. more: iterations than asked for.
-    stop: "assignments" are constants for the gradient. epsilon: added to the variance. log_epsilon: to sigma in its
-    logarithm, mass_epsilon: to sum_i r_ij, activation_epsilon: to a_j in its logarithm.
+    place of log sigma in the cost ("minus": -log sigma). mass: "ratio" multiplies it by parents / children, "none"
+    leaves it out of the cost. activation: "softmax" over the parents. with_activation: of the parents, in the E-step.
+    over: what R is normalized over. start: "ones" for R = 1. once: beta_u once per parent, not once per entry.
+    temperature: "cost" multiplies the cost alone by lambda, "none" neither; "sum" adds the cost. with_scale: the
+    density's factor 1 / sigma. centered: the variance is around mu, not 0. schedule: "last" or "first" lambda in all
+    iterations. more: iterations than asked for. stop: "assignments" are constants for the gradient. epsilon: added to
+    the variance. log_epsilon: to sigma in its logarithm, mass_epsilon: to sum_i r_ij, activation_epsilon: to a_j in its
+    logarithm.
     Return mu, (N, J, H), and the parents' activations, (N, J). None if no iteration is left.
     """
     T = len(lambdas) + more
@@ -236,7 +249,7 @@ def em_routing(V, a, beta_u, beta_a, lambdas, weights="product", exponent="paper
     N, I, J, H = V.shape
     R, mu, sigma2, logit = np.full((N, I, J), 1 / J if start == "uniform" else 1.0), None, None, None
     for t in range(T):
-        lambda_ = lambdas[min(t, len(lambdas) - 1)]
+        lambda_ = lambdas[{"last": -1, "first": 0}.get(schedule, min(t, len(lambdas) - 1))]
         if t:
             R = frozen(e_step(V, mu, sigma2, logit, exponent, with_activation, over, with_scale, activation,
                               activation_epsilon), stop == "assignments")
@@ -245,14 +258,15 @@ def em_routing(V, a, beta_u, beta_a, lambdas, weights="product", exponent="paper
             r = r / r.sum(2, keepdims=True)
         total = r.sum(1) + mass_epsilon                        # (N, J)
         mu = np.einsum("nij,nijh->njh", r, V) / total[..., None]
-        difference = V - mu[:, None]
+        difference = V - mu[:, None] if centered else V
         sigma2 = np.einsum("nij,nijh->njh", r, difference * difference) / total[..., None]
         sigma2 = sigma2 + epsilon
-        log_sigma = np.log(np.sqrt(sigma2) + log_epsilon) * (2 if log_variance else 1)
+        log_sigma = np.log(np.sqrt(sigma2) + log_epsilon) * {True: 2, False: 1, "minus": -1}[log_variance]
         beta = beta_u[:, None] * np.where(np.arange(H) == 0, 1.0, 0.0 if once else 1.0)
         in_cost = {"paper": total, "ratio": total * (J / I), "none": np.ones_like(total)}[mass]
         cost = ((beta + log_sigma) * in_cost[..., None]).sum(2)
-        logit = (beta_a * (lambda_ if temperature == "all" else 1) - cost * (1 if temperature == "none" else lambda_))
+        logit = beta_a * (lambda_ if temperature in ("all", "sum") else 1) - cost * (
+            {"none": 1, "sum": -lambda_}.get(temperature, lambda_))
     return mu, softmax(logit, 1) if activation == "softmax" else np.exp(log_logistic(logit))
 
 
@@ -288,6 +302,11 @@ EM = (
             "The density lacks the factor 1 / sigma, so that wide parents attract all votes; 2018, Procedure 1, "
             "E-STEP, line 2 has it."),
     Mistake("EM: log of the variance in the cost", {"log_variance": True}, "log(sigma) = log(sigma^2) / 2"),
+    Mistake("EM: log sigma subtracted in the cost", {"log_variance": "minus"},
+            "cost_h = (beta_u + log sigma_h) * sum_i r_ij",
+            "The cost has beta_u - log sigma, but 2018, Procedure 1, M-STEP, line 5 adds log sigma."),
+    Mistake("EM: variance around 0", {"centered": False}, "sigma^2 = sum_i r (V - mu)^2 / sum_i r",
+            "The variance is the mean of V^2, but 2018, Procedure 1, M-STEP, line 4 subtracts mu from V."),
     Mistake("EM: mass factor in the cost", {"mass": "ratio"},
             "multiply by sum_i r_ij alone, or keep the factor and say so: it is Gritzman's (2019)"),
     Mistake("EM: mass missing in the cost", {"mass": "none"}, "cost_h = (beta_u + log sigma_h) * sum_i r_ij",
@@ -308,6 +327,13 @@ EM = (
             "a = logistic(lambda * (beta_a - cost)), or keep it and say so: for one lambda, beta_a can make up for it",
             "The activation is logistic(beta_a - lambda cost), but in 2018, Procedure 1, M-STEP, line 6 lambda "
             "multiplies beta_a, too."),
+    Mistake("EM: cost added", {"temperature": "sum"}, "a = logistic(lambda * (beta_a - cost))",
+            "The activation is logistic(lambda (beta_a + cost)), but 2018, Procedure 1, M-STEP, line 6 subtracts the "
+            "cost."),
+    Mistake("EM: last lambda in all iterations", {"schedule": "last"}, "use the t-th lambda in the t-th iteration",
+            "All iterations use the last lambda, but that of 2018, Procedure 1, M-STEP, line 6 follows a schedule."),
+    Mistake("EM: first lambda in all iterations", {"schedule": "first"}, "use the t-th lambda in the t-th iteration",
+            "All iterations use the first lambda, but that of 2018, Procedure 1, M-STEP, line 6 follows a schedule."),
     Mistake("EM: lambda missing", {"temperature": "none"}, "a = logistic(lambda * (beta_a - cost))",
             "The activation is logistic(beta_a - cost), but 2018, Procedure 1, M-STEP, line 6 multiplies by lambda."),
     Mistake("EM: one iteration more", {"more": 1}, "run the loop once per lambda, the last time without an E-step",
