@@ -1403,7 +1403,7 @@ def load_data_dir(flag, place, transpose, say, data_set=MNIST):
         images = arrays[split, "images"]
         images = images.swapaxes(1, 2) if images.ndim == 3 and (transpose or "emnist" in prefix.lower()) else images
         data[split] = images, arrays[split, "labels"] - np.uint8(first)
-    check_digits(data, ("train", "test"))
+        check_images(f"{flag} {place}, {files[split, 'images'][0].name} and its labels", *data[split], (28, 28), 62)
     if (folder / "labels.txt").is_file():
         data["names"] = (folder / "labels.txt").read_text(encoding="utf-8", errors="replace").splitlines()
         if len(data["names"]) < data["n_classes"]:

@@ -102,7 +102,8 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
                                ("t10k-labels-idx1-ubyte", np.full(12, 99), "integers from 0 to at most 61")):
         write_data(tmp_path / "a")
         write_idx(tmp_path / "a" / name, array)
-        with pytest.raises(mc.InputError, match=words):
+        of_file = f"^--data-dir .*a, {name.replace('labels-idx1', 'images-idx3')} .*{words}"
+        with pytest.raises(mc.InputError, match=of_file):
             mc.load_data_dir("--data-dir", str(tmp_path / "a"), False, SILENT)
     write_data(tmp_path / "a")
     (tmp_path / "a" / "train-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03" + bytes(20))
