@@ -535,14 +535,17 @@ def draw_picture(network, gray, ink, say):
     out, _ = capsnet.forward(network.weights, image[None], config)
     predicted, lengths, recon = out["digits"][0], out["lengths"][0], out["recon"][0]
     (a, b), third = predicted, [int(j) for j in np.argsort(-lengths)[2:3]]              # of two classes there is none
-    uncertain = bool(lengths[b] < MIN_LENGTH or any(lengths[b] - lengths[third] < MIN_MARGIN))
+    is_short = lengths[b] < MIN_LENGTH
+    uncertain = bool(is_short or any(lengths[b] - lengths[third] < MIN_MARGIN))
+    reason = f"shorter than {MIN_LENGTH}" if is_short else f"less than {MIN_MARGIN} longer than the third"
     verdict = "low confidence" if uncertain else "predicted"
     say(f"{verdict}: {a} and {b}; capsule lengths {lengths[a]:.2f} and {lengths[b]:.2f}"
         + "".join(f", next longest {j} with {lengths[j]:.2f}" for j in third))
     if uncertain:
         say("two overlapping digits usually give two capsule lengths near 0.9 and no other long capsule")
     fig = Figure((WIDTH, 4.1), layout="constrained")
-    fig.suptitle(f"{verdict.capitalize()}: {a} and {b}" + " (not exactly two long capsules)" * uncertain, fontsize=11)
+    fig.suptitle(f"{verdict.capitalize()}: {a} and {b}" + f" (second longest capsule {reason})" * uncertain,
+                 fontsize=11)
     fig.supxlabel(f"CapsNet trained for {capsnet.counted(len(network.history['epochs']), 'epoch')} of "
                   f"{config.n_train:,} pairs of {data_name(network.source)} (seed {config.seed})",
                   fontsize=8, color=GRAY)
