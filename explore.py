@@ -7,7 +7,8 @@
 digit, view a toy from all sides.
 
 The server listens on this machine only and needs no internet. Every answer is a forward pass of an experiment's own
-script on the image that the page shows; the page's files are in explore/.
+script on the image that the page shows. For a toy the page shows the left camera's image; the networks get both
+cameras' images at half its resolution, cropped to the central two thirds. The page's files are in explore/.
 
     python3 explore.py                             # opens the page in a few seconds; Ctrl-C stops the server
     python3 explore.py --load my-network.npz       # also shows a network of your own
@@ -25,6 +26,7 @@ import socket
 import sys
 import threading
 import webbrowser
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -50,10 +52,11 @@ NETWORKS = {                       # of each experiment: file in weights/ -> nam
     norb: {"smallnorb_capsnet-shared": ("capsnet-shared", "CapsNet, transformation matrices shared across positions"),
            "smallnorb_cnn-gap": ("cnn-gap", "CNN with global average pooling, on the same backbone"),
            "smallnorb_matrix-capsnet": ("matrix-capsnet", "the paper's network, small: pose matrices and EM routing")}}
-CAPSULES = {multi: ("capsnet",), affnist: affnist.CAPSULES, norb: norb.CAPSULES}       # models whose scores are lengths
+CAPSULES = {multi: ("capsnet",), affnist: affnist.CAPSULES, norb: norb.CAPSULES}       # models with class capsules
 PAGE = {"/": ("index.html", "text/html"), "/explore.js": ("explore.js", "text/javascript"),
         "/explore.css": ("explore.css", "text/css")}           # these paths and /ask are the only ones
 MAX_BODY, N_DIGITS = 1_000_000, 200                            # bytes of a request; test digits to choose from
+MAX_PAGES = 100                    # whose newest requests are known; an older page's request is stale, and sent again
 SIDE = affnist.SIDES["affnist"]    # px, of the canvas in the tab of affine digits
 MIN_SIDE, MAX_SIDE = pictures.MIN_SIDE, pictures.WORK_SIDE     # px, of the user's own picture
 EXTENT, STEP, CHUNK = 12, 2, 12    # of a map: px from the center, px between positions, positions per forward pass
@@ -62,16 +65,17 @@ HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store", "Co
            "'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
            "form-action 'none'; frame-ancestors 'none'"}
 LOOPBACK = r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"              # names of this machine, with any port (ssh -L)
-STALE = {"stale": True}            # the answer if a newer request of the same kind has arrived
+STALE = {"stale": True}            # the answer if the page has sent a newer request of the same kind
 FIELDS = {                         # of requests: type, bounds and length of numbers; str: base64, bounds of its bytes
     "image": (str, CANVAS ** 2, CANVAS ** 2), "routing": (int, 0, 1),
     "a": (int, 0, N_CLASSES - 1), "b": (int, 0, N_CLASSES - 1), "v": (float, -10, 10, 2 * multi.D),
     "width": (int, MIN_SIDE, MAX_SIDE), "gray": (str, MIN_SIDE ** 2, MAX_SIDE ** 2), "digit": (int, 0, N_DIGITS - 1),
     "rotation": (float, -180, 180), "shear": (float, -1, 1), "scale_y": (float, 0.3, 2), "scale_x": (float, 0.3, 2),
     "y": (float, -SIDE, SIDE), "x": (float, -SIDE, SIDE), "network": (int, 0, 99), "azimuth": (float, -360, 360),
-    "elevation": (float, 0, 90), "light": (int, 0, 5), "category": (int, 0, norb.N_CLASSES - 1), "toy": (int, 0, 4)}
+    "elevation": (float, 0, 90), "light": (int, 0, 5), "category": (int, 0, norb.N_CLASSES - 1), "toy": (int, 0, 4),
+    "page": (int, 0, 2 ** 32 - 1)}
 DIGIT, TOY = ("digit", "rotation", "shear", "scale_y", "scale_x"), ("category", "toy", "elevation", "light")
-REQUESTS = {                       # kind, which is a method of Guide -> its fields
+REQUESTS = {                       # kind, which is a method of Guide -> its fields; optional: "page", a random number
     "start": (), "pair": ("image", "routing"), "reconstruct": ("a", "b", "v"), "picture": ("width", "gray"),
     "digit": (*DIGIT, "y", "x"), "map": (*DIGIT, "network"), "toy": (*TOY, "azimuth"), "ring": TOY}
 
@@ -104,6 +108,11 @@ def shipped_digits():
     return sheet.transpose(2, 0, 1, 3).reshape(100, 28, 28), np.tile(np.arange(10, dtype=np.uint8), 10)
 
 
+def score_name(module, model):
+    """Return what the page shows of a model for each class: a capsule's length or activation, or a probability."""
+    return "activation" if model in norb.MATRIX_MODELS else "length" if model in CAPSULES[module] else "probability"
+
+
 class Guide:
     """Answers the page's requests with the experiments' own functions.
 
@@ -113,8 +122,11 @@ class Guide:
     def __init__(self, own=()):
         self.networks = {module: [(*texts, module.load_network(ROOT / "weights" / f"{name}.npz"))
                                   for name, texts in files.items()] for module, files in NETWORKS.items()}
-        for path in own:
-            module, network = self.identify(path)
+        found = [(path, *self.identify(path)) for path in own]
+        if len(pairs := [str(path) for path, module, _ in found if module is multi]) > 1:
+            raise InputError(f"--load {' '.join(pairs)}: the page shows one network for overlapping digits. Give one "
+                             "of these files")
+        for path, module, network in found:
             others = self.networks[module] if module is not multi else []
             text = f"yours: {network.config.model}, trained on {network.source}"
             self.networks[module] = [*others, (Path(path).stem, text, network)]
@@ -126,7 +138,8 @@ class Guide:
         except multi.DataNotFound:
             self.source, (self.images, self.labels) = "shipped", shipped_digits()
         self.lock = threading.Lock()
-        self.queues = {kind: SimpleNamespace(lock=threading.Lock(), newest=0) for kind in REQUESTS}
+        self.queues = {kind: SimpleNamespace(lock=threading.Lock(), count=0, newest={}) for kind in REQUESTS}
+        self.key = f"{zlib.crc32(json.dumps(self.start()).encode()):x}"        # of another guide's networks and digits
 
     def identify(self, path):
         """Return the experiment of a network's file, and the network. Raise InputError if the page cannot show it."""
@@ -147,28 +160,33 @@ class Guide:
     def answer(self, request):
         """Return the answer to a request of the page; both are dicts. Raise InputError if the request is wrong.
 
-        Requests of one kind are answered one at a time. Of those that wait only the newest is answered; the others are
-        stale.
+        Requests of one kind are answered one at a time. Of those that wait only each page's newest is answered; the
+        others are stale.
         """
         if type(request) is not dict or type(kind := request.pop("ask", None)) is not str or kind not in REQUESTS:
             raise InputError(f"ask: must be one of {', '.join(REQUESTS)}")
-        if request.keys() != set(REQUESTS[kind]):
+        if request.keys() - {"page"} != set(REQUESTS[kind]):
             raise InputError(f"{kind}: must have the fields {', '.join(REQUESTS[kind]) or 'ask alone'}")
         fields, queue = {name: check_field(name, x) for name, x in request.items()}, self.queues[kind]
+        page = fields.pop("page", 0)
         with self.lock:
-            queue.newest = number = queue.newest + 1
-        stale = {"is_stale": lambda: queue.newest != number} if kind in ("map", "ring") else {}
+            queue.count = number = queue.count + 1
+            queue.newest = {**dict([*queue.newest.items()][-MAX_PAGES:]), page: number}
+        def is_stale():
+            return queue.newest.get(page) != number
+        more = {"is_stale": is_stale} if kind in ("map", "ring") else {}
         with queue.lock:
-            return getattr(self, kind)(**fields, **stale) if queue.newest == number else STALE
+            return STALE if is_stale() else getattr(self, kind)(**fields, **more)
 
     def start(self):
         """Return what the page needs once: test digits, names of the networks, constants."""
-        names = [[[name, text, network.config.model in CAPSULES[module]] for name, text, network in networks]
+        names = [[[name, text, score_name(module, network.config.model)] for name, text, network in networks]
                  for module, networks in self.networks.items()]
         return {"source": self.source, "digits": encode(self.images), "labels": self.labels.tolist(), "networks": names,
                 "thresholds": [pictures.MIN_LENGTH, pictures.MIN_MARGIN], "extent": [EXTENT, STEP],
-                "ranges": affnist.RANGES, "train_shift": affnist.max_shift(affnist.Config()), "max_side": MAX_SIDE,
-                "azimuths": list(AZIMUTHS), "familiar_azimuths": norb.angle_ranges(norb.Config())[0]}
+                "ranges": affnist.RANGES, "train_shift": affnist.max_shift(affnist.Config()),
+                "sides": [MIN_SIDE, MAX_SIDE], "azimuths": list(AZIMUTHS),
+                "familiar_azimuths": norb.angle_ranges(norb.Config())[0]}
 
     def pair(self, image, routing):
         """Classify and reconstruct two overlapping digits, with routing or with uniform coupling coefficients."""
@@ -198,7 +216,12 @@ class Guide:
         """Return a picture's ink as the network input of visualize_multimnist_capsnet.py --image. gray: its rows."""
         if gray.size % width or not MIN_SIDE <= gray.size // width <= MAX_SIDE:
             raise InputError(f"gray: must be {MIN_SIDE} to {MAX_SIDE} rows of {width} bytes")
-        return {"image": encode(pictures.to_canvas(pictures.find_ink(gray.reshape(-1, width) / 255, "PICTURE")))}
+        try:
+            ink = pictures.find_ink(gray.reshape(-1, width) / 255, "")
+        except InputError:
+            raise InputError("No ink stands out from the background of the picture. Choose a picture of two "
+                             "overlapping digits, dark on light or light on dark.") from None
+        return {"image": encode(pictures.to_canvas(ink))}
 
     def transformed(self, digit, positions, **factors):
         """Return a test digit, transformed, at each of the positions, (n, 40, 40) uint8.
@@ -279,7 +302,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 answer = self.server.guide.answer(self.read_json())
                 self.send(json.dumps(answer, separators=(",", ":")), "application/json")
             except InputError as error:
-                self.send_error(400, str(error).replace("--image PICTURE: ", "the picture "))
+                self.send_error(400, str(error))
             except (ValueError, RecursionError, TimeoutError):
                 self.send_error(400, "the request's body is not JSON, or incomplete")
         else:
@@ -302,6 +325,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
+
+    def end_headers(self):
+        self.send_header("X-Facts", self.server.guide.key)             # by which an open page notices another guide
+        super().end_headers()
 
     def log_message(self, *args):
         pass

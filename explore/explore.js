@@ -6,7 +6,8 @@ const ROLES = ["first", "second"];
 const COLORS = [[40, 150, 255], [255, 125, 25]];               // of the first and the second predicted digit, on black
 const DIGITS = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9];
 const TOYS = ["animal", "human", "plane", "truck", "car"];
-let facts;                                                       // the answer to "start"
+const PAGE = crypto.getRandomValues(new Uint32Array(1))[0];      // of this page, in all of its requests
+let facts, factsKey;                                             // the answer to "start"; key of the server's facts
 
 // ---------------------------------------------------------------- the server
 
@@ -22,28 +23,36 @@ function ask(kind, fields, show) {
 
 async function sendAll(kind, queue) {
   queue.busy = true;
-  while (queue.next) {
-    const {fields, show, at} = queue.next;
-    queue.next = null;
-    const answer = await fetchAnswer(kind, fields);
-    if (answer?.stale) queue.next ??= {fields, show, at};
-    else if (answer) {
-      show(answer);
-      requestAnimationFrame(() => (times[kind] ??= []).push(performance.now() - at));
+  try {
+    while (queue.next) {
+      const {fields, show, at} = queue.next;
+      queue.next = null;
+      const answer = await fetchAnswer(kind, fields);
+      if (answer?.stale) queue.next ??= {fields, show, at};
+      else if (answer) {
+        show(answer);
+        requestAnimationFrame(() => (times[kind] ??= []).push(performance.now() - at));
+      }
     }
+  } finally {
+    queue.busy = false;
   }
-  queue.busy = false;
 }
 
 /** Return the answer, {stale: true} if a newer request has overtaken it, or null after an error, which is displayed */
 async function fetchAnswer(kind, fields) {
   try {
-    const reply = await fetch("/ask", {method: "POST", body: JSON.stringify({ask: kind, ...fields})});
-    const error = reply.ok ? "" : await reply.text();
+    const reply = await fetch("/ask", {method: "POST", body: JSON.stringify({ask: kind, page: PAGE, ...fields})});
+    const key = reply.headers.get("X-Facts"), answer = reply.ok ? await reply.json() : null;
+    const error = key !== (factsKey ??= key) ? "The server now shows other networks or digits. Reload this page."
+      : answer ? "" : await reply.text();
     showError(error);
-    return error ? null : await reply.json();
+    if (error) return null;
+    Object.values(pending).filter(task => task.lost).forEach(task => debounce(task.kind, task.work));
+    return answer;
   } catch {
-    showError("The server does not answer. Start it again: python3 explore.py");
+    showError("The server does not answer. Start it again (python3 explore.py), then reload this page.");
+    if (pending[kind]) pending[kind].lost = true;
     return null;
   }
 }
@@ -53,11 +62,12 @@ function showError(error) {
   $("error").hidden = !error;
 }
 
-/** Start longer work after a pause in the input; work receives a function that tells whether it is still current */
+/** Start longer work after a pause in the input; work receives a function that tells whether it is still current. Work
+ * that is lost because the server does not answer starts again when it answers another request */
 const pending = {};
 function debounce(kind, work) {
   clearTimeout(pending[kind]?.timer);
-  const task = {};
+  const task = {kind, work};
   pending[kind] = task;
   task.timer = setTimeout(() => work(() => pending[kind] === task), 150);
 }
@@ -89,9 +99,9 @@ function paint(canvas, pictures, colors = [[255, 255, 255]]) {
   canvas.getContext("2d").putImageData(image, 0, 0);
 }
 
-/** Return capsule lengths as they are, or the softmax probabilities of a CNN */
-function confidences(scores, isCapsules) {
-  if (isCapsules) return scores;
+/** Return the lengths or activations of capsules as they are, or the softmax probabilities of a CNN */
+function confidences(scores, kind) {
+  if (kind !== "probability") return scores;
   const top = Math.max(...scores), powers = scores.map(x => Math.exp(x - top));
   const sum = powers.reduce((a, b) => a + b);
   return powers.map(x => x / sum);
@@ -132,6 +142,15 @@ function setOptions(select, options) {
   select.replaceChildren(...options.map((option, k) => make("option", {value: k}, String(option))));
 }
 
+/** Set a slider, and show its value and unit beside it */
+function setSlider(id, value) {
+  const slider = $(id);
+  slider.value = value;
+  const text = (+slider.value).toFixed((slider.step.split(".")[1] ?? "").length) + (slider.dataset.unit ?? "");
+  slider.nextElementSibling.textContent = text;
+  slider.setAttribute("aria-valuetext", text);
+}
+
 /** Shade a range of a slider */
 function shadeRange(slider, low, high) {
   const percentage = x => `${clamp((x - slider.min) / (slider.max - slider.min), 0, 1) * 100}%`;
@@ -168,9 +187,9 @@ class Layer {
     Object.assign(this, {x: 0, y: 0, rotation: 0, bend: 0, index: null});
   }
 
-  /** Draw gray bytes, side x side, as ink at the center of the sheet */
+  /** Draw gray bytes, side x side, as the only ink, at the center of the sheet */
   load(bytes, side, index = null) {
-    this.clear();
+    this.sheet.width = SHEET;
     const small = make("canvas", {width: side, height: side}), image = new ImageData(side, side);
     bytes.forEach((ink, k) => image.data.set([255, 255, 255, ink], 4 * k));
     small.getContext("2d").putImageData(image, 0, 0);
@@ -212,7 +231,7 @@ class Layer {
   }
 }
 
-const pair = {layers: [], fine: null, answer: null, v: null, image: null};
+const pair = {layers: [], fine: null, answer: null, v: null, image: null, shown: 0};      // shown: last test digit
 
 const activeLayer = () => pair.layers[+checkedValue("layer")];
 
@@ -233,25 +252,27 @@ function composite() {
 }
 
 function showPair() {
-  const layer = activeLayer();
-  pair.image = composite();
-  paint($("pair-stage"), [pair.image]);
-  $("pair-frame").setAttribute("class", ROLES[+checkedValue("layer")]);
+  const layer = activeLayer(), image = composite(), isEmpty = !image.some(ink => ink);
+  pair.image = image;
+  paint($("pair-stage"), [image]);
   $("pair-frame").firstElementChild.setAttribute("transform",
     `translate(${layer.x} ${layer.y}) rotate(${-layer.rotation} 18 18)`);
-  $("pair-rotation").value = layer.rotation;
-  $("pair-bend").value = layer.bend;
-  ask("pair", {image: encode(pair.image), routing: +$("routing").checked}, showPairAnswer);
+  $("pair-label").value = layer.index === null ? "" : facts.labels[layer.index];
+  setSlider("pair-rotation", layer.rotation);
+  setSlider("pair-bend", layer.bend);
+  ask("pair", {image: encode(image), routing: +$("routing").checked}, answer => showPairAnswer({...answer, isEmpty}));
 }
 
 function showPairAnswer(answer) {
   const [a, b] = answer.digits, lengths = answer.lengths, third = [...lengths].sort((x, y) => y - x)[2];
   const [minLength, minMargin] = facts.thresholds;
-  const uncertain = lengths[b] < minLength || lengths[b] - third < minMargin;
+  const doubt = lengths[b] < minLength ? `shorter than ${minLength}`
+    : lengths[b] - third < minMargin ? `less than ${minMargin} longer than the third` : "";
   pair.answer = answer;
   pair.v = answer.v.map(v => [...v]);
-  $("pair-verdict").textContent = !pair.image.some(ink => ink) ? "The image is empty. Draw two digits." : uncertain
-    ? `Low confidence: ${a} and ${b}. Not exactly two capsules are long.` : `Predicted: ${a} and ${b}.`;
+  $("pair-verdict").textContent = answer.isEmpty ? "The image is empty. Draw two digits."
+    : `${doubt ? "Low confidence" : "Predicted"}: ${a} and ${b} (lengths ${lengths[a].toFixed(2)} and `
+    + `${lengths[b].toFixed(2)}).${doubt && ` The second longest capsule is ${doubt}.`}`;
   [...$("pair-bars").children].forEach((bar, k) => {
     bar.style.setProperty("--size", `${100 * lengths[k]}%`);
     bar.className = ROLES[answer.digits.indexOf(k)] ?? "";
@@ -259,12 +280,13 @@ function showPairAnswer(answer) {
   });
   showReconstructions(answer.reconstructions);
   answer.digits.forEach((digit, k) => {
-    $(`reconstruction-${k}`).nextElementSibling.textContent = `digit ${digit}`;
+    $(`reconstruction-${k}`).setAttribute("aria-label", `Reconstruction from capsule ${digit}`);
+    $(`reconstruction-${k}`).nextElementSibling.textContent = answer.isEmpty ? "" : `digit ${digit}`;
     $(`capsule-${k}`).textContent = `digit ${digit}`;
   });
   if ($("iteration").max !== String(answer.couplings.length)) {              // routing was switched on or off
     $("iteration").max = answer.couplings.length;
-    $("iteration").value = answer.couplings.length;
+    setSlider("iteration", answer.couplings.length);
   }
   showDimensions();
   showCoupling();
@@ -301,14 +323,15 @@ function showCoupling() {
       context.fillRect(x + size * (0.14 + 0.4 * k), y + size - 2 - height, size * 0.32, height);
     });
     context.fillStyle = "#fff";
-    context.fillRect(x + 3, y + size - 2 - 0.4 * (size - 4), size - 6, 1);
+    context.fillRect(x + 3, y + size - 3 - 0.4 * (size - 4), size - 6, 2);
   }
 }
 
-function loadDigit(layer, label) {
-  const index = nextOf(label, layer.index ?? 0);
-  layer.load(pixelsOf(index), 28, index);
-  $("pair-label").value = label;
+/** Show the next test digit of a class, or of any class, instead of the selected digit */
+function loadDigit(label) {
+  const layer = activeLayer(), after = layer.index ?? pair.shown;
+  pair.shown = nextOf(label ?? facts.labels[(after + 1) % facts.labels.length], after);
+  layer.load(pixelsOf(pair.shown), 28, pair.shown);
   showPair();
 }
 
@@ -316,8 +339,12 @@ async function loadPicture(file) {
   if (!file) return;
   const bitmap = await createImageBitmap(file).catch(() => null);
   if (!bitmap) return showError("The browser cannot read this file as a picture. Choose a PNG or JPEG file.");
-  const scale = Math.min(1, facts.max_side / Math.max(bitmap.width, bitmap.height));
-  const [width, height] = [bitmap.width, bitmap.height].map(side => Math.max(1, Math.round(side * scale)));
+  const [minSide, maxSide] = facts.sides, scale = Math.min(1, maxSide / Math.max(bitmap.width, bitmap.height));
+  const [width, height] = [bitmap.width, bitmap.height].map(side => Math.round(side * scale));
+  if (Math.min(width, height) < minSide) {
+    return showError(`This picture has ${bitmap.width} x ${bitmap.height} px: it is too small or narrow. Choose one `
+      + `of at least ${minSide} x ${minSide} px whose longer side is at most ${maxSide / minSide} times the shorter.`);
+  }
   const context = make("canvas", {width, height}).getContext("2d");
   Object.assign(context, {fillStyle: "white", imageSmoothingQuality: "high"});
   context.fillRect(0, 0, width, height);
@@ -326,7 +353,7 @@ async function loadPicture(file) {
   const gray = Uint8Array.from({length: width * height}, (_, k) =>
     0.299 * data[4 * k] + 0.587 * data[4 * k + 1] + 0.114 * data[4 * k + 2]);
   ask("picture", {width, gray: encode(gray)}, answer => {
-    pair.layers[1].clear();
+    pair.layers.forEach(layer => layer.clear());
     pair.layers[0].load(decode(answer.image), CANVAS);
     showPair();
   });
@@ -335,6 +362,7 @@ async function loadPicture(file) {
 function startPair() {
   pair.fine = make("canvas", {width: SHEET, height: SHEET}).getContext("2d", {willReadFrequently: true});
   pair.layers = [new Layer(), new Layer()];
+  $("pair-network").textContent = facts.networks[0][0].slice(0, 2).join(": ");
   setOptions($("pair-label"), DIGITS);
   $("pair-bars").append(...DIGITS.map(k => make("div", {"data-name": k})));
   $("dimensions").append(...pair.sliders = Array.from({length: 16}, (_, d) => make("input",
@@ -364,34 +392,30 @@ function startPair() {
   });
   onKeys($("pair-stage"), (x, y, rotation) => {
     const layer = activeLayer();
-    layer.rotation += 5 * rotation;
+    layer.rotation = (layer.rotation + 5 * rotation + 540) % 360 - 180;
     Object.assign(layer, {x: clamp(layer.x + x, -18, 18), y: clamp(layer.y + y, -18, 18)});
     showPair();
   });
   for (const name of ["rotation", "bend"]) {
     $(`pair-${name}`).addEventListener("input", event => { activeLayer()[name] = +event.target.value; showPair(); });
   }
-  $("pair-label").addEventListener("change", event => loadDigit(activeLayer(), +event.target.value));
-  $("pair-other").addEventListener("click", () => loadDigit(activeLayer(), +$("pair-label").value));
+  $("pair-label").addEventListener("change", event => loadDigit(+event.target.value));
+  $("pair-other").addEventListener("click", () => loadDigit(facts.labels[activeLayer().index]));
   const clear = () => { pair.layers.forEach(layer => layer.clear()); showPair(); };
   $("pair-clear").addEventListener("click", clear);
   $("tool").addEventListener("change", () => {
     $("pair-stage").parentElement.classList.toggle("drawing", checkedValue("tool") === "draw");
     if (checkedValue("tool") === "draw" && pair.layers.every(layer => layer.index !== null)) clear();
   });
-  $("layer").addEventListener("change", () => {
-    $("pair-label").value = activeLayer().index === null ? $("pair-label").value : facts.labels[activeLayer().index];
-    showPair();
-  });
-  $("pair-label").value = 4;
+  $("layer").addEventListener("change", showPair);
   $("routing").addEventListener("change", showPair);
   $("iteration").addEventListener("input", showCoupling);
   $("capsule").addEventListener("change", showDimensions);
   $("pair-reset").addEventListener("click", () => showPairAnswer(pair.answer));
   $("dimensions").addEventListener("input", event => {
-    pair.v[+checkedValue("capsule")][pair.sliders.indexOf(event.target)] = +event.target.value;
-    const [a, b] = pair.answer.digits;
-    ask("reconstruct", {a, b, v: pair.v.flat()}, answer => showReconstructions(answer.reconstructions));
+    const [a, b] = pair.answer.digits, v = pair.v;
+    v[+checkedValue("capsule")][pair.sliders.indexOf(event.target)] = +event.target.value;
+    ask("reconstruct", {a, b, v: v.flat()}, answer => v === pair.v && showReconstructions(answer.reconstructions));
   });
   const stage = $("pair-stage").parentElement;
   for (const name of ["dragover", "dragleave", "drop"]) {
@@ -436,25 +460,32 @@ function showDigit() {
   setPoint("handle-scale_y", toCanvas(HALF, 0));
   setPoint("handle-scale_x", toCanvas(0, HALF));
   setPoint("digit-center", toCanvas(0, 0));
-  FACTORS.forEach(name => { $(name).value = digit[name]; });
+  FACTORS.forEach(name => setSlider(name, digit[name]));
   digit.maps.forEach((_, k) => showMap(k));
-  ask("digit", {...digitFields(), y: digit.y, x: digit.x}, showDigitAnswer);
+  const label = facts.labels[digit.digit];
+  ask("digit", {...digitFields(), y: digit.y, x: digit.x}, answer => showDigitAnswer(answer, label));
 }
 
-function showDigitAnswer({image, answers}) {
-  const label = facts.labels[digit.digit], networks = facts.networks[1];
+function showDigitAnswer({image, answers}, label) {
+  const networks = facts.networks[1];
   paint($("digit-stage"), [decode(image)]);
   const correct = answers.map(({scores, reconstruction}, k) => {
-    const card = $("digit-cards").children[k], canvas = card.querySelector(".reconstruction"), predicted = argmax(scores);
-    const confidence = confidences(scores, networks[k][2])[predicted], prediction = card.querySelector(".prediction");
-    prediction.textContent = `${predicted} (${networks[k][2] ? "length" : "probability"} ${confidence.toFixed(2)})`;
-    prediction.classList.toggle("correct", predicted === label);
+    const card = $("digit-cards").children[k], canvas = card.querySelector(".reconstruction"), kind = networks[k][2];
+    const predicted = argmax(scores);
+    showPrediction(card, predicted, confidences(scores, kind)[predicted], kind, predicted === label);
     canvas.parentElement.hidden = !reconstruction;
     if (reconstruction) paint(canvas, [decode(reconstruction)]);
     return predicted === label;
   });
   $("digit-verdict").textContent = `True class: ${label}. Correctly classified by ${correct.filter(Boolean).length} of `
     + `${correct.length} networks.`;
+}
+
+/** Show a network's predicted class, and the number that says how confident it is, in its card */
+function showPrediction(card, name, confidence, kind, isCorrect) {
+  const prediction = card.querySelector(".prediction");
+  prediction.textContent = `${name} (${kind} ${confidence.toFixed(2)})`;
+  prediction.classList.toggle("correct", isCorrect);
 }
 
 /** Request the maps of all networks, one after another, after the digit or its shape has changed */
@@ -484,7 +515,7 @@ function showMap(k) {
   context.clearRect(0, 0, canvas.width, canvas.height);
   map?.predicted.forEach((predicted, k) => {
     const x = cell * (k % n), y = cell * Math.floor(k / n), correct = predicted === facts.labels[digit.digit];
-    context.fillStyle = color("--line");
+    context.fillStyle = color("--range-mark");
     if (!map.visible[k]) return context.fillRect(x + cell / 2 - 2, y + cell / 2 - 2, 4, 4);
     counts[correct ? 0 : 1]++;
     context.fillStyle = context.strokeStyle = color(correct ? "--correct" : "--wrong");
@@ -503,7 +534,8 @@ function showMap(k) {
   context.strokeRect(low, low, side, side);
   context.setLineDash([]);
   context.beginPath();
-  context.arc(at(digit.x), at(digit.y), 8, 0, 7);
+  const inside = px => clamp(px, -extent - step / 2, extent + step / 2);
+  context.arc(at(inside(digit.x)), at(inside(digit.y)), 8, 0, 7);
   Object.assign(context, {fillStyle: "#e69f00", strokeStyle: "#000"});
   context.fill();
   context.stroke();
@@ -521,6 +553,13 @@ function changeDigit(values) {
 function moveTo(x, y) {
   Object.assign(digit, {x: Math.round(clamp(x, -19, 19)), y: Math.round(clamp(y, -19, 19))});
   showDigit();
+}
+
+/** Return the lower right position, [x, y], that is farthest from the center with all of the digit's ink visible */
+function edge() {
+  const ink = [];
+  pixelsOf(digit.digit).forEach((value, k) => value && ink.push(toCanvas(Math.floor(k / 28) - 13.5, k % 28 - 13.5)));
+  return [1, 0].map(axis => [digit.y, digit.x][axis] + Math.floor(SIDE - 0.5 - Math.max(...ink.map(at => at[axis]))));
 }
 
 /** Factors after dragging a handle to (x, y) px from the digit's center; s, c: sine and cosine of the rotation */
@@ -543,9 +582,9 @@ function startDigit() {
   $("digit-cards").append(...networks.map(([name, description]) => {
     const map = make("canvas", {class: "map", width: 260, height: 260, role: "img",
       "aria-label": `positions at which ${name} classifies this digit correctly`});
-    const row = make("div", {class: "row"}, make("figure", {}, map, make("figcaption", {}, "computing …")),
-      make("figure", {}, make("canvas", {class: "reconstruction", width: SIDE, height: SIDE}),
-        make("figcaption", {}, "reconstruction")));
+    const row = make("div", {class: "row"}, make("figure", {class: "wide"}, map, make("figcaption", {}, "computing …")),
+      make("figure", {}, make("canvas", {class: "reconstruction", width: SIDE, height: SIDE, role: "img",
+        "aria-label": `reconstruction by ${name}`}), make("figcaption", {}, "recon\u00adstruction")));
     const [extent, step] = facts.extent;
     onDrag(map, 2 * extent + step, (x, y) => {
       const go = (x, y) => moveTo(x - extent - 1, y - extent - 1);
@@ -569,7 +608,7 @@ function startDigit() {
   $("digit-label").addEventListener("change", event => select(+event.target.value));
   $("digit-other").addEventListener("click", () => select(+$("digit-label").value));
   $("digit-reset").addEventListener("click", () => changeDigit({...IDENTITY, x: 0, y: 0}));
-  $("digit-edge").addEventListener("click", () => moveTo(10, 10));
+  $("digit-edge").addEventListener("click", () => moveTo(...edge()));
   $("digit-rotate").addEventListener("click", () => changeDigit({rotation: 20}));
   $("digit-label").value = 2;
   digit.digit = nextOf(2, 0);
@@ -587,29 +626,33 @@ function arc(radius, from, to) {
 
 function showToy() {
   const {predicted, ...fields} = toy;
-  ["category", "light", "azimuth", "elevation"].forEach(name => { $(name).value = toy[name]; });
+  ["category", "light"].forEach(name => { $(name).value = toy[name]; });
+  ["azimuth", "elevation"].forEach(name => setSlider(name, toy[name]));
   $("toy-number").value = toy.toy;
   $("hand").setAttribute("transform", `rotate(${toy.azimuth})`);
-  ask("toy", fields, showToyAnswer);
+  ask("toy", fields, answer => showToyAnswer(answer, fields));
 }
 
-function showToyAnswer({image, answers}) {
-  const networks = facts.networks[2], [low, high] = facts.familiar_azimuths;
+function isFamiliar(azimuth) {
+  const [low, high] = facts.familiar_azimuths;
+  return (azimuth - low + 720) % 360 <= high - low;
+}
+
+function showToyAnswer({image, answers}, {category, azimuth}) {
+  const networks = facts.networks[2];
   paint($("toy-stage"), [decode(image)]);
   const correct = answers.map((scores, k) => {
-    const card = $("toy-cards").children[k], predicted = argmax(scores), prediction = card.querySelector(".prediction");
-    prediction.textContent = TOYS[predicted];
-    prediction.classList.toggle("correct", predicted === toy.category);
-    const bars = confidences(scores, networks[k][2]), sum = bars.reduce((a, b) => a + b);
+    const card = $("toy-cards").children[k], predicted = argmax(scores), bars = confidences(scores, networks[k][2]);
+    showPrediction(card, TOYS[predicted], bars[predicted], networks[k][2], predicted === category);
     [...card.querySelectorAll("i")].forEach((bar, j) => {
-      bar.style.setProperty("--size", `${100 * bars[j] / sum}%`);
-      bar.className = j !== predicted ? "" : j === toy.category ? "correct" : "wrong";
+      bar.style.setProperty("--size", `${100 * bars[j]}%`);
+      bar.className = j !== predicted ? "" : j === category ? "correct" : "wrong";
     });
-    return predicted === toy.category;
+    return predicted === category;
   });
-  const familiar = (toy.azimuth - low + 720) % 360 <= high - low;
-  $("toy-verdict").textContent = `True class: ${TOYS[toy.category]}, ${familiar ? "familiar" : "novel"} azimuth. `
-    + `Correctly classified by ${correct.filter(Boolean).length} of ${correct.length} networks.`;
+  const azimuths = isFamiliar(azimuth) ? "familiar" : "novel";
+  $("toy-verdict").textContent = `True class: ${TOYS[category]}, ${azimuths} azimuth. Correctly classified by `
+    + `${correct.filter(Boolean).length} of ${correct.length} networks.`;
 }
 
 function showRing() {
@@ -618,9 +661,12 @@ function showRing() {
     segment.setAttribute("class", `of-${k} ${verdict}`);
   }));
   [...$("ring-names").children].forEach((name, k) => {
-    const correct = toy.predicted?.[k].filter(predicted => predicted === toy.category).length;
+    const counts = [true, false].map(familiar => {
+      const azimuths = [...facts.azimuths.keys()].filter(a => isFamiliar(facts.azimuths[a]) === familiar);
+      return `${azimuths.filter(a => toy.predicted?.[k][a] === toy.category).length} of ${azimuths.length}`;
+    });
     name.textContent = facts.networks[2][k][0]
-      + (toy.predicted ? `: correct at ${correct} of ${toy.predicted[k].length} azimuths` : " …");
+      + (toy.predicted ? `: correct at ${counts[0]} familiar and ${counts[1]} novel azimuths` : " …");
   });
 }
 
@@ -647,13 +693,15 @@ function changeToy(values) {
 
 function startToy() {
   const networks = facts.networks[2], [low, high] = facts.familiar_azimuths, step = facts.azimuths[1];
+  const gap = Math.min(22, 90 / networks.length);                 // between rings
   setOptions($("category"), TOYS);
   setOptions($("toy-number"), [1, 2, 3, 4, 5]);
   setOptions($("light"), [1, 2, 3, 4, 5, 6]);
+  $("ring").style.setProperty("--gap", gap);
   $("ring").append(make("path", {class: "familiar", d: arc(118, low, high)}),
     make("line", {id: "hand", y1: -10, y2: -108}));
   networks.forEach((_, k) => facts.azimuths.forEach(a => $("ring").append(
-    make("path", {class: `of-${k}`, d: arc(98 - 22 * k, a - step / 2 + 0.7, a + step / 2 - 0.7)}))));
+    make("path", {class: `of-${k}`, d: arc(98 - gap * k, a - step / 2 + 0.7, a + step / 2 - 0.7)}))));
   $("ring").append($("hand"));
   $("ring-names").append(...networks.map(() => make("li")));
   shadeRange($("azimuth"), high - 360, low);                      // the range crosses 0: shade both ends of the slider
@@ -701,6 +749,11 @@ async function start() {
   facts = await fetchAnswer("start", {});
   if (!facts) return;
   facts.pixels = decode(facts.digits);
+  document.querySelectorAll(".slide").forEach(label => label.append(make("output", {"aria-hidden": true})));
+  document.querySelectorAll(".slide input").forEach(({id, value}) => {
+    $(id).addEventListener("input", event => setSlider(id, event.target.value));
+    setSlider(id, value);
+  });
   startPair();
   startDigit();
   startToy();
@@ -715,7 +768,9 @@ async function start() {
       $(`tab-${TABS[(k + next) % 3]}`).focus();
     });
   });
-  openTab(TABS.includes(location.hash.slice(1)) ? location.hash.slice(1) : "pair");
+  const openHash = () => openTab(TABS.includes(location.hash.slice(1)) ? location.hash.slice(1) : "pair");
+  addEventListener("hashchange", openHash);
+  openHash();
 }
 
 start();

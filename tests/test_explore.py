@@ -103,11 +103,16 @@ def test_a_toy_is_answered_by_every_network_itself(guide, explorer):
         assert len(ring[k]) == 36 and ring[k][13] == np.argmax(found["answers"][k])
 
 
-def test_own_networks_are_added_and_one_for_pairs_replaces_the_pretrained_one(guide, tmp_path):
+def test_own_networks_are_added_and_one_for_pairs_replaces_the_pretrained_one(guide, tmp_path, call):
     names = "affnist_cnn-gap", "multimnist_capsnet", "smallnorb_matrix-capsnet"
     paths = [ROOT / "weights" / f"{name}.npz" for name in names]
-    assert [len(of) for of in explore.Guide(paths).networks.values()] == [
-        1, len(guide.digit_networks) + 1, len(guide.toy_networks) + 1]
+    own = explore.Guide(paths)
+    assert [len(of) for of in own.networks.values()] == [1, len(guide.digit_networks) + 1, len(guide.toy_networks) + 1]
+    shown = own.start()["networks"]
+    assert own.key != guide.key and shown[0][0][0] == "multimnist_capsnet" and shown[0][0][1].startswith("yours: ")
+    assert [kind for *_, kind in guide.start()["networks"][2]] == ["length", "probability", "activation"]
+    code, out, err = call(multi, explore.main, "--load", paths[1], paths[0], paths[1])
+    assert (code, out, err.count("\n")) == (2, "", 1) and f"--load {paths[1]} {paths[1]}: the page shows one" in err
     (tmp_path / "broken.npz").write_bytes(b"PK")
     with pytest.raises(explore.InputError, match="broken.npz: not a network that the page can show"):
         explore.Guide([tmp_path / "broken.npz"])
@@ -123,7 +128,7 @@ BAD += [json.dumps(fields).encode() for fields in (
     *({"ask": "digit", **DIGIT, "y": 0, "x": 0} | wrong for wrong in (
         {"rotation": float("nan")}, {"rotation": float("inf")}, {"x": 1e300}, {"y": 10 ** 400}, {"shear": "0"},
         {"scale_y": 0}, {"scale_x": None}, {"digit": 0.5}, {"digit": 199}, {"digit": -1}, {"x": [0]},
-        {"x": False}, {"z": 0})),
+        {"x": False}, {"z": 0}, {"page": -1}, {"page": "1"}, {"page": 2 ** 32})),
     *({"ask": "reconstruct", "a": 1, "b": 2, "v": v} for v in (
         0, [], [0] * 31, [0] * 33, [[0] * 16] * 2, [float("nan")] * 32, ["0"] * 32, [1e9] * 32, {"0": 0})),
     *({"ask": "picture", "width": width, "gray": PAIR} for width in (0, 36.0, 35, 36, 9999)),               # 36: no ink
@@ -156,17 +161,23 @@ def test_other_hosts_origins_paths_and_methods_are_refused(explorer):
     assert request(explorer, "POST", "/", b"{}")[0] == 404 and request(explorer, "PUT", "/ask", b"{}")[0] == 501
 
 
-def test_of_a_flood_the_newest_wins(guide):
-    asks, found, queue = [{"ask": "ring", **TOY, "elevation": 30 + k} for k in range(8)], {}, guide.queues["ring"]
+@pytest.mark.parametrize("n_pages", [1, 2])
+def test_of_a_flood_the_newest_of_each_page_wins(guide, n_pages):
+    asks = [{"ask": "ring", **TOY, "elevation": 30 + k, "page": 7 + k % n_pages} for k in range(8)]      # interleaved
+    found, queue = {}, guide.queues["ring"]
     threads = [threading.Thread(target=lambda k=k: found.update({k: guide.answer(dict(asks[k]))})) for k in range(8)]
     with queue.lock:                                                     # the first is being answered
-        for ticket, thread in enumerate(threads, queue.newest + 1):
+        for ticket, thread in enumerate(threads, queue.count + 1):
             thread.start()
-            while queue.newest < ticket:
+            while queue.count < ticket:
                 time.sleep(0.001)
     for thread in threads:
         thread.join()
-    assert found == dict.fromkeys(range(7), explore.STALE) | {7: guide.answer(dict(asks[7]))}
+    answers = {k: guide.answer(dict(asks[k])) for k in range(8 - n_pages, 8)}
+    assert found == dict.fromkeys(range(8), explore.STALE) | answers and explore.STALE not in answers.values()
+    for page in range(200):
+        guide.answer({"ask": "start", "page": page})
+    assert len(guide.queues["start"].newest) <= explore.MAX_PAGES + 1
     stale = {"is_stale": lambda: True}
     assert guide.ring(**TOY, **stale) == guide.map(**DIGIT, network=0, **stale) == explore.STALE
 
