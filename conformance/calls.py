@@ -122,7 +122,8 @@ def silenced():
 def last_line(error):
     """Return an exception's type and message, and the user's line that raised it."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).parent != Path(__file__).parent]
-    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames and not isinstance(
+        error, SyntaxError) else ""                            # whose message names it
     return " ".join(f"{type(error).__name__}: {error}".split())[:300] + where
 
 

@@ -83,8 +83,8 @@ ROTATION = "The entries of a capsule are not treated as one vector: a squash of 
 EPSILON = "no epsilon in the squash, forward: write v = s |s| / (1 + |s|^2), with |s| = sqrt(sum(s^2) + 1e-9)"
 EPSILON_GRADIENT = "no epsilon in the squash, gradient: put it inside the root, |s| = sqrt(sum(s^2) + 1e-9)"
 BIAS = "bias in the output capsules: remove it, or set it to 0; without votes v must be 0"
-FLOOR = ("EM: floor under the weights of children, or activations that cancel: use r = R * a, without clamp() "
-         "and without dividing by its sum over the parents")
+FLOOR = ("EM: floor under the weights of children, or activations that cancel: use r = R * a, in the variance, too, "
+         "without clamp() and without dividing by its sum over the parents")
 VARIANCE = "EM: no epsilon on the variance: add one, such as 1e-4, to sigma^2"
 UNUSED = ("The output does not depend on W. Use the W that is passed; \"A module with weights of its own\" in "
           "docs/conformance.md shows how to set the weights of a module.")
@@ -415,6 +415,8 @@ class Check:
         if self.matches == [()] and max(values, default=0) > LARGEST.get(self.kind, 1e-3):
             self.notes.append(f"This {self.epsilon_text()} changes the outputs by {percent(near)}: lower it.")
             self.matches = []
+        if self.matches and self.epsilon:                      # not every iteration needs the mistakes
+            right = {n: difference(y, self.predict(self.epsilon, n)) for n, y in found.items()}
         agrees = bool(self.matches) and self.matches[0] == ()
         chosen = self.matches[0] if self.matches else ()
         explained = []

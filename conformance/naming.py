@@ -96,7 +96,7 @@ def explain_with_epsilon(found, predict, mistakes, tolerance, places):
         settings = reference.settings_of(chosen)
         for fixed, names in places:
             epsilons, d = fit_epsilons(found, predict, settings | fixed, names)
-            used = {name: value for name, value in epsilons.items() if value > 0}
+            used = {name: value for name, value in epsilons.items() if value > 1e-13}         # else: rounding
             if d <= LOOSE and used:
                 fitting.append((len(chosen), d, chosen, fixed | used))
             if d <= tolerance and used:
