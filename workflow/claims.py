@@ -107,7 +107,7 @@ CLAIMS = (
               "percent, 2 digits"),)),
     Claim("affnist-translation", "Of two networks that classify translated digits equally well, the capsule network is "
           "more accurate on affine digits.", f"affNIST: 79% against 66%: +13 points ({SABOUR}, section 5.2)",
-          f"{PART}: over the narrow CNN, and over a GAP-CNN at unmatched accuracy",
+          f"{PART}: over CNNs without pooling, and over a GAP-CNN at unmatched accuracy",
           (affine("affine digits at any position, CapsNet - CNN", "matched-accuracy/capsnet", "matched-accuracy/cnn"),
            affine("the same, CNN with convolutions as wide as the CapsNet's", "matched-accuracy/capsnet",
                   "matched-accuracy/cnn-64"),
