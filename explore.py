@@ -327,7 +327,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def end_headers(self):
-        self.send_header("X-Facts", self.server.guide.key)             # by which an open page notices another guide
+        if self.command == "POST":
+            self.send_header("X-Facts", self.server.guide.key)         # by which an open page notices another guide
         super().end_headers()
 
     def log_message(self, *args):
