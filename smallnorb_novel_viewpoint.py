@@ -1332,7 +1332,7 @@ def m_step_forward(V, V2, r, beta_u, beta_a, lambda_, ratio):
 
 
 def m_step_backward(dmu, dsigma2, dx, cache):
-    """Return the gradients dr, with r's shape, dbeta_u and dbeta_a, (J,), and a term of dV.
+    """Return a term of dV and the gradients dr, with r's shape, dbeta_u and dbeta_a, (J,).
 
     dmu, dsigma2: (L, J, D); dx: (L, J). The term is a tuple for votes_gradient, (r, dsum_V, dsum_V2), which stands
     for dV_ij = r_ij (dsum_V_j + 2 V_ij dsum_V2_j). dsum_V and dsum_V2, (L, J, D), are the gradients with respect to the
@@ -1351,7 +1351,7 @@ def m_step_backward(dmu, dsigma2, dx, cache):
     dr += np.matmul(group_by_parent(c.V2, n), dsum_V2.reshape(n, -1, 1))
     dr = dr.reshape(L, -1, I)                                                           # (L, J, I), or (L, 1, I)
     dr += dtotal.reshape(*dr.shape[:2], -1).sum(-1, keepdims=True)
-    return dr, D * dunit_cost.sum(0), dx.sum(0), (c.r, dsum_V, dsum_V2)
+    return (c.r, dsum_V, dsum_V2), dr, D * dunit_cost.sum(0), dx.sum(0)
 
 
 def e_step_forward(V, V2, mu, sigma2, x):
@@ -1378,7 +1378,7 @@ def e_step_forward(V, V2, mu, sigma2, x):
 
 
 def e_step_backward(dlogits, cache):
-    """Return the gradients dmu, dsigma2, (L, J, D), and dx, (L, J), and a term of dV.
+    """Return a term of dV and the gradients dmu, dsigma2, (L, J, D), and dx, (L, J).
 
     dlogits: (L, J, I). The term is a tuple for votes_gradient, (dlogits, linear, quadratic), which stands for
     dV_ij = dlogits_ij (linear_j + 2 V_ij quadratic_j).
@@ -1393,7 +1393,7 @@ def e_step_backward(dlogits, cache):
     dmu = (dlinear - along) * precision
     dprecision = dlinear * c.mu - 0.5 * (dquadratic + along * c.mu)
     dsigma2 = -precision * (dprecision * precision + 0.5 * doffset[..., None])
-    return dmu, dsigma2, doffset * sigmoid_forward(-c.x)[0], (dlogits, c.linear, c.quadratic)
+    return (dlogits, c.linear, c.quadratic), dmu, dsigma2, doffset * sigmoid_forward(-c.x)[0]
 
 
 LAMBDA = 1 / 16                    # inverse temperature lambda of the activations, the same in all iterations
@@ -1441,7 +1441,7 @@ def em_routing_backward(dmu, dx, cache):
     dsigma2, terms, da = 0, [], 0
     dbeta_u = dbeta_a = 0
     for t, step in reversed(list(enumerate(cache.steps))):
-        dr, dbeta_u_t, dbeta_a_t, term = m_step_backward(dmu, dsigma2, dx, step.m_cache)
+        term, dr, dbeta_u_t, dbeta_a_t = m_step_backward(dmu, dsigma2, dx, step.m_cache)
         terms.append(term)
         da = da + np.einsum("lji,lji->li", dr, step.R)
         dbeta_u, dbeta_a = dbeta_u + dbeta_u_t, dbeta_a + dbeta_a_t
@@ -1449,7 +1449,7 @@ def em_routing_backward(dmu, dx, cache):
             break
         dr *= cache.a[:, None]
         dlogits = responsibilities_backward(dr, step.R_cache)
-        dmu, dsigma2, dx, term = e_step_backward(dlogits, step.e_cache)
+        term, dmu, dsigma2, dx = e_step_backward(dlogits, step.e_cache)
         terms.append(term)
     return votes_gradient(terms, cache.V, cache.V2, cache.empty), da, dbeta_u, dbeta_a
 

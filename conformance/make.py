@@ -146,13 +146,13 @@ def em_backward(dmu, dx, a, lambdas, steps):
     V, dsigma2, terms, da, dbeta_u, dbeta_a = steps[0][2].V, 0, [], 0, 0, 0
     for t in reversed(range(len(steps))):
         R, _, m_cache, e_cache, R_cache = steps[t]
-        dr, dbeta_u_t, dbeta_a_t, term = norb.m_step_backward(dmu, dsigma2, dx, m_cache)
+        term, dr, dbeta_u_t, dbeta_a_t = norb.m_step_backward(dmu, dsigma2, dx, m_cache)
         da = da + (dr * R).sum(1)
         dbeta_u, dbeta_a = dbeta_u + dbeta_u_t, dbeta_a + lambdas[t] * dbeta_a_t
         terms.append(term)
         if t:
             dlogits = norb.responsibilities_backward(dr * a[:, None], R_cache)
-            dmu, dsigma2, dx, term = norb.e_step_backward(dlogits, e_cache)
+            term, dmu, dsigma2, dx = norb.e_step_backward(dlogits, e_cache)
             terms.append(term)
     return norb.votes_gradient(terms, V, V * V, np.empty), da, dbeta_u, dbeta_a
 

@@ -254,7 +254,7 @@ def test_m_step(rng, types, clamped):
         return joined(*out), SimpleNamespace(V=V, m_step=cache)
 
     def backward(dout, cache):
-        dr, dbeta_u, dbeta_a, term = sn.m_step_backward(*parted(dout, (L, J, D), (L, J, D), (L, J)), cache.m_step)
+        term, dr, dbeta_u, dbeta_a = sn.m_step_backward(*parted(dout, (L, J, D), (L, J, D), (L, J)), cache.m_step)
         return of_votes(term, cache.V), dr, dbeta_u, dbeta_a
     check_op(forward, backward, rng.standard_normal((L, J, I, D)), rng.uniform(0.2, 1, (L, types, I)),
              rng.standard_normal(J), rng.standard_normal(J), tol=10 * SMOOTH)
@@ -268,7 +268,7 @@ def test_e_step(rng):
         return logits, SimpleNamespace(V=V, e_step=cache)
 
     def backward(dout, cache):
-        dmu, dsigma2, dx, term = sn.e_step_backward(dout, cache.e_step)
+        term, dmu, dsigma2, dx = sn.e_step_backward(dout, cache.e_step)
         return of_votes(term, cache.V), dmu, dsigma2, dx
     check_op(forward, backward, rng.standard_normal((L, J, I, D)), rng.standard_normal((L, J, D)),
              rng.uniform(0.3, 2, (L, J, D)), rng.standard_normal((L, J)), tol=10 * SMOOTH)
