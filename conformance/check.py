@@ -480,8 +480,8 @@ class Check:
             if len(flags) == 3:
                 break
         self.call.reading, (self.errors, self.per_sample, self.combine, self.notes) = kept, state
-        return flags and (f"With another order that fits, too, it agrees. If that is yours, add: --axes {flags[0]}"
-                          + "".join(f", or --axes {flag}" for flag in flags[1:]))
+        return "With another order that fits, too, it agrees. If that is yours, add: " * bool(flags) + ", or ".join(
+            f"--axes {flag}" for flag in flags)
 
     def verdict(self, found, other):
         order = self.call.reading.get("u_hat", "NIJE").replace("1", "").replace("E", "")
