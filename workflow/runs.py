@@ -152,8 +152,8 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
         ("matrix-capsnet", f"{PAPER['matrix-capsnet'][0]} --split azimuth", 4),
         ("matrix-head", f"{HEADS['matrix-head']} {SMALL_HEADS} --split azimuth", 1))),
     (MULTI, "control", "vector-dense", f"--model vector-dense {QUICK}", range(5), 3),
-    (AFF, "mnist", "capsnet-paper", "--task mnist --model capsnet --preset paper --n-train 55000 --n-epochs 30",
-     range(1), 480),
+    (AFF, "mnist", "capsnet-paper", "--task mnist --model capsnet --preset paper --n-train 55000 --n-epochs 15",
+     range(1), 240),
     *((MULTI, "main", f"paper-protocol-{name}", f"{RESIDUAL} {flags} {PAPER_PROTOCOL} --n-train 60000 --n-val 5000",
        range(1), 480) for name, flags in (("long", "--n-epochs 80"), ("wide", f"{TWICE_AS_WIDE} --n-epochs 40"))),
     *((NORB, "shapes", model, f"--data shapes --model {model}", range(10), 0.3)
