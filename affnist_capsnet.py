@@ -371,8 +371,7 @@ def epoch_samples(digits, epoch, config, dtype=np.float32):
         samples = {"images": translate_digits(images[rows], SIDES[config.task], max_shift(config), rng),
                    "labels": labels[rows].astype(np.int64)}
         if config.dropout:
-            keep = rng.random((len(rows), plan(config).n_dropped), np.float32) >= config.dropout
-            samples["dropout_mask"] = keep / np.float32(1 - config.dropout)
+            samples["dropout_mask"] = draw_dropout_mask(rng, (len(rows), plan(config).n_dropped), config.dropout)
         yield samples
 
 
@@ -480,12 +479,11 @@ def softmax_forward(b):
     c = b - b.max(1, keepdims=True)
     np.exp(c, out=c)
     c /= c.sum(1, keepdims=True)
-    return c, (c,)
+    return c, c
 
 
-def softmax_backward(dc, cache):
+def softmax_backward(dc, c):
     """Return db from dc, both (N, J, I)."""
-    c, = cache
     db = dc - np.einsum("nji,nji->ni", c, dc)[:, None]
     db *= c
     return db
@@ -1929,22 +1927,20 @@ def relu_forward(x):
     """Compute max(x, 0) IN PLACE: x is the fresh output of a convolution, linear or pooling layer that nothing else
     uses"""
     y = np.maximum(x, 0, out=x)
-    return y, (y,)
+    return y, y
 
 
-def relu_backward(dy, cache):
-    y, = cache
+def relu_backward(dy, y):
     return dy * (y > 0)
 
 
 def sigmoid_forward(x):
     """Compute 1 / (1 + exp(-x)), by tanh so that it cannot overflow"""
     y = 0.5 * np.tanh(0.5 * x) + 0.5
-    return y, (y,)
+    return y, y
 
 
-def sigmoid_backward(dy, cache):
-    y, = cache
+def sigmoid_backward(dy, y):
     return dy * y * (1 - y)
 
 
@@ -1973,11 +1969,10 @@ def window_corners(x):
 
 def global_avg_pool_forward(x):
     """Global average pooling. x (N, H, W, C). Return y (N, C) and a cache"""
-    return x.mean((1, 2)), (x.shape,)
+    return x.mean((1, 2)), x.shape
 
 
-def global_avg_pool_backward(dy, cache):
-    shape, = cache
+def global_avg_pool_backward(dy, shape):
     return np.broadcast_to(dy[:, None, None] / (shape[1] * shape[2]), shape)
 
 
@@ -1987,22 +1982,35 @@ def pad_forward(x, margin):
     N, H, W, C = x.shape
     y = np.zeros((H + 2 * margin, N, W + 2 * margin, C), x.dtype).transpose(1, 0, 2, 3)
     y[:, margin:margin + H, margin:margin + W] = x
-    return y, (margin,)
+    return y, margin
 
 
-def pad_backward(dy, cache):
-    margin, = cache
+def pad_backward(dy, margin):
     return dy[:, margin:dy.shape[1] - margin, margin:dy.shape[2] - margin]
 
 
 def flatten_forward(x):
     """Flatten x (N, ...) to y (N, C). Return y and a cache"""
-    return x.reshape(len(x), -1), (x.shape,)
+    return x.reshape(len(x), -1), x.shape
 
 
-def flatten_backward(dy, cache):
-    shape, = cache
+def flatten_backward(dy, shape):
     return dy.reshape(shape)
+
+
+def dropout_forward(x, mask=None):
+    """Multiply x (N, C) by a mask (N, C) whose entries are 0 or 1 / (1 - dropout), as in training; with None, as in
+    evaluation, return x as it is. Return y and a cache"""
+    return x if mask is None else x * mask, mask
+
+
+def dropout_backward(dy, mask):
+    return dy if mask is None else dy * mask
+
+
+def draw_dropout_mask(rng, shape, dropout):
+    """Return dropout_forward's mask, float32: an entry is 0 with probability `dropout`"""
+    return (rng.random(shape, np.float32) >= dropout) / np.float32(1 - dropout)
 
 
 # -------------------------------------------------------------- layers
@@ -2015,7 +2023,7 @@ LAYERS = {                         # operation -> forward and backward function;
     "norm": (norm_forward, norm_backward), "relu": (relu_forward, relu_backward),
     "sigmoid": (sigmoid_forward, sigmoid_backward), "max_pool": (max_pool_forward, max_pool_backward),
     "global_avg_pool": (global_avg_pool_forward, global_avg_pool_backward), "pad": (pad_forward, pad_backward),
-    "flatten": (flatten_forward, flatten_backward),
+    "flatten": (flatten_forward, flatten_backward), "dropout": (dropout_forward, dropout_backward),
     "skip": (None, None), "add": (None, None)}                                          # ends of a residual branch
 WITH_WEIGHTS = ("conv2d", "linear")
 
@@ -3195,8 +3203,7 @@ def fail(message):
 
 # END SHARED core -----------------------------------------------------------------------------------------------------
 
-LAYERS |= {"global_max_pool": (global_max_pool_forward, global_max_pool_backward), "dropout": (  # mask: 0 or 1/(1 - p)
-    lambda x, mask=None: (x if mask is None else x * mask, mask), lambda dy, mask: dy if mask is None else dy * mask)}
+LAYERS["global_max_pool"] = global_max_pool_forward, global_max_pool_backward
 
 
 def main():

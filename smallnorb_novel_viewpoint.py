@@ -58,8 +58,8 @@ Data (`--data`):
 Deviations from the paper:
 
   - smaller networks (`--preset paper` has the paper's small network, A=64, B=8, C=D=16, and its CNN)
-  - no dropout in the CNN; unless --preset is paper, its convolutions are not padded, and it has 32 hidden units, not
-    1024
+  - unless --preset is paper, the CNN has no dropout (`--dropout 0.5`) and 32 hidden units, not 1024, and its
+    convolutions are not padded
   - batch normalization in the first convolution and in PrimaryCaps
   - two EM iterations (`--routing-iters 3` for the paper's three)
   - an inverse temperature lambda that is 1/16 in all iterations
@@ -334,16 +334,14 @@ def sample_views(pool, mask, n):
     _, view_index = np.unique(keys, axis=1, return_inverse=True)
     n_views = view_index.max() + 1
     chosen = np.random.default_rng(0).permutation(n_views)[:-(-n * n_views // len(rows))]
-    sampled = np.zeros_like(mask)
-    sampled[rows[np.isin(view_index.ravel(), chosen)]] = True
-    return sampled
+    return np.isin(np.arange(len(mask)), rows[np.isin(view_index.ravel(), chosen)])
 
 
 def epoch_samples(data, epoch, config, dtype=np.float32):
     """Yield the training images of one epoch in chunks of whole batches: shuffled and augmented.
 
     Each chunk is a dict of images (n, 32, 32, C), labels (n,) and margin (n,), the spread loss's margin m of this
-    epoch.
+    epoch; with dropout, also dropout_mask (n, hidden units), each entry 0 or 1 / (1 - dropout).
     """
     train = data["train"]
     order = rng_for(config.seed, "batches", epoch).permutation(len(train["labels"]))
@@ -352,7 +350,11 @@ def epoch_samples(data, epoch, config, dtype=np.float32):
     for k, start in enumerate(range(0, len(order), size)):
         rng, rows = rng_for(config.seed, "batches", epoch, k), order[start:start + size]
         images = crop_batch(train["images"], rows, rng, dtype) if config.data != "shapes" else train["images"][rows]
-        yield {"images": images, "labels": train["labels"][rows], "margin": np.full(len(rows), margin, np.float32)}
+        samples = {"images": images, "labels": train["labels"][rows], "margin": np.full(len(rows), margin, np.float32)}
+        if config.dropout:
+            shape = len(rows), param_shapes(config)["fc2_w"][0]
+            samples["dropout_mask"] = draw_dropout_mask(rng, shape, config.dropout)
+        yield samples
 
 
 def preprocess(samples, source, dtype=np.float32):
@@ -489,8 +491,7 @@ def read_norb_file(path, kind):
                 (N, NORB_SIDE, NORB_SIDE, 2) if kind == "dat" else (N, *shape), np.uint8 if kind == "dat" else np.int32)
             for start in range(0, N, 32):
                 rows = out[start:start + 32]
-                chunk = file.read(len(rows) * row_size)
-                if len(chunk) < len(rows) * row_size:
+                if len(chunk := file.read(len(rows) * row_size)) < len(rows) * row_size:
                     raise InputError(f"{path}: truncated, {start * row_size + len(chunk)} bytes of {N * row_size} that "
                                      f"the header says; {fix}")
                 chunk = np.frombuffer(chunk, dtype).reshape(len(rows), *shape)
@@ -522,8 +523,7 @@ def load_norb(norb_dir):
             table = read_norb_file(paths[kind], kind)
             columns += [(paths[kind], column) for column in table.reshape(len(table), -1).T]
         for (path, column), (name, codes, scale, offset) in zip(columns, NORB_CODES, strict=True):
-            wrong = np.flatnonzero(~np.isin(column, codes))
-            if len(wrong):
+            if len(wrong := np.flatnonzero(~np.isin(column, codes))):
                 raise InputError(
                     f"{path}: {name[:-1]} {column[wrong[0]]} in row {wrong[0]}, must be {codes[0]} to {codes[-1]}"
                     f"{' and even' if codes.step == 2 else ''}; delete it and fetch it again")
@@ -1570,12 +1570,11 @@ def softmax_forward(b):
     c = b - b.max(1, keepdims=True)
     np.exp(c, out=c)
     c /= c.sum(1, keepdims=True)
-    return c, (c,)
+    return c, c
 
 
-def softmax_backward(dc, cache):
+def softmax_backward(dc, c):
     """Return db from dc, both (N, J, I)."""
-    c, = cache
     db = dc - np.einsum("nji,nji->ni", c, dc)[:, None]
     db *= c
     return db
@@ -1716,12 +1715,11 @@ def spread_loss(a, labels, margin):
 
 def log_sigmoid_forward(x):
     """Return log(logistic(x)) and a cache, computed without overflow."""
-    return -np.logaddexp(0, -x), (x,)
+    return -np.logaddexp(0, -x), x
 
 
-def log_sigmoid_backward(dy, cache):
+def log_sigmoid_backward(dy, x):
     """Return dx, with x's shape."""
-    x, = cache
     return dy * sigmoid_forward(-x)[0]
 
 
@@ -1736,9 +1734,8 @@ def classification_loss(scores, batch, config):
     if config.loss == "cross-entropy":
         if config.model not in CAPSULES:
             return cross_entropy(scores, labels)
-        logs, cache = (np.log(scores), (scores,)) if vectors else log_sigmoid_forward(scores)
-        loss, dlogs = cross_entropy(logs, labels)
-        return loss, dlogs / cache[0] if vectors else log_sigmoid_backward(dlogs, cache)
+        loss, dlogs = cross_entropy(np.log(scores) if vectors else log_sigmoid_forward(scores)[0], labels)
+        return loss, dlogs / scores if vectors else log_sigmoid_backward(dlogs, scores)
     a, cache = (scores, None) if vectors else sigmoid_forward(scores)
     if config.loss == "spread":
         loss, da = spread_loss(a, labels, batch["margin"])
@@ -1846,7 +1843,7 @@ def backbone(config, width=0):
         pad, hidden = ((("pad", 2),), 1024) if paper_size else ((), CNN_HIDDEN)
         layers = (*pad, ("conv2d", "conv1", 5, 1, width), ("relu",), ("max_pool",),
                   *pad, ("conv2d", "conv2", 5, 1, 2 * width), ("relu",), ("max_pool",),
-                  ("flatten",), ("linear", "fc1", hidden), ("relu",), ("linear", "fc2", N_CLASSES))
+                  ("flatten",), ("linear", "fc1", hidden), ("relu",), ("dropout",), ("linear", "fc2", N_CLASSES))
         return layers if config.model == "cnn" else with_norms(layers)
     layers = (*conv("conv1", 3, 1, t), *conv("conv2", 3, 1, t), ("max_pool",),
               *conv("conv3", 3, 1, 2 * t), *conv("conv4", 3, 1, 2 * t), ("max_pool",))
@@ -1940,20 +1937,21 @@ def init_params(config):
     return params
 
 
-def forward(params, images, config, empty=np.empty, statistics=None):
+def forward(params, images, config, empty=np.empty, statistics=None, dropout_mask=None):
     """Run config.model on images, (N, 32, 32, C), and return its outputs, a dict, and a cache.
 
     The outputs are scores, (N, J), see classification_loss; for capsules, also those of matrix_forward or
     vector_forward. statistics: a dict in training, which receives the batch statistics; None in evaluation; see
-    layers_forward.
+    layers_forward. dropout_mask: (N, hidden units), of cnn and cnn-bn in training; None for no dropout.
     """
-    network_forward, _ = NETWORKS[config.model]
-    return network_forward(params, images, config, empty, statistics)
+    masks = () if dropout_mask is None else (dropout_mask,)
+    return NETWORKS[config.model][0](params, images, config, empty, statistics, *masks)
 
 
-def cnn_forward(params, images, config, empty, statistics):
+def cnn_forward(params, images, config, empty, statistics, dropout_mask=None):
     """Compute the scores of a CNN, {"scores": (N, J)}, and a cache."""
-    scores, caches = layers_forward(params, images, backbone(config), empty, statistics)
+    layers = [(*layer, dropout_mask) if layer == ("dropout",) else layer for layer in backbone(config)]
+    scores, caches = layers_forward(params, images, layers, empty, statistics)
     return {"scores": scores}, caches
 
 
@@ -2132,10 +2130,9 @@ def loss_and_grads(params, batch, config, empty=np.empty, batch_fraction=1.0):
     `empty`, the gradients are valid until its rewind().
     """
     statistics = {}
-    out, cache = forward(params, batch["images"], config, empty, statistics)
+    out, cache = forward(params, batch["images"], config, empty, statistics, batch.get("dropout_mask"))
     loss, dscores = classification_loss(out["scores"], batch, config)
-    _, network_backward = NETWORKS[config.model]
-    grads = network_backward(dscores * batch_fraction, cache, config)
+    grads = NETWORKS[config.model][1](dscores * batch_fraction, cache, config)
     hits = int((out["scores"].argmax(1) == batch["labels"]).sum())
     return {"loss": loss * batch_fraction, "hits": hits}, grads, statistics
 
@@ -2264,8 +2261,7 @@ def report(config, results, tests, say):
         say(f"  {key + ' ' + what:21} accuracy {tests[key]:.4f} of {len(correct):,}   95% CI {low:.4f} to {high:.4f}   "
             + f"{config.loss} loss {tests[key + '_loss']:.4f}   " * (config.model != "nearest")
             + ", ".join(f"{name} {accuracy:.3f}" for name, accuracy in zip(names, per_class)))
-    say(f"  drop                  {tests['drop']:.4f}")
-    say(training_time(results))
+    say(f"  drop                  {tests['drop']:.4f}\n{training_time(results)}")
 
 
 # ============================================================== settings
@@ -2315,9 +2311,10 @@ class Settings:
 HEADS = (*CAPSULES[1:], *CNNS[2:])                 # on one backbone; matrix-capsnet and the paper's CNNs have their own
 DEFAULTS = (  # of settings that are not given: conditions, values; later rules override earlier ones
     ({}, {"n_epochs": 6, "lr": 5e-3, "train_azimuths": "300:400", "test_azimuths": "60:280", "loss": "cross-entropy",
-          "preset": "wide", "routing_iters": 2, "coordinates": False}),
+          "preset": "wide", "routing_iters": 2, "coordinates": False, "dropout": 0.0}),
     ({"model": ("matrix-capsnet",)}, {"n_epochs": 10}),
     ({"model": PAPER_CNNS}, {"n_epochs": 16, "lr": 2e-3, "preset": "small"}),
+    ({"preset": ("paper",), "model": PAPER_CNNS}, {"dropout": 0.5}),
     ({"data": ("shapes",)}, {"n_epochs": 10, "lr": 2e-3, "preset": "wide", "train_azimuths": "0:150",
                              "test_azimuths": "200:330"}),
     ({"split": ("instance",)}, {"train_azimuths": "0:340", "test_azimuths": "0:340"}),
@@ -2387,6 +2384,8 @@ class Config(Settings):
     coordinates: bool = option(None, "coordinate addition: add the coordinates of the receptive field's center to the "
                                "votes for the class capsules; in cnn-gap, append them as two channels before its last "
                                "convolution", "network", only={"model": (*MATRIX_MODELS, "capsnet-shared", "cnn-gap")})
+    dropout: float = option(None, "fraction of the hidden units that are set to 0 in each training step, at random",
+                            "network", low=0, high=0.99, only={"model": PAPER_CNNS})
 
 
 COMPARED = ("matrix-capsnet", "cnn", "cnn-bn")
@@ -2652,22 +2651,20 @@ def relu_forward(x):
     """Compute max(x, 0) IN PLACE: x is the fresh output of a convolution, linear or pooling layer that nothing else
     uses"""
     y = np.maximum(x, 0, out=x)
-    return y, (y,)
+    return y, y
 
 
-def relu_backward(dy, cache):
-    y, = cache
+def relu_backward(dy, y):
     return dy * (y > 0)
 
 
 def sigmoid_forward(x):
     """Compute 1 / (1 + exp(-x)), by tanh so that it cannot overflow"""
     y = 0.5 * np.tanh(0.5 * x) + 0.5
-    return y, (y,)
+    return y, y
 
 
-def sigmoid_backward(dy, cache):
-    y, = cache
+def sigmoid_backward(dy, y):
     return dy * y * (1 - y)
 
 
@@ -2696,11 +2693,10 @@ def window_corners(x):
 
 def global_avg_pool_forward(x):
     """Global average pooling. x (N, H, W, C). Return y (N, C) and a cache"""
-    return x.mean((1, 2)), (x.shape,)
+    return x.mean((1, 2)), x.shape
 
 
-def global_avg_pool_backward(dy, cache):
-    shape, = cache
+def global_avg_pool_backward(dy, shape):
     return np.broadcast_to(dy[:, None, None] / (shape[1] * shape[2]), shape)
 
 
@@ -2710,22 +2706,35 @@ def pad_forward(x, margin):
     N, H, W, C = x.shape
     y = np.zeros((H + 2 * margin, N, W + 2 * margin, C), x.dtype).transpose(1, 0, 2, 3)
     y[:, margin:margin + H, margin:margin + W] = x
-    return y, (margin,)
+    return y, margin
 
 
-def pad_backward(dy, cache):
-    margin, = cache
+def pad_backward(dy, margin):
     return dy[:, margin:dy.shape[1] - margin, margin:dy.shape[2] - margin]
 
 
 def flatten_forward(x):
     """Flatten x (N, ...) to y (N, C). Return y and a cache"""
-    return x.reshape(len(x), -1), (x.shape,)
+    return x.reshape(len(x), -1), x.shape
 
 
-def flatten_backward(dy, cache):
-    shape, = cache
+def flatten_backward(dy, shape):
     return dy.reshape(shape)
+
+
+def dropout_forward(x, mask=None):
+    """Multiply x (N, C) by a mask (N, C) whose entries are 0 or 1 / (1 - dropout), as in training; with None, as in
+    evaluation, return x as it is. Return y and a cache"""
+    return x if mask is None else x * mask, mask
+
+
+def dropout_backward(dy, mask):
+    return dy if mask is None else dy * mask
+
+
+def draw_dropout_mask(rng, shape, dropout):
+    """Return dropout_forward's mask, float32: an entry is 0 with probability `dropout`"""
+    return (rng.random(shape, np.float32) >= dropout) / np.float32(1 - dropout)
 
 
 # -------------------------------------------------------------- layers
@@ -2738,7 +2747,7 @@ LAYERS = {                         # operation -> forward and backward function;
     "norm": (norm_forward, norm_backward), "relu": (relu_forward, relu_backward),
     "sigmoid": (sigmoid_forward, sigmoid_backward), "max_pool": (max_pool_forward, max_pool_backward),
     "global_avg_pool": (global_avg_pool_forward, global_avg_pool_backward), "pad": (pad_forward, pad_backward),
-    "flatten": (flatten_forward, flatten_backward),
+    "flatten": (flatten_forward, flatten_backward), "dropout": (dropout_forward, dropout_backward),
     "skip": (None, None), "add": (None, None)}                                          # ends of a residual branch
 WITH_WEIGHTS = ("conv2d", "linear")
 

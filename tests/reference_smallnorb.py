@@ -44,16 +44,19 @@ def state64(config, seed=4):
 
 
 def batch64(config, n, seed=5):
-    """n random images with labels, and a margin for the spread loss"""
+    """n random images with labels, a margin for the spread loss and, with dropout, masks"""
     rng = np.random.default_rng(seed)
-    return {"images": rng.random((n, 32, 32, sn.N_CHANNELS[config.data])), "labels": rng.permutation(np.arange(n) % 5),
-            "margin": np.full(n, 0.8)}
+    batch = {"images": rng.random((n, 32, 32, sn.N_CHANNELS[config.data])), "labels": rng.permutation(np.arange(n) % 5),
+             "margin": np.full(n, 0.8)}
+    if config.dropout:
+        batch["dropout_mask"] = 2.0 * rng.integers(0, 2, (n, sn.param_shapes(config)["fc2_w"][0]))
+    return batch
 
 
 def outputs(params, batch, config):
     """forward's out of a batch: with the batch's statistics, unless `params` holds running ones"""
     statistics = None if params.keys() & sn.init_state(params).keys() else {}
-    return sn.forward(params, batch["images"], config, statistics=statistics)[0]
+    return sn.forward(params, batch["images"], config, np.empty, statistics, batch.get("dropout_mask"))[0]
 
 
 # ---------------------------------------------------------------- smallNORB's files

@@ -172,7 +172,8 @@ def test_norm(shape):
 
 PLAIN = {operation: pair for module in (*EXPERIMENTS.values(), mc) for operation, pair in module.LAYERS.items()
          if operation not in (*module.WITH_WEIGHTS, "norm", "skip", "add")}
-OPTIONS = {"pad": [(2,), (0,)], "coordinates": [((0.3, -1.0, 2.0, 0.5),)]}                   # of those that have some
+OPTIONS = {"pad": [(2,), (0,)], "coordinates": [((0.3, -1.0, 2.0, 0.5),)],                   # of those that have some
+           "dropout": [(), (np.float32([0, 2]),)]}
 
 
 @pytest.mark.parametrize("operation", PLAIN)
@@ -194,7 +195,7 @@ STACKS = {                         # side and channels of the input, layers: eac
     "linear": (1, 4, (("flatten",), ("linear", "a", 5))),
     "all": (9, 2, (("pad", 1), ("conv2d", "a", 3, 1, 4), ("max_pool",), ("relu",), ("conv2d", "b", 2, 2, 3),
                    ("sigmoid",),
-                   ("flatten",), ("linear", "c", 3), ("relu",), ("linear", "d", 5))),
+                   ("flatten",), ("linear", "c", 3), ("relu",), ("dropout",), ("linear", "d", 5))),
     "global average": (6, 2, (("conv2d", "a", 3, 1, 3), ("relu",), ("global_avg_pool",), ("linear", "b", 4))),
     "normalized": (7, 2, (("norm", "n"), ("sigmoid",), ("conv2d", "a", 3, 1, 4), ("norm", "m"), ("relu",),
                           ("max_pool", ),

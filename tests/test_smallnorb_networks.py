@@ -66,7 +66,7 @@ def test_networks_of_vector_capsules_against_literal_ones(model, changes):
 
 @pytest.mark.parametrize("model, changes", [
     ("cnn", {}), ("cnn-bn", {}), ("cnn-gap", {}), ("cnn-gap", dict(coordinates=True, data="toys")),
-    ("cnn", dict(preset="paper", width=0, data="toys"))], ids=str)
+    ("cnn", dict(preset="paper", width=0, data="toys", dropout=0.0))], ids=str)
 def test_cnns_against_literal_ones(model, changes):
     """In evaluation; also the paper's with its padding and its 4.2 million weights"""
     config = tiny(model, **changes)
@@ -88,6 +88,27 @@ def test_the_order_of_the_classes_does_not_matter(model):
     a, b = (outputs(p, batch, config) for p in (params, permuted))
     for name in {"scores", "mu", "a", "v"} & a.keys():
         np.testing.assert_allclose(b[name], a[name][:, order], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("model", sn.PAPER_CNNS)
+def test_dropout_drops_hidden_units_in_training_only(model):
+    """Another half of them for every image; the others count twice, so that the mean stays. By default in the paper's
+    CNN only"""
+    config = tiny(model, dropout=0.5)
+    data = few(config)
+    masks = np.concatenate([part["dropout_mask"] for k in range(40) for part in sn.epoch_samples(data, k, config)])
+    assert masks.shape == (1600, sn.CNN_HIDDEN) and masks.dtype == np.float32 and set(np.unique(masks)) == {0, 2}
+    np.testing.assert_allclose([masks.mean(0).min(), masks.mean(0).max(), masks.mean(1).std()], [1, 1, 1 / 32 ** 0.5],
+                               atol=0.12)
+    params, batch = params64(config) | state64(config), batch64(config, 3)
+    for n, mask in enumerate(batch["dropout_mask"]):
+        scores = outputs(params | {"fc2_w": mask[:, None] * params["fc2_w"]}, batch | {"dropout_mask": None}, config)
+        np.testing.assert_allclose(outputs(params, batch, config)["scores"][n], scores["scores"][n], rtol=1e-12)
+    with sn.Runner(1) as runner:
+        metrics, plain = (sn.evaluate(params, data["novel"], c, runner) for c in (config, tiny(model)))
+    assert metrics["loss"] == plain["loss"]
+    assert "dropout_mask" not in next(sn.epoch_samples(data, 0, tiny(model)))
+    assert [sn.Config(model=model, preset=preset).dropout for preset in ("small", "paper")] == [0, 0.5]
 
 
 # ---------------------------------------------------------------- places
@@ -173,7 +194,7 @@ NETWORKS = [
     ("capsnet", dict(loss="cross-entropy", routing_iters=3)),
     ("capsnet-shared", dict(loss="cross-entropy", routing_iters=3, data="toys")),
     ("capsnet-shared", dict(coordinates=False)), ("cnn-gap", dict(loss="margin", coordinates=True)),
-    ("cnn-gap", dict(loss="spread"))]
+    ("cnn-gap", dict(loss="spread")), ("cnn", dict(dropout=0.5)), ("cnn-bn", dict(dropout=0.5))]
 
 
 def training_loss(params, batch, config):
