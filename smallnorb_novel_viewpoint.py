@@ -2438,9 +2438,10 @@ def rng_for(seed, purpose, *key):
 
 
 # -------------------------------------------------------------- primitives
-# x and y are activations, (N, H, W, C) or (N, C). A forward function returns its output and a cache. The backward
-# function takes the gradient of the output, which it does not modify, and the cache; it returns the gradients of the
-# forward function's arguments, in their order.
+# x and y are activations, (N, H, W, C) or (N, C). A forward function returns its output and a cache, which is what the
+# backward function needs, in a tuple if it is more than one thing. The backward function takes the gradient of the
+# output, which it does not modify, and the cache; it returns the gradients of the forward function's arguments, in
+# their order.
 
 class Arena:
     """Works as np.empty for temporaries that are needed again in every step: after rewind(), the k-th call returns the
