@@ -52,7 +52,6 @@ QUICK = "--n-epochs 12 --n-train 6000"
 RESIDUAL = "--preset residual --warp 0.3 --batch-size 64"
 LONG = "--n-epochs 20 --n-train 60000 --n-val 5000"
 PAPER_PROTOCOL = "--min-iou 0 --merge add"
-TWICE_AS_WIDE = "--conv1-channels 32 --conv3-channels 128"
 CNN_GAP_HEAD = "--model cnn --cnn-head gap"
 HEADS = {                          # heads on one backbone, of one size, and each routing head with one iteration
     **{model: f"--model {model}" for model in ("cnn-gap", "capsnet-shared", "capsnet", "matrix-head")},
@@ -157,8 +156,8 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     (MULTI, "control", "vector-dense", f"--model vector-dense {QUICK}", range(5), 3),
     (AFF, "mnist", "capsnet-paper", "--task mnist --model capsnet --preset paper --n-train 55000 --n-epochs 15",
      range(1), 240),
-    *((MULTI, "main", f"paper-protocol-{name}", f"{RESIDUAL} {flags} {PAPER_PROTOCOL} --n-train 60000 --n-val 5000",
-       range(1), 480) for name, flags in (("long", "--n-epochs 80"), ("wide", f"{TWICE_AS_WIDE} --n-epochs 40"))),
+    (MULTI, "main", "paper-protocol-long", f"{RESIDUAL} --n-epochs 32 {PAPER_PROTOCOL} --n-train 60000 --n-val 5000",
+     range(1), 300),
     *((NORB, "shapes", model, f"--data shapes --model {model}", range(10), 0.3)
       for model in ("matrix-capsnet", "cnn", "cnn-gap", "nearest")),
     *((NORB, "gap-shapes", model, f"--data shapes --model {model} {GAP} --test-azimuths 70:350 --n-test-views 29",
