@@ -310,8 +310,10 @@ def seeds_shown(claim, published):
 REAL = {                           # name -> flag of the folder, paper, (experiment, setting, key, paper's number)
     "smallnorb-real": ("norb_dir", f"smallNORB ({claims.HINTON}, Table 2)", [
         (NORB, f"paper-{angle}/{model}", key, number) for angle, table in (
-            ("azimuth", {"matrix-capsnet": (0.963, 0.865), "cnn": (0.963, 0.800), "cnn-bn": (None, None)}),
-            ("elevation", {"matrix-capsnet": (0.957, 0.877), "cnn": (0.957, 0.822), "cnn-bn": (None, None)}))
+            ("azimuth", {"matrix-capsnet": (0.963, 0.865), "cnn": (0.963, 0.800), "cnn-bn": (None, None),
+                         "cnn-dropout": (None, None)}),
+            ("elevation", {"matrix-capsnet": (0.957, 0.877), "cnn": (0.957, 0.822), "cnn-bn": (None, None),
+                           "cnn-dropout": (None, None)}))
         for model, numbers in table.items() for key, number in zip(("familiar", "novel"), numbers)]),
     "affnist-real": ("affnist_dir", f"affNIST ({claims.SABOUR}, section 5.2)", [
         (AFF, f"matched-accuracy/{model}", "real_affine_accuracy", number)

@@ -2328,14 +2328,14 @@ MODEL_HELP = {
     "matrix-head": "pose matrices and EM routing on the common backbone, that of capsnet and cnn-gap",
     "capsnet": "primary capsules, one transformation matrix per position, dynamic routing",
     "capsnet-shared": "as capsnet, but with coordinate addition and matrices shared across positions",
-    "cnn": "the plain CNN baseline, the paper's architecture with fewer channels (--preset paper: full size)",
+    "cnn": "the plain CNN baseline, the paper's with fewer units and no dropout (--preset paper: as the paper's)",
     "cnn-bn": "the same CNN with batch normalization", "cnn-gap": "CNN with global average pooling",
     "nearest": "nearest training image in pixels, not trained"}
 PRESETS = {
     "small": "common backbone of 16 to 32 channels; matrix-capsnet with A, B, C, D = 32, 4, 8, 8",
     "wide": "common backbone of 32 to 64 channels; matrix-capsnet with A, B, C, D = 64, 4, 4, 4",
     "paper": "matrix-capsnet as the paper's small network (A, B, C, D = 64, 8, 16, 16), cnn as its CNN (4.2M "
-             "parameters)"}
+             "parameters, dropout)"}
 ROUTED = {"model": CAPSULES}
 WITH_WIDTH = {"model": (*PAPER_CNNS, *(name for name in HEADS if name != "capsnet-shared"))}
 OF_TOYS, OF_SHAPES = {"data": ("toys", "smallnorb")}, {"data": ("shapes",)}
