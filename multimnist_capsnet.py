@@ -106,7 +106,7 @@ def option(default, text, group, **extra):
     extra: low, high, above (exclusive), choices: bounds of the value; metavar; runtime=True if a checkpoint can be
     resumed with another value: files, tests, and where data come from, since their source is compared; only={setting:
     values} if the setting applies to some models, tasks or data only; aliases={name: only}: other names of its flag,
-    and what they apply to.
+    and what they apply to; older: the value in files that were written before the setting existed.
     """
     return dataclasses.field(default=default, metadata={"help": text, "group": group, **extra})
 
@@ -952,7 +952,7 @@ def prediction_rows(params, digits, config, runner):
             yield [k * CHUNK + n, *true, *two, *(f"{length:.4f}" for length in row)]
 
 
-def remark(config, source):
+def remark(configs, source):
     """Return what the paper reports, to be read beside a comparison; of other images than digits nothing"""
     return "" if source not in DIGIT_NAMES else (
         "The paper, with 60 million training pairs, --min-iou 0 and --merge add: exact match 94.8% with three routing "
@@ -1872,8 +1872,8 @@ def draw_dropout_mask(rng, shape, dropout):
 
 # -------------------------------------------------------------- layers
 # A backbone, or a whole CNN, is a tuple of layers (operation, *options): ("conv2d", name, K, stride, F), ("linear",
-# name, F), ("norm", name), ("pad", px), or an operation without options. A layer with weights names them in its first
-# option.
+# name, F), ("norm", name), ("pad", px), ("dropout", mask), or an operation without options. A layer with weights names
+# them in its first option.
 
 LAYERS = {                         # operation -> forward and backward function; an experiment may add others
     "conv2d": (conv2d_forward, conv2d_backward), "linear": (linear_forward, linear_backward),
@@ -2400,7 +2400,8 @@ def config_from_settings(settings, path, experiment=None):
     if unknown := settings.keys() - known - {"source"}:
         raise InputError(f"{path}: was trained with {flag_name(min(unknown))}, which is no setting of {EXPERIMENT}.py. "
                          "Give a network of this script and version")
-    return Config(**{name: value for name, value in settings.items() if name in known})
+    older = {f.name: f.metadata["older"] for f in options(Config) if "older" in f.metadata}
+    return Config(**older | {name: value for name, value in settings.items() if name in known})
 
 
 def check_same_run(config, source, network, path):
@@ -2747,8 +2748,7 @@ def write_json(path, results):
 
 def write_csv(path, rows):
     """Write rows of texts and numbers, none of which has a comma, as CSV, atomically"""
-    text = "".join(",".join(map(str, row)) + "\n" for row in rows)
-    write_atomically(path, lambda file: file.write(text.encode()))
+    write_atomically(path, lambda file: file.writelines((",".join(map(str, row)) + "\n").encode() for row in rows))
 
 
 def add_predictions_flag(parser):
@@ -2819,7 +2819,7 @@ def run_experiment(args, load, n_test_samples):
         report(config, result, tests, progress.say)
     else:
         summary = compare(found)
-        progress.say(f"\n{comparison_table(summary)}\n\n{remark(config, data['source'])}".rstrip())
+        progress.say(f"\n{comparison_table(summary)}\n\n{remark([run[2] for run in runs], data['source'])}".rstrip())
         result = {"summary": summary, "runs": [result for *_, result in found]}
     if out_json:
         write_json(out_json, result)
@@ -2997,7 +2997,7 @@ def default_text(f):
     for condition, defaults in DEFAULTS:
         models = set(condition.get("model", ()))
         if f.name in defaults and not (models and applicable and not models & applicable):
-            who = " with ".join(("" if name in ("model", "preset") else flag_name(name) + " ") + " or ".join(names)
+            who = " with ".join(f"{flag_name(name)} " * (name not in ("model", "preset")) + " or ".join(map(str, names))
                                 for name, names in condition.items())
             value = defaults[f.name]
             texts.append((who + ": ") * bool(who) + str(value.__doc__ if callable(value) else value))

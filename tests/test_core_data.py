@@ -173,7 +173,7 @@ def test_a_network_knows_its_data_by_their_content_and_the_classes_follow_from_t
     assert mc.data_name("my drawings") == "images of my drawings"
     with pytest.raises(mc.InputError, match="or a network that was trained on these as --load"):
         mc.fit_to_data(config, three | {"source": "clothes-0123abce"}, network, "file")
-    assert mc.remark(config, "clothes-0123abcd") == ac.remark(ac.Config(), "pictures") == ""
+    assert mc.remark([config], "clothes-0123abcd") == ac.remark([ac.Config()], "pictures") == ""
 
 
 def test_chance_follows_the_number_of_classes():

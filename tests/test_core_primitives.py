@@ -188,6 +188,16 @@ def test_every_layer_without_weights(operation):
         assert float_dtypes((out, backward(out.copy(), cache))) == {np.dtype(np.float32)}
 
 
+def test_a_dropout_mask_keeps_the_mean():
+    """An entry is 0 with the given probability, otherwise 1 / (1 - probability); every draw is another one"""
+    rng = np.random.default_rng(0)
+    mask = mc.draw_dropout_mask(rng, (400, 50), 0.2)
+    assert mask.dtype == np.float32 and mask.shape == (400, 50) and set(np.unique(mask)) == {0, np.float32(1.25)}
+    assert np.mean(mask == 0) == pytest.approx(0.2, abs=0.01) and np.ptp((mask == 0).mean(0)) < 0.2
+    assert not np.array_equal(mask, mc.draw_dropout_mask(rng, (400, 50), 0.2))
+    assert mc.draw_dropout_mask(rng, (3, 4), 0.0).min() == 1
+
+
 # -------------------------------------------------------------- layers
 
 STACKS = {                         # side and channels of the input, layers: each kind, and a small CNN of them

@@ -54,7 +54,7 @@ def test_several_networks_are_those_of_single_commands(call, tmp_path, experimen
         (first, 0), (second, 0), (first, 1), (second, 1)]
     assert [*found["summary"]["networks"]] == [first, second] and [*found["summary"]["differences"]] == [
         f"{first} - {second}"]
-    assert module.remark(config, "synthetic") in out and f"{second}, seed 1 (4 of 4)" in out
+    assert module.remark([config], "synthetic") in out and f"{second}, seed 1 (4 of 4)" in out
     assert call(module, module.main, *small, "--model", second, "--seed", 1, "--out-json", "one.json")[0] == 0
     alone = json.loads((tmp_path / "one.json").read_text("utf-8"))
     assert alone["hit_bits"] == found["runs"][3]["hit_bits"]

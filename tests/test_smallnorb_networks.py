@@ -107,8 +107,14 @@ def test_dropout_drops_hidden_units_in_training_only(model):
     with sn.Runner(1) as runner:
         metrics, plain = (sn.evaluate(params, data["novel"], c, runner) for c in (config, tiny(model)))
     assert metrics["loss"] == plain["loss"]
-    assert "dropout_mask" not in next(sn.epoch_samples(data, 0, tiny(model)))
+    with_dropout, without = (next(sn.epoch_samples(data, 0, c)) for c in (config, tiny(model)))
+    assert_same({name: a for name, a in with_dropout.items() if name != "dropout_mask"}, without)   # the same images
     assert [sn.Config(model=model, preset=preset).dropout for preset in ("small", "paper")] == [0, 0.5]
+    assert sn.Config(model=model, preset="paper", width=8).dropout == 0
+    settings = sn.run_identity(sn.Config(model=model, preset="paper"), "")
+    assert sn.config_from_settings(settings, "file").dropout == 0.5
+    del settings["dropout"]                                                             # a file older than dropout
+    assert sn.config_from_settings(settings, "file").dropout == 0
 
 
 # ---------------------------------------------------------------- places
