@@ -106,7 +106,7 @@ CLAIMS = (
           (of("small network, digits translated in training", "affnist", "mnist/capsnet-shared", "test_accuracy",
               "percent, 2 digits"),
            of("the paper's network (8.2 million parameters, three iterations), 15 epochs", "affnist",
-              "mnist/capsnet-paper", "test_accuracy", "percent, 2 digits"))),
+              "mnist/capsnet-paper", "test_accuracy", "percent, 2 digits, plain"))),
     Claim("affnist-translation", "Of two networks that classify translated digits equally well, the capsule network is "
           "more accurate on affine digits.", f"affNIST: 79% against 66%: +13 points ({SABOUR}, section 5.2)",
           f"{PART}: over CNNs without pooling, and over a GAP-CNN at unmatched accuracy",
