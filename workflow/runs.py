@@ -71,7 +71,8 @@ CNN_CLOSER_TO_PAPER = {            # that CNN with the paper's dropout, and also
     "cnn-dropout": (f"--model cnn {SMALL_CNN} --dropout 0.5", 1),
     "cnn-paper": ("--model cnn --preset paper --lr 2e-3 --n-epochs 16", 5)}
 STANDARD = {                       # the paper's ablations on the standard task
-    **{f"matrix-capsnet-iters-{n}": f"--routing-iters {n}" for n in (2, 3)}, "matrix-capsnet-spread": "--loss spread"}
+    **{f"matrix-capsnet-iters-{n}": f"--routing-iters {n}" for n in (1, 2, 3)},
+    "matrix-capsnet-spread": "--loss spread"}
 AFF_NETWORKS = {
     "capsnet-shared": "", "capsnet-iters-1": "--model capsnet --routing-iters 1",
     **{model: f"--model {model}" for model in ("cnn-gap", "cnn-dense", "capsnet", "vector-gap", "vector-gmp",
@@ -154,6 +155,9 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
         ("matrix-capsnet", f"{PAPER['matrix-capsnet'][0]} --split azimuth", 4),
         ("matrix-head", f"{HEADS['matrix-head']} {SMALL_HEADS} --split azimuth", 1))),
     (MULTI, "control", "vector-dense", f"--model vector-dense {QUICK}", range(5), 3),
+    (MULTI, "control", "classic-iters-1", f"--preset classic --routing-iters 1 {QUICK}", range(5), 6),
+    (NORB, "paper-azimuth", "matrix-capsnet-iters-1", f"{PAPER['matrix-capsnet'][0]} --routing-iters 1 --split azimuth",
+     range(5), 4),
     (AFF, "mnist", "capsnet-paper", "--task mnist --model capsnet --preset paper --n-train 55000 --n-epochs 15",
      range(1), 240),
     (MULTI, "main", "paper-protocol-long", f"{RESIDUAL} --n-epochs 32 {PAPER_PROTOCOL} --n-train 60000 --n-val 5000",
