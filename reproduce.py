@@ -9,13 +9,14 @@ every network that a claim compares, for one seed or several, and print each res
 A run with a published seed should give the published number to the last digit on the same NumPy and processor.
 Elsewhere it rounds differently, and counts as a new seed if it is not within 0.2 points (other quantities: 2%). A new
 seed should lie within the 95% prediction interval of the published seeds: mean +- t * s * sqrt(1 + 1/n), with their
-standard deviation s and Student's t.
+standard deviation s and Student's t. One published seed says nothing of others.
 
     python3 reproduce.py                                           # the claims: seconds
-    python3 reproduce.py shapes                                    # train one seed of every network: two minutes
-    python3 reproduce.py affnist-translation --seeds 0-4 --jobs 2
+    python3 reproduce.py shapes                                    # train one seed of every network: a minute
+    python3 reproduce.py affnist-translation --seeds 0-4 --jobs 2  # five seeds: five hours on two cores
     python3 reproduce.py affnist-translation --from-results        # compute it from results/, without training
-    python3 reproduce.py --quick                                   # check what the networks in weights/ can show
+    python3 reproduce.py --from-results                            # all claims: seconds
+    python3 reproduce.py --quick                                   # what weights/ can show: eight minutes
 """
 import difflib
 import hashlib
@@ -25,6 +26,7 @@ import os
 import re
 import shlex
 import signal
+import statistics
 import subprocess
 import sys
 import threading
@@ -82,12 +84,13 @@ EVALUATED = {MULTI: 1.15, NORB: 1.2, AFF: 1.4}         # measured: time with val
 
 
 def minutes(result, published):
-    """Return how many minutes of one core a Result takes: the mean of the published runs, else the run list's"""
-    setting = f"{result.table}/{result.setting}"
-    found = list(published.runs(result.experiment, setting).values())
+    """Return how many minutes of one core a Result takes: the median of the published runs on one thread, else the run
+    list's. Some were made on a busy machine."""
+    runs_of = published.runs(result.experiment, f"{result.table}/{result.setting}").values()
+    found = [run["seconds_train"] for run in runs_of if run["config"].get("threads") == 1]
     if "python3 " in result.flags or not found:
         return result.minutes
-    return EVALUATED[result.experiment] * sum(run["seconds_train"] for run in found) / 60 / len(found)
+    return EVALUATED[result.experiment] * statistics.median(found) / 60
 
 
 def needed(measures, seeds):
@@ -123,7 +126,7 @@ def make(results, jobs, published, data_dir, say):
             paths[name].parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"{error.filename}: {error.strerror}. Run this command in a folder that can be written, "
-                             f"and in which {FOLDER} is no file") from None
+                             f"and in which neither {FOLDER.parent} nor {FOLDER} is a file") from None
         capsnet.check_writable(paths[name])
 
     def one(item):
@@ -216,8 +219,8 @@ def prediction_interval(values):
 
 
 def agreement(seed, value, published, fraction):
-    """Return whether one value agrees with the published ones, {seed: value}, and a word on it. fraction: whether it is
-    an accuracy or another number between 0 and 1."""
+    """Return whether one value agrees with the published ones, {seed: value}, None if that cannot be said, and a word
+    on it. fraction: whether it is an accuracy or another number between 0 and 1."""
     mean, half = prediction_interval(list(published.values()))
     if seed in published:
         if value == published[seed]:
@@ -226,7 +229,8 @@ def agreement(seed, value, published, fraction):
         if near <= (POINTS if fraction else SHARE * abs(published[seed])):
             return True, "within 0.2 points" if fraction else "within 2%"
     if half != half:
-        return False, "differs; one published seed, no interval"
+        far = f"differs by more than {'0.2 points' if fraction else '2%'}"
+        return (False, far) if seed in published else (None, "not judged: one published seed says nothing of others")
     inside = abs(value - mean) <= half
     return inside, f"{'within' if inside else 'outside'} the 95% prediction interval" + (
         ", not the published number" if seed in published else "")
@@ -255,7 +259,8 @@ def compare(measures, ours, published, say):
                     say(f"{text}  published: none yet")
                     continue
                 agrees, word = agreement(seed, value, known, not key.endswith("mse"))
-                agreeing, compared = agreeing + agrees * counts, compared + counts
+                if agrees is not None:
+                    agreeing, compared = agreeing + agrees * counts, compared + counts
                 if seed in known and word != "identical":
                     line = published.runs(experiment, one)[seed]
                     word += f" (made on {line['machine']['processor']}, NumPy {line['versions']['numpy']})"
@@ -285,10 +290,17 @@ def rows_of(mark):
 def print_published(measures, published, say):
     """Print some measures, computed from the published results"""
     for label, mark in measures:
-        experiment, one, other, key, _ = render.asked(mark)
+        experiment, one, other, key, styles = render.asked(mark)
         values = published.samples(experiment, one, other, key)
         unit = "sets of toys" if "+" in mark else "seeds" if len(values) > 1 else "seed"
-        say(f"  {label}: {render.value(published, mark)}" + f" (n = {len(values)} {unit})" * bool(values))
+        old = {(experiment, setting) for _, setting in arms([(label, mark)])} & published.stale
+        say(f"  {label}: {render.value(published, mark)}" + (
+            f"{' points' * ('points' in styles)} (n = {len(values)} {unit})" * bool(values))
+            + ", stale: the code has changed since" * bool(old))
+
+
+LEGEND = ("\npoints: percentage points. +-: half of the 95% CI over n seeds; A to B: range of the seeds. README.md says"
+          " what a verdict means.")
 
 
 def print_claim(claim, say):
@@ -375,26 +387,26 @@ def table(published, say):
         more = len(claim.measures) - 1
         say(f"  one seed: {duration(headline)} of one core" + f"; with {more} more comparison{'s' * (more > 1)} "
             f"{duration(every)}" * (more > 0))
-    say("\nOn the papers' own data, if you have the files:")
+    say(f"{LEGEND}\n\nOn the papers' own data, if you have the files:")
     for name, (flag, paper, _) in REAL.items():
         say(f"  {name} {capsnet.flag_name(flag)} DIR: {paper}")
 
 
 def check_flags(args):
     """Raise InputError for a flag that has no effect beside the others"""
-    training = {"--seeds", "--jobs", "--data-dir"}
+    training, real = {"--seeds", "--jobs", "--data-dir"}, set(args.claims) & set(REAL)
     given = {flag for flag, value in {
         "--seeds": args.seeds, "--jobs": args.jobs, "--data-dir": args.data_dir, "--headline": args.headline,
         "--quick": args.quick, "--from-results": args.from_results}.items() if value}
-    if not args.claims and (lost := given - ({"--quick", *training} if args.quick else set())):
-        raise InputError(f"{min(lost)}: of which claim? Name one, as in: python3 reproduce.py shapes")
     for where, holds, lost in (
             ("--from-results, which trains nothing", args.from_results, training | {"--quick"}),
             ("--quick, which makes one comparison", args.quick, {"--headline"}),
-            (", ".join(set(args.claims) & set(REAL)), set(args.claims) & set(REAL),
-             {"--from-results", "--quick", "--headline"})):
+            (", ".join(real), real, {"--from-results", "--quick", "--headline"})):
         if holds and given & lost:
             raise InputError(f"{min(given & lost)} has no effect with {where}. Leave it out")
+    if given and not (args.claims or args.quick or args.from_results):
+        raise InputError(f"{min(given)}: of which claim? Name one, as in: python3 reproduce.py shapes"
+                         + " --headline" * args.headline)
 
 
 def main():
@@ -404,7 +416,8 @@ def main():
                         + ", ".join(names))
     parser.add_argument("--seeds", default="", metavar="SEEDS", help="seeds to train, such as 0-4 or 0,2 (default: 0)")
     parser.add_argument("--jobs", type=int, metavar="N", help="runs side by side, which share the cores (default: 1)")
-    parser.add_argument("--from-results", action="store_true", help="compute the claims from results/, do not train")
+    parser.add_argument("--from-results", action="store_true", help="compute the claims from results/, do not train; "
+                        "all claims if none is named")
     parser.add_argument("--headline", action="store_true", help="the first comparison of each claim, not all")
     parser.add_argument("--quick", action="store_true", help="check on the networks in weights/, or train one seed if "
                         f"it takes at most {QUICK_MINUTES} minutes; of all claims if none is named")
@@ -416,19 +429,20 @@ def main():
     args = parser.parse_args()
     for name in args.claims:
         if name not in names:
-            near = difflib.get_close_matches(name, names, 1) or [f"one of {', '.join(names)}"]
-            raise InputError(f"{name}: no such claim. Give {near[0]}")
+            near = [known for known in names if known == name.lower()] or [
+                known for known in names if name.lower() in known] or difflib.get_close_matches(name, names, 3, 0.7)
+            raise InputError(f"{name}: no such claim. Give {'one of ' * (len(near) != 1)}{', '.join(near or names)}")
     if args.jobs is not None and not 1 <= args.jobs <= 64:
         raise InputError(f"--jobs {args.jobs}: must be between 1 and 64")
+    check_flags(args)
     for name, (flag, *_) in REAL.items():
         if bool(getattr(args, flag)) != (name in args.claims):
             raise InputError(f"{name} and {capsnet.flag_name(flag)} DIR belong together. Give both or none")
-    check_flags(args)
     seeds, published, say = seeds_of(args.seeds or "0"), render.Results(ROOT / "results"), capsnet.Progress(False).say
     data_dir, jobs = args.data_dir and str(capsnet.home_path(args.data_dir).absolute()), args.jobs or 1
     if data_dir:
         os.environ["MNIST_DIR"] = data_dir
-    if not args.claims and not args.quick:
+    if not (args.claims or args.quick or args.from_results):
         return table(published, say)
     agreeing = compared = 0
     for name in args.claims or claims.BY_NAME:
@@ -453,6 +467,8 @@ def main():
         make(results, jobs, published, data_dir, say)
         counts = compare(measures, read_made(results), published, say)
         agreeing, compared = agreeing + counts[0], compared + counts[1]
+    if args.from_results:
+        say(LEGEND)
     if compared:
         say(f"\n{agreeing} of {compared} {'comparison agrees' if compared == 1 else 'comparisons agree'} with the "
             "published ones" + "; a new seed, or another processor or NumPy, lies outside the interval one time in "

@@ -82,7 +82,9 @@ def test_the_prediction_interval_by_hand():
 def test_what_agrees(seed, value, fraction, expected):
     """Published 0.90, 0.91 and 0.905: mean 0.905, s = 0.005, prediction interval +- 0.0248"""
     assert reproduce.agreement(seed, value, {0: 0.90, 1: 0.91, 2: 0.905}, fraction) == expected
-    assert reproduce.agreement(7, 0.9, {0: 0.9}, True) == (False, "differs; one published seed, no interval")
+    word = "not judged: one published seed says nothing of others"
+    assert reproduce.agreement(7, 0.9, {0: 0.9}, True) == (None, word)
+    assert reproduce.agreement(0, 0.8, {0: 0.9}, True) == (False, "differs by more than 0.2 points")
 
 
 @pytest.fixture
@@ -147,6 +149,42 @@ def test_published_results_and_quick_checks(check):
     assert re.search(r"no quick check: \d+ min of one core. Published seeds: (\+\d\.\d, ){4}\+\d\.\d", out)
 
 
+def test_all_claims_from_results_with_a_legend(check):
+    code, out, err = check("--from-results")
+    assert (code, err) == (0, "") and all(f"\n{claim.name}: " in out for claim in claims.CLAIMS)
+    assert "+0.5 +- 0.2 points (n = 10 seeds)" in out and out.rstrip().endswith("what a verdict means.")
+
+
+def test_a_seed_is_not_judged_by_one_published_seed():
+    """Neither as agreeing nor as differing: it does not count"""
+    ours = render.Results("runs", {"affnist_capsnet/mnist/capsnet-paper-1": PUBLISHED.runs(
+        reproduce.AFF, "mnist/capsnet-paper")[0] | {"seed": 1}})
+    said = []
+    measure = claims.of("one", "affnist", "mnist/capsnet-paper", "test_accuracy", "percent")
+    assert reproduce.compare([measure], ours, PUBLISHED, said.append) == (0, 0)
+    assert "not judged: one published seed" in said[-1]
+
+
+def test_the_time_of_a_run_is_the_median_of_those_on_one_thread(monkeypatch):
+    result = next(one for one in runs.RESULTS if one.name == "affnist_capsnet/mnist/capsnet-paper-0")
+    times = {seed: {"config": {"threads": threads}, "seconds_train": seconds}
+             for seed, (threads, seconds) in enumerate([(1, 60), (1, 120), (1, 6000), (2, 1)])}
+    monkeypatch.setattr(PUBLISHED, "runs", lambda *_: times)
+    assert reproduce.minutes(result, PUBLISHED) == pytest.approx(2 * reproduce.EVALUATED[reproduce.AFF])
+    del times[0], times[1], times[2]
+    assert reproduce.minutes(result, PUBLISHED) == result.minutes
+
+
+def test_the_minutes_of_the_front_page_are_those_of_the_list():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = re.findall(r"reproduce\.py ([a-z -]+?) --headline .*?(\d+) minutes of one core", readme)
+    assert len(found) >= 6
+    for names, said in found:
+        measures = [claims.BY_NAME[name].measures[0] for name in names.split()]
+        total = sum(reproduce.minutes(result, PUBLISHED) for result in reproduce.needed(measures, [0]).values())
+        assert abs(int(said) - total) < 1 + 0.1 * total, names
+
+
 def test_a_run_that_fails_is_named(check, monkeypatch, tmp_path):
     toy = runs.shell_command
     monkeypatch.setattr(runs, "shell_command", lambda *args, **given: f"{toy(*args, **given)} --lr -1")
@@ -188,6 +226,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_training(check, tmp_pa
 
 @pytest.mark.parametrize("flags, words", {
     "nothing": "nothing: no such claim. Give one of multimnist-accuracy, ", "em-rooting": "Give em-routing",
+    "MNIST": "Give mnist", "routing": "Give one of multimnist-routing, em-routing",
     "shapes --from-results --seeds 1": "--seeds has no effect with --from-results",
     "shapes --from-results --jobs 2": "--jobs has no effect", "shapes --quick --headline": "--headline has no effect",
     "smallnorb-real --norb-dir x --quick": "--quick has no effect with smallnorb-real",

@@ -35,7 +35,8 @@ def read(folder):
                 if known != (path.parent.name, line["seed"], int) or name in found:
                     raise ValueError("another experiment or seed, or one that is there already")
             except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{path}, line {k}: not a result ({error!r}); make it anew") from None
+                raise ValueError(f"{path}, line {k}: not a result ({error!r}). Restore the file, as with git checkout, "
+                                 "or make it anew") from None
             found[name] = line
     return found
 

@@ -159,7 +159,7 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     (NORB, "paper-azimuth", "matrix-capsnet-iters-1", f"{PAPER['matrix-capsnet'][0]} --routing-iters 1 --split azimuth",
      range(5), 4),
     (AFF, "mnist", "capsnet-paper", "--task mnist --model capsnet --preset paper --n-train 55000 --n-epochs 15",
-     range(1), 240),
+     range(1), 300),
     (MULTI, "main", "paper-protocol-long", f"{RESIDUAL} --n-epochs 32 {PAPER_PROTOCOL} --n-train 60000 --n-val 5000",
      range(1), 300),
     *((NORB, "shapes", model, f"--data shapes --model {model}", range(10), 0.3)
