@@ -2905,7 +2905,7 @@ class Progress:
     """Messages of a run: on a terminal one line that is updated in place, elsewhere a line per epoch and, in longer
     phases, at least every REPORT_SECONDS; with quiet nothing."""
 
-    dropped = False                # whether something could not be printed
+    dropped = None                 # why something could not be printed
     program = False                # whether this is a program's terminal, not a user's own script or notebook
 
     def __init__(self, quiet):
@@ -2921,8 +2921,8 @@ class Progress:
         if not self.quiet:
             try:
                 print("\r\x1b[K" * self.pending + text, end=end, flush=True)
-            except (OSError, ValueError):
-                Progress.dropped = True
+            except (OSError, ValueError) as error:
+                Progress.dropped = error
             self.pending = not end
 
     def step(self, text):
@@ -3036,7 +3036,7 @@ def run_cli(main):
     try:
         main()
         if Progress.dropped or sys.stdout is None:
-            raise BrokenPipeError
+            raise Progress.dropped if isinstance(Progress.dropped, OSError) else BrokenPipeError
     except MemoryError:
         sys.exit(fail("out of memory. Lower --batch-size, --threads or the size of the network"))
     except KeyboardInterrupt:
@@ -3046,7 +3046,7 @@ def run_cli(main):
         if not error.filename and sys.stdout:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1 if isinstance(error, BrokenPipeError) else
-                 fail(f"{error.filename or 'standard output'}: {error.strerror}. Check the path and its permissions"))
+                 fail(f"{error.filename or 'standard output'}: {error.strerror}. Check disk, path and permissions"))
     except Exception as error:                  # each script has an InputError of its own
         if all(kind.__name__ != "InputError" for kind in type(error).__mro__):
             raise

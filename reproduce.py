@@ -411,9 +411,9 @@ def check_flags(args):
 
 def main():
     parser = capsnet.Parser(description=__doc__)
+    parser.usage = "%(prog)s [options] [CLAIM ...]"
     names = [*claims.BY_NAME, *REAL]
-    parser.add_argument("claims", nargs="*", metavar="CLAIM", help="names of claims (default: list all): "
-                        + ", ".join(names))
+    parser.add_argument("claims", nargs="*", metavar="CLAIM", help="names of claims; without any, all are listed")
     parser.add_argument("--seeds", default="", metavar="SEEDS", help="seeds to train, such as 0-4 or 0,2 (default: 0)")
     parser.add_argument("--jobs", type=int, metavar="N", help="runs side by side, which share the cores (default: 1)")
     parser.add_argument("--from-results", action="store_true", help="compute the claims from results/, do not train; "
