@@ -263,8 +263,8 @@ CAPTIONS = {                       # of each table, in the results log
     (MULTI, "half-digit-long"): "The same networks, trained on five times as many pairs.",
     (MULTI, "main-uniform"): "Trained with routing, tested with uniform coupling coefficients.",
     (MULTI, "half-digit-uniform"): "Trained with routing, tested with uniform coupling coefficients.",
-    (MULTI, "weights"): "The pretrained network, evaluated from its file. It was trained on pairs that overlap more; the "
-                        "row of the paper's protocol tests it on the paper's pairs.",
+    (MULTI, "weights"): "The pretrained network, evaluated from its file. It was trained on pairs that overlap more; "
+                        "one row tests it on the paper's pairs.",
     (MULTI, "nearest"): "Nearest training pair, in pixels.",
     **{(NORB, f"wide-{split}"): f"capsnet-shared and cnn-gap, preset wide, novel {split}s." for split in SPLITS},
     **{(NORB, f"paper-{split}"): f"matrix-capsnet and the paper's CNN, novel {split}s. cnn-dropout and cnn-paper were "
