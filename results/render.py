@@ -434,8 +434,10 @@ PICTURES = {                       # README's figures: name -> axis label, refer
         ("MultiMNIST, default network", "claim multimnist-switched-off 1"),
         ("MultiMNIST, half-digit", "claim multimnist-switched-off 2"),
         ("affine digits, a matrix per position", "claim multimnist-switched-off 3"),
-        "EM routing, toys: matrix-head trained with 2 iterations minus with 1",
-        ("novel azimuths", "claim em-routing 1"), ("novel elevations", "claim em-routing 2")]),
+        "EM routing, toys: trained with 2 iterations minus trained with 1",
+        ("matrix-capsnet, novel azimuths", "claim em-routing 8"),
+        ("matrix-head, novel azimuths", "claim em-routing 1"),
+        ("matrix-head, novel elevations", "claim em-routing 2")]),
     "confidence": (OF_AUROC, 0.5, ("noise rated higher", "digits rated higher"), [
         ("CapsNet, matrix per position, 3 iterations: longest", "claim confidence-on-noise 3"),
         ("CapsNet, shared matrices, 1 iteration: longest", "claim confidence-on-noise 1"),
