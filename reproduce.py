@@ -293,7 +293,7 @@ def print_published(measures, published, say):
         experiment, one, other, key, styles = render.asked(mark)
         values = published.samples(experiment, one, other, key)
         unit = "sets of toys" if "+" in mark else "seeds" if len(values) > 1 else "seed"
-        old = {(experiment, setting) for _, setting in arms([(label, mark)])} & published.stale
+        old = set(arms([(label, mark)])) & published.stale
         say(f"  {label}: {render.value(published, mark)}" + (
             f"{' points' * ('points' in styles)} (n = {len(values)} {unit})" * bool(values))
             + ", stale: the code has changed since" * bool(old))

@@ -155,6 +155,15 @@ def test_all_claims_from_results_with_a_legend(check):
     assert "+0.5 +- 0.2 points (n = 10 seeds)" in out and out.rstrip().endswith("what a verdict means.")
 
 
+def test_a_stale_result_is_named(monkeypatch):
+    """Of a difference also if it is the second of its settings"""
+    said, measure = [], claims.multi("one", "main/deep", "control/cnn")
+    reproduce.print_published([measure], PUBLISHED, said.append)
+    monkeypatch.setattr(PUBLISHED, "stale", {(reproduce.MULTI, "control/cnn")})
+    reproduce.print_published([measure], PUBLISHED, said.append)
+    assert said[1] == f"{said[0]}, stale: the code has changed since" and " points (n = 10 seeds)" in said[0]
+
+
 def test_a_seed_is_not_judged_by_one_published_seed():
     """Neither as agreeing nor as differing: it does not count"""
     ours = render.Results("runs", {"affnist_capsnet/mnist/capsnet-paper-1": PUBLISHED.runs(
