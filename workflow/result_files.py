@@ -49,9 +49,9 @@ def since(result):
 def same_weights(line):
     """Return whether the weights files that a result was measured on, if any, are unchanged"""
     loaded = {line["loaded"]["file"]: line["loaded"]["sha256"]} if "loaded" in line else {}
-    paths = {ROOT / "weights" / file: sha256 for file, sha256 in (loaded | line.get("networks", {})).items()}
-    return all(path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256
-               for path, sha256 in paths.items())
+    paths = {path.name: path for path in (ROOT / "weights").rglob("*.npz")}
+    return all(file in paths and hashlib.sha256(paths[file].read_bytes()).hexdigest() == sha256
+               for file, sha256 in (loaded | line.get("networks", {})).items())
 
 
 def stale(name, lines):

@@ -178,6 +178,7 @@ TOY = {MULTI: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 64, 
        AFF: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 32, "--digits": "auto"}}
 TOY_SHAPES = {"--n-epochs": 1, "--n-per-combo": 1}
 DRAW, PRETRAINED = f"python3 visualize_{MULTI}.py", "weights/multimnist_capsnet.npz"
+LONG_RUN = "weights/long/multimnist_paper_protocol.npz"
 PROBE = f"python3 probe_{AFF}.py"
 BACKGROUND = f"python3 visualize_{NORB}.py --only background_activity"
 AFF_NEAREST = "python3 tests/bench_affnist_nearest.py"
@@ -199,6 +200,8 @@ MEASUREMENTS = [                   # on trained networks, and baselines that are
     Result(MULTI, "weights", "residual", 0, f"{DRAW} --load {PRETRAINED} --only errors --digits mnist --threads 1", 1),
     Result(MULTI, "weights", "residual-paper-protocol", 0,
            f"python3 {MULTI}.py --load {PRETRAINED} {PAPER_PROTOCOL} --digits mnist --threads 1 --quiet", 1),
+    Result(MULTI, "weights", "paper-protocol-long-recomputed", 0,
+           f"python3 workflow/recompute_statistics.py --load {LONG_RUN} --digits mnist --threads 1 --quiet", 2),
     *uniform(MULTI, "main", "deep", range(10)), *uniform(MULTI, "half-digit", "iters-3", range(10)),
     *uniform(AFF, "backbone", "capsnet", range(5)),
     *uniform(AFF, "equal-training", "capsnet", range(5)),
@@ -225,6 +228,7 @@ SMALL = {                          # what makes a command small; what is given t
     "nearest.py": "--n-known 200 --n-test 100 --digits auto",
     "probe_affnist": "--n-test 20 --digits auto",
     "--only background_activity": "--n-test 60",
+    "recompute_statistics": "--n-samples 32 --n-test 64 --digits auto",
     "--load": "--n-test 64 --digits auto"}
 
 
@@ -264,7 +268,9 @@ CAPTIONS = {                       # of each table, in the results log
     (MULTI, "main-uniform"): "Trained with routing, tested with uniform coupling coefficients.",
     (MULTI, "half-digit-uniform"): "Trained with routing, tested with uniform coupling coefficients.",
     (MULTI, "weights"): "The pretrained network, evaluated from its file. It was trained on pairs that overlap more; "
-                        "one row tests it on the paper's pairs.",
+                        "one row tests it on the paper's pairs. "
+    "paper-protocol-long-recomputed is the network of main/paper-protocol-long; the statistics of its batch "
+    "normalizations were recomputed.",
     (MULTI, "nearest"): "Nearest training pair, in pixels.",
     **{(NORB, f"wide-{split}"): f"capsnet-shared and cnn-gap, preset wide, novel {split}s." for split in SPLITS},
     **{(NORB, f"paper-{split}"): f"matrix-capsnet and the paper's CNN, novel {split}s. cnn-dropout and cnn-paper were "
@@ -313,7 +319,7 @@ ANIMATIONS = {
     "affnist": (f"python3 make_{AFF}_gif.py --load {AFF_PRETRAINED} --out {AFF}.gif",
                 [f"{AFF}.py", *AFF_PRETRAINED.split()], 1)}
 WEIGHTS = {path: next(result for result in RESULTS if result.name == f"{name}-0") for path, name in (
-    (PRETRAINED, f"{MULTI}/main/residual"),
+    (PRETRAINED, f"{MULTI}/main/residual"), (LONG_RUN, f"{MULTI}/main/paper-protocol-long"),
     *((f"weights/smallnorb_{model}.npz", f"{NORB}/{table}/{model}") for model, table in (
         ("capsnet-shared", "wide-azimuth"), ("cnn-gap", "wide-azimuth"), ("matrix-capsnet", "paper-azimuth"),
         ("cnn", "pretrained"), ("cnn-bn", "pretrained"))),

@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""Recompute the statistics of a trained network's batch normalizations, layer by layer, and evaluate it with them.
+
+In training, batch normalization uses the mean and variance of 16 samples, and so does every layer before it. Evaluation
+uses running means of these in all layers, so that the inputs of later layers differ from those in training, and the
+more layers there are the more so. After long training the running statistics may therefore not fit: the accuracy in
+evaluation is then well below that in training. Here the layers are taken in order. Each gets the mean and variance of
+its input over --n-samples newly drawn training samples, while all earlier layers work as in evaluation. Weights do not
+change, and neither validation nor test images are used.
+
+    python3 workflow/recompute_statistics.py --load runs/NAME/weights.npz --out-weights recomputed.npz
+"""
+import argparse
+import contextlib
+import importlib
+import itertools
+import json
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
+import multimnist_capsnet as multimnist  # before numpy: it sets the number of BLAS threads
+
+import numpy as np
+import runs
+
+N_SAMPLES = 800
+
+
+def experiment_of(path):
+    """Return the module of the experiment that wrote a file, multimnist_capsnet if the file does not say"""
+    with contextlib.suppress(Exception), np.load(path, allow_pickle=False) as file:
+        name = json.loads(str(file["meta"]))["experiment"]
+        return importlib.import_module(name) if name in runs.EXPERIMENTS else multimnist
+    return multimnist                                                   # whose load_network says what is wrong with it
+
+
+def training_samples(experiment, data, config, n):
+    """Return n training samples as the network would have seen them after its last epoch, {name: array}"""
+    found = []
+    for epoch in itertools.count(config.n_epochs):
+        for samples in experiment.epoch_samples(data, epoch, config):
+            found.append(samples)
+            if sum(len(each["labels"]) for each in found) >= n:
+                return {name: np.concatenate([each[name] for each in found])[:n] for name in samples}
+
+
+def recompute_statistics(experiment, weights, samples, config):
+    """Return weights, {name: array}, with all NAME_mean and NAME_var recomputed in the order of the layers.
+
+    samples: a dict of the experiment's training samples, all of which are used, 16 at a time. The variance is unbiased,
+    like the running one.
+    """
+    weights, done = dict(weights), set()
+    names = {id(a): name.removesuffix("_gamma") for name, a in weights.items() if name.endswith("_gamma")}
+    norm_forward, norm_backward = experiment.LAYERS["norm"]
+    while len(done) < len(names):
+        sums = {}                                                       # of the first layer that is not yet done
+
+        def recording(x, gamma, *arguments, sums=sums):
+            name = names[id(gamma)]
+            if name not in done and sums.keys() <= {name}:
+                now = np.array([np.full(len(gamma), x.size // len(gamma)), x.sum((0, 1, 2), dtype=float),
+                                np.square(x, dtype=float).sum((0, 1, 2))])
+                sums[name] = sums.get(name, 0) + now
+            return norm_forward(x, gamma, *arguments)
+
+        experiment.LAYERS["norm"] = recording, norm_backward
+        try:
+            for rows in np.split(np.arange(len(samples["labels"])), range(16, len(samples["labels"]), 16)):
+                experiment.forward_rows(weights, samples, rows, config, np.empty)
+        finally:
+            experiment.LAYERS["norm"] = norm_forward, norm_backward
+        (name, (n, total, squares)), = sums.items()
+        mean, dtype = total / n, weights[name + "_mean"].dtype
+        weights[name + "_mean"] = mean.astype(dtype)
+        weights[name + "_var"] = (np.maximum(squares - n * mean * mean, 0) / np.maximum(1, n - 1)).astype(dtype)
+        done.add(name)
+    return weights
+
+
+def main():
+    which = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    which.add_argument("--load", nargs="?", default="")
+    experiment = experiment_of(which.parse_known_args()[0].load)
+    parser = experiment.Parser(description=__doc__)
+    parser.add_argument("--load", required=True, metavar="FILE", help="the network, from a checkpoint or weights")
+    parser.add_argument("--n-samples", type=int, default=N_SAMPLES, metavar="N", help="training samples over which the "
+                        f"statistics are computed (default: {N_SAMPLES})")
+    experiment.add_out_weights_flag(parser)
+    experiment.add_config_flags(parser)
+    args = parser.parse_args()
+    network, config = experiment.load_for_evaluation(args.load, args)
+    experiment.check_config(config)
+    experiment.check_writable(config.out_json, args.out_weights)
+    if not network.state:
+        raise experiment.InputError(f"--load {args.load}: has no batch normalization. Give a network that has")
+    if args.n_samples < 2:
+        raise experiment.InputError(f"--n-samples {args.n_samples}: must be at least 2")
+    progress = experiment.Progress(config.quiet)
+    data = (experiment.load_data(config, progress) if hasattr(experiment, "load_data") else
+            experiment.load_digits(config, progress.say))
+    config = experiment.fit_to_data(config, data, network, f"--load {args.load}")
+    samples = training_samples(experiment, data, network.config, args.n_samples)
+    with experiment.Runner(config.threads, progress=progress) as runner:
+        weights = recompute_statistics(experiment, network.weights, samples, network.config)
+        tests = experiment.evaluate_test_sets(weights, data, config, runner)
+    history = network.history | {"recomputed": f"statistics of batch normalization over {args.n_samples} training "
+                                 "samples, layer by layer"}
+    if args.out_weights:
+        experiment.save_weights(args.out_weights, network.config, weights, history)
+        progress.say(f"wrote {args.out_weights}")
+    result = experiment.test_result(config, weights, history | {"source": data["source"]}, tests, network)
+    experiment.report(config, result, tests, progress.say)
+    if config.out_json:
+        experiment.write_json(config.out_json, result)
+        progress.say(f"wrote {config.out_json}")
+
+
+if __name__ == "__main__":
+    multimnist.run_cli(main)
