@@ -160,8 +160,9 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
      range(5), 4),
     (AFF, "mnist", "capsnet-paper", "--task mnist --model capsnet --preset paper --n-train 55000 --n-epochs 15",
      range(1), 300),
-    (MULTI, "main", "paper-protocol-long", f"{RESIDUAL} --n-epochs 32 {PAPER_PROTOCOL} --n-train 60000 --n-val 5000",
-     range(1), 300),
+    *((MULTI, table, name, f"{RESIDUAL} {flags} --n-epochs 32 {PAPER_PROTOCOL} --n-train 60000 --n-val 5000", range(1),
+       180) for table, name, flags in (
+           ("main", "paper-protocol-long", ""), ("control", "cnn-paper-protocol-long", CNN_GAP_HEAD))),
     *((NORB, "shapes", model, f"--data shapes --model {model}", range(10), 0.3)
       for model in ("matrix-capsnet", "cnn", "cnn-gap", "nearest")),
     *((NORB, "gap-shapes", model, f"--data shapes --model {model} {GAP} --test-azimuths 70:350 --n-test-views 29",
@@ -200,8 +201,10 @@ MEASUREMENTS = [                   # on trained networks, and baselines that are
     Result(MULTI, "weights", "residual", 0, f"{DRAW} --load {PRETRAINED} --only errors --digits mnist --threads 1", 1),
     Result(MULTI, "weights", "residual-paper-protocol", 0,
            f"python3 {MULTI}.py --load {PRETRAINED} {PAPER_PROTOCOL} --digits mnist --threads 1 --quiet", 1),
-    Result(MULTI, "weights", "paper-protocol-long-recomputed", 0,
-           f"python3 workflow/recompute_statistics.py --load {LONG_RUN} --digits mnist --threads 1 --quiet", 2),
+    *(Result(MULTI, "weights", f"{name}-recomputed", 0, f"python3 workflow/recompute_statistics.py --load {path} "
+             "--digits mnist --threads 1 --quiet", 2, after) for name, path, after in (
+        ("paper-protocol-long", LONG_RUN, ""),
+        ("cnn-paper-protocol-long", "{checkpoint}", f"{MULTI}/control/cnn-paper-protocol-long-0"))),
     *uniform(MULTI, "main", "deep", range(10)), *uniform(MULTI, "half-digit", "iters-3", range(10)),
     *uniform(AFF, "backbone", "capsnet", range(5)),
     *uniform(AFF, "equal-training", "capsnet", range(5)),
@@ -262,14 +265,15 @@ CAPTIONS = {                       # of each table, in the results log
     (MULTI, "main"): "Capsule networks, trained on pairs drawn anew in every epoch.",
     (MULTI, "control"): "Controls: CNNs, one routing iteration, no reconstruction. Seeds 5 to 9 of cnn-head-gap were "
     "planned after the first five had been looked at. cnn-head-gap-tuned has the best learning rate and Muon step of "
-    "22 configurations on validation pairs.",
+    "22 configurations on validation pairs. cnn-paper-protocol-long was planned after main/paper-protocol-long had "
+    "been looked at.",
     (MULTI, "half-digit"): "Networks whose receptive fields see half a digit.",
     (MULTI, "half-digit-long"): "The same networks, trained on five times as many pairs.",
     (MULTI, "main-uniform"): "Trained with routing, tested with uniform coupling coefficients.",
     (MULTI, "half-digit-uniform"): "Trained with routing, tested with uniform coupling coefficients.",
     (MULTI, "weights"): "The pretrained network, evaluated from its file. It was trained on pairs that overlap more; "
                         "one row tests it on the paper's pairs. "
-    "paper-protocol-long-recomputed is the network of main/paper-protocol-long; the statistics of its batch "
+    "Those called recomputed are the networks of main and control without this word; the statistics of their batch "
     "normalizations were recomputed.",
     (MULTI, "nearest"): "Nearest training pair, in pixels.",
     **{(NORB, f"wide-{split}"): f"capsnet-shared and cnn-gap, preset wide, novel {split}s." for split in SPLITS},
