@@ -16,7 +16,7 @@ standard deviation s and Student's t. One published seed says nothing of others.
     python3 reproduce.py affnist-translation --seeds 0-4 --jobs 2  # five seeds: five hours on two cores
     python3 reproduce.py affnist-translation --from-results        # compute it from results/, without training
     python3 reproduce.py --from-results                            # all claims: seconds
-    python3 reproduce.py --quick                                   # what weights/ can show: eight minutes
+    python3 reproduce.py --quick                                   # what weights/ can show: ten minutes
 """
 import difflib
 import hashlib

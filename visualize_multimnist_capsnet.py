@@ -62,6 +62,7 @@ FOREST = [                         # rows of render.forest: heading, or label, f
     "CapsNet trained with 3 routing iterations minus CapsNet trained with 1",
     ("72,000 training pairs", "main/deep", "control/iters-1", BOTH),
     ("1.2 million pairs, residual", "main/residual", "control/residual-iters-1", BOTH),
+    ("72,000 pairs, classic (the paper's network, narrow)", "main/classic", "control/classic-iters-1", BOTH),
     ("72,000 pairs, half-digit receptive fields", "half-digit/iters-3", "half-digit/iters-1", BOTH),
     ("360,000 pairs, half-digit receptive fields", "half-digit-long/iters-3", "half-digit-long/iters-1", BOTH),
     "CapsNet trained with 3 iterations: tested with 3 minus tested with 1 (uniform coupling)",

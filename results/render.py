@@ -155,9 +155,10 @@ def in_words(values, styles):
     """Return the mean of some differences with its 95% CI and n, as a sentence has it"""
     sign = -1 if "reversed" in styles else 1
     mean, half = (100 * part for part in mean_and_interval(values))
-    text = f"{sign * mean:.1f} percentage points".replace("-0.0 ", "0.0 ")
-    return text + (f" (95% CI {sign * mean - half:.1f} to {sign * mean + half:.1f}, n = {len(values)})"
-                   if math.isfinite(half) else " (n = 1)")
+    text = f"{sign * mean:.1f} percentage points" + (
+        f" (95% CI {sign * mean - half:.1f} to {sign * mean + half:.1f}, n = {len(values)})" if math.isfinite(half) else
+        " (n = 1)")
+    return text.replace("-0.0 ", "0.0 ")
 
 
 def number_text(values, styles=(), signed=False, images=None):
@@ -424,6 +425,7 @@ PICTURES = {                       # README's figures: name -> axis label, refer
     "routing": ("difference in accuracy, percentage points", 0, ("1 iteration better", "more iterations better"), [
         "MultiMNIST, exact match: trained with 3 iterations minus trained with 1",
         ("default network, 72,000 pairs", "claim multimnist-routing 1"),
+        ("classic (the paper's, narrow), 72,000 pairs", "claim multimnist-routing 8"),
         ("half-digit, 72,000 pairs", "claim multimnist-routing 2"),
         ("half-digit, 360,000 pairs", "claim multimnist-routing 3"),
         ("residual, 1.2 million pairs", "claim multimnist-routing 4"),

@@ -126,7 +126,7 @@ def test_every_result_is_of_a_network_of_its_flags_size(kept):
 @pytest.mark.parametrize("experiment, flags, settings", [
     (MULTI, "--preset classic", ["main/classic"]),
     (AFF, "--model cnn-gap", ["backbone/cnn-gap", "long/cnn-gap", "probes/cnn-gap", "probes/pretrained-cnn-gap",
-                              "weights/cnn-gap"])])
+                              "weights/cnn-gap", "weights/cnn-gap-recomputed"])])
 def test_a_changed_golden_value_makes_its_own_results_stale_and_no_other(kept, monkeypatch, experiment, flags,
                                                                          settings):
     """Those of its flags, of any size, and what was measured on weights that such a run made"""

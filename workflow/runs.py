@@ -201,10 +201,11 @@ MEASUREMENTS = [                   # on trained networks, and baselines that are
     Result(MULTI, "weights", "residual", 0, f"{DRAW} --load {PRETRAINED} --only errors --digits mnist --threads 1", 1),
     Result(MULTI, "weights", "residual-paper-protocol", 0,
            f"python3 {MULTI}.py --load {PRETRAINED} {PAPER_PROTOCOL} --digits mnist --threads 1 --quiet", 1),
-    *(Result(MULTI, "weights", f"{name}-recomputed", 0, f"python3 workflow/recompute_statistics.py --load {path} "
-             "--digits mnist --threads 1 --quiet", 2, after) for name, path, after in (
-        ("paper-protocol-long", LONG_RUN, ""),
-        ("cnn-paper-protocol-long", "{checkpoint}", f"{MULTI}/control/cnn-paper-protocol-long-0"))),
+    *(Result(experiment, "weights", f"{name}-recomputed", 0, f"python3 workflow/recompute_statistics.py --load {path} "
+             "--digits mnist --threads 1 --quiet", 2, after) for experiment, name, path, after in (
+        (MULTI, "residual", PRETRAINED, ""), (MULTI, "paper-protocol-long", LONG_RUN, ""),
+        (MULTI, "cnn-paper-protocol-long", "{checkpoint}", f"{MULTI}/control/cnn-paper-protocol-long-0"),
+        *((AFF, name, f"weights/affnist_{name}.npz", "") for name in ("capsnet-shared", "cnn-gap")))),
     *uniform(MULTI, "main", "deep", range(10)), *uniform(MULTI, "half-digit", "iters-3", range(10)),
     *uniform(AFF, "backbone", "capsnet", range(5)),
     *uniform(AFF, "equal-training", "capsnet", range(5)),
@@ -260,7 +261,8 @@ CAPTIONS = {                       # of each table, in the results log
     (AFF, "mnist"): "MNIST's own task: its test images as they are.",
     (AFF, "no-padding"): "Networks of the common backbone without padding.",
     (AFF, "nearest"): "Nearest neighbor in pixels.",
-    (AFF, "weights"): "The pretrained networks, evaluated from their files.",
+    (AFF, "weights"): "The pretrained networks, evaluated from their files. For -recomputed, the statistics of batch "
+    "normalization were recomputed.",
     (AFF, "probes"): "Trained networks on sign attacks (FGSM), rotated digits and images of no digit; linear probes.",
     (MULTI, "main"): "Capsule networks, trained on pairs drawn anew in every epoch.",
     (MULTI, "control"): "Controls: CNNs, one routing iteration, no reconstruction. Seeds 5 to 9 of cnn-head-gap were "
@@ -271,10 +273,9 @@ CAPTIONS = {                       # of each table, in the results log
     (MULTI, "half-digit-long"): "The same networks, trained on five times as many pairs.",
     (MULTI, "main-uniform"): "Trained with routing, tested with uniform coupling coefficients.",
     (MULTI, "half-digit-uniform"): "Trained with routing, tested with uniform coupling coefficients.",
-    (MULTI, "weights"): "The pretrained network, evaluated from its file. It was trained on pairs that overlap more; "
-                        "one row tests it on the paper's pairs. "
-    "Those called recomputed are the networks of main and control without this word; the statistics of their batch "
-    "normalizations were recomputed.",
+    (MULTI, "weights"): "The pretrained network (residual), evaluated from its file. It was trained on pairs that "
+    "overlap more; one row tests it on the paper's pairs. For -recomputed, the statistics of batch normalization were "
+    "recomputed, of this network and of the last ones of main and control.",
     (MULTI, "nearest"): "Nearest training pair, in pixels.",
     **{(NORB, f"wide-{split}"): f"capsnet-shared and cnn-gap, preset wide, novel {split}s." for split in SPLITS},
     **{(NORB, f"paper-{split}"): f"matrix-capsnet and the paper's CNN, novel {split}s. cnn-dropout and cnn-paper were "
