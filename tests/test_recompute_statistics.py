@@ -1,12 +1,13 @@
 """Statistics of batch normalization, recomputed layer by layer after training: workflow/recompute_statistics.py."""
 import dataclasses
+import json
 
 import multimnist_capsnet as mc
 
 import numpy as np
 import pytest
 import recompute_statistics as tool
-from conftest import EXPERIMENTS, SMALL, runs, toy
+from conftest import EXPERIMENTS, SMALL, assert_same, runs, toy
 
 NETWORKS = [(runs.MULTI, {"preset": "residual"}), (runs.NORB, {"model": "cnn-bn"}), (runs.AFF, {"model": "capsnet"})]
 
@@ -63,19 +64,40 @@ def run_tool(monkeypatch, *words):
     mc.run_cli(tool.main)
 
 
-def test_the_command_writes_weights_that_load_and_a_result(trained, monkeypatch, tmp_path, capsys):
+def test_with_earlier_layers_as_in_training_the_statistics_are_means_over_the_groups(trained):
+    """The control: of groups of equal size, means of the means; the variances add that of the means"""
     module, config, weights, samples = trained
-    path, out, result = (tmp_path / name for name in ("net.npz", "out.npz", "out.json"))
-    more = () if module.EXPERIMENT == runs.NORB else ("--digits", "synthetic", "--n-test", 32)
-    history = {"source": "shapes" if module.EXPERIMENT == runs.NORB else "synthetic", "epochs": [], "steps": 1,
-               "seconds": 1.0}
-    module.save_weights(path, config, weights, history)
-    run_tool(monkeypatch, f"--load={path}", "--n-samples", 40, "--out-weights", out, "--out-json", result, *more)
-    found, before = module.load_network(out), module.load_network(path)
-    assert all(np.array_equal(found.params[name], before.params[name]) for name in before.params)
-    assert any(not np.array_equal(found.state[name], before.state[name]) for name in before.state)
-    assert "40 training samples" in found.history["recomputed"] and result.exists()
-    assert f"wrote {out}" in capsys.readouterr().out
+    samples = {name: a[:32] for name, a in samples.items()}
+    found = tool.recompute_statistics(module, weights, samples, config, "training")
+    groups = [module.loss_and_grads(weights, module.to_batch(samples, slice(k, k + 16), np.float64), config)[2]
+              for k in (0, 16)]
+    for name in [name for name in weights if name.endswith("_mean")]:
+        np.testing.assert_allclose(found[name], (groups[0][name] + groups[1][name]) / 2, rtol=1e-9, atol=1e-12)
+
+
+def test_the_command_tests_what_it_writes_and_recomputes_on_training_images(trained, monkeypatch, tmp_path):
+    module, config, weights, _ = trained
+    path, out = tmp_path / "net.npz", tmp_path / "out.npz"
+    source = "shapes" if module.EXPERIMENT == runs.NORB else "synthetic"
+    monkeypatch.setattr(module, "N_SYNTHETIC", {"train": 200, "val": 100, "test": 100}, raising=False)
+    module.save_weights(path, config, weights, {"source": source, "epochs": [], "steps": 1, "seconds": 1.0})
+    more = ["--quiet", "--threads", "1"] + ["--digits", "synthetic", "--n-test", "32"] * (source == "synthetic")
+
+    def tested(main, *words):
+        to = tmp_path / "result.json"
+        monkeypatch.setattr("sys.argv", ["script.py", *map(str, words), *more, "--out-json", str(to)])
+        module.run_cli(main)
+        result = json.loads(to.read_text("utf-8"))
+        return {key: value for key, value in result.items() if key not in ("loaded", "config", "machine")}
+
+    found = tested(tool.main, f"--load={path}", "--n-samples", 40, "--out-weights", out)
+    assert found == tested(module.main, "--load", out) != tested(module.main, "--load", path)
+    old, new = module.load_network(path), module.load_network(out)
+    assert "40 training samples" in new.history["recomputed"]
+    data = module.load_data(old.config) if source == "shapes" else module.load_digits(
+        dataclasses.replace(old.config, digits="synthetic"), lambda text: None)
+    samples = tool.training_samples(module, {"train": data["train"]}, old.config, 40)
+    assert_same(new.weights, tool.recompute_statistics(module, old.weights, samples, old.config))
 
 
 @pytest.mark.parametrize("words, message", [

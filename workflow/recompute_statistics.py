@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Recompute the statistics of a trained network's batch normalizations, layer by layer, and evaluate it with them.
 
-In training, batch normalization uses the mean and variance of 16 samples, and so does every layer before it. Evaluation
-uses running means of these in all layers, so that the inputs of later layers differ from those in training, and the
-more layers there are the more so. After long training the running statistics may therefore not fit: the accuracy in
-evaluation is then well below that in training. Here the layers are taken in order. Each gets the mean and variance of
-its input over --n-samples newly drawn training samples, while all earlier layers work as in evaluation. Weights do not
-change, and neither validation nor test images are used.
+In training, batch normalization uses the mean and variance of 16 samples, in all layers. In evaluation it uses running
+means of these, which were gathered while all earlier layers used those of 16 samples. Once the earlier layers use
+running ones, too, a layer's inputs are others. In some networks the running statistics do not fit these: validation
+accuracy is then far below training accuracy, and changes by several points from epoch to epoch. Here the layers are
+taken in order. Each gets the mean and variance of its input over --n-samples newly drawn training samples, while all
+earlier layers work as in evaluation. Weights do not change, and neither validation nor test images are used. With
+--earlier-layers training, they use the statistics of 16 samples instead: a control.
 
     python3 workflow/recompute_statistics.py --load runs/NAME/weights.npz --out-weights recomputed.npz
 """
@@ -45,11 +46,11 @@ def training_samples(experiment, data, config, n):
                 return {name: np.concatenate([each[name] for each in found])[:n] for name in samples}
 
 
-def recompute_statistics(experiment, weights, samples, config):
+def recompute_statistics(experiment, weights, samples, config, earlier="evaluation"):
     """Return weights, {name: array}, with all NAME_mean and NAME_var recomputed in the order of the layers.
 
-    samples: a dict of the experiment's training samples, all of which are used, 16 at a time. The variance is unbiased,
-    like the running one.
+    samples: a dict of the experiment's training samples, all of which are used, 16 at a time. earlier: how earlier
+    layers work meanwhile, "evaluation" or "training". The variance is unbiased, like the running one.
     """
     weights, done = dict(weights), set()
     names = {id(a): name.removesuffix("_gamma") for name, a in weights.items() if name.endswith("_gamma")}
@@ -57,13 +58,13 @@ def recompute_statistics(experiment, weights, samples, config):
     while len(done) < len(names):
         sums = {}                                                       # of the first layer that is not yet done
 
-        def recording(x, gamma, *arguments, sums=sums):
+        def recording(x, gamma, beta, running, empty, sums=sums):
             name = names[id(gamma)]
             if name not in done and sums.keys() <= {name}:
                 now = np.array([np.full(len(gamma), x.size // len(gamma)), x.sum((0, 1, 2), dtype=float),
                                 np.square(x, dtype=float).sum((0, 1, 2))])
                 sums[name] = sums.get(name, 0) + now
-            return norm_forward(x, gamma, *arguments)
+            return norm_forward(x, gamma, beta, running if earlier == "evaluation" else None, empty)
 
         experiment.LAYERS["norm"] = recording, norm_backward
         try:
@@ -87,6 +88,8 @@ def main():
     parser.add_argument("--load", required=True, metavar="FILE", help="the network, from a checkpoint or weights")
     parser.add_argument("--n-samples", type=int, default=N_SAMPLES, metavar="N", help="training samples over which the "
                         f"statistics are computed (default: {N_SAMPLES})")
+    parser.add_argument("--earlier-layers", default="evaluation", choices=("evaluation", "training"), help="how the "
+                        "layers before the one whose statistics are computed work (default: evaluation)")
     experiment.add_out_weights_flag(parser)
     experiment.add_config_flags(parser)
     args = parser.parse_args()
@@ -103,10 +106,10 @@ def main():
     config = experiment.fit_to_data(config, data, network, f"--load {args.load}")
     samples = training_samples(experiment, data, network.config, args.n_samples)
     with experiment.Runner(config.threads, progress=progress) as runner:
-        weights = recompute_statistics(experiment, network.weights, samples, network.config)
+        weights = recompute_statistics(experiment, network.weights, samples, network.config, args.earlier_layers)
         tests = experiment.evaluate_test_sets(weights, data, config, runner)
     history = network.history | {"recomputed": f"statistics of batch normalization over {args.n_samples} training "
-                                 "samples, layer by layer"}
+                                 f"samples, earlier layers as in {args.earlier_layers}"}
     if args.out_weights:
         experiment.save_weights(args.out_weights, network.config, weights, history)
         progress.say(f"wrote {args.out_weights}")

@@ -204,6 +204,7 @@ MEASUREMENTS = [                   # on trained networks, and baselines that are
     *(Result(experiment, "weights", f"{name}-recomputed", 0, f"python3 workflow/recompute_statistics.py --load {path} "
              "--digits mnist --threads 1 --quiet", 2, after) for experiment, name, path, after in (
         (MULTI, "residual", PRETRAINED, ""), (MULTI, "paper-protocol-long", LONG_RUN, ""),
+        (MULTI, "paper-protocol-long-control", f"{LONG_RUN} --earlier-layers training", ""),
         (MULTI, "cnn-paper-protocol-long", "{checkpoint}", f"{MULTI}/control/cnn-paper-protocol-long-0"),
         *((AFF, name, f"weights/affnist_{name}.npz", "") for name in ("capsnet-shared", "cnn-gap")))),
     *uniform(MULTI, "main", "deep", range(10)), *uniform(MULTI, "half-digit", "iters-3", range(10)),
@@ -275,7 +276,8 @@ CAPTIONS = {                       # of each table, in the results log
     (MULTI, "half-digit-uniform"): "Trained with routing, tested with uniform coupling coefficients.",
     (MULTI, "weights"): "The pretrained network (residual), evaluated from its file. It was trained on pairs that "
     "overlap more; one row tests it on the paper's pairs. For -recomputed, the statistics of batch normalization were "
-    "recomputed, of this network and of the last ones of main and control.",
+    "recomputed, of this network or of the last one of a long run in main or control; in -control-recomputed with the "
+    "earlier layers as in training.",
     (MULTI, "nearest"): "Nearest training pair, in pixels.",
     **{(NORB, f"wide-{split}"): f"capsnet-shared and cnn-gap, preset wide, novel {split}s." for split in SPLITS},
     **{(NORB, f"paper-{split}"): f"matrix-capsnet and the paper's CNN, novel {split}s. cnn-dropout and cnn-paper were "
