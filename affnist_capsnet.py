@@ -2747,17 +2747,16 @@ def load_for_evaluation(path, args):
     Return the network, as load_network does, and the Config to evaluate it with. Raise InputError for a flag that
     contradicts its training; only runtime settings and those of EVAL_SETTINGS may differ.
     """
-    network, given = load_network(path), given_settings(args)
+    network, given, fields = load_network(path), given_settings(args), by_field(given_settings(args))
     choices = next(f.metadata["choices"] for f in options(Config) if f.name == SOURCE_SETTING)
     if network.source in choices:
         network.config = dataclasses.replace(network.config, **{SOURCE_SETTING: network.source})
-    elif not by_field(given).get("data_dir"):
+    elif not fields.get("data_dir"):
         remedy = ("Give the folder of these images as --data-dir" if hasattr(network.config, "data_dir") else
                   "Evaluate it in a script, with load_network and evaluate_test_sets")
         raise InputError(f"{path}: was trained on {network.source}. {remedy}")
     network.file = {"file": Path(path).name, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest(),
                     "trained_seed": network.config.seed}
-    fields = by_field(given)
     config = dataclasses.replace(network.config, **fields)
     check_applicable(given, [config])
     for f in options(Config):
@@ -2767,8 +2766,9 @@ def load_for_evaluation(path, args):
         if fields.get(f.name, trained) != trained and not f.metadata.get("runtime") and f.name not in EVAL_SETTINGS:
             raise InputError(f"{flag_name(f.name)} {fields[f.name]}: {path} was trained with {trained}. Leave the flag "
                              "out, or train a new network without --load")
-    if config.out_json and os.path.realpath(config.out_json) == os.path.realpath(path):
-        raise InputError(f"--out-json {config.out_json}: this is the network's own file. Give another name")
+    for name in ("out_json", "out_weights", "predictions"):
+        if (output := getattr(args, name, "")) and os.path.realpath(output) == os.path.realpath(path):
+            raise InputError(f"{flag_name(name)} {output}: this is the network's own file. Give another name")
     return network, config
 
 

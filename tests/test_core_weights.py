@@ -209,8 +209,9 @@ def test_a_trained_network_is_looked_at_with_its_own_settings(file, tiny):
 def test_what_would_have_changed_its_training_is_refused(file, given, fault):
     with pytest.raises(mc.InputError, match=fault):
         look(file, **given)
-    with pytest.raises(mc.InputError, match="--out-json .*: this is the network's own file"):
-        look(file, out_json=str(file))
+    for name in ("out_json", "out_weights", "predictions"):
+        with pytest.raises(mc.InputError, match=f"{mc.flag_name(name)} .*: this is the network's own file"):
+            look(file, **{name: str(file)})
 
 
 # -------------------------------------------------------------- writing

@@ -9,7 +9,9 @@ taken in order. Each gets the mean and variance of its input over --n-samples ne
 earlier layers work as in evaluation. Weights do not change, and neither validation nor test images are used. With
 --earlier-layers training, they use the statistics of 16 samples instead: a control.
 
-    python3 workflow/recompute_statistics.py --load runs/NAME/weights.npz --out-weights recomputed.npz
+    python3 workflow/recompute_statistics.py --load runs/EXPERIMENT/NAME/weights.npz --out-weights recomputed.npz
+    python3 EXPERIMENT.py --load recomputed.npz                              # it loads like any other
+    python3 workflow/recompute_statistics.py --load FILE --help              # the flags of that network's experiment
 """
 import argparse
 import contextlib
@@ -25,7 +27,7 @@ import multimnist_capsnet as multimnist  # before numpy: it sets the number of B
 import numpy as np
 import runs
 
-N_SAMPLES = 800
+N_SAMPLES, MOST_SAMPLES = 800, 20_000
 
 
 def experiment_of(path):
@@ -86,34 +88,40 @@ def main():
     experiment = experiment_of(which.parse_known_args()[0].load)
     parser = experiment.Parser(description=__doc__)
     parser.add_argument("--load", required=True, metavar="FILE", help="the network, from a checkpoint or weights")
-    parser.add_argument("--n-samples", type=int, default=N_SAMPLES, metavar="N", help="training samples over which the "
-                        f"statistics are computed (default: {N_SAMPLES})")
+    parser.add_argument("--n-samples", type=int, default=N_SAMPLES, metavar="N", help="training samples to draw, over "
+                        f"which the statistics are computed (default: {N_SAMPLES})")
     parser.add_argument("--earlier-layers", default="evaluation", choices=("evaluation", "training"), help="how the "
                         "layers before the one whose statistics are computed work (default: evaluation)")
-    experiment.add_out_weights_flag(parser)
+    parser.add_argument("--out-weights", default="", metavar="FILE", help="write the network, with the new statistics, "
+                        "to this .npz for evaluation: weights rounded to float16, no optimizer state")
     experiment.add_config_flags(parser)
     args = parser.parse_args()
     network, config = experiment.load_for_evaluation(args.load, args)
     experiment.check_config(config)
     experiment.check_writable(config.out_json, args.out_weights)
     if not network.state:
-        raise experiment.InputError(f"--load {args.load}: has no batch normalization. Give a network that has")
-    if args.n_samples < 2:
-        raise experiment.InputError(f"--n-samples {args.n_samples}: must be at least 2")
+        raise experiment.InputError(f"--load {args.load}: has no batch normalization. Give a network with it")
+    if not 2 <= args.n_samples <= MOST_SAMPLES:
+        raise experiment.InputError(f"--n-samples {args.n_samples}: must be at least 2 and at most {MOST_SAMPLES}")
     progress = experiment.Progress(config.quiet)
     data = (experiment.load_data(config, progress) if hasattr(experiment, "load_data") else
             experiment.load_digits(config, progress.say))
     config = experiment.fit_to_data(config, data, network, f"--load {args.load}")
     samples = training_samples(experiment, data, network.config, args.n_samples)
+    if args.out_weights:                                                # recompute and test what will be written
+        network.weights |= {name: a.astype(np.float16).astype(a.dtype) for name, a in network.params.items()}
+    progress.say(f"batch normalization: statistics over {args.n_samples:,} training samples ({data['source']}), "
+                 f"earlier layers as in {args.earlier_layers}")
     with experiment.Runner(config.threads, progress=progress) as runner:
         weights = recompute_statistics(experiment, network.weights, samples, network.config, args.earlier_layers)
         tests = experiment.evaluate_test_sets(weights, data, config, runner)
-    history = network.history | {"recomputed": f"statistics of batch normalization over {args.n_samples} training "
-                                 f"samples, earlier layers as in {args.earlier_layers}"}
+    recomputed = {"recomputed": {"n_samples": args.n_samples, "source": data["source"],
+                                 "earlier_layers": args.earlier_layers}}
     if args.out_weights:
-        experiment.save_weights(args.out_weights, network.config, weights, history)
+        experiment.save_weights(args.out_weights, network.config, weights, network.history | recomputed)
         progress.say(f"wrote {args.out_weights}")
-    result = experiment.test_result(config, weights, history | {"source": data["source"]}, tests, network)
+    result = recomputed | experiment.test_result(config, weights, network.history | {"source": data["source"]}, tests,
+                                                 network)
     experiment.report(config, result, tests, progress.say)
     if config.out_json:
         experiment.write_json(config.out_json, result)

@@ -276,7 +276,7 @@ CAPTIONS = {                       # of each table, in the results log
     (MULTI, "half-digit-uniform"): "Trained with routing, tested with uniform coupling coefficients.",
     (MULTI, "weights"): "The pretrained network (residual), evaluated from its file. It was trained on pairs that "
     "overlap more; one row tests it on the paper's pairs. For -recomputed, the statistics of batch normalization were "
-    "recomputed, of this network or of the last one of a long run in main or control; in -control-recomputed with the "
+    "recomputed, of this network or of the one that main/paper-protocol-long made; in -control-recomputed with the "
     "earlier layers as in training.",
     (MULTI, "nearest"): "Nearest training pair, in pixels.",
     **{(NORB, f"wide-{split}"): f"capsnet-shared and cnn-gap, preset wide, novel {split}s." for split in SPLITS},
