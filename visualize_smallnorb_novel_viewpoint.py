@@ -48,6 +48,8 @@ FOREST = [                         # rows of render.forest: heading, or label, f
     *both_splits("", "paper-{split}/matrix-capsnet", "paper-{split}/cnn-bn"),
     "matrix-capsnet minus cnn with dropout of 0.5, matched familiar accuracy",
     *both_splits("", "paper-{split}/matrix-capsnet", "paper-{split}/cnn-dropout", "novel once familiar"),
+    "matrix-capsnet minus the paper's CNN, with its width and dropout (cnn, preset paper)",
+    *both_splits("", "paper-{split}/matrix-capsnet", "paper-{split}/cnn-paper"),
     "matrix-capsnet minus a larger CNN with GAP (cnn-gap)",
     ("novel azimuths", "paper-azimuth/matrix-capsnet", "heads-azimuth/cnn-gap", "novel"),
     "CapsNet with shared matrices (capsnet-shared) minus CNN with GAP (cnn-gap)",
