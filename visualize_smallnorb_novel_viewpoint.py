@@ -62,7 +62,6 @@ FOREST = [                         # rows of render.forest: heading, or label, f
     "Trained and tested with routing (3 iterations; EM routing: 2) minus the same with 1 iteration",
     ("matrix-capsnet, novel azimuths", "paper-azimuth/matrix-capsnet", "paper-azimuth/matrix-capsnet-iters-1", "novel"),
     ("capsnet, novel azimuths", "heads-azimuth/capsnet", "heads-azimuth/capsnet-iters-1", "novel"),
-    *both_splits("capsnet-shared, ", "heads-{split}/capsnet-shared", "heads-{split}/capsnet-shared-iters-1"),
     *both_splits("matrix-head, ", "heads-{split}/matrix-head", "heads-{split}/matrix-head-iters-1")]
 
 
