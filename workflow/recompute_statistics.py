@@ -2,12 +2,12 @@
 """Recompute the statistics of a trained network's batch normalizations, layer by layer, and evaluate it with them.
 
 In training, batch normalization uses the mean and variance of 16 samples, in all layers. In evaluation it uses running
-means of these, which were gathered while all earlier layers used those of 16 samples. Once the earlier layers use
-running ones, too, a layer's inputs are others. In some networks the running statistics do not fit these: validation
-accuracy is then far below training accuracy, and changes by several points from epoch to epoch. Here the layers are
-taken in order. Each gets the mean and variance of its input over --n-samples newly drawn training samples, while all
-earlier layers work as in evaluation. Weights do not change, and neither validation nor test images are used. With
---earlier-layers training, they use the statistics of 16 samples instead: a control.
+means of these, which were gathered while all earlier layers used those of 16 samples. In evaluation those layers use
+running ones, too, so that the layer's inputs are distributed differently. In some networks the running statistics do
+not fit these inputs: validation accuracy is then far below training accuracy, and changes by several points from epoch
+to epoch. Here the layers are taken in order. Each gets the mean and variance of its input over --n-samples newly drawn
+training samples, while all earlier layers work as in evaluation. Weights do not change, and neither validation nor test
+images are used. With --earlier-layers training, they use the statistics of 16 samples instead: a control.
 
     python3 workflow/recompute_statistics.py --load runs/EXPERIMENT/NAME/weights.npz --out-weights recomputed.npz
     python3 EXPERIMENT.py --load recomputed.npz                              # it loads like any other
