@@ -90,6 +90,9 @@ MORE_TOY_SEEDS = range(5, 11)      # of six more sets of toys
 BACKGROUND_RUNS = {                # other losses, splits and toys for background activity
     "spread": "--split azimuth --loss spread", "elevation": "--split elevation", "toys2": "--split azimuth --toy-seed "
                                                                                           "2"}
+PAPER_SIZE = "matrix-capsnet-paper"
+LONG_RUNS = (("main", "paper-protocol-long", ""), ("control", "cnn-paper-protocol-long", CNN_GAP_HEAD),
+             ("control", "paper-protocol-long-iters-1", "--routing-iters 1"))
 GAP = "--train-azimuths 0:60"      # for accuracy by distance to the nearest training azimuth
 WIDE_CNN = "--preset small --model cnn --conv1-channels 64"            # convolutions as wide as the capsule network's
 MATCHED = "--stop-at 0.98 --lr-schedule constant --n-train 6000 --n-epochs 40"        # all four reach it
@@ -159,10 +162,9 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     (NORB, "paper-azimuth", "matrix-capsnet-iters-1", f"{PAPER['matrix-capsnet'][0]} --routing-iters 1 --split azimuth",
      range(5), 4),
     (AFF, "mnist", "capsnet-paper", "--task mnist --model capsnet --preset paper --n-train 55000 --n-epochs 15",
-     range(1), 300),
-    *((MULTI, table, name, f"{RESIDUAL} {flags} --n-epochs 32 {PAPER_PROTOCOL} --n-train 60000 --n-val 5000", range(1),
-       180) for table, name, flags in (
-           ("main", "paper-protocol-long", ""), ("control", "cnn-paper-protocol-long", CNN_GAP_HEAD))),
+     range(3), 300),
+    *((MULTI, table, name, f"{RESIDUAL} {flags} --n-epochs 32 {PAPER_PROTOCOL} --n-train 60000 --n-val 5000", range(3),
+       180) for table, name, flags in LONG_RUNS),
     *((NORB, "shapes", model, f"--data shapes --model {model}", range(10), 0.3)
       for model in ("matrix-capsnet", "cnn", "cnn-gap", "nearest")),
     *((NORB, "gap-shapes", model, f"--data shapes --model {model} {GAP} --test-azimuths 70:350 --n-test-views 29",
@@ -173,7 +175,13 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     *((NORB, "background-runs", name, f"{PAPER['matrix-capsnet'][0]} {flags}", range(3), 4)
       for name, flags in BACKGROUND_RUNS.items()),
     *((NORB, f"paper-{split}", name, f"{flags} --split {split}", range(10), minutes)
-      for name, (flags, minutes) in CNN_CLOSER_TO_PAPER.items() for split in SPLITS))
+      for name, (flags, minutes) in CNN_CLOSER_TO_PAPER.items() for split in SPLITS),
+    *((NORB, f"paper-{split}", PAPER_SIZE, f"{MATRIX} --preset paper --n-epochs 10 --split {split}", range(10), 60)
+      for split in SPLITS),
+    *((NORB, "paper-azimuth", f"{PAPER_SIZE}-{name}", f"{MATRIX} --preset paper --n-epochs 10 {flags} --split azimuth",
+       range(n), minutes) for name, flags, n, minutes in (
+           ("iters-1", "--routing-iters 1", 5, 40), ("iters-3", "--routing-iters 3", 5, 80),
+           ("spread", "--loss spread", 3, 60))))
 TOY = {MULTI: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 64, "--digits": "auto"},
        NORB: {"--n-epochs": 1, "--n-train-toys": 1, "--n-test": 60},
        AFF: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 32, "--digits": "auto"}}
@@ -205,8 +213,10 @@ MEASUREMENTS = [                   # on trained networks, and baselines that are
              "--digits mnist --threads 1 --quiet", 2, after) for experiment, name, path, after in (
         (MULTI, "residual", PRETRAINED, ""), (MULTI, "paper-protocol-long", LONG_RUN, ""),
         (MULTI, "paper-protocol-long-control", f"{LONG_RUN} --earlier-layers training", ""),
-        (MULTI, "cnn-paper-protocol-long", "{checkpoint}", f"{MULTI}/control/cnn-paper-protocol-long-0"),
         *((AFF, name, f"weights/affnist_{name}.npz", "") for name in ("capsnet-shared", "cnn-gap")))),
+    *(Result(MULTI, "weights", f"{name}-recomputed", seed, "python3 workflow/recompute_statistics.py --load {checkpoint} "
+             "--digits mnist --threads 1 --quiet", 2, f"{MULTI}/{table}/{name}-{seed}")
+      for table, name, _ in LONG_RUNS for seed in range(3) if (name, seed) != ("paper-protocol-long", 0)),
     *uniform(MULTI, "main", "deep", range(10)), *uniform(MULTI, "half-digit", "iters-3", range(10)),
     *uniform(AFF, "backbone", "capsnet", range(5)),
     *uniform(AFF, "equal-training", "capsnet", range(5)),
@@ -227,6 +237,8 @@ MEASUREMENTS = [                   # on trained networks, and baselines that are
     *uniform(NORB, "em-iterations", "matrix-head", range(5)),
     *(Result(NORB, "background-activity", name, seed, f"{BACKGROUND} --load {{checkpoint}} --threads 1", 1,
              f"{NORB}/background-runs/{name}-{seed}") for name in BACKGROUND_RUNS for seed in range(3)),
+    *(Result(NORB, "background-activity", PAPER_SIZE, seed, f"{BACKGROUND} --load {{checkpoint}} --threads 1", 3,
+             f"{NORB}/paper-azimuth/{PAPER_SIZE}-{seed}") for seed in range(5)),
     Result(NORB, "background-activity", "pretrained", 0, f"{BACKGROUND} --load weights/smallnorb_matrix-capsnet.npz "
            "--threads 1", 1)]
 SMALL = {                          # what makes a command small; what is given twice counts as last
@@ -268,8 +280,8 @@ CAPTIONS = {                       # of each table, in the results log
     (MULTI, "main"): "Capsule networks, trained on pairs drawn anew in every epoch.",
     (MULTI, "control"): "Controls: CNNs, one routing iteration, no reconstruction. Seeds 5 to 9 of cnn-head-gap were "
     "planned after the first five had been looked at. cnn-head-gap-tuned has the best learning rate and Muon step of "
-    "22 configurations on validation pairs. cnn-paper-protocol-long was planned after main/paper-protocol-long had "
-    "been looked at.",
+    "22 configurations on validation pairs. The two -paper-protocol-long were planned after seed 0 of "
+    "main/paper-protocol-long had been looked at.",
     (MULTI, "half-digit"): "Networks whose receptive fields see half a digit.",
     (MULTI, "half-digit-long"): "The same networks, trained on five times as many pairs.",
     (MULTI, "main-uniform"): "Trained with routing, tested with uniform coupling coefficients.",
@@ -277,11 +289,13 @@ CAPTIONS = {                       # of each table, in the results log
     (MULTI, "weights"): "The pretrained network (residual), evaluated from its file. It was trained on pairs that "
     "overlap more; one row tests it on the paper's pairs. For -recomputed, the statistics of batch normalization were "
     "recomputed, of this network or of the one that main/paper-protocol-long made; in -control-recomputed with the "
-    "earlier layers as in training.",
+    "earlier layers as in training. Seeds 1 and 2, the CNN and one iteration were planned after seed 0 had been looked "
+    "at, to be evaluated by recomputed statistics.",
     (MULTI, "nearest"): "Nearest training pair, in pixels.",
     **{(NORB, f"wide-{split}"): f"capsnet-shared and cnn-gap, preset wide, novel {split}s." for split in SPLITS},
     **{(NORB, f"paper-{split}"): f"matrix-capsnet and the paper's CNN, novel {split}s. cnn-dropout and cnn-paper were "
-       "planned after the other networks had been looked at, with the learning rate and epochs of cnn."
+       "planned after the other networks had been looked at, with the learning rate and epochs of cnn. "
+       "matrix-capsnet-paper, the paper's small network, was planned last, with those of matrix-capsnet."
        for split in SPLITS},
     **{(NORB, f"toys{toy_seed}-{split}"): f"The same networks on the toys of --toy-seed {toy_seed}, novel {split}s."
        for toy_seed in TOY_SEEDS for split in SPLITS},
