@@ -1,0 +1,591 @@
+"""Black-box tests of the scripts alone. Each experiment is copied into an empty folder and runs there as a process,
+without network, MNIST or other files of the project; the tests look at what it prints and writes.
+
+Each run is made once, for all tests that look at it; two processes run side by side.
+"""
+import gzip
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import claims
+import numpy as np
+import pytest
+import runs
+from conftest import DEAD, HOMES, ROOT, toy_digits
+
+MULTI, NORB, AFF = runs.MULTI, runs.NORB, runs.AFF
+every_experiment = pytest.mark.parametrize("experiment", runs.EXPERIMENTS)
+DIGITS = ("train", "t10k")         # the two parts of a data set in idx files
+EPOCHS = 2                         # of every run that is killed, resumed or compared
+RUN = {                            # the flags of the run that most tests look at
+    MULTI: {**runs.TOY[MULTI], "--model": "capsnet"},
+    AFF: {**runs.TOY[AFF], "--model": "capsnet-shared", "--conv1-channels": 4},
+    NORB: {**runs.TOY_SHAPES, "--n-elev": 1, "--data": "shapes", "--model": "matrix-capsnet", "--preset": "small"}}
+SEVERAL = {MULTI: ("capsnet", "cnn"), NORB: ("matrix-capsnet", "cnn-gap"), AFF: ("capsnet-shared", "cnn-gap")}
+OTHERS = {                         # other tasks and networks, which must train, too; the metrics that they report
+    MULTI: {"--model vector-dense --min-iou 0 --merge add --warp 0.3": ("test_exact_match", "test_recon_mse"),
+            "--preset classic --conv1-channels 4 --lr-schedule constant": ("test_exact_match", "test_recon_mse")},
+    NORB: {"--data toys --n-train-toys 1 --train-azimuths 300:300 --test-azimuths 80:80 --n-test 30 --model cnn":
+           ("familiar", "novel"), "--model nearest": ("familiar", "novel")},
+    AFF: {"--task mnist --model cnn-gap": ("test_accuracy",),
+          "--preset small --model capsnet --conv1-channels 8 --train-shift full": ("affine_accuracy",)}}
+CHANGES = {                        # of an evaluation, without training again
+    MULTI: "--routing-iters 1 --min-iou 0", AFF: "--routing-iters 3", NORB: "--routing-iters 1"}
+SHIPPED = {MULTI: "affnist_cnn-gap", AFF: "smallnorb_cnn", NORB: "multimnist_capsnet"}    # of another experiment
+
+
+def words_of(flags):
+    return [str(word) for pair in flags.items() for word in pair]
+
+
+BROKEN = ("torn-digits", "text-digits", "three-files", "few-labels", "gzip-digits")
+# What a user gets wrong: flags -> what the line of error names; "": the first of the flags. A word that names a file of
+# run_cases is replaced by that file: run.npz, a checkpoint; net.npz, weights alone; torn.npz, flipped.npz, text.npz and
+# other.npz, no network of this experiment; empty, a folder. A key of BROKEN is a folder of digits.
+BAD_FLAGS = {
+    "--no-such-flag": "", "--n-epochs many": "", "--n-epochs 0": "", "--n-epochs 1.5": "", "--lr": "", "--lr nan": "",
+    "--lr inf": "", "--lr -1": "", "--lr-schedule huge": "", "--model nobody": "", "--preset huge": "",
+    "--batch-size 0": "", "--threads -1": "", "--seed -1": "", "--warmup -1": "", "--routing-iters 0": "",
+    "--lr 1e30 --warmup 0 --n-epochs 9": "--lr", "stray": "stray"}
+BAD_FILES = {
+    "--out-json no/folder/x.json": "no/folder", "--out-weights no/folder/x.npz": "no/folder",
+    "--out-json empty": "empty",
+    "--checkpoint no/folder/x.npz": "no/folder", "--out-json x --out-weights x": "x", "--load": ".npz",
+    **{f"--load {name}": name for name in ("none.npz", "empty", "torn.npz", "flipped.npz", "text.npz", "other.npz")},
+    "--load net.npz --lr 0.5": "--lr", "--load net.npz --model cnn": "--model",
+    "--load net.npz --checkpoint new.npz": "--checkpoint", "--load net.npz --out-weights net.npz": "net.npz",
+    "--checkpoint run.npz --seed 1": "seed", "--checkpoint run.npz --lr 0.123": "lr",
+    **{f"--checkpoint {name}": name for name in ("empty", "net.npz", "torn.npz", "text.npz", "other.npz")}}
+BAD_DIGITS = {
+    "--digits roman": "", "--n-train 0": "", "--n-val 0": "", "--n-test -1": "", "--batch-size 97": "",
+    "--conv1-channels 0": "", "--muon -1": "", "--recon-weight -1": "", "--norm group": "",
+    "--digits synthetic": "--data-dir", "--model cnn --recon-weight 0.1": "--recon-weight",
+    **{f"--data-dir {name}": "" for name in ("nowhere", "empty")},
+    **{f"--data-dir {name}": name for name in BROKEN}}
+BAD = {
+    MULTI: BAD_FLAGS | BAD_FILES | BAD_DIGITS | {
+        "--min-iou 2": "", "--warp -1": "", "--merge mean": "", "--model cnn --routing-iters 2": "--routing-iters",
+        "--cnn-head gap": "", "--preset classic --conv3-channels 8": "--conv3-channels"},
+    AFF: BAD_FLAGS | BAD_FILES | BAD_DIGITS | {
+        "--task emnist": "", "--train-shift far": "", "--stop-at 2": "", "--padding -1": "", "--squash some": "",
+        "--n-per-class 5000": "", "--model cnn-gap --loss margin": "--loss", "--affnist-dir nowhere": "",
+        "--task mnist --affnist-dir empty": "--affnist-dir", "--model cnn-gap --routing-iters 2": "--routing-iters",
+        "--model cnn-gap --preset small": "--preset"},
+    NORB: BAD_FLAGS | BAD_FILES | {
+        "--data norb": "", "--data smallnorb": "--norb-dir", "--data smallnorb --norb-dir nowhere": "nowhere",
+        "--data smallnorb --norb-dir empty": "empty", "--norb-dir empty": "", "--split pose": "",
+        "--split instance": "", "--train-azimuths 5": "", "--train-azimuths 90:0": "", "--train-azimuths 0:210": "",
+        "--data toys --train-azimuths 301:319": "azimuth", "--n-elev 0": "", "--n-per-combo 0": "", "--toy-seed 1": "",
+        "--data toys --n-train-toys 0": "--n-train-toys", "--data toys --n-elev 2": "--n-elev", "--loss hinge": "",
+        "--model cnn --routing-iters 2": "--routing-iters", "--model cnn --dropout 1": "--dropout", "--width 8": "",
+        "--model nearest --out-weights x.npz": "--out-weights"}}
+
+
+# ---------------------------------------------------------------- processes
+
+DRIVER = """
+import json, os, sys, traceback, types
+script, cases, results = sys.argv[1:]
+with open(script, encoding="utf-8") as file:
+    code = compile(file.read(), script, "exec")
+done = {}
+with open(cases, encoding="utf-8") as file:
+    cases = json.load(file)
+for name, folder, words in cases:
+    os.chdir(folder)
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__file__, sys.argv, status = script, [script, *words], 0
+    for stream in ("stdout", "stderr"):
+        setattr(sys, stream, open(os.path.join(folder, os.pardir, stream), "w", encoding="utf-8"))
+    try:
+        exec(code, vars(main))
+    except SystemExit as stop:
+        status = stop.code or 0
+        if isinstance(status, str):
+            print(status, file=sys.stderr)
+            status = 1
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.close(), sys.stderr.close()
+    done[name] = status
+with open(results, "w", encoding="utf-8") as file:
+    json.dump(done, file)
+"""
+
+
+class Alone:
+    """The runs of one experiment, as futures: each attribute is awaited by calling it"""
+
+    def __init__(self, experiment, home, digits, pool):
+        self.experiment, self.home, self.digits, self.pool = experiment, home, digits, pool
+        self.data = ["--data-dir", str(digits / "good")] if "--digits" in RUN[experiment] else []
+        self.small = words_of({**RUN[experiment], "--n-epochs": EPOCHS}) + self.data
+        files = "--checkpoint run.npz --out-weights net.npz --out-json result.json".split()
+        one = [*self.small, "--threads", "1", *files]
+        self.trained = self.start(self.run, "trained", one)
+        self.unread = self.start(self.run_unread, "unread", [*self.small, "--threads", "2", *files])
+        self.resumed = self.start(self.run_killed, "resumed", one)
+        self.full = self.start(self.run_full, "full", [*one, "--n-epochs", "1"])
+        self.cases = self.start(self.run_cases)
+
+    def start(self, function, *arguments):
+        future = self.pool.submit(function, *arguments)
+
+        def result():
+            if future.exception():             # said anew: an exception that is raised often grows with each traceback
+                pytest.fail(f"{function.__name__}: {future.exception()!r}", pytrace=False)
+            return future.result()
+        return result
+
+    def open(self, name, words, **streams):
+        """Start the script in a folder of its own, in which there is nothing else"""
+        folder = self.home / self.experiment / name
+        folder.mkdir(parents=True, exist_ok=True)
+        script = folder / f"{self.experiment}.py"
+        shutil.copyfile(ROOT / script.name, script)
+        return folder, subprocess.Popen([sys.executable, script.name, *words], cwd=folder, env=self.environment(),
+                                        text=True, encoding="utf-8", stderr=subprocess.PIPE, **streams)
+
+    def environment(self):
+        gone = ("MNIST_DIR", "PYTHONPATH", "PYTHONSAFEPATH")
+        env = {name: value for name, value in os.environ.items() if name not in gone}
+        env |= dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), DEAD)
+        return env | dict.fromkeys(HOMES, str(self.home)) | {"no_proxy": "", "COLUMNS": "1000", "PYTHONUTF8": "1"}
+
+    def run(self, name, words):
+        """Run the script to its end"""
+        folder, process = self.open(name, words, stdout=subprocess.PIPE)
+        out, err = process.communicate(timeout=300)
+        return SimpleNamespace(folder=folder, code=process.returncode, out=out, err=err)
+
+    def run_unread(self, name, words):
+        """Run the script as in `script | head -1`: the first line is read, then nobody reads any more"""
+        folder, process = self.open(name, words, stdout=subprocess.PIPE)
+        out = process.stdout.readline()
+        process.stdout.close()
+        err = process.stderr.read()
+        return SimpleNamespace(folder=folder, code=process.wait(300), out=out, err=err)
+
+    def run_full(self, name, words):
+        """Run the script on a disk that is full"""
+        if not os.path.exists("/dev/full"):
+            return None
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            folder, process = self.open(name, words, stdout=full)
+            return SimpleNamespace(folder=folder, err=process.communicate(timeout=300)[1], code=process.returncode)
+
+    def run_killed(self, name, words):
+        """Kill the script after its first epoch, then run the same command again"""
+        folder, process = self.open(name, words, stdout=subprocess.PIPE)
+        for line in process.stdout:
+            if line.startswith("epoch 1/") or process.poll() is not None:
+                break
+        while process.poll() is None and not (folder / "run.npz").exists():
+            time.sleep(0.01)
+        process.kill()
+        left = process.communicate()[0]
+        assert process.returncode not in (0, 2) and f"epoch {EPOCHS}/" not in left, "ended before it was killed"
+        with np.load(folder / "run.npz"):                                   # a whole file
+            pass
+        return self.run(name, words)
+
+    def run_cases(self):
+        """Run the cases in one process, each in a folder of its own -> {name: how it ended}"""
+        trained = self.trained()
+        parts = self.home / self.experiment / "parts"
+        parts.mkdir()
+        if trained.code == 0:
+            for name in ("run.npz", "net.npz"):
+                shutil.copyfile(trained.folder / name, parts / name)
+            whole = (parts / "net.npz").read_bytes()
+            (parts / "torn.npz").write_bytes(whole[:len(whole) // 2])
+            (parts / "flipped.npz").write_bytes(whole[:3000] + bytes([whole[3000] ^ 255]) + whole[3001:])
+        (parts / "text.npz").write_text("no network\n", "utf-8")
+        shutil.copyfile(ROOT / "weights" / f"{SHIPPED[self.experiment]}.npz", parts / "other.npz")
+        names = {path.name for path in parts.iterdir()}
+        found, todo = {}, []
+        for k, (name, words) in enumerate(self.listed_cases(trained)):
+            folder = self.home / self.experiment / f"case{k}" / "here"
+            folder.mkdir(parents=True)
+            for word in words:
+                if word == "empty":
+                    (folder / word).mkdir()
+                elif word in names:
+                    shutil.copyfile(parts / word, folder / word)
+            found[name] = SimpleNamespace(folder=folder, before=content_of(folder))
+            todo.append((name, str(folder), words))
+        (parts / "cases.json").write_text(json.dumps(todo), "utf-8")
+        done = subprocess.run(
+            [sys.executable, "-c", DRIVER, str(trained.folder / f"{self.experiment}.py"), str(parts / "cases.json"),
+             str(parts / "codes.json")], cwd=parts, env=self.environment(), capture_output=True, text=True, timeout=500)
+        assert done.returncode == 0, done.stderr
+        for name, code in json.loads((parts / "codes.json").read_text("utf-8")).items():
+            case = found[name]
+            case.code, case.after = code, content_of(case.folder)
+            case.out, case.err = ((case.folder.parent / part).read_text("utf-8") for part in ("stdout", "stderr"))
+        return found
+
+    def listed_cases(self, trained):
+        """Yield the name and the flags of each case"""
+        base = [*self.small, "--threads", "1"]
+
+        def based(flags):
+            return [*(["--threads", "1"] if re.search("--load|--data (toys|smallnorb)", flags) else base), *self.data]
+        few = ["--n-test", "60"] if self.data else []
+        json_file = ["--out-json", "result.json"]
+        yield "help", ["--help"]
+        for flags in documented(self.experiment):
+            yield f"documented {flags}", [*shlex.split(flags), "--help"]
+        yield "as printed", [*loading_words(self.experiment, trained), *json_file]
+        for name in ("run.npz", "net.npz"):
+            yield f"load {name}", ["--load", name, *self.size(), *self.data, *json_file]
+        yield "load two", ["--load", "run.npz", "net.npz", *few, *self.data, *json_file]
+        yield "changed", ["--load", "net.npz", *self.size(), *self.data, *shlex.split(CHANGES[self.experiment]),
+                          *json_file]
+        yield "copied", ["--load", "run.npz", *few, *self.data, "--out-weights", "copy.npz"]
+        yield "several", [*base, "--model", *SEVERAL[self.experiment], "--out-weights", "both.npz",
+                         *json_file]
+        for flags in OTHERS[self.experiment]:
+            yield f"other {flags}", [*based(flags), *shlex.split(flags), "--n-epochs", "1", *json_file]
+        for flags in BAD[self.experiment]:
+            words = [str(self.digits / word) if word in BROKEN else word for word in shlex.split(flags)]
+            yield f"bad {flags}", [*based(flags), *words]
+
+    def size(self):
+        """The flags that say how many test images an evaluation has"""
+        given = RUN[self.experiment]
+        return ["--n-test", str(given["--n-test"])] if "--n-test" in given else []
+
+
+def content_of(folder):
+    """Return {path: bytes, or None of a folder} of everything in a folder"""
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory):
+    """alone(experiment) -> its runs, begun when the first test asks for them"""
+    home, begun = tmp_path_factory.mktemp("alone"), {}
+    write_digits(home / "digits")
+    pool = ThreadPoolExecutor(2)
+
+    def ask(experiment):
+        if experiment not in begun:
+            begun[experiment] = Alone(experiment, home, home / "digits", pool)
+        return begun[experiment]
+    yield ask
+    pool.shutdown(cancel_futures=True)
+
+
+def write_digits(home):
+    """Write four idx files of toy digits to home/good, and data sets with one fault each beside it"""
+    def idx(array):
+        return bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape) + array.tobytes()
+    arrays = dict(zip(DIGITS, (toy_digits(n=800)["train"], toy_digits(n=200)["test"])))
+    for name in ("good", *BROKEN):
+        (home / name).mkdir(parents=True)
+        for part, (images, labels) in arrays.items():
+            (home / name / f"{part}-images-idx3-ubyte").write_bytes(idx(images))
+            (home / name / f"{part}-labels-idx1-ubyte").write_bytes(idx(labels))
+    images, labels = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+    (home / "torn-digits" / images).write_bytes((home / "good" / images).read_bytes()[:5000])
+    (home / "text-digits" / images).write_text("five, seven\n", "utf-8")
+    (home / "three-files" / labels).unlink()
+    (home / "few-labels" / labels).write_bytes(idx(arrays["train"][1][:700]))
+    (home / "gzip-digits" / images).unlink()
+    (home / "gzip-digits" / f"{images}.gz").write_bytes(gzip.compress((home / "good" / images).read_bytes())[:5000])
+
+
+def documented(experiment):
+    """Return the flags of every command of an experiment in the documents, but for those of several seeds"""
+    documents = ROOT / "README.md", *(ROOT / "docs").glob("*.md")
+    texts = [path.read_text("utf-8").replace("\\\n", " ") for path in documents]
+    found = {" ".join(flags.split("#")[0].split()) for text in texts
+             for flags in re.findall(rf"(?:python3|uv run) {experiment}\.py([^\n`|&;>]*)", text)}
+    return sorted(flags for flags in found if "--n-seeds" not in flags)
+
+
+def loading_words(experiment, trained):
+    """Return the flags of the command with which, as a run says in the end, its network is loaded"""
+    commands = re.findall(rf"{experiment}\.py (--load .*)", trained.out)
+    words = shlex.split(commands[-1] if commands else "--load none.npz")
+    return [str(trained.folder / word) if (trained.folder / word).is_file() else word for word in words]
+
+
+def result_of(folder):
+    """Return the JSON that --out-json wrote, which holds no NaN"""
+    return json.loads((folder / "result.json").read_text("utf-8"), parse_constant=pytest.fail)
+
+
+def results_of(folder):
+    """Return the results of several networks, in their order"""
+    found = result_of(folder)
+    return found if isinstance(found, list) else found["runs"]
+
+
+def timeless(result):
+    """Return a result without times and without what the command line says about files, threads and machine"""
+    if isinstance(result, dict):
+        return {key: timeless(value) for key, value in result.items() if not re.search(
+            "second|^ms_|^(threads|machine|versions|checkpoint|loaded)$|^out_", key)}
+    return result
+
+
+def arrays_of(path):
+    """Return all arrays of numbers of a weights file, without times"""
+    with np.load(path) as file:
+        return {name: file[name] for name in file.files if file[name].dtype.kind in "biuf" and "second" not in name}
+
+
+def claimed(experiment):
+    """Return the metrics of a run of an experiment that the claims use; names with a dot are of other programs"""
+    marks = [mark for claim in claims.CLAIMS for _, mark in (*claim.measures, *claim.quick)]
+    keys = [mark.split(", ")[1] for mark in marks if experiment.startswith(mark.split()[0])]
+    return {word for key in keys if "." not in key for word in key.split()} - {"once"}
+
+
+def assert_fine(run):
+    assert run.code == 0 and run.err == "", run.err
+
+
+def assert_same_arrays(one, other):
+    ours, theirs = arrays_of(one), arrays_of(other)
+    assert ours.keys() == theirs.keys() and len(ours) > 3
+    for name in ours:
+        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+
+
+def assert_same_metrics(one, other, exactly=True):
+    """Assert that two results, of a training or an evaluation, have the same metrics; if not exactly, within 0.1"""
+    left_out = {"config", "history", "source"}
+    ours, theirs = ({key: value for key, value in timeless(result).items() if key not in left_out}
+                    for result in (one, other))
+    shared = ours.keys() & theirs.keys()
+    assert shared & METRICS == ours.keys() & METRICS
+    if exactly:
+        assert {key: ours[key] for key in shared} == {key: theirs[key] for key in shared}
+    else:
+        for key in shared & METRICS:
+            assert theirs[key] == pytest.approx(ours[key], abs=0.1), key
+
+
+METRICS = {key for experiment in runs.EXPERIMENTS for key in claimed(experiment)}
+
+
+# ---------------------------------------------------------------- train
+
+@every_experiment
+def test_a_run_prints_a_line_for_each_epoch_and_nothing_on_stderr(alone, experiment):
+    run = alone(experiment).trained()
+    assert_fine(run)
+    epochs = [line for line in run.out.splitlines() if line.startswith("epoch ")]
+    assert [line.split()[1] for line in epochs] == [f"{k}/{EPOCHS}" for k in range(1, EPOCHS + 1)]
+    assert all("loss" in line and "accuracy" in line for line in epochs)
+    assert "\r" not in run.out and "nan" not in run.out.lower()
+
+
+@every_experiment
+def test_a_run_says_in_the_end_what_was_saved_and_how_to_load_it(alone, experiment):
+    end = "\n".join(alone(experiment).trained().out.splitlines()[-5:]).replace("\\", "/")
+    assert f"runs/{experiment}/" in end and f"python3 {experiment}.py --load " in end
+
+
+@every_experiment
+def test_a_run_writes_its_files_and_no_others(alone, experiment):
+    folder = alone(experiment).trained().folder
+    saved, = (folder / "runs" / experiment).iterdir()
+    assert {path.suffix for path in saved.iterdir()} == {".npz", ".json"}
+    at_top = {path.name for path in folder.iterdir()}
+    assert at_top == {f"{experiment}.py", "runs", "run.npz", "net.npz", "result.json"}
+    path, = saved.glob("*.json")
+    assert timeless(json.loads(path.read_text("utf-8"))) == timeless(result_of(folder))
+    assert (folder / "net.npz").stat().st_size < (folder / "run.npz").stat().st_size / 3
+
+
+@every_experiment
+def test_a_result_has_the_promised_keys(alone, experiment):
+    found = result_of(alone(experiment).trained().folder)
+    assert found["experiment"] == experiment and found["config"]["n_epochs"] == EPOCHS
+    assert (found["config"]["seed"], found["config"]["model"]) == (0, RUN[experiment]["--model"])
+    assert found["n_params"] > 1000 and found["seconds_train"] > 0
+    assert found["versions"]["numpy"] == np.__version__ and found["machine"]
+    assert found["history"]["epoch"] == list(range(1, EPOCHS + 1))
+    assert all(len(values) == EPOCHS for values in found["history"].values())
+    wanted = claimed(experiment) - {"test_accuracy"}                   # of MNIST's task; see OTHERS
+    assert wanted and all(0 <= found[key] <= 1 for key in wanted)
+
+
+@pytest.mark.parametrize("experiment", [MULTI])
+def test_without_mnist_and_network_digits_are_drawn_and_the_user_is_told(alone, experiment):
+    runner = alone(experiment)
+    words = words_of({**RUN[experiment], "--n-test": 16, "--n-val": 16, "--n-train": 32, "--conv1-channels": 4})
+    run = runner.run("offline", [*words, "--out-json", "result.json"])
+    assert run.code == 0 and result_of(run.folder)["source"] == "synthetic", run.err
+    assert "synthetic" in (run.out + run.err).lower() and "mnist" in (run.out + run.err).lower()
+    assert "Traceback" not in run.err and "error:" not in run.err, run.err
+
+
+@pytest.mark.parametrize("experiment, flags", [(name, flags) for name in OTHERS for flags in OTHERS[name]])
+def test_other_tasks_and_networks_train(alone, experiment, flags):
+    case = alone(experiment).cases()[f"other {flags}"]
+    assert_fine(case)
+    assert all(0 <= result_of(case.folder)[key] <= 1 for key in OTHERS[experiment][flags])
+    assert {*claimed(experiment)} <= {key for found in OTHERS[experiment].values() for key in found} | {
+        *result_of(alone(experiment).trained().folder)}
+
+
+# ---------------------------------------------------------------- the same bits
+
+@every_experiment
+def test_any_number_of_threads_makes_the_same_network(alone, experiment):
+    """and so does the same seed in another process, which is the first half of it"""
+    runner = alone(experiment)
+    one, two = runner.trained().folder, runner.unread().folder
+    assert_same_arrays(one / "run.npz", two / "run.npz")
+    assert_same_arrays(one / "net.npz", two / "net.npz")
+    assert timeless(result_of(one)) == timeless(result_of(two))
+
+
+@every_experiment
+def test_killed_and_resumed_is_never_killed(alone, experiment):
+    whole, resumed = alone(experiment).trained(), alone(experiment).resumed()
+    assert_fine(resumed)
+    assert_same_arrays(whole.folder / "run.npz", resumed.folder / "run.npz")
+    assert_same_arrays(whole.folder / "net.npz", resumed.folder / "net.npz")
+    assert timeless(result_of(whole.folder)) == timeless(result_of(resumed.folder))
+    assert f"epoch {EPOCHS}/{EPOCHS}" in resumed.out and f"epoch 1/{EPOCHS}" not in resumed.out
+
+
+# ---------------------------------------------------------------- load
+
+@every_experiment
+def test_the_printed_command_evaluates_to_the_accuracy_after_training(alone, experiment):
+    runner = alone(experiment)
+    case = runner.cases()["as printed"]
+    assert_fine(case)
+    trained, loaded = result_of(runner.trained().folder), result_of(case.folder)
+    assert loaded["experiment"] == experiment and loaded["n_params"] == trained["n_params"]
+    assert_same_metrics(trained, loaded)
+
+
+@every_experiment
+def test_a_checkpoint_evaluates_to_the_same_accuracy_as_after_training(alone, experiment):
+    runner = alone(experiment)
+    case = runner.cases()["load run.npz"]
+    assert_fine(case)
+    assert_same_metrics(result_of(runner.trained().folder), result_of(case.folder))
+    assert "epoch 1/" not in case.out
+
+
+@every_experiment
+def test_a_float16_file_evaluates_to_nearly_the_same_accuracy(alone, experiment):
+    runner = alone(experiment)
+    case = runner.cases()["load net.npz"]
+    assert_fine(case)
+    assert_same_metrics(result_of(runner.trained().folder), result_of(case.folder), exactly=False)
+
+
+@every_experiment
+def test_an_evaluation_may_change_what_no_weight_depends_on(alone, experiment):
+    case = alone(experiment).cases()["changed"]
+    assert_fine(case)
+    words = shlex.split(CHANGES[experiment])
+    config = result_of(case.folder)["config"]
+    assert {f"--{key.replace('_', '-')}": value for key, value in config.items()}.items() >= {
+        flag: float(value) for flag, value in zip(words[::2], words[1::2])}.items()
+
+
+@every_experiment
+def test_a_checkpoint_is_turned_into_a_file_of_weights(alone, experiment):
+    """with --load CHECKPOINT --out-weights FILE: the file that the run itself writes"""
+    runner = alone(experiment)
+    case = runner.cases()["copied"]
+    assert_fine(case)
+    assert_same_arrays(case.folder / "copy.npz", runner.trained().folder / "net.npz")
+    assert case.after["run.npz"] == case.before["run.npz"]
+
+
+@every_experiment
+def test_two_files_are_evaluated_together(alone, experiment):
+    case = alone(experiment).cases()["load two"]
+    assert_fine(case)
+    one, two = results_of(case.folder)
+    assert_same_metrics(one, two, exactly=False)
+
+
+# ---------------------------------------------------------------- several networks
+
+@every_experiment
+def test_several_models_are_trained_in_turn_and_compared_in_one_table(alone, experiment):
+    """The first is the network that is trained when it is the only one"""
+    runner = alone(experiment)
+    case, models = runner.cases()["several"], SEVERAL[experiment]
+    assert_fine(case)
+    table = case.out[case.out.rindex(f"epoch {EPOCHS}/{EPOCHS}"):]
+    assert all(re.search(rf"^\W*{model}\s.*\d\.\d", table, re.M) for model in models), table
+    found = results_of(case.folder)
+    assert [result["config"]["model"] for result in found] == list(models)
+    assert_same_metrics(found[0], result_of(runner.trained().folder))
+    files = sorted(case.folder.glob("both*.npz"))
+    assert len(files) == 2 and all(any(model in path.name for path in files) for model in models)
+    assert len(list((case.folder / "runs" / experiment).glob("**/*.npz"))) == 2
+
+
+# ---------------------------------------------------------------- standard output
+
+@every_experiment
+def test_training_goes_on_when_nobody_reads_the_output(alone, experiment):
+    run = alone(experiment).unread()
+    assert run.out and "Traceback" not in run.err and "Exception" not in run.err, run.err
+    assert (run.folder / "net.npz").exists() and len(list(run.folder.glob("runs/*/*/*.npz"))) == 1
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+@every_experiment
+def test_training_goes_on_when_the_output_cannot_be_written(alone, experiment):
+    run = alone(experiment).full()
+    assert "Traceback" not in run.err and "Exception" not in run.err, run.err
+    assert (run.folder / "net.npz").exists() and len(list(run.folder.glob("runs/*/*/*.npz"))) == 1
+
+
+# ---------------------------------------------------------------- what the user gets wrong
+
+@pytest.mark.parametrize("experiment, flags", [(name, flags) for name in BAD for flags in BAD[name]])
+def test_bad_input_is_one_line_and_leaves_everything_as_it_was(alone, experiment, flags):
+    case = alone(experiment).cases()[f"bad {flags}"]
+    assert case.code == 2, case.out + case.err
+    assert case.err.startswith("error: ") and case.err.endswith("\n") and case.err.count("\n") == 1, case.err
+    assert (BAD[experiment][flags] or flags.split()[0]) in case.err, case.err
+    assert len(case.err) > 20 and "Errno" not in case.err
+    assert {name: content for name, content in case.after.items() if content is not None or name in case.before} == (
+        case.before)
+
+
+# ---------------------------------------------------------------- documents
+
+@every_experiment
+def test_help_begins_with_commands_and_says_what_each_flag_does(alone, experiment):
+    case = alone(experiment).cases()["help"]
+    assert_fine(case)
+    assert case.out.startswith("usage: ") and f"python3 {experiment}.py" in case.out
+    names = "load out-weights seed batch-size n-epochs lr model preset threads checkpoint out-json"
+    assert all(re.search(rf"^ +--{name}\b[^\n]*\n? +\w", case.out, re.M) for name in names.split())
+
+
+@pytest.mark.parametrize("experiment, flags", [(name, flags) for name in runs.EXPERIMENTS
+                                               for flags in documented(name)])
+def test_a_documented_command_parses(alone, experiment, flags):
+    cases = alone(experiment).cases()
+    assert_fine(cases[f"documented {flags}"])
+    for word in shlex.split(flags):
+        if word.startswith("--"):
+            assert re.search(rf"{word.split('=')[0]}(?![\w-])", cases["help"].out), f"{word} is no flag"
