@@ -214,8 +214,8 @@ MEASUREMENTS = [                   # on trained networks, and baselines that are
         (MULTI, "residual", PRETRAINED, ""), (MULTI, "paper-protocol-long", LONG_RUN, ""),
         (MULTI, "paper-protocol-long-control", f"{LONG_RUN} --earlier-layers training", ""),
         *((AFF, name, f"weights/affnist_{name}.npz", "") for name in ("capsnet-shared", "cnn-gap")))),
-    *(Result(MULTI, "weights", f"{name}-recomputed", seed, "python3 workflow/recompute_statistics.py --load {checkpoint} "
-             "--digits mnist --threads 1 --quiet", 2, f"{MULTI}/{table}/{name}-{seed}")
+    *(Result(MULTI, "weights", f"{name}-recomputed", seed, "python3 workflow/recompute_statistics.py --load "
+             "{checkpoint} --digits mnist --threads 1 --quiet", 2, f"{MULTI}/{table}/{name}-{seed}")
       for table, name, _ in LONG_RUNS for seed in range(3) if (name, seed) != ("paper-protocol-long", 0)),
     *uniform(MULTI, "main", "deep", range(10)), *uniform(MULTI, "half-digit", "iters-3", range(10)),
     *uniform(AFF, "backbone", "capsnet", range(5)),
