@@ -37,7 +37,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 sys.path[:0] = [str(ROOT), str(ROOT / "results"), str(ROOT / "workflow")]
 import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS threads
-from multimnist_capsnet import InputError, mean_and_interval
+from lab.files import check_writable, home_path
+from lab.messages import InputError, Parser, Progress, command_line, counted, flag_name, n_cores, run_cli
+from lab.statistics import prediction_interval
 
 import claims
 import render
@@ -114,9 +116,9 @@ def make(results, jobs, published, data_dir, say):
     interrupted resumes from its checkpoint. Raise InputError as soon as one fails: the others are stopped."""
     missing = {name: result for name, result in results.items() if not made(result).exists()}
     total = sum(minutes(result, published) for result in missing.values())
-    threads = max(1, capsnet.n_cores() // jobs)
-    say(f"{len(missing)} of {capsnet.counted(len(results), 'run')} to do" + (
-        f", about {duration(total)} of one core; {jobs} at a time, with {capsnet.counted(threads, 'thread')} each. "
+    threads = max(1, n_cores() // jobs)
+    say(f"{len(missing)} of {counted(len(results), 'run')} to do" + (
+        f", about {duration(total)} of one core; {jobs} at a time, with {counted(threads, 'thread')} each. "
         "Interrupted, the same command resumes." if missing else f": they are in {FOLDER}"))
     check_mnist(missing.values(), data_dir)
     done, processes, began = {name: threading.Event() for name in missing}, [], time.perf_counter()
@@ -127,7 +129,7 @@ def make(results, jobs, published, data_dir, say):
         except OSError as error:
             raise InputError(f"{error.filename}: {error.strerror}. Run this command in a folder that can be written, "
                              f"and in which neither {FOLDER.parent} nor {FOLDER} is a file") from None
-        capsnet.check_writable(paths[name])
+        check_writable(paths[name])
 
     def one(item):
         name, result = item
@@ -151,7 +153,7 @@ def make(results, jobs, published, data_dir, say):
             if process.wait():
                 checkpoint = path.with_suffix(".npz")
                 remedy = f". Delete {checkpoint} to begin this run anew" * (str(checkpoint) in last)
-                raise InputError(f"{name}: {last}{remedy} (command: {capsnet.command_line(*words[1:])})")
+                raise InputError(f"{name}: {last}{remedy} (command: {command_line(*words[1:])})")
         finally:
             done[name].set()
         say(f"  {time.perf_counter() - began:6.0f} s  {name}  done")
@@ -210,13 +212,6 @@ def read_made(results):
 
 
 # -------------------------------------------------------------- comparison with the published results
-
-def prediction_interval(values):
-    """Return the mean of published values and half the width of the 95% prediction interval of a new one: t * s *
-    sqrt(1 + 1/n), nan for one value"""
-    mean, half = mean_and_interval(values)
-    return mean, half * (len(values) + 1) ** 0.5               # half: t * s / sqrt(n)
-
 
 def agreement(seed, value, published, fraction):
     """Return whether one value agrees with the published ones, {seed: value}, None if that cannot be said, and a word
@@ -337,7 +332,7 @@ def run_real(name, folder, seeds, jobs, published, data_dir, say):
     Results are kept for each state of the folder's files and of the code: in another they are made anew."""
     flag, paper, rows = REAL[name]
     if not folder.is_dir():
-        raise InputError(f"{capsnet.flag_name(flag)} {folder}: no such folder. Give the folder of the data's files")
+        raise InputError(f"{flag_name(flag)} {folder}: no such folder. Give the folder of the data's files")
     module = importlib.import_module(rows[0][0])
     try:                                                                # now, not when the first run ends
         sum(1 for _ in (module.load_norb if flag == "norb_dir" else module.read_affnist)(str(folder)))
@@ -350,7 +345,7 @@ def run_real(name, folder, seeds, jobs, published, data_dir, say):
             result, = planned(experiment, setting, seed)
             data = " --data smallnorb" * (experiment == NORB)
             state = hashlib.sha256(repr((files, result_files.since(result))).encode()).hexdigest()[:8]
-            result = result._replace(flags=f"{result.flags}{data} {capsnet.flag_name(flag)} {shlex.quote(str(folder))}",
+            result = result._replace(flags=f"{result.flags}{data} {flag_name(flag)} {shlex.quote(str(folder))}",
                                      table=f"{name}-{result.table}-{state}")
             results[result.name] = result
             keys.setdefault((experiment, setting), {})[result.name] = result
@@ -389,7 +384,7 @@ def table(published, say):
             f"{duration(every)}" * (more > 0))
     say(f"{LEGEND}\n\nOn the papers' own data, if you have the files:")
     for name, (flag, paper, _) in REAL.items():
-        say(f"  {name} {capsnet.flag_name(flag)} DIR: {paper}")
+        say(f"  {name} {flag_name(flag)} DIR: {paper}")
 
 
 def check_flags(args):
@@ -410,7 +405,7 @@ def check_flags(args):
 
 
 def main():
-    parser = capsnet.Parser(description=__doc__)
+    parser = Parser(description=__doc__)
     parser.usage = "%(prog)s [options] [CLAIM ...]"
     names = [*claims.BY_NAME, *REAL]
     parser.add_argument("claims", nargs="*", metavar="CLAIM", help="names of claims; without any, all are listed")
@@ -437,9 +432,9 @@ def main():
     check_flags(args)
     for name, (flag, *_) in REAL.items():
         if bool(getattr(args, flag)) != (name in args.claims):
-            raise InputError(f"{name} and {capsnet.flag_name(flag)} DIR belong together. Give both or none")
-    seeds, published, say = seeds_of(args.seeds or "0"), render.Results(ROOT / "results"), capsnet.Progress(False).say
-    data_dir, jobs = args.data_dir and str(capsnet.home_path(args.data_dir).absolute()), args.jobs or 1
+            raise InputError(f"{name} and {flag_name(flag)} DIR belong together. Give both or none")
+    seeds, published, say = seeds_of(args.seeds or "0"), render.Results(ROOT / "results"), Progress(False).say
+    data_dir, jobs = args.data_dir and str(home_path(args.data_dir).absolute()), args.jobs or 1
     if data_dir:
         os.environ["MNIST_DIR"] = data_dir
     if not (args.claims or args.quick or args.from_results):
@@ -447,7 +442,7 @@ def main():
     agreeing = compared = 0
     for name in args.claims or claims.BY_NAME:
         if name in REAL:
-            folder = capsnet.home_path(getattr(args, REAL[name][0])).absolute()
+            folder = home_path(getattr(args, REAL[name][0])).absolute()
             run_real(name, folder, seeds, jobs, published, data_dir, say)
             continue
         claim = claims.BY_NAME[name]
@@ -476,4 +471,4 @@ def main():
 
 
 if __name__ == "__main__":
-    capsnet.run_cli(main)
+    run_cli(main)
