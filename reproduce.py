@@ -21,24 +21,19 @@ standard deviation s and Student's t. One published seed says nothing of others.
 import difflib
 import hashlib
 import importlib
-import json
 import os
 import re
 import shlex
-import signal
 import statistics
-import subprocess
 import sys
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 sys.path[:0] = [str(ROOT), str(ROOT / "results"), str(ROOT / "workflow")]
 import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS threads
-from lab.files import check_writable, home_path
-from lab.messages import InputError, Parser, Progress, command_line, counted, flag_name, n_cores, run_cli
+from lab import running
+from lab.files import home_path
+from lab.messages import InputError, Parser, Progress, counted, flag_name, n_cores, run_cli
 from lab.statistics import prediction_interval
 
 import claims
@@ -111,6 +106,17 @@ def made(result):
     return FOLDER / str(result_files.since(result) or "real") / f"{result.name}.json"
 
 
+def job_of(name, results, threads):
+    """Return the Job of one of some Results, {name: Result}. The bits are the same for any number of threads."""
+    result = results[name]
+    path, before = made(result).absolute(), ""
+    if result.after:
+        before = running.checkpoint_of(made(results[result.after]).absolute())
+    command = runs.shell_command(result, str(path), checkpoint=str(before)).replace(" --quiet", "")
+    words = shlex.split(command.replace("--threads 1 ", f"--threads {threads} "))[1:]
+    return running.Job(name, words, path, result.after)
+
+
 def make(results, jobs, published, data_dir, say):
     """Make the files of some Results, {name: Result}, `jobs` side by side. Those that are there stay; a run that was
     interrupted resumes from its checkpoint. Raise InputError as soon as one fails: the others are stopped."""
@@ -121,60 +127,7 @@ def make(results, jobs, published, data_dir, say):
         f", about {duration(total)} of one core; {jobs} at a time, with {counted(threads, 'thread')} each. "
         "Interrupted, the same command resumes." if missing else f": they are in {FOLDER}"))
     check_mnist(missing.values(), data_dir)
-    done, processes, began = {name: threading.Event() for name in missing}, [], time.perf_counter()
-    paths, stopped = {name: made(result).absolute() for name, result in results.items()}, threading.Event()
-    for name in missing:
-        try:
-            paths[name].parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{error.filename}: {error.strerror}. Run this command in a folder that can be written, "
-                             f"and in which neither {FOLDER.parent} nor {FOLDER} is a file") from None
-        check_writable(paths[name])
-
-    def one(item):
-        name, result = item
-        if result.after in done:
-            done[result.after].wait()
-        try:
-            path = paths[name]
-            before = paths[result.after].with_suffix(".npz") if result.after else ""
-            command = runs.shell_command(result, str(path), checkpoint=str(before)).replace(" --quiet", "")
-            words = shlex.split(command.replace("--threads 1 ", f"--threads {threads} "))       # the bits are the same
-            process = subprocess.Popen([sys.executable, *words[1:]], cwd=ROOT, encoding="utf-8", errors="replace",
-                                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-            processes.append(process)
-            if stopped.is_set():
-                process.terminate()
-            last = "stopped"
-            for line in filter(str.strip, process.stdout):
-                last = line.strip()
-                if re.match(r"epoch \d|.*resuming at", line):
-                    say(f"  {time.perf_counter() - began:6.0f} s  {name}  {last}")
-            if process.wait():
-                checkpoint = path.with_suffix(".npz")
-                remedy = f". Delete {checkpoint} to begin this run anew" * (str(checkpoint) in last)
-                raise InputError(f"{name}: {last}{remedy} (command: {command_line(*words[1:])})")
-        finally:
-            done[name].set()
-        say(f"  {time.perf_counter() - began:6.0f} s  {name}  done")
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    with ThreadPoolExecutor(jobs) as pool:
-        futures = [pool.submit(one, item) for item in missing.items()]
-        try:
-            for future in as_completed(futures):
-                future.result()
-        except BaseException as error:
-            stopped.set()
-            for future in futures:
-                future.cancel()
-            for process in processes:
-                process.terminate()
-            if isinstance(error, KeyboardInterrupt):
-                print("\nstopped; the same command resumes", file=sys.stderr)
-                sys.exit(130)
-            raise
-        finally:
-            signal.signal(signal.SIGTERM, before)
+    running.run([job_of(name, results, threads) for name in missing], jobs, say, ROOT)
 
 
 def check_mnist(results, data_dir):
@@ -192,13 +145,7 @@ def check_mnist(results, data_dir):
 
 def read_line(result):
     """Return the result that make() has made of a Result, a dict. Raise InputError if its file is damaged."""
-    try:
-        line = json.loads(made(result).read_text(encoding="utf-8"))
-        if line["experiment"] != result.experiment or not isinstance(line["config"], dict):
-            raise ValueError("another experiment's")
-        return line
-    except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(f"{made(result)}: not a whole result. Delete it and give this command again") from None
+    return running.read_result(made(result), result.experiment)
 
 
 def read_made(results):
