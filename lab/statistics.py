@@ -32,50 +32,53 @@ def prediction_interval(values):
 
 
 def compare(found):
-    """Compare networks over several seeds: (name, seed, {metric: value}) of each run.
+    """Compare networks over several seeds: (name, seed, {metric: value}) of each run. A value that is an int, as the
+    number of parameters, is a fact of the network.
 
-    Return {"seeds": [...], "networks": {name: {metric: [mean, low, high]}}, "differences": {"A - B": the same}}: means
-    and 95% t intervals over the seeds, nan for one seed, of the metrics that all runs have. Differences are paired by
-    seed, of networks with at least two seeds in common.
+    Return {"seeds": [...], "n": {name: number of its seeds}, "networks": {name: {metric: int, or [mean, low, high]}},
+    "differences": {"A - B": the same}}, of the metrics that all runs have: means and 95% t intervals over the seeds,
+    nan for one seed. Differences are paired by seed, of networks with at least two seeds in common.
     """
     rows = {}
     for name, seed, values in found:
         rows.setdefault(name, {})[seed] = values
+    metrics = [metric for metric in found[0][2] if all(metric in values for *_, values in found)]
+    facts = [metric for metric in metrics if isinstance(found[0][2][metric], int)]
 
     def summarize(values):
         mean, half = mean_and_interval(values)
         return [mean, mean - half, mean + half]
-    metrics = [metric for metric in found[0][2] if all(metric in values for *_, values in found)]
-    networks = {name: {metric: summarize([values[metric] for values in row.values()]) for metric in metrics}
+
+    def difference(a, b, common):
+        return {metric: summarize([a[seed][metric] - b[seed][metric] for seed in common])
+                for metric in metrics if metric not in facts}
+    networks = {name: {metric: next(iter(row.values()))[metric] if metric in facts else
+                       summarize([values[metric] for values in row.values()]) for metric in metrics}
                 for name, row in rows.items()}
-    differences = {f"{a} - {b}": {metric: summarize([rows[a][k][metric] - rows[b][k][metric] for k in common])
-                                  for metric in metrics}
-                   for a, b in itertools.combinations(rows, 2)
-                   if len(common := [k for k in rows[a] if k in rows[b]]) > 1}
-    return {"seeds": list(dict.fromkeys(seed for _, seed, _ in found)), "networks": networks,
-            "differences": differences}
+    differences = {f"{a} - {b}": difference(rows[a], rows[b], common) for a, b in itertools.combinations(rows, 2)
+                   if len(common := [seed for seed in rows[a] if seed in rows[b]]) > 1}
+    return {"seeds": list(dict.fromkeys(seed for _, seed, _ in found)), "n": {name: len(rows[name]) for name in rows},
+            "networks": networks, "differences": differences}
 
 
-def comparison_table(summary, fractions):
-    """Return compare's result as text: a line per network, then a line per difference, in percentage points.
+def comparison_table(summary):
+    """Return compare's result as text: a line per network, then a line per difference, in percentage points"""
+    networks, differences, n = summary["networks"], summary["differences"], sorted(set(summary["n"].values()))
 
-    fractions: the metrics between 0 and 1; the others are counts, which need no interval and no difference.
-    """
-    networks, differences, n = summary["networks"], summary["differences"], len(summary["seeds"])
-
-    def cell(scale, form, mean, low, high):
-        found = [f"{scale * number:{form}}" for number in (mean, low, high)]
-        return found[0] + f" [{found[1]}, {found[2]}]" * math.isfinite(low)
-
-    def line(name, row, *style):
-        return [name, *(cell(*style, *row[metric]) if metric in fractions else
-                        f"{row[metric][0]:,.0f}" * (style[0] == 1) for metric in row)]
+    def cell(scale, form, numbers):
+        if isinstance(numbers, int):
+            return f"{numbers:,}"
+        mean, low, high = (f"{scale * number:{form}}" for number in numbers)
+        return mean + f" [{low}, {high}]" * math.isfinite(numbers[1])
     metrics = list(next(iter(networks.values())))
-    above = [["network", *metrics], *(line(name, row, 1, ".3f") for name, row in networks.items())]
-    below = [line(name, row, 100, "+.1f") for name, row in differences.items()]
-    widths = [max(map(len, column)) for column in zip(*above, *below)]
-    above, below = (["  ".join(f"{text:{width}}" for text, width in zip(cells, widths)).rstrip() for cells in rows]
-                    for rows in (above, below))
-    note = [f"mean [95% t interval] over {n} seeds"] if n > 1 else ["one seed: no interval; other seeds differ"]
-    return "\n".join([*above, *note, *["\nDifference in percentage points, paired by seed [95% CI]"] * bool(below),
-                      *below])
+    rows = [["network", *metrics],
+            *([name, *(cell(1, ".3f", row[metric]) for metric in metrics)] for name, row in networks.items()),
+            *([name, *(cell(100, "+.1f", row[metric]) if metric in row else "" for metric in metrics)]
+              for name, row in differences.items())]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = ["  ".join(f"{text:{width}}" for text, width in zip(row, widths)).rstrip() for row in rows]
+    seeds = " to ".join(map(str, n[:1] + n[1:][-1:]))
+    lines.insert(len(networks) + 1, "one seed each: no intervals" if n == [1] else
+                 f"mean [95% t interval] over {seeds} seeds" + "\n\nDifference in percentage points, paired by seed "
+                 "[95% CI]" * bool(differences))
+    return "\n".join(lines)
