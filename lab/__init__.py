@@ -12,7 +12,8 @@ Messages: a line of progress begins with "epoch K/N", one of a resumed run conta
 JSON:     experiment, config (settings by name), source (of the data), n_params, the metrics, seconds_train, versions,
           machine, history (columns by name, one value per epoch); of a loaded network also loaded: file, sha256,
           trained_seed. Of several networks: runs, a list of these, and summary.
-Weights:  a file .npz of arrays params/NAME and state/NAME, and meta, a JSON text: experiment, step, config, history.
+Weights:  a file .npz of arrays params/NAME and state/NAME, their digest, and meta, a JSON text: experiment, step,
+          config, history.
 Module:   EXPERIMENT, its name; Config, a dataclass whose fields' metadata describe the settings; load_data or
           load_digits; train; evaluate; forward; loss_and_grads; load_network; save_network; and InputError, an error of
           the user, which is known by its name.
