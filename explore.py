@@ -32,10 +32,12 @@ from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
 import affnist_capsnet as affnist  # before numpy: they set the number of BLAS threads
-import figures
 import multimnist_capsnet as multi
 import smallnorb_novel_viewpoint as norb
-from multimnist_capsnet import CANVAS, N_CLASSES, InputError
+from lab import figures
+from lab.data import MIN_SIDE, WORK_SIDE, find_ink
+from lab.messages import InputError, Parser, run_cli
+from multimnist_capsnet import CANVAS, N_CLASSES
 
 import numpy as np
 
@@ -58,7 +60,7 @@ PAGE = {"/": ("index.html", "text/html"), "/explore.js": ("explore.js", "text/ja
 MAX_BODY, N_DIGITS = 1_000_000, 200                            # bytes of a request; test digits to choose from
 MAX_PAGES = 100                    # whose newest requests are known; an older page's request is stale, and sent again
 SIDE = affnist.SIDES["affnist"]    # px, of the canvas in the tab of affine digits
-MIN_SIDE, MAX_SIDE = pictures.MIN_SIDE, pictures.WORK_SIDE     # px, of the user's own picture
+MAX_SIDE = WORK_SIDE               # px, of the user's own picture
 EXTENT, STEP, CHUNK = 12, 2, 12    # of a map: px from the center, px between positions, positions per forward pass
 AZIMUTHS = range(0, 360, 10)       # of a ring, degrees
 HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store", "Content-Security-Policy": "default-src "
@@ -217,7 +219,7 @@ class Guide:
         if gray.size % width or not MIN_SIDE <= gray.size // width <= MAX_SIDE:
             raise InputError(f"gray: must be {MIN_SIDE} to {MAX_SIDE} rows of {width} bytes")
         try:
-            ink = pictures.find_ink(gray.reshape(-1, width) / 255, "")
+            ink = find_ink(gray.reshape(-1, width) / 255)
         except InputError:
             raise InputError("No ink stands out from the background of the picture. Choose a picture of two "
                              "overlapping digits, dark on light or light on dark.") from None
@@ -356,7 +358,7 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 def main():
-    parser = multi.Parser(description=__doc__)
+    parser = Parser(description=__doc__)
     parser.usage = "%(prog)s [--port N] [--no-browser] [--load FILE ...]"
     parser.add_argument("--port", type=int, default=8000, metavar="N", help="port of the server; 0: any free "
                         "one (default: 8000)")
@@ -385,4 +387,4 @@ def main():
 
 
 if __name__ == "__main__":
-    multi.run_cli(main)
+    run_cli(main)

@@ -13,9 +13,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
 import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
-import figures
-from affnist_capsnet import CAPSULES, SIDES, InputError, data_name
-from figures import BLUE, ORANGE
+from affnist_capsnet import CAPSULES, SIDES, data_name
+from lab import figures
+from lab.figures import BLUE, ORANGE
+from lab.messages import InputError, Parser, Progress, flag_name, run_cli
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -136,7 +137,7 @@ def draw_frames(digits, networks, n, source, names=()):
 
 @figures.in_style
 def main():
-    parser = affnist.Parser(description=__doc__)
+    parser = Parser(description=__doc__)
     parser.add_argument("--load", nargs="+", default=NETWORKS, metavar="FILE", help="checkpoints or weights of the "
                         "networks (default: the pretrained small capsnet and cnn)")
     parser.add_argument("--index", type=int, nargs="+", metavar="N", help="indices of the test "
@@ -151,13 +152,13 @@ def main():
         "--load: networks": (len(args.load), 1, MAX_NETWORKS)})
     for name in "out_json", "n_test", "threads", "affnist_dir", "eval_split":
         if hasattr(args, name):
-            raise InputError(f"{affnist.flag_name(name)} has no effect on the animation. Leave it out")
+            raise InputError(f"{flag_name(name)} has no effect on the animation. Leave it out")
     networks = [affnist.load_for_evaluation(path, args) for path in args.load]
     if any(config.task != "affnist" for _, config in networks):
         raise InputError("--load: networks of --task mnist cannot read 40x40 px. Give networks of --task affnist")
     if len({network.source for network, _ in networks}) > 1:
         raise InputError("--load: these networks were trained on different digits. Give networks trained on the same")
-    say = affnist.Progress(networks[0][1].quiet).say
+    say = Progress(networks[0][1].quiet).say
     digits = affnist.load_digits(networks[0][1], say)
     for network, config in networks:
         affnist.fit_to_data(config, digits, network, "--load")
@@ -173,4 +174,4 @@ def main():
 
 
 if __name__ == "__main__":
-    affnist.run_cli(main)
+    run_cli(main)

@@ -13,10 +13,11 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
-import figures
 import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS threads
-from figures import BLUE, ORANGE
-from multimnist_capsnet import CANVAS, InputError
+from lab import figures
+from lab.figures import BLUE, ORANGE
+from lab.messages import InputError, Parser, Progress, flag_name, run_cli
+from multimnist_capsnet import CANVAS
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -157,7 +158,7 @@ def scenes_of_test_pairs(network, config, digits):
 
 @figures.in_style
 def main():
-    parser = capsnet.Parser(description=__doc__)
+    parser = Parser(description=__doc__)
     parser.add_argument(
         "--snapshot-every", type=int, metavar="N", help="steps between two frames (default: 75)")
     figures.add_animation_flags(parser, capsnet, FPS)
@@ -180,9 +181,9 @@ def main():
             f"{max(1, -(-n_steps // MAX_FRAMES))}")
     for name in ("out_json", *["n_test"] * (network is not None)):
         if hasattr(args, name):
-            raise InputError(f"{capsnet.flag_name(name)} has no effect on the animation. Leave it out")
+            raise InputError(f"{flag_name(name)} has no effect on the animation. Leave it out")
     figures.check_animation_flags(args, capsnet, {})
-    say = capsnet.Progress(config.quiet).say
+    say = Progress(config.quiet).say
     digits = capsnet.load_digits(config, say)
     config = capsnet.fit_to_data(config, digits, network, "--load")
     name = capsnet.data_name(digits["source"])
@@ -200,4 +201,4 @@ def main():
 
 
 if __name__ == "__main__":
-    capsnet.run_cli(main)
+    run_cli(main)

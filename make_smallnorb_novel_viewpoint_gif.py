@@ -14,10 +14,11 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
-import figures
 import smallnorb_novel_viewpoint as norb  # before numpy: it sets the number of BLAS threads
-from figures import COLORS, GRAY
-from smallnorb_novel_viewpoint import CLASS_NAMES, N_CLASSES, NORB_NAMES, NORB_SIDE, InputError
+from lab import figures
+from lab.figures import COLORS, GRAY
+from lab.messages import InputError, Parser, Progress, flag_name, run_cli
+from smallnorb_novel_viewpoint import CLASS_NAMES, N_CLASSES, NORB_NAMES, NORB_SIDE
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -147,7 +148,7 @@ def draw_frames(names, configs, histories, n_sweep, with_training):
 
 @figures.in_style
 def main():
-    parser = norb.Parser(description=__doc__)
+    parser = Parser(description=__doc__)
     parser.add_argument("--snapshots", type=int, metavar="N", help="frames of the training (default: 16)")
     parser.add_argument(
         "--sweep-frames", type=int, default=36, metavar="N", help="frames of the rotation (default: 36)")
@@ -162,7 +163,7 @@ def main():
                                          "--sweep-frames": (args.sweep_frames, 2, MAX_FRAMES)})
     for name in ("out_json", "checkpoint", "n_seeds", *["n_test"] * (args.load is not None)):
         if hasattr(args, name):
-            raise InputError(f"{norb.flag_name(name)} has no effect on the animation. Leave it out")
+            raise InputError(f"{flag_name(name)} has no effect on the animation. Leave it out")
     runs = [run for run in norb.runs_from_args(args) if run[2].model != "nearest"]
     configs = [config for _, _, config, _ in runs]
     if "nearest" in getattr(args, "model", ()):
@@ -175,7 +176,7 @@ def main():
     if configs[0].split != "azimuth":
         raise InputError(f"the animation shows novel azimuths, not --split {configs[0].split}. Give other networks, or "
                          "leave --split out")
-    progress = norb.Progress(configs[0].quiet)
+    progress = Progress(configs[0].quiet)
     loaded = args.load is not None
     data = None if loaded else norb.load_data(configs[0], progress)
     histories = [history_of(network) if loaded else record_training(config, args.snapshots, data)
@@ -187,4 +188,4 @@ def main():
 
 
 if __name__ == "__main__":
-    norb.run_cli(main)
+    run_cli(main)

@@ -33,7 +33,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
 import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
-from affnist_capsnet import BOX, CAPSULES, N_CLASSES, SIDES, InputError, data_name, max_shift
+from affnist_capsnet import BOX, CAPSULES, N_CLASSES, SIDES, data_name, max_shift
+from lab.files import write_json
+from lab.messages import InputError, Parser, Progress, run_cli
 
 import numpy as np
 
@@ -290,7 +292,7 @@ def run_probes(params, digits, config, runner):
 
 
 def main():
-    parser = affnist.Parser(description=__doc__)
+    parser = Parser(description=__doc__)
     parser.add_argument("--load", default=str(affnist.PRETRAINED[0]), metavar="FILE", help="the network, from a "
                         f"checkpoint or weights (default: the pretrained weights/{affnist.PRETRAINED[0].name})")
     affnist.add_config_flags(parser)
@@ -302,7 +304,7 @@ def main():
                          "the probes need a network trained with --task affnist and a --train-shift in pixels")
     if config.affnist_dir:
         raise InputError("--affnist-dir: the probes do not read affNIST's files; leave it out")
-    progress = affnist.Progress(config.quiet)
+    progress = Progress(config.quiet)
     digits = affnist.load_digits(config, progress.say)
     config = affnist.fit_to_data(config, digits, network, f"--load {args.load}")
     with affnist.Runner(config.threads, progress=progress) as runner:
@@ -313,9 +315,9 @@ def main():
             items = value.items() if isinstance(value, dict) else [("", value)]
             progress.say(f"  {LABELS[probe].format(key)}: " + "  ".join(f"{name} {x:.3f}".strip() for name, x in items))
     if config.out_json:
-        affnist.write_json(config.out_json, affnist.make_result(config, network.weights, network.history, results) | {
+        write_json(config.out_json, affnist.make_result(config, network.weights, network.history, results) | {
             "source": digits["source"], "history": {}, "loaded": network.file})
 
 
 if __name__ == "__main__":
-    affnist.run_cli(main)
+    run_cli(main)

@@ -21,23 +21,20 @@ standard deviation s and Student's t. One published seed says nothing of others.
 import difflib
 import hashlib
 import importlib
-import json
 import os
 import re
 import shlex
-import signal
 import statistics
-import subprocess
 import sys
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 sys.path[:0] = [str(ROOT), str(ROOT / "results"), str(ROOT / "workflow")]
 import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS threads
-from multimnist_capsnet import InputError, mean_and_interval
+from lab import running
+from lab.files import home_path
+from lab.messages import InputError, Parser, Progress, counted, flag_name, n_cores, run_cli
+from lab.statistics import prediction_interval
 
 import claims
 import render
@@ -109,70 +106,28 @@ def made(result):
     return FOLDER / str(result_files.since(result) or "real") / f"{result.name}.json"
 
 
+def job_of(name, results, threads):
+    """Return the Job of one of some Results, {name: Result}. The bits are the same for any number of threads."""
+    result = results[name]
+    path, before = made(result).absolute(), ""
+    if result.after:
+        before = running.checkpoint_of(made(results[result.after]).absolute())
+    command = runs.shell_command(result, str(path), checkpoint=str(before)).replace(" --quiet", "")
+    words = shlex.split(command.replace("--threads 1 ", f"--threads {threads} "))[1:]
+    return running.Job(name, words, path, result.after)
+
+
 def make(results, jobs, published, data_dir, say):
     """Make the files of some Results, {name: Result}, `jobs` side by side. Those that are there stay; a run that was
     interrupted resumes from its checkpoint. Raise InputError as soon as one fails: the others are stopped."""
     missing = {name: result for name, result in results.items() if not made(result).exists()}
     total = sum(minutes(result, published) for result in missing.values())
-    threads = max(1, capsnet.n_cores() // jobs)
-    say(f"{len(missing)} of {capsnet.counted(len(results), 'run')} to do" + (
-        f", about {duration(total)} of one core; {jobs} at a time, with {capsnet.counted(threads, 'thread')} each. "
+    threads = max(1, n_cores() // jobs)
+    say(f"{len(missing)} of {counted(len(results), 'run')} to do" + (
+        f", about {duration(total)} of one core; {jobs} at a time, with {counted(threads, 'thread')} each. "
         "Interrupted, the same command resumes." if missing else f": they are in {FOLDER}"))
     check_mnist(missing.values(), data_dir)
-    done, processes, began = {name: threading.Event() for name in missing}, [], time.perf_counter()
-    paths, stopped = {name: made(result).absolute() for name, result in results.items()}, threading.Event()
-    for name in missing:
-        try:
-            paths[name].parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{error.filename}: {error.strerror}. Run this command in a folder that can be written, "
-                             f"and in which neither {FOLDER.parent} nor {FOLDER} is a file") from None
-        capsnet.check_writable(paths[name])
-
-    def one(item):
-        name, result = item
-        if result.after in done:
-            done[result.after].wait()
-        try:
-            path = paths[name]
-            before = paths[result.after].with_suffix(".npz") if result.after else ""
-            command = runs.shell_command(result, str(path), checkpoint=str(before)).replace(" --quiet", "")
-            words = shlex.split(command.replace("--threads 1 ", f"--threads {threads} "))       # the bits are the same
-            process = subprocess.Popen([sys.executable, *words[1:]], cwd=ROOT, encoding="utf-8", errors="replace",
-                                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-            processes.append(process)
-            if stopped.is_set():
-                process.terminate()
-            last = "stopped"
-            for line in filter(str.strip, process.stdout):
-                last = line.strip()
-                if re.match(r"epoch \d|.*resuming at", line):
-                    say(f"  {time.perf_counter() - began:6.0f} s  {name}  {last}")
-            if process.wait():
-                checkpoint = path.with_suffix(".npz")
-                remedy = f". Delete {checkpoint} to begin this run anew" * (str(checkpoint) in last)
-                raise InputError(f"{name}: {last}{remedy} (command: {capsnet.command_line(*words[1:])})")
-        finally:
-            done[name].set()
-        say(f"  {time.perf_counter() - began:6.0f} s  {name}  done")
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    with ThreadPoolExecutor(jobs) as pool:
-        futures = [pool.submit(one, item) for item in missing.items()]
-        try:
-            for future in as_completed(futures):
-                future.result()
-        except BaseException as error:
-            stopped.set()
-            for future in futures:
-                future.cancel()
-            for process in processes:
-                process.terminate()
-            if isinstance(error, KeyboardInterrupt):
-                print("\nstopped; the same command resumes", file=sys.stderr)
-                sys.exit(130)
-            raise
-        finally:
-            signal.signal(signal.SIGTERM, before)
+    running.run([job_of(name, results, threads) for name in missing], jobs, say, ROOT)
 
 
 def check_mnist(results, data_dir):
@@ -190,13 +145,7 @@ def check_mnist(results, data_dir):
 
 def read_line(result):
     """Return the result that make() has made of a Result, a dict. Raise InputError if its file is damaged."""
-    try:
-        line = json.loads(made(result).read_text(encoding="utf-8"))
-        if line["experiment"] != result.experiment or not isinstance(line["config"], dict):
-            raise ValueError("another experiment's")
-        return line
-    except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(f"{made(result)}: not a whole result. Delete it and give this command again") from None
+    return running.read_result(made(result), result.experiment)
 
 
 def read_made(results):
@@ -210,13 +159,6 @@ def read_made(results):
 
 
 # -------------------------------------------------------------- comparison with the published results
-
-def prediction_interval(values):
-    """Return the mean of published values and half the width of the 95% prediction interval of a new one: t * s *
-    sqrt(1 + 1/n), nan for one value"""
-    mean, half = mean_and_interval(values)
-    return mean, half * (len(values) + 1) ** 0.5               # half: t * s / sqrt(n)
-
 
 def agreement(seed, value, published, fraction):
     """Return whether one value agrees with the published ones, {seed: value}, None if that cannot be said, and a word
@@ -337,7 +279,7 @@ def run_real(name, folder, seeds, jobs, published, data_dir, say):
     Results are kept for each state of the folder's files and of the code: in another they are made anew."""
     flag, paper, rows = REAL[name]
     if not folder.is_dir():
-        raise InputError(f"{capsnet.flag_name(flag)} {folder}: no such folder. Give the folder of the data's files")
+        raise InputError(f"{flag_name(flag)} {folder}: no such folder. Give the folder of the data's files")
     module = importlib.import_module(rows[0][0])
     try:                                                                # now, not when the first run ends
         sum(1 for _ in (module.load_norb if flag == "norb_dir" else module.read_affnist)(str(folder)))
@@ -350,7 +292,7 @@ def run_real(name, folder, seeds, jobs, published, data_dir, say):
             result, = planned(experiment, setting, seed)
             data = " --data smallnorb" * (experiment == NORB)
             state = hashlib.sha256(repr((files, result_files.since(result))).encode()).hexdigest()[:8]
-            result = result._replace(flags=f"{result.flags}{data} {capsnet.flag_name(flag)} {shlex.quote(str(folder))}",
+            result = result._replace(flags=f"{result.flags}{data} {flag_name(flag)} {shlex.quote(str(folder))}",
                                      table=f"{name}-{result.table}-{state}")
             results[result.name] = result
             keys.setdefault((experiment, setting), {})[result.name] = result
@@ -389,7 +331,7 @@ def table(published, say):
             f"{duration(every)}" * (more > 0))
     say(f"{LEGEND}\n\nOn the papers' own data, if you have the files:")
     for name, (flag, paper, _) in REAL.items():
-        say(f"  {name} {capsnet.flag_name(flag)} DIR: {paper}")
+        say(f"  {name} {flag_name(flag)} DIR: {paper}")
 
 
 def check_flags(args):
@@ -410,7 +352,7 @@ def check_flags(args):
 
 
 def main():
-    parser = capsnet.Parser(description=__doc__)
+    parser = Parser(description=__doc__)
     parser.usage = "%(prog)s [options] [CLAIM ...]"
     names = [*claims.BY_NAME, *REAL]
     parser.add_argument("claims", nargs="*", metavar="CLAIM", help="names of claims; without any, all are listed")
@@ -437,9 +379,9 @@ def main():
     check_flags(args)
     for name, (flag, *_) in REAL.items():
         if bool(getattr(args, flag)) != (name in args.claims):
-            raise InputError(f"{name} and {capsnet.flag_name(flag)} DIR belong together. Give both or none")
-    seeds, published, say = seeds_of(args.seeds or "0"), render.Results(ROOT / "results"), capsnet.Progress(False).say
-    data_dir, jobs = args.data_dir and str(capsnet.home_path(args.data_dir).absolute()), args.jobs or 1
+            raise InputError(f"{name} and {flag_name(flag)} DIR belong together. Give both or none")
+    seeds, published, say = seeds_of(args.seeds or "0"), render.Results(ROOT / "results"), Progress(False).say
+    data_dir, jobs = args.data_dir and str(home_path(args.data_dir).absolute()), args.jobs or 1
     if data_dir:
         os.environ["MNIST_DIR"] = data_dir
     if not (args.claims or args.quick or args.from_results):
@@ -447,7 +389,7 @@ def main():
     agreeing = compared = 0
     for name in args.claims or claims.BY_NAME:
         if name in REAL:
-            folder = capsnet.home_path(getattr(args, REAL[name][0])).absolute()
+            folder = home_path(getattr(args, REAL[name][0])).absolute()
             run_real(name, folder, seeds, jobs, published, data_dir, say)
             continue
         claim = claims.BY_NAME[name]
@@ -476,4 +418,4 @@ def main():
 
 
 if __name__ == "__main__":
-    capsnet.run_cli(main)
+    run_cli(main)

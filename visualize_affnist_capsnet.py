@@ -15,9 +15,21 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
 import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
-import figures
-from affnist_capsnet import InputError, data_name
-from figures import BLUE, GRAY, GREEN, RED, WRONG, Drawing, new_figure, perturbed_reconstructions, show_perturbations
+from affnist_capsnet import data_name
+from lab import figures
+from lab.figures import (
+    BLUE,
+    GRAY,
+    GREEN,
+    RED,
+    WRONG,
+    Drawing,
+    new_figure,
+    perturbed_reconstructions,
+    show_perturbations,
+)
+from lab.messages import InputError, flag_name, run_cli
+from lab.statistics import mean_and_interval
 
 import numpy as np
 from matplotlib.ticker import PercentFormatter
@@ -153,7 +165,6 @@ def draw_matched_accuracy(results):
 
     Raise InputError if a setting has no result.
     """
-    from render import mean_and_interval
     accuracies = {(setting, key): results.samples(EXPERIMENT, setting, "", key) for setting in MATCHED for key in TESTS}
     if missing := [setting for (setting, _), values in accuracies.items() if not values]:
         raise InputError(f"--results {results.folder}: no result of {missing[0]}. Run it first")
@@ -210,9 +221,9 @@ def main():
     args = figures.figure_parser(affnist, __doc__, FIGURES, OF_RESULTS).parse_args()
     for name in "checkpoint", "out_json", "affnist_dir", "eval_split":
         if hasattr(args, name):
-            raise InputError(f"{affnist.flag_name(name)} has no effect on figures. Leave it out")
+            raise InputError(f"{flag_name(name)} has no effect on figures. Leave it out")
     figures.draw(affnist, args, FIGURES, OF_RESULTS, lambda config, progress: affnist.load_digits(config, progress.say))
 
 
 if __name__ == "__main__":
-    affnist.run_cli(main)
+    run_cli(main)

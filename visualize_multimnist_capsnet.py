@@ -15,15 +15,15 @@ reconstruct the two digits in a picture of your own.
 """
 import dataclasses
 import sys
-import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
-import figures
 import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS threads
-from figures import (
+from lab import figures
+from lab.data import dilate, find_ink, ink_box, read_picture
+from lab.figures import (
     BLUE,
     GRAY,
     ORANGE,
@@ -37,9 +37,11 @@ from figures import (
     show_perturbations,
     write_figure,
 )
-from multimnist_capsnet import CANVAS, InputError, data_name
+from lab.files import check_writable, write_json
+from lab.messages import InputError, Progress, counted, flag_name, run_cli
+from lab.statistics import wilson_interval
+from multimnist_capsnet import CANVAS, data_name
 
-import imageio.v3 as imageio
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -91,7 +93,7 @@ class Run(Network):
 
     def lengths_with(self, config):
         """Return the lengths as another Config computes them, such as one with another number of routing iterations"""
-        with capsnet.Runner(config.threads, progress=capsnet.Progress(config.quiet)) as runner:
+        with capsnet.Runner(config.threads, progress=Progress(config.quiet)) as runner:
             return np.concatenate([runner.forward(self.params, chunk, config)["lengths"]
                                    for chunk in in_chunks(self.test_pairs)])
 
@@ -106,7 +108,7 @@ class Run(Network):
 def new_figure(run, height, title):
     return figures.new_figure(height, title, (
         f"Test pairs of {data_name(run.data['source'])} (seed {run.config.seed}). Network: {run.config.model}, preset "
-        f"{run.config.preset}, {capsnet.counted(len(run.history['epochs']), 'epoch')} of {run.trained.n_train:,} pairs "
+        f"{run.config.preset}, {counted(len(run.history['epochs']), 'epoch')} of {run.trained.n_train:,} pairs "
         f"of {data_name(run.history['source'])} (seed {run.trained.seed})."))
 
 
@@ -267,7 +269,7 @@ def draw_errors(run, n=5):
     fig = new_figure(run, 4.1, f"Exact-match errors: {1 - run.correct.mean():.1%} of {len(labels):,} test pairs\n")
     left, right = fig.subplots(1, 2, width_ratios=(1, 2.1))
     for fraction, n_correct, size in groups:
-        accuracy, (lower, upper) = n_correct / size, capsnet.wilson_interval(n_correct, size)
+        accuracy, (lower, upper) = n_correct / size, wilson_interval(n_correct, size)
         left.errorbar(fraction, accuracy, [[accuracy - lower], [upper - accuracy]], fmt="o", color=BLUE)
     left.set(xlabel="visible part of the more hidden digit\n(mean of the group)", ylabel="exact-match accuracy",
              ylim=(None, 1.01), title=f"accuracy with 95% CI, {len(groups)} equal groups")
@@ -367,11 +369,6 @@ FIGURES = {
 
 # ---------------------------------------------------------------- a picture of your own
 
-WORK_SIDE = 300                    # px; larger pictures are averaged down to this side
-MIN_SIDE = 12                      # px
-MIN_CONTRAST = 0.12                # between ink and background, where black to white is 1
-MIN_SIGNAL = 6                     # contrast of ink in standard deviations of the background's noise
-SPECK = 0.03                       # spots with less than this fraction of the largest spot's ink are removed
 DIGITS_SPAN = 22                   # px; longer side of both digits' bounding box, chosen on validation pairs
 MIN_STROKE = 2.8                   # px; thinner strokes are widened to it; strokes of MNIST pairs are 3.6 px wide
 # A prediction has low confidence if the second longest capsule is shorter than MIN_LENGTH or exceeds the third by less
@@ -379,130 +376,6 @@ MIN_STROKE = 2.8                   # px; thinner strokes are widened to it; stro
 # of 0.74 against 0.99 for the others. Low confidence is also reported for 91% of single digits, 95% of pairs of one
 # class, 93% of pairs rotated by 90 degrees, 72% of pairs rotated by 180 degrees and 58% of three overlapping digits.
 MIN_LENGTH, MIN_MARGIN = 0.8, 0.5
-GROUND_FITS, SURFACE = 8, 2        # fits of the background surface; its polynomial degree, for uneven illumination
-
-
-UPRIGHT = {                        # EXIF orientation: what turns such a picture upright (imageio's versions differ)
-    2: lambda a: a[:, ::-1], 3: lambda a: a[::-1, ::-1], 4: lambda a: a[::-1], 5: lambda a: a.swapaxes(0, 1),
-    6: lambda a: np.rot90(a, -1), 7: lambda a: a[::-1, ::-1].swapaxes(0, 1), 8: np.rot90}
-
-
-def read_picture(path):
-    """Return the gray levels of a picture file, (h, w) float64 from 0 (black) to 1 (white).
-
-    Larger pictures are averaged down to about WORK_SIDE px. Raise InputError if the file is no readable picture.
-    """
-    if not Path(path).is_file():
-        fault = "is a folder" if Path(path).is_dir() else "no such file"
-        raise InputError(f"--image {path}: {fault}. Give a PNG or JPEG file")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with imageio.imopen(path, "r", plugin="pillow") as file:
-                facts = file.metadata(index=0, exclude_applied=False)
-                mode, turn = facts.get("mode", ""), UPRIGHT.get(facts.get("Orientation"), np.asarray)
-                plain = mode.startswith(("I", "F"))                          # 16 or 32 bits: RGBA would truncate them
-                pixels = turn(np.asarray(file.read(index=0, rotate=False, mode=None if plain else "RGBA")))
-    except MemoryError:
-        raise
-    except Exception as error:                                      # each format's decoder raises its own exceptions
-        cause = error.__cause__ or error
-        if "Bomb" in type(cause).__name__ + str(cause)[:40] or "bomb" in str(cause):
-            raise InputError(f"--image {path}: is too large. Give a picture of at most 10000 x 10000 px") from None
-        fault = (str(cause) or type(error).__name__).splitlines()[0]
-        raise InputError(f"--image {path}: is not a readable picture ({fault}). Give a PNG or JPEG file; export other "
-                         "formats, such as HEIC, as JPEG") from None
-    if min(pixels.shape[:2]) < MIN_SIDE:
-        size = " x ".join(map(str, pixels.shape[1::-1]))
-        raise InputError(f"--image {path}: has {size} px. Give a picture of at least {MIN_SIDE} x {MIN_SIDE} px")
-    block = -(-max(pixels.shape[:2]) // WORK_SIDE)
-    if plain:
-        if not np.isfinite(pixels).all():
-            raise InputError(f"--image {path}: contains NaN or infinite values. Give another picture")
-        return block_means(pixels[..., None], block)[..., 0].clip(0) / max(1, pixels.max())
-    red, green, blue, alpha = np.moveaxis(block_means(pixels, block) / 255, -1, 0)
-    gray = 0.299 * red + 0.587 * green + 0.114 * blue
-    background = float((gray * alpha).sum() < 0.5 * alpha.sum())                       # white if the ink is dark
-    return gray * alpha + background * (1 - alpha)
-
-
-def block_means(pixels, block):
-    """Return the means of blocks of block x block px; incomplete blocks at the edge are dropped.
-
-    pixels: (h, w, C). Return (h // block, w // block, C).
-    """
-    h, w = (max(1, side // block) for side in pixels.shape[:2])
-    blocks = pixels[:h * block, :w * block].reshape(h, -1, w, min(block, pixels.shape[1]), pixels.shape[2])
-    return np.stack([blocks[..., k].mean((1, 3), dtype=np.float64) for k in range(pixels.shape[2])], -1)
-
-
-def find_ink(gray, path):
-    """Return the ink of a picture, (h, w) in [0, 1]: the pixels that are darker, or lighter, than the background.
-
-    gray: gray levels, (h, w). The background is a smooth surface fitted to the pixels near it; their residuals give the
-    noise. Ink is on the side (darker or lighter) with more total contrast beyond the noise. If no ink stands out, as in
-    a tight crop whose background covers less than half of the picture, the fit is repeated from the picture's frame.
-    Raise InputError if no ink stands out then either.
-    """
-    h, w = gray.shape
-    y, x = (grid.ravel() for grid in np.mgrid[-1:1:h * 1j, -1:1:w * 1j])
-    terms = np.stack([x ** i * y ** j for i in range(SURFACE + 1) for j in range(SURFACE + 1 - i)], 1)
-    values = gray.ravel()
-    frame = np.concatenate([gray[[0, -1]].ravel(), gray[:, [0, -1]].ravel()])
-    for start, quantile, sigmas in (gray, 0.5, 0.6745), (frame, 0.25, 0.3186):         # half of a tight crop may be ink
-        residual = np.abs(values - np.median(start))
-        near = residual <= np.quantile(residual, quantile)
-        for _ in range(GROUND_FITS):
-            surface = terms @ np.linalg.lstsq(terms[near], values[near], rcond=None)[0]
-            residual = values - surface
-            noise = max(np.quantile(np.abs(residual), quantile) / sigmas, 1e-3)
-            near = np.abs(residual) <= 2.5 * noise
-        darker, lighter = (np.maximum(sign * residual - 3 * noise, 0).sum() for sign in (-1, 1))
-        ink = (-residual if darker >= lighter else residual).reshape(h, w)
-        strong = ink[ink > max(MIN_CONTRAST, MIN_SIGNAL * noise)]
-        if strong.size >= 8:
-            break
-    else:
-        raise InputError(f"--image {path}: no ink stands out from the background. Give a picture of two overlapping "
-                         "digits, dark on light or light on dark")
-    contrast = (strong ** 5).sum() / (strong ** 4).sum()                    # of the pen, not of ruled lines
-    ink = np.clip((ink - 0.3 * contrast) / (0.5 * contrast), 0, 1)
-    return without_specks(ink)
-
-
-def without_specks(ink):
-    """Remove spots that are small or that touch the picture's edge, such as a shadow or the table beside the paper.
-
-    Small means less than SPECK of the largest spot's ink. Spots at the edge stay if all large spots are there.
-    """
-    inked = ink >= 0.5
-    spots = np.arange(1, ink.size + 1).reshape(ink.shape) * inked           # labels, spread until each spot has one
-    while not np.array_equal(spots, spread := dilate(spots, 1.5) * inked):
-        spots = spread
-    sizes = np.bincount(spots.ravel())
-    sizes[0] = 0
-    large = sizes >= SPECK * sizes.max()
-    inside = large.copy()
-    for edge in spots[[0, -1]], spots[:, [0, -1]]:
-        inside[edge] = False
-    kept = inside if inside.any() else large
-    return ink * dilate(kept[spots].astype(float), 1.5)                     # dilated: a spot's soft edges belong to it
-
-
-def ink_box(ink):
-    """Return the bounding box of the ink: top, bottom, left, right in px."""
-    rows, columns = (np.nonzero((ink >= 0.5).any(axis))[0] for axis in (1, 0))
-    return rows[0], rows[-1] + 1, columns[0], columns[-1] + 1
-
-
-def dilate(ink, radius):
-    """Return the maximum over a disc around each pixel."""
-    reach = int(radius)
-    padded, out = np.pad(ink, reach), ink.copy()
-    for dy, dx in ((dy, dx) for dy in range(-reach, reach + 1) for dx in range(-reach, reach + 1)):
-        if dy * dy + dx * dx <= radius * radius:
-            np.maximum(out, padded[reach + dy:reach + dy + len(ink), reach + dx:reach + dx + ink.shape[1]], out=out)
-    return out
 
 
 def to_canvas(ink, span=DIGITS_SPAN):
@@ -547,7 +420,7 @@ def draw_picture(network, gray, ink, say):
     fig = Figure((WIDTH, 4.1), layout="constrained")
     fig.suptitle(f"{verdict.capitalize()}: {a} and {b}" + f" (second longest capsule {reason})" * uncertain,
                  fontsize=11)
-    fig.supxlabel(f"CapsNet trained for {capsnet.counted(len(network.history['epochs']), 'epoch')} of "
+    fig.supxlabel(f"CapsNet trained for {counted(len(network.history['epochs']), 'epoch')} of "
                   f"{config.n_train:,} pairs of {data_name(network.source)} (seed {config.seed})",
                   fontsize=8, color=GRAY)
     axes = fig.subplots(2, 3)
@@ -579,14 +452,14 @@ def write_metrics(run):
         metrics["routing"] = routing_metrics(run, run.lengths_with(dataclasses.replace(run.config, routing_iters=1)))
     history = run.history | {"source": run.data["source"]}
     result = capsnet.test_result(run.config, run.params, history, test, run.loaded) | metrics
-    capsnet.write_json(run.config.out_json, result)
+    write_json(run.config.out_json, result)
 
 
 def draw_image(args):
     """Classify and reconstruct the digits of --image, and draw them."""
     given = (capsnet.given_settings(args).keys() | {"n_seeds"} & vars(args).keys()) - {"quiet"}
     if args.only or args.results or given:
-        flag = "--only" if args.only else "--results" if args.results else capsnet.flag_name(min(given))
+        flag = "--only" if args.only else "--results" if args.results else flag_name(min(given))
         raise InputError(f"{flag} has no effect with --image, which draws that picture. Leave it out")
     if args.load and len(args.load) > 1:
         raise InputError(f"--load {' '.join(args.load)}: --image shows one network. Give one file")
@@ -594,10 +467,13 @@ def draw_image(args):
     if not is_capsnet(network.config):
         raise InputError(f"--load {args.load[0]}: --image needs a capsnet, not a {network.config.model}. Give another "
                          "file")
-    gray = read_picture(args.image)
-    ink = find_ink(gray, args.image)
+    try:
+        gray = read_picture(args.image)
+        ink = find_ink(gray)
+    except InputError as error:
+        raise InputError(f"--image {args.image}: {error}") from None
     outdir, name = args.outdir or Path(), f"{Path(args.image).stem}_digits"
-    say = capsnet.Progress(hasattr(args, "quiet")).say
+    say = Progress(hasattr(args, "quiet")).say
     make_outdir(outdir, [name])
     write_figure(draw_picture(network, gray, ink, say), outdir / f"{name}.png", say)
 
@@ -616,7 +492,7 @@ def main():
     out_json = getattr(args, "out_json", "")
     if out_json and (args.results or len(args.load or [0]) > 1 or len(getattr(args, "model", [0])) > 1):
         raise InputError("--out-json writes the metrics of one network. Draw one, or leave --out-json out")
-    capsnet.check_writable(out_json)
+    check_writable(out_json)
     runs = figures.draw(capsnet, args, FIGURES, OF_RESULTS, lambda config, progress: capsnet.load_digits(
         config, progress.say), Run)
     if out_json:
@@ -624,4 +500,4 @@ def main():
 
 
 if __name__ == "__main__":
-    capsnet.run_cli(main)
+    run_cli(main)

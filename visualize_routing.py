@@ -15,11 +15,11 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
-import figures
 import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS threads
 import smallnorb_novel_viewpoint as norb
-from figures import GRAY
-from multimnist_capsnet import InputError
+from lab import figures
+from lab.figures import GRAY
+from lab.messages import InputError, Parser, run_cli
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -267,7 +267,7 @@ FIGURES = {"dynamic_routing": draw_dynamic_routing, "em_routing": draw_em_routin
 
 @figures.in_style
 def main():
-    parser = capsnet.Parser(description=__doc__)
+    parser = Parser(description=__doc__)
     parser.add_argument("--n-iters", type=int, default=3, metavar="N", help="routing iterations (default: 3)")
     parser.add_argument("--outdir", type=Path, default=Path("runs", "routing", "figures"), metavar="DIR",
                         help="folder for the figures (default: %(default)s)")
@@ -282,4 +282,4 @@ def main():
 
 
 if __name__ == "__main__":
-    capsnet.run_cli(main)
+    run_cli(main)

@@ -18,10 +18,13 @@ from functools import cached_property
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
-import figures
 import smallnorb_novel_viewpoint as norb  # before numpy: it sets the number of BLAS threads
-from figures import BLUE, COLORS, GRAY, GREEN, MARKERS, ORANGE, RED, Drawing, Network, new_figure, results_of
-from smallnorb_novel_viewpoint import N_CLASSES, InputError
+from lab import figures
+from lab.figures import BLUE, COLORS, GRAY, GREEN, MARKERS, ORANGE, RED, Drawing, Network, new_figure, results_of
+from lab.files import check_writable, write_json
+from lab.messages import InputError, run_cli
+from lab.statistics import mean_and_interval, wilson_interval
+from smallnorb_novel_viewpoint import N_CLASSES
 
 import numpy as np
 
@@ -195,7 +198,7 @@ def draw_familiar_vs_novel(runs):
     for shift, color, name in ((-0.2, BLUE, "familiar"), (0.2, ORANGE, "novel")):
         hits = [correct[name] for correct in groups.values()]
         mean = np.array([hit.mean() if len(hit) else 0 for hit in hits])
-        low, high = np.array([norb.wilson_interval(hit.sum(), len(hit)) if len(hit) else (0, 0) for hit in hits]).T
+        low, high = np.array([wilson_interval(hit.sum(), len(hit)) if len(hit) else (0, 0) for hit in hits]).T
         bars = ax.bar(np.arange(len(mean)) + shift, mean, 0.38, yerr=(mean - low, high - mean), color=color, capsize=3,
                       label=f"{name} {angle}")
         ax.bar_label(bars, [f"{value:.2f}" for value in mean], label_type="center", fontsize=8,
@@ -220,7 +223,7 @@ def draw_azimuth_accuracy(runs):
         correct = np.concatenate([run.tests["correct"][name] for name in names])
         at = [correct[angles == value] for value in np.unique(angles)]
         mean, (low, high) = np.array([hit.mean() for hit in at]), np.array([
-            norb.wilson_interval(hit.sum(), len(hit)) for hit in at]).T
+            wilson_interval(hit.sum(), len(hit)) for hit in at]).T
         ax.errorbar(np.unique(angles) + (1.5 if angle == "azimuths" else 0.5) * k, mean, (mean - low, high - mean),
                     fmt=marker, linestyle="none", color=color, markersize=4, capsize=2, label=f"{run.name}")
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8.5)
@@ -415,7 +418,7 @@ def draw_azimuth_results(results):
         label, color, line, marker = SWEEP[model]
         of_seeds = results_of(results, EXPERIMENT, f"paper-azimuth/{model}")
         rows = [[*each["sweep"]["accuracy"], each["sweep"]["accuracy"][0]] for each in of_seeds]
-        mean, half = np.array([norb.mean_and_interval(column) for column in np.transpose(rows)]).T
+        mean, half = np.array([mean_and_interval(column) for column in np.transpose(rows)]).T
         x, half = [*of_seeds[0]["sweep"]["angles"], 360], np.nan_to_num(half)
         ax.plot(x, mean, line, marker=marker, color=color, markersize=4, label=f"{label}, n = {len(of_seeds)}")
         ax.fill_between(x, mean - half, mean + half, color=color, alpha=0.15, linewidth=0)
@@ -446,7 +449,7 @@ def draw_gap_curve(results):
         for model in models:
             label, color, line, marker = SWEEP[model]
             curves = [accuracy_by_distance(each) for each in results_of(results, EXPERIMENT, f"{table}/{model}")]
-            mean, half = np.array([norb.mean_and_interval([curve[x] for curve in curves]) for x in curves[0]]).T
+            mean, half = np.array([mean_and_interval([curve[x] for curve in curves]) for x in curves[0]]).T
             ax.plot([*curves[0]], mean, line, marker=marker, color=color, markersize=4,
                     label=f"{label}, n = {len(curves)}")
             half = np.nan_to_num(half)
@@ -498,16 +501,16 @@ def main():
     if out_json and (args.only != ["background_activity"] or args.results):
         raise InputError("--out-json works here only with --only background_activity and without --results. For the "
                          "metrics of a run give it to smallnorb_novel_viewpoint.py")
-    norb.check_writable(out_json)
+    check_writable(out_json)
     if out_json and not any(FIGURES["background_activity"].applies(config)
                             for _, _, config, _ in norb.runs_from_args(args)):
         raise InputError(f"--out-json {out_json}: {FIGURES['background_activity'].lacks}. Give such a network")
     runs = figures.draw(norb, args, FIGURES, OF_RESULTS, norb.load_data, Run)
     if out_json and runs:
         run = runs[0]
-        norb.write_json(out_json, norb.make_result(run.config, run.params, run.history, {
+        write_json(out_json, norb.make_result(run.config, run.params, run.history, {
             "background_activity": run.activity}))
 
 
 if __name__ == "__main__":
-    norb.run_cli(main)
+    run_cli(main)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
+from lab.files import machine, write_json
 
 import numpy as np
 import torch
@@ -116,7 +117,7 @@ def main():
     parser.add_argument("--no-compile", action="store_true", help="time eager PyTorch only")
     parser.add_argument("--out-json", metavar="FILE")
     args, rows, versions = parser.parse_args(), [], {"torch": torch.__version__, "numpy": np.__version__}
-    result = vars(args) | affnist.machine() | versions | {"load": os.getloadavg(), "rows": rows}
+    result = vars(args) | machine() | versions | {"load": os.getloadavg(), "rows": rows}
     print(result, "| network | threads | program | ms an image | time / ours (range) |", "|---" * 5 + "|", sep="\n")
     for threads, name in itertools.product(args.threads, args.network):
         torch.set_num_threads(threads)
@@ -133,7 +134,7 @@ def main():
             rows.append({"network": name, "threads": threads, "program": program, "ms": taken})
             print(f"| {name} | {threads} | {program} | {np.median(taken):.1f} | {ratio:.2f} ({low:.2f}-{high:.2f}) |")
     if args.out_json:
-        affnist.write_json(args.out_json, result)
+        write_json(args.out_json, result)
 
 
 if __name__ == "__main__":

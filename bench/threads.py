@@ -13,6 +13,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
 import multimnist_capsnet as multimnist
+from lab.files import check_writable, machine, write_json
+from lab.messages import InputError, Progress, run_cli
 
 import numpy as np
 
@@ -31,7 +33,7 @@ def setting(name, n, **given):
 def training_step(module, config, samples):
     """Return a function that does the step of train() with all samples as one batch"""
     n = len(samples["labels"])
-    run, rows = module.Run(config, "synthetic", n, module.Progress(quiet=True)), np.arange(n)
+    run, rows = module.Run(config, "synthetic", n, Progress(quiet=True)), np.arange(n)
     next(run.epochs())
     return lambda: run.update(n, *run.runner.loss_and_grads(run.params, samples, rows, config))
 
@@ -46,9 +48,9 @@ def main():
     args, rows = parser.parse_args(), []
     for flag, least in ("--repeats", args.repeats), ("--batch-size", min(args.batch_size)):
         if least < 1:
-            raise affnist.InputError(f"{flag} {least}: must be at least 1")
-    affnist.check_writable(args.out_json)
-    result = vars(args) | affnist.machine() | {"numpy": np.__version__, "load": os.getloadavg(), "rows": rows}
+            raise InputError(f"{flag} {least}: must be at least 1")
+    check_writable(args.out_json)
+    result = vars(args) | machine() | {"numpy": np.__version__, "load": os.getloadavg(), "rows": rows}
     print(result, "| network | batch | threads | ms an image: median | least |", "|---" * 5 + "|", sep="\n")
     for name, n in itertools.product(args.network, args.batch_size):
         steps = {}
@@ -66,8 +68,8 @@ def main():
             rows.append({"network": name, "batch_size": n, "threads": threads, "ms": median, "ms_least": least})
             print(f"| {name} | {n} | {threads} | {median:.2f} | {least:.2f} |", flush=True)
     if args.out_json:
-        affnist.write_json(args.out_json, result)
+        write_json(args.out_json, result)
 
 
 if __name__ == "__main__":
-    affnist.run_cli(main)
+    run_cli(main)

@@ -17,6 +17,8 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS threads
 import smallnorb_novel_viewpoint as norb
+from lab.files import write_atomically
+from lab.messages import InputError
 
 import numpy as np
 import reference
@@ -273,8 +275,8 @@ def main(argv=None):
     try:
         outdir.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            capsnet.write_atomically(outdir / f"{name}.json", lambda file, text=text: file.write(text.encode()))
-    except (OSError, capsnet.InputError) as error:
+            write_atomically(outdir / f"{name}.json", lambda file, text=text: file.write(text.encode()))
+    except (OSError, InputError) as error:
         fault = getattr(error, "strerror", error)
         parser.exit(2, f"error: --outdir {outdir}: {fault}. Give a folder that can be written to\n")
     print(f"wrote {len(texts)} files to {outdir}")

@@ -30,7 +30,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "workflow")]
-import multimnist_capsnet as capsnet
+
+from lab.files import write_atomically
+from lab.messages import InputError, Parser, run_cli
+from lab.statistics import mean_and_interval
 
 import claims
 import runs
@@ -40,7 +43,6 @@ SHORT = {name.split("_")[0]: name for name in runs.EXPERIMENTS}
 PLANNED = {}                       # (experiment, "table/setting") -> its runs
 for _result in BY_NAME.values():
     PLANNED.setdefault((_result.experiment, f"{_result.table}/{_result.setting}"), []).append(_result)
-InputError, mean_and_interval = capsnet.InputError, capsnet.mean_and_interval
 
 
 # -------------------------------------------------------------- reading results
@@ -450,7 +452,7 @@ PICTURES = {                       # README's figures: name -> axis label, refer
 
 def pictures(results, folder, say=print):
     """Draw README's figures into a folder. Raise InputError if a result is missing."""
-    import figures
+    from lab import figures
     folder.mkdir(parents=True, exist_ok=True)
     for name, (axis_label, line, sides, rows) in PICTURES.items():
         scale, drawn_rows = 1 if line == 0.5 else 100, []
@@ -588,13 +590,13 @@ def render(root, folder, check=False, into=None, say=print):
             continue
         target = Path(into or root) / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        capsnet.write_atomically(target, lambda file, new=new: file.write(new.encode()))
+        write_atomically(target, lambda file, new=new: file.write(new.encode()))
         say(f"rewrote {target}")
     return len(differing)
 
 
 def main():
-    parser = capsnet.Parser(description=__doc__)
+    parser = Parser(description=__doc__)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--check", action="store_true", help="compare only; exit code 1 where a document differs")
     parser.add_argument("--results", type=Path, default=ROOT / "results", metavar="DIR", help="where the results are")
@@ -602,7 +604,7 @@ def main():
     which.add_argument("--pictures", action="store_true", help="draw README's pictures and nothing else")
     args = parser.parse_args()
     if args.pictures:
-        import figures
+        from lab import figures
         check_folder(args.results)
         with figures.style():
             pictures(Results(args.results), (args.into or ROOT) / "viz" / "findings")
@@ -611,4 +613,4 @@ def main():
 
 
 if __name__ == "__main__":
-    capsnet.run_cli(main)
+    run_cli(main)

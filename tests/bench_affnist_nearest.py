@@ -14,6 +14,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import affnist_capsnet as affnist  # before numpy: it sets BLAS to one thread
+from lab.files import write_json
+from lab.messages import InputError, Parser, run_cli
+from lab.statistics import wilson_interval
 
 import numpy as np
 from bench_multimnist_nearest import in_the_middle, nearest
@@ -28,12 +31,12 @@ def accuracies(known, labels, digits, config):
     for key, kind, _ in affnist.TEST_SETS["affnist"][:4]:                               # but affNIST's own files
         hits = np.concatenate([nearest(known, labels, in_the_middle(chunk["images"])) == chunk["labels"]
                                for chunk in affnist.stream_digits(digits, config, kind)])
-        metrics |= {key: hits.mean().item(), f"{key}_ci95": affnist.wilson_interval(hits.sum().item(), len(hits))}
+        metrics |= {key: hits.mean().item(), f"{key}_ci95": wilson_interval(hits.sum().item(), len(hits))}
     return metrics
 
 
 def main():
-    parser = affnist.Parser(__doc__)
+    parser = Parser(__doc__)
     for flag, default, text in (
             ("--n-known", 55000, "known digits"), ("--n-test", 10000, "test digits"), ("--seed", 0, "random seed"),
             ("--n-per-class", 0, "known digits per class; 0: --n-known digits of any class")):
@@ -44,7 +47,7 @@ def main():
     parser.add_argument("--out-json", default="", metavar="FILE", help="write settings and results to this file")
     args = parser.parse_args()
     if args.n_known < 1:
-        raise affnist.InputError(f"--n-known {args.n_known}: must be at least 1")
+        raise InputError(f"--n-known {args.n_known}: must be at least 1")
     n_known = affnist.N_CLASSES * max(0, args.n_per_class) or args.n_known
     config = affnist.Config(seed=args.seed, n_test=args.n_test, n_train=n_known, n_per_class=args.n_per_class,
                             digits=args.digits, data_dir=args.data_dir, model="cnn-gap", batch_size=1,
@@ -58,9 +61,9 @@ def main():
     print(f"accuracy of the nearest of {len(known):,} known digits: {scores}")
     if args.out_json:
         untrained = {"source": digits["source"], "epochs": [], "seconds": 0.0, "steps": 0}
-        affnist.write_json(args.out_json, affnist.make_result(
+        write_json(args.out_json, affnist.make_result(
             config, {}, untrained, {"nearest": metrics, "bench": {"n_known": len(known)}}))
 
 
 if __name__ == "__main__":
-    affnist.run_cli(main)
+    run_cli(main)

@@ -12,6 +12,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import multimnist_capsnet as capsnet  # before numpy: it sets BLAS to one thread
+from lab.files import write_json
+from lab.messages import InputError, Parser, run_cli
+from lab.statistics import wilson_interval
 
 import numpy as np
 
@@ -53,11 +56,11 @@ def accuracy(known, labels, pairs):
     for chunk in pairs:
         predicted = nearest(known, labels, in_the_middle(chunk["composites"]))
         hits, n = hits + int(capsnet.exact_match(predicted, chunk["labels"]).sum()), n + len(predicted)
-    return hits / n, capsnet.wilson_interval(hits, n)
+    return hits / n, wilson_interval(hits, n)
 
 
 def main():
-    parser = capsnet.Parser(__doc__)
+    parser = Parser(__doc__)
     parser.add_argument("--n-known", type=int, default=72000, metavar="N", help="known pairs (default: 72000)")
     parser.add_argument("--n-test", type=int, default=10000, metavar="N", help="test pairs (default: 10000)")
     parser.add_argument("--digits", choices=("auto", "mnist", "synthetic"), default="auto", help="as the experiment's")
@@ -66,7 +69,7 @@ def main():
     parser.add_argument("--out-json", default="", metavar="FILE", help="write settings and results to this file")
     args = parser.parse_args()
     if not 1 <= args.n_known <= 10 ** 7:
-        raise capsnet.InputError(f"--n-known {args.n_known}: must be between 1 and 10,000,000")
+        raise InputError(f"--n-known {args.n_known}: must be between 1 and 10,000,000")
     config = capsnet.Config(**{name: value for name, value in vars(args).items() if name != "n_known"})
     capsnet.check_options(config)
     digits = capsnet.load_digits(config)
@@ -77,8 +80,8 @@ def main():
     result = {"bench": {"n_known": args.n_known, "n_test": args.n_test}, "nearest": exact, "nearest_ci95": (low, high)}
     if args.out_json:
         untrained = {"source": digits["source"], "epochs": [], "seconds": 0.0, "steps": 0}
-        capsnet.write_json(args.out_json, capsnet.make_result(config, {}, untrained, result))
+        write_json(args.out_json, capsnet.make_result(config, {}, untrained, result))
 
 
 if __name__ == "__main__":
-    capsnet.run_cli(main)
+    run_cli(main)

@@ -17,6 +17,7 @@ import runs
 
 EXPERIMENTS = {name: importlib.import_module(name) for name in runs.EXPERIMENTS}
 import multimnist_capsnet as mc
+from lab import messages
 
 import golden
 import numpy as np  # after the experiments, which set the number of BLAS threads
@@ -105,7 +106,7 @@ def run_script(tmp_path_factory):
 def help_of(run_script):
     """{script at top level: what its --help prints}, each asked once, without the script's folder on Python's path
     where Python can leave it out (-P)"""
-    scripts = sorted(path.name for path in ROOT.glob("*.py") if path.name != "figures.py")
+    scripts = sorted(path.name for path in ROOT.glob("*.py"))
     plain = ["-P"] if sys.version_info >= (3, 11) else []
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"COLUMNS": "1000"}
     with ThreadPoolExecutor(2) as pool:
@@ -133,7 +134,7 @@ def call(monkeypatch, capsys, tmp_path):
         monkeypatch.setattr(sys, "argv", [f"{experiment.__name__}.py", *map(str, flags)])
         capsys.readouterr()
         try:
-            experiment.run_cli(main)
+            (experiment if main is experiment.main else messages).run_cli(main)
         except SystemExit as stop:
             return stop.code, *capsys.readouterr()
         return 0, *capsys.readouterr()

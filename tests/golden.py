@@ -31,6 +31,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "workflow")]
 import runs
 
 modules = {name: importlib.import_module(name) for name in runs.EXPERIMENTS}
+from lab.messages import Parser
+
 import numpy as np  # after the experiments, which set the number of BLAS threads
 
 GOLDEN = ROOT / "tests" / "golden.json"
@@ -43,7 +45,7 @@ SIZES = {"n_epochs": 2, "n_train": 38, "n_val": 16, "n_test": 24, "batch_size": 
 def tiny_config(experiment, flags):
     """Return the Config of some flags at toy size"""
     module = modules[experiment]
-    parser = module.Parser()
+    parser = Parser()
     module.add_config_flags(parser)
     config = module.configs_from_args(parser.parse_args(shlex.split(flags)))[0]
     kept = [f.name for f in module.options(config) if f.name in SIZES and module.is_applicable(module.limits(f.name),

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import affnist_capsnet as ac
 import multimnist_capsnet as mc
-from figures import call_images, new_figure
+from lab import data as data_sets
+from lab.figures import call_images, new_figure
 
 import imageio.v3 as imageio
 import numpy as np
@@ -242,7 +243,7 @@ def test_ink_on_unevenly_lit_paper_is_that_on_even_paper():
     even = np.full((60, 80), 0.9)
     even[15:45, 35:45] = 0.2
     lit = even - 0.25 * np.add.outer(np.linspace(0, 0.5, 60), np.linspace(0, 0.5, 80))
-    expected, found = make_idx.to_mnist(even).astype(int), make_idx.to_mnist(lit).astype(int)
+    expected, found = data_sets.to_mnist(even).astype(int), data_sets.to_mnist(lit).astype(int)
     assert (found[:3] == 0).all() and (found[:, :3] == 0).all() and np.abs(found - expected).mean() < 8
 
 
@@ -269,7 +270,7 @@ def test_pictures_become_four_files_as_mnists(call, tmp_path):
     tested = (tmp_path / "data" / "test-files.txt").read_text("utf-8").splitlines()
     assert [path.split("/")[0] for path in tested] == ["bar", "bar", "line", "line"]
     for path, image in zip(tested, data["test"][0]):
-        assert np.array_equal(make_idx.to_mnist(multi_figures.read_picture(tmp_path / "drawings" / path)), image)
+        assert np.array_equal(data_sets.to_mnist(data_sets.read_picture(tmp_path / "drawings" / path)), image)
     code, _, err = call(ac, ac.main, *command, "--n-epochs", 1, "--n-train", 22, "--n-val", 2, "--batch-size", 11,
                         "--conv1-channels", 2, "--predictions", "p.csv", "--quiet")
     assert (code, err) == (0, "")

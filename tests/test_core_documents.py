@@ -187,13 +187,18 @@ def test_a_script_says_what_it_needs(script):
     starts from the run list, at the versions of requirements.txt"""
     started = {match[1] for result in runs.RESULTS if (match := re.match(r"python3 (\w+)\.py", result.flags))}
     scripts = {path.stem: path.read_text("utf-8") for path in ROOT.glob("*.py")}
+    scripts |= {f"lab.{path.stem}": path.read_text("utf-8") for path in (ROOT / "lab").glob("*.py")}
     lines = re.search(r"^# /// script\n((?:# .*\n)*)# ///$", scripts[script[:-3]], re.M)[1].splitlines()
     python, needs = (line.removeprefix("# ").partition(" = ")[2] for line in lines)
     asked = dict(re.findall(r"^(\w+)>=(.*)$", (ROOT / "requirements.txt").read_text("utf-8"), re.M))
     seen, left = set(), {script[:-3]}
     while left:
         seen.add(name := left.pop())
-        imported = set(re.findall(r"^ *(?:import|from) (\w+)", scripts[name], re.M))
+        text = re.sub(r"^( *from) \.(?=\w)", r"\1 lab.", scripts[name], flags=re.M)        # within lab/
+        imported = {part for full in re.findall(r"^ *(?:import|from) ([\w.]+)", text, re.M)
+                    for part in (full, full.split(".")[0])}
+        imported |= {f"lab.{part}" for names in re.findall(r"^ *from lab import (.*)", text, re.M)
+                     for part in names.split(", ")}
         left |= (imported | (started if "runs" in imported else set())) & scripts.keys() - seen
         seen |= imported & asked.keys()
     assert python == '">=3.10"' and sorted(re.findall(r'"(.*?)"', needs)) == sorted(

@@ -188,13 +188,13 @@ def test_explore_refuses_impossible_ports(run_script):
 
 
 def test_a_picture_that_is_too_large_says_which_size_works(monkeypatch, tmp_path):
-    from PIL import Image
+    from lab import data
 
-    import visualize_multimnist_capsnet as viz
+    from PIL import Image
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     imageio.imwrite(tmp_path / "x.png", np.full((60, 60), 255, np.uint8))
-    with pytest.raises(viz.InputError, match="x.png: is too large. Give a picture of at most 10000 x 10000 px"):
-        viz.read_picture(tmp_path / "x.png")
+    with pytest.raises(data.InputError, match="is too large. Give a picture of at most 10000 x 10000 px"):
+        data.read_picture(tmp_path / "x.png")
 
 
 # -------------------------------------------------------------- Windows and macOS, as far as Linux can play them

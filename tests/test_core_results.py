@@ -7,8 +7,8 @@ import re
 import shlex
 import sys
 
-import figures
-import multimnist_capsnet as mc
+from lab import figures
+from lab.messages import InputError
 
 import pytest
 from conftest import ROOT
@@ -96,7 +96,7 @@ def test_a_line_that_is_no_result_is_named(accuracies, tmp_path, change):
     first, second = path.read_text("utf-8").splitlines()
     spoilt = change if isinstance(change, str) else json.dumps(json.loads(second) | change)
     path.write_text(f"{first}\n{spoilt}\n", "utf-8")
-    with pytest.raises(mc.InputError, match="main.jsonl, line 2: not a result"):
+    with pytest.raises(InputError, match="main.jsonl, line 2: not a result"):
         render.Results(tmp_path / "results")
 
 
@@ -223,7 +223,7 @@ def test_a_difference_over_draws_has_the_draws_for_its_error(results):
     assert render.value(found, f"smallnorb {both}/cnn-gap, novel") == "0.325 +- 1.271"
     assert render.seeds_line(found, NORB, [f"{both}/cnn-gap"]) == "Seeds: 2 of 3 planned."
     assert render.value(found, "smallnorb toys2-azimuth+toys3-azimuth/cnn-gap, novel") == "not run"
-    with pytest.raises(mc.InputError, match="as many tables on either side"):
+    with pytest.raises(InputError, match="as many tables on either side"):
         render.value(found, f"smallnorb {both}/cnn-gap minus toys2-azimuth/matrix-capsnet, novel")
 
 
@@ -312,7 +312,7 @@ def test_a_damaged_mark_is_named_and_nothing_is_rewritten(root, text, fault):
     """What lies between a mark and the next end is replaced: it must be its own end"""
     (root / "docs" / "a.md").write_text("first line\n" + text, "utf-8")
     (root / "README.md").write_text(f"{MEAN}old<!-- end -->", "utf-8")
-    with pytest.raises(mc.InputError, match=f"(?s)a.md.*{fault}"):
+    with pytest.raises(InputError, match=f"(?s)a.md.*{fault}"):
         render.render(root, root / "results")
     assert (root / "docs" / "a.md").read_text("utf-8") == "first line\n" + text
     assert "old" in (root / "README.md").read_text("utf-8")
@@ -333,9 +333,9 @@ def test_every_training_command_is_accepted_at_toy_size(tmp_path, monkeypatch):
 
 def test_what_is_not_there_is_named(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(mc.InputError, match="empty: holds no results"):
+    with pytest.raises(InputError, match="empty: holds no results"):
         render.render(ROOT, tmp_path / "empty")
-    with pytest.raises(mc.InputError, match="nowhere: no such folder"):
+    with pytest.raises(InputError, match="nowhere: no such folder"):
         render.render(tmp_path, tmp_path / "nowhere")
 
 

@@ -6,8 +6,8 @@ import json
 import os
 from types import SimpleNamespace
 
-import figures
 import multimnist_capsnet as mc
+from lab import figures
 
 import numpy as np
 import pytest
@@ -267,10 +267,10 @@ def test_what_cannot_be_written_is_said_at_once(tmp_path):
     assert os.listdir(tmp_path) == ["home"]
     figures.make_outdir(tmp_path / "a" / "b", ["one"])
     (tmp_path / "a" / "b" / "one.png").mkdir()
-    with pytest.raises(mc.InputError, match="one.png: it is a folder"):
+    with pytest.raises(figures.InputError, match="one.png: it is a folder"):
         figures.make_outdir(tmp_path / "a" / "b", ["two", "one"])
     (tmp_path / "file").write_text("", "utf-8")
-    with pytest.raises(mc.InputError, match="--outdir .*file.x: cannot be created"):
+    with pytest.raises(figures.InputError, match="--outdir .*file.x: cannot be created"):
         figures.make_outdir(tmp_path / "file" / "x", ["one"])
 
 

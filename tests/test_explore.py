@@ -17,7 +17,7 @@ import pytest
 from conftest import POSIX, ROOT
 
 import explore
-from explore import affnist, multi, norb, pictures
+from explore import affnist, find_ink, multi, norb, pictures
 
 DIGIT = {"digit": 3, "rotation": 20, "shear": -0.1, "scale_y": 1.1, "scale_x": 0.9}
 TOY = {"category": 4, "toy": 1, "elevation": 35.5, "light": 2}
@@ -72,7 +72,7 @@ def test_a_pair_is_answered_by_the_network_itself(guide, explorer, routing):
     assert_bits(changed[1], multi.layers_forward(net.weights, masked, multi.decoder(config))[0])
     gray = np.pad(pairs["composites"][0] // 2, 9, constant_values=9)    # a picture of your own, as --image reads it
     assert_bits(ask(explorer, "picture", width=54, gray=explore.encode(gray))["image"],
-                pictures.to_canvas(pictures.find_ink(gray / 255, "")))
+                pictures.to_canvas(find_ink(gray / 255)))
 
 
 def test_a_transformed_digit_is_answered_by_every_network_itself(guide, explorer):

@@ -3,8 +3,9 @@ import dataclasses
 import re
 from types import SimpleNamespace
 
-import figures
 import multimnist_capsnet as mc
+from lab import data, figures
+from lab.messages import InputError
 
 import imageio.v3 as imageio
 import numpy as np
@@ -72,9 +73,9 @@ def written(dark=True, size=(150, 210), noise=0.0, tilt=0.0):
 @pytest.mark.parametrize("noise, tilt", [(0, 0), (0.02, 0), (0.01, 0.12)])
 def test_ink_is_what_stands_out_of_the_ground_dark_or_light(dark, noise, tilt):
     gray, ink = written(dark, noise=noise, tilt=tilt)
-    found = viz.find_ink(gray, "x.png")
+    found = data.find_ink(gray)
     np.testing.assert_allclose(found, ink, atol=0.05)
-    assert viz.ink_box(found) == (40, 100, 70, 110)
+    assert data.ink_box(found) == (40, 100, 70, 110)
 
 
 def test_specks_lines_and_what_touches_the_edge_are_no_ink():
@@ -82,14 +83,14 @@ def test_specks_lines_and_what_touches_the_edge_are_no_ink():
     gray, ink = written()
     ruled, soft, specks = gray.copy(), gray, gray.copy()
     specks[10:12, 10:12] = specks[120:140, :15] = 0
-    np.testing.assert_allclose(viz.find_ink(specks, "x.png"), ink, atol=0.05)
-    assert viz.ink_box(viz.find_ink(gray[40:100, 70:110], "x.png")) == (0, 60, 0, 40)   # every stroke touches the edge
+    np.testing.assert_allclose(data.find_ink(specks), ink, atol=0.05)
+    assert data.ink_box(data.find_ink(gray[40:100, 70:110])) == (0, 60, 0, 40)   # every stroke touches the edge
     ruled[::8] -= 0.18 * (ink[::8] == 0)
-    assert viz.ink_box(viz.find_ink(ruled, "x.png")) == (40, 100, 70, 110)
+    assert data.ink_box(data.find_ink(ruled)) == (40, 100, 70, 110)
     for _ in range(4):                                                                  # blurred by a few px
         soft = (soft + np.roll(soft, 1, 0) + np.roll(soft, -1, 0) + np.roll(soft, 1, 1) + np.roll(soft, -1, 1)) / 5
     crop = soft[34:106, 64:116] + 0.004 * np.random.default_rng(0).standard_normal((72, 52))
-    np.testing.assert_allclose(viz.ink_box(viz.find_ink(crop, "x.png")), (6, 66, 6, 46), atol=1)
+    np.testing.assert_allclose(data.ink_box(data.find_ink(crop)), (6, 66, 6, 46), atol=1)
 
 
 def test_the_canvas_holds_the_ink_centered_in_its_size_each_pixel_its_share():
@@ -121,14 +122,14 @@ def test_a_picture_is_read_in_whatever_form(picture):
     levels = np.round(gray * 255).astype(np.uint8)
     for pixels, white in ((levels, 255), (levels[..., None].repeat(3, -1), 255),
                           (levels.astype(np.uint16) * 257, levels.max())):               # 16 bits: the largest is white
-        np.testing.assert_allclose(viz.read_picture(picture(pixels)), levels / white, atol=1e-6)
-    np.testing.assert_allclose(viz.read_picture(picture(levels, "x.jpg")), levels / 255, atol=0.2)
+        np.testing.assert_allclose(data.read_picture(picture(pixels)), levels / white, atol=1e-6)
+    np.testing.assert_allclose(data.read_picture(picture(levels, "x.jpg")), levels / 255, atol=0.2)
     for shade, white in ((0, 1), (255, 0)):                                             # dark, so on white; and light
         clear = np.full((*levels.shape, 4), shade, np.uint8)
         clear[..., 3] = np.where(levels < 100, 255, 0)
-        np.testing.assert_allclose(viz.read_picture(picture(clear)), (clear[..., 3] == 0) == white)
-    large = viz.read_picture(picture(np.kron(levels, np.ones((9, 9), np.uint8))))
-    assert large.shape == (1350 // 7, 1890 // 7) and viz.ink_box(viz.find_ink(large, "x"))[1] > 0
+        np.testing.assert_allclose(data.read_picture(picture(clear)), (clear[..., 3] == 0) == white)
+    large = data.read_picture(picture(np.kron(levels, np.ones((9, 9), np.uint8))))
+    assert large.shape == (1350 // 7, 1890 // 7) and data.ink_box(data.find_ink(large))[1] > 0
 
 
 STORED = {                         # EXIF orientation: how a camera stores an upright picture (0 is no orientation)
@@ -147,7 +148,7 @@ def test_a_photograph_is_turned_upright(tmp_path, orientation, ending):
     exif = image.getexif()
     exif[0x0112] = orientation
     image.save(tmp_path / f"x.{ending}", exif=exif, quality=95)
-    np.testing.assert_allclose(viz.read_picture(tmp_path / f"x.{ending}"), upright / 255, atol=0.15)
+    np.testing.assert_allclose(data.read_picture(tmp_path / f"x.{ending}"), upright / 255, atol=0.15)
 
 
 NOISE = np.random.default_rng(0)
@@ -165,8 +166,9 @@ def test_what_holds_no_ink_or_is_no_picture_is_refused_by_name_in_one_line(pictu
         path.write_bytes(BROKEN[name](path.read_bytes()))
     path = {"missing": tmp_path / "none.png", "a folder": tmp_path}.get(name, path)
     fault = "no ink" if name in NO_INK else ""
-    with pytest.raises(mc.InputError, match=re.escape(f"--image {path}: {fault}")) as error:
-        viz.find_ink(viz.read_picture(path), path)
+    args = SimpleNamespace(image=path, only=[], results=None, load=None)
+    with pytest.raises(InputError, match=re.escape(f"--image {path}: {fault}")) as error:
+        viz.draw_image(args)
     assert "\n" not in str(error.value)
 
 
@@ -187,7 +189,7 @@ def test_a_picture_for_a_network_of_two_classes():
     config, said = dataclasses.replace(TINY, n_classes=2), []
     network = SimpleNamespace(config=config, weights=mc.init_params(config), history={"epochs": []}, source="mnist")
     gray = np.kron(np.pad(1 - IMAGES[0] / 255, 4, constant_values=1), np.ones((6, 6)))
-    viz.draw_picture(network, gray, viz.find_ink(gray, "x.png"), said.append)
+    viz.draw_picture(network, gray, data.find_ink(gray), said.append)
     assert re.fullmatch(r"low confidence: [01] and [01]; capsule lengths \S+ and \S+", said[0])
 
 
@@ -195,7 +197,7 @@ def n_evaluated(first, second):
     """Return the lines printed for two overlapping synthetic digits, dark on white, and the figure's title"""
     both = np.maximum(IMAGES[first], np.roll(IMAGES[second], (1, -1), (0, 1)))
     gray, said = np.kron(np.pad(1 - both / 255, 4, constant_values=1), np.ones((6, 6))), []
-    figure = viz.draw_picture(SHIPPED, gray, viz.find_ink(gray, "x.png"), said.append)
+    figure = viz.draw_picture(SHIPPED, gray, data.find_ink(gray), said.append)
     return said, figure.get_suptitle()
 
 

@@ -5,7 +5,7 @@ import tempfile
 from types import SimpleNamespace
 
 import affnist_capsnet
-import figures
+from lab import figures
 
 import imageio.v3 as imageio
 import pytest
@@ -32,7 +32,7 @@ def run(command, shorter):
     """Run a command without network, in a process and a home of its own, with few synthetic digits"""
     script, *flags = shlex.split(f"{command} {shorter}")
     code = (f"import multimnist_capsnet as experiment, {script.removesuffix('.py')} as script; "
-            "experiment.N_SYNTHETIC = {'train': 60, 'val': 40, 'test': 80}; experiment.run_cli(script.main)")
+            "experiment.N_SYNTHETIC = {'train': 60, 'val': 40, 'test': 80}; script.run_cli(script.main)")
     with tempfile.TemporaryDirectory() as home:
         return run_offline(home, script, *flags) if "smallnorb" in script else run_offline(home, "-c", code, *flags)
 

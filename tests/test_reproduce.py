@@ -6,6 +6,7 @@ import sys
 import time
 
 import multimnist_capsnet as mc
+from lab.messages import InputError
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def test_every_number_of_the_front_page_belongs_to_a_claim():
 
 @pytest.mark.parametrize("mark", ["shapes", "shapes 0", "shapes 4", "nothing 1", "shapes one"])
 def test_a_mark_of_no_measure_is_refused(mark):
-    with pytest.raises(mc.InputError, match="must be NAME K"):
+    with pytest.raises(InputError, match="must be NAME K"):
         render.measure(mark)
 
 
@@ -210,7 +211,7 @@ def test_after_a_run_that_fails_no_other_is_begun(monkeypatch, tmp_path):
         "time.sleep(60)'" if result.setting == "0" else "sys.exit(2)'"))
     for jobs in (1, 2):
         begin, order = time.monotonic(), dict(sorted(named.items(), reverse=jobs == 1))
-        with pytest.raises(mc.InputError, match=" stopped "):
+        with pytest.raises(InputError, match=" stopped "):
             reproduce.make(order, jobs, PUBLISHED, "", lambda text: None)
         assert time.monotonic() - begin < 30
 
@@ -223,7 +224,7 @@ def test_a_damaged_result_is_named_with_its_remedy(monkeypatch, tmp_path, conten
     path = reproduce.made(result)
     path.parent.mkdir(parents=True)
     path.mkdir() if content is None else path.write_bytes(content)
-    with pytest.raises(mc.InputError, match=f"{path.name}: not a whole result. Delete it"):
+    with pytest.raises(InputError, match=f"{path.name}: not a whole result. Delete it"):
         reproduce.read_made({result.name: result})
 
 

@@ -23,6 +23,8 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 import multimnist_capsnet as multimnist  # before numpy: it sets the number of BLAS threads
+from lab.files import check_writable, write_json
+from lab.messages import InputError, Parser, Progress, run_cli
 
 import numpy as np
 import runs
@@ -86,7 +88,7 @@ def main():
     which = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     which.add_argument("--load", nargs="?", default="")
     experiment = experiment_of(which.parse_known_args()[0].load)
-    parser = experiment.Parser(description=__doc__)
+    parser = Parser(description=__doc__)
     parser.add_argument("--load", required=True, metavar="FILE", help="the network, from a checkpoint or weights")
     parser.add_argument("--n-samples", type=int, default=N_SAMPLES, metavar="N", help="training samples to draw, over "
                         f"which the statistics are computed (default: {N_SAMPLES})")
@@ -98,12 +100,12 @@ def main():
     args = parser.parse_args()
     network, config = experiment.load_for_evaluation(args.load, args)
     experiment.check_config(config)
-    experiment.check_writable(config.out_json, args.out_weights)
+    check_writable(config.out_json, args.out_weights)
     if not network.state:
-        raise experiment.InputError(f"--load {args.load}: has no batch normalization. Give a network with it")
+        raise InputError(f"--load {args.load}: has no batch normalization. Give a network with it")
     if not 2 <= args.n_samples <= MOST_SAMPLES:
-        raise experiment.InputError(f"--n-samples {args.n_samples}: must be at least 2 and at most {MOST_SAMPLES}")
-    progress = experiment.Progress(config.quiet)
+        raise InputError(f"--n-samples {args.n_samples}: must be at least 2 and at most {MOST_SAMPLES}")
+    progress = Progress(config.quiet)
     data = (experiment.load_data(config, progress) if hasattr(experiment, "load_data") else
             experiment.load_digits(config, progress.say))
     config = experiment.fit_to_data(config, data, network, f"--load {args.load}")
@@ -124,9 +126,9 @@ def main():
                                                  network)
     experiment.report(config, result, tests, progress.say)
     if config.out_json:
-        experiment.write_json(config.out_json, result)
+        write_json(config.out_json, result)
         progress.say(f"wrote {config.out_json}")
 
 
 if __name__ == "__main__":
-    multimnist.run_cli(main)
+    run_cli(main)

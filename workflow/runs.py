@@ -6,10 +6,13 @@ The Snakefile plans from this list; results/render.py draws from what the runs w
 """
 import hashlib
 import shlex
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT))
+import lab
 
 
 class Result(NamedTuple):
@@ -45,9 +48,8 @@ class Result(NamedTuple):
 SIZES = ("--n-epochs", "--n-train", "--n-val", "--n-test", "--batch-size", "--digits",
          "--toy-seed", "--eval-split")
 SHRUNK = {"--stop-at": "0.02", "--n-per-class": "4", "--data": "shapes"}                       # in every golden key
-MULTI, NORB, AFF = FIRST = "multimnist_capsnet", "smallnorb_novel_viewpoint", "affnist_capsnet"
-FOUND = sorted(path.stem for path in ROOT.glob("*.py") if "\n# SHARED core" in path.read_text("utf-8"))
-EXPERIMENTS = sorted(FOUND, key=[*FIRST, *FOUND].index)
+MULTI, NORB, AFF = lab.FIRST
+EXPERIMENTS = lab.experiments()
 QUICK = "--n-epochs 12 --n-train 6000"
 RESIDUAL = "--preset residual --warp 0.3 --batch-size 64"
 LONG = "--n-epochs 20 --n-train 60000 --n-val 5000"

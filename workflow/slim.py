@@ -13,6 +13,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
+from lab.files import write_atomically
+from lab.messages import run_cli
 
 import numpy as np
 
@@ -34,9 +36,9 @@ def slim(source, target):
     with tempfile.TemporaryDirectory() as folder:
         affnist.save_network(f"{folder}/net.npz", config, history, {"params": params, "state": found.state})
         with np.load(f"{folder}/net.npz") as file:
-            affnist.write_atomically(target, lambda out: np.savez_compressed(out, **file))
+            write_atomically(target, lambda out: np.savez_compressed(out, **file))
     print(f"wrote {target}  ({Path(target).stat().st_size / 1e6:.2f} MB)")
 
 
 if __name__ == "__main__":
-    affnist.run_cli(lambda: slim(*sys.argv[1:3]) if len(sys.argv) == 3 else print(__doc__))
+    run_cli(lambda: slim(*sys.argv[1:3]) if len(sys.argv) == 3 else print(__doc__))

@@ -1,9 +1,6 @@
-# /// script
-# requires-python = ">=3.10"
-# dependencies = ["numpy>=2.0.0", "matplotlib>=3.8.4", "imageio>=2.31.0"]
-# ///
-"""What the scripts that draw figures and animations share: style, flags, the networks to draw, output files, training
-curves. They import it; it is not a command."""
+"""What the programs that draw figures and animations share: style, flags, the networks to draw, output files, training
+curves."""
+import functools
 import hashlib
 import os
 import sys
@@ -12,18 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from multimnist_capsnet import InputError, check_writable, write_atomically  # before numpy: it sets BLAS threads
+from . import ROOT
+from .files import check_writable, write_atomically
+from .messages import InputError, Parser, Progress, fail, flag_name
 
-FOLDER = Path(__file__).resolve().parent
-if FOLDER in Path(sys.argv[0]).resolve().parents:          # run as a program: no notebook's backend, no user's style
+if ROOT in Path(sys.argv[0]).resolve().parents:          # run as a program: no notebook's backend, no user's style
     os.environ["MPLBACKEND"] = "agg"
     os.environ.pop("MATPLOTLIBRC", None)
 try:
     import imageio.v3 as imageio
     import matplotlib
 except ImportError as error:
-    print(f"error: {error.name} is missing: {sys.executable} -m pip install matplotlib imageio", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(fail(f"{error.name} is missing: {sys.executable} -m pip install matplotlib imageio"))
 import numpy as np
 from matplotlib.collections import Collection
 from matplotlib.figure import Figure
@@ -39,7 +36,7 @@ WRONG = "#B00020"                  # of wrong predictions: a darker red, which i
 COLORS = (BLUE, RED, GREEN, PINK, "black")       # of the networks in one figure
 MARKERS = "Dso^x"
 WIDTH = 8                          # of a figure, inches
-RESULTS = FOLDER / "results"
+RESULTS = ROOT / "results"
 
 
 def style():
@@ -78,6 +75,7 @@ class Network:
 
 def in_style(main):
     """Decorate a script's main(): its figures have this project's style"""
+    @functools.wraps(main)
     def command():
         with style():
             main()
@@ -86,7 +84,7 @@ def in_style(main):
 
 def figure_parser(module, description, drawings, of_results):
     """Return the Parser of a figure script: flags of the experiment, --load, --results, --only and --outdir."""
-    parser = module.Parser(description=description)
+    parser = Parser(description=description)
     parser.add_argument("--outdir", type=Path, metavar="DIR",
                         help="folder for the PNGs (default: figures/ in the folder of the loaded run, else "
                              f"{default_outdir(module)})")
@@ -112,11 +110,11 @@ def draw(module, args, drawings, of_results, load, kind=Network):
     drawings: {name: Drawing}. of_results: {name: function of render.Results}. load(config, progress): the data. kind:
     of the networks, a subclass of Network.
     """
-    progress, outdir = module.Progress(hasattr(args, "quiet")), args.outdir or default_outdir(module, args.load)
+    progress, outdir = Progress(hasattr(args, "quiet")), args.outdir or default_outdir(module, args.load)
     of_networks = args.load is not None or not args.results
     several = {"n_seeds"} & vars(args).keys()
     if not of_networks and (given := (module.given_settings(args).keys() | several) - {"quiet"}):
-        raise InputError(f"{module.flag_name(min(given))} has no effect with --results. Leave it out")
+        raise InputError(f"{flag_name(min(given))} has no effect with --results. Leave it out")
     for name in args.only:
         if not (args.results and name in of_results or of_networks and name in drawings):
             what, flag = ("results", "--results") if name in of_results else ("networks", "--load")

@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["numpy>=2.0.0"]
+# ///
+"""Compare models of an experiment: train each with several seeds, or evaluate trained networks, and print a table of
+means with 95% t intervals, and of differences that are paired by seed.
+
+Every run is a process of the experiment's script, with the flags that are given here and do not belong to this program.
+A flag that one of the models does not have is left out for that model. Finished runs are kept in runs/compare/, and an
+interrupted one resumes from its checkpoint, if the same command is given again. Another flag, or a change of the
+script, makes a new run.
+
+    python3 compare.py affnist_capsnet --model capsnet-shared cnn-gap --n-seeds 3      # half an hour on two cores
+    python3 compare.py affnist_capsnet --model cnn-gap cnn-gmp --n-seeds 3 --jobs 2 --n-train 3000
+    python3 compare.py --load weights/affnist_capsnet-shared.npz weights/affnist_cnn-gap.npz      # a minute
+"""
+import hashlib
+import importlib
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
+import lab
+from lab import running
+from lab.files import check_writable, write_json
+from lab.messages import InputError, Parser, Progress, counted, flag_name, n_cores, run_cli
+from lab.statistics import compare, comparison_table
+
+FOLDER = Path("runs", "compare")   # below the current folder
+METRICS = "accuracy", "exact_match", "at_least_one"    # how the keys of proportions end
+VIEWS = "familiar", "novel", "drop"                    # other keys of proportions
+OURS = {                           # flags of a script that this program sets, and what to give instead
+    "--seed": "--first-seed", "--checkpoint": "", "--out-weights": "", "--predictions": "", "--run-dir": "",
+    "--no-save": ""}
+
+
+def split_flags(words):
+    """Return the script's flags among some words as a list of lists: a flag with its values. Raise InputError for one
+    that this program sets, or a word that belongs to no flag."""
+    flags = []
+    for word in words:
+        if word.startswith("--"):
+            flags.append([word])
+        elif flags:
+            flags[-1].append(word)
+        else:
+            raise InputError(f"{word}: belongs to no flag. See --help")
+    for name in (flag.split("=")[0] for flag, *_ in flags):
+        if name in OURS:
+            raise InputError(f"{name}: this program sets it for each run. " + (
+                f"Give {OURS[name]}" if OURS[name] else "Leave it out"))
+    return flags
+
+
+def settings_of(experiment):
+    """Return the metadata of an experiment's settings, {flag: dict}"""
+    fields = importlib.import_module(experiment).Config.__dataclass_fields__.values()
+    return {flag_name(f.name): f.metadata for f in fields if "help" in f.metadata}
+
+
+def flags_for(model, flags, settings):
+    """Return those of some flags that a model has, as a list of words"""
+    def has(flag):
+        only = settings.get(flag.split("=")[0].replace("--no-", "--"), {}).get("only", {})
+        return model in only.get("model", [model])
+    return [word for flag in flags if has(flag[0]) for word in flag]
+
+
+def digest_of(experiment, words):
+    """Return what names a run: a digest of its script and its flags, without those that do not change its numbers"""
+    script = (lab.ROOT / f"{experiment}.py").read_bytes()
+    return hashlib.sha256(script + json.dumps(words).encode()).hexdigest()[:10]
+
+
+def job(name, experiment, place, words, threads, file=""):
+    """Return the Job of a run with some flags, as words. file: a digest of the file that it loads"""
+    path = FOLDER / experiment / f"{place}-{digest_of(experiment, [*words, file])}.json"
+    script = lab.ROOT / f"{experiment}.py"
+    return running.Job(name, [script, *words, "--threads", threads, "--no-save", "--out-json", path], path)
+
+
+def training_jobs(experiment, models, seeds, flags, threads):
+    """Return {(model, seed): Job} of all trainings, seed by seed, so that an interrupted comparison is a fair one"""
+    settings, jobs = settings_of(experiment), {}
+    known = settings["--model"].get("choices", models)
+    for model in models:
+        if model not in known:
+            raise InputError(f"--model {model}: {experiment} has no such model. Give some of {', '.join(known)}")
+    for flag in flags:                                                  # one that no model has: its script says so
+        if not any(flags_for(model, [flag], settings) for model in models):
+            settings.pop(flag[0].split("=")[0].replace("--no-", "--"))
+    for seed in seeds:
+        for model in models:
+            words = ["--model", model, "--seed", str(seed), *flags_for(model, flags, settings)]
+            one = job(f"{model}, seed {seed}", experiment, f"{model}-seed{seed}", words, threads)
+            jobs[model, seed] = one._replace(words=[*one.words, "--checkpoint", running.checkpoint_of(one.path)])
+    return jobs
+
+
+def loading_jobs(experiment, files, flags, threads):
+    """Return the experiment and {file: Job} of the evaluations of some weights files"""
+    if len(set(map(Path.resolve, files))) < len(files):
+        raise InputError("--load: a file is given twice. Give each file once")
+    jobs = {}
+    for file in files:
+        found = lab.experiment_of(file)
+        if found is None:
+            fault = "not a weights file of an experiment" if file.exists() else "no such file"
+            raise InputError(f"--load {file}: {fault}. Give a run's weights.npz, or what --out-weights wrote")
+        if experiment not in (None, found):
+            raise InputError(f"--load {file}: is of {found}, not of {experiment}. Compare networks of one experiment")
+        experiment = found
+        words = ["--load", str(file.absolute()), *(word for flag in flags for word in flag)]
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        jobs[file] = job(str(file), found, f"load-{file.stem}", words, threads, digest)
+    return experiment, jobs
+
+
+def names_of(results):
+    """Return {file: (name, seed)} of loaded networks: their models, if files of one model differ in the seed only, else
+    the files' names"""
+    kinds = {json.dumps(result["config"] | {"seed": 0}, sort_keys=True) for result in results.values()}
+    named = {file: (result["config"]["model"], result["loaded"]["trained_seed"]) for file, result in results.items()}
+    if len(kinds) == len({model for model, _ in named.values()}) and len(set(named.values())) == len(named):
+        return named
+    stems = [file.stem for file in results]
+    return {file: (file.stem if stems.count(file.stem) == 1 else str(file), seed) for file, (_, seed) in named.items()}
+
+
+def values_of(result):
+    """Return the numbers of a result that the table shows, {key: number}: n_params and the metrics"""
+    found = {key: float(value) for key, value in result.items()
+             if (key.endswith(METRICS) or key in VIEWS) and isinstance(value, int | float)}
+    return {"n_params": result["n_params"]} | found
+
+
+def main():
+    parser = Parser(description=__doc__)
+    parser.usage = "%(prog)s EXPERIMENT --model MODEL [MODEL ...] [--n-seeds K] [options] [flags of the script]"
+    known = lab.experiments()
+    parser.epilog = f"EXPERIMENT: one of {', '.join(known)}. With --load the files say it."
+    parser.add_argument("--model", nargs="+", metavar="MODEL", help="models to train")
+    parser.add_argument("--n-seeds", type=int, default=1, metavar="K", help="seeds of each model (default: 1)")
+    parser.add_argument("--first-seed", type=int, default=0, metavar="N", help="the first seed (default: 0)")
+    parser.add_argument("--load", nargs="+", type=Path, metavar="FILE", help="evaluate these trained networks instead")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs side by side, which share the cores "
+                        "(default: 1)")
+    parser.add_argument("--threads", type=int, default=0, metavar="N", help="threads of each run (default: the cores, "
+                        "divided by --jobs)")
+    parser.add_argument("--out-json", default="", metavar="FILE", help="write the table's numbers to this file; -: to "
+                        "standard output, and nothing else")
+    parser.add_argument("--quiet", action="store_true", help="print no progress and no table")
+    words = sys.argv[1:]               # not argparse's: it would take the value of an unknown flag for EXPERIMENT
+    experiment = words.pop(0).removesuffix(".py") if words and not words[0].startswith("-") else None
+    args, others = parser.parse_known_args(words)
+    flags = split_flags(others)
+    if experiment not in (None, *known):
+        raise InputError(f"{experiment}: no such experiment. Give one of {', '.join(known)}")
+    if bool(args.model) == bool(args.load) or args.model and not experiment:
+        raise InputError("give EXPERIMENT and --model to train, or --load to evaluate trained networks. See --help")
+    for flag, value, high in (("--n-seeds", args.n_seeds, 1000), ("--jobs", args.jobs, 64)):
+        if not 1 <= value <= high:
+            raise InputError(f"{flag} {value}: must be between 1 and {high:,}")
+    if args.load and (args.n_seeds, args.first_seed) != (1, 0):
+        raise InputError("--n-seeds and --first-seed are for training: with --load the files say. Leave them out")
+    check_writable(args.out_json)
+    progress, threads = Progress(args.quiet or args.out_json == "-"), args.threads or max(1, n_cores() // args.jobs)
+    if args.load:
+        experiment, jobs = loading_jobs(experiment, args.load, flags, threads)
+    else:
+        seeds = range(args.first_seed, args.first_seed + args.n_seeds)
+        jobs = training_jobs(experiment, list(dict.fromkeys(args.model)), seeds, flags, threads)
+    n_missing = len(running.missing(jobs.values()))
+    progress.say(f"{n_missing} of {counted(len(jobs), 'run')} to do, {args.jobs} at a time, with "
+                 f"{counted(threads, 'thread')} each; interrupted, the same command resumes" if n_missing else
+                 f"all of {counted(len(jobs), 'run')} are in {FOLDER / experiment}")
+    running.run(list(jobs.values()), args.jobs, progress.say)
+    results = {key: running.read_result(job.path, experiment) for key, job in jobs.items()}
+    names = names_of(results) if args.load else {key: key for key in results}
+    summary = compare([(*names[key], values_of(result)) for key, result in results.items()])
+    progress.say(f"\n{comparison_table(summary)}")
+    if args.out_json:
+        write_json(args.out_json, {"experiment": experiment, "flags": [word for flag in flags for word in flag],
+                                   **summary, "runs": [str(job.path) for job in jobs.values()]})
+        progress.say(f"wrote {args.out_json}")
+
+
+if __name__ == "__main__":
+    run_cli(main)

@@ -1,0 +1,270 @@
+"""Pictures into data sets: read a picture, find its ink, make an image like MNIST's of it, write idx files."""
+import contextlib
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+from .files import write_atomically
+from .messages import InputError, fail
+
+try:
+    import imageio.v3 as imageio
+except ImportError:
+    sys.exit(fail(f"imageio is missing: {sys.executable} -m pip install imageio"))
+
+WORK_SIDE = 300                    # px; larger pictures are averaged down to this side
+MIN_SIDE = 12                      # px
+MIN_CONTRAST = 0.12                # between ink and background, where black to white is 1
+MIN_SIGNAL = 6                     # contrast of ink in standard deviations of the background's noise
+SPECK = 0.03                       # spots with less than this fraction of the largest spot's ink are removed
+GROUND_FITS, SURFACE = 8, 2        # fits of the background surface; its polynomial degree, for uneven illumination
+BOX, SIDE = 20, 28                 # px of the ink and of the image
+MIN_IMAGES, MAX_CLASSES = 3, 62    # pictures of a class at least, classes at most
+TEST_SHARE = 7                     # one of so many pictures of a class is for testing
+ENDINGS = (".png", ".jpg", ".jpeg")
+FAINT = 0.1                        # what is darker than this, of the brightest ink, does not count for the ink's box
+UPRIGHT = {                        # EXIF orientation: what turns such a picture upright (imageio's versions differ)
+    2: lambda a: a[:, ::-1], 3: lambda a: a[::-1, ::-1], 4: lambda a: a[::-1], 5: lambda a: a.swapaxes(0, 1),
+    6: lambda a: np.rot90(a, -1), 7: lambda a: a[::-1, ::-1].swapaxes(0, 1), 8: np.rot90}
+
+
+# -------------------------------------------------------------- pictures
+
+def read_picture(path):
+    """Return the gray levels of a picture file, (h, w) float64 from 0 (black) to 1 (white).
+
+    Larger pictures are averaged down to about WORK_SIDE px. Raise InputError if the file is no readable picture; its
+    message does not name the file.
+    """
+    if not Path(path).is_file():
+        fault = "is a folder" if Path(path).is_dir() else "no such file"
+        raise InputError(f"{fault}. Give a PNG or JPEG file")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with imageio.imopen(path, "r", plugin="pillow") as file:
+                facts = file.metadata(index=0, exclude_applied=False)
+                mode, turn = facts.get("mode", ""), UPRIGHT.get(facts.get("Orientation"), np.asarray)
+                plain = mode.startswith(("I", "F"))                          # 16 or 32 bits: RGBA would truncate them
+                pixels = turn(np.asarray(file.read(index=0, rotate=False, mode=None if plain else "RGBA")))
+    except MemoryError:
+        raise
+    except Exception as error:                                      # each format's decoder raises its own exceptions
+        cause = error.__cause__ or error
+        if "Bomb" in type(cause).__name__ + str(cause)[:40] or "bomb" in str(cause):
+            raise InputError("is too large. Give a picture of at most 10000 x 10000 px") from None
+        fault = (str(cause) or type(error).__name__).splitlines()[0]
+        raise InputError(f"is not a readable picture ({fault}). Give a PNG or JPEG file; export other "
+                         "formats, such as HEIC, as JPEG") from None
+    if min(pixels.shape[:2]) < MIN_SIDE:
+        size = " x ".join(map(str, pixels.shape[1::-1]))
+        raise InputError(f"has {size} px. Give a picture of at least {MIN_SIDE} x {MIN_SIDE} px")
+    block = -(-max(pixels.shape[:2]) // WORK_SIDE)
+    if plain:
+        if not np.isfinite(pixels).all():
+            raise InputError("contains NaN or infinite values. Give another picture")
+        return block_means(pixels[..., None], block)[..., 0].clip(0) / max(1, pixels.max())
+    red, green, blue, alpha = np.moveaxis(block_means(pixels, block) / 255, -1, 0)
+    gray = 0.299 * red + 0.587 * green + 0.114 * blue
+    background = float((gray * alpha).sum() < 0.5 * alpha.sum())                       # white if the ink is dark
+    return gray * alpha + background * (1 - alpha)
+
+
+def block_means(pixels, block):
+    """Return the means of blocks of block x block px; incomplete blocks at the edge are dropped.
+
+    pixels: (h, w, C). Return (h // block, w // block, C).
+    """
+    h, w = (max(1, side // block) for side in pixels.shape[:2])
+    blocks = pixels[:h * block, :w * block].reshape(h, -1, w, min(block, pixels.shape[1]), pixels.shape[2])
+    return np.stack([blocks[..., k].mean((1, 3), dtype=np.float64) for k in range(pixels.shape[2])], -1)
+
+
+def find_ink(gray):
+    """Return the ink of a picture, (h, w) in [0, 1]: the pixels that are darker, or lighter, than the background.
+
+    gray: gray levels, (h, w). The background is a smooth surface fitted to the pixels near it; their residuals give the
+    noise. Ink is on the side (darker or lighter) with more total contrast beyond the noise. If no ink stands out, as in
+    a tight crop whose background covers less than half of the picture, the fit is repeated from the picture's frame.
+    Raise InputError if no ink stands out then either.
+    """
+    h, w = gray.shape
+    y, x = (grid.ravel() for grid in np.mgrid[-1:1:h * 1j, -1:1:w * 1j])
+    terms = np.stack([x ** i * y ** j for i in range(SURFACE + 1) for j in range(SURFACE + 1 - i)], 1)
+    values = gray.ravel()
+    frame = np.concatenate([gray[[0, -1]].ravel(), gray[:, [0, -1]].ravel()])
+    for start, quantile, sigmas in (gray, 0.5, 0.6745), (frame, 0.25, 0.3186):         # half of a tight crop may be ink
+        residual = np.abs(values - np.median(start))
+        near = residual <= np.quantile(residual, quantile)
+        for _ in range(GROUND_FITS):
+            surface = terms @ np.linalg.lstsq(terms[near], values[near], rcond=None)[0]
+            residual = values - surface
+            noise = max(np.quantile(np.abs(residual), quantile) / sigmas, 1e-3)
+            near = np.abs(residual) <= 2.5 * noise
+        darker, lighter = (np.maximum(sign * residual - 3 * noise, 0).sum() for sign in (-1, 1))
+        ink = (-residual if darker >= lighter else residual).reshape(h, w)
+        strong = ink[ink > max(MIN_CONTRAST, MIN_SIGNAL * noise)]
+        if strong.size >= 8:
+            break
+    else:
+        raise InputError("no ink stands out from the background. Give a picture of dark ink on a light background, or "
+                         "the reverse")
+    contrast = (strong ** 5).sum() / (strong ** 4).sum()                    # of the pen, not of ruled lines
+    ink = np.clip((ink - 0.3 * contrast) / (0.5 * contrast), 0, 1)
+    return without_specks(ink)
+
+
+def without_specks(ink):
+    """Remove spots that are small or that touch the picture's edge, such as a shadow or the table beside the paper.
+
+    Small means less than SPECK of the largest spot's ink. Spots at the edge stay if all large spots are there.
+    """
+    inked = ink >= 0.5
+    spots = np.arange(1, ink.size + 1).reshape(ink.shape) * inked           # labels, spread until each spot has one
+    while not np.array_equal(spots, spread := dilate(spots, 1.5) * inked):
+        spots = spread
+    sizes = np.bincount(spots.ravel())
+    sizes[0] = 0
+    large = sizes >= SPECK * sizes.max()
+    inside = large.copy()
+    for edge in spots[[0, -1]], spots[:, [0, -1]]:
+        inside[edge] = False
+    kept = inside if inside.any() else large
+    return ink * dilate(kept[spots].astype(float), 1.5)                     # dilated: a spot's soft edges belong to it
+
+
+def ink_box(ink):
+    """Return the bounding box of the ink: top, bottom, left, right in px."""
+    rows, columns = (np.nonzero((ink >= 0.5).any(axis))[0] for axis in (1, 0))
+    return rows[0], rows[-1] + 1, columns[0], columns[-1] + 1
+
+
+def dilate(ink, radius):
+    """Return the maximum over a disc around each pixel."""
+    reach = int(radius)
+    padded, out = np.pad(ink, reach), ink.copy()
+    for dy, dx in ((dy, dx) for dy in range(-reach, reach + 1) for dx in range(-reach, reach + 1)):
+        if dy * dy + dx * dx <= radius * radius:
+            np.maximum(out, padded[reach + dy:reach + dy + len(ink), reach + dx:reach + dx + ink.shape[1]], out=out)
+    return out
+
+
+# -------------------------------------------------------------- images like MNIST's
+
+def ink_of(gray):
+    """Return the ink of a picture in [0, 1], light on dark: gray levels, inverted if the picture's edge is light.
+
+    If the edge is uneven, as in a photograph, a smooth background is fitted and subtracted.
+    """
+    edge = np.concatenate([gray[0], gray[-1], gray[:, 0], gray[:, -1]])
+    if np.ptp(np.quantile(edge, (0.1, 0.9))) > FAINT:
+        with contextlib.suppress(InputError):                           # a tight crop has no background to fit
+            return find_ink(gray)
+    ink = (1 - gray if np.median(edge) > 0.5 else gray) - min(np.median(edge), 1 - np.median(edge))
+    return np.clip(ink / max(ink.max(), 1e-9), 0, 1)
+
+
+def resample(image, height, width, top=0.0, left=0.0, scale=1.0):
+    """Return an image on a canvas of height x width px, scaled, its upper left corner at (top, left): each pixel is the
+    mean of the area that it covers."""
+    def coverage(n_out, start, n):
+        pixel, low = np.arange(n_out)[:, None], start + scale * np.arange(n)
+        return np.maximum(np.minimum(low + scale, pixel + 1) - np.maximum(low, pixel), 0)
+    return coverage(height, top, image.shape[0]) @ image @ coverage(width, left, image.shape[1]).T
+
+
+def to_mnist(gray):
+    """Return a picture's ink as an image like MNIST's, (28, 28) uint8: its box fits into 20x20 px, its center of mass
+    is at the center. Raise InputError if there is no ink."""
+    ink = ink_of(gray)
+    rows, columns = (np.flatnonzero((ink > FAINT).any(axis)) for axis in (1, 0))
+    if not len(rows) or np.ptp(gray) < 0.05:
+        raise InputError("no ink found")
+    ink = ink[rows[0]:rows[-1] + 1, columns[0]:columns[-1] + 1]
+    scale = BOX / max(ink.shape)
+    y, x = (scale * ((ink.sum(axis) * (np.arange(n) + 0.5)).sum() / ink.sum()) for axis, n in (
+        (1, ink.shape[0]), (0, ink.shape[1])))
+    # centered by mass, but with all of the ink on the image
+    top, left = (float(np.clip(SIDE / 2 - middle, 0, SIDE - scale * n)) for middle, n in zip((y, x), ink.shape))
+    image = resample(ink, SIDE, SIDE, top, left, scale)
+    return np.rint(255 * image / max(1, image.max())).astype(np.uint8)
+
+
+# -------------------------------------------------------------- data sets
+
+def visible(folder):
+    """Return the paths in a folder that are not hidden, as macOS and notebooks leave them"""
+    return [path for path in folder.iterdir() if not path.name.startswith(".")]
+
+
+def read_class(folder):
+    """Return the paths of a folder's pictures and their images, (n, 28, 28) uint8. Raise InputError for an unreadable
+    one."""
+    images, paths = [], sorted(path for path in visible(folder) if path.suffix.lower() in ENDINGS)
+    for path in paths:
+        try:
+            images.append(to_mnist(read_picture(path)))
+        except InputError as error:
+            raise InputError(f"{path}: {error}. Mend or remove this file") from None
+    if len(images) < MIN_IMAGES:
+        raise InputError(f"{folder}: has {len(images)} PNG or JPEG files. Give at least {MIN_IMAGES} of each class")
+    return paths, np.stack(images)
+
+
+def idx_bytes(array):
+    """Return an array of uint8 values as the bytes of an idx file"""
+    return b"\0\0\x08" + bytes([array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.astype(np.uint8).tobytes()
+
+
+def class_folders(folder):
+    """Return the folders in a folder, one for each class, in order of their names. Raise InputError if there are none,
+    or too many."""
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder. Give one that holds a folder of pictures for each class")
+    found = sorted(path for path in visible(folder) if path.is_dir())
+    if not 2 <= len(found) <= MAX_CLASSES:
+        raise InputError(f"{folder}: has {len(found)} folders of pictures. Give 2 to {MAX_CLASSES}, one a class")
+    return found
+
+
+def split_classes(folders, seed):
+    """Return the pictures of some classes as {"train" or "t10k": list of (image, label)}, and the paths of the test
+    pictures in their order. Raise InputError for an unreadable picture."""
+    parts, tested = {"train": [], "t10k": []}, []
+    for label, folder in enumerate(folders):
+        paths, images = read_class(folder)
+        order = np.random.default_rng((seed, label)).permutation(len(images))
+        n_test = -(-len(images) // TEST_SHARE)
+        for name, rows in (("t10k", order[:n_test]), ("train", order[n_test:])):
+            parts[name] += [(image, label) for image in images[rows]]
+        tested += [paths[row] for row in order[:n_test]]
+    return parts, tested
+
+
+def text_lines(names, errors="strict"):
+    """Return names as the bytes of a text file, one per line. Raise InputError for a name that is not UTF-8."""
+    try:
+        return "".join(" ".join(name.splitlines()) + "\n" for name in names).encode(errors=errors)
+    except UnicodeEncodeError as error:
+        raise InputError(f"the name of a folder is not UTF-8 ({error.object!r}). Rename it") from None
+
+
+def write_data_set(out, parts, texts):
+    """Write four idx files, of what split_classes returns, and some texts, {file name: bytes}, into a folder: all of
+    them or none"""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{out}: cannot be created ({error.strerror}). Choose another folder") from None
+    contents = {out / f"{name}-{kind}-ubyte": idx_bytes(array) for name, pairs in parts.items()
+                for kind, array in zip(("images-idx3", "labels-idx1"), map(np.array, zip(*pairs)))}
+    contents |= {out / name: content for name, content in texts.items()}
+    try:
+        for path, content in contents.items():
+            write_atomically(path, lambda file, content=content: file.write(content))
+    except BaseException:
+        for path in contents:
+            path.unlink(missing_ok=True)
+        raise

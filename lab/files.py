@@ -1,0 +1,91 @@
+"""Files of a program: written whole or not at all, refused before anything is computed for them."""
+import contextlib
+import json
+import math
+import os
+import platform
+import time
+from pathlib import Path
+
+from .messages import InputError, Progress, n_cores
+
+
+def home_path(path):
+    """Return a path with ~ expanded. Where there is no such home, as for a user without a passwd entry: a path at which
+    nothing can be read or written."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(os.devnull, path)
+
+
+def write_atomically(path, write, keep=True):
+    """Call write(binary file) on a temporary file beside `path`, then rename it, so that the file is written whole or
+    not at all; if not `keep`, only try to write. Raise InputError if it cannot be written.
+
+    tempfile is not used: on Windows, before Python 3.12.4, it tries forever in a folder that denies access."""
+    path = Path(os.path.realpath(path))                                 # a link is followed, not replaced
+    temporary = f"{path}.{os.urandom(4).hex()}"
+    try:
+        try:
+            with open(temporary, "xb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            # Windows does not replace a file while another program reads it: wait for up to two seconds
+            for is_last in ([False] * 40 * (os.name == "nt") + [True]) * keep:
+                with contextlib.suppress(*[PermissionError] * (not is_last)):
+                    return os.replace(temporary, path)
+                time.sleep(0.05)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}. Choose a writable folder with free space"
+                         ) from None
+
+
+def check_writable(*paths):
+    """Raise InputError before training, not after it, if an output file could not be written or is given twice: do what
+    write_atomically will do. Empty paths, and "-" for standard output, are ignored."""
+    paths = [Path(os.path.realpath(path)) for path in paths if path and str(path) != "-"]
+    for path in paths:
+        if path.exists() and not path.is_file():
+            raise InputError(f"cannot write {path}: it is a folder or a device. Give the name of a file")
+        write_atomically(path, lambda file: file.write(bytes(2 ** 16)), keep=False)
+        if path.exists() and not path.stat().st_mode & 0o200:
+            raise InputError(f"cannot replace {path}: it is read-only. Give another name, or make it writable")
+        if path.exists() and path.parent.stat().st_mode & 0o1000 and getattr(os, "geteuid", lambda: 0)() not in (
+                0, path.stat().st_uid, path.parent.stat().st_uid):                      # a sticky folder, as /tmp
+            raise InputError(f"cannot replace {path}: it belongs to another user. Give another name")
+    if len(set(paths)) < len(paths):
+        raise InputError(f"{max(paths, key=paths.count)}: two outputs have this name. Give each a file of its own")
+
+
+def write_json(path, results):
+    """Write a dict atomically, one line per key. Floats, except those of config, get five significant digits; nan and
+    infinity become null."""
+    def plain(value):
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [plain(item) for item in value]
+        return (float(f"{value:.5g}") if math.isfinite(value) else None) if isinstance(value, float) else value
+    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value if key == 'config' else plain(value))}"
+                       for key, value in results.items())
+    if str(path) == "-":
+        Progress(False).say(f"{{\n{lines}\n}}")
+    else:
+        write_atomically(path, lambda file: file.write(f"{{\n{lines}\n}}\n".encode()))
+
+
+def write_csv(path, rows):
+    """Write rows of texts and numbers, none of which has a comma, as CSV, atomically"""
+    write_atomically(path, lambda file: file.writelines((",".join(map(str, row)) + "\n").encode() for row in rows))
+
+
+def machine():
+    """Return what run times depend on: the processor's name and the number of cores"""
+    processor = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError, IndexError):
+        processor = Path("/proc/cpuinfo").read_text("utf-8").split("model name")[1].split("\n")[0].strip("\t: ")
+    return {"processor": processor, "cores": n_cores()}

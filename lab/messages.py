@@ -1,0 +1,133 @@
+"""Messages and the command line of a program: one-line errors, exit codes, progress, --help."""
+import argparse
+import ctypes
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+
+try:
+    import numpy as np
+except ImportError:
+    np = None
+if not hasattr(np, "vecdot"):
+    print(f'error: NumPy 2 or later is missing: {sys.executable} -m pip install "numpy>=2"', file=sys.stderr)
+    sys.exit(2)
+
+REPORT_SECONDS = 15                # without a terminal a line of progress appears at least so often
+
+
+class InputError(Exception):
+    """Wrong input: the message is one line that says what is wrong and what to do next. Exit code 2."""
+
+
+def counted(n, noun):
+    """Return a number with its noun, as in 1 epoch, 12 epochs"""
+    return f"{n:,} {noun}" + "s" * (n != 1)
+
+
+def flag_name(name):
+    """Return the command-line flag of a setting"""
+    return "--" + name.replace("_", "-")
+
+
+def command_line(*words):
+    """Return a command of Python to copy into this system's shell"""
+    return (subprocess.list2cmdline(["python", *map(str, words)]) if os.name == "nt" else
+            shlex.join(["python3", *map(str, words)]))
+
+
+def n_cores():
+    """Return the number of cores that this process may use"""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Progress:
+    """Messages of a program: on a terminal one line that is updated in place, elsewhere a line per result and, in
+    longer phases, at least every REPORT_SECONDS; with quiet nothing."""
+
+    dropped = None                 # why something could not be printed
+    program = False                # whether this is a program's terminal, not a user's own script or notebook
+
+    def __init__(self, quiet=False):
+        self.quiet = quiet or sys.stdout is None
+        # a Windows console understands escape sequences once it is told to, in mode 7
+        self.live = (Progress.program and not self.quiet and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+            and (os.name != "nt" or ctypes.windll.kernel32.SetConsoleMode(ctypes.windll.kernel32.GetStdHandle(-11), 7)))
+        self.last, self.pending = time.perf_counter(), False            # pending: a line that the next text replaces
+
+    def say(self, text, end="\n"):
+        """Print a line; on a terminal it replaces the line that is updated in place. What cannot be printed, on a full
+        disk or after the reader has ended, is dropped: the program continues."""
+        if not self.quiet:
+            try:
+                print("\r\x1b[K" * self.pending + text, end=end, flush=True)
+            except (OSError, ValueError) as error:
+                Progress.dropped = error
+            self.pending = not end
+
+    def step(self, text):
+        """Report how far a phase is: on a terminal in place, elsewhere as a line of its own, not too often"""
+        if not self.quiet and time.perf_counter() - self.last > (0.2 if self.live else REPORT_SECONDS):
+            self.last = time.perf_counter()
+            width = shutil.get_terminal_size().columns - 1 if self.live else None
+            self.say(text[:width], end="" if self.live else "\n")
+
+    def warn(self, text):
+        """Print a warning"""
+        self.say(f"warning: {text}")
+
+
+class Parser(argparse.ArgumentParser):
+    """Command line of a program. --help opens with the first paragraph of its docstring and the last one, which holds
+    example commands. A wrong flag raises InputError."""
+
+    def __init__(self, description=""):
+        first, *_, last = (description or "See the source.").strip().split("\n\n") * 2   # python -OO has no docstrings
+        super().__init__(usage="%(prog)s [options]", description=f"{first}\n\n{last}", allow_abbrev=False,
+                         formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def error(self, message):
+        raise InputError(f"{message}. See --help")
+
+
+def printers():
+    """Return the Progress of this module and those of the experiments that are imported: train prints with its own"""
+    modules = [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]
+    return {Progress, *(names["Progress"] for names in modules if "EXPERIMENT" in names and "Progress" in names)}
+
+
+def run_cli(main):
+    """Call main(). What the user can correct becomes one line on stderr and exit code 2, without a traceback."""
+    for stream in (stream for stream in (sys.stdout, sys.stderr) if hasattr(stream, "reconfigure")):
+        stream.reconfigure(errors="backslashreplace")                   # for terminals that lack a letter
+    for printer in printers():
+        printer.program = True
+    np.seterr(over="ignore", invalid="ignore", divide="ignore")         # a training checks its values, in words
+    try:
+        main()
+        dropped = [printer.dropped for printer in printers() if printer.dropped]
+        if dropped or sys.stdout is None:
+            raise dropped[0] if dropped and isinstance(dropped[0], OSError) else BrokenPipeError
+    except MemoryError:
+        sys.exit(fail("out of memory. Lower --batch-size, --threads or the size of the network"))
+    except KeyboardInterrupt:
+        print("\nstopped. If --checkpoint was given, its file holds the last complete epoch", file=sys.stderr)
+        sys.exit(130)
+    except OSError as error:                    # standard output is closed, full or unread; a path cannot be looked up
+        if not error.filename and sys.stdout:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1 if isinstance(error, BrokenPipeError) else
+                 fail(f"{error.filename or 'standard output'}: {error.strerror}. Check disk, path and permissions"))
+    except Exception as error:                  # each experiment has an InputError of its own
+        if all(kind.__name__ != "InputError" for kind in type(error).__mro__):
+            raise
+        sys.exit(fail(str(error)))
+
+
+def fail(message):
+    """Print an error message on one line and return the exit code"""
+    print("error: " + " ".join(message.split()), file=sys.stderr)
+    return 2

@@ -1,0 +1,84 @@
+"""Statistics of several seeds: intervals, differences that are paired by seed, and their table."""
+import itertools
+import math
+
+import numpy as np
+
+
+def wilson_interval(hits, n, z=1.959964):
+    """Return the 95% Wilson score interval (low, high) of the proportion hits / n, which it always contains"""
+    p, z2n = hits / n, z * z / n
+    center, half = (p + z2n / 2) / (1 + z2n), z * np.sqrt(p * (1 - p) / n + z2n / (4 * n)) / (1 + z2n)
+    return float(max(0, min(p, center - half))), float(min(1, max(p, center + half)))
+
+
+T95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)     # Student's t, 1 to 9 degrees
+
+
+def mean_and_interval(values):
+    """Return the mean and half the width of its 95% t interval, nan for one value"""
+    df = len(values) - 1
+    if df < 1:
+        return float(np.mean(values)), math.nan
+    t = T95[df - 1] if df <= len(T95) else 1.95996 + 2.3722 / df + 2.8225 / df ** 2 + 2.5558 / df ** 3
+    return float(np.mean(values)), float(t * np.std(values, ddof=1) / math.sqrt(df + 1))
+
+
+def prediction_interval(values):
+    """Return the mean of some values and half the width of the 95% prediction interval of a new one: t * s *
+    sqrt(1 + 1/n), nan for one value"""
+    mean, half = mean_and_interval(values)
+    return mean, half * (len(values) + 1) ** 0.5               # half: t * s / sqrt(n)
+
+
+def compare(found):
+    """Compare networks over several seeds: (name, seed, {metric: value}) of each run. A value that is an int, as the
+    number of parameters, is a fact of the network.
+
+    Return {"seeds": [...], "n": {name: number of its seeds}, "networks": {name: {metric: int, or [mean, low, high]}},
+    "differences": {"A - B": the same}}, of the metrics that all runs have: means and 95% t intervals over the seeds,
+    nan for one seed. Differences are paired by seed, of networks with at least two seeds in common.
+    """
+    rows = {}
+    for name, seed, values in found:
+        rows.setdefault(name, {})[seed] = values
+    metrics = [metric for metric in found[0][2] if all(metric in values for *_, values in found)]
+    facts = [metric for metric in metrics if isinstance(found[0][2][metric], int)]
+
+    def summarize(values):
+        mean, half = mean_and_interval(values)
+        return [mean, mean - half, mean + half]
+
+    def difference(a, b, common):
+        return {metric: summarize([a[seed][metric] - b[seed][metric] for seed in common])
+                for metric in metrics if metric not in facts}
+    networks = {name: {metric: next(iter(row.values()))[metric] if metric in facts else
+                       summarize([values[metric] for values in row.values()]) for metric in metrics}
+                for name, row in rows.items()}
+    differences = {f"{a} - {b}": difference(rows[a], rows[b], common) for a, b in itertools.combinations(rows, 2)
+                   if len(common := [seed for seed in rows[a] if seed in rows[b]]) > 1}
+    return {"seeds": list(dict.fromkeys(seed for _, seed, _ in found)), "n": {name: len(rows[name]) for name in rows},
+            "networks": networks, "differences": differences}
+
+
+def comparison_table(summary):
+    """Return compare's result as text: a line per network, then a line per difference, in percentage points"""
+    networks, differences, n = summary["networks"], summary["differences"], sorted(set(summary["n"].values()))
+
+    def cell(scale, form, numbers):
+        if isinstance(numbers, int):
+            return f"{numbers:,}"
+        mean, low, high = (f"{scale * number:{form}}" for number in numbers)
+        return mean + f" [{low}, {high}]" * math.isfinite(numbers[1])
+    metrics = list(next(iter(networks.values())))
+    rows = [["network", *metrics],
+            *([name, *(cell(1, ".3f", row[metric]) for metric in metrics)] for name, row in networks.items()),
+            *([name, *(cell(100, "+.1f", row[metric]) if metric in row else "" for metric in metrics)]
+              for name, row in differences.items())]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = ["  ".join(f"{text:{width}}" for text, width in zip(row, widths)).rstrip() for row in rows]
+    seeds = " to ".join(map(str, n[:1] + n[1:][-1:]))
+    lines.insert(len(networks) + 1, "one seed each: no intervals" if n == [1] else
+                 f"mean [95% t interval] over {seeds} seeds" + "\n\nDifference in percentage points, paired by seed "
+                 "[95% CI]" * bool(differences))
+    return "\n".join(lines)
