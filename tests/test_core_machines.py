@@ -252,7 +252,7 @@ def test_training_with_another_blas_is_the_same_but_for_its_rounding(monkeypatch
 
 def test_text_is_utf_8_on_every_system():
     """The default encoding of Windows is another; every call that reads or writes text says utf-8"""
-    for path in (path for pattern in ("*.py", "tests/*.py", "results/*.py", "workflow/*.py")
+    for path in (path for pattern in ("*.py", "lab/*.py", "tests/*.py", "results/*.py", "workflow/*.py")
                  for path in ROOT.glob(pattern)):
         for call in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(call, ast.Call) and re.search(r"(^|\.read_|\.write_)(open|text)$", ast.unparse(call.func)):
