@@ -139,8 +139,10 @@ def survives(script, mutant, tests, timeout):
     if not tests:
         return True
     with tempfile.TemporaryDirectory() as folder:
-        for name in ("tests", "workflow"):
+        for name in ("tests", "workflow", "lab"):
             shutil.copytree(ROOT / name, Path(folder) / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for path in filter(Path.is_dir, ROOT.glob("results/*")):        # a folder in results/ makes an experiment
+            (Path(folder) / "results" / path.name).mkdir(parents=True)
         for path in ROOT.glob("*.py"):
             shutil.copy(path, folder)
         (Path(folder) / f"{script}.py").write_text(mutant[-1], "utf-8")

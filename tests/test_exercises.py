@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT
+from conftest import EXPERIMENTS, ROOT
 
 sys.path.insert(0, str(ROOT / "results"))
 import render
@@ -73,8 +73,10 @@ def test_the_diff_that_is_shown_is_the_file_and_applies(one):
 
 def wrong_copy(one, folder):
     """A copy of the scripts and their tests with an exercise's mistake"""
-    for name in ("tests", "workflow"):
+    for name in ("tests", "workflow", "lab"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in EXPERIMENTS:                                            # a folder in results/ makes it one
+        (folder / "results" / name).mkdir(parents=True)
     for path in (*ROOT.glob("*.py"), ROOT / "pyproject.toml"):
         shutil.copy(path, folder)
     subprocess.run(["git", "apply", one.file], cwd=folder, check=True)
