@@ -24,6 +24,7 @@ from conftest import DEAD, HOMES, ROOT, toy_digits
 MULTI, NORB, AFF = runs.MULTI, runs.NORB, runs.AFF
 every_experiment = pytest.mark.parametrize("experiment", runs.EXPERIMENTS)
 DIGITS = ("train", "t10k")         # the two parts of a data set in idx files
+ENVIRONMENT = dict(os.environ)     # before a test changes it while a run is being started in a thread
 EPOCHS = 2                         # of every run that is killed, resumed or compared
 RUN = {                            # the flags of the run that most tests look at
     MULTI: {**runs.TOY[MULTI], "--model": "capsnet"},
@@ -157,7 +158,7 @@ class Alone:
 
     def environment(self):
         gone = ("MNIST_DIR", "PYTHONPATH", "PYTHONSAFEPATH")
-        env = {name: value for name, value in os.environ.items() if name not in gone}
+        env = {name: value for name, value in ENVIRONMENT.items() if name not in gone}
         env |= dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), DEAD)
         return env | dict.fromkeys(HOMES, str(self.home)) | {"no_proxy": "", "COLUMNS": "1000", "PYTHONUTF8": "1"}
 
