@@ -215,6 +215,24 @@ def write_figure(fig, path, say=print):
 
 # ---------------------------------------------------------------- drawing
 
+def class_names(data):
+    """Return the name of each class of load_data's dict: those of labels.txt, else the labels themselves"""
+    return data.get("names") or list(map(str, range(data.get("n_classes", 10))))
+
+
+def field_centers(convolutions, side):
+    """Return the coordinates of the centers of the receptive fields after some convolutions of an experiment's table,
+    along one axis, (n,), from -1 to 1 over an image of side px"""
+    offset, scale, n = 0.0, 1, side                    # px: center of the first field; distance of two; their number
+    for conv in convolutions:
+        padding = 1 if conv.skip else 0
+        n = (n + 2 * padding - conv.K) // conv.stride + 1
+        offset, scale = offset + scale * ((conv.K - 1) / 2 - padding), scale * conv.stride
+        if conv.pool:
+            n, offset, scale = n // 2, offset + scale / 2, 2 * scale
+    return (offset + scale * np.arange(n) - (side - 1) / 2) / (side / 2)
+
+
 def square_of_centers(along, side):
     """Return (low, size), in pixels, of the square of an image in which a grid of capsules has the centers of its
     receptive fields, with as much around each center as belongs to it. along: of infer_shapes. side: of the image."""
