@@ -29,6 +29,7 @@ from lab.figures import (
     show_perturbations,
 )
 from lab.messages import InputError, flag_name, run_cli
+from lab.statistics import mean_and_interval
 
 import numpy as np
 from matplotlib.ticker import PercentFormatter
@@ -164,7 +165,6 @@ def draw_matched_accuracy(results):
 
     Raise InputError if a setting has no result.
     """
-    from render import mean_and_interval
     accuracies = {(setting, key): results.samples(EXPERIMENT, setting, "", key) for setting in MATCHED for key in TESTS}
     if missing := [setting for (setting, _), values in accuracies.items() if not values]:
         raise InputError(f"--results {results.folder}: no result of {missing[0]}. Run it first")
