@@ -11,10 +11,10 @@ import math
 import os
 from pathlib import Path
 
+from lab.files import five_digits
+
 import numpy as np
 from runs import RESULTS, ROOT, WEIGHTS
-
-from lab.files import five_digits
 
 BY_NAME = {result.name: result for result in RESULTS}
 GOLDEN = json.loads((ROOT / "tests" / "golden.json").read_text("utf-8"))["values"]
