@@ -340,7 +340,7 @@ def draw_perturbation(run):
 
 def has_decoder(config):
     """Return whether a network reconstructs digits"""
-    return config.model in capsnet.WITH_DECODER["model"]
+    return config.model != "cnn"
 
 
 def has_vectors(config):
