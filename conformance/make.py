@@ -156,7 +156,7 @@ def em_backward(dmu, dx, a, lambdas, steps):
             dlogits = norb.responsibilities_backward(dr * a[:, None], R_cache)
             term, dmu, dsigma2, dx = norb.e_step_backward(dlogits, e_cache)
             terms.append(term)
-    return norb.votes_gradient(terms, V, V * V, np.empty), da, dbeta_u, dbeta_a
+    return norb.votes_gradient(terms, V), da, dbeta_u, dbeta_a
 
 
 def em_routing_vectors():
@@ -169,7 +169,7 @@ def em_routing_vectors():
     for n_iters in (1, 2, 3):
         steps = em_forward(votes_last(V), a, beta_u, beta_a, lambdas[:n_iters])
         R, (mu, sigma2, x) = steps[-1][:2]
-        activation = norb.sigmoid_forward(x)[0]
+        activation = norb.sigmoid(x)
         dV, da, dbeta_u, dbeta_a = em_backward(g_mu, g_a * activation * (1 - activation), a, lambdas, steps)
         iterations.append({"n_iters": n_iters, "R": R.transpose(0, 2, 1), "mu": mu, "sigma2": sigma2,
                            "a_out": activation, "dV": votes_last(dV), "da": da, "dbeta_u": dbeta_u, "dbeta_a": dbeta_a})
