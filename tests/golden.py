@@ -40,13 +40,18 @@ SIZES = {"n_epochs": 2, "n_train": 38, "n_val": 16, "n_test": 24, "batch_size": 
          "digits": "synthetic"}    # steps of 18, 18 and 2 samples: two groups of a normalization, which has 16
 
 
+def applies(f, config):
+    """Return whether a setting, a field of Config, applies to the model, preset, ... of a Config"""
+    return all(getattr(config, name) in values for name, values in f.metadata.get("only", {}).items())
+
+
 def tiny_config(experiment, flags):
     """Return the Config of some flags at toy size"""
     module, parser = modules[experiment], argparse.ArgumentParser()
     module.add_settings(parser)
     config = module.configs_of(module.given_settings(parser.parse_args(shlex.split(flags))))[0]
     return dataclasses.replace(config, **{f.name: SIZES[f.name] for f in module.SETTINGS
-                                          if f.name in SIZES and module.applies(f, config)})
+                                          if f.name in SIZES and applies(f, config)})
 
 
 def tiny_data(experiment, config):
