@@ -8,7 +8,7 @@ import multimnist_capsnet as mc
 import smallnorb_novel_viewpoint as sn
 
 import pytest
-from conftest import EXPERIMENTS, POSIX, assert_same, runs, toy, toy_flags
+from conftest import EXPERIMENTS, POSIX, assert_same, runs, toy_flags
 
 every_experiment = pytest.mark.parametrize("experiment", EXPERIMENTS)
 TWO = {runs.MULTI: ("capsnet", "cnn"), runs.NORB: ("matrix-capsnet", "cnn"), runs.AFF: ("capsnet-shared", "cnn-gap")}
@@ -116,7 +116,7 @@ def test_a_run_that_diverges_leaves_the_last_good_checkpoint(call, tmp_path, mon
     monkeypatch.setattr(mc, "loss_and_grads", goes_wrong)
     code, _, err = call(mc, mc.main, *toy_flags(runs.MULTI, n_epochs=2), "--checkpoint=run.npz")
     assert code == 2 and err == "error: loss nan, step 3: diverged. Lower --lr\n"
-    assert mc.load(tmp_path / "run.npz")[1]["step"] == 2 and not (tmp_path / "runs").exists()
+    assert mc.load(tmp_path / "run.npz")[1]["step"] == 2 and not list(tmp_path.glob("runs/*/*/*"))
 
 
 # -------------------------------------------------------------- outputs that cannot be written
@@ -191,12 +191,15 @@ def test_what_the_user_can_correct_is_one_line(experiment, error, code, said, ca
 
 
 def test_the_default_commands_of_the_viewpoint_experiment(call, monkeypatch):
-    """One network without --model; settings go to the models that they apply to"""
+    """Without --model the paper's two networks and a baseline; settings go to the models that they apply to"""
     trained = []
     monkeypatch.setattr(sn, "load_data", lambda *_: {})
     monkeypatch.setattr(sn, "print_table", lambda *_: None)
     monkeypatch.setattr(sn, "run", lambda config, *_: trained.append(config))
     for flags in ((), ("--data", "shapes"), ("--model", "matrix-capsnet", "cnn", "--routing-iters", "1")):
         assert call(sn, sn.main, *flags)[0] == 0
-    assert [config.model for config in trained] == ["matrix-capsnet"] * 3 + ["cnn"]
-    assert trained[1].data == "shapes" and trained[2].routing_iters == 1 and toy(runs.NORB)[0].model == "matrix-capsnet"
+    models = [config.model for config in trained]
+    assert models[:3] == ["matrix-capsnet", "cnn", "cnn-bn"] and models[7:] == ["matrix-capsnet", "cnn"]
+    assert models[3:7] == ["matrix-capsnet", "cnn", "cnn-gap", "nearest"]
+    assert [config.n_epochs for config in trained[:4]] == [10, 16, 16, 10]
+    assert {config.data for config in trained[3:7]} == {"shapes"} and trained[7].routing_iters == 1

@@ -28,9 +28,9 @@ DIFFERENT = {                      # functions and classes of one name that are 
     **own("evaluate evaluate_test validate forward_shards test_metrics print_table".split(), "metrics are the task's"),
     **own("load_data fit_to_data data_name epoch_samples to_batch".split(), "the data are the task's"),
     **own("convolutions convolutions_forward convolutions_backward param_shapes init_params matched_width "
-          "loss_and_grads forward backward classification_loss capsnet_head_forward capsnet_head_backward vector_head_forward "
-          "vector_head_backward cnn_head_forward cnn_head_backward decoder_forward decoder_backward "
-          "class_vectors_forward class_vectors_backward".split(), "the networks are the experiment's"),
+          "loss_and_grads forward backward classification_loss capsnet_head_forward capsnet_head_backward "
+          "vector_head_forward vector_head_backward cnn_head_forward cnn_head_backward decoder_forward "
+          "decoder_backward class_vectors_forward class_vectors_backward".split(), "the networks are the experiment's"),
     **own("routing_forward routing_backward".split(), "of affNIST: the squash can be left out"),
     **own("optimizer_step".split(), "of smallNORB: no Muon")}
 
