@@ -1,6 +1,7 @@
-"""Nothing about the machine stops a script: closed or full outputs, terminals, users without a home, other options."""
+"""Nothing about the machine stops a script: closed or full outputs, other systems, options of Python and Matplotlib."""
 import ast
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -8,8 +9,6 @@ import sys
 import urllib.error
 import urllib.request
 from types import SimpleNamespace
-
-import multimnist_capsnet as mc
 
 import imageio.v3 as imageio
 import numpy as np
@@ -73,30 +72,8 @@ def test_without_docstrings(shell, script):
 @POSIX
 def test_a_script_that_is_started_through_a_link_finds_its_weights(shell, tmp_path):
     (tmp_path / "link.py").symlink_to(ROOT / "smallnorb_novel_viewpoint.py")
-    done = shell(f'"{sys.executable}" -c "import runpy, sys; sys.argv = [\'link.py\', \'--help\']; '
-                 f'runpy.run_path(\'link.py\')[\'main\']()"', PYTHONPATH=None)
-    assert done.returncode == 0 and "smallnorb_matrix-capsnet.npz" in done.stdout
     done = shell(f'"{sys.executable}" -c "import runpy; print(*runpy.run_path(\'link.py\')[\'PRETRAINED\'])"')
     assert str(ROOT / "weights" / "smallnorb_cnn.npz") in done.stdout
-
-
-@POSIX
-def test_a_user_without_a_home_has_no_cache(shell, tmp_path):
-    """Toys are rendered, with a word; MNIST cannot be kept, with a remedy"""
-    nobody = ("import os, pwd\ndef gone(*_):\n    raise KeyError\npwd.getpwuid = pwd.getpwnam = gone\n"
-              "os.environ.pop('HOME', None)\n")
-    (tmp_path / "toys.py").write_text(nobody + "import sys\nimport smallnorb_novel_viewpoint as s\nsys.argv = ['s', "
-        "*'--model cnn --n-epochs 1 --n-train-toys 1 --n-test 60 --train-azimuths 0:0 --test-azimuths 80:80'.split()]\n"
-        "s.run_cli(s.main)", "utf-8")
-    done = shell(f'"{sys.executable}" toys.py', HOME=None)
-    assert (done.returncode, done.stderr) == (0, "") and "warning: the rendered toys are not saved" in done.stdout
-    (tmp_path / "digits.py").write_text(nobody + "import sys\nimport multimnist_capsnet as c\nsys.argv = ['c', "
-        "'--digits', 'mnist']\nc.run_cli(c.main)", "utf-8")
-    dead = dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")
-    done = shell(f'"{sys.executable}" digits.py', HOME=None, **dead)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--data-dir" in done.stderr
-    done = shell("$RUN --mnist-dir ~nosuchuser --digits mnist")
-    assert done.returncode == 2 and "~nosuchuser: no such folder" in done.stderr and done.stderr.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -155,21 +132,18 @@ def test_a_picture_that_is_too_large_says_which_size_works(monkeypatch, tmp_path
         data.read_picture(tmp_path / "x.png")
 
 
-# -------------------------------------------------------------- Windows and macOS, as far as Linux can play them
-
-def system(**changes):
-    """os, as a module sees it, of another system"""
-    return SimpleNamespace(**vars(os) | changes)
-
-
-def test_a_system_that_lacks_what_linux_has(monkeypatch, tmp_path):
-    """No list of this process's cores, no user's number, no /proc/cpuinfo"""
-    lacking = {name: value for name, value in vars(os).items() if name not in ("sched_getaffinity", "geteuid")}
-    monkeypatch.setattr(mc, "os", SimpleNamespace(**lacking))
-    (tmp_path / "x.json").touch()
-    mc.check_writable(tmp_path / "x.json")
-    monkeypatch.setattr(mc, "Path", lambda path: tmp_path / str(path).lstrip("/"))
-    assert mc.machine() == {"processor": mc.platform.processor() or mc.platform.machine(), "cores": os.cpu_count()}
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_a_system_that_lacks_what_linux_has(monkeypatch, tmp_path, experiment):
+    """No list of this process's cores, no /proc/cpuinfo"""
+    module = EXPERIMENTS[experiment]
+    lacking = {name: value for name, value in vars(os).items() if name != "sched_getaffinity"}
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "os", SimpleNamespace(**lacking))
+        patch.setattr(module, "Path", lambda path: tmp_path / str(path).lstrip("/"))
+        patch.setattr(module, "test_metrics", lambda test: {})
+        found = module.result_of(module.Config(), {"history": {"source": "x", "epochs": []}, "params": {}, "step": 0}, {})
+    processor = platform.processor() or platform.machine()
+    assert found["machine"] == {"processor": processor, "cores": os.cpu_count()} and found["history"] == {}
 
 
 def test_text_is_utf_8_on_every_system():
@@ -179,12 +153,11 @@ def test_text_is_utf_8_on_every_system():
         for call in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(call, ast.Call) and re.search(r"(^|\.read_|\.write_)(open|text)$", ast.unparse(call.func)):
                 said = ast.unparse(call)
-                assert "utf-8" in said or re.search("'[rwxa]b'", said), f"{path.name}, line {call.lineno}: {said}"
+                assert "utf-8" in said or re.search(r"'[rwxa]\+?b\+?'", said), f"{path.name}, line {call.lineno}: {said}"
 
 
 def test_a_run_that_diverges_ends_in_one_line(run_script):
     """In its first evaluation, whose overflow NumPy would report in lines of its own"""
-    flags = "--data shapes --n-per-combo 1 --batch-size 90 --lr 1e30 --no-save --model matrix-capsnet --threads 1"
+    flags = "--data shapes --n-per-combo 1 --batch-size 90 --lr 1e6 --model matrix-capsnet --threads 1"
     done = run_script("smallnorb_novel_viewpoint.py", *flags.split())
-    assert done.returncode == 2 and done.stderr.startswith("error: familiar_loss is not finite after step 1")
-    assert done.stderr.count("\n") == 1
+    assert done.returncode == 2 and "diverged. Lower --lr" in done.stderr and done.stderr.count("\n") == 1, done.stderr

@@ -153,17 +153,18 @@ def restricted():
 
 @pytest.mark.parametrize("experiment, f, name, value", list(restricted()), ids=lambda x: str(getattr(x, "name", x)))
 def test_a_flag_that_does_not_apply_is_refused(experiment, f, name, value):
-    """With several models it may apply to one of them"""
     module, given = EXPERIMENTS[experiment], base_of(f)
     other = other_values(f, getattr(module.Config(**given), f.name))[0]
     words = words_of(experiment, **given | {name: value, f.name: other})
     with pytest.raises(module.InputError, match=rf"^{module.flag_of(f.name)} has no effect"):
         parse(experiment, *words)
-    if name == "model":
-        without, applying = parse(experiment, "--model", value, given["model"],
-                                  *words_of(experiment, **given | {f.name: other})[2 * ("model" in given):]
-                                  ) if list(given) == ["model"] else (None, None)
-        assert applying is None or getattr(applying, f.name) == other and without == module.Config(model=value)
+
+
+@pytest.mark.parametrize("experiment, capsules", [(runs.MULTI, "capsnet"), (runs.AFF, "capsnet-shared"),
+                                                  (runs.NORB, "matrix-capsnet")])
+def test_with_several_models_a_setting_goes_to_those_that_it_applies_to(experiment, capsules):
+    cnn, capsnet = parse(experiment, "--model", "cnn", capsules, "--routing-iters", "7")
+    assert cnn == EXPERIMENTS[experiment].Config(model="cnn") and capsnet.routing_iters == 7
 
 
 def test_a_flag_of_two_experiments_means_the_same():

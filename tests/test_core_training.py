@@ -297,7 +297,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(experiment, monkeypatch, bad):
     def goes_wrong(*given, **more):
         calls.append(1)
         terms, *rest = good(*given, **more)
-        return {**terms, "loss": bad if len(calls) > 5 else terms["loss"]}, *rest       # 3 shards in 2 steps
+        return {**terms, "loss": bad if len(calls) > 3 else terms["loss"]}, *rest       # 3 shards in 2 steps
     monkeypatch.setattr(module, "loss_and_grads", goes_wrong)
     with pytest.raises(module.InputError, match=f"loss {bad}, step 3.*diverged. Lower --lr"):
         toy_run(experiment, n_epochs=2)
