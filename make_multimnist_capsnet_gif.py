@@ -37,8 +37,10 @@ class Recorder:
     lengths and reconstructions."""
 
     def __init__(self, data, config, every):
-        self.shown = test_pairs(data, config, N_SHOWN)
-        self.val = next(capsnet.stream_pairs(data, "val", min(N_VAL, config.n_val), config, capsnet.EVALUATION, 0))
+        test = next(capsnet.stream_pairs(data, "test", config.n_test, config, capsnet.EVALUATION, 1))
+        val = next(capsnet.stream_pairs(data, "val", config.n_val, config, capsnet.EVALUATION, 0))
+        self.shown = {name: array[:N_SHOWN] for name, array in test.items()}
+        self.val = {name: array[:N_VAL] for name, array in val.items()}
         self.config, self.every, self.snapshots = config, every, []
 
     def __call__(self, state, terms=None):
@@ -52,11 +54,6 @@ class Recorder:
             out = capsnet.forward_shards(weights, self.shown, config, workers)
         return {"loss": val["loss"], "exact-match accuracy": val["exact_match"], "lengths": out["lengths"],
                 "recon": out["recon"]}
-
-
-def test_pairs(data, config, n):
-    """Return the first n test pairs, a dict"""
-    return next(capsnet.stream_pairs(data, "test", n, config, capsnet.EVALUATION, 1))
 
 
 def n_steps(config):
@@ -158,7 +155,7 @@ def scenes_of_training(config, data, every):
 def scenes_of_test_pairs(network):
     """Return N_SCENES scenes of different test pairs, as a loaded network separates them, and the points of its
     training history."""
-    pairs = test_pairs(network.data, network.config, N_SCENES * N_SHOWN)
+    pairs = next(capsnet.stream_pairs(network.data, "test", N_SCENES * N_SHOWN, network.config, capsnet.EVALUATION, 1))
     with capsnet.worker_threads(network.config) as workers:
         out = capsnet.forward_shards(network.params, pairs, network.config, workers)
     epochs, rows = network.history["epochs"], [slice(k, k + N_SHOWN) for k in range(0, N_SCENES * N_SHOWN, N_SHOWN)]
@@ -181,9 +178,9 @@ def main():
     capsnet.check(config)
     if config.model != "capsnet":
         raise InputError(f"{'--load' if network else '--model'}: the animation shows a capsnet, not a {config.model}")
-    for name in ("snapshot_every", "n_test") if network else ("n_test",):
+    for name in ("snapshot_every", "n_test") if network else ():
         if getattr(args, name, None) is not None:
-            raise InputError(f"{flag_name(name)} has no effect on this animation. Leave it out")
+            raise InputError(f"{flag_name(name)} has no effect with --load. Leave it out")
     if not network and (every < 1 or n_steps(config) / every > MAX_FRAMES):
         raise InputError(f"--snapshot-every {every}: an animation has at most {MAX_FRAMES} frames. Give at least "
                          f"{max(1, -(-n_steps(config) // MAX_FRAMES))}")

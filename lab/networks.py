@@ -47,9 +47,13 @@ def load_network(module, path):
 
 
 def load_for_evaluation(module, path, args):
-    """Return load_network's result and the Config to evaluate it with: its own, with the flags in args. Raise
-    InputError for a flag that contradicts its training"""
+    """Return load_network's result and the Config to evaluate it with: its own, with the flags in args, and with the
+    data that it was trained on. Raise InputError for a flag that contradicts its training"""
     network, given = load_network(module, path), module.given_settings(args)
+    if network.source in getattr(module, "DIGIT_NAMES", ()):
+        given = {"digits": network.source} | given
+    elif hasattr(network.config, "data_dir") and not given.get("data_dir"):
+        raise InputError(f"{path}: was trained on {network.source}. Give the folder of these images as --data-dir")
     module.check_same(path, network.config, given, {"runtime", "test"})
     return network, dataclasses.replace(network.config, **given)
 

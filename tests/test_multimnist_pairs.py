@@ -36,7 +36,7 @@ def test_box_iou_by_hand(shifts, iou):
 
 
 def test_legal_shift_pairs_by_hand():
-    """On one axis 9, 16 and 14 of the 81 pairs of shifts are 0, 1 and 2 apart. IoU >= 0.8 allows the offsets (0, 0),
+    """On one axis 9, 16 and 14 of the 81 pairs of shifts differ by 0, 1 and 2. IoU >= 0.8 allows the offsets (0, 0),
     (0, 1), (1, 0), (1, 1), (0, 2), (2, 0): 9*9 + 2*9*16 + 16*16 + 2*9*14 = 877 of 6561."""
     every = list(itertools.product(itertools.product(range(-4, 5), repeat=2), repeat=2))
     assert sorted(map(tuple, mc.allowed_shift_pairs(0).reshape(-1, 4))) == sorted(a + b for a, b in every)
@@ -67,8 +67,8 @@ def test_every_pair_is_what_it_says(digits, min_iou, merge):
 
 
 def test_placements_and_partners_are_uniform(digits):
-    """All 877 placements occur alike; the second digit is any image of another class, alike, whatever the classes'
-    sizes."""
+    """All 877 pairs of shifts are equally likely, and so are all images of other classes as the second digit, whatever
+    the classes' sizes."""
     labels = np.repeat(np.arange(4, dtype=np.uint8), [1, 2, 3, 6])[np.random.default_rng(1).permutation(12)]
     images, rng = np.zeros((12, 28, 28), np.uint8), np.random.default_rng(0)
     parts = [mc.generate_multimnist(images, labels, 2000, rng) for _ in range(15)]
@@ -84,37 +84,52 @@ def test_placements_and_partners_are_uniform(digits):
         mc.generate_multimnist(digits["train"][0][:3], np.array([4, 4, 4]), 2, np.random.default_rng(0))
 
 
+def drawn(stream):
+    """Return all pairs of a stream, {name: array}"""
+    chunks = list(stream)
+    return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
+
+
 def test_pairs_depend_on_seed_and_key_and_not_on_how_many_are_drawn(digits, monkeypatch):
     """A stream holds a chunk at a time, each from a generator of its own"""
-    monkeypatch.setattr(mc, "CHUNK", 40)
-    stream = mc.stream_pairs(digits, "val", 10 ** 12, TINY, "evaluation", 0)            # nothing is drawn ahead
+    def val(n, config=TINY, key=0):
+        return mc.stream_pairs(digits, "val", n, config, mc.EVALUATION, key, size=40)
+    stream, many = val(10 ** 12), drawn(val(110))                                       # nothing is drawn ahead
     first, second = next(stream), next(stream)
-    many = mc.draw_pairs(digits, "val", 110, TINY, "evaluation", 0)
     for name, array in many.items():
         assert len(array) == 110 and np.array_equal(np.concatenate([first[name], second[name]]), array[:80])
-    others = (mc.draw_pairs(digits, "val", 40, config, "evaluation", key)["index"] for config, key in
-              ((TINY, 1), (dataclasses.replace(TINY, seed=2), 0)))
+    others = (next(stream)["index"] for stream in (val(40, key=1), val(40, dataclasses.replace(TINY, seed=2))))
     assert not any(np.array_equal(first["index"], other) for other in (second["index"], *others))
-    val, = mc.validation_pairs(digits, TINY)
-    assert np.array_equal(val["index"], mc.draw_pairs(digits, "val", TINY.n_val, TINY, "evaluation", 0)["index"])
+
+
+def test_pairs_for_evaluation(digits, monkeypatch):
+    """Validation and test pairs are of their own digits and generators; they are not deformed"""
+    seen = []
+    monkeypatch.setattr(mc, "evaluate", lambda weights, chunks, *_: seen.append(drawn(chunks)) or {})
     plain = dataclasses.replace(TINY, min_iou=0.0, merge="add", warp=2.0)
-    pairs = mc.draw_pairs(digits, "test", 60, plain, "evaluation", 1)                   # not warped
-    assert mc.box_iou(pairs["shifts"]).min() < 0.5 and np.isin(pairs["sources"], digits["test"][0]).all()
-    assert np.array_equal(pairs["composites"], pairs["sources"].sum(1, dtype=int).clip(max=255))
+    for evaluate, split, n, key in ((mc.validate, "val", TINY.n_val, 0), (mc.evaluate_test, "test", TINY.n_test, 1)):
+        for config in (TINY, plain):
+            evaluate({}, digits, config, None)
+            expected = drawn(mc.stream_pairs(digits, split, n, config, mc.EVALUATION, key))
+            assert len(expected["labels"]) == n and np.array_equal(seen[-1]["index"], expected["index"])
+        pairs, (images, _) = seen[-1], digits[split]
+        assert mc.box_iou(pairs["shifts"]).min() < 0.5
+        assert np.array_equal(pairs["composites"], pairs["sources"].sum(1, dtype=int).clip(max=255))
+        assert np.array_equal(pairs["sources"].sum((2, 3)), images.sum((1, 2))[pairs["index"]])
 
 
 def test_epochs_are_fresh_and_cut_into_chunks_of_whole_batches(digits, monkeypatch):
-    def drawn(epoch, sizes, **changes):
+    def indices(epoch, sizes, **changes):
         parts = list(mc.epoch_samples(digits, epoch, dataclasses.replace(TINY, n_train=100, **changes)))
         assert [len(part["labels"]) for part in parts] == sizes
         return np.concatenate([part["index"] for part in parts])
     monkeypatch.setattr(mc, "CHUNK", 64)                                                # one batch of 40, less than two
-    first = drawn(0, [40, 40, 20])
-    assert np.array_equal(first, drawn(0, [40, 40, 20])) and not np.array_equal(first[:40], first[40:80])
-    assert not np.array_equal(first, drawn(1, [40, 40, 20]))
-    assert not np.array_equal(first, drawn(0, [40, 40, 20], seed=2))
-    drawn(0, [60, 40], batch_size=30)
-    drawn(0, [70, 30], batch_size=70)
+    first = indices(0, [40, 40, 20])
+    assert np.array_equal(first, indices(0, [40, 40, 20])) and not np.array_equal(first[:40], first[40:80])
+    assert not np.array_equal(first, indices(1, [40, 40, 20]))
+    assert not np.array_equal(first, indices(0, [40, 40, 20], seed=2))
+    indices(0, [60, 40], batch_size=30)
+    indices(0, [70, 30], batch_size=70)
 
 
 IDENTITY = np.eye(2)[None]
@@ -162,7 +177,7 @@ def test_resampling_against_loops(rng):
 
 
 def test_warps_are_as_large_as_they_say(monkeypatch):
-    """Turned by up to 10 degrees, sheared by up to 0.1, sides scaled by up to 10%, times strength; of 2,000 digits"""
+    """Rotated by up to 10 degrees, sheared by up to 0.1, sides scaled by up to 10%, times strength; of 2,000 digits"""
     asked, images = [], np.zeros((2000, 28, 28), np.uint8)
     monkeypatch.setattr(mc, "resample", lambda images, *how: asked.append(how) or images)
     for strength in (1, 2):
@@ -180,7 +195,7 @@ def test_warps_are_as_large_as_they_say(monkeypatch):
 
 
 def test_training_digits_are_warped_each_drawn_one_anew(digits):
-    """Pairs and placements stay what they were"""
+    """Labels and shifts do not change"""
     plain, warped = (next(mc.epoch_samples(digits, 0, dataclasses.replace(TINY, warp=warp))) for warp in (0.0, 1.0))
     assert np.array_equal(plain["labels"], warped["labels"]) and np.array_equal(plain["shifts"], warped["shifts"])
     changed = (plain["sources"] != warped["sources"]).any((2, 3))
@@ -189,8 +204,8 @@ def test_training_digits_are_warped_each_drawn_one_anew(digits):
     assert np.array_equal(warped["composites"], warped["sources"].max(1))
 
 
-def test_pairs_named_after_their_nearest_by_hand(monkeypatch):
-    """Four known pairs, each a point of light; of five test pairs two are named whole, one in the other order"""
+def test_pairs_classified_by_their_nearest_by_hand(monkeypatch):
+    """Four known pairs, each a bright pixel; two of five test pairs are correct, one of them in the other order"""
     known = np.zeros((4, 2, 2), np.uint8)
     known.reshape(4, 4)[np.arange(4), np.arange(4)] = 200
     labels = np.array([[3, 1], [4, 5], [0, 9], [7, 2]])
@@ -207,7 +222,7 @@ def test_pairs_named_after_their_nearest_by_hand(monkeypatch):
 
 def test_the_pairs_nearest_neighbor_from_the_command_line(digits, monkeypatch, tmp_path):
     path = tmp_path / "r.json"
-    monkeypatch.setattr(mc, "load_digits", lambda config: digits)                       # the others take seconds
+    monkeypatch.setattr(mc, "load_data", lambda config: digits)                       # the others take seconds
     monkeypatch.setattr(sys, "argv", f"x --n-known 50 --n-test 20 --digits synthetic --out-json {path}".split())
     bench.main()
     found = json.loads(path.read_text("utf-8"))
