@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import imageio.v3 as imageio
 import numpy as np
 import pytest
-from conftest import POSIX, ROOT
+from conftest import EXPERIMENTS, POSIX, ROOT
 
 TINY = ("--digits synthetic --n-epochs 1 --n-train 64 --n-val 16 --n-test 16 --conv1-channels 2 --conv3-channels 4 "
         "--threads 1").split()
@@ -141,7 +141,8 @@ def test_a_system_that_lacks_what_linux_has(monkeypatch, tmp_path, experiment):
         patch.setattr(module, "os", SimpleNamespace(**lacking))
         patch.setattr(module, "Path", lambda path: tmp_path / str(path).lstrip("/"))
         patch.setattr(module, "test_metrics", lambda test: {})
-        found = module.result_of(module.Config(), {"history": {"source": "x", "epochs": []}, "params": {}, "step": 0}, {})
+        state = {"history": {"source": "x", "epochs": []}, "params": {}, "step": 0}
+        found = module.result_of(module.Config(), state, {})
     processor = platform.processor() or platform.machine()
     assert found["machine"] == {"processor": processor, "cores": os.cpu_count()} and found["history"] == {}
 
@@ -153,7 +154,8 @@ def test_text_is_utf_8_on_every_system():
         for call in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(call, ast.Call) and re.search(r"(^|\.read_|\.write_)(open|text)$", ast.unparse(call.func)):
                 said = ast.unparse(call)
-                assert "utf-8" in said or re.search(r"'[rwxa]\+?b\+?'", said), f"{path.name}, line {call.lineno}: {said}"
+                binary = re.search(r"'[rwxa]\+?b\+?'", said)
+                assert "utf-8" in said or binary, f"{path.name}, line {call.lineno}: {said}"
 
 
 def test_a_run_that_diverges_ends_in_one_line(run_script):
