@@ -104,10 +104,10 @@ def test_runtime_settings_change_no_bit(experiment, capsys):
 def test_each_flag_sets_its_own_field(experiment, f):
     base, module = base_of(f), EXPERIMENTS[experiment]
     for value in other_values(f, getattr(module.Config(**base), f.name)):
-        config, = parse(experiment, *words_of(experiment, **base | {f.name: value}))
+        config = parse(experiment, *words_of(experiment, **base | {f.name: value}))[0]      # of the first default model
         assert getattr(config, f.name) == value and config == module.Config(**base | {f.name: value})
     for alias in f.metadata.get("alias", "").split():
-        config, = parse(experiment, *words_of(experiment, **base), alias, str(value))
+        config = parse(experiment, *words_of(experiment, **base), alias, str(value))[0]
         assert getattr(config, f.name) == value
 
 
