@@ -177,9 +177,10 @@ def draw_dynamic_routing(n_iters=3):
     for t in range(n_iters):                                                            # forward
         v_before, b_before = v, logits if t > 1 else None
         s, after = shape["squash_forward"][t]
-        b, c = shape["softmax_forward"][t - 1] if t else (letters(calls["routing_forward"][0][0][0][:-1]), "(1, I)")
-        logits = graph.box(0, t, 0.65, f"u_hat . v\nb += {b}" if t else f"zeros\nb {b}", READS_VOTES if t else FORWARD)
-        coupling = graph.box(0, t, 0.25, f"softmax_forward(b)\nc {c}", FORWARD)
+        if t:
+            b, c = shape["softmax_forward"][t - 1]
+            logits = graph.box(0, t, 0.65, f"u_hat . v\nb += {b}", READS_VOTES)
+        coupling = graph.box(0, t, 0.25, f"softmax_forward(b)\nc {c}" if t else "1 / J\nc (1, I)", FORWARD)
         total = graph.box(1, t, 0.25, f"sum_i c u_hat\ns {s}", READS_VOTES)
         v = graph.box(2, t, 0.25, f"squash_forward(s)\nv {after}", FORWARD)
         graph.arrows((v_before, logits), (logits, coupling), (coupling, total), (total, v))
