@@ -1,4 +1,4 @@
-"""The command lines: end to end at toy size, offline; what the user gets wrong is one line and exit code 2."""
+"""The programs of MultiMNIST end to end at toy size, offline; what the user gets wrong is one line and exit code 2."""
 import json
 
 import multimnist_capsnet as mc
@@ -14,9 +14,6 @@ import visualize_multimnist_capsnet as viz
 TOY = ("--digits synthetic --n-epochs 1 --n-train 64 --n-val 32 --n-test 64 --batch-size 16 --conv1-channels 4 "
        "--conv3-channels 8").split()
 FEW = {"train": 60, "val": 40, "test": 40}
-KEYS = ["experiment", "config", "source", "n_params", "test_exact_match", "test_hits", "test_exact_match_ci95",
-        "test_at_least_one", "test_recon_mse", "baseline_recon_mse", "hit_bits", "seconds_train",
-        "ms_per_step", "versions", "machine", "history"]
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +23,6 @@ def alone(run_script):
         done = run_script("-c", f"import multimnist_capsnet as c, {script.__name__} as script; c.N_SYNTHETIC = {FEW}; "
                           "c.run_cli(script.main)", *flags)
         assert done.returncode == 0 and done.stderr == "", done.stderr
-        return done.stdout
     return run
 
 
@@ -40,22 +36,8 @@ def toy_run(alone, tmp_path_factory):
 
 @pytest.fixture
 def cli(call):
-    """cli(*flags): call's answer"""
-    return lambda *flags, script=mc: call(mc, script.main, *flags)
-
-
-def test_the_experiment_in_a_process_of_its_own(alone, toy_run, tmp_path):
-    out = alone(mc, *TOY, "--out-json", tmp_path / "x.json", "--out-weights", tmp_path / "x.npz")
-    found, again = (json.loads(path.read_text("utf-8")) for path in (tmp_path / "x.json", toy_run.with_suffix(".json")))
-    assert sorted(found) == sorted(KEYS) and found["hit_bits"] == again["hit_bits"]
-    assert "SYNTHETIC digits" in out and "\nepoch 1/1  train loss" in out and "\r" not in out
-
-
-def test_the_cnn_end_to_end(cli, tmp_path):
-    assert cli(*TOY, "--model", "cnn", "--quiet", "--out-json", "x.json") == (0, "", "")
-    found = json.loads((tmp_path / "x.json").read_text("utf-8"))
-    assert sorted(found) == sorted(KEYS) and found["test_recon_mse"] is None
-    assert "train_cross_entropy" in found["history"]
+    """cli(script, *flags): call's answer"""
+    return lambda script, *flags: call(mc, script.main, *flags)
 
 
 def assert_pngs(folder, names):
@@ -70,7 +52,7 @@ def test_all_figures_end_to_end(toy_run, alone, tmp_path):
     alone(viz, "--load", toy_run, "--outdir", outdir, "--n-test", 64, "--out-json", out)
     assert_pngs(outdir, viz.FIGURES)
     found, trained = (json.loads(path.read_text("utf-8")) for path in (out, toy_run.with_suffix(".json")))
-    assert sorted(found) == sorted([*KEYS, "loaded", "errors", "routing"]) and out.stat().st_size < 4096
+    assert found.keys() == trained.keys() | {"loaded", "errors", "routing"} and out.stat().st_size < 4096
     assert found["hit_bits"] == trained["hit_bits"] and found["n_params"] == trained["n_params"]
     alone(viz, "--load", toy_run, "--outdir", outdir, "--n-test", 9, "--seed", 3, "--only", "errors", "--out-json", out)
     found = json.loads(out.read_text("utf-8"))
@@ -80,34 +62,34 @@ def test_all_figures_end_to_end(toy_run, alone, tmp_path):
 @pytest.mark.slow
 def test_figures_of_several_networks(toy_run, cli, tmp_path):
     """One figure for all networks or one for each; what means nothing for a network is skipped with a word"""
-    assert cli(*TOY, "--model", "cnn", "--quiet", "--checkpoint", "cnn.npz")[0] == 0
-    code, out, err = cli("--load", toy_run, "cnn.npz", "--n-test", 64, "--outdir", "both", script=viz)
+    assert cli(mc, *TOY, "--model", "cnn", "--quiet", "--checkpoint", "cnn.npz")[0] == 0
+    code, out, err = cli(viz, "--load", toy_run, "cnn.npz", "--n-test", 64, "--outdir", "both")
     assert (code, err) == (0, "")
     each = [f"{name}-{model}" for name in ("capsule_activations", "errors") for model in ("capsnet", "cnn")]
     assert_pngs(tmp_path / "both", [*each, "example_pairs", "reconstructions", "perturbation", "routing",
                                     "training_curves"])
-    code, out, err = cli("--load", "cnn.npz", "--n-test", 64, "--only", "routing", "errors", script=viz)
+    code, out, err = cli(viz, "--load", "cnn.npz", "--n-test", 64, "--only", "routing", "errors")
     assert (code, err) == (0, "") and "routing: skipped, since only a capsnet with two" in out
     assert_pngs(tmp_path / "runs" / "multimnist_capsnet" / "figures", ["errors"])       # the default folder
 
 
 def test_the_figure_of_results(cli, tmp_path):
-    assert cli("--results", "--outdir", "out", "--quiet", script=viz) == (0, "", "")
+    assert cli(viz, "--results", "--outdir", "out", "--quiet") == (0, "", "")
     assert_pngs(tmp_path / "out", ["forest"])
 
 
 def test_figures_of_a_network_that_is_trained_first(cli, tmp_path):
     flags = *TOY, "--quiet", "--outdir", "out", "--only", "training_curves", "--out-json", "x.json"
-    assert cli(*flags, script=viz) == (0, "", "")
+    assert cli(viz, *flags) == (0, "", "")
     assert_pngs(tmp_path / "out", ["training_curves"])
-    assert json.loads((tmp_path / "x.json").read_text("utf-8")).keys() == {*KEYS, "errors", "routing"}
+    assert json.loads((tmp_path / "x.json").read_text("utf-8")).keys() >= {"history", "errors", "routing"}
 
 
 def test_a_picture_of_ones_own(cli, toy_run, tmp_path):
     page = np.full((120, 160), 230, np.uint8)
     page[30:90, 60:68] = page[50:58, 50:90] = 20
     imageio.imwrite(tmp_path / "page.png", page)
-    code, out, err = cli("--load", toy_run, "--image", "page.png", "--outdir", "out", script=viz)
+    code, out, err = cli(viz, "--load", toy_run, "--image", "page.png", "--outdir", "out")
     assert (code, err) == (0, "") and "lengths" in out
     assert_pngs(tmp_path / "out", ["page_digits"])
 
@@ -115,14 +97,14 @@ def test_a_picture_of_ones_own(cli, toy_run, tmp_path):
 def test_the_animation_has_a_frame_per_snapshot_and_does_not_change_the_run(toy_run, cli, monkeypatch, tmp_path):
     out, states, train = tmp_path / "toy.gif", [], mc.train
     monkeypatch.setattr(mc, "train", lambda *args, **hooks: states.append(train(*args, **hooks)) or states[-1])
-    assert cli(*TOY, "--quiet", "--out", out, "--snapshot-every", 3, script=gif) == (0, "", "")
-    assert cli(*TOY, "--quiet", "--out-weights", "run.npz") == (0, "", "")
+    assert cli(gif, *TOY, "--quiet", "--out", out, "--snapshot-every", 3) == (0, "", "")
+    assert cli(mc, *TOY, "--quiet", "--out-weights", "run.npz") == (0, "", "")
     assert_same(*map(mc.weights_of, states))
     frames = imageio.imread(out)
     assert len(frames) == 4                                                 # steps 0, 3 and 4, and the ending
     assert not np.array_equal(frames[0], frames[2]) and not np.array_equal(frames[2], frames[3])
     monkeypatch.setattr(gif, "N_SCENES", 2)
-    assert cli("--load", toy_run, "--out", out, script=gif)[0] == 0
+    assert cli(gif, "--load", toy_run, "--out", out)[0] == 0
     frames = imageio.imread(out)
     assert len(frames) == 2 and not np.array_equal(frames[0], frames[1])
 
@@ -132,12 +114,6 @@ def test_the_animation_has_a_frame_per_snapshot_and_does_not_change_the_run(toy_
 PLAIN, LOADED = " ".join(TOY), "--load run.npz"
 PICTURE = f"{LOADED} --image page.png"
 BAD = [                            # script, flags, what the line names
-    *((mc, f"{PLAIN} {flags}", named) for flags, named in (
-        ("--batch-size 5000", "--batch-size 5000"), ("--lr 1e38", "--lr 1e+38: must be"),
-        ("--norm none --lr 1e6 --warmup 0", "diverged"), ("--digits mnist", "--data-dir"),
-        ("--model cnn --conv1-channels 512", "--conv1-channels"), ("--out-weights page.png/x.npz", "page.png/x.npz"),
-        ("--checkpoint torn.npz", "torn.npz"))),
-    (mc, "--load folder", "folder"),
     *((viz, flags, named) for flags, named in (
         ("--load cnn.npz --image page.png", "cnn.npz: --image needs a capsnet, not a cnn"),
         ("--load other.npz", "other.npz: was trained on shirts. Give the folder of these images as --data-dir"),
@@ -158,16 +134,14 @@ BAD = [                            # script, flags, what the line names
 
 @pytest.mark.parametrize("script, flags, named", BAD, ids=lambda value: getattr(value, "__name__", value)[:60])
 def test_bad_input_is_one_line_and_leaves_no_file(cli, toy_run, tmp_path, script, flags, named):
-    (tmp_path / "folder").mkdir()
     (tmp_path / "run.npz").write_bytes(toy_run.read_bytes())
-    (tmp_path / "torn.npz").write_bytes(toy_run.read_bytes()[:5000])
     (tmp_path / "page.png").write_bytes(b"hello")
     cnn = mc.Config(model="cnn", conv3_channels=2)
     for name, source in (("cnn", "synthetic"), ("other", "shirts")):
         mc.save(f"{name}.npz", cnn, mc.initial_state(cnn) | {"history": {"source": source, "epochs": []}})
-    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
-    code, _, stderr = cli(*flags.split(), script=script)
+    def files():
+        return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    before = files()
+    code, _, stderr = cli(script, *flags.split())
     assert code == 2 and stderr.startswith("error: ") and named in stderr, stderr
-    assert stderr.count("\n") == 1 and stderr.endswith("\n")
-    assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == {
-        path: content for path, content in before.items() if path.is_file()}
+    assert stderr.count("\n") == 1 and stderr.endswith("\n") and files() == before

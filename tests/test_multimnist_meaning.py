@@ -202,7 +202,7 @@ def test_every_network_against_a_literal_one(digits, name, n_iters, rng):
 
 
 def test_training_masks_by_the_labels_and_inference_by_the_two_longest(digits):
-    params, pairs = float64(TINY), next(mc.epoch_samples(digits, 0, TINY))
+    params, pairs = float64(TINY), next(mc.stream_pairs(digits, "val", 20, TINY, mc.EVALUATION, 0))
     labels, images = pairs["labels"], pairs["composites"] / 255
     assert np.array_equal(mc.forward(params, images, TINY, labels)[0]["digits"], labels)
     out, _ = mc.forward(params, images, TINY)
@@ -237,6 +237,8 @@ def test_parameter_counts(preset, n):
     for head, channels in (("dense", 16), *(("gap", channels) for channels in range(2, 40))):
         size, shapes = size_of(model="cnn", cnn_head=head, conv1_channels=channels)
         assert budget - (shapes["fc1_w"][0] + 1 + 10) < size <= budget
+    with pytest.raises(mc.InputError, match="--conv1-channels"):
+        size_of(model="cnn", conv1_channels=2000)
 
 
 @pytest.mark.parametrize("flags, side, channels, n", [

@@ -28,22 +28,17 @@ def placed(image, dy, dx):
     return canvas
 
 
-@pytest.mark.parametrize("shifts, iou", [(((0, 0), (0, 0)), 1), (((-4, 4), (-4, 4)), 1), (((0, 0), (0, 1)), 380 / 420),
-                                         (((1, 0), (0, 1)), 361 / 439), (((2, 0), (0, 0)), 360 / 440),
-                                         (((0, 1), (2, 0)), 342 / 458), (((-4, -4), (4, 4)), 144 / 656)])
-def test_box_iou_by_hand(shifts, iou):
-    assert mc.box_iou(np.array(shifts)) == pytest.approx(iou) == pytest.approx(iou_reference(shifts))
-
-
-def test_legal_shift_pairs_by_hand():
+def test_iou_and_legal_shift_pairs_by_hand():
     """On one axis 9, 16 and 14 of the 81 pairs of shifts differ by 0, 1 and 2. IoU >= 0.8 allows the offsets (0, 0),
     (0, 1), (1, 0), (1, 1), (0, 2), (2, 0): 9*9 + 2*9*16 + 16*16 + 2*9*14 = 877 of 6561."""
+    for offset, iou in ((0, 0), 1), ((0, 1), 380 / 420), ((1, -1), 361 / 439), ((2, 0), 360 / 440), ((8, 7), 156 / 644):
+        assert mc.box_iou(np.array([(-4, -3), np.add((-4, -3), offset)])) == pytest.approx(iou)
     every = list(itertools.product(itertools.product(range(-4, 5), repeat=2), repeat=2))
-    assert sorted(map(tuple, mc.allowed_shift_pairs(0).reshape(-1, 4))) == sorted(a + b for a, b in every)
-    legal = mc.allowed_shift_pairs(0.8)
-    assert len(legal) == 877 == sum(iou_reference(pair) >= 0.8 for pair in every)
-    assert len(mc.allowed_shift_pairs(1)) == 81 and mc.box_iou(legal).min() == pytest.approx(360 / 440)
-    assert len(mc.allowed_shift_pairs(360 / 440)) == 877  # the bound itself is inside
+    ious = np.array([iou_reference(pair) for pair in every])
+    np.testing.assert_allclose(mc.box_iou(np.array(every)), ious)
+    for min_iou, n in ((0, 6561), (0.8, 877), (360 / 440, 877), (1, 81)):               # the bound itself is inside
+        legal = [sum(pair, ()) for pair, iou in zip(every, ious) if iou >= min_iou]
+        assert sorted(map(tuple, mc.allowed_shift_pairs(min_iou).reshape(-1, 4))) == legal and len(legal) == n
 
 
 @pytest.mark.parametrize("min_iou, merge", [(0.8, "max"), (0, "add"), (1, "max")])
@@ -132,14 +127,6 @@ def test_epochs_are_fresh_and_cut_into_chunks_of_whole_batches(digits, monkeypat
     indices(0, [70, 30], batch_size=70)
 
 
-IDENTITY = np.eye(2)[None]
-
-
-def bent(down, across):
-    """A bend that moves every pixel by the same px"""
-    return np.broadcast_to(np.array([down, across], float)[:, None, None], (1, 2, mc.BEND_GRID, mc.BEND_GRID))
-
-
 def resampled_by_loops(image, linear, bend):
     """Pixel by pixel, bilinear twice: the bend between its nodes, the image between its pixels"""
     side, middle = len(image), (len(image) - 1) / 2
@@ -157,19 +144,15 @@ def resampled_by_loops(image, linear, bend):
     return out
 
 
-def test_resampling_by_hand(rng):
-    images = rng.integers(0, 256, (1, 28, 28), dtype=np.uint8)
-    image, = images
-    np.testing.assert_array_equal(mc.resample(images, IDENTITY, bent(0, 0))[0], image)
-    moved, = mc.resample(images, IDENTITY, bent(1, -2))                 # from one down, two to the left
-    np.testing.assert_array_equal(moved[:-1, 2:], image[1:, :-2])
-    assert not moved[-1].any() and not moved[:, :2].any()
-    turned, = mc.resample(images, np.array([[[0, 1], [-1, 0]]]), bent(0, 0))
-    np.testing.assert_array_equal(turned, np.rot90(image))
-
-
-def test_resampling_against_loops(rng):
+def test_resampling_by_hand_and_against_loops(rng):
     images = rng.integers(0, 256, (2, 28, 28), dtype=np.uint8)
+
+    def resampled(linear=((1, 0), (0, 1)), down=0, across=0):
+        bend = np.broadcast_to(np.array([down, across], float)[:, None, None], (1, 2, mc.BEND_GRID, mc.BEND_GRID))
+        return mc.resample(images[:1], np.array([linear]), bend)[0]
+    np.testing.assert_array_equal(resampled(), images[0])
+    np.testing.assert_array_equal(resampled(down=1, across=-2), np.pad(images[0, 1:, :-2], ((0, 1), (2, 0))))
+    np.testing.assert_array_equal(resampled(linear=[[0, 1], [-1, 0]]), np.rot90(images[0]))
     linear = np.eye(2) + rng.normal(0, 0.2, (2, 2, 2))
     bend = rng.normal(0, 2, (2, 2, mc.BEND_GRID, mc.BEND_GRID))
     for k, found in enumerate(mc.resample(images, linear, bend)):
