@@ -47,14 +47,16 @@ Examples, with times on two cores:
 """
 import argparse
 import base64
+import collections
 import contextlib
 import ctypes
 import dataclasses
+import errno
 import functools
 import gzip
 import hashlib
+import http.client
 import io
-import itertools
 import json
 import math
 import os
@@ -65,9 +67,7 @@ import time
 import urllib.request
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
     os.environ[name] = "1"         # before numpy: worker threads share a batch instead
@@ -87,108 +87,77 @@ class InputError(Exception):
 
 # -------------------------------------------------------------- settings
 
-def setting(default, text, group, **more):
-    """Declare a setting: default (None: as the preset says), help text and group in --help.
-
-    more: low, high, choices: bounds. only: {setting: values} it applies to. runtime: a checkpoint
-    may be resumed with another value. test: a loaded network may be tested with another value.
-    """
-    return dataclasses.field(default=default, metadata={"help": text, "group": group} | more)
+def setting(default, text, **more):
+    """Declare a setting: default (None: the preset's) and help text. more: low, high, choices: bounds; only: {setting:
+    values} it applies to; runtime, test: a resumed run, a loaded network may have another value."""
+    return dataclasses.field(default=default, metadata={"help": text} | more)
 
 
-MODELS = "capsnet", "cnn", "cnn-vectors", "vector-dense"
-MODERN = {"conv1_channels": 16, "conv3_channels": 64, "norm": "batch", "lr": 0.01, "muon": 0.02, "warmup": 200,
-          "recon_weight": 0.01}
+MODERN = {"conv1_channels": 16, "norm": "batch", "lr": 0.01, "muon": 0.02, "warmup": 200, "recon_weight": 0.01}
 PAPER = MODERN | {"norm": "none", "lr": 0.002, "muon": 0.0, "warmup": 0, "recon_weight": 0.0005}
 PRESETS = {"deep": MODERN, "half-digit": MODERN,
            "residual": MODERN | {"lr": 0.003, "muon": 0.006, "recon_weight": 0.005},
            "classic": PAPER | {"conv1_channels": 32}, "paper": PAPER | {"conv1_channels": 256}}
-CAPSNET, CNNS, WITH_DECODER = ({"model": models} for models in (
-    ("capsnet",), ("cnn", "cnn-vectors"), ("capsnet", "cnn-vectors", "vector-dense")))
 NORMALIZED = {"norm": ("batch",)}
 
 
-def preset_defaults(config):
-    """Return {setting: value} for what was not given: the paper's widths and rates are for its capsule network only"""
-    of_preset = PRESETS[config.preset]
-    if of_preset["norm"] == "none" and config.model != "capsnet":
-        of_preset = MODERN | {"recon_weight": of_preset["recon_weight"]}
-    return of_preset | ({"muon": 0.0} if config.norm == "none" else {})
-
-
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Config:
     """All settings of a run. Names, defaults and help texts of the command-line flags come from here."""
-    digits: str = setting("auto", "auto: MNIST or, where it cannot be had, synthetic digits drawn by this script",
-                          "data", choices=("auto", "mnist", "synthetic"), runtime=True)
+    digits: str = setting("auto", "auto: MNIST, else synthetic", choices=("auto", "mnist", "synthetic"), runtime=True)
     data_dir: str = setting("", "folder of four idx files, MNIST's or others (see make_idx.py); without it MNIST from "
-                            "$MNIST_DIR, ~/.cache/hinton-mnist or a download", "data", alias="--mnist-dir", runtime=True)
-    n_train: int = setting(6000, "training pairs per epoch, newly drawn in every epoch", "data", low=1, high=10_000_000)
-    n_val: int = setting(2000, "validation pairs, of held-out training images", "data", low=1, high=100_000)
-    n_test: int = setting(10000, "test pairs", "data", low=1, high=1_000_000, runtime=True)
-    min_iou: float = setting(0.8, "minimum IoU of the two digits' 20x20 px boxes in every pair; 0: the paper's pairs",
-                             "data", low=0, high=1, test=True)
-    merge: str = setting("max", "how two digits are merged; add: sum clipped at 255, as in the official code", "data",
-                         choices=("max", "add"), test=True)
-    warp: float = setting(0.0, "strength of random deformations of training digits (see warp_digits)", "data", low=0, high=4)
-    model: str = setting("capsnet", "capsule network or control", "network", choices=MODELS)
-    preset: str = setting("deep", "convolutions; deep: six; residual: ten, with skip connections; half-digit: receptive "
-                          "fields of half a digit; classic: two of 9x9; paper: these with the paper's widths",
-                          "network", choices=tuple(PRESETS))
-    conv1_channels: int = setting(None, "channels of Conv1 (default: 16; classic 32; paper 256)", "network", low=1, high=4096)
-    conv3_channels: int = setting(None, "base width C, the channels of Conv3 (default: 64)", "network", low=1, high=4096,
+                            "$MNIST_DIR, ~/.cache/hinton-mnist or a download", alias="--mnist-dir", runtime=True)
+    n_train: int = setting(6000, "training pairs per epoch, newly drawn in every epoch", low=1, high=10_000_000)
+    n_val: int = setting(2000, "validation pairs, of held-out training images", low=1, high=100_000)
+    n_test: int = setting(10000, "test pairs", low=1, high=1_000_000, runtime=True)
+    min_iou: float = setting(0.8, "minimum IoU of a pair's boxes; 0: the paper's pairs", low=0, high=1, test=True)
+    merge: str = setting("max", "how digits are merged; add: sum clipped at 255", choices=("max", "add"), test=True)
+    warp: float = setting(0.0, "strength of random deformations of training digits (see warp_digits)", low=0, high=4)
+    model: str = setting("capsnet", "network", choices=("capsnet", "cnn", "cnn-vectors", "vector-dense"))
+    preset: str = setting("deep", "six convolutions; residual: ten, with skip connections; half-digit: receptive field "
+                          "of half a digit; classic: two of 9x9; paper: these with its widths", choices=tuple(PRESETS))
+    conv1_channels: int = setting(None, "channels of Conv1", low=1, high=4096)
+    conv3_channels: int = setting(64, "base width C, the channels of Conv3", low=1, high=4096,
                                   only={"preset": ("deep", "residual", "half-digit")})
-    norm: str = setting(None, "after convolutions (default: batch, over groups of 16 samples; classic, paper: none)",
-                        "network", choices=("batch", "none"))
-    routing_iters: int = setting(3, "routing iterations; 1: uniform coupling coefficients, no routing", "network", low=1,
-                                 high=50, only=CAPSNET, test=True)
-    cnn_head: str = setting("dense", "input of the CNN's hidden layer; gap: global average pooling", "network",
-                            choices=("dense", "gap"), only=CNNS)
-    seed: int = setting(0, "of initialization and sampling; a seed gives the same bits again", "training", low=0,
-                        high=2 ** 32 - 1, test=True)
-    n_epochs: int = setting(12, "training epochs", "training", low=1, high=10_000)
-    batch_size: int = setting(32, "pairs per step", "training", low=1, high=4096)
-    lr: float = setting(None, "learning rate of Adam (default: 0.01; residual 0.003; classic, paper 0.002)", "training",
-                        low=1e-9, high=1e6)
-    lr_schedule: str = setting("cosine", "cosine: decay to 0", "training", choices=("cosine", "constant"))
-    warmup: int = setting(None, "steps of linear warm-up (default: 200; classic, paper 0)", "training", low=0, high=100_000)
-    muon: float = setting(None, "step of Muon for kernels of normalized convolutions, relative to their norm; 0: Adam "
-                          "for all weights (default: 0.02; residual 0.006)", "training", low=0, high=1, only=NORMALIZED)
-    recon_weight: float = setting(None, "weight of the summed squared error of the reconstructions (default: 0.01; "
-                                  "residual 0.005; classic, paper 0.0005)", "training", low=0, high=1e6, only=WITH_DECODER)
-    recompute_statistics: int = setting(0, "before the test, recompute the statistics of batch normalization on N "
-                                        "training pairs", "run", low=0, high=20_000, only=NORMALIZED, runtime=True)
-    threads: int = setting(0, "0: one per core; results do not depend on it", "run", low=0, high=256, runtime=True)
-    quiet: bool = setting(False, "print only errors", "run", runtime=True)
+    norm: str = setting(None, "normalization of convolutions, over groups of 16 samples", choices=("batch", "none"))
+    routing_iters: int = setting(3, "routing iterations; 1: uniform coupling coefficients, no routing", low=1, high=50,
+                                 only={"model": ("capsnet",)}, test=True)
+    cnn_head: str = setting("dense", "input of the CNN's hidden layer; gap: global average pooling",
+                            choices=("dense", "gap"), only={"model": ("cnn", "cnn-vectors")})
+    seed: int = setting(0, "of all random numbers; the same seed, the same bits", low=0, high=2 ** 32 - 1, test=True)
+    n_epochs: int = setting(12, "training epochs", low=1, high=10_000)
+    batch_size: int = setting(32, "pairs per step", low=1, high=4096)
+    lr: float = setting(None, "learning rate of Adam", low=1e-9, high=1e6)
+    lr_schedule: str = setting("cosine", "cosine: decay to 0", choices=("cosine", "constant"))
+    warmup: int = setting(None, "steps of linear warm-up", low=0, high=100_000)
+    muon: float = setting(None, "relative step of Muon; 0: Adam for all weights", low=0, high=1, only=NORMALIZED)
+    recon_weight: float = setting(None, "weight of the reconstructions' summed squared error", low=0, high=1e6,
+                                  only={"model": ("capsnet", "cnn-vectors", "vector-dense")})
+    recompute_statistics: int = setting(0, "before the test, recompute normalizations on N training pairs", low=0,
+                                        high=20_000, only=NORMALIZED, runtime=True)
+    threads: int = setting(0, "0: one per core; results do not depend on it", low=0, high=256, runtime=True)
+    quiet: bool = setting(False, "print only errors", runtime=True)
     n_classes: int = 10            # no flag: of the data, 2 to 62
 
     def __post_init__(self):
-        if self.preset in PRESETS:
-            for name, value in preset_defaults(self).items():
-                if getattr(self, name) is None:
-                    object.__setattr__(self, name, value)
+        """Fill in what was not given. The paper's widths and rates are for its capsule network only"""
+        defaults = PRESETS[self.preset]
+        if defaults["norm"] == "none" and self.model != "capsnet":
+            defaults = MODERN | {"recon_weight": defaults["recon_weight"]}
+        for name, value in (defaults | ({"muon": 0.0} if self.norm == "none" else {})).items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
 
 
 SETTINGS = [f for f in dataclasses.fields(Config) if "help" in f.metadata]
 
 
-def applies(f, config):
-    """Return whether a setting, a field of Config, applies to the model and preset of a Config"""
-    return all(getattr(config, name) in values for name, values in f.metadata.get("only", {}).items())
-
-
 def check(config):
-    """Raise InputError for settings out of range, or that contradict each other"""
+    """Raise InputError for settings out of range"""
     for f in SETTINGS:
         value, bounds = getattr(config, f.name), f.metadata
         if "high" in bounds and not bounds["low"] <= value <= bounds["high"]:
             raise InputError(f"{flag_of(f.name)} {value}: must be from {bounds['low']:g} to {bounds['high']:g}")
-    if config.batch_size > config.n_train:
-        raise InputError(f"--batch-size {config.batch_size} exceeds the {config.n_train} training pairs of an epoch. "
-                         "Lower --batch-size or raise --n-train")
-    if config.model in CNNS["model"] and cnn_hidden_units(config) < config.n_classes:
-        raise InputError("--conv1-channels, --conv3-channels: the CNN's convolutions alone have as many parameters as the "
-                         "capsule network. Lower them")
 
 
 # -------------------------------------------------------------- training
@@ -197,12 +166,10 @@ def train(config, data=None, state=None, each_step=None, each_epoch=None, dtype=
     """Train a network and return its state. The test images are never used.
 
     data: as load_data returns it. state: to resume from, at the end of an epoch. each_step(state, terms) is called
-    after every step, each_epoch(state) after every epoch; what they keep they must copy. dtype: of all computations;
-    float64 is for tests.
+    after every step, each_epoch(state) after every epoch; what they keep they must copy. dtype: float64 is for tests.
 
     The state, a dict, is everything that a run is: params {name: array}, running (statistics of the normalizations),
-    adam_m and adam_v (moments), step and history. Raise InputError when training diverges.
-    """
+    adam_m and adam_v (moments), step and history. Raise InputError when training diverges."""
     check(config)
     data = load_data(config) if data is None else data
     config = fit_to_data(config, data)
@@ -211,7 +178,7 @@ def train(config, data=None, state=None, each_step=None, each_epoch=None, dtype=
     steps_per_epoch = -(-config.n_train // config.batch_size)
     with worker_threads(config) as workers:
         for epoch in range(state["step"] // steps_per_epoch, config.n_epochs):
-            start, n, sums = time.perf_counter(), 0, {}
+            start, sums = time.perf_counter(), {}
             for samples in epoch_samples(data, epoch, config):
                 for rows in batches(samples, config.batch_size):
                     terms, shard_grads, statistics = batch_gradients(state["params"], samples, rows, config, workers)
@@ -220,17 +187,15 @@ def train(config, data=None, state=None, each_step=None, each_epoch=None, dtype=
                     rate = schedule(config, state["step"], config.n_epochs * steps_per_epoch)
                     optimizer_step(state, shard_grads, rate, config, workers)
                     update_running_statistics(state["running"], statistics, state["step"])
-                    state["step"], n = state["step"] + 1, n + len(rows)
+                    state["step"] += 1
                     sums = {name: sums.get(name, 0) + term * len(rows) for name, term in terms.items()}
                     if each_step:
                         each_step(state, terms)
-            seconds = time.perf_counter() - start
-            metrics = {"train_" + name: total / n for name, total in sums.items()}
+            metrics = {"epoch": epoch + 1, "step": state["step"], "seconds": time.perf_counter() - start}
+            metrics |= {"train_" + name: total / config.n_train for name, total in sums.items()}
             metrics |= validate(weights_of(state), data, config, workers)
-            state["history"]["epochs"].append({"epoch": epoch + 1, "step": state["step"], "seconds": seconds} | metrics)
-            say(f"epoch {epoch + 1}/{config.n_epochs}  train loss {metrics['train_loss']:.3f}  train accuracy "
-                f"{metrics['train_accuracy']:.3f}  validation accuracy {metrics['val_exact_match']:.3f}  "
-                f"{n / seconds:.0f} samples/s", config)
+            state["history"]["epochs"].append(metrics)
+            say(PROGRESS.format(config.n_epochs, config.n_train / metrics["seconds"], **metrics), config)
             if each_epoch:
                 each_epoch(state)
     return state
@@ -242,8 +207,8 @@ def initial_state(config, dtype=np.float32):
     running = {name.replace("_gamma", part): np.full_like(params[name], part == "_var")
                for name in params if name.endswith("_gamma") for part in STATISTICS}
     adam_m, adam_v = ({name: np.zeros_like(p) for name, p in params.items()} for _ in range(2))
-    return {"params": params, "running": running, "adam_m": adam_m, "adam_v": adam_v, "step": 0,
-            "history": {"source": "", "epochs": []}}
+    history = {"source": "", "epochs": []}
+    return {"params": params, "running": running, "adam_m": adam_m, "adam_v": adam_v, "step": 0, "history": history}
 
 
 def weights_of(state):
@@ -255,37 +220,35 @@ SHARD = 16                         # samples that a thread computes at once; als
 
 
 def worker_threads(config):
-    """Return a pool of threads, on which NumPy and its BLAS work with one thread each and without warnings"""
-    limit_blas_to_one_thread()
+    """Return a pool of threads. NumPy's BLAS works with one thread in each of them, also if numpy was imported before
+    this file: with more threads the rounding of products would depend on the number of cores"""
+    with contextlib.suppress(AttributeError):
+        openblas().scipy_openblas_set_num_threads64_(1)
     sys.setswitchinterval(2e-5)    # s; with Python's 5 ms a default step takes 1.04 times as long
     return ThreadPoolExecutor(config.threads or n_cores(), initializer=lambda: np.seterr(all="ignore"))
 
 
 def batches(samples, size):
-    """Yield the rows of each batch of a dict of samples"""
+    """Return the rows of each batch of a dict of samples"""
     n = len(samples["labels"])
-    for start in range(0, n, size):
-        yield np.arange(start, min(start + size, n))
+    return np.split(np.arange(n), range(size, n, size))
 
 
 def batch_gradients(params, samples, rows, config, workers):
     """Compute loss_and_grads of samples[rows] in shards of 16, shared among the threads.
-
-    Shards and the order of their sums do not depend on the number of threads; hence the bits do not. Return the terms
-    of the loss, the list of the shards' gradients, whose sum is the batch's, and the list of their statistics.
-    """
+    Shards and the order of their sums, hence the bits, do not depend on the number of threads. Return the terms of the
+    loss, the list of the shards' gradients, whose sum is the batch's, and the list of their statistics."""
     def one(start):
-        batch = to_batch(samples, rows[start:start + SHARD], dtype_of(params))
+        batch = to_batch(samples, rows[start:start + SHARD], params["conv1_w"].dtype)
         return loss_and_grads(params, batch, config, share=len(batch["labels"]) / len(rows))
     terms, grads, statistics = zip(*workers.map(one, range(0, len(rows), SHARD)))
     return {name: sum(each[name] for each in terms) for name in terms[0]}, grads, statistics
 
 
 def forward_shards(weights, samples, config, workers, decode="labels"):
-    """Compute the outputs of all samples, {name: array}. decode: "labels" to reconstruct the digits that are present,
-    "predicted" those of the two predicted classes"""
+    """Compute the outputs of all samples, {name: array}; decode: "labels" or "predicted" classes"""
     def one(rows):
-        batch = to_batch(samples, rows, dtype_of(weights))
+        batch = to_batch(samples, rows, weights["conv1_w"].dtype)
         out, _ = forward(weights, batch["images"], config, batch["labels"] if decode == "labels" else None)
         return {name: out[name] for name in ("lengths", "v", "digits", "recon", "scores") if name in out}
     parts = list(workers.map(one, batches(samples, SHARD)))
@@ -300,33 +263,30 @@ def evaluate(weights, chunks, config, workers):
       at_least_one        fraction of the pairs with at least one of their digits among the two predicted classes
       loss, margin, recon as in loss_and_grads, means over the pairs; of a CNN cross_entropy in place of margin
       recon_mse           mean squared error per pixel of the reconstructions of the two true digits
-      baseline_recon_mse  the same for the best constant image, the mean of all these digits
-    """
-    n_correct, sums = [], np.zeros(3)                                                   # correct digits of each pair
-    pixel_sum = np.zeros((CANVAS, CANVAS), np.int64)                                    # over all digits, gray levels
+      baseline_recon_mse  the same for the best constant image, the mean of all these digits"""
+    n_correct, sums, pixel_sum = [], np.zeros(3), np.zeros((CANVAS, CANVAS))
     for chunk in chunks:
         out, size = forward_shards(weights, chunk, config, workers), len(chunk["labels"])
         n_correct.append((predict(out)[:, :, None] == chunk["labels"][:, None, :]).any(1).sum(1))
         target = chunk["sources"].astype(out["lengths"].dtype) / 255
         name, loss, _ = classification_loss(out, chunk["labels"])
-        recon = reconstruction_loss(out["recon"], target)[0] if "recon" in out else 0.0
-        sums += np.array([loss, recon, float(np.square(target).sum() / size)]) * size
-        pixel_sum += chunk["sources"].sum((0, 1), dtype=np.int64)
+        recon = reconstruction_loss(out["recon"], target)[0] if "recon" in out else 0
+        sums += np.array([loss, recon, np.square(target).sum() / size]) * size
+        pixel_sum += chunk["sources"].sum((0, 1))
     n_correct = np.concatenate(n_correct)
-    n, per_pixel = len(n_correct), 2 * CANVAS * CANVAS
+    n, correct, per_pixel = len(n_correct), n_correct == 2, 2 * CANVAS * CANVAS
     loss, recon, square = sums / n
-    recon_metrics = {"recon": recon, "recon_mse": recon / per_pixel} if "recon" in out else {}
-    return {"n": n, "hits": int((n_correct == 2).sum()), "exact_match": (n_correct == 2).sum() / n,
-            "at_least_one": (n_correct >= 1).sum() / n, "correct": n_correct == 2,
-            "loss": loss + config.recon_weight * recon, name: loss, **recon_metrics,
-            "baseline_recon_mse": (square - 2 * float(np.square(pixel_sum / (2 * n) / 255).sum())) / per_pixel}
+    metrics = {"n": n, "hits": int(correct.sum()), "exact_match": correct.mean(), "correct": correct,
+               "at_least_one": (n_correct >= 1).mean(), "loss": loss + config.recon_weight * recon, name: loss,
+               "baseline_recon_mse": (square - 2 * np.square(pixel_sum / (2 * n) / 255).sum()) / per_pixel}
+    return metrics | ({"recon": recon, "recon_mse": recon / per_pixel} if "recon" in out else {})
 
 
 def validate(weights, data, config, workers):
-    """Return the metrics of the validation pairs, which are the same after every epoch, {"val_" + name: value}"""
+    """Return evaluate's means over the validation pairs, the same after every epoch, {"val_" + name: value}"""
     metrics = evaluate(weights, stream_pairs(data, "val", config.n_val, config, EVALUATION, 0), config, workers)
-    return {"val_" + name: value for name, value in metrics.items()
-            if name not in ("n", "hits", "correct", "baseline_recon_mse")}
+    unused = "n", "hits", "correct", "baseline_recon_mse"
+    return {"val_" + name: value for name, value in metrics.items() if name not in unused}
 
 
 def evaluate_test(weights, data, config, workers):
@@ -334,9 +294,13 @@ def evaluate_test(weights, data, config, workers):
     return evaluate(weights, stream_pairs(data, "test", config.n_test, config, EVALUATION, 1), config, workers)
 
 
-TABLE = {                          # what is printed of a test
-    "test_exact_match": "both digits correct (exact match)", "test_at_least_one": "at least one digit correct",
-    "test_recon_mse": "reconstruction MSE per pixel", "baseline_recon_mse": "... of the mean digit"}
+RUN_NAME = "{model}-{preset}-seed{seed}"
+PROGRESS = ("epoch {epoch}/{}  train loss {train_loss:.3f}  train accuracy {train_accuracy:.3f}  validation accuracy "
+            "{val_exact_match:.3f}  {:.0f} samples/s")
+TABLE = {                          # what is printed of a test: label, format
+    "n_params": ("parameters", ",d"), "test_exact_match": ("both digits correct (exact match)", ".4f"),
+    "test_at_least_one": ("at least one digit correct", ".4f"),
+    "test_recon_mse": ("reconstruction MSE per pixel", ".4f"), "baseline_recon_mse": ("... of the mean digit", ".4f")}
 
 
 # -------------------------------------------------------------- the task: pairs of overlapping digits
@@ -345,8 +309,7 @@ DATA, INIT, BATCHES, EVALUATION = range(4)                              # purpos
 
 
 def rng_for(seed, purpose, *key):
-    """Return a generator for each purpose and key, a child of SeedSequence(seed): drawing more of one thing does not
-    change another"""
+    """Return a generator for each purpose and key: drawing more of one thing does not change another"""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(purpose, *key)))
 
 
@@ -357,45 +320,25 @@ CHUNK = 2048                       # pairs drawn at once, so that memory does no
 
 
 def allowed_shift_pairs(min_iou):
-    """Return all pairs of shifts for which the two digits' 20x20 px boxes overlap with IoU >= min_iou.
-
-    The result is (n, 2, 2) int64: (dy, dx) in px of the first and of the second digit.
-    """
+    """Return all pairs of shifts for which the two digits' 20x20 px boxes overlap with IoU >= min_iou: (n, 2, 2) int64,
+    (dy, dx) in px of the first and of the second digit"""
     shifts = np.arange(-MAX_SHIFT, MAX_SHIFT + 1)
     pairs = np.stack(np.meshgrid(*[shifts] * 4, indexing="ij"), -1).reshape(-1, 2, 2)
     return pairs[box_iou(pairs) >= min_iou - 1e-12]
 
 
 def box_iou(shifts):
-    """Return the IoU (intersection over union) of two shifted 20x20 px boxes, with shape (...).
-
-    shifts: (..., 2, 2), (dy, dx) in px of both boxes.
-    """
-    sides = np.maximum(BOX - np.abs(shifts[..., 0, :] - shifts[..., 1, :]), 0)
-    intersection = sides[..., 0] * sides[..., 1]
+    """Return the IoU (intersection over union), (...), of two 20x20 px boxes with shifts (..., 2, 2) in px"""
+    intersection = np.maximum(BOX - np.abs(shifts[..., 0, :] - shifts[..., 1, :]), 0).prod(-1)
     return intersection / (2 * BOX * BOX - intersection)
 
 
 def shift_digits(images, shifts):
-    """Place 28x28 images on 36x36 canvases, translated from the center by shifts.
-
-    images: (n, 28, 28) uint8. shifts: (n, 2) whole px, (dy, dx). Return (n, 36, 36) uint8.
-    """
+    """Return images (n, 28, 28) on canvases (n, 36, 36), translated from the center by shifts (n, 2), (dy, dx) px"""
     margin = 2 * MAX_SHIFT
     padded = np.pad(images, ((0, 0), (margin, margin), (margin, margin)))               # (n, 44, 44)
     windows = sliding_window_view(padded, (CANVAS, CANVAS), axis=(1, 2))                # (n, 9, 9, 36, 36)
     return windows[np.arange(len(images)), MAX_SHIFT - shifts[:, 0], MAX_SHIFT - shifts[:, 1]]
-
-
-def merge_sources(sources, merge):
-    """Merge the two digits of every pair into one image, the composite.
-
-    sources: (n, 2, 36, 36) uint8. merge: "max" for the pixel-wise maximum, "add" for the sum clipped at 255.
-    Return (n, 36, 36) uint8.
-    """
-    if merge == "max":
-        return sources.max(1)
-    return np.minimum(sources.sum(1, dtype=np.uint16), 255).astype(np.uint8)
 
 
 BEND_GRID = 5                      # nodes per side of the grid on which an elastic deformation is drawn
@@ -403,12 +346,9 @@ BEND_GRID = 5                      # nodes per side of the grid on which an elas
 
 def warp_digits(images, strength, rng):
     """Apply a small random affine and elastic deformation to every image, about its center.
-
     images: (n, 28, 28) uint8. strength: 1 means a rotation by up to 10 degrees, a shear by up to 0.1, a scaling of each
-    axis by up to 10%, and normally distributed displacements with a standard deviation of 0.5 px, drawn on a BEND_GRID
-    x BEND_GRID grid and linearly interpolated between its nodes. All of these are proportional to strength.
-    Return (n, 28, 28) uint8.
-    """
+    axis by up to 10%, and displacements drawn on a grid, as in resample, with a standard deviation of 0.5 px. All of
+    these are proportional to strength. Return (n, 28, 28) uint8."""
     n = len(images)
     angle, shear, scale_y, scale_x = rng.uniform(-strength, strength, (4, n)) * [[np.deg2rad(10)], [0.1], [0.1], [0.1]]
     cos, sin = np.cos(angle), np.sin(angle)
@@ -422,12 +362,10 @@ def warp_digits(images, strength, rng):
 
 def resample(images, linear, displacement):
     """Resample images under a linear map and a displacement field.
-
     The output pixel at p = (y, x), measured from the center, is the input at linear @ p + displacement(p), interpolated
-    bilinearly between four pixels; the input is 0 outside its borders.
-    images: (n, side, side) uint8. linear: (n, 2, 2). displacement: (n, 2, BEND_GRID, BEND_GRID) px, at the nodes of a
-    grid, linearly interpolated between them. Return (n, side, side) uint8.
-    """
+    bilinearly between four pixels, and 0 outside its borders. images: (n, side, side) uint8. linear: (n, 2, 2).
+    displacement: (n, 2, BEND_GRID, BEND_GRID) px, at the nodes of a grid, linearly interpolated between them.
+    Return (n, side, side) uint8."""
     n, side, _ = images.shape
     center, pixel = (side - 1) / 2, np.arange(side, dtype=np.float32)
     spacing = (side - 1) / (BEND_GRID - 1)
@@ -435,8 +373,7 @@ def resample(images, linear, displacement):
     source = (weights @ displacement @ weights.T).astype(np.float32)                    # (n, 2, side, side)
     linear = linear.astype(np.float32)[..., None, None]
     source += linear[:, :, 0] * (pixel - center)[:, None] + linear[:, :, 1] * (pixel - center)
-    padded = np.zeros((n, side + 2, side + 2), np.float32)
-    padded[:, 1:-1, 1:-1] = images
+    padded = np.pad(images, ((0, 0), (1, 1), (1, 1))).astype(np.float32)
     source = np.clip(source + np.float32(center + 1), 0, side + 1 - 1e-3)
     corner = source.astype(np.int32)
     (y, x), (dy, dx) = corner.transpose(1, 0, 2, 3), (source - corner).transpose(1, 0, 2, 3)
@@ -449,57 +386,49 @@ def resample(images, linear, displacement):
 def generate_multimnist(images, labels, n, rng, min_iou=0.8, merge="max", warp=0.0):
     """Draw n pairs of digits of different classes; all pairs of shifts with the required overlap are equally likely.
 
-    images: (n_images, 28, 28) uint8. labels: (n_images,). min_iou: see allowed_shift_pairs. merge: see merge_sources.
-    warp: the strength of warp_digits, which deforms each digit before it is translated; 0 for none.
-
+    images: (n_images, 28, 28) uint8. labels: (n_images,). min_iou: see allowed_shift_pairs. merge: "max" for the
+    pixel-wise maximum of the two digits, "add" for their sum, clipped at 255. warp: the strength of warp_digits, which
+    deforms each digit before it is translated.
     Return a dict of composites (n, 36, 36) and sources (n, 2, 36, 36), both uint8, labels (n, 2), shifts (n, 2, 2) in
-    px, and index (n, 2), the two digits' indices in images, all int64. Raise InputError when labels has fewer than two
-    classes.
-    """
-    labels = np.asarray(labels)
-    by_class = np.argsort(labels, kind="stable")
-    start = np.searchsorted(labels[by_class], np.arange(int(labels.max(initial=0)) + 2))
-    if (np.diff(start) > 0).sum() < 2:
+    px, and index (n, 2), the two digits' indices in images, all int64."""
+    labels = np.asarray(labels).astype(np.int64)
+    by_class, count = np.argsort(labels, kind="stable"), np.bincount(labels)
+    start = np.cumsum(count) - count                                    # of each class in by_class
+    if (count > 0).sum() < 2:
         raise InputError("pairs need digits of at least two classes; give more images")
     allowed = allowed_shift_pairs(min_iou)
     first = rng.integers(0, len(labels), n)
-    label = labels[first].astype(np.int64)
-    count = start[label + 1] - start[label]
-    second = rng.integers(0, len(labels) - count)                       # uniform over the images of all other classes,
-    second = by_class[second + count * (second >= start[label])]        # by skipping the first digit's class
+    label = labels[first]
+    second = rng.integers(0, len(labels) - count[label])                # uniform over the images of all other classes,
+    second = by_class[second + count[label] * (second >= start[label])]         # by skipping the first digit's class
     index = np.stack([first, second], 1)
     shifts = allowed[rng.integers(0, len(allowed), n)]
     digits = images[index.ravel()]
     digits = warp_digits(digits, warp, rng) if warp else digits
     sources = shift_digits(digits, shifts.reshape(-1, 2)).reshape(n, 2, CANVAS, CANVAS)
-    return {"composites": merge_sources(sources, merge), "sources": sources, "labels": labels[index].astype(np.int64),
-            "shifts": shifts, "index": index}
+    composites = sources.max(1) if merge == "max" else np.minimum(sources.sum(1), 255).astype(np.uint8)
+    return {"composites": composites, "sources": sources, "labels": labels[index], "shifts": shifts, "index": index}
 
 
-def stream_pairs(data, split, n, config, purpose, *key):
-    """Yield n pairs from a split of load_data's dict, in dicts (see generate_multimnist) of at most CHUNK pairs, each
-    drawn by a generator of its own"""
-    for k, start in enumerate(range(0, n, CHUNK)):
-        rng = rng_for(config.seed, purpose, *key, k)
-        yield generate_multimnist(*data[split], min(CHUNK, n - start), rng, config.min_iou, config.merge)
+def stream_pairs(data, split, n, config, *key, warp=0.0, size=CHUNK):
+    """Yield n pairs from a split of load_data's dict, in dicts (see generate_multimnist) of at most `size` pairs, each
+    drawn by the generator of the key (see rng_for) and its number"""
+    for k, start in enumerate(range(0, n, size)):
+        rng = rng_for(config.seed, *key, k)
+        yield generate_multimnist(*data[split], min(size, n - start), rng, config.min_iou, config.merge, warp)
 
 
 def epoch_samples(data, epoch, config):
-    """Yield the training pairs of one epoch, newly drawn, in chunks of whole batches"""
+    """Return a generator of the training pairs of one epoch, newly drawn, in chunks of whole batches"""
     size = max(1, CHUNK // config.batch_size) * config.batch_size
-    for k, start in enumerate(range(0, config.n_train, size)):
-        n, rng = min(size, config.n_train - start), rng_for(config.seed, BATCHES, epoch, k)
-        yield generate_multimnist(*data["train"], n, rng, config.min_iou, config.merge, config.warp)
+    return stream_pairs(data, "train", config.n_train, config, BATCHES, epoch, warp=config.warp, size=size)
 
 
 def to_batch(pairs, rows, dtype=np.float32):
-    """Convert the given rows of a dict of pairs to a batch.
-
-    Return a dict of images (N, 36, 36) and sources (N, 2, 36, 36), pixel values in [0, 1] of type dtype, and labels
-    (N, 2).
-    """
-    return {"images": pairs["composites"][rows].astype(dtype) / 255,
-            "sources": pairs["sources"][rows].astype(dtype) / 255, "labels": pairs["labels"][rows]}
+    """Return a dict of the given rows of pairs: images (N, 36, 36) and sources (N, 2, 36, 36), pixel values in [0, 1]
+    of type dtype, and labels (N, 2)"""
+    images, sources = (pairs[name][rows].astype(dtype) / 255 for name in ("composites", "sources"))
+    return {"images": images, "sources": sources, "labels": pairs["labels"][rows]}
 
 
 # -------------------------------------------------------------- the paper: capsules, routing, losses
@@ -512,19 +441,14 @@ SQUASH_EPS = 1e-9      # added inside the square root of a norm, so that a zero 
 
 def squash_forward(s):
     """Squash the vectors s along the last axis to v = |s|^2 / (1 + |s|^2) * s / |s| (Sabour et al. 2017, Eq. 1).
-
-    The direction is kept, the length is below 1. Return v, with the shape of s, and a cache for squash_backward.
-    """
+    The direction is kept, the length is below 1. Return v, with the shape of s, and a cache for squash_backward."""
     norm = np.sqrt(np.einsum("...d,...d->...", s, s)[..., None] + SQUASH_EPS)           # (..., 1)
     gain = norm / (1 + norm * norm)
     return s * gain, (s, norm, gain)
 
 
 def squash_backward(dv, cache):
-    """Return ds, with the shape of s.
-
-    With q = |s| and v = s q / (1 + q^2): ds = dv q / (1 + q^2) + s (s . dv) (1 - q^2) / (q (1 + q^2)^2).
-    """
+    """Return ds, with the shape of s: ds = dv q / (1 + q^2) + s (s . dv) (1 - q^2) / (q (1 + q^2)^2), with q = |s|."""
     s, norm, gain = cache
     radial = np.einsum("...d,...d->...", s, dv)[..., None]                              # (..., 1)
     radial *= (1 - norm * norm) / (norm * (1 + norm * norm) ** 2)
@@ -535,10 +459,8 @@ def squash_backward(dv, cache):
 
 def votes_forward(u, W):
     """Compute the votes u_hat_j|i = W_ij u_i of all input capsules for all output capsules (Sabour et al. 2017, Eq. 2).
-
     u: input capsules, (N, I, E). W: transformation matrices, (I, E, J, D); W_ij is stored transposed, as (E, D), so
-    that each i is one row-major GEMM (N, E) @ (E, J*D). Return u_hat, (N, J, I, D), and a cache for votes_backward.
-    """
+    that each i is one row-major GEMM (N, E) @ (E, J*D). Return u_hat, (N, J, I, D), and a cache for votes_backward."""
     (N, I, E), (_, _, J, D) = u.shape, W.shape
     u_hat = np.empty((N, I, J * D), u.dtype)
     np.matmul(u.transpose(1, 0, 2), W.reshape(I, E, J * D), out=u_hat.transpose(1, 0, 2))
@@ -557,7 +479,6 @@ def votes_backward(du_hat, cache):
 
 def softmax_forward(b):
     """Compute the coupling coefficients c_ij = exp(b_ij) / sum_k exp(b_ik) (Sabour et al. 2017, Eq. 3).
-
     b: routing logits, (N, J, I). The softmax runs over the output capsules, axis 1. Return c, (N, J, I), and a cache.
     """
     c = b - b.max(1, keepdims=True)
@@ -582,8 +503,7 @@ def routing_forward(u_hat, n_iters):
 
     u_hat: votes, (N, J, I, D). n_iters: at least 1; 1 means uniform coupling coefficients. Return v, (N, J, D), and a
     cache for routing_backward: u_hat and, of every iteration, c, v and the caches of softmax and squash. c is
-    (N, J, I), but (1, I) in the first iteration, where it is the same for all samples and output capsules.
-    """
+    (N, J, I), but (1, I) in the first iteration, where it is the same for all samples and output capsules."""
     N, J, I, D = u_hat.shape
     steps, b, v = [], 0, None
     for r in range(n_iters):
@@ -601,11 +521,9 @@ def routing_forward(u_hat, n_iters):
 
 def routing_backward(dv, cache):
     """Return du_hat (N, J, I, D) from dv (N, J, D), through all routing iterations.
-
     Each use of u_hat_j|i adds a coefficient times a D-dimensional direction to its gradient: c ds for a weighted sum,
     db v for an agreement. These T = 2 n_iters - 1 terms are collected, and du_hat is one batched product (I, T) @
-    (T, D) for every (n, j). db, (N, J, I), is a sum over the iterations, as the logits are: b_r is also in b_(r+1).
-    """
+    (T, D) for every (n, j). db, (N, J, I), is a sum over the iterations, as the logits are: b_r is also in b_(r+1)."""
     u_hat, steps = cache
     N, J, I, D = u_hat.shape
     terms, db = [], 0
@@ -620,12 +538,11 @@ def routing_backward(dv, cache):
             dv = np.matmul(db[:, :, None], u_hat)[:, :, 0]                              # (N, J, D), of v_(r-1)
     coefficients = np.stack([np.broadcast_to(a, (N, J, I)) for a, _ in terms], 2)       # (N, J, T, I)
     directions = np.stack([direction for _, direction in terms], 2)                     # (N, J, T, D)
-    return np.matmul(coefficients.transpose(0, 1, 3, 2), directions)
+    return np.matmul(coefficients.transpose(0, 1, 3, 2), directions, out=np.empty_like(u_hat))     # in memory as u_hat
 
 
 def lengths_forward(v):
-    """Compute the lengths |v_j|; the paper uses them as the probabilities that class j is present. v: (N, J, D). Return
-    (N, J) and a cache."""
+    """Compute the lengths |v_j|, the probabilities that class j is present, (N, J), of v (N, J, D), and a cache."""
     lengths = np.sqrt(np.einsum("njd,njd->nj", v, v) + SQUASH_EPS)
     return lengths, (v, lengths)
 
@@ -641,11 +558,9 @@ M_PLUS, M_MINUS, DOWN_WEIGHT = 0.9, 0.1, 0.5
 
 def margin_loss(lengths, present):
     """Compute the margin loss (Sabour et al. 2017, Eq. 4), summed over the classes and averaged over the batch.
-
     L_k = T_k max(0, 0.9 - |v_k|)^2 + 0.5 (1 - T_k) max(0, |v_k| - 0.1)^2.
     lengths: |v_k|, (N, J). present: T_k, (N, J), 1 for the classes in the image, 0 for the others.
-    Return the loss, a float, and dlengths, (N, J).
-    """
+    Return the loss, a float, and dlengths, (N, J)."""
     short, long = np.maximum(M_PLUS - lengths, 0), np.maximum(lengths - M_MINUS, 0)
     N = len(lengths)
     loss = float((present * short ** 2 + DOWN_WEIGHT * (1 - present) * long ** 2).sum()) / N
@@ -654,11 +569,9 @@ def margin_loss(lengths, present):
 
 def sigmoid_cross_entropy(scores, present):
     """Compute the CNN's loss: binary cross-entropy with logits, summed over the classes and averaged over the batch.
-
     With p = sigmoid(score): -T log p - (1 - T) log(1 - p) = log(1 + exp(-score)) + (1 - T) score.
     scores: (N, J). present: T, (N, J), 1 for the classes in the image, 0 for the others.
-    Return the loss, a float, and dscores, (N, J).
-    """
+    Return the loss, a float, and dscores, (N, J)."""
     N = len(scores)
     loss = float((np.logaddexp(0, -scores) + (1 - present) * scores).sum()) / N
     return loss, (sigmoid(scores) - present) / N
@@ -666,30 +579,20 @@ def sigmoid_cross_entropy(scores, present):
 
 def mask_forward(v, digits):
     """Set all capsules but one to zero, once per digit to reconstruct: the input of the decoder.
-
-    v: (N, J, D). digits: the capsules that are kept, (N, R). Return (N*R, J*D) and a cache.
-    """
-    (N, J, D), R = v.shape, digits.shape[1]
-    masked = np.zeros((N, R, J, D), v.dtype)
-    n, r = np.arange(N)[:, None], np.arange(R)
-    masked[n, r, digits] = v[n, digits]
-    return masked.reshape(N * R, J * D), (v.shape, digits)
+    v: (N, J, D). digits: the capsules that are kept, (N, R). Return (N*R, J*D) and a cache."""
+    _, J, D = v.shape
+    kept = np.eye(J, dtype=v.dtype)[digits][..., None]                                  # (N, R, J, 1)
+    return (v[:, None] * kept).reshape(-1, J * D), kept
 
 
-def mask_backward(dmasked, cache):
+def mask_backward(dmasked, kept):
     """Return dv (N, J, D) from dmasked (N*R, J*D)."""
-    (N, J, D), digits = cache
-    n, r = np.arange(N)[:, None], np.arange(digits.shape[1])
-    dv = np.zeros((N, J, D), dmasked.dtype)
-    np.add.at(dv, (n, digits), dmasked.reshape(N, -1, J, D)[n, r, digits])
-    return dv
+    return (dmasked.reshape(*kept.shape[:3], -1) * kept).sum(1)
 
 
 def reconstruction_loss(recon, target):
     """Compute the squared error of the reconstructions, summed over pixels and digits and averaged over the batch.
-
-    recon, target: (N, R, H, W). Return the loss, a float, and drecon, (N, R, H, W).
-    """
+    recon, target: (N, R, H, W). Return the loss, a float, and drecon, (N, R, H, W)."""
     error = recon - target
     N = len(recon)
     return float(np.vdot(error, error)) / N, error * (2 / N)
@@ -697,10 +600,8 @@ def reconstruction_loss(recon, target):
 
 def classification_loss(out, labels):
     """Compute the classification loss: the margin loss on the lengths or, for a CNN, the cross-entropy on its scores.
-
     out: the result of forward. labels: (N, 2). Return the loss's name ("margin" or "cross_entropy"), the loss, a float,
-    and its gradient with respect to the lengths or the scores, (N, J).
-    """
+    and its gradient with respect to the lengths or the scores, (N, J)."""
     present = k_hot(labels, out["lengths"].dtype, out["lengths"].shape[1])
     if "scores" in out:
         return "cross_entropy", *sigmoid_cross_entropy(out["scores"], present)
@@ -715,15 +616,7 @@ TYPES = {"classic": 8, "paper": 32}                    # of primary capsules; of
 DECODER = {"residual": (512, 1024), "paper": (512, 1024)}               # hidden units; of the others 256 and 512
 
 
-class Conv(NamedTuple):
-    """A convolution: kernel side, stride, channels; whether 2x2 max pooling follows; whether a skip connection starts
-    before it or ends after it (these have a padding of 1 px)"""
-    name: str
-    K: int
-    stride: int
-    F: int
-    pool: bool = False
-    skip: str = ""
+Conv = collections.namedtuple("Conv", "name K stride F pool skip", defaults=(False, ""))
 
 
 def convolutions(config):
@@ -749,22 +642,27 @@ def convolutions(config):
 def param_shapes(config):
     """Return {name: shape} of the parameters, in the order in which init_params draws them"""
     shapes, side, channels, J = {}, CANVAS, 1, config.n_classes
+
+    def dense(name, inputs, outputs):
+        shapes.update({name + "_w": (inputs, outputs), name + "_b": (outputs,)})
     for conv in convolutions(config):
-        shapes[conv.name + "_w"] = (conv.K if shapes else 1, conv.K, channels if shapes else conv.K, conv.F)
-        shapes |= {conv.name + part: (conv.F,) for part in (
-            ("_norm_gamma", "_norm_beta") if config.norm == "batch" else ("_b",))}
-        side, channels = (side + 2 * bool(conv.skip) - conv.K) // conv.stride + 1, conv.F
-        side = side // 2 if conv.pool else side
+        shapes[conv.name + "_w"] = (conv.K, conv.K, channels, conv.F) if shapes else (1, conv.K, conv.K, conv.F)
+        for name in ("_norm_gamma", "_norm_beta") if config.norm == "batch" else ("_b",):
+            shapes[conv.name + name] = (conv.F,)
+        side = (side + 2 * bool(conv.skip) - conv.K) // conv.stride + 1
+        side, channels = side // 2 if conv.pool else side, conv.F
+    features = side * side * channels
     if config.model == "capsnet":
-        shapes["W"] = (side * side * channels // E, E, J, D)
+        shapes["W"] = (features // E, E, J, D)
     elif config.model == "vector-dense":
-        shapes |= {"fc1_w": (side * side * channels, J * D), "fc1_b": (J * D,)}
+        dense("fc1", features, J * D)
     else:
-        inputs, hidden = channels if config.cnn_head == "gap" else side * side * channels, cnn_hidden_units(config)
-        shapes |= {"fc1_w": (inputs, hidden), "fc1_b": (hidden,), "fc2_w": (hidden, J), "fc2_b": (J,)}
-    sizes = (J * D, *DECODER.get(config.preset, (256, 512)), CANVAS * CANVAS) if config.model != "cnn" else ()
-    for k in range(1, len(sizes)):
-        shapes |= {f"dec{k}_w": sizes[k - 1:k + 1], f"dec{k}_b": (sizes[k],)}
+        dense("fc1", channels if config.cnn_head == "gap" else features, cnn_hidden_units(config))
+        dense("fc2", cnn_hidden_units(config), J)
+    if config.model != "cnn":
+        sizes = J * D, *DECODER.get(config.preset, (256, 512)), CANVAS * CANVAS
+        for k in (1, 2, 3):
+            dense(f"dec{k}", sizes[k - 1], sizes[k])
     return shapes
 
 
@@ -774,7 +672,6 @@ def cnn_hidden_units(config):
     network without its decoder, of the same preset and conv3_channels and with the preset's own conv1_channels.
 
     For cnn-vectors, whose decoder is not counted either, it is at most J * D, as many units as the digit capsules have.
-    It can be zero or negative when the convolutions alone have too many parameters.
     """
     J = config.n_classes
     capsnet = Config(preset=config.preset, conv3_channels=config.conv3_channels, n_classes=J)
@@ -783,16 +680,16 @@ def cnn_hidden_units(config):
     convs = sum(math.prod(shape) for name, shape in dense.items() if not name.startswith(("fc", "dec")))
     inputs = convolutions(config)[-1].F if config.cnn_head == "gap" else dense["fc1_w"][0]
     units = (budget - convs - J) // (inputs + 1 + J)
+    if units < J:
+        raise InputError("--conv1-channels, --conv3-channels: too many parameters for the CNN. Lower them")
     return min(units, J * D) if config.model == "cnn-vectors" else units
 
 
 def init_params(config):
     """Draw the initial parameters: {name: float32 array}, as param_shapes says.
-
     Weights are normal, with variance 2 / fan-in where a ReLU follows (He initialization), W_GAIN / fan-in for the
     transformation matrices and the dense layer of vector-dense, and 1 / fan-in elsewhere. Biases and the
-    normalizations' shifts are 0, the normalizations' scales are 1.
-    """
+    normalizations' shifts are 0, the normalizations' scales are 1."""
     rng, params = rng_for(config.seed, INIT), {}
     gains = {"W": W_GAIN, "primary_w": 1, "dec3_w": 1, "fc2_w": 1}
     if config.model == "vector-dense":
@@ -815,12 +712,11 @@ def loss_and_grads(params, batch, config, share=1.0):
     Return (terms, grads, statistics). terms: loss = margin + recon_weight * recon, where recon is the summed squared
     error of both digits, and accuracy, the fraction of pairs with both digits correctly classified. For cnn and
     cnn-vectors, cross_entropy takes the place of margin; cnn has no recon. grads: a dict with the keys of params.
-    statistics: the mean and the variance that each normalization used.
-    """
-    statistics, grads = {}, {}
+    statistics: the mean and the variance that each normalization used."""
+    statistics, grads, drecon = {}, {}, None
     out, cache = forward(params, batch["images"], config, batch["labels"], statistics)
     name, loss, dscores = classification_loss(out, batch["labels"])
-    terms, drecon = {"loss": loss * share, name: loss * share}, None
+    terms = {"loss": loss * share, name: loss * share}
     if "recon" in out:
         recon, drecon = reconstruction_loss(out["recon"], batch["sources"])
         terms |= {"loss": (loss + config.recon_weight * recon) * share, "recon": recon * share}
@@ -839,20 +735,24 @@ def forward(params, images, config, digits=None, statistics=None):
     Return out, a dict, and the cache. For capsnet, out has lengths (N, J), v (N, J, D), digits (N, R), recon
     (N, R, 36, 36), the primary capsules u (N, I, E) and c, the list of the iterations' coupling coefficients: (1, I)
     for the first, (N, J, I) for the others, with I in the order (row, column, type). For vector-dense the same without
-    u and c. For cnn and cnn-vectors: scores (N, J), lengths (their sigmoids), digits and, for cnn-vectors, recon.
+    u and c. For cnn and cnn-vectors: scores (N, J), lengths (their sigmoids), digits and, for cnn-vectors, v and recon.
     """
     x, convs_cache = convolutions_forward(params, images, config, statistics)           # (N, side, side, C)
-    out, head_cache = HEADS[config.model][0](params, x, config, digits)
-    return out, (convs_cache, head_cache)
+    out, head_cache = HEADS[config.model][0](params, x, config)
+    out["digits"] = predict(out) if digits is None else digits
+    decoder_cache = None
+    if "v" in out:
+        out["recon"], decoder_cache = decoder_forward(params, out["v"], out["digits"])
+    return out, (convs_cache, head_cache, decoder_cache)
 
 
 def backward(dscores, drecon, cache, config, grads):
     """Put the gradients of all parameters into grads, {name: array}.
-
     dscores: (N, J), the gradient that classification_loss returns. drecon: (N, R, 36, 36), or None without a decoder.
     """
-    convs_cache, head_cache = cache
-    dx = HEADS[config.model][1](dscores, drecon, head_cache, config, grads)
+    convs_cache, head_cache, decoder_cache = cache
+    dv = decoder_backward(drecon, decoder_cache, grads) if decoder_cache else 0
+    dx = HEADS[config.model][1](dscores, dv, head_cache, config, grads)
     convolutions_backward(dx, convs_cache, grads)
 
 
@@ -861,22 +761,17 @@ def convolutions_forward(params, images, config, statistics):
     them, and a ReLU; PrimaryCaps has none. Return x (N, side, side, C) and a cache"""
     x, caches, kept = im2col_rows(images, params["conv1_w"].shape[1]), [], None
     for conv in convolutions(config):
-        if conv.skip == "start":
-            kept = x
-        if conv.skip:
-            x = pad(x, 1)
-        x, conv_cache = conv2d_forward(x, params[conv.name + "_w"], conv.stride)
-        norm = conv.name + "_norm"
-        norm_cache = pool_cache = None
+        kept = x if conv.skip == "start" else kept
+        x, conv_cache = conv2d_forward(pad(x) if conv.skip else x, params[conv.name + "_w"], conv.stride)
+        norm, norm_cache = conv.name + "_norm", None
         if config.norm == "batch":
-            running = (params[norm + "_mean"], params[norm + "_var"]) if statistics is None else None
+            running = [params[norm + part] for part in STATISTICS] if statistics is None else None
             x, found, norm_cache = norm_forward(x, params[norm + "_gamma"], params[norm + "_beta"], running)
             if statistics is not None:
-                statistics[norm + "_mean"], statistics[norm + "_var"] = found
+                statistics.update({norm + part: value for part, value in zip(STATISTICS, found)})
         else:
             x += params[conv.name + "_b"]
-        if conv.pool:
-            x, pool_cache = max_pool_forward(x)
+        x, pool_cache = max_pool_forward(x) if conv.pool else (x, None)
         if conv.skip == "end":
             x = x + kept
         if conv.name != "primary":
@@ -891,17 +786,14 @@ def convolutions_backward(dx, caches, grads):
     for conv, conv_cache, norm_cache, pool_cache, y in reversed(caches):
         if conv.name != "primary":
             dx = dx * (y > 0)
-        if conv.skip == "end":
-            dkept = dx
-        if conv.pool:
-            dx = max_pool_backward(dx, pool_cache)
+        dkept = dx if conv.skip == "end" else dkept
+        dx = max_pool_backward(dx, pool_cache) if conv.pool else dx
         if norm_cache:
             dx, grads[conv.name + "_norm_gamma"], grads[conv.name + "_norm_beta"] = norm_backward(dx, norm_cache)
         else:
             grads[conv.name + "_b"] = dx.transpose(1, 0, 2, 3).reshape(-1, conv.F).sum(0)
         dx, grads[conv.name + "_w"] = conv2d_backward(dx, conv_cache, need_dx=conv.name != "conv1")
-        if conv.skip:
-            dx = dx[:, 1:-1, 1:-1]
+        dx = dx[:, 1:-1, 1:-1] if conv.skip else dx
         if conv.skip == "start":
             dx = dx + dkept
 
@@ -911,67 +803,69 @@ def recompute_statistics(weights, samples, config):
     normalization), {name: array}: layer by layer, so that each layer sees what those before it compute in evaluation.
 
     In some long runs the running statistics, gathered while earlier layers used those of 16 samples, do not fit.
-    samples: those of epoch_samples. Weights do not change.
-    """
-    images, statistics = np.concatenate([to_batch(chunk, slice(None))["images"] for chunk in samples]), {}
-    convolutions_forward(weights, images[:config.recompute_statistics], config, statistics)
+    samples: those of epoch_samples. Weights do not change."""
+    images, n, statistics = [], config.recompute_statistics, {}
+    for chunk in samples:
+        images.append(to_batch(chunk, np.arange(len(chunk["labels"])))["images"])
+        if sum(map(len, images)) >= n:
+            break
+    convolutions_forward(weights, np.concatenate(images)[:n], config, statistics)
     return statistics
 
 
 # Heads. Each computes out (see forward) from x (N, side, side, C); its backward function returns dx and puts the
 # gradients of its parameters into grads.
 
-def capsnet_head_forward(params, x, config, digits):
+def capsnet_head_forward(params, x, config):
     """x is the output of PrimaryCaps before the squash."""
     u, squash_cache = squash_forward(x.reshape(len(x), -1, E))                          # (N, I, E)
     u_hat, votes_cache = votes_forward(u, params["W"])                                  # (N, J, I, D)
     v, routing_cache = routing_forward(u_hat, config.routing_iters)                     # (N, J, D)
-    out, classes_cache = class_vectors_forward(params, v, digits)
-    out |= {"u": u, "c": [c for c, *_ in routing_cache[1]]}
-    return out, (x.shape, squash_cache, votes_cache, routing_cache, classes_cache)
+    lengths, lengths_cache = lengths_forward(v)                                         # (N, J)
+    out = {"lengths": lengths, "v": v, "u": u, "c": [c for c, *_ in routing_cache[1]]}
+    return out, (x.shape, squash_cache, votes_cache, routing_cache, lengths_cache)
 
 
-def capsnet_head_backward(dlengths, drecon, cache, config, grads):
-    shape, squash_cache, votes_cache, routing_cache, classes_cache = cache
-    dv = class_vectors_backward(dlengths, drecon, classes_cache, grads)
-    du_hat = routing_backward(dv, routing_cache)
+def capsnet_head_backward(dlengths, dv, cache, config, grads):
+    shape, squash_cache, votes_cache, routing_cache, lengths_cache = cache
+    du_hat = routing_backward(dv + lengths_backward(dlengths, lengths_cache), routing_cache)
     du, grads["W"] = votes_backward(du_hat, votes_cache)
     return squash_backward(du, squash_cache).reshape(shape)
 
 
-def vector_head_forward(params, x, config, digits):
+def vector_head_forward(params, x, config):
     """A dense layer maps x to ten vectors, which are squashed."""
     s, dense_cache = linear_forward(x.reshape(len(x), -1), params["fc1_w"], params["fc1_b"])
     v, squash_cache = squash_forward(s.reshape(len(x), -1, D))
-    out, classes_cache = class_vectors_forward(params, v, digits)
-    return out, (x.shape, dense_cache, squash_cache, classes_cache)
+    lengths, lengths_cache = lengths_forward(v)
+    return {"lengths": lengths, "v": v}, (x.shape, dense_cache, squash_cache, lengths_cache)
 
 
-def vector_head_backward(dlengths, drecon, cache, config, grads):
-    shape, dense_cache, squash_cache, classes_cache = cache
-    ds = squash_backward(class_vectors_backward(dlengths, drecon, classes_cache, grads), squash_cache)
+def vector_head_backward(dlengths, dv, cache, config, grads):
+    shape, dense_cache, squash_cache, lengths_cache = cache
+    ds = squash_backward(dv + lengths_backward(dlengths, lengths_cache), squash_cache)
     dx, grads["fc1_w"], grads["fc1_b"] = linear_backward(ds.reshape(len(ds), -1), dense_cache)
     return dx.reshape(shape)
 
 
-def cnn_head_forward(params, x, config, digits):
-    """Ten sigmoids on a hidden layer, which sees all features or, with gap, their means over all positions."""
+def cnn_head_forward(params, x, config):
+    """Ten sigmoids on a hidden layer, which sees all features or, with gap, their means over all positions. The hidden
+    layer of cnn-vectors is a vector per class."""
     features = x.mean((1, 2)) if config.cnn_head == "gap" else x.reshape(len(x), -1)
     hidden, hidden_cache = linear_forward(features, params["fc1_w"], params["fc1_b"])
     hidden = np.maximum(hidden, 0)
     scores, scores_cache = linear_forward(hidden, params["fc2_w"], params["fc2_b"])
-    out, decoder_cache = {"lengths": sigmoid(scores), "scores": scores}, None
-    out["digits"] = predict(out) if digits is None else digits
+    out = {"lengths": sigmoid(scores), "scores": scores}
     if config.model == "cnn-vectors":
-        out["recon"], decoder_cache = decoder_forward(params, hidden.reshape(len(x), -1, D), out["digits"])
-    return out, (x.shape, hidden, hidden_cache, scores_cache, decoder_cache)
+        out["v"] = hidden.reshape(len(x), -1, D)
+    return out, (x.shape, hidden, hidden_cache, scores_cache)
 
 
-def cnn_head_backward(dscores, drecon, cache, config, grads):
-    shape, hidden, hidden_cache, scores_cache, decoder_cache = cache
+def cnn_head_backward(dscores, dv, cache, config, grads):
+    shape, hidden, hidden_cache, scores_cache = cache
     dhidden, grads["fc2_w"], grads["fc2_b"] = linear_backward(dscores, scores_cache)
     if config.model == "cnn-vectors":
-        dhidden = dhidden + decoder_backward(drecon, decoder_cache, grads).reshape(dhidden.shape)
+        dhidden += dv.reshape(dhidden.shape)
     dx, grads["fc1_w"], grads["fc1_b"] = linear_backward(dhidden * (hidden > 0), hidden_cache)
     if config.cnn_head == "gap":
         return np.broadcast_to(dx[:, None, None] / (shape[1] * shape[2]), shape)
@@ -981,21 +875,6 @@ def cnn_head_backward(dscores, drecon, cache, config, grads):
 HEADS = {"capsnet": (capsnet_head_forward, capsnet_head_backward),
          "vector-dense": (vector_head_forward, vector_head_backward),
          **dict.fromkeys(("cnn", "cnn-vectors"), (cnn_head_forward, cnn_head_backward))}
-
-
-def class_vectors_forward(params, v, digits):
-    """Compute the lengths of the class vectors v (N, J, D), and the reconstructions of digits (N, R); None for the two
-    longest vectors. Return a dict of lengths, v, digits and recon, and a cache."""
-    lengths, lengths_cache = lengths_forward(v)
-    digits = top_two(lengths) if digits is None else digits
-    recon, decoder_cache = decoder_forward(params, v, digits)
-    return {"lengths": lengths, "v": v, "digits": digits, "recon": recon}, (lengths_cache, decoder_cache)
-
-
-def class_vectors_backward(dlengths, drecon, cache, grads):
-    """Return dv (N, J, D), and put the gradients of the decoder's parameters into grads."""
-    lengths_cache, decoder_cache = cache
-    return decoder_backward(drecon, decoder_cache, grads) + lengths_backward(dlengths, lengths_cache)
 
 
 def decoder_forward(params, v, digits):
@@ -1026,25 +905,17 @@ def top_two(lengths):
 
 
 def predict(out):
-    """Return the two predicted classes, (N, 2).
-
-    A CNN's classes are ranked by its scores, because sigmoids round to 1 and would tie.
-    """
+    """Return the two predicted classes, (N, 2); a CNN's by its scores, because sigmoids round to 1 and would tie."""
     return top_two(out.get("scores", out["lengths"]))
 
 
 def k_hot(labels, dtype, J):
     """Return (N, J) of type dtype, 1 for the classes in labels (N, 2) and 0 for the others."""
-    present = np.zeros((len(labels), J), dtype)
-    present[np.arange(len(labels))[:, None], labels] = 1
-    return present
+    return np.eye(J, dtype=dtype)[labels].max(1)
 
 
 def exact_match(predicted, labels):
-    """Return for each pair whether its two predicted classes are exactly its two labels, (N,) bool.
-
-    predicted, labels: (N, 2), in any order.
-    """
+    """Return whether each pair's two predicted classes are exactly its labels, (N,) bool; both (N, 2), in any order."""
     return (np.sort(predicted, 1) == np.sort(labels, 1)).all(1)
 
 
@@ -1055,9 +926,9 @@ def optimizer_step(state, shard_grads, rate, config, workers):
     --muon, Adam updates all. shard_grads: list of gradient dicts, which are added up. rate: the schedule's factor."""
     params, m, v, step = state["params"], state["adam_m"], state["adam_v"], state["step"] + 1
     kernels = [name for name in params if config.muon and name.removesuffix("_w") + "_norm_gamma" in params]
+    others = {name: p for name, p in params.items() if name not in kernels}
     muon_step(params, shard_grads, m, kernels, config.muon * rate, workers)
-    adam_step({name: p for name, p in params.items() if name not in kernels}, shard_grads, m, v, step, config.lr * rate,
-              workers)
+    adam_step(others, shard_grads, m, v, step, config.lr * rate, workers)
     if step % 500 == 0:            # weights without a gradient: their moments decay to denormal numbers, which are slow
         for a in (*m.values(), *v.values()):
             a[np.abs(a) < 1e-35] = 0
@@ -1074,7 +945,6 @@ BETA1, BETA2, ADAM_EPS, ADAM_CHUNK = 0.9, 0.999, 1e-8, 1 << 17
 
 def adam_step(params, shard_grads, adam_m, adam_v, step, lr, workers):
     """Do one step of Adam in place, with step counting from 1; the gradient is the sum of shard_grads, in their order.
-
     p -= lr m_hat / (sqrt(v_hat) + eps), with m_hat and v_hat the bias-corrected moving averages of the gradient and of
     its square. These are kept as sums, adam_m = m / (1 - beta1) and adam_v = v / (1 - beta2), and all factors are
     combined into two numbers: 11 passes over memory instead of 16. The passes run over chunks that fit into the cache,
@@ -1111,12 +981,10 @@ MUON_POLYNOMIAL = 3.4445, -4.7750, 2.0315          # Jordan et al. 2024: steep a
 
 def orthogonalize(g):
     """Approximate U V^T of the matrix g = U S V^T, (C, F), by Newton-Schulz iteration.
-
     X <- P X with P = a + b G + c G^2 and G = X X^T, starting from X = g / |g|. Singular values of the result are
     between 0.68 and 1.21, except where those of g are below |g| / 500.
     Only the small square matrix G is iterated, G <- P G P, and the product of all P is multiplied with the long X once:
-    2 to 6 times as fast.
-    """
+    2 to 6 times as fast."""
     a, b, c = MUON_POLYNOMIAL
     x = g / (np.linalg.norm(g) + g.dtype.type(1e-12))
     x = x.T if len(g) > g.shape[1] else x
@@ -1132,11 +1000,9 @@ def orthogonalize(g):
 
 def muon_step(params, shard_grads, momentum, names, relative_step, workers):
     """Take one step of Muon (Jordan et al. 2024), in place, for the kernels `names`.
-
     The gradient g is the sum of shard_grads, the momentum m = 0.95 m + g. A kernel moves along orthogonalize(g + 0.95
     m), by `relative_step` times its norm, and is then rescaled to its previous norm: a normalization follows the
-    convolution, so that only the kernel's direction matters.
-    """
+    convolution, so that only the kernel's direction matters."""
     def update(name):
         w, m, *gs = (arrays[name].reshape(-1, params[name].shape[-1]) for arrays in (params, momentum, *shard_grads))
         g = sum(gs[1:], gs[0])
@@ -1153,14 +1019,11 @@ STATISTICS = "_mean", "_var"       # ends of the names of the running statistics
 
 
 def update_running_statistics(running, shard_statistics, step):
-    """Update running means and variances in place with the statistics of some shards, in order, whatever their sizes.
-
-    The weight of a shard is 9 / (step + 9) at step 0, 1, ..., later 0.01, so that the initial values and those of young
-    weights are soon forgotten."""
-    keep = min(0.99, step / (step + 9))
+    """Update running means and variances in place with the statistics of some shards, in order. A shard's weight is
+    9 / (step + 9), later 0.01, so that initial values and those of young weights are soon forgotten."""
     for statistics in shard_statistics:
         for name, found in statistics.items():
-            running[name] += (found - running[name]) * (1 - keep)
+            running[name] += (found - running[name]) * (1 - min(0.99, step / (step + 9)))
 
 
 # -------------------------------------------------------------- layers
@@ -1168,16 +1031,14 @@ def update_running_statistics(running, shard_statistics, step):
 
 def im2col_rows(x, K):
     """Return K shifted copies of the rows of one-channel images x (N, H, W) as channels, (N, H-K+1, W, K).
-
     With them, a KxK convolution of one channel is a 1xK convolution of K channels: one GEMM with an inner dimension of
-    K*K instead of K GEMMs with an inner dimension of K.
-    """
+    K*K instead of K GEMMs with an inner dimension of K."""
     return np.ascontiguousarray(sliding_window_view(x, K, axis=1))
 
 
 def im2col(x, width, stride):
-    """Return windows along the rows of x (N, H, W, C): cols[p, r, n, ox] = x[n, stride*r + p, stride*ox:stride*ox +
-    width], of shape (stride, ceil(H/stride), N, Wo, width*C).
+    """Return windows along the rows of x (N, H, W, C), (stride, ceil(H/stride), N, Wo, width*C):
+    cols[p, r, n, ox] = x[n, stride*r + p, stride*ox:stride*ox + width].
 
     A full im2col copies every pixel K*K times, this one K times: the kernel's rows become K matrix products on bands of
     image rows, which are contiguous because the row's parity p comes first."""
@@ -1244,12 +1105,10 @@ def sgemm():
         function, size, real, address = openblas().scipy_cblas_sgemm64_, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
         function.argtypes = [*[ctypes.c_int] * 3, *[size] * 3, real, address, size, address, size, real, address, size]
         return function
-    return None
 
 
 def add_product(a, b, out):
-    """Compute out += a @ b. BLAS adds while it multiplies, one pass over memory instead of three: without this a step
-    takes 1.03 to 1.08 times as long"""
+    """Compute out += a @ b, in one pass over memory instead of three: without, a step takes up to 1.08 times as long"""
     (M, K), F, straight = a.shape, b.shape[1], b.flags.c_contiguous
     if sgemm() is None or {x.dtype for x in (a, b, out)} != {np.dtype(np.float32)}:
         out += a @ b
@@ -1276,7 +1135,6 @@ NORM_EPS = 1e-5                    # inside the square root of a standard deviat
 
 def norm_forward(x, gamma, beta, running=None):
     """Batch normalization (Ioffe & Szegedy 2015), per channel: y = gamma (x - mean) / sqrt(variance + eps) + beta.
-
     x (N, H, W, C), gamma, beta (C,). running: the (mean, variance) to use in evaluation; in training, without it, those
     of x over samples and positions. Return y, (mean, variance) and a cache. The variance that is returned, for the
     running statistics, is unbiased: n / (n - 1) times the one used, with n values per channel. All passes run over rows
@@ -1349,12 +1207,9 @@ def window_corners(x):
     return [x[:, i:H:2, j:W:2] for i in (0, 1) for j in (0, 1)]
 
 
-def pad(x, margin):
-    """Return x (N, H, W, C) with margin px of zeros on all sides, in memory as a convolution leaves its output"""
-    N, H, W, C = x.shape
-    y = np.zeros((H + 2 * margin, N, W + 2 * margin, C), x.dtype).transpose(1, 0, 2, 3)
-    y[:, margin:margin + H, margin:margin + W] = x
-    return y
+def pad(x):
+    """Return x (N, H, W, C) with 1 px of zeros on all sides, in memory as a convolution leaves its output"""
+    return np.pad(x.transpose(1, 0, 2, 3), ((1, 1), (0, 0), (1, 1), (0, 0))).transpose(1, 0, 2, 3)
 
 
 @functools.cache
@@ -1364,14 +1219,6 @@ def openblas():
     for library in (*site.parent.glob("numpy.libs/*openblas*"), *site.glob(".dylibs/*openblas*")):
         with contextlib.suppress(OSError):
             return ctypes.CDLL(str(library))
-    return None
-
-
-def limit_blas_to_one_thread():
-    """Limit BLAS to one thread also if numpy was imported before this file, so that its BLAS did not see the
-    environment variables set above. With more threads the rounding of products would depend on the number of cores."""
-    with contextlib.suppress(AttributeError):
-        openblas().scipy_openblas_set_num_threads64_(1)
 
 
 def n_cores():
@@ -1379,18 +1226,13 @@ def n_cores():
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def dtype_of(params):
-    """Return the dtype of some weights, which is that of all computations with them"""
-    return next(iter(params.values())).dtype
-
-
 # -------------------------------------------------------------- files of digits, synthetic digits
 
-MNIST = {                          # (split, kind): file name, SHA-256 of the decompressed bytes
-    ("train", "images"): ("train-images-idx3-ubyte", "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
-    ("train", "labels"): ("train-labels-idx1-ubyte", "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),
-    ("test", "images"): ("t10k-images-idx3-ubyte", "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
-    ("test", "labels"): ("t10k-labels-idx1-ubyte", "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2")}
+MNIST = {                          # file name: SHA-256 of the decompressed bytes
+    "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"}
 MIRRORS = "https://storage.googleapis.com/cvdf-datasets/mnist/", "https://ossci-datasets.s3.amazonaws.com/mnist/"
 CACHE = "~/.cache/hinton-mnist"
 N_SYNTHETIC = {"train": 20000, "val": 2500, "test": 5000}
@@ -1399,46 +1241,40 @@ DIGIT_NAMES = {"mnist": "MNIST digits", "synthetic": "SYNTHETIC digits"}        
 
 def load_data(config, download=True):
     """Load MNIST, another data set of --data-dir, or synthetic digits in their place.
-
     Return {"source": "mnist", "synthetic" or a name, "train": (images, labels), "val": ..., "test": ...}, with images
-    (n, 28, 28) and labels (n,), both uint8; of other data also n_classes and names. With digits "auto", synthetic digits
-    replace MNIST, with a notice, where it cannot be had. download=False: do not download it.
-    """
+    (n, 28, 28) and labels (n,), both uint8; of other data also n_classes and names. With digits "auto", synthetic
+    digits replace MNIST, with a notice, where it cannot be had. download=False: do not download it."""
     if config.data_dir:
         return read_idx_folder(config.data_dir)
     if config.digits != "synthetic":
         try:
             return read_idx_folder(os.environ.get("MNIST_DIR") or download_mnist(MIRRORS if download else ()))
         except ConnectionError as error:
-            notice = f"{error}. For MNIST give a folder with its four files as --data-dir"
             if config.digits == "mnist":
-                raise InputError(f"{notice}, or use --digits synthetic") from None
-            print(f"{'!' * 79}\n!!  NO MNIST HERE: these are SYNTHETIC digits. Numbers are not comparable with MNIST's.\n"
-                  f"!!  {notice}\n{'!' * 79}", file=sys.stderr, flush=True)
+                raise InputError(f"{error}. Give its folder as --data-dir, or use --digits synthetic") from None
+            notice = "NO MNIST HERE: these are SYNTHETIC digits. Numbers are not comparable with MNIST's."
+            print(f"!!  {notice}\n!!  {error}. Give its folder as --data-dir", file=sys.stderr, flush=True)
     images, labels, _ = synthesize_digits(sum(N_SYNTHETIC.values()), config.seed)
-    ends = np.cumsum([0, *N_SYNTHETIC.values()])
-    return {"source": "synthetic"} | {split: (images[start:end], labels[start:end])
-                                      for split, start, end in zip(N_SYNTHETIC, ends, ends[1:])}
+    ends = np.cumsum([*N_SYNTHETIC.values()])[:-1]
+    return {"source": "synthetic"} | dict(zip(N_SYNTHETIC, zip(np.split(images, ends), np.split(labels, ends))))
 
 
 def download_mnist(mirrors):
-    """Return the cache's folder, into which missing files of MNIST are downloaded. Raise ConnectionError if no mirror
-    has them"""
-    folder, fault = Path(CACHE).expanduser(), "MNIST is not on this machine"
-    for name, sha256 in MNIST.values():
-        there = (folder / name).exists() or (folder / (name + ".gz")).exists()
-        for mirror in () if there else mirrors:
+    """Return the cache's folder after downloading MNIST's missing files. Raise ConnectionError if no mirror has them"""
+    folder, fault = Path(os.path.expanduser(CACHE)), "MNIST is not on this machine"
+    for name, sha256 in MNIST.items():
+        if (folder / name).exists() or (folder / (name + ".gz")).exists():
+            continue
+        for mirror in mirrors:
             try:
                 with urllib.request.urlopen(mirror + name + ".gz", timeout=10) as reply:
                     raw = reply.read()
                 if hashlib.sha256(gzip.decompress(raw)).hexdigest() == sha256:
-                    folder.mkdir(parents=True, exist_ok=True)
                     write_file(folder / (name + ".gz"), raw)
-                    there = True
                     break
-            except (OSError, EOFError, ValueError, zlib.error, InputError) as error:
-                fault = f"MNIST could not be downloaded ({mirror.split('/')[2]}: {' '.join(str(error).split())})"
-        if not there:
+            except (OSError, EOFError, ValueError, zlib.error, http.client.HTTPException, InputError) as error:
+                fault = f"MNIST could not be downloaded: {error}"
+        else:
             raise ConnectionError(fault)
     return folder
 
@@ -1456,40 +1292,34 @@ def read_idx(path):
 
 def read_idx_folder(place):
     """Read a data set's four idx files into load_data's dict.
-
     place: a folder, or FOLDER/PREFIX of the files' names where a folder holds several data sets. EMNIST, recognized by
     its names, is stored transposed. Labels may begin at 1. Of MNIST the last 5,000 training images are for validation,
-    of other data a twelfth of each class, always the same.
-    """
-    where, arrays, digests, prefixes = Path(place).expanduser(), {}, {}, set()
+    of other data a twelfth of each class, always the same."""
+    where, files, prefixes = Path(os.path.expanduser(place)), {}, set()
     for path in sorted(where.glob("*ubyte*") if where.is_dir() else where.parent.glob(where.name + "*ubyte*")):
         if match := re.search(r"(train|t10k|test)[-.](images|labels)", path.name):
-            part = match[1].replace("t10k", "test"), match[2]
-            arrays[part], digests[part] = read_idx(path)
+            files[match[1].replace("t10k", "test"), match[2]] = read_idx(path)
             prefixes.add(path.name[:match.start()])
-    if len(arrays) < 4 or len(prefixes) > 1:
-        raise InputError(f"--data-dir {place}: needs the four idx files of one data set: train-images-idx3-ubyte, "
-                         "train-labels-idx1-ubyte, t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte. Name one as "
-                         "FOLDER/PREFIX, or make the files of other data: python3 make_idx.py --help")
-    is_mnist = [digests[part] == sha256 for part, (_, sha256) in MNIST.items()]
-    if any(is_mnist) and not all(is_mnist):
+    if len(files) < 4 or len(prefixes) > 1:
+        raise InputError(f"--data-dir {place}: needs the four idx files of one data set; make_idx.py makes them")
+    of_mnist = [digest in MNIST.values() for _, digest in files.values()]
+    if any(of_mnist) and not all(of_mnist):
         raise InputError(f"{place}: some files are MNIST's, and some are damaged or another's. Get the files again")
-    labels, first = arrays["train", "labels"], min(arrays[split, "labels"].min(initial=1) for split in ("train", "test"))
-    data = {"source": "mnist" if all(is_mnist) else prefixes.pop().strip("-.") or where.resolve().name}
+    data = {"source": "mnist" if all(of_mnist) else prefixes.pop().strip("-.") or where.resolve().name}
+    first = min(files[split, "labels"][0].min(initial=1) for split in ("train", "test"))
     for split in ("train", "test"):
-        images = arrays[split, "images"]
-        data[split] = images.swapaxes(1, 2) if "emnist" in data["source"] else images, arrays[split, "labels"] - first
+        images, labels = files[split, "images"][0], files[split, "labels"][0] - first
+        data[split] = images.swapaxes(1, 2) if "emnist" in data["source"] else images, labels
     check_data(data, ("train", "test"))
     images, labels = data["train"]
     held_out = np.arange(len(labels)) >= len(labels) - 5000
-    if not all(is_mnist):
-        data["n_classes"] = 1 + int(max(data[split][1].max() for split in ("train", "test")))
+    if not all(of_mnist):
+        data["n_classes"] = 1 + int(max(labels.max(), data["test"][1].max()))
         if (where / "labels.txt").is_file():
             data["names"] = (where / "labels.txt").read_text("utf-8", "replace").splitlines()
         order = np.random.default_rng(0).permutation(len(labels))
-        for label in range(data["n_classes"]):
-            rows = order[labels[order] == label]
-            held_out[rows] = np.arange(len(rows)) * 12 // max(1, len(rows)) == 0
+        of_class = [order[labels[order] == label] for label in range(data["n_classes"])]
+        held_out = np.isin(np.arange(len(labels)), np.concatenate([rows[:-(-len(rows) // 12)] for rows in of_class]))
     return data | {"train": (images[~held_out], labels[~held_out]), "val": (images[held_out], labels[held_out])}
 
 
@@ -1498,11 +1328,9 @@ def check_data(data, splits):
     for split in splits:
         images, labels = map(np.asarray, data[split])
         if images.dtype != np.uint8 or images.shape[1:] != (28, 28) or not len(images):
-            raise InputError(f"{split}: the images are {images.dtype} of shape {images.shape}. Give gray levels as uint8 of "
-                             "shape (n, 28, 28); from pixels in [0, 1]: (255 * images).round().astype(np.uint8)")
+            raise InputError(f"{split}: images are {images.dtype} {images.shape}. Give gray levels, uint8 (n, 28, 28)")
         if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or labels.min() < 0 or labels.max() > 61:
-            raise InputError(f"{split}: the labels are {labels.dtype} of shape {labels.shape}. Give {len(images)} integers "
-                             "from 0 to at most 61")
+            raise InputError(f"{split}: labels are {labels.dtype} {labels.shape}. Give {len(images)} from 0 to 61")
 
 
 def fit_to_data(config, data):
@@ -1513,64 +1341,53 @@ def fit_to_data(config, data):
     return dataclasses.replace(config, n_classes=n_classes)
 
 
+def of_source(source):
+    """Return the settings that choose the data a network was trained on"""
+    return {"digits": "synthetic"} if source == "synthetic" else {}
+
+
 def data_name(source):
     """Return what a data set is called in all output and figures"""
     return DIGIT_NAMES.get(source, f"images of {source}")
 
 
-# Synthetic digits for machines without MNIST. One row per writing style: digit, relative frequency, strokes. A stroke
+# Synthetic digits for machines without MNIST. Of every writing style: digit, relative frequency, strokes. A stroke
 # is a smooth curve through control points, written xxyy on a 100 x 100 sheet (x right, y down); `|` lifts the pen.
 # Strokes that contain the same point share it, so that a corner where two strokes meet stays joined when points are
 # perturbed.
-GLYPHS = (
-    (0, 3, "5500 1812 0550 2288 5299 8287 9348 8012 5500"), (0, 2, "7508 4500 1522 0558 2893 6092 9055 8018 5003 3010"),
-    (0, 1, "3508 1535 1070 4099 8085 9045 7810 5002 4212"), (0, 1, "3003 1025 0660 3096 7092 9560 8525 6206"),
-    (1, 5, "5500 5250 5099"), (1, 1, "3816 5500 | 5500 5250 5099"),
-    (1, 1, "3416 5000 | 5000 5050 5099 | 2799 5099 7399"), (2, 3, "1522 4500 7817 6848 3878 0897 | 0897 5094 9697"),
-    (2, 3, "1825 4502 7520 6352 3588 1592 1476 3070 6586 9890"),
-    (2, 2, "1530 3205 7008 7837 4585 1097 0582 3076 6592 9792"),
-    (2, 3, "2015 5000 7018 5850 3285 1295 0380 1868 4578 9590"),
-    (2, 2, "1535 2510 6002 7825 5060 2588 0885 1572 4078 9595"),
-    (2, 1, "1515 4502 6818 5550 2582 0592 | 0592 4592 9988"),
-    (2, 1, "1505 5002 8506 | 8506 5050 1096 | 1096 5095 9096"),
-    (3, 3, "1512 4500 7515 6838 4048 | 4048 7255 8580 4599 0888"),
-    (3, 2, "1812 4800 7012 6535 4548 | 4548 7550 9075 6098 2599 0585"),
-    (3, 2, "0825 2505 6003 7520 4045 | 4045 7055 7580 4599 1592"),
-    (3, 1, "1510 5000 8012 7035 4050 | 4050 6560 7080 4095 2590"),
-    (3, 1, "1505 4505 7505 | 7505 6022 4540 | 4540 7553 7885 4599 1290"),
-    (3, 2, "1512 4802 7515 6440 4050 3545 5046 7562 7585 4599 1290"),
-    (3, 2, "2012 5000 8012 6838 4848 6855 7575 5095 2099 0590"), (4, 3, "2200 1555 | 1555 5054 9052 | 7505 7250 6899"),
-    (4, 2, "6500 3835 0865 | 0865 5064 9765 | 6500 6550 6499"), (4, 2, "2000 1230 2550 5550 8035 | 8500 8035 7599"),
-    (4, 2, "2502 1235 2255 5055 9545 | 7510 6850 6099"), (4, 1, "6205 1260 | 1260 5062 9558 | 7030 6650 6299"),
-    (5, 3, "9003 5504 2503 | 2503 2045 | 2045 5038 8060 7090 4599 0890"),
-    (5, 2, "8805 5202 2522 3542 6855 7580 4599 0890"), (5, 2, "3008 2248 5040 7862 7090 4099 0892 | 3008 6005 9903"),
-    (5, 2, "9908 6506 3508 | 3508 2545 | 2545 5542 7562 6088 3099 0390"),
-    (5, 1, "2812 2248 5040 7862 7488 4099 1590 | 3805 6505 9903"),
-    (5, 1, "8505 3510 | 3510 2545 | 2545 5548 7270 5592 2095 0885"),
-    (6, 3, "5500 2828 1462 2290 5299 7885 7260 4850 1868"), (6, 2, "4500 2040 1275 3598 6892 7268 5054 1872"),
-    (6, 2, "7005 3520 1260 2895 6595 8272 6555 3565 2285"), (6, 2, "5000 2030 0870 3096 7095 9275 7558 4565 2585"),
-    (6, 1, "3500 1845 1885 4599 8592 8575 5568 1885"), (7, 3, "0508 5006 8505 | 8505 6540 4599"),
-    (7, 2, "0815 4508 8803 7530 5560 4099"), (7, 2, "0808 5006 8505 | 8505 6045 4599 | 2552 5551 8550"),
-    (7, 1, "1225 1508 | 1508 5006 8805 | 8805 6845 5099"), (7, 1, "0530 2812 6015 8802 | 8802 6545 4599"),
-    (8, 3, "8508 5000 2015 3538 6855 7880 5099 1585 2862 6040 8508"),
-    (8, 2, "7812 5000 2212 2835 5548 8272 7795 4599 1388 1570 4550 7230 7812"),
-    (8, 1, "5000 1812 2238 5048 7835 8010 5000 | 5048 1565 1590 5099 8588 8362 5048"),
-    (8, 2, "8510 5500 3015 3840 6062 6085 4599 2585 3562 6538 8815"),
-    (8, 2, "8515 5000 1520 3545 6068 5595 3590 3572 5550 8515"),
-    (8, 1, "7808 5500 3015 3838 6260 7082 5099 2888 3665 6238 7808"),
-    (9, 3, "7820 5000 1518 1442 4552 7235 7820 | 7820 7460 7099"),
-    (9, 2, "7820 5000 1518 1442 4552 7235 7820 | 7820 8065 6295 3098 1292"),
-    (9, 3, "7810 4502 1225 2250 5548 7612 | 7612 6855 5599"), (9, 1, "7806 5002 2518 2842 5545 8026 | 8026 7060 4899"),
-    (9, 2, "7015 5000 1820 1842 4050 7030 | 8005 7545 6599"))
+GLYPHS = [(int(row[0]), int(row[2]), row[4:]) for row in """
+0 3 5500 1812 0550 2288 5299 8287 9348 8012 5500; 0 2 7508 4500 1522 0558 2893 6092 9055 8018 5003 3010; 0 1 3508 1535
+1070 4099 8085 9045 7810 5002 4212; 0 1 3003 1025 0660 3096 7092 9560 8525 6206; 1 5 5500 5250 5099; 1 1 3816 5500 |
+5500 5250 5099; 1 1 3416 5000 | 5000 5050 5099 | 2799 5099 7399; 2 3 1522 4500 7817 6848 3878 0897 | 0897 5094 9697; 2 3
+1825 4502 7520 6352 3588 1592 1476 3070 6586 9890; 2 2 1530 3205 7008 7837 4585 1097 0582 3076 6592 9792; 2 3 2015 5000
+7018 5850 3285 1295 0380 1868 4578 9590; 2 2 1535 2510 6002 7825 5060 2588 0885 1572 4078 9595; 2 1 1515 4502 6818 5550
+2582 0592 | 0592 4592 9988; 2 1 1505 5002 8506 | 8506 5050 1096 | 1096 5095 9096; 3 3 1512 4500 7515 6838 4048 | 4048
+7255 8580 4599 0888; 3 2 1812 4800 7012 6535 4548 | 4548 7550 9075 6098 2599 0585; 3 2 0825 2505 6003 7520 4045 | 4045
+7055 7580 4599 1592; 3 1 1510 5000 8012 7035 4050 | 4050 6560 7080 4095 2590; 3 1 1505 4505 7505 | 7505 6022 4540 | 4540
+7553 7885 4599 1290; 3 2 1512 4802 7515 6440 4050 3545 5046 7562 7585 4599 1290; 3 2 2012 5000 8012 6838 4848 6855 7575
+5095 2099 0590; 4 3 2200 1555 | 1555 5054 9052 | 7505 7250 6899; 4 2 6500 3835 0865 | 0865 5064 9765 | 6500 6550 6499; 4
+2 2000 1230 2550 5550 8035 | 8500 8035 7599; 4 2 2502 1235 2255 5055 9545 | 7510 6850 6099; 4 1 6205 1260 | 1260 5062
+9558 | 7030 6650 6299; 5 3 9003 5504 2503 | 2503 2045 | 2045 5038 8060 7090 4599 0890; 5 2 8805 5202 2522 3542 6855 7580
+4599 0890; 5 2 3008 2248 5040 7862 7090 4099 0892 | 3008 6005 9903; 5 2 9908 6506 3508 | 3508 2545 | 2545 5542 7562 6088
+3099 0390; 5 1 2812 2248 5040 7862 7488 4099 1590 | 3805 6505 9903; 5 1 8505 3510 | 3510 2545 | 2545 5548 7270 5592 2095
+0885; 6 3 5500 2828 1462 2290 5299 7885 7260 4850 1868; 6 2 4500 2040 1275 3598 6892 7268 5054 1872; 6 2 7005 3520 1260
+2895 6595 8272 6555 3565 2285; 6 2 5000 2030 0870 3096 7095 9275 7558 4565 2585; 6 1 3500 1845 1885 4599 8592 8575 5568
+1885; 7 3 0508 5006 8505 | 8505 6540 4599; 7 2 0815 4508 8803 7530 5560 4099; 7 2 0808 5006 8505 | 8505 6045 4599 | 2552
+5551 8550; 7 1 1225 1508 | 1508 5006 8805 | 8805 6845 5099; 7 1 0530 2812 6015 8802 | 8802 6545 4599; 8 3 8508 5000 2015
+3538 6855 7880 5099 1585 2862 6040 8508; 8 2 7812 5000 2212 2835 5548 8272 7795 4599 1388 1570 4550 7230 7812; 8 1 5000
+1812 2238 5048 7835 8010 5000 | 5048 1565 1590 5099 8588 8362 5048; 8 2 8510 5500 3015 3840 6062 6085 4599 2585 3562
+6538 8815; 8 2 8515 5000 1520 3545 6068 5595 3590 3572 5550 8515; 8 1 7808 5500 3015 3838 6260 7082 5099 2888 3665 6238
+7808; 9 3 7820 5000 1518 1442 4552 7235 7820 | 7820 7460 7099; 9 2 7820 5000 1518 1442 4552 7235 7820 | 7820 8065 6295
+3098 1292; 9 3 7810 4502 1225 2250 5548 7612 | 7612 6855 5599; 9 1 7806 5002 2518 2842 5545 8026 | 8026 7060 4899; 9 2
+7015 5000 1820 1842 4050 7030 | 8005 7545 6599
+""".replace("\n", " ").strip().split("; ")]
 DOTS = 112                                                      # pen positions per glyph
 
 
 def _stroke_basis(strokes, size):
     """Return the control points of a glyph's strokes and a matrix that maps them to evenly spaced pen positions.
-
     strokes: as in GLYPHS. size: K, the number of control points, to which both arrays are padded with zeros.
-    Return points (K, 2), (x, y) in [-1, 1], and basis (DOTS, K).
-    """
+    Return points (K, 2), (x, y) in [-1, 1], and basis (DOTS, K)."""
     keys = list(dict.fromkeys(strokes.replace("|", " ").split()))
     points = np.array([(int(key[:2]), int(key[2:])) for key in keys]) / 50 - 1    # (K, 2)
     rows, steps = [], []
@@ -1592,10 +1409,8 @@ def _stroke_basis(strokes, size):
 
 def _render(dots, width, edge, pressure):
     """Render pen positions as images of ink in [0, 1], scaled and centered as MNIST's digits are.
-
     dots: pen positions, (n, DOTS, 2), (x, y) in any unit. width: of the stroke, (n,) px. edge: width of its soft rim,
-    (n,) px. pressure: factor of the width at each pen position, (n, DOTS). Return (n, 28, 28) float32.
-    """
+    (n,) px. pressure: factor of the width at each pen position, (n, DOTS). Return (n, 28, 28) float32."""
     low, high = dots.min(1), dots.max(1)                                             # (n, 2)
     scale = (20 - width * pressure.max(1)) / (high - low).max(1)  # the ink, not the pen's path, spans 20 px
     dots = (dots - ((low + high) / 2)[:, None]) * scale[:, None, None] + 9.5
@@ -1618,11 +1433,9 @@ def _render(dots, width, edge, pressure):
 
 def synthesize_digits(n, seed):
     """Draw n synthetic digits: images (n, 28, 28) uint8, labels (n,) uint8 and factors, a dict of (n,) float32.
-
     Factors, in the order in which they act: style (which of the digit's glyphs), wobble (strength of the deformation),
     aspect (factor of the width, 1 is nominal), slant (shear, positive leans right), rotation (radians, positive is
-    counter-clockwise) and stroke (mean width of the ink in px).
-    """
+    counter-clockwise) and stroke (mean width of the ink in px)."""
     rng = rng_for(seed, DATA)
     digit, weight = (np.array([row[i] for row in GLYPHS], float) for i in (0, 1))
     size = max(len(set(row[2].replace("|", " ").split())) for row in GLYPHS)
@@ -1667,9 +1480,9 @@ def save(path, config, state, groups=tuple(GROUPS)):
     kept = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if not f.metadata.get("runtime")}
     meta = {"experiment": EXPERIMENT, "step": state["step"], "history": state["history"],
             "config": kept | {"source": state["history"]["source"]}}
+    arrays = {f"{group}/{name}": a for group in groups for name, a in state[GROUPS[group]].items()}
     file = io.BytesIO()
-    np.savez(file, meta=np.array(json.dumps(meta)), **{
-        f"{group}/{name}": a for group in groups for name, a in state[GROUPS[group]].items()})
+    np.savez(file, meta=np.array(json.dumps(meta)), **arrays)
     write_file(path, file.getvalue())
 
 
@@ -1678,22 +1491,21 @@ def load(path):
     become float32. Raise InputError if the file is missing, damaged or another network's"""
     state = {group: {} for group in GROUPS.values()}
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(path) as file:
             meta = json.loads(str(file["meta"]))
-            for key in file.files:
-                group, _, name = key.partition("/")
-                if name:
-                    state[GROUPS[group]][name] = file[key].astype(np.promote_types(file[key].dtype, np.float32))
-        known = {f.name for f in dataclasses.fields(Config)}
-        config = Config(**{name: value for name, value in meta["config"].items() if name in known})
-        fits = meta["experiment"] == EXPERIMENT and param_shapes(config) == {
-            name: p.shape for name, p in state["params"].items()}
+            for group, name in (key.split("/") for key in file.files if "/" in key):
+                a = file[f"{group}/{name}"]
+                state[GROUPS[group]][name] = a.astype(np.promote_types(a.dtype, np.float32))
+        known, source = {f.name for f in dataclasses.fields(Config)} & meta["config"].keys(), meta["config"]["source"]
+        config = Config(**of_source(source) | {name: meta["config"][name] for name in known})
+        if param_shapes(config) != {name: p.shape for name, p in state["params"].items()}:
+            raise ValueError
     except Exception as error:                        # what a damaged zip file makes its reader raise is not documented
-        raise InputError(f"{path}: {getattr(error, 'strerror', '') or 'not a whole file of a trained network'}. Give a file "
-                         "that this script wrote") from None
-    if not fits:
-        raise InputError(f"{path}: holds another network, of {meta['experiment']}.py. Give one of {EXPERIMENT}.py")
-    return config, state | {"step": meta["step"], "history": {"source": meta["config"]["source"]} | meta["history"]}
+        fault = getattr(error, "strerror", None) or f"damaged, or not a network of {EXPERIMENT}.py"
+        raise InputError(f"{path}: {fault}. Give a file that this script wrote") from None
+    loaded = {"file": Path(path).name, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest(),
+              "trained_seed": config.seed}
+    return config, state | {"step": meta["step"], "history": {"source": source} | meta["history"], "loaded": loaded}
 
 
 def write_file(path, content):
@@ -1701,21 +1513,24 @@ def write_file(path, content):
     only raise InputError if the file could not be written"""
     temporary = Path(f"{path}.{os.getpid()}")
     try:
-        try:
-            temporary.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(content or b"")
-            if content is not None:
-                os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        if Path(path).is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(content or b"")
+        if content is not None:
+            os.replace(temporary, path)
+        temporary.unlink(missing_ok=True)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise InputError(f"cannot write {path}: {error.strerror}. Choose a writable folder with free space") from None
 
 
 def say(text, config):
     """Print a line; what cannot be printed, as the reader has ended, does not end a training"""
-    with contextlib.suppress(OSError, ValueError):
-        print(*[text][config.quiet:], sep="\n", end="" if config.quiet else "\n", flush=True)
+    if not config.quiet:
+        with contextlib.suppress(OSError, ValueError):
+            print(text, flush=True)
 
 
 def flag_of(name):
@@ -1730,52 +1545,51 @@ def wilson_interval(hits, n, z=1.959964):
     return float(max(0, min(p, center - half))), float(min(1, max(p, center + half)))
 
 
-def result_of(config, state, test):
+def result_of(config, state, data, test):
     """Return what --out-json holds: settings, metrics, what the bits depend on, and the history as columns"""
     processor = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, IndexError):
         processor = Path("/proc/cpuinfo").read_text("utf-8").split("model name")[1].split("\n")[0].strip("\t: ")
     epochs, seconds = state["history"]["epochs"], sum(epoch["seconds"] for epoch in state["history"]["epochs"])
-    kept = {f.name: getattr(config, f.name) for f in SETTINGS if f.type is not str or "choices" in f.metadata}
-    return {"experiment": EXPERIMENT, "config": kept, "source": state["history"]["source"],
+    of_file = {"loaded": state["loaded"], "history": {}} if "loaded" in state else {}         # the file has its history
+    return {"experiment": EXPERIMENT, "source": data["source"],
+            "config": {f.name: getattr(config, f.name) for f in SETTINGS if not f.name.endswith("_dir")},
             "n_params": sum(p.size for p in state["params"].values()), **test_metrics(test),
             "seconds_train": seconds, "ms_per_step": 1e3 * seconds / max(1, state["step"]),
             "versions": {"python": platform.python_version(), "numpy": np.__version__},
             "machine": {"processor": processor, "cores": n_cores()},
-            "history": {key: [epoch[key] for epoch in epochs] for key in (epochs[0] if epochs else ())}}
+            "history": {key: [epoch[key] for epoch in epochs] for key in (epochs[0] if epochs else ())}} | of_file
 
 
 def test_metrics(test):
     """Return the metrics of evaluate_test as --out-json names them"""
-    return {"test_exact_match": test["exact_match"], "test_hits": test["hits"],
-            "test_exact_match_ci95": wilson_interval(test["hits"], test["n"]),
-            "test_at_least_one": test["at_least_one"], "test_recon_mse": test.get("recon_mse"),
-            "baseline_recon_mse": test["baseline_recon_mse"],
-            "hit_bits": {"test": base64.b64encode(np.packbits(test["correct"])).decode()}}
+    metrics = {"test_" + name: test.get(name) for name in ("exact_match", "hits", "at_least_one", "recon_mse")}
+    metrics |= {"test_exact_match_ci95": wilson_interval(test["hits"], test["n"])}
+    bits = base64.b64encode(np.packbits(test["correct"])).decode()
+    return metrics | {"baseline_recon_mse": test["baseline_recon_mse"], "hit_bits": {"test": bits}}
 
 
 def print_table(results, config):
     """Print the test's metrics, a row each; results: {name of a network: result_of it}"""
-    rows, names = {"n_params": "parameters"} | TABLE, [name.removesuffix("/weights.npz")[-15:] for name in results]
     say(f"\n{config.n_test:,} test samples of {data_name(next(iter(results.values()))['source'])}", config)
-    say(" " * 36 + "".join(f"{name:>16}" for name in names), config)
-    for key, label in rows.items():
-        values = [result[key] for result in results.values()]
-        cells = ["-" if value is None else f"{value:,}" if key == "n_params" else f"{value:.4f}" for value in values]
+    say(" " * 36 + "".join(f"{name.removesuffix('/weights.npz')[-15:]:>16}" for name in results), config)
+    for key, (label, form) in TABLE.items():
+        cells = ["-" if result[key] is None else format(result[key], form) for result in results.values()]
         say(f"{label:36}" + "".join(f"{cell:>16}" for cell in cells), config)
 
 
 def add_settings(parser):
     """Add a flag for every setting; those that are not given leave no attribute"""
-    groups = {f.metadata["group"]: parser.add_argument_group(f.metadata["group"]) for f in SETTINGS}
     for f in SETTINGS:
-        text = f.metadata["help"] + (f" (default: {f.default})" if f.default not in (None, "", False) else "")
+        text, default = f.metadata["help"], f.default
+        if default is None:
+            default = ", ".join(f"{preset} {values[f.name]}" for preset, values in PRESETS.items())
+        text += f" (default: {default})" if default not in ("", False) else ""
         for name, values in f.metadata.get("only", {}).items():
             text += f" [{name} {', '.join(values)} only]"
-        kind = {"action": "store_true"} if f.type is bool else {
-            "type": f.type, "choices": f.metadata.get("choices"), "nargs": "+" if f.name == "model" else None}
-        groups[f.metadata["group"]].add_argument(flag_of(f.name), *f.metadata.get("alias", "").split(), **kind,
-                                                 default=argparse.SUPPRESS, help=text.replace("%", "%%"))
+        kind = {"type": f.type, "choices": f.metadata.get("choices"), "nargs": "+" if f.name == "model" else None}
+        parser.add_argument(flag_of(f.name), *f.metadata.get("alias", "").split(), default=argparse.SUPPRESS, help=text,
+                            **kind if f.type is not bool else {"action": "store_true"})
 
 
 def given_settings(args):
@@ -1784,71 +1598,76 @@ def given_settings(args):
 
 
 def configs_of(given):
-    """Return the Config of each model, with those of the given settings that apply to it. Raise InputError for a
-    setting that applies to none"""
+    """Return the Config of each model with the given settings that apply to it; refuse one that applies to none"""
     configs, useless = [], set(given)
     for model in given.get("model", [Config.model]):
-        kind = Config(model=model, preset=given.get("preset", Config.preset), norm=given.get("norm"))
-        useful = [f.name for f in SETTINGS if f.name in given and applies(f, kind)]
+        full = Config(**given | {"model": model})
+        useful = {f.name for f in SETTINGS if f.name in given and all(
+            getattr(full, name) in values for name, values in f.metadata.get("only", {}).items())}
         configs.append(Config(**{name: given[name] for name in useful} | {"model": model}))
-        useless -= set(useful)
+        useless -= useful
     for name in useless:
-        raise InputError(f"{flag_of(name)} has no effect with --model {' '.join(given.get('model', [Config.model]))} "
-                         f"--preset {kind.preset}: see --help. Leave it out")
+        raise InputError(f"{flag_of(name)} has no effect with this --model and --preset: see --help. Leave it out")
     return configs
 
 
 def check_same(path, theirs, given, may_differ):
     """Raise InputError if a given setting, {name: value}, contradicts those of a file"""
     for f in SETTINGS:
-        if getattr(theirs, f.name) != given.get(f.name, getattr(theirs, f.name)) and not may_differ & f.metadata.keys():
-            raise InputError(f"{flag_of(f.name)} {given[f.name]}: {path} belongs to a run with {getattr(theirs, f.name)}. "
-                             "Leave the flag out, or name another file")
+        own = getattr(theirs, f.name)
+        if given.get(f.name, own) != own and not may_differ & f.metadata.keys():
+            raise InputError(f"{flag_of(f.name)} {given[f.name]}: {path} has {own}. Leave it out, or name another file")
 
 
-def run(config, args, data, state=None):
-    """Train a network or, given its state, take a trained one; test it and write what belongs to it. Return its result"""
-    check(config)
-    name = f"{config.model}-{config.preset}-seed{config.seed}"
-    names = (name + f"-{k}" * (k > 1) for k in itertools.count(1))      # a run destroys nothing
-    folder = next(folder for name in names if not (folder := Path("runs", EXPERIMENT, name)).exists())
-    weights = args.out_weights or (None if args.checkpoint or state else folder / "weights.npz")
-    out_json = args.out_json or (None if state else folder / "metrics.json")
-    outputs = [path for path in (args.checkpoint, weights, out_json) if path and path != "-"]
+def run(config, data, state=None, checkpoint=None, weights=None, out_json=None):
+    """Train a network or, given its state, take a trained one; test it and write its files. Return its result"""
+    name, fitted = RUN_NAME.format(**vars(config)), fit_to_data(config, data)
+    if state and fitted != config:
+        raise InputError(f"{state['loaded']['file']}: these data have other classes. Give its own as --data-dir")
+    config = fitted
+    folders = (Path("runs", EXPERIMENT, name + f"-{k}" * (k > 1)) for k in range(1, 10_000))
+    folder = next(folder for folder in folders if not folder.exists())  # a run destroys nothing
+    if not state:
+        weights, out_json = weights or not checkpoint and folder / "weights.npz", out_json or folder / "metrics.json"
+    outputs = [path for path in (checkpoint, weights, out_json) if path and path != "-"]
     for path in outputs:
         write_file(path, None)                                          # complain now, not after the training
     if not state:
-        say(f"{data_name(data['source'])}; {config.model}, preset {config.preset}, seed {config.seed}", config)
-        if args.checkpoint and Path(args.checkpoint).exists():
-            theirs, state = load(args.checkpoint)
-            check_same(args.checkpoint, theirs, dataclasses.asdict(config), {"runtime"})
-            say(f"resuming at step {state['step']}", config)
-        state = train(config, data, state, each_epoch=args.checkpoint and (
-            lambda state: save(args.checkpoint, config, state)))
+        say(f"{data_name(data['source'])}; {name}", config)
+        state = resume(checkpoint, config, data) if checkpoint and Path(checkpoint).exists() else None
+        each_epoch = checkpoint and (lambda state: save(checkpoint, config, state))
+        state = train(config, data, state, each_epoch=each_epoch)
     with worker_threads(config) as workers:
         if config.recompute_statistics:
             samples = epoch_samples(data, config.n_epochs, config)
             state["running"] |= recompute_statistics(weights_of(state), samples, config)
-        result = result_of(config, state, evaluate_test(weights_of(state), data, config, workers))
-    text = json.dumps(result, indent=1, default=float)
+        result = result_of(config, state, data, evaluate_test(weights_of(state), data, config, workers))
     if weights:
         save(weights, config, state, ("params", "state"))
+    text = json.dumps(result, indent=1, default=float)
     if out_json == "-":
         print(text)
     elif out_json:
         write_file(out_json, text.encode())
     for path in outputs:
-        say(f"wrote {path}", config)
-    if weights:
-        say(f"  test it again: python3 {sys.argv[0]} --load {weights}", config)
+        say(f"wrote {path}" + f"; to test it again: python3 {sys.argv[0]} --load {path}" * (path == weights), config)
     return result
+
+
+def resume(path, config, data):
+    """Return the state of a checkpoint. Raise InputError if it belongs to another run"""
+    theirs, state = load(path)
+    check_same(path, theirs, vars(config), {"runtime"})
+    if not state["adam_m"] or state["history"]["source"] != data["source"]:
+        raise InputError(f"{path}: is no checkpoint of a run on {data_name(data['source'])}. Name another file")
+    say(f"resuming at step {state['step']}", config)
+    return {name: value for name, value in state.items() if name != "loaded"}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      usage="%(prog)s [options]", allow_abbrev=False)
-    parser.add_argument("--load", nargs="*", metavar="FILE", help="evaluate trained networks, with their files' settings, "
-                        "instead of training (default: the pretrained one in weights/)")
+    parser.add_argument("--load", nargs="*", metavar="FILE", help="test these networks (default: the pretrained one)")
     parser.add_argument("--checkpoint", metavar="FILE", help="save the run after every epoch; the same command resumes")
     parser.add_argument("--out-weights", metavar="FILE", help="write the network here, not below runs/")
     parser.add_argument("--out-json", metavar="FILE", help="write settings and results here, not below runs/; -: print")
@@ -1862,8 +1681,16 @@ def main():
         for path, config, _ in runs:
             check_same(path, config, given, {"runtime", "test"})
         runs = [(path, dataclasses.replace(config, **given), state) for path, config, state in runs]
-    data = load_data(runs[0][1])
-    print_table({name: run(config, args, data, state) for name, config, state in runs}, runs[0][1])
+    for _, config, _ in runs:
+        check(config)
+    data, results = load_data(runs[0][1]), {}
+    for name, config, state in runs:
+        outputs = [args.checkpoint, args.out_weights, args.out_json]
+        if len(runs) > 1:                                               # each has files of its own
+            outputs = [path and path != "-" and Path(path).with_suffix(f".{Path(name).stem}{Path(path).suffix}")
+                       for path in outputs]
+        results[name] = run(config, data, state, *outputs)
+    print_table(results, runs[0][1])
 
 
 def run_cli(main):
@@ -1874,7 +1701,7 @@ def run_cli(main):
     except KeyboardInterrupt:
         sys.exit(130)
     except (InputError, OSError, MemoryError) as error:
-        print("error: " + " ".join(f"{error or 'out of memory'}".split()), file=sys.stderr)
+        print("error: " + " ".join((str(error) or "out of memory").split()), file=sys.stderr)
         sys.exit(2)
 
 
