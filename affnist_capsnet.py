@@ -513,7 +513,7 @@ def read_affnist(folder):
         for path in paths or [Path(folder, "test_batches", "1.mat")]:
             digits = loadmat(str(path), squeeze_me=True, struct_as_record=False)["affNISTdata"]
             images = digits.image.reshape(1600, -1).T.reshape(-1, 40, 40)
-            yield {"images": images, "labels": digits.label_int.reshape(len(images)).astype(np.int64)}
+            yield {"images": images, "labels": np.reshape(digits.label_int, len(images)).astype(np.int64)}
     except Exception as error:                 # SciPy does not document which exceptions a damaged file can raise
         raise InputError(f"--affnist-dir {folder}: {error}. Give the folder with affNIST's test_batches") from None
 
