@@ -32,8 +32,7 @@ FOLDER = Path("runs", "compare")   # below the current folder
 METRICS = "accuracy", "exact_match", "at_least_one"    # how the keys of proportions end
 VIEWS = "familiar", "novel", "drop"                    # other keys of proportions
 OURS = {                           # flags of a script that this program sets, and what to give instead
-    "--seed": "--first-seed", "--checkpoint": "", "--out-weights": "", "--predictions": "", "--run-dir": "",
-    "--no-save": ""}
+    "--seed": "--first-seed", "--checkpoint": "", "--out-weights": ""}
 
 
 def split_flags(words):
@@ -78,7 +77,7 @@ def job(name, experiment, place, words, threads, file=""):
     """Return the Job of a run with some flags, as words. file: a digest of the file that it loads"""
     path = FOLDER / experiment / f"{place}-{digest_of(experiment, [*words, file])}.json"
     script = lab.ROOT / f"{experiment}.py"
-    return running.Job(name, [script, *words, "--threads", threads, "--no-save", "--out-json", path], path)
+    return running.Job(name, [script, *words, "--threads", threads, "--out-json", path], path)
 
 
 def training_jobs(experiment, models, seeds, flags, threads):

@@ -37,7 +37,8 @@ import smallnorb_novel_viewpoint as norb
 from lab import figures
 from lab.data import MIN_SIDE, WORK_SIDE, find_ink
 from lab.messages import InputError, Parser, run_cli
-from multimnist_capsnet import CANVAS, N_CLASSES
+from lab.networks import load_network
+from multimnist_capsnet import CANVAS
 
 import numpy as np
 
@@ -54,6 +55,7 @@ NETWORKS = {                       # of each experiment: file in weights/ -> nam
     norb: {"smallnorb_capsnet-shared": ("capsnet-shared", "CapsNet, transformation matrices shared across positions"),
            "smallnorb_cnn-gap": ("cnn-gap", "CNN with global average pooling, on the same backbone"),
            "smallnorb_matrix-capsnet": ("matrix-capsnet", "the paper's network, small: pose matrices and EM routing")}}
+N_CLASSES = 10                     # digits
 CAPSULES = {multi: ("capsnet",), affnist: affnist.CAPSULES, norb: norb.CAPSULES}       # models with class capsules
 PAGE = {"/": ("index.html", "text/html"), "/explore.js": ("explore.js", "text/javascript"),
         "/explore.css": ("explore.css", "text/css")}           # these paths and /ask are the only ones
@@ -122,7 +124,7 @@ class Guide:
     """
 
     def __init__(self, own=()):
-        self.networks = {module: [(*texts, module.load_network(ROOT / "weights" / f"{name}.npz"))
+        self.networks = {module: [(*texts, load_network(module, ROOT / "weights" / f"{name}.npz"))
                                   for name, texts in files.items()] for module, files in NETWORKS.items()}
         found = [(path, *self.identify(path)) for path in own]
         if len(pairs := [str(path) for path, module, _ in found if module is multi]) > 1:
@@ -134,10 +136,10 @@ class Guide:
             self.networks[module] = [*others, (Path(path).stem, text, network)]
         ((*_, self.pair_network), *_), self.digit_networks, self.toy_networks = self.networks.values()
         try:                                                   # MNIST if it is on this machine: never download it
-            self.source, local = "MNIST", SimpleNamespace(**vars(multi.MNIST) | {"mirrors": ()})
-            mnist = multi.load_digits(multi.Config(digits="mnist"), print, local)
+            self.source = "MNIST"
+            mnist = multi.load_data(multi.Config(digits="mnist"), download=False)
             self.images, self.labels = (a[:N_DIGITS] for a in mnist["test"])
-        except multi.DataNotFound:
+        except multi.InputError:
             self.source, (self.images, self.labels) = "shipped", shipped_digits()
         self.lock = threading.Lock()
         self.queues = {kind: SimpleNamespace(lock=threading.Lock(), count=0, newest={}) for kind in REQUESTS}
@@ -151,7 +153,7 @@ class Guide:
         conditions = (lambda c: c.model == "capsnet"), (lambda c: c.task != "mnist"), (lambda c: c.data != "shapes")
         for module, condition in zip(NETWORKS, conditions):
             with contextlib.suppress(module.InputError):
-                if condition((network := module.load_network(path)).config):
+                if condition((network := load_network(module, path)).config):
                     n_classes = getattr(network.config, "n_classes", N_CLASSES)
                     if n_classes == N_CLASSES:
                         return module, network
@@ -210,9 +212,8 @@ class Guide:
         """Reconstruct two digits from their digit capsules a and b, whose vectors v holds one after the other."""
         capsules = np.zeros((2, N_CLASSES, multi.D), np.float32)
         capsules[[0, 1], [a, b]] = np.reshape(v, (2, -1))
-        masked, _ = multi.mask_forward(capsules, np.array([[a], [b]]))
-        recon, _ = multi.layers_forward(self.pair_network.weights, masked, multi.decoder(self.pair_network.config))
-        return {"reconstructions": [encode(digit) for digit in recon]}
+        recon, _ = multi.decoder_forward(self.pair_network.weights, capsules, np.array([[a], [b]]))
+        return {"reconstructions": [encode(digit) for digit in recon[:, 0]]}
 
     def picture(self, width, gray):
         """Return a picture's ink as the network input of visualize_multimnist_capsnet.py --image. gray: its rows."""

@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
 import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
 from affnist_capsnet import CAPSULES, SIDES, data_name
-from lab import figures
+from lab import figures, networks
 from lab.figures import BLUE, ORANGE
 from lab.messages import InputError, Parser, Progress, flag_name, run_cli
 
@@ -77,16 +77,15 @@ def bar_heights(scores, config):
     return p / p.sum(1, keepdims=True)
 
 
-def draw_frames(digits, networks, n, source, names=()):
+def draw_frames(digits, shown, n, source, names=()):
     """Return the frames, a list of (h, w, 3) uint8: a row for each digit, networks side by side.
 
-    digits: pairs of an image, (28, 28) uint8, and its label. networks: pairs of a Config and weights. n: frames per
-    factor. source: name of the digits. names: of the classes, if they are no digits. The figure is built once; frames
-    only change its data.
+    digits: pairs of an image, (28, 28) uint8, and its label. shown: the networks. n: frames per factor. source: name of
+    the digits. names: of the classes, if they are no digits. The figure is built once; frames only change its data.
     """
-    scenes, limits = make_scenes(n), {affnist.max_shift(config) for config, _ in networks}
+    scenes, limits = make_scenes(n), {affnist.max_shift(network.config) for network in shown}
     shifts = {"to any position" if limit is None else f"by up to {limit} pixels" for limit in limits}
-    width, height = max(PICTURE + 2 * GAP + (BARS + GAP) * len(networks) - GAP, WIDTH), TOP + ROW * len(digits) + BOTTOM
+    width, height = max(PICTURE + 2 * GAP + (BARS + GAP) * len(shown) - GAP, WIDTH), TOP + ROW * len(digits) + BOTTOM
     fig = Figure((width / 100, height / 100), dpi=100)
     canvas = FigureCanvasAgg(fig)
 
@@ -107,9 +106,10 @@ def draw_frames(digits, networks, n, source, names=()):
         ax.set(xticks=[], yticks=[], xlabel=f"class {label}: {names[label]}" if names else "")
         ax.spines[:].set(visible=True, color=GRAY)
         picture, panels = ax.imshow(images[0], cmap="gray_r", vmin=0, vmax=255, interpolation="nearest"), []
-        for k, (config, weights) in enumerate(networks):
-            with affnist.Runner(1) as runner:
-                out = runner.forward(weights, {"images": images, "labels": np.full(len(images), label)}, config)
+        for k, network in enumerate(shown):
+            config, samples = network.config, {"images": images, "labels": np.full(len(images), label)}
+            with affnist.worker_threads(config) as workers:
+                out = affnist.forward_shards(network.params, samples, config, workers)
             quantity = "capsule lengths" if config.model in CAPSULES else "class probabilities"
             ax = add_axes(3 * GAP // 2 + PICTURE + k * (BARS + GAP), row, BARS,
                           f"{NAMES[config.model]}\n({config.model}): {quantity}")
@@ -144,33 +144,30 @@ def main():
                         "digits, from 0 (default: 3 15)")
     parser.add_argument("--frames", type=int, default=16, metavar="N", help="frames per factor (default: 16)")
     figures.add_animation_flags(parser, affnist, FPS)
-    affnist.add_config_flags(parser)
+    affnist.add_settings(parser)
     args = parser.parse_args()
-    chosen, args.index = args.index is not None, args.index or [3, 15]
+    given, args.index = args.index is not None, args.index or [3, 15]
     figures.check_animation_flags(args, affnist, {
         "--frames": (args.frames, 2, 60), "--index: digits": (len(args.index), 1, MAX_DIGITS),
         "--load: networks": (len(args.load), 1, MAX_NETWORKS)})
-    for name in "out_json", "n_test", "threads", "affnist_dir", "eval_split":
+    for name in "n_test", "threads", "affnist_dir", "eval_split":
         if hasattr(args, name):
             raise InputError(f"{flag_name(name)} has no effect on the animation. Leave it out")
-    networks = [affnist.load_for_evaluation(path, args) for path in args.load]
-    if any(config.task != "affnist" for _, config in networks):
+    loaded = [networks.load_for_evaluation(affnist, path, args) for path in args.load]
+    if any(config.task != "affnist" for _, config in loaded):
         raise InputError("--load: networks of --task mnist cannot read 40x40 px. Give networks of --task affnist")
-    if len({network.source for network, _ in networks}) > 1:
+    if len({network.source for network, _ in loaded}) > 1:
         raise InputError("--load: these networks were trained on different digits. Give networks trained on the same")
-    say = Progress(networks[0][1].quiet).say
-    digits = affnist.load_digits(networks[0][1], say)
-    for network, config in networks:
-        affnist.fit_to_data(config, digits, network, "--load")
-    images, labels = digits["test"]
-    if not chosen:
+    data = affnist.load_data(loaded[0][1])
+    shown = [networks.make(affnist, path, *one, data) for path, one in zip(args.load, loaded)]
+    images, labels = data["test"]
+    if not given:
         args.index = [min(k, len(labels) - 1) for k in args.index]                      # of a small data set
     if not 0 <= min(args.index) <= max(args.index) < len(labels):
         raise InputError(f"--index {' '.join(map(str, args.index))}: must be between 0 and {len(labels) - 1}")
-    frames = draw_frames([(images[k], int(labels[k])) for k in args.index],
-                         [(config, network.weights) for network, config in networks], args.frames,
-                         data_name(digits["source"]), digits.get("names", ()))
-    figures.write_animation(args.out, frames, 1000 / args.fps, say)
+    frames = draw_frames([(images[k], int(labels[k])) for k in args.index], shown, args.frames,
+                         data_name(data["source"]), data.get("names", ()))
+    figures.write_animation(args.out, frames, 1000 / args.fps, Progress(loaded[0][1].quiet).say)
 
 
 if __name__ == "__main__":

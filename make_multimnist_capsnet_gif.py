@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
 import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS threads
-from lab import figures
+from lab import figures, networks
 from lab.figures import BLUE, ORANGE
 from lab.messages import InputError, Parser, Progress, flag_name, run_cli
 from multimnist_capsnet import CANVAS
@@ -33,25 +33,32 @@ SCALE, GAP = 2, 2                  # screen px per image pixel; image pixels bet
 
 
 class Recorder:
-    """A snapshot_callback that records what a frame shows: metrics, capsule lengths and reconstructions."""
+    """A hook of train that records what a frame shows, every so many steps and at the last one: metrics, capsule
+    lengths and reconstructions."""
 
-    def __init__(self, digits, config):
-        test = next(capsnet.stream_pairs(digits, "test", config.n_test, config, "evaluation", 1))
-        val = next(capsnet.validation_pairs(digits, config))
+    def __init__(self, data, config, every):
+        test = next(capsnet.stream_pairs(data, "test", config.n_test, config, capsnet.EVALUATION, 1))
+        val = next(capsnet.stream_pairs(data, "val", config.n_val, config, capsnet.EVALUATION, 0))
         self.shown = {name: array[:N_SHOWN] for name, array in test.items()}
         self.val = {name: array[:N_VAL] for name, array in val.items()}
-        self.config, self.snapshots = config, []
+        self.config, self.every, self.snapshots = config, every, []
 
-    def __call__(self, step, params, terms):
-        self.snapshots.append({"step": step} | self.evaluate(params, self.config))
+    def __call__(self, state, terms=None):
+        if state["step"] % self.every == 0 or state["step"] == n_steps(self.config):
+            self.snapshots.append({"step": state["step"]} | self.evaluate(capsnet.weights_of(state), self.config))
 
-    def evaluate(self, params, config):
+    def evaluate(self, weights, config):
         """Return a network's validation loss and accuracy, its capsule lengths and its reconstructions."""
-        with capsnet.Runner(self.config.threads) as runner:
-            val = capsnet.evaluate(params, [self.val], config, runner)
-            out = runner.forward(params, self.shown, config)
+        with capsnet.worker_threads(self.config) as workers:
+            val = capsnet.evaluate(weights, [self.val], config, workers)
+            out = capsnet.forward_shards(weights, self.shown, config, workers)
         return {"loss": val["loss"], "exact-match accuracy": val["exact_match"], "lengths": out["lengths"],
                 "recon": out["recon"]}
+
+
+def n_steps(config):
+    """Return the number of steps of a training"""
+    return config.n_epochs * -(-config.n_train // config.batch_size)
 
 
 def montage(shown, recon):
@@ -63,7 +70,7 @@ def montage(shown, recon):
     return padded.swapaxes(1, 2).reshape(len(images) * (CANVAS + GAP), -1)[:-GAP, :-GAP]
 
 
-def draw_frames(scenes, points, n_steps, title, ending=None):
+def draw_frames(scenes, points, last_step, title, ending=None):
     """Return the frames, a list of (h, w, 3) uint8, one per scene. The figure is built once; frames change its data.
 
     scenes: dicts of shown (the pairs), lengths and recon, and n, how many of the points of the curves are drawn.
@@ -101,14 +108,14 @@ def draw_frames(scenes, points, n_steps, title, ending=None):
     for name, top, values, limit in (("validation loss", 64, columns[0], 1.05 * max(columns[0])),
                                      ("validation accuracy\n(exact match)", 234, columns[1], 1)):
         ax = add_axes(606, top, 172, 106)
-        ax.set(xlim=(0, n_steps), ylim=(0, limit))
+        ax.set(xlim=(0, last_step), ylim=(0, limit))
         ax.set_title(name, fontsize=8, pad=3)
         ax.locator_params(axis="y", nbins=3)           # short tick labels, beside the crosses
         ax.tick_params(labelsize=8)
         ax.grid(alpha=0.3)
         curves.append((ax.plot([], [], "o-", color=BLUE, markersize=3, clip_on=False)[0], values))
     ax.axhline(chance, color=GRAY, linestyle=":")
-    ax.text(n_steps, chance + 0.03, f"chance 1/{1 / chance:.0f}", ha="right", fontsize=8, color="#666666")
+    ax.text(last_step, chance + 0.03, f"chance 1/{1 / chance:.0f}", ha="right", fontsize=8, color="#666666")
     frames = []
     for scene in scenes:
         shown, present = scene["shown"], capsnet.k_hot(scene["shown"]["labels"], bool, J)
@@ -119,21 +126,23 @@ def draw_frames(scenes, points, n_steps, title, ending=None):
             mark.set_text("" if correct else CROSS)
         for line, values in curves:
             line.set_data(steps[:scene["n"]], values[:scene["n"]])
-        ax.set_xlabel(f"step {steps[scene['n'] - 1]} of {n_steps}")
+        ax.set_xlabel(f"step {steps[scene['n'] - 1]} of {last_step}")
         if ending and scene is scenes[-1]:
             heading.set_text(ending[0])
             ax.axhline(ending[1], color=ORANGE, linestyle="--")
-            ax.text(n_steps, 0.17, f"dashed: pretrained, {ending[1]:.3f}", ha="right", fontsize=8, color="#8a5f00")
+            ax.text(last_step, 0.17, f"dashed: pretrained, {ending[1]:.3f}", ha="right", fontsize=8, color="#8a5f00")
         frames.append(figures.frame_of(canvas))
     return frames
 
 
-def scenes_of_training(config, digits, every):
+def scenes_of_training(config, data, every):
     """Train a network; return scenes and points as draw_frames takes them, and the title and accuracy of the ending:
     the same pairs with the pretrained network, if they are of digits; else None."""
-    pretrained, recorder = capsnet.load_network(capsnet.PRETRAINED[0]), Recorder(digits, config)
-    capsnet.train(config, recorder, every, digits)
-    snapshots, of_digits = recorder.snapshots, digits["source"] in capsnet.DIGIT_NAMES
+    recorder = Recorder(data, config, every)
+    recorder(capsnet.initial_state(config))
+    capsnet.train(config, data, each_step=recorder)
+    snapshots, of_digits = recorder.snapshots, data["source"] in capsnet.DIGIT_NAMES
+    pretrained = networks.load_network(capsnet, capsnet.PRETRAINED[0])
     last = recorder.evaluate(pretrained.weights, pretrained.config) if of_digits else snapshots[-1]
     scenes = [{"shown": recorder.shown, "lengths": each["lengths"], "recon": each["recon"], "n": min(k, len(snapshots))}
               for k, each in enumerate([*snapshots, last], 1)]
@@ -143,61 +152,51 @@ def scenes_of_training(config, digits, every):
     return scenes, [(each["step"], each["loss"], each["exact-match accuracy"]) for each in snapshots], ending
 
 
-def scenes_of_test_pairs(network, config, digits):
+def scenes_of_test_pairs(network):
     """Return N_SCENES scenes of different test pairs, as a loaded network separates them, and the points of its
     training history."""
-    pairs = capsnet.draw_pairs(digits, "test", N_SCENES * N_SHOWN, config, "evaluation", 1)
-    epochs, scenes = network.history["epochs"], []
-    with capsnet.Runner(config.threads) as runner:
-        for start in range(0, N_SCENES * N_SHOWN, N_SHOWN):
-            shown = {name: array[start:start + N_SHOWN] for name, array in pairs.items()}
-            out = runner.forward(network.weights, shown, config)
-            scenes.append({"shown": shown, "lengths": out["lengths"], "recon": out["recon"], "n": len(epochs)})
+    pairs = next(capsnet.stream_pairs(network.data, "test", N_SCENES * N_SHOWN, network.config, capsnet.EVALUATION, 1))
+    with capsnet.worker_threads(network.config) as workers:
+        out = capsnet.forward_shards(network.params, pairs, network.config, workers)
+    epochs, rows = network.history["epochs"], [slice(k, k + N_SHOWN) for k in range(0, N_SCENES * N_SHOWN, N_SHOWN)]
+    scenes = [{"shown": {name: array[part] for name, array in pairs.items()}, "lengths": out["lengths"][part],
+               "recon": out["recon"][part], "n": len(epochs)} for part in rows]
     return scenes, [(each["step"], each["val_loss"], each["val_exact_match"]) for each in epochs]
 
 
 @figures.in_style
 def main():
     parser = Parser(description=__doc__)
-    parser.add_argument(
-        "--snapshot-every", type=int, metavar="N", help="steps between two frames (default: 75)")
+    parser.add_argument("--snapshot-every", type=int, metavar="N", help="steps between two frames (default: 75)")
     figures.add_animation_flags(parser, capsnet, FPS)
-    capsnet.add_load_flag(parser, "animate without training: the network")
-    capsnet.add_config_flags(parser, several=True)
+    networks.add_flags(parser, capsnet, "animate without training: the network")
     args = parser.parse_args()
-    if args.load is not None and args.snapshot_every is not None:
-        raise InputError("--snapshot-every has no effect with --load, which does not train. Leave it out")
-    args.snapshot_every = 75 if args.snapshot_every is None else args.snapshot_every
-    (_, network, config, _), *others = capsnet.runs_from_args(args)
+    every = 75 if args.snapshot_every is None else args.snapshot_every
+    (label, network, config), *others = networks.chosen(capsnet, args)
     if others:
-        raise InputError("the animation shows one network. Give one file, one model and one seed")
-    capsnet.check_config(config)
+        raise InputError("the animation shows one network. Give one file and one model")
+    capsnet.check(config)
     if config.model != "capsnet":
         raise InputError(f"{'--load' if network else '--model'}: the animation shows a capsnet, not a {config.model}")
-    n_steps = config.n_epochs * -(-config.n_train // config.batch_size)
-    if not network and (args.snapshot_every < 1 or n_steps / args.snapshot_every > MAX_FRAMES):
-        raise InputError(
-            f"--snapshot-every {args.snapshot_every}: an animation has at most {MAX_FRAMES} frames. Give at least "
-            f"{max(1, -(-n_steps // MAX_FRAMES))}")
-    for name in ("out_json", *["n_test"] * (network is not None)):
-        if hasattr(args, name):
-            raise InputError(f"{flag_name(name)} has no effect on the animation. Leave it out")
+    for name in ("snapshot_every", "n_test") if network else ():
+        if getattr(args, name, None) is not None:
+            raise InputError(f"{flag_name(name)} has no effect with --load. Leave it out")
+    if not network and (every < 1 or n_steps(config) / every > MAX_FRAMES):
+        raise InputError(f"--snapshot-every {every}: an animation has at most {MAX_FRAMES} frames. Give at least "
+                         f"{max(1, -(-n_steps(config) // MAX_FRAMES))}")
     figures.check_animation_flags(args, capsnet, {})
-    say = Progress(config.quiet).say
-    digits = capsnet.load_digits(config, say)
-    config = capsnet.fit_to_data(config, digits, network, "--load")
-    name = capsnet.data_name(digits["source"])
-    title = (f"Two overlapping {name}, each reconstructed from its own capsule ({config.n_epochs} x {config.n_train:,} "
-             "training pairs")
+    data = capsnet.load_data(config)
+    title = (f"Two overlapping {capsnet.data_name(data['source'])}, each reconstructed from its own capsule "
+             f"({config.n_epochs} x {config.n_train:,} training pairs")
     if network:
-        scenes, points = scenes_of_test_pairs(network, config, digits)
-        frames = draw_frames(scenes, points, network.step, f"{title})")
+        loaded = networks.make(capsnet, label, network, config, data)
+        frames = draw_frames(*scenes_of_test_pairs(loaded), network.step, f"{title})")
         durations = SCENE_MS if args.fps == FPS else 1000 / args.fps
     else:
-        scenes, points, ending = scenes_of_training(config, digits, args.snapshot_every)
-        frames = draw_frames(scenes, points, n_steps, f"{title}, seed {config.seed})", ending)
+        scenes, points, ending = scenes_of_training(capsnet.fit_to_data(config, data), data, every)
+        frames = draw_frames(scenes, points, n_steps(config), f"{title}, seed {config.seed})", ending)
         durations = [1000 / args.fps] * (len(frames) - 2) + [HOLD] * 2
-    figures.write_animation(args.out, frames, durations, say)
+    figures.write_animation(args.out, frames, durations, Progress(config.quiet).say)
 
 
 if __name__ == "__main__":

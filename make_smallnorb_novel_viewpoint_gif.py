@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
 import smallnorb_novel_viewpoint as norb  # before numpy: it sets the number of BLAS threads
-from lab import figures
+from lab import figures, networks
 from lab.figures import COLORS, GRAY
 from lab.messages import InputError, Parser, Progress, flag_name, run_cli
 from smallnorb_novel_viewpoint import CLASS_NAMES, N_CLASSES, NORB_NAMES, NORB_SIDE
@@ -31,24 +31,21 @@ ELEVATION = 50                     # degrees
 MAX_NETWORKS = 4
 
 
-class Recorder:
-    """A snapshot_callback that records (step, accuracy on familiar views, accuracy on novel views) and the weights."""
-
-    def __init__(self, data, config):
-        self.data, self.config, self.history = data, config, []
-
-    def __call__(self, step, params, terms):
-        with norb.Runner(self.config.threads) as runner:
-            metrics = norb.evaluate_test_sets(params, self.data, self.config, runner)
-        self.history.append(((step, metrics["familiar"], metrics["novel"]), params))
-
-
 def record_training(config, snapshots, data):
-    """Train a network with a Recorder and return its history, with steps as fractions of the training."""
-    n_steps = config.n_epochs * -(-len(data["train"]["labels"]) // config.batch_size)
-    recorder = Recorder(data, config)
-    norb.train(config, recorder, max(1, n_steps // (snapshots - 1)), data)
-    return [((step / n_steps, *accuracies), params) for (step, *accuracies), params in recorder.history]
+    """Train a network and return its history, at least `snapshots` entries of ((fraction of the training, accuracy on
+    familiar views, accuracy on novel views), weights), of the untrained network first."""
+    n_steps, history = config.n_epochs * -(-len(data["train"]["labels"]) // config.batch_size), []
+    every = max(1, n_steps // (snapshots - 1))
+
+    def record(state, terms=None):
+        if state["step"] % every == 0 or state["step"] == n_steps:
+            weights = {name: a.copy() for name, a in norb.weights_of(state).items()}
+            with norb.worker_threads(config) as workers:
+                test = norb.evaluate_test(weights, data, config, workers)
+            history.append(((state["step"] / n_steps, test["familiar"], test["novel"]), weights))
+    record(norb.initial_state(config))
+    norb.train(config, data, each_step=record)
+    return history
 
 
 def history_of(network):
@@ -150,41 +147,37 @@ def draw_frames(names, configs, histories, n_sweep, with_training):
 def main():
     parser = Parser(description=__doc__)
     parser.add_argument("--snapshots", type=int, metavar="N", help="frames of the training (default: 16)")
-    parser.add_argument(
-        "--sweep-frames", type=int, default=36, metavar="N", help="frames of the rotation (default: 36)")
+    parser.add_argument("--sweep-frames", type=int, default=36, metavar="N",
+                        help="frames of the rotation (default: 36)")
     figures.add_animation_flags(parser, norb, FPS)
-    norb.add_load_flag(parser, "animate without training: the networks")
-    norb.add_config_flags(parser, several=True)
+    networks.add_flags(parser, norb, "animate without training: the networks")
     args = parser.parse_args()
-    if args.load is not None and args.snapshots is not None:
-        raise InputError("--snapshots has no effect with --load, which does not train. Leave it out")
-    args.snapshots = 16 if args.snapshots is None else args.snapshots
-    figures.check_animation_flags(args, norb, {"--snapshots": (args.snapshots, 2, MAX_FRAMES),
-                                         "--sweep-frames": (args.sweep_frames, 2, MAX_FRAMES)})
-    for name in ("out_json", "checkpoint", "n_seeds", *["n_test"] * (args.load is not None)):
-        if hasattr(args, name):
-            raise InputError(f"{flag_name(name)} has no effect on the animation. Leave it out")
-    runs = [run for run in norb.runs_from_args(args) if run[2].model != "nearest"]
-    configs = [config for _, _, config, _ in runs]
+    loaded, snapshots = args.load is not None, 16 if args.snapshots is None else args.snapshots
+    figures.check_animation_flags(args, norb, {"--snapshots": (snapshots, 2, MAX_FRAMES),
+                                               "--sweep-frames": (args.sweep_frames, 2, MAX_FRAMES)})
+    for name in ("snapshots", "n_test") if loaded else ():
+        if getattr(args, name, None) is not None:
+            raise InputError(f"{flag_name(name)} has no effect with --load, which neither trains nor tests. Leave it "
+                             "out")
     if "nearest" in getattr(args, "model", ()):
         raise InputError("--model nearest: is not trained, so there is nothing to animate. Leave it out")
+    runs = [run for run in networks.chosen(norb, args) if run[2].model != "nearest"]
+    configs = [config for *_, config in runs]
     if not 1 <= len(runs) <= MAX_NETWORKS:
         raise InputError(f"the animation shows 1 to {MAX_NETWORKS} trained networks, not {len(runs)}. Give others by "
                          "--model or --load")
     for config in configs:
-        norb.check_config(config)
+        norb.check(config)
     if configs[0].split != "azimuth":
         raise InputError(f"the animation shows novel azimuths, not --split {configs[0].split}. Give other networks, or "
                          "leave --split out")
-    progress = Progress(configs[0].quiet)
-    loaded = args.load is not None
-    data = None if loaded else norb.load_data(configs[0], progress)
-    histories = [history_of(network) if loaded else record_training(config, args.snapshots, data)
-                 for _, network, config, _ in runs]
+    data = None if loaded else norb.load_data(configs[0])
+    histories = [history_of(network) if loaded else record_training(config, snapshots, data)
+                 for _, network, config in runs]
     frames, n_training = draw_frames(figures.names_of(runs), configs, histories, args.sweep_frames, not loaded)
     durations = [1000 / args.fps] * len(frames)
     durations[n_training - 1] = durations[-1] = HOLD
-    figures.write_animation(args.out, frames, durations, progress.say)
+    figures.write_animation(args.out, frames, durations, Progress(configs[0].quiet).say)
 
 
 if __name__ == "__main__":

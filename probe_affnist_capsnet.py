@@ -33,8 +33,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
 import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
-from affnist_capsnet import BOX, CAPSULES, N_CLASSES, SIDES, data_name, max_shift
-from lab.files import write_json
+from affnist_capsnet import BOX, CAPSULES, SIDES, data_name, max_shift
+from lab import networks
+from lab.files import check_writable, write_json
 from lab.messages import InputError, Parser, Progress, run_cli
 
 import numpy as np
@@ -51,10 +52,10 @@ LABELS = {"sign_attack": f"accuracy after a one-step sign attack (FGSM, epsilon 
           "detection": "AUROC, translated digits against {} (chance 0.5)"}
 
 
-def probed_digits(digits, config, kind, **more):
-    """Yield chunks of the first test digits, at most N_PROBED of them; arguments as stream_digits'."""
+def probed_digits(data, config, kind, **more):
+    """Return chunks of the first test digits, at most N_PROBED of them; arguments as stream_digits'."""
     few = dataclasses.replace(config, n_test=min(config.n_test or N_PROBED, N_PROBED))
-    return affnist.stream_digits(digits, few, kind, **more)
+    return affnist.stream_digits(data, few, kind, **more)
 
 
 # ---------------------------------------------------------------- one-step sign attacks
@@ -79,7 +80,7 @@ def image_gradient(dscores, cache, config):
 
     It is the adjoint of im2col_rows and of the padding, applied to backward's dx.
     """
-    _, dx = affnist.backward(dscores, None, cache, config, need_dx=True)
+    dx = affnist.backward(dscores, None, cache, config, {}, need_dx=True)               # (N, side-K+1, side, K)
     N, rows, W, K = dx.shape
     dimages, p = np.zeros((N, rows + K - 1, W), dx.dtype), config.padding
     for k in range(K):
@@ -87,7 +88,7 @@ def image_gradient(dscores, cache, config):
     return dimages[:, p:W - p, p:W - p]
 
 
-def adversarial_direction(params, config, samples, runner):
+def adversarial_direction(params, config, samples, workers):
     """Return the signs of the gradient of (best wrong score - true score) for each image, (n, side, side).
 
     To first order, a step along these signs raises that difference most. It replaces the loss because the margin loss
@@ -96,24 +97,22 @@ def adversarial_direction(params, config, samples, runner):
     params, config = fold_normalizations(params, config)
 
     def signs(rows):
-        batch = affnist.to_batch(samples, rows, affnist.params_dtype(params))
+        batch = affnist.to_batch(samples, rows, params["conv1_w"].dtype)
         out, cache = affnist.forward(params, batch["images"], config)
         scores, labels, n = out["scores"].copy(), batch["labels"], np.arange(len(batch["labels"]))
         scores[n, labels] = -np.inf
         dscores = np.zeros_like(out["scores"])
         dscores[n, scores.argmax(1)], dscores[n, labels] = 1, -1
         return np.sign(image_gradient(dscores, cache, config))
-    n = len(samples["labels"])
-    return np.concatenate(runner.map(signs, [np.arange(start, min(start + affnist.SHARD_SIZE, n))
-                                             for start in range(0, n, affnist.SHARD_SIZE)]))
+    return np.concatenate(list(workers.map(signs, affnist.batches(samples, affnist.SHARD))))
 
 
-def voted_direction(params, config, samples, rng, runner):
+def voted_direction(params, config, samples, rng, workers):
     """Return the signs that most of N_NOISY noisy copies of the images have, (n, side, side); 0 where they are tied."""
     def noisy():
         images = samples["images"] + EPSILON * rng.standard_normal(samples["images"].shape, np.float32)
         return samples | {"images": np.rint(np.clip(images, 0, 255)).astype(np.uint8)}
-    return np.sign(sum(adversarial_direction(params, config, noisy(), runner) for _ in range(N_NOISY)))
+    return np.sign(sum(adversarial_direction(params, config, noisy(), workers) for _ in range(N_NOISY)))
 
 
 def shuffle_signs(signs, images, rng):
@@ -125,27 +124,27 @@ def shuffle_signs(signs, images, rng):
     return out
 
 
-def sign_attack(params, digits, config, runner):
+def sign_attack(params, data, config, workers):
     """Return the accuracy on translated test digits after a one-step sign attack, {source of the signs: accuracy}."""
-    hits, n, rng = {}, 0, affnist.rng_for(config.seed, "evaluation", 8)
-    for samples in probed_digits(digits, config, "test"):
+    hits, n, rng = {}, 0, affnist.rng_for(config.seed, affnist.EVALUATION, 8)
+    for samples in probed_digits(data, config, "test"):
         n += len(samples["labels"])
-        for key, signs in (("gradient", adversarial_direction(params, config, samples, runner)),
-                           ("vote", voted_direction(params, config, samples, rng, runner))):
+        for key, signs in (("gradient", adversarial_direction(params, config, samples, workers)),
+                           ("vote", voted_direction(params, config, samples, rng, workers))):
             for name, direction in ((key, signs), (f"{key} shuffled", shuffle_signs(signs, samples["images"], rng))):
                 attacked = np.clip(samples["images"] + EPSILON * direction, 0, 255).astype(np.uint8)
-                metrics = affnist.evaluate(params, [samples | {"images": attacked}], config, runner)
+                metrics = affnist.evaluate(params, [samples | {"images": attacked}], config, workers)
                 hits[name] = hits.get(name, 0) + metrics["hits"]
     return {name: correct / n for name, correct in hits.items()}
 
 
 # ---------------------------------------------------------------- rotated digits
 
-def rotated(params, digits, config, runner):
+def rotated(params, data, config, workers):
     """Return the accuracy on centered test digits that are only rotated, {degrees: accuracy}."""
     def accuracy(angle):
-        chunks = probed_digits(digits, config, "centered", factors=affnist.IDENTITY | {"rotation": angle})
-        return float(affnist.evaluate(params, chunks, config, runner)["accuracy"])
+        chunks = probed_digits(data, config, "centered", factors=affnist.IDENTITY | {"rotation": angle})
+        return float(affnist.evaluate(params, chunks, config, workers)["accuracy"])
     return {f"{angle:.0f}": accuracy(angle) for angle in ROTATIONS}
 
 
@@ -219,9 +218,9 @@ def make_non_digits(samples, kind, config, rng):
     return samples | {"images": images}
 
 
-def confidences(params, samples, config, runner):
+def confidences(params, samples, config, workers):
     """Return a network's confidence that each image is a digit, {score: (n,)}; a higher score is more confident."""
-    out = runner.forward(params, samples, config, decode="longest")
+    out = affnist.forward_shards(params, samples, config, workers, decode="predicted")
     scores = np.sort(out["scores"].astype(float), 1)
     top, margin = scores[:, -1], scores[:, -1] - scores[:, -2]
     if config.model not in CAPSULES:
@@ -241,16 +240,16 @@ def auroc(positives, negatives):
     return float(below.mean() / len(negatives))
 
 
-def detection(params, digits, config, runner):
+def detection(params, data, config, workers):
     """Return the AUROC of translated test digits against images of no digit, {kind: {score: AUROC}}.
 
     The score "little ink", minus the sum of an image's pixels, is a baseline without a network.
     """
     def scores(chunks):
-        found = [confidences(params, chunk, config, runner) | {"little ink": -chunk["images"].sum((1, 2), dtype=float)}
+        found = [confidences(params, chunk, config, workers) | {"little ink": -chunk["images"].sum((1, 2), dtype=float)}
                  for chunk in chunks]
         return {name: np.concatenate([chunk[name] for chunk in found]) for name in found[0]}
-    test, rng = list(probed_digits(digits, config, "test")), affnist.rng_for(config.seed, "evaluation", 6)
+    test, rng = list(probed_digits(data, config, "test")), affnist.rng_for(config.seed, affnist.EVALUATION, 6)
     positives = scores(test)
     return {kind: {name: auroc(positives[name], negatives[name]) for name in positives}
             for kind in NON_DIGITS
@@ -259,7 +258,7 @@ def detection(params, digits, config, runner):
 
 # ---------------------------------------------------------------- linear probes of capsules
 
-def linear_probe(params, config, runner):
+def linear_probe(params, config, workers):
     """Return how well the true digit's capsule predicts the known factors of synthetic digits, {factor: R^2}.
 
     2 * N_PROBED translated synthetic digits are drawn. For each class, a linear map from the capsule's dimensions to
@@ -267,14 +266,15 @@ def linear_probe(params, config, runner):
     returned.
     """
     images, labels, factors = affnist.synthesize_digits(2 * N_PROBED, config.seed)
-    rng, side, most = affnist.rng_for(config.seed, "evaluation", 7), SIDES[config.task], max_shift(config)
+    rng, side, most = affnist.rng_for(config.seed, affnist.EVALUATION, 7), SIDES[config.task], max_shift(config)
     shifts = rng.integers(-most, most + 1, (len(images), 2))
     samples = {"images": affnist.place_digits(images, (side - BOX) // 2 + shifts, side),
                "labels": labels.astype(np.int64)}
-    v = runner.forward(params, samples, config)["v"][np.arange(len(labels)), labels].astype(float)   # (n, D)
+    v = affnist.forward_shards(params, samples, config, workers)["v"]
+    v = v[np.arange(len(labels)), labels].astype(float)                                 # (n, D)
     known = np.stack([shifts[:, 1], shifts[:, 0], *(factors[name] for name in KNOWN_FACTORS[2:])], 1).astype(float)
-    r_squared = np.zeros((N_CLASSES, len(KNOWN_FACTORS)))
-    for digit in range(N_CLASSES):
+    r_squared = np.zeros((config.n_classes, len(KNOWN_FACTORS)))
+    for digit in range(config.n_classes):
         X, Y = np.c_[v, np.ones(len(v))][labels == digit], known[labels == digit]
         half = len(X) // 2
         residual = Y[half:] - X[half:] @ np.linalg.lstsq(X[:half], Y[:half], rcond=None)[0]
@@ -284,39 +284,41 @@ def linear_probe(params, config, runner):
 
 # ---------------------------------------------------------------- command line
 
-def run_probes(params, digits, config, runner):
+def run_probes(params, data, config, workers):
     """Return {probe: result}: sign_attack, rotated, detection and, for capsules of digits, linear_probe."""
-    results = {probe.__name__: probe(params, digits, config, runner) for probe in (sign_attack, rotated, detection)}
-    synthetic = config.model in CAPSULES and digits["source"] in affnist.DIGIT_NAMES    # which it can be tested on
-    return results | ({"linear_probe": linear_probe(params, config, runner)} if synthetic else {})
+    results = {probe.__name__: probe(params, data, config, workers) for probe in (sign_attack, rotated, detection)}
+    synthetic = config.model in CAPSULES and data["source"] in affnist.DIGIT_NAMES      # which it can be tested on
+    return results | ({"linear_probe": linear_probe(params, config, workers)} if synthetic else {})
 
 
 def main():
     parser = Parser(description=__doc__)
     parser.add_argument("--load", default=str(affnist.PRETRAINED[0]), metavar="FILE", help="the network, from a "
                         f"checkpoint or weights (default: the pretrained weights/{affnist.PRETRAINED[0].name})")
-    affnist.add_config_flags(parser)
+    parser.add_argument("--out-json", metavar="FILE", help="write settings and results to this file; -: print")
+    affnist.add_settings(parser)
     args = parser.parse_args()
-    network, config = affnist.load_for_evaluation(args.load, args)
-    affnist.check_config(config)
+    loaded, config = networks.load_for_evaluation(affnist, args.load, args)
     if config.task != "affnist" or max_shift(config) is None:
         raise InputError(f"--load {args.load}: trained with --task {config.task} --train-shift {config.train_shift}; "
                          "the probes need a network trained with --task affnist and a --train-shift in pixels")
     if config.affnist_dir:
         raise InputError("--affnist-dir: the probes do not read affNIST's files; leave it out")
-    progress = Progress(config.quiet)
-    digits = affnist.load_digits(config, progress.say)
-    config = affnist.fit_to_data(config, digits, network, f"--load {args.load}")
-    with affnist.Runner(config.threads, progress=progress) as runner:
-        results = run_probes(network.weights, digits, config, runner)
-    progress.say(f"{config.model}, {data_name(digits['source'])}")
+    affnist.check(config)
+    check_writable(args.out_json)
+    network = networks.make(affnist, args.load, loaded, config, affnist.load_data(config))
+    with affnist.worker_threads(config) as workers:
+        results = run_probes(network.params, network.data, config, workers)
+    say, source = Progress(config.quiet).say, network.data["source"]
+    say(f"{config.model}, {data_name(source)}")
     for probe, result in results.items():
         for key, value in result.items():
             items = value.items() if isinstance(value, dict) else [("", value)]
-            progress.say(f"  {LABELS[probe].format(key)}: " + "  ".join(f"{name} {x:.3f}".strip() for name, x in items))
-    if config.out_json:
-        write_json(config.out_json, affnist.make_result(config, network.weights, network.history, results) | {
-            "source": digits["source"], "history": {}, "loaded": network.file})
+            say(f"  {LABELS[probe].format(key)}: " + "  ".join(f"{name} {x:.3f}".strip() for name, x in items))
+    if args.out_json:
+        _, state = affnist.load(args.load)
+        write_json(args.out_json, affnist.result_of(config, state, {}) | results | {
+            "source": source, "history": {}, "loaded": loaded.file})
 
 
 if __name__ == "__main__":

@@ -134,10 +134,9 @@ def check_mnist(results, data_dir):
     """Raise InputError, before anything is trained, if some Results need MNIST and it cannot be had"""
     if any("--digits mnist" in runs.shell_command(result, "") for result in results):
         try:
-            source = capsnet.load_digits(capsnet.Config(digits="mnist", data_dir=data_dir), lambda text: None)["source"]
-        except capsnet.DataNotFound:
-            raise InputError("MNIST is not on this machine and could not be downloaded. Give the folder of its four "
-                             "files as --data-dir, or set MNIST_DIR to it") from None
+            source = capsnet.load_data(capsnet.Config(digits="mnist", data_dir=data_dir))["source"]
+        except capsnet.InputError as error:
+            raise InputError(str(error).replace(", or use --digits synthetic", "")) from None
         if source != "mnist":
             raise InputError(f"--data-dir {data_dir}: holds other images than MNIST's, on which this claim was tested. "
                              "Give the folder of MNIST's four files")

@@ -24,6 +24,7 @@ from lab.figures import (
     RED,
     WRONG,
     Drawing,
+    class_names,
     new_figure,
     perturbed_reconstructions,
     show_perturbations,
@@ -103,8 +104,8 @@ def first_of_each_class(labels, n):
 
 def forward(run, samples):
     """Return the outputs of a run's network for a dict of samples, with the longest capsule's reconstruction."""
-    with affnist.Runner(run.config.threads) as runner:
-        return runner.forward(run.params, samples, run.config, decode="longest")
+    with affnist.worker_threads(run.config) as workers:
+        return affnist.forward_shards(run.params, samples, run.config, workers, decode="predicted")
 
 
 def n_shown(run):
@@ -146,7 +147,7 @@ def draw_reconstructions(run):
     fig = new_figure(1.9 * len(kinds) + 0.7, "Test digits and their reconstructions from the longest digit capsule",
                      f"{data_name(run.data['source'])}, network {run.config.model}; above a reconstruction "
                      "is the predicted class (red: wrong)")
-    axes, names = fig.subplots(2 * len(kinds), n_shown(run)), affnist.class_names(run.data)
+    axes, names = fig.subplots(2 * len(kinds), n_shown(run)), class_names(run.data)
     for k, (kind, text) in enumerate(kinds):
         samples = class_examples(run, kind)
         out = forward(run, samples)
@@ -192,8 +193,8 @@ def draw_perturbation(run):
     correct = np.flatnonzero(out["scores"].argmax(1) == samples["labels"])
     k = correct[0] if len(correct) else 0
     label = samples["labels"][k]
-    fig = new_figure(9.2, f"Reconstructions of a {affnist.class_names(run.data)[label]} while one dimension of its "
-                     "digit capsule is changed\n(column: added to the dimension)",
+    fig = new_figure(9.2, f"Reconstructions of a {class_names(run.data)[label]} while one dimension of its digit "
+                     "capsule is changed\n(column: added to the dimension)",
                      f"{data_name(run.data['source'])}, network {run.config.model}")
     show_perturbations(fig.subplots(), perturbed_reconstructions(
         affnist, run.params, run.config, out["v"][k, label], label))
@@ -219,10 +220,10 @@ OF_RESULTS = {"matched_accuracy": draw_matched_accuracy,
 @figures.in_style
 def main():
     args = figures.figure_parser(affnist, __doc__, FIGURES, OF_RESULTS).parse_args()
-    for name in "checkpoint", "out_json", "affnist_dir", "eval_split":
+    for name in "affnist_dir", "eval_split":
         if hasattr(args, name):
             raise InputError(f"{flag_name(name)} has no effect on figures. Leave it out")
-    figures.draw(affnist, args, FIGURES, OF_RESULTS, lambda config, progress: affnist.load_digits(config, progress.say))
+    figures.draw(affnist, args, FIGURES, OF_RESULTS, lambda config, progress: affnist.load_data(config))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
 import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS threads
-from lab import figures
+from lab import figures, networks
 from lab.data import dilate, find_ink, ink_box, read_picture
 from lab.figures import (
     BLUE,
@@ -30,7 +30,7 @@ from lab.figures import (
     WIDTH,
     WRONG,
     Drawing,
-    Network,
+    class_names,
     make_outdir,
     perturbed_reconstructions,
     show_montage,
@@ -78,13 +78,14 @@ OF_RESULTS = {"forest": lambda results: figures.forest(results, EXPERIMENT, FORE
 
 
 @dataclass(frozen=True)
-class Run(Network):
+class Run(networks.Network):
     """A trained network and its predictions on the test pairs, from which the figures are drawn."""
 
     @cached_property
     def test_pairs(self):
         """The first N test pairs, a dict"""
-        return capsnet.draw_pairs(self.data, "test", self.config.n_test, self.config, "evaluation", 1)
+        chunks = list(capsnet.stream_pairs(self.data, "test", self.config.n_test, self.config, capsnet.EVALUATION, 1))
+        return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
 
     @cached_property
     def lengths(self):
@@ -93,9 +94,12 @@ class Run(Network):
 
     def lengths_with(self, config):
         """Return the lengths as another Config computes them, such as one with another number of routing iterations"""
-        with capsnet.Runner(config.threads, progress=Progress(config.quiet)) as runner:
-            return np.concatenate([runner.forward(self.params, chunk, config)["lengths"]
-                                   for chunk in in_chunks(self.test_pairs)])
+        starts = range(0, len(self.test_pairs["labels"]), capsnet.CHUNK)        # all activations would fill the memory
+        chunks = ({name: array[start:start + capsnet.CHUNK] for name, array in self.test_pairs.items()}
+                  for start in starts)
+        with capsnet.worker_threads(config) as workers:
+            return np.concatenate([capsnet.forward_shards(self.params, chunk, config, workers)["lengths"]
+                                   for chunk in chunks])
 
     @cached_property
     def correct(self):
@@ -112,15 +116,9 @@ def new_figure(run, height, title):
         f"of {data_name(run.history['source'])} (seed {run.trained.seed})."))
 
 
-def in_chunks(pairs):
-    """Yield a dict of pairs as dicts of at most CHUNK pairs, so that a network's activations fit into memory."""
-    for start in range(0, len(pairs["labels"]), capsnet.CHUNK):
-        yield {name: array[start:start + capsnet.CHUNK] for name, array in pairs.items()}
-
-
 def short_names(run, classes):
     """Return the names of some classes; long ones are cut"""
-    names = (capsnet.class_names(run.data)[k] for k in classes)
+    names = (class_names(run.data)[k] for k in classes)
     return [name if len(name) < 10 else f"{name[:8]}\u2026" for name in names]
 
 
@@ -200,7 +198,7 @@ def routing_metrics(run, uniform_lengths):
 def field_centers(config):
     """Return where the receptive fields of the primary capsules have their centers, along one axis of the image, from
     -1 to 1, (side,)"""
-    return capsnet.infer_shapes(capsnet.backbone(config), CANVAS, 1, rows=True).along
+    return figures.field_centers(capsnet.convolutions(config), CANVAS)
 
 
 def draw_routing(run, n=3):
@@ -278,7 +276,7 @@ def draw_errors(run, n=5):
     left.grid(alpha=0.3)
     missed = np.stack([(labels[:, [k]] != predicted).all(1) for k in (0, 1)], 1)               # (n_test, 2)
     order = [(n_, k) for n_, k in sorted(zip(*np.nonzero(missed)), key=lambda at: visible[at])]
-    order = order[:n if max(map(len, capsnet.class_names(run.data))) < 4 else 3]                # long names need space
+    order = order[:n if max(map(len, class_names(run.data))) < 4 else 3]                # long names need space
     if not order:
         right.axis("off")
         return fig
@@ -320,7 +318,7 @@ def draw_capsule_activations(run):
         above.set_title(pair_label(run, labels[k]), color="black" if run.correct[k] else WRONG)
         below.bar(range(J), run.lengths[k], color=[ORANGE if j in labels[k] else "#bbbbbb" for j in range(J)])
         below.set(ylim=(0, 1), yticks=[0, 0.5, 1] if k == 0 else [], xlabel="class")
-        figures.label_classes(below, capsnet.class_names(run.data))
+        figures.label_classes(below, class_names(run.data))
     axes[0, 0].set_ylabel("test pair\n(red: wrong)")
     axes[1, 0].set_ylabel(f"{'length' if has_vectors(run.config) else 'score'}\n(orange: true digits)")
     return fig
@@ -333,7 +331,7 @@ def draw_perturbation(run):
     label = run.test_pairs["labels"][k, 0]
     batch = capsnet.to_batch(run.test_pairs, [k])
     out, _ = capsnet.forward(run.params, batch["images"], run.config)
-    fig = new_figure(run, 9.2, f"Reconstructions of a {capsnet.class_names(run.data)[label]} while one dimension of "
+    fig = new_figure(run, 9.2, f"Reconstructions of a {class_names(run.data)[label]} while one dimension of "
                      "its digit capsule is changed\n(column: added to the dimension)")
     show_perturbations(fig.subplots(), perturbed_reconstructions(
         capsnet, run.params, run.config, out["v"][0, label], label))
@@ -342,7 +340,7 @@ def draw_perturbation(run):
 
 def has_decoder(config):
     """Return whether a network reconstructs digits"""
-    return config.model in capsnet.WITH_DECODER["model"]
+    return config.model != "cnn"
 
 
 def has_vectors(config):
@@ -443,27 +441,29 @@ def draw_picture(network, gray, ink, say):
 
 # ---------------------------------------------------------------- command line
 
-def write_metrics(run):
-    """Write what --out-json asks for: the metrics of the test pairs, and those of errors and of routing"""
-    with capsnet.Runner(run.config.threads) as runner:
-        test = capsnet.evaluate(run.params, in_chunks(run.test_pairs), run.config, runner)
-    metrics = {"errors": error_metrics(run)}
+def write_metrics(run, path):
+    """Write the metrics of the test pairs, and those of errors and of routing"""
+    with capsnet.worker_threads(run.config) as workers:
+        test = capsnet.evaluate_test(run.params, run.data, run.config, workers)
+    state = {"params": {name: run.params[name] for name in capsnet.param_shapes(run.config)},
+             "step": run.history["epochs"][-1]["step"], "history": run.history | {"source": run.data["source"]}}
+    result = capsnet.result_of(run.config, state, test) | ({"loaded": run.loaded.file} if run.loaded else {})
+    result["errors"] = error_metrics(run)
     if is_capsnet(run.config):
-        metrics["routing"] = routing_metrics(run, run.lengths_with(dataclasses.replace(run.config, routing_iters=1)))
-    history = run.history | {"source": run.data["source"]}
-    result = capsnet.test_result(run.config, run.params, history, test, run.loaded) | metrics
-    write_json(run.config.out_json, result)
+        uniform = dataclasses.replace(run.config, routing_iters=1)
+        result["routing"] = routing_metrics(run, run.lengths_with(uniform))
+    write_json(path, result)
 
 
 def draw_image(args):
     """Classify and reconstruct the digits of --image, and draw them."""
-    given = (capsnet.given_settings(args).keys() | {"n_seeds"} & vars(args).keys()) - {"quiet"}
-    if args.only or args.results or given:
-        flag = "--only" if args.only else "--results" if args.results else flag_name(min(given))
-        raise InputError(f"{flag} has no effect with --image, which draws that picture. Leave it out")
+    given = [*(name for name in ("only", "results", "out_json") if getattr(args, name)),
+             *sorted(capsnet.given_settings(args).keys() - {"quiet"})]
+    if given:
+        raise InputError(f"{flag_name(given[0])} has no effect with --image, which draws that picture. Leave it out")
     if args.load and len(args.load) > 1:
         raise InputError(f"--load {' '.join(args.load)}: --image shows one network. Give one file")
-    network = capsnet.load_network(args.load[0] if args.load else capsnet.PRETRAINED[0])
+    network = networks.load_network(capsnet, args.load[0] if args.load else capsnet.PRETRAINED[0])
     if not is_capsnet(network.config):
         raise InputError(f"--load {args.load[0]}: --image needs a capsnet, not a {network.config.model}. Give another "
                          "file")
@@ -485,18 +485,18 @@ def main():
                         "picture of any size, dark ink on a light background or the reverse, with the network of "
                         "--load (default: the pretrained network); writes PICTURE_digits.png, by default into the "
                         "current folder")
+    parser.add_argument("--out-json", metavar="FILE", help="write the metrics of one network's test pairs, of its "
+                        "errors and of its routing to this file; -: print")
     args = parser.parse_args()
     if args.image is not None:
         draw_image(args)
         return
-    out_json = getattr(args, "out_json", "")
-    if out_json and (args.results or len(args.load or [0]) > 1 or len(getattr(args, "model", [0])) > 1):
+    if args.out_json and (args.results or len(args.load or [0]) > 1 or len(getattr(args, "model", [0])) > 1):
         raise InputError("--out-json writes the metrics of one network. Draw one, or leave --out-json out")
-    check_writable(out_json)
-    runs = figures.draw(capsnet, args, FIGURES, OF_RESULTS, lambda config, progress: capsnet.load_digits(
-        config, progress.say), Run)
-    if out_json:
-        write_metrics(runs[0])
+    check_writable(args.out_json)
+    runs = figures.draw(capsnet, args, FIGURES, OF_RESULTS, lambda config, progress: capsnet.load_data(config), Run)
+    if args.out_json:
+        write_metrics(runs[0], args.out_json)
 
 
 if __name__ == "__main__":

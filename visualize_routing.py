@@ -70,9 +70,7 @@ def dynamic_shapes(n_iters):
     u_hat = rng.standard_normal((N, J, I, D))
 
     def run():
-        softmax = capsnet.softmax_forward, capsnet.softmax_backward
-        squash = capsnet.squash_forward, capsnet.squash_backward
-        v, cache = capsnet.routing_forward(u_hat, n_iters, normalizer=softmax, nonlinearity=squash)
+        v, cache = capsnet.routing_forward(u_hat, n_iters)
         capsnet.routing_backward(np.ones_like(v), cache)
     return record_shapes(capsnet, ("softmax_forward", "softmax_backward", "squash_forward", "squash_backward",
                                    "routing_forward", "routing_backward"), run)
@@ -179,9 +177,10 @@ def draw_dynamic_routing(n_iters=3):
     for t in range(n_iters):                                                            # forward
         v_before, b_before = v, logits if t > 1 else None
         s, after = shape["squash_forward"][t]
-        b, c = shape["softmax_forward"][t] if t else (shape["softmax_forward"][0][0], "(1, I)")
-        logits = graph.box(0, t, 0.65, f"u_hat . v\nb += {b}" if t else f"zeros\nb {b}", READS_VOTES if t else FORWARD)
-        coupling = graph.box(0, t, 0.25, f"softmax_forward(b)\nc {c}", FORWARD)
+        if t:
+            b, c = shape["softmax_forward"][t - 1]
+            logits = graph.box(0, t, 0.65, f"u_hat . v\nb += {b}", READS_VOTES)
+        coupling = graph.box(0, t, 0.25, f"softmax_forward(b)\nc {c}" if t else "1 / J\nc (1, I)", FORWARD)
         total = graph.box(1, t, 0.25, f"sum_i c u_hat\ns {s}", READS_VOTES)
         v = graph.box(2, t, 0.25, f"squash_forward(s)\nv {after}", FORWARD)
         graph.arrows((v_before, logits), (logits, coupling), (coupling, total), (total, v))

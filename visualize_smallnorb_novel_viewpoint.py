@@ -19,8 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
 import smallnorb_novel_viewpoint as norb  # before numpy: it sets the number of BLAS threads
-from lab import figures
-from lab.figures import BLUE, COLORS, GRAY, GREEN, MARKERS, ORANGE, RED, Drawing, Network, new_figure, results_of
+from lab import figures, networks
+from lab.figures import BLUE, COLORS, GRAY, GREEN, MARKERS, ORANGE, RED, Drawing, new_figure, results_of
 from lab.files import check_writable, write_json
 from lab.messages import InputError, run_cli
 from lab.statistics import mean_and_interval, wilson_interval
@@ -69,14 +69,14 @@ FOREST = [                         # rows of render.forest: heading, or label, f
 
 
 @dataclass(frozen=True)
-class Run(Network):
+class Run(networks.Network):
     """A network, its data and its predictions, from which the figures are drawn."""
 
     @cached_property
     def tests(self):
-        """What evaluate_test_sets returns"""
-        with norb.Runner(self.config.threads) as runner:
-            return norb.evaluate_test_sets(self.params, self.data, self.config, runner)
+        """What evaluate_test returns"""
+        with norb.worker_threads(self.config) as workers:
+            return norb.evaluate_test(self.params, self.data, self.config, workers)
 
     @cached_property
     def activity(self):
@@ -170,7 +170,8 @@ def draw_elevation_strip(run):
     for k in range(N_CLASSES):
         samples = norb.views_of(run.config, k, np.full(len(elevations), azimuth), elevations)
         images = preprocess(samples, np.arange(len(elevations)), run.config)
-        predicted = norb.forward(run.params, images, run.config)[0]["scores"].argmax(1)
+        weights = norb.nearest_images(run.data) if run.config.model == "nearest" else run.params
+        predicted = norb.forward(weights, images, run.config)[0]["scores"].argmax(1)
         for ax, image, elevation, label in zip(axes[k], images, samples["elevations"], predicted):
             wrong = f", {names[label]}" if label != k else ""
             show_image(ax, image, f"{elevation:.0f}°{wrong}", ORANGE if wrong else BLUE)
@@ -414,7 +415,7 @@ def draw_azimuth_results(results):
     """Draw accuracy by azimuth, mean and 95% CI over seeds. Raise InputError if a setting has no result."""
     fig, ax = axes_by_angle(norb.Config(), "Accuracy on test toys by azimuth: lowest where they show front or back",
                             "mean over n seeds; bands: 95% CI")
-    for model in norb.COMPARED:
+    for model in norb.default_models({}):
         label, color, line, marker = SWEEP[model]
         of_seeds = results_of(results, EXPERIMENT, f"paper-azimuth/{model}")
         rows = [[*each["sweep"]["accuracy"], each["sweep"]["accuracy"][0]] for each in of_seeds]
@@ -494,22 +495,30 @@ OF_RESULTS = {
 
 # ---------------------------------------------------------------- command line
 
+def write_activity(run, path):
+    """Write the activity over blank background, with the settings and the history of the training, as JSON"""
+    state = {"params": {name: run.params[name] for name in norb.param_shapes(run.config)}, "history": run.history,
+             "step": max((epoch["step"] for epoch in run.history["epochs"]), default=0)}
+    result = norb.result_of(run.config, state, {"correct": {}}) | {"background_activity": run.activity}
+    write_json(path, {name: value for name, value in result.items() if name != "hit_bits"})        # not of a test
+
+
 @figures.in_style
 def main():
-    args = figures.figure_parser(norb, __doc__, FIGURES, OF_RESULTS).parse_args()
-    out_json = getattr(args, "out_json", "")
-    if out_json and (args.only != ["background_activity"] or args.results):
+    parser = figures.figure_parser(norb, __doc__, FIGURES, OF_RESULTS)
+    parser.add_argument("--out-json", metavar="FILE", help="write the activity that --only background_activity draws "
+                        "to this file; -: print")
+    args = parser.parse_args()
+    if args.out_json and (args.only != ["background_activity"] or args.results):
         raise InputError("--out-json works here only with --only background_activity and without --results. For the "
                          "metrics of a run give it to smallnorb_novel_viewpoint.py")
-    check_writable(out_json)
-    if out_json and not any(FIGURES["background_activity"].applies(config)
-                            for _, _, config, _ in norb.runs_from_args(args)):
-        raise InputError(f"--out-json {out_json}: {FIGURES['background_activity'].lacks}. Give such a network")
-    runs = figures.draw(norb, args, FIGURES, OF_RESULTS, norb.load_data, Run)
-    if out_json and runs:
-        run = runs[0]
-        write_json(out_json, norb.make_result(run.config, run.params, run.history, {
-            "background_activity": run.activity}))
+    check_writable(args.out_json)
+    background = FIGURES["background_activity"]
+    if args.out_json and not any(background.applies(config) for *_, config in networks.chosen(norb, args)):
+        raise InputError(f"--out-json {args.out_json}: {background.lacks}. Give such a network")
+    runs = figures.draw(norb, args, FIGURES, OF_RESULTS, lambda config, progress: norb.load_data(config), Run)
+    if args.out_json:
+        write_activity(next(run for run in runs if background.applies(run.config)), args.out_json)
 
 
 if __name__ == "__main__":

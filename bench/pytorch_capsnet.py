@@ -25,13 +25,6 @@ import torch.nn.functional as F
 from threads import NETWORKS, setting, training_step
 
 VERSIONS = {"paper": ("public", "tuned"), "multimnist": ("tuned",), "cnn-gap": ("tuned",)}
-LAYERS = {                         # as ours; a normalization is over groups of 16 samples
-    "conv2d": lambda p, x, name, K, stride, C: F.conv2d(x, p[name + "_w"], p.get(name + "_b"), stride),
-    "linear": lambda p, x, name, C: F.linear(x, p[name + "_w"], p[name + "_b"]),
-    "norm": lambda p, x, name: torch.cat([F.batch_norm(group, None, None, p[name + "_gamma"], p[name + "_beta"], True)
-                                          for group in x.split(16)]),
-    "relu": lambda p, x: F.relu(x), "sigmoid": lambda p, x: torch.sigmoid(x),
-    "max_pool": lambda p, x: F.max_pool2d(x, 2), "global_avg_pool": lambda p, x: x.mean((2, 3))}
 
 
 def squash(s):
@@ -39,9 +32,19 @@ def squash(s):
     return s * (norm / (1 + norm * norm))
 
 
+def convolve(p, x, conv):
+    """Return a convolution of ours; its normalization is over groups of 16 samples"""
+    x = F.conv2d(x, p[conv.name + "_w"], p.get(conv.name + "_b"), conv.stride)
+    if (norm := conv.name + "_norm") + "_gamma" in p:
+        x = torch.cat([F.batch_norm(group, None, None, p[norm + "_gamma"], p[norm + "_beta"], True)
+                       for group in x.split(16)])
+    x = F.max_pool2d(x, 2) if conv.pool else x
+    return x if conv.name == "primary" else F.relu(x)
+
+
 def write(module, config, public):
     """Return two functions, convert(ours) -> p and forward(p, batch) -> outputs, loss"""
-    layers, E = module.plan(config).layers if module is affnist else module.backbone(config), module.E
+    convolutions, E = module.convolutions(config), module.E
 
     def convert(ours):
         """Return our weights, or gradients, as tensors: kernels (F, C, Ky, Kx), matrices (F, C). If public, W is (J, I,
@@ -58,12 +61,13 @@ def write(module, config, public):
     def forward(p, batch):
         x, labels = batch["images"][:, None], batch["labels"].view(len(batch["labels"]), -1)
         x = F.pad(x, [getattr(config, "padding", 0)] * 4)
-        for operation, *options in layers[:-1] if public else layers:
-            x = LAYERS[operation](p, x, *options)
+        for conv in convolutions[:-1] if public else convolutions:
+            x = convolve(p, x, conv)
         if config.model == "cnn-gap":
+            x = F.linear(x.mean((2, 3)), p["fc1_w"], p["fc1_b"])
             return {"scores": x}, F.cross_entropy(x, labels[:, 0])
         if public:
-            u = torch.stack([LAYERS["conv2d"](p, x, f"primary{e}", 9, 2, 0).flatten(1) for e in range(E)], -1)
+            u = torch.stack([F.conv2d(x, p[f"primary{e}_w"], p[f"primary{e}_b"], 2).flatten(1) for e in range(E)], -1)
             u_hat = squash(u)[None, :, :, None] @ p["W"][:, None]                       # (J, N, I, 1, D)
         else:                                      # u_hat lies in memory as (I, N, J, D)
             u = squash(x.permute(0, 2, 3, 1).reshape(len(x), -1, E))                    # (N, I, E)
@@ -74,8 +78,9 @@ def write(module, config, public):
             b = b + (u_hat * v).sum(-1, keepdim=True) if r < config.routing_iters - 1 else b
         v, kept = v[:, :, 0, 0].transpose(0, 1), F.one_hot(labels, config.n_classes).to(x.dtype)  # (N, J, D), (N, R, J)
         recon = (v[:, None] * kept[..., None]).flatten(2).flatten(0, 1)
-        for operation, *options in module.decoder(config):
-            recon = LAYERS[operation](p, recon, *options)
+        for k in 1, 2, 3:
+            recon = F.linear(recon, p[f"dec{k}_w"], p[f"dec{k}_b"])
+            recon = F.relu(recon) if k < 3 else torch.sigmoid(recon)
         error = recon - batch.get("sources", batch["images"]).reshape(recon.shape)
         lengths, present = torch.sqrt((v * v).sum(-1) + affnist.SQUASH_EPS), kept.sum(1)
         margin = present * F.relu(0.9 - lengths) ** 2 + 0.5 * (1 - present) * F.relu(lengths - 0.1) ** 2
@@ -87,8 +92,8 @@ def programs(name, n, threads, modes):
     """Return {program: function that does a training step}. PyTorch must first compute our loss and gradients."""
     module, config, ours, samples = setting(name, n, threads=threads, muon=0.0)
     rows, steps = np.arange(n), {"ours": training_step(module, config, samples)}
-    with module.Runner(threads) as runner:
-        terms, shards, _ = runner.loss_and_grads(ours, samples, rows, config)
+    with module.worker_threads(config) as workers:
+        terms, shards, _ = module.batch_gradients(ours, samples, rows, config, workers)
     for version, mode in itertools.product(VERSIONS[name], modes):
         convert, forward = write(module, config, version == "public")
         forward = torch.compile(forward, dynamic=False) if mode == "compiled" else forward

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
 import multimnist_capsnet as multimnist
 from lab.files import check_writable, machine, write_json
-from lab.messages import InputError, Progress, run_cli
+from lab.messages import InputError, run_cli
 
 import numpy as np
 
@@ -27,15 +27,21 @@ def setting(name, n, **given):
     module, flags = NETWORKS[name]
     config = module.Config(**{"n_train": n, "batch_size": n, "warmup": 0} | flags | given)
     data = {"train": module.synthesize_digits(600, 0)[:2]}
+    module.check(config)
     return module, config, module.init_params(config), next(iter(module.epoch_samples(data, 0, config)))
 
 
 def training_step(module, config, samples):
     """Return a function that does the step of train() with all samples as one batch"""
-    n = len(samples["labels"])
-    run, rows = module.Run(config, "synthetic", n, Progress(quiet=True)), np.arange(n)
-    next(run.epochs())
-    return lambda: run.update(n, *run.runner.loss_and_grads(run.params, samples, rows, config))
+    state, workers = module.initial_state(config), module.worker_threads(config)
+    rows = np.arange(len(samples["labels"]))
+
+    def step():
+        _, shard_grads, statistics = module.batch_gradients(state["params"], samples, rows, config, workers)
+        module.optimizer_step(state, shard_grads, module.schedule(config, 0, 1), config, workers)
+        module.update_running_statistics(state["running"], statistics, state["step"])
+        state["step"] += 1
+    return step
 
 
 def main():
@@ -56,7 +62,6 @@ def main():
         steps = {}
         for threads in args.threads:
             module, config, _, samples = setting(name, n, threads=threads)
-            module.check_config(config)
             steps[threads] = training_step(module, config, samples)
         ms = {threads: [] for threads in steps}
         for k, threads in enumerate([*steps] * (1 + args.repeats)):

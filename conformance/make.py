@@ -78,9 +78,9 @@ def dynamic_routing_vectors():
     iterations = []
     for n_iters in (1, 2, 3):
         v, cache = capsnet.routing_forward(votes_last(u_hat), n_iters)
-        last = cache.steps[-1]
-        ds = capsnet.squash_backward(g, last.v_cache)          # all of the gradient that is left, if c is a constant
-        c = np.broadcast_to(last.c, (3, 5, 7)) if n_iters > 1 else np.full((3, 5, 7), 1 / 5)
+        c, _, _, v_cache = cache[1][-1]                        # of the last iteration
+        ds = capsnet.squash_backward(g, v_cache)               # all of the gradient that is left, if c is a constant
+        c = np.broadcast_to(c, (3, 5, 7)) if n_iters > 1 else np.full((3, 5, 7), 1 / 5)
         iterations.append({"n_iters": n_iters, "c": c.transpose(0, 2, 1), "v": v,
                            "du_hat": votes_last(capsnet.routing_backward(g, cache)),
                            "du_hat_constant_couplings": np.einsum("nji,nje->nije", c, ds)})
@@ -156,7 +156,7 @@ def em_backward(dmu, dx, a, lambdas, steps):
             dlogits = norb.responsibilities_backward(dr * a[:, None], R_cache)
             term, dmu, dsigma2, dx = norb.e_step_backward(dlogits, e_cache)
             terms.append(term)
-    return norb.votes_gradient(terms, V, V * V, np.empty), da, dbeta_u, dbeta_a
+    return norb.votes_gradient(terms, V), da, dbeta_u, dbeta_a
 
 
 def em_routing_vectors():
@@ -169,7 +169,7 @@ def em_routing_vectors():
     for n_iters in (1, 2, 3):
         steps = em_forward(votes_last(V), a, beta_u, beta_a, lambdas[:n_iters])
         R, (mu, sigma2, x) = steps[-1][:2]
-        activation = norb.sigmoid_forward(x)[0]
+        activation = norb.sigmoid(x)
         dV, da, dbeta_u, dbeta_a = em_backward(g_mu, g_a * activation * (1 - activation), a, lambdas, steps)
         iterations.append({"n_iters": n_iters, "R": R.transpose(0, 2, 1), "mu": mu, "sigma2": sigma2,
                            "a_out": activation, "dV": votes_last(dV), "da": da, "dbeta_u": dbeta_u, "dbeta_a": dbeta_a})

@@ -2,21 +2,27 @@
 their command line, by their files, and as a module that a program hands over.
 
 An experiment is a script EXPERIMENT.py beside this folder that defines `train` and has a folder in results/. This is
-the contract with it.
+the contract with it, which tests/test_core_design.py checks.
 
-Flags:    those of its settings; --model takes several models; --seed and --n-seeds; --load FILE evaluates a trained
-          network; --checkpoint FILE is written after every epoch, and resumed if it exists; --out-json FILE ("-":
-          standard output); --out-weights FILE; --threads; --quiet; --no-save.
+Flags:    those of its settings; --model takes several models, which are trained in turn; --load FILE ... evaluates
+          trained networks; --checkpoint FILE is written after every epoch, and resumed if it exists; --out-weights
+          FILE; --out-json FILE ("-": standard output). Weights and JSON are written to a new folder
+          runs/EXPERIMENT/NAME unless these name a place.
 Messages: a line of progress begins with "epoch K/N", one of a resumed run contains "resuming at"; an error of the user
           is one line "error: ..." on standard error, and exit code 2; Ctrl-C gives exit code 130.
-JSON:     experiment, config (settings by name), source (of the data), n_params, the metrics, seconds_train, versions,
-          machine, history (columns by name, one value per epoch); of a loaded network also loaded: file, sha256,
-          trained_seed. Of several networks: runs, a list of these, and summary.
-Weights:  a file .npz of arrays params/NAME and state/NAME, their digest, and meta, a JSON text: experiment, step,
-          config, history.
-Module:   EXPERIMENT, its name; Config, a dataclass whose fields' metadata describe the settings; load_data or
-          load_digits; train; evaluate; forward; loss_and_grads; load_network; save_network; and InputError, an error of
-          the user, which is known by its name.
+JSON:     experiment, config (settings by name), source (of the data), n_params, the metrics, hit_bits, seconds_train,
+          ms_per_step, versions, machine, history (columns by name, one value per epoch).
+Weights:  a file .npz of arrays params/NAME, state/NAME and, of a checkpoint, adam_m/NAME and adam_v/NAME; and meta, a
+          JSON text: experiment, step, config (with the data's source), history.
+Module:   EXPERIMENT, PRETRAINED, Config, SETTINGS, InputError, add_settings, given_settings, configs_of, check,
+          check_same, load_data, fit_to_data, epoch_samples, to_batch, initial_state, train, weights_of, worker_threads,
+          batches, batch_gradients, forward_shards, evaluate, evaluate_test, validate, init_params, param_shapes,
+          forward, loss_and_grads, result_of, test_metrics, data_name, save, load, run_cli, main
+Of digits: synthesize_digits, and load_data's argument `download`.
+
+A state, which train takes and returns, is a dict of params, running, adam_m, adam_v, step and history. SETTINGS are the
+fields of Config, whose metadata have help and, where they apply, low and high, choices, only, runtime, test, alias. An
+InputError is known by its name, since each experiment has its own.
 """
 import json
 import os

@@ -5,13 +5,13 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from . import ROOT
 from .files import check_writable, write_atomically
 from .messages import InputError, Parser, Progress, fail, flag_name
+from .networks import Network, add_flags, chosen, make
 
 if ROOT in Path(sys.argv[0]).resolve().parents:          # run as a program: no notebook's backend, no user's style
     os.environ["MPLBACKEND"] = "agg"
@@ -54,23 +54,6 @@ class Drawing(NamedTuple):
     default: bool = True           # drawn unless --only names others
 
 
-@dataclass(frozen=True)
-class Network:
-    """A trained network and its data, from which figures are drawn."""
-    name: str
-    config: object                 # settings of the evaluation
-    trained: object                # settings of the training
-    params: dict                   # with the running statistics
-    history: dict                  # of its training
-    data: dict                     # of load_data or load_digits
-    loaded: object = None          # what load_network returned, if the network was not trained here
-
-    @property
-    def label(self):
-        """Return the words for a title: model, preset and seed"""
-        return f"{self.trained.model}, preset {self.trained.preset}, seed {self.trained.seed}"
-
-
 # ---------------------------------------------------------------- command line
 
 def in_style(main):
@@ -91,17 +74,16 @@ def figure_parser(module, description, drawings, of_results):
     parser.add_argument("--only", nargs="+", default=[], choices=list(dict.fromkeys((*drawings, *of_results))),
                         metavar="FIGURE", help="draw only these figures. Of networks: " + ", ".join(drawings) +
                         "; of results: " + ", ".join(of_results))
-    module.add_load_flag(parser, "draw without training: the networks")
     parser.add_argument("--results", nargs="?", type=Path, const=RESULTS, metavar="DIR", help="draw the figures of all "
                         "runs in this folder (default: results/), without training")
-    module.add_config_flags(parser, several=True)
+    add_flags(parser, module, "draw without training: the networks")
     return parser
 
 
 def default_outdir(module, load=()):
     """Return the folder of one's own figures: of one loaded run that of the run, else one below the current folder"""
     run = Path(load[0]) if load and len(load) == 1 else Path()
-    return run.with_name("figures") if run.name == module.WEIGHTS_FILE else Path("runs", module.EXPERIMENT, "figures")
+    return run.with_name("figures") if run.name == "weights.npz" else Path("runs", module.EXPERIMENT, "figures")
 
 
 def draw(module, args, drawings, of_results, load, kind=Network):
@@ -112,26 +94,23 @@ def draw(module, args, drawings, of_results, load, kind=Network):
     """
     progress, outdir = Progress(hasattr(args, "quiet")), args.outdir or default_outdir(module, args.load)
     of_networks = args.load is not None or not args.results
-    several = {"n_seeds"} & vars(args).keys()
-    if not of_networks and (given := (module.given_settings(args).keys() | several) - {"quiet"}):
+    if not of_networks and (given := module.given_settings(args).keys() - {"quiet"}):
         raise InputError(f"{flag_name(min(given))} has no effect with --results. Leave it out")
     for name in args.only:
         if not (args.results and name in of_results or of_networks and name in drawings):
             what, flag = ("results", "--results") if name in of_results else ("networks", "--load")
             raise InputError(f"--only {name}: is a figure of {what}. Give {flag}")
     of_results = {name: of for name, of in of_results.items() if args.results and name in (args.only or of_results)}
-    runs = module.runs_from_args(args) if of_networks else []
-    for _, _, config, _ in runs:
-        module.check_config(config)
+    runs = chosen(module, args) if of_networks else []
+    for *_, config in runs:
+        module.check(config)
     planned = plan({name: one for name, one in drawings.items() if name not in of_results and (
         name in args.only or not args.only and one.default)}, runs, progress.say)
     networks, results = [], load_results(args.results) if of_results else None
     make_outdir(outdir, [*(name for name, _, _ in planned), *of_results])
     data = load(runs[0][2], progress) if planned else None
-    for name, (_, network, config, _) in zip(names_of(runs), runs if planned else ()):
-        config = module.fit_to_data(config, data, network, name)
-        params, history = (network.weights, network.history) if network else module.train(config, data=data)
-        networks.append(kind(name, config, network.config if network else config, params, history, data, network))
+    for name, (_, network, config) in zip(names_of(runs), runs if planned else ()):
+        networks.append(make(module, name, network, config, data, kind))
     for name, draw_one, which in planned:
         shown = networks[which] if isinstance(which, int) else [networks[k] for k in which]
         fig = draw_one(shown)
@@ -156,14 +135,14 @@ def call_images(fig):
 
 
 def plan(drawings, runs, say=print):
-    """Return which figures to draw of some runs_from_args: (file name, function, index or indices of runs).
+    """Return which figures to draw of some networks.chosen: (file name, function, index or indices of runs).
 
     A figure of one network is called NAME, or NAME-NETWORK if there are several such networks. One that applies to none
     of the networks is skipped with a word.
     """
     names, planned = names_of(runs), []
     for name, one in drawings.items() if runs else ():
-        which = [k for k, (_, _, config, _) in enumerate(runs) if one.applies(config)]
+        which = [k for k, (_, _, config) in enumerate(runs) if one.applies(config)]
         if not which:
             say(f"{name}: skipped, since {one.lacks}")
         elif one.kind == "each":
@@ -174,11 +153,11 @@ def plan(drawings, runs, say=print):
 
 
 def names_of(runs):
-    """Return short distinct names of some runs_from_args: models, else files, else names with their seeds"""
-    for names in ([config.model for _, _, config, _ in runs], [name for name, *_ in runs]):
+    """Return short distinct names of some networks.chosen: models, else files, else names with their seeds"""
+    for names in ([config.model for *_, config in runs], [name for name, *_ in runs]):
         if len(set(names)) == len(names):
             return names
-    return [f"{name}-{config.seed}" for name, _, config, _ in runs]
+    return [f"{name}-{config.seed}" for name, _, config in runs]
 
 
 def load_results(folder):
@@ -236,6 +215,24 @@ def write_figure(fig, path, say=print):
 
 # ---------------------------------------------------------------- drawing
 
+def class_names(data):
+    """Return the name of each class of load_data's dict: those of labels.txt, else the labels themselves"""
+    return data.get("names") or list(map(str, range(data.get("n_classes", 10))))
+
+
+def field_centers(convolutions, side):
+    """Return the coordinates of the centers of the receptive fields after some convolutions of an experiment's table,
+    along one axis, (n,), from -1 to 1 over an image of side px"""
+    offset, scale, n = 0.0, 1, side                    # px: center of the first field; distance of two; their number
+    for conv in convolutions:
+        padding = 1 if conv.skip else 0
+        n = (n + 2 * padding - conv.K) // conv.stride + 1
+        offset, scale = offset + scale * ((conv.K - 1) / 2 - padding), scale * conv.stride
+        if conv.pool:
+            n, offset, scale = n // 2, offset + scale / 2, 2 * scale
+    return (offset + scale * np.arange(n) - (side - 1) / 2) / (side / 2)
+
+
 def square_of_centers(along, side):
     """Return (low, size), in pixels, of the square of an image in which a grid of capsules has the centers of its
     receptive fields, with as much around each center as belongs to it. along: of infer_shapes. side: of the image."""
@@ -287,10 +284,8 @@ def perturbed_reconstructions(experiment, params, config, v, label):
     """
     capsules = v + PERTURBATIONS[:, None, None] * np.eye(len(v), dtype=v.dtype)         # (11, D, D)
     capsules = capsules.swapaxes(0, 1).reshape(-1, 1, len(v)).repeat(config.n_classes, 1)     # (D * 11, J, D)
-    masked, _ = experiment.mask_forward(capsules.astype(v.dtype), np.full((len(capsules), 1), label))
-    pixels, _ = experiment.layers_forward(params, masked, experiment.decoder(config))
-    side = int(round(pixels.shape[1] ** 0.5))
-    return pixels.reshape(len(v), len(PERTURBATIONS), side, side)
+    pixels, _ = experiment.decoder_forward(params, capsules.astype(v.dtype), np.full((len(capsules), 1), label))
+    return pixels.reshape(len(v), len(PERTURBATIONS), *pixels.shape[-2:])
 
 
 def show_perturbations(ax, images):

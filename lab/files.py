@@ -61,17 +61,20 @@ def check_writable(*paths):
         raise InputError(f"{max(paths, key=paths.count)}: two outputs have this name. Give each a file of its own")
 
 
-def write_json(path, results):
-    """Write a dict atomically, one line per key. Floats, except those of config, get five significant digits; nan and
-    infinity become null."""
+def five_digits(results):
+    """Return a dict for JSON: floats, except those of config, with five significant digits; nan and infinity as None"""
     def plain(value):
         if isinstance(value, dict):
             return {key: plain(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
             return [plain(item) for item in value]
         return (float(f"{value:.5g}") if math.isfinite(value) else None) if isinstance(value, float) else value
-    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value if key == 'config' else plain(value))}"
-                       for key, value in results.items())
+    return {key: value if key == "config" else plain(value) for key, value in results.items()}
+
+
+def write_json(path, results):
+    """Write five_digits of a dict atomically, one line per key"""
+    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in five_digits(results).items())
     if str(path) == "-":
         Progress(False).say(f"{{\n{lines}\n}}")
     else:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
-from .files import check_writable
+from .files import check_writable, five_digits
 from .messages import InputError, command_line
 
 
@@ -99,7 +99,7 @@ def run(jobs, n_at_once, say, folder=None):
 def read_result(path, experiment):
     """Return the result of an experiment that a job has written, a dict. Raise InputError if the file is damaged."""
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
+        result = five_digits(json.loads(path.read_text(encoding="utf-8")))
         if result["experiment"] != experiment or not isinstance(result["config"], dict):
             raise ValueError("another experiment's")
         return result

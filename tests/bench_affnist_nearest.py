@@ -9,28 +9,29 @@ label of the known digit at the smallest Euclidean distance between pixels, afte
 so that the center of mass of their ink is at the center of the canvas. This builds invariance to translation into the
 baseline, which the networks have to learn; rotation, shear and scale are not corrected.
 """
+import dataclasses
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import affnist_capsnet as affnist  # before numpy: it sets BLAS to one thread
-from lab.files import write_json
+from lab.files import check_writable, write_json
 from lab.messages import InputError, Parser, run_cli
 from lab.statistics import wilson_interval
 
 import numpy as np
-from bench_multimnist_nearest import in_the_middle, nearest
+from bench_multimnist_nearest import in_the_middle, nearest, untrained_result
 
 
-def accuracies(known, labels, digits, config):
+def accuracies(known, labels, data, config):
     """Return the accuracy on each test set, {key: accuracy}, and its 95% Wilson interval, {key_ci95: (low, high)}.
 
-    known: (m, side, side) uint8. labels: (m,). digits: from load_digits.
+    known: (m, side, side) uint8. labels: (m,). data: from load_data.
     """
     known, metrics = in_the_middle(known).astype(np.float32) / 255, {}
-    for key, kind, _ in affnist.TEST_SETS["affnist"][:4]:                               # but affNIST's own files
+    for key, kind, *_ in affnist.TEST_SETS["affnist"][:4]:                              # but affNIST's own files
         hits = np.concatenate([nearest(known, labels, in_the_middle(chunk["images"])) == chunk["labels"]
-                               for chunk in affnist.stream_digits(digits, config, kind)])
+                               for chunk in affnist.stream_digits(data, config, kind)])
         metrics |= {key: hits.mean().item(), f"{key}_ci95": wilson_interval(hits.sum().item(), len(hits))}
     return metrics
 
@@ -48,21 +49,22 @@ def main():
     args = parser.parse_args()
     if args.n_known < 1:
         raise InputError(f"--n-known {args.n_known}: must be at least 1")
-    n_known = affnist.N_CLASSES * max(0, args.n_per_class) or args.n_known
-    config = affnist.Config(seed=args.seed, n_test=args.n_test, n_train=n_known, n_per_class=args.n_per_class,
-                            digits=args.digits, data_dir=args.data_dir, model="cnn-gap", batch_size=1,
-                            out_json=args.out_json)
-    affnist.check_config(config)
-    digits = affnist.load_digits(config)
-    parts = list(affnist.epoch_samples(digits, 0, config))
+    config = affnist.Config(seed=args.seed, n_test=args.n_test, n_train=args.n_known, n_per_class=args.n_per_class,
+                            digits=args.digits, data_dir=args.data_dir, model="cnn-gap", batch_size=1)
+    affnist.check(config)
+    check_writable(args.out_json)
+    data = affnist.load_data(config)
+    config = affnist.fit_to_data(config, data)
+    if config.n_per_class:
+        config = dataclasses.replace(config, n_train=config.n_classes * config.n_per_class)
+    parts = list(affnist.epoch_samples(data, 0, config))
     known, labels = (np.concatenate([part[name] for part in parts]) for name in ("images", "labels"))
-    metrics = accuracies(known, labels, digits, config)
+    metrics = accuracies(known, labels, data, config)
     scores = ", ".join(f"{key} {metrics[key]:.4f}" for key in list(metrics)[::2])
     print(f"accuracy of the nearest of {len(known):,} known digits: {scores}")
     if args.out_json:
-        untrained = {"source": digits["source"], "epochs": [], "seconds": 0.0, "steps": 0}
-        write_json(args.out_json, affnist.make_result(
-            config, {}, untrained, {"nearest": metrics, "bench": {"n_known": len(known)}}))
+        write_json(args.out_json, untrained_result(affnist, config, data["source"], {
+            "nearest": metrics, "bench": {"n_known": len(known)}}))
 
 
 if __name__ == "__main__":

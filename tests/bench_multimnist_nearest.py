@@ -7,12 +7,13 @@ the default network sees in training.
 A test pair gets the labels of the training pair at the smallest Euclidean distance between pixels, after both are
 translated by whole pixels so that the center of mass of their ink is at the center of the canvas.
 """
+import platform
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import multimnist_capsnet as capsnet  # before numpy: it sets BLAS to one thread
-from lab.files import write_json
+from lab.files import check_writable, machine, write_json
 from lab.messages import InputError, Parser, run_cli
 from lab.statistics import wilson_interval
 
@@ -59,6 +60,15 @@ def accuracy(known, labels, pairs):
     return hits / n, wilson_interval(hits, n)
 
 
+def untrained_result(module, config, source, metrics):
+    """Return what --out-json holds: as result_of of an experiment, without a network. metrics: what was measured"""
+    settings = {f.name: getattr(config, f.name) for f in module.SETTINGS
+                if f.type is not str or "choices" in f.metadata}
+    return {"experiment": module.EXPERIMENT, "config": settings, "source": source, "n_params": 0, **metrics,
+            "seconds_train": 0.0, "ms_per_step": 0.0, "machine": machine(), "history": {},
+            "versions": {"python": platform.python_version(), "numpy": np.__version__}}
+
+
 def main():
     parser = Parser(__doc__)
     parser.add_argument("--n-known", type=int, default=72000, metavar="N", help="known pairs (default: 72000)")
@@ -70,17 +80,18 @@ def main():
     args = parser.parse_args()
     if not 1 <= args.n_known <= 10 ** 7:
         raise InputError(f"--n-known {args.n_known}: must be between 1 and 10,000,000")
-    config = capsnet.Config(**{name: value for name, value in vars(args).items() if name != "n_known"})
-    capsnet.check_options(config)
-    digits = capsnet.load_digits(config)
-    known = capsnet.draw_pairs(digits, "train", args.n_known, config, "batches", 0)
-    pairs = capsnet.stream_pairs(digits, "test", config.n_test, config, "evaluation", 1)
-    exact, (low, high) = accuracy(known["composites"], known["labels"], pairs)
+    config = capsnet.Config(n_test=args.n_test, digits=args.digits, data_dir=args.data_dir)
+    capsnet.check(config)
+    check_writable(args.out_json)
+    data = capsnet.load_data(config)
+    parts = list(capsnet.stream_pairs(data, "train", args.n_known, config, capsnet.BATCHES, 0))
+    known, labels = (np.concatenate([part[name] for part in parts]) for name in ("composites", "labels"))
+    pairs = capsnet.stream_pairs(data, "test", config.n_test, config, capsnet.EVALUATION, 1)
+    exact, (low, high) = accuracy(known, labels, pairs)
     print(f"nearest of {args.n_known:,} known pairs: exact-match accuracy {exact:.4f}, 95% CI {low:.4f} to {high:.4f}")
-    result = {"bench": {"n_known": args.n_known, "n_test": args.n_test}, "nearest": exact, "nearest_ci95": (low, high)}
     if args.out_json:
-        untrained = {"source": digits["source"], "epochs": [], "seconds": 0.0, "steps": 0}
-        write_json(args.out_json, capsnet.make_result(config, {}, untrained, result))
+        write_json(args.out_json, untrained_result(capsnet, config, data["source"], {
+            "bench": {"n_known": args.n_known, "n_test": args.n_test}, "nearest": exact, "nearest_ci95": (low, high)}))
 
 
 if __name__ == "__main__":

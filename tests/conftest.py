@@ -31,7 +31,7 @@ TOY = dict(
 TINY = mc.Config(**TOY, preset="classic", conv1_channels=3)
 DEEP = mc.Config(**TOY, preset="deep", conv1_channels=3, conv3_channels=6, norm="none")
 CNN = mc.Config(**TOY, model="cnn", norm="none", conv1_channels=3, conv3_channels=6)
-NETWORKS = {**{model: dataclasses.replace(CNN, model=model) for model in mc.MODELS if model != "capsnet"},
+NETWORKS = {**{model: dataclasses.replace(CNN, model=model) for model in ("cnn", "cnn-vectors", "vector-dense")},
             "paper": TINY, "deep": DEEP, "cnn of means": dataclasses.replace(CNN, cnn_head="gap"),
             "cnn-vectors": dataclasses.replace(CNN, model="cnn-vectors", conv3_channels=32),
             "normalized": dataclasses.replace(DEEP, norm="batch", muon=0.02),
@@ -80,9 +80,9 @@ def isolation(monkeypatch, tmp_path):
         monkeypatch.setenv(name, str(tmp_path / "home"))
     for name in ("MNIST_DIR", "http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    for data_set in (thing for module in EXPERIMENTS.values() for thing in vars(module).values()):
-        if hasattr(data_set, "mirrors"):
-            monkeypatch.setattr(data_set, "mirrors", (DEAD + "a/", DEAD + "b/"))
+    for module in EXPERIMENTS.values():
+        if hasattr(module, "MIRRORS"):
+            monkeypatch.setattr(module, "MIRRORS", (DEAD + "a/", DEAD + "b/"))
 
 
 def run_offline(home, script, *arguments, timeout=300):
@@ -120,17 +120,14 @@ def help_of(run_script):
 
 @pytest.fixture
 def call(monkeypatch, capsys, tmp_path):
-    """call(experiment, main, *flags) -> exit code, stdout, stderr of the main of an experiment, a module, or of one of
-    its siblings, in this process and in tmp_path; synthetic digits are few. Runs are not saved, unless a flag is "save"
-    or --run-dir"""
+    """call(experiment, main, *flags) -> exit code, stdout, stderr of the main of an experiment, a module, or of a
+    program that works with it, in this process and in tmp_path; synthetic digits are few"""
     monkeypatch.chdir(tmp_path)
     for module in EXPERIMENTS.values():
         if hasattr(module, "N_SYNTHETIC"):
             monkeypatch.setattr(module, "N_SYNTHETIC", {"train": 60, "val": 40, "test": 80})
 
     def run(experiment, main, *flags):
-        saves = main is not experiment.main or any("--run-dir" in str(flag) or flag == "save" for flag in flags)
-        flags = [flag for flag in flags if flag != "save"] + ["--no-save"] * (not saves)
         monkeypatch.setattr(sys, "argv", [f"{experiment.__name__}.py", *map(str, flags)])
         capsys.readouterr()
         try:
@@ -164,7 +161,7 @@ def explorer(tmp_path_factory):
 
 
 def toy_digits(seed=0, n=60):
-    """What load_digits returns, made of blocky class patterns of varying brightness in the central 20x20 box."""
+    """What load_data returns, made of blocky class patterns of varying brightness in the central 20x20 box."""
     rng = np.random.default_rng(seed)
     patterns = np.kron(rng.random((10, 5, 5)) > 0.55, np.ones((4, 4)))                         # (10, 20, 20)
     digits = {"source": "synthetic"}
@@ -182,23 +179,30 @@ def digits():
 
 
 def toy(experiment, **given):
-    """-> the Config of what is given, at toy size, and its data: an epoch has a step of 17 samples, two shards, and one
-    of 3"""
-    module = EXPERIMENTS[experiment]
-    names = {f.name for f in module.options(module.Config)} & golden.SIZES.keys()
+    """Return the Config of what is given, at toy size, and its data: an epoch has a step of 17 samples, two shards, and
+    one of 3"""
+    module, small = EXPERIMENTS[experiment], SMALL.get(experiment, {})
     with unittest.mock.patch.dict(golden.SIZES, n_epochs=1, n_train=20, batch_size=17, n_val=8, n_test=8):
-        sizes = {name: golden.SIZES[name] for name in names} | SMALL.get(experiment, {})
-        kind = module.Config(**SMALL.get(experiment, {}) | given)
-        sizes = {name: size for name, size in sizes.items() if module.is_applicable(module.limits(name), kind)}
-        config = module.Config(**sizes | given)
+        kind = module.Config(**small | given)
+        sizes = {f.name: golden.SIZES[f.name] for f in module.SETTINGS
+                 if f.name in golden.SIZES and golden.applies(f, kind)}
+        config = module.Config(**sizes | small | given)
         return config, golden.tiny_data(experiment, config)
 
 
-def toy_run(experiment, callback=None, every=0, **given):
-    """-> weights and history, without its times, of a run of toy's"""
+def toy_run(experiment, state=None, each_step=None, each_epoch=None, dtype=np.float32, **given):
+    """Return the state of a run of toy's, without its times"""
     config, data = toy(experiment, **given)
-    weights, history = EXPERIMENTS[experiment].train(config, callback, every, data)
-    return weights, without_seconds(history)
+    state = EXPERIMENTS[experiment].train(config, data, state, each_step, each_epoch, dtype)
+    return state | {"history": without_seconds(state["history"])}
+
+
+def toy_flags(experiment, **given):
+    """Return the flags of toy's Config"""
+    (config, _), module = toy(experiment, **given), EXPERIMENTS[experiment]
+    names = golden.SIZES.keys() - {"quiet"} | SMALL.get(experiment, {}).keys() | given.keys() | {"model"}
+    return [f"{module.flag_of(f.name)}={getattr(config, f.name)}" for f in module.SETTINGS
+            if f.name in names and golden.applies(f, config)]
 
 
 @pytest.fixture
@@ -225,12 +229,12 @@ def params64():
 
 @pytest.fixture
 def batch64(digits):
-    return mc.to_batch(mc.draw_pairs(digits, "train", 2, TINY, "data"), slice(None), np.float64)
+    return batch_of(digits, TINY)
 
 
 def without_seconds(history):
     """history with the wall-clock times taken out"""
-    return {**history, "seconds": 0, "epochs": [{**epoch, "seconds": 0} for epoch in history["epochs"]]}
+    return history | {"epochs": [epoch | {"seconds": 0} for epoch in history["epochs"]]}
 
 
 def assert_same(a, b):

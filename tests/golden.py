@@ -31,8 +31,6 @@ sys.path[:0] = [str(ROOT), str(ROOT / "workflow")]
 import runs
 
 modules = {name: importlib.import_module(name) for name in runs.EXPERIMENTS}
-from lab.messages import Parser
-
 import numpy as np  # after the experiments, which set the number of BLAS threads
 
 GOLDEN = ROOT / "tests" / "golden.json"
@@ -42,33 +40,36 @@ SIZES = {"n_epochs": 2, "n_train": 38, "n_val": 16, "n_test": 24, "batch_size": 
          "digits": "synthetic"}    # steps of 18, 18 and 2 samples: two groups of a normalization, which has 16
 
 
+def applies(f, config):
+    """Return whether a setting, a field of Config, applies to the model, preset, ... of a Config"""
+    return all(getattr(config, name) in values for name, values in f.metadata.get("only", {}).items())
+
+
 def tiny_config(experiment, flags):
     """Return the Config of some flags at toy size"""
-    module = modules[experiment]
-    parser = Parser()
-    module.add_config_flags(parser)
-    config = module.configs_from_args(parser.parse_args(shlex.split(flags)))[0]
-    kept = [f.name for f in module.options(config) if f.name in SIZES and module.is_applicable(module.limits(f.name),
-                                                                                               config)]
-    return dataclasses.replace(config, **{name: SIZES[name] for name in kept})
+    module, parser = modules[experiment], argparse.ArgumentParser()
+    module.add_settings(parser)
+    config = module.configs_of(module.given_settings(parser.parse_args(shlex.split(flags))))[0]
+    return dataclasses.replace(config, **{f.name: SIZES[f.name] for f in module.SETTINGS
+                                          if f.name in SIZES and applies(f, config)})
 
 
 def tiny_data(experiment, config):
-    """What train() and evaluate_test_sets() take for data, drawn here: digits, or views of toys and shapes"""
+    """Return what train and evaluate_test take for data, drawn here: digits, or views of toys and shapes"""
     digits = hasattr(modules[experiment], "synthesize_digits")
     return few_digits(experiment) if digits else few_views(experiment, config)
 
 
 @functools.cache
 def few_digits(experiment):
-    """load_digits' dict of few synthetic digits"""
+    """Return load_data's dict of few synthetic digits"""
     images, labels, _ = modules[experiment].synthesize_digits(600, 0)
     ends = {"train": (0, 400), "val": (400, 500), "test": (500, 600)}
     return {"source": "synthetic"} | {name: (images[low:high], labels[low:high]) for name, (low, high) in ends.items()}
 
 
 def few_views(experiment, config):
-    """load_data's dict of few images: of whole views where toys are drawn, so that few are"""
+    """Return load_data's dict of few images: of whole views where toys are drawn, so that few are"""
     module = modules[experiment]
     data = module.select_images(config)
     for name, n in (("train", SIZES["n_train"]), ("familiar", SIZES["n_test"]), ("novel", SIZES["n_test"])):
@@ -77,7 +78,7 @@ def few_views(experiment, config):
                 np.random.default_rng(0).permutation(len(rows)))
         data[name] = {key: array[rows[:n]] for key, array in data[name].items()}
     if config.data == "toys":
-        module.add_toy_images(data, config.toy_seed, threads=1)
+        module.add_toy_images([data[name] for name in ("train", "familiar", "novel")], config)
     return data
 
 
@@ -95,31 +96,41 @@ def summary(value):
     return float(f"{value:.12g}") if isinstance(value, (float, np.floating)) else int(value)
 
 
+def drawn(module, samples):
+    """Return a chunk of epoch_samples; images that to_batch crops at random, by the jitter of each, are cropped"""
+    if "jitter" not in samples:
+        return samples
+    images = module.to_batch(samples, np.arange(len(samples["labels"])), float)["images"]
+    return {name: a for name, a in samples.items() if name != "jitter"} | {"images": images}
+
+
 def first_gradients(module, data, config, dtype):
-    """-> {name: norm of its gradient} in the first step of a run, in float64 or float32, by the code that trains"""
+    """Return {name: norm of its gradient} of the first step, in float64 or float32, by the code that trains"""
     params = {name: p.astype(dtype) for name, p in module.init_params(config).items()}
-    samples = next(iter(module.epoch_samples(data, 0, config, dtype)))
-    with module.Runner(1) as runner:
-        _, shard_grads, _ = runner.loss_and_grads(params, samples, np.arange(config.batch_size), config)
-        return {name: float(np.linalg.norm(sum(grads[name].astype(float) for grads in shard_grads))) for name in params}
+    samples = next(iter(module.epoch_samples(data, 0, config)))
+    with module.worker_threads(config) as workers:
+        _, shard_grads, _ = module.batch_gradients(params, samples, np.arange(config.batch_size), config, workers)
+    return {name: float(np.linalg.norm(sum(grads[name].astype(float) for grads in shard_grads))) for name in params}
 
 
 def compute(experiment, flags):
     """Return the golden values of an experiment's flags, and the relative distance of the first step's gradients in
-    float32 from those in float64"""
+    float32 from those in float64. The hits of a step are its accuracy times its number of samples."""
     module, config = modules[experiment], tiny_config(experiment, flags)
     data = tiny_data(experiment, config)
-    steps, values = [], {}
-    untrained = getattr(config, "model", "") == "nearest"
-    if untrained:
-        params, history = module.train(config, data=data, dtype=float)
-    else:
-        values["drawn"] = summary({k: part for k, part in enumerate(module.epoch_samples(data, 1, config, float))})
-        params, history = module.train(config, lambda step, params, terms: steps.append(terms), 1, data, float)
-    values |= {"steps": summary(steps[1:]), "history": summary([{name: value for name, value in epoch.items()
-                                                              if name != "seconds"} for epoch in history["epochs"]])}
-    with module.Runner(1) as runner:
-        values["tests"] = summary(module.evaluate_test_sets(params, data, config, runner))
+    steps, untrained = [], config.model == "nearest"
+    values = {} if untrained else {"drawn": summary({k: drawn(module, samples) for k, samples in enumerate(
+        module.epoch_samples(data, 1, config))})}
+    state = module.train(config, data, each_step=lambda state, terms: steps.append(dict(terms)), dtype=float)
+    per_epoch = [len(rows) for samples in module.epoch_samples(data, 0, config)
+                 for rows in module.batches(samples, config.batch_size)]
+    steps = [{name: terms[name] for name in terms if name != "accuracy"} | {"hits": round(n * terms["accuracy"])}
+             for terms, n in zip(steps, per_epoch * config.n_epochs)]
+    values |= {"steps": summary(steps), "history": summary([{name: value for name, value in epoch.items()
+                                                             if name != "seconds"}
+                                                            for epoch in state["history"]["epochs"]])}
+    with module.worker_threads(config) as workers:
+        values["tests"] = summary(module.evaluate_test(module.weights_of(state), data, config, workers))
     if untrained:
         return values, 0.0
     exact, single = (first_gradients(module, data, config, dtype) for dtype in (float, np.float32))

@@ -5,13 +5,14 @@
     python3 tests/mutate.py smallnorb_novel_viewpoint --functions m_step_forward,e_step_forward
 
 A mutant is one operator, comparison, number, sign or name (sum and mean, maximum and minimum) changed, or one term of a
-sum dropped, in the sections of the paper and of the operations. It is caught if a test of the script fails, or hangs.
-Survivors are printed: each is a test that is missing, or changes nothing. Those that were found to change nothing are
-listed, and why, in tests/mutants.txt, and not tried.
+sum dropped, in the sections of the paper, the networks and the layers. It is caught if a test of the script fails, or
+hangs. Survivors are printed: each is a test that is missing, or changes nothing. Those that were found to change
+nothing are listed, and why, in tests/mutants.txt, and not tried.
 """
 import argparse
 import ast
 import collections
+import re
 import shutil
 import subprocess
 import sys
@@ -28,7 +29,7 @@ TESTS = {                          # of each script, quick ones
     "multimnist_capsnet": ("multimnist_meaning", "multimnist_gradients", "core_primitives"),
     "smallnorb_novel_viewpoint": ("smallnorb_routing", "smallnorb_networks"),
     "affnist_capsnet": ("affnist_networks",)}
-SECTIONS = (("# ====", "the paper"), ("# ====", "evaluation")), (("# ----", "primitives"), ("# ----", "Adam"))
+SECTIONS = ("the paper", "optimizer"), ("layers", "files")            # banners: from the first, up to the second
 SWAPS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Pow: ast.Mult,
          ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
          ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.And: ast.Or, ast.Or: ast.And}
@@ -57,13 +58,13 @@ def lines_of(text):
     """Numbers of the lines of the sections"""
     lines = text.splitlines()
 
-    def at(mark, start=0):
-        return next(k for k, line in enumerate(lines) if k > start and line.startswith(mark[0]) and mark[1] in line)
+    def at(title, start=0):
+        return next(k for k, line in enumerate(lines) if k > start and re.match(f"# -{{20,}} {title}", line))
     return {k + 1 for first, last in SECTIONS for k in range(at(first), at(last, at(first)))}
 
 
 def functions_of(script):
-    """A script's text and, of its sections, the functions that stand in no script before it: a twin is tried once"""
+    """A script's text and, of its sections, those functions that no script before it has: equal ones are tried once"""
     text = (ROOT / f"{script}.py").read_text("utf-8")
     before = [functions_of(other)[1] for other in list(TESTS)[:list(TESTS).index(script)]]
     known, inside = {ast.dump(function) for found in before for function in found}, lines_of(text)
@@ -141,8 +142,8 @@ def survives(script, mutant, tests, timeout):
     with tempfile.TemporaryDirectory() as folder:
         for name in ("tests", "workflow", "lab"):
             shutil.copytree(ROOT / name, Path(folder) / name, ignore=shutil.ignore_patterns("__pycache__"))
-        for path in filter(Path.is_dir, ROOT.glob("results/*")):        # a folder in results/ makes an experiment
-            (Path(folder) / "results" / path.name).mkdir(parents=True)
+        for name in TESTS:
+            (Path(folder) / "results" / name).mkdir(parents=True)
         for path in ROOT.glob("*.py"):
             shutil.copy(path, folder)
         (Path(folder) / f"{script}.py").write_text(mutant[-1], "utf-8")

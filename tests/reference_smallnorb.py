@@ -1,20 +1,23 @@
-"""Shared by the tests of the second experiment: tiny networks, few images, files, slow literal references."""
+"""Shared by the tests of smallNORB: tiny networks, few images, files, slow literal references."""
 import math
 
 import smallnorb_novel_viewpoint as sn
 
+import golden
 import numpy as np
 
 PARTS = ("train", "familiar", "novel")
-TRAINED = sn.MODELS[:-1]           # the networks that are trained
+TRAINED = sn.TRAINED["model"]      # the networks that are trained
 sn.SIZES["tiny"] = (3, 1, 2, 2, 2, 2)                              # a preset for tests, of no run
 
 
 def tiny(model="matrix-capsnet", **changes):
-    """A Config of a tiny network, changed"""
+    """Return the Config of a tiny network, changed by what applies to it"""
     given = {"data": "shapes", "seed": 1, "preset": "tiny", "width": 2, "routing_iters": 2, "threads": 1,
              "quiet": True} | changes
-    return sn.network_config(given, model)
+    config = sn.Config(model=model, **given)
+    return sn.Config(model=model, **{f.name: given[f.name] for f in sn.SETTINGS if f.name in given
+                                     and golden.applies(f, config)})
 
 
 def few(config, n_train=40, n_test=10):
@@ -27,20 +30,19 @@ def few(config, n_train=40, n_test=10):
 
 
 def params64(config, seed=3):
-    """Toy weights in float64; biases and betas off zero, so that no unit sits on a ReLU's kink; votes
-    of vector capsules long enough that they compete"""
+    """Return initial weights in float64; biases and betas off zero, so that no unit sits on a ReLU's kink; votes of
+    vector capsules long enough that they compete"""
     rng = np.random.default_rng(seed)
     params = {name: p.astype(np.float64) * (5 if name in ("W", "coordinate_W") else 1)
               for name, p in sn.init_params(config).items()}
-    return {name: p + 0.1 * (p.ndim == 1) * rng.standard_normal(p.shape)
-            for name, p in params.items()}
+    return {name: p + 0.1 * (p.ndim == 1) * rng.standard_normal(p.shape) for name, p in params.items()}
 
 
-def state64(config, seed=4):
-    """Running statistics, unlike those of a batch"""
+def running64(config, seed=4):
+    """Return running statistics, unlike those of a batch"""
     rng = np.random.default_rng(seed)
     return {name: rng.uniform(0.2, 2, x.shape) if name.endswith("_var") else 0.3 * rng.standard_normal(x.shape)
-            for name, x in sn.init_state(params64(config)).items()}
+            for name, x in sn.initial_state(config)["running"].items()}
 
 
 def batch64(config, n, seed=5):
@@ -54,9 +56,9 @@ def batch64(config, n, seed=5):
 
 
 def outputs(params, batch, config):
-    """forward's out of a batch: with the batch's statistics, unless `params` holds running ones"""
-    statistics = None if params.keys() & sn.init_state(params).keys() else {}
-    return sn.forward(params, batch["images"], config, np.empty, statistics, batch.get("dropout_mask"))[0]
+    """Return forward's outputs for a batch: with the batch's statistics, unless `params` holds running ones"""
+    statistics = None if params.keys() & sn.initial_state(config)["running"].keys() else {}
+    return sn.forward(params, batch["images"], config, statistics, batch.get("dropout_mask"))[0]
 
 
 # ---------------------------------------------------------------- smallNORB's files
@@ -152,19 +154,19 @@ def conv_caps_reference(pose, active, W, beta_u, beta_a, n_iters, stride):
             logistic(np.array([x[at] for at in np.ndindex(grid)]).reshape(grid)))
 
 
-def field(place, config):
-    """First and last pixel, on one axis, that the last places of capsules see, one layer below the other"""
+def field(position, config):
+    """First and last pixel, on one axis, that the last positions of capsules see, one layer below the other"""
     down = {"matrix-capsnet": ((3, 1), (3, 2), (1, 1), (5, 2)),  # (kernel, stride)
             "backbone": ((3, 1), (2, 2), (3, 1), (3, 1), (2, 2), (3, 1), (3, 1))}
-    first = last = place
+    first = last = position
     for kernel, stride in down["matrix-capsnet" if config.model == "matrix-capsnet" else "backbone"]:
         first, last = stride * first, stride * last + kernel - 1
     return first, last
 
 
-def coordinate(place, config):
-    """The middle of a place's field, from -1 at the image's left or upper edge to 1"""
-    return (sum(field(place, config)) / 2 - 15.5) / 16
+def coordinate(position, config):
+    """The center of a position's receptive field, from -1 at the image's left or upper edge to 1"""
+    return (sum(field(position, config)) / 2 - 15.5) / 16
 
 
 def conv_reference(x, w, b, stride):
@@ -195,8 +197,8 @@ def normal_conv(p, x, name, stride=1):
     return np.maximum(norm_reference(p, conv_reference(x, p[name + "_w"], 0, stride), name), 0)
 
 
-def trunk_reference(p, image):
-    """What all heads stand on, (5, 5, channels)"""
+def backbone_reference(p, image):
+    """What all heads share, (5, 5, channels)"""
     x = max_pool(normal_conv(p, normal_conv(p, image, "conv1"), "conv2"))
     return max_pool(normal_conv(p, normal_conv(p, x, "conv3"), "conv4"))
 
@@ -207,8 +209,8 @@ def primary_reference(p, x):
 
 
 def em_network_reference(p, image, config):
-    """caps and em for one image, layer by layer -> mu (5, 16), x (5,) of the classes"""
-    h = normal_conv(p, image, "conv1", 2) if config.model == "matrix-capsnet" else trunk_reference(p, image)
+    """matrix-capsnet and matrix-head for one image, layer by layer -> mu (5, 16), x (5,) of the classes"""
+    h = normal_conv(p, image, "conv1", 2) if config.model == "matrix-capsnet" else backbone_reference(p, image)
     x = primary_reference(p, h)
     B = x.shape[2] // 17
     pose, active = x[..., :16 * B].reshape(*x.shape[:2], B, 16), logistic(x[..., 16 * B:])
@@ -239,8 +241,8 @@ def softmax_reference(b):
 
 
 def vector_network_reference(p, image, config):
-    """dynamic and dynamic-shared for one image -> v (5, 16), and c[i][j] of every iteration"""
-    x = primary_reference(p, trunk_reference(p, image))
+    """capsnet and capsnet-shared for one image -> v (5, 16), and c[i][j] of every iteration"""
+    x = primary_reference(p, backbone_reference(p, image))
     types = x.shape[2] // 8
     u_hat, logits = [], []                                                                    # u_hat[i][j]: 16 numbers
     for i, (py, px, b) in enumerate(np.ndindex(*x.shape[:2], types)):
@@ -282,8 +284,8 @@ def cnn_reference(p, image, config):
     if config.model in sn.PAPER_CNNS:
         x = max_pool(conv(padded(max_pool(conv(padded(image), "conv1"))), "conv2"))
         return linear(np.maximum(linear(x.reshape(-1), "fc1"), 0), "fc2")
-    x = trunk_reference(p, image)
-    for axis in (1, 0) if config.coordinates else ():  # x, then y, of 5 by 5 places
+    x = backbone_reference(p, image)
+    for axis in (1, 0) if config.coordinates else ():  # x, then y, of 5 by 5 positions
         at = (4 * np.arange(5.0) + 7.5 - 15.5) / 16                                     # fields of 16 px, 4 px apart
         x = np.concatenate([x, np.moveaxis(np.broadcast_to(at, (1, 5, 5)), -1, 1 + axis)[0][..., None]], -1)
     return linear(normal_conv(p, x, "conv5").mean((0, 1)), "fc1")

@@ -6,9 +6,11 @@ import affnist_capsnet as ac
 
 import numpy as np
 import pytest
-from gradcheck import SMOOTH, check_coordinates, check_directions, check_op, normal, poison
+from conftest import assert_same
+from gradcheck import check_coordinates, check_directions, check_op, float_dtypes, normal
 
 WIDTHS = {"cnn-gap": 5, "cnn-gmp": 5, "cnn-dense": 6, "cnn": 3}
+FEW = {"conv3": 4, "conv4": 4, "conv5": 8}                                              # channels, see few_units
 
 
 def tiny(model, **more):
@@ -19,7 +21,7 @@ def tiny(model, **more):
 
 
 NETWORKS = {
-    **{model: tiny(model) for model in ac.MODELS}, "cnn": tiny("cnn", padding=4),
+    **{model: tiny(model) for model in ac.CAPSULES + ac.CNNS}, "cnn": tiny("cnn", padding=4),
     "three iterations": tiny("capsnet-shared", routing_iters=3),
     "no squash": tiny("capsnet-shared", squash="none", routing_iters=2),
     "last squash": tiny("capsnet", squash="last"), "relu": tiny("capsnet-shared", squash="relu"),
@@ -31,15 +33,24 @@ NETWORKS = {
 
 
 @pytest.fixture(autouse=True)
-def few_units(monkeypatch):
-    """Few types of capsules, few units of the decoder, few channels: as if there were no others"""
-    monkeypatch.setattr(ac, "SIZES", {"deep": (2, 6, 7), "small": (1, 6, 7), "paper": (1, 6, 7)})
-    monkeypatch.setattr(ac, "CONV3", 4)
-    monkeypatch.setattr(ac, "CONV5", 8)
-    ac.plan.cache_clear()
+def few_units():
+    """Few types of capsules, few units of the decoder, few channels: as if there were no others. few_units.undo():
+    all of them"""
+    convolutions, param_shapes = ac.convolutions, ac.param_shapes
+
+    def few_channels(config):
+        return tuple(conv._replace(F=conv.F if config.width and conv.name == "conv5" else FEW.get(conv.name, conv.F))
+                     for conv in convolutions(config))
+
+    def few_hidden(config):
+        return {name: tuple({256: 6, 512: 7}.get(n, n) for n in shape) if name.startswith("dec") else shape
+                for name, shape in param_shapes(config).items()}
     ac.matched_width.cache_clear()
-    yield
-    ac.plan.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ac, "TYPES", {"deep": 2, "small": 1, "paper": 1})
+        patch.setattr(ac, "convolutions", few_channels)
+        patch.setattr(ac, "param_shapes", few_hidden)
+        yield patch
     ac.matched_width.cache_clear()
 
 
@@ -56,18 +67,17 @@ def batch_of(digits, config, n=3, dtype=np.float64):
 
 def loss_of(params, batch, config, statistics=()):
     """The loss anew, from forward and the loss functions; statistics: of the batch, or, None, the running ones"""
-    out, _ = ac.forward(params, batch["images"], config, batch["labels"][:, None],
-                        dropout_mask=batch.get("dropout_mask"), statistics=None if statistics is None else {})
+    out, _ = ac.forward(params, batch["images"], config, batch["labels"], None if statistics is None else {},
+                        batch.get("dropout_mask"))
     labels, scores = batch["labels"], out["scores"]
     if config.loss == "margin":
-        naming = ac.margin_loss(scores, np.eye(10)[labels])[0]
-    elif config.model in ac.CAPSULES:
-        naming = -np.log(scores[np.arange(len(labels)), labels] / scores.sum(1)).mean()
+        loss = ac.margin_loss(scores, np.eye(10)[labels])[0]
     else:
-        naming = -np.log(np.exp(scores[np.arange(len(labels)), labels]) / np.exp(scores).sum(1)).mean()
+        parts = scores if config.model in ac.CAPSULES else np.exp(scores)
+        loss = -np.log(parts[np.arange(len(labels)), labels] / parts.sum(1)).mean()
     if "recon" not in out:
-        return naming
-    return naming + config.recon_weight * np.square(out["recon"] - batch["images"][:, None]).sum() / len(labels)
+        return loss
+    return loss + config.recon_weight * np.square(out["recon"] - batch["images"][:, None]).sum() / len(labels)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -75,34 +85,36 @@ def test_gradient_of_the_whole_network(digits, name):
     config = NETWORKS[name]
     config = dataclasses.replace(config, recon_weight=0.01) if config.recon_weight else config
     params, batch = float64(config, seed=4), batch_of(digits, config)
+    before = {key: array.copy() for key, array in (params | batch).items()}
     terms, grads, _ = ac.loss_and_grads(params, batch, config)
-    out, _ = ac.forward(params, batch["images"], config, dropout_mask=batch.get("dropout_mask"), statistics={})
-    assert terms["hits"] == sum(row.argmax() == label for row, label in zip(out["scores"], batch["labels"]))
+    assert_same(before, params | batch)                                                 # the inputs do not change
+    out, _ = ac.forward(params, batch["images"], config, None, {}, batch.get("dropout_mask"))
+    assert terms["accuracy"] == (out["scores"].argmax(1) == batch["labels"]).mean()
     assert loss_of(params, batch, config) == pytest.approx(terms["loss"], rel=1e-9)
     assert all(g.any() and g.shape == params[key].shape for key, g in grads.items())
-    half, half_grads, _ = ac.loss_and_grads(params, batch, config, batch_fraction=0.5)
-    assert all(half[key] == pytest.approx(terms[key] / (1 if key == "hits" else 2)) for key in terms)
+    single = ({key: a.astype(np.float32) if a.dtype == float else a for key, a in of.items()} for of in (params, batch))
+    assert float_dtypes(ac.loss_and_grads(*single, config)[1:]) == {np.dtype(np.float32)}
+    half, half_grads, _ = ac.loss_and_grads(params, batch, config, share=0.5)
+    assert {key: 2 * term for key, term in half.items()} == pytest.approx(terms)
     assert all(np.allclose(half_grads[key], g / 2, rtol=1e-9, atol=1e-15) for key, g in grads.items())
     check_directions(lambda p: loss_of(p, batch, config), params, grads, n=2)
     check_coordinates(lambda p: loss_of(p, batch, config), params, grads, n=2)
 
 
-@pytest.mark.parametrize("model, pool", [("cnn-gap", "global_avg_pool"), ("cnn-gmp", "global_max_pool"),
-                                         ("vector-gap", "global_avg_pool"),
-                                         ("vector-gmp", "global_max_pool"), ("cnn-dense", "flatten"),
-                                         ("cnn", "flatten")])
-def test_a_network_pools_over_places_as_its_name_says(model, pool):
-    operations = {operation for operation, *_ in ac.plan(tiny(model)).layers}
-    assert {"global_avg_pool", "global_max_pool", "flatten"} & operations == {pool}
+@pytest.mark.parametrize("model", [*ac.VECTORS, *ac.CNNS])
+def test_a_head_sees_the_positions_as_its_name_says(model):
+    x, config = normal(2, 3, 4, 5), tiny(model)
+    seen = x.mean((1, 2)) if "gap" in model else x.max((1, 2)) if "gmp" in model else x.reshape(2, -1)
+    np.testing.assert_allclose(ac.features_forward(x, config)[0], seen, rtol=1e-12)
+    check_op(lambda x: ac.features_forward(x, config), ac.features_backward, x)
 
 
-def test_largest_by_hand_and_its_gradient():
+def test_the_gradient_of_a_maximum_by_hand():
     x = np.array([[[[1.0, 5], [3, 5]], [[2, 0], [3, -1]]]])                             # (1, 2, 2, 2)
-    y, cache = ac.global_max_pool_forward(x)
+    y, cache = ac.features_forward(x, tiny("cnn-gmp"))
     assert y.tolist() == [[3, 5]]
-    dx = ac.global_max_pool_backward(np.array([[7.0, 9]]), cache)
+    dx = ac.features_backward(np.array([[7.0, 9]]), cache)
     assert dx[0, 0].tolist() == [[0, 9], [7, 0]] and not dx[0, 1].any()                 # the first of equals
-    check_op(ac.global_max_pool_forward, ac.global_max_pool_backward, normal(2, 3, 4, 5), tol=SMOOTH)
 
 
 @pytest.mark.parametrize("n_positions", [1, 3])
@@ -112,14 +124,14 @@ def test_one_iteration_without_votes_is_one_iteration_with_them(n_positions):
     u, W, ds = (rng.standard_normal(shape) for shape in ((2, 6, 4), (6 // n_positions, 4, 3, 5), (2, 3, 5)))
     s, cache = ac.uniform_routing_forward(u, W)
     u_hat, votes_cache = ac.shared_votes_forward(u, W, n_positions)
-    slow, routing_cache = ac.routing_forward(u_hat, 1, nonlinearity=ac.PLAIN)
+    slow, routing_cache = ac.routing_forward(u_hat, 1, ac.PLAIN)
     np.testing.assert_allclose(s, slow, rtol=1e-12)
     by_hand = sum(W[i % len(W)].transpose(1, 2, 0) @ u[0, i] for i in range(6)) / 3
     np.testing.assert_allclose(s[0], by_hand, rtol=1e-12)
     for fast, oracle in zip(ac.uniform_routing_backward(ds, cache), ac.shared_votes_backward(
             ac.routing_backward(ds, routing_cache), votes_cache)):
         np.testing.assert_allclose(fast, oracle, rtol=1e-12)
-    check_op(lambda u: ac.uniform_routing_forward(u, W), lambda ds, cache: ac.uniform_routing_backward(ds, cache)[0], u)
+    check_op(ac.uniform_routing_forward, ac.uniform_routing_backward, u, W)
 
 
 def test_shared_capsules_by_loops(digits):
@@ -127,7 +139,7 @@ def test_shared_capsules_by_loops(digits):
     config = NETWORKS["capsnet-shared"]
     params, batch = float64(config), batch_of(digits, config)
     out, _ = ac.forward(params, batch["images"], config, statistics={})
-    centers, B = ac.plan(config).centers, 2
+    centers, B = ac.receptive_field_centers(config), 2
     for n in range(3):
         s = np.zeros((10, 16))
         for place, center in enumerate(centers):
@@ -147,59 +159,56 @@ def test_what_is_squashed_is_what_the_setting_says(squash, u, v):
     by_hand = {"plain": lambda s: s, "cut": lambda s: np.maximum(s, 0), "squashed": lambda s: (
         s * np.linalg.norm(s, axis=-1, keepdims=True) / (1 + np.square(s).sum(-1, keepdims=True)))}
     config = tiny("capsnet", squash=squash, routing_iters=1)
-    params, x = float64(config), normal(3, 49, 16)                                      # two types of capsules
-    out_v, out, _ = ac.capsules_forward(params, x.copy(), config, np.empty)
+    params, x = float64(config), normal(3, 7, 7, 16)                                    # two types of capsules
+    out, _ = ac.capsnet_head_forward(params, x.copy(), config, None)
     np.testing.assert_allclose(out["u"], by_hand[u](x.reshape(3, 98, 8)), rtol=1e-6)
     s = np.einsum("nie,iejd->njd", out["u"], params["W"]) / 10
-    np.testing.assert_allclose(out_v, by_hand[v](s), rtol=1e-6)
+    np.testing.assert_allclose(out["v"], by_hand[v](s), rtol=1e-6)
 
 
 @pytest.mark.parametrize("padding, n", [(0, 5), (4, 7)])
 def test_places_are_the_middles_of_the_receptive_fields(padding, n):
     """Of the deep front end: 3x3, 3x3, pool, 3x3, 3x3, pool, 3x3: fields of 24 px, 4 px apart, so that five cover
     40 px and seven 48; -1 to 1 over the image, whose middle is the middle field's"""
-    centers = ac.plan(tiny("capsnet-shared", padding=padding)).centers
+    centers = ac.receptive_field_centers(tiny("capsnet-shared", padding=padding))
     assert len(centers) == n * n
     x = np.unique(centers[:, 0])
     np.testing.assert_allclose(x, (np.arange(n) - n // 2) * 4 / 20, atol=1e-12)
     assert centers[0].tolist() == [x[0], x[0]] and centers[1].tolist() == [x[1], x[0]]  # x first, then y
 
 
-def size_of(config, width=0):
-    return sum(math.prod(shape) for shape in ac.param_shapes(config, width).values())
+def size_of(config, **more):
+    return sum(math.prod(shape) for shape in ac.param_shapes(dataclasses.replace(config, **more)).values())
 
 
 @pytest.mark.parametrize("model, of, more", [
     ("cnn-gap", "capsnet-shared", {}), ("cnn-gmp", "capsnet-shared", {}), ("cnn-dense", "capsnet", {"padding": 4}),
-    ("cnn", "capsnet", {"padding": 4}),
-    ("cnn", "capsnet", {"task": "mnist"}), ("cnn", "capsnet", {"preset": "small"}),
+    ("cnn", "capsnet", {"padding": 4}), ("cnn", "capsnet", {"task": "mnist"}), ("cnn", "capsnet", {"preset": "small"}),
     ("cnn-dense", "capsnet", {"preset": "small"})])
-def test_controls_have_the_size_of_the_capsules_without_their_decoder(model, of, more, monkeypatch):
+def test_controls_have_the_size_of_the_capsules_without_their_decoder(model, of, more, few_units):
     """No other width comes as near: by trial of all, which is slow"""
-    monkeypatch.undo()
-    config = ac.Config(model=model, **more)
-    wanted = size_of(ac.Config(model=of, recon_weight=0.0, **more))
-    assert ac.matched_width(config) == min(range(1, 600), key=lambda width: abs(size_of(config, width) - wanted))
+    few_units.undo()
+    config, wanted = ac.Config(model=model, **more), size_of(ac.Config(model=of, recon_weight=0.0, **more))
+    assert ac.matched_width(config) == min(range(1, 600), key=lambda width: abs(size_of(config, width=width) - wanted))
 
 
 @pytest.mark.parametrize("flags, n", [
     (dict(task="mnist", preset="paper", model="capsnet"), 8215568), (dict(), 1153872),
-    (dict(model="vector-gap"), 1137232),
-    (dict(preset="small", model="capsnet"), 2805248),
+    (dict(model="vector-gap"), 1137232), (dict(preset="small", model="capsnet"), 2805248),
     (dict(preset="small", model="cnn"), 1814214), (dict(preset="small", model="cnn", conv1_channels=64), 1814247)])
-def test_parameter_counts(flags, n, monkeypatch):
+def test_parameter_counts(flags, n, few_units):
     """The paper's: 8.2 million with reconstruction"""
-    monkeypatch.undo()
+    few_units.undo()
     config = ac.Config(**flags)
     assert size_of(config) == n
     assert ac.param_shapes(ac.Config(model="cnn", width=656))["fc2_w"] == (656, 384)    # as 328 and 192 in the paper
     if config.preset == "paper":                                            # 28 -> 20 -> 6: 1,152 capsules
-        assert (ac.plan(config).side, ac.plan(config).channels) == (6, 256) and len(ac.plan(config).centers) == 36
+        assert ac.convolutions(config)[-1].F == 256 and len(ac.receptive_field_centers(config)) == 36
 
 
-def test_initial_weights_have_the_variance_their_fan_in_asks_for(monkeypatch):
+def test_initial_weights_have_the_variance_their_fan_in_asks_for(few_units):
     """Half of it where no ReLU follows: scores, pixels, primary capsules; a digit sums the votes of 7x7x16 capsules"""
-    monkeypatch.undo()
+    few_units.undo()
     shared, cnn = (ac.init_params(ac.Config(**flags)) for flags in ({}, dict(model="cnn", preset="small")))
     for params, name, std in ((shared, "conv2_w", (2 / 144) ** 0.5), (shared, "primary_w", (1 / 128) ** 0.5),
                               (shared, "W", (16 / (8 * 784)) ** 0.5), (shared, "coordinate_W", (16 / (8 * 784)) ** 0.5),
@@ -212,28 +221,12 @@ def test_initial_weights_have_the_variance_their_fan_in_asks_for(monkeypatch):
     assert (shared["conv1_norm_gamma"] == 1).all() and not any(cnn[name].any() for name in cnn if name.endswith("_b"))
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_results_do_not_depend_on_the_buffers(digits, name):
-    config, arena = NETWORKS[name], ac.Arena()
-    params, samples = float64(config), next(ac.epoch_samples(digits, 0, config))
-    for rows in (slice(0, 4), slice(4, 7), slice(0, 4)):
-        batch = ac.to_batch(samples, rows, np.float64)
-        pure = ac.loss_and_grads(params, batch, config)
-        for empty in (poison, arena.rewind()):
-            terms, grads, _ = ac.loss_and_grads(params, batch, config, empty)
-            assert terms == pure[0] and grads.keys() == pure[1].keys()
-            for key, g in grads.items():
-                np.testing.assert_array_equal(g, pure[1][key])
-
-
-def test_stopping_at_an_accuracy(digits, tmp_path):
-    config = tiny("cnn-gap", width=0, padding=0, n_epochs=10, lr=1e-2, warmup=0, stop_at=0.3, train_shift="0",
-                  checkpoint=str(tmp_path / "run.npz"))
-    _, history = ac.train(config, data=digits)
-    reached = [epoch["val_accuracy"] >= 0.3 for epoch in history["epochs"]]
+def test_stopping_at_an_accuracy(digits):
+    config = tiny("cnn-gap", width=0, padding=0, n_epochs=10, lr=1e-2, warmup=0, stop_at=0.3, train_shift="0")
+    state = ac.train(config, digits)
+    reached = [epoch["val_accuracy"] >= 0.3 for epoch in state["history"]["epochs"]]
     assert reached[-1] and not any(reached[:-1]) and len(reached) < 10
-    _, again = ac.train(config, data=digits)                                          # has stopped before
-    assert again["steps"] == history["steps"]
+    assert ac.train(config, digits, state)["step"] == 2 * len(reached)                  # has stopped before
 
 
 @pytest.mark.parametrize("model, width, units, last", [("cnn-dense", 6, 6, "fc2_b"), ("cnn", 10, 6, "fc3_b")])
@@ -255,14 +248,12 @@ def test_evaluation_against_brute_force(digits, name, monkeypatch):
     monkeypatch.setattr(ac, "CHUNK", 12)
     config = dataclasses.replace(NETWORKS[name], n_test=28)
     some = digits | {"test": tuple(a[digits["test"][1] < 7] for a in digits["test"])}
-    params = ac.init_params(config)
-    weights = params | ac.init_state(params)
-    with ac.Runner(1) as runner:
-        found = ac.evaluate(weights, ac.stream_digits(some, config, "test"), config, runner)
-    parts = list(ac.stream_digits(some, config, "test"))
+    weights, parts = ac.weights_of(ac.initial_state(config)), list(ac.stream_digits(some, config, "test"))
+    with ac.worker_threads(config) as workers:
+        found = ac.evaluate(weights, parts, config, workers)
     part = {key: np.concatenate([each[key] for each in parts]) for key in parts[0]}
     batch = ac.to_batch(part, slice(None))
-    out, _ = ac.forward(weights, batch["images"], config, batch["labels"][:, None])
+    out, _ = ac.forward(weights, batch["images"], config, batch["labels"])
     right = out["scores"].argmax(1) == part["labels"]
     assert found["hits"] == right.sum() and found["accuracy"] == right.mean() and found["n"] == 28
     assert np.array_equal(found["correct"], right)

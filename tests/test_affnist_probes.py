@@ -1,7 +1,7 @@
 """The probes of the affNIST networks: FGSM, rotated digits, images of no digit, linear probes; by hand and by loops."""
 import dataclasses
 import json
-import sys
+import os
 
 import affnist_capsnet as ac
 from lab.messages import InputError
@@ -14,23 +14,23 @@ import probe_affnist_capsnet as probe
 
 
 @pytest.fixture
-def runner():
-    with ac.Runner(1) as runner:
-        yield runner
+def workers():
+    with ac.worker_threads(tiny("cnn-gap")) as workers:
+        yield workers
 
 
 def trained(config, digits):
     """The weights after a few steps: running statistics and all else as they are evaluated"""
-    return ac.train(dataclasses.replace(config, n_epochs=1), data=digits | {"source": "synthetic"})[0]
+    return ac.weights_of(ac.train(dataclasses.replace(config, n_epochs=1), digits))
 
 
 # ---------------------------------------------------------------- the network without its normalizations
 
-@pytest.mark.parametrize("name", [*ac.MODELS, "not normalized", "with dropout", "plain vectors"])
+@pytest.mark.parametrize("name", [*ac.CAPSULES, *ac.CNNS, "not normalized", "with dropout", "plain vectors"])
 def test_a_folded_network_says_the_same(name):
     config, rng = NETWORKS[name], np.random.default_rng(0)
     weights = float64(config)
-    weights |= {key: rng.random(a.shape) + 0.5 for key, a in ac.init_state(weights).items()}
+    weights |= {key: rng.random(a.shape) + 0.5 for key, a in ac.initial_state(config)["running"].items()}
     images = rng.random((2, ac.SIDES[config.task], ac.SIDES[config.task]))
     params, plain = probe.fold_normalizations(weights, config)
     assert plain.norm == "none" and not any("norm" in name for name in params) and plain.recon_weight == 0
@@ -39,8 +39,9 @@ def test_a_folded_network_says_the_same(name):
 
 
 @pytest.mark.parametrize("model", ["capsnet-shared", "capsnet", "cnn-gap", "cnn"])
-def test_the_adversarial_direction_is_that_of_the_score_gap_that_is_evaluated(digits, runner, model):
-    """Centered differences of (best wrong score - true score), with the running statistics, in float64"""
+def test_the_adversarial_direction_is_that_of_the_score_gap_that_is_evaluated(digits, workers, model):
+    """Centered differences of (best wrong score - true score), with the running statistics, in float64. It is not zero
+    either where the margin loss of a sure answer is flat"""
     config = tiny(model)
     weights = {name: a.astype(np.float64) for name, a in trained(config, digits).items()}
     noise = np.random.default_rng(1).integers(0, 256, (2, 40, 40), np.uint8)            # on black, maxima are ties
@@ -51,7 +52,7 @@ def test_the_adversarial_direction_is_that_of_the_score_gap_that_is_evaluated(di
         right = scores[np.arange(2), part["labels"]].copy()
         scores[np.arange(2), part["labels"]] = -np.inf
         return scores.max(1) - right
-    direction = probe.adversarial_direction(weights, config, part, runner)
+    direction = probe.adversarial_direction(weights, config, part, workers)
     images, rng = part["images"] / 255, np.random.default_rng(0)
     assert direction.shape == images.shape and set(np.unique(direction)) <= {-1, 0, 1}
     for _ in range(12):
@@ -61,31 +62,24 @@ def test_the_adversarial_direction_is_that_of_the_score_gap_that_is_evaluated(di
         slope = (gap(images + step) - gap(images - step)) / 2e-5
         clear = np.abs(slope) > 1e-5
         np.testing.assert_array_equal(direction[:, y, x][clear], np.sign(slope)[clear])
-
-
-def test_a_digit_whose_loss_is_zero_has_a_direction_all_the_same(digits, runner):
-    """The margin loss of a sure answer is flat; the gap between scores is not"""
-    config = tiny("capsnet-shared")
-    weights = trained(config, digits)
     part = {name: a[:8] for name, a in next(ac.stream_digits(digits, config, "test")).items()}
-    direction = probe.adversarial_direction(weights, config, part, runner)
-    assert (np.abs(direction).sum((1, 2)) > 0).all()
+    assert model == "cnn" or probe.adversarial_direction(weights, config, part, workers).any((1, 2)).all()
 
 
 # ---------------------------------------------------------------- one-step sign attacks
 
-def test_noisy_copies_vote_on_the_sign(runner, monkeypatch):
+def test_noisy_copies_vote_on_the_sign(workers, monkeypatch):
     """By columns: two of three say up; two say down; one says up and none down; as many say each"""
     said = [np.array([[[1, -1, 1, -1]]]), np.array([[[1, 1, 0, 1]]]), np.array([[[-1, -1, 0, 0]]])]
     shown = []
 
-    def direction(params, config, part, runner):
+    def direction(params, config, part, workers):
         shown.append(part["images"])
         return said[len(shown) - 1]
     monkeypatch.setattr(probe, "adversarial_direction", direction)
     monkeypatch.setattr(probe, "N_NOISY", 3)
     part = {"images": np.full((1, 40, 40), 128, np.uint8), "labels": np.array([3])}
-    voted = probe.voted_direction({}, None, part, np.random.default_rng(0), runner)
+    voted = probe.voted_direction({}, None, part, np.random.default_rng(0), workers)
     assert voted.tolist() == [[[1, -1, 1, 0]]]
     assert [images.astype(float).std() for images in shown] == pytest.approx([probe.EPSILON] * 3, rel=0.1)
     assert not np.array_equal(shown[0], shown[1]) and (part["images"] == 128).all()
@@ -102,18 +96,18 @@ def test_shuffled_signs_are_as_many_of_the_ink_and_of_the_background():
     assert not np.array_equal(out[0], out[1]) and (signs[0] == signs[1]).all()
 
 
-def test_each_way_steps_along_its_own_signs(digits, runner, monkeypatch):
+def test_each_way_steps_along_its_own_signs(digits, workers, monkeypatch):
     """At the digit the gradient is up on the left and down on the right, at noisy copies the reverse. Who follows it is
     right as far as no pixel went the other way."""
     config, copies, moves = tiny("cnn-gap", n_test=20), [], []
     before = next(ac.stream_digits(digits, config, "test"))["images"].astype(int)
 
-    def direction(params, config, part, runner):
+    def direction(params, config, part, workers):
         noisy = not np.array_equal(part["images"], before)
         copies.extend([part["images"].astype(int)] * noisy)
         return np.where((np.arange(40) < 20) != noisy, 1, -1) * np.ones(before.shape, int)
 
-    def evaluate(params, parts, config, runner):
+    def evaluate(params, parts, config, workers):
         moved = parts[0]["images"].astype(int) - before
         moves.append(moved)
         up_on_the_left = (moved[..., :20] >= 0).all((1, 2)) & (moved[..., 20:] <= 0).all((1, 2))
@@ -121,7 +115,7 @@ def test_each_way_steps_along_its_own_signs(digits, runner, monkeypatch):
     monkeypatch.setattr(probe, "adversarial_direction", direction)
     monkeypatch.setattr(ac, "evaluate", evaluate)
     monkeypatch.setattr(probe, "N_NOISY", 3)
-    assert probe.sign_attack({}, digits, config, runner) == {
+    assert probe.sign_attack({}, digits, config, workers) == {
         "gradient": 1, "gradient shuffled": 0, "vote": 0, "vote shuffled": 0}
     assert [np.abs(moved).max() for moved in moves] == [probe.EPSILON] * 4
     assert (moves[2][..., :20] <= 0).all() and (moves[2][..., 20:] >= 0).all()
@@ -131,30 +125,12 @@ def test_each_way_steps_along_its_own_signs(digits, runner, monkeypatch):
 
 # ---------------------------------------------------------------- rotated digits
 
-def test_centered_digits_have_their_center_at_that_of_the_canvas(digits):
-    config = tiny("cnn-gap")
-    (part,) = ac.stream_digits(digits, config, "centered", factors=ac.IDENTITY)
-    images = digits["test"][0][:config.n_test]
-    padded = np.pad(images.astype(float), ((0, 0), (6, 6), (6, 6)))
-    np.testing.assert_allclose(part["images"], padded, atol=1)
-    (rotated,) = ac.stream_digits(digits, config, "centered", factors=ac.IDENTITY | {"rotation": 90.0})
-    np.testing.assert_allclose(rotated["images"], np.rot90(padded, axes=(1, 2)), atol=1)
-
-
-def test_what_does_not_fit_in_the_middle_goes_as_near_to_it_as_it_can():
-    image = np.zeros((1, 28, 28), np.uint8)
-    image[0, 1:27, 1:6] = 255                                  # left of the middle: 1.4 times as wide it would be cut
-    placed, centers = ac.transform_digits(image, ac.affine_matrix(0, 0, 1, 1.6), None, 40)
-    assert placed.sum(dtype=float) == pytest.approx(1.6 * image.sum(dtype=float), rel=0.02)
-    assert centers[0, 0] == 19.5 and 19.5 < centers[0, 1] < 23
-
-
-def test_digits_rotated_by_0_degrees_are_the_centered_ones(digits, runner, monkeypatch):
+def test_digits_rotated_by_0_degrees_are_the_centered_ones(digits, workers, monkeypatch):
     config = tiny("cnn-gap")
     weights = trained(config, digits)
     monkeypatch.setattr(probe, "ROTATIONS", (0.0, 180.0))
-    found = probe.rotated(weights, digits, config, runner)
-    plain = ac.evaluate(weights, ac.stream_digits(digits, config, "centered", ac.IDENTITY), config, runner)["accuracy"]
+    found = probe.rotated(weights, digits, config, workers)
+    plain = ac.evaluate(weights, ac.stream_digits(digits, config, "centered", ac.IDENTITY), config, workers)["accuracy"]
     assert found.keys() == {"0", "180"} and found["0"] == plain
 
 
@@ -217,21 +193,21 @@ def test_strokes_are_of_two_digits_and_moved(digits, monkeypatch):
     assert tops.min() == 4 and tops.max() == 16                                         # 10, by up to 6 either way
 
 
-def test_little_ink_needs_no_network(digits, runner, monkeypatch):
+def test_little_ink_needs_no_network(digits, workers, monkeypatch):
     """Blank pictures have less than any digit, inverted ones more"""
     monkeypatch.setattr(probe, "confidences", lambda params, part, *_: {"margin": np.zeros(len(part["images"]))})
-    found = probe.detection({}, digits, tiny("cnn-gap"), runner)
+    found = probe.detection({}, digits, tiny("cnn-gap"), workers)
     assert found["inverted"] == {"margin": 0.5, "little ink": 1} and found["blank"] == {"margin": 0.5, "little ink": 0}
     assert found["shuffled"]["little ink"] == 0.5
 
 
-def test_scores_of_confidence_by_hand(digits, runner):
+def test_scores_of_confidence_by_hand(digits, workers):
     part = {name: a[:3] for name, a in next(ac.stream_digits(digits, tiny("cnn-gap"), "test")).items()}
     for model in ("capsnet-shared", "cnn-gap"):
         config = tiny(model)
         weights = trained(config, digits)
         out = ac.forward(weights, part["images"].astype(np.float32) / 255, config)[0]
-        found, top = probe.confidences(weights, part, config, runner), np.sort(out["scores"], 1)
+        found, top = probe.confidences(weights, part, config, workers), np.sort(out["scores"], 1)
         np.testing.assert_allclose(found["margin"], top[:, -1] - top[:, -2], rtol=1e-4, atol=1e-6)
         if model == "cnn-gap":
             powers = np.exp(out["scores"].astype(float))
@@ -245,56 +221,51 @@ def test_scores_of_confidence_by_hand(digits, runner):
 
 # ---------------------------------------------------------------- linear probes of capsules
 
-def test_a_dimension_that_is_a_place_follows_the_place(monkeypatch):
-    """Capsules whose first two dimensions are where the ink's middle lies, whose third is noise, and no more"""
-    class Middles:
-        def forward(self, params, samples, config):
-            images, rng = samples["images"].astype(float), np.random.default_rng(0)
-            y, x = ((images.sum(axis) * np.arange(40)).sum(1) / images.sum((1, 2)) for axis in (2, 1))
-            v = np.zeros((len(x), 10, ac.D))
-            v[..., 0], v[..., 1], v[..., 2] = x[:, None], -y[:, None], rng.standard_normal(len(x))[:, None]
-            return {"v": v}
+def test_linear_probes_find_what_is_in_a_capsule_and_nothing_else(monkeypatch):
+    """Capsules whose first two dimensions are where the ink's middle lies, whose third is noise, and no more. Then
+    noise in all 16: on the digits that the map was fitted to it would explain two fifths of 40 digits' factors"""
+    def middles(params, samples, config, workers):
+        images, rng = samples["images"].astype(float), np.random.default_rng(0)
+        y, x = ((images.sum(axis) * np.arange(40)).sum(1) / images.sum((1, 2)) for axis in (2, 1))
+        v = np.zeros((len(x), 10, ac.D))
+        v[..., 0], v[..., 1], v[..., 2] = x[:, None], -y[:, None], rng.standard_normal(len(x))[:, None]
+        return {"v": v}
+
+    def noise(params, samples, config, workers):
+        return {"v": np.random.default_rng(0).standard_normal((len(samples["labels"]), 10, ac.D))}
     monkeypatch.setattr(probe, "N_PROBED", 600)
-    found = probe.linear_probe({}, tiny("capsnet-shared"), Middles())
+    monkeypatch.setattr(ac, "forward_shards", middles)
+    found = probe.linear_probe({}, tiny("capsnet-shared"), None)
     assert list(found) == list(probe.KNOWN_FACTORS)
     assert min(found["x"], found["y"]) > 0.97 and max(found[name] for name in probe.KNOWN_FACTORS[2:]) < 0.15
-
-
-def test_a_map_of_many_dimensions_that_know_nothing_finds_nothing(monkeypatch):
-    """On the digits that it was fitted to, noise in 16 dimensions would explain two fifths of 40 digits' factors"""
-    class Noise:
-        def forward(self, params, samples, config):
-            return {"v": np.random.default_rng(0).standard_normal((len(samples["labels"]), 10, ac.D))}
     monkeypatch.setattr(probe, "N_PROBED", 400)
-    assert max(probe.linear_probe({}, tiny("capsnet-shared"), Noise()).values()) < 0
+    monkeypatch.setattr(ac, "forward_shards", noise)
+    assert max(probe.linear_probe({}, tiny("capsnet-shared"), None).values()) < 0
 
 
 # ---------------------------------------------------------------- the command line
 
-def test_what_a_probe_prints_and_keeps(digits, tmp_path, monkeypatch, capsys):
-    config = tiny("capsnet-shared", width=0)
-    ac.save_weights(tmp_path / "w.npz", config, trained(config, digits), {
-        "source": "synthetic", "epochs": [], "seconds": 0.0, "steps": 0})
-    monkeypatch.setattr(probe, "ROTATIONS", (0.0, 30.0))
-    monkeypatch.setattr(probe, "N_PROBED", 100)
-    monkeypatch.setattr(probe, "N_NOISY", 2)
-    monkeypatch.setattr(ac, "N_SYNTHETIC", {"train": 60, "val": 40, "test": 80})
-    call = f"x --load {tmp_path}/w.npz --digits synthetic --n-test 20 --threads 1".split()
-    monkeypatch.setattr(sys, "argv", [*call, "--out-json", f"{tmp_path}/r.json"])
-    probe.main()
-    out, found = capsys.readouterr().out, json.loads((tmp_path / "r.json").read_text("utf-8"))
+def test_what_a_probe_prints_and_keeps(digits, tmp_path, monkeypatch, call):
+    config = tiny("capsnet-shared", n_epochs=1)
+    ac.save(tmp_path / "w.npz", config, ac.train(config, digits), ("params", "state"))
+    for name, value in (("ROTATIONS", (0.0, 30.0)), ("N_PROBED", 100), ("N_NOISY", 2)):
+        monkeypatch.setattr(probe, name, value)
+    flags = "--load w.npz --digits synthetic --n-test 20 --threads 1".split()
+    code, out, err = call(ac, probe.main, *flags, "--out-json", "r.json")
+    assert (code, err) == (0, "")
+    found = json.loads((tmp_path / "r.json").read_text("utf-8"))
     assert found["rotated"].keys() == {"0", "30"} and found["loaded"]["file"] == "w.npz"
+    assert found["config"]["n_test"] == 20 and found["n_params"] == sum(map(np.size, ac.init_params(config).values()))
     assert set(found["linear_probe"]) == set(probe.KNOWN_FACTORS) and "linear probe, R^2 of stroke: " in out
     assert set(found["detection"]) == set(probe.NON_DIGITS)
-    for name in ("sign_attack", "rotated", "detection"):                # of one's own images: no synthetic digits
-        monkeypatch.setattr(probe, name, unprobed := lambda *_: {})
-        unprobed.__name__ = name
-    assert "linear_probe" not in probe.run_probes({}, {"source": "clothes-12345678"}, config, None)
     assert "AUROC, translated digits against strokes (chance 0.5): length " in out
     assert "one-step sign attack (FGSM, epsilon 32/255), signs from vote shuffled: " in out
     assert "accuracy on digits rotated by 30 degrees: " in out
-    for flags, words in {"--affnist-dir x": "probes do not read", "--lr 1": "trained with 0.01",
-                         "--out-json no/x.json": "cannot write", "--load no.npz": "No such file"}.items():
-        monkeypatch.setattr(sys, "argv", [*call, *flags.split()])
-        with pytest.raises((ac.InputError, InputError), match=words):
-            probe.main()
+    for words, named in {"--affnist-dir x": "probes do not read", "--lr 1": "has 0.01", "--load no.npz": "No such file",
+                         f"--out-json {os.devnull}/x.json": "cannot write"}.items():
+        code, _, err = call(ac, probe.main, *flags, *words.split())
+        assert code == 2 and named in err and err.count("\n") == 1, err
+    for name in ("sign_attack", "rotated", "detection"):                # of one's own images: no synthetic digits
+        monkeypatch.setattr(probe, name, unprobed := lambda *_: {})
+        unprobed.__name__ = name
+    assert "linear_probe" not in probe.run_probes({}, {"source": "clothes"}, config, None)

@@ -22,8 +22,8 @@ def late_loss(experiment, dtype=np.float32):
     with unittest.mock.patch.dict(golden.SIZES, n_train=n, batch_size=BATCH, n_epochs=5):
         config = dataclasses.replace(golden.tiny_config(experiment, ""), warmup=20)
         data = golden.tiny_data(experiment, config)
-    module.train(config, lambda step, weights, terms: losses.append(terms and terms["loss"]), 1, data, dtype)
-    assert len(losses) == 1 + N_STEPS
+    module.train(config, data, each_step=lambda state, terms: losses.append(terms["loss"]), dtype=dtype)
+    assert len(losses) == N_STEPS
     return float(np.mean(losses[-N_LAST:]))
 
 

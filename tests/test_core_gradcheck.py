@@ -48,7 +48,7 @@ def test_the_other_checks_tell_right_from_wrong(factor):
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_gradients_of_the_default_network(experiment):
     module, (config, data) = EXPERIMENTS[experiment], toy(experiment)
-    batch = module.to_batch(next(iter(module.epoch_samples(data, 0, config, float))), np.arange(3), float)
+    batch = module.to_batch(next(iter(module.epoch_samples(data, 0, config))), np.arange(3), float)
     shift = np.random.default_rng(3).standard_normal                                    # no unit on a ReLU's kink
     params = {name: p.astype(float) * (10 if name == "W" else 1) + (0.1 * shift(p.shape) if p.ndim == 1 else 0)
               for name, p in module.init_params(config).items()}                        # 10: votes that are heard

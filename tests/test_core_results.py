@@ -1,4 +1,5 @@
 """Results as lines of tables; golden values, which decide what is stale; tables and numbers in the documents."""
+import argparse
 import importlib
 import json
 import math
@@ -50,6 +51,15 @@ def accuracies(results):
         f"{MULTI}/main/{setting}-{seed}": {"test_exact_match": value, "n_params": 1234567,
                                            "test_exact_match_ci95": [value - 0.01, value + 0.01]}
         for setting, runs in settings.items() for seed, value in runs.items()})
+
+
+def configs(module, words):
+    """Return the Configs of a command's flags"""
+    parser = argparse.ArgumentParser()
+    module.add_settings(parser)
+    for flag in "--out-json", "--out-weights", "--checkpoint":
+        parser.add_argument(flag)
+    return module.configs_of(module.given_settings(parser.parse_args(words)))
 
 
 @pytest.fixture(scope="module")
@@ -117,9 +127,7 @@ def test_every_result_is_of_a_network_of_its_flags_size(kept):
     for name, line in kept.items():
         run, module = result_files.BY_NAME[name], golden.modules[line["experiment"]]
         if "python3" not in run.flags and "nearest" not in run.flags:
-            parser = module.Parser()
-            module.add_config_flags(parser)
-            config, = module.configs_from_args(parser.parse_args(shlex.split(run.flags)))
+            config, = configs(module, shlex.split(run.flags))
             assert line["n_params"] == sum(map(math.prod, module.param_shapes(config).values())), name
 
 
@@ -324,11 +332,9 @@ def test_every_training_command_is_accepted_at_toy_size(tmp_path, monkeypatch):
     for result in {result.name.rpartition("-")[0]: result for result in runs.RESULTS}.values():
         if "python3 " not in result.flags:
             module = golden.modules[result.experiment]
-            parser = module.Parser()
-            module.add_config_flags(parser, several=True)
             words = shlex.split(runs.shell_command(result, "r.json", toy=True))
-            for config in module.configs_from_args(parser.parse_args(words[2:])):
-                module.check_config(config)
+            for config in configs(module, words[2:]):
+                module.check(config)
 
 
 def test_what_is_not_there_is_named(tmp_path):

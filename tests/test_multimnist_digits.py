@@ -3,9 +3,7 @@ import contextlib
 import gzip
 import hashlib
 import os
-import shutil
 import socketserver
-import sys
 import threading
 from pathlib import Path
 
@@ -15,106 +13,91 @@ import numpy as np
 import pytest
 from conftest import DEAD, TINY
 
-SILENT = mc.Progress(quiet=True).say
+N_TRAIN = 5004                     # the last 5,000 are for validation
+RNG = np.random.default_rng(0)
+ARRAYS = {"train-images-idx3": RNG.integers(0, 10, (N_TRAIN, 28, 28), np.uint8),
+          "train-labels-idx1": np.arange(N_TRAIN), "t10k-labels-idx1": np.arange(4),
+          "t10k-images-idx3": RNG.integers(0, 10, (4, 28, 28), np.uint8)}
+FILES = {f"{name}-ubyte": bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes() +
+         (array % 10).astype(np.uint8).tobytes() for name, array in ARRAYS.items()}
+ZIPPED = {f"{name}.gz": gzip.compress(raw, 1) for name, raw in FILES.items()}
 
 
 @pytest.fixture
-def mnist(monkeypatch, tmp_path):
-    """Four small idx files in tmp_path/mnist, with MNIST changed to ask for exactly these -> folder, arrays"""
-    rng, folder = np.random.default_rng(0), tmp_path / "mnist"
-    table, arrays = {}, {}
-    folder.mkdir()
-    for (split, kind), (name, magic, shape, _) in mc.MNIST.files.items():
-        shape = (6 if split == "train" else 4, *shape[1:])
-        arrays[split, kind] = rng.integers(0, 10, shape, np.uint8)
-        raw = np.array([magic, *shape], ">i4").tobytes() + arrays[split, kind].tobytes()
-        (folder / name).write_bytes(raw)
-        table[split, kind] = (name, magic, shape, hashlib.sha256(raw).hexdigest())
-    monkeypatch.setattr(mc.MNIST, "files", table)
-    monkeypatch.setattr(mc.MNIST, "n_val", 2)
+def put(monkeypatch):
+    """put(folder, files): write them. They are taken for MNIST; synthetic digits are few"""
+    monkeypatch.setattr(mc, "MNIST", {name: hashlib.sha256(raw).hexdigest() for name, raw in FILES.items()})
     monkeypatch.setattr(mc, "N_SYNTHETIC", {"train": 4, "val": 3, "test": 2})
-    return folder, arrays
+
+    def write(folder, files=FILES):
+        folder.mkdir(parents=True)
+        for name, raw in files.items():
+            (folder / name).write_bytes(raw)
+        return folder
+    return write
 
 
-def gzip_all(folder):
-    for path in list(folder.iterdir()):
-        Path(f"{path}.gz").write_bytes(gzip.compress(path.read_bytes()))
-        path.unlink()
+def cache():
+    return Path(os.environ["HOME"]) / ".cache/hinton-mnist"
 
 
-def assert_loads(arrays, mnist_dir=""):
-    """The last of the training images are for validation"""
-    loaded = mc.load_digits(mc.Config(digits="mnist", data_dir=str(mnist_dir)), SILENT)
-    assert loaded.pop("source") == "mnist" and list(loaded) == ["train", "val", "test"]
-    for split, of, rows in (("train", "train", slice(0, 4)), ("val", "train", slice(4, 6)), ("test", "test", slice(4))):
-        for array, kind in zip(loaded[split], ("images", "labels")):
-            assert np.array_equal(array, arrays[of, kind][rows]) and array.dtype == np.uint8
+def assert_loads(data_dir=""):
+    loaded = mc.load_data(mc.Config(digits="mnist", data_dir=str(data_dir)))
+    assert loaded.pop("source") == "mnist" and list(loaded) == ["train", "test", "val"]
+    for split, of, rows in (("train", "train", slice(4)), ("val", "train", slice(4, None)), ("test", "t10k", slice(4))):
+        for array, kind in zip(loaded[split], ("images-idx3", "labels-idx1")):
+            assert np.array_equal(array, ARRAYS[f"{of}-{kind}"][rows] % 10) and array.dtype == np.uint8
 
 
-def test_mnist_is_read_raw_gzipped_and_from_the_environment(mnist, monkeypatch):
-    folder, arrays = mnist
-    assert_loads(arrays, folder)
-    monkeypatch.setenv("MNIST_DIR", str(folder))
-    gzip_all(folder)
-    assert_loads(arrays)
+def test_mnist_is_read_raw_gzipped_and_from_the_environment(put, monkeypatch, tmp_path):
+    put(tmp_path / "raw")
+    monkeypatch.setenv("MNIST_DIR", str(put(tmp_path / "zipped", ZIPPED)))
+    assert_loads()
     monkeypatch.setenv("MNIST_DIR", "/nowhere")
-    assert_loads(arrays, folder)                                                               # the flag wins
-    for config, named in ((mc.Config(data_dir="/no"), "--data-dir /no"), (mc.Config(), "MNIST_DIR /nowhere")):
-        with pytest.raises(mc.InputError, match=f"{named}: no such folder"):
-            mc.load_digits(config)
+    assert_loads(tmp_path / "raw")                                                             # the flag wins
+    for config, named in ((mc.Config(data_dir="/no"), "/no"), (mc.Config(), "/nowhere")):
+        with pytest.raises(mc.InputError, match=f"{named}: needs the four idx files"):
+            mc.load_data(config)
 
 
-def flip(path, at):
-    raw = bytearray(path.read_bytes())
-    raw[at] ^= 4
-    path.write_bytes(raw)
+def flipped(raw, at):
+    return raw[:at] + bytes([raw[at] ^ 4]) + raw[at + 1:]
 
 
-DAMAGES = {  # what happens to the gzipped or raw training images -> what the message says
-    "missing": (False, Path.unlink, "missing|not all four idx files"),
-    "unreadable": (False, lambda p: (p.unlink(), p.mkdir()), "directory|denied"),       # an OSError
-    "empty": (False, lambda p: p.write_bytes(b""), "begins with nothing"),
-    "truncated": (False, lambda p: p.write_bytes(p.read_bytes()[:-9]), "values"),
-    "wrong magic": (False, lambda p: flip(p, 3), "begins with 00000807|says shape"),
-    "wrong shape": (False, lambda p: flip(p, 7), "shape"),
-    "bit flipped": (False, lambda p: flip(p, 999), "SHA-256|damaged, since the three other"),
-    "gz truncated": (True, lambda p: p.write_bytes(p.read_bytes()[:-99]), "gzip"),
-    "gz flipped": (True, lambda p: flip(p, p.stat().st_size // 2), "gzip")}
+DAMAGED = "train-images-idx3-ubyte.*: damaged"
+DAMAGES = {  # what happens to the gzipped or raw training images (None: a folder has their name), what the message says
+    "unreadable": (FILES, None, DAMAGED), "empty": (FILES, lambda raw: b"", DAMAGED),
+    "truncated": (FILES, lambda raw: raw[:-9], DAMAGED), "wrong magic": (FILES, lambda raw: flipped(raw, 3), DAMAGED),
+    "wrong shape": (FILES, lambda raw: flipped(raw, 7), DAMAGED),
+    "bit flipped": (FILES, lambda raw: flipped(raw, 999), "some are damaged"),
+    "gz truncated": (ZIPPED, lambda raw: raw[:-99], DAMAGED),
+    "gz flipped": (ZIPPED, lambda raw: flipped(raw, len(raw) // 2), DAMAGED)}
 
 
-@pytest.mark.parametrize("where, damage", [*(("folder", damage) for damage in DAMAGES),
-                                           *(("cache", damage) for damage in DAMAGES if damage != "missing")])
-def test_a_damaged_file_is_named_and_never_replaced(mnist, damage, where, monkeypatch):
-    """Neither by synthetic digits nor, in the cache, by a mirror's: what lies there may be somebody's own"""
-    folder, _ = mnist
-    gzipped, harm, message = DAMAGES[damage]
-    if where == "cache":
-        cache = Path(os.environ["HOME"]) / ".cache/hinton-mnist"
-        mirror = Path(shutil.copytree(folder, folder.parent / "mirror"))
-        gzip_all(mirror)
-        cache.parent.mkdir()
-        folder = folder.rename(cache)
-        monkeypatch.setattr(mc.MNIST, "mirrors", (mirror.as_uri() + "/",))
-    if gzipped:
-        gzip_all(folder)
-    harm(folder / ("train-images-idx3-ubyte" + ".gz" * gzipped))
+@pytest.mark.parametrize("where", ["folder", "cache"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_named_and_never_replaced(put, tmp_path, damage, where, monkeypatch):
+    """Neither by synthetic digits nor, in the cache, by a mirror's: it may be the user's own"""
+    files, harm, message = DAMAGES[damage]
+    monkeypatch.setattr(mc, "MIRRORS", (put(tmp_path / "mirror", ZIPPED).as_uri() + "/",))
+    folder = put(tmp_path / "data" if where == "folder" else cache(), files)
+    path = folder / list(files)[0]
+    if harm:
+        path.write_bytes(harm(files[path.name]))
+    else:
+        path.unlink()
+        path.mkdir()
+    before = {path.name: path.is_file() and path.read_bytes() for path in folder.iterdir()}
     for digits in ("mnist", "auto"):
-        with pytest.raises((mc.InputError, OSError), match=message) as error:
-            mc.load_digits(mc.Config(digits=digits, data_dir=str(folder) if where == "folder" else ""), SILENT)
-        assert "train-images-idx3-ubyte" in str(error.value) and ("delete it" in str(error.value)) == (
-            where == "cache" and damage != "unreadable") and "\n" not in str(error.value)
-        assert not isinstance(error.value, mc.DataNotFound) and isinstance(error.value, OSError) == (
-            damage == "unreadable")
-
-
-def cached():
-    folder = Path(os.environ["HOME"]) / ".cache/hinton-mnist"
-    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+        with pytest.raises(mc.InputError, match=message) as error:
+            mc.load_data(mc.Config(digits=digits, data_dir=str(folder) if where == "folder" else ""))
+        assert str(folder) in str(error.value) and "\n" not in str(error.value)
+    assert {path.name: path.is_file() and path.read_bytes() for path in folder.iterdir()} == before
 
 
 @pytest.fixture
 def serve():
-    """serve(answer) -> address of a local server that sends these bytes, whatever it is asked"""
+    """serve(answer): the address of a local server that sends these bytes, whatever it is asked"""
     with contextlib.ExitStack() as stack:
         def start(answer):
             def handle(request, *_):
@@ -133,7 +116,7 @@ def page(body, says=None):
 
 
 WHOLE = gzip.compress(bytes(range(256)) * 99)
-ANSWERS = {  # what a mirror without MNIST sends; None: it is not even there
+ANSWERS = {  # what a mirror without MNIST sends; None: no server is there
     "dead": None, "nothing": b"", "not HTTP": b"\x00\x01 this is not HTTP\r\n\r\n", "empty": page(b""),
     "no such page": b"HTTP/1.0 404 Not Found\r\n\r\n", "HTML": page(b"<!DOCTYPE html><html>Please log in</html>"),
     "truncated gzip": page(WHOLE[:-40]), "another file": page(WHOLE), "less than promised": page(b"hello", 5000),
@@ -141,35 +124,31 @@ ANSWERS = {  # what a mirror without MNIST sends; None: it is not even there
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_a_mirror_without_mnist_is_passed_over_and_alone_is_as_no_network(mnist, serve, answer, monkeypatch, capsys):
+def test_a_mirror_without_mnist_is_passed_over_and_alone_is_as_no_network(put, serve, answer, monkeypatch, capsys,
+                                                                          tmp_path):
     """auto: synthetic digits, and a notice that --quiet does not hide; mnist: an error; either way nothing is in the
     cache. With a good mirror behind it: MNIST, from then on from the cache"""
     bad = DEAD if ANSWERS[answer] is None else serve(ANSWERS[answer])
-    monkeypatch.setattr(mc.MNIST, "mirrors", (bad,))
-    for quiet in (False, True):
-        digits = mc.load_digits(mc.Config(digits="auto", quiet=quiet), mc.Progress(quiet).say)
-        out, err = capsys.readouterr()
-        assert digits["source"] == "synthetic" and "SYNTHETIC" in err and "could not download" in err
-        assert [len(digits[split][1]) for split in ("train", "val", "test")] == [4, 3, 2] and (out == "") == quiet
-    said = "could not download train-images-idx3-ubyte.gz.*--data-dir.*--digits synthetic"
-    with pytest.raises(mc.DataNotFound, match=said) as error:
-        mc.load_digits(mc.Config(digits="mnist"), SILENT)
-    assert "\n" not in str(error.value) and cached() == []
-    monkeypatch.setattr(sys, "argv", ["x.py", "--task", "mnist", "--digits", "mnist"])
-    with pytest.raises(mc.DataNotFound, match="as in: python3? x.py --task mnist --digits synthetic$"):
-        mc.load_digits(mc.Config(digits="mnist"), SILENT)
-    folder, arrays = mnist
-    gzip_all(folder)
-    monkeypatch.setattr(mc.MNIST, "mirrors", (bad, folder.as_uri() + "/"))
-    assert_loads(arrays)
-    assert cached() == sorted(name + ".gz" for name, *_ in mc.MNIST.files.values())
-    monkeypatch.setattr(mc.MNIST, "mirrors", (DEAD,))
-    assert_loads(arrays)
+    monkeypatch.setattr(mc, "MIRRORS", (bad,))
+    digits = mc.load_data(mc.Config(quiet=True))
+    out, err = capsys.readouterr()
+    assert digits["source"] == "synthetic" and "SYNTHETIC" in err and "--data-dir" in err and not out
+    assert [len(digits[split][1]) for split in ("train", "val", "test")] == [4, 3, 2]
+    with pytest.raises(mc.InputError, match="MNIST.*--data-dir.*--digits synthetic") as error:
+        mc.load_data(mc.Config(digits="mnist"))
+    assert "\n" not in str(error.value) and not cache().exists()
+    monkeypatch.setattr(mc, "MIRRORS", (bad, put(tmp_path / "good", ZIPPED).as_uri() + "/"))
+    with pytest.raises(mc.InputError, match="MNIST is not on this machine"):
+        mc.load_data(mc.Config(digits="mnist"), download=False)
+    assert_loads()
+    assert sorted(path.name for path in cache().iterdir()) == sorted(ZIPPED)
+    monkeypatch.setattr(mc, "MIRRORS", (DEAD,))
+    assert_loads()
 
 
 def test_synthetic_digits_look_like_mnist():
-    """uint8 28x28, ink in about 20x20 px, center of mass in the middle, black ground and bright strokes; reproducible,
-    and all different"""
+    """uint8 28x28, ink in about 20x20 px, center of mass in the middle, black background and bright strokes;
+    reproducible, and all different"""
     images, labels, factors = mc.synthesize_digits(400, 0)
     assert images.shape == (400, 28, 28) and images.dtype == labels.dtype == np.uint8 and labels.shape == (400,)
     assert set(labels) == set(range(10)) and np.bincount(labels).min() > 10
@@ -204,18 +183,6 @@ def test_factors_of_the_synthetic_digits_mean_what_they_say():
 
 def test_splits_are_disjoint(monkeypatch):
     monkeypatch.setattr(mc, "N_SYNTHETIC", {"train": 60, "val": 30, "test": 30})
-    digits = mc.load_digits(TINY)
+    digits = mc.load_data(TINY)
     images = np.concatenate([digits[split][0] for split in ("train", "val", "test")])
     assert len(np.unique(images.reshape(120, -1), axis=0)) == 120
-    assert mc.MNIST.n_val == 5000 and mc.MNIST.files["train", "images"][2][0] == 60000
-
-
-def test_a_raw_and_a_gzipped_file_must_be_the_same(mnist):
-    """Both may lie there, as torchvision leaves them; other images in one of them are not silently preferred"""
-    folder, arrays = mnist
-    raw = folder / "train-labels-idx1-ubyte"
-    (folder / (raw.name + ".gz")).write_bytes(gzip.compress(raw.read_bytes()))
-    assert_loads(arrays, folder)
-    flip(raw, 9)
-    with pytest.raises(mc.InputError, match="train-labels-idx1-ubyte and .*train-labels-idx1-ubyte.gz differ. Remove"):
-        mc.load_digits(mc.Config(data_dir=str(folder)), SILENT)

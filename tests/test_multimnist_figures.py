@@ -4,7 +4,7 @@ import re
 from types import SimpleNamespace
 
 import multimnist_capsnet as mc
-from lab import data, figures
+from lab import data, figures, networks
 from lab.messages import InputError
 
 import imageio.v3 as imageio
@@ -29,23 +29,23 @@ def test_errors_by_visible_ink(digits):
     a[:2], b[1:3], c[:3] = 255, 255, 255                    # a and b share a row of two, c covers a
     pairs = {"labels": np.array([[1, 2], [2, 1], [3, 4], [4, 3]]), "sources": np.array([[a, c], *[[a, b]] * 3])}
     pairs["composites"] = pairs["sources"].max(1)
-    run = run_of(pairs, 0.1 + 0.8 * mc.k_hot(np.array([[1, 7], [1, 2], [3, 4], [3, 4]]), float))
+    run = run_of(pairs, 0.1 + 0.8 * mc.k_hot(np.array([[1, 7], [1, 2], [3, 4], [3, 4]]), float, 10))
     visible, groups, _ = viz.visible_ink(run)
     np.testing.assert_allclose(visible, [[0, 1 / 3], [0.5, 0.5], [0.5, 0.5], [0.5, 0.5]])
     assert sum(size for _, _, size in groups) == 4 and sum(n_correct for _, n_correct, _ in groups) == 3
     assert viz.error_metrics(run)["least_hidden"] == pytest.approx([0.5, 1])
     added = {"labels": pairs["labels"], "sources": pairs["sources"] // 255 * 170}
     added["composites"] = np.minimum(added["sources"].sum(1, dtype=int), 255).astype(np.uint8)
-    visible, _, _ = viz.visible_ink(run_of(added, mc.k_hot(added["labels"], np.float32)))
+    visible, _, _ = viz.visible_ink(run_of(added, mc.k_hot(added["labels"], np.float32, 10)))
     np.testing.assert_allclose(visible, [[1 / 2, 2 / 3], [0.75, 0.75], [0.75, 0.75], [0.75, 0.75]], rtol=1e-5)
-    pairs = mc.draw_pairs(digits, "test", 80, TINY, "evaluation", 1)
-    assert viz.draw_errors(run_of(pairs, mc.k_hot(pairs["labels"], np.float32)))                   # without an error
+    pairs = next(mc.stream_pairs(digits, "test", 80, TINY, mc.EVALUATION, 1))
+    assert viz.draw_errors(run_of(pairs, mc.k_hot(pairs["labels"], np.float32, 10)))                # without an error
 
 
 def test_routing_metrics_by_hand(digits):
     """One iteration leaves every coupling coefficient at 1/10; with long votes three iterations do not"""
-    pairs = mc.draw_pairs(digits, "test", 12, TINY, "evaluation", 1)
-    lengths = mc.k_hot(pairs["labels"], np.float32)
+    pairs = next(mc.stream_pairs(digits, "test", 12, TINY, mc.EVALUATION, 1))
+    lengths = mc.k_hot(pairs["labels"], np.float32, 10)
     run = run_of(pairs, lengths.copy())
     once = run_of(pairs, lengths.copy(), dataclasses.replace(TINY, routing_iters=1))
     hidden = viz.visible_ink(run)[2] == 0
@@ -166,13 +166,13 @@ def test_what_holds_no_ink_or_is_no_picture_is_refused_by_name_in_one_line(pictu
         path.write_bytes(BROKEN[name](path.read_bytes()))
     path = {"missing": tmp_path / "none.png", "a folder": tmp_path}.get(name, path)
     fault = "no ink" if name in NO_INK else ""
-    args = SimpleNamespace(image=path, only=[], results=None, load=None)
+    args = SimpleNamespace(image=path, only=[], results=None, load=None, out_json=None)
     with pytest.raises(InputError, match=re.escape(f"--image {path}: {fault}")) as error:
         viz.draw_image(args)
     assert "\n" not in str(error.value)
 
 
-SHIPPED = mc.load_network(mc.PRETRAINED[0])
+SHIPPED = networks.load_network(mc, mc.PRETRAINED[0])
 IMAGES, LABELS, _ = mc.synthesize_digits(60, 3)
 
 
@@ -259,9 +259,11 @@ def test_perturbed_reconstructions_change_one_dimension_of_one_capsule(rng):
     assert images.shape == (16, 11, 36, 36) and np.allclose(np.diff(figures.PERTURBATIONS), 0.05)
 
     def decoded(capsule):
-        masked = np.zeros((1, 10, 16), np.float32)
-        masked[0, 3] = capsule
-        return mc.layers_forward(params, masked.reshape(1, 160), mc.decoder(TINY))[0].reshape(36, 36)
+        x = np.zeros(160, np.float32)
+        x[48:64] = capsule
+        for k in (1, 2):
+            x = np.maximum(x @ params[f"dec{k}_w"] + params[f"dec{k}_b"], 0)
+        return 1 / (1 + np.exp(-(x @ params["dec3_w"] + params["dec3_b"]))).reshape(36, 36)
     for dimension, column, step in (0, 0, -0.25), (7, 8, 0.15), (15, 10, 0.25), (4, 5, 0):
         changed = v.copy()
         changed[dimension] += step

@@ -28,22 +28,17 @@ def placed(image, dy, dx):
     return canvas
 
 
-@pytest.mark.parametrize("shifts, iou", [(((0, 0), (0, 0)), 1), (((-4, 4), (-4, 4)), 1), (((0, 0), (0, 1)), 380 / 420),
-                                         (((1, 0), (0, 1)), 361 / 439), (((2, 0), (0, 0)), 360 / 440),
-                                         (((0, 1), (2, 0)), 342 / 458), (((-4, -4), (4, 4)), 144 / 656)])
-def test_box_iou_by_hand(shifts, iou):
-    assert mc.box_iou(np.array(shifts)) == pytest.approx(iou) == pytest.approx(iou_reference(shifts))
-
-
-def test_legal_shift_pairs_by_hand():
-    """On one axis 9, 16 and 14 of the 81 pairs of shifts are 0, 1 and 2 apart. IoU >= 0.8 allows the offsets (0, 0),
+def test_iou_and_legal_shift_pairs_by_hand():
+    """On one axis 9, 16 and 14 of the 81 pairs of shifts differ by 0, 1 and 2. IoU >= 0.8 allows the offsets (0, 0),
     (0, 1), (1, 0), (1, 1), (0, 2), (2, 0): 9*9 + 2*9*16 + 16*16 + 2*9*14 = 877 of 6561."""
+    for offset, iou in ((0, 0), 1), ((0, 1), 380 / 420), ((1, -1), 361 / 439), ((2, 0), 360 / 440), ((8, 7), 156 / 644):
+        assert mc.box_iou(np.array([(-4, -3), np.add((-4, -3), offset)])) == pytest.approx(iou)
     every = list(itertools.product(itertools.product(range(-4, 5), repeat=2), repeat=2))
-    assert sorted(map(tuple, mc.allowed_shift_pairs(0).reshape(-1, 4))) == sorted(a + b for a, b in every)
-    legal = mc.allowed_shift_pairs(0.8)
-    assert len(legal) == 877 == sum(iou_reference(pair) >= 0.8 for pair in every)
-    assert len(mc.allowed_shift_pairs(1)) == 81 and mc.box_iou(legal).min() == pytest.approx(360 / 440)
-    assert len(mc.allowed_shift_pairs(360 / 440)) == 877  # the bound itself is inside
+    ious = np.array([iou_reference(pair) for pair in every])
+    np.testing.assert_allclose(mc.box_iou(np.array(every)), ious)
+    for min_iou, n in ((0, 6561), (0.8, 877), (360 / 440, 877), (1, 81)):               # the bound itself is inside
+        legal = [sum(pair, ()) for pair, iou in zip(every, ious) if iou >= min_iou]
+        assert sorted(map(tuple, mc.allowed_shift_pairs(min_iou).reshape(-1, 4))) == legal and len(legal) == n
 
 
 @pytest.mark.parametrize("min_iou, merge", [(0.8, "max"), (0, "add"), (1, "max")])
@@ -67,8 +62,8 @@ def test_every_pair_is_what_it_says(digits, min_iou, merge):
 
 
 def test_placements_and_partners_are_uniform(digits):
-    """All 877 placements occur alike; the second digit is any image of another class, alike, whatever the classes'
-    sizes."""
+    """All 877 pairs of shifts are equally likely, and so are all images of other classes as the second digit, whatever
+    the classes' sizes."""
     labels = np.repeat(np.arange(4, dtype=np.uint8), [1, 2, 3, 6])[np.random.default_rng(1).permutation(12)]
     images, rng = np.zeros((12, 28, 28), np.uint8), np.random.default_rng(0)
     parts = [mc.generate_multimnist(images, labels, 2000, rng) for _ in range(15)]
@@ -84,45 +79,52 @@ def test_placements_and_partners_are_uniform(digits):
         mc.generate_multimnist(digits["train"][0][:3], np.array([4, 4, 4]), 2, np.random.default_rng(0))
 
 
+def drawn(stream):
+    """Return all pairs of a stream, {name: array}"""
+    chunks = list(stream)
+    return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
+
+
 def test_pairs_depend_on_seed_and_key_and_not_on_how_many_are_drawn(digits, monkeypatch):
     """A stream holds a chunk at a time, each from a generator of its own"""
-    monkeypatch.setattr(mc, "CHUNK", 40)
-    stream = mc.stream_pairs(digits, "val", 10 ** 12, TINY, "evaluation", 0)            # nothing is drawn ahead
+    def val(n, config=TINY, key=0):
+        return mc.stream_pairs(digits, "val", n, config, mc.EVALUATION, key, size=40)
+    stream, many = val(10 ** 12), drawn(val(110))                                       # nothing is drawn ahead
     first, second = next(stream), next(stream)
-    many = mc.draw_pairs(digits, "val", 110, TINY, "evaluation", 0)
     for name, array in many.items():
         assert len(array) == 110 and np.array_equal(np.concatenate([first[name], second[name]]), array[:80])
-    others = (mc.draw_pairs(digits, "val", 40, config, "evaluation", key)["index"] for config, key in
-              ((TINY, 1), (dataclasses.replace(TINY, seed=2), 0)))
+    others = (next(stream)["index"] for stream in (val(40, key=1), val(40, dataclasses.replace(TINY, seed=2))))
     assert not any(np.array_equal(first["index"], other) for other in (second["index"], *others))
-    val, = mc.validation_pairs(digits, TINY)
-    assert np.array_equal(val["index"], mc.draw_pairs(digits, "val", TINY.n_val, TINY, "evaluation", 0)["index"])
+
+
+def test_pairs_for_evaluation(digits, monkeypatch):
+    """Validation and test pairs are of their own digits and generators; they are not deformed"""
+    seen = []
+    monkeypatch.setattr(mc, "evaluate", lambda weights, chunks, *_: seen.append(drawn(chunks)) or {})
     plain = dataclasses.replace(TINY, min_iou=0.0, merge="add", warp=2.0)
-    pairs = mc.draw_pairs(digits, "test", 60, plain, "evaluation", 1)                   # not warped
-    assert mc.box_iou(pairs["shifts"]).min() < 0.5 and np.isin(pairs["sources"], digits["test"][0]).all()
-    assert np.array_equal(pairs["composites"], pairs["sources"].sum(1, dtype=int).clip(max=255))
+    for evaluate, split, n, key in ((mc.validate, "val", TINY.n_val, 0), (mc.evaluate_test, "test", TINY.n_test, 1)):
+        for config in (TINY, plain):
+            evaluate({}, digits, config, None)
+            expected = drawn(mc.stream_pairs(digits, split, n, config, mc.EVALUATION, key))
+            assert len(expected["labels"]) == n and np.array_equal(seen[-1]["index"], expected["index"])
+        pairs, (images, _) = seen[-1], digits[split]
+        assert mc.box_iou(pairs["shifts"]).min() < 0.5
+        assert np.array_equal(pairs["composites"], pairs["sources"].sum(1, dtype=int).clip(max=255))
+        assert np.array_equal(pairs["sources"].sum((2, 3)), images.sum((1, 2))[pairs["index"]])
 
 
 def test_epochs_are_fresh_and_cut_into_chunks_of_whole_batches(digits, monkeypatch):
-    def drawn(epoch, sizes, **changes):
+    def indices(epoch, sizes, **changes):
         parts = list(mc.epoch_samples(digits, epoch, dataclasses.replace(TINY, n_train=100, **changes)))
         assert [len(part["labels"]) for part in parts] == sizes
         return np.concatenate([part["index"] for part in parts])
     monkeypatch.setattr(mc, "CHUNK", 64)                                                # one batch of 40, less than two
-    first = drawn(0, [40, 40, 20])
-    assert np.array_equal(first, drawn(0, [40, 40, 20])) and not np.array_equal(first[:40], first[40:80])
-    assert not np.array_equal(first, drawn(1, [40, 40, 20]))
-    assert not np.array_equal(first, drawn(0, [40, 40, 20], seed=2))
-    drawn(0, [60, 40], batch_size=30)
-    drawn(0, [70, 30], batch_size=70)
-
-
-IDENTITY = np.eye(2)[None]
-
-
-def bent(down, across):
-    """A bend that moves every pixel by the same px"""
-    return np.broadcast_to(np.array([down, across], float)[:, None, None], (1, 2, mc.BEND_GRID, mc.BEND_GRID))
+    first = indices(0, [40, 40, 20])
+    assert np.array_equal(first, indices(0, [40, 40, 20])) and not np.array_equal(first[:40], first[40:80])
+    assert not np.array_equal(first, indices(1, [40, 40, 20]))
+    assert not np.array_equal(first, indices(0, [40, 40, 20], seed=2))
+    indices(0, [60, 40], batch_size=30)
+    indices(0, [70, 30], batch_size=70)
 
 
 def resampled_by_loops(image, linear, bend):
@@ -142,19 +144,15 @@ def resampled_by_loops(image, linear, bend):
     return out
 
 
-def test_resampling_by_hand(rng):
-    images = rng.integers(0, 256, (1, 28, 28), dtype=np.uint8)
-    image, = images
-    np.testing.assert_array_equal(mc.resample(images, IDENTITY, bent(0, 0))[0], image)
-    moved, = mc.resample(images, IDENTITY, bent(1, -2))                 # from one down, two to the left
-    np.testing.assert_array_equal(moved[:-1, 2:], image[1:, :-2])
-    assert not moved[-1].any() and not moved[:, :2].any()
-    turned, = mc.resample(images, np.array([[[0, 1], [-1, 0]]]), bent(0, 0))
-    np.testing.assert_array_equal(turned, np.rot90(image))
-
-
-def test_resampling_against_loops(rng):
+def test_resampling_by_hand_and_against_loops(rng):
     images = rng.integers(0, 256, (2, 28, 28), dtype=np.uint8)
+
+    def resampled(linear=((1, 0), (0, 1)), down=0, across=0):
+        bend = np.broadcast_to(np.array([down, across], float)[:, None, None], (1, 2, mc.BEND_GRID, mc.BEND_GRID))
+        return mc.resample(images[:1], np.array([linear]), bend)[0]
+    np.testing.assert_array_equal(resampled(), images[0])
+    np.testing.assert_array_equal(resampled(down=1, across=-2), np.pad(images[0, 1:, :-2], ((0, 1), (2, 0))))
+    np.testing.assert_array_equal(resampled(linear=[[0, 1], [-1, 0]]), np.rot90(images[0]))
     linear = np.eye(2) + rng.normal(0, 0.2, (2, 2, 2))
     bend = rng.normal(0, 2, (2, 2, mc.BEND_GRID, mc.BEND_GRID))
     for k, found in enumerate(mc.resample(images, linear, bend)):
@@ -162,7 +160,7 @@ def test_resampling_against_loops(rng):
 
 
 def test_warps_are_as_large_as_they_say(monkeypatch):
-    """Turned by up to 10 degrees, sheared by up to 0.1, sides scaled by up to 10%, times strength; of 2,000 digits"""
+    """Rotated by up to 10 degrees, sheared by up to 0.1, sides scaled by up to 10%, times strength; of 2,000 digits"""
     asked, images = [], np.zeros((2000, 28, 28), np.uint8)
     monkeypatch.setattr(mc, "resample", lambda images, *how: asked.append(how) or images)
     for strength in (1, 2):
@@ -180,7 +178,7 @@ def test_warps_are_as_large_as_they_say(monkeypatch):
 
 
 def test_training_digits_are_warped_each_drawn_one_anew(digits):
-    """Pairs and placements stay what they were"""
+    """Labels and shifts do not change"""
     plain, warped = (next(mc.epoch_samples(digits, 0, dataclasses.replace(TINY, warp=warp))) for warp in (0.0, 1.0))
     assert np.array_equal(plain["labels"], warped["labels"]) and np.array_equal(plain["shifts"], warped["shifts"])
     changed = (plain["sources"] != warped["sources"]).any((2, 3))
@@ -189,8 +187,8 @@ def test_training_digits_are_warped_each_drawn_one_anew(digits):
     assert np.array_equal(warped["composites"], warped["sources"].max(1))
 
 
-def test_pairs_named_after_their_nearest_by_hand(monkeypatch):
-    """Four known pairs, each a point of light; of five test pairs two are named whole, one in the other order"""
+def test_pairs_classified_by_their_nearest_by_hand(monkeypatch):
+    """Four known pairs, each a bright pixel; two of five test pairs are correct, one of them in the other order"""
     known = np.zeros((4, 2, 2), np.uint8)
     known.reshape(4, 4)[np.arange(4), np.arange(4)] = 200
     labels = np.array([[3, 1], [4, 5], [0, 9], [7, 2]])
@@ -207,7 +205,7 @@ def test_pairs_named_after_their_nearest_by_hand(monkeypatch):
 
 def test_the_pairs_nearest_neighbor_from_the_command_line(digits, monkeypatch, tmp_path):
     path = tmp_path / "r.json"
-    monkeypatch.setattr(mc, "load_digits", lambda config: digits)                       # the others take seconds
+    monkeypatch.setattr(mc, "load_data", lambda config: digits)                       # the others take seconds
     monkeypatch.setattr(sys, "argv", f"x --n-known 50 --n-test 20 --digits synthetic --out-json {path}".split())
     bench.main()
     found = json.loads(path.read_text("utf-8"))

@@ -42,11 +42,10 @@ def differences(torch, bench, version, module, config, ours, samples):
     batch = module.to_batch(samples, slice(None), dtype)
     theirs, loss = forward(p, {name: torch.from_numpy(a) for name, a in batch.items()})
     loss.backward()
-    with module.Runner(1) as runner:               # in shards of 16 samples, whose gradients add up
-        terms, shards, _ = runner.loss_and_grads(ours, samples, np.arange(n), config)
+    with module.worker_threads(config) as workers:      # in shards of 16 samples, whose gradients add up
+        terms, shards, _ = module.batch_gradients(ours, samples, np.arange(n), config, workers)
         grads = convert({name: sum(grads[name] for grads in shards) for name in ours})
-    labels = batch["labels"].reshape(n, -1)
-    outs = [module.forward(ours, batch["images"][k:k + 16], config, labels[k:k + 16], statistics={})[0]
+    outs = [module.forward(ours, batch["images"][k:k + 16], config, batch["labels"][k:k + 16], statistics={})[0]
             for k in range(0, n, 16)]
     assert p.keys() == grads.keys() and theirs.keys() <= outs[0].keys()
 
@@ -97,14 +96,14 @@ def test_three_steps_of_adam_agree(torch, bench, name):
     p = {name: a.requires_grad_() for name, a in convert(ours).items()}
     adam = torch.optim.Adam(p.values(), config.lr)
     batch = {key: torch.from_numpy(a) for key, a in module.to_batch(samples, slice(None), np.float64).items()}
-    with module.Run(config, "synthetic", 19, module.Progress(quiet=True), dtype=np.float64) as run:
-        run.n_steps = 10 ** 9                      # no decay of the learning rate
-        run.params.update(ours)
-        next(run.epochs())
-        for _ in range(3):
-            run.update(19, *run.runner.loss_and_grads(run.params, samples, np.arange(19), config))
+    state = module.initial_state(config, np.float64) | {"params": ours}
+    with module.worker_threads(config) as workers:
+        for step in range(3):
+            _, grads, _ = module.batch_gradients(ours, samples, np.arange(19), config, workers)
+            module.optimizer_step(state, grads, 1.0, config, workers)
+            state["step"] = step + 1
             adam.zero_grad()
             forward(p, batch)[1].backward()
             adam.step()
-    for key, expected in convert(run.params).items():
+    for key, expected in convert(ours).items():
         np.testing.assert_allclose(p[key].detach(), expected, atol=1e-7, err_msg=key)

@@ -9,7 +9,7 @@ import pytest
 import visualize_routing as graphs
 
 STEPS = {                          # boxes of three iterations: (function, or value, and its shape): how many
-    "dynamic_routing": {"softmax_forward(b)\nc (1, I)": 1, "softmax_forward(b)\nc (N, J, I)": 2,
+    "dynamic_routing": {"1 / J\nc (1, I)": 1, "softmax_forward(b)\nc (N, J, I)": 2,
                         "sum_i c u_hat\ns (N, J, D)": 3, "squash_forward(s)\nv (N, J, D)": 3,
                         "u_hat . v\nb += (N, J, I)": 2, "squash_backward(dv)\nds (N, J, D)": 3,
                         "u_hat . ds\ndc (N, J, I)": 2, "softmax_backward(dc)\ndb += (N, J, I)": 2,
@@ -30,7 +30,7 @@ def test_the_steps_are_those_of_the_code(name):
     module = mc if name == "dynamic_routing" else sn
     named = set(re.findall(r"\w+_(?:forward|backward|gradient)\b", " ".join(texts).replace("_\n", "_")))
     assert len(named) > 4 and all(hasattr(module, function) for function in named)
-    assert not hasattr(mc.softmax_forward, "__wrapped__") and mc.softmax_forward is mc.SOFTMAX[0]     # restored
+    assert all(getattr(module, function).__name__ == function for function in named)               # restored
     assert len(graphs.FIGURES[name](1).axes[0].texts) < len(texts)
 
 

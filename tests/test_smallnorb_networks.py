@@ -1,9 +1,8 @@
-"""The networks: against literal ones, image by image; losses by hand; every gradient; places, sizes, initial weights;
-training, the nearest neighbor, evaluation."""
+"""The networks: against literal ones, image by image; losses by hand; every gradient; receptive fields, sizes, initial
+weights; the nearest training image, evaluation."""
 import dataclasses
 import itertools
 import math
-from types import SimpleNamespace
 
 import smallnorb_novel_viewpoint as sn
 
@@ -11,11 +10,10 @@ import numpy as np
 import pytest
 import reference_smallnorb as literal
 from conftest import assert_same
-from gradcheck import RELU, check_coordinates, check_directions, check_loss, check_op, float_dtypes, poison
-from reference_smallnorb import TRAINED, batch64, few, outputs, params64, state64, tiny
+from gradcheck import RELU, check_coordinates, check_directions, check_loss, float_dtypes, poison
+from reference_smallnorb import TRAINED, batch64, few, outputs, params64, running64, tiny
 
-P, D = sn.P, sn.D
-LOSSES = "cross-entropy", "margin", "spread"
+P = sn.P
 
 
 # ---------------------------------------------------------------- against literal networks
@@ -24,23 +22,21 @@ LOSSES = "cross-entropy", "margin", "spread"
     ("matrix-capsnet", {}), ("matrix-capsnet", dict(routing_iters=1, data="toys")),
     ("matrix-capsnet", dict(routing_iters=3, coordinates=False)),
     ("matrix-head", {}), ("matrix-head", dict(routing_iters=3, data="toys", width=3)),
-    ("matrix-head", dict(coordinates=False))],
-                         ids=str)
+    ("matrix-head", dict(coordinates=False))], ids=str)
 def test_networks_of_matrix_capsules_against_literal_ones(monkeypatch, model, changes):
     """In evaluation, with running statistics"""
     monkeypatch.setattr(sn, "MASS_EPS", 0.0)
     config = tiny(model, **changes)
-    params, batch = params64(config) | state64(config), batch64(config, 2)
+    params, batch = params64(config) | running64(config), batch64(config, 2)
     out = outputs(params, batch, config)
     for n in range(2):
         mu, x = literal.em_network_reference(params, batch["images"][n], config)
         np.testing.assert_allclose(out["mu"][n], mu, rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(out["scores"][n], x, rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(out["a"][n], 1 / (1 + np.exp(-x)), rtol=1e-4)
+    children = 2 * 16 if model == "matrix-capsnet" else config.width * 9
     for step in out["class_steps"]:
-        types = 2 if model == "matrix-capsnet" else config.width
-        shape = (2, 5, types * (16 if model == "matrix-capsnet" else 9))
-        np.testing.assert_allclose(np.broadcast_to(step.R, shape).sum(1), 1, rtol=1e-12)
+        np.testing.assert_allclose(np.broadcast_to(step.R, (2, 5, children)).sum(1), 1, rtol=1e-12)
     assert len(out["class_steps"]) == config.routing_iters and np.ptp(out["scores"]) > 1e-3
     layers = ("primary_pose", "primary_a", "conv_mu", "conv_a", "conv2_mu", "conv2_a")
     assert {name for name in out if name in layers} == {*layers[:6 if model == "matrix-capsnet" else 2]}
@@ -51,10 +47,10 @@ def test_networks_of_matrix_capsules_against_literal_ones(monkeypatch, model, ch
     ("capsnet-shared", dict(coordinates=False)), ("capsnet-shared", dict(routing_iters=1)),
     ("capsnet-shared", dict(coordinates=False, data="toys"))], ids=str)
 def test_networks_of_vector_capsules_against_literal_ones(model, changes):
-    """Primary capsules in the order (place, type), a matrix for each place or each type, places in proportion to the
-    lengths, the couplings of every iteration; in evaluation"""
+    """Primary capsules in the order (position, type), a matrix for each position or each type, coordinates in
+    proportion to the lengths, the coupling coefficients of every iteration; in evaluation"""
     config = tiny(model, **changes)
-    params, batch = params64(config) | state64(config), batch64(config, 2)
+    params, batch = params64(config) | running64(config), batch64(config, 2)
     out = outputs(params, batch, config)
     for n in range(2):
         v, couplings = literal.vector_network_reference(params, batch["images"][n], config)
@@ -70,7 +66,7 @@ def test_networks_of_vector_capsules_against_literal_ones(model, changes):
 def test_cnns_against_literal_ones(model, changes):
     """In evaluation; also the paper's with its padding and its 4.2 million weights"""
     config = tiny(model, **changes)
-    params, batch = params64(config) | state64(config), batch64(config, 2)
+    params, batch = params64(config) | running64(config), batch64(config, 2)
     scores = outputs(params, batch, config)["scores"]
     for n in range(2):
         expected = literal.cnn_reference(params, batch["images"][n], config)
@@ -83,7 +79,7 @@ def test_the_order_of_the_classes_does_not_matter(model):
     params, batch = params64(config), batch64(config, 3)
     axis = {"class_W": 1, "class_beta_u": 0, "class_beta_a": 0, "W": 2, "coordinate_W": 1}
     last = "fc1" if model == "cnn-gap" else "fc2"
-    axis |= {last + "_w": 1, last + "_b": 0} if model in sn.CNNS else {}
+    axis |= {last + "_w": 1, last + "_b": 0} if model not in sn.CAPSULES else {}
     permuted = params | {name: np.take(params[name], order, k) for name, k in axis.items() if name in params}
     a, b = (outputs(p, batch, config) for p in (params, permuted))
     for name in {"scores", "mu", "a", "v"} & a.keys():
@@ -94,55 +90,47 @@ def test_the_order_of_the_classes_does_not_matter(model):
 def test_dropout_drops_hidden_units_in_training_only(model):
     """Another half of them for every image; the others count twice, so that the mean stays. By default in the paper's
     CNN only"""
-    config = tiny(model, dropout=0.5)
+    config, plain = tiny(model, dropout=0.5), tiny(model)
     data = few(config)
     masks = np.concatenate([part["dropout_mask"] for k in range(40) for part in sn.epoch_samples(data, k, config)])
-    assert masks.shape == (1600, sn.CNN_HIDDEN) and masks.dtype == np.float32 and set(np.unique(masks)) == {0, 2}
+    assert masks.shape == (1600, 32) and masks.dtype == np.float32 and set(np.unique(masks)) == {0, 2}
     np.testing.assert_allclose([masks.mean(0).min(), masks.mean(0).max(), masks.mean(1).std()], [1, 1, 1 / 32 ** 0.5],
                                atol=0.12)
-    params, batch = params64(config) | state64(config), batch64(config, 3)
+    params, batch = params64(config) | running64(config), batch64(config, 3)
     for n, mask in enumerate(batch["dropout_mask"]):
         scores = outputs(params | {"fc2_w": mask[:, None] * params["fc2_w"]}, batch | {"dropout_mask": None}, config)
         np.testing.assert_allclose(outputs(params, batch, config)["scores"][n], scores["scores"][n], rtol=1e-12)
-    with sn.Runner(1) as runner:
-        metrics, plain = (sn.evaluate(params, data["novel"], c, runner) for c in (config, tiny(model)))
-    assert metrics["loss"] == plain["loss"]
-    with_dropout, without = (next(sn.epoch_samples(data, 0, c)) for c in (config, tiny(model)))
-    assert_same({name: a for name, a in with_dropout.items() if name != "dropout_mask"}, without)   # the same images
+    with sn.worker_threads(config) as workers:
+        assert len({sn.evaluate(params, data["novel"], each, workers)["loss"] for each in (config, plain)}) == 1
+    with_dropout, without = (next(sn.epoch_samples(data, 0, each)) for each in (config, plain))
+    assert with_dropout.pop("dropout_mask").any()
+    assert_same(with_dropout, without)                                                  # the same images
     assert [sn.Config(model=model, preset=preset).dropout for preset in ("small", "paper")] == [0, 0.5]
     assert sn.Config(model=model, preset="paper", width=8).dropout == 0
-    settings = sn.run_identity(sn.Config(model=model, preset="paper"), "")
-    assert sn.config_from_settings(settings, "file").dropout == 0.5
-    del settings["dropout"]                                                             # a file older than dropout
-    assert sn.config_from_settings(settings, "file").dropout == 0
 
 
-# ---------------------------------------------------------------- places
-
-def last_poses(params, images, config):
-    """Poses of the last layer before the classes, (N, side, side, B, D), in evaluation"""
-    out, _ = sn.forward(params | state64(config), images, config)
-    return out["conv2_mu" if config.model == "matrix-capsnet" else "primary_pose"]
-
+# ---------------------------------------------------------------- receptive fields
 
 @pytest.mark.parametrize("model, side, size", [("matrix-capsnet", 4, 17), ("matrix-head", 3, 24)])
 def test_coordinates_are_the_centers_of_measured_receptive_fields(rng, model, side, size):
-    """Rows, then columns, of some images are changed one by one; which capsules notice, with one iteration, in which
-    places do not compete? The backbone is the same under all heads."""
+    """Rows, then columns, of some images are changed one by one: which poses below the class capsules change? With one
+    iteration, in which positions do not compete. The backbone is the same under all heads."""
     config = tiny(model, routing_iters=1)
-    params, centers, seen_by = params64(config), sn.class_capsule_inputs(config).centers, 0
+    params, centers, changed = params64(config) | running64(config), sn.class_capsule_inputs(config).centers, 0
     for image in rng.random((3, 32, 32, 1)):
         images = np.repeat(image[None], 65, 0)
         for k in range(32):
             images[1 + k, k] += 2 * rng.random((32, 1))                                        # row k
             images[33 + k, :, k] += 2 * rng.random((32, 1))                                    # column k
-        poses = last_poses(params, images, config)
-        seen_by = seen_by | (np.abs(poses[1:] - poses[0]) > 1e-12).any((3, 4))
-    changed = seen_by.reshape(2, 32, side, side)                                      # (row or column, k, place)
+        out, _ = sn.forward(params, images, config)
+        poses = out["conv2_mu" if model == "matrix-capsnet" else "primary_pose"]               # (N, side, side, B, D)
+        changed = changed | (np.abs(poses[1:] - poses[0]) > 1e-12).any((3, 4))
+    changed = changed.reshape(2, 32, side, side)                                    # (row or column, k, position)
     for py, px in np.ndindex(side, side):
-        for axis, place in ((0, py), (1, px)):
+        for axis, position in ((0, py), (1, px)):
             seen = np.flatnonzero(changed[axis, :, py, px])
-            assert (seen[0], seen[-1]) == literal.field(place, config) and len(seen) == seen[-1] - seen[0] + 1 == size
+            assert (seen[0], seen[-1]) == literal.field(position, config)
+            assert len(seen) == seen[-1] - seen[0] + 1 == size
             assert centers[py * side + px, 1 - axis] == pytest.approx((seen.mean() - 15.5) / 16)    # x is centers[:, 0]
     assert len(centers) == side ** 2
     for other in {"matrix-capsnet": (), "matrix-head": sn.VECTOR_MODELS}[model]:
@@ -165,19 +153,20 @@ def test_spread_loss_and_cross_entropy_by_hand():
     np.testing.assert_allclose(dscores, [[0.2, 0.3, -0.5]])
 
 
-def test_naming_losses_by_hand():
-    """Activations 0.8 of the right class and 0.1, 0.5 twice of others: 0.8 of 2.0; each model says them in its way"""
+def test_classification_losses_by_hand():
+    """Activations 0.8 of the right class and 0.1, 0.5 twice of others: 0.8 of 2.0, whatever a model's scores are"""
     a, batch = np.array([[0.5, 0.8, 0.1, 0.5, 0.1]]), {"labels": np.array([1]), "margin": 0.4}
     logits = np.log(a / (1 - a))
     expected = {"cross-entropy": math.log(2.0 / 0.8), "margin": 0.1 ** 2 + 0.5 * 2 * 0.4 ** 2, "spread": 2 * 0.1 ** 2}
     for (loss, value), model in itertools.product(expected.items(), TRAINED):
         scores, config = a if model in sn.VECTOR_MODELS else logits, tiny(model, loss=loss)
-        if loss == "cross-entropy" and model in sn.CNNS:
+        if loss == "cross-entropy" and model not in sn.CAPSULES:
             scores = np.log(a)
         assert sn.classification_loss(scores, batch, config)[0] == pytest.approx(value, rel=1e-12)
 
 
-@pytest.mark.parametrize("model, loss", [*itertools.product(("matrix-capsnet", "capsnet", "cnn-gap"), LOSSES)])
+@pytest.mark.parametrize("model", ["matrix-capsnet", "capsnet", "cnn-gap"])
+@pytest.mark.parametrize("loss", ["cross-entropy", "margin", "spread"])
 def test_gradients_and_extremes_of_the_losses(rng, model, loss):
     """Logits of matrix capsules and CNNs, lengths of vectors; of activations of which nothing is left, in float32"""
     config, batch = tiny(model, loss=loss), {"labels": np.array([0, 4, 2]), "margin": np.array([0.2, 0.9, 0.6])}
@@ -188,10 +177,9 @@ def test_gradients_and_extremes_of_the_losses(rng, model, loss):
         scores = np.maximum(scores, np.float32(sn.SQUASH_EPS ** 0.5)) if model == "capsnet" else 2000 * scores - 1000
         value, dscores = sn.classification_loss(scores, batch, config)
         assert np.isfinite(value) and np.isfinite(dscores).all() and dscores.dtype == np.float32
-    check_op(sn.log_sigmoid_forward, sn.log_sigmoid_backward, 3 * rng.standard_normal((3, 5)))
 
 
-# ---------------------------------------------------------------- gradients, purity, buffers
+# ---------------------------------------------------------------- gradients, purity
 
 NETWORKS = [
     *((model, {}) for model in TRAINED), ("matrix-capsnet", dict(loss="spread", coordinates=False)),
@@ -203,65 +191,60 @@ NETWORKS = [
     ("cnn-gap", dict(loss="spread")), ("cnn", dict(dropout=0.5)), ("cnn-bn", dict(dropout=0.5))]
 
 
-def training_loss(params, batch, config):
-    """The loss alone, with the batch's own statistics"""
-    return sn.classification_loss(outputs(params, batch, config)["scores"], batch, config)[0]
-
-
 @pytest.mark.parametrize("model, changes", NETWORKS, ids=str)
 def test_every_parameter_has_its_gradient(model, changes):
     config = tiny(model, **changes)
     params, batch = params64(config), batch64(config, 3)                                   # few ReLUs near their kink
+
+    def loss_of(p):
+        """The loss alone, with the batch's own statistics"""
+        return sn.classification_loss(outputs(p, batch, config)["scores"], batch, config)[0]
     terms, grads, _ = sn.loss_and_grads(params, batch, config)
-    scores = outputs(params, batch, config)["scores"]
-    assert terms["loss"] == sn.classification_loss(scores, batch, config)[0]
-    assert terms["hits"] == (scores.argmax(1) == batch["labels"]).sum()
+    assert terms["loss"] == loss_of(params)
+    assert terms["accuracy"] == (outputs(params, batch, config)["scores"].argmax(1) == batch["labels"]).mean()
     for name, g in grads.items():
         assert g.shape == params[name].shape and np.abs(g).max() > 1e-9, f"{name} is identically zero"
-    check_directions(lambda p: training_loss(p, batch, config), params, grads, n=1, h=1e-7)
-    check_coordinates(lambda p: training_loss(p, batch, config), params, grads, n=1, tol=10 * RELU, h=1e-7)
-    half, half_grads, _ = sn.loss_and_grads(params, batch, config, batch_fraction=0.5)
-    assert half["loss"] == terms["loss"] / 2
+    check_directions(loss_of, params, grads, n=1, h=1e-7)
+    check_coordinates(loss_of, params, grads, n=1, tol=10 * RELU, h=1e-7)
+    half, half_grads, _ = sn.loss_and_grads(params, batch, config, share=0.5)
+    assert half == {name: term / 2 for name, term in terms.items()}
     np.testing.assert_allclose(half_grads["conv1_w"], grads["conv1_w"] / 2, rtol=1e-9)
 
 
 @pytest.mark.parametrize("model", TRAINED)
-def test_results_do_not_depend_on_the_buffers(model):
-    """np.empty, buffers full of nan, an Arena at its first use and later, shards of several sizes: all the same bits,
-    and float32 stays float32; nothing given is changed"""
+def test_nothing_given_is_changed_and_no_memory_is_read_before_it_is_written(model, monkeypatch):
+    """Also if fresh memory is full of nan: the same bits. float32 stays float32; backward says the same twice"""
     config = tiny(model)
-    params = {name: p.astype(np.float32) for name, p in params64(config).items()}
-    samples, arena = batch64(config, 14), sn.Arena()
-    before = {name: p.copy() for name, p in params.items()}
-    for rows in (slice(0, 9), slice(9, 14), slice(0, 9), slice(3, 4)):
-        batch = sn.to_batch(samples, rows)
-        images = batch["images"].copy()
-        pure = sn.loss_and_grads(params, batch, config)
-        assert pure[1].keys() == params.keys() and pure[2].keys() == sn.init_state(params).keys()
-        assert float_dtypes(pure[1:]) == {np.dtype(np.float32)}
-        for empty in (poison, arena.rewind()):
-            terms, *arrays = sn.loss_and_grads(params, batch, config, empty)
-            assert terms == pure[0]
-            for found, expected in zip(arrays, pure[1:]):
-                assert_same(found, expected)
-        out, cache = sn.forward(params | sn.init_state(params), batch["images"], config)
-        assert float_dtypes((out, cache)) == {np.dtype(np.float32)}
-        assert np.array_equal(images, batch["images"])
-        assert_same(params, before)
-    _, cache = sn.forward(params, images, config, statistics={})
-    backward, dscores = sn.NETWORKS[model][1], np.ones((len(images), 5), np.float32)
-    first = {name: g.copy() for name, g in backward(dscores, cache, config).items()}
-    assert_same(first, backward(dscores, cache, config))                                # asked twice, says the same
+    params, running = ({name: a.astype(np.float32) for name, a in of(config).items()} for of in (params64, running64))
+    batch = {name: a.astype(np.float32) if name != "labels" else a for name, a in batch64(config, 5).items()}
+    before = {name: a.copy() for name, a in (params | batch).items()}
+    terms, *found = sn.loss_and_grads(params, batch, config)
+    assert found[0].keys() == params.keys() and found[1].keys() == running.keys()
+    assert float_dtypes(found) | float_dtypes(sn.forward(params | running, batch["images"], config)) == {
+        np.dtype(np.float32)}
+    assert_same(params | batch, before)
+    _, cache = sn.forward(params, batch["images"], config, statistics={})
+    dscores, first, second = np.ones((5, 5), np.float32), {}, {}
+    sn.backward(dscores, cache, config, first)
+    sn.backward(dscores, cache, config, second)
+    assert_same(first, second)
     assert np.all(dscores == 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "empty", poison)
+        patch.setattr(np, "empty_like", lambda a: poison(a.shape, a.dtype))
+        again = sn.loss_and_grads(params, batch, config)
+    assert again[0] == terms
+    for expected, poisoned in zip(found, again[1:]):
+        assert_same(expected, poisoned)
 
 
 @pytest.mark.parametrize("model", TRAINED)
 def test_an_images_scores_depend_on_its_batch_mates_in_training_only(model):
     config = tiny(model)
     params, batch = params64(config), batch64(config, 6)
-    together, trained = (outputs(p, batch, config)["scores"] for p in (params | state64(config), params))
+    together, trained = (outputs(p, batch, config)["scores"] for p in (params | running64(config), params))
     fewer = {name: a[:5] for name, a in batch.items()}
-    np.testing.assert_allclose(outputs(params | state64(config), fewer, config)["scores"], together[:5], rtol=1e-9)
+    np.testing.assert_allclose(outputs(params | running64(config), fewer, config)["scores"], together[:5], rtol=1e-9)
     assert (np.abs(outputs(params, fewer, config)["scores"] - trained[:5]).max() < 1e-12) == (model == "cnn")
 
 
@@ -269,8 +252,7 @@ def test_an_images_scores_depend_on_its_batch_mates_in_training_only(model):
 
 @pytest.mark.parametrize("model", TRAINED)
 def test_initial_weights(model):
-    """Pose matrices near the identity; He's where a ReLU follows; shifts 0, scales 1, betas as in
-    BETA_U and BETA_A"""
+    """Pose matrices near the identity; He's where a ReLU follows; shifts 0, scales 1, betas as in BETA_U and BETA_A"""
     config = sn.Config(model=model, preset="small")
     params = sn.init_params(config)
     constants = {"_b": 0, "_gamma": 1, "_norm_beta": 0, "_beta_u": -1, "_beta_a": -2}
@@ -292,23 +274,26 @@ def test_initial_weights(model):
         assert not np.array_equal(p, sn.init_params(dataclasses.replace(config, seed=1))[name])
 
 
+def size(config):
+    return sum(math.prod(shape) for shape in sn.param_shapes(config).values())
+
+
 def sizes(**changes):
-    return {model: sn.n_params(sn.init_params(sn.Config(model=model, **changes))) for model in TRAINED}
+    return {model: size(sn.Config(model=model, **changes)) for model in TRAINED}
 
 
 @pytest.mark.parametrize("data, preset", [*itertools.product(("toys", "shapes"), ("small", "wide"))])
 def test_networks_that_are_compared_have_as_many_weights(data, preset):
-    """The heads as dynamic-shared, within 5%, the paper's CNN as its capsules: as near as any width brings them"""
+    """The heads as capsnet-shared, within 5%, the paper's CNN as its capsules: as near as any width brings them"""
     n = sizes(data=data, preset=preset)
-    for model in sn.HEADS:
+    for model in ("capsnet", "matrix-head", "cnn-gap"):
         assert abs(n[model] / n["capsnet-shared"] - 1) < 0.05, model
     assert abs(n["cnn"] / n["matrix-capsnet"] - 1) < 0.1
     for model in ("matrix-head", "capsnet", "cnn-gap", *sn.PAPER_CNNS):
         config = sn.Config(model=model, data=data, preset=preset)
-        rival = "matrix-capsnet" if model in sn.PAPER_CNNS else "capsnet-shared"
-        width = sn.matched_width(config)
-        others = (sn.n_params(sn.init_params(dataclasses.replace(config, width=w))) for w in (width - 1, width + 1))
-        assert all(abs(other - n[rival]) >= abs(n[model] - n[rival]) for other in others)
+        target, width = n["matrix-capsnet" if model in sn.PAPER_CNNS else "capsnet-shared"], sn.matched_width(config)
+        assert all(abs(size(dataclasses.replace(config, width=other)) - target) >= abs(n[model] - target)
+                   for other in (width - 1, width + 1))
 
 
 def test_sizes_of_the_networks_of_the_tables():
@@ -319,71 +304,84 @@ def test_sizes_of_the_networks_of_the_tables():
     n = sizes(preset="paper")
     assert (n["matrix-capsnet"], n["cnn"], n["capsnet-shared"]) == (68_954, 4_253_349, 31_568)
     assert sn.class_capsule_inputs(sn.Config(model="matrix-head", width=16)).types == 16
-    assert sn.init_params(sn.Config(model="cnn-gap", width=7))["conv5_w"].shape == (3, 3, 64, 7)
-    assert sn.init_params(sn.Config(model="cnn", preset="paper", width=7))["conv1_w"].shape == (5, 5, 2, 7)
+    assert sn.param_shapes(sn.Config(model="cnn-gap", width=7))["conv5_w"] == (3, 3, 64, 7)
+    assert sn.param_shapes(sn.Config(model="cnn", preset="paper", width=7))["conv1_w"] == (5, 5, 2, 7)
+
+
+def test_preset_defaults():
+    """Of a network, its data and its split, under what was given"""
+    given = {"lr": 0.5, "routing_iters": 1, "coordinates": True, "model": ["capsnet", "cnn-gap", "matrix-capsnet"]}
+    configs = sn.configs_of(given)
+    assert [config.routing_iters for config in configs] == [1, 2, 1]
+    assert [config.coordinates for config in configs] == [False, True, True]
+    assert [config.loss for config in configs] == ["margin", "cross-entropy", "cross-entropy"]
+    assert {config.lr for config in configs} == {0.5}
+    shapes, cnn, capsules = sn.Config(data="shapes"), sn.Config(model="cnn"), sn.Config()
+    assert (shapes.n_epochs, shapes.lr, shapes.preset, shapes.train_azimuths) == (10, 2e-3, "wide", "0:150")
+    assert (cnn.n_epochs, cnn.lr, cnn.preset, cnn.train_azimuths) == (16, 2e-3, "small", "300:400")
+    assert (capsules.model, capsules.n_epochs, capsules.lr, capsules.preset) == ("matrix-capsnet", 10, 5e-3, "wide")
+    instances = sn.Config(split="instance", n_epochs=2)
+    assert (instances.train_azimuths, instances.n_epochs) == ("0:340", 2)
 
 
 # ---------------------------------------------------------------- training and evaluation
-
-def test_a_step_is_adams_first():
-    """By lr against the gradient's sign, whatever its size"""
-    w, g = {"w": np.zeros(3)}, {"w": np.array([2.0, -3, 0.1])}
-    m, v = {"w": np.zeros(3)}, {"w": np.zeros(3)}
-    with sn.Runner(1) as runner:
-        sn.optimizer_step(SimpleNamespace(params=w, adam_m=m, adam_v=v, step=0, config=tiny("cnn-gap", lr=0.1),
-                                          runner=runner),
-                     [g], 0.5)
-    np.testing.assert_allclose(w["w"], [-0.05, 0.05, -0.05], rtol=1e-6)
-
 
 @pytest.mark.parametrize("model", ["matrix-head", "capsnet-shared", "cnn-gap", "cnn"])
 def test_overfits_a_few_images(model):
     """Ten of them, in one shard: right in training, with the statistics of these ten, and, after as many steps as the
     running statistics need, with those too"""
-    config = sn.network_config(dict(data="shapes", preset="small", n_epochs=36, batch_size=10, lr=1e-2, threads=1,
-                                width=8, quiet=True), model)
+    config = tiny(model, preset="small", n_epochs=36, batch_size=10, lr=1e-2, width=8, seed=0,
+                  routing_iters=sn.PRESETS[model]["routing_iters"])
     data = few(config, 10, 2)
-    weights, history = sn.train(config, data=data)
-    assert history["epochs"][-1]["train_accuracy"] == 1 and history["epochs"][-1]["train_loss"] < 0.75
-    with sn.Runner(1) as runner:
-        assert sn.evaluate(weights, data["train"], config, runner)["accuracy"] == 1
+    state = sn.train(config, data)
+    last = state["history"]["epochs"][-1]
+    assert last["train_accuracy"] == 1 and last["train_loss"] < 0.75
+    with sn.worker_threads(config) as workers:
+        assert sn.evaluate(sn.weights_of(state), data["train"], config, workers)["accuracy"] == 1
 
 
 def test_what_is_looked_at_is_not_learned_from():
-    config = sn.Config(model="matrix-head", data="shapes", preset="small", n_epochs=1, threads=1, quiet=True)
+    config = tiny("matrix-head", preset="small", n_epochs=1)
     data = few(config)
-    params, _ = sn.train(config, data=data)
-    for name in "familiar", "novel":
-        data[name] = data[name] | {"images": 0 * data[name]["images"], "labels": data[name]["labels"][::-1]}
-    assert_same(params, sn.train(config, data=data)[0])
+    other = data | {name: data[name] | {"images": 0 * data[name]["images"], "labels": data[name]["labels"][::-1]}
+                    for name in ("familiar", "novel")}
+    assert_same(*(sn.weights_of(sn.train(config, each)) for each in (data, other)))
 
 
 @pytest.mark.parametrize("model", ["cnn-gap", "matrix-capsnet", "capsnet"])
 def test_evaluate_against_brute_force(model, monkeypatch):
     """A CNN's belief in a class is exp(score), that of capsules their activation: the score's logistic, or the score"""
-    monkeypatch.setattr(sn, "CHUNK", 2)
     belief = {"cnn-gap": math.exp, "matrix-capsnet": lambda score: 1 / (1 + math.exp(-score)), "capsnet": float}[model]
-    scores, done = np.random.default_rng(2).standard_normal((7, 5)).astype(np.float32), []
+    scores = np.random.default_rng(2).standard_normal((7, 5)).astype(np.float32)
     scores = abs(scores) if model == "capsnet" else scores
     labels = np.array([0, 1, 2, 3, 0, 1, 1])                                               # nothing of class 4
-
-    def fake_forward(params, part, *args, **kwargs):
-        done.append(len(part["labels"]))
-        return {"scores": scores[sum(done[:-1]):sum(done)]}
-    samples, params = {"images": np.zeros((7, 32, 32, 1)), "labels": labels}, {"w": np.zeros(1)}
-    found = sn.evaluate(params, samples, tiny(model, loss="cross-entropy"), SimpleNamespace(forward=fake_forward))
+    monkeypatch.setattr(sn, "forward_shards", lambda *_: {"scores": scores})
+    found = sn.evaluate({}, {"labels": labels}, tiny(model, loss="cross-entropy"), None)
     right = [max(range(5), key=lambda j: row[j]) == t for row, t in zip(scores, labels)]
     loss = sum(-math.log(belief(row[t]) / sum(belief(k) for k in row))
                for row, t in zip(scores.astype(float), labels)) / 7
-    assert list(found["correct"]) == right and 0 < sum(right) < 7 and done == [2, 2, 2, 1]
+    assert list(found["correct"]) == right and 0 < sum(right) < 7
     *per_class, last = found["per_class"]
     assert per_class == [sum(hit for hit, t in zip(right, labels) if t == j) / list(labels).count(j) for j in range(4)]
     assert math.isnan(last) and (found["accuracy"], found["loss"]) == pytest.approx((sum(right) / 7, loss), rel=1e-5)
 
 
+@pytest.mark.parametrize("model", ["matrix-capsnet", "capsnet", "cnn"])
+def test_outputs_in_shards_are_those_of_one_big_batch(model):
+    """Of 40 images, three shards"""
+    config = tiny(model)
+    weights, samples = params64(config) | running64(config), batch64(config, 40)
+    whole, _ = sn.forward(weights, samples["images"], config)
+    with sn.worker_threads(config) as workers:
+        out = sn.forward_shards(weights, samples, config, workers)
+    assert {*out} == {*whole} & {"scores", "mu", "a", "v"}
+    for name in out:
+        np.testing.assert_allclose(out[name], whole[name], rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("split", ["azimuth", "elevation", "instance"])
 def test_accuracy_at_each_angle_of_the_test_images_by_hand(split, monkeypatch):
-    """Familiar ones at 10 and 20 degrees, held-out ones at 90: 1 of 2, 2 of 2 and 0 of 1 right; the other angle does
+    """Familiar ones at 10 and 20 degrees, novel ones at 90: 1 of 2, 2 of 2 and 0 of 1 right; the other angle does
     not count. The classes are 0 and 2, 1 and 3, 4; only 2 and 4 are taken for others. Of the standard task the sweep
     leaves the training images out"""
     angle, other = ("elevations", "azimuths") if split == "elevation" else ("azimuths", "elevations")
@@ -393,7 +391,7 @@ def test_accuracy_at_each_angle_of_the_test_images_by_hand(split, monkeypatch):
     monkeypatch.setattr(sn, "evaluate", lambda params, samples, *_: {
         "accuracy": len(samples["labels"]) / 4, "loss": 1.0, "per_class": [],
         "correct": np.array(said[len(samples["labels"])])})
-    found, nan = sn.evaluate_test_sets({}, data, tiny(split=split), None), math.nan
+    found, nan = sn.evaluate_test({}, data, tiny(split=split), None), math.nan
     rows = [[1, nan, 0, nan, nan], [nan, 1, nan, 1, nan], [nan, nan, nan, nan, 0]]
     first = 2 if split == "instance" else 0
     assert found["sweep"]["angles"] == [10, 20, 90.5][first:] and found["sweep"]["accuracy"] == [0.5, 1.0, 0.0][first:]
@@ -403,26 +401,19 @@ def test_accuracy_at_each_angle_of_the_test_images_by_hand(split, monkeypatch):
 
 
 def test_nearest_by_loops(rng):
-    """Of a few images; at equal distances the first class is named, and a class that was never shown never"""
+    """Of a few images; at equal distances the first class is predicted, and a class that was never shown never is"""
     known, labels = rng.integers(0, 3, (6, 32, 32, 1)).astype(float), np.array([4, 1, 0, 2, 1, 4])
     known[3] = known[0]
     images = np.concatenate([known[:2], rng.integers(0, 3, (3, 32, 32, 1)).astype(float)])
     table = np.full((5, 5), math.inf)
-    for (n, image), (other, label) in itertools.product(enumerate(images), zip(known, labels)):
-        table[n, label] = min(table[n, label], ((image - other) ** 2).sum())
-    params = {"images": known.reshape(6, -1), "labels": labels}
-    scores = sn.forward(params, images, tiny("nearest"))[0]["scores"]
+    for (n, image), (known_image, label) in itertools.product(enumerate(images), zip(known, labels)):
+        table[n, label] = min(table[n, label], ((image - known_image) ** 2).sum())
+    config, data = tiny("nearest"), {"train": {"images": known, "labels": labels}}
+    scores = sn.forward(sn.nearest_images(data), images, config)[0]["scores"]
     np.testing.assert_allclose(scores, -table, rtol=1e-9)
     assert scores.argmax(1)[:2].tolist() == [2, 1] and np.all(scores[:, 3] == -np.inf)
-
-
-def test_training_nearest_is_keeping_the_training_images(monkeypatch):
-    monkeypatch.setattr(sn, "CHUNK", 30)
-    config = tiny("nearest", preset="small")
     data = few(config)
-    params, history = sn.train(config, data=data | {"source": "mine"})
-    assert np.array_equal(params["images"], data["train"]["images"].reshape(40, -1))
-    assert history == {"source": "mine", "epochs": [], "seconds": 0.0, "steps": 0}
-    with sn.Runner(1) as runner:
-        found = sn.test_result(config, params, history, sn.evaluate_test_sets(params, data, config, runner))
-    assert found["n_params"] == 0 and found["ms_per_step"] == 0 and found["novel"] <= 1
+    state = sn.train(config, data)
+    with sn.worker_threads(config) as workers:
+        found = sn.result_of(config, state, sn.evaluate_test(sn.weights_of(state), data, config, workers))
+    assert found["n_params"] == 0 and found["ms_per_step"] == 0 and 0.2 < found["familiar"] <= 1

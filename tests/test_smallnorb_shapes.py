@@ -102,8 +102,8 @@ def test_what_held_out_azimuths_show_was_seen_in_training_of_three_shapes(train,
 @pytest.mark.parametrize("text", ["", ":", "5", "0-150", "1:2:3", "a:b", "nan:3", "0:inf", "150:0", "0:360"])
 def test_what_is_no_range_is_refused(text):
     for name in "train_azimuths", "test_azimuths":
-        with pytest.raises(sn.InputError, match=f"^{sn.flag_name(name)} ") as error:
-            sn.check_config(sn.Config(data="shapes", **{name: text}))
+        with pytest.raises(sn.InputError, match=f"^{sn.flag_of(name)} ") as error:
+            sn.check(sn.Config(data="shapes", **{name: text}))
         assert "\n" not in str(error.value)
     assert sn.parse_range("-30:30.5", "--flag") == (-30, 30.5)
 
@@ -121,10 +121,10 @@ def test_ranges_go_around_the_circle_and_include_their_ends(low, high):
 def test_azimuth_ranges_that_meet_are_refused_in_either_order(one, other):
     for train, test in (one, other), (other, one):
         with pytest.raises(sn.InputError, match="--train-azimuths .* meet"):
-            sn.check_config(sn.Config(train_azimuths=train, test_azimuths=test))
-        sn.check_config(sn.Config(train_azimuths=train, test_azimuths=test, split="instance"))
+            sn.check(sn.Config(train_azimuths=train, test_azimuths=test))
+        sn.check(sn.Config(train_azimuths=train, test_azimuths=test, split="instance"))
     for train, test in ("300:400", "60:280"), ("-30:40", "60:280"), ("7:7", "8:366"):
-        sn.check_config(sn.Config(train_azimuths=train, test_azimuths=test))
+        sn.check(sn.Config(train_azimuths=train, test_azimuths=test))
 
 
 @pytest.mark.parametrize("changes", [

@@ -1,4 +1,6 @@
 """Toys: rays against marching in small steps, normals, light by hand; the structure of smallNORB; the cache."""
+import zlib
+
 import smallnorb_novel_viewpoint as sn
 
 import numpy as np
@@ -107,29 +109,26 @@ def test_toys_are_those_of_their_seed_and_products_and_inverses_those_of_matrice
 # ---------------------------------------------------------------- the data set
 
 @pytest.fixture
-def drawn(monkeypatch, tmp_path):
-    """Drawing in this process, a cache of its own -> list of (category, instance, toy_seed, views) that were drawn"""
-    monkeypatch.setattr(sn, "TOYS_CACHE", tmp_path / "cache")
-    tasks_seen = []
-
-    def here(draw, tasks, say, threads):
-        for task in tasks:
-            tasks_seen.append(task)
-            yield task, draw(*task)
-    monkeypatch.setattr(sn, "map_processes", here)
-    return tasks_seen
+def cache(monkeypatch, tmp_path):
+    """A cache of its own"""
+    monkeypatch.setattr(sn, "TOYS_CACHE", f"{tmp_path}/cache/toys-{{}}-version-1")
+    return tmp_path / "cache"
 
 
 @pytest.fixture
-def noise(monkeypatch, drawn):
-    """No drawing: images that tell toy, seed and view, all others being 0"""
-    def fake(category, instance, toy_seed, views):
-        images = np.zeros((len(views), 6, sn.NORB_SIDE, sn.NORB_SIDE, 2), np.uint8)
-        images[:, :, 0, 0, 0], images[:, :, 0, 0, 1] = 10 * category + instance, toy_seed
-        images[:, :, 0, 1, 0], images[:, :, 0, 1, 1] = np.array(views)[:, None], np.arange(6)
+def drawn(monkeypatch, cache):
+    """In place of toys, images that tell toy, seed, view and lighting -> list of the views that were drawn"""
+    views = []
+
+    def draw_view(toy, elevation, azimuth, side):
+        images = np.zeros((6, 2, side, side), np.uint8)
+        views.append((*toy, sn.toy_views(elevation, azimuth)))
+        images[:, 0, :2, :2], images[:, 1, :2, :2] = 10 * toy[0] + toy[1], toy[2]
+        images[:, 0, :2, 2:4], images[:, 1, :2, 2:4] = views[-1][3], np.arange(6)[:, None, None]
         return images
-    monkeypatch.setattr(sn, "draw_views", fake)
-    return drawn
+    monkeypatch.setattr(sn, "make_toy", lambda *toy: toy)
+    monkeypatch.setattr(sn, "draw_view", draw_view)
+    return views
 
 
 def table(*rows):
@@ -137,23 +136,11 @@ def table(*rows):
     return dict(zip(("labels", "instances", "elevations", "azimuths", "lightings"), np.array(rows).T))
 
 
-class Said(list):
-    """In place of a Progress: a list of its messages"""
-    say = step = warn = list.append
-
-
-@pytest.fixture
-def load():
-    """load(toy_seed, said) -> load_norb's dict of two toys of each class, two views each"""
-    def load(toy_seed, said=None):
-        data = {}
-        for split, toy in ("train", 4), ("test", 0):
-            tables = sn.toy_tables(split)
-            rows = (tables["instances"] == toy) & (tables["elevations"] == 30) & (tables["azimuths"] < 40)
-            data[split] = {name: a[rows] for name, a in tables.items()}
-        sn.add_toy_images(data, toy_seed, Said() if said is None else said)
-        return data
-    return load
+def images_of(*rows, toy_seed=0):
+    """The upper left corner of the images that add_toy_images makes of a table"""
+    shown = table(*rows)
+    sn.add_toy_images([shown], sn.Config(toy_seed=toy_seed))
+    return shown["images"][:, 0, :2].tolist()
 
 
 def test_tables_have_smallnorbs_structure():
@@ -169,135 +156,107 @@ def test_tables_have_smallnorbs_structure():
     assert not set(sn.TOY_SPLITS["train"]) & set(sn.TOY_SPLITS["test"])
 
 
-def test_images_are_of_the_view_that_their_row_says(drawn, load):
-    data = load(0)["train"]
-    assert data["images"].shape == (5 * 2 * 6, 48, 48, 2) and data["images"].dtype == np.uint8
-    for row in (0, 7, 33, 59):
-        category, instance, elevation, azimuth, lighting = (
-            data[name][row] for name in ("labels", "instances", "elevations", "azimuths", "lightings"))
-        toy = sn.make_toy(category, instance, 0)
+def test_images_are_of_the_view_that_their_row_says(cache):
+    rows = table((0, 4, 30, 20, 0), (1, 0, 30, 0, 3), (4, 9, 70, 340, 2))
+    sn.add_toy_images([rows], sn.Config(toy_seed=3))
+    assert rows["images"].shape == (3, 48, 48, 2) and rows["images"].dtype == np.uint8
+    for image, (category, instance, elevation, azimuth, lighting) in zip(
+            rows["images"], zip(*(rows[name] for name, *_ in sn.NORB_CODES))):
+        toy = sn.make_toy(category, instance, 3)
         for camera, shift in enumerate((-2.5, 2.5)):
             whole = sn.shade(*sn.cast_rays(toy, azimuth + shift, elevation, 96), elevation)[lighting]
             four = whole.astype(int).reshape(48, 2, 48, 2).sum((1, 3))
-            assert np.array_equal(data["images"][row, ..., camera], (four + 2) // 4)
+            assert np.array_equal(image[..., camera], (four + 2) // 4)
 
 
-def test_views_of_one_test_toy_are_the_nearest_stored_ones(noise):
+def test_views_of_one_test_toy_are_the_nearest_stored_ones(drawn):
     """Class 3, its first test toy 0; 355 degrees is nearer to 0 than to 340, 58 to 60 than to 55"""
     views = sn.views_of(sn.Config(toy_seed=7), 3, [355, 100], [30, 58], lighting=2)
     assert views["azimuths"].tolist() == [0, 100] and views["elevations"].tolist() == [30, 60]
     assert views["labels"].tolist() == [3, 3] and views["instances"].tolist() == [0, 0]
-    assert views["images"][:, 0, 0].tolist() == [[30, 7]] * 2                                   # toy and seed
-    assert views["images"][:, 0, 1].tolist() == [[0, 2], [6 * 18 + 5, 2]]                       # view and lighting
+    assert views["images"][:, 0, :2].tolist() == [[[30, 7], [0, 2]], [[30, 7], [6 * 18 + 5, 2]]]
 
 
 def test_views_of_shapes_are_rendered_from_exactly_there():
     views = sn.views_of(sn.Config(data="shapes"), 1, [12.5, -90], [33, 70])
     assert views["azimuths"].tolist() == [12.5, 270] and views["elevations"].tolist() == [33, 70]
-    expected = sn.render(np.array([1, 1]), np.array([12.5, -90]), np.array([33.0, 70]), sn.rng_for(0, "evaluation", 2))
+    expected = sn.render(np.array([1, 1]), np.array([12.5, -90]), np.array([33.0, 70]), sn.rng_for(0, sn.EVALUATION, 2))
     np.testing.assert_array_equal(views["images"], expected)
 
 
 def test_toys_are_loaded_by_a_script_without_a_main_guard(run_script, tmp_path):
-    """Its worker processes must not run the script again"""
+    """Its worker processes must not run the script again, and render what is rendered here"""
     script = tmp_path / "mine.py"
-    script.write_text(f"import os, sys\nsys.path.insert(0, {str(ROOT)!r})\nimport smallnorb_novel_viewpoint as sn\n"
-                      "sn.MIN_VIEWS = 1\nprint('started')\n"
-                      "config = sn.Config(n_train_toys=1, n_test=60, train_azimuths='0:0', test_azimuths='80:80', "
-                      "threads=2)\nprint(sn.load_data(config)['train']['images'].shape)\n", "utf-8")
-    done = run_script("-c", f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')")
-    assert (done.returncode, done.stderr) == (0, "")
+    script.write_text(f"import sys, zlib\nsys.path.insert(0, {str(ROOT)!r})\nimport smallnorb_novel_viewpoint as sn\n"
+                      "print('started')\nconfig = sn.Config(n_train_toys=1, n_test=60, train_azimuths='0:0', "
+                      "test_azimuths='80:80', threads=2, quiet=True)\nimages = sn.load_data(config)['train']['images']"
+                      "\nprint(images.shape, zlib.crc32(images[-1].tobytes()))\n", "utf-8")
+    last = sn.downsample(sn.draw_view(sn.make_toy(4, 4, 0), 70, 0, 96))[5]
     done = run_script(script)
-    assert (done.returncode, done.stderr, done.stdout) == (0, "", "started\n(270, 48, 48, 2)\n")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"started\n(270, 48, 48, 2) {zlib.crc32(last.tobytes())}\n"
 
 
 def test_without_worker_processes_toys_are_rendered_in_this_one(monkeypatch):
-    class Broken:
-        def __init__(self, *_):
-            raise sn.concurrent.futures.process.BrokenProcessPool
-    monkeypatch.setattr(sn.concurrent.futures, "ProcessPoolExecutor", Broken)
-    tasks = [(0, 0, 0, [1, 2] * sn.MIN_VIEWS), (1, 0, 0, [3])]
-    found = list(sn.map_processes(lambda *task: task[3], tasks, Said(), 2))
-    assert found == [(task, task[3]) for task in tasks]
+    def broken(*_):
+        raise sn.BrokenExecutor
+    monkeypatch.setattr(sn, "ProcessPoolExecutor", broken)
+    tasks = [(0, 0, 0, [1, 2] * 40), (1, 0, 0, [3])]
+    assert sn.map_processes(lambda *task: task[3], tasks, 2) == [task[3] for task in tasks]
 
 
-def test_a_few_real_views_in_other_processes(monkeypatch, tmp_path):
-    """As the command does it: the pool's images are those drawn here, one file a toy"""
-    monkeypatch.setattr(sn, "TOYS_CACHE", tmp_path / "cache")
-    monkeypatch.setattr(sn, "MIN_VIEWS", 1)
-    data, said = {"train": table((0, 4, 30, 20, 0), (0, 4, 35, 0, 5), (4, 9, 70, 340, 2))}, Said()
-    sn.add_toy_images(data, 3, said)
-    assert sorted(path.relative_to(tmp_path / "cache").as_posix() for path in (tmp_path / "cache").rglob("*.npz")) == [
-        f"toys-3-version-{sn.TOYS_VERSION}/animal-4.npz", f"toys-3-version-{sn.TOYS_VERSION}/car-9.npz"]
-    views = (0, 4, 1, 0), (0, 4, 18, 5), (4, 9, 161, 2)
-    for image, (category, toy, view, light) in zip(data["train"]["images"], views):
-        assert np.array_equal(image, sn.draw_views(category, toy, 3, [view])[0, light])
-    assert said[-1] == "rendering toys: 2 of 2"
-
-
-def test_the_cache_spares_drawing_and_a_damaged_toy_is_drawn_anew_and_no_other(drawn, load, tmp_path):
-    said = Said()
-    first = load(0, said)
-    paths = sorted((tmp_path / "cache").rglob("*.npz"))
-    assert len(paths) == len(drawn) == 10 and all(views == [0, 1] for *_, views in drawn)
+def test_the_cache_spares_drawing_and_a_damaged_toy_is_drawn_anew_and_no_other(drawn, cache):
+    rows = [(category, 4, 30, azimuth, 0) for category in range(5) for azimuth in (0, 20)]
+    first = images_of(*rows)
+    assert drawn == [(category, 4, 0, view) for category in range(5) for view in (0, 1)]
+    names = [f"toys-0-version-1/{name}-4.npz" for name in sorted(sn.NORB_NAMES)]
+    assert sorted(path.relative_to(cache).as_posix() for path in cache.rglob("*.*")) == names
     drawn.clear()
-    again = load(0, said)
-    assert not drawn and not said
-    path, raw = paths[3], paths[3].read_bytes()
-    with np.load(path) as file:
-        arrays = dict(file)
-
-    def saved(**changes):
-        np.savez(path, **{name: a for name, a in (arrays | changes).items() if a is not None})
-        return path.read_bytes()
-    spoilt = [raw[:-300], b"", raw[:9000] + b"????" + raw[9004:], saved(images=255 - arrays["images"]),
-              saved(views=arrays["views"][::-1]), saved(digest=None), saved(images=np.array({"a": 1}, object))]
+    assert images_of(*rows) == first and not drawn
+    path = sn.toy_path(3, 4, 0)
+    raw = path.read_bytes()
+    spoilt = [raw[:-300], b"", raw[:9000] + b"????" + raw[9004:]]
+    for views, images in (([0], np.zeros((2, 6))), (np.array({"a": 1}, object), np.zeros(2))):
+        np.savez(path, views=views, images=images)
+        spoilt.append(path.read_bytes())
     for content in spoilt:
         path.write_bytes(content)
-        again = load(0, said)
-        assert f"{path} is damaged" in said.pop() and not said
-        assert all(np.array_equal(again[s]["images"], first[s]["images"]) for s in first)
-        assert path.read_bytes() == raw and [f"{sn.NORB_NAMES[k]}-{toy}" for k, toy, *_ in drawn] == [path.stem]
+        assert images_of(*rows) == first and drawn == [(3, 4, 0, 0), (3, 4, 0, 1)]
+        assert path.read_bytes() == raw
         drawn.clear()
 
 
-def test_views_that_a_toys_file_has_not_are_drawn_and_added_to_it(noise):
-    """and those that it has are kept, not drawn again"""
-    sn.add_toy_images({"train": table((2, 6, 30, 40, 0), (2, 6, 30, 60, 3))}, 0)
+def test_views_that_a_toys_file_has_not_are_drawn_and_added_to_it(drawn):
+    """and those that it has are kept, not drawn again; of another seed all are missing"""
+    images_of((2, 6, 30, 40, 0), (2, 6, 30, 60, 3))
     path = sn.toy_path(2, 6, 0)
-    before = sn.read_toy(path, None)
-    more = {"train": table((2, 6, 45, 20, 1), (2, 6, 30, 60, 5)), "test": table((2, 6, 30, 40, 2), (3, 0, 30, 0, 0))}
-    sn.add_toy_images(more, 0)
-    assert noise == [(2, 6, 0, [2, 3]), (2, 6, 0, [55]), (3, 0, 0, [0])]
-    after = sn.read_toy(path, None)
+    before, more = sn.read_toy(path), ((2, 6, 45, 20, 1), (2, 6, 30, 60, 5), (2, 6, 30, 40, 2), (3, 0, 30, 0, 0))
+    expected = [[[26, 0], [55, 1]], [[26, 0], [3, 5]], [[26, 0], [2, 2]], [[30, 0], [0, 0]]]
+    assert images_of(*more) == expected
+    assert drawn == [(2, 6, 0, 2), (2, 6, 0, 3), (2, 6, 0, 55), (3, 0, 0, 0)]
+    after = sn.read_toy(path)
     assert sorted(before) == [2, 3] and sorted(after) == [2, 3, 55]
     assert all(np.array_equal(after[view], before[view]) for view in before)
-    assert more["train"]["images"][:, 0, :2].tolist() == [[[26, 0], [55, 1]], [[26, 0], [3, 5]]]
-    assert more["test"]["images"][:, 0, :2].tolist() == [[[26, 0], [2, 2]], [[30, 0], [0, 0]]]
-    noise.clear()
-    sn.add_toy_images(more, 0)
-    assert not noise
-    sn.add_toy_images(more, 9)                                          # of another seed all are missing
-    assert noise == [(2, 6, 9, [2, 3, 55]), (3, 0, 9, [0])]
-    assert more["train"]["images"][0, 0, 0].tolist() == [26, 9] and len(sn.read_toy(path, None)) == 3
+    drawn.clear()
+    assert images_of(*more) == expected and not drawn
+    assert images_of(*more, toy_seed=9)[0] == [[26, 9], [55, 1]]
+    assert drawn == [(2, 6, 9, 2), (2, 6, 9, 3), (2, 6, 9, 55), (3, 0, 9, 0)] and len(sn.read_toy(path)) == 3
 
 
-def test_a_cache_that_cannot_be_written_is_done_without_with_a_word(noise, tmp_path):
-    (tmp_path / "cache").write_text("in the way", "utf-8")
-    said, data = Said(), {"test": table((1, 5, 30, 20, 4))}
-    sn.add_toy_images(data, 2, said)
-    assert len(said) == 1 and "not saved" in said[0] and data["test"]["images"][0, 0, 0].tolist() == [15, 2]
+def test_a_cache_that_cannot_be_written_is_done_without(drawn, cache):
+    cache.write_text("in the way", "utf-8")
+    assert images_of((1, 5, 30, 20, 4), toy_seed=2) == [[[15, 2], [1, 4]]]
 
 
-@pytest.mark.parametrize("split, counts", [("azimuth", (8100, 16200)), ("elevation", (8100, 16200))])
-def test_a_test_subset_is_of_whole_views_the_same_for_every_seed(split, counts):
+@pytest.mark.parametrize("split", ["azimuth", "elevation"])
+def test_a_test_subset_is_of_whole_views_the_same_for_every_seed(split):
     """--n-test 0, or more than there are, is all; no seed, neither of training nor of the toys, changes which; more are
     those, and others"""
     def chosen(**changes):
         return sn.select_images(sn.Config(**dict(split=split, n_test=100) | changes))
     some, again, other = chosen(), chosen(seed=7), chosen(toy_seed=3, n_train_toys=1)
     every, more, many = chosen(n_test=0), chosen(n_test=24300), chosen(n_test=600)
-    for name, count in zip(("familiar", "novel"), counts):
+    for name, count in (("familiar", 8100), ("novel", 16200)):
         assert len(every[name]["labels"]) == len(more[name]["labels"]) == count
         views = np.stack([some[name][key] for key in ("labels", "instances", "elevations", "azimuths")])
         shown, lightings = np.unique(views, axis=1, return_counts=True)
@@ -322,7 +281,7 @@ def test_the_standard_task_shows_all_views_and_holds_toys_out():
     some = sn.select_images(sn.Config(**config, train_azimuths="340:380", test_azimuths="0:60"))
     assert set(some["train"]["azimuths"]) == set(some["familiar"]["azimuths"]) == {340, 0, 20}
     assert set(some["novel"]["azimuths"]) == {0, 20, 40, 60}
-    with pytest.raises(sn.InputError, match="no train images: none has azimuths in .*; widen"):
+    with pytest.raises(sn.InputError, match="no train images: none has azimuths in .*. Widen"):
         sn.select_images(sn.Config(train_azimuths="301:319"))
 
 
@@ -338,9 +297,9 @@ AS_DRAWN = {                       # mean gray levels of nine squares of a view'
 
 @pytest.mark.parametrize("category, instance", AS_DRAWN, ids=str)
 def test_the_toys_are_those_of_their_version(category, instance):
-    """Kept pictures are used as long as TOYS_VERSION is the same, and results are of these toys: raise it, and rerun
-    them, if this must change"""
+    """Cached images are used as long as the version in TOYS_CACHE is the same, and results are of these toys: raise
+    it, and rerun them, if this must change"""
     picture = sn.draw_view(sn.make_toy(category, instance, 0), 45, 120, 48)[0, 0]
-    assert sn.TOYS_VERSION == 1
+    assert sn.TOYS_CACHE.endswith("version-1")
     np.testing.assert_allclose(picture.reshape(3, 16, 3, 16).mean((1, 3)).ravel(), AS_DRAWN[category, instance],
                                atol=0.3)

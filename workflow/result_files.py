@@ -11,6 +11,8 @@ import math
 import os
 from pathlib import Path
 
+from lab.files import five_digits
+
 import numpy as np
 from runs import RESULTS, ROOT, WEIGHTS
 
@@ -95,7 +97,7 @@ def collect(paths, folder):
         generation, experiment, table = path.parts[-4:-1]
         setting, _, seed = path.stem.rpartition("-")
         line = {"setting": setting, "seed": int(seed), "generation": int(generation)}
-        line |= json.loads(path.read_text("utf-8"))
+        line |= five_digits(json.loads(path.read_text("utf-8")))
         new.setdefault(Path(folder, experiment, f"{table}.jsonl"), []).append(line)
     for path, lines in new.items():
         there = path.read_text("utf-8").splitlines() if path.exists() else []

@@ -211,14 +211,13 @@ MEASUREMENTS = [                   # on trained networks, and baselines that are
     Result(MULTI, "weights", "residual", 0, f"{DRAW} --load {PRETRAINED} --only errors --digits mnist --threads 1", 1),
     Result(MULTI, "weights", "residual-paper-protocol", 0,
            f"python3 {MULTI}.py --load {PRETRAINED} {PAPER_PROTOCOL} --digits mnist --threads 1 --quiet", 1),
-    *(Result(experiment, "weights", f"{name}-recomputed", 0, f"python3 workflow/recompute_statistics.py --load {path} "
-             "--digits mnist --threads 1 --quiet", 2, after) for experiment, name, path, after in (
-        (MULTI, "residual", PRETRAINED, ""), (MULTI, "paper-protocol-long", LONG_RUN, ""),
-        (MULTI, "paper-protocol-long-control", f"{LONG_RUN} --earlier-layers training", ""),
-        *((AFF, name, f"weights/affnist_{name}.npz", "") for name in ("capsnet-shared", "cnn-gap")))),
-    *(Result(MULTI, "weights", f"{name}-recomputed", seed, "python3 workflow/recompute_statistics.py --load "
-             "{checkpoint} --digits mnist --threads 1 --quiet", 2, f"{MULTI}/{table}/{name}-{seed}")
-      for table, name, _ in LONG_RUNS for seed in range(3) if (name, seed) != ("paper-protocol-long", 0)),
+    *(Result(experiment, "weights", f"{name}-recomputed", seed, f"python3 {experiment}.py --load {path} "
+             "--recompute-statistics 800 --digits mnist --threads 1 --quiet", 2, after)
+      for experiment, name, path, seed, after in (
+        (MULTI, "residual", PRETRAINED, 0, ""), (MULTI, "paper-protocol-long", LONG_RUN, 0, ""),
+        *((AFF, name, f"weights/affnist_{name}.npz", 0, "") for name in ("capsnet-shared", "cnn-gap")),
+        *((MULTI, name, "{checkpoint}", seed, f"{MULTI}/{table}/{name}-{seed}") for table, name, _ in LONG_RUNS
+          for seed in range(3) if (name, seed) != ("paper-protocol-long", 0)))),
     *uniform(MULTI, "main", "deep", range(10)), *uniform(MULTI, "half-digit", "iters-3", range(10)),
     *uniform(AFF, "backbone", "capsnet", range(5)),
     *uniform(AFF, "equal-training", "capsnet", range(5)),
@@ -247,7 +246,7 @@ SMALL = {                          # what makes a command small; what is given t
     "nearest.py": "--n-known 200 --n-test 100 --digits auto",
     "probe_affnist": "--n-test 20 --digits auto",
     "--only background_activity": "--n-test 60",
-    "recompute_statistics": "--n-samples 32 --n-test 64 --digits auto",
+    "recompute-statistics": "--recompute-statistics 32 --n-test 64 --digits auto",
     "--load": "--n-test 64 --digits auto"}
 
 
@@ -290,9 +289,8 @@ CAPTIONS = {                       # of each table, in the results log
     (MULTI, "half-digit-uniform"): "Trained with routing, tested with uniform coupling coefficients.",
     (MULTI, "weights"): "The pretrained network (residual), evaluated from its file. It was trained on pairs that "
     "overlap more; one row tests it on the paper's pairs. For -recomputed, the statistics of batch normalization were "
-    "recomputed, of this network or of the one that main/paper-protocol-long made; in -control-recomputed with the "
-    "earlier layers as in training. Seeds 1 and 2, the CNN and one iteration were planned after seed 0 had been looked "
-    "at, to be evaluated by recomputed statistics.",
+    "recomputed, of this network or of one that was trained on 1.92 million pairs. Seeds 1 and 2, the CNN and one "
+    "iteration were planned after seed 0 had been looked at, to be evaluated by recomputed statistics.",
     (MULTI, "nearest"): "Nearest training pair, in pixels.",
     **{(NORB, f"wide-{split}"): f"capsnet-shared and cnn-gap, preset wide, novel {split}s." for split in SPLITS},
     **{(NORB, f"paper-{split}"): f"matrix-capsnet and the paper's CNN, novel {split}s. cnn-dropout and cnn-paper were "
@@ -351,10 +349,8 @@ WEIGHTS = {path: next(result for result in RESULTS if result.name == f"{name}-0"
 
 
 def weights_command(path, result, checkpoint):
-    """Return the command that makes a weights file from a run's checkpoint; those for the page are compressed"""
-    if "small_" in path:
-        return f"python3 workflow/slim.py {checkpoint} {path}"
-    return f"python3 {result.experiment}.py --load {checkpoint} --n-test 1 --out-weights {path}"
+    """Return the command that makes a weights file from a run's checkpoint; those for the page are small"""
+    return f"python3 workflow/slim.py {checkpoint} {path}" + " --small" * ("small_" in path)
 
 
 def digest(*paths):
@@ -381,6 +377,6 @@ def shell_command(result, path, toy=False, checkpoint=""):
         small = TOY_SHAPES if "--data shapes" in result.flags else TOY.get(result.experiment, {"--n-epochs": 1})
         kept = [k for k, word in enumerate(words) if not {word, *words[max(0, k - 1):k]} & small.keys()]
         words = [words[k] for k in kept] + [str(word) for pair in small.items() for word in pair]
-    words += ["--seed", result.seed, "--threads", 1, "--quiet", "--no-save", "--out-json", path]
+    words += ["--seed", result.seed, "--threads", 1, "--quiet", "--out-json", path]
     words += ["--checkpoint", path.replace(".json", ".npz")]
     return f"python3 {result.experiment}.py {shlex.join(map(str, words))}"

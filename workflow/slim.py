@@ -1,20 +1,22 @@
 #!/usr/bin/env python3
-"""Make a small weights file of a network of affnist_capsnet.py, to be shipped in weights/ for explore.py.
+"""Make a weights file to be shipped in weights/ of a run's checkpoint: weights as float16, no optimizer state.
 
-It omits the decoder and rounds every weight to a multiple of a power of two near half its array's standard deviation,
-which compresses well. --load still reads the file; its history says what was changed.
+With --small, for a network of affnist_capsnet.py on the page of explore.py, it also omits the decoder and rounds every
+weight to a multiple of a power of two near half its array's standard deviation, which compresses well; its history says
+what was changed. --load reads both.
 
-    python3 workflow/slim.py CHECKPOINT weights/affnist_small_capsnet.npz
+    python3 workflow/slim.py CHECKPOINT weights/affnist_small_capsnet.npz --small
 """
 import dataclasses
+import importlib
 import sys
 import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
+import lab
 from lab.files import write_atomically
-from lab.messages import run_cli
+from lab.messages import InputError, run_cli
 
 import numpy as np
 
@@ -22,23 +24,35 @@ SHARE = 1 / 2                      # of a standard deviation: a network of --pre
 
 
 def rounded(a):
-    """Return a matrix rounded as described above, as float16; a vector of biases only as float16"""
+    """Return a matrix rounded as described above; a vector of biases as it is"""
     step = 2.0 ** np.round(np.log2(SHARE * a.std())) if a.ndim > 1 else 0
-    return (np.rint(a / step) * step if step else a).astype(np.float16)
+    return np.rint(a / step) * step if step else a
 
 
-def slim(source, target):
-    found = affnist.load_network(source)
-    params = {name: rounded(a) for name, a in found.params.items() if not name.startswith("dec")}
-    history = found.history | {"slimmed": f"rounded to about {SHARE:g} standard deviations, no decoder; trained with "
-                               f"recon_weight {found.config.recon_weight:g}"}
-    config = dataclasses.replace(found.config, recon_weight=0.0)                        # as there is no decoder
+def slim(source, target, small):
+    name = lab.experiment_of(source)
+    if name is None:
+        raise InputError(f"{source}: not a file of a trained network. Give a run's checkpoint")
+    experiment = importlib.import_module(name)
+    config, state = experiment.load(source)
+    params = state["params"]
+    if small:
+        params = {name: rounded(a) for name, a in params.items() if not name.startswith("dec")}
+        state["history"] |= {"slimmed": f"rounded to about {SHARE:g} standard deviations, no decoder; trained with "
+                             f"recon_weight {config.recon_weight:g}"}
+        config = dataclasses.replace(config, recon_weight=0.0)                          # as there is no decoder
+    with np.errstate(over="ignore"):
+        state["params"] = {name: a.astype(np.float16) for name, a in params.items()}
+    if large := [name for name, a in state["params"].items() if not np.isfinite(a).all()]:
+        raise InputError(f"{source}: {large[0]} exceeds float16's maximum. Ship the checkpoint itself")
     with tempfile.TemporaryDirectory() as folder:
-        affnist.save_network(f"{folder}/net.npz", config, history, {"params": params, "state": found.state})
+        experiment.save(f"{folder}/net.npz", config, state, ("params", "state"))
         with np.load(f"{folder}/net.npz") as file:
-            write_atomically(target, lambda out: np.savez_compressed(out, **file))
+            write = np.savez_compressed if small else np.savez
+            write_atomically(target, lambda out: write(out, **file))
     print(f"wrote {target}  ({Path(target).stat().st_size / 1e6:.2f} MB)")
 
 
 if __name__ == "__main__":
-    run_cli(lambda: slim(*sys.argv[1:3]) if len(sys.argv) == 3 else print(__doc__))
+    words = [word for word in sys.argv[1:] if word != "--small"]
+    run_cli(lambda: slim(*words, "--small" in sys.argv) if len(words) == 2 else print(__doc__))

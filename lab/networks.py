@@ -1,0 +1,85 @@
+"""The networks that a program draws, probes or serves: trained here by an experiment, or loaded from files."""
+import dataclasses
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+from .messages import InputError
+
+
+@dataclass(frozen=True)
+class Network:
+    """A trained network and its data."""
+    name: str
+    config: object                 # settings of the evaluation
+    trained: object                # settings of the training
+    params: dict                   # weights, with the running statistics
+    history: dict                  # of its training
+    data: dict                     # of load_data
+    loaded: object = None          # what load_network returned, if the network was not trained here
+
+    @property
+    def label(self):
+        """Return the words for a title: model, preset and seed"""
+        return f"{self.trained.model}, preset {self.trained.preset}, seed {self.trained.seed}"
+
+
+def add_flags(parser, module, text, nargs="*"):
+    """Add --load, whose help begins with `text`, and a flag for every setting of an experiment. nargs: "*" for several
+    files, "?" for one"""
+    known = module.PRETRAINED if nargs == "*" else module.PRETRAINED[:1]
+    parser.add_argument("--load", nargs=nargs, const=str(known[0]) if nargs == "?" else None, metavar="FILE",
+                        help=f"{text} in FILE, whose settings are used; if FILE is omitted, the pretrained "
+                        f"{', '.join(path.name for path in known)} in weights/")
+    module.add_settings(parser)
+
+
+def load_network(module, path):
+    """Return a trained network of a file: config, weights (with the running statistics), history, source of its
+    training data, step, and file, which identifies it in results"""
+    config, state = module.load(path)
+    sha256 = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return SimpleNamespace(config=config, weights=module.weights_of(state), history=state["history"],
+                           step=state["step"],
+                           source=state["history"]["source"],
+                           file={"file": Path(path).name, "sha256": sha256, "trained_seed": config.seed})
+
+
+def load_for_evaluation(module, path, args):
+    """Return load_network's result and the Config to evaluate it with: its own, with the flags in args, and with the
+    data that it was trained on. Raise InputError for a flag that contradicts its training"""
+    network, given = load_network(module, path), module.given_settings(args)
+    if network.source in getattr(module, "DIGIT_NAMES", ()):
+        given = {"digits": network.source} | given
+    elif hasattr(network.config, "data_dir") and not given.get("data_dir"):
+        raise InputError(f"{path}: was trained on {network.source}. Give the folder of these images as --data-dir")
+    module.check_same(path, network.config, given, {"runtime", "test"})
+    return network, dataclasses.replace(network.config, **given)
+
+
+def chosen(module, args):
+    """Return the networks to train or, with --load, to draw: [(name, load_network's result or None, Config)]. Names
+    are the models or the files' names"""
+    if args.load is None:
+        return [(config.model, None, config) for config in module.configs_of(module.given_settings(args))]
+    paths = list(map(Path, args.load or module.PRETRAINED))
+    if len(set(map(Path.resolve, paths))) < len(paths):
+        raise InputError("--load: a file is given twice. Give each file once")
+    names = [path.parent.name if path.name == "weights.npz" else path.stem for path in paths]
+    loaded = [load_for_evaluation(module, path, args) for path in paths]
+    models = [network.config.model for network, _ in loaded]
+    names = models if len(set(models)) == len(models) else names
+    return [(name, network, config) for name, (network, config) in zip(names, loaded)]
+
+
+def make(module, name, network, config, data, kind=Network, **hooks):
+    """Return the Network of one of chosen(), trained here if it was not loaded. hooks: each_step and each_epoch"""
+    fitted = module.fit_to_data(config, data)
+    if network is None:
+        state = module.train(fitted, data, **hooks)
+        return kind(name, fitted, fitted, module.weights_of(state), state["history"], data)
+    if getattr(fitted, "n_classes", 0) != getattr(config, "n_classes", 0):
+        raise InputError(f"{name}: was trained on {config.n_classes} classes, and these data have {fitted.n_classes}. "
+                         "Give its own data as --data-dir")
+    return kind(name, config, network.config, network.weights, network.history, data, network)
