@@ -175,7 +175,6 @@ def main():
     (label, network, config), *others = networks.chosen(capsnet, args)
     if others:
         raise InputError("the animation shows one network. Give one file and one model")
-    capsnet.check(config)
     if config.model != "capsnet":
         raise InputError(f"{'--load' if network else '--model'}: the animation shows a capsnet, not a {config.model}")
     for name in ("snapshot_every", "n_test") if network else ():

@@ -166,8 +166,6 @@ def main():
     if not 1 <= len(runs) <= MAX_NETWORKS:
         raise InputError(f"the animation shows 1 to {MAX_NETWORKS} trained networks, not {len(runs)}. Give others by "
                          "--model or --load")
-    for config in configs:
-        norb.check(config)
     if configs[0].split != "azimuth":
         raise InputError(f"the animation shows novel azimuths, not --split {configs[0].split}. Give other networks, or "
                          "leave --split out")

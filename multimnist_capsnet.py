@@ -51,11 +51,9 @@ import collections
 import contextlib
 import ctypes
 import dataclasses
-import errno
 import functools
 import gzip
 import hashlib
-import http.client
 import io
 import json
 import math
@@ -65,7 +63,6 @@ import re
 import sys
 import time
 import urllib.request
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -147,16 +144,22 @@ class Config:
         for name, value in (defaults | ({"muon": 0.0} if self.norm == "none" else {})).items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
+        check(self)
 
 
 SETTINGS = [f for f in dataclasses.fields(Config) if "help" in f.metadata]
+
+
+def applies(f, config):
+    """Return whether a setting has an effect with the other settings"""
+    return all(getattr(config, name) in values for name, values in f.metadata.get("only", {}).items())
 
 
 def check(config):
     """Raise InputError for settings out of range"""
     for f in SETTINGS:
         value, bounds = getattr(config, f.name), f.metadata
-        if "high" in bounds and not bounds["low"] <= value <= bounds["high"]:
+        if "high" in bounds and applies(f, config) and not bounds["low"] <= value <= bounds["high"]:
             raise InputError(f"{flag_of(f.name)} {value}: must be from {bounds['low']:g} to {bounds['high']:g}")
 
 
@@ -170,7 +173,6 @@ def train(config, data=None, state=None, each_step=None, each_epoch=None, dtype=
 
     The state, a dict, is everything that a run is: params {name: array}, running (statistics of the normalizations),
     adam_m and adam_v (moments), step and history. Raise InputError when training diverges."""
-    check(config)
     data = load_data(config) if data is None else data
     config = fit_to_data(config, data)
     state = initial_state(config, dtype) if state is None else state
@@ -878,20 +880,20 @@ HEADS = {"capsnet": (capsnet_head_forward, capsnet_head_backward),
 
 
 def decoder_forward(params, v, digits):
-    """Reconstruct each of digits (N, R) from its vector in v (N, J, D), the others masked: (N, R, 36, 36), a cache"""
+    """Reconstruct each of digits (N, R) from its vector in v (N, J, D), the others masked: (N, R, side, side), cache"""
     x, mask_cache = mask_forward(v, digits)
     caches = []
     for k in (1, 2, 3):
         x, cache = linear_forward(x, params[f"dec{k}_w"], params[f"dec{k}_b"])
         x = np.maximum(x, 0) if k < 3 else sigmoid(x)
         caches.append((cache, x))
-    return x.reshape(*digits.shape, CANVAS, CANVAS), (mask_cache, caches)
+    return x.reshape(*digits.shape, *[math.isqrt(x.shape[1])] * 2), (mask_cache, caches)
 
 
 def decoder_backward(drecon, cache, grads):
     """Return dv (N, J, D), and put the gradients of the decoder's parameters into grads."""
     mask_cache, caches = cache
-    dx = drecon.reshape(-1, CANVAS * CANVAS)
+    dx = drecon.reshape(caches[-1][1].shape)
     for k in (3, 2, 1):
         linear_cache, y = caches[k - 1]
         dx = dx * (y > 0) if k < 3 else dx * y * (1 - y)
@@ -1272,7 +1274,7 @@ def download_mnist(mirrors):
                 if hashlib.sha256(gzip.decompress(raw)).hexdigest() == sha256:
                     write_file(folder / (name + ".gz"), raw)
                     break
-            except (OSError, EOFError, ValueError, zlib.error, http.client.HTTPException, InputError) as error:
+            except Exception as error:             # urllib and gzip do not document what a bad connection raises
                 fault = f"MNIST could not be downloaded: {error}"
         else:
             raise ConnectionError(fault)
@@ -1286,7 +1288,7 @@ def read_idx(path):
         raw = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
         shape = np.frombuffer(raw, ">u4", raw[3], 4)
         return np.frombuffer(raw, np.uint8, offset=4 + 4 * len(shape)).reshape(shape), hashlib.sha256(raw).hexdigest()
-    except (OSError, EOFError, zlib.error, ValueError, IndexError):
+    except Exception:                      # gzip does not document what a damaged file raises
         raise InputError(f"{path}: damaged, or not an idx file of uint8 values. Get the file again") from None
 
 
@@ -1514,7 +1516,7 @@ def write_file(path, content):
     temporary = Path(f"{path}.{os.getpid()}")
     try:
         if Path(path).is_dir():
-            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+            raise IsADirectoryError(21, "it is a folder")
         temporary.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(content or b"")
         if content is not None:
@@ -1538,13 +1540,6 @@ def flag_of(name):
     return "--" + name.replace("_", "-")
 
 
-def wilson_interval(hits, n, z=1.959964):
-    """Return the 95% Wilson score interval (low, high) of the proportion hits / n, which it always contains"""
-    p, z2n = hits / n, z * z / n
-    center, half = (p + z2n / 2) / (1 + z2n), z * np.sqrt(p * (1 - p) / n + z2n / (4 * n)) / (1 + z2n)
-    return float(max(0, min(p, center - half))), float(min(1, max(p, center + half)))
-
-
 def result_of(config, state, data, test):
     """Return what --out-json holds: settings, metrics, what the bits depend on, and the history as columns"""
     processor = platform.processor() or platform.machine()
@@ -1553,7 +1548,7 @@ def result_of(config, state, data, test):
     epochs, seconds = state["history"]["epochs"], sum(epoch["seconds"] for epoch in state["history"]["epochs"])
     of_file = {"loaded": state["loaded"], "history": {}} if "loaded" in state else {}         # the file has its history
     return {"experiment": EXPERIMENT, "source": data["source"],
-            "config": {f.name: getattr(config, f.name) for f in SETTINGS if not f.name.endswith("_dir")},
+            "config": {f.name: getattr(config, f.name) for f in SETTINGS if not f.name.endswith(("_dir", "quiet"))},
             "n_params": sum(p.size for p in state["params"].values()), **test_metrics(test),
             "seconds_train": seconds, "ms_per_step": 1e3 * seconds / max(1, state["step"]),
             "versions": {"python": platform.python_version(), "numpy": np.__version__},
@@ -1564,18 +1559,18 @@ def result_of(config, state, data, test):
 def test_metrics(test):
     """Return the metrics of evaluate_test as --out-json names them"""
     metrics = {"test_" + name: test.get(name) for name in ("exact_match", "hits", "at_least_one", "recon_mse")}
-    metrics |= {"test_exact_match_ci95": wilson_interval(test["hits"], test["n"])}
     bits = base64.b64encode(np.packbits(test["correct"])).decode()
     return metrics | {"baseline_recon_mse": test["baseline_recon_mse"], "hit_bits": {"test": bits}}
 
 
 def print_table(results, config):
     """Print the test's metrics, a row each; results: {name of a network: result_of it}"""
-    say(f"\n{config.n_test:,} test samples of {data_name(next(iter(results.values()))['source'])}", config)
+    say(f"\nTest samples of {data_name(next(iter(results.values()))['source'])}", config)
     say(" " * 36 + "".join(f"{name.removesuffix('/weights.npz')[-15:]:>16}" for name in results), config)
     for key, (label, form) in TABLE.items():
-        cells = ["-" if result[key] is None else format(result[key], form) for result in results.values()]
-        say(f"{label:36}" + "".join(f"{cell:>16}" for cell in cells), config)
+        cells = ["-" if result.get(key) is None else format(result[key], form) for result in results.values()]
+        if set(cells) != {"-"}:
+            say(f"{label:36}" + "".join(f"{cell:>16}" for cell in cells), config)
 
 
 def add_settings(parser):
@@ -1589,7 +1584,7 @@ def add_settings(parser):
             text += f" [{name} {', '.join(values)} only]"
         kind = {"type": f.type, "choices": f.metadata.get("choices"), "nargs": "+" if f.name == "model" else None}
         parser.add_argument(flag_of(f.name), *f.metadata.get("alias", "").split(), default=argparse.SUPPRESS, help=text,
-                            **kind if f.type is not bool else {"action": "store_true"})
+                            **kind if f.type is not bool else {"action": argparse.BooleanOptionalAction})
 
 
 def given_settings(args):
@@ -1602,8 +1597,7 @@ def configs_of(given):
     configs, useless = [], set(given)
     for model in given.get("model", [Config.model]):
         full = Config(**given | {"model": model})
-        useful = {f.name for f in SETTINGS if f.name in given and all(
-            getattr(full, name) in values for name, values in f.metadata.get("only", {}).items())}
+        useful = {f.name for f in SETTINGS if f.name in given and applies(f, full)}
         configs.append(Config(**{name: given[name] for name in useful} | {"model": model}))
         useless -= useful
     for name in useless:
@@ -1615,16 +1609,15 @@ def check_same(path, theirs, given, may_differ):
     """Raise InputError if a given setting, {name: value}, contradicts those of a file"""
     for f in SETTINGS:
         own = getattr(theirs, f.name)
-        if given.get(f.name, own) != own and not may_differ & f.metadata.keys():
+        if given.get(f.name, own) not in (own, [own]) and not may_differ & f.metadata.keys():
             raise InputError(f"{flag_of(f.name)} {given[f.name]}: {path} has {own}. Leave it out, or name another file")
 
 
 def run(config, data, state=None, checkpoint=None, weights=None, out_json=None):
     """Train a network or, given its state, take a trained one; test it and write its files. Return its result"""
-    name, fitted = RUN_NAME.format(**vars(config)), fit_to_data(config, data)
-    if state and fitted != config:
+    if state and fit_to_data(config, data) != config:
         raise InputError(f"{state['loaded']['file']}: these data have other classes. Give its own as --data-dir")
-    config = fitted
+    config, name = fit_to_data(config, data), RUN_NAME.format(**vars(config))
     folders = (Path("runs", EXPERIMENT, name + f"-{k}" * (k > 1)) for k in range(1, 10_000))
     folder = next(folder for folder in folders if not folder.exists())  # a run destroys nothing
     if not state:
@@ -1680,11 +1673,12 @@ def main():
         runs = [(str(path), *load(path)) for path in args.load or PRETRAINED]
         for path, config, _ in runs:
             check_same(path, config, given, {"runtime", "test"})
+        given.pop("model", None)                                        # a list; as in the files, or refused
         runs = [(path, dataclasses.replace(config, **given), state) for path, config, state in runs]
-    for _, config, _ in runs:
-        check(config)
-    data, results = load_data(runs[0][1]), {}
+    results = {}
     for name, config, state in runs:
+        if state or not results:                                        # networks in files may have other data
+            data = load_data(config)
         outputs = [args.checkpoint, args.out_weights, args.out_json]
         if len(runs) > 1:                                               # each has files of its own
             outputs = [path and path != "-" and Path(path).with_suffix(f".{Path(name).stem}{Path(path).suffix}")

@@ -304,7 +304,6 @@ def main():
                          "the probes need a network trained with --task affnist and a --train-shift in pixels")
     if config.affnist_dir:
         raise InputError("--affnist-dir: the probes do not read affNIST's files; leave it out")
-    affnist.check(config)
     check_writable(args.out_json)
     network = networks.make(affnist, args.load, loaded, config, affnist.load_data(config))
     with affnist.worker_threads(config) as workers:

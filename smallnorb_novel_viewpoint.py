@@ -66,7 +66,6 @@ import collections
 import contextlib
 import ctypes
 import dataclasses
-import errno
 import functools
 import gzip
 import hashlib
@@ -170,7 +169,7 @@ class Config:
     loss: str = setting(None, "margin: the 2017 paper's; spread: the 2018 paper's, margin 0.2 to 0.9; cross-entropy: "
                         "of the class activations", choices=("cross-entropy", "margin", "spread"))
     seed: int = setting(0, "of all random numbers; the same seed, the same bits", low=0, high=2 ** 32 - 1, test=True)
-    n_epochs: int = setting(None, "training epochs", low=0, high=100_000, only=TRAINED)
+    n_epochs: int = setting(None, "training epochs", low=1, high=100_000, only=TRAINED)
     batch_size: int = setting(32, "images per step", low=1, high=4096)
     lr: float = setting(None, "learning rate of Adam", low=1e-9, high=1e6)
     lr_schedule: str = setting("cosine", "cosine: decay to 0", choices=("cosine", "constant"))
@@ -189,16 +188,22 @@ class Config:
         for name, value in defaults.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
+        check(self)
 
 
 SETTINGS = [f for f in dataclasses.fields(Config) if "help" in f.metadata]
+
+
+def applies(f, config):
+    """Return whether a setting has an effect with the other settings"""
+    return all(getattr(config, name) in values for name, values in f.metadata.get("only", {}).items())
 
 
 def check(config):
     """Raise InputError for settings out of range, or that contradict each other"""
     for f in SETTINGS:
         value, bounds = getattr(config, f.name), f.metadata
-        if "high" in bounds and not bounds["low"] <= value <= bounds["high"]:
+        if "high" in bounds and applies(f, config) and not bounds["low"] <= value <= bounds["high"]:
             raise InputError(f"{flag_of(f.name)} {value}: must be from {bounds['low']:g} to {bounds['high']:g}")
     angle_ranges(config)
     if config.split == "instance" and config.data == "shapes":
@@ -215,7 +220,6 @@ def train(config, data=None, state=None, each_step=None, each_epoch=None, dtype=
 
     The state, a dict, is everything that a run is: params {name: array}, running (statistics of the normalizations),
     adam_m and adam_v (moments), step and history. Raise InputError when training diverges."""
-    check(config)
     data = load_data(config) if data is None else data
     config = fit_to_data(config, data)
     state = initial_state(config, dtype) if state is None else state
@@ -2457,7 +2461,7 @@ def write_file(path, content):
     temporary = Path(f"{path}.{os.getpid()}")
     try:
         if Path(path).is_dir():
-            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+            raise IsADirectoryError(21, "it is a folder")
         temporary.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(content or b"")
         if content is not None:
@@ -2481,13 +2485,6 @@ def flag_of(name):
     return "--" + name.replace("_", "-")
 
 
-def wilson_interval(hits, n, z=1.959964):
-    """Return the 95% Wilson score interval (low, high) of the proportion hits / n, which it always contains"""
-    p, z2n = hits / n, z * z / n
-    center, half = (p + z2n / 2) / (1 + z2n), z * np.sqrt(p * (1 - p) / n + z2n / (4 * n)) / (1 + z2n)
-    return float(max(0, min(p, center - half))), float(min(1, max(p, center + half)))
-
-
 def result_of(config, state, data, test):
     """Return what --out-json holds: settings, metrics, what the bits depend on, and the history as columns"""
     processor = platform.processor() or platform.machine()
@@ -2496,7 +2493,7 @@ def result_of(config, state, data, test):
     epochs, seconds = state["history"]["epochs"], sum(epoch["seconds"] for epoch in state["history"]["epochs"])
     of_file = {"loaded": state["loaded"], "history": {}} if "loaded" in state else {}         # the file has its history
     return {"experiment": EXPERIMENT, "source": data["source"],
-            "config": {f.name: getattr(config, f.name) for f in SETTINGS if not f.name.endswith("_dir")},
+            "config": {f.name: getattr(config, f.name) for f in SETTINGS if not f.name.endswith(("_dir", "quiet"))},
             "n_params": sum(p.size for p in state["params"].values()), **test_metrics(test),
             "seconds_train": seconds, "ms_per_step": 1e3 * seconds / max(1, state["step"]),
             "versions": {"python": platform.python_version(), "numpy": np.__version__},
@@ -2513,11 +2510,12 @@ def test_metrics(test):
 
 def print_table(results, config):
     """Print the test's metrics, a row each; results: {name of a network: result_of it}"""
-    say(f"\ntest images of {data_name(next(iter(results.values()))['source'])}", config)
+    say(f"\nTest samples of {data_name(next(iter(results.values()))['source'])}", config)
     say(" " * 36 + "".join(f"{name.removesuffix('/weights.npz')[-15:]:>16}" for name in results), config)
     for key, (label, form) in TABLE.items():
-        cells = ["-" if result[key] is None else format(result[key], form) for result in results.values()]
-        say(f"{label:36}" + "".join(f"{cell:>16}" for cell in cells), config)
+        cells = ["-" if result.get(key) is None else format(result[key], form) for result in results.values()]
+        if set(cells) != {"-"}:
+            say(f"{label:36}" + "".join(f"{cell:>16}" for cell in cells), config)
 
 
 def add_settings(parser):
@@ -2544,8 +2542,7 @@ def configs_of(given):
     configs, useless = [], set(given)
     for model in given.get("model", default_models(given)):
         full = Config(**given | {"model": model})
-        useful = {f.name for f in SETTINGS if f.name in given and all(
-            getattr(full, name) in values for name, values in f.metadata.get("only", {}).items())}
+        useful = {f.name for f in SETTINGS if f.name in given and applies(f, full)}
         configs.append(Config(**{name: given[name] for name in useful} | {"model": model}))
         useless -= useful
     for name in useless:
@@ -2557,7 +2554,7 @@ def check_same(path, theirs, given, may_differ):
     """Raise InputError if a given setting, {name: value}, contradicts those of a file"""
     for f in SETTINGS:
         own = getattr(theirs, f.name)
-        if given.get(f.name, own) != own and not may_differ & f.metadata.keys():
+        if given.get(f.name, own) not in (own, [own]) and not may_differ & f.metadata.keys():
             raise InputError(f"{flag_of(f.name)} {given[f.name]}: {path} has {own}. Leave it out, or name another file")
 
 
@@ -2568,10 +2565,9 @@ def default_models(given):
 
 def run(config, data, state=None, checkpoint=None, weights=None, out_json=None):
     """Train a network or, given its state, take a trained one; test it and write its files. Return its result"""
-    name, fitted = RUN_NAME.format(**vars(config)), fit_to_data(config, data)
-    if state and fitted != config:
+    if state and fit_to_data(config, data) != config:
         raise InputError(f"{state['loaded']['file']}: these data have other classes. Give its own as --data-dir")
-    config = fitted
+    config, name = fit_to_data(config, data), RUN_NAME.format(**vars(config))
     folders = (Path("runs", EXPERIMENT, name + f"-{k}" * (k > 1)) for k in range(1, 10_000))
     folder = next(folder for folder in folders if not folder.exists())  # a run destroys nothing
     if not state:
@@ -2627,12 +2623,12 @@ def main():
         runs = [(str(path), *load(path)) for path in args.load or PRETRAINED]
         for path, config, _ in runs:
             check_same(path, config, given, {"runtime", "test"})
+        given.pop("model", None)                                        # a list; as in the files, or refused
         runs = [(path, dataclasses.replace(config, **given), state) for path, config, state in runs]
-    for _, config, _ in runs:
-        check(config)
-    needs_train = args.load is None or runs[0][1].recompute_statistics
-    data, results = load_data(runs[0][1], () if needs_train else ("train",)), {}
+    results = {}
     for name, config, state in runs:
+        if state or not results:                                        # networks in files may have other data
+            data = load_data(config, ("train",) if state and not config.recompute_statistics else ())
         outputs = [args.checkpoint, args.out_weights, args.out_json]
         if len(runs) > 1:                                               # each has files of its own
             outputs = [path and path != "-" and Path(path).with_suffix(f".{Path(name).stem}{Path(path).suffix}")

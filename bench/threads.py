@@ -27,7 +27,6 @@ def setting(name, n, **given):
     module, flags = NETWORKS[name]
     config = module.Config(**{"n_train": n, "batch_size": n, "warmup": 0} | flags | given)
     data = {"train": module.synthesize_digits(600, 0)[:2]}
-    module.check(config)
     return module, config, module.init_params(config), next(iter(module.epoch_samples(data, 0, config)))
 
 

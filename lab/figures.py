@@ -102,8 +102,6 @@ def draw(module, args, drawings, of_results, load, kind=Network):
             raise InputError(f"--only {name}: is a figure of {what}. Give {flag}")
     of_results = {name: of for name, of in of_results.items() if args.results and name in (args.only or of_results)}
     runs = chosen(module, args) if of_networks else []
-    for *_, config in runs:
-        module.check(config)
     planned = plan({name: one for name, one in drawings.items() if name not in of_results and (
         name in args.only or not args.only and one.default)}, runs, progress.say)
     networks, results = [], load_results(args.results) if of_results else None

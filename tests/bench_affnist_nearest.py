@@ -51,7 +51,6 @@ def main():
         raise InputError(f"--n-known {args.n_known}: must be at least 1")
     config = affnist.Config(seed=args.seed, n_test=args.n_test, n_train=args.n_known, n_per_class=args.n_per_class,
                             digits=args.digits, data_dir=args.data_dir, model="cnn-gap", batch_size=1)
-    affnist.check(config)
     check_writable(args.out_json)
     data = affnist.load_data(config)
     config = affnist.fit_to_data(config, data)

@@ -81,7 +81,6 @@ def main():
     if not 1 <= args.n_known <= 10 ** 7:
         raise InputError(f"--n-known {args.n_known}: must be between 1 and 10,000,000")
     config = capsnet.Config(n_test=args.n_test, digits=args.digits, data_dir=args.data_dir)
-    capsnet.check(config)
     check_writable(args.out_json)
     data = capsnet.load_data(config)
     parts = list(capsnet.stream_pairs(data, "train", args.n_known, config, capsnet.BATCHES, 0))

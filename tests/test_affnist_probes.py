@@ -4,7 +4,6 @@ import json
 import os
 
 import affnist_capsnet as ac
-from lab.messages import InputError
 
 import numpy as np
 import pytest

@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 
 from lab.files import five_digits
+from lab.statistics import wilson_interval
 
 import numpy as np
 from runs import RESULTS, ROOT, WEIGHTS
@@ -89,6 +90,15 @@ def weights_wanting(folder):
     return {path: result for path, result in WEIGHTS.items() if not fresh(path, result)}
 
 
+def with_intervals(found):
+    """Return a result with the 95% intervals, from the test images, of the accuracies of which it has the hits"""
+    for name in [key.removesuffix("_hits") for key in found if key.endswith("_hits")]:
+        key = next(f"{name}_{metric}" for metric in ("exact_match", "accuracy") if f"{name}_{metric}" in found)
+        n = min(found.get(f"{name}_n", found["config"]["n_test"]), 10_000)      # affNIST has 32 variants of each digit
+        found[f"{key}_ci95"] = wilson_interval(found[key] * n, n)
+    return found
+
+
 def collect(paths, folder):
     """Move results, each in a file .../GENERATION/EXPERIMENT/TABLE/SETTING-SEED.json, into a folder's tables, where
     they replace those of the same setting and seed. A table is replaced whole or not at all."""
@@ -97,7 +107,7 @@ def collect(paths, folder):
         generation, experiment, table = path.parts[-4:-1]
         setting, _, seed = path.stem.rpartition("-")
         line = {"setting": setting, "seed": int(seed), "generation": int(generation)}
-        line |= five_digits(json.loads(path.read_text("utf-8")))
+        line |= five_digits(with_intervals(json.loads(path.read_text("utf-8"))))
         new.setdefault(Path(folder, experiment, f"{table}.jsonl"), []).append(line)
     for path, lines in new.items():
         there = path.read_text("utf-8").splitlines() if path.exists() else []
