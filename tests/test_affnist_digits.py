@@ -274,15 +274,6 @@ def test_few_digits_a_class_are_other_ones_for_each_seed(digits):
         ac.select_training_digits(digits, dataclasses.replace(CONFIG, n_per_class=7))
 
 
-def test_an_interval_counts_different_digits():
-    """Of affNIST's own files there are 32 variants of 10,000 digits"""
-    def found(n):
-        return {"n": n, "hits": n // 2, "accuracy": 0.5, "per_class": [], "correct": np.zeros(3, bool)}
-    results = ac.test_metrics({"familiar": found(400), "real_affine": found(320000)})
-    assert results["real_affine_accuracy_ci95"] == ac.wilson_interval(5000, 10000)
-    assert results["familiar_accuracy_ci95"] == ac.wilson_interval(200, 400) and results["real_affine_n"] == 320000
-
-
 # ---------------------------------------------------------------- affNIST's own files
 
 def write_affnist(path, images, labels):

@@ -84,6 +84,18 @@ def test_lines_are_put_in_order_and_replaced_and_collecting_twice_changes_nothin
     assert [line["test_hits"] for line in result_files.read(tmp_path).values()] == [1, 7, 1]
 
 
+def test_an_interval_is_added_and_counts_different_digits(tmp_path):
+    """Of affNIST's own files there are 32 variants of 10,000 digits"""
+    counts = {"familiar_hits": 200, "familiar_n": 400, "familiar_accuracy": 0.5,
+              "real_affine_hits": 160000, "real_affine_n": 320000, "real_affine_accuracy": 0.5}
+    result_files.collect([job(tmp_path, f"{AFF}/main/x-0", **counts),
+                          job(tmp_path, f"{MULTI}/main/x-0", config={"n_test": 400}, test_hits=200,
+                              test_exact_match=0.5)], tmp_path)
+    of_digits, of_pairs = result_files.read(tmp_path).values()
+    assert of_digits["familiar_accuracy_ci95"] == of_pairs["test_exact_match_ci95"] == [0.45124, 0.54876]
+    assert of_digits["real_affine_accuracy_ci95"] == [0.49021, 0.50979]
+
+
 def test_a_killed_collect_leaves_the_old_table_whole_and_the_results_where_they_were(tmp_path, monkeypatch):
     result_files.collect([job(tmp_path, f"{MULTI}/main/deep-0", test_hits=1)], tmp_path)
     before, path = result_files.read(tmp_path), job(tmp_path, f"{MULTI}/main/deep-1", test_hits=2)

@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from pathlib import Path
 
 from lab.files import five_digits
@@ -91,12 +92,13 @@ def weights_wanting(folder):
 
 
 def with_intervals(found):
-    """Return a result with the 95% intervals, from the test images, of the accuracies of which it has the hits"""
-    for name in [key.removesuffix("_hits") for key in found if key.endswith("_hits")]:
-        key = next(f"{name}_{metric}" for metric in ("exact_match", "accuracy") if f"{name}_{metric}" in found)
-        n = min(found.get(f"{name}_n", found["config"]["n_test"]), 10_000)      # affNIST has 32 variants of each digit
-        found[f"{key}_ci95"] = wilson_interval(found[key] * n, n)
-    return found
+    """Return a result with the 95% intervals, from the test images, of the accuracies of its test sets"""
+    intervals = {}
+    for key, name in ((key, re.sub("_(exact_match|accuracy)$", "", key)) for key in found):
+        if key != name and f"{name}_hits" in found:
+            n = min(found.get(f"{name}_n", found["config"].get("n_test")), 10_000)     # affNIST: 32 variants of a digit
+            intervals[f"{key}_ci95"] = wilson_interval(found[key] * n, n)
+    return intervals | found
 
 
 def collect(paths, folder):

@@ -2,12 +2,13 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from conftest import ROOT
 
 from conformance import literal, make
 
+ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "conformance"
 
 

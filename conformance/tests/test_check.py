@@ -5,18 +5,17 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
-import numpy as np
-import pytest
-from conftest import ROOT
-
-sys.path.insert(0, str(ROOT / "conformance"))
 import check
 import naming
+import numpy as np
+import pytest
 import reference
 
 from conformance import literal
 
+ROOT = Path(__file__).resolve().parents[2]
 VECTORS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in (ROOT / "conformance").glob("*.json")}
 
 # functions as people write them; a mistake is a change of their text

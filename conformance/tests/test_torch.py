@@ -1,14 +1,15 @@
 """conformance/check.py with PyTorch: autograd, labels as integers, a module with weights inside, own precision."""
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from conftest import ROOT
-from test_conformance_check import named, run  # noqa: F401  (run is a fixture)
+from test_check import named, run  # noqa: F401  (run is a fixture)
 
 torch = pytest.importorskip("torch")
 import check
 
+ROOT = Path(__file__).resolve().parents[2]
 ROUTE = '''
 import torch
 
