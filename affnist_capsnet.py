@@ -116,7 +116,8 @@ PRESETS = {"deep": MODERN, "small": PAPER | {"conv1_channels": 64}, "paper": PAP
 class Config:
     """All settings of a run. Names, defaults and help texts of the command-line flags come from here."""
     task: str = setting("affnist", "mnist: 28x28 px, tested on MNIST as it is", choices=("affnist", "mnist"))
-    digits: str = setting("auto", "auto: MNIST, else synthetic", choices=("auto", "mnist", "synthetic"), runtime=True)
+    digits: str = setting("auto", "auto: MNIST, else synthetic", choices=("auto", "mnist", "synthetic"),
+                          only={"data_dir": ("",)}, runtime=True)
     data_dir: str = setting("", "folder of four idx files, MNIST's or others (see make_idx.py); without it MNIST from "
                             "$MNIST_DIR, ~/.cache/hinton-mnist or a download", alias="--mnist-dir", runtime=True)
     affnist_dir: str = setting("", "folder of affNIST's test_batches, to test on them, too (needs SciPy)",
@@ -983,7 +984,7 @@ SQUASHES = {                       # for each --squash: (forward, backward) of p
 
 
 def capsnet_head_forward(params, x, config, dropout_mask):
-    """x is the output of PrimaryCaps before the squash."""
+    """Compute primary and digit capsules. x: the output of PrimaryCaps before the squash."""
     (squash, _), last = SQUASHES[config.squash]
     u, squash_cache = squash(x.reshape(len(x), -1, E))                                  # (N, I, E)
     inputs, W, coordinates_cache = u, params["W"], None
@@ -1478,11 +1479,11 @@ def read_idx_folder(place):
 def check_data(data, splits):
     """Raise InputError unless splits of data are as load_data returns them"""
     for split in splits:
-        images, labels = map(np.asarray, data[split])
+        (images, labels), where = map(np.asarray, data[split]), f"{data['source']}, {split}"
         if images.dtype != np.uint8 or images.shape[1:] != (28, 28) or not len(images):
-            raise InputError(f"{split}: images are {images.dtype} {images.shape}. Give gray levels, uint8 (n, 28, 28)")
+            raise InputError(f"{where}: images are {images.dtype} {images.shape}. Give gray levels, uint8 (n, 28, 28)")
         if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or labels.min() < 0 or labels.max() > 61:
-            raise InputError(f"{split}: labels are {labels.dtype} {labels.shape}. Give {len(images)} from 0 to 61")
+            raise InputError(f"{where}: labels are {labels.dtype} {labels.shape}. Give {len(images)} from 0 to 61")
 
 
 def fit_to_data(config, data):
@@ -1753,7 +1754,7 @@ def add_settings(parser):
             default = ", ".join(f"{preset} {values[f.name]}" for preset, values in PRESETS.items())
         text += f" (default: {default})" if default not in ("", False) else ""
         for name, values in f.metadata.get("only", {}).items():
-            text += f" [{name} {', '.join(values)} only]"
+            text += f" [{name} {', '.join(values) or 'not given'} only]"
         kind = {"type": f.type, "choices": f.metadata.get("choices"), "nargs": "+" if f.name == "model" else None}
         parser.add_argument(flag_of(f.name), *f.metadata.get("alias", "").split(), default=argparse.SUPPRESS, help=text,
                             **kind if f.type is not bool else {"action": argparse.BooleanOptionalAction})
@@ -1781,12 +1782,13 @@ def check_same(path, theirs, given, may_differ):
     """Raise InputError if a given setting, {name: value}, contradicts those of a file"""
     for f in SETTINGS:
         own = getattr(theirs, f.name)
-        if given.get(f.name, own) not in (own, [own]) and not may_differ & f.metadata.keys():
+        if given.get(f.name, own) != own and not may_differ & f.metadata.keys():
             raise InputError(f"{flag_of(f.name)} {given[f.name]}: {path} has {own}. Leave it out, or name another file")
 
 
 def run(config, data, state=None, checkpoint=None, weights=None, out_json=None):
-    """Train a network or, given its state, take a trained one; test it and write its files. Return its result"""
+    """Train a network or, given its state, take a trained one; test it and write its files. Return its result, and a
+    line on each of these files"""
     if state and fit_to_data(config, data) != config:
         raise InputError(f"{state['loaded']['file']}: these data have other classes. Give its own as --data-dir")
     config, name = fit_to_data(config, data), RUN_NAME.format(**vars(config))
@@ -1814,9 +1816,8 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None):
         print(text)
     elif out_json:
         write_file(out_json, text.encode())
-    for path in outputs:
-        say(f"wrote {path}" + f"; to test it again: python3 {sys.argv[0]} --load {path}" * (path == weights), config)
-    return result
+    return result, [f"wrote {path}" + f"; to test it again: python3 {sys.argv[0]} --load {path}" * (path != out_json)
+                    for path in outputs]
 
 
 def resume(path, config, data):
@@ -1829,11 +1830,17 @@ def resume(path, config, data):
     return {name: value for name, value in state.items() if name != "loaded"}
 
 
+def refuse(fault):
+    raise InputError(f"{fault}. See --help")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      usage="%(prog)s [options]", allow_abbrev=False)
-    parser.add_argument("--load", nargs="*", metavar="FILE", help="test these networks (default: the pretrained one)")
-    parser.add_argument("--checkpoint", metavar="FILE", help="save the run after every epoch; the same command resumes")
+    parser.error = refuse
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--load", nargs="*", metavar="FILE", help="test these networks (default: the pretrained one)")
+    either.add_argument("--checkpoint", metavar="FILE", help="save the run after every epoch; the same command resumes")
     parser.add_argument("--out-weights", metavar="FILE", help="write the network here, not below runs/")
     parser.add_argument("--out-json", metavar="FILE", help="write settings and results here, not below runs/; -: print")
     add_settings(parser)
@@ -1842,12 +1849,12 @@ def main():
     if args.load is None:
         runs = [(config.model, config, None) for config in configs_of(given)]
     else:
+        given |= {name: " ".join(given[name]) for name in given if name == "model"}
         runs = [(str(path), *load(path)) for path in args.load or PRETRAINED]
         for path, config, _ in runs:
             check_same(path, config, given, {"runtime", "test"})
-        given.pop("model", None)                                        # a list; as in the files, or refused
         runs = [(path, dataclasses.replace(config, **given), state) for path, config, state in runs]
-    results = {}
+    results, written = {}, []
     for name, config, state in runs:
         if state or not results:                                        # networks in files may have other data
             data = load_data(config)
@@ -1855,8 +1862,11 @@ def main():
         if len(runs) > 1:                                               # each has files of its own
             outputs = [path and path != "-" and Path(path).with_suffix(f".{Path(name).stem}{Path(path).suffix}")
                        for path in outputs]
-        results[name] = run(config, data, state, *outputs)
+        results[name], lines = run(config, data, state, *outputs)
+        written += lines
     print_table(results, runs[0][1])
+    for line in written:
+        say(line, runs[0][1])
 
 
 def run_cli(main):

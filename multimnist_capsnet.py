@@ -101,7 +101,8 @@ NORMALIZED = {"norm": ("batch",)}
 @dataclasses.dataclass(frozen=True)
 class Config:
     """All settings of a run. Names, defaults and help texts of the command-line flags come from here."""
-    digits: str = setting("auto", "auto: MNIST, else synthetic", choices=("auto", "mnist", "synthetic"), runtime=True)
+    digits: str = setting("auto", "auto: MNIST, else synthetic", choices=("auto", "mnist", "synthetic"),
+                          only={"data_dir": ("",)}, runtime=True)
     data_dir: str = setting("", "folder of four idx files, MNIST's or others (see make_idx.py); without it MNIST from "
                             "$MNIST_DIR, ~/.cache/hinton-mnist or a download", alias="--mnist-dir", runtime=True)
     n_train: int = setting(6000, "training pairs per epoch, newly drawn in every epoch", low=1, high=10_000_000)
@@ -819,7 +820,7 @@ def recompute_statistics(weights, samples, config):
 # gradients of its parameters into grads.
 
 def capsnet_head_forward(params, x, config):
-    """x is the output of PrimaryCaps before the squash."""
+    """Compute primary and digit capsules. x: the output of PrimaryCaps before the squash."""
     u, squash_cache = squash_forward(x.reshape(len(x), -1, E))                          # (N, I, E)
     u_hat, votes_cache = votes_forward(u, params["W"])                                  # (N, J, I, D)
     v, routing_cache = routing_forward(u_hat, config.routing_iters)                     # (N, J, D)
@@ -1328,11 +1329,11 @@ def read_idx_folder(place):
 def check_data(data, splits):
     """Raise InputError unless splits of data are as load_data returns them"""
     for split in splits:
-        images, labels = map(np.asarray, data[split])
+        (images, labels), where = map(np.asarray, data[split]), f"{data['source']}, {split}"
         if images.dtype != np.uint8 or images.shape[1:] != (28, 28) or not len(images):
-            raise InputError(f"{split}: images are {images.dtype} {images.shape}. Give gray levels, uint8 (n, 28, 28)")
+            raise InputError(f"{where}: images are {images.dtype} {images.shape}. Give gray levels, uint8 (n, 28, 28)")
         if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or labels.min() < 0 or labels.max() > 61:
-            raise InputError(f"{split}: labels are {labels.dtype} {labels.shape}. Give {len(images)} from 0 to 61")
+            raise InputError(f"{where}: labels are {labels.dtype} {labels.shape}. Give {len(images)} from 0 to 61")
 
 
 def fit_to_data(config, data):
@@ -1581,7 +1582,7 @@ def add_settings(parser):
             default = ", ".join(f"{preset} {values[f.name]}" for preset, values in PRESETS.items())
         text += f" (default: {default})" if default not in ("", False) else ""
         for name, values in f.metadata.get("only", {}).items():
-            text += f" [{name} {', '.join(values)} only]"
+            text += f" [{name} {', '.join(values) or 'not given'} only]"
         kind = {"type": f.type, "choices": f.metadata.get("choices"), "nargs": "+" if f.name == "model" else None}
         parser.add_argument(flag_of(f.name), *f.metadata.get("alias", "").split(), default=argparse.SUPPRESS, help=text,
                             **kind if f.type is not bool else {"action": argparse.BooleanOptionalAction})
@@ -1609,12 +1610,13 @@ def check_same(path, theirs, given, may_differ):
     """Raise InputError if a given setting, {name: value}, contradicts those of a file"""
     for f in SETTINGS:
         own = getattr(theirs, f.name)
-        if given.get(f.name, own) not in (own, [own]) and not may_differ & f.metadata.keys():
+        if given.get(f.name, own) != own and not may_differ & f.metadata.keys():
             raise InputError(f"{flag_of(f.name)} {given[f.name]}: {path} has {own}. Leave it out, or name another file")
 
 
 def run(config, data, state=None, checkpoint=None, weights=None, out_json=None):
-    """Train a network or, given its state, take a trained one; test it and write its files. Return its result"""
+    """Train a network or, given its state, take a trained one; test it and write its files. Return its result, and a
+    line on each of these files"""
     if state and fit_to_data(config, data) != config:
         raise InputError(f"{state['loaded']['file']}: these data have other classes. Give its own as --data-dir")
     config, name = fit_to_data(config, data), RUN_NAME.format(**vars(config))
@@ -1642,9 +1644,8 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None):
         print(text)
     elif out_json:
         write_file(out_json, text.encode())
-    for path in outputs:
-        say(f"wrote {path}" + f"; to test it again: python3 {sys.argv[0]} --load {path}" * (path == weights), config)
-    return result
+    return result, [f"wrote {path}" + f"; to test it again: python3 {sys.argv[0]} --load {path}" * (path != out_json)
+                    for path in outputs]
 
 
 def resume(path, config, data):
@@ -1657,11 +1658,17 @@ def resume(path, config, data):
     return {name: value for name, value in state.items() if name != "loaded"}
 
 
+def refuse(fault):
+    raise InputError(f"{fault}. See --help")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      usage="%(prog)s [options]", allow_abbrev=False)
-    parser.add_argument("--load", nargs="*", metavar="FILE", help="test these networks (default: the pretrained one)")
-    parser.add_argument("--checkpoint", metavar="FILE", help="save the run after every epoch; the same command resumes")
+    parser.error = refuse
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--load", nargs="*", metavar="FILE", help="test these networks (default: the pretrained one)")
+    either.add_argument("--checkpoint", metavar="FILE", help="save the run after every epoch; the same command resumes")
     parser.add_argument("--out-weights", metavar="FILE", help="write the network here, not below runs/")
     parser.add_argument("--out-json", metavar="FILE", help="write settings and results here, not below runs/; -: print")
     add_settings(parser)
@@ -1670,12 +1677,12 @@ def main():
     if args.load is None:
         runs = [(config.model, config, None) for config in configs_of(given)]
     else:
+        given |= {name: " ".join(given[name]) for name in given if name == "model"}
         runs = [(str(path), *load(path)) for path in args.load or PRETRAINED]
         for path, config, _ in runs:
             check_same(path, config, given, {"runtime", "test"})
-        given.pop("model", None)                                        # a list; as in the files, or refused
         runs = [(path, dataclasses.replace(config, **given), state) for path, config, state in runs]
-    results = {}
+    results, written = {}, []
     for name, config, state in runs:
         if state or not results:                                        # networks in files may have other data
             data = load_data(config)
@@ -1683,8 +1690,11 @@ def main():
         if len(runs) > 1:                                               # each has files of its own
             outputs = [path and path != "-" and Path(path).with_suffix(f".{Path(name).stem}{Path(path).suffix}")
                        for path in outputs]
-        results[name] = run(config, data, state, *outputs)
+        results[name], lines = run(config, data, state, *outputs)
+        written += lines
     print_table(results, runs[0][1])
+    for line in written:
+        say(line, runs[0][1])
 
 
 def run_cli(main):

@@ -1807,7 +1807,7 @@ def read_norb_file(path, kind):
             if file.read(1):                                           # reading past the end also checks gzip's CRC
                 raise ValueError("it is longer than its header says")
     except FileNotFoundError:
-        raise InputError(f"{path}: missing. Give the folder of smallNORB's six .mat or .mat.gz files") from None
+        raise InputError(f"{path}: missing. Give the folder of smallNORB's six files as --norb-dir") from None
     except (OSError, EOFError, zlib.error, ValueError, IndexError) as error:
         raise InputError(f"{path}: damaged, or not a smallNORB {kind} file ({error}). Get the file again") from None
     return out
@@ -2526,7 +2526,7 @@ def add_settings(parser):
             default = ", ".join(f"{preset} {values[f.name]}" for preset, values in PRESETS.items())
         text += f" (default: {default})" if default not in ("", False) else ""
         for name, values in f.metadata.get("only", {}).items():
-            text += f" [{name} {', '.join(values)} only]"
+            text += f" [{name} {', '.join(values) or 'not given'} only]"
         kind = {"type": f.type, "choices": f.metadata.get("choices"), "nargs": "+" if f.name == "model" else None}
         parser.add_argument(flag_of(f.name), *f.metadata.get("alias", "").split(), default=argparse.SUPPRESS, help=text,
                             **kind if f.type is not bool else {"action": argparse.BooleanOptionalAction})
@@ -2554,7 +2554,7 @@ def check_same(path, theirs, given, may_differ):
     """Raise InputError if a given setting, {name: value}, contradicts those of a file"""
     for f in SETTINGS:
         own = getattr(theirs, f.name)
-        if given.get(f.name, own) not in (own, [own]) and not may_differ & f.metadata.keys():
+        if given.get(f.name, own) != own and not may_differ & f.metadata.keys():
             raise InputError(f"{flag_of(f.name)} {given[f.name]}: {path} has {own}. Leave it out, or name another file")
 
 
@@ -2564,7 +2564,8 @@ def default_models(given):
 
 
 def run(config, data, state=None, checkpoint=None, weights=None, out_json=None):
-    """Train a network or, given its state, take a trained one; test it and write its files. Return its result"""
+    """Train a network or, given its state, take a trained one; test it and write its files. Return its result, and a
+    line on each of these files"""
     if state and fit_to_data(config, data) != config:
         raise InputError(f"{state['loaded']['file']}: these data have other classes. Give its own as --data-dir")
     config, name = fit_to_data(config, data), RUN_NAME.format(**vars(config))
@@ -2592,9 +2593,8 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None):
         print(text)
     elif out_json:
         write_file(out_json, text.encode())
-    for path in outputs:
-        say(f"wrote {path}" + f"; to test it again: python3 {sys.argv[0]} --load {path}" * (path == weights), config)
-    return result
+    return result, [f"wrote {path}" + f"; to test it again: python3 {sys.argv[0]} --load {path}" * (path != out_json)
+                    for path in outputs]
 
 
 def resume(path, config, data):
@@ -2607,11 +2607,17 @@ def resume(path, config, data):
     return {name: value for name, value in state.items() if name != "loaded"}
 
 
+def refuse(fault):
+    raise InputError(f"{fault}. See --help")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      usage="%(prog)s [options]", allow_abbrev=False)
-    parser.add_argument("--load", nargs="*", metavar="FILE", help="test these networks (default: the pretrained one)")
-    parser.add_argument("--checkpoint", metavar="FILE", help="save the run after every epoch; the same command resumes")
+    parser.error = refuse
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--load", nargs="*", metavar="FILE", help="test these networks (default: the pretrained one)")
+    either.add_argument("--checkpoint", metavar="FILE", help="save the run after every epoch; the same command resumes")
     parser.add_argument("--out-weights", metavar="FILE", help="write the network here, not below runs/")
     parser.add_argument("--out-json", metavar="FILE", help="write settings and results here, not below runs/; -: print")
     add_settings(parser)
@@ -2620,21 +2626,25 @@ def main():
     if args.load is None:
         runs = [(config.model, config, None) for config in configs_of(given)]
     else:
+        given |= {name: " ".join(given[name]) for name in given if name == "model"}
         runs = [(str(path), *load(path)) for path in args.load or PRETRAINED]
         for path, config, _ in runs:
             check_same(path, config, given, {"runtime", "test"})
-        given.pop("model", None)                                        # a list; as in the files, or refused
         runs = [(path, dataclasses.replace(config, **given), state) for path, config, state in runs]
-    results = {}
+    results, written = {}, []
     for name, config, state in runs:
         if state or not results:                                        # networks in files may have other data
-            data = load_data(config, ("train",) if state and not config.recompute_statistics else ())
+            of_training = not state or config.recompute_statistics or config.model == "nearest"
+            data = load_data(config, () if of_training else ("train",))
         outputs = [args.checkpoint, args.out_weights, args.out_json]
         if len(runs) > 1:                                               # each has files of its own
             outputs = [path and path != "-" and Path(path).with_suffix(f".{Path(name).stem}{Path(path).suffix}")
                        for path in outputs]
-        results[name] = run(config, data, state, *outputs)
+        results[name], lines = run(config, data, state, *outputs)
+        written += lines
     print_table(results, runs[0][1])
+    for line in written:
+        say(line, runs[0][1])
 
 
 def run_cli(main):
