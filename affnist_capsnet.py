@@ -116,8 +116,7 @@ PRESETS = {"deep": MODERN, "small": PAPER | {"conv1_channels": 64}, "paper": PAP
 class Config:
     """All settings of a run. Names, defaults and help texts of the command-line flags come from here."""
     task: str = setting("affnist", "mnist: 28x28 px, tested on MNIST as it is", choices=("affnist", "mnist"))
-    digits: str = setting("auto", "auto: MNIST, else synthetic", choices=("auto", "mnist", "synthetic"),
-                          only={"data_dir": ("",)}, runtime=True)
+    digits: str = setting("auto", "auto: MNIST, else synthetic", choices=("auto", "mnist", "synthetic"), runtime=True)
     data_dir: str = setting("", "folder of four idx files, MNIST's or others (see make_idx.py); without it MNIST from "
                             "$MNIST_DIR, ~/.cache/hinton-mnist or a download", alias="--mnist-dir", runtime=True)
     affnist_dir: str = setting("", "folder of affNIST's test_batches, to test on them, too (needs SciPy)",
@@ -1417,6 +1416,8 @@ def load_data(config, download=True):
     digits replace MNIST, with a notice, where it cannot be had. download=False: do not download it."""
     if config.affnist_dir:         # refused now, not after the training
         next(read_affnist(config.affnist_dir))
+    if config.data_dir and config.digits == "synthetic":
+        raise InputError("--digits synthetic: reads no files. Leave it out, or leave out --data-dir")
     if config.data_dir:
         return read_idx_folder(config.data_dir)
     if config.digits != "synthetic":
@@ -1754,7 +1755,7 @@ def add_settings(parser):
             default = ", ".join(f"{preset} {values[f.name]}" for preset, values in PRESETS.items())
         text += f" (default: {default})" if default not in ("", False) else ""
         for name, values in f.metadata.get("only", {}).items():
-            text += f" [{name} {', '.join(values) or 'not given'} only]"
+            text += f" [{name} {', '.join(values)} only]"
         kind = {"type": f.type, "choices": f.metadata.get("choices"), "nargs": "+" if f.name == "model" else None}
         parser.add_argument(flag_of(f.name), *f.metadata.get("alias", "").split(), default=argparse.SUPPRESS, help=text,
                             **kind if f.type is not bool else {"action": argparse.BooleanOptionalAction})

@@ -101,8 +101,7 @@ NORMALIZED = {"norm": ("batch",)}
 @dataclasses.dataclass(frozen=True)
 class Config:
     """All settings of a run. Names, defaults and help texts of the command-line flags come from here."""
-    digits: str = setting("auto", "auto: MNIST, else synthetic", choices=("auto", "mnist", "synthetic"),
-                          only={"data_dir": ("",)}, runtime=True)
+    digits: str = setting("auto", "auto: MNIST, else synthetic", choices=("auto", "mnist", "synthetic"), runtime=True)
     data_dir: str = setting("", "folder of four idx files, MNIST's or others (see make_idx.py); without it MNIST from "
                             "$MNIST_DIR, ~/.cache/hinton-mnist or a download", alias="--mnist-dir", runtime=True)
     n_train: int = setting(6000, "training pairs per epoch, newly drawn in every epoch", low=1, high=10_000_000)
@@ -1247,6 +1246,8 @@ def load_data(config, download=True):
     Return {"source": "mnist", "synthetic" or a name, "train": (images, labels), "val": ..., "test": ...}, with images
     (n, 28, 28) and labels (n,), both uint8; of other data also n_classes and names. With digits "auto", synthetic
     digits replace MNIST, with a notice, where it cannot be had. download=False: do not download it."""
+    if config.data_dir and config.digits == "synthetic":
+        raise InputError("--digits synthetic: reads no files. Leave it out, or leave out --data-dir")
     if config.data_dir:
         return read_idx_folder(config.data_dir)
     if config.digits != "synthetic":
@@ -1582,7 +1583,7 @@ def add_settings(parser):
             default = ", ".join(f"{preset} {values[f.name]}" for preset, values in PRESETS.items())
         text += f" (default: {default})" if default not in ("", False) else ""
         for name, values in f.metadata.get("only", {}).items():
-            text += f" [{name} {', '.join(values) or 'not given'} only]"
+            text += f" [{name} {', '.join(values)} only]"
         kind = {"type": f.type, "choices": f.metadata.get("choices"), "nargs": "+" if f.name == "model" else None}
         parser.add_argument(flag_of(f.name), *f.metadata.get("alias", "").split(), default=argparse.SUPPRESS, help=text,
                             **kind if f.type is not bool else {"action": argparse.BooleanOptionalAction})

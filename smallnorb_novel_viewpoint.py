@@ -2526,7 +2526,7 @@ def add_settings(parser):
             default = ", ".join(f"{preset} {values[f.name]}" for preset, values in PRESETS.items())
         text += f" (default: {default})" if default not in ("", False) else ""
         for name, values in f.metadata.get("only", {}).items():
-            text += f" [{name} {', '.join(values) or 'not given'} only]"
+            text += f" [{name} {', '.join(values)} only]"
         kind = {"type": f.type, "choices": f.metadata.get("choices"), "nargs": "+" if f.name == "model" else None}
         parser.add_argument(flag_of(f.name), *f.metadata.get("alias", "").split(), default=argparse.SUPPRESS, help=text,
                             **kind if f.type is not bool else {"action": argparse.BooleanOptionalAction})
