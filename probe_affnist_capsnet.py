@@ -316,8 +316,8 @@ def main():
             say(f"  {LABELS[probe].format(key)}: " + "  ".join(f"{name} {x:.3f}".strip() for name, x in items))
     if args.out_json:
         _, state = affnist.load(args.load)
-        write_json(args.out_json, affnist.result_of(config, state, {}) | results | {
-            "source": source, "history": {}, "loaded": loaded.file})
+        write_json(args.out_json, affnist.result_of(config, state, {"source": source}, {}) | results | {
+            "history": {}, "loaded": loaded.file})
 
 
 if __name__ == "__main__":

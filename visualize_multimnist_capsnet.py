@@ -446,8 +446,8 @@ def write_metrics(run, path):
     with capsnet.worker_threads(run.config) as workers:
         test = capsnet.evaluate_test(run.params, run.data, run.config, workers)
     state = {"params": {name: run.params[name] for name in capsnet.param_shapes(run.config)},
-             "step": run.history["epochs"][-1]["step"], "history": run.history | {"source": run.data["source"]}}
-    result = capsnet.result_of(run.config, state, test) | ({"loaded": run.loaded.file} if run.loaded else {})
+             "step": run.history["epochs"][-1]["step"], "history": run.history}
+    result = capsnet.result_of(run.config, state, run.data, test) | ({"loaded": run.loaded.file} if run.loaded else {})
     result["errors"] = error_metrics(run)
     if is_capsnet(run.config):
         uniform = dataclasses.replace(run.config, routing_iters=1)

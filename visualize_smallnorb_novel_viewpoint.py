@@ -499,7 +499,7 @@ def write_activity(run, path):
     """Write the activity over blank background, with the settings and the history of the training, as JSON"""
     state = {"params": {name: run.params[name] for name in norb.param_shapes(run.config)}, "history": run.history,
              "step": max((epoch["step"] for epoch in run.history["epochs"]), default=0)}
-    result = norb.result_of(run.config, state, {"correct": {}}) | {"background_activity": run.activity}
+    result = norb.result_of(run.config, state, run.data, {"correct": {}}) | {"background_activity": run.activity}
     write_json(path, {name: value for name, value in result.items() if name != "hit_bits"})        # not of a test
 
 

@@ -142,7 +142,7 @@ def test_a_system_that_lacks_what_linux_has(monkeypatch, tmp_path, experiment):
         patch.setattr(module, "Path", lambda path: tmp_path / str(path).lstrip("/"))
         patch.setattr(module, "test_metrics", lambda test: {})
         state = {"history": {"source": "x", "epochs": []}, "params": {}, "step": 0}
-        found = module.result_of(module.Config(), state, {})
+        found = module.result_of(module.Config(), state, {"source": "x"}, {})
     processor = platform.processor() or platform.machine()
     assert found["machine"] == {"processor": processor, "cores": os.cpu_count()} and found["history"] == {}
 

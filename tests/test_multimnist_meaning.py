@@ -316,6 +316,6 @@ def test_results_say_which_pairs_were_correct():
     test = {"n": 10, "hits": 7, "exact_match": 0.7, "at_least_one": 1.0, "baseline_recon_mse": 0.1, "correct": correct}
     state = {"params": {"a_w": np.zeros(5)}, "step": 8,
              "history": {"source": "synthetic", "epochs": [{"epoch": 1, "seconds": 2.0}] * 2}}
-    found = mc.result_of(TINY, state, test)
+    found = mc.result_of(TINY, state, {"source": "synthetic"}, test)
     assert found["hit_bits"] == {"test": "n0A="} and (found["n_params"], found["test_hits"]) == (5, 7)
     assert found["test_recon_mse"] is None and found["ms_per_step"] == 500
