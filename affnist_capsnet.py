@@ -338,7 +338,7 @@ def rng_for(seed, purpose, *key):
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(purpose, *key)))
 
 
-BOX, INK = 28, 20                  # sides of an MNIST image and of the square that its digit fits into, px
+BOX = 28                           # side of an MNIST image, px
 SIDES = {"affnist": 40, "mnist": 28}                           # of each task's canvas, px
 CHUNK = 2048                       # digits drawn at once, so that memory does not grow with their number
 # affNIST's ranges of the factors of an affine transformation: degrees, x per y, scale factors; and no transformation
@@ -1509,7 +1509,7 @@ def download_mnist(mirrors):
                     write_file(folder / (name + ".gz"), raw)
                     break
             except Exception as error:             # urllib and gzip do not document what a bad connection raises
-                fault = f"MNIST could not be downloaded: {error}"
+                fault = f"MNIST could not be downloaded: {error}".strip()
         else:
             raise ConnectionError(fault)
     return folder
@@ -1832,6 +1832,7 @@ def resume(path, config, data):
 
 
 def refuse(fault):
+    """Raise InputError in place of argparse's usage and exit"""
     raise InputError(f"{fault}. See --help")
 
 

@@ -764,7 +764,7 @@ def convolutions_forward(params, images, config, statistics):
     x, caches, kept = im2col_rows(images, params["conv1_w"].shape[1]), [], None
     for conv in convolutions(config):
         kept = x if conv.skip == "start" else kept
-        x, conv_cache = conv2d_forward(pad(x) if conv.skip else x, params[conv.name + "_w"], conv.stride)
+        x, conv_cache = conv2d_forward(pad(x, 1) if conv.skip else x, params[conv.name + "_w"], conv.stride)
         norm, norm_cache = conv.name + "_norm", None
         if config.norm == "batch":
             running = [params[norm + part] for part in STATISTICS] if statistics is None else None
@@ -1209,9 +1209,9 @@ def window_corners(x):
     return [x[:, i:H:2, j:W:2] for i in (0, 1) for j in (0, 1)]
 
 
-def pad(x):
-    """Return x (N, H, W, C) with 1 px of zeros on all sides, in memory as a convolution leaves its output"""
-    return np.pad(x.transpose(1, 0, 2, 3), ((1, 1), (0, 0), (1, 1), (0, 0))).transpose(1, 0, 2, 3)
+def pad(x, px):
+    """Return x (N, H, W, C) with px of zeros on all sides, in memory as a convolution leaves its output"""
+    return np.pad(x.transpose(1, 0, 2, 3), ((px, px), (0, 0), (px, px), (0, 0))).transpose(1, 0, 2, 3)
 
 
 @functools.cache
@@ -1277,7 +1277,7 @@ def download_mnist(mirrors):
                     write_file(folder / (name + ".gz"), raw)
                     break
             except Exception as error:             # urllib and gzip do not document what a bad connection raises
-                fault = f"MNIST could not be downloaded: {error}"
+                fault = f"MNIST could not be downloaded: {error}".strip()
         else:
             raise ConnectionError(fault)
     return folder
@@ -1660,6 +1660,7 @@ def resume(path, config, data):
 
 
 def refuse(fault):
+    """Raise InputError in place of argparse's usage and exit"""
     raise InputError(f"{fault}. See --help")
 
 

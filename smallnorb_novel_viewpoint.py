@@ -2608,6 +2608,7 @@ def resume(path, config, data):
 
 
 def refuse(fault):
+    """Raise InputError in place of argparse's usage and exit"""
     raise InputError(f"{fault}. See --help")
 
 

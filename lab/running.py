@@ -103,5 +103,5 @@ def read_result(path, experiment):
         if result["experiment"] != experiment or not isinstance(result["config"], dict):
             raise ValueError("another experiment's")
         return result
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise InputError(f"{path}: not a whole result. Delete it and give this command again") from None

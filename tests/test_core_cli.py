@@ -156,10 +156,10 @@ WRONG = {                          # flags -> what the line says
     runs.MULTI: {"--lr=-1": "--lr -1.0: must be from", "--model cnn --routing-iters 2": "--routing-iters has no effect",
                  "--data-dir nowhere": "nowhere", "--digits mnist": "--data-dir"},
     runs.AFF: {"--n-test=-1": "--n-test -1: must be from", "--model cnn-gap --squash last": "--squash has no effect",
-               "--data-dir nowhere": "nowhere", "--batch-size 64 --n-train 32": "--batch-size 64"},
+               "--data-dir nowhere": "nowhere"},
     runs.NORB: {"--n-elev 0 --data shapes": "--n-elev 0: must be from", "--train-azimuths 10": "--train-azimuths 10",
                 "--data smallnorb --norb-dir nowhere": "nowhere", "--model cnn --routing-iters 3": "has no effect",
-                "--train-azimuths 0:100 --test-azimuths 50:200": "--test-azimuths 50:200"}}
+                "--train-azimuths 0:100 --test-azimuths 50:200": "--test-azimuths"}}
 
 
 @pytest.mark.parametrize("experiment, flags, words", [(experiment, *pair) for experiment, of in WRONG.items()
@@ -195,7 +195,7 @@ def test_the_default_commands_of_the_viewpoint_experiment(call, monkeypatch):
     trained = []
     monkeypatch.setattr(sn, "load_data", lambda *_: {})
     monkeypatch.setattr(sn, "print_table", lambda *_: None)
-    monkeypatch.setattr(sn, "run", lambda config, *_: trained.append(config))
+    monkeypatch.setattr(sn, "run", lambda config, *_: (trained.append(config), []))
     for flags in ((), ("--data", "shapes"), ("--model", "matrix-capsnet", "cnn", "--routing-iters", "1")):
         assert call(sn, sn.main, *flags)[0] == 0
     models = [config.model for config in trained]

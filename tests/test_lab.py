@@ -3,7 +3,6 @@ import contextlib
 import json
 import math
 import os
-import re
 import sys
 import time
 from types import SimpleNamespace
@@ -46,32 +45,6 @@ def test_a_weights_file_says_its_experiment(tmp_path):
     np.savez(tmp_path / "other.npz", a=np.zeros(3))
     (tmp_path / "cut.npz").write_bytes(mc.PRETRAINED[0].read_bytes()[:1000])
     assert [lab.experiment_of(tmp_path / f"{name}.npz") for name in ("none", "text", "other", "cut")] == [None] * 4
-
-
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_an_experiment_keeps_the_contract(experiment):
-    """As lab/__init__.py says it: names of the module, flags, keys of a result and of a weights file"""
-    module, contract = EXPERIMENTS[experiment], lab.__doc__.partition("\nFlags:")[2]
-    part = dict(re.findall(r"^(JSON|Module):(.*?)(?=^\w|\Z)", contract, re.M | re.S))
-    names = re.findall(r"\b(?:EXPERIMENT|Config|train|evaluate|\w+_grads|\w+_network|forward|InputError)\b",
-                       part["Module"])
-    assert len(set(names)) >= 9 and all(hasattr(module, name) for name in names) and module.EXPERIMENT == experiment
-    assert hasattr(module, "load_data") or hasattr(module, "load_digits")
-    assert all("help" in f.metadata for f in module.options(module.Config))
-    with open(sorted((ROOT / "results" / experiment).glob("*.jsonl"))[0], encoding="utf-8") as file:
-        line = json.loads(file.readline())
-    for key in ("experiment", "config", "source", "n_params", "seconds_train", "versions", "machine", "history"):
-        assert key in line and key in part["JSON"]
-    with np.load(module.PRETRAINED[0], allow_pickle=False) as file:
-        assert {"experiment", "step", "config", "history"} <= json.loads(str(file["meta"])).keys()
-        assert {name.split("/")[0] for name in file.files} <= {"params", "state", "meta", "digest"}
-
-
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_an_experiment_has_the_flags_of_the_contract(experiment, help_of):
-    contract = re.search(r"^Flags:(.*?)^Messages", lab.__doc__, re.M | re.S)[1]
-    flags = set(re.findall(r"--[a-z-]+", contract))
-    assert len(flags) == 10 and flags <= set(re.findall(r"--[a-z-]+", help_of[f"{experiment}.py"]))
 
 
 # -------------------------------------------------------------- messages

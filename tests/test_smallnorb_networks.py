@@ -391,7 +391,7 @@ def test_accuracy_at_each_angle_of_the_test_images_by_hand(split, monkeypatch):
     monkeypatch.setattr(sn, "evaluate", lambda params, samples, *_: {
         "accuracy": len(samples["labels"]) / 4, "loss": 1.0, "per_class": [],
         "correct": np.array(said[len(samples["labels"])])})
-    found, nan = sn.evaluate_test({}, data, tiny(split=split), None), math.nan
+    found, nan = sn.evaluate_test({}, data, sn.Config(split=split), None), math.nan
     rows = [[1, nan, 0, nan, nan], [nan, 1, nan, 1, nan], [nan, nan, nan, nan, 0]]
     first = 2 if split == "instance" else 0
     assert found["sweep"]["angles"] == [10, 20, 90.5][first:] and found["sweep"]["accuracy"] == [0.5, 1.0, 0.0][first:]
@@ -415,5 +415,5 @@ def test_nearest_by_loops(rng):
     data = few(config)
     state = sn.train(config, data)
     with sn.worker_threads(config) as workers:
-        found = sn.result_of(config, state, sn.evaluate_test(sn.weights_of(state), data, config, workers))
+        found = sn.result_of(config, state, data, sn.evaluate_test(sn.weights_of(state), data, config, workers))
     assert found["n_params"] == 0 and found["ms_per_step"] == 0 and 0.2 < found["familiar"] <= 1

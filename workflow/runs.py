@@ -375,6 +375,7 @@ def shell_command(result, path, toy=False, checkpoint=""):
     words = shlex.split(result.flags)
     if toy:
         small = TOY_SHAPES if "--data shapes" in result.flags else TOY.get(result.experiment, {"--n-epochs": 1})
+        small = {flag: n for flag, n in small.items() if (flag, "nearest" in words) != ("--n-epochs", True)}
         kept = [k for k, word in enumerate(words) if not {word, *words[max(0, k - 1):k]} & small.keys()]
         words = [words[k] for k in kept] + [str(word) for pair in small.items() for word in pair]
     words += ["--seed", result.seed, "--threads", 1, "--quiet", "--out-json", path]
