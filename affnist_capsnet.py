@@ -98,7 +98,7 @@ class InputError(Exception):
 
 def setting(default, text, **more):
     """Declare a setting: default (None: the preset's) and help text. more: low, high, choices: bounds; only: {setting:
-    values} it applies to; runtime, test: a resumed run, a loaded network may have another value."""
+    values} it applies to; runtime: a resumed run may have another value; test: a loaded network may."""
     return dataclasses.field(default=default, metadata={"help": text} | more)
 
 
@@ -116,7 +116,8 @@ PRESETS = {"deep": MODERN, "small": PAPER | {"conv1_channels": 64}, "paper": PAP
 class Config:
     """All settings of a run. Names, defaults and help texts of the command-line flags come from here."""
     task: str = setting("affnist", "mnist: 28x28 px, tested on MNIST as it is", choices=("affnist", "mnist"))
-    digits: str = setting("auto", "auto: MNIST, else synthetic", choices=("auto", "mnist", "synthetic"), runtime=True)
+    digits: str = setting("auto", "without --data-dir; auto: MNIST, else synthetic", runtime=True,
+                          choices=("auto", "mnist", "synthetic"))
     data_dir: str = setting("", "folder of four idx files, MNIST's or others (see make_idx.py); without it MNIST from "
                             "$MNIST_DIR, ~/.cache/hinton-mnist or a download", alias="--mnist-dir", runtime=True)
     affnist_dir: str = setting("", "folder of affNIST's test_batches, to test on them, too (needs SciPy)",
@@ -149,7 +150,7 @@ class Config:
                         choices=("margin", "cross-entropy"), only=ONLY_CAPSULES)
     recon_weight: float = setting(None, "of the squared error; 0: no decoder", low=0, high=1e6, only=ONLY_CAPSULES)
     recompute_statistics: int = setting(0, "before the test, recompute normalizations on N training samples", low=0,
-                                        high=20_000, only=NORMALIZED, runtime=True)
+                                        high=5000, only=NORMALIZED, runtime=True)
     threads: int = setting(0, "0: one per core; results do not depend on it", low=0, high=256, runtime=True)
     quiet: bool = setting(False, "print only errors", runtime=True)
     n_classes: int = 10            # no flags, from here on: of the data, 2 to 62
@@ -168,7 +169,7 @@ class Config:
             values["conv1_channels"] = 16
         if self.task == "mnist":
             values |= {"train_shift": "2", "padding": 0}
-        values["muon"] = min(2 * (self.lr or values["lr"]), 1.0) if "batch" in (self.norm or values["norm"]) else 0.0
+        values["muon"] = min(2 * (self.lr or values["lr"]), 1.0) if (self.norm or values["norm"]) == "batch" else 0.0
         for name, value in values.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
@@ -282,7 +283,7 @@ def forward_shards(weights, samples, config, workers, decode="labels"):
     def one(rows):
         batch = to_batch(samples, rows, weights["conv1_w"].dtype)
         out, _ = forward(weights, batch["images"], config, batch["labels"] if decode == "labels" else None)
-        return {name: out[name] for name in ("lengths", "v", "digits", "recon", "scores") if name in out}
+        return {name: out[name] for name in ("scores", "v", "recon") if name in out}
     parts = list(workers.map(one, batches(samples, SHARD)))
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
@@ -459,7 +460,7 @@ def stream_digits(data, config, kind, factors=None):
             matrices = np.broadcast_to(affine_matrix(**values), (rows.stop - start, 2, 2))
             canvases, _ = transform_digits(images[rows], matrices, None if kind == "centered" else rng, side)
         else:
-            shift = {"any_position": None}.get(kind, 0 if config.task == "mnist" else max_shift(config))
+            shift = None if kind == "any_position" else 0 if config.task == "mnist" else max_shift(config)
             canvases = translate_digits(images[rows], side, shift, rng)
         yield {"images": canvases, "labels": labels[rows].astype(np.int64)}
 
@@ -506,9 +507,9 @@ def to_batch(samples, rows, dtype=np.float32):
 def read_affnist(folder):
     """Yield affNIST's own test digits, file by file, in dicts: images (n, 40, 40) uint8 and labels (n,) int64. folder:
     holds test_batches/1.mat, 2.mat, ... Raise InputError if files or SciPy are missing, or a file is damaged"""
-    paths = sorted(Path(folder, "test_batches").glob("[0-9]*.mat"), key=lambda path: int(path.stem))
     try:
         from scipy.io import loadmat
+        paths = sorted(Path(folder, "test_batches").glob("[0-9]*.mat"), key=lambda path: int(path.stem))
         for path in paths or [Path(folder, "test_batches", "1.mat")]:
             digits = loadmat(str(path), squeeze_me=True, struct_as_record=False)["affNISTdata"]
             images = digits.image.reshape(1600, -1).T.reshape(-1, 40, 40)
@@ -571,12 +572,11 @@ def votes_backward(du_hat, cache):
 
 def softmax_forward(b):
     """Compute the coupling coefficients c_ij = exp(b_ij) / sum_k exp(b_ik) (Sabour et al. 2017, Eq. 3).
-    b: routing logits, (N, J, I). The softmax runs over the output capsules, axis 1. Return c, (N, J, I), and a cache.
-    """
+    b: routing logits, (N, J, I). The softmax runs over the output capsules, axis 1. Return c, (N, J, I)."""
     c = b - b.max(1, keepdims=True)
     np.exp(c, out=c)
     c /= c.sum(1, keepdims=True)
-    return c, c
+    return c
 
 
 def softmax_backward(dc, c):
@@ -595,20 +595,20 @@ def routing_forward(u_hat, n_iters, squash=SQUASH):
 
     u_hat: votes, (N, J, I, D). n_iters: at least 1; 1 means uniform coupling coefficients. squash: (forward,
     backward) of the nonlinearity of v. Return v, (N, J, D), and a cache for routing_backward: u_hat and, of every
-    iteration, c, v and the caches of softmax and squash. c is (N, J, I), but (1, I) in the first iteration, where it is
+    iteration, c, v and the cache of the squash. c is (N, J, I), but (1, I) in the first iteration, where it is
     the same for all samples and output capsules."""
     N, J, I, D = u_hat.shape
     steps, b, v = [], 0, None
     for r in range(n_iters):
         if r == 0:
-            c, c_cache = np.full((1, I), 1 / J, u_hat.dtype), None
+            c = np.full((1, I), 1 / J, u_hat.dtype)
             s = np.matmul(c, u_hat.transpose(0, 2, 1, 3).reshape(N, I, J * D)).reshape(N, J, D)
         else:
             b = b + np.matmul(u_hat, v[..., None])[..., 0]                              # (N, J, I)
-            c, c_cache = softmax_forward(b)
+            c = softmax_forward(b)
             s = np.matmul(c[:, :, None, :], u_hat)[:, :, 0]                             # (N, J, D)
         v, v_cache = squash[0](s)
-        steps.append((c, v, c_cache, v_cache))
+        steps.append((c, v, v_cache))
     return v, (u_hat, steps, squash)
 
 
@@ -621,12 +621,12 @@ def routing_backward(dv, cache):
     N, J, I, D = u_hat.shape
     terms, db = [], 0
     for r in reversed(range(len(steps))):
-        c, _, c_cache, v_cache = steps[r]
+        c, _, v_cache = steps[r]
         ds = squash[1](dv, v_cache)                                               # (N, J, D)
         terms.append((c, ds))
         if r > 0:                                                       # in the first iteration c is a constant
             dc = np.matmul(u_hat, ds[..., None])[..., 0]                                # (N, J, I)
-            db = db + softmax_backward(dc, c_cache)                     # b_r = b_(r-1) + u_hat . v_(r-1)
+            db = db + softmax_backward(dc, c)                           # b_r = b_(r-1) + u_hat . v_(r-1)
             terms.append((db, steps[r - 1][1]))
             dv = np.matmul(db[:, :, None], u_hat)[:, :, 0]                              # (N, J, D), of v_(r-1)
     coefficients = np.stack([np.broadcast_to(a, (N, J, I)) for a, _ in terms], 2)       # (N, J, T, I)
@@ -1160,17 +1160,17 @@ def orthogonalize(g):
     between 0.68 and 1.21, except where those of g are below |g| / 500.
     Only the small square matrix G is iterated, G <- P G P, and the product of all P is multiplied with the long X once:
     2 to 6 times as fast."""
+    if len(g) > g.shape[1]:
+        return orthogonalize(g.T).T
     a, b, c = MUON_POLYNOMIAL
     x = g / (np.linalg.norm(g) + g.dtype.type(1e-12))
-    x = x.T if len(g) > g.shape[1] else x
     gram, product = x @ x.T, np.eye(len(x), dtype=x.dtype)
     for _ in range(MUON_ITERS):
         factor = b * gram + c * (gram @ gram)
         factor[np.diag_indices(len(x))] += a
         product = factor @ product
         gram = factor @ gram @ factor
-    x = product @ x
-    return x.T if len(g) > g.shape[1] else x
+    return product @ x
 
 
 def muon_step(params, shard_grads, momentum, names, relative_step, workers):
@@ -1322,21 +1322,21 @@ def norm_forward(x, gamma, beta, running=None):
         variance = np.maximum(square - mean * mean, 0)
     else:
         mean, variance = running
-    std = 1 / np.sqrt(variance + x.dtype.type(NORM_EPS))
-    y = rows * np.tile(gamma * std, W)
-    y += np.tile(beta - mean * gamma * std, W)
-    return norm_like(y, x), (mean, variance * (n / max(1, n - 1))), (rows, gamma, mean, std)
+    inv_std = 1 / np.sqrt(variance + x.dtype.type(NORM_EPS))
+    y = rows * np.tile(gamma * inv_std, W)
+    y += np.tile(beta - mean * gamma * inv_std, W)
+    return norm_like(y, x), (mean, variance * (n / max(1, n - 1))), (rows, gamma, mean, inv_std)
 
 
 def norm_backward(dy, cache):
     """Return dx, dgamma, dbeta for dy, for a forward pass with batch statistics:
     dx = gamma / std (dy - mean(dy) - xhat mean(dy xhat)), with xhat = (x - mean) / std"""
-    x, gamma, mean, scale = cache
+    x, gamma, mean, inv_std = cache
     rows, W, C = norm_rows(dy), dy.shape[2], len(gamma)
     n = rows.size // C
     dbeta = np.matmul(np.ones((1, len(rows)), dy.dtype), rows).reshape(W, C).sum(0)
-    dgamma = scale * (np.einsum("rc,rc->c", rows, x).reshape(W, C).sum(0) - mean * dbeta)
-    per_dy, per_x = gamma * scale, -gamma * scale * scale * dgamma / n
+    dgamma = inv_std * (np.einsum("rc,rc->c", rows, x).reshape(W, C).sum(0) - mean * dbeta)
+    per_dy, per_x = gamma * inv_std, -gamma * inv_std * inv_std * dgamma / n
     dx = x * np.tile(per_x, W)
     dx += np.tile(-per_x * mean - per_dy * dbeta / n, W)
     dx += rows * np.tile(per_dy, W)
@@ -1416,8 +1416,6 @@ def load_data(config, download=True):
     digits replace MNIST, with a notice, where it cannot be had. download=False: do not download it."""
     if config.affnist_dir:         # refused now, not after the training
         next(read_affnist(config.affnist_dir))
-    if config.data_dir and config.digits == "synthetic":
-        raise InputError("--digits synthetic: reads no files. Leave it out, or leave out --data-dir")
     if config.data_dir:
         return read_idx_folder(config.data_dir)
     if config.digits != "synthetic":
@@ -1459,10 +1457,11 @@ def read_idx_folder(place):
     of_mnist = [digest in MNIST.values() for _, digest in files.values()]
     if any(of_mnist) and not all(of_mnist):
         raise InputError(f"{place}: some files are MNIST's, and some are damaged or another's. Get the files again")
-    data = {"source": "mnist" if all(of_mnist) else prefixes.pop().strip("-.") or where.resolve().name}
-    first = min(files[split, "labels"][0].min(initial=1) for split in ("train", "test"))
+    name = prefixes.pop().strip("-.") or where.resolve().name
+    data = {"source": "mnist" if all(of_mnist) else name + "-files" * (name in DIGIT_NAMES)}
+    from_1 = min(files[split, "labels"][0].min(initial=1) for split in ("train", "test")) == 1
     for split in ("train", "test"):
-        images, labels = files[split, "images"][0], files[split, "labels"][0] - first
+        images, labels = files[split, "images"][0], files[split, "labels"][0] - from_1
         data[split] = images.swapaxes(1, 2) if "emnist" in data["source"] else images, labels
     check_data(data, ("train", "test"))
     images, labels = data["train"]
@@ -1739,12 +1738,13 @@ def test_metrics(test):
 
 def print_table(results, config):
     """Print the test's metrics, a row each; results: {name of a network: result_of it}"""
-    say(f"\nTest samples of {data_name(next(iter(results.values()))['source'])}", config)
-    say(" " * 36 + "".join(f"{name.removesuffix('/weights.npz')[-15:]:>16}" for name in results), config)
+    width = 2 + max(14, *map(len, results))
+    sources = dict.fromkeys(data_name(result["source"]) for result in results.values())
+    say(f"\nTest samples of {', '.join(sources)}\n{'':36}{''.join(name.rjust(width) for name in results)}", config)
     for key, (label, form) in TABLE.items():
         cells = ["-" if result.get(key) is None else format(result[key], form) for result in results.values()]
         if set(cells) != {"-"}:
-            say(f"{label:36}" + "".join(f"{cell:>16}" for cell in cells), config)
+            say(f"{label:36}" + "".join(cell.rjust(width) for cell in cells), config)
 
 
 def add_settings(parser):
@@ -1753,7 +1753,7 @@ def add_settings(parser):
         text, default = f.metadata["help"], f.default
         if default is None:
             default = ", ".join(f"{preset} {values[f.name]}" for preset, values in PRESETS.items())
-        text += f" (default: {default})" if default not in ("", False) else ""
+        text += f" (default: {default})" if f.type is not bool and default != "" else ""
         for name, values in f.metadata.get("only", {}).items():
             text += f" [{name} {', '.join(values)} only]"
         kind = {"type": f.type, "choices": f.metadata.get("choices"), "nargs": "+" if f.name == "model" else None}
@@ -1766,17 +1766,19 @@ def given_settings(args):
     return {f.name: getattr(args, f.name) for f in SETTINGS if hasattr(args, f.name)}
 
 
+def check_useful(given, configs):
+    """Raise InputError if a given setting has an effect on none of some Configs"""
+    for f in SETTINGS:
+        if f.name in given and not any(applies(f, config) for config in configs):
+            raise InputError(f"{flag_of(f.name)} has no effect with the other settings: see --help. Leave it out")
+
+
 def configs_of(given):
-    """Return the Config of each model with the given settings that apply to it; refuse one that applies to none"""
-    configs, useless = [], set(given)
-    for model in given.get("model", [Config.model]):
-        full = Config(**given | {"model": model})
-        useful = {f.name for f in SETTINGS if f.name in given and applies(f, full)}
-        configs.append(Config(**{name: given[name] for name in useful} | {"model": model}))
-        useless -= useful
-    for name in useless:
-        raise InputError(f"{flag_of(name)} has no effect with this --model and --preset: see --help. Leave it out")
-    return configs
+    """Return the Config of each model, with those of the given settings that have an effect on it"""
+    full = [Config(**given | {"model": model}) for model in given.get("model", [Config.model])]
+    check_useful(given, full)
+    return [Config(**{f.name: getattr(config, f.name) for f in SETTINGS if f.name in given and applies(f, config)}
+                   | {"model": config.model}) for config in full]
 
 
 def check_same(path, theirs, given, may_differ):
@@ -1809,6 +1811,8 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None):
         if config.recompute_statistics:
             samples = epoch_samples(data, config.n_epochs, config)
             state["running"] |= recompute_statistics(weights_of(state), samples, config)
+            if checkpoint:
+                save(checkpoint, config, state)
         result = result_of(config, state, data, evaluate_test(weights_of(state), data, config, workers))
     if weights:
         save(weights, config, state, ("params", "state"))
@@ -1851,19 +1855,22 @@ def main():
     if args.load is None:
         runs = [(config.model, config, None) for config in configs_of(given)]
     else:
-        given |= {name: " ".join(given[name]) for name in given if name == "model"}
-        runs = [(str(path), *load(path)) for path in args.load or PRETRAINED]
-        for path, config, _ in runs:
-            check_same(path, config, given, {"runtime", "test"})
-        runs = [(path, dataclasses.replace(config, **given), state) for path, config, state in runs]
+        if "model" in given:
+            given["model"] = " ".join(given["model"])
+        runs = [(Path(str(path).removesuffix("/weights.npz")).stem, *load(path)) for path in args.load or PRETRAINED]
+        check_useful(given, [config for _, config, _ in runs])
+        for _, config, state in runs:
+            check_same(state["loaded"]["file"], config, given, {"runtime", "test"})
+        runs = [(name, dataclasses.replace(config, **given), state) for name, config, state in runs]
+    if len(runs) > 1 and (args.out_json == "-" or len({name for name, *_ in runs}) < len(runs)):
+        raise InputError("several networks need names of their own, and --out-json the name of a file")
     results, written = {}, []
     for name, config, state in runs:
         if state or not results:                                        # networks in files may have other data
             data = load_data(config)
         outputs = [args.checkpoint, args.out_weights, args.out_json]
         if len(runs) > 1:                                               # each has files of its own
-            outputs = [path and path != "-" and Path(path).with_suffix(f".{Path(name).stem}{Path(path).suffix}")
-                       for path in outputs]
+            outputs = [path and Path(path).with_suffix(f".{name}{Path(path).suffix}") for path in outputs]
         results[name], lines = run(config, data, state, *outputs)
         written += lines
     print_table(results, runs[0][1])

@@ -110,7 +110,7 @@ class InputError(Exception):
 
 def setting(default, text, **more):
     """Declare a setting: default (None: the preset's) and help text. more: low, high, choices: bounds; only: {setting:
-    values} it applies to; runtime, test: a resumed run, a loaded network may have another value."""
+    values} it applies to; runtime: a resumed run may have another value; test: a loaded network may."""
     return dataclasses.field(default=default, metadata={"help": text} | more)
 
 
@@ -129,7 +129,7 @@ TRAINED, WITH_TOYS = {"model": tuple(PRESETS)[:-1]}, {"data": ("toys", "smallnor
 WITH_SHAPES, WITH_AZIMUTHS = {"data": ("shapes",)}, {"split": ("azimuth", "instance")}
 
 
-NORMALIZED = {"model": ("cnn-bn", "cnn-gap", "capsnet", "capsnet-shared", "matrix-head")}
+NORMALIZED = {"model": ("matrix-capsnet", "matrix-head", "capsnet", "capsnet-shared", "cnn-bn", "cnn-gap")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +175,7 @@ class Config:
     lr_schedule: str = setting("cosine", "cosine: decay to 0", choices=("cosine", "constant"))
     warmup: int = setting(0, "steps of linear warm-up", low=0, high=100_000)
     recompute_statistics: int = setting(0, "before the test, recompute normalizations on N training samples", low=0,
-                                        high=20_000, only=NORMALIZED, runtime=True)
+                                        high=5000, only=NORMALIZED, runtime=True)
     threads: int = setting(0, "0: one per core; results do not depend on it", low=0, high=256, runtime=True)
     quiet: bool = setting(False, "print only errors", runtime=True)
 
@@ -563,10 +563,9 @@ def col2im_capsules(dcols, window):
     w, K, E = window, window.K, dcols.shape[-1]
     dx = np.zeros((w.B, w.N, w.H, w.W, E), dcols.dtype)
     dcols = dcols.reshape(K, K, w.B, w.N, *w.parents, E)
-    for ky in range(K):
-        for kx in range(K):
-            target = w.select(dx, ky, kx, axis=2)
-            target += dcols[ky, kx]
+    for ky, kx in np.ndindex(K, K):
+        target = w.select(dx, ky, kx, axis=2)
+        target += dcols[ky, kx]
     return dx.transpose(1, 2, 3, 0, 4)
 
 
@@ -617,13 +616,15 @@ def combine_over_positions(x, window, combine):
     w, K = window, window.K
     x = x.reshape(w.N, *w.parents, K, K, w.B)
     children = np.full((w.N, w.H, w.W, w.B), 0 if combine is np.add else -np.inf, x.dtype)
-    targets = [(ky, kx, w.select(children, ky, kx, axis=1)) for ky in range(K) for kx in range(K)]
-    for ky, kx, target in targets:
+    for ky, kx in np.ndindex(K, K):
+        target = w.select(children, ky, kx, axis=1)
         combine(target, x[:, :, :, ky, kx], out=target)
-    out = np.empty_like(x)
-    for ky, kx, target in targets:
-        out[:, :, :, ky, kx] = target
-    return out.reshape(-1, K * K * w.B)
+    return gather_children(children, w)
+
+
+def gather_children(x, window):
+    """Return one value per child, x (N, H, W, B), for the children of every receptive field, (N*Ho*Wo, K*K*B)"""
+    return im2col_capsules(x[..., None], window)[..., 0].T.copy()
 
 
 def responsibilities_forward(logits, window):
@@ -802,12 +803,12 @@ def em_routing_backward(dmu, dx, cache):
     dmu: (L, J, D); dx: (L, J). They are propagated through all iterations, without a stop-gradient, as in the paper."""
     dsigma2, terms, da = 0, [], 0
     dbeta_u = dbeta_a = 0
-    for t, step in reversed(list(enumerate(cache.steps))):
+    for step in reversed(cache.steps):
         term, dr, dbeta_u_t, dbeta_a_t = m_step_backward(dmu, dsigma2, dx, step.m_cache)
         terms.append(term)
         da = da + np.einsum("lji,lji->li", dr, step.R)
         dbeta_u, dbeta_a = dbeta_u + dbeta_u_t, dbeta_a + dbeta_a_t
-        if t == 0:                                                                      # R is uniform, a constant
+        if step.e_cache is None:                                                        # R is uniform, a constant
             break
         dr *= cache.a[:, None]
         dlogits = responsibilities_backward(dr, step.R_cache)
@@ -824,18 +825,14 @@ def votes_gradient(terms, V):
     parent."""
     L, J, I, _ = V.shape
     T = len(terms)
-    coefficients, directions = np.empty((L, J, T, I), V.dtype), np.empty((2, L, J, T, D), V.dtype)
-    for t, (coefficient, linear, quadratic) in enumerate(terms):
-        coefficients[:, :, t] = coefficient
-        directions[0, :, :, t] = linear
-        directions[1, :, :, t] = quadratic
-    directions[1] *= 2
-    coefficients = coefficients.reshape(L * J, T, I).transpose(0, 2, 1)
-    directions = directions.reshape(2, L * J, T, D)
+    coefficients, linear, quadratic = (
+        np.stack([np.broadcast_to(part, (L, J, part.shape[-1])) for part in parts], 2).reshape(L * J, T, -1)
+        for parts in zip(*terms))
+    coefficients = coefficients.transpose(0, 2, 1)                                      # (L*J, I, T)
     dV, linear_term = empty_like_votes(V), empty_like_votes(V)
-    np.matmul(coefficients, directions[1], out=group_by_parent(dV, L * J))
+    np.matmul(coefficients, 2 * quadratic, out=group_by_parent(dV, L * J))
     dV *= V
-    np.matmul(coefficients, directions[0], out=group_by_parent(linear_term, L * J))
+    np.matmul(coefficients, linear, out=group_by_parent(linear_term, L * J))
     dV += linear_term
     return dV
 
@@ -861,7 +858,7 @@ def conv_caps_forward(pose, activation, W, beta_u, beta_a, n_iters, stride):
     pose: (N, H, W, B, D); activation: (N, H, W, B); W: transformation matrices, (9*B, J, P, P), shared across
     positions; beta_u, beta_a: (J,). Return (mu, a), of shapes (N, Ho, Wo, J, D) and (N, Ho, Wo, J), and a cache."""
     J, window = W.shape[1], Window(*pose.shape[:4], stride)
-    child_a = im2col_capsules(activation[..., None], window)[..., 0].T.copy()           # (N*Ho*Wo, 9*B)
+    child_a = gather_children(activation, window)                                       # (N*Ho*Wo, 9*B)
     V, votes_cache = pose_votes_forward(im2col_capsules(pose, window), W)               # (9*B, N*Ho*Wo, J, D)
     (mu, x), em_cache = em_routing_forward(V.transpose(1, 2, 0, 3), child_a, beta_u, beta_a, n_iters, window=window)
     a, shape = sigmoid(x), (len(pose), *window.parents, J)
@@ -957,12 +954,11 @@ def votes_backward(du_hat, cache):
 
 def softmax_forward(b):
     """Compute the coupling coefficients c_ij = exp(b_ij) / sum_k exp(b_ik) (Sabour et al. 2017, Eq. 3).
-    b: routing logits, (N, J, I). The softmax runs over the output capsules, axis 1. Return c, (N, J, I), and a cache.
-    """
+    b: routing logits, (N, J, I). The softmax runs over the output capsules, axis 1. Return c, (N, J, I)."""
     c = b - b.max(1, keepdims=True)
     np.exp(c, out=c)
     c /= c.sum(1, keepdims=True)
-    return c, c
+    return c
 
 
 def softmax_backward(dc, c):
@@ -980,20 +976,20 @@ def routing_forward(u_hat, n_iters):
     logits b_ij, which start at zero for every sample. The last iteration skips that update, which nothing would use.
 
     u_hat: votes, (N, J, I, D). n_iters: at least 1; 1 means uniform coupling coefficients. Return v, (N, J, D), and a
-    cache for routing_backward: u_hat and, of every iteration, c, v and the caches of softmax and squash. c is
+    cache for routing_backward: u_hat and, of every iteration, c, v and the cache of the squash. c is
     (N, J, I), but (1, I) in the first iteration, where it is the same for all samples and output capsules."""
     N, J, I, D = u_hat.shape
     steps, b, v = [], 0, None
     for r in range(n_iters):
         if r == 0:
-            c, c_cache = np.full((1, I), 1 / J, u_hat.dtype), None
+            c = np.full((1, I), 1 / J, u_hat.dtype)
             s = np.matmul(c, u_hat.transpose(0, 2, 1, 3).reshape(N, I, J * D)).reshape(N, J, D)
         else:
             b = b + np.matmul(u_hat, v[..., None])[..., 0]                              # (N, J, I)
-            c, c_cache = softmax_forward(b)
+            c = softmax_forward(b)
             s = np.matmul(c[:, :, None, :], u_hat)[:, :, 0]                             # (N, J, D)
         v, v_cache = squash_forward(s)
-        steps.append((c, v, c_cache, v_cache))
+        steps.append((c, v, v_cache))
     return v, (u_hat, steps)
 
 
@@ -1006,12 +1002,12 @@ def routing_backward(dv, cache):
     N, J, I, D = u_hat.shape
     terms, db = [], 0
     for r in reversed(range(len(steps))):
-        c, _, c_cache, v_cache = steps[r]
+        c, _, v_cache = steps[r]
         ds = squash_backward(dv, v_cache)                                               # (N, J, D)
         terms.append((c, ds))
         if r > 0:                                                       # in the first iteration c is a constant
             dc = np.matmul(u_hat, ds[..., None])[..., 0]                                # (N, J, I)
-            db = db + softmax_backward(dc, c_cache)                     # b_r = b_(r-1) + u_hat . v_(r-1)
+            db = db + softmax_backward(dc, c)                           # b_r = b_(r-1) + u_hat . v_(r-1)
             terms.append((db, steps[r - 1][1]))
             dv = np.matmul(db[:, :, None], u_hat)[:, :, 0]                              # (N, J, D), of v_(r-1)
     coefficients = np.stack([np.broadcast_to(a, (N, J, I)) for a, _ in terms], 2)       # (N, J, T, I)
@@ -1098,6 +1094,8 @@ def margin_loss(lengths, present):
     N = len(lengths)
     loss = float((present * short ** 2 + DOWN_WEIGHT * (1 - present) * long ** 2).sum()) / N
     return loss, (2 * DOWN_WEIGHT * (1 - present) * long - 2 * present * short) / N
+
+
 def cross_entropy(scores, labels):
     """Compute the cross-entropy loss, -log softmax(scores)[label], averaged over the batch.
 
@@ -1251,7 +1249,7 @@ def init_params(config):
     capsules, VOTES_GAIN / (elements of all children). Transformation matrices of poses are the identity plus noise.
     beta_u and beta_a start at BETA_U and BETA_A, other biases at 0."""
     rng, params, shapes = rng_for(config.seed, INIT), {}, param_shapes(config)
-    last = [name for name in shapes if name.endswith("_w")][-1:]                    # in a CNN: the layer of the scores
+    last = [name for name in shapes if name.endswith("_w")][-1:]       # PrimaryCaps; of a CNN the layer of the scores
     starts = {"gamma": 1, "u": BETA_U, "a": BETA_A}
     for name, shape in shapes.items():
         noise = rng.standard_normal(shape, np.float32)
@@ -1261,8 +1259,7 @@ def init_params(config):
         elif name.endswith("_W"):
             params[name] = np.eye(P, dtype=np.float32) + np.float32(IDENTITY_NOISE) * noise
         elif name.endswith("_w"):
-            gain = 1 if name in ("primary_w", *last) else 2
-            params[name] = noise * np.float32(np.sqrt(gain / math.prod(shape[:-1])))
+            params[name] = noise * np.float32(np.sqrt((1 if name in last else 2) / math.prod(shape[:-1])))
         else:
             params[name] = np.full(shape, starts.get(name.split("_")[-1], 0), np.float32)
     return params
@@ -1655,21 +1652,21 @@ def norm_forward(x, gamma, beta, running=None):
         variance = np.maximum(square - mean * mean, 0)
     else:
         mean, variance = running
-    std = 1 / np.sqrt(variance + x.dtype.type(NORM_EPS))
-    y = rows * np.tile(gamma * std, W)
-    y += np.tile(beta - mean * gamma * std, W)
-    return norm_like(y, x), (mean, variance * (n / max(1, n - 1))), (rows, gamma, mean, std)
+    inv_std = 1 / np.sqrt(variance + x.dtype.type(NORM_EPS))
+    y = rows * np.tile(gamma * inv_std, W)
+    y += np.tile(beta - mean * gamma * inv_std, W)
+    return norm_like(y, x), (mean, variance * (n / max(1, n - 1))), (rows, gamma, mean, inv_std)
 
 
 def norm_backward(dy, cache):
     """Return dx, dgamma, dbeta for dy, for a forward pass with batch statistics:
     dx = gamma / std (dy - mean(dy) - xhat mean(dy xhat)), with xhat = (x - mean) / std"""
-    x, gamma, mean, scale = cache
+    x, gamma, mean, inv_std = cache
     rows, W, C = norm_rows(dy), dy.shape[2], len(gamma)
     n = rows.size // C
     dbeta = np.matmul(np.ones((1, len(rows)), dy.dtype), rows).reshape(W, C).sum(0)
-    dgamma = scale * (np.einsum("rc,rc->c", rows, x).reshape(W, C).sum(0) - mean * dbeta)
-    per_dy, per_x = gamma * scale, -gamma * scale * scale * dgamma / n
+    dgamma = inv_std * (np.einsum("rc,rc->c", rows, x).reshape(W, C).sum(0) - mean * dbeta)
+    per_dy, per_x = gamma * inv_std, -gamma * inv_std * inv_std * dgamma / n
     dx = x * np.tile(per_x, W)
     dx += np.tile(-per_x * mean - per_dy * dbeta / n, W)
     dx += rows * np.tile(per_dy, W)
@@ -2510,12 +2507,13 @@ def test_metrics(test):
 
 def print_table(results, config):
     """Print the test's metrics, a row each; results: {name of a network: result_of it}"""
-    say(f"\nTest samples of {data_name(next(iter(results.values()))['source'])}", config)
-    say(" " * 36 + "".join(f"{name.removesuffix('/weights.npz')[-15:]:>16}" for name in results), config)
+    width = 2 + max(14, *map(len, results))
+    sources = dict.fromkeys(data_name(result["source"]) for result in results.values())
+    say(f"\nTest samples of {', '.join(sources)}\n{'':36}{''.join(name.rjust(width) for name in results)}", config)
     for key, (label, form) in TABLE.items():
         cells = ["-" if result.get(key) is None else format(result[key], form) for result in results.values()]
         if set(cells) != {"-"}:
-            say(f"{label:36}" + "".join(f"{cell:>16}" for cell in cells), config)
+            say(f"{label:36}" + "".join(cell.rjust(width) for cell in cells), config)
 
 
 def add_settings(parser):
@@ -2524,7 +2522,7 @@ def add_settings(parser):
         text, default = f.metadata["help"], f.default
         if default is None:
             default = ", ".join(f"{preset} {values[f.name]}" for preset, values in PRESETS.items())
-        text += f" (default: {default})" if default not in ("", False) else ""
+        text += f" (default: {default})" if f.type is not bool and default != "" else ""
         for name, values in f.metadata.get("only", {}).items():
             text += f" [{name} {', '.join(values)} only]"
         kind = {"type": f.type, "choices": f.metadata.get("choices"), "nargs": "+" if f.name == "model" else None}
@@ -2537,17 +2535,19 @@ def given_settings(args):
     return {f.name: getattr(args, f.name) for f in SETTINGS if hasattr(args, f.name)}
 
 
+def check_useful(given, configs):
+    """Raise InputError if a given setting has an effect on none of some Configs"""
+    for f in SETTINGS:
+        if f.name in given and not any(applies(f, config) for config in configs):
+            raise InputError(f"{flag_of(f.name)} has no effect with the other settings: see --help. Leave it out")
+
+
 def configs_of(given):
-    """Return the Config of each model with the given settings that apply to it; refuse one that applies to none"""
-    configs, useless = [], set(given)
-    for model in given.get("model", default_models(given)):
-        full = Config(**given | {"model": model})
-        useful = {f.name for f in SETTINGS if f.name in given and applies(f, full)}
-        configs.append(Config(**{name: given[name] for name in useful} | {"model": model}))
-        useless -= useful
-    for name in useless:
-        raise InputError(f"{flag_of(name)} has no effect with this --model and --data: see --help. Leave it out")
-    return configs
+    """Return the Config of each model, with those of the given settings that have an effect on it"""
+    full = [Config(**given | {"model": model}) for model in given.get("model", default_models(given))]
+    check_useful(given, full)
+    return [Config(**{f.name: getattr(config, f.name) for f in SETTINGS if f.name in given and applies(f, config)}
+                   | {"model": config.model}) for config in full]
 
 
 def check_same(path, theirs, given, may_differ):
@@ -2585,6 +2585,8 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None):
         if config.recompute_statistics:
             samples = epoch_samples(data, config.n_epochs, config)
             state["running"] |= recompute_statistics(weights_of(state), samples, config)
+            if checkpoint:
+                save(checkpoint, config, state)
         result = result_of(config, state, data, evaluate_test(weights_of(state), data, config, workers))
     if weights:
         save(weights, config, state, ("params", "state"))
@@ -2627,11 +2629,15 @@ def main():
     if args.load is None:
         runs = [(config.model, config, None) for config in configs_of(given)]
     else:
-        given |= {name: " ".join(given[name]) for name in given if name == "model"}
-        runs = [(str(path), *load(path)) for path in args.load or PRETRAINED]
-        for path, config, _ in runs:
-            check_same(path, config, given, {"runtime", "test"})
-        runs = [(path, dataclasses.replace(config, **given), state) for path, config, state in runs]
+        if "model" in given:
+            given["model"] = " ".join(given["model"])
+        runs = [(Path(str(path).removesuffix("/weights.npz")).stem, *load(path)) for path in args.load or PRETRAINED]
+        check_useful(given, [config for _, config, _ in runs])
+        for _, config, state in runs:
+            check_same(state["loaded"]["file"], config, given, {"runtime", "test"})
+        runs = [(name, dataclasses.replace(config, **given), state) for name, config, state in runs]
+    if len(runs) > 1 and (args.out_json == "-" or len({name for name, *_ in runs}) < len(runs)):
+        raise InputError("several networks need names of their own, and --out-json the name of a file")
     results, written = {}, []
     for name, config, state in runs:
         if state or not results:                                        # networks in files may have other data
@@ -2639,8 +2645,7 @@ def main():
             data = load_data(config, () if of_training else ("train",))
         outputs = [args.checkpoint, args.out_weights, args.out_json]
         if len(runs) > 1:                                               # each has files of its own
-            outputs = [path and path != "-" and Path(path).with_suffix(f".{Path(name).stem}{Path(path).suffix}")
-                       for path in outputs]
+            outputs = [path and Path(path).with_suffix(f".{name}{Path(path).suffix}") for path in outputs]
         results[name], lines = run(config, data, state, *outputs)
         written += lines
     print_table(results, runs[0][1])

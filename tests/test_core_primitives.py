@@ -137,7 +137,7 @@ def test_pool_by_hand():
 
 def test_padding_is_zeros_around():
     x = normal(2, 3, 4, 2)
-    np.testing.assert_array_equal(mc.pad(x), np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))))
+    np.testing.assert_array_equal(mc.pad(x, 2), np.pad(x, ((0, 0), (2, 2), (2, 2), (0, 0))))
 
 
 # -------------------------------------------------------------- gradients
@@ -176,5 +176,5 @@ def test_float32_stays_float32():
     w = normal(3, 3, 2, 4).astype(np.float32)
     conv, norm, pool = mc.conv2d_forward(x, w, 1), mc.norm_forward(x, gamma, beta), mc.max_pool_forward(x)
     backward = (mc.conv2d_backward(conv[0], conv[1]), mc.norm_backward(norm[0], norm[2]),
-                mc.max_pool_backward(*pool), mc.sigmoid(x), mc.pad(x))
+                mc.max_pool_backward(*pool), mc.sigmoid(x), mc.pad(x, 1))
     assert float_dtypes((conv, norm, pool, backward)) == {np.dtype(np.float32)}

@@ -1,6 +1,5 @@
 """The settings of every experiment, by rules over its Config: each has a flag, bounds and an effect, or is gone."""
 import argparse
-import dataclasses
 import math
 import re
 
@@ -134,7 +133,7 @@ def test_every_bound_refuses_one_step_beyond_it(experiment, f):
             np.nextafter(bounds["low"], -math.inf), np.nextafter(bounds["high"], math.inf), math.nan, math.inf]
         for value in map(f.type, beyond) if f.type is int else map(float, beyond):
             with pytest.raises(module.InputError, match=rf"^{flag} .*: must be from \S+ to \S+$"):
-                module.check(dataclasses.replace(module.Config(), **{f.name: value}))
+                module.Config(**base_of(f) | {f.name: value})
     elif "choices" in bounds:
         with pytest.raises(SystemExit):
             parse(experiment, *words_of(experiment, **base_of(f)), flag, "no-such")
@@ -156,7 +155,7 @@ def test_a_flag_that_does_not_apply_is_refused(experiment, f, name, value):
     module, given = EXPERIMENTS[experiment], base_of(f)
     other = other_values(f, getattr(module.Config(**given), f.name))[0]
     words = words_of(experiment, **given | {name: value, f.name: other})
-    with pytest.raises(module.InputError, match=rf"^{module.flag_of(f.name)} has no effect"):
+    with pytest.raises(module.InputError, match=rf"^{module.flag_of(f.name)} has no effect|has one instance"):
         parse(experiment, *words)
 
 
