@@ -1753,7 +1753,7 @@ def add_settings(parser):
         text, default = f.metadata["help"], f.default
         if default is None:
             default = ", ".join(f"{preset} {values[f.name]}" for preset, values in PRESETS.items())
-        text += f" (default: {default})" if f.type is not bool and default != "" else ""
+        text += f" (default: {default})" if default is not False and default != "" else ""
         for name, values in f.metadata.get("only", {}).items():
             text += f" [{name} {', '.join(values)} only]"
         kind = {"type": f.type, "choices": f.metadata.get("choices"), "nargs": "+" if f.name == "model" else None}

@@ -112,7 +112,7 @@ def draw_frames(digits, shown, n, source, names=()):
                 out = affnist.forward_shards(network.params, samples, config, workers)
             quantity = "capsule lengths" if config.model in CAPSULES else "class probabilities"
             ax = add_axes(3 * GAP // 2 + PICTURE + k * (BARS + GAP), row, BARS,
-                          f"{NAMES[config.model]}\n({config.model}): {quantity}")
+                          f"{NAMES.get(config.model, config.model)}\n({config.model}): {quantity}")
             ax.set(ylim=(0, 1), yticks=[0, 1])
             J = out["scores"].shape[1]
             ax.set_xticks(range(0, J, -(-J // 10)), range(0, J, -(-J // 10)))

@@ -693,9 +693,8 @@ def init_params(config):
     transformation matrices and the dense layer of vector-dense, and 1 / fan-in elsewhere. Biases and the
     normalizations' shifts are 0, the normalizations' scales are 1."""
     rng, params = rng_for(config.seed, INIT), {}
-    gains = {"W": W_GAIN, "primary_w": 1, "dec3_w": 1, "fc2_w": 1}
-    if config.model == "vector-dense":
-        gains["fc1_w"] = W_GAIN
+    gains = {"W": W_GAIN, "primary_w": 1, "dec3_w": 1, "fc2_w": 1,
+             "fc1_w": W_GAIN if config.model == "vector-dense" else 2}
     for name, shape in param_shapes(config).items():
         fan_in = {"W": E, "dec1_w": D}.get(name, math.prod(shape[:-1]))                 # dec1: all but D are masked
         if name.endswith(("_b", "_gamma", "_beta")):
@@ -1581,7 +1580,7 @@ def add_settings(parser):
         text, default = f.metadata["help"], f.default
         if default is None:
             default = ", ".join(f"{preset} {values[f.name]}" for preset, values in PRESETS.items())
-        text += f" (default: {default})" if f.type is not bool and default != "" else ""
+        text += f" (default: {default})" if default is not False and default != "" else ""
         for name, values in f.metadata.get("only", {}).items():
             text += f" [{name} {', '.join(values)} only]"
         kind = {"type": f.type, "choices": f.metadata.get("choices"), "nargs": "+" if f.name == "model" else None}

@@ -67,7 +67,7 @@ BAD_FILES = {
 BAD_DIGITS = {
     "--digits roman": "", "--n-train 0": "", "--n-val 0": "", "--n-test -1": "",
     "--conv1-channels 0": "", "--muon -1": "", "--recon-weight -1": "", "--norm group": "",
-    "--digits synthetic": "", "--model cnn --recon-weight 0.1": "--recon-weight",
+    "--model cnn --recon-weight 0.1": "--recon-weight",
     **{f"--data-dir {name}": "" for name in ("nowhere", "empty")},
     **{f"--data-dir {name}": name for name in BROKEN}}
 BAD = {
