@@ -48,7 +48,8 @@ def code_lines(text):
 
 def definitions(text):
     """Return {name: source} of the functions and classes at top level"""
-    return {node.name: ast.get_source_segment(text, node) for node in ast.parse(text).body
+    lines = text.splitlines()
+    return {node.name: "\n".join(lines[node.lineno - 1:node.end_lineno]) for node in ast.parse(text).body
             if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
 
 
