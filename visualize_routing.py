@@ -43,7 +43,7 @@ def record_shapes(module, names, run):
     def recorder(name):
         def record(*args, **kwargs):
             found = originals[name](*args, **kwargs)
-            first = found[0] if name.endswith("_forward") else found
+            first = found[0] if isinstance(found, tuple) and name.endswith("_forward") else found
             calls[name].append((shapes(args), shapes(first)))
             return found
         return record
