@@ -240,19 +240,20 @@ def print_published(measures, published, say):
             + ", stale: the code has changed since" * bool(old))
 
 
-LEGEND = ("\npoints: percentage points. +-: half of the 95% CI over n seeds; A to B: range of the seeds. README.md says"
-          " what a verdict means.")
+LEGEND = ("\npoints: percentage points. +-: half of the 95% CI over n seeds; A to B: range of the seeds. docs/claims.md"
+          " says what a verdict means.")
 
 
-def print_claim(claim, say):
-    say(f"\n{claim.name}: {claim.sentence}\n  paper: {claim.paper}\n  our verdict: "
-        f"{claim.verdict}")
+def print_claim(claim, published, say):
+    """Print what the paper says and our verdict, which a finding of our own does not have"""
+    verdict = f"\n  our verdict: {render.verdict(published, claim.name)}" if claim.a else ""
+    say(f"\n{claim.name}: {claim.sentence}\n  paper: {claim.paper}{verdict}")
 
 
 def seeds_shown(claim, published):
     """Return the published seeds' values of a claim's headline, as text"""
     found = []
-    for one_draw in draws(claim.measures[0][1]):
+    for one_draw in draws(claims.comparisons(claim)[0][1]):
         experiment, one, other, key, _ = render.asked(one_draw)
         found += [shown([value], one_draw) for value in published.by_seed(experiment, one, other, key).values()]
     return ", ".join(found) or "none yet"
@@ -322,10 +323,10 @@ def table(published, say):
     """Print all claims: the paper's number, ours, the verdict, and what a check of one seed takes"""
     for claim in claims.CLAIMS:
         headline, every = (sum(minutes(result, published) for result in needed(measures, [0]).values())
-                           for measures in (claim.measures[:1], claim.measures))
-        print_claim(claim, say)
-        print_published(claim.measures[:1], published, say)
-        more = len(claim.measures) - 1
+                           for measures in (claims.comparisons(claim)[:1], claims.comparisons(claim)))
+        print_claim(claim, published, say)
+        print_published(claims.comparisons(claim)[:1], published, say)
+        more = len(claims.comparisons(claim)) - 1
         say(f"  one seed: {duration(headline)} of one core" + f"; with {more} more comparison{'s' * (more > 1)} "
             f"{duration(every)}" * (more > 0))
     say(f"{LEGEND}\n\nOn the papers' own data, if you have the files:")
@@ -392,13 +393,13 @@ def main():
             run_real(name, folder, seeds, jobs, published, data_dir, say)
             continue
         claim = claims.BY_NAME[name]
-        print_claim(claim, say)
-        measures = claim.measures[:1] if args.headline else claim.measures
+        print_claim(claim, published, say)
+        measures = claims.comparisons(claim)[:1] if args.headline else claims.comparisons(claim)
         if args.from_results:
             print_published(measures, published, say)
             continue
         if args.quick:
-            measures = claim.quick or claim.measures[:1]
+            measures = claim.quick or claims.comparisons(claim)[:1]
             cost = sum(minutes(result, published) for result in needed(measures, seeds[:1]).values())
             if not claim.quick and cost > QUICK_MINUTES:
                 say(f"  no quick check: {duration(cost)} of one core. Published seeds: "

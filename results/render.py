@@ -166,6 +166,7 @@ def in_words(values, styles):
 def number_text(values, styles=(), signed=False, images=None):
     """Return the mean of some numbers +- their 95% t interval as text. images: the interval of one number from the test
     images; its mean is then followed by it"""
+    values = [-number for number in values] if "reversed" in styles else values
     factor, digits, unit = next((STYLES[style] for style in styles if style in STYLES), (1, 3, ""))
     digits = next((int(style.split()[0]) for style in styles if style.endswith(" digits")), digits)
     if "range" in styles:
@@ -213,12 +214,17 @@ def asked(text):
 # -------------------------------------------------------------- claims
 
 def measure(text):
-    """Parse NAME K[, STYLE, ...]: a claim's measure. Return experiment, setting, other setting, key, styles"""
+    """Parse NAME K[, STYLE, ...]: a claim's measure, or its primary comparison a or b. Return experiment, setting,
+    other setting, key, styles"""
     what, *styles = parts_of(text, ",")
     name, _, k = what.partition(" ")
-    if name not in claims.BY_NAME or not k.isdigit() or not 1 <= int(k) <= len(claims.BY_NAME[name].measures):
-        raise InputError("must be NAME K: a claim of workflow/claims.py and the number of one of its measures, from 1")
-    experiment, one, other, key, own = asked(claims.BY_NAME[name].measures[int(k) - 1][1])
+    known = claims.BY_NAME.get(name, claims.Claim("", "", "", ()))
+    marks = {str(n): mark for n, (_, mark) in enumerate(known.measures, 1)}
+    marks |= {which: one.mark for which, one in (("a", known.a), ("b", known.b)) if one}
+    if k not in marks:
+        raise InputError("must be NAME K: a claim of workflow/claims.py and the number of one of its measures, from 1, "
+                         "or one of its primary comparisons, a or b")
+    experiment, one, other, key, own = asked(marks[k])
     return experiment, one, other, key, styles_of(styles) or own
 
 
@@ -233,14 +239,53 @@ def with_n(results, experiment, one, other, key, styles):
     return f"{drawn(results, experiment, one, other, key, styles)} (n = {n}{' sets' * ('+' in one)})"
 
 
+def verdict(results, name):
+    """Return the verdict on a claim of the papers, which follows from its primary comparison (a) alone: an accuracy is
+    reproduced if its mean reaches the paper's; an effect if its 95% CI lies on the papers' side of no effect, and
+    "reproduced, smaller" if it lies below their number, too"""
+    claim = claims.BY_NAME[name]
+    experiment, one, other, key, styles = asked(claim.a.mark)
+    values = results.samples(experiment, one, other, key)
+    if not values:
+        return "not run"
+    sign = -1 if "reversed" in styles else 1
+    factor = next((STYLES[style][0] for style in styles if style in STYLES), 1)
+    mean, half = (factor * part for part in mean_and_interval(values))
+    if not other and claim.theirs is not None:
+        return "reproduced" if mean >= claim.theirs else "not reproduced"
+    if not math.isfinite(half) or sign * mean - half <= claim.chance:
+        return "not reproduced"
+    return "reproduced, smaller" if claim.theirs is not None and sign * mean + half < claim.theirs else "reproduced"
+
+
+def primary_cell(results, one):
+    """Return what README's table says of a primary comparison"""
+    if one is None:
+        return ""
+    said = one.cell.replace("{label}", one.label).replace("{number}", with_n(results, *asked(one.mark)))
+    return re.sub(r"\{(.*?)\}", lambda mark: value(results, mark[1]), said)
+
+
 def claims_table(results):
     """Return README's table of claims"""
     rows = []
-    for name, sentence, paper, ours in claims.TABLE:
-        numbers = {k: with_n(results, *measure(f"{name} {k}")) for k in re.findall(r"\{(\d+)\}", ours)}
-        ours = re.sub(r"\{(\d+)\}", lambda found, numbers=numbers: numbers[found[1]], ours)
-        rows.append([sentence, paper, ours, claims.BY_NAME[name].verdict, f"`{name}`"])
-    return markdown(["Claim", "Paper", "Here", "Verdict", "Name"], rows)
+    for name, sentence, paper in claims.TABLE:
+        one = claims.BY_NAME[name]
+        cells = [primary_cell(results, primary) for primary in (one.a, one.b)]
+        rows.append([sentence, paper, *cells, verdict(results, name)])
+    return markdown(["claim", "paper", "(a) their control", "(b) strongest control", "verdict"], rows)
+
+
+def claim_table(results, name):
+    """Return the table of all comparisons of a claim"""
+    one, rows = claims.BY_NAME[name], []
+    primary = {other.mark: f"**({letter})** {other.label} ({other.reason})"
+               for letter, other in (("a", one.a), ("b", one.b)) if other}
+    for label, mark in claims.comparisons(one):
+        experiment, first, other, key, styles = asked(mark)
+        rows.append([primary.get(mark, label), drawn(results, experiment, first, other, key, styles),
+                     len(results.samples(experiment, first, other, key))])
+    return markdown(["comparison", "result", "n"], rows)
 
 
 # -------------------------------------------------------------- tables
@@ -260,6 +305,8 @@ def table(results, text):
     """Return the table that a mark describes, and the line on its seeds"""
     if text.strip() == "claims":
         return claims_table(results)
+    if text.strip().removeprefix("claim ") in claims.BY_NAME:
+        return claim_table(results, text.strip().removeprefix("claim "))
     short, columns, *rows = *(line.strip() for line in text.splitlines() if line.strip()), "", ""
     rows = [row for row in rows if row]
     if short not in SHORT or not columns.startswith("columns: ") or not all(" = " in row for row in rows):
@@ -329,7 +376,7 @@ def results_log(results, experiment):
     text = [f"# {title}: results log", "Every run behind the chapter, generated from the `.jsonl` files in this folder "
             "by `python3 results/render.py`. Each line of these files holds a run's settings, versions, machine and "
             "history.",
-            "Mean +- 95% t interval over seeds; after a slash, half the width of the 95% interval of one run, from "
+            "Mean \u00b1 95% t interval over seeds; after a slash, half the width of the 95% interval of one run, from "
             "its test images. For one seed, that interval is in parentheses. N of M: N of M planned seeds have been "
             "run. A run with `--stop-at` that does not reach its accuracy is not in the means. A row on a trained "
             "network gives the minutes of its training, on as many threads as its settings say. Flags are those of "
@@ -339,7 +386,7 @@ def results_log(results, experiment):
         if name == experiment:
             tables.setdefault(setting.split("/")[0], []).append((setting, planned))
     for name, rows in tables.items():
-        text += [f"## {name}", runs.CAPTIONS[experiment, name], log_table(results, experiment, rows),
+        text += [f"## {name}", runs.CAPTIONS[experiment, name], with_signs(log_table(results, experiment, rows)),
                  made_with(results, experiment, [setting for setting, _ in rows])]
     return "\n\n".join(part for part in text if part) + "\n"
 
@@ -454,6 +501,7 @@ def pictures(results, folder, say=print):
     """Draw README's figures into a folder. Raise InputError if a result is missing."""
     from lab import figures
     folder.mkdir(parents=True, exist_ok=True)
+    figures.write_figure(claims_picture(results), folder / "claims.png", say)
     for name, (axis_label, line, sides, rows) in PICTURES.items():
         scale, drawn_rows = 1 if line == 0.5 else 100, []
         for row in rows:
@@ -468,6 +516,55 @@ def pictures(results, folder, say=print):
                 raise InputError(f"{one} has no result, and the figure {name} needs it. Run it first")
             drawn_rows.append((label, [scale * value for value in values]))
         figures.write_figure(dot_plot(drawn_rows, axis_label, line, sides), folder / f"{name}.png", say)
+
+
+CLAIMS = (                         # the panels of the figure of all claims: axis label, line, names of claims
+    ("percentage points of accuracy", 0, ("multimnist-cnn", "multimnist-routing", "em-routing", "affnist-translation",
+                                          "affnist-centered", "smallnorb-azimuth", "smallnorb-elevation")),
+    ("accuracy, %", None, ("multimnist-accuracy", "mnist")),
+    ("AUROC, digits over noise", 0.5, ("confidence-on-noise",)))
+SHORT_CLAIMS = {"multimnist-cnn": "two digits, against a CNN", "multimnist-routing": "3 routing iterations against 1",
+                "em-routing": "2 EM iterations against 1", "affnist-translation": "affine digits, against a CNN",
+                "affnist-centered": "the same, no new position", "smallnorb-azimuth": "novel azimuths, against a CNN",
+                "smallnorb-elevation": "novel elevations", "multimnist-accuracy": "two overlapping digits",
+                "mnist": "MNIST", "confidence-on-noise": "length as probability"}
+
+
+def claims_picture(results):
+    """Return a Figure of the papers' claims: their number, and ours against their control (a) and the strongest (b)"""
+    from matplotlib.figure import Figure
+    fig = Figure((8, 5.2), layout="constrained")
+    panels = fig.subplots(3, 1, gridspec_kw={"height_ratios": [len(names) + 0.6 for *_, names in CLAIMS]})
+    for axes, (axis_label, line, names) in zip(panels, CLAIMS):
+        for y, name in enumerate(names):
+            one = claims.BY_NAME[name]
+            if one.theirs is not None:
+                axes.plot([one.theirs], [y], "D", markerfacecolor="none", color="black", markersize=8, label="paper")
+            for primary, color, marker, shift, label in ((one.a, BLUE, "o", -0.17, "(a) ours, their kind of control"),
+                                                         (one.b, ORANGE, "s", 0.17, "(b) ours, strongest control")):
+                if primary is None:
+                    continue
+                experiment, first, other, key, styles = asked(primary.mark)
+                factor = next((STYLES[style][0] for style in styles if style in STYLES), 1)
+                values = [factor * (-1) ** ("reversed" in styles) * number
+                          for number in results.samples(experiment, first, other, key)]
+                mean, half = mean_and_interval(values)
+                low, high = (min(values), max(values)) if "range" in styles else (mean - half, mean + half)
+                if math.isfinite(half):
+                    axes.plot([low, high], [y + shift] * 2, color=color, linewidth=2.5, solid_capstyle="butt")
+                axes.plot([mean], [y + shift], marker, color=color, markersize=6, label=label)
+        if line is not None:
+            axes.axvline(line, color="black", linewidth=1)
+        axes.set_yticks(range(len(names)), [SHORT_CLAIMS[name] for name in names])
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.tick_params(axis="y", length=0)
+        axes.grid(axis="x", alpha=0.3)
+        axes.spines[["left", "right", "top"]].set_visible(False)
+        axes.set_xlabel(axis_label)
+    panels[2].set_xlim(0, 1.05)
+    known = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels())}
+    fig.legend(known.values(), known.keys(), loc="outside upper right", ncols=3, frameon=False)
+    return fig
 
 
 def dot_plot(rows, axis_label, line=None, sides=(), unit="seeds"):
@@ -535,8 +632,38 @@ def forest(results, experiment, lines, metric="accuracy"):
 
 # -------------------------------------------------------------- the documents
 
-MARK = re.compile(r"<!-- (table|value|claim): ((?:(?!-->).)*?)\s*-->((?:(?!<!--).)*)<!-- end -->", re.S)
-PART = re.compile(r"<!--\s*(?:table|value|claim|end)\b.*?-->", re.S)
+MARK = re.compile(r"<!-- (table|value|claim|verdict): ((?:(?!-->).)*?)\s*-->((?:(?!<!--).)*)<!-- end -->", re.S)
+PART = re.compile(r"<!--\s*(?:table|value|claim|verdict|end)\b.*?-->", re.S)
+TEMPLATE = "README.md.in"          # of README.md, in docs/: {{KIND: ...}} are its numbers, tables and code
+FIELD = re.compile(r"\{\{(table|value|claim|verdict|code): (.*?)\}\}")
+
+
+def filled(kind, what, results, name):
+    """Return the text that a mark of a document asks for, with the signs that documents have"""
+    try:
+        body = {"table": table, "value": value, "claim": claim, "code": code, "verdict": verdict}[kind](results, what)
+    except InputError as error:
+        raise InputError(f"{name}: the {kind} {what!r}: {error}") from None
+    except (KeyError, TypeError, ValueError, IndexError, StopIteration) as error:
+        raise InputError(f"{name}: the {kind} {what!r}: a result behind it lacks something ({error!r}); make it anew, "
+                         "or name another key") from None
+    return body if kind == "code" else with_signs(body)
+
+
+def with_signs(text):
+    """Return a text with a minus sign and \u00b1 where it has - before a number and +-"""
+    return re.sub(r"(?<![\w.`-])-(?=\d)", "\u2212", text.replace(" +- ", " \u00b1 "))
+
+
+def code(_, text):
+    """Return lines of a function, EXPERIMENT FUNCTION | FIRST ... LAST: from the first that begins with FIRST to the
+    first that begins with LAST"""
+    where, _, ends = text.partition(" | ")
+    (experiment, name), (first, last) = where.split(), ends.split(" ... ")
+    script = (ROOT / f"{experiment}.py").read_text("utf-8")
+    lines = script.partition(f"\ndef {name}(")[2].partition("\n\n\n")[0].splitlines()
+    begin, end = (next(k for k, line in enumerate(lines) if line.strip().startswith(part)) for part in (first, last))
+    return "\n".join(line[4:] for line in lines[begin:end + 1])
 
 
 def rendered(text, results, name):
@@ -546,22 +673,14 @@ def rendered(text, results, name):
                          "and after its text <!-- end -->; nothing was changed")
 
     def put(match):
-        kind, what = match[1], match[2]
-        try:
-            body = {"table": table, "value": value, "claim": claim}[kind](results, what)
-        except InputError as error:
-            raise InputError(f"{name}: the {kind} {what!r}: {error}") from None
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise InputError(f"{name}: the {kind} {what!r}: a result behind it lacks something ({error!r}); make it "
-                             "anew, or name another key") from None
-        mark = match[0][:match.start(3) - match.start(0)]
-        return mark + (f"\n{body}\n" if kind == "table" else body) + "<!-- end -->"
+        mark, body = match[0][:match.start(3) - match.start(0)], filled(match[1], match[2], results, name)
+        return mark + (f"\n{body}\n" if match[1] == "table" else body) + "<!-- end -->"
     return MARK.sub(put, text)
 
 
 def documents(root):
     """Return the paths of the documents"""
-    return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    return sorted((root / "docs").glob("*.md"))
 
 
 def check_folder(folder):
@@ -576,6 +695,9 @@ def render(root, folder, check=False, into=None, say=print):
     check_folder(folder)
     results, texts = Results(folder), {path: path.read_text("utf-8") for path in documents(root)}
     made = {path: rendered(text, results, path.name) for path, text in texts.items()}    # all, before one is written
+    template, path = (root / "docs" / TEMPLATE).read_text("utf-8"), root / "README.md"
+    made[path] = FIELD.sub(lambda field: filled(field[1], field[2], results, TEMPLATE), template)
+    texts[path] = path.read_text("utf-8")
     for experiment in runs.EXPERIMENTS:
         path = root / "results" / experiment / "README.md"
         texts[path] = path.read_text("utf-8") if path.exists() else ""

@@ -209,7 +209,7 @@ def test_means_intervals_and_paired_differences_by_hand(accuracies):
 
     def asked(text):
         return render.value(found, f"multimnist {text}")
-    assert asked("main/deep, test_exact_match") == "0.700 +- 1.271"
+    assert asked("main/deep, test_exact_match") == "0.700 ± 1.271"
     assert asked("main/deep, test_exact_match, plain, 2 digits") == "0.70"
     assert asked("main/deep, test_exact_match, seeds") == "2"
     assert asked("main/deep minus main/classic, test_exact_match") == "+0.200 +- 1.271"
@@ -274,7 +274,7 @@ none = main/adam""")
 def test_a_lab_book_has_every_planned_run(accuracies):
     found = accuracies(deep={0: 0.6, 1: 0.8})
     book = render.results_log(found, MULTI)
-    assert "| deep | 2 of 10 | 0.700 +- 1.271 / 0.010 | 1,234,567 |  | `--n-epochs 12 --n-train 6000" in book
+    assert "| deep | 2 of 10 | 0.700 ± 1.271 / 0.010 | 1,234,567 |  | `--n-epochs 12 --n-train 6000" in book
     assert all(f"| {run.setting} | " in book for run in runs.RESULTS if run.experiment == MULTI)
     assert {(run.experiment, run.table) for run in result_files.BY_NAME.values()} == set(runs.CAPTIONS)
 
@@ -299,7 +299,9 @@ def root(accuracies, tmp_path, monkeypatch):
     """A project with results and one document"""
     accuracies(deep={0: 0.6, 1: 0.8})
     (tmp_path / "docs").mkdir()
-    (tmp_path / "README.md").write_text("nothing drawn\n", "utf-8")
+    (tmp_path / "README.md").write_text("both: 0.700\n", "utf-8")
+    template = "both: {{value: multimnist main/deep, test_exact_match, plain}}\n"
+    (tmp_path / "docs" / "README.md.in").write_text(template, "utf-8")
     (tmp_path / "docs" / "a.md").write_text(DOCUMENT, "utf-8")
     monkeypatch.setattr(runs, "EXPERIMENTS", [])
     return tmp_path
@@ -307,14 +309,14 @@ def root(accuracies, tmp_path, monkeypatch):
 
 def test_documents_are_rewritten_in_place_or_elsewhere_and_checked_byte_for_byte(root):
     said, folder, document = [], root / "results", root / "docs" / "a.md"
-    expected = (f"Text {MEAN}0.700 +- 1.271<!-- end --> more.\n\n{TABLE}\n|  | both |\n| --- | --- |\n"
-                "| deep | 0.700 +- 1.271 |\n\nSeeds: 2 of 10 planned.\n<!-- end -->\nend\n")
+    expected = (f"Text {MEAN}0.700 ± 1.271<!-- end --> more.\n\n{TABLE}\n|  | both |\n| --- | --- |\n"
+                "| deep | 0.700 ± 1.271 |\n\nSeeds: 2 of 10 planned.\n<!-- end -->\nend\n")
     assert render.render(root, folder, check=True, say=said.append) == 1 and "docs/a.md: line 1" in said[0]
     render.render(root, folder, into=root / "other", say=said.append)
     assert document.read_text("utf-8") == DOCUMENT and (root / "other" / "docs" / "a.md").read_text("utf-8") == expected
     assert render.render(root, folder, say=said.append) == 1 and document.read_text("utf-8") == expected
     assert render.render(root, folder, check=True) == render.render(root, folder) == 0
-    document.write_text(expected.replace("0.700 +- 1.271 |", "0.701 +- 1.271 |"), "utf-8")
+    document.write_text(expected.replace("0.700 ± 1.271 |", "0.701 ± 1.271 |"), "utf-8")
     assert render.render(root, folder, check=True, say=said.append) == 1
 
 
