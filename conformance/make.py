@@ -78,7 +78,7 @@ def dynamic_routing_vectors():
     iterations = []
     for n_iters in (1, 2, 3):
         v, cache = capsnet.routing_forward(votes_last(u_hat), n_iters)
-        c, _, _, v_cache = cache[1][-1]                        # of the last iteration
+        c, _, v_cache = cache[1][-1]                        # of the last iteration
         ds = capsnet.squash_backward(g, v_cache)               # all of the gradient that is left, if c is a constant
         c = np.broadcast_to(c, (3, 5, 7)) if n_iters > 1 else np.full((3, 5, 7), 1 / 5)
         iterations.append({"n_iters": n_iters, "c": c.transpose(0, 2, 1), "v": v,
