@@ -209,7 +209,7 @@ def test_means_intervals_and_paired_differences_by_hand(accuracies):
 
     def asked(text):
         return render.value(found, f"multimnist {text}")
-    assert asked("main/deep, test_exact_match") == "0.700 ± 1.271"
+    assert asked("main/deep, test_exact_match") == "0.700 +- 1.271"
     assert asked("main/deep, test_exact_match, plain, 2 digits") == "0.70"
     assert asked("main/deep, test_exact_match, seeds") == "2"
     assert asked("main/deep minus main/classic, test_exact_match") == "+0.200 +- 1.271"
@@ -370,11 +370,12 @@ def test_figures_of_results_are_drawn_from_the_results_of_today(experiment, tmp_
     results/render.py --pictures"""
     results, shown = render.Results(ROOT / "results"), {}
     monkeypatch.setattr(figures, "write_figure", lambda fig, path, say: shown.update({path.stem: fig}))
-    if experiment == "findings":
-        render.pictures(results, tmp_path)
-    else:
-        module = importlib.import_module(f"visualize_{experiment}")
-        shown = {name: draw(results) for name, draw in module.OF_RESULTS.items()}
+    with figures.style():
+        if experiment == "findings":
+            render.pictures(results, tmp_path)
+        else:
+            module = importlib.import_module(f"visualize_{experiment}")
+            shown = {name: draw(results) for name, draw in module.OF_RESULTS.items()}
     stale = [name for name, fig in shown.items() if figures.content_digest(fig) != Image.open(
         ROOT / "viz" / experiment / f"{name}.png").text.get("Content")]
     assert shown and not stale

@@ -17,7 +17,7 @@ class Primary(NamedTuple):
     label: str                     # in README, before the number
     mark: str
     reason: str                    # why this one
-    cell: str = "{label}: {number}"                    # what README shows; {mark} stands for any other number
+    cell: str = "{label}: {number}"                    # what README shows; {mark}: any other number
 
 
 class Claim(NamedTuple):
