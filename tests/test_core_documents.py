@@ -16,8 +16,8 @@ from runs import EXPERIMENTS  # noqa: E402
 
 DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 CHAPTERS = [f"docs/{name}.md" for name in sorted(EXPERIMENTS)]
-SKELETON = ["Abstract", "Background", "Run it", "Method", "Results", "Ablations", "Inside the network", "Deviations",
-            "What we could not reproduce", "Limitations", "Make it yours"]
+SKELETON = ["Abstract", "Background", "Run it", "Results in short", "What we could not reproduce",     # the first part
+            "Method", "Results", "Ablations", "Inside the network", "Deviations", "Limitations", "Make it yours"]
 FLAG = r"(?<![\w-])--[a-z][a-z0-9-]*"
 
 
@@ -152,7 +152,11 @@ def test_cells_and_sentences_are_short(document):
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_chapters_have_one_skeleton(chapter):
-    assert re.findall(r"^## (.*)$", without_code((ROOT / chapter).read_text("utf-8")), re.M) == SKELETON
+    text = without_code((ROOT / chapter).read_text("utf-8"))
+    assert re.findall(r"^## (.*)$", text, re.M) == SKELETON
+    first, details = text.split("\n---\n\n# Details\n")
+    assert len(words_of(re.sub(r"<!--.*?-->", "", first, flags=re.S))) <= 1500
+    assert all(f"(#{name.lower().replace(' ', '-')})" in details for name in SKELETON[5:])
 
 
 def test_the_notebook_is_short_and_shows_its_outputs():
