@@ -954,14 +954,11 @@ def adam_step(params, shard_grads, adam_m, adam_v, step, lr, workers):
     rate, eps = float(lr * (1 - BETA1) / (1 - BETA1 ** step) / root), ADAM_EPS / root
 
     def update(chunks):
-        scratch = np.empty((2, ADAM_CHUNK), np.result_type(*params.values()))
+        scratch = np.empty(ADAM_CHUNK, np.result_type(*params.values()))
         for name, start in chunks:
             part = slice(start, start + ADAM_CHUNK)
             p, m, v, *gs = (arrays[name].reshape(-1)[part] for arrays in (params, adam_m, adam_v, *shard_grads))
-            total, term = scratch[:, :p.size]
-            g = gs[0] if len(gs) == 1 else np.add(gs[0], gs[1], out=total)
-            for shard in gs[2:]:
-                g += shard
+            g, term = sum(gs[1:], gs[0]), scratch[:p.size]
             m *= BETA1
             m += g
             v *= BETA2
