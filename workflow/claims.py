@@ -156,7 +156,7 @@ CLAIMS = (
               "percent, 2 digits"),
            of("the paper's network (8.2 million parameters, 3 iterations), 15 epochs", "affnist",
               "mnist/capsnet-paper", "test_accuracy", "percent, 2 digits, plain")),
-          a=Primary("their network, 15 epochs", "affnist mnist/capsnet-paper, test_accuracy, percent, 2 digits, plain",
+          a=Primary("their network, one short run", "affnist mnist/capsnet-paper, test_accuracy, percent, 2 digits, plain",
                     "the paper's network, three iterations; trained for 15 epochs"), theirs=99.75),
     Claim("affnist-translation", "Of two networks that classify translated digits equally well, the capsule network is "
           "more accurate on affine digits.", f"affNIST: 79% against 66%: +13 points ({SABOUR}, section 5.2)",
@@ -345,7 +345,7 @@ CLAIMS = (
                  "detection.noise.margin")),
           a=Primary("AUROC, digits over noise", "affnist probes/capsnet, detection.noise.length, 2 digits",
                     "three iterations and a matrix per position, as in the paper",
-                    "AUROC: {affnist probes/capsnet, detection.noise.length, 2 digits, range} (range, n = 5)"),
+                    "as in the paper, AUROC: {affnist probes/capsnet, detection.noise.length, 2 digits, range} (range, n = 5)"),
           b=Primary("CNN with softmax", "affnist probes/cnn-gap, detection.noise.probability, 2 digits, range",
                     "what a CNN gives in place of a length",
                     "CNN with softmax: {affnist probes/cnn-gap, detection.noise.probability, 2 digits, range} (n = 5)"),
@@ -360,11 +360,11 @@ TABLE = (
     ("mnist", "[Classifies MNIST](docs/claims.md#mnist)", "99.75%"),
     ("affnist-translation", "[More robust to affine digits](docs/claims.md#affnist-translation) than a CNN", "+13"),
     ("affnist-centered", "[... also at the center](docs/claims.md#affnist-centered), where only shapes are new",
-     "none"),
+     "read from +13"),
     ("smallnorb-azimuth", "[Matrix capsules beat a CNN](docs/claims.md#smallnorb-azimuth) at novel azimuths of toys",
      "+6.5"),
     ("smallnorb-elevation", "[... and at novel elevations](docs/claims.md#smallnorb-elevation)", "+5.5"),
-    ("em-routing", "[Matrix capsules need several EM iterations](docs/claims.md#em-routing)", "+7.5"),
+    ("em-routing", "[Matrix capsules need more than one EM iteration](docs/claims.md#em-routing)", "+7.5"),
     ("confidence-on-noise", "[A capsule's length tells digits from noise](docs/claims.md#confidence-on-noise)",
      "by definition"))
 BY_NAME = {claim.name: claim for claim in CLAIMS}
