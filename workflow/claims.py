@@ -156,7 +156,8 @@ CLAIMS = (
               "percent, 2 digits"),
            of("the paper's network (8.2 million parameters, 3 iterations), 15 epochs", "affnist",
               "mnist/capsnet-paper", "test_accuracy", "percent, 2 digits, plain")),
-          a=Primary("their network, one short run", "affnist mnist/capsnet-paper, test_accuracy, percent, 2 digits, plain",
+          a=Primary("their network, one short run",
+                    "affnist mnist/capsnet-paper, test_accuracy, percent, 2 digits, plain",
                     "the paper's network, three iterations; trained for 15 epochs"), theirs=99.75),
     Claim("affnist-translation", "Of two networks that classify translated digits equally well, the capsule network is "
           "more accurate on affine digits.", f"affNIST: 79% against 66%: +13 points ({SABOUR}, section 5.2)",
@@ -345,7 +346,8 @@ CLAIMS = (
                  "detection.noise.margin")),
           a=Primary("AUROC, digits over noise", "affnist probes/capsnet, detection.noise.length, 2 digits",
                     "three iterations and a matrix per position, as in the paper",
-                    "as in the paper, AUROC: {affnist probes/capsnet, detection.noise.length, 2 digits, range} (range, n = 5)"),
+                    "as in the paper, AUROC: {affnist probes/capsnet, detection.noise.length, 2 digits, range} "
+                    "(range, n = 5)"),
           b=Primary("CNN with softmax", "affnist probes/cnn-gap, detection.noise.probability, 2 digits, range",
                     "what a CNN gives in place of a length",
                     "CNN with softmax: {affnist probes/cnn-gap, detection.noise.probability, 2 digits, range} (n = 5)"),
