@@ -34,21 +34,17 @@ def shell(tmp_path):
 
 
 @POSIX
-@pytest.mark.parametrize("line", [
-    "$RUN >&-", "$RUN | true; exit ${PIPESTATUS[0]}",
-    pytest.param("$RUN > /dev/full", marks=pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full"))])
-def test_a_run_survives_an_output_that_cannot_be_written(shell, tmp_path, line):
-    """What cannot be printed is dropped"""
-    done = shell(line)
+def test_a_run_survives_an_output_that_is_closed(shell, tmp_path):
+    """One that nobody reads, or that is full: test_experiments.py"""
+    done = shell("$RUN >&-")
     assert "Traceback" not in done.stderr
     assert len(list(tmp_path.glob("runs/*/*/metrics.json"))) == 1
 
 
 @POSIX
-@pytest.mark.parametrize("flag", ["--digits mnist --data-dir", "--digits auto --data-dir", "--load"])
-def test_a_path_that_cannot_be_looked_up_is_one_line(shell, flag):
-    """Such as one that is too long, or below a folder without permission"""
-    done = shell(f"$RUN {flag} {'x' * 300} 2>&1")
+def test_a_folder_that_cannot_be_looked_up_is_one_line(shell):
+    """Such as one whose name is too long, or below a folder without permission"""
+    done = shell(f"$RUN --data-dir {'x' * 300} 2>&1")
     assert done.returncode == 2 and done.stdout.count("\n") == 1 and "too long" in done.stdout, done.stdout
 
 
@@ -156,10 +152,3 @@ def test_text_is_utf_8_on_every_system():
                 said = ast.unparse(call)
                 binary = re.search(r"'[rwxa]\+?b\+?'", said)
                 assert "utf-8" in said or binary, f"{path.name}, line {call.lineno}: {said}"
-
-
-def test_a_run_that_diverges_ends_in_one_line(run_script):
-    """In its first evaluation, whose overflow NumPy would report in lines of its own"""
-    flags = "--data shapes --n-per-combo 1 --batch-size 90 --lr 1e6 --model matrix-capsnet --threads 1"
-    done = run_script("smallnorb_novel_viewpoint.py", *flags.split())
-    assert done.returncode == 2 and "diverged. Lower --lr" in done.stderr and done.stderr.count("\n") == 1, done.stderr

@@ -168,7 +168,9 @@ def test_eight_examples_are_learned_by_heart(experiment):
             terms, grads, _ = module.batch_gradients(state["params"], samples, np.arange(8), config, workers)
             module.optimizer_step(state, grads, 1.0, config, workers)
             state["step"] = step + 1
-    assert terms["accuracy"] == 1, terms
+            if terms["accuracy"] == 1:
+                return
+    pytest.fail(f"not in {config.n_epochs} steps: {terms}")
 
 
 # -------------------------------------------------------------- the same bits however it ran
@@ -229,30 +231,25 @@ class PowerCut(Exception):
     pass
 
 
-@pytest.mark.parametrize("at, lost", [(2, 1), (4, 2)], ids=["in epoch 1", "before the last epoch is saved"])
 @pytest.mark.parametrize("dtype", [np.float32, float])
-def test_killed_and_resumed_is_never_killed(reference, tmp_path, at, lost, dtype):
-    """With other threads afterwards; a file after every epoch holds all that a run is"""
+def test_killed_and_resumed_is_never_killed(reference, tmp_path, dtype):
+    """In the second epoch; with other threads afterwards; a file after every epoch holds all that a run is"""
     experiment, expected, _ = reference
     module, path = EXPERIMENTS[experiment], tmp_path / "run.npz"
     if dtype is float:
-        if at == 2:
-            pytest.skip("once is enough")
         expected = toy_run(experiment, n_epochs=2, dtype=dtype)
     config, _ = toy(experiment, n_epochs=2)
 
     def cut(state, terms):
-        if state["step"] == at:
+        if state["step"] == 4:
             raise PowerCut
     with pytest.raises(PowerCut):
         toy_run(experiment, None, cut, lambda state: module.save(path, config, state), dtype, n_epochs=2)
-    assert path.exists() == (at > 2)
-    state = module.load(path)[1] if path.exists() else None
     steps = []
-    resumed = toy_run(experiment, state, lambda state, terms: steps.append(state["step"]), dtype=dtype, n_epochs=2,
-                      threads=2)
+    resumed = toy_run(experiment, module.load(path)[1], lambda state, terms: steps.append(state["step"]), dtype=dtype,
+                      n_epochs=2, threads=2)
     assert_is(resumed, expected)
-    assert steps == [1, 2, 3, 4][2 * (lost - 1):]
+    assert steps == [3, 4]
     assert_is(toy_run(experiment, resumed, lambda *_: pytest.fail("a step more"), dtype=dtype, n_epochs=2), expected)
 
 
@@ -286,7 +283,7 @@ def test_training_with_another_blas_is_the_same_but_for_its_rounding(monkeypatch
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-3, atol=1e-4, err_msg=name)
 
 
-# -------------------------------------------------------------- divergence and what a run says
+# -------------------------------------------------------------- divergence
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -299,15 +296,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(experiment, monkeypatch, bad):
         terms, *rest = good(*given, **more)
         return {**terms, "loss": bad if len(calls) > 3 else terms["loss"]}, *rest       # 3 shards in 2 steps
     monkeypatch.setattr(module, "loss_and_grads", goes_wrong)
+    saved = []                                                                          # nothing after that step
     with pytest.raises(module.InputError, match=f"loss {bad}, step 3.*diverged. Lower --lr"):
-        toy_run(experiment, n_epochs=2)
-
-
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_a_line_of_progress_says_the_epoch_and_quiet_nothing(experiment, capsys):
-    toy_run(experiment, n_epochs=2, quiet=False)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines] == [["epoch", "1/2"], ["epoch", "2/2"]]
-    assert all("accuracy" in line and "samples/s" in line for line in lines)
-    toy_run(experiment)
-    assert capsys.readouterr().out == ""
+        toy_run(experiment, each_epoch=lambda state: saved.append(state["step"]), n_epochs=2)
+    assert saved == [2]
