@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from conftest import EXPERIMENTS, POSIX, ROOT
 
+import explore
+
 TINY = ("--digits synthetic --n-epochs 1 --n-train 64 --n-val 16 --n-test 16 --conv1-channels 2 --conv3-channels 4 "
         "--threads 1").split()
 SCRIPT = f"import multimnist_capsnet as c; c.N_SYNTHETIC = {dict(train=60, val=40, test=80)}; c.run_cli(c.main)"
@@ -112,10 +114,10 @@ def test_explore_ends_cleanly_even_where_the_shell_ignores_interrupts(tmp_path, 
     process.stdout.close()
 
 
-def test_explore_refuses_impossible_ports(run_script):
+def test_explore_refuses_impossible_ports(call):
     for port in (-1, 70000):
-        done = run_script("explore.py", "--port", port, "--no-browser")
-        assert done.returncode == 2 and done.stderr == f"error: --port {port}: must be between 0 and 65535\n"
+        assert call(explore.multi, explore.main, "--port", port, "--no-browser") == (
+            2, "", f"error: --port {port}: must be between 0 and 65535\n")
 
 
 def test_a_picture_that_is_too_large_says_which_size_works(monkeypatch, tmp_path):
@@ -148,7 +150,8 @@ def test_text_is_utf_8_on_every_system():
     for path in (path for pattern in ("*.py", "lab/*.py", "tests/*.py", "results/*.py", "workflow/*.py")
                  for path in ROOT.glob(pattern)):
         for call in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(call, ast.Call) and re.search(r"(^|\.read_|\.write_)(open|text)$", ast.unparse(call.func)):
+            name = getattr(call, "func", None) and getattr(call.func, "id", getattr(call.func, "attr", ""))
+            if name in ("read_text", "write_text") or name == "open" and isinstance(call.func, ast.Name):
                 said = ast.unparse(call)
                 binary = re.search(r"'[rwxa]\+?b\+?'", said)
                 assert "utf-8" in said or binary, f"{path.name}, line {call.lineno}: {said}"

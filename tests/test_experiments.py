@@ -475,31 +475,17 @@ def test_a_finished_run_that_is_begun_again_trains_nothing(alone, experiment):
 
 # ---------------------------------------------------------------- load
 
+@pytest.mark.parametrize("loaded", ["as printed", "load run.npz", "load net.npz"])
 @every_experiment
-def test_the_printed_command_evaluates_to_the_accuracy_after_training(alone, experiment):
+def test_what_is_loaded_evaluates_to_the_accuracy_after_training(alone, experiment, loaded):
+    """By the command that a run prints, a checkpoint and a file of weights"""
     runner = alone(experiment)
-    case = runner.cases()["as printed"]
+    case = runner.cases()[loaded]
     assert_fine(case)
-    trained, loaded = result_of(runner.trained().folder), result_of(case.folder)
-    assert loaded["experiment"] == experiment and loaded["n_params"] == trained["n_params"]
-    assert_same_metrics(trained, loaded)
-
-
-@every_experiment
-def test_a_checkpoint_evaluates_to_the_same_accuracy_as_after_training(alone, experiment):
-    runner = alone(experiment)
-    case = runner.cases()["load run.npz"]
-    assert_fine(case)
-    assert_same_metrics(result_of(runner.trained().folder), result_of(case.folder))
+    trained, found = result_of(runner.trained().folder), result_of(case.folder)
+    assert found["experiment"] == experiment and found["n_params"] == trained["n_params"]
+    assert_same_metrics(trained, found)
     assert "epoch 1/" not in case.out
-
-
-@every_experiment
-def test_a_file_of_weights_evaluates_to_the_accuracy_after_training(alone, experiment):
-    runner = alone(experiment)
-    case = runner.cases()["load net.npz"]
-    assert_fine(case)
-    assert_same_metrics(result_of(runner.trained().folder), result_of(case.folder))
 
 
 @every_experiment
@@ -550,17 +536,13 @@ def test_several_models_are_trained_in_turn_and_compared_in_one_table(alone, exp
 
 # ---------------------------------------------------------------- standard output
 
+@pytest.mark.parametrize("output", ["unread", pytest.param("full", marks=pytest.mark.skipif(
+    not os.path.exists("/dev/full"), reason="no /dev/full"))])
 @every_experiment
-def test_training_goes_on_when_nobody_reads_the_output(alone, experiment):
-    run = alone(experiment).unread()
-    assert run.out and "Traceback" not in run.err and "Exception" not in run.err, run.err
-    assert (run.folder / "net.npz").exists() and (run.folder / "result.json").exists()
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
-@every_experiment
-def test_training_goes_on_when_the_output_cannot_be_written(alone, experiment):
-    run = alone(experiment).full()
+def test_training_goes_on_when_the_output_is_lost(alone, experiment, output):
+    """Nobody reads it, or it cannot be written"""
+    run = getattr(alone(experiment), output)()
+    assert output == "full" or run.out
     assert "Traceback" not in run.err and "Exception" not in run.err, run.err
     assert (run.folder / "net.npz").exists() and (run.folder / "result.json").exists()
 

@@ -67,13 +67,6 @@ def test_a_measure_over_several_sets_of_toys_is_checked_set_by_set():
     assert reproduce.rows_of("affnist a/x minus a/y, k, points")[1] == ("a/y", "affnist a/y, k, percent", False)
 
 
-def test_the_prediction_interval_by_hand():
-    """1, 2, 3: mean 2, s = 1, t of two degrees of freedom 4.3027"""
-    mean, half = reproduce.prediction_interval([1, 2, 3])
-    assert (mean, half) == (2, pytest.approx(4.3027 * np.sqrt(4 / 3)))
-    assert np.isnan(reproduce.prediction_interval([1])[1])
-
-
 @pytest.mark.parametrize("seed, value, fraction, expected", [
     (0, 0.900, True, (True, "identical")), (0, 0.9019, True, (True, "within 0.2 points")),
     (0, 0.9025, True, (True, "within the 95% prediction interval, not the published number")),
@@ -137,23 +130,20 @@ def test_a_claim_is_checked_and_what_is_there_is_not_made_again(check, tmp_path)
 
 
 def test_published_results_and_quick_checks(check):
+    """All claims, with a legend; two of them"""
+    code, out, err = check("--from-results")
+    assert (code, err) == (0, "") and all(f"\n{claim.name}: " in out for claim in claims.CLAIMS)
+    assert "+0.5 +- 0.2 points (n = 10 seeds)" in out and out.rstrip().endswith("what a verdict means.")
     code, out, err = check("shapes", "multimnist-routing", "--from-results")
-    assert (code, err) == (0, "")
-    for claim in ("shapes", "multimnist-routing"):
-        for label, mark in claims.BY_NAME[claim].measures:
-            assert f"{label}: {render.value(PUBLISHED, mark)}" in out
+    assert (code, err) == (0, "") and out.count("paper: ") == 2
+    for label, mark in claims.BY_NAME["shapes"].measures + claims.BY_NAME["multimnist-routing"].measures:
+        assert f"{label}: {render.value(PUBLISHED, mark)}" in out
     code, out, _ = check()
     assert code == 0 and all(f"\n{claim.name}: {claim.sentence}\n  paper: {claim.paper}\n  our verdict: " in out
                              for claim in claims.CLAIMS)
     code, out, _ = check("affnist-translation", "--quick")
     assert code == 0
     assert re.search(r"no quick check: \d+ min of one core. Published seeds: (\+\d\.\d, ){4}\+\d\.\d", out)
-
-
-def test_all_claims_from_results_with_a_legend(check):
-    code, out, err = check("--from-results")
-    assert (code, err) == (0, "") and all(f"\n{claim.name}: " in out for claim in claims.CLAIMS)
-    assert "+0.5 +- 0.2 points (n = 10 seeds)" in out and out.rstrip().endswith("what a verdict means.")
 
 
 def test_a_stale_result_is_named(monkeypatch):
