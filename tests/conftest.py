@@ -138,6 +138,13 @@ def call(monkeypatch, capsys, tmp_path):
     return run
 
 
+def assert_refused(answer, words):
+    """An answer of call is exit code 2 and one line of error, which has these words"""
+    code, out, err = answer
+    assert code == 2 and err.startswith("error: ") and words in err, out + err
+    assert err.endswith("\n") and err.count("\n") == 1, err
+
+
 @pytest.fixture(scope="module")
 def explorer(tmp_path_factory):
     """A server of explore.py, with MNIST for the SCREENSHOTS alone; nothing of it stays behind, though a browser keeps

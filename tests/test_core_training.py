@@ -208,6 +208,18 @@ def test_neither_threads_nor_hooks_change_a_bit_and_another_seed_does(reference)
     assert not any(np.array_equal(other[name], p) for name, p in expected["params"].items() if np.ptp(first[name]))
 
 
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_what_is_looked_at_is_not_learned_from(experiment):
+    """Neither images and labels for validation nor those of tests: black ones with other labels change no weight"""
+    config, data = toy(experiment)
+    module, other = EXPERIMENTS[experiment], dict(data)
+    for name in {"val", "test"} & data.keys():
+        other[name] = 0 * data[name][0], data[name][1][::-1]
+    for name in {"familiar", "novel"} & data.keys():
+        other[name] = data[name] | {"images": 0 * data[name]["images"], "labels": data[name]["labels"][::-1]}
+    assert_same(*(module.weights_of(module.train(config, each)) for each in (data, other)))
+
+
 def test_history_says_what_happened(reference):
     experiment, state, seen = reference
     first = EXPERIMENTS[experiment].initial_state(toy(experiment)[0])

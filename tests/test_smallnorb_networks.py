@@ -340,14 +340,6 @@ def test_overfits_a_few_images(model):
         assert sn.evaluate(sn.weights_of(state), data["train"], config, workers)["accuracy"] == 1
 
 
-def test_what_is_looked_at_is_not_learned_from():
-    config = tiny("matrix-head", preset="small", n_epochs=1)
-    data = few(config)
-    other = data | {name: data[name] | {"images": 0 * data[name]["images"], "labels": data[name]["labels"][::-1]}
-                    for name in ("familiar", "novel")}
-    assert_same(*(sn.weights_of(sn.train(config, each)) for each in (data, other)))
-
-
 @pytest.mark.parametrize("model", ["cnn-gap", "matrix-capsnet", "capsnet"])
 def test_evaluate_against_brute_force(model, monkeypatch):
     """A CNN's belief in a class is exp(score), that of capsules their activation: the score's logistic, or the score"""
