@@ -125,16 +125,7 @@ def test_running_statistics_forget_fast_at_first():
     assert running["a_mean"].dtype == np.float32 and running["a_var"].tolist() == [1, 1]
 
 
-# -------------------------------------------------------------- shards and generators
-
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_generators_are_the_children_that_seedsequence_spawns(experiment):
-    module, children = EXPERIMENTS[experiment], np.random.SeedSequence(7).spawn(4)
-    for purpose, child in zip((module.DATA, module.INIT, module.BATCHES, module.EVALUATION), children):
-        assert module.rng_for(7, purpose).random() == np.random.default_rng(child).random()
-    nested = np.random.default_rng(children[2].spawn(4)[3].spawn(2)[1])
-    assert module.rng_for(7, module.BATCHES, 3, 1).random() == nested.random()
-
+# -------------------------------------------------------------- shards
 
 def test_forward_in_shards_is_that_of_one_big_batch(digits):
     """Of 200 samples, 13 shards, whatever the number of threads"""
