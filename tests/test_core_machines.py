@@ -6,8 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from types import SimpleNamespace
 
 import imageio.v3 as imageio
@@ -97,18 +95,11 @@ def test_imported_figure_code_changes_no_setting():
 @POSIX
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_explore_ends_cleanly_even_where_the_shell_ignores_interrupts(tmp_path, number):
-    """As a script starts it with &; on any free port; for a browser at the end of a tunnel, but for no other name"""
+    """As a script starts it with &; on any free port"""
     code = ("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import sys; sys.argv = ['explore.py', "
             "'--port', '0', '--no-browser']; import explore; explore.Guide = lambda *_: None; explore.main()")
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    url = process.stdout.readline().split()[0]
-    for host, expected in (("localhost:9000", 200), ("[::1]:1", 200), ("a.example:80", 403), ("localhost.a:80", 403)):
-        request = urllib.request.Request(url, headers={"Host": host})
-        try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
-                assert (answer.status, host) == (expected, host)
-        except urllib.error.HTTPError as error:
-            assert (error.code, host) == (expected, host) and b"ssh -L" in error.read()
+    assert process.stdout.readline().startswith("http://127.0.0.1:")
     process.send_signal(number)
     assert process.wait(10) == 0 and "stopped" in process.stdout.read()
     process.stdout.close()
