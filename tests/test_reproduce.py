@@ -93,40 +93,29 @@ def check(call, monkeypatch):
     return lambda *flags: call(mc, functools.partial(reproduce.main), *flags)
 
 
-def test_two_networks_are_trained_and_compared_with_the_published_ones(check, monkeypatch, tmp_path):
-    """A second call trains nothing and compares anew"""
-    measures = (claims.toys("nearest neighbor - cnn", "shapes/nearest", "shapes/cnn"),)
-    monkeypatch.setitem(claims.BY_NAME, "toy", claims.Claim("toy", "Toys.", "no number", claims.OURS, measures))
+@pytest.mark.parametrize("measure", [
+    claims.toys("nearest neighbor - cnn", "shapes/nearest", "shapes/cnn"),
+    pytest.param(claims.multi("with routing - without", "main/deep", "main-uniform/deep"), marks=pytest.mark.slow)])
+def test_two_results_are_made_and_compared_with_the_published_ones(check, monkeypatch, tmp_path, measure):
+    """Trained networks; a network and what is measured on its checkpoint. A second call makes nothing and compares
+    anew, of a published seed and of a new one"""
+    monkeypatch.setitem(claims.BY_NAME, "toy", claims.Claim("toy", "Toys.", "no number", claims.OURS, (measure,)))
     code, out, err = check("toy", "--jobs", 2)
     assert (code, err) == (0, ""), err
-    assert "2 of 2 runs to do" in out and re.search("[01] of 1 comparison agrees with the published ones", out)
-    names = [line.split()[0] for line in out.splitlines() if "yours" in line and "(n = 10), this seed" in line]
-    assert names == ["shapes/nearest", "shapes/cnn", "difference"]
+    assert "2 of 2 runs to do" in out and "2 at a time" in out
+    assert re.search("[01] of 1 comparison agrees with the published ones", out)
+    assert "  epoch 1/1  train loss" in out
+    assert re.search("outside the 95% prediction interval, not the published number .made on .*, NumPy 2", out)
+    lines = [line for line in out.splitlines() if line.startswith("  ") and "published" in line and "yours" in line]
+    assert [line.split()[0] for line in lines] == [name for name, *_ in reproduce.rows_of(measure[1])]
+    assert len(lines) == 3 and all("(n = 10), this seed" in line for line in lines)
     code, again, _ = check("toy")
     assert code == 0 and "0 of 2 runs to do: they are in" in again
-    assert list(tmp_path.glob("runs/reproduce/*/*/shapes/cnn-0.json"))
-
-
-@pytest.mark.slow
-def test_a_claim_is_checked_and_what_is_there_is_not_made_again(check, tmp_path):
-    """A trained network, and what is measured on its checkpoint; a second call compares anew, of a published seed and
-    of a new one"""
-    code, out, err = check("toy", "--jobs", 2)
-    assert (code, err) == (0, ""), err
-    assert "2 of 2 runs to do" in out and "2 at a time" in out and "main/deep-0  epoch 1/1  train loss" in out
-    lines = [line for line in out.splitlines() if line.startswith("  ") and "published" in line and "yours" in line]
-    assert [line.split()[0] for line in lines] == ["main/deep", "main-uniform/deep", "difference"]
-    assert all("(n = 10), this seed" in line for line in lines)
-    found = re.findall("outside the 95% prediction interval, not the published number .made on .*, NumPy 2", out)
-    assert len(found) >= 2
-    assert "of 1 comparison agrees with the published ones" in out and re.search("new seeds lie in -.* sign as", out)
-    code, again, _ = check("toy")
-    assert code == 0 and "0 of 2 runs to do" in again
-    assert [line for line in again.splitlines() if "published" in line] == [
-        line for line in out.splitlines() if "published" in line]
+    assert [line for line in again.splitlines() if line.startswith("  ") and "yours" in line] == lines
     code, out, _ = check("toy", "--seeds", "0,77")
     assert code == 0 and "2 of 4 runs to do" in out and "(seed 77)" in out
-    assert list(tmp_path.glob("runs/reproduce/*/multimnist_capsnet/main*/deep-77.json"))
+    assert re.search("new seeds lie in .* sign as", out)
+    assert len(list(tmp_path.glob("runs/reproduce/*/*/*/*-77.json"))) == 2
 
 
 def test_published_results_and_quick_checks(check):
