@@ -138,6 +138,13 @@ def call(monkeypatch, capsys, tmp_path):
     return run
 
 
+def assert_refused(answer, words):
+    """An answer of call is exit code 2 and one line of error, which has these words"""
+    code, out, err = answer
+    assert code == 2 and err.startswith("error: ") and words in err, out + err
+    assert err.endswith("\n") and err.count("\n") == 1, err
+
+
 @pytest.fixture(scope="module")
 def explorer(tmp_path_factory):
     """A server of explore.py, with MNIST for the SCREENSHOTS alone; nothing of it stays behind, though a browser keeps
@@ -210,16 +217,16 @@ def rng():
     return np.random.default_rng(5)
 
 
-def float64(config, seed=3):
+def float64(config, seed=3, module=mc, shifted=("_b",)):
     """The initial weights in float64, with biases off zero, so that no unit sits on a ReLU's kink."""
     rng = np.random.default_rng(seed)
-    return {name: p.astype(np.float64) + (0.1 * rng.standard_normal(p.shape) if name.endswith("_b") else 0)
-            for name, p in mc.init_params(config).items()}
+    return {name: p.astype(np.float64) + (0.1 * rng.standard_normal(p.shape) if name.endswith(shifted) else 0)
+            for name, p in module.init_params(config).items()}
 
 
-def batch_of(digits, config, n=2, dtype=np.float64):
-    """The first n training pairs of a run, as its network eats them"""
-    return mc.to_batch(next(mc.epoch_samples(digits, 0, config)), slice(0, n), dtype)
+def batch_of(digits, config, n=2, dtype=np.float64, module=mc):
+    """The first n training samples of a run, as its network eats them"""
+    return module.to_batch(next(module.epoch_samples(digits, 0, config)), slice(0, n), dtype)
 
 
 @pytest.fixture

@@ -1,9 +1,11 @@
 """The networks of the third experiment: every gradient against centered differences; what they compute, by hand."""
 import dataclasses
+import functools
 import math
 
 import affnist_capsnet as ac
 
+import conftest
 import numpy as np
 import pytest
 from conftest import assert_same
@@ -54,15 +56,8 @@ def few_units():
     ac.matched_width.cache_clear()
 
 
-def float64(config, seed=3):
-    """The initial weights in float64, with biases and betas off zero, so that no unit sits on a ReLU's kink"""
-    rng = np.random.default_rng(seed)
-    return {name: p.astype(np.float64) + (0.1 * rng.standard_normal(p.shape) if name.endswith(("_b", "_beta")) else 0)
-            for name, p in ac.init_params(config).items()}
-
-
-def batch_of(digits, config, n=3, dtype=np.float64):
-    return ac.to_batch(next(ac.epoch_samples(digits, 0, config)), slice(0, n), dtype)
+float64 = functools.partial(conftest.float64, module=ac, shifted=("_b", "_beta"))
+batch_of = functools.partial(conftest.batch_of, n=3, module=ac)
 
 
 def loss_of(params, batch, config, statistics=()):

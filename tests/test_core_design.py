@@ -5,19 +5,17 @@ import ast
 import collections
 import inspect
 import re
-import shutil
-import subprocess
 import sys
 
 import lab
 
 import pytest
-from conftest import EXPERIMENTS, ROOT, runs, toy_flags
+from conftest import EXPERIMENTS, ROOT, runs
 
 TEXTS = {name: (ROOT / f"{name}.py").read_text("utf-8") for name in EXPERIMENTS}
 CODE = {runs.MULTI: 1000, runs.AFF: 1100, runs.NORB: 1650}          # lines without docstrings, comments and blanks
 OVER = {runs.MULTI: 103, runs.AFF: 118, runs.NORB: 36}             # lines too many, which only go down
-TESTS = 9450                       # lines of all tests; to be lowered to 8,000
+TESTS = 9147                       # lines of all tests; to be lowered to 8,000
 CONTRACT = set(re.findall(r"\w+", inspect.getdoc(lab).partition("Module:")[2].partition("Of digits:")[0]))
 EXPORTS = {                        # of one experiment: names that only figures, animations and other programs use
     runs.MULTI: set(), runs.AFF: {"IDENTITY"}, runs.NORB: {"CLASS_NAMES", "views_of"}}
@@ -105,16 +103,6 @@ def test_an_experiment_imports_nothing_but_the_standard_library_and_numpy(experi
         [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names] if
         isinstance(node, ast.Import) else [])}
     assert imported - sys.stdlib_module_names - ({"scipy"} if experiment == runs.AFF else set()) == {"numpy"}
-
-
-@every_experiment
-def test_an_experiment_runs_alone_in_an_empty_folder(experiment, tmp_path):
-    shutil.copy(ROOT / f"{experiment}.py", tmp_path)
-    few = "c.N_SYNTHETIC = {'train': 60, 'val': 40, 'test': 80}; " * hasattr(EXPERIMENTS[experiment], "N_SYNTHETIC")
-    done = subprocess.run([sys.executable, "-c", f"import {experiment} as c; {few}c.run_cli(c.main)",
-                           *toy_flags(experiment)], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    assert {path.name for path in tmp_path.glob("runs/*/*/*")} == {"weights.npz", "metrics.json"}
 
 
 # -------------------------------------------------------------- the contract

@@ -36,12 +36,6 @@ def test_help_has_no_private_phrase(help_of):
     assert not {script: found for script, text in help_of.items() if (found := offences(text))}
 
 
-def test_the_list_finds_what_it_should():
-    assert offences("ten vectors, told apart\nthe network that comes along\nfine\nNamed right") == [
-        "line 1: 'told apart'", "line 2: 'comes along'", "line 4: 'Named right'"]
-    assert not offences("the standard task; the network is evaluated on one core")
-
-
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_public_function_has_a_docstring_that_says_what_it_does(experiment):
     """It begins with a capital letter or a size; a backward function may be described by its forward function"""

@@ -6,14 +6,14 @@ import re
 import signal
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from types import SimpleNamespace
 
 import imageio.v3 as imageio
 import numpy as np
 import pytest
 from conftest import EXPERIMENTS, POSIX, ROOT
+
+import explore
 
 TINY = ("--digits synthetic --n-epochs 1 --n-train 64 --n-val 16 --n-test 16 --conv1-channels 2 --conv3-channels 4 "
         "--threads 1").split()
@@ -34,21 +34,17 @@ def shell(tmp_path):
 
 
 @POSIX
-@pytest.mark.parametrize("line", [
-    "$RUN >&-", "$RUN | true; exit ${PIPESTATUS[0]}",
-    pytest.param("$RUN > /dev/full", marks=pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full"))])
-def test_a_run_survives_an_output_that_cannot_be_written(shell, tmp_path, line):
-    """What cannot be printed is dropped"""
-    done = shell(line)
+def test_a_run_survives_an_output_that_is_closed(shell, tmp_path):
+    """One that nobody reads, or that is full: test_experiments.py"""
+    done = shell("$RUN >&-")
     assert "Traceback" not in done.stderr
     assert len(list(tmp_path.glob("runs/*/*/metrics.json"))) == 1
 
 
 @POSIX
-@pytest.mark.parametrize("flag", ["--digits mnist --data-dir", "--digits auto --data-dir", "--load"])
-def test_a_path_that_cannot_be_looked_up_is_one_line(shell, flag):
-    """Such as one that is too long, or below a folder without permission"""
-    done = shell(f"$RUN {flag} {'x' * 300} 2>&1")
+def test_a_folder_that_cannot_be_looked_up_is_one_line(shell):
+    """Such as one whose name is too long, or below a folder without permission"""
+    done = shell(f"$RUN --data-dir {'x' * 300} 2>&1")
     assert done.returncode == 2 and done.stdout.count("\n") == 1 and "too long" in done.stdout, done.stdout
 
 
@@ -99,27 +95,20 @@ def test_imported_figure_code_changes_no_setting():
 @POSIX
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_explore_ends_cleanly_even_where_the_shell_ignores_interrupts(tmp_path, number):
-    """As a script starts it with &; on any free port; for a browser at the end of a tunnel, but for no other name"""
+    """As a script starts it with &; on any free port"""
     code = ("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import sys; sys.argv = ['explore.py', "
             "'--port', '0', '--no-browser']; import explore; explore.Guide = lambda *_: None; explore.main()")
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    url = process.stdout.readline().split()[0]
-    for host, expected in (("localhost:9000", 200), ("[::1]:1", 200), ("a.example:80", 403), ("localhost.a:80", 403)):
-        request = urllib.request.Request(url, headers={"Host": host})
-        try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
-                assert (answer.status, host) == (expected, host)
-        except urllib.error.HTTPError as error:
-            assert (error.code, host) == (expected, host) and b"ssh -L" in error.read()
+    assert process.stdout.readline().startswith("http://127.0.0.1:")
     process.send_signal(number)
     assert process.wait(10) == 0 and "stopped" in process.stdout.read()
     process.stdout.close()
 
 
-def test_explore_refuses_impossible_ports(run_script):
+def test_explore_refuses_impossible_ports(call):
     for port in (-1, 70000):
-        done = run_script("explore.py", "--port", port, "--no-browser")
-        assert done.returncode == 2 and done.stderr == f"error: --port {port}: must be between 0 and 65535\n"
+        assert call(explore.multi, explore.main, "--port", port, "--no-browser") == (
+            2, "", f"error: --port {port}: must be between 0 and 65535\n")
 
 
 def test_a_picture_that_is_too_large_says_which_size_works(monkeypatch, tmp_path):
@@ -152,14 +141,8 @@ def test_text_is_utf_8_on_every_system():
     for path in (path for pattern in ("*.py", "lab/*.py", "tests/*.py", "results/*.py", "workflow/*.py")
                  for path in ROOT.glob(pattern)):
         for call in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(call, ast.Call) and re.search(r"(^|\.read_|\.write_)(open|text)$", ast.unparse(call.func)):
+            name = getattr(call, "func", None) and getattr(call.func, "id", getattr(call.func, "attr", ""))
+            if name in ("read_text", "write_text") or name == "open" and isinstance(call.func, ast.Name):
                 said = ast.unparse(call)
                 binary = re.search(r"'[rwxa]\+?b\+?'", said)
                 assert "utf-8" in said or binary, f"{path.name}, line {call.lineno}: {said}"
-
-
-def test_a_run_that_diverges_ends_in_one_line(run_script):
-    """In its first evaluation, whose overflow NumPy would report in lines of its own"""
-    flags = "--data shapes --n-per-combo 1 --batch-size 90 --lr 1e6 --model matrix-capsnet --threads 1"
-    done = run_script("smallnorb_novel_viewpoint.py", *flags.split())
-    assert done.returncode == 2 and "diverged. Lower --lr" in done.stderr and done.stderr.count("\n") == 1, done.stderr

@@ -125,16 +125,7 @@ def test_running_statistics_forget_fast_at_first():
     assert running["a_mean"].dtype == np.float32 and running["a_var"].tolist() == [1, 1]
 
 
-# -------------------------------------------------------------- shards and generators
-
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_generators_are_the_children_that_seedsequence_spawns(experiment):
-    module, children = EXPERIMENTS[experiment], np.random.SeedSequence(7).spawn(4)
-    for purpose, child in zip((module.DATA, module.INIT, module.BATCHES, module.EVALUATION), children):
-        assert module.rng_for(7, purpose).random() == np.random.default_rng(child).random()
-    nested = np.random.default_rng(children[2].spawn(4)[3].spawn(2)[1])
-    assert module.rng_for(7, module.BATCHES, 3, 1).random() == nested.random()
-
+# -------------------------------------------------------------- shards
 
 def test_forward_in_shards_is_that_of_one_big_batch(digits):
     """Of 200 samples, 13 shards, whatever the number of threads"""
@@ -146,12 +137,6 @@ def test_forward_in_shards_is_that_of_one_big_batch(digits):
             out = mc.forward_shards(params, pairs, config, workers, decode="predicted")
         for name in ("lengths", "v", "recon", "digits"):
             np.testing.assert_allclose(out[name], whole[name], rtol=2e-4, atol=1e-6)
-
-
-def test_threads_do_not_warn():
-    """They are silent, as the training looks at the loss itself"""
-    with mc.worker_threads(TINY) as workers, np.errstate(all="raise"):
-        assert np.isinf(list(workers.map(np.exp, [1e3, 1.0]))[0])
 
 
 # -------------------------------------------------------------- it learns
@@ -168,7 +153,9 @@ def test_eight_examples_are_learned_by_heart(experiment):
             terms, grads, _ = module.batch_gradients(state["params"], samples, np.arange(8), config, workers)
             module.optimizer_step(state, grads, 1.0, config, workers)
             state["step"] = step + 1
-    assert terms["accuracy"] == 1, terms
+            if terms["accuracy"] == 1:
+                return
+    pytest.fail(f"not in {config.n_epochs} steps: {terms}")
 
 
 # -------------------------------------------------------------- the same bits however it ran
@@ -212,6 +199,18 @@ def test_neither_threads_nor_hooks_change_a_bit_and_another_seed_does(reference)
     assert not any(np.array_equal(other[name], p) for name, p in expected["params"].items() if np.ptp(first[name]))
 
 
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_what_is_looked_at_is_not_learned_from(experiment):
+    """Neither images and labels for validation nor those of tests: black ones with other labels change no weight"""
+    config, data = toy(experiment)
+    module, other = EXPERIMENTS[experiment], dict(data)
+    for name in {"val", "test"} & data.keys():
+        other[name] = 0 * data[name][0], data[name][1][::-1]
+    for name in {"familiar", "novel"} & data.keys():
+        other[name] = data[name] | {"images": 0 * data[name]["images"], "labels": data[name]["labels"][::-1]}
+    assert_same(*(module.weights_of(module.train(config, each)) for each in (data, other)))
+
+
 def test_history_says_what_happened(reference):
     experiment, state, seen = reference
     first = EXPERIMENTS[experiment].initial_state(toy(experiment)[0])
@@ -229,31 +228,24 @@ class PowerCut(Exception):
     pass
 
 
-@pytest.mark.parametrize("at, lost", [(2, 1), (4, 2)], ids=["in epoch 1", "before the last epoch is saved"])
-@pytest.mark.parametrize("dtype", [np.float32, float])
-def test_killed_and_resumed_is_never_killed(reference, tmp_path, at, lost, dtype):
-    """With other threads afterwards; a file after every epoch holds all that a run is"""
-    experiment, expected, _ = reference
-    module, path = EXPERIMENTS[experiment], tmp_path / "run.npz"
-    if dtype is float:
-        if at == 2:
-            pytest.skip("once is enough")
-        expected = toy_run(experiment, n_epochs=2, dtype=dtype)
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_killed_and_resumed_is_never_killed_in_float64_either(experiment, tmp_path):
+    """In the second epoch; with other threads afterwards; a file after every epoch holds all that a run is. In float32:
+    test_experiments.py"""
+    module, path, expected = EXPERIMENTS[experiment], tmp_path / "run.npz", toy_run(experiment, n_epochs=2, dtype=float)
     config, _ = toy(experiment, n_epochs=2)
 
     def cut(state, terms):
-        if state["step"] == at:
+        if state["step"] == 4:
             raise PowerCut
     with pytest.raises(PowerCut):
-        toy_run(experiment, None, cut, lambda state: module.save(path, config, state), dtype, n_epochs=2)
-    assert path.exists() == (at > 2)
-    state = module.load(path)[1] if path.exists() else None
+        toy_run(experiment, None, cut, lambda state: module.save(path, config, state), float, n_epochs=2)
     steps = []
-    resumed = toy_run(experiment, state, lambda state, terms: steps.append(state["step"]), dtype=dtype, n_epochs=2,
-                      threads=2)
+    resumed = toy_run(experiment, module.load(path)[1], lambda state, terms: steps.append(state["step"]), dtype=float,
+                      n_epochs=2, threads=2)
     assert_is(resumed, expected)
-    assert steps == [1, 2, 3, 4][2 * (lost - 1):]
-    assert_is(toy_run(experiment, resumed, lambda *_: pytest.fail("a step more"), dtype=dtype, n_epochs=2), expected)
+    assert steps == [3, 4]
+    assert_is(toy_run(experiment, resumed, lambda *_: pytest.fail("a step more"), dtype=float, n_epochs=2), expected)
 
 
 NUMPY_FIRST = """
@@ -286,7 +278,7 @@ def test_training_with_another_blas_is_the_same_but_for_its_rounding(monkeypatch
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-3, atol=1e-4, err_msg=name)
 
 
-# -------------------------------------------------------------- divergence and what a run says
+# -------------------------------------------------------------- divergence
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -299,15 +291,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(experiment, monkeypatch, bad):
         terms, *rest = good(*given, **more)
         return {**terms, "loss": bad if len(calls) > 3 else terms["loss"]}, *rest       # 3 shards in 2 steps
     monkeypatch.setattr(module, "loss_and_grads", goes_wrong)
+    saved = []                                                                          # nothing after that step
     with pytest.raises(module.InputError, match=f"loss {bad}, step 3.*diverged. Lower --lr"):
-        toy_run(experiment, n_epochs=2)
-
-
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_a_line_of_progress_says_the_epoch_and_quiet_nothing(experiment, capsys):
-    toy_run(experiment, n_epochs=2, quiet=False)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines] == [["epoch", "1/2"], ["epoch", "2/2"]]
-    assert all("accuracy" in line and "samples/s" in line for line in lines)
-    toy_run(experiment)
-    assert capsys.readouterr().out == ""
+        toy_run(experiment, each_epoch=lambda state: saved.append(state["step"]), n_epochs=2)
+    assert saved == [2]

@@ -153,7 +153,11 @@ def test_other_hosts_origins_paths_and_methods_are_refused(explorer):
                                         Origin=f"http://localhost:{port}")
         assert status == 200 and text.decode() == (ROOT / "explore" / name).read_text("utf-8")
         assert "default-src 'none'" in headers["Content-Security-Policy"]
-    for headers in ({"Host": "x.example"}, {"Host": "127.0.0.1.x"}, {"Origin": "null"}, {"Origin": "http://x.example"},
+    for host in ("localhost:9000", "[::1]:1"):                          # of a browser at the end of a tunnel
+        assert request(explorer, "GET", "/", Host=host)[0] == 200
+    assert b"ssh -L" in request(explorer, "GET", "/", Host="a.example:80")[1]
+    for headers in ({"Host": "x.example"}, {"Host": "127.0.0.1.x"}, {"Host": "localhost.a:80"},
+                    {"Origin": "null"}, {"Origin": "http://x.example"},
                     {"Origin": f"http://127.0.0.1:{port}.x.example"}, {"Origin": f"https://127.0.0.1:{port}"}):
         assert {request(explorer, *at, **headers)[0] for at in (("GET", "/"), ("POST", "/ask", b"{}"))} == {403}
     for path in ("/explore.py", "/ask", "/../explore.py", "/%2e%2e/explore.py", "/?x", "/explore"):

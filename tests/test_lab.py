@@ -220,6 +220,7 @@ def test_mean_and_interval():
 def test_a_new_value_lies_in_the_prediction_interval():
     """1, 2, 6: t s sqrt(1 + 1/3)"""
     assert statistics.prediction_interval([1, 2, 6]) == pytest.approx((3, 4.3027 * math.sqrt(7 * 4 / 3)), rel=1e-4)
+    assert math.isnan(statistics.prediction_interval([1])[1])
 
 
 def test_comparison_by_hand():

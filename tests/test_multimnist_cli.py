@@ -6,7 +6,7 @@ import multimnist_capsnet as mc
 import imageio.v3 as imageio
 import numpy as np
 import pytest
-from conftest import assert_same
+from conftest import assert_refused, assert_same
 
 import make_multimnist_capsnet_gif as gif
 import visualize_multimnist_capsnet as viz
@@ -142,6 +142,5 @@ def test_bad_input_is_one_line_and_leaves_no_file(cli, toy_run, tmp_path, script
     def files():
         return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     before = files()
-    code, _, stderr = cli(script, *flags.split())
-    assert code == 2 and stderr.startswith("error: ") and named in stderr, stderr
-    assert stderr.count("\n") == 1 and stderr.endswith("\n") and files() == before
+    assert_refused(cli(script, *flags.split()), named)
+    assert files() == before

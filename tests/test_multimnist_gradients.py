@@ -1,12 +1,11 @@
-"""Gradients of the paper's functions and of whole networks against centered differences; dtypes; no test image in
-training."""
+"""Gradients of the paper's functions and of whole networks against centered differences; dtypes."""
 import dataclasses
 
 import multimnist_capsnet as mc
 
 import numpy as np
 import pytest
-from conftest import NETWORKS, TINY, assert_same, batch_of, float64
+from conftest import NETWORKS, assert_same, batch_of, float64
 from gradcheck import RELU, check_coordinates, check_directions, check_loss, check_op, float_dtypes, normal
 from test_multimnist_meaning import terms_reference
 
@@ -60,23 +59,7 @@ def test_gradient_of_the_whole_network(digits, name, n_iters):
     third, third_grads, _ = mc.loss_and_grads(params, batch, config, share=1 / 3)
     assert {key: 3 * term for key, term in third.items()} == pytest.approx(terms)
     assert all(np.allclose(3 * third_grads[key], g, rtol=1e-9, atol=1e-15) for key, g in grads.items())
+    single = ({key: a.astype(np.float32) if a.dtype == float else a for key, a in of.items()} for of in (params, batch))
+    assert float_dtypes(mc.loss_and_grads(*single, config)[1:]) == {np.dtype(np.float32)}
     check_directions(loss, params, grads, n=1, h=1e-7)
     check_coordinates(loss, params, grads, n=1, h=1e-6)
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_dtype_follows_the_inputs_everywhere(digits, name):
-    config = NETWORKS[name]
-    for dtype in (np.float32, np.float64):
-        params, batch = ({key: a.astype(dtype) if a.dtype.kind == "f" else a for key, a in arrays.items()}
-                         for arrays in (float64(config), batch_of(digits, config, 3)))
-        found = mc.forward(params, batch["images"], config, statistics={}), mc.loss_and_grads(params, batch, config)[1:]
-        assert float_dtypes(found) == {np.dtype(dtype)}
-
-
-def test_train_does_not_need_the_test_images(digits):
-    states = [mc.train(TINY, data) for data in (digits | {"test": None}, digits)]
-    assert_same(*(state["params"] for state in states))
-    last = states[0]["history"]["epochs"][-1]
-    assert last["train_loss"] == pytest.approx(last["train_margin"] + 0.0005 * last["train_recon"])
-    assert (states[0]["history"]["source"], states[0]["step"]) == ("synthetic", 4)

@@ -11,7 +11,7 @@ from lab.messages import InputError
 
 import numpy as np
 import pytest
-from conftest import ROOT, runs
+from conftest import ROOT, assert_refused, runs
 
 import reproduce
 from reproduce import claims, render
@@ -100,13 +100,6 @@ def test_a_measure_over_several_sets_of_toys_is_checked_set_by_set():
     assert reproduce.rows_of("affnist a/x minus a/y, k, points")[1] == ("a/y", "affnist a/y, k, percent", False)
 
 
-def test_the_prediction_interval_by_hand():
-    """1, 2, 3: mean 2, s = 1, t of two degrees of freedom 4.3027"""
-    mean, half = reproduce.prediction_interval([1, 2, 3])
-    assert (mean, half) == (2, pytest.approx(4.3027 * np.sqrt(4 / 3)))
-    assert np.isnan(reproduce.prediction_interval([1])[1])
-
-
 @pytest.mark.parametrize("seed, value, fraction, expected", [
     (0, 0.900, True, (True, "identical")), (0, 0.9019, True, (True, "within 0.2 points")),
     (0, 0.9025, True, (True, "within the 95% prediction interval, not the published number")),
@@ -133,47 +126,40 @@ def check(call, monkeypatch):
     return lambda *flags: call(mc, functools.partial(reproduce.main), *flags)
 
 
-def test_two_networks_are_trained_and_compared_with_the_published_ones(check, monkeypatch, tmp_path):
-    """A second call trains nothing and compares anew"""
-    measures = (claims.toys("nearest neighbor - cnn", "shapes/nearest", "shapes/cnn"),)
-    monkeypatch.setitem(claims.BY_NAME, "toy", claims.Claim("toy", "Toys.", "no number", measures))
+@pytest.mark.parametrize("measure", [
+    claims.toys("nearest neighbor - cnn", "shapes/nearest", "shapes/cnn"),
+    pytest.param(claims.multi("with routing - without", "main/deep", "main-uniform/deep"), marks=pytest.mark.slow)])
+def test_two_results_are_made_and_compared_with_the_published_ones(check, monkeypatch, tmp_path, measure):
+    """Trained networks; a network and what is measured on its checkpoint. A second call makes nothing and compares
+    anew, of a published seed and of a new one"""
+    monkeypatch.setitem(claims.BY_NAME, "toy", claims.Claim("toy", "Toys.", "no number", (measure,)))
     code, out, err = check("toy", "--jobs", 2)
     assert (code, err) == (0, ""), err
-    assert "2 of 2 runs to do" in out and re.search("[01] of 1 comparison agrees with the published ones", out)
-    names = [line.split()[0] for line in out.splitlines() if "yours" in line and "(n = 10), this seed" in line]
-    assert names == ["shapes/nearest", "shapes/cnn", "difference"]
+    assert "2 of 2 runs to do" in out and "2 at a time" in out
+    assert re.search("[01] of 1 comparison agrees with the published ones", out)
+    assert "  epoch 1/1  train loss" in out
+    assert re.search("outside the 95% prediction interval, not the published number .made on .*, NumPy 2", out)
+    lines = [line for line in out.splitlines() if line.startswith("  ") and "published" in line and "yours" in line]
+    assert [line.split()[0] for line in lines] == [name for name, *_ in reproduce.rows_of(measure[1])]
+    assert len(lines) == 3 and all("(n = 10), this seed" in line for line in lines)
     code, again, _ = check("toy")
     assert code == 0 and "0 of 2 runs to do: they are in" in again
-    assert list(tmp_path.glob("runs/reproduce/*/*/shapes/cnn-0.json"))
-
-
-@pytest.mark.slow
-def test_a_claim_is_checked_and_what_is_there_is_not_made_again(check, tmp_path):
-    """A trained network, and what is measured on its checkpoint; a second call compares anew, of a published seed and
-    of a new one"""
-    code, out, err = check("toy", "--jobs", 2)
-    assert (code, err) == (0, ""), err
-    assert "2 of 2 runs to do" in out and "2 at a time" in out and "main/deep-0  epoch 1/1  train loss" in out
-    lines = [line for line in out.splitlines() if line.startswith("  ") and "published" in line and "yours" in line]
-    assert [line.split()[0] for line in lines] == ["main/deep", "main-uniform/deep", "difference"]
-    assert all("(n = 10), this seed" in line for line in lines)
-    found = re.findall("outside the 95% prediction interval, not the published number .made on .*, NumPy 2", out)
-    assert len(found) >= 2
-    assert "of 1 comparison agrees with the published ones" in out and re.search("new seeds lie in -.* sign as", out)
-    code, again, _ = check("toy")
-    assert code == 0 and "0 of 2 runs to do" in again
-    assert [line for line in again.splitlines() if "published" in line] == [
-        line for line in out.splitlines() if "published" in line]
+    assert [line for line in again.splitlines() if line.startswith("  ") and "yours" in line] == lines
     code, out, _ = check("toy", "--seeds", "0,77")
     assert code == 0 and "2 of 4 runs to do" in out and "(seed 77)" in out
-    assert list(tmp_path.glob("runs/reproduce/*/multimnist_capsnet/main*/deep-77.json"))
+    assert re.search("new seeds lie in .* sign as", out)
+    assert len(list(tmp_path.glob("runs/reproduce/*/*/*/*-77.json"))) == 2
 
 
 def test_published_results_and_quick_checks(check):
+    """All claims, with a legend; two of them"""
+    code, out, err = check("--from-results")
+    assert (code, err) == (0, "") and all(f"\n{claim.name}: " in out for claim in claims.CLAIMS)
+    assert "+0.5 +- 0.2 points (n = 10 seeds)" in out and out.rstrip().endswith("what a verdict means.")
     code, out, err = check("shapes", "multimnist-routing", "--from-results")
-    assert (code, err) == (0, "")
-    for claim in ("shapes", "multimnist-routing"):
-        for label, mark in claims.comparisons(claims.BY_NAME[claim]):
+    assert (code, err) == (0, "") and out.count("paper: ") == 2
+    for name in ("shapes", "multimnist-routing"):
+        for label, mark in claims.comparisons(claims.BY_NAME[name]):
             assert f"{label}: {render.value(PUBLISHED, mark)}" in out
     code, out, _ = check()
     assert code == 0 and all(f"\n{claim.name}: {claim.sentence}\n  paper: {claim.paper}\n" + "  our verdict: " *
@@ -181,12 +167,6 @@ def test_published_results_and_quick_checks(check):
     code, out, _ = check("affnist-translation", "--quick")
     assert code == 0
     assert re.search(r"no quick check: \d+ min of one core. Published seeds: ([+-]?\d\.\d, ){7}[+-]?\d\.\d", out)
-
-
-def test_all_claims_from_results_with_a_legend(check):
-    code, out, err = check("--from-results")
-    assert (code, err) == (0, "") and all(f"\n{claim.name}: " in out for claim in claims.CLAIMS)
-    assert "+0.5 +- 0.2 points (n = 10 seeds)" in out and out.rstrip().endswith("what a verdict means.")
 
 
 def test_a_stale_result_is_named(monkeypatch):
@@ -221,9 +201,8 @@ def test_the_time_of_a_run_is_the_median_of_those_on_one_thread(monkeypatch):
 def test_a_run_that_fails_is_named(check, monkeypatch, tmp_path):
     toy = runs.shell_command
     monkeypatch.setattr(runs, "shell_command", lambda *args, **given: f"{toy(*args, **given)} --lr -1")
-    code, _, err = check("toy")
-    assert code == 2 and err.startswith("error: multimnist_capsnet/main/deep-0: error: --lr -1.0: must be from 1e-09")
-    assert err.count("\n") == 1 and not list(tmp_path.rglob("*.json"))
+    assert_refused(check("toy"), "error: multimnist_capsnet/main/deep-0: error: --lr -1.0: must be from 1e-09")
+    assert not list(tmp_path.rglob("*.json"))
 
 
 def test_after_a_run_that_fails_no_other_is_begun(monkeypatch, tmp_path):
@@ -253,8 +232,7 @@ def test_a_damaged_result_is_named_with_its_remedy(monkeypatch, tmp_path, conten
 
 def test_a_place_that_cannot_be_written_is_refused_before_training(check, tmp_path):
     (tmp_path / "runs").write_text("a file", "utf-8")
-    code, _, err = check("toy")
-    assert code == 2 and "runs" in err and err.count("\n") == 1
+    assert_refused(check("toy"), "runs")
 
 
 @pytest.mark.parametrize("flags, words", {
@@ -269,8 +247,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_training(check, tmp_pa
     "smallnorb-real": "smallnorb-real and --norb-dir DIR belong together", "--norb-dir x": "belong together",
     "--seeds 1": "--seeds: of which claim?"}.items())
 def test_what_is_wrong_is_refused_in_one_line(check, flags, words):
-    code, _, err = check(*flags.split())
-    assert code == 2 and words in err and err.count("\n") == 1
+    assert_refused(check(*flags.split()), words)
 
 
 def test_without_mnist_nothing_is_trained_on_other_digits(call):

@@ -73,19 +73,6 @@ def test_cnns_against_literal_ones(model, changes):
         np.testing.assert_allclose(scores[n], expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("model", TRAINED)
-def test_the_order_of_the_classes_does_not_matter(model):
-    config, order = tiny(model), [3, 1, 4, 0, 2]
-    params, batch = params64(config), batch64(config, 3)
-    axis = {"class_W": 1, "class_beta_u": 0, "class_beta_a": 0, "W": 2, "coordinate_W": 1}
-    last = "fc1" if model == "cnn-gap" else "fc2"
-    axis |= {last + "_w": 1, last + "_b": 0} if model not in sn.CAPSULES else {}
-    permuted = params | {name: np.take(params[name], order, k) for name, k in axis.items() if name in params}
-    a, b = (outputs(p, batch, config) for p in (params, permuted))
-    for name in {"scores", "mu", "a", "v"} & a.keys():
-        np.testing.assert_allclose(b[name], a[name][:, order], rtol=1e-9, atol=1e-12)
-
-
 @pytest.mark.parametrize("model", sn.PAPER_CNNS)
 def test_dropout_drops_hidden_units_in_training_only(model):
     """Another half of them for every image; the others count twice, so that the mean stays. By default in the paper's
@@ -338,14 +325,6 @@ def test_overfits_a_few_images(model):
     assert last["train_accuracy"] == 1 and last["train_loss"] < 0.75
     with sn.worker_threads(config) as workers:
         assert sn.evaluate(sn.weights_of(state), data["train"], config, workers)["accuracy"] == 1
-
-
-def test_what_is_looked_at_is_not_learned_from():
-    config = tiny("matrix-head", preset="small", n_epochs=1)
-    data = few(config)
-    other = data | {name: data[name] | {"images": 0 * data[name]["images"], "labels": data[name]["labels"][::-1]}
-                    for name in ("familiar", "novel")}
-    assert_same(*(sn.weights_of(sn.train(config, each)) for each in (data, other)))
 
 
 @pytest.mark.parametrize("model", ["cnn-gap", "matrix-capsnet", "capsnet"])
