@@ -1,0 +1,123 @@
+"""predict.py names what is in pictures and arrays of any usual kind, says what it did to them, and refuses the rest."""
+import csv
+
+import affnist_capsnet as ac
+import multimnist_capsnet as mc
+import smallnorb_novel_viewpoint as sn
+from lab.messages import InputError
+
+import imageio.v3 as imageio
+import numpy as np
+import pytest
+from conftest import ROOT
+
+import predict as program
+from predict import load, predict
+
+WEIGHTS = ROOT / "weights"
+IMAGES, LABELS, _ = ac.synthesize_digits(60, 5)
+BIG = np.pad(IMAGES, ((0, 0), (6, 6), (6, 6)))
+KINDS = {                          # arrays of the same digits, and what is said of them
+    "uint8": (BIG, ""), "unit": (BIG / 255, ""), "float32 to 255": (BIG.astype(np.float32), "0 to 255"),
+    "dark on light": (255 - BIG, "60 images with a light background: inverted"), "channel first": (BIG[:, None], ""),
+    "channel last": (BIG[..., None], ""), "colors": (np.stack([BIG] * 3, -1), "colors"),
+    "28 px": (IMAGES, "28x28 px: placed")}
+
+
+@pytest.fixture(scope="module")
+def network():
+    return load(WEIGHTS / "affnist_cnn-gap.npz")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_arrays_of_any_usual_kind_give_the_same_classes(network, kind):
+    images, said = KINDS[kind]
+    result = predict(network, images)
+    np.testing.assert_array_equal(result.classes, predict(network, BIG).classes)
+    assert (result.classes == LABELS).mean() > 0.9 and result.names[0] == (str(result.classes[0]),)
+    assert said in "".join(result.notes) and bool(said) == bool(result.notes)
+    np.testing.assert_allclose(result.scores.sum(1), 1, rtol=1e-5)     # of a CNN: probabilities
+
+
+def test_a_network_says_what_the_experiment_computes():
+    """Of one image alone, too"""
+    network = load(WEIGHTS / "affnist_capsnet-shared.npz")
+    result = predict(network, BIG, reconstruct=True)
+    out, _ = ac.forward(network.weights, BIG[:16] / np.float32(255), network.config)
+    np.testing.assert_allclose(result.scores[:16], out["scores"], rtol=1e-4, atol=1e-6)
+    assert result.capsules.shape == (60, 10, 16) and result.reconstructions.shape == (60, 1, 40, 40)
+    assert predict(network, BIG[3]).classes.tolist() == [result.classes[3]]
+    margins = np.sort(result.scores, 1)
+    assert [bool(doubt) for doubt in result.doubts] == (margins[:, -1] - margins[:, -2] < program.CLOSE).tolist()
+
+
+def test_two_digits_are_named_in_a_pair():
+    network = load(WEIGHTS / "multimnist_capsnet.npz")
+    pairs = mc.generate_multimnist(IMAGES, LABELS, 60, np.random.default_rng(0))
+    result = predict(network, pairs["composites"])
+    assert mc.exact_match(result.classes, pairs["labels"]).mean() > 0.7 and len(result.names[0]) == 2
+    longer, shorter = result.scores[np.arange(60), result.classes.T]
+    assert (longer >= shorter).all()
+
+
+def test_toys_have_two_cameras_or_one(rng):
+    network = load(WEIGHTS / "smallnorb_matrix-capsnet.npz")
+    views = rng.integers(0, 256, (3, 2, 96, 96), dtype=np.uint8)
+    result = predict(network, views)
+    out, _ = sn.forward(network.weights, sn.crop_batch(sn.downsample(views), np.arange(3)), network.config)
+    np.testing.assert_allclose(result.scores, out["a"], rtol=1e-4)
+    assert result.names[0][0] in sn.NORB_NAMES and result.capsules.shape == (3, 5, 16) and not result.notes
+    one = predict(network, views[:, 0])
+    both = predict(network, np.stack([views[:, 0]] * 2, 1))
+    assert "both" in one.notes[0] and both.scores == pytest.approx(one.scores)
+
+
+@pytest.mark.parametrize("images, fault", [
+    (BIG - 128.0, "negative"), (BIG * 300.0, "up to"), (BIG * np.nan, "non-finite"), (BIG > 200, ""),
+    ((BIG > 200).astype(int), "integers up to 1"), (BIG[:, :30], "takes sides of 40 or 28 px"),
+    (BIG[0, 0], r"\(n, H, W\)"), (BIG[:0], r"\(n, H, W\)"), (BIG.astype(str), r"\(n, H, W\)"),
+    (np.zeros((2, 33, 33)), "takes sides")], ids=lambda x: str(x)[:12])
+def test_what_is_no_picture_is_refused(network, images, fault):
+    with np.errstate(all="ignore"):
+        if not fault:
+            return predict(network, images)
+        with pytest.raises(InputError, match=fault):
+            predict(network, images)
+
+
+def test_files_and_folders_become_a_table(call, network, tmp_path):
+    """of which a folder's pictures are in order of their names; CSV and capsules hold the same"""
+    (tmp_path / "pictures").mkdir()
+    for k in range(3):
+        picture = np.kron(IMAGES[k], np.ones((4, 4), np.uint8))
+        imageio.imwrite(tmp_path / "pictures" / f"{k}.png", 255 - picture)             # ink on paper
+    np.savez(tmp_path / "more.npz", images=BIG[:2])
+    (tmp_path / "labels.txt").write_text("\n".join(f"digit {j}" for j in range(10)), "utf-8")
+    words = [WEIGHTS / "affnist_capsnet-shared.npz", "pictures", "more.npz", "--labels", "labels.txt"]
+    code, out, err = call(mc, program.main, *words, "--out", "table.csv", "--capsules", "capsules.npz")
+    assert (code, err) == (0, "") and "wrote table.csv" in out
+    with open("table.csv", encoding="utf-8") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["file", "class", "score", "next", "score", "doubt"] and len(rows) == 5
+    assert [row[1] for row in rows] == [f"digit {j}" for j in LABELS[[0, 1, 2, 0, 1]]]
+    assert rows[0][0].endswith("0.png") and rows[4][0] == "more.npz[1]"
+    with np.load("capsules.npz") as file:
+        assert file["capsules"].shape == (5, 10, 16) and file["files"].tolist() == [row[0] for row in rows]
+    code, out, _ = call(mc, program.main, *words[:2])
+    assert code == 0 and out.count("png") == 3 and "class" in out
+
+
+@pytest.mark.parametrize("words, fault", [
+    (["none.npz", "x.png"], "none.npz: no such file"), (["labels.txt", "x.png"], "not a file of a trained network"),
+    (["{}", "none.png"], "none.png: no such file"), (["{}", "empty"], "holds no PNG or JPEG"), (["{}"], "PICTURE"),
+    (["{}", "labels.txt"], "is not a readable picture"), (["{}", "bad.npz"], "not a file of arrays"),
+    (["{}", "empty.npz"], "holds no images"), (["{}", "x.npy", "--labels", "labels.txt"], "has 1 names"),
+    (["{}", "x.npy", "--out", "empty"], "it is a folder")])
+def test_wrong_input_is_one_line(call, tmp_path, words, fault):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "labels.txt").write_text("one\n", "utf-8")
+    (tmp_path / "bad.npz").write_bytes(b"no arrays")
+    np.savez(tmp_path / "empty.npz", n=3)
+    np.save(tmp_path / "x.npy", BIG[:1])
+    code, out, err = call(mc, program.main, *[str(word).format(WEIGHTS / "affnist_cnn-gap.npz") for word in words])
+    assert code == 2 and fault in err and err.startswith("error: ") and err.count("\n") == 1
