@@ -111,7 +111,7 @@ def test_a_claim_holds_where_it_is_said_to_hold_and_not_where_it_is_not(one):
     (first, second), result_files = done.stdout.splitlines(), render.Results(ROOT / "results")
     by_seed = ast.literal_eval(first)
     alone = re.findall(r"seed (\d+) alone: (\w+\szero)", one.text)
-    assert f"-->{second}<!-- end --> points" in one.text
+    assert f"-->{render.with_signs(second)}<!-- end --> points" in one.text
     said = re.findall(r"<!-- value: ([^>]*) -->[^<]*<!-- end --> points, (\w+ zero)", one.text)
     assert alone and {"above zero", "holding zero"} <= {sign for _, sign in said}
     for seed, sign in alone:
