@@ -1087,12 +1087,16 @@ def conv2d_backward(dy, cache, need_dx=True):
     (Kh, Kw, _, F), Ho = w.shape, dy.shape[1]
     rows = w.reshape(Kh, Kw * C, F)
     dy = np.ascontiguousarray(dy.transpose(1, 0, 2, 3)).reshape(-1, F)                  # (Ho*N*Wo, F)
-    dw = np.stack([im2col_band(cols, ky, stride, Ho).T @ dy for ky in range(Kh)]).reshape(w.shape)
+    dw = np.empty(w.shape, w.dtype)
+    for ky in range(Kh):
+        np.matmul(im2col_band(cols, ky, stride, Ho).T, dy, out=dw.reshape(rows.shape)[ky])
     if not need_dx:
         return None, dw
-    dcols = np.zeros_like(cols)
+    dcols = np.empty_like(cols)
+    dcols[:, Ho:] = dcols[Kh:] = 0
     for ky in range(Kh):
-        add_product(dy, rows[ky].T, im2col_band(dcols, ky, stride, Ho))
+        product = add_product if ky >= stride else np.matmul            # the first of its parity needs no zeros
+        product(dy, rows[ky].T, im2col_band(dcols, ky, stride, Ho))
     return col2im(dcols, (N, H, W, C), Kw, stride), dw
 
 
