@@ -79,9 +79,10 @@ def test_toys_have_two_cameras_or_one(rng):
     (np.zeros((2, 33, 33)), "takes sides")], ids=lambda x: str(x)[:12])
 def test_what_is_no_picture_is_refused(network, images, fault):
     with np.errstate(all="ignore"):
-        if not fault:
-            return predict(network, images)
-        with pytest.raises(InputError, match=fault):
+        if fault:
+            with pytest.raises(InputError, match=fault):
+                predict(network, images)
+        else:
             predict(network, images)
 
 
