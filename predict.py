@@ -125,7 +125,7 @@ def predict(network, images, reconstruct=False):
     n_named = 2 if pair else 1
     classes, after = order[:, :n_named], order[:, min(n_named, order.shape[1] - 1)]
     rows = np.arange(len(order))
-    close = scores[rows, classes[:, -1]] - scores[rows, after] < CLOSE
+    close = (scores[rows, classes[:, -1]] - scores[rows, after] < CLOSE) & (order.shape[1] > n_named)
     names = [tuple(network.names[k] for k in named) for named in classes]
     return Prediction(
         classes if pair else classes[:, 0], names, scores, after,
@@ -238,7 +238,7 @@ def table_of(network, names, result):
     for k, name in enumerate(names):
         classes = [*np.atleast_1d(result.classes[k]), result.after[k]]
         cells = [cell for j in classes for cell in (network.names[j], f"{result.scores[k, j]:.3f}")]
-        rows.append([name.replace(",", ";"), *cells, result.doubts[k]])
+        rows.append([cell.replace(",", ";") for cell in (name, *cells, result.doubts[k])])      # for CSV
     return rows
 
 
