@@ -116,10 +116,9 @@ PRESETS = {"deep": MODERN, "small": PAPER | {"conv1_channels": 64}, "paper": PAP
 class Config:
     """All settings of a run. Names, defaults and help texts of the command-line flags come from here."""
     task: str = setting("affnist", "mnist: 28x28 px, tested on MNIST as it is", choices=("affnist", "mnist"))
-    digits: str = setting("auto", "without --data-dir; auto: MNIST, else synthetic", runtime=True,
-                          choices=("auto", "mnist", "synthetic"))
-    data_dir: str = setting("", "folder of four idx files, MNIST's or others (see make_idx.py); without it MNIST from "
-                            "$MNIST_DIR, ~/.cache/hinton-mnist or a download", alias="--mnist-dir", runtime=True)
+    digits: str = setting("auto", "auto: MNIST, else synthetic", test=True, choices=("auto", "mnist", "synthetic"))
+    data_dir: str = setting("", "folder of four idx files (see make_idx.py), in place of --digits and of $MNIST_DIR, "
+                            "~/.cache/hinton-mnist or a download", alias="--mnist-dir", runtime=True)
     affnist_dir: str = setting("", "folder of affNIST's test_batches, to test on them, too (needs SciPy)",
                                only={"task": ("affnist",)}, runtime=True)
     n_train: int = setting(12000, "training digits per epoch, each newly translated", low=1, high=10_000_000)
@@ -150,7 +149,7 @@ class Config:
                         choices=("margin", "cross-entropy"), only=ONLY_CAPSULES)
     recon_weight: float = setting(None, "of the squared error; 0: no decoder", low=0, high=1e6, only=ONLY_CAPSULES)
     recompute_statistics: int = setting(0, "before the test, recompute normalizations on N training samples", low=0,
-                                        high=5000, only=NORMALIZED, runtime=True)
+                                        high=2000, only=NORMALIZED, runtime=True)
     threads: int = setting(0, "0: one per core; results do not depend on it", low=0, high=256, runtime=True)
     quiet: bool = setting(False, "print only errors", runtime=True)
     n_classes: int = 10            # no flags, from here on: of the data, 2 to 62
@@ -205,7 +204,7 @@ def train(config, data=None, state=None, each_step=None, each_epoch=None, dtype=
     data = load_data(config) if data is None else data
     config = fit_to_data(config, data)
     state = initial_state(config, dtype) if state is None else state
-    state["history"]["source"] = data["source"]
+    state["history"] |= {"source": data["source"], "names": data.get("names")}
     steps_per_epoch = -(-config.n_train // config.batch_size)
     with worker_threads(config) as workers:
         for epoch in range(state["step"] // steps_per_epoch, config.n_epochs):
@@ -292,30 +291,30 @@ def evaluate(weights, chunks, config, workers):
     """Compute accuracy and losses over dicts of digits, such as those of stream_digits. Return a dict of
       n, hits             numbers of digits and of correctly classified ones
       accuracy, correct   hits / n; whether each digit was correctly classified, (n,) bool
-      per_class           the accuracy of each class, nan for a class without digits
+      confusion           numbers of digits, a list (J, J): a row per class, a column per predicted class
       loss, recon_mse     means; the second per pixel, only with a decoder
       margin              mean margin loss; cross_entropy in its place where that is the loss"""
-    correct, labels, sums = [], [], np.zeros(2)
+    sums, correct, confusion = np.zeros(2), [], np.zeros((config.n_classes,) * 2, np.int64)
     for chunk in chunks:
         out = forward_shards(weights, chunk, config, workers)
-        correct.append(out["scores"].argmax(1) == chunk["labels"])
-        labels.append(chunk["labels"])
+        predicted = out["scores"].argmax(1)
+        correct.append(predicted == chunk["labels"])
+        np.add.at(confusion, (chunk["labels"], predicted), 1)
         target = chunk["images"][:, None].astype(out["scores"].dtype) / 255
         name, loss, _ = classification_loss(out, chunk["labels"], config)
         recon = reconstruction_loss(out["recon"], target)[0] if "recon" in out else 0
         sums += np.array([loss, recon]) * len(target)
-    correct, labels = np.concatenate(correct), np.concatenate(labels)
-    (loss, recon), by_class = sums / len(correct), [correct[labels == label] for label in range(config.n_classes)]
+    correct = np.concatenate(correct)
+    loss, recon = sums / len(correct)
     metrics = {"n": len(correct), "hits": int(correct.sum()), "accuracy": correct.mean(), "correct": correct,
-               "per_class": [each.mean() if len(each) else math.nan for each in by_class],
-               "loss": loss + config.recon_weight * recon, name: loss}
+               "confusion": confusion.tolist(), "loss": loss + config.recon_weight * recon, name: loss}
     return metrics | ({"recon_mse": recon / target[0].size} if "recon" in out else {})
 
 
 def validate(weights, data, config, workers):
     """Return evaluate's means over the validation digits, the same after every epoch, {"val_" + name: value}"""
     metrics = evaluate(weights, stream_digits(data, config, "val"), config, workers)
-    unused = "n", "hits", "correct", "per_class"
+    unused = "n", "hits", "correct", "confusion"
     return {"val_" + name: value for name, value in metrics.items() if name not in unused}
 
 
@@ -326,6 +325,7 @@ def evaluate_test(weights, data, config, workers):
 
 
 RUN_NAME = "{model}-{preset}-seed{seed}"
+WATCHED = "val_accuracy"           # after every epoch
 PROGRESS = ("epoch {epoch}/{}  train loss {train_loss:.3f}  train accuracy {train_accuracy:.3f}  validation accuracy "
             "{val_accuracy:.4f}  {:.0f} samples/s")
 
@@ -943,19 +943,23 @@ def convolutions_forward(params, images, config, statistics):
     return x, caches
 
 
-def recompute_statistics(weights, samples, config):
-    """Return the statistics of all normalizations over config.recompute_statistics training samples (precise batch
-    normalization), {name: array}: layer by layer, so that each layer sees what those before it compute in evaluation.
+def recompute_statistics(state, data, config, n):
+    """Return the statistics of all normalizations over n training samples (precise batch normalization), {name: array}:
+    layer by layer, so that each layer sees what those before it compute in evaluation.
 
-    In some long runs the running statistics, gathered while earlier layers used those of 16 samples, do not fit.
-    samples: those of epoch_samples. Weights do not change."""
-    images, n, statistics = [], config.recompute_statistics, {}
-    for chunk in samples:
-        images.append(to_batch(chunk, np.arange(len(chunk["labels"])))["images"])
-        if sum(map(len, images)) >= n:
-            break
-    convolutions_forward(weights, np.concatenate(images)[:n], config, statistics)
+    In some long runs the running statistics, gathered while earlier layers used those of 16 samples, do not fit."""
+    chunk, statistics = next(iter(epoch_samples(data, config.n_epochs, config))), {}
+    images = to_batch(chunk, np.arange(len(chunk["labels"]))[:n])["images"]
+    convolutions_forward(weights_of(state), images, config, statistics)
     return statistics
+
+
+def check_statistics(state, data, config, workers):
+    """Say so if the accuracy after the last epoch is a point higher with recomputed statistics"""
+    weights = weights_of(state) | recompute_statistics(state, data, config, 800)
+    gain = validate(weights, data, config, workers)[WATCHED] - state["history"]["epochs"][-1][WATCHED]
+    if gain > 0.01:
+        say(f"Running statistics do not fit: {100 * gain:.1f} points more with --recompute-statistics 800", config)
 
 
 def convolutions_backward(dx, caches, grads, need_dx=False):
@@ -1447,7 +1451,8 @@ def read_idx_folder(place):
     """Read a data set's four idx files into load_data's dict.
     place: a folder, or FOLDER/PREFIX of the files' names where a folder holds several data sets. EMNIST, recognized by
     its names, is stored transposed. Labels may begin at 1. Of MNIST the last 5,000 training images are for validation,
-    of other data a twelfth of each class, always the same."""
+    of other data a twelfth, always the same; the test images of these are mixed, so that the first ones are of all
+    classes."""
     where, files, prefixes = Path(os.path.expanduser(place)), {}, set()
     for path in sorted(where.glob("*ubyte*") if where.is_dir() else where.parent.glob(where.name + "*ubyte*")):
         if match := re.search(r"(train|t10k|test)[-.](images|labels)", path.name):
@@ -1471,9 +1476,9 @@ def read_idx_folder(place):
         data["n_classes"] = 1 + int(max(labels.max(), data["test"][1].max()))
         if (where / "labels.txt").is_file():
             data["names"] = (where / "labels.txt").read_text("utf-8", "replace").splitlines()
-        order = np.random.default_rng(0).permutation(len(labels))
-        of_class = [order[labels[order] == label] for label in range(data["n_classes"])]
-        held_out = np.isin(np.arange(len(labels)), np.concatenate([rows[:-(-len(rows) // 12)] for rows in of_class]))
+        train, test = (np.random.default_rng(0).permutation(len(data[split][1])) for split in ("train", "test"))
+        data["test"] = tuple(array[test] for array in data["test"])     # --n-test N: of all classes
+        held_out = train < -(-len(labels) // 12)
     return data | {"train": (images[~held_out], labels[~held_out]), "val": (images[held_out], labels[held_out])}
 
 
@@ -1515,14 +1520,10 @@ def download_mnist(mirrors):
     return folder
 
 
-def of_source(source):
-    """Return the settings that choose the data a network was trained on"""
-    return {"digits": "synthetic"} if source == "synthetic" else {}
-
-
-def data_name(source):
-    """Return what a data set is called in all output and figures"""
-    return DIGIT_NAMES.get(source, f"images of {source}")
+def data_name(source, trained_on=None):
+    """Return what a data set is called in all output and figures, and the one that was trained on, if it is another"""
+    other = f" (trained on {data_name(trained_on)})" if trained_on not in (None, source) else ""
+    return DIGIT_NAMES.get(source, f"images of {source}") + other
 
 
 # Synthetic digits for machines without MNIST. Of every writing style: digit, relative frequency, strokes. A stroke
@@ -1624,22 +1625,18 @@ def synthesize_digits(n, seed):
     images = np.empty((n, 28, 28), np.uint8)
     for start in range(0, n, 250):
         chunk = slice(start, start + 250)
-        slant, rotation, aspect, stroke, _, wobble = (value[chunk] for value in factors.values())
-        count = len(slant)
-        control = points[glyph[chunk]] + wobble[:, None, None] * rng.normal(0, 0.7, (count, size, 2))
-        dots = basis[glyph[chunk]] @ control                                    # (n, DOTS, 2)
-        x, y = dots[..., 0], dots[..., 1]
+        slant, rotation, aspect, stroke, _, wobble = (value[chunk, None] for value in factors.values())    # (n, 1)
+        control = points[glyph[chunk]] + wobble[:, None] * rng.normal(0, 0.7, (len(slant), size, 2))
+        x, y = np.moveaxis(basis[glyph[chunk]] @ control, -1, 0)                # (n, DOTS)
         # A deformation without a linear part bends the strokes and does not change slant, rotation and aspect.
-        warp = np.stack([x * x, x * y, y * y], -1) @ rng.normal(0, 1, (count, 3, 2))
-        dots = dots + wobble[:, None, None] * warp
-        cos, sin = np.cos(rotation), np.sin(rotation)
-        zero = np.zeros(count)
-        rotate = np.stack([cos, -sin, sin, cos], -1).reshape(-1, 2, 2)
-        shear = np.stack([0.8 * aspect, zero, -slant, zero + 1], -1).reshape(-1, 2, 2)  # acts on rows (x, y)
-        cycles, phase, depth = rng.uniform([[0.3], [0], [0]], [[3], [1], [0.4]], (3, count))[..., None]
+        bend = np.stack([x * x, x * y, y * y], -1) @ rng.normal(0, 1, (len(slant), 3, 2))
+        x, y = x + wobble * bend[..., 0], y + wobble * bend[..., 1]
+        x, cos, sin = 0.8 * aspect * x - slant * y, np.cos(rotation), np.sin(rotation)
+        dots = np.stack([cos * x + sin * y, cos * y - sin * x], -1)             # (n, DOTS, 2)
+        cycles, phase, depth = rng.uniform([[0.3], [0], [0]], [[3], [1], [0.4]], (3, len(slant)))[..., None]
         pressure = 1 + depth * np.sin(2 * np.pi * (cycles * np.linspace(0, 1, DOTS) + phase))    # (n, DOTS)
         pressure /= pressure.mean(1, keepdims=True)  # so that `stroke` is the mean width
-        ink = _render(dots @ shear @ rotate, stroke, rng.uniform(1.0, 1.6, count), pressure)
+        ink = _render(dots, stroke[:, 0], rng.uniform(1.0, 1.6, len(slant)), pressure)
         images[chunk] = np.rint(255 * ink)
     return images, labels.astype(np.uint8), {key: value.astype(np.float32) for key, value in factors.items()}
 
@@ -1671,7 +1668,7 @@ def load(path):
                 a = file[f"{group}/{name}"]
                 state[GROUPS[group]][name] = a.astype(np.promote_types(a.dtype, np.float32))
         known, source = {f.name for f in dataclasses.fields(Config)} & meta["config"].keys(), meta["config"]["source"]
-        config = Config(**of_source(source) | {name: meta["config"][name] for name in known})
+        config = Config(**{name: meta["config"][name] for name in known})
         if param_shapes(config) != {name: p.shape for name, p in state["params"].items()}:
             raise ValueError
     except Exception as error:                        # what a damaged zip file makes its reader raise is not documented
@@ -1687,15 +1684,13 @@ def write_file(path, content):
     only raise InputError if the file could not be written"""
     temporary = Path(f"{path}.{os.getpid()}")
     try:
-        if Path(path).is_dir():
-            raise IsADirectoryError(21, "it is a folder")
         temporary.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(content or b"")
-        if content is not None:
-            os.replace(temporary, path)
+        if content is not None or Path(path).is_dir():
+            temporary.replace(path)
         temporary.unlink(missing_ok=True)
     except OSError as error:
-        with contextlib.suppress(OSError):
+        if temporary.exists():
             temporary.unlink()
         raise InputError(f"cannot write {path}: {error.strerror}. Choose a writable folder with free space") from None
 
@@ -1719,7 +1714,7 @@ def result_of(config, state, data, test):
         processor = Path("/proc/cpuinfo").read_text("utf-8").split("model name")[1].split("\n")[0].strip("\t: ")
     epochs, seconds = state["history"]["epochs"], sum(epoch["seconds"] for epoch in state["history"]["epochs"])
     of_file = {"loaded": state["loaded"], "history": {}} if "loaded" in state else {}         # the file has its history
-    return {"experiment": EXPERIMENT, "source": data["source"],
+    return {"experiment": EXPERIMENT, "source": data["source"], "trained_on": state["history"]["source"],
             "config": {f.name: getattr(config, f.name) for f in SETTINGS if not f.name.endswith(("_dir", "quiet"))},
             "n_params": sum(p.size for p in state["params"].values()), **test_metrics(test),
             "seconds_train": seconds, "ms_per_step": 1e3 * seconds / max(1, state["step"]),
@@ -1732,15 +1727,14 @@ def test_metrics(test):
     """Return the metrics of evaluate_test as --out-json names them"""
     metrics = {"hit_bits": {key: base64.b64encode(np.packbits(one["correct"])).decode() for key, one in test.items()}}
     for key, one in test.items():
-        metrics |= {f"{key}_{name}": one.get(name) for name in ("accuracy", "hits", "n", "recon_mse")}
-        metrics[f"{key}_per_class"] = [None if math.isnan(each) else each for each in one["per_class"]]
+        metrics |= {f"{key}_{name}": one.get(name) for name in ("accuracy", "hits", "n", "recon_mse", "confusion")}
     return metrics
 
 
 def print_table(results, config):
     """Print the test's metrics, a row each; results: {name of a network: result_of it}"""
     width = 2 + max(14, *map(len, results))
-    sources = dict.fromkeys(data_name(result["source"]) for result in results.values())
+    sources = dict.fromkeys(data_name(result["source"], result["trained_on"]) for result in results.values())
     say(f"\nTest samples of {', '.join(sources)}\n{'':36}{''.join(name.rjust(width) for name in results)}", config)
     for key, (label, form) in TABLE.items():
         cells = ["-" if result.get(key) is None else format(result[key], form) for result in results.values()]
@@ -1790,36 +1784,41 @@ def check_same(path, theirs, given, may_differ):
             raise InputError(f"{flag_of(f.name)} {given[f.name]}: {path} has {own}. Leave it out, or name another file")
 
 
-def run(config, data, state=None, checkpoint=None, weights=None, out_json=None):
-    """Train a network or, given its state, take a trained one; test it and write its files. Return its result, and a
-    line on each of these files"""
-    if state and fit_to_data(config, data) != config:
+def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, init=None):
+    """Train a network or, given its state, take a trained one; test it and write its files. init: a file with the
+    weights to start from. Return the result, and a line on each of its files"""
+    trained, name = not state, RUN_NAME.format(**vars(config))
+    names = {tuple(known["names"]) for known in (data, state and state["history"]) if known and known.get("names")}
+    if state and (fit_to_data(config, data) != config or len(names) > 1):
         raise InputError(f"{state['loaded']['file']}: these data have other classes. Give its own as --data-dir")
-    config, name = fit_to_data(config, data), RUN_NAME.format(**vars(config))
+    config = fit_to_data(config, data)
     folders = (Path("runs", EXPERIMENT, name + f"-{k}" * (k > 1)) for k in range(1, 10_000))
     folder = next(folder for folder in folders if not folder.exists())  # a run destroys nothing
-    if not state:
+    if trained:
         weights, out_json = weights or not checkpoint and folder / "weights.npz", out_json or folder / "metrics.json"
     outputs = [path for path in (checkpoint, weights, out_json) if path and path != "-"]
+    if trained:
+        say(f"{data_name(data['source'])}; {name}", config)
+        state = start_from(init, config) if init else None
+        state = resume(checkpoint, config, data) if checkpoint and Path(checkpoint).exists() else state
     for path in outputs:
         write_file(path, None)                                          # complain now, not after the training
-    if not state:
-        say(f"{data_name(data['source'])}; {name}", config)
-        state = resume(checkpoint, config, data) if checkpoint and Path(checkpoint).exists() else None
+    if trained:
         each_epoch = checkpoint and (lambda state: save(checkpoint, config, state))
         state = train(config, data, state, each_epoch=each_epoch)
     with worker_threads(config) as workers:
         if config.recompute_statistics:
-            samples = epoch_samples(data, config.n_epochs, config)
-            state["running"] |= recompute_statistics(weights_of(state), samples, config)
+            state["running"] |= recompute_statistics(state, data, config, config.recompute_statistics)
             if checkpoint:
                 save(checkpoint, config, state)
+        elif trained and state["running"] and state["step"] >= 10_000:
+            check_statistics(state, data, config, workers)
         result = result_of(config, state, data, evaluate_test(weights_of(state), data, config, workers))
     if weights:
         save(weights, config, state, ("params", "state"))
     text = json.dumps(result, indent=1, default=float)
     if out_json == "-":
-        print(text)
+        print(text, file=sys.__stdout__)
     elif out_json:
         write_file(out_json, text.encode())
     return result, [f"wrote {path}" + f"; to test it again: python3 {sys.argv[0]} --load {path}" * (path != out_json)
@@ -1829,11 +1828,23 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None):
 def resume(path, config, data):
     """Return the state of a checkpoint. Raise InputError if it belongs to another run"""
     theirs, state = load(path)
+    if config.n_epochs > theirs.n_epochs and config.lr_schedule == "cosine":
+        raise InputError(f"{path}: its learning rate ends at 0 with epoch {theirs.n_epochs}. Use --init {path} instead")
+    if config.n_epochs > theirs.n_epochs:
+        theirs = dataclasses.replace(theirs, n_epochs=config.n_epochs)
     check_same(path, theirs, vars(config), {"runtime"})
     if not state["adam_m"] or state["history"]["source"] != data["source"]:
         raise InputError(f"{path}: is no checkpoint of a run on {data_name(data['source'])}. Name another file")
     say(f"resuming at step {state['step']}", config)
     return {name: value for name, value in state.items() if name != "loaded"}
+
+
+def start_from(path, config):
+    """Return the state of a new run with the weights of a file"""
+    state, (_, theirs) = initial_state(config), load(path)
+    if {name: p.shape for name, p in theirs["params"].items()} != param_shapes(config):
+        raise InputError(f"--init {path}: its network has other layers or classes. Give its --model, --preset and data")
+    return state | {"params": theirs["params"], "running": theirs["running"]}
 
 
 def refuse(fault):
@@ -1848,6 +1859,7 @@ def main():
     either = parser.add_mutually_exclusive_group()
     either.add_argument("--load", nargs="*", metavar="FILE", help="test these networks (default: the pretrained one)")
     either.add_argument("--checkpoint", metavar="FILE", help="save the run after every epoch; the same command resumes")
+    parser.add_argument("--init", metavar="FILE", help="start a new run from the weights of another")
     parser.add_argument("--out-weights", metavar="FILE", help="write the network here, not below runs/")
     parser.add_argument("--out-json", metavar="FILE", help="write settings and results here, not below runs/; -: print")
     add_settings(parser)
@@ -1865,6 +1877,8 @@ def main():
         runs = [(name, dataclasses.replace(config, **given), state) for name, config, state in runs]
     if len(runs) > 1 and (args.out_json == "-" or len({name for name, *_ in runs}) < len(runs)):
         raise InputError("several networks need names of their own, and --out-json the name of a file")
+    if args.out_json == "-":
+        sys.stdout = sys.stderr                                         # of everything else
     results, written = {}, []
     for name, config, state in runs:
         if state or not results:                                        # networks in files may have other data
@@ -1872,7 +1886,7 @@ def main():
         outputs = [args.checkpoint, args.out_weights, args.out_json]
         if len(runs) > 1:                                               # each has files of its own
             outputs = [path and Path(path).with_suffix(f".{name}{Path(path).suffix}") for path in outputs]
-        results[name], lines = run(config, data, state, *outputs)
+        results[name], lines = run(config, data, state, *outputs, args.init)
         written += lines
     print_table(results, runs[0][1])
     for line in written:

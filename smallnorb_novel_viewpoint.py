@@ -137,7 +137,7 @@ class Config:
     """All settings of a run. Names, defaults and help texts of the command-line flags come from here."""
     data: str = setting("toys", "toys: rendered here; smallnorb: its own files; shapes: five sets of points "
                         "(defaults: 10 epochs, lr 0.002, azimuths 0:150, 200:330)",
-                        choices=("toys", "smallnorb", "shapes"))
+                        choices=("toys", "smallnorb", "shapes"), test=True)
     toy_seed: int = setting(0, "of the toys, independent of --seed", low=0, high=2 ** 32 - 1, only={"data": ("toys",)},
                             test=True)
     norb_dir: str = setting("", "folder of smallNORB's six files", only={"data": ("smallnorb",)}, runtime=True)
@@ -175,7 +175,7 @@ class Config:
     lr_schedule: str = setting("cosine", "cosine: decay to 0", choices=("cosine", "constant"))
     warmup: int = setting(0, "steps of linear warm-up", low=0, high=100_000)
     recompute_statistics: int = setting(0, "before the test, recompute normalizations on N training samples", low=0,
-                                        high=5000, only=NORMALIZED, runtime=True)
+                                        high=2000, only=NORMALIZED, runtime=True)
     threads: int = setting(0, "0: one per core; results do not depend on it", low=0, high=256, runtime=True)
     quiet: bool = setting(False, "print only errors", runtime=True)
 
@@ -308,37 +308,32 @@ def forward_shards(weights, samples, config, workers):
 def evaluate(weights, samples, config, workers):
     """Return the metrics of one test set, a dict.
 
-    accuracy; loss, for the spread loss with its final margin; correct, (n,) bool; per_class: accuracy of each class."""
+    accuracy; loss, for the spread loss with its final margin; correct, (n,) bool; confusion: numbers of images, a list
+    (J, J), with a row per class and a column per predicted class."""
     scores, labels = forward_shards(weights, samples, config, workers)["scores"], samples["labels"]
-    correct = scores.argmax(1) == labels
+    predicted, confusion = scores.argmax(1), np.zeros((N_CLASSES, N_CLASSES), np.int64)
+    np.add.at(confusion, (labels, predicted), 1)
     loss, _ = classification_loss(scores, {"labels": labels, "margin": MARGINS[1]}, config)
-    return {"accuracy": float(correct.mean()), "loss": loss, "correct": correct,
-            "per_class": accuracy_per_class(labels, correct)}
-
-
-def accuracy_per_class(labels, correct):
-    """Return the accuracy of each class, nan for a class without images; labels, correct: (n,)."""
-    images, hits = (np.bincount(labels, weights, minlength=N_CLASSES) for weights in (None, correct))
-    return [float(hit / n) if n else math.nan for hit, n in zip(hits, images)]
+    correct = predicted == labels
+    return {"accuracy": float(correct.mean()), "loss": loss, "correct": correct, "confusion": confusion.tolist()}
 
 
 def evaluate_test(weights, data, config, workers):
     """Return the metrics on familiar and on novel viewpoints, a dict.
 
-    familiar, novel: accuracies; drop: their difference; familiar_loss, novel_loss; familiar_per_class, novel_per_class;
+    familiar, novel: accuracies; drop: their difference; familiar_loss, novel_loss; familiar_confusion, novel_confusion;
     correct: {"familiar", "novel"}, (n,) bool each; sweep: a dict of angles (azimuths or elevations, degrees), accuracy
-    and per_class at each angle, over both test sets or, with --split instance, over the novel toys."""
+    at each angle, over both test sets or, with --split instance, over the novel toys."""
     weights = nearest_images(data) if config.model == "nearest" else weights
     found = {name: evaluate(weights, data[name], config, workers) for name in ("familiar", "novel")}
     swept, angle = ("novel",) if config.split == "instance" else ("familiar", "novel"), viewpoint_angle(config)
-    angles, labels = (np.concatenate([data[name][key] for name in swept]) for key in (angle, "labels"))
+    angles = np.concatenate([data[name][angle] for name in swept])
     correct, sweep = np.concatenate([found[name]["correct"] for name in swept]), np.unique(angles)
     return {"familiar": found["familiar"]["accuracy"], "novel": found["novel"]["accuracy"],
             "drop": found["familiar"]["accuracy"] - found["novel"]["accuracy"],
-            **{f"{name}_{key}": found[name][key] for key in ("loss", "per_class") for name in found},
+            **{f"{name}_{key}": found[name][key] for key in ("loss", "confusion") for name in found},
             "sweep": {"angles": [int(at) if at % 1 == 0 else float(at) for at in sweep],
-                      "accuracy": [float(correct[angles == at].mean()) for at in sweep],
-                      "per_class": [accuracy_per_class(labels[angles == at], correct[angles == at]) for at in sweep]},
+                      "accuracy": [float(correct[angles == at].mean()) for at in sweep]},
             "correct": {name: found[name]["correct"] for name in found}}
 
 
@@ -349,6 +344,7 @@ def validate(weights, data, config, workers):
 
 
 RUN_NAME = "{model}-{preset}-{split}-seed{seed}"
+WATCHED = "familiar"               # after every epoch
 PROGRESS = ("epoch {epoch}/{}  train loss {train_loss:.3f}  train accuracy {train_accuracy:.3f}  test accuracy: "
             "familiar {familiar:.3f}, novel {novel:.3f}  {:.0f} samples/s")
 TABLE = {                          # what is printed of a test: label, format
@@ -1327,19 +1323,23 @@ def convolutions_forward(params, images, config, statistics):
     return x, caches
 
 
-def recompute_statistics(weights, samples, config):
-    """Return the statistics of all normalizations over config.recompute_statistics training samples (precise batch
-    normalization), {name: array}: layer by layer, so that each layer sees what those before it compute in evaluation.
+def recompute_statistics(state, data, config, n):
+    """Return the statistics of all normalizations over n training samples (precise batch normalization), {name: array}:
+    layer by layer, so that each layer sees what those before it compute in evaluation.
 
-    In some long runs the running statistics, gathered while earlier layers used those of 16 samples, do not fit.
-    samples: those of epoch_samples. Weights do not change."""
-    images, n, statistics = [], config.recompute_statistics, {}
-    for chunk in samples:
-        images.append(to_batch(chunk, np.arange(len(chunk["labels"])))["images"])
-        if sum(map(len, images)) >= n:
-            break
-    convolutions_forward(weights, np.concatenate(images)[:n], config, statistics)
+    In some long runs the running statistics, gathered while earlier layers used those of 16 samples, do not fit."""
+    chunk, statistics = next(iter(epoch_samples(data, config.n_epochs, config))), {}
+    images = to_batch(chunk, np.arange(len(chunk["labels"]))[:n])["images"]
+    convolutions_forward(weights_of(state), images, config, statistics)
     return statistics
+
+
+def check_statistics(state, data, config, workers):
+    """Say so if the accuracy after the last epoch is a point higher with recomputed statistics"""
+    weights = weights_of(state) | recompute_statistics(state, data, config, 800)
+    gain = validate(weights, data, config, workers)[WATCHED] - state["history"]["epochs"][-1][WATCHED]
+    if gain > 0.01:
+        say(f"Running statistics do not fit: {100 * gain:.1f} points more with --recompute-statistics 800", config)
 
 
 def convolutions_backward(dx, caches, grads):
@@ -1756,14 +1756,10 @@ NORB_ROWS = 24300                  # of a split: 5 classes x 5 toys x 9 elevatio
 DATA_NAMES = {"toys": "rendered toys", "smallnorb": "smallNORB", "shapes": "five shapes"}     # in all output
 
 
-def of_source(source):
-    """Return the settings that choose the data a network was trained on"""
-    return {}
-
-
-def data_name(source):
-    """Return what a data set is called in all output"""
-    return DATA_NAMES.get(source, f"images of {source}")
+def data_name(source, trained_on=None):
+    """Return what a data set is called in all output, and the one that was trained on, if it is another"""
+    other = f" (trained on {data_name(trained_on)})" if trained_on not in (None, source) else ""
+    return DATA_NAMES.get(source, f"images of {source}") + other
 
 
 def fit_to_data(config, data):
@@ -2444,7 +2440,7 @@ def load(path):
                 a = file[f"{group}/{name}"]
                 state[GROUPS[group]][name] = a.astype(np.promote_types(a.dtype, np.float32))
         known, source = {f.name for f in dataclasses.fields(Config)} & meta["config"].keys(), meta["config"]["source"]
-        config = Config(**of_source(source) | {name: meta["config"][name] for name in known})
+        config = Config(**{name: meta["config"][name] for name in known})
         if param_shapes(config) != {name: p.shape for name, p in state["params"].items()}:
             raise ValueError
     except Exception as error:                        # what a damaged zip file makes its reader raise is not documented
@@ -2460,15 +2456,13 @@ def write_file(path, content):
     only raise InputError if the file could not be written"""
     temporary = Path(f"{path}.{os.getpid()}")
     try:
-        if Path(path).is_dir():
-            raise IsADirectoryError(21, "it is a folder")
         temporary.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(content or b"")
-        if content is not None:
-            os.replace(temporary, path)
+        if content is not None or Path(path).is_dir():
+            temporary.replace(path)
         temporary.unlink(missing_ok=True)
     except OSError as error:
-        with contextlib.suppress(OSError):
+        if temporary.exists():
             temporary.unlink()
         raise InputError(f"cannot write {path}: {error.strerror}. Choose a writable folder with free space") from None
 
@@ -2492,7 +2486,7 @@ def result_of(config, state, data, test):
         processor = Path("/proc/cpuinfo").read_text("utf-8").split("model name")[1].split("\n")[0].strip("\t: ")
     epochs, seconds = state["history"]["epochs"], sum(epoch["seconds"] for epoch in state["history"]["epochs"])
     of_file = {"loaded": state["loaded"], "history": {}} if "loaded" in state else {}         # the file has its history
-    return {"experiment": EXPERIMENT, "source": data["source"],
+    return {"experiment": EXPERIMENT, "source": data["source"], "trained_on": state["history"]["source"],
             "config": {f.name: getattr(config, f.name) for f in SETTINGS if not f.name.endswith(("_dir", "quiet"))},
             "n_params": sum(p.size for p in state["params"].values()), **test_metrics(test),
             "seconds_train": seconds, "ms_per_step": 1e3 * seconds / max(1, state["step"]),
@@ -2502,16 +2496,15 @@ def result_of(config, state, data, test):
 
 
 def test_metrics(test):
-    """Return the metrics of evaluate_test as --out-json names them, null for the accuracy of a class without images"""
+    """Return the metrics of evaluate_test as --out-json names them"""
     bits = {name: base64.b64encode(np.packbits(correct)).decode() for name, correct in test["correct"].items()}
-    metrics = {name: value for name, value in test.items() if name != "correct"} | {"hit_bits": bits}
-    return json.loads(json.dumps(metrics), parse_constant=lambda nan: None)
+    return {name: value for name, value in test.items() if name != "correct"} | {"hit_bits": bits}
 
 
 def print_table(results, config):
     """Print the test's metrics, a row each; results: {name of a network: result_of it}"""
     width = 2 + max(14, *map(len, results))
-    sources = dict.fromkeys(data_name(result["source"]) for result in results.values())
+    sources = dict.fromkeys(data_name(result["source"], result["trained_on"]) for result in results.values())
     say(f"\nTest samples of {', '.join(sources)}\n{'':36}{''.join(name.rjust(width) for name in results)}", config)
     for key, (label, form) in TABLE.items():
         cells = ["-" if result.get(key) is None else format(result[key], form) for result in results.values()]
@@ -2566,36 +2559,41 @@ def default_models(given):
     return ("matrix-capsnet", "cnn", *(("cnn-gap", "nearest") if given.get("data") == "shapes" else ("cnn-bn",)))
 
 
-def run(config, data, state=None, checkpoint=None, weights=None, out_json=None):
-    """Train a network or, given its state, take a trained one; test it and write its files. Return its result, and a
-    line on each of these files"""
-    if state and fit_to_data(config, data) != config:
+def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, init=None):
+    """Train a network or, given its state, take a trained one; test it and write its files. init: a file with the
+    weights to start from. Return the result, and a line on each of its files"""
+    trained, name = not state, RUN_NAME.format(**vars(config))
+    names = {tuple(known["names"]) for known in (data, state and state["history"]) if known and known.get("names")}
+    if state and (fit_to_data(config, data) != config or len(names) > 1):
         raise InputError(f"{state['loaded']['file']}: these data have other classes. Give its own as --data-dir")
-    config, name = fit_to_data(config, data), RUN_NAME.format(**vars(config))
+    config = fit_to_data(config, data)
     folders = (Path("runs", EXPERIMENT, name + f"-{k}" * (k > 1)) for k in range(1, 10_000))
     folder = next(folder for folder in folders if not folder.exists())  # a run destroys nothing
-    if not state:
+    if trained:
         weights, out_json = weights or not checkpoint and folder / "weights.npz", out_json or folder / "metrics.json"
     outputs = [path for path in (checkpoint, weights, out_json) if path and path != "-"]
+    if trained:
+        say(f"{data_name(data['source'])}; {name}", config)
+        state = start_from(init, config) if init else None
+        state = resume(checkpoint, config, data) if checkpoint and Path(checkpoint).exists() else state
     for path in outputs:
         write_file(path, None)                                          # complain now, not after the training
-    if not state:
-        say(f"{data_name(data['source'])}; {name}", config)
-        state = resume(checkpoint, config, data) if checkpoint and Path(checkpoint).exists() else None
+    if trained:
         each_epoch = checkpoint and (lambda state: save(checkpoint, config, state))
         state = train(config, data, state, each_epoch=each_epoch)
     with worker_threads(config) as workers:
         if config.recompute_statistics:
-            samples = epoch_samples(data, config.n_epochs, config)
-            state["running"] |= recompute_statistics(weights_of(state), samples, config)
+            state["running"] |= recompute_statistics(state, data, config, config.recompute_statistics)
             if checkpoint:
                 save(checkpoint, config, state)
+        elif trained and state["running"] and state["step"] >= 10_000:
+            check_statistics(state, data, config, workers)
         result = result_of(config, state, data, evaluate_test(weights_of(state), data, config, workers))
     if weights:
         save(weights, config, state, ("params", "state"))
     text = json.dumps(result, indent=1, default=float)
     if out_json == "-":
-        print(text)
+        print(text, file=sys.__stdout__)
     elif out_json:
         write_file(out_json, text.encode())
     return result, [f"wrote {path}" + f"; to test it again: python3 {sys.argv[0]} --load {path}" * (path != out_json)
@@ -2605,11 +2603,23 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None):
 def resume(path, config, data):
     """Return the state of a checkpoint. Raise InputError if it belongs to another run"""
     theirs, state = load(path)
+    if config.n_epochs > theirs.n_epochs and config.lr_schedule == "cosine":
+        raise InputError(f"{path}: its learning rate ends at 0 with epoch {theirs.n_epochs}. Use --init {path} instead")
+    if config.n_epochs > theirs.n_epochs:
+        theirs = dataclasses.replace(theirs, n_epochs=config.n_epochs)
     check_same(path, theirs, vars(config), {"runtime"})
     if not state["adam_m"] or state["history"]["source"] != data["source"]:
         raise InputError(f"{path}: is no checkpoint of a run on {data_name(data['source'])}. Name another file")
     say(f"resuming at step {state['step']}", config)
     return {name: value for name, value in state.items() if name != "loaded"}
+
+
+def start_from(path, config):
+    """Return the state of a new run with the weights of a file"""
+    state, (_, theirs) = initial_state(config), load(path)
+    if {name: p.shape for name, p in theirs["params"].items()} != param_shapes(config):
+        raise InputError(f"--init {path}: its network has other layers or classes. Give its --model, --preset and data")
+    return state | {"params": theirs["params"], "running": theirs["running"]}
 
 
 def refuse(fault):
@@ -2624,6 +2634,7 @@ def main():
     either = parser.add_mutually_exclusive_group()
     either.add_argument("--load", nargs="*", metavar="FILE", help="test these networks (default: the pretrained one)")
     either.add_argument("--checkpoint", metavar="FILE", help="save the run after every epoch; the same command resumes")
+    parser.add_argument("--init", metavar="FILE", help="start a new run from the weights of another")
     parser.add_argument("--out-weights", metavar="FILE", help="write the network here, not below runs/")
     parser.add_argument("--out-json", metavar="FILE", help="write settings and results here, not below runs/; -: print")
     add_settings(parser)
@@ -2641,6 +2652,8 @@ def main():
         runs = [(name, dataclasses.replace(config, **given), state) for name, config, state in runs]
     if len(runs) > 1 and (args.out_json == "-" or len({name for name, *_ in runs}) < len(runs)):
         raise InputError("several networks need names of their own, and --out-json the name of a file")
+    if args.out_json == "-":
+        sys.stdout = sys.stderr                                         # of everything else
     results, written = {}, []
     for name, config, state in runs:
         if state or not results:                                        # networks in files may have other data
@@ -2649,7 +2662,7 @@ def main():
         outputs = [args.checkpoint, args.out_weights, args.out_json]
         if len(runs) > 1:                                               # each has files of its own
             outputs = [path and Path(path).with_suffix(f".{name}{Path(path).suffix}") for path in outputs]
-        results[name], lines = run(config, data, state, *outputs)
+        results[name], lines = run(config, data, state, *outputs, args.init)
         written += lines
     print_table(results, runs[0][1])
     for line in written:

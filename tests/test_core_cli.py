@@ -7,8 +7,9 @@ import stat
 import multimnist_capsnet as mc
 import smallnorb_novel_viewpoint as sn
 
+import numpy as np
 import pytest
-from conftest import EXPERIMENTS, assert_same, runs, toy_flags
+from conftest import EXPERIMENTS, assert_same, run_offline, runs, toy_flags
 
 every_experiment = pytest.mark.parametrize("experiment", EXPERIMENTS)
 
@@ -41,9 +42,32 @@ def test_a_run_is_kept_and_the_command_that_it_prints_works(call, tmp_path, expe
     assert_same(module.load(second / "weights.npz")[1]["params"], state["params"])
 
 
-def test_json_goes_to_standard_output(call):
-    code, out, err = call(mc, mc.main, *toy_flags(runs.MULTI), "--quiet", "--out-json", "-")
-    assert (code, err) == (0, "") and json.loads(out)["experiment"] == runs.MULTI
+def test_json_goes_to_standard_output_and_the_progress_to_standard_error(tmp_path):
+    code = ("import multimnist_capsnet as mc; mc.N_SYNTHETIC = {'train': 60, 'val': 40, 'test': 80}; "
+            "mc.run_cli(mc.main)")
+    flags = [flag for flag in toy_flags(runs.MULTI) if flag != "--quiet"]
+    done = run_offline(tmp_path, "-c", code, *flags, "--out-json", "-")
+    assert done.returncode == 0 and json.loads(done.stdout)["experiment"] == runs.MULTI and "epoch 1/" in done.stderr
+
+
+def test_more_epochs_and_other_starts(call):
+    """A run with a constant learning rate goes on as if it had been longer from the start. With cosine decay it has
+    ended; its weights start another"""
+    flags = [*toy_flags(runs.MULTI), "--quiet"]
+    longer = [*flags, "--n-epochs", 2]
+    assert call(mc, mc.main, *longer, "--lr-schedule", "constant", "--checkpoint", "whole.npz") == (0, "", "")
+    assert call(mc, mc.main, *flags, "--lr-schedule", "constant", "--checkpoint", "run.npz") == (0, "", "")
+    assert call(mc, mc.main, *longer, "--lr-schedule", "constant", "--checkpoint", "run.npz") == (0, "", "")
+    assert_same(mc.load("run.npz")[1]["params"], mc.load("whole.npz")[1]["params"])
+    assert call(mc, mc.main, *flags, "--checkpoint", "cosine.npz") == (0, "", "")
+    code, _, err = call(mc, mc.main, *longer, "--checkpoint", "cosine.npz")
+    assert code == 2 and "ends at 0 with epoch 1. Use --init cosine.npz instead" in err
+    assert call(mc, mc.main, *flags, "--init", "cosine.npz", "--lr", 1e-9, "--muon", 0, "--out-weights", "new.npz") == (
+        0, "", "")
+    old, new = (mc.load(path)[1] for path in ("cosine.npz", "new.npz"))
+    assert all(np.allclose(p, old["params"][name], atol=1e-5) for name, p in new["params"].items()) and new["step"] < 9
+    code, _, err = call(mc, mc.main, *flags, "--model", "cnn", "--init", "cosine.npz")
+    assert code == 2 and "--init cosine.npz: its network has other layers or classes" in err
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):

@@ -297,6 +297,9 @@ def test_evaluate_against_brute_force(digits, monkeypatch, chunks):
         monkeypatch.setattr(mc, "forward_shards", lambda *_: parts[1].pop(0))
         return evaluate({}, parts[0], config)
     test, target = metrics(out, TINY), pairs["sources"] / 255
+    confusion = np.diag([0, 1, 1, 1, 0, 0, 0, 0, 0, 0.])                # found: 1, 2 and 3; 4 was taken for 9
+    confusion[4, 9], confusion[5:7, [0, 7]] = 1, 0.5                    # 5 and 6 for 0 and 7
+    assert test.pop("confusion") == confusion.tolist()
     margin = (0.09 + 8 * 0.005 + 0.16 + 0.49 + 7 * 0.005 + 0.5 * 0.36 + 2 * 0.49 + 6 * 0.005 + 2 * 0.5 * 0.49) / 3
     squares = np.square(out["recon"] - target).sum() / 3
     assert test.pop("correct").tolist() == [True, False, False] and type(test["hits"]) is int
@@ -306,14 +309,15 @@ def test_evaluate_against_brute_force(digits, monkeypatch, chunks):
                                              "recon_mse": np.square(out["recon"] - target).mean()}, rel=1e-5)
     test = metrics({"scores": np.log(lengths / (1 - lengths)), "lengths": lengths}, CNN)
     entropy = -np.log(np.where(mc.k_hot(pairs["labels"], bool, 10), lengths, 1 - lengths)).sum() / 3
-    assert test.pop("correct").tolist() == [True, False, False]
+    assert test.pop("correct").tolist() == [True, False, False] and test.pop("confusion") == confusion.tolist()
     assert test == pytest.approx(accuracy | {"cross_entropy": entropy, "loss": entropy}, rel=1e-5)
 
 
 def test_results_say_which_pairs_were_correct():
     """Eight to a byte, the first in its highest bit"""
     correct = np.array([True, False, False, True, True, True, True, True, False, True])
-    test = {"n": 10, "hits": 7, "exact_match": 0.7, "at_least_one": 1.0, "baseline_recon_mse": 0.1, "correct": correct}
+    test = {"n": 10, "hits": 7, "exact_match": 0.7, "at_least_one": 1.0, "baseline_recon_mse": 0.1, "correct": correct,
+            "confusion": [[1.0]]}
     state = {"params": {"a_w": np.zeros(5)}, "step": 8,
              "history": {"source": "synthetic", "epochs": [{"epoch": 1, "seconds": 2.0}] * 2}}
     found = mc.result_of(TINY, state, {"source": "synthetic"}, test)

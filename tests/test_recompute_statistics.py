@@ -1,5 +1,4 @@
 """--recompute-statistics: statistics of batch normalization over many samples at once, layer by layer."""
-import dataclasses
 import json
 
 import numpy as np
@@ -15,16 +14,15 @@ def test_every_normalization_then_uses_the_mean_and_variance_of_its_input_in_eva
     module = EXPERIMENTS[experiment]
     config, data = toy(experiment, warmup=0, lr_schedule="constant", **NORMALIZED.get(experiment, {"n_train": 40}))
     state = module.train(config, data)
-    samples, good, seen = list(module.epoch_samples(data, 1, config)), module.norm_forward, []
-    n = min(32, len(samples[0]["labels"]))
-    config = dataclasses.replace(config, recompute_statistics=n)
+    samples, good, seen = next(iter(module.epoch_samples(data, config.n_epochs, config))), module.norm_forward, []
+    n = min(32, len(samples["labels"]))
 
     def recording(x, gamma, beta, running=None):
         seen.append((x.mean((0, 1, 2)), x.var((0, 1, 2)), *running))
         return good(x, gamma, beta, running)
-    statistics = module.recompute_statistics(module.weights_of(state), samples, config)
+    statistics = module.recompute_statistics(state, data, config, n)
     assert statistics.keys() == state["running"].keys()
-    images = module.to_batch(samples[0], np.arange(n))["images"]
+    images = module.to_batch(samples, np.arange(n))["images"]
     distance = []
     with monkeypatch.context() as patch:
         patch.setattr(module, "norm_forward", recording)
@@ -52,3 +50,15 @@ def test_the_flag_tests_the_network_with_them_and_can_be_kept(call, tmp_path):
     (_, old), (_, new) = module.load("net.npz"), module.load("new.npz")
     assert all(np.array_equal(p, new["params"][name]) for name, p in old["params"].items())
     assert not any(np.array_equal(a, new["running"][name]) for name, a in old["running"].items())
+
+
+@pytest.mark.parametrize("before, word", [(0.895, ""), (0.88, "2.0 points more with --recompute-statistics 800")])
+def test_a_run_says_so_if_its_running_statistics_do_not_fit(before, word, monkeypatch, capsys):
+    """If recomputed ones have an accuracy that is more than a point higher"""
+    module = EXPERIMENTS[runs.MULTI]
+    config, data = toy(runs.MULTI, quiet=False)
+    state = module.initial_state(config)
+    state["history"]["epochs"].append({module.WATCHED: before})
+    monkeypatch.setattr(module, "validate", lambda *_: {module.WATCHED: 0.9})
+    module.check_statistics(state, data, config, None)
+    assert word in (out := capsys.readouterr().out) and bool(out) == bool(word)

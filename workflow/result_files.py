@@ -92,8 +92,13 @@ def weights_wanting(folder):
 
 
 def with_intervals(found):
-    """Return a result with the 95% intervals, from the test images, of the accuracies of its test sets"""
-    intervals = {}
+    """Return a result with the 95% intervals, from the test images, of the accuracies of its test sets; and with the
+    accuracy of each class in place of a confusion matrix"""
+    intervals, found = {}, dict(found)
+    for key in [key for key in found if key.endswith("confusion")]:
+        rows = found.pop(key)
+        found[key.replace("confusion", "per_class")] = [row[k] / sum(row) if any(row) else None
+                                                        for k, row in enumerate(rows)]
     for key, name in ((key, re.sub("_(exact_match|accuracy)$", "", key)) for key in found):
         if key != name and f"{name}_hits" in found:
             n = min(found.get(f"{name}_n", found["config"].get("n_test")), 10_000)     # affNIST: 32 variants of a digit
