@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Time a training step (to_batch, forward, backward, Adam) of three of our networks against PyTorch on the CPU.
+"""Time a training step (to_batch, forward, backward, Adam) of four of our networks against PyTorch on the CPU.
 
-    python3 bench/pytorch_capsnet.py [--network paper multimnist cnn-gap] [--threads 1 2] [--no-compile]
+    python3 bench/pytorch_capsnet.py [--network paper multimnist cnn-gap em] [--threads 1 2] [--no-compile]
 
-Ours is train()'s step with --muon 0. PyTorch, eager or compiled, must first compute the same numbers. Two versions:
+Ours is train()'s step with --muon 0. PyTorch, eager or compiled, must first compute the same numbers. Two versions
+(of em, matrix capsules of the paper's small network, see pytorch_em.py):
   public  the paper's network as public PyTorch repositories write it: a convolution for each dimension of the primary
           capsules, votes by a broadcast product, routing logits as large as the votes, Adam's defaults
   tuned   as fast as we could: one convolution, votes by one batched product, a logit per vote, Adam(fused=True)
@@ -20,11 +21,12 @@ import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS th
 from lab.files import machine, write_json
 
 import numpy as np
+import pytorch_em
 import torch
 import torch.nn.functional as F
 from threads import NETWORKS, setting, training_step
 
-VERSIONS = {"paper": ("public", "tuned"), "multimnist": ("tuned",), "cnn-gap": ("tuned",)}
+VERSIONS = {"paper": ("public", "tuned"), "multimnist": ("tuned",), "cnn-gap": ("tuned",), "em": ("public", "tuned")}
 
 
 def squash(s):
@@ -44,6 +46,8 @@ def convolve(p, x, conv):
 
 def write(module, config, public):
     """Return two functions, convert(ours) -> p and forward(p, batch) -> outputs, loss"""
+    if config.model == "matrix-capsnet":
+        return pytorch_em.write(module, config, public, convolve)
     convolutions, E = module.convolutions(config), module.E
 
     def convert(ours):
@@ -108,7 +112,7 @@ def programs(name, n, threads, modes):
             return loss.item()
         loss, grads = abs(backward() / terms["loss"] - 1), convert({key: sum(g[key] for g in shards) for key in ours})
         error = max(float((grads[key] - p[key].grad).abs().max() / grads[key].abs().max()) for key in p)
-        assert loss < 1e-4 and error < (0.1 if config.norm == "batch" else 1e-3), (name, version, mode, loss, error)
+        assert loss < 1e-4 and error < (0.1 if getattr(config, "norm", "") == "batch" else 1e-3), (name, version, mode, loss, error)
         steps[f"{version}, {mode}"] = lambda backward=backward, adam=adam: (backward(), adam.step())
     return steps
 

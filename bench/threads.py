@@ -13,20 +13,29 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
 import multimnist_capsnet as multimnist
+import smallnorb_novel_viewpoint as smallnorb
 from lab.files import check_writable, machine, write_json
 from lab.messages import InputError, run_cli
 
 import numpy as np
 
 NETWORKS = {"paper": (affnist, {"task": "mnist", "preset": "paper", "model": "capsnet"}),
-            "multimnist": (multimnist, {}), "cnn-gap": (affnist, {"model": "cnn-gap"})}
+            "multimnist": (multimnist, {}), "cnn-gap": (affnist, {"model": "cnn-gap"}),
+            "em": (smallnorb, {"preset": "paper"})}
 
 
 def setting(name, n, **given):
-    """Return the module and the Config of a network, its initial weights and n synthetic digits or pairs"""
+    """Return the module and the Config of a network, its initial weights and n synthetic digits or pairs, or images of
+    noise"""
     module, flags = NETWORKS[name]
-    config = module.Config(**{"n_train": n, "batch_size": n, "warmup": 0} | flags | given)
-    data = {"train": module.synthesize_digits(600, 0)[:2]}
+    if module is smallnorb:
+        rng, known = np.random.default_rng(0), {f.name for f in module.SETTINGS}
+        flags = {"batch_size": n} | flags | {key: value for key, value in given.items() if key in known}
+        data = {"train": {"images": rng.integers(0, 256, (n, 48, 48, 2), np.uint8), "labels": rng.integers(0, 5, n)}}
+        config = module.Config(**flags)
+    else:
+        config = module.Config(**{"n_train": n, "batch_size": n, "warmup": 0} | flags | given)
+        data = {"train": module.synthesize_digits(600, 0)[:2]}
     return module, config, module.init_params(config), next(iter(module.epoch_samples(data, 0, config)))
 
 
