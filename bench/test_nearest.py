@@ -31,10 +31,10 @@ def test_ink_is_moved_to_the_middle_by_hand():
 
 
 @pytest.fixture
-def found(digits, monkeypatch, tmp_path):
-    """found(program, flags) -> what the command measured and wrote, with toy digits"""
+def found(monkeypatch, tmp_path):
+    """found(program, flags) -> what the command measured and wrote, with few synthetic digits"""
     for module in mc, ac:
-        monkeypatch.setattr(module, "load_data", lambda config: digits)
+        monkeypatch.setattr(module, "N_SYNTHETIC", {"train": 400, "val": 10, "test": 60})
 
     def run(program, flags):
         path = tmp_path / "r.json"
