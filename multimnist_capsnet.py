@@ -111,8 +111,8 @@ class Config:
     merge: str = setting("max", "how digits are merged; add: sum clipped at 255", choices=("max", "add"), test=True)
     warp: float = setting(0.0, "strength of random deformations of training digits (see warp_digits)", low=0, high=4)
     model: str = setting("capsnet", "network", choices=("capsnet", "cnn", "cnn-vectors", "vector-dense"))
-    preset: str = setting("deep", "six convolutions; residual: ten, with skip connections; half-digit: receptive field "
-                          "of half a digit; classic: two of 9x9; paper: these with its widths", choices=tuple(PRESETS))
+    preset: str = setting("deep", "six convolutions; residual: ten; half-digit: receptive field of half a digit; "
+                          "classic, paper: two of 9x9, fewer channels or the paper's", choices=tuple(PRESETS))
     conv1_channels: int = setting(None, "channels of Conv1", low=1, high=4096)
     conv3_channels: int = setting(64, "base width C, the channels of Conv3", low=1, high=4096,
                                   only={"preset": ("deep", "residual", "half-digit")})
@@ -231,8 +231,7 @@ def worker_threads(config):
 
 def batches(samples, size):
     """Return the rows of each batch of a dict of samples"""
-    n = len(samples["labels"])
-    return np.split(np.arange(n), range(size, n, size))
+    return np.split(rows := np.arange(len(samples["labels"])), range(size, len(rows), size))
 
 
 def batch_gradients(params, samples, rows, config, workers):
@@ -411,8 +410,7 @@ def generate_multimnist(images, labels, n, rng, min_iou=0.8, merge="max", warp=0
     second = by_class[second + count[label] * (second >= start[label])]         # by skipping the first digit's class
     index = np.stack([first, second], 1)
     shifts = allowed[rng.integers(0, len(allowed), n)]
-    digits = images[index.ravel()]
-    digits = warp_digits(digits, warp, rng) if warp else digits
+    digits = warp_digits(images[index.ravel()], warp, rng) if warp else images[index.ravel()]
     sources = shift_digits(digits, shifts.reshape(-1, 2)).reshape(n, 2, CANVAS, CANVAS)
     composites = sources.max(1) if merge == "max" else np.minimum(sources.sum(1), 255).astype(np.uint8)
     return {"composites": composites, "sources": sources, "labels": labels[index], "shifts": shifts, "index": index}
@@ -459,10 +457,7 @@ def squash_backward(dv, cache):
     """Return ds, with the shape of s: ds = dv q / (1 + q^2) + s (s . dv) (1 - q^2) / (q (1 + q^2)^2), with q = |s|."""
     s, norm, gain = cache
     radial = np.einsum("...d,...d->...", s, dv)[..., None]                              # (..., 1)
-    radial *= (1 - norm * norm) / (norm * (1 + norm * norm) ** 2)
-    ds = dv * gain
-    ds += s * radial
-    return ds
+    return dv * gain + s * (radial * ((1 - norm * norm) / (norm * (1 + norm * norm) ** 2)))
 
 
 def votes_forward(u, W):
@@ -488,17 +483,13 @@ def votes_backward(du_hat, cache):
 def softmax_forward(b):
     """Compute the coupling coefficients c_ij = exp(b_ij) / sum_k exp(b_ik) (Sabour et al. 2017, Eq. 3).
     b: routing logits, (N, J, I). The softmax runs over the output capsules, axis 1. Return c, (N, J, I)."""
-    c = b - b.max(1, keepdims=True)
-    np.exp(c, out=c)
-    c /= c.sum(1, keepdims=True)
-    return c
+    c = np.exp(b - b.max(1, keepdims=True))
+    return c / c.sum(1, keepdims=True)
 
 
 def softmax_backward(dc, c):
     """Return db from dc, both (N, J, I)."""
-    db = dc - np.einsum("nji,nji->ni", c, dc)[:, None]
-    db *= c
-    return db
+    return c * (dc - np.einsum("nji,nji->ni", c, dc)[:, None])
 
 
 def routing_forward(u_hat, n_iters):
@@ -1130,9 +1121,7 @@ def add_product(a, b, out):
 
 def linear_forward(x, w, b):
     """Compute y = x w + b. x (N, C), w (C, F), b (F,). Return y (N, F) and a cache"""
-    y = x @ w
-    y += b
-    return y, (x, w)
+    return x @ w + b, (x, w)
 
 
 def linear_backward(dy, cache):
@@ -1522,11 +1511,11 @@ def write_file(path, content):
         temporary.write_bytes(content or b"")
         if content is not None or Path(path).is_dir():
             temporary.replace(path)
-        temporary.unlink(missing_ok=True)
     except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}. Choose a writable folder with free space") from None
+    finally:
         if temporary.exists():
             temporary.unlink()
-        raise InputError(f"cannot write {path}: {error.strerror}. Choose a writable folder with free space") from None
 
 
 def say(text, config):

@@ -280,8 +280,7 @@ def worker_threads(config):
 
 def batches(samples, size):
     """Return the rows of each batch of a dict of samples"""
-    n = len(samples["labels"])
-    return np.split(np.arange(n), range(size, n, size))
+    return np.split(rows := np.arange(len(samples["labels"])), range(size, len(rows), size))
 
 
 def batch_gradients(params, samples, rows, config, workers):
@@ -314,8 +313,8 @@ def evaluate(weights, samples, config, workers):
     predicted, confusion = scores.argmax(1), np.zeros((N_CLASSES, N_CLASSES), np.int64)
     np.add.at(confusion, (labels, predicted), 1)
     loss, _ = classification_loss(scores, {"labels": labels, "margin": MARGINS[1]}, config)
-    correct = predicted == labels
-    return {"accuracy": float(correct.mean()), "loss": loss, "correct": correct, "confusion": confusion.tolist()}
+    return {"accuracy": float((predicted == labels).mean()), "loss": loss, "correct": predicted == labels,
+            "confusion": confusion.tolist()}
 
 
 def evaluate_test(weights, data, config, workers):
@@ -924,10 +923,7 @@ def squash_backward(dv, cache):
     """Return ds, with the shape of s: ds = dv q / (1 + q^2) + s (s . dv) (1 - q^2) / (q (1 + q^2)^2), with q = |s|."""
     s, norm, gain = cache
     radial = np.einsum("...d,...d->...", s, dv)[..., None]                              # (..., 1)
-    radial *= (1 - norm * norm) / (norm * (1 + norm * norm) ** 2)
-    ds = dv * gain
-    ds += s * radial
-    return ds
+    return dv * gain + s * (radial * ((1 - norm * norm) / (norm * (1 + norm * norm) ** 2)))
 
 
 def votes_forward(u, W):
@@ -953,17 +949,13 @@ def votes_backward(du_hat, cache):
 def softmax_forward(b):
     """Compute the coupling coefficients c_ij = exp(b_ij) / sum_k exp(b_ik) (Sabour et al. 2017, Eq. 3).
     b: routing logits, (N, J, I). The softmax runs over the output capsules, axis 1. Return c, (N, J, I)."""
-    c = b - b.max(1, keepdims=True)
-    np.exp(c, out=c)
-    c /= c.sum(1, keepdims=True)
-    return c
+    c = np.exp(b - b.max(1, keepdims=True))
+    return c / c.sum(1, keepdims=True)
 
 
 def softmax_backward(dc, c):
     """Return db from dc, both (N, J, I)."""
-    db = dc - np.einsum("nji,nji->ni", c, dc)[:, None]
-    db *= c
-    return db
+    return c * (dc - np.einsum("nji,nji->ni", c, dc)[:, None])
 
 
 def routing_forward(u_hat, n_iters):
@@ -1101,9 +1093,7 @@ def cross_entropy(scores, labels):
     rows = np.arange(len(labels))
     log_p = scores - scores.max(1, keepdims=True)
     log_p -= np.log(np.exp(log_p).sum(1, keepdims=True))
-    dscores = np.exp(log_p)
-    dscores[rows, labels] -= 1
-    dscores /= len(labels)
+    dscores = (np.exp(log_p) - np.eye(len(log_p[0]), dtype=log_p.dtype)[labels]) / len(labels)
     return -float(log_p[rows, labels].sum()) / len(labels), dscores
 
 
@@ -1627,9 +1617,7 @@ def add_product(a, b, out):
 
 def linear_forward(x, w, b):
     """Compute y = x w + b. x (N, C), w (C, F), b (F,). Return y (N, F) and a cache"""
-    y = x @ w
-    y += b
-    return y, (x, w)
+    return x @ w + b, (x, w)
 
 
 def linear_backward(dy, cache):
@@ -2460,11 +2448,11 @@ def write_file(path, content):
         temporary.write_bytes(content or b"")
         if content is not None or Path(path).is_dir():
             temporary.replace(path)
-        temporary.unlink(missing_ok=True)
     except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}. Choose a writable folder with free space") from None
+    finally:
         if temporary.exists():
             temporary.unlink()
-        raise InputError(f"cannot write {path}: {error.strerror}. Choose a writable folder with free space") from None
 
 
 def say(text, config):

@@ -1,13 +1,11 @@
 """Digits moved and transformed: against slow literal references, by hand; all ink on the canvas; the real files."""
 import dataclasses
 import itertools
-import json
 import sys
 import tracemalloc
 
 import affnist_capsnet as ac
 
-import bench_affnist_nearest
 import numpy as np
 import pytest
 
@@ -314,22 +312,3 @@ def test_without_scipy_one_line_says_what_is_missing(tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ac.InputError, match="scipy"):
         list(ac.read_affnist(str(tmp_path)))
-
-
-# ---------------------------------------------------------------- the nearest neighbor beside the networks
-
-def test_nearest_neighbors_from_the_command_line(digits, monkeypatch, tmp_path, capsys):
-    path = tmp_path / "r.json"
-    monkeypatch.setattr(ac, "load_data", lambda config: digits)
-    for flags, n_known in (("--n-known 60", 60), ("--n-per-class 2 --n-known 60", 20)):
-        monkeypatch.setattr(sys, "argv", f"x {flags} --n-test 0 --digits synthetic --out-json {path}".split())
-        bench_affnist_nearest.main()
-        found = json.loads(path.read_text("utf-8"))
-        assert found["bench"]["n_known"] == n_known
-        assert f"nearest of {n_known} known digits: " in capsys.readouterr().out
-    for key in ("familiar", "any_position", "centered", "affine"):
-        low, high = found["nearest"][key + "_ci95"]
-        assert low <= found["nearest"][key] <= high
-    monkeypatch.setattr(sys, "argv", ["x", "--n-per-class", "-1"])
-    with pytest.raises(ac.InputError, match="--n-per-class -1"):
-        bench_affnist_nearest.main()

@@ -1,13 +1,10 @@
 """Pairs of digits that really overlap, drawn so that they depend on nothing but their seed."""
 import dataclasses
 import itertools
-import json
 import math
-import sys
 
 import multimnist_capsnet as mc
 
-import bench_multimnist_nearest as bench
 import numpy as np
 import pytest
 from conftest import TINY
@@ -185,29 +182,3 @@ def test_training_digits_are_warped_each_drawn_one_anew(digits):
     ink = warped["sources"].sum((2, 3)) / plain["sources"].sum((2, 3))
     assert changed.all() and 0.6 < ink.min() and ink.max() < 1.7
     assert np.array_equal(warped["composites"], warped["sources"].max(1))
-
-
-def test_pairs_classified_by_their_nearest_by_hand(monkeypatch):
-    """Four known pairs, each a bright pixel; two of five test pairs are correct, one of them in the other order"""
-    known = np.zeros((4, 2, 2), np.uint8)
-    known.reshape(4, 4)[np.arange(4), np.arange(4)] = 200
-    labels = np.array([[3, 1], [4, 5], [0, 9], [7, 2]])
-    pairs = {"composites": known[[0, 1, 2, 3, 3]], "labels": np.array([[1, 3], [4, 5], [0, 8], [5, 7], [0, 1]])}
-    monkeypatch.setattr(bench, "in_the_middle", np.asarray)
-    both, (low, high) = bench.accuracy(known, labels, [pairs])
-    assert both == 2 / 5 and low < both < high
-    monkeypatch.undo()
-    image = np.zeros((1, 7, 7), np.uint8)
-    image[0, 0, 1], image[0, 0, 5] = 100, 200                                           # its center: (0, 3 2/3)
-    middle, = bench.in_the_middle(image)
-    assert middle[3, 0] == 100 and middle[3, 4] == 200 and middle.sum() == 300
-
-
-def test_the_pairs_nearest_neighbor_from_the_command_line(digits, monkeypatch, tmp_path):
-    path = tmp_path / "r.json"
-    monkeypatch.setattr(mc, "load_data", lambda config: digits)                       # the others take seconds
-    monkeypatch.setattr(sys, "argv", f"x --n-known 50 --n-test 20 --digits synthetic --out-json {path}".split())
-    bench.main()
-    found = json.loads(path.read_text("utf-8"))
-    low, high = found["nearest_ci95"]
-    assert low <= found["nearest"] <= high

@@ -192,7 +192,7 @@ DRAW, PRETRAINED = f"python3 visualize_{MULTI}.py", "weights/multimnist_capsnet.
 LONG_RUN = "weights/long/multimnist_paper_protocol.npz"
 PROBE = f"python3 probe_{AFF}.py"
 BACKGROUND = f"python3 visualize_{NORB}.py --only background_activity"
-AFF_NEAREST = "python3 tests/bench_affnist_nearest.py"
+AFF_NEAREST = "python3 bench/affnist_nearest.py"
 
 
 def all_flags(experiment, flags):
@@ -221,7 +221,7 @@ MEASUREMENTS = [                   # on trained networks, and baselines that are
     *uniform(MULTI, "main", "deep", range(10)), *uniform(MULTI, "half-digit", "iters-3", range(10)),
     *uniform(AFF, "backbone", "capsnet", range(5)),
     *uniform(AFF, "equal-training", "capsnet", range(5)),
-    Result(MULTI, "nearest", "pairs", 0, "python3 tests/bench_multimnist_nearest.py --digits mnist", 2),
+    Result(MULTI, "nearest", "pairs", 0, "python3 bench/multimnist_nearest.py --digits mnist", 2),
     Result(AFF, "nearest", "digits", 0, f"{AFF_NEAREST} --digits mnist", 3),
     *(Result(AFF, "few-10", "nearest", seed, f"{AFF_NEAREST} --n-per-class 10 --digits mnist --seed {seed}", 1)
       for seed in range(5)),

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "workflow"))
 from lab.files import five_digits  # noqa: E402
 
+import mutate  # noqa: E402
 import result_files  # noqa: E402
 import runs  # noqa: E402
 
@@ -192,3 +193,9 @@ def test_a_slim_network_names_digits_as_the_whole_one_does(tmp_path):
         assert (named[0] == named[1]).mean() >= 0.95 and "0.0005" in networks[1][1]["history"]["slimmed"]"""
     subprocess.run([sys.executable, "-c", code, str(whole), str(slim)], cwd=ROOT, check=True)
     assert slim.stat().st_size < whole.stat().st_size / 8
+
+
+def test_each_mutant_that_is_said_to_change_nothing_is_one():
+    """workflow/mutants.txt names lines as they would be: it must keep up with the scripts"""
+    every = {(script, *mutant[:2]) for script in mutate.TESTS for mutant in mutate.mutants(script)}
+    assert len(every) > 1000 and mutate.harmless() <= every, mutate.harmless() - every

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Are the tests sharp? Small wrong changes, one at a time, to a script's maths: which does no test notice?
 
-    python3 tests/mutate.py multimnist_capsnet
-    python3 tests/mutate.py smallnorb_novel_viewpoint --functions m_step_forward,e_step_forward
+    python3 workflow/mutate.py multimnist_capsnet
+    python3 workflow/mutate.py smallnorb_novel_viewpoint --functions m_step_forward,e_step_forward
 
 A mutant is one operator, comparison, number, sign or name (sum and mean, maximum and minimum) changed, or one term of a
 sum dropped, in the sections of the paper, the networks and the layers. It is caught if a test of the script fails, or
 hangs. Survivors are printed: each is a test that is missing, or changes nothing. Those that were found to change
-nothing are listed, and why, in tests/mutants.txt, and not tried.
+nothing are listed, and why, in workflow/mutants.txt, and not tried.
 """
 import argparse
 import ast
@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-LISTED = ROOT / "tests" / "mutants.txt"
+LISTED = ROOT / "workflow" / "mutants.txt"
 TESTS = {                          # of each script, quick ones
     "multimnist_capsnet": ("multimnist_meaning", "multimnist_gradients", "core_primitives"),
     "smallnorb_novel_viewpoint": ("smallnorb_routing", "smallnorb_networks"),

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure how accurately the nearest training image classifies affNIST digits: the strongest cheap baseline.
 
-    python3 tests/bench_affnist_nearest.py [--n-known N] [--n-per-class N] --digits mnist
+    python3 bench/affnist_nearest.py [--n-known N] [--n-per-class N] --digits mnist
 
 The known digits are MNIST's 55,000 training images or, with --n-per-class, the images of each class on which the
 networks of the same seed are trained. Each of them is translated once at random, as in training. A test digit gets the
@@ -20,7 +20,7 @@ from lab.messages import InputError, Parser, run_cli
 from lab.statistics import wilson_interval
 
 import numpy as np
-from bench_multimnist_nearest import in_the_middle, nearest, untrained_result
+from multimnist_nearest import in_the_middle, nearest, untrained_result
 
 
 def accuracies(known, labels, data, config):

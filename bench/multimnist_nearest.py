@@ -2,7 +2,7 @@
 """Measure how accurately the nearest training pair classifies MultiMNIST pairs: a baseline that knows as many pairs as
 the default network sees in training.
 
-    python3 tests/bench_multimnist_nearest.py --digits mnist
+    python3 bench/multimnist_nearest.py --digits mnist
 
 A test pair gets the labels of the training pair at the smallest Euclidean distance between pixels, after both are
 translated by whole pixels so that the center of mass of their ink is at the center of the canvas.

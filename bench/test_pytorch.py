@@ -1,10 +1,8 @@
 """Our outputs and gradients against PyTorch's autograd: the only test of our maths against code that others wrote."""
 import importlib
-import sys
 
 import numpy as np
 import pytest
-from conftest import ROOT
 
 pytestmark = pytest.mark.slow
 PROGRAMS = [("paper", "public"), ("paper", "tuned"), ("multimnist", "tuned"), ("cnn-gap", "tuned")]
@@ -20,9 +18,7 @@ def torch():
 
 @pytest.fixture(scope="module")
 def bench(torch):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [str(ROOT / "bench"), *sys.path])
-        return importlib.import_module("pytorch_capsnet")
+    return importlib.import_module("pytorch_capsnet")
 
 
 def setting(bench, name, n, dtype, **given):
