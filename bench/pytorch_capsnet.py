@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from threads import NETWORKS, setting, training_step
 
 VERSIONS = {"paper": ("public", "tuned"), "multimnist": ("tuned",), "cnn-gap": ("tuned",), "em": ("public", "tuned")}
+ERRORS = {"multimnist": 0.1, "cnn-gap": 0.1}       # of gradients: see bench/README.md, "The same numbers"
 
 
 def squash(s):
@@ -112,7 +113,7 @@ def programs(name, n, threads, modes):
             return loss.item()
         loss, grads = abs(backward() / terms["loss"] - 1), convert({key: sum(g[key] for g in shards) for key in ours})
         error = max(float((grads[key] - p[key].grad).abs().max() / grads[key].abs().max()) for key in p)
-        assert loss < 1e-4 and error < (0.1 if getattr(config, "norm", "") == "batch" else 1e-3), (name, version, mode, loss, error)
+        assert loss < 1e-4 and error < ERRORS.get(name, 1e-3), (name, version, mode, loss, error)
         steps[f"{version}, {mode}"] = lambda backward=backward, adam=adam: (backward(), adam.step())
     return steps
 

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 
 pytestmark = pytest.mark.slow
-PROGRAMS = [("paper", "public"), ("paper", "tuned"), ("multimnist", "tuned"), ("cnn-gap", "tuned")]
+PROGRAMS = [("paper", "public"), ("paper", "tuned"), ("multimnist", "tuned"), ("cnn-gap", "tuned"), ("em", "public"),
+            ("em", "tuned")]
 NARROW = {"paper": {"conv1_channels": 8}, "multimnist": {"conv1_channels": 4, "conv3_channels": 8},
-          "cnn-gap": {"conv1_channels": 4}}
+          "cnn-gap": {"conv1_channels": 4}, "em": {"preset": "small", "routing_iters": 3}}
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +42,9 @@ def differences(torch, bench, version, module, config, ours, samples):
     with module.worker_threads(config) as workers:      # in shards of 16 samples, whose gradients add up
         terms, shards, _ = module.batch_gradients(ours, samples, np.arange(n), config, workers)
         grads = convert({name: sum(grads[name] for grads in shards) for name in ours})
-    outs = [module.forward(ours, batch["images"][k:k + 16], config, batch["labels"][k:k + 16], statistics={})[0]
-            for k in range(0, n, 16)]
+    digits = {} if config.model == "matrix-capsnet" else {"digits": batch["labels"]}
+    outs = [module.forward(ours, batch["images"][k:k + 16], config, statistics={},
+                           **{name: labels[k:k + 16] for name, labels in digits.items()})[0] for k in range(0, n, 16)]
     assert p.keys() == grads.keys() and theirs.keys() <= outs[0].keys()
 
     def difference(a, b):
@@ -58,10 +60,12 @@ def differences(torch, bench, version, module, config, ours, samples):
 @pytest.mark.parametrize("narrow", [True, False], ids=["narrow", "full"])
 @pytest.mark.parametrize("name, version", PROGRAMS)
 def test_float64_agrees(torch, bench, name, version, narrow):
-    """A normalization over 16 samples and one over 3. Rounding leaves 1e-12."""
+    """A normalization over 16 samples and one over 3. Rounding leaves 1e-12; the public way to write the variance of
+    a vote divides by MASS_EPS more"""
     found = setting(bench, name, 19, np.float64, **NARROW[name] if narrow else {})
     outputs, gradients = differences(torch, bench, version, *found)
-    assert max(outputs.values()) < 1e-9 and max(gradients.values()) < 1e-9, (outputs, gradients)
+    most = 1e-5 if (name, version) == ("em", "public") else 1e-9
+    assert max(outputs.values()) < most and max(gradients.values()) < most, (outputs, gradients)
 
 
 @pytest.mark.parametrize("name, version", PROGRAMS)
@@ -69,7 +73,7 @@ def test_float32_agrees(torch, bench, name, version):
     """Outputs to 1e-4, gradients to 1e-3, but to 0.1 below a max pooling: where two values of its window are equal to
     within rounding, the gradient may go to either, ours in one and PyTorch's in another of 300,000 windows"""
     outputs, gradients = differences(torch, bench, version, *setting(bench, name, 32, np.float32))
-    below = {key for key in gradients if name != "paper" and key.startswith(("conv1", "conv2", "conv3", "conv4"))}
+    below = {key for key in gradients if name in bench.ERRORS and key.startswith(("conv1", "conv2", "conv3", "conv4"))}
     assert max(outputs.values()) < 1e-4, outputs
     assert all(size < (0.1 if key in below else 1e-3) for key, size in gradients.items()), gradients
 
