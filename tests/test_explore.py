@@ -187,12 +187,15 @@ def test_of_a_flood_the_newest_of_each_page_wins(guide, n_pages):
 
 
 @POSIX
-def test_the_command_takes_the_next_port_and_stops_cleanly(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_takes_the_next_port_and_stops_cleanly(tmp_path, number):
+    """Also where the shell ignores interrupts, as it does for a script that is started with &"""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         command = [sys.executable, str(ROOT / "explore.py"), "--no-browser", "--port", str(taken.getsockname()[1])]
         with subprocess.Popen(command, env={"HOME": str(tmp_path), "PATH": ""}, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, text=True) as process:
+                              stderr=subprocess.PIPE, text=True,
+                              preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) as process:
             line = process.stdout.readline()
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             out, err = process.communicate(timeout=20)
     assert "is taken: http://127.0.0.1:" in line and (process.returncode, out, err) == (0, "\nstopped\n", "")
