@@ -85,6 +85,7 @@ BAD = {
         "--data norb": "", "--data smallnorb": "--norb-dir", "--data smallnorb --norb-dir nowhere": "nowhere",
         "--data smallnorb --norb-dir empty": "empty", "--norb-dir empty": "", "--split pose": "",
         "--split instance": "", "--train-azimuths 5": "", "--train-azimuths 90:0": "", "--train-azimuths 0:210": "",
+        "--train-azimuths a:b": "", "--train-azimuths 1:2:3": "", "--test-azimuths nan:3": "",
         "--data toys --train-azimuths 301:319": "azimuth", "--n-elev 0": "", "--n-per-combo 0": "", "--toy-seed 1": "",
         "--data toys --n-train-toys 0": "--n-train-toys", "--data toys --n-elev 2": "--n-elev", "--loss hinge": "",
         "--model cnn --routing-iters 2": "--routing-iters", "--model cnn --dropout 1": "--dropout", "--width 8": ""}}

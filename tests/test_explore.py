@@ -14,13 +14,32 @@ import time
 
 import numpy as np
 import pytest
-from conftest import POSIX, ROOT
+from conftest import HOMES, POSIX, ROOT
 
 import explore
 from explore import affnist, find_ink, multi, norb, pictures
 
 DIGIT = {"digit": 3, "rotation": 20, "shear": -0.1, "scale_y": 1.1, "scale_x": 0.9}
 TOY = {"category": 4, "toy": 1, "elevation": 35.5, "light": 2}
+
+
+@pytest.fixture(scope="module")
+def explorer(tmp_path_factory):
+    """A server of explore.py; nothing of it stays behind, though a browser keeps a spare connection open"""
+    before, home = threading.enumerate(), str(tmp_path_factory.mktemp("home"))
+    with pytest.MonkeyPatch.context() as patch, explore.Server(("127.0.0.1", 0), explore.Handler) as server:
+        for name in HOMES:
+            patch.setenv(name, home)
+        patch.delenv("MNIST_DIR", raising=False)
+        server.guide = explore.Guide()
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        idle = socket.create_connection(server.server_address)
+        yield server
+        server.shutdown()
+        thread.join()
+    idle.close()
+    assert {*threading.enumerate()} <= {*before} and server.socket.fileno() == -1
 
 
 @pytest.fixture
