@@ -170,13 +170,6 @@ def test_streams_are_of_their_splits_and_the_same_again(digits, monkeypatch):
     assert not same(streamed(digits, CONFIG, "affine"), streamed(digits, CONFIG, "test"))
 
 
-def test_tests_can_be_of_validation_digits(digits):
-    on_val = dataclasses.replace(CONFIG, eval_split="val")
-    for kind in ("test", "any_position"):
-        (part,) = streamed(digits, on_val, kind)
-        assert np.array_equal(part["images"].sum((1, 2)), digits["val"][0][:30].sum((1, 2)))
-
-
 def test_every_chunk_draws_its_own(digits, monkeypatch):
     """Two chunks of one and the same digit"""
     monkeypatch.setattr(ac, "CHUNK", 8)

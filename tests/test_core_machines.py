@@ -48,15 +48,6 @@ def test_letters_that_the_terminal_lacks_are_escaped(shell, tmp_path):
     assert (tmp_path / "ü" / "em_routing.svg").exists()
 
 
-@pytest.mark.slow
-@POSIX
-@pytest.mark.parametrize("script", ["affnist_capsnet.py", "make_multimnist_capsnet_gif.py"])
-def test_without_docstrings(shell, script):
-    """python -OO; help_of tries all scripts with -P"""
-    done = shell(f'"{sys.executable}" -OO "{ROOT}/{script}" --help', PYTHONPATH=None)
-    assert (done.returncode, done.stderr) == (0, "") and "--seed" in done.stdout
-
-
 @POSIX
 def test_a_script_that_is_started_through_a_link_finds_its_weights(shell, tmp_path):
     (tmp_path / "link.py").symlink_to(ROOT / "smallnorb_novel_viewpoint.py")

@@ -7,7 +7,7 @@ import multimnist_capsnet as mc
 import numpy as np
 import pytest
 from gradcheck import RELU, check_op, normal
-from reference_smallnorb import conv_reference
+from references import conv_reference
 
 CONVS = [(1, (2, 5, 6, 3), (3, 2)), (1, (2, 6, 5, 1), (1, 3)), (1, (1, 4, 4, 2), (4, 4)), (2, (2, 7, 6, 2), (3, 2)),
          (2, (2, 7, 9, 1), (3, 3)), (2, (1, 8, 5, 2), (2, 3)), (2, (2, 5, 5, 2), (1, 1)), (3, (2, 9, 8, 2), (2, 4))]

@@ -8,29 +8,9 @@ import multimnist_capsnet as mc
 import numpy as np
 import pytest
 from conftest import CNN, NETWORKS, TINY, batch_of, float64
+from references import routing_reference, squash_reference
 
 # -------------------------------------------------------------- slow literal references
-
-
-def squash_reference(s):
-    """Eq. 1 along the last axis, with the root's 1e-9"""
-    length = np.sqrt((s * s).sum(-1, keepdims=True) + 1e-9)
-    return length ** 2 / (1 + length ** 2) * s / length
-
-
-def softmax_reference(b):
-    return np.exp(b) / sum(np.exp(b[:, k:k + 1]) for k in range(b.shape[1]))
-
-
-def routing_reference(u_hat, n_iters):
-    """Procedure 1. u_hat (N, J, I, D). Return c (N, J, I) and v (N, J, D) of every iteration"""
-    b, steps = np.zeros(u_hat.shape[:3]), []
-    for _ in range(n_iters):
-        c = softmax_reference(b)
-        v = squash_reference(np.einsum("nji,njid->njd", c, u_hat))
-        b = b + np.einsum("njid,njd->nji", u_hat, v)
-        steps.append((c, v))
-    return steps
 
 
 def by_windows(x, K, stride, of_window):

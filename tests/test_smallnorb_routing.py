@@ -90,18 +90,6 @@ def test_convolutional_capsules_by_loops(exact, rng, side, stride, n_iters):
         np.testing.assert_allclose(first[0, 0, :, ky, kx], 1 / (J * along[ky] * along[kx]))
 
 
-def test_images_are_routed_alone(rng):
-    """Each image has the result that it has alone"""
-    N = 3
-    pose, active = rng.standard_normal((N, 7, 6, 2, D)), rng.random((N, 7, 6, 2))
-    W, beta = rng.standard_normal((18, 3, P, P)), rng.standard_normal((2, 3))
-    (mu, a), _ = sn.conv_caps_forward(pose, active, W, *beta, 3, 2)
-    for n in range(N):
-        (mu1, a1), _ = sn.conv_caps_forward(pose[n:n + 1], active[n:n + 1], W, *beta, 3, 2)
-        np.testing.assert_allclose(mu[n], mu1[0], rtol=1e-9, atol=1e-9)
-        np.testing.assert_allclose(a[n], a1[0], rtol=1e-9)
-
-
 def test_m_step_by_hand():
     """Two children with activations 1 and 1/2, votes 1 and 4: mass 1.5, mean 2, variance (1 + 2) / 1.5 = 2"""
     V = np.broadcast_to([[1.0], [4.0]], (1, 1, 2, D))
