@@ -3,10 +3,8 @@ import dataclasses
 import functools
 import importlib
 import os
-import socket
 import subprocess
 import sys
-import threading
 import unittest.mock
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -143,28 +141,6 @@ def assert_refused(answer, words):
     code, out, err = answer
     assert code == 2 and err.startswith("error: ") and words in err, out + err
     assert err.endswith("\n") and err.count("\n") == 1, err
-
-
-@pytest.fixture(scope="module")
-def explorer(tmp_path_factory):
-    """A server of explore.py, with MNIST for the SCREENSHOTS alone; nothing of it stays behind, though a browser keeps
-    a spare connection open"""
-    import explore
-    before, home = threading.enumerate(), str(tmp_path_factory.mktemp("home"))
-    mnist = os.environ.get("MNIST_DIR", "") if os.environ.get("SCREENSHOTS") else ""
-    with pytest.MonkeyPatch.context() as patch, explore.Server(("127.0.0.1", 0), explore.Handler) as server:
-        for name in HOMES:
-            patch.setenv(name, home)
-        patch.setenv("MNIST_DIR", mnist) if mnist else patch.delenv("MNIST_DIR", raising=False)
-        server.guide = explore.Guide()
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        idle = socket.create_connection(server.server_address)
-        yield server
-        server.shutdown()
-        thread.join()
-    idle.close()
-    assert {*threading.enumerate()} <= {*before} and server.socket.fileno() == -1
 
 
 def toy_digits(seed=0, n=60):

@@ -13,11 +13,13 @@ tests/golden.json counts generations: `since` is the generation in which a set w
 the generation in which it was made.
 """
 import argparse
+import collections
 import concurrent.futures
 import dataclasses
 import functools
 import hashlib
 import importlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -183,15 +185,24 @@ def wanted():
                                *((name, "") for name in runs.EXPERIMENTS)]))
 
 
+ALONE = ("--padding", "--n-per-class")                 # flags that are tried with every network
+
+
 @functools.cache
 def combinations():
-    """Return the sets among wanted() that others cover between them: two sets have all flags, as --model cnn-gmp and
-    --padding 4 have those of --model cnn-gmp --padding 4, or another set has all flags but the widths"""
-    parts = {key: frozenset(re.findall(r"--\S+(?: (?!--)\S+)?", key[1])) for key in wanted()}
-    alone = {(experiment, of) for (experiment, _), of in parts.items() if of}
-    narrow = {key: frozenset(flag for flag in of if "-channels " not in flag) for key, of in parts.items()}
-    return {key for key, of in parts.items() for (experiment, some) in alone
-            if experiment == key[0] and some < of and ((experiment, of - some) in alone or some == narrow[key])}
+    """Return the sets among wanted() that those that are left cover between them: each flag, and each two flags that
+    are not ALONE, occur together in one that is left; widths do not count"""
+    covered = {}
+    for experiment, flags in wanted():
+        parts = [part for part in re.findall(r"--\S+(?: (?!--)\S+)?", flags) if "-channels" not in part]
+        pairs = itertools.combinations([part for part in parts if part.split()[0] not in ALONE], 2)
+        covered[experiment, flags] = [(experiment, *pair) for pair in (*pairs, *((part,) for part in parts))]
+    left, found = collections.Counter(pair for of in covered.values() for pair in of), set()
+    for key, of in sorted(covered.items(), key=lambda item: len(item[1])):
+        if of and all(left[pair] > 1 for pair in of):
+            found.add(key)
+            left.subtract(of)
+    return found
 
 
 def main():

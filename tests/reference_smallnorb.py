@@ -5,6 +5,7 @@ import smallnorb_novel_viewpoint as sn
 
 import golden
 import numpy as np
+from references import conv_reference, routing_reference, squash_reference
 
 PARTS = ("train", "familiar", "novel")
 TRAINED = sn.TRAINED["model"]      # the networks that are trained
@@ -169,14 +170,6 @@ def coordinate(position, config):
     return (sum(field(position, config)) / 2 - 15.5) / 16
 
 
-def conv_reference(x, w, b, stride):
-    """Valid convolution of one image, pixel by pixel. x (H, W, C)"""
-    Kh, Kw = w.shape[:2]
-    return np.array([[b + np.einsum("yxc,yxcf->f", x[oy:oy + Kh, ox:ox + Kw], w)
-                      for ox in range(0, x.shape[1] - Kw + 1, stride)]
-                     for oy in range(0, x.shape[0] - Kh + 1, stride)])
-
-
 def norm_reference(p, x, name):
     """Batch normalization with running statistics, channel by channel"""
     y = np.empty_like(x)
@@ -229,43 +222,19 @@ def em_network_reference(p, image, config):
     return np.array([mu[j,] for j in range(5)]), np.array([x[j,] for j in range(5)])
 
 
-def squash_reference(s):
-    n = math.sqrt(sum(x * x for x in s))
-    return [n * n / (1 + n * n) * x / n for x in s]
-
-
-def softmax_reference(b):
-    most = max(b)
-    total = sum(math.exp(x - most) for x in b)
-    return [math.exp(x - most) / total for x in b]
-
-
 def vector_network_reference(p, image, config):
-    """capsnet and capsnet-shared for one image -> v (5, 16), and c[i][j] of every iteration"""
+    """capsnet and capsnet-shared for one image -> v (5, 16), and c (children, 5) of every iteration"""
     x = primary_reference(p, backbone_reference(p, image))
-    types = x.shape[2] // 8
-    u_hat, logits = [], []                                                                    # u_hat[i][j]: 16 numbers
+    types, votes = x.shape[2] // 8, []
     for i, (py, px, b) in enumerate(np.ndindex(*x.shape[:2], types)):
         u = squash_reference(x[py, px, 8 * b:8 * b + 8])
-        length = math.sqrt(sum(e * e for e in u))
-        u_hat.append([])
-        for j in range(5):
-            W = p["W"][i if config.model == "capsnet" else b][:, j]                            # (8, 16)
-            vote = [sum(u[e] * W[e, d] for e in range(8)) for d in range(16)]
-            if config.model != "capsnet" and config.coordinates:
-                at = length * coordinate(px, config), length * coordinate(py, config)
-                vote = [vote[d] + sum(at[k] * p["coordinate_W"][k, j, d] for k in (0, 1)) for d in range(16)]
-            u_hat[i].append(vote)
-        logits.append([0.0] * 5)
-    history = []
-    for _ in range(config.routing_iters):
-        c = [softmax_reference(row) for row in logits]
-        history.append(c)
-        v = [squash_reference([sum(c[i][j] * u_hat[i][j][d] for i in range(len(c))) for d in range(16)])
-             for j in range(5)]
-        logits = [[row[j] + sum(u_hat[i][j][d] * v[j][d] for d in range(16)) for j in range(5)]
-                  for i, row in enumerate(logits)]
-    return np.array(v), history
+        W = p["W"][i if config.model == "capsnet" else b]                                  # (8, 5, 16)
+        votes.append(np.einsum("e,ejd->jd", u, W))
+        if config.model != "capsnet" and config.coordinates:
+            at = np.linalg.norm(u) * np.array([coordinate(px, config), coordinate(py, config)])
+            votes[-1] += np.einsum("k,kjd->jd", at, p["coordinate_W"])
+    steps = routing_reference(np.stack(votes, 1)[None], config.routing_iters)
+    return steps[-1][1][0], [c[0].T for c, _ in steps]
 
 
 def cnn_reference(p, image, config):

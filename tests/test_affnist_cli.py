@@ -71,8 +71,10 @@ def test_figures_of_results(results, tmp_path, cli):
 # ---------------------------------------------------------------- the film
 
 def test_a_film_at_toy_size(cli, weights, tmp_path):
-    code, _, stderr = cli(film, "--load", weights, weights, "--index", 3, "--frames", 4, "--out", "film.gif")
+    code, _, stderr = cli(film, "--load", weights, weights, "--index", 3, "--frames", 4, "--fps", 10, "--out",
+                          "film.gif")
     assert code == 0, stderr
+    assert imageio.immeta(tmp_path / "film.gif", index=1, plugin="pillow")["duration"] == 100     # ms
     frames = imageio.imread(tmp_path / "film.gif", index=None)
     assert len(frames) == 24 and (frames[0] != frames[1]).any()
     colors = {tuple(map(int, color)) for color in frames[0].reshape(-1, frames.shape[3])[:, :3]}
@@ -86,6 +88,7 @@ def test_a_film_at_toy_size(cli, weights, tmp_path):
 REFUSED = {
     film: {"--frames 1": "--frames", "--index 5000": "--index", "--out no/x.gif": "no/x", "--out x.png": ".gif",
            "--n-test 9": "--n-test has no effect", "--index 1 2 3 4 5": "digits 5",
+           "--fps 0": "--fps 0: must be between 0.1 and 50", "--fps nan": "--fps nan",
            "--load nothing.npz": "No such file"},
     figures: {"--load nothing.npz": "No such file", "--results nowhere": "no such", "--eval-split val": "--eval-split",
               "--results . --seed 0": "--seed has no effect with --results", f"--outdir {os.devnull}/x": "--outdir"}}

@@ -12,23 +12,6 @@ import pytest
 CONFIG = ac.Config(n_train=64, n_val=20, n_test=30, batch_size=16, threads=1, digits="synthetic", quiet=True)
 
 
-def ellipse(rotation=0.0, long=8.0, short=3.0):
-    """A filled ellipse in the middle of a 28x28 image, its long axis `rotation` degrees counter-clockwise from x"""
-    y, x = np.mgrid[:28, :28] - 13.5
-    cos, sin = np.cos(np.deg2rad(rotation)), np.sin(np.deg2rad(rotation))
-    along, beside = cos * x - sin * y, sin * x + cos * y
-    return (255 * np.clip(4 * (1 - (along / long) ** 2 - (beside / short) ** 2), 0, 1)).astype(np.uint8)
-
-
-def moments(image):
-    """Center (y, x) and covariance (2, 2) of the ink"""
-    places = np.indices(image.shape).reshape(2, -1)
-    weights = image.ravel() / image.sum()
-    center = places @ weights
-    apart = places - center[:, None]
-    return center, (apart * weights) @ apart.T
-
-
 def dots(n, row, column):
     """n images of one dot, and their labels"""
     images = np.zeros((n, 28, 28), np.uint8)
@@ -120,18 +103,6 @@ def test_the_sampler_against_literal_loops(rng):
             assert abs(value - float(found[y, x])) <= 0.5 + 1e-6
 
 
-@pytest.mark.parametrize("rotation, shear, scale_y, scale_x", [
-    (15, 0, 1, 1), (-20, 0, 1, 1), (0, 0.2, 1, 1), (0, 0, 1.2, 0.8), (12, -0.15, 0.9, 1.15)])
-def test_the_factors_can_be_read_off_the_picture(rotation, shear, scale_y, scale_x, rng):
-    """The covariance of the ink becomes M C M^T, its center is where it is said to be, its sum grows by |M|"""
-    image, matrix = ellipse(30), ac.affine_matrix(rotation, shear, scale_y, scale_x)[0]
-    placed, centers = ac.transform_digits(image[None], matrix[None], rng, 40)
-    (center, spread), (_, before) = moments(placed[0].astype(float)), moments(image.astype(float))
-    np.testing.assert_allclose(center, centers[0], atol=0.05)
-    np.testing.assert_allclose(spread, matrix @ before @ matrix.T, atol=0.5, rtol=0.02)
-    assert float(placed.sum()) == pytest.approx(image.sum() * np.linalg.det(matrix), rel=0.02)
-
-
 def test_all_ink_lies_on_the_canvas_and_may_lie_anywhere(rng):
     """A filled 20x20 box, the largest ink that MNIST has, under the largest transformations"""
     image = np.zeros((28, 28), np.uint8)
@@ -143,8 +114,9 @@ def test_all_ink_lies_on_the_canvas_and_may_lie_anywhere(rng):
     np.testing.assert_allclose(placed.sum((1, 2)), expected, rtol=0.005)    # nothing is cut off
     small = centers[np.repeat((corners[:, 2:] == 0.8).all(1), 40)]
     assert np.ptp(small, 0).min() > 8                                       # of about 13 px of room
-    images, matrices = ellipse()[None].repeat(4000, 0), ac.affine_matrix(np.zeros(4000), 0, 1, 1)
-    ink = ac.transform_digits(images, matrices, rng, 40)[0] > 0
+    lying = np.zeros((28, 28), np.uint8)
+    lying[11:17, 6:22] = 255
+    ink = ac.transform_digits(lying[None].repeat(4000, 0), ac.affine_matrix(np.zeros(4000), 0, 1, 1), rng, 40)[0] > 0
     assert ink.any((0, 2)).all() and ink.any((0, 1)).all()                  # up to the edge on all sides
 
 
@@ -196,13 +168,6 @@ def test_streams_are_of_their_splits_and_the_same_again(digits, monkeypatch):
         assert same(parts, streamed(digits, CONFIG, kind))
         assert not same(parts, streamed(digits, dataclasses.replace(CONFIG, seed=1), kind))
     assert not same(streamed(digits, CONFIG, "affine"), streamed(digits, CONFIG, "test"))
-
-
-def test_tests_can_be_of_validation_digits(digits):
-    on_val = dataclasses.replace(CONFIG, eval_split="val")
-    for kind in ("test", "any_position"):
-        (part,) = streamed(digits, on_val, kind)
-        assert np.array_equal(part["images"].sum((1, 2)), digits["val"][0][:30].sum((1, 2)))
 
 
 def test_every_chunk_draws_its_own(digits, monkeypatch):

@@ -187,20 +187,6 @@ def test_controls_have_the_size_of_the_capsules_without_their_decoder(model, of,
     assert ac.matched_width(config) == min(range(1, 600), key=lambda width: abs(size_of(config, width=width) - wanted))
 
 
-@pytest.mark.parametrize("flags, n", [
-    (dict(task="mnist", preset="paper", model="capsnet"), 8215568), (dict(), 1153872),
-    (dict(model="vector-gap"), 1137232), (dict(preset="small", model="capsnet"), 2805248),
-    (dict(preset="small", model="cnn"), 1814214), (dict(preset="small", model="cnn", conv1_channels=64), 1814247)])
-def test_parameter_counts(flags, n, few_units):
-    """The paper's: 8.2 million with reconstruction"""
-    few_units.undo()
-    config = ac.Config(**flags)
-    assert size_of(config) == n
-    assert ac.param_shapes(ac.Config(model="cnn", width=656))["fc2_w"] == (656, 384)    # as 328 and 192 in the paper
-    if config.preset == "paper":                                            # 28 -> 20 -> 6: 1,152 capsules
-        assert ac.convolutions(config)[-1].F == 256 and len(ac.receptive_field_centers(config)) == 36
-
-
 def test_initial_weights_have_the_variance_their_fan_in_asks_for(few_units):
     """Half of it where no ReLU follows: scores, pixels, primary capsules; a digit sums the votes of 7x7x16 capsules"""
     few_units.undo()

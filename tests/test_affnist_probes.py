@@ -176,23 +176,6 @@ def test_halves_of_two_digits_by_hand():
     assert all(np.array_equal(each, made) for each in many[:9])                         # never that of its own class
 
 
-def test_strokes_are_of_two_digits_and_moved(digits, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(ac, "GLYPHS", ((3, 1, "5500 5099 | 0050 9950"), (7, 1, "2020 8080")))
-    basis = ac._stroke_basis
-    monkeypatch.setattr(ac, "_stroke_basis", lambda strokes, size: drawn.append(strokes) or basis(strokes, size))
-    probe.draw_strokes(12, np.random.default_rng(0))
-    assert len(drawn) == 12 and all(("2020 8080" in strokes) and ("5500" in strokes or "0050" in strokes)
-                                    for strokes in drawn)
-    box = np.zeros((50, 28, 28), np.uint8)
-    box[:, 4:24, 4:24] = 9
-    monkeypatch.setattr(probe, "draw_strokes", lambda n, rng: box)
-    part = {"images": np.zeros((50, 40, 40), np.uint8), "labels": np.zeros(50, int)}
-    moved = probe.make_non_digits(part, "strokes", tiny("cnn-gap"), np.random.default_rng(0))["images"]
-    tops = moved.any(2).argmax(1)
-    assert tops.min() == 4 and tops.max() == 16                                         # 10, by up to 6 either way
-
-
 def test_little_ink_needs_no_network(digits, workers, monkeypatch):
     """Blank pictures have less than any digit, inverted ones more"""
     monkeypatch.setattr(probe, "confidences", lambda params, part, *_: {"margin": np.zeros(len(part["images"]))})

@@ -113,19 +113,25 @@ def test_every_flag_named_is_real(document, flags_of):
     assert not (unknown := set(re.findall(FLAG, prose)) - known), f"{name} names flags that no script has: {unknown}"
 
 
-def test_every_name_is_in_the_code(document):
-    """Words in code type are names or texts of the code, not only words of its comments and docstrings"""
-    name, text = document
+@pytest.fixture(scope="module")
+def words_of_code():
+    """All names and words of texts in the code, but for comments and docstrings"""
     folders = [ROOT, *(ROOT / name for name in ("tests", "workflow", "results", "conformance/examples",
-                                                "conformance/tests"))]
+                                                "conformance/tests", "bench"))]
     known = {"_backward", "sacct"}                             # the end of some names; a program of Slurm
     for path in (path for folder in folders for path in folder.glob("*.py")):
         with tokenize.open(path) as file:
             known.update(word for token in tokenize.generate_tokens(file.readline)
                          if token.type != tokenize.COMMENT and not token.string.startswith('"""')
                          for word in re.findall(r"\w+", token.string))
+    return known
+
+
+def test_every_name_is_in_the_code(document, words_of_code):
+    """Words in code type are names or texts of the code, not only words of its comments and docstrings"""
+    name, text = document
     words = {word for word in re.findall(r"`([^`]+)`", without_code(text)) if word.isidentifier()}
-    assert not (gone := words - known), f"{name} names {gone}"
+    assert not (gone := words - words_of_code), f"{name} names {gone}"
 
 
 def prose(text):

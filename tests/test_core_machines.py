@@ -3,7 +3,6 @@ import ast
 import os
 import platform
 import re
-import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -41,28 +40,12 @@ def test_a_run_survives_an_output_that_is_closed(shell, tmp_path):
     assert len(list(tmp_path.glob("runs/*/*/metrics.json"))) == 1
 
 
-@POSIX
-def test_a_folder_that_cannot_be_looked_up_is_one_line(shell):
-    """Such as one whose name is too long, or below a folder without permission"""
-    done = shell(f"$RUN --data-dir {'x' * 300} 2>&1")
-    assert done.returncode == 2 and done.stdout.count("\n") == 1 and "too long" in done.stdout, done.stdout
-
-
 @pytest.mark.slow
 @POSIX
 def test_letters_that_the_terminal_lacks_are_escaped(shell, tmp_path):
     done = shell(f'"{sys.executable}" "{ROOT}/visualize_routing.py" --n-iters 1 --outdir ü', PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, "") and "wrote \\xfc/dynamic_routing.png" in done.stdout
     assert (tmp_path / "ü" / "em_routing.svg").exists()
-
-
-@pytest.mark.slow
-@POSIX
-@pytest.mark.parametrize("script", ["affnist_capsnet.py", "make_multimnist_capsnet_gif.py"])
-def test_without_docstrings(shell, script):
-    """python -OO; help_of tries all scripts with -P"""
-    done = shell(f'"{sys.executable}" -OO "{ROOT}/{script}" --help', PYTHONPATH=None)
-    assert (done.returncode, done.stderr) == (0, "") and "--seed" in done.stdout
 
 
 @POSIX
@@ -90,19 +73,6 @@ def test_imported_figure_code_changes_no_setting():
     code = ("import matplotlib; before = dict(matplotlib.rcParams); import visualize_smallnorb_novel_viewpoint, "
             "visualize_multimnist_capsnet, visualize_affnist_capsnet; assert dict(matplotlib.rcParams) == before")
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
-
-
-@POSIX
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_explore_ends_cleanly_even_where_the_shell_ignores_interrupts(tmp_path, number):
-    """As a script starts it with &; on any free port"""
-    code = ("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import sys; sys.argv = ['explore.py', "
-            "'--port', '0', '--no-browser']; import explore; explore.Guide = lambda *_: None; explore.main()")
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline().startswith("http://127.0.0.1:")
-    process.send_signal(number)
-    assert process.wait(10) == 0 and "stopped" in process.stdout.read()
-    process.stdout.close()
 
 
 def test_explore_refuses_impossible_ports(call):

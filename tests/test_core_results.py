@@ -196,13 +196,6 @@ def test_a_table_says_what_is_stale_and_what_it_was_made_with(accuracies, monkey
 
 # ---------------------------------------------------------------- what can be said of results
 
-def test_a_table_whose_rows_differ_in_seeds_says_how_many_each_has(accuracies):
-    found = accuracies(deep={0: 0.6, 1: 0.8}, adam=dict.fromkeys(range(5), 0.5))
-    rows = "multimnist\ncolumns: both = test_exact_match, plain\ndeep = main/deep\nAdam = main/adam"
-    assert render.table(found, rows) == ("|  | both | seeds |\n| --- | --- | --- |\n| deep | 0.700 | 2 of 10 |\n"
-                                         "| Adam | 0.500 | 5 |")
-
-
 def test_means_intervals_and_paired_differences_by_hand(accuracies):
     """0.6 and 0.8: mean 0.7, standard deviation 0.1 sqrt 2, t 12.706; differences 0.1 and 0.3 of the seeds both have"""
     found = accuracies(deep={0: 0.6, 1: 0.8}, classic={1: 0.5, 0: 0.5, 2: 0.9}, residual={0: 0.93})

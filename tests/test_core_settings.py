@@ -159,13 +159,6 @@ def test_a_flag_that_does_not_apply_is_refused(experiment, f, name, value):
         parse(experiment, *words)
 
 
-@pytest.mark.parametrize("experiment, capsules", [(runs.MULTI, "capsnet"), (runs.AFF, "capsnet-shared"),
-                                                  (runs.NORB, "matrix-capsnet")])
-def test_with_several_models_a_setting_goes_to_those_that_it_applies_to(experiment, capsules):
-    cnn, capsnet = parse(experiment, "--model", "cnn", capsules, "--routing-iters", "7")
-    assert cnn == EXPERIMENTS[experiment].Config(model="cnn") and capsnet.routing_iters == 7
-
-
 def test_a_flag_of_two_experiments_means_the_same():
     """up to the first semicolon or comma of its help; its type is one"""
     texts = {}

@@ -125,20 +125,6 @@ def test_running_statistics_forget_fast_at_first():
     assert running["a_mean"].dtype == np.float32 and running["a_var"].tolist() == [1, 1]
 
 
-# -------------------------------------------------------------- shards
-
-def test_forward_in_shards_is_that_of_one_big_batch(digits):
-    """Of 200 samples, 13 shards, whatever the number of threads"""
-    params, pairs = mc.init_params(TINY), next(mc.stream_pairs(digits, "val", 200, TINY, mc.EVALUATION, 0))
-    whole, _ = mc.forward(params, mc.to_batch(pairs, slice(None))["images"], TINY, None)
-    for threads in (1, 3):
-        config = dataclasses.replace(TINY, threads=threads)
-        with mc.worker_threads(config) as workers:
-            out = mc.forward_shards(params, pairs, config, workers, decode="predicted")
-        for name in ("lengths", "v", "recon", "digits"):
-            np.testing.assert_allclose(out[name], whole[name], rtol=2e-4, atol=1e-6)
-
-
 # -------------------------------------------------------------- it learns
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -222,30 +208,6 @@ def test_history_says_what_happened(reference):
         for name in a:
             assert epoch["train_" + name] == pytest.approx((17 * a[name] + 3 * b[name]) / 20)
     assert json.loads(json.dumps(state["history"], default=float)) == state["history"]
-
-
-class PowerCut(Exception):
-    pass
-
-
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_killed_and_resumed_is_never_killed_in_float64_either(experiment, tmp_path):
-    """In the second epoch; with other threads afterwards; a file after every epoch holds all that a run is. In float32:
-    test_experiments.py"""
-    module, path, expected = EXPERIMENTS[experiment], tmp_path / "run.npz", toy_run(experiment, n_epochs=2, dtype=float)
-    config, _ = toy(experiment, n_epochs=2)
-
-    def cut(state, terms):
-        if state["step"] == 4:
-            raise PowerCut
-    with pytest.raises(PowerCut):
-        toy_run(experiment, None, cut, lambda state: module.save(path, config, state), float, n_epochs=2)
-    steps = []
-    resumed = toy_run(experiment, module.load(path)[1], lambda state, terms: steps.append(state["step"]), dtype=float,
-                      n_epochs=2, threads=2)
-    assert_is(resumed, expected)
-    assert steps == [3, 4]
-    assert_is(toy_run(experiment, resumed, lambda *_: pytest.fail("a step more"), dtype=float, n_epochs=2), expected)
 
 
 NUMPY_FIRST = """

@@ -14,13 +14,32 @@ import time
 
 import numpy as np
 import pytest
-from conftest import POSIX, ROOT
+from conftest import HOMES, POSIX, ROOT
 
 import explore
 from explore import affnist, find_ink, multi, norb, pictures
 
 DIGIT = {"digit": 3, "rotation": 20, "shear": -0.1, "scale_y": 1.1, "scale_x": 0.9}
 TOY = {"category": 4, "toy": 1, "elevation": 35.5, "light": 2}
+
+
+@pytest.fixture(scope="module")
+def explorer(tmp_path_factory):
+    """A server of explore.py; nothing of it stays behind, though a browser keeps a spare connection open"""
+    before, home = threading.enumerate(), str(tmp_path_factory.mktemp("home"))
+    with pytest.MonkeyPatch.context() as patch, explore.Server(("127.0.0.1", 0), explore.Handler) as server:
+        for name in HOMES:
+            patch.setenv(name, home)
+        patch.delenv("MNIST_DIR", raising=False)
+        server.guide = explore.Guide()
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        idle = socket.create_connection(server.server_address)
+        yield server
+        server.shutdown()
+        thread.join()
+    idle.close()
+    assert {*threading.enumerate()} <= {*before} and server.socket.fileno() == -1
 
 
 @pytest.fixture
@@ -187,12 +206,15 @@ def test_of_a_flood_the_newest_of_each_page_wins(guide, n_pages):
 
 
 @POSIX
-def test_the_command_takes_the_next_port_and_stops_cleanly(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_takes_the_next_port_and_stops_cleanly(tmp_path, number):
+    """Also where the shell ignores interrupts, as it does for a script that is started with &"""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         command = [sys.executable, str(ROOT / "explore.py"), "--no-browser", "--port", str(taken.getsockname()[1])]
         with subprocess.Popen(command, env={"HOME": str(tmp_path), "PATH": ""}, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, text=True) as process:
+                              stderr=subprocess.PIPE, text=True,
+                              preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) as process:
             line = process.stdout.readline()
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             out, err = process.communicate(timeout=20)
     assert "is taken: http://127.0.0.1:" in line and (process.returncode, out, err) == (0, "\nstopped\n", "")

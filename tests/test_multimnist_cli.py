@@ -47,19 +47,6 @@ def assert_pngs(folder, names):
 
 
 @pytest.mark.slow
-def test_all_figures_end_to_end(toy_run, alone, tmp_path):
-    outdir, out = tmp_path / "new" / "viz", tmp_path / "x.json"
-    alone(viz, "--load", toy_run, "--outdir", outdir, "--n-test", 64, "--out-json", out)
-    assert_pngs(outdir, viz.FIGURES)
-    found, trained = (json.loads(path.read_text("utf-8")) for path in (out, toy_run.with_suffix(".json")))
-    assert found.keys() == trained.keys() | {"loaded", "errors", "routing"} and out.stat().st_size < 4096
-    assert found["hit_bits"] == trained["hit_bits"] and found["n_params"] == trained["n_params"]
-    alone(viz, "--load", toy_run, "--outdir", outdir, "--n-test", 9, "--seed", 3, "--only", "errors", "--out-json", out)
-    found = json.loads(out.read_text("utf-8"))
-    assert (found["config"]["seed"], found["loaded"]["trained_seed"]) == (3, 0)
-
-
-@pytest.mark.slow
 def test_figures_of_several_networks(toy_run, cli, tmp_path):
     """One figure for all networks or one for each; what means nothing for a network is skipped with a word"""
     assert cli(mc, *TOY, "--model", "cnn", "--quiet", "--checkpoint", "cnn.npz")[0] == 0

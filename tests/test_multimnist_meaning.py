@@ -8,29 +8,9 @@ import multimnist_capsnet as mc
 import numpy as np
 import pytest
 from conftest import CNN, NETWORKS, TINY, batch_of, float64
+from references import routing_reference, squash_reference
 
 # -------------------------------------------------------------- slow literal references
-
-
-def squash_reference(s):
-    """Eq. 1 along the last axis, with the root's 1e-9"""
-    length = np.sqrt((s * s).sum(-1, keepdims=True) + 1e-9)
-    return length ** 2 / (1 + length ** 2) * s / length
-
-
-def softmax_reference(b):
-    return np.exp(b) / sum(np.exp(b[:, k:k + 1]) for k in range(b.shape[1]))
-
-
-def routing_reference(u_hat, n_iters):
-    """Procedure 1. u_hat (N, J, I, D). Return c (N, J, I) and v (N, J, D) of every iteration"""
-    b, steps = np.zeros(u_hat.shape[:3]), []
-    for _ in range(n_iters):
-        c = softmax_reference(b)
-        v = squash_reference(np.einsum("nji,njid->njd", c, u_hat))
-        b = b + np.einsum("njid,njd->nji", u_hat, v)
-        steps.append((c, v))
-    return steps
 
 
 def by_windows(x, K, stride, of_window):
@@ -241,20 +221,6 @@ def test_parameter_counts(preset, n):
         size_of(model="cnn", conv1_channels=2000)
 
 
-@pytest.mark.parametrize("flags, side, channels, n", [
-    (dict(preset="classic"), 10, 64, 2), (dict(preset="paper"), 10, 256, 2), (dict(), 4, 128, 6),
-    (dict(preset="half-digit"), 7, 128, 4), (dict(preset="residual"), 4, 128, 10), (dict(model="cnn"), 4, 128, 5),
-    (dict(model="cnn", preset="paper"), 4, 128, 5), (dict(model="cnn", preset="residual"), 4, 256, 9)], ids=str)
-def test_sides_and_sizes_of_the_networks(flags, side, channels, n):
-    """Outputs of the n convolutions, by hand: (side - kernel) // stride + 1, halved by max pooling: of the deep one 36
-    -> 34 -> 32 -> 16 -> 14 -> 12 -> 6 -> 4 -> 4; the residual branches keep 14 and 6"""
-    config = mc.Config(**flags)
-    params = mc.init_params(config)
-    x, _ = mc.convolutions_forward(params, np.zeros((1, 36, 36), np.float32), config, {})
-    assert x.shape == (1, side, side, channels) and len(mc.convolutions(config)) == n
-    assert [p.ndim for name, p in params.items() if name != "W"].count(4) == n
-
-
 def test_initial_weights_have_the_variance_their_fan_in_asks_for():
     caps, cnn = mc.init_params(mc.Config(preset="classic")), mc.init_params(mc.Config(model="cnn"))
     for params, name, std in ((caps, "conv1_w", (2 / 81) ** 0.5), (caps, "primary_w", (1 / (81 * 32)) ** 0.5),
@@ -271,14 +237,6 @@ def test_initial_weights_have_the_variance_their_fan_in_asks_for():
 def evaluate(weights, chunks, config):
     with mc.worker_threads(config) as workers:
         return mc.evaluate(weights, chunks, config, workers)
-
-
-def test_loss_at_initialization_is_that_of_short_capsules_and_gray_images(digits):
-    config = mc.Config(preset="classic", threads=1)
-    val = next(mc.stream_pairs(digits, "val", 32, config, mc.EVALUATION, 0))
-    actual = evaluate(mc.init_params(config), [val], config)
-    assert actual["recon"] == pytest.approx(np.square(val["sources"] / 255 - 0.5).sum() / 32, rel=0.02)
-    assert 1.3 < actual["margin"] < 1.62
 
 
 @pytest.mark.parametrize("chunks", [[slice(0, 3)], [slice(0, 2), slice(2, 3)]], ids=["whole", "in parts"])

@@ -2,16 +2,9 @@
 them; here with fewer epochs, images and frames."""
 import shlex
 import tempfile
-from types import SimpleNamespace
 
-import affnist_capsnet
-from lab import figures
-
-import imageio.v3 as imageio
 import pytest
 from conftest import run_offline
-
-import make_affnist_capsnet_gif
 
 PAIRS = "--n-epochs 1 --n-train 96 --n-val 32 --n-test 64"                              # what is given last counts
 VIEWS = "--n-epochs 1 --n-train-toys 1 --n-test 60 --preset small"
@@ -42,14 +35,3 @@ def run(command, shorter):
 def test_an_original_command_runs(beside, command, shorter):
     done = beside()
     assert done.returncode == 0, done.stderr
-
-
-def test_fps_is_the_animations_speed(call, tmp_path):
-    """100 ms per frame at 10 frames per second; impossible speeds are refused"""
-    out = tmp_path / "a.gif"
-    flags = "--digits", "synthetic", "--frames", 4, "--index", 1, "--fps", 10, "--out", out
-    assert call(affnist_capsnet, make_affnist_capsnet_gif.main, *flags)[0] == 0
-    assert imageio.immeta(out, index=1, plugin="pillow")["duration"] == 100
-    for fps in (0, float("nan")):
-        with pytest.raises(figures.InputError, match=f"--fps {fps:g}: must be between 0.1 and 50"):
-            figures.check_animation_flags(SimpleNamespace(fps=fps, out=out), None, {})

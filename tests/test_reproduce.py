@@ -2,8 +2,6 @@
 says."""
 import functools
 import re
-import sys
-import time
 from types import SimpleNamespace
 
 import multimnist_capsnet as mc
@@ -178,16 +176,6 @@ def test_a_stale_result_is_named(monkeypatch):
     assert said[1] == f"{said[0]}, stale: the code has changed since" and " points (n = 10 seeds)" in said[0]
 
 
-def test_a_seed_is_not_judged_by_one_published_seed():
-    """Neither as agreeing nor as differing: it does not count"""
-    ours = render.Results("runs", {"affnist_capsnet/mnist/capsnet-paper-1": PUBLISHED.runs(
-        reproduce.AFF, "mnist/capsnet-paper")[0] | {"seed": 1}})
-    said = []
-    measure = claims.of("one", "affnist", "mnist/capsnet-paper", "test_accuracy", "percent")
-    assert reproduce.compare([measure], ours, PUBLISHED, said.append) == (0, 0)
-    assert "not judged: one published seed" in said[-1]
-
-
 def test_the_time_of_a_run_is_the_median_of_those_on_one_thread(monkeypatch):
     result = next(one for one in runs.RESULTS if one.name == "affnist_capsnet/mnist/capsnet-paper-0")
     times = {seed: {"config": {"threads": threads}, "seconds_train": seconds}
@@ -203,31 +191,6 @@ def test_a_run_that_fails_is_named(check, monkeypatch, tmp_path):
     monkeypatch.setattr(runs, "shell_command", lambda *args, **given: f"{toy(*args, **given)} --lr -1")
     assert_refused(check("toy"), "error: multimnist_capsnet/main/deep-0: error: --lr -1.0: must be from 1e-09")
     assert not list(tmp_path.rglob("*.json"))
-
-
-def test_after_a_run_that_fails_no_other_is_begun(monkeypatch, tmp_path):
-    """Nor does a run go on that was begun: two of three fail at once, the third would take a minute"""
-    monkeypatch.chdir(tmp_path)
-    named = {f"{k}": next(iter(runs.RESULTS))._replace(setting=f"{k}", seed=0) for k in range(3)}
-    monkeypatch.setattr(runs, "shell_command", lambda result, path, **_: "python3 -c 'import sys, time; " + (
-        "time.sleep(60)'" if result.setting == "0" else "sys.exit(2)'"))
-    for jobs in (1, 2):
-        begin, order = time.monotonic(), dict(sorted(named.items(), reverse=jobs == 1))
-        with pytest.raises(InputError, match=" stopped "):
-            reproduce.make(order, jobs, PUBLISHED, "", lambda text: None)
-        assert time.monotonic() - begin < 30
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"{}", b"[1]", b"\xff", None])
-def test_a_damaged_result_is_named_with_its_remedy(monkeypatch, tmp_path, content):
-    """None: a folder in its place"""
-    monkeypatch.chdir(tmp_path)
-    result = next(iter(runs.RESULTS))
-    path = reproduce.made(result)
-    path.parent.mkdir(parents=True)
-    path.mkdir() if content is None else path.write_bytes(content)
-    with pytest.raises(InputError, match=f"{path.name}: not a whole result. Delete it"):
-        reproduce.read_made({result.name: result})
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_training(check, tmp_path):
@@ -280,8 +243,3 @@ def test_the_papers_own_data_are_compared_with_their_numbers(check, tmp_path, mo
     code, out, err = check("affnist-real", "--affnist-dir", "affnist", "--seeds", 1)
     assert (code, err) == (0, ""), err
     assert re.search(r"matched-accuracy/cnn +real_affine_accuracy +yours +\d+\.\d%, n = 1; paper 66.0%", out)
-
-
-def test_nothing_but_the_three_packages_is_needed():
-    """The list of claims, the run list and the results are read with NumPy alone"""
-    assert not {"snakemake", "pandas", "torch", "scipy"} & sys.modules.keys()

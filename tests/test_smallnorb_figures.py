@@ -136,22 +136,6 @@ def test_background_activity_by_hand(monkeypatch):
 
 # ---------------------------------------------------------------- commands
 
-@pytest.mark.slow
-def test_figures_of_shapes_and_of_several_networks(call, tmp_path):
-    """All of them, for networks trained here and for their files"""
-    code, out, err = call(sn, looks.main, *SHAPES, "--model", "matrix-capsnet", "nearest", "--outdir", "a")
-    assert (code, err) == (0, ""), err
-    strips = {f"elevation_strip-{name}" for name in ("matrix-capsnet", "nearest")}
-    assert {path.stem for path in (tmp_path / "a").glob("*.png")} == strips | {
-        "example_views", "familiar_vs_novel", "azimuth_accuracy", "pose_matrices", "routing", "training_curves"}
-    for model in ("cnn", "cnn-gap"):
-        assert call(sn, sn.main, *SHAPES, "--model", model, "--checkpoint", f"{model}.npz", "--quiet") == (0, "", "")
-    code, out, err = call(sn, looks.main, "--load", "cnn.npz", "cnn-gap.npz", "--outdir", "b", "--only",
-                          "azimuth_accuracy", "pose_matrices")
-    assert (code, err) == (0, "") and "pose_matrices: skipped, since only matrix capsules have" in out
-    assert [path.stem for path in (tmp_path / "b").glob("*.png")] == ["azimuth_accuracy"]
-
-
 def test_background_activity_of_a_network_trained_here(call, tmp_path):
     code, _, err = call(sn, looks.main, *TOYS, "--only", "background_activity", "--out-json", "r.json", "--outdir", "a")
     result = json.loads((tmp_path / "r.json").read_text("utf-8"), parse_constant=pytest.fail)

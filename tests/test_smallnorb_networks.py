@@ -225,16 +225,6 @@ def test_nothing_given_is_changed_and_no_memory_is_read_before_it_is_written(mod
         assert_same(expected, poisoned)
 
 
-@pytest.mark.parametrize("model", TRAINED)
-def test_an_images_scores_depend_on_its_batch_mates_in_training_only(model):
-    config = tiny(model)
-    params, batch = params64(config), batch64(config, 6)
-    together, trained = (outputs(p, batch, config)["scores"] for p in (params | running64(config), params))
-    fewer = {name: a[:5] for name, a in batch.items()}
-    np.testing.assert_allclose(outputs(params | running64(config), fewer, config)["scores"], together[:5], rtol=1e-9)
-    assert (np.abs(outputs(params, fewer, config)["scores"] - trained[:5]).max() < 1e-12) == (model == "cnn")
-
-
 # ---------------------------------------------------------------- initial weights and sizes
 
 @pytest.mark.parametrize("model", TRAINED)
@@ -283,49 +273,7 @@ def test_networks_that_are_compared_have_as_many_weights(data, preset):
                    for other in (width - 1, width + 1))
 
 
-def test_sizes_of_the_networks_of_the_tables():
-    """The paper says 68 thousand and 4.2 million of its own"""
-    n = sizes(preset="small")
-    assert (n["matrix-capsnet"], n["capsnet-shared"], n["cnn-gap"]) == (18_482, 31_568, 31_658)
-    assert sizes(preset="wide")["capsnet-shared"] == 118_272
-    n = sizes(preset="paper")
-    assert (n["matrix-capsnet"], n["cnn"], n["capsnet-shared"]) == (68_954, 4_253_349, 31_568)
-    assert sn.class_capsule_inputs(sn.Config(model="matrix-head", width=16)).types == 16
-    assert sn.param_shapes(sn.Config(model="cnn-gap", width=7))["conv5_w"] == (3, 3, 64, 7)
-    assert sn.param_shapes(sn.Config(model="cnn", preset="paper", width=7))["conv1_w"] == (5, 5, 2, 7)
-
-
-def test_preset_defaults():
-    """Of a network, its data and its split, under what was given"""
-    given = {"lr": 0.5, "routing_iters": 1, "coordinates": True, "model": ["capsnet", "cnn-gap", "matrix-capsnet"]}
-    configs = sn.configs_of(given)
-    assert [config.routing_iters for config in configs] == [1, 2, 1]
-    assert [config.coordinates for config in configs] == [False, True, True]
-    assert [config.loss for config in configs] == ["margin", "cross-entropy", "cross-entropy"]
-    assert {config.lr for config in configs} == {0.5}
-    shapes, cnn, capsules = sn.Config(data="shapes"), sn.Config(model="cnn"), sn.Config()
-    assert (shapes.n_epochs, shapes.lr, shapes.preset, shapes.train_azimuths) == (10, 2e-3, "wide", "0:150")
-    assert (cnn.n_epochs, cnn.lr, cnn.preset, cnn.train_azimuths) == (16, 2e-3, "small", "300:400")
-    assert (capsules.model, capsules.n_epochs, capsules.lr, capsules.preset) == ("matrix-capsnet", 10, 5e-3, "wide")
-    instances = sn.Config(split="instance", n_epochs=2)
-    assert (instances.train_azimuths, instances.n_epochs) == ("0:340", 2)
-
-
 # ---------------------------------------------------------------- training and evaluation
-
-@pytest.mark.parametrize("model", ["matrix-head", "capsnet-shared", "cnn-gap", "cnn"])
-def test_overfits_a_few_images(model):
-    """Ten of them, in one shard: right in training, with the statistics of these ten, and, after as many steps as the
-    running statistics need, with those too"""
-    config = tiny(model, preset="small", n_epochs=36, batch_size=10, lr=1e-2, width=8, seed=0,
-                  routing_iters=sn.PRESETS[model]["routing_iters"])
-    data = few(config, 10, 2)
-    state = sn.train(config, data)
-    last = state["history"]["epochs"][-1]
-    assert last["train_accuracy"] == 1 and last["train_loss"] < 0.75
-    with sn.worker_threads(config) as workers:
-        assert sn.evaluate(sn.weights_of(state), data["train"], config, workers)["accuracy"] == 1
-
 
 @pytest.mark.parametrize("model", ["cnn-gap", "matrix-capsnet", "capsnet"])
 def test_evaluate_against_brute_force(model, monkeypatch):
@@ -343,19 +291,6 @@ def test_evaluate_against_brute_force(model, monkeypatch):
     pairs = [(t, max(range(5), key=lambda j: row[j])) for row, t in zip(scores, labels)]
     assert found["confusion"] == [[pairs.count((t, j)) for j in range(5)] for t in range(5)]
     assert (found["accuracy"], found["loss"]) == pytest.approx((sum(right) / 7, loss), rel=1e-5)
-
-
-@pytest.mark.parametrize("model", ["matrix-capsnet", "capsnet", "cnn"])
-def test_outputs_in_shards_are_those_of_one_big_batch(model):
-    """Of 40 images, three shards"""
-    config = tiny(model)
-    weights, samples = params64(config) | running64(config), batch64(config, 40)
-    whole, _ = sn.forward(weights, samples["images"], config)
-    with sn.worker_threads(config) as workers:
-        out = sn.forward_shards(weights, samples, config, workers)
-    assert {*out} == {*whole} & {"scores", "mu", "a", "v"}
-    for name in out:
-        np.testing.assert_allclose(out[name], whole[name], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("split", ["azimuth", "elevation", "instance"])

@@ -90,18 +90,6 @@ def test_convolutional_capsules_by_loops(exact, rng, side, stride, n_iters):
         np.testing.assert_allclose(first[0, 0, :, ky, kx], 1 / (J * along[ky] * along[kx]))
 
 
-def test_images_are_routed_alone(rng):
-    """Each image has the result that it has alone"""
-    N = 3
-    pose, active = rng.standard_normal((N, 7, 6, 2, D)), rng.random((N, 7, 6, 2))
-    W, beta = rng.standard_normal((18, 3, P, P)), rng.standard_normal((2, 3))
-    (mu, a), _ = sn.conv_caps_forward(pose, active, W, *beta, 3, 2)
-    for n in range(N):
-        (mu1, a1), _ = sn.conv_caps_forward(pose[n:n + 1], active[n:n + 1], W, *beta, 3, 2)
-        np.testing.assert_allclose(mu[n], mu1[0], rtol=1e-9, atol=1e-9)
-        np.testing.assert_allclose(a[n], a1[0], rtol=1e-9)
-
-
 def test_m_step_by_hand():
     """Two children with activations 1 and 1/2, votes 1 and 4: mass 1.5, mean 2, variance (1 + 2) / 1.5 = 2"""
     V = np.broadcast_to([[1.0], [4.0]], (1, 1, 2, D))
@@ -142,43 +130,6 @@ def test_a_capsule_with_its_share_of_children_starts_with_an_activation_of_one_h
     betas = np.full(J, sn.BETA_U), np.full(J, sn.BETA_A)
     (_, x), _ = sn.em_routing_forward(V, np.ones((1, I)), *betas, 1)
     np.testing.assert_allclose(x, 0, atol=1e-5)
-
-
-def test_symmetries(exact, rng):
-    """Permuted parents are permuted; the order of children does not matter, nor does each child doubled, as the mass is
-    multiplied by parents / children; votes that are all translated translate mu and nothing else"""
-    V, a, betas = some_votes(rng, 2, 4, 6, 0.5)
-    (mu, x), _ = sn.em_routing_forward(V, a, *betas, 3, 2.0)
-    order, children, where = rng.permutation(4), rng.permutation(6), rng.standard_normal((1, 4, 1, D))
-    for changed, expected_mu, expected_x, rtol in (
-            ((V[:, order], a, *betas[:, order]), mu[:, order], x[:, order], 1e-9),
-            ((V[:, :, children], a[:, children], *betas), mu, x, 1e-9),
-            ((np.concatenate([V, V], 2), np.concatenate([a, a], 1), *betas), mu, x, 1e-5),
-            ((V + where, a, *betas), mu + where[:, :, 0], x, 1e-5)):
-        (found_mu, found_x), _ = sn.em_routing_forward(*changed, 3, 2.0)
-        np.testing.assert_allclose(found_x, expected_x, rtol=rtol)
-        np.testing.assert_allclose(found_mu, expected_mu, rtol=rtol, atol=rtol / 100)
-
-
-def test_agreement_wins(rng):
-    """Children whose votes agree for one parent and scatter for the other are assigned to the first, and activate it"""
-    V = rng.standard_normal((1, 2, 12, D))
-    V[:, 0] = 0.5 + 0.01 * rng.standard_normal((1, 12, D))
-    (mu, x), cache = sn.em_routing_forward(V, np.ones((1, 12)), np.zeros(2), np.zeros(2), 3, 1.0)
-    assert x[0, 0] > 3 > x[0, 1] and cache.steps[-1].R[0, 0].min() > 0.99
-    np.testing.assert_allclose(mu[0, 0], 0.5, atol=0.02)
-
-
-def test_inactive_children_have_no_influence(rng):
-    """One of them; and all: then a parent is as active as beta_a says, whatever the votes are"""
-    V, a, betas = some_votes(rng, 2, 3, 6)
-    a[:, 4], other = 0, V.copy()
-    other[:, :, 4] = 50 * rng.standard_normal((2, 3, D))
-    for one, two in zip(*(sn.em_routing_forward(votes, a, *betas, 3)[0] for votes in (V, other))):
-        np.testing.assert_allclose(one, two, rtol=1e-12)
-    (mu, x), _ = sn.em_routing_forward(V, 0 * a, *betas, 2, 2.0)
-    np.testing.assert_allclose(mu, 0, atol=1e-12)
-    np.testing.assert_allclose(x, np.broadcast_to(betas[1], (2, 3)), atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import statistics
+import threading
 import time
 from pathlib import Path
 
@@ -20,6 +21,22 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not (BROWSER and DRIVER), rea
 SHOTS = os.environ.get("SCREENSHOTS")
 PREDICTIONS = ("return [...document.getElementById(arguments[0]).querySelectorAll('.prediction')]"
                ".map(node => node.textContent)")
+
+
+@pytest.fixture(scope="module")
+def explorer(tmp_path_factory):
+    """A server of explore.py, with MNIST for the SCREENSHOTS alone"""
+    with pytest.MonkeyPatch.context() as patch, explore.Server(("127.0.0.1", 0), explore.Handler) as server:
+        for name in ("HOME", "USERPROFILE"):
+            patch.setenv(name, str(tmp_path_factory.mktemp("home")))
+        if not SHOTS:
+            patch.delenv("MNIST_DIR", raising=False)
+        server.guide = explore.Guide()
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
 
 
 @pytest.fixture(scope="module")
