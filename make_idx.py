@@ -352,20 +352,20 @@ def ordered(images, labels, is_test, seed):
     return order, idx
 
 
-def check_out(out):
-    """Raise InputError if a folder holds a data set, or if its name would make it EMNIST's"""
-    if any(IDX_NAME.fullmatch(path.name) for path in out.glob("*")):
+def check_out(out, replaced=()):
+    """Raise InputError if a folder holds idx files, but those to be replaced, or if its name would make it EMNIST's"""
+    if any(IDX_NAME.fullmatch(path.name) and path.name not in replaced for path in out.glob("*")):
         raise InputError(f"{out}: holds a data set. Give another folder, or remove its files")
     if "emnist" in out.resolve().name:
         raise InputError(f"{out}: by this name it would be read as EMNIST's own files, transposed. Give another name")
 
 
 def make(out, train, test=None, seed=0):
-    """Write arrays as a data set into a folder, and print what was done.
+    """Write arrays as a data set into a folder, in place of one that `make` wrote there, and print what was done.
 
     train, test: (images, labels), images as `gray_images` takes them, labels numbers or names; without test a seventh
     of each class is for testing. Raise InputError for other arrays."""
-    check_out(Path(out))
+    check_out(Path(out), MNIST)
     chunks = [chunk(part, *arrays, part) for part, arrays in (("train", train), ("test", test)) if arrays is not None]
     files, said = data_set_of(chunks, seed)
     write_files(Path(out), files)

@@ -12,7 +12,7 @@ from lab.messages import InputError
 import imageio.v3 as imageio
 import numpy as np
 import pytest
-from conftest import assert_refused
+from conftest import ROOT, assert_refused, run_offline
 
 import make_idx
 
@@ -157,7 +157,7 @@ def test_copies_stay_on_one_side_of_our_split_and_are_told_of_a_given_one(tmp_pa
     assert "copies of images: 91; all copies" in out and "warning: 1 image in two classes" in out
     train, test, _ = written(tmp_path / "ours")
     assert len(train) + len(test) == 181 and not {image for image, _ in train} & {image for image, _ in test}
-    make_idx.make(tmp_path / "given", TRAIN, tuple(np.concatenate([a, b[:7]]) for a, b in zip(TEST, TRAIN)))
+    make_idx.make(tmp_path / "ours", TRAIN, tuple(np.concatenate([a, b[:7]]) for a, b in zip(TEST, TRAIN)))
     assert "warning: 7 of 37 test images are training images" in capsys.readouterr().out
 
 
@@ -269,7 +269,7 @@ def test_what_cannot_be_read_is_refused_in_one_line(call, tmp_path):
     np.savez(tmp_path / "twice.npz", images=IMAGES, x=IMAGES, y=LABELS)
     np.savez(tmp_path / "half.npz", x_train=IMAGES)
     np.save(tmp_path / "object.npy", np.array([None]))
-    for name, text in (("x.zip", "x"), ("empty.csv", ""), ("head.csv", "label,1\n"), ("odd.csv", "1,2,3\n2,3\n"),
+    for name, text in (("x.zip", "x"), ("empty.csv", ""), ("odd.csv", "1,2,3\n2,3\n"),
                        ("none.csv", "p1,p2\n1,2\n"), ("word.csv", "1,2,3\n2,3,x\n"), ("small.csv", "1,2,3,4,5\n")):
         (tmp_path / name).write_text(text, "utf-8")
     for sources, words in (
@@ -280,7 +280,7 @@ def test_what_cannot_be_read_is_refused_in_one_line(call, tmp_path):
             ("none", "a: has 0 PNG or JPEG"), ("split/train/0", "0: holds no folders of pictures, and no idx"),
             ("no", "no: no such file or folder"), ("x.zip", "x.zip: is no CSV"), ("d.npz", "d.npz: holds no folders"),
             ("twice.npz", "several arrays of images"), ("half.npz", "lacks the train images or labels. Name"),
-            ("object.npy", "not a file of arrays of numbers"), ("empty.csv", "has no rows"), ("head.csv", "has no rows"),
+            ("object.npy", "not a file of arrays of numbers"), ("empty.csv", "has no rows"),
             ("odd.csv", "number of columns changed from 2 to 1"), ("none.csv", "neither the first nor the last column"),
             ("word.csv", "could not convert string 'x'"), ("small.csv", "images are uint8 (1, 4). Give gray levels"),
             ("split --seed -1", "--seed -1: must be at least 0"), ("", "required: DATA, OUT")):
@@ -289,3 +289,15 @@ def test_what_cannot_be_read_is_refused_in_one_line(call, tmp_path):
     for out, words in (("full", "labels.txt"), ("cut", "cut: holds a data set"), ("my-emnist", "transposed")):
         assert_refused(call(mc, make_idx.main, "split", out), words)
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["labels.txt"]
+
+
+@pytest.mark.slow
+def test_the_page_runs_as_it_is_printed(tmp_path):
+    """docs/own_data.md, from top to bottom, in an empty folder; it has at most 600 words"""
+    text = (ROOT / "docs/own_data.md").read_text("utf-8")
+    assert len(text.split()) <= 600
+    for kind, code in re.findall(r"^```(python|bash)\n(.*?)^```", text, re.M | re.S):
+        for command in [["-c", code]] if kind == "python" else [line.split()[1:] for line in code.splitlines()]:
+            done = run_offline(tmp_path, *command, timeout=1000)
+            assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "figures").glob("*.png"))) > 2 and float(done.stdout.split()[-1]) > 0.5
