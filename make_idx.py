@@ -38,10 +38,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
 from lab.data import (
     ENDINGS,
-    SIDE,
+    arrays_to_mnist,
     choose_test_images,
     contents,
-    gray_images,
     idx_bytes,
     is_junk,
     read_picture,
@@ -276,20 +275,14 @@ def read_csv(path):
 
 def chunk(part, images, labels, where):
     """Return the Chunk of arrays of images and labels. where: what they are called in messages"""
-    progress, found, place = Progress(), [], where
+    progress = Progress()
     try:
-        (images, notes), names = gray_images(images), names_of(labels)
+        names = names_of(labels)
+        images, notes = arrays_to_mnist(images, lambda text: progress.step(f"{where}: {text}"))
         if len(images) != len(names):
             raise InputError(f"has {len(images)} images and {len(names)} labels. Give a label for each image")
-        if images.shape[1:] != (SIDE, SIDE):
-            notes.append(f"{images.shape[2]}x{images.shape[1]} px: scaled so that the ink fits into 20x20 px")
-            for k, image in enumerate(images):
-                place = f"{where}, image {k}"
-                progress.step(f"{place} of {len(images)} is scaled")
-                found.append(to_mnist(image / 255))
-            images = np.stack(found)
     except InputError as error:
-        raise InputError(f"{place}: {error}") from None
+        raise InputError(f"{where}: {error}") from None
     for note in notes:
         progress.say(f"note: {where}: {note}")
     return Chunk(part, images, names, None)
@@ -363,7 +356,7 @@ def check_out(out, replaced=()):
 def make(out, train, test=None, seed=0):
     """Write arrays as a data set into a folder, in place of one that `make` wrote there, and print what was done.
 
-    train, test: (images, labels), images as `gray_images` takes them, labels numbers or names; without test a seventh
+    train, test: (images, labels), images as `arrays_to_mnist` takes them, labels numbers or names; without test a seventh
     of each class is for testing. Raise InputError for other arrays."""
     check_out(Path(out), MNIST)
     chunks = [chunk(part, *arrays, part) for part, arrays in (("train", train), ("test", test)) if arrays is not None]

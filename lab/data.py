@@ -251,6 +251,24 @@ def gray_images(array):
     return gray, notes
 
 
+def arrays_to_mnist(array, report=lambda text: None):
+    """Return an array of images, as `gray_images` takes it, as images like MNIST's, (n, 28, 28) uint8, and what was
+    done to them, in words. Images of another size are scaled and centered like pictures. report(text) hears how far it
+    is. Raise InputError for an image without ink."""
+    images, notes = gray_images(array)
+    if images.shape[1:] == (SIDE, SIDE):
+        return images, notes
+    found = []
+    for k, image in enumerate(images):
+        report(f"{k} of {len(images)} images scaled")
+        try:
+            found.append(to_mnist(image / 255))
+        except InputError as error:
+            raise InputError(f"image {k}: {error}. Leave it out") from None
+    notes.append(f"{images.shape[2]}x{images.shape[1]} px: scaled so that the ink fits into {BOX}x{BOX} px")
+    return np.stack(found), notes
+
+
 def contents(images):
     """Return a number for each of some images, (n,); copies of an image have the same one"""
     seen = {}
