@@ -356,8 +356,8 @@ def check_out(out, replaced=()):
 def make(out, train, test=None, seed=0):
     """Write arrays as a data set into a folder, in place of one that `make` wrote there, and print what was done.
 
-    train, test: (images, labels), images as `arrays_to_mnist` takes them, labels numbers or names; without test a seventh
-    of each class is for testing. Raise InputError for other arrays."""
+    train, test: (images, labels), images as `arrays_to_mnist` takes them, labels numbers or names; without test, a
+    seventh of each class is for testing. Raise InputError for other arrays."""
     check_out(Path(out), MNIST)
     chunks = [chunk(part, *arrays, part) for part, arrays in (("train", train), ("test", test)) if arrays is not None]
     files, said = data_set_of(chunks, seed)
