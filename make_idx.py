@@ -246,18 +246,17 @@ def read_files(paths):
 def read_csv(path):
     """Return the images, (n, H * H), and the labels of a CSV file: in each row a label, then the gray levels. With a
     header the label is the first or the last column, the one that is called label, class, target or y."""
-    rows, is_last = read_bytes(path).decode("utf-8-sig", "replace").splitlines(), False
+    rows = [row for row in read_bytes(path).decode("utf-8-sig", "replace").splitlines() if row.strip()]
     head = [cell.strip(' "').lower() for cell in rows[0].split(",")] if rows else []
-    n_skipped = int(any(not re.fullmatch(r"[-+.\de]+", cell) for cell in head[1:]) or bool(LABELS & {*head[:1]}))
-    if n_skipped:
-        is_last = head[0] not in LABELS
-        if is_last and head[-1] not in LABELS:
-            raise InputError(f"{path}: neither the first nor the last column is called label. Rename the column of "
-                             "labels")
-    if len(rows) == n_skipped:
-        raise InputError(f"{path}: has no rows. Give a label and gray levels in each row")
+    has_header = bool(head) and (head[0] in LABELS or not all(re.fullmatch(r"[-+.\de]+", cell) for cell in head[1:]))
+    is_last = has_header and head[0] not in LABELS
+    if is_last and head[-1] not in LABELS:
+        raise InputError(f"{path}: neither the first nor the last column is called label. Rename the column of labels")
+    rows = rows[has_header:]
+    if not rows or len(head) < 2:
+        raise InputError(f"{path}: has no rows of columns. Give a label and gray levels in each row, between commas")
     levels, labels = [], []
-    for row in rows[n_skipped:]:
+    for row in rows:
         first, _, rest = row.partition(",")
         if is_last:
             rest, _, first = row.rpartition(",")
@@ -317,11 +316,11 @@ def data_set_of(chunks, seed):
             said.append(f"copies of images: {n_copies:,}; all copies of an image are on one side of the split")
     if n_doubtful := len({*zip(content.tolist(), labels.tolist())}) - len(np.unique(content)):
         said.append(f"warning: {counted(n_doubtful, 'image')} in two classes")
-    least = MIN_IMAGES - bool(tested)
     for k, name in enumerate(names):
-        if (n := len(np.unique(content[(labels == k) & ~(is_test & bool(tested))]))) < least:
-            raise InputError(f"class {name} has {counted(n, 'different image')}{' for training' * bool(tested)}. Give "
-                             f"at least {least}")
+        n = len(np.unique(content[(labels == k) & ~is_test]))
+        if n < MIN_IMAGES - 1:
+            raise InputError(f"class {name} has {counted(n, 'different image')} for training. Give at least "
+                             f"{MIN_IMAGES - bool(tested)} different images of each class")
     rows, idx = ordered(images, labels, is_test, seed)
     texts = {"labels.txt": text_lines(names)}
     if any(files):

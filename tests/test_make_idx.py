@@ -273,14 +273,14 @@ def test_what_cannot_be_read_is_refused_in_one_line(call, tmp_path):
                        ("none.csv", "p1,p2\n1,2\n"), ("word.csv", "1,2,3\n2,3,x\n"), ("small.csv", "1,2,3,4,5\n")):
         (tmp_path / name).write_text(text, "utf-8")
     for sources, words in (
-            ("root", "holds several data sets. Give one of them, such as root"), ("two", "two/a, two/b"),
+            ("root", "holds several data sets. Give one of them, such as root"), ("two", "Give one of them: two"),
             ("cut", "damaged, or not an idx"), ("half", "lacks the images or the labels of test"),
             ("new", "new: test images of class j, but no training"), ("flat", "test, train hold no folders of classes"),
-            ("bad", "0.png: is not a"), ("few", "few: class 2 has 2 different images. Give at least 3"),
+            ("bad", "0.png: is not a"), ("few", "class 2 has 1 different image for training. Give at least 3"),
             ("none", "a: has 0 PNG or JPEG"), ("split/train/0", "0: holds no folders of pictures, and no idx"),
             ("no", "no: no such file or folder"), ("x.zip", "x.zip: is no CSV"), ("d.npz", "d.npz: holds no folders"),
             ("twice.npz", "several arrays of images"), ("half.npz", "lacks the train images or labels. Name"),
-            ("object.npy", "not a file of arrays of numbers"), ("empty.csv", "has no rows"),
+            ("object.npy", "not a file of arrays of numbers"), ("empty.csv", "has no rows of columns"),
             ("odd.csv", "number of columns changed from 2 to 1"), ("none.csv", "neither the first nor the last column"),
             ("word.csv", "could not convert string 'x'"), ("small.csv", "images are uint8 (1, 4). Give gray levels"),
             ("split --seed -1", "--seed -1: must be at least 0"), ("", "required: DATA, OUT")):
