@@ -3,54 +3,409 @@
 # requires-python = ">=3.10"
 # dependencies = ["numpy>=2.0.0", "imageio>=2.31.0"]
 # ///
-"""Make a data set of your own pictures: turn FOLDER/<class>/*.png or *.jpg into four files like MNIST's in OUT, which
-the digit experiments train on.
+"""Make a data set of your own: turn pictures, arrays or other files into four files like MNIST's in OUT, which the
+digit experiments train on.
+
+DATA is one of these, or several of its files. "train", "test" or "val" in the name of a folder, file or array says
+which part of the data it holds:
+  - a folder of PNG or JPEG files with a folder for each class, also below train/ and test/
+  - four idx files: MNIST's, EMNIST's, QMNIST's; their folder, torchvision's folder, or FOLDER/PREFIX of their names
+  - CSV files: in each row a label and then the gray levels
+  - .npz or .npy files of images and labels, as Keras's mnist.npz
 
 Each picture becomes gray, light on dark, scaled so that its ink fits into 20x20 px, and moved so that the ink's center
-of mass lies at the center of 28x28 px, as MNIST's digits are. A seventh of each class is kept for testing.
+of mass lies at the center of 28x28 px, as MNIST's digits are. Images of 28x28 px that are light on dark stay as they
+are. Where no part is for testing, a seventh of each class is. The order is mixed, except that of MNIST itself.
+
+In Python, make does the same with arrays:
+
+    from make_idx import make
+    make("data", (images, labels))                             # or make("data", (images, labels), (images, labels))
 
     python3 make_idx.py drawings data                          # seconds
     python3 affnist_capsnet.py --data-dir data                 # then train on it
 """
+import collections
+import gzip
+import hashlib
 import re
+import string
 import sys
+import zipfile
+import zlib
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
-from lab.data import ENDINGS, class_folders, split_classes, text_lines, visible, write_data_set
-from lab.messages import InputError, Parser, command_line, counted, run_cli
+from lab.data import (
+    ENDINGS,
+    arrays_to_mnist,
+    choose_test_images,
+    contents,
+    idx_bytes,
+    is_junk,
+    read_picture,
+    text_lines,
+    to_mnist,
+    visible,
+    write_files,
+)
+from lab.messages import InputError, Parser, Progress, command_line, counted, run_cli
+from multimnist_capsnet import MNIST
 
-IDX_NAME = r"(.*?[-.]?)(train|t10k|test)[-.](images|labels)[-.]idx[13][-.]ubyte(?:\.gz)?"      # as experiments read it
+import numpy as np
+
+MAX_CLASSES, MIN_IMAGES = 62, 3    # classes at most; different images of a class at least, for training, val and test
+PARTS = {"train": "train", "training": "train", "test": "test", "testing": "test", "t10k": "test", "val": "val",
+         "valid": "val", "validation": "val"}                           # what names of folders and files say
+LABELS = {"y", "label", "labels", "target", "targets", "class", "classes"}              # names of columns and arrays
+IMAGES = {"x", "image", "images", "img", "imgs", "data", "pixels", "digits"}
+IDX_NAME = re.compile(r"(.*?)[-._]?(train|t10k|test)[-._](images|labels)[-.]idx\d[-.](?:ubyte|int)(?:\.gz)?")
+IDX_TYPES = {8: np.uint8, 9: np.int8, 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+EMNIST = {26: string.ascii_uppercase, 47: string.digits + string.ascii_uppercase + "abdefghnqrt",
+          62: string.digits + string.ascii_uppercase + string.ascii_lowercase}          # number of classes: names
+
+# Images of a part of a data set: part, "train", "test", "val" or "" (not said); images (n, 28, 28) uint8; labels, n
+# names; files, n names of pictures, or None
+Chunk = collections.namedtuple("Chunk", "part images labels files")
+
+
+# -------------------------------------------------------------- names
+
+def part_of(name):
+    """Return the part of a data set that a name says: "train", "test", "val", or "" if none"""
+    return next((PARTS[word] for word in re.split(r"[^a-z0-9]+", name.lower()) if word in PARTS), "")
+
+
+def kind_of(name):
+    """Return what an array holds by its name: "labels", "images", or "" if it does not say"""
+    words = set(re.findall("[a-z]+", name.lower()))
+    return "labels" if words & LABELS else "images" if words & IMAGES else ""
+
+
+def by_number(name):
+    """Return a key that sorts names with numbers in them by the numbers"""
+    return [int(part) if k % 2 else part for k, part in enumerate(re.split(r"(\d+)", name))]
+
+
+def names_of(labels):
+    """Return labels, (n,), (n, 1) or one-hot (n, J), as a list of n names. Raise InputError for other arrays"""
+    labels = np.asarray(labels)
+    if labels.ndim == 2 and labels.shape[1] > 1 and np.isin(labels, (0, 1)).all() and (labels.sum(1) == 1).all():
+        labels = labels.argmax(1)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1 or labels.dtype.kind not in "buifUS":
+        raise InputError(f"labels are {labels.dtype} {labels.shape}. Give one for each image, (n,)")
+    return [re.sub(r"\.0*$", "", label) for label in labels.astype(str).tolist()]
+
+
+# -------------------------------------------------------------- folders
+
+def read_folder(folder, progress):
+    """Yield the Chunks in a folder. Raise InputError for what cannot be read"""
+    folder = innermost(folder)
+    inside = visible(folder)
+    if any(IDX_NAME.fullmatch(path.name) for path in inside):
+        yield from read_idx_files(folder, "")
+        return
+    folders = [path for path in inside if path.is_dir()]
+    files = [path for path in inside if re.search(r"\.(csv|npy|npz)(\.gz)?$", path.name.lower())]
+    if files and not folders:
+        yield from read_files(files)
+        return
+    parts = [(part_of(path.name), path) for path in folders]
+    split = [(part, path) for part, path in parts if part and any(below.is_dir() for below in visible(path))]
+    if not split and parts and all(part for part, _ in parts):
+        raise InputError(f"{folder}: {', '.join(path.name for path in folders)} hold no folders of classes. Put the "
+                         "pictures of each class into a folder of its own")
+    for part, path in split or [("", folder)]:
+        yield from read_classes(path, part, folder, progress)
+
+
+def innermost(folder):
+    """Return the folder that holds the data: a folder's only folder, or torchvision's NAME/raw. Raise InputError if
+    there are several"""
+    while True:
+        inside = visible(folder)
+        raw = [path / "raw" for path in [folder, *inside] if (path / "raw").is_dir()
+               and any(IDX_NAME.fullmatch(file.name) for file in (path / "raw").iterdir())]
+        if len(raw) > 1:
+            raise InputError(f"{folder}: holds several data sets. Give one of them, such as {raw[0]}")
+        if raw:
+            return raw[0]
+        is_only = len(inside) == 1 and inside[0].is_dir()
+        if not is_only or any(path.suffix.lower() in ENDINGS for path in visible(inside[0])):
+            return folder
+        folder = inside[0]
+
+
+def read_classes(folder, part, root, progress):
+    """Yield a Chunk of each class: of the pictures of each folder in a folder. root: files are named from there"""
+    for of_class in [path for path in visible(folder) if path.is_dir()]:
+        paths, images = [path for path in visible(of_class) if path.suffix.lower() in ENDINGS], []
+        for k, path in enumerate(paths):
+            progress.step(f"{of_class}: {k} of {len(paths)} pictures read")
+            try:
+                images.append(to_mnist(read_picture(path)))
+            except InputError as error:
+                raise InputError(f"{path}: {error}. Mend or remove this file") from None
+        if not images:
+            raise InputError(f"{of_class}: has 0 PNG or JPEG files. Give at least {MIN_IMAGES} of each class, or "
+                             "remove this folder")
+        files = [path.relative_to(root).as_posix() for path in paths]
+        yield Chunk(part, np.stack(images), [of_class.name] * len(images), files)
+
+
+def left_out(folder, used):
+    """Return the names of what a system left in a folder, and of the files below it that are not used"""
+    junk, unused = [path.name for path in folder.iterdir() if is_junk(path)], []
+    for path in visible(folder):
+        if path.is_dir():
+            more = left_out(path, used)
+            junk, unused = junk + more[0], unused + more[1]
+        elif path.as_posix() not in used:
+            unused.append(path.name)
+    return junk, unused
+
+
+# -------------------------------------------------------------- files
+
+def read_bytes(path):
+    """Return the bytes of a file, raw or .gz. Raise InputError if it cannot be read"""
+    try:
+        raw = path.read_bytes()
+        return gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path}: {getattr(error, 'strerror', None) or 'damaged'}. Get the file again") from None
+
+
+def read_idx_files(folder, prefix):
+    """Yield the Chunks of the idx files in a folder whose names begin with a prefix. EMNIST is stored transposed"""
+    found, prefixes = collections.defaultdict(dict), set()
+    for path in visible(folder):
+        match = IDX_NAME.fullmatch(path.name)
+        if match and path.name.startswith(prefix):
+            found[PARTS[match[2]]][match[3]] = path
+            prefixes.add(match[1])
+    if len(prefixes) > 1:
+        raise InputError(f"{folder}: holds several data sets. Give one of them: "
+                         f"{', '.join(str(folder / name) for name in sorted(prefixes))}")
+    for part, paths in found.items():
+        if len(paths) < 2:
+            raise InputError(f"{folder}: lacks the images or the labels of {part}. Get its file")
+        images, labels = read_idx(paths["images"]), read_idx(paths["labels"])
+        if labels.ndim == 2:                                            # QMNIST: the class, then where it comes from
+            labels = labels[:, 0]
+        names = names_of(labels)
+        if "emnist" in (prefixes.copy().pop() or folder.name).lower():
+            images, first = images.swapaxes(1, 2), int(labels.min())
+            known = EMNIST.get(int(labels.max()) - first + 1, string.digits)
+            names = [known[label - first] for label in labels.tolist()]
+        yield chunk(part, images, names, paths["images"])
+
+
+def read_idx(path):
+    """Return the array of an idx file"""
+    raw = read_bytes(path)
+    try:
+        shape = np.frombuffer(raw, ">u4", raw[3], 4)
+        return np.frombuffer(raw, IDX_TYPES[raw[2]], offset=4 + 4 * len(shape)).reshape(shape)
+    except (IndexError, KeyError, ValueError):
+        raise InputError(f"{path}: damaged, or not an idx file. Get the file again") from None
+
+
+def read_files(paths):
+    """Yield the Chunks of CSV, .npy and .npz files. Raise InputError for others"""
+    arrays = {}
+    for path in paths:
+        if path.name.lower().removesuffix(".gz").endswith(".csv"):
+            yield chunk(part_of(path.name), *read_csv(path), path)
+            continue
+        if path.suffix.lower() not in (".npy", ".npz"):
+            fault = "is no CSV, .npy or .npz file" if path.is_file() else "no such file or folder"
+            raise InputError(f"{path}: {fault}. Give one, or a folder of pictures; unpack an archive first")
+        try:
+            content = np.load(path, allow_pickle=False)
+            content = {"": content} if path.suffix.lower() == ".npy" else {key: content[key] for key in content.files}
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            fault = getattr(error, "strerror", None) or "not a file of arrays of numbers"
+            raise InputError(f"{path}: {fault}. Save it again with np.savez") from None
+        for key, array in content.items():
+            name = part_of(f"{path.stem} {key}"), kind_of(key) or kind_of(path.stem)
+            if name in arrays and name[1]:
+                raise InputError(f"{path}: has several arrays of {' '.join(name).strip()}. Leave one out")
+            arrays[name] = path, array
+    for part in sorted({part for part, kind in arrays if kind}):
+        if not {(part, "images"), (part, "labels")} <= arrays.keys():
+            raise InputError(f"{paths[0]}: lacks the {part} images or labels. Name the arrays images and labels, or "
+                             "x_train, y_train, x_test and y_test")
+        path, images = arrays[part, "images"]
+        yield chunk(part, images, arrays[part, "labels"][1], path)
+
+
+def read_csv(path):
+    """Return the images, (n, H * H), and the labels of a CSV file: in each row a label, then the gray levels. With a
+    header the label is the first or the last column, the one that is called label, class, target or y."""
+    rows = [row for row in read_bytes(path).decode("utf-8-sig", "replace").splitlines() if row.strip()]
+    head = [cell.strip(' "').lower() for cell in rows[0].split(",")] if rows else []
+    has_header = bool(head) and (head[0] in LABELS or not all(re.fullmatch(r"[-+.\de]+", cell) for cell in head[1:]))
+    is_last = has_header and head[0] not in LABELS
+    if is_last and head[-1] not in LABELS:
+        raise InputError(f"{path}: neither the first nor the last column is called label. Rename the column of labels")
+    rows = rows[has_header:]
+    if not rows or len(head) < 2:
+        raise InputError(f"{path}: has no rows of columns. Give a label and gray levels in each row, between commas")
+    levels, labels = [], []
+    for row in rows:
+        first, _, rest = row.partition(",")
+        if is_last:
+            rest, _, first = row.rpartition(",")
+        levels.append(rest)
+        labels.append(first.strip(' "'))
+    try:
+        try:
+            return np.loadtxt(levels, np.uint8, delimiter=",", ndmin=2), labels
+        except ValueError:                                              # no integers, which are read ten times as fast
+            return np.loadtxt(levels, np.float32, delimiter=",", ndmin=2), labels
+    except ValueError as error:
+        fault = str(error).split(";")[0].rstrip(".")
+        raise InputError(f"{path}: {fault}. Give a label and the same number of gray levels in each row") from None
+
+
+def chunk(part, images, labels, where):
+    """Return the Chunk of arrays of images and labels. where: what they are called in messages"""
+    progress = Progress()
+    try:
+        names = names_of(labels)
+        images, notes = arrays_to_mnist(images, lambda text: progress.step(f"{where}: {text}"))
+        if len(images) != len(names):
+            raise InputError(f"has {len(images)} images and {len(names)} labels. Give a label for each image")
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    for note in notes:
+        progress.say(f"note: {where}: {note}")
+    return Chunk(part, images, names, None)
+
+
+# -------------------------------------------------------------- a data set
+
+def data_set_of(chunks, seed):
+    """Return Chunks as the files of a data set, {name: bytes}, and a summary and further lines that say what was done.
+    Raise InputError for classes that have too few images"""
+    images = np.concatenate([each.images for each in chunks])
+    named = [label for each in chunks for label in each.labels]
+    parts = [each.part for each in chunks for _ in each.labels]
+    files = [name for each in chunks for name in each.files or [""] * len(each.labels)]
+    tested = {"test", "val"} & {*parts} if len({*parts}) > 1 else ()    # one part alone is split
+    tested = "test" if "test" in tested else "".join(tested)
+    names = sorted({name for name, part in zip(named, parts) if part != tested or not tested}, key=by_number)
+    if unknown := sorted({*named} - {*names}, key=by_number):
+        raise InputError(f"test images of class {unknown[0]}, but no training images. Give some, or leave them out")
+    if not 2 <= len(names) <= MAX_CLASSES:
+        raise InputError(f"has {len(names)} class{'es' * (len(names) != 1)}. Give 2 to {MAX_CLASSES}")
+    labels, content = np.array([names.index(name) for name in named]), contents(images)
+    if tested:
+        is_test = np.array([part == tested for part in parts])
+        said = [f"split: as given, {tested} is for testing" + ", val for training" * ({*parts} >= {"val", "test"})]
+        if n_known := int(np.isin(content[is_test], content[~is_test]).sum()):
+            said.append(f"warning: {n_known:,} of {is_test.sum():,} test images are training images")
+    else:
+        is_test = choose_test_images(content, labels, seed)
+        said = ["split: a seventh of each class is for testing"]
+        if n_copies := len(content) - len(np.unique(content)):
+            said.append(f"copies of images: {n_copies:,}; all copies of an image are on one side of the split")
+    if n_doubtful := len({*zip(content.tolist(), labels.tolist())}) - len(np.unique(content)):
+        said.append(f"warning: {counted(n_doubtful, 'image')} in two classes")
+    for k, name in enumerate(names):
+        n = len(np.unique(content[(labels == k) & ~is_test]))
+        if n < MIN_IMAGES - 1:
+            raise InputError(f"class {name} has {counted(n, 'different image')} for training. Give at least "
+                             f"{MIN_IMAGES - bool(tested)} different images of each class")
+    rows, idx = ordered(images, labels, is_test, seed)
+    texts = {"labels.txt": text_lines(names)}
+    if any(files):
+        texts["test-files.txt"] = text_lines((files[row] for row in rows["t10k"]), "backslashreplace")
+    n_train, n_test = map(len, rows.values())
+    said.insert(0, f"{len(names)} classes, {n_train:,} training and {n_test:,} test images" +
+                ", whose files are listed in test-files.txt" * any(files))
+    return idx | texts, said
+
+
+def ordered(images, labels, is_test, seed):
+    """Return the rows of the training and test images in mixed order, {"train" or "t10k": rows}, and the bytes of their
+    files, {name: bytes}. The order of MNIST's own images stays, since the scripts recognize MNIST by its bytes."""
+    rows = {"train": np.flatnonzero(~is_test), "t10k": np.flatnonzero(is_test)}
+    mixed = {part: np.random.default_rng((seed, 0, 0)).permutation(some) for part, some in rows.items()}
+    for order in rows, mixed:
+        idx = {f"{part}-{kind}-ubyte": idx_bytes(array[some]) for part, some in order.items()
+               for kind, array in (("images-idx3", images), ("labels-idx1", labels))}
+        if all(hashlib.sha256(idx[name]).hexdigest() == digest for name, digest in MNIST.items()):
+            break
+    return order, idx
+
+
+def check_out(out, replaced=()):
+    """Raise InputError if a folder holds idx files, but those to be replaced, or if its name would make it EMNIST's"""
+    if any(IDX_NAME.fullmatch(path.name) and path.name not in replaced for path in out.glob("*")):
+        raise InputError(f"{out}: holds a data set. Give another folder, or remove its files")
+    if "emnist" in out.resolve().name:
+        raise InputError(f"{out}: by this name it would be read as EMNIST's own files, transposed. Give another name")
+
+
+def make(out, train, test=None, seed=0):
+    """Write arrays as a data set into a folder, in place of one that `make` wrote there, and print what was done.
+
+    train, test: (images, labels), images as `arrays_to_mnist` takes them, labels numbers or names; without test, a
+    seventh of each class is for testing. Raise InputError for other arrays."""
+    check_out(Path(out), MNIST)
+    chunks = [chunk(part, *arrays, part) for part, arrays in (("train", train), ("test", test)) if arrays is not None]
+    files, said = data_set_of(chunks, seed)
+    write_files(Path(out), files)
+    Progress().say("\n  ".join([f"wrote {out}: {said[0]}", *said[1:]]))
 
 
 def main():
     parser = Parser(description=__doc__)
-    parser.usage = "%(prog)s FOLDER OUT [--seed N]"
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="its folders are the classes and hold the pictures")
-    parser.add_argument("out", type=Path, metavar="OUT", help="folder for the four files, labels.txt and "
-                        "test-files.txt, the pictures of the test images in their order")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the choice of test pictures (default: 0)")
+    parser.usage = "%(prog)s DATA [DATA ...] OUT [--seed N]"
+    parser.add_argument("sources", type=Path, nargs="+", metavar="DATA", help="a folder with a folder of pictures for "
+                        "each class, idx files, CSV files, or .npz or .npy files")
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder for the four files, labels.txt (the names of the "
+                        "classes) and, of pictures, test-files.txt (the files of the test images in their order)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the choice of test images and of the "
+                        "order (default: 0)")
     args = parser.parse_args()
     if args.seed < 0:
         raise InputError(f"--seed {args.seed}: must be at least 0")
-    if any(re.fullmatch(IDX_NAME, path.name) for path in args.out.glob("*")):
-        raise InputError(f"{args.out}: holds a data set. Give another folder, or remove its files")
-    folders = class_folders(args.folder)
+    check_out(args.out)
+    progress, chunks, files = Progress(), [], []
+    for source in args.sources:
+        match = IDX_NAME.fullmatch(source.name)
+        if source.is_dir():
+            found = list(read_folder(source, progress))
+            chunks += [each._replace(part=each.part or part_of(source.name)) for each in found]
+        elif match or not source.suffix and any(source.parent.glob(source.name + "*ubyte*")):
+            chunks += read_idx_files(source.parent, match[1] if match else source.name)
+        else:
+            files.append(source)
+    chunks += read_files(files)
     try:
-        names = text_lines(folder.name for folder in folders)
+        if not chunks:
+            raise InputError("holds no folders of pictures, and no idx, CSV, .npy or .npz files. Give one that does")
+        content, said = data_set_of(chunks, args.seed)
     except InputError as error:
-        raise InputError(f"{args.folder}: {error}") from None
-    parts, tested = split_classes(folders, args.seed)
-    listed = text_lines((path.relative_to(args.folder).as_posix() for path in tested), "backslashreplace")
-    write_data_set(args.out, parts, {"labels.txt": names, "test-files.txt": listed})
-    n_train = min(12_000, 100 * len(parts["train"]))                    # each picture a hundred times in an epoch
+        raise InputError(f"{args.sources[0]}: {error}") from None
+    write_files(args.out, content)
+    for source in [source for source in args.sources if source.is_dir() and any(each.files for each in chunks)]:
+        root = innermost(source)
+        junk, unused = left_out(source, {(root / name).as_posix() for each in chunks for name in each.files or ()})
+        for names, why in ((junk, "that systems leave in folders"), (unused, "no PNG or JPEG of a class")):
+            if names:
+                said.append(f"left out {counted(len(names), 'file')} ({why}): {', '.join(sorted({*names})[:5])}"
+                            + ", ..." * (len({*names}) > 5))
+    n_train = len(content["train-labels-idx1-ubyte"]) - 8
     script = Path(sys.argv[0]).parent / "affnist_capsnet.py"
-    command = command_line(script, "--data-dir", args.out, "--n-train", n_train)
-    print(f"wrote {args.out}: {len(folders)} classes, {len(parts['train'])} training and {len(parts['t10k'])} test "
-          f"images, whose files are listed in test-files.txt\n  train on it: {command}")
-    if left := [path.name for folder in folders for path in visible(folder) if path.suffix.lower() not in ENDINGS]:
-        print(f"left out {counted(len(left), 'file')} that {'are' if len(left) > 1 else 'is'} neither PNG nor "
-              f"JPEG: {', '.join(sorted(left)[:5])}{', ...' * (len(left) > 5)}")
+    said.append("train on it: " + command_line(script, "--data-dir", args.out, "--n-train", min(12_000, 100 * n_train)))
+    progress.say("\n  ".join([f"wrote {args.out}: {said[0]}", *said[1:]]))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
-"""Pictures into data sets: read a picture, find its ink, make an image like MNIST's of it, write idx files."""
+"""Pictures and arrays into data sets: read a picture, find its ink, make an image like MNIST's of it, split, write."""
 import contextlib
+import hashlib
+import math
 import sys
 import warnings
 from pathlib import Path
@@ -21,9 +23,10 @@ MIN_SIGNAL = 6                     # contrast of ink in standard deviations of t
 SPECK = 0.03                       # spots with less than this fraction of the largest spot's ink are removed
 GROUND_FITS, SURFACE = 8, 2        # fits of the background surface; its polynomial degree, for uneven illumination
 BOX, SIDE = 20, 28                 # px of the ink and of the image
-MIN_IMAGES, MAX_CLASSES = 3, 62    # pictures of a class at least, classes at most
-TEST_SHARE = 7                     # one of so many pictures of a class is for testing
+TEST_SHARE = 7                     # one of so many images of a class is for testing
 ENDINGS = (".png", ".jpg", ".jpeg")
+JUNK = "thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir"                  # what systems leave in folders
+FEW_GRAYS = 64                     # arrays whose brightest pixel is between 1 and this are scaled to 255
 FAINT = 0.1                        # what is darker than this, of the brightest ink, does not count for the ink's box
 UPRIGHT = {                        # EXIF orientation: what turns such a picture upright (imageio's versions differ)
     2: lambda a: a[:, ::-1], 3: lambda a: a[::-1, ::-1], 4: lambda a: a[::-1], 5: lambda a: a.swapaxes(0, 1),
@@ -153,12 +156,17 @@ def dilate(ink, radius):
 
 # -------------------------------------------------------------- images like MNIST's
 
+def edges(images):
+    """Return the gray levels at the edges of images, (..., h, w), as (..., 2 h + 2 w)"""
+    return np.concatenate([images[..., 0, :], images[..., -1, :], images[..., 0], images[..., -1]], -1)
+
+
 def ink_of(gray):
     """Return the ink of a picture in [0, 1], light on dark: gray levels, inverted if the picture's edge is light.
 
     If the edge is uneven, as in a photograph, a smooth background is fitted and subtracted.
     """
-    edge = np.concatenate([gray[0], gray[-1], gray[:, 0], gray[:, -1]])
+    edge = edges(gray)
     if np.ptp(np.quantile(edge, (0.1, 0.9))) > FAINT:
         with contextlib.suppress(InputError):                           # a tight crop has no background to fit
             return find_ink(gray)
@@ -177,10 +185,14 @@ def resample(image, height, width, top=0.0, left=0.0, scale=1.0):
 
 def to_mnist(gray):
     """Return a picture's ink as an image like MNIST's, (28, 28) uint8: its box fits into 20x20 px, its center of mass
-    is at the center. Raise InputError if there is no ink."""
+    is at the center. A picture of 28x28 px, light on dark, is such an image. Raise InputError if there is no ink."""
+    if np.ptp(gray) < 0.05:
+        raise InputError("no ink found")
+    if gray.shape == (SIDE, SIDE) and np.median(edges(gray)) < 0.5:
+        return np.rint(255 * gray).astype(np.uint8)
     ink = ink_of(gray)
     rows, columns = (np.flatnonzero((ink > FAINT).any(axis)) for axis in (1, 0))
-    if not len(rows) or np.ptp(gray) < 0.05:
+    if not len(rows):
         raise InputError("no ink found")
     ink = ink[rows[0]:rows[-1] + 1, columns[0]:columns[-1] + 1]
     scale = BOX / max(ink.shape)
@@ -194,53 +206,92 @@ def to_mnist(gray):
 
 # -------------------------------------------------------------- data sets
 
+def is_junk(path):
+    """Return whether a system or an editor left a file or folder among pictures: hidden, or of a known name"""
+    return path.name.startswith(".") or path.name.lower() in JUNK
+
+
 def visible(folder):
-    """Return the paths in a folder that are not hidden, as macOS and notebooks leave them"""
-    return [path for path in folder.iterdir() if not path.name.startswith(".")]
+    """Return the paths in a folder that are not junk, sorted"""
+    return sorted(path for path in folder.iterdir() if not is_junk(path))
 
 
-def read_class(folder):
-    """Return the paths of a folder's pictures and their images, (n, 28, 28) uint8. Raise InputError for an unreadable
-    one."""
-    images, paths = [], sorted(path for path in visible(folder) if path.suffix.lower() in ENDINGS)
-    for path in paths:
+def gray_images(array):
+    """Return an array of images as gray levels, (n, H, W) uint8, light on dark, and what was done to them, in words.
+
+    array: (n, H, W), (n, H * H), (n, H, W, 1, 3 or 4) or (n, 1 or 3, H, W); gray levels from 0 to 255 or from 0 to 1,
+    or to another maximum of at most FEW_GRAYS. Raise InputError for what is not such an array.
+    """
+    gray, notes = np.asarray(array), []
+    fault = f"images are {gray.dtype} {gray.shape}. Give gray levels, (n, H, W)"
+    if gray.dtype.kind not in "buif" or gray.ndim < 2 or not gray.size:
+        raise InputError(fault)
+    if gray.ndim == 2:
+        side = math.isqrt(gray.shape[1])
+        gray = gray.reshape(-1, side, side) if side * side == gray.shape[1] else gray
+    if gray.ndim == 4 and gray.shape[1] in (1, 3) and gray.shape[3] > 4:
+        gray = gray.transpose(0, 2, 3, 1)
+    if gray.ndim == 4 and gray.shape[3] in (3, 4):
+        gray = gray[..., :3] @ np.array([0.299, 0.587, 0.114], np.float32)
+        notes.append("colors were turned into gray levels")
+    gray = gray[..., 0] if gray.ndim == 4 and gray.shape[3] == 1 else gray
+    if gray.ndim != 3 or min(gray.shape[1:]) < 8:
+        raise InputError(fault)
+    largest = float(gray.max())
+    if not (gray.min() >= 0 and largest <= 255.5):                      # also NaN
+        raise InputError("images have negative, non-finite or larger values than 255. Give gray levels from 0 to 255, "
+                         "or from 0 to 1, before any normalization")
+    unit = 1 if largest <= 1 else largest if largest <= FEW_GRAYS else 255
+    if unit not in (1, 255):
+        notes.append(f"gray levels from 0 to {largest:g} were scaled to 255")
+    gray = gray if gray.dtype == np.uint8 and unit == 255 else np.rint(gray * np.float32(255 / unit)).astype(np.uint8)
+    if np.median(edges(gray)) > 127:
+        gray = 255 - gray
+        notes.append("dark on light: inverted")
+    return gray, notes
+
+
+def arrays_to_mnist(array, report=lambda text: None):
+    """Return an array of images, as `gray_images` takes it, as images like MNIST's, (n, 28, 28) uint8, and what was
+    done to them, in words. Images of another size are scaled and centered like pictures. report(text) hears how far it
+    is. Raise InputError for an image without ink."""
+    images, notes = gray_images(array)
+    if images.shape[1:] == (SIDE, SIDE):
+        return images, notes
+    found = []
+    for k, image in enumerate(images):
+        report(f"{k} of {len(images)} images scaled")
         try:
-            images.append(to_mnist(read_picture(path)))
+            found.append(to_mnist(image / 255))
         except InputError as error:
-            raise InputError(f"{path}: {error}. Mend or remove this file") from None
-    if len(images) < MIN_IMAGES:
-        raise InputError(f"{folder}: has {len(images)} PNG or JPEG files. Give at least {MIN_IMAGES} of each class")
-    return paths, np.stack(images)
+            raise InputError(f"image {k}: {error}. Leave it out") from None
+    notes.append(f"{images.shape[2]}x{images.shape[1]} px: scaled so that the ink fits into {BOX}x{BOX} px")
+    return np.stack(found), notes
+
+
+def contents(images):
+    """Return a number for each of some images, (n,); copies of an image have the same one"""
+    seen = {}
+    return np.array([seen.setdefault(hashlib.blake2b(image.tobytes(), digest_size=16).digest(), k)
+                     for k, image in enumerate(images)], np.int64)
+
+
+def choose_test_images(content, labels, seed):
+    """Return which images are for testing, (n,) bool: a seventh of the different images of each class, with all copies.
+
+    content, labels: of each image, (n,); content as `contents` returns it.
+    """
+    is_test = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        different = np.unique(content[labels == label])
+        order = np.random.default_rng((seed, label)).permutation(len(different))
+        is_test |= np.isin(content, different[order[:-(-len(different) // TEST_SHARE)]])
+    return is_test
 
 
 def idx_bytes(array):
     """Return an array of uint8 values as the bytes of an idx file"""
     return b"\0\0\x08" + bytes([array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.astype(np.uint8).tobytes()
-
-
-def class_folders(folder):
-    """Return the folders in a folder, one for each class, in order of their names. Raise InputError if there are none,
-    or too many."""
-    if not folder.is_dir():
-        raise InputError(f"{folder}: no such folder. Give one that holds a folder of pictures for each class")
-    found = sorted(path for path in visible(folder) if path.is_dir())
-    if not 2 <= len(found) <= MAX_CLASSES:
-        raise InputError(f"{folder}: has {len(found)} folders of pictures. Give 2 to {MAX_CLASSES}, one a class")
-    return found
-
-
-def split_classes(folders, seed):
-    """Return the pictures of some classes as {"train" or "t10k": list of (image, label)}, and the paths of the test
-    pictures in their order. Raise InputError for an unreadable picture."""
-    parts, tested = {"train": [], "t10k": []}, []
-    for label, folder in enumerate(folders):
-        paths, images = read_class(folder)
-        order = np.random.default_rng((seed, label)).permutation(len(images))
-        n_test = -(-len(images) // TEST_SHARE)
-        for name, rows in (("t10k", order[:n_test]), ("train", order[n_test:])):
-            parts[name] += [(image, label) for image in images[rows]]
-        tested += [paths[row] for row in order[:n_test]]
-    return parts, tested
 
 
 def text_lines(names, errors="strict"):
@@ -251,20 +302,17 @@ def text_lines(names, errors="strict"):
         raise InputError(f"the name of a folder is not UTF-8 ({error.object!r}). Rename it") from None
 
 
-def write_data_set(out, parts, texts):
-    """Write four idx files, of what split_classes returns, and some texts, {file name: bytes}, into a folder: all of
-    them or none"""
+def write_files(out, files):
+    """Write files, {name: bytes}, into a folder: all of them or none"""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{out}: cannot be created ({error.strerror}). Choose another folder") from None
-    contents = {out / f"{name}-{kind}-ubyte": idx_bytes(array) for name, pairs in parts.items()
-                for kind, array in zip(("images-idx3", "labels-idx1"), map(np.array, zip(*pairs)))}
-    contents |= {out / name: content for name, content in texts.items()}
     try:
-        for path, content in contents.items():
-            write_atomically(path, lambda file, content=content: file.write(content))
+        for name, content in files.items():
+            write_atomically(out / name, lambda file, content=content: file.write(content))
     except BaseException:
-        for path in contents:
-            path.unlink(missing_ok=True)
+        for name in files:
+            with contextlib.suppress(OSError):
+                (out / name).unlink(missing_ok=True)
         raise

@@ -1,21 +1,18 @@
-"""Data of one's own: four idx files of any data set, from 2 to 62 classes; arrays given to train; pictures."""
+"""Data of one's own: four idx files of any data set, from 2 to 62 classes; arrays given to train."""
 import gzip
 import json
 from types import SimpleNamespace
 
 import affnist_capsnet as ac
 import multimnist_capsnet as mc
-from lab import data as data_sets
 from lab import networks
 from lab.figures import call_images, class_names, new_figure
 
-import imageio.v3 as imageio
 import numpy as np
 import pytest
 from conftest import EXPERIMENTS, assert_refused, runs, toy, toy_digits
 
 import make_affnist_capsnet_gif as affnist_film
-import make_idx
 import make_multimnist_capsnet_gif as multi_film
 import visualize_affnist_capsnet as affnist_figures
 import visualize_multimnist_capsnet as multi_figures
@@ -161,63 +158,3 @@ def test_arrays_that_train_cannot_take_are_refused(experiment, name):
     change, words = WRONG[name]
     with pytest.raises(module.InputError, match=f"^synthetic, train: .*{words}"):
         module.train(config, data | {"train": change(*data["train"])})
-
-
-def draw(folder, name, shape, dark, n, size=(60, 80)):
-    """Write n pictures of a bar, upright or lying, at random places, dark on light or light on dark"""
-    (folder / name).mkdir(parents=True)
-    rng = np.random.default_rng(len(name))
-    for k in range(n):
-        picture = np.full(size, 235 if dark else 20, np.uint8)
-        top, left = rng.integers(3, 10), rng.integers(3, 30)
-        picture[top:top + shape[0], left:left + shape[1]] = 30 if dark else 220
-        imageio.imwrite(folder / name / f"{k}.{'png' if k % 2 else 'jpg'}", picture)
-
-
-def test_ink_on_unevenly_lit_paper_is_that_on_even_paper():
-    """A page that darkens from 0.9 to 0.65 from one corner to the other"""
-    even = np.full((60, 80), 0.9)
-    even[15:45, 35:45] = 0.2
-    lit = even - 0.25 * np.add.outer(np.linspace(0, 0.5, 60), np.linspace(0, 0.5, 80))
-    expected, found = data_sets.to_mnist(even).astype(int), data_sets.to_mnist(lit).astype(int)
-    assert (found[:3] == 0).all() and (found[:, :3] == 0).all() and np.abs(found - expected).mean() < 8
-
-
-def test_pictures_become_four_files_as_mnists(call, tmp_path):
-    """Light on dark, in a box of 20 px, centered by mass; a seventh for testing; two commands train on them"""
-    draw(tmp_path / "drawings", "bar", (40, 10), True, 14)
-    draw(tmp_path / "drawings", "line", (10, 40), False, 14)
-    (tmp_path / "drawings" / "bar" / "note.txt").write_text("x", "utf-8")
-    (tmp_path / "drawings" / "line" / "photo.heic").write_bytes(b"x")
-    (tmp_path / "drawings" / ".ipynb_checkpoints").mkdir()              # what is hidden is neither class nor picture
-    (tmp_path / "drawings" / "bar" / "._1.png").write_bytes(b"of macOS")
-    code, out, err = call(mc, make_idx.main, "drawings", "data")
-    assert (code, err) == (0, "") and "2 classes, 24 training and 4 test images" in out
-    data = read(tmp_path / "data")
-    assert data["names"][:2] == ["bar", "line"] and np.bincount(data["test"][1]).tolist() == [2, 2]
-    for image, label in zip(*data["test"]):
-        rows, columns = (np.flatnonzero((image > 60).any(axis)) for axis in (1, 0))
-        assert abs(len(rows) - (20 if label == 0 else 5)) <= 1 and abs(len(columns) - (5 if label == 0 else 20)) <= 1
-        assert image.max() > 200 and image[:2].max() < 30
-        mass = image.astype(float)
-        assert (mass.sum(1) * (np.arange(28) + 0.5)).sum() / mass.sum() == pytest.approx(14, abs=0.6)
-    command = out.splitlines()[1].partition(".py ")[2].split()
-    assert out.splitlines()[2] == "left out 2 files that are neither PNG nor JPEG: note.txt, photo.heic"
-    tested = (tmp_path / "data" / "test-files.txt").read_text("utf-8").splitlines()
-    assert [path.split("/")[0] for path in tested] == ["bar", "bar", "line", "line"]
-    for path, image in zip(tested, data["test"][0]):
-        assert np.array_equal(data_sets.to_mnist(data_sets.read_picture(tmp_path / "drawings" / path)), image)
-    code, _, err = call(ac, ac.main, *command, "--n-epochs", 1, "--n-train", 22, "--n-val", 2, "--batch-size", 11,
-                        "--conv1-channels", 2, "--quiet")
-    assert (code, err) == (0, "")
-    (tmp_path / "full" / "labels.txt").mkdir(parents=True)
-    assert_refused(call(mc, make_idx.main, "drawings", "full"), "labels.txt")
-    assert [path.name for path in (tmp_path / "full").iterdir()] == ["labels.txt"]
-    write_data(tmp_path / "zipped", zipped=True)
-    (tmp_path / "drawings" / "bar" / "0.jpg").write_bytes(b"no picture")
-    for flags, words in ((("drawings", "data"), "data: holds a data set"), (("drawings", "zipped"), "holds a data set"),
-                         (("drawings", "x", "--seed", -1), "--seed -1: must be at least 0"),
-                         (("none", "x"), "none: no such folder. Give one that"), (("drawings", "x"), "0.jpg: is not a"),
-                         (("drawings/bar", "x"), "has 0 folders"), (("drawings",), "OUT")):
-        assert_refused(call(mc, make_idx.main, *flags), words)
-        assert not (tmp_path / "x").exists()
