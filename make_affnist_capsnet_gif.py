@@ -138,7 +138,7 @@ def draw_frames(digits, shown, n, source, names=()):
 @figures.in_style
 def main():
     parser = Parser(description=__doc__)
-    parser.add_argument("--load", nargs="+", default=NETWORKS, metavar="FILE", help="checkpoints or weights of the "
+    parser.add_argument("--load", nargs="+", action="extend", metavar="FILE", help="checkpoints or weights of the "
                         "networks (default: the pretrained small capsnet and cnn)")
     parser.add_argument("--index", type=int, nargs="+", metavar="N", help="indices of the test "
                         "digits, from 0 (default: 3 15)")
@@ -146,7 +146,7 @@ def main():
     figures.add_animation_flags(parser, affnist, FPS)
     affnist.add_settings(parser)
     args = parser.parse_args()
-    given, args.index = args.index is not None, args.index or [3, 15]
+    args.load, given, args.index = args.load or NETWORKS, args.index is not None, args.index or [3, 15]
     figures.check_animation_flags(args, affnist, {
         "--frames": (args.frames, 2, 60), "--index: digits": (len(args.index), 1, MAX_DIGITS),
         "--load: networks": (len(args.load), 1, MAX_NETWORKS)})

@@ -25,13 +25,11 @@ class Network:
         return f"{self.trained.model}, preset {self.trained.preset}, seed {self.trained.seed}"
 
 
-def add_flags(parser, module, text, nargs="*"):
-    """Add --load, whose help begins with `text`, and a flag for every setting of an experiment. nargs: "*" for several
-    files, "?" for one"""
-    known = module.PRETRAINED if nargs == "*" else module.PRETRAINED[:1]
-    parser.add_argument("--load", nargs=nargs, const=str(known[0]) if nargs == "?" else None, metavar="FILE",
+def add_flags(parser, module, text):
+    """Add --load, whose help begins with `text`, and a flag for every setting of an experiment"""
+    parser.add_argument("--load", nargs="*", action="extend", metavar="FILE",
                         help=f"{text} in FILE, whose settings are used; if FILE is omitted, the pretrained "
-                        f"{', '.join(path.name for path in known)} in weights/")
+                        f"{', '.join(path.name for path in module.PRETRAINED)} in weights/")
     module.add_settings(parser)
 
 
