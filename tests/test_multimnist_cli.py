@@ -49,7 +49,8 @@ def assert_pngs(folder, names):
 @pytest.mark.slow
 def test_all_figures_end_to_end(toy_run, alone, tmp_path):
     outdir, out = tmp_path / "new" / "viz", tmp_path / "x.json"
-    alone(viz, "--load", toy_run, "--outdir", outdir, "--n-test", 64, "--out-json", out)
+    alone(viz, "--load", toy_run, "--outdir", outdir, "--n-test", 64, "--out-json", out, "--only",
+          *viz.FIGURES)
     assert_pngs(outdir, viz.FIGURES)
     found, trained = (json.loads(path.read_text("utf-8")) for path in (out, toy_run.with_suffix(".json")))
     assert found.keys() == trained.keys() | {"loaded", "errors", "routing"} and out.stat().st_size < 4096

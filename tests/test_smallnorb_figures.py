@@ -147,9 +147,17 @@ def test_figures_of_shapes_and_of_several_networks(call, tmp_path):
     for model in ("cnn", "cnn-gap"):
         assert call(sn, sn.main, *SHAPES, "--model", model, "--checkpoint", f"{model}.npz", "--quiet") == (0, "", "")
     code, out, err = call(sn, looks.main, "--load", "cnn.npz", "cnn-gap.npz", "--outdir", "b", "--only",
-                          "azimuth_accuracy", "pose_matrices")
+                          "azimuth_accuracy", "pose_matrices", "confusion")
     assert (code, err) == (0, "") and "pose_matrices: skipped, since only matrix capsules have" in out
-    assert [path.stem for path in (tmp_path / "b").glob("*.png")] == ["azimuth_accuracy"]
+    assert sorted(path.stem for path in (tmp_path / "b").glob("*.png")) == [
+        "azimuth_accuracy", "confusion-cnn", "confusion-cnn-gap"]
+    assert_refused(call(sn, looks.main, "--load", "cnn.npz", "--data", "toys"), "trained on five shapes, of another")
+
+
+def test_a_view_of_another_toy_or_lighting_is_said():
+    views = {"instances": np.array([0, 0]), "lightings": np.array([2, 2])}
+    assert looks.other_view(views, 2) == looks.other_view({}) == ""
+    assert looks.other_view(views | {"instances": np.array([3, 0])}, 1) == "toy 3, lighting 2"
 
 
 def test_background_activity_of_a_network_trained_here(call, tmp_path):
