@@ -1845,7 +1845,7 @@ def main():
                                      usage="%(prog)s [options]", allow_abbrev=False)
     parser.error = refuse
     either = parser.add_mutually_exclusive_group()
-    either.add_argument("--load", nargs="*", metavar="FILE", help="test these networks (default: the pretrained one)")
+    either.add_argument("--load", nargs="*", action="extend", metavar="FILE", help="test these, or the pretrained")
     either.add_argument("--checkpoint", metavar="FILE", help="save the run after every epoch; the same command resumes")
     parser.add_argument("--init", metavar="FILE", help="start a new run from the weights of another")
     parser.add_argument("--out-weights", metavar="FILE", help="write the network here, not below runs/")

@@ -143,7 +143,8 @@ def main():
     parser.add_argument("--model", nargs="+", metavar="MODEL", help="models to train")
     parser.add_argument("--n-seeds", type=int, default=1, metavar="K", help="seeds of each model (default: 1)")
     parser.add_argument("--first-seed", type=int, default=0, metavar="N", help="the first seed (default: 0)")
-    parser.add_argument("--load", nargs="+", type=Path, metavar="FILE", help="evaluate these trained networks instead")
+    parser.add_argument("--load", nargs="+", action="extend", type=Path, metavar="FILE", help="evaluate these trained "
+                        "networks instead")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs side by side, which share the cores "
                         "(default: 1)")
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="threads of each run (default: the cores, "

@@ -204,7 +204,7 @@ class Guide:
         c = np.stack([np.broadcast_to(step, (1, N_CLASSES, weight.size))[0, predicted] for step in out["c"]])
         couplings = np.average(c.reshape(-1, 2, *weight.shape), -1, np.broadcast_to(weight, (len(c), 2, *weight.shape)))
         return {"lengths": out["lengths"][0].tolist(), "digits": predicted.tolist(), "grid": grid,
-                "square": [float(x) for x in figures.square_of_centers(along, CANVAS)],
+                "square": [float(x) for x in pictures.square_of_centers(along, CANVAS)],
                 "v": out["v"][0, predicted].tolist(), "couplings": couplings.tolist(),
                 "reconstructions": [encode(digit) for digit in out["recon"][0]]}
 
@@ -364,8 +364,8 @@ def main():
     parser.add_argument("--port", type=int, default=8000, metavar="N", help="port of the server; 0: any free "
                         "one (default: 8000)")
     parser.add_argument("--no-browser", action="store_true", help="do not open a browser")
-    parser.add_argument("--load", nargs="+", default=[], metavar="FILE", help="also show networks of your own; one of "
-                        "multimnist_capsnet.py replaces the pretrained network")
+    parser.add_argument("--load", nargs="+", action="extend", default=[], metavar="FILE", help="also show networks of "
+                        "your own; one of multimnist_capsnet.py replaces the pretrained network")
     args = parser.parse_args()
     if not 0 <= args.port <= 65535:
         raise InputError(f"--port {args.port}: must be between 0 and 65535")

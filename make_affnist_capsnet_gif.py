@@ -77,14 +77,18 @@ def bar_heights(scores, config):
     return p / p.sum(1, keepdims=True)
 
 
-def draw_frames(digits, shown, n, source, names=()):
+def draw_frames(digits, shown, n):
     """Return the frames, a list of (h, w, 3) uint8: a row for each digit, networks side by side.
 
-    digits: pairs of an image, (28, 28) uint8, and its label. shown: the networks. n: frames per factor. source: name of
-    the digits. names: of the classes, if they are no digits. The figure is built once; frames only change its data.
+    digits: pairs of an image, (28, 28) uint8, and its label. shown: the networks. n: frames per factor. The figure is
+    built once; frames only change its data.
     """
     scenes, limits = make_scenes(n), {affnist.max_shift(network.config) for network in shown}
     shifts = {"to any position" if limit is None else f"by up to {limit} pixels" for limit in limits}
+    data, source = shown[0].data, shown[0].history["source"]
+    names, noun = data.get("names", ()), "digit" if figures.has_digits(affnist, data) else "image"
+    tested = f"{noun}s" if source == data["source"] else data_name(data["source"])
+    heading = f"Trained on {data_name(source)} translated {' or '.join(sorted(shifts))}; tested on {tested}"
     width, height = max(PICTURE + 2 * GAP + (BARS + GAP) * len(shown) - GAP, WIDTH), TOP + ROW * len(digits) + BOTTOM
     fig = Figure((width / 100, height / 100), dpi=100)
     canvas = FigureCanvasAgg(fig)
@@ -94,7 +98,7 @@ def draw_frames(digits, shown, n, source, names=()):
         ax = fig.add_axes((left / width, 1 - (TOP + row * ROW + PICTURE) / height, wide / width, PICTURE / height))
         ax.set_title("" if row else title, pad=8)
         return ax
-    title = fig.suptitle("", fontsize=12, y=1 - 8 / height)
+    title = fig.suptitle("", fontsize=min(12, 1.4 * width / len(heading)), y=1 - 8 / height)
     fig.legend([Patch(color=color) for color in LEGEND.values()], LEGEND, loc="lower center", ncol=3, frameon=False,
                fontsize=10, bbox_to_anchor=(0.5, 0))
     rows = []                      # for each digit: images, its picture, its label, and (bars, heights) of each network
@@ -102,7 +106,7 @@ def draw_frames(digits, shown, n, source, names=()):
         images = np.stack([affnist.transform_digits(
             image[None], affnist.affine_matrix(**factors), FixedPosition(*position), SIDES["affnist"])[0][0]
             for _, _, factors, position in scenes])
-        ax = add_axes(GAP // 2, row, PICTURE, "a test digit")
+        ax = add_axes(GAP // 2, row, PICTURE, f"a test {noun}")
         ax.set(xticks=[], yticks=[], xlabel=f"class {label}: {names[label]}" if names else "")
         ax.spines[:].set(visible=True, color=GRAY)
         picture, panels = ax.imshow(images[0], cmap="gray_r", vmin=0, vmax=255, interpolation="nearest"), []
@@ -123,8 +127,7 @@ def draw_frames(digits, shown, n, source, names=()):
     for t, (name, value, _, _) in enumerate(scenes):
         low, high = affnist.RANGES.get(name, (-np.inf, np.inf))
         beyond = "" if low <= value <= high else " (beyond affNIST's range)"
-        title.set_text(f"Trained on {source} translated {' or '.join(sorted(shifts))}; tested on digits\n"
-                       f"{WORDS[name].format(value)}{beyond}")
+        title.set_text(f"{heading}\n{WORDS[name].format(value)}{beyond}")
         for images, picture, label, panels in rows:
             picture.set_data(images[t])
             for bars, heights in panels:
@@ -138,7 +141,7 @@ def draw_frames(digits, shown, n, source, names=()):
 @figures.in_style
 def main():
     parser = Parser(description=__doc__)
-    parser.add_argument("--load", nargs="+", default=NETWORKS, metavar="FILE", help="checkpoints or weights of the "
+    parser.add_argument("--load", nargs="+", action="extend", metavar="FILE", help="checkpoints or weights of the "
                         "networks (default: the pretrained small capsnet and cnn)")
     parser.add_argument("--index", type=int, nargs="+", metavar="N", help="indices of the test "
                         "digits, from 0 (default: 3 15)")
@@ -146,7 +149,7 @@ def main():
     figures.add_animation_flags(parser, affnist, FPS)
     affnist.add_settings(parser)
     args = parser.parse_args()
-    given, args.index = args.index is not None, args.index or [3, 15]
+    args.load, given, args.index = args.load or NETWORKS, args.index is not None, args.index or [3, 15]
     figures.check_animation_flags(args, affnist, {
         "--frames": (args.frames, 2, 60), "--index: digits": (len(args.index), 1, MAX_DIGITS),
         "--load: networks": (len(args.load), 1, MAX_NETWORKS)})
@@ -165,8 +168,7 @@ def main():
         args.index = [min(k, len(labels) - 1) for k in args.index]                      # of a small data set
     if not 0 <= min(args.index) <= max(args.index) < len(labels):
         raise InputError(f"--index {' '.join(map(str, args.index))}: must be between 0 and {len(labels) - 1}")
-    frames = draw_frames([(images[k], int(labels[k])) for k in args.index], shown, args.frames,
-                         data_name(data["source"]), data.get("names", ()))
+    frames = draw_frames([(images[k], int(labels[k])) for k in args.index], shown, args.frames)
     figures.write_animation(args.out, frames, 1000 / args.fps, Progress(loaded[0][1].quiet).say)
 
 

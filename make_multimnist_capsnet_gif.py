@@ -70,12 +70,12 @@ def montage(shown, recon):
     return padded.swapaxes(1, 2).reshape(len(images) * (CANVAS + GAP), -1)[:-GAP, :-GAP]
 
 
-def draw_frames(scenes, points, last_step, title, ending=None):
+def draw_frames(scenes, points, last_step, title, names=(), ending=None):
     """Return the frames, a list of (h, w, 3) uint8, one per scene. The figure is built once; frames change its data.
 
     scenes: dicts of shown (the pairs), lengths and recon, and n, how many of the points of the curves are drawn.
-    points: (step, validation loss, exact-match accuracy) each. ending: title of the last scene and its network's
-    accuracy.
+    points: (step, validation loss, exact-match accuracy) each. names: of the classes, if they have some. ending: title
+    of the last scene and its network's accuracy.
     """
     first, pitch, J = scenes[0], CANVAS + GAP, scenes[0]["lengths"].shape[1]
     chance = 2 / (J * (J - 1))
@@ -86,7 +86,7 @@ def draw_frames(scenes, points, last_step, title, ending=None):
         """Add axes at a position in screen px."""
         return fig.add_axes((left / WIDTH, 1 - (top + height) / HEIGHT, width / WIDTH, height / HEIGHT))
 
-    heading = fig.suptitle(title, fontsize=10, y=0.985)
+    heading = fig.suptitle(title, fontsize=min(10, 1100 / len(title)), y=0.985)
     image = montage(first["shown"], first["recon"])
     ax = add_axes(10, 60, image.shape[1] * SCALE, image.shape[0] * SCALE)
     picture = ax.imshow(image, cmap="gray", vmin=0, vmax=1)
@@ -95,6 +95,8 @@ def draw_frames(scenes, points, last_step, title, ending=None):
     ax.set_yticks([])
     ax.tick_params(length=0, labeltop=True, labelbottom=False)
     ax.spines[:].set_visible(False)
+    labels = [[ax.text(column * pitch + 1, row * pitch + CANVAS - 2, "", fontsize=7, color="white")
+               for column in (1, 3)] for row in range(len(first["lengths"]))]
     bars, marks = [], []
     for k in range(len(first["lengths"])):
         ax = add_axes(420, 60 + k * pitch * SCALE, 140, 56)
@@ -120,6 +122,9 @@ def draw_frames(scenes, points, last_step, title, ending=None):
     for scene in scenes:
         shown, present = scene["shown"], capsnet.k_hot(scene["shown"]["labels"], bool, J)
         picture.set_data(montage(shown, scene["recon"]))
+        for texts, pair in zip(labels, shown["labels"] if names else ()):
+            for text, label in zip(texts, pair):
+                text.set_text(names[label][:14])
         for bar, length, is_present in zip(bars, scene["lengths"].ravel(), present.ravel()):
             bar.set(height=length, color=ORANGE if is_present else GRAY)
         for mark, correct in zip(marks, capsnet.exact_match(capsnet.top_two(scene["lengths"]), shown["labels"])):
@@ -185,15 +190,16 @@ def main():
                          f"{max(1, -(-n_steps(config) // MAX_FRAMES))}")
     figures.check_animation_flags(args, capsnet, {})
     data = capsnet.load_data(config)
-    title = (f"Two overlapping {capsnet.data_name(data['source'])}, each reconstructed from its own capsule "
+    source, names = network and network.source, data.get("names", ())
+    title = (f"Two overlapping {capsnet.data_name(data['source'], source)}, each reconstructed from its own capsule "
              f"({config.n_epochs} x {config.n_train:,} training pairs")
     if network:
         loaded = networks.make(capsnet, label, network, config, data)
-        frames = draw_frames(*scenes_of_test_pairs(loaded), network.step, f"{title})")
+        frames = draw_frames(*scenes_of_test_pairs(loaded), network.step, f"{title})", names)
         durations = SCENE_MS if args.fps == FPS else 1000 / args.fps
     else:
         scenes, points, ending = scenes_of_training(capsnet.fit_to_data(config, data), data, every)
-        frames = draw_frames(scenes, points, n_steps(config), f"{title}, seed {config.seed})", ending)
+        frames = draw_frames(scenes, points, n_steps(config), f"{title}, seed {config.seed})", names, ending)
         durations = [1000 / args.fps] * (len(frames) - 2) + [HOLD] * 2
     figures.write_animation(args.out, frames, durations, Progress(config.quiet).say)
 

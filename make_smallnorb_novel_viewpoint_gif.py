@@ -18,11 +18,13 @@ import smallnorb_novel_viewpoint as norb  # before numpy: it sets the number of 
 from lab import figures, networks
 from lab.figures import COLORS, GRAY
 from lab.messages import InputError, Parser, Progress, flag_name, run_cli
-from smallnorb_novel_viewpoint import CLASS_NAMES, N_CLASSES, NORB_NAMES, NORB_SIDE
+from smallnorb_novel_viewpoint import CLASS_NAMES, N_CLASSES, NORB_NAMES, NORB_SIDE, data_name
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
+from visualize_smallnorb_novel_viewpoint import other_view
 
 FPS, HOLD, MAX_FRAMES = 5, 2000, 200     # HOLD: ms of each part's last frame; all frames are in memory, 1 MB each
 WIDTH, HEIGHT = 800, 390           # of the animation, px
@@ -57,9 +59,10 @@ def history_of(network):
 def render_view(label, azimuth, light, config):
     """Render one test object of a class; light: one of the six lightings of toys and smallNORB.
 
-    Return the network input, (1, 32, 32, C), the image to display, (h, w) in [0, 1], and its azimuth: smallNORB has one
-    every 20 degrees, so the nearest.
+    Return the network input, (1, 32, 32, C), the image to display, (h, w) in [0, 1], its azimuth: smallNORB has one
+    every 20 degrees, so the nearest; and words on another toy or lighting, where the data lack these.
     """
+    other = ""
     if config.data == "toys":                                            # from any azimuth, not from stored ones alone
         toy = norb.make_toy(label, norb.TOY_SPLITS["test"][0], config.toy_seed)
         views = norb.downsample(norb.draw_view(toy, ELEVATION, azimuth, 2 * NORB_SIDE))
@@ -67,16 +70,17 @@ def render_view(label, azimuth, light, config):
     else:
         found = norb.views_of(config, label, [azimuth], [ELEVATION], light % len(norb.LIGHTINGS))
         images, azimuth = found["images"], float(found["azimuths"][0])
+        other = other_view(found, light % len(norb.LIGHTINGS))
     if config.data == "shapes":
-        return images, images[0, ..., 0], azimuth
-    return norb.crop_batch(images, [0]), images[0, ..., 0] / 255, azimuth
+        return images, images[0, ..., 0], azimuth, other
+    return norb.crop_batch(images, [0]), images[0, ..., 0] / 255, azimuth, other
 
 
-def draw_frames(names, configs, histories, n_sweep, with_training):
+def draw_frames(names, configs, histories, n_sweep, with_training, sources=()):
     """Return the frames, a list of (h, w, 3) uint8, and how many of them show the training.
 
-    The training of all networks comes first, then an object that rotates through n_sweep azimuths. The figure is built
-    once; frames only change its data.
+    sources: of the data that loaded networks were trained on. The training of all networks comes first, then an object
+    that rotates through n_sweep azimuths. The figure is built once; frames only change its data.
     """
     rotating = ROTATING.get(configs[0].data, 2)
     names = [name if len(name) < 20 else name[:16] + "..." for name in names]
@@ -109,11 +113,11 @@ def draw_frames(names, configs, histories, n_sweep, with_training):
     frames, rings = [], np.linspace(0.88, 0.4, len(names))
 
     def add_frame(label, azimuth, light, all_params, marked=False):
-        images, display, azimuth = render_view(label, azimuth, light, first)
+        images, display, azimuth, other = render_view(label, azimuth, light, first)
         picture.set_data(display)
         familiar, novel = (norb.in_range(azimuth, bounds) for bounds in ranges)
         kind = "familiar azimuth" if familiar else "novel azimuth" if novel else "neither familiar nor novel"
-        caption.set_text(f"{classes[label]} at {azimuth:.0f}°,\n{kind}")
+        caption.set_text(f"{classes[label]}{other and f' ({other})'} at {azimuth:.0f}°,\n{kind}")
         hand.set_xdata([np.deg2rad(azimuth)] * 2)
         for name, text, config, params, ring in zip(names, texts, configs, all_params, rings):
             predicted = int(norb.forward(params, images, config)[0]["scores"][0].argmax())
@@ -137,7 +141,8 @@ def draw_frames(names, configs, histories, n_sweep, with_training):
         azimuth = (low + (high - low) * k / max(1, n - 1)) % 360
         add_frame(k % N_CLASSES, azimuth, k, [history[k][1] for history in histories])
     show_curves(max(map(len, histories)))
-    title.set_text(f"After training: predictions for a test {noun} ({classes[rotating]}) at all azimuths")
+    others = "".join(f"\n{data_name(first.data, source)}" for source in dict.fromkeys(sources) if source != first.data)
+    title.set_text(f"After training: predictions for a test {noun} ({classes[rotating]}) at all azimuths{others}")
     for k in range(n_sweep):
         add_frame(rotating, 360.0 * k / n_sweep, 6 * k // n_sweep, [history[-1][1] for history in histories], True)
     return frames, n
@@ -172,7 +177,8 @@ def main():
     data = None if loaded else norb.load_data(configs[0])
     histories = [history_of(network) if loaded else record_training(config, snapshots, data)
                  for _, network, config in runs]
-    frames, n_training = draw_frames(figures.names_of(runs), configs, histories, args.sweep_frames, not loaded)
+    frames, n_training = draw_frames(figures.names_of(runs), configs, histories, args.sweep_frames, not loaded,
+                                     [network.source for _, network, _ in runs if loaded])
     durations = [1000 / args.fps] * len(frames)
     durations[n_training - 1] = durations[-1] = HOLD
     figures.write_animation(args.out, frames, durations, Progress(configs[0].quiet).say)

@@ -309,7 +309,7 @@ def main():
     with affnist.worker_threads(config) as workers:
         results = run_probes(network.params, network.data, config, workers)
     say, source = Progress(config.quiet).say, network.data["source"]
-    say(f"{config.model}, {data_name(source)}")
+    say(f"{config.model}, {data_name(source, loaded.source)}")
     for probe, result in results.items():
         for key, value in result.items():
             items = value.items() if isinstance(value, dict) else [("", value)]

@@ -123,18 +123,20 @@ def class_examples(run, kind):
 # ---------------------------------------------------------------- figures
 
 def draw_examples(run):
-    """Draw one training digit and one test digit of each kind and class."""
-    samples = next(affnist.epoch_samples(run.data, 0, run.config))
-    rows = [("training:\ntranslated", samples["images"][first_of_each_class(samples["labels"], n_shown(run))])]
+    """Draw one test digit of each kind and class and, unless the network was trained on other data, one training digit
+    of each class."""
+    samples, rows = next(affnist.epoch_samples(run.data, 0, run.config)), []
+    if run.history["source"] == run.data["source"]:
+        rows.append(("training:\ntranslated", samples["images"][first_of_each_class(samples["labels"], n_shown(run))]))
     kinds = {"any_position": "test: at\nany position", "centered": "test: affine,\ncentered",
              "affine": "test: affine,\nany position"}
     rows += [(text, class_examples(run, kind)["images"]) for kind, text in (
         [("test", "test")] if run.config.task == "mnist" else kinds.items())]
-    fig = new_figure(0.85 * len(rows) + 0.6, "Training and test images" + (
+    fig = new_figure(0.85 * len(rows) + 0.6, f"{'Training and test' if 'training' in rows[0][0] else 'Test'} images" + (
         ", one of each class" if run.config.n_classes <= 10 else " of the first ten classes"),
                      f"{data_name(run.data['source'])}, {'x'.join(map(str, samples['images'].shape[1:]))} px; "
                      "affine: rotated, sheared and scaled")
-    for axes, (text, images) in zip(fig.subplots(len(rows), n_shown(run)), rows):
+    for axes, (text, images) in zip(fig.subplots(len(rows), n_shown(run), squeeze=False), rows):
         for ax, image in zip(axes, images):
             show_image(ax, image)
         axes[0].set_ylabel(text, rotation=0, ha="right", va="center")
@@ -201,6 +203,15 @@ def draw_perturbation(run):
     return fig
 
 
+def draw_confusion(run):
+    """Draw the confusion matrix of each test set"""
+    with affnist.worker_threads(run.config) as workers:
+        test = affnist.evaluate_test(run.params, run.data, run.config, workers)
+    return figures.draw_confusion({TESTS.get(f"{key}_accuracy", "test digits"): one["confusion"]
+                                   for key, one in test.items()}, class_names(run.data),
+                                  f"Confusion matrices of {run.label}", data_name(run.data["source"]))
+
+
 def has_decoder(config):
     """Return whether a network reconstructs digits"""
     return bool(config.recon_weight)
@@ -212,7 +223,7 @@ FIGURES = {
                                "reconstructs nothing"),
     "perturbation": Drawing(draw_perturbation, applies=has_decoder, lacks="a network without a decoder has no "
                             "reconstructions"),
-    "training_curves": figures.TRAINING_CURVES}
+    "training_curves": figures.TRAINING_CURVES, "confusion": Drawing(draw_confusion, default=False)}
 OF_RESULTS = {"matched_accuracy": draw_matched_accuracy,
               "forest": lambda results: figures.forest(results, EXPERIMENT, FOREST)}
 

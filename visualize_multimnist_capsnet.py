@@ -102,6 +102,12 @@ class Run(networks.Network):
                                    for chunk in chunks])
 
     @cached_property
+    def tests(self):
+        """What evaluate_test returns"""
+        with capsnet.worker_threads(self.config) as workers:
+            return capsnet.evaluate_test(self.params, self.data, self.config, workers)
+
+    @cached_property
     def correct(self):
         """Whether both digits are predicted (exact match), (n_test,) bool"""
         return capsnet.exact_match(capsnet.top_two(self.lengths), self.test_pairs["labels"])
@@ -132,6 +138,13 @@ def pair_label(run, classes, before=""):
 def prediction_label(run, predicted, labels, correct=False):
     """Return the title of a test pair: the predicted classes and, of a wrong prediction, the true ones"""
     return f"predicted\n{pair_label(run, predicted)}" + ("\n" + pair_label(run, labels, "true")) * (not correct)
+
+
+def label_classes(ax, names):
+    """Label the classes along a bar chart's x axis: by name if there are few, else by number"""
+    every, named = -(-len(names) // 10), len(names) <= 10 and max(map(len, names)) > 1
+    ticks = range(0, len(names), every)
+    ax.set_xticks(ticks, names if named else ticks, fontsize=7, rotation=90 if named else 0)
 
 
 # ---------------------------------------------------------------- figures
@@ -196,9 +209,29 @@ def routing_metrics(run, uniform_lengths):
 
 
 def field_centers(config):
-    """Return where the receptive fields of the primary capsules have their centers, along one axis of the image, from
-    -1 to 1, (side,)"""
-    return figures.field_centers(capsnet.convolutions(config), CANVAS)
+    """Return the coordinates of the centers of the primary capsules' receptive fields, along one axis, (side,), from -1
+    to 1 over the image"""
+    offset, scale, n = 0.0, 1, CANVAS                  # px: center of the first field; distance of two; their number
+    for conv in capsnet.convolutions(config):
+        padding = 1 if conv.skip else 0
+        n = (n + 2 * padding - conv.K) // conv.stride + 1
+        offset, scale = offset + scale * ((conv.K - 1) / 2 - padding), scale * conv.stride
+        if conv.pool:
+            n, offset, scale = n // 2, offset + scale / 2, 2 * scale
+    return (offset + scale * np.arange(n) - (CANVAS - 1) / 2) / (CANVAS / 2)
+
+
+def square_of_centers(along, side):
+    """Return (low, size), in pixels, of the square of an image in which a grid of capsules has the centers of its
+    receptive fields, with as much around each center as belongs to it. along: of infer_shapes. side: of the image."""
+    step = (along[-1] - along[0]) / (len(along) - 1) if len(along) > 1 else 2
+    return (along[0] - step / 2 + 1) * side / 2 - 0.5, step * len(along) * side / 2
+
+
+def frame_centers(ax, along, side, color="white"):
+    """Draw the square of square_of_centers into an image"""
+    low, size = square_of_centers(along, side)
+    ax.add_patch(Rectangle((low, low), size, size, fill=False, edgecolor=color, linewidth=1, linestyle=":"))
 
 
 def draw_routing(run, n=3):
@@ -219,7 +252,7 @@ def draw_routing(run, n=3):
         pair, which = divmod(k, 2)
         rest = batch["images"][pair] - sources[pair, which]
         above.imshow(sources[pair, which][..., None] * TINTS[which] + 0.4 * rest[..., None])
-        figures.frame_centers(above, along, CANVAS)
+        frame_centers(above, along, CANVAS)
         above.set_title(pair_label(run, labels[pair], f"{short_names(run, labels[pair])[which]} in"))
         heatmap = below.imshow(change[pair, which], cmap="PuOr_r", vmin=-span, vmax=span)
         for ax in (above, below):
@@ -318,7 +351,7 @@ def draw_capsule_activations(run):
         above.set_title(pair_label(run, labels[k]), color="black" if run.correct[k] else WRONG)
         below.bar(range(J), run.lengths[k], color=[ORANGE if j in labels[k] else "#bbbbbb" for j in range(J)])
         below.set(ylim=(0, 1), yticks=[0, 0.5, 1] if k == 0 else [], xlabel="class")
-        figures.label_classes(below, class_names(run.data))
+        label_classes(below, class_names(run.data))
     axes[0, 0].set_ylabel("test pair\n(red: wrong)")
     axes[1, 0].set_ylabel(f"{'length' if has_vectors(run.config) else 'score'}\n(orange: true digits)")
     return fig
@@ -336,6 +369,14 @@ def draw_perturbation(run):
     show_perturbations(fig.subplots(), perturbed_reconstructions(
         capsnet, run.params, run.config, out["v"][0, label], label))
     return fig
+
+
+def draw_confusion(run):
+    """Draw the confusion matrix of the classes of all test pairs"""
+    return figures.draw_confusion(
+        {"": run.tests["confusion"]}, class_names(run.data), f"Confusion matrix of {run.label}",
+        f"{run.tests['n']:,} test pairs of {data_name(run.data['source'])}.\nWhere both classes of a pair are missed, "
+        "each counts half for each of the two that are predicted")
 
 
 def has_decoder(config):
@@ -362,7 +403,8 @@ FIGURES = {
                             "dimensions to perturb"),
     "routing": Drawing(draw_routing, applies=lambda config: is_capsnet(config) and config.routing_iters > 1,
                        lacks="only a capsnet with two or more routing iterations has coupling coefficients to show"),
-    "errors": Drawing(draw_errors), "training_curves": figures.TRAINING_CURVES}
+    "errors": Drawing(draw_errors), "training_curves": figures.TRAINING_CURVES,
+    "confusion": Drawing(draw_confusion, default=False)}
 
 
 # ---------------------------------------------------------------- a picture of your own
@@ -443,12 +485,10 @@ def draw_picture(network, gray, ink, say):
 
 def write_metrics(run, path):
     """Write the metrics of the test pairs, and those of errors and of routing"""
-    with capsnet.worker_threads(run.config) as workers:
-        test = capsnet.evaluate_test(run.params, run.data, run.config, workers)
     state = {"params": {name: run.params[name] for name in capsnet.param_shapes(run.config)},
              "step": run.history["epochs"][-1]["step"], "history": run.history}
-    result = capsnet.result_of(run.config, state, run.data, test) | ({"loaded": run.loaded.file} if run.loaded else {})
-    result["errors"] = error_metrics(run)
+    result = capsnet.result_of(run.config, state, run.data, run.tests) | {"errors": error_metrics(run)}
+    result |= {"loaded": run.loaded.file} if run.loaded else {}
     if is_capsnet(run.config):
         uniform = dataclasses.replace(run.config, routing_iters=1)
         result["routing"] = routing_metrics(run, run.lengths_with(uniform))

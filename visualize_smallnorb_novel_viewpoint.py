@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
 import smallnorb_novel_viewpoint as norb  # before numpy: it sets the number of BLAS threads
 from lab import figures, networks
-from lab.figures import BLUE, COLORS, GRAY, GREEN, MARKERS, ORANGE, RED, Drawing, new_figure, results_of
+from lab.figures import BLUE, COLORS, GRAY, GREEN, MARKERS, ORANGE, RED, Drawing, new_figure
 from lab.files import check_writable, write_json
 from lab.messages import InputError, run_cli
 from lab.statistics import mean_and_interval, wilson_interval
@@ -106,6 +106,14 @@ def nearest_sample(samples, **values):
     return int(np.argmin(distance))
 
 
+def other_view(views, lighting=0):
+    """Return words on views of another test toy or lighting than views_of was asked for, where the data lack it"""
+    asked = {"instances": ("toy", norb.TOY_SPLITS["test"][0]), "lightings": ("lighting", lighting)}
+    others = [f"{word} {k}" for name, (word, first) in asked.items() for k in np.unique(views.get(name, first))
+              if k != first]
+    return ", ".join(others)
+
+
 def show_image(ax, image, title="", color=None):
     ax.imshow(image[..., 0], cmap="gray")
     ax.set(xticks=[], yticks=[])
@@ -175,7 +183,8 @@ def draw_elevation_strip(run):
         for ax, image, elevation, label in zip(axes[k], images, samples["elevations"], predicted):
             wrong = f", {names[label]}" if label != k else ""
             show_image(ax, image, f"{elevation:.0f}°{wrong}", ORANGE if wrong else BLUE)
-        axes[k, 0].set_ylabel(names[k], rotation=0, ha="right", va="center")
+        axes[k, 0].set_ylabel("\n".join(filter(None, (names[k], other_view(samples)))), rotation=0, ha="right",
+                              va="center")
     return fig
 
 
@@ -209,6 +218,13 @@ def draw_familiar_vs_novel(runs):
     ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1, linestyle=":", label="chance")
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return fig
+
+
+def draw_confusion(run):
+    """Draw the confusion matrices of familiar and of novel viewpoints"""
+    return figures.draw_confusion({f"{name} {kinds_of(run.config)}": run.tests[f"{name}_confusion"]
+                                   for name in ("familiar", "novel")}, class_names(run.config),
+                                  f"Confusion matrices of {run.label}", norb.data_name(run.data["source"]))
 
 
 def draw_azimuth_accuracy(runs):
@@ -265,7 +281,7 @@ def draw_pose_matrices(run, label=2, n=6, elevation=45):
     for j in range(N_CLASSES):
         axes[j + 1, 0].set_ylabel(names[j], rotation=0, ha="right", va="center",
                                   fontweight="bold" if j == label else "normal")
-    axes[0, 0].set_ylabel("input", rotation=0, ha="right", va="center")
+    axes[0, 0].set_ylabel("\n".join(filter(None, ("input", other_view(samples)))), rotation=0, ha="right", va="center")
     fig.colorbar(shown, ax=axes, shrink=0.6, label="element of the 4x4 pose matrix")
     return fig
 
@@ -387,6 +403,13 @@ def activity_before_and_after(run):
 
 # ---------------------------------------------------------------- figures of results
 
+def results_of(results, experiment, setting):
+    """Return the results of all seeds of a setting. Raise InputError if there is none."""
+    if of_seeds := list(results.runs(experiment, setting).values()):
+        return of_seeds
+    raise InputError(f"--results {results.folder}: no result of {setting}. Run it first, or give another folder")
+
+
 def draw_background_activity(activities):
     """Draw the mean activation of capsules over blank background and over the toys.
 
@@ -485,7 +508,8 @@ FIGURES = {
     "training_curves": figures.TRAINING_CURVES,
     "background_activity": Drawing(draw_activity_of_one, applies=lambda config: config.model == "matrix-capsnet" and
                                    config.data != "shapes", lacks="it is measured for a matrix-capsnet on toys",
-                                   default=False)}
+                                   default=False),
+    "confusion": Drawing(draw_confusion, default=False)}
 OF_RESULTS = {
     "azimuth_accuracy": draw_azimuth_results, "gap_curve": draw_gap_curve,
     "background_activity": lambda results: draw_background_activity([

@@ -3,6 +3,7 @@ curves."""
 import functools
 import hashlib
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,9 +24,9 @@ except ImportError as error:
     sys.exit(fail(f"{error.name} is missing: {sys.executable} -m pip install matplotlib imageio"))
 import numpy as np
 from matplotlib.collections import Collection
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
@@ -112,8 +113,10 @@ def draw(module, args, drawings, of_results, load, kind=Network):
     for name, draw_one, which in planned:
         shown = networks[which] if isinstance(which, int) else [networks[k] for k in which]
         fig = draw_one(shown)
-        if data["source"] not in getattr(module, "DIGIT_NAMES", [data["source"]]):
+        if not has_digits(module, data):
             call_images(fig)
+        if draw_one != draw_training_curves:
+            say_data(fig, module, data, networks)
         write_figure(fig, outdir / f"{name}.png", progress.say)
     for name, draw_one in of_results.items():
         try:
@@ -123,13 +126,38 @@ def draw(module, args, drawings, of_results, load, kind=Network):
     return networks
 
 
+def has_digits(module, data):
+    """Return whether the images of load_data's dict are digits, by their source or by the names of their classes; True
+    for an experiment that has no digits"""
+    names = data.get("names") or [""]
+    return data["source"] in getattr(module, "DIGIT_NAMES", [data["source"]]) or all(
+        re.fullmatch(r"(digit )?\d", name) for name in names)
+
+
+def of_images(words):
+    """Return words that were written for digits, for other images"""
+    for digit, image in (("digit capsule", "class capsule"), ("true digits", "true classes"),
+                         ("(?<!MNIST )(?<!SYNTHETIC )digit", "image")):
+        words = re.sub(digit, image, words)
+    return words
+
+
 def call_images(fig):
     """Change the words of a figure that was written for digits, for other images"""
     for text in fig.findobj(Text):
-        words = text.get_text()
-        for digit, image in (("digit capsule", "class capsule"), ("true digits", "true classes"), ("digit", "image")):
-            words = words.replace(digit, image)
-        text.set_text(words)
+        text.set_text(of_images(text.get_text()))
+    for axis in (axis for ax in fig.axes for axis in (ax.xaxis, ax.yaxis)):
+        labels = [text.get_text() for text in axis.get_ticklabels()]
+        if any("digit" in label for label in labels):                   # an axis writes its labels anew
+            axis.set_ticklabels(map(of_images, labels))
+
+
+def say_data(fig, module, data, networks):
+    """Say in a figure's last line which data its networks were tested on, if they were trained on others"""
+    for source in dict.fromkeys(network.history["source"] for network in networks):
+        if source != data["source"]:
+            words = f"{fig.get_supxlabel()}\nTested on {module.data_name(data['source'], source)}."
+            fig.supxlabel(words.strip(), fontsize=8, color=GRAY)
 
 
 def plan(drawings, runs, say=print):
@@ -165,13 +193,6 @@ def load_results(folder):
     import render
     render.check_folder(folder)
     return render.Results(folder)
-
-
-def results_of(results, experiment, setting):
-    """Return the results of all seeds of a setting. Raise InputError if there is none."""
-    if of_seeds := list(results.runs(experiment, setting).values()):
-        return of_seeds
-    raise InputError(f"--results {results.folder}: no result of {setting}. Run it first, or give another folder")
 
 
 def forest(results, experiment, rows, metric="accuracy"):
@@ -218,39 +239,6 @@ def class_names(data):
     return data.get("names") or list(map(str, range(data.get("n_classes", 10))))
 
 
-def field_centers(convolutions, side):
-    """Return the coordinates of the centers of the receptive fields after some convolutions of an experiment's table,
-    along one axis, (n,), from -1 to 1 over an image of side px"""
-    offset, scale, n = 0.0, 1, side                    # px: center of the first field; distance of two; their number
-    for conv in convolutions:
-        padding = 1 if conv.skip else 0
-        n = (n + 2 * padding - conv.K) // conv.stride + 1
-        offset, scale = offset + scale * ((conv.K - 1) / 2 - padding), scale * conv.stride
-        if conv.pool:
-            n, offset, scale = n // 2, offset + scale / 2, 2 * scale
-    return (offset + scale * np.arange(n) - (side - 1) / 2) / (side / 2)
-
-
-def square_of_centers(along, side):
-    """Return (low, size), in pixels, of the square of an image in which a grid of capsules has the centers of its
-    receptive fields, with as much around each center as belongs to it. along: of infer_shapes. side: of the image."""
-    step = (along[-1] - along[0]) / (len(along) - 1) if len(along) > 1 else 2
-    return (along[0] - step / 2 + 1) * side / 2 - 0.5, step * len(along) * side / 2
-
-
-def frame_centers(ax, along, side, color="white"):
-    """Draw the square of square_of_centers into an image"""
-    low, size = square_of_centers(along, side)
-    ax.add_patch(Rectangle((low, low), size, size, fill=False, edgecolor=color, linewidth=1, linestyle=":"))
-
-
-def label_classes(ax, names):
-    """Label the classes along a bar chart's x axis: by name if there are few, else by number"""
-    every, named = -(-len(names) // 10), len(names) <= 10 and max(map(len, names)) > 1
-    ticks = range(0, len(names), every)
-    ax.set_xticks(ticks, names if named else ticks, fontsize=7, rotation=90 if named else 0)
-
-
 def new_figure(height, title, note=""):
     fig = Figure((WIDTH, height), layout="constrained")
     fig.suptitle(title, fontsize=11)
@@ -269,6 +257,32 @@ def show_montage(ax, images, columns, rows, gap=3):
     ax.set_yticks(np.arange(R) * step_y + h / 2 - 0.5, rows)
     ax.tick_params(length=0, labelsize=8, labeltop=True, labelbottom=False)
     ax.spines[:].set_visible(False)
+
+
+def draw_confusion(matrices, names, title, note=""):
+    """Return a Figure of confusion matrices, {heading: (J, J) numbers}: a row per true class, a column per predicted
+    one; in a cell the percentage of its row, which is blue where correct, orange where wrong, the stronger the more.
+    """
+    J, shown = len(names), [name if len(name) < 15 else f"{name[:13]}\u2026" for name in names]
+    (cell, size), columns = (0.3, 8) if J <= 20 else (0.22, 6.5), 2 if J <= 10 and len(matrices) > 1 else 1
+    side, rows = max(3, cell * J), -(-len(matrices) // columns)                         # inches
+    fig = new_figure(rows * (side + 1.1) + 0.6, title, f"percent of the images of a true class; {note}")
+    fig.set_figwidth(max(WIDTH, side + 2.2))
+    axes = fig.subplots(rows, columns, squeeze=False).ravel()
+    for ax, (heading, matrix) in zip(axes, matrices.items()):
+        counts, right = np.array(matrix, float), np.eye(J, dtype=bool)
+        share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+        colors = np.where(right[..., None], to_rgb(BLUE), to_rgb(ORANGE))
+        ax.imshow(1 - np.sqrt(share)[..., None] * (1 - colors))
+        for i, j in np.argwhere(share >= 0.005):
+            ax.text(j, i, f"{100 * share[i, j]:.0f}", ha="center", va="center", fontsize=size,
+                    color="white" if i == j and share[i, j] > 0.5 else "black")
+        ax.set_xticks(range(J), shown, rotation=90 * (max(map(len, shown)) > 12 * side / J), fontsize=size)
+        ax.set_yticks(range(J), [f"{name} ({n:,.0f})" for name, n in zip(shown, counts.sum(1))], fontsize=size)
+        ax.set(title=heading, xlabel="predicted class", ylabel="true class (images)")
+        ax.tick_params(length=0)
+        ax.grid(color=GRAY, alpha=0.12, linewidth=0.5)
+    return fig
 
 
 PERTURBATIONS = np.linspace(-0.25, 0.25, 11)             # added to one dimension of a capsule, as in the paper's Fig. 4

@@ -25,13 +25,11 @@ class Network:
         return f"{self.trained.model}, preset {self.trained.preset}, seed {self.trained.seed}"
 
 
-def add_flags(parser, module, text, nargs="*"):
-    """Add --load, whose help begins with `text`, and a flag for every setting of an experiment. nargs: "*" for several
-    files, "?" for one"""
-    known = module.PRETRAINED if nargs == "*" else module.PRETRAINED[:1]
-    parser.add_argument("--load", nargs=nargs, const=str(known[0]) if nargs == "?" else None, metavar="FILE",
+def add_flags(parser, module, text):
+    """Add --load, whose help begins with `text`, and a flag for every setting of an experiment"""
+    parser.add_argument("--load", nargs="*", action="extend", metavar="FILE",
                         help=f"{text} in FILE, whose settings are used; if FILE is omitted, the pretrained "
-                        f"{', '.join(path.name for path in known)} in weights/")
+                        f"{', '.join(path.name for path in module.PRETRAINED)} in weights/")
     module.add_settings(parser)
 
 
@@ -48,14 +46,18 @@ def load_network(module, path):
 
 def load_for_evaluation(module, path, args):
     """Return load_network's result and the Config to evaluate it with: its own, with the flags in args, and with the
-    data that it was trained on. Raise InputError for a flag that contradicts its training"""
+    data of its training unless these flags name others. Raise InputError for a flag that contradicts its training"""
     network, given = load_network(module, path), module.given_settings(args)
     if network.source in getattr(module, "DIGIT_NAMES", ()):
         given = {"digits": network.source} | given
-    elif hasattr(network.config, "data_dir") and not given.get("data_dir"):
-        raise InputError(f"{path}: was trained on {network.source}. Give the folder of these images as --data-dir")
+    elif hasattr(network.config, "data_dir") and not (given.get("data_dir") or "digits" in given):
+        raise InputError(f"{path}: was trained on {module.data_name(network.source)}. Give their folder, or that of "
+                         "others to test on, as --data-dir")
     module.check_same(path, network.config, given, {"runtime", "test"})
-    return network, dataclasses.replace(network.config, **given)
+    config = dataclasses.replace(network.config, **given)
+    if any(network.weights[name].shape != shape for name, shape in module.param_shapes(config).items()):
+        raise InputError(f"{path}: was trained on {module.data_name(network.source)}, of another size. Give such data")
+    return network, config
 
 
 def chosen(module, args):
@@ -79,7 +81,11 @@ def make(module, name, network, config, data, kind=Network, **hooks):
     if network is None:
         state = module.train(fitted, data, **hooks)
         return kind(name, fitted, fitted, module.weights_of(state), state["history"], data)
-    if getattr(fitted, "n_classes", 0) != getattr(config, "n_classes", 0):
+    if fitted != config:
         raise InputError(f"{name}: was trained on {config.n_classes} classes, and these data have {fitted.n_classes}. "
                          "Give its own data as --data-dir")
+    theirs, ours = (known.get("names") for known in (network.history, data))
+    if theirs and ours and theirs != ours:
+        raise InputError(f"{name}: was trained on other classes: {', '.join(theirs):.60}. These data have "
+                         f"{', '.join(ours):.60}. Give its own data as --data-dir")
     return kind(name, config, network.config, network.weights, network.history, data, network)

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import affnist_capsnet as ac
 import multimnist_capsnet as mc
+import smallnorb_novel_viewpoint as sn
 from lab import networks
-from lab.figures import call_images, class_names, new_figure
+from lab.figures import call_images, class_names, draw_confusion, has_digits, new_figure, say_data
 
 import numpy as np
 import pytest
@@ -123,11 +124,29 @@ def test_any_data_set_is_trained_evaluated_drawn_and_animated(call, tmp_path, ex
 
 
 def test_figures_of_other_images_do_not_speak_of_digits():
-    fig = new_figure(2, "Two overlapping digits, each from its own digit capsule", "true digits in orange")
-    fig.subplots().set_title("the missed digit")
+    """In a label of an axis neither, when it is drawn; the name of MNIST stays"""
+    fig = new_figure(2, "Two overlapping digits, each from its own digit capsule", "true digits, from MNIST digits")
+    fig.subplots().set_yticks([0, 1], ["missed digit", "other digit"])
     call_images(fig)
-    assert [text.get_text() for text in (fig._suptitle, fig._supxlabel, fig.axes[0].title)] == [
-        "Two overlapping images, each from its own class capsule", "true classes in orange", "the missed image"]
+    fig.draw_without_rendering()
+    assert [text.get_text() for text in (fig._suptitle, fig._supxlabel, *fig.axes[0].get_yticklabels())] == [
+        "Two overlapping images, each from its own class capsule", "true classes, from MNIST digits",
+        "missed image", "other image"]
+    for names, expected in ((None, False), (["0", "digit 1"], True), (["0", "A"], False)):
+        assert has_digits(mc, {"source": "mine", "names": names}) == expected
+    assert has_digits(mc, {"source": "mnist"}) and has_digits(sn, {"source": "toys"})
+
+
+@pytest.mark.parametrize("J", [2, 10, 62])
+def test_a_confusion_matrix_has_the_percentage_of_each_cell_and_the_names(J):
+    counts = np.diag(np.full(J, 3))
+    counts[0, 1], counts[1] = 1, 0                                      # of class 1 there is no image
+    names = [f"class {j}" for j in range(J)]
+    fig = draw_confusion({"familiar": counts, "novel": counts}, names, "a title")
+    for ax in fig.axes[:2]:
+        assert [text.get_text() for text in ax.texts] == ["75", "25", *["100"] * (J - 2)]
+        assert [text.get_text() for text in ax.get_xticklabels()] == names
+        assert [text.get_text() for text in ax.get_yticklabels()][:2] == ["class 0 (4)", "class 1 (0)"]
 
 
 def test_the_classes_follow_from_the_labels():
@@ -141,6 +160,23 @@ def test_the_classes_follow_from_the_labels():
         assert module.data_name("my drawings") == "images of my drawings"
     with pytest.raises(networks.InputError, match="was trained on 10 classes, and these data have 3"):
         networks.make(mc, "x", SimpleNamespace(), mc.Config(), data | few)
+
+
+def test_a_network_is_drawn_on_other_data_which_its_figures_say():
+    """of classes with the same names, where both have names"""
+    config, data = mc.Config(), toy_digits() | {"source": "mine", "names": [*"abcdefghij"]}
+    for names, fits in ((None, True), (data["names"], True), ([*"abcdefghik"], False)):
+        loaded = SimpleNamespace(config=config, weights={}, history={"source": "mnist", "names": names})
+        if fits:
+            network = networks.make(mc, "x", loaded, config, data)
+        else:
+            with pytest.raises(networks.InputError, match="x: was trained on other classes: a, b.*k. These"):
+                networks.make(mc, "x", loaded, config, data)
+    fig = new_figure(2, "a title", "a note")
+    say_data(fig, mc, data, [network, network])
+    assert fig.get_supxlabel() == "a note\nTested on images of mine (trained on MNIST digits)."
+    say_data(fig, mc, data | {"source": "mnist"}, [network])
+    assert fig.get_supxlabel().count("Tested") == 1
 
 
 WRONG = {                          # what is done to the training images or labels -> the words of the error

@@ -252,7 +252,7 @@ class Alone:
         for name in ("run.npz", "net.npz"):
             yield f"load {name}", ["--load", name, *self.size(), *self.data, *json_file]
         yield "again", [*base, "--checkpoint", "run.npz", *json_file]
-        yield "load two", ["--load", "run.npz", "net.npz", *few, *self.data, *json_file]
+        yield "load two", ["--load", "run.npz", "--load", "net.npz", *few, *self.data, *json_file]
         yield "changed", ["--load", "net.npz", *self.size(), *self.data, *shlex.split(CHANGES[self.experiment]),
                           *json_file]
         yield "copied", ["--load", "run.npz", *few, *self.data, "--out-weights", "copy.npz"]

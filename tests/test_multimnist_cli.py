@@ -103,7 +103,7 @@ PICTURE = f"{LOADED} --image page.png"
 BAD = [                            # script, flags, what the line names
     *((viz, flags, named) for flags, named in (
         ("--load cnn.npz --image page.png", "cnn.npz: --image needs a capsnet, not a cnn"),
-        ("--load other.npz", "other.npz: was trained on shirts. Give the folder of these images as --data-dir"),
+        ("--load other.npz", "other.npz: was trained on images of shirts. Give their folder, or"),
         ("--only forest", "--only forest: is a figure of results"),
         (f"{LOADED} --outdir page.png/x", "page.png"), (f"{LOADED} --lr 0.5", "--lr 0.5: "),
         ("--results --only errors", "--only errors: is a figure of networks"), ("--results none", "--results none"),

@@ -180,8 +180,8 @@ def test_the_square_of_the_centers_by_hand():
     """deep and residual: centers at 11.5, 15.5, 19.5, 23.5 of 0 to 35 px; one position: the whole image"""
     along = viz.field_centers(SHIPPED.config)
     assert (along * 18 + 17.5).tolist() == pytest.approx([11.5, 15.5, 19.5, 23.5])
-    assert figures.square_of_centers(along, 36) == pytest.approx((9.5, 16))
-    assert figures.square_of_centers(np.zeros(1), 36) == pytest.approx((-0.5, 36))
+    assert viz.square_of_centers(along, 36) == pytest.approx((9.5, 16))
+    assert viz.square_of_centers(np.zeros(1), 36) == pytest.approx((-0.5, 36))
 
 
 def test_a_picture_for_a_network_of_two_classes():

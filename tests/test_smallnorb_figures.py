@@ -136,6 +136,12 @@ def test_background_activity_by_hand(monkeypatch):
 
 # ---------------------------------------------------------------- commands
 
+def test_a_view_of_another_toy_or_lighting_is_said():
+    views = {"instances": np.array([0, 0]), "lightings": np.array([2, 2])}
+    assert looks.other_view(views, 2) == looks.other_view({}) == ""
+    assert looks.other_view(views | {"instances": np.array([3, 0])}, 1) == "toy 3, lighting 2"
+
+
 def test_background_activity_of_a_network_trained_here(call, tmp_path):
     code, _, err = call(sn, looks.main, *TOYS, "--only", "background_activity", "--out-json", "r.json", "--outdir", "a")
     result = json.loads((tmp_path / "r.json").read_text("utf-8"), parse_constant=pytest.fail)
