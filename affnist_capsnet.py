@@ -124,7 +124,7 @@ class Config:
     n_train: int = setting(12000, "training digits per epoch, each newly translated", low=1, high=10_000_000)
     n_per_class: int = setting(0, "different training digits per class; 0: all", low=0, high=10_000)
     n_val: int = setting(5000, "validation digits, of held-out training images", low=1, high=5000)
-    n_test: int = setting(0, "test digits, the first N; 0: all", low=0, high=10_000, runtime=True)
+    n_test: int = setting(0, "test digits, the first N, of other data any N; 0: all", low=0, high=10_000, runtime=True)
     eval_split: str = setting("test", "test, or val: held-out training images", choices=("test", "val"), runtime=True)
     train_shift: str = setting(None, "largest translation of training digits on each axis, px; full: any position with "
                                "all ink on the canvas; of task mnist 2", choices=(*map(str, range(11)), "full"))
@@ -452,6 +452,9 @@ def stream_digits(data, config, kind, factors=None):
         return
     images, labels = data["val" if kind == "val" else config.eval_split]
     n, side = min((config.n_val if kind == "val" else config.n_test) or len(labels), len(labels)), SIDES[config.task]
+    if n < len(labels) and data["source"] not in DIGIT_NAMES:           # these may be in order of their classes
+        chosen = np.random.default_rng(0).permutation(len(labels))[:n]
+        images, labels = images[chosen], labels[chosen]
     for k, start in enumerate(range(0, n, CHUNK)):
         rows, rng = slice(start, min(start + CHUNK, n)), rng_for(config.seed, EVALUATION, KINDS.index(kind), 0, k)
         if kind in ("affine", "centered"):
@@ -1439,8 +1442,7 @@ def read_idx_folder(place):
     """Read a data set's four idx files into load_data's dict.
     place: a folder, or FOLDER/PREFIX of the files' names where a folder holds several data sets. EMNIST, recognized by
     its names, is stored transposed. Labels may begin at 1. Of MNIST the last 5,000 training images are for validation,
-    of other data a twelfth, always the same; the test images of these are mixed, so that the first ones are of all
-    classes."""
+    of other data a twelfth, always the same."""
     where, files, prefixes = Path(os.path.expanduser(place)), {}, set()
     for path in sorted(where.glob("*ubyte*") if where.is_dir() else where.parent.glob(where.name + "*ubyte*")):
         if match := re.search(r"(train|t10k|test)[-.](images|labels)", path.name):
@@ -1464,9 +1466,7 @@ def read_idx_folder(place):
         data["n_classes"] = 1 + int(max(labels.max(), data["test"][1].max()))
         if (where / "labels.txt").is_file():
             data["names"] = (where / "labels.txt").read_text("utf-8", "replace").splitlines()
-        train, test = (np.random.default_rng(0).permutation(len(data[split][1])) for split in ("train", "test"))
-        data["test"] = tuple(array[test] for array in data["test"])     # --n-test N: of all classes
-        held_out = train < -(-len(labels) // 12)
+        held_out = np.random.default_rng(0).permutation(len(labels)) < -(-len(labels) // 12)
     return data | {"train": (images[~held_out], labels[~held_out]), "val": (images[held_out], labels[held_out])}
 
 

@@ -1294,8 +1294,7 @@ def read_idx_folder(place):
     """Read a data set's four idx files into load_data's dict.
     place: a folder, or FOLDER/PREFIX of the files' names where a folder holds several data sets. EMNIST, recognized by
     its names, is stored transposed. Labels may begin at 1. Of MNIST the last 5,000 training images are for validation,
-    of other data a twelfth, always the same; the test images of these are mixed, so that the first ones are of all
-    classes."""
+    of other data a twelfth, always the same."""
     where, files, prefixes = Path(os.path.expanduser(place)), {}, set()
     for path in sorted(where.glob("*ubyte*") if where.is_dir() else where.parent.glob(where.name + "*ubyte*")):
         if match := re.search(r"(train|t10k|test)[-.](images|labels)", path.name):
@@ -1319,9 +1318,7 @@ def read_idx_folder(place):
         data["n_classes"] = 1 + int(max(labels.max(), data["test"][1].max()))
         if (where / "labels.txt").is_file():
             data["names"] = (where / "labels.txt").read_text("utf-8", "replace").splitlines()
-        train, test = (np.random.default_rng(0).permutation(len(data[split][1])) for split in ("train", "test"))
-        data["test"] = tuple(array[test] for array in data["test"])     # --n-test N: of all classes
-        held_out = train < -(-len(labels) // 12)
+        held_out = np.random.default_rng(0).permutation(len(labels)) < -(-len(labels) // 12)
     return data | {"train": (images[~held_out], labels[~held_out]), "val": (images[held_out], labels[held_out])}
 
 
