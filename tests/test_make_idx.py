@@ -124,6 +124,15 @@ def test_one_csv_file_is_split(call, tmp_path):
         assert sorted([*train, *test]) == as_set((IMAGES, LABELS % len(names)))
 
 
+def test_emnists_classes_have_their_names(tmp_path):
+    """Its letters are counted from 1"""
+    assert all(len(set(names)) == n for n, names in make_idx.EMNIST.items())
+    letters = {"train": (MANY[:52], np.arange(52) % 26 + 1), "test": (MANY[52:78], np.arange(26) + 1)}
+    write_idx(tmp_path, ("emnist-letters-", "idx1-ubyte"), parts=letters)
+    parts = {part.part: part.labels for part in make_idx.read_idx_files(tmp_path, "emnist")}
+    assert "".join(parts["test"]) == "ABCDEFGHIJKLMNOPQRSTUVWXYZ" == "".join(parts["train"][:26])
+
+
 def test_mnist_stays_mnist(call, tmp_path, monkeypatch):
     """Its own files keep their order, by which the experiments know it; the same images in another order do not"""
     torchvision(tmp_path)
