@@ -62,7 +62,7 @@ def arrays_in_files(path):
 
 def csv_pair(path):
     write_csv(path / "mnist_train.csv", *TRAIN, ["label", *map(str, range(784))])
-    write_csv(path / "mnist_test.csv", TEST[0] / 1, TEST[1])
+    np.savetxt(path / "mnist_test.csv", np.c_[TEST[1], TEST[0].reshape(30, -1)], delimiter=",")
 
 
 def save(path, **arrays):
