@@ -96,8 +96,11 @@ def names_of(labels):
         labels = labels[:, 0]
     if labels.ndim != 1 or labels.dtype.kind not in "buifUS":
         raise InputError(f"labels are {labels.dtype} {labels.shape}. Give one for each image, (n,)")
-    number = r"[-+]?\d+\.0*(e[-+]\d+)?"                                # of floats, as 3.0 and np.savetxt's 3.000e+00
-    return [str(int(float(label))) if re.fullmatch(number, label) else label for label in labels.astype(str).tolist()]
+    names = labels.astype(str).tolist()
+    for k, name in enumerate(names):                                    # of floats, as 3.0 and np.savetxt's 3.000e+00
+        if re.fullmatch(r"[-+]?\d+\.\d*(e[-+]\d+)?", name) and float(name).is_integer():
+            names[k] = str(int(float(name)))
+    return names
 
 
 # -------------------------------------------------------------- folders

@@ -124,6 +124,12 @@ def test_one_csv_file_is_split(call, tmp_path):
         assert sorted([*train, *test]) == as_set((IMAGES, LABELS % len(names)))
 
 
+def test_labels_of_any_kind_are_names():
+    for labels, names in (([15.0, 0], ["15", "0"]), (["1.5e+01", "x.0", "2.5"], ["15", "x.0", "2.5"]),
+                          ([[0, 1], [1, 0]], ["1", "0"]), ([[7], [True]], ["7", "1"])):
+        assert make_idx.names_of(labels) == names
+
+
 def test_emnists_classes_have_their_names(tmp_path):
     """Its letters are counted from 1"""
     assert all(len(set(names)) == n for n, names in make_idx.EMNIST.items())
