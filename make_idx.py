@@ -96,7 +96,11 @@ def names_of(labels):
         labels = labels[:, 0]
     if labels.ndim != 1 or labels.dtype.kind not in "buifUS":
         raise InputError(f"labels are {labels.dtype} {labels.shape}. Give one for each image, (n,)")
-    return [re.sub(r"\.0*$", "", label) for label in labels.astype(str).tolist()]
+    names = labels.astype(str).tolist()
+    for k, name in enumerate(names):                                    # of floats, as 3.0 and np.savetxt's 3.000e+00
+        if re.fullmatch(r"[-+]?\d+\.\d*(e[-+]\d+)?", name) and float(name).is_integer():
+            names[k] = str(int(float(name)))
+    return names
 
 
 # -------------------------------------------------------------- folders
@@ -109,7 +113,7 @@ def read_folder(folder, progress):
         yield from read_idx_files(folder, "")
         return
     folders = [path for path in inside if path.is_dir()]
-    files = [path for path in inside if re.search(r"\.(csv|npy|npz)(\.gz)?$", path.name.lower())]
+    files = [path for path in inside if re.search(r"\.(csv|csv\.gz|npy|npz)$", path.name.lower())]
     if files and not folders:
         yield from read_files(files)
         return
@@ -197,9 +201,9 @@ def read_idx_files(folder, prefix):
         if labels.ndim == 2:                                            # QMNIST: the class, then where it comes from
             labels = labels[:, 0]
         names = names_of(labels)
-        if "emnist" in (prefixes.copy().pop() or folder.name).lower():
-            images, first = images.swapaxes(1, 2), int(labels.min())
-            known = EMNIST.get(int(labels.max()) - first + 1, string.digits)
+        if "emnist" in (next(iter(prefixes)) or folder.name).lower():
+            images, first, last = images.swapaxes(1, 2), int(labels.min()), int(labels.max())
+            known = EMNIST.get(last - first + 1, [str(label) for label in range(first, last + 1)])
             names = [known[label - first] for label in labels.tolist()]
         yield chunk(part, images, names, paths["images"])
 

@@ -62,7 +62,7 @@ def arrays_in_files(path):
 
 def csv_pair(path):
     write_csv(path / "mnist_train.csv", *TRAIN, ["label", *map(str, range(784))])
-    write_csv(path / "mnist_test.csv", TEST[0] / 1, TEST[1])
+    np.savetxt(path / "mnist_test.csv", np.c_[TEST[1], TEST[0].reshape(30, -1)], delimiter=",")
 
 
 def save(path, **arrays):
@@ -122,6 +122,21 @@ def test_one_csv_file_is_split(call, tmp_path):
         train, test, data = written(name)
         assert data["names"] == names and len(test) == n_test
         assert sorted([*train, *test]) == as_set((IMAGES, LABELS % len(names)))
+
+
+def test_labels_of_any_kind_are_names():
+    for labels, names in (([15.0, 0], ["15", "0"]), (["1.5e+01", "x.0", "2.5"], ["15", "x.0", "2.5"]),
+                          ([[0, 1], [1, 0]], ["1", "0"]), ([[7], [True]], ["7", "1"])):
+        assert make_idx.names_of(labels) == names
+
+
+def test_emnists_classes_have_their_names(tmp_path):
+    """Its letters are counted from 1"""
+    assert all(len(set(names)) == n for n, names in make_idx.EMNIST.items())
+    letters = {"train": (MANY[:52], np.arange(52) % 26 + 1), "test": (MANY[52:78], np.arange(26) + 1)}
+    write_idx(tmp_path, ("emnist-letters-", "idx1-ubyte"), parts=letters)
+    parts = {part.part: part.labels for part in make_idx.read_idx_files(tmp_path, "emnist")}
+    assert "".join(parts["test"]) == "ABCDEFGHIJKLMNOPQRSTUVWXYZ" == "".join(parts["train"][:26])
 
 
 def test_mnist_stays_mnist(call, tmp_path, monkeypatch):
