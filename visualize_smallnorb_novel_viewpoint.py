@@ -23,7 +23,7 @@ from lab import figures, networks
 from lab.figures import BLUE, COLORS, GRAY, GREEN, MARKERS, ORANGE, RED, Drawing, new_figure
 from lab.files import check_writable, write_json
 from lab.messages import InputError, run_cli
-from lab.statistics import mean_and_interval, wilson_interval
+from lab.statistics import proportion_interval, wilson_interval
 from smallnorb_novel_viewpoint import N_CLASSES
 
 import numpy as np
@@ -442,10 +442,10 @@ def draw_azimuth_results(results):
         label, color, line, marker = SWEEP[model]
         of_seeds = results_of(results, EXPERIMENT, f"paper-azimuth/{model}")
         rows = [[*each["sweep"]["accuracy"], each["sweep"]["accuracy"][0]] for each in of_seeds]
-        mean, half = np.array([mean_and_interval(column) for column in np.transpose(rows)]).T
-        x, half = [*of_seeds[0]["sweep"]["angles"], 360], np.nan_to_num(half)
+        mean, low, high = np.array([proportion_interval(column) for column in np.transpose(rows)]).T
+        x = [*of_seeds[0]["sweep"]["angles"], 360]
         ax.plot(x, mean, line, marker=marker, color=color, markersize=4, label=f"{label}, n = {len(of_seeds)}")
-        ax.fill_between(x, mean - half, mean + half, color=color, alpha=0.15, linewidth=0)
+        ax.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
     ax.legend(loc="lower center", ncols=3, columnspacing=1, fontsize=8.5)
     return fig
 
@@ -473,12 +473,10 @@ def draw_gap_curve(results):
         for model in models:
             label, color, line, marker = SWEEP[model]
             curves = [accuracy_by_distance(each) for each in results_of(results, EXPERIMENT, f"{table}/{model}")]
-            mean, half = np.array([mean_and_interval([curve[x] for curve in curves]) for x in curves[0]]).T
+            mean, low, high = np.array([proportion_interval([curve[x] for curve in curves]) for x in curves[0]]).T
             ax.plot([*curves[0]], mean, line, marker=marker, color=color, markersize=4,
                     label=f"{label}, n = {len(curves)}")
-            half = np.nan_to_num(half)
-            ax.fill_between([*curves[0]], np.maximum(0, mean - half), np.minimum(1, mean + half), color=color,
-                            alpha=0.15, linewidth=0)
+            ax.fill_between([*curves[0]], low, high, color=color, alpha=0.15, linewidth=0)
         ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1, linestyle=":")
         ax.set(title=title, xlabel="distance (degrees)", ylim=(0, 1.02), xticks=range(0, 151, 30))
         ax.grid(alpha=0.3)

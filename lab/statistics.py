@@ -24,6 +24,12 @@ def mean_and_interval(values):
     return float(np.mean(values)), float(t * np.std(values, ddof=1) / math.sqrt(df + 1))
 
 
+def proportion_interval(values):
+    """Return the mean of some proportions, and the ends of its 95% t interval within 0 and 1, nan for one value"""
+    mean, half = mean_and_interval(values)
+    return mean, *np.clip([mean - half, mean + half], 0, 1).tolist()
+
+
 def prediction_interval(values):
     """Return the mean of some values and half the width of the 95% prediction interval of a new one: t * s *
     sqrt(1 + 1/n), nan for one value"""
@@ -31,9 +37,9 @@ def prediction_interval(values):
     return mean, half * (len(values) + 1) ** 0.5               # half: t * s / sqrt(n)
 
 
-def compare(found):
+def compare(found, signed=()):
     """Compare networks over several seeds: (name, seed, {metric: value}) of each run. A value that is an int, as the
-    number of parameters, is a fact of the network.
+    number of parameters, is a fact of the network. The others are proportions, but for the metrics in `signed`.
 
     Return {"seeds": [...], "n": {name: number of its seeds}, "networks": {name: {metric: int, or [mean, low, high]}},
     "differences": {"A - B": the same}}, of the metrics that all runs have: means and 95% t intervals over the seeds,
@@ -45,15 +51,15 @@ def compare(found):
     metrics = [metric for metric in found[0][2] if all(metric in values for *_, values in found)]
     facts = [metric for metric in metrics if isinstance(found[0][2][metric], int)]
 
-    def summarize(values):
+    def summarize(values, is_signed=True):
         mean, half = mean_and_interval(values)
-        return [mean, mean - half, mean + half]
+        return [mean, mean - half, mean + half] if is_signed else [*proportion_interval(values)]
 
     def difference(a, b, common):
         return {metric: summarize([a[seed][metric] - b[seed][metric] for seed in common])
                 for metric in metrics if metric not in facts}
     networks = {name: {metric: next(iter(row.values()))[metric] if metric in facts else
-                       summarize([values[metric] for values in row.values()]) for metric in metrics}
+                       summarize([values[metric] for values in row.values()], metric in signed) for metric in metrics}
                 for name, row in rows.items()}
     differences = {f"{a} - {b}": difference(rows[a], rows[b], common) for a, b in itertools.combinations(rows, 2)
                    if len(common := [seed for seed in rows[a] if seed in rows[b]]) > 1}

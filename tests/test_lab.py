@@ -224,17 +224,20 @@ def test_a_new_value_lies_in_the_prediction_interval():
 
 
 def test_comparison_by_hand():
-    """Two seeds of two networks: means 0.5 and 0.3; differences 0.1 and 0.3, t of 1 degree of freedom is 12.7062"""
+    """Two seeds of two networks: means 0.5 and 0.3; differences 0.1 and 0.3, t of 1 degree of freedom is 12.7062. No
+    interval of a proportion leaves 0 to 1"""
     rows = [("a", 0, {"n_params": 7000, "x": 0.4, "y": 1.0}), ("b", 0, {"n_params": 5, "x": 0.3}),
             ("a", 1, {"n_params": 7000, "x": 0.6, "y": 1.0}), ("b", 1, {"n_params": 5, "x": 0.3})]
     found, half = statistics.compare(rows), 12.7062 * 0.1
     assert found["seeds"] == [0, 1] and found["n"] == {"a": 2, "b": 2}
-    assert found["networks"]["a"] == {"n_params": 7000, "x": pytest.approx([0.5, 0.5 - half, 0.5 + half], abs=1e-5)}
+    assert found["networks"]["a"] == {"n_params": 7000, "x": [0.5, 0, 1]}
+    signed = statistics.compare(rows, signed=["x"])["networks"]["a"]["x"]
+    assert signed == pytest.approx([0.5, 0.5 - half, 0.5 + half], abs=1e-5)
     assert found["networks"]["b"]["x"] == pytest.approx([0.3] * 3)
     assert found["differences"] == {"a - b": {"x": pytest.approx([0.2, 0.2 - half, 0.2 + half], abs=1e-5)}}
     table = statistics.comparison_table(found).splitlines()
-    assert table[0].split() == ["network", "n_params", "x"] and table[1].split() == ["a", "7,000", "0.500", "[-0.771,",
-                                                                                     "1.771]"]
+    assert table[0].split() == ["network", "n_params", "x"] and table[1].split() == ["a", "7,000", "0.500", "[0.000,",
+                                                                                     "1.000]"]
     assert table[3:6] == ["mean [95% t interval] over 2 seeds", "",
                           "Difference in percentage points, paired by seed [95% CI]"]
     assert table[6].split() == ["a", "-", "b", "+20.0", f"[{20 - 100 * half:+.1f},", f"{20 + 100 * half:+.1f}]"]
