@@ -30,6 +30,29 @@ def proportion_interval(values):
     return mean, *np.clip([mean - half, mean + half], 0, 1).tolist()
 
 
+def bootstrap_interval(classes, groups, correct, sign=None, n_draws=2000):
+    """Return the 95% interval (low, high) of an accuracy by a bootstrap over groups of images that are no independent
+    samples, such as the views of a toy; with sign, of the difference of two accuracies over the same groups.
+
+    classes, groups, correct: (n,), of every image its class, its group, and whether it was correctly classified. sign:
+    (n,), 1 for images of the first accuracy, -1 for those of the second. Of the m groups of a class m - 1 are drawn
+    with replacement, so that the variance is not too small by (m - 1) / m; nan for a class with one group."""
+    rng, sign = np.random.default_rng(0), np.ones(len(correct)) if sign is None else sign
+    hits, n = np.zeros((2, 2, n_draws))                                 # of the first accuracy, of the second
+    for label in np.unique(classes):
+        own = classes == label
+        _, index = np.unique(groups[own], return_inverse=True)
+        m = index.max() + 1
+        times = rng.multinomial(m - 1, np.full(m, 1 / m), n_draws) * (m / (m - 1) if m > 1 else math.nan)
+        for k, part in enumerate((sign[own] > 0, sign[own] < 0)):
+            hits[k] += times @ np.bincount(index, correct[own] * part, m)
+            n[k] += times @ np.bincount(index, part, m)
+    with np.errstate(invalid="ignore"):
+        accuracy = hits / n
+    drawn = accuracy[0] - (accuracy[1] if (sign < 0).any() else 0)
+    return tuple(np.nanpercentile(drawn, [2.5, 97.5]).tolist()) if np.isfinite(drawn).any() else (math.nan, math.nan)
+
+
 def prediction_interval(values):
     """Return the mean of some values and half the width of the 95% prediction interval of a new one: t * s *
     sqrt(1 + 1/n), nan for one value"""

@@ -197,6 +197,22 @@ def test_wilsons_interval_holds_its_proportion():
             assert 0 <= low <= hits / n <= high <= 1
 
 
+def test_a_bootstrap_over_toys():
+    """Whose views are all correct or all wrong: of two toys one is drawn, so 0 or 1 at its ends. A difference over the
+    same toys has no interval where every toy has the same. Of toys with an image each it is a t interval"""
+    toys, correct = np.repeat([0, 1], 50), np.repeat([True, False], 50)
+    assert statistics.bootstrap_interval(0 * toys, toys, correct) == (0, 1)
+    views = np.arange(100) % 2 * 2 - 1                                  # half of each toy's views are familiar
+    assert statistics.bootstrap_interval(0 * toys, toys, correct, views) == (0, 0)
+    assert statistics.bootstrap_interval(0 * toys, toys, views > 0, views) == (1, 1)
+    assert np.isnan(statistics.bootstrap_interval(0 * toys, 0 * toys, correct)).all()
+    toys, correct = np.arange(100), np.arange(100) % 2 > 0
+    half = 1.96 * correct.std(ddof=1) / 10
+    assert statistics.bootstrap_interval(0 * toys, toys, correct) == pytest.approx((0.5 - half, 0.5 + half), abs=0.01)
+    classes = np.repeat([0, 1], 50)                                     # all of one class are correct: none varies
+    assert statistics.bootstrap_interval(classes, toys, classes > 0) == pytest.approx((0.5, 0.5))
+
+
 def share_within(t, df):
     """P(|T| <= t), by Simpson's rule over the density, which is symmetric"""
     x, step = np.linspace(0, t, 4001, retstep=True)
