@@ -97,8 +97,8 @@ def show_image(ax, image, title="", color="black"):
 def first_of_each_class(labels, n):
     """Return the index of the first sample of each of n classes. Raise InputError if a class has none."""
     if missing := set(range(n)) - set(labels.tolist()):
-        raise InputError(f"the {len(labels)} digits drawn include no {min(missing)}. Raise --n-test or, in training, "
-                         "--n-train")
+        raise InputError(f"the {len(labels)} images drawn include none of class {min(missing)}. Raise --n-test or, in "
+                         "training, --n-train")
     return [int(np.flatnonzero(labels == digit)[0]) for digit in range(n)]
 
 
