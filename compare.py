@@ -179,7 +179,7 @@ def main():
     running.run(list(jobs.values()), args.jobs, progress.say)
     results = {key: running.read_result(job.path, experiment) for key, job in jobs.items()}
     names = names_of(results) if args.load else {key: key for key in results}
-    summary = compare([(*names[key], values_of(result)) for key, result in results.items()])
+    summary = compare([(*names[key], values_of(result)) for key, result in results.items()], signed=("drop",))
     progress.say(f"\n{comparison_table(summary)}")
     if args.out_json:
         write_json(args.out_json, {"experiment": experiment, "flags": [word for flag in flags for word in flag],

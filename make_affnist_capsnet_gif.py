@@ -16,7 +16,7 @@ import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS th
 from affnist_capsnet import CAPSULES, SIDES, data_name
 from lab import figures, networks
 from lab.figures import BLUE, ORANGE
-from lab.messages import InputError, Parser, Progress, flag_name, run_cli
+from lab.messages import InputError, Parser, Progress, counted, flag_name, run_cli
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -84,7 +84,7 @@ def draw_frames(digits, shown, n):
     built once; frames only change its data.
     """
     scenes, limits = make_scenes(n), {affnist.max_shift(network.config) for network in shown}
-    shifts = {"to any position" if limit is None else f"by up to {limit} pixels" for limit in limits}
+    shifts = {"to any position" if limit is None else f"by up to {counted(limit, 'pixel')}" for limit in limits}
     data, source = shown[0].data, shown[0].history["source"]
     names, noun = data.get("names", ()), "digit" if figures.has_digits(affnist, data) else "image"
     tested = f"{noun}s" if source == data["source"] else data_name(data["source"])

@@ -76,8 +76,8 @@ class Prediction:
 
 
 def load(path, labels=None):
-    """Return the Network in a weights file or a checkpoint. labels: a file with the names of its classes, one a line.
-    Raise InputError if there is none"""
+    """Return the Network in a weights file or a checkpoint. labels: a file with the names of its classes, one a line,
+    in place of those that the network was trained with. Raise InputError if there is none"""
     name = lab.experiment_of(path)
     if name not in lab.experiments():
         fault = "not a file of a trained network" if Path(path).is_file() else "no such file"
@@ -88,13 +88,16 @@ def load(path, labels=None):
         raise InputError(f"{path}: a nearest neighbor has no weights. Give a network's file")
     names = ({"shapes": module.CLASS_NAMES}.get(config.data, module.NORB_NAMES) if hasattr(config, "norb_dir") else
              tuple(map(str, range(config.n_classes))))
+    known = state["history"].get("names") or ()
+    names = tuple(known) if len(known) == len(names) else names
     if labels:
         try:
             given = tuple(Path(labels).read_text("utf-8").splitlines())
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{labels}: {getattr(error, 'strerror', None) or 'not UTF-8'}. Give a text file") from None
         if len(given) != len(names):
-            raise InputError(f"{labels}: has {len(given)} names, and the network {len(names)} classes. Give one a line")
+            raise InputError(f"{labels}: has {counted(len(given), 'name')}, and the network {len(names)} classes. Give "
+                             "one a line")
         names = given
     return Network(module, config, module.weights_of(state), names, state["history"]["source"])
 
@@ -247,7 +250,8 @@ def main():
     parser.add_argument("weights", metavar="WEIGHTS", type=Path, help="weights.npz or checkpoint of a run")
     parser.add_argument("paths", metavar="PICTURE", nargs="+", type=Path, help="PNG or JPEG files, folders of them, "
                         ".npy or .npz files of images")
-    parser.add_argument("--labels", metavar="FILE", type=Path, help="names of the classes, one a line, as labels.txt")
+    parser.add_argument("--labels", metavar="FILE", type=Path, help="names of the classes, one a line, in place of "
+                        "those of the labels.txt that the network was trained with")
     parser.add_argument("--out", metavar="FILE", help="write the table as CSV")
     parser.add_argument("--capsules", metavar="FILE", help="write scores and capsules as .npz")
     args = parser.parse_args()

@@ -30,7 +30,7 @@ from lab.figures import (
     show_perturbations,
 )
 from lab.messages import InputError, flag_name, run_cli
-from lab.statistics import mean_and_interval
+from lab.statistics import proportion_interval
 
 import numpy as np
 from matplotlib.ticker import PercentFormatter
@@ -97,8 +97,8 @@ def show_image(ax, image, title="", color="black"):
 def first_of_each_class(labels, n):
     """Return the index of the first sample of each of n classes. Raise InputError if a class has none."""
     if missing := set(range(n)) - set(labels.tolist()):
-        raise InputError(f"the {len(labels)} digits drawn include no {min(missing)}. Raise --n-test or, in training, "
-                         "--n-train")
+        raise InputError(f"the {len(labels)} images drawn include none of class {min(missing)}. Raise --n-test or, in "
+                         "training, --n-train")
     return [int(np.flatnonzero(labels == digit)[0]) for digit in range(n)]
 
 
@@ -176,8 +176,9 @@ def draw_matched_accuracy(results):
                      "mean and 95% CI over n seeds")
     ax = fig.subplots()
     for k, (setting, (label, color, marker)) in enumerate(MATCHED.items()):
-        means, halves = zip(*(mean_and_interval(accuracies[setting, key]) for key in TESTS))
-        ax.errorbar(np.arange(len(TESTS)) + 0.14 * (k - 1.5), means, halves if has_interval else None, color=color,
+        mean, low, high = np.transpose([proportion_interval(accuracies[setting, key]) for key in TESTS])
+        ax.errorbar(np.arange(len(TESTS)) + 0.14 * (k - 1.5), mean, [mean - low, high - mean] if has_interval else None,
+                    color=color,
                     marker=marker, markersize=6, capsize=4, linestyle="none",
                     label=f"{label}, n = {len(accuracies[setting, 'affine_accuracy'])}")
     ax.set_xticks(range(len(TESTS)), TESTS.values(), fontsize=10)

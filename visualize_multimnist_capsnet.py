@@ -449,16 +449,18 @@ def draw_picture(network, gray, ink, say):
     out, _ = capsnet.forward(network.weights, image[None], config)
     predicted, lengths, recon = out["digits"][0], out["lengths"][0], out["recon"][0]
     (a, b), third = predicted, [int(j) for j in np.argsort(-lengths)[2:3]]              # of two classes there is none
+    names = class_names({"names": network.history.get("names"), "n_classes": config.n_classes})
+    first, second = names[a], names[b]
     is_short = lengths[b] < MIN_LENGTH
     uncertain = bool(is_short or any(lengths[b] - lengths[third] < MIN_MARGIN))
     reason = f"shorter than {MIN_LENGTH}" if is_short else f"less than {MIN_MARGIN} longer than the third"
     verdict = "low confidence" if uncertain else "predicted"
-    say(f"{verdict}: {a} and {b}; capsule lengths {lengths[a]:.2f} and {lengths[b]:.2f}"
-        + "".join(f", next longest {j} with {lengths[j]:.2f}" for j in third))
+    say(f"{verdict}: {first} and {second}; capsule lengths {lengths[a]:.2f} and {lengths[b]:.2f}"
+        + "".join(f", next longest {names[j]} with {lengths[j]:.2f}" for j in third))
     if uncertain:
         say("two overlapping digits usually give two capsule lengths near 0.9 and no other long capsule")
     fig = Figure((WIDTH, 4.1), layout="constrained")
-    fig.suptitle(f"{verdict.capitalize()}: {a} and {b}" + f" (second longest capsule {reason})" * uncertain,
+    fig.suptitle(f"{verdict.capitalize()}: {first} and {second}" + f" (second longest capsule {reason})" * uncertain,
                  fontsize=11)
     fig.supxlabel(f"CapsNet trained for {counted(len(network.history['epochs']), 'epoch')} of "
                   f"{config.n_train:,} pairs of {data_name(network.source)} (seed {config.seed})",
@@ -468,7 +470,7 @@ def draw_picture(network, gray, ink, say):
     axes[0, 0].add_patch(Rectangle((left - 0.5, top - 0.5), right - left, bottom - top, fill=False, edgecolor=ORANGE))
     pictures = {"picture, bounding box of the ink": gray, f"network input, {CANVAS}x{CANVAS} px": image,
                 "both reconstructions": np.einsum("rhw,rc->hwc", recon, TINTS).clip(0, 1),
-                f"reconstruction from capsule {a}": recon[0], f"reconstruction from capsule {b}": recon[1]}
+                f"reconstruction from capsule {first}": recon[0], f"reconstruction from capsule {second}": recon[1]}
     for ax, (title, picture) in zip(axes.flat, pictures.items()):
         ax.imshow(picture, cmap="gray", vmin=0, vmax=1)
         ax.set(xticks=[], yticks=[], title=title)
@@ -515,7 +517,10 @@ def draw_image(args):
     outdir, name = args.outdir or Path(), f"{Path(args.image).stem}_digits"
     say = Progress(hasattr(args, "quiet")).say
     make_outdir(outdir, [name])
-    write_figure(draw_picture(network, gray, ink, say), outdir / f"{name}.png", say)
+    fig = draw_picture(network, gray, ink, say)
+    if not figures.has_digits(capsnet, network.history):
+        figures.call_images(fig)
+    write_figure(fig, outdir / f"{name}.png", say)
 
 
 @figures.in_style

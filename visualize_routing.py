@@ -19,7 +19,7 @@ import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS
 import smallnorb_novel_viewpoint as norb
 from lab import figures
 from lab.figures import GRAY
-from lab.messages import InputError, Parser, run_cli
+from lab.messages import InputError, Parser, counted, run_cli
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -168,7 +168,7 @@ class Graph:
 
 def draw_dynamic_routing(n_iters=3):
     """Return the computation graph of routing_forward and routing_backward, a Figure."""
-    graph = Graph(n_iters, f"Dynamic routing, {n_iters} iterations: routing_forward and routing_backward",
+    graph = Graph(n_iters, f"Dynamic routing, {counted(n_iters, 'iteration')}: routing_forward and routing_backward",
                   "The first c is uniform, a constant: no gradient flows into it. Dashed: b and db accumulate.")
     graph.legend("the votes u_hat", "terms of du_hat")
     calls = dynamic_shapes(n_iters)
@@ -211,7 +211,7 @@ def draw_dynamic_routing(n_iters=3):
 
 def draw_em_routing(n_iters=3):
     """Return the computation graph of em_routing_forward and em_routing_backward, a Figure."""
-    graph = Graph(n_iters, f"EM routing, {n_iters} iterations: em_routing_forward and em_routing_backward",
+    graph = Graph(n_iters, f"EM routing, {counted(n_iters, 'iteration')}: em_routing_forward and em_routing_backward",
                   "The first R is uniform, a constant: no gradient flows into it. da, dbeta_u and dbeta_a accumulate.")
     graph.legend("the votes V", "terms of dV")
     calls = em_shapes(n_iters)

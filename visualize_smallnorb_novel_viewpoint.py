@@ -23,7 +23,7 @@ from lab import figures, networks
 from lab.figures import BLUE, COLORS, GRAY, GREEN, MARKERS, ORANGE, RED, Drawing, new_figure
 from lab.files import check_writable, write_json
 from lab.messages import InputError, run_cli
-from lab.statistics import mean_and_interval, wilson_interval
+from lab.statistics import bootstrap_interval, proportion_interval, wilson_interval
 from smallnorb_novel_viewpoint import N_CLASSES
 
 import numpy as np
@@ -141,6 +141,27 @@ def shade_ranges(ax, config):
                             transform=ax.get_xaxis_transform())
 
 
+def accuracy_interval(samples, correct, rows=slice(None)):
+    """Return the 95% interval (low, high) of the accuracy on some rows of a test set: of toys the wider one of a
+    bootstrap over toys, whose images are not independent, and of Wilson's over images; of shapes Wilson's."""
+    low, high = wilson_interval(correct[rows].sum(), len(correct[rows]))
+    if "instances" not in samples:
+        return low, high
+    found = bootstrap_interval(samples["labels"][rows], samples["instances"][rows], correct[rows])
+    return np.fmin(low, found[0]), np.fmax(high, found[1])
+
+
+def drop_interval(run):
+    """Return the 95% interval of the drop, by a bootstrap over the toys that both test sets show, as text"""
+    parts = [run.data[name] for name in ("familiar", "novel")]
+    if "instances" not in parts[0]:
+        return ""
+    classes, toys = (np.concatenate([part[name] for part in parts]) for name in ("labels", "instances"))
+    correct = np.concatenate([run.tests["correct"][name] for name in ("familiar", "novel")])
+    low, high = bootstrap_interval(classes, toys, correct, np.repeat([1, -1], [len(part["labels"]) for part in parts]))
+    return f"\n[{low:.2f}, {high:.2f}]" if np.isfinite(low) else ""
+
+
 # ---------------------------------------------------------------- figures of one network
 
 def draw_example_views(run, n=4):
@@ -189,35 +210,41 @@ def draw_elevation_strip(run):
 
 
 def draw_familiar_vs_novel(runs):
-    """Draw the accuracy of each network on familiar and on novel viewpoints, with 95% CIs from the test images, and its
+    """Draw the accuracy of each network on familiar and on novel viewpoints, with 95% CIs over the test toys, and its
     drop; of one network the accuracy of each class, too."""
-    angle, names = kinds_of(runs[0].config), class_names(runs[0].config)
-    groups = {}                    # label: {"familiar": correct, "novel": correct}
+    first, angle, names = runs[0], kinds_of(runs[0].config), class_names(runs[0].config)
+    groups = []                    # label, run, class or None
     for run in runs:
-        for k in range(N_CLASSES) if len(runs) == 1 else ():
-            groups[names[k]] = {name: correct[run.data[name]["labels"] == k]
-                                for name, correct in run.tests["correct"].items()}
-        drop = f"drop {run.tests['drop']:.3f}"
-        groups[f"{run.name}\n{drop}" if len(runs) > 1 else f"all classes\n{drop}"] = run.tests["correct"]
-    title = "of each network" if len(runs) > 1 else f"of {runs[0].label}"
-    counts = [f"{len(runs[0].data[name]['labels']):,}" for name in ("familiar", "novel")]
+        groups += [(names[k], run, k) for k in range(N_CLASSES) if len(runs) == 1]
+        drop = f"drop {run.tests['drop']:.3f}{drop_interval(run)}"
+        groups.append((f"{run.name if len(runs) > 1 else 'all classes'}\n{drop}", run, None))
+    title = "of each network" if len(runs) > 1 else f"of {first.label}"
+    counts = [f"{len(first.data[name]['labels']):,}" for name in ("familiar", "novel")]
     fig = new_figure(3.4, f"Accuracy on familiar and on novel {angle} {title}",
-                     f"{runs[0].config.data}; one seed each; error bars: 95% CI from {' + '.join(counts)} images, as "
-                     "if independent")
+                     f"{first.config.data}; one seed each; error bars and brackets: 95% CI {over_what(first)}, from "
+                     f"{' + '.join(counts)} images")
     ax = fig.subplots()
     for shift, color, name in ((-0.2, BLUE, "familiar"), (0.2, ORANGE, "novel")):
-        hits = [correct[name] for correct in groups.values()]
-        mean = np.array([hit.mean() if len(hit) else 0 for hit in hits])
-        low, high = np.array([wilson_interval(hit.sum(), len(hit)) if len(hit) else (0, 0) for hit in hits]).T
+        samples, found = first.data[name], []
+        for _, run, k in groups:
+            rows, correct = samples["labels"] == k if k is not None else slice(None), run.tests["correct"][name]
+            found.append((correct[rows].mean(), *accuracy_interval(samples, correct, rows)) if len(correct[rows]) else
+                         (0, 0, 0))
+        mean, low, high = np.array(found).T
         bars = ax.bar(np.arange(len(mean)) + shift, mean, 0.38, yerr=(mean - low, high - mean), color=color, capsize=3,
                       label=f"{name} {angle}")
         ax.bar_label(bars, [f"{value:.2f}" for value in mean], label_type="center", fontsize=8,
                      color="white" if color == BLUE else "black")
-    ax.set_xticks(range(len(groups)), groups)
+    ax.set_xticks(range(len(groups)), [label for label, *_ in groups])
     ax.set(ylim=(0, 1), ylabel="accuracy")
     ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1, linestyle=":", label="chance")
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return fig
+
+
+def over_what(run):
+    """Return what the intervals of a network's test are over"""
+    return "over toys" if "instances" in run.data["novel"] else "over images"
 
 
 def draw_confusion(run):
@@ -229,18 +256,20 @@ def draw_confusion(run):
 
 def draw_azimuth_accuracy(runs):
     """Draw the accuracy of each network at each azimuth (--split elevation: elevation) of the test images, with 95% CIs
-    from these images."""
+    over the test toys."""
     angle, first = norb.viewpoint_angle(runs[0].config), runs[0]
     fig, ax = axes_by_angle(first.config, f"Test accuracy by {angle[:-1]}",
-                            f"{first.config.data}; error bars: 95% CI from the test images, as if independent"
+                            f"{first.config.data}; error bars: 95% CI {over_what(first)}"
                             + f"; the first {len(COLORS)} of {len(runs)} networks" * (len(runs) > len(COLORS)))
     names = ("familiar", "novel") if first.config.split != "instance" else ("novel",)
-    angles = np.concatenate([first.data[name][angle] for name in names])
+    samples = {key: np.concatenate([first.data[name][key] for name in names])
+               for key in first.data["novel"].keys() & {angle, "labels", "instances"}}
+    angles = samples[angle]
     for k, (run, color, marker) in enumerate(zip(runs, COLORS, MARKERS)):
         correct = np.concatenate([run.tests["correct"][name] for name in names])
-        at = [correct[angles == value] for value in np.unique(angles)]
-        mean, (low, high) = np.array([hit.mean() for hit in at]), np.array([
-            wilson_interval(hit.sum(), len(hit)) for hit in at]).T
+        mean, low, high = np.array([(correct[angles == value].mean(),
+                                     *accuracy_interval(samples, correct, angles == value))
+                                    for value in np.unique(angles)]).T
         ax.errorbar(np.unique(angles) + (1.5 if angle == "azimuths" else 0.5) * k, mean, (mean - low, high - mean),
                     fmt=marker, linestyle="none", color=color, markersize=4, capsize=2, label=f"{run.name}")
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8.5)
@@ -442,10 +471,10 @@ def draw_azimuth_results(results):
         label, color, line, marker = SWEEP[model]
         of_seeds = results_of(results, EXPERIMENT, f"paper-azimuth/{model}")
         rows = [[*each["sweep"]["accuracy"], each["sweep"]["accuracy"][0]] for each in of_seeds]
-        mean, half = np.array([mean_and_interval(column) for column in np.transpose(rows)]).T
-        x, half = [*of_seeds[0]["sweep"]["angles"], 360], np.nan_to_num(half)
+        mean, low, high = np.array([proportion_interval(column) for column in np.transpose(rows)]).T
+        x = [*of_seeds[0]["sweep"]["angles"], 360]
         ax.plot(x, mean, line, marker=marker, color=color, markersize=4, label=f"{label}, n = {len(of_seeds)}")
-        ax.fill_between(x, mean - half, mean + half, color=color, alpha=0.15, linewidth=0)
+        ax.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
     ax.legend(loc="lower center", ncols=3, columnspacing=1, fontsize=8.5)
     return fig
 
@@ -473,12 +502,10 @@ def draw_gap_curve(results):
         for model in models:
             label, color, line, marker = SWEEP[model]
             curves = [accuracy_by_distance(each) for each in results_of(results, EXPERIMENT, f"{table}/{model}")]
-            mean, half = np.array([mean_and_interval([curve[x] for curve in curves]) for x in curves[0]]).T
+            mean, low, high = np.array([proportion_interval([curve[x] for curve in curves]) for x in curves[0]]).T
             ax.plot([*curves[0]], mean, line, marker=marker, color=color, markersize=4,
                     label=f"{label}, n = {len(curves)}")
-            half = np.nan_to_num(half)
-            ax.fill_between([*curves[0]], np.maximum(0, mean - half), np.minimum(1, mean + half), color=color,
-                            alpha=0.15, linewidth=0)
+            ax.fill_between([*curves[0]], low, high, color=color, alpha=0.15, linewidth=0)
         ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1, linestyle=":")
         ax.set(title=title, xlabel="distance (degrees)", ylim=(0, 1.02), xticks=range(0, 151, 30))
         ax.grid(alpha=0.3)

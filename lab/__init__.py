@@ -10,8 +10,10 @@ Flags:    those of its settings; --model takes several models, which are trained
           runs/EXPERIMENT/NAME unless these name a place.
 Messages: a line of progress begins with "epoch K/N", one of a resumed run contains "resuming at"; an error of the user
           is one line "error: ..." on standard error, and exit code 2; Ctrl-C gives exit code 130.
-JSON:     experiment, config (settings by name), source (of the data), n_params, the metrics, hit_bits, seconds_train,
-          ms_per_step, versions, machine, history (columns by name, one value per epoch).
+JSON:     experiment, config (settings by name), source (of the data), trained_on (source of the training's), n_params,
+          the metrics, confusion (counts: a row per class, a column per predicted one; affNIST and smallNORB have one
+          per test set), hit_bits, seconds_train, ms_per_step, versions, machine, history (columns by name, one value
+          per epoch).
 Weights:  a file .npz of arrays params/NAME, state/NAME and, of a checkpoint, adam_m/NAME and adam_v/NAME; and meta, a
           JSON text: experiment, step, config (with the data's source), history.
 Module:   EXPERIMENT, PRETRAINED, Config, SETTINGS, InputError, add_settings, given_settings, configs_of, check_same,

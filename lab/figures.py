@@ -266,7 +266,7 @@ def draw_confusion(matrices, names, title, note=""):
     J, shown = len(names), [name if len(name) < 15 else f"{name[:13]}\u2026" for name in names]
     (cell, size), columns = (0.3, 8) if J <= 20 else (0.22, 6.5), 2 if J <= 10 and len(matrices) > 1 else 1
     side, rows = max(3, cell * J), -(-len(matrices) // columns)                         # inches
-    fig = new_figure(rows * (side + 1.1) + 0.6, title, f"percent of the images of a true class; {note}")
+    fig = new_figure(rows * (side + 1.1) + 0.6, title, f"Percent of the images of a true class; {note}")
     fig.set_figwidth(max(WIDTH, side + 2.2))
     axes = fig.subplots(rows, columns, squeeze=False).ravel()
     for ax, (heading, matrix) in zip(axes, matrices.items()):

@@ -24,6 +24,35 @@ def mean_and_interval(values):
     return float(np.mean(values)), float(t * np.std(values, ddof=1) / math.sqrt(df + 1))
 
 
+def proportion_interval(values):
+    """Return the mean of some proportions, and the ends of its 95% t interval within 0 and 1, nan for one value"""
+    mean, half = mean_and_interval(values)
+    return mean, *np.clip([mean - half, mean + half], 0, 1).tolist()
+
+
+def bootstrap_interval(classes, groups, correct, sign=None, n_draws=2000):
+    """Return the 95% interval (low, high) of an accuracy by a bootstrap over groups of images that are no independent
+    samples, such as the views of a toy; with sign, of the difference of two accuracies over the same groups.
+
+    classes, groups, correct: (n,), of every image its class, its group, and whether it was correctly classified. sign:
+    (n,), 1 for images of the first accuracy, -1 for those of the second. Of the m groups of a class m - 1 are drawn
+    with replacement, so that the variance is not too small by (m - 1) / m; nan for a class with one group."""
+    rng, sign = np.random.default_rng(0), np.ones(len(correct)) if sign is None else sign
+    hits, n = np.zeros((2, 2, n_draws))                                 # of the first accuracy, of the second
+    for label in np.unique(classes):
+        own = classes == label
+        _, index = np.unique(groups[own], return_inverse=True)
+        m = index.max() + 1
+        times = rng.multinomial(m - 1, np.full(m, 1 / m), n_draws) * (m / (m - 1) if m > 1 else math.nan)
+        for k, part in enumerate((sign[own] > 0, sign[own] < 0)):
+            hits[k] += times @ np.bincount(index, correct[own] * part, m)
+            n[k] += times @ np.bincount(index, part, m)
+    with np.errstate(invalid="ignore"):
+        accuracy = hits / n
+    drawn = accuracy[0] - (accuracy[1] if (sign < 0).any() else 0)
+    return tuple(np.nanpercentile(drawn, [2.5, 97.5]).tolist()) if np.isfinite(drawn).any() else (math.nan, math.nan)
+
+
 def prediction_interval(values):
     """Return the mean of some values and half the width of the 95% prediction interval of a new one: t * s *
     sqrt(1 + 1/n), nan for one value"""
@@ -31,9 +60,9 @@ def prediction_interval(values):
     return mean, half * (len(values) + 1) ** 0.5               # half: t * s / sqrt(n)
 
 
-def compare(found):
+def compare(found, signed=()):
     """Compare networks over several seeds: (name, seed, {metric: value}) of each run. A value that is an int, as the
-    number of parameters, is a fact of the network.
+    number of parameters, is a fact of the network. The others are proportions, but for the metrics in `signed`.
 
     Return {"seeds": [...], "n": {name: number of its seeds}, "networks": {name: {metric: int, or [mean, low, high]}},
     "differences": {"A - B": the same}}, of the metrics that all runs have: means and 95% t intervals over the seeds,
@@ -45,15 +74,15 @@ def compare(found):
     metrics = [metric for metric in found[0][2] if all(metric in values for *_, values in found)]
     facts = [metric for metric in metrics if isinstance(found[0][2][metric], int)]
 
-    def summarize(values):
+    def summarize(values, is_signed=True):
         mean, half = mean_and_interval(values)
-        return [mean, mean - half, mean + half]
+        return [mean, mean - half, mean + half] if is_signed else [*proportion_interval(values)]
 
     def difference(a, b, common):
         return {metric: summarize([a[seed][metric] - b[seed][metric] for seed in common])
                 for metric in metrics if metric not in facts}
     networks = {name: {metric: next(iter(row.values()))[metric] if metric in facts else
-                       summarize([values[metric] for values in row.values()]) for metric in metrics}
+                       summarize([values[metric] for values in row.values()], metric in signed) for metric in metrics}
                 for name, row in rows.items()}
     differences = {f"{a} - {b}": difference(rows[a], rows[b], common) for a, b in itertools.combinations(rows, 2)
                    if len(common := [seed for seed in rows[a] if seed in rows[b]]) > 1}

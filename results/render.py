@@ -551,6 +551,8 @@ def claims_picture(results):
                           for number in results.samples(experiment, first, other, key)]
                 mean, half = mean_and_interval(values)
                 low, high = (min(values), max(values)) if line == 0.5 else (mean - half, mean + half)
+                if line is None:                                        # accuracies, in percent
+                    low, high = max(low, 0), min(high, 100)
                 if math.isfinite(half):
                     axes.plot([low, high], [y + shift] * 2, color=color, linewidth=2.5, solid_capstyle="butt")
                 axes.plot([mean], [y + shift], marker, color=color, markersize=6, label=label)

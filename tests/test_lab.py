@@ -197,6 +197,22 @@ def test_wilsons_interval_holds_its_proportion():
             assert 0 <= low <= hits / n <= high <= 1
 
 
+def test_a_bootstrap_over_toys():
+    """Whose views are all correct or all wrong: of two toys one is drawn, so 0 or 1 at its ends. A difference over the
+    same toys has no interval where every toy has the same. Of toys with an image each it is a t interval"""
+    toys, correct = np.repeat([0, 1], 50), np.repeat([True, False], 50)
+    assert statistics.bootstrap_interval(0 * toys, toys, correct) == (0, 1)
+    views = np.arange(100) % 2 * 2 - 1                                  # half of each toy's views are familiar
+    assert statistics.bootstrap_interval(0 * toys, toys, correct, views) == (0, 0)
+    assert statistics.bootstrap_interval(0 * toys, toys, views > 0, views) == (1, 1)
+    assert np.isnan(statistics.bootstrap_interval(0 * toys, 0 * toys, correct)).all()
+    toys, correct = np.arange(100), np.arange(100) % 2 > 0
+    half = 1.96 * correct.std(ddof=1) / 10
+    assert statistics.bootstrap_interval(0 * toys, toys, correct) == pytest.approx((0.5 - half, 0.5 + half), abs=0.01)
+    classes = np.repeat([0, 1], 50)                                     # all of one class are correct: none varies
+    assert statistics.bootstrap_interval(classes, toys, classes > 0) == pytest.approx((0.5, 0.5))
+
+
 def share_within(t, df):
     """P(|T| <= t), by Simpson's rule over the density, which is symmetric"""
     x, step = np.linspace(0, t, 4001, retstep=True)
@@ -224,17 +240,20 @@ def test_a_new_value_lies_in_the_prediction_interval():
 
 
 def test_comparison_by_hand():
-    """Two seeds of two networks: means 0.5 and 0.3; differences 0.1 and 0.3, t of 1 degree of freedom is 12.7062"""
+    """Two seeds of two networks: means 0.5 and 0.3; differences 0.1 and 0.3, t of 1 degree of freedom is 12.7062. No
+    interval of a proportion leaves 0 to 1"""
     rows = [("a", 0, {"n_params": 7000, "x": 0.4, "y": 1.0}), ("b", 0, {"n_params": 5, "x": 0.3}),
             ("a", 1, {"n_params": 7000, "x": 0.6, "y": 1.0}), ("b", 1, {"n_params": 5, "x": 0.3})]
     found, half = statistics.compare(rows), 12.7062 * 0.1
     assert found["seeds"] == [0, 1] and found["n"] == {"a": 2, "b": 2}
-    assert found["networks"]["a"] == {"n_params": 7000, "x": pytest.approx([0.5, 0.5 - half, 0.5 + half], abs=1e-5)}
+    assert found["networks"]["a"] == {"n_params": 7000, "x": [0.5, 0, 1]}
+    signed = statistics.compare(rows, signed=["x"])["networks"]["a"]["x"]
+    assert signed == pytest.approx([0.5, 0.5 - half, 0.5 + half], abs=1e-5)
     assert found["networks"]["b"]["x"] == pytest.approx([0.3] * 3)
     assert found["differences"] == {"a - b": {"x": pytest.approx([0.2, 0.2 - half, 0.2 + half], abs=1e-5)}}
     table = statistics.comparison_table(found).splitlines()
-    assert table[0].split() == ["network", "n_params", "x"] and table[1].split() == ["a", "7,000", "0.500", "[-0.771,",
-                                                                                     "1.771]"]
+    assert table[0].split() == ["network", "n_params", "x"] and table[1].split() == ["a", "7,000", "0.500", "[0.000,",
+                                                                                     "1.000]"]
     assert table[3:6] == ["mean [95% t interval] over 2 seeds", "",
                           "Difference in percentage points, paired by seed [95% CI]"]
     assert table[6].split() == ["a", "-", "b", "+20.0", f"[{20 - 100 * half:+.1f},", f"{20 + 100 * half:+.1f}]"]

@@ -52,10 +52,15 @@ def test_a_network_says_what_the_experiment_computes():
 
 
 def test_two_digits_are_named_in_a_pair(tmp_path):
-    """Of two classes there is no third that leaves a doubt"""
+    """by the names that its data had, unless others are given. Of two classes there is no third that leaves a doubt"""
     config = mc.Config(n_classes=2, conv1_channels=4, conv3_channels=4, digits="synthetic")
-    mc.save(tmp_path / "net.npz", config, mc.initial_state(config), ("params", "state"))
-    assert set(predict(load(tmp_path / "net.npz"), IMAGES[:3]).doubts) == {""}
+    state = mc.initial_state(config)
+    state["history"] |= {"source": "drawings", "names": ["bar", "line"]}
+    mc.save(tmp_path / "net.npz", config, state, ("params", "state"))
+    result = predict(load(tmp_path / "net.npz"), IMAGES[:3])
+    assert set(result.doubts) == {""} and set(result.names[0]) == {"bar", "line"}
+    (tmp_path / "labels.txt").write_text("a\nb", "utf-8")
+    assert load(tmp_path / "net.npz", tmp_path / "labels.txt").names == ("a", "b")
     network = load(WEIGHTS / "multimnist_capsnet.npz")
     pairs = mc.generate_multimnist(IMAGES, LABELS, 60, np.random.default_rng(0))
     result = predict(network, pairs["composites"])
@@ -112,7 +117,7 @@ def test_files_and_folders_become_a_table(call, network, tmp_path):
     (["none.npz", "x.png"], "none.npz: no such file"), (["labels.txt", "x.png"], "not a file of a trained network"),
     (["{}", "none.png"], "none.png: no such file"), (["{}", "empty"], "holds no PNG or JPEG"), (["{}"], "PICTURE"),
     (["{}", "labels.txt"], "is not a readable picture"), (["{}", "bad.npz"], "not a file of arrays"),
-    (["{}", "empty.npz"], "holds no images"), (["{}", "x.npy", "--labels", "labels.txt"], "has 1 names"),
+    (["{}", "empty.npz"], "holds no images"), (["{}", "x.npy", "--labels", "labels.txt"], "has 1 name, and"),
     (["{}", "x.npy", "--out", "empty"], "it is a folder")])
 def test_wrong_input_is_one_line(call, tmp_path, words, fault):
     (tmp_path / "empty").mkdir()
