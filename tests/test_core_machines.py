@@ -40,14 +40,6 @@ def test_a_run_survives_an_output_that_is_closed(shell, tmp_path):
     assert len(list(tmp_path.glob("runs/*/*/metrics.json"))) == 1
 
 
-@pytest.mark.slow
-@POSIX
-def test_letters_that_the_terminal_lacks_are_escaped(shell, tmp_path):
-    done = shell(f'"{sys.executable}" "{ROOT}/visualize_routing.py" --n-iters 1 --outdir ü', PYTHONIOENCODING="ascii")
-    assert (done.returncode, done.stderr) == (0, "") and "wrote \\xfc/dynamic_routing.png" in done.stdout
-    assert (tmp_path / "ü" / "em_routing.svg").exists()
-
-
 @POSIX
 def test_a_script_that_is_started_through_a_link_finds_its_weights(shell, tmp_path):
     (tmp_path / "link.py").symlink_to(ROOT / "smallnorb_novel_viewpoint.py")
