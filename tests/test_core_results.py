@@ -2,6 +2,7 @@
 import importlib
 import json
 import math
+import os
 import re
 import shlex
 import sys
@@ -83,6 +84,20 @@ def test_an_interval_is_added_and_counts_different_digits(tmp_path):
     of_digits, of_pairs = result_files.read(tmp_path).values()
     assert of_digits["familiar_accuracy_ci95"] == of_pairs["test_exact_match_ci95"] == [0.45123, 0.54877]
     assert of_digits["real_affine_accuracy_ci95"] == [0.4902, 0.5098]
+
+
+def test_a_killed_collect_leaves_the_old_table_whole_and_the_results_where_they_were(tmp_path, monkeypatch):
+    result_files.collect([job(tmp_path, f"{MULTI}/main/deep-0", test_hits=1)], tmp_path)
+    before, path = result_files.read(tmp_path), job(tmp_path, f"{MULTI}/main/deep-1", test_hits=2)
+
+    def power_cut(*_):
+        raise KeyboardInterrupt
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "replace", power_cut)
+        result_files.collect([path], tmp_path)
+    assert result_files.read(tmp_path) == before and path.exists()
+    result_files.collect([path], tmp_path)
+    assert [line["test_hits"] for line in result_files.read(tmp_path).values()] == [1, 2]
 
 
 @pytest.mark.parametrize("change", [
