@@ -1,4 +1,5 @@
 """Shared by all tests: the experiments, imported first; no network, no MNIST, a throw-away home; toy runs, digits."""
+import argparse
 import dataclasses
 import functools
 import importlib
@@ -161,6 +162,17 @@ def digits():
     return toy_digits()
 
 
+def configs(experiment, words):
+    """Return the Configs of a command's flags; of one that loads a network, whose file has them, none"""
+    module, parser = EXPERIMENTS[experiment], argparse.ArgumentParser()
+    module.add_settings(parser)
+    parser.add_argument("--load", nargs="*")
+    for flag in "--out-json", "--out-weights", "--checkpoint":
+        parser.add_argument(flag)
+    args = parser.parse_args([str(word) for word in words])
+    return module.configs_of(module.given_settings(args)) if args.load is None else []
+
+
 def toy(experiment, **given):
     """Return the Config of what is given, at toy size, and its data: an epoch has a step of 17 samples, two shards, and
     one of 3"""
@@ -203,16 +215,6 @@ def float64(config, seed=3, module=mc, shifted=("_b",)):
 def batch_of(digits, config, n=2, dtype=np.float64, module=mc):
     """The first n training samples of a run, as its network eats them"""
     return module.to_batch(next(module.epoch_samples(digits, 0, config)), slice(0, n), dtype)
-
-
-@pytest.fixture
-def params64():
-    return float64(TINY)
-
-
-@pytest.fixture
-def batch64(digits):
-    return batch_of(digits, TINY)
 
 
 def without_seconds(history):

@@ -1,5 +1,4 @@
 """Figures and film of the third experiment: command lines at toy size, offline; wrong input is one line."""
-import json
 import os
 
 import affnist_capsnet as ac
@@ -38,34 +37,6 @@ def test_figures_at_toy_size(cli, weights, tmp_path, flags):
     assert code == 0, stderr
     drawn = figures.FIGURES.keys() - ({"confusion"} if "--only" not in flags else set())
     assert {path.stem for path in (tmp_path / "a").glob("*.png")} == drawn
-
-
-@pytest.fixture
-def results(tmp_path):
-    """A folder with two seeds of some settings that the figures of results show"""
-    folder = tmp_path / "results"
-    (folder / figures.EXPERIMENT).mkdir(parents=True)
-    for table, names in (("matched-accuracy", ("capsnet", "cnn", "cnn-64", "cnn-dense")),
-                         ("backbone", ("capsnet-shared", "cnn-gap"))):
-        lines = [{"setting": name, "seed": seed, "generation": 1, "experiment": figures.EXPERIMENT,
-                  "config": {"seed": seed}}
-                 | {key: 0.9 + seed / 100 for key in figures.TESTS} for name in names for seed in (0, 1)]
-        path = folder / figures.EXPERIMENT / f"{table}.jsonl"
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
-    return folder
-
-
-def test_figures_of_results(results, tmp_path, cli):
-    call = figures, "--results", results, "--quiet"
-    matched = results / figures.EXPERIMENT / "matched-accuracy.jsonl"
-    assert cli(*call, "--outdir", tmp_path / "f") == (0, "", "")
-    assert {path.stem for path in (tmp_path / "f").glob("*.png")} == {"matched_accuracy", "forest"}
-    lines = matched.read_text("utf-8")
-    for text, said in ("{", "not a result"), (lines.replace("any_position_accuracy", "p"), "any_position_accuracy"), (
-            "", "no result of matched-accuracy/capsnet"):
-        matched.write_text(text, "utf-8")
-        assert_refused(cli(*call, "--outdir", tmp_path / "new"), said)
-        assert not (tmp_path / "new/matched_accuracy.png").exists()
 
 
 # ---------------------------------------------------------------- the film

@@ -168,6 +168,9 @@ def test_streams_are_of_their_splits_and_the_same_again(digits, monkeypatch):
         assert same(parts, streamed(digits, CONFIG, kind))
         assert not same(parts, streamed(digits, dataclasses.replace(CONFIG, seed=1), kind))
     assert not same(streamed(digits, CONFIG, "affine"), streamed(digits, CONFIG, "test"))
+    parts = streamed(digits, dataclasses.replace(CONFIG, eval_split="val"), "any_position")
+    ink = np.concatenate([part["images"].sum((1, 2)) for part in parts])
+    np.testing.assert_array_equal(ink, digits["val"][0][:30].sum((1, 2)))
 
 
 def test_every_chunk_draws_its_own(digits, monkeypatch):

@@ -104,14 +104,6 @@ def test_a_head_sees_the_positions_as_its_name_says(model):
     check_op(lambda x: ac.features_forward(x, config), ac.features_backward, x)
 
 
-def test_the_gradient_of_a_maximum_by_hand():
-    x = np.array([[[[1.0, 5], [3, 5]], [[2, 0], [3, -1]]]])                             # (1, 2, 2, 2)
-    y, cache = ac.features_forward(x, tiny("cnn-gmp"))
-    assert y.tolist() == [[3, 5]]
-    dx = ac.features_backward(np.array([[7.0, 9]]), cache)
-    assert dx[0, 0].tolist() == [[0, 9], [7, 0]] and not dx[0, 1].any()                 # the first of equals
-
-
 @pytest.mark.parametrize("n_positions", [1, 3])
 def test_one_iteration_without_votes_is_one_iteration_with_them(n_positions):
     """A matrix for every capsule, or for every type: the slow way through all votes is the oracle, there and back"""

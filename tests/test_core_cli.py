@@ -110,4 +110,6 @@ def test_the_default_commands_of_the_viewpoint_experiment(call, monkeypatch):
     assert models[:3] == ["matrix-capsnet", "cnn", "cnn-bn"] and models[7:] == ["matrix-capsnet", "cnn"]
     assert models[3:7] == ["matrix-capsnet", "cnn", "cnn-gap", "nearest"]
     assert [config.n_epochs for config in trained[:4]] == [10, 16, 16, 10]
+    assert [config.lr for config in trained[:4]] == [5e-3, 2e-3, 2e-3, 2e-3]
+    assert [config.preset for config in trained[:4]] == ["wide", "small", "small", "wide"]
     assert {config.data for config in trained[3:7]} == {"shapes"} and trained[7].routing_iters == 1

@@ -187,18 +187,23 @@ def test_a_network_is_drawn_on_other_data_which_its_figures_say():
     assert fig.get_supxlabel().count("Tested") == 1
 
 
-WRONG = {                          # what is done to the training images or labels -> the words of the error
-    "floats": (lambda x, y: (x / 255, y), "uint8"), "flat": (lambda x, y: (x.reshape(len(x), -1), y), "28, 28"),
-    "rgb": (lambda x, y: (x[..., None].repeat(3, -1), y), "28, 28"), "empty": (lambda x, y: (x[:0], y[:0]), "images"),
-    "one-hot": (lambda x, y: (x, np.eye(10)[y]), "labels"), "fewer": (lambda x, y: (x, y[:-1]), "labels"),
-    "float labels": (lambda x, y: (x, y.astype(float)), "labels"),
-    "negative": (lambda x, y: (x, y.astype(int) - 1), "labels")}
+WRONG = {                          # what is done to the training images or labels
+    "floats": lambda x, y: (x / 255, y), "flat": lambda x, y: (x.reshape(len(x), -1), y),
+    "another size": lambda x, y: (x[:, :20], y), "more channels": lambda x, y: (x[..., None].repeat(3, -1), y),
+    "empty": lambda x, y: (x[:0], y[:0]), "one-hot": lambda x, y: (x, np.eye(10)[y]), "fewer": lambda x, y: (x, y[:-1]),
+    "float labels": lambda x, y: (x, y.astype(float)), "negative": lambda x, y: (x, y.astype(int) - 1),
+    "too many classes": lambda x, y: (x, y + 99)}
 
 
 @pytest.mark.parametrize("name", WRONG)
-@pytest.mark.parametrize("experiment", [runs.MULTI, runs.AFF])
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_arrays_that_train_cannot_take_are_refused(experiment, name):
-    (config, _), module, data = toy(experiment), EXPERIMENTS[experiment], toy_digits()
-    change, words = WRONG[name]
-    with pytest.raises(module.InputError, match=f"^synthetic, train: .*{words}"):
-        module.train(config, data | {"train": change(*data["train"])})
+    given = {"data": "toys", "n_train_toys": 1, "train_azimuths": "0:0"} if experiment == runs.NORB else {}
+    (config, data), module = toy(experiment, **given), EXPERIMENTS[experiment]
+    part = data["train"]
+    of_dict = isinstance(part, dict)
+    images, labels = WRONG[name](*((part["images"], part["labels"]) if of_dict else part))
+    wrong = part | {"images": images, "labels": labels} if of_dict else (images, labels)
+    words = "labels" if "label" in name or name in ("one-hot", "fewer", "negative", "too many classes") else "images"
+    with pytest.raises(module.InputError, match=f"train: .*{words}"):
+        module.train(config, data | {"train": wrong})

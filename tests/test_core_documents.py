@@ -8,7 +8,7 @@ import tempfile
 import tokenize
 
 import pytest
-from conftest import ROOT, run_offline
+from conftest import ROOT, configs, run_offline
 
 sys.path.insert(0, str(ROOT / "workflow"))
 import runs  # noqa: E402
@@ -79,12 +79,15 @@ def test_every_command_of_the_workflow_parses(flags_of):
 
 
 def every_command_parses(name, text, flags_of):
+    """Flags are those of --help; of an experiment they have values, and go together"""
     assert commands(text) or name == "docs/glossary.md"
     for script, *words in commands(text):
         assert (ROOT / script).is_file(), f"{name} runs {script}, which is not there"
         for word in words:
             if word.startswith("--"):
                 assert word.split("=")[0] in flags_of(script), f"{name} gives {script} the flag {word}"
+        if script.removesuffix(".py") in EXPERIMENTS and "--help" not in words:
+            configs(script.removesuffix(".py"), words)
 
 
 def test_every_image_and_link_exists(document):

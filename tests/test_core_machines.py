@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 from conftest import EXPERIMENTS, POSIX, ROOT
 
-import explore
-
 TINY = ("--digits synthetic --n-epochs 1 --n-train 64 --n-val 16 --n-test 16 --conv1-channels 2 --conv3-channels 4 "
         "--threads 1").split()
 SCRIPT = f"import multimnist_capsnet as c; c.N_SYNTHETIC = {dict(train=60, val=40, test=80)}; c.run_cli(c.main)"
@@ -38,14 +36,6 @@ def test_a_run_survives_an_output_that_is_closed(shell, tmp_path):
     done = shell("$RUN >&-")
     assert "Traceback" not in done.stderr
     assert len(list(tmp_path.glob("runs/*/*/metrics.json"))) == 1
-
-
-@pytest.mark.slow
-@POSIX
-def test_letters_that_the_terminal_lacks_are_escaped(shell, tmp_path):
-    done = shell(f'"{sys.executable}" "{ROOT}/visualize_routing.py" --n-iters 1 --outdir ü', PYTHONIOENCODING="ascii")
-    assert (done.returncode, done.stderr) == (0, "") and "wrote \\xfc/dynamic_routing.png" in done.stdout
-    assert (tmp_path / "ü" / "em_routing.svg").exists()
 
 
 @POSIX
@@ -73,12 +63,6 @@ def test_imported_figure_code_changes_no_setting():
     code = ("import matplotlib; before = dict(matplotlib.rcParams); import visualize_smallnorb_novel_viewpoint, "
             "visualize_multimnist_capsnet, visualize_affnist_capsnet; assert dict(matplotlib.rcParams) == before")
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
-
-
-def test_explore_refuses_impossible_ports(call):
-    for port in (-1, 70000):
-        assert call(explore.multi, explore.main, "--port", port, "--no-browser") == (
-            2, "", f"error: --port {port}: must be between 0 and 65535\n")
 
 
 def test_a_picture_that_is_too_large_says_which_size_works(monkeypatch, tmp_path):

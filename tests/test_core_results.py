@@ -1,5 +1,4 @@
 """Results as lines of tables; golden values, which decide what is stale; tables and numbers in the documents."""
-import argparse
 import importlib
 import json
 import math
@@ -12,7 +11,7 @@ from lab import figures
 from lab.messages import InputError
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, configs
 from PIL import Image
 
 sys.path[:0] = [str(ROOT / "results"), str(ROOT / "workflow")]
@@ -51,15 +50,6 @@ def accuracies(results):
         f"{MULTI}/main/{setting}-{seed}": {"test_exact_match": value, "n_params": 1234567,
                                            "test_exact_match_ci95": [value - 0.01, value + 0.01]}
         for setting, runs in settings.items() for seed, value in runs.items()})
-
-
-def configs(module, words):
-    """Return the Configs of a command's flags"""
-    parser = argparse.ArgumentParser()
-    module.add_settings(parser)
-    for flag in "--out-json", "--out-weights", "--checkpoint":
-        parser.add_argument(flag)
-    return module.configs_of(module.given_settings(parser.parse_args(words)))
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +129,7 @@ def test_every_result_is_of_a_network_of_its_flags_size(kept):
     for name, line in kept.items():
         run, module = result_files.BY_NAME[name], golden.modules[line["experiment"]]
         if "python3" not in run.flags and "nearest" not in run.flags:
-            config, = configs(module, shlex.split(run.flags))
+            config, = configs(line["experiment"], shlex.split(run.flags))
             assert line["n_params"] == sum(map(math.prod, module.param_shapes(config).values())), name
 
 
@@ -272,14 +262,6 @@ def test_a_lab_book_has_every_planned_run(accuracies):
     assert {(run.experiment, run.table) for run in result_files.BY_NAME.values()} == set(runs.CAPTIONS)
 
 
-def test_a_forest_plot_leaves_out_what_has_not_been_run(accuracies):
-    found = accuracies(deep={0: 0.6, 1: 0.8}, classic={0: 0.5, 1: 0.5}, residual={0: 0.9})
-    pair = "main/deep", "main/classic", "test_exact_match"
-    fig = render.forest(found, MULTI, ["one", ("a pair", *pair), ("not run", "main/adam", *pair[1:]), "empty"])
-    labels = [label.get_text() for label in fig.axes[0].get_yticklabels()]
-    assert labels == ["", "a pair  (n = 2)"] and [text.get_text() for text in fig.axes[0].texts][:1] == ["one"]
-
-
 # ---------------------------------------------------------------- the documents
 
 MEAN = "<!-- value: multimnist main/deep, test_exact_match -->"
@@ -340,16 +322,8 @@ def test_every_training_command_is_accepted_at_toy_size(tmp_path, monkeypatch):
         if "python3 " not in result.flags:
             module = golden.modules[result.experiment]
             words = shlex.split(runs.shell_command(result, "r.json", toy=True))
-            for config in configs(module, words[2:]):
+            for config in configs(result.experiment, words[2:]):
                 module.check(config)
-
-
-def test_what_is_not_there_is_named(tmp_path):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="empty: holds no results"):
-        render.render(ROOT, tmp_path / "empty")
-    with pytest.raises(InputError, match="nowhere: no such folder"):
-        render.render(tmp_path, tmp_path / "nowhere")
 
 
 def test_the_projects_documents_say_what_its_results_say():

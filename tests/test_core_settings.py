@@ -1,12 +1,11 @@
 """The settings of every experiment, by rules over its Config: each has a flag, bounds and an effect, or is gone."""
-import argparse
 import math
 import re
 
 import numpy as np
 import pytest
 import runs
-from conftest import EXPERIMENTS, assert_same, golden, toy, toy_run, without_seconds
+from conftest import EXPERIMENTS, assert_same, configs, golden, toy, toy_run, without_seconds
 
 OPTIONS = [(experiment, f) for experiment, module in EXPERIMENTS.items() for f in module.SETTINGS]
 every_experiment = pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -15,13 +14,6 @@ every_experiment = pytest.mark.parametrize("experiment", EXPERIMENTS)
 def every_option(wanted=lambda f: True):
     chosen = [(experiment, f) for experiment, f in OPTIONS if wanted(f)]
     return pytest.mark.parametrize("experiment, f", chosen, ids=[f"{e.split('_')[0]}-{f.name}" for e, f in chosen])
-
-
-def parse(experiment, *words):
-    """Return the Configs of some flags"""
-    module, parser = EXPERIMENTS[experiment], argparse.ArgumentParser()
-    module.add_settings(parser)
-    return module.configs_of(module.given_settings(parser.parse_args(words)))
 
 
 def words_of(experiment, **given):
@@ -103,10 +95,10 @@ def test_runtime_settings_change_no_bit(experiment, capsys):
 def test_each_flag_sets_its_own_field(experiment, f):
     base, module = base_of(f), EXPERIMENTS[experiment]
     for value in other_values(f, getattr(module.Config(**base), f.name)):
-        config = parse(experiment, *words_of(experiment, **base | {f.name: value}))[0]      # of the first default model
+        config, *_ = configs(experiment, words_of(experiment, **base | {f.name: value}))    # of the first default model
         assert getattr(config, f.name) == value and config == module.Config(**base | {f.name: value})
     for alias in f.metadata.get("alias", "").split():
-        config = parse(experiment, *words_of(experiment, **base), alias, str(value))[0]
+        config = configs(experiment, [*words_of(experiment, **base), alias, value])[0]
         assert getattr(config, f.name) == value
 
 
@@ -114,7 +106,7 @@ def test_each_flag_sets_its_own_field(experiment, f):
 def test_settings_have_one_value(experiment):
     """What is given, else the default, else the preset's; nothing is left open, and types are what they say"""
     module = EXPERIMENTS[experiment]
-    config = parse(experiment)[0]
+    config = configs(experiment, [])[0]
     assert config == module.Config() and module.check(config) is None
     assert {*NEEDS, *(name for name, _ in NOT_HERE)} <= {f.name for _, f in OPTIONS}    # no exception without a setting
     for model in next(f for f in module.SETTINGS if f.name == "model").metadata["choices"]:
@@ -136,7 +128,7 @@ def test_every_bound_refuses_one_step_beyond_it(experiment, f):
                 module.Config(**base_of(f) | {f.name: value})
     elif "choices" in bounds:
         with pytest.raises(SystemExit):
-            parse(experiment, *words_of(experiment, **base_of(f)), flag, "no-such")
+            configs(experiment, [*words_of(experiment, **base_of(f)), flag, "no-such"])
 
 
 def restricted():
@@ -156,16 +148,7 @@ def test_a_flag_that_does_not_apply_is_refused(experiment, f, name, value):
     other = other_values(f, getattr(module.Config(**given), f.name))[0]
     words = words_of(experiment, **given | {name: value, f.name: other})
     with pytest.raises(module.InputError, match=rf"^{module.flag_of(f.name)} has no effect|has one instance"):
-        parse(experiment, *words)
-
-
-def test_a_flag_of_two_experiments_means_the_same():
-    """up to the first semicolon or comma of its help; its type is one"""
-    texts = {}
-    for _, f in OPTIONS:
-        if f.name in ("seed", "n_epochs", "lr", "lr_schedule", "warmup", "threads", "quiet", "digits", "data_dir"):
-            texts.setdefault(f.name, set()).add((re.split("[;,]", f.metadata["help"])[0], f.type))
-    assert not {name: found for name, found in texts.items() if len(found) > 1}
+        configs(experiment, words)
 
 
 @every_experiment

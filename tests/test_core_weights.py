@@ -99,7 +99,6 @@ DAMAGED = "damaged, or not a network of multimnist_capsnet.py"
 SPOILS = {                         # beside those of test_experiments.py: cut off, of another experiment, missing, ...
           "a shape": (edited(lambda a: a | {"params/dec1_b": a["params/dec1_b"][None]}), DAMAGED),
           "an array less": (edited(without("params/W")), DAMAGED),
-          "an array more": (edited(lambda a: a | {"params/x": np.ones(3)}), DAMAGED),
           "another group": (edited(lambda a: a | {"x/W": a["params/W"]}), DAMAGED),
           "without meta": (edited(without("meta")), DAMAGED),
           "another network": (edited(with_meta({"conv1_channels": 4})), DAMAGED),

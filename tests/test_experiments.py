@@ -245,9 +245,6 @@ class Alone:
             return [*(["--threads", "1"] if re.search("--load|--data (toys|smallnorb)", flags) else base), *self.data]
         few = ["--n-test", "60"] if self.data else []
         json_file = ["--out-json", "result.json"]
-        yield "help", ["--help"]
-        for flags in documented(self.experiment):
-            yield f"documented {flags}", [*shlex.split(flags), "--help"]
         yield "as printed", [*loading_words(self.experiment, trained), *self.size(), *self.data, *json_file]
         for name in ("run.npz", "net.npz"):
             yield f"load {name}", ["--load", name, *self.size(), *self.data, *json_file]
@@ -310,15 +307,6 @@ def write_digits(home):
     (home / "few-labels" / labels).write_bytes(idx(arrays["train"][1][:700]))
     (home / "gzip-digits" / images).unlink()
     (home / "gzip-digits" / f"{images}.gz").write_bytes(gzip.compress((home / "good" / images).read_bytes())[:5000])
-
-
-def documented(experiment):
-    """Return the flags of every command of an experiment in the documents, but for those of several seeds"""
-    documents = ROOT / "README.md", *(ROOT / "docs").glob("*.md")
-    texts = [path.read_text("utf-8").replace("\\\n", " ") for path in documents]
-    found = {" ".join(flags.split("#")[0].split()) for text in texts
-             for flags in re.findall(rf"(?:python3|uv run) {experiment}\.py([^\n`|&;>]*)", text)}
-    return sorted(flags for flags in found if "--n-seeds" not in flags)
 
 
 def loading_words(experiment, trained):
@@ -550,15 +538,3 @@ def test_bad_input_is_one_line_and_leaves_everything_as_it_was(alone, experiment
     assert len(case.err) > 20 and "Errno" not in case.err and ("epoch 1/" not in case.out or "--lr" in flags)
     assert {name: content for name, content in case.after.items() if content is not None or name in case.before} == (
         case.before)
-
-
-# ---------------------------------------------------------------- documents
-
-@pytest.mark.parametrize("experiment, flags", [(name, flags) for name in runs.EXPERIMENTS
-                                               for flags in documented(name)])
-def test_a_documented_command_parses(alone, experiment, flags):
-    cases = alone(experiment).cases()
-    assert_fine(cases[f"documented {flags}"])
-    for word in shlex.split(flags):
-        if word.startswith("--"):
-            assert re.search(rf"{word.split('=')[0]}(?![\w-])", cases["help"].out), f"{word} is no flag"

@@ -11,7 +11,7 @@ import multimnist_capsnet as mc
 
 import numpy as np
 import pytest
-from conftest import DEAD, TINY
+from conftest import DEAD
 
 N_TRAIN = 5004                     # the last 5,000 are for validation
 RNG = np.random.default_rng(0)
@@ -176,10 +176,3 @@ def test_factors_of_the_synthetic_digits_mean_what_they_say():
     slant, rotation, _ = np.linalg.lstsq(causes, -xy / yy, rcond=None)[0][10:]
     assert 0.6 < slant < 1.2 and -1.4 < rotation < -0.6
     assert np.linalg.lstsq(causes, ink.mean((1, 2)), rcond=None)[0][12] > 5
-
-
-def test_splits_are_disjoint(monkeypatch):
-    monkeypatch.setattr(mc, "N_SYNTHETIC", {"train": 60, "val": 30, "test": 30})
-    digits = mc.load_data(TINY)
-    images = np.concatenate([digits[split][0] for split in ("train", "val", "test")])
-    assert len(np.unique(images.reshape(120, -1), axis=0)) == 120

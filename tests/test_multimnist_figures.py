@@ -184,15 +184,6 @@ def test_the_square_of_the_centers_by_hand():
     assert viz.square_of_centers(np.zeros(1), 36) == pytest.approx((-0.5, 36))
 
 
-def test_a_picture_for_a_network_of_two_classes():
-    """Which has no third length to compare, and names of its own"""
-    config, said, history = dataclasses.replace(TINY, n_classes=2), [], {"epochs": [], "names": ["bar", "line"]}
-    network = SimpleNamespace(config=config, weights=mc.init_params(config), history=history, source="drawings")
-    gray = np.kron(np.pad(1 - IMAGES[0] / 255, 4, constant_values=1), np.ones((6, 6)))
-    viz.draw_picture(network, gray, data.find_ink(gray), said.append)
-    assert re.fullmatch(r"low confidence: (bar|line) and (bar|line); capsule lengths \S+ and \S+", said[0])
-
-
 def n_evaluated(first, second):
     """Return the lines printed for two overlapping synthetic digits, dark on white, and the figure's title"""
     both = np.maximum(IMAGES[first], np.roll(IMAGES[second], (1, -1), (0, 1)))

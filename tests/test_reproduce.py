@@ -176,26 +176,11 @@ def test_a_stale_result_is_named(monkeypatch):
     assert said[1] == f"{said[0]}, stale: the code has changed since" and " points (n = 10 seeds)" in said[0]
 
 
-def test_the_time_of_a_run_is_the_median_of_those_on_one_thread(monkeypatch):
-    result = next(one for one in runs.RESULTS if one.name == "affnist_capsnet/mnist/capsnet-paper-0")
-    times = {seed: {"config": {"threads": threads}, "seconds_train": seconds}
-             for seed, (threads, seconds) in enumerate([(1, 60), (1, 120), (1, 6000), (2, 1)])}
-    monkeypatch.setattr(PUBLISHED, "runs", lambda *_: times)
-    assert reproduce.minutes(result, PUBLISHED) == pytest.approx(2 * reproduce.EVALUATED[reproduce.AFF])
-    del times[0], times[1], times[2]
-    assert reproduce.minutes(result, PUBLISHED) == result.minutes
-
-
 def test_a_run_that_fails_is_named(check, monkeypatch, tmp_path):
     toy = runs.shell_command
     monkeypatch.setattr(runs, "shell_command", lambda *args, **given: f"{toy(*args, **given)} --lr -1")
     assert_refused(check("toy"), "error: multimnist_capsnet/main/deep-0: error: --lr -1.0: must be from 1e-09")
     assert not list(tmp_path.rglob("*.json"))
-
-
-def test_a_place_that_cannot_be_written_is_refused_before_training(check, tmp_path):
-    (tmp_path / "runs").write_text("a file", "utf-8")
-    assert_refused(check("toy"), "runs")
 
 
 @pytest.mark.parametrize("flags, words", {

@@ -1,6 +1,5 @@
 """The figures and the animation of smallNORB: what they show, by hand; their commands at toy size; bad input."""
 import json
-import sys
 from types import SimpleNamespace
 
 import smallnorb_novel_viewpoint as sn
@@ -31,8 +30,8 @@ def noise_run(rng, model="matrix-capsnet", **given):
     return looks.Run(model, config, config, sn.weights_of(sn.initial_state(config)), {"epochs": []}, data)
 
 
-def test_every_figure_of_noise(rng, monkeypatch, tmp_path):
-    """Of a network that learned nothing, and of results by hand: what has not been run is left out of the forest"""
+def test_every_figure_of_noise(rng):
+    """Of a network that learned nothing; figures of results: test_core_results.py"""
     run = noise_run(rng)
     assert all(len(looks.FIGURES[name].draw(run).axes) > 10 for name in ("example_views", "routing"))
     for model in ("matrix-head", "capsnet", "capsnet-shared"):
@@ -50,21 +49,6 @@ def test_every_figure_of_noise(rng, monkeypatch, tmp_path):
     assert len(looks.draw_elevation_strip(run).axes) == 5 * 9
     poses = looks.draw_pose_matrices(run, n=3)
     assert len(poses.axes) == 6 * 3 + 1 and poses.axes[3].images[0].get_array().shape == (4, 4)
-    sweep = {"angles": [0, 60, 80, 340], "accuracy": [0.9, 0.7, 0.5, 0.4]}
-    activity = {when: {"a": {"primary": [0.7, 0.4], "conv": [None, 0.2]}} for when in ("before", "after")}
-    for table, settings in (("paper-azimuth", sn.default_models({})), ("background-activity", ("matrix-capsnet",)),
-                            *((table, models) for table, (_, models) in looks.GAPS.items())):
-        found = dict(generation=1, sweep=sweep, background_activity=activity, n_params=10, seconds_train=1,
-                     experiment=looks.EXPERIMENT)
-        lines = [found | dict(setting=setting, seed=seed, novel=0.5 + seed / 10,
-                              config={"seed": seed, "train_azimuths": "0:60"})
-                 for setting in settings for seed in (0, 1)]
-        path = tmp_path / looks.EXPERIMENT / f"{table}.jsonl"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
-    monkeypatch.setattr(sys, "argv", ["x", "--results", str(tmp_path), "--outdir", str(tmp_path / "viz"), "--quiet"])
-    looks.main()
-    assert {path.stem for path in (tmp_path / "viz").glob("*.png")} == {*looks.OF_RESULTS}
 
 
 def test_accuracy_by_distance_to_the_training_azimuths():
