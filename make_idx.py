@@ -349,11 +349,9 @@ def ordered(images, labels, is_test, seed):
 
 
 def check_out(out, replaced=()):
-    """Raise InputError if a folder holds idx files, but those to be replaced, or if its name would make it EMNIST's"""
+    """Raise InputError if a folder holds idx files, but those to be replaced"""
     if any(IDX_NAME.fullmatch(path.name) and path.name not in replaced for path in out.glob("*")):
         raise InputError(f"{out}: holds a data set. Give another folder, or remove its files")
-    if "emnist" in out.resolve().name:
-        raise InputError(f"{out}: by this name it would be read as EMNIST's own files, transposed. Give another name")
 
 
 def make(out, train, test=None, seed=0):

@@ -1301,16 +1301,16 @@ def read_idx_folder(place):
             files[match[1].replace("t10k", "test"), match[2]] = read_idx(path)
             prefixes.add(path.name[:match.start()])
     if len(files) < 4 or len(prefixes) > 1:
-        raise InputError(f"--data-dir {place}: needs the four idx files of one data set; make_idx.py makes them")
+        raise InputError(f"--data-dir {place}: not four idx files. Convert it: python3 make_idx.py {place} data")
     of_mnist = [digest in MNIST.values() for _, digest in files.values()]
     if any(of_mnist) and not all(of_mnist):
         raise InputError(f"{place}: some files are MNIST's, and some are damaged or another's. Get the files again")
-    name = prefixes.pop().strip("-.") or where.resolve().name
+    name = (prefix := prefixes.pop().strip("-.")) or where.resolve().name
     data = {"source": "mnist" if all(of_mnist) else name + "-files" * (name in DIGIT_NAMES)}
     from_1 = min(files[split, "labels"][0].min(initial=1) for split in ("train", "test")) == 1
     for split in ("train", "test"):
         images, labels = files[split, "images"][0], files[split, "labels"][0] - from_1
-        data[split] = images.swapaxes(1, 2) if "emnist" in data["source"] else images, labels
+        data[split] = images.swapaxes(1, 2) if "emnist" in prefix else images, labels
     check_data(data, ("train", "test"))
     images, labels = data["train"]
     held_out = np.arange(len(labels)) >= len(labels) - 5000
@@ -1641,8 +1641,9 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
         print(text, file=sys.__stdout__)
     elif out_json:
         write_file(out_json, text.encode())
-    return result, [f"wrote {path}" + f"; to test it again: python3 {sys.argv[0]} --load {path}" * (path != out_json)
-                    for path in outputs]
+    places = "".join(f" {flag_of(name)} {at}" for name, at in vars(config).items() if at and name.endswith("_dir"))
+    again = f"; to test it again: python3 {sys.argv[0]} --load "
+    return result, [f"wrote {path}" + f"{again}{path}{places}" * (path != out_json) for path in outputs]
 
 
 def resume(path, config, data):
@@ -1703,9 +1704,9 @@ def main():
     for name, config, state in runs:
         if state or not results:                                        # networks in files may have other data
             data = load_data(config)
-        outputs = [args.checkpoint, args.out_weights, args.out_json]
-        if len(runs) > 1:                                               # each has files of its own
-            outputs = [path and Path(path).with_suffix(f".{name}{Path(path).suffix}") for path in outputs]
+        more = f".{name}" * (len(runs) > 1)                             # each has files of its own
+        outputs = [path and str(Path(path).with_suffix(more + Path(path).suffix))
+                   for path in (args.checkpoint, args.out_weights, args.out_json)]
         results[name], lines = run(config, data, state, *outputs, args.init)
         written += lines
     print_table(results, runs[0][1])

@@ -2584,8 +2584,9 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
         print(text, file=sys.__stdout__)
     elif out_json:
         write_file(out_json, text.encode())
-    return result, [f"wrote {path}" + f"; to test it again: python3 {sys.argv[0]} --load {path}" * (path != out_json)
-                    for path in outputs]
+    places = "".join(f" {flag_of(name)} {at}" for name, at in vars(config).items() if at and name.endswith("_dir"))
+    again = f"; to test it again: python3 {sys.argv[0]} --load "
+    return result, [f"wrote {path}" + f"{again}{path}{places}" * (path != out_json) for path in outputs]
 
 
 def resume(path, config, data):
@@ -2647,9 +2648,9 @@ def main():
         if state or not results:                                        # networks in files may have other data
             of_training = not state or config.recompute_statistics or config.model == "nearest"
             data = load_data(config, () if of_training else ("train",))
-        outputs = [args.checkpoint, args.out_weights, args.out_json]
-        if len(runs) > 1:                                               # each has files of its own
-            outputs = [path and Path(path).with_suffix(f".{name}{Path(path).suffix}") for path in outputs]
+        more = f".{name}" * (len(runs) > 1)                             # each has files of its own
+        outputs = [path and str(Path(path).with_suffix(more + Path(path).suffix))
+                   for path in (args.checkpoint, args.out_weights, args.out_json)]
         results[name], lines = run(config, data, state, *outputs, args.init)
         written += lines
     print_table(results, runs[0][1])
