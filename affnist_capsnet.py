@@ -1657,7 +1657,7 @@ def load(path):
                 state[GROUPS[group]][name] = a.astype(np.promote_types(a.dtype, np.float32))
         known, source = {f.name for f in dataclasses.fields(Config)} & meta["config"].keys(), meta["config"]["source"]
         config = Config(**{name: meta["config"][name] for name in known})
-        if param_shapes(config) != {name: p.shape for name, p in state["params"].items()}:
+        if not fits(state, config):
             raise ValueError
     except Exception as error:                        # what a damaged zip file makes its reader raise is not documented
         fault = getattr(error, "strerror", None) or f"damaged, or not a network of {EXPERIMENT}.py"
@@ -1665,6 +1665,11 @@ def load(path):
     loaded = {"file": Path(path).name, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest(),
               "trained_seed": config.seed}
     return config, state | {"step": meta["step"], "history": {"source": source} | meta["history"], "loaded": loaded}
+
+
+def fits(state, config):
+    """Return whether the network of a Config has parameters of the shapes in a state"""
+    return param_shapes(config) == {name: p.shape for name, p in state["params"].items()}
 
 
 def write_file(path, content):
@@ -1777,9 +1782,9 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
     weights to start from. Return the result, and a line on each of its files"""
     trained, name = not state, RUN_NAME.format(**vars(config))
     names = {tuple(known["names"]) for known in (data, state and state["history"]) if known and known.get("names")}
-    if state and (fit_to_data(config, data) != config or len(names) > 1):
-        raise InputError(f"{state['loaded']['file']}: these data have other classes. Give its own as --data-dir")
     config = fit_to_data(config, data)
+    if state and (len(names) > 1 or not fits(state, config)):
+        raise InputError(f"{state['loaded']['file']}: other classes or image sizes than its training's. Give its own data")
     folders = (Path("runs", EXPERIMENT, name + f"-{k}" * (k > 1)) for k in range(1, 10_000))
     folder = next(folder for folder in folders if not folder.exists())  # a run destroys nothing
     if trained:
@@ -1831,7 +1836,7 @@ def resume(path, config, data):
 def start_from(path, config):
     """Return the state of a new run with the weights of a file"""
     state, (_, theirs) = initial_state(config), load(path)
-    if {name: p.shape for name, p in theirs["params"].items()} != param_shapes(config):
+    if not fits(theirs, config):
         raise InputError(f"--init {path}: its network has other layers or classes. Give its --model, --preset and data")
     return state | {"params": theirs["params"], "running": theirs["running"]}
 
@@ -1854,6 +1859,8 @@ def main():
     add_settings(parser)
     args = parser.parse_args()
     given = given_settings(args)
+    if args.load is not None and args.init:
+        refuse("--init starts a training, and --load only tests")
     if args.load is None:
         runs = [(config.model, config, None) for config in configs_of(given)]
     else:
