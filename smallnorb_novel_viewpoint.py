@@ -2559,7 +2559,7 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
     names = {tuple(known["names"]) for known in (data, state and state["history"]) if known and known.get("names")}
     config = fit_to_data(config, data)
     if state and (len(names) > 1 or not fits(state, config)):
-        raise InputError(f"{state['loaded']['file']}: other classes or image sizes than its training's. Give its own data")
+        raise InputError(f"{state['loaded']['file']}: was trained on other classes or image sizes. Give its own data")
     folders = (Path("runs", EXPERIMENT, name + f"-{k}" * (k > 1)) for k in range(1, 10_000))
     folder = next(folder for folder in folders if not folder.exists())  # a run destroys nothing
     if trained:

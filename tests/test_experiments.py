@@ -62,7 +62,7 @@ BAD_FILES = {
     "--load": ".npz", f"--load {LONG}": LONG,
     **{f"--load {name}": name for name in ("none.npz", "empty", "torn.npz", "flipped.npz", "text.npz", "other.npz")},
     "--load net.npz --lr 0.5": "--lr", "--load net.npz --model cnn": "--model",
-    "--load net.npz --checkpoint new.npz": "--checkpoint",
+    "--load net.npz --checkpoint new.npz": "--checkpoint", "--load net.npz --init net.npz": "--init",
     "--checkpoint run.npz --seed 1": "seed", "--checkpoint run.npz --lr 0.123": "lr",
     **{f"--checkpoint {name}": name for name in ("net.npz", "torn.npz", "text.npz", "other.npz")}}
 BAD_DIGITS = {

@@ -6,6 +6,7 @@ import smallnorb_novel_viewpoint as sn
 
 import numpy as np
 import pytest
+from conftest import assert_refused
 from reference_smallnorb import PARTS
 
 SHAPES = sn.Config(data="shapes")
@@ -148,3 +149,7 @@ def test_default_data(data):
     again, other = sn.load_data(SHAPES), sn.load_data(sn.Config(data="shapes", seed=1))
     assert np.array_equal(again["train"]["images"], data["train"]["images"])
     assert not np.array_equal(other["train"]["images"], data["train"]["images"])
+
+
+def test_a_network_of_other_images_is_not_tested_on_shapes(call):
+    assert_refused(call(sn, sn.main, "--load", sn.PRETRAINED[1], "--data", "shapes"), "other classes or image sizes")
