@@ -224,8 +224,11 @@ EXAMPLES = [code for name in DOCUMENTS if name not in ("README.md", "docs/own_da
 
 
 def run_example(code):
+    """Run an example from the documents, with few synthetic digits"""
+    few = ("import os, affnist_capsnet, multimnist_capsnet\n"
+           f"affnist_capsnet.N_SYNTHETIC = multimnist_capsnet.N_SYNTHETIC = {dict(train=400, val=100, test=100)}\n")
     with tempfile.TemporaryDirectory() as home:
-        return run_offline(home, "-c", f"import os; os.chdir({str(ROOT)!r})\n" + code)
+        return run_offline(home, "-c", f"{few}os.chdir({str(ROOT)!r})\n" + code)
 
 
 @pytest.mark.beside(what=run_example)

@@ -67,12 +67,6 @@ def test_a_verdict_by_hand(monkeypatch, values, mark, theirs, expected):
     assert render.verdict(found, "one") == expected
 
 
-def test_primary_comparisons_come_first_and_once():
-    for claim in claims.CLAIMS:
-        marks = [mark.removesuffix(", reversed") for _, mark in claims.comparisons(claim)]
-        assert len(set(marks)) == len(marks) and (not claim.a or claim.a.mark.startswith(marks[0]))
-
-
 @pytest.mark.parametrize("mark", ["shapes", "shapes 0", "shapes 4", "nothing 1", "shapes one", "shapes a"])
 def test_a_mark_of_no_measure_is_refused(mark):
     with pytest.raises(InputError, match="must be NAME K"):
