@@ -1301,7 +1301,7 @@ def read_idx_folder(place):
             files[match[1].replace("t10k", "test"), match[2]] = read_idx(path)
             prefixes.add(path.name[:match.start()])
     if len(files) < 4 or len(prefixes) > 1:
-        raise InputError(f"--data-dir {place}: not four idx files. Convert it: python3 make_idx.py {place} data")
+        raise InputError(f"--data-dir {place}: not idx files. Make them: python3 make_idx.py {place} {where.name}-idx")
     of_mnist = [digest in MNIST.values() for _, digest in files.values()]
     if any(of_mnist) and not all(of_mnist):
         raise InputError(f"{place}: some files are MNIST's, and some are damaged or another's. Get the files again")
@@ -1318,7 +1318,7 @@ def read_idx_folder(place):
         data["n_classes"] = 1 + int(max(labels.max(), data["test"][1].max()))
         if (where / "labels.txt").is_file():
             data["names"] = (where / "labels.txt").read_text("utf-8", "replace").splitlines()
-        held_out = np.random.default_rng(0).permutation(len(labels)) < -(-len(labels) // 12)
+        held_out = rng_for(0, DATA, 2).permutation(len(labels)) < -(-len(labels) // 12)
     return data | {"train": (images[~held_out], labels[~held_out]), "val": (images[held_out], labels[held_out])}
 
 
@@ -1468,6 +1468,8 @@ GROUPS = {"params": "params", "state": "running", "adam_m": "adam_m", "adam_v": 
 
 def save(path, config, state, groups=tuple(GROUPS)):
     """Write settings, history and some GROUPS of the state to an .npz; evaluation needs the first two, resuming all"""
+    if not fits(state, config):
+        raise InputError("this Config is not the one of this state. Give what fit_to_data returns")
     kept = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if not f.metadata.get("runtime")}
     meta = {"experiment": EXPERIMENT, "step": state["step"], "history": state["history"],
             "config": kept | {"source": state["history"]["source"]}}

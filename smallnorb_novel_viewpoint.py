@@ -2408,6 +2408,8 @@ GROUPS = {"params": "params", "state": "running", "adam_m": "adam_m", "adam_v": 
 
 def save(path, config, state, groups=tuple(GROUPS)):
     """Write settings, history and some GROUPS of the state to an .npz; evaluation needs the first two, resuming all"""
+    if not fits(state, config):
+        raise InputError("this Config is not the one of this state. Give what fit_to_data returns")
     kept = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if not f.metadata.get("runtime")}
     meta = {"experiment": EXPERIMENT, "step": state["step"], "history": state["history"],
             "config": kept | {"source": state["history"]["source"]}}
