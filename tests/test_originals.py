@@ -11,12 +11,13 @@ VIEWS = "--n-epochs 1 --n-train-toys 1 --n-test 60 --preset small"
 FEW = "--train-azimuths 0:10 --test-azimuths 80:90"                                     # viewpoints to be rendered
 COMMANDS = {
     "multimnist_capsnet.py --n-epochs 8 --n-train 6000 --seed 0": PAIRS,
-    "visualize_multimnist_capsnet.py --n-epochs 8 --n-train 6000 --outdir viz": PAIRS,
+    "visualize_multimnist_capsnet.py --n-epochs 8 --n-train 6000 --outdir viz": f"{PAIRS} --only example_pairs errors",
     "make_multimnist_capsnet_gif.py --n-epochs 8 --n-train 6000 --snapshot-every 75 --fps 6":
         f"{PAIRS} --snapshot-every 2",
     "smallnorb_novel_viewpoint.py --n-epochs 10 --lr 2e-3 --seed 0 --train-azimuths 0:150 --test-azimuths 200:330":
         f"{VIEWS} {FEW}",
-    "visualize_smallnorb_novel_viewpoint.py --seed 1 --n-epochs 10": f"{VIEWS} {FEW} --model matrix-capsnet",
+    "visualize_smallnorb_novel_viewpoint.py --seed 1 --n-epochs 10":
+        f"{VIEWS} {FEW} --model matrix-capsnet --only example_views routing",
     "make_smallnorb_novel_viewpoint_gif.py --seed 1 --n-epochs 8 --snapshots 8 --sweep-frames 12 --fps 10":
         f"{VIEWS} {FEW} --snapshots 2 --sweep-frames 3"}
 
