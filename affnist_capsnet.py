@@ -1776,7 +1776,7 @@ def check_same(path, theirs, given, may_differ):
     for f in SETTINGS:
         own = getattr(theirs, f.name)
         if given.get(f.name, own) != own and not may_differ & f.metadata.keys():
-            raise InputError(f"{flag_of(f.name)} {given[f.name]}: {path} has {own}. Leave it out, or name another file")
+            raise InputError(f"{flag_of(f.name)} {given[f.name]}: {path} has {own}. Give that, or name another file")
 
 
 def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, init=None):
@@ -1786,7 +1786,7 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
     names = {tuple(known["names"]) for known in (data, state and state["history"]) if known and known.get("names")}
     config = fit_to_data(config, data)
     if state and (len(names) > 1 or not fits(state, config)):
-        raise InputError(f"{state['loaded']['file']}: was trained on other classes or image sizes. Give its own data")
+        raise InputError(f"{state['loaded']['file']}: {data_name(data['source'])} have other classes or sizes. Give its own")
     folders = (Path("runs", EXPERIMENT, name + f"-{k}" * (k > 1)) for k in range(1, 10_000))
     folder = next(folder for folder in folders if not folder.exists())  # a run destroys nothing
     if trained:
@@ -1794,7 +1794,7 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
     outputs = [path for path in (checkpoint, weights, out_json) if path and path != "-"]
     if trained:
         say(f"{data_name(data['source'])}; {name}", config)
-        state = start_from(init, config) if init else None
+        state = start_from(init, config, data) if init else None
         state = resume(checkpoint, config, data) if checkpoint and Path(checkpoint).exists() else state
     for path in outputs:
         write_file(path, None)                                          # complain now, not after the training
@@ -1835,12 +1835,14 @@ def resume(path, config, data):
     return {name: value for name, value in state.items() if name != "loaded"}
 
 
-def start_from(path, config):
+def start_from(path, config, data):
     """Return the state of a new run with the weights of a file"""
     state, (_, theirs) = initial_state(config), load(path)
-    if not fits(theirs, config):
+    known = theirs["history"].get("names")
+    if not fits(theirs, config) or (known and data.get("names", known) != known):
         raise InputError(f"--init {path}: its network has other layers or classes. Give its --model, --preset and data")
-    return state | {"params": theirs["params"], "running": theirs["running"]}
+    return state | {"params": theirs["params"], "running": theirs["running"],
+                    "history": state["history"] | {"init": Path(path).name}}
 
 
 def refuse(fault):
