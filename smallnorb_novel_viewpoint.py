@@ -2561,8 +2561,8 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
     names = {tuple(known["names"]) for known in (data, state and state["history"]) if known and known.get("names")}
     config = fit_to_data(config, data)
     if state and (len(names) > 1 or not fits(state, config)):
-        raise InputError(f"{state['loaded']['file']}: {data_name(data['source'])} have other classes or sizes. Give images "
-                         f"like those of its training, {data_name(state['history']['source'])}")
+        raise InputError(f"{state['loaded']['file']}: {data_name(data['source'])} have other classes or sizes. Give "
+                         f"images like those of its training, {data_name(state['history']['source'])}")
     folders = (Path("runs", EXPERIMENT, name + f"-{k}" * (k > 1)) for k in range(1, 10_000))
     folder = next(folder for folder in folders if not folder.exists())  # a run destroys nothing
     if trained:
