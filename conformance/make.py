@@ -21,8 +21,8 @@ from lab.files import write_atomically
 from lab.messages import InputError
 
 import numpy as np
-import reference
-from kinds import KINDS
+from capsule_conformance import reference
+from capsule_conformance.kinds import KINDS
 
 PAPER = {2017: "Sabour, Frosst and Hinton 2017, Dynamic routing between capsules",
          2018: "Hinton, Sabour and Frosst 2018, Matrix capsules with EM routing"}

@@ -117,7 +117,7 @@ def test_every_name_is_in_the_code(document):
     """Words in code type are names or texts of the code, not only words of its comments and docstrings"""
     name, text = document
     folders = [ROOT, *(ROOT / name for name in ("tests", "workflow", "results", "conformance/examples",
-                                                "conformance/tests"))]
+                                                "conformance/tests", "conformance/capsule_conformance"))]
     known = {"_backward", "sacct"}                             # the end of some names; a program of Slurm
     for path in (path for folder in folders for path in folder.glob("*.py")):
         with tokenize.open(path) as file:

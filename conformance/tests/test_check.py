@@ -7,11 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import check
-import naming
 import numpy as np
 import pytest
-import reference
+from capsule_conformance import check, command, naming, reference
 
 from conformance import literal
 
@@ -144,7 +142,7 @@ def run(tmp_path, monkeypatch, capsys):
             source = source.replace(old, new)
         (tmp_path / f"{name}.py").write_text(source, encoding="utf-8")
         function = re.findall(r"^def (\w+)", source, re.M)[-1]
-        code = check.main([f"{tmp_path / name}.py:{function}", *flags])
+        code = command.main([f"{tmp_path / name}.py:{function}", *flags])
         sys.modules.pop(name, None)
         printed = capsys.readouterr()
         return code, printed.out + printed.err
@@ -367,7 +365,7 @@ def test_functions_with_habits_of_their_own(run, tmp_path, capsys):
     (tmp_path / "sub").mkdir()
     (tmp_path / "mine.py").write_text(ROUTE, encoding="utf-8")
     (tmp_path / "sub/mine.py").write_text(ROUTE.replace("sum(2,", "sum(1,"), encoding="utf-8")
-    assert check.main([f"{tmp_path}/sub/mine.py:route"]) == 1 and "softmax over input" in capsys.readouterr().out
+    assert command.main([f"{tmp_path}/sub/mine.py:route"]) == 1 and "softmax over input" in capsys.readouterr().out
     for result, words in (("None", "no array"), ("'0.5'", "no array"), ("v.astype(int)", "type int")):
         code, text = run(ROUTE, changes=[("return v", f"return {result}")])
         assert code == 2 and words in text and text.count("\n") == 1, text
@@ -483,14 +481,14 @@ def again(lengths, present):
     ("numpy_right.py:route", (), []), ("numpy_em.py:em_route", ("--em",), []),
     ("numpy_wrong.py:route", (), ["softmax over input capsules", "logits not accumulated"])])
 def test_examples(example, flags, expected, capsys):
-    code = check.main([str(ROOT / "conformance/examples" / example), *flags])
+    code = command.main([str(ROOT / "conformance/examples" / example), *flags])
     assert named(capsys.readouterr().out) == expected and code == bool(expected)
 
 
 @pytest.mark.slow
 def test_our_own_functions(run, capsys):
     for function, flags in (("routing_forward", ()), ("margin_loss", ("--margin-loss",))):
-        assert check.main([f"{ROOT}/multimnist_capsnet.py:{function}", *flags]) == 0
+        assert command.main([f"{ROOT}/multimnist_capsnet.py:{function}", *flags]) == 0
     capsys.readouterr()
     _, text = run('''
 import smallnorb_novel_viewpoint as norb
@@ -531,7 +529,7 @@ def test_functions_that_cannot_be_checked(run, source, flags, message):
     ("fractions:Fraction", "is a class"), ("numpy:linalg.norm", "no order of the axes"),
     ("numpy:routed", "more")])
 def test_targets_that_are_not_there(target, message, capsys):
-    assert check.main([target]) == 2
+    assert command.main([target]) == 2
     text = capsys.readouterr().err
     assert message in text and text.count("\n") == 1
 

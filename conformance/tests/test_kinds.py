@@ -1,7 +1,7 @@
-"""conformance/kinds.py is complete and well-formed data."""
+"""The list of kinds is complete and well-formed data."""
 import re
 
-from conformance.kinds import FIELDS, KINDS
+from capsule_conformance.kinds import FIELDS, KINDS
 
 
 def test_every_kind_has_a_unique_name_and_all_fields():

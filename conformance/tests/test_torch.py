@@ -7,7 +7,7 @@ import pytest
 from test_check import named, run  # noqa: F401  (run is a fixture)
 
 torch = pytest.importorskip("torch")
-import check
+from capsule_conformance import command
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUTE = '''
@@ -85,7 +85,7 @@ def loss(labels, v):
                                   "no epsilon in the squash, forward"])])
 def test_examples(example, flags, expected, capsys, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
-    code = check.main([str(ROOT / "conformance/examples" / example), *flags])
+    code = command.main([str(ROOT / "conformance/examples" / example), *flags])
     assert [name.split(":")[0] for name in named(capsys.readouterr().out)] == expected and code == bool(expected)
 
 

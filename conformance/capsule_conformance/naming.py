@@ -1,6 +1,7 @@
 """Finds the smallest set of mistakes, and the epsilon, with which the reference computes what a function computed."""
 import numpy as np
-import reference
+
+from . import reference
 
 LOOSE = 1e-5                       # with two epsilons, of which one is fitted, sets of mistakes are named to this
 NEAREST = 40                       # sets of mistakes for which epsilons are fitted

@@ -1,4 +1,4 @@
-"""Routing as the papers define it, in NumPy, with one switch for each known mistake: what check.py compares with.
+"""Routing as the papers define it, in NumPy, with one switch for each known mistake: what the check compares with.
 
 dynamic_routing, margin_loss and em_routing compute the papers' formulas. Each keyword is a switch that puts one kind of
 mistake in; ROUTING, MARGIN and EM list the switches with their names and remedies. Sets of up to three of them are
@@ -12,7 +12,8 @@ import itertools
 from collections import namedtuple
 
 import numpy as np
-from kinds import KINDS
+
+from .kinds import KINDS
 
 STEP = 1e-30                       # of the complex step: its square vanishes beside any real part
 

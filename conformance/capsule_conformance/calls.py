@@ -1,7 +1,7 @@
 """Calls a routing function that somebody else wrote: finds it, the order of its axes, and its gradients.
 
 All axes have different sizes, so the shape of an output tells the order of its axes. A reading is a layout for every
-input: its axes' letters in order, with 1 for a singleton and PQ for a pose matrix in place of H. See check.py.
+input: its axes' letters in order, with 1 for a singleton and PQ for a pose matrix in place of H.
 """
 import contextlib
 import difflib

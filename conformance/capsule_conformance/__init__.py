@@ -1,0 +1,1 @@
+"""Check a capsule network's routing and losses against the papers, and name the mistakes."""

@@ -1,0 +1,548 @@
+"""Compares one function with the reference, in values, gradients and properties, and reports what it finds."""
+import itertools
+
+import numpy as np
+
+from . import calls, naming, reference
+from .calls import Unusable, arrange, last_line
+from .kinds import KINDS
+from .naming import difference
+
+TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+DIRECTIONS = 6                     # random directions along which gradients are compared
+
+
+# ---- what is compared ----
+
+def probe(kind, sizes, seed=0):
+    """Return random inputs, by name, for which mistakes show: most output capsules have lengths from 0.2 to 0.8."""
+    rng, N, I, J, D, E, H, K = np.random.default_rng(seed), *(sizes[letter] for letter in "NIJDEHK")
+    if kind == "margin":
+        lengths, labels = rng.uniform(0.02, 0.98, (N, K)), (1 + np.arange(N)) % K
+        lengths[0, labels[0]], lengths[1, labels[1]] = 0.95, 0.4       # both sides of the margin 0.9
+        lengths[0, labels[0] - 1], lengths[1, labels[1] - 1] = 0.05, 0.7            # and of 0.1
+        return {"lengths": lengths, "present": np.eye(K)[labels]}
+    if kind == "em":                                           # alike for all parents, so that they compete
+        V = rng.uniform(-1, 1, (N, I, 1, H)) + 0.25 * rng.uniform(-1, 1, (N, I, J, H))
+        return {"V": V, "a": rng.uniform(0.2, 1, (N, I)), "beta_u": rng.uniform(-0.5, 0.5, J),
+                "beta_a": rng.uniform(-1, 1, J)}
+    if kind == "routing":
+        u_hat = rng.normal(size=(N, 1, J, E)) + 0.8 * rng.normal(size=(N, I, J, E))
+        u_hat *= rng.uniform(0.6, 1.4, (N, I, 1, 1))
+        return {"u_hat": u_hat * (1.1 * J / np.median(np.linalg.norm(u_hat.sum(1), axis=-1)))}
+    u, W = rng.normal(size=(N, I, D)) + rng.normal(size=(N, 1, D)), rng.normal(size=(I, J, E, D)) + rng.normal(
+        size=(1, J, E, D))
+    return {"u": u, "W": W * (1.1 * J / np.median(np.linalg.norm(np.einsum("nid,ijed->nje", u, W), axis=-1)))}
+
+
+def expected(kind, inputs, n, lambdas=(), **settings):
+    """Return the reference's outputs, or None if it has none with these settings."""
+    if kind == "em":
+        return reference.em_routing(*inputs.values(), lambdas[:n], **settings)
+    if kind == "margin":
+        return [reference.margin_loss(*inputs.values(), **settings)]
+    u_hat = inputs["u_hat"] if kind == "routing" else np.einsum("nid,ijed->nije", inputs["u"], inputs["W"])
+    routed = reference.dynamic_routing(u_hat, n, **settings)
+    return None if routed is None else [routed]
+
+
+def finite(arrays):
+    return all(bool(np.isfinite(y).all()) for y in arrays)
+
+
+# what a property that does not hold says about the function; the text begins with the name of a kind where it shows one
+RANDOM = "Something is random. Start from logits of 0, fix the weights, and switch dropout off."
+KEPT = "logits kept from the batch before, or something else that a call leaves behind: start every call from b = 0"
+PLACE = ("initial logits trained per batch slot, or something else that depends on the place in the batch: use no "
+         "parameter of shape (N, ...)")
+INFLUENCE = "The samples of a batch influence each other. Sum, average and normalize over other axes only."
+ROTATION = "The entries of a capsule are not treated as one vector: a squash of each component, or a bias."
+EPSILON = "no epsilon in the squash, forward: write v = s |s| / (1 + |s|^2), with |s| = sqrt(sum(s^2) + 1e-9)"
+EPSILON_GRADIENT = "no epsilon in the squash, gradient: put it inside the root, |s| = sqrt(sum(s^2) + 1e-9)"
+BIAS = "bias in the output capsules: remove it, or set it to 0; without votes v must be 0"
+FLOOR = ("EM: floor under the weights of children, or activations that cancel: use r = R * a, in the variance, too, "
+         "without clamp() and without dividing by its sum over the parents")
+VARIANCE = "EM: no epsilon on the variance: add one, such as 1e-4, to sigma^2"
+UNUSED = ("The output does not depend on W. Use the W that is passed; \"A module with weights of its own\" in "
+          "docs/conformance.md shows how to set the weights of a module.")
+SINGLE = "A batch of one sample fails, perhaps by squeeze() without an axis. Name the axes that are removed."
+CHANGED = "Your function changes its inputs. Work on copies: the votes of a training step are used again."
+FIXED_BATCH = "The loss of two samples is not that of three with one left out. Divide by len(lengths)."
+EXPLAINED = (INFLUENCE, ROTATION, FLOOR)                       # by mistakes that the values show, if there are any
+SQUASH_EPSILONS = [({"place": place}, ("epsilon",)) for place in ("root", "norm", "all", "product", "product norm")]
+EM_EPSILONS = [({}, ("epsilon",)), ({}, ("epsilon", "mass_epsilon")), ({}, ("epsilon", "mass_epsilon", "log_epsilon")),
+               ({}, ("epsilon", "mass_epsilon", "activation_epsilon"))]
+EPSILON_WORDS = {"root": "to |s|^2 inside the root", "norm": "to |s|", "all": "to |s|^2", "product": "to |s|^2 inside "
+                 "the root", "product norm": "to |s|", "epsilon": "to the variance", "mass_epsilon": "to sum_i r_ij",
+                 "log_epsilon": "to sigma in its logarithm", "activation_epsilon": "to a_j in its logarithm"}
+LARGEST = {"em": 0.01}             # epsilons above these (else 1e-3) change what is computed
+
+
+class Check:
+    """Calls one function, compares it with the reference, and prints what was found."""
+
+    def __init__(self, kind, call, lambdas, iterations, tolerance, backward):
+        self.kind, self.call, self.lambdas, self.iterations = kind, call, lambdas, iterations
+        self.asked, self.backward, self.failed, self.notes = tolerance, backward, [], []
+        self.inputs = probe(kind, call.sizes)
+        self.per_sample, self.combine = True, "mean"           # form of a margin loss
+        self.unreached = ""
+        self.mistakes = {"em": reference.EM, "margin": reference.MARGIN}.get(kind, reference.ROUTING)
+        self.stops = {"em": reference.EM_STOPS, "margin": ()}.get(kind, reference.STOPS)
+        self.places = {"em": EM_EPSILONS, "margin": []}.get(kind, SQUASH_EPSILONS)
+        rng = np.random.default_rng(1)
+        self.weights = [rng.normal(size=[call.sizes[letter] for letter in axes])
+                        for axes in call.interface.outputs.values()]
+        if kind == "margin":
+            self.weights = [np.ones(call.sizes["N"])]
+        self.directions = [{name: rng.normal(size=x.shape) for name, x in self.inputs.items() if name != "present"}
+                           for _ in range(DIRECTIONS)]
+
+    @property
+    def tolerance(self):
+        return self.asked or max(TOLERANCES.get(dtype, 1e-9) for dtype in (self.call.found_dtype, self.call.dtype))
+
+    @property
+    def by_differences(self):
+        return not self.backward and self.call.framework == "numpy"
+
+    # ---- values ----
+
+    def predict(self, settings, n, inputs=None):
+        """Return what the reference computes for n iterations, combined over the samples as the function does."""
+        wanted = expected(self.kind, inputs or self.inputs, n, self.lambdas, **settings)
+        if self.kind == "margin" and not self.per_sample:
+            wanted = [np.asarray(wanted[0].mean() if self.combine == "mean" else wanted[0].sum())]
+        return wanted
+
+    def values(self):
+        """Call the function for every number of iterations. Return case -> outputs; self.errors has what it raised."""
+        found, self.errors = {}, {}
+        for n in self.iterations:
+            self.call.renew()
+            try:
+                found[n] = self.call(self.inputs, n)
+            except Exception as error:
+                self.errors[n] = last_line(error)
+        self.per_sample = not (self.kind == "margin" and found and found[1][0].ndim == 0)
+        return found
+
+    def explain(self, found, mistakes):
+        """Return the sets of mistakes that explain the outputs, the difference, and settings of an epsilon."""
+        best = naming.explain_with_epsilon(found, self.predict, mistakes, self.tolerance, self.places)
+        if self.kind == "margin" and not self.per_sample:      # the paper does not say how samples are combined
+            self.combine = "sum"
+            summed = naming.explain_with_epsilon(found, self.predict, mistakes, self.tolerance, self.places)
+            if summed[0] and (not best[0] or len(summed[0][0]) < len(best[0][0])):
+                self.notes.append("The samples are summed; the paper does not say how they are combined.")
+                return summed
+            self.combine = "mean"
+        return best
+
+    # ---- gradients ----
+
+    def slopes(self, n, settings):
+        """Return the reference's derivatives along the directions, by input: name -> (DIRECTIONS,); None if it has
+        none."""
+        if self.predict(settings, n) is None:
+            return None
+
+        def total(name, x):
+            wanted = self.predict(settings, n, self.inputs | {name: x})
+            return sum((y * (w if y.ndim else 1)).sum() for y, w in zip(wanted, self.weights))
+        return {name: np.array([reference.derivative(lambda x, name=name: total(name, x), self.inputs[name], d[name])
+                                for d in self.directions]) for name in self.directions[0]}
+
+    def gradients(self, inputs, n):
+        """Return the gradients by the user's backward pass or by autograd: name -> array, None if not reached."""
+        names = list(self.directions[0])
+        if not self.backward:
+            return self.call.gradients(inputs, n, self.weights, names)
+        given = self.call.arguments(inputs)
+        g = [] if self.kind == "margin" else [
+            self.call.tensor(arrange(w, self.call.interface.outputs[name], self.layouts[name]))
+            for name, w in zip(self.call.interface.outputs, self.weights)]
+        count = [] if self.call.count is None else [self.call.count(n)]
+        with calls.silenced():
+            returned = calls.arrays_of(self.backward(*g, *given.values(), *count))
+        if len(returned) < len(names):
+            raise ValueError(f"--backward returned {plural(len(returned), 'gradient')} for {', '.join(names)}")
+        return {name: self.call.canonical(y, name) for name, y in zip(names, returned)}
+
+    def found_slopes(self, n):
+        """Return the user's derivatives along the directions, by input; None for an input that is not reached."""
+        if not self.by_differences:
+            return {name: None if g is None else np.array([(g * d[name]).sum() for d in self.directions])
+                    for name, g in self.gradients(self.inputs, n).items()}
+        h = 1e-5 if self.tolerance <= 1e-8 else self.tolerance ** (1 / 3)
+
+        def total(name, step):
+            y = self.call(self.inputs | {name: self.inputs[name] + step}, n)
+            return sum((part * (w if part.ndim else 1)).sum() for part, w in zip(y, self.weights))
+        return {name: np.array([(total(name, h * d[name]) - total(name, -h * d[name])) / (2 * h)
+                                for d in self.directions]) for name in self.directions[0]}
+
+    def gradient(self, n, chosen, epsilon):
+        """Compare the gradients after n iterations. Return a text, and the mistakes of the gradient that explain it:
+        None in place of a mistake if the mistakes of the values do; an empty list if nothing is wrong."""
+        tolerance = min(0.1, max(20 * self.tolerance, 1e-7, 100 * (self.worst or 0)))
+        if self.by_differences:
+            if self.tolerance > 1e-6:
+                return "not compared in this precision", []
+            if not finite(self.call(self.inputs, n)):
+                return "not compared, since the output is NaN or infinite", []
+            if not self.same(self.call(self.inputs, n), self.call(self.inputs, n)):
+                return "not compared, since a repeated call gives another output", []
+            tolerance = max(tolerance, 1e-5 if self.tolerance <= 1e-8 else 100 * self.tolerance ** (2 / 3))
+        found = self.found_slopes(n)
+        unreached = [name for name, slope in found.items() if slope is None]
+        if unreached:
+            self.unreached = ", ".join(unreached)
+            return f"does not reach {self.unreached}", ["unnamed"]
+
+        def differs(settings):                                 # relative to each input's, or 1/1000 of the largest
+            wanted = self.slopes(n, settings | epsilon)
+            if wanted is None:
+                return float("inf")
+            floor = 1e-3 * max(np.abs(y).max() for y in wanted.values())
+            return max(np.abs(found[name] - y).max() / max(np.abs(y).max(), floor, 1e-30) for name, y in wanted.items())
+        right = differs({})
+        if right <= tolerance:
+            return "agrees", []
+        if self.predict(reference.settings_of(chosen), n) is None:
+            return "not compared", []
+        stops = (None,) if self.by_differences else (None, *self.stops)      # central differences see what is stopped
+        fitting = [stop for stop in stops if (chosen or stop) and differs(
+            reference.settings_of(chosen) | (stop.settings if stop else {})) <= tolerance]
+        return f"differs by {percent(right)}", fitting or ["unnamed"]
+
+    # ---- what must hold for every input ----
+
+    def same(self, one, other):
+        return difference(one, other) <= self.slack
+
+    def invariances(self, n):
+        """Yield (property, whether it holds, what it shows if it does not)."""
+        call, x, kind = self.call, self.inputs, self.kind
+        batch = [name for name, axes in call.interface.inputs.items() if "N" in axes]
+
+        def samples(keep):
+            return x | {name: x[name][keep] for name in batch}
+        call.renew()
+        first = call(x, n)
+        if not finite(first):
+            yield "finite output", False, ""
+            return
+        again = call(x, n)
+        call.renew()
+        if not self.same(call(x, n), first):
+            yield "module imported again: same output", False, RANDOM
+            return
+        yield "repeated call: same output", self.same(again, first), KEPT
+        given = call.arguments(x)
+        call.call(given, n)
+        if not all((calls.to_numpy(y) == calls.to_numpy(z)).all()
+                   for y, z in zip(given.values(), call.arguments(x).values())):
+            yield "inputs: left as they are", False, CHANGED
+        if kind == "layer" and self.same(call(x | {"W": 2 * x["W"]}, n), first):
+            yield "other W: other output", False, UNUSED
+            return
+        if self.per_sample:
+            call.renew()
+            yield "batch reversed: output reversed", self.same(
+                [y[::-1] for y in call(samples(slice(None, None, -1)), n)], first), PLACE
+        call.renew()
+        try:
+            fewer = call(samples(slice(0, 2)), n)
+        except Exception:                                      # a function that works for one batch size only
+            fewer = None
+        if fewer is not None and self.per_sample:
+            yield "only the first two samples: same output for them", self.same(
+                fewer, [y[:2] for y in first]), INFLUENCE
+        elif fewer is not None and self.matches:
+            yield "only the first two samples: their loss", self.same(fewer, self.predict(
+                reference.settings_of(self.matches[0]), n, samples(slice(0, 2)))), FIXED_BATCH
+        if kind == "margin":
+            return
+        if fewer is not None:
+            yield "a batch of one sample: as many axes", self.one_sample(samples(slice(0, 1)), n), SINGLE
+        name, axes = call.interface.votes, call.interface.inputs[call.interface.votes]
+        j, e = axes.index("J"), axes.index("H" if kind == "em" else "E")
+        call.renew()
+        if kind == "em":
+            silent = x | {"a": np.where(np.arange(x["a"].shape[1]) == 0, 0, x["a"])}
+            moved = silent | {"V": x["V"] + np.where(np.arange(x["V"].shape[1]) == 0, 0.3, 0)[:, None, None]}
+            yield "other votes of a child with activation 0: same output", self.same(
+                call(moved, n), call(silent, n)), FLOOR
+            equal = x["V"].copy()
+            equal[:, :, 0] = equal[:, :1, 0]
+            yield "equal votes for one parent: finite output", finite(call(x | {"V": equal}, n)), VARIANCE
+            return
+        size = x[name].shape[e]
+        Q = np.linalg.qr(np.random.default_rng(2).normal(size=(size, size)))[0]
+        turned = x | {name: np.moveaxis(np.moveaxis(x[name], e, -1) @ Q.T, -1, e)}
+        yield "votes rotated: output rotated", self.same(call(turned, n), [first[0] @ Q.T]), ROTATION
+        zero = np.moveaxis(x[name].copy(), j, 0)
+        zero[0] = 0
+        zero = x | {name: np.moveaxis(zero, 0, j)}
+        call.renew()
+        v = call(zero, n)
+        yield "no votes for one output capsule: finite output", finite(v), EPSILON
+        if not finite(v):
+            return
+        yield "no votes for one output capsule: its output is 0", bool(np.abs(v[0][:, 0]).max() <= 1e-12), BIAS
+        if not self.by_differences:
+            grads = [g for g in self.gradients(zero, n).values() if g is not None]
+            yield "no votes for one output capsule: finite gradient", finite(grads), EPSILON_GRADIENT
+
+    def one_sample(self, inputs, n):
+        """Return whether a batch of one sample gives outputs with as many axes as a batch of several."""
+        self.call.renew()
+        try:
+            one = self.call.call(self.call.arguments(inputs), n)
+            many = self.call.match(self.call.call(self.call.arguments(self.inputs), n), self.call.sizes)
+        except Exception:
+            return False
+        return all(k < len(one) and np.ndim(one[k]) == len(layout) for k, layout in many.values())
+
+    # ---- the report ----
+
+    def run(self, first, others, title):
+        """Print the whole report. first: a reading and its output layouts; others: an iterator of more of them. Return
+        the exit code."""
+        call = self.call
+        if self.kind == "margin":
+            first, others = self.best_margin([first, *others])
+        call.reading, self.layouts = first
+        if self.backward:
+            try:
+                self.gradients(self.inputs, max(self.iterations))
+            except Exception as error:
+                raise Unusable(f"--backward raised {last_line(error)}. It is called with the gradients of the outputs, "
+                               "the inputs, and the number of iterations") from None
+        print(title)
+        self.head()
+        self.slack, self.worst = self.tolerance, 0.0
+        found = self.chosen_values()
+        print(f"  {'PyTorch' if call.framework == 'torch' else 'NumPy'} {call.found_dtype}, relative tolerance "
+              f"{power(self.tolerance)}\n")
+        self.compare(found)
+        small = np.prod([x.size for x in self.inputs.values()]) < 1e6   # else trying the others takes long
+        other = self.other_reading(others) if self.failed and small and self.matches[:1] != [()] else ""
+        return self.verdict(found, other)
+
+    def chosen_values(self):
+        """Return values(): of several arrays that fit an output, such as one per iteration, the last, unless fewer
+        mistakes explain the first."""
+        def count(found):
+            matches = self.explain(found, self.mistakes)[0] if found else []
+            return len(matches[0]) if matches else 99
+        found = self.values()
+        if self.kind != "margin" and self.call.several and (last := count(found)):
+            self.call.take = 0
+            if count(self.values()) < last:
+                self.notes.append("Several arrays that your function returns have the shape of an output. The first is "
+                                  "compared. If another is meant, return it alone, or a dict with its name.")
+            else:
+                self.call.take = -1
+            found = self.values()
+        return found
+
+    def best_margin(self, fits):
+        """Return the first of the readings in the same order of arguments that is explained, else the first; and the
+        other ones."""
+        one_class = self.inputs["present"]
+        two_classes = one_class.copy()
+        two_classes[0, -1] = 1
+        for best in [*(fit for fit in fits if fit[0]["order"] == fits[0][0]["order"]), fits[0]]:
+            self.call.reading = best[0]
+            self.inputs["present"] = one_class if best[0]["present"] == "N" else two_classes
+            self.slack, self.worst = self.tolerance, 0.0
+            if self.explain(self.values(), self.mistakes)[0]:
+                break
+        self.combine, self.notes = "mean", []
+        return best, (fit for fit in fits if fit[0] != best[0])
+
+    def head(self):
+        """Print the axes, or the arguments of a margin loss."""
+        call = self.call
+        if self.kind == "margin":
+            names = {"lengths": {"NK": "lengths", "NKE": "capsules"}[call.reading["lengths"]], "present": {
+                "NK": "present (0 and 1)", "N": "labels (numbers)"}[call.reading["present"]]}
+            print(f"  arguments: {', '.join(names[n] for n in call.reading['order'].split(','))}")
+            return
+        texts = [", ".join(f"{name} {calls.shape_text(layout, call.sizes)}" for name, layout in given.items())
+                 for given in (call.reading, self.layouts)]
+        letters = "".join(call.interface.inputs.values()) + "".join(call.interface.outputs.values())
+        print("  " + " -> ".join(texts))
+        print("  " + ", ".join(f"{letter} {words}" for letter, words in calls.AXES.items() if letter in letters))
+
+    def compare(self, found):
+        """Compare values, gradients and properties, and print a line for each."""
+        right = {n: difference(y, self.predict({}, n)) for n, y in found.items()}
+        agrees = bool(found) and all(d <= self.tolerance for d in right.values())
+        self.matches, self.worst, self.epsilon = ([()], 0.0, {}) if agrees else self.explain(found, self.mistakes)
+        if self.combine == "sum":
+            right = {n: difference(y, self.predict({}, n)) for n, y in found.items()}
+        near = max(right.values(), default=1.0)
+        self.slack = max(self.tolerance, 10 * near if near < 1e-5 else 0)       # an epsilon moves everything
+        if self.matches == [()] and self.worst > self.tolerance:    # right but for an epsilon in an unusual place
+            self.matches = []
+        values = [value for value in self.epsilon.values() if not isinstance(value, str)]
+        if self.matches == [()] and max(values, default=0) > LARGEST.get(self.kind, 1e-3):
+            self.notes.append(f"This {self.epsilon_text()} changes the outputs by {percent(near)}: lower it.")
+            self.matches = []
+        if self.matches and self.epsilon:                      # not every iteration needs the mistakes
+            right = {n: difference(y, self.predict(self.epsilon, n)) for n, y in found.items()}
+        agrees = bool(self.matches) and self.matches[0] == ()
+        chosen = self.matches[0] if self.matches else ()
+        explained = []
+        for n in self.iterations:
+            what = "" if self.kind == "margin" else f"{n} iteration{'s' * (n > 1)}"
+            if n in self.errors:
+                self.line(what, f"raised {self.errors[n]}", False)
+                continue
+            ok = agrees or right[n] <= self.tolerance
+            text = "output agrees" if ok else f"output differs by {percent(right[n])}"
+            try:
+                gradient, stops = self.gradient(n, chosen, self.epsilon)
+            except Exception as error:
+                gradient, stops = f"raised {last_line(error)}", ["unnamed"]
+            if stops:
+                explained.append(stops)
+            label = "numerical derivative" if self.by_differences else "gradient"
+            self.line(what, f"{text}, {label} {gradient}", ok and not stops)
+        self.stops_found = [stop for stop in (explained or [[]])[0] if all(stop in stops for stops in explained)]
+        self.unnamed_gradient = bool(explained) and (not self.stops_found or "unnamed" in self.stops_found)
+        self.shown = []
+        try:
+            for words, holds, shows in self.invariances(max(found, default=self.iterations[-1])):
+                self.line("", words, holds)
+                if not holds and shows:
+                    self.shown.append(shows)
+        except Exception as error:
+            self.line("changed inputs", f"raised {last_line(error)}", False)
+        counts = list(found)
+        if len(counts) > 1 and not agrees and all(difference(found[n], found[counts[-1]]) == 0 for n in counts):
+            self.notes.append("Your function gives the same output for every number of iterations. If it always runs "
+                              "as many, say so, such as: --iterations 3. If not, its iterations change nothing.")
+
+    def epsilon_text(self):
+        """Return the epsilons in words."""
+        place = self.epsilon.get("place")
+        return " and ".join(f"epsilon {value:.2g} added {EPSILON_WORDS[place or name]}".replace("e-0", "e-")
+                            for name, value in self.epsilon.items() if not isinstance(value, str))
+
+    def line(self, what, text, ok):
+        if not ok:
+            self.failed.append(what)
+        print(f"  {'ok ' if ok else 'NO '} {what}{': ' if what else ''}{text}")
+
+    def other_reading(self, fits):
+        """Return a sentence about other orders of the axes with which all outputs agree, or an empty one. A singleton
+        that is added can hide a mistake over another axis, and is not tried."""
+        kept, state = self.call.reading, (self.errors, self.per_sample, self.combine, list(self.notes))
+        flags, ndims = [], [len(layout) for layout in kept.values()]
+        alike = (fit for fit in fits if [len(layout) for layout in fit[0].values()] == ndims)
+        for reading, _ in itertools.islice(alike, 100):
+            self.call.renew()
+            self.call.reading = reading
+            try:
+                found = self.values()
+                matches, worst, _ = self.explain(found, ())
+            except Exception:
+                continue
+            if not self.errors and matches and worst <= self.tolerance:
+                flags.append(" ".join(f"{name}={layout}" for name, layout in reading.items() if kept[name] != layout))
+            if len(flags) == 3:
+                break
+        self.call.reading, (self.errors, self.per_sample, self.combine, self.notes) = kept, state
+        return "With another order that fits, too, it agrees. If that is yours, add: " * bool(flags) + ", or ".join(
+            f"--axes {flag}" for flag in flags)
+
+    def verdict(self, found, other):
+        order = self.call.reading.get("u_hat", "NIJE").replace("1", "").replace("E", "")
+        words = self.call.sizes | {"logits": f"({', '.join(order)})", "axis": order.index("J")}
+        if self.epsilon and self.matches:
+            settings = reference.settings_of(self.matches[0])
+            effect = max(difference(y, self.predict(settings, n)) for n in found
+                         if (y := self.predict(settings | self.epsilon, n)) is not None)
+            self.notes.append(f"Your function has an {self.epsilon_text()}, which changes its outputs by "
+                              f"{percent(effect)} here.")
+        stops = [stop for stop in self.stops_found if isinstance(stop, reference.Mistake)]
+        if None in self.stops_found:                           # the mistakes of the values explain the gradients, too
+            stops = []
+        chosen = (self.matches[0] if self.matches else ()) + tuple(stops[:1])
+        print()
+        for note in dict.fromkeys(self.notes):
+            print(note)
+        if not self.failed:
+            precise = self.tolerance <= 1e-3
+            print("RIGHT: your function computes what the paper says" + ("." if precise else f", to "
+                  f"{percent(self.tolerance)}. Smaller mistakes do not show in this precision."))
+            if self.by_differences:
+                print("Numerical derivatives do not see a stopped gradient. To check a backward pass of your own, or "
+                      "automatic differentiation in JAX or TensorFlow, add --backward.")
+            return 0
+        if other:
+            print(f"DIFFERS, with its axes in this order. {other}")
+            if not chosen:
+                return 1
+            print("If the order above is yours:\n")
+        if chosen:
+            exact = f", to {max(self.worst, 1e-16):.0e}," if self.matches[:1] != [()] else ""
+            print(f"WRONG: your function equals{exact} the paper's with {plural(len(chosen), 'mistake')}:")
+            for mistake in chosen:
+                print_mistake(mistake, words)
+            equal = [" + ".join(m.name for m in match) for match in self.matches[1:4]]
+            if equal:
+                print(f"\nThe same outputs come from: {'; or '.join(equal)}.")
+        else:
+            near = max((difference(y, self.predict({}, n)) for n, y in found.items()), default=1)
+            right = self.matches[:1] == [()] and not self.unnamed_gradient
+            how = ". Its outputs here are right, but not all that must hold for every input." if right else "." if (
+                self.shown or self.matches or self.notes) else ", by no mistake that is known here."
+            if not self.matches and not self.shown and near < 1e-5:
+                how = (f" by {percent(near)}, perhaps by several epsilons, or by float32 inside. Set the epsilons to "
+                       f"0, or add: --tolerance {power(2 * near)}")
+            print(f"WRONG: the function differs from the paper{how}")
+        shown = [text for text in dict.fromkeys(self.shown)
+                 if text not in EXPLAINED or not chosen and not set(self.shown) - set(EXPLAINED)]
+        if shown and chosen:
+            print("\nAlso:")
+        for text in shown:
+            kind = next((kind for kind in KINDS if text.startswith(kind[0])), None)
+            print(f"\n* {text}" + (f"\n  In training: {kind[2]}" if kind else ""))
+        if shown and not self.matches:
+            print("\nMend this, and run the check again: it may hide other mistakes.")
+        if self.unreached:
+            print(f"\n* The gradient does not reach {self.unreached}. Do not detach the output" + (
+                "." if self.kind == "margin" else "; set weights by torch.func.functional_call, and not by .data or "
+                "under no_grad()."))
+        elif self.matches and self.unnamed_gradient and KEPT not in self.shown:
+            print("\n* The gradient is that of no known mistake. Compare it with conformance/*.json, number by number.")
+        return 1
+
+
+def print_mistake(mistake, words):
+    symptom = next((kind[2] for kind in KINDS if kind[0] == mistake.name), "")
+    print(f"\n* {mistake.name}\n  {reference.describe(mistake)}")
+    print(f"  To mend: {mistake.fix.format(**words)}")
+    if symptom:
+        print(f"  In training: {symptom}")
+
+
+def power(x):
+    """Return a small number such as 5e-7."""
+    return f"{x:.0e}".replace("e-0", "e-")
+
+
+def plural(n, noun):
+    return f"{n} {noun}{'s' * (n != 1)}"
+
+
+def percent(x):
+    """Return a relative difference in words."""
+    if not np.isfinite(x):
+        return "NaN or infinity"
+    return power(x) if x < 1e-4 else f"{100 * x:.2g}%" if x < 0.1 else f"{100 * x:.0f}%" if x < 10 else "over 1000%"
