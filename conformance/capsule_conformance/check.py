@@ -1,15 +1,18 @@
 """Compares one function with the reference, in values, gradients and properties, and reports what it finds."""
 import itertools
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from . import calls, naming, reference
+from . import calls, facts, naming, reference
 from .calls import Unusable, arrange, last_line
 from .kinds import KINDS
 from .naming import difference
+from .wording import percent, plural, power
 
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 DIRECTIONS = 6                     # random directions along which gradients are compared
+MARGINS = [0.2, 0.5, 0.9]          # of the spread loss
 
 
 # ---- what is compared ----
@@ -17,7 +20,11 @@ DIRECTIONS = 6                     # random directions along which gradients are
 def probe(kind, sizes, seed=0):
     """Return random inputs, by name, for which mistakes show: most output capsules have lengths from 0.2 to 0.8."""
     rng, N, I, J, D, E, H, K = np.random.default_rng(seed), *(sizes[letter] for letter in "NIJDEHK")
-    if kind == "margin":
+    if kind == "spread-loss":
+        a, labels = rng.uniform(0.05, 0.95, (N, K)), (1 + np.arange(N)) % K
+        a[0, labels[0]] = 0.97                                 # and beyond the margin 0.2
+        return {"a": a, "present": np.eye(K)[labels]}
+    if kind == "margin-loss":
         lengths, labels = rng.uniform(0.02, 0.98, (N, K)), (1 + np.arange(N)) % K
         lengths[0, labels[0]], lengths[1, labels[1]] = 0.95, 0.4       # both sides of the margin 0.9
         lengths[0, labels[0] - 1], lengths[1, labels[1] - 1] = 0.05, 0.7            # and of 0.1
@@ -26,7 +33,7 @@ def probe(kind, sizes, seed=0):
         V = rng.uniform(-1, 1, (N, I, 1, H)) + 0.25 * rng.uniform(-1, 1, (N, I, J, H))
         return {"V": V, "a": rng.uniform(0.2, 1, (N, I)), "beta_u": rng.uniform(-0.5, 0.5, J),
                 "beta_a": rng.uniform(-1, 1, J)}
-    if kind == "routing":
+    if kind == "dynamic":
         u_hat = rng.normal(size=(N, 1, J, E)) + 0.8 * rng.normal(size=(N, I, J, E))
         u_hat *= rng.uniform(0.6, 1.4, (N, I, 1, 1))
         return {"u_hat": u_hat * (1.1 * J / np.median(np.linalg.norm(u_hat.sum(1), axis=-1)))}
@@ -39,9 +46,11 @@ def expected(kind, inputs, n, lambdas=(), **settings):
     """Return the reference's outputs, or None if it has none with these settings."""
     if kind == "em":
         return reference.em_routing(*inputs.values(), lambdas[:n], **settings)
-    if kind == "margin":
+    if kind == "margin-loss":
         return [reference.margin_loss(*inputs.values(), **settings)]
-    u_hat = inputs["u_hat"] if kind == "routing" else np.einsum("nid,ijed->nije", inputs["u"], inputs["W"])
+    if kind == "spread-loss":
+        return [reference.spread_loss(*inputs.values(), n, **settings)]
+    u_hat = inputs["u_hat"] if kind == "dynamic" else np.einsum("nid,ijed->nije", inputs["u"], inputs["W"])
     routed = reference.dynamic_routing(u_hat, n, **settings)
     return None if routed is None else [routed]
 
@@ -51,24 +60,28 @@ def finite(arrays):
 
 
 # what a property that does not hold says about the function; the text begins with the name of a kind where it shows one
+RANDOM_OR_KEPT = ("A repeated call gives another output. Something is random, or a call leaves something behind, such "
+                  "as logits kept from the batch before.")
 RANDOM = "Something is random. Start from logits of 0, fix the weights, and switch dropout off."
 KEPT = "logits kept from the batch before, or something else that a call leaves behind: start every call from b = 0"
 PLACE = ("initial logits trained per batch slot, or something else that depends on the place in the batch: use no "
          "parameter of shape (N, ...)")
-INFLUENCE = "The samples of a batch influence each other. Sum, average and normalize over other axes only."
-ROTATION = "The entries of a capsule are not treated as one vector: a squash of each component, or a bias."
+INFLUENCE = ("The samples of a batch influence each other. Sum, average and normalize over other axes only. A module "
+             "with batch normalization or dropout: call its eval() first.")
+ROTATION = "Rotated votes do not give rotated outputs: the entries of a capsule are not treated as one vector."
 EPSILON = "no epsilon in the squash, forward: write v = s |s| / (1 + |s|^2), with |s| = sqrt(sum(s^2) + 1e-9)"
 EPSILON_GRADIENT = "no epsilon in the squash, gradient: put it inside the root, |s| = sqrt(sum(s^2) + 1e-9)"
-BIAS = "bias in the output capsules: remove it, or set it to 0; without votes v must be 0"
-FLOOR = ("EM: floor under the weights of children, or activations that cancel: use r = R * a, in the variance, too, "
-         "without clamp() and without dividing by its sum over the parents")
+NOT_ZERO = "An output capsule without votes is not 0, as with a bias; without votes v must be 0."
+FLOOR = ("The votes of a child with activation 0 change the output, as with a floor under the weights of children: use "
+         "r = R * a, in the variance, too, without clamp() and without dividing by its sum over the parents.")
 VARIANCE = "EM: no epsilon on the variance: add one, such as 1e-4, to sigma^2"
 UNUSED = ("The output does not depend on W. Use the W that is passed; \"A module with weights of its own\" in "
           "docs/conformance.md shows how to set the weights of a module.")
 SINGLE = "A batch of one sample fails, perhaps by squeeze() without an axis. Name the axes that are removed."
 CHANGED = "Your function changes its inputs. Work on copies: the votes of a training step are used again."
 FIXED_BATCH = "The loss of two samples is not that of three with one left out. Divide by len(lengths)."
-EXPLAINED = (INFLUENCE, ROTATION, FLOOR)                       # by mistakes that the values show, if there are any
+EXPLAINED = (INFLUENCE, ROTATION, FLOOR, NOT_ZERO)             # by mistakes that the values show, if there are any
+WITHOUT_VOTES = (EPSILON, EPSILON_GRADIENT, VARIANCE)          # where Eq. 1 of 2017 is 0 / 0, or a variance is 0
 SQUASH_EPSILONS = [({"place": place}, ("epsilon",)) for place in ("root", "norm", "all", "product", "product norm")]
 EM_EPSILONS = [({}, ("epsilon",)), ({}, ("epsilon", "mass_epsilon")), ({}, ("epsilon", "mass_epsilon", "log_epsilon")),
                ({}, ("epsilon", "mass_epsilon", "activation_epsilon"))]
@@ -78,29 +91,59 @@ EPSILON_WORDS = {"root": "to |s|^2 inside the root", "norm": "to |s|", "all": "t
 LARGEST = {"em": 0.01}             # epsilons above these (else 1e-3) change what is computed
 
 
-class Check:
-    """Calls one function, compares it with the reference, and prints what was found."""
+BIAS = reference.Mistake("bias in the output capsules", {"bias": True}, "remove it, or set it to 0 for the check")
 
-    def __init__(self, kind, call, lambdas, iterations, tolerance, backward):
+
+@dataclass
+class Report:
+    """What was found. text: the whole report. mistakes: their names. facts: sentences that hold of the function. lines:
+    what was compared, and whether it holds. passed: nothing is wrong but what is allowed."""
+    target: str
+    against: str
+    verdict: str = ""
+    passed: bool = False
+    mistakes: list = field(default_factory=list)
+    allowed: list = field(default_factory=list)
+    facts: list = field(default_factory=list)
+    epsilons: dict = field(default_factory=dict)
+    precision: str = "float64"
+    gradient: str = ""
+    lines: list = field(default_factory=list)
+    text: str = ""
+
+    def say(self, text=""):
+        self.text += text + "\n"
+
+
+class Check:
+    """Calls one function, compares it with the reference, and reports what was found."""
+
+    def __init__(self, kind, call, lambdas, iterations, tolerance, backward, allow=(), require_gradient=False):
         self.kind, self.call, self.lambdas, self.iterations = kind, call, lambdas, iterations
         self.asked, self.backward, self.failed, self.notes = tolerance, backward, [], []
+        self.allow, self.require_gradient = allow, require_gradient
+        self.is_loss, self.inside, self.bias, self.biases, self.ambiguous = "loss" in kind, "", None, {}, []
         self.inputs = probe(kind, call.sizes)
         self.per_sample, self.combine = True, "mean"           # form of a margin loss
         self.unreached = ""
-        self.mistakes = {"em": reference.EM, "margin": reference.MARGIN}.get(kind, reference.ROUTING)
-        self.stops = {"em": reference.EM_STOPS, "margin": ()}.get(kind, reference.STOPS)
-        self.places = {"em": EM_EPSILONS, "margin": []}.get(kind, SQUASH_EPSILONS)
+        self.mistakes = reference.MISTAKES.get(kind, reference.ROUTING)
+        self.stops = () if self.is_loss else reference.EM_STOPS if kind == "em" else reference.STOPS
+        self.places = [] if self.is_loss else EM_EPSILONS if kind == "em" else SQUASH_EPSILONS
         rng = np.random.default_rng(1)
         self.weights = [rng.normal(size=[call.sizes[letter] for letter in axes])
                         for axes in call.interface.outputs.values()]
-        if kind == "margin":
+        if self.is_loss:
             self.weights = [np.ones(call.sizes["N"])]
         self.directions = [{name: rng.normal(size=x.shape) for name, x in self.inputs.items() if name != "present"}
                            for _ in range(DIRECTIONS)]
 
     @property
     def tolerance(self):
-        return self.asked or max(TOLERANCES.get(dtype, 1e-9) for dtype in (self.call.found_dtype, self.call.dtype))
+        return self.asked or max(TOLERANCES.get(dtype, 1e-9) for dtype in self.precisions)
+
+    @property
+    def precisions(self):
+        return self.call.found_dtype, self.call.dtype, self.inside
 
     @property
     def by_differences(self):
@@ -110,8 +153,15 @@ class Check:
 
     def predict(self, settings, n, inputs=None):
         """Return what the reference computes for n iterations, combined over the samples as the function does."""
+        if "bias" in settings:
+            form = tuple(settings.get(name) for name in ("form", "last", "first"))
+            if form not in self.biases:
+                self.biases[form] = reference.bias_of(self.bias, settings)
+            settings = settings | {"bias": self.biases[form]}
+            if settings["bias"] is None:
+                return None
         wanted = expected(self.kind, inputs or self.inputs, n, self.lambdas, **settings)
-        if self.kind == "margin" and not self.per_sample:
+        if self.is_loss and not self.per_sample:
             wanted = [np.asarray(wanted[0].mean() if self.combine == "mean" else wanted[0].sum())]
         return wanted
 
@@ -124,13 +174,18 @@ class Check:
                 found[n] = self.call(self.inputs, n)
             except Exception as error:
                 self.errors[n] = last_line(error)
-        self.per_sample = not (self.kind == "margin" and found and found[1][0].ndim == 0)
+        self.per_sample = not (self.is_loss and found and next(iter(found.values()))[0].ndim == 0)
         return found
 
     def explain(self, found, mistakes):
         """Return the sets of mistakes that explain the outputs, the difference, and settings of an epsilon."""
+        if self.bias is not None:
+            def biased(settings, n):
+                return self.predict(settings | BIAS.settings, n)
+            matches, worst, epsilon = naming.explain_with_epsilon(found, biased, mistakes, self.tolerance, self.places)
+            return [(BIAS, *chosen) for chosen in matches], worst, epsilon
         best = naming.explain_with_epsilon(found, self.predict, mistakes, self.tolerance, self.places)
-        if self.kind == "margin" and not self.per_sample:      # the paper does not say how samples are combined
+        if self.is_loss and not self.per_sample:      # the paper does not say how samples are combined
             self.combine = "sum"
             summed = naming.explain_with_epsilon(found, self.predict, mistakes, self.tolerance, self.places)
             if summed[0] and (not best[0] or len(summed[0][0]) < len(best[0][0])):
@@ -138,6 +193,46 @@ class Check:
                 return summed
             self.combine = "mean"
         return best
+
+    def differ(self, one, other, found):
+        """Return whether two sets of mistakes compute different outputs."""
+        pairs = [[self.predict(reference.settings_of(chosen), n) for chosen in (one, other)] for n in found]
+        return any(a is None or b is None or difference(a, b) > 1e-9 for a, b in pairs)
+
+    def output_without_votes(self, n):
+        """Return the output without any vote, (J, E), if it is not 0 and alike for all samples; else None."""
+        name = self.call.interface.votes
+        try:
+            self.call.renew()
+            v, = self.call(self.inputs | {name: np.zeros_like(self.inputs[name])}, n)
+        except Exception:
+            return None
+        alike = finite([v]) and np.abs(v).max() > 1e-9 and np.abs(v - v[:1]).max() <= 1e-9
+        return v[0] if alike else None
+
+    def precision_inside(self, found):
+        """Return the precision inside a function of float64, as its rounding shows: "float32", "float16", or "".
+
+        Steps of 1e-7 change a smooth function of float64 evenly, to about 1e-12; with float32 inside they do not.
+        """
+        if self.asked or not found or self.precisions[:2] != ("float64", "float64"):
+            return ""
+        n = max(found)
+        if difference(found[n], self.predict({}, n)) <= self.tolerance:
+            return ""
+        noise = 0.0
+        try:
+            for d in self.directions[:3]:
+                y = []
+                for h in (-1e-7, 0, 0, 1e-7):
+                    self.call.renew()
+                    y.append(self.call(self.inputs | {name: self.inputs[name] + h * d[name] for name in d}, n))
+                if difference(y[1], y[2]) > 0:                 # random
+                    return ""
+                noise = max(noise, difference([a + c for a, c in zip(y[0], y[3])], [2 * b for b in y[1]]))
+        except Exception:
+            return ""
+        return "" if not 1e-10 < noise < 0.02 else "float32" if noise < 2e-5 else "float16"
 
     # ---- gradients ----
 
@@ -159,7 +254,7 @@ class Check:
         if not self.backward:
             return self.call.gradients(inputs, n, self.weights, names)
         given = self.call.arguments(inputs)
-        g = [] if self.kind == "margin" else [
+        g = [] if self.is_loss else [
             self.call.tensor(arrange(w, self.call.interface.outputs[name], self.layouts[name]))
             for name, w in zip(self.call.interface.outputs, self.weights)]
         count = [] if self.call.count is None else [self.call.count(n)]
@@ -235,6 +330,9 @@ class Check:
             return
         again = call(x, n)
         call.renew()
+        if hasattr(call.fresh, "is_given") and not self.same(again, first):
+            yield "repeated call: same output", False, RANDOM_OR_KEPT
+            return
         if not self.same(call(x, n), first):
             yield "module imported again: same output", False, RANDOM
             return
@@ -262,7 +360,7 @@ class Check:
         elif fewer is not None and self.matches:
             yield "only the first two samples: their loss", self.same(fewer, self.predict(
                 reference.settings_of(self.matches[0]), n, samples(slice(0, 2)))), FIXED_BATCH
-        if kind == "margin":
+        if self.is_loss:
             return
         if fewer is not None:
             yield "a batch of one sample: as many axes", self.one_sample(samples(slice(0, 1)), n), SINGLE
@@ -290,7 +388,7 @@ class Check:
         yield "no votes for one output capsule: finite output", finite(v), EPSILON
         if not finite(v):
             return
-        yield "no votes for one output capsule: its output is 0", bool(np.abs(v[0][:, 0]).max() <= 1e-12), BIAS
+        yield "no votes for one output capsule: its output is 0", bool(np.abs(v[0][:, 0]).max() <= 1e-12), NOT_ZERO
         if not self.by_differences:
             grads = [g for g in self.gradients(zero, n).values() if g is not None]
             yield "no votes for one output capsule: finite gradient", finite(grads), EPSILON_GRADIENT
@@ -307,12 +405,12 @@ class Check:
 
     # ---- the report ----
 
-    def run(self, first, others, title):
-        """Print the whole report. first: a reading and its output layouts; others: an iterator of more of them. Return
-        the exit code."""
+    def run(self, first, others, report):
+        """Write the whole report. first: a reading and its output layouts; others: an iterator of more of them."""
         call = self.call
-        if self.kind == "margin":
-            first, others = self.best_margin([first, *others])
+        self.report = report
+        if self.is_loss:
+            first, others = self.best_loss([first, *others])
         call.reading, self.layouts = first
         if self.backward:
             try:
@@ -320,16 +418,21 @@ class Check:
             except Exception as error:
                 raise Unusable(f"--backward raised {last_line(error)}. It is called with the gradients of the outputs, "
                                "the inputs, and the number of iterations") from None
-        print(title)
+        report.say(f"{report.target} against {report.against}")
         self.head()
         self.slack, self.worst = self.tolerance, 0.0
         found = self.chosen_values()
-        print(f"  {'PyTorch' if call.framework == 'torch' else 'NumPy'} {call.found_dtype}, relative tolerance "
-              f"{power(self.tolerance)}\n")
+        self.inside = self.precision_inside(found)
+        report.precision = next((name for name in self.precisions if name and name != "float64"), "float64")
+        inside = f" with {self.inside} inside" * bool(self.inside)
+        report.say(f"  {'PyTorch' if call.framework == 'torch' else 'NumPy'} {call.found_dtype}{inside}, relative "
+                   f"tolerance {power(self.tolerance)}\n")
+        self.slack = self.tolerance
         self.compare(found)
         small = np.prod([x.size for x in self.inputs.values()]) < 1e6   # else trying the others takes long
         other = self.other_reading(others) if self.failed and small and self.matches[:1] != [()] else ""
-        return self.verdict(found, other)
+        self.verdict(found, other)
+        return report
 
     def chosen_values(self):
         """Return values(): of several arrays that fit an output, such as one per iteration, the last, unless fewer
@@ -338,7 +441,7 @@ class Check:
             matches = self.explain(found, self.mistakes)[0] if found else []
             return len(matches[0]) if matches else 99
         found = self.values()
-        if self.kind != "margin" and self.call.several and (last := count(found)):
+        if not self.is_loss and self.call.several and (last := count(found)):
             self.call.take = 0
             if count(self.values()) < last:
                 self.notes.append("Several arrays that your function returns have the shape of an output. The first is "
@@ -348,12 +451,13 @@ class Check:
             found = self.values()
         return found
 
-    def best_margin(self, fits):
+    def best_loss(self, fits):
         """Return the first of the readings in the same order of arguments that is explained, else the first; and the
         other ones."""
         one_class = self.inputs["present"]
         two_classes = one_class.copy()
-        two_classes[0, -1] = 1
+        if self.kind == "margin-loss":                         # the spread loss has one true class
+            two_classes[0, -1] = 1
         for best in [*(fit for fit in fits if fit[0]["order"] == fits[0][0]["order"]), fits[0]]:
             self.call.reading = best[0]
             self.inputs["present"] = one_class if best[0]["present"] == "N" else two_classes
@@ -364,24 +468,30 @@ class Check:
         return best, (fit for fit in fits if fit[0] != best[0])
 
     def head(self):
-        """Print the axes, or the arguments of a margin loss."""
+        """Say the axes, or the arguments of a loss."""
         call = self.call
-        if self.kind == "margin":
-            names = {"lengths": {"NK": "lengths", "NKE": "capsules"}[call.reading["lengths"]], "present": {
+        if self.is_loss:
+            names = {call.scores: {"NK": call.scores, "NKE": "capsules"}[call.reading[call.scores]], "present": {
                 "NK": "present (0 and 1)", "N": "labels (numbers)"}[call.reading["present"]]}
-            print(f"  arguments: {', '.join(names[n] for n in call.reading['order'].split(','))}")
+            self.report.say(f"  arguments: {', '.join(names[n] for n in call.reading['order'].split(','))}")
             return
         texts = [", ".join(f"{name} {calls.shape_text(layout, call.sizes)}" for name, layout in given.items())
                  for given in (call.reading, self.layouts)]
         letters = "".join(call.interface.inputs.values()) + "".join(call.interface.outputs.values())
-        print("  " + " -> ".join(texts))
-        print("  " + ", ".join(f"{letter} {words}" for letter, words in calls.AXES.items() if letter in letters))
+        self.report.say("  " + " -> ".join(texts))
+        self.report.say("  " + ", ".join(f"{a} {words}" for a, words in calls.AXES.items() if a in letters))
 
     def compare(self, found):
-        """Compare values, gradients and properties, and print a line for each."""
+        """Compare values, gradients and properties, and write a line for each."""
         right = {n: difference(y, self.predict({}, n)) for n, y in found.items()}
         agrees = bool(found) and all(d <= self.tolerance for d in right.values())
+        if not agrees and found and self.kind in ("dynamic", "layer"):
+            self.bias = self.output_without_votes(max(found))
         self.matches, self.worst, self.epsilon = ([()], 0.0, {}) if agrees else self.explain(found, self.mistakes)
+        if not self.matches:
+            self.bias = None
+        if self.tolerance > 1e-7 and any(self.differ(self.matches[0], match, found) for match in self.matches[1:]):
+            self.ambiguous, self.matches = self.matches, []    # rounding hides in what they differ
         if self.combine == "sum":
             right = {n: difference(y, self.predict({}, n)) for n, y in found.items()}
         near = max(right.values(), default=1.0)
@@ -396,9 +506,9 @@ class Check:
             right = {n: difference(y, self.predict(self.epsilon, n)) for n, y in found.items()}
         agrees = bool(self.matches) and self.matches[0] == ()
         chosen = self.matches[0] if self.matches else ()
-        explained = []
+        explained, self.gradient_agrees, self.failed_values = [], {}, False
         for n in self.iterations:
-            what = "" if self.kind == "margin" else f"{n} iteration{'s' * (n > 1)}"
+            what = {"margin-loss": "", "spread-loss": f"m = {n}"}.get(self.kind, plural(n, "iteration"))
             if n in self.errors:
                 self.line(what, f"raised {self.errors[n]}", False)
                 continue
@@ -408,6 +518,8 @@ class Check:
                 gradient, stops = self.gradient(n, chosen, self.epsilon)
             except Exception as error:
                 gradient, stops = f"raised {last_line(error)}", ["unnamed"]
+            self.gradient_agrees[n] = gradient == "agrees"
+            self.failed_values |= not ok
             if stops:
                 explained.append(stops)
             label = "numerical derivative" if self.by_differences else "gradient"
@@ -424,8 +536,8 @@ class Check:
             self.line("changed inputs", f"raised {last_line(error)}", False)
         counts = list(found)
         if len(counts) > 1 and not agrees and all(difference(found[n], found[counts[-1]]) == 0 for n in counts):
-            self.notes.append("Your function gives the same output for every number of iterations. If it always runs "
-                              "as many, say so, such as: --iterations 3. If not, its iterations change nothing.")
+            self.notes.append("The number of iterations changes nothing. If your function always runs as many, say so, "
+                              "such as: --iterations 3")
 
     def epsilon_text(self):
         """Return the epsilons in words."""
@@ -434,9 +546,11 @@ class Check:
                             for name, value in self.epsilon.items() if not isinstance(value, str))
 
     def line(self, what, text, ok):
+        line = f"{what}{': ' if what else ''}{text}"
         if not ok:
-            self.failed.append(what)
-        print(f"  {'ok ' if ok else 'NO '} {what}{': ' if what else ''}{text}")
+            self.failed.append(line)
+        self.report.lines.append({"holds": bool(ok), "what": line})
+        self.report.say(f"  {'ok ' if ok else 'NO '} {line}")
 
     def other_reading(self, fits):
         """Return a sentence about other orders of the axes with which all outputs agree, or an empty one. A singleton
@@ -461,88 +575,130 @@ class Check:
             f"--axes {flag}" for flag in flags)
 
     def verdict(self, found, other):
-        order = self.call.reading.get("u_hat", "NIJE").replace("1", "").replace("E", "")
-        words = self.call.sizes | {"logits": f"({', '.join(order)})", "axis": order.index("J")}
+        """Write the verdict, and what leads to it."""
+        report = self.report
         if self.epsilon and self.matches:
             settings = reference.settings_of(self.matches[0])
             effect = max(difference(y, self.predict(settings, n)) for n in found
                          if (y := self.predict(settings | self.epsilon, n)) is not None)
             self.notes.append(f"Your function has an {self.epsilon_text()}, which changes its outputs by "
                               f"{percent(effect)} here.")
+            report.epsilons = {name: value for name, value in self.epsilon.items() if not isinstance(value, str)}
         stops = [stop for stop in self.stops_found if isinstance(stop, reference.Mistake)]
         if None in self.stops_found:                           # the mistakes of the values explain the gradients, too
             stops = []
-        chosen = (self.matches[0] if self.matches else ()) + tuple(stops[:1])
-        print()
+        chosen, partly = (self.matches[0] if self.matches else ()) + tuple(stops[:1]), ()
+        if not self.matches and self.failed_values and not set(self.shown) & {RANDOM, RANDOM_OR_KEPT}:
+            partly, report.facts = facts.of(self, found)
+        every = list(dict.fromkeys(self.shown))
+        shown = [text for text in every if text not in EXPLAINED]
+        if not self.matches or self.matches == [()] and not chosen and not shown:
+            report.facts += [text for text in every if text in EXPLAINED]
+        report.mistakes = [mistake.name for mistake in chosen or partly] + [
+            name for text in shown if (name := kind_of(text))]
+        report.say()
         for note in dict.fromkeys(self.notes):
-            print(note)
-        if not self.failed:
-            precise = self.tolerance <= 1e-3
-            print("RIGHT: your function computes what the paper says" + ("." if precise else f", to "
-                  f"{percent(self.tolerance)}. Smaller mistakes do not show in this precision."))
-            if self.by_differences:
-                print("Numerical derivatives do not see a stopped gradient. To check a backward pass of your own, or "
-                      "automatic differentiation in JAX or TensorFlow, add --backward.")
-            return 0
+            report.say(note)
+        attributed = not self.unnamed_gradient and not self.errors and all(
+            text in EXPLAINED or kind_of(text) for text in every)
+        if not self.failed or self.matches == [()] and attributed and set(every) <= set(WITHOUT_VOTES) and not chosen:
+            self.say_right(shown)
+        else:
+            self.say_wrong(found, other, chosen, partly, shown)
+        report.allowed = [name for name in report.mistakes if any(plain(name).startswith(plain(text))
+                                                                  for text in self.allow)]
+        if not report.passed and self.matches and attributed and report.mistakes == report.allowed != []:
+            report.passed = True
+            report.say(f"\nAllowed: {', '.join(report.allowed)}.")
+        if self.require_gradient and report.passed and report.gradient == "not checked":
+            report.passed = False
+            report.say("\nThe gradient is required, and was not checked.")
+
+    def say_right(self, shown):
+        """Say that everything agrees; shown: what happens where there are no votes."""
+        report = self.report
+        checked = not self.by_differences and all(self.gradient_agrees.values())
+        report.gradient = "agrees" if checked else "not checked"
+        rough = self.tolerance > 1e-7 and report.precision != "float64"
+        without = (" EXCEPT WITH EQUAL VOTES" if VARIANCE in shown else " EXCEPT WITHOUT VOTES") if shown else ""
+        report.verdict = "".join(("" if checked else "VALUES ", "RIGHT", " UP TO PRECISION" * rough, without,
+                                  "" if checked else ", GRADIENT NOT CHECKED"))
+        report.passed = not shown
+        report.say(f"{report.verdict}: your function computes what the paper says" + (
+            f", to {percent(self.tolerance)}. Smaller mistakes do not show in {report.precision}." if rough else "."))
+        for text in shown:
+            self.say_property(text)
+        if VARIANCE in shown or EPSILON in shown:
+            report.say('  The paper prints no epsilon either. If you mean it so, add: --allow "no epsilon"')
+        if not checked:
+            report.say("\n" * bool(shown) + "Numerical derivatives do not see a stopped gradient. To check a backward "
+                       "pass of your own, or automatic differentiation in JAX or TensorFlow, add --backward.")
+
+    def say_wrong(self, found, other, chosen, partly, shown):
+        """Say what differs: by name where the mistakes of the reference explain the function, else by facts."""
+        report = self.report
+        order = self.call.reading.get("u_hat", "NIJE").replace("1", "").replace("E", "")
+        words = self.call.sizes | {"logits": f"({', '.join(order)})", "axis": order.index("J")}
+        report.gradient = "differs" if self.unnamed_gradient or self.stops_found else "not checked" if (
+            self.by_differences) else "agrees"
+        report.verdict = "WRONG"
         if other:
-            print(f"DIFFERS, with its axes in this order. {other}")
+            report.say(f"DIFFERS, with its axes in this order. {other}")
             if not chosen:
-                return 1
-            print("If the order above is yours:\n")
+                return
+            report.say("If the order above is yours:\n")
         if chosen:
             exact = f", to {max(self.worst, 1e-16):.0e}," if self.matches[:1] != [()] else ""
-            print(f"WRONG: your function equals{exact} the paper's with {plural(len(chosen), 'mistake')}:")
-            for mistake in chosen:
-                print_mistake(mistake, words)
+            report.say(f"WRONG: your function equals{exact} the paper's with {plural(len(chosen), 'mistake')}:")
+            self.say_mistakes(chosen, words)
             equal = [" + ".join(m.name for m in match) for match in self.matches[1:4]]
             if equal:
-                print(f"\nThe same outputs come from: {'; or '.join(equal)}.")
+                report.say(f"\nThe same outputs come from: {'; or '.join(equal)}.")
+        elif partly:
+            report.say(f"WRONG: a part of your function equals the paper's with {plural(len(partly), 'mistake')}, and "
+                       "more differs:")
+            self.say_mistakes(partly, words)
+        elif self.matches or self.errors or not self.failed_values or set(shown) - set(WITHOUT_VOTES):
+            how = ". Its outputs here are right, but not all that must hold for every input." if (
+                self.matches[:1] == [()] and not self.unnamed_gradient) else "."
+            report.say(f"WRONG: the function differs from the paper{how}")
         else:
-            near = max((difference(y, self.predict({}, n)) for n, y in found.items()), default=1)
-            right = self.matches[:1] == [()] and not self.unnamed_gradient
-            how = ". Its outputs here are right, but not all that must hold for every input." if right else "." if (
-                self.shown or self.matches or self.notes) else ", by no mistake that is known here."
-            if not self.matches and not self.shown and near < 1e-5:
-                how = (f" by {percent(near)}, perhaps by several epsilons, or by float32 inside. Set the epsilons to "
-                       f"0, or add: --tolerance {power(2 * near)}")
-            print(f"WRONG: the function differs from the paper{how}")
-        shown = [text for text in dict.fromkeys(self.shown)
-                 if text not in EXPLAINED or not chosen and not set(self.shown) - set(EXPLAINED)]
+            report.verdict = "NOT THIS PROCEDURE"
+            report.say("NOT THIS PROCEDURE: no mistake that is known here explains the outputs.")
         if shown and chosen:
-            print("\nAlso:")
+            report.say("\nAlso:")
         for text in shown:
-            kind = next((kind for kind in KINDS if text.startswith(kind[0])), None)
-            print(f"\n* {text}" + (f"\n  In training: {kind[2]}" if kind else ""))
-        if shown and not self.matches:
-            print("\nMend this, and run the check again: it may hide other mistakes.")
+            self.say_property(text)
+        if report.facts:
+            report.say("\nWhat is known:")
+            for text in report.facts:
+                report.say(f"- {text}")
         if self.unreached:
-            print(f"\n* The gradient does not reach {self.unreached}. Do not detach the output" + (
-                "." if self.kind == "margin" else "; set weights by torch.func.functional_call, and not by .data or "
+            report.say(f"\n* The gradient does not reach {self.unreached}. Do not detach the output" + (
+                "." if self.is_loss else "; set weights by torch.func.functional_call, and not by .data or "
                 "under no_grad()."))
         elif self.matches and self.unnamed_gradient and KEPT not in self.shown:
-            print("\n* The gradient is that of no known mistake. Compare it with conformance/*.json, number by number.")
-        return 1
+            report.say("\n* The gradient is that of no known mistake. Compare it with the test vectors, "
+                       "dynamic_routing.json or em_routing.json, number by number.")
+
+    def say_property(self, text):
+        kind = next((kind for kind in KINDS if text.startswith(kind[0])), None)
+        self.report.say(f"\n* {text}" + (f"\n  In training: {kind[2]}" if kind else ""))
+
+    def say_mistakes(self, chosen, words):
+        for mistake in chosen:
+            symptom = next((kind[2] for kind in KINDS if kind[0] == mistake.name), "")
+            self.report.say(f"\n* {mistake.name}\n  {reference.describe(mistake)}")
+            self.report.say(f"  To mend: {mistake.fix.format(**words)}")
+            if symptom:
+                self.report.say(f"  In training: {symptom}")
 
 
-def print_mistake(mistake, words):
-    symptom = next((kind[2] for kind in KINDS if kind[0] == mistake.name), "")
-    print(f"\n* {mistake.name}\n  {reference.describe(mistake)}")
-    print(f"  To mend: {mistake.fix.format(**words)}")
-    if symptom:
-        print(f"  In training: {symptom}")
+def kind_of(text):
+    """Return the name of the kind of mistake with which a property's text begins, or None."""
+    return next((kind[0] for kind in KINDS if text.startswith(kind[0])), None)
 
 
-def power(x):
-    """Return a small number such as 5e-7."""
-    return f"{x:.0e}".replace("e-0", "e-")
-
-
-def plural(n, noun):
-    return f"{n} {noun}{'s' * (n != 1)}"
-
-
-def percent(x):
-    """Return a relative difference in words."""
-    if not np.isfinite(x):
-        return "NaN or infinity"
-    return power(x) if x < 1e-4 else f"{100 * x:.2g}%" if x < 0.1 else f"{100 * x:.0f}%" if x < 10 else "over 1000%"
+def plain(name):
+    """Return the name of a kind, for comparisons."""
+    return name.removeprefix("EM: ").lower()

@@ -6,6 +6,7 @@ from . import reference
 LOOSE = 1e-5                       # with two epsilons, of which one is fitted, sets of mistakes are named to this
 NEAREST = 40                       # sets of mistakes for which epsilons are fitted
 PLAUSIBLE = 0.3                    # difference up to which epsilons may be the reason
+ROUGH = 1e-7                       # tolerances above it leave room for rounding, in which sets of mistakes may differ
 
 
 def difference(found, wanted):
@@ -36,11 +37,16 @@ def explain(found, predict, mistakes, tolerance, most=3):
     """
     matches = []
     for chosen in reference.combinations(mistakes, most):
-        if matches and len(chosen) > len(matches[0][1]):
+        if matches and len(chosen) > len(matches[0][1]) and tolerance <= ROUGH:
             break
         d = distance(found, predict, reference.settings_of(chosen), tolerance)
         if d <= tolerance:
             matches.append((d, chosen))
+    if tolerance > ROUGH and matches:                          # the smallest of those that fit about as the best does
+        best = min(d for d, _ in matches)
+        near = [(d, chosen) for d, chosen in matches if d <= 4 * best]
+        size = min(len(chosen) for _, chosen in near)
+        matches = sorted([match for match in near if len(match[1]) == size], key=lambda match: match[0])
     matches.sort(key=lambda match: match[0] > tolerance / 100)
     return [chosen for _, chosen in matches], matches[0][0] if matches else None
 
@@ -82,33 +88,44 @@ def fit_epsilons(found, predict, settings, names):
     return best
 
 
-def explain_with_epsilon(found, predict, mistakes, tolerance, places):
+def explain_with_epsilon(found, predict, mistakes, tolerance, places, most=3):
     """As `explain`, also for outputs that epsilons move. Return matches, difference, and settings of the epsilons.
 
     places: (fixed settings, names of epsilons that are fitted together), the usual ones first. No mistake with an
     epsilon comes first, then single mistakes and the nearest sets. If none fits to the tolerance, the best that fits to
     1e-5 is returned.
     """
-    if distance(found, predict, {}, tolerance) <= tolerance:
-        return [()], distance(found, predict, {}), {}
+    right = distance(found, predict, {}, tolerance)
+    if right <= tolerance:
+        if tolerance > ROUGH and right > tolerance / 50:       # one mistake may explain what rounding does not
+            matches, worst = explain(found, predict, mistakes, tolerance, most=1)
+            if matches and worst < right / 10:
+                return matches, worst, {}
+        return [()], right, {}
     fitting = []
 
+    close = tolerance if tolerance <= ROUGH else tolerance / 10
+
     def fit(chosen):
+        if tolerance > 1e-3:                                   # an epsilon would explain too much
+            return False
         settings = reference.settings_of(chosen)
         for fixed, names in places:
             epsilons, d = fit_epsilons(found, predict, settings | fixed, names)
             used = {name: value for name, value in epsilons.items() if value > 1e-13}         # else: rounding
             if d <= LOOSE and used:
                 fitting.append((len(chosen), d, chosen, fixed | used))
-            if d <= tolerance and used:
+            if d <= close and used:
                 return True
         return False
     if fit(()):
         return [()], fitting[-1][1], fitting[-1][3]
-    matches, worst = explain(found, predict, mistakes, tolerance)
+    matches, worst = explain(found, predict, mistakes, tolerance, most)
     if matches:
         return matches, worst, {}
-    every = reference.combinations(mistakes)
+    if tolerance > 1e-3:
+        return [], None, {}
+    every = reference.combinations(mistakes, most)
     apart = [distance(found, predict, reference.settings_of(chosen), PLAUSIBLE) for chosen in every]
     near = [k for k in sorted(range(len(every)), key=lambda k: float(f"{apart[k]:.3e}")) if apart[k] <= PLAUSIBLE]
     fitting += [(len(every[k]), apart[k], every[k], {}) for k in near if apart[k] <= LOOSE]

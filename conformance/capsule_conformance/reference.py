@@ -1,7 +1,7 @@
 """Routing as the papers define it, in NumPy, with one switch for each known mistake: what the check compares with.
 
-dynamic_routing, margin_loss and em_routing compute the papers' formulas. Each keyword is a switch that puts one kind of
-mistake in; ROUTING, MARGIN and EM list the switches with their names and remedies. Sets of up to three of them are
+dynamic_routing, margin_loss, spread_loss and em_routing compute the papers' formulas. Each keyword is a switch that
+puts one kind of mistake in; MISTAKES lists the switches with their names and remedies. Sets of up to three of them are
 tried together, because public implementations combine as many. Tests compare the functions with literal.py and with the
 experiments' own functions.
 
@@ -87,15 +87,15 @@ def squash(s, form="paper", epsilon=0.0, place="root"):
 
 
 def dynamic_routing(u_hat, n_iters, normalize="outputs", average=False, replace=False, more=0, form="paper",
-                    last="squash", first="squash", sign=1, mean=False, stop="", epsilon=0.0, place="root"):
+                    last="squash", first="squash", sign=1, mean=False, bias=0.0, stop="", epsilon=0.0, place="root"):
     """Compute the output capsules by dynamic routing (Procedure 1). u_hat: (N, I, J, E). Return v, (N, J, E).
 
     normalize: capsules over which the softmax normalizes; "each": a logistic function in place of the softmax. average:
     agreements over the batch ("sum": sum). replace: the logits by the newest agreement. more: iterations than asked
     for. form: of the squash. last, first: "none" leaves the squash of the last iteration, or of all others, away. sign:
-    of the agreement. mean: of the weighted votes, in place of their sum. stop: what is a constant for the gradient:
-    "couplings", "v" or "votes" in the agreement, or the votes in the "sums" of all iterations but the last. None if no
-    iteration is left.
+    of the agreement. mean: of the weighted votes, in place of their sum. bias: added to s, (J, E). stop: what is a
+    constant for the gradient: "couplings", "v" or "votes" in the agreement, or the votes in the "sums" of all
+    iterations but the last. None if no iteration is left.
     """
     if n_iters + more < 1:
         return None
@@ -107,13 +107,31 @@ def dynamic_routing(u_hat, n_iters, normalize="outputs", average=False, replace=
         c = 1 / (1 + np.exp(-b)) if normalize == "each" else c / (I if mean else 1)
         is_last = t == n_iters + more - 1
         s = np.einsum("nij,nije->nje", frozen(c, stop == "couplings"), frozen(u_hat, stop == "sums" and not is_last))
-        v = squash(s, form if (last if is_last else first) == "squash" else "none", epsilon, place)
+        v = squash(s + bias, form if (last if is_last else first) == "squash" else "none", epsilon, place)
         agreement = sign * np.einsum("nije,nje->nij", frozen(u_hat, stop == "votes"), frozen(v, stop == "v"))
         if average:
             shared = agreement.sum(0, keepdims=True) / (1 if average == "sum" else N)
             agreement = np.broadcast_to(shared, (N, I, J))
         b = agreement if replace else b + agreement
     return v
+
+
+def bias_of(v, settings):
+    """Return the bias b with which the squash of b, without votes, is v, (J, E); None if it cannot be told from v."""
+    if settings.get("last") == "none":
+        return v
+    form = settings.get("form", "paper")
+    if form in ("outputs", "batch", "none") or settings.get("mean"):
+        return None
+    size = np.abs(v) if form == "component" else np.linalg.norm(v, axis=-1, keepdims=True)
+    unit = v / np.where(size == 0, 1, size)
+    low, high = np.zeros_like(size), np.full_like(size, 1e3)
+    for _ in range(200):                                       # bisection: all forms grow with |s|
+        middle = (low + high) / 2
+        y = squash((middle * unit)[None], form)[0]
+        short = (np.abs(y) if form == "component" else np.linalg.norm(y, axis=-1, keepdims=True)) < size
+        low, high = np.where(short, middle, low), np.where(short, high, middle)
+    return low * unit
 
 
 SOFTMAX_FIX = "apply the softmax over the {J} output capsules: for logits b {logits}, softmax(b, axis={axis})"
@@ -217,6 +235,54 @@ MARGIN = (
             "Present classes have the margin 0.1 and absent ones 0.9, but in 2017, Eq. 4 m+ = 0.9 and m- = 0.1."),
     Mistake("margins 1 and 0", {"upper": 1.0, "lower": 0.0}, "the margins are m+ = 0.9 and m- = 0.1",
             "The margins are 1 and 0, but in 2017, Eq. 4 they are m+ = 0.9 and m- = 0.1."),
+)
+
+
+# ---- spread loss (Hinton et al. 2018) ----
+
+def spread_loss(a, present, m, squares=True, hinge=True, true_class=False, over="sum", sign=1, halved=False,
+                softmaxed=False):
+    """Return the spread loss (Eq. 3) of each sample, (N,). a: activations, (N, K). present: T_k, (N, K).
+
+    m: margin. true_class: its own term m^2 is not left out. over: how the terms of the other classes are combined:
+    "sum", "mean", "mean of others", "max", or "square of the sum". sign: of the difference a_t - a_i.
+    """
+    a = softmax(a, 1) if softmaxed else a
+    short = m - sign * ((a * present).sum(1, keepdims=True) - a)
+    short = short * (short.real > 0) if hinge else short
+    short = short if true_class else short * (1 - present)
+    if over == "square of the sum":
+        return short.sum(1) ** 2
+    terms = short * short if squares else short
+    K = a.shape[1]
+    if over == "max":
+        return np.take_along_axis(terms, terms.real.argmax(1)[:, None], 1)[:, 0]
+    return terms.sum(1) / {"sum": 1, "mean": K, "mean of others": K - 1}[over] * (0.5 if halved else 1)
+
+
+SPREAD = (
+    Mistake("spread loss without squares", {"squares": False}, "square each term: max(0, m - (a_t - a_i))^2",
+            "The spread loss sums max(0, m - (a_t - a_i)), but 2018, Eq. 3 sums their squares."),
+    Mistake("spread loss without max", {"hinge": False}, "max(0, m - (a_t - a_i))^2",
+            "The differences to the margin are not clipped at 0, but 2018, Eq. 3 has max(0, ...)."),
+    Mistake("true class in the spread loss", {"true_class": True}, "leave the true class out of the sum",
+            "The sum has the term m^2 of the true class, but in 2018, Eq. 3 it runs over the other classes."),
+    Mistake("spread loss averaged over classes", {"over": "mean"},
+            "sum over the classes, then average over the samples",
+            "The spread loss is averaged over all classes, but 2018, Eq. 3 sums over them."),
+    Mistake("spread loss averaged over the other classes", {"over": "mean of others"},
+            "sum over the classes, then average over the samples",
+            "The spread loss is averaged over the wrong classes, but 2018, Eq. 3 sums over them."),
+    Mistake("largest term of the spread loss alone", {"over": "max"}, "sum over all classes but the true one",
+            "The spread loss is the largest term, but 2018, Eq. 3 sums the terms of all wrong classes."),
+    Mistake("square of the sum in the spread loss", {"over": "square of the sum"}, "square each term, then sum",
+            "The sum of the differences to the margin is squared, but 2018, Eq. 3 sums their squares."),
+    Mistake("spread loss halved", {"halved": True}, "remove the factor 0.5",
+            "The whole loss is multiplied by 0.5; 2018, Eq. 3 has no factor."),
+    Mistake("difference reversed in the spread loss", {"sign": -1}, "max(0, m - (a_t - a_i))^2",
+            "The loss has a_i - a_t, but 2018, Eq. 3 has a_t - a_i: it decreases when wrong classes are more active."),
+    Mistake("spread loss of softmaxed activations", {"softmaxed": True}, "pass the activations a themselves",
+            "The activations pass a softmax before the loss, but 2018, Eq. 3 uses the activations themselves."),
 )
 
 
@@ -344,3 +410,5 @@ EM = (
 )
 EM_STOPS = (Mistake("EM: gradient of the assignments stopped", {"stop": "assignments"},
                     "remove detach() or stop_gradient() from R"),)
+
+MISTAKES = {"dynamic": ROUTING, "layer": ROUTING, "em": EM, "margin-loss": MARGIN, "spread-loss": SPREAD}

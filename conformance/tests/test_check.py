@@ -219,8 +219,8 @@ def test_switches_give_the_lengths_of_the_survey(name, lengths):
     assert np.linalg.norm(v[0], axis=-1) == pytest.approx(lengths, abs=6e-5)
 
 
-@pytest.mark.parametrize(("kind", "mistakes"), [("routing", reference.ROUTING), ("layer", reference.ROUTING),
-                                                ("em", reference.EM), ("margin", reference.MARGIN)])
+@pytest.mark.parametrize(("kind", "mistakes"), [("dynamic", reference.ROUTING), ("layer", reference.ROUTING),
+                                                ("em", reference.EM), ("margin-loss", reference.MARGIN)])
 def test_all_sets_of_up_to_three_mistakes_are_told_apart(kind, mistakes):
     """Sets that differ by less than 1e-12 compute the same; all others differ by 1e-7 at least, and most by 1e-3."""
     x = check.probe(kind, check.calls.SIZES)
@@ -228,7 +228,7 @@ def test_all_sets_of_up_to_three_mistakes_are_told_apart(kind, mistakes):
     assert len(sets) > 100
     with np.errstate(all="ignore"):
         outputs = [[check.expected(kind, x, n, [0.02, 0.035, 0.05], **reference.settings_of(chosen))
-                    for n in ((1,) if kind == "margin" else (1, 2, 3))] for chosen in sets]
+                    for n in ((1,) if "loss" in kind else (1, 2, 3))] for chosen in sets]
     for row in outputs:
         rows.append(np.concatenate([np.full(sum(y.size for y in outputs[0][k]), np.nan) if part is None else
                                     np.concatenate([np.ravel(y) for y in part]) for k, part in enumerate(row)]))
@@ -245,10 +245,10 @@ def test_all_sets_of_up_to_three_mistakes_are_told_apart(kind, mistakes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "mistakes"), [("routing", reference.ROUTING), ("em", reference.EM),
-                                                ("margin", reference.MARGIN)])
+@pytest.mark.parametrize(("kind", "mistakes"), [("dynamic", reference.ROUTING), ("em", reference.EM),
+                                                ("margin-loss", reference.MARGIN)])
 def test_every_set_is_named_or_one_that_computes_the_same(kind, mistakes):
-    x, cases = check.probe(kind, check.calls.SIZES), (1,) if kind == "margin" else (1, 2, 3)
+    x, cases = check.probe(kind, check.calls.SIZES), (1,) if "loss" in kind else (1, 2, 3)
 
     def predict(settings, n):
         return check.expected(kind, x, n, [0.02, 0.035, 0.05], **settings)
@@ -278,7 +278,7 @@ def test_the_reference_agrees_with_the_loops_on_its_own_probes():
     mu, a = reference.em_routing(*x.values(), [0.02, 0.035], epsilon=0.01)
     nearly(mu, expected["mu"])
     nearly(a, expected["a"])
-    u_hat = check.probe("routing", check.calls.SIZES)["u_hat"]
+    u_hat = check.probe("dynamic", check.calls.SIZES)["u_hat"]
     v = reference.dynamic_routing(u_hat, 3)
     nearly(v, literal.dynamic_routing(u_hat.tolist(), 3)[-1]["v"])
     lengths = np.linalg.norm(v, axis=-1)
@@ -300,7 +300,10 @@ def test_right_functions_pass(run, source, flags):
     *((name, LOSS, changes, ("--margin-loss",)) for name, changes in LOSS_MISTAKES.items())])
 def test_a_mistake_in_a_function_is_named_and_nothing_else(run, name, source, changes, flags):
     code, text = run(source, *flags, changes=changes)
-    assert code == 1 and "WRONG" in text, text
+    if name == "EM: floor under the weights of children":       # is seen, but not in the values
+        assert code == 1 and "NOT THIS PROCEDURE" in text and "as with a floor under the weights" in text, text
+        return
+    assert code == 1 and ("RIGHT EXCEPT" if "no epsilon" in name else "WRONG") in text, text
     assert ("--axes u_hat=JINE" in text) == (name == "softmax over the batch")   # right, if N and J are exchanged
     names = named(text)
     assert names[0].startswith(name) and len(names) == 1, text
@@ -515,7 +518,7 @@ def em(V, a, beta_u, beta_a, n_iters):
     ("def route(u_hat):\n    return u_hat.sum(1)\n", (), "Say how many it runs, such as: --iterations 3"),
     ("import nowhere_to_be_found\ndef route(u_hat, n_iters):\n    pass\n", (), "imports nowhere_to_be_found"),
     ("def route(:\n", (), "cannot be imported: SyntaxError"),
-    (EM, (), "no order of the axes gives an output v (N, J, E) = (3, 5, 6)")])
+    (EM, (), "No order of the axes gives an output v (N, J, E) = (3, 5, 6)")])
 def test_functions_that_cannot_be_checked(run, source, flags, message):
     code, text = run(source, *flags) if "def route(:" not in source else run(source + "\ndef route(): pass\n", *flags)
     assert code == 2 and message in text and text.startswith("error: ") and text.count("\n") == 1, text
@@ -526,7 +529,7 @@ def test_functions_that_cannot_be_checked(run, source, flags, message):
     ("no_such_module:route", "no module named"),
     (f"{ROOT}/conformance/examples/numpy_right.py:nothing", "It has: route, route_backward"),
     (f"{ROOT}/conformance/examples/numpy_right.py:__name__", "is not a function"),
-    ("fractions:Fraction", "is a class"), ("numpy:linalg.norm", "no order of the axes"),
+    ("fractions:Fraction", "is a class"), ("numpy:linalg.norm", "No order of the axes"),
     ("numpy:routed", "more")])
 def test_targets_that_are_not_there(target, message, capsys):
     assert command.main([target]) == 2
