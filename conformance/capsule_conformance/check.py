@@ -83,11 +83,12 @@ FIXED_BATCH = "The loss of two samples is not that of three with one left out. D
 EXPLAINED = (INFLUENCE, ROTATION, FLOOR, NOT_ZERO)             # by mistakes that the values show, if there are any
 WITHOUT_VOTES = (EPSILON, EPSILON_GRADIENT, VARIANCE)          # where Eq. 1 of 2017 is 0 / 0, or a variance is 0
 SQUASH_EPSILONS = [({"place": place}, ("epsilon",)) for place in ("root", "norm", "all", "product", "product norm")]
-EM_EPSILONS = [({}, ("epsilon",)), ({}, ("epsilon", "mass_epsilon")), ({}, ("epsilon", "mass_epsilon", "log_epsilon")),
-               ({}, ("epsilon", "mass_epsilon", "activation_epsilon"))]
+EM_EPSILONS = [({}, ("epsilon", *more)) for more in ((), ("cost_epsilon",), ("mass_epsilon",), (
+    "mass_epsilon", "log_epsilon"), ("mass_epsilon", "activation_epsilon"))]
 EPSILON_WORDS = {"root": "to |s|^2 inside the root", "norm": "to |s|", "all": "to |s|^2", "product": "to |s|^2 inside "
                  "the root", "product norm": "to |s|", "epsilon": "to the variance", "mass_epsilon": "to sum_i r_ij",
-                 "log_epsilon": "to sigma in its logarithm", "activation_epsilon": "to a_j in its logarithm"}
+                 "log_epsilon": "to sigma in its logarithm", "activation_epsilon": "to a_j in its logarithm",
+                 "cost_epsilon": "to the standard deviation of the cost"}
 LARGEST = {"em": 0.01}             # epsilons above these (else 1e-3) change what is computed
 
 
@@ -127,6 +128,8 @@ class Check:
         self.per_sample, self.combine = True, "mean"           # form of a margin loss
         self.unreached = ""
         self.mistakes = reference.MISTAKES.get(kind, reference.ROUTING)
+        if kind in ("dynamic", "layer"):
+            self.mistakes += reference.per_position(call.sizes["J"])
         self.stops = () if self.is_loss else reference.EM_STOPS if kind == "em" else reference.STOPS
         self.places = [] if self.is_loss else EM_EPSILONS if kind == "em" else SQUASH_EPSILONS
         rng = np.random.default_rng(1)

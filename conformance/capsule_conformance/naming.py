@@ -5,7 +5,8 @@ from . import reference
 
 LOOSE = 1e-5                       # with two epsilons, of which one is fitted, sets of mistakes are named to this
 NEAREST = 40                       # sets of mistakes for which epsilons are fitted
-PLAUSIBLE = 0.3                    # difference up to which epsilons may be the reason
+PLAUSIBLE = 0.3                    # difference up to which epsilons may be the reason,
+PLAUSIBLE_AT_ONCE = 0.05           # and after one iteration
 ROUGH = 1e-7                       # tolerances above it leave room for rounding, in which sets of mistakes may differ
 
 
@@ -24,7 +25,7 @@ def distance(found, predict, settings, limit=float("inf")):
             wanted = predict(settings, case)
         if wanted is not None:
             worst = max(worst, difference(arrays, wanted))
-        if worst > limit:
+        if worst > (min(limit, PLAUSIBLE_AT_ONCE) if case == 1 and limit == PLAUSIBLE else limit):
             return float("inf")
     return worst if worst >= 0 else float("inf")
 
@@ -110,13 +111,17 @@ def explain_with_epsilon(found, predict, mistakes, tolerance, places, most=3):
         if tolerance > 1e-3:                                   # an epsilon would explain too much
             return False
         settings = reference.settings_of(chosen)
-        for fixed, names in places:
+        for k, (fixed, names) in enumerate(places):
+            if "cost_epsilon" in names and not settings.get("standardized"):
+                continue
             epsilons, d = fit_epsilons(found, predict, settings | fixed, names)
             used = {name: value for name, value in epsilons.items() if value > 1e-13}         # else: rounding
             if d <= LOOSE and used:
                 fitting.append((len(chosen), d, chosen, fixed | used))
             if d <= close and used:
                 return True
+            if chosen and k == 0 and d > 0.01:                 # another epsilon will not make up for that
+                return False
         return False
     if fit(()):
         return [()], fitting[-1][1], fitting[-1][3]
@@ -132,6 +137,8 @@ def explain_with_epsilon(found, predict, mistakes, tolerance, places, most=3):
     for k in [*[k for k in near if len(every[k]) == 1], *[k for k in near if len(every[k]) > 1]][:NEAREST]:
         if fit(every[k]):
             return [every[k]], fitting[-1][1], fitting[-1][3]
+        if len(every[k]) > 1 and fitting and len(min(fitting, key=lambda entry: entry[:2])[2]) <= 1:
+            break                                              # one mistake and several epsilons
     if not fitting:
         return [], None, {}
     _, worst, chosen, epsilon = min(fitting, key=lambda entry: entry[:2])
