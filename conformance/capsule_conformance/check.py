@@ -81,7 +81,10 @@ SINGLE = "A batch of one sample fails, perhaps by squeeze() without an axis. Nam
 CHANGED = "Your function changes its inputs. Work on copies: the votes of a training step are used again."
 FIXED_BATCH = "The loss of two samples is not that of three with one left out. Divide by len(lengths)."
 EXPLAINED = (INFLUENCE, ROTATION, FLOOR, NOT_ZERO)             # by mistakes that the values show, if there are any
-WITHOUT_VOTES = (EPSILON, EPSILON_GRADIENT, VARIANCE)          # where Eq. 1 of 2017 is 0 / 0, or a variance is 0
+WITHOUT_VOTES = {                  # where Eq. 1 of 2017 is 0 / 0, or a variance is 0, and what shows of it
+    EPSILON: "Where an output capsule has no votes, the output is NaN or infinite.",
+    EPSILON_GRADIENT: "Where an output capsule has no votes, the gradient is NaN or infinite.",
+    VARIANCE: "Where the votes for a parent are equal, the output is NaN or infinite."}
 SQUASH_EPSILONS = [({"place": place}, ("epsilon",)) for place in ("root", "norm", "all", "product", "product norm")]
 EM_EPSILONS = [({}, ("epsilon", *more)) for more in ((), ("cost_epsilon",), ("mass_epsilon",), (
     "mass_epsilon", "log_epsilon"), ("mass_epsilon", "activation_epsilon"))]
@@ -594,9 +597,9 @@ class Check:
         if not self.matches and self.failed_values and not set(self.shown) & {RANDOM, RANDOM_OR_KEPT}:
             partly, report.facts = facts.of(self, found)
         every = list(dict.fromkeys(self.shown))
-        shown = [text for text in every if text not in EXPLAINED]
+        shown = [text for text in every if text not in EXPLAINED and (self.matches or text not in WITHOUT_VOTES)]
         if not self.matches or self.matches == [()] and not chosen and not shown:
-            report.facts += [text for text in every if text in EXPLAINED]
+            report.facts += [WITHOUT_VOTES.get(text, text) for text in every if text not in shown]
         report.mistakes = [mistake.name for mistake in chosen or partly] + [
             name for text in shown if (name := kind_of(text))]
         report.say()
@@ -604,7 +607,7 @@ class Check:
             report.say(note)
         attributed = not self.unnamed_gradient and not self.errors and all(
             text in EXPLAINED or kind_of(text) for text in every)
-        if not self.failed or self.matches == [()] and attributed and set(every) <= set(WITHOUT_VOTES) and not chosen:
+        if not self.failed or self.matches == [()] and attributed and set(every) <= WITHOUT_VOTES.keys() and not chosen:
             self.say_right(shown)
         else:
             self.say_wrong(found, other, chosen, partly, shown)
@@ -661,7 +664,7 @@ class Check:
             report.say(f"WRONG: a part of your function equals the paper's with {plural(len(partly), 'mistake')}, and "
                        "more differs:")
             self.say_mistakes(partly, words)
-        elif self.matches or self.errors or not self.failed_values or set(shown) - set(WITHOUT_VOTES):
+        elif self.matches or self.errors or not self.failed_values or shown:
             how = ". Its outputs here are right, but not all that must hold for every input." if (
                 self.matches[:1] == [()] and not self.unnamed_gradient) else "."
             report.say(f"WRONG: the function differs from the paper{how}")

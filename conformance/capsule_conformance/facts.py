@@ -42,7 +42,10 @@ def part(check, found, mistakes=None, predict=None):
 
 
 def begins(check, found):
-    """Return mistakes that explain the first iterations, and where the difference begins."""
+    """Return mistakes that explain the first iterations, and where the difference begins.
+
+    One iteration shows uniform coupling coefficients, and so their size, but not what the softmax normalizes over.
+    """
     if list(found)[:1] != [1] or len(found) < 2:
         return (), []
     later = "in the agreement or the logits" if check.kind != "em" else "in the E-step"
@@ -61,10 +64,13 @@ def begins(check, found):
         return (), [f"One iteration already differs: by something in the {where}."]
     words = "One iteration" if until == 1 else "Two iterations"
     if known:
-        return known, [f"{words} alone equal{'s' * (until == 1)} the paper's with {named(known)}. More differs from "
+        certain = tuple(m for m in known if until > 1 or not m.settings.keys() & {"normalize", "mean", "scale"})
+        return certain, [f"{words} alone equal{'s' * (until == 1)} the paper's with {named(known)}. More differs from "
                        f"{'two' if until == 1 else 'three'} iterations on: {later}."]
     gradients = check.gradient_agrees
-    agreed = "in values and gradients" if all(gradients.get(n) for n in found if n <= until) else "in values"
+    agreed = "in values"
+    if not check.by_differences and all(gradients.get(n) for n in found if n <= until):
+        agreed = "in values and gradients"
     return (), [f"{words} agree{'s' * (until == 1)} {agreed}: the mistake lies {later}" + (
         "." if until == 1 else ", where the third iteration first needs them.")]
 
@@ -100,7 +106,7 @@ def of_capsules(check, found):
         sentences.append(f"Outputs are longer than 1, up to {lengths.max():.3g}.")
     if v.min() >= 0:
         sentences.append("No entry of an output is negative, as after a ReLU or a softmax.")
-    if check.kind == "dynamic" and 1 in found:
+    if check.kind == "dynamic" and 1 in found and not check.same(found[1], check.predict({}, 1)):
         v, total = found[1][0], check.inputs["u_hat"].sum(1)
         cosine = (v * total).sum(-1) / np.maximum(np.linalg.norm(v, axis=-1) * np.linalg.norm(total, axis=-1), 1e-300)
         if np.abs(cosine - 1).max() <= ALIKE:

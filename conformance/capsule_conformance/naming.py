@@ -123,7 +123,7 @@ def explain_with_epsilon(found, predict, mistakes, tolerance, places, most=3):
             if chosen and k == 0 and d > 0.01:                 # another epsilon will not make up for that
                 return False
         return False
-    if fit(()):
+    if distance(found, predict, {}, PLAUSIBLE) <= PLAUSIBLE and fit(()):
         return [()], fitting[-1][1], fitting[-1][3]
     matches, worst = explain(found, predict, mistakes, tolerance, most)
     if matches:
