@@ -232,11 +232,12 @@ def kinds_tables():
             lines.append(f"| {' | '.join(map(escaped, cells))} |")
         lines.append("")
     named = {kind[0] for kind in KINDS}
-    others = [mistake for mistake in (*reference.ROUTING, *reference.STOPS, *reference.MARGIN, *reference.EM)
-              if mistake.name not in named]
-    lines += ["### Other mistakes", "", "The check names these, too. The survey did not find or did not count them.",
+    others = {mistake.name: mistake for mistake in reversed((
+        *reference.ROUTING, *reference.per_position(4), *reference.STOPS, *reference.MARGIN, *reference.SPREAD,
+        *reference.EM)) if mistake.name not in named}
+    lines += ["### Other mistakes", "", "The check names these, too. The survey did not count them.",
               "", "| kind | what is computed |", "|---|---|"]
-    lines += [f"| {mistake.name.removeprefix('EM: ')} | {escaped(mistake.what)} |" for mistake in others]
+    lines += [f"| {name.removeprefix('EM: ')} | {escaped(others[name].what)} |" for name in reversed(others)]
     lines.append("")
     return "\n".join(lines).rstrip()
 

@@ -183,7 +183,8 @@ ROUTING = (
             "The softmax has one more class with the logit 0, whose share is dropped, but in 2017, Eq. 3 the coupling "
             "coefficients of one input capsule sum to 1 over the output capsules."),
     Mistake("logits divided by the square root of the dimension", {"scale": "root"}, "softmax(b), without a factor",
-            "The softmax is that of the logits divided by sqrt({E}), but in 2017, Eq. 3 it is that of the logits."),
+            "The softmax is that of the logits divided by the root of the number of entries of v, but in 2017, Eq. 3 "
+            "it is that of the logits."),
     Mistake("logits divided by their maximum", {"scale": "maximum"}, "b = b + agreement, and nothing more",
             "The logits are divided by their largest over the output capsules after each iteration, but 2017, "
             "Procedure 1, line 7 only adds the agreement."),

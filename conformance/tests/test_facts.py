@@ -34,7 +34,7 @@ def test_a_difference_from_the_third_iteration_on(run):  # noqa: F811
 def test_what_outputs_show():
     s = np.random.default_rng(0).normal(size=(3, 5, 6)) + 0.3
     unit = s / np.linalg.norm(s, axis=-1, keepdims=True)
-    for v, fact in (((s - s.mean(-1, keepdims=True)) / s.std(-1, keepdims=True), "zero mean and equal variance, as after"),
+    for v, fact in (((s - s.mean(-1, keepdims=True)) / s.std(-1, keepdims=True), "zero mean and equal variance"),
                     (2.5 * unit, "All output capsules have the length 2.5."), (np.abs(s), "No entry of an output is "),
                     (s, "Outputs are longer than 1, up to")):
         assert any(fact in text for text in facts_of.of_capsules(SimpleNamespace(kind="layer"), {3: [v]})), fact

@@ -33,5 +33,6 @@ def test_a_right_function(run, tmp_path):  # noqa: F811
 def test_mistakes_of_values_and_of_the_gradient(run, tmp_path):  # noqa: F811
     code, text = run(ROUTE, changes=[("axis=2", "axis=1"), ("s * jnp.sqrt(square + 1e-9)", "s")])
     assert code == 1 and set(named(text)) == {"softmax over input capsules", "squash with the square below only"}, text
-    code, text = run(ROUTE, "--backward", f"{tmp_path}/mine.py:backward", changes=[("* v[:", "* jax.lax.stop_gradient(v)[:")])
+    stopped = [("* v[:", "* jax.lax.stop_gradient(v)[:")]
+    code, text = run(ROUTE, "--backward", f"{tmp_path}/mine.py:backward", changes=stopped)
     assert code == 1 and named(text) == ["output capsules stopped in the agreement"], text
