@@ -213,7 +213,7 @@ class Check:
             v, = self.call(self.inputs | {name: np.zeros_like(self.inputs[name])}, n)
         except Exception:
             return None
-        alike = finite([v]) and np.abs(v).max() > 1e-9 and np.abs(v - v[:1]).max() <= 1e-9
+        alike = finite([v]) and np.abs(v).max() > self.tolerance and np.abs(v - v[:1]).max() <= self.tolerance
         return v[0] if alike else None
 
     def precision_inside(self, found):
