@@ -5,6 +5,7 @@ from . import naming
 from .wording import plural
 
 ALIKE = 1e-7                       # relative: what holds exactly, up to an epsilon
+OF_COUPLINGS = {"normalize", "mean", "scale", "cosine", "sign", "replace", "average"}      # not shown by one iteration
 
 
 def of(check, found):
@@ -33,6 +34,11 @@ def named(chosen):
     return " and ".join(mistake.name for mistake in chosen)
 
 
+def certain(known):
+    """Return those mistakes that one iteration shows, with its uniform coupling coefficients."""
+    return tuple(mistake for mistake in known if not mistake.settings.keys() & OF_COUPLINGS)
+
+
 def part(check, found, mistakes=None, predict=None):
     """Return the only set of up to two mistakes that explains these outputs; None if there is none or another."""
     matches, worst, _ = naming.explain_with_epsilon(found, predict or check.predict, mistakes or check.mistakes,
@@ -46,7 +52,13 @@ def begins(check, found):
 
     One iteration shows uniform coupling coefficients, and so their size, but not what the softmax normalizes over.
     """
-    if list(found)[:1] != [1] or len(found) < 2:
+    counts = list(found)
+    if check.kind != "em" and len(counts) > 1 and all(np.array_equal(found[n][0], found[counts[0]][0]) for n in counts):
+        matches = part(check, {1: found[counts[0]]})
+        if len(matches) == 1 and matches[0]:
+            return certain(matches[0]), [f"The output equals that of one iteration with {named(matches[0])}."]
+        return (), []
+    if counts[:1] != [1] or len(counts) < 2:
         return (), []
     later = "in the agreement or the logits" if check.kind != "em" else "in the E-step"
     known, until = (), 0
@@ -64,9 +76,9 @@ def begins(check, found):
         return (), [f"One iteration already differs: by something in the {where}."]
     words = "One iteration" if until == 1 else "Two iterations"
     if known:
-        certain = tuple(m for m in known if until > 1 or not m.settings.keys() & {"normalize", "mean", "scale"})
-        return certain, [f"{words} alone equal{'s' * (until == 1)} the paper's with {named(known)}. More differs from "
-                       f"{'two' if until == 1 else 'three'} iterations on: {later}."]
+        text = f"{words} alone equal{'s' * (until == 1)} the paper's with {named(known)}. More differs from " \
+               f"{'two' if until == 1 else 'three'} iterations on: {later}."
+        return known if until > 1 else certain(known), [text]
     gradients = check.gradient_agrees
     agreed = "in values"
     if not check.by_differences and all(gradients.get(n) for n in found if n <= until):

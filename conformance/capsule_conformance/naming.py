@@ -116,6 +116,8 @@ def explain_with_epsilon(found, predict, mistakes, tolerance, places, most=3):
                 continue
             epsilons, d = fit_epsilons(found, predict, settings | fixed, names)
             used = {name: value for name, value in epsilons.items() if value > 1e-13}         # else: rounding
+            if max(used.values(), default=0) > 0.1:            # no epsilon any more
+                continue
             if d <= LOOSE and used:
                 fitting.append((len(chosen), d, chosen, fixed | used))
             if d <= close and used:

@@ -95,6 +95,21 @@ def test_float32_and_float16_are_right_up_to_precision(run):  # noqa: F811
         assert code == 1 and named(text) == ["softmax over input capsules"], text
 
 
+def test_float32_in_a_part_alone_is_right_up_to_precision(run):  # noqa: F811
+    """such as first logits in float32, which round the first coupling coefficients, with axes in an unusual order"""
+    first = [("b = np.zeros(u_hat.shape[:3])", "b = np.zeros(u_hat.shape[:3], 'f4')")]
+    code, text = run(ROUTE, changes=first)
+    assert code == 0 and "VALUES RIGHT UP TO PRECISION" in text and "float32 in a part" in text, text
+    code, text = run(ROUTE, changes=[*first, *ROUTE_MISTAKES["logits not accumulated"]])
+    assert code == 1 and named(text) == ["logits not accumulated"], text
+    order = [("    b = np", "    u_hat = u_hat.transpose(0, 3, 2, 1)\n    b = np"),
+             ("return v", "return v.transpose(0, 2, 1)")]
+    code, text = run(ROUTE, "--axes", "u_hat=NEJI", changes=[*first, *order])
+    assert code == 0 and "float32 in a part" in text, text
+    code, text = run(ROUTE, changes=[*first, *order])
+    assert code == 1 and "--axes u_hat=NEJI" in text, text
+
+
 def test_low_precision_gets_no_invented_diagnosis(run):  # noqa: F811
     """An unknown deviation of 4% is no mistake with a name, even where float16 would let several fit"""
     for dtype in ("f4", "f2"):
