@@ -608,8 +608,9 @@ class Check:
         if not self.matches and near < 1e-5:
             report.facts = [f"The outputs differ by {percent(near)}, perhaps by several epsilons, or by float32 inside."
                             f" Set the epsilons to 0, or add: --tolerance {power(2 * near)}"]
-        every = list(dict.fromkeys(self.shown))
-        shown = [text for text in every if text not in EXPLAINED and (self.matches or text not in WITHOUT_VOTES)]
+        every = [text for text in dict.fromkeys(self.shown) if text != SINGLE or INFLUENCE not in self.shown]
+        shown = [text for text in every if text not in EXPLAINED and (
+            self.matches or text not in WITHOUT_VOTES and text != SINGLE)]
         if not self.matches or self.matches == [()] and not chosen and not shown:
             report.facts += [WITHOUT_VOTES.get(text, text) for text in every if text not in shown]
         report.mistakes = [mistake.name for mistake in chosen or partly] + [

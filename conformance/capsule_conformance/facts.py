@@ -60,7 +60,7 @@ def begins(check, found):
         return (), []
     if counts[:1] != [1] or len(counts) < 2:
         return (), []
-    later = "in the agreement or the logits" if check.kind != "em" else "in the E-step"
+    later = "the E-step or what enters it" if check.kind == "em" else "the agreement, the logits, or their softmax"
     known, until = (), 0
     for n in list(found)[:-1]:
         matches = part(check, {k: found[k] for k in found if k <= n})
@@ -71,20 +71,22 @@ def begins(check, found):
                             "iterations on."]
             break
         known, until = matches[0], n
+    if not until and check.kind == "em" and check.same(found[1][:1], check.predict({}, 1)[:1]):
+        return (), ["After one iteration mu agrees, a does not: by something in the activation or its cost."]
     if not until:
         where = "M-step" if check.kind == "em" else "first coupling coefficients, the weighted sum, or the squash"
         return (), [f"One iteration already differs: by something in the {where}."]
     words = "One iteration" if until == 1 else "Two iterations"
     if known:
         text = f"{words} alone equal{'s' * (until == 1)} the paper's with {named(known)}. More differs from " \
-               f"{'two' if until == 1 else 'three'} iterations on: {later}."
+               f"{'two' if until == 1 else 'three'} iterations on: in {later}."
         return known if until > 1 else certain(known), [text]
     gradients = check.gradient_agrees
     agreed = "in values"
     if not check.by_differences and all(gradients.get(n) for n in found if n <= until):
         agreed = "in values and gradients"
-    return (), [f"{words} agree{'s' * (until == 1)} {agreed}: the mistake lies {later}" + (
-        "." if until == 1 else ", where the third iteration first needs them.")]
+    return (), [f"{words} agree{'s' * (until == 1)} {agreed}: the mistake lies in {later}" + (
+        "." if until == 1 else ", as the third iteration first uses them.")]
 
 
 def apart(check, found):

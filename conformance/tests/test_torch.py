@@ -4,10 +4,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_check import ROUTE as NUMPY_ROUTE
 from test_check import named, run  # noqa: F401  (run is a fixture)
 
 torch = pytest.importorskip("torch")
-from capsule_conformance import command
+from capsule_conformance import assert_conforms, command
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUTE = '''
@@ -114,3 +115,39 @@ def loss(lengths, present):
     return (present * short ** 2 + 0.5 * (1 - present) * long ** 2).sum(1).mean()
 ''', "--margin-loss")
     assert code == 0 and "NumPy float64" in text, text
+
+
+def test_functions_of_pytorch_and_of_numpy_conform_in_a_test(run):  # noqa: F811
+    """with the gradient by autograd, and names for what was detached"""
+    made = {}
+    exec(ROUTE, made)
+    assert_conforms(made["route"], require_gradient=True)
+    exec(ROUTE.replace("c[..., None] * u_hat", "c.detach()[..., None] * u_hat"), made)
+    with pytest.raises(AssertionError, match="gradient of inner iterations stopped"):
+        assert_conforms(made["route"])
+    assert_conforms(made["route"], allow=["gradient of inner iterations"])
+    exec(NUMPY_ROUTE, made)
+    assert_conforms(made["route"])
+
+
+def test_a_stopped_gradient_shows_beside_a_missing_epsilon(run):  # noqa: F811
+    """The verdict is then not that all is right but for a capsule without votes"""
+    code, text = run(ROUTE, changes=[("s * torch.sqrt(square + 1e-9) / (1 + square)", "square / (1 + square) * s / "
+                                      "torch.sqrt(square)")])
+    assert code == 1 and "RIGHT EXCEPT WITHOUT VOTES" in text and "VALUES" not in text, text
+    code, text = run(ROUTE, "--allow", "no epsilon", changes=[
+        ("s * torch.sqrt(square + 1e-9) / (1 + square)", "square / (1 + square) * s / torch.sqrt(square)"),
+        ("* v[:, None]", "* v.detach()[:, None]")])
+    assert code == 1 and "WRONG" in text and "Allowed:" not in text, text
+
+
+def test_batch_normalization_in_training_mode_is_sent_to_eval(run):  # noqa: F811
+    source = ROUTE + '''
+def layer(u_hat, n_iters):
+    norm = torch.nn.BatchNorm1d(u_hat.shape[1] * u_hat.shape[2] * u_hat.shape[3]){mode}
+    return route(norm(u_hat.flatten(1)).reshape(u_hat.shape), n_iters)
+'''
+    code, text = run(source.replace("{mode}", ""))
+    assert code == 1 and "NOT THIS PROCEDURE" in text and "call its eval() first" in text, text
+    code, text = run(source.replace("{mode}", ".eval()"), "--tolerance", "1e-4")
+    assert code == 0 and "RIGHT" in text, text
