@@ -279,14 +279,15 @@ def test_switches_give_the_lengths_of_the_survey(name, lengths):
     assert np.linalg.norm(v[0], axis=-1) == pytest.approx(lengths, abs=6e-5)
 
 
-@pytest.mark.parametrize(("kind", "mistakes"), [("dynamic", reference.ROUTING), ("layer", reference.ROUTING),
-                                                ("em", reference.EM), ("margin-loss", reference.MARGIN),
+@pytest.mark.parametrize(("kind", "mistakes"), [("dynamic", reference.ROUTING), ("em", reference.EM),
+                                                ("margin-loss", reference.MARGIN),
                                                 ("spread-loss", reference.SPREAD)])
-def test_all_sets_of_up_to_three_mistakes_are_told_apart(kind, mistakes):
-    """Sets that differ by less than 1e-12 compute the same; all others differ by 1e-8 at least, and most by 1e-3."""
+def test_sets_of_up_to_three_mistakes_are_told_apart(kind, mistakes):
+    """Sets that compute the same differ by less than 1e-12, all others by 1e-8, most by 1e-3. Of three: a third of them"""
     x = check.probe(kind, check.calls.SIZES)
-    sets, cases, rng = reference.combinations(mistakes), CASES.get(kind, (1, 2, 3)), np.random.default_rng(0)
+    cases, rng, sets = CASES.get(kind, (1, 2, 3)), np.random.default_rng(0), reference.combinations(mistakes)
     assert len(sets) > 100
+    sets = [chosen for k, chosen in enumerate(sets) if len(chosen) < 3 or "loss" in kind or k % 3 == 0]
     mixed, rows = {}, []                                       # 8 random sums of the outputs of every case
     for chosen in sets:
         row = []
@@ -364,7 +365,7 @@ def test_right_functions_pass(run, source, flags):
 
 @pytest.mark.parametrize(("name", "source", "changes", "flags"), [
     *((name, ROUTE, changes, ()) for name, changes in ROUTE_MISTAKES.items()),
-    *(pytest.param(name, EM, changes, ("--em",), marks=[pytest.mark.slow] if k % 4 else [])
+    *(pytest.param(name, EM, changes, ("--em",), marks=[pytest.mark.slow] if k % 8 else [])
       for k, (name, changes) in enumerate(EM_MISTAKES.items())),
     *((name, LOSS, changes, ("--margin-loss",)) for name, changes in LOSS_MISTAKES.items()),
     *((name, SPREAD, changes, ("--spread-loss",)) for name, changes in SPREAD_MISTAKES.items())])

@@ -96,12 +96,17 @@ def test_float32_and_float16_are_right_up_to_precision(run):  # noqa: F811
 
 
 def test_float32_in_a_part_alone_is_right_up_to_precision(run):  # noqa: F811
-    """such as first logits in float32, which round the first coupling coefficients, with axes in an unusual order"""
+    """such as first logits in float32, which round the first coupling coefficients"""
     first = [("b = np.zeros(u_hat.shape[:3])", "b = np.zeros(u_hat.shape[:3], 'f4')")]
     code, text = run(ROUTE, changes=first)
     assert code == 0 and "VALUES RIGHT UP TO PRECISION" in text and "float32 in a part" in text, text
     code, text = run(ROUTE, changes=[*first, *ROUTE_MISTAKES["logits not accumulated"]])
     assert code == 1 and named(text) == ["logits not accumulated"], text
+
+
+@pytest.mark.slow
+def test_float32_in_a_part_hides_no_other_order_of_the_axes(run):  # noqa: F811
+    first = [("b = np.zeros(u_hat.shape[:3])", "b = np.zeros(u_hat.shape[:3], 'f4')")]
     order = [("    b = np", "    u_hat = u_hat.transpose(0, 3, 2, 1)\n    b = np"),
              ("return v", "return v.transpose(0, 2, 1)")]
     code, text = run(ROUTE, "--axes", "u_hat=NEJI", changes=[*first, *order])
