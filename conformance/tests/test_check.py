@@ -283,7 +283,7 @@ def test_switches_give_the_lengths_of_the_survey(name, lengths):
                                                 ("margin-loss", reference.MARGIN),
                                                 ("spread-loss", reference.SPREAD)])
 def test_sets_of_up_to_three_mistakes_are_told_apart(kind, mistakes):
-    """Sets that compute the same differ by less than 1e-12, all others by 1e-8, most by 1e-3. Of three: a third of them"""
+    """Sets that compute the same differ by less than 1e-12, all others by 1e-8. Of sets of three: a third of them"""
     x = check.probe(kind, check.calls.SIZES)
     cases, rng, sets = CASES.get(kind, (1, 2, 3)), np.random.default_rng(0), reference.combinations(mistakes)
     assert len(sets) > 100
