@@ -20,7 +20,7 @@ def assert_conforms(function, kind="dynamic", **options):
     "margin-loss" or "spread-loss". options: those of `examine`, such as allow=["no epsilon"], require_gradient=True,
     backward=route_backward or sizes={"I": 1152}. ValueError if the function cannot be called.
     """
-    report = examine(calls.given(function), kind, getattr(function, "__name__", str(function)), **options)
+    report = examine(calls.given(function), kind, getattr(function, "__name__", type(function).__name__), **options)
     if not report.passed:
         raise AssertionError("\n" + report.text)
 
@@ -37,7 +37,9 @@ def examine(fresh, kind, target, *, allow=(), require_gradient=False, backward=N
     interface = INTERFACES[kind]
     fixed, is_loss = axes or {}, "loss" in kind
     check_axes(fixed, interface)
-    check_allowed([allow] if isinstance(allow, str) else allow)
+    allow = [allow] if isinstance(allow, str) else allow
+    iterations = [iterations] if isinstance(iterations, int) else iterations
+    check_allowed(allow)
     sizes = own_sizes(sizes or {}, interface)
     cases = {"margin-loss": [1], "spread-loss": [m] if m else MARGINS}.get(kind) or sorted(set(iterations))
     if not is_loss and cases[0] < 1:

@@ -26,7 +26,7 @@ def test_a_right_function_conforms():
     assert_conforms(RIGHT["route"])
     assert_conforms(RIGHT["loss"], kind="margin-loss")
     assert_conforms(RIGHT["em_route"], kind="em", iterations=[1, 2])
-    assert_conforms(lambda u_hat: RIGHT["route"](u_hat, 3), iterations=[3], axes={"u_hat": "NIJE"}, sizes={"I": 9})
+    assert_conforms(lambda u_hat: RIGHT["route"](u_hat, 3), iterations=3, axes={"u_hat": "NIJE"}, sizes={"I": 9})
     assert_conforms(lambda u, W, n: RIGHT["route"](np.einsum("nid,ijed->nije", u, W), n), kind="layer")
 
 
@@ -36,7 +36,7 @@ def test_the_error_is_the_report():
         assert_conforms(wrong)
     assert "route(u_hat, n_iters) against dynamic routing" in str(raised.value)
     assert named(str(raised.value)) == ["logits not accumulated"]
-    assert_conforms(wrong, allow=["logits not accumulated"])
+    assert_conforms(wrong, allow="logits not accumulated")
     with pytest.raises(AssertionError, match="softmax over input"):
         both = functions(ROUTE, [*ROUTE_MISTAKES["logits not accumulated"],
                                  *ROUTE_MISTAKES["softmax over input capsules"]])["route"]
