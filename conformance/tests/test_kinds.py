@@ -43,5 +43,5 @@ def test_survey_and_check_agree_on_the_same_code():
         assert verdict.startswith("RIGHT"), name
     for repository, verdict in said.items():
         head, _, names = verdict.partition(": ")
-        assert re.fullmatch(r"RIGHT[A-Z ]*|WRONG( \(a part\))?|NOT THIS PROCEDURE", head), repository
+        assert re.fullmatch(r"(VALUES )?RIGHT[A-Z ,]*|WRONG( \(a part\))?|NOT THIS PROCEDURE", head), repository
         assert all(name in known for name in names.split("; ") if name), f"{repository}: {names}"
