@@ -548,6 +548,7 @@ class Check:
                 if not holds and shows:
                     self.shown.append(shows)
         except Exception as error:
+            self.errors["changed inputs"] = last_line(error)
             self.line("changed inputs", f"raised {last_line(error)}", False)
         if same and not agrees and not self.is_loss:
             self.notes.append("The number of iterations changes nothing. If your function always runs as many, say so, "

@@ -15,7 +15,7 @@ def of(check, found):
     """
     if check.ambiguous:
         sets = dict.fromkeys(" + ".join(m.name for m in chosen) for chosen in check.ambiguous)
-        sets = '; or '.join(sets)
+        sets = "; or ".join(sets)
         return (), [f"In {check.report.precision} these cannot be distinguished: {sets}. Compute in float64."]
     if not found or not all(np.isfinite(y).all() for part in found.values() for y in part):
         return (), []
@@ -39,12 +39,11 @@ def certain(known):
     return tuple(mistake for mistake in known if not mistake.settings.keys() & OF_COUPLINGS)
 
 
-def part(check, found, mistakes=None, predict=None):
-    """Return the only set of up to two mistakes that explains these outputs; None if there is none or another."""
-    matches, worst, _ = naming.explain_with_epsilon(found, predict or check.predict, mistakes or check.mistakes,
-                                                    check.tolerance, check.places[:1], most=2)
-    matches = matches if worst is not None and worst <= max(check.tolerance, 1e-8) else []
-    return matches
+def part(check, found, predict=None):
+    """Return the sets of up to two mistakes that explain these outputs, all as well."""
+    matches, worst, _ = naming.explain_with_epsilon(found, predict or check.predict, check.mistakes, check.tolerance,
+                                                    check.places, most=2)
+    return matches if worst is not None and worst <= max(check.tolerance, ALIKE) else []
 
 
 def begins(check, found):

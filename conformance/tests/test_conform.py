@@ -60,6 +60,11 @@ def test_no_epsilon_is_right_but_for_a_capsule_without_votes(run):  # noqa: F811
     assert code == 1 and "RIGHT EXCEPT WITH EQUAL VOTES" in text, text
 
 
+def test_an_error_with_other_inputs_is_no_right(run):  # noqa: F811
+    code, text = run(ROUTE, changes=[("    b = np", "    assert u_hat[:, :, 0].any()\n    b = np")])
+    assert code == 1 and "WRONG" in text and "changed inputs: raised mine.py, line 9: AssertionError" in text, text
+
+
 def test_a_gradient_can_be_required(run):  # noqa: F811
     assert_conforms(RIGHT["route"])
     with pytest.raises(AssertionError, match="The gradient is required, and was not checked"):
