@@ -37,6 +37,8 @@ def explain(found, predict, mistakes, tolerance, most=3):
     compare. Return a list of tuples of mistakes, empty if none fits, and the largest difference of the first.
     """
     matches = []
+    if tolerance > 1e-3:                                       # of float16, in which too many sets would fit
+        tolerance, most = tolerance / 2, min(most, 2)
     for chosen in reference.combinations(mistakes, most):
         if matches and len(chosen) > len(matches[0][1]) and tolerance <= ROUGH:
             break

@@ -60,6 +60,11 @@ def test_low_precision_hides_no_stopped_gradient(run):  # noqa: F811
     assert code == 1 and named(text) == ["gradient of inner iterations stopped"], text
 
 
+def test_low_precision_gets_no_invented_diagnosis(run):  # noqa: F811
+    code, text = run(ROUTE, changes=[("return v", "return (v + 0.1 * torch.sin(9 * v)).bfloat16()")])
+    assert code == 1 and "NOT THIS PROCEDURE" in text and not named(text), text
+
+
 def test_an_axis_of_length_1_does_not_excuse_an_average_over_the_batch(run):  # noqa: F811
     code, text = run(ROUTE, changes=[(".sum(-1)\n    return", ".sum(-1).mean(0, keepdim=True)\n    return")])
     assert code == 1 and named(text) == ["logits averaged over the batch"] and "--axes" not in text, text
