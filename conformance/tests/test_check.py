@@ -625,7 +625,7 @@ import smallnorb_novel_viewpoint as norb
 
 def em(V, a, beta_u, beta_a, n_iters):
     (mu, x), _ = norb.em_routing_forward(V, a, beta_u, beta_a, n_iters)
-    return mu, norb.sigmoid_forward(x)[0]
+    return mu, norb.sigmoid(x)
 ''', "--em", "--lambdas", *[str(1 / 16)] * 3)
     assert named(text) == ["EM: mass factor in the cost", "EM: lambda multiplies the cost alone"]
     assert "epsilon 0.0005 added to the variance" in text      # as its docstring says
