@@ -21,8 +21,8 @@ from lab.files import write_atomically
 from lab.messages import InputError
 
 import numpy as np
-import reference
-from kinds import KINDS
+from capsule_conformance import reference
+from capsule_conformance.kinds import KINDS
 
 PAPER = {2017: "Sabour, Frosst and Hinton 2017, Dynamic routing between capsules",
          2018: "Hinton, Sabour and Frosst 2018, Matrix capsules with EM routing"}
@@ -232,11 +232,12 @@ def kinds_tables():
             lines.append(f"| {' | '.join(map(escaped, cells))} |")
         lines.append("")
     named = {kind[0] for kind in KINDS}
-    others = [mistake for mistake in (*reference.ROUTING, *reference.STOPS, *reference.MARGIN, *reference.EM)
-              if mistake.name not in named]
-    lines += ["### Other mistakes", "", "The check names these, too. The survey did not find or did not count them.",
+    others = {mistake.name: mistake for mistake in reversed((
+        *reference.ROUTING, *reference.per_position(4), *reference.STOPS, *reference.MARGIN, *reference.SPREAD,
+        *reference.EM)) if mistake.name not in named}
+    lines += ["### Other mistakes", "", "The check names these, too. The survey did not count them.",
               "", "| kind | what is computed |", "|---|---|"]
-    lines += [f"| {mistake.name.removeprefix('EM: ')} | {escaped(mistake.what)} |" for mistake in others]
+    lines += [f"| {name.removeprefix('EM: ')} | {escaped(others[name].what)} |" for name in reversed(others)]
     lines.append("")
     return "\n".join(lines).rstrip()
 

@@ -120,7 +120,7 @@ def test_every_flag_named_is_real(document, flags_of):
 def words_of_code():
     """All names and words of texts in the code, but for comments and docstrings"""
     folders = [ROOT, *(ROOT / name for name in ("tests", "workflow", "results", "conformance/examples",
-                                                "conformance/tests", "bench"))]
+                                                "conformance/tests", "conformance/capsule_conformance", "bench"))]
     known = {"_backward", "sacct"}                             # the end of some names; a program of Slurm
     for path in (path for folder in folders for path in folder.glob("*.py")):
         with tokenize.open(path) as file:

@@ -7,11 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import check
-import naming
 import numpy as np
 import pytest
-import reference
+from capsule_conformance import check, command, naming, reference
 
 from conformance import literal
 
@@ -64,6 +62,19 @@ ROUTE_MISTAKES = {
     "bias in the output capsules": [(".sum(1)\n", ".sum(1) + 0.1\n")],
     "no epsilon in the squash, forward": [("s * np.sqrt(square) / (1 + square)",
                                            "square / (1 + square) * s / np.sqrt(square)")],
+    "leaky routing": [("np.exp(b).sum(2, keepdims=True)", "(1 + np.exp(b).sum(2, keepdims=True))")],
+    "logits divided by the square root of the dimension": [("b = b + (u_hat * v[:, None]).sum(-1)",
+                                                            "b = b + (u_hat * v[:, None]).sum(-1) / 6 ** 0.5")],
+    "logits divided by their maximum": [(".sum(-1)\n    return", ".sum(-1)\n        b = b / b.max(2, keepdims=True)\n"
+                                         "    return")],
+    "agreement with the direction of v": [
+        ("u_hat * v[:, None]", "u_hat * (v / np.sqrt((v * v).sum(-1, keepdims=True) + 1e-30))[:, None]")],
+    "cosine in place of the agreement": [("(u_hat * v[:, None])", "(unit(u_hat) * unit(v)[:, None])"),
+                                        ("def route", "def unit(x):\n    return x / np.sqrt((x * x).sum(-1, "
+                                         "keepdims=True) + 1e-30)\n\ndef route")],
+    "unit vector in place of the squash": [("s * np.sqrt(square) / (1 + square)", "s / np.sqrt(square + 1e-12)")],
+    "exponential in the squash": [("s * np.sqrt(square) / (1 + square)",
+                                   "s / np.sqrt(square + 1e-20) * (1 - 1 / np.exp(np.sqrt(square)))")],
     "Something is random": [("b = np.zeros(u_hat.shape[:3])", "b = np.random.normal(size=u_hat.shape[:3])")],
 }
 EM = '''
@@ -109,6 +120,32 @@ EM_MISTAKES = {
     "EM: one iteration more": [("in lambdas:", "in [*lambdas, lambdas[-1]]:")],
     "EM: one iteration fewer": [("in lambdas:", "in lambdas[:max(len(lambdas) - 1, 1)]:")],
     "EM: no epsilon on the variance": [(" + 1e-6", "")],
+    "EM: cost standardized over the parents": [
+        ("(beta_a - cost)", "(beta_a + (cost.mean(1)[:, None] - cost) / (cost.std(1)[:, None] + 1e-7))")],
+    "EM: one beta_u for all parents": [("beta_u[:, None]", "beta_u[0]")],
+    "EM: one beta_a for all parents": [("beta_a - cost", "beta_a.mean() - cost")],
+}
+SPREAD = '''
+import numpy as np
+
+def spread(a, labels, m):
+    true = a[np.arange(len(a)), labels][:, None]
+    short = np.maximum(0, m - (true - a))
+    short[np.arange(len(a)), labels] = 0
+    return (short ** 2).sum(1).mean()
+'''
+SPREAD_MISTAKES = {
+    "spread loss without squares": [("short ** 2", "short")],
+    "spread loss without max": [("np.maximum(0, m - (true - a))", "m - (true - a)")],
+    "true class in the spread loss": [("    short[np.arange(len(a)), labels] = 0\n", "")],
+    "spread loss averaged over classes": [(".sum(1).mean()", ".mean()")],
+    "spread loss averaged over the other classes": [(".sum(1).mean()", ".sum(1).mean() / (a.shape[1] - 1)")],
+    "largest term of the spread loss alone": [(".sum(1).mean()", ".max(1).mean()")],
+    "square of the sum in the spread loss": [("(short ** 2).sum(1)", "(short.sum(1) ** 2)")],
+    "spread loss halved": [("return (", "return 0.5 * (")],
+    "difference reversed in the spread loss": [("(true - a)", "(a - true)")],
+    "spread loss of softmaxed activations": [("    true =", "    a = np.exp(a) / np.exp(a).sum(1)[:, None]\n"
+                                              "    true =")],
 }
 LOSS = '''
 import numpy as np
@@ -144,7 +181,7 @@ def run(tmp_path, monkeypatch, capsys):
             source = source.replace(old, new)
         (tmp_path / f"{name}.py").write_text(source, encoding="utf-8")
         function = re.findall(r"^def (\w+)", source, re.M)[-1]
-        code = check.main([f"{tmp_path / name}.py:{function}", *flags])
+        code = command.main([f"{tmp_path / name}.py:{function}", *flags])
         sys.modules.pop(name, None)
         printed = capsys.readouterr()
         return code, printed.out + printed.err
@@ -154,6 +191,9 @@ def run(tmp_path, monkeypatch, capsys):
 def named(text):
     """Return the names of the mistakes in a report."""
     return re.findall(r"^\* ([^\n]+)", text, re.M)
+
+
+CASES = {"margin-loss": (1,), "spread-loss": check.MARGINS}
 
 
 # ---- the reference ----
@@ -185,6 +225,24 @@ def test_reference_reproduces_the_test_vectors():
             reference.em_routing(x["V"], x["a"], beta_u, x["beta_a"], x["lambdas"][:n]), (x["g_mu"], x["g_a"]))),
             x["beta_u"], np.array([1.0, -2.0, 0.5]))
         nearly(slope, np.array(entry["dbeta_u"]) @ [1.0, -2.0, 0.5], 1e-8)
+
+
+def test_the_spread_loss_agrees_with_the_loops_and_by_hand():
+    x = {name: np.array(value) for name, value in VECTORS["spread_loss"]["inputs"].items()}
+    present = np.eye(x["a"].shape[1])[x["labels"].astype(int)]
+    nearly(reference.spread_loss(x["a"], present, x["m"]).mean(), VECTORS["spread_loss"]["expected"]["loss"])
+    # m = 0.5, a_t = 0.9: 0.8 is 0.4 too near, 0.5 is 0.1, and 0.1 is far enough
+    loss = reference.spread_loss(np.array([[0.8, 0.9, 0.5, 0.1]]), np.array([[0, 1, 0, 0]]), 0.5)
+    assert loss == pytest.approx([0.16 + 0.01])
+
+
+def test_a_softmax_per_position_by_hand():
+    # four output capsules: two positions of two types each, neighbors or apart
+    b = np.log(np.array([1.0, 3.0, 1.0, 1.0])).reshape(1, 1, 4)
+    nearly(reference.couplings(b, (2, 2)), [[[0.25, 0.75, 0.5, 0.5]]])
+    nearly(reference.couplings(b, (-2, 2)), [[[0.5, 0.75, 0.5, 0.25]]])
+    nearly(reference.couplings(b, "leaky"), [[[1 / 7, 3 / 7, 1 / 7, 1 / 7]]])
+    assert len(reference.per_position(6)) == 4 and not reference.per_position(5)
 
 
 def test_a_stopped_gradient_by_hand():
@@ -221,36 +279,44 @@ def test_switches_give_the_lengths_of_the_survey(name, lengths):
     assert np.linalg.norm(v[0], axis=-1) == pytest.approx(lengths, abs=6e-5)
 
 
-@pytest.mark.parametrize(("kind", "mistakes"), [("routing", reference.ROUTING), ("layer", reference.ROUTING),
-                                                ("em", reference.EM), ("margin", reference.MARGIN)])
-def test_all_sets_of_up_to_three_mistakes_are_told_apart(kind, mistakes):
-    """Sets that differ by less than 1e-12 compute the same; all others differ by 1e-7 at least, and most by 1e-3."""
+@pytest.mark.parametrize(("kind", "mistakes"), [("dynamic", reference.ROUTING), ("em", reference.EM),
+                                                ("margin-loss", reference.MARGIN),
+                                                ("spread-loss", reference.SPREAD)])
+def test_sets_of_up_to_three_mistakes_are_told_apart(kind, mistakes):
+    """Sets that compute the same differ by less than 1e-12, all others by 1e-8. Of sets of three: a third of them"""
     x = check.probe(kind, check.calls.SIZES)
-    sets, rows = reference.combinations(mistakes), []
+    cases, rng, sets = CASES.get(kind, (1, 2, 3)), np.random.default_rng(0), reference.combinations(mistakes)
     assert len(sets) > 100
-    with np.errstate(all="ignore"):
-        outputs = [[check.expected(kind, x, n, [0.02, 0.035, 0.05], **reference.settings_of(chosen))
-                    for n in ((1,) if kind == "margin" else (1, 2, 3))] for chosen in sets]
-    for row in outputs:
-        rows.append(np.concatenate([np.full(sum(y.size for y in outputs[0][k]), np.nan) if part is None else
-                                    np.concatenate([np.ravel(y) for y in part]) for k, part in enumerate(row)]))
+    sets = [chosen for k, chosen in enumerate(sets) if len(chosen) < 3 or "loss" in kind or k % 3 == 0]
+    mixed, rows = {}, []                                       # 8 random sums of the outputs of every case
+    for chosen in sets:
+        row = []
+        for n in cases:
+            with np.errstate(all="ignore"):
+                y = check.expected(kind, x, n, [0.02, 0.035, 0.05], **reference.settings_of(chosen))
+            y = None if y is None else np.concatenate([np.ravel(part) for part in y])
+            if n not in mixed:
+                mixed[n] = rng.normal(size=(8, len(y))) / len(y) ** 0.5
+            row.append(np.full(8, np.nan) if y is None else mixed[n] @ y)
+        rows.append(np.concatenate(row))
     rows = np.array(rows)
     close = same = 0
     for k in range(len(rows) - 1):
         gaps = np.nanmax(np.abs(rows[k + 1:] - rows[k]), axis=1)
-        assert not ((gaps > 1e-12) & (gaps < 1e-7)).any(), sets[k]
+        assert not ((gaps > 1e-12) & (gaps < 1e-8)).any(), sets[k]
         close, same = close + (gaps < 1e-3).sum(), same + (gaps <= 1e-12).sum()
     n_pairs = len(rows) * (len(rows) - 1) / 2
     assert same < 0.005 * n_pairs and close - same < 0.01 * n_pairs
     singles = [k for k, chosen in enumerate(sets) if len(chosen) <= 1]
-    assert all(np.nanmax(np.abs(rows[i] - rows[j])) > 1e-3 for i in singles for j in singles if i < j)
+    assert all(np.nanmax(np.abs(rows[i] - rows[j])) > 1e-4 for i in singles for j in singles if i < j)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "mistakes"), [("routing", reference.ROUTING), ("em", reference.EM),
-                                                ("margin", reference.MARGIN)])
+@pytest.mark.parametrize(("kind", "mistakes"), [("dynamic", reference.ROUTING), ("em", reference.EM),
+                                                ("margin-loss", reference.MARGIN),
+                                                ("spread-loss", reference.SPREAD)])
 def test_every_set_is_named_or_one_that_computes_the_same(kind, mistakes):
-    x, cases = check.probe(kind, check.calls.SIZES), (1,) if kind == "margin" else (1, 2, 3)
+    x, cases = check.probe(kind, check.calls.SIZES), CASES.get(kind, (1, 2, 3))
 
     def predict(settings, n):
         return check.expected(kind, x, n, [0.02, 0.035, 0.05], **settings)
@@ -267,7 +333,8 @@ def test_every_set_is_named_or_one_that_computes_the_same(kind, mistakes):
 
 
 def test_every_mistake_says_what_it_is():
-    for mistake in (*reference.ROUTING, *reference.STOPS, *reference.MARGIN, *reference.EM, *reference.EM_STOPS):
+    for mistake in (*reference.ROUTING, *reference.per_position(6), *reference.STOPS, *reference.MARGIN,
+                    *reference.SPREAD, *reference.EM, *reference.EM_STOPS):
         text = reference.describe(mistake)
         assert re.search(r"201[78], (Eq\. \d|Procedure 1|Section \d)|2017 run Procedure 1", text), mistake.name
         assert mistake.fix and "{" not in mistake.fix.format(**check.calls.SIZES, logits="(N, I, J)", axis=2)
@@ -280,7 +347,7 @@ def test_the_reference_agrees_with_the_loops_on_its_own_probes():
     mu, a = reference.em_routing(*x.values(), [0.02, 0.035], epsilon=0.01)
     nearly(mu, expected["mu"])
     nearly(a, expected["a"])
-    u_hat = check.probe("routing", check.calls.SIZES)["u_hat"]
+    u_hat = check.probe("dynamic", check.calls.SIZES)["u_hat"]
     v = reference.dynamic_routing(u_hat, 3)
     nearly(v, literal.dynamic_routing(u_hat.tolist(), 3)[-1]["v"])
     lengths = np.linalg.norm(v, axis=-1)
@@ -289,7 +356,8 @@ def test_the_reference_agrees_with_the_loops_on_its_own_probes():
 
 # ---- whole checks ----
 
-@pytest.mark.parametrize(("source", "flags"), [(ROUTE, ()), (EM, ("--em",)), (LOSS, ("--margin-loss",))])
+@pytest.mark.parametrize(("source", "flags"), [(ROUTE, ()), (EM, ("--em",)), (LOSS, ("--margin-loss",)),
+                                               (SPREAD, ("--spread-loss",))])
 def test_right_functions_pass(run, source, flags):
     code, text = run(source, *flags)
     assert code == 0 and "RIGHT" in text and "NO " not in text, text
@@ -297,12 +365,16 @@ def test_right_functions_pass(run, source, flags):
 
 @pytest.mark.parametrize(("name", "source", "changes", "flags"), [
     *((name, ROUTE, changes, ()) for name, changes in ROUTE_MISTAKES.items()),
-    *(pytest.param(name, EM, changes, ("--em",), marks=[pytest.mark.slow] if k % 4 else [])
+    *(pytest.param(name, EM, changes, ("--em",), marks=[pytest.mark.slow] if k % 8 else [])
       for k, (name, changes) in enumerate(EM_MISTAKES.items())),
-    *((name, LOSS, changes, ("--margin-loss",)) for name, changes in LOSS_MISTAKES.items())])
+    *((name, LOSS, changes, ("--margin-loss",)) for name, changes in LOSS_MISTAKES.items()),
+    *((name, SPREAD, changes, ("--spread-loss",)) for name, changes in SPREAD_MISTAKES.items())])
 def test_a_mistake_in_a_function_is_named_and_nothing_else(run, name, source, changes, flags):
     code, text = run(source, *flags, changes=changes)
-    assert code == 1 and "WRONG" in text, text
+    if name == "EM: floor under the weights of children":       # is seen, but not in the values
+        assert code == 1 and "NOT THIS PROCEDURE" in text and "as with a floor under the weights" in text, text
+        return
+    assert code == 1 and ("RIGHT EXCEPT" if "no epsilon" in name else "WRONG") in text, text
     assert ("--axes u_hat=JINE" in text) == (name == "softmax over the batch")   # right, if N and J are exchanged
     names = named(text)
     assert names[0].startswith(name) and len(names) == 1, text
@@ -316,6 +388,62 @@ def test_a_mistake_in_a_function_is_named_and_nothing_else(run, name, source, ch
 def test_several_mistakes_in_a_function_are_named(run, names):
     code, text = run(ROUTE, changes=[change for name in names for change in ROUTE_MISTAKES[name]])
     assert code == 1 and [next(n for n in names if found.startswith(n)) for found in named(text)] == list(names), text
+
+
+def changed(source, names, mistakes):
+    """Return the last function of a source that has some mistakes."""
+    for old, new in [change for name in names for change in mistakes[name]]:
+        assert old in source, old
+        source = source.replace(old, new)
+    made = {}
+    exec(source, made)
+    return made[re.findall(r"^def (\w+)", source, re.M)[-1]]
+
+
+@pytest.mark.parametrize("names", [
+    ("leaky routing", "squash with 0.5 in place of 1"), ("logits divided by the square root of the dimension",
+                                                         "squash over output capsules"),
+    ("logits divided by their maximum", "final squash missing"),
+    ("agreement with the direction of v", "logits not accumulated", "squash with 0.5 in place of 1"),
+    ("cosine in place of the agreement", "softmax over input capsules"),
+    ("unit vector in place of the squash", "logits not accumulated"),
+    ("exponential in the squash", "logits averaged over the batch"),
+    ("EM: cost standardized over the parents", "EM: activation missing in the E-step"),
+    ("EM: log of the variance in the cost", "EM: initial assignments not divided"),
+    ("EM: one beta_u for all parents", "EM: wrong exponent of the density"),
+    ("EM: one beta_a for all parents", "EM: children's activations cancel")])
+def test_what_public_code_does_is_named_together_with_another_mistake(names):
+    kind = "em" if "EM" in names[0] else "dynamic"
+    function = changed(*((EM, names, EM_MISTAKES) if kind == "em" else (ROUTE, names, ROUTE_MISTAKES)))
+    x, lambdas = check.probe(kind, check.calls.SIZES), [0.02, 0.035, 0.05]
+
+    def predict(settings, n):
+        return check.expected(kind, x, n, lambdas, **settings)
+    found = {n: list(function(*x.values(), lambdas[:n])) if kind == "em" else [function(*x.values(), n)]
+             for n in (1, 2, 3)}
+    places = check.EM_EPSILONS if kind == "em" else check.SQUASH_EPSILONS
+    matches, _, _ = naming.explain_with_epsilon(found, predict, reference.MISTAKES[kind], 1e-9, places)
+    assert {mistake.name for mistake in matches[0]} == set(names) and len(matches) == 1
+
+
+def test_a_softmax_per_position_is_named(run):
+    """where the output capsules are types at positions: three positions of two types"""
+    per_position = [("np.exp(b).sum(2, keepdims=True)", "per_position(np.exp(b))"),
+                    ("def route", "def per_position(x):\n    x = x.reshape(*x.shape[:2], 3, 2)\n    return x.sum(3)."
+                     "repeat(2, axis=2)\n\ndef route")]
+    for second in ((), ("logits not accumulated",)):
+        code, text = run(ROUTE, "--sizes", "J=6", "E=8", changes=[
+            *per_position, *(change for name in second for change in ROUTE_MISTAKES[name])])
+        assert code == 1 and set(named(text)) == {"softmax per position", *second}, text
+        assert "over 2 of the 6 output capsules" in text
+
+
+def test_a_bias_is_read_from_the_output_without_votes(run):
+    bias = [("(c[..., None] * u_hat).sum(1)", "(c[..., None] * u_hat).sum(1) + BIAS"),
+            ("def route", "BIAS = np.linspace(-0.2, 0.3, 30).reshape(5, 6)\n\ndef route")]
+    for second in ((), ("squash with 0.5 in place of 1",), ("logits averaged over the batch", "leaky routing")):
+        code, text = run(ROUTE, changes=[*bias, *(change for name in second for change in ROUTE_MISTAKES[name])])
+        assert code == 1 and set(named(text)) == {"bias in the output capsules", *second}, text
 
 
 @pytest.mark.parametrize(("epsilon", "shown"), [
@@ -367,7 +495,7 @@ def test_functions_with_habits_of_their_own(run, tmp_path, capsys):
     (tmp_path / "sub").mkdir()
     (tmp_path / "mine.py").write_text(ROUTE, encoding="utf-8")
     (tmp_path / "sub/mine.py").write_text(ROUTE.replace("sum(2,", "sum(1,"), encoding="utf-8")
-    assert check.main([f"{tmp_path}/sub/mine.py:route"]) == 1 and "softmax over input" in capsys.readouterr().out
+    assert command.main([f"{tmp_path}/sub/mine.py:route"]) == 1 and "softmax over input" in capsys.readouterr().out
     for result, words in (("None", "no array"), ("'0.5'", "no array"), ("v.astype(int)", "type int")):
         code, text = run(ROUTE, changes=[("return v", f"return {result}")])
         assert code == 2 and words in text and text.count("\n") == 1, text
@@ -483,21 +611,21 @@ def again(lengths, present):
     ("numpy_right.py:route", (), []), ("numpy_em.py:em_route", ("--em",), []),
     ("numpy_wrong.py:route", (), ["softmax over input capsules", "logits not accumulated"])])
 def test_examples(example, flags, expected, capsys):
-    code = check.main([str(ROOT / "conformance/examples" / example), *flags])
+    code = command.main([str(ROOT / "conformance/examples" / example), *flags])
     assert named(capsys.readouterr().out) == expected and code == bool(expected)
 
 
 @pytest.mark.slow
 def test_our_own_functions(run, capsys):
     for function, flags in (("routing_forward", ()), ("margin_loss", ("--margin-loss",))):
-        assert check.main([f"{ROOT}/multimnist_capsnet.py:{function}", *flags]) == 0
+        assert command.main([f"{ROOT}/multimnist_capsnet.py:{function}", *flags]) == 0
     capsys.readouterr()
     _, text = run('''
 import smallnorb_novel_viewpoint as norb
 
 def em(V, a, beta_u, beta_a, n_iters):
     (mu, x), _ = norb.em_routing_forward(V, a, beta_u, beta_a, n_iters)
-    return mu, norb.sigmoid_forward(x)[0]
+    return mu, norb.sigmoid(x)
 ''', "--em", "--lambdas", *[str(1 / 16)] * 3)
     assert named(text) == ["EM: mass factor in the cost", "EM: lambda multiplies the cost alone"]
     assert "epsilon 0.0005 added to the variance" in text      # as its docstring says
@@ -517,7 +645,7 @@ def em(V, a, beta_u, beta_a, n_iters):
     ("def route(u_hat):\n    return u_hat.sum(1)\n", (), "Say how many it runs, such as: --iterations 3"),
     ("import nowhere_to_be_found\ndef route(u_hat, n_iters):\n    pass\n", (), "imports nowhere_to_be_found"),
     ("def route(:\n", (), "cannot be imported: SyntaxError"),
-    (EM, (), "no order of the axes gives an output v (N, J, E) = (3, 5, 6)")])
+    (EM, (), "No order of the axes gives an output v (N, J, E) = (3, 5, 6)")])
 def test_functions_that_cannot_be_checked(run, source, flags, message):
     code, text = run(source, *flags) if "def route(:" not in source else run(source + "\ndef route(): pass\n", *flags)
     assert code == 2 and message in text and text.startswith("error: ") and text.count("\n") == 1, text
@@ -528,10 +656,10 @@ def test_functions_that_cannot_be_checked(run, source, flags, message):
     ("no_such_module:route", "no module named"),
     (f"{ROOT}/conformance/examples/numpy_right.py:nothing", "It has: route, route_backward"),
     (f"{ROOT}/conformance/examples/numpy_right.py:__name__", "is not a function"),
-    ("fractions:Fraction", "is a class"), ("numpy:linalg.norm", "no order of the axes"),
+    ("fractions:Fraction", "is a class"), ("numpy:linalg.norm", "No order of the axes"),
     ("numpy:routed", "more")])
 def test_targets_that_are_not_there(target, message, capsys):
-    assert check.main([target]) == 2
+    assert command.main([target]) == 2
     text = capsys.readouterr().err
     assert message in text and text.count("\n") == 1
 

@@ -4,10 +4,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_check import ROUTE as NUMPY_ROUTE
 from test_check import named, run  # noqa: F401  (run is a fixture)
 
 torch = pytest.importorskip("torch")
-import check
+from capsule_conformance import assert_conforms, command
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUTE = '''
@@ -59,6 +60,11 @@ def test_low_precision_hides_no_stopped_gradient(run):  # noqa: F811
     assert code == 1 and named(text) == ["gradient of inner iterations stopped"], text
 
 
+def test_low_precision_gets_no_invented_diagnosis(run):  # noqa: F811
+    code, text = run(ROUTE, changes=[("return v", "return (v + 0.1 * torch.sin(9 * v)).bfloat16()")])
+    assert code == 1 and "NOT THIS PROCEDURE" in text and not named(text), text
+
+
 def test_an_axis_of_length_1_does_not_excuse_an_average_over_the_batch(run):  # noqa: F811
     code, text = run(ROUTE, changes=[(".sum(-1)\n    return", ".sum(-1).mean(0, keepdim=True)\n    return")])
     assert code == 1 and named(text) == ["logits averaged over the batch"] and "--axes" not in text, text
@@ -85,7 +91,7 @@ def loss(labels, v):
                                   "no epsilon in the squash, forward"])])
 def test_examples(example, flags, expected, capsys, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
-    code = check.main([str(ROOT / "conformance/examples" / example), *flags])
+    code = command.main([str(ROOT / "conformance/examples" / example), *flags])
     assert [name.split(":")[0] for name in named(capsys.readouterr().out)] == expected and code == bool(expected)
 
 
@@ -114,3 +120,39 @@ def loss(lengths, present):
     return (present * short ** 2 + 0.5 * (1 - present) * long ** 2).sum(1).mean()
 ''', "--margin-loss")
     assert code == 0 and "NumPy float64" in text, text
+
+
+def test_functions_of_pytorch_and_of_numpy_conform_in_a_test(run):  # noqa: F811
+    """with the gradient by autograd, and names for what was detached"""
+    made = {}
+    exec(ROUTE, made)
+    assert_conforms(made["route"], require_gradient=True)
+    exec(ROUTE.replace("c[..., None] * u_hat", "c.detach()[..., None] * u_hat"), made)
+    with pytest.raises(AssertionError, match="gradient of inner iterations stopped"):
+        assert_conforms(made["route"])
+    assert_conforms(made["route"], allow=["gradient of inner iterations"])
+    exec(NUMPY_ROUTE, made)
+    assert_conforms(made["route"])
+
+
+def test_a_stopped_gradient_shows_beside_a_missing_epsilon(run):  # noqa: F811
+    """The verdict is then not that all is right but for a capsule without votes"""
+    code, text = run(ROUTE, changes=[("s * torch.sqrt(square + 1e-9) / (1 + square)", "square / (1 + square) * s / "
+                                      "torch.sqrt(square)")])
+    assert code == 1 and "RIGHT EXCEPT WITHOUT VOTES" in text and "VALUES" not in text, text
+    code, text = run(ROUTE, "--allow", "no epsilon", changes=[
+        ("s * torch.sqrt(square + 1e-9) / (1 + square)", "square / (1 + square) * s / torch.sqrt(square)"),
+        ("* v[:, None]", "* v.detach()[:, None]")])
+    assert code == 1 and "WRONG" in text and "Allowed:" not in text, text
+
+
+def test_batch_normalization_in_training_mode_is_sent_to_eval(run):  # noqa: F811
+    source = ROUTE + '''
+def layer(u_hat, n_iters):
+    norm = torch.nn.BatchNorm1d(u_hat.shape[1] * u_hat.shape[2] * u_hat.shape[3]){mode}
+    return route(norm(u_hat.flatten(1)).reshape(u_hat.shape), n_iters)
+'''
+    code, text = run(source.replace("{mode}", ""))
+    assert code == 1 and "NOT THIS PROCEDURE" in text and "call its eval() first" in text, text
+    code, text = run(source.replace("{mode}", ".eval()"), "--tolerance", "1e-4")
+    assert code == 0 and "RIGHT" in text, text

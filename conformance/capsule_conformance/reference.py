@@ -1,7 +1,7 @@
-"""Routing as the papers define it, in NumPy, with one switch for each known mistake: what check.py compares with.
+"""Routing as the papers define it, in NumPy, with one switch for each known mistake: what the check compares with.
 
-dynamic_routing, margin_loss and em_routing compute the papers' formulas. Each keyword is a switch that puts one kind of
-mistake in; ROUTING, MARGIN and EM list the switches with their names and remedies. Sets of up to three of them are
+dynamic_routing, margin_loss, spread_loss and em_routing compute the papers' formulas. Each keyword is a switch that
+puts one kind of mistake in; MISTAKES lists the switches with their names and remedies. Sets of up to three of them are
 tried together, because public implementations combine as many. Tests compare the functions with literal.py and with the
 experiments' own functions.
 
@@ -12,14 +12,15 @@ import itertools
 from collections import namedtuple
 
 import numpy as np
-from kinds import KINDS
+
+from .kinds import KINDS
 
 STEP = 1e-30                       # of the complex step: its square vanishes beside any real part
 
 # name: of the kind. settings: the switches that it turns. fix: what to change; {I}, {J}, ... are the sizes of axes,
 # {logits} the user's order of the logits' axes, {axis} the place of J among them. what: one sentence, for kinds that
-# kinds.py does not describe
-Mistake = namedtuple("Mistake", "name settings fix what", defaults=("",))
+# kinds.py does not describe. most: mistakes in the sets in which it is tried
+Mistake = namedtuple("Mistake", "name settings fix what most", defaults=("", 3))
 
 
 def describe(mistake):
@@ -33,7 +34,7 @@ def combinations(mistakes, most=3):
     for n in range(most + 1):
         for chosen in itertools.combinations(mistakes, n):
             turned = [switch for mistake in chosen for switch in mistake.settings]
-            if len(set(turned)) == len(turned):
+            if len(set(turned)) == len(turned) and all(n <= mistake.most for mistake in chosen):
                 sets.append(chosen)
     return sets
 
@@ -79,40 +80,90 @@ def squash(s, form="paper", epsilon=0.0, place="root"):
     unit = np.where(zero, 0, s / np.where(zero, 1, norm))
     if form == "length in place of its square":
         return unit * (np.sqrt(square) / (1 + np.sqrt(square)))
+    if form == "unit":
+        return unit
+    if form == "exponential":
+        return unit * (1 - np.exp(-np.sqrt(square)))
     if form == "length above its square":
         return unit * (np.sqrt(square) / (1 + square))
     one = 0.5 if form == "0.5" else 1.0
     return s * norm / (one + square) if place.startswith("product") else unit * (square / (one + square))
 
 
-def dynamic_routing(u_hat, n_iters, normalize="outputs", average=False, replace=False, more=0, form="paper",
-                    last="squash", first="squash", sign=1, mean=False, stop="", epsilon=0.0, place="root"):
+def couplings(b, normalize="outputs"):
+    """Return c, (N, I, J), from the logits b, by the softmax over the output capsules (Eq. 3) or another function.
+
+    normalize: what the softmax normalizes over. "leaky": the output capsules and one more, of logit 0. "each": a
+    logistic function in place of the softmax. (n, m), for J = n m: m neighbors at a time; (-n, m): each m-th, n at a
+    time.
+    """
+    if normalize == "each":
+        return 1 / (1 + np.exp(-b))
+    if normalize == "nothing":
+        return np.ones_like(b)
+    if normalize == "leaky":
+        return softmax(np.concatenate([np.zeros_like(b[:, :, :1]), b], 2), 2)[:, :, 1:]
+    if isinstance(normalize, tuple):
+        n, m = normalize
+        return softmax(b.reshape(*b.shape[:2], abs(n), m), 3 if n > 0 else 2).reshape(b.shape)
+    return softmax(b, {"inputs": 1, "outputs": 2, "batch": 0}[normalize])
+
+
+def unit_vectors(v):
+    square = (v * v).sum(-1, keepdims=True)
+    return v / np.sqrt(np.where(np.abs(square) == 0, 1, square))
+
+
+def dynamic_routing(u_hat, n_iters, normalize="outputs", scale="", average=False, replace=False, more=0, form="paper",
+                    last="squash", first="squash", sign=1, cosine="", mean=False, bias=0.0, stop="", epsilon=0.0,
+                    place="root"):
     """Compute the output capsules by dynamic routing (Procedure 1). u_hat: (N, I, J, E). Return v, (N, J, E).
 
-    normalize: capsules over which the softmax normalizes; "each": a logistic function in place of the softmax. average:
-    agreements over the batch ("sum": sum). replace: the logits by the newest agreement. more: iterations than asked
-    for. form: of the squash. last, first: "none" leaves the squash of the last iteration, or of all others, away. sign:
-    of the agreement. mean: of the weighted votes, in place of their sum. stop: what is a constant for the gradient:
-    "couplings", "v" or "votes" in the agreement, or the votes in the "sums" of all iterations but the last. None if no
-    iteration is left.
+    normalize: see `couplings`. scale: "root" divides the logits by sqrt(E) in the softmax, "maximum" divides them after
+    each iteration by their largest over the output capsules. average: agreements over the batch ("sum": sum). replace:
+    the logits by the newest agreement. more: iterations than asked for. form: of the squash. last, first: "none" leaves
+    the squash of the last iteration, or of all others, away. sign: of the agreement. cosine: agreement with v / |v|
+    ("v"), of the votes' directions, too ("both"). mean: of the weighted votes, in place of their sum. bias: added to s,
+    (J, E). stop: what is a constant for the gradient: "couplings", "v" or "votes" in the agreement, or the votes in the
+    "sums" of all iterations but the last. None if no iteration is left.
     """
     if n_iters + more < 1:
         return None
     N, I, J, _ = u_hat.shape
     b = np.zeros((N, I, J))
     for t in range(n_iters + more):
-        axis = {"inputs": 1, "outputs": 2, "batch": 0}.get(normalize)
-        c = np.ones_like(b) if axis is None else softmax(b, axis)
-        c = 1 / (1 + np.exp(-b)) if normalize == "each" else c / (I if mean else 1)
+        c = couplings(b / u_hat.shape[3] ** 0.5 if scale == "root" else b, normalize) / (I if mean else 1)
         is_last = t == n_iters + more - 1
         s = np.einsum("nij,nije->nje", frozen(c, stop == "couplings"), frozen(u_hat, stop == "sums" and not is_last))
-        v = squash(s, form if (last if is_last else first) == "squash" else "none", epsilon, place)
-        agreement = sign * np.einsum("nije,nje->nij", frozen(u_hat, stop == "votes"), frozen(v, stop == "v"))
+        v = squash(s + bias, form if (last if is_last else first) == "squash" else "none", epsilon, place)
+        votes, outputs = frozen(u_hat, stop == "votes"), frozen(v, stop == "v")
+        outputs = unit_vectors(outputs) if cosine else outputs
+        agreement = sign * np.einsum("nije,nje->nij", unit_vectors(votes) if cosine == "both" else votes, outputs)
         if average:
             shared = agreement.sum(0, keepdims=True) / (1 if average == "sum" else N)
             agreement = np.broadcast_to(shared, (N, I, J))
         b = agreement if replace else b + agreement
+        if scale == "maximum":
+            b = b / np.take_along_axis(b, b.real.argmax(2)[:, :, None], 2)
     return v
+
+
+def bias_of(v, settings):
+    """Return the bias b with which the squash of b, without votes, is v, (J, E); None if it cannot be told from v."""
+    if settings.get("last") == "none":
+        return v
+    form = settings.get("form", "paper")
+    if form in ("outputs", "batch", "none") or settings.get("mean"):
+        return None
+    size = np.abs(v) if form == "component" else np.linalg.norm(v, axis=-1, keepdims=True)
+    unit = v / np.where(size == 0, 1, size)
+    low, high = np.zeros_like(size), np.full_like(size, 1e3)
+    for _ in range(200):                                       # bisection: all forms grow with |s|
+        middle = (low + high) / 2
+        y = squash((middle * unit)[None], form)[0]
+        short = (np.abs(y) if form == "component" else np.linalg.norm(y, axis=-1, keepdims=True)) < size
+        low, high = np.where(short, middle, low), np.where(short, high, middle)
+    return low * unit
 
 
 SOFTMAX_FIX = "apply the softmax over the {J} output capsules: for logits b {logits}, softmax(b, axis={axis})"
@@ -128,10 +179,26 @@ ROUTING = (
     Mistake("logistic function in place of the softmax", {"normalize": "each"}, SOFTMAX_FIX,
             "The coupling coefficients are a logistic function of the logits, but in 2017, Eq. 3 those of one input "
             "capsule sum to 1."),
+    Mistake("leaky routing", {"normalize": "leaky"}, SOFTMAX_FIX,
+            "The softmax has one more class with the logit 0, whose share is dropped, but in 2017, Eq. 3 the coupling "
+            "coefficients of one input capsule sum to 1 over the output capsules."),
+    Mistake("logits divided by the square root of the dimension", {"scale": "root"}, "softmax(b), without a factor",
+            "The softmax is that of the logits divided by the root of the number of entries of v, but in 2017, Eq. 3 "
+            "it is that of the logits."),
+    Mistake("logits divided by their maximum", {"scale": "maximum"}, "b = b + agreement, and nothing more",
+            "The logits are divided by their largest over the output capsules after each iteration, but 2017, "
+            "Procedure 1, line 7 only adds the agreement."),
     Mistake("votes averaged over input capsules", {"mean": True}, "sum the votes over the {I} input capsules",
             "The weighted votes are averaged over the input capsules, but 2017, Eq. 2 sums them."),
     Mistake("agreement subtracted", {"sign": -1}, "b = b + agreement",
             "The agreement is subtracted from the logits, but 2017, Procedure 1, line 7 adds it."),
+    Mistake("agreement with the direction of v", {"cosine": "v"},
+            "agreement = sum(u_hat v), with the squashed v itself",
+            "The agreement is the dot product with v / |v|, but 2017, Procedure 1, line 7 has that with v, so that "
+            "short capsules attract less."),
+    Mistake("cosine in place of the agreement", {"cosine": "both"},
+            "agreement = sum(u_hat v), with the votes themselves",
+            "The agreement is the cosine of a vote and v, but 2017, Procedure 1, line 7 has their dot product."),
     Mistake("logits averaged over the batch", {"average": True},
             "give b the shape {logits}, and do not average the agreements over the {N} samples"),
     Mistake("logits summed over the batch", {"average": "sum"},
@@ -147,6 +214,11 @@ ROUTING = (
             "The squash takes its norm over the samples of the batch, but 2017, Eq. 1 takes it over the entries of one "
             "capsule."),
     Mistake("squash with 0.5 in place of 1", {"form": "0.5"}, SQUASH_FIX),
+    Mistake("unit vector in place of the squash", {"form": "unit"}, SQUASH_FIX,
+            "The output is s / |s|, of length 1, but 2017, Eq. 1 scales it by |s|^2 / (1 + |s|^2)."),
+    Mistake("exponential in the squash", {"form": "exponential"}, SQUASH_FIX,
+            "The squash scales the unit vector by 1 - exp(-|s|), as Mazzia et al. 2021 do, but 2017, Eq. 1 scales it "
+            "by |s|^2 / (1 + |s|^2)."),
     Mistake("squash without the square", {"form": "length in place of its square"}, SQUASH_FIX,
             "The squash scales the unit vector by |s| / (1 + |s|), but 2017, Eq. 1 scales it by |s|^2 / (1 + |s|^2)."),
     Mistake("squash with the square below only", {"form": "length above its square"}, SQUASH_FIX,
@@ -159,6 +231,18 @@ ROUTING = (
             "compute the agreement with the squashed v, in every iteration",
             "The agreements are computed with s, but in 2017, Procedure 1, lines 6 and 7, with its squash v."),
 )
+
+
+def per_position(J):
+    """Return the mistakes of a softmax over a part of the J output capsules, such as the types of one position."""
+    splits = [(n, J // n) for n in range(2, J // 2 + 1) if J % n == 0]
+    return tuple(Mistake(
+        "softmax per position", {"normalize": split}, SOFTMAX_FIX + ", or keep it and say so",
+        f"The softmax normalizes over {size} of the {J} output capsules at a time, such as the types of one position, "
+        "but 2017, Eq. 3 normalizes over all that an input capsule votes for.")
+        for n, m in splits for split, size in (((n, m), m), ((-n, m), n)))
+
+
 STOPS = (
     Mistake("gradient of inner iterations stopped", {"stop": "couplings"},
             "remove detach() or stop_gradient() from the votes and the coupling coefficients in the loop"),
@@ -219,6 +303,54 @@ MARGIN = (
 )
 
 
+# ---- spread loss (Hinton et al. 2018) ----
+
+def spread_loss(a, present, m, squares=True, hinge=True, true_class=False, over="sum", sign=1, halved=False,
+                softmaxed=False):
+    """Return the spread loss (Eq. 3) of each sample, (N,). a: activations, (N, K). present: T_k, (N, K).
+
+    m: margin. true_class: its own term m^2 is not left out. over: how the terms of the other classes are combined:
+    "sum", "mean", "mean of others", "max", or "square of the sum". sign: of the difference a_t - a_i.
+    """
+    a = softmax(a, 1) if softmaxed else a
+    short = m - sign * ((a * present).sum(1, keepdims=True) - a)
+    short = short * (short.real > 0) if hinge else short
+    short = short if true_class else short * (1 - present)
+    if over == "square of the sum":
+        return short.sum(1) ** 2
+    terms = short * short if squares else short
+    K = a.shape[1]
+    if over == "max":
+        return np.take_along_axis(terms, terms.real.argmax(1)[:, None], 1)[:, 0]
+    return terms.sum(1) / {"sum": 1, "mean": K, "mean of others": K - 1}[over] * (0.5 if halved else 1)
+
+
+SPREAD = (
+    Mistake("spread loss without squares", {"squares": False}, "square each term: max(0, m - (a_t - a_i))^2",
+            "The spread loss sums max(0, m - (a_t - a_i)), but 2018, Eq. 3 sums their squares."),
+    Mistake("spread loss without max", {"hinge": False}, "max(0, m - (a_t - a_i))^2",
+            "The differences to the margin are not clipped at 0, but 2018, Eq. 3 has max(0, ...)."),
+    Mistake("true class in the spread loss", {"true_class": True}, "leave the true class out of the sum",
+            "The sum has the term m^2 of the true class, but in 2018, Eq. 3 it runs over the other classes."),
+    Mistake("spread loss averaged over classes", {"over": "mean"},
+            "sum over the classes, then average over the samples",
+            "The spread loss is averaged over all classes, but 2018, Eq. 3 sums over them."),
+    Mistake("spread loss averaged over the other classes", {"over": "mean of others"},
+            "sum over the classes, then average over the samples",
+            "The spread loss is averaged over the wrong classes, but 2018, Eq. 3 sums over them."),
+    Mistake("largest term of the spread loss alone", {"over": "max"}, "sum over all classes but the true one",
+            "The spread loss is the largest term, but 2018, Eq. 3 sums the terms of all wrong classes."),
+    Mistake("square of the sum in the spread loss", {"over": "square of the sum"}, "square each term, then sum",
+            "The sum of the differences to the margin is squared, but 2018, Eq. 3 sums their squares."),
+    Mistake("spread loss halved", {"halved": True}, "remove the factor 0.5",
+            "The whole loss is multiplied by 0.5; 2018, Eq. 3 has no factor."),
+    Mistake("difference reversed in the spread loss", {"sign": -1}, "max(0, m - (a_t - a_i))^2",
+            "The loss has a_i - a_t, but 2018, Eq. 3 has a_t - a_i: it decreases when wrong classes are more active."),
+    Mistake("spread loss of softmaxed activations", {"softmaxed": True}, "pass the activations a themselves",
+            "The activations pass a softmax before the loss, but 2018, Eq. 3 uses the activations themselves."),
+)
+
+
 # ---- EM routing (Hinton et al. 2018) ----
 
 def log_logistic(z):
@@ -226,23 +358,31 @@ def log_logistic(z):
     return np.where(z.real > 0, 0, z) - np.log(1 + np.exp(np.where(z.real > 0, -z, z)))
 
 
+def shared(beta, form):
+    """Return beta, (J,), or its "first" value or its "mean" for all parents."""
+    return 0 * beta + {"first": beta[0], "mean": beta.mean()}[form] if form else beta
+
+
 def em_routing(V, a, beta_u, beta_a, lambdas, weights="product", exponent="paper", log_variance=False, mass="paper",
                activation="logistic", with_activation=True, over="parents", start="uniform", once=False,
-               temperature="all", with_scale=True, centered=True, schedule="paper", more=0, stop="", epsilon=0.0,
-               log_epsilon=0.0, mass_epsilon=0.0, activation_epsilon=0.0):
+               temperature="all", with_scale=True, centered=True, schedule="paper", more=0, standardized=False,
+               one_beta_u="", one_beta_a="", stop="", epsilon=0.0, log_epsilon=0.0, mass_epsilon=0.0,
+               activation_epsilon=0.0, cost_epsilon=0.0):
     """Compute EM routing (Procedure 1). V: (N, I, J, H); a: (N, I); beta_u, beta_a: (J,); lambdas: one per iteration.
 
     weights: "renormalized" divides R_ij a_i by its sum over the parents. exponent: of the density. log_variance: in
-    place of log sigma in the cost ("minus": -log sigma). mass: "ratio" multiplies it by parents / children, "none"
+    place of log sigma in the cost ("minus": -log sigma). standardized: the cost, over the parents. one_beta_u,
+    one_beta_a: the "first" or the "mean" for all parents. mass: "ratio" multiplies it by parents / children, "none"
     leaves it out of the cost. activation: "softmax" over the parents. with_activation: of the parents, in the E-step.
     over: what R is normalized over. start: "ones" for R = 1. once: beta_u once per parent, not once per entry.
     temperature: "cost" multiplies the cost alone by lambda, "none" neither; "sum" adds the cost. with_scale: the
     density's factor 1 / sigma. centered: the variance is around mu, not 0. schedule: "last" or "first" lambda in all
     iterations. more: iterations than asked for. stop: "assignments" are constants for the gradient. epsilon: added to
     the variance. log_epsilon: to sigma in its logarithm, mass_epsilon: to sum_i r_ij, activation_epsilon: to a_j in its
-    logarithm.
+    logarithm, cost_epsilon: to the standard deviation of the cost.
     Return mu, (N, J, H), and the parents' activations, (N, J). None if no iteration is left.
     """
+    beta_u, beta_a = shared(beta_u, one_beta_u), shared(beta_a, one_beta_a)
     T = len(lambdas) + more
     if T < 1:
         return None
@@ -265,6 +405,9 @@ def em_routing(V, a, beta_u, beta_a, lambdas, weights="product", exponent="paper
         beta = beta_u[:, None] * np.where(np.arange(H) == 0, 1.0, 0.0 if once else 1.0)
         in_cost = {"paper": total, "ratio": total * (J / I), "none": np.ones_like(total)}[mass]
         cost = ((beta + log_sigma) * in_cost[..., None]).sum(2)
+        if standardized:
+            cost = cost - cost.mean(1, keepdims=True)
+            cost = cost / (np.sqrt((cost * cost).mean(1, keepdims=True)) + cost_epsilon)
         logit = beta_a * (lambda_ if temperature in ("all", "sum") else 1) - cost * (
             {"none": 1, "sum": -lambda_}.get(temperature, lambda_))
     return mu, softmax(logit, 1) if activation == "softmax" else np.exp(log_logistic(logit))
@@ -311,6 +454,13 @@ EM = (
             "multiply by sum_i r_ij alone, or keep the factor and say so: it is Gritzman's (2019)"),
     Mistake("EM: mass missing in the cost", {"mass": "none"}, "cost_h = (beta_u + log sigma_h) * sum_i r_ij",
             "The cost is not multiplied by sum_i r_ij, but 2018, Procedure 1, M-STEP, line 5 is."),
+    Mistake("EM: cost standardized over the parents", {"standardized": True}, "a = logistic(lambda (beta_a - cost))",
+            "The cost is divided by its standard deviation over the parents after its mean is subtracted, but 2018, "
+            "Procedure 1, M-STEP, line 6 uses the cost itself."),
+    *(Mistake(f"EM: one {name} for all parents", {f"one_{name}": form}, f"give {name} one value for each of the {{J}} "
+              "parents", f"One {name}, the {form} of them, acts on all parents, but in 2018, Procedure 1, M-STEP, line "
+              f"{line} every parent has its own.", 2) for name, line in (("beta_u", 5), ("beta_a", 6))
+      for form in ("first", "mean")),
     Mistake("EM: beta_u once per parent", {"once": True}, "add beta_u to each of the {H} costs, or keep it and say so",
             "beta_u is added once per parent, as in 2018, Eq. 2, but Procedure 1, M-STEP, line 5 adds it for every "
             "entry h; trained values can make up for it."),
@@ -343,3 +493,5 @@ EM = (
 )
 EM_STOPS = (Mistake("EM: gradient of the assignments stopped", {"stop": "assignments"},
                     "remove detach() or stop_gradient() from R"),)
+
+MISTAKES = {"dynamic": ROUTING, "layer": ROUTING, "em": EM, "margin-loss": MARGIN, "spread-loss": SPREAD}

@@ -1,7 +1,7 @@
 """Calls a routing function that somebody else wrote: finds it, the order of its axes, and its gradients.
 
 All axes have different sizes, so the shape of an output tells the order of its axes. A reading is a layout for every
-input: its axes' letters in order, with 1 for a singleton and PQ for a pose matrix in place of H. See check.py.
+input: its axes' letters in order, with 1 for a singleton and PQ for a pose matrix in place of H.
 """
 import contextlib
 import difflib
@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import io
 import itertools
+import re
 import sys
 import traceback
 import warnings
@@ -20,25 +21,39 @@ import numpy as np
 
 AXES = {"N": "samples", "I": "input capsules", "J": "output capsules", "D": "entries of an input capsule", "E":
         "entries of an output capsule", "H": "entries of a pose matrix"}
+LIBRARY = str(Path(inspect.__file__).parent)                 # of Python
 IMPORTED = frozenset(sys.modules)  # such as numpy, which must not be imported twice
 SIZES = {"N": 3, "I": 7, "J": 5, "D": 4, "E": 6, "H": 16, "K": 5}
 
 # what: title. inputs, outputs: name -> axes. votes: the input whose axes J and E or H belong to votes
 Interface = namedtuple("Interface", "what inputs outputs votes count")
 INTERFACES = {
-    "routing": Interface("dynamic routing (Sabour et al. 2017, Procedure 1)", {"u_hat": "NIJE"}, {"v": "NJE"}, "u_hat",
+    "dynamic": Interface("dynamic routing (Sabour et al. 2017, Procedure 1)", {"u_hat": "NIJE"}, {"v": "NJE"}, "u_hat",
                          "n_iters"),
     "layer": Interface("a layer with dynamic routing (Sabour et al. 2017, Eq. 2 and Procedure 1)",
                        {"u": "NID", "W": "IJED"}, {"v": "NJE"}, "W", "n_iters"),
     "em": Interface("EM routing (Hinton et al. 2018, Procedure 1)",
                     {"V": "NIJH", "a": "NI", "beta_u": "J", "beta_a": "J"}, {"mu": "NJH", "a": "NJ"}, "V", "lambdas"),
-    "margin": Interface("the margin loss (Sabour et al. 2017, Eq. 4)", {"lengths": "NK", "present": "NK"},
+    "margin-loss": Interface("the margin loss (Sabour et al. 2017, Eq. 4)", {"lengths": "NK", "present": "NK"},
                         {"loss": "N"}, None, None),
+    "spread-loss": Interface("the spread loss (Hinton et al. 2018, Eq. 3)", {"a": "NK", "present": "NK"}, {"loss": "N"},
+                             None, "m"),
 }
 
 
-class Unusable(Exception):
+class Unusable(ValueError):
     """The function cannot be checked; the message says why, and what to do."""
+
+
+def given(function):
+    """Return a function that returns a function of the user's, which cannot be imported anew."""
+    def fresh():
+        return function
+    fresh.is_given = True
+    if not callable(function) or inspect.isclass(function):
+        kind = "a class" if inspect.isclass(function) else "not a function"
+        raise Unusable(f"{function!r} is {kind}. Pass a function that calls it")
+    return fresh
 
 
 def load(target):
@@ -47,6 +62,9 @@ def load(target):
     if not place or not name:
         raise Unusable(f"{target}: write module:function, such as mymodule:route")
     path = None
+    if place.endswith(".ipynb"):
+        raise Unusable(f"{place} is a notebook. Write in one of its cells: from capsule_conformance import "
+                       f"assert_conforms; assert_conforms({name}). Or export it: jupyter nbconvert --to script {place}")
     if place.endswith(".py"):
         path = Path(place).resolve()
         if not path.is_file():
@@ -120,11 +138,13 @@ def silenced():
 
 
 def last_line(error):
-    """Return an exception's type and message, and the user's line that raised it."""
+    """Return the user's line that raised an exception, its type and its message."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).parent != Path(__file__).parent]
-    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames and not isinstance(
+    own = [f for f in frames if not {"site-packages", "dist-packages"} & set(Path(f.filename).parts)
+           and not f.filename.startswith((LIBRARY, "<"))] or frames
+    where = f"{Path(own[-1].filename).name}, line {own[-1].lineno}: " if own and not isinstance(
         error, SyntaxError) else ""                            # whose message names it
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300] + where
+    return where + " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def arrange(x, axes, layout):
@@ -185,6 +205,13 @@ def arrays_of(result):
         if y is not None and y.dtype.kind in "fiu":
             return [y]
     return [x for part in result for x in arrays_of(part)] if isinstance(result, (tuple, list)) else []
+
+
+def dtype_name(y):
+    """Return the type of an array's numbers, such as float32, of any framework."""
+    text = str(y.dtype if hasattr(y, "dtype") else np.asarray(y).dtype)
+    known = re.search(r"[a-z]+\d+", text)                      # in TensorFlow's <dtype: 'float32'>, too
+    return known[0] if known else text
 
 
 def to_numpy(y):
@@ -267,7 +294,7 @@ class Call:
         found = self.match(results, sizes)
         if found is None:
             raise ValueError("returned " + " and ".join(str(tuple(np.shape(y))) for y in results))
-        self.found_dtype = str(results[next(iter(found.values()))[0]].dtype).split(".")[-1]
+        self.found_dtype = dtype_name(results[next(iter(found.values()))[0]])
         if "float" not in self.found_dtype:
             raise TypeError(f"returned numbers of type {self.found_dtype}")
         return [restore(to_numpy(results[k]).astype(float), self.interface.outputs[name], layout)
@@ -362,21 +389,27 @@ class Call:
         if found_any:
             return
         if first_error is None:
-            raise Unusable("--axes: no such reading. Write order=lengths,present or order=present,lengths; lengths=NK "
-                           "or lengths=NKE; present=NK or present=N")
+            scores = next(iter(self.interface.inputs))
+            raise Unusable(f"--axes: no such reading. Write order={scores},present or order=present,{scores}; "
+                           f"{scores}=NK{' or lengths=NKE' * (scores == 'lengths')}; present=NK or present=N")
         reading, error = first_error
         shapes = ", ".join(f"{name} {shape_text(layout, self.sizes)}" for name, layout in reading.items()
                            if name in self.interface.inputs and "K" not in layout)
         hint = " To check a function that takes a number of iterations, add its own --lambdas." * (
             self.interface.count == "lambdas" and "'list'" in str(error))
-        raise Unusable(f"no order of the axes gives {outputs_text(self.interface, self.sizes)}. "
-                       f"{f'With {shapes}: ' if shapes else ''}{last_line(error).rstrip('.')}.{hint} It is called with "
+        raise Unusable(f"{last_line(error).rstrip('.')}.{hint} No order of the axes gives "
+                       f"{outputs_text(self.interface, self.sizes)}{f', such as {shapes}' if shapes else ''}. It is "
+                       "called with "
                        f"({', '.join([*self.interface.inputs, *filter(None, [self.interface.count])])}); \"What may "
                        "differ\" in docs/conformance.md shows how to check other functions")
 
 
-class MarginCall(Call):
-    """Calls a margin loss: lengths or capsules, labels as 0 and 1 or as numbers, in either order."""
+class LossCall(Call):
+    """Calls a loss: lengths or capsules (or activations), labels as 0 and 1 or as numbers, in either order."""
+
+    @property
+    def scores(self):
+        return next(iter(self.interface.inputs))
 
     def arguments(self, inputs):
         given = {}
@@ -388,7 +421,7 @@ class MarginCall(Call):
                     x = x.astype(int) if self.framework == "numpy" else x.long()
             else:
                 x = inputs[name]
-                if self.reading["lengths"] == "NKE":           # capsules with these lengths
+                if self.reading[self.scores] == "NKE":         # capsules with these lengths
                     x = x[..., None] * np.full(self.sizes["E"], self.sizes["E"] ** -0.5)
                 x = self.tensor(x)
             given[name] = x
@@ -397,10 +430,10 @@ class MarginCall(Call):
     def canonical(self, x, name):
         """Return the gradient with respect to the lengths: of capsules, along the capsules."""
         x = to_numpy(x).astype(float)
-        return x.sum(-1) * self.sizes["E"] ** -0.5 if self.reading["lengths"] == "NKE" else x
+        return x.sum(-1) * self.sizes["E"] ** -0.5 if self.reading[self.scores] == "NKE" else x
 
     def match(self, results, sizes):
-        wanted = {(): "", (sizes["N"],): "N", (sizes["N"], sizes["K"]): "NK"}
+        wanted = {(): "", (sizes["N"],): "N", (sizes["N"], sizes["K"]): "NK"}    # NK: a loss of each class
         for k, y in enumerate(results):
             squeezed = tuple(n for n in np.shape(y) if n != 1)
             if squeezed in wanted:
@@ -412,7 +445,7 @@ class MarginCall(Call):
         if found is None:
             raise ValueError("returned " + " and ".join(str(tuple(np.shape(y))) for y in results))
         k, layout = found["loss"]
-        self.found_dtype = str(results[k].dtype).split(".")[-1]
+        self.found_dtype = dtype_name(results[k])
         y = to_numpy(results[k]).astype(float).reshape([sizes[letter] for letter in layout])
         return [y.sum(1) if layout == "NK" else y], {"loss": layout}
 
@@ -430,9 +463,10 @@ class MarginCall(Call):
             return name in ("t", "y", "gt") or any(
                 word in name for word in ("true", "label", "target", "present", "onehot", "one_hot", "classes"))
         swapped = len(names) > 1 and is_target(names[0]) and not is_target(names[1]) and "pred" not in names[0]
-        orders = ["present,lengths", "lengths,present"] if swapped else ["lengths,present", "present,lengths"]
-        every = [{"order": order, "lengths": lengths, "present": present}
-                 for order in orders for lengths in ("NK", "NKE") for present in ("NK", "N")]
+        orders = [f"{self.scores},present", f"present,{self.scores}"]
+        every = [{"order": order, self.scores: layout, "present": present}
+                 for order in (reversed(orders) if swapped else orders)
+                 for layout in (("NK", "NKE") if self.scores == "lengths" else ("NK",)) for present in ("NK", "N")]
         yield [reading for reading in every if reading | fixed == reading]
 
     def penalty(self, found):

@@ -1,10 +1,13 @@
 """Finds the smallest set of mistakes, and the epsilon, with which the reference computes what a function computed."""
 import numpy as np
-import reference
+
+from . import reference
 
 LOOSE = 1e-5                       # with two epsilons, of which one is fitted, sets of mistakes are named to this
 NEAREST = 40                       # sets of mistakes for which epsilons are fitted
-PLAUSIBLE = 0.3                    # difference up to which epsilons may be the reason
+PLAUSIBLE = 0.3                    # difference up to which epsilons may be the reason,
+PLAUSIBLE_AT_ONCE = 0.05           # and after one iteration
+ROUGH = 1e-7                       # tolerances above it leave room for rounding, in which sets of mistakes may differ
 
 
 def difference(found, wanted):
@@ -22,7 +25,7 @@ def distance(found, predict, settings, limit=float("inf")):
             wanted = predict(settings, case)
         if wanted is not None:
             worst = max(worst, difference(arrays, wanted))
-        if worst > limit:
+        if worst > (min(limit, PLAUSIBLE_AT_ONCE) if case == 1 and limit == PLAUSIBLE else limit):
             return float("inf")
     return worst if worst >= 0 else float("inf")
 
@@ -34,12 +37,19 @@ def explain(found, predict, mistakes, tolerance, most=3):
     compare. Return a list of tuples of mistakes, empty if none fits, and the largest difference of the first.
     """
     matches = []
+    if tolerance > 1e-3:                                       # of float16, in which too many sets would fit
+        tolerance, most = tolerance / 2, min(most, 2)
     for chosen in reference.combinations(mistakes, most):
-        if matches and len(chosen) > len(matches[0][1]):
+        if matches and len(chosen) > len(matches[0][1]) and tolerance <= ROUGH:
             break
         d = distance(found, predict, reference.settings_of(chosen), tolerance)
         if d <= tolerance:
             matches.append((d, chosen))
+    if tolerance > ROUGH and matches:                          # the smallest of those that fit about as the best does
+        best = min(d for d, _ in matches)
+        near = [(d, chosen) for d, chosen in matches if d <= 4 * best]
+        size = min(len(chosen) for _, chosen in near)
+        matches = sorted([match for match in near if len(match[1]) == size], key=lambda match: match[0])
     matches.sort(key=lambda match: match[0] > tolerance / 100)
     return [chosen for _, chosen in matches], matches[0][0] if matches else None
 
@@ -81,39 +91,58 @@ def fit_epsilons(found, predict, settings, names):
     return best
 
 
-def explain_with_epsilon(found, predict, mistakes, tolerance, places):
+def explain_with_epsilon(found, predict, mistakes, tolerance, places, most=3):
     """As `explain`, also for outputs that epsilons move. Return matches, difference, and settings of the epsilons.
 
     places: (fixed settings, names of epsilons that are fitted together), the usual ones first. No mistake with an
     epsilon comes first, then single mistakes and the nearest sets. If none fits to the tolerance, the best that fits to
     1e-5 is returned.
     """
-    if distance(found, predict, {}, tolerance) <= tolerance:
-        return [()], distance(found, predict, {}), {}
+    right = distance(found, predict, {}, tolerance)
+    if right <= tolerance:
+        if tolerance > ROUGH and right > tolerance / 50:       # one mistake may explain what rounding does not
+            matches, worst = explain(found, predict, mistakes, tolerance, most=1)
+            if matches and worst < right / 10:
+                return matches, worst, {}
+        return [()], right, {}
     fitting = []
 
+    close = tolerance if tolerance <= ROUGH else tolerance / 10
+
     def fit(chosen):
+        if tolerance > 1e-3:                                   # an epsilon would explain too much
+            return False
         settings = reference.settings_of(chosen)
-        for fixed, names in places:
+        for k, (fixed, names) in enumerate(places):
+            if "cost_epsilon" in names and not settings.get("standardized"):
+                continue
             epsilons, d = fit_epsilons(found, predict, settings | fixed, names)
             used = {name: value for name, value in epsilons.items() if value > 1e-13}         # else: rounding
+            if max(used.values(), default=0) > 0.1:            # no epsilon any more
+                continue
             if d <= LOOSE and used:
                 fitting.append((len(chosen), d, chosen, fixed | used))
-            if d <= tolerance and used:
+            if d <= close and used:
                 return True
+            if chosen and k == 0 and d > 0.01:                 # another epsilon will not make up for that
+                return False
         return False
-    if fit(()):
+    if distance(found, predict, {}, PLAUSIBLE) <= PLAUSIBLE and fit(()):
         return [()], fitting[-1][1], fitting[-1][3]
-    matches, worst = explain(found, predict, mistakes, tolerance)
+    matches, worst = explain(found, predict, mistakes, tolerance, most)
     if matches:
         return matches, worst, {}
-    every = reference.combinations(mistakes)
+    if tolerance > 1e-3:
+        return [], None, {}
+    every = reference.combinations(mistakes, most)
     apart = [distance(found, predict, reference.settings_of(chosen), PLAUSIBLE) for chosen in every]
     near = [k for k in sorted(range(len(every)), key=lambda k: float(f"{apart[k]:.3e}")) if apart[k] <= PLAUSIBLE]
     fitting += [(len(every[k]), apart[k], every[k], {}) for k in near if apart[k] <= LOOSE]
     for k in [*[k for k in near if len(every[k]) == 1], *[k for k in near if len(every[k]) > 1]][:NEAREST]:
         if fit(every[k]):
             return [every[k]], fitting[-1][1], fitting[-1][3]
+        if len(every[k]) > 1 and fitting and len(min(fitting, key=lambda entry: entry[:2])[2]) <= 1:
+            break                                              # one mistake and several epsilons
     if not fitting:
         return [], None, {}
     _, worst, chosen, epsilon = min(fitting, key=lambda entry: entry[:2])

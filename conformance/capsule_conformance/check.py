@@ -1,0 +1,726 @@
+"""Compares one function with the reference, in values, gradients and properties, and reports what it finds."""
+import itertools
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from . import calls, facts, naming, reference
+from .calls import Unusable, arrange, last_line
+from .kinds import KINDS
+from .naming import difference
+from .wording import percent, plural, power
+
+TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+DIRECTIONS = 6                     # random directions along which gradients are compared
+MARGINS = [0.2, 0.5, 0.9]          # of the spread loss
+CLOSE = 1e-6                       # differences that float32 in a part of a function, or unusual epsilons, explain
+
+
+# ---- what is compared ----
+
+def probe(kind, sizes, seed=0):
+    """Return random inputs, by name, for which mistakes show: most output capsules have lengths from 0.2 to 0.8."""
+    rng, N, I, J, D, E, H, K = np.random.default_rng(seed), *(sizes[letter] for letter in "NIJDEHK")
+    if kind == "spread-loss":
+        a, labels = rng.uniform(0.05, 0.95, (N, K)), (1 + np.arange(N)) % K
+        a[0, labels[0]] = 0.97                                 # and beyond the margin 0.2
+        return {"a": a, "present": np.eye(K)[labels]}
+    if kind == "margin-loss":
+        lengths, labels = rng.uniform(0.02, 0.98, (N, K)), (1 + np.arange(N)) % K
+        lengths[0, labels[0]], lengths[1, labels[1]] = 0.95, 0.4       # both sides of the margin 0.9
+        lengths[0, labels[0] - 1], lengths[1, labels[1] - 1] = 0.05, 0.7            # and of 0.1
+        return {"lengths": lengths, "present": np.eye(K)[labels]}
+    if kind == "em":                                           # alike for all parents, so that they compete
+        V = rng.uniform(-1, 1, (N, I, 1, H)) + 0.25 * rng.uniform(-1, 1, (N, I, J, H))
+        return {"V": V, "a": rng.uniform(0.2, 1, (N, I)), "beta_u": rng.uniform(-0.5, 0.5, J),
+                "beta_a": rng.uniform(-1, 1, J)}
+    if kind == "dynamic":
+        u_hat = rng.normal(size=(N, 1, J, E)) + 0.8 * rng.normal(size=(N, I, J, E))
+        u_hat *= rng.uniform(0.6, 1.4, (N, I, 1, 1))
+        return {"u_hat": u_hat * (1.1 * J / np.median(np.linalg.norm(u_hat.sum(1), axis=-1)))}
+    u, W = rng.normal(size=(N, I, D)) + rng.normal(size=(N, 1, D)), rng.normal(size=(I, J, E, D)) + rng.normal(
+        size=(1, J, E, D))
+    return {"u": u, "W": W * (1.1 * J / np.median(np.linalg.norm(np.einsum("nid,ijed->nje", u, W), axis=-1)))}
+
+
+def expected(kind, inputs, n, lambdas=(), **settings):
+    """Return the reference's outputs, or None if it has none with these settings."""
+    if kind == "em":
+        return reference.em_routing(*inputs.values(), lambdas[:n], **settings)
+    if kind == "margin-loss":
+        return [reference.margin_loss(*inputs.values(), **settings)]
+    if kind == "spread-loss":
+        return [reference.spread_loss(*inputs.values(), n, **settings)]
+    u_hat = inputs["u_hat"] if kind == "dynamic" else np.einsum("nid,ijed->nije", inputs["u"], inputs["W"])
+    routed = reference.dynamic_routing(u_hat, n, **settings)
+    return None if routed is None else [routed]
+
+
+def finite(arrays):
+    return all(bool(np.isfinite(y).all()) for y in arrays)
+
+
+# what a property that does not hold says about the function; the text begins with the name of a kind where it shows one
+RANDOM_OR_KEPT = ("A repeated call gives another output. Something is random, or a call leaves something behind, such "
+                  "as logits kept from the batch before.")
+RANDOM = "Something is random. Start from logits of 0, fix the weights, and switch dropout off."
+KEPT = "logits kept from the batch before, or something else that a call leaves behind: start every call from b = 0"
+PLACE = ("initial logits trained per batch slot, or something else that depends on the place in the batch: use no "
+         "parameter of shape (N, ...)")
+INFLUENCE = ("The samples of a batch influence each other. Sum, average and normalize over other axes only. A module "
+             "with batch normalization or dropout: call its eval() first.")
+ROTATION = "Rotated votes do not give rotated outputs: the entries of a capsule are not treated as one vector."
+EPSILON = "no epsilon in the squash, forward: write v = s |s| / (1 + |s|^2), with |s| = sqrt(sum(s^2) + 1e-9)"
+EPSILON_GRADIENT = "no epsilon in the squash, gradient: put it inside the root, |s| = sqrt(sum(s^2) + 1e-9)"
+NOT_ZERO = "An output capsule without votes is not 0, as with a bias; without votes v must be 0."
+FLOOR = ("The votes of a child with activation 0 change the output, as with a floor under the weights of children: use "
+         "r = R * a, in the variance, too, without clamp() and without dividing by its sum over the parents.")
+VARIANCE = "EM: no epsilon on the variance: add one, such as 1e-4, to sigma^2"
+UNUSED = ("The output does not depend on W. Use the W that is passed; \"A module with weights of its own\" in "
+          "docs/conformance.md shows how to set the weights of a module.")
+SINGLE = "A batch of one sample fails, perhaps by squeeze() without an axis. Name the axes that are removed."
+CHANGED = "Your function changes its inputs. Work on copies: the votes of a training step are used again."
+FIXED_BATCH = "The loss of two samples is not that of three with one left out. Divide by len(lengths)."
+EXPLAINED = (INFLUENCE, ROTATION, FLOOR, NOT_ZERO)             # by mistakes that the values show, if there are any
+WITHOUT_VOTES = {                  # where Eq. 1 of 2017 is 0 / 0, or a variance is 0, and what shows of it
+    EPSILON: "Where an output capsule has no votes, the output is NaN or infinite.",
+    EPSILON_GRADIENT: "Where an output capsule has no votes, the gradient is NaN or infinite.",
+    VARIANCE: "Where the votes for a parent are equal, the output is NaN or infinite."}
+SQUASH_EPSILONS = [({"place": place}, ("epsilon",)) for place in ("root", "norm", "all", "product", "product norm")]
+EM_EPSILONS = [({}, ("epsilon", *more)) for more in ((), ("cost_epsilon",), ("mass_epsilon",), (
+    "mass_epsilon", "log_epsilon"), ("mass_epsilon", "activation_epsilon"))]
+EPSILON_WORDS = {"root": "to |s|^2 inside the root", "norm": "to |s|", "all": "to |s|^2", "product": "to |s|^2 inside "
+                 "the root", "product norm": "to |s|", "epsilon": "to the variance", "mass_epsilon": "to sum_i r_ij",
+                 "log_epsilon": "to sigma in its logarithm", "activation_epsilon": "to a_j in its logarithm",
+                 "cost_epsilon": "to the standard deviation of the cost"}
+LARGEST = {"em": 0.01}             # epsilons above these (else 1e-3) change what is computed
+
+
+BIAS = reference.Mistake("bias in the output capsules", {"bias": True}, "remove it, or set it to 0 for the check")
+
+
+@dataclass
+class Report:
+    """What was found. text: the whole report. mistakes: their names. facts: sentences that hold of the function. lines:
+    what was compared, and whether it holds. passed: nothing is wrong but what is allowed."""
+    target: str
+    against: str
+    verdict: str = ""
+    passed: bool = False
+    mistakes: list = field(default_factory=list)
+    allowed: list = field(default_factory=list)
+    facts: list = field(default_factory=list)
+    epsilons: dict = field(default_factory=dict)
+    precision: str = "float64"
+    gradient: str = ""
+    lines: list = field(default_factory=list)
+    text: str = ""
+
+    def say(self, text=""):
+        self.text += text + "\n"
+
+
+class Check:
+    """Calls one function, compares it with the reference, and reports what was found."""
+
+    def __init__(self, kind, call, lambdas, iterations, tolerance, backward, allow=(), require_gradient=False):
+        self.kind, self.call, self.lambdas, self.iterations = kind, call, lambdas, iterations
+        self.asked, self.backward, self.failed, self.notes = tolerance, backward, [], []
+        self.allow, self.require_gradient = allow, require_gradient
+        self.is_loss, self.inside, self.bias, self.biases, self.ambiguous = "loss" in kind, "", None, {}, []
+        self.close = 0.0                                       # difference that float32 in a part leaves
+        self.inputs = probe(kind, call.sizes)
+        self.per_sample, self.combine = True, "mean"           # form of a margin loss
+        self.unreached = ""
+        self.mistakes = reference.MISTAKES.get(kind, reference.ROUTING)
+        if kind in ("dynamic", "layer"):
+            self.mistakes += reference.per_position(call.sizes["J"])
+        self.stops = () if self.is_loss else reference.EM_STOPS if kind == "em" else reference.STOPS
+        self.places = [] if self.is_loss else EM_EPSILONS if kind == "em" else SQUASH_EPSILONS
+        rng = np.random.default_rng(1)
+        self.weights = [rng.normal(size=[call.sizes[letter] for letter in axes])
+                        for axes in call.interface.outputs.values()]
+        if self.is_loss:
+            self.weights = [np.ones(call.sizes["N"])]
+        self.directions = [{name: rng.normal(size=x.shape) for name, x in self.inputs.items() if name != "present"}
+                           for _ in range(DIRECTIONS)]
+
+    @property
+    def tolerance(self):
+        return self.asked or max(TOLERANCES.get(dtype, 1e-9) for dtype in self.precisions)
+
+    @property
+    def precisions(self):
+        return self.call.found_dtype, self.call.dtype, self.inside
+
+    @property
+    def by_differences(self):
+        return not self.backward and self.call.framework == "numpy"
+
+    # ---- values ----
+
+    def predict(self, settings, n, inputs=None):
+        """Return what the reference computes for n iterations, combined over the samples as the function does."""
+        if "bias" in settings:
+            form = tuple(settings.get(name) for name in ("form", "last", "first"))
+            if form not in self.biases:
+                self.biases[form] = reference.bias_of(self.bias, settings)
+            settings = settings | {"bias": self.biases[form]}
+            if settings["bias"] is None:
+                return None
+        wanted = expected(self.kind, inputs or self.inputs, n, self.lambdas, **settings)
+        if self.is_loss and not self.per_sample:
+            wanted = [np.asarray(wanted[0].mean() if self.combine == "mean" else wanted[0].sum())]
+        return wanted
+
+    def values(self):
+        """Call the function for every number of iterations. Return case -> outputs; self.errors has what it raised."""
+        found, self.errors = {}, {}
+        for n in self.iterations:
+            self.call.renew()
+            try:
+                found[n] = self.call(self.inputs, n)
+            except Exception as error:
+                self.errors[n] = last_line(error)
+        self.per_sample = not (self.is_loss and found and next(iter(found.values()))[0].ndim == 0)
+        return found
+
+    def explain(self, found, mistakes):
+        """Return the sets of mistakes that explain the outputs, the difference, and settings of an epsilon."""
+        if self.bias is not None:
+            def biased(settings, n):
+                return self.predict(settings | BIAS.settings, n)
+            matches, worst, epsilon = naming.explain_with_epsilon(found, biased, mistakes, self.tolerance, self.places)
+            return [(BIAS, *chosen) for chosen in matches], worst, epsilon
+        best = naming.explain_with_epsilon(found, self.predict, mistakes, self.tolerance, self.places)
+        if self.is_loss and not self.per_sample:      # the paper does not say how samples are combined
+            self.combine = "sum"
+            summed = naming.explain_with_epsilon(found, self.predict, mistakes, self.tolerance, self.places)
+            if summed[0] and (not best[0] or len(summed[0][0]) < len(best[0][0])):
+                self.notes.append("The samples are summed; the paper does not say how they are combined.")
+                return summed
+            self.combine = "mean"
+        return best
+
+    def differ(self, one, other, found):
+        """Return whether two sets of mistakes compute different outputs."""
+        pairs = [[self.predict(reference.settings_of(chosen), n) for chosen in (one, other)] for n in found]
+        return any(a is None or b is None or difference(a, b) > 1e-9 for a, b in pairs)
+
+    def output_without_votes(self, n):
+        """Return the output without any vote, (J, E), if it is not 0 and alike for all samples; else None."""
+        name = self.call.interface.votes
+        try:
+            self.call.renew()
+            v, = self.call(self.inputs | {name: np.zeros_like(self.inputs[name])}, n)
+        except Exception:
+            return None
+        alike = finite([v]) and np.abs(v).max() > self.tolerance and np.abs(v - v[:1]).max() <= self.tolerance
+        return v[0] if alike else None
+
+    def precision_inside(self, found):
+        """Return the precision inside a function of float64, as its rounding shows: "float32", "float16", or "".
+
+        Steps of 1e-7 change a smooth function of float64 evenly, to about 1e-12; with float32 inside they do not.
+        """
+        if self.asked or not found or self.precisions[:2] != ("float64", "float64"):
+            return ""
+        n = max(found)
+        if difference(found[n], self.predict({}, n)) <= self.tolerance:
+            return ""
+        noise = 0.0
+        try:
+            for d in self.directions[:3]:
+                y = []
+                for h in (-1e-7, 0, 0, 1e-7):
+                    self.call.renew()
+                    y.append(self.call(self.inputs | {name: self.inputs[name] + h * d[name] for name in d}, n))
+                if difference(y[1], y[2]) > 0:                 # random
+                    return ""
+                noise = max(noise, difference([a + c for a, c in zip(y[0], y[3])], [2 * b for b in y[1]]))
+        except Exception:
+            return ""
+        return "" if not 1e-10 < noise < 0.02 else "float32" if noise < 2e-5 else "float16"
+
+    # ---- gradients ----
+
+    def slopes(self, n, settings):
+        """Return the reference's derivatives along the directions, by input: name -> (DIRECTIONS,); None if it has
+        none."""
+        if self.predict(settings, n) is None:
+            return None
+
+        def total(name, x):
+            wanted = self.predict(settings, n, self.inputs | {name: x})
+            return sum((y * (w if y.ndim else 1)).sum() for y, w in zip(wanted, self.weights))
+        return {name: np.array([reference.derivative(lambda x, name=name: total(name, x), self.inputs[name], d[name])
+                                for d in self.directions]) for name in self.directions[0]}
+
+    def gradients(self, inputs, n):
+        """Return the gradients by the user's backward pass or by autograd: name -> array, None if not reached."""
+        names = list(self.directions[0])
+        if not self.backward:
+            return self.call.gradients(inputs, n, self.weights, names)
+        given = self.call.arguments(inputs)
+        g = [] if self.is_loss else [
+            self.call.tensor(arrange(w, self.call.interface.outputs[name], self.layouts[name]))
+            for name, w in zip(self.call.interface.outputs, self.weights)]
+        count = [] if self.call.count is None else [self.call.count(n)]
+        with calls.silenced():
+            returned = calls.arrays_of(self.backward(*g, *given.values(), *count))
+        if len(returned) < len(names):
+            raise ValueError(f"--backward returned {plural(len(returned), 'gradient')} for {', '.join(names)}")
+        return {name: self.call.canonical(y, name) for name, y in zip(names, returned)}
+
+    def found_slopes(self, n):
+        """Return the user's derivatives along the directions, by input; None for an input that is not reached."""
+        if not self.by_differences:
+            return {name: None if g is None else np.array([(g * d[name]).sum() for d in self.directions])
+                    for name, g in self.gradients(self.inputs, n).items()}
+        h = 1e-5 if self.tolerance <= 1e-8 else self.tolerance ** (1 / 3)
+
+        def total(name, step):
+            y = self.call(self.inputs | {name: self.inputs[name] + step}, n)
+            return sum((part * (w if part.ndim else 1)).sum() for part, w in zip(y, self.weights))
+        return {name: np.array([(total(name, h * d[name]) - total(name, -h * d[name])) / (2 * h)
+                                for d in self.directions]) for name in self.directions[0]}
+
+    def gradient(self, n, chosen, epsilon):
+        """Compare the gradients after n iterations. Return a text, and the mistakes of the gradient that explain it:
+        None in place of a mistake if the mistakes of the values do; an empty list if nothing is wrong."""
+        tolerance = min(0.1, max(20 * self.tolerance, 1e-7, 100 * (self.worst or 0)))
+        if self.by_differences:
+            if self.tolerance > 1e-6:
+                return "not compared in this precision", []
+            if not finite(self.call(self.inputs, n)):
+                return "not compared, since the output is NaN or infinite", []
+            if not self.same(self.call(self.inputs, n), self.call(self.inputs, n)):
+                return "not compared, since a repeated call gives another output", []
+            tolerance = max(tolerance, 1e-5 if self.tolerance <= 1e-8 else 100 * self.tolerance ** (2 / 3))
+        found = self.found_slopes(n)
+        unreached = [name for name, slope in found.items() if slope is None]
+        if unreached:
+            self.unreached = ", ".join(unreached)
+            return f"does not reach {self.unreached}", ["unnamed"]
+
+        def differs(settings):                                 # relative to each input's, or 1/1000 of the largest
+            wanted = self.slopes(n, settings | epsilon)
+            if wanted is None:
+                return float("inf")
+            sizes = {name: np.abs(y).max() for name, y in wanted.items()}
+            largest = max(*sizes.values(), 1e-30)              # with which a slope of 0 is compared
+            return max(np.abs(found[name] - y).max() / (max(sizes[name], 1e-3 * largest) if sizes[name] > 1e-6 * largest
+                                                        else largest) for name, y in wanted.items())
+        right = differs({})
+        if right <= tolerance:
+            return "agrees", []
+        if self.predict(reference.settings_of(chosen), n) is None:
+            return "not compared", []
+        stops = (None,) if self.by_differences else (None, *self.stops)      # central differences see what is stopped
+        fitting = [stop for stop in stops if (chosen or stop) and differs(
+            reference.settings_of(chosen) | (stop.settings if stop else {})) <= tolerance]
+        return f"differs by {percent(right)}", fitting or ["unnamed"]
+
+    # ---- what must hold for every input ----
+
+    def same(self, one, other):
+        return difference(one, other) <= self.slack
+
+    def invariances(self, n):
+        """Yield (property, whether it holds, what it shows if it does not)."""
+        call, x, kind = self.call, self.inputs, self.kind
+        batch = [name for name, axes in call.interface.inputs.items() if "N" in axes]
+
+        def samples(keep):
+            return x | {name: x[name][keep] for name in batch}
+        call.renew()
+        first = call(x, n)
+        if not finite(first):
+            yield "finite output", False, ""
+            return
+        again = call(x, n)
+        call.renew()
+        if hasattr(call.fresh, "is_given") and not self.same(again, first):
+            yield "repeated call: same output", False, RANDOM_OR_KEPT
+            return
+        if not self.same(call(x, n), first):
+            yield "module imported again: same output", False, RANDOM
+            return
+        yield "repeated call: same output", self.same(again, first), KEPT
+        given = call.arguments(x)
+        call.call(given, n)
+        if not all((calls.to_numpy(y) == calls.to_numpy(z)).all()
+                   for y, z in zip(given.values(), call.arguments(x).values())):
+            yield "inputs: left as they are", False, CHANGED
+        if kind == "layer" and self.same(call(x | {"W": 2 * x["W"]}, n), first):
+            yield "other W: other output", False, UNUSED
+            return
+        if self.per_sample:
+            call.renew()
+            yield "batch reversed: output reversed", self.same(
+                [y[::-1] for y in call(samples(slice(None, None, -1)), n)], first), PLACE
+        call.renew()
+        try:
+            fewer = call(samples(slice(0, 2)), n)
+        except Exception:                                      # a function that works for one batch size only
+            fewer = None
+        if fewer is not None and self.per_sample:
+            yield "only the first two samples: same output for them", self.same(
+                fewer, [y[:2] for y in first]), INFLUENCE
+        elif fewer is not None and self.matches:
+            yield "only the first two samples: their loss", self.same(fewer, self.predict(
+                reference.settings_of(self.matches[0]), n, samples(slice(0, 2)))), FIXED_BATCH
+        if self.is_loss:
+            return
+        if fewer is not None:
+            yield "a batch of one sample: as many axes", self.one_sample(samples(slice(0, 1)), n), SINGLE
+        name, axes = call.interface.votes, call.interface.inputs[call.interface.votes]
+        j, e = axes.index("J"), axes.index("H" if kind == "em" else "E")
+        call.renew()
+        if kind == "em":
+            silent = x | {"a": np.where(np.arange(x["a"].shape[1]) == 0, 0, x["a"])}
+            moved = silent | {"V": x["V"] + np.where(np.arange(x["V"].shape[1]) == 0, 0.3, 0)[:, None, None]}
+            yield "other votes of a child with activation 0: same output", self.same(
+                call(moved, n), call(silent, n)), FLOOR
+            equal = x["V"].copy()
+            equal[:, :, 0] = equal[:, :1, 0]
+            yield "equal votes for one parent: finite output", finite(call(x | {"V": equal}, n)), VARIANCE
+            return
+        size = x[name].shape[e]
+        Q = np.linalg.qr(np.random.default_rng(2).normal(size=(size, size)))[0]
+        turned = x | {name: np.moveaxis(np.moveaxis(x[name], e, -1) @ Q.T, -1, e)}
+        yield "votes rotated: output rotated", self.same(call(turned, n), [first[0] @ Q.T]), ROTATION
+        zero = np.moveaxis(x[name].copy(), j, 0)
+        zero[0] = 0
+        zero = x | {name: np.moveaxis(zero, 0, j)}
+        call.renew()
+        v = call(zero, n)
+        yield "no votes for one output capsule: finite output", finite(v), EPSILON
+        if not finite(v):
+            return
+        yield "no votes for one output capsule: its output is 0", bool(np.abs(v[0][:, 0]).max() <= 1e-12), NOT_ZERO
+        if not self.by_differences:
+            grads = [g for g in self.gradients(zero, n).values() if g is not None]
+            yield "no votes for one output capsule: finite gradient", finite(grads), EPSILON_GRADIENT
+
+    def one_sample(self, inputs, n):
+        """Return whether a batch of one sample gives outputs with as many axes as a batch of several."""
+        self.call.renew()
+        try:
+            one = self.call.call(self.call.arguments(inputs), n)
+            many = self.call.match(self.call.call(self.call.arguments(self.inputs), n), self.call.sizes)
+        except Exception:
+            return False
+        return all(k < len(one) and np.ndim(one[k]) == len(layout) for k, layout in many.values())
+
+    # ---- the report ----
+
+    def run(self, first, others, report):
+        """Write the whole report. first: a reading and its output layouts; others: an iterator of more of them."""
+        call = self.call
+        self.report = report
+        if self.is_loss:
+            first, others = self.best_loss([first, *others])
+        call.reading, self.layouts = first
+        if self.backward:
+            try:
+                self.gradients(self.inputs, max(self.iterations))
+            except Exception as error:
+                raise Unusable(f"--backward raised {last_line(error)}. It is called with the gradients of the outputs, "
+                               "the inputs, and the number of iterations") from None
+        report.say(f"{report.target} against {report.against}")
+        self.head()
+        self.slack, self.worst = self.tolerance, 0.0
+        found = self.chosen_values()
+        self.inside = self.precision_inside(found)
+        report.precision = next((name for name in self.precisions if name and name != "float64"), "float64")
+        inside = f" with {self.inside} inside" * bool(self.inside)
+        report.say(f"  {'PyTorch' if call.framework == 'torch' else 'NumPy'} {call.found_dtype}{inside}, relative "
+                   f"tolerance {power(self.tolerance)}\n")
+        self.slack = self.tolerance
+        self.compare(found)
+        small = np.prod([x.size for x in self.inputs.values()]) < 1e6   # else trying the others takes long
+        other = self.other_reading(others) if self.failed and small and self.matches[:1] != [()] else ""
+        self.verdict(found, other)
+        return report
+
+    def chosen_values(self):
+        """Return values(): of several arrays that fit an output, such as one per iteration, the last, unless fewer
+        mistakes explain the first."""
+        def count(found):
+            matches = self.explain(found, self.mistakes)[0] if found else []
+            return len(matches[0]) if matches else 99
+        found = self.values()
+        if not self.is_loss and self.call.several and (last := count(found)):
+            self.call.take = 0
+            if count(self.values()) < last:
+                self.notes.append("Several arrays that your function returns have the shape of an output. The first is "
+                                  "compared. If another is meant, return it alone, or a dict with its name.")
+            else:
+                self.call.take = -1
+            found = self.values()
+        return found
+
+    def best_loss(self, fits):
+        """Return the first of the readings in the same order of arguments that is explained, else the first; and the
+        other ones."""
+        one_class = self.inputs["present"]
+        two_classes = one_class.copy()
+        if self.kind == "margin-loss":                         # the spread loss has one true class
+            two_classes[0, -1] = 1
+        for best in [*(fit for fit in fits if fit[0]["order"] == fits[0][0]["order"]), fits[0]]:
+            self.call.reading = best[0]
+            self.inputs["present"] = one_class if best[0]["present"] == "N" else two_classes
+            self.slack, self.worst = self.tolerance, 0.0
+            if self.explain(self.values(), self.mistakes)[0]:
+                break
+        self.combine, self.notes = "mean", []
+        return best, (fit for fit in fits if fit[0] != best[0])
+
+    def head(self):
+        """Say the axes, or the arguments of a loss."""
+        call = self.call
+        if self.is_loss:
+            names = {call.scores: {"NK": call.scores, "NKE": "capsules"}[call.reading[call.scores]], "present": {
+                "NK": "present (0 and 1)", "N": "labels (numbers)"}[call.reading["present"]]}
+            self.report.say(f"  arguments: {', '.join(names[n] for n in call.reading['order'].split(','))}")
+            return
+        texts = [", ".join(f"{name} {calls.shape_text(layout, call.sizes)}" for name, layout in given.items())
+                 for given in (call.reading, self.layouts)]
+        letters = "".join(call.interface.inputs.values()) + "".join(call.interface.outputs.values())
+        self.report.say("  " + " -> ".join(texts))
+        self.report.say("  " + ", ".join(f"{a} {words}" for a, words in calls.AXES.items() if a in letters))
+
+    def compare(self, found):
+        """Compare values, gradients and properties, and write a line for each."""
+        right = {n: difference(y, self.predict({}, n)) for n, y in found.items()}
+        agrees = bool(found) and all(d <= self.tolerance for d in right.values())
+        if not agrees and found and self.kind in ("dynamic", "layer"):
+            self.bias = self.output_without_votes(max(found))
+        self.matches, self.worst, self.epsilon = ([()], 0.0, {}) if agrees else self.explain(found, self.mistakes)
+        if not self.matches:
+            self.bias = None
+        if self.tolerance > 1e-7 and any(self.differ(self.matches[0], match, found) for match in self.matches[1:]):
+            self.ambiguous, self.matches = self.matches, []    # rounding hides in what they differ
+        if self.combine == "sum":
+            right = {n: difference(y, self.predict({}, n)) for n, y in found.items()}
+        near = max(right.values(), default=1.0)
+        self.slack = max(self.tolerance, 10 * near if near < 1e-5 else 0)       # an epsilon moves everything
+        if self.matches == [()] and self.worst > self.tolerance:    # right but for an epsilon in an unusual place
+            self.matches = []
+        if not self.matches and found and not self.errors and near <= CLOSE:
+            self.matches, self.worst, self.epsilon, self.close = [()], near, {}, near
+        same = len(found) > 1 and all(difference(y, found[max(found)]) == 0 for y in found.values())
+        if same and self.matches and {key for m in self.matches[0] for key in m.settings} & facts.OF_COUPLINGS:
+            self.matches = []                                  # a single iteration shows no more than their size
+        values = [value for value in self.epsilon.values() if not isinstance(value, str)]
+        if self.matches == [()] and max(values, default=0) > LARGEST.get(self.kind, 1e-3):
+            self.notes.append(f"This {self.epsilon_text()} changes the outputs by {percent(near)}: lower it.")
+            self.matches = []
+        if self.matches and self.epsilon:                      # not every iteration needs the mistakes
+            right = {n: difference(y, self.predict(self.epsilon, n)) for n, y in found.items()}
+        agrees = bool(self.matches) and self.matches[0] == ()
+        chosen = self.matches[0] if self.matches else ()
+        explained, self.gradient_agrees, self.failed_values = [], {}, False
+        for n in self.iterations:
+            what = {"margin-loss": "", "spread-loss": f"m = {n}"}.get(self.kind, plural(n, "iteration"))
+            if n in self.errors:
+                self.line(what, f"raised {self.errors[n]}", False)
+                continue
+            ok = agrees or right[n] <= self.tolerance
+            text = "output agrees" if ok else f"output differs by {percent(right[n])}"
+            try:
+                gradient, stops = self.gradient(n, chosen, self.epsilon)
+            except Exception as error:
+                gradient, stops = f"raised {last_line(error)}", ["unnamed"]
+            self.gradient_agrees[n] = gradient == "agrees"
+            self.failed_values |= not ok
+            if stops:
+                explained.append(stops)
+            label = "numerical derivative" if self.by_differences else "gradient"
+            self.line(what, f"{text}, {label} {gradient}", ok and not stops)
+        self.stops_found = [stop for stop in (explained or [[]])[0] if all(stop in stops for stops in explained)]
+        self.unnamed_gradient = bool(explained) and (not self.stops_found or "unnamed" in self.stops_found)
+        self.shown = []
+        try:
+            for words, holds, shows in self.invariances(max(found, default=self.iterations[-1])):
+                self.line("", words, holds)
+                if not holds and shows:
+                    self.shown.append(shows)
+        except Exception as error:
+            self.errors["changed inputs"] = last_line(error)
+            self.line("changed inputs", f"raised {last_line(error)}", False)
+        if same and not agrees and not self.is_loss:
+            self.notes.append("The number of iterations changes nothing. If your function always runs as many, say so, "
+                              "such as: --iterations 3")
+
+    def epsilon_text(self):
+        """Return the epsilons in words."""
+        place = self.epsilon.get("place")
+        return " and ".join(f"epsilon {value:.2g} added {EPSILON_WORDS[place or name]}".replace("e-0", "e-")
+                            for name, value in self.epsilon.items() if not isinstance(value, str))
+
+    def line(self, what, text, ok):
+        line = f"{what}{': ' if what else ''}{text}"
+        if not ok:
+            self.failed.append(line)
+        self.report.lines.append({"holds": bool(ok), "what": line})
+        self.report.say(f"  {'ok ' if ok else 'NO '} {line}")
+
+    def other_reading(self, fits):
+        """Return a sentence about other orders of the axes with which all outputs agree, or an empty one. A singleton
+        that is added can hide a mistake over another axis, and is not tried."""
+        kept, state = self.call.reading, (self.errors, self.per_sample, self.combine, list(self.notes))
+        flags, ndims = [], [len(layout) for layout in kept.values()]
+        alike = (fit for fit in fits if [len(layout) for layout in fit[0].values()] == ndims)
+        for reading, _ in itertools.islice(alike, 100):
+            self.call.renew()
+            self.call.reading = reading
+            try:
+                found = self.values()
+                matches, worst, _ = self.explain(found, ())
+            except Exception:
+                continue
+            if not self.errors and matches and worst <= max(self.tolerance, CLOSE):
+                flags.append(" ".join(f"{name}={layout}" for name, layout in reading.items() if kept[name] != layout))
+            if len(flags) == 3:
+                break
+        self.call.reading, (self.errors, self.per_sample, self.combine, self.notes) = kept, state
+        return "With another order that fits, too, it agrees. If that is yours, add: " * bool(flags) + ", or ".join(
+            f"--axes {flag}" for flag in flags)
+
+    def verdict(self, found, other):
+        """Write the verdict, and what leads to it."""
+        report = self.report
+        if self.epsilon and self.matches:
+            settings = reference.settings_of(self.matches[0])
+            effect = max(difference(y, self.predict(settings, n)) for n in found
+                         if (y := self.predict(settings | self.epsilon, n)) is not None)
+            self.notes.append(f"Your function has an {self.epsilon_text()}, which changes its outputs by "
+                              f"{percent(effect)} here.")
+            report.epsilons = {name: value for name, value in self.epsilon.items() if not isinstance(value, str)}
+        stops = [stop for stop in self.stops_found if isinstance(stop, reference.Mistake)]
+        if None in self.stops_found:                           # the mistakes of the values explain the gradients, too
+            stops = []
+        chosen, partly = (self.matches[0] if self.matches else ()) + tuple(stops[:1]), ()
+        if not self.matches and self.failed_values and not set(self.shown) & {RANDOM, RANDOM_OR_KEPT}:
+            partly, report.facts = facts.of(self, found)
+        near = max((difference(y, self.predict({}, n)) for n, y in found.items()), default=1)
+        if not self.matches and near < 1e-5:
+            report.facts = [f"The outputs differ by {percent(near)}, perhaps by several epsilons, or by float32 inside."
+                            f" Set the epsilons to 0, or add: --tolerance {power(2 * near)}"]
+        every = [text for text in dict.fromkeys(self.shown) if text != SINGLE or INFLUENCE not in self.shown]
+        shown = [text for text in every if text not in EXPLAINED and (
+            self.matches or text not in WITHOUT_VOTES and text != SINGLE)]
+        if not self.matches or self.matches == [()] and not chosen and not shown:
+            report.facts += [WITHOUT_VOTES.get(text, text) for text in every if text not in shown]
+        report.mistakes = [mistake.name for mistake in chosen or partly] + [
+            name for text in shown if (name := kind_of(text))]
+        report.say()
+        for note in dict.fromkeys(self.notes):
+            report.say(note)
+        attributed = not self.unnamed_gradient and not self.errors and all(
+            text in EXPLAINED or kind_of(text) for text in every)
+        if not self.failed or self.matches == [()] and attributed and set(every) <= WITHOUT_VOTES.keys() and not chosen:
+            self.say_right(shown)
+        else:
+            self.say_wrong(found, other, chosen, partly, shown)
+        report.allowed = [name for name in report.mistakes if any(plain(name).startswith(plain(text))
+                                                                  for text in self.allow)]
+        if not report.passed and self.matches and attributed and report.mistakes == report.allowed != []:
+            report.passed = True
+            report.say(f"\nAllowed: {', '.join(report.allowed)}.")
+        if self.require_gradient and report.passed and report.gradient == "not checked":
+            report.passed = False
+            report.say("\nThe gradient is required, and was not checked.")
+
+    def say_right(self, shown):
+        """Say that everything agrees; shown: what happens where there are no votes."""
+        report = self.report
+        checked = not self.by_differences and all(self.gradient_agrees.values())
+        report.gradient = "agrees" if checked else "not checked"
+        rough = self.close > 0 or self.tolerance > 1e-7 and report.precision != "float64"
+        without = (" EXCEPT WITH EQUAL VOTES" if VARIANCE in shown else " EXCEPT WITHOUT VOTES") if shown else ""
+        report.verdict = "".join(("" if checked else "VALUES ", "RIGHT", " UP TO PRECISION" * rough, without,
+                                  "" if checked else ", GRADIENT NOT CHECKED"))
+        report.passed = not shown
+        report.say(f"{report.verdict}: your function computes what the paper says" + (
+            f", to {percent(self.close)}, as with float32 in a part of it, or with small epsilons." if self.close
+            else f", to {percent(self.tolerance)}. Smaller mistakes do not show in {report.precision}." if rough
+            else "."))
+        for text in shown:
+            self.say_property(text)
+        if VARIANCE in shown or EPSILON in shown:
+            report.say('  The paper prints no epsilon either. If you mean it so, add: --allow "no epsilon"')
+        if not checked:
+            report.say("\n" * bool(shown) + "Numerical derivatives do not see a stopped gradient. To check a backward "
+                       "pass of your own, or automatic differentiation in JAX or TensorFlow, add --backward.")
+
+    def say_wrong(self, found, other, chosen, partly, shown):
+        """Say what differs: by name where the mistakes of the reference explain the function, else by facts."""
+        report = self.report
+        order = self.call.reading.get("u_hat", "NIJE").replace("1", "").replace("E", "")
+        words = self.call.sizes | {"logits": f"({', '.join(order)})", "axis": order.index("J")}
+        report.gradient = "differs" if self.unnamed_gradient or self.stops_found else "not checked" if (
+            self.by_differences) else "agrees"
+        report.verdict = "WRONG"
+        if other:
+            report.say(f"DIFFERS, with its axes in this order. {other}")
+            if not chosen:
+                return
+            report.say("If the order above is yours:\n")
+        if chosen:
+            exact = f", to {max(self.worst, 1e-16):.0e}," if self.matches[:1] != [()] else ""
+            report.say(f"WRONG: your function equals{exact} the paper's with {plural(len(chosen), 'mistake')}:")
+            self.say_mistakes(chosen, words)
+            equal = [" + ".join(m.name for m in match) for match in self.matches[1:4]]
+            if equal:
+                report.say(f"\nThe same outputs come from: {'; or '.join(equal)}.")
+        elif partly:
+            report.say(f"WRONG: a part of your function equals the paper's with {plural(len(partly), 'mistake')}, and "
+                       "more differs:")
+            self.say_mistakes(partly, words)
+        elif self.matches or self.errors or not self.failed_values or shown:
+            how = ". Its outputs here are right, but not all that must hold for every input." if (
+                self.matches[:1] == [()] and not self.unnamed_gradient) else "."
+            report.say(f"WRONG: the function differs from the paper{how}")
+        else:
+            report.verdict = "NOT THIS PROCEDURE"
+            report.say("NOT THIS PROCEDURE: no mistake that is known here explains the outputs.")
+        if shown and chosen:
+            report.say("\nAlso:")
+        for text in shown:
+            self.say_property(text)
+        if report.facts:
+            report.say("\nWhat is known:")
+            for text in report.facts:
+                report.say(f"- {text}")
+        if self.unreached:
+            report.say(f"\n* The gradient does not reach {self.unreached}. Do not detach the output" + (
+                "." if self.is_loss else "; set weights by torch.func.functional_call, and not by .data or "
+                "under no_grad()."))
+        elif self.matches and self.unnamed_gradient and KEPT not in self.shown:
+            report.say("\n* The gradient is that of no known mistake. Compare it with the test vectors, "
+                       "dynamic_routing.json or em_routing.json, number by number.")
+
+    def say_property(self, text):
+        kind = next((kind for kind in KINDS if text.startswith(kind[0])), None)
+        self.report.say(f"\n* {text}" + (f"\n  In training: {kind[2]}" if kind else ""))
+
+    def say_mistakes(self, chosen, words):
+        for mistake in chosen:
+            symptom = next((kind[2] for kind in KINDS if kind[0] == mistake.name), "")
+            self.report.say(f"\n* {mistake.name}\n  {reference.describe(mistake)}")
+            self.report.say(f"  To mend: {mistake.fix.format(**words)}")
+            if symptom:
+                self.report.say(f"  In training: {symptom}")
+
+
+def kind_of(text):
+    """Return the name of the kind of mistake with which a property's text begins, or None."""
+    return next((kind[0] for kind in KINDS if text.startswith(kind[0])), None)
+
+
+def plain(name):
+    """Return the name of a kind, for comparisons."""
+    return name.removeprefix("EM: ").lower()

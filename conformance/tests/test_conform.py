@@ -1,0 +1,143 @@
+"""assert_conforms and the flags of the command: verdicts, what is allowed, JSON, one line, a required gradient."""
+import json
+import sys
+
+import numpy as np
+import pytest
+from capsule_conformance import assert_conforms, command
+from test_check import EM, EM_MISTAKES, LOSS, ROUTE, ROUTE_MISTAKES, named, run  # noqa: F401  (run is a fixture)
+
+RIGHT = {}
+exec(ROUTE + LOSS + EM, RIGHT)                                 # functions of these names
+NO_EPSILON = ROUTE_MISTAKES["no epsilon in the squash, forward"]
+
+
+def functions(source, changes):
+    """Return the functions of a changed source."""
+    for old, new in changes:
+        assert old in source
+        source = source.replace(old, new)
+    made = {}
+    exec(source, made)
+    return made
+
+
+def test_a_right_function_conforms():
+    assert_conforms(RIGHT["route"])
+    assert_conforms(RIGHT["loss"], kind="margin-loss")
+    assert_conforms(RIGHT["em_route"], kind="em", iterations=[1, 2])
+    assert_conforms(lambda u_hat: RIGHT["route"](u_hat, 3), iterations=3, axes={"u_hat": "NIJE"}, sizes={"I": 9})
+    assert_conforms(lambda u, W, n: RIGHT["route"](np.einsum("nid,ijed->nije", u, W), n), kind="layer")
+
+
+def test_the_error_is_the_report():
+    wrong = functions(ROUTE, ROUTE_MISTAKES["logits not accumulated"])["route"]
+    with pytest.raises(AssertionError) as raised:
+        assert_conforms(wrong)
+    assert "route(u_hat, n_iters) against dynamic routing" in str(raised.value)
+    assert named(str(raised.value)) == ["logits not accumulated"]
+    assert_conforms(wrong, allow="logits not accumulated")
+    with pytest.raises(AssertionError, match="softmax over input"):
+        both = functions(ROUTE, [*ROUTE_MISTAKES["logits not accumulated"],
+                                 *ROUTE_MISTAKES["softmax over input capsules"]])["route"]
+        assert_conforms(both, allow=["logits not accumulated"])
+
+
+def test_a_function_that_keeps_something_or_is_random():
+    """which cannot be imported anew, as a module can"""
+    for name in ("logits kept from the batch before", "Something is random"):
+        with pytest.raises(AssertionError, match="A repeated call gives another output"):
+            assert_conforms(functions(ROUTE, ROUTE_MISTAKES[name])["route"])
+
+
+def test_no_epsilon_is_right_but_for_a_capsule_without_votes(run):  # noqa: F811
+    code, text = run(ROUTE, changes=NO_EPSILON)
+    assert code == 1 and "VALUES RIGHT EXCEPT WITHOUT VOTES, GRADIENT NOT CHECKED" in text, text
+    code, text = run(ROUTE, "--allow", "no epsilon", changes=NO_EPSILON)
+    assert code == 0 and "Allowed: no epsilon in the squash, forward." in text
+    assert_conforms(functions(ROUTE, NO_EPSILON)["route"], allow=["no epsilon"])
+    code, text = run(EM, "--em", "--iterations", "1", "2", changes=EM_MISTAKES["EM: no epsilon on the variance"])
+    assert code == 1 and "RIGHT EXCEPT WITH EQUAL VOTES" in text, text
+
+
+def test_an_error_with_other_inputs_is_no_right(run):  # noqa: F811
+    code, text = run(ROUTE, changes=[("    b = np", "    assert u_hat[:, :, 0].any()\n    b = np")])
+    assert code == 1 and "WRONG" in text and "changed inputs: raised mine.py, line 9: AssertionError" in text, text
+
+
+def test_a_gradient_can_be_required(run):  # noqa: F811
+    assert_conforms(RIGHT["route"])
+    with pytest.raises(AssertionError, match="The gradient is required, and was not checked"):
+        assert_conforms(RIGHT["route"], require_gradient=True)
+    assert run(ROUTE, "--require-gradient")[0] == 1
+
+    def backward(lengths, present):
+        return 2 * (-present * np.maximum(0, 0.9 - lengths) + 0.5 * (1 - present) * np.maximum(0, lengths - 0.1)) / 3
+    assert_conforms(RIGHT["loss"], kind="margin-loss", backward=backward, require_gradient=True)
+
+
+def test_json_and_one_line(run, tmp_path, capsys):  # noqa: F811
+    changes = ROUTE_MISTAKES["softmax over input capsules"]
+    code, text = run(ROUTE, "--quiet", changes=changes)
+    assert code == 1 and text == f"{tmp_path}/mine.py:route: WRONG: softmax over input capsules\n"
+    code, text = run(ROUTE, "--json", "--allow", "softmax over input", changes=changes)
+    report = json.loads(text)
+    assert code == 0 and report["passed"] and report["verdict"] == "WRONG" and report["precision"] == "float64"
+    assert report["mistakes"] == report["allowed"] == ["softmax over input capsules"]
+    assert not report["lines"][0]["holds"] and "1 iteration" in report["lines"][0]["what"]
+    code, text = run(ROUTE, "--quiet")
+    assert code == 0 and text.endswith("VALUES RIGHT, GRADIENT NOT CHECKED\n")
+
+
+def test_float32_and_float16_are_right_up_to_precision(run):  # noqa: F811
+    """in the output, in the inputs, or inside"""
+    for changes, shown in (([("    return v", "    return v.astype('f4')")], "float32"),
+                           ([("    return v", "    return v.astype('f2')")], "float16"),
+                           ([("* v[:, None]).sum(-1)", "* v[:, None]).sum(-1).astype('f4')")], "with float32 inside")):
+        code, text = run(ROUTE, changes=changes)
+        assert code == 0 and "RIGHT UP TO PRECISION" in text and shown in text, text
+        code, text = run(ROUTE, changes=[*changes, *ROUTE_MISTAKES["softmax over input capsules"]])
+        assert code == 1 and named(text) == ["softmax over input capsules"], text
+
+
+def test_float32_in_a_part_alone_is_right_up_to_precision(run):  # noqa: F811
+    """such as first logits in float32, which round the first coupling coefficients"""
+    first = [("b = np.zeros(u_hat.shape[:3])", "b = np.zeros(u_hat.shape[:3], 'f4')")]
+    code, text = run(ROUTE, changes=first)
+    assert code == 0 and "VALUES RIGHT UP TO PRECISION" in text and "float32 in a part" in text, text
+    code, text = run(ROUTE, changes=[*first, *ROUTE_MISTAKES["logits not accumulated"]])
+    assert code == 1 and named(text) == ["logits not accumulated"], text
+
+
+@pytest.mark.slow
+def test_float32_in_a_part_hides_no_other_order_of_the_axes(run):  # noqa: F811
+    first = [("b = np.zeros(u_hat.shape[:3])", "b = np.zeros(u_hat.shape[:3], 'f4')")]
+    order = [("    b = np", "    u_hat = u_hat.transpose(0, 3, 2, 1)\n    b = np"),
+             ("return v", "return v.transpose(0, 2, 1)")]
+    code, text = run(ROUTE, "--axes", "u_hat=NEJI", changes=[*first, *order])
+    assert code == 0 and "float32 in a part" in text, text
+    code, text = run(ROUTE, changes=[*first, *order])
+    assert code == 1 and "--axes u_hat=NEJI" in text, text
+
+
+def test_low_precision_gets_no_invented_diagnosis(run):  # noqa: F811
+    """An unknown deviation of 4% is no mistake with a name, even where float16 would let several fit"""
+    for dtype in ("f4", "f2"):
+        code, text = run(ROUTE, changes=[("    return v", f"    return (v + 0.04 * np.sin(9 * v)).astype('{dtype}')")])
+        assert code == 1 and "NOT THIS PROCEDURE" in text and not named(text), text
+
+
+def test_what_cannot_be_used_is_said_in_one_line(run, capsys, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for kind, options, words in (("routing", {}, "kind 'routing': write one of dynamic"),
+                                 ("dynamic", {"allow": ["noepsilon"]}, "no kind of mistake begins so"),
+                                 ("dynamic", {"m": 0.2}, "--m has no effect"),
+                                 ("em", {}, "missing 3 required")):
+        with pytest.raises(ValueError, match=words):
+            assert_conforms(RIGHT["route"] if kind != "em" else lambda V, a, b, c, d, e, f, g: V, kind, **options)
+    with pytest.raises(ValueError, match="a class"):
+        assert_conforms(dict)
+    assert command.main(["tour.ipynb:route"]) == 2
+    assert "is a notebook" in capsys.readouterr().err
+    code, text = run(ROUTE, changes=[("    b = np", "    assert len(u_hat) == 99\n    b = np")])
+    assert code == 2 and text.startswith("error: mine.py, line 9: AssertionError"), text
