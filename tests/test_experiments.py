@@ -405,15 +405,6 @@ def test_a_result_has_the_promised_keys(alone, experiment):
     assert wanted and all(0 <= found[key] <= 1 for key in wanted)
 
 
-def test_without_mnist_and_network_digits_are_drawn_and_the_user_is_told(alone):
-    runner = alone(MULTI)
-    words = words_of({**RUN[MULTI], "--n-test": 16, "--n-val": 16, "--n-train": 32, "--conv1-channels": 4})
-    run = runner.run("offline", [*words, "--out-json", "result.json"])
-    assert run.code == 0 and result_of(run.folder)["source"] == "synthetic", run.err
-    assert "synthetic" in (run.out + run.err).lower() and "mnist" in (run.out + run.err).lower()
-    assert "Traceback" not in run.err and "error:" not in run.err, run.err
-
-
 @pytest.mark.parametrize("experiment, flags", [(name, flags) for name in OTHERS for flags in OTHERS[name]])
 def test_other_tasks_and_networks_train(alone, experiment, flags):
     case = alone(experiment).cases()[f"other {flags}"]
