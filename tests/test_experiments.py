@@ -19,7 +19,7 @@ import claims
 import numpy as np
 import pytest
 import runs
-from conftest import DEAD, HOMES, ROOT, toy_digits
+from conftest import DEAD, HOMES, ROOT, idx, toy_digits
 
 MULTI, NORB, AFF = runs.MULTI, runs.NORB, runs.AFF
 every_experiment = pytest.mark.parametrize("experiment", runs.EXPERIMENTS)
@@ -292,8 +292,6 @@ def alone(tmp_path_factory):
 
 def write_digits(home):
     """Write four idx files of toy digits to home/good, and data sets with one fault each beside it"""
-    def idx(array):
-        return bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape) + array.tobytes()
     arrays = dict(zip(DIGITS, (toy_digits(n=800)["train"], toy_digits(n=200)["test"])))
     for name in ("good", *BROKEN):
         (home / name).mkdir(parents=True)

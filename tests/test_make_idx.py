@@ -11,7 +11,7 @@ from lab.messages import InputError
 import imageio.v3 as imageio
 import numpy as np
 import pytest
-from conftest import ROOT, assert_refused, run_offline
+from conftest import ROOT, assert_refused, idx, run_offline
 
 import make_idx
 
@@ -20,10 +20,6 @@ ROWS = np.stack([np.flatnonzero(NAMED == label)[:9] for label in range(10)], 1).
 IMAGES, LABELS = MANY[ROWS], NAMED[ROWS]                               # nine of each class, in turn
 TRAIN, TEST = (IMAGES[:60], LABELS[:60]), (IMAGES[60:], LABELS[60:])
 PARTS = {"train": TRAIN, "test": TEST}
-
-
-def idx(array, code=8, kind=np.uint8):
-    return bytes([0, 0, code, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.astype(kind).tobytes()
 
 
 def write_idx(folder, style, code=8, kind=np.uint8, change=lambda images, labels: (images, labels), parts=PARTS):
