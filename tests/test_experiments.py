@@ -70,17 +70,19 @@ BAD_DIGITS = {
     **{f"--data-dir {name}": name for name in (*BROKEN, LONG)}}
 BAD = {
     MULTI: BAD_FLAGS | BAD_FILES | BAD_DIGITS | {
-        "--min-iou 2": "", "--cnn-head gap": "", "--checkpoint run.npz --min-iou 0.5": "min",
-        "--preset classic --conv3-channels 8": "--conv3-channels"},
+        "--min-iou 2": "", "--model cnn --routing-iters 2": "--routing-iters", "--cnn-head gap": "",
+        "--checkpoint run.npz --min-iou 0.5": "min", "--preset classic --conv3-channels 8": "--conv3-channels"},
     AFF: BAD_FLAGS | BAD_FILES | BAD_DIGITS | {
         "--train-shift far": "", "--n-per-class 5000": "", "--model cnn-gap --loss margin": "--loss",
-        "--affnist-dir nowhere": "", "--task mnist --affnist-dir empty": "--affnist-dir"},
+        "--affnist-dir nowhere": "", "--task mnist --affnist-dir empty": "--affnist-dir",
+        "--model cnn-gap --routing-iters 2": "--routing-iters", "--model cnn-gap --preset small": "--preset"},
     NORB: BAD_FLAGS | BAD_FILES | {
         "--data norb": "", "--data smallnorb": "--norb-dir", "--data smallnorb --norb-dir nowhere": "nowhere",
         "--data smallnorb --norb-dir empty": "empty", "--norb-dir empty": "", "--split instance": "",
         "--train-azimuths 5": "", "--train-azimuths 90:0": "", "--train-azimuths 0:210": "", "--train-azimuths a:b": "",
         "--train-azimuths 1:2:3": "", "--test-azimuths nan:3": "", "--data toys --train-azimuths 301:319": "azimuth",
-        "--toy-seed 1": "", "--data toys --n-elev 2": "--n-elev", "--width 8": ""}}
+        "--toy-seed 1": "", "--data toys --n-elev 2": "--n-elev", "--model cnn --dropout 1": "--dropout",
+        "--model cnn --routing-iters 2": "--routing-iters", "--width 8": ""}}
 
 
 # ---------------------------------------------------------------- processes
