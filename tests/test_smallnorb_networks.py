@@ -243,14 +243,10 @@ def size(config):
     return sum(math.prod(shape) for shape in sn.param_shapes(config).values())
 
 
-def sizes(**changes):
-    return {model: size(sn.Config(model=model, **changes)) for model in TRAINED}
-
-
 @pytest.mark.parametrize("data, preset", [*itertools.product(("toys", "shapes"), ("small", "wide"))])
 def test_networks_that_are_compared_have_as_many_weights(data, preset):
     """The heads as capsnet-shared, within 5%, the paper's CNN as its capsules: as near as any width brings them"""
-    n = sizes(data=data, preset=preset)
+    n = {model: size(sn.Config(model=model, data=data, preset=preset)) for model in TRAINED}
     for model in ("capsnet", "matrix-head", "cnn-gap"):
         assert abs(n[model] / n["capsnet-shared"] - 1) < 0.05, model
     assert abs(n["cnn"] / n["matrix-capsnet"] - 1) < 0.1
