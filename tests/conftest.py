@@ -144,6 +144,11 @@ def assert_refused(answer, words):
     assert err.endswith("\n") and err.count("\n") == 1, err
 
 
+def idx(array, code=8, kind=np.uint8):
+    """Return an array as the bytes of an idx file, whose numbers are of the type that a code stands for"""
+    return bytes([0, 0, code, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.astype(kind).tobytes()
+
+
 def toy_digits(seed=0, n=60):
     """What load_data returns, made of blocky class patterns of varying brightness in the central 20x20 box."""
     rng = np.random.default_rng(seed)

@@ -74,6 +74,25 @@ def check_loss(loss, prediction, *target, **options):
     check_op(forward, lambda dout, dx: dout * dx, prediction, **options)
 
 
+def check_step(module, params, batch, config, loss):
+    """What a module's loss_and_grads says of a batch, beside its gradients' values: loss(params); a gradient of every
+    parameter; of a share of the batch, that share of all. It changes no input, and float32 stays float32. Return the
+    terms of the loss and the gradients"""
+    before = {name: a.copy() for name, a in (params | batch).items()}
+    terms, grads, _ = module.loss_and_grads(params, batch, config)
+    assert all(np.array_equal(a, before[name]) for name, a in (params | batch).items()), "an input has changed"
+    assert abs(loss(params) - terms["loss"]) <= 1e-9 * abs(terms["loss"])
+    for name, g in grads.items():
+        assert g.shape == params[name].shape and np.abs(g).max() > 1e-9, f"{name} is identically zero"
+    share, share_grads, _ = module.loss_and_grads(params, batch, config, share=1 / 3)
+    for whole, third in ((terms, share), (grads, share_grads)):
+        assert all(np.allclose(3 * third[name], whole[name], rtol=1e-9, atol=1e-15) for name in whole)
+    single = ({name: a.astype(np.float32) if a.dtype == float else a for name, a in of.items()}
+              for of in (params, batch))
+    assert float_dtypes(module.loss_and_grads(*single, config)[1:]) == {np.dtype(np.float32)}
+    return terms, grads
+
+
 def check_directions(loss, params, grads, tol=RELU, n=3, h=1e-6):
     """loss(params) -> float along random directions, for every parameter alone and for all of them together. Where a
     step of h is too short for float64, a slope next to zero, one of 10 h must agree: a wrong gradient meets neither."""

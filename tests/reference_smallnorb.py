@@ -104,18 +104,17 @@ def em_reference(votes, a, beta_u, beta_a, n_iters, lambda_=1 / 16):
         history.append(R)
         mu, sigma2, x = {}, {}, {}
         for j, of_j in children.items():                                                       # M-step
-            r = [R[i][j] * a[i] for i in of_j]
-            mass = sum(r)
-            mu[j] = [sum(r_i * votes[i][j][h] for r_i, i in zip(r, of_j)) / mass for h in range(16)]
-            sigma2[j] = [sum(r_i * (votes[i][j][h] - mu[j][h]) ** 2 for r_i, i in zip(r, of_j)) / mass + 5e-4
-                         for h in range(16)]
-            cost = sum((beta_u[j[-1]] + math.log(math.sqrt(sigma2[j][h]))) * mass * ratio for h in range(16))
+            r = {i: R[i][j] * a[i] for i in of_j}
+            mass = sum(r.values())
+            mu[j] = sum(r[i] * votes[i][j] for i in of_j) / mass
+            sigma2[j] = sum(r[i] * (votes[i][j] - mu[j]) ** 2 for i in of_j) / mass + 5e-4
+            cost = sum((beta_u[j[-1]] + math.log(math.sqrt(of_h))) * mass * ratio for of_h in sigma2[j])
             x[j] = beta_a[j[-1]] - lambda_ * cost
         R = []
         for seen in votes:                                                                     # E-step
-            log_p = {j: -math.log(1 + math.exp(-x[j])) + sum(
-                -(vote[h] - mu[j][h]) ** 2 / (2 * sigma2[j][h]) - 0.5 * math.log(2 * math.pi * sigma2[j][h])
-                for h in range(16)) for j, vote in seen.items()}
+            log_p = {j: -math.log(1 + math.exp(-x[j])) - sum(
+                (vote - mu[j]) ** 2 / (2 * sigma2[j]) + 0.5 * np.log(2 * math.pi * sigma2[j]))
+                for j, vote in seen.items()}
             most = max(log_p.values(), default=0)
             total = sum(math.exp(value - most) for value in log_p.values())
             R.append({j: math.exp(value - most) / total for j, value in log_p.items()})
@@ -124,11 +123,6 @@ def em_reference(votes, a, beta_u, beta_a, n_iters, lambda_=1 / 16):
 
 def logistic(x):
     return 1 / (1 + np.exp(-x))
-
-
-def matrix_product(pose, matrix):
-    """4x4 times 4x4, 16 numbers in rows"""
-    return [sum(pose[4 * row + k] * matrix[k, column] for k in range(4)) for row in range(4) for column in range(4)]
 
 
 def conv_votes(pose, active, W, stride):
@@ -143,7 +137,7 @@ def conv_votes(pose, active, W, stride):
             if 0 <= y - stride * py < 3 and 0 <= x - stride * px < 3:
                 for j in range(W.shape[1]):
                     matrix = W[((y - stride * py) * 3 + x - stride * px) * B + b, j]
-                    votes[-1][py, px, j] = matrix_product(pose[y, x, b], matrix)
+                    votes[-1][py, px, j] = (pose[y, x, b].reshape(4, 4) @ matrix).ravel()
     return votes, a
 
 
@@ -157,10 +151,9 @@ def conv_caps_reference(pose, active, W, beta_u, beta_a, n_iters, stride):
 
 def field(position, config):
     """First and last pixel, on one axis, that the last positions of capsules see, one layer below the other"""
-    down = {"matrix-capsnet": ((3, 1), (3, 2), (1, 1), (5, 2)),  # (kernel, stride)
-            "backbone": ((3, 1), (2, 2), (3, 1), (3, 1), (2, 2), (3, 1), (3, 1))}
+    backbone = (3, 1), (2, 2), (3, 1), (3, 1), (2, 2), (3, 1), (3, 1)                          # (kernel, stride)
     first = last = position
-    for kernel, stride in down["matrix-capsnet" if config.model == "matrix-capsnet" else "backbone"]:
+    for kernel, stride in ((3, 1), (3, 2), (1, 1), (5, 2)) if config.model == "matrix-capsnet" else backbone:
         first, last = stride * first, stride * last + kernel - 1
     return first, last
 
@@ -213,7 +206,7 @@ def em_network_reference(p, image, config):
     votes, a = [], []
     side, _, types = active.shape
     for b, py, px in np.ndindex(types, side, side):
-        votes.append({(j,): matrix_product(pose[py, px, b], p["class_W"][b, j]) for j in range(5)})
+        votes.append({(j,): (pose[py, px, b].reshape(4, 4) @ p["class_W"][b, j]).ravel() for j in range(5)})
         a.append(active[py, px, b])
         for vote in votes[-1].values() if config.coordinates else ():
             vote[3] += coordinate(px, config)                               # x: first of the right column

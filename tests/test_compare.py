@@ -2,9 +2,13 @@
 import json
 import re
 
+import smallnorb_novel_viewpoint as sn
+
 import numpy as np
 import pytest
 from conftest import run_offline
+
+import compare
 
 EXPERIMENT = "smallnorb_novel_viewpoint"
 TOY = "--data", "shapes", "--n-elev", 1, "--n-per-combo", 1, "--n-epochs", 1
@@ -98,8 +102,7 @@ def test_trained_networks_are_compared_by_their_files(compared):
     (["--load", "none.npz"], "--load none.npz: no such file"), (["--load", "text.npz"], "not a weights file of an"),
     (["--load", "text.npz", "text.npz"], "--load: a file is given twice"),
     (["--load", "text.npz", "--n-seeds", "2"], "--n-seeds and --first-seed are for training")])
-def test_bad_input_is_one_line(tmp_path, words, said):
+def test_bad_input_is_one_line(call, tmp_path, words, said):
     (tmp_path / "text.npz").write_text("text", "utf-8")
-    done = run_offline(tmp_path, "compare.py", *words)
-    assert done.returncode == 2 and re.search(f"^error: .*{said}", done.stderr), done.stderr
-    assert done.stderr.count("\n") == 1 and done.stdout.count("\n") <= 1
+    code, out, err = call(sn, compare.main, *words)
+    assert code == 2 and re.search(f"^error: .*{said}", err) and err.count("\n") == 1 and out.count("\n") <= 1, err

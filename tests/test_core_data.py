@@ -11,7 +11,7 @@ from lab.figures import call_images, class_names, draw_confusion, has_digits, ne
 
 import numpy as np
 import pytest
-from conftest import EXPERIMENTS, assert_refused, runs, toy, toy_digits
+from conftest import EXPERIMENTS, assert_refused, idx, runs, toy, toy_digits
 
 import make_affnist_capsnet_gif as affnist_film
 import make_multimnist_capsnet_gif as multi_film
@@ -20,8 +20,7 @@ import visualize_multimnist_capsnet as multi_figures
 
 
 def write_idx(path, array, zipped=False):
-    raw = b"\0\0\x08" + bytes([array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.astype(np.uint8).tobytes()
-    path.write_bytes(gzip.compress(raw) if zipped else raw)
+    path.write_bytes(gzip.compress(idx(array)) if zipped else idx(array))
 
 
 def write_data(folder, n_classes=3, prefix="", style="train-images-idx3-ubyte", first=0, zipped=False, n=48):

@@ -7,11 +7,10 @@ from conftest import EXPERIMENTS, ROOT
 
 PRIVATE = (                        # what not to write; the words to use are the field's
     "told apart", "told from zero", "not told", "comes? along", "named right", "names? (?:both|the two|two) digits",
-    "redraw", "redrawn", "as the recipe", "recipe says", "lab book", "kind of CNN", "that averages", "takes the "
-                                                                                                     "largest",
-    "surer", "how sure", "made small", "stopped alike", "as many digits", "share of belief", "means nothing to", "a "
-                                                                                                                 "coin",
-    "equal shares", "switched off", "moved further", "moved digits", "a matrix for every place", "over places",
+    "redraw", "redrawn", "as the recipe", "recipe says", "lab book", "kind of CNN", "that averages",
+    "takes the largest", "surer", "how sure", "made small", "stopped alike", "as many digits", "share of belief",
+    "means nothing to", "a coin", "equal shares", "switched off", "moved further", "moved digits",
+    "a matrix for every place", "over places",
     "going on at", "goes on from", "kernels' steps", "a sample's way", "what is told", "stands? (?:in|on|for|at) ",
     "twins?", "ledger", "\\bpins?\\b", "named wrong", "new sides?", "aliveness", "\\bfilms?\\b", "colour", "centre",
     "normalis", "neighbour", "\\bgrey")

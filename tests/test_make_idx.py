@@ -1,5 +1,4 @@
 """make_idx.py: every form in which people have data becomes the same four idx files; splits, copies, junk."""
-import csv
 import gzip
 import re
 import shutil
@@ -12,7 +11,7 @@ from lab.messages import InputError
 import imageio.v3 as imageio
 import numpy as np
 import pytest
-from conftest import ROOT, assert_refused, run_offline
+from conftest import ROOT, assert_refused, idx, run_offline
 
 import make_idx
 
@@ -21,10 +20,6 @@ ROWS = np.stack([np.flatnonzero(NAMED == label)[:9] for label in range(10)], 1).
 IMAGES, LABELS = MANY[ROWS], NAMED[ROWS]                               # nine of each class, in turn
 TRAIN, TEST = (IMAGES[:60], LABELS[:60]), (IMAGES[60:], LABELS[60:])
 PARTS = {"train": TRAIN, "test": TEST}
-
-
-def idx(array, code=8, kind=np.uint8):
-    return bytes([0, 0, code, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.astype(kind).tobytes()
 
 
 def write_idx(folder, style, code=8, kind=np.uint8, change=lambda images, labels: (images, labels), parts=PARTS):
@@ -41,11 +36,10 @@ def write_pictures(folder, names="0123456789", parts=PARTS):
             imageio.imwrite(folder / part / names[label] / f"{k}.png", image)
 
 
-def write_csv(path, images, labels, header=(), last=False, quoted=False):
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, quoting=csv.QUOTE_NONNUMERIC if quoted else csv.QUOTE_MINIMAL)
-        rows = [([label], row) for label, row in zip(labels.tolist(), images.reshape(len(images), -1).tolist())]
-        writer.writerows([header] * bool(header) + [row + label if last else label + row for label, row in rows])
+def write_csv(path, images, labels, header=(), last=False):
+    pixels, labels = images.reshape(len(images), -1).astype(str), labels.astype(str)
+    np.savetxt(path, np.c_[pixels, labels] if last else np.c_[labels, pixels], "%s", ",", header=",".join(header),
+               comments="")
 
 
 def torchvision(path):
@@ -115,7 +109,7 @@ def test_every_form_becomes_the_same_files(call, tmp_path, form):
 def test_one_csv_file_is_split(call, tmp_path):
     """With a header, the label last and in words; or with quotes and numbers"""
     write_csv(tmp_path / "train.csv", IMAGES, np.array(["one", "two"])[LABELS % 2], [*"abc" * 261, "d", "class"], True)
-    write_csv(tmp_path / "q.csv", IMAGES, LABELS.astype(str), quoted=True)
+    write_csv(tmp_path / "q.csv", IMAGES, np.array([f'"{name}"' for name in range(10)])[LABELS])
     for name, names, n_test in (("train", ["one", "two"], 14), ("q", list("0123456789"), 20)):
         code, out, err = call(mc, make_idx.main, f"{name}.csv", name)
         assert (code, err) == (0, "") and "split: a seventh of each class" in out, err
@@ -124,14 +118,11 @@ def test_one_csv_file_is_split(call, tmp_path):
         assert sorted([*train, *test]) == as_set((IMAGES, LABELS % len(names)))
 
 
-def test_labels_of_any_kind_are_names():
+def test_labels_of_any_kind_are_names_and_emnists_classes_have_theirs(tmp_path):
+    """EMNIST's letters are counted from 1"""
     for labels, names in (([15.0, 0], ["15", "0"]), (["1.5e+01", "x.0", "2.5"], ["15", "x.0", "2.5"]),
                           ([[0, 1], [1, 0]], ["1", "0"]), ([[7], [True]], ["7", "1"])):
         assert make_idx.names_of(labels) == names
-
-
-def test_emnists_classes_have_their_names(tmp_path):
-    """Its letters are counted from 1"""
     assert all(len(set(names)) == n for n, names in make_idx.EMNIST.items())
     letters = {"train": (MANY[:52], np.arange(52) % 26 + 1), "test": (MANY[52:78], np.arange(26) + 1)}
     write_idx(tmp_path, ("emnist-letters-", "idx1-ubyte"), parts=letters)
@@ -264,23 +255,18 @@ def test_what_cannot_be_read_is_refused_in_one_line(call, tmp_path):
     """and nothing is written"""
     torchvision(tmp_path / "root")
     write_idx(tmp_path / "root/Other/raw", ("", "idx1-ubyte"))
-    write_idx(tmp_path / "two", ("a-", "idx1-ubyte"))
-    write_idx(tmp_path / "two", ("b-", "idx1-ubyte"))
-    write_idx(tmp_path / "cut", ("", "idx1-ubyte"))
-    shutil.copytree(tmp_path / "cut", tmp_path / "half")
+    for folder, prefix in ("two", "a-"), ("two", "b-"), ("cut", ""), ("half", ""):
+        write_idx(tmp_path / folder, (prefix, "idx1-ubyte"))
     (tmp_path / "cut/test-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03" + bytes(20))
     (tmp_path / "half/test-images-idx3-ubyte").unlink()
     write_pictures(tmp_path / "split", parts=PARTS | {"val": (TEST[0][:1], np.array([0]))})
     write_pictures(tmp_path / "new", "abcdefghij", {"train": (TRAIN[0][:60], TRAIN[1] % 9), "test": TEST})
     shutil.copytree(tmp_path / "split/train/0", tmp_path / "flat/train")
     shutil.copytree(tmp_path / "split/train/1", tmp_path / "flat/test")
-    shutil.copytree(tmp_path / "split/train", tmp_path / "bad")
+    write_pictures(tmp_path, parts={"few": (IMAGES[:22], LABELS[:22]), "bad": TRAIN})
     (tmp_path / "bad/0/0.png").write_bytes(b"no picture")
-    write_pictures(tmp_path, parts={"few": (IMAGES[:22], LABELS[:22])})
-    (tmp_path / "none/a").mkdir(parents=True)
-    (tmp_path / "none/b").mkdir()
-    (tmp_path / "full/labels.txt").mkdir(parents=True)
-    save(tmp_path, a=IMAGES)
+    for folder in ("none/a", "none/b", "full/labels.txt"):
+        (tmp_path / folder).mkdir(parents=True)
     np.savez(tmp_path / "twice.npz", images=IMAGES, x=IMAGES, y=LABELS)
     np.savez(tmp_path / "half.npz", x_train=IMAGES)
     np.save(tmp_path / "object.npy", np.array([None]))
@@ -293,13 +279,13 @@ def test_what_cannot_be_read_is_refused_in_one_line(call, tmp_path):
             ("new", "new: test images of class j, but no training"), ("flat", "test, train hold no folders of classes"),
             ("bad", "0.png: is not a"), ("few", "class 2 has 1 different image for training. Give at least 3"),
             ("none", "a: has 0 PNG or JPEG"), ("split/train/0", "0: holds no folders of pictures, and no idx"),
-            ("no", "no: no such file or folder"), ("x.zip", "x.zip: is no CSV"), ("d.npz", "d.npz: holds no folders"),
+            ("no", "no: no such file or folder"), ("x.zip", "x.zip: is no CSV"),
             ("twice.npz", "several arrays of images"), ("half.npz", "lacks the train images or labels. Name"),
             ("object.npy", "not a file of arrays of numbers"), ("empty.csv", "has no rows of columns"),
             ("odd.csv", "number of columns changed from 2 to 1"), ("none.csv", "neither the first nor the last column"),
             ("word.csv", "could not convert string 'x'"), ("small.csv", "images are uint8 (1, 4). Give gray levels"),
-            ("split --seed -1", "--seed -1: must be at least 0"), ("", "required: DATA, OUT")):
-        assert_refused(call(mc, make_idx.main, *sources.split(), *["x"] * bool(sources)), words)
+            ("split --seed -1", "--seed -1: must be at least 0")):
+        assert_refused(call(mc, make_idx.main, *sources.split(), "x"), words)
         assert not (tmp_path / "x").exists()
     for out, words in (("full", "labels.txt"), ("cut", "cut: holds a data set")):
         assert_refused(call(mc, make_idx.main, "split", out), words)

@@ -11,15 +11,14 @@ import multimnist_capsnet as mc
 
 import numpy as np
 import pytest
-from conftest import DEAD
+from conftest import DEAD, idx
 
 N_TRAIN = 5004                     # the last 5,000 are for validation
 RNG = np.random.default_rng(0)
 ARRAYS = {"train-images-idx3": RNG.integers(0, 10, (N_TRAIN, 28, 28), np.uint8),
           "train-labels-idx1": np.arange(N_TRAIN), "t10k-labels-idx1": np.arange(4),
           "t10k-images-idx3": RNG.integers(0, 10, (4, 28, 28), np.uint8)}
-FILES = {f"{name}-ubyte": bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes() +
-         (array % 10).astype(np.uint8).tobytes() for name, array in ARRAYS.items()}
+FILES = {f"{name}-ubyte": idx(array % 10) for name, array in ARRAYS.items()}
 ZIPPED = {f"{name}.gz": gzip.compress(raw, 1) for name, raw in FILES.items()}
 
 

@@ -11,6 +11,7 @@ import imageio.v3 as imageio
 import numpy as np
 import pytest
 from conftest import TINY
+from test_multimnist_meaning import decoded
 
 import visualize_multimnist_capsnet as viz
 
@@ -248,14 +249,7 @@ def test_perturbed_reconstructions_change_one_dimension_of_one_capsule(rng):
     v = (0.1 * rng.standard_normal(16)).astype(np.float32)
     images = figures.perturbed_reconstructions(mc, params, TINY, v, 3)
     assert images.shape == (16, 11, 36, 36) and np.allclose(np.diff(figures.PERTURBATIONS), 0.05)
-
-    def decoded(capsule):
-        x = np.zeros(160, np.float32)
-        x[48:64] = capsule
-        for k in (1, 2):
-            x = np.maximum(x @ params[f"dec{k}_w"] + params[f"dec{k}_b"], 0)
-        return 1 / (1 + np.exp(-(x @ params["dec3_w"] + params["dec3_b"]))).reshape(36, 36)
     for dimension, column, step in (0, 0, -0.25), (7, 8, 0.15), (15, 10, 0.25), (4, 5, 0):
-        changed = v.copy()
-        changed[dimension] += step
-        np.testing.assert_allclose(images[dimension, column], decoded(changed), atol=1e-6)
+        capsules = np.tile(v, (1, 10, 1))
+        capsules[0, 3, dimension] += step
+        np.testing.assert_allclose(images[dimension, column], decoded(params, capsules, [[3]])[0, 0], atol=1e-6)

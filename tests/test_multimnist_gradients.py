@@ -5,8 +5,8 @@ import multimnist_capsnet as mc
 
 import numpy as np
 import pytest
-from conftest import NETWORKS, assert_same, batch_of, float64
-from gradcheck import RELU, check_coordinates, check_directions, check_loss, check_op, float_dtypes, normal
+from conftest import NETWORKS, batch_of, float64
+from gradcheck import RELU, check_coordinates, check_directions, check_loss, check_op, check_step, normal
 from test_multimnist_meaning import terms_reference
 
 N, I, J, D, E = 2, 3, 4, 5, 6
@@ -47,19 +47,10 @@ def test_gradient_of_the_whole_network(digits, name, n_iters):
     params, batch = float64(config, seed=4), batch_of(digits, config)
     if config.model == "capsnet" and name != "paper":
         params["W"] *= 10                                                              # votes that reach the decoder
-    before = {key: array.copy() for key, array in (params | batch).items()}
-    terms, grads, _ = mc.loss_and_grads(params, batch, config)
-    assert_same(before, params | batch)                                                 # the inputs do not change
 
     def loss(p):
         out, _ = mc.forward(p, batch["images"], config, batch["labels"], statistics={})
         return terms_reference(out, batch, config)["loss"]
-    assert loss(params) == pytest.approx(terms["loss"], rel=1e-12)
-    assert all(g.any() and g.shape == params[key].shape for key, g in grads.items())
-    third, third_grads, _ = mc.loss_and_grads(params, batch, config, share=1 / 3)
-    assert {key: 3 * term for key, term in third.items()} == pytest.approx(terms)
-    assert all(np.allclose(3 * third_grads[key], g, rtol=1e-9, atol=1e-15) for key, g in grads.items())
-    single = ({key: a.astype(np.float32) if a.dtype == float else a for key, a in of.items()} for of in (params, batch))
-    assert float_dtypes(mc.loss_and_grads(*single, config)[1:]) == {np.dtype(np.float32)}
+    _, grads = check_step(mc, params, batch, config, loss)
     check_directions(loss, params, grads, n=1, h=1e-7)
     check_coordinates(loss, params, grads, n=1, h=1e-6)

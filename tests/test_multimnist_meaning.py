@@ -234,11 +234,6 @@ def test_initial_weights_have_the_variance_their_fan_in_asks_for():
 
 # -------------------------------------------------------------- evaluation
 
-def evaluate(weights, chunks, config):
-    with mc.worker_threads(config) as workers:
-        return mc.evaluate(weights, chunks, config, workers)
-
-
 @pytest.mark.parametrize("chunks", [[slice(0, 3)], [slice(0, 2), slice(2, 3)]], ids=["whole", "in parts"])
 def test_evaluate_against_brute_force(digits, monkeypatch, chunks):
     """Three pairs: both digits predicted (in the other order), one, none."""
@@ -253,7 +248,7 @@ def test_evaluate_against_brute_force(digits, monkeypatch, chunks):
     def metrics(out, config):
         parts = [[{name: a[rows] for name, a in arrays.items()} for rows in chunks] for arrays in (pairs, out)]
         monkeypatch.setattr(mc, "forward_shards", lambda *_: parts[1].pop(0))
-        return evaluate({}, parts[0], config)
+        return mc.evaluate({}, parts[0], config, None)
     test, target = metrics(out, TINY), pairs["sources"] / 255
     confusion = np.diag([0, 1, 1, 1, 0, 0, 0, 0, 0, 0.])                # found: 1, 2 and 3; 4 was taken for 9
     confusion[4, 9], confusion[5:7, [0, 7]] = 1, 0.5                    # 5 and 6 for 0 and 7

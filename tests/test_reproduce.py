@@ -2,10 +2,8 @@
 says."""
 import functools
 import re
-from types import SimpleNamespace
 
 import multimnist_capsnet as mc
-from lab.messages import InputError
 
 import numpy as np
 import pytest
@@ -50,36 +48,6 @@ def test_every_claim_has_a_section_with_all_its_numbers():
         assert f"<!-- table: claim {claim.name} -->" in section and claim.sentence[:20] in section
         in_table = claim.name in [name for name, *_ in claims.TABLE]
         assert bool(claim.a) == (f"<!-- verdict: {claim.name} -->" in section) == in_table
-
-
-@pytest.mark.parametrize("values, mark, theirs, expected", [
-    ((2.0, 2.1, 2.2), "minus b", 2.9, "reproduced, smaller"), ((2.0, 3.0, 4.0), "minus b", 2.9, "reproduced"),
-    ((2.0, -1.0, 1.0), "minus b", 2.9, "not reproduced"), ((-2.0, -2.1, -2.2), "minus b", 2.9, "not reproduced"),
-    ((-2.0, -2.1, -2.2), "minus b reversed", None, "reproduced"), ((5.0,), "minus b", 2.9, "not reproduced"),
-    ((94.0, 96.0), "", 94.8, "reproduced"), ((94.0, 95.0), "", 94.8, "not reproduced"), ((), "", 94.8, "not run")])
-def test_a_verdict_by_hand(monkeypatch, values, mark, theirs, expected):
-    """Of 2.0, 2.1, 2.2 the interval is 2.1 +- 4.303 * 0.1 / sqrt(3) = 2.1 +- 0.25, of 2, 3, 4 it is 3 +- 2.5"""
-    styles = ["points" if mark else "percent", *["reversed"] * ("reversed" in mark)]
-    monkeypatch.setattr(render, "asked", lambda _: ("x", "a", "b" * ("minus" in mark), "key", styles))
-    one = claims.Claim("one", "", "", (), a=claims.Primary("", "", ""), theirs=theirs)
-    monkeypatch.setitem(claims.BY_NAME, "one", one)
-    found = SimpleNamespace(samples=lambda *_: [value / 100 for value in values])
-    assert render.verdict(found, "one") == expected
-
-
-@pytest.mark.parametrize("mark", ["shapes", "shapes 0", "shapes 4", "nothing 1", "shapes one", "shapes a"])
-def test_a_mark_of_no_measure_is_refused(mark):
-    with pytest.raises(InputError, match="must be NAME K"):
-        render.measure(mark)
-
-
-def test_a_difference_in_words_by_hand():
-    # 1.2, 2.4: mean 1.8, t = 12.706, s = 0.8485: half = 12.706 * 0.8485 / sqrt(2) = 7.62
-    assert render.number_text([0.012, 0.024], ("points",), True) == "+1.8 +- 7.6"
-    assert render.in_words([0.012, 0.024], ()) == "1.8 percentage points (95% CI -5.8 to 9.4, n = 2)"
-    assert render.in_words([0.012, 0.024], ("reversed",)) == "-1.8 percentage points (95% CI -9.4 to 5.8, n = 2)"
-    assert render.in_words([0.012], ()) == "1.2 percentage points (n = 1)"
-    assert render.number_text([-0.0001, 0.0001], ("points",), True).startswith("0.0 +- ")
 
 
 def test_a_measure_over_several_sets_of_toys_is_checked_set_by_set():

@@ -189,8 +189,6 @@ def test_smallnorb_is_split_as_in_the_paper(norb, split, angle, train, novel):
     assert np.array_equal(two["novel"]["labels"], data["novel"]["labels"])
 
 
-
-
 def test_views_of_one_toy_of_smallnorb(norb):
     """A view that the test files hold comes back by its angles; the animation says the azimuth of the image it shows"""
     folder, files = norb
