@@ -101,13 +101,10 @@ def summary(value):
 
 def per_class(tests):
     """Return the results of a test with the accuracy of each class in place of the confusion matrix"""
-    found = {}
-    for key, value in tests.items():
-        if key.endswith("confusion"):
-            key, value = key.replace("confusion", "per_class"), [
-                row[k] / sum(row) if any(row) else float("nan") for k, row in enumerate(value)]
-        found[key] = per_class(value) if isinstance(value, dict) else value
-    return found
+    def right(counts):
+        return [row[k] / sum(row) if any(row) else float("nan") for k, row in enumerate(counts)]
+    return {key.replace("confusion", "per_class"): right(value) if "confusion" in key else
+            per_class(value) if isinstance(value, dict) else value for key, value in tests.items()}
 
 
 def drawn(module, samples):
