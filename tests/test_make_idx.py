@@ -140,11 +140,12 @@ def test_emnists_classes_have_their_names(tmp_path):
 
 
 def test_mnist_stays_mnist(call, tmp_path, monkeypatch):
-    """Its own files keep their order, by which the experiments know it; the same images in another order do not"""
+    """Its files keep their order, by which the experiments know it, and are not replaced; another order does not"""
     torchvision(tmp_path)
     raw = tmp_path / "MNIST/raw"
     digests = {path.name: mc.read_idx(path)[1] for path in raw.glob("*ubyte")}
     monkeypatch.setattr(make_idx, "MNIST", digests)
+    assert_refused(call(mc, lambda: make_idx.make(raw, TRAIN)), "raw: holds a data set")
     save(tmp_path, **SPLIT)
     for source, same in (("MNIST", True), ("d.npz", True), ("swapped.npz", False)):
         np.savez(tmp_path / "swapped.npz", **SPLIT | {name: SPLIT[name][::-1] for name in ("x_test", "y_test")})
@@ -212,10 +213,9 @@ def test_arrays_of_other_kinds(tmp_path, capsys, images, said):
 def test_arrays_that_are_no_images_are_refused(tmp_path, array, words):
     with pytest.raises(InputError, match=re.escape(words)):
         make_idx.make(tmp_path / "data", (array, LABELS))
-    wrong = LABELS[:, None].repeat(2, 1), LABELS * 1j, LABELS * 0, np.arange(90), [[1, 2], [3]], [None] * 90
-    for train in IMAGES, *((IMAGES, labels) for labels in wrong):
+    for labels in (LABELS[:, None] * [1, 2], LABELS * 1j, LABELS * 0, range(90), [[1], 2], [None], None):
         with pytest.raises(InputError, match="^train: label.* (are|is)|^has (1 class|90 classes)|^train is of type"):
-            make_idx.make(tmp_path / "data", train, LABELS if train is IMAGES else None)
+            make_idx.make(tmp_path / "data", *([IMAGES, LABELS] if labels is None else [(IMAGES, labels)]))
     assert not (tmp_path / "data").exists()
 
 
