@@ -64,6 +64,8 @@ IDX_TYPES = {8: np.uint8, 9: np.int8, 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"
 EMNIST = {26: string.ascii_uppercase, 47: string.digits + string.ascii_uppercase + "abdefghnqrt",
           62: string.digits + string.ascii_uppercase + string.ascii_lowercase}          # number of classes: names
 
+WRITTEN = *MNIST, "labels.txt", "test-files.txt"                       # the names of all files in OUT
+
 # Images of a part of a data set: part, "train", "test", "val" or "" (not said); images (n, 28, 28) uint8; labels, n
 # names; files, n names of pictures, or None
 Chunk = collections.namedtuple("Chunk", "part images labels files")
@@ -88,16 +90,22 @@ def by_number(name):
 
 
 def names_of(labels):
-    """Return labels, (n,), (n, 1) or one-hot (n, J), as a list of n names. Raise InputError for other arrays"""
-    labels = np.asarray(labels)
+    """Return labels, (n,), (n, 1) or one-hot (n, J), numbers, words or other objects, as a list of n names. Raise
+    InputError for other arrays"""
+    try:
+        labels = np.asarray(labels)
+    except ValueError:                                                  # lists of several lengths
+        raise InputError("labels are lists of several lengths. Give one label for each image, (n,)") from None
     if labels.ndim == 2 and labels.shape[1] > 1 and np.isin(labels, (0, 1)).all() and (labels.sum(1) == 1).all():
         labels = labels.argmax(1)
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
-    if labels.ndim != 1 or labels.dtype.kind not in "buifUS":
+    if labels.ndim != 1 or labels.dtype.kind == "c":
         raise InputError(f"labels are {labels.dtype} {labels.shape}. Give one for each image, (n,)")
-    names = labels.astype(str).tolist()
+    names = [label.decode(errors="replace") if isinstance(label, bytes) else str(label) for label in labels]
     for k, name in enumerate(names):                                    # of floats, as 3.0 and np.savetxt's 3.000e+00
+        if name in ("nan", "None", "<NA>", "NaT") and not isinstance(labels[k], str):
+            raise InputError(f"label {k} is {name}. Leave this image out, or give its label")
         if re.fullmatch(r"[-+]?\d+\.\d*(e[-+]\d+)?", name) and float(name).is_integer():
             names[k] = str(int(float(name)))
     return names
@@ -228,13 +236,7 @@ def read_files(paths):
         if path.suffix.lower() not in (".npy", ".npz"):
             fault = "is no CSV, .npy or .npz file" if path.is_file() else "no such file or folder"
             raise InputError(f"{path}: {fault}. Give one, or a folder of pictures; unpack an archive first")
-        try:
-            content = np.load(path, allow_pickle=False)
-            content = {"": content} if path.suffix.lower() == ".npy" else {key: content[key] for key in content.files}
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            fault = getattr(error, "strerror", None) or "not a file of arrays of numbers"
-            raise InputError(f"{path}: {fault}. Save it again with np.savez") from None
-        for key, array in content.items():
+        for key, array in arrays_of(path).items():
             name = part_of(f"{path.stem} {key}"), kind_of(key) or kind_of(path.stem)
             if name in arrays and name[1]:
                 raise InputError(f"{path}: has several arrays of {' '.join(name).strip()}. Leave one out")
@@ -245,6 +247,16 @@ def read_files(paths):
                              "x_train, y_train, x_test and y_test")
         path, images = arrays[part, "images"]
         yield chunk(part, images, arrays[part, "labels"][1], path)
+
+
+def arrays_of(path):
+    """Return the arrays of a .npy or .npz file by their names, that of .npy by "". Raise InputError for others"""
+    try:
+        content = np.load(path, allow_pickle=False)
+        return {"": content} if path.suffix.lower() == ".npy" else {key: content[key] for key in content.files}
+    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+        fault = getattr(error, "strerror", None) or "not a file of arrays of numbers"
+        raise InputError(f"{path}: {fault}. Save it again with np.savez") from None
 
 
 def read_csv(path):
@@ -286,8 +298,8 @@ def chunk(part, images, labels, where):
             raise InputError(f"has {len(images)} images and {len(names)} labels. Give a label for each image")
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
-    for note in notes:
-        progress.say(f"note: {where}: {note}")
+    for note, n in notes.items():
+        progress.say(f"note: {where}: {n:,} of {counted(len(images), 'image')}: {note}")
     return Chunk(part, images, names, None)
 
 
@@ -312,7 +324,9 @@ def data_set_of(chunks, seed):
         is_test = np.array([part == tested for part in parts])
         said = [f"split: as given, {tested} is for testing" + ", val for training" * ({*parts} >= {"val", "test"})]
         if n_known := int(np.isin(content[is_test], content[~is_test]).sum()):
-            said.append(f"warning: {n_known:,} of {is_test.sum():,} test images are training images")
+            both = [name for name, known in zip(files, is_test & np.isin(content, content[~is_test])) if name and known]
+            said.append(f"warning: {n_known:,} of {is_test.sum():,} test images are training images" +
+                        f" ({', '.join(both[:3])}{', ...' * (len(both) > 3)})" * bool(both))
     else:
         is_test = choose_test_images(content, labels, seed)
         said = ["split: a seventh of each class is for testing"]
@@ -348,21 +362,32 @@ def ordered(images, labels, is_test, seed):
     return order, idx
 
 
-def check_out(out, replaced=()):
-    """Raise InputError if a folder holds idx files, but those to be replaced"""
-    if any(IDX_NAME.fullmatch(path.name) and path.name not in replaced for path in out.glob("*")):
-        raise InputError(f"{out}: holds a data set. Give another folder, or remove its files")
+def check_out(out, replace=False):
+    """Raise InputError if a folder holds files of a data set. With replace it may hold one of this program's"""
+    there = sorted(path.name for path in out.glob("*") if path.name in WRITTEN or IDX_NAME.fullmatch(path.name))
+    is_ours = {*there} <= {*WRITTEN} and {*there} >= {*MNIST, "labels.txt"}
+    if there and not (replace and is_ours):
+        raise InputError(f"{out}: holds a data set or a part of one ({there[0]}). Give another folder, or remove its "
+                         "files")
 
 
 def make(out, train, test=None, seed=0):
-    """Write arrays as a data set into a folder, in place of one that `make` wrote there, and print what was done.
+    """Write arrays as a data set into a folder, in place of one that `make` or this program wrote there, and print what
+    was done.
 
     train, test: (images, labels), images as `arrays_to_mnist` takes them, labels numbers or names; without test, a
     seventh of each class is for testing. Raise InputError for other arrays."""
-    check_out(Path(out), MNIST)
-    chunks = [chunk(part, *arrays, part) for part, arrays in (("train", train), ("test", test)) if arrays is not None]
+    out, chunks = Path(out), []
+    check_out(out, replace=True)
+    for part, arrays in (("train", train), ("test", test)):
+        if arrays is not None or part == "train":
+            if not isinstance(arrays, (tuple, list)) or len(arrays) != 2:
+                raise InputError(f"{part} is of type {type(arrays).__name__}. Give a pair, (images, labels)")
+            chunks.append(chunk(part, *arrays, part))
     files, said = data_set_of(chunks, seed)
-    write_files(Path(out), files)
+    write_files(out, files)
+    for name in {*WRITTEN} - {*files}:                                  # of the data set that was there
+        (out / name).unlink(missing_ok=True)
     Progress().say("\n  ".join([f"wrote {out}: {said[0]}", *said[1:]]))
 
 

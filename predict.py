@@ -6,32 +6,36 @@
 """Use a trained network of any of the experiments: name what is in pictures or arrays.
 
 A row per picture: its file, the class, its length (of a capsule) or probability (of a CNN), the next class, and a word
-where the two are close. A network of multimnist_capsnet.py finds two digits. Pictures are PNG or JPEG files, or all of
-a folder; arrays are .npy or .npz files, whose images are what `predict` takes.
+where the two are close. A network of multimnist_capsnet.py finds two digits. Pictures are PNG or JPEG files, or all
+below a folder; arrays are .npy or .npz files, whose images are what `predict` takes.
 
 In Python, load and predict do the same:
 
     from predict import load, predict
     network = load("weights/affnist_capsnet-shared.npz")
     result = predict(network, images)              # images: (n, H, W), any usual type
-    result.classes, result.names, result.scores    # result.capsules: (n, J, D); predict(..., reconstruct=True)
+    result.classes, result.names, result.scores    # (n,), (n,), (n, J); class Prediction has the others
 
     python3 predict.py weights/affnist_capsnet-shared.npz digit.png                    # seconds
     python3 predict.py weights/multimnist_capsnet.npz viz/multimnist_capsnet/page.png
     python3 predict.py runs/affnist_capsnet/cnn-gap-deep-seed0/weights.npz folder --out classes.csv
 """
+import collections
 import dataclasses
+import functools
 import importlib
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import lab
-from lab.data import ENDINGS, find_ink, read_picture, resample, to_mnist, visible
+from lab.data import ENDINGS, find_ink, fitted, gray_images, is_junk, read_picture, resample, to_mnist
 from lab.files import check_writable, write_atomically, write_csv
 from lab.messages import InputError, Parser, Progress, counted, run_cli
 
 import numpy as np
+
+from make_idx import arrays_of
 
 CLOSE = 0.2                        # a difference of two lengths or probabilities that leaves a doubt
 
@@ -57,22 +61,27 @@ class Network:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What a network says of n images.
+    """What a network says of n images; J classes, D entries of a capsule.
 
-    classes: (n,), or (n, 2) of pairs of digits, the more certain first. names: the same in words, a list of tuples.
-    scores: (n, J), lengths or activations of capsules, probabilities of a CNN. after: (n,), the next class. capsules:
-    (n, J, D), None of a CNN. doubts: a word where the last class that is named and the next one are close, else "".
-    reconstructions: (n, R, H, W), if asked for and the network has a decoder. inputs: (n, H, W[, C]), what the network
-    saw. notes: what was done to the images, in words."""
+    classes: (n,) int, or (n, 2) of pairs of digits, the more certain first
+    names: the same in words, an array (n,) of str, or of tuples of two
+    scores: (n, J), lengths or activations of capsules, probabilities of a CNN
+    after: (n,) int, the next class after those that are named
+    capsules: (n, J, D), vectors or flat pose matrices; None of a CNN
+    doubts: n words, "in doubt" where the last class that is named and the next one differ by less than CLOSE, else ""
+    reconstructions: (n, 1, H, W) of the class, (n, 2, H, W) of a pair, of inputs' size and range; None unless asked for
+        and the network has a decoder
+    inputs: (n, H, W), or (n, H, W, C) of toys, what the network saw: digits from 0 to 1, light on dark
+    notes: what was done to how many images, {words: number}"""
     classes: np.ndarray
-    names: list
+    names: np.ndarray
     scores: np.ndarray
     after: np.ndarray
     capsules: np.ndarray
     doubts: list
     reconstructions: np.ndarray
     inputs: np.ndarray
-    notes: list
+    notes: dict
 
 
 def load(path, labels=None):
@@ -105,10 +114,10 @@ def load(path, labels=None):
 def predict(network, images, reconstruct=False):
     """Return the Prediction of a network for images.
 
-    images: an array (n, H, W) or (H, W); (n, 1, H, W), and colors (n, H, W, 3 or 4), are taken, too; toys have two
-    cameras, (n, H, W, 2) or (n, 2, H, W). Gray levels: 0 to 255, or 0 to 1 of a floating-point type. Raise InputError
-    for what cannot be read so."""
-    inputs, notes = prepared(network, np.asarray(images))
+    images: an array (n, H, W) or (H, W), or a list of them, of any size; (n, H * H), (n, 1 or 3, H, W) and (n, H, W, 1,
+    3 or 4) are taken, too; toys have two cameras, (n, H, W, 2) or (n, 2, H, W). Gray levels: 0 to 255, or 0 to 1.
+    reconstruct: whether the result has reconstructions. Raise InputError for what cannot be read so."""
+    inputs, notes = prepared(network, images)
     module, config, pair = network.module, network.config, network.sides[1] == 2
 
     def one(rows):
@@ -129,7 +138,9 @@ def predict(network, images, reconstruct=False):
     classes, after = order[:, :n_named], order[:, min(n_named, order.shape[1] - 1)]
     rows = np.arange(len(order))
     close = (scores[rows, classes[:, -1]] - scores[rows, after] < CLOSE) & (order.shape[1] > n_named)
-    names = [tuple(network.names[k] for k in named) for named in classes]
+    names = np.array(network.names)[classes[:, 0]]
+    if pair:
+        names = np.fromiter((tuple(network.names[k] for k in named) for named in classes), object, len(classes))
     return Prediction(
         classes if pair else classes[:, 0], names, scores, after,
         out.get("mu", out.get("v")), ["in doubt" if each else "" for each in close],
@@ -139,98 +150,65 @@ def predict(network, images, reconstruct=False):
 # -------------------------------------------------------------- images
 
 def prepared(network, images):
-    """Return images as a network takes them, and what was done to them, in words"""
-    notes, toys = [], hasattr(network.config, "norb_dir") and network.config.data != "shapes"
-    if images.dtype.kind not in "buif" or images.ndim < 2 or not images.size:
-        raise InputError(f"images are {images.dtype} {images.shape}. Give gray levels, (n, H, W)")
-    if not np.isfinite(images).all() or images.min() < 0:
-        raise InputError("images have negative or non-finite values. Give gray levels from 0 to 255, or from 0 to 1, "
-                         "before any normalization")
-    if images.max() > 255:
-        raise InputError(f"images have values up to {images.max():g}. Give gray levels from 0 to 255, or from 0 to 1")
-    is_unit = images.dtype.kind in "bf" and images.max() <= 1
-    gray = images.astype(np.float32) / (1 if is_unit else 255)
-    if images.dtype.kind == "f" and not is_unit:
-        notes.append("gray levels were taken to be from 0 to 255")
-    if images.dtype.kind in "iu" and images.max() == 1:
-        raise InputError("images are integers up to 1. Give gray levels from 0 to 255, or bool")
-    gray = gray[None] if gray.ndim == 2 else gray
-    if gray.ndim == 4 and gray.shape[1] in (1, 2) and gray.shape[3] > 4:
-        gray = gray.transpose(0, 2, 3, 1)
-    if gray.ndim == 4 and gray.shape[3] in (3, 4):
-        gray = gray[..., :3] @ np.array([0.299, 0.587, 0.114], np.float32)
-        notes.append("colors were turned into gray levels")
-    gray = gray[..., 0] if gray.ndim == 4 and gray.shape[3] == 1 else gray
-    sides, _ = network.sides
-    is_known = gray.ndim == 3 or toys and gray.ndim == 4 and gray.shape[3] == 2
-    if not is_known or gray.shape[1] != gray.shape[2] or gray.shape[1] not in sides:
-        raise InputError(f"images are {images.shape}. This network takes sides of {' or '.join(map(str, sides))} px: "
-                         f"(n, {sides[0]}, {sides[0]})")
+    """Return images as a network takes them, and what was done to how many, {words: number}"""
+    sides, toys = network.sides[0], hasattr(network.config, "norb_dir") and network.config.data != "shapes"
+    grays, notes = gray_images(images, (*sides, 28, 32), 2 if toys else 1)
     if toys:
-        return toy_views(network, gray, notes), notes
-    edge = np.concatenate([gray[:, 0], gray[:, -1], gray[:, :, 0], gray[:, :, -1]], 1)
-    dark = np.median(edge, axis=1) > 0.5
-    if dark.any():
-        gray = np.where(dark[:, None, None], 1 - gray, gray)
-        notes.append(f"{counted(int(dark.sum()), 'image')} with a light background: inverted")
+        notes["one camera: its view was given to both"] += sum(len(gray) for gray in grays if gray.ndim == 3)
+        grays = [np.stack([gray, gray], -1) if gray.ndim == 3 else gray for gray in grays]
+    found, n_other = fitted(grays, sides, functools.partial(resized, network))
+    notes["of another size: scaled as pictures are"] += n_other
+    if toys:
+        return np.stack([network.module.downsample(image.transpose(2, 0, 1)[None])[0] if len(image) == 96 else image
+                         for image in found]), dict(+notes)
+    inputs = np.zeros((len(found), sides[0], sides[0]), np.float32)
+    for canvas, image in zip(inputs, found):
+        start, end = (sides[0] - len(image)) // 2, (sides[0] + len(image)) // 2
+        canvas[start:end, start:end] = image / np.float32(255)
+    n_placed = sum(len(image) < sides[0] for image in found)
+    notes[f"{sides[-1]}x{sides[-1]} px: placed at the center of {sides[0]}x{sides[0]} px"] += n_placed
+    return inputs[..., None] if hasattr(network.config, "norb_dir") else inputs, dict(+notes)
+
+
+def resized(network, gray):
+    """Return gray levels in [0, 1], (h, w) or, of two cameras, (h, w, 2), of any size, as an image that a network takes
+    without a change but of place, uint8. Raise InputError if there is no ink"""
     if hasattr(network.config, "norb_dir"):
-        return gray[..., None], notes
-    margin = (sides[0] - gray.shape[1]) // 2
-    if margin:
-        notes.append(f"{gray.shape[1]}x{gray.shape[1]} px: placed at the center of {sides[0]}x{sides[0]} px")
-    return np.pad(gray, ((0, 0), (margin, margin), (margin, margin))), notes
-
-
-def toy_views(network, gray, notes):
-    """Return views of toys, (n, 48, 48, 2) uint8, of gray (n, side, side[, 2]) in [0, 1]"""
-    if gray.ndim == 3:
-        gray = np.stack([gray, gray], -1)
-        notes.append("one camera: its view was given to both")
-    views = np.rint(255 * gray).astype(np.uint8)
-    return network.module.downsample(views.transpose(0, 3, 1, 2)) if views.shape[1] == 96 else views
-
-
-def picture(network, path):
-    """Return a picture file as an image that `predict` takes"""
-    gray = read_picture(path)
-    if hasattr(network.config, "norb_dir"):
-        side, scale = network.sides[0][-1], network.sides[0][-1] / max(gray.shape)
-        return resample(gray, side, side, (side - gray.shape[0] * scale) / 2, (side - gray.shape[1] * scale) / 2, scale)
+        (h, w), side = gray.shape[:2], network.sides[0][-1]
+        scale = side / max(h, w)
+        views = [resample(view, side, side, (side - h * scale) / 2, (side - w * scale) / 2, scale)
+                 for view in np.moveaxis(np.atleast_3d(gray), -1, 0)]
+        return np.rint(255 * np.stack(views, -1)).astype(np.uint8).squeeze()
     if network.sides[1] == 2:
         from visualize_multimnist_capsnet import to_canvas  # here: it needs matplotlib
-        return to_canvas(find_ink(gray))
+        return np.rint(255 * to_canvas(find_ink(gray))).astype(np.uint8)
     return to_mnist(gray)
 
 
 def read_images(network, paths, progress):
-    """Yield (names, images) of files and of folders. Raise InputError for what cannot be read"""
+    """Yield a path, the pictures in it, and their images; or an array file, None, and its images. Raise InputError for
+    what cannot be read"""
     for path in paths:
-        if path.suffix in (".npy", ".npz"):
-            try:
-                content = np.load(path, allow_pickle=False)
-                arrays = {"": content} if path.suffix == ".npy" else {key: content[key] for key in content.files}
-            except (OSError, ValueError, EOFError) as error:
-                fault = getattr(error, "strerror", None) or "not a file of arrays"
-                raise InputError(f"{path}: {fault}. Give a .npy or .npz file of images") from None
+        if path.suffix.lower() in (".npy", ".npz"):
+            arrays = arrays_of(path)
             images = arrays.get("images", next((a for a in arrays.values() if a.ndim > 1), None))
             if images is None:
                 raise InputError(f"{path}: holds no images. Give an array (n, H, W) by the name `images`")
-            images = images[None] if images.ndim == 2 else images
-            yield [f"{path}[{k}]" for k in range(len(images))], images
+            yield path, None, images
             continue
-        files = [path]
+        files, images = [path], []
         if path.is_dir():
-            files = sorted(each for each in visible(path) if each.suffix.lower() in ENDINGS)
+            files = [each for each in sorted(path.rglob("*")) if each.suffix.lower() in ENDINGS and each.is_file()
+                     and not any(is_junk(Path(part)) for part in each.relative_to(path).parts)]
         if not files:
-            raise InputError(f"{path}: holds no PNG or JPEG file. Give a folder of pictures")
-        images = []
+            raise InputError(f"{path}: holds no PNG or JPEG file, nor do the folders in it. Give others")
         for k, file in enumerate(files):
             try:
-                images.append(picture(network, file))
+                images.append(resized(network, read_picture(file)) / np.float32(255))
             except InputError as error:
                 raise InputError(f"{file}: {error}") from None
             progress.step(f"{k + 1} of {len(files)} pictures read")
-        yield list(map(str, files)), np.stack(images)
+        yield path, list(map(str, files)), np.stack(images)
 
 
 # -------------------------------------------------------------- command line
@@ -248,8 +226,8 @@ def table_of(network, names, result):
 def main():
     parser = Parser(description=__doc__)
     parser.add_argument("weights", metavar="WEIGHTS", type=Path, help="weights.npz or checkpoint of a run")
-    parser.add_argument("paths", metavar="PICTURE", nargs="+", type=Path, help="PNG or JPEG files, folders of them, "
-                        ".npy or .npz files of images")
+    parser.add_argument("paths", metavar="PICTURE", nargs="+", type=Path, help="PNG or JPEG files, "
+                        "folders with such files at any depth, .npy or .npz files of images")
     parser.add_argument("--labels", metavar="FILE", type=Path, help="names of the classes, one a line, in place of "
                         "those of the labels.txt that the network was trained with")
     parser.add_argument("--out", metavar="FILE", help="write the table as CSV")
@@ -257,13 +235,17 @@ def main():
     args = parser.parse_args()
     check_writable(args.out, args.capsules)
     network, progress = load(args.weights, args.labels), Progress()
-    found, table = [], []
-    for names, images in read_images(network, args.paths, progress):
-        result = predict(network, images)
-        for note in result.notes:
-            progress.say(f"note: {note}")
-        table += table_of(network, names, result)
+    found, table, notes = [], [], collections.Counter()
+    for path, files, images in read_images(network, args.paths, progress):
+        try:
+            result = predict(network, images)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+        table += table_of(network, files or [f"{path}[{k}]" for k in range(len(result.classes))], result)
+        notes.update(result.notes)
         found.append(result)
+    for note, n in notes.items():
+        progress.say(f"note: {n:,} of {counted(len(table), 'image')}: {note}")
     named = ["first", "score", "second", "score"] if network.sides[1] == 2 else ["class", "score"]
     table.insert(0, ["file", *named, "next", "score", "doubt"])
     if args.out:

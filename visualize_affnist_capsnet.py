@@ -146,7 +146,7 @@ def draw_examples(run):
 def draw_reconstructions(run):
     """Draw one test digit of each class, and its reconstruction from the longest digit capsule."""
     kinds = [("test", "test")] if run.config.task == "mnist" else [("test", "translated"), ("affine", "affine")]
-    fig = new_figure(1.9 * len(kinds) + 0.7, "Test digits and their reconstructions from the longest digit capsule",
+    fig = new_figure(1.9 * len(kinds) + 0.7, "Test images and their reconstructions from the longest digit capsule",
                      f"{data_name(run.data['source'])}, network {run.config.model}; above a reconstruction "
                      "is the predicted class (red: wrong)")
     axes, names = fig.subplots(2 * len(kinds), n_shown(run)), class_names(run.data)
@@ -196,7 +196,7 @@ def draw_perturbation(run):
     correct = np.flatnonzero(out["scores"].argmax(1) == samples["labels"])
     k = correct[0] if len(correct) else 0
     label = samples["labels"][k]
-    fig = new_figure(9.2, f"Reconstructions of a {class_names(run.data)[label]} while one dimension of its digit "
+    fig = new_figure(9.2, f"Reconstructions of class {class_names(run.data)[label]} while one dimension of its digit "
                      "capsule is changed\n(column: added to the dimension)",
                      f"{data_name(run.data['source'])}, network {run.config.model}")
     show_perturbations(fig.subplots(), perturbed_reconstructions(
@@ -208,7 +208,7 @@ def draw_confusion(run):
     """Draw the confusion matrix of each test set"""
     with affnist.worker_threads(run.config) as workers:
         test = affnist.evaluate_test(run.params, run.data, run.config, workers)
-    return figures.draw_confusion({TESTS.get(f"{key}_accuracy", "test digits"): one["confusion"]
+    return figures.draw_confusion({TESTS.get(f"{key}_accuracy", "test images"): one["confusion"]
                                    for key, one in test.items()}, class_names(run.data),
                                   f"Confusion matrices of {run.label}", data_name(run.data["source"]))
 

@@ -364,7 +364,7 @@ def draw_perturbation(run):
     label = run.test_pairs["labels"][k, 0]
     batch = capsnet.to_batch(run.test_pairs, [k])
     out, _ = capsnet.forward(run.params, batch["images"], run.config)
-    fig = new_figure(run, 9.2, f"Reconstructions of a {class_names(run.data)[label]} while one dimension of "
+    fig = new_figure(run, 9.2, f"Reconstructions of class {class_names(run.data)[label]} while one dimension of "
                      "its digit capsule is changed\n(column: added to the dimension)")
     show_perturbations(fig.subplots(), perturbed_reconstructions(
         capsnet, run.params, run.config, out["v"][0, label], label))

@@ -1,4 +1,5 @@
 """Pictures and arrays into data sets: read a picture, find its ink, make an image like MNIST's of it, split, write."""
+import collections
 import contextlib
 import hashlib
 import math
@@ -27,6 +28,7 @@ TEST_SHARE = 7                     # one of so many images of a class is for tes
 ENDINGS = (".png", ".jpg", ".jpeg")
 JUNK = "thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir"                  # what systems leave in folders
 FEW_GRAYS = 64                     # arrays whose brightest pixel is between 1 and this are scaled to 255
+FAINT_LEVEL = 150                  # images whose brightest gray level, of 255, is below this are called faint
 FAINT = 0.1                        # what is darker than this, of the brightest ink, does not count for the ink's box
 UPRIGHT = {                        # EXIF orientation: what turns such a picture upright (imageio's versions differ)
     2: lambda a: a[:, ::-1], 3: lambda a: a[::-1, ::-1], 4: lambda a: a[::-1], 5: lambda a: a.swapaxes(0, 1),
@@ -216,57 +218,82 @@ def visible(folder):
     return sorted(path for path in folder.iterdir() if not is_junk(path))
 
 
-def gray_images(array):
-    """Return an array of images as gray levels, (n, H, W) uint8, light on dark, and what was done to them, in words.
+def as_arrays(images):
+    """Return images as a list of arrays of numbers, (n, ...): all in one or, where their sizes differ, one for each"""
+    for split in (lambda: [np.asarray(images)], lambda: [np.asarray(image)[None] for image in images]):
+        with contextlib.suppress(ValueError, TypeError):
+            arrays = split()
+            if arrays and all(array.dtype.kind in "buif" and array.ndim > 1 and array.size for array in arrays):
+                return arrays
+    shape = f"{images.dtype} {images.shape}" if isinstance(images, np.ndarray) else f"of type {type(images).__name__}"
+    raise InputError(f"images are {shape}. Give gray levels, (n, H, W)")
 
-    array: (n, H, W), (n, H * H), (n, H, W, 1, 3 or 4) or (n, 1 or 3, H, W); gray levels from 0 to 255 or from 0 to 1,
-    or to another maximum of at most FEW_GRAYS. Raise InputError for what is not such an array.
-    """
-    gray, notes = np.asarray(array), []
-    fault = f"images are {gray.dtype} {gray.shape}. Give gray levels, (n, H, W)"
-    if gray.dtype.kind not in "buif" or gray.ndim < 2 or not gray.size:
-        raise InputError(fault)
+
+def one_channel(gray, sides=(), cameras=1):
+    """Return an array of images, as `gray_images` takes it, as gray levels (n, H, W), or (n, H, W, 2) of two cameras"""
+    given, width = f"{gray.dtype} {gray.shape}", gray.shape[1]
     if gray.ndim == 2:
-        side = math.isqrt(gray.shape[1])
-        gray = gray.reshape(-1, side, side) if side * side == gray.shape[1] else gray
-    if gray.ndim == 4 and gray.shape[1] in (1, 3) and gray.shape[3] > 4:
+        is_flat = (side := math.isqrt(width)) ** 2 == width and (not sides or side in sides)
+        gray = gray.reshape(-1, side, side) if is_flat else gray[None] if sides else gray
+    if gray.ndim == 4 and gray.shape[1] <= 3 and gray.shape[3] > 4:
         gray = gray.transpose(0, 2, 3, 1)
     if gray.ndim == 4 and gray.shape[3] in (3, 4):
         gray = gray[..., :3] @ np.array([0.299, 0.587, 0.114], np.float32)
-        notes.append("colors were turned into gray levels")
     gray = gray[..., 0] if gray.ndim == 4 and gray.shape[3] == 1 else gray
-    if gray.ndim != 3 or min(gray.shape[1:]) < 8:
-        raise InputError(fault)
-    largest = float(gray.max())
-    if not (gray.min() >= 0 and largest <= 255.5):                      # also NaN
-        raise InputError("images have negative, non-finite or larger values than 255. Give gray levels from 0 to 255, "
-                         "or from 0 to 1, before any normalization")
+    if min(gray.shape[1:3]) < 8 or gray.shape[3:] not in ((), (cameras,)) or gray.ndim < 3:
+        raise InputError(f"images are {given}. Give gray levels, (n, H, W)")
+    return gray
+
+
+def gray_images(images, sides=(), cameras=1):
+    """Return images as a list of arrays of gray levels, (n, H, W) uint8, light on dark, all in one or, where their
+    sizes differ, one for each; and what was done to how many images, a Counter of words.
+
+    images: (n, H, W), (n, H * H), (n, H, W, 1, 3 or 4) or (n, 1 or 3, H, W), or a list of images; gray levels from 0 to
+    255 or from 0 to 1, or to another maximum of at most FEW_GRAYS. sides: if given, an array (H, W) is one image unless
+    W is the square of one of them. cameras: with 2, images may be (n, H, W, 2) or (n, 2, H, W), too, and none is
+    inverted. Raise InputError for what is no image."""
+    parts, notes = as_arrays(images), collections.Counter()
+    grays = [one_channel(part, sides, cameras) for part in parts]
+    least, largest = (float(of([of(gray) for gray in grays])) for of in (np.min, np.max))
+    if not (least >= 0 and largest <= 255.5):                           # also NaN
+        mend = "(x + 1) / 2" if -1 <= least < -0.5 and largest <= 1 else "0 to 255, or 0 to 1, before any normalization"
+        raise InputError(f"images have gray levels from {least:.3g} to {largest:.3g}. Give {mend}")
     unit = 1 if largest <= 1 else largest if largest <= FEW_GRAYS else 255
-    if unit not in (1, 255):
-        notes.append(f"gray levels from 0 to {largest:g} were scaled to 255")
-    gray = gray if gray.dtype == np.uint8 and unit == 255 else np.rint(gray * np.float32(255 / unit)).astype(np.uint8)
-    if np.median(edges(gray)) > 127:
-        gray = 255 - gray
-        notes.append("dark on light: inverted")
-    return gray, notes
+    for k, (part, gray) in enumerate(zip(parts, grays)):
+        notes["colors were turned into gray levels"] += len(gray) * (gray.size <= part.size / 3)
+        notes[f"gray levels from 0 to {largest:g} were scaled to 255"] += len(gray) * (unit not in (1, 255))
+        if gray.dtype != np.uint8 or unit != 255:
+            gray = np.rint(gray * np.float32(255 / unit)).astype(np.uint8)
+        light = np.median(edges(gray), -1) > 127 if cameras == 1 else np.zeros(1, bool)
+        notes["dark on light: inverted"] += int(light.sum())
+        grays[k] = np.where(light[:, None, None], 255 - gray, gray) if light.any() else gray
+        brightest = int(grays[k].max())
+        notes[f"faint, with gray levels up to {brightest} of 255"] += len(gray) * (brightest < FAINT_LEVEL)
+    return grays, +notes
 
 
-def arrays_to_mnist(array, report=lambda text: None):
-    """Return an array of images, as `gray_images` takes it, as images like MNIST's, (n, 28, 28) uint8, and what was
-    done to them, in words. Images of another size are scaled and centered like pictures. report(text) hears how far it
-    is. Raise InputError for an image without ink."""
-    images, notes = gray_images(array)
-    if images.shape[1:] == (SIDE, SIDE):
-        return images, notes
-    found = []
-    for k, image in enumerate(images):
+def fitted(grays, sides, convert, report=lambda text: None):
+    """Return arrays of images, (n, H, W[, 2]) uint8, as a list of images, of which those of another size than sides are
+    converted, and how many these are. report(text) hears how far it is. Raise InputError for an image without ink."""
+    images = [image for gray in grays for image in gray]
+    others = [k for k, image in enumerate(images) if image.shape[0] != image.shape[1] or len(image) not in sides]
+    for k in others:
         report(f"{k} of {len(images)} images scaled")
         try:
-            found.append(to_mnist(image / 255))
+            images[k] = convert(images[k] / 255)
         except InputError as error:
             raise InputError(f"image {k}: {error}. Leave it out") from None
-    notes.append(f"{images.shape[2]}x{images.shape[1]} px: scaled so that the ink fits into {BOX}x{BOX} px")
-    return np.stack(found), notes
+    return images, len(others)
+
+
+def arrays_to_mnist(images, report=lambda text: None):
+    """Return images, as `gray_images` takes them, as images like MNIST's, (n, 28, 28) uint8, and a Counter of what was
+    done to how many, in words. Images of another size are scaled and centered like pictures. report(text) hears how far
+    it is. Raise InputError for an image without ink."""
+    grays, notes = gray_images(images)
+    found, n_scaled = fitted(grays, (SIDE,), to_mnist, report)
+    return np.stack(found), notes + collections.Counter({f"scaled so that the ink fits into {BOX}x{BOX} px": n_scaled})
 
 
 def contents(images):

@@ -121,7 +121,7 @@ def test_one_csv_file_is_split(call, tmp_path):
 def test_labels_of_any_kind_are_names_and_emnists_classes_have_theirs(tmp_path):
     """EMNIST's letters are counted from 1"""
     for labels, names in (([15.0, 0], ["15", "0"]), (["1.5e+01", "x.0", "2.5"], ["15", "x.0", "2.5"]),
-                          ([[0, 1], [1, 0]], ["1", "0"]), ([[7], [True]], ["7", "1"])):
+                          ([[0, 1], [1, 0]], ["1", "0"]), (np.array([[7.0], [b"a"]], object), ["7", "a"])):
         assert make_idx.names_of(labels) == names
     assert all(len(set(names)) == n for n, names in make_idx.EMNIST.items())
     letters = {"train": (MANY[:52], np.arange(52) % 26 + 1), "test": (MANY[52:78], np.arange(26) + 1)}
@@ -131,11 +131,12 @@ def test_labels_of_any_kind_are_names_and_emnists_classes_have_theirs(tmp_path):
 
 
 def test_mnist_stays_mnist(call, tmp_path, monkeypatch):
-    """Its own files keep their order, by which the experiments know it; the same images in another order do not"""
+    """Its files keep their order, by which the experiments know it, and are not replaced; another order does not"""
     torchvision(tmp_path)
     raw = tmp_path / "MNIST/raw"
     digests = {path.name: mc.read_idx(path)[1] for path in raw.glob("*ubyte")}
     monkeypatch.setattr(make_idx, "MNIST", digests)
+    assert_refused(call(mc, lambda: make_idx.make(raw, TRAIN)), "raw: holds a data set")
     save(tmp_path, **SPLIT)
     for source, same in (("MNIST", True), ("d.npz", True), ("swapped.npz", False)):
         np.savez(tmp_path / "swapped.npz", **SPLIT | {name: SPLIT[name][::-1] for name in ("x_test", "y_test")})
@@ -163,8 +164,9 @@ def test_copies_stay_on_one_side_of_our_split_and_are_told_of_a_given_one(tmp_pa
     assert "copies of images: 91; all copies" in out and "warning: 1 image in two classes" in out
     train, test, _ = written(tmp_path / "ours")
     assert len(train) + len(test) == 181 and not {image for image, _ in train} & {image for image, _ in test}
+    (stale := tmp_path / "ours/test-files.txt").touch()                 # of a set that this one replaces
     make_idx.make(tmp_path / "ours", TRAIN, tuple(np.concatenate([a, b[:7]]) for a, b in zip(TEST, TRAIN)))
-    assert "warning: 7 of 37 test images are training images" in capsys.readouterr().out
+    assert "warning: 7 of 37 test images are training" in capsys.readouterr().out and not stale.exists()
 
 
 def test_junk_is_skipped_and_counted(call, tmp_path):
@@ -177,7 +179,7 @@ def test_junk_is_skipped_and_counted(call, tmp_path):
     code, out, err = call(mc, make_idx.main, "d", "data")
     assert (code, err) == (0, "") and "test is for testing, val for training" in out, err
     assert "left out 6 files (that systems leave in folders): .DS_Store, ._3.png" in out
-    assert "left out 1 file (no PNG or JPEG of a class): n.txt" in out
+    assert "left out 1 file (no PNG or JPEG of a class): n.txt" in out and "training images (test/c10/18.png, " in out
     train, test, data = written()
     assert (train, test) == (as_set((IMAGES, LABELS)), as_set(TEST)) and data["names"][-1] == "c11"
     for path, image in zip((tmp_path / "data/test-files.txt").read_text("utf-8").splitlines(), data["test"][0]):
@@ -186,7 +188,7 @@ def test_junk_is_skipped_and_counted(call, tmp_path):
 
 @pytest.mark.parametrize("images, said", [
     (np.round(IMAGES[:, 4:24, 4:24] / 16), "from 0 to 16 were scaled"), (np.stack([IMAGES] * 3, 1), "colors"),
-    (np.pad(IMAGES, ((0, 0), (2, 2), (2, 2))), "32x32 px: scaled"), (IMAGES.reshape(90, -1) > 99, "wrote")])
+    ([*np.pad(IMAGES[:9], 2)[2:-2], *255 - IMAGES[9:]], "9 of 90 images:"), (IMAGES.reshape(90, -1) > 99, "wrote")])
 def test_arrays_of_other_kinds(tmp_path, capsys, images, said):
     make_idx.make(tmp_path / "data", (images, LABELS.astype(float)))
     assert said in capsys.readouterr().out
@@ -197,14 +199,14 @@ def test_arrays_of_other_kinds(tmp_path, capsys, images, said):
 
 
 @pytest.mark.parametrize("array, words", [
-    (IMAGES - 128.0, "negative"), (IMAGES * np.nan, "non-finite"), (IMAGES * 2.0, "larger"), (IMAGES[:, 0], "(90, 28)"),
+    (IMAGES - 128.0, "from -128"), (IMAGES * np.nan, "nan"), (IMAGES * 2.0, "to 510"), (IMAGES[:, 0], "(90, 28)"),
     (IMAGES[:80], "80 images and 90 labels"), (np.full((90, 32, 32), 0), "image 0: no ink"), (IMAGES * 1j, "complex")])
 def test_arrays_that_are_no_images_are_refused(tmp_path, array, words):
     with pytest.raises(InputError, match=re.escape(words)):
         make_idx.make(tmp_path / "data", (array, LABELS))
-    for labels in (LABELS[:, None].repeat(2, 1), LABELS * 1j, LABELS * 0, np.arange(90)):
-        with pytest.raises(InputError, match="^train: labels are|^has (1 class|90 classes)"):
-            make_idx.make(tmp_path / "data", (IMAGES, labels))
+    for labels in (LABELS[:, None] * [1, 2], LABELS * 1j, LABELS * 0, range(90), [[1], 2], [None], None):
+        with pytest.raises(InputError, match="^train: label.* (are|is)|^has (1 class|90 classes)|^train is of type"):
+            make_idx.make(tmp_path / "data", *([IMAGES, LABELS] if labels is None else [(IMAGES, labels)]))
     assert not (tmp_path / "data").exists()
 
 

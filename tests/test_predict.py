@@ -18,10 +18,11 @@ WEIGHTS = ROOT / "weights"
 IMAGES, LABELS, _ = ac.synthesize_digits(60, 5)
 BIG = np.pad(IMAGES, ((0, 0), (6, 6), (6, 6)))
 KINDS = {                          # arrays of the same digits, and what is said of them
-    "uint8": (BIG, ""), "unit": (BIG / 255, ""), "float32 to 255": (BIG.astype(np.float32), "0 to 255"),
-    "dark on light": (255 - BIG, "60 images with a light background: inverted"), "channel first": (BIG[:, None], ""),
-    "channel last": (BIG[..., None], ""), "colors": (np.stack([BIG] * 3, -1), "colors"),
-    "28 px": (IMAGES, "28x28 px: placed")}
+    "uint8": (BIG, {}), "unit": (BIG / 255, {}), "float32 to 255": (BIG.astype(np.float32), {}),
+    "some dark": (np.concatenate([255 - BIG[:9], BIG[9:]]), {"inverted": 9}), "channel first": (BIG[:, None], {}),
+    "channel last": (BIG[..., None], {}), "flat": (BIG.reshape(60, -1), {}), "faint": (BIG / 510, {"faint": 60}),
+    "colors": (np.stack([BIG] * 3, 1), {"colors": 60}), "28 px": (IMAGES, {"28x28 px: placed": 60}),
+    "any size": ([*BIG[:50], *IMAGES[50:58], *np.pad(IMAGES[58:], 3)[3:5]], {"placed": 10, "other size": 2})}
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +34,9 @@ def network():
 def test_arrays_of_any_usual_kind_give_the_same_classes(network, kind):
     images, said = KINDS[kind]
     result = predict(network, images)
-    np.testing.assert_array_equal(result.classes, predict(network, BIG).classes)
-    assert (result.classes == LABELS).mean() > 0.9 and result.names[0] == (str(result.classes[0]),)
-    assert said in "".join(result.notes) and bool(said) == bool(result.notes)
+    assert (result.classes == predict(network, BIG).classes).mean() > 0.96         # scaled anew, or brighter
+    assert (result.classes == LABELS).mean() > 0.9 and (result.names == result.classes.astype(str)).all()
+    assert sorted(said.values()) == sorted(result.notes.values()) and all(word in str(result.notes) for word in said)
     np.testing.assert_allclose(result.scores.sum(1), 1, rtol=1e-5)     # of a CNN: probabilities
 
 
@@ -57,14 +58,14 @@ def test_two_digits_are_named_in_a_pair(tmp_path):
     state = mc.initial_state(config)
     state["history"] |= {"source": "drawings", "names": ["bar", "line"]}
     mc.save(tmp_path / "net.npz", config, state, ("params", "state"))
-    result = predict(load(tmp_path / "net.npz"), IMAGES[:3])
+    result = predict(load(tmp_path / "net.npz"), [*IMAGES[:2], BIG[2]])
     assert set(result.doubts) == {""} and set(result.names[0]) == {"bar", "line"}
     (tmp_path / "labels.txt").write_text("a\nb", "utf-8")
     assert load(tmp_path / "net.npz", tmp_path / "labels.txt").names == ("a", "b")
     network = load(WEIGHTS / "multimnist_capsnet.npz")
     pairs = mc.generate_multimnist(IMAGES, LABELS, 60, np.random.default_rng(0))
     result = predict(network, pairs["composites"])
-    assert mc.exact_match(result.classes, pairs["labels"]).mean() > 0.7 and len(result.names[0]) == 2
+    assert mc.exact_match(result.classes, pairs["labels"]).mean() > 0.7 and result.names.shape == (60,)
     assert (np.subtract(*result.scores[np.arange(60), result.classes.T]) >= 0).all()
 
 
@@ -74,17 +75,17 @@ def test_toys_have_two_cameras_or_one(rng):
     result = predict(network, views)
     out, _ = sn.forward(network.weights, sn.crop_batch(sn.downsample(views), np.arange(3)), network.config)
     np.testing.assert_allclose(result.scores, out["a"], rtol=1e-4)
-    assert result.names[0][0] in sn.NORB_NAMES and result.capsules.shape == (3, 5, 16) and not result.notes
-    one = predict(network, views[:, 0])
+    assert result.names[0] in sn.NORB_NAMES and result.capsules.shape == (3, 5, 16) and not result.notes
+    one = predict(network, views[:, 0].repeat(2, 1).repeat(2, 2))       # larger: averaged down again
     both = predict(network, np.stack([views[:, 0]] * 2, 1))
-    assert "both" in one.notes[0] and both.scores == pytest.approx(one.scores)
+    assert "both" in str(one.notes) and both.scores == pytest.approx(one.scores)
 
 
 @pytest.mark.parametrize("images, fault", [
-    (BIG - 128.0, "negative"), (BIG * 300.0, "up to"), (BIG * np.nan, "non-finite"),
-    ((BIG > 200).astype(int), "integers up to 1"), (BIG[:, :30], "takes sides of 40 or 28 px"),
+    (BIG - 128.0, "from -128 to 127"), (BIG * 300.0, "to 7.65e"), (BIG * np.nan, "to nan"),
+    (BIG / 127.5 - 1, r"Give \(x \+ 1\) / 2"), ([BIG[0], "x"], "of type list"), (BIG[:, :5], r"uint8 \(60, 5"),
     (BIG[0, 0], r"\(n, H, W\)"), (BIG[:0], r"\(n, H, W\)"), (BIG.astype(str), r"\(n, H, W\)"),
-    (np.zeros((2, 33, 33)), "takes sides")], ids=lambda x: str(x)[:12])
+    (np.zeros((2, 33, 33)), "image 0: no ink")], ids=lambda x: str(x)[:12])
 def test_what_is_no_picture_is_refused(network, images, fault):
     with np.errstate(all="ignore"):
         with pytest.raises(InputError, match=fault):
@@ -93,10 +94,9 @@ def test_what_is_no_picture_is_refused(network, images, fault):
 
 def test_files_and_folders_become_a_table(call, network, tmp_path):
     """of which a folder's pictures are in order of their names; CSV and capsules hold the same"""
-    (tmp_path / "pictures").mkdir()
     for k in range(3):
-        picture = np.kron(IMAGES[k], np.ones((4, 4), np.uint8))
-        imageio.imwrite(tmp_path / "pictures" / f"{k}.png", 255 - picture)             # ink on paper
+        (tmp_path / f"pictures/of {k}").mkdir(parents=True)
+        imageio.imwrite(tmp_path / f"pictures/of {k}/{k}.png", 255 - np.kron(IMAGES[k], np.ones((4, 4), np.uint8)))
     np.savez(tmp_path / "more.npz", images=BIG[:2])
     (tmp_path / "labels.txt").write_text("\n".join(f"digit {j}" for j in range(10)), "utf-8")
     words = [WEIGHTS / "affnist_capsnet-shared.npz", "pictures", "more.npz", "--labels", "labels.txt"]
@@ -109,20 +109,19 @@ def test_files_and_folders_become_a_table(call, network, tmp_path):
     assert rows[0][0].endswith("0.png") and rows[4][0] == "more.npz[1]"
     with np.load("capsules.npz") as file:
         assert file["capsules"].shape == (5, 10, 16) and file["files"].tolist() == [row[0] for row in rows]
-    code, out, _ = call(mc, program.main, *words[:2])
-    assert code == 0 and out.count("png") == 3 and "class" in out
+    code, out, _ = call(mc, program.main, *words[:2], *[words[1] + f"/of {k}" for k in range(2)])
+    assert code == 0 and out.count("png") == 5 and "class" in out and "note: 5 of 5 images: 28x28 px: placed" in out
 
 
 @pytest.mark.parametrize("words, fault", [
     (["none.npz", "x.png"], "none.npz: no such file"), (["labels.txt", "x.png"], "not a file of a trained network"),
-    (["{}", "none.png"], "none.png: no such file"), (["{}", "empty"], "holds no PNG or JPEG"), (["{}"], "PICTURE"),
+    (["{}", "none.png"], "none.png: no such file"), (["{}", "home"], "holds no PNG or JPEG"), (["{}"], "PICTURE"),
     (["{}", "labels.txt"], "is not a readable picture"), (["{}", "bad.npz"], "not a file of arrays"),
     (["{}", "empty.npz"], "holds no images"), (["{}", "x.npy", "--labels", "labels.txt"], "has 1 name, and"),
-    (["{}", "x.npy", "--out", "empty"], "it is a folder")])
+    (["{}", "x.npy", "--out", "home"], "it is a folder")])
 def test_wrong_input_is_one_line(call, tmp_path, words, fault):
-    (tmp_path / "empty").mkdir()
     (tmp_path / "labels.txt").write_text("one\n", "utf-8")
-    (tmp_path / "bad.npz").write_bytes(b"no arrays")
+    (tmp_path / "bad.npz").write_bytes(b"PK\3\4 no arrays")
     np.savez(tmp_path / "empty.npz", n=3)
     np.save(tmp_path / "x.npy", BIG[:1])
     code, out, err = call(mc, program.main, *[str(word).format(WEIGHTS / "affnist_cnn-gap.npz") for word in words])
