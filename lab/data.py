@@ -27,6 +27,7 @@ BOX, SIDE = 20, 28                 # px of the ink and of the image
 TEST_SHARE = 7                     # one of so many images of a class is for testing
 ENDINGS = (".png", ".jpg", ".jpeg")
 JUNK = "thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir"                  # what systems leave in folders
+FEW_LIGHT = 0.05                   # fraction of an array below which images that are light at the edge stay as they are
 FEW_GRAYS = 64                     # arrays whose brightest pixel is between 1 and this are scaled to 255
 FAINT_LEVEL = 150                  # images whose brightest gray level, of 255, is below this are called faint
 FAINT = 0.1                        # what is darker than this, of the brightest ink, does not count for the ink's box
@@ -266,6 +267,9 @@ def gray_images(images, sides=(), cameras=1):
         if gray.dtype != np.uint8 or unit != 255:
             gray = np.rint(gray * np.float32(255 / unit)).astype(np.uint8)
         light = np.median(edges(gray), -1) > 127 if cameras == 1 else np.zeros(1, bool)
+        if light.mean() < FEW_LIGHT:               # ink that reaches the edge, as of clothes
+            notes["light at the edge, as few are: not inverted"] += int(light.sum())
+            light[:] = False
         notes["dark on light: inverted"] += int(light.sum())
         grays[k] = np.where(light[:, None, None], 255 - gray, gray) if light.any() else gray
         brightest = int(grays[k].max())
