@@ -31,6 +31,7 @@ FEW_LIGHT = 0.05                   # fraction of an array below which images tha
 FEW_GRAYS = 64                     # arrays whose brightest pixel is between 1 and this are scaled to 255
 FAINT_LEVEL = 150                  # images whose brightest gray level, of 255, is below this are called faint
 FAINT = 0.1                        # what is darker than this, of the brightest ink, does not count for the ink's box
+EVEN = 0.01                        # a background whose gray levels differ by more has shades or noise: they are removed
 UPRIGHT = {                        # EXIF orientation: what turns such a picture upright (imageio's versions differ)
     2: lambda a: a[:, ::-1], 3: lambda a: a[::-1, ::-1], 4: lambda a: a[::-1], 5: lambda a: a.swapaxes(0, 1),
     6: lambda a: np.rot90(a, -1), 7: lambda a: a[::-1, ::-1].swapaxes(0, 1), 8: np.rot90}
@@ -167,10 +168,10 @@ def edges(images):
 def ink_of(gray):
     """Return the ink of a picture in [0, 1], light on dark: gray levels, inverted if the picture's edge is light.
 
-    If the edge is uneven, as in a photograph, a smooth background is fitted and subtracted.
+    If the edge is uneven, as in a photograph, a smooth background is fitted and subtracted, with its noise.
     """
     edge = edges(gray)
-    if np.ptp(np.quantile(edge, (0.1, 0.9))) > FAINT:
+    if np.ptp(np.quantile(edge, (0.1, 0.9))) > EVEN:
         with contextlib.suppress(InputError):                           # a tight crop has no background to fit
             return find_ink(gray)
     ink = (1 - gray if np.median(edge) > 0.5 else gray) - min(np.median(edge), 1 - np.median(edge))
