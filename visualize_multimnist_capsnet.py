@@ -261,7 +261,7 @@ def draw_routing(run, n=3):
     axes[0, 0].set_ylabel("digit\n(in color)")
     axes[1, 0].set_ylabel("coupling\n(dotted square)")
     fig.colorbar(heatmap, ax=axes, location="bottom", shrink=0.6, aspect=40, format=PercentFormatter(1, None),
-                 label=f"change of $c_{{ij}}$ at each position after {len(c)} iterations, relative to uniform")
+                 label=f"change of the coupling coefficient after {len(c)} iterations, relative to uniform")
     return fig
 
 
