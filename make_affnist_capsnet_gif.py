@@ -86,7 +86,8 @@ def draw_frames(digits, shown, n):
     scenes, limits = make_scenes(n), {affnist.max_shift(network.config) for network in shown}
     shifts = {"to any position" if limit is None else f"by up to {counted(limit, 'pixel')}" for limit in limits}
     data, source = shown[0].data, shown[0].history["source"]
-    names, noun = data.get("names", ()), "digit" if figures.has_digits(affnist, data) else "image"
+    names, classes = data.get("names", ()), figures.class_names(data)
+    noun = "digit" if figures.has_digits(affnist, data) else "image"
     tested = f"{noun}s" if source == data["source"] else data_name(data["source"])
     heading = f"Trained on {data_name(source)} translated {' or '.join(sorted(shifts))}; tested on {tested}"
     width, height = max(PICTURE + 2 * GAP + (BARS + GAP) * len(shown) - GAP, WIDTH), TOP + ROW * len(digits) + BOTTOM
@@ -118,10 +119,9 @@ def draw_frames(digits, shown, n):
             ax = add_axes(3 * GAP // 2 + PICTURE + k * (BARS + GAP), row, BARS,
                           f"{NAMES.get(config.model, config.model)}\n({config.model}): {quantity}")
             ax.set(ylim=(0, 1), yticks=[0, 1])
-            J = out["scores"].shape[1]
-            ax.set_xticks(range(0, J, -(-J // 10)), range(0, J, -(-J // 10)))
+            figures.label_classes(ax, classes, BARS, fontsize=9)
             ax.tick_params(length=0, pad=3)
-            panels.append((ax.bar(range(J), [0] * J), bar_heights(out["scores"], config)))
+            panels.append((ax.bar(range(len(classes)), [0] * len(classes)), bar_heights(out["scores"], config)))
         rows.append((images, picture, label, panels))
     frames = []
     for t, (name, value, _, _) in enumerate(scenes):

@@ -102,7 +102,7 @@ def draw_frames(scenes, points, last_step, title, names=(), ending=None):
         ax = add_axes(420, 60 + k * pitch * SCALE, 140, 56)
         bars.extend(ax.bar(range(J), [0] * J))
         ax.set(ylim=(0, 1), yticks=[0, 1])
-        ax.set_xticks(range(0, J, -(-J // 10)), range(0, J, -(-J // 10)), fontsize=8)
+        figures.label_classes(ax, names or list(map(str, range(J))), 140, fontsize=8)
         ax.tick_params(length=0, pad=2)
         ax.set_title("" if k else f"capsule lengths (orange: true\nclasses; {CROSS}: wrong prediction)", fontsize=8)
         marks.append(ax.text(1.02, 0.5, "", fontsize=14, va="center", transform=ax.transAxes))

@@ -177,7 +177,7 @@ def main():
     data = None if loaded else norb.load_data(configs[0])
     histories = [history_of(network) if loaded else record_training(config, snapshots, data)
                  for _, network, config in runs]
-    frames, n_training = draw_frames(figures.names_of(runs), configs, histories, args.sweep_frames, not loaded,
+    frames, n_training = draw_frames(networks.names_of(runs), configs, histories, args.sweep_frames, not loaded,
                                      [network.source for _, network, _ in runs if loaded])
     durations = [1000 / args.fps] * len(frames)
     durations[n_training - 1] = durations[-1] = HOLD

@@ -31,13 +31,13 @@ from lab.figures import (
     WRONG,
     Drawing,
     class_names,
-    make_outdir,
+    label_classes,
     perturbed_reconstructions,
     show_montage,
     show_perturbations,
     write_figure,
 )
-from lab.files import check_writable, write_json
+from lab.files import check_writable, make_outdir, write_json
 from lab.messages import InputError, Progress, counted, flag_name, run_cli
 from lab.statistics import wilson_interval
 from multimnist_capsnet import CANVAS, data_name
@@ -137,14 +137,8 @@ def pair_label(run, classes, before=""):
 
 def prediction_label(run, predicted, labels, correct=False):
     """Return the title of a test pair: the predicted classes and, of a wrong prediction, the true ones"""
-    return f"predicted\n{pair_label(run, predicted)}" + ("\n" + pair_label(run, labels, "true")) * (not correct)
-
-
-def label_classes(ax, names):
-    """Label the classes along a bar chart's x axis: by name if there are few, else by number"""
-    every, named = -(-len(names) // 10), len(names) <= 10 and max(map(len, names)) > 1
-    ticks = range(0, len(names), every)
-    ax.set_xticks(ticks, names if named else ticks, fontsize=7, rotation=90 if named else 0)
+    space = "\n\n" if max(map(len, class_names(run.data))) > 1 else "\n"
+    return f"predicted\n{pair_label(run, predicted)}" + (space + pair_label(run, labels, "true")) * (not correct)
 
 
 # ---------------------------------------------------------------- figures
@@ -261,7 +255,7 @@ def draw_routing(run, n=3):
     axes[0, 0].set_ylabel("digit\n(in color)")
     axes[1, 0].set_ylabel("coupling\n(dotted square)")
     fig.colorbar(heatmap, ax=axes, location="bottom", shrink=0.6, aspect=40, format=PercentFormatter(1, None),
-                 label=f"change of $c_{{ij}}$ at each position after {len(c)} iterations, relative to uniform")
+                 label=f"change of the coupling coefficient after {len(c)} iterations, relative to uniform")
     return fig
 
 
@@ -297,19 +291,20 @@ def error_metrics(run):
 def draw_errors(run, n=5):
     """Draw exact-match accuracy by visible ink, and the n errors whose missed digit is hidden most."""
     labels, predicted, (visible, groups, _) = run.test_pairs["labels"], capsnet.top_two(run.lengths), visible_ink(run)
-    fig = new_figure(run, 4.1, f"Exact-match errors: {1 - run.correct.mean():.1%} of {len(labels):,} test pairs\n")
+    height, gap = (4.1, 6) if max(map(len, class_names(run.data))) < 4 else (5.4, 20)   # long names need space
+    fig = new_figure(run, height, f"Exact-match errors: {1 - run.correct.mean():.1%} of {len(labels):,} test pairs\n")
     left, right = fig.subplots(1, 2, width_ratios=(1, 2.1))
     for fraction, n_correct, size in groups:
         accuracy, (lower, upper) = n_correct / size, wilson_interval(n_correct, size)
-        left.errorbar(fraction, accuracy, [[accuracy - lower], [upper - accuracy]], fmt="o", color=BLUE)
+        left.errorbar(fraction, accuracy, [[accuracy - lower], [upper - accuracy]], fmt="o", color=BLUE, clip_on=False)
     left.set(xlabel="visible part of the more hidden digit\n(mean of the group)", ylabel="exact-match accuracy",
-             ylim=(None, 1.01), title=f"accuracy with 95% CI, {len(groups)} equal groups")
+             ylim=(None, 1), title=f"accuracy with 95% CI, {len(groups)} equal groups")
     left.xaxis.set_major_formatter(PercentFormatter(1, 0))
-    left.yaxis.set_major_formatter(PercentFormatter(1))
+    left.yaxis.set_major_formatter(PercentFormatter(1, 1))
     left.grid(alpha=0.3)
     missed = np.stack([(labels[:, [k]] != predicted).all(1) for k in (0, 1)], 1)               # (n_test, 2)
     order = [(n_, k) for n_, k in sorted(zip(*np.nonzero(missed)), key=lambda at: visible[at])]
-    order = order[:n if max(map(len, class_names(run.data))) < 4 else 3]                # long names need space
+    order = order[:n]
     if not order:
         right.axis("off")
         return fig
@@ -317,7 +312,7 @@ def draw_errors(run, n=5):
     images = np.array([[pairs["composites"][r], pairs["sources"][r, k], pairs["sources"][r, 1 - k]] for r, k in order])
     titles = [prediction_label(run, predicted[r], labels[r]) for r, _ in order]
     show_montage(right, images.swapaxes(0, 1)[..., None].repeat(3, -1) / 255, titles,
-                 ["input image", "missed digit", "other digit"], gap=6 if len(order) > 3 else 30)
+                 ["input image", "missed digit", "other digit"], gap=gap)
     right.set_title("errors in which the missed digit is hidden most", color=WRONG)
     return fig
 
@@ -351,7 +346,7 @@ def draw_capsule_activations(run):
         above.set_title(pair_label(run, labels[k]), color="black" if run.correct[k] else WRONG)
         below.bar(range(J), run.lengths[k], color=[ORANGE if j in labels[k] else "#bbbbbb" for j in range(J)])
         below.set(ylim=(0, 1), yticks=[0, 0.5, 1] if k == 0 else [], xlabel="class")
-        label_classes(below, class_names(run.data))
+        label_classes(below, class_names(run.data), 100, turned=True)
     axes[0, 0].set_ylabel("test pair\n(red: wrong)")
     axes[1, 0].set_ylabel(f"{'length' if has_vectors(run.config) else 'score'}\n(orange: true digits)")
     return fig
@@ -479,7 +474,7 @@ def draw_picture(network, gray, ink, say):
     J = len(lengths)
     bars.bar(range(J), lengths, color=[BLUE if j in predicted else "#bbbbbb" for j in range(J)])
     bars.set(ylim=(0, 1), yticks=[0, 0.5, 1], title="lengths of the digit capsules")
-    bars.set_xticks(range(0, J, -(-J // 10)), range(0, J, -(-J // 10)))
+    label_classes(bars, names, 250, fontsize=9, turned=True)
     return fig
 
 

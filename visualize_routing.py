@@ -19,6 +19,7 @@ import multimnist_capsnet as capsnet  # before numpy: it sets the number of BLAS
 import smallnorb_novel_viewpoint as norb
 from lab import figures
 from lab.figures import GRAY
+from lab.files import make_outdir
 from lab.messages import InputError, Parser, counted, run_cli
 
 import numpy as np
@@ -273,7 +274,7 @@ def main():
     args = parser.parse_args()
     if not 1 <= args.n_iters <= 5:
         raise InputError(f"--n-iters {args.n_iters}: must be between 1 and 5")
-    figures.make_outdir(args.outdir, FIGURES)
+    make_outdir(args.outdir, FIGURES)
     for name, draw in FIGURES.items():
         fig = draw(args.n_iters)
         for suffix in "png", "svg":

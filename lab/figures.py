@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from . import ROOT
-from .files import check_writable, write_atomically
+from .files import check_writable, make_outdir, write_atomically
 from .messages import InputError, Parser, Progress, fail, flag_name
-from .networks import Network, add_flags, chosen, make
+from .networks import Network, add_flags, chosen, make, names_of
 
 if ROOT in Path(sys.argv[0]).resolve().parents:          # run as a program: no notebook's backend, no user's style
     os.environ["MPLBACKEND"] = "agg"
@@ -115,8 +115,7 @@ def draw(module, args, drawings, of_results, load, kind=Network):
         fig = draw_one(shown)
         if not has_digits(module, data):
             call_images(fig)
-        if draw_one != draw_training_curves:
-            say_data(fig, module, data, networks)
+        say_data(fig, module, data, networks, draw_one == draw_training_curves)
         write_figure(fig, outdir / f"{name}.png", progress.say)
     for name, draw_one in of_results.items():
         try:
@@ -152,12 +151,19 @@ def call_images(fig):
             axis.set_ticklabels(map(of_images, labels))
 
 
-def say_data(fig, module, data, networks):
-    """Say in a figure's last line which data its networks were tested on, if they were trained on others"""
+def say_data(fig, module, data, networks, of_training=False):
+    """Say in a figure's last line which data its networks were trained on, if it is of_training, else which they were
+    tested on, if they were trained on others"""
     for source in dict.fromkeys(network.history["source"] for network in networks):
-        if source != data["source"]:
-            words = f"{fig.get_supxlabel()}\nTested on {module.data_name(data['source'], source)}."
-            fig.supxlabel(words.strip(), fontsize=8, color=GRAY)
+        if of_training:
+            add_note(fig, f"Trained on {module.data_name(source)}.")
+        elif source != data["source"]:
+            add_note(fig, f"Tested on {module.data_name(data['source'], source)}.")
+
+
+def add_note(fig, words):
+    """Add a line to what is written below a figure"""
+    fig.supxlabel(f"{fig.get_supxlabel()}\n{words}".strip(), fontsize=8, color=GRAY)
 
 
 def plan(drawings, runs, say=print):
@@ -178,14 +184,6 @@ def plan(drawings, runs, say=print):
     return planned
 
 
-def names_of(runs):
-    """Return short distinct names of some networks.chosen: models, else files, else names with their seeds"""
-    for names in ([config.model for *_, config in runs], [name for name, *_ in runs]):
-        if len(set(names)) == len(names):
-            return names
-    return [f"{name}-{config.seed}" for name, _, config in runs]
-
-
 def load_results(folder):
     """Return the render.Results of a folder. Raise InputError if it is missing or damaged."""
     if str(RESULTS) not in sys.path:
@@ -202,15 +200,6 @@ def forest(results, experiment, rows, metric="accuracy"):
 
 
 # ---------------------------------------------------------------- files
-
-def make_outdir(outdir, names):
-    """Create the folder of the figures `names`. Raise InputError if the folder or one of the PNGs cannot be written."""
-    try:
-        outdir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--outdir {outdir}: cannot be created ({error.strerror}). Choose another folder") from None
-    check_writable(*(outdir / f"{name}.png" for name in names))
-
 
 def content_digest(fig):
     """Return a digest of a figure's texts and of the points of its lines, bands and marks, to five digits.
@@ -237,6 +226,15 @@ def write_figure(fig, path, say=print):
 def class_names(data):
     """Return the name of each class of load_data's dict: those of labels.txt, else the labels themselves"""
     return data.get("names") or list(map(str, range(data.get("n_classes", 10))))
+
+
+def label_classes(ax, names, width, fontsize=7, turned=False):
+    """Label the classes along a bar chart's x axis, `width` px long: by their names where these fit, or where they may
+    be turned and are ten at most; else by number"""
+    ticks, longest = range(0, len(names), -(-len(names) // 10)), max(map(len, names))
+    fits = 5.6 * longest * len(names) <= width                          # px of a letter at 7 points
+    named = longest > 1 and len(ticks) == len(names) and (fits or turned)
+    ax.set_xticks(ticks, names if named else ticks, fontsize=7 if named else fontsize, rotation=90 * (named > fits))
 
 
 def new_figure(height, title, note=""):
@@ -301,7 +299,12 @@ def perturbed_reconstructions(experiment, params, config, v, label):
 
 
 def show_perturbations(ax, images):
-    """Show perturbed_reconstructions, a row per dimension"""
+    """Show perturbed_reconstructions, a row per dimension. Those of a decoder that is trained little are faint: they
+    are made brighter, and the figure says so"""
+    if (brightest := images[:, PERTURBATIONS == 0].max()) < 0.7:
+        images = images / brightest
+        add_note(ax.figure, f"This decoder's reconstructions are faint, as after little training: {brightest:.2f}, the "
+                 "brightest pixel of column 0, is drawn white.")
     show_montage(ax, images[..., None].repeat(3, -1), [f"{step:+.2f}" if step else "0" for step in PERTURBATIONS],
                  [f"dim. {k}" for k in range(1, len(images) + 1)], gap=2)
 

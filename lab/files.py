@@ -61,6 +61,15 @@ def check_writable(*paths):
         raise InputError(f"{max(paths, key=paths.count)}: two outputs have this name. Give each a file of its own")
 
 
+def make_outdir(outdir, names):
+    """Create the folder of the figures `names`. Raise InputError if the folder or one of the PNGs cannot be written."""
+    try:
+        outdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--outdir {outdir}: cannot be created ({error.strerror}). Choose another folder") from None
+    check_writable(*(outdir / f"{name}.png" for name in names))
+
+
 def five_digits(results):
     """Return a dict for JSON: floats, except those of config, with five significant digits; nan and infinity as None"""
     def plain(value):

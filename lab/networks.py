@@ -75,6 +75,14 @@ def chosen(module, args):
     return [(name, network, config) for name, (network, config) in zip(names, loaded)]
 
 
+def names_of(runs):
+    """Return short distinct names of some of chosen(): models, else files, else names with their seeds"""
+    for names in ([config.model for *_, config in runs], [name for name, *_ in runs]):
+        if len(set(names)) == len(names):
+            return names
+    return [f"{name}-{config.seed}" for name, _, config in runs]
+
+
 def make(module, name, network, config, data, kind=Network, **hooks):
     """Return the Network of one of chosen(), trained here if it was not loaded. hooks: each_step and each_epoch"""
     fitted = module.fit_to_data(config, data)

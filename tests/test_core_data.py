@@ -76,7 +76,7 @@ def test_validation_images_are_a_twelfth(tmp_path):
     np.testing.assert_array_equal(data["val"][0], read(tmp_path)["val"][0])
     assert class_names(data) == ["shirt", "shoe", "bag", "hat"]
     run = SimpleNamespace(data=data)
-    assert multi_figures.prediction_label(run, (0, 1), (2, 3)) == "predicted\nshirt +\nshoe\ntrue bag + hat"
+    assert multi_figures.prediction_label(run, (0, 1), (2, 3)) == "predicted\nshirt +\nshoe\n\ntrue bag + hat"
 
 
 def test_a_part_of_other_data_has_all_classes(tmp_path):
@@ -183,7 +183,8 @@ def test_a_network_is_drawn_on_other_data_which_its_figures_say():
     say_data(fig, mc, data, [network, network])
     assert fig.get_supxlabel() == "a note\nTested on images of mine (trained on MNIST digits)."
     say_data(fig, mc, data | {"source": "mnist"}, [network])
-    assert fig.get_supxlabel().count("Tested") == 1
+    say_data(fig, mc, data, [network], of_training=True)
+    assert fig.get_supxlabel().splitlines()[2:] == ["Trained on MNIST digits."]
 
 
 WRONG = {                          # what is done to the training images or labels

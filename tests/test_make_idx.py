@@ -227,8 +227,7 @@ def test_ink_on_unevenly_lit_paper_is_that_on_even_paper(shade):
     """A noisy page that darkens from one corner to the other: no pixel of it is left"""
     even = np.full((60, 80), 0.9)
     even[15:45, 35:45] = 0.2
-    lit = even - shade * np.add.outer(np.linspace(0, 0.5, 60), np.linspace(0, 0.5, 80))
-    lit += np.random.default_rng(0).normal(0, 0.01, lit.shape)
+    lit = even - shade * np.mgrid[:0.5:60j, :0.5:80j].sum(0) + np.random.default_rng(0).normal(0, 0.01, even.shape)
     np.testing.assert_array_equal(data_sets.to_mnist(lit), data_sets.to_mnist(even))
 
 
@@ -243,14 +242,11 @@ def test_pictures_become_images_as_mnists(call, tmp_path):
         rows, columns = (np.flatnonzero((image > 60).any(axis)) for axis in (1, 0))
         assert abs(len(rows) - (20 if label == 0 else 5)) <= 1 and abs(len(columns) - (5 if label == 0 else 20)) <= 1
         assert image.max() > 200 and image[:2].max() < 30
-        mass = image.astype(float)
-        assert (mass.sum(1) * (np.arange(28) + 0.5)).sum() / mass.sum() == pytest.approx(14, abs=0.6)
-    tested = (tmp_path / "data/test-files.txt").read_text("utf-8").splitlines()
-    for path, image in zip(tested, images):
+        assert np.average(np.arange(28) + 0.5, weights=image.sum(1)) == pytest.approx(14, abs=0.6)
+    for path, image in zip((tmp_path / "data/test-files.txt").read_text("utf-8").splitlines(), images):
         assert np.array_equal(data_sets.to_mnist(data_sets.read_picture(tmp_path / "drawings" / path)), image)
-    command = out.splitlines()[-1].partition(".py ")[2].split()
-    code, _, err = call(ac, ac.main, *command, "--n-epochs", 1, "--n-train", 22, "--n-val", 2, "--batch-size", 11,
-                        "--conv1-channels", 2, "--quiet")
+    code, _, err = call(ac, ac.main, *out.splitlines()[-1].partition(".py ")[2].split(), "--n-epochs", 1, "--n-train",
+                        22, "--n-val", 2, "--batch-size", 11, "--conv1-channels", 2, "--quiet")
     assert (code, err) == (0, "")
 
 
