@@ -19,25 +19,31 @@ def children(side, K, stride, types):
     return at.unfold(0, K, stride).unfold(1, K, stride).permute(0, 1, 3, 4, 2).reshape(parents * parents, -1)
 
 
-def normalize(logits, child, n_children):
+def places_of(child, n_children):
+    """Return where each child stands in the receptive fields: (children, most) indices of child.flatten(), filled up
+    with its length"""
+    at = [[] for _ in range(n_children)]
+    for place, one in enumerate(child.flatten().tolist()):
+        at[one].append(place)
+    most = max(map(len, at))
+    return torch.tensor([places + [child.numel()] * (most - len(places)) for places in at])
+
+
+def normalize(logits, child, places):
     """Return assignment probabilities (N, positions, I, J): a softmax over all parents of a child. child: (positions,
-    I), see children; None: every parent has all children"""
+    I), see children, and places_of it; None: every parent has all children"""
     if child is None:
         return torch.softmax(logits, -1)
-    at = child.flatten().expand(len(logits), -1)
-    highest = logits.detach().amax(-1).flatten(1)                                       # (N, positions * I)
-    highest = highest.new_full((len(logits), n_children), -torch.inf).scatter_reduce(1, at, highest, "amax").gather(
-        1, at).unflatten(1, child.shape)
-    R = torch.exp(logits - highest[..., None])
-    total = R.new_zeros(len(R), n_children).scatter_add(1, at, R.sum(-1).flatten(1))
-    return R / total.gather(1, at).unflatten(1, child.shape)[..., None]
+    highest = F.pad(logits.detach().amax(-1).flatten(1), (0, 1), value=-torch.inf)[:, places].amax(-1)
+    R = torch.exp(logits - highest[:, child][..., None])
+    return R / F.pad(R.sum(-1).flatten(1), (0, 1))[:, places].sum(-1)[:, child][..., None]
 
 
-def route_public(V, a, beta_u, beta_a, n_iters, module, ratio, child=None, n_children=0):
+def route_public(V, a, beta_u, beta_a, n_iters, module, ratio, child=None, places=None):
     """Return mu (N, positions, J, 16) and the logits of the activations (N, positions, J). V: votes (N, positions, I,
     J, 16). a: activations of the children (N, positions, I)"""
     J = V.shape[3]
-    R = normalize(V.new_zeros(V.shape[:4]), child, n_children)
+    R = normalize(V.new_zeros(V.shape[:4]), child, places)
     for t in range(n_iters):
         r = R * a[..., None]
         total = r.sum(2) + module.MASS_EPS                                              # (N, positions, J)
@@ -48,16 +54,16 @@ def route_public(V, a, beta_u, beta_a, n_iters, module, ratio, child=None, n_chi
         x = beta_a - module.LAMBDA * cost
         if t < n_iters - 1:
             log_p = -(V - mu) ** 2 / (2 * sigma2) - 0.5 * torch.log(sigma2)
-            R = normalize(log_p.sum(-1) + F.logsigmoid(x)[:, :, None], child, n_children)
+            R = normalize(log_p.sum(-1) + F.logsigmoid(x)[:, :, None], child, places)
     return mu[:, :, 0], x
 
 
-def route_tuned(V, a, beta_u, beta_a, n_iters, module, ratio, child=None, n_children=0):
+def route_tuned(V, a, beta_u, beta_a, n_iters, module, ratio, child=None, places=None):
     """The same for votes (N, positions, J, I, 16), with sums over i as batched products"""
     N, L, J, I, D = V.shape
     V = V.reshape(N * L, J, I, D)
     V2 = V * V
-    R = normalize(V.new_zeros(N, L, I, J), child, n_children).transpose(2, 3)
+    R = normalize(V.new_zeros(N, L, I, J), child, places).transpose(2, 3)
     for t in range(n_iters):
         r = (R * a[:, :, None]).reshape(N * L, J, 1, I)
         total = r.sum(-1) + module.MASS_EPS                                             # (N*L, J, 1)
@@ -69,7 +75,7 @@ def route_tuned(V, a, beta_u, beta_a, n_iters, module, ratio, child=None, n_chil
             linear = mu / sigma2
             logits = (V @ linear[..., None] + V2 @ (-0.5 / sigma2)[..., None])[..., 0]
             logits = logits + (F.logsigmoid(x) - 0.5 * ((mu * linear).sum(-1) + log_sigma2))[..., None]
-            R = normalize(logits.reshape(N, L, J, I).transpose(2, 3), child, n_children).transpose(2, 3)
+            R = normalize(logits.reshape(N, L, J, I).transpose(2, 3), child, places).transpose(2, 3)
     return mu.reshape(N, L, J, D), x.reshape(N, L, J)
 
 
@@ -114,9 +120,16 @@ def write(module, config, public, convolve):
         return {name: torch.from_numpy(a.transpose(3, 2, 0, 1) if name.endswith("_w") else a).clone(
             memory_format=torch.contiguous_format) for name, a in ours.items()}
 
+    convolutions, fields = module.convolutions(config), {}
+    side, B = len(module.receptive_fields(convolutions)), convolutions[-1].F // 17       # of the primary capsules
+    for conv in module.conv_caps(config):
+        child = children(side, 3, conv.stride, B)
+        fields[conv.name] = child, places_of(child, side * side * B)
+        side, B = (side - 3) // conv.stride + 1, conv.F
+
     def forward(p, batch):
         x = batch["images"].permute(0, 3, 1, 2)
-        for conv in module.convolutions(config):
+        for conv in convolutions:
             x = convolve(p, x, conv)
         x = x.permute(0, 2, 3, 1)                                                       # (N, side, side, B * 17)
         B = x.shape[-1] // 17
@@ -129,8 +142,7 @@ def write(module, config, public, convolve):
             parents = (side - 3) // conv.stride + 1
             V = votes(gather(pose, side, 3, conv.stride), p[conv.name + "_W"])
             pose, x = route(V, gather(a, side, 3, conv.stride), *weights(conv.name),
-                            parents * parents * J / (side * side * B), children(side, 3, conv.stride, B),
-                            side * side * B)
+                            parents * parents * J / (side * side * B), *fields[conv.name])
             pose, x = (y.unflatten(1, (parents, parents)) for y in (pose, x))
             a = torch.sigmoid(x)
         N, side, _, B, _ = pose.shape

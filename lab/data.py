@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .files import write_atomically
+from .files import make_folder, write_atomically
 from .messages import InputError, fail
 
 try:
@@ -269,7 +269,6 @@ def gray_images(images, sides=(), cameras=1):
             gray = np.rint(gray * np.float32(255 / unit)).astype(np.uint8)
         light = np.median(edges(gray), -1) > 127 if cameras == 1 else np.zeros(1, bool)
         if light.mean() < FEW_LIGHT:               # ink that reaches the edge, as of clothes
-            notes["light at the edge, as few are: not inverted"] += int(light.sum())
             light[:] = False
         notes["dark on light: inverted"] += int(light.sum())
         grays[k] = np.where(light[:, None, None], 255 - gray, gray) if light.any() else gray
@@ -336,10 +335,7 @@ def text_lines(names, errors="strict"):
 
 def write_files(out, files):
     """Write files, {name: bytes}, into a folder: all of them or none"""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{out}: cannot be created ({error.strerror}). Choose another folder") from None
+    make_folder(out)
     try:
         for name, content in files.items():
             write_atomically(out / name, lambda file, content=content: file.write(content))

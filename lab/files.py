@@ -54,19 +54,21 @@ def check_writable(*paths):
         write_atomically(path, lambda file: file.write(bytes(2 ** 16)), keep=False)
         if path.exists() and not path.stat().st_mode & 0o200:
             raise InputError(f"cannot replace {path}: it is read-only. Give another name, or make it writable")
-        if path.exists() and path.parent.stat().st_mode & 0o1000 and getattr(os, "geteuid", lambda: 0)() not in (
-                0, path.stat().st_uid, path.parent.stat().st_uid):                      # a sticky folder, as /tmp
-            raise InputError(f"cannot replace {path}: it belongs to another user. Give another name")
     if len(set(paths)) < len(paths):
         raise InputError(f"{max(paths, key=paths.count)}: two outputs have this name. Give each a file of its own")
 
 
+def make_folder(path):
+    """Create a folder. Raise InputError if that is not possible"""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be created ({error.strerror}). Choose another folder") from None
+
+
 def make_outdir(outdir, names):
     """Create the folder of the figures `names`. Raise InputError if the folder or one of the PNGs cannot be written."""
-    try:
-        outdir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--outdir {outdir}: cannot be created ({error.strerror}). Choose another folder") from None
+    make_folder(outdir)
     check_writable(*(outdir / f"{name}.png" for name in names))
 
 

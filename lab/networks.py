@@ -1,6 +1,5 @@
 """The networks that a program draws, probes or serves: trained here by an experiment, or loaded from files."""
 import dataclasses
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,11 +36,8 @@ def load_network(module, path):
     """Return a trained network of a file: config, weights (with the running statistics), history, source of its
     training data, step, and file, which identifies it in results"""
     config, state = module.load(path)
-    sha256 = hashlib.sha256(Path(path).read_bytes()).hexdigest()
     return SimpleNamespace(config=config, weights=module.weights_of(state), history=state["history"],
-                           step=state["step"],
-                           source=state["history"]["source"],
-                           file={"file": Path(path).name, "sha256": sha256, "trained_seed": config.seed})
+                           step=state["step"], source=state["history"]["source"], file=state["loaded"])
 
 
 def load_for_evaluation(module, path, args):

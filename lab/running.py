@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
-from .files import check_writable, five_digits
+from .files import check_writable, five_digits, make_folder
 from .messages import InputError, command_line
 
 
@@ -35,11 +35,7 @@ def missing(jobs):
 def make_places(jobs):
     """Create the folders of some jobs. Raise InputError, before anything is trained, if a file cannot be written."""
     for job in jobs:
-        try:
-            job.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{error.filename}: {error.strerror}. Run this command in a folder that can be written, "
-                             "and in which no file has this name") from None
+        make_folder(job.path.parent)
         check_writable(job.path)
 
 
