@@ -132,7 +132,8 @@ def main():
     for threads, name in itertools.product(args.threads, args.network):
         torch.set_num_threads(threads)
         torch.compiler.reset()                     # so that no other network counts as the same one with other shapes
-        steps = programs(name, args.batch_size, threads, ("eager", "compiled")[:2 - args.no_compile])
+        eager = args.no_compile or (name == "em" and threads > 1)       # compiled, em corrupts memory (PyTorch 2.13)
+        steps = programs(name, args.batch_size, threads, ("eager", "compiled")[:2 - eager])
         ms = {program: [] for program in steps}
         for k, program in enumerate([*steps] * (1 + args.repeats)):
             time.sleep(0.02)                       # OpenMP's threads wait busily for some milliseconds after a step
