@@ -551,7 +551,7 @@ def test_functions_with_habits_of_their_own(run, tmp_path, capsys):
     (tmp_path / "mine.py").write_text(ROUTE, encoding="utf-8")
     (tmp_path / "sub/mine.py").write_text(ROUTE.replace("sum(2,", "sum(1,"), encoding="utf-8")
     assert command.main([f"{tmp_path}/sub/mine.py:route"]) == 1 and "softmax over input" in capsys.readouterr().out
-    for result, words in (("None", "no array"), ("'0.5'", "no array"), ("v.astype(int)", "type int")):
+    for result, words in (("None", "returned None. End"), ("'0.5'", "no array"), ("v.astype(int)", "type int")):
         code, text = run(ROUTE, changes=[("return v", f"return {result}")])
         assert code == 2 and words in text and text.count("\n") == 1, text
     assert "finite output" in run(ROUTE, changes=[("return v", "return v * np.nan")])[1]
