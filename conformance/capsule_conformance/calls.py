@@ -40,6 +40,11 @@ INTERFACES = {
                              None, "m"),
 }
 
+# names of parameters, for an input or a count
+NAMES = {"u_hat": "u_?hat|votes?|predictions?", "n_iters": r"n|n_?iters?|num_?iter\w*|iterations|num_routings?",
+         "u": "u|x|inputs?|capsules", "W": "w|weights?", "V": "v|votes?|poses?", "a": r"a|a_?in|acts?|activations?\w*",
+         "beta_u": "beta_?[uv]", "beta_a": "beta_?a", "lambdas": r"lam\w*"}
+
 
 class Unusable(ValueError):
     """The function cannot be checked; the message says why, and what to do."""
@@ -51,8 +56,7 @@ def given(function):
         return function
     fresh.is_given = True
     if not callable(function) or inspect.isclass(function):
-        kind = "a class" if inspect.isclass(function) else "not a function"
-        raise Unusable(f"{function!r} is {kind}. Pass a function that calls it")
+        raise Unusable(no_function(function, repr(function)))
     return fresh
 
 
@@ -121,11 +125,50 @@ def load(target):
                                f"{', '.join(names[:10]) or 'nothing that can be called'}{more}")
             found = getattr(found, part)
         if not callable(found) or inspect.isclass(found):
-            raise Unusable(f"{target} is {'a class' if inspect.isclass(found) else 'not a function'}. Write a function "
-                           "that calls it: docs/conformance.md, \"A module with weights of its own\"")
+            raise Unusable(no_function(found, target))
         latest[:] = [found]
         return found
     return fresh
+
+
+def no_function(found, name):
+    """Return a message about a class, or something else that cannot be checked, and the recipe for it."""
+    if not inspect.isclass(found):
+        return f"{name} is not a function. Write a function that calls it"
+    roots = {base.__module__.split(".")[0] for base in found.__mro__}
+    framework, recipe = ("Keras", "A Keras layer") if roots & {"keras", "tensorflow", "tf_keras"} else (
+        "PyTorch", "A PyTorch module with weights of its own") if "torch" in roots else ("", "")
+    return (f"{name} is a class{' of ' * bool(framework)}{framework}. Write a function that calls it: "
+            f"docs/conformance.md, \"{recipe or 'Recipes'}\"")
+
+
+def parameter_names(function):
+    """Return the names of a function's positional parameters, or none if it does not say."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+def is_target(name):
+    """Return whether a parameter of a loss is the labels, by its name."""
+    return name in ("t", "y", "gt") or any(
+        word in name for word in ("true", "label", "target", "present", "onehot", "one_hot", "classes"))
+
+
+def argument_order(function, interface, counted):
+    """Return the inputs, and the count if there is one, in the order of the function's parameters by their names.
+
+    Parameters of unknown names take what is left, in the usual order.
+    """
+    usual = [*interface.inputs, *([interface.count] if counted else [])]
+    names = [name.lower() for name in parameter_names(function)][:len(usual)]
+    known = [next((role for role in usual if re.fullmatch(NAMES[role], name)), None) for name in names]
+    if len(known) < len(usual) or any(known.count(role) > 1 for role in usual):
+        return usual
+    left = iter([role for role in usual if role not in known])
+    return [role or next(left) for role in known]
 
 
 @contextlib.contextmanager
@@ -144,7 +187,7 @@ def last_line(error):
            and not f.filename.startswith((LIBRARY, "<"))] or frames
     where = f"{Path(own[-1].filename).name}, line {own[-1].lineno}: " if own and not isinstance(
         error, SyntaxError) else ""                            # whose message names it
-    return where + " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return where + " ".join(re.sub("\x1b\\[[0-9;]*m", "", f"{type(error).__name__}: {error}").split())[:300]
 
 
 def arrange(x, axes, layout):
@@ -230,6 +273,16 @@ class Call:
         self.reading, self.found_dtype = None, dtype
         self.take, self.several = -1, False                    # of several arrays that fit an output: the last, or 0
         self.renew()
+        self.order = self.find_order()
+
+    def find_order(self):
+        """Return the names of the arguments, in the order in which the function takes them."""
+        return argument_order(self.function, self.interface, self.count is not None)
+
+    def in_order(self, given, n):
+        """Return the arguments for a call, in the order of the function's parameters."""
+        given = given if self.count is None else given | {self.interface.count: self.count(n)}
+        return [given[name] for name in self.order]
 
     def renew(self):
         """Import the user's module again, which resets whatever it keeps."""
@@ -265,12 +318,14 @@ class Call:
         """Return the arrays that the function returns for these tensors and n iterations."""
         with silenced(), self.precision():
             try:
-                result = self.function(*given.values(), *([] if self.count is None else [self.count(n)]))
+                result = self.function(*self.in_order(given, n))
             except SystemExit:
                 raise RuntimeError("it called sys.exit()") from None
         if isinstance(result, dict) and result.keys() >= self.interface.outputs.keys():
             result = [result[name] for name in self.interface.outputs]
         arrays = arrays_of(result)
+        if result is None:
+            raise TypeError("your function returned None. End it with a return")
         if not arrays:
             raise TypeError(f"returned {type(result).__name__}, and no array")
         if self.framework == "torch" and not any(hasattr(y, "detach") for y in arrays):
@@ -368,14 +423,15 @@ class Call:
         A reading whose outputs have samples first and entries last is yielded at once, so that a slow function is
         called no more than needed. Raise Unusable if there is none.
         """
-        first_error, unusual, found_any = None, [], False
+        errors, unusual, found_any = [], [], False
         for stage in self.readings(fixed):
             for reading in stage:
                 self.reading = reading
                 try:
                     found = self.outputs(self.call(self.arguments(inputs), n), self.sizes_of(inputs))[1]
                 except Exception as error:
-                    first_error = first_error or (reading, error)
+                    if not errors or furthest(error) > furthest(errors[0][1]):
+                        errors = [(reading, error)]
                     continue
                 if any(map(any, self.penalty(found))):
                     unusual.append((self.penalty(found), reading, found))
@@ -388,20 +444,26 @@ class Call:
             unusual = []
         if found_any:
             return
-        if first_error is None:
+        if not errors:
             scores = next(iter(self.interface.inputs))
             raise Unusable(f"--axes: no such reading. Write order={scores},present or order=present,{scores}; "
                            f"{scores}=NK{' or lengths=NKE' * (scores == 'lengths')}; present=NK or present=N")
-        reading, error = first_error
+        reading, error = errors[0]
         shapes = ", ".join(f"{name} {shape_text(layout, self.sizes)}" for name, layout in reading.items()
                            if name in self.interface.inputs and "K" not in layout)
         hint = " To check a function that takes a number of iterations, add its own --lambdas." * (
             self.interface.count == "lambdas" and "'list'" in str(error))
-        raise Unusable(f"{last_line(error).rstrip('.')}.{hint} No order of the axes gives "
-                       f"{outputs_text(self.interface, self.sizes)}{f', such as {shapes}' if shapes else ''}. It is "
-                       "called with "
-                       f"({', '.join([*self.interface.inputs, *filter(None, [self.interface.count])])}); \"What may "
-                       "differ\" in docs/conformance.md shows how to check other functions")
+        such = f", such as {shapes}" if shapes else ""
+        where = f" No order of the axes gives {outputs_text(self.interface, self.sizes)}{such}. It is" if furthest(
+            error) < 2 else " It is"
+        raise Unusable(f"{last_line(error).rstrip('.')}.{hint}{where} called with ({', '.join(self.order)}); \"What "
+                       "may differ\" in docs/conformance.md shows how to check other functions")
+
+
+def furthest(error):
+    """Return 2 for an error that no order of the axes causes, 1 for an output of another shape, else 0."""
+    own = (NameError, AttributeError, KeyError, TypeError, ImportError, ZeroDivisionError, NotImplementedError)
+    return 2 if isinstance(error, own) else int(isinstance(error, ValueError) and str(error).startswith("returned "))
 
 
 class LossCall(Call):
@@ -410,6 +472,12 @@ class LossCall(Call):
     @property
     def scores(self):
         return next(iter(self.interface.inputs))
+
+    def find_order(self):
+        return [*self.interface.inputs, *([] if self.count is None else [self.interface.count])]
+
+    def in_order(self, given, n):                              # whose order is a part of the reading
+        return [*given.values(), *([] if self.count is None else [self.count(n)])]
 
     def arguments(self, inputs):
         given = {}
@@ -455,13 +523,7 @@ class LossCall(Call):
         return y.sum() if layout == "" else (y.reshape(self.sizes["N"], -1).sum(1) * self.tensor(weights[0])).sum()
 
     def readings(self, fixed):
-        try:
-            names = [name.lower() for name in inspect.signature(self.function).parameters]
-        except (TypeError, ValueError):
-            names = []
-        def is_target(name):
-            return name in ("t", "y", "gt") or any(
-                word in name for word in ("true", "label", "target", "present", "onehot", "one_hot", "classes"))
+        names = [name.lower() for name in parameter_names(self.function)]
         swapped = len(names) > 1 and is_target(names[0]) and not is_target(names[1]) and "pred" not in names[0]
         orders = [f"{self.scores},present", f"present,{self.scores}"]
         every = [{"order": order, self.scores: layout, "present": present}

@@ -265,12 +265,24 @@ class Check:
         g = [] if self.is_loss else [
             self.call.tensor(arrange(w, self.call.interface.outputs[name], self.layouts[name]))
             for name, w in zip(self.call.interface.outputs, self.weights)]
-        count = [] if self.call.count is None else [self.call.count(n)]
         with calls.silenced():
-            returned = calls.arrays_of(self.backward(*g, *given.values(), *count))
+            returned = calls.arrays_of(self.backward(*g, *self.call.in_order(given, n)))
         if len(returned) < len(names):
             raise ValueError(f"--backward returned {plural(len(returned), 'gradient')} for {', '.join(names)}")
-        return {name: self.call.canonical(y, name) for name, y in zip(names, returned)}
+        names = [name for name in self.call.order if name in names]
+        return {name: self.gradient_of(name, y, np.shape(given[name])) for name, y in zip(names, returned)}
+
+    def gradient_of(self, name, y, shape):
+        """Return a gradient that a backward pass returned, in canonical order; its axes may be in another one."""
+        if tuple(np.shape(y)) == tuple(shape) or self.is_loss:
+            return self.call.canonical(y, name)
+        axes = self.call.interface.inputs[name]
+        layout = calls.find_layout(np.shape(y), axes, self.call.sizes)
+        if layout is None:
+            raise ValueError(f"returned {tuple(np.shape(y))} as the gradient of {name} {tuple(shape)}")
+        self.notes.append(f"--backward returns the gradient of {name} with the axes {layout}, where {name} itself has "
+                          f"{self.call.reading[name]}. It is compared in its own order.")
+        return calls.restore(calls.to_numpy(y).astype(float), axes, layout)
 
     def found_slopes(self, n):
         """Return the user's derivatives along the directions, by input; None for an input that is not reached."""
@@ -319,7 +331,27 @@ class Check:
         stops = (None,) if self.by_differences else (None, *self.stops)      # central differences see what is stopped
         fitting = [stop for stop in stops if (chosen or stop) and differs(
             reference.settings_of(chosen) | (stop.settings if stop else {})) <= tolerance]
+        if not fitting and not self.by_differences:
+            fitting = self.times(found, self.slopes(n, reference.settings_of(chosen) | epsilon), tolerance)
         return f"differs by {percent(right)}", fitting or ["unnamed"]
+
+    def times(self, found, wanted, tolerance):
+        """Return a mistake in a list if every gradient is a constant times the right one, else an empty list."""
+        factors = {}
+        for name, y in wanted.items():
+            factor = (found[name] @ y) / max(y @ y, 1e-300)
+            if abs(factor) < 1e-3 or np.abs(found[name] - factor * y).max() > tolerance * np.abs(factor * y).max():
+                return []
+            factors[name] = f"{factor:.3g}"
+        wrong = {name: factor for name, factor in factors.items() if factor != "1"}
+        if not wrong:
+            return []
+        alike = len(set(factors.values())) == 1
+        texts = wrong.values() if alike else [f"{factor} (of {name})" for name, factor in wrong.items()]
+        text = " and ".join(dict.fromkeys(texts))
+        return [reference.Mistake(f"gradient multiplied by {text}", {}, "remove the factor, or a sum or a mean that "
+                                  "the forward pass does not have", "The gradient is this constant times the right "
+                                  "one; the gradient of the function itself has no such factor.")]
 
     # ---- what must hold for every input ----
 
@@ -428,6 +460,10 @@ class Check:
             except Exception as error:
                 raise Unusable(f"--backward raised {last_line(error)}. It is called with the gradients of the outputs, "
                                "the inputs, and the number of iterations") from None
+        if self.kind == "spread-loss":
+            order = call.reading["order"].replace(",", ", ").replace("present", "labels" if (
+                call.reading["present"] == "N") else "present")
+            report.target += f"({order}{', m' * (call.count is not None)})"
         report.say(f"{report.target} against {report.against}")
         self.head()
         self.slack, self.worst = self.tolerance, 0.0
@@ -489,6 +525,8 @@ class Check:
                  for given in (call.reading, self.layouts)]
         letters = "".join(call.interface.inputs.values()) + "".join(call.interface.outputs.values())
         self.report.say("  " + " -> ".join(texts))
+        if call.order[:len(call.reading)] != list(call.reading):
+            self.report.say(f"  arguments, by their names: {', '.join(call.order)}")
         self.report.say("  " + ", ".join(f"{a} {words}" for a, words in calls.AXES.items() if a in letters))
 
     def compare(self, found):
@@ -513,10 +551,10 @@ class Check:
         same = len(found) > 1 and all(difference(y, found[max(found)]) == 0 for y in found.values())
         if same and self.matches and {key for m in self.matches[0] for key in m.settings} & facts.OF_COUPLINGS:
             self.matches = []                                  # a single iteration shows no more than their size
-        values = [value for value in self.epsilon.values() if not isinstance(value, str)]
-        if self.matches == [()] and max(values, default=0) > LARGEST.get(self.kind, 1e-3):
-            self.notes.append(f"This {self.epsilon_text()} changes the outputs by {percent(near)}: lower it.")
-            self.matches = []
+        self.report.epsilons = {name: value for name, value in self.epsilon.items() if not isinstance(value, str)}
+        named = [self.with_epsilon(found, chosen, self.epsilon) for chosen in self.matches]
+        if named != self.matches:
+            self.matches, self.epsilon = named, {}             # it is one of the mistakes
         if self.matches and self.epsilon:                      # not every iteration needs the mistakes
             right = {n: difference(y, self.predict(self.epsilon, n)) for n, y in found.items()}
         agrees = bool(self.matches) and self.matches[0] == ()
@@ -554,11 +592,18 @@ class Check:
             self.notes.append("The number of iterations changes nothing. If your function always runs as many, say so, "
                               "such as: --iterations 3")
 
-    def epsilon_text(self):
-        """Return the epsilons in words."""
-        place = self.epsilon.get("place")
-        return " and ".join(f"epsilon {value:.2g} added {EPSILON_WORDS[place or name]}".replace("e-0", "e-")
-                            for name, value in self.epsilon.items() if not isinstance(value, str))
+    def with_epsilon(self, found, chosen, epsilon):
+        """Return a set of mistakes, and with them an epsilon that is so large that it is one."""
+        values = [value for value in epsilon.values() if not isinstance(value, str)]
+        if max(values, default=0) <= LARGEST.get(self.kind, 1e-3):
+            return chosen
+        settings = reference.settings_of(chosen)
+        effect = max(difference(y, self.predict(settings, n)) for n in found
+                     if (y := self.predict(settings | epsilon, n)) is not None)
+        paper, usual = ("2018, Procedure 1", "1e-4") if self.kind == "em" else ("2017, Eq. 1", "1e-9")
+        return (*chosen, reference.Mistake(
+            f"large {epsilon_text(epsilon)}", dict(epsilon), f"lower it, such as to {usual}",
+            f"This epsilon changes the outputs by {percent(effect)}; {paper} has none."))
 
     def line(self, what, text, ok):
         line = f"{what}{': ' if what else ''}{text}"
@@ -596,9 +641,8 @@ class Check:
             settings = reference.settings_of(self.matches[0])
             effect = max(difference(y, self.predict(settings, n)) for n in found
                          if (y := self.predict(settings | self.epsilon, n)) is not None)
-            self.notes.append(f"Your function has an {self.epsilon_text()}, which changes its outputs by "
+            self.notes.append(f"Your function has an {epsilon_text(self.epsilon)}, which changes its outputs by "
                               f"{percent(effect)} here.")
-            report.epsilons = {name: value for name, value in self.epsilon.items() if not isinstance(value, str)}
         stops = [stop for stop in self.stops_found if isinstance(stop, reference.Mistake)]
         if None in self.stops_found:                           # the mistakes of the values explain the gradients, too
             stops = []
@@ -630,7 +674,7 @@ class Check:
         if not report.passed and self.matches and attributed and report.mistakes == report.allowed != []:
             report.passed = True
             report.say(f"\nAllowed: {', '.join(report.allowed)}.")
-        if self.require_gradient and report.passed and report.gradient == "not checked":
+        if self.require_gradient and report.passed and report.gradient in ("not checked", "numerical"):
             report.passed = False
             report.say("\nThe gradient is required, and was not checked.")
 
@@ -638,7 +682,7 @@ class Check:
         """Say that everything agrees; shown: what happens where there are no votes."""
         report = self.report
         checked = not self.by_differences and all(self.gradient_agrees.values())
-        report.gradient = "agrees" if checked else "not checked"
+        report.gradient = "agrees" if checked else self.unchecked()
         rough = self.close > 0 or self.tolerance > 1e-7 and report.precision != "float64"
         without = (" EXCEPT WITH EQUAL VOTES" if VARIANCE in shown else " EXCEPT WITHOUT VOTES") if shown else ""
         report.verdict = "".join(("" if checked else "VALUES ", "RIGHT", " UP TO PRECISION" * rough, without,
@@ -656,13 +700,17 @@ class Check:
             report.say("\n" * bool(shown) + "Numerical derivatives do not see a stopped gradient. To check a backward "
                        "pass of your own, or automatic differentiation in JAX or TensorFlow, add --backward.")
 
+    def unchecked(self):
+        """Return what is said of a gradient without a backward pass: derivatives of the function itself, or none."""
+        return "numerical" if self.by_differences and any(self.gradient_agrees.values()) else "not checked"
+
     def say_wrong(self, found, other, chosen, partly, shown):
         """Say what differs: by name where the mistakes of the reference explain the function, else by facts."""
         report = self.report
         order = self.call.reading.get("u_hat", "NIJE").replace("1", "").replace("E", "")
         words = self.call.sizes | {"logits": f"({', '.join(order)})", "axis": order.index("J")}
-        report.gradient = "differs" if self.unnamed_gradient or self.stops_found else "not checked" if (
-            self.by_differences) else "agrees"
+        report.gradient = self.unchecked() if self.by_differences else "differs" if (
+            self.unnamed_gradient or self.stops_found) else "agrees"
         report.verdict = "WRONG"
         if other:
             report.say(f"DIFFERS, with its axes in this order. {other}")
@@ -714,6 +762,13 @@ class Check:
             self.report.say(f"  To mend: {mistake.fix.format(**words)}")
             if symptom:
                 self.report.say(f"  In training: {symptom}")
+
+
+def epsilon_text(epsilon):
+    """Return the epsilons in words."""
+    place = epsilon.get("place")
+    return " and ".join(f"epsilon {value:.2g} added {EPSILON_WORDS[place or name]}".replace("e-0", "e-")
+                        for name, value in epsilon.items() if not isinstance(value, str))
 
 
 def kind_of(text):

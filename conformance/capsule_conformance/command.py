@@ -24,7 +24,13 @@ from .conform import examine
 
 
 def parse(argv):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    class Parser(argparse.ArgumentParser):
+        def error(self, message):
+            if "--json" not in (sys.argv[1:] if argv is None else argv):
+                super().error(message)
+            print(json.dumps({"error": message}))
+            self.exit(2)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", help="module:function, or path/to/file.py:function")
     which = parser.add_mutually_exclusive_group()
     for kind in ("layer", "em", "margin-loss", "spread-loss"):
@@ -74,11 +80,11 @@ def main(argv=None):
         options |= {"axes": pairs(args.axes, "--axes"), "sizes": pairs(args.sizes, "--sizes"),
                     "backward": args.backward and load(args.backward)()}
         report = examine(load(args.target), args.kind, args.target, **options)
-    except Unusable as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
-    except MemoryError:
-        print("error: not enough memory for these sizes. Give smaller ones to --sizes", file=sys.stderr)
+    except (Unusable, MemoryError) as problem:
+        text = "not enough memory for these sizes. Give smaller ones to --sizes" if isinstance(
+            problem, MemoryError) else str(problem)
+        print(json.dumps({"error": text}) if args.json else f"error: {text}", file=sys.stdout if args.json else
+              sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

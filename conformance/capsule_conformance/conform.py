@@ -59,6 +59,8 @@ def examine(fresh, kind, target, *, allow=(), require_gradient=False, backward=N
         raise Unusable(f"--lambdas: {len(schedule)} given for {max(cases)} iterations. Give one for each, or lower "
                        "--iterations.")
     function = fresh()                                         # imports the module, and with it perhaps torch
+    if kind == "dynamic" and (flag := flag_of_a_loss(function)):
+        raise Unusable(f"{target} seems to be a loss, by the names of its arguments. Add {flag}")
     counted = kind == "margin-loss" or takes_a_count(function, interface)
     if not counted and len(cases) > 1:
         raise Unusable(f"{target} has no argument for the margin m. Say which it has, such as: --m 0.2" if is_loss else
@@ -84,7 +86,7 @@ def examine(fresh, kind, target, *, allow=(), require_gradient=False, backward=N
     if not found:
         raise min(problems, key=lambda text: "Tensor" in str(text) or "ndarray" in str(text))    # not of a mixture
     checked, first, fits = found[-1] if found[-1][0].call.framework == "numpy" else found[0]
-    shown = "" if kind == "margin-loss" else f"({', '.join([*interface.inputs, interface.count])})"
+    shown = "" if is_loss else f"({', '.join(checked.call.order)})"
     with np.errstate(all="ignore"):
         return checked.run(first, fits, Report(target + shown, interface.what))
 
@@ -92,7 +94,8 @@ def examine(fresh, kind, target, *, allow=(), require_gradient=False, backward=N
 def check_allowed(allow):
     names = [kind[0] for kind in KINDS] + [m.name for m in (*itertools.chain(*MISTAKES.values()), *STOPS, *EM_STOPS)]
     for text in allow:
-        if not plain(text) or not any(plain(name).startswith(plain(text)) for name in names):
+        with_value = plain(text).startswith(("large epsilon", "gradient multiplied by"))
+        if not with_value and (not plain(text) or not any(plain(name).startswith(plain(text)) for name in names)):
             raise Unusable(f"--allow {text!r}: no kind of mistake begins so. Copy a name from the report, such as "
                            '"logits not accumulated"')
 
@@ -124,6 +127,14 @@ def own_sizes(given, interface):
     if "H" in used and round(sizes["H"] ** 0.5) ** 2 != sizes["H"]:
         raise Unusable(f"--sizes H={sizes['H']}: H is the number of entries of a square pose matrix, such as 16")
     return sizes
+
+
+def flag_of_a_loss(function):
+    """Return the flag for a function whose arguments are named as those of a loss, or None."""
+    names = [name.lower() for name in calls.parameter_names(function)]
+    if not any(len(name) > 2 and not name.startswith(("n_", "num")) and calls.is_target(name) for name in names):
+        return None
+    return {2: "--margin-loss", 3: "--spread-loss"}.get(len(names))
 
 
 def takes_a_count(function, interface):

@@ -1,7 +1,9 @@
 """What can be said of a function that no set of mistakes explains: facts in place of a diagnosis."""
+import itertools
+
 import numpy as np
 
-from . import naming
+from . import naming, reference
 from .wording import plural
 
 ALIKE = 1e-7                       # relative: what holds exactly, up to an epsilon
@@ -20,7 +22,7 @@ def of(check, found):
     if not found or not all(np.isfinite(y).all() for part in found.values() for y in part):
         return (), []
     if check.is_loss:
-        return (), of_a_loss(found)
+        return (), of_a_loss(found) + other_losses(check, found)
     partly, sentences = begins(check, found)
     if check.kind == "em":
         one, more = apart(check, found)
@@ -41,9 +43,11 @@ def certain(known):
 
 def part(check, found, predict=None):
     """Return the sets of up to two mistakes that explain these outputs, all as well."""
-    matches, worst, _ = naming.explain_with_epsilon(found, predict or check.predict, check.mistakes, check.tolerance,
-                                                    check.places, most=2)
-    return matches if worst is not None and worst <= max(check.tolerance, ALIKE) else []
+    matches, worst, epsilon = naming.explain_with_epsilon(found, predict or check.predict, check.mistakes,
+                                                          check.tolerance, check.places, most=2)
+    if worst is None or worst > max(check.tolerance, ALIKE):
+        return []
+    return [check.with_epsilon(found, chosen, epsilon) for chosen in matches]
 
 
 def begins(check, found):
@@ -149,6 +153,35 @@ def of_a_loss(found):
     if len(found) > 1 and all(np.array_equal(y[0], found[min(found)][0]) for y in found.values()):
         sentences.append("The margin m changes nothing.")
     return sentences
+
+
+def fits(check, found, losses):
+    """Return whether an output is these losses per sample, (N,), or their mean or sum."""
+    forms = [losses] if found[0].ndim else [losses.mean(), losses.sum()]
+    return any(naming.difference(found, [np.asarray(form)]) <= max(check.tolerance, ALIKE) for form in forms)
+
+
+def other_losses(check, found):
+    """Return the margins that explain a loss, or that it is a cross-entropy."""
+    (scores, x), (_, present) = check.inputs.items()
+    m, found = max(found.items())
+    hundredths = np.arange(1, 101) / 100
+    if check.kind == "spread-loss":
+        for other in hundredths:
+            if fits(check, found, reference.spread_loss(x, present, other)):
+                return [f"With m = {m}, the loss equals that with m = {other:.4g}."]
+    else:
+        for upper, lower in itertools.product(hundredths[49:], [0, *hundredths[:50]]):
+            if fits(check, found, reference.margin_loss(x, present, upper=upper, lower=lower)):
+                return [f"The loss equals that with the margins m+ = {upper:.4g} and m- = {lower:.4g}; 2017, Eq. 4 has "
+                        "0.9 and 0.1."]
+    near = [check.call({**check.inputs, scores: np.where(present == 1, small, x)}, m)[0].max()
+            for small in (1e-3, 1e-6)]
+    if near[1] - near[0] > 1:
+        return [f"The loss is unbounded as the {scores} of true classes go to 0, as cross-entropy is."]
+    if fits(check, found, -(present * np.log(reference.softmax(x, 1))).sum(1)):
+        return [f"The loss equals the cross-entropy of softmaxed {scores}."]
+    return []
 
 
 def unused(check, n):

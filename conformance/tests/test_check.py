@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from capsule_conformance import check, command, naming, reference
+from capsule_conformance import calls, check, command, naming, reference
 
 from conformance import literal
 
@@ -459,13 +459,68 @@ def test_an_epsilon_is_allowed_and_reported(run, epsilon, shown):
 @pytest.mark.slow
 def test_large_or_unusual_epsilons_are_not(run):
     code, text = run(ROUTE, changes=[("np.sqrt(square)", "np.sqrt(square + 0.05)")])
-    assert code == 1 and "lower it" in text, text
+    assert code == 1 and named(text) == ["large epsilon 0.05 added to |s|^2 inside the root"], text
     code, text = run(EM, "--em", changes=[("+ 1e-6", "+ 0.05")])
-    assert code == 1 and "epsilon 0.05 added to the variance changes" in text, text
+    assert code == 1 and named(text) == ["large epsilon 0.05 added to the variance"], text
     changes = [("return v", "return v * (1 + 2e-6 * np.sin(9 * v))")]
     code, text = run(ROUTE, changes=changes)
     assert code == 1 and "perhaps by several epsilons" in text
     assert run(ROUTE, "--tolerance", text.split("--tolerance ")[1].split()[0], changes=changes)[0] == 0
+
+
+def test_a_large_epsilon_is_a_mistake_with_its_value(run):
+    for value in ("0.002", "0.01"):
+        large = ("np.sqrt(square)", f"np.sqrt(square + {value})")
+        name = f"large epsilon {value} added to |s|^2 inside the root"
+        code, text = run(ROUTE, changes=[large])
+        assert code == 1 and named(text) == [name] and "agree" not in text and "NOT THIS" not in text, text
+    assert f"WRONG: {name}" in run(ROUTE, "--quiet", changes=[large])[1]
+    assert run(ROUTE, "--allow", "large epsilon", changes=[large])[0] == 0
+    code, text = run(ROUTE, changes=[large, *ROUTE_MISTAKES["softmax over input capsules"]])
+    assert code == 1 and named(text) == ["softmax over input capsules", name], text
+
+
+def test_names_tell_the_order_of_arguments(run):
+    other = ("V, a, beta_u, beta_a, lambdas", "V, a, beta_a, beta_u, lam")
+    code, text = run(EM, "--em", changes=[other, ("in lambdas", "in lam")])
+    assert code == 0 and "arguments, by their names: V, a, beta_a, beta_u, lambdas" in text, text
+    for names, order in (("W, x, n", ["W", "u", "n_iters"]), ("p, q, r", ["u", "W", "n_iters"]),
+                         ("x, u, W", ["u", "W", "n_iters"])):
+        function = eval(f"lambda {names}: 0")
+        assert calls.argument_order(function, calls.INTERFACES["layer"], True) == order
+    function = eval("lambda poses, act_in, lam, beta_v, beta_a: 0")
+    assert calls.argument_order(function, calls.INTERFACES["em"], True) == ["V", "a", "lambdas", "beta_u", "beta_a"]
+
+
+def test_an_error_of_the_users_own_is_shown_and_not_that_of_another_order(run):
+    layer = ROUTE + """
+def layer(u, W, n_iters):
+    u_hat = np.einsum("nid,jied->nije", u, W)
+    return route(u_hat, {})
+"""
+    for wrong, words in (("u.n_iterations", "AttributeError: 'numpy.ndarray' object has no attribute 'n_iterations'"),
+                         ("n_iterations", "NameError: name 'n_iterations' is not defined")):
+        code, text = run(layer.format(wrong), "--layer")
+        assert code == 2 and words in text and "No order" not in text, text
+    code, text = run(ROUTE, changes=[("    return v\n", "")])
+    assert code == 2 and "your function returned None. End it with a return" in text and "No order" not in text
+
+
+def test_a_gradient_in_another_order_of_axes_and_a_factor(run, tmp_path):
+    example = (ROOT / "conformance/examples/numpy_right.py").read_text(encoding="utf-8")
+    other = example + """
+
+def backward(dv, u_hat, n_iters):
+    return {} * route_backward(dv, u_hat.transpose(0, 2, 1, 3), n_iters)
+
+def routed(u_hat, n_iters):
+    return route(u_hat.transpose(0, 2, 1, 3), n_iters)
+"""
+    flags = ("--backward", f"{tmp_path}/mine.py:backward", "--axes", "u_hat=NJIE")
+    code, text = run(other.format(1), *flags)
+    assert code == 0 and "gradient of u_hat with the axes NIJE, where u_hat itself has NJIE" in text, text
+    code, text = run(other.format(2), *flags)
+    assert code == 1 and named(text) == ["gradient multiplied by 2"] and "no known mistake" not in text, text
 
 
 def test_what_a_smaller_or_repeated_batch_shows(run):
@@ -496,7 +551,7 @@ def test_functions_with_habits_of_their_own(run, tmp_path, capsys):
     (tmp_path / "mine.py").write_text(ROUTE, encoding="utf-8")
     (tmp_path / "sub/mine.py").write_text(ROUTE.replace("sum(2,", "sum(1,"), encoding="utf-8")
     assert command.main([f"{tmp_path}/sub/mine.py:route"]) == 1 and "softmax over input" in capsys.readouterr().out
-    for result, words in (("None", "no array"), ("'0.5'", "no array"), ("v.astype(int)", "type int")):
+    for result, words in (("None", "returned None. End"), ("'0.5'", "no array"), ("v.astype(int)", "type int")):
         code, text = run(ROUTE, changes=[("return v", f"return {result}")])
         assert code == 2 and words in text and text.count("\n") == 1, text
     assert "finite output" in run(ROUTE, changes=[("return v", "return v * np.nan")])[1]
@@ -645,7 +700,10 @@ def em(V, a, beta_u, beta_a, n_iters):
     ("def route(u_hat):\n    return u_hat.sum(1)\n", (), "Say how many it runs, such as: --iterations 3"),
     ("import nowhere_to_be_found\ndef route(u_hat, n_iters):\n    pass\n", (), "imports nowhere_to_be_found"),
     ("def route(:\n", (), "cannot be imported: SyntaxError"),
-    (EM, (), "No order of the axes gives an output v (N, J, E) = (3, 5, 6)")])
+    (EM, (), "missing 3 required positional arguments: 'beta_u', 'beta_a', and 'lambdas'. It is called with (u_"),
+    (LOSS, (), "seems to be a loss, by the names of its arguments. Add --margin-loss"),
+    (SPREAD, (), "Add --spread-loss"),
+    ("def route(u_hat, n_classes):\n    return u_hat.mean()\n", (), "returned ()")])
 def test_functions_that_cannot_be_checked(run, source, flags, message):
     code, text = run(source, *flags) if "def route(:" not in source else run(source + "\ndef route(): pass\n", *flags)
     assert code == 2 and message in text and text.startswith("error: ") and text.count("\n") == 1, text
@@ -656,7 +714,7 @@ def test_functions_that_cannot_be_checked(run, source, flags, message):
     ("no_such_module:route", "no module named"),
     (f"{ROOT}/conformance/examples/numpy_right.py:nothing", "It has: route, route_backward"),
     (f"{ROOT}/conformance/examples/numpy_right.py:__name__", "is not a function"),
-    ("fractions:Fraction", "is a class"), ("numpy:linalg.norm", "No order of the axes"),
+    ("fractions:Fraction", "is a class. Write"), ("numpy:linalg.norm", "No order of the axes"),
     ("numpy:routed", "more")])
 def test_targets_that_are_not_there(target, message, capsys):
     assert command.main([target]) == 2

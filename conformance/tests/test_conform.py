@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 from capsule_conformance import assert_conforms, command
-from test_check import EM, EM_MISTAKES, LOSS, ROUTE, ROUTE_MISTAKES, named, run  # noqa: F401  (run is a fixture)
+from test_check import EM, EM_MISTAKES, LOSS, ROUTE, ROUTE_MISTAKES, SPREAD, named, run  # noqa: F401  (run is a fixture)
 
 RIGHT = {}
 exec(ROUTE + LOSS + EM, RIGHT)                                 # functions of these names
@@ -141,3 +141,28 @@ def test_what_cannot_be_used_is_said_in_one_line(run, capsys, monkeypatch):  # n
     assert "is a notebook" in capsys.readouterr().err
     code, text = run(ROUTE, changes=[("    b = np", "    assert len(u_hat) == 99\n    b = np")])
     assert code == 2 and text.startswith("error: mine.py, line 9: AssertionError"), text
+
+
+def test_json_has_errors_too_and_says_numerical(run, capsys):  # noqa: F811
+    for flags in (("--json", "--iterations", "0"), ("--json", "--layer")):
+        code, text = run(ROUTE, *flags)
+        assert code == 2 and list(json.loads(text)) == ["error"], text
+    with pytest.raises(SystemExit) as stopped:
+        command.main(["mine:route", "--json", "--nonsense"])
+    assert stopped.value.code == 2 and "nonsense" in json.loads(capsys.readouterr().out)["error"]
+    code, text = run(ROUTE, "--json")
+    assert code == 0 and json.loads(text)["gradient"] == "numerical", text
+    assert run(ROUTE, "--require-gradient")[0] == 1
+
+
+@pytest.mark.parametrize(("module", "recipe"), [
+    ("keras.src.layers", "a class of Keras. Write a function that calls it: docs/conformance.md, \"A Keras layer\""),
+    ("torch.nn", "a class of PyTorch"), ("mine", "is a class. Write")])
+def test_a_class_leads_to_the_recipe_of_its_framework(module, recipe):
+    base = type("Module", (), {"__module__": module})
+    with pytest.raises(ValueError, match=recipe):
+        assert_conforms(type("Caps", (base,), {}))
+
+
+def test_the_header_of_a_spread_loss_has_the_users_order(run):  # noqa: F811
+    assert "spread(labels, a, m) against" in run(SPREAD.replace("(a, labels, m)", "(labels, a, m)"), "--spread-loss")[1]

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from capsule_conformance import facts as facts_of
-from test_check import EM, EM_MISTAKES, LOSS, ROUTE, ROUTE_MISTAKES, named, run  # noqa: F401  (run is a fixture)
+from test_check import EM, EM_MISTAKES, LOSS, ROUTE, ROUTE_MISTAKES, SPREAD, named, run  # noqa: F401  (run is a fixture)
 
 UNKNOWN = [("b = b + (u_hat * v[:, None]).sum(-1)", "b = b + np.tanh((u_hat * v[:, None]).sum(-1))")]
 
@@ -87,6 +87,18 @@ def test_a_mistake_of_the_means_is_named_beside_an_unknown_one_of_the_activation
 def test_a_loss_that_is_none(run):  # noqa: F811
     code, text = run(LOSS, "--margin-loss", changes=[("return (", "return -1.3 * (")])
     assert code == 1 and "The loss is negative" in facts(text), text
+
+
+def test_other_margins_and_cross_entropy(run):  # noqa: F811
+    code, text = run(LOSS, "--margin-loss", changes=[("0.9", "0.95"), ("0.1", "0.05")])
+    assert code == 1 and "margins m+ = 0.95 and m- = 0.05" in facts(text), text
+    code, text = run(SPREAD, "--spread-loss", changes=[("0, m -", "0, m + 0.1 -")])
+    assert code == 1 and "With m = 0.9, the loss equals that with m = 1." in facts(text), text
+    entropy = "import numpy as np\ndef entropy(labels, lengths):\n    return -np.log(lengths[np.arange(3), labels])\n"
+    code, text = run(entropy, "--margin-loss")
+    assert code == 1 and "unbounded as the lengths of true classes go to 0, as cross-entropy" in facts(text), text
+    code, text = run(LOSS, "--margin-loss", changes=[("return (", "return 0.1 + (")])
+    assert code == 1 and "What is known" not in text, text
 
 
 def test_batch_normalization_in_training_mode_is_sent_to_eval(run):  # noqa: F811
