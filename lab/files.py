@@ -58,17 +58,17 @@ def check_writable(*paths):
         raise InputError(f"{max(paths, key=paths.count)}: two outputs have this name. Give each a file of its own")
 
 
-def make_folder(path):
-    """Create a folder. Raise InputError if that is not possible"""
+def make_folder(path, flag=""):
+    """Create a folder, which a flag named. Raise InputError if that is not possible"""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{path}: cannot be created ({error.strerror}). Choose another folder") from None
+        raise InputError(f"{flag}{path}: cannot be created ({error.strerror}). Choose another folder") from None
 
 
 def make_outdir(outdir, names):
     """Create the folder of the figures `names`. Raise InputError if the folder or one of the PNGs cannot be written."""
-    make_folder(outdir)
+    make_folder(outdir, "--outdir ")
     check_writable(*(outdir / f"{name}.png" for name in names))
 
 
