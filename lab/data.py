@@ -269,6 +269,7 @@ def gray_images(images, sides=(), cameras=1):
             gray = np.rint(gray * np.float32(255 / unit)).astype(np.uint8)
         light = np.median(edges(gray), -1) > 127 if cameras == 1 else np.zeros(1, bool)
         if light.mean() < FEW_LIGHT:               # ink that reaches the edge, as of clothes
+            notes["light at the edge, left as so few are"] += int(light.sum())
             light[:] = False
         notes["dark on light: inverted"] += int(light.sum())
         grays[k] = np.where(light[:, None, None], 255 - gray, gray) if light.any() else gray
