@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 from capsule_conformance import assert_conforms, command
-from test_check import EM, EM_MISTAKES, LOSS, ROUTE, ROUTE_MISTAKES, SPREAD, named, run  # noqa: F401  (run is a fixture)
+from test_check import EM, EM_MISTAKES, LOSS, ROUTE, ROUTE_MISTAKES, SPREAD, named, run  # noqa: F401
 
 RIGHT = {}
 exec(ROUTE + LOSS + EM, RIGHT)                                 # functions of these names

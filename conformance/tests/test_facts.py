@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from capsule_conformance import facts as facts_of
-from test_check import EM, EM_MISTAKES, LOSS, ROUTE, ROUTE_MISTAKES, SPREAD, named, run  # noqa: F401  (run is a fixture)
+from test_check import EM, EM_MISTAKES, LOSS, ROUTE, ROUTE_MISTAKES, SPREAD, named, run  # noqa: F401
 
 UNKNOWN = [("b = b + (u_hat * v[:, None]).sum(-1)", "b = b + np.tanh((u_hat * v[:, None]).sum(-1))")]
 
