@@ -117,8 +117,7 @@ class Config:
     """All settings of a run. Names, defaults and help texts of the command-line flags come from here."""
     task: str = setting("affnist", "mnist: 28x28 px, tested on MNIST as it is", choices=("affnist", "mnist"))
     digits: str = setting("auto", "auto: MNIST, else synthetic", test=True, choices=("auto", "mnist", "synthetic"))
-    data_dir: str = setting("", "folder of four idx files (see make_idx.py), in place of --digits and of $MNIST_DIR, "
-                            "~/.cache/hinton-mnist or a download", alias="--mnist-dir", runtime=True)
+    data_dir: str = setting("", "idx files; default: $MNIST_DIR or a download", alias="--mnist-dir", runtime=True)
     affnist_dir: str = setting("", "folder of affNIST's test_batches, to test on them, too (needs SciPy)",
                                only={"task": ("affnist",)}, runtime=True)
     n_train: int = setting(12000, "training digits per epoch, each newly translated", low=1, high=10_000_000)
@@ -1491,14 +1490,11 @@ def fit_to_data(config, data):
 def download_mnist(mirrors):
     """Return the cache's folder after downloading MNIST's missing files. Raise ConnectionError if no mirror has them"""
     folder, fault = Path(os.path.expanduser(CACHE)), "MNIST is not on this machine"
-    for name, sha256 in MNIST.items():
-        if (folder / name).exists() or (folder / (name + ".gz")).exists():
-            continue
+    for name in [name for name in MNIST if not (folder / name).exists() and not (folder / (name + ".gz")).exists()]:
         for mirror in mirrors:
             try:
-                with urllib.request.urlopen(mirror + name + ".gz", timeout=10) as reply:
-                    raw = reply.read()
-                if hashlib.sha256(gzip.decompress(raw)).hexdigest() == sha256:
+                raw = urllib.request.urlopen(mirror + name + ".gz", timeout=10).read()
+                if hashlib.sha256(gzip.decompress(raw)).hexdigest() == MNIST[name]:
                     write_file(folder / (name + ".gz"), raw)
                     break
             except Exception as error:             # urllib and gzip do not document what a bad connection raises
@@ -1581,9 +1577,8 @@ def _render(dots, width, edge, pressure):
     distance = dots.astype(np.float32).transpose(2, 1, 0)[:, :, None] - pixel       # (2, DOTS, 20, n)
     distance = (distance / pressure.astype(np.float32).T[:, None]) ** 2  # more pressure widens the line
     nearest = np.full((20, 20, len(width)), np.inf, np.float32)
-    squared = np.empty_like(nearest)
     for dx2, dy2 in zip(*distance):  # images are the last axis: long contiguous inner loops
-        np.minimum(nearest, np.add(dy2[:, None], dx2[None], out=squared), out=nearest)
+        np.minimum(nearest, dy2[:, None] + dx2, out=nearest)
     ink = np.clip((width / 2 - np.sqrt(nearest)) / edge + 0.5, 0, 1)                 # (20, 20, n)
     ink *= ink * (3 - 2 * ink)                                    # saturated core, soft rim
     center = [(ink.sum(axis) * pixel).sum(0) / ink.sum((0, 1)) for axis in (1, 0)]
@@ -1607,8 +1602,7 @@ def synthesize_digits(n, seed):
     cumulative = np.cumsum(weight / np.array([weight[digit == d].sum() for d in digit]))  # digit d covers (d, d + 1]
     glyph = np.searchsorted(cumulative, labels + rng.uniform(1e-6, 1 - 1e-6, n))           # (n,)
     factors = {"slant": rng.normal(0.15, 0.25, n), "rotation": rng.normal(0, 0.08, n),
-               "aspect": np.exp(rng.normal(0, 0.2, n)),
-               "stroke": np.exp(rng.normal(0.92, 0.26, n)).clip(1.2, 4.5),
+               "aspect": np.exp(rng.normal(0, 0.2, n)), "stroke": np.exp(rng.normal(0.92, 0.26, n)).clip(1.2, 4.5),
                "style": glyph - np.searchsorted(digit, labels), "wobble": rng.uniform(0.03, 0.17, n)}
     images = np.empty((n, 28, 28), np.uint8)
     for start in range(0, n, 250):
@@ -1624,8 +1618,7 @@ def synthesize_digits(n, seed):
         cycles, phase, depth = rng.uniform([[0.3], [0], [0]], [[3], [1], [0.4]], (3, len(slant)))[..., None]
         pressure = 1 + depth * np.sin(2 * np.pi * (cycles * np.linspace(0, 1, DOTS) + phase))    # (n, DOTS)
         pressure /= pressure.mean(1, keepdims=True)  # so that `stroke` is the mean width
-        ink = _render(dots, stroke[:, 0], rng.uniform(1.0, 1.6, len(slant)), pressure)
-        images[chunk] = np.rint(255 * ink)
+        images[chunk] = np.rint(255 * _render(dots, stroke[:, 0], rng.uniform(1.0, 1.6, len(slant)), pressure))
     return images, labels.astype(np.uint8), {key: value.astype(np.float32) for key, value in factors.items()}
 
 
@@ -1783,25 +1776,21 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
     """Train a network or, given its state, take a trained one; test it and write its files. init: a file with the
     weights to start from. Return the result, and a line on each of its files"""
     trained, name = not state, RUN_NAME.format(**vars(config))
-    names = {tuple(known["names"]) for known in (data, state and state["history"]) if known and known.get("names")}
     config = fit_to_data(config, data)
-    if state and (len(names) > 1 or not fits(state, config)):
-        raise InputError(f"{state['loaded']['file']}: {data_name(data['source'])} have other classes or sizes. Give "
-                         f"images like those of its training, {data_name(state['history']['source'])}")
+    if state:
+        check_classes(state, config, data)
     folders = (Path("runs", EXPERIMENT, name + f"-{k}" * (k > 1)) for k in range(1, 10_000))
     folder = next(folder for folder in folders if not folder.exists())  # a run destroys nothing
     if trained:
         weights, out_json = weights or not checkpoint and folder / "weights.npz", out_json or folder / "metrics.json"
-    outputs = [path for path in (checkpoint, weights, out_json) if path and path != "-"]
-    if trained:
         say(f"{data_name(data['source'])}; {name}", config)
         state = start_from(init, config, data) if init else None
         state = resume(checkpoint, config, data) if checkpoint and Path(checkpoint).exists() else state
+    outputs = [path for path in (checkpoint, weights, out_json) if path and path != "-"]
     for path in outputs:
         write_file(path, None)                                          # complain now, not after the training
     if trained:
-        each_epoch = checkpoint and (lambda state: save(checkpoint, config, state))
-        state = train(config, data, state, each_epoch=each_epoch)
+        state = train(config, data, state, each_epoch=checkpoint and (lambda state: save(checkpoint, config, state)))
     with worker_threads(config) as workers:
         if config.recompute_statistics:
             state["running"] |= recompute_statistics(state, data, config, config.recompute_statistics)
@@ -1822,14 +1811,20 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
     return result, [f"wrote {path}" + f"{again}{path}{places}" * (path != out_json) for path in outputs]
 
 
+def check_classes(state, config, data):
+    """Raise InputError unless the network of a file has the layers of a Config and the classes of the data"""
+    names, source = state["history"].get("names"), data_name(state["history"]["source"])
+    if not fits(state, config) or names and data.get("names", names) != names:
+        raise InputError(f"{state['loaded']['file']}: has other layers or classes. Give its settings and {source}")
+
+
 def resume(path, config, data):
     """Return the state of a checkpoint. Raise InputError if it belongs to another run"""
     theirs, state = load(path)
     if config.n_epochs > theirs.n_epochs and config.lr_schedule == "cosine":
         raise InputError(f"{path}: its learning rate ends at 0 with epoch {theirs.n_epochs}. Use --init {path} instead")
-    if config.n_epochs > theirs.n_epochs:
-        theirs = dataclasses.replace(theirs, n_epochs=config.n_epochs)
-    check_same(path, theirs, vars(config), {"runtime"})
+    longer = dataclasses.replace(theirs, n_epochs=max(theirs.n_epochs, config.n_epochs))
+    check_same(path, longer, vars(config), {"runtime"})
     if not state["adam_m"] or state["history"]["source"] != data["source"]:
         raise InputError(f"{path}: is no checkpoint of a run on {data_name(data['source'])}. Name another file")
     say(f"resuming at step {state['step']}", config)
@@ -1839,9 +1834,7 @@ def resume(path, config, data):
 def start_from(path, config, data):
     """Return the state of a new run with the weights of a file"""
     state, (_, theirs) = initial_state(config), load(path)
-    known = theirs["history"].get("names")
-    if not fits(theirs, config) or (known and data.get("names", known) != known):
-        raise InputError(f"--init {path}: its network has other layers or classes. Give its --model, --preset and data")
+    check_classes(theirs, config, data)
     return state | {"params": theirs["params"], "running": theirs["running"],
                     "history": state["history"] | {"init": Path(path).name}}
 

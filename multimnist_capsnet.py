@@ -26,7 +26,8 @@ of the two reconstructions; gradients flow through all routing iterations. Muon 
 momentum) trains the kernels of the normalized convolutions, Adam all other parameters.
 
 Deviations from the paper and its official code:
-  - six small convolutions, not two of 9x9 (`--preset classic`: two, with fewer channels; `--preset paper`: the paper's)
+  - six small convolutions, not two of 9x9 (`--preset classic`: two, with fewer channels; `--preset paper`: the paper's;
+    `--preset residual`: ten, with skip connections; `--preset half-digit`: a receptive field of half a digit)
   - batch normalization (`--norm none` removes it) and Muon (`--muon 0`: Adam for all parameters)
   - a reconstruction weight of 0.01, not 0.0005; no bias on the digit capsules; cosine, not exponential decay
   - the central 20x20 px of the two digits overlap with IoU >= 0.8 in every pair (`--min-iou 0`: the paper's protocol)
@@ -95,15 +96,14 @@ PAPER = {"norm": "none", "lr": 0.002, "muon": 0.0, "warmup": 0, "recon_weight": 
 PRESETS = {"deep": MODERN, "half-digit": MODERN,
            "residual": MODERN | {"lr": 0.003, "muon": 0.006, "recon_weight": 0.005},
            "classic": PAPER | {"conv1_channels": 32}, "paper": PAPER | {"conv1_channels": 256}}
-NORMALIZED = {"norm": ("batch",)}
+NORMALIZED, OF_CNNS = {"norm": ("batch",)}, {"model": ("cnn", "cnn-vectors")}
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     """All settings of a run. Names, defaults and help texts of the command-line flags come from here."""
     digits: str = setting("auto", "auto: MNIST, else synthetic", test=True, choices=("auto", "mnist", "synthetic"))
-    data_dir: str = setting("", "folder of four idx files (see make_idx.py), in place of --digits and of $MNIST_DIR, "
-                            "~/.cache/hinton-mnist or a download", alias="--mnist-dir", runtime=True)
+    data_dir: str = setting("", "idx files; default: $MNIST_DIR or a download", alias="--mnist-dir", runtime=True)
     n_train: int = setting(6000, "training pairs per epoch, newly drawn in every epoch", low=1, high=10_000_000)
     n_val: int = setting(2000, "validation pairs, of held-out training images", low=1, high=100_000)
     n_test: int = setting(10000, "test pairs", low=1, high=1_000_000, runtime=True)
@@ -111,15 +111,13 @@ class Config:
     merge: str = setting("max", "how digits are merged; add: sum clipped at 255", choices=("max", "add"), test=True)
     warp: float = setting(0.0, "strength of random deformations of training digits (see warp_digits)", low=0, high=4)
     model: str = setting("capsnet", "network", choices=("capsnet", "cnn", "cnn-vectors", "vector-dense"))
-    preset: str = setting("deep", "six convolutions; residual: ten; half-digit: receptive field of half a digit; "
-                          "classic, paper: two of 9x9, fewer channels or the paper's", choices=tuple(PRESETS))
+    preset: str = setting("deep", "convolutions, see above; deep: six", choices=tuple(PRESETS))
     conv1_channels: int = setting(None, "channels of Conv1", low=1, high=4096)
     conv3_channels: int = setting(64, "base width C, the channels of Conv3", low=1, high=4096,
                                   only={"preset": ("deep", "residual", "half-digit")})
     norm: str = setting(None, "normalization of convolutions, over groups of 16 samples", choices=("batch", "none"))
     routing_iters: int = setting(3, "1: no routing", low=1, high=50, only={"model": ("capsnet",)}, test=True)
-    cnn_head: str = setting("dense", "input of the CNN's hidden layer; gap: global average pooling",
-                            choices=("dense", "gap"), only={"model": ("cnn", "cnn-vectors")})
+    cnn_head: str = setting("dense", "gap: global average pooling first", choices=("dense", "gap"), only=OF_CNNS)
     seed: int = setting(0, "of all random numbers; the same seed, the same bits", low=0, high=2 ** 32 - 1, test=True)
     n_epochs: int = setting(12, "training epochs", low=1, high=10_000)
     batch_size: int = setting(32, "pairs per step", low=1, high=4096)
@@ -331,13 +329,8 @@ def allowed_shift_pairs(min_iou):
     (dy, dx) in px of the first and of the second digit"""
     shifts = np.arange(-MAX_SHIFT, MAX_SHIFT + 1)
     pairs = np.stack(np.meshgrid(*[shifts] * 4, indexing="ij"), -1).reshape(-1, 2, 2)
-    return pairs[box_iou(pairs) >= min_iou - 1e-12]
-
-
-def box_iou(shifts):
-    """Return the IoU (intersection over union), (...), of two 20x20 px boxes with shifts (..., 2, 2) in px"""
-    intersection = np.maximum(BOX - np.abs(shifts[..., 0, :] - shifts[..., 1, :]), 0).prod(-1)
-    return intersection / (2 * BOX * BOX - intersection)
+    intersection = np.maximum(BOX - np.abs(pairs[:, 0] - pairs[:, 1]), 0).prod(-1)      # of each two boxes, px
+    return pairs[intersection / (2 * BOX * BOX - intersection) >= min_iou - 1e-12]
 
 
 def shift_digits(images, shifts):
@@ -1262,14 +1255,11 @@ def load_data(config, download=True):
 def download_mnist(mirrors):
     """Return the cache's folder after downloading MNIST's missing files. Raise ConnectionError if no mirror has them"""
     folder, fault = Path(os.path.expanduser(CACHE)), "MNIST is not on this machine"
-    for name, sha256 in MNIST.items():
-        if (folder / name).exists() or (folder / (name + ".gz")).exists():
-            continue
+    for name in [name for name in MNIST if not (folder / name).exists() and not (folder / (name + ".gz")).exists()]:
         for mirror in mirrors:
             try:
-                with urllib.request.urlopen(mirror + name + ".gz", timeout=10) as reply:
-                    raw = reply.read()
-                if hashlib.sha256(gzip.decompress(raw)).hexdigest() == sha256:
+                raw = urllib.request.urlopen(mirror + name + ".gz", timeout=10).read()
+                if hashlib.sha256(gzip.decompress(raw)).hexdigest() == MNIST[name]:
                     write_file(folder / (name + ".gz"), raw)
                     break
             except Exception as error:             # urllib and gzip do not document what a bad connection raises
@@ -1413,9 +1403,8 @@ def _render(dots, width, edge, pressure):
     distance = dots.astype(np.float32).transpose(2, 1, 0)[:, :, None] - pixel       # (2, DOTS, 20, n)
     distance = (distance / pressure.astype(np.float32).T[:, None]) ** 2  # more pressure widens the line
     nearest = np.full((20, 20, len(width)), np.inf, np.float32)
-    squared = np.empty_like(nearest)
     for dx2, dy2 in zip(*distance):  # images are the last axis: long contiguous inner loops
-        np.minimum(nearest, np.add(dy2[:, None], dx2[None], out=squared), out=nearest)
+        np.minimum(nearest, dy2[:, None] + dx2, out=nearest)
     ink = np.clip((width / 2 - np.sqrt(nearest)) / edge + 0.5, 0, 1)                 # (20, 20, n)
     ink *= ink * (3 - 2 * ink)                                    # saturated core, soft rim
     center = [(ink.sum(axis) * pixel).sum(0) / ink.sum((0, 1)) for axis in (1, 0)]
@@ -1439,8 +1428,7 @@ def synthesize_digits(n, seed):
     cumulative = np.cumsum(weight / np.array([weight[digit == d].sum() for d in digit]))  # digit d covers (d, d + 1]
     glyph = np.searchsorted(cumulative, labels + rng.uniform(1e-6, 1 - 1e-6, n))           # (n,)
     factors = {"slant": rng.normal(0.15, 0.25, n), "rotation": rng.normal(0, 0.08, n),
-               "aspect": np.exp(rng.normal(0, 0.2, n)),
-               "stroke": np.exp(rng.normal(0.92, 0.26, n)).clip(1.2, 4.5),
+               "aspect": np.exp(rng.normal(0, 0.2, n)), "stroke": np.exp(rng.normal(0.92, 0.26, n)).clip(1.2, 4.5),
                "style": glyph - np.searchsorted(digit, labels), "wobble": rng.uniform(0.03, 0.17, n)}
     images = np.empty((n, 28, 28), np.uint8)
     for start in range(0, n, 250):
@@ -1456,8 +1444,7 @@ def synthesize_digits(n, seed):
         cycles, phase, depth = rng.uniform([[0.3], [0], [0]], [[3], [1], [0.4]], (3, len(slant)))[..., None]
         pressure = 1 + depth * np.sin(2 * np.pi * (cycles * np.linspace(0, 1, DOTS) + phase))    # (n, DOTS)
         pressure /= pressure.mean(1, keepdims=True)  # so that `stroke` is the mean width
-        ink = _render(dots, stroke[:, 0], rng.uniform(1.0, 1.6, len(slant)), pressure)
-        images[chunk] = np.rint(255 * ink)
+        images[chunk] = np.rint(255 * _render(dots, stroke[:, 0], rng.uniform(1.0, 1.6, len(slant)), pressure))
     return images, labels.astype(np.uint8), {key: value.astype(np.float32) for key, value in factors.items()}
 
 
@@ -1615,25 +1602,21 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
     """Train a network or, given its state, take a trained one; test it and write its files. init: a file with the
     weights to start from. Return the result, and a line on each of its files"""
     trained, name = not state, RUN_NAME.format(**vars(config))
-    names = {tuple(known["names"]) for known in (data, state and state["history"]) if known and known.get("names")}
     config = fit_to_data(config, data)
-    if state and (len(names) > 1 or not fits(state, config)):
-        raise InputError(f"{state['loaded']['file']}: {data_name(data['source'])} have other classes or sizes. Give "
-                         f"images like those of its training, {data_name(state['history']['source'])}")
+    if state:
+        check_classes(state, config, data)
     folders = (Path("runs", EXPERIMENT, name + f"-{k}" * (k > 1)) for k in range(1, 10_000))
     folder = next(folder for folder in folders if not folder.exists())  # a run destroys nothing
     if trained:
         weights, out_json = weights or not checkpoint and folder / "weights.npz", out_json or folder / "metrics.json"
-    outputs = [path for path in (checkpoint, weights, out_json) if path and path != "-"]
-    if trained:
         say(f"{data_name(data['source'])}; {name}", config)
         state = start_from(init, config, data) if init else None
         state = resume(checkpoint, config, data) if checkpoint and Path(checkpoint).exists() else state
+    outputs = [path for path in (checkpoint, weights, out_json) if path and path != "-"]
     for path in outputs:
         write_file(path, None)                                          # complain now, not after the training
     if trained:
-        each_epoch = checkpoint and (lambda state: save(checkpoint, config, state))
-        state = train(config, data, state, each_epoch=each_epoch)
+        state = train(config, data, state, each_epoch=checkpoint and (lambda state: save(checkpoint, config, state)))
     with worker_threads(config) as workers:
         if config.recompute_statistics:
             state["running"] |= recompute_statistics(state, data, config, config.recompute_statistics)
@@ -1654,14 +1637,20 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
     return result, [f"wrote {path}" + f"{again}{path}{places}" * (path != out_json) for path in outputs]
 
 
+def check_classes(state, config, data):
+    """Raise InputError unless the network of a file has the layers of a Config and the classes of the data"""
+    names, source = state["history"].get("names"), data_name(state["history"]["source"])
+    if not fits(state, config) or names and data.get("names", names) != names:
+        raise InputError(f"{state['loaded']['file']}: has other layers or classes. Give its settings and {source}")
+
+
 def resume(path, config, data):
     """Return the state of a checkpoint. Raise InputError if it belongs to another run"""
     theirs, state = load(path)
     if config.n_epochs > theirs.n_epochs and config.lr_schedule == "cosine":
         raise InputError(f"{path}: its learning rate ends at 0 with epoch {theirs.n_epochs}. Use --init {path} instead")
-    if config.n_epochs > theirs.n_epochs:
-        theirs = dataclasses.replace(theirs, n_epochs=config.n_epochs)
-    check_same(path, theirs, vars(config), {"runtime"})
+    longer = dataclasses.replace(theirs, n_epochs=max(theirs.n_epochs, config.n_epochs))
+    check_same(path, longer, vars(config), {"runtime"})
     if not state["adam_m"] or state["history"]["source"] != data["source"]:
         raise InputError(f"{path}: is no checkpoint of a run on {data_name(data['source'])}. Name another file")
     say(f"resuming at step {state['step']}", config)
@@ -1671,9 +1660,7 @@ def resume(path, config, data):
 def start_from(path, config, data):
     """Return the state of a new run with the weights of a file"""
     state, (_, theirs) = initial_state(config), load(path)
-    known = theirs["history"].get("names")
-    if not fits(theirs, config) or (known and data.get("names", known) != known):
-        raise InputError(f"--init {path}: its network has other layers or classes. Give its --model, --preset and data")
+    check_classes(theirs, config, data)
     return state | {"params": theirs["params"], "running": theirs["running"],
                     "history": state["history"] | {"init": Path(path).name}}
 

@@ -818,18 +818,13 @@ def votes_gradient(terms, V):
     parent."""
     L, J, I, _ = V.shape
     T = len(terms)
-    coefficients, directions = np.empty((L, J, T, I), V.dtype), np.empty((2, L, J, T, D), V.dtype)
-    for t, (coefficient, linear, quadratic) in enumerate(terms):        # 1.02 times as fast a step as by np.stack
-        coefficients[:, :, t] = coefficient
-        directions[0, :, :, t] = linear
-        directions[1, :, :, t] = quadratic
-    directions[1] *= 2
+    coefficients = np.stack([np.broadcast_to(coefficient, (L, J, I)) for coefficient, *_ in terms], 2)
     coefficients = coefficients.reshape(L * J, T, I).transpose(0, 2, 1)
-    directions = directions.reshape(2, L * J, T, D)
+    linear, quadratic = (np.stack([term[k] for term in terms], 2).reshape(L * J, T, D) for k in (1, 2))
     dV, linear_term = empty_like_votes(V), empty_like_votes(V)
-    np.matmul(coefficients, directions[1], out=group_by_parent(dV, L * J))
+    np.matmul(coefficients, 2 * quadratic, out=group_by_parent(dV, L * J))
     dV *= V
-    np.matmul(coefficients, directions[0], out=group_by_parent(linear_term, L * J))
+    np.matmul(coefficients, linear, out=group_by_parent(linear_term, L * J))
     dV += linear_term
     return dV
 
@@ -2558,25 +2553,21 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
     """Train a network or, given its state, take a trained one; test it and write its files. init: a file with the
     weights to start from. Return the result, and a line on each of its files"""
     trained, name = not state, RUN_NAME.format(**vars(config))
-    names = {tuple(known["names"]) for known in (data, state and state["history"]) if known and known.get("names")}
     config = fit_to_data(config, data)
-    if state and (len(names) > 1 or not fits(state, config)):
-        raise InputError(f"{state['loaded']['file']}: {data_name(data['source'])} have other classes or sizes. Give "
-                         f"images like those of its training, {data_name(state['history']['source'])}")
+    if state:
+        check_classes(state, config, data)
     folders = (Path("runs", EXPERIMENT, name + f"-{k}" * (k > 1)) for k in range(1, 10_000))
     folder = next(folder for folder in folders if not folder.exists())  # a run destroys nothing
     if trained:
         weights, out_json = weights or not checkpoint and folder / "weights.npz", out_json or folder / "metrics.json"
-    outputs = [path for path in (checkpoint, weights, out_json) if path and path != "-"]
-    if trained:
         say(f"{data_name(data['source'])}; {name}", config)
         state = start_from(init, config, data) if init else None
         state = resume(checkpoint, config, data) if checkpoint and Path(checkpoint).exists() else state
+    outputs = [path for path in (checkpoint, weights, out_json) if path and path != "-"]
     for path in outputs:
         write_file(path, None)                                          # complain now, not after the training
     if trained:
-        each_epoch = checkpoint and (lambda state: save(checkpoint, config, state))
-        state = train(config, data, state, each_epoch=each_epoch)
+        state = train(config, data, state, each_epoch=checkpoint and (lambda state: save(checkpoint, config, state)))
     with worker_threads(config) as workers:
         if config.recompute_statistics:
             state["running"] |= recompute_statistics(state, data, config, config.recompute_statistics)
@@ -2597,14 +2588,20 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
     return result, [f"wrote {path}" + f"{again}{path}{places}" * (path != out_json) for path in outputs]
 
 
+def check_classes(state, config, data):
+    """Raise InputError unless the network of a file has the layers of a Config and the classes of the data"""
+    names, source = state["history"].get("names"), data_name(state["history"]["source"])
+    if not fits(state, config) or names and data.get("names", names) != names:
+        raise InputError(f"{state['loaded']['file']}: has other layers or classes. Give its settings and {source}")
+
+
 def resume(path, config, data):
     """Return the state of a checkpoint. Raise InputError if it belongs to another run"""
     theirs, state = load(path)
     if config.n_epochs > theirs.n_epochs and config.lr_schedule == "cosine":
         raise InputError(f"{path}: its learning rate ends at 0 with epoch {theirs.n_epochs}. Use --init {path} instead")
-    if config.n_epochs > theirs.n_epochs:
-        theirs = dataclasses.replace(theirs, n_epochs=config.n_epochs)
-    check_same(path, theirs, vars(config), {"runtime"})
+    longer = dataclasses.replace(theirs, n_epochs=max(theirs.n_epochs, config.n_epochs))
+    check_same(path, longer, vars(config), {"runtime"})
     if not state["adam_m"] or state["history"]["source"] != data["source"]:
         raise InputError(f"{path}: is no checkpoint of a run on {data_name(data['source'])}. Name another file")
     say(f"resuming at step {state['step']}", config)
@@ -2614,9 +2611,7 @@ def resume(path, config, data):
 def start_from(path, config, data):
     """Return the state of a new run with the weights of a file"""
     state, (_, theirs) = initial_state(config), load(path)
-    known = theirs["history"].get("names")
-    if not fits(theirs, config) or (known and data.get("names", known) != known):
-        raise InputError(f"--init {path}: its network has other layers or classes. Give its --model, --preset and data")
+    check_classes(theirs, config, data)
     return state | {"params": theirs["params"], "running": theirs["running"],
                     "history": state["history"] | {"init": Path(path).name}}
 
