@@ -24,7 +24,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from visualize_smallnorb_novel_viewpoint import other_view
+from visualize_smallnorb_novel_viewpoint import other_view, views_of
 
 FPS, HOLD, MAX_FRAMES = 5, 2000, 200     # HOLD: ms of each part's last frame; all frames are in memory, 1 MB each
 WIDTH, HEIGHT = 800, 390           # of the animation, px
@@ -68,7 +68,7 @@ def render_view(label, azimuth, light, config):
         views = norb.downsample(norb.draw_view(toy, ELEVATION, azimuth, 2 * NORB_SIDE))
         images = views[light % len(norb.LIGHTINGS)][None]
     else:
-        found = norb.views_of(config, label, [azimuth], [ELEVATION], light % len(norb.LIGHTINGS))
+        found = views_of(config, label, [azimuth], [ELEVATION], light % len(norb.LIGHTINGS))
         images, azimuth = found["images"], float(found["azimuths"][0])
         other = other_view(found, light % len(norb.LIGHTINGS))
     if config.data == "shapes":

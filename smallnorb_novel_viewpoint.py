@@ -1961,27 +1961,6 @@ def map_processes(function, tasks, threads):
     return [function(*task) for task in tasks]
 
 
-def views_of(config, label, azimuths, elevations, lighting=0):
-    """Return views of one test object of a class: a dict with the keys of load_data's splits.
-
-    azimuths, elevations: (N,), degrees. Shapes are rendered from exactly there. Of toys and smallNORB, row k is the
-    view of the first test toy nearest to there; where a file lacks this toy or lighting, another is taken."""
-    azimuths, elevations = np.array(azimuths, float), np.array(elevations, float)
-    if config.data == "shapes":
-        labels = np.full(len(azimuths), label)
-        return {"images": render(labels, azimuths, elevations, rng_for(config.seed, EVALUATION, 2)),
-                "labels": labels, "azimuths": azimuths % 360, "elevations": elevations}
-    pool = load_norb(config.norb_dir)["test"] if config.data == "smallnorb" else toy_tables("test")
-    stored = np.flatnonzero(pool["labels"] == label)
-    distance = 1e3 * ((pool["instances"] != TOY_SPLITS["test"][0]) * 1.0 + (pool["lightings"] != lighting))[stored]
-    distance = distance + np.abs((pool["azimuths"][stored] - azimuths[:, None] + 180) % 360 - 180)
-    rows = stored[(distance + np.abs(pool["elevations"][stored] - elevations[:, None])).argmin(1)]
-    views = {name: array[rows] for name, array in pool.items()}
-    if config.data == "toys":
-        add_toy_images([views], config)
-    return views
-
-
 # The renderer. A toy is a list of parts, (kind, matrix, center). A part maps a point p of a unit solid to center +
 # matrix p in the toy's coordinates: x forward, y up, z to the toy's right. Unit solids: ellipsoid |p| <= 1; box |x|,
 # |y|, |z| <= 1; cylinder x^2 + y^2 <= 1, |z| <= 1; cone x^2 + y^2 <= ((1 - z) / 2)^2, |z| <= 1, with its apex at z = 1.
@@ -2348,8 +2327,6 @@ def cast_rays(toy, azimuth, elevation, side):
         extent = np.abs(T).sum(1)
         left, right = np.searchsorted(pixels, center[0] + (-extent[0], extent[0]))
         top, bottom = np.searchsorted(pixels, -center[1] + (-extent[1], extent[1]))
-        if left == right or top == bottom:
-            continue
         window = np.s_[top:bottom, left:right]
         x, y = pixels[left:right] - np.float32(center[0]), -pixels[top:bottom, None] - np.float32(center[1])
         to_part = inverse_3x3(T).astype(np.float32)
@@ -2357,8 +2334,6 @@ def cast_rays(toy, azimuth, elevation, side):
         t, face, hits = intersect_part(kind, o, d)
         z = t + np.float32(center[2])
         rows, columns = np.nonzero(hits & (z > depth[window]))
-        if not len(rows):
-            continue
         depth[window][rows, columns] = z[rows, columns]
         t = t[rows, columns]
         point = [o[k][rows, columns] + d[k] * t for k in range(3)]

@@ -106,6 +106,27 @@ def nearest_sample(samples, **values):
     return int(np.argmin(distance))
 
 
+def views_of(config, label, azimuths, elevations, lighting=0):
+    """Return views of one test object of a class: a dict with the keys of load_data's splits.
+
+    azimuths, elevations: (N,), degrees. Shapes are rendered from exactly there. Of toys and smallNORB, row k is the
+    view of the first test toy nearest to there; where a file lacks this toy or lighting, another is taken."""
+    azimuths, elevations = np.array(azimuths, float), np.array(elevations, float)
+    if config.data == "shapes":
+        labels = np.full(len(azimuths), label)
+        return {"images": norb.render(labels, azimuths, elevations, norb.rng_for(config.seed, norb.EVALUATION, 2)),
+                "labels": labels, "azimuths": azimuths % 360, "elevations": elevations}
+    pool = norb.load_norb(config.norb_dir)["test"] if config.data == "smallnorb" else norb.toy_tables("test")
+    stored = np.flatnonzero(pool["labels"] == label)
+    distance = 1e3 * ((pool["instances"] != norb.TOY_SPLITS["test"][0]) * 1.0 + (pool["lightings"] != lighting))[stored]
+    distance = distance + np.abs((pool["azimuths"][stored] - azimuths[:, None] + 180) % 360 - 180)
+    rows = stored[(distance + np.abs(pool["elevations"][stored] - elevations[:, None])).argmin(1)]
+    views = {name: array[rows] for name, array in pool.items()}
+    if config.data == "toys":
+        norb.add_toy_images([views], config)
+    return views
+
+
 def other_view(views, lighting=0):
     """Return words on views of another test toy or lighting than views_of was asked for, where the data lack it"""
     asked = {"instances": ("toy", norb.TOY_SPLITS["test"][0]), "lightings": ("lighting", lighting)}
@@ -197,7 +218,7 @@ def draw_elevation_strip(run):
                      f"training azimuth {azimuth}°; blue frame: correct; orange: wrong, with the predicted class")
     axes = fig.subplots(N_CLASSES, len(elevations), squeeze=False)
     for k in range(N_CLASSES):
-        samples = norb.views_of(run.config, k, np.full(len(elevations), azimuth), elevations)
+        samples = views_of(run.config, k, np.full(len(elevations), azimuth), elevations)
         images = preprocess(samples, np.arange(len(elevations)), run.config)
         weights = norb.nearest_images(run.data) if run.config.model == "nearest" else run.params
         predicted = norb.forward(weights, images, run.config)[0]["scores"].argmax(1)
@@ -293,7 +314,7 @@ def axes_by_angle(config, title, note):
 def draw_pose_matrices(run, label=2, n=6, elevation=45):
     """Draw the class capsules' pose matrices and activations for one test toy from n azimuths."""
     azimuths, names = np.linspace(0, 360, n, endpoint=False), class_names(run.config)
-    samples = norb.views_of(run.config, label, azimuths, np.full(n, elevation))
+    samples = views_of(run.config, label, azimuths, np.full(n, elevation))
     azimuths, images = samples["azimuths"], preprocess(samples, np.arange(n), run.config)
     out, _ = norb.forward(run.params, images, run.config)
     poses, span = out["mu"].reshape(n, N_CLASSES, norb.P, norb.P), np.abs(out["mu"]).max()

@@ -194,11 +194,12 @@ def test_views_of_one_toy_of_smallnorb(norb):
     folder, files = norb
     info, labels = files["test", "info"], files["test", "cat"]
     config, row = sn.Config(data="smallnorb", norb_dir=folder), np.flatnonzero((info[:, 0] == 0) & (info[:, 3] == 0))[0]
-    views = sn.views_of(config, labels[row], [10 * info[row, 2]], [30 + 5 * info[row, 1]], lighting=0)
+    views = animation.views_of(config, labels[row], [10 * info[row, 2]], [30 + 5 * info[row, 1]], lighting=0)
     assert np.array_equal(views["images"], sn.downsample(files["test", "dat"][[row]]))
     for azimuth in (13, 155, 349):
         shown = animation.render_view(labels[row], azimuth, 0, config)[2]
-        assert shown == sn.views_of(config, labels[row], [azimuth], [animation.ELEVATION], lighting=0)["azimuths"]
+        views = animation.views_of(config, labels[row], [azimuth], [animation.ELEVATION], lighting=0)
+        assert shown == views["azimuths"]
         assert shown % 20 == 0
 
 

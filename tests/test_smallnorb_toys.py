@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
+import visualize_smallnorb_novel_viewpoint
+
 KINDS = {"ellipsoid": sn.ELLIPSOID, "box": sn.BOX, "cylinder": sn.CYLINDER, "cone": sn.CONE}
 
 
@@ -162,14 +164,14 @@ def test_images_are_of_the_view_that_their_row_says(cache):
 
 def test_views_of_one_test_toy_are_the_nearest_stored_ones(drawn):
     """Class 3, its first test toy 0; 355 degrees is nearer to 0 than to 340, 58 to 60 than to 55"""
-    views = sn.views_of(sn.Config(toy_seed=7), 3, [355, 100], [30, 58], lighting=2)
+    views = visualize_smallnorb_novel_viewpoint.views_of(sn.Config(toy_seed=7), 3, [355, 100], [30, 58], lighting=2)
     assert views["azimuths"].tolist() == [0, 100] and views["elevations"].tolist() == [30, 60]
     assert views["labels"].tolist() == [3, 3] and views["instances"].tolist() == [0, 0]
     assert views["images"][:, 0, :2].tolist() == [[[30, 7], [0, 2]], [[30, 7], [6 * 18 + 5, 2]]]
 
 
 def test_views_of_shapes_are_rendered_from_exactly_there():
-    views = sn.views_of(sn.Config(data="shapes"), 1, [12.5, -90], [33, 70])
+    views = visualize_smallnorb_novel_viewpoint.views_of(sn.Config(data="shapes"), 1, [12.5, -90], [33, 70])
     assert views["azimuths"].tolist() == [12.5, 270] and views["elevations"].tolist() == [33, 70]
     expected = sn.render(np.array([1, 1]), np.array([12.5, -90]), np.array([33.0, 70]), sn.rng_for(0, sn.EVALUATION, 2))
     np.testing.assert_array_equal(views["images"], expected)
