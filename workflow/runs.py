@@ -222,6 +222,8 @@ MEASUREMENTS = [                   # on trained networks, and baselines that are
     *uniform(AFF, "backbone", "capsnet", range(5)),
     *uniform(AFF, "equal-training", "capsnet", range(5)),
     Result(MULTI, "nearest", "pairs", 0, "python3 bench/multimnist_nearest.py --digits mnist", 2),
+    Result(MULTI, "statistics", "paper-protocol-long", 0, f"python3 bench/multimnist_statistics.py --load {LONG_RUN} "
+           "--digits mnist", 15),
     Result(AFF, "nearest", "digits", 0, f"{AFF_NEAREST} --digits mnist", 3),
     *(Result(AFF, "few-10", "nearest", seed, f"{AFF_NEAREST} --n-per-class 10 --digits mnist --seed {seed}", 1)
       for seed in range(5)),
@@ -244,6 +246,7 @@ MEASUREMENTS = [                   # on trained networks, and baselines that are
            "--threads 1", 1)]
 SMALL = {                          # what makes a command small; what is given twice counts as last
     "nearest.py": "--n-known 200 --n-test 100 --digits auto",
+    "statistics.py": "--n-pairs 64 --n-val 64 --digits auto",
     "probe_affnist": "--n-test 20 --digits auto",
     "--only background_activity": "--n-test 60",
     "recompute-statistics": "--recompute-statistics 32 --n-test 64 --digits auto",
@@ -292,6 +295,7 @@ CAPTIONS = {                       # of each table, in the results log
     "recomputed, of this network or of one that was trained on 1.92 million pairs. Seeds 1 and 2, the CNN and one "
     "iteration were planned after seed 0 had been looked at, to be evaluated by recomputed statistics.",
     (MULTI, "nearest"): "Nearest training pair, in pixels.",
+    (MULTI, "statistics"): "Running statistics of a trained network, gathered anew in several ways; validation pairs.",
     **{(NORB, f"wide-{split}"): f"capsnet-shared and cnn-gap, preset wide, novel {split}s." for split in SPLITS},
     **{(NORB, f"paper-{split}"): f"matrix-capsnet and the paper's CNN, novel {split}s. cnn-dropout and cnn-paper were "
        "planned after the other networks had been looked at, with the learning rate and epochs of cnn. "
