@@ -199,8 +199,7 @@ def test_views_of_one_toy_of_smallnorb(norb):
     for azimuth in (13, 155, 349):
         shown = animation.render_view(labels[row], azimuth, 0, config)[2]
         views = animation.views_of(config, labels[row], [azimuth], [animation.ELEVATION], lighting=0)
-        assert shown == views["azimuths"]
-        assert shown % 20 == 0
+        assert shown == views["azimuths"] and shown % 20 == 0
 
 
 def test_smallnorb_is_cropped_at_random_in_training_and_in_the_middle_in_tests(norb):
