@@ -1,13 +1,15 @@
 """Shared by all tests: the experiments, imported first; no network, no MNIST, a throw-away home; toy runs, digits."""
 import argparse
+import contextlib
 import dataclasses
 import functools
 import importlib
+import io
 import os
+import re
 import subprocess
 import sys
 import unittest.mock
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,13 +53,14 @@ def of_beside(item):
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
     """What is marked @pytest.mark.beside(what=function) comes last: until then two processes compute function(**the
-    test's parameters), on the time that the other tests leave; the test gets it as beside()"""
+    test's parameters, settings by name), on the time that the other tests leave; the test gets it as beside()"""
     items.sort(key=lambda item: of_beside(item) is not None)
     config.beside, begun = None, [item for item in items if of_beside(item)]
     if begun and not config.option.collectonly:
         config.beside = golden.pool(niceness=19)
         for item in begun:
-            item.begun = config.beside.submit(of_beside(item).kwargs["what"], **item.callspec.params)
+            item.begun = config.beside.submit(of_beside(item).kwargs["what"], **{
+                key: getattr(value, "name", value) for key, value in item.callspec.params.items()})
 
 
 @pytest.fixture
@@ -102,19 +105,17 @@ def run_script(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def help_of(run_script):
-    """{script at top level: what its --help prints}, each asked once, without the script's folder on Python's path
-    where Python can leave it out (-P)"""
-    scripts = sorted(path.name for path in ROOT.glob("*.py"))
-    plain = ["-P"] if sys.version_info >= (3, 11) else []
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"COLUMNS": "1000"}
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda script: subprocess.run([sys.executable, *plain, str(ROOT / script), "--help"],
-                                                            env=env, capture_output=True, text=True, timeout=100),
-                              scripts))
-    for script, done in zip(scripts, found):
-        assert (done.returncode, done.stderr, script) == (0, "", script)
-    return {script: done.stdout for script, done in zip(scripts, found)}
+def help_of():
+    """{script at top level: what its --help prints}; each that imports lab finds it without Python's help (-P), too"""
+    found = {}
+    for path in sorted(ROOT.glob("*.py")):
+        module, text = importlib.import_module(path.stem), path.read_text("utf-8")
+        assert "sys.path" in text or not re.search("^(from|import) lab", text, re.M)
+        with unittest.mock.patch.dict(os.environ, COLUMNS="1000"), contextlib.redirect_stdout(io.StringIO()) as out:
+            with unittest.mock.patch("sys.argv", [str(path), "--help"]), pytest.raises(SystemExit, match="^0$"):
+                module.main()
+        found[path.name] = out.getvalue()
+    return found
 
 
 @pytest.fixture

@@ -15,8 +15,7 @@ PRIVATE = (                        # what not to write; the words to use are the
     "twins?", "ledger", "\\bpins?\\b", "named wrong", "new sides?", "aliveness", "\\bfilms?\\b", "colour", "centre",
     "normalis", "neighbour", "\\bgrey")
 PATTERNS = "*.py", "lab/*.py", "explore/*", "workflow/*", "results/*.py", "conf*/**/*.py", "README.md", "docs/*.md"
-FILES = sorted(str(path.relative_to(ROOT)) for pattern in PATTERNS
-               for path in ROOT.glob(pattern) if path.is_file())
+FILES = sorted(str(path.relative_to(ROOT)) for pattern in PATTERNS for path in ROOT.glob(pattern) if path.is_file())
 
 
 def offences(text):

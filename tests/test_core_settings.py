@@ -1,4 +1,5 @@
 """The settings of every experiment, by rules over its Config: each has a flag, bounds and an effect, or is gone."""
+import functools
 import math
 import re
 
@@ -48,32 +49,34 @@ NEEDS = {                          # what else must be given for a setting to sh
     "stop_at": dict(n_epochs=2),                                    # of one epoch the end is where it was
     "split": dict(data="toys")}                                     # shapes are no toys to be split by
 NOT_HERE = {("data", "smallnorb")}                                  # values that ask for files that nobody may pass on
-FOUND = {}
 
 
+@functools.cache
 def found(experiment, **given):
     """Return what a toy run leaves behind: weights, history, and what its tests find, as text"""
-    key = experiment, repr(given)
-    if key not in FOUND:
-        (config, data), module = toy(experiment, **given), EXPERIMENTS[experiment]
-        state = module.train(config, data)
-        with module.worker_threads(config) as workers:
-            tests = module.evaluate_test(module.weights_of(state), data, config, workers)
-        digests = {name: (a.shape, hash(a.tobytes())) for name, a in module.weights_of(state).items()}
-        FOUND[key] = repr((digests, golden.summary(without_seconds(state["history"])["epochs"]), golden.summary(tests)))
-    return FOUND[key]
+    (config, data), module = toy(experiment, **given), EXPERIMENTS[experiment]
+    state = module.train(config, data)
+    with module.worker_threads(config) as workers:
+        tests = module.evaluate_test(module.weights_of(state), data, config, workers)
+    digests = {name: (a.shape, hash(a.tobytes())) for name, a in module.weights_of(state).items()}
+    return repr((digests, golden.summary(without_seconds(state["history"])["epochs"]), golden.summary(tests)))
 
 
-@every_option(lambda f: not f.metadata.get("runtime") and f.name != "digits")         # which data are given
-def test_every_setting_has_an_effect(experiment, f):
-    """each choice of a setting; of other settings one value of several"""
-    given = base_of(f) | NEEDS.get(f.name, {})
+def has_effect(experiment, f):
+    """Return whether each choice of a setting (its name) changes what is found; of other settings one of several"""
+    given = base_of(f := EXPERIMENTS[experiment].Config.__dataclass_fields__[f]) | NEEDS.get(f.name, {})
     if f.name == "preset":                                          # others may have one size in two presets
         given["model"] = "matrix-capsnet" if experiment == runs.NORB else "capsnet"
     usual = getattr(toy(experiment, **given)[0], f.name)
     values = [value for value in other_values(f, usual) if (f.name, value) not in NOT_HERE]
     changed = (found(experiment, **given | {f.name: value}) != found(experiment, **given) for value in values)
-    assert values and (all if "choices" in f.metadata else any)(changed), f"{f.name} changes nothing"
+    return bool(values) and (all if "choices" in f.metadata else any)(changed)
+
+
+@pytest.mark.beside(what=has_effect)
+@every_option(lambda f: not f.metadata.get("runtime") and f.name != "digits")         # which data are given
+def test_every_setting_has_an_effect(beside, experiment, f):
+    assert beside()
 
 
 @every_experiment
@@ -105,8 +108,7 @@ def test_each_flag_sets_its_own_field(experiment, f):
 @every_experiment
 def test_settings_have_one_value(experiment):
     """What is given, else the default, else the preset's; nothing is left open, and types are what they say"""
-    module = EXPERIMENTS[experiment]
-    config = configs(experiment, [])[0]
+    module, config = EXPERIMENTS[experiment], configs(experiment, [])[0]
     assert config == module.Config() and module.check(config) is None
     assert {*NEEDS, *(name for name, _ in NOT_HERE)} <= {f.name for _, f in OPTIONS}    # no exception without a setting
     for model in next(f for f in module.SETTINGS if f.name == "model").metadata["choices"]:
@@ -166,8 +168,7 @@ def test_help_names_every_flag_with_its_default(experiment, help_of):
     entries = {re.match(r"--([\w-]+)", entry)[1].replace("-", "_"): " ".join(entry.split())
                for entry in re.split(r"\n +(?=--)", text.split("\noptions:")[1])[1:]}
     names = {f.name for f in module.SETTINGS}
-    assert names <= entries.keys()
-    assert entries.keys() - names == {"load", "init", "checkpoint", "out_weights", "out_json"}
+    assert {*entries} == names | {"load", "init", "checkpoint", "out_weights", "out_json"}
     assert len(entries) <= 40, f"{len(entries)} flags are too many"
     for f in module.SETTINGS:
         said = entries[f.name]

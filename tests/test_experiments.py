@@ -247,8 +247,7 @@ class Alone:
         yield "changed", ["--load", "net.npz", *self.size(), *self.data, *shlex.split(CHANGES[self.experiment]),
                           *json_file]
         yield "copied", ["--load", "run.npz", *few, *self.data, "--out-weights", "copy.npz"]
-        yield "several", [*base, "--model", *SEVERAL[self.experiment], "--out-weights", "both.npz",
-                         *json_file]
+        yield "several", [*base, "--model", *SEVERAL[self.experiment], "--out-weights", "both.npz", *json_file]
         for flags in OTHERS[self.experiment]:
             words = [*based(flags), *shlex.split(flags), "--n-epochs", "1", *json_file]
             if "nearest" in flags:

@@ -7,7 +7,7 @@ import pytest
 from conftest import run_offline
 
 PAIRS = "--n-epochs 1 --n-train 96 --n-val 32 --n-test 64"                              # what is given last counts
-VIEWS = "--n-epochs 1 --n-train-toys 1 --n-test 60 --preset small"
+VIEWS = "--n-epochs 1 --n-train-toys 1 --n-test 60 --preset small --routing-iters 1"
 FEW = "--train-azimuths 0:10 --test-azimuths 80:90"                                     # viewpoints to be rendered
 COMMANDS = {
     "multimnist_capsnet.py --n-epochs 8 --n-train 6000 --seed 0": PAIRS,
@@ -17,7 +17,7 @@ COMMANDS = {
     "smallnorb_novel_viewpoint.py --n-epochs 10 --lr 2e-3 --seed 0 --train-azimuths 0:150 --test-azimuths 200:330":
         f"{VIEWS} {FEW}",
     "visualize_smallnorb_novel_viewpoint.py --seed 1 --n-epochs 10":
-        f"{VIEWS} {FEW} --model matrix-capsnet --only example_views routing",
+        f"{VIEWS} {FEW} --model matrix-capsnet --only example_views",
     "make_smallnorb_novel_viewpoint_gif.py --seed 1 --n-epochs 8 --snapshots 8 --sweep-frames 12 --fps 10":
         f"{VIEWS} {FEW} --snapshots 2 --sweep-frames 3"}
 
