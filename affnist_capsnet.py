@@ -122,7 +122,7 @@ class Config:
     """All settings of a run. Names, defaults and help texts of the command-line flags come from here."""
     task: str = setting("affnist", "mnist: 28x28 px, tested on MNIST as it is", choices=("affnist", "mnist"))
     digits: str = setting("auto", "auto: MNIST, else synthetic", test=True, choices=("auto", "mnist", "synthetic"))
-    data_dir: str = setting("", "idx files; default: $MNIST_DIR or a download", alias="--mnist-dir", runtime=True)
+    data_dir: str = setting("", "folder of idx files; else $MNIST_DIR or download", alias="--mnist-dir", runtime=True)
     affnist_dir: str = setting("", "folder of affNIST's test_batches, to test on them, too (needs SciPy)",
                                only={"task": ("affnist",)}, runtime=True)
     n_train: int = setting(12000, "training digits per epoch, each newly translated", low=1, high=10_000_000)
@@ -1820,7 +1820,7 @@ def check_classes(state, config, data):
     """Raise InputError unless the network of a file has the layers of a Config and the classes of the data"""
     names, source = state["history"].get("names"), data_name(state["history"]["source"])
     if not fits(state, config) or names and data.get("names", names) != names:
-        raise InputError(f"{state['loaded']['file']}: has other layers or classes. Give its settings and {source}")
+        raise InputError(f"{state['loaded']['file']}: has other layers or classes. Give its model and data ({source})")
 
 
 def resume(path, config, data):

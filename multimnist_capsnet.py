@@ -108,7 +108,7 @@ NORMALIZED, OF_CNNS = {"norm": ("batch",)}, {"model": ("cnn", "cnn-vectors")}
 class Config:
     """All settings of a run. Names, defaults and help texts of the command-line flags come from here."""
     digits: str = setting("auto", "auto: MNIST, else synthetic", test=True, choices=("auto", "mnist", "synthetic"))
-    data_dir: str = setting("", "idx files; default: $MNIST_DIR or a download", alias="--mnist-dir", runtime=True)
+    data_dir: str = setting("", "folder of idx files; else $MNIST_DIR or download", alias="--mnist-dir", runtime=True)
     n_train: int = setting(6000, "training pairs per epoch, newly drawn in every epoch", low=1, high=10_000_000)
     n_val: int = setting(2000, "validation pairs, of held-out training images", low=1, high=100_000)
     n_test: int = setting(10000, "test pairs", low=1, high=1_000_000, runtime=True)
@@ -334,7 +334,7 @@ def allowed_shift_pairs(min_iou):
     (dy, dx) in px of the first and of the second digit"""
     shifts = np.arange(-MAX_SHIFT, MAX_SHIFT + 1)
     pairs = np.stack(np.meshgrid(*[shifts] * 4, indexing="ij"), -1).reshape(-1, 2, 2)
-    intersection = np.maximum(BOX - np.abs(pairs[:, 0] - pairs[:, 1]), 0).prod(-1)      # of each two boxes, px
+    intersection = np.maximum(BOX - np.abs(pairs[:, 0] - pairs[:, 1]), 0).prod(-1)      # of each two boxes, px^2
     return pairs[intersection / (2 * BOX * BOX - intersection) >= min_iou - 1e-12]
 
 
@@ -1646,7 +1646,7 @@ def check_classes(state, config, data):
     """Raise InputError unless the network of a file has the layers of a Config and the classes of the data"""
     names, source = state["history"].get("names"), data_name(state["history"]["source"])
     if not fits(state, config) or names and data.get("names", names) != names:
-        raise InputError(f"{state['loaded']['file']}: has other layers or classes. Give its settings and {source}")
+        raise InputError(f"{state['loaded']['file']}: has other layers or classes. Give its model and data ({source})")
 
 
 def resume(path, config, data):

@@ -2568,7 +2568,7 @@ def check_classes(state, config, data):
     """Raise InputError unless the network of a file has the layers of a Config and the classes of the data"""
     names, source = state["history"].get("names"), data_name(state["history"]["source"])
     if not fits(state, config) or names and data.get("names", names) != names:
-        raise InputError(f"{state['loaded']['file']}: has other layers or classes. Give its settings and {source}")
+        raise InputError(f"{state['loaded']['file']}: has other layers or classes. Give its model and data ({source})")
 
 
 def resume(path, config, data):
