@@ -20,7 +20,7 @@ from lab.messages import InputError, Parser, run_cli
 from lab.statistics import wilson_interval
 
 import numpy as np
-from multimnist_nearest import in_the_middle, nearest, untrained_result
+from multimnist_nearest import add_data_flags, in_the_middle, nearest, untrained_result
 
 
 def accuracies(known, labels, data, config):
@@ -42,10 +42,7 @@ def main():
             ("--n-known", 55000, "known digits"), ("--n-test", 10000, "test digits"), ("--seed", 0, "random seed"),
             ("--n-per-class", 0, "known digits per class; 0: --n-known digits of any class")):
         parser.add_argument(flag, type=int, default=default, metavar="N", help=f"{text} (default: {default})")
-    parser.add_argument("--digits", choices=("auto", "mnist", "synthetic"), default="auto", help="as the experiment's")
-    parser.add_argument("--mnist-dir", "--data-dir", dest="data_dir", default="", metavar="DIR",
-                        help="as the experiment's")
-    parser.add_argument("--out-json", default="", metavar="FILE", help="write settings and results to this file")
+    add_data_flags(parser)
     args = parser.parse_args()
     if args.n_known < 1:
         raise InputError(f"--n-known {args.n_known}: must be at least 1")

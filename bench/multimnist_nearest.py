@@ -60,6 +60,14 @@ def accuracy(known, labels, pairs):
     return hits / n, wilson_interval(hits, n)
 
 
+def add_data_flags(parser):
+    """Add the flags that say which digits are measured, and where the result is written"""
+    parser.add_argument("--digits", choices=("auto", "mnist", "synthetic"), default="auto", help="as the experiment's")
+    parser.add_argument("--mnist-dir", "--data-dir", dest="data_dir", default="", metavar="DIR",
+                        help="as the experiment's")
+    parser.add_argument("--out-json", default="", metavar="FILE", help="write settings and results to this file")
+
+
 def untrained_result(module, config, source, metrics):
     """Return what --out-json holds: as result_of of an experiment, without a network. metrics: what was measured"""
     settings = {f.name: getattr(config, f.name) for f in module.SETTINGS
@@ -73,10 +81,7 @@ def main():
     parser = Parser(__doc__)
     parser.add_argument("--n-known", type=int, default=72000, metavar="N", help="known pairs (default: 72000)")
     parser.add_argument("--n-test", type=int, default=10000, metavar="N", help="test pairs (default: 10000)")
-    parser.add_argument("--digits", choices=("auto", "mnist", "synthetic"), default="auto", help="as the experiment's")
-    parser.add_argument("--mnist-dir", "--data-dir", dest="data_dir", default="", metavar="DIR",
-                        help="as the experiment's")
-    parser.add_argument("--out-json", default="", metavar="FILE", help="write settings and results to this file")
+    add_data_flags(parser)
     args = parser.parse_args()
     if not 1 <= args.n_known <= 10 ** 7:
         raise InputError(f"--n-known {args.n_known}: must be between 1 and 10,000,000")

@@ -17,7 +17,7 @@ from lab.files import check_writable, write_json
 from lab.messages import InputError, Parser, run_cli
 from lab.statistics import wilson_interval
 
-from multimnist_nearest import untrained_result
+from multimnist_nearest import add_data_flags, untrained_result
 
 WAYS = {                           # name: pairs of a group, weight of a new group, layer by layer
     "as in training": (16, 0.01, False), "slower decay": (16, 0.001, False), "groups of 64": (64, 0.01, False),
@@ -55,10 +55,7 @@ def main():
     parser.add_argument("--load", required=True, metavar="FILE", help="a network with batch normalization")
     parser.add_argument("--n-pairs", type=int, default=24000, metavar="N", help="training pairs (default: 24000)")
     parser.add_argument("--n-val", type=int, metavar="N", help="validation pairs (default: as in its training)")
-    parser.add_argument("--digits", choices=("auto", "mnist", "synthetic"), default="auto", help="as the experiment's")
-    parser.add_argument("--mnist-dir", "--data-dir", dest="data_dir", default="", metavar="DIR",
-                        help="as the experiment's")
-    parser.add_argument("--out-json", default="", metavar="FILE", help="write settings and results to this file")
+    add_data_flags(parser)
     args = parser.parse_args()
     if not 1 <= args.n_pairs <= 10 ** 7:
         raise InputError(f"--n-pairs {args.n_pairs}: must be between 1 and 10,000,000")
