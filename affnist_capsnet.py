@@ -1763,7 +1763,7 @@ def check_useful(given, configs):
 
 def configs_of(given):
     """Return the Config of each model, with those of the given settings that have an effect on it"""
-    full = [Config(**given | {"model": model}) for model in given.get("model", [Config.model])]
+    full = [Config(**given | {"model": model}) for model in dict.fromkeys(given.get("model", [Config.model]))]
     check_useful(given, full)
     return [Config(**{f.name: getattr(config, f.name) for f in SETTINGS if f.name in given and applies(f, config)}
                    | {"model": config.model}) for config in full]
@@ -1854,7 +1854,7 @@ def main():
                                      usage="%(prog)s [options]", allow_abbrev=False)
     parser.error = refuse
     either = parser.add_mutually_exclusive_group()
-    either.add_argument("--load", nargs="*", action="extend", metavar="FILE", help="test these, or the pretrained")
+    either.add_argument("--load", nargs="?", const=PRETRAINED[0], metavar="FILE", help="test it, or the pretrained one")
     either.add_argument("--checkpoint", metavar="FILE", help="save the run after every epoch; the same command resumes")
     parser.add_argument("--init", metavar="FILE", help="start a new run from the weights of another")
     parser.add_argument("--out-weights", metavar="FILE", help="write the network here, not below runs/")
@@ -1864,32 +1864,28 @@ def main():
     given = given_settings(args)
     if args.load is not None and args.init:
         refuse("--init starts a training, and --load only tests")
-    if args.load is None:
-        runs = [(config.model, config, None) for config in configs_of(given)]
+    if args.load is not None:
+        config, state = load(args.load)
+        given |= {"model": " ".join(given["model"])} if "model" in given else {}
+        check_useful(given, [config])
+        check_same(args.load, config, given, {"runtime", "test"})
+        configs = [dataclasses.replace(config, **given)]
     else:
-        if "model" in given:
-            given["model"] = " ".join(given["model"])
-        runs = [(Path(str(path).removesuffix("/weights.npz")).stem, *load(path)) for path in args.load or PRETRAINED]
-        check_useful(given, [config for _, config, _ in runs])
-        for _, config, state in runs:
-            check_same(state["loaded"]["file"], config, given, {"runtime", "test"})
-        runs = [(name, dataclasses.replace(config, **given), state) for name, config, state in runs]
-    if len(runs) > 1 and (args.out_json == "-" or len({name for name, *_ in runs}) < len(runs)):
-        raise InputError("several networks need names of their own, and --out-json the name of a file")
+        configs, state = configs_of(given), None
+    if len(configs) > 1 and args.out_json == "-":
+        refuse("--out-json - is for one model. Give the name of a file, or one --model")
     if args.out_json == "-":
         sys.stdout = sys.stderr                                         # of everything else
-    results, written = {}, []
-    for name, config, state in runs:
-        if state or not results:                                        # networks in files may have other data
-            data = load_data(config)
-        more = f".{name}" * (len(runs) > 1)                             # each has files of its own
+    data, results, written = load_data(configs[0]), {}, []
+    for config in configs:
+        more = f".{config.model}" * (len(configs) > 1)                  # each has files of its own
         outputs = [path and str(Path(path).with_suffix(more + Path(path).suffix))
                    for path in (args.checkpoint, args.out_weights, args.out_json)]
-        results[name], lines = run(config, data, state, *outputs, args.init)
+        results[config.model], lines = run(config, data, state, *outputs, args.init)
         written += lines
-    print_table(results, runs[0][1])
+    print_table(results, configs[0])
     for line in written:
-        say(line, runs[0][1])
+        say(line, configs[0])
 
 
 def run_cli(main):

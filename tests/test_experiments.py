@@ -58,7 +58,7 @@ BAD_FLAGS = {
     "--model nobody": "", "--seed -1": "", "--lr 1e30 --warmup 0 --n-epochs 9": "--lr", "stray": "stray"}
 BAD_FILES = {
     **{f"--{output} {name}": name.split("/")[0] for output in OUTPUTS for name in ("empty", "net.npz/x.npz", LONG)},
-    "--load": ".npz", f"--load {LONG}": LONG,
+    "--load": ".npz", f"--load {LONG}": LONG, "--load run.npz net.npz": "net.npz", "--load ''": "No such file",
     **{f"--load {name}": name for name in ("none.npz", "empty", "torn.npz", "flipped.npz", "text.npz", "other.npz")},
     "--load net.npz --lr 0.5": "--lr", "--load net.npz --model cnn": "--model",
     "--load net.npz --checkpoint new.npz": "--checkpoint", "--load net.npz --init net.npz": "--init",
@@ -243,7 +243,6 @@ class Alone:
         for name in ("run.npz", "net.npz"):
             yield f"load {name}", ["--load", name, *self.size(), *self.data, *json_file]
         yield "again", [*base, "--checkpoint", "run.npz", *json_file]
-        yield "load two", ["--load", "run.npz", "--load", "net.npz", *few, *self.data, *json_file]
         yield "changed", ["--load", "net.npz", *self.size(), *self.data, *shlex.split(CHANGES[self.experiment]),
                           *json_file]
         yield "copied", ["--load", "run.npz", *few, *self.data, "--out-weights", "copy.npz"]
@@ -467,14 +466,6 @@ def test_a_checkpoint_is_turned_into_a_file_of_weights(alone, experiment):
     assert_fine(case)
     assert_same_arrays(case.folder / "copy.npz", runner.trained().folder / "net.npz")
     assert case.after["run.npz"] == case.before["run.npz"]
-
-
-@every_experiment
-def test_two_files_are_evaluated_together(alone, experiment):
-    case = alone(experiment).cases()["load two"]
-    assert_fine(case)
-    one, two = results_of(case.folder, "run", "net")
-    assert_same_metrics(one, two, exactly=False)
 
 
 # ---------------------------------------------------------------- several networks
