@@ -678,13 +678,13 @@ def add_coordinates_backward(dout, cache):
     return dout[..., :-2] + lengths_backward(dlengths, lengths_cache)
 
 
-def shared_votes_forward(u, W, n_positions):
+def shared_votes_forward(u, W):
     """Compute votes with transformation matrices that are shared across positions: one per capsule type.
 
-    u: vector capsules, (N, I, E), with I = n_positions * B ordered (position, type); W: (B, E, J, D). Return u_hat,
-    (N, J, I, D), as a view, and a cache."""
+    u: vector capsules, (N, I, E), with I ordered (position, type); W: (B, E, J, D) for B types. With one matrix per
+    capsule, as in Sabour et al. 2017, B is I. Return u_hat, (N, J, I, D), as a view, and a cache."""
     (N, I, E), (B, _, J, D) = u.shape, W.shape
-    u_hat, cache = votes_forward(u.reshape(N * n_positions, B, E), W)
+    u_hat, cache = votes_forward(u.reshape(-1, B, E), W)
     return u_hat.transpose(0, 2, 1, 3).reshape(N, I, J, D).transpose(0, 2, 1, 3), (cache, u.shape, B)
 
 
@@ -995,7 +995,7 @@ def capsnet_head_forward(params, x, config, dropout_mask):
         s, votes_cache = uniform_routing_forward(inputs, W)
         v, routing_cache = last[0](s)                                                   # (N, J, D)
     else:
-        u_hat, votes_cache = shared_votes_forward(inputs, W, u.shape[1] // len(W))      # (N, J, I, D)
+        u_hat, votes_cache = shared_votes_forward(inputs, W)                        # (N, J, I, D)
         v, routing_cache = routing_forward(u_hat, config.routing_iters, last)           # (N, J, D)
     lengths, lengths_cache = lengths_forward(v)                                         # (N, J)
     cache = x.shape, squash_cache, coordinates_cache, votes_cache, routing_cache, lengths_cache

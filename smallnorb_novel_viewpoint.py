@@ -72,13 +72,12 @@ import hashlib
 import io
 import json
 import math
-import multiprocessing
 import os
 import platform
 import sys
 import time
 import zlib
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -612,13 +611,10 @@ def combine_over_positions(x, window, combine):
     w, K = window, window.K
     x = x.reshape(w.N, *w.parents, K, K, w.B)
     children = np.full((w.N, w.H, w.W, w.B), 0 if combine is np.add else -np.inf, x.dtype)
-    targets = [(ky, kx, w.select(children, ky, kx, axis=1)) for ky, kx in np.ndindex(K, K)]
-    for ky, kx, target in targets:
+    for ky, kx in np.ndindex(K, K):
+        target = w.select(children, ky, kx, axis=1)
         combine(target, x[:, :, :, ky, kx], out=target)
-    out = np.empty_like(x)         # not by im2col_capsules: 1.02 times as fast a step
-    for ky, kx, target in targets:
-        out[:, :, :, ky, kx] = target
-    return out.reshape(-1, K * K * w.B)
+    return im2col_capsules(children[..., None], window)[..., 0].T.copy()
 
 
 def responsibilities_forward(logits, window):
@@ -795,8 +791,7 @@ def em_routing_backward(dmu, dx, cache):
     """Return the gradients dV, (L, J, I, D), da, (L, I), dbeta_u and dbeta_a, (J,).
 
     dmu: (L, J, D); dx: (L, J). They are propagated through all iterations, without a stop-gradient, as in the paper."""
-    dsigma2, terms, da = 0, [], 0
-    dbeta_u = dbeta_a = 0
+    terms, dsigma2, da, dbeta_u, dbeta_a = [], 0, 0, 0, 0
     for step in reversed(cache.steps):
         term, dr, dbeta_u_t, dbeta_a_t = m_step_backward(dmu, dsigma2, dx, step.m_cache)
         terms.append(term)
@@ -1032,13 +1027,13 @@ def add_coordinates_backward(dout, cache):
     return dout[..., :-2] + lengths_backward(dlengths, lengths_cache)
 
 
-def shared_votes_forward(u, W, n_positions):
+def shared_votes_forward(u, W):
     """Compute votes with transformation matrices that are shared across positions: one per capsule type.
 
-    u: vector capsules, (N, I, E), with I = n_positions * B ordered (position, type); W: (B, E, J, D). Return u_hat,
-    (N, J, I, D), as a view, and a cache."""
+    u: vector capsules, (N, I, E), with I ordered (position, type); W: (B, E, J, D) for B types. With one matrix per
+    capsule, as in Sabour et al. 2017, B is I. Return u_hat, (N, J, I, D), as a view, and a cache."""
     (N, I, E), (B, _, J, D) = u.shape, W.shape
-    u_hat, cache = votes_forward(u.reshape(N * n_positions, B, E), W)
+    u_hat, cache = votes_forward(u.reshape(-1, B, E), W)
     return u_hat.transpose(0, 2, 1, 3).reshape(N, I, J, D).transpose(0, 2, 1, 3), (cache, u.shape, B)
 
 
@@ -1392,16 +1387,12 @@ def vector_head_forward(params, x, config, _):
     coordinate addition. The outputs are scores, the lengths of the class capsules, (N, J); v, the class capsules,
     (N, J, 16); u, the primary capsules, (N, I, 8), with I ordered (position, type); and c, the coupling coefficients of
     each iteration, (N, J, I), in the first iteration (1, I)."""
-    W, coordinates_cache = params["W"], None
     u, squash_cache = squash_forward(x.reshape(len(x), -1, VECTOR))                     # (N, I, E)
-    if config.model == "capsnet":
-        u_hat, votes_cache = votes_forward(u, W)                                        # (N, J, I, D)
-    else:
-        capsules = u
-        if config.coordinates:
-            capsules, coordinates_cache = add_coordinates_forward(u, class_capsule_inputs(config).centers)
-            W = np.concatenate([W, np.broadcast_to(params["coordinate_W"], (len(W), 2, *W.shape[2:]))], 1)
-        u_hat, votes_cache = shared_votes_forward(capsules, W, x.shape[1] * x.shape[2])
+    capsules, W, coordinates_cache = u, params["W"], None
+    if "coordinate_W" in params:
+        capsules, coordinates_cache = add_coordinates_forward(u, class_capsule_inputs(config).centers)
+        W = np.concatenate([W, np.broadcast_to(params["coordinate_W"], (len(W), 2, *W.shape[2:]))], 1)
+    u_hat, votes_cache = shared_votes_forward(capsules, W)                              # (N, J, I, D)
     v, routing_cache = routing_forward(u_hat, config.routing_iters)
     lengths, lengths_cache = lengths_forward(v)
     out = {"scores": lengths, "v": v, "u": u, "c": [c for c, *_ in routing_cache[1]]}
@@ -1411,14 +1402,11 @@ def vector_head_forward(params, x, config, _):
 def vector_head_backward(dscores, cache, config, grads):
     shape, squash_cache, coordinates_cache, votes_cache, routing_cache, lengths_cache = cache
     du_hat = routing_backward(lengths_backward(dscores, lengths_cache), routing_cache)
-    if config.model == "capsnet":
-        du, grads["W"] = votes_backward(du_hat, votes_cache)
-    else:
-        du, dW = shared_votes_backward(du_hat, votes_cache)
-        grads["W"] = dW[:, :VECTOR]
-        if coordinates_cache:
-            grads["coordinate_W"] = dW[:, VECTOR:].sum(0)
-            du = add_coordinates_backward(du, coordinates_cache)
+    du, dW = shared_votes_backward(du_hat, votes_cache)
+    grads["W"] = dW[:, :VECTOR]
+    if coordinates_cache:
+        grads["coordinate_W"] = dW[:, VECTOR:].sum(0)
+        du = add_coordinates_backward(du, coordinates_cache)
     return squash_backward(du, squash_cache).reshape(shape)
 
 
@@ -1933,33 +1921,15 @@ def add_toy_images(tables, config):
     for label, instance, view in zip(*map(np.concatenate, zip(*ids))):
         wanted.setdefault((int(label), int(instance)), set()).add(int(view))
     images_of = {toy: read_toy(toy_path(*toy, config.toy_seed)) for toy in wanted}
-    missing = [(*toy, config.toy_seed, sorted(views - images_of[toy].keys())) for toy, views in wanted.items()]
-    missing = [task for task in missing if task[-1]]
-    if missing:
-        say(f"rendering {sum(len(views) for *_, views in missing):,} views of toys, to be kept in "
-            f"{toy_path(*missing[0][:3]).parent}", config)
-    for (category, instance, *_), images in zip(missing, map_processes(draw_toy, missing, config.threads)):
-        images_of[category, instance] |= images
+    missing = {toy: sorted(views - images_of[toy].keys()) for toy, views in wanted.items()}
+    if n := sum(map(len, missing.values())):
+        say(f"rendering {n:,} views of toys, to be kept in {toy_path(0, 0, config.toy_seed).parent}", config)
+    for toy, views in missing.items():
+        if views:
+            images_of[toy] |= draw_toy(*toy, config.toy_seed, views)
     for table, (labels, instances, views) in zip(tables, ids):
         table["images"] = np.stack([images_of[key[:2]][key[2]][key[3]] for key in zip(
             labels.tolist(), instances.tolist(), views.tolist(), table["lightings"].tolist())])
-
-
-def map_processes(function, tasks, threads):
-    """Return function(*task) of all tasks, computed in processes (0 threads: one per core), which start only if the
-    tasks take longer than that, as about 40 views do"""
-    workers, main = min(threads or n_cores(), len(tasks)), sys.modules["__main__"]
-    if __name__ != "__main__":     # so that the processes do not import, that is run, a user's own script
-        sys.modules["__main__"] = type(main)("__main__")
-    try:
-        if workers > 1 and sum(len(views) for *_, views in tasks) >= 40:
-            with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-                return list(pool.map(function, *zip(*tasks)))
-    except BrokenExecutor:
-        pass
-    finally:
-        sys.modules["__main__"] = main
-    return [function(*task) for task in tasks]
 
 
 # The renderer. A toy is a list of parts, (kind, matrix, center). A part maps a point p of a unit solid to center +

@@ -150,7 +150,7 @@ def test_extremes_stay_finite(rng, dtype):
 def test_shared_votes_and_positions_by_hand(rng):
     """Of two types at three positions; each capsule's length times its position's x and y is added"""
     u, W = rng.standard_normal((2, 6, 3)), rng.standard_normal((2, 3, 4, 5))
-    u_hat, _ = sn.shared_votes_forward(u, W, 3)
+    u_hat, _ = sn.shared_votes_forward(u, W)
     assert u_hat.shape == (2, 4, 6, 5)
     for n, place, b, j in np.ndindex(2, 3, 2, 4):
         np.testing.assert_allclose(u_hat[n, j, 2 * place + b], u[n, 2 * place + b] @ W[b, :, j], rtol=1e-12)
@@ -170,8 +170,9 @@ def test_votes_and_responsibilities(rng):
     centers = rng.standard_normal((3, 2))
     check_op(lambda u: sn.add_coordinates_forward(u, centers), sn.add_coordinates_backward,
              rng.standard_normal((2, 6, 4)))
-    check_op(lambda u, W: sn.shared_votes_forward(u, W, 3), sn.shared_votes_backward, rng.standard_normal((2, 6, 3)),
-             rng.standard_normal((2, 3, 4, 5)))
+    for B in 2, 6:
+        check_op(sn.shared_votes_forward, sn.shared_votes_backward, rng.standard_normal((2, 6, 3)),
+                 rng.standard_normal((B, 3, 4, 5)))
 
 
 @pytest.mark.parametrize("types, clamped", [*itertools.product([3, 1], [False, True])])

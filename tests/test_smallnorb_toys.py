@@ -1,11 +1,9 @@
 """Toys: rays against marching in small steps, normals, light by hand; the structure of smallNORB; the cache."""
-import zlib
 
 import smallnorb_novel_viewpoint as sn
 
 import numpy as np
 import pytest
-from conftest import ROOT
 
 import visualize_smallnorb_novel_viewpoint
 
@@ -175,27 +173,6 @@ def test_views_of_shapes_are_rendered_from_exactly_there():
     assert views["azimuths"].tolist() == [12.5, 270] and views["elevations"].tolist() == [33, 70]
     expected = sn.render(np.array([1, 1]), np.array([12.5, -90]), np.array([33.0, 70]), sn.rng_for(0, sn.EVALUATION, 2))
     np.testing.assert_array_equal(views["images"], expected)
-
-
-def test_toys_are_loaded_by_a_script_without_a_main_guard(run_script, tmp_path):
-    """Its worker processes must not run the script again, and render what is rendered here"""
-    script = tmp_path / "mine.py"
-    script.write_text(f"import sys, zlib\nsys.path.insert(0, {str(ROOT)!r})\nimport smallnorb_novel_viewpoint as sn\n"
-                      "print('started')\nconfig = sn.Config(n_train_toys=1, n_test=60, train_azimuths='0:0', "
-                      "test_azimuths='80:80', threads=2, quiet=True)\nimages = sn.load_data(config)['train']['images']"
-                      "\nprint(images.shape, zlib.crc32(images[-1].tobytes()))\n", "utf-8")
-    last = sn.downsample(sn.draw_view(sn.make_toy(4, 4, 0), 70, 0, 96))[5]
-    done = run_script(script)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"started\n(270, 48, 48, 2) {zlib.crc32(last.tobytes())}\n"
-
-
-def test_without_worker_processes_toys_are_rendered_in_this_one(monkeypatch):
-    def broken(*_):
-        raise sn.BrokenExecutor
-    monkeypatch.setattr(sn, "ProcessPoolExecutor", broken)
-    tasks = [(0, 0, 0, [1, 2] * 40), (1, 0, 0, [3])]
-    assert sn.map_processes(lambda *task: task[3], tasks, 2) == [task[3] for task in tasks]
 
 
 def test_the_cache_spares_drawing_and_a_damaged_toy_is_drawn_anew_and_no_other(drawn, cache):
