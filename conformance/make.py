@@ -136,9 +136,9 @@ def em_forward(V, a, beta_u, beta_a, lambdas):
     R, steps, e_cache, R_cache = np.full(V[..., 0].shape, 1 / V.shape[1]), [], None, None
     for t, lambda_ in enumerate(lambdas):
         if t:
-            logits, e_cache = norb.e_step_forward(V, V * V, *steps[-1][1])
+            logits, e_cache = norb.e_step_forward(V, *steps[-1][1])
             R, R_cache = norb.responsibilities_forward(logits, None)
-        outputs, m_cache = norb.m_step_forward(V, V * V, R * a[:, None], beta_u, lambda_ * beta_a, lambda_, 1)
+        outputs, m_cache = norb.m_step_forward(V, R * a[:, None], beta_u, lambda_ * beta_a, lambda_, 1)
         steps.append((R, outputs, m_cache, e_cache, R_cache))
     return steps
 

@@ -94,19 +94,19 @@ def test_m_step_by_hand():
     """Two children with activations 1 and 1/2, votes 1 and 4: mass 1.5, mean 2, variance (1 + 2) / 1.5 = 2"""
     V = np.broadcast_to([[1.0], [4.0]], (1, 1, 2, D))
     (mu, sigma2, x), _ = sn.m_step_forward(
-        V, V * V, np.array([[[1.0, 0.5]]]), np.array([0.3]), np.array([0.7]), lambda_=0.1, ratio=0.5)
+        V, np.array([[[1.0, 0.5]]]), np.array([0.3]), np.array([0.7]), lambda_=0.1, ratio=0.5)
     np.testing.assert_allclose(mu, 2, rtol=1e-6)
     np.testing.assert_allclose(sigma2, 2 + 5e-4, rtol=1e-6)
     cost = 16 * (0.3 + math.log(math.sqrt(2.0005))) * 1.5 * 0.5
     np.testing.assert_allclose(x, 0.7 - 0.1 * cost, rtol=1e-5)
-    (mu, _, _), _ = sn.m_step_forward(V, V * V, np.full((1, 1, 2), sn.MASS_EPS / 2), np.zeros(1), np.zeros(1), 0.1, 0.5)
+    (mu, _, _), _ = sn.m_step_forward(V, np.full((1, 1, 2), sn.MASS_EPS / 2), np.zeros(1), np.zeros(1), 0.1, 0.5)
     np.testing.assert_allclose(mu, 2.5 / 2)                               # next to no mass: half of it is the epsilon's
 
 
 def test_equal_votes_have_the_variance_of_the_floor():
     """and the cost 16 (beta_u + log sqrt(5e-4)) x mass"""
     V, r = np.full((1, 1, 3, D), 0.7), np.array([[[0.5, 0.25, 0.25]]])
-    (mu, sigma2, x), _ = sn.m_step_forward(V, V * V, r, np.array([0.4]), np.array([0.3]), lambda_=0.2, ratio=0.5)
+    (mu, sigma2, x), _ = sn.m_step_forward(V, r, np.array([0.4]), np.array([0.3]), lambda_=0.2, ratio=0.5)
     np.testing.assert_allclose(mu, 0.7, rtol=1e-6)
     np.testing.assert_allclose(sigma2, 5e-4, rtol=1e-4)
     assert x[0, 0] == pytest.approx(0.3 - 0.2 * 16 * (0.4 + 0.5 * math.log(5e-4)) * 0.5, rel=1e-4)
@@ -118,7 +118,7 @@ def test_e_step_by_hand():
     V[..., 0] = 3
     mu, sigma2, x = np.zeros((1, 2, D)), np.ones((1, 2, D)), np.array([[0.0, math.log(3)]])    # activations 1/2, 3/4
     mu[0, :, 0], sigma2[0, :, 0] = (1, 2), (4, 0.25)
-    logits, _ = sn.e_step_forward(V, V * V, mu, sigma2, x)
+    logits, _ = sn.e_step_forward(V, mu, sigma2, x)
     expected = [math.log(0.5) - 0.5 - math.log(2), math.log(0.75) - 2 - math.log(0.5)]
     np.testing.assert_allclose(logits[0, :, 0], expected, rtol=1e-12)
 
@@ -176,15 +176,16 @@ def test_votes_and_responsibilities(rng):
 
 
 @pytest.mark.parametrize("types, clamped", [*itertools.product([3, 1], [False, True])])
-def test_m_step(rng, types, clamped):
+def test_m_step(rng, types, clamped, monkeypatch):
     """mu, sigma2 and x together, as functions of votes, assignments, also the same for all types, and betas. clamped:
     of 6 dimensions the variance comes out negative, as rounding makes it where all votes are equal: sigma2 stays at its
     floor, and no gradient flows through it"""
     L, J, I = 2, 3, 4
-    lowered = np.where(np.arange(D) % 3, 0.0, 9.0 * clamped)
+    lowered, sums = np.where(np.arange(D) % 3, 0.0, 99.0 * clamped), sn.sum_over_children
+    monkeypatch.setattr(sn, "sum_over_children", lambda r, V: sums(r, V) - np.array([[[0 * lowered]], [[lowered]]]))
 
     def forward(V, r, beta_u, beta_a):
-        out, cache = sn.m_step_forward(V, V * V - lowered, r, beta_u, beta_a, 2.0, 0.6)
+        out, cache = sn.m_step_forward(V, r, beta_u, beta_a, 2.0, 0.6)
         assert np.all((out[1] == sn.SIGMA2_EPS) == (lowered > 0))
         return joined(*out), SimpleNamespace(V=V, m_step=cache)
 
@@ -199,7 +200,7 @@ def test_e_step(rng):
     L, J, I = 2, 3, 4
 
     def forward(V, mu, sigma2, x):
-        logits, cache = sn.e_step_forward(V, V * V, mu, sigma2, x)
+        logits, cache = sn.e_step_forward(V, mu, sigma2, x)
         return logits, SimpleNamespace(V=V, e_step=cache)
 
     def backward(dout, cache):
@@ -230,6 +231,21 @@ def test_em_routing(rng, of, n_iters, layer):
         assert not any(g.any() for g in grads[n:])
         return grads[:n]
     check_op(forward, backward, *args[:n], tol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_blocks_of_votes_do_not_change_the_bits(rng, dtype, monkeypatch):
+    """One position at a time, three, so that the last block is smaller, or all at once, there and back"""
+    N, B, J = 2, 2, 3
+    args = [a.astype(dtype) for a in (rng.standard_normal((N, 5, 6, B, D)), rng.uniform(0.2, 1, (N, 5, 6, B)),
+                                      rng.standard_normal((9 * B, J, P, P)), *0.1 * rng.standard_normal((2, J)))]
+    found = []
+    for positions in 1, 3, 1000:
+        monkeypatch.setattr(sn, "BLOCK", positions * J * 9 * B * D)
+        (mu, a), cache = sn.conv_caps_forward(*args, 3, 1)
+        found.append((mu, a, *sn.conv_caps_backward(mu, a, cache)))
+    for one in found[1:]:
+        assert all(np.array_equal(x, y) for x, y in zip(one, found[0], strict=True))
 
 
 @pytest.mark.parametrize("stride", [1, 2])
