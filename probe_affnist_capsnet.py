@@ -80,11 +80,11 @@ def image_gradient(dscores, cache, config):
 
     It is the adjoint of im2col_rows and of the padding, applied to backward's dx.
     """
-    dx = affnist.backward(dscores, None, cache, config, {}, need_dx=True)               # (N, side-K+1, side, K)
-    N, rows, W, K = dx.shape
+    dx = affnist.backward(dscores, None, cache, config, {}, need_dx=True)               # (side-K+1, N, side, K)
+    rows, N, W, K = dx.shape
     dimages, p = np.zeros((N, rows + K - 1, W), dx.dtype), config.padding
     for k in range(K):
-        dimages[:, k:k + rows] += dx[..., k]
+        dimages[:, k:k + rows] += dx[..., k].swapaxes(0, 1)
     return dimages[:, p:W - p, p:W - p]
 
 

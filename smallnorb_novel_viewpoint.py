@@ -84,7 +84,7 @@ from types import SimpleNamespace
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
     os.environ[name] = "1"         # before numpy: worker threads share a batch instead
 import numpy as np
-from numpy.lib.stride_tricks import as_strided, sliding_window_view
+from numpy.lib.stride_tricks import sliding_window_view
 
 with contextlib.suppress(AttributeError, OSError, TypeError):
     # One heap for all threads, which keeps freed memory (glibc): without, a step takes 1.1 to 1.35 times as long
@@ -1288,11 +1288,12 @@ def backward(dscores, cache, config, grads):
 def convolutions_forward(params, images, config, statistics):
     """Compute all convolutions, each with a normalization or a bias, max pooling where it has it, and a ReLU;
     PrimaryCaps has none. Return x (N, side, side, C) and a cache"""
-    x, caches, convs = images, [], convolutions(config)
+    x, caches, convs = images.swapaxes(0, 1), [], convolutions(config)
     for k, conv in enumerate(convs):
         if conv.coordinates:
             x = append_coordinates(x, receptive_fields(convs[:k]))
-        x, conv_cache = conv2d_forward(pad(x, conv.pad) if conv.pad else x, params[conv.name + "_w"], conv.stride)
+        x = np.pad(x, ((conv.pad, conv.pad), (0, 0)) * 2) if conv.pad else x
+        x, conv_cache = conv2d_forward(x, params[conv.name + "_w"], conv.stride)
         norm, norm_cache = conv.name + "_norm", None
         if norm + "_gamma" in params:
             running = [params[norm + part] for part in STATISTICS] if statistics is None else None
@@ -1305,7 +1306,7 @@ def convolutions_forward(params, images, config, statistics):
         if conv.name != "primary":
             x = np.maximum(x, 0, out=x)
         caches.append((conv, conv_cache, norm_cache, pool_cache, x))
-    return x, caches
+    return x.swapaxes(0, 1), caches
 
 
 def recompute_statistics(state, data, config, n):
@@ -1329,6 +1330,7 @@ def check_statistics(state, data, config, workers):
 
 def convolutions_backward(dx, caches, grads):
     """Put the gradients of all convolutions into grads. dx: (N, side, side, C)"""
+    dx = dx.swapaxes(0, 1)
     for conv, conv_cache, norm_cache, pool_cache, y in reversed(caches):
         if conv.name != "primary":
             dx = dx * (y > 0)
@@ -1336,17 +1338,17 @@ def convolutions_backward(dx, caches, grads):
         if norm_cache:
             dx, grads[conv.name + "_norm_gamma"], grads[conv.name + "_norm_beta"] = norm_backward(dx, norm_cache)
         else:
-            grads[conv.name + "_b"] = dx.transpose(1, 0, 2, 3).reshape(-1, conv.F).sum(0)
+            grads[conv.name + "_b"] = dx.reshape(-1, conv.F).sum(0)
         dx, grads[conv.name + "_w"] = conv2d_backward(dx, conv_cache, need_dx=conv.name != "conv1")
         if conv.pad and conv.name != "conv1":
-            dx = dx[:, conv.pad:-conv.pad, conv.pad:-conv.pad]
+            dx = dx[conv.pad:-conv.pad, :, conv.pad:-conv.pad]
         dx = dx[..., :-2] if conv.coordinates else dx
 
 
 def append_coordinates(x, along):
-    """Return x (N, H, H, C) with the x and y coordinates of every position as two more channels. along: (H,)"""
+    """Return x (H, N, H, C) with the x and y coordinates of every position as two more channels. along: (H,)"""
     xy = np.stack(np.meshgrid(along, along), -1).astype(x.dtype)                        # (H, H, 2)
-    return np.concatenate([x, np.broadcast_to(xy, (*x.shape[:3], 2))], -1)
+    return np.concatenate([x, np.broadcast_to(xy[:, None], (*x.shape[:3], 2))], -1)
 
 
 # Heads. Each computes its outputs from x (N, side, side, C); its backward function returns dx and puts the gradients of
@@ -1525,36 +1527,31 @@ def update_running_statistics(running, shard_statistics, step):
 
 
 # -------------------------------------------------------------- layers
-# x and y are activations, (N, H, W, C) or (N, C), in memory as (H, N, W, C): bands of image rows are then contiguous.
+# x and y are activations, (H, N, W, C) or (N, C): with the rows of all images first, bands of rows are contiguous.
 
 def im2col(x, width, stride):
-    """Return windows along the rows of x (N, H, W, C), (stride, ceil(H/stride), N, Wo, width*C):
-    cols[p, r, n, ox] = x[n, stride*r + p, stride*ox:stride*ox + width].
+    """Return windows along the rows of x (H, N, W, C), (stride, ceil(H/stride), N, Wo, width*C):
+    cols[p, r, n, ox] = x[stride*r + p, n, stride*ox:stride*ox + width].
 
     A full im2col copies every pixel K*K times, this one K times: the kernel's rows become K matrix products on bands of
     image rows, which are contiguous because the row's parity p comes first."""
-    N, H, W, C = x.shape
-    R, Wo = -(-H // stride), (W - width) // stride + 1
-    if x.strides[2:] != (C * x.itemsize, x.itemsize):                                   # a window must be one run
-        x = x.copy()
-    sn, sh, sw, _ = x.strides
-    cols = np.empty((stride, R, N, Wo, width * C), x.dtype)
+    H, N, W, C = x.shape
+    windows = sliding_window_view(x.reshape(H, N, W * C), width * C, axis=2)[:, :, ::stride * C]    # H, N, Wo, width*C
+    cols = np.empty((stride, -(-H // stride), *windows.shape[1:]), x.dtype)
     for p in range(stride):
-        rows = -(-(H - p) // stride)
-        shape, strides = (rows, N, Wo, width * C), (stride * sh, sn, stride * sw, x.itemsize)
-        np.copyto(cols[p, :rows], as_strided(x[:, p:], shape, strides, writeable=False))
+        cols[p, :-(-(H - p) // stride)] = windows[p::stride]
     return cols
 
 
 def col2im(dcols, shape, width, stride):
-    """Adjoint of im2col: add every window's entries to the pixels they were copied from. Return dx of `shape` (N, H, W,
-    C), in memory (H, N, W, C)"""
-    N, H, W, C = shape
+    """Adjoint of im2col: add every window's entries to the pixels they were copied from. Return dx of `shape` (H, N, W,
+    C)"""
+    H, N, W, C = shape
     dx = np.zeros((H, N, W * C), dcols.dtype)
     for p in range(stride):
         for ox in range(dcols.shape[3]):
             dx[p::stride, :, ox * stride * C:(ox * stride + width) * C] += dcols[p, :-(-(H - p) // stride), :, ox]
-    return dx.reshape(H, N, W, C).transpose(1, 0, 2, 3)
+    return dx.reshape(shape)
 
 
 def im2col_band(cols, ky, stride, Ho):
@@ -1563,24 +1560,21 @@ def im2col_band(cols, ky, stride, Ho):
 
 
 def conv2d_forward(x, w, stride):
-    """Compute a valid convolution without a bias. x (N, H, W, C), w (Kh, Kw, C, F). Return y (N, Ho, Wo, F), in memory
-    (Ho, N, Wo, F), and a cache."""
-    (N, H, W, C), (Kh, Kw, _, F) = x.shape, w.shape
-    Ho, Wo = (H - Kh) // stride + 1, (W - Kw) // stride + 1
-    cols, rows = im2col(x, Kw, stride), w.reshape(Kh, Kw * C, F)
+    """Compute a valid convolution without a bias. x (H, N, W, C), w (Kh, Kw, C, F). Return y (Ho, N, Wo, F) and a
+    cache."""
+    Kh, Kw, C, F = w.shape
+    Ho, cols, rows = (len(x) - Kh) // stride + 1, im2col(x, Kw, stride), w.reshape(Kh, Kw * C, F)
     y = im2col_band(cols, 0, stride, Ho) @ rows[0]
     for ky in range(1, Kh):
         add_product(im2col_band(cols, ky, stride, Ho), rows[ky], y)
-    return y.reshape(Ho, N, Wo, F).transpose(1, 0, 2, 3), (x.shape, cols, w, stride)
+    return y.reshape(Ho, *cols.shape[2:4], F), (x.shape, cols, w, stride)
 
 
 def conv2d_backward(dy, cache, need_dx=True):
-    """Return dx, or None unless needed, and dw for dy (N, Ho, Wo, F)"""
-    (N, H, W, C), cols, w, stride = cache
-    (Kh, Kw, _, F), Ho = w.shape, dy.shape[1]
-    rows = w.reshape(Kh, Kw * C, F)
-    dy = np.ascontiguousarray(dy.transpose(1, 0, 2, 3)).reshape(-1, F)                  # (Ho*N*Wo, F)
-    dw = np.empty(w.shape, w.dtype)
+    """Return dx, or None unless needed, and dw for dy (Ho, N, Wo, F)"""
+    shape, cols, w, stride = cache
+    (Kh, Kw, C, F), Ho = w.shape, len(dy)
+    rows, dy, dw = w.reshape(Kh, Kw * C, F), dy.reshape(-1, F), np.empty(w.shape, w.dtype)      # dy: (Ho*N*Wo, F)
     for ky in range(Kh):
         np.matmul(im2col_band(cols, ky, stride, Ho).T, dy, out=dw.reshape(rows.shape)[ky])
     if not need_dx:
@@ -1590,7 +1584,7 @@ def conv2d_backward(dy, cache, need_dx=True):
     for ky in range(Kh):
         product = add_product if ky >= stride else np.matmul            # the first of its parity needs no zeros
         product(dy, rows[ky].T, im2col_band(dcols, ky, stride, Ho))
-    return col2im(dcols, (N, H, W, C), Kw, stride), dw
+    return col2im(dcols, shape, Kw, stride), dw
 
 
 def add_product(a, b, out):
@@ -1619,12 +1613,12 @@ NORM_EPS = 1e-5                    # inside the square root of a standard deviat
 
 def norm_forward(x, gamma, beta, running=None):
     """Batch normalization (Ioffe & Szegedy 2015), per channel: y = gamma (x - mean) / sqrt(variance + eps) + beta.
-    x (N, H, W, C), gamma, beta (C,). running: the (mean, variance) to use in evaluation; in training, without it, those
+    x (H, N, W, C), gamma, beta (C,). running: the (mean, variance) to use in evaluation; in training, without it, those
     of x over samples and positions. Return y, (mean, variance) and a cache. The variance that is returned, for the
     running statistics, is unbiased: n / (n - 1) times the one used, with n values per channel. All passes run over rows
     of W*C values, since loops over C alone, often 16, would be too short to be fast."""
-    rows, W = norm_rows(x), x.shape[2]
-    n, C = x.size // len(gamma), len(gamma)
+    W, C = x.shape[2:]
+    n, rows = x.size // C, x.reshape(-1, W * C)
     if running is None:
         mean = np.matmul(np.ones((1, len(rows)), x.dtype), rows).reshape(W, C).sum(0) / n
         square = np.einsum("rc,rc->c", rows, rows).reshape(W, C).sum(0) / n
@@ -1634,33 +1628,22 @@ def norm_forward(x, gamma, beta, running=None):
     inv_std = 1 / np.sqrt(variance + x.dtype.type(NORM_EPS))
     y = rows * np.tile(gamma * inv_std, W)
     y += np.tile(beta - mean * gamma * inv_std, W)
-    return norm_like(y, x), (mean, variance * (n / max(1, n - 1))), (rows, gamma, mean, inv_std)
+    return y.reshape(x.shape), (mean, variance * (n / max(1, n - 1))), (rows, gamma, mean, inv_std)
 
 
 def norm_backward(dy, cache):
     """Return dx, dgamma, dbeta for dy, for a forward pass with batch statistics:
     dx = gamma / std (dy - mean(dy) - xhat mean(dy xhat)), with xhat = (x - mean) / std"""
     x, gamma, mean, inv_std = cache
-    rows, W, C = norm_rows(dy), dy.shape[2], len(gamma)
-    n = rows.size // C
+    W, C = dy.shape[2:]
+    n, rows = dy.size // C, dy.reshape(-1, W * C)
     dbeta = np.matmul(np.ones((1, len(rows)), dy.dtype), rows).reshape(W, C).sum(0)
     dgamma = inv_std * (np.einsum("rc,rc->c", rows, x).reshape(W, C).sum(0) - mean * dbeta)
     per_dy, per_x = gamma * inv_std, -gamma * inv_std * inv_std * dgamma / n
     dx = x * np.tile(per_x, W)
     dx += np.tile(-per_x * mean - per_dy * dbeta / n, W)
     dx += rows * np.tile(per_dy, W)
-    return norm_like(dx, dy), dgamma, dbeta
-
-
-def norm_rows(x):
-    """Return x (N, H, W, C) as rows (H*N, W*C), the order in which a convolution leaves it in memory"""
-    return x.transpose(1, 0, 2, 3).reshape(x.shape[0] * x.shape[1], -1)
-
-
-def norm_like(rows, x):
-    """Undo norm_rows: return rows in the shape of x"""
-    N, H, W, C = x.shape
-    return rows.reshape(H, N, W, C).transpose(1, 0, 2, 3)
+    return dx.reshape(dy.shape), dgamma, dbeta
 
 
 def sigmoid(x):
@@ -1669,7 +1652,7 @@ def sigmoid(x):
 
 
 def max_pool_forward(x):
-    """2x2 max pooling; an odd last row or column is dropped. x (N, H, W, C). Return y (N, H//2, W//2, C) and a cache"""
+    """2x2 max pooling; an odd last row or column is dropped. x (H, N, W, C). Return y (H//2, N, W//2, C) and a cache"""
     corners = window_corners(x)
     y = np.maximum(np.maximum(corners[0], corners[1]), np.maximum(corners[2], corners[3]))
     return y, (x, y)
@@ -1686,14 +1669,9 @@ def max_pool_backward(dy, cache):
 
 
 def window_corners(x):
-    """Return the four pixels of each 2x2 window as views. x (N, H, W, C) -> four arrays (N, H//2, W//2, C)"""
-    H, W = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2
-    return [x[:, i:H:2, j:W:2] for i in (0, 1) for j in (0, 1)]
-
-
-def pad(x, px):
-    """Return x (N, H, W, C) with px of zeros on all sides, in memory as a convolution leaves its output"""
-    return np.pad(x.transpose(1, 0, 2, 3), ((px, px), (0, 0), (px, px), (0, 0))).transpose(1, 0, 2, 3)
+    """Return the four pixels of each 2x2 window as views. x (H, N, W, C) -> four arrays (H//2, N, W//2, C)"""
+    H, W = x.shape[0] // 2 * 2, x.shape[2] // 2 * 2
+    return [x[i:H:2, :, j:W:2] for i in (0, 1) for j in (0, 1)]
 
 
 @functools.cache
