@@ -178,12 +178,12 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
       for name, flags in BACKGROUND_RUNS.items()),
     *((NORB, f"paper-{split}", name, f"{flags} --split {split}", range(10), minutes)
       for name, (flags, minutes) in CNN_CLOSER_TO_PAPER.items() for split in SPLITS),
-    *((NORB, f"paper-{split}", PAPER_SIZE, f"{MATRIX} --preset paper --n-epochs 10 --split {split}", range(10), 60)
+    *((NORB, f"paper-{split}", PAPER_SIZE, f"{MATRIX} --preset paper --n-epochs 10 --split {split}", range(10), 40)
       for split in SPLITS),
     *((NORB, "paper-azimuth", f"{PAPER_SIZE}-{name}", f"{MATRIX} --preset paper --n-epochs 10 {flags} --split azimuth",
        range(n), minutes) for name, flags, n, minutes in (
-           ("iters-1", "--routing-iters 1", 5, 40), ("iters-3", "--routing-iters 3", 5, 80),
-           ("spread", "--loss spread", 3, 60))))
+           ("iters-1", "--routing-iters 1", 5, 30), ("iters-3", "--routing-iters 3", 5, 55),
+           ("spread", "--loss spread", 3, 40))))
 TOY = {MULTI: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 64, "--digits": "auto"},
        NORB: {"--n-epochs": 1, "--n-train-toys": 1, "--n-test": 60},
        AFF: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 32, "--digits": "auto"}}
