@@ -702,7 +702,7 @@ def uniform_routing_forward(u, W):
 
     With uniform coupling coefficients, 1/J, a transformation matrix can be applied after the sum over the n capsules
     that share it (Eq. 2): s_j = 1/J sum_t W_tj (u_t1 + ... + u_tn), with the n capsules of type t.
-    u: primary capsules, (N, I, E), I = n * B ordered (position, type). W: (B, E, J, D); with one matrix per position,
+    u: primary capsules, (N, I, E), I = n * B ordered (position, type). W: (B, E, J, D); with one matrix per capsule,
     every capsule counts as a type: B = I, n = 1."""
     (N, I, E), (B, _, J, D) = u.shape, W.shape
     sums = u.reshape(N, I // B, B * E).sum(1)
@@ -907,8 +907,8 @@ def forward(params, images, config, digits=None, statistics=None, dropout_mask=N
 
 
 def backward(dscores, drecon, cache, config, grads, need_dx=False):
-    """Put the gradients of all parameters into grads, {name: array}. Return the gradient of im2col_rows' output, or
-    None unless needed.
+    """Put the gradients of all parameters into grads, {name: array}. Return the gradient with respect to im2col_rows'
+    output, (H-K+1, N, W, K), or None unless needed.
 
     dscores: (N, J), the gradient that classification_loss returns. drecon: (N, 1, side, side), or None without a
     decoder."""
@@ -922,7 +922,7 @@ def convolutions_forward(params, images, config, statistics):
     """Pad the images and compute all convolutions, each with a normalization or a bias, max pooling where it has it,
     and a ReLU; PrimaryCaps has none. Return x (N, side, side, C) and a cache"""
     p, caches = config.padding, []
-    x = im2col_rows(np.pad(images, ((0, 0), (p, p), (p, p))), params["conv1_w"].shape[1])
+    x = im2col_rows(np.pad(images, ((0, 0), (p, p), (p, p))), params["conv1_w"].shape[1])        # (H, N, W, C)
     for conv in convolutions(config):
         x, conv_cache = conv2d_forward(x, params[conv.name + "_w"], conv.stride)
         norm, norm_cache = conv.name + "_norm", None
@@ -937,7 +937,7 @@ def convolutions_forward(params, images, config, statistics):
         if conv.name != "primary":
             x = np.maximum(x, 0, out=x)
         caches.append((conv, conv_cache, norm_cache, pool_cache, x))
-    return x.swapaxes(0, 1), caches
+    return x.swapaxes(0, 1), caches                                                     # (N, side, side, C)
 
 
 def recompute_statistics(state, data, config, n):
@@ -960,9 +960,9 @@ def check_statistics(state, data, config, workers):
 
 
 def convolutions_backward(dx, caches, grads, need_dx=False):
-    """Put the gradients of all convolutions into grads. dx: (N, side, side, C). Return the gradient of im2col_rows'
-    output, or None unless needed"""
-    dx = dx.swapaxes(0, 1)
+    """Put the gradients of all convolutions into grads. dx: (N, side, side, C). Return the gradient with
+    respect to im2col_rows' output, (H-K+1, N, W, K), or None unless needed"""
+    dx = dx.swapaxes(0, 1)                                                              # (H, N, W, C)
     for conv, conv_cache, norm_cache, pool_cache, y in reversed(caches):
         if conv.name != "primary":
             dx = dx * (y > 0)
@@ -996,7 +996,7 @@ def capsnet_head_forward(params, x, config, dropout_mask):
         s, votes_cache = uniform_routing_forward(inputs, W)
         v, routing_cache = last[0](s)                                                   # (N, J, D)
     else:
-        u_hat, votes_cache = shared_votes_forward(inputs, W)                        # (N, J, I, D)
+        u_hat, votes_cache = shared_votes_forward(inputs, W)                                # (N, J, I, D)
         v, routing_cache = routing_forward(u_hat, config.routing_iters, last)           # (N, J, D)
     lengths, lengths_cache = lengths_forward(v)                                         # (N, J)
     cache = x.shape, squash_cache, coordinates_cache, votes_cache, routing_cache, lengths_cache
@@ -1201,7 +1201,8 @@ def update_running_statistics(running, shard_statistics, step):
 
 
 # -------------------------------------------------------------- layers
-# x and y are activations, (H, N, W, C) or (N, C): with the rows of all images first, bands of rows are contiguous.
+# x and y are activations, (H, N, W, C) or (N, C). The row axis comes first, so that a band of rows, of all images, is
+# contiguous.
 
 def im2col_rows(x, K):
     """Return K shifted copies of the rows of one-channel images x (N, H, W) as channels, (H-K+1, N, W, K).
@@ -1255,7 +1256,8 @@ def conv2d_backward(dy, cache, need_dx=True):
     """Return dx, or None unless needed, and dw for dy (Ho, N, Wo, F)"""
     shape, cols, w, stride = cache
     (Kh, Kw, C, F), Ho = w.shape, len(dy)
-    rows, dy, dw = w.reshape(Kh, Kw * C, F), dy.reshape(-1, F), np.empty(w.shape, w.dtype)      # dy: (Ho*N*Wo, F)
+    rows, dw = w.reshape(Kh, Kw * C, F), np.empty(w.shape, w.dtype)
+    dy = np.ascontiguousarray(dy).reshape(-1, F)                                        # (Ho*N*Wo, F)
     for ky in range(Kh):
         np.matmul(im2col_band(cols, ky, stride, Ho).T, dy, out=dw.reshape(rows.shape)[ky])
     if not need_dx:
@@ -1795,7 +1797,8 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
         write_file(out_json, text.encode())
     places = "".join(f" {flag_of(name)} {at}" for name, at in vars(config).items() if at and name.endswith("_dir"))
     again = f"; to test it again: python3 {sys.argv[0]} --load "
-    return result, [f"wrote {path}" + f"{again}{path}{places}" * (path != out_json) for path in outputs]
+    written = (path for path in outputs if Path(path).exists())         # a network that is not trained has no weights
+    return result, [f"wrote {path}" + f"{again}{path}{places}" * (path != out_json) for path in written]
 
 
 def check_classes(state, config, data):
@@ -1849,19 +1852,19 @@ def main():
     if args.load is not None:
         config, state = load(args.load)
         given |= {"model": " ".join(given["model"])} if "model" in given else {}
-        check_useful(given, [config])
         check_same(args.load, config, given, {"runtime", "test"})
         configs = [dataclasses.replace(config, **given)]
+        check_useful(given, configs)
     else:
         configs, state = configs_of(given), None
-    if len(configs) > 1 and args.out_json == "-":
-        refuse("--out-json - is for one model. Give the name of a file, or one --model")
+    if len(configs) > 1 and (args.init or args.out_json == "-"):
+        refuse("--init and --out-json - are for one network. Give one --model")
     if args.out_json == "-":
         sys.stdout = sys.stderr                                         # of everything else
     data, results, written = load_data(configs[0]), {}, []
     for config in configs:
         more = f".{config.model}" * (len(configs) > 1)                  # each has files of its own
-        outputs = [path and str(Path(path).with_suffix(more + Path(path).suffix))
+        outputs = [path and more.join(os.path.splitext(path))
                    for path in (args.checkpoint, args.out_weights, args.out_json)]
         results[config.model], lines = run(config, data, state, *outputs, args.init)
         written += lines

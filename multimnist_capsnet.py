@@ -754,7 +754,7 @@ def backward(dscores, drecon, cache, config, grads):
 def convolutions_forward(params, images, config, statistics):
     """Compute all convolutions, each with a normalization or a bias, max pooling and a skip connection where it has
     them, and a ReLU; PrimaryCaps has none. Return x (N, side, side, C) and a cache"""
-    x, caches, kept = im2col_rows(images, params["conv1_w"].shape[1]), [], None
+    x, caches, kept = im2col_rows(images, params["conv1_w"].shape[1]), [], None         # x: (H, N, W, C)
     for conv in convolutions(config):
         kept = x if conv.skip == "start" else kept
         x = np.pad(x, ((1, 1), (0, 0)) * 2) if conv.skip else x
@@ -773,12 +773,12 @@ def convolutions_forward(params, images, config, statistics):
         if conv.name != "primary":
             x = np.maximum(x, 0, out=x)
         caches.append((conv, conv_cache, norm_cache, pool_cache, x))
-    return x.swapaxes(0, 1), caches
+    return x.swapaxes(0, 1), caches                                                     # (N, side, side, C)
 
 
 def convolutions_backward(dx, caches, grads):
     """Put the gradients of all convolutions into grads. dx: (N, side, side, C)"""
-    dx, dkept = dx.swapaxes(0, 1), None
+    dx, dkept = dx.swapaxes(0, 1), None                                                 # (H, N, W, C)
     for conv, conv_cache, norm_cache, pool_cache, y in reversed(caches):
         if conv.name != "primary":
             dx = dx * (y > 0)
@@ -1024,7 +1024,8 @@ def update_running_statistics(running, shard_statistics, step):
 
 
 # -------------------------------------------------------------- layers
-# x and y are activations, (H, N, W, C) or (N, C): with the rows of all images first, bands of rows are contiguous.
+# x and y are activations, (H, N, W, C) or (N, C). The row axis comes first, so that a band of rows, of all images, is
+# contiguous.
 
 def im2col_rows(x, K):
     """Return K shifted copies of the rows of one-channel images x (N, H, W) as channels, (H-K+1, N, W, K).
@@ -1078,7 +1079,8 @@ def conv2d_backward(dy, cache, need_dx=True):
     """Return dx, or None unless needed, and dw for dy (Ho, N, Wo, F)"""
     shape, cols, w, stride = cache
     (Kh, Kw, C, F), Ho = w.shape, len(dy)
-    rows, dy, dw = w.reshape(Kh, Kw * C, F), dy.reshape(-1, F), np.empty(w.shape, w.dtype)      # dy: (Ho*N*Wo, F)
+    rows, dw = w.reshape(Kh, Kw * C, F), np.empty(w.shape, w.dtype)
+    dy = np.ascontiguousarray(dy).reshape(-1, F)                                        # (Ho*N*Wo, F)
     for ky in range(Kh):
         np.matmul(im2col_band(cols, ky, stride, Ho).T, dy, out=dw.reshape(rows.shape)[ky])
     if not need_dx:
@@ -1616,7 +1618,8 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
         write_file(out_json, text.encode())
     places = "".join(f" {flag_of(name)} {at}" for name, at in vars(config).items() if at and name.endswith("_dir"))
     again = f"; to test it again: python3 {sys.argv[0]} --load "
-    return result, [f"wrote {path}" + f"{again}{path}{places}" * (path != out_json) for path in outputs]
+    written = (path for path in outputs if Path(path).exists())         # a network that is not trained has no weights
+    return result, [f"wrote {path}" + f"{again}{path}{places}" * (path != out_json) for path in written]
 
 
 def check_classes(state, config, data):
@@ -1670,19 +1673,19 @@ def main():
     if args.load is not None:
         config, state = load(args.load)
         given |= {"model": " ".join(given["model"])} if "model" in given else {}
-        check_useful(given, [config])
         check_same(args.load, config, given, {"runtime", "test"})
         configs = [dataclasses.replace(config, **given)]
+        check_useful(given, configs)
     else:
         configs, state = configs_of(given), None
-    if len(configs) > 1 and args.out_json == "-":
-        refuse("--out-json - is for one model. Give the name of a file, or one --model")
+    if len(configs) > 1 and (args.init or args.out_json == "-"):
+        refuse("--init and --out-json - are for one network. Give one --model")
     if args.out_json == "-":
         sys.stdout = sys.stderr                                         # of everything else
     data, results, written = load_data(configs[0]), {}, []
     for config in configs:
         more = f".{config.model}" * (len(configs) > 1)                  # each has files of its own
-        outputs = [path and str(Path(path).with_suffix(more + Path(path).suffix))
+        outputs = [path and more.join(os.path.splitext(path))
                    for path in (args.checkpoint, args.out_weights, args.out_json)]
         results[config.model], lines = run(config, data, state, *outputs, args.init)
         written += lines

@@ -80,7 +80,7 @@ def image_gradient(dscores, cache, config):
 
     It is the adjoint of im2col_rows and of the padding, applied to backward's dx.
     """
-    dx = affnist.backward(dscores, None, cache, config, {}, need_dx=True)               # (side-K+1, N, side, K)
+    dx = affnist.backward(dscores, None, cache, config, {}, need_dx=True)               # (H-K+1, N, W, K), padded
     rows, N, W, K = dx.shape
     dimages, p = np.zeros((N, rows + K - 1, W), dx.dtype), config.padding
     for k in range(K):

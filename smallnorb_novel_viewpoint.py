@@ -48,7 +48,7 @@ Control models (`--model`, one or several, which are trained in turn):
   - nearest: the class of the nearest training image in pixel space
   - four heads on one backbone of four 3x3 convolutions with batch normalization, with about equal numbers of
     parameters, because the backbone changes accuracy more than the head does: capsnet-shared (vector capsules, dynamic
-    routing, transformation matrices shared across positions, coordinate addition), capsnet (one matrix per position),
+    routing, transformation matrices shared across positions, coordinate addition), capsnet (one matrix per capsule),
     matrix-head (pose matrices and EM routing to the class capsules) and cnn-gap (global average pooling)
 
 Data (`--data`): toys rendered by this script, with the structure of smallNORB; the real smallNORB (`--norb-dir`); or
@@ -57,7 +57,7 @@ five 3D shapes, of which three look the same from training and test azimuths, be
 Examples, with times on two cores:
   python3 smallnorb_novel_viewpoint.py                 4 minutes: train matrix-capsnet, cnn and cnn-bn on toys
   python3 smallnorb_novel_viewpoint.py --data shapes   30 seconds: the same question with five simple shapes
-  python3 smallnorb_novel_viewpoint.py --load          20 seconds: evaluate the three pretrained networks
+  python3 smallnorb_novel_viewpoint.py --load          10 seconds: evaluate the pretrained matrix-capsnet
 """
 import argparse
 import base64
@@ -640,14 +640,15 @@ def responsibilities_backward(dR, cache):
     return dlogits
 
 
-BLOCK = 1 << 18                    # votes that are read at once, so that they and their squares fit into the cache
+BLOCK = 1 << 18                    # numbers of V that are read at once, 1 MB: with their squares they fit the cache
 
 
 def vote_blocks(V, n):
     """Yield V, (L, J, I, D), in blocks of parent positions: their slice and their votes, (positions, J, I, D) or, for
-    n = 1, with all parent types side by side, (positions, 1, I, J*D).
+    n = 1, with all parent types side by side, (positions, 1, I, J*D). n: J, or 1 if the votes for all parent types have
+    the same coefficients.
 
-    A step of the paper's network takes 0.6 of the time that it takes with the squares of all votes in memory."""
+    A training step of the paper's network takes 0.6 of the time that it took with all votes and squares at once."""
     L, J, I, _ = V.shape
     size = max(1, BLOCK // (J * I * D))
     for start in range(0, L, size):
@@ -667,7 +668,7 @@ def sum_over_children(r, V):
 
 def sum_over_elements(V, linear, quadratic, n):
     """Return linear_j . V_ij + quadratic_j . V_ij^2, (L, J, I), or, for n = 1, its sum over j, (L, 1, I).
-    linear, quadratic: (L, J, D)."""
+    linear, quadratic: (L, J, D). n: see vote_blocks."""
     sums = np.empty((len(V), n, V.shape[2]), V.dtype)
     for part, v in vote_blocks(V, n):
         a, b = (factor[part].reshape(len(v), n, -1, 1) for factor in (linear, quadratic))
@@ -1288,7 +1289,7 @@ def backward(dscores, cache, config, grads):
 def convolutions_forward(params, images, config, statistics):
     """Compute all convolutions, each with a normalization or a bias, max pooling where it has it, and a ReLU;
     PrimaryCaps has none. Return x (N, side, side, C) and a cache"""
-    x, caches, convs = images.swapaxes(0, 1), [], convolutions(config)
+    x, caches, convs = images.swapaxes(0, 1), [], convolutions(config)                  # x: (H, N, W, C)
     for k, conv in enumerate(convs):
         if conv.coordinates:
             x = append_coordinates(x, receptive_fields(convs[:k]))
@@ -1306,7 +1307,7 @@ def convolutions_forward(params, images, config, statistics):
         if conv.name != "primary":
             x = np.maximum(x, 0, out=x)
         caches.append((conv, conv_cache, norm_cache, pool_cache, x))
-    return x.swapaxes(0, 1), caches
+    return x.swapaxes(0, 1), caches                                                     # (N, side, side, C)
 
 
 def recompute_statistics(state, data, config, n):
@@ -1330,7 +1331,7 @@ def check_statistics(state, data, config, workers):
 
 def convolutions_backward(dx, caches, grads):
     """Put the gradients of all convolutions into grads. dx: (N, side, side, C)"""
-    dx = dx.swapaxes(0, 1)
+    dx = dx.swapaxes(0, 1)                                                              # (H, N, W, C)
     for conv, conv_cache, norm_cache, pool_cache, y in reversed(caches):
         if conv.name != "primary":
             dx = dx * (y > 0)
@@ -1389,10 +1390,10 @@ def matrix_head_backward(dscores, cache, config, grads):
 def vector_head_forward(params, x, config, _):
     """Compute primary vector capsules, and class capsules by dynamic routing (Sabour et al. 2017).
 
-    capsnet has one transformation matrix per position; capsnet-shared shares its matrices across positions and uses
-    coordinate addition. The outputs are scores, the lengths of the class capsules, (N, J); v, the class capsules,
-    (N, J, 16); u, the primary capsules, (N, I, 8), with I ordered (position, type); and c, the coupling coefficients of
-    each iteration, (N, J, I), in the first iteration (1, I)."""
+    capsnet has one transformation matrix per capsule; capsnet-shared shares its matrices across positions and, with
+    --coordinates, uses coordinate addition. The outputs are scores, the lengths of the class capsules, (N, J); v, the
+    class capsules, (N, J, 16); u, the primary capsules, (N, I, 8), with I ordered (position, type); and c, the coupling
+    coefficients of each iteration, (N, J, I), in the first iteration (1, I)."""
     u, squash_cache = squash_forward(x.reshape(len(x), -1, VECTOR))                     # (N, I, E)
     capsules, W, coordinates_cache = u, params["W"], None
     if "coordinate_W" in params:
@@ -1527,7 +1528,8 @@ def update_running_statistics(running, shard_statistics, step):
 
 
 # -------------------------------------------------------------- layers
-# x and y are activations, (H, N, W, C) or (N, C): with the rows of all images first, bands of rows are contiguous.
+# x and y are activations, (H, N, W, C) or (N, C). The row axis comes first, so that a band of rows, of all images, is
+# contiguous.
 
 def im2col(x, width, stride):
     """Return windows along the rows of x (H, N, W, C), (stride, ceil(H/stride), N, Wo, width*C):
@@ -1574,7 +1576,8 @@ def conv2d_backward(dy, cache, need_dx=True):
     """Return dx, or None unless needed, and dw for dy (Ho, N, Wo, F)"""
     shape, cols, w, stride = cache
     (Kh, Kw, C, F), Ho = w.shape, len(dy)
-    rows, dy, dw = w.reshape(Kh, Kw * C, F), dy.reshape(-1, F), np.empty(w.shape, w.dtype)      # dy: (Ho*N*Wo, F)
+    rows, dw = w.reshape(Kh, Kw * C, F), np.empty(w.shape, w.dtype)
+    dy = np.ascontiguousarray(dy).reshape(-1, F)                                        # (Ho*N*Wo, F)
     for ky in range(Kh):
         np.matmul(im2col_band(cols, ky, stride, Ho).T, dy, out=dw.reshape(rows.shape)[ky])
     if not need_dx:
@@ -2513,7 +2516,8 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
         write_file(out_json, text.encode())
     places = "".join(f" {flag_of(name)} {at}" for name, at in vars(config).items() if at and name.endswith("_dir"))
     again = f"; to test it again: python3 {sys.argv[0]} --load "
-    return result, [f"wrote {path}" + f"{again}{path}{places}" * (path != out_json) for path in outputs]
+    written = (path for path in outputs if Path(path).exists())         # a network that is not trained has no weights
+    return result, [f"wrote {path}" + f"{again}{path}{places}" * (path != out_json) for path in written]
 
 
 def check_classes(state, config, data):
@@ -2554,7 +2558,7 @@ def main():
                                      usage="%(prog)s [options]", allow_abbrev=False)
     parser.error = refuse
     either = parser.add_mutually_exclusive_group()
-    either.add_argument("--load", nargs="?", const=PRETRAINED[0], metavar="FILE", help="test it, or the pretrained one")
+    either.add_argument("--load", nargs="?", const=PRETRAINED[0], metavar="FILE", help="test it, or our matrix-capsnet")
     either.add_argument("--checkpoint", metavar="FILE", help="save the run after every epoch; the same command resumes")
     parser.add_argument("--init", metavar="FILE", help="start a new run from the weights of another")
     parser.add_argument("--out-weights", metavar="FILE", help="write the network here, not below runs/")
@@ -2567,20 +2571,20 @@ def main():
     if args.load is not None:
         config, state = load(args.load)
         given |= {"model": " ".join(given["model"])} if "model" in given else {}
-        check_useful(given, [config])
         check_same(args.load, config, given, {"runtime", "test"})
         configs = [dataclasses.replace(config, **given)]
+        check_useful(given, configs)
     else:
         configs, state = configs_of(given), None
-    if len(configs) > 1 and args.out_json == "-":
-        refuse("--out-json - is for one model. Give the name of a file, or one --model")
+    if len(configs) > 1 and (args.init or args.out_json == "-"):
+        refuse("--init and --out-json - are for one network. Give one --model")
     if args.out_json == "-":
         sys.stdout = sys.stderr                                         # of everything else
     of_training = not state or configs[0].recompute_statistics or configs[0].model == "nearest"
     data, results, written = load_data(configs[0], () if of_training else ("train",)), {}, []
     for config in configs:
         more = f".{config.model}" * (len(configs) > 1)                  # each has files of its own
-        outputs = [path and str(Path(path).with_suffix(more + Path(path).suffix))
+        outputs = [path and more.join(os.path.splitext(path))
                    for path in (args.checkpoint, args.out_weights, args.out_json)]
         results[config.model], lines = run(config, data, state, *outputs, args.init)
         written += lines

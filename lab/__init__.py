@@ -4,10 +4,10 @@ their command line, by their files, and as a module that a program hands over.
 An experiment is a script EXPERIMENT.py beside this folder that defines `train` and has a folder in results/. This is
 the contract with it, which tests/test_core_design.py checks.
 
-Flags:    those of its settings; --model takes several models, which are trained in turn; --load FILE ... evaluates
-          trained networks; --checkpoint FILE is written after every epoch, and resumed if it exists; --out-weights
-          FILE; --out-json FILE ("-": standard output). Weights and JSON are written to a new folder
-          runs/EXPERIMENT/NAME unless these name a place.
+Flags:    those of its settings; --model takes several models, which are trained in turn; --load FILE evaluates a
+          trained network, --load the first of PRETRAINED; --checkpoint FILE is written after every epoch, and resumed
+          if it exists; --out-weights FILE; --out-json FILE ("-": standard output). Weights and JSON are written to a
+          new folder runs/EXPERIMENT/NAME unless these name a place.
 Messages: a line of progress begins with "epoch K/N", one of a resumed run contains "resuming at"; an error of the user
           is one line "error: ..." on standard error, and exit code 2; Ctrl-C gives exit code 130.
 JSON:     experiment, config (settings by name), source (of the data), trained_on (source of the training's), n_params,

@@ -111,6 +111,10 @@ def test_conv2d_gradients(stride, shape, kernel):
     y, cache = mc.conv2d_forward(x, w, stride)
     dx, dw = mc.conv2d_backward(y, cache, need_dx=False)
     assert dx is None and np.array_equal(dw, mc.conv2d_backward(y, cache)[1])
+    _, cache = mc.conv2d_forward(x.astype(np.float32), w.astype(np.float32), stride)
+    wide = np.repeat(y, 2, axis=-1).astype(np.float32)[..., ::2]                        # not contiguous
+    for one, other in zip(mc.conv2d_backward(wide, cache), mc.conv2d_backward(wide.copy(), cache)):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_linear_gradients():

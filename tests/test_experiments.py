@@ -57,7 +57,7 @@ BAD_FLAGS = {
     "--no-such-flag": "", "--n-epochs many": "", "--n-epochs 0": "", "--n-epochs 1.5": "", "--lr": "", "--lr nan": "",
     "--model nobody": "", "--seed -1": "", "--lr 1e30 --warmup 0 --n-epochs 9": "--lr", "stray": "stray"}
 BAD_FILES = {
-    **{f"--{output} {name}": name.split("/")[0] for output in OUTPUTS for name in ("empty", "net.npz/x.npz", LONG)},
+    **{f"--{one} {name}": name.split("/")[0] for one in OUTPUTS for name in ("empty", ".", "net.npz/x.npz", LONG)},
     "--load": ".npz", f"--load {LONG}": LONG, "--load run.npz net.npz": "net.npz", "--load ''": "No such file",
     **{f"--load {name}": name for name in ("none.npz", "empty", "torn.npz", "flipped.npz", "text.npz", "other.npz")},
     "--load net.npz --lr 0.5": "--lr", "--load net.npz --model cnn": "--model",
@@ -71,6 +71,7 @@ BAD_DIGITS = {
 BAD = {
     MULTI: BAD_FLAGS | BAD_FILES | BAD_DIGITS | {
         "--min-iou 2": "", "--model cnn --routing-iters 2": "--routing-iters", "--cnn-head gap": "",
+        "--model cnn capsnet --init net.npz": "--init", "--model cnn capsnet --out-json -": "--out-json -",
         "--checkpoint run.npz --min-iou 0.5": "min", "--preset classic --conv3-channels 8": "--conv3-channels"},
     AFF: BAD_FLAGS | BAD_FILES | BAD_DIGITS | {
         "--train-shift far": "", "--n-per-class 5000": "", "--model cnn-gap --loss margin": "--loss",

@@ -153,3 +153,9 @@ def test_default_data(data):
 
 def test_a_network_of_other_images_is_not_tested_on_shapes(call):
     assert_refused(call(sn, sn.main, "--load", sn.PRETRAINED[1], "--data", "shapes"), "has other layers or classes")
+    assert_refused(call(sn, sn.main, "--load", "--data", "smallnorb", "--norb-dir", "nowhere"), "nowhere")
+
+
+def test_what_is_not_trained_has_no_checkpoint(call):
+    code, out, err = call(sn, sn.main, *"--model nearest --data shapes --n-elev 1 --checkpoint run.npz".split())
+    assert (code, err) == (0, "") and "metrics.json" in out and "run.npz" not in out
