@@ -7,7 +7,7 @@
 digit, view a toy from all sides.
 
 The server listens on this machine only and needs no internet. Every answer is a forward pass of an experiment's own
-script on the image that the page shows. For a toy the page shows the left camera's image; the networks get both
+script on the image that the page shows. For a toy the page shows one camera's image; the networks get both
 cameras' images at half its resolution, cropped to the central two thirds. The page's files are in explore/.
 
     python3 explore.py                             # opens the page in a few seconds; Ctrl-C stops the server

@@ -73,8 +73,9 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 with contextlib.suppress(AttributeError, OSError, TypeError):
-    # One heap for all threads, which keeps freed memory (glibc): without, a step takes 1.1 to 1.35 times as long
-    for option, value in (-8, 1), (-3, 1 << 30), (-1, (1 << 31) - 1):
+    # One heap for all threads, which keeps freed memory (glibc): without, a step takes 1.1 to 1.35 times as long.
+    # Before 2.35 the highest limit is 32 MB
+    for option, value in (-8, 1), (-3, 1 << 25), (-3, 1 << 30), (-1, (1 << 31) - 1):
         ctypes.CDLL(None).mallopt(option, value)
 
 EXPERIMENT = "multimnist_capsnet"
@@ -132,8 +133,8 @@ class Config:
     muon: float = setting(None, "relative step of Muon; 0: Adam for all weights", low=0, high=1, only=NORMALIZED)
     recon_weight: float = setting(None, "weight of the reconstructions' summed squared error", low=0, high=1e6,
                                   only={"model": ("capsnet", "cnn-vectors", "vector-dense")})
-    recompute_statistics: int = setting(0, "before the test, recompute normalizations on N training pairs", low=0,
-                                        high=2000, only=NORMALIZED, runtime=True)
+    recompute_statistics: int = setting(0, "before the test, recompute normalizations on up to N training "
+                                        "pairs", low=0, high=2000, only=NORMALIZED, runtime=True)
     threads: int = setting(0, "0: one per core; results do not depend on it", low=0, high=256, runtime=True)
     quiet: bool = setting(False, "print only errors", runtime=True)
     n_classes: int = 10            # no flag: of the data, 2 to 62
@@ -1487,9 +1488,9 @@ def write_file(path, content):
         if content is not None or Path(path).is_dir():
             temporary.replace(path)
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}. Choose a writable folder with free space") from None
+        raise InputError(f"cannot write {path}: {error.strerror}. Name a file in a writable folder with room") from None
     finally:
-        if temporary.exists():
+        with contextlib.suppress(OSError):
             temporary.unlink()
 
 
@@ -1618,15 +1619,15 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
         write_file(out_json, text.encode())
     places = "".join(f" {flag_of(name)} {at}" for name, at in vars(config).items() if at and name.endswith("_dir"))
     again = f"; to test it again: python3 {sys.argv[0]} --load "
-    written = (path for path in outputs if Path(path).exists())         # a network that is not trained has no weights
+    written = (path for path in outputs if Path(path).exists())         # without an epoch there is no checkpoint
     return result, [f"wrote {path}" + f"{again}{path}{places}" * (path != out_json) for path in written]
 
 
 def check_classes(state, config, data):
     """Raise InputError unless the network of a file has the layers of a Config and the classes of the data"""
-    names, source = state["history"].get("names"), data_name(state["history"]["source"])
+    file, names, source = state["loaded"]["file"], state["history"].get("names"), data_name(state["history"]["source"])
     if not fits(state, config) or names and data.get("names", names) != names:
-        raise InputError(f"{state['loaded']['file']}: has other layers or classes. Give its model and data ({source})")
+        raise InputError(f"{file}: has other layers or classes. Give its settings and data ({source})")
 
 
 def resume(path, config, data):

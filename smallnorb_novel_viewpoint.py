@@ -87,8 +87,9 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 with contextlib.suppress(AttributeError, OSError, TypeError):
-    # One heap for all threads, which keeps freed memory (glibc): without, a step takes 1.1 to 1.35 times as long
-    for option, value in (-8, 1), (-3, 1 << 30), (-1, (1 << 31) - 1):
+    # One heap for all threads, which keeps freed memory (glibc): without, a step takes 1.1 to 1.35 times as long.
+    # Before 2.35 the highest limit is 32 MB
+    for option, value in (-8, 1), (-3, 1 << 25), (-3, 1 << 30), (-1, (1 << 31) - 1):
         ctypes.CDLL(None).mallopt(option, value)
 
 EXPERIMENT = "smallnorb_novel_viewpoint"
@@ -129,14 +130,14 @@ TRAINED, WITH_TOYS = {"model": tuple(PRESETS)[:-1]}, {"data": ("toys", "smallnor
 WITH_SHAPES, WITH_AZIMUTHS = {"data": ("shapes",)}, {"split": ("azimuth", "instance")}
 
 
-NORMALIZED = {"model": ("matrix-capsnet", "matrix-head", "capsnet", "capsnet-shared", "cnn-bn", "cnn-gap")}
+NORMALIZED = {"model": (*CAPSULES, "cnn-bn", "cnn-gap")}
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     """All settings of a run. Names, defaults and help texts of the command-line flags come from here."""
     data: str = setting("toys", "toys: rendered here; smallnorb: its own files; shapes: five sets of points "
-                        "(defaults: 10 epochs, lr 0.002, azimuths 0:150, 200:330)",
+                        "(defaults: 10 epochs, lr 0.002, preset wide, azimuths 0:150, 200:330)",
                         choices=("toys", "smallnorb", "shapes"), test=True)
     toy_seed: int = setting(0, "of the toys, independent of --seed", low=0, high=2 ** 32 - 1, only={"data": ("toys",)},
                             test=True)
@@ -144,8 +145,9 @@ class Config:
     split: str = setting("azimuth", "what is novel: azimuths of other toys; their elevations (45 to 70 degrees, "
                          "training 30 to 40); or toys, as in smallNORB's own test, with training toys as familiar ones",
                          choices=("azimuth", "elevation", "instance"))
-    train_azimuths: str = setting(None, "degrees, ends included; 300:400 wraps around", only=WITH_AZIMUTHS)
-    test_azimuths: str = setting(None, "range of novel azimuths", only=WITH_AZIMUTHS)
+    train_azimuths: str = setting(None, "degrees, ends included; 300:400 wraps around; of split instance 0:340",
+                                  only=WITH_AZIMUTHS)
+    test_azimuths: str = setting(None, "range of novel azimuths; of split instance 0:340", only=WITH_AZIMUTHS)
     n_train_views: int = setting(6, "training azimuths, equally spaced", low=1, high=360, only=WITH_SHAPES)
     n_test_views: int = setting(6, "novel azimuths, equally spaced", low=1, high=360,
                                 only=WITH_SHAPES | {"split": ("azimuth",)})
@@ -155,27 +157,28 @@ class Config:
     n_test: int = setting(2000, "images in each test set, rounded up to whole views; 0: all", low=0, high=24300,
                           only=WITH_TOYS, test=True)
     model: str = setting("matrix-capsnet", "network", choices=tuple(PRESETS))
-    preset: str = setting(None, "A, B, C, D of matrix-capsnet: 32, 4, 8, 8; wide: 64, 4, 4, 4, other networks twice as "
-                          "wide; paper: matrix-capsnet and cnn as the paper's", choices=("small", "wide", "paper"))
+    preset: str = setting(None, "A, B, C, D of matrix-capsnet: 32, 4, 8, 8; wide: 64, 4, 4, 4, backbones twice "
+                          "as wide; paper: matrix-capsnet, cnn and cnn-bn of the paper's sizes",
+                          choices=("small", "wide", "paper"))
     width: int = setting(0, "capsule types, or channels of a CNN; 0: as many parameters as matrix-capsnet (cnn, "
-                         "cnn-bn) or capsnet-shared (others)", low=0, high=4096,
+                         "cnn-bn; of preset paper 32) or capsnet-shared (others)", low=0, high=4096,
                          only={"model": (*PAPER_CNNS, "cnn-gap", "capsnet", "matrix-head")})
     routing_iters: int = setting(None, "routing iterations; 1: uniform assignment, no routing", low=1, high=50,
                                  only={"model": CAPSULES}, test=True, alias="--em-iters")
     coordinates: bool = setting(None, "coordinate addition; in cnn-gap, coordinates as channels",
                                 only={"model": (*MATRIX_MODELS, "capsnet-shared", "cnn-gap")})
-    dropout: float = setting(None, "fraction of hidden units set to 0 in a step", low=0, high=0.99,
-                             only={"model": PAPER_CNNS})
+    dropout: float = setting(None, "fraction of hidden units set to 0 in a step; in the paper's CNN 0.5", low=0,
+                             high=0.99, only={"model": PAPER_CNNS})
     loss: str = setting(None, "margin: the 2017 paper's; spread: the 2018 paper's, margin 0.2 to 0.9; cross-entropy: "
                         "of the class activations", choices=("cross-entropy", "margin", "spread"))
     seed: int = setting(0, "of all random numbers; the same seed, the same bits", low=0, high=2 ** 32 - 1, test=True)
     n_epochs: int = setting(None, "training epochs", low=1, high=100_000, only=TRAINED)
-    batch_size: int = setting(32, "images per step", low=1, high=4096)
-    lr: float = setting(None, "learning rate of Adam", low=1e-9, high=1e6)
-    lr_schedule: str = setting("cosine", "cosine: decay to 0", choices=("cosine", "constant"))
-    warmup: int = setting(0, "steps of linear warm-up", low=0, high=100_000)
-    recompute_statistics: int = setting(0, "before the test, recompute normalizations on N training samples", low=0,
-                                        high=2000, only=NORMALIZED, runtime=True)
+    batch_size: int = setting(32, "images per step", low=1, high=4096, only=TRAINED)
+    lr: float = setting(None, "learning rate of Adam", low=1e-9, high=1e6, only=TRAINED)
+    lr_schedule: str = setting("cosine", "cosine: decay to 0", choices=("cosine", "constant"), only=TRAINED)
+    warmup: int = setting(0, "steps of linear warm-up", low=0, high=100_000, only=TRAINED)
+    recompute_statistics: int = setting(0, "before the test, recompute normalizations on up to N training "
+                                        "samples", low=0, high=2000, only=NORMALIZED, runtime=True)
     threads: int = setting(0, "0: one per core; results do not depend on it", low=0, high=256, runtime=True)
     quiet: bool = setting(False, "print only errors", runtime=True)
 
@@ -477,8 +480,9 @@ def epoch_samples(data, epoch, config):
 
 
 def to_batch(samples, rows, dtype=np.float32):
-    """Return the given rows of samples as one batch of floating-point type dtype: a dict of images (N, 32, 32, C),
-    standardized and cropped, labels (N,) and, in training, margin (N,) and dropout_mask (N, hidden units)"""
+    """Return the given rows of samples as one batch of floating-point type dtype, a dict of images (N, 32, 32, C),
+    those of toys and smallNORB standardized and cropped, labels (N,) and, in training, margin (N,) and dropout_mask (N,
+    hidden units)"""
     batch = {name: a[rows] if name == "labels" else a[rows].astype(dtype, copy=False) for name, a in samples.items()
              if name in ("labels", "margin", "dropout_mask")}
     images, jitter = samples["images"], samples["jitter"][rows] if "jitter" in samples else None
@@ -1773,7 +1777,7 @@ def load_norb(norb_dir):
     azimuths (degrees), lightings, all (N,) int64. Of .mat and .mat.gz, .mat is read."""
     data = {"train": {}, "test": {}}
     for split, arrays in data.items():
-        paths = {kind: Path(norb_dir).expanduser() / NORB_FILES[split, kind] for kind in ("cat", "info", "dat")}
+        paths = {kind: Path(os.path.expanduser(norb_dir)) / NORB_FILES[split, kind] for kind in ("cat", "info", "dat")}
         read = {kind: read_norb_file(path if path.exists() else path.with_suffix(".mat.gz"), kind)
                 for kind, path in paths.items()}                       # the small files first
         columns = list(zip((read["cat"], *read["info"].T), NORB_CODES))
@@ -1842,7 +1846,7 @@ def shape_views(config, train, test):
     ranges: n_per_combo images of each training view, two images of each test view."""
     azimuths, elevations = train, (30, 70)
     if config.split == "elevation":
-        azimuths, elevations = parse_range(config.train_azimuths, "--train-azimuths"), train
+        azimuths, elevations = parse_range(OF_SHAPES["train_azimuths"], "--train-azimuths"), train
     familiar = np.linspace(*azimuths, config.n_train_views), np.linspace(*elevations, config.n_elev)
     novel = (np.linspace(*test, config.n_test_views), familiar[1]) if config.split == "azimuth" else (
         familiar[0], np.linspace(*test, config.n_elev))
@@ -1872,7 +1876,7 @@ def toy_views(elevations, azimuths):
 
 def toy_path(category, instance, toy_seed):
     """Return the path of the cache file of one toy."""
-    return Path(TOYS_CACHE.format(toy_seed)).expanduser() / f"{NORB_NAMES[category]}-{instance}.npz"
+    return Path(os.path.expanduser(TOYS_CACHE.format(toy_seed))) / f"{NORB_NAMES[category]}-{instance}.npz"
 
 
 def read_toy(path):
@@ -2297,9 +2301,9 @@ def cast_rays(toy, azimuth, elevation, side):
             faces = np.broadcast_to(face, z.shape)[rows, columns]
             point[2] = {BOX: 0 * t, CYLINDER: 0 * t, CONE: (1 - point[2]) / 4}[kind]     # gradient of the curved face
             point = [np.where(faces < 0, point[k], np.where(faces == k, np.sign(d[k]), 0)) for k in range(3)]
-        normal = [to_part[0, k] * point[0] + to_part[1, k] * point[1] + to_part[2, k] * point[2] for k in range(3)]
+        normal = small_matmul(to_part.T, np.stack(point))
         length = np.sqrt(normal[0] * normal[0] + normal[1] * normal[1] + normal[2] * normal[2])
-        normals[(slice(None), *window)][:, rows, columns] = np.stack(normal) / length
+        normals[(slice(None), *window)][:, rows, columns] = normal / length
     return depth > -FAR, normals
 
 
@@ -2322,7 +2326,7 @@ def shade(hit, normals, elevation):
 
 
 def draw_view(toy, elevation, azimuth, side):
-    """Return the six lightings of one view from both cameras, (6, 2, side, side) uint8: left, right."""
+    """Return the six lightings of one view from both cameras, (6, 2, side, side) uint8."""
     return np.stack([shade(*cast_rays(toy, azimuth + camera, elevation, side), elevation)
                      for camera in (-STEREO / 2, STEREO / 2)], 1)
 
@@ -2382,9 +2386,9 @@ def write_file(path, content):
         if content is not None or Path(path).is_dir():
             temporary.replace(path)
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}. Choose a writable folder with free space") from None
+        raise InputError(f"cannot write {path}: {error.strerror}. Name a file in a writable folder with room") from None
     finally:
-        if temporary.exists():
+        with contextlib.suppress(OSError):
             temporary.unlink()
 
 
@@ -2516,15 +2520,15 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
         write_file(out_json, text.encode())
     places = "".join(f" {flag_of(name)} {at}" for name, at in vars(config).items() if at and name.endswith("_dir"))
     again = f"; to test it again: python3 {sys.argv[0]} --load "
-    written = (path for path in outputs if Path(path).exists())         # a network that is not trained has no weights
+    written = (path for path in outputs if Path(path).exists())         # without an epoch there is no checkpoint
     return result, [f"wrote {path}" + f"{again}{path}{places}" * (path != out_json) for path in written]
 
 
 def check_classes(state, config, data):
     """Raise InputError unless the network of a file has the layers of a Config and the classes of the data"""
-    names, source = state["history"].get("names"), data_name(state["history"]["source"])
+    file, names, source = state["loaded"]["file"], state["history"].get("names"), data_name(state["history"]["source"])
     if not fits(state, config) or names and data.get("names", names) != names:
-        raise InputError(f"{state['loaded']['file']}: has other layers or classes. Give its model and data ({source})")
+        raise InputError(f"{file}: has other layers or classes. Give its settings and data ({source})")
 
 
 def resume(path, config, data):

@@ -40,7 +40,7 @@ def write_atomically(path, write, keep=True):
         finally:
             Path(temporary).unlink(missing_ok=True)
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}. Choose a writable folder with free space"
+        raise InputError(f"cannot write {path}: {error.strerror or error}. Name a file in a writable folder with room"
                          ) from None
 
 

@@ -73,7 +73,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
     with monkeypatch.context() as patch:
         patch.setattr(mc.os, "replace", full)
-        with pytest.raises(mc.InputError, match="cannot write .*result: No space left on device. Choose a writable"):
+        with pytest.raises(mc.InputError, match="cannot write .*result: No space left on device. Name a file"):
             mc.write_file(path, b"new")
     mc.write_file(path, None)
     mc.write_file(tmp_path / "a" / "b", None)
