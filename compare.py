@@ -24,7 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
 import lab
 from lab import running
-from lab.files import check_writable, write_json
+from lab.files import check_writable, home_path, write_json
 from lab.messages import InputError, Parser, Progress, counted, flag_name, n_cores, run_cli
 from lab.statistics import compare, comparison_table
 
@@ -32,7 +32,7 @@ FOLDER = Path("runs", "compare")   # below the current folder
 METRICS = "accuracy", "exact_match", "at_least_one"    # how the keys of proportions end
 VIEWS = "familiar", "novel", "drop"                    # other keys of proportions
 OURS = {                           # flags of a script that this program sets, and what to give instead
-    "--seed": "--first-seed", "--checkpoint": "", "--out-weights": ""}
+    "--seed": "--first-seed or, with --load, none", "--checkpoint": "", "--out-weights": ""}
 
 
 def split_flags(words):
@@ -56,7 +56,8 @@ def split_flags(words):
 def settings_of(experiment):
     """Return the metadata of an experiment's settings, {flag: dict}"""
     fields = importlib.import_module(experiment).Config.__dataclass_fields__.values()
-    return {flag_name(f.name): f.metadata for f in fields if "help" in f.metadata}
+    return {flag: f.metadata for f in fields if "help" in f.metadata
+            for flag in (flag_name(f.name), *f.metadata.get("alias", "").split())}
 
 
 def flags_for(model, flags, settings):
@@ -68,9 +69,13 @@ def flags_for(model, flags, settings):
 
 
 def digest_of(experiment, words):
-    """Return what names a run: a digest of its script and its flags, without those that do not change its numbers"""
+    """Return what names a run: a digest of its script, of its flags, without those that do not change its numbers, and
+    of the files that these name, by their sizes and times"""
     script = (lab.ROOT / f"{experiment}.py").read_bytes()
-    return hashlib.sha256(script + json.dumps(words).encode()).hexdigest()[:10]
+    places = [home_path(word.split("=")[-1]) for word in words if word]
+    files = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for place in places if place.exists()
+             for path in ([place] if place.is_file() else sorted(place.glob("*"))) if path.is_file()]
+    return hashlib.sha256(script + json.dumps([words, files]).encode()).hexdigest()[:10]
 
 
 def job(name, experiment, place, words, threads, file=""):
@@ -120,7 +125,8 @@ def loading_jobs(experiment, files, flags, threads):
 def names_of(results):
     """Return {file: (name, seed)} of loaded networks: their models, if files of one model differ in the seed only, else
     the files' names"""
-    kinds = {json.dumps(result["config"] | {"seed": 0}, sort_keys=True) for result in results.values()}
+    kinds = {json.dumps([result["config"] | {"seed": 0}, result["trained_on"]], sort_keys=True)
+             for result in results.values()}
     named = {file: (result["config"]["model"], result["loaded"]["trained_seed"]) for file, result in results.items()}
     if len(kinds) == len({model for model, _ in named.values()}) and len(set(named.values())) == len(named):
         return named
@@ -178,12 +184,16 @@ def main():
                  f"all of {counted(len(jobs), 'run')} are in {FOLDER / experiment}")
     running.run(list(jobs.values()), args.jobs, progress.say)
     results = {key: running.read_result(job.path, experiment) for key, job in jobs.items()}
+    name = importlib.import_module(experiment).data_name
+    data = list(dict.fromkeys(name(result["source"], result["trained_on"]) for result in results.values()))
+    if len({result["source"] for result in results.values()}) > 1:
+        raise InputError(f"these runs are of different data: {'; '.join(data)}. Say which, by a flag of the script")
     names = names_of(results) if args.load else {key: key for key in results}
     summary = compare([(*names[key], values_of(result)) for key, result in results.items()], signed=("drop",))
-    progress.say(f"\n{comparison_table(summary)}")
+    progress.say(f"\nTest samples of {', '.join(data)}\n{comparison_table(summary)}")
     if args.out_json:
         write_json(args.out_json, {"experiment": experiment, "flags": [word for flag in flags for word in flag],
-                                   **summary, "runs": [str(job.path) for job in jobs.values()]})
+                                   "data": data, **summary, "runs": [str(job.path) for job in jobs.values()]})
         progress.say(f"wrote {args.out_json}")
 
 

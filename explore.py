@@ -138,6 +138,8 @@ class Guide:
         try:                                                   # MNIST if it is on this machine: never download it
             self.source = "MNIST"
             mnist = multi.load_data(multi.Config(digits="mnist"), download=False)
+            if mnist["source"] != "mnist":
+                raise multi.InputError("$MNIST_DIR has other images")
             self.images, self.labels = (a[:N_DIGITS] for a in mnist["test"])
         except multi.InputError:
             self.source, (self.images, self.labels) = "shipped", shipped_digits()

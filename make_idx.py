@@ -59,6 +59,7 @@ PARTS = {"train": "train", "training": "train", "test": "test", "testing": "test
          "valid": "val", "validation": "val"}                           # what names of folders and files say
 LABELS = {"y", "label", "labels", "target", "targets", "class", "classes"}              # names of columns and arrays
 IMAGES = {"x", "image", "images", "img", "imgs", "data", "pixels", "digits"}
+ARRAYS = re.compile(r"\.(csv|csv\.gz|npy|npz)$", re.IGNORECASE)
 IDX_NAME = re.compile(r"(.*?)[-._]?(train|t10k|test)[-._](images|labels)[-.]idx\d[-.](?:ubyte|int)(?:\.gz)?")
 IDX_TYPES = {8: np.uint8, 9: np.int8, 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 EMNIST = {26: string.ascii_uppercase, 47: string.digits + string.ascii_uppercase + "abdefghnqrt",
@@ -121,7 +122,7 @@ def read_folder(folder, progress):
         yield from read_idx_files(folder, "")
         return
     folders = [path for path in inside if path.is_dir()]
-    files = [path for path in inside if re.search(r"\.(csv|csv\.gz|npy|npz)$", path.name.lower())]
+    files = [path for path in inside if ARRAYS.search(path.name)]
     if files and not folders:
         yield from read_files(files)
         return
@@ -145,10 +146,11 @@ def innermost(folder):
             raise InputError(f"{folder}: holds several data sets. Give one of them, such as {raw[0]}")
         if raw:
             return raw[0]
-        is_only = len(inside) == 1 and inside[0].is_dir()
-        if not is_only or any(path.suffix.lower() in ENDINGS for path in visible(inside[0])):
+        folders = [path for path in inside if path.is_dir()]
+        has_data = any(IDX_NAME.fullmatch(path.name) or ARRAYS.search(path.name) for path in inside)
+        if has_data or len(folders) != 1 or any(path.suffix.lower() in ENDINGS for path in visible(folders[0])):
             return folder
-        folder = inside[0]
+        folder = folders[0]
 
 
 def read_classes(folder, part, root, progress):
@@ -237,10 +239,13 @@ def read_files(paths):
             fault = "is no CSV, .npy or .npz file" if path.is_file() else "no such file or folder"
             raise InputError(f"{path}: {fault}. Give one, or a folder of pictures; unpack an archive first")
         for key, array in arrays_of(path).items():
-            name = part_of(f"{path.stem} {key}"), kind_of(key) or kind_of(path.stem)
+            name = part_of(key) or part_of(path.stem), kind_of(key) or kind_of(path.stem)
             if name in arrays and name[1]:
                 raise InputError(f"{path}: has several arrays of {' '.join(name).strip()}. Leave one out")
             arrays[name] = path, array
+    if arrays and not any(kind for _, kind in arrays):
+        raise InputError(f"{paths[0]}: no name says what its arrays hold. Name them images and labels, or x_train, "
+                         "y_train, x_test and y_test")
     for part in sorted({part for part, kind in arrays if kind}):
         if not {(part, "images"), (part, "labels")} <= arrays.keys():
             raise InputError(f"{paths[0]}: lacks the {part} images or labels. Name the arrays images and labels, or "
@@ -253,7 +258,7 @@ def arrays_of(path):
     """Return the arrays of a .npy or .npz file by their names, that of .npy by "". Raise InputError for others"""
     try:
         content = np.load(path, allow_pickle=False)
-        return {"": content} if path.suffix.lower() == ".npy" else {key: content[key] for key in content.files}
+        return {key: content[key] for key in content.files} if hasattr(content, "files") else {"": content}
     except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
         fault = getattr(error, "strerror", None) or "not a file of arrays of numbers"
         raise InputError(f"{path}: {fault}. Save it again with np.savez") from None
@@ -404,16 +409,18 @@ def main():
     if args.seed < 0:
         raise InputError(f"--seed {args.seed}: must be at least 0")
     check_out(args.out)
-    progress, chunks, files = Progress(), [], []
+    progress, chunks, files, idx_files = Progress(), [], [], set()
     for source in args.sources:
         match = IDX_NAME.fullmatch(source.name)
         if source.is_dir():
             found = list(read_folder(source, progress))
             chunks += [each._replace(part=each.part or part_of(source.name)) for each in found]
         elif match or not source.suffix and any(source.parent.glob(source.name + "*ubyte*")):
-            chunks += read_idx_files(source.parent, match[1] if match else source.name)
+            idx_files.add((source.parent, match[1] if match else source.name))
         else:
             files.append(source)
+    for folder, prefix in sorted(idx_files):
+        chunks += read_idx_files(folder, prefix)
     chunks += read_files(files)
     try:
         if not chunks:

@@ -233,6 +233,8 @@ def main():
     parser.add_argument("--out", metavar="FILE", help="write the table as CSV")
     parser.add_argument("--capsules", metavar="FILE", help="write scores and capsules as .npz")
     args = parser.parse_args()
+    if "-" in (args.out, args.capsules):
+        raise InputError("--out and --capsules write files, and the table is printed without --out. Give a file's name")
     check_writable(args.out, args.capsules)
     network, progress = load(args.weights, args.labels), Progress()
     found, table, notes = [], [], collections.Counter()

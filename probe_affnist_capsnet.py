@@ -299,6 +299,7 @@ def main():
     affnist.add_settings(parser)
     args = parser.parse_args()
     loaded, config = networks.load_for_evaluation(affnist, args.load, args)
+    affnist.check_useful(affnist.given_settings(args), [config])
     if config.task != "affnist" or max_shift(config) is None:
         raise InputError(f"--load {args.load}: trained with --task {config.task} --train-shift {config.train_shift}; "
                          "the probes need a network trained with --task affnist and a --train-shift in pixels")
@@ -308,7 +309,7 @@ def main():
     network = networks.make(affnist, args.load, loaded, config, affnist.load_data(config))
     with affnist.worker_threads(config) as workers:
         results = run_probes(network.params, network.data, config, workers)
-    say, source = Progress(config.quiet).say, network.data["source"]
+    say, source = Progress(config.quiet or args.out_json == "-").say, network.data["source"]
     say(f"{config.model}, {data_name(source, loaded.source)}")
     for probe, result in results.items():
         for key, value in result.items():

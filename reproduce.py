@@ -400,7 +400,7 @@ def main():
             continue
         if args.quick:
             measures = claim.quick or claims.comparisons(claim)[:1]
-            cost = sum(minutes(result, published) for result in needed(measures, seeds[:1]).values())
+            cost = sum(minutes(result, published) for result in needed(measures, seeds).values())
             if not claim.quick and cost > QUICK_MINUTES:
                 say(f"  no quick check: {duration(cost)} of one core. Published seeds: "
                     f"{seeds_shown(claim, published)}")

@@ -510,7 +510,7 @@ def draw_image(args):
     except InputError as error:
         raise InputError(f"--image {args.image}: {error}") from None
     outdir, name = args.outdir or Path(), f"{Path(args.image).stem}_digits"
-    say = Progress(hasattr(args, "quiet")).say
+    say = Progress(getattr(args, "quiet", False)).say
     make_outdir(outdir, [name])
     fig = draw_picture(network, gray, ink, say)
     if not figures.has_digits(capsnet, network.history):

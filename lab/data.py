@@ -339,9 +339,10 @@ def write_files(out, files):
     make_folder(out)
     try:
         for name, content in files.items():
-            write_atomically(out / name, lambda file, content=content: file.write(content))
-    except BaseException:
+            write_atomically(out / f"{name}.new", lambda file, content=content: file.write(content))
+        for name in files:
+            (out / f"{name}.new").replace(out / name)
+    finally:
         for name in files:
             with contextlib.suppress(OSError):
-                (out / name).unlink(missing_ok=True)
-        raise
+                (out / f"{name}.new").unlink(missing_ok=True)

@@ -93,7 +93,7 @@ def draw(module, args, drawings, of_results, load, kind=Network):
     drawings: {name: Drawing}. of_results: {name: function of render.Results}. load(config, progress): the data. kind:
     of the networks, a subclass of Network.
     """
-    progress, outdir = Progress(hasattr(args, "quiet")), args.outdir or default_outdir(module, args.load)
+    progress, outdir = Progress(getattr(args, "quiet", False)), args.outdir or default_outdir(module, args.load)
     of_networks = args.load is not None or not args.results
     if not of_networks and (given := module.given_settings(args).keys() - {"quiet"}):
         raise InputError(f"{flag_name(min(given))} has no effect with --results. Leave it out")

@@ -94,7 +94,8 @@ def write_json(path, results):
 
 def write_csv(path, rows):
     """Write rows of texts and numbers, none of which has a comma, as CSV, atomically"""
-    write_atomically(path, lambda file: file.writelines((",".join(map(str, row)) + "\n").encode() for row in rows))
+    text = "".join(",".join(map(str, row)) + "\n" for row in rows)
+    write_atomically(path, lambda file: file.write(text.encode(errors="backslashreplace")))
 
 
 def machine():

@@ -93,26 +93,18 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{message}. See --help")
 
 
-def printers():
-    """Return the Progress of this module and those of the experiments that are imported: train prints with its own"""
-    modules = [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]
-    return {Progress, *(names["Progress"] for names in modules if "EXPERIMENT" in names and "Progress" in names)}
-
-
 def run_cli(main):
     """Call main(). What the user can correct becomes one line on stderr and exit code 2, without a traceback."""
     for stream in (stream for stream in (sys.stdout, sys.stderr) if hasattr(stream, "reconfigure")):
         stream.reconfigure(errors="backslashreplace")                   # for terminals that lack a letter
-    for printer in printers():
-        printer.program = True
+    Progress.program = True
     np.seterr(over="ignore", invalid="ignore", divide="ignore")         # a training checks its values, in words
     try:
         main()
-        dropped = [printer.dropped for printer in printers() if printer.dropped]
-        if dropped or sys.stdout is None:
-            raise dropped[0] if dropped and isinstance(dropped[0], OSError) else BrokenPipeError
+        if Progress.dropped or sys.stdout is None:
+            raise Progress.dropped if isinstance(Progress.dropped, OSError) else BrokenPipeError
     except MemoryError:
-        sys.exit(fail("out of memory. Lower --batch-size, --threads or the size of the network"))
+        sys.exit(fail("out of memory. Give less at once; of a training, lower --batch-size or --threads"))
     except KeyboardInterrupt:
         print("\nstopped. If --checkpoint was given, its file holds the last complete epoch", file=sys.stderr)
         sys.exit(130)

@@ -44,6 +44,7 @@ def load_for_evaluation(module, path, args):
     """Return load_network's result and the Config to evaluate it with: its own, with the flags in args, and with the
     data of its training unless these flags name others. Raise InputError for a flag that contradicts its training"""
     network, given = load_network(module, path), module.given_settings(args)
+    given |= {"model": " ".join(given["model"])} if "model" in given else {}
     if network.source in getattr(module, "DIGIT_NAMES", ()):
         given = {"digits": network.source} | given
     elif hasattr(network.config, "data_dir") and not (given.get("data_dir") or "digits" in given):
@@ -66,9 +67,10 @@ def chosen(module, args):
         raise InputError("--load: a file is given twice. Give each file once")
     names = [path.parent.name if path.name == "weights.npz" else path.stem for path in paths]
     loaded = [load_for_evaluation(module, path, args) for path in paths]
+    module.check_useful(module.given_settings(args), [config for _, config in loaded])
     models = [network.config.model for network, _ in loaded]
-    names = models if len(set(models)) == len(models) else names
-    return [(name, network, config) for name, (network, config) in zip(names, loaded)]
+    is_short = len(set(models)) == len(models)
+    return [(name, network, config) for name, (network, config) in zip(models if is_short else names, loaded)]
 
 
 def names_of(runs):

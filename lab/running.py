@@ -63,11 +63,12 @@ def run(jobs, n_at_once, say, folder=None):
             last = "stopped"
             for line in filter(str.strip, process.stdout):
                 last = line.strip()
-                if re.match(r"epoch \d|.*resuming at", last):
+                if re.match(r"epoch \d|!!|.*resuming at", last):
                     tell(job, last)
-            if process.wait():
-                checkpoint = checkpoint_of(job.path)
-                remedy = f". Delete {checkpoint} to begin this run anew" * (str(checkpoint) in last)
+            if code := process.wait():
+                last = last if code > 0 else f"was ended by signal {-code}, as when memory is short"
+                fault, checkpoint = last.removeprefix("error: "), str(checkpoint_of(job.path))
+                remedy = f". Delete {checkpoint} to begin this run anew" * fault.startswith(checkpoint)
                 raise InputError(f"{job.name}: {last}{remedy} (command: {command_line(*job.words)})")
         finally:
             done[job.name].set()

@@ -514,7 +514,8 @@ def pictures(results, folder, say=print):
                                               else asked(mark))
             values = results.samples(experiment, one, other, key)
             if not values:
-                raise InputError(f"{one} has no result, and the figure {name} needs it. Run it first")
+                lacking = " or ".join(filter(None, (one, other)))
+                raise InputError(f"{lacking} has no result, and the figure {name} needs it. Run it first")
             drawn_rows.append((label, [scale * value for value in values]))
         figures.write_figure(dot_plot(drawn_rows, axis_label, line, sides), folder / f"{name}.png", say)
 
@@ -550,6 +551,8 @@ def claims_picture(results):
                 factor = next((STYLES[style][0] for style in styles if style in STYLES), 1)
                 values = [factor * (-1) ** ("reversed" in styles) * number
                           for number in results.samples(experiment, first, other, key)]
+                if not values:
+                    raise InputError(f"{name} lacks results, and the figure of all claims needs them. Run it first")
                 mean, half = mean_and_interval(values)
                 low, high = (min(values), max(values)) if line == 0.5 else (mean - half, mean + half)
                 if line is None:                                        # accuracies, in percent
@@ -729,6 +732,8 @@ def main():
     parser.add_argument("--into", type=Path, metavar="DIR", help="write the documents there, and leave these alone")
     which.add_argument("--pictures", action="store_true", help="draw README's pictures and nothing else")
     args = parser.parse_args()
+    if args.check and args.into:
+        raise InputError("--check compares, and writes nothing. Leave --into out")
     if args.pictures:
         from lab import figures
         check_folder(args.results)

@@ -233,7 +233,7 @@ def test_what_a_probe_prints_and_keeps(digits, tmp_path, monkeypatch, call):
     ac.save(tmp_path / "w.npz", config, ac.train(config, digits), ("params", "state"))
     for name, value in (("ROTATIONS", (0.0, 30.0)), ("N_PROBED", 100), ("N_NOISY", 2)):
         monkeypatch.setattr(probe, name, value)
-    flags = "--load w.npz --digits synthetic --n-test 20 --threads 1".split()
+    flags = f"--load w.npz --model {config.model} --digits synthetic --n-test 20 --threads 1".split()
     code, out, err = call(ac, probe.main, *flags, "--out-json", "r.json")
     assert (code, err) == (0, "")
     found = json.loads((tmp_path / "r.json").read_text("utf-8"))

@@ -51,7 +51,7 @@ def test_the_table_has_means_intervals_and_paired_differences(compared):
     found = kept["differences"]["cnn - matrix-capsnet"]["novel"]
     assert found == pytest.approx([mean, mean - half, mean + half], abs=1e-4)
     table = out[out.index("\nnetwork  "):]
-    assert f"  {cnn.mean():.3f} [" in table
+    assert f"  {cnn.mean():.3f} [" in table and "\nTest samples of five shapes\n" in out
     assert "mean [95% t interval] over 2 seeds\n\nDifference in percentage points, paired by seed [95% CI]" in table
     assert f"  {100 * mean:+.1f} [{100 * (mean - half):+.1f}, " in table.split("cnn - matrix-capsnet")[1]
 

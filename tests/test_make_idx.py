@@ -60,23 +60,23 @@ def csv_pair(path):
 
 
 def save(path, **arrays):
-    np.savez(path / "d.npz", **arrays)
+    np.savez(path / "test.npz", **arrays)
 
 
 SPLIT = dict(x_train=TRAIN[0], y_train=TRAIN[1], x_test=TEST[0], y_test=TEST[1])
 FORMS = {                          # what writes TRAIN and TEST below a folder, and what is given to make_idx.py there
-    "torchvision": (torchvision, ["."]), "an idx file": (torchvision, ["MNIST/raw/t10k-labels-idx1-ubyte"]),
+    "torchvision": (torchvision, ["."]), "idx files": (torchvision, ["MNIST/raw/t10k-labels-idx1-ubyte"] * 2),
     "EMNIST": (lambda path: [write_idx(path / "e", (f"emnist-{name}-", "idx1-ubyte"), change=lambda images, labels: (
         images.swapaxes(1, 2), labels)) for name in ("digits", "mnist")], ["e/emnist-digits"]),
     "QMNIST": (lambda path: write_idx(path / "QMNIST/raw", ("qmnist-", "idx2-int"), 12, ">i4", lambda images, labels: (
         images, np.stack([labels, labels + 7], 1))), ["QMNIST"]),
-    "Keras": (lambda path: save(path, **SPLIT), ["d.npz"]), "a folder of it": (lambda path: save(path, **SPLIT), ["."]),
+    "Keras": (lambda path: save(path, **SPLIT), ["test.npz"]), "in a folder": (lambda path: save(path, **SPLIT), ["."]),
     "of other types": (lambda path: save(path, train_images=TRAIN[0] / 255, train_labels=np.eye(10)[TRAIN[1]],
-                       test_images=255 - TEST[0][..., None], test_labels=TEST[1][:, None], extra=[1]), ["d.npz"]),
+                       test_images=255 - TEST[0][..., None], test_labels=TEST[1][:, None], extra=[1]), ["test.npz"]),
     ".npy files": (arrays_in_files, ["."]), "some .npy files": (arrays_in_files, ["x_test.npy", "y_train.npy",
                                                                                "y_test.npy", "x_train.npy"]),
     "two CSV files": (csv_pair, ["mnist_test.csv", "mnist_train.csv"]), "their folder": (csv_pair, ["."]),
-    "split pictures": (lambda path: write_pictures(path / "a/b"), ["a"]),
+    "split pictures": (lambda path: [write_pictures(path / "a/b"), (path / "a/notes.txt").touch()], ["a"]),
     "given folders": (write_pictures, ["test", "train"]),
     "other names": (lambda path: write_pictures(path, parts={"training": TRAIN, "validation": TEST}), ["."])}
 
@@ -88,8 +88,7 @@ def as_set(part):
 def written(path="data"):
     """The training, validation included, and test images of a data set, as sets, and what the experiment reads"""
     data = mc.read_idx_folder(str(path))
-    train = [np.concatenate([data["train"][k], data["val"][k]]) for k in (0, 1)]
-    return as_set(train), as_set(data["test"]), data
+    return as_set(map(np.concatenate, zip(data["train"], data["val"]))), as_set(data["test"]), data
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -138,11 +137,14 @@ def test_mnist_stays_mnist(call, tmp_path, monkeypatch):
     monkeypatch.setattr(make_idx, "MNIST", digests)
     assert_refused(call(mc, lambda: make_idx.make(raw, TRAIN)), "raw: holds a data set")
     save(tmp_path, **SPLIT)
-    for source, same in (("MNIST", True), ("d.npz", True), ("swapped.npz", False)):
+    for source, same in (("MNIST", True), ("test.npz", True), ("swapped.npz", False)):
         np.savez(tmp_path / "swapped.npz", **SPLIT | {name: SPLIT[name][::-1] for name in ("x_test", "y_test")})
         assert call(mc, make_idx.main, source, f"of-{source}")[0] == 0
         found = {name: mc.read_idx(tmp_path / f"of-{source}" / name)[1] for name in digests}
         assert (found == digests) == same
+    with pytest.raises(TypeError):
+        data_sets.write_files(tmp_path / "of-MNIST", dict.fromkeys(digests, b"") | {"last": None})
+    assert {name: mc.read_idx(tmp_path / "of-MNIST" / name)[1] for name in digests} == digests      # none is replaced
 
 
 def test_classes_that_are_sorted_are_mixed(tmp_path, capsys):
@@ -268,6 +270,7 @@ def test_what_cannot_be_read_is_refused_in_one_line(call, tmp_path):
         (tmp_path / folder).mkdir(parents=True)
     np.savez(tmp_path / "twice.npz", images=IMAGES, x=IMAGES, y=LABELS)
     np.savez(tmp_path / "half.npz", x_train=IMAGES)
+    np.savez(tmp_path / "unnamed.npz", IMAGES, LABELS)
     np.save(tmp_path / "object.npy", np.array([None]))
     for name, text in (("x.zip", "x"), ("empty.csv", ""), ("odd.csv", "1,2,3\n2,3\n"),
                        ("none.csv", "p1,p2\n1,2\n"), ("word.csv", "1,2,3\n2,3,x\n"), ("small.csv", "1,2,3,4,5\n")):
@@ -282,7 +285,8 @@ def test_what_cannot_be_read_is_refused_in_one_line(call, tmp_path):
             ("twice.npz", "several arrays of images"), ("half.npz", "lacks the train images or labels. Name"),
             ("object.npy", "not a file of arrays of numbers"), ("empty.csv", "has no rows of columns"),
             ("odd.csv", "number of columns changed from 2 to 1"), ("none.csv", "neither the first nor the last column"),
-            ("word.csv", "could not convert string 'x'"), ("small.csv", "images are uint8 (1, 4). Give gray levels"),
+            ("unnamed.npz", "no name says what"), ("word.csv", "could not convert string 'x'"),
+            ("small.csv", "images are uint8 (1, 4). Give gray levels"),
             ("split --seed -1", "--seed -1: must be at least 0")):
         assert_refused(call(mc, make_idx.main, *sources.split(), "x"), words)
         assert not (tmp_path / "x").exists()
