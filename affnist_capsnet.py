@@ -163,16 +163,12 @@ class Config:
 
     def __post_init__(self):
         """Fill in what was not given: presets have the defaults of capsules, and here are those of other models"""
-        values, deep, cnn = dict(PRESETS[self.preset]), self.preset == "deep", self.model in CNNS
-        values["routing_iters"] = 3 if self.model == "capsnet" else 1
-        if self.model not in ROUTED and deep:
-            values["padding"] = 8
-        if cnn:
-            values |= {"loss": "cross-entropy", "recon_weight": 0.0, "dropout": 0.0 if deep else 0.5}
-        if cnn and (self.model == "cnn-dense" or self.preset == "small"):
-            values["conv1_channels"] = 16
-        if self.task == "mnist":
-            values |= {"train_shift": "2", "padding": 0}
+        deep, cnn = self.preset == "deep", self.model in CNNS
+        values = PRESETS[self.preset] | {"routing_iters": 3 if self.model == "capsnet" else 1}
+        values |= {"padding": 8} if deep and self.model not in ROUTED else {}
+        values |= {"loss": "cross-entropy", "recon_weight": 0.0, "dropout": 0.0 if deep else 0.5} if cnn else {}
+        values |= {"conv1_channels": 16} if cnn and (self.model == "cnn-dense" or self.preset == "small") else {}
+        values |= {"train_shift": "2", "padding": 0} if self.task == "mnist" else {}
         values["muon"] = min(2 * (self.lr or values["lr"]), 1.0) if (self.norm or values["norm"]) == "batch" else 0.0
         for name, value in values.items():
             if getattr(self, name) is None:
@@ -298,34 +294,34 @@ def evaluate(weights, chunks, config, workers):
       confusion           numbers of digits, a list (J, J): a row per class, a column per predicted class
       loss, recon_mse     means; the second per pixel, only with a decoder
       margin              mean margin loss; cross_entropy in its place where that is the loss"""
-    sums, correct, confusion = np.zeros(2), [], np.zeros((config.n_classes,) * 2, np.int64)
+    sums, pairs, J = np.zeros(2), [], config.n_classes
     for chunk in chunks:
         out = forward_shards(weights, chunk, config, workers)
-        predicted = out["scores"].argmax(1)
-        correct.append(predicted == chunk["labels"])
-        np.add.at(confusion, (chunk["labels"], predicted), 1)
+        pairs.append((chunk["labels"], out["scores"].argmax(1)))
         target = chunk["images"][:, None].astype(out["scores"].dtype) / 255
         name, loss, _ = classification_loss(out, chunk["labels"], config)
         recon = reconstruction_loss(out["recon"], target)[0] if "recon" in out else 0
         sums += np.array([loss, recon]) * len(target)
-    correct = np.concatenate(correct)
-    loss, recon = sums / len(correct)
+    labels, predicted = np.concatenate(pairs, 1)
+    correct, (loss, recon) = labels == predicted, sums / len(labels)
     metrics = {"n": len(correct), "hits": int(correct.sum()), "accuracy": correct.mean(), "correct": correct,
-               "confusion": confusion.tolist(), "loss": loss + config.recon_weight * recon, name: loss}
+               "confusion": np.bincount(labels * J + predicted, minlength=J * J).reshape(J, J).tolist(),
+               "loss": loss + config.recon_weight * recon, name: loss}
     return metrics | ({"recon_mse": recon / target[0].size} if "recon" in out else {})
 
 
 def validate(weights, data, config, workers):
     """Return evaluate's means over the validation digits, the same after every epoch, {"val_" + name: value}"""
     metrics = evaluate(weights, stream_digits(data, config, "val"), config, workers)
-    unused = "n", "hits", "correct", "confusion"
-    return {"val_" + name: value for name, value in metrics.items() if name not in unused}
+    return {"val_" + name: value for name, value in metrics.items() if isinstance(value, float)}
 
 
 def evaluate_test(weights, data, config, workers):
-    """Return {key: evaluate's metrics} of the task's test sets"""
+    """Return {key: evaluate's metrics} of the task's TEST_SETS. A network trained on digits at any position has no
+    separate test set of these; affNIST's own files need --affnist-dir."""
+    included = {"any_position": max_shift(config) is not None, "real": config.affnist_dir}
     return {key: evaluate(weights, stream_digits(data, config, kind), config, workers)
-            for key, kind, _ in test_sets(config)}
+            for key, kind, _ in TEST_SETS[config.task] if included.get(kind, True)}
 
 
 RUN_NAME = "{model}-{preset}-seed{seed}"
@@ -374,13 +370,6 @@ def max_shift(config):
     return None if config.train_shift == "full" else int(config.train_shift)
 
 
-def test_sets(config):
-    """Return the rows of TEST_SETS that apply to a Config. A network trained on digits at any position has no separate
-    test set of these; affNIST's own files need --affnist-dir."""
-    included = {"any_position": max_shift(config) is not None, "real": config.affnist_dir}
-    return [row for row in TEST_SETS[config.task] if included.get(row[1], True)]
-
-
 def translate_digits(images, side, max_shift, rng):
     """Return each 28x28 image on a canvas (n, side, side), translated at random from the center by up to max_shift
     whole px along each axis; None: to any position at which all ink is on the canvas"""
@@ -412,15 +401,15 @@ def transform_digits(images, matrices, rng, side):
     Return the canvases, (n, side, side) uint8, and centers, (n, 2): where the center (13.5, 13.5) of each image lies on
     its canvas, (row, column) in px. Ink that does not fit on the canvas, as MNIST's does, is centered and cut off."""
     mapped = np.einsum("nij,jyx->niyx", matrices, np.mgrid[:BOX, :BOX] - (BOX - 1) / 2)         # positions of pixels
-    low, high = (np.where(images[:, None] > 0, mapped, fill).reshape(len(images), 2, -1) for fill in (np.inf, -np.inf))
-    margin = np.abs(matrices).sum(2)           # interpolated ink reaches this far from its pixel, and there it is 0
-    low, high = np.minimum(low.min(2), 0) - margin + 1, np.maximum(high.max(2), 0) + margin - 1
+    # Interpolated ink reaches this far from its pixel, and there it is 0
+    margin, inverses = np.abs(matrices).sum(2), np.linalg.inv(matrices)
+    low = mapped.min((2, 3), where=images[:, None] > 0, initial=0) - margin + 1
+    high = mapped.max((2, 3), where=images[:, None] > 0, initial=0) + margin - 1
     room = side - 1 - (high - low)
-    fraction = rng.uniform(0, 1, (len(images), 2)) if rng else np.clip(
-        ((side - 1) / 2 + low) / np.maximum(room, 1e-9), 0, 1)
-    centers, inverses = np.where(room < 0, (side - 1 - low - high) / 2, fraction * room - low), np.linalg.inv(matrices)
-    return np.concatenate([resample_affine(*(a[start:start + 64] for a in (images, inverses, centers)), side)
-                           for start in range(0, len(images), 64)]), centers            # 64 digits fit in the CPU cache
+    fraction = rng.uniform(0, 1, (len(images), 2)) if rng else ((side - 1) / 2 + low) / np.maximum(room, 1e-9)
+    centers = np.where(room < 0, (side - 1 - low - high) / 2, np.clip(fraction, 0, 1) * room - low)
+    parts = [slice(start, start + 64) for start in range(0, len(images), 64)]           # which fit in the CPU cache
+    return np.concatenate([resample_affine(images[k], inverses[k], centers[k], side) for k in parts]), centers
 
 
 def resample_affine(images, inverses, centers, side):
@@ -429,15 +418,13 @@ def resample_affine(images, inverses, centers, side):
     images: (n, 28, 28) uint8. inverses: (n, 2, 2), inverses of the transformations' matrices. centers: (n, 2), where
     each image's center lies on its canvas, px. Canvas pixel p gets the value of the image at inverse @ (p - center),
     relative to the image's center; outside of the image the value is 0."""
-    n, pixel = len(images), np.arange(side)
-    offset = np.stack(np.broadcast_arrays(pixel[:, None] - centers[:, 0, None, None],
-                                          pixel - centers[:, 1, None, None]), 1)        # (n, 2, side, side)
-    source = np.einsum("nij,njyx->niyx", inverses, offset) + (BOX - 1) / 2 + 1          # in the padded image
+    offset = np.mgrid[:side, :side] - centers[..., None, None]                          # (n, 2, side, side)
+    source = np.einsum("nij,njyx->inyx", inverses, offset) + (BOX - 1) / 2 + 1          # in the padded image
     source = np.clip(source, 0, BOX + 1 - 1e-6)
-    corner = source.astype(np.int64)
-    (y, x), (dy, dx) = corner.transpose(1, 0, 2, 3), (source - corner).transpose(1, 0, 2, 3)
+    y, x = corner = source.astype(np.int64)                                             # (2, n, side, side)
+    dy, dx = source - corner
     padded = np.pad(images.astype(float), ((0, 0), (1, 1), (1, 1)))
-    flat = (np.arange(n)[:, None, None] * (BOX + 2) + y) * (BOX + 2) + x
+    flat = (np.arange(len(images))[:, None, None] * (BOX + 2) + y) * (BOX + 2) + x
     neighbors = ((row + column, weight_y * weight_x) for row, weight_y in ((0, 1 - dy), (BOX + 2, dy))
                  for column, weight_x in ((0, 1 - dx), (1, dx)))
     return np.rint(sum(weight * np.take(padded, flat + step) for step, weight in neighbors)).astype(np.uint8)
@@ -472,34 +459,30 @@ def stream_digits(data, config, kind, factors=None):
         yield {"images": canvases, "labels": labels[rows].astype(np.int64)}
 
 
-def select_training_digits(data, config):
-    """Return images and labels of the training digits: all, or --n-per-class of each class, drawn by the seed"""
-    images, labels = data["train"]
-    if not config.n_per_class:
-        return images, labels
+def training_rows(data, config):
+    """Return the indices of the training digits in order: all, or --n-per-class of each class, drawn by the seed"""
+    labels = data["train"][1]
     order = rng_for(config.seed, DATA, 1).permutation(len(labels))
-    chosen = [order[labels[order] == label][:config.n_per_class] for label in range(config.n_classes)]
-    if any(len(rows) < config.n_per_class for rows in chosen):
+    chosen = [order[labels[order] == label][:config.n_per_class or None] for label in range(config.n_classes)]
+    if min(map(len, chosen)) < config.n_per_class:
         raise InputError(f"--n-per-class {config.n_per_class}: a class has fewer digits. Lower it")
-    rows = np.sort(np.concatenate(chosen))
-    return images[rows], labels[rows]
+    return np.sort(np.concatenate(chosen))
 
 
 def epoch_samples(data, epoch, config):
     """Yield the randomly translated training digits of one epoch in chunks of whole batches: images (n, side, side)
     uint8, labels (n,) int64 and, with dropout, dropout_mask (n, units) float32, each entry 0 or 1 / (1 - dropout).
     Every digit appears once before any digit appears again."""
-    images, labels = select_training_digits(data, config)
+    (images, labels), known = data["train"], training_rows(data, config)
     size, rng = max(1, CHUNK // config.batch_size) * config.batch_size, rng_for(config.seed, BATCHES, epoch)
-    order = itertools.chain.from_iterable(map(rng.permutation, itertools.repeat(len(labels))))
+    order = itertools.chain.from_iterable(map(rng.permutation, itertools.repeat(known)))
     for k, start in enumerate(range(0, config.n_train, size)):
         rows = np.fromiter(itertools.islice(order, min(size, config.n_train - start)), np.int64)
         rng = rng_for(config.seed, BATCHES, epoch, k)
         samples = {"images": translate_digits(images[rows], SIDES[config.task], max_shift(config), rng),
                    "labels": labels[rows].astype(np.int64)}
         if config.dropout:
-            *_, (units, _), _ = param_shapes(config).values()                           # inputs of the last layer
-            kept = rng.random((len(rows), units), np.float32) >= config.dropout
+            kept = rng.random((len(rows), hidden_units(config)[-1]), np.float32) >= config.dropout
             samples["dropout_mask"] = kept / np.float32(1 - config.dropout)
         yield samples
 
@@ -556,22 +539,23 @@ SQUASH = squash_forward, squash_backward
 
 def votes_forward(u, W):
     """Compute the votes u_hat_j|i = W_ij u_i of all input capsules for all output capsules (Sabour et al. 2017, Eq. 2).
-    u: input capsules, (N, I, E). W: transformation matrices, (I, E, J, D); W_ij is stored transposed, as (E, D), so
-    that each i is one row-major GEMM (N, E) @ (E, J*D). Return u_hat, (N, J, I, D), and a cache for votes_backward."""
-    (N, I, E), (_, _, J, D) = u.shape, W.shape
-    u_hat = np.empty((N, I, J * D), u.dtype)
-    np.matmul(u.transpose(1, 0, 2), W.reshape(I, E, J * D), out=u_hat.transpose(1, 0, 2))
+    u: input capsules, (N, I, E). W: transformation matrices, (B, E, J, D): one per capsule, B = I, or one for each of
+    B types, with I ordered (position, type). W_ij is stored transposed, as (E, D), so that each type is one row-major
+    GEMM (N*I/B, E) @ (E, J*D). Return u_hat, (N, J, I, D), and a cache for votes_backward."""
+    (N, I, E), (B, _, J, D) = u.shape, W.shape
+    u_hat = np.empty((N * I // B, B, J * D), u.dtype)
+    np.matmul(u.reshape(-1, B, E).transpose(1, 0, 2), W.reshape(B, E, J * D), out=u_hat.transpose(1, 0, 2))
     return u_hat.reshape(N, I, J, D).transpose(0, 2, 1, 3), (u, W)
 
 
 def votes_backward(du_hat, cache):
-    """Return du (N, I, E) and dW (I, E, J, D) from du_hat (N, J, I, D)."""
+    """Return du (N, I, E) and dW (B, E, J, D) from du_hat (N, J, I, D)."""
     u, W = cache
-    (N, I, E), (_, _, J, D) = u.shape, W.shape
-    by_i = du_hat.transpose(0, 2, 1, 3).reshape(N, I, J * D).transpose(1, 0, 2)         # (I, N, J*D)
+    B, E, J, D = W.shape
+    by_type = du_hat.transpose(0, 2, 1, 3).reshape(-1, B, J * D).transpose(1, 0, 2)     # (B, N*I/B, J*D)
     du = np.empty(u.shape, u.dtype)
-    np.matmul(by_i, W.reshape(I, E, J * D).transpose(0, 2, 1), out=du.transpose(1, 0, 2))
-    return du, np.matmul(u.transpose(1, 2, 0), by_i).reshape(W.shape)
+    np.matmul(by_type, W.reshape(B, E, J * D).transpose(0, 2, 1), out=du.reshape(-1, B, E).transpose(1, 0, 2))
+    return du, np.matmul(u.reshape(-1, B, E).transpose(1, 2, 0), by_type).reshape(W.shape)
 
 
 def softmax_forward(b):
@@ -598,12 +582,10 @@ def routing_forward(u_hat, n_iters, squash=SQUASH):
     iteration, c, v and the cache of the squash. c is (N, J, I), but (1, I) in the first iteration, where it is
     the same for all samples and output capsules."""
     N, J, I, D = u_hat.shape
-    steps, b, v = [], 0, None
+    c, b, v, steps = np.full((1, I), 1 / J, u_hat.dtype), 0, None, []
+    s = np.matmul(c, u_hat.transpose(0, 2, 1, 3).reshape(N, I, J * D)).reshape(N, J, D)
     for r in range(n_iters):
-        if r == 0:
-            c = np.full((1, I), 1 / J, u_hat.dtype)
-            s = np.matmul(c, u_hat.transpose(0, 2, 1, 3).reshape(N, I, J * D)).reshape(N, J, D)
-        else:
+        if r > 0:
             b = b + np.matmul(u_hat, v[..., None])[..., 0]                              # (N, J, I)
             c = softmax_forward(b)
             s = np.matmul(c[:, :, None, :], u_hat)[:, :, 0]                             # (N, J, D)
@@ -655,9 +637,8 @@ def margin_loss(lengths, present):
     lengths: |v_k|, (N, J). present: T_k, (N, J), 1 for the classes in the image, 0 for the others.
     Return the loss, a float, and dlengths, (N, J)."""
     short, long = np.maximum(M_PLUS - lengths, 0), np.maximum(lengths - M_MINUS, 0)
-    N = len(lengths)
-    loss = float((present * short ** 2 + DOWN_WEIGHT * (1 - present) * long ** 2).sum()) / N
-    return loss, (2 * DOWN_WEIGHT * (1 - present) * long - 2 * present * short) / N
+    loss = float((present * short ** 2 + DOWN_WEIGHT * (1 - present) * long ** 2).sum()) / len(lengths)
+    return loss, (2 * DOWN_WEIGHT * (1 - present) * long - 2 * present * short) / len(lengths)
 
 
 def add_coordinates_forward(u, centers):
@@ -677,25 +658,6 @@ def add_coordinates_backward(dout, cache):
     lengths_cache, positions = cache
     dlengths = np.einsum("nik,ik->ni", dout[..., -2:], positions)
     return dout[..., :-2] + lengths_backward(dlengths, lengths_cache)
-
-
-def shared_votes_forward(u, W):
-    """Compute votes with transformation matrices that are shared across positions: one per capsule type.
-
-    u: vector capsules, (N, I, E), with I ordered (position, type); W: (B, E, J, D) for B types. With one matrix per
-    capsule, as in Sabour et al. 2017, B is I. Return u_hat, (N, J, I, D), as a view, and a cache."""
-    (N, I, E), (B, _, J, D) = u.shape, W.shape
-    u_hat, cache = votes_forward(u.reshape(-1, B, E), W)
-    return u_hat.transpose(0, 2, 1, 3).reshape(N, I, J, D).transpose(0, 2, 1, 3), (cache, u.shape, B)
-
-
-def shared_votes_backward(du_hat, cache):
-    """Return the gradients du, (N, I, E), and dW, (B, E, J, D), from du_hat, (N, J, I, D)."""
-    votes_cache, shape, B = cache
-    _, J, _, D = du_hat.shape
-    by_position = du_hat.transpose(0, 2, 1, 3).reshape(-1, B, J, D).transpose(0, 2, 1, 3)
-    du, dW = votes_backward(by_position, votes_cache)
-    return du.reshape(shape), dW
 
 
 def uniform_routing_forward(u, W):
@@ -722,9 +684,8 @@ def uniform_routing_backward(ds, cache):
 def mask_forward(v, digits):
     """Set all capsules but one to zero, once per digit to reconstruct: the input of the decoder.
     v: (N, J, D). digits: the capsules that are kept, (N, R). Return (N*R, J*D) and a cache."""
-    _, J, D = v.shape
-    kept = np.eye(J, dtype=v.dtype)[digits][..., None]                                  # (N, R, J, 1)
-    return (v[:, None] * kept).reshape(-1, J * D), kept
+    kept = np.eye(v.shape[1], dtype=v.dtype)[digits][..., None]                         # (N, R, J, 1)
+    return (v[:, None] * kept).reshape(-1, v.shape[1] * v.shape[2]), kept
 
 
 def mask_backward(dmasked, kept):
@@ -736,8 +697,7 @@ def reconstruction_loss(recon, target):
     """Compute the squared error of the reconstructions, summed over pixels and digits and averaged over the batch.
     recon, target: (N, R, H, W). Return the loss, a float, and drecon, (N, R, H, W)."""
     error = recon - target
-    N = len(recon)
-    return float(np.vdot(error, error)) / N, error * (2 / N)
+    return float(np.vdot(error, error)) / len(recon), error * (2 / len(recon))
 
 
 def cross_entropy(scores, labels):
@@ -777,17 +737,16 @@ Conv = collections.namedtuple("Conv", "name K stride F pool", defaults=(False,))
 def convolutions(config):
     """Return the convolutions of a network. The last one of a capsule network is PrimaryCaps; in its place, networks of
     class vectors compute ten vectors per position"""
-    c, capsules = config.conv1_channels, TYPES[config.preset] * E
+    c, primary = config.conv1_channels, TYPES[config.preset] * E
+    primary = config.n_classes * D if config.model in VECTORS else primary
     if config.model == "cnn":                                          # in the paper 256, 256 and 128 channels
         return Conv("conv1", 5, 1, c), Conv("conv2", 5, 1, c), Conv("conv3", 5, 1, -(-c // 2))
     if config.model == "capsnet" and config.preset != "deep":
-        return Conv("conv1", 9, 1, c), Conv("primary", 9, 2, capsules)
+        return Conv("conv1", 9, 1, c), Conv("primary", 9, 2, primary)
     conv5 = matched_width(config) if config.model in POOLED_CNNS else 128
     convs = (Conv("conv1", 3, 1, c), Conv("conv2", 3, 1, c, pool=True), Conv("conv3", 3, 1, 64),
              Conv("conv4", 3, 1, 64, pool=True), Conv("conv5", 3, 1, conv5))
-    if config.model in CNNS:
-        return convs
-    return *convs, Conv("primary", 1, 1, config.n_classes * D if config.model in VECTORS else capsules)
+    return convs if config.model in CNNS else (*convs, Conv("primary", 1, 1, primary))
 
 
 def param_shapes(config):
@@ -842,10 +801,9 @@ def receptive_field_centers(config):
     its padding, (positions, 2), row by row"""
     inner = SIDES[config.task]
     side, offset, step = inner + 2 * config.padding, -config.padding, 1     # px: first center, distance of two centers
-    for conv in convolutions(config):
-        side, offset, step = (side - conv.K) // conv.stride + 1, offset + step * (conv.K - 1) / 2, step * conv.stride
-        if conv.pool:
-            side, offset, step = side // 2, offset + step / 2, step * 2
+    windows = (w for conv in convolutions(config) for w in [(conv.K, conv.stride)] + [(2, 2)] * conv.pool)
+    for K, stride in windows:
+        side, offset, step = (side - K) // stride + 1, offset + step * (K - 1) / 2, step * stride
     along = (offset + step * np.arange(side) - (inner - 1) / 2) / (inner / 2)
     return np.stack([np.tile(along, side), np.repeat(along, side)], 1)
 
@@ -935,8 +893,7 @@ def convolutions_forward(params, images, config, statistics):
         else:
             x += params[conv.name + "_b"]
         x, pool_cache = max_pool_forward(x) if conv.pool else (x, None)
-        if conv.name != "primary":
-            x = np.maximum(x, 0, out=x)
+        x = np.maximum(x, 0, out=x) if conv.name != "primary" else x
         caches.append((conv, conv_cache, norm_cache, pool_cache, x))
     return x.swapaxes(0, 1), caches                                                     # (N, side, side, C)
 
@@ -965,8 +922,7 @@ def convolutions_backward(dx, caches, grads, need_dx=False):
     respect to im2col_rows' output, (H-K+1, N, W, K), or None unless needed"""
     dx = dx.swapaxes(0, 1)                                                              # (H, N, W, C)
     for conv, conv_cache, norm_cache, pool_cache, y in reversed(caches):
-        if conv.name != "primary":
-            dx = dx * (y > 0)
+        dx = dx * (y > 0) if conv.name != "primary" else dx
         dx = max_pool_backward(dx, pool_cache) if conv.pool else dx
         if norm_cache:
             dx, grads[conv.name + "_norm_gamma"], grads[conv.name + "_norm_beta"] = norm_backward(dx, norm_cache)
@@ -997,7 +953,7 @@ def capsnet_head_forward(params, x, config, dropout_mask):
         s, votes_cache = uniform_routing_forward(inputs, W)
         v, routing_cache = last[0](s)                                                   # (N, J, D)
     else:
-        u_hat, votes_cache = shared_votes_forward(inputs, W)                                # (N, J, I, D)
+        u_hat, votes_cache = votes_forward(inputs, W)                                   # (N, J, I, D)
         v, routing_cache = routing_forward(u_hat, config.routing_iters, last)           # (N, J, D)
     lengths, lengths_cache = lengths_forward(v)                                         # (N, J)
     cache = x.shape, squash_cache, coordinates_cache, votes_cache, routing_cache, lengths_cache
@@ -1011,7 +967,7 @@ def capsnet_head_backward(dlengths, dv, cache, config, grads):
     if config.routing_iters == 1:
         du, dW = uniform_routing_backward(dlast(dv, routing_cache), votes_cache)
     else:
-        du, dW = shared_votes_backward(routing_backward(dv, routing_cache), votes_cache)
+        du, dW = votes_backward(routing_backward(dv, routing_cache), votes_cache)
     grads["W"] = dW[:, :E]
     if config.model == "capsnet-shared":
         grads["coordinate_W"] = dW[:, E:].sum(0)
@@ -1036,12 +992,11 @@ def vector_head_backward(dlengths, dv, cache, config, grads):
 def cnn_head_forward(params, x, config, dropout_mask):
     """Dense layers, with ReLUs between them and, in training, dropout before the last one."""
     y, features_cache = features_forward(x, config)
-    caches, n_layers = [], len(hidden_units(config)) + 1
+    caches, gate, n_layers = [], 1, len(hidden_units(config)) + 1
     for k in range(1, n_layers + 1):
-        gate = 1 if k == 1 else y > 0                                                   # the ReLU before this layer
-        gate = gate if dropout_mask is None or k < n_layers else gate * dropout_mask
         y, cache = linear_forward(y * gate, params[f"fc{k}_w"], params[f"fc{k}_b"])
         caches.append((k, gate, cache))
+        gate = (y > 0) * dropout_mask if dropout_mask is not None and k == n_layers - 1 else y > 0     # a ReLU
     return {"scores": y}, (features_cache, caches)
 
 
@@ -1257,10 +1212,8 @@ def conv2d_backward(dy, cache, need_dx=True):
     """Return dx, or None unless needed, and dw for dy (Ho, N, Wo, F)"""
     shape, cols, w, stride = cache
     (Kh, Kw, C, F), Ho = w.shape, len(dy)
-    rows, dw = w.reshape(Kh, Kw * C, F), np.empty(w.shape, w.dtype)
-    dy = np.ascontiguousarray(dy).reshape(-1, F)                                        # (Ho*N*Wo, F)
-    for ky in range(Kh):
-        np.matmul(im2col_band(cols, ky, stride, Ho).T, dy, out=dw.reshape(rows.shape)[ky])
+    rows, dy = w.reshape(Kh, Kw * C, F), np.ascontiguousarray(dy).reshape(-1, F)        # dy: (Ho*N*Wo, F)
+    dw = np.stack([im2col_band(cols, ky, stride, Ho).T @ dy for ky in range(Kh)]).reshape(w.shape)
     if not need_dx:
         return None, dw
     dcols = np.empty_like(cols)
@@ -1346,8 +1299,7 @@ def sigmoid(x):
 
 def max_pool_forward(x):
     """2x2 max pooling; an odd last row or column is dropped. x (H, N, W, C). Return y (H//2, N, W//2, C) and a cache"""
-    corners = window_corners(x)
-    y = np.maximum(np.maximum(corners[0], corners[1]), np.maximum(corners[2], corners[3]))
+    y = functools.reduce(np.maximum, window_corners(x))
     return y, (x, y)
 
 
@@ -1438,13 +1390,13 @@ def read_idx_folder(place):
             files[match[1].replace("t10k", "test"), match[2]] = read_idx(path)
             prefixes.add(path.name[:match.start()])
     if len(files) < 4 or len(prefixes) > 1:
-        raise InputError(f"--data-dir {place}: not idx files. Make them: python3 make_idx.py {place} {where.name}-idx")
+        raise InputError(f"{place}: not idx files of one data set. Make them: python3 make_idx.py {place} my-data")
     of_mnist = [digest in MNIST.values() for _, digest in files.values()]
     if any(of_mnist) and not all(of_mnist):
         raise InputError(f"{place}: some files are MNIST's, and some are damaged or another's. Get the files again")
     name = (prefix := prefixes.pop().strip("-.")) or where.resolve().name
     data = {"source": "mnist" if all(of_mnist) else name + "-files" * (name in DIGIT_NAMES)}
-    from_1 = min(files[split, "labels"][0].min(initial=1) for split in ("train", "test")) == 1
+    from_1 = min(files[split, "labels"][0].min(initial=255) for split in ("train", "test")) == 1
     for split in ("train", "test"):
         images, labels = files[split, "images"][0], files[split, "labels"][0] - from_1
         data[split] = images.swapaxes(1, 2) if "emnist" in prefix else images, labels
@@ -1539,8 +1491,7 @@ def _stroke_basis(strokes, size):
     Return points (K, 2), (x, y) in [-1, 1], and basis (DOTS, K)."""
     keys = list(dict.fromkeys(strokes.replace("|", " ").split()))
     points = np.array([(int(key[:2]), int(key[2:])) for key in keys]) / 50 - 1    # (K, 2)
-    rows, steps = [], []
-    t = np.linspace(0, 1, 17)[:, None]
+    rows, steps, t = [], [], np.linspace(0, 1, 17)[:, None]
     for stroke in strokes.split("|"):
         knots = np.eye(len(keys))[[keys.index(key) for key in stroke.split()]]
         knots = np.vstack([2 * knots[0] - knots[1], knots, 2 * knots[-1] - knots[-2]])
@@ -1551,9 +1502,8 @@ def _stroke_basis(strokes, size):
         steps.append(np.hypot(*np.diff(path, axis=0, prepend=path[:1]).T))           # lifting the pen adds no length
     rows, length = np.vstack(rows), np.cumsum(np.concatenate(steps))
     targets = np.linspace(0, length[-1], DOTS)
-    basis = np.zeros((DOTS, size))
-    basis[:, :len(keys)] = np.stack([np.interp(targets, length, column) for column in rows.T], 1)
-    return np.vstack([points, np.zeros((size - len(keys), 2))]), basis
+    basis = np.stack([np.interp(targets, length, column) for column in rows.T], 1)
+    return np.pad(points, ((0, size - len(keys)), (0, 0))), np.pad(basis, ((0, 0), (0, size - len(keys))))
 
 
 def _render(dots, width, edge, pressure):
@@ -1573,10 +1523,8 @@ def _render(dots, width, edge, pressure):
     ink *= ink * (3 - 2 * ink)                                    # saturated core, soft rim
     center = [(ink.sum(axis) * pixel).sum(0) / ink.sum((0, 1)) for axis in (1, 0)]
     top, left = np.clip(np.rint(14 - np.array(center)), 0, 8).astype(int)
-    canvas = np.zeros((len(width), 28, 28), np.float32)
-    image, row, column = np.ogrid[:len(width), :20, :20]
-    canvas[image, top[:, None, None] + row, left[:, None, None] + column] = ink.transpose(2, 0, 1)
-    return canvas
+    padded = np.pad(ink.transpose(2, 0, 1).astype(np.float32), ((0, 0), (8, 8), (8, 8)))
+    return sliding_window_view(padded, (28, 28), axis=(1, 2))[np.arange(len(width)), 8 - top, 8 - left]
 
 
 def synthesize_digits(n, seed):
@@ -1660,11 +1608,14 @@ def fits(state, config):
 def write_file(path, content):
     """Write bytes under another name, then rename the file, so that it is written whole or not at all. content None:
     only raise InputError if the file could not be written"""
+    path = Path(os.path.realpath(path))                                 # a link is followed, not replaced
     temporary = Path(f"{path}.{os.getpid()}")
     try:
-        temporary.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():
+            raise OSError(0, "is a folder or a device")
         temporary.write_bytes(content or b"")
-        if content is not None or Path(path).is_dir():
+        if content is not None:
             temporary.replace(path)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}. Name a file in a writable folder with room") from None
@@ -1703,10 +1654,9 @@ def result_of(config, state, data, test):
 
 def test_metrics(test):
     """Return the metrics of evaluate_test as --out-json names them"""
-    metrics = {"hit_bits": {key: base64.b64encode(np.packbits(one["correct"])).decode() for key, one in test.items()}}
-    for key, one in test.items():
-        metrics |= {f"{key}_{name}": one.get(name) for name in ("accuracy", "hits", "n", "recon_mse", "confusion")}
-    return metrics
+    bits = {key: base64.b64encode(np.packbits(one["correct"])).decode() for key, one in test.items()}
+    kept = "accuracy", "hits", "n", "recon_mse", "confusion"
+    return {"hit_bits": bits} | {f"{key}_{name}": one.get(name) for key, one in test.items() for name in kept}
 
 
 def print_table(results, config):
@@ -1774,8 +1724,8 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
     if trained:
         weights, out_json = weights or not checkpoint and folder / "weights.npz", out_json or folder / "metrics.json"
         say(f"{data_name(data['source'])}; {name}", config)
-        state = start_from(init, config, data) if init else None
-        state = resume(checkpoint, config, data) if checkpoint and Path(checkpoint).exists() else state
+        is_begun = checkpoint and Path(checkpoint).exists()
+        state = begin(checkpoint if is_begun else init, config, data, is_begun, init) if is_begun or init else None
     outputs = [path for path in (checkpoint, weights, out_json) if path and path != "-"]
     for path in outputs:
         write_file(path, None)                                          # complain now, not after the training
@@ -1790,7 +1740,7 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
             check_statistics(state, data, config, workers)
         result = result_of(config, state, data, evaluate_test(weights_of(state), data, config, workers))
     if weights:
-        save(weights, config, state, ("params", "state"))
+        save(weights, state.get("config", config), state, ("params", "state"))
     text = json.dumps(result, indent=1, default=float)
     if out_json == "-":
         print(text, file=sys.__stdout__)
@@ -1798,8 +1748,7 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
         write_file(out_json, text.encode())
     places = "".join(f" {flag_of(name)} {at}" for name, at in vars(config).items() if at and name.endswith("_dir"))
     again = f"; to test it again: python3 {sys.argv[0]} --load "
-    written = (path for path in outputs if Path(path).exists())         # without an epoch there is no checkpoint
-    return result, [f"wrote {path}" + f"{again}{path}{places}" * (path != out_json) for path in written]
+    return result, [f"wrote {path}" + f"{again}{path}{places}" * (path != out_json) for path in outputs]
 
 
 def check_classes(state, config, data):
@@ -1809,25 +1758,23 @@ def check_classes(state, config, data):
         raise InputError(f"{file}: has other layers or classes. Give its settings and data ({source})")
 
 
-def resume(path, config, data):
-    """Return the state of a checkpoint. Raise InputError if it belongs to another run"""
+def begin(path, config, data, is_begun, init):
+    """Return the state to train from: that of a checkpoint or, unless the run is begun, of a new one with the weights
+    of a file. Raise InputError if the checkpoint belongs to another run; init: its --init"""
     theirs, state = load(path)
-    if config.n_epochs > theirs.n_epochs and config.lr_schedule == "cosine":
-        raise InputError(f"{path}: its learning rate ends at 0 with epoch {theirs.n_epochs}. Use --init {path} instead")
-    longer = dataclasses.replace(theirs, n_epochs=max(theirs.n_epochs, config.n_epochs))
-    check_same(path, longer, vars(config), {"runtime"})
-    if not state["adam_m"] or state["history"]["source"] != data["source"]:
-        raise InputError(f"{path}: is no checkpoint of a run on {data_name(data['source'])}. Name another file")
-    say(f"resuming at step {state['step']}", config)
-    return {name: value for name, value in state.items() if name != "loaded"}
-
-
-def start_from(path, config, data):
-    """Return the state of a new run with the weights of a file"""
-    state, (_, theirs) = initial_state(config), load(path)
-    check_classes(theirs, config, data)
-    return state | {"params": theirs["params"], "running": theirs["running"],
-                    "history": state["history"] | {"init": Path(path).name}}
+    if is_begun:
+        if config.n_epochs > theirs.n_epochs and theirs.lr_schedule == "cosine":
+            raise InputError(f"{path}: its learning rate ends at 0 with epoch {theirs.n_epochs}. Give it as --init")
+        check_same(path, theirs, vars(config) | {"n_epochs": min(theirs.n_epochs, config.n_epochs)}, {"runtime"})
+        others = init and Path(init).name != state["history"].get("init")
+        if others or not state["adam_m"] or state["history"]["source"] != data["source"]:
+            raise InputError(f"{path}: is no checkpoint of this run on {data_name(data['source'])}. Name another file")
+    check_classes(state, config, data)
+    if is_begun:
+        say(f"resuming at step {state['step']}", config)
+        return {name: value for name, value in state.items() if name != "loaded"}
+    history = {"source": "", "epochs": [], "init": Path(path).name}
+    return initial_state(config) | {"params": state["params"], "running": state["running"], "history": history}
 
 
 def refuse(fault):
@@ -1839,19 +1786,23 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      usage="%(prog)s [options]", allow_abbrev=False)
     parser.error = refuse
-    either = parser.add_mutually_exclusive_group()
-    either.add_argument("--load", nargs="?", const=PRETRAINED[0], metavar="FILE", help="test it, or the pretrained one")
-    either.add_argument("--checkpoint", metavar="FILE", help="save the run after every epoch; the same command resumes")
+    parser.add_argument("--load", nargs="?", const=PRETRAINED[0], metavar="FILE", help="test it, or the pretrained one")
+    parser.add_argument("--checkpoint", metavar="FILE", help="save the run after every epoch; the same command resumes")
     parser.add_argument("--init", metavar="FILE", help="start a new run from the weights of another")
     parser.add_argument("--out-weights", metavar="FILE", help="write the network here, not below runs/")
     parser.add_argument("--out-json", metavar="FILE", help="write settings and results here, not below runs/; -: print")
     add_settings(parser)
     args = parser.parse_args()
     given = given_settings(args)
-    if args.load is not None and args.init:
-        refuse("--init starts a training, and --load only tests")
+    if args.load is not None and (args.init or args.checkpoint):
+        refuse("--init and --checkpoint are of a training, and --load only tests. Leave them out")
+    files = [os.path.realpath(path) for path in (args.load, args.init, args.checkpoint, args.out_weights, args.out_json)
+             if path not in (None, "-")]
+    if len(set(files)) < len(files):
+        refuse("a file is named twice. Give each file a name of its own")
     if args.load is not None:
         config, state = load(args.load)
+        state["config"] = config                                        # what a copy of the file says of its training
         given |= {"model": " ".join(given["model"])} if "model" in given else {}
         check_same(args.load, config, given, {"runtime", "test"})
         configs = [dataclasses.replace(config, **given)]

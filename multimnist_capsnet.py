@@ -373,8 +373,7 @@ def resample(images, linear, displacement):
     displacement: (n, 2, BEND_GRID, BEND_GRID) px, at the nodes of a grid, linearly interpolated between them.
     Return (n, side, side) uint8."""
     n, side, _ = images.shape
-    center, pixel = (side - 1) / 2, np.arange(side, dtype=np.float32)
-    spacing = (side - 1) / (BEND_GRID - 1)
+    center, spacing, pixel = (side - 1) / 2, (side - 1) / (BEND_GRID - 1), np.arange(side, dtype=np.float32)
     weights = np.maximum(0, 1 - np.abs(np.arange(side)[:, None] / spacing - np.arange(BEND_GRID)))
     source = (weights @ displacement @ weights.T).astype(np.float32)                    # (n, 2, side, side)
     linear = linear.astype(np.float32)[..., None, None]
@@ -461,22 +460,23 @@ def squash_backward(dv, cache):
 
 def votes_forward(u, W):
     """Compute the votes u_hat_j|i = W_ij u_i of all input capsules for all output capsules (Sabour et al. 2017, Eq. 2).
-    u: input capsules, (N, I, E). W: transformation matrices, (I, E, J, D); W_ij is stored transposed, as (E, D), so
-    that each i is one row-major GEMM (N, E) @ (E, J*D). Return u_hat, (N, J, I, D), and a cache for votes_backward."""
-    (N, I, E), (_, _, J, D) = u.shape, W.shape
-    u_hat = np.empty((N, I, J * D), u.dtype)
-    np.matmul(u.transpose(1, 0, 2), W.reshape(I, E, J * D), out=u_hat.transpose(1, 0, 2))
+    u: input capsules, (N, I, E). W: transformation matrices, (B, E, J, D): one per capsule, B = I, or one for each of
+    B types, with I ordered (position, type). W_ij is stored transposed, as (E, D), so that each type is one row-major
+    GEMM (N*I/B, E) @ (E, J*D). Return u_hat, (N, J, I, D), and a cache for votes_backward."""
+    (N, I, E), (B, _, J, D) = u.shape, W.shape
+    u_hat = np.empty((N * I // B, B, J * D), u.dtype)
+    np.matmul(u.reshape(-1, B, E).transpose(1, 0, 2), W.reshape(B, E, J * D), out=u_hat.transpose(1, 0, 2))
     return u_hat.reshape(N, I, J, D).transpose(0, 2, 1, 3), (u, W)
 
 
 def votes_backward(du_hat, cache):
-    """Return du (N, I, E) and dW (I, E, J, D) from du_hat (N, J, I, D)."""
+    """Return du (N, I, E) and dW (B, E, J, D) from du_hat (N, J, I, D)."""
     u, W = cache
-    (N, I, E), (_, _, J, D) = u.shape, W.shape
-    by_i = du_hat.transpose(0, 2, 1, 3).reshape(N, I, J * D).transpose(1, 0, 2)         # (I, N, J*D)
+    B, E, J, D = W.shape
+    by_type = du_hat.transpose(0, 2, 1, 3).reshape(-1, B, J * D).transpose(1, 0, 2)     # (B, N*I/B, J*D)
     du = np.empty(u.shape, u.dtype)
-    np.matmul(by_i, W.reshape(I, E, J * D).transpose(0, 2, 1), out=du.transpose(1, 0, 2))
-    return du, np.matmul(u.transpose(1, 2, 0), by_i).reshape(W.shape)
+    np.matmul(by_type, W.reshape(B, E, J * D).transpose(0, 2, 1), out=du.reshape(-1, B, E).transpose(1, 0, 2))
+    return du, np.matmul(u.reshape(-1, B, E).transpose(1, 2, 0), by_type).reshape(W.shape)
 
 
 def softmax_forward(b):
@@ -502,12 +502,10 @@ def routing_forward(u_hat, n_iters):
     cache for routing_backward: u_hat and, of every iteration, c, v and the cache of the squash. c is
     (N, J, I), but (1, I) in the first iteration, where it is the same for all samples and output capsules."""
     N, J, I, D = u_hat.shape
-    steps, b, v = [], 0, None
+    c, b, v, steps = np.full((1, I), 1 / J, u_hat.dtype), 0, None, []
+    s = np.matmul(c, u_hat.transpose(0, 2, 1, 3).reshape(N, I, J * D)).reshape(N, J, D)
     for r in range(n_iters):
-        if r == 0:
-            c = np.full((1, I), 1 / J, u_hat.dtype)
-            s = np.matmul(c, u_hat.transpose(0, 2, 1, 3).reshape(N, I, J * D)).reshape(N, J, D)
-        else:
+        if r > 0:
             b = b + np.matmul(u_hat, v[..., None])[..., 0]                              # (N, J, I)
             c = softmax_forward(b)
             s = np.matmul(c[:, :, None, :], u_hat)[:, :, 0]                             # (N, J, D)
@@ -559,9 +557,8 @@ def margin_loss(lengths, present):
     lengths: |v_k|, (N, J). present: T_k, (N, J), 1 for the classes in the image, 0 for the others.
     Return the loss, a float, and dlengths, (N, J)."""
     short, long = np.maximum(M_PLUS - lengths, 0), np.maximum(lengths - M_MINUS, 0)
-    N = len(lengths)
-    loss = float((present * short ** 2 + DOWN_WEIGHT * (1 - present) * long ** 2).sum()) / N
-    return loss, (2 * DOWN_WEIGHT * (1 - present) * long - 2 * present * short) / N
+    loss = float((present * short ** 2 + DOWN_WEIGHT * (1 - present) * long ** 2).sum()) / len(lengths)
+    return loss, (2 * DOWN_WEIGHT * (1 - present) * long - 2 * present * short) / len(lengths)
 
 
 def sigmoid_cross_entropy(scores, present):
@@ -569,17 +566,15 @@ def sigmoid_cross_entropy(scores, present):
     With p = sigmoid(score): -T log p - (1 - T) log(1 - p) = log(1 + exp(-score)) + (1 - T) score.
     scores: (N, J). present: T, (N, J), 1 for the classes in the image, 0 for the others.
     Return the loss, a float, and dscores, (N, J)."""
-    N = len(scores)
-    loss = float((np.logaddexp(0, -scores) + (1 - present) * scores).sum()) / N
-    return loss, (sigmoid(scores) - present) / N
+    loss = float((np.logaddexp(0, -scores) + (1 - present) * scores).sum()) / len(scores)
+    return loss, (sigmoid(scores) - present) / len(scores)
 
 
 def mask_forward(v, digits):
     """Set all capsules but one to zero, once per digit to reconstruct: the input of the decoder.
     v: (N, J, D). digits: the capsules that are kept, (N, R). Return (N*R, J*D) and a cache."""
-    _, J, D = v.shape
-    kept = np.eye(J, dtype=v.dtype)[digits][..., None]                                  # (N, R, J, 1)
-    return (v[:, None] * kept).reshape(-1, J * D), kept
+    kept = np.eye(v.shape[1], dtype=v.dtype)[digits][..., None]                         # (N, R, J, 1)
+    return (v[:, None] * kept).reshape(-1, v.shape[1] * v.shape[2]), kept
 
 
 def mask_backward(dmasked, kept):
@@ -591,8 +586,7 @@ def reconstruction_loss(recon, target):
     """Compute the squared error of the reconstructions, summed over pixels and digits and averaged over the batch.
     recon, target: (N, R, H, W). Return the loss, a float, and drecon, (N, R, H, W)."""
     error = recon - target
-    N = len(recon)
-    return float(np.vdot(error, error)) / N, error * (2 / N)
+    return float(np.vdot(error, error)) / len(recon), error * (2 / len(recon))
 
 
 def classification_loss(out, labels):
@@ -613,27 +607,26 @@ TYPES = {"classic": 8, "paper": 32}                    # of primary capsules; of
 DECODER = {"residual": (512, 1024), "paper": (512, 1024)}               # hidden units; of the others 256 and 512
 
 
-Conv = collections.namedtuple("Conv", "name K stride F pool skip", defaults=(False, ""))
+Conv = collections.namedtuple("Conv", "name F K stride pool skip", defaults=(3, 1, False, ""))
 
 
 def convolutions(config):
     """Return the convolutions of a network; the last one of a capsule network is PrimaryCaps"""
     c, C = config.conv1_channels, config.conv3_channels
     primary = TYPES.get(config.preset, 16) * E
-
-    def block(k, F):
-        return Conv(f"branch{k}", 3, 1, F, skip="start"), Conv(f"branch{k + 1}", 3, 1, F, skip="end")
     if config.model == "capsnet" and config.preset in ("classic", "paper"):
-        return Conv("conv1", 9, 1, c), Conv("primary", 9, 2, primary)
-    if config.preset == "residual":
-        convs = (Conv("conv1", 3, 1, c), Conv("conv2", 3, 1, 2 * c, pool=True), Conv("conv3", 3, 1, C), *block(1, C),
-                 Conv("conv4", 3, 1, 2 * C, pool=True), *block(3, 2 * C), Conv("conv5", 3, 1, 4 * C))
-    elif config.preset == "half-digit":
-        convs = Conv("conv1", 3, 1, c), Conv("conv2", 3, 1, c, pool=True), Conv("conv3", 3, 2, 2 * C)
+        return Conv("conv1", c, 9), Conv("primary", primary, 9, 2)
+    if config.preset == "half-digit":
+        convs = Conv("conv1", c), Conv("conv2", c, pool=True), Conv("conv3", 2 * C, stride=2)
+    elif config.preset == "residual":
+        convs = (Conv("conv1", c), Conv("conv2", 2 * c, pool=True),
+                 Conv("conv3", C), Conv("branch1", C, skip="start"), Conv("branch2", C, skip="end"),
+                 Conv("conv4", 2 * C, pool=True), Conv("branch3", 2 * C, skip="start"),
+                 Conv("branch4", 2 * C, skip="end"), Conv("conv5", 4 * C))
     else:
-        convs = (Conv("conv1", 3, 1, c), Conv("conv2", 3, 1, c, pool=True), Conv("conv3", 3, 1, C),
-                 Conv("conv4", 3, 1, C, pool=True), Conv("conv5", 3, 1, 2 * C))
-    return (*convs, Conv("primary", 1, 1, primary)) if config.model == "capsnet" else convs
+        convs = (Conv("conv1", c), Conv("conv2", c, pool=True), Conv("conv3", C), Conv("conv4", C, pool=True),
+                 Conv("conv5", 2 * C))
+    return (*convs, Conv("primary", primary, 1)) if config.model == "capsnet" else convs
 
 
 def param_shapes(config):
@@ -646,8 +639,7 @@ def param_shapes(config):
         shapes[conv.name + "_w"] = (conv.K, conv.K, channels, conv.F) if shapes else (1, conv.K, conv.K, conv.F)
         for name in ("_norm_gamma", "_norm_beta") if config.norm == "batch" else ("_b",):
             shapes[conv.name + name] = (conv.F,)
-        side = (side + 2 * bool(conv.skip) - conv.K) // conv.stride + 1
-        side, channels = side // 2 if conv.pool else side, conv.F
+        side, channels = ((side + 2 * bool(conv.skip) - conv.K) // conv.stride + 1) // (1 + conv.pool), conv.F
     features = side * side * channels
     if config.model == "capsnet":
         shapes["W"] = (features // E, E, J, D)
@@ -678,7 +670,7 @@ def cnn_hidden_units(config):
     units = (budget - convs - J) // (inputs + 1 + J)
     vectors = config.model == "cnn-vectors"
     if units < (J * D if vectors else J):
-        raise InputError("too few hidden units are left. Lower --conv1-channels, or use --cnn-head gap")
+        raise InputError("too few hidden units are left. Use --cnn-head gap or, with it, fewer --conv1-channels")
     return J * D if vectors else units
 
 
@@ -769,10 +761,8 @@ def convolutions_forward(params, images, config, statistics):
         else:
             x += params[conv.name + "_b"]
         x, pool_cache = max_pool_forward(x) if conv.pool else (x, None)
-        if conv.skip == "end":
-            x = x + kept
-        if conv.name != "primary":
-            x = np.maximum(x, 0, out=x)
+        x = x + kept if conv.skip == "end" else x
+        x = np.maximum(x, 0, out=x) if conv.name != "primary" else x
         caches.append((conv, conv_cache, norm_cache, pool_cache, x))
     return x.swapaxes(0, 1), caches                                                     # (N, side, side, C)
 
@@ -781,8 +771,7 @@ def convolutions_backward(dx, caches, grads):
     """Put the gradients of all convolutions into grads. dx: (N, side, side, C)"""
     dx, dkept = dx.swapaxes(0, 1), None                                                 # (H, N, W, C)
     for conv, conv_cache, norm_cache, pool_cache, y in reversed(caches):
-        if conv.name != "primary":
-            dx = dx * (y > 0)
+        dx = dx * (y > 0) if conv.name != "primary" else dx
         dkept = dx if conv.skip == "end" else dkept
         dx = max_pool_backward(dx, pool_cache) if conv.pool else dx
         if norm_cache:
@@ -791,8 +780,7 @@ def convolutions_backward(dx, caches, grads):
             grads[conv.name + "_b"] = dx.reshape(-1, conv.F).sum(0)
         dx, grads[conv.name + "_w"] = conv2d_backward(dx, conv_cache, need_dx=conv.name != "conv1")
         dx = dx[1:-1, :, 1:-1] if conv.skip else dx
-        if conv.skip == "start":
-            dx = dx + dkept
+        dx = dx + dkept if conv.skip == "start" else dx
 
 
 def recompute_statistics(state, data, config, n):
@@ -1080,10 +1068,8 @@ def conv2d_backward(dy, cache, need_dx=True):
     """Return dx, or None unless needed, and dw for dy (Ho, N, Wo, F)"""
     shape, cols, w, stride = cache
     (Kh, Kw, C, F), Ho = w.shape, len(dy)
-    rows, dw = w.reshape(Kh, Kw * C, F), np.empty(w.shape, w.dtype)
-    dy = np.ascontiguousarray(dy).reshape(-1, F)                                        # (Ho*N*Wo, F)
-    for ky in range(Kh):
-        np.matmul(im2col_band(cols, ky, stride, Ho).T, dy, out=dw.reshape(rows.shape)[ky])
+    rows, dy = w.reshape(Kh, Kw * C, F), np.ascontiguousarray(dy).reshape(-1, F)        # dy: (Ho*N*Wo, F)
+    dw = np.stack([im2col_band(cols, ky, stride, Ho).T @ dy for ky in range(Kh)]).reshape(w.shape)
     if not need_dx:
         return None, dw
     dcols = np.empty_like(cols)
@@ -1169,8 +1155,7 @@ def sigmoid(x):
 
 def max_pool_forward(x):
     """2x2 max pooling; an odd last row or column is dropped. x (H, N, W, C). Return y (H//2, N, W//2, C) and a cache"""
-    corners = window_corners(x)
-    y = np.maximum(np.maximum(corners[0], corners[1]), np.maximum(corners[2], corners[3]))
+    y = functools.reduce(np.maximum, window_corners(x))
     return y, (x, y)
 
 
@@ -1276,13 +1261,13 @@ def read_idx_folder(place):
             files[match[1].replace("t10k", "test"), match[2]] = read_idx(path)
             prefixes.add(path.name[:match.start()])
     if len(files) < 4 or len(prefixes) > 1:
-        raise InputError(f"--data-dir {place}: not idx files. Make them: python3 make_idx.py {place} {where.name}-idx")
+        raise InputError(f"{place}: not idx files of one data set. Make them: python3 make_idx.py {place} my-data")
     of_mnist = [digest in MNIST.values() for _, digest in files.values()]
     if any(of_mnist) and not all(of_mnist):
         raise InputError(f"{place}: some files are MNIST's, and some are damaged or another's. Get the files again")
     name = (prefix := prefixes.pop().strip("-.")) or where.resolve().name
     data = {"source": "mnist" if all(of_mnist) else name + "-files" * (name in DIGIT_NAMES)}
-    from_1 = min(files[split, "labels"][0].min(initial=1) for split in ("train", "test")) == 1
+    from_1 = min(files[split, "labels"][0].min(initial=255) for split in ("train", "test")) == 1
     for split in ("train", "test"):
         images, labels = files[split, "images"][0], files[split, "labels"][0] - from_1
         data[split] = images.swapaxes(1, 2) if "emnist" in prefix else images, labels
@@ -1360,8 +1345,7 @@ def _stroke_basis(strokes, size):
     Return points (K, 2), (x, y) in [-1, 1], and basis (DOTS, K)."""
     keys = list(dict.fromkeys(strokes.replace("|", " ").split()))
     points = np.array([(int(key[:2]), int(key[2:])) for key in keys]) / 50 - 1    # (K, 2)
-    rows, steps = [], []
-    t = np.linspace(0, 1, 17)[:, None]
+    rows, steps, t = [], [], np.linspace(0, 1, 17)[:, None]
     for stroke in strokes.split("|"):
         knots = np.eye(len(keys))[[keys.index(key) for key in stroke.split()]]
         knots = np.vstack([2 * knots[0] - knots[1], knots, 2 * knots[-1] - knots[-2]])
@@ -1372,9 +1356,8 @@ def _stroke_basis(strokes, size):
         steps.append(np.hypot(*np.diff(path, axis=0, prepend=path[:1]).T))           # lifting the pen adds no length
     rows, length = np.vstack(rows), np.cumsum(np.concatenate(steps))
     targets = np.linspace(0, length[-1], DOTS)
-    basis = np.zeros((DOTS, size))
-    basis[:, :len(keys)] = np.stack([np.interp(targets, length, column) for column in rows.T], 1)
-    return np.vstack([points, np.zeros((size - len(keys), 2))]), basis
+    basis = np.stack([np.interp(targets, length, column) for column in rows.T], 1)
+    return np.pad(points, ((0, size - len(keys)), (0, 0))), np.pad(basis, ((0, 0), (0, size - len(keys))))
 
 
 def _render(dots, width, edge, pressure):
@@ -1394,10 +1377,8 @@ def _render(dots, width, edge, pressure):
     ink *= ink * (3 - 2 * ink)                                    # saturated core, soft rim
     center = [(ink.sum(axis) * pixel).sum(0) / ink.sum((0, 1)) for axis in (1, 0)]
     top, left = np.clip(np.rint(14 - np.array(center)), 0, 8).astype(int)
-    canvas = np.zeros((len(width), 28, 28), np.float32)
-    image, row, column = np.ogrid[:len(width), :20, :20]
-    canvas[image, top[:, None, None] + row, left[:, None, None] + column] = ink.transpose(2, 0, 1)
-    return canvas
+    padded = np.pad(ink.transpose(2, 0, 1).astype(np.float32), ((0, 0), (8, 8), (8, 8)))
+    return sliding_window_view(padded, (28, 28), axis=(1, 2))[np.arange(len(width)), 8 - top, 8 - left]
 
 
 def synthesize_digits(n, seed):
@@ -1481,11 +1462,14 @@ def fits(state, config):
 def write_file(path, content):
     """Write bytes under another name, then rename the file, so that it is written whole or not at all. content None:
     only raise InputError if the file could not be written"""
+    path = Path(os.path.realpath(path))                                 # a link is followed, not replaced
     temporary = Path(f"{path}.{os.getpid()}")
     try:
-        temporary.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():
+            raise OSError(0, "is a folder or a device")
         temporary.write_bytes(content or b"")
-        if content is not None or Path(path).is_dir():
+        if content is not None:
             temporary.replace(path)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}. Name a file in a writable folder with room") from None
@@ -1595,8 +1579,8 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
     if trained:
         weights, out_json = weights or not checkpoint and folder / "weights.npz", out_json or folder / "metrics.json"
         say(f"{data_name(data['source'])}; {name}", config)
-        state = start_from(init, config, data) if init else None
-        state = resume(checkpoint, config, data) if checkpoint and Path(checkpoint).exists() else state
+        is_begun = checkpoint and Path(checkpoint).exists()
+        state = begin(checkpoint if is_begun else init, config, data, is_begun, init) if is_begun or init else None
     outputs = [path for path in (checkpoint, weights, out_json) if path and path != "-"]
     for path in outputs:
         write_file(path, None)                                          # complain now, not after the training
@@ -1611,7 +1595,7 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
             check_statistics(state, data, config, workers)
         result = result_of(config, state, data, evaluate_test(weights_of(state), data, config, workers))
     if weights:
-        save(weights, config, state, ("params", "state"))
+        save(weights, state.get("config", config), state, ("params", "state"))
     text = json.dumps(result, indent=1, default=float)
     if out_json == "-":
         print(text, file=sys.__stdout__)
@@ -1619,8 +1603,7 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
         write_file(out_json, text.encode())
     places = "".join(f" {flag_of(name)} {at}" for name, at in vars(config).items() if at and name.endswith("_dir"))
     again = f"; to test it again: python3 {sys.argv[0]} --load "
-    written = (path for path in outputs if Path(path).exists())         # without an epoch there is no checkpoint
-    return result, [f"wrote {path}" + f"{again}{path}{places}" * (path != out_json) for path in written]
+    return result, [f"wrote {path}" + f"{again}{path}{places}" * (path != out_json) for path in outputs]
 
 
 def check_classes(state, config, data):
@@ -1630,25 +1613,23 @@ def check_classes(state, config, data):
         raise InputError(f"{file}: has other layers or classes. Give its settings and data ({source})")
 
 
-def resume(path, config, data):
-    """Return the state of a checkpoint. Raise InputError if it belongs to another run"""
+def begin(path, config, data, is_begun, init):
+    """Return the state to train from: that of a checkpoint or, unless the run is begun, of a new one with the weights
+    of a file. Raise InputError if the checkpoint belongs to another run; init: its --init"""
     theirs, state = load(path)
-    if config.n_epochs > theirs.n_epochs and config.lr_schedule == "cosine":
-        raise InputError(f"{path}: its learning rate ends at 0 with epoch {theirs.n_epochs}. Use --init {path} instead")
-    longer = dataclasses.replace(theirs, n_epochs=max(theirs.n_epochs, config.n_epochs))
-    check_same(path, longer, vars(config), {"runtime"})
-    if not state["adam_m"] or state["history"]["source"] != data["source"]:
-        raise InputError(f"{path}: is no checkpoint of a run on {data_name(data['source'])}. Name another file")
-    say(f"resuming at step {state['step']}", config)
-    return {name: value for name, value in state.items() if name != "loaded"}
-
-
-def start_from(path, config, data):
-    """Return the state of a new run with the weights of a file"""
-    state, (_, theirs) = initial_state(config), load(path)
-    check_classes(theirs, config, data)
-    return state | {"params": theirs["params"], "running": theirs["running"],
-                    "history": state["history"] | {"init": Path(path).name}}
+    if is_begun:
+        if config.n_epochs > theirs.n_epochs and theirs.lr_schedule == "cosine":
+            raise InputError(f"{path}: its learning rate ends at 0 with epoch {theirs.n_epochs}. Give it as --init")
+        check_same(path, theirs, vars(config) | {"n_epochs": min(theirs.n_epochs, config.n_epochs)}, {"runtime"})
+        others = init and Path(init).name != state["history"].get("init")
+        if others or not state["adam_m"] or state["history"]["source"] != data["source"]:
+            raise InputError(f"{path}: is no checkpoint of this run on {data_name(data['source'])}. Name another file")
+    check_classes(state, config, data)
+    if is_begun:
+        say(f"resuming at step {state['step']}", config)
+        return {name: value for name, value in state.items() if name != "loaded"}
+    history = {"source": "", "epochs": [], "init": Path(path).name}
+    return initial_state(config) | {"params": state["params"], "running": state["running"], "history": history}
 
 
 def refuse(fault):
@@ -1660,19 +1641,23 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      usage="%(prog)s [options]", allow_abbrev=False)
     parser.error = refuse
-    either = parser.add_mutually_exclusive_group()
-    either.add_argument("--load", nargs="?", const=PRETRAINED[0], metavar="FILE", help="test it, or the pretrained one")
-    either.add_argument("--checkpoint", metavar="FILE", help="save the run after every epoch; the same command resumes")
+    parser.add_argument("--load", nargs="?", const=PRETRAINED[0], metavar="FILE", help="test it, or the pretrained one")
+    parser.add_argument("--checkpoint", metavar="FILE", help="save the run after every epoch; the same command resumes")
     parser.add_argument("--init", metavar="FILE", help="start a new run from the weights of another")
     parser.add_argument("--out-weights", metavar="FILE", help="write the network here, not below runs/")
     parser.add_argument("--out-json", metavar="FILE", help="write settings and results here, not below runs/; -: print")
     add_settings(parser)
     args = parser.parse_args()
     given = given_settings(args)
-    if args.load is not None and args.init:
-        refuse("--init starts a training, and --load only tests")
+    if args.load is not None and (args.init or args.checkpoint):
+        refuse("--init and --checkpoint are of a training, and --load only tests. Leave them out")
+    files = [os.path.realpath(path) for path in (args.load, args.init, args.checkpoint, args.out_weights, args.out_json)
+             if path not in (None, "-")]
+    if len(set(files)) < len(files):
+        refuse("a file is named twice. Give each file a name of its own")
     if args.load is not None:
         config, state = load(args.load)
+        state["config"] = config                                        # what a copy of the file says of its training
         given |= {"model": " ".join(given["model"])} if "model" in given else {}
         check_same(args.load, config, given, {"runtime", "test"})
         configs = [dataclasses.replace(config, **given)]

@@ -928,22 +928,23 @@ def squash_backward(dv, cache):
 
 def votes_forward(u, W):
     """Compute the votes u_hat_j|i = W_ij u_i of all input capsules for all output capsules (Sabour et al. 2017, Eq. 2).
-    u: input capsules, (N, I, E). W: transformation matrices, (I, E, J, D); W_ij is stored transposed, as (E, D), so
-    that each i is one row-major GEMM (N, E) @ (E, J*D). Return u_hat, (N, J, I, D), and a cache for votes_backward."""
-    (N, I, E), (_, _, J, D) = u.shape, W.shape
-    u_hat = np.empty((N, I, J * D), u.dtype)
-    np.matmul(u.transpose(1, 0, 2), W.reshape(I, E, J * D), out=u_hat.transpose(1, 0, 2))
+    u: input capsules, (N, I, E). W: transformation matrices, (B, E, J, D): one per capsule, B = I, or one for each of
+    B types, with I ordered (position, type). W_ij is stored transposed, as (E, D), so that each type is one row-major
+    GEMM (N*I/B, E) @ (E, J*D). Return u_hat, (N, J, I, D), and a cache for votes_backward."""
+    (N, I, E), (B, _, J, D) = u.shape, W.shape
+    u_hat = np.empty((N * I // B, B, J * D), u.dtype)
+    np.matmul(u.reshape(-1, B, E).transpose(1, 0, 2), W.reshape(B, E, J * D), out=u_hat.transpose(1, 0, 2))
     return u_hat.reshape(N, I, J, D).transpose(0, 2, 1, 3), (u, W)
 
 
 def votes_backward(du_hat, cache):
-    """Return du (N, I, E) and dW (I, E, J, D) from du_hat (N, J, I, D)."""
+    """Return du (N, I, E) and dW (B, E, J, D) from du_hat (N, J, I, D)."""
     u, W = cache
-    (N, I, E), (_, _, J, D) = u.shape, W.shape
-    by_i = du_hat.transpose(0, 2, 1, 3).reshape(N, I, J * D).transpose(1, 0, 2)         # (I, N, J*D)
+    B, E, J, D = W.shape
+    by_type = du_hat.transpose(0, 2, 1, 3).reshape(-1, B, J * D).transpose(1, 0, 2)     # (B, N*I/B, J*D)
     du = np.empty(u.shape, u.dtype)
-    np.matmul(by_i, W.reshape(I, E, J * D).transpose(0, 2, 1), out=du.transpose(1, 0, 2))
-    return du, np.matmul(u.transpose(1, 2, 0), by_i).reshape(W.shape)
+    np.matmul(by_type, W.reshape(B, E, J * D).transpose(0, 2, 1), out=du.reshape(-1, B, E).transpose(1, 0, 2))
+    return du, np.matmul(u.reshape(-1, B, E).transpose(1, 2, 0), by_type).reshape(W.shape)
 
 
 def softmax_forward(b):
@@ -969,12 +970,10 @@ def routing_forward(u_hat, n_iters):
     cache for routing_backward: u_hat and, of every iteration, c, v and the cache of the squash. c is
     (N, J, I), but (1, I) in the first iteration, where it is the same for all samples and output capsules."""
     N, J, I, D = u_hat.shape
-    steps, b, v = [], 0, None
+    c, b, v, steps = np.full((1, I), 1 / J, u_hat.dtype), 0, None, []
+    s = np.matmul(c, u_hat.transpose(0, 2, 1, 3).reshape(N, I, J * D)).reshape(N, J, D)
     for r in range(n_iters):
-        if r == 0:
-            c = np.full((1, I), 1 / J, u_hat.dtype)
-            s = np.matmul(c, u_hat.transpose(0, 2, 1, 3).reshape(N, I, J * D)).reshape(N, J, D)
-        else:
+        if r > 0:
             b = b + np.matmul(u_hat, v[..., None])[..., 0]                              # (N, J, I)
             c = softmax_forward(b)
             s = np.matmul(c[:, :, None, :], u_hat)[:, :, 0]                             # (N, J, D)
@@ -1036,25 +1035,6 @@ def add_coordinates_backward(dout, cache):
     return dout[..., :-2] + lengths_backward(dlengths, lengths_cache)
 
 
-def shared_votes_forward(u, W):
-    """Compute votes with transformation matrices that are shared across positions: one per capsule type.
-
-    u: vector capsules, (N, I, E), with I ordered (position, type); W: (B, E, J, D) for B types. With one matrix per
-    capsule, as in Sabour et al. 2017, B is I. Return u_hat, (N, J, I, D), as a view, and a cache."""
-    (N, I, E), (B, _, J, D) = u.shape, W.shape
-    u_hat, cache = votes_forward(u.reshape(-1, B, E), W)
-    return u_hat.transpose(0, 2, 1, 3).reshape(N, I, J, D).transpose(0, 2, 1, 3), (cache, u.shape, B)
-
-
-def shared_votes_backward(du_hat, cache):
-    """Return the gradients du, (N, I, E), and dW, (B, E, J, D), from du_hat, (N, J, I, D)."""
-    votes_cache, shape, B = cache
-    _, J, _, D = du_hat.shape
-    by_position = du_hat.transpose(0, 2, 1, 3).reshape(-1, B, J, D).transpose(0, 2, 1, 3)
-    du, dW = votes_backward(by_position, votes_cache)
-    return du.reshape(shape), dW
-
-
 # -------------------------------------------------------------- losses
 
 def spread_loss(a, labels, margin):
@@ -1081,9 +1061,8 @@ def margin_loss(lengths, present):
     lengths: |v_k|, (N, J). present: T_k, (N, J), 1 for the classes in the image, 0 for the others.
     Return the loss, a float, and dlengths, (N, J)."""
     short, long = np.maximum(M_PLUS - lengths, 0), np.maximum(lengths - M_MINUS, 0)
-    N = len(lengths)
-    loss = float((present * short ** 2 + DOWN_WEIGHT * (1 - present) * long ** 2).sum()) / N
-    return loss, (2 * DOWN_WEIGHT * (1 - present) * long - 2 * present * short) / N
+    loss = float((present * short ** 2 + DOWN_WEIGHT * (1 - present) * long ** 2).sum()) / len(lengths)
+    return loss, (2 * DOWN_WEIGHT * (1 - present) * long - 2 * present * short) / len(lengths)
 
 
 def cross_entropy(scores, labels):
@@ -1308,8 +1287,7 @@ def convolutions_forward(params, images, config, statistics):
         else:
             x += params[conv.name + "_b"]
         x, pool_cache = max_pool_forward(x) if conv.pool else (x, None)
-        if conv.name != "primary":
-            x = np.maximum(x, 0, out=x)
+        x = np.maximum(x, 0, out=x) if conv.name != "primary" else x
         caches.append((conv, conv_cache, norm_cache, pool_cache, x))
     return x.swapaxes(0, 1), caches                                                     # (N, side, side, C)
 
@@ -1337,8 +1315,7 @@ def convolutions_backward(dx, caches, grads):
     """Put the gradients of all convolutions into grads. dx: (N, side, side, C)"""
     dx = dx.swapaxes(0, 1)                                                              # (H, N, W, C)
     for conv, conv_cache, norm_cache, pool_cache, y in reversed(caches):
-        if conv.name != "primary":
-            dx = dx * (y > 0)
+        dx = dx * (y > 0) if conv.name != "primary" else dx
         dx = max_pool_backward(dx, pool_cache) if conv.pool else dx
         if norm_cache:
             dx, grads[conv.name + "_norm_gamma"], grads[conv.name + "_norm_beta"] = norm_backward(dx, norm_cache)
@@ -1403,7 +1380,7 @@ def vector_head_forward(params, x, config, _):
     if "coordinate_W" in params:
         capsules, coordinates_cache = add_coordinates_forward(u, class_capsule_inputs(config).centers)
         W = np.concatenate([W, np.broadcast_to(params["coordinate_W"], (len(W), 2, *W.shape[2:]))], 1)
-    u_hat, votes_cache = shared_votes_forward(capsules, W)                              # (N, J, I, D)
+    u_hat, votes_cache = votes_forward(capsules, W)                              # (N, J, I, D)
     v, routing_cache = routing_forward(u_hat, config.routing_iters)
     lengths, lengths_cache = lengths_forward(v)
     out = {"scores": lengths, "v": v, "u": u, "c": [c for c, *_ in routing_cache[1]]}
@@ -1413,7 +1390,7 @@ def vector_head_forward(params, x, config, _):
 def vector_head_backward(dscores, cache, config, grads):
     shape, squash_cache, coordinates_cache, votes_cache, routing_cache, lengths_cache = cache
     du_hat = routing_backward(lengths_backward(dscores, lengths_cache), routing_cache)
-    du, dW = shared_votes_backward(du_hat, votes_cache)
+    du, dW = votes_backward(du_hat, votes_cache)
     grads["W"] = dW[:, :VECTOR]
     if coordinates_cache:
         grads["coordinate_W"] = dW[:, VECTOR:].sum(0)
@@ -1580,10 +1557,8 @@ def conv2d_backward(dy, cache, need_dx=True):
     """Return dx, or None unless needed, and dw for dy (Ho, N, Wo, F)"""
     shape, cols, w, stride = cache
     (Kh, Kw, C, F), Ho = w.shape, len(dy)
-    rows, dw = w.reshape(Kh, Kw * C, F), np.empty(w.shape, w.dtype)
-    dy = np.ascontiguousarray(dy).reshape(-1, F)                                        # (Ho*N*Wo, F)
-    for ky in range(Kh):
-        np.matmul(im2col_band(cols, ky, stride, Ho).T, dy, out=dw.reshape(rows.shape)[ky])
+    rows, dy = w.reshape(Kh, Kw * C, F), np.ascontiguousarray(dy).reshape(-1, F)        # dy: (Ho*N*Wo, F)
+    dw = np.stack([im2col_band(cols, ky, stride, Ho).T @ dy for ky in range(Kh)]).reshape(w.shape)
     if not need_dx:
         return None, dw
     dcols = np.empty_like(cols)
@@ -1660,8 +1635,7 @@ def sigmoid(x):
 
 def max_pool_forward(x):
     """2x2 max pooling; an odd last row or column is dropped. x (H, N, W, C). Return y (H//2, N, W//2, C) and a cache"""
-    corners = window_corners(x)
-    y = np.maximum(np.maximum(corners[0], corners[1]), np.maximum(corners[2], corners[3]))
+    y = functools.reduce(np.maximum, window_corners(x))
     return y, (x, y)
 
 
@@ -2379,11 +2353,14 @@ def fits(state, config):
 def write_file(path, content):
     """Write bytes under another name, then rename the file, so that it is written whole or not at all. content None:
     only raise InputError if the file could not be written"""
+    path = Path(os.path.realpath(path))                                 # a link is followed, not replaced
     temporary = Path(f"{path}.{os.getpid()}")
     try:
-        temporary.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():
+            raise OSError(0, "is a folder or a device")
         temporary.write_bytes(content or b"")
-        if content is not None or Path(path).is_dir():
+        if content is not None:
             temporary.replace(path)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}. Name a file in a writable folder with room") from None
@@ -2496,8 +2473,8 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
     if trained:
         weights, out_json = weights or not checkpoint and folder / "weights.npz", out_json or folder / "metrics.json"
         say(f"{data_name(data['source'])}; {name}", config)
-        state = start_from(init, config, data) if init else None
-        state = resume(checkpoint, config, data) if checkpoint and Path(checkpoint).exists() else state
+        is_begun = checkpoint and Path(checkpoint).exists()
+        state = begin(checkpoint if is_begun else init, config, data, is_begun, init) if is_begun or init else None
     outputs = [path for path in (checkpoint, weights, out_json) if path and path != "-"]
     for path in outputs:
         write_file(path, None)                                          # complain now, not after the training
@@ -2512,7 +2489,7 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
             check_statistics(state, data, config, workers)
         result = result_of(config, state, data, evaluate_test(weights_of(state), data, config, workers))
     if weights:
-        save(weights, config, state, ("params", "state"))
+        save(weights, state.get("config", config), state, ("params", "state"))
     text = json.dumps(result, indent=1, default=float)
     if out_json == "-":
         print(text, file=sys.__stdout__)
@@ -2520,8 +2497,7 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
         write_file(out_json, text.encode())
     places = "".join(f" {flag_of(name)} {at}" for name, at in vars(config).items() if at and name.endswith("_dir"))
     again = f"; to test it again: python3 {sys.argv[0]} --load "
-    written = (path for path in outputs if Path(path).exists())         # without an epoch there is no checkpoint
-    return result, [f"wrote {path}" + f"{again}{path}{places}" * (path != out_json) for path in written]
+    return result, [f"wrote {path}" + f"{again}{path}{places}" * (path != out_json) for path in outputs]
 
 
 def check_classes(state, config, data):
@@ -2531,25 +2507,23 @@ def check_classes(state, config, data):
         raise InputError(f"{file}: has other layers or classes. Give its settings and data ({source})")
 
 
-def resume(path, config, data):
-    """Return the state of a checkpoint. Raise InputError if it belongs to another run"""
+def begin(path, config, data, is_begun, init):
+    """Return the state to train from: that of a checkpoint or, unless the run is begun, of a new one with the weights
+    of a file. Raise InputError if the checkpoint belongs to another run; init: its --init"""
     theirs, state = load(path)
-    if config.n_epochs > theirs.n_epochs and config.lr_schedule == "cosine":
-        raise InputError(f"{path}: its learning rate ends at 0 with epoch {theirs.n_epochs}. Use --init {path} instead")
-    longer = dataclasses.replace(theirs, n_epochs=max(theirs.n_epochs, config.n_epochs))
-    check_same(path, longer, vars(config), {"runtime"})
-    if not state["adam_m"] or state["history"]["source"] != data["source"]:
-        raise InputError(f"{path}: is no checkpoint of a run on {data_name(data['source'])}. Name another file")
-    say(f"resuming at step {state['step']}", config)
-    return {name: value for name, value in state.items() if name != "loaded"}
-
-
-def start_from(path, config, data):
-    """Return the state of a new run with the weights of a file"""
-    state, (_, theirs) = initial_state(config), load(path)
-    check_classes(theirs, config, data)
-    return state | {"params": theirs["params"], "running": theirs["running"],
-                    "history": state["history"] | {"init": Path(path).name}}
+    if is_begun:
+        if config.n_epochs > theirs.n_epochs and theirs.lr_schedule == "cosine":
+            raise InputError(f"{path}: its learning rate ends at 0 with epoch {theirs.n_epochs}. Give it as --init")
+        check_same(path, theirs, vars(config) | {"n_epochs": min(theirs.n_epochs, config.n_epochs)}, {"runtime"})
+        others = init and Path(init).name != state["history"].get("init")
+        if others or not state["adam_m"] or state["history"]["source"] != data["source"]:
+            raise InputError(f"{path}: is no checkpoint of this run on {data_name(data['source'])}. Name another file")
+    check_classes(state, config, data)
+    if is_begun:
+        say(f"resuming at step {state['step']}", config)
+        return {name: value for name, value in state.items() if name != "loaded"}
+    history = {"source": "", "epochs": [], "init": Path(path).name}
+    return initial_state(config) | {"params": state["params"], "running": state["running"], "history": history}
 
 
 def refuse(fault):
@@ -2561,19 +2535,23 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      usage="%(prog)s [options]", allow_abbrev=False)
     parser.error = refuse
-    either = parser.add_mutually_exclusive_group()
-    either.add_argument("--load", nargs="?", const=PRETRAINED[0], metavar="FILE", help="test it, or our matrix-capsnet")
-    either.add_argument("--checkpoint", metavar="FILE", help="save the run after every epoch; the same command resumes")
+    parser.add_argument("--load", nargs="?", const=PRETRAINED[0], metavar="FILE", help="test it, or our matrix-capsnet")
+    parser.add_argument("--checkpoint", metavar="FILE", help="save the run after every epoch; the same command resumes")
     parser.add_argument("--init", metavar="FILE", help="start a new run from the weights of another")
     parser.add_argument("--out-weights", metavar="FILE", help="write the network here, not below runs/")
     parser.add_argument("--out-json", metavar="FILE", help="write settings and results here, not below runs/; -: print")
     add_settings(parser)
     args = parser.parse_args()
     given = given_settings(args)
-    if args.load is not None and args.init:
-        refuse("--init starts a training, and --load only tests")
+    if args.load is not None and (args.init or args.checkpoint):
+        refuse("--init and --checkpoint are of a training, and --load only tests. Leave them out")
+    files = [os.path.realpath(path) for path in (args.load, args.init, args.checkpoint, args.out_weights, args.out_json)
+             if path not in (None, "-")]
+    if len(set(files)) < len(files):
+        refuse("a file is named twice. Give each file a name of its own")
     if args.load is not None:
         config, state = load(args.load)
+        state["config"] = config                                        # what a copy of the file says of its training
         given |= {"model": " ".join(given["model"])} if "model" in given else {}
         check_same(args.load, config, given, {"runtime", "test"})
         configs = [dataclasses.replace(config, **given)]

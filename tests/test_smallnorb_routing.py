@@ -150,7 +150,7 @@ def test_extremes_stay_finite(rng, dtype):
 def test_shared_votes_and_positions_by_hand(rng):
     """Of two types at three positions; each capsule's length times its position's x and y is added"""
     u, W = rng.standard_normal((2, 6, 3)), rng.standard_normal((2, 3, 4, 5))
-    u_hat, _ = sn.shared_votes_forward(u, W)
+    u_hat, _ = sn.votes_forward(u, W)
     assert u_hat.shape == (2, 4, 6, 5)
     for n, place, b, j in np.ndindex(2, 3, 2, 4):
         np.testing.assert_allclose(u_hat[n, j, 2 * place + b], u[n, 2 * place + b] @ W[b, :, j], rtol=1e-12)
@@ -171,7 +171,7 @@ def test_votes_and_responsibilities(rng):
     check_op(lambda u: sn.add_coordinates_forward(u, centers), sn.add_coordinates_backward,
              rng.standard_normal((2, 6, 4)))
     for B in 2, 6:
-        check_op(sn.shared_votes_forward, sn.shared_votes_backward, rng.standard_normal((2, 6, 3)),
+        check_op(sn.votes_forward, sn.votes_backward, rng.standard_normal((2, 6, 3)),
                  rng.standard_normal((B, 3, 4, 5)))
 
 
