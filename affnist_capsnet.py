@@ -51,7 +51,7 @@ Deviations from the paper:
   - affine test digits are drawn here, within affNIST's ranges; `--affnist-dir` also tests on affNIST's own files
 
 Examples, with times on two cores:
-  python3 affnist_capsnet.py                         2.5 minutes: train capsnet-shared
+  python3 affnist_capsnet.py                         3 minutes: train capsnet-shared
   python3 affnist_capsnet.py --load                  1 minute: evaluate the pretrained network
   python3 affnist_capsnet.py --model cnn-gap         2 minutes: train a CNN with global average pooling
 """

@@ -51,7 +51,7 @@ KINDS = (
      "The squash normalizes over an axis of length 1, so it acts on every component alone, but 2017, Eq. 1 uses the "
      "length of the whole vector.",
      "Lengths can exceed 1, up to the square root of the capsule's dimension.",
-     "no", 2),
+     "no", 3),
     ("squash over output capsules",
      "The squash takes its norm over the output capsules, but 2017, Eq. 1 takes it over the entries of one capsule.",
      "Lengths can exceed 1, and each output capsule's length depends on the other output capsules.",
