@@ -115,7 +115,7 @@ WITH_PRESETS = "capsnet", "cnn-dense", "cnn"
 ONLY_CAPSULES, NORMALIZED = {"model": CAPSULES}, {"norm": ("batch",)}
 MODERN = {"train_shift": "6", "padding": 4, "conv1_channels": 16, "norm": "batch", "routing_iters": 1, "dropout": 0.0,
           "lr": 0.01, "warmup": 200, "muon": 0.02, "loss": "margin", "recon_weight": 0.0005}
-PAPER = MODERN | {"padding": 0, "norm": "none", "lr": 0.001, "warmup": 0, "muon": 0.0}
+PAPER = MODERN | {"padding": 0, "norm": "none", "routing_iters": 3, "lr": 0.001, "warmup": 0, "muon": 0.0}
 PRESETS = {"deep": MODERN, "small": PAPER | {"conv1_channels": 64}, "paper": PAPER | {"conv1_channels": 256}}
 
 
@@ -125,7 +125,7 @@ class Config:
     task: str = setting("affnist", "mnist: 28x28 px, tested on MNIST as it is", choices=("affnist", "mnist"))
     digits: str = setting("auto", "auto: MNIST, else synthetic", test=True, choices=("auto", "mnist", "synthetic"))
     data_dir: str = setting("", "folder of idx files; else $MNIST_DIR or download", alias="--mnist-dir", runtime=True)
-    affnist_dir: str = setting("", "folder of affNIST's test_batches, to test on them, too (needs SciPy)",
+    affnist_dir: str = setting("", "folder of affNIST's test_batches, to test on all of them, too (needs SciPy)",
                                only={"task": ("affnist",)}, runtime=True)
     n_train: int = setting(12000, "training digits per epoch, each newly translated", low=1, high=10_000_000)
     n_per_class: int = setting(0, "different training digits per class; 0: all", low=0, high=10_000)
@@ -135,14 +135,15 @@ class Config:
     train_shift: str = setting(None, "largest translation of training digits on each axis, px; full: any position with "
                                "all ink on the canvas; of task mnist 2", choices=(*map(str, range(11)), "full"))
     model: str = setting("capsnet-shared", "network", choices=CAPSULES + CNNS)
-    preset: str = setting("deep", "convolutions; deep: the backbone; paper: the paper's; small: the same, narrow",
+    preset: str = setting("deep", "of capsnet, deep: the backbone; paper: the paper's convolutions; small: the same, "
+                          "narrow; of CNNs the defaults that go with these",
                           choices=tuple(PRESETS), only={"model": WITH_PRESETS})
     conv1_channels: int = setting(None, "channels of Conv1; of CNNs 16, of paper's cnn 256", low=1, high=1024)
     norm: str = setting(None, "normalization of convolutions, over 16 samples", choices=("batch", "none"))
-    padding: int = setting(None, "px of background around the canvas; deep without routing 8", low=0, high=20)
+    padding: int = setting(None, "px of background around the canvas; without votes 8, of task mnist 0", low=0, high=20)
     squash: str = setting("all", "last: of class capsules; relu: ReLU of primary capsules, no squash",
                           choices=("all", "last", "none", "relu"), only=ONLY_CAPSULES)
-    routing_iters: int = setting(None, "1: no routing", low=1, high=50, only={"model": ROUTED}, test=True)
+    routing_iters: int = setting(None, "1: no routing; of capsnet 3", low=1, high=50, only={"model": ROUTED}, test=True)
     seed: int = setting(0, "of all random numbers; same seed, same bits", low=0, high=2 ** 32 - 1, test=True)
     n_epochs: int = setting(4, "training epochs", low=1, high=100_000)
     stop_at: float = setting(0.0, "validation accuracy at which to stop; 0: train all epochs", low=0, high=1)
@@ -435,7 +436,7 @@ def stream_digits(data, config, kind, factors=None):
     kind: "val", validation digits, or "test", test digits, both translated as in training (with --task mnist as they
     are); "any_position", test digits translated to any position with all ink on the canvas; "affine", test digits
     transformed and placed at any position; "centered", the same, but at the center of the canvas, or as near to it as
-    their ink allows; "real", affNIST's own files. --eval-split val: validation images in place of test images.
+    their ink allows; "real", affNIST's own files, each whole. --eval-split val: validation images, not test images.
     factors: {factor: number} for all "affine" or "centered" digits; None draws them from RANGES. Each chunk has its own
     random generator."""
     if kind == "real":
@@ -498,8 +499,8 @@ def read_affnist(folder):
     holds test_batches/1.mat, 2.mat, ... Raise InputError if files or SciPy are missing, or a file is damaged"""
     try:
         from scipy.io import loadmat
-        paths = sorted(Path(folder, "test_batches").glob("[0-9]*.mat"), key=lambda path: int(path.stem))
-        for path in paths or [Path(folder, "test_batches", "1.mat")]:
+        where = Path(os.path.expanduser(folder), "test_batches")
+        for path in sorted(where.glob("[0-9]*.mat"), key=lambda path: int(path.stem)) or [where / "1.mat"]:
             digits = loadmat(str(path), squeeze_me=True, struct_as_record=False)["affNISTdata"]
             images = digits.image.reshape(1600, -1).T.reshape(-1, 40, 40)
             labels = np.reshape(digits.label_int, len(images)).astype(np.int64)
@@ -810,9 +811,9 @@ def receptive_field_centers(config):
 def init_params(config):
     """Draw the initial parameters: {name: float32 array}, as param_shapes says.
 
-    Weights are normal, with variance 2 / fan-in where a ReLU follows (He initialization), VOTES_GAIN / fan-in for the
-    transformation matrices and 1 / fan-in elsewhere. Biases and the normalizations' shifts are 0, the normalizations'
-    scales are 1."""
+    Weights are normal, with variance 2 / fan-in where a ReLU follows (He initialization), but for PrimaryCaps,
+    VOTES_GAIN / fan-in for the transformation matrices, and 1 / fan-in elsewhere. Biases and the normalizations' shifts
+    are 0, the normalizations' scales are 1."""
     rng, params, shapes = rng_for(config.seed, INIT), {}, param_shapes(config)
     last = [name for name in shapes if name.endswith("_w")][-1]                         # outputs scores, or pixels
     gains = {"W": VOTES_GAIN, "coordinate_W": VOTES_GAIN, "primary_w": 1, last: 1}
@@ -1746,7 +1747,8 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
         write_file(out_json, text.encode())
     places = "".join(f" {flag_of(name)} {at}" for name, at in vars(config).items() if at and name.endswith("_dir"))
     again = f"; to test it again: python3 {sys.argv[0]} --load "
-    return result, [f"wrote {path}" + f"{again}{path}{places}" * (path != out_json) for path in outputs]
+    written = filter(os.path.exists, outputs)                           # without an epoch there is no checkpoint
+    return result, [f"wrote {path}" + f"{again}{path}{places}" * (path != out_json) for path in written]
 
 
 def check_classes(state, config, data):
@@ -1762,7 +1764,7 @@ def begin(path, config, data, is_begun, init):
     theirs, state = load(path)
     if is_begun:
         if config.n_epochs > theirs.n_epochs and theirs.lr_schedule == "cosine":
-            raise InputError(f"{path}: its learning rate ends at 0 with epoch {theirs.n_epochs}. Give it as --init")
+            raise InputError(f"{path}: its rate ends at 0 with epoch {theirs.n_epochs}. Use --init {path} instead")
         check_same(path, theirs, vars(config) | {"n_epochs": min(theirs.n_epochs, config.n_epochs)}, {"runtime"})
         others = init and Path(init).name != state["history"].get("init")
         if others or not state["adam_m"] or state["history"]["source"] != data["source"]:

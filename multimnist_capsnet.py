@@ -117,7 +117,8 @@ class Config:
     merge: str = setting("max", "how digits are merged; add: sum clipped at 255", choices=("max", "add"), test=True)
     warp: float = setting(0.0, "strength of random deformations of training digits (see warp_digits)", low=0, high=4)
     model: str = setting("capsnet", "network", choices=("capsnet", "cnn", "cnn-vectors", "vector-dense"))
-    preset: str = setting("deep", "convolutions, see above; deep: six", choices=tuple(PRESETS))
+    preset: str = setting("deep", "convolutions, see above; deep: six; classic and paper of control models: the same",
+                          choices=tuple(PRESETS))
     conv1_channels: int = setting(None, "channels of Conv1", low=1, high=4096)
     conv3_channels: int = setting(64, "base width C, the channels of Conv3", low=1, high=4096,
                                   only={"preset": ("deep", "residual", "half-digit")})
@@ -1597,7 +1598,8 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
         write_file(out_json, text.encode())
     places = "".join(f" {flag_of(name)} {at}" for name, at in vars(config).items() if at and name.endswith("_dir"))
     again = f"; to test it again: python3 {sys.argv[0]} --load "
-    return result, [f"wrote {path}" + f"{again}{path}{places}" * (path != out_json) for path in outputs]
+    written = filter(os.path.exists, outputs)                           # without an epoch there is no checkpoint
+    return result, [f"wrote {path}" + f"{again}{path}{places}" * (path != out_json) for path in written]
 
 
 def check_classes(state, config, data):
@@ -1613,7 +1615,7 @@ def begin(path, config, data, is_begun, init):
     theirs, state = load(path)
     if is_begun:
         if config.n_epochs > theirs.n_epochs and theirs.lr_schedule == "cosine":
-            raise InputError(f"{path}: its learning rate ends at 0 with epoch {theirs.n_epochs}. Give it as --init")
+            raise InputError(f"{path}: its rate ends at 0 with epoch {theirs.n_epochs}. Use --init {path} instead")
         check_same(path, theirs, vars(config) | {"n_epochs": min(theirs.n_epochs, config.n_epochs)}, {"runtime"})
         others = init and Path(init).name != state["history"].get("init")
         if others or not state["adam_m"] or state["history"]["source"] != data["source"]:

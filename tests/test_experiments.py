@@ -62,12 +62,12 @@ BAD_FILES = {
     **{f"--load {name}": name for name in ("none.npz", "empty", "torn.npz", "flipped.npz", "text.npz", "other.npz")},
     "--load net.npz --lr 0.5": "--lr", "--load net.npz --model cnn": "--model",
     "--load net.npz --checkpoint new.npz": "--checkpoint", "--load net.npz --init net.npz": "--init",
+    "--load net.npz --out-json net.npz": "twice", f"--out-json {os.devnull}": "folder or a device",
     "--checkpoint run.npz --seed 1": "seed", "--checkpoint run.npz --lr 0.123": "lr",
     **{f"--checkpoint {name}": name for name in ("net.npz", "torn.npz", "text.npz", "other.npz")}}
 BAD_DIGITS = {
     "--digits roman": "", "--n-train 0": "", "--model cnn --recon-weight 0.1": "--recon-weight",
-    **{f"--data-dir {name}": "" for name in ("nowhere", "empty")},
-    **{f"--data-dir {name}": name for name in (*BROKEN, LONG)}}
+    **{f"--data-dir {name}": name for name in ("nowhere", "empty", *BROKEN, LONG)}}
 BAD = {
     MULTI: BAD_FLAGS | BAD_FILES | BAD_DIGITS | {
         "--min-iou 2": "", "--model cnn --routing-iters 2": "--routing-iters", "--cnn-head gap": "",
