@@ -111,8 +111,7 @@ def setting(default, text, **more):
 ROUTED, VECTORS = ("capsnet-shared", "capsnet"), ("vector-gap", "vector-gmp")       # with votes; ten pooled vectors
 POOLED_CNNS = "cnn-gap", "cnn-gmp"                             # as large as capsnet-shared by the channels of Conv5
 CAPSULES, CNNS = ROUTED + VECTORS, (*POOLED_CNNS, "cnn-dense", "cnn")
-WITH_PRESETS = "capsnet", "cnn-dense", "cnn"
-ONLY_CAPSULES, NORMALIZED = {"model": CAPSULES}, {"norm": ("batch",)}
+ONLY_CAPSULES, NORMALIZED, WITH_PRESETS = {"model": CAPSULES}, {"norm": ("batch",)}, ("capsnet", "cnn-dense", "cnn")
 MODERN = {"train_shift": "6", "padding": 4, "conv1_channels": 16, "norm": "batch", "routing_iters": 1, "dropout": 0.0,
           "lr": 0.01, "warmup": 200, "muon": 0.02, "loss": "margin", "recon_weight": 0.0005}
 PAPER = MODERN | {"padding": 0, "norm": "none", "routing_iters": 3, "lr": 0.001, "warmup": 0, "muon": 0.0}
@@ -140,7 +139,7 @@ class Config:
                           choices=tuple(PRESETS), only={"model": WITH_PRESETS})
     conv1_channels: int = setting(None, "channels of Conv1; of CNNs 16, of paper's cnn 256", low=1, high=1024)
     norm: str = setting(None, "normalization of convolutions, over 16 samples", choices=("batch", "none"))
-    padding: int = setting(None, "px of background around the canvas; without votes 8, of task mnist 0", low=0, high=20)
+    padding: int = setting(None, "px of background around the canvas; deep without votes 8, mnist 0", low=0, high=20)
     squash: str = setting("all", "last: of class capsules; relu: ReLU of primary capsules, no squash",
                           choices=("all", "last", "none", "relu"), only=ONLY_CAPSULES)
     routing_iters: int = setting(None, "1: no routing; of capsnet 3", low=1, high=50, only={"model": ROUTED}, test=True)
@@ -460,10 +459,10 @@ def stream_digits(data, config, kind, factors=None):
 
 
 def training_rows(data, config):
-    """Return the indices of the training digits in order: all, or --n-per-class of each class, drawn by the seed"""
+    """Return the indices of --n-per-class training digits of each class, drawn by the seed, in order"""
     labels = data["train"][1]
     order = rng_for(config.seed, DATA, 1).permutation(len(labels))
-    chosen = [order[labels[order] == label][:config.n_per_class or None] for label in range(config.n_classes)]
+    chosen = [order[labels[order] == label][:config.n_per_class] for label in range(config.n_classes)]
     if min(map(len, chosen)) < config.n_per_class:
         raise InputError(f"--n-per-class {config.n_per_class}: a class has fewer digits. Lower it")
     return np.sort(np.concatenate(chosen))
@@ -473,7 +472,8 @@ def epoch_samples(data, epoch, config):
     """Yield the randomly translated training digits of one epoch in chunks of whole batches: images (n, side, side)
     uint8, labels (n,) int64 and, with dropout, dropout_mask (n, units) float32, each entry 0 or 1 / (1 - dropout).
     Every digit appears once before any digit appears again."""
-    (images, labels), known = data["train"], training_rows(data, config)
+    images, labels = data["train"]
+    known = training_rows(data, config) if config.n_per_class else len(labels)
     size, rng = max(1, CHUNK // config.batch_size) * config.batch_size, rng_for(config.seed, BATCHES, epoch)
     order = itertools.chain.from_iterable(map(rng.permutation, itertools.repeat(known)))
     for k, start in enumerate(range(0, config.n_train, size)):
@@ -508,7 +508,7 @@ def read_affnist(folder):
                 raise ValueError(f"{path.name} holds no digits")
             yield {"images": images, "labels": labels}
     except Exception as error:                 # SciPy does not document which exceptions a damaged file can raise
-        raise InputError(f"--affnist-dir {folder}: {error}. Give the folder of test_batches; SciPy is needed") from None
+        raise InputError(f"--affnist-dir {folder}: {error}. Give a folder with test_batches, and SciPy") from None
 
 
 # -------------------------------------------------------------- the paper: capsules, routing, losses
@@ -731,7 +731,7 @@ VOTES_GAIN = 16.0                  # initial variance of the sum of a digit's vo
 TYPES = {"deep": 16, "small": 8, "paper": 32}                  # of primary capsules
 
 
-Conv = collections.namedtuple("Conv", "name K stride F pool", defaults=(False,))
+Conv = collections.namedtuple("Conv", "name F K stride pool", defaults=(3, 1, False))
 
 
 def convolutions(config):
@@ -740,13 +740,13 @@ def convolutions(config):
     c, primary = config.conv1_channels, TYPES[config.preset] * E
     primary = config.n_classes * D if config.model in VECTORS else primary
     if config.model == "cnn":                                          # in the paper 256, 256 and 128 channels
-        return Conv("conv1", 5, 1, c), Conv("conv2", 5, 1, c), Conv("conv3", 5, 1, -(-c // 2))
+        return Conv("conv1", c, 5), Conv("conv2", c, 5), Conv("conv3", -(-c // 2), 5)
     if config.model == "capsnet" and config.preset != "deep":
-        return Conv("conv1", 9, 1, c), Conv("primary", 9, 2, primary)
+        return Conv("conv1", c, 9), Conv("primary", primary, 9, 2)
     conv5 = matched_width(config) if config.model in POOLED_CNNS else 128
-    convs = (Conv("conv1", 3, 1, c), Conv("conv2", 3, 1, c, pool=True), Conv("conv3", 3, 1, 64),
-             Conv("conv4", 3, 1, 64, pool=True), Conv("conv5", 3, 1, conv5))
-    return convs if config.model in CNNS else (*convs, Conv("primary", 1, 1, primary))
+    convs = (Conv("conv1", c), Conv("conv2", c, pool=True), Conv("conv3", 64), Conv("conv4", 64, pool=True),
+             Conv("conv5", conv5))
+    return convs if config.model in CNNS else (*convs, Conv("primary", primary, 1))
 
 
 def param_shapes(config):
@@ -811,8 +811,8 @@ def receptive_field_centers(config):
 def init_params(config):
     """Draw the initial parameters: {name: float32 array}, as param_shapes says.
 
-    Weights are normal, with variance 2 / fan-in where a ReLU follows (He initialization), but for PrimaryCaps,
-    VOTES_GAIN / fan-in for the transformation matrices, and 1 / fan-in elsewhere. Biases and the normalizations' shifts
+    Weights are normal, with variance 2 / fan-in where a ReLU follows (He initialization; not PrimaryCaps), VOTES_GAIN /
+    fan-in for the transformation matrices, and 1 / fan-in elsewhere. Biases and the normalizations' shifts
     are 0, the normalizations' scales are 1."""
     rng, params, shapes = rng_for(config.seed, INIT), {}, param_shapes(config)
     last = [name for name in shapes if name.endswith("_w")][-1]                         # outputs scores, or pixels
@@ -1760,7 +1760,7 @@ def check_classes(state, config, data):
 
 def begin(path, config, data, is_begun, init):
     """Return the state to train from: that of a checkpoint or, unless the run is begun, of a new one with the weights
-    of a file. Raise InputError if the checkpoint belongs to another run; init: its --init"""
+    of a file. init: the run's --init. Raise InputError if the checkpoint belongs to another run"""
     theirs, state = load(path)
     if is_begun:
         if config.n_epochs > theirs.n_epochs and theirs.lr_schedule == "cosine":
@@ -1797,7 +1797,7 @@ def main():
     if args.load is not None and (args.init or args.checkpoint):
         refuse("--init and --checkpoint are of a training, and --load only tests. Leave them out")
     files = [os.path.realpath(path) for path in (args.load, args.init, args.checkpoint, args.out_weights, args.out_json)
-             if path not in (None, "-")]
+             if path not in (None, "", "-")]
     if len(set(files)) < len(files):
         refuse("a file is named twice. Give each file a name of its own")
     if args.load is not None:

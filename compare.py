@@ -9,7 +9,7 @@ means with 95% t intervals, and of differences that are paired by seed.
 Every run is a process of the experiment's script, with the flags that are given here and do not belong to this program.
 A flag that one of the models does not have is left out for that model. Finished runs are kept in runs/compare/, and an
 interrupted one resumes from its checkpoint, if the same command is given again. Another flag, or a change of the
-script, makes a new run.
+script or of the data that a flag names, makes a new run.
 
     python3 compare.py affnist_capsnet --model capsnet-shared cnn-gap --n-seeds 3      # half an hour on two cores
     python3 compare.py affnist_capsnet --model cnn-gap cnn-gmp --n-seeds 3 --jobs 2 --n-train 3000
@@ -72,9 +72,10 @@ def digest_of(experiment, words):
     """Return what names a run: a digest of its script, of its flags, without those that do not change its numbers, and
     of the files that these name, by their sizes and times"""
     script = (lab.ROOT / f"{experiment}.py").read_bytes()
-    places = [home_path(word.split("=")[-1]) for word in words if word]
-    files = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for place in places if place.exists()
-             for path in ([place] if place.is_file() else sorted(place.glob("*"))) if path.is_file()]
+    places = [home_path(word.partition("=")[2] or after) for word, after in zip(words, [*words[1:], ""])
+              if word.partition("=")[0].endswith(("-dir", "--init"))]
+    files = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for place in places for path in sorted(
+        place.rglob("*") if place.is_dir() else place.parent.glob(place.name + "*")) if path.is_file()]
     return hashlib.sha256(script + json.dumps([words, files]).encode()).hexdigest()[:10]
 
 

@@ -1611,7 +1611,7 @@ def check_classes(state, config, data):
 
 def begin(path, config, data, is_begun, init):
     """Return the state to train from: that of a checkpoint or, unless the run is begun, of a new one with the weights
-    of a file. Raise InputError if the checkpoint belongs to another run; init: its --init"""
+    of a file. init: the run's --init. Raise InputError if the checkpoint belongs to another run"""
     theirs, state = load(path)
     if is_begun:
         if config.n_epochs > theirs.n_epochs and theirs.lr_schedule == "cosine":
@@ -1648,7 +1648,7 @@ def main():
     if args.load is not None and (args.init or args.checkpoint):
         refuse("--init and --checkpoint are of a training, and --load only tests. Leave them out")
     files = [os.path.realpath(path) for path in (args.load, args.init, args.checkpoint, args.out_weights, args.out_json)
-             if path not in (None, "-")]
+             if path not in (None, "", "-")]
     if len(set(files)) < len(files):
         refuse("a file is named twice. Give each file a name of its own")
     if args.load is not None:

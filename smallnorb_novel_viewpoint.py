@@ -307,8 +307,8 @@ def evaluate(weights, samples, config, workers):
     accuracy; loss, for the spread loss with its final margin; correct, (n,) bool; confusion: numbers of images, a list
     (J, J), with a row per class and a column per predicted class."""
     scores, labels = forward_shards(weights, samples, config, workers)["scores"], samples["labels"]
-    predicted, confusion = scores.argmax(1), np.zeros((N_CLASSES, N_CLASSES), np.int64)
-    np.add.at(confusion, (labels, predicted), 1)
+    predicted = scores.argmax(1)
+    confusion = np.bincount(labels * N_CLASSES + predicted, minlength=N_CLASSES ** 2).reshape(N_CLASSES, N_CLASSES)
     loss, _ = classification_loss(scores, {"labels": labels, "margin": MARGINS[1]}, config)
     return {"accuracy": float((predicted == labels).mean()), "loss": loss, "correct": predicted == labels,
             "confusion": confusion.tolist()}
@@ -1181,7 +1181,7 @@ def param_shapes(config, width=0):
         return shapes | {"class_W": (inputs.types, J, P, P), "class_beta_u": (J,), "class_beta_a": (J,)}
     groups = inputs.types * (inputs.side ** 2 if config.model == "capsnet" else 1)
     shapes["W"] = (groups, VECTOR, J, CLASS_VECTOR)
-    return shapes | ({"coordinate_W": (2, J, CLASS_VECTOR)} if config.coordinates and config.model != "capsnet" else {})
+    return shapes | ({"coordinate_W": (2, J, CLASS_VECTOR)} if config.coordinates else {})
 
 
 @functools.cache
@@ -1374,7 +1374,7 @@ def vector_head_forward(params, x, config, _):
     if "coordinate_W" in params:
         capsules, coordinates_cache = add_coordinates_forward(u, class_capsule_inputs(config).centers)
         W = np.concatenate([W, np.broadcast_to(params["coordinate_W"], (len(W), 2, *W.shape[2:]))], 1)
-    u_hat, votes_cache = votes_forward(capsules, W)                              # (N, J, I, D)
+    u_hat, votes_cache = votes_forward(capsules, W)                                     # (N, J, I, D)
     v, routing_cache = routing_forward(u_hat, config.routing_iters)
     lengths, lengths_cache = lengths_forward(v)
     out = {"scores": lengths, "v": v, "u": u, "c": [c for c, *_ in routing_cache[1]]}
@@ -2503,7 +2503,7 @@ def check_classes(state, config, data):
 
 def begin(path, config, data, is_begun, init):
     """Return the state to train from: that of a checkpoint or, unless the run is begun, of a new one with the weights
-    of a file. Raise InputError if the checkpoint belongs to another run; init: its --init"""
+    of a file. init: the run's --init. Raise InputError if the checkpoint belongs to another run"""
     theirs, state = load(path)
     if is_begun:
         if config.n_epochs > theirs.n_epochs and theirs.lr_schedule == "cosine":
@@ -2540,7 +2540,7 @@ def main():
     if args.load is not None and (args.init or args.checkpoint):
         refuse("--init and --checkpoint are of a training, and --load only tests. Leave them out")
     files = [os.path.realpath(path) for path in (args.load, args.init, args.checkpoint, args.out_weights, args.out_json)
-             if path not in (None, "-")]
+             if path not in (None, "", "-")]
     if len(set(files)) < len(files):
         refuse("a file is named twice. Give each file a name of its own")
     if args.load is not None:

@@ -17,9 +17,9 @@ JSON:     experiment, config (settings by name), source (of the data), trained_o
 Weights:  a file .npz of arrays params/NAME, state/NAME and, of a checkpoint, adam_m/NAME and adam_v/NAME; and meta, a
           JSON text: experiment, step, config (with the data's source), history.
 Module:   EXPERIMENT, PRETRAINED, Config, SETTINGS, InputError, add_settings, given_settings, configs_of, check_same,
-          load_data, fit_to_data, epoch_samples, to_batch, initial_state, train, weights_of, worker_threads, batches,
-          batch_gradients, forward_shards, evaluate, evaluate_test, validate, init_params, param_shapes, forward,
-          loss_and_grads, result_of, test_metrics, data_name, save, load, run_cli, main
+          check_useful, load_data, fit_to_data, epoch_samples, to_batch, initial_state, train, weights_of,
+          worker_threads, batches, batch_gradients, forward_shards, evaluate, evaluate_test, validate, init_params,
+          param_shapes, forward, loss_and_grads, result_of, test_metrics, data_name, save, load, run_cli, main
 Of digits: synthesize_digits, and load_data's argument `download`.
 
 A state, which train takes and returns, is a dict of params, running, adam_m, adam_v, step and history. SETTINGS are the

@@ -335,7 +335,7 @@ def text_lines(names, errors="strict"):
 
 
 def write_files(out, files):
-    """Write files, {name: bytes}, into a folder: all of them or none"""
+    """Write files, {name: bytes}, into a folder: each whole, and none if one cannot be written"""
     make_folder(out)
     try:
         for name, content in files.items():

@@ -67,8 +67,9 @@ def run(jobs, n_at_once, say, folder=None):
                     tell(job, last)
             if code := process.wait():
                 last = last if code > 0 else f"was ended by signal {-code}, as when memory is short"
-                fault, checkpoint = last.removeprefix("error: "), str(checkpoint_of(job.path))
-                remedy = f". Delete {checkpoint} to begin this run anew" * fault.startswith(checkpoint)
+                checkpoint = checkpoint_of(job.path)
+                is_other = checkpoint.name in last and "cannot write" not in last
+                remedy = f". Delete {checkpoint} to begin this run anew" * is_other
                 raise InputError(f"{job.name}: {last}{remedy} (command: {command_line(*job.words)})")
         finally:
             done[job.name].set()

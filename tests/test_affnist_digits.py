@@ -269,7 +269,7 @@ def test_files_that_are_wrong_are_named(tmp_path, fault, rng):
         path.write_bytes(path.read_bytes()[:200])
     elif fault == "other":
         scipy_io.savemat(path, {"other": images})
-    with pytest.raises(ac.InputError, match=f"--affnist-dir {tmp_path}: .*Give the folder of test_batches"):
+    with pytest.raises(ac.InputError, match=f"--affnist-dir {tmp_path}: .*Give a folder with test_batches"):
         list(ac.read_affnist(str(tmp_path)))
 
 
