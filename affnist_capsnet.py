@@ -737,8 +737,7 @@ Conv = collections.namedtuple("Conv", "name F K stride pool", defaults=(3, 1, Fa
 def convolutions(config):
     """Return the convolutions of a network. The last one of a capsule network is PrimaryCaps; in its place, networks of
     class vectors compute ten vectors per position"""
-    c, primary = config.conv1_channels, TYPES[config.preset] * E
-    primary = config.n_classes * D if config.model in VECTORS else primary
+    c, primary = config.conv1_channels, config.n_classes * D if config.model in VECTORS else TYPES[config.preset] * E
     if config.model == "cnn":                                          # in the paper 256, 256 and 128 channels
         return Conv("conv1", c, 5), Conv("conv2", c, 5), Conv("conv3", -(-c // 2), 5)
     if config.model == "capsnet" and config.preset != "deep":
@@ -1753,8 +1752,9 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
 
 def check_classes(state, config, data):
     """Raise InputError unless the network of a file has the layers of a Config and the classes of the data"""
-    file, names, source = state["loaded"]["file"], state["history"].get("names"), data_name(state["history"]["source"])
-    if not fits(state, config) or names and data.get("names", names) != names:
+    file, source = state["loaded"]["file"], data_name(state["history"]["source"])
+    names = [of.get("names") or [*"0123456789"] * (of["source"] in DIGIT_NAMES) for of in (state["history"], data)]
+    if not fits(state, config) or all(names) and names[0] != names[1]:
         raise InputError(f"{file}: has other layers or classes. Give its settings and data ({source})")
 
 

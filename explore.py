@@ -152,7 +152,8 @@ class Guide:
         if not Path(path).is_file():
             raise InputError(f"--load {path}: no such file. Give a file of --out-weights, or a run's weights.npz")
         others = ""
-        conditions = (lambda c: c.model == "capsnet"), (lambda c: c.task != "mnist"), (lambda c: c.data != "shapes")
+        conditions = (lambda c: c.model == "capsnet"), (lambda c: c.task != "mnist"), (
+            lambda c: c.data != "shapes" and c.model != "nearest")
         for module, condition in zip(NETWORKS, conditions):
             with contextlib.suppress(module.InputError):
                 if condition((network := load_network(module, path)).config):

@@ -32,7 +32,7 @@ FPS = 8                            # frames per second
 NAMES = {"capsnet-shared": "CapsNet, shared matrices", "capsnet": "CapsNet, one matrix per position",
          "vector-gap": "ten class vectors, GAP", "vector-gmp": "ten class vectors, GMP",
          "cnn-gap": "CNN, global average pooling", "cnn-gmp": "CNN, global max pooling",
-         "cnn-dense": "CNN with a hidden layer", "cnn": "the paper's MNIST CNN, narrow"}
+         "cnn-dense": "CNN with a hidden layer", "cnn": "the paper's MNIST CNN"}
 MAX_DIGITS, MAX_NETWORKS = 4, 3
 PATH = (                           # (factor, lowest, highest value), animated one after another
     ("position", -1, 1), ("rotation", -20, 20), ("shear", -0.2, 0.2), ("scale_y", 0.8, 1.2), ("scale_x", 0.8, 1.2))

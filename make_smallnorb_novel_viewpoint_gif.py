@@ -174,6 +174,8 @@ def main():
     if configs[0].split != "azimuth":
         raise InputError(f"the animation shows novel azimuths, not --split {configs[0].split}. Give other networks, or "
                          "leave --split out")
+    if len({norb.angle_ranges(config) for config in configs}) > 1:
+        raise InputError("--load: these networks have different novel azimuths. Animate them one at a time")
     data = None if loaded else norb.load_data(configs[0])
     histories = [history_of(network) if loaded else record_training(config, snapshots, data)
                  for _, network, config in runs]

@@ -266,23 +266,22 @@ def evaluate(weights, chunks, config, workers):
       loss, margin, recon as in loss_and_grads, means over the pairs; of a CNN cross_entropy in place of margin
       recon_mse           mean squared error per pixel of the reconstructions of the two true digits
       baseline_recon_mse  the same for the best constant image, the mean of all these digits"""
-    n_correct, sums, pixel_sum, confusion = [], np.zeros(3), np.zeros((CANVAS, CANVAS)), 0
+    pairs, sums, pixel_sum = [], np.zeros(3), np.zeros((CANVAS, CANVAS))
     for chunk in chunks:
         out, size = forward_shards(weights, chunk, config, workers), len(chunk["labels"])
-        here, there = (k_hot(classes, float, config.n_classes) for classes in (chunk["labels"], predict(out)))
-        found, missed, wrong = here * there, here * (1 - there), there * (1 - here)     # (size, J)
-        n_correct.append(found.sum(1).astype(int))
-        confusion = confusion + np.diag(found.sum(0)) + missed.T @ (wrong / np.maximum(wrong.sum(1, keepdims=True), 1))
+        pairs.append((chunk["labels"], predict(out)))
         target = chunk["sources"].astype(out["lengths"].dtype) / 255
         name, loss, _ = classification_loss(out, chunk["labels"])
         recon = reconstruction_loss(out["recon"], target)[0] if "recon" in out else 0
         sums += np.array([loss, recon, np.square(target).sum() / size]) * size
         pixel_sum += chunk["sources"].sum((0, 1))
-    n_correct = np.concatenate(n_correct)
-    n, correct, per_pixel = len(n_correct), n_correct == 2, 2 * CANVAS * CANVAS
+    here, there = (k_hot(classes, float, config.n_classes) for classes in np.concatenate(pairs, 1))
+    found, missed, wrong = here * there, here * (1 - there), there * (1 - here)         # (n, J)
+    confusion = np.diag(found.sum(0)) + missed.T @ (wrong / np.maximum(wrong.sum(1, keepdims=True), 1))
+    n, correct, per_pixel = len(found), found.sum(1) == 2, 2 * CANVAS * CANVAS
     loss, recon, square = sums / n
     metrics = {"n": n, "hits": int(correct.sum()), "exact_match": correct.mean(), "correct": correct,
-               "at_least_one": (n_correct >= 1).mean(), "confusion": confusion.tolist(), name: loss,
+               "at_least_one": (found.sum(1) >= 1).mean(), "confusion": confusion.tolist(), name: loss,
                "loss": loss + config.recon_weight * recon,
                "baseline_recon_mse": (square - 2 * np.square(pixel_sum / (2 * n) / 255).sum()) / per_pixel}
     return metrics | ({"recon": recon, "recon_mse": recon / per_pixel} if "recon" in out else {})
@@ -1604,8 +1603,9 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
 
 def check_classes(state, config, data):
     """Raise InputError unless the network of a file has the layers of a Config and the classes of the data"""
-    file, names, source = state["loaded"]["file"], state["history"].get("names"), data_name(state["history"]["source"])
-    if not fits(state, config) or names and data.get("names", names) != names:
+    file, source = state["loaded"]["file"], data_name(state["history"]["source"])
+    names = [of.get("names") or [*"0123456789"] * (of["source"] in DIGIT_NAMES) for of in (state["history"], data)]
+    if not fits(state, config) or all(names) and names[0] != names[1]:
         raise InputError(f"{file}: has other layers or classes. Give its settings and data ({source})")
 
 

@@ -2495,9 +2495,9 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
 
 
 def check_classes(state, config, data):
-    """Raise InputError unless the network of a file has the layers of a Config and the classes of the data"""
-    file, names, source = state["loaded"]["file"], state["history"].get("names"), data_name(state["history"]["source"])
-    if not fits(state, config) or names and data.get("names", names) != names:
+    """Raise InputError unless the network of a file has the layers of a Config"""
+    file, source = state["loaded"]["file"], data_name(state["history"]["source"])
+    if not fits(state, config):
         raise InputError(f"{file}: has other layers or classes. Give its settings and data ({source})")
 
 

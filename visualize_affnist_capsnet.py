@@ -94,12 +94,23 @@ def show_image(ax, image, title="", color="black"):
     ax.set_title(title, fontsize=8, pad=3, color=color)
 
 
-def first_of_each_class(labels, n):
-    """Return the index of the first sample of each of n classes. Raise InputError if a class has none."""
-    if missing := set(range(n)) - set(labels.tolist()):
-        raise InputError(f"the {len(labels)} images drawn include none of class {min(missing)}. Raise --n-test or, in "
-                         "training, --n-train")
-    return [int(np.flatnonzero(labels == digit)[0]) for digit in range(n)]
+def one_of_each_class(chunks, run):
+    """Return the first image of each class, of the first ten at most, as a dict of images and labels. chunks: dicts of
+    these, which may be in the order of their classes. A class without an image is left out"""
+    found = {}
+    for chunk in chunks:
+        for label, row in zip(*np.unique(chunk["labels"], return_index=True)):
+            found.setdefault(int(label), (chunk["images"][row], label))
+        if found.keys() >= set(range(n_shown(run))):
+            break
+    images, labels = zip(*(found[label] for label in sorted(found)[:n_shown(run)]))
+    return {"images": np.stack(images), "labels": np.array(labels)}
+
+
+def hide_empty(fig):
+    """Hide axes without an image"""
+    for ax in (ax for ax in fig.axes if not ax.has_data()):
+        ax.axis("off")
 
 
 def forward(run, samples):
@@ -115,9 +126,7 @@ def n_shown(run):
 
 def class_examples(run, kind):
     """Return one test digit of each class, as a dict of images and labels."""
-    chunk = next(affnist.stream_digits(run.data, run.config, kind))
-    rows = first_of_each_class(chunk["labels"], n_shown(run))
-    return {name: array[rows] for name, array in chunk.items()}
+    return one_of_each_class(affnist.stream_digits(run.data, run.config, kind), run)
 
 
 # ---------------------------------------------------------------- figures
@@ -125,21 +134,23 @@ def class_examples(run, kind):
 def draw_examples(run):
     """Draw one test digit of each kind and class and, unless the network was trained on other data, one training digit
     of each class."""
-    samples, rows = next(affnist.epoch_samples(run.data, 0, run.config)), []
+    rows = []
     if run.history["source"] == run.data["source"]:
-        rows.append(("training:\ntranslated", samples["images"][first_of_each_class(samples["labels"], n_shown(run))]))
+        training = affnist.epoch_samples(run.data, 0, run.config)
+        rows.append(("training:\ntranslated", one_of_each_class(training, run)["images"]))
     kinds = {"any_position": "test: at\nany position", "centered": "test: affine,\ncentered",
              "affine": "test: affine,\nany position"}
     rows += [(text, class_examples(run, kind)["images"]) for kind, text in (
         [("test", "test")] if run.config.task == "mnist" else kinds.items())]
     fig = new_figure(0.85 * len(rows) + 0.6, f"{'Training and test' if 'training' in rows[0][0] else 'Test'} images" + (
         ", one of each class" if run.config.n_classes <= 10 else " of the first ten classes"),
-                     f"{data_name(run.data['source'])}, {'x'.join(map(str, samples['images'].shape[1:]))} px; "
+                     f"{data_name(run.data['source'])}, {'x'.join(map(str, rows[-1][1].shape[1:]))} px; "
                      "affine: rotated, sheared and scaled")
     for axes, (text, images) in zip(fig.subplots(len(rows), n_shown(run), squeeze=False), rows):
         for ax, image in zip(axes, images):
             show_image(ax, image)
         axes[0].set_ylabel(text, rotation=0, ha="right", va="center")
+    hide_empty(fig)
     return fig
 
 
@@ -148,7 +159,7 @@ def draw_reconstructions(run):
     kinds = [("test", "test")] if run.config.task == "mnist" else [("test", "translated"), ("affine", "affine")]
     fig = new_figure(1.9 * len(kinds) + 0.7, "Test images and their reconstructions from the longest digit capsule",
                      f"{data_name(run.data['source'])}, network {run.config.model}; above a reconstruction "
-                     "is the predicted class (red: wrong)")
+                     "is the predicted class (red, ✗: wrong)")
     axes, names = fig.subplots(2 * len(kinds), n_shown(run)), class_names(run.data)
     for k, (kind, text) in enumerate(kinds):
         samples = class_examples(run, kind)
@@ -156,10 +167,11 @@ def draw_reconstructions(run):
         for j, (image, label) in enumerate(zip(samples["images"], samples["labels"])):
             predicted = out["scores"][j].argmax()
             show_image(axes[2 * k, j], image)
-            color = "black" if predicted == label else WRONG
-            show_image(axes[2 * k + 1, j], out["recon"][j, 0], names[predicted], color)
+            title, color = (names[predicted], "black") if predicted == label else (f"✗ {names[predicted]}", WRONG)
+            show_image(axes[2 * k + 1, j], out["recon"][j, 0], title, color)
         axes[2 * k, 0].set_ylabel(text, rotation=0, ha="right", va="center")
         axes[2 * k + 1, 0].set_ylabel("reconstruction", rotation=0, ha="right", va="center")
+    hide_empty(fig)
     return fig
 
 

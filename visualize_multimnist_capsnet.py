@@ -217,7 +217,7 @@ def field_centers(config):
 
 def square_of_centers(along, side):
     """Return (low, size), in pixels, of the square of an image in which a grid of capsules has the centers of its
-    receptive fields, with as much around each center as belongs to it. along: of infer_shapes. side: of the image."""
+    receptive fields, with as much around each center as belongs to it. along: of field_centers. side: of the image."""
     step = (along[-1] - along[0]) / (len(along) - 1) if len(along) > 1 else 2
     return (along[0] - step / 2 + 1) * side / 2 - 0.5, step * len(along) * side / 2
 
@@ -343,11 +343,13 @@ def draw_capsule_activations(run):
     for k, (above, below) in enumerate(axes.T):
         above.imshow(run.test_pairs["composites"][k], cmap="gray")
         above.set(xticks=[], yticks=[])
-        above.set_title(pair_label(run, labels[k]), color="black" if run.correct[k] else WRONG)
+        title, color = (pair_label(run, labels[k]), "black") if run.correct[k] else (
+            f"✗ {pair_label(run, labels[k])}", WRONG)
+        above.set_title(title, color=color)
         below.bar(range(J), run.lengths[k], color=[ORANGE if j in labels[k] else "#bbbbbb" for j in range(J)])
         below.set(ylim=(0, 1), yticks=[0, 0.5, 1] if k == 0 else [], xlabel="class")
         label_classes(below, class_names(run.data), 100, turned=True)
-    axes[0, 0].set_ylabel("test pair\n(red: wrong)")
+    axes[0, 0].set_ylabel("test pair\n(red, ✗: wrong)")
     axes[1, 0].set_ylabel(f"{'length' if has_vectors(run.config) else 'score'}\n(orange: true digits)")
     return fig
 

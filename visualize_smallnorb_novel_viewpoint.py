@@ -150,14 +150,17 @@ def preprocess(samples, rows, config):
 
 
 def shade_ranges(ax, config):
-    """Mark the familiar azimuths and the novel azimuths on an axis from 0 to 360 degrees."""
+    """Mark the familiar azimuths and the novel azimuths on an axis from 0 to 360 degrees; with --split instance all
+    are familiar"""
+    if config.split == "instance":
+        return
     texts = [f"{which} {norb.viewpoint_angle(config)}" for which in ("familiar", "novel")]
     for (low, high), color, text in zip(norb.angle_ranges(config), (BLUE, ORANGE), texts):
         for offset in -360, 0, 360:
             left, right = max(0, low + offset), min(360, high + offset)
             if left < right:
                 ax.axvspan(left, right, color=color, alpha=0.1, linewidth=0)
-                if right - left > 50:
+                if right - left > (50 if norb.viewpoint_angle(config) == "azimuths" else 5):
                     ax.text((left + right) / 2, 1.02, text, ha="center", fontsize=8, color=GRAY,
                             transform=ax.get_xaxis_transform())
 
@@ -196,6 +199,10 @@ def draw_example_views(run, n=4):
             ax.axis("off")
             continue
         samples, color = (run.data["train"], BLUE) if j < n else (run.data["novel"], ORANGE)
+        if not (samples["labels"] == k).any():                          # of few test images
+            ax.set(xticks=[], yticks=[])
+            ax.text(0.5, 0.5, "none drawn", ha="center", va="center", fontsize=8, transform=ax.transAxes)
+            continue
         azimuths, elevations = np.unique(samples["azimuths"]), np.unique(samples["elevations"])
         azimuth = azimuths[np.linspace(0, len(azimuths) - 1, n).astype(int)[j - (n + 1) * (j > n)]]
         row = nearest_sample(samples, labels=k, azimuths=azimuth, elevations=elevations[j % len(elevations)])
@@ -215,7 +222,8 @@ def draw_elevation_strip(run):
     low, high = norb.parse_range(run.config.train_azimuths, "--train-azimuths")
     azimuth = 20 * round((low + high) / 40) % 360
     fig = new_figure(5.4, f"One test {noun(run.config)} of each class from nine elevations, predictions of {run.name}",
-                     f"training azimuth {azimuth}°; blue frame: correct; orange: wrong, with the predicted class")
+                     f"azimuth {azimuth}°, in the range of training; blue frame: correct; orange: wrong, with the "
+                     "predicted class")
     axes = fig.subplots(N_CLASSES, len(elevations), squeeze=False)
     for k in range(N_CLASSES):
         samples = views_of(run.config, k, np.full(len(elevations), azimuth), elevations)
@@ -250,12 +258,12 @@ def draw_familiar_vs_novel(runs):
         for _, run, k in groups:
             rows, correct = samples["labels"] == k if k is not None else slice(None), run.tests["correct"][name]
             found.append((correct[rows].mean(), *accuracy_interval(samples, correct, rows)) if len(correct[rows]) else
-                         (0, 0, 0))
+                         (np.nan,) * 3)
         mean, low, high = np.array(found).T
         bars = ax.bar(np.arange(len(mean)) + shift, mean, 0.38, yerr=(mean - low, high - mean), color=color, capsize=3,
                       label=f"{name} {angle}")
-        ax.bar_label(bars, [f"{value:.2f}" for value in mean], label_type="center", fontsize=8,
-                     color="white" if color == BLUE else "black")
+        ax.bar_label(bars, ["" if np.isnan(value) else f"{value:.2f}" for value in mean], label_type="center",
+                     fontsize=8, color="white" if color == BLUE else "black")
     ax.set_xticks(range(len(groups)), [label for label, *_ in groups])
     ax.set(ylim=(0, 1), ylabel="accuracy")
     ax.axhline(1 / N_CLASSES, color=GRAY, linewidth=1, linestyle=":", label="chance")
@@ -474,7 +482,7 @@ def draw_background_activity(activities):
     for (k, name), (shift, index, color, label) in ((a, b) for a in enumerate(layers) for b in (
             (-0.2, 0, ORANGE, "only background"), (0.2, 1, BLUE, "part of the toy"))):
         before, after = ([each[when]["a"][name][index] for each in activities] for when in ("before", "after"))
-        after, before = ([value for value in values if value is not None] or [0] for values in (after, before))
+        after, before = ([value for value in values if value is not None] or [np.nan] for values in (after, before))
         ax.bar(k + shift, np.mean(after), 0.38, color=color, alpha=0.8, label=label if k == 0 else None)
         ax.plot(np.full(len(after), k + shift), after, "o", color="black", markersize=3)
         ax.hlines(np.mean(before), k + shift - 0.19, k + shift + 0.19, color="black", linestyle=":")
@@ -585,6 +593,9 @@ def main():
         raise InputError("--out-json works here only with --only background_activity and without --results. For the "
                          "metrics of a run give it to smallnorb_novel_viewpoint.py")
     check_writable(args.out_json)
+    views = {(c.split, *norb.angle_ranges(c)) for *_, c in networks.chosen(norb, args)} if args.load is not None else ()
+    if len(views) > 1:
+        raise InputError("--load: these networks have different novel viewpoints. Draw them one at a time")
     background = FIGURES["background_activity"]
     if args.out_json and not any(background.applies(config) for *_, config in networks.chosen(norb, args)):
         raise InputError(f"--out-json {args.out_json}: {background.lacks}. Give such a network")

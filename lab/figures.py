@@ -115,7 +115,7 @@ def draw(module, args, drawings, of_results, load, kind=Network):
         fig = draw_one(shown)
         if not has_digits(module, data):
             call_images(fig)
-        say_data(fig, module, data, networks, draw_one == draw_training_curves)
+        say_data(fig, module, data, shown if isinstance(shown, list) else [shown], draw_one == draw_training_curves)
         write_figure(fig, outdir / f"{name}.png", progress.say)
     for name, draw_one in of_results.items():
         try:
@@ -136,7 +136,7 @@ def has_digits(module, data):
 def of_images(words):
     """Return words that were written for digits, for other images"""
     for digit, image in (("digit capsule", "class capsule"), ("true digits", "true classes"),
-                         ("(?<!MNIST )(?<!SYNTHETIC )digit", "image")):
+                         (r"(?<!MNIST )(?<!SYNTHETIC )(?<!images of )(?<![\w-])digit", "image")):
         words = re.sub(digit, image, words)
     return words
 
@@ -231,10 +231,10 @@ def class_names(data):
 def label_classes(ax, names, width, fontsize=7, turned=False):
     """Label the classes along a bar chart's x axis, `width` px long: by their names where these fit, or where they may
     be turned and are ten at most; else by number"""
-    ticks, longest = range(0, len(names), -(-len(names) // 10)), max(map(len, names))
-    fits = 5.6 * longest * len(names) <= width                          # px of a letter at 7 points
-    named = longest > 1 and len(ticks) == len(names) and (fits or turned)
-    ax.set_xticks(ticks, names if named else ticks, fontsize=7 if named else fontsize, rotation=90 * (named > fits))
+    step, longest = -(-len(names) // 10), max(map(len, names))
+    at, fits = range(0, len(names), step), 5.6 * longest * len(names) <= width          # px of a letter at 7 points
+    named = longest == 1 or step == 1 and (fits or turned)
+    ax.set_xticks(at, names[::step] if named else at, fontsize=7 if named else fontsize, rotation=90 * (named > fits))
 
 
 def new_figure(height, title, note=""):

@@ -75,10 +75,6 @@ class Progress:
             width = shutil.get_terminal_size().columns - 1 if self.live else None
             self.say(text[:width], end="" if self.live else "\n")
 
-    def warn(self, text):
-        """Print a warning"""
-        self.say(f"warning: {text}")
-
 
 class Parser(argparse.ArgumentParser):
     """Command line of a program. --help opens with the first paragraph of its docstring and the last one, which holds

@@ -74,11 +74,11 @@ def chosen(module, args):
 
 
 def names_of(runs):
-    """Return short distinct names of some of chosen(): models, else files, else names with their seeds"""
+    """Return short distinct names of some of chosen(): models, else files, else these with numbers"""
     for names in ([config.model for *_, config in runs], [name for name, *_ in runs]):
         if len(set(names)) == len(names):
             return names
-    return [f"{name}-{config.seed}" for name, _, config in runs]
+    return [f"{name}-{k}" for k, (name, *_) in enumerate(runs, 1)]
 
 
 def make(module, name, network, config, data, kind=Network, **hooks):
@@ -90,7 +90,8 @@ def make(module, name, network, config, data, kind=Network, **hooks):
     if fitted != config:
         raise InputError(f"{name}: was trained on {config.n_classes} classes, and these data have {fitted.n_classes}. "
                          "Give its own data as --data-dir")
-    theirs, ours = (known.get("names") for known in (network.history, data))
+    theirs, ours = (known.get("names") or [*"0123456789"] * (known["source"] in getattr(module, "DIGIT_NAMES", ()))
+                    for known in (network.history, data))
     if theirs and ours and theirs != ours:
         raise InputError(f"{name}: was trained on other classes: {', '.join(theirs):.60}. These data have "
                          f"{', '.join(ours):.60}. Give its own data as --data-dir")

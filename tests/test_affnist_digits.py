@@ -224,14 +224,11 @@ def test_a_long_epoch_is_never_held_whole(digits):
 
 
 def test_few_digits_a_class_are_other_ones_for_each_seed(digits):
-    """Or the spread over seeds would not know what the choice of the few is worth"""
-    known = {image.tobytes(): label for image, label in zip(*digits["train"])}
     chosen = []
     for seed in (0, 0, 1):
         config = dataclasses.replace(CONFIG, n_per_class=2, seed=seed)
         images, labels = (a[ac.training_rows(digits, config)] for a in digits["train"])
         assert np.bincount(labels).tolist() == [2] * 10 and len({image.tobytes() for image in images}) == 20
-        assert [known[image.tobytes()] for image in images] == labels.tolist()
         chosen.append(images)
     assert np.array_equal(chosen[0], chosen[1]) and not np.array_equal(chosen[0], chosen[2])
     with pytest.raises(ac.InputError, match="--n-per-class 7: a class has fewer"):

@@ -172,12 +172,12 @@ def test_the_classes_follow_from_the_labels():
 def test_a_network_is_drawn_on_other_data_which_its_figures_say():
     """of classes with the same names, where both have names"""
     config, data = mc.Config(), toy_digits() | {"source": "mine", "names": [*"abcdefghij"]}
-    for names, fits in ((None, True), (data["names"], True), ([*"abcdefghik"], False)):
+    for names, fits in ((data["names"], True), ([*"abcdefghik"], False), (None, False)):
         loaded = SimpleNamespace(config=config, weights={}, history={"source": "mnist", "names": names})
         if fits:
             network = networks.make(mc, "x", loaded, config, data)
         else:
-            with pytest.raises(networks.InputError, match="x: was trained on other classes: a, b.*k. These"):
+            with pytest.raises(networks.InputError, match="x: was trained on other classes: (a, b.*k|0, 1.*9). These"):
                 networks.make(mc, "x", loaded, config, data)
     fig = new_figure(2, "a title", "a note")
     say_data(fig, mc, data, [network, network])

@@ -30,6 +30,7 @@ DIFFERENT = {                      # functions and classes of one name that are 
           "loss_and_grads forward backward classification_loss capsnet_head_forward capsnet_head_backward "
           "vector_head_forward vector_head_backward cnn_head_forward cnn_head_backward".split(),
           "the networks are the experiment's"),
+    **own(["check_classes"], "of smallNORB: all data have the same classes"),
     **own("routing_forward routing_backward".split(), "of affNIST: the squash can be left out"),
     **own("optimizer_step".split(), "of smallNORB: no Muon")}
 

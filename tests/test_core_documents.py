@@ -1,5 +1,6 @@
 """README.md and docs/: every command parses, every image shown exists, every flag and name is real, chapters have one
 skeleton, and no sentence is long."""
+import importlib
 import json
 import re
 import shlex
@@ -171,7 +172,7 @@ def test_chapters_have_one_skeleton(chapter):
 
 
 def test_the_notebook_is_short_and_shows_its_outputs():
-    """At most 25 cells, under 2 MB; every cell of code was run, without an error"""
+    """At most 25 cells, under 2 MB; every cell of code was run without an error, and asks modules for what they have"""
     path = ROOT / "docs" / "tour.ipynb"
     cells = json.loads(path.read_text("utf-8"))["cells"]
     outputs = [output for cell in cells if cell["cell_type"] == "code" for output in cell["outputs"]]
@@ -179,6 +180,10 @@ def test_the_notebook_is_short_and_shows_its_outputs():
     assert all(cell["outputs"] for cell in cells if cell["cell_type"] == "code")
     assert sum("image/png" in output.get("data", {}) for output in outputs) >= 5
     assert not any(output["output_type"] == "error" or output.get("name") == "stderr" for output in outputs)
+    for module, name in re.findall(r"\b(capsnet|viz|figures|networks)\.(\w+)", "".join(sum(
+            (cell["source"] for cell in cells if cell["cell_type"] == "code"), []))):
+        full = {"capsnet": "multimnist_capsnet", "viz": "visualize_multimnist_capsnet"}.get(module, f"lab.{module}")
+        assert hasattr(importlib.import_module(full), name), name
 
 
 def test_the_project_asks_for_what_its_requirements_ask_for():

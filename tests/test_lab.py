@@ -93,9 +93,6 @@ def test_progress_on_a_terminal_is_one_line(monkeypatch, capsys):
     progress.say("done")
     progress.step("too soon")
     assert capsys.readouterr().out == "step 0\r\x1b[Kstep 1\r\x1b[Kdone\n"
-    messages.Progress(quiet=True).warn("unheard")
-    messages.Progress().warn("heard")
-    assert capsys.readouterr().out == "warning: heard\n"
 
 
 def test_a_wrong_flag_is_refused_and_help_has_the_first_and_the_last_paragraph(capsys):

@@ -256,6 +256,6 @@ def test_perturbed_reconstructions_change_one_dimension_of_one_capsule(rng):
 
 def test_bars_are_labeled_by_the_names_of_classes_if_these_fit():
     ax = figures.new_figure(2, "a title").subplots()
-    for names, width, shown in (["a", "ring"], 100, "a"), (["a", "ring"], 40, "0"), (["5", "6"], 100, "0"):
+    for names, width, shown in (["a", "ring"], 100, "a"), (["a", "ring"], 40, "0"), (["5", "6"], 100, "5"):
         figures.label_classes(ax, names, width)
         assert ax.get_xticklabels()[0].get_text() == shown
