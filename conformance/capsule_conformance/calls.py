@@ -329,7 +329,8 @@ class Call:
         if not arrays:
             raise TypeError(f"returned {type(result).__name__}, and no array")
         if self.framework == "torch" and not any(hasattr(y, "detach") for y in arrays):
-            raise TypeError("returned no PyTorch tensor. If it makes NumPy arrays, add --framework numpy")
+            raise TypeError("returned no PyTorch tensor. Return the tensor itself, without .numpy() or .item(). If it "
+                            "works on NumPy arrays, add --framework numpy")
         return arrays
 
     def match(self, results, sizes):
@@ -367,7 +368,7 @@ class Call:
         found = self.match(results, self.sizes)
         arranged = [self.tensor(arrange(w, self.interface.outputs[name], layout))
                     for (name, (_, layout)), w in zip(found.items(), weights)]
-        return sum((results[k] * w).sum() for (k, _), w in zip(found.values(), arranged))
+        return sum((results[k] * w.to(results[k].device)).sum() for (k, _), w in zip(found.values(), arranged))
 
     def gradients(self, inputs, n, weights, names):
         """Return the gradients of sum(outputs * weights) by torch's autograd: name -> array, None if not reached."""
@@ -375,7 +376,8 @@ class Call:
         given = self.arguments(inputs)
         for name in names:
             given[name].requires_grad_(True)
-        total = self.weigh(self.call(given, n), weights)
+        copies = {name: x.clone() for name, x in given.items()}     # may be changed in place, as a network's votes
+        total = self.weigh(self.call(copies, n), weights)
         if not total.requires_grad:
             return dict.fromkeys(names)
         grads = torch.autograd.grad(total, [given[name] for name in names], allow_unused=True)
@@ -520,7 +522,9 @@ class LossCall(Call):
     def weigh(self, results, weights):
         k, layout = self.match(results, self.sizes)["loss"]
         y = results[k].reshape(-1)
-        return y.sum() if layout == "" else (y.reshape(self.sizes["N"], -1).sum(1) * self.tensor(weights[0])).sum()
+        if layout == "":
+            return y.sum()
+        return (y.reshape(self.sizes["N"], -1).sum(1) * self.tensor(weights[0]).to(y.device)).sum()
 
     def readings(self, fixed):
         names = [name.lower() for name in parameter_names(self.function)]

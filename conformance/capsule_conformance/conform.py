@@ -34,7 +34,7 @@ def examine(fresh, kind, target, *, allow=(), require_gradient=False, backward=N
     """
     if kind not in INTERFACES:
         raise Unusable(f"kind {kind!r}: write one of {', '.join(INTERFACES)}")
-    interface = INTERFACES[kind]
+    interface, lambdas = INTERFACES[kind], None if lambdas is None else [float(x) for x in lambdas]
     fixed, is_loss = axes or {}, "loss" in kind
     check_axes(fixed, interface)
     allow = [allow] if isinstance(allow, str) else allow
@@ -144,6 +144,6 @@ def takes_a_count(function, interface):
     except (TypeError, ValueError):
         return True
     if named := [p.name for p in parameters if p.kind == p.KEYWORD_ONLY and p.default is p.empty]:
-        raise Unusable(f"your function takes {', '.join(named)} by name only. Move the * of its definition behind it")
+        raise Unusable(f"your function takes {', '.join(named)} by name only. Put a function around it")
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return len(positional) != len(interface.inputs) or any(p.kind == p.VAR_POSITIONAL for p in parameters)

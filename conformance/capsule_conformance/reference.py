@@ -359,8 +359,8 @@ def log_logistic(z):
 
 
 def shared(beta, form):
-    """Return beta, (J,), or its "first" value or its "mean" for all parents."""
-    return 0 * beta + {"first": beta[0], "mean": beta.mean()}[form] if form else beta
+    """Return beta, (J,), or its "first" value, its "mean", or 0, "none", for all parents."""
+    return 0 * beta + {"first": beta[0], "mean": beta.mean(), "none": 0.0}[form] if form else beta
 
 
 def em_routing(V, a, beta_u, beta_a, lambdas, weights="product", exponent="paper", log_variance=False, mass="paper",
@@ -461,6 +461,10 @@ EM = (
               "parents", f"One {name}, the {form} of them, acts on all parents, but in 2018, Procedure 1, M-STEP, line "
               f"{line} every parent has its own.", 2) for name, line in (("beta_u", 5), ("beta_a", 6))
       for form in ("first", "mean")),
+    *(Mistake(f"EM: {name} missing", {f"one_{name}": "none"}, f"add {name}: {formula}", f"{name} is missing, but 2018, "
+              f"Procedure 1, M-STEP, line {line} has it.", 2) for name, line, formula in (
+        ("beta_u", 5, "cost_h = (beta_u + log sigma_h) * sum_i r_ij"),
+        ("beta_a", 6, "a = logistic(lambda (beta_a - cost))"))),
     Mistake("EM: beta_u once per parent", {"once": True}, "add beta_u to each of the {H} costs, or keep it and say so",
             "beta_u is added once per parent, as in 2018, Eq. 2, but Procedure 1, M-STEP, line 5 adds it for every "
             "entry h; trained values can make up for it."),

@@ -50,6 +50,16 @@ def test_a_function_that_keeps_something_or_is_random():
             assert_conforms(functions(ROUTE, ROUTE_MISTAKES[name])["route"])
 
 
+def test_signs_show():
+    """An absolute value or a ReLU on agreements, or on the logits of activations, is not right"""
+    agreement, logit = "(u_hat * v[:, None]).sum(-1)", "lambda_ * (beta_a - cost)"
+    for source, old, new, kind in ((ROUTE, agreement, f"abs({agreement})", "dynamic"),
+                                   (ROUTE, agreement, f"np.maximum(0, {agreement})", "dynamic"),
+                                   (EM, logit, f"np.maximum(0, {logit})", "em")):
+        with pytest.raises(AssertionError, match="NOT THIS PROCEDURE"):
+            assert_conforms(functions(source, [(old, new)])["em_route" if kind == "em" else "route"], kind=kind)
+
+
 def test_no_epsilon_is_right_but_for_a_capsule_without_votes(run):  # noqa: F811
     code, text = run(ROUTE, changes=NO_EPSILON)
     assert code == 1 and "VALUES RIGHT EXCEPT WITHOUT VOTES, GRADIENT NOT CHECKED" in text, text
