@@ -144,8 +144,8 @@ def draw_examples(run):
         [("test", "test")] if run.config.task == "mnist" else kinds.items())]
     fig = new_figure(0.85 * len(rows) + 0.6, f"{'Training and test' if 'training' in rows[0][0] else 'Test'} images" + (
         ", one of each class" if run.config.n_classes <= 10 else " of the first ten classes"),
-                     f"{data_name(run.data['source'])}, {'x'.join(map(str, rows[-1][1].shape[1:]))} px; "
-                     "affine: rotated, sheared and scaled")
+                     f"{data_name(run.data['source'])}, {'x'.join(map(str, rows[-1][1].shape[1:]))} px"
+                     + "; affine: rotated, sheared and scaled" * (run.config.task == "affnist"))
     for axes, (text, images) in zip(fig.subplots(len(rows), n_shown(run), squeeze=False), rows):
         for ax, image in zip(axes, images):
             show_image(ax, image)

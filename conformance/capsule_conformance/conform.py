@@ -41,16 +41,16 @@ def examine(fresh, kind, target, *, allow=(), require_gradient=False, backward=N
     iterations = [iterations] if isinstance(iterations, int) else iterations
     check_allowed(allow)
     sizes = own_sizes(sizes or {}, interface)
-    cases = {"margin-loss": [1], "spread-loss": [m] if m else MARGINS}.get(kind) or sorted(set(iterations))
+    cases = {"margin-loss": [1], "spread-loss": MARGINS if m is None else [m]}.get(kind) or sorted(set(iterations))
     if not is_loss and cases[0] < 1:
         raise Unusable("--iterations: at least 1")
     if tolerance is not None and not 0 < tolerance <= 0.01:
         raise Unusable("--tolerance: between 0 and 0.01, such as 1e-6")
     if lambdas and kind != "em":
         raise Unusable("--lambdas has no effect without --em. Leave it out")
-    if m and kind != "spread-loss":
+    if m is not None and kind != "spread-loss":
         raise Unusable("--m has no effect without --spread-loss. Leave it out")
-    if m and not 0 < m < 10:
+    if m is not None and not 0 < m < 10:
         raise Unusable("--m: a positive number, such as 0.2")
     if framework == "torch" and not importlib.util.find_spec("torch"):
         raise Unusable("--framework torch: PyTorch is not installed here. Install it, or leave --framework out")
