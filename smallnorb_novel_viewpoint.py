@@ -2309,8 +2309,7 @@ def save(path, config, state, groups=tuple(GROUPS)):
     if not fits(state, config):
         raise InputError("this Config is not the one of this state. Give what fit_to_data returns")
     kept = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if not f.metadata.get("runtime")}
-    meta = {"experiment": EXPERIMENT, "step": state["step"], "history": state["history"],
-            "config": kept | {"source": state["history"]["source"]}}
+    meta = {"experiment": EXPERIMENT, "step": state["step"], "history": state["history"], "config": kept}
     arrays = {f"{group}/{name}": a for group in groups for name, a in state[GROUPS[group]].items()}
     file = io.BytesIO()
     np.savez(file, meta=np.array(json.dumps(meta)), **arrays)
@@ -2327,16 +2326,16 @@ def load(path):
             for group, name in (key.split("/") for key in file.files if "/" in key):
                 a = file[f"{group}/{name}"]
                 state[GROUPS[group]][name] = a.astype(np.promote_types(a.dtype, np.float32))
-        known, source = {f.name for f in dataclasses.fields(Config)} & meta["config"].keys(), meta["config"]["source"]
+        known = {f.name for f in dataclasses.fields(Config)} & meta["config"].keys()
         config = Config(**{name: meta["config"][name] for name in known})
-        if not fits(state, config):
+        if not fits(state, config) or "source" not in meta["history"]:
             raise ValueError
     except Exception as error:                        # what a damaged zip file makes its reader raise is not documented
         fault = getattr(error, "strerror", None) or f"damaged, or not a network of {EXPERIMENT}.py"
         raise InputError(f"{path}: {fault}. Give a file that this script wrote") from None
     loaded = {"file": Path(path).name, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest(),
               "trained_seed": config.seed}
-    return config, state | {"step": meta["step"], "history": {"source": source} | meta["history"], "loaded": loaded}
+    return config, state | {"step": meta["step"], "history": meta["history"], "loaded": loaded}
 
 
 def fits(state, config):
