@@ -2,6 +2,7 @@
 import importlib.util
 import inspect
 import itertools
+import re
 import sys
 
 import numpy as np
@@ -58,7 +59,8 @@ def examine(fresh, kind, target, *, allow=(), require_gradient=False, backward=N
     if not is_loss and len(schedule) < max(cases):
         raise Unusable(f"--lambdas: {len(schedule)} given for {max(cases)} iterations. Give one for each, or lower "
                        "--iterations.")
-    function = fresh()                                         # imports the module, and with it perhaps torch
+    fresh = count_last(fresh, interface)                       # imports the module, and with it perhaps torch
+    function = fresh()
     if kind == "dynamic" and (flag := flag_of_a_loss(function)):
         raise Unusable(f"{target} seems to be a loss, by the names of its arguments. Add {flag}")
     counted = kind == "margin-loss" or takes_a_count(function, interface)
@@ -135,6 +137,31 @@ def flag_of_a_loss(function):
     if not any(len(name) > 2 and not name.startswith(("n_", "num")) and calls.is_target(name) for name in names):
         return None
     return {2: "--margin-loss", 3: "--spread-loss"}.get(len(names))
+
+
+def count_last(fresh, interface):
+    """Return fresh, or one whose function takes the number of iterations after the inputs, where the user's takes it by
+    name only or after parameters that have defaults, such as route(u_hat, eps=1e-9, n_iters=3)."""
+    try:
+        parameters = [*inspect.signature(fresh()).parameters.values()]
+    except (TypeError, ValueError):
+        return fresh
+    n = len(interface.inputs)
+    count = [p for p in parameters[n:] if re.fullmatch(calls.NAMES.get(interface.count, ""), p.name.lower())]
+    if len(count) != 1 or parameters.index(count[0]) == n and count[0].kind != inspect.Parameter.KEYWORD_ONLY:
+        return fresh
+    own = count[0].name
+
+    def fresh_with_count_last():
+        function = fresh()
+
+        def called(*given):
+            return function(*given[:-1], **{own: given[-1]})
+        called.__signature__ = inspect.Signature(
+            [*parameters[:n], inspect.Parameter(own, inspect.Parameter.POSITIONAL_OR_KEYWORD)])
+        return called
+    vars(fresh_with_count_last).update(vars(fresh))
+    return fresh_with_count_last
 
 
 def takes_a_count(function, interface):

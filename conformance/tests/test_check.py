@@ -492,6 +492,13 @@ def test_names_tell_the_order_of_arguments(run):
     assert calls.argument_order(function, calls.INTERFACES["em"], True) == ["V", "a", "lambdas", "beta_u", "beta_a"]
 
 
+@pytest.mark.parametrize("parameters", [
+    "u_hat, eps=1e-9, n_iters=3", "u_hat, *, n_iters", "u_hat, b=None, *, n_iters=3"])
+def test_a_count_may_be_taken_by_name_only_or_after_other_parameters(run, parameters):
+    code, text = run(ROUTE, changes=[("u_hat, n_iters", parameters)])
+    assert code == 0 and "route(u_hat, n_iters)" in text and "2 iterations: output agrees" in text, text
+
+
 def test_an_error_of_the_users_own_is_shown_and_not_that_of_another_order(run):
     layer = ROUTE + """
 def layer(u, W, n_iters):
@@ -620,10 +627,10 @@ def test_own_sizes_and_4x4_matrices(run):
 
 def test_what_cannot_be_called_is_said(run):
     """Not that it differs from the paper"""
-    by_name = ROUTE.replace("def route(u_hat, n_iters)", "def route(u_hat, *, n_iters)")
+    by_name = ROUTE.replace("def route(u_hat, n_iters)", "def route(u_hat, n_iters, *, scale)")
     assert by_name != ROUTE
     for source, flags, words in (
-            (by_name, (), "takes n_iters by name only"),
+            (by_name, (), "takes scale by name only"),
             (ROUTE, ("--lambdas", "1", "1", "1"), "--lambdas has no effect"),
             (ROUTE, ("--framework", "torch"), "PyTorch is not installed") if not importlib.util.find_spec("torch") else
             (by_name, (), "by name only")):
