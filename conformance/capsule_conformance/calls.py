@@ -43,7 +43,7 @@ INTERFACES = {
 # names of parameters, for an input or a count
 NAMES = {"u_hat": "u_?hat|votes?|predictions?", "n_iters": r"n|n_?iters?|num_?iter\w*|iterations|num_routings?",
          "u": "u|x|inputs?|capsules", "W": "w|weights?", "V": "v|votes?|poses?", "a": r"a|a_?in|acts?|activations?\w*",
-         "beta_u": "beta_?[uv]", "beta_a": "beta_?a", "lambdas": r"lam\w*"}
+         "beta_u": "b(eta)?_?[uv]", "beta_a": "b(eta)?_?a", "lambdas": r"lam\w*"}
 
 
 class Unusable(ValueError):
@@ -107,6 +107,9 @@ def load(target):
             if isinstance(error, SystemExit):
                 raise Unusable(f"{place} ends the program when it is imported. Put its commands below if __name__ == "
                                "\"__main__\":") from None
+            if "relative import" in str(error):
+                raise Unusable(f"{place}.py belongs to a package. Run the check above the package's folder, and write: "
+                               f"PACKAGE.{place}:{name}") from None
             if not isinstance(error, ModuleNotFoundError):
                 raise Unusable(f"{place} cannot be imported: {last_line(error)}") from None
             if error.name == place.split(".")[0]:
@@ -126,6 +129,8 @@ def load(target):
             found = getattr(found, part)
         if not callable(found) or inspect.isclass(found):
             raise Unusable(no_function(found, target))
+        if "." in name and parameter_names(found)[:1] == ["self"]:
+            raise Unusable(f"{target} is a method of a class. Write a function that makes an object and calls it")
         latest[:] = [found]
         return found
     return fresh

@@ -490,6 +490,8 @@ def test_names_tell_the_order_of_arguments(run):
         assert calls.argument_order(function, calls.INTERFACES["layer"], True) == order
     function = eval("lambda poses, act_in, lam, beta_v, beta_a: 0")
     assert calls.argument_order(function, calls.INTERFACES["em"], True) == ["V", "a", "lambdas", "beta_u", "beta_a"]
+    function = eval("lambda votes, a, ba, bv, lambdas: 0")
+    assert calls.argument_order(function, calls.INTERFACES["em"], True) == ["V", "a", "beta_a", "beta_u", "lambdas"]
 
 
 @pytest.mark.parametrize("parameters", [
@@ -630,7 +632,7 @@ def test_what_cannot_be_called_is_said(run):
     by_name = ROUTE.replace("def route(u_hat, n_iters)", "def route(u_hat, n_iters, *, scale)")
     assert by_name != ROUTE
     for source, flags, words in (
-            (by_name, (), "takes scale by name only"),
+            (by_name, (), "takes scale by name only"), ("from . import mine\n" + ROUTE, (), "PACKAGE.mine:route"),
             (ROUTE, ("--lambdas", "1", "1", "1"), "--lambdas has no effect"),
             (ROUTE, ("--framework", "torch"), "PyTorch is not installed") if not importlib.util.find_spec("torch") else
             (by_name, (), "by name only")):
@@ -721,7 +723,8 @@ def test_functions_that_cannot_be_checked(run, source, flags, message):
     ("no_such_module:route", "no module named"),
     (f"{ROOT}/conformance/examples/numpy_right.py:nothing", "It has: route, route_backward"),
     (f"{ROOT}/conformance/examples/numpy_right.py:__name__", "is not a function"),
-    ("fractions:Fraction", "is a class. Write"), ("numpy:linalg.norm", "No order of the axes"),
+    ("fractions:Fraction", "is a class. Write"), ("fractions:Fraction.limit_denominator", "is a method"),
+    ("numpy:linalg.norm", "No order of the axes"),
     ("numpy:routed", "more")])
 def test_targets_that_are_not_there(target, message, capsys):
     assert command.main([target]) == 2
