@@ -34,13 +34,13 @@ MAX_NETWORKS = 4
 
 
 def record_training(config, snapshots, data):
-    """Train a network and return its history, at least `snapshots` entries of ((fraction of the training, accuracy on
-    familiar views, accuracy on novel views), weights), of the untrained network first."""
+    """Train a network and return its history, `snapshots` entries (or one for each step) of ((fraction of the training,
+    accuracy on familiar views, accuracy on novel views), weights), of the untrained network first."""
     n_steps, history = config.n_epochs * -(-len(data["train"]["labels"]) // config.batch_size), []
-    every = max(1, n_steps // (snapshots - 1))
+    recorded = {round(k * n_steps / (snapshots - 1)) for k in range(snapshots)}
 
     def record(state, terms=None):
-        if state["step"] % every == 0 or state["step"] == n_steps:
+        if state["step"] in recorded:
             weights = {name: a.copy() for name, a in norb.weights_of(state).items()}
             with norb.worker_threads(config) as workers:
                 test = norb.evaluate_test(weights, data, config, workers)

@@ -145,12 +145,12 @@ def test_animation(call, tmp_path, flags, n_frames):
 
 
 def test_what_is_recorded_of_a_training_are_copies_of_its_steps():
-    config = sn.Config(data="shapes", model="cnn", n_epochs=2, batch_size=30, n_elev=1, n_per_combo=1, quiet=True)
+    config = sn.Config(data="shapes", model="cnn", n_epochs=5, batch_size=30, n_elev=1, n_per_combo=1, quiet=True)
     data, steps = sn.load_data(config), []
-    history = animation.record_training(config, 3, data)
+    history = animation.record_training(config, 4, data)
     state = sn.train(config, data, each_step=lambda state, _: steps.append(state["params"]["conv1_w"].copy()))
-    assert [point[0] for point, _ in history] == [0, 0.5, 1] and len(steps) == 2
-    for (_, weights), expected in zip(history, (sn.init_params(config)["conv1_w"], *steps), strict=True):
+    assert [point[0] for point, _ in history] == [0, 0.4, 0.6, 1] and len(steps) == 5
+    for (_, weights), expected in zip(history, (sn.init_params(config)["conv1_w"], *steps[1:3], steps[4]), strict=True):
         np.testing.assert_array_equal(weights["conv1_w"], expected)
     last = state["history"]["epochs"][-1]
     assert history[-1][0] == (1, last["familiar"], last["novel"])
