@@ -250,8 +250,8 @@ def draw_familiar_vs_novel(runs):
     title = "of each network" if len(runs) > 1 else f"of {first.label}"
     counts = [f"{len(first.data[name]['labels']):,}" for name in ("familiar", "novel")]
     fig = new_figure(3.4, f"Accuracy on familiar and on novel {angle} {title}",
-                     f"{first.config.data}; one seed each; error bars and brackets: 95% CI {over_what(first)}, from "
-                     f"{' + '.join(counts)} images")
+                     f"{first.config.data}; one seed each; error bars{' and brackets' * bool(drop_interval(first))}: "
+                     f"95% CI {over_what(first)}, from {' + '.join(counts)} images")
     ax = fig.subplots()
     for shift, color, name in ((-0.2, BLUE, "familiar"), (0.2, ORANGE, "novel")):
         samples, found = first.data[name], []
