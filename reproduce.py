@@ -7,7 +7,7 @@
 every network that a claim compares, for one seed or several, and print each result beside the published ones.
 
 A run with a published seed should give the published number to the last digit on the same NumPy and processor.
-Elsewhere it rounds differently, and counts as a new seed if it is not within 0.2 points (other quantities: 2%). A new
+Elsewhere it rounds differently, and counts as a new seed if it is not within 0.2 points (of an MSE: 2%). A new
 seed should lie within the 95% prediction interval of the published seeds: mean +- t * s * sqrt(1 + 1/n), with their
 standard deviation s and Student's t. One published seed says nothing of others.
 
@@ -193,7 +193,7 @@ def compare(measures, ours, published, say):
             experiment, one, other, key, _ = render.asked(part)
             known, found = (results.by_seed(experiment, one, other, key) for results in (published, ours))
             if not found:
-                say(f"  {name}: has not reached its --stop-at accuracy")
+                say(f"  {name}: has not reached the accuracy asked for")
             for seed, value in found.items():
                 text = f"  {name:34}  yours {shown([value], part):>8} (seed {seed})"
                 if not known:
@@ -221,8 +221,8 @@ def rows_of(mark):
     what, *rest = mark.split(", ")
     experiment, one, other, key, _ = render.asked(mark)
     first, _, second = key.partition(" vs ")
-    if not other:
-        return [(one, mark, True)]
+    if not other or " once " in key:                   # the epoch of the first network depends on the second
+        return [("difference" if other else one, mark, True)]
     short, styles = what.partition(" ")[0], ["percent" if style == "points" else style for style in rest[1:]]
     return [(one, ", ".join([f"{short} {one}", first, *styles]), False),
             (other, ", ".join([f"{short} {other}", second or first, *styles]), False), ("difference", mark, True)]
@@ -342,7 +342,7 @@ def check_flags(args):
         "--quick": args.quick, "--from-results": args.from_results}.items() if value}
     for where, holds, lost in (
             ("--from-results, which trains nothing", args.from_results, training | {"--quick"}),
-            ("--quick, which makes one comparison", args.quick, {"--headline"}),
+            ("--quick, which chooses its comparisons", args.quick, {"--headline"}),
             (", ".join(real), real, {"--from-results", "--quick", "--headline"})):
         if holds and given & lost:
             raise InputError(f"{min(given & lost)} has no effect with {where}. Leave it out")

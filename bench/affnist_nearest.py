@@ -44,8 +44,8 @@ def main():
         parser.add_argument(flag, type=int, default=default, metavar="N", help=f"{text} (default: {default})")
     add_data_flags(parser)
     args = parser.parse_args()
-    if args.n_known < 1:
-        raise InputError(f"--n-known {args.n_known}: must be at least 1")
+    if not 1 <= args.n_known <= 10 ** 7:
+        raise InputError(f"--n-known {args.n_known}: must be between 1 and 10,000,000")
     config = affnist.Config(seed=args.seed, n_test=args.n_test, n_train=args.n_known, n_per_class=args.n_per_class,
                             digits=args.digits, data_dir=args.data_dir, model="cnn-gap", batch_size=1)
     check_writable(args.out_json)

@@ -63,7 +63,8 @@ def main():
     if not state["running"]:
         raise InputError(f"{args.load}: has no batch normalization. Load another network")
     check_writable(args.out_json)
-    config = dataclasses.replace(config, digits=args.digits, data_dir=args.data_dir, n_val=args.n_val or config.n_val)
+    n_val = config.n_val if args.n_val is None else args.n_val
+    config = dataclasses.replace(config, digits=args.digits, data_dir=args.data_dir, n_val=n_val)
     data = capsnet.load_data(config)
     config, found = capsnet.fit_to_data(config, data), {}
 

@@ -18,7 +18,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
-from lab.files import machine, write_json
+from lab.files import check_writable, machine, write_json
+from lab.messages import InputError, run_cli
 
 import numpy as np
 import pytorch_em
@@ -127,6 +128,9 @@ def main():
     parser.add_argument("--no-compile", action="store_true", help="time eager PyTorch only")
     parser.add_argument("--out-json", metavar="FILE")
     args, rows, versions = parser.parse_args(), [], {"torch": torch.__version__, "numpy": np.__version__}
+    if min(args.repeats, args.batch_size, *args.threads) < 1:
+        raise InputError("--repeats, --batch-size and --threads must be at least 1")
+    check_writable(args.out_json)
     result = vars(args) | machine() | versions | {"load": os.getloadavg(), "rows": rows}
     print(result, "| network | threads | program | ms an image | time / ours (range) |", "|---" * 5 + "|", sep="\n")
     for threads, name in itertools.product(args.threads, args.network):
@@ -149,4 +153,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run_cli(main)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Time a training step of three of our networks with more threads and larger batches.
+"""Time a training step of four of our networks with more threads and larger batches.
 
-    python3 bench/threads.py [--network paper multimnist cnn-gap] [--threads 1 2 4 8] [--batch-size 32 64 128]
+    python3 bench/threads.py [--network paper multimnist cnn-gap em] [--threads 1 2 4 8] [--batch-size 32 64 128]
 """
 import argparse
 import itertools

@@ -17,8 +17,9 @@ draws' means. Options after the key: plain (the mean alone), N digits, percent, 
 and maximum of the seeds), seeds (their number).
 
 `<!-- claim: NAME K, STYLE -->` is measure K (from 1) of a claim of workflow/claims.py. `words` gives a difference as
-"4.3 percentage points (95% CI 1.5 to 7.1, n = 5)", `reversed` with the other sign. `<!-- table: claims -->` is
-README's table.
+"4.3 percentage points (95% CI 1.5 to 7.1, n = 5)", `reversed` with the other sign. `<!-- verdict: NAME -->` is its
+verdict, `<!-- table: claim NAME -->` the table of its comparisons. docs/README.md.in has {{KIND: ...}} instead, also
+{{table: claims}}, and {{code: EXPERIMENT FUNCTION | FIRST ... LAST}} for lines of a function.
 
 A table's mark holds a line `columns: HEADING = KEY | HEADING = KEY minus first, STYLE | ...` and one line per row,
 `LABEL = SETTING`. workflow/result_files.py says what a result is and when it is stale.

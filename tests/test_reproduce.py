@@ -57,6 +57,7 @@ def test_a_measure_over_several_sets_of_toys_is_checked_set_by_set():
     assert reproduce.rows_of("smallnorb a/x minus b/y, k.1 vs k.2, 3 digits") == [
         ("a/x", "smallnorb a/x, k.1, 3 digits", False), ("b/y", "smallnorb b/y, k.2, 3 digits", False),
         ("difference", "smallnorb a/x minus b/y, k.1 vs k.2, 3 digits", True)]
+    assert len(reproduce.rows_of("smallnorb a/x minus a/y, novel once familiar, points")) == 1
     assert reproduce.rows_of("affnist a/x minus a/y, k, points")[1] == ("a/y", "affnist a/y, k, percent", False)
 
 

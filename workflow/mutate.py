@@ -172,6 +172,7 @@ def main():
                 print(" :: ".join((args.script, *mutant[:2])), flush=True)
             survivors += survived
     print(f"{args.script}: caught {len(every) - survivors} of {len(every)} not listed")
+    sys.exit(1 if survivors or not every else 0)
 
 
 if __name__ == "__main__":

@@ -250,7 +250,7 @@ SMALL = {                          # what makes a command small; what is given t
     "probe_affnist": "--n-test 20 --digits auto",
     "--only background_activity": "--n-test 60",
     "recompute-statistics": "--recompute-statistics 32 --n-test 64 --digits auto",
-    "--load": "--n-test 64 --digits auto"}
+    f"{NORB}.py --load": "--n-test 60", "--load": "--n-test 64 --digits auto"}
 
 
 def results_of(table):
@@ -336,7 +336,7 @@ FIGURES = {                        # name -> command, what it draws from beside 
     "affnist": (f"python3 visualize_{AFF}.py --load --n-test 1000 --digits mnist --results --outdir viz/{AFF}",
                 [f"{AFF}.py", "weights/affnist_capsnet-shared.npz", *TABLES_OF[AFF]], 1),
     "routing": ("python3 visualize_routing.py --outdir viz/routing", [f"{MULTI}.py", f"{NORB}.py"], 1),
-    "findings": ("python3 results/render.py --pictures", sum(TABLES_OF.values(), []), 1)}
+    "findings": ("python3 results/render.py --pictures", sum(TABLES_OF.values(), ["workflow/claims.py"]), 1)}
 ANIMATIONS = {
     "multimnist": (f"python3 make_{MULTI}_gif.py {QUICK} --n-val 500 --snapshot-every 75 --out {MULTI}.gif",
                    [f"{MULTI}.py", PRETRAINED], 3),

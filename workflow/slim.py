@@ -36,6 +36,8 @@ def slim(source, target, small):
     experiment = importlib.import_module(name)
     config, state = experiment.load(source)
     params = state["params"]
+    if small and not hasattr(config, "recon_weight"):
+        raise InputError(f"{source}: has no decoder to omit. Leave --small out")
     if small:
         params = {name: rounded(a) for name, a in params.items() if not name.startswith("dec")}
         state["history"] |= {"slimmed": f"rounded to about {SHARE:g} standard deviations, no decoder; trained with "
@@ -55,4 +57,4 @@ def slim(source, target, small):
 
 if __name__ == "__main__":
     words = [word for word in sys.argv[1:] if word != "--small"]
-    run_cli(lambda: slim(*words, "--small" in sys.argv) if len(words) == 2 else print(__doc__))
+    run_cli(lambda: slim(*words, "--small" in sys.argv) if len(words) == 2 else sys.exit(__doc__))

@@ -33,7 +33,7 @@ MARK = "<!-- value: multimnist main/deep, n_params, plain -->not run<!-- end -->
 def project(tmp_path):
     """A copy of the project, without results, whose workflow has two short runs with empty golden values"""
     copy = tmp_path / "project"
-    left_out = shutil.ignore_patterns(".git", "runs", ".snakemake", "__pycache__", "*.gif", "viz", "*.jsonl")
+    left_out = shutil.ignore_patterns(".git", ".venv", "runs", ".snakemake", "__pycache__", "*.gif", "viz", "*.jsonl")
     shutil.copytree(ROOT, copy, ignore=left_out)
     with open(copy / "workflow" / "runs.py", "a", encoding="utf-8") as file:
         file.write(TOY_RUNS)
