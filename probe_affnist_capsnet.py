@@ -78,9 +78,11 @@ def fold_normalizations(params, config):
 def image_gradient(dscores, cache, config):
     """Return the gradient with respect to the images, (N, side, side), for dscores (N, 10).
 
-    It is the adjoint of im2col_rows and of the padding, applied to backward's dx.
+    It is the adjoint of im2col_rows and of the padding, applied to convolutions_backward's dx.
     """
-    dx = affnist.backward(dscores, None, cache, config, {}, need_dx=True)               # (H-K+1, N, W, K), padded
+    convs_cache, head_cache, _ = cache
+    dx = affnist.HEADS[config.model][1](dscores, 0, head_cache, config, {})
+    dx = affnist.convolutions_backward(dx, convs_cache, {}, need_dx=True)               # (H-K+1, N, W, K), padded
     rows, N, W, K = dx.shape
     dimages, p = np.zeros((N, rows + K - 1, W), dx.dtype), config.padding
     for k in range(K):

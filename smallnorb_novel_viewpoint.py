@@ -209,7 +209,7 @@ def applies(f, config):
 
 # -------------------------------------------------------------- training
 
-def train(config, data=None, state=None, each_step=None, each_epoch=None, dtype=np.float32):
+def train(config, data, state=None, each_step=lambda *_: None, each_epoch=lambda *_: None, dtype=np.float32):
     """Train a network and return its state. Test images are only evaluated: no parameter depends on them.
 
     data: as load_data returns it. state: to resume from, at the end of an epoch. each_step(state, terms) is called
@@ -217,7 +217,6 @@ def train(config, data=None, state=None, each_step=None, each_epoch=None, dtype=
 
     The state, a dict, is everything that a run is: params {name: array}, running (statistics of the normalizations),
     adam_m and adam_v (moments), step and history. Raise InputError when training diverges."""
-    data = load_data(config) if data is None else data
     config = fit_to_data(config, data)
     state = initial_state(config, dtype) if state is None else state
     state["history"]["source"] = data["source"]
@@ -236,15 +235,13 @@ def train(config, data=None, state=None, each_step=None, each_epoch=None, dtype=
                     update_running_statistics(state["running"], statistics, state["step"])
                     state["step"] += 1
                     sums = {name: sums.get(name, 0) + term * len(rows) for name, term in terms.items()}
-                    if each_step:
-                        each_step(state, terms)
+                    each_step(state, terms)
             metrics = {"epoch": epoch + 1, "step": state["step"], "seconds": time.perf_counter() - start}
             metrics |= {"train_" + name: total / n_train for name, total in sums.items()}
             metrics |= validate(weights_of(state), data, config, workers)
             state["history"]["epochs"].append(metrics)
             say(PROGRESS.format(config.n_epochs, n_train / metrics["seconds"], **metrics), config)
-            if each_epoch:
-                each_epoch(state)
+            each_epoch(state)
     return state
 
 
@@ -253,9 +250,8 @@ def initial_state(config, dtype=np.float32):
     params = {name: p.astype(dtype) for name, p in init_params(config).items()}
     running = {name.replace("_gamma", part): np.full_like(params[name], part == "_var")
                for name in params if name.endswith("_gamma") for part in STATISTICS}
-    adam_m, adam_v = ({name: np.zeros_like(p) for name, p in params.items()} for _ in range(2))
-    history = {"source": "", "epochs": []}
-    return {"params": params, "running": running, "adam_m": adam_m, "adam_v": adam_v, "step": 0, "history": history}
+    moments = {key: {name: np.zeros_like(p) for name, p in params.items()} for key in ("adam_m", "adam_v")}
+    return {"params": params, "running": running, **moments, "step": 0, "history": {"source": "", "epochs": []}}
 
 
 def weights_of(state):
@@ -1063,11 +1059,10 @@ def cross_entropy(scores, labels):
     """Compute the cross-entropy loss, -log softmax(scores)[label], averaged over the batch.
 
     scores: (N, J); labels: (N,) int. Return the loss, a float, and dscores, (N, J)."""
-    rows = np.arange(len(labels))
     log_p = scores - scores.max(1, keepdims=True)
     log_p -= np.log(np.exp(log_p).sum(1, keepdims=True))
     dscores = (np.exp(log_p) - np.eye(len(log_p[0]), dtype=log_p.dtype)[labels]) / len(labels)
-    return -float(log_p[rows, labels].sum()) / len(labels), dscores
+    return -float(log_p[np.arange(len(labels)), labels].sum()) / len(labels), dscores
 
 
 def classification_loss(scores, batch, config):
@@ -1472,20 +1467,15 @@ def adam_step(params, shard_grads, adam_m, adam_v, step, lr, workers):
     rate, eps = float(lr * (1 - BETA1) / (1 - BETA1 ** step) / root), ADAM_EPS / root
 
     def update(chunks):
-        scratch = np.empty(ADAM_CHUNK, np.result_type(*params.values()))
         for name, start in chunks:
             part = slice(start, start + ADAM_CHUNK)
             p, m, v, *gs = (arrays[name].reshape(-1)[part] for arrays in (params, adam_m, adam_v, *shard_grads))
-            g, term = sum(gs[1:], gs[0]), scratch[:p.size]
+            g = sum(gs[1:], gs[0])
             m *= BETA1
             m += g
             v *= BETA2
-            v += np.multiply(g, g, out=term)
-            np.sqrt(v, out=term)
-            term += eps
-            np.divide(m, term, out=term)
-            term *= rate
-            p -= term
+            v += g * g
+            p -= m / (np.sqrt(v) + eps) * rate
 
     chunks = [(name, start) for name in params for start in range(0, params[name].size, ADAM_CHUNK)]
     list(workers.map(update, [chunks[k::4] for k in range(4)]))
@@ -1507,33 +1497,30 @@ def update_running_statistics(running, shard_statistics, step):
 # contiguous.
 
 def im2col(x, width, stride):
-    """Return windows along the rows of x (H, N, W, C), (stride, ceil(H/stride), N, Wo, width*C):
-    cols[p, r, n, ox] = x[stride*r + p, n, stride*ox:stride*ox + width].
+    """Return windows along the rows of x (H, N, W, C), a list of `stride` arrays (ceil((H-p)/stride), N, Wo, width*C):
+    cols[p][r, n, ox] = x[stride*r + p, n, stride*ox:stride*ox + width].
 
     A full im2col copies every pixel K*K times, this one K times: the kernel's rows become K matrix products on bands of
-    image rows, which are contiguous because the row's parity p comes first."""
+    image rows, which are contiguous because rows of each parity p have an array of their own."""
     H, N, W, C = x.shape
     windows = sliding_window_view(x.reshape(H, N, W * C), width * C, axis=2)[:, :, ::stride * C]    # H, N, Wo, width*C
-    cols = np.empty((stride, -(-H // stride), *windows.shape[1:]), x.dtype)
-    for p in range(stride):
-        cols[p, :-(-(H - p) // stride)] = windows[p::stride]
-    return cols
+    return [np.ascontiguousarray(windows[p::stride]) for p in range(stride)]
 
 
 def col2im(dcols, shape, width, stride):
     """Adjoint of im2col: add every window's entries to the pixels they were copied from. Return dx of `shape` (H, N, W,
     C)"""
     H, N, W, C = shape
-    dx = np.zeros((H, N, W * C), dcols.dtype)
-    for p in range(stride):
-        for ox in range(dcols.shape[3]):
-            dx[p::stride, :, ox * stride * C:(ox * stride + width) * C] += dcols[p, :-(-(H - p) // stride), :, ox]
+    dx = np.zeros((H, N, W * C), dcols[0].dtype)
+    for p, part in enumerate(dcols):
+        for ox in range(part.shape[2]):
+            dx[p::stride, :, ox * stride * C:(ox * stride + width) * C] += part[:, :, ox]
     return dx.reshape(shape)
 
 
 def im2col_band(cols, ky, stride, Ho):
     """Return the rows of im2col's cols that kernel row ky sees, as one matrix (Ho*N*Wo, width*C), without a copy"""
-    return cols[ky % stride, ky // stride:ky // stride + Ho].reshape(-1, cols.shape[-1])
+    return cols[ky % stride][ky // stride:ky // stride + Ho].reshape(-1, cols[0].shape[-1])
 
 
 def conv2d_forward(x, w, stride):
@@ -1544,7 +1531,7 @@ def conv2d_forward(x, w, stride):
     y = im2col_band(cols, 0, stride, Ho) @ rows[0]
     for ky in range(1, Kh):
         add_product(im2col_band(cols, ky, stride, Ho), rows[ky], y)
-    return y.reshape(Ho, *cols.shape[2:4], F), (x.shape, cols, w, stride)
+    return y.reshape(Ho, *cols[0].shape[1:3], F), (x.shape, cols, w, stride)
 
 
 def conv2d_backward(dy, cache, need_dx=True):
@@ -1555,8 +1542,9 @@ def conv2d_backward(dy, cache, need_dx=True):
     dw = np.stack([im2col_band(cols, ky, stride, Ho).T @ dy for ky in range(Kh)]).reshape(w.shape)
     if not need_dx:
         return None, dw
-    dcols = np.empty_like(cols)
-    dcols[:, Ho:] = dcols[Kh:] = 0
+    dcols = [np.empty_like(part) for part in cols[:Kh]]
+    for part in dcols:
+        part[Ho:] = 0
     for ky in range(Kh):
         product = add_product if ky >= stride else np.matmul            # the first of its parity needs no zeros
         product(dy, rows[ky].T, im2col_band(dcols, ky, stride, Ho))
@@ -1597,8 +1585,7 @@ def norm_forward(x, gamma, beta, running=None):
     n, rows = x.size // C, x.reshape(-1, W * C)
     if running is None:
         mean = np.matmul(np.ones((1, len(rows)), x.dtype), rows).reshape(W, C).sum(0) / n
-        square = np.einsum("rc,rc->c", rows, rows).reshape(W, C).sum(0) / n
-        variance = np.maximum(square - mean * mean, 0)
+        variance = np.maximum(np.einsum("rc,rc->c", rows, rows).reshape(W, C).sum(0) / n - mean * mean, 0)
     else:
         mean, variance = running
     inv_std = 1 / np.sqrt(variance + x.dtype.type(NORM_EPS))
@@ -2306,7 +2293,7 @@ GROUPS = {"params": "params", "state": "running", "adam_m": "adam_m", "adam_v": 
 
 def save(path, config, state, groups=tuple(GROUPS)):
     """Write settings, history and some GROUPS of the state to an .npz; evaluation needs the first two, resuming all"""
-    if not fits(state, config):
+    if not fits(state["params"], config):
         raise InputError("this Config is not the one of this state. Give what fit_to_data returns")
     kept = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if not f.metadata.get("runtime")}
     meta = {"experiment": EXPERIMENT, "step": state["step"], "history": state["history"], "config": kept}
@@ -2328,19 +2315,19 @@ def load(path):
                 state[GROUPS[group]][name] = a.astype(np.promote_types(a.dtype, np.float32))
         known = {f.name for f in dataclasses.fields(Config)} & meta["config"].keys()
         config = Config(**{name: meta["config"][name] for name in known})
-        if not fits(state, config) or "source" not in meta["history"]:
+        if not fits(state["params"], config) or "source" not in meta["history"]:
             raise ValueError
     except Exception as error:                        # what a damaged zip file makes its reader raise is not documented
         fault = getattr(error, "strerror", None) or f"damaged, or not a network of {EXPERIMENT}.py"
         raise InputError(f"{path}: {fault}. Give a file that this script wrote") from None
     loaded = {"file": Path(path).name, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest(),
               "trained_seed": config.seed}
-    return config, state | {"step": meta["step"], "history": meta["history"], "loaded": loaded}
+    return config, state | {"step": meta["step"], "history": meta["history"], "loaded": loaded, "config": config}
 
 
-def fits(state, config):
-    """Return whether the network of a Config has parameters of the shapes in a state"""
-    return param_shapes(config) == {name: p.shape for name, p in state["params"].items()}
+def fits(arrays, config):
+    """Return whether arrays, {name: array}, have the shapes of the parameters of a Config's network"""
+    return param_shapes(config) == {name: a.shape for name, a in arrays.items()}
 
 
 def write_file(path, content):
@@ -2453,35 +2440,32 @@ def default_models(given):
     return ("matrix-capsnet", "cnn", *(("cnn-gap", "nearest") if given.get("data") == "shapes" else ("cnn-bn",)))
 
 
-def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, init=None):
-    """Train a network or, given its state, take a trained one; test it and write its files. init: a file with the
-    weights to start from. Return the result, and a line on each of its files"""
-    trained, name = not state, RUN_NAME.format(**vars(config))
-    config = fit_to_data(config, data)
+def run(config, data, state, is_trained, checkpoint, weights, out_json):
+    """Train a network, unless it is trained; test it and write its files. state: of the file of --load or --init, or
+    None. Return the result, and a line on each of its files"""
+    config, name = fit_to_data(config, data), RUN_NAME.format(**vars(config))
     if state:
         check_classes(state, config, data)
     folders = (Path("runs", EXPERIMENT, name + f"-{k}" * (k > 1)) for k in range(1, 10_000))
     folder = next(folder for folder in folders if not folder.exists())  # a run destroys nothing
-    if trained:
+    if not is_trained:
         weights, out_json = weights or not checkpoint and folder / "weights.npz", out_json or folder / "metrics.json"
         say(f"{data_name(data['source'])}; {name}", config)
-        is_begun = checkpoint and Path(checkpoint).exists()
-        state = begin(checkpoint if is_begun else init, config, data, is_begun, init) if is_begun or init else None
+        state = begin(checkpoint, config, data, state)
     outputs = [path for path in (checkpoint, weights, out_json) if path and path != "-"]
     for path in outputs:
         write_file(path, None)                                          # complain now, not after the training
-    if trained:
-        state = train(config, data, state, each_epoch=checkpoint and (lambda state: save(checkpoint, config, state)))
+    if not is_trained:
+        state = train(config, data, state, each_epoch=lambda state: checkpoint and save(checkpoint, config, state))
     with worker_threads(config) as workers:
         if config.recompute_statistics:
             state["running"] |= recompute_statistics(state, data, config, config.recompute_statistics)
-            if checkpoint:
-                save(checkpoint, config, state)
-        elif trained and state["running"] and state["step"] >= 10_000:
+        elif not is_trained and state["running"] and state["step"] >= 10_000:
             check_statistics(state, data, config, workers)
         result = result_of(config, state, data, evaluate_test(weights_of(state), data, config, workers))
-    if weights:
-        save(weights, state.get("config", config), state, ("params", "state"))
+    for path, groups in (checkpoint, GROUPS), (weights, ("params", "state")):
+        if path:
+            save(path, state.get("config", config), state, groups)
     text = json.dumps(result, indent=1, default=float)
     if out_json == "-":
         print(text, file=sys.__stdout__)
@@ -2489,34 +2473,29 @@ def run(config, data, state=None, checkpoint=None, weights=None, out_json=None, 
         write_file(out_json, text.encode())
     places = "".join(f" {flag_of(name)} {at}" for name, at in vars(config).items() if at and name.endswith("_dir"))
     again = f"; to test it again: python3 {sys.argv[0]} --load "
-    written = filter(os.path.exists, outputs)                           # without an epoch there is no checkpoint
-    return result, [f"wrote {path}" + f"{again}{path}{places}" * (path != out_json) for path in written]
+    return result, [f"wrote {path}" + f"{again}{path}{places}" * (path != out_json) for path in outputs]
 
 
 def check_classes(state, config, data):
     """Raise InputError unless the network of a file has the layers of a Config"""
     file, source = state["loaded"]["file"], data_name(state["history"]["source"])
-    if not fits(state, config):
+    if not fits(state["params"], config):
         raise InputError(f"{file}: has other layers or classes. Give its settings and data ({source})")
 
 
-def begin(path, config, data, is_begun, init):
-    """Return the state to train from: that of a checkpoint or, unless the run is begun, of a new one with the weights
-    of a file. init: the run's --init. Raise InputError if the checkpoint belongs to another run"""
+def begin(path, config, data, init):
+    """Return the state to train from: that of the checkpoint `path` or, if there is none yet, a new one, with the
+    weights of `init`, a state, if given. Raise InputError if the checkpoint belongs to another run"""
+    if not path or not Path(path).exists():
+        return initial_state(config) | {name: init[name] for name in ("params", "running") if init}
     theirs, state = load(path)
-    if is_begun:
-        if config.n_epochs > theirs.n_epochs and theirs.lr_schedule == "cosine":
-            raise InputError(f"{path}: its rate ends at 0 with epoch {theirs.n_epochs}. Use --init {path} instead")
-        check_same(path, theirs, vars(config) | {"n_epochs": min(theirs.n_epochs, config.n_epochs)}, {"runtime"})
-        others = init and Path(init).name != state["history"].get("init")
-        if others or not state["adam_m"] or state["history"]["source"] != data["source"]:
-            raise InputError(f"{path}: is no checkpoint of this run on {data_name(data['source'])}. Name another file")
-    check_classes(state, config, data)
-    if is_begun:
-        say(f"resuming at step {state['step']}", config)
-        return {name: value for name, value in state.items() if name != "loaded"}
-    history = {"source": "", "epochs": [], "init": Path(path).name}
-    return initial_state(config) | {"params": state["params"], "running": state["running"], "history": history}
+    if config.n_epochs > theirs.n_epochs and theirs.lr_schedule == "cosine":
+        raise InputError(f"{path}: its rate ends at 0 with epoch {theirs.n_epochs}. Use --init {path} instead")
+    check_same(path, theirs, vars(config) | {"n_epochs": min(theirs.n_epochs, config.n_epochs)}, {"runtime"})
+    if not fits(state["adam_m"], config) or state["history"]["source"] != data["source"]:
+        raise InputError(f"{path}: is no checkpoint of this run on {data_name(data['source'])}. Name another file")
+    say(f"resuming at step {state['step']}", config)
+    return {name: state[name] for name in (*GROUPS.values(), "step", "history")}
 
 
 def refuse(fault):
@@ -2538,30 +2517,28 @@ def main():
     given = given_settings(args)
     if args.load is not None and (args.init or args.checkpoint):
         refuse("--init and --checkpoint are of a training, and --load only tests. Leave them out")
-    files = [os.path.realpath(path) for path in (args.load, args.init, args.checkpoint, args.out_weights, args.out_json)
-             if path not in (None, "", "-")]
+    outputs = args.checkpoint, args.out_weights, args.out_json
+    files = [os.path.realpath(path) for path in (args.load, args.init, *outputs) if path]
     if len(set(files)) < len(files):
         refuse("a file is named twice. Give each file a name of its own")
     if args.load is not None:
         config, state = load(args.load)
-        state["config"] = config                                        # what a copy of the file says of its training
         given |= {"model": " ".join(given["model"])} if "model" in given else {}
         check_same(args.load, config, given, {"runtime", "test"})
         configs = [dataclasses.replace(config, **given)]
         check_useful(given, configs)
     else:
-        configs, state = configs_of(given), None
+        configs, state = configs_of(given), load(args.init)[1] if args.init else None
     if len(configs) > 1 and (args.init or args.out_json == "-"):
         refuse("--init and --out-json - are for one network. Give one --model")
     if args.out_json == "-":
         sys.stdout = sys.stderr                                         # of everything else
-    of_training = not state or configs[0].recompute_statistics or configs[0].model == "nearest"
+    of_training = args.load is None or configs[0].recompute_statistics or configs[0].model == "nearest"
     data, results, written = load_data(configs[0], () if of_training else ("train",)), {}, []
     for config in configs:
         more = f".{config.model}" * (len(configs) > 1)                  # each has files of its own
-        outputs = [path and more.join(os.path.splitext(path))
-                   for path in (args.checkpoint, args.out_weights, args.out_json)]
-        results[config.model], lines = run(config, data, state, *outputs, args.init)
+        paths = [path and more.join(os.path.splitext(path)) for path in outputs]
+        results[config.model], lines = run(config, data, state, args.load is not None, *paths)
         written += lines
     print_table(results, configs[0])
     for line in written:
