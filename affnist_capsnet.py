@@ -315,7 +315,8 @@ def evaluate_test(weights, data, config, workers):
     """Return {key: evaluate's metrics} of the task's TEST_SETS. A network trained on digits at any position has no
     separate test set of these; affNIST's own files need --affnist-dir."""
     included = {"any_position": max_shift(config) is not None, "real": config.affnist_dir}
-    return {key: evaluate(weights, stream_digits(data, config, kind), config, workers)
+    return {key: evaluate(weights, read_affnist(config.affnist_dir) if kind == "real" else
+                          stream_digits(data, config, kind), config, workers)
             for key, kind, _ in TEST_SETS[config.task] if included.get(kind, True)}
 
 
@@ -430,12 +431,9 @@ def stream_digits(data, config, kind, factors=None):
     kind: "val", validation digits, or "test", test digits, both translated as in training (with --task mnist as they
     are); "any_position", test digits translated to any position with all ink on the canvas; "affine", test digits
     transformed and placed at any position; "centered", the same, but at the center of the canvas, or as near to it as
-    their ink allows; "real", affNIST's own files, each whole. --eval-split val: validation images, not test images.
+    their ink allows. --eval-split val: validation images, not test images.
     factors: {factor: number} for all "affine" or "centered" digits; None draws them from RANGES. Each chunk has its own
     random generator."""
-    if kind == "real":
-        yield from read_affnist(config.affnist_dir)
-        return
     images, labels = data["val" if kind == "val" else config.eval_split]
     n, side = min((config.n_val if kind == "val" else config.n_test) or len(labels), len(labels)), SIDES[config.task]
     if n < len(labels) and data["source"] not in DIGIT_NAMES:           # these may be in order of their classes
@@ -675,18 +673,6 @@ def uniform_routing_backward(ds, cache):
     ds = (ds / J).reshape(N, J * D)
     du, dW = ds @ W.reshape(B * E, J * D).T, sums.T @ ds
     return np.broadcast_to(du[:, None], (N, I // B, B * E)).reshape(N, I, E), dW.reshape(W.shape)
-
-
-def mask_forward(v, digits):
-    """Set all capsules but one to zero, once per digit to reconstruct: the input of the decoder.
-    v: (N, J, D). digits: the capsules that are kept, (N, R). Return (N*R, J*D) and a cache."""
-    kept = np.eye(v.shape[1], dtype=v.dtype)[digits][..., None]                         # (N, R, J, 1)
-    return (v[:, None] * kept).reshape(-1, v.shape[1] * v.shape[2]), kept
-
-
-def mask_backward(dmasked, kept):
-    """Return dv (N, J, D) from dmasked (N*R, J*D)."""
-    return (dmasked.reshape(*kept.shape[:3], -1) * kept).sum(1)
 
 
 def reconstruction_loss(recon, target):
@@ -1015,24 +1001,24 @@ def features_backward(dy, cache):
 
 def decoder_forward(params, v, digits):
     """Reconstruct each of digits (N, R) from its vector in v (N, J, D), the others masked: (N, R, side, side), cache"""
-    x, mask_cache = mask_forward(v, digits)
-    caches = []
+    kept = np.eye(v.shape[1], dtype=v.dtype)[digits][..., None]                         # (N, R, J, 1)
+    x, caches = (v[:, None] * kept).reshape(-1, v.shape[1] * v.shape[2]), []            # (N*R, J*D)
     for k in (1, 2, 3):
         x, cache = linear_forward(x, params[f"dec{k}_w"], params[f"dec{k}_b"])
         x = np.maximum(x, 0) if k < 3 else sigmoid(x)
         caches.append((cache, x))
-    return x.reshape(*digits.shape, *[math.isqrt(x.shape[1])] * 2), (mask_cache, caches)
+    return x.reshape(*digits.shape, *[math.isqrt(x.shape[1])] * 2), (kept, caches)
 
 
 def decoder_backward(drecon, cache, grads):
     """Return dv (N, J, D), and put the gradients of the decoder's parameters into grads."""
-    mask_cache, caches = cache
+    kept, caches = cache
     dx = drecon.reshape(caches[-1][1].shape)
     for k in (3, 2, 1):
         linear_cache, y = caches[k - 1]
         dx = dx * (y > 0) if k < 3 else dx * y * (1 - y)
         dx, grads[f"dec{k}_w"], grads[f"dec{k}_b"] = linear_backward(dx, linear_cache)
-    return mask_backward(dx, mask_cache)
+    return (dx.reshape(*kept.shape[:3], -1) * kept).sum(1)
 
 
 # -------------------------------------------------------------- optimizers
@@ -1191,12 +1177,9 @@ def conv2d_backward(dy, cache, need_dx=True):
     dw = np.stack([im2col_band(cols, ky, stride, Ho).T @ dy for ky in range(Kh)]).reshape(w.shape)
     if not need_dx:
         return None, dw
-    dcols = [np.empty_like(part) for part in cols[:Kh]]
-    for part in dcols:
-        part[Ho:] = 0
+    dcols = [np.zeros_like(part) for part in cols]
     for ky in range(Kh):
-        product = add_product if ky >= stride else np.matmul            # the first of its parity needs no zeros
-        product(dy, rows[ky].T, im2col_band(dcols, ky, stride, Ho))
+        add_product(dy, rows[ky].T, im2col_band(dcols, ky, stride, Ho))
     return col2im(dcols, shape, Kw, stride), dw
 
 
@@ -1327,11 +1310,9 @@ def load_data(config, download=True):
     digits replace MNIST, with a notice, where it cannot be had. download=False: do not download it."""
     if config.affnist_dir:         # refused now, not after the training
         next(read_affnist(config.affnist_dir))
-    if config.data_dir:
-        return read_idx_folder(config.data_dir)
-    if config.digits != "synthetic":
+    if config.data_dir or config.digits != "synthetic":
         try:
-            return read_idx_folder(os.environ.get("MNIST_DIR") or download_mnist(MIRRORS if download else ()))
+            return read_idx_folder(config.data_dir or os.environ.get("MNIST_DIR") or download_mnist(download))
         except ConnectionError as error:
             if config.digits == "mnist":
                 raise InputError(f"{error}. Give its folder as --data-dir, or use --digits synthetic") from None
@@ -1374,40 +1355,40 @@ def read_idx_folder(place):
     for split in ("train", "test"):
         images, labels = files[split, "images"][0], files[split, "labels"][0] - from_1
         data[split] = images.swapaxes(1, 2) if "emnist" in prefix else images, labels
-    check_data(data, ("train", "test"))
     images, labels = data["train"]
     held_out = np.arange(len(labels)) >= len(labels) - 5000
     if not all(of_mnist):
-        data["n_classes"] = 1 + int(max(labels.max(), data["test"][1].max()))
+        data["n_classes"] = count_classes(data)
         if (where / "labels.txt").is_file():
             data["names"] = (where / "labels.txt").read_text("utf-8", "replace").splitlines()
         held_out = rng_for(0, DATA, 2).permutation(len(labels)) < -(-len(labels) // 12)
     return data | {"train": (images[~held_out], labels[~held_out]), "val": (images[held_out], labels[held_out])}
 
 
-def check_data(data, splits):
-    """Raise InputError unless splits of data are as load_data returns them"""
-    for split in splits:
+def count_classes(data):
+    """Return the number of classes. Raise InputError unless the splits that data have are as load_data returns them"""
+    n_classes = data.get("n_classes", 10 if data["source"] in DIGIT_NAMES else 2)
+    for split in sorted(data.keys() & {"train", "val", "test"}):
         (images, labels), where = map(np.asarray, data[split]), f"{data['source']}, {split}"
         if images.dtype != np.uint8 or images.shape[1:] != (28, 28) or not len(images):
             raise InputError(f"{where}: images are {images.dtype} {images.shape}. Give gray levels, uint8 (n, 28, 28)")
         if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or labels.min() < 0 or labels.max() > 61:
             raise InputError(f"{where}: labels are {labels.dtype} {labels.shape}. Give {len(images)} from 0 to 61")
+        n_classes = max(n_classes, 1 + int(labels.max()))
+    return n_classes
 
 
 def fit_to_data(config, data):
     """Return a Config with the data's number of classes"""
-    check_data(data, ("train", "val"))
-    largest = max(int(data[split][1].max()) for split in ("train", "val"))
-    n_classes = data.get("n_classes", 10 if data["source"] in DIGIT_NAMES else max(2, largest + 1))
-    return dataclasses.replace(config, n_classes=n_classes)
+    return dataclasses.replace(config, n_classes=count_classes(data))
 
 
-def download_mnist(mirrors):
-    """Return the cache's folder after downloading MNIST's missing files. Raise ConnectionError if no mirror has them"""
+def download_mnist(download):
+    """Return the cache's folder, after downloading those of MNIST's files that it lacks. Raise ConnectionError if it
+    still lacks one: no mirror has it, or download is False"""
     folder, fault = Path(os.path.expanduser("~/.cache/hinton-mnist")), "MNIST is not on this machine"
     for name in [name for name in MNIST if not (folder / name).exists() and not (folder / (name + ".gz")).exists()]:
-        for mirror in mirrors:
+        for mirror in MIRRORS if download else ():
             try:
                 raw = urllib.request.urlopen(mirror + name + ".gz", timeout=10).read()
                 if hashlib.sha256(gzip.decompress(raw)).hexdigest() == MNIST[name]:

@@ -558,18 +558,6 @@ def sigmoid_cross_entropy(scores, present):
     return loss, (sigmoid(scores) - present) / len(scores)
 
 
-def mask_forward(v, digits):
-    """Set all capsules but one to zero, once per digit to reconstruct: the input of the decoder.
-    v: (N, J, D). digits: the capsules that are kept, (N, R). Return (N*R, J*D) and a cache."""
-    kept = np.eye(v.shape[1], dtype=v.dtype)[digits][..., None]                         # (N, R, J, 1)
-    return (v[:, None] * kept).reshape(-1, v.shape[1] * v.shape[2]), kept
-
-
-def mask_backward(dmasked, kept):
-    """Return dv (N, J, D) from dmasked (N*R, J*D)."""
-    return (dmasked.reshape(*kept.shape[:3], -1) * kept).sum(1)
-
-
 def reconstruction_loss(recon, target):
     """Compute the squared error of the reconstructions, summed over pixels and digits and averaged over the batch.
     recon, target: (N, R, H, W). Return the loss, a float, and drecon, (N, R, H, W)."""
@@ -841,24 +829,24 @@ HEADS = {"capsnet": (capsnet_head_forward, capsnet_head_backward),
 
 def decoder_forward(params, v, digits):
     """Reconstruct each of digits (N, R) from its vector in v (N, J, D), the others masked: (N, R, side, side), cache"""
-    x, mask_cache = mask_forward(v, digits)
-    caches = []
+    kept = np.eye(v.shape[1], dtype=v.dtype)[digits][..., None]                         # (N, R, J, 1)
+    x, caches = (v[:, None] * kept).reshape(-1, v.shape[1] * v.shape[2]), []            # (N*R, J*D)
     for k in (1, 2, 3):
         x, cache = linear_forward(x, params[f"dec{k}_w"], params[f"dec{k}_b"])
         x = np.maximum(x, 0) if k < 3 else sigmoid(x)
         caches.append((cache, x))
-    return x.reshape(*digits.shape, *[math.isqrt(x.shape[1])] * 2), (mask_cache, caches)
+    return x.reshape(*digits.shape, *[math.isqrt(x.shape[1])] * 2), (kept, caches)
 
 
 def decoder_backward(drecon, cache, grads):
     """Return dv (N, J, D), and put the gradients of the decoder's parameters into grads."""
-    mask_cache, caches = cache
+    kept, caches = cache
     dx = drecon.reshape(caches[-1][1].shape)
     for k in (3, 2, 1):
         linear_cache, y = caches[k - 1]
         dx = dx * (y > 0) if k < 3 else dx * y * (1 - y)
         dx, grads[f"dec{k}_w"], grads[f"dec{k}_b"] = linear_backward(dx, linear_cache)
-    return mask_backward(dx, mask_cache)
+    return (dx.reshape(*kept.shape[:3], -1) * kept).sum(1)
 
 
 def top_two(lengths):
@@ -1037,12 +1025,9 @@ def conv2d_backward(dy, cache, need_dx=True):
     dw = np.stack([im2col_band(cols, ky, stride, Ho).T @ dy for ky in range(Kh)]).reshape(w.shape)
     if not need_dx:
         return None, dw
-    dcols = [np.empty_like(part) for part in cols[:Kh]]
-    for part in dcols:
-        part[Ho:] = 0
+    dcols = [np.zeros_like(part) for part in cols]
     for ky in range(Kh):
-        product = add_product if ky >= stride else np.matmul            # the first of its parity needs no zeros
-        product(dy, rows[ky].T, im2col_band(dcols, ky, stride, Ho))
+        add_product(dy, rows[ky].T, im2col_band(dcols, ky, stride, Ho))
     return col2im(dcols, shape, Kw, stride), dw
 
 
@@ -1171,11 +1156,9 @@ def load_data(config, download=True):
     Return {"source": "mnist", "synthetic" or a name, "train": (images, labels), "val": ..., "test": ...}, with images
     (n, 28, 28) and labels (n,), both uint8; of other data also n_classes and names. With digits "auto", synthetic
     digits replace MNIST, with a notice, where it cannot be had. download=False: do not download it."""
-    if config.data_dir:
-        return read_idx_folder(config.data_dir)
-    if config.digits != "synthetic":
+    if config.data_dir or config.digits != "synthetic":
         try:
-            return read_idx_folder(os.environ.get("MNIST_DIR") or download_mnist(MIRRORS if download else ()))
+            return read_idx_folder(config.data_dir or os.environ.get("MNIST_DIR") or download_mnist(download))
         except ConnectionError as error:
             if config.digits == "mnist":
                 raise InputError(f"{error}. Give its folder as --data-dir, or use --digits synthetic") from None
@@ -1186,11 +1169,12 @@ def load_data(config, download=True):
     return {"source": "synthetic"} | dict(zip(N_SYNTHETIC, zip(np.split(images, ends), np.split(labels, ends))))
 
 
-def download_mnist(mirrors):
-    """Return the cache's folder after downloading MNIST's missing files. Raise ConnectionError if no mirror has them"""
+def download_mnist(download):
+    """Return the cache's folder, after downloading those of MNIST's files that it lacks. Raise ConnectionError if it
+    still lacks one: no mirror has it, or download is False"""
     folder, fault = Path(os.path.expanduser("~/.cache/hinton-mnist")), "MNIST is not on this machine"
     for name in [name for name in MNIST if not (folder / name).exists() and not (folder / (name + ".gz")).exists()]:
-        for mirror in mirrors:
+        for mirror in MIRRORS if download else ():
             try:
                 raw = urllib.request.urlopen(mirror + name + ".gz", timeout=10).read()
                 if hashlib.sha256(gzip.decompress(raw)).hexdigest() == MNIST[name]:
@@ -1235,33 +1219,32 @@ def read_idx_folder(place):
     for split in ("train", "test"):
         images, labels = files[split, "images"][0], files[split, "labels"][0] - from_1
         data[split] = images.swapaxes(1, 2) if "emnist" in prefix else images, labels
-    check_data(data, ("train", "test"))
     images, labels = data["train"]
     held_out = np.arange(len(labels)) >= len(labels) - 5000
     if not all(of_mnist):
-        data["n_classes"] = 1 + int(max(labels.max(), data["test"][1].max()))
+        data["n_classes"] = count_classes(data)
         if (where / "labels.txt").is_file():
             data["names"] = (where / "labels.txt").read_text("utf-8", "replace").splitlines()
         held_out = rng_for(0, DATA, 2).permutation(len(labels)) < -(-len(labels) // 12)
     return data | {"train": (images[~held_out], labels[~held_out]), "val": (images[held_out], labels[held_out])}
 
 
-def check_data(data, splits):
-    """Raise InputError unless splits of data are as load_data returns them"""
-    for split in splits:
+def count_classes(data):
+    """Return the number of classes. Raise InputError unless the splits that data have are as load_data returns them"""
+    n_classes = data.get("n_classes", 10 if data["source"] in DIGIT_NAMES else 2)
+    for split in sorted(data.keys() & {"train", "val", "test"}):
         (images, labels), where = map(np.asarray, data[split]), f"{data['source']}, {split}"
         if images.dtype != np.uint8 or images.shape[1:] != (28, 28) or not len(images):
             raise InputError(f"{where}: images are {images.dtype} {images.shape}. Give gray levels, uint8 (n, 28, 28)")
         if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or labels.min() < 0 or labels.max() > 61:
             raise InputError(f"{where}: labels are {labels.dtype} {labels.shape}. Give {len(images)} from 0 to 61")
+        n_classes = max(n_classes, 1 + int(labels.max()))
+    return n_classes
 
 
 def fit_to_data(config, data):
     """Return a Config with the data's number of classes"""
-    check_data(data, ("train", "val"))
-    largest = max(int(data[split][1].max()) for split in ("train", "val"))
-    n_classes = data.get("n_classes", 10 if data["source"] in DIGIT_NAMES else max(2, largest + 1))
-    return dataclasses.replace(config, n_classes=n_classes)
+    return dataclasses.replace(config, n_classes=count_classes(data))
 
 
 def data_name(source, trained_on=None):
@@ -1469,8 +1452,7 @@ def test_metrics(test):
     """Return the metrics of evaluate_test as --out-json names them"""
     metrics = {"test_" + name: test.get(name) for name in ("exact_match", "hits", "at_least_one", "recon_mse")}
     bits = base64.b64encode(np.packbits(test["correct"])).decode()
-    kept = {name: test[name] for name in ("confusion", "baseline_recon_mse")}
-    return metrics | kept | {"hit_bits": {"test": bits}}
+    return metrics | {name: test[name] for name in ("confusion", "baseline_recon_mse")} | {"hit_bits": {"test": bits}}
 
 
 def print_table(results, config):

@@ -1542,12 +1542,9 @@ def conv2d_backward(dy, cache, need_dx=True):
     dw = np.stack([im2col_band(cols, ky, stride, Ho).T @ dy for ky in range(Kh)]).reshape(w.shape)
     if not need_dx:
         return None, dw
-    dcols = [np.empty_like(part) for part in cols[:Kh]]
-    for part in dcols:
-        part[Ho:] = 0
+    dcols = [np.zeros_like(part) for part in cols]
     for ky in range(Kh):
-        product = add_product if ky >= stride else np.matmul            # the first of its parity needs no zeros
-        product(dy, rows[ky].T, im2col_band(dcols, ky, stride, Ho))
+        add_product(dy, rows[ky].T, im2col_band(dcols, ky, stride, Ho))
     return col2im(dcols, shape, Kw, stride), dw
 
 

@@ -16,8 +16,6 @@ OPS = {
     "votes": (mc.votes_forward, mc.votes_backward, normal(N, I, E), normal(I, E, J, D, seed=1)),
     "softmax": (lambda b: [mc.softmax_forward(b)] * 2, mc.softmax_backward, 2 * normal(N, J, I)),
     "lengths": (mc.lengths_forward, mc.lengths_backward, normal(N, J, D)),
-    **{f"mask{name}": (lambda v, digits=digits: mc.mask_forward(v, np.array(digits)), mc.mask_backward, normal(N, J, D))
-       for name, digits in (("", [[3, 0], [1, 2]]), (", a digit twice", [[3, 3, 0], [1, 2, 1]]))},
     **{f"routing {n}": (lambda u_hat, n=n: mc.routing_forward(u_hat, n), mc.routing_backward, 1.5 * normal(N, J, I, D))
        for n in (1, 2, 3, 5)}}
 
