@@ -221,7 +221,7 @@ def rows_of(mark):
     what, *rest = mark.split(", ")
     experiment, one, other, key, _ = render.asked(mark)
     first, _, second = key.partition(" vs ")
-    if not other or " once " in key:                   # the epoch of the first network depends on the second
+    if not other or " once " in key or " when " in key:         # the epoch of the first depends on the second network
         return [("difference" if other else one, mark, True)]
     short, styles = what.partition(" ")[0], ["percent" if style == "points" else style for style in rest[1:]]
     return [(one, ", ".join([f"{short} {one}", first, *styles]), False),

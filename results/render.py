@@ -12,7 +12,8 @@ or affnist, SETTING is TABLE/SETTING of workflow/runs.py, KEY is a key of a resu
 number is the mean over seeds +- its 95% t interval; for one seed the interval follows from the test images. With
 `minus` it is the mean difference, paired by seed. KEY vs KEY takes another key of the second setting. KEY once GOAL
 takes the first setting's KEY at the first evaluation during training at which its GOAL was as good as the second's at
-the end, for the seeds that reached it. TABLE+TABLE/SETTING are several draws of the data: the interval is over the
+the end, for the seeds that reached it; with `when` in place of `once`, where it was exactly as good for the first time,
+interpolated between two evaluations. TABLE+TABLE/SETTING are several draws of the data: the interval is over the
 draws' means. Options after the key: plain (the mean alone), N digits, percent, points (hundredths), range (minimum
 and maximum of the seeds), seeds (their number).
 
@@ -90,12 +91,13 @@ class Results:
 
     def by_seed(self, experiment, one, other, key):
         """Return {seed: number} of what is asked for of one draw of the data"""
-        key, _, goal = key.partition(" once ")
+        at = when if " when " in key else once
+        key, _, goal = key.replace(" when ", " once ").partition(" once ")
         first, _, second = key.partition(" vs ")
         values = self.values(experiment, one, first)
         if goal:
             ends = self.values(experiment, other, goal)
-            values = {seed: once(self.runs(experiment, one)[seed]["history"], first, goal, ends[seed])
+            values = {seed: at(self.runs(experiment, one)[seed]["history"], first, goal, ends[seed])
                       for seed in values.keys() & ends.keys()}
         if other:
             minus = self.values(experiment, other, second or first)
@@ -118,6 +120,17 @@ def reached(run):
 def once(history, key, goal, enough):
     """Return a key at the first evaluation of a history at which another key was good enough; None if it never was"""
     return next((found for found, reached in zip(history[key], history[goal]) if reached >= enough), None)
+
+
+def when(history, key, goal, enough):
+    """Return a key where another key was just good enough for the first time, interpolated linearly between evaluations
+    of a history; None if it never was"""
+    values, goals = history[key], history[goal]
+    k = next((k for k, reached in enumerate(goals) if reached >= enough), None)
+    if not k:
+        return values[k] if k == 0 else None
+    share = (enough - goals[k - 1]) / (goals[k] - goals[k - 1])
+    return values[k - 1] + share * (values[k] - values[k - 1])
 
 
 def number(run, key):

@@ -190,6 +190,16 @@ def test_a_difference_once_the_first_was_as_good_as_the_second_at_its_end(result
                      for name in ("cnn", "matrix-capsnet")})
     mark = "smallnorb paper-azimuth/cnn minus paper-azimuth/matrix-capsnet, novel once familiar"
     assert render.value(found, mark) == "+0.200 +- 1.271" and render.value(found, f"{mark}, seeds") == "2"
+    exactly = mark.replace("once", "when")                 # at 0.9 between no looks: the same
+    assert render.value(found, exactly) == "+0.200 +- 1.271" and render.value(found, f"{exactly}, seeds") == "2"
+
+
+@pytest.mark.parametrize("looks, enough, expected", [
+    ([0.8, 0.9, 0.7], 0.85, 0.6), ([0.8, 0.7, 0.9], 0.85, 0.925), ([0.9, 0.8, 0.9], 0.85, 0.5),
+    ([0.8, 0.7, 0.6], 0.85, None)])
+def test_where_a_network_was_exactly_as_good_for_the_first_time(looks, enough, expected):
+    found = render.when({"familiar": looks, "novel": [0.5, 0.7, 1.0]}, "novel", "familiar", enough)
+    assert found == (None if expected is None else pytest.approx(expected))
 
 
 def test_a_difference_over_draws_has_the_draws_for_its_error(results):
