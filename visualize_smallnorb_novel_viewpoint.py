@@ -44,14 +44,18 @@ def both_splits(label, first, second, key="novel"):
 
 SIX_TOYS = "+".join(f"toys{toy_seed}-azimuth" for toy_seed in range(5, 11))
 FOREST = [                         # rows of render.forest: heading, or label, first setting, second setting, metric
-    "Matrix capsules with EM routing (matrix-capsnet) minus a small version of the paper's CNN (cnn)",
+    "Matrix capsules of the paper's small network minus the paper's CNN, with its width and dropout",
+    *both_splits("end of training, ", "paper-{split}/matrix-capsnet-paper", "paper-{split}/cnn-paper"),
+    "That CNN, stopped at the small network's familiar accuracy, minus the paper's small network",
+    *both_splits("", "paper-{split}/cnn-paper", "paper-{split}/matrix-capsnet-paper", "novel once familiar"),
+    "Small matrix capsules with EM routing (matrix-capsnet) minus a small version of the paper's CNN (cnn)",
     *both_splits("", "paper-{split}/matrix-capsnet", "paper-{split}/cnn"),
     *both_splits("three other sets of toys, ", f"{OTHER_TOYS}/matrix-capsnet", f"{OTHER_TOYS}/cnn"),
     "matrix-capsnet minus that CNN with batch normalization (cnn-bn)",
     *both_splits("", "paper-{split}/matrix-capsnet", "paper-{split}/cnn-bn"),
     "matrix-capsnet minus cnn with dropout of 0.5, matched familiar accuracy",
     *both_splits("", "paper-{split}/matrix-capsnet", "paper-{split}/cnn-dropout", "novel once familiar"),
-    "matrix-capsnet minus the paper's CNN, with its width and dropout (cnn, preset paper)",
+    "matrix-capsnet minus the paper's CNN (cnn, preset paper), at the end of training",
     *both_splits("", "paper-{split}/matrix-capsnet", "paper-{split}/cnn-paper"),
     "matrix-capsnet minus a larger CNN with GAP (cnn-gap)",
     ("novel azimuths", "paper-azimuth/matrix-capsnet", "heads-azimuth/cnn-gap", "novel"),
@@ -63,7 +67,8 @@ FOREST = [                         # rows of render.forest: heading, or label, f
     "Matrix capsules on the small backbone (matrix-head) minus CNN with GAP (cnn-gap)",
     *both_splits("", "heads-{split}/matrix-head", "heads-{split}/cnn-gap"),
     "Trained and tested with routing (3 iterations; EM routing: 2) minus the same with 1 iteration",
-    ("matrix-capsnet, novel azimuths", "paper-azimuth/matrix-capsnet", "paper-azimuth/matrix-capsnet-iters-1", "novel"),
+    *((f"{label}, novel azimuths", f"paper-azimuth/{name}", f"paper-azimuth/{name}-iters-1", "novel")
+      for label, name in (("the paper's small network", "matrix-capsnet-paper"), ("matrix-capsnet",) * 2)),
     ("capsnet, novel azimuths", "heads-azimuth/capsnet", "heads-azimuth/capsnet-iters-1", "novel"),
     *both_splits("matrix-head, ", "heads-{split}/matrix-head", "heads-{split}/matrix-head-iters-1")]
 
