@@ -1358,7 +1358,7 @@ def read_idx_folder(place):
     images, labels = data["train"]
     held_out = np.arange(len(labels)) >= len(labels) - 5000
     if not all(of_mnist):
-        data["n_classes"] = count_classes(data)
+        data["n_classes"] = count_classes(data | {"n_classes": 1})
         if (where / "labels.txt").is_file():
             data["names"] = (where / "labels.txt").read_text("utf-8", "replace").splitlines()
         held_out = rng_for(0, DATA, 2).permutation(len(labels)) < -(-len(labels) // 12)
@@ -1714,7 +1714,7 @@ def begin(path, config, data, init):
     if config.n_epochs > theirs.n_epochs and theirs.lr_schedule == "cosine":
         raise InputError(f"{path}: its rate ends at 0 with epoch {theirs.n_epochs}. Use --init {path} instead")
     check_same(path, theirs, vars(config) | {"n_epochs": min(theirs.n_epochs, config.n_epochs)}, {"runtime"})
-    if not fits(state["adam_m"], config) or state["history"]["source"] != data["source"]:
+    if not fits(state["adam_m"], config) or any(state["history"].get(k) != data.get(k) for k in ("source", "names")):
         raise InputError(f"{path}: is no checkpoint of this run on {data_name(data['source'])}. Name another file")
     say(f"resuming at step {state['step']}", config)
     return {name: state[name] for name in (*GROUPS.values(), "step", "history")}

@@ -2489,7 +2489,7 @@ def begin(path, config, data, init):
     if config.n_epochs > theirs.n_epochs and theirs.lr_schedule == "cosine":
         raise InputError(f"{path}: its rate ends at 0 with epoch {theirs.n_epochs}. Use --init {path} instead")
     check_same(path, theirs, vars(config) | {"n_epochs": min(theirs.n_epochs, config.n_epochs)}, {"runtime"})
-    if not fits(state["adam_m"], config) or state["history"]["source"] != data["source"]:
+    if not fits(state["adam_m"], config) or any(state["history"].get(k) != data.get(k) for k in ("source", "names")):
         raise InputError(f"{path}: is no checkpoint of this run on {data_name(data['source'])}. Name another file")
     say(f"resuming at step {state['step']}", config)
     return {name: state[name] for name in (*GROUPS.values(), "step", "history")}

@@ -41,7 +41,7 @@ INTERFACES = {
 }
 
 # names of parameters, for an input or a count
-NAMES = {"u_hat": "u_?hat|votes?|predictions?", "n_iters": r"n|n_?iters?|num_?iter\w*|iterations|num_routings?",
+NAMES = {"u_hat": "u_?hat|votes?|predictions?", "n_iters": r"n|n_?iters?|(num_?)?iter\w*|(num_)?routings?",
          "u": "u|x|inputs?|capsules", "W": "w|weights?", "V": "v|votes?|poses?", "a": r"a|a_?in|acts?|activations?\w*",
          "beta_u": "b(eta)?_?[uv]", "beta_a": "b(eta)?_?a", "lambdas": r"lam\w*"}
 
@@ -107,7 +107,7 @@ def load(target):
             if isinstance(error, SystemExit):
                 raise Unusable(f"{place} ends the program when it is imported. Put its commands below if __name__ == "
                                "\"__main__\":") from None
-            if "relative import" in str(error):
+            if "relative import" in str(error) and "." not in place:
                 raise Unusable(f"{place}.py belongs to a package. Run the check above the package's folder, and write: "
                                f"PACKAGE.{place}:{name}") from None
             if not isinstance(error, ModuleNotFoundError):

@@ -147,10 +147,16 @@ def count_last(fresh, interface):
     except (TypeError, ValueError):
         return fresh
     n = len(interface.inputs)
-    count = [p for p in parameters[n:] if re.fullmatch(calls.NAMES.get(interface.count, ""), p.name.lower())]
-    if len(count) != 1 or parameters.index(count[0]) == n and count[0].kind != inspect.Parameter.KEYWORD_ONLY:
+    inputs, rest = [p.replace(default=p.empty) for p in parameters[:n]], parameters[n:]
+    count = [p for p in rest if re.fullmatch(calls.NAMES.get(interface.count, ""), p.name.lower())]
+    if len(count) != 1 or rest[0] is count[0] and count[0].kind != count[0].KEYWORD_ONLY:
         return fresh
-    own = count[0].name
+    own, others = count[0].name, [p for p in rest if p is not count[0]]
+    has_name = count[0].kind in (count[0].POSITIONAL_OR_KEYWORD, count[0].KEYWORD_ONLY)
+    without_names = all(p.kind <= p.POSITIONAL_OR_KEYWORD for p in inputs)
+    optional = all(p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in others)
+    if not (has_name and without_names and optional):
+        return fresh
 
     def fresh_with_count_last():
         function = fresh()
@@ -158,7 +164,7 @@ def count_last(fresh, interface):
         def called(*given):
             return function(*given[:-1], **{own: given[-1]})
         called.__signature__ = inspect.Signature(
-            [*parameters[:n], inspect.Parameter(own, inspect.Parameter.POSITIONAL_OR_KEYWORD)])
+            [*inputs, inspect.Parameter(own, inspect.Parameter.POSITIONAL_OR_KEYWORD)])
         return called
     vars(fresh_with_count_last).update(vars(fresh))
     return fresh_with_count_last

@@ -495,7 +495,7 @@ def test_names_tell_the_order_of_arguments(run):
 
 
 @pytest.mark.parametrize("parameters", [
-    "u_hat, eps=1e-9, n_iters=3", "u_hat, *, n_iters", "u_hat, b=None, *, n_iters=3"])
+    "u_hat, eps=1e-9, n_iters=3", "u_hat, *, n_iters", "u_hat, b=None, *, n_iters=3", "u_hat=None, *, n_iters"])
 def test_a_count_may_be_taken_by_name_only_or_after_other_parameters(run, parameters):
     code, text = run(ROUTE, changes=[("u_hat, n_iters", parameters)])
     assert code == 0 and "route(u_hat, n_iters)" in text and "2 iterations: output agrees" in text, text
