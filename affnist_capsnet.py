@@ -1345,7 +1345,7 @@ def read_idx_folder(place):
             files[match[1].replace("t10k", "test"), match[2]] = read_idx(path)
             prefixes.add(path.name[:match.start()])
     if len(files) < 4 or len(prefixes) > 1:
-        raise InputError(f"{place}: not idx files of one data set. Make them: python3 make_idx.py {place} my-data")
+        raise InputError(f"{place}: no idx files of one data set. Make them: python3 make_idx.py MY-PICTURES my-data")
     of_mnist = [digest in MNIST.values() for _, digest in files.values()]
     if any(of_mnist) and not all(of_mnist):
         raise InputError(f"{place}: some files are MNIST's, and some are damaged or another's. Get the files again")

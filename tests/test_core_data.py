@@ -52,7 +52,7 @@ def test_names_of_files(tmp_path):
         np.testing.assert_array_equal(data["test"][0], found["test"][0])
         assert data["n_classes"] == 3 and data["source"] == ("kuzushiji" if k == 3 else str(k))
     write_data(tmp_path / "3", 5, "other-")
-    with pytest.raises(mc.InputError, match="3: not idx files of one data set. Make them: python3 make_idx.py"):
+    with pytest.raises(mc.InputError, match="3: no idx files of one data set. Make them: python3 make_idx.py"):
         read(tmp_path / "3")
     assert read(tmp_path / "3" / "other")["n_classes"] == 5
 

@@ -55,7 +55,7 @@ def test_mnist_is_read_raw_gzipped_and_from_the_environment(put, monkeypatch, tm
     monkeypatch.setenv("MNIST_DIR", "/nowhere")
     assert_loads(tmp_path / "raw")                                                             # the flag wins
     for config, named in ((mc.Config(data_dir="/no"), "/no"), (mc.Config(), "/nowhere")):
-        with pytest.raises(mc.InputError, match=f"{named}: not idx files"):
+        with pytest.raises(mc.InputError, match=f"{named}: no idx files"):
             mc.load_data(config)
 
 
