@@ -415,8 +415,9 @@ class Call:
                     options.append([axes])
                 else:
                     options.append(layouts(axes, False) + (layouts(axes, True) if singleton else []))
-            yield [dict(zip(self.interface.inputs, chosen)) for chosen in itertools.product(*options)
-                   if not singleton or any("1" in layout or "P" in layout for layout in chosen)]
+            every = [dict(zip(self.interface.inputs, chosen)) for chosen in itertools.product(*options)]
+            yield [reading for reading in every if not singleton or any(
+                {"1", "P"} & set(layout) for name, layout in reading.items() if name not in fixed)]
 
     def penalty(self, found):
         """Return a key that sorts readings by their outputs' layouts: samples first, entries last, no singletons."""

@@ -103,7 +103,9 @@ def test_float32_and_float16_are_right_up_to_precision(run):  # noqa: F811
     """in the output, in the inputs, or inside"""
     for changes, shown in (([("    return v", "    return v.astype('f4')")], "float32"),
                            ([("    return v", "    return v.astype('f2')")], "float16"),
-                           ([("* v[:, None]).sum(-1)", "* v[:, None]).sum(-1).astype('f4')")], "with float32 inside")):
+                           ([("* v[:, None]).sum(-1)", "* v[:, None]).sum(-1).astype('f4')")], "with float32 inside"),
+                           ([("    b = np", "    u_hat = u_hat.astype('f2').astype('f8')\n    b = np")],
+                            "with float16 inside")):
         code, text = run(ROUTE, changes=changes)
         assert code == 0 and "RIGHT UP TO PRECISION" in text and shown in text, text
         code, text = run(ROUTE, changes=[*changes, *ROUTE_MISTAKES["softmax over input capsules"]])
@@ -117,6 +119,41 @@ def test_float32_in_a_part_alone_is_right_up_to_precision(run):  # noqa: F811
     assert code == 0 and "VALUES RIGHT UP TO PRECISION" in text and "float32 in a part" in text, text
     code, text = run(ROUTE, changes=[*first, *ROUTE_MISTAKES["logits not accumulated"]])
     assert code == 1 and named(text) == ["logits not accumulated"], text
+
+
+def test_a_curved_function_is_not_taken_for_low_precision(run):  # noqa: F811
+    """as if its rounding bent it"""
+    code, text = run(ROUTE, changes=[("v = squash(s)", "v = s / (s.sum(-1, keepdims=True) + 1e-20)")])
+    assert code == 1 and "NumPy float64, relative" in text and "NOT THIS PROCEDURE" in text, text
+
+
+def test_an_epsilon_added_to_v_is_right_up_to_precision(run):  # noqa: F811
+    """although v is not 0 without votes"""
+    for dtype in ("f8", "f4"):
+        code, text = run(ROUTE, changes=[("v = squash(s)", "v = squash(s) + 1e-8"),
+                                         ("    return v", f"    return v.astype('{dtype}')")])
+        assert code == 0 and "VALUES RIGHT UP TO PRECISION" in text and "bias" not in text, text
+
+
+def test_another_order_of_axes_is_offered_with_its_bias(run):  # noqa: F811
+    """and not the order that the flag gave"""
+    code, text = run(ROUTE, "--axes", "u_hat=NIJE1", changes=[
+        ("    b = np", "    u_hat = u_hat[..., 0]\n    b = np"), *ROUTE_MISTAKES["bias in the output capsules"]])
+    assert code == 1 and named(text) == ["bias in the output capsules"] and "DIFFERS, with its axes" not in text, text
+    code, text = run(ROUTE, changes=[("    b = np", "    u_hat = u_hat.transpose(2, 1, 0, 3)\n    b = np"),
+                                     ("    return v", "    return v.transpose(1, 0, 2)"),
+                                     *ROUTE_MISTAKES["bias in the output capsules"]])
+    assert code == 1 and "it agrees but for a bias. If that is yours, add: --axes u_hat=JINE" in text, text
+
+
+def test_a_layer_may_normalize_its_matrices(run):  # noqa: F811
+    """and depends on them then, though not on their scale"""
+    layer = ROUTE + """
+def layer(u, W, n_iters):
+    return route(np.einsum("nid,ijed->nije", u, W / np.linalg.norm(W, axis=-1, keepdims=True)), n_iters)
+"""
+    code, text = run(layer, "--layer")
+    assert code == 1 and "NOT THIS PROCEDURE" in text and "does not depend" not in text, text
 
 
 @pytest.mark.slow
