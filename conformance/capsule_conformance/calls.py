@@ -461,6 +461,8 @@ class Call:
                            if name in self.interface.inputs and "K" not in layout)
         hint = " To check a function that takes a number of iterations, add its own --lambdas." * (
             self.interface.count == "lambdas" and "'list'" in str(error))
+        if "present" in self.interface.inputs and furthest(error) < 1:
+            hint += " If your loss has a fixed number of classes, give it, such as: --sizes K=10."
         such = f", such as {shapes}" if shapes else ""
         where = f" No order of the axes gives {outputs_text(self.interface, self.sizes)}{such}. It is" if furthest(
             error) < 2 else " It is"
@@ -469,9 +471,12 @@ class Call:
 
 
 def furthest(error):
-    """Return 2 for an error that no order of the axes causes, 1 for an output of another shape, else 0."""
+    """Return 2 for an error that no order of the axes causes, 1 for an output of another shape, -1 for an index that
+    does not fit, which says less about sizes than other errors, else 0."""
     own = (NameError, AttributeError, KeyError, TypeError, ImportError, ZeroDivisionError, NotImplementedError)
-    return 2 if isinstance(error, own) else int(isinstance(error, ValueError) and str(error).startswith("returned "))
+    if isinstance(error, own):
+        return 2
+    return int(isinstance(error, ValueError) and str(error).startswith("returned ")) - isinstance(error, IndexError)
 
 
 class LossCall(Call):

@@ -712,6 +712,8 @@ def em(V, a, beta_u, beta_a, n_iters):
     (EM, (), "missing 3 required positional arguments: 'beta_u', 'beta_a', and 'lambdas'. It is called with (u_"),
     (LOSS, (), "seems to be a loss, by the names of its arguments. Add --margin-loss"),
     (SPREAD, (), "Add --spread-loss"),
+    ("import numpy as np\ndef route(lengths, labels):\n    return (lengths * np.eye(10)[labels]).sum()\n",
+     ("--margin-loss",), "shapes (3,5) (3,10). If your loss has a fixed number of classes, give it, such"),
     ("def route(u_hat, n_classes):\n    return u_hat.mean()\n", (), "returned ()")])
 def test_functions_that_cannot_be_checked(run, source, flags, message):
     code, text = run(source, *flags) if "def route(:" not in source else run(source + "\ndef route(): pass\n", *flags)
