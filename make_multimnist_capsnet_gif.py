@@ -196,7 +196,7 @@ def main():
     if network:
         loaded = networks.make(capsnet, label, network, config, data)
         frames = draw_frames(*scenes_of_test_pairs(loaded), network.step, f"{title})", names)
-        durations = SCENE_MS if args.fps == FPS else 1000 / args.fps
+        durations = SCENE_MS if args.fps is FPS else 1000 / args.fps       # FPS itself: the user gave none
     else:
         scenes, points, ending = scenes_of_training(capsnet.fit_to_data(config, data), data, every)
         frames = draw_frames(scenes, points, n_steps(config), f"{title}, seed {config.seed})", names, ending)

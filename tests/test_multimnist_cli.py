@@ -80,9 +80,9 @@ def test_the_animation_has_a_frame_per_snapshot_and_does_not_change_the_run(chec
     assert len(frames) == 4                                                 # steps 0, 3 and 4, and the ending
     assert not np.array_equal(frames[0], frames[2]) and not np.array_equal(frames[2], frames[3])
     monkeypatch.setattr(gif, "N_SCENES", 2)
-    assert cli(gif, "--load", checkpoint, "--out", out)[0] == 0
-    frames = imageio.imread(out)
-    assert len(frames) == 2 and not np.array_equal(frames[0], frames[1])
+    assert cli(gif, "--load", checkpoint, "--out", out, "--fps", gif.FPS)[0] == 0
+    frames, meta = imageio.imread(out), imageio.immeta(out, index=1, plugin="pillow")
+    assert len(frames) == 2 and not np.array_equal(frames[0], frames[1]) and meta["duration"] == 160    # ms
 
 
 # ---------------------------------------------------------------- bad input
