@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
 import smallnorb_novel_viewpoint as norb  # before numpy: it sets the number of BLAS threads
 from lab import figures, networks
-from lab.figures import COLORS, GRAY
+from lab.figures import COLORS, GRAY, MARKERS
 from lab.messages import InputError, Parser, Progress, flag_name, run_cli
 from smallnorb_novel_viewpoint import CLASS_NAMES, N_CLASSES, NORB_NAMES, NORB_SIDE, data_name
 
@@ -92,9 +92,9 @@ def draw_frames(names, configs, histories, n_sweep, with_training, sources=()):
     curves.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="fraction of training", ylabel="accuracy")
     curves.set_title("solid: familiar azimuths\ndashed: novel azimuths", fontsize=10)
     curves.grid(alpha=0.3)
-    lines = [[curves.plot([], [], style, color=color, marker="o", markersize=3, clip_on=False,
+    lines = [[curves.plot([], [], style, color=color, marker=marker, markersize=4, clip_on=False,
                           label=name if style == "-" else None)[0] for style in ("-", "--")]
-             for name, color in zip(names, COLORS)]
+             for name, color, marker in zip(names, COLORS, MARKERS)]
     curves.legend(fontsize=10, loc="lower right")
     ax = fig.add_axes((0.475, 0.36, 0.2, 0.41))
     picture = ax.imshow(render_view(0, 0, 0, first)[1], cmap="gray", vmin=0, vmax=1)
@@ -108,7 +108,8 @@ def draw_frames(names, configs, histories, n_sweep, with_training, sources=()):
     dial.bar(np.deg2rad((low + high) / 2), 1, np.deg2rad(high - low), color="black", alpha=0.15)
     dial.set(yticks=[], ylim=(0, 1))
     dial.set_xticks(np.deg2rad([0, 90, 180, 270]), ["0°", "90°", "180°", "270°"], fontsize=10)
-    dial.set_title("azimuth (gray: familiar)\ndot: correct, cross: wrong", fontsize=10)
+    order = "\nfirst network: outer ring" * (len(names) > 1)
+    dial.set_title(f"azimuth (gray: familiar)\ndot: correct, cross: wrong{order}", fontsize=10)
     hand, = dial.plot([0, 0], [0, 1], color=GRAY, linewidth=1.5)
     frames, rings = [], np.linspace(0.88, 0.4, len(names))
 
