@@ -138,7 +138,7 @@ def draw_frames(digits, shown, n):
     return frames
 
 
-@figures.in_style
+@figures.style()
 def main():
     parser = Parser(description=__doc__)
     parser.add_argument("--load", nargs="+", action="extend", metavar="FILE", help="checkpoints or weights of the "

@@ -169,7 +169,7 @@ def scenes_of_test_pairs(network):
     return scenes, [(each["step"], each["val_loss"], each["val_exact_match"]) for each in epochs]
 
 
-@figures.in_style
+@figures.style()
 def main():
     parser = Parser(description=__doc__)
     parser.add_argument("--snapshot-every", type=int, metavar="N", help="steps between two frames (default: 75)")

@@ -149,7 +149,7 @@ def draw_frames(names, configs, histories, n_sweep, with_training, sources=()):
     return frames, n
 
 
-@figures.in_style
+@figures.style()
 def main():
     parser = Parser(description=__doc__)
     parser.add_argument("--snapshots", type=int, metavar="N", help="frames of the training (default: 16)")

@@ -241,7 +241,7 @@ OF_RESULTS = {"matched_accuracy": draw_matched_accuracy,
               "forest": lambda results: figures.forest(results, EXPERIMENT, FOREST)}
 
 
-@figures.in_style
+@figures.style()
 def main():
     args = figures.figure_parser(affnist, __doc__, FIGURES, OF_RESULTS).parse_args()
     for name in "affnist_dir", "eval_split":

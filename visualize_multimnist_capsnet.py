@@ -520,7 +520,7 @@ def draw_image(args):
     write_figure(fig, outdir / f"{name}.png", say)
 
 
-@figures.in_style
+@figures.style()
 def main():
     parser = figures.figure_parser(capsnet, __doc__, FIGURES, OF_RESULTS)
     parser.add_argument("--image", metavar="PICTURE", help="classify and reconstruct the two overlapping digits in a "

@@ -265,7 +265,7 @@ def draw_em_routing(n_iters=3):
 FIGURES = {"dynamic_routing": draw_dynamic_routing, "em_routing": draw_em_routing}
 
 
-@figures.in_style
+@figures.style()
 def main():
     parser = Parser(description=__doc__)
     parser.add_argument("--n-iters", type=int, default=3, metavar="N", help="routing iterations (default: 3)")

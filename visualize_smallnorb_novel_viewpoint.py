@@ -588,7 +588,7 @@ def write_activity(run, path):
     write_json(path, {name: value for name, value in result.items() if name != "hit_bits"})        # not of a test
 
 
-@figures.in_style
+@figures.style()
 def main():
     parser = figures.figure_parser(norb, __doc__, FIGURES, OF_RESULTS)
     parser.add_argument("--out-json", metavar="FILE", help="write the activity that --only background_activity draws "

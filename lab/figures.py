@@ -1,6 +1,5 @@
 """What the programs that draw figures and animations share: style, flags, the networks to draw, output files, training
 curves."""
-import functools
 import hashlib
 import os
 import re
@@ -41,7 +40,7 @@ RESULTS = ROOT / "results"
 
 
 def style():
-    """Return a context in which figures have this project's style, whatever the user's settings are"""
+    """Return a context, or decorator, in which figures have this project's style, whatever the user's settings are"""
     kept = {name: value for name, value in matplotlib.rcParamsDefault.items() if not name.startswith("backend")}
     return matplotlib.rc_context(kept | STYLE)
 
@@ -56,15 +55,6 @@ class Drawing(NamedTuple):
 
 
 # ---------------------------------------------------------------- command line
-
-def in_style(main):
-    """Decorate a script's main(): its figures have this project's style"""
-    @functools.wraps(main)
-    def command():
-        with style():
-            main()
-    return command
-
 
 def figure_parser(module, description, drawings, of_results):
     """Return the Parser of a figure script: flags of the experiment, --load, --results, --only and --outdir."""
@@ -99,8 +89,8 @@ def draw(module, args, drawings, of_results, load, kind=Network):
         raise InputError(f"{flag_name(min(given))} has no effect with --results. Leave it out")
     for name in args.only:
         if not (args.results and name in of_results or of_networks and name in drawings):
-            what, flag = ("results", "--results") if name in of_results else ("networks", "--load")
-            raise InputError(f"--only {name}: is a figure of {what}. Give {flag}")
+            which = "results. Give --results" if name in of_results else "networks. Give --load"
+            raise InputError(f"--only {name}: is a figure of {which}")
     of_results = {name: of for name, of in of_results.items() if args.results and name in (args.only or of_results)}
     runs = chosen(module, args) if of_networks else []
     planned = plan({name: one for name, one in drawings.items() if name not in of_results and (
@@ -152,13 +142,17 @@ def call_images(fig):
 
 
 def say_data(fig, module, data, networks, of_training=False):
-    """Say in a figure's last line which data its networks were trained on, if it is of_training, else which they were
-    tested on, if they were trained on others"""
+    """Say in a figure's last lines which data its networks were trained on, if it is of_training, else which data and
+    settings they were tested with, if they were trained with others"""
     for source in dict.fromkeys(network.history["source"] for network in networks):
         if of_training:
             add_note(fig, f"Trained on {module.data_name(source)}.")
         elif source != data["source"]:
             add_note(fig, f"Tested on {module.data_name(data['source'], source)}.")
+    flags = dict.fromkeys(flag for network in networks for flag in network.test_flags)
+    if flags and not of_training:
+        add_note(fig, f"Tested with {' '.join(flags)}.")
+        fig.set_figheight(fig.get_figheight() + 0.2)                    # a fixed height has no room for three lines
 
 
 def add_note(fig, words):
@@ -369,12 +363,8 @@ LEVELS = 32                        # of red, green and blue: few colors, the sam
 def add_animation_flags(parser, module, fps):
     """Add --fps and --out"""
     parser.add_argument("--fps", type=float, default=fps, metavar="X", help="frames per second (default: %(default)s)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help=f"the GIF to write (default: {default_gif(module)})")
-
-
-def default_gif(module):
-    """Return the path of one's own animation, below the current folder"""
-    return default_outdir(module) / f"{module.EXPERIMENT}.gif"
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the GIF to write (default: "
+                        f"{default_outdir(module) / module.EXPERIMENT}.gif)")
 
 
 def check_animation_flags(args, module, bounds):
@@ -386,7 +376,7 @@ def check_animation_flags(args, module, bounds):
     if not 0.1 <= args.fps <= 50:
         raise InputError(f"--fps {args.fps:g}: must be between 0.1 and 50 frames per second")
     if args.out is None:
-        args.out = default_gif(module)
+        args.out = default_outdir(module) / f"{module.EXPERIMENT}.gif"
         make_outdir(args.out.parent, [])
     if args.out.suffix.lower() != ".gif":
         raise InputError(f"--out {args.out}: the file is a GIF. Give a name that ends in .gif")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-from .messages import InputError
+from .messages import InputError, flag_name
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,13 @@ class Network:
     def label(self):
         """Return the words for a title: model, preset and seed"""
         return f"{self.trained.model}, preset {self.trained.preset}, seed {self.trained.seed}"
+
+    @property
+    def test_flags(self):
+        """Return the flags of the settings, other than of the data, that only the evaluation has"""
+        return [f"{flag_name(f.name)} {getattr(self.config, f.name)}" for f in dataclasses.fields(self.config)
+                if "test" in f.metadata and f.name not in ("digits", "data")
+                and getattr(self.config, f.name) != getattr(self.trained, f.name)]
 
 
 def add_flags(parser, module, text):
@@ -59,7 +66,7 @@ def load_for_evaluation(module, path, args):
 
 def chosen(module, args):
     """Return the networks to train or, with --load, to draw: [(name, load_network's result or None, Config)]. Names
-    are the models or the files' names"""
+    are the models or, of loaded networks, the files' names"""
     if args.load is None:
         return [(config.model, None, config) for config in module.configs_of(module.given_settings(args))]
     paths = list(map(Path, args.load or module.PRETRAINED))
@@ -68,9 +75,7 @@ def chosen(module, args):
     names = [path.parent.name if path.name == "weights.npz" else path.stem for path in paths]
     loaded = [load_for_evaluation(module, path, args) for path in paths]
     module.check_useful(module.given_settings(args), [config for _, config in loaded])
-    models = [network.config.model for network, _ in loaded]
-    is_short = len(set(models)) == len(models)
-    return [(name, network, config) for name, (network, config) in zip(models if is_short else names, loaded)]
+    return [(name, *pair) for name, pair in zip(names, loaded)]
 
 
 def names_of(runs):
