@@ -7,9 +7,9 @@
 means with 95% t intervals, and of differences that are paired by seed.
 
 Every run is a process of the experiment's script, with the flags that are given here and do not belong to this program.
-A flag that one of the models does not have is left out for that model. Finished runs are kept in runs/compare/, and an
-interrupted one resumes from its checkpoint, if the same command is given again. Another flag, or a change of the
-script or of the data that a flag names, makes a new run.
+In training, a flag that one of the models does not have is left out for that model. Finished runs are kept in
+runs/compare/, and an interrupted one resumes from its checkpoint, if the same command is given again. Another flag, or
+a change of the script or of the data that a flag names, makes a new run.
 
     python3 compare.py affnist_capsnet --model capsnet-shared cnn-gap --n-seeds 3      # half an hour on two cores
     python3 compare.py affnist_capsnet --model cnn-gap cnn-gmp --n-seeds 3 --jobs 2 --n-train 3000
@@ -167,9 +167,11 @@ def main():
         raise InputError(f"{experiment}: no such experiment. Give one of {', '.join(known)}")
     if bool(args.model) == bool(args.load) or args.model and not experiment:
         raise InputError("give EXPERIMENT and --model to train, or --load to evaluate trained networks. See --help")
-    for flag, value, high in (("--n-seeds", args.n_seeds, 1000), ("--jobs", args.jobs, 64)):
-        if not 1 <= value <= high:
-            raise InputError(f"{flag} {value}: must be between 1 and {high:,}")
+    for flag, value, low, high in (
+            ("--n-seeds", args.n_seeds, 1, 1000), ("--jobs", args.jobs, 1, 64), ("--threads", args.threads, 0, 256),
+            ("--first-seed", args.first_seed, 0, 2 ** 32 - args.n_seeds)):
+        if not low <= value <= high:
+            raise InputError(f"{flag} {value}: must be between {low} and {high:,}")
     if args.load and (args.n_seeds, args.first_seed) != (1, 0):
         raise InputError("--n-seeds and --first-seed are for training: with --load the files say. Leave them out")
     check_writable(args.out_json)

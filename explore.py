@@ -149,7 +149,7 @@ class Guide:
 
     def identify(self, path):
         """Return the experiment of a network's file, and the network. Raise InputError if the page cannot show it."""
-        if not Path(path).is_file():
+        if not Path(path).exists():
             raise InputError(f"--load {path}: no such file. Give a file of --out-weights, or a run's weights.npz")
         others = ""
         conditions = (lambda c: c.model == "capsnet"), (lambda c: c.task != "mnist"), (
@@ -158,9 +158,10 @@ class Guide:
             with contextlib.suppress(module.InputError):
                 if condition((network := load_network(module, path)).config):
                     n_classes = getattr(network.config, "n_classes", N_CLASSES)
-                    if n_classes == N_CLASSES:
+                    names = network.history.get("names") or list(map(str, range(n_classes)))
+                    if [name.removeprefix("digit ") for name in names] == list("0123456789"):
                         return module, network
-                    others = f" (this one has {n_classes} classes; the page shows networks of ten digits)"
+                    others = f" (this one has other classes: {', '.join(names):.40}; the page shows ten digits, 0 to 9)"
         raise InputError(f"--load {path}: not a network that the page can show{others}. Give a file of --out-weights: "
                          "a capsnet of multimnist_capsnet.py, or a network for 40x40 px digits or for toys")
 

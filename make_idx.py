@@ -409,6 +409,9 @@ def main():
     if args.seed < 0:
         raise InputError(f"--seed {args.seed}: must be at least 0")
     check_out(args.out)
+    for source in args.sources:
+        if source.is_dir() and args.out.resolve().is_relative_to(source.resolve()):
+            raise InputError(f"{args.out}: lies in {source}, which is read. Give a folder outside of it")
     progress, chunks, files, idx_files = Progress(), [], [], set()
     for source in args.sources:
         match = IDX_NAME.fullmatch(source.name)

@@ -176,6 +176,8 @@ def main():
     figures.add_animation_flags(parser, capsnet, FPS)
     networks.add_flags(parser, capsnet, "animate without training: the network")
     args = parser.parse_args()
+    if hasattr(args, "recompute_statistics"):
+        raise InputError("--recompute-statistics has no effect on the animation. Leave it out")
     every = 75 if args.snapshot_every is None else args.snapshot_every
     (label, network, config), *others = networks.chosen(capsnet, args)
     if others:

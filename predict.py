@@ -89,7 +89,7 @@ def load(path, labels=None):
     in place of those that the network was trained with. Raise InputError if there is none"""
     name = lab.experiment_of(path)
     if name not in lab.experiments():
-        fault = "not a file of a trained network" if Path(path).is_file() else "no such file"
+        fault = "not a file of a trained network" if Path(path).exists() else "no such file"
         raise InputError(f"{path}: {fault}. Give the weights.npz or the checkpoint of a run")
     module = importlib.import_module(name)
     config, state = module.load(path)
@@ -206,7 +206,7 @@ def read_images(network, paths, progress):
             try:
                 images.append(resized(network, read_picture(file)) / np.float32(255))
             except InputError as error:
-                raise InputError(f"{file}: {error}") from None
+                raise InputError(f"{file}: {error}. Mend it, or leave it out") from None
             progress.step(f"{k + 1} of {len(files)} pictures read")
         yield path, list(map(str, files)), np.stack(images)
 

@@ -136,10 +136,11 @@ def check_mnist(results, data_dir):
         try:
             source = capsnet.load_data(capsnet.Config(digits="mnist", data_dir=data_dir))["source"]
         except capsnet.InputError as error:
-            raise InputError(str(error).replace(", or use --digits synthetic", "")) from None
+            fault = str(error).split(". Give")[0]
+            raise InputError(f"{fault}. Give the folder of MNIST's four files as --data-dir") from None
         if source != "mnist":
-            raise InputError(f"--data-dir {data_dir}: holds other images than MNIST's, on which this claim was tested. "
-                             "Give the folder of MNIST's four files")
+            raise InputError(f"{data_dir or '$MNIST_DIR'}: holds other images than MNIST's, on which this claim was "
+                             "tested. Give the folder of MNIST's four files as --data-dir")
 
 
 def read_line(result):

@@ -195,8 +195,8 @@ def routing_metrics(run, uniform_lengths):
     (batch, c, weight), (_, _, groups) = coupling_coefficients(run), visible_ink(run)
     in_image = capsnet.k_hot(batch["labels"], bool, run.config.n_classes)
     both = capsnet.exact_match(capsnet.top_two(uniform_lengths), run.test_pairs["labels"]), run.correct
-    to_digits, to_others = ([float(np.average(step[mask], weights=weight[mask])) for step in c[[0, -1]]]
-                            for mask in (in_image, ~in_image))
+    to_digits, to_others = ([float(np.average(step[mask], weights=weight[mask])) for step in c[[0, -1]] if mask.any()]
+                            for mask in (in_image, ~in_image))          # of two classes there are no others: []
     return {"coupling_to_digits_there": to_digits, "coupling_to_others": to_others,
             "largest_coupling": float(c[-1].max()), "exact_match": [float(correct.mean()) for correct in both],
             "exact_match_most_hidden": [float(correct[groups == groups.min()].mean()) for correct in both]}

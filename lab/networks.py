@@ -88,6 +88,8 @@ def names_of(runs):
 
 def make(module, name, network, config, data, kind=Network, **hooks):
     """Return the Network of one of chosen(), trained here if it was not loaded. hooks: each_step and each_epoch"""
+    if getattr(config, "recompute_statistics", 0):
+        raise InputError(f"--recompute-statistics: give it to {module.EXPERIMENT}.py with --out-weights NEW; load NEW")
     fitted = module.fit_to_data(config, data)
     if network is None:
         state = module.train(fitted, data, **hooks)

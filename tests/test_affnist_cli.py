@@ -28,8 +28,6 @@ def weights(tmp_path_factory):
     return path
 
 
-# ---------------------------------------------------------------- figures
-
 @pytest.mark.parametrize("flags, drawn", [
     ("--load {} --n-test 64 --digits synthetic", {"examples", "reconstructions", "perturbation", "training_curves"}),
     (" ".join([*TOY, "--model capsnet --task mnist --quiet --only training_curves"]), {"training_curves"})])
@@ -38,8 +36,6 @@ def test_figures_at_toy_size(cli, weights, tmp_path, flags, drawn):
     assert code == 0, stderr
     assert {path.stem for path in (tmp_path / "a").glob("*.png")} == drawn
 
-
-# ---------------------------------------------------------------- the film
 
 def test_a_film_at_toy_size(cli, weights, tmp_path):
     code, _, stderr = cli(film, "--load", weights, weights, "--index", 3, "--frames", 2, "--fps", 10, "--out",
@@ -54,13 +50,11 @@ def test_a_film_at_toy_size(cli, weights, tmp_path):
     assert max(near) < 30                                                   # the legend's blue and orange
 
 
-# ---------------------------------------------------------------- what both refuse
-
 REFUSED = {
     film: {"--frames 1": "--frames", "--index 5000": "--index", "--out no/x.gif": "no/x", "--out x.png": ".gif",
            "--n-test 9": "--n-test has no effect", "--index 1 2 3 4 5": "digits 5",
            "--fps 0": "--fps 0: must be between 0.1 and 50", "--fps nan": "--fps nan",
-           "--load nothing.npz": "No such file"},
+           "--load nothing.npz": "No such file", "--recompute-statistics 9": "--recompute-statistics"},
     figures: {"--load nothing.npz": "No such file", "--results nowhere": "no such", "--eval-split val": "--eval-split",
               "--results . --seed 0": "--seed has no effect with --results", f"--outdir {os.devnull}/x": "--outdir"}}
 

@@ -93,6 +93,7 @@ def test_trained_networks_are_compared_by_their_files(compared):
     ([EXPERIMENT], "give EXPERIMENT and --model to train, or --load"),
     ([EXPERIMENT, "--model", "cnn", "perceptron"], "--model perceptron: .* no such model. Give some of .*cnn"),
     ([EXPERIMENT, "--model", "cnn", "--n-seeds", "0"], "--n-seeds 0: must be between 1 and 1,000"),
+    ([EXPERIMENT, "--model", "cnn", "--first-seed", "-1"], "--first-seed -1: must be between 0 and 4,294,967,295"),
     ([EXPERIMENT, "--model", "cnn", "--seed", "3"], "--seed: this program sets it for each run. Give --first-seed"),
     ([EXPERIMENT, "--model", "cnn", "--checkpoint", "x"], "--checkpoint: .*Leave it out"),
     ([EXPERIMENT, "more", "--model", "cnn"], "more: belongs to no flag"),

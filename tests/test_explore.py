@@ -14,7 +14,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import HOMES, POSIX, ROOT
+from conftest import HOMES, POSIX, ROOT, assert_refused
 
 import explore
 from explore import affnist, find_ink, multi, norb, pictures
@@ -132,6 +132,10 @@ def test_own_networks_are_added_and_one_for_pairs_replaces_the_pretrained_one(gu
     assert [kind for *_, kind in guide.start()["networks"][2]] == ["length", "probability", "activation"]
     code, out, err = call(multi, explore.main, "--load", paths[1], paths[0], paths[1])
     assert (code, out, err.count("\n")) == (2, "", 1) and f"--load {paths[1]} {paths[1]}: the page shows one" in err
+    config, state = multi.load(paths[1])
+    state["history"]["names"] = list("abcdefghij")
+    multi.save(tmp_path / "letters.npz", config, state)
+    assert_refused(call(multi, explore.main, "--load", tmp_path / "letters.npz"), "other classes: a, b, c, ")
     (tmp_path / "broken.npz").write_bytes(b"PK")
     with pytest.raises(explore.InputError, match="broken.npz: not a network that the page can show"):
         explore.Guide([tmp_path / "broken.npz"])

@@ -290,7 +290,7 @@ def test_what_cannot_be_read_is_refused_in_one_line(call, tmp_path):
             ("split --seed -1", "--seed -1: must be at least 0")):
         assert_refused(call(mc, make_idx.main, *sources.split(), "x"), words)
         assert not (tmp_path / "x").exists()
-    for out, words in (("full", "labels.txt"), ("cut", "cut: holds a data set")):
+    for out, words in (("full", "labels.txt"), ("cut", "cut: holds a data set"), ("split/x", "x: lies in split")):
         assert_refused(call(mc, make_idx.main, "split", out), words)
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["labels.txt"]
 
