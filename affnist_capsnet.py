@@ -33,7 +33,7 @@ error of the reconstruction. Muon (steps along the orthogonalized momentum) trai
 convolutions, Adam all other parameters.
 
 Other models (`--model`), on the same backbone:
-  - capsnet: one transformation matrix per position and 3 routing iterations, as in the paper
+  - capsnet: one transformation matrix per capsule, not per type, and 3 routing iterations, as in the paper
   - vector-gap, vector-gmp: ten class vectors by global average or max pooling, with squash, margin loss and decoder;
     no primary capsules, no routing
   - cnn-gap, cnn-gmp, cnn-dense: CNNs with global average pooling, global max pooling or a hidden dense layer
@@ -78,8 +78,8 @@ from bisect import bisect_left
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
-    os.environ[name] = "1"         # before numpy: worker threads share a batch instead
+# Before numpy: worker threads share a batch instead
+os.environ |= dict.fromkeys("OPENBLAS_NUM_THREADS OMP_NUM_THREADS MKL_NUM_THREADS VECLIB_MAXIMUM_THREADS".split(), "1")
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
@@ -103,8 +103,8 @@ class InputError(Exception):
 # -------------------------------------------------------------- settings
 
 def setting(default, text, **more):
-    """Declare a setting: default (None: the preset's) and help text. more: low, high, choices: bounds; only: {setting:
-    values} it applies to; runtime: a resumed run may have another value; test: a loaded network may."""
+    """Declare a setting: default (None: the preset's) and help text. more: low, high, choices; alias: another flag;
+    only: {setting: values} it applies to; test: a loaded network may have another; runtime: a resumed run, too."""
     return dataclasses.field(default=default, metadata={"help": text} | more)
 
 
@@ -124,12 +124,12 @@ class Config:
     task: str = setting("affnist", "mnist: 28x28 px, tested on MNIST as it is", choices=("affnist", "mnist"))
     digits: str = setting("auto", "auto: MNIST, else synthetic", test=True, choices=("auto", "mnist", "synthetic"))
     data_dir: str = setting("", "folder of idx files; else $MNIST_DIR or download", alias="--mnist-dir", runtime=True)
-    affnist_dir: str = setting("", "folder of affNIST's test_batches, to test on all of them, too (needs SciPy)",
+    affnist_dir: str = setting("", "folder that holds affNIST's test_batches, to test on all, too (needs SciPy)",
                                only={"task": ("affnist",)}, runtime=True)
     n_train: int = setting(12000, "training digits per epoch, each newly translated", low=1, high=10_000_000)
     n_per_class: int = setting(0, "different training digits per class; 0: all", low=0, high=10_000)
     n_val: int = setting(5000, "validation digits, of held-out training images", low=1, high=5000)
-    n_test: int = setting(0, "test digits, the first N, of other data any N; 0: all", low=0, high=10_000, runtime=True)
+    n_test: int = setting(0, "test digits: first N, of other data random N; 0: all", low=0, high=10_000, runtime=True)
     eval_split: str = setting("test", "test, or val: held-out training images", choices=("test", "val"), runtime=True)
     train_shift: str = setting(None, "largest translation of training digits on each axis, px; full: any position with "
                                "all ink on the canvas; of task mnist 2", choices=(*map(str, range(11)), "full"))
@@ -165,7 +165,7 @@ class Config:
     def __post_init__(self):
         """Fill in what was not given, or has no effect: presets have the defaults of capsules, and here are those of
         other models"""
-        deep, cnn = self.preset == "deep" or self.model not in WITH_PRESETS, self.model in CNNS
+        deep, cnn = self.preset not in ("small", "paper") or self.model not in WITH_PRESETS, self.model in CNNS
         defaults = PRESETS["deep" if deep else self.preset] | {"routing_iters": 3 if self.model == "capsnet" else 1}
         defaults |= {"padding": 8} if deep and self.model not in ROUTED else {}
         defaults |= {"loss": "cross-entropy", "recon_weight": 0.0, "dropout": 0.0 if deep else 0.5} if cnn else {}
@@ -177,8 +177,10 @@ class Config:
             value, bounds = getattr(self, f.name), f.metadata
             if value is None or not applies(f, self):
                 object.__setattr__(self, f.name, defaults.get(f.name, f.default))
+            elif value not in bounds.get("choices", [value]):
+                raise InputError(f"{flag_of(f.name)} {value}: must be one of {', '.join(bounds['choices'])}")
             elif "high" in bounds and not bounds["low"] <= value <= bounds["high"]:
-                raise InputError(f"{flag_of(f.name)} {value}: must be from {bounds['low']:g} to {bounds['high']:g}")
+                raise InputError(f"{flag_of(f.name)} {value}: must be from {bounds['low']:g} to {bounds['high']:.10g}")
         if self.affnist_dir and self.n_classes != 10:
             raise InputError("--affnist-dir: affNIST has ten digits, and these data other classes. Leave it out")
 
@@ -395,7 +397,7 @@ def transform_digits(images, matrices, rng, side):
     images: (n, 28, 28) uint8. matrices: (n, 2, 2), from affine_matrix. rng: None places each digit at the center of its
     canvas, or as near to the center as its ink allows.
     Return the canvases, (n, side, side) uint8, and centers, (n, 2): where the center (13.5, 13.5) of each image lies on
-    its canvas, (row, column) in px. Ink that does not fit on the canvas, as MNIST's does, is centered and cut off."""
+    its canvas, (row, column) in px. Ink that does not fit on the canvas (MNIST's does) is centered and cut off."""
     mapped = np.einsum("nij,jyx->niyx", matrices, np.mgrid[:BOX, :BOX] - (BOX - 1) / 2)         # positions of pixels
     # Interpolated ink reaches this far from its pixel, and there it is 0
     margin, inverses = np.abs(matrices).sum(2), np.linalg.inv(matrices)
@@ -510,7 +512,7 @@ def read_affnist(folder):
 # forward function returns its output and a cache, which is what the backward function needs; the backward function
 # returns the gradients of the forward function's arguments, in their order.
 
-SQUASH_EPS = 1e-9      # added inside the square root of a norm, so that a zero vector's gradient is 0, not 0/0
+SQUASH_EPS = 1e-9      # added inside the square root of a norm, so that a zero vector's gradient is near 0, not 0/0
 
 
 def squash_forward(s):
@@ -572,8 +574,8 @@ def routing_forward(u_hat, n_iters, squash=SQUASH):
     logits b_ij, which start at zero for every sample. The last iteration skips that update, which nothing would use.
 
     u_hat: votes, (N, J, I, D). n_iters: at least 1; 1 means uniform coupling coefficients. squash: (forward,
-    backward) of the nonlinearity of v. Return v, (N, J, D), and a cache for routing_backward: u_hat and, of every
-    iteration, c, v and the cache of the squash. c is (N, J, I), but (1, I) in the first iteration, where it is
+    backward) of the nonlinearity of v. Return v, (N, J, D), and a cache for routing_backward: u_hat, squash and, of
+    every iteration, c, v and the cache of the squash. c is (N, J, I), but (1, I) in the first iteration, where it is
     the same for all samples and output capsules."""
     N, J, I, D = u_hat.shape
     c, b, v, steps = np.full((1, I), 1 / J, u_hat.dtype), 0, None, []
@@ -723,9 +725,8 @@ def convolutions(config):
         return Conv("conv1", c, 5), Conv("conv2", c, 5), Conv("conv3", -(-c // 2), 5)
     if config.model == "capsnet" and config.preset != "deep":
         return Conv("conv1", c, 9), Conv("primary", primary, 9, 2)
-    conv5 = matched_width(config) if config.model in POOLED_CNNS else 128
     convs = (Conv("conv1", c), Conv("conv2", c, pool=True), Conv("conv3", 64), Conv("conv4", 64, pool=True),
-             Conv("conv5", conv5))
+             Conv("conv5", matched_width(config) if config.model in POOLED_CNNS else 128))
     return convs if config.model in CNNS else (*convs, Conv("primary", primary, 1))
 
 
@@ -768,10 +769,11 @@ def matched_width(config):
 
     def size(width, **more):
         return sum(map(math.prod, param_shapes(dataclasses.replace(config, width=width, **more)).values()))
-    reference = "capsnet-shared" if config.model in POOLED_CNNS else "capsnet"
-    target = size(0, model=reference, conv1_channels=None, recon_weight=0.0)
-    above = bisect_left(range(1, 4096), target, key=size) + 1             # the least width with at least target weights
-    return min((max(1, above - 1), above), key=lambda width: abs(size(width) - target))
+    target = size(0, model="capsnet" + "-shared" * (config.model in POOLED_CNNS), conv1_channels=None, recon_weight=0.0)
+    above = bisect_left(range(1, 65536), target, key=size) + 1            # the least width with at least target weights
+    if above == 1:
+        raise InputError("--conv1-channels: this CNN is larger than the capsule network. Lower it")
+    return min((above - 1, above), key=lambda width: abs(size(width) - target))
 
 
 @functools.cache
@@ -1094,7 +1096,7 @@ def orthogonalize(g):
 
 def muon_step(params, shard_grads, momentum, names, relative_step, workers):
     """Take one step of Muon (Jordan et al. 2024), in place, for the kernels `names`.
-    The gradient g is the sum of shard_grads, the momentum m = 0.95 m + g. A kernel moves along orthogonalize(g + 0.95
+    The gradient g is the sum of shard_grads, the momentum m = 0.95 m + g. A kernel moves against orthogonalize(g + 0.95
     m), by `relative_step` times its norm, and is then rescaled to its previous norm: a normalization follows the
     convolution, so that only the kernel's direction matters."""
     def update(name):
@@ -1306,8 +1308,8 @@ DIGIT_NAMES = {"mnist": "MNIST digits", "synthetic": "SYNTHETIC digits"}        
 def load_data(config, download=True):
     """Load MNIST, another data set of --data-dir, or synthetic digits in their place.
     Return {"source": "mnist", "synthetic" or a name, "train": (images, labels), "val": ..., "test": ...}, with images
-    (n, 28, 28) and labels (n,), both uint8; of other data also n_classes and names. With digits "auto", synthetic
-    digits replace MNIST, with a notice, where it cannot be had. download=False: do not download it."""
+    (n, 28, 28) and labels (n,), both uint8; of other data n_classes and, if labels.txt is there, names. Digits "auto":
+    synthetic digits replace MNIST, with a notice, where it cannot be had. download=False: do not download it."""
     if config.affnist_dir:         # refused now, not after the training
         next(read_affnist(config.affnist_dir))
     if config.data_dir or config.digits != "synthetic":
@@ -1345,7 +1347,7 @@ def read_idx_folder(place):
             files[match[1].replace("t10k", "test"), match[2]] = read_idx(path)
             prefixes.add(path.name[:match.start()])
     if len(files) < 4 or len(prefixes) > 1:
-        raise InputError(f"{place}: no idx files of one data set. Make them: python3 make_idx.py MY-PICTURES my-data")
+        raise InputError(f"{place}: no idx files of one data set. Give FOLDER/PREFIX, or: python3 make_idx.py IN OUT")
     of_mnist = [digest in MNIST.values() for _, digest in files.values()]
     if any(of_mnist) and not all(of_mnist):
         raise InputError(f"{place}: some files are MNIST's, and some are damaged or another's. Get the files again")
@@ -1354,13 +1356,15 @@ def read_idx_folder(place):
     from_1 = min(files[split, "labels"][0].min(initial=255) for split in ("train", "test")) == 1
     for split in ("train", "test"):
         images, labels = files[split, "images"][0], files[split, "labels"][0] - from_1
-        data[split] = images.swapaxes(1, 2) if "emnist" in prefix else images, labels
+        data[split] = images.swapaxes(1, 2) if "emnist" in prefix and images.ndim == 3 else images, labels
     images, labels = data["train"]
     held_out = np.arange(len(labels)) >= len(labels) - 5000
     if not all(of_mnist):
-        data["n_classes"] = count_classes(data | {"n_classes": 1})
+        n_classes = data["n_classes"] = count_classes(data)
         if (where / "labels.txt").is_file():
-            data["names"] = (where / "labels.txt").read_text("utf-8", "replace").splitlines()
+            data["names"] = (where / "labels.txt").read_text("utf-8", "replace").rstrip().splitlines()
+            if len(data["names"]) != n_classes:
+                raise InputError(f"{place}: labels.txt has {len(data['names'])} names. Give {n_classes}, one a line")
         held_out = rng_for(0, DATA, 2).permutation(len(labels)) < -(-len(labels) // 12)
     return data | {"train": (images[~held_out], labels[~held_out]), "val": (images[held_out], labels[held_out])}
 
@@ -1395,7 +1399,7 @@ def download_mnist(download):
                     write_file(folder / (name + ".gz"), raw)
                     break
             except Exception as error:             # urllib and gzip do not document what a bad connection raises
-                fault = f"MNIST could not be downloaded: {error}".strip()
+                fault = f"MNIST could not be downloaded: {str(error).split('. ')[0]}".strip()
         else:
             raise ConnectionError(fault)
     return folder
@@ -1519,7 +1523,7 @@ GROUPS = {"params": "params", "state": "running", "adam_m": "adam_m", "adam_v": 
 def save(path, config, state, groups=tuple(GROUPS)):
     """Write settings, history and some GROUPS of the state to an .npz; evaluation needs the first two, resuming all"""
     if not fits(state["params"], config):
-        raise InputError("this Config is not the one of this state. Give what fit_to_data returns")
+        raise InputError("this Config is not the one of this state. Give fit_to_data(config, data) of its training")
     kept = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if not f.metadata.get("runtime")}
     meta = {"experiment": EXPERIMENT, "step": state["step"], "history": state["history"], "config": kept}
     arrays = {f"{group}/{name}": a for group in groups for name, a in state[GROUPS[group]].items()}
@@ -1544,7 +1548,7 @@ def load(path):
             raise ValueError
     except Exception as error:                        # what a damaged zip file makes its reader raise is not documented
         fault = getattr(error, "strerror", None) or f"damaged, or not a network of {EXPERIMENT}.py"
-        raise InputError(f"{path}: {fault}. Give a file that this script wrote") from None
+        raise InputError(f"{path}: {fault}. Give a file that {EXPERIMENT}.py wrote") from None
     loaded = {"file": Path(path).name, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest(),
               "trained_seed": config.seed}
     return config, state | {"step": meta["step"], "history": meta["history"], "loaded": loaded, "config": config}
@@ -1623,12 +1627,10 @@ def print_table(results, config):
 def add_settings(parser):
     """Add a flag for every setting; those that are not given leave no attribute"""
     for f in SETTINGS:
-        text, default = f.metadata["help"], f.default
-        if default is None:
-            default = ", ".join(f"{preset} {values[f.name]}" for preset, values in PRESETS.items())
-        text += f" (default: {default})" if default is not False and default != "" else ""
-        for name, values in f.metadata.get("only", {}).items():
-            text += f" [{name} {', '.join(values)} only]"
+        default = f.default if f.default is not None else ", ".join(
+            f"{preset} {values[f.name]}" for preset, values in PRESETS.items())
+        text = f.metadata["help"] + f" (default: {default})" * (default is not False and default != "")
+        text += "".join(f" [{name} {', '.join(values)} only]" for name, values in f.metadata.get("only", {}).items())
         kind = {"type": f.type, "choices": f.metadata.get("choices"), "nargs": "+" if f.name == "model" else None}
         parser.add_argument(flag_of(f.name), *f.metadata.get("alias", "").split(), default=argparse.SUPPRESS, help=text,
                             **kind if f.type is not bool else {"action": argparse.BooleanOptionalAction})
@@ -1683,18 +1685,18 @@ def run(config, data, state, is_trained, checkpoint, weights, out_json):
             state["running"] |= recompute_statistics(state, data, config, config.recompute_statistics)
         elif not is_trained and state["running"] and state["step"] >= 10_000:
             check_statistics(state, data, config, workers)
+        for path, groups in (checkpoint, GROUPS), (weights, ("params", "state")):
+            if path:                                                    # before the test, which may fail
+                save(path, state.get("config", config), state, groups)
         result = result_of(config, state, data, evaluate_test(weights_of(state), data, config, workers))
-    for path, groups in (checkpoint, GROUPS), (weights, ("params", "state")):
-        if path:
-            save(path, state.get("config", config), state, groups)
     text = json.dumps(result, indent=1, default=float)
     if out_json == "-":
         print(text, file=sys.__stdout__)
     elif out_json:
         write_file(out_json, text.encode())
-    places = "".join(f" {flag_of(name)} {at}" for name, at in vars(config).items() if at and name.endswith("_dir"))
+    places = "".join(f' {flag_of(name)} "{at}"' for name, at in vars(config).items() if at and name.endswith("_dir"))
     again = f"; to test it again: python3 {sys.argv[0]} --load "
-    return result, [f"wrote {path}" + f"{again}{path}{places}" * (path != out_json) for path in outputs]
+    return result, [f"wrote {path}" + f'{again}"{path}"{places}' * (path != out_json) for path in outputs]
 
 
 def check_classes(state, config, data):
@@ -1753,8 +1755,7 @@ def main():
         configs, state = configs_of(given), load(args.init)[1] if args.init else None
     if len(configs) > 1 and (args.init or args.out_json == "-"):
         refuse("--init and --out-json - are for one network. Give one --model")
-    if args.out_json == "-":
-        sys.stdout = sys.stderr                                         # of everything else
+    sys.stdout = sys.stderr if args.out_json == "-" else sys.stdout     # of everything but the JSON
     data, results, written = load_data(configs[0]), {}, []
     for config in configs:
         more = f".{config.model}" * (len(configs) > 1)                  # each has files of its own

@@ -81,8 +81,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
-for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
-    os.environ[name] = "1"         # before numpy: worker threads share a batch instead
+# Before numpy: worker threads share a batch instead
+os.environ |= dict.fromkeys("OPENBLAS_NUM_THREADS OMP_NUM_THREADS MKL_NUM_THREADS VECLIB_MAXIMUM_THREADS".split(), "1")
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
@@ -96,8 +96,8 @@ EXPERIMENT = "smallnorb_novel_viewpoint"
 PRETRAINED = tuple(Path(__file__).resolve().with_name("weights") / f"smallnorb_{model}.npz"
                    for model in ("matrix-capsnet", "cnn", "cnn-bn"))
 # Axis legend, in the shape comments at line ends:
-#   N batch   H W height, width   C channels in   F channels out   K kernel side   B types of primary capsules
-#   P = 4 side of a pose matrix   D = P*P elements of a pose   E elements of a vector capsule
+#   N batch   H W height, width   C channels in   F channels out   K kernel side   B types of child capsules
+#   P = 4 side of a pose matrix   D = P*P elements of a pose, or 16 of a vector class capsule   E of a child capsule
 #   I children of a parent (input capsules)   J types of parents (output capsules)
 #   L parent positions in a batch: N * rows * columns for convolutional capsules, N for class capsules
 #   G groups of children that share transformation matrices   T terms of dV (see votes_gradient)
@@ -110,8 +110,8 @@ class InputError(Exception):
 # -------------------------------------------------------------- settings
 
 def setting(default, text, **more):
-    """Declare a setting: default (None: the preset's) and help text. more: low, high, choices: bounds; only: {setting:
-    values} it applies to; runtime: a resumed run may have another value; test: a loaded network may."""
+    """Declare a setting: default (None: the preset's) and help text. more: low, high, choices; alias: another flag;
+    only: {setting: values} it applies to; test: a loaded network may have another; runtime: a resumed run, too."""
     return dataclasses.field(default=default, metadata={"help": text} | more)
 
 
@@ -157,11 +157,11 @@ class Config:
     n_test: int = setting(2000, "images in each test set, rounded up to whole views; 0: all", low=0, high=24300,
                           only=WITH_TOYS, test=True)
     model: str = setting("matrix-capsnet", "network", choices=tuple(PRESETS))
-    preset: str = setting(None, "A, B, C, D of matrix-capsnet: 32, 4, 8, 8; wide: 64, 4, 4, 4, backbones twice "
-                          "as wide; paper: matrix-capsnet, cnn and cnn-bn of the paper's sizes",
+    preset: str = setting(None, "A, B, C, D of matrix-capsnet; small: 32, 4, 8, 8; wide: 64, 4, 4, 4, backbones twice "
+                          "as wide; paper: matrix-capsnet, cnn, cnn-bn of the paper's sizes, others as small",
                           choices=("small", "wide", "paper"))
-    width: int = setting(0, "capsule types, or channels of a CNN; 0: as many parameters as matrix-capsnet (cnn, "
-                         "cnn-bn; of preset paper 32) or capsnet-shared (others)", low=0, high=4096,
+    width: int = setting(0, "capsule types; channels of conv1 (cnn, cnn-bn) or conv5 (cnn-gap); 0: as many parameters "
+                         "as matrix-capsnet (cnn, cnn-bn; of preset paper 32) or capsnet-shared", low=0, high=4096,
                          only={"model": (*PAPER_CNNS, "cnn-gap", "capsnet", "matrix-head")})
     routing_iters: int = setting(None, "routing iterations; 1: uniform assignment, no routing", low=1, high=50,
                                  only={"model": CAPSULES}, test=True, alias="--em-iters")
@@ -184,7 +184,7 @@ class Config:
 
     def __post_init__(self):
         """Fill in what was not given, or has no effect"""
-        defaults = PRESETS[self.model] | (OF_SHAPES if self.data == "shapes" else {})
+        defaults = PRESETS.get(self.model, USUAL) | (OF_SHAPES if self.data == "shapes" else {})
         defaults |= {"train_azimuths": "0:340", "test_azimuths": "0:340"} if self.split == "instance" else {}
         defaults |= {"dropout": 0.5} if is_paper_cnn(self) else {}
         defaults |= {"n_epochs": 0} if self.model == "nearest" else {}
@@ -192,8 +192,10 @@ class Config:
             value, bounds = getattr(self, f.name), f.metadata
             if value is None or not applies(f, self):
                 object.__setattr__(self, f.name, defaults.get(f.name, f.default))
+            elif value not in bounds.get("choices", [value]):
+                raise InputError(f"{flag_of(f.name)} {value}: must be one of {', '.join(bounds['choices'])}")
             elif "high" in bounds and not bounds["low"] <= value <= bounds["high"]:
-                raise InputError(f"{flag_of(f.name)} {value}: must be from {bounds['low']:g} to {bounds['high']:g}")
+                raise InputError(f"{flag_of(f.name)} {value}: must be from {bounds['low']:g} to {bounds['high']:.10g}")
         angle_ranges(self)
         if self.split == "instance" and self.data == "shapes":
             raise InputError("--split instance: shapes has one instance per class. Use --data toys or smallnorb")
@@ -898,7 +900,7 @@ def class_caps_backward(dmu, dx, cache):
 # -------------------------------------------------------------- dynamic routing
 # The axes of u_hat, b, c and their gradients are (N, J, I, ...): output capsule j comes before input capsule i.
 
-SQUASH_EPS = 1e-9      # added inside the square root of a norm, so that a zero vector's gradient is 0, not 0/0
+SQUASH_EPS = 1e-9      # added inside the square root of a norm, so that a zero vector's gradient is near 0, not 0/0
 
 
 def squash_forward(s):
@@ -1677,11 +1679,12 @@ def data_name(source, trained_on=None):
 
 def fit_to_data(config, data):
     """Return config. Raise InputError unless data are as load_data returns them"""
-    dtype, shape = (float, (SIDE, SIDE, 1)) if config.data == "shapes" else (np.uint8, (NORB_SIDE, NORB_SIDE, 2))
+    dtypes, shape = (("f4", "f8"), (SIDE, SIDE, 1)) if config.data == "shapes" else (("u1",), (NORB_SIDE, NORB_SIDE, 2))
     for split in [name for name in ("train", "familiar", "novel") if name in data]:
         images, labels = (np.asarray(data[split][name]) for name in ("images", "labels"))
-        if images.dtype.kind != np.dtype(dtype).kind or images.shape[1:] != shape or not len(images):
-            raise InputError(f"{split}: images, {images.dtype} {images.shape}: give {dtype.__name__} {('n', *shape)}")
+        if images.dtype not in dtypes or images.shape[1:] != shape or not len(images):
+            given = f"images, {images.dtype} {images.shape}"
+            raise InputError(f"{split}: {given}: give {np.dtype(dtypes[-1])} {('n', *shape)}")
         if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or labels.min() < 0 or labels.max() > 4:
             raise InputError(f"{split}: labels are {labels.dtype} {labels.shape}. Give {len(images)} from 0 to 4")
     return config
@@ -2291,7 +2294,7 @@ GROUPS = {"params": "params", "state": "running", "adam_m": "adam_m", "adam_v": 
 def save(path, config, state, groups=tuple(GROUPS)):
     """Write settings, history and some GROUPS of the state to an .npz; evaluation needs the first two, resuming all"""
     if not fits(state["params"], config):
-        raise InputError("this Config is not the one of this state. Give what fit_to_data returns")
+        raise InputError("this Config is not the one of this state. Give fit_to_data(config, data) of its training")
     kept = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if not f.metadata.get("runtime")}
     meta = {"experiment": EXPERIMENT, "step": state["step"], "history": state["history"], "config": kept}
     arrays = {f"{group}/{name}": a for group in groups for name, a in state[GROUPS[group]].items()}
@@ -2316,7 +2319,7 @@ def load(path):
             raise ValueError
     except Exception as error:                        # what a damaged zip file makes its reader raise is not documented
         fault = getattr(error, "strerror", None) or f"damaged, or not a network of {EXPERIMENT}.py"
-        raise InputError(f"{path}: {fault}. Give a file that this script wrote") from None
+        raise InputError(f"{path}: {fault}. Give a file that {EXPERIMENT}.py wrote") from None
     loaded = {"file": Path(path).name, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest(),
               "trained_seed": config.seed}
     return config, state | {"step": meta["step"], "history": meta["history"], "loaded": loaded, "config": config}
@@ -2394,12 +2397,10 @@ def print_table(results, config):
 def add_settings(parser):
     """Add a flag for every setting; those that are not given leave no attribute"""
     for f in SETTINGS:
-        text, default = f.metadata["help"], f.default
-        if default is None:
-            default = ", ".join(f"{preset} {values[f.name]}" for preset, values in PRESETS.items())
-        text += f" (default: {default})" if default is not False and default != "" else ""
-        for name, values in f.metadata.get("only", {}).items():
-            text += f" [{name} {', '.join(values)} only]"
+        default = f.default if f.default is not None else ", ".join(
+            f"{preset} {values[f.name]}" for preset, values in PRESETS.items())
+        text = f.metadata["help"] + f" (default: {default})" * (default is not False and default != "")
+        text += "".join(f" [{name} {', '.join(values)} only]" for name, values in f.metadata.get("only", {}).items())
         kind = {"type": f.type, "choices": f.metadata.get("choices"), "nargs": "+" if f.name == "model" else None}
         parser.add_argument(flag_of(f.name), *f.metadata.get("alias", "").split(), default=argparse.SUPPRESS, help=text,
                             **kind if f.type is not bool else {"action": argparse.BooleanOptionalAction})
@@ -2459,18 +2460,18 @@ def run(config, data, state, is_trained, checkpoint, weights, out_json):
             state["running"] |= recompute_statistics(state, data, config, config.recompute_statistics)
         elif not is_trained and state["running"] and state["step"] >= 10_000:
             check_statistics(state, data, config, workers)
+        for path, groups in (checkpoint, GROUPS), (weights, ("params", "state")):
+            if path:                                                    # before the test, which may fail
+                save(path, state.get("config", config), state, groups)
         result = result_of(config, state, data, evaluate_test(weights_of(state), data, config, workers))
-    for path, groups in (checkpoint, GROUPS), (weights, ("params", "state")):
-        if path:
-            save(path, state.get("config", config), state, groups)
     text = json.dumps(result, indent=1, default=float)
     if out_json == "-":
         print(text, file=sys.__stdout__)
     elif out_json:
         write_file(out_json, text.encode())
-    places = "".join(f" {flag_of(name)} {at}" for name, at in vars(config).items() if at and name.endswith("_dir"))
+    places = "".join(f' {flag_of(name)} "{at}"' for name, at in vars(config).items() if at and name.endswith("_dir"))
     again = f"; to test it again: python3 {sys.argv[0]} --load "
-    return result, [f"wrote {path}" + f"{again}{path}{places}" * (path != out_json) for path in outputs]
+    return result, [f"wrote {path}" + f'{again}"{path}"{places}' * (path != out_json) for path in outputs]
 
 
 def check_classes(state, config, data):
@@ -2528,8 +2529,7 @@ def main():
         configs, state = configs_of(given), load(args.init)[1] if args.init else None
     if len(configs) > 1 and (args.init or args.out_json == "-"):
         refuse("--init and --out-json - are for one network. Give one --model")
-    if args.out_json == "-":
-        sys.stdout = sys.stderr                                         # of everything else
+    sys.stdout = sys.stderr if args.out_json == "-" else sys.stdout     # of everything but the JSON
     of_training = args.load is None or configs[0].recompute_statistics or configs[0].model == "nearest"
     data, results, written = load_data(configs[0], () if of_training else ("train",)), {}, []
     for config in configs:

@@ -10,12 +10,13 @@ from references import conv_reference, routing_reference, squash_reference
 PARTS = ("train", "familiar", "novel")
 TRAINED = sn.TRAINED["model"]      # the networks that are trained
 sn.SIZES["tiny"] = (3, 1, 2, 2, 2, 2)                              # a preset for tests, of no run
+PRESET = next(f for f in sn.SETTINGS if f.name == "preset")
+PRESET.metadata = PRESET.metadata | {"choices": (*PRESET.metadata["choices"], "tiny")}
 
 
 def tiny(model="matrix-capsnet", **changes):
     """Return the Config of a tiny network, changed by what applies to it"""
-    given = {"data": "shapes", "seed": 1, "preset": "tiny", "width": 2, "routing_iters": 2, "threads": 1,
-             "quiet": True} | changes
+    given = dict(data="shapes", seed=1, preset="tiny", width=2, routing_iters=2, threads=1, quiet=True) | changes
     config = sn.Config(model=model, **given)
     return sn.Config(model=model, **{f.name: given[f.name] for f in sn.SETTINGS if f.name in given
                                      and golden.applies(f, config)})

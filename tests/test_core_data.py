@@ -53,7 +53,7 @@ def test_names_of_files(tmp_path):
         np.testing.assert_array_equal(data["test"][0], found["test"][0])
         assert data["n_classes"] == 3 and data["source"] == ("kuzushiji" if k == 3 else str(k))
     write_data(tmp_path / "3", 5, "other-")
-    with pytest.raises(mc.InputError, match="3: no idx files of one data set. Make them: python3 make_idx.py"):
+    with pytest.raises(mc.InputError, match="3: no idx files of one data set. Give FOLDER/PREFIX, or: python3 make"):
         read(tmp_path / "3")
     assert read(tmp_path / "3" / "other")["n_classes"] == 5
 
@@ -69,7 +69,10 @@ def test_emnist_is_transposed_and_its_letters_are_counted_from_0(tmp_path):
 def test_validation_images_are_a_twelfth(tmp_path):
     """Drawn at random, but always the same; no image is in two splits; names come from labels.txt"""
     images, _ = write_data(tmp_path, 4, n=240)["train"]
-    (tmp_path / "labels.txt").write_text("shirt\nshoe\nbag\nhat\n", "utf-8")
+    (tmp_path / "labels.txt").write_text("shirt\nshoe\nbag", "utf-8")
+    with pytest.raises(mc.InputError, match="labels.txt has 3 names. Give 4, one a line"):
+        read(tmp_path)
+    (tmp_path / "labels.txt").write_text("shirt\nshoe\nbag\nhat\n\n", "utf-8")
     data = read(tmp_path)
     assert len(data["val"][1]) == 20 and len(data["train"][1]) == 220 and len(set(data["val"][1])) == 4
     together, images = np.concatenate([data["train"][0], data["val"][0]]).reshape(240, -1), images.reshape(240, -1)
@@ -98,6 +101,10 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
         write_idx(tmp_path / name, array)
         with pytest.raises(mc.InputError, match=words):
             read(tmp_path)
+    write_data(tmp_path, prefix="emnist-")
+    write_idx(tmp_path / "emnist-train-images-idx3-ubyte", np.arange(9))
+    with pytest.raises(mc.InputError, match=r", train: images are uint8 \(9,\)"):
+        read(tmp_path / "emnist")
     for content in b"", b"\0\0\x08\x03" + bytes(20), b"\x1f\x8bno gzip":       # others: test_experiments.py
         (tmp_path / "train-images-idx3-ubyte").write_bytes(content)
         with pytest.raises(mc.InputError, match="train-images-idx3-ubyte"):
@@ -194,7 +201,7 @@ WRONG = {                          # what is done to the training images or labe
     "another size": lambda x, y: (x[:, :20], y), "more channels": lambda x, y: (x[..., None].repeat(3, -1), y),
     "empty": lambda x, y: (x[:0], y[:0]), "one-hot": lambda x, y: (x, np.eye(10)[y]), "fewer": lambda x, y: (x, y[:-1]),
     "float labels": lambda x, y: (x, y.astype(float)), "negative": lambda x, y: (x, y.astype(int) - 1),
-    "too many classes": lambda x, y: (x, y + 99)}
+    "too many classes": lambda x, y: (x, y + 99), "more bits": lambda x, y: (x.astype(np.uint16), y)}
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -140,6 +140,8 @@ def test_every_bound_refuses_one_step_beyond_it(experiment, f):
     elif "choices" in bounds:
         with pytest.raises(SystemExit):
             configs(experiment, [*words_of(experiment, **base_of(f)), flag, "no-such"])
+        with pytest.raises(module.InputError, match=f"^{flag} no-such: must be one of .*{bounds['choices'][0]}"):
+            module.Config(**base_of(f) | {f.name: "no-such"})
 
 
 def restricted():

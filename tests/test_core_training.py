@@ -240,7 +240,14 @@ def test_training_with_another_blas_is_the_same_but_for_its_rounding(monkeypatch
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-3, atol=1e-4, err_msg=name)
 
 
-# -------------------------------------------------------------- divergence
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_weights_are_written_before_the_test_which_may_fail(experiment, monkeypatch, tmp_path):
+    module, path = EXPERIMENTS[experiment], tmp_path / "net.npz"
+    monkeypatch.setattr(module, "result_of", lambda *_: module.refuse("a damaged test file"))
+    with pytest.raises(module.InputError, match="a damaged test file"):
+        module.run(*toy(experiment, quiet=True), None, False, "", path, tmp_path / "result.json")
+    assert module.load(path)[1]["step"] == 2
+
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

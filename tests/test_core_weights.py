@@ -69,8 +69,6 @@ def test_the_pretrained_networks_are_as_accurate_as_they_were(path):
     assert {*module.PRETRAINED} <= {*SHIPPED}                                           # what --load without FILE finds
 
 
-# -------------------------------------------------------------- what was changed, cut off, or made by others
-
 def edited(change):
     """Return a function that rewrites a file with its arrays changed"""
     return lambda path: np.savez(path, **change(arrays_of(path)))

@@ -76,7 +76,8 @@ BAD = {
     AFF: BAD_FLAGS | BAD_FILES | BAD_DIGITS | {
         "--train-shift far": "", "--n-per-class 5000": "", "--model cnn-gap --loss margin": "--loss",
         "--affnist-dir nowhere": "", "--task mnist --affnist-dir empty": "--affnist-dir",
-        "--model cnn-gap --routing-iters 2": "--routing-iters", "--model cnn-gap --preset small": "--preset"},
+        "--model cnn-gap --routing-iters 2": "--routing-iters", "--model cnn-gap --preset small": "--preset",
+        "--model cnn-gap --conv1-channels 100": "--conv1-channels"},
     NORB: BAD_FLAGS | BAD_FILES | {
         "--data norb": "", "--data smallnorb": "--norb-dir", "--data smallnorb --norb-dir nowhere": "nowhere",
         "--data smallnorb --norb-dir empty": "empty", "--norb-dir empty": "", "--split instance": "",
@@ -377,7 +378,7 @@ def test_a_run_prints_a_line_for_each_epoch_and_in_the_end_what_it_saved_and_how
     assert all("loss" in line and "accuracy" in line for line in epochs)
     assert "\r" not in run.out and "nan" not in run.out.lower()
     end = "\n".join(run.out.splitlines()[-5:]).replace("\\", "/")
-    assert "wrote result.json" in end and f"python3 {experiment}.py --load net.npz" in end
+    assert "wrote result.json" in end and f'python3 {experiment}.py --load "net.npz"' in end
     assert {path.name for path in run.folder.iterdir()} == {f"{experiment}.py", "run.npz", "net.npz", "result.json"}
     assert (run.folder / "net.npz").stat().st_size < (run.folder / "run.npz").stat().st_size / 2
 

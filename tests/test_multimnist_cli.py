@@ -85,8 +85,6 @@ def test_the_animation_has_a_frame_per_snapshot_and_does_not_change_the_run(chec
     assert len(frames) == 2 and not np.array_equal(frames[0], frames[1]) and meta["duration"] == 160    # ms
 
 
-# ---------------------------------------------------------------- bad input
-
 PLAIN, LOADED = " ".join(TOY), "--load run.npz"
 PICTURE = f"{LOADED} --image page.png"
 BAD = [                            # script, flags, what the line names

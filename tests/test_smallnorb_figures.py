@@ -17,8 +17,6 @@ TOYS = ("--preset small --n-epochs 1 --n-train-toys 1 --train-azimuths 0:10 --te
         "--threads 1").split()
 
 
-# ---------------------------------------------------------------- what they show
-
 def noise_run(rng, model="matrix-capsnet", **given):
     """A Run of an untrained network on 80 images of noise in each split"""
     config = sn.Config(model=model, preset="small", threads=1, **given)
@@ -117,8 +115,6 @@ def test_background_activity_by_hand(monkeypatch):
     assert found["types"]["primary"] == found["types"]["conv"] == 1
     np.testing.assert_allclose(found["entropy"], [np.log(5), 0], atol=1e-9)
 
-
-# ---------------------------------------------------------------- commands
 
 def test_a_view_of_another_toy_or_lighting_is_said():
     views = {"instances": np.array([0, 0]), "lightings": np.array([2, 2])}

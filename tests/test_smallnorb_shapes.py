@@ -66,8 +66,6 @@ def test_pixels_are_in_range_and_the_noise_is_as_strong_as_it_says(data, monkeyp
     assert free.sum() > 10 and (noisy - clean)[:, free].std() == pytest.approx(0.04, rel=0.03)
 
 
-# ---------------------------------------------------------------- what held-out views show that training views do not
-
 def clean_views(azimuths, elevations=(30, 50, 70)):
     """Noise-free images (class, view, pixels) of every shape at every azimuth and elevation, degrees"""
     with pytest.MonkeyPatch.context() as patch:
@@ -97,8 +95,6 @@ def test_what_held_out_azimuths_show_was_seen_in_training_of_three_shapes(train,
     for one, other in itertools.permutations(range(5), 2):
         assert distances(unseen[one], unseen[other]).min() > 3.5 and distances(unseen[one], seen[other]).min() > 3.5
 
-
-# ---------------------------------------------------------------- splits
 
 @pytest.mark.parametrize("low, high", [(0, 150), (290, 420), (-30, 40), (7, 7), (0.1, 0.1 + 0.7)])
 def test_ranges_go_around_the_circle_and_include_their_ends(low, high):

@@ -76,8 +76,6 @@ def test_light_by_hand(monkeypatch):
     assert lifted[0, 0, 0] == round(255 * (0.2 + 0.5 * np.sqrt(0.75))) and lifted[0, 0, 1] == round(255 * 0.2)
 
 
-# ---------------------------------------------------------------- toys
-
 def test_every_toy_is_its_own_and_fills_the_frame():
     """All views of all toys lie in the frame, and reach nearly all of it; no two toys, and no two of some views of one,
     look alike"""
@@ -96,8 +94,6 @@ def test_every_toy_is_its_own_and_fills_the_frame():
     distance = square[:, None] + square - 2 * pictures @ pictures.T + 1e9 * np.eye(len(names))
     assert distance.min() > 5                                                           # of some 400 px in an image
 
-
-# ---------------------------------------------------------------- the data set
 
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
@@ -254,8 +250,6 @@ def test_the_standard_task_shows_all_views_and_holds_toys_out():
     with pytest.raises(sn.InputError, match="no train images: none has azimuths in .*. Widen"):
         sn.select_images(sn.Config(train_azimuths="301:319"))
 
-
-# ---------------------------------------------------------------- what the toys of seed 0 look like
 
 AS_DRAWN = (206.86, 196.94, 208.11, 200.61, 170.7, 201.93, 207.53, 189.61, 197.04)
 
