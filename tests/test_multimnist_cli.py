@@ -103,7 +103,8 @@ BAD = [                            # script, flags, what the line names
         (f"{PLAIN} --model cnn", "--model: the animation"), (f"{PLAIN} --snapshot-every 0", "--snapshot-every 0"),
         (f"{PLAIN} --out x.png", "x.png"), (f"{PLAIN} --n-epochs 100 --snapshot-every 1", "at least 2"),
         (f"{PLAIN} --out no/folder/x.gif", "no/folder"), (f"{LOADED} --n-test 5", "--n-test"),
-        (f"{LOADED} --snapshot-every 5", "--snapshot-every"), (f"{LOADED} cnn.npz", "one network")))]
+        (f"{LOADED} --snapshot-every 5", "--snapshot-every"), (f"{LOADED} cnn.npz", "one network"),
+        (f"{LOADED} --recompute-statistics 9", "--recompute-statistics has no effect")))]
 
 
 @pytest.mark.parametrize("script, flags, named", BAD, ids=lambda value: getattr(value, "__name__", value)[:60])

@@ -217,8 +217,6 @@ def test_what_low_confidence_is(monkeypatch, second, third, kind):
     assert n_evaluated(0, 20)[0][0].startswith(f"{kind}: 0 and 1")
 
 
-# ---------------------------------------------------------------- training curves
-
 def test_training_curves_show_each_term_of_each_history():
     """A line for each network and key, with its values; panels of terms that no network has are left out"""
     one = [{"epoch": k, "train_loss": 2 / k, "val_loss": 3 / k, "train_margin": 1 / k, "train_accuracy": 0.2 * k,
@@ -236,8 +234,6 @@ def test_training_curves_show_each_term_of_each_history():
     alone = figures.training_curves({"a": {"epochs": one}})
     assert [line.get_label() for line in alone.axes[0].lines] == ["training", "validation"]
 
-
-# ---------------------------------------------------------------- perturbed capsules
 
 def test_perturbed_reconstructions_change_one_dimension_of_one_capsule(rng):
     """A row per dimension, a column per step of 0.05; the middle column is the capsule as it is"""
