@@ -1,4 +1,8 @@
 """What the check says of a function that no set of mistakes explains: where the difference begins, what can be seen."""
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -6,6 +10,7 @@ import pytest
 from capsule_conformance import facts as facts_of
 from test_check import EM, EM_MISTAKES, LOSS, ROUTE, ROUTE_MISTAKES, SPREAD, named, run  # noqa: F401
 
+ROOT = Path(__file__).parents[2]
 UNKNOWN = [("b = b + (u_hat * v[:, None]).sum(-1)", "b = b + np.tanh((u_hat * v[:, None]).sum(-1))")]
 
 
@@ -109,3 +114,21 @@ def test_batch_normalization_in_training_mode_is_sent_to_eval(run):  # noqa: F81
 
 def test_facts_need_finite_outputs():
     assert facts_of.of(SimpleNamespace(ambiguous=()), {1: [np.array([np.nan])]}) == ((), [])
+
+
+@pytest.mark.parametrize(("number", "script", "mistake"), [
+    (3, "multimnist_capsnet", "softmax over input capsules"),
+    (14, "affnist_capsnet", "gradient of inner iterations stopped")])
+def test_the_mistakes_of_exercises_are_named(tmp_path, number, script, mistake):
+    """Each diff is the mistake that its text says, no other: in a process, since a script of this name is imported"""
+    shutil.copy(ROOT / f"{script}.py", tmp_path)
+    subprocess.run(["git", "apply", ROOT / f"docs/exercises/{number:02d}.diff"], cwd=tmp_path, check=True)
+    (tmp_path / "mine.py").write_text(f"""from {script} import routing_backward, routing_forward
+def route(u_hat, n_iters):
+    return routing_forward(u_hat, n_iters)[0]
+def backward(dv, u_hat, n_iters):
+    return routing_backward(dv, routing_forward(u_hat, n_iters)[1])
+""", "utf-8")
+    words = [ROOT / "conformance" / "check.py", "mine.py:route", "--backward", "mine.py:backward"]
+    done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and named(done.stdout) == [mistake], done.stdout + done.stderr
