@@ -29,7 +29,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import lab
-from lab.data import ENDINGS, find_ink, fitted, gray_images, is_junk, read_picture, resample, to_mnist
+from lab.data import ENDINGS, edges, find_ink, fitted, gray_images, is_junk, read_picture, resample, to_mnist
 from lab.files import check_writable, write_atomically, write_csv
 from lab.messages import InputError, Parser, Progress, counted, run_cli
 
@@ -38,6 +38,7 @@ import numpy as np
 from make_idx import arrays_of
 
 CLOSE = 0.2                        # a difference of two lengths or probabilities that leaves a doubt
+SCALED = "of another size, or dark on light: ink found, scaled and centered"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +102,7 @@ def load(path, labels=None):
     names = tuple(known) if len(known) == len(names) else names
     if labels:
         try:
-            given = tuple(Path(labels).read_text("utf-8").splitlines())
+            given = tuple(Path(labels).read_text("utf-8-sig").splitlines())
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{labels}: {getattr(error, 'strerror', None) or 'not UTF-8'}. Give a text file") from None
         if len(given) != len(names):
@@ -157,7 +158,7 @@ def prepared(network, images):
         notes["one camera: its view was given to both"] += sum(len(gray) for gray in grays if gray.ndim == 3)
         grays = [np.stack([gray, gray], -1) if gray.ndim == 3 else gray for gray in grays]
     found, n_other = fitted(grays, sides, functools.partial(resized, network))
-    notes["of another size: scaled as pictures are"] += n_other
+    notes[SCALED] += n_other
     if toys:
         return np.stack([network.module.downsample(image.transpose(2, 0, 1)[None])[0] if len(image) == 96 else image
                          for image in found]), dict(+notes)
@@ -172,13 +173,16 @@ def prepared(network, images):
 
 def resized(network, gray):
     """Return gray levels in [0, 1], (h, w) or, of two cameras, (h, w, 2), of any size, as an image that a network takes
-    without a change but of place, uint8. Raise InputError if there is no ink"""
+    without a change but of place, uint8. Digits of such a size, light on dark, are left as they are, as in an array.
+    Raise InputError if there is no ink"""
     if hasattr(network.config, "norb_dir"):
         (h, w), side = gray.shape[:2], network.sides[0][-1]
         scale = side / max(h, w)
         views = [resample(view, side, side, (side - h * scale) / 2, (side - w * scale) / 2, scale)
                  for view in np.moveaxis(np.atleast_3d(gray), -1, 0)]
         return np.rint(255 * np.stack(views, -1)).astype(np.uint8).squeeze()
+    if gray.shape in [(side, side) for side in network.sides[0]] and np.median(edges(gray)) < 0.5 <= 20 * np.ptp(gray):
+        return np.rint(255 * gray).astype(np.uint8)
     if network.sides[1] == 2:
         from visualize_multimnist_capsnet import to_canvas  # here: it needs matplotlib
         return np.rint(255 * to_canvas(find_ink(gray))).astype(np.uint8)
@@ -186,17 +190,17 @@ def resized(network, gray):
 
 
 def read_images(network, paths, progress):
-    """Yield a path, the pictures in it, and their images; or an array file, None, and its images. Raise InputError for
-    what cannot be read"""
+    """Yield a path, the pictures in it, their images, and how many of them were scaled; or an array file, None, its
+    images, and 0. Raise InputError for what cannot be read"""
     for path in paths:
         if path.suffix.lower() in (".npy", ".npz"):
             arrays = arrays_of(path)
             images = arrays.get("images", next((a for a in arrays.values() if a.ndim > 1), None))
             if images is None:
                 raise InputError(f"{path}: holds no images. Give an array (n, H, W) by the name `images`")
-            yield path, None, images
+            yield path, None, images, 0
             continue
-        files, images = [path], []
+        files, images, n_scaled = [path], [], 0
         if path.is_dir():
             files = [each for each in sorted(path.rglob("*")) if each.suffix.lower() in ENDINGS and each.is_file()
                      and not any(is_junk(Path(part)) for part in each.relative_to(path).parts)]
@@ -204,11 +208,13 @@ def read_images(network, paths, progress):
             raise InputError(f"{path}: holds no PNG or JPEG file, nor do the folders in it. Give others")
         for k, file in enumerate(files):
             try:
-                images.append(resized(network, read_picture(file)) / np.float32(255))
+                gray = read_picture(file)
+                images.append(resized(network, gray) / np.float32(255))
+                n_scaled += not np.allclose(gray, images[-1], atol=0.01) if gray.shape == images[-1].shape else 1
             except InputError as error:
                 raise InputError(f"{file}: {error}. Mend it, or leave it out") from None
             progress.step(f"{k + 1} of {len(files)} pictures read")
-        yield path, list(map(str, files)), np.stack(images)
+        yield path, list(map(str, files)), images, n_scaled
 
 
 # -------------------------------------------------------------- command line
@@ -219,8 +225,14 @@ def table_of(network, names, result):
     for k, name in enumerate(names):
         classes = [*np.atleast_1d(result.classes[k]), result.after[k]]
         cells = [cell for j in classes for cell in (network.names[j], f"{result.scores[k, j]:.3f}")]
-        rows.append([cell.replace(",", ";") for cell in (name, *cells, result.doubts[k])])      # for CSV
+        cells[-2:] = ("", "") if len(set(classes)) < len(classes) else cells[-2:]       # no class is left
+        rows.append([name, *cells, result.doubts[k]])
     return rows
+
+
+def quoted(cell):
+    """Return a text as a cell of a CSV file: in quotes if it has a comma, a quote or a line break"""
+    return '"' + cell.replace('"', '""') + '"' if set(cell) & set(',"\n\r') else cell
 
 
 def main():
@@ -238,12 +250,13 @@ def main():
     check_writable(args.out, args.capsules)
     network, progress = load(args.weights, args.labels), Progress()
     found, table, notes = [], [], collections.Counter()
-    for path, files, images in read_images(network, args.paths, progress):
+    for path, files, images, n_scaled in read_images(network, args.paths, progress):
         try:
             result = predict(network, images)
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
         table += table_of(network, files or [f"{path}[{k}]" for k in range(len(result.classes))], result)
+        notes.update({SCALED: n_scaled} if n_scaled else {})
         notes.update(result.notes)
         found.append(result)
     for note, n in notes.items():
@@ -251,7 +264,7 @@ def main():
     named = ["first", "score", "second", "score"] if network.sides[1] == 2 else ["class", "score"]
     table.insert(0, ["file", *named, "next", "score", "doubt"])
     if args.out:
-        write_csv(args.out, table)
+        write_csv(args.out, [list(map(quoted, row)) for row in table])
         progress.say(f"wrote {args.out}")
     else:
         widths = [max(map(len, column)) for column in zip(*table)]

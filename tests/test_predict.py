@@ -59,6 +59,7 @@ def test_two_digits_are_named_in_a_pair(tmp_path):
     state["history"] |= {"source": "drawings", "names": ["bar", "line"]}
     mc.save(tmp_path / "net.npz", config, state, ("params", "state"))
     result = predict(load(tmp_path / "net.npz"), [*IMAGES[:2], BIG[2]])
+    assert program.table_of(load(tmp_path / "net.npz"), ["x"] * 3, result)[0][-3:] == ["", "", ""]
     assert set(result.doubts) == {""} and set(result.names[0]) == {"bar", "line"}
     (tmp_path / "labels.txt").write_text("a\nb", "utf-8")
     assert load(tmp_path / "net.npz", tmp_path / "labels.txt").names == ("a", "b")
@@ -97,20 +98,24 @@ def test_files_and_folders_become_a_table(call, network, tmp_path):
     for k in range(3):
         (tmp_path / f"pictures/of {k}").mkdir(parents=True)
         imageio.imwrite(tmp_path / f"pictures/of {k}/{k}.png", 255 - np.kron(IMAGES[k], np.ones((4, 4), np.uint8)))
+    corner = np.pad(IMAGES[2], ((0, 12), (0, 12)))                      # of the network's size: it stays there
+    imageio.imwrite(tmp_path / "pictures/of 2/a,b.png", corner)
     np.savez(tmp_path / "more.npz", images=BIG[:2])
-    (tmp_path / "labels.txt").write_text("\n".join(f"digit {j}" for j in range(10)), "utf-8")
+    (tmp_path / "labels.txt").write_text("\n".join(f"digit {j}" for j in range(10)), "utf-8-sig")
     words = [WEIGHTS / "affnist_capsnet-shared.npz", "pictures", "more.npz", "--labels", "labels.txt"]
     code, out, err = call(mc, program.main, *words, "--out", "table.csv", "--capsules", "capsules.npz")
     assert (code, err) == (0, "") and "wrote table.csv" in out
     with open("table.csv", encoding="utf-8") as file:
         header, *rows = csv.reader(file)
-    assert header == ["file", "class", "score", "next", "score", "doubt"] and len(rows) == 5
-    assert [row[1] for row in rows] == [f"digit {j}" for j in LABELS[[0, 1, 2, 0, 1]]]
-    assert rows[0][0].endswith("0.png") and rows[4][0] == "more.npz[1]"
+    assert header == ["file", "class", "score", "next", "score", "doubt"] and len(rows) == 6
+    assert [row[1] for row in rows] == [f"digit {j}" for j in LABELS[[0, 1, 2, 2, 0, 1]]]
+    assert rows[0][0].endswith("0.png") and rows[3][0].endswith("a,b.png") and rows[5][0] == "more.npz[1]"
+    assert float(rows[3][2]) == pytest.approx(predict(load(words[0]), corner).scores.max(), abs=1e-3)
     with np.load("capsules.npz") as file:
-        assert file["capsules"].shape == (5, 10, 16) and file["files"].tolist() == [row[0] for row in rows]
+        assert file["capsules"].shape == (6, 10, 16) and file["files"].tolist() == [row[0] for row in rows]
     code, out, _ = call(mc, program.main, *words[:2], *[words[1] + f"/of {k}" for k in range(2)])
-    assert code == 0 and out.count("png") == 5 and "class" in out and "note: 5 of 5 images: 28x28 px: placed" in out
+    assert code == 0 and out.count("png") == 6 and "class" in out and "note: 5 of 6 images: 28x28 px: placed" in out
+    assert "note: 5 of 6 images: of another size, or dark on light" in out
 
 
 @pytest.mark.parametrize("words, fault", [
