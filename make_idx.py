@@ -194,8 +194,9 @@ def read_bytes(path):
 
 
 def read_idx_files(folder, prefix):
-    """Yield the Chunks of the idx files in a folder whose names begin with a prefix. EMNIST is stored transposed"""
-    found, prefixes = collections.defaultdict(dict), set()
+    """Yield the Chunks of the idx files in a folder whose names begin with a prefix. EMNIST, recognized by these names,
+    is stored transposed. The names of the classes are those of a labels.txt, if the folder has one"""
+    found, prefixes, arrays = collections.defaultdict(dict), set(), {}
     for path in visible(folder):
         match = IDX_NAME.fullmatch(path.name)
         if match and path.name.startswith(prefix):
@@ -208,14 +209,25 @@ def read_idx_files(folder, prefix):
         if len(paths) < 2:
             raise InputError(f"{folder}: lacks the images or the labels of {part}. Get its file")
         images, labels = read_idx(paths["images"]), read_idx(paths["labels"])
+        if not labels.size:
+            raise InputError(f"{paths['labels']}: holds no labels. Get the file again")
         if labels.ndim == 2:                                            # QMNIST: the class, then where it comes from
             labels = labels[:, 0]
-        names = names_of(labels)
-        if "emnist" in (next(iter(prefixes)) or folder.name).lower():
-            images, first, last = images.swapaxes(1, 2), int(labels.min()), int(labels.max())
+        arrays[part] = images, labels, paths["images"]
+    is_emnist = any("emnist" in name.lower() for name in prefixes)
+    is_named = (folder / "labels.txt").is_file()
+    for part, (images, labels, where) in arrays.items():
+        images, names = images.swapaxes(1, 2) if is_emnist and images.ndim == 3 else images, names_of(labels)
+        if is_emnist or is_named:
+            first, last = (int(of(of(each[1]) for each in arrays.values())) for of in (min, max))
             known = EMNIST.get(last - first + 1, [str(label) for label in range(first, last + 1)])
+            if is_named:
+                known = read_bytes(folder / "labels.txt").decode("utf-8-sig", "replace").rstrip().splitlines()
+            if is_named and (first not in (0, 1) or len(known) != last - first + 1):
+                raise InputError(f"{folder}: has labels from {first} to {last}, and labels.txt has "
+                                 f"{counted(len(known), 'name')}. Give one a line for labels from 0 or 1, or remove it")
             names = [known[label - first] for label in labels.tolist()]
-        yield chunk(part, images, names, paths["images"])
+        yield chunk(part, images, names, where)
 
 
 def read_idx(path):

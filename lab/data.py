@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .files import make_folder, write_atomically
+from .files import check_writable, make_folder, write_atomically
 from .messages import InputError, fail
 
 try:
@@ -101,8 +101,7 @@ def find_ink(gray):
     y, x = (grid.ravel() for grid in np.mgrid[-1:1:h * 1j, -1:1:w * 1j])
     terms = np.stack([x ** i * y ** j for i in range(SURFACE + 1) for j in range(SURFACE + 1 - i)], 1)
     values = gray.ravel()
-    frame = np.concatenate([gray[[0, -1]].ravel(), gray[:, [0, -1]].ravel()])
-    for start, quantile, sigmas in (gray, 0.5, 0.6745), (frame, 0.25, 0.3186):         # half of a tight crop may be ink
+    for start, quantile, sigmas in (gray, 0.5, 0.6745), (edges(gray), 0.25, 0.3186):   # half of a tight crop may be ink
         residual = np.abs(values - np.median(start))
         near = residual <= np.quantile(residual, quantile)
         for _ in range(GROUND_FITS):
@@ -337,6 +336,7 @@ def text_lines(names, errors="strict"):
 def write_files(out, files):
     """Write files, {name: bytes}, into a folder: each whole, and none if one cannot be written"""
     make_folder(out)
+    check_writable(*(out / name for name in files))
     try:
         for name, content in files.items():
             write_atomically(out / f"{name}.new", lambda file, content=content: file.write(content))
@@ -344,5 +344,4 @@ def write_files(out, files):
             (out / f"{name}.new").replace(out / name)
     finally:
         for name in files:
-            with contextlib.suppress(OSError):
-                (out / f"{name}.new").unlink(missing_ok=True)
+            (out / f"{name}.new").unlink(missing_ok=True)

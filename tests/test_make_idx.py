@@ -127,6 +127,11 @@ def test_labels_of_any_kind_are_names_and_emnists_classes_have_theirs(tmp_path):
     write_idx(tmp_path, ("emnist-letters-", "idx1-ubyte"), parts=letters)
     parts = {part.part: part.labels for part in make_idx.read_idx_files(tmp_path, "emnist")}
     assert "".join(parts["test"]) == "ABCDEFGHIJKLMNOPQRSTUVWXYZ" == "".join(parts["train"][:26])
+    (tmp_path / "labels.txt").write_text("\n".join("zyxwvutsrqponmlkjihgfedcba"), "utf-8")
+    assert next(make_idx.read_idx_files(tmp_path, "emnist")).labels[:3] == ["z", "y", "x"]
+    (tmp_path / "labels.txt").write_text("a\nb\n", "utf-8")
+    with pytest.raises(InputError, match="labels from 1 to 26, and labels.txt has 2 names"):
+        next(make_idx.read_idx_files(tmp_path, "emnist"))
 
 
 def test_mnist_stays_mnist(call, tmp_path, monkeypatch):
@@ -144,6 +149,9 @@ def test_mnist_stays_mnist(call, tmp_path, monkeypatch):
         assert (found == digests) == same
     with pytest.raises(TypeError):
         data_sets.write_files(tmp_path / "of-MNIST", dict.fromkeys(digests, b"") | {"last": None})
+    (tmp_path / "of-MNIST/folder").mkdir()
+    with pytest.raises(InputError, match="is a folder"):
+        data_sets.write_files(tmp_path / "of-MNIST", dict.fromkeys([*digests, "folder"], b""))
     assert {name: mc.read_idx(tmp_path / "of-MNIST" / name)[1] for name in digests} == digests      # none is replaced
 
 
