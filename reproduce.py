@@ -69,7 +69,7 @@ def planned(experiment, setting, seed):
     """Return the Results that make a setting's result for a seed, those whose checkpoints are needed first. A setting
     that is measured on a file in weights/ has one result, whatever the seed."""
     known = {result.seed: result for result in render.PLANNED[experiment, setting]}
-    result = known.get(seed) or next(iter(known.values()))
+    result = known.get(seed) or max(known.values(), key=lambda each: bool(each.after))  # else one of a shipped file
     if result.after:
         *_, table, before = result.after.split("/")
         first = planned(experiment, f"{table}/{before.rpartition('-')[0]}", seed)
@@ -93,6 +93,11 @@ def minutes(result, published):
 def needed(measures, seeds):
     """Return {name: Result} of all runs that some measures need for some seeds, in an order that they can be made in"""
     return {result.name: result for seed in seeds for arm in arms(measures) for result in planned(*arm, seed)}
+
+
+def measures_of(claim, args):
+    """Return the comparisons of a claim that the flags ask for"""
+    return args.quick and claim.quick or claims.comparisons(claim)[:1 if args.quick or args.headline else None]
 
 
 def duration(amount):
@@ -194,7 +199,7 @@ def compare(measures, ours, published, say):
             experiment, one, other, key, _ = render.asked(part)
             known, found = (results.by_seed(experiment, one, other, key) for results in (published, ours))
             if not found:
-                say(f"  {name}: has not reached the accuracy asked for")
+                say(f"  {name}: has not reached the accuracy asked for, or the two have no seed in common")
             for seed, value in found.items():
                 text = f"  {name:34}  yours {shown([value], part):>8} (seed {seed})"
                 if not known:
@@ -387,6 +392,15 @@ def main():
         os.environ["MNIST_DIR"] = data_dir
     if not (args.claims or args.quick or args.from_results):
         return table(published, say)
+    runs_of = {name: needed(measures_of(claims.BY_NAME[name], args), seeds).values() for name in args.claims
+               if name in claims.BY_NAME and not args.from_results}
+    for name, results in runs_of.items():
+        on_files = args.quick and claims.BY_NAME[name].quick
+        if args.seeds and seeds != [0] and (on_files or not {*seeds} & {result.seed for result in results}):
+            raise InputError(f"--seeds {args.seeds}: {name} is measured here on files of seed 0. Leave it out")
+    if data_dir and args.claims and "affnist-real" not in args.claims and not any(
+            "--digits mnist" in result.flags for results in runs_of.values() for result in results):
+        raise InputError("--data-dir: no run of this claim uses MNIST. Leave it out")
     agreeing = compared = 0
     for name in args.claims or claims.BY_NAME:
         if name in REAL:
@@ -395,12 +409,11 @@ def main():
             continue
         claim = claims.BY_NAME[name]
         print_claim(claim, published, say)
-        measures = claims.comparisons(claim)[:1] if args.headline else claims.comparisons(claim)
+        measures = measures_of(claim, args)
         if args.from_results:
             print_published(measures, published, say)
             continue
         if args.quick:
-            measures = claim.quick or claims.comparisons(claim)[:1]
             cost = sum(minutes(result, published) for result in needed(measures, seeds).values())
             if not claim.quick and cost > QUICK_MINUTES:
                 say(f"  no quick check: {duration(cost)} of one core. Published seeds: "

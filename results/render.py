@@ -423,7 +423,9 @@ def log_table(results, experiment, rows):
         for key, factor in (("n_params", 1), ("seconds_train", 1 / 60)):
             numbers = [run[key] * factor for run in found[setting] if key in run]
             cells.append(f"{sum(numbers) / len(numbers):,.{int(factor < 1)}f}" if numbers else "")
-        lines.append([setting.split("/")[1], *cells, f"`{planned[0].flags.strip()}`"])
+        flags = dict.fromkeys(re.sub(r" --seed \d+", "", each.flags.strip()) for each in planned)
+        flags = [planned[0].flags.strip(), *list(flags)[1:]]
+        lines.append([setting.split("/")[1], *cells, "; other seeds: ".join(f"`{words}`" for words in flags)])
     header = ["", "seeds", *shown, "parameters", "minutes", "flags, or the command"]
     return markdown(header, lines)
 

@@ -146,6 +146,12 @@ def test_a_run_that_fails_is_named(check, monkeypatch, tmp_path):
     assert not list(tmp_path.rglob("*.json"))
 
 
+def test_a_new_seed_of_what_is_measured_on_a_shipped_file_is_trained():
+    of = [[result.name for result in reproduce.planned(runs.MULTI, "weights/paper-protocol-long-recomputed", seed)]
+          for seed in (0, 1, 3)]
+    assert len(of[0]) == 1 and [name.replace("-3", "-1") for name in of[2]] == of[1] and len(of[1]) == 2
+
+
 @pytest.mark.parametrize("flags, words", {
     "nothing": "nothing: no such claim. Give one of multimnist-accuracy, ", "em-rooting": "Give em-routing",
     "MNIST": "Give mnist", "routing": "Give one of multimnist-routing, em-routing",
@@ -156,6 +162,8 @@ def test_a_run_that_fails_is_named(check, monkeypatch, tmp_path):
     "shapes --seeds 3-1": "--seeds 3-1: must", "shapes --seeds 0-999999999": "must be up to 1,000 seeds",
     "shapes --seeds x": "--seeds x: must be up to 1,000 seeds", "shapes --jobs 0": "--jobs 0: must be between",
     "smallnorb-real": "smallnorb-real and --norb-dir DIR belong together", "--norb-dir x": "belong together",
+    "shapes --data-dir .": "--data-dir: no run of this claim uses MNIST",
+    "multimnist-accuracy --quick --seeds 3": "multimnist-accuracy is measured here on files of seed 0",
     "--seeds 1": "--seeds: of which claim?"}.items())
 def test_what_is_wrong_is_refused_in_one_line(check, flags, words):
     assert_refused(check(*flags.split()), words)

@@ -55,6 +55,12 @@ def slim(source, target, small):
     print(f"wrote {target}  ({Path(target).stat().st_size / 1e6:.2f} MB)")
 
 
-if __name__ == "__main__":
+def main():
     words = [word for word in sys.argv[1:] if word != "--small"]
-    run_cli(lambda: slim(*words, "--small" in sys.argv) if len(words) == 2 else sys.exit(__doc__))
+    if len(words) != 2:
+        raise InputError("give two files: CHECKPOINT TARGET [--small]")
+    slim(*words, "--small" in sys.argv)
+
+
+if __name__ == "__main__":
+    run_cli(main)
