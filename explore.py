@@ -117,6 +117,12 @@ def score_name(module, model):
     return "activation" if model in norb.MATRIX_MODELS else "length" if model in CAPSULES[module] else "probability"
 
 
+def familiar_azimuths(config):
+    """Return the lowest and the highest azimuth in degrees of the training views of a network for toys"""
+    low, high = (0, 360) if config.split == "elevation" else norb.angle_ranges(config)[0]
+    return (low, low + 360) if high - low >= 340 else (low, high)       # toys have one every 20 degrees
+
+
 class Guide:
     """Answers the page's requests with the experiments' own functions.
 
@@ -190,6 +196,8 @@ class Guide:
         """Return what the page needs once: test digits, names of the networks, constants."""
         names = [[[name, text, score_name(module, network.config.model)] for name, text, network in networks]
                  for module, networks in self.networks.items()]
+        for entry, (*_, network) in zip(names[2], self.toy_networks):
+            entry.append(familiar_azimuths(network.config))
         return {"source": self.source, "digits": encode(self.images), "labels": self.labels.tolist(), "networks": names,
                 "thresholds": [pictures.MIN_LENGTH, pictures.MIN_MARGIN], "extent": [EXTENT, STEP],
                 "ranges": affnist.RANGES, "train_shift": affnist.max_shift(affnist.Config()),
@@ -375,11 +383,14 @@ def main():
         raise InputError(f"--port {args.port}: must be between 0 and 65535")
     guide = Guide(args.load)
     for port in range(args.port, min(args.port + 50, 65536)) if args.port else [0]:
-        with contextlib.suppress(OSError):
+        try:
             server = Server(("127.0.0.1", port), Handler)
             break
+        except OSError as error:
+            why = error.strerror
     else:
-        raise InputError(f"--port {args.port}: neither this port nor the next 49 are free. Give another, 1 to 65535")
+        raise InputError(f"--port {args.port}: neither this port nor the next 49 are free ({why}). Give another, 1 to "
+                         "65535")
     server.guide, url = guide, f"http://127.0.0.1:{server.server_address[1]}/"
     for number in signal.SIGINT, signal.SIGTERM:       # also where a shell started this with & and ignores SIGINT
         signal.signal(number, signal.default_int_handler)

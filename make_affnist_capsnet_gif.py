@@ -118,10 +118,12 @@ def draw_frames(digits, shown, n):
             quantity = "capsule lengths" if config.model in CAPSULES else "class probabilities"
             ax = add_axes(3 * GAP // 2 + PICTURE + k * (BARS + GAP), row, BARS,
                           f"{NAMES.get(config.model, config.model)}\n({config.model}): {quantity}")
-            ax.set(ylim=(0, 1), yticks=[0, 1])
+            heights = bar_heights(out["scores"], config)
+            top = max(1, int(np.ceil(heights.max())))                   # without squash lengths exceed 1
+            ax.set(ylim=(0, top), yticks=[0, top])
             figures.label_classes(ax, classes, BARS, fontsize=9)
             ax.tick_params(length=0, pad=3)
-            panels.append((ax.bar(range(len(classes)), [0] * len(classes)), bar_heights(out["scores"], config)))
+            panels.append((ax.bar(range(len(classes)), [0] * len(classes)), heights))
         rows.append((images, picture, label, panels))
     frames = []
     for t, (name, value, _, _) in enumerate(scenes):

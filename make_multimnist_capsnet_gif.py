@@ -194,7 +194,7 @@ def main():
     data = capsnet.load_data(config)
     source, names = network and network.source, data.get("names", ())
     title = (f"Two overlapping {capsnet.data_name(data['source'], source)}, each reconstructed from its own capsule "
-             f"({config.n_epochs} x {config.n_train:,} training pairs")
+             f"({len(network.history['epochs']) if network else config.n_epochs} x {config.n_train:,} training pairs")
     if network:
         loaded = networks.make(capsnet, label, network, config, data)
         frames = draw_frames(*scenes_of_test_pairs(loaded), network.step, f"{title})", names)

@@ -24,7 +24,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from visualize_smallnorb_novel_viewpoint import other_view, views_of
+from visualize_smallnorb_novel_viewpoint import images_of, other_view, views_of
 
 FPS, HOLD, MAX_FRAMES = 5, 2000, 200     # HOLD: ms of each part's last frame; all frames are in memory, 1 MB each
 WIDTH, HEIGHT = 800, 390           # of the animation, px
@@ -52,8 +52,8 @@ def record_training(config, snapshots, data):
 
 def history_of(network):
     """Return the history of a loaded network as record_training does, an entry per epoch, with the final weights."""
-    epochs = network.history["epochs"]
-    return [((each["epoch"] / len(epochs), each["familiar"], each["novel"]), network.weights) for each in epochs]
+    return [((each["epoch"] / network.config.n_epochs, each["familiar"], each["novel"]), network.weights)
+            for each in network.history["epochs"]]
 
 
 def render_view(label, azimuth, light, config):
@@ -177,8 +177,8 @@ def main():
     if configs[0].split != "azimuth":
         raise InputError(f"the animation shows novel azimuths, not --split {configs[0].split}. Give other networks, or "
                          "leave --split out")
-    if len({norb.angle_ranges(config) for config in configs}) > 1:
-        raise InputError("--load: these networks have different novel azimuths. Animate them one at a time")
+    if len({images_of(config) for config in configs}) > 1:
+        raise InputError("--load: these networks have other familiar or novel images. Animate them one at a time")
     data = None if loaded else norb.load_data(configs[0])
     histories = [history_of(network) if loaded else record_training(config, snapshots, data)
                  for _, network, config in runs]

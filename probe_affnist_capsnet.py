@@ -307,12 +307,15 @@ def main():
                          "the probes need a network trained with --task affnist and a --train-shift in pixels")
     if config.affnist_dir:
         raise InputError("--affnist-dir: the probes do not read affNIST's files; leave it out")
+    if getattr(args, "n_test", 0) > N_PROBED:
+        raise InputError(f"--n-test {args.n_test}: the probes take {N_PROBED} test digits at most. Give fewer")
     check_writable(args.out_json)
     network = networks.make(affnist, args.load, loaded, config, affnist.load_data(config))
     with affnist.worker_threads(config) as workers:
         results = run_probes(network.params, network.data, config, workers)
     say, source = Progress(config.quiet or args.out_json == "-").say, network.data["source"]
-    say(f"{config.model}, {data_name(source, loaded.source)}")
+    n = min(config.n_test or N_PROBED, N_PROBED, len(network.data["test"][0]))
+    say(f"{config.model}, {data_name(source, loaded.source)}, the first {n:,} of the test")
     for probe, result in results.items():
         for key, value in result.items():
             items = value.items() if isinstance(value, dict) else [("", value)]

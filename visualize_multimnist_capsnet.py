@@ -535,8 +535,12 @@ def main():
         return
     if args.out_json and (args.results or len(args.load or [0]) > 1 or len(getattr(args, "model", [0])) > 1):
         raise InputError("--out-json writes the metrics of one network. Draw one, or leave --out-json out")
+    if args.out_json == "-":
+        args.quiet = True
     check_writable(args.out_json)
     runs = figures.draw(capsnet, args, FIGURES, OF_RESULTS, lambda config, progress: capsnet.load_data(config), Run)
+    if args.out_json and not runs:
+        raise InputError(f"--out-json {args.out_json}: nothing was measured, as no figure was drawn. Draw another")
     if args.out_json:
         write_metrics(runs[0], args.out_json)
 

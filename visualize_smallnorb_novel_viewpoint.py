@@ -225,7 +225,8 @@ def draw_elevation_strip(run):
     """Draw one test toy of each class at a training azimuth from each elevation, with the network's predictions."""
     elevations, names = norb.TOY_ELEVATIONS, class_names(run.config)
     low, high = norb.parse_range(run.config.train_azimuths, "--train-azimuths")
-    azimuth = 20 * round((low + high) / 40) % 360
+    step = 1 if run.config.data == "shapes" else 20                     # degrees between the azimuths that there are
+    azimuth = step * round((low + high) / 2 / step) % 360
     fig = new_figure(5.4, f"One test {noun(run.config)} of each class from nine elevations, predictions of {run.name}",
                      f"azimuth {azimuth}°, in the range of training; blue frame: correct; orange: wrong, with the "
                      "predicted class")
@@ -548,6 +549,14 @@ def draw_gap_curve(results):
     return fig
 
 
+def images_of(config):
+    """Return what decides which images are familiar, and which novel: networks that share it are tested on the same"""
+    sizes = {"shapes": (config.n_train_views, config.n_test_views, config.n_elev, config.n_per_combo),
+             "toys": (config.toy_seed,)}.get(config.data, ())
+    toys = config.n_train_toys if config.split == "instance" else None
+    return config.data, config.split, *norb.angle_ranges(config), sizes, toys
+
+
 def model_in(*models):
     """Return a function that says whether a Config has one of these models"""
     return lambda config: config.model in models
@@ -565,7 +574,8 @@ FIGURES = {
     "elevation_strip": Drawing(draw_elevation_strip),
     "pose_matrices": Drawing(draw_pose_matrices, applies=model_in(*norb.MATRIX_MODELS), lacks="only matrix capsules "
                              "have pose matrices"),
-    "routing": Drawing(draw_routing, applies=model_in(*norb.CAPSULES), lacks="a CNN has no routing"),
+    "routing": Drawing(draw_routing, applies=lambda config: config.model in norb.CAPSULES and config.routing_iters > 1,
+                       lacks="only capsules with two or more routing iterations are routed"),
     "training_curves": figures.TRAINING_CURVES,
     "background_activity": Drawing(draw_activity_of_one, applies=lambda config: config.model == "matrix-capsnet" and
                                    config.data != "shapes", lacks="it is measured for a matrix-capsnet on toys",
@@ -597,10 +607,10 @@ def main():
     if args.out_json and (args.only != ["background_activity"] or args.results):
         raise InputError("--out-json works here only with --only background_activity and without --results. For the "
                          "metrics of a run give it to smallnorb_novel_viewpoint.py")
+    args.quiet = args.out_json == "-" or getattr(args, "quiet", False)
     check_writable(args.out_json)
-    views = {(c.split, *norb.angle_ranges(c)) for *_, c in networks.chosen(norb, args)} if args.load is not None else ()
-    if len(views) > 1:
-        raise InputError("--load: these networks have different novel viewpoints. Draw them one at a time")
+    if args.load is not None and len({images_of(config) for *_, config in networks.chosen(norb, args)}) > 1:
+        raise InputError("--load: these networks have other familiar or novel images. Draw them one at a time")
     background = FIGURES["background_activity"]
     if args.out_json and not any(background.applies(config) for *_, config in networks.chosen(norb, args)):
         raise InputError(f"--out-json {args.out_json}: {background.lacks}. Give such a network")

@@ -19,12 +19,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
 from lab.files import check_writable, machine, write_json
-from lab.messages import InputError, run_cli
+from lab.messages import InputError, fail, run_cli
 
+try:
+    import torch
+    import torch.nn.functional as F
+except ImportError:
+    sys.exit(fail(f"PyTorch is missing: {sys.executable} -m pip install torch --index-url "
+                  "https://download.pytorch.org/whl/cpu"))
 import numpy as np
 import pytorch_em
-import torch
-import torch.nn.functional as F
 from threads import NETWORKS, setting, training_step
 
 VERSIONS = {"paper": ("public", "tuned"), "multimnist": ("tuned",), "cnn-gap": ("tuned",), "em": ("public", "tuned")}

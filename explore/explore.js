@@ -633,8 +633,7 @@ function showToy() {
   ask("toy", fields, answer => showToyAnswer(answer, fields));
 }
 
-function isFamiliar(azimuth) {
-  const [low, high] = facts.familiar_azimuths;
+function isFamiliar(azimuth, [low, high]) {
   return (azimuth - low + 720) % 360 <= high - low;
 }
 
@@ -650,7 +649,8 @@ function showToyAnswer({image, answers}, {category, azimuth}) {
     });
     return predicted === category;
   });
-  const azimuths = isFamiliar(azimuth) ? "familiar" : "novel";
+  const kinds = new Set(networks.map(network => isFamiliar(azimuth, network[3]) ? "familiar" : "novel"));
+  const azimuths = [...kinds].join(" or ");                       // networks of one's own may know others
   $("toy-verdict").textContent = `True class: ${TOYS[category]}, ${azimuths} azimuth. Correctly classified by `
     + `${correct.filter(Boolean).length} of ${correct.length} networks.`;
 }
@@ -662,7 +662,8 @@ function showRing() {
   }));
   [...$("ring-names").children].forEach((name, k) => {
     const counts = [true, false].map(familiar => {
-      const azimuths = [...facts.azimuths.keys()].filter(a => isFamiliar(facts.azimuths[a]) === familiar);
+      const azimuths = [...facts.azimuths.keys()].filter(a =>
+        isFamiliar(facts.azimuths[a], facts.networks[2][k][3]) === familiar);
       return `${azimuths.filter(a => toy.predicted?.[k][a] === toy.category).length} of ${azimuths.length}`;
     });
     name.textContent = facts.networks[2][k][0]

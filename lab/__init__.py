@@ -15,7 +15,7 @@ JSON:     experiment, config (settings by name), source (of the data), trained_o
           per test set), hit_bits, seconds_train, ms_per_step, versions, machine, history (columns by name, one value
           per epoch).
 Weights:  a file .npz of arrays params/NAME, state/NAME and, of a checkpoint, adam_m/NAME and adam_v/NAME; and meta, a
-          JSON text: experiment, step, config (with the data's source), history.
+          JSON text: experiment, step, config, history (with the data's source).
 Module:   EXPERIMENT, PRETRAINED, Config, SETTINGS, InputError, add_settings, given_settings, configs_of, check_same,
           check_useful, load_data, fit_to_data, epoch_samples, to_batch, initial_state, train, weights_of,
           worker_threads, batches, batch_gradients, forward_shards, evaluate, evaluate_test, validate, init_params,

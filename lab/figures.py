@@ -96,6 +96,8 @@ def draw(module, args, drawings, of_results, load, kind=Network):
     planned = plan({name: one for name, one in drawings.items() if name not in of_results and (
         name in args.only or not args.only and one.default)}, runs, progress.say)
     networks, results = [], load_results(args.results) if of_results else None
+    for name in of_results.keys() & drawings.keys() if runs else ():
+        progress.say(f"{name}: drawn of the results, not of the networks. For theirs leave --results out")
     make_outdir(outdir, [*(name for name, _, _ in planned), *of_results])
     data = load(runs[0][2], progress) if planned else None
     for name, (_, network, config) in zip(names_of(runs), runs if planned else ()):
@@ -320,10 +322,9 @@ def training_curves(networks):
     """
     epochs = {label: history["epochs"] for label, history in list(networks.items())[:len(COLORS)]}
     panels = [(title, keys) for title, keys in CURVES if any(keys[0] in each[0] for each in epochs.values())]
-    fig = Figure((WIDTH, 3.3), layout="constrained")
     first = f"the first {len(epochs)} of {len(networks)} networks; " * (len(networks) > len(epochs))
-    fig.supxlabel(f"{first}loss terms are means per sample", fontsize=8, color=GRAY)
-    fig.suptitle("Training curves" + "".join(f" of {label}" for label in epochs if len(epochs) == 1), fontsize=11)
+    fig = new_figure(3.3, "Training curves" + "".join(f" of {label}" for label in epochs if len(epochs) == 1),
+                     f"{first}loss terms are means per sample")
     for ax, (title, keys) in zip(fig.subplots(1, len(panels), squeeze=False)[0], panels):
         for (label, each), color, marker in zip(epochs.items(), COLORS, MARKERS):
             for key in (key for key in keys if key in each[0]):
@@ -391,6 +392,6 @@ def frame_of(canvas):
 
 
 def write_animation(path, frames, durations, say=print):
-    """Write frames as a GIF that loops, atomically. durations: ms, of each frame or of all"""
+    """Write frames as a GIF that loops, atomically. durations: ms, of each frame or of all; a GIF has steps of 10"""
     write_atomically(path, lambda file: imageio.imwrite(file, frames, extension=".gif", duration=durations, loop=0))
     say(f"wrote {path}  ({len(frames)} frames, {path.stat().st_size / 1e6:.2f} MB)")

@@ -102,7 +102,7 @@ def run_cli(main):
     except MemoryError:
         sys.exit(fail("out of memory. Give less at once; of a training, lower --batch-size or --threads"))
     except KeyboardInterrupt:
-        print("\nstopped. If --checkpoint was given, its file holds the last complete epoch", file=sys.stderr)
+        print("\nstopped", file=sys.stderr)
         sys.exit(130)
     except OSError as error:                    # standard output is closed, full or unread; a path cannot be looked up
         if not error.filename and sys.stdout:

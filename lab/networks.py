@@ -72,7 +72,7 @@ def chosen(module, args):
     paths = list(map(Path, args.load or module.PRETRAINED))
     if len(set(map(Path.resolve, paths))) < len(paths):
         raise InputError("--load: a file is given twice. Give each file once")
-    names = [path.parent.name if path.name == "weights.npz" else path.stem for path in paths]
+    names = [path.resolve().parent.name if path.name == "weights.npz" else path.stem for path in paths]
     loaded = [load_for_evaluation(module, path, args) for path in paths]
     module.check_useful(module.given_settings(args), [config for _, config in loaded])
     return [(name, *pair) for name, pair in zip(names, loaded)]

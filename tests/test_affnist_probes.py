@@ -24,8 +24,6 @@ def trained(config, digits):
     return ac.weights_of(ac.train(dataclasses.replace(config, n_epochs=1), digits))
 
 
-# ---------------------------------------------------------------- the network without its normalizations
-
 @pytest.mark.parametrize("name", [*ac.CAPSULES, *ac.CNNS, "not normalized", "with dropout", "plain vectors"])
 def test_a_folded_network_says_the_same(name):
     config, rng = NETWORKS[name], np.random.default_rng(0)
@@ -65,8 +63,6 @@ def test_the_adversarial_direction_is_that_of_the_score_gap_that_is_evaluated(di
     part = {name: a[:8] for name, a in next(ac.stream_digits(digits, config, "test")).items()}
     assert model == "cnn" or probe.adversarial_direction(weights, config, part, workers).any((1, 2)).all()
 
-
-# ---------------------------------------------------------------- one-step sign attacks
 
 def test_noisy_copies_vote_on_the_sign(workers, monkeypatch):
     """By columns: two of three say up; two say down; one says up and none down; as many say each"""
@@ -123,8 +119,6 @@ def test_each_way_steps_along_its_own_signs(digits, workers, monkeypatch):
     assert [(copy - before)[gray].std() for copy in copies] == pytest.approx([probe.EPSILON] * 3, rel=0.15)
 
 
-# ---------------------------------------------------------------- rotated digits
-
 def test_digits_rotated_by_0_degrees_are_the_centered_ones(digits, workers, monkeypatch):
     config = tiny("cnn-gap")
     weights = trained(config, digits)
@@ -133,8 +127,6 @@ def test_digits_rotated_by_0_degrees_are_the_centered_ones(digits, workers, monk
     plain = ac.evaluate(weights, ac.stream_digits(digits, config, "centered", ac.IDENTITY), config, workers)["accuracy"]
     assert found.keys() == {"0", "180"} and found["0"] == plain
 
-
-# ---------------------------------------------------------------- images of no digit
 
 def test_auroc_by_hand():
     assert probe.auroc(np.array([2.0, 3.0]), np.array([0.0, 1.0])) == 1
@@ -202,8 +194,6 @@ def test_scores_of_confidence_by_hand(digits, workers):
             np.testing.assert_allclose(found["reconstruction"], -np.array(error), rtol=1e-4)
 
 
-# ---------------------------------------------------------------- linear probes of capsules
-
 def test_linear_probes_find_what_is_in_a_capsule_and_nothing_else(monkeypatch):
     """Capsules whose first two dimensions are where the ink's middle lies, whose third is noise, and no more. Then
     noise in all 16: on the digits that the map was fitted to it would explain two fifths of 40 digits' factors"""
@@ -226,8 +216,6 @@ def test_linear_probes_find_what_is_in_a_capsule_and_nothing_else(monkeypatch):
     assert max(probe.linear_probe({}, tiny("capsnet-shared"), None).values()) < 0
 
 
-# ---------------------------------------------------------------- the command line
-
 def test_what_a_probe_prints_and_keeps(digits, tmp_path, monkeypatch, call):
     config = tiny("capsnet-shared", n_epochs=1)
     ac.save(tmp_path / "w.npz", config, ac.train(config, digits), ("params", "state"))
@@ -245,6 +233,7 @@ def test_what_a_probe_prints_and_keeps(digits, tmp_path, monkeypatch, call):
     assert "one-step sign attack (FGSM, epsilon 32/255), signs from vote shuffled: " in out
     assert "accuracy on digits rotated by 30 degrees: " in out
     for words, named in {"--affnist-dir x": "probes do not read", "--lr 1": "has 0.01", "--load no.npz": "No such file",
+                         "--n-test 101": "take 100 test digits at most",
                          f"--out-json {os.devnull}/x.json": "cannot write"}.items():
         assert_refused(call(ac, probe.main, *flags, *words.split()), named)
     for name in ("sign_attack", "rotated", "detection"):                # of one's own images: no synthetic digits

@@ -14,8 +14,6 @@ CONVS = [(1, (5, 2, 6, 3), (3, 2)), (1, (6, 2, 5, 1), (1, 3)), (1, (4, 1, 4, 2),
 every_convolution = pytest.mark.parametrize("stride, shape, kernel", CONVS)
 
 
-# -------------------------------------------------------------- convolutions and products
-
 def test_im2col_takes_any_strides(rng):
     """A window must be one run in memory; views whose strides say otherwise, also on axes of length 1, are copied"""
     for x in (rng.random((2, 8, 6))[..., None], rng.random((2, 8, 1, 6))[..., ::2],
@@ -45,8 +43,6 @@ def test_a_product_is_added_with_and_without_blas(sizes, monkeypatch):
         mc.add_product(x, y, z)
         np.testing.assert_array_equal(z, expected)
 
-
-# -------------------------------------------------------------- normalization, pooling, sigmoid
 
 def test_norm_in_float32_of_numbers_far_from_zero():
     """A mean 30 standard deviations away costs three digits of the variance, and no variance is ever negative"""
@@ -101,8 +97,6 @@ def test_pool_by_hand():
     np.maximum(y, 0, out=y)
     assert mc.max_pool_backward(np.ones((1, 2, 1, 1)), cache).ravel().tolist() == [0, 0, 1, 0, 0, 0, 0, 0]
 
-
-# -------------------------------------------------------------- gradients
 
 @every_convolution
 def test_conv2d_gradients(stride, shape, kernel):

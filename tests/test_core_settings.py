@@ -43,8 +43,6 @@ def other_values(f, value):
     return [other for other in several if other != value and low <= other <= high]
 
 
-# -------------------------------------------------------------- each has an effect
-
 NEEDS = {                          # what else must be given for a setting to show
     "stop_at": dict(n_epochs=2),                                    # of one epoch the end is where it was
     "split": dict(data="toys")}                                     # shapes are no toys to be split by
@@ -91,8 +89,6 @@ def test_runtime_settings_change_no_bit(experiment, capsys):
     assert given.keys() >= {"threads", "quiet"} and state["history"] == expected["history"]
     assert "epoch 1/1" in capsys.readouterr().out
 
-
-# -------------------------------------------------------------- flags and bounds
 
 @every_option()
 def test_each_flag_sets_its_own_field(experiment, f):

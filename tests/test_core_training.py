@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from conftest import EXPERIMENTS, NETWORKS, TINY, assert_same, toy, toy_run
 
-# -------------------------------------------------------------- Adam, Muon, schedule
-
 
 @pytest.mark.parametrize("threads, chunk, n_shards", [(1, 7, 3), (2, 7, 2), (3, 1 << 15, 1)])
 def test_adam_is_the_textbooks(threads, chunk, n_shards, monkeypatch):
@@ -125,8 +123,6 @@ def test_running_statistics_forget_fast_at_first():
     assert running["a_mean"].dtype == np.float32 and running["a_var"].tolist() == [1, 1]
 
 
-# -------------------------------------------------------------- it learns
-
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_eight_examples_are_learned_by_heart(experiment):
     """In float32, at the default network's own kinds of layers, optimizer and loss"""
@@ -143,8 +139,6 @@ def test_eight_examples_are_learned_by_heart(experiment):
                 return
     pytest.fail(f"not in {config.n_epochs} steps: {terms}")
 
-
-# -------------------------------------------------------------- the same bits however it ran
 
 RUNS = {}                          # each experiment's toy run that others must equal, and its states step by step
 

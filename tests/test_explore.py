@@ -129,7 +129,10 @@ def test_own_networks_are_added_and_one_for_pairs_replaces_the_pretrained_one(gu
     assert [len(of) for of in own.networks.values()] == [1, len(guide.digit_networks) + 1, len(guide.toy_networks) + 1]
     shown = own.start()["networks"]
     assert own.key != guide.key and shown[0][0][0] == "multimnist_capsnet" and shown[0][0][1].startswith("yours: ")
-    assert [kind for *_, kind in guide.start()["networks"][2]] == ["length", "probability", "activation"]
+    assert [of[2:] for of in guide.start()["networks"][2]] == [
+        [kind, (300, 400)] for kind in ("length", "probability", "activation")]
+    for split, known in ("elevation", (0, 360)), ("instance", (0, 360)), ("azimuth", (300, 400)):
+        assert explore.familiar_azimuths(norb.Config(split=split)) == known
     code, out, err = call(multi, explore.main, "--load", paths[1], paths[0], paths[1])
     assert (code, out, err.count("\n")) == (2, "", 1) and f"--load {paths[1]} {paths[1]}: the page shows one" in err
     config, state = multi.load(paths[1])

@@ -57,7 +57,7 @@ Other.__name__ = "InputError"
 
 @pytest.mark.parametrize("error, code, said", [
     (InputError("two\nlines"), 2, "error: two lines\n"), (Other("another's"), 2, "error: another's\n"),
-    (KeyboardInterrupt(), 130, "\nstopped. If --checkpoint"),
+    (KeyboardInterrupt(), 130, "\nstopped\n"),
     (MemoryError(), 2, "error: out of memory. Give less at once"),
     (OSError(13, "Permission denied", "x/y"), 2, "error: x/y: Permission denied. Check disk")])
 def test_what_the_user_can_mend_is_one_line(error, code, said, capsys):

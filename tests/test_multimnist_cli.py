@@ -96,8 +96,9 @@ BAD = [                            # script, flags, what the line names
         ("--results --only errors", "--only errors: is a figure of networks"), ("--results none", "--results none"),
         ("--results --lr 1", "--lr"), ("--image none.png", "none.png: no such file"),
         (f"{PICTURE} --only errors", "--only"), (f"{PICTURE} --out-json x.json", "--out-json"),
-        (f"{PICTURE} --lr 0.5", "--lr"), (f"{PICTURE} --n-test 5", "--n-test has no effect with --image"),
+        (f"{PICTURE} --lr 0.5", "--lr"), (f"{PICTURE} --n-test 5", "--n-test has no"),
         (f"{LOADED} cnn.npz --out-json x.json", "--out-json"),
+        ("--load cnn.npz --only routing --out-json x.json", "nothing was measured"),
         ("--image page.png", "page.png: is not a readable picture"))),
     *((gif, flags, named) for flags, named in (
         (f"{PLAIN} --model cnn", "--model: the animation"), (f"{PLAIN} --snapshot-every 0", "--snapshot-every 0"),

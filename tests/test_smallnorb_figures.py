@@ -152,6 +152,16 @@ def test_what_is_recorded_of_a_training_are_copies_of_its_steps():
     assert history[-1][0] == (1, last["familiar"], last["novel"])
 
 
+def test_networks_of_other_images_are_told_apart_and_without_routing_there_is_no_routing_figure():
+    """Familiar views are those of all networks in a figure; a loaded run may have ended early"""
+    others = sn.Config(toy_seed=1), sn.Config(split="elevation"), sn.Config(split="instance", n_train_toys=1)
+    assert len({looks.images_of(config) for config in (sn.Config(), sn.Config(n_train_toys=1), *others)}) == 4
+    assert [looks.FIGURES["routing"].applies(sn.Config(routing_iters=n)) for n in (1, 2)] == [False, True]
+    network = SimpleNamespace(config=sn.Config(n_epochs=4), weights={}, history={"epochs": [
+        {"epoch": 1, "familiar": 0.5, "novel": 0.3}]})
+    assert animation.history_of(network) == [((0.25, 0.5, 0.3), {})]
+
+
 BAD = (                            # program, flags, words of the one line of error
     (looks, "--results none", "none: no such folder"), (looks, "--results . --seed 1", "--seed has no effect"),
     (looks, "--only background_activity --results .", "--results .: holds no results"),

@@ -20,8 +20,6 @@ def refusal(call, *args):
     return message
 
 
-# ---------------------------------------------------------------- files
-
 def test_names_and_header_bytes_are_the_official_ones():
     """The bytes of a real file's first words, written out: little-endian, three sizes even in one dimension"""
     assert sn.NORB_FILES["train", "dat"] == "smallnorb-5x46789x9x18x6x2x96x96-training-dat.mat"
@@ -117,8 +115,6 @@ def test_the_images_are_never_in_memory_whole(tmp_path, packed):
     assert images.nbytes == size / 4 and images.flags.c_contiguous and peak < 0.6 * size
 
 
-# ---------------------------------------------------------------- batches
-
 def some_images(n, seed=0):
     """Random images of different means and contrasts"""
     rng = np.random.default_rng(seed)
@@ -162,8 +158,6 @@ def test_training_crops():
     gray = sn.crop_batch(np.full((20, 48, 48, 2), 200, np.uint8), rows, jitter, np.float64)
     assert np.allclose(gray, 32 * (2 * jitter[:, 3, None, None, None] - 1))
 
-
-# ---------------------------------------------------------------- viewpoints and epochs
 
 @pytest.fixture(scope="module")
 def norb(tmp_path_factory):

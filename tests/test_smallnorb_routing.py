@@ -41,8 +41,6 @@ def exact(monkeypatch):
     monkeypatch.setattr(sn, "MASS_EPS", 0.0)
 
 
-# ---------------------------------------------------------------- what it means
-
 @pytest.mark.parametrize("n_iters", [1, 2, 3])
 def test_em_routing_of_class_capsules_by_loops(exact, rng, n_iters):
     N, J, I = 2, 3, 6
@@ -158,8 +156,6 @@ def test_shared_votes_and_positions_by_hand(rng):
     placed, _ = sn.add_coordinates_forward(u, np.array([[0.1, -0.2], [0.5, 0.3]]))
     np.testing.assert_allclose(placed[0], [[3, 4, 0.5, -1], [0, 2, 0.2, -0.4], [6, 8, 5, 3], [0, 0, 0, 0]], atol=1e-4)
 
-
-# ---------------------------------------------------------------- gradients
 
 def test_votes_and_responsibilities(rng):
     check_op(sn.pose_votes_forward, sn.pose_votes_backward, rng.standard_normal((2, 3, D)),
