@@ -1685,8 +1685,9 @@ def fit_to_data(config, data):
         if images.dtype not in dtypes or images.shape[1:] != shape or not len(images):
             given = f"images, {images.dtype} {images.shape}"
             raise InputError(f"{split}: {given}: give {np.dtype(dtypes[-1])} {('n', *shape)}")
-        if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or labels.min() < 0 or labels.max() > 4:
-            raise InputError(f"{split}: labels are {labels.dtype} {labels.shape}. Give {len(images)} from 0 to 4")
+        fits = labels.dtype.kind in "iu" and np.can_cast(labels.dtype, np.int64) and labels.shape == images.shape[:1]
+        if not fits or labels.min() < 0 or labels.max() > 4:
+            raise InputError(f"{split}: labels are {labels.dtype} {labels.shape}. Give {len(images)} int64 from 0 to 4")
     return config
 
 
