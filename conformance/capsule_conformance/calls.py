@@ -41,7 +41,7 @@ INTERFACES = {
 }
 
 # names of parameters, for an input or a count
-NAMES = {"u_hat": "u_?hat|votes?|predictions?", "n_iters": r"n|n_?iters?|(num_?)?iter\w*|(num_)?routings?",
+NAMES = {"u_hat": "u_?hat|votes?|predictions?", "n_iters": r"n|t|r|((n|num|max)_?)?(routing_?)?(iter\w*|routings?)",
          "u": "u|x|inputs?|capsules", "W": "w|weights?", "V": "v|votes?|poses?", "a": r"a|a_?in|acts?|activations?\w*",
          "beta_u": "b(eta)?_?[uv]", "beta_a": "b(eta)?_?a", "lambdas": r"lam\w*"}
 
@@ -147,10 +147,15 @@ def no_function(found, name):
             f"docs/conformance.md, \"{recipe or 'Recipes'}\"")
 
 
+def signature_of(function):
+    """Return the signature of a function; of a PyTorch module, whose __call__ takes anything, that of its forward."""
+    return inspect.signature(function if inspect.isroutine(function) else getattr(function, "forward", function))
+
+
 def parameter_names(function):
     """Return the names of a function's positional parameters, or none if it does not say."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = signature_of(function).parameters.values()
     except (TypeError, ValueError):
         return []
     return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -248,7 +253,7 @@ def arrays_of(result):
     if not isinstance(result, (tuple, list)) or result and isinstance(result[0], (int, float, list)):
         try:
             y = np.asarray(result)
-        except ValueError:                                     # lists of unequal lengths, or of arrays
+        except (ValueError, TypeError, RuntimeError):          # lists of unequal lengths, of arrays, of tensors
             y = None
         if y is not None and y.dtype.kind in "fiu":
             return [y]
@@ -276,7 +281,7 @@ class Call:
         self.interface, self.fresh, self.framework, self.dtype, self.count = interface, fresh, framework, dtype, count
         self.sizes = sizes | {"P": round(sizes["H"] ** 0.5), "Q": round(sizes["H"] ** 0.5)}
         self.reading, self.found_dtype = None, dtype
-        self.take, self.several = -1, False                    # of several arrays that fit an output: the last, or 0
+        self.take, self.fitting = {}, {}                       # output -> which of the arrays that fit it, how many do
         self.renew()
         self.order = self.find_order()
 
@@ -345,8 +350,9 @@ class Call:
             fitting = [(k, layout) for k in free if (layout := find_layout(np.shape(results[k]), axes, sizes))]
             if not fitting:
                 return None
-            found[name] = fitting[self.take]
-            self.several |= len(fitting) > 1
+            place = self.take.get(name, -1)
+            found[name] = fitting[place if place < len(fitting) else -1]
+            self.fitting[name] = max(len(fitting), self.fitting.get(name, 0))
             free.remove(found[name][0])
         return found
 
@@ -385,7 +391,8 @@ class Call:
         total = self.weigh(self.call(copies, n), weights)
         if not total.requires_grad:
             return dict.fromkeys(names)
-        grads = torch.autograd.grad(total, [given[name] for name in names], allow_unused=True)
+        with silenced(), self.precision():                     # a backward pass of the user's may make tensors, too
+            grads = torch.autograd.grad(total, [given[name] for name in names], allow_unused=True)
         return {name: None if g is None else self.canonical(g, name) for name, g in zip(names, grads)}
 
     def converts_tensors(self, inputs, n):

@@ -75,7 +75,8 @@ EPSILON = "no epsilon in the squash, forward: write v = s |s| / (1 + |s|^2), wit
 EPSILON_GRADIENT = "no epsilon in the squash, gradient: put it inside the root, |s| = sqrt(sum(s^2) + 1e-9)"
 NOT_ZERO = "An output capsule without votes is not 0, as with a bias; without votes v must be 0."
 FLOOR = ("The votes of a child with activation 0 change the output, as with a floor under the weights of children: use "
-         "r = R * a, in the variance, too, without clamp() and without dividing by its sum over the parents.")
+         "r = R * a, in the variance, too, without clamp() and without dividing by its sum over the parents, and "
+         "normalize R over the parents.")
 VARIANCE = "EM: no epsilon on the variance: add one, such as 1e-4, to sigma^2"
 UNUSED = ("The output does not depend on W. Use the W that is passed; \"A module with weights of its own\" in "
           "docs/conformance.md shows how to set the weights of a module.")
@@ -90,11 +91,15 @@ WITHOUT_VOTES = {                  # where Eq. 1 of 2017 is 0 / 0, or a variance
 SQUASH_EPSILONS = [({"place": place}, ("epsilon",)) for place in ("root", "norm", "all", "product", "product norm")]
 EM_EPSILONS = [({}, ("epsilon", *more)) for more in ((), ("cost_epsilon",), ("mass_epsilon",), (
     "mass_epsilon", "log_epsilon"), ("mass_epsilon", "activation_epsilon"))]
-EPSILON_WORDS = {"root": "to |s|^2 inside the root", "norm": "to |s|", "all": "to |s|^2", "product": "to |s|^2 inside "
-                 "the root", "product norm": "to |s|", "epsilon": "to the variance", "mass_epsilon": "to sum_i r_ij",
-                 "log_epsilon": "to sigma in its logarithm", "activation_epsilon": "to a_j in its logarithm",
-                 "cost_epsilon": "to the standard deviation of the cost"}
-LARGEST = {"em": 0.01}             # epsilons above these (else 1e-3) change what is computed
+LOSS_EPSILONS = [({"place": "lengths"}, ("epsilon",))]         # of a loss that takes capsules
+PLACES = {-1: "the last", 0: "the first"}                   # among the arrays that fit an output
+EPSILON_WORDS = {"lengths": "to |v|^2 inside the root", "root": "to |s|^2 inside the root", "norm": "to |s|", "all":
+                 "to |s|^2", "product": "to |s|^2 inside the root", "product norm": "to |s|", "epsilon": "to the "
+                 "variance", "mass_epsilon": "to sum_i r_ij", "log_epsilon": "to sigma in its logarithm",
+                 "activation_epsilon": "to a_j in its logarithm", "cost_epsilon": "to the standard deviation of the "
+                 "cost"}
+LARGEST_OF_OTHERS = 1e-3 * (1 + 1e-6)                          # epsilons above these change what is computed
+LARGEST = {"em": 0.01 * (1 + 1e-6)}                            # which are fitted, with rounding
 
 
 BIAS = reference.Mistake("bias in the output capsules", {"bias": True}, "remove it, or set it to 0 for the check")
@@ -132,7 +137,7 @@ class Check:
         self.close = 0.0                                       # difference that float32 in a part leaves
         self.inputs = probe(kind, call.sizes)
         self.per_sample, self.combine = True, "mean"           # form of a margin loss
-        self.unreached = ""
+        self.unreached, self.raised = "", False                # inputs without a gradient; whether gradients fail
         self.mistakes = reference.MISTAKES.get(kind, reference.ROUTING)
         if kind in ("dynamic", "layer"):
             self.mistakes += reference.per_position(call.sizes["J"])
@@ -193,14 +198,25 @@ class Check:
                 return self.predict(settings | BIAS.settings, n)
             matches, worst, epsilon = naming.explain_with_epsilon(found, biased, mistakes, self.tolerance, self.places)
             return [(BIAS, *chosen) for chosen in matches], worst, epsilon
-        best = naming.explain_with_epsilon(found, self.predict, mistakes, self.tolerance, self.places)
+        best = self.explain_here(found, mistakes)
         if self.is_loss and not self.per_sample:      # the paper does not say how samples are combined
             self.combine = "sum"
-            summed = naming.explain_with_epsilon(found, self.predict, mistakes, self.tolerance, self.places)
+            summed = self.explain_here(found, mistakes)
             if summed[0] and (not best[0] or len(summed[0][0]) < len(best[0][0])):
                 self.notes.append("The samples are summed; the paper does not say how they are combined.")
                 return summed
             self.combine = "mean"
+        return best
+
+    def explain_here(self, found, mistakes):
+        """As `explain`, without a bias and for the present way to combine samples. A loss, of which there may be one
+        number, is explained by an epsilon only if it is small, and without mistakes."""
+        places = [] if self.is_loss else self.places
+        best = naming.explain_with_epsilon(found, self.predict, mistakes, self.tolerance, places)
+        if self.is_loss and self.places and (best[1] is None or best[1] > self.tolerance):
+            matches, worst, epsilon = naming.explain_with_epsilon(found, self.predict, (), self.tolerance, self.places)
+            if matches and worst <= self.tolerance and epsilon["epsilon"] <= LARGEST_OF_OTHERS:
+                return matches, worst, epsilon
         return best
 
     def differ(self, one, other, found):
@@ -276,7 +292,7 @@ class Check:
         g = [] if self.is_loss else [
             self.call.tensor(arrange(w, self.call.interface.outputs[name], self.layouts[name]))
             for name, w in zip(self.call.interface.outputs, self.weights)]
-        with calls.silenced():
+        with calls.silenced(), self.call.precision():
             returned = calls.arrays_of(self.backward(*g, *self.call.in_order(given, n)))
         if len(returned) < len(names):
             raise ValueError(f"--backward returned {plural(len(returned), 'gradient')} for {', '.join(names)}")
@@ -351,7 +367,8 @@ class Check:
         factors = {}
         for name, y in wanted.items():
             factor = (found[name] @ y) / max(y @ y, 1e-300)
-            if abs(factor) < 1e-3 or np.abs(found[name] - factor * y).max() > tolerance * np.abs(factor * y).max():
+            error = np.abs(found[name] - factor * y).max()     # which may be NaN
+            if not (abs(factor) >= 1e-3 and error <= tolerance * np.abs(factor * y).max()):
                 return []
             factors[name] = f"{factor:.3g}"
         wrong = {name: factor for name, factor in factors.items() if factor != "1"}
@@ -412,7 +429,7 @@ class Check:
                 fewer, [y[:2] for y in first]), INFLUENCE
         elif fewer is not None and self.matches:
             yield "only the first two samples: their loss", self.same(fewer, self.predict(
-                reference.settings_of(self.matches[0]), n, samples(slice(0, 2)))), FIXED_BATCH
+                reference.settings_of(self.matches[0]) | self.epsilon, n, samples(slice(0, 2)))), FIXED_BATCH
         if self.is_loss:
             return
         if fewer is not None:
@@ -494,20 +511,27 @@ class Check:
 
     def chosen_values(self):
         """Return values(): of several arrays that fit an output, such as one per iteration, the last, unless fewer
-        mistakes explain the first."""
+        mistakes explain the first or another."""
         def count(found):
             matches = self.explain(found, self.mistakes)[0] if found else []
             return len(matches[0]) if matches else 99
         found = self.values()
-        if not self.is_loss and self.call.several and (last := count(found)):
-            self.call.take = 0
-            if count(self.values()) < last:
-                self.notes.append("Several arrays that your function returns have the shape of an output. The first is "
-                                  "compared. If another is meant, return it alone, or a dict with its name.")
-            else:
-                self.call.take = -1
-            found = self.values()
-        return found
+        several = {name: n for name, n in self.call.fitting.items() if n > 1}
+        if not several:
+            return found
+        best, least = dict.fromkeys(several, -1), count(found)
+        for places in itertools.islice(itertools.product(*((-1, 0, *range(1, n - 1)) for n in several.values())), 1, 7):
+            if least == 0:
+                break
+            self.call.take = dict(zip(several, places))
+            if (fewer := count(self.values())) < least:
+                best, least = self.call.take, fewer
+        self.call.take = best
+        which = " and ".join(f"{PLACES.get(k, f'number {k + 1}')} is compared as {name}"
+                             for name, k in best.items())
+        self.notes.append(f"Several arrays that your function returns have the shape of an output: {which}. If another "
+                          "is meant, return it alone, or a dict with its name.")
+        return self.values()
 
     def best_loss(self, fits):
         """Return the first of the readings in the same order of arguments that is explained, else the first; and the
@@ -518,6 +542,7 @@ class Check:
             two_classes[0, -1] = 1
         for best in [*(fit for fit in fits if fit[0]["order"] == fits[0][0]["order"]), fits[0]]:
             self.call.reading = best[0]
+            self.places = LOSS_EPSILONS if best[0][self.call.scores] == "NKE" else []
             self.inputs["present"] = one_class if best[0]["present"] == "N" else two_classes
             self.slack, self.worst = self.tolerance, 0.0
             if self.explain(self.values(), self.mistakes)[0]:
@@ -564,7 +589,8 @@ class Check:
         if not self.matches and found and not self.errors and near <= CLOSE:
             self.matches, self.worst, self.epsilon, self.close = [()], near, {}, near
         same = len(found) > 1 and all(difference(y, found[max(found)]) == 0 for y in found.values())
-        if same and self.matches and {key for m in self.matches[0] for key in m.settings} & facts.OF_COUPLINGS:
+        settings = reference.settings_of(self.matches[0]) if self.matches else {}
+        if same and settings.keys() & facts.OF_COUPLINGS and settings.get("normalize") != "nothing":
             self.matches = []                                  # a single iteration shows no more than their size
         self.report.epsilons = {name: value for name, value in self.epsilon.items() if not isinstance(value, str)}
         named = [self.with_epsilon(found, chosen, self.epsilon) for chosen in self.matches]
@@ -585,7 +611,7 @@ class Check:
             try:
                 gradient, stops = self.gradient(n, chosen, self.epsilon)
             except Exception as error:
-                gradient, stops = f"raised {last_line(error)}", ["unnamed"]
+                gradient, stops, self.raised = f"raised {last_line(error)}", ["unnamed"], True
             self.gradient_agrees[n] = gradient == "agrees"
             self.failed_values |= not ok
             if stops:
@@ -610,7 +636,7 @@ class Check:
     def with_epsilon(self, found, chosen, epsilon):
         """Return a set of mistakes, and with them an epsilon that is so large that it is one."""
         values = [value for value in epsilon.values() if not isinstance(value, str)]
-        if max(values, default=0) <= LARGEST.get(self.kind, 1e-3):
+        if max(values, default=0) <= LARGEST.get(self.kind, LARGEST_OF_OTHERS):
             return chosen
         settings = reference.settings_of(chosen)
         effect = max(difference(y, self.predict(settings, n)) for n in found
@@ -657,8 +683,10 @@ class Check:
             settings = reference.settings_of(self.matches[0])
             effect = max(difference(y, self.predict(settings, n)) for n in found
                          if (y := self.predict(settings | self.epsilon, n)) is not None)
-            self.notes.append(f"Your function has an {epsilon_text(self.epsilon)}, which changes its outputs by "
-                              f"{percent(effect)} here.")
+            words = epsilon_text(self.epsilon)
+            self.notes.append(f"Your function has an {words}, which changes its outputs by {percent(effect)} here."
+                              if self.worst <= self.tolerance else
+                              f"It comes nearest with an {words}; your function's may be in another place.")
         stops = [stop for stop in self.stops_found if isinstance(stop, reference.Mistake)]
         if None in self.stops_found:                           # the mistakes of the values explain the gradients, too
             stops = []
@@ -734,7 +762,7 @@ class Check:
                 return
             report.say("If the order above is yours:\n")
         if chosen:
-            exact = f", to {max(self.worst, 1e-16):.0e}," if self.matches[:1] != [()] else ""
+            exact = f", to {max(self.worst or 0, 1e-16):.0e}," if self.matches[:1] != [()] else ""
             report.say(f"WRONG: your function equals{exact} the paper's with {plural(len(chosen), 'mistake')}:")
             self.say_mistakes(chosen, words)
             equal = [" + ".join(m.name for m in match) for match in self.matches[1:4]]
@@ -760,10 +788,11 @@ class Check:
             for text in report.facts:
                 report.say(f"- {text}")
         if self.unreached:
-            report.say(f"\n* The gradient does not reach {self.unreached}. Do not detach the output" + (
-                "." if self.is_loss else "; set weights by torch.func.functional_call, and not by .data or "
-                "under no_grad()."))
-        elif self.matches and self.unnamed_gradient and KEPT not in self.shown:
+            report.say(f"\n* The gradient does not reach {self.unreached}. Do not detach the output, or "
+                       f"{self.unreached} in the function" + (
+                           "." if self.is_loss else "; set weights by torch.func.functional_call, and not by .data or "
+                           "under no_grad()."))
+        elif self.matches and self.unnamed_gradient and KEPT not in self.shown and not self.raised:
             report.say("\n* The gradient is that of no known mistake. Compare it with the test vectors, "
                        "dynamic_routing.json or em_routing.json, number by number.")
 

@@ -143,7 +143,7 @@ def count_last(fresh, interface):
     """Return fresh, or one whose function takes the number of iterations after the inputs, where the user's takes it by
     name only or after parameters that have defaults, such as route(u_hat, eps=1e-9, n_iters=3)."""
     try:
-        parameters = [*inspect.signature(fresh()).parameters.values()]
+        parameters = [*calls.signature_of(fresh()).parameters.values()]
     except (TypeError, ValueError):
         return fresh
     n = len(interface.inputs)
@@ -173,7 +173,7 @@ def count_last(fresh, interface):
 def takes_a_count(function, interface):
     """Return False if a function takes the inputs and no number of iterations; True if not, or if it does not say."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = calls.signature_of(function).parameters.values()
     except (TypeError, ValueError):
         return True
     if named := [p.name for p in parameters if p.kind == p.KEYWORD_ONLY and p.default is p.empty]:

@@ -246,16 +246,16 @@ def per_position(J):
 
 STOPS = (
     Mistake("gradient of inner iterations stopped", {"stop": "couplings"},
-            "remove detach() or stop_gradient() from the votes and the coupling coefficients in the loop"),
+            "remove detach(), no_grad() or stop_gradient() from the votes and the coupling coefficients in the loop"),
     Mistake("output capsules stopped in the agreement", {"stop": "v"},
-            "remove detach() or stop_gradient() from v in the agreement",
+            "remove detach(), no_grad() or stop_gradient() from v in the agreement",
             "v is a constant for the gradient in the agreement, but the logits of 2017, Procedure 1 depend on it."),
     Mistake("votes stopped in the agreement", {"stop": "votes"},
-            "remove detach() or stop_gradient() from the votes in the agreement",
+            "remove detach(), no_grad() or stop_gradient() from the votes in the agreement",
             "The votes are constants for the gradient in the agreement, but the logits of 2017, Procedure 1 depend on "
             "them."),
     Mistake("votes stopped in the inner sums", {"stop": "sums"},
-            "remove detach() or stop_gradient() from the votes in the weighted sum of the inner iterations",
+            "remove detach(), no_grad() or stop_gradient() from the votes in the weighted sum of the inner iterations",
             "The votes are constants for the gradient in the weighted sums of all iterations but the last; the output "
             "of 2017, Procedure 1 depends on them."),
 )
@@ -264,8 +264,10 @@ STOPS = (
 # ---- margin loss (Sabour et al. 2017) ----
 
 def margin_loss(lengths, present, squares=True, mean_over_classes=False, input="lengths", weight=0.5, halved=False,
-                hinge=True, weighted="absent", upper=0.9, lower=0.1):
-    """Return the margin loss (Eq. 4) of each sample, (N,). lengths: |v_k|, (N, K). present: T_k, (N, K)."""
+                hinge=True, weighted="absent", upper=0.9, lower=0.1, epsilon=0.0, place=""):
+    """Return the margin loss (Eq. 4) of each sample, (N,). lengths: |v_k|, (N, K). present: T_k, (N, K). epsilon: added
+    to |v|^2 inside the root, which is its only place."""
+    lengths = np.sqrt(lengths * lengths + epsilon) if place else lengths
     if input == "squared":
         lengths = lengths * lengths
     elif input == "softmaxed":
@@ -497,6 +499,6 @@ EM = (
             "The loop runs n - 1 times for n iterations, while 2018, Procedure 1 runs n M-steps."),
 )
 EM_STOPS = (Mistake("EM: gradient of the assignments stopped", {"stop": "assignments"},
-                    "remove detach() or stop_gradient() from R"),)
+                    "remove detach(), no_grad() or stop_gradient() from R"),)
 
 MISTAKES = {"dynamic": ROUTING, "layer": ROUTING, "em": EM, "margin-loss": MARGIN, "spread-loss": SPREAD}

@@ -540,7 +540,8 @@ def test_what_a_smaller_or_repeated_batch_shows(run):
     code, text = run(LOSS, "--margin-loss", changes=[(".sum(1).mean()", ".sum() / 3")])
     assert code == 1 and "Divide by len(lengths)" in text
     one_class = [("    short", "    present = np.eye(5)[present.argmax(1)]\n    short")]
-    assert run(LOSS, "--margin-loss", changes=one_class)[0] == 1       # a sample with two classes shows it
+    code, text = run(LOSS, "--margin-loss", changes=one_class)         # a sample with two classes shows it
+    assert code == 1 and "For samples of one class it agrees." in text, text
 
 
 def test_functions_with_habits_of_their_own(run, tmp_path, capsys):
@@ -572,13 +573,38 @@ def test_functions_with_habits_of_their_own(run, tmp_path, capsys):
 def test_of_several_outputs_that_fit_the_right_one_is_compared(run):
     for source, flags, old, returned in (
             (ROUTE, (), "return v", "return v, s"), (ROUTE, (), "return v", "return {'v': v, 's': s}"),
-            (EM, ("--em",), "return mu,", "return mu, mu ** 2,")):
+            (EM, ("--em",), "return mu,", "return mu, mu ** 2,")):             # of two outputs, each has its own
         code, text = run(source, *flags, changes=[(old, returned)])
-        assert code == 0 and ("The first is compared" in text) == ("{" not in returned), text
+        assert code == 0 and ("the first is compared as" in text) == ("{" not in returned), text
+    code, text = run(EM, "--em", changes=[("return mu, a_out", "return mu, mu ** 2, 3 * a_out, a_out")])
+    assert code == 0 and "the first is compared as mu and the last is compared as a" in text, text
+    code, text = run(ROUTE, changes=[("return v", "return s, v, 0 * v")])
+    assert code == 0 and "number 2 is compared as v" in text, text
     code, text = run(ROUTE, changes=[("return v", "return v, s"), *ROUTE_MISTAKES["softmax over input capsules"]])
     assert code == 1 and named(text) == ["softmax over input capsules"]
     scalars = LOSS + "\ndef several(lengths, present):\n    L = loss(lengths, present)\n    return float(L), 0.5\n"
     assert run(scalars, "--margin-loss")[0] == 0
+
+
+@pytest.mark.parametrize("parameters", ["u_hat, eps=1e-9, n_iterations=3", "u_hat, W=None, T=3", "u_hat, *, "
+                                        "n_iterations", "u_hat, dim=2, num_routing_iterations=3"])
+def test_the_number_of_iterations_has_many_names(run, parameters):
+    """and the parameters before it keep their defaults"""
+    name = re.search(r"(\w+)(?:=3)?$", parameters)[1]
+    changes = [("u_hat, n_iters", parameters), ("range(n_iters)", f"range({name})"),
+               ("    b = np", "    assert not locals().get('W') and locals().get('eps', 0) < 1\n    b = np")]
+    assert run(ROUTE, changes=changes)[0] == 0
+
+
+def test_a_constant_coupling_of_1_and_limits_of_epsilons(run):
+    code, text = run(ROUTE, changes=[("np.exp(b) / np.exp(b).sum(2, keepdims=True)", "np.ones_like(b)")])
+    assert code == 1 and named(text) == ["softmax over an axis of length 1"], text
+    for value, names in (("1e-3", []), ("2e-3", ["large epsilon 0.002 added to |s|^2 inside the root"])):
+        code, text = run(ROUTE, changes=[("np.sqrt(square)", f"np.sqrt(square + {value})")])
+        assert named(text) == names and code == bool(names), text
+    capsules = LOSS + ("\ndef of_capsules(v, present):\n    return loss(np.sqrt((v * v).sum(-1) + EPSILON), present)\n")
+    for value, code in (("1e-5", 0), ("0", 0), ("0.1", 1)):
+        assert run(capsules.replace("EPSILON", value), "--margin-loss")[0] == code
 
 
 def test_float32_inputs_are_compared_as_such(run):

@@ -46,6 +46,32 @@ def test_stopped_and_missing_gradients_are_named(run, changes, names):  # noqa: 
     assert found == names and code == bool(names), text
 
 
+@pytest.mark.parametrize("returned", [
+    "torch.utils.checkpoint.checkpoint(again, u_hat, use_reentrant=False)", "([v, v], [c, c])[0][1:] + [c]",
+    "{'couplings': [c, c], 'poses': v}"])
+def test_a_backward_pass_that_makes_tensors_and_lists_of_tensors(run, returned):  # noqa: F811
+    """A tensor without a dtype has the checked one there, too; lists of tensors need no array"""
+    again = ("    def again(u_hat):\n        return v + 0 * u_hat.sum() * (u_hat @ torch.ones(6, 1)).sum()\n"
+             f"    return {returned}")
+    code, text = run(ROUTE, changes=[("import torch", "import torch.utils.checkpoint"), ("    return v", again)])
+    assert code == 0, text
+
+
+def test_what_cannot_be_differentiated_is_said_and_no_gradient_is_named(run):  # noqa: F811
+    """Values that no mistake explains, or NaN: no traceback, and no factor of a gradient"""
+    for changes in ([("    return v", "    v = torch.exp(v)\n    w = v * v\n    v += 1\n    return w")],
+                    [("c = torch.softmax(b, dim=2)", "c = b / b.sum(2, keepdim=True)")]):
+        code, text = run(ROUTE, changes=changes)
+        assert code == 1 and not named(text) and "no known mistake. Compare" not in text, text
+
+
+def test_a_module_is_called_by_the_names_of_its_forward(run):  # noqa: F811
+    source = ROUTE + ("\nclass Routing(torch.nn.Module):\n    def forward(self, u_hat, scale=1.0, n_iters=3):\n"
+                      "        return route(scale * u_hat, n_iters)\nrouting = Routing()\n")
+    code, text = run(source)
+    assert code == 0, text
+
+
 def test_a_detached_output_is_reported(run):  # noqa: F811
     code, text = run(ROUTE, changes=[("return v", "return v.detach()")])
     assert code == 1 and "gradient does not reach u_hat" in text
