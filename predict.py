@@ -38,7 +38,8 @@ import numpy as np
 from make_idx import arrays_of
 
 CLOSE = 0.2                        # a difference of two lengths or probabilities that leaves a doubt
-SCALED = "of another size, or dark on light: ink found, scaled and centered"
+SCALED = "of another size, or dark on light: ink found, scaled and centered"           # digits
+SCALED_TOY = "of another size: scaled"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +50,11 @@ class Network:
     weights: dict
     names: tuple
     source: str
+
+    @property
+    def scaled(self):
+        """Return the words for images that were scaled"""
+        return SCALED_TOY if self.module.EXPERIMENT == "smallnorb_novel_viewpoint" else SCALED
 
     @property
     def sides(self):
@@ -158,7 +164,7 @@ def prepared(network, images):
         notes["one camera: its view was given to both"] += sum(len(gray) for gray in grays if gray.ndim == 3)
         grays = [np.stack([gray, gray], -1) if gray.ndim == 3 else gray for gray in grays]
     found, n_other = fitted(grays, sides, functools.partial(resized, network))
-    notes[SCALED] += n_other
+    notes[network.scaled] += n_other
     if toys:
         return np.stack([network.module.downsample(image.transpose(2, 0, 1)[None])[0] if len(image) == 96 else image
                          for image in found]), dict(+notes)
@@ -256,7 +262,7 @@ def main():
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
         table += table_of(network, files or [f"{path}[{k}]" for k in range(len(result.classes))], result)
-        notes.update({SCALED: n_scaled} if n_scaled else {})
+        notes.update({network.scaled: n_scaled} if n_scaled else {})
         notes.update(result.notes)
         found.append(result)
     for note, n in notes.items():
