@@ -67,7 +67,7 @@ def arms(measures):
 
 def planned(experiment, setting, seed):
     """Return the Results that make a setting's result for a seed, those whose checkpoints are needed first. A setting
-    that is measured on a file in weights/ has one result, whatever the seed."""
+    that is measured only on a file in weights/ has one result, whatever the seed."""
     known = {result.seed: result for result in render.PLANNED[experiment, setting]}
     result = known.get(seed) or max(known.values(), key=lambda each: bool(each.after))  # else one of a shipped file
     if result.after:
@@ -392,8 +392,8 @@ def main():
         os.environ["MNIST_DIR"] = data_dir
     if not (args.claims or args.quick or args.from_results):
         return table(published, say)
-    runs_of = {name: needed(measures_of(claims.BY_NAME[name], args), seeds).values() for name in args.claims
-               if name in claims.BY_NAME and not args.from_results}
+    runs_of = {name: needed(measures_of(claims.BY_NAME[name], args), seeds).values() for name in args.claims or
+               claims.BY_NAME if name in claims.BY_NAME and not args.from_results}
     for name, results in runs_of.items():
         on_files = args.quick and claims.BY_NAME[name].quick
         if args.seeds and seeds != [0] and (on_files or not {*seeds} & {result.seed for result in results}):

@@ -551,7 +551,7 @@ def draw_gap_curve(results):
 
 def images_of(config):
     """Return what decides which images are familiar, and which novel: networks that share it are tested on the same"""
-    sizes = {"shapes": (config.n_train_views, config.n_test_views, config.n_elev, config.n_per_combo),
+    sizes = {"shapes": (config.n_train_views, config.n_test_views, config.n_elev),
              "toys": (config.toy_seed,)}.get(config.data, ())
     toys = config.n_train_toys if config.split == "instance" else None
     return config.data, config.split, *norb.angle_ranges(config), sizes, toys

@@ -96,7 +96,7 @@ def draw(module, args, drawings, of_results, load, kind=Network):
     planned = plan({name: one for name, one in drawings.items() if name not in of_results and (
         name in args.only or not args.only and one.default)}, runs, progress.say)
     networks, results = [], load_results(args.results) if of_results else None
-    for name in of_results.keys() & drawings.keys() if runs else ():
+    for name in [each for each in of_results if runs and each in drawings and (args.only or drawings[each].default)]:
         progress.say(f"{name}: drawn of the results, not of the networks. For theirs leave --results out")
     make_outdir(outdir, [*(name for name, _, _ in planned), *of_results])
     data = load(runs[0][2], progress) if planned else None

@@ -164,6 +164,7 @@ def test_a_new_seed_of_what_is_measured_on_a_shipped_file_is_trained():
     "smallnorb-real": "smallnorb-real and --norb-dir DIR belong together", "--norb-dir x": "belong together",
     "shapes --data-dir .": "--data-dir: no run of this claim uses MNIST",
     "multimnist-accuracy --quick --seeds 3": "multimnist-accuracy is measured here on files of seed 0",
+    "--quick --seeds 0-3": "is measured here on files of seed 0",
     "--seeds 1": "--seeds: of which claim?"}.items())
 def test_what_is_wrong_is_refused_in_one_line(check, flags, words):
     assert_refused(check(*flags.split()), words)

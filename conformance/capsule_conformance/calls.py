@@ -250,7 +250,11 @@ def arrays_of(result):
         result = list(result.values())
     if isinstance(result, tuple) and all(isinstance(x, (int, float)) for x in result):
         return [np.asarray(x) for x in result]                 # such as a loss and an accuracy
-    if not isinstance(result, (tuple, list)) or result and isinstance(result[0], (int, float, list)):
+    inner = result
+    while isinstance(inner, (tuple, list)) and inner:
+        inner = inner[0]
+    numbers = not hasattr(inner, "shape") and isinstance(result, (tuple, list)) and result
+    if not isinstance(result, (tuple, list)) or numbers and isinstance(result[0], (int, float, list)):
         try:
             y = np.asarray(result)
         except (ValueError, TypeError, RuntimeError):          # lists of unequal lengths, of arrays, of tensors

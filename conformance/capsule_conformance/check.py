@@ -348,8 +348,9 @@ class Check:
                 return float("inf")
             sizes = {name: np.abs(y).max() for name, y in wanted.items()}
             largest = max(*sizes.values(), 1e-30)              # with which a slope of 0 is compared
-            return max(np.abs(found[name] - y).max() / (max(sizes[name], 1e-3 * largest) if sizes[name] > 1e-6 * largest
-                                                        else largest) for name, y in wanted.items())
+            return np.max([np.abs(found[name] - y).max() / (        # NaN if one is; max() would lose it
+                max(sizes[name], 1e-3 * largest) if sizes[name] > 1e-6 * largest else largest)
+                for name, y in wanted.items()])
         right = differs({})
         if right <= tolerance:
             return "agrees", []

@@ -149,6 +149,7 @@ def count_last(fresh, interface):
     n = len(interface.inputs)
     inputs, rest = [p.replace(default=p.empty) for p in parameters[:n]], parameters[n:]
     count = [p for p in rest if re.fullmatch(calls.NAMES.get(interface.count, ""), p.name.lower())]
+    count = [p for p in count if len(p.name) > 1] or count                 # n_iters, and not a temperature t beside it
     if len(count) != 1 or rest[0] is count[0] and count[0].kind != count[0].KEYWORD_ONLY:
         return fresh
     own, others = count[0].name, [p for p in rest if p is not count[0]]

@@ -167,8 +167,8 @@ def other_losses(check, found):
     m, found = max(found.items())
     one_class = check.inputs | {"present": np.eye(x.shape[1])[present.argmax(1)]}
     if (present.sum(1) > 1).any() and check.same(check.call(one_class, m), check.predict({}, m, one_class)):
-        return ["For samples of one class it agrees. Of two classes it counts one, as by argmax(), but 2017, Eq. 4 "
-                "sums over both: for overlapping digits sum over all classes that are present."]
+        return ["For samples of one class it agrees, for one of two classes it does not: 2017, Eq. 4 sums over all "
+                "classes that are present. A loss that takes one of them, as by argmax(), does not."]
     hundredths = np.arange(1, 101) / 100
     if check.kind == "spread-loss":
         for other in hundredths:

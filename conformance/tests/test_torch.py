@@ -47,7 +47,7 @@ def test_stopped_and_missing_gradients_are_named(run, changes, names):  # noqa: 
 
 
 @pytest.mark.parametrize("returned", [
-    "torch.utils.checkpoint.checkpoint(again, u_hat, use_reentrant=False)", "([v, v], [c, c])[0][1:] + [c]",
+    "torch.utils.checkpoint.checkpoint(again, u_hat, use_reentrant=False)", "([c, c], v)", "([s, s], [s, v])",
     "{'couplings': [c, c], 'poses': v}"])
 def test_a_backward_pass_that_makes_tensors_and_lists_of_tensors(run, returned):  # noqa: F811
     """A tensor without a dtype has the checked one there, too; lists of tensors need no array"""
@@ -63,6 +63,20 @@ def test_what_cannot_be_differentiated_is_said_and_no_gradient_is_named(run):  #
                     [("c = torch.softmax(b, dim=2)", "c = b / b.sum(2, keepdim=True)")]):
         code, text = run(ROUTE, changes=changes)
         assert code == 1 and not named(text) and "no known mistake. Compare" not in text, text
+
+
+def test_a_gradient_that_is_nan_agrees_with_nothing(run):  # noqa: F811
+    """also if it is not that of the first input"""
+    source = ROUTE + """
+class Scaled(torch.autograd.Function):
+    forward = staticmethod(lambda ctx, x: x.clone())
+    backward = staticmethod(lambda ctx, g: g * torch.nan)
+
+def layer(u, W, n_iters):
+    return route(torch.einsum('nid,ijed->nije', u, Scaled.apply(W)), n_iters)
+"""
+    code, text = run(source, "--layer")
+    assert code == 1 and "gradient differs by NaN" in text and "gradient agrees" not in text, text
 
 
 def test_a_module_is_called_by_the_names_of_its_forward(run):  # noqa: F811
