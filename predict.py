@@ -187,7 +187,8 @@ def resized(network, gray):
         views = [resample(view, side, side, (side - h * scale) / 2, (side - w * scale) / 2, scale)
                  for view in np.moveaxis(np.atleast_3d(gray), -1, 0)]
         return np.rint(255 * np.stack(views, -1)).astype(np.uint8).squeeze()
-    if gray.shape in [(side, side) for side in network.sides[0]] and np.median(edges(gray)) < 0.5 <= 20 * np.ptp(gray):
+    fits = gray.shape in [(side, side) for side in network.sides[0]]
+    if fits and np.median(edges(gray)) < 0.5 and np.ptp(gray) >= 0.05:
         return np.rint(255 * gray).astype(np.uint8)
     if network.sides[1] == 2:
         from visualize_multimnist_capsnet import to_canvas  # here: it needs matplotlib

@@ -607,7 +607,8 @@ def main():
     if args.out_json and (args.only != ["background_activity"] or args.results):
         raise InputError("--out-json works here only with --only background_activity and without --results. For the "
                          "metrics of a run give it to smallnorb_novel_viewpoint.py")
-    args.quiet = args.out_json == "-" or getattr(args, "quiet", False)
+    if args.out_json == "-":
+        args.quiet = True
     check_writable(args.out_json)
     if args.load is not None and len({images_of(config) for *_, config in networks.chosen(norb, args)}) > 1:
         raise InputError("--load: these networks have other familiar or novel images. Draw them one at a time")
