@@ -287,7 +287,7 @@ def claims_table(results):
         one = claims.BY_NAME[name]
         cells = [primary_cell(results, primary) for primary in (one.a, one.b)]
         rows.append([sentence, paper, *cells, verdict(results, name)])
-    return markdown(["claim", "paper", "(a) closest to the paper", "(b) strongest control", "verdict"], rows)
+    return markdown(["claim", "paper", "(a) their kind of test", "(b) strongest control", "verdict"], rows)
 
 
 def claim_table(results, name):

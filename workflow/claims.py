@@ -161,7 +161,7 @@ CLAIMS = (
               "percent, 2 digits"),
            of("the paper's network (8.2 million parameters, 3 iterations), 15 epochs", "affnist",
               "mnist/capsnet-paper", "test_accuracy", "percent, 2 digits, plain")),
-          a=Primary("their network, one short run",
+          a=Primary("their network, 15 epochs",
                     "affnist mnist/capsnet-paper, test_accuracy, percent, 2 digits, plain",
                     "the paper's network, three iterations; trained for 15 epochs"), theirs=99.75),
     Claim("affnist-translation", "Of two networks that classify translated digits equally well, the capsule network is "
@@ -181,10 +181,10 @@ CLAIMS = (
            affine("the same, capsnet with 3 iterations minus cnn-gap", "backbone/capsnet", "backbone/cnn-gap"),
            affine("the same, capsnet with 3 iterations minus cnn-dense (max pooling)", "backbone/capsnet",
                   "backbone/cnn-dense")),
-          a=Primary("CNN with max pooling, as theirs", "affnist matched-accuracy/capsnet minus "
+          a=Primary("CNN with max pooling, their kind", "affnist matched-accuracy/capsnet minus "
                     "matched-accuracy/cnn-dense, affine_accuracy, points",
                     "CapsNet minus CNN; the paper's CNN had max pooling; both stopped at the same accuracy"),
-          b=Primary("pooled vectors, modern backbone", "affnist backbone/capsnet minus backbone/vector-gap, "
+          b=Primary("pooled vectors, both on a modern backbone", "affnist backbone/capsnet minus backbone/vector-gap, "
                     "affine_accuracy, points", "`capsnet` minus `vector-gap`: no primary capsules, no routing"),
           theirs=13.0),
     Claim("affnist-centered", "The capsule network's advantage is robustness to affine transformations.",
@@ -203,10 +203,10 @@ CLAIMS = (
                   "backbone/vector-gap", "centered_accuracy"),
            affine("centered, modern backbone, not matched, one iteration: shared matrices minus one per position",
                   "backbone/capsnet-shared", "backbone/capsnet-iters-1", "centered_accuracy")),
-          a=Primary("CNN with max pooling, as theirs", "affnist matched-accuracy/capsnet minus "
+          a=Primary("CNN with max pooling, their kind", "affnist matched-accuracy/capsnet minus "
                     "matched-accuracy/cnn-dense, centered_accuracy, points",
                     "CapsNet minus CNN; at the center no position is new"),
-          b=Primary("pooled vectors, modern backbone", "affnist backbone/capsnet minus backbone/vector-gap, "
+          b=Primary("pooled vectors, both on a modern backbone", "affnist backbone/capsnet minus backbone/vector-gap, "
                     "centered_accuracy, points", "`capsnet` minus `vector-gap`: no primary capsules, no routing")),
     Claim("affnist-any-position", "Where no position is new, no advantage of a capsule network over a CNN of matched "
           "accuracy is measurable.", "no number",
@@ -380,7 +380,7 @@ CLAIMS = (
                     "(range, n = 5)"),
           b=Primary("CNN with softmax", "affnist probes/cnn-gap, detection.noise.probability, 2 digits, range",
                     "what a CNN gives in place of a length",
-                    "CNN with softmax: {affnist probes/cnn-gap, detection.noise.probability, 2 digits, range} (n = 5)"),
+                    "CNN with softmax: {affnist probes/cnn-gap, detection.noise.probability, 2 digits, range} (range, n = 5)"),
           chance=0.5))
 # README's table: claim, its sentence with a link to its section, the paper's number
 TABLE = (
@@ -392,7 +392,7 @@ TABLE = (
     ("mnist", "[Classifies MNIST](docs/claims.md#mnist)", "99.75%"),
     ("affnist-translation", "[More robust to affine digits](docs/claims.md#affnist-translation) than a CNN", "+13"),
     ("affnist-centered", "[... also at the center](docs/claims.md#affnist-centered), where only shapes are new",
-     "read from +13"),
+     "their reading of +13"),
     ("smallnorb-azimuth", "[Matrix capsules beat a CNN](docs/claims.md#smallnorb-azimuth) at novel azimuths of toys",
      "+6.5"),
     ("smallnorb-elevation", "[... and at novel elevations](docs/claims.md#smallnorb-elevation)", "+5.5"),
