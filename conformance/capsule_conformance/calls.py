@@ -388,15 +388,25 @@ class Call:
     def gradients(self, inputs, n, weights, names):
         """Return the gradients of sum(outputs * weights) by torch's autograd: name -> array, None if not reached."""
         import torch
-        given = self.arguments(inputs)
-        for name in names:
-            given[name].requires_grad_(True)
-        copies = {name: x.clone() for name, x in given.items()}     # may be changed in place, as a network's votes
-        total = self.weigh(self.call(copies, n), weights)
+        def forward():
+            given = self.arguments(inputs)
+            for name in names:
+                given[name].requires_grad_(True)
+            copies = {name: x.clone() for name, x in given.items()}     # may be changed in place, as a network's votes
+            return self.weigh(self.call(copies, n), weights), [given[name] for name in names]
+
+        total, given = forward()
         if not total.requires_grad:
             return dict.fromkeys(names)
         with silenced(), self.precision():                     # a backward pass of the user's may make tensors, too
-            grads = torch.autograd.grad(total, [given[name] for name in names], allow_unused=True)
+            try:
+                grads = torch.autograd.grad(total, given, allow_unused=True)
+            except RuntimeError as error:
+                if "checkpoint" not in str(error).lower():
+                    raise
+                total, given = forward()                       # torch.utils.checkpoint, reentrant: only so
+                total.backward()
+                grads = [x.grad for x in given]
         return {name: None if g is None else self.canonical(g, name) for name, g in zip(names, grads)}
 
     def converts_tensors(self, inputs, n):

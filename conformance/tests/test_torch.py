@@ -57,6 +57,17 @@ def test_a_backward_pass_that_makes_tensors_and_lists_of_tensors(run, returned):
     assert code == 0, text
 
 
+def test_a_reentrant_checkpoint_is_differentiated_too(run):  # noqa: F811
+    """It refuses autograd.grad, and is right all the same; with detached couplings it is not"""
+    changes = [("import torch", "import torch.utils.checkpoint"), ("def route(", "def inner("),
+               ("    return v", "    return v\n\n\ndef route(u_hat, n_iters):\n    return "
+                                "torch.utils.checkpoint.checkpoint(inner, u_hat, n_iters, use_reentrant=True)")]
+    code, text = run(ROUTE, changes=changes)
+    assert code == 0 and "gradient agrees" in text, text
+    code, text = run(ROUTE, changes=[*changes, ("c[..., None] * u_hat", "c.detach()[..., None] * u_hat")])
+    assert code == 1 and named(text) == ["gradient of inner iterations stopped"], text
+
+
 def test_what_cannot_be_differentiated_is_said_and_no_gradient_is_named(run):  # noqa: F811
     """Values that no mistake explains, or NaN: no traceback, and no factor of a gradient"""
     for changes in ([("    return v", "    v = torch.exp(v)\n    w = v * v\n    v += 1\n    return w")],
