@@ -107,3 +107,15 @@ def test_three_steps_of_adam_agree(torch, bench, name):
             adam.step()
     for key, expected in convert(ours).items():
         np.testing.assert_allclose(p[key].detach(), expected, atol=1e-7, err_msg=key)
+
+
+@pytest.mark.parametrize("flags, said", [
+    (["--threads", "0"], "must be at least 1"), (["--repeats", "0"], "must be at least 1"),
+    (["--out-json", "nowhere/bench.json"], "nowhere/bench.json")])
+def test_bench_refuses_before_it_times(bench, monkeypatch, tmp_path, flags, said):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["pytorch_capsnet.py", *flags])
+    monkeypatch.setattr(bench, "programs", lambda *_: pytest.fail("timed"))
+    with pytest.raises(bench.InputError, match=said):
+        bench.main()
+    assert not [*tmp_path.iterdir()]

@@ -380,7 +380,8 @@ CLAIMS = (
                     "(range, n = 5)"),
           b=Primary("CNN with softmax", "affnist probes/cnn-gap, detection.noise.probability, 2 digits, range",
                     "what a CNN gives in place of a length",
-                    "CNN with softmax: {affnist probes/cnn-gap, detection.noise.probability, 2 digits, range} (range, n = 5)"),
+                    "CNN with softmax: {affnist probes/cnn-gap, detection.noise.probability, 2 digits, range} "
+                    "(range, n = 5)"),
           chance=0.5))
 # README's table: claim, its sentence with a link to its section, the paper's number
 TABLE = (

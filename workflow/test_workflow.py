@@ -195,6 +195,23 @@ def test_a_slim_network_names_digits_as_the_whole_one_does(tmp_path):
     assert slim.stat().st_size < whole.stat().st_size / 8
 
 
+@pytest.mark.parametrize("command, said", [
+    ("slim.py weights/affnist_capsnet-shared.npz", "give two files"),
+    ("slim.py nowhere.npz TARGET", "nowhere.npz"),
+    ("slim.py README.md TARGET", "not a file of a trained network"),
+    ("slim.py weights/smallnorb_cnn.npz TARGET --small", "has no decoder to omit. Leave --small out"),
+    ("slim.py weights/affnist_cnn-gap.npz TARGET/net.npz", "TARGET"),
+    ("mutate.py affnist_capsnet --functions nothing", "--functions nothing: affnist_capsnet.py has none of them"),
+    ("mutate.py affnist_capsnet --threads 0", "--threads: at least 1")])
+def test_tools_refuse_in_one_line_and_leave_nothing_behind(tmp_path, command, said):
+    target = tmp_path / "target"
+    target.write_text("as it was", "utf-8")
+    program, *words = command.replace("TARGET", str(target)).split()
+    run = subprocess.run([sys.executable, f"workflow/{program}", *words], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 2 and said.replace("TARGET", str(target)) in run.stderr.splitlines()[-1], run
+    assert "Traceback" not in run.stderr and [*tmp_path.iterdir()] == [target] and target.read_text() == "as it was"
+
+
 def test_each_mutant_that_is_said_to_change_nothing_is_one():
     """workflow/mutants.txt names lines as they would be: it must keep up with the scripts"""
     every = {(script, *mutant[:2]) for script in mutate.TESTS for mutant in mutate.mutants(script)}
