@@ -337,8 +337,9 @@ def draw_capsule_activations(run):
     n, labels, J = min(N_ACTIVATIONS, len(run.correct)), run.test_pairs["labels"], run.config.n_classes
     top1 = (run.lengths.argmax(1)[:, None] == labels).any(1).mean()
     what = f"Lengths of the {J} digit capsules" if has_vectors(run.config) else f"Scores of the {J} classes, 0 to 1"
-    fig = new_figure(run, 3.8, f"{what}\nof {len(labels):,} test pairs, the largest is correct in {top1:.1%}, the two "
-                     f"largest (exact match) in {run.correct.mean():.1%}")
+    turned = 0.07 * (max(map(len, class_names(run.data))) - 1)                      # inches that long names take
+    fig = new_figure(run, 3.8 + turned, f"{what}\nof {len(labels):,} test pairs, the largest is correct in {top1:.1%}, "
+                     f"the two largest (exact match) in {run.correct.mean():.1%}")
     axes = fig.subplots(2, n, squeeze=False, height_ratios=(1, 1.2))
     for k, (above, below) in enumerate(axes.T):
         above.imshow(run.test_pairs["composites"][k], cmap="gray")
