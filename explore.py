@@ -238,8 +238,8 @@ class Guide:
                              "overlapping digits, dark on light or light on dark.") from None
         return {"image": encode(pictures.to_canvas(ink))}
 
-    def transformed(self, digit, positions, **factors):
-        """Return a test digit, transformed, at each of the positions, (n, 40, 40) uint8.
+    def transformed(self, digit, positions, side=SIDE, **factors):
+        """Return a test digit, transformed, at each of the positions, (n, side, side) uint8.
 
         positions: (n, 2), (y, x) of the digit's center in px from the center of the canvas.
         """
@@ -247,7 +247,7 @@ class Guide:
             raise InputError(f"digit: must be below {len(self.images)}, the number of digits here")
         inverses = np.linalg.inv(affnist.affine_matrix(**factors)).repeat(len(positions), 0)
         images = self.images[[digit]].repeat(len(positions), 0)
-        return affnist.resample_affine(images, inverses, np.asarray(positions, float) + (SIDE - 1) / 2, SIDE)
+        return affnist.resample_affine(images, inverses, np.asarray(positions, float) + (side - 1) / 2, side)
 
     def digit(self, y, x, **digit):
         """Return a transformed digit and every network's scores and reconstruction."""
@@ -271,8 +271,8 @@ class Guide:
                 return STALE
             chunk = images[start:start + CHUNK].astype(np.float32) / 255
             predicted += affnist.forward(network.weights, chunk, config)[0]["scores"].argmax(1).tolist()
-        ink = images.sum((1, 2))
-        return {"predicted": predicted, "visible": (ink >= 0.98 * ink.max()).tolist()}
+        whole = self.transformed(positions=[(0, 0)], side=3 * SIDE, **digit).sum()         # may exceed every position's
+        return {"predicted": predicted, "visible": (images.sum((1, 2)) >= 0.98 * whole).tolist()}
 
     def view(self, category, toy, azimuth, elevation, light):
         """Return the picture of a test toy, (96, 96), and the networks' input, (1, 32, 32, 2)."""

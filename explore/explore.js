@@ -12,6 +12,7 @@ let facts, factsKey;                                             // the answer t
 // ---------------------------------------------------------------- the server
 
 const waiting = {};                                              // kind of request -> the next request of this kind
+let offline = false;                                             // the last request was not answered
 const times = {};                                                // kind of request -> ms from the event to the display
 
 /** Send a request and call show(answer). One request of a kind is sent at a time; of those that wait, only the newest */
@@ -46,12 +47,17 @@ async function fetchAnswer(kind, fields) {
     const key = reply.headers.get("X-Facts"), answer = reply.ok ? await reply.json() : null;
     const error = key !== (factsKey ??= key) ? "The server now shows other networks or digits. Reload this page."
       : answer ? "" : await reply.text();
-    showError(error);
+    if (error || offline || !pending[kind]) showError(error);      // a map's answer leaves another request's error
+    offline = false;
     if (error) return null;
     Object.values(pending).filter(task => task.lost).forEach(task => debounce(task.kind, task.work));
     return answer;
   } catch {
-    showError("The server does not answer. Start it again (python3 explore.py), then reload this page.");
+    offline = true;
+    showError(facts ? "The server does not answer. Start it again (python3 explore.py), then repeat your last change."
+      : "The server does not answer. Start it again (python3 explore.py), then reload this page.");
+    const outdated = facts ? `#${kind}-verdict` : ".verdict";
+    document.querySelectorAll(outdated).forEach(verdict => { verdict.textContent = "No answer from the server."; });
     if (pending[kind]) pending[kind].lost = true;
     return null;
   }
@@ -111,20 +117,22 @@ const argmax = scores => scores.indexOf(Math.max(...scores));
 
 /** Call begin(x, y), in the node's own units, when a drag starts; it returns a function for further (x, y), or null */
 function onDrag(node, units, begin) {
-  let go = null;
-  const at = event => {
-    const box = node.getBoundingClientRect();
-    return [(event.clientX - box.left) / box.width * units, (event.clientY - box.top) / box.height * units];
-  };
+  let go = null, pointer, box;                                     // box: at the start, since text above may grow
+  const at = event => [(event.clientX - box.left) / box.width * units, (event.clientY - box.top) / box.height * units];
   node.addEventListener("pointerdown", event => {
+    if (go || event.button) return;                                // one finger, or the left button
+    box = node.getBoundingClientRect();
     go = begin(...at(event), event.target);
     if (!go) return;
+    pointer = event.pointerId;
     node.setPointerCapture(event.pointerId);
     event.preventDefault();
     node.focus?.({preventScroll: true});
   });
-  node.addEventListener("pointermove", event => go?.(...at(event)));
-  for (const end of ["pointerup", "pointercancel"]) node.addEventListener(end, () => { go = null; });
+  node.addEventListener("pointermove", event => event.pointerId === pointer && go?.(...at(event)));
+  for (const end of ["pointerup", "pointercancel", "lostpointercapture"]) {
+    node.addEventListener(end, event => { if (event.pointerId === pointer) go = null; });
+  }
 }
 
 /** Call move(dx, dy, rotation), each -1, 0 or 1, for arrow keys and square brackets on a node */
@@ -132,7 +140,8 @@ function onKeys(node, move) {
   const keys = {ArrowLeft: [-1, 0, 0], ArrowRight: [1, 0, 0], ArrowUp: [0, -1, 0], ArrowDown: [0, 1, 0],
     "[": [0, 0, 1], "]": [0, 0, -1]};
   node.addEventListener("keydown", event => {
-    if (!keys[event.key] || event.ctrlKey || event.metaKey || event.altKey) return;
+    const held = event.ctrlKey || event.metaKey || event.altKey;  // some keyboards have brackets at Alt or AltGr
+    if (!keys[event.key] || held && event.key.startsWith("Arrow")) return;
     event.preventDefault();
     move(...keys[event.key]);
   });
@@ -235,6 +244,20 @@ const pair = {layers: [], fine: null, answer: null, v: null, image: null, shown:
 
 const activeLayer = () => pair.layers[+checkedValue("layer")];
 
+const select = k => { document.querySelectorAll("input[name=layer]")[k].checked = true; };
+
+/** Select the digit with ink near a point; if both or none have, leave the selection as it is */
+function grab(x, y) {
+  const hits = pair.layers.map(layer => {
+    pair.fine.clearRect(0, 0, SHEET, SHEET);
+    layer.draw(pair.fine);
+    return pair.fine.getImageData((x - 1.5) * FINE, (y - 1.5) * FINE, 3 * FINE, 3 * FINE).data.some(ink => ink);
+  });
+  if (hits[0] === hits[1]) return;
+  select(hits.indexOf(true));
+  showPair();
+}
+
 /** Return the network input: the mean ink of each pixel's fine pixels, the maximum over both digits */
 function composite() {
   const image = new Uint8Array(CANVAS * CANVAS), context = pair.fine;
@@ -270,9 +293,10 @@ function showPairAnswer(answer) {
     : lengths[b] - third < minMargin ? `less than ${minMargin} longer than the third` : "";
   pair.answer = answer;
   pair.v = answer.v.map(v => [...v]);
-  $("pair-verdict").textContent = answer.isEmpty ? "The image is empty. Draw two digits."
+  $("pair-verdict").textContent = answer.isEmpty ? "Empty. Draw a digit, select B, draw another."
     : `${doubt ? "Low confidence" : "Predicted"}: ${a} and ${b} (lengths ${lengths[a].toFixed(2)} and `
-    + `${lengths[b].toFixed(2)}).${doubt && ` The second longest capsule is ${doubt}.`}`;
+    + `${lengths[b].toFixed(2)}).`;
+  $("pair-doubt").textContent = doubt && !answer.isEmpty ? `Low confidence: the second longest capsule is ${doubt}.` : "";
   [...$("pair-bars").children].forEach((bar, k) => {
     bar.style.setProperty("--size", `${100 * lengths[k]}%`);
     bar.className = ROLES[answer.digits.indexOf(k)] ?? "";
@@ -299,6 +323,7 @@ function showReconstructions(reconstructions) {
 }
 
 function showDimensions() {
+  if (!pair.v) return;
   const v = pair.v[+checkedValue("capsule")];
   [...$("dimensions").children].forEach((slider, d) => { slider.value = v[d]; });
 }
@@ -306,6 +331,7 @@ function showDimensions() {
 /** Draw two bars at each position, over the part of the image with the centers of the receptive fields: the mean
  * coupling coefficients to both predicted digits; a full bar is 1/4 */
 function showCoupling() {
+  if (!pair.answer) return;
   const canvas = $("coupling"), context = canvas.getContext("2d"), {grid, square: [low, side], couplings} = pair.answer;
   const step = Math.min(+$("iteration").value, couplings.length) - 1, size = canvas.width / grid;
   Object.assign(context, {imageSmoothingEnabled: false, fillStyle: "black"});
@@ -355,6 +381,7 @@ async function loadPicture(file) {
   ask("picture", {width, gray: encode(gray)}, answer => {
     pair.layers.forEach(layer => layer.clear());
     pair.layers[0].load(decode(answer.image), CANVAS);
+    select(0);
     showPair();
   });
 }
@@ -373,6 +400,7 @@ function startPair() {
     Object.assign(pair.layers[k], {x, y});
   }
   onDrag($("pair-stage"), CANVAS, (x, y) => {
+    if (checkedValue("tool") === "move") grab(x, y);
     const layer = activeLayer(), [x0, y0] = [x - layer.x, y - layer.y];
     if (checkedValue("tool") === "move") {
       return (x, y) => {
@@ -411,8 +439,9 @@ function startPair() {
   $("routing").addEventListener("change", showPair);
   $("iteration").addEventListener("input", showCoupling);
   $("capsule").addEventListener("change", showDimensions);
-  $("pair-reset").addEventListener("click", () => showPairAnswer(pair.answer));
+  $("pair-reset").addEventListener("click", () => pair.answer && showPairAnswer(pair.answer));
   $("dimensions").addEventListener("input", event => {
+    if (!pair.answer) return;
     const [a, b] = pair.answer.digits, v = pair.v;
     v[+checkedValue("capsule")][pair.sliders.indexOf(event.target)] = +event.target.value;
     ask("reconstruct", {a, b, v: v.flat()}, answer => v === pair.v && showReconstructions(answer.reconstructions));
@@ -426,6 +455,7 @@ function startPair() {
     });
   }
   $("pair-file").addEventListener("change", event => { loadPicture(event.target.files[0]); event.target.value = ""; });
+  $("tool").dispatchEvent(new Event("change"));                    // a browser restores the controls after Back
 }
 
 // ---------------------------------------------------------------- affine digits
@@ -433,6 +463,9 @@ function startPair() {
 const IDENTITY = {rotation: 0, shear: 0, scale_y: 1, scale_x: 1}, FACTORS = Object.keys(IDENTITY);
 const SIDE = 40, HALF = 10;                                      // px of the canvas; half of the box with the handles
 const digit = {digit: 0, y: 0, x: 0, ...IDENTITY, maps: []};
+
+const POINTS = {"handle-rotation": [-HALF - 4, 0], "handle-scale_y": [HALF, 0], "handle-scale_x": [0, HALF],
+  "handle-shear": [-HALF, HALF]};                                  // (y, x) px from the digit's center
 
 const digitFields = () => (({maps, y, x, ...fields}) => fields)(digit);
 
@@ -452,7 +485,7 @@ function setPoint(id, [y, x]) {
 function showDigit() {
   const corners = [[-HALF, -HALF], [-HALF, HALF], [HALF, HALF], [HALF, -HALF]].map(at => toCanvas(...at));
   const text = points => points.map(([y, x]) => `${x},${y}`).join(" ");
-  const [top, knob, [y, x]] = [toCanvas(-HALF, 0), toCanvas(-HALF - 4, 0), corners[1]];
+  const [top, [y, x]] = [toCanvas(-HALF, 0), corners[1]], knob = toCanvas(...POINTS["handle-rotation"]);
   $("digit-box").setAttribute("points", text(corners));
   $("handle-shear").setAttribute("points", text([[y - 1.6, x], [y, x + 1.6], [y + 1.6, x], [y, x - 1.6]]));
   [["y1", top[0]], ["x1", top[1]], ["y2", knob[0]], ["x2", knob[1]]].forEach(at => $("digit-stem").setAttribute(...at));
@@ -540,7 +573,7 @@ function showMap(k) {
   context.fill();
   context.stroke();
   const total = counts[0] + counts[1];
-  canvas.nextElementSibling.textContent = total ? `correct at ${counts[0]} of ${total} positions` : "computing …";
+  canvas.nextElementSibling.textContent = map ? `correct at ${counts[0]} of ${total} positions` : "computing …";
 }
 
 /** Change factors or the digit, which makes the maps outdated */
@@ -564,7 +597,8 @@ function edge() {
 
 /** Factors after dragging a handle to (x, y) px from the digit's center; s, c: sine and cosine of the rotation */
 const HANDLES = {
-  "handle-rotation": (x, y) => ({rotation: Math.round(clamp(Math.atan2(-x, -y) * 180 / Math.PI, -90, 90))}),
+  "handle-rotation": (x, y) => ({rotation: Math.round(clamp(
+    (Math.atan2(-x, -y) - Math.atan(digit.shear)) * 180 / Math.PI, -90, 90))}),
   "handle-scale_y": (x, y, s, c) => ({scale_y: clamp((c * y + s * x) / HALF, 0.5, 1.5)}),
   "handle-scale_x": (x, y, s, c) => ({scale_x: clamp((c * x - s * y) / HALF, 0.5, 1.5)}),
   "handle-shear": (x, y, s, c) => ({shear: clamp(
@@ -598,10 +632,15 @@ function startDigit() {
     const [x0, y0] = [x - digit.x, y - digit.y];
     return (x, y) => moveTo(x - x0, y - y0);
   });
-  onDrag($("digit-frame"), SIDE, (x, y, target) => HANDLES[target.id] && ((x, y) => {
-    const angle = digit.rotation * Math.PI / 180;
-    changeDigit(HANDLES[target.id](x - SIDE / 2 - digit.x, y - SIDE / 2 - digit.y, Math.sin(angle), Math.cos(angle)));
-  }));
+  onDrag($("digit-frame"), SIDE, (x0, y0, target) => {
+    if (!HANDLES[target.id]) return null;
+    const [y1, x1] = toCanvas(...POINTS[target.id]), [right, down] = [x0 - x1, y0 - y1];  // from the handle's center
+    return (x, y) => {
+      const angle = digit.rotation * Math.PI / 180;
+      changeDigit(HANDLES[target.id](x - right - SIDE / 2 - digit.x, y - down - SIDE / 2 - digit.y,
+        Math.sin(angle), Math.cos(angle)));
+    };
+  });
   onKeys($("digit-stage"), (x, y, rotation) => rotation
     ? changeDigit({rotation: clamp(digit.rotation + 5 * rotation, -90, 90)}) : moveTo(digit.x + x, digit.y + y));
   const select = label => changeDigit({digit: nextOf(label, digit.digit)});
@@ -733,7 +772,8 @@ function startToy() {
 // ---------------------------------------------------------------- the page
 
 const TABS = ["pair", "digit", "toy"];
-const OPEN = {pair: showPair, digit: () => changeDigit({}), toy: () => changeToy({light: toy.light})};
+const OPEN = {pair: showPair, digit: () => digit.maps.length ? showDigit() : changeDigit({}),
+  toy: () => toy.predicted ? showToy() : changeToy({light: toy.light})};
 
 function openTab(name) {
   TABS.forEach(other => {
@@ -771,6 +811,8 @@ async function start() {
   });
   const openHash = () => openTab(TABS.includes(location.hash.slice(1)) ? location.hash.slice(1) : "pair");
   addEventListener("hashchange", openHash);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => digit.maps.forEach((_, k) => showMap(k)));
+  for (const name of ["dragover", "drop"]) addEventListener(name, event => event.preventDefault());  // keeps the page
   openHash();
 }
 

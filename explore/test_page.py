@@ -110,6 +110,36 @@ def test_two_strokes_are_classified_and_a_dimension_of_a_capsule_changes_pixels(
     assert page.js(look)[1] == coupling and page.js("return $('iteration').value") == "3"
 
 
+def test_only_the_left_button_or_one_finger_draws(page):
+    page.js("document.querySelector('input[value=draw]').click(); $('pair-stage').scrollIntoView({block: 'center'})")
+    left, top, side = page.js("const box = $('pair-stage').getBoundingClientRect(); return [box.x, box.y, box.width]")
+    spots = [{"x": left + x * side, "y": top + y * side} for x, y in ((0.2, 0.2), (0.25, 0.2), (0.8, 0.8), (0.3, 0.2))]
+    added = []                                                     # ink of a right button, one finger, two fingers
+    for kind in ("right", "touch", "two"):
+        before = page.js("return pair.image.reduce((sum, ink) => sum + ink)")
+        for name, where in (("Pressed", 0), ("Moved", 1), ("Released", 1)) if kind == "right" else ():
+            page.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": f"mouse{name}", "button": "right"} | spots[where])
+        for name, touching in (("Start", [0]), ("Start", [0, 2]), ("Move", [1, 2]), ("Move", [3, 2]), ("End", [])):
+            points = [spots[k] | {"id": int(k == 2)} for k in touching if kind == "two" or k != 2]
+            if kind != "right" and (kind == "two" or touching != [0, 2]):
+                page.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": f"touch{name}", "touchPoints": points})
+        settled(page)
+        added.append(page.js("return pair.image.reduce((sum, ink) => sum + ink)") - before)
+        page.js("$('pair-clear').click()")
+        settled(page)
+    assert added[0] == 0 < added[1] == added[2], added
+
+
+def test_the_image_stays_where_it_is_while_the_verdict_changes(page):
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": 360, "height": 780, "deviceScaleFactor": 1,
+                                                                "mobile": True})
+    tops = [page.js("showPairAnswer({...pair.answer, isEmpty: arguments[0], lengths: pair.answer.lengths.map((_, k) => "
+                    "arguments[1] + k / 100)}); return $('pair-stage').getBoundingClientRect().top", empty, length)
+            for empty, length in ((True, 0), (False, 0.01), (False, 0.9))]
+    page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert len(set(tops)) == 1, tops
+
+
 def test_another_example_keeps_the_transformation_of_a_drawn_digit_which_has_no_class(page):
     assert page.js("return $('pair-label').value") == ""
     page.js("document.querySelector('input[value=move]').click()")
@@ -135,7 +165,11 @@ def test_a_digit_dragged_to_the_edge_is_classified_as_by_the_networks(page):
     found = page.guide.answer({"ask": "digit", **fields, **page.js("return {y: digit.y, x: digit.x}")})
     ink = np.frombuffer(base64.b64decode(found["image"]), np.uint8).reshape(40, 40)
     assert ink[-1].any() and ink[:, -1].any() and ink.sum() == page.guide.images[fields["digit"]].sum()
-    page.js("moveTo(10, 10)")
+    page.js("changeDigit({shear: 0.5})")
+    y, x = page.js("return toCanvas(...POINTS['handle-rotation']).map(px => px / SIDE)")
+    drag(page, "digit-frame", (x, y), (x + 0.01, y), (x, y))
+    assert abs(page.js("return digit.rotation")) <= 2
+    page.js("changeDigit({shear: 0, rotation: 0}); moveTo(10, 10)")
     drag(page, "digit-frame", (0.75, 0.4), (0.85, 0.45))                               # the handle that rotates it
     chart = page.guide.answer({"ask": "map", **page.js("return digitFields()"), "network": 0})
     correct = sum(np.equal(chart["predicted"], page.guide.labels[fields["digit"]]) & chart["visible"])
@@ -150,7 +184,7 @@ def test_a_toy_rotates(page):
     fields = page.js("const {predicted, ...fields} = toy; return fields")
     found = page.guide.answer({"ask": "toy", **fields})["answers"]
     assert fields["azimuth"] > 60 and fields["elevation"] < 40
-    kinds = [kind for *_, kind in page.guide.start()["networks"][2]]
+    kinds = [kind for _, _, kind, *_ in page.guide.start()["networks"][2]]
     for text, scores, kind, k in zip(page.js(PREDICTIONS, "toy"), found, kinds, range(3)):
         bars = page.js(f"return [...$('toy-cards').children[{k}].querySelectorAll('i')].map(bar => "
                        "parseFloat(bar.style.getPropertyValue('--size')))")

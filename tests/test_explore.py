@@ -108,6 +108,8 @@ def test_a_transformed_digit_is_answered_by_every_network_itself(guide, explorer
         chart, there = ask(explorer, "map", **DIGIT, network=k), ask(explorer, "digit", **DIGIT, y=-6, x=8)["answers"]
         assert len(chart["predicted"]) == len(chart["visible"]) == 169 and chart["visible"][84]
         assert chart["predicted"][13 * 3 + 10] == np.argmax(there[k]["scores"])
+    huge = {"digit": 2, "shear": 0.8, "scale_y": 1.5, "scale_x": 1.5, "rotation": 45}
+    assert not any(ask(explorer, "map", **huge, network=0)["visible"]), "a part is always beyond the canvas"
 
 
 def test_a_toy_is_answered_by_every_network_itself(guide, explorer):
