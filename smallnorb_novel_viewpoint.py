@@ -156,7 +156,7 @@ class Config:
     n_train_toys: int = setting(5, "training toys per class", low=1, high=5, only=WITH_TOYS)
     n_test: int = setting(2000, "images in each test set, rounded up to whole views; 0: all", low=0, high=24300,
                           only=WITH_TOYS, test=True)
-    model: str = setting("matrix-capsnet", "network", choices=tuple(PRESETS))
+    model: str = setting("matrix-capsnet", "network; without --model also its controls", choices=tuple(PRESETS))
     preset: str = setting(None, "A, B, C, D of matrix-capsnet; small: 32, 4, 8, 8; wide: 64, 4, 4, 4, backbones twice "
                           "as wide; paper: matrix-capsnet, cnn, cnn-bn of the paper's sizes, others as small",
                           choices=("small", "wide", "paper"))

@@ -19,7 +19,7 @@ import render
 TEXT = (ROOT / "docs" / "exercises.md").read_text("utf-8")
 PARTS = {True: ["Claim", "Measured", "So"], False: ["Predict", "Measured", "Tests", "Finite differences"]}
 SIGNS = {"above zero": lambda mean, half: mean > half, "below zero": lambda mean, half: -mean > half,
-         "holding zero": lambda mean, half: abs(mean) <= half}
+         "including zero": lambda mean, half: abs(mean) <= half}
 
 
 def exercise(chapter, title, text):
@@ -107,7 +107,7 @@ def test_a_claim_holds_where_it_is_said_to_hold_and_not_where_it_is_not(one):
     alone = re.findall(r"seed (\d+) alone: (\w+\szero)", one.text)
     assert f"-->{render.with_signs(second)}<!-- end --> points" in one.text
     said = re.findall(r"<!-- value: ([^>]*) -->[^<]*<!-- end --> points, (\w+ zero)", one.text)
-    assert alone and {"above zero", "holding zero"} <= {sign for _, sign in said}
+    assert alone and {"above zero", "including zero"} <= {sign for _, sign in said}
     for seed, sign in alone:
         assert SIGNS[" ".join(sign.split())](by_seed[int(seed)], 0), seed
     for mark, sign in said:
