@@ -217,8 +217,9 @@ def test_parameter_counts(preset, n):
     for head, channels in (("dense", 16), *(("gap", channels) for channels in range(2, 40))):
         size, shapes = size_of(model="cnn", cnn_head=head, conv1_channels=channels)
         assert budget - (shapes["fc1_w"][0] + 1 + 10) < size <= budget
-    with pytest.raises(mc.InputError, match="--conv1-channels"):
-        size_of(model="cnn", conv1_channels=2000)
+    for given in {"model": "cnn", "conv1_channels": 2000}, {"model": "cnn-vectors", "preset": "residual"}:
+        with pytest.raises(mc.InputError, match="--conv1-channels"):
+            mc.param_shapes(mc.Config(**{"preset": preset} | given))
 
 
 def test_initial_weights_have_the_variance_their_fan_in_asks_for():
