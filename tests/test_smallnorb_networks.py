@@ -172,7 +172,7 @@ NETWORKS = [
     *((model, {}) for model in TRAINED), ("matrix-capsnet", dict(loss="spread", coordinates=False)),
     ("matrix-capsnet", dict(routing_iters=3, data="toys")),
     ("matrix-head", dict(loss="margin", data="toys", routing_iters=3)), ("matrix-head", dict(routing_iters=1, width=3)),
-    ("capsnet", dict(loss="cross-entropy", routing_iters=3)),
+    ("capsnet", dict(loss="cross-entropy", routing_iters=3)), ("cnn", dict(preset="paper", width=0)),
     ("capsnet-shared", dict(loss="cross-entropy", routing_iters=3, data="toys")),
     ("capsnet-shared", dict(coordinates=False)), ("cnn-gap", dict(loss="margin", coordinates=True)),
     ("cnn-gap", dict(loss="spread")), ("cnn", dict(dropout=0.5)), ("cnn-bn", dict(dropout=0.5))]
