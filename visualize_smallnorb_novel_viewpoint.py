@@ -46,8 +46,8 @@ SIX_TOYS = "+".join(f"toys{toy_seed}-azimuth" for toy_seed in range(5, 11))
 FOREST = [                         # rows of render.forest: heading, or label, first setting, second setting, metric
     "Matrix capsules of the paper's small network minus the paper's CNN, with its width and dropout",
     *both_splits("end of training, ", "paper-{split}/matrix-capsnet-paper", "paper-{split}/cnn-paper"),
-    "That CNN, stopped at the small network's familiar accuracy, minus the paper's small network",
-    *both_splits("", "paper-{split}/cnn-paper", "paper-{split}/matrix-capsnet-paper", "novel once familiar"),
+    "the same, the CNN stopped at the small network's familiar accuracy",
+    *both_splits("", "paper-{split}/cnn-paper", "paper-{split}/matrix-capsnet-paper", "novel once familiar, reversed"),
     "Small matrix capsules with EM routing (matrix-capsnet) minus a small version of the paper's CNN (cnn)",
     *both_splits("", "paper-{split}/matrix-capsnet", "paper-{split}/cnn"),
     *both_splits("three other sets of toys, ", f"{OTHER_TOYS}/matrix-capsnet", f"{OTHER_TOYS}/cnn"),

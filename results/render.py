@@ -639,12 +639,16 @@ def dot_plot(rows, axis_label, line=None, sides=(), unit="seeds"):
 def forest(results, experiment, lines, metric="accuracy"):
     """Return a dot plot, a Figure, of paired differences.
 
-    lines: (label, first setting, second setting, metric key), or a heading. Differences without results, and headings
-    without differences, are left out. metric: what the axis calls the metric.
+    lines: (label, first setting, second setting, metric key), or a heading. With ", reversed" after the key, which
+    matters where the first is stopped at the second's accuracy, the difference is the second minus the first.
+    Differences without results, and headings without differences, are left out. metric: what the axis calls the metric.
     """
     rows = []
     for line in lines:
-        values = None if isinstance(line, str) else [100 * x for x in results.samples(experiment, *line[1:])]
+        values = None
+        if not isinstance(line, str):
+            key, _, style = line[3].partition(", ")
+            values = [(-100 if style else 100) * x for x in results.samples(experiment, *line[1:3], key)]
         if values is None or values:
             rows.append((line if values is None else line[0], values))
     if all(values is None for _, values in rows):
