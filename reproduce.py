@@ -58,8 +58,8 @@ def draws(mark):
 def arms(measures):
     """Return (experiment, TABLE/SETTING) of all settings that some measures need, in their order"""
     found = {}
-    for _, mark in measures:
-        for one_draw in draws(mark):
+    for measure in measures:
+        for one_draw in draws(measure.mark):
             experiment, one, other, *_ = render.asked(one_draw)
             found |= {(experiment, setting): None for setting in (one, other) if setting}
     return list(found)
@@ -193,7 +193,7 @@ def compare(measures, ours, published, say):
     """Print our results beside the published ones: of each measure its networks, then the difference. Return how many
     of the measures agree, and how many were compared"""
     agreeing = compared = 0
-    for label, mark in measures:
+    for _, label, mark in measures:
         say(f"\n{label}")
         for name, part, counts in (row for one_draw in draws(mark) for row in rows_of(one_draw)):
             experiment, one, other, key, _ = render.asked(part)
@@ -236,12 +236,13 @@ def rows_of(mark):
 
 def print_published(measures, published, say):
     """Print some measures, computed from the published results"""
-    for label, mark in measures:
+    for measure in measures:
+        mark = measure.mark
         experiment, one, other, key, styles = render.asked(mark)
         values = published.samples(experiment, one, other, key)
         unit = "sets of toys" if "+" in mark else "seeds" if len(values) > 1 else "seed"
-        old = set(arms([(label, mark)])) & published.stale
-        say(f"  {label}: {render.value(published, mark)}" + (
+        old = set(arms([measure])) & published.stale
+        say(f"  {measure.label}: {render.value(published, mark)}" + (
             f"{' points' * ('points' in styles)} (n = {len(values)} {unit})" * bool(values))
             + ", stale: the code has changed since" * bool(old))
 
@@ -259,7 +260,7 @@ def print_claim(claim, published, say):
 def seeds_shown(claim, published):
     """Return the published seeds' values of a claim's headline, as text"""
     found = []
-    for one_draw in draws(claims.comparisons(claim)[0][1]):
+    for one_draw in draws(claims.comparisons(claim)[0].mark):
         experiment, one, other, key, _ = render.asked(one_draw)
         found += [shown([value], one_draw) for value in published.by_seed(experiment, one, other, key).values()]
     return ", ".join(found) or "none yet"

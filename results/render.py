@@ -17,10 +17,12 @@ interpolated between two evaluations. TABLE+TABLE/SETTING are several draws of t
 draws' means. Options after the key: plain (the mean alone), N digits, percent, points (hundredths), range (minimum
 and maximum of the seeds), seeds (their number).
 
-`<!-- claim: NAME K, STYLE -->` is measure K (from 1) of a claim of workflow/claims.py. `words` gives a difference as
-"4.3 percentage points (95% CI 1.5 to 7.1, n = 5)", `reversed` with the other sign. `<!-- verdict: NAME -->` is its
-verdict, `<!-- table: claim NAME -->` the table of its comparisons. docs/README.md.in has {{KIND: ...}} instead, also
-{{table: claims}}, and {{code: EXPERIMENT FUNCTION | FIRST ... LAST}} for lines of a function.
+`<!-- claim: CLAIM MEASURE, STYLE -->` is a measure of a claim of workflow/claims.py by its name
+there, or the claim's primary comparison a or b. `words` gives a difference as "4.3 percentage
+points (95% CI 1.5 to 7.1, n = 5)", `reversed` with the other sign. `<!-- verdict: CLAIM -->` is the
+claim's verdict, `<!-- table: claim CLAIM -->` the table of its comparisons. docs/README.md.in has
+{{KIND: ...}} instead, also {{table: claims}}, and {{code: EXPERIMENT FUNCTION | FIRST ... LAST}} for
+lines of a function.
 
 A table's mark holds a line `columns: HEADING = KEY | HEADING = KEY minus first, STYLE | ...` and one line per row,
 `LABEL = SETTING`. workflow/result_files.py says what a result is and when it is stale.
@@ -228,17 +230,16 @@ def asked(text):
 # -------------------------------------------------------------- claims
 
 def measure(text):
-    """Parse NAME K[, STYLE, ...]: a claim's measure, or its primary comparison a or b. Return experiment, setting,
-    other setting, key, styles"""
+    """Parse CLAIM MEASURE[, STYLE, ...]: a measure of a claim by its name, or its primary
+    comparison a or b. Return experiment, setting, other setting, key, styles"""
     what, *styles = parts_of(text, ",")
-    name, _, k = what.partition(" ")
-    known = claims.BY_NAME.get(name, claims.Claim("", "", "", ()))
-    marks = {str(n): mark for n, (_, mark) in enumerate(known.measures, 1)}
-    marks |= {which: one.mark for which, one in (("a", known.a), ("b", known.b)) if one}
-    if k not in marks:
-        raise InputError("must be NAME K: a claim of workflow/claims.py and the number of one of its measures, from 1, "
-                         "or one of its primary comparisons, a or b")
-    experiment, one, other, key, own = asked(marks[k])
+    name, _, measure_name = what.partition(" ")
+    if name not in claims.BY_NAME:
+        raise InputError(f"no claim {name!r}. Give one of {', '.join(claims.BY_NAME)}")
+    marks = claims.marks(claims.BY_NAME[name])
+    if measure_name not in marks:
+        raise InputError(f"{name} has no measure {measure_name!r}. Give one of {', '.join(marks)}")
+    experiment, one, other, key, own = asked(marks[measure_name])
     return experiment, one, other, key, styles_of(styles) or own
 
 
@@ -293,12 +294,13 @@ def claims_table(results):
 def claim_table(results, name):
     """Return the table of all comparisons of a claim"""
     one, rows = claims.BY_NAME[name], []
-    primary = {other.mark: f"**({letter})** {other.label} ({other.reason})"
-               for letter, other in (("a", one.a), ("b", one.b)) if other}
-    for label, mark in claims.comparisons(one):
+    primary = {each.name: f"**({letter})** {each.label} ({each.reason})"
+               for letter, each in (("a", one.a), ("b", one.b)) if each}
+    for measure_name, label, mark in claims.comparisons(one):
         experiment, first, other, key, styles = asked(mark)
-        rows.append([primary.get(mark, label), drawn(results, experiment, first, other, key, styles),
-                     len(results.samples(experiment, first, other, key))])
+        number = drawn(results, experiment, first, other, key, styles)
+        n = len(results.samples(experiment, first, other, key))
+        rows.append([primary.get(measure_name, label), number, n])
     return markdown(["comparison", "result", "n"], rows)
 
 
@@ -461,27 +463,30 @@ OF_AUROC = "AUROC, digits against noise (chance 0.5)"
 PICTURES = {                       # README's figures: name -> axis label, reference line, its two sides, rows
     "translation": ("difference in accuracy on affine digits, percentage points", 0, ("CNN better", "CapsNet better"), [
         "CapsNet minus CNN, trained on digits translated by up to 6 pixels, stopped at 98% validation accuracy",
-        ("any position, CNN with max pooling", "claim affnist-translation 4"),
-        ("any position, narrow CNN", "claim affnist-translation 1"),
-        ("any position, CNN as wide as the CapsNet", "claim affnist-translation 2"),
-        ("centered, CNN with max pooling", "claim affnist-centered 4"),
-        ("centered, narrow CNN", "claim affnist-centered 1"),
-        ("centered, CNN as wide as the CapsNet", "claim affnist-centered 2"),
+        ("any position, CNN with max pooling", "claim affnist-translation matched-vs-max-pooling"),
+        ("any position, narrow CNN", "claim affnist-translation matched-vs-narrow-cnn"),
+        ("any position, CNN as wide as the CapsNet",
+         "claim affnist-translation matched-vs-wide-cnn"),
+        ("centered, CNN with max pooling", "claim affnist-centered matched-vs-max-pooling"),
+        ("centered, narrow CNN", "claim affnist-centered matched-vs-narrow-cnn"),
+        ("centered, CNN as wide as the CapsNet", "claim affnist-centered matched-vs-wide-cnn"),
         "trained on digits at any position, stopped at 95% validation accuracy",
-        ("any position, narrow CNN", "claim affnist-any-position 1"),
+        ("any position, narrow CNN", "claim affnist-any-position matched"),
         "trained on 96,000 digits translated by up to 6 pixels",
-        ("any position, CNN with max pooling", "claim affnist-equal-training 1"),
-        ("any position, narrow CNN", "claim affnist-equal-training 2"),
-        ("centered, narrow CNN", "claim affnist-centered 3"),
+        ("any position, CNN with max pooling", "claim affnist-equal-training vs-max-pooling"),
+        ("any position, narrow CNN", "claim affnist-equal-training vs-narrow-cnn"),
+        ("centered, narrow CNN", "claim affnist-centered equal-training-vs-narrow-cnn"),
         "trained on 96,000 digits at any position",
-        ("any position, narrow CNN", "claim affnist-any-position 2")]),
+        ("any position, narrow CNN", "claim affnist-any-position equal-training")]),
     "pooling": ("difference in accuracy on affine digits, percentage points", 0, (
         "worse", "better"), [
         "each network minus a CapsNet with shared matrices and 1 iteration, any position",
-        ("ten average-pooled class vectors (vector-gap)", "claim affnist-pooling 1"),
+        ("ten average-pooled class vectors (vector-gap)",
+         "claim affnist-pooling vector-gap-vs-capsnet-shared"),
         ("ten max-pooled class vectors (vector-gmp)",
          "affnist backbone/vector-gmp minus backbone/capsnet-shared, affine_accuracy"),
-        ("CNN with global max pooling (cnn-gmp)", "claim affnist-pooling 4"),
+        ("CNN with global max pooling (cnn-gmp)",
+         "claim affnist-pooling cnn-gmp-vs-capsnet-shared"),
         ("CNN with global average pooling (cnn-gap)",
          "affnist backbone/cnn-gap minus backbone/capsnet-shared, affine_accuracy"),
         ("CapsNet, a matrix per position, 1 iteration",
@@ -490,29 +495,33 @@ PICTURES = {                       # README's figures: name -> axis label, refer
          "affnist backbone/capsnet minus backbone/capsnet-shared, affine_accuracy")]),
     "routing": ("difference in accuracy, percentage points", 0, ("1 iteration better", "more iterations better"), [
         "MultiMNIST, exact match: trained with 3 iterations minus trained with 1",
-        ("default network, 72,000 pairs", "claim multimnist-routing 1"),
-        ("classic (the paper's, narrow), 72,000 pairs", "claim multimnist-routing 8"),
-        ("half-digit, 72,000 pairs", "claim multimnist-routing 2"),
-        ("half-digit, 360,000 pairs", "claim multimnist-routing 3"),
-        ("residual, 1.2 million pairs", "claim multimnist-routing 4"),
-        ("residual, 1.92 million of the paper's pairs", "claim multimnist-routing 9"),
+        ("default network, 72,000 pairs", "claim multimnist-routing default-network"),
+        ("classic (the paper's, narrow), 72,000 pairs", "claim multimnist-routing classic"),
+        ("half-digit, 72,000 pairs", "claim multimnist-routing half-digit"),
+        ("half-digit, 360,000 pairs", "claim multimnist-routing half-digit-long"),
+        ("residual, 1.2 million pairs", "claim multimnist-routing residual"),
+        ("residual, 1.92 million of the paper's pairs",
+         "claim multimnist-routing paper-pairs-recomputed"),
         "a matrix per position: trained with 3 iterations minus trained with 1",
-        ("affine digits", "claim multimnist-routing 5"),
-        ("toys at novel azimuths", "claim multimnist-routing 6"),
+        ("affine digits", "claim multimnist-routing affine-digits"),
+        ("toys at novel azimuths", "claim multimnist-routing novel-azimuths"),
         "trained with 3 iterations: tested with 3 minus tested with 1",
-        ("MultiMNIST, default network", "claim multimnist-switched-off 1"),
-        ("MultiMNIST, half-digit", "claim multimnist-switched-off 2"),
-        ("affine digits, a matrix per position", "claim multimnist-switched-off 3"),
+        ("MultiMNIST, default network", "claim multimnist-switched-off default-network"),
+        ("MultiMNIST, half-digit", "claim multimnist-switched-off half-digit"),
+        ("affine digits, a matrix per position", "claim multimnist-switched-off affine-digits"),
         "EM routing, toys: trained with 2 iterations minus trained with 1",
-        ("matrix-capsnet, novel azimuths", "claim em-routing 8"),
-        ("matrix-head, novel azimuths", "claim em-routing 1"),
-        ("matrix-head, novel elevations", "claim em-routing 2")]),
+        ("matrix-capsnet, novel azimuths", "claim em-routing matrix-capsnet-2-vs-1-novel"),
+        ("matrix-head, novel azimuths", "claim em-routing matrix-head-2-vs-1-novel"),
+        ("matrix-head, novel elevations", "claim em-routing matrix-head-2-vs-1-novel-elevations")]),
     "confidence": (OF_AUROC, 0.5, ("noise rated higher", "digits rated higher"), [
-        ("CapsNet, matrix per position, 3 iterations: longest", "claim confidence-on-noise 3"),
-        ("CapsNet, shared matrices, 1 iteration: longest", "claim confidence-on-noise 1"),
-        ("the same: longest minus second longest", "claim confidence-on-noise 2"),
-        ("ten pooled vectors: longest vector", "claim confidence-on-noise 4"),
-        ("GAP-CNN: largest softmax probability", "claim confidence-on-noise 5")])}
+        ("CapsNet, matrix per position, 3 iterations: longest",
+         "claim confidence-on-noise capsnet-longest"),
+        ("CapsNet, shared matrices, 1 iteration: longest",
+         "claim confidence-on-noise capsnet-shared-longest"),
+        ("the same: longest minus second longest",
+         "claim confidence-on-noise capsnet-shared-margin"),
+        ("ten pooled vectors: longest vector", "claim confidence-on-noise vector-gap-longest"),
+        ("GAP-CNN: largest softmax probability", "claim confidence-on-noise cnn-gap-probability")])}
 
 
 def pictures(results, folder, say=print):

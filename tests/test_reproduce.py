@@ -17,15 +17,31 @@ PUBLISHED = render.Results(ROOT / "results")
 
 @pytest.mark.parametrize("claim", claims.CLAIMS, ids=lambda claim: claim.name)
 def test_every_measure_of_a_claim_has_results_or_runs_that_make_them(claim):
-    assert len({label for label, _ in claim.measures}) == len(claim.measures)
-    for label, mark in claim.measures + claim.quick:
+    assert len({measure.label for measure in claim.measures}) == len(claim.measures)
+    for measure in claim.measures + claim.quick:
+        mark = measure.mark
         experiment, one, other, key, _ = render.asked(mark)
         values = PUBLISHED.samples(experiment, one, other, key)
         assert values or all(any(result.minutes for result in reproduce.planned(*arm, 0))
-                             for arm in reproduce.arms([(label, mark)]))
+                             for arm in reproduce.arms([measure]))
         assert not values or np.isfinite(values).all()
         name = mark.split(", ")[0].split(" ", 1)[1]
         assert render.value(PUBLISHED, mark) != "not run" or not values, name
+
+
+@pytest.mark.parametrize("claim", claims.CLAIMS, ids=lambda claim: claim.name)
+def test_a_name_stands_for_one_measure_of_a_claim(claim):
+    """A primary comparison has the name of a measure if it repeats it, whatever its sign"""
+    measures = claim.measures + claim.quick
+    marks = {measure.name: measure.mark for measure in measures}
+    assert len(marks) == len(measures)
+    assert all(re.fullmatch("[a-z0-9]+(-[a-z0-9]+)+|[a-z]{2,}", name) for name in marks)
+    by_mark = {measure.mark.removesuffix(", reversed"): measure.name for measure in claim.measures}
+    for primary in filter(None, (claim.a, claim.b)):
+        repeated = by_mark.get(primary.mark.removesuffix(", reversed"))
+        assert primary.name == repeated or (repeated is None and primary.name not in marks)
+    names = [measure.name for measure in claims.comparisons(claim)]
+    assert len(set(names)) == len(names)
 
 
 def test_the_front_page_is_read_within_three_minutes():
@@ -82,14 +98,15 @@ def check(call, monkeypatch):
     monkeypatch.setattr(reproduce, "check_mnist", lambda results, data_dir: None)
     tiny = {"--conv1-channels": 2, "--conv3-channels": 4, "--n-test": 16}
     monkeypatch.setitem(runs.TOY, runs.MULTI, runs.TOY[runs.MULTI] | tiny)
-    measures = (claims.multi("with routing - without", "main/deep", "main-uniform/deep"),)
+    measures = (claims.multi("one", "with routing - without", "main/deep", "main-uniform/deep"),)
     monkeypatch.setitem(claims.BY_NAME, "toy", claims.Claim("toy", "Toys.", "no number", measures))
     return lambda *flags: call(mc, functools.partial(reproduce.main), *flags)
 
 
 @pytest.mark.parametrize("measure", [
-    claims.toys("nearest neighbor - cnn", "shapes/nearest", "shapes/cnn"),
-    pytest.param(claims.multi("with routing - without", "main/deep", "main-uniform/deep"), marks=pytest.mark.slow)])
+    claims.toys("one", "nearest neighbor - cnn", "shapes/nearest", "shapes/cnn"),
+    pytest.param(claims.multi("one", "with routing - without", "main/deep", "main-uniform/deep"),
+                 marks=pytest.mark.slow)])
 def test_two_results_are_made_and_compared_with_the_published_ones(check, monkeypatch, tmp_path, measure):
     """Trained networks; a network and what is measured on its checkpoint. A second call makes nothing and compares
     anew, of a published seed and of a new one"""
@@ -101,7 +118,8 @@ def test_two_results_are_made_and_compared_with_the_published_ones(check, monkey
     assert "  epoch 1/1  train loss" in out
     assert re.search("outside the 95% prediction interval, not the published number .made on .*, NumPy 2", out)
     lines = [line for line in out.splitlines() if line.startswith("  ") and "published" in line and "yours" in line]
-    assert [line.split()[0] for line in lines] == [name for name, *_ in reproduce.rows_of(measure[1])]
+    rows = reproduce.rows_of(measure.mark)
+    assert [line.split()[0] for line in lines] == [name for name, *_ in rows]
     assert len(lines) == 3 and all("(n = 10), this seed" in line for line in lines)
     code, again, _ = check("toy")
     assert code == 0 and "0 of 2 runs to do: they are in" in again
@@ -120,8 +138,8 @@ def test_published_results_and_quick_checks(check):
     code, out, err = check("shapes", "multimnist-routing", "--from-results")
     assert (code, err) == (0, "") and out.count("paper: ") == 2
     for name in ("shapes", "multimnist-routing"):
-        for label, mark in claims.comparisons(claims.BY_NAME[name]):
-            assert f"{label}: {render.value(PUBLISHED, mark)}" in out
+        for measure in claims.comparisons(claims.BY_NAME[name]):
+            assert f"{measure.label}: {render.value(PUBLISHED, measure.mark)}" in out
     code, out, _ = check()
     assert code == 0 and all(f"\n{claim.name}: {claim.sentence}\n  paper: {claim.paper}\n" + "  our verdict: " *
                              bool(claim.a) in out for claim in claims.CLAIMS)
@@ -132,7 +150,7 @@ def test_published_results_and_quick_checks(check):
 
 def test_a_stale_result_is_named(monkeypatch):
     """Of a difference also if it is the second of its settings"""
-    said, measure = [], claims.multi("one", "main/deep", "control/cnn")
+    said, measure = [], claims.multi("one", "label", "main/deep", "control/cnn")
     reproduce.print_published([measure], PUBLISHED, said.append)
     monkeypatch.setattr(PUBLISHED, "stale", {(reproduce.MULTI, "control/cnn")})
     reproduce.print_published([measure], PUBLISHED, said.append)
