@@ -20,9 +20,9 @@ and maximum of the seeds), seeds (their number).
 `<!-- claim: CLAIM MEASURE, STYLE -->` is a measure of a claim of workflow/claims.py by its name
 there, or the claim's primary comparison a or b. `words` gives a difference as "4.3 percentage
 points (95% CI 1.5 to 7.1, n = 5)", `reversed` with the other sign. `<!-- verdict: CLAIM -->` is the
-claim's verdict, `<!-- table: claim CLAIM -->` the table of its comparisons. docs/README.md.in has
-{{KIND: ...}} instead, also {{table: claims}}, and {{code: EXPERIMENT FUNCTION | FIRST ... LAST}} for
-lines of a function.
+claim's verdict, `<!-- table: claim CLAIM -->` the table of its comparisons, and `<!-- table: claims
+-->` README's figure and table of all claims. README has no other marks: tests/test_core_readme.py
+says where the numbers of its prose come from, and checks them.
 
 A table's mark holds a line `columns: HEADING = KEY | HEADING = KEY minus first, STYLE | ...` and one line per row,
 `LABEL = SETTING`. workflow/result_files.py says what a result is and when it is stale.
@@ -281,14 +281,18 @@ def primary_cell(results, one):
     return re.sub(r"\{(.*?)\}", lambda mark: value(results, mark[1]), said)
 
 
+CLAIMS_FIGURE = "![the papers' effects beside ours](viz/findings/claims.png)"
+
+
 def claims_table(results):
-    """Return README's table of claims"""
+    """Return README's figure and table of claims"""
     rows = []
     for name, sentence, paper in claims.TABLE:
         one = claims.BY_NAME[name]
         cells = [primary_cell(results, primary) for primary in (one.a, one.b)]
         rows.append([sentence, paper, *cells, verdict(results, name)])
-    return markdown(["claim", "paper", "(a) their kind of test", "(b) strongest control", "verdict"], rows)
+    header = ["claim", "paper", "(a) their kind of test", "(b) strongest control", "verdict"]
+    return CLAIMS_FIGURE + "\n\n" + markdown(header, rows)
 
 
 def claim_table(results, name):
@@ -671,36 +675,24 @@ def forest(results, experiment, lines, metric="accuracy"):
 
 MARK = re.compile(r"<!-- (table|value|claim|verdict): ((?:(?!-->).)*?)\s*-->((?:(?!<!--).)*)<!-- end -->", re.S)
 PART = re.compile(r"<!--\s*(?:table|value|claim|verdict|end)\b.*?-->", re.S)
-TEMPLATE = "README.md.in"          # of README.md, in docs/: {{KIND: ...}} are its numbers, tables and code
-FIELD = re.compile(r"\{\{(table|value|claim|verdict|code): (.*?)\}\}")
 
 
 def filled(kind, what, results, name):
     """Return the text that a mark of a document asks for, with the signs that documents have"""
     try:
-        body = {"table": table, "value": value, "claim": claim, "code": code, "verdict": verdict}[kind](results, what)
+        renderers = {"table": table, "value": value, "claim": claim, "verdict": verdict}
+        body = renderers[kind](results, what)
     except InputError as error:
         raise InputError(f"{name}: the {kind} {what!r}: {error}") from None
-    except (KeyError, TypeError, ValueError, IndexError, StopIteration) as error:
+    except (KeyError, TypeError, ValueError, IndexError) as error:
         raise InputError(f"{name}: the {kind} {what!r}: a result behind it lacks something ({error!r}); make it anew, "
                          "or name another key") from None
-    return body if kind == "code" else with_signs(body)
+    return with_signs(body)
 
 
 def with_signs(text):
     """Return a text with a minus sign and \u00b1 where it has - before a number and +-"""
     return re.sub(r"(?<![\w.`-])-(?=\d)", "\u2212", text.replace(" +- ", " \u00b1 "))
-
-
-def code(_, text):
-    """Return lines of a function, EXPERIMENT FUNCTION | FIRST ... LAST: from the first that begins with FIRST to the
-    first that begins with LAST"""
-    where, _, ends = text.partition(" | ")
-    (experiment, name), (first, last) = where.split(), ends.split(" ... ")
-    script = (ROOT / f"{experiment}.py").read_text("utf-8")
-    lines = script.partition(f"\ndef {name}(")[2].partition("\n\n\n")[0].splitlines()
-    begin, end = (next(k for k, line in enumerate(lines) if line.strip().startswith(part)) for part in (first, last))
-    return "\n".join(line[4:] for line in lines[begin:end + 1])
 
 
 def rendered(text, results, name):
@@ -717,7 +709,7 @@ def rendered(text, results, name):
 
 def documents(root):
     """Return the paths of the documents"""
-    return sorted((root / "docs").glob("*.md"))
+    return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
 
 
 def check_folder(folder):
@@ -732,9 +724,6 @@ def render(root, folder, check=False, into=None, say=print):
     check_folder(folder)
     results, texts = Results(folder), {path: path.read_text("utf-8") for path in documents(root)}
     made = {path: rendered(text, results, path.name) for path, text in texts.items()}    # all, before one is written
-    template, path = (root / "docs" / TEMPLATE).read_text("utf-8"), root / "README.md"
-    made[path] = FIELD.sub(lambda field: filled(field[1], field[2], results, TEMPLATE), template)
-    texts[path] = path.read_text("utf-8")
     for experiment in runs.EXPERIMENTS:
         path = root / "results" / experiment / "README.md"
         texts[path] = path.read_text("utf-8") if path.exists() else ""

@@ -313,9 +313,7 @@ def root(accuracies, tmp_path, monkeypatch):
     """A project with results and one document"""
     accuracies(deep={0: 0.6, 1: 0.8})
     (tmp_path / "docs").mkdir()
-    (tmp_path / "README.md").write_text("both: 0.700\n", "utf-8")
-    template = "both: {{value: multimnist main/deep, test_exact_match, plain}}\n"
-    (tmp_path / "docs" / "README.md.in").write_text(template, "utf-8")
+    (tmp_path / "README.md").write_text("no mark\n", "utf-8")
     (tmp_path / "docs" / "a.md").write_text(DOCUMENT, "utf-8")
     monkeypatch.setattr(runs, "EXPERIMENTS", [])
     return tmp_path
@@ -332,6 +330,24 @@ def test_documents_are_rewritten_in_place_or_elsewhere_and_checked_byte_for_byte
     assert render.render(root, folder, check=True) == render.render(root, folder) == 0
     document.write_text(expected.replace("0.700 ± 1.271 |", "0.701 ± 1.271 |"), "utf-8")
     assert render.render(root, folder, check=True, say=said.append) == 1
+
+
+def test_the_claims_of_the_front_page_are_rendered_between_their_marks(root):
+    """The figure and a row for each claim of the table; what is around them stays"""
+    folder, path = ROOT / "results", root / "README.md"
+    above, below = "# Title\n\n<!-- table: claims -->\n", "\n<!-- end -->\n\nText.\n"
+    path.write_text(f"{above}old{below}", "utf-8")
+    (root / "docs" / "a.md").unlink()
+    assert render.render(root, folder, check=True) == 1
+    assert render.render(root, folder) == 1
+    text = path.read_text("utf-8")
+    assert text.startswith(above) and text.endswith(below)
+    figure, _, header, _, *rows = text.removeprefix(above).removesuffix(below).splitlines()
+    assert figure.startswith("![") and figure.endswith("(viz/findings/claims.png)")
+    assert header.startswith("| claim | paper |")
+    sentences = [f"| {sentence}" for _, sentence, _ in claims.TABLE]
+    assert [row.split(" | ")[0] for row in rows] == sentences
+    assert render.render(root, folder, check=True) == 0
 
 
 @pytest.mark.parametrize("text, fault", [

@@ -43,10 +43,8 @@ def project(tmp_path):
     assert n_found == 1
     experiment.write_text(text, "utf-8", newline="\n")
     set_generation(copy, 1)
-    for document in (copy / "docs").glob("*.md"):                                       # they speak of other runs
+    for document in copy / "README.md", *(copy / "docs").glob("*.md"):  # they speak of other runs
         document.write_text(f"# {document.stem}\n\n{MARK}", "utf-8")
-    (copy / "docs" / "README.md.in").write_text("{{value: multimnist main/deep, n_params, plain}}\n", "utf-8")
-    (copy / "README.md").write_text("not run\n", "utf-8")
     return copy
 
 
