@@ -3,23 +3,27 @@
 # requires-python = ">=3.10"
 # dependencies = ["numpy>=2.0.0"]
 # ///
-"""Compare models of an experiment: train each with several seeds, or evaluate trained networks, and print a table of
+"""Compare variants of an experiment: train each with several seeds, or evaluate trained networks, and print a table of
 means with 95% t intervals, and of differences that are paired by seed.
 
-Every run is a process of the experiment's script, with the flags that are given here and do not belong to this program.
-In training, a flag that one of the models does not have is left out for that model. Finished runs are kept in
-runs/compare/, and an interrupted one resumes from its checkpoint, if the same command is given again. Another flag, or
-a change of the script or of the data that a flag names, makes a new run.
+A variant is a model (--model) or any flags of the experiment's script (--variant); with both, every model has every
+variant. Every run is a process of the script, with the flags that are given here and do not belong to this program.
+With several models, a flag that one of them does not have is left out for it. Every run has a folder in runs/compare/:
+finished ones are kept, and an interrupted one resumes, if the same command is given again. Another flag, or a change of
+the script or of the data that a flag names, makes a new run.
 
     python3 compare.py affnist_capsnet --model capsnet-shared cnn-gap --n-seeds 3      # half an hour on two cores
-    python3 compare.py affnist_capsnet --model cnn-gap cnn-gmp --n-seeds 3 --jobs 2 --n-train 3000
+    python3 compare.py multimnist_capsnet --variant "--routing-iters 3" --variant "--routing-iters 1" --n-seeds 3
     python3 compare.py --load weights/affnist_capsnet-shared.npz weights/affnist_cnn-gap.npz      # a minute
 """
 import hashlib
 import importlib
 import json
+import re
+import shlex
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
 import lab
@@ -32,7 +36,13 @@ FOLDER = Path("runs", "compare")   # below the current folder
 METRICS = "accuracy", "exact_match", "at_least_one"    # how the keys of proportions end
 VIEWS = "familiar", "novel", "drop"                    # other keys of proportions
 OURS = {                           # flags of a script that this program sets, and what to give instead
-    "--seed": "--first-seed or, with --load, none", "--checkpoint": "", "--out-weights": ""}
+    "--seed": "--first-seed or, with --load, none", "--outdir": ""}
+
+
+class Arm(NamedTuple):
+    """What is trained with every seed"""
+    name: str                      # in the table
+    words: list                    # its flags of the script
 
 
 def split_flags(words):
@@ -60,12 +70,45 @@ def settings_of(experiment):
             for flag in (flag_name(f.name), *f.metadata.get("alias", "").split())}
 
 
-def flags_for(model, flags, settings):
-    """Return those of some flags that a model has, as a list of words"""
-    def has(flag):
+def flags_for(model, models, flags, settings):
+    """Return those of some flags that a model has, as a list of words; one that no model has stays, and its script
+    says so"""
+    def has(one, flag):
         only = settings.get(flag.split("=")[0].replace("--no-", "--"), {}).get("only", {})
-        return model in only.get("model", [model])
-    return [word for flag in flags if has(flag[0]) for word in flag]
+        return one in only.get("model", [one])
+
+    words = []
+    for flag in flags:
+        if has(model, flag[0]) or not any(has(one, flag[0]) for one in models):
+            words += flag
+    return words
+
+
+def arms_of(experiment, models, variants, flags):
+    """Return the Arms of some models and variants, texts of flags. A variant is named by those of its flags that not
+    all variants have"""
+    settings = settings_of(experiment)
+    known = settings["--model"]["choices"]
+    for model in models:
+        if model not in known:
+            raise InputError(f"--model {model}: {experiment} has no such model. Give some of {', '.join(known)}")
+    split = [split_flags(shlex.split(text)) for text in variants]
+    shared = [flag for flag in split[0] if all(flag in other for other in split)]
+    arms = []
+    for model in models or [None]:
+        for variant in split:
+            own = [" ".join(flag).removeprefix("--") for flag in variant if flag not in shared]
+            name = " ".join(own)
+            words = [word for flag in (*flags, *variant) for word in flag]
+            if len(models) > 1:
+                name = f"{model} {name}".strip()
+            if model is not None:
+                words = ["--model", model, *flags_for(model, models, [*flags, *variant], settings)]
+            arms.append(Arm(name or model or "default", words))
+    names = [arm.name for arm in arms]
+    if len(set(names)) < len(names):
+        raise InputError(f"--variant: {max(names, key=names.count)} is given twice. Give each variant once")
+    return arms
 
 
 def digest_of(experiment, words):
@@ -79,28 +122,22 @@ def digest_of(experiment, words):
     return hashlib.sha256(script + json.dumps([words, files]).encode()).hexdigest()[:10]
 
 
-def job(name, experiment, place, words, threads, file=""):
-    """Return the Job of a run with some flags, as words. file: a digest of the file that it loads"""
-    path = FOLDER / experiment / f"{place}-{digest_of(experiment, [*words, file])}.json"
-    script = lab.ROOT / f"{experiment}.py"
-    return running.Job(name, [script, *words, "--threads", threads, "--out-json", path], path)
+def folder_of(experiment, place, words, file=""):
+    """Return the folder of a run with some flags, as words. file: a digest of the file that it loads"""
+    place = re.sub(r"[^\w.=-]+", "-", place)
+    return FOLDER / experiment / f"{place}-{digest_of(experiment, [*words, file])}"
 
 
-def training_jobs(experiment, models, seeds, flags, threads):
-    """Return {(model, seed): Job} of all trainings, seed by seed, so that an interrupted comparison is a fair one"""
-    settings, jobs = settings_of(experiment), {}
-    known = settings["--model"].get("choices", models)
-    for model in models:
-        if model not in known:
-            raise InputError(f"--model {model}: {experiment} has no such model. Give some of {', '.join(known)}")
-    for flag in flags:                                                  # one that no model has: its script says so
-        if not any(flags_for(model, [flag], settings) for model in models):
-            settings.pop(flag[0].split("=")[0].replace("--no-", "--"))
+def training_jobs(experiment, arms, seeds, threads):
+    """Return {(name of an arm, seed): Job} of all trainings, seed by seed, so that an interrupted comparison is a fair
+    one"""
+    jobs = {}
     for seed in seeds:
-        for model in models:
-            words = ["--model", model, "--seed", str(seed), *flags_for(model, flags, settings)]
-            one = job(f"{model}, seed {seed}", experiment, f"{model}-seed{seed}", words, threads)
-            jobs[model, seed] = one._replace(words=[*one.words, "--checkpoint", running.checkpoint_of(one.path)])
+        for arm in arms:
+            words = [*arm.words, "--seed", str(seed)]
+            folder = folder_of(experiment, f"{arm.name}-seed{seed}", words)
+            command = [lab.ROOT / f"{experiment}.py", *words, "--threads", threads, "--outdir", folder]
+            jobs[arm.name, seed] = running.Job(f"{arm.name}, seed {seed}", command, folder)
     return jobs
 
 
@@ -113,13 +150,15 @@ def loading_jobs(experiment, files, flags, threads):
         found = lab.experiment_of(file)
         if found is None:
             fault = "not a weights file of an experiment" if file.exists() else "no such file"
-            raise InputError(f"--load {file}: {fault}. Give a run's weights.npz, or what --out-weights wrote")
+            raise InputError(f"--load {file}: {fault}. Give a weights file or a run's folder")
         if experiment not in (None, found):
             raise InputError(f"--load {file}: is of {found}, not of {experiment}. Compare networks of one experiment")
         experiment = found
         words = ["--load", str(file.absolute()), *(word for flag in flags for word in flag)]
-        digest = hashlib.sha256(file.read_bytes()).hexdigest()
-        jobs[file] = job(str(file), found, f"load-{file.stem}", words, threads, digest)
+        digest = importlib.import_module(found).digest_of(file)
+        folder = folder_of(found, f"load-{file.stem}", words, digest)
+        command = [lab.ROOT / f"{found}.py", *words, "--threads", threads]
+        jobs[file] = running.Job(str(file), [*command, "--out-json", folder / "metrics.json"], folder)
     return experiment, jobs
 
 
@@ -144,10 +183,13 @@ def values_of(result):
 
 def main():
     parser = Parser(description=__doc__)
-    parser.usage = "%(prog)s EXPERIMENT --model MODEL [MODEL ...] [--n-seeds K] [options] [flags of the script]"
+    parser.usage = ("%(prog)s EXPERIMENT [--model MODEL ...] [--variant FLAGS ...] [--n-seeds K] [options] "
+                    "[flags of the script]")
     known = lab.experiments()
     parser.epilog = f"EXPERIMENT: one of {', '.join(known)}. With --load the files say it."
     parser.add_argument("--model", nargs="+", metavar="MODEL", help="models to train")
+    parser.add_argument("--variant", action="append", metavar="FLAGS", help="flags of the script, in quotes; given for "
+                        'each variant, as in --variant "--routing-iters 3" --variant "--routing-iters 1"')
     parser.add_argument("--n-seeds", type=int, default=1, metavar="K", help="seeds of each model (default: 1)")
     parser.add_argument("--first-seed", type=int, default=0, metavar="N", help="the first seed (default: 0)")
     parser.add_argument("--load", nargs="+", action="extend", type=Path, metavar="FILE", help="evaluate these trained "
@@ -161,12 +203,17 @@ def main():
     parser.add_argument("--quiet", action="store_true", help="print no progress and no table")
     words = sys.argv[1:]               # not argparse's: it would take the value of an unknown flag for EXPERIMENT
     experiment = words.pop(0).removesuffix(".py") if words and not words[0].startswith("-") else None
+    while "--variant" in words[:-1]:   # nor would it take a text that begins with -- for a value
+        k = words.index("--variant")
+        words[k:k + 2] = [f"--variant={words[k + 1]}"]
     args, others = parser.parse_known_args(words)
     flags = split_flags(others)
     if experiment not in (None, *known):
         raise InputError(f"{experiment}: no such experiment. Give one of {', '.join(known)}")
-    if bool(args.model) == bool(args.load) or args.model and not experiment:
-        raise InputError("give EXPERIMENT and --model to train, or --load to evaluate trained networks. See --help")
+    is_training = bool(args.model or args.variant)
+    if is_training == bool(args.load) or (is_training and not experiment):
+        raise InputError("give EXPERIMENT and --model or --variant to train, or --load to evaluate trained networks. "
+                         "See --help")
     for flag, value, low, high in (
             ("--n-seeds", args.n_seeds, 1, 1000), ("--jobs", args.jobs, 1, 64), ("--threads", args.threads, 0, 256),
             ("--first-seed", args.first_seed, 0, 2 ** 32 - args.n_seeds)):
@@ -180,7 +227,8 @@ def main():
         experiment, jobs = loading_jobs(experiment, args.load, flags, threads)
     else:
         seeds = range(args.first_seed, args.first_seed + args.n_seeds)
-        jobs = training_jobs(experiment, list(dict.fromkeys(args.model)), seeds, flags, threads)
+        arms = arms_of(experiment, list(dict.fromkeys(args.model or [])), args.variant or [""], flags)
+        jobs = training_jobs(experiment, arms, seeds, threads)
     n_missing = len(running.missing(jobs.values()))
     progress.say(f"{n_missing} of {counted(len(jobs), 'run')} to do, {args.jobs} at a time, with "
                  f"{counted(threads, 'thread')} each; interrupted, the same command resumes" if n_missing else
@@ -196,7 +244,7 @@ def main():
     progress.say(f"\nTest samples of {', '.join(data)}\n{comparison_table(summary)}")
     if args.out_json:
         write_json(args.out_json, {"experiment": experiment, "flags": [word for flag in flags for word in flag],
-                                   "data": data, **summary, "runs": [str(job.path) for job in jobs.values()]})
+                                   "data": data, **summary, "runs": [str(job.folder) for job in jobs.values()]})
         progress.say(f"wrote {args.out_json}")
 
 

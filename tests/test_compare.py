@@ -26,7 +26,8 @@ def compared(tmp_path_factory):
 
 def made(home):
     """The results in a folder, sorted by model and seed"""
-    lines = [json.loads(path.read_text("utf-8")) for path in (home / "runs" / "compare" / EXPERIMENT).glob("*.json")]
+    places = (home / "runs" / "compare" / EXPERIMENT).glob("*/metrics.json")
+    lines = [json.loads(path.read_text("utf-8")) for path in places]
     return sorted(lines, key=lambda line: (line["config"]["model"], line["config"]["seed"]))
 
 
@@ -61,12 +62,28 @@ def test_what_is_made_is_not_made_again_and_a_run_that_was_stopped_resumes(compa
     again = run_offline(home, "compare.py", *TRAIN)
     assert again.stdout.startswith("all of 4 runs are in ")
     assert again.stdout.endswith(out[out.index("\nnetwork  "):].removesuffix("wrote all.json\n"))
-    path, = home.glob(f"runs/compare/{EXPERIMENT}/cnn-seed1-*.json")
+    path, = home.glob(f"runs/compare/{EXPERIMENT}/cnn-seed1-*/metrics.json")
     before = json.loads(path.read_text("utf-8"))["novel"]
-    path.unlink()                                                       # its checkpoint stays
+    path.unlink()                                                       # its weights stay
     resumed = run_offline(home, "compare.py", *TRAIN)
     assert resumed.stdout.startswith("1 of 4 runs to do") and "resuming at" in resumed.stdout
     assert json.loads(path.read_text("utf-8"))["novel"] == before
+
+
+def test_variants_are_named_by_the_flags_that_differ(tmp_path):
+    """Flags of all variants are not in their names; every model has every variant"""
+    variants = "--variant", "--width 8 --lr 0.01", "--variant", "--width 8 --lr=0.02", "--variant", "--width 8"
+    flags = *variants, "--model", "cnn", "--n-seeds", 2, "--out-json", "all.json", *TOY
+    done = run_offline(tmp_path, "compare.py", EXPERIMENT, *flags)
+    assert done.returncode == 0, done.stderr
+    kept = json.loads((tmp_path / "all.json").read_text("utf-8"))
+    assert list(kept["networks"]) == ["lr 0.01", "lr=0.02", "cnn"]
+    rates = {line["config"]["lr"] for line in made(tmp_path)}
+    assert rates == {0.01, 0.02, 0.002} and {line["config"]["width"] for line in made(tmp_path)} == {8}
+    arms = compare.arms_of(EXPERIMENT, ["cnn", "matrix-capsnet"], ["--routing-iters 3", ""], [])
+    assert [arm.name for arm in arms] == ["cnn routing-iters 3", "cnn", "matrix-capsnet routing-iters 3",
+                                          "matrix-capsnet"]
+    assert arms[0].words == ["--model", "cnn"] and arms[2].words[2:] == ["--routing-iters", "3"]
 
 
 def test_other_flags_are_another_run(compared):
@@ -78,8 +95,7 @@ def test_other_flags_are_another_run(compared):
 
 def test_trained_networks_are_compared_by_their_files(compared):
     home, out = compared
-    files = sorted(home.glob(f"runs/compare/{EXPERIMENT}/*-seed*.npz"))
-    files = [file for file in files if file.with_suffix(".json").exists()][-2:]          # of the matrix capsules
+    files = sorted(home.glob(f"runs/compare/{EXPERIMENT}/matrix-capsnet-seed*"))[-2:]
     done = run_offline(home, "compare.py", "--load", *files, *TOY[:2], "--out-json", "-")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -90,15 +106,16 @@ def test_trained_networks_are_compared_by_their_files(compared):
 
 @pytest.mark.parametrize("words, said", [
     (["nothing", "--model", "cnn"], "nothing: no such experiment. Give one of "),
-    ([EXPERIMENT], "give EXPERIMENT and --model to train, or --load"),
+    ([EXPERIMENT], "give EXPERIMENT and --model or --variant to train, or --load"),
     ([EXPERIMENT, "--model", "cnn", "perceptron"], "--model perceptron: .* no such model. Give some of .*cnn"),
     ([EXPERIMENT, "--model", "cnn", "--n-seeds", "0"], "--n-seeds 0: must be between 1 and 1,000"),
     ([EXPERIMENT, "--model", "cnn", "--first-seed", "-1"], "--first-seed -1: must be between 0 and 4,294,967,295"),
     ([EXPERIMENT, "--model", "cnn", "--seed", "3"], "--seed: this program sets it for each run. Give --first-seed"),
-    ([EXPERIMENT, "--model", "cnn", "--checkpoint", "x"], "--checkpoint: .*Leave it out"),
+    ([EXPERIMENT, "--model", "cnn", "--outdir", "x"], "--outdir: .*Leave it out"),
+    ([EXPERIMENT, "--variant", "--lr 1", "--variant", "--lr 1"], "--variant: default is given twice"),
     ([EXPERIMENT, "more", "--model", "cnn"], "more: belongs to no flag"),
     ([EXPERIMENT, "--model", "cnn", "--lr", "-1"], "cnn, seed 0: error: --lr -1.0: must be from 1e-09"),
-    ([EXPERIMENT, "--model", "cnn", "--routing-iters", "2"], "cnn, seed 0: error: --routing-iters has no effect"),
+    ([EXPERIMENT, "--model", "cnn", "--routing-iters", "3"], "cnn, seed 0: error: --routing-iters applies only to"),
     ([EXPERIMENT, "--model", "cnn", "--out-json", "no/x.json"], "cannot write .*x.json"),
     (["--load", "none.npz"], "--load none.npz: no such file"), (["--load", "text.npz"], "not a weights file of an"),
     (["--load", "text.npz", "text.npz"], "--load: a file is given twice"),
