@@ -156,7 +156,7 @@ class Guide:
     def identify(self, path):
         """Return the experiment of a network's file, and the network. Raise InputError if the page cannot show it."""
         if not Path(path).exists():
-            raise InputError(f"--load {path}: no such file. Give a file of --out-weights, or a run's weights.npz")
+            raise InputError(f"--load {path}: no such place. Give a weights file or a run's folder")
         others = ""
         conditions = (lambda c: c.model == "capsnet"), (lambda c: c.task != "mnist"), (
             lambda c: c.data != "shapes" and c.model != "nearest")
@@ -168,7 +168,7 @@ class Guide:
                     if [name.removeprefix("digit ") for name in names] == list("0123456789"):
                         return module, network
                     others = f" (this one has other classes: {', '.join(names):.40}; the page shows ten digits, 0 to 9)"
-        raise InputError(f"--load {path}: not a network that the page can show{others}. Give a file of --out-weights: "
+        raise InputError(f"--load {path}: not a network that the page can show{others}. Give a run's folder: "
                          "a capsnet of multimnist_capsnet.py, or a network for 40x40 px digits or for toys")
 
     def answer(self, request):
@@ -207,7 +207,7 @@ class Guide:
     def pair(self, image, routing):
         """Classify and reconstruct two overlapping digits, with routing or with uniform coupling coefficients."""
         config = self.pair_network.config
-        config = config if routing else dataclasses.replace(config, routing_iters=1)
+        config = config if routing else multi.with_uniform_coupling(config)
         image = image.reshape(1, CANVAS, CANVAS).astype(np.float32) / 255
         out, _ = multi.forward(self.pair_network.weights, image, config)
         predicted, along = out["digits"][0], pictures.field_centers(config)

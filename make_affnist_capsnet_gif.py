@@ -143,7 +143,7 @@ def draw_frames(digits, shown, n):
 @figures.style()
 def main():
     parser = Parser(description=__doc__)
-    parser.add_argument("--load", nargs="+", action="extend", metavar="FILE", help="checkpoints or weights of the "
+    parser.add_argument("--load", nargs="+", action="extend", metavar="PLACE", help="weights files or folders of the "
                         "networks (default: the pretrained small capsnet and cnn)")
     parser.add_argument("--index", type=int, nargs="+", metavar="N", help="indices of the test "
                         "digits, from 0 (default: 3 15)")

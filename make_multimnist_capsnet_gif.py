@@ -145,7 +145,7 @@ def scenes_of_training(config, data, every):
     the same pairs with the pretrained network, if they are of digits; else None."""
     recorder = Recorder(data, config, every)
     recorder(capsnet.initial_state(config))
-    capsnet.train(config, data, each_step=recorder)
+    networks.train(capsnet, config, data, each_step=recorder)
     snapshots, of_digits = recorder.snapshots, data["source"] in capsnet.DIGIT_NAMES
     pretrained = networks.load_network(capsnet, capsnet.PRETRAINED[0])
     last = recorder.evaluate(pretrained.weights, pretrained.config) if of_digits else snapshots[-1]

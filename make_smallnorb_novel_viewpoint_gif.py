@@ -46,7 +46,7 @@ def record_training(config, snapshots, data):
                 test = norb.evaluate_test(weights, data, config, workers)
             history.append(((state["step"] / n_steps, test["familiar"], test["novel"]), weights))
     record(norb.initial_state(config))
-    norb.train(config, data, each_step=record)
+    networks.train(norb, config, data, each_step=record)
     return history
 
 

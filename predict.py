@@ -92,12 +92,12 @@ class Prediction:
 
 
 def load(path, labels=None):
-    """Return the Network in a weights file or a checkpoint. labels: a file with the names of its classes, one a line,
-    in place of those that the network was trained with. Raise InputError if there is none"""
+    """Return the Network in a weights file or in the folder of a run. labels: a file with the names of its classes,
+    one a line, in place of those that the network was trained with. Raise InputError if there is none"""
     name = lab.experiment_of(path)
     if name not in lab.experiments():
         fault = "not a file of a trained network" if Path(path).exists() else "no such file"
-        raise InputError(f"{path}: {fault}. Give the weights.npz or the checkpoint of a run")
+        raise InputError(f"{path}: {fault}. Give a weights file or the folder of a run")
     module = importlib.import_module(name)
     config, state = module.load(path)
     if getattr(config, "model", "") == "nearest":
@@ -244,7 +244,8 @@ def quoted(cell):
 
 def main():
     parser = Parser(description=__doc__)
-    parser.add_argument("weights", metavar="WEIGHTS", type=Path, help="weights.npz or checkpoint of a run")
+    parser.add_argument("weights", metavar="WEIGHTS", type=Path,
+                        help="a network: its weights file or the folder of its run")
     parser.add_argument("paths", metavar="PICTURE", nargs="+", type=Path, help="PNG or JPEG files, "
                         "folders with such files at any depth, .npy or .npz files of images")
     parser.add_argument("--labels", metavar="FILE", type=Path, help="names of the classes, one a line, in place of "

@@ -295,13 +295,13 @@ def run_probes(params, data, config, workers):
 
 def main():
     parser = Parser(description=__doc__)
-    parser.add_argument("--load", default=str(affnist.PRETRAINED[0]), metavar="FILE", help="the network, from a "
-                        f"checkpoint or weights (default: the pretrained weights/{affnist.PRETRAINED[0].name})")
+    parser.add_argument("--load", default=str(affnist.PRETRAINED[0]), metavar="PLACE",
+                        help="the network: a weights file or a run's folder (default: the pretrained "
+                        f"weights/{affnist.PRETRAINED[0].name})")
     parser.add_argument("--out-json", metavar="FILE", help="write settings and results to this file; -: print")
     affnist.add_settings(parser)
     args = parser.parse_args()
     loaded, config = networks.load_for_evaluation(affnist, args.load, args)
-    affnist.check_useful(affnist.given_settings(args), [config])
     if config.task != "affnist" or max_shift(config) is None:
         raise InputError(f"--load {args.load}: trained with --task {config.task} --train-shift {config.train_shift}; "
                          "the probes need a network trained with --task affnist and a --train-shift in pixels")

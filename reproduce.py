@@ -66,7 +66,7 @@ def arms(measures):
 
 
 def planned(experiment, setting, seed):
-    """Return the Results that make a setting's result for a seed, those whose checkpoints are needed first. A setting
+    """Return the Results that make a setting's result for a seed, those whose networks are needed first. A setting
     that is measured only on a file in weights/ has one result, whatever the seed."""
     known = {result.seed: result for result in render.PLANNED[experiment, setting]}
     result = known.get(seed) or max(known.values(), key=lambda each: bool(each.after))  # else one of a shipped file
@@ -74,7 +74,7 @@ def planned(experiment, setting, seed):
         *_, table, before = result.after.split("/")
         first = planned(experiment, f"{table}/{before.rpartition('-')[0]}", seed)
         return [*first, result._replace(seed=seed, after=first[-1].name)]
-    return [result if "python3 " in result.flags else result._replace(seed=seed)]
+    return [result._replace(seed=seed) if result.is_training else result]
 
 
 EVALUATED = {MULTI: 1.15, NORB: 1.2, AFF: 1.4}         # measured: time with validation and tests / time of training
@@ -85,7 +85,7 @@ def minutes(result, published):
     list's. Some were made on a busy machine."""
     runs_of = published.runs(result.experiment, f"{result.table}/{result.setting}").values()
     found = [run["seconds_train"] for run in runs_of if run["config"].get("threads") == 1]
-    if "python3 " in result.flags or not found:
+    if not (result.is_training and found):
         return result.minutes
     return EVALUATED[result.experiment] * statistics.median(found) / 60
 
@@ -107,25 +107,25 @@ def duration(amount):
 # -------------------------------------------------------------- running
 
 def made(result):
-    """Return where a Result's file is written"""
-    return FOLDER / str(result_files.since(result) or "real") / f"{result.name}.json"
+    """Return the folder in which a Result is written"""
+    return FOLDER / str(result_files.since(result) or "real") / result.name
 
 
 def job_of(name, results, threads):
     """Return the Job of one of some Results, {name: Result}. The bits are the same for any number of threads."""
     result = results[name]
-    path, before = made(result).absolute(), ""
+    folder, before = made(result).absolute(), ""
     if result.after:
-        before = running.checkpoint_of(made(results[result.after]).absolute())
-    command = runs.shell_command(result, str(path), checkpoint=str(before)).replace(" --quiet", "")
+        before = made(results[result.after]).absolute()
+    command = runs.shell_command(result, folder, after=before).replace(" --quiet", "")
     words = shlex.split(command.replace("--threads 1 ", f"--threads {threads} "))[1:]
-    return running.Job(name, words, path, result.after)
+    return running.Job(name, words, folder, result.after)
 
 
 def make(results, jobs, published, data_dir, say):
-    """Make the files of some Results, {name: Result}, `jobs` side by side. Those that are there stay; a run that was
-    interrupted resumes from its checkpoint. Raise InputError as soon as one fails: the others are stopped."""
-    missing = {name: result for name, result in results.items() if not made(result).exists()}
+    """Make some Results, {name: Result}, `jobs` side by side. Those that are there stay; a run that was interrupted
+    resumes. Raise InputError as soon as one fails: the others are stopped."""
+    missing = {name: result for name, result in results.items() if not (made(result) / "metrics.json").exists()}
     total = sum(minutes(result, published) for result in missing.values())
     threads = max(1, n_cores() // jobs)
     say(f"{len(missing)} of {counted(len(results), 'run')} to do" + (
@@ -150,7 +150,7 @@ def check_mnist(results, data_dir):
 
 def read_line(result):
     """Return the result that make() has made of a Result, a dict. Raise InputError if its file is damaged."""
-    return running.read_result(made(result), result.experiment)
+    return running.read_result(made(result) / "metrics.json", result.experiment)
 
 
 def read_made(results):

@@ -66,14 +66,19 @@ import collections
 import contextlib
 import ctypes
 import dataclasses
+import datetime
+import difflib
 import functools
 import gzip
 import hashlib
 import io
+import itertools
 import json
 import math
+import numbers
 import os
 import platform
+import shlex
 import sys
 import time
 import zlib
@@ -110,112 +115,222 @@ class InputError(Exception):
 # -------------------------------------------------------------- settings
 
 def setting(default, text, **more):
-    """Declare a setting: default (None: the preset's) and help text. more: low, high, choices; alias: another flag;
-    only: {setting: values} it applies to; test: a loaded network may have another; runtime: a resumed run, too."""
+    """Declare a setting with its help text. default: None stands for the model's. more:
+      low, high  bounds of its value
+      choices    all its values
+      only       {another setting: the values of it that this one needs}
+      alias      another flag for it
+      metavar    what --help calls its value
+      test       a trained network may be tested with another value
+      runtime    a run may even be resumed with another value"""
     return dataclasses.field(default=default, metadata={"help": text} | more)
 
 
-MATRIX_MODELS, VECTOR_MODELS = ("matrix-capsnet", "matrix-head"), ("capsnet", "capsnet-shared")
-CAPSULES, PAPER_CNNS = MATRIX_MODELS + VECTOR_MODELS, ("cnn", "cnn-bn")
-USUAL = {"n_epochs": 6, "lr": 5e-3, "loss": "cross-entropy", "preset": "wide", "routing_iters": 2, "coordinates": False,
-         "dropout": 0.0, "train_azimuths": "300:400", "test_azimuths": "60:280"}
-VECTORS = USUAL | {"loss": "margin", "routing_iters": 3}
+MATRIX_MODELS = "matrix-capsnet", "matrix-head"
+VECTOR_MODELS = "capsnet", "capsnet-shared"
+CAPSULES = MATRIX_MODELS + VECTOR_MODELS
+PAPER_CNNS = "cnn", "cnn-bn"
+USUAL = {"n_epochs": 6, "lr": 5e-3, "loss": "cross-entropy", "preset": "wide", "routing_iters": 2,
+         "coordinates": False, "dropout": 0.0, "train_azimuths": "300:400",
+         "test_azimuths": "60:280"}
+OF_VECTORS = USUAL | {"loss": "margin", "routing_iters": 3}
 OF_CNN = USUAL | {"n_epochs": 16, "lr": 2e-3, "preset": "small"}
-PRESETS = {                        # by model
-    "matrix-capsnet": USUAL | {"n_epochs": 10, "coordinates": True}, "cnn": OF_CNN, "cnn-bn": OF_CNN, "cnn-gap": USUAL,
-    "capsnet-shared": VECTORS | {"coordinates": True}, "capsnet": VECTORS, "matrix-head": USUAL | {"coordinates": True},
+MODELS = {                         # by --model: its defaults
+    "matrix-capsnet": USUAL | {"n_epochs": 10, "coordinates": True},
+    "cnn": OF_CNN,
+    "cnn-bn": OF_CNN,
+    "cnn-gap": USUAL,
+    "capsnet-shared": OF_VECTORS | {"coordinates": True},
+    "capsnet": OF_VECTORS,
+    "matrix-head": USUAL | {"coordinates": True},
     "nearest": USUAL | {"n_epochs": 0}}
-OF_SHAPES = {"n_epochs": 10, "lr": 2e-3, "preset": "wide", "train_azimuths": "0:150", "test_azimuths": "200:330"}
-TRAINED, WITH_TOYS = {"model": tuple(PRESETS)[:-1]}, {"data": ("toys", "smallnorb")}
-WITH_SHAPES, WITH_AZIMUTHS = {"data": ("shapes",)}, {"split": ("azimuth", "instance")}
-
-
+OF_SHAPES = {"n_epochs": 10, "lr": 2e-3, "preset": "wide", "train_azimuths": "0:150",
+             "test_azimuths": "200:330"}
+TRAINED = {"model": tuple(model for model in MODELS if model != "nearest")}
 NORMALIZED = {"model": (*CAPSULES, "cnn-bn", "cnn-gap")}
+WITH_TOYS = {"data": ("toys", "smallnorb")}
+WITH_SHAPES = {"data": ("shapes",)}
+WITH_AZIMUTHS = {"split": ("azimuth", "instance")}
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """All settings of a run. Names, defaults and help texts of the command-line flags come from here."""
-    data: str = setting("toys", "toys: rendered here; smallnorb: its own files; shapes: five sets of points "
-                        "(defaults: 10 epochs, lr 0.002, preset wide, azimuths 0:150, 200:330)",
-                        choices=("toys", "smallnorb", "shapes"), test=True)
-    toy_seed: int = setting(0, "of the toys, independent of --seed", low=0, high=2 ** 32 - 1, only={"data": ("toys",)},
-                            test=True)
-    norb_dir: str = setting("", "folder of smallNORB's six files", only={"data": ("smallnorb",)}, runtime=True)
-    split: str = setting("azimuth", "what is novel: azimuths of other toys; their elevations (45 to 70 degrees, "
-                         "training 30 to 40); or toys, as in smallNORB's own test, with training toys as familiar ones",
+    """All settings of a run; the flags of the command line are made from them.
+
+    A setting that is not given, or None, becomes its default. Raise InputError if a value is of another type or out
+    of bounds, or if it differs from the default although the setting does not apply beside the others."""
+    data: str = setting("toys", "toys: rendered here; smallnorb: its own files; shapes: five sets "
+                        "of points (defaults: 10 epochs, lr 0.002, preset wide, azimuths 0:150, "
+                        "200:330)", choices=("toys", "smallnorb", "shapes"), test=True)
+    toy_seed: int = setting(0, "of the toys, independent of --seed", low=0, high=2 ** 32 - 1,
+                            only={"data": ("toys",)}, test=True)
+    norb_dir: str = setting("", "folder of smallNORB's six files", metavar="DIR",
+                            only={"data": ("smallnorb",)}, runtime=True)
+    split: str = setting("azimuth", "what is novel: azimuths of other toys; their elevations (45 "
+                         "to 70 degrees, training 30 to 40); or toys, as in smallNORB's own test, "
+                         "with training toys as familiar ones",
                          choices=("azimuth", "elevation", "instance"))
-    train_azimuths: str = setting(None, "degrees, ends included; 300:400 wraps around; of split instance 0:340",
-                                  only=WITH_AZIMUTHS)
-    test_azimuths: str = setting(None, "range of novel azimuths; of split instance 0:340", only=WITH_AZIMUTHS)
-    n_train_views: int = setting(6, "training azimuths, equally spaced", low=1, high=360, only=WITH_SHAPES)
+    train_azimuths: str = setting(None, "degrees, ends included; 300:400 wraps around; of split "
+                                  "instance 0:340", metavar="LOW:HIGH", only=WITH_AZIMUTHS)
+    test_azimuths: str = setting(None, "range of novel azimuths; of split instance 0:340",
+                                 metavar="LOW:HIGH", only=WITH_AZIMUTHS)
+    n_train_views: int = setting(6, "training azimuths, equally spaced", low=1, high=360,
+                                 only=WITH_SHAPES)
     n_test_views: int = setting(6, "novel azimuths, equally spaced", low=1, high=360,
                                 only=WITH_SHAPES | {"split": ("azimuth",)})
     n_elev: int = setting(3, "elevations, equally spaced", low=1, high=90, only=WITH_SHAPES)
-    n_per_combo: int = setting(5, "training images per shape and viewpoint", low=1, high=1000, only=WITH_SHAPES)
+    n_per_combo: int = setting(5, "training images per shape and viewpoint", low=1, high=1000,
+                               only=WITH_SHAPES)
     n_train_toys: int = setting(5, "training toys per class", low=1, high=5, only=WITH_TOYS)
-    n_test: int = setting(2000, "images in each test set, rounded up to whole views; 0: all", low=0, high=24300,
-                          only=WITH_TOYS, test=True)
-    model: str = setting("matrix-capsnet", "network; without --model also its controls", choices=tuple(PRESETS))
-    preset: str = setting(None, "A, B, C, D of matrix-capsnet; small: 32, 4, 8, 8; wide: 64, 4, 4, 4, backbones twice "
-                          "as wide; paper: matrix-capsnet, cnn, cnn-bn of the paper's sizes, others as small",
+    n_test: int = setting(2000, "images in each test set, rounded up to whole views; 0: all",
+                          low=0, high=24300, only=WITH_TOYS, test=True)
+    model: str = setting("matrix-capsnet", "network; without --model also its controls",
+                         choices=tuple(MODELS))
+    preset: str = setting(None, "A, B, C, D of matrix-capsnet; small: 32, 4, 8, 8; wide: 64, 4, 4, "
+                          "4, backbones twice as wide; paper: the paper's sizes, others as small",
                           choices=("small", "wide", "paper"))
-    width: int = setting(0, "capsule types; channels of conv1 (cnn, cnn-bn) or conv5 (cnn-gap); 0: as many parameters "
-                         "as matrix-capsnet (cnn, cnn-bn; of preset paper 32) or capsnet-shared", low=0, high=4096,
+    width: int = setting(0, "capsule types; channels of conv1 (cnn, cnn-bn) or conv5 (cnn-gap); 0: "
+                         "as many parameters as matrix-capsnet (cnn, cnn-bn; of preset paper 32) or "
+                         "capsnet-shared", low=0, high=4096,
                          only={"model": (*PAPER_CNNS, "cnn-gap", "capsnet", "matrix-head")})
-    routing_iters: int = setting(None, "routing iterations; 1: uniform assignment, no routing", low=1, high=50,
-                                 only={"model": CAPSULES}, test=True, alias="--em-iters")
+    routing_iters: int = setting(None, "routing iterations; 1: uniform assignment, no routing",
+                                 low=1, high=50, only={"model": CAPSULES}, test=True,
+                                 alias="--em-iters")
     coordinates: bool = setting(None, "coordinate addition; in cnn-gap, coordinates as channels",
                                 only={"model": (*MATRIX_MODELS, "capsnet-shared", "cnn-gap")})
-    dropout: float = setting(None, "fraction of hidden units set to 0 in a step; in the paper's CNN 0.5", low=0,
-                             high=0.99, only={"model": PAPER_CNNS})
-    loss: str = setting(None, "margin: the 2017 paper's; spread: the 2018 paper's, margin 0.2 to 0.9; cross-entropy: "
-                        "of the class activations", choices=("cross-entropy", "margin", "spread"))
-    seed: int = setting(0, "of all random numbers; the same seed, the same bits", low=0, high=2 ** 32 - 1, test=True)
+    dropout: float = setting(None, "fraction of hidden units set to 0 in a step; in the paper's "
+                             "CNN 0.5", low=0, high=0.99, only={"model": PAPER_CNNS})
+    loss: str = setting(None, "margin: the 2017 paper's; spread: the 2018 paper's, margin 0.2 to "
+                        "0.9; cross-entropy: of the class activations",
+                        choices=("cross-entropy", "margin", "spread"))
+    seed: int = setting(0, "of all random numbers; the same seed, the same bits",
+                        low=0, high=2 ** 32 - 1, test=True)
     n_epochs: int = setting(None, "training epochs", low=1, high=100_000, only=TRAINED)
     batch_size: int = setting(32, "images per step", low=1, high=4096, only=TRAINED)
     lr: float = setting(None, "learning rate of Adam", low=1e-9, high=1e6, only=TRAINED)
-    lr_schedule: str = setting("cosine", "cosine: decay to 0", choices=("cosine", "constant"), only=TRAINED)
+    lr_schedule: str = setting("cosine", "cosine: decay to 0", choices=("cosine", "constant"),
+                               only=TRAINED)
     warmup: int = setting(0, "steps of linear warm-up", low=0, high=100_000, only=TRAINED)
-    recompute_statistics: int = setting(0, "before the test, recompute normalizations on up to N training "
-                                        "samples", low=0, high=2000, only=NORMALIZED, runtime=True)
-    threads: int = setting(0, "0: one per core; results do not depend on it", low=0, high=256, runtime=True)
+    recompute_statistics: int = setting(0, "before the test, recompute normalizations on up to N "
+                                        "training samples", low=0, high=2000, test=True,
+                                        runtime=True, only=NORMALIZED)
+    threads: int = setting(0, "0: one per core; results do not depend on it",
+                           low=0, high=256, runtime=True)
     quiet: bool = setting(False, "print only errors", runtime=True)
 
     def __post_init__(self):
-        """Fill in what was not given, or has no effect"""
-        defaults = PRESETS.get(self.model, USUAL) | (OF_SHAPES if self.data == "shapes" else {})
-        defaults |= {"train_azimuths": "0:340", "test_azimuths": "0:340"} if self.split == "instance" else {}
-        defaults |= {"dropout": 0.5} if is_paper_cnn(self) else {}
-        defaults |= {"n_epochs": 0} if self.model == "nearest" else {}
-        for f in dataclasses.fields(self):
-            value, bounds = getattr(self, f.name), f.metadata
-            if value is None or not applies(f, self):
-                object.__setattr__(self, f.name, defaults.get(f.name, f.default))
-            elif value not in bounds.get("choices", [value]):
-                raise InputError(f"{flag_of(f.name)} {value}: must be one of {', '.join(bounds['choices'])}")
-            elif "high" in bounds and not bounds["low"] <= value <= bounds["high"]:
-                raise InputError(f"{flag_of(f.name)} {value}: must be from {bounds['low']:g} to {bounds['high']:.10g}")
-        angle_ranges(self)
+        fill_in(self, defaults_of(self))
+        angle_ranges(self)             # raises if they are impossible
         if self.split == "instance" and self.data == "shapes":
-            raise InputError("--split instance: shapes has one instance per class. Use --data toys or smallnorb")
+            raise InputError("--split instance: shapes has one instance per class. "
+                             "Use --data toys or smallnorb")
 
 
 SETTINGS = [f for f in dataclasses.fields(Config) if "help" in f.metadata]
 
 
+def defaults_of(config):
+    """Return {name: default} of all settings, given those that others depend on"""
+    defaults = {f.name: f.default for f in dataclasses.fields(Config)}
+    defaults |= MODELS.get(config.model, USUAL)
+    if config.data == "shapes":
+        defaults |= OF_SHAPES
+    if config.split == "instance":
+        defaults |= {"train_azimuths": "0:340", "test_azimuths": "0:340"}
+    if is_paper_cnn(config):
+        defaults["dropout"] = 0.5
+    if config.model == "nearest":
+        defaults["n_epochs"] = 0
+    return defaults
+
+
+def fill_in(config, defaults):
+    """Replace each setting of a Config that is None by its default, then check all"""
+    for name, default in defaults.items():
+        if getattr(config, name) is None:
+            object.__setattr__(config, name, default)
+    for f in SETTINGS:
+        check_setting(f, config, defaults[f.name])
+
+
+KINDS_OF_VALUE = {                 # by the type of a setting: what its values must be instances of, in words
+    int: (numbers.Integral, "a whole number"), float: (numbers.Real, "a number"),
+    str: (str, "a text"), bool: (bool, "True or False")}
+
+
+def check_setting(f, config, default):
+    """Raise InputError if a setting's value is of another type or out of bounds, or if the setting does not apply and
+    the value is not its default. Convert the value to a type that JSON knows"""
+    value, flag = getattr(config, f.name), flag_of(f.name)
+    kind, in_words = KINDS_OF_VALUE[f.type]
+    if not isinstance(value, kind) or (f.type is not bool and isinstance(value, bool)):
+        raise InputError(f"{flag} {value}: must be {in_words}")
+    object.__setattr__(config, f.name, f.type(value))
+    if not applies(f, config):
+        if value != default:
+            needed = " and ".join(f"{flag_of(name)} {', '.join(values)}"
+                                  for name, values in f.metadata["only"].items())
+            raise InputError(f"{flag} applies only to {needed}. Leave it out")
+    elif "choices" in f.metadata:
+        if value not in f.metadata["choices"]:
+            raise InputError(f"{flag} {value}: must be one of {', '.join(f.metadata['choices'])}")
+    elif "high" in f.metadata:
+        low, high = f.metadata["low"], f.metadata["high"]
+        if not low <= value <= high:
+            raise InputError(f"{flag} {value}: must be from {low:g} to {high:.10g}")
+
+
 def applies(f, config):
-    """Return whether a setting has an effect with the other settings"""
-    return all(getattr(config, name) in values for name, values in f.metadata.get("only", {}).items())
+    """Return whether a setting has an effect beside the other settings of a Config"""
+    needed = f.metadata.get("only", {})
+    return all(getattr(config, name) in values for name, values in needed.items())
+
+
+def with_uniform_coupling(config):
+    """Return the Config of the same network with uniform coupling coefficients, which is one routing iteration. A
+    network without routing stays as it is"""
+    if config.model not in CAPSULES:
+        return config
+    return dataclasses.replace(config, routing_iters=1)
+
+
+def flag_of(name):
+    """Return the command-line flag of a setting"""
+    return "--" + name.replace("_", "-")
+
+
+def configs_of(given):
+    """Return the Config of each given model, from {setting: value}, in which model is a list. What another model of
+    the list has, and this one lacks, is left out for this one"""
+    models = dict.fromkeys(given.get("model", default_models(given)))
+    configs = []
+    for model in models:
+        own = {"model": model}
+        for f in SETTINGS:
+            having = f.metadata.get("only", {}).get("model", models)
+            is_of_another = model not in having and any(other in having for other in models)
+            if f.name in given and f.name != "model" and not is_of_another:
+                own[f.name] = given[f.name]
+        configs.append(Config(**own))
+    return configs
+
+
+def default_models(given):
+    """Return the models that are trained without --model: the paper's network, its CNN and one that is stronger"""
+    if given.get("data") == "shapes":
+        return "matrix-capsnet", "cnn", "cnn-gap", "nearest"
+    return "matrix-capsnet", "cnn", "cnn-bn"
 
 
 # -------------------------------------------------------------- training
 
 def train(config, data, state=None, each_step=lambda *_: None, each_epoch=lambda *_: None, dtype=np.float32):
     """Train a network and return its state. Test images are only evaluated: no parameter depends on them.
+    Nothing is printed.
 
     data: as load_data returns it. state: to resume from, at the end of an epoch. each_step(state, terms) is called
-    after every step, each_epoch(state) after every epoch; what they keep they must copy. dtype: float64 is for tests.
+    after every step, each_epoch(state) after every epoch; what they keep they must copy. Progress has such hooks.
+    dtype: float64 is for tests.
 
     The state, a dict, is everything that a run is: params {name: array}, running (statistics of the normalizations),
     adam_m and adam_v (moments), step and history. Raise InputError when training diverges."""
@@ -223,16 +338,16 @@ def train(config, data, state=None, each_step=lambda *_: None, each_epoch=lambda
     state = initial_state(config, dtype) if state is None else state
     state["history"]["source"] = data["source"]
     n_train = len(data["train"]["labels"])
-    steps_per_epoch = -(-n_train // config.batch_size)
+    per_epoch = steps_per_epoch(config, data)
     with worker_threads(config) as workers:
-        for epoch in range(state["step"] // steps_per_epoch, config.n_epochs):
+        for epoch in range(state["step"] // per_epoch, config.n_epochs):
             start, sums = time.perf_counter(), {}
             for samples in epoch_samples(data, epoch, config):
                 for rows in batches(samples, config.batch_size):
                     terms, shard_grads, statistics = batch_gradients(state["params"], samples, rows, config, workers)
                     if not math.isfinite(terms["loss"]):
                         raise InputError(f"loss {terms['loss']}, step {state['step'] + 1}: diverged. Lower --lr")
-                    rate = schedule(config, state["step"], config.n_epochs * steps_per_epoch)
+                    rate = schedule(config, state["step"], config.n_epochs * per_epoch)
                     optimizer_step(state, shard_grads, rate, config, workers)
                     update_running_statistics(state["running"], statistics, state["step"])
                     state["step"] += 1
@@ -242,9 +357,13 @@ def train(config, data, state=None, each_step=lambda *_: None, each_epoch=lambda
             metrics |= {"train_" + name: total / n_train for name, total in sums.items()}
             metrics |= validate(weights_of(state), data, config, workers)
             state["history"]["epochs"].append(metrics)
-            say(PROGRESS.format(config.n_epochs, n_train / metrics["seconds"], **metrics), config)
             each_epoch(state)
     return state
+
+
+def steps_per_epoch(config, data):
+    """Return the number of batches of an epoch; the last one may be smaller"""
+    return math.ceil(len(data["train"]["labels"]) / config.batch_size)
 
 
 def initial_state(config, dtype=np.float32):
@@ -337,10 +456,11 @@ def validate(weights, data, config, workers):
     return {name: metrics[name] for name in ("familiar", "novel", "drop", "familiar_loss", "novel_loss")}
 
 
-RUN_NAME = "{model}-{preset}-{split}-seed{seed}"
+RUN_NAME = "{model}-{preset}-{data}-{split}-seed{seed}"            # of a new folder
+SEVERAL_NAME = "several-{data}-{split}-seed{seed}"                  # of one for several models
 WATCHED = "familiar"               # after every epoch
-PROGRESS = ("epoch {epoch}/{}  train loss {train_loss:.3f}  train accuracy {train_accuracy:.3f}  test accuracy: "
-            "familiar {familiar:.3f}, novel {novel:.3f}  {:.0f} samples/s")
+PROGRESS = ("epoch {epoch}/{n_epochs}  train loss {train_loss:.3f}  train accuracy {train_accuracy:.3f}  "
+            "test accuracy: familiar {familiar:.3f}, novel {novel:.3f}  {seconds:.0f} s")
 TABLE = {                          # what is printed of a test: label, format
     "n_params": ("parameters", ",d"), "familiar": ("accuracy, familiar viewpoints", ".4f"),
     "novel": ("accuracy, novel viewpoints", ".4f"), "drop": ("drop", ".4f")}
@@ -1195,7 +1315,7 @@ def matched_width(config):
     def size(config, width=0):
         return sum(math.prod(shape) for shape in param_shapes(config, width).values())
     reference = "matrix-capsnet" if config.model in PAPER_CNNS else "capsnet-shared"
-    target = size(dataclasses.replace(config, model=reference, coordinates=True))
+    target = size(dataclasses.replace(config, model=reference, coordinates=True, dropout=None))
     upper = 1 + bisect.bisect_left(range(1, 4096), target, key=lambda width: size(config, width))
     return min((max(1, upper - 1), upper), key=lambda width: abs(size(config, width) - target))
 
@@ -2287,95 +2407,310 @@ def draw_view(toy, elevation, azimuth, side):
                      for camera in (-STEREO / 2, STEREO / 2)], 1)
 
 
-# -------------------------------------------------------------- save, load, command line
+# -------------------------------------------------------------- save and load
 
-GROUPS = {"params": "params", "state": "running", "adam_m": "adam_m", "adam_v": "adam_v"}   # in a file, in the state
+# A weights file has arrays GROUP/NAME, and meta, a JSON text. Its groups, and their names in a state:
+GROUPS = {"params": "params", "state": "running", "adam_m": "adam_m", "adam_v": "adam_v"}
 
 
-def save(path, config, state, groups=tuple(GROUPS)):
-    """Write settings, history and some GROUPS of the state to an .npz; evaluation needs the first two, resuming all"""
+def save(path, config, state):
+    """Write the settings and the whole state of a run to an .npz file. Without moments it can be tested, not resumed"""
     if not fits(state["params"], config):
-        raise InputError("this Config is not the one of this state. Give fit_to_data(config, data) of its training")
-    kept = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if not f.metadata.get("runtime")}
-    meta = {"experiment": EXPERIMENT, "step": state["step"], "history": state["history"], "config": kept}
-    arrays = {f"{group}/{name}": a for group in groups for name, a in state[GROUPS[group]].items()}
+        raise InputError("this Config is not the one of this state. "
+                         "Give fit_to_data(config, data) of its training")
+    kept = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)
+            if "runtime" not in f.metadata}
+    meta = {"experiment": EXPERIMENT, "step": state["step"], "history": state["history"],
+            "config": kept}
+    arrays = {f"{group}/{name}": array for group, key in GROUPS.items()
+              for name, array in state[key].items()}
     file = io.BytesIO()
     np.savez(file, meta=np.array(json.dumps(meta)), **arrays)
     write_file(path, file.getvalue())
 
 
+def without_moments(state):
+    """Return a state that can be tested, but not resumed: its file has a third of the size"""
+    return state | {"adam_m": {}, "adam_v": {}}
+
+
 def load(path):
-    """Return the Config and the state that save wrote; of a file without moments their dicts are empty. float16 weights
-    become float32. Raise InputError if the file is missing, damaged or another network's"""
-    state = {group: {} for group in GROUPS.values()}
+    """Return the Config and the state that save wrote to a file, or to the folder of a run. Of a file without moments
+    their dicts are empty. float16 weights become float32. Raise InputError if the file is missing or damaged, or of
+    another network"""
+    path = weights_file(path)
+    not_ours = InputError(f"{path}: damaged, or not a network of {EXPERIMENT}.py. "
+                          "Give a file or a run's folder that it wrote")
     try:
-        with np.load(path) as file:
-            meta = json.loads(str(file["meta"]))
-            for group, name in (key.split("/") for key in file.files if "/" in key):
-                a = file[f"{group}/{name}"]
-                state[GROUPS[group]][name] = a.astype(np.promote_types(a.dtype, np.float32))
-        known = {f.name for f in dataclasses.fields(Config)} & meta["config"].keys()
+        meta, state = read_npz(path)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}. "
+                         "Give a weights file, or the folder of a run") from None
+    except Exception:              # undocumented: what a damaged zip file makes its reader raise
+        raise not_ours from None
+    if meta["experiment"] != EXPERIMENT:
+        raise not_ours
+    known = {f.name for f in dataclasses.fields(Config)} & meta["config"].keys()
+    try:
         config = Config(**{name: meta["config"][name] for name in known})
-        if not fits(state["params"], config) or "source" not in meta["history"]:
-            raise ValueError
-    except Exception as error:                        # what a damaged zip file makes its reader raise is not documented
-        fault = getattr(error, "strerror", None) or f"damaged, or not a network of {EXPERIMENT}.py"
-        raise InputError(f"{path}: {fault}. Give a file that {EXPERIMENT}.py wrote") from None
-    loaded = {"file": Path(path).name, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest(),
-              "trained_seed": config.seed}
-    return config, state | {"step": meta["step"], "history": meta["history"], "loaded": loaded, "config": config}
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    if not fits(state["params"], config):
+        raise not_ours
+    return config, state | {"step": meta["step"], "history": meta["history"]}
+
+
+def weights_file(path):
+    """Return the path of a weights file, which may be given as the folder of its run"""
+    path = Path(path)
+    if not os.path.isdir(path):
+        return path
+    several = sorted(str(file.parent) for file in path.glob("*/weights.npz"))
+    if several and not (path / "weights.npz").exists():
+        raise InputError(f"{path}: holds several runs. Give one of them: {', '.join(several)}")
+    return path / "weights.npz"
+
+
+def read_npz(path):
+    """Return meta, a dict of experiment, step, config and history, and the groups of a state, {group: {name: array}},
+    that are in a file. Raise KeyError if it lacks one of these"""
+    state = {key: {} for key in GROUPS.values()}
+    with np.load(path) as file:
+        meta = json.loads(str(file["meta"]))
+        meta = {name: meta[name] for name in ("experiment", "step", "config", "history")}
+        if not {"source", "epochs"} <= meta["history"].keys():
+            raise KeyError("history")
+        for key in file.files:
+            if "/" in key:
+                group, name = key.split("/")
+                array = file[key]
+                state[GROUPS[group]][name] = array.astype(np.promote_types(array.dtype, np.float32))
+    return meta, state
 
 
 def fits(arrays, config):
     """Return whether arrays, {name: array}, have the shapes of the parameters of a Config's network"""
-    return param_shapes(config) == {name: a.shape for name, a in arrays.items()}
+    return param_shapes(config) == {name: array.shape for name, array in arrays.items()}
+
+
+def identity_of(path, config):
+    """Return what identifies a trained network in results: the file's name and digest, and the seed of its training"""
+    path = weights_file(path)
+    return {"file": path.name, "sha256": digest_of(path), "trained_seed": config.seed}
+
+
+def digest_of(path):
+    """Return the SHA-256 of a weights file or that of a folder; None of None"""
+    if path is None:
+        return None
+    return hashlib.sha256(weights_file(path).read_bytes()).hexdigest()
 
 
 def write_file(path, content):
     """Write bytes under another name, then rename the file, so that it is written whole or not at all. content None:
     only raise InputError if the file could not be written"""
     path = Path(os.path.realpath(path))                                 # a link is followed, not replaced
-    temporary = Path(f"{path}.{os.getpid()}")
+    aside = Path(f"{path}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not path.is_file():
             raise OSError(0, "is a folder or a device")
-        temporary.write_bytes(content or b"")
+        aside.write_bytes(content or b"")
         if content is not None:
-            temporary.replace(path)
+            aside.replace(path)
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}. Name a file in a writable folder with room") from None
+        raise InputError(f"cannot write {path}: {error.strerror}. "
+                         "Name a place in a writable folder with room") from None
     finally:
         with contextlib.suppress(OSError):
-            temporary.unlink()
+            aside.unlink()
 
 
-def say(text, config):
-    """Print a line; what cannot be printed, as the reader has ended, does not end a training"""
-    if not config.quiet:
-        with contextlib.suppress(OSError, ValueError):
-            print(text, flush=True)
+# -------------------------------------------------------------- a run is a folder
+# weights.npz holds the whole state and is replaced after every epoch; metrics.json is written last, so that it marks a
+# finished run. The same command resumes; no other run is overwritten.
+
+@contextlib.contextmanager
+def run_folder(outdir, name):
+    """Make the folder of a run and give it to a `with` block: outdir or, if that is None, a new one below runs/. If
+    nothing is saved in it, the block leaves no new folder behind"""
+    if outdir is None:
+        folder, made = new_folder(name)
+    else:
+        folder = Path(outdir)
+        made = make_folder(folder, exist_ok=True)
+    try:
+        write_file(folder / "weights.npz", None)       # complain now, not after the first epoch
+        yield folder
+    finally:
+        for path in made:
+            with contextlib.suppress(OSError):                          # it is not empty
+                path.rmdir()
 
 
-def flag_of(name):
-    """Return the command-line flag of a setting"""
-    return "--" + name.replace("_", "-")
+def new_folder(name):
+    """Make a folder that did not exist; of runs that start at once each gets its own. Return it, and what was made"""
+    for k in itertools.count(1):
+        folder = Path("runs", EXPERIMENT, name if k == 1 else f"{name}-{k}")
+        with contextlib.suppress(FileExistsError):
+            return folder, make_folder(folder, exist_ok=False)
+
+
+def make_folder(folder, exist_ok):
+    """Make a folder and its parents, and return those that did not exist, the innermost first"""
+    new = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
+    try:
+        folder.mkdir(parents=True, exist_ok=exist_ok)
+    except OSError as error:
+        if isinstance(error, FileExistsError) and not exist_ok:
+            raise
+        raise InputError(f"cannot make {folder}: {error.strerror}. Name a writable --outdir") from None
+    return new
+
+
+def is_begun(folder):
+    """Return whether a folder holds a run. Raise InputError if it holds anything else"""
+    if (folder / "weights.npz").exists():
+        return True
+    left = [path.name for path in folder.iterdir() if not path.name.startswith("weights.npz.")]
+    if left:
+        raise InputError(f"{folder}: holds other files ({left[0]}). "
+                         "Name a new --outdir, or the folder of a run")
+    return False
+
+
+def begin(folder, config, data, init):
+    """Return the state from which a run goes on: that in its folder or, if there is none yet, a new one, with the
+    weights of the file `init` if that is not None. Raise InputError if the folder holds another run"""
+    if is_begun(folder):
+        theirs, state = load(folder)
+        check_same_run(folder, theirs, state, config, data, init)
+        return state
+    state = initial_state(config)
+    if init is not None:
+        _, started = load(init)
+        check_classes(init, started, config, data)
+        state |= {"params": started["params"], "running": started["running"]}
+    state["history"]["init"] = digest_of(init)
+    return state
+
+
+def check_same_run(folder, theirs, state, config, data, init):
+    """Raise InputError if a run in a folder, with the settings `theirs`, is another one than a command asks for"""
+    own = {f.name: getattr(config, f.name) for f in SETTINGS}
+    if config.n_epochs > theirs.n_epochs and config.lr_schedule == theirs.lr_schedule == "constant":
+        own["n_epochs"] = theirs.n_epochs                               # it goes on
+    if config.n_epochs > theirs.n_epochs and theirs.lr_schedule == "cosine":
+        raise InputError(f"{folder}: its learning rate ends at 0 with epoch {theirs.n_epochs}. "
+                         f"Start another run from it: --init {folder}")
+    check_same(folder, theirs, own, ("runtime",))
+    if state["history"].get("init", digest_of(init)) != digest_of(init):
+        raise InputError(f"{folder}: started from other weights. "
+                         "Give the same --init, or another --outdir")
+    for key in "source", "names":
+        if state["history"].get(key) != data.get(key):
+            raise InputError(f"{folder}: was trained on {data_name(state['history']['source'])}, "
+                             "other data or classes. Give the same data, or another --outdir")
+    if not fits(state["adam_m"], config):
+        raise InputError(f"{folder}: cannot be resumed, since its weights have no moments of the "
+                         f"optimizer. Start another run from it: --init {folder}")
+
+
+def check_same(path, theirs, given, may_differ):
+    """Raise InputError if a given setting, {name: value}, contradicts those of a file or a run's folder. may_differ:
+    words of the settings' metadata, "test" or "runtime"; settings with one of these may differ"""
+    for f in SETTINGS:
+        is_free = any(word in f.metadata for word in may_differ)
+        own = getattr(theirs, f.name)
+        if not is_free and given.get(f.name, own) != own:
+            raise InputError(f"{flag_of(f.name)} {given[f.name]}: {path} has {own}. "
+                             "Give that, or name another file or folder")
+
+
+def check_classes(path, state, config, data):
+    """Raise InputError unless the network of a file has the layers of a Config"""
+    if not fits(state["params"], config):
+        raise InputError(f"{path}: has other layers or classes. Give its settings and data "
+                         f"({data_name(state['history']['source'])})")
+
+
+def finished_result(folder, config):
+    """Return the result of the run in a folder if it is finished, else None. Raise InputError if the test of the
+    finished run had other settings"""
+    path = folder / "metrics.json"
+    if not path.exists():
+        return None
+    try:
+        result = json.loads(path.read_text("utf-8"))
+        theirs = result["config"]
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"{path}: damaged. "
+                         "Delete it, and the same command tests the run again") from None
+    if theirs["n_epochs"] < config.n_epochs:
+        return None                                                     # it goes on
+    for f in SETTINGS:
+        value = getattr(config, f.name)
+        if "test" in f.metadata and theirs.get(f.name, value) != value:
+            again = command_line("--load", folder, flag_of(f.name), value)
+            raise InputError(f"{flag_of(f.name)} {value}: {folder} is finished, with "
+                             f"{theirs[f.name]}. Test it again: {again}")
+    return result
+
+
+def run(config, data, state, folder):
+    """Train a network from a state on and test it; write weights.npz after every epoch, and metrics.json. Return
+    result_of it"""
+    progress = Progress(config, data)
+
+    def after_epoch(state):
+        save(folder / "weights.npz", config, state)
+        progress.epoch(state)
+
+    try:
+        state = train(config, data, state, progress.step, after_epoch)
+    finally:
+        progress.clear()
+    with worker_threads(config) as workers:
+        if config.recompute_statistics:
+            n = config.recompute_statistics
+            state["running"] |= recompute_statistics(state, data, config, n)
+        elif state["running"] and state["step"] >= 10_000:
+            check_statistics(state, data, config, workers)
+        save(folder / "weights.npz", config, state)    # before the test, which may fail
+        metrics = evaluate_test(weights_of(state), data, config, workers)
+    result = result_of(config, state, data, metrics)
+    write_file(folder / "metrics.json", as_json(result))
+    return result
 
 
 def result_of(config, state, data, test):
-    """Return what --out-json holds: settings, metrics, what the bits depend on, and the history as columns"""
-    processor = platform.processor() or platform.machine()
+    """Return what metrics.json holds: the settings, the metrics of evaluate_test, what the bits depend on, and the
+    history, {column: values}"""
+    epochs = state["history"]["epochs"]
+    columns = epochs[0] if epochs else ()
+    seconds = sum(epoch["seconds"] for epoch in epochs)
+    settings = {f.name: getattr(config, f.name) for f in SETTINGS
+                if f.name != "quiet" and not f.name.endswith("_dir")}
+    return {
+        "experiment": EXPERIMENT,
+        "source": data["source"],
+        "trained_on": state["history"]["source"],
+        "config": settings,
+        "n_params": sum(array.size for array in state["params"].values()),
+        **test_metrics(test),
+        "seconds_train": seconds,
+        "ms_per_step": 1e3 * seconds / max(1, state["step"]),
+        "versions": {"python": platform.python_version(), "numpy": np.__version__},
+        "machine": {"processor": processor_name(), "cores": n_cores()},
+        "history": {name: [epoch[name] for epoch in epochs] for name in columns}}
+
+
+def processor_name():
+    """Return the processor's name, as far as the system tells it"""
     with contextlib.suppress(OSError, IndexError):
-        processor = Path("/proc/cpuinfo").read_text("utf-8").split("model name")[1].split("\n")[0].strip("\t: ")
-    epochs, seconds = state["history"]["epochs"], sum(epoch["seconds"] for epoch in state["history"]["epochs"])
-    of_file = {"loaded": state["loaded"], "history": {}} if "loaded" in state else {}         # the file has its history
-    return {"experiment": EXPERIMENT, "source": data["source"], "trained_on": state["history"]["source"],
-            "config": {f.name: getattr(config, f.name) for f in SETTINGS if not f.name.endswith(("_dir", "quiet"))},
-            "n_params": sum(p.size for p in state["params"].values()), **test_metrics(test),
-            "seconds_train": seconds, "ms_per_step": 1e3 * seconds / max(1, state["step"]),
-            "versions": {"python": platform.python_version(), "numpy": np.__version__},
-            "machine": {"processor": processor, "cores": n_cores()},
-            "history": {key: [epoch[key] for epoch in epochs] for key in (epochs[0] if epochs else ())}} | of_file
+        line = Path("/proc/cpuinfo").read_text("utf-8").split("model name")[1].split("\n")[0]
+        return line.strip("\t: ")
+    return platform.processor() or platform.machine()
 
 
 def test_metrics(test):
@@ -2384,174 +2719,327 @@ def test_metrics(test):
     return {name: value for name, value in test.items() if name != "correct"} | {"hit_bits": bits}
 
 
+def as_json(result):
+    """Return a result as the bytes of a JSON text"""
+    return json.dumps(result, indent=1, default=float).encode()
+
+
+# -------------------------------------------------------------- what is printed
+
+class Progress:
+    """The hooks of train that say how a training goes: the metrics of every epoch and, within an epoch, where it is.
+    On a terminal that line is rewritten every second; elsewhere there is one about every ten seconds, so none if
+    epochs are shorter."""
+
+    WIDTH = 70                     # of the line that is rewritten
+
+    def __init__(self, config, data):
+        self.config = config
+        self.per_epoch = steps_per_epoch(config, data)
+        self.on_terminal = sys.stdout is not None and sys.stdout.isatty()
+        self.interval = 1 if self.on_terminal else 10                   # s
+        self.n_steps = 0                                                # of this process
+        self.began = self.said = time.perf_counter()
+
+    def step(self, state, terms):
+        """Say where the training is, if that is due; the hook each_step"""
+        self.n_steps += 1
+        now = time.perf_counter()
+        if now - self.said < self.interval or state["step"] % self.per_epoch == 0:
+            return
+        self.said = now
+        last_step = self.config.n_epochs * self.per_epoch
+        seconds = (now - self.began) / self.n_steps                     # per step, with validations
+        left = datetime.timedelta(seconds=round(seconds * (last_step - state["step"])))
+        text = (f"step {state['step']}/{last_step}  loss {terms['loss']:.3f}  "
+                f"{1e3 * seconds:.0f} ms/step  {left} left")
+        if self.on_terminal:
+            say(text.ljust(self.WIDTH), self.config, end="\r")
+        else:
+            say(text, self.config)
+
+    def epoch(self, state):
+        """Print the metrics of the last epoch; the hook each_epoch"""
+        metrics = state["history"]["epochs"][-1]
+        text = PROGRESS.format(n_epochs=self.config.n_epochs, **metrics)
+        say(text.ljust(self.WIDTH), self.config)
+        self.said = time.perf_counter()
+
+    def clear(self):
+        """Remove the line that is rewritten"""
+        if self.on_terminal:
+            say(" " * self.WIDTH, self.config, end="\r")
+
+
+def say(text, config, end="\n"):
+    """Print a line; what cannot be printed, as the reader has ended, does not end a training"""
+    if not config.quiet:
+        with contextlib.suppress(OSError, ValueError):
+            print(text, end=end, flush=True)
+
+
 def print_table(results, config):
     """Print the test's metrics, a row each; results: {name of a network: result_of it}"""
     width = 2 + max(14, *map(len, results))
     sources = dict.fromkeys(data_name(result["source"], result["trained_on"]) for result in results.values())
-    say(f"\nTest samples of {', '.join(sources)}\n{'':36}{''.join(name.rjust(width) for name in results)}", config)
+    say(f"\nTest samples of {', '.join(sources)}", config)
+    say(" " * 36 + "".join(name.rjust(width) for name in results), config)
     for key, (label, form) in TABLE.items():
-        cells = ["-" if result.get(key) is None else format(result[key], form) for result in results.values()]
-        if set(cells) != {"-"}:
-            say(f"{label:36}" + "".join(cell.rjust(width) for cell in cells), config)
+        values = [result.get(key) for result in results.values()]
+        if any(value is not None for value in values):
+            cells = ["-" if value is None else format(value, form) for value in values]
+            say(label.ljust(36) + "".join(cell.rjust(width) for cell in cells), config)
+
+
+def command_line(*words):
+    """Return a command line of this script, to be copied"""
+    return shlex.join(["python3", sys.argv[0], *map(str, words)])
+
+
+def what_is_saved(folders, outdir, given_outdir):
+    """Return what a stopped run has saved, and the command that resumes it. folders: {Config: its folder}"""
+    saved = []
+    for config, folder in folders.items():
+        if (folder / "weights.npz").exists():
+            _, state = load(folder)
+            n_saved = len(state["history"]["epochs"])
+            saved.append(f"epoch {n_saved}/{config.n_epochs} of {config.model}")
+    if not saved:
+        return "stopped before the first epoch ended; nothing is saved"
+    words = sys.argv[1:]
+    if given_outdir is None:
+        words = [*words, "--outdir", outdir]
+    return f"stopped; {outdir} has {', '.join(saved)}. To resume: {command_line(*words)}"
+
+
+# -------------------------------------------------------------- command line
+
+def main():
+    args = read_command_line()
+    if args.out_json is None:
+        train_or_test(args)
+    elif args.out_json == "-":
+        with contextlib.redirect_stdout(sys.stderr):
+            result = train_or_test(args)
+        print(as_json(result).decode())
+    else:
+        write_file(args.out_json, None)                # complain now, not after the training
+        write_file(args.out_json, as_json(train_or_test(args)))
+
+
+def train_or_test(args):
+    """Do what the command line asks for. Return the result or, of several models, {model: result}"""
+    if args.load is None:
+        results = train_and_test(args)
+    else:
+        results = test_saved(args)
+    if len(results) == 1:
+        return next(iter(results.values()))
+    return results
+
+
+def train_and_test(args):
+    """Train each model in a folder of its own, or go on there, and test it. Return {model: result}"""
+    configs = configs_of(given_settings(args))
+    if len(configs) > 1 and args.init is not None:
+        raise InputError("--init is for one network. Give one --model")
+    name = RUN_NAME.format(**vars(configs[0]))
+    if len(configs) > 1:
+        name = SEVERAL_NAME.format(**vars(configs[0]))
+    results = {}
+    with run_folder(args.outdir, name) as outdir:
+        say(f"folder: {outdir}", configs[0])
+        folders = {configs[0]: outdir}
+        if len(configs) > 1:
+            folders = {config: outdir / config.model for config in configs}
+            check_several(outdir, [config.model for config in configs])
+        data = load_data(configs[0])
+        try:
+            for config, folder in folders.items():
+                with run_folder(folder, None):
+                    results[config.model] = train_one(config, data, folder, args.init)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(what_is_saved(folders, outdir, args.outdir)) from None
+        finally:                                       # of models before one that failed, too
+            if results:
+                print_table(results, configs[0])
+        say(f"saved: {outdir} (weights.npz and metrics.json of each network)", configs[0])
+        words = ["--load", folders[configs[0]]]
+        if configs[0].norb_dir:
+            words += ["--norb-dir", configs[0].norb_dir]
+        say(f"test {configs[0].model} again: {command_line(*words)}", configs[0])
+    return results
+
+
+def check_several(folder, models):
+    """Raise InputError if a folder for runs of several models holds anything else"""
+    for path in folder.iterdir():
+        if path.name not in models:
+            raise InputError(f"{folder}: holds other files ({path.name}). Name a new --outdir")
+
+
+def train_one(config, data, folder, init):
+    """Train a network in a folder, or go on there, and test it. Return the result"""
+    config = fit_to_data(config, data)
+    state = begin(folder, config, data, init)
+    result = finished_result(folder, config)
+    if result is not None:
+        say(f"{config.model} is finished", config)
+        return result
+    started = f"training {config.model}"
+    if state["step"]:
+        started = f"{config.model}, resuming at step {state['step']}"
+    say(f"{started}, {data_name(data['source'])}", config)
+    return run(config, data, state, folder)
+
+
+def test_saved(args):
+    """Test the network of --load; with --outdir, save it and its result there. Return {model: result}"""
+    if args.init is not None:
+        raise InputError("--init is for a training, and --load only tests. Leave one out")
+    trained, state = load(args.load)
+    given = given_settings(args)
+    if "model" in given:
+        given["model"] = " ".join(given["model"])
+    check_same(args.load, trained, given, ("runtime", "test"))
+    config = dataclasses.replace(trained, **given)
+    needs_training_images = config.recompute_statistics or config.model == "nearest"
+    data = load_data(config, without=() if needs_training_images else ("train",))
+    config = fit_to_data(config, data)
+    check_classes(args.load, state, config, data)
+    with contextlib.ExitStack() as stack:
+        folder = args.outdir and stack.enter_context(run_folder(args.outdir, None))
+        if folder and is_begun(folder):
+            raise InputError(f"{folder}: holds a run. Name a new --outdir")
+        if config.recompute_statistics:
+            n = config.recompute_statistics
+            state["running"] |= recompute_statistics(state, data, config, n)
+        with worker_threads(config) as workers:
+            metrics = evaluate_test(weights_of(state), data, config, workers)
+        result = result_of(config, state, data, metrics)
+        result |= {"loaded": identity_of(args.load, trained), "history": {}}
+        print_table({config.model: result}, config)
+        if folder:
+            save(folder / "weights.npz", trained, state)
+            write_file(folder / "metrics.json", as_json(result))
+            say(f"saved: {folder} (weights.npz, metrics.json)", config)
+    return {config.model: result}
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line"""
+
+    def error(self, message):
+        _, is_unknown, words = message.partition("unrecognized arguments: ")
+        if is_unknown:
+            flag = words.split()[0].partition("=")[0]
+            alike = difflib.get_close_matches(flag, self._option_string_actions, n=1)
+            if alike:
+                raise InputError(f"{message}. Did you mean {alike[0]}?")
+        raise InputError(f"{message}. See --help")
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Help with the docstring as it is, and texts beside longer flags, too"""
+
+    def __init__(self, prog):
+        super().__init__(prog, max_help_position=32)
+
+
+class Replaced(argparse.Action):
+    """A flag that is gone: it says what replaces it"""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        raise InputError(f"{option_string} is gone: {self.const}")
+
+
+def read_command_line():
+    """Return the command line's values; settings that are not given leave no attribute"""
+    parser = Parser(description=__doc__, usage="%(prog)s [options]", allow_abbrev=False,
+                    formatter_class=HelpFormatter)
+    parser.add_argument("--outdir", metavar="DIR",
+                        help="folder of the run, saved after every epoch; the same command resumes it "
+                             f"(default: a new one below runs/{EXPERIMENT})")
+    parser.add_argument("--load", nargs="?", const=PRETRAINED[0], metavar="PLACE",
+                        help="test a network, in a file or a run's folder (default: our "
+                             "matrix-capsnet); --outdir saves the result")
+    parser.add_argument("--init", metavar="PLACE",
+                        help="start from the weights of a file or of another run")
+    parser.add_argument("--out-json", metavar="FILE",
+                        help="copy metrics.json here, of several models a dict of them; "
+                             "-: to standard output")
+    parser.add_argument("--checkpoint", nargs="?", action=Replaced, help=argparse.SUPPRESS,
+                        const="--outdir DIR is the run's folder, and the same command resumes")
+    parser.add_argument("--out-weights", nargs="?", action=Replaced, help=argparse.SUPPRESS,
+                        const="--outdir DIR has weights.npz; workflow/slim.py makes it small")
+    add_settings(parser)
+    args = parser.parse_args()
+    if args.out_json is not None and args.out_json.endswith(".npz"):
+        raise InputError(f"--out-json {args.out_json}: is named like weights. Give a name.json")
+    return args
+
+
+METAVARS = {int: "N", float: "X", str: "TEXT"}          # in --help, by the type of a setting
 
 
 def add_settings(parser):
     """Add a flag for every setting; those that are not given leave no attribute"""
     for f in SETTINGS:
-        default = f.default if f.default is not None else ", ".join(
-            f"{preset} {values[f.name]}" for preset, values in PRESETS.items())
-        text = f.metadata["help"] + f" (default: {default})" * (default is not False and default != "")
-        text += "".join(f" [{name} {', '.join(values)} only]" for name, values in f.metadata.get("only", {}).items())
-        kind = {"type": f.type, "choices": f.metadata.get("choices"), "nargs": "+" if f.name == "model" else None}
-        parser.add_argument(flag_of(f.name), *f.metadata.get("alias", "").split(), default=argparse.SUPPRESS, help=text,
-                            **kind if f.type is not bool else {"action": argparse.BooleanOptionalAction})
+        flags = [flag_of(f.name), *f.metadata.get("alias", "").split()]
+        if f.type is bool:
+            kind = {"action": argparse.BooleanOptionalAction}
+        elif "choices" in f.metadata:
+            kind = {"choices": f.metadata["choices"]}
+        else:
+            kind = {"type": f.type, "metavar": f.metadata.get("metavar", METAVARS[f.type])}
+        if f.name == "model":
+            kind |= {"nargs": "+", "metavar": ("{" + ",".join(kind["choices"]) + "}", "MODEL")}
+        parser.add_argument(*flags, default=argparse.SUPPRESS, help=help_of(f), **kind)
+
+
+def help_of(f):
+    """Return the help text of a setting: what it is, its default, and what it applies to"""
+    text = f.metadata["help"]
+    if f.default is None:
+        text += f" (default: {varying_default(f.name)})"
+    elif f.default is not False and f.default != "":
+        text += f" (default: {f.default})"
+    for name, values in f.metadata.get("only", {}).items():
+        choices = Config.__dataclass_fields__[name].metadata["choices"]
+        others = [choice for choice in choices if choice not in values]
+        if len(others) == 1:
+            text += f" [not {name} {others[0]}]"
+        else:
+            text += f" [{name} {', '.join(values)} only]"
+    return text
+
+
+def varying_default(name):
+    """Return the defaults of a setting in words: that of matrix-capsnet, then those of other models"""
+    models_of = {}
+    for model, values in MODELS.items():
+        models_of.setdefault(values[name], []).append(model)
+    usual, *others = models_of
+    return "; ".join([str(usual), *(f"{', '.join(models_of[value])} {value}" for value in others)])
 
 
 def given_settings(args):
-    """Return the settings that were given on the command line, {name: value}"""
+    """Return the settings that were given on the command line, {name: value}; model is a list"""
     return {f.name: getattr(args, f.name) for f in SETTINGS if hasattr(args, f.name)}
 
 
-def check_useful(given, configs):
-    """Raise InputError if a given setting has an effect on none of some Configs"""
-    for f in SETTINGS:
-        if f.name in given and not any(applies(f, config) for config in configs):
-            raise InputError(f"{flag_of(f.name)} has no effect with the other settings: see --help. Leave it out")
-
-
-def configs_of(given):
-    """Return the Config of each model with the given settings"""
-    configs = [Config(**given | {"model": model}) for model in dict.fromkeys(given.get("model", default_models(given)))]
-    check_useful(given, configs)
-    return configs
-
-
-def check_same(path, theirs, given, may_differ):
-    """Raise InputError if a given setting, {name: value}, contradicts those of a file"""
-    for f in SETTINGS:
-        own = getattr(theirs, f.name)
-        if given.get(f.name, own) != own and not may_differ & f.metadata.keys():
-            raise InputError(f"{flag_of(f.name)} {given[f.name]}: {path} has {own}. Give that, or name another file")
-
-
-def default_models(given):
-    """Return the models that are trained without --model"""
-    return ("matrix-capsnet", "cnn", *(("cnn-gap", "nearest") if given.get("data") == "shapes" else ("cnn-bn",)))
-
-
-def run(config, data, state, is_trained, checkpoint, weights, out_json):
-    """Train a network, unless it is trained; test it and write its files. state: of the file of --load or --init, or
-    None. Return the result, and a line on each of its files"""
-    config, name = fit_to_data(config, data), RUN_NAME.format(**vars(config))
-    if state:
-        check_classes(state, config, data)
-    folders = (Path("runs", EXPERIMENT, name + f"-{k}" * (k > 1)) for k in range(1, 10_000))
-    folder = next(folder for folder in folders if not folder.exists())  # a run destroys nothing
-    if not is_trained:
-        weights, out_json = weights or not checkpoint and folder / "weights.npz", out_json or folder / "metrics.json"
-        say(f"{data_name(data['source'])}; {name}", config)
-        state = begin(checkpoint, config, data, state)
-    outputs = [path for path in (checkpoint, weights, out_json) if path and path != "-"]
-    for path in outputs:
-        write_file(path, None)                                          # complain now, not after the training
-    if not is_trained:
-        state = train(config, data, state, each_epoch=lambda state: checkpoint and save(checkpoint, config, state))
-    with worker_threads(config) as workers:
-        if config.recompute_statistics:
-            state["running"] |= recompute_statistics(state, data, config, config.recompute_statistics)
-        elif not is_trained and state["running"] and state["step"] >= 10_000:
-            check_statistics(state, data, config, workers)
-        for path, groups in (checkpoint, GROUPS), (weights, ("params", "state")):
-            if path:                                                    # before the test, which may fail
-                save(path, state.get("config", config), state, groups)
-        result = result_of(config, state, data, evaluate_test(weights_of(state), data, config, workers))
-    text = json.dumps(result, indent=1, default=float)
-    if out_json == "-":
-        print(text, file=sys.__stdout__)
-    elif out_json:
-        write_file(out_json, text.encode())
-    places = "".join(f' {flag_of(name)} "{at}"' for name, at in vars(config).items() if at and name.endswith("_dir"))
-    again = f"; to test it again: python3 {sys.argv[0]} --load "
-    return result, [f"wrote {path}" + f'{again}"{path}"{places}' * (path != out_json) for path in outputs]
-
-
-def check_classes(state, config, data):
-    """Raise InputError unless the network of a file has the layers of a Config"""
-    file, source = state["loaded"]["file"], data_name(state["history"]["source"])
-    if not fits(state["params"], config):
-        raise InputError(f"{file}: has other layers or classes. Give its settings and data ({source})")
-
-
-def begin(path, config, data, init):
-    """Return the state to train from: that of the checkpoint `path` or, if there is none yet, a new one, with the
-    weights of `init`, a state, if given. Raise InputError if the checkpoint belongs to another run"""
-    if not path or not Path(path).exists():
-        return initial_state(config) | {name: init[name] for name in ("params", "running") if init}
-    theirs, state = load(path)
-    if config.n_epochs > theirs.n_epochs and theirs.lr_schedule == "cosine":
-        raise InputError(f"{path}: its rate ends at 0 with epoch {theirs.n_epochs}. Use --init {path} instead")
-    check_same(path, theirs, vars(config) | {"n_epochs": min(theirs.n_epochs, config.n_epochs)}, {"runtime"})
-    if not fits(state["adam_m"], config) or any(state["history"].get(k) != data.get(k) for k in ("source", "names")):
-        raise InputError(f"{path}: is no checkpoint of this run on {data_name(data['source'])}. Name another file")
-    say(f"resuming at step {state['step']}", config)
-    return {name: state[name] for name in (*GROUPS.values(), "step", "history")}
-
-
-def refuse(fault):
-    """Raise InputError in place of argparse's usage and exit"""
-    raise InputError(f"{fault}. See --help")
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     usage="%(prog)s [options]", allow_abbrev=False)
-    parser.error = refuse
-    parser.add_argument("--load", nargs="?", const=PRETRAINED[0], metavar="FILE", help="test it, or our matrix-capsnet")
-    parser.add_argument("--checkpoint", metavar="FILE", help="save the run after every epoch; the same command resumes")
-    parser.add_argument("--init", metavar="FILE", help="start a new run from the weights of another")
-    parser.add_argument("--out-weights", metavar="FILE", help="write the network here, not below runs/")
-    parser.add_argument("--out-json", metavar="FILE", help="write settings and results here, not below runs/; -: print")
-    add_settings(parser)
-    args = parser.parse_args()
-    given = given_settings(args)
-    if args.load is not None and (args.init or args.checkpoint):
-        refuse("--init and --checkpoint are of a training, and --load only tests. Leave them out")
-    outputs = args.checkpoint, args.out_weights, args.out_json
-    files = [os.path.realpath(path) for path in (args.load, args.init, *outputs) if path]
-    if len(set(files)) < len(files):
-        refuse("a file is named twice. Give each file a name of its own")
-    if args.load is not None:
-        config, state = load(args.load)
-        given |= {"model": " ".join(given["model"])} if "model" in given else {}
-        check_same(args.load, config, given, {"runtime", "test"})
-        configs = [dataclasses.replace(config, **given)]
-        check_useful(given, configs)
-    else:
-        configs, state = configs_of(given), load(args.init)[1] if args.init else None
-    if len(configs) > 1 and (args.init or args.out_json == "-"):
-        refuse("--init and --out-json - are for one network. Give one --model")
-    sys.stdout = sys.stderr if args.out_json == "-" else sys.stdout     # of everything but the JSON
-    of_training = args.load is None or configs[0].recompute_statistics or configs[0].model == "nearest"
-    data, results, written = load_data(configs[0], () if of_training else ("train",)), {}, []
-    for config in configs:
-        more = f".{config.model}" * (len(configs) > 1)                  # each has files of its own
-        paths = [path and more.join(os.path.splitext(path)) for path in outputs]
-        results[config.model], lines = run(config, data, state, args.load is not None, *paths)
-        written += lines
-    print_table(results, configs[0])
-    for line in written:
-        say(line, configs[0])
-
-
 def run_cli(main):
-    """Call main(). What the user can correct becomes one line on stderr and exit code 2, without a traceback."""
+    """Call main(). What the user can correct becomes one line on standard error and exit code 2, Ctrl-C one line and
+    exit code 130; neither has a traceback"""
     np.seterr(all="ignore")
     try:
         main()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
+        print(str(stop) or "stopped", file=sys.stderr)
         sys.exit(130)
     except (InputError, OSError, MemoryError) as error:
-        print("error: " + " ".join((str(error) or "out of memory").split()), file=sys.stderr)
+        message = str(error) or "out of memory"
+        print("error: " + " ".join(message.split()), file=sys.stderr)
         sys.exit(2)
 
 

@@ -13,7 +13,6 @@ reconstruct the two digits in a picture of your own.
     python3 visualize_multimnist_capsnet.py --results                         # all runs in results/: seconds
     python3 visualize_multimnist_capsnet.py --image photo.png                 # a picture of your own: seconds
 """
-import dataclasses
 import sys
 from dataclasses import dataclass
 from functools import cached_property
@@ -490,7 +489,7 @@ def write_metrics(run, path):
     result = capsnet.result_of(run.config, state, run.data, run.tests) | {"errors": error_metrics(run)}
     result |= {"loaded": run.loaded.file} if run.loaded else {}
     if is_capsnet(run.config):
-        uniform = dataclasses.replace(run.config, routing_iters=1)
+        uniform = capsnet.with_uniform_coupling(run.config)
         result["routing"] = routing_metrics(run, run.lengths_with(uniform))
     write_json(path, result)
 

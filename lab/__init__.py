@@ -4,22 +4,26 @@ their command line, by their files, and as a module that a program hands over.
 An experiment is a script EXPERIMENT.py beside this folder that defines `train` and has a folder in results/. This is
 the contract with it, which tests/test_core_design.py checks.
 
-Flags:    those of its settings; --model takes several models, which are trained in turn; --load FILE evaluates a
-          trained network, --load the first of PRETRAINED; --checkpoint FILE is written after every epoch, and resumed
-          if it exists; --out-weights FILE; --out-json FILE ("-": standard output). Weights and JSON are written to a
-          new folder runs/EXPERIMENT/NAME unless these name a place.
-Messages: a line of progress begins with "epoch K/N", one of a resumed run contains "resuming at"; an error of the user
-          is one line "error: ..." on standard error, and exit code 2; Ctrl-C gives exit code 130.
+Flags:    those of its settings; --outdir DIR is the folder of a run (default: a new one below runs/EXPERIMENT/), and
+          the same command resumes it; --load PLACE tests a trained network, --load the first of PRETRAINED; --init
+          PLACE starts from its weights; --out-json FILE copies metrics.json ("-": standard output). A PLACE is a
+          weights file or the folder of a run.
+A run:    a folder. weights.npz is replaced after every epoch and holds all that resuming needs; metrics.json is written
+          last, and marks a finished run. Of several models, each has a folder in it.
+Messages: a line after an epoch begins with "epoch K/N", one within an epoch with "step", one of a resumed run contains
+          "resuming at"; an error of the user is one line "error: ..." on standard error, and exit code 2; Ctrl-C gives
+          exit code 130.
 JSON:     experiment, config (settings by name), source (of the data), trained_on (source of the training's), n_params,
           the metrics, confusion (counts: a row per class, a column per predicted one; affNIST and smallNORB have one
           per test set), hit_bits, seconds_train, ms_per_step, versions, machine, history (columns by name, one value
           per epoch).
-Weights:  a file .npz of arrays params/NAME, state/NAME and, of a checkpoint, adam_m/NAME and adam_v/NAME; and meta, a
-          JSON text: experiment, step, config, history (with the data's source).
+Weights:  a file .npz of arrays params/NAME, state/NAME and, if it can be resumed, adam_m/NAME and adam_v/NAME; and
+          meta, a JSON text: experiment, step, config, history (with the data's source).
 Module:   EXPERIMENT, PRETRAINED, Config, SETTINGS, InputError, add_settings, given_settings, configs_of, check_same,
-          check_useful, load_data, fit_to_data, epoch_samples, to_batch, initial_state, train, weights_of,
-          worker_threads, batches, batch_gradients, forward_shards, evaluate, evaluate_test, validate, init_params,
-          param_shapes, forward, loss_and_grads, result_of, test_metrics, data_name, save, load, run_cli, main
+          weights_file, identity_of, digest_of, without_moments, Progress, load_data, fit_to_data, epoch_samples,
+          to_batch, initial_state, train, weights_of, worker_threads, batches, batch_gradients, forward_shards,
+          evaluate, evaluate_test, validate, init_params, param_shapes, forward, loss_and_grads, result_of,
+          test_metrics, data_name, save, load, run_cli, main
 Of digits: synthesize_digits, and load_data's argument `download`.
 
 A state, which train takes and returns, is a dict of params, running, adam_m, adam_v, step and history. SETTINGS are the
@@ -47,8 +51,11 @@ def experiments():
 
 
 def experiment_of(path):
-    """Return the name of the experiment that wrote a weights file; None if it is not such a file"""
+    """Return the name of the experiment that wrote a weights file or the folder of a run; None if it is not such a
+    place"""
     import numpy as np  # here: the list above is read without it
+    if os.path.isdir(path):
+        path = Path(path, "weights.npz")
     try:
         with np.load(path, allow_pickle=False) as file:
             return json.loads(str(file["meta"]))["experiment"]

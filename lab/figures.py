@@ -73,8 +73,11 @@ def figure_parser(module, description, drawings, of_results):
 
 def default_outdir(module, load=()):
     """Return the folder of one's own figures: of one loaded run that of the run, else one below the current folder"""
-    run = Path(load[0]) if load and len(load) == 1 else Path()
-    return run.with_name("figures") if run.name == "weights.npz" else Path("runs", module.EXPERIMENT, "figures")
+    if load and len(load) == 1:
+        file = module.weights_file(load[0])
+        if file.name == "weights.npz":
+            return file.with_name("figures")
+    return Path("runs", module.EXPERIMENT, "figures")
 
 
 def draw(module, args, drawings, of_results, load, kind=Network):

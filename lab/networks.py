@@ -27,14 +27,14 @@ class Network:
     def test_flags(self):
         """Return the flags of the settings, other than of the data, that only the evaluation has"""
         return [f"{flag_name(f.name)} {getattr(self.config, f.name)}" for f in dataclasses.fields(self.config)
-                if "test" in f.metadata and f.name not in ("digits", "data")
+                if "test" in f.metadata and "runtime" not in f.metadata and f.name not in ("digits", "data")
                 and getattr(self.config, f.name) != getattr(self.trained, f.name)]
 
 
 def add_flags(parser, module, text):
     """Add --load, whose help begins with `text`, and a flag for every setting of an experiment"""
-    parser.add_argument("--load", nargs="*", action="extend", metavar="FILE",
-                        help=f"{text} in FILE, whose settings are used; if FILE is omitted, the pretrained "
+    parser.add_argument("--load", nargs="*", action="extend", metavar="PLACE",
+                        help=f"{text} in PLACE, a file or a run's folder; if it is omitted, the pretrained "
                         f"{', '.join(path.name for path in module.PRETRAINED)} in weights/")
     module.add_settings(parser)
 
@@ -44,7 +44,8 @@ def load_network(module, path):
     training data, step, and file, which identifies it in results"""
     config, state = module.load(path)
     return SimpleNamespace(config=config, weights=module.weights_of(state), history=state["history"],
-                           step=state["step"], source=state["history"]["source"], file=state["loaded"])
+                           step=state["step"], source=state["history"]["source"],
+                           file=module.identity_of(path, config))
 
 
 def load_for_evaluation(module, path, args):
@@ -57,7 +58,7 @@ def load_for_evaluation(module, path, args):
     elif hasattr(network.config, "data_dir") and not (given.get("data_dir") or "digits" in given):
         raise InputError(f"{path}: was trained on {module.data_name(network.source)}. Give their folder, or that of "
                          "others to test on, as --data-dir")
-    module.check_same(path, network.config, given, {"runtime", "test"})
+    module.check_same(path, network.config, given, ("runtime", "test"))
     config = dataclasses.replace(network.config, **given)
     if any(network.weights[name].shape != shape for name, shape in module.param_shapes(config).items()):
         raise InputError(f"{path}: was trained on {module.data_name(network.source)}, of another size. Give such data")
@@ -69,12 +70,11 @@ def chosen(module, args):
     are the models or, of loaded networks, the files' names"""
     if args.load is None:
         return [(config.model, None, config) for config in module.configs_of(module.given_settings(args))]
-    paths = list(map(Path, args.load or module.PRETRAINED))
+    paths = [module.weights_file(path) for path in args.load or module.PRETRAINED]
     if len(set(map(Path.resolve, paths))) < len(paths):
         raise InputError("--load: a file is given twice. Give each file once")
     names = [path.resolve().parent.name if path.name == "weights.npz" else path.stem for path in paths]
     loaded = [load_for_evaluation(module, path, args) for path in paths]
-    module.check_useful(module.given_settings(args), [config for _, config in loaded])
     return [(name, *pair) for name, pair in zip(names, loaded)]
 
 
@@ -86,13 +86,33 @@ def names_of(runs):
     return [f"{name}-{k}" for k, (name, *_) in enumerate(runs, 1)]
 
 
+def train(module, config, data, each_step=None, each_epoch=None):
+    """Train a network, with the lines of progress of its script and, beside them, other hooks. Return its state"""
+    progress = module.Progress(config, data)
+
+    def after_step(state, terms):
+        progress.step(state, terms)
+        if each_step is not None:
+            each_step(state, terms)
+
+    def after_epoch(state):
+        progress.epoch(state)
+        if each_epoch is not None:
+            each_epoch(state)
+
+    try:
+        return module.train(config, data, None, after_step, after_epoch)
+    finally:
+        progress.clear()
+
+
 def make(module, name, network, config, data, kind=Network, **hooks):
     """Return the Network of one of chosen(), trained here if it was not loaded. hooks: each_step and each_epoch"""
     if getattr(config, "recompute_statistics", 0):
-        raise InputError(f"--recompute-statistics: give it to {module.EXPERIMENT}.py with --out-weights NEW; load NEW")
+        raise InputError(f"--recompute-statistics: give it to {module.EXPERIMENT}.py with --outdir NEW; load NEW")
     fitted = module.fit_to_data(config, data)
     if network is None:
-        state = module.train(fitted, data, **hooks)
+        state = train(module, fitted, data, **hooks)
         return kind(name, fitted, fitted, module.weights_of(state), state["history"], data)
     if fitted != config:
         raise InputError(f"{name}: was trained on {config.n_classes} classes, and these data have {fitted.n_classes}. "

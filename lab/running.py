@@ -1,4 +1,4 @@
-"""A script as a process: many commands side by side, resumed, with their progress, and the JSON that they write."""
+"""A script as a process: many commands side by side, resumed, with their progress, and the results that they write."""
 import json
 import re
 import signal
@@ -15,16 +15,16 @@ from .messages import InputError, command_line
 
 
 class Job(NamedTuple):
-    """A command that writes a JSON file when it is done. Its checkpoint is beside it, see checkpoint_of."""
+    """A command that writes metrics.json in a folder when it is done; a run resumes from what is there."""
     name: str                      # in messages
     words: list                    # the command's words after python3
-    path: Path                     # of the JSON: a command whose file exists is not run
+    folder: Path
     after: str = ""                # name of the job that ends before this one begins, if it is to be run
 
-
-def checkpoint_of(path):
-    """Return the checkpoint that belongs to a JSON file"""
-    return path.with_suffix(".npz")
+    @property
+    def path(self):
+        """The file that marks the job as done"""
+        return self.folder / "metrics.json"
 
 
 def missing(jobs):
@@ -35,13 +35,13 @@ def missing(jobs):
 def make_places(jobs):
     """Create the folders of some jobs. Raise InputError, before anything is trained, if a file cannot be written."""
     for job in jobs:
-        make_folder(job.path.parent)
+        make_folder(job.folder)
         check_writable(job.path)
 
 
 def run(jobs, n_at_once, say, folder=None):
     """Run the commands of those jobs whose file is missing, in a folder (None: the current one), n_at_once side by
-    side. One that was interrupted resumes from its checkpoint. Raise InputError as soon as one fails: the others are
+    side. One that was interrupted resumes. Raise InputError as soon as one fails: the others are
     stopped, and none is begun."""
     jobs = missing(jobs)
     make_places(jobs)
@@ -67,9 +67,9 @@ def run(jobs, n_at_once, say, folder=None):
                     tell(job, last)
             if code := process.wait():
                 last = last if code > 0 else f"was ended by signal {-code}, as when memory is short"
-                checkpoint = checkpoint_of(job.path)
-                is_other = checkpoint.name in last and "cannot write" not in last
-                remedy = f". Delete {checkpoint} to begin this run anew" * is_other
+                remedy = ""
+                if str(job.folder) in last and "cannot write" not in last:
+                    remedy = f". Delete {job.folder} to begin this run anew"
                 raise InputError(f"{job.name}: {last}{remedy} (command: {command_line(*job.words)})")
         finally:
             done[job.name].set()

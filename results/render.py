@@ -401,7 +401,7 @@ def results_log(results, experiment):
             "its test images. For one seed, that interval is in parentheses. N of M: N of M planned seeds have been "
             "run. A run with `--stop-at` that does not reach its accuracy is not in the means. A row on a trained "
             "network gives the minutes of its training, on as many threads as its settings say. Flags are those of "
-            f"`{experiment}.py`, without `--seed`; `{{checkpoint}}` is the file of the run that a row comes after."]
+            f"`{experiment}.py`, without `--seed`; `{{run}}` is the folder of the run that a row comes after."]
     tables = {}
     for (name, setting), planned in PLANNED.items():
         if name == experiment:

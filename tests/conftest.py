@@ -39,7 +39,8 @@ NETWORKS = {**{model: dataclasses.replace(CNN, model=model) for model in ("cnn",
             "residual": dataclasses.replace(DEEP, norm="batch", preset="residual", conv3_channels=4),
             "half-digit": dataclasses.replace(DEEP, preset="half-digit"),
             "normalized cnn": dataclasses.replace(CNN, norm="batch"),
-            "residual cnn": dataclasses.replace(CNN, preset="residual", conv3_channels=4)}
+            "residual cnn": mc.Config(**TOY, model="cnn", norm="none", preset="residual", conv1_channels=3,
+                                      conv3_channels=4)}
 SMALL = {                          # what makes an experiment's default network, or its data, small
     runs.MULTI: dict(conv1_channels=2, conv3_channels=2), runs.AFF: dict(conv1_channels=2),
     runs.NORB: dict(data="shapes", preset="small", n_elev=1, n_per_combo=1)}
@@ -173,16 +174,26 @@ def configs(experiment, words):
     module, parser = EXPERIMENTS[experiment], argparse.ArgumentParser()
     module.add_settings(parser)
     parser.add_argument("--load", nargs="*")
-    for flag in "--out-json", "--out-weights", "--checkpoint":
+    for flag in "--out-json", "--outdir":
         parser.add_argument(flag)
     args = parser.parse_args([str(word) for word in words])
     return module.configs_of(module.given_settings(args)) if args.load is None else []
 
 
+def small_settings(experiment, given):
+    """Return those of SMALL that apply beside what is given"""
+    small = SMALL.get(experiment, {})
+    fields = EXPERIMENTS[experiment].Config.__dataclass_fields__
+    def is_left(name):
+        needed = fields[name].metadata.get("only", {})
+        return all((small | given).get(other, values[0]) in values for other, values in needed.items())
+    return {name: value for name, value in small.items() if name not in given and is_left(name)}
+
+
 def toy(experiment, **given):
     """Return the Config of what is given, at toy size, and its data: an epoch has a step of 17 samples, two shards, and
     one of 3"""
-    module, small = EXPERIMENTS[experiment], SMALL.get(experiment, {})
+    module, small = EXPERIMENTS[experiment], small_settings(experiment, given)
     with unittest.mock.patch.dict(golden.SIZES, n_epochs=1, n_train=20, batch_size=17, n_val=8, n_test=8):
         kind = module.Config(**small | given)
         sizes = {f.name: golden.SIZES[f.name] for f in module.SETTINGS

@@ -1,8 +1,12 @@
 """Each experiment's command line, in this process: what a run leaves behind, and what it must not destroy; what the
 user can correct. All else: test_experiments.py."""
+import contextlib
+import io
 import json
 import shlex
 import stat
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import multimnist_capsnet as mc
 import smallnorb_novel_viewpoint as sn
@@ -27,11 +31,11 @@ def test_a_run_is_kept_and_the_command_that_it_prints_works(call, tmp_path, expe
     assert (code, err) == (0, "")
     folder, = (tmp_path / "runs" / experiment).iterdir()
     assert {path.name for path in folder.iterdir()} == {"weights.npz", "metrics.json"}
-    (config, state), expected = module.load(folder / "weights.npz"), read(folder / "metrics.json")
-    assert config.seed == 0 and not state["adam_m"] and len(state["history"]["epochs"]) == 1
+    (config, state), expected = module.load(folder), read(folder / "metrics.json")
+    assert config.seed == 0 and len(state["history"]["epochs"]) == 1
     assert expected["n_params"] == sum(p.size for p in state["params"].values())
     assert {"source", "seconds_train", "ms_per_step", "versions", "machine", "history"} <= expected.keys()
-    assert f"wrote {folder.relative_to(tmp_path) / 'metrics.json'}" in out
+    assert out.startswith(f"folder: {folder.relative_to(tmp_path)}\n")
     again = shlex.split(next(line for line in out.splitlines() if "--load" in line).partition(f"{experiment}.py ")[2])
     code, out, err = call(module, module.main, *again, *few, "--out-json", "again.json")
     assert (code, err) == (0, "") and read(tmp_path / "again.json")["hit_bits"] == expected["hit_bits"]
@@ -39,7 +43,79 @@ def test_a_run_is_kept_and_the_command_that_it_prints_works(call, tmp_path, expe
     assert call(module, module.main, *flags, "--quiet") == (0, "", "")
     second, = {*folder.parent.iterdir()} - {folder}
     assert second.name == folder.name + "-2" and (folder / "weights.npz").read_bytes() == before
-    assert_same(module.load(second / "weights.npz")[1]["params"], state["params"])
+    assert_same(module.load(second)[1]["params"], state["params"])
+
+
+@every_experiment
+def test_runs_that_start_at_once_get_folders_of_their_own(experiment, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    module = EXPERIMENTS[experiment]
+    with ThreadPoolExecutor(8) as pool:
+        folders = [folder for folder, _ in pool.map(module.new_folder, ["a-run"] * 24)]
+    assert len(set(folders)) == 24 and all(folder.is_dir() for folder in folders)
+
+
+@every_experiment
+def test_a_run_that_fails_at_once_leaves_nothing(call, experiment, tmp_path, monkeypatch):
+    module, before = EXPERIMENTS[experiment], {*tmp_path.iterdir()}
+
+    def broken(*_, **__):
+        raise module.InputError("loss nan")
+    monkeypatch.setattr(module, "train", broken)
+    for where in [], ["--outdir", tmp_path / "new" / "run"]:
+        assert_refused(call(module, module.main, *toy_flags(experiment), *where), "loss nan")
+        assert {*tmp_path.iterdir()} == before
+
+
+def test_a_full_disk_after_the_first_epoch_keeps_that_epoch(call, tmp_path, monkeypatch):
+    write_file, calls = mc.write_file, []
+
+    def full(path, content):
+        if path.name == "weights.npz" and content is not None:
+            calls.append(path)
+            if len(calls) == 2:
+                raise mc.InputError(f"cannot write {path}: No space left on device. Name a place with room")
+        write_file(path, content)
+    monkeypatch.setattr(mc, "write_file", full)
+    flags = [*toy_flags(runs.MULTI), "--n-epochs", 2, "--outdir", "run"]
+    assert_refused(call(mc, mc.main, *flags), "No space left on device")
+    assert len(mc.load(tmp_path / "run")[1]["history"]["epochs"]) == 1
+    code, out, _ = call(mc, mc.main, *flags)
+    assert code == 0 and "resuming at step" in out and (tmp_path / "run" / "metrics.json").exists()
+
+
+def test_a_finished_run_is_not_tested_anew_in_silence(call, tmp_path):
+    """with other test settings the command that tests it is named; and no folder is written into twice"""
+    flags = toy_flags(runs.MULTI)
+    few = [flag for flag in flags if flag.startswith(("--n-test=", "--digits="))]
+    assert call(mc, mc.main, *flags, "--outdir", "old")[0] == 0
+    assert_refused(call(mc, mc.main, "--load", "old", "--outdir", "old", *few), "old: holds a run")
+    again = call(mc, mc.main, *flags, "--outdir", "old", "--n-test", 9)
+    assert_refused(again, "--n-test 9: old is finished, with 8. Test it again: python3 multimnist_capsnet.py --load")
+
+
+def test_the_line_within_an_epoch(monkeypatch):
+    """On a terminal it is rewritten every second; in a log there is one every ten seconds, so none if epochs are
+    shorter"""
+    config = mc.Config(n_train=3200, n_epochs=2)                        # 100 steps an epoch
+    times = iter(range(10_000))
+
+    def said(seconds_per_step, on_terminal):
+        clock = SimpleNamespace(perf_counter=lambda: seconds_per_step * next(times))
+        out = io.StringIO()
+        out.isatty = lambda: on_terminal
+        monkeypatch.setattr(mc, "time", clock)
+        with contextlib.redirect_stdout(out):
+            progress = mc.Progress(config, {})
+            for step in range(1, 101):
+                progress.step({"step": step}, {"loss": 0.5})
+        return out.getvalue()
+    lines = said(0.5, False).splitlines()
+    assert len(lines) == 4 and lines[0] == "step 20/200  loss 0.500  500 ms/step  0:01:30 left"
+    assert said(0.05, False) == ""
+    rewritten = said(0.5, True)
+    assert "\n" not in rewritten and rewritten.count("\r") == 49 and rewritten.startswith("step 2/200")
+    assert len({len(line) for line in rewritten.split("\r")[:-1]}) == 1
 
 
 def test_json_goes_to_standard_output_and_the_progress_to_standard_error(tmp_path):
@@ -53,16 +129,18 @@ def test_json_goes_to_standard_output_and_the_progress_to_standard_error(tmp_pat
 def test_more_epochs_and_other_starts(call):
     """A run with a constant learning rate goes on as if it had been longer from the start. With cosine decay it has
     ended; its weights start another"""
-    flags, constant = [*toy_flags(runs.MULTI), "--quiet"], ("--lr-schedule", "constant", "--checkpoint")
-    for path, more in (("whole.npz", ["--n-epochs", 2]), ("run.npz", []), ("run.npz", ["--n-epochs", 2])):
+    flags, constant = [*toy_flags(runs.MULTI), "--quiet"], ("--lr-schedule", "constant", "--outdir")
+    for path, more in (("whole", ["--n-epochs", 2]), ("run", []), ("run", ["--n-epochs", 2])):
         assert call(mc, mc.main, *flags, *more, *constant, path) == (0, "", "")
-    assert_same(mc.load("run.npz")[1]["params"], mc.load("whole.npz")[1]["params"])
-    assert call(mc, mc.main, *flags, "--checkpoint", "old.npz") == (0, "", "")
-    assert_refused(call(mc, mc.main, *flags, "--n-epochs", 2, "--checkpoint", "old.npz"), "Use --init old.npz instead")
-    assert call(mc, mc.main, *flags, "--init", "old.npz", "--lr", 1e-9, "--muon", 0, "--out-weights", "new.npz")[0] == 0
-    old, new = (mc.load(path)[1] for path in ("old.npz", "new.npz"))
+    assert_same(mc.load("run")[1]["params"], mc.load("whole")[1]["params"])
+    assert call(mc, mc.main, *flags, "--outdir", "old") == (0, "", "")
+    assert_refused(call(mc, mc.main, *flags, "--n-epochs", 2, "--outdir", "old"), "another run from it: --init old")
+    assert call(mc, mc.main, *flags, "--init", "old", "--lr", 1e-9, "--muon", 0, "--outdir", "new")[0] == 0
+    old, new = (mc.load(path)[1] for path in ("old", "new"))
     assert all(np.allclose(p, old["params"][name], atol=1e-5) for name, p in new["params"].items()) and new["step"] < 9
-    assert_refused(call(mc, mc.main, *flags, "--model", "cnn", "--init", "old.npz"), "has other layers or classes")
+    again = call(mc, mc.main, *flags, "--init", "whole", "--lr", 1e-9, "--muon", 0, "--outdir", "new")
+    assert_refused(again, "new: started from other weights")
+    assert_refused(call(mc, mc.main, *flags, "--model", "cnn", "--init", "old"), "has other layers or classes")
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -73,7 +151,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
     with monkeypatch.context() as patch:
         patch.setattr(mc.os, "replace", full)
-        with pytest.raises(mc.InputError, match="cannot write .*result: No space left on device. Name a file"):
+        with pytest.raises(mc.InputError, match="cannot write .*result: No space left on device. Name a place"):
             mc.write_file(path, b"new")
     mc.write_file(path, None)
     mc.write_file(tmp_path / "a" / "b", None)
@@ -82,7 +160,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("error, code, said", [
-    (mc.InputError("two\nlines"), 2, "error: two lines\n"), (KeyboardInterrupt(), 130, ""),
+    (mc.InputError("two\nlines"), 2, "error: two lines\n"), (KeyboardInterrupt(), 130, "stopped\n"),
     (MemoryError(), 2, "error: out of memory\n"), (OSError(13, "Permission denied", "x"), 2, "error: [Errno 13]")])
 @every_experiment
 def test_what_the_user_can_correct_is_one_line(experiment, error, code, said, capsys):
@@ -98,7 +176,7 @@ def test_the_default_commands_of_the_viewpoint_experiment(call, monkeypatch):
     trained = []
     monkeypatch.setattr(sn, "load_data", lambda *_: {})
     monkeypatch.setattr(sn, "print_table", lambda *_: None)
-    monkeypatch.setattr(sn, "run", lambda config, *_: (trained.append(config), []))
+    monkeypatch.setattr(sn, "train_one", lambda config, *_: trained.append(config))
     for flags in ((), ("--data", "shapes"), ("--model", "matrix-capsnet", "cnn", "--routing-iters", "1")):
         assert call(sn, sn.main, *flags)[0] == 0
     models = [config.model for config in trained]

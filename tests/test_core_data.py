@@ -121,20 +121,19 @@ def test_any_data_set_is_trained_evaluated_drawn_and_animated(call, tmp_path, ex
     write_data(tmp_path / "clothes")
     small = ["--n-train", 24, "--n-val", 4, "--n-test", 8, "--n-epochs", 1, "--batch-size", 12, "--threads", 1]
     small += ["--conv1-channels", 2, *(["--conv3-channels", 40] if experiment is mc else [])]
-    code, out, err = call(experiment, experiment.main, *small, "--data-dir", "clothes", "--out-weights", "w.npz",
-                          "--out-json", "r.json")
+    code, out, err = call(experiment, experiment.main, *small, "--data-dir", "clothes", "--outdir", "run")
     assert (code, err) == (0, "") and "images of clothes" in out, err
-    found, (config, _) = json.loads((tmp_path / "r.json").read_text("utf-8")), experiment.load("w.npz")
+    found, (config, _) = json.loads((tmp_path / "run" / "metrics.json").read_text("utf-8")), experiment.load("run")
     assert found["source"] == "clothes" and config.n_classes == 3
     few = ["--n-test", 8, "--data-dir", "clothes"]
     for main, flags in ((experiment.main, few), (figures.main, [*few, "--outdir", "viz"]),
                         (film.main, ["--data-dir", "clothes", "--out", "a.gif"] + (
                             ["--frames", 2, "--index", 1] if experiment is ac else []))):
-        code, out, err = call(experiment, main, "--load", "w.npz", *flags)
+        code, out, err = call(experiment, main, "--load", "run", *flags)
         assert (code, err) == (0, ""), err
     assert list(tmp_path.glob("viz/*.png")) and (tmp_path / "a.gif").stat().st_size > 1000
     write_data(tmp_path / "letters", 5)
-    assert_refused(call(experiment, figures.main, "--load", "w.npz", "--data-dir", "letters", "--outdir", "viz"),
+    assert_refused(call(experiment, figures.main, "--load", "run", "--data-dir", "letters", "--outdir", "viz"),
                    "was trained on 3 classes, and these data have 5")
 
 

@@ -80,13 +80,20 @@ def test_every_command_of_the_workflow_parses(flags_of):
 
 
 def every_command_parses(name, text, flags_of):
-    """Flags are those of --help; of an experiment they have values, and go together"""
+    """Flags are those of --help; of an experiment they have values, and go together. compare.py also takes the flags of
+    the experiment that it is given, and in quotes those of a variant"""
     assert commands(text) or name == "docs/glossary.md"
     for script, *words in commands(text):
         assert (ROOT / script).is_file(), f"{name} runs {script}, which is not there"
+        known = flags_of(script)
+        if script == "compare.py" and words[0] in EXPERIMENTS:
+            known = known | flags_of(f"{words[0]}.py")
+            variants = [after for word, after in zip(words, words[1:]) if word == "--variant"]
+            words = [word for word in words if word not in variants]
+            words += [word for variant in variants for word in shlex.split(variant)]
         for word in words:
             if word.startswith("--"):
-                assert word.split("=")[0] in flags_of(script), f"{name} gives {script} the flag {word}"
+                assert word.split("=")[0] in known, f"{name} gives {script} the flag {word}"
         if script.removesuffix(".py") in EXPERIMENTS and "--help" not in words:
             configs(script.removesuffix(".py"), words)
 

@@ -1,4 +1,5 @@
 """The settings of every experiment, by rules over its Config: each has a flag, bounds and an effect, or is gone."""
+import contextlib
 import functools
 import math
 import re
@@ -87,7 +88,7 @@ def test_runtime_settings_change_no_bit(experiment, capsys):
     assert_same(state["params"], expected["params"])
     assert_same(state["running"], expected["running"])
     assert given.keys() >= {"threads", "quiet"} and state["history"] == expected["history"]
-    assert "epoch 1/1" in capsys.readouterr().out
+    assert capsys.readouterr().out == ""                                # hooks print; see Progress
 
 
 @every_option()
@@ -153,10 +154,14 @@ def restricted():
 
 @pytest.mark.parametrize("experiment, f, name, value", list(restricted()), ids=lambda x: str(getattr(x, "name", x)))
 def test_a_flag_that_does_not_apply_is_refused(experiment, f, name, value):
+    """unless it is given the value that it has anyway"""
     module, given = EXPERIMENTS[experiment], base_of(f)
-    other = other_values(f, getattr(module.Config(**given), f.name))[0]
+    usual, default = getattr(module.Config(**given), f.name), None
+    with contextlib.suppress(module.InputError):                        # shapes have no --split instance
+        default = getattr(module.Config(**given | {name: value}), f.name)
+    other = next(one for one in (usual, *other_values(f, usual)) if one != default)
     words = words_of(experiment, **given | {name: value, f.name: other})
-    with pytest.raises(module.InputError, match=rf"^{module.flag_of(f.name)} has no effect|has one instance"):
+    with pytest.raises(module.InputError, match=rf"^{module.flag_of(f.name)} applies only to|has one instance"):
         configs(experiment, words)
 
 
@@ -167,14 +172,15 @@ def test_help_names_every_flag_with_its_default(experiment, help_of):
     entries = {re.match(r"--([\w-]+)", entry)[1].replace("-", "_"): " ".join(entry.split())
                for entry in re.split(r"\n +(?=--)", text.split("\noptions:")[1])[1:]}
     names = {f.name for f in module.SETTINGS}
-    assert {*entries} == names | {"load", "init", "checkpoint", "out_weights", "out_json"}
-    assert len(entries) <= 40, f"{len(entries)} flags are too many"
+    assert {*entries} == names | {"outdir", "load", "init", "out_json"}
     for f in module.SETTINGS:
         said = entries[f.name]
         assert " ".join(f.metadata["help"].split()) in said
         default = getattr(module.Config(), f.name)
         assert f.default in ("", False) or str(default) in said, f.name
         assert all(str(choice) in said for choice in f.metadata.get("choices", ()))
-        assert all(value in said for values in f.metadata.get("only", {}).values() for value in values)
+        for name, values in f.metadata.get("only", {}).items():
+            others = set(module.Config.__dataclass_fields__[name].metadata["choices"]) - set(values)
+            assert all(value in said for value in values) or f"[not {name} {', '.join(others)}]" in said
     last = module.__doc__.strip().split("\n\n")[-1]
     assert last in text and len(re.findall(rf"^ +python3 {experiment}\.py.* {{2,}}\d.*$", last, re.M)) == 3

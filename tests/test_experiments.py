@@ -9,9 +9,9 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -19,7 +19,7 @@ import claims
 import numpy as np
 import pytest
 import runs
-from conftest import DEAD, HOMES, ROOT, assert_same, idx, toy_digits
+from conftest import DEAD, HOMES, POSIX, ROOT, assert_same, idx, toy_digits
 
 MULTI, NORB, AFF = runs.MULTI, runs.NORB, runs.AFF
 every_experiment = pytest.mark.parametrize("experiment", runs.EXPERIMENTS)
@@ -30,7 +30,7 @@ RUN = {                            # the flags of the run that most tests look a
     MULTI: {**runs.TOY[MULTI], "--model": "capsnet"},
     AFF: {**runs.TOY[AFF], "--model": "capsnet-shared", "--conv1-channels": 4},
     NORB: {**runs.TOY_SHAPES, "--n-elev": 1, "--data": "shapes", "--model": "matrix-capsnet", "--preset": "small"}}
-SEVERAL = {MULTI: ("cnn", "capsnet"), NORB: ("cnn-gap", "matrix-capsnet"), AFF: ("cnn-gap", "capsnet-shared")}
+SEVERAL = "cnn-gap", "matrix-capsnet"                    # of the experiment whose question is a comparison
 OTHERS = {                         # other tasks and networks, which must train, too; the metrics that they report
     MULTI: {"--model vector-dense --min-iou 0 --merge add --warp 0.3": ("test_exact_match", "test_recon_mse"),
             "--preset classic --conv1-channels 4 --lr-schedule constant": ("test_exact_match", "test_recon_mse")},
@@ -47,44 +47,49 @@ def words_of(flags):
     return [str(word) for pair in flags.items() for word in pair]
 
 
-OUTPUTS, LONG = ("out-json", "out-weights", "checkpoint"), "x" * 300
+LONG = "x" * 300
 BROKEN = ("torn-digits", "text-digits", "three-files", "few-labels", "gzip-digits")
 # What a user gets wrong, each kind of mistake once: flags -> what the line of error names; "": the first of the flags.
-# All bounds, choices and rules between flags: test_core_settings.py. A word that names a file of run_cases is that
-# file: run.npz, a checkpoint; net.npz, weights alone; torn.npz, flipped.npz, text.npz and other.npz, no network of this
-# experiment; empty, a folder. A key of BROKEN is a folder of digits.
+# All bounds, choices and rules between flags: test_core_settings.py. A word that names a place of run_cases is that
+# place: run, the folder of a finished run; net.npz, its weights; torn.npz, flipped.npz, text.npz and other.npz, no
+# network of this experiment; torn, text and other, folders with such weights; published, one whose weights have no
+# moments; letters, a folder with another file; empty, a folder. A key of BROKEN is a folder of digits.
 BAD_FLAGS = {
-    "--no-such-flag": "", "--n-epochs many": "", "--n-epochs 0": "", "--n-epochs 1.5": "", "--lr": "", "--lr nan": "",
+    "--no-such-flag": "", "--epochs 1": "Did you mean --n-epochs?",
+    "--checkpoint x": "--outdir", "--out-weights x": "slim.py",
+    "--n-epochs many": "", "--n-epochs 0": "", "--n-epochs 1.5": "", "--lr": "", "--lr nan": "",
     "--model nobody": "", "--seed -1": "", "--lr 1e30 --warmup 0 --n-epochs 9": "--lr", "stray": "stray"}
 BAD_FILES = {
-    **{f"--{one} {name}": name.split("/")[0] for one in OUTPUTS for name in ("empty", ".", "net.npz/x.npz", LONG)},
-    "--load": ".npz", f"--load {LONG}": LONG, "--load run.npz net.npz": "net.npz", "--load ''": "No such file",
+    **{f"--out-json {name}": name.split("/")[0] for name in ("empty", ".", "net.npz/x.json", LONG)},
+    **{f"--outdir {name}": name.split("/")[0] for name in ("net.npz", "net.npz/x", LONG, "letters")},
+    "--load": ".npz", f"--load {LONG}": LONG, "--load net.npz run": "run", "--load ''": "weights.npz: No such file",
     **{f"--load {name}": name for name in ("none.npz", "empty", "torn.npz", "flipped.npz", "text.npz", "other.npz")},
     "--load net.npz --lr 0.5": "--lr", "--load net.npz --model cnn": "--model",
-    "--load net.npz --checkpoint new.npz": "--checkpoint", "--load net.npz --init net.npz": "--init",
-    "--load net.npz --out-json net.npz": "twice", f"--out-json {os.devnull}": "folder or a device",
-    "--checkpoint run.npz --seed 1": "seed", "--checkpoint run.npz --lr 0.123": "lr",
-    **{f"--checkpoint {name}": name for name in ("net.npz", "torn.npz", "text.npz", "other.npz")}}
+    "--load net.npz --init net.npz": "--init", "--load net.npz --out-json net.npz": "named like weights",
+    "--load net.npz --outdir run": "holds a run", f"--out-json {os.devnull}": "folder or a device",
+    "--outdir run --seed 1": "seed", "--outdir run --lr 0.123": "lr", "--outdir run --init net.npz": "--init",
+    "--outdir published": "moments", **{f"--outdir {name}": name for name in ("torn", "text", "other")}}
 BAD_DIGITS = {
     "--digits roman": "", "--n-train 0": "", "--model cnn --recon-weight 0.1": "--recon-weight",
     **{f"--data-dir {name}": name for name in ("nowhere", "empty", *BROKEN, LONG)}}
 BAD = {
     MULTI: BAD_FLAGS | BAD_FILES | BAD_DIGITS | {
         "--min-iou 2": "", "--model cnn --routing-iters 2": "--routing-iters", "--cnn-head gap": "",
-        "--model cnn capsnet --init net.npz": "--init", "--model cnn capsnet --out-json -": "--out-json -",
-        "--checkpoint run.npz --min-iou 0.5": "min", "--preset classic --conv3-channels 8": "--conv3-channels"},
+        "--model cnn capsnet": "compare.py", "--model cnn --preset classic": "--preset classic applies only to",
+        "--outdir run --min-iou 0.5": "min", "--preset classic --conv3-channels 8": "--conv3-channels"},
     AFF: BAD_FLAGS | BAD_FILES | BAD_DIGITS | {
         "--train-shift far": "", "--n-per-class 5000": "", "--model cnn-gap --loss margin": "--loss",
         "--affnist-dir nowhere": "", "--task mnist --affnist-dir empty": "--affnist-dir",
         "--model cnn-gap --routing-iters 2": "--routing-iters", "--model cnn-gap --preset small": "--preset",
-        "--model cnn-gap --conv1-channels 100": "--conv1-channels"},
+        "--model cnn-gap --conv1-channels 100": "--conv1-channels", "--model cnn cnn-gap": "compare.py"},
     NORB: BAD_FLAGS | BAD_FILES | {
         "--data norb": "", "--data smallnorb": "--norb-dir", "--data smallnorb --norb-dir nowhere": "nowhere",
         "--data smallnorb --norb-dir empty": "empty", "--norb-dir empty": "", "--split instance": "",
         "--train-azimuths 5": "", "--train-azimuths 90:0": "", "--train-azimuths 0:210": "", "--train-azimuths a:b": "",
         "--train-azimuths 1:2:3": "", "--test-azimuths nan:3": "", "--data toys --train-azimuths 301:319": "azimuth",
+        "--model cnn cnn-gap --outdir run": "run", "--model cnn cnn-gap --init net.npz": "--init",
         "--toy-seed 1": "", "--data toys --n-elev 2": "--n-elev", "--model cnn --dropout 1": "--dropout",
-        "--model cnn --routing-iters 2": "--routing-iters", "--width 8": ""}}
+        "--model cnn --routing-iters 3": "--routing-iters", "--width 8": ""}}
 
 
 # ---------------------------------------------------------------- processes
@@ -127,11 +132,12 @@ class Alone:
         self.experiment, self.home, self.digits, self.pool = experiment, home, digits, pool
         self.data = ["--data-dir", str(digits / "good")] if "--digits" in RUN[experiment] else []
         self.small = words_of({**RUN[experiment], "--n-epochs": EPOCHS}) + self.data
-        files = "--checkpoint run.npz --out-weights net.npz --out-json result.json".split()
+        files = "--outdir run --out-json result.json".split()
         one = [*self.small, "--threads", "1", *files]
         self.trained = self.start(self.run, "trained", one)
         self.unread = self.start(self.run_unread, "unread", [*self.small, "--threads", "2", *files])
         self.resumed = self.start(self.run_killed, "resumed", one)
+        self.stopped = self.start(self.run_stopped, "stopped", [*self.small, "--threads", "1"])
         self.full = self.start(self.run_full, "full", [*one, "--n-epochs", "1"])
         self.cases = self.start(self.run_cases)
 
@@ -188,14 +194,25 @@ class Alone:
         for line in process.stdout:
             if line.startswith("epoch 1/") or process.poll() is not None:
                 break
-        while process.poll() is None and not (folder / "run.npz").exists():
-            time.sleep(0.01)
         process.kill()
         left = process.communicate()[0]
         assert process.returncode not in (0, 2) and f"epoch {EPOCHS}/" not in left, "ended before it was killed"
-        with np.load(folder / "run.npz"):                                   # a whole file
+        with np.load(folder / "run" / "weights.npz"):                       # a whole file
             pass
+        assert not (folder / "run" / "metrics.json").exists()
         return self.run(name, words)
+
+    def run_stopped(self, name, words):
+        """Press Ctrl-C after the first epoch; then give the command that is printed"""
+        folder, process = self.open(name, words, stdout=subprocess.PIPE)
+        for line in process.stdout:
+            if line.startswith("epoch 1/") or process.poll() is not None:
+                break
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=300)
+        command = err.partition("To resume: python3 ")[2]
+        again = self.run(name, shlex.split(command)[1:])
+        return SimpleNamespace(folder=folder, code=process.returncode, out=out, err=err, again=again)
 
     def run_cases(self):
         """Run the cases in one process, each in a folder of its own -> {name: how it ended}"""
@@ -203,13 +220,23 @@ class Alone:
         parts = self.home / self.experiment / "parts"
         parts.mkdir()
         if trained.code == 0:
-            for name in ("run.npz", "net.npz"):
-                shutil.copyfile(trained.folder / name, parts / name)
+            shutil.copytree(trained.folder / "run", parts / "run")
+            shutil.copyfile(parts / "run" / "weights.npz", parts / "net.npz")
             whole = (parts / "net.npz").read_bytes()
             (parts / "torn.npz").write_bytes(whole[:len(whole) // 2])
             (parts / "flipped.npz").write_bytes(whole[:3000] + bytes([whole[3000] ^ 255]) + whole[3001:])
+            with np.load(parts / "net.npz") as file:
+                kept = {name: file[name] for name in file.files if not name.startswith("adam_")}
+            (parts / "published").mkdir()
+            np.savez(parts / "published" / "weights.npz", **kept)
         (parts / "text.npz").write_text("no network\n", "utf-8")
         shutil.copyfile(ROOT / "weights" / f"{SHIPPED[self.experiment]}.npz", parts / "other.npz")
+        for name in ("torn", "text", "other"):
+            if (parts / f"{name}.npz").exists():
+                (parts / name).mkdir()
+                shutil.copyfile(parts / f"{name}.npz", parts / name / "weights.npz")
+        (parts / "letters").mkdir()
+        (parts / "letters" / "to-a-friend.txt").write_text("hello\n", "utf-8")
         names = {path.name for path in parts.iterdir()}
         found, todo = {}, []
         for k, (name, words) in enumerate(self.listed_cases(trained)):
@@ -218,8 +245,9 @@ class Alone:
             for word in words:
                 if word == "empty":
                     (folder / word).mkdir()
-                elif (name_of := word.split("/")[0]) in names:
-                    shutil.copyfile(parts / name_of, folder / name_of)
+                elif (name_of := word.split("/")[0]) in names and not (folder / name_of).exists():
+                    copy = shutil.copytree if (parts / name_of).is_dir() else shutil.copyfile
+                    copy(parts / name_of, folder / name_of)
             found[name] = SimpleNamespace(folder=folder, before=content_of(folder))
             todo.append((name, str(folder), words))
         (parts / "cases.json").write_text(json.dumps(todo), "utf-8")
@@ -239,16 +267,17 @@ class Alone:
 
         def based(flags):
             return [*(["--threads", "1"] if re.search("--load|--data (toys|smallnorb)", flags) else base), *self.data]
-        few = ["--n-test", "60"] if self.data else []
         json_file = ["--out-json", "result.json"]
         yield "as printed", [*loading_words(self.experiment, trained), *self.size(), *self.data, *json_file]
-        for name in ("run.npz", "net.npz"):
+        for name in ("run", "net.npz", "published"):
             yield f"load {name}", ["--load", name, *self.size(), *self.data, *json_file]
-        yield "again", [*base, "--checkpoint", "run.npz", *json_file]
+        yield "again", [*base, "--outdir", "run", *json_file]
         yield "changed", ["--load", "net.npz", *self.size(), *self.data, *shlex.split(CHANGES[self.experiment]),
                           *json_file]
-        yield "copied", ["--load", "run.npz", *few, *self.data, "--out-weights", "copy.npz"]
-        yield "several", [*base, "--model", *SEVERAL[self.experiment], "--out-weights", "both.npz", *json_file]
+        yield "saved", ["--load", "run", *self.size(), *self.data, "--outdir", "copy"]
+        if self.experiment == NORB:
+            yield "several", [*base, "--model", *SEVERAL, "--outdir", "both", *json_file]
+            yield "several again", [*base, "--model", *SEVERAL, "--outdir", "both"]
         for flags in OTHERS[self.experiment]:
             words = [*based(flags), *shlex.split(flags), "--n-epochs", "1", *json_file]
             if "nearest" in flags:
@@ -305,17 +334,12 @@ def loading_words(experiment, trained):
     """Return the flags of the command with which, as a run says in the end, its network is loaded"""
     commands = re.findall(rf"{experiment}\.py (--load .*)", trained.out)
     words = shlex.split(commands[-1] if commands else "--load none.npz")
-    return [str(trained.folder / word) if (trained.folder / word).is_file() else word for word in words]
+    return [str(trained.folder / word) if (trained.folder / word).exists() else word for word in words]
 
 
 def result_of(folder):
     """Return the JSON that --out-json wrote, which holds no NaN"""
     return json.loads((folder / "result.json").read_text("utf-8"), parse_constant=pytest.fail)
-
-
-def results_of(folder, *names):
-    """Return the results of several networks, each of which has a file of its own"""
-    return [json.loads((folder / f"result.{name}.json").read_text("utf-8")) for name in names]
 
 
 def timeless(result):
@@ -334,7 +358,7 @@ def arrays_of(path):
 
 def claimed(experiment):
     """Return the metrics of a run of an experiment that the claims use; names with a dot are of other programs"""
-    marks = [mark for claim in claims.CLAIMS for _, mark in (*claim.measures, *claim.quick)]
+    marks = [mark for claim in claims.CLAIMS for *_, mark in (*claim.measures, *claim.quick)]
     keys = [mark.split(", ")[1] for mark in marks if experiment.startswith(mark.split()[0])]
     return {word for key in keys if "." not in key for word in key.split()} - {"once", "when"}
 
@@ -377,10 +401,11 @@ def test_a_run_prints_a_line_for_each_epoch_and_in_the_end_what_it_saved_and_how
     assert [line.split()[1] for line in epochs] == [f"{k}/{EPOCHS}" for k in range(1, EPOCHS + 1)]
     assert all("loss" in line and "accuracy" in line for line in epochs)
     assert "\r" not in run.out and "nan" not in run.out.lower()
-    end = "\n".join(run.out.splitlines()[-5:]).replace("\\", "/")
-    assert "wrote result.json" in end and f'python3 {experiment}.py --load "net.npz"' in end
-    assert {path.name for path in run.folder.iterdir()} == {f"{experiment}.py", "run.npz", "net.npz", "result.json"}
-    assert (run.folder / "net.npz").stat().st_size < (run.folder / "run.npz").stat().st_size / 2
+    assert run.out.startswith("folder: run\n")
+    assert f"python3 {experiment}.py --load run" in run.out.splitlines()[-1]
+    assert {path.name for path in run.folder.iterdir()} == {f"{experiment}.py", "run", "result.json"}
+    assert {path.name for path in (run.folder / "run").iterdir()} == {"weights.npz", "metrics.json"}
+    assert (run.folder / "result.json").read_text("utf-8") == (run.folder / "run" / "metrics.json").read_text("utf-8")
 
 
 @every_experiment
@@ -412,8 +437,7 @@ def test_any_number_of_threads_makes_the_same_network(alone, experiment):
     """and so does the same seed in another process, which is the first half of it"""
     runner = alone(experiment)
     one, two = runner.trained().folder, runner.unread().folder
-    assert_same_arrays(one / "run.npz", two / "run.npz")
-    assert_same_arrays(one / "net.npz", two / "net.npz")
+    assert_same_arrays(one / "run" / "weights.npz", two / "run" / "weights.npz")
     assert timeless(result_of(one)) == timeless(result_of(two))
 
 
@@ -421,10 +445,21 @@ def test_any_number_of_threads_makes_the_same_network(alone, experiment):
 def test_killed_and_resumed_is_never_killed(alone, experiment):
     whole, resumed = alone(experiment).trained(), alone(experiment).resumed()
     assert_fine(resumed)
-    assert_same_arrays(whole.folder / "run.npz", resumed.folder / "run.npz")
-    assert_same_arrays(whole.folder / "net.npz", resumed.folder / "net.npz")
+    assert_same_arrays(whole.folder / "run" / "weights.npz", resumed.folder / "run" / "weights.npz")
     assert timeless(result_of(whole.folder)) == timeless(result_of(resumed.folder))
     assert f"epoch {EPOCHS}/{EPOCHS}" in resumed.out and f"epoch 1/{EPOCHS}" not in resumed.out
+
+
+@POSIX
+@every_experiment
+def test_ctrl_c_says_in_one_line_what_is_saved_and_the_command_that_resumes(alone, experiment):
+    whole, stopped = alone(experiment).trained(), alone(experiment).stopped()
+    assert stopped.code == 130 and stopped.err.count("\n") == 1, stopped.err
+    assert f"has epoch 1/{EPOCHS}" in stopped.err and f"To resume: python3 {experiment}.py" in stopped.err
+    assert_fine(stopped.again)
+    folder, = (stopped.folder / "runs" / experiment).iterdir()
+    assert_same_arrays(whole.folder / "run" / "weights.npz", folder / "weights.npz")
+    assert f"epoch {EPOCHS}/{EPOCHS}" in stopped.again.out and f"epoch 1/{EPOCHS}" not in stopped.again.out
 
 
 @every_experiment
@@ -433,14 +468,15 @@ def test_a_finished_run_that_is_begun_again_trains_nothing(alone, experiment):
     assert_fine(case)
     assert timeless(result_of(case.folder)) == timeless(result_of(alone(experiment).trained().folder))
     assert "epoch 1/" not in case.out and f"epoch {EPOCHS}/" not in case.out
+    assert "Test samples of" in case.out and case.after["run/metrics.json"] == case.before["run/metrics.json"]
 
 
 # ---------------------------------------------------------------- load
 
-@pytest.mark.parametrize("loaded", ["as printed", "load run.npz", "load net.npz"])
+@pytest.mark.parametrize("loaded", ["as printed", "load run", "load net.npz", "load published"])
 @every_experiment
 def test_what_is_loaded_evaluates_to_the_accuracy_after_training(alone, experiment, loaded):
-    """By the command that a run prints, a checkpoint and a file of weights"""
+    """By the command that a run prints, its folder, a file of weights, and one without moments"""
     runner = alone(experiment)
     case = runner.cases()[loaded]
     assert_fine(case)
@@ -461,31 +497,34 @@ def test_an_evaluation_may_change_what_no_weight_depends_on(alone, experiment):
 
 
 @every_experiment
-def test_a_checkpoint_is_turned_into_a_file_of_weights(alone, experiment):
-    """with --load CHECKPOINT --out-weights FILE: the file that the run itself writes"""
+def test_a_test_of_a_network_writes_nothing_unless_a_folder_is_named(alone, experiment):
     runner = alone(experiment)
-    case = runner.cases()["copied"]
+    case = runner.cases()["load run"]
+    assert case.after.keys() - case.before.keys() == {"result.json"}
+    case = runner.cases()["saved"]
     assert_fine(case)
-    assert_same_arrays(case.folder / "copy.npz", runner.trained().folder / "net.npz")
-    assert case.after["run.npz"] == case.before["run.npz"]
+    assert case.after.keys() - case.before.keys() == {"copy", "copy/weights.npz", "copy/metrics.json"}
+    assert_same_arrays(case.folder / "copy" / "weights.npz", case.folder / "run" / "weights.npz")
+    assert case.after["run/weights.npz"] == case.before["run/weights.npz"]
 
 
 # ---------------------------------------------------------------- several networks
 
-@every_experiment
-def test_several_models_are_trained_in_turn_and_compared_in_one_table(alone, experiment):
-    """The last is the network that is trained when it is the only one"""
-    runner = alone(experiment)
-    case, models = runner.cases()["several"], SEVERAL[experiment]
+def test_several_models_are_trained_in_turn_and_compared_in_one_table(alone):
+    """The last is the network that is trained when it is the only one. Each has a folder; the same command prints the
+    table of the finished runs again"""
+    runner = alone(NORB)
+    case = runner.cases()["several"]
     assert_fine(case)
     table = case.out[case.out.rindex(f"epoch {EPOCHS}/{EPOCHS}"):]
-    assert re.search(r"^ +{} +{}$\n".format(*models) + r"(.* {4}[\d,.-]+ +[\d,.-]+\n){3,}", table, re.M), table
-    found = results_of(case.folder, *models)
-    assert [result["config"]["model"] for result in found] == list(models)
-    assert_same_metrics(found[-1], result_of(runner.trained().folder))
-    files = sorted(case.folder.glob("both*.npz"))
-    assert len(files) == 2 and all(any(model in path.name for path in files) for model in models)
+    assert re.search(r"^ +{} +{}$\n".format(*SEVERAL) + r"(.* {4}[\d,.-]+ +[\d,.-]+\n){3,}", table, re.M), table
+    found = result_of(case.folder)
+    assert {model: result["config"]["model"] for model, result in found.items()} == dict(zip(SEVERAL, SEVERAL))
+    assert_same_metrics(found[SEVERAL[-1]], result_of(runner.trained().folder))
+    assert {path.name for path in (case.folder / "both").iterdir()} == set(SEVERAL)
     assert not (case.folder / "runs").exists()
+    again = runner.cases()["several again"]
+    assert_fine(again)
 
 
 # ---------------------------------------------------------------- standard output
@@ -498,7 +537,7 @@ def test_training_goes_on_when_the_output_is_lost(alone, experiment, output):
     run = getattr(alone(experiment), output)()
     assert output == "full" or run.out
     assert "Traceback" not in run.err and "Exception" not in run.err, run.err
-    assert (run.folder / "net.npz").exists() and (run.folder / "result.json").exists()
+    assert (run.folder / "run" / "weights.npz").exists() and (run.folder / "result.json").exists()
 
 
 # ---------------------------------------------------------------- what the user gets wrong

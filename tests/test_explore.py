@@ -2,7 +2,6 @@
 line; nothing is left running."""
 import base64
 import contextlib
-import dataclasses
 import http.client
 import json
 import signal
@@ -72,7 +71,7 @@ def assert_bits(answer, expected):
 def test_a_pair_is_answered_by_the_network_itself(guide, explorer, routing):
     pairs, net = multi.generate_multimnist(guide.images, guide.labels, 1, np.random.default_rng(3)), guide.pair_network
     found = ask(explorer, "pair", image=explore.encode(pairs["composites"]), routing=routing)
-    config = net.config if routing else dataclasses.replace(net.config, routing_iters=1)
+    config = net.config if routing else multi.with_uniform_coupling(net.config)
     out, _ = multi.forward(net.weights, multi.to_batch(pairs, [0])["images"], config)
     a, b = predicted = out["digits"][0].tolist()
     assert found["digits"] == predicted and found["grid"] == 4 and len(found["couplings"]) == config.routing_iters

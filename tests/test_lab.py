@@ -264,12 +264,14 @@ def test_comparison_by_hand():
 
 def job(path, name, code, after=""):
     """Return a Job that runs some code and then writes its file"""
-    return running.Job(name, ["-c", f"{code}; open({str(path / name)!r}, 'w').write('made')"], path / name, after)
+    folder = path / name
+    code += f"; open({str(folder / 'metrics.json')!r}, 'w').write('made')"
+    return running.Job(name, ["-c", code], folder, after)
 
 
 def test_commands_run_side_by_side_once_and_after_those_they_need(tmp_path):
     said, folder = [], tmp_path / "made"
-    jobs = [job(folder, "b", f"print('epoch 1/1  lo'); open({str(folder / 'a')!r})", after="a"),
+    jobs = [job(folder, "b", f"print('epoch 1/1  lo'); open({str(folder / 'a' / 'metrics.json')!r})", after="a"),
             job(folder, "a", "import time; time.sleep(0.5); print('noise')")]
     running.run(jobs, 2, said.append)
     assert [line.split("s  ")[1] for line in said] == ["a  done", "b  epoch 1/1  lo", "b  done"]
@@ -278,12 +280,12 @@ def test_commands_run_side_by_side_once_and_after_those_they_need(tmp_path):
 
 def test_one_that_fails_is_named_and_stops_the_others(tmp_path):
     jobs = [job(tmp_path, "slow", "import time; time.sleep(60)"),
-            job(tmp_path, "bad", f"print({str(tmp_path / 'bad.npz')!r}, 'is damaged'); raise SystemExit(2)")]
+            job(tmp_path, "bad", f"print({str(tmp_path / 'bad')!r}, 'is damaged'); raise SystemExit(2)")]
     begin = time.monotonic()
-    with pytest.raises(InputError, match=r"^bad: .*is damaged. Delete .*bad.npz to begin this run anew .command: py"):
+    with pytest.raises(InputError, match=r"^bad: .*is damaged. Delete .*bad to begin this run anew .command: py"):
         running.run(jobs, 2, lambda text: None)
     assert time.monotonic() - begin < 30 and len(running.missing(jobs)) == 2
-    with pytest.raises(InputError, match="file: cannot be created .*Choose another folder"):
+    with pytest.raises(InputError, match="file.x: cannot be created .*Choose another folder"):
         (tmp_path / "file").write_text("", "utf-8")
         running.make_places([job(tmp_path / "file", "x", "")])
 

@@ -38,15 +38,15 @@ def assert_pngs(folder, names):
 @pytest.mark.slow
 def test_figures_of_several_networks(checkpoint, cli, tmp_path):
     """One figure for all networks or one for each; what means nothing for a network is skipped with a word"""
-    assert cli(mc, *TOY, "--model", "cnn", "--quiet", "--checkpoint", "cnn.npz")[0] == 0
-    code, out, err = cli(viz, "--load", checkpoint, "cnn.npz", "--n-test", 64, "--outdir", "both")
+    assert cli(mc, *TOY, "--model", "cnn", "--quiet", "--outdir", "cnn")[0] == 0
+    code, out, err = cli(viz, "--load", checkpoint, "cnn", "--n-test", 64, "--outdir", "both")
     assert (code, err) == (0, "")
     each = [f"{name}-{model}" for name in ("capsule_activations", "errors") for model in ("capsnet", "cnn")]
     assert_pngs(tmp_path / "both", [*each, "example_pairs", "reconstructions", "perturbation", "routing",
                                     "training_curves"])
-    code, out, err = cli(viz, "--load", "cnn.npz", "--n-test", 64, "--only", "routing", "errors")
+    code, out, err = cli(viz, "--load", "cnn", "--n-test", 64, "--only", "routing", "errors")
     assert (code, err) == (0, "") and "routing: skipped, since only a capsnet with two" in out
-    assert_pngs(tmp_path / "runs" / "multimnist_capsnet" / "figures", ["errors"])       # the default folder
+    assert_pngs(tmp_path / "cnn" / "figures", ["errors"])              # the default folder, of one run
 
 
 def test_the_figure_of_results(cli, tmp_path):
@@ -74,7 +74,7 @@ def test_the_animation_has_a_frame_per_snapshot_and_does_not_change_the_run(chec
     out, states, train = tmp_path / "toy.gif", [], mc.train
     monkeypatch.setattr(mc, "train", lambda *args, **hooks: states.append(train(*args, **hooks)) or states[-1])
     assert cli(gif, *TOY, "--quiet", "--out", out, "--snapshot-every", 3) == (0, "", "")
-    assert cli(mc, *TOY, "--quiet", "--out-weights", "run.npz") == (0, "", "")
+    assert cli(mc, *TOY, "--quiet", "--outdir", "run") == (0, "", "")
     assert_same(*map(mc.weights_of, states))
     frames = imageio.imread(out)
     assert len(frames) == 4                                                 # steps 0, 3 and 4, and the ending

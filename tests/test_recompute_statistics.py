@@ -34,13 +34,12 @@ def test_every_normalization_then_uses_the_mean_and_variance_of_its_input_in_eva
 
 
 def test_the_flag_changes_the_statistics_of_a_trained_network_and_no_weight(call):
-    """They can be kept in a file"""
+    """They can be kept in a new folder"""
     module, flags = EXPERIMENTS[runs.MULTI], toy_flags(runs.MULTI)
     few = [flag for flag in flags if flag.startswith(("--n-test=", "--digits="))]
-    for words in ([*flags, "--out-weights=net.npz"], [
-            "--load=net.npz", "--recompute-statistics=20", "--out-weights=new.npz", *few]):
+    for words in ([*flags, "--outdir=net"], ["--load=net", "--recompute-statistics=20", "--outdir=new", *few]):
         assert call(module, module.main, *words, "--quiet") == (0, "", "")
-    (_, old), (_, new) = module.load("net.npz"), module.load("new.npz")
+    (_, old), (_, new) = module.load("net"), module.load("new")
     assert_same(old["params"], new["params"])
     assert not any(np.array_equal(a, new["running"][name]) for name, a in old["running"].items())
 

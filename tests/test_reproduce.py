@@ -97,7 +97,7 @@ def check(call, monkeypatch):
     pytest.param(claims.multi("one", "with routing - without", "main/deep", "main-uniform/deep"),
                  marks=pytest.mark.slow)])
 def test_two_results_are_made_and_compared_with_the_published_ones(check, monkeypatch, tmp_path, measure):
-    """Trained networks; a network and what is measured on its checkpoint. A second call makes nothing and compares
+    """Trained networks; a network and what is measured on it. A second call makes nothing and compares
     anew, of a published seed and of a new one"""
     monkeypatch.setitem(claims.BY_NAME, "toy", claims.Claim("toy", "Toys.", "no number", (measure,)))
     code, out, err = check("toy", "--jobs", 2)
@@ -116,7 +116,7 @@ def test_two_results_are_made_and_compared_with_the_published_ones(check, monkey
     code, out, _ = check("toy", "--seeds", "0,77")
     assert code == 0 and "2 of 4 runs to do" in out and "(seed 77)" in out
     assert re.search("new seeds lie in .* sign as", out)
-    assert len(list(tmp_path.glob("runs/reproduce/*/*/*/*-77.json"))) == 2
+    assert len(list(tmp_path.glob("runs/reproduce/*/*/*/*-77/metrics.json"))) == 2
 
 
 def test_published_results_and_quick_checks(check):

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Starts Slurm on one node, this machine, in a scratch folder, and makes two results of the workflow with it at toy
-# size: a training run, then a measurement that loads its checkpoint. Needs Debian's packages slurm-wlm and munge, and
+# size: a training run, then a measurement that loads its network. Needs Debian's packages slurm-wlm and munge, and
 # requirements-dev.txt. Exit status: 0 passed, 1 failed, 77 skipped.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -81,7 +81,7 @@ import sys
 sys.path.insert(0, "workflow")
 import result_files, runs
 result = next(result for result in runs.RESULTS if result.name == "multimnist_capsnet/main-uniform/deep-0")
-print(f"runs/quick/runs/{result_files.since(result)}/{result.name}.json")')
+print(f"runs/quick/runs/{result_files.since(result)}/{result.name}/metrics.json")')
 timeout --foreground --kill-after=30 600 python3 -m snakemake --profile workflow/slurm --config quick=True --slurm-status-command squeue \
   --slurm-init-seconds-before-status-checks 5 --retries 0 "$measured" || fail "Snakemake on Slurm, see above"
 ls -l "$measured" "${measured/-uniform/}" || fail "a result is missing"

@@ -1,5 +1,5 @@
 """The results as files: results/EXPERIMENT/TABLE.jsonl has one line per run, sorted by setting and seed. A line is what
---out-json writes of a run, preceded by the run's setting, its seed and the generation of tests/golden.json in which it
+metrics.json holds of a run, preceded by the run's setting, its seed and the generation of tests/golden.json in which it
 was made.
 
 A result is tied to the golden values of its flags: what that network computes on tiny data. It is stale if they have
@@ -59,8 +59,8 @@ def same_weights(line):
 
 
 def stale(name, lines):
-    """Return whether a result has to be made again. A result that comes after a run was measured on its checkpoint,
-    which is not kept; the run is recognized by its training time."""
+    """Return whether a result has to be made again. A result that comes after a run was measured on its weights,
+    which are not kept; the run is recognized by its training time."""
     line, result = lines[name], BY_NAME.get(name)
     last = since(result) if result else None
     if last is None or last > line["generation"]:
@@ -107,12 +107,12 @@ def with_intervals(found):
 
 
 def collect(paths, folder):
-    """Move results, each in a file .../GENERATION/EXPERIMENT/TABLE/SETTING-SEED.json, into a folder's tables, where
-    they replace those of the same setting and seed. A table is replaced whole or not at all."""
+    """Move results, each in a file .../GENERATION/EXPERIMENT/TABLE/SETTING-SEED/metrics.json, into a folder's tables,
+    where they replace those of the same setting and seed. A table is replaced whole or not at all."""
     new = {}
     for path in map(Path, paths):
-        generation, experiment, table = path.parts[-4:-1]
-        setting, _, seed = path.stem.rpartition("-")
+        generation, experiment, table, run = path.parts[-5:-1]
+        setting, _, seed = run.rpartition("-")
         line = {"setting": setting, "seed": int(seed), "generation": int(generation)}
         line |= five_digits(with_intervals(json.loads(path.read_text("utf-8"))))
         new.setdefault(Path(folder, experiment, f"{table}.jsonl"), []).append(line)

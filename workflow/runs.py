@@ -21,9 +21,10 @@ class Result(NamedTuple):
     table: str
     setting: str
     seed: int
-    flags: str
+    flags: str                     # of a training; of a measurement its whole command
     minutes: float
-    after: str = ""                # the name of the run whose checkpoint replaces {checkpoint} in its command
+    after: str = ""                # the name of the run whose folder replaces {run} in its command
+    is_training: bool = True       # or a measurement: on a trained network, or of a baseline that is not trained
 
     @property
     def name(self):
@@ -36,7 +37,7 @@ class Result(NamedTuple):
         if self.after:
             setting = self.after.rpartition("-")[0]
             return next(run.golden_key for run in RESULTS if run.name.rpartition("-")[0] == setting)
-        if "python3 " in self.flags:
+        if not self.is_training:
             return next((run.golden_key for path, run in WEIGHTS.items() if path in self.flags), "")
         words = shlex.split(self.flags)
         flags = [k for k, word in enumerate(words) if word.startswith("--")] + [len(words)]
@@ -200,49 +201,55 @@ def all_flags(experiment, flags):
     return flags if experiment == NORB or "--digits" in flags else f"{flags} --digits mnist"
 
 
+def measured(experiment, table, setting, seed, command, minutes, after=""):
+    """Return the Result of a command that trains no network of its own"""
+    return Result(experiment, table, setting, seed, command, minutes, after, is_training=False)
+
+
 def uniform(experiment, table, setting, seeds):
     """Trained networks, tested with uniform coupling coefficients (one routing iteration)"""
-    flags = all_flags(experiment, f"python3 {experiment}.py --load {{checkpoint}} --routing-iters 1")
-    return [Result(experiment, f"{table}-uniform", setting, seed, f"{flags} --threads 1 --quiet", 1,
-                   f"{experiment}/{table}/{setting}-{seed}") for seed in seeds]
+    flags = all_flags(experiment, f"python3 {experiment}.py --load {{run}} --routing-iters 1")
+    return [measured(experiment, f"{table}-uniform", setting, seed, f"{flags} --threads 1 --quiet", 1,
+                     f"{experiment}/{table}/{setting}-{seed}") for seed in seeds]
 
 
 MEASUREMENTS = [                   # on trained networks, and baselines that are not trained
-    Result(MULTI, "weights", "residual", 0, f"{DRAW} --load {PRETRAINED} --only errors --digits mnist --threads 1", 1),
-    Result(MULTI, "weights", "residual-paper-protocol", 0,
+    measured(MULTI, "weights", "residual", 0,
+             f"{DRAW} --load {PRETRAINED} --only errors --digits mnist --threads 1", 1),
+    measured(MULTI, "weights", "residual-paper-protocol", 0,
            f"python3 {MULTI}.py --load {PRETRAINED} {PAPER_PROTOCOL} --digits mnist --threads 1 --quiet", 1),
-    *(Result(experiment, "weights", f"{name}-recomputed", seed, f"python3 {experiment}.py --load {path} "
+    *(measured(experiment, "weights", f"{name}-recomputed", seed, f"python3 {experiment}.py --load {path} "
              "--recompute-statistics 800 --digits mnist --threads 1 --quiet", 2, after)
       for experiment, name, path, seed, after in (
         (MULTI, "residual", PRETRAINED, 0, ""), (MULTI, "paper-protocol-long", LONG_RUN, 0, ""),
         *((AFF, name, f"weights/affnist_{name}.npz", 0, "") for name in ("capsnet-shared", "cnn-gap")),
-        *((MULTI, name, "{checkpoint}", seed, f"{MULTI}/{table}/{name}-{seed}") for table, name, _ in LONG_RUNS
+        *((MULTI, name, "{run}", seed, f"{MULTI}/{table}/{name}-{seed}") for table, name, _ in LONG_RUNS
           for seed in range(3) if (name, seed) != ("paper-protocol-long", 0)))),
     *uniform(MULTI, "main", "deep", range(10)), *uniform(MULTI, "half-digit", "iters-3", range(10)),
     *uniform(AFF, "backbone", "capsnet", range(5)),
     *uniform(AFF, "equal-training", "capsnet", range(5)),
-    Result(MULTI, "nearest", "pairs", 0, "python3 bench/multimnist_nearest.py --digits mnist", 2),
-    Result(MULTI, "statistics", "paper-protocol-long", 0, f"python3 bench/multimnist_statistics.py --load {LONG_RUN} "
+    measured(MULTI, "nearest", "pairs", 0, "python3 bench/multimnist_nearest.py --digits mnist", 2),
+    measured(MULTI, "statistics", "paper-protocol-long", 0, f"python3 bench/multimnist_statistics.py --load {LONG_RUN} "
            "--digits mnist", 15),
-    Result(AFF, "nearest", "digits", 0, f"{AFF_NEAREST} --digits mnist", 3),
-    *(Result(AFF, "few-10", "nearest", seed, f"{AFF_NEAREST} --n-per-class 10 --digits mnist --seed {seed}", 1)
+    measured(AFF, "nearest", "digits", 0, f"{AFF_NEAREST} --digits mnist", 3),
+    *(measured(AFF, "few-10", "nearest", seed, f"{AFF_NEAREST} --n-per-class 10 --digits mnist --seed {seed}", 1)
       for seed in range(5)),
-    *(Result(AFF, "weights", name, 0, f"python3 {AFF}.py --load weights/affnist_{name}.npz --digits mnist --threads 1 "
-             "--quiet", 1) for name in ("capsnet-shared", "cnn-gap")),
-    *(Result(AFF, "probes", name, seed, f"{PROBE} --load {{checkpoint}} --digits mnist --threads 1 --quiet", 3,
+    *(measured(AFF, "weights", name, 0, f"python3 {AFF}.py --load weights/affnist_{name}.npz --digits mnist "
+               "--threads 1 --quiet", 1) for name in ("capsnet-shared", "cnn-gap")),
+    *(measured(AFF, "probes", name, seed, f"{PROBE} --load {{run}} --digits mnist --threads 1 --quiet", 3,
              f"{AFF}/backbone/{name}-{seed}")
       for name in ("capsnet-shared", "capsnet", "vector-gap", "cnn-gap") for seed in range(5)),
-    *(Result(AFF, "probes", f"pretrained-{name}", 0, f"{PROBE} --load weights/affnist_{name}.npz --digits mnist "
+    *(measured(AFF, "probes", f"pretrained-{name}", 0, f"{PROBE} --load weights/affnist_{name}.npz --digits mnist "
              "--threads 1 --quiet", 3) for name in ("capsnet-shared", "cnn-gap")),
-    *(Result(NORB, "background-activity", "matrix-capsnet", seed, f"{BACKGROUND} --load {{checkpoint}} --threads 1", 1,
+    *(measured(NORB, "background-activity", "matrix-capsnet", seed, f"{BACKGROUND} --load {{run}} --threads 1", 1,
              f"{NORB}/paper-azimuth/matrix-capsnet-{seed}") for seed in range(5)),
     *uniform(NORB, "em-iterations", "matrix-capsnet", range(5)),
     *uniform(NORB, "em-iterations", "matrix-head", range(5)),
-    *(Result(NORB, "background-activity", name, seed, f"{BACKGROUND} --load {{checkpoint}} --threads 1", 1,
+    *(measured(NORB, "background-activity", name, seed, f"{BACKGROUND} --load {{run}} --threads 1", 1,
              f"{NORB}/background-runs/{name}-{seed}") for name in BACKGROUND_RUNS for seed in range(3)),
-    *(Result(NORB, "background-activity", PAPER_SIZE, seed, f"{BACKGROUND} --load {{checkpoint}} --threads 1", 3,
+    *(measured(NORB, "background-activity", PAPER_SIZE, seed, f"{BACKGROUND} --load {{run}} --threads 1", 3,
              f"{NORB}/paper-azimuth/{PAPER_SIZE}-{seed}") for seed in range(5)),
-    Result(NORB, "background-activity", "pretrained", 0, f"{BACKGROUND} --load weights/smallnorb_matrix-capsnet.npz "
+    measured(NORB, "background-activity", "pretrained", 0, f"{BACKGROUND} --load weights/smallnorb_matrix-capsnet.npz "
            "--threads 1", 1)]
 SMALL = {                          # what makes a command small; what is given twice counts as last
     "nearest.py": "--n-known 200 --n-test 100 --digits auto",
@@ -352,9 +359,12 @@ WEIGHTS = {path: next(result for result in RESULTS if result.name == f"{name}-0"
     *((f"weights/affnist_small_{model}.npz", f"{AFF}/equal-training/{model}") for model in PAPERS))}
 
 
-def weights_command(path, result, checkpoint):
-    """Return the command that makes a weights file from a run's checkpoint; those for the page are small"""
-    return f"python3 workflow/slim.py {checkpoint} {path}" + " --small" * ("small_" in path)
+def weights_command(path, folder):
+    """Return the command that makes a weights file from the folder of a run; those for the page are small"""
+    command = f"python3 workflow/slim.py {folder} {path}"
+    if "small_" in path:
+        command += " --small"
+    return command
 
 
 def digest(*paths):
@@ -368,20 +378,22 @@ def toy_line(experiment):
     return shlex.join(map(str, (experiment, *(word for pair in TOY.get(experiment, {}).items() for word in pair))))
 
 
-def shell_command(result, path, toy=False, checkpoint=""):
-    """Return the command that makes a result and writes it to path. toy: at a size that takes seconds. checkpoint: of
-    the run that it comes after"""
-    if "python3 " in result.flags:
-        small = next(f" {flags}" for part, flags in SMALL.items() if part in result.flags) if toy else ""
-        folder = f" --quiet --outdir {shlex.quote(str(Path(path).parent))}" if "visualize" in result.flags else ""
-        command = result.flags.replace("{checkpoint}", shlex.quote(checkpoint))
-        return f"{command}{small}{folder} --out-json {shlex.quote(path)}"
+def shell_command(result, folder, toy=False, after=""):
+    """Return the command that makes a result and writes it to metrics.json in a folder. toy: at a size that takes
+    seconds. after: the folder of the run that it comes after"""
+    folder = str(folder)
+    if not result.is_training:
+        command = result.flags.replace("{run}", shlex.quote(str(after)))
+        if toy:
+            command += " " + next(flags for part, flags in SMALL.items() if part in result.flags)
+        if "visualize" in result.flags:
+            command += f" --quiet --outdir {shlex.quote(folder)}"
+        return f"{command} --out-json {shlex.quote(str(Path(folder, 'metrics.json')))}"
     words = shlex.split(result.flags)
     if toy:
         small = TOY_SHAPES if "--data shapes" in result.flags else TOY.get(result.experiment, {"--n-epochs": 1})
         small = {flag: n for flag, n in small.items() if (flag, "nearest" in words) != ("--n-epochs", True)}
         kept = [k for k, word in enumerate(words) if not {word, *words[max(0, k - 1):k]} & small.keys()]
         words = [words[k] for k in kept] + [str(word) for pair in small.items() for word in pair]
-    words += ["--seed", result.seed, "--threads", 1, "--quiet", "--out-json", path]
-    words += ["--checkpoint", path.replace(".json", ".npz")]
+    words += ["--seed", result.seed, "--threads", 1, "--quiet", "--outdir", folder]
     return f"python3 {result.experiment}.py {shlex.join(map(str, words))}"

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Make a weights file to be shipped in weights/ of a run's checkpoint: weights as float16, no optimizer state.
+"""Make a weights file to be shipped in weights/ of a run: weights as float16, no optimizer state.
 
 With --small, for a network of affnist_capsnet.py on the page of explore.py, it also omits the decoder and rounds every
 weight to a multiple of a power of two near half its array's standard deviation, which compresses well; its history says
 what was changed. --load reads both.
 
-    python3 workflow/slim.py CHECKPOINT weights/affnist_small_capsnet.npz --small
+    python3 workflow/slim.py RUN weights/affnist_small_capsnet.npz --small      # RUN: its folder, or a weights file
 """
 import dataclasses
 import importlib
@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import lab
 from lab.files import write_atomically
-from lab.messages import InputError, run_cli
+from lab.messages import InputError, Parser, run_cli
 
 import numpy as np
 
@@ -32,7 +32,7 @@ def rounded(a):
 def slim(source, target, small):
     name = lab.experiment_of(source)
     if name is None:
-        raise InputError(f"{source}: not a file of a trained network. Give a run's checkpoint")
+        raise InputError(f"{source}: no trained network. Give a run's folder, or its weights.npz")
     experiment = importlib.import_module(name)
     config, state = experiment.load(source)
     params = state["params"]
@@ -46,9 +46,9 @@ def slim(source, target, small):
     with np.errstate(over="ignore"):
         state["params"] = {name: a.astype(np.float16) for name, a in params.items()}
     if large := [name for name, a in state["params"].items() if not np.isfinite(a).all()]:
-        raise InputError(f"{source}: {large[0]} exceeds float16's maximum. Ship the checkpoint itself")
+        raise InputError(f"{source}: {large[0]} exceeds float16's maximum. Ship the weights.npz itself")
     with tempfile.TemporaryDirectory() as folder:
-        experiment.save(f"{folder}/net.npz", config, state, ("params", "state"))
+        experiment.save(f"{folder}/net.npz", config, experiment.without_moments(state))
         with np.load(f"{folder}/net.npz") as file:
             write = np.savez_compressed if small else np.savez
             write_atomically(target, lambda out: write(out, **file))
@@ -56,10 +56,13 @@ def slim(source, target, small):
 
 
 def main():
-    words = [word for word in sys.argv[1:] if word != "--small"]
-    if len(words) != 2:
-        raise InputError("give two files: CHECKPOINT TARGET [--small]")
-    slim(*words, "--small" in sys.argv)
+    parser = Parser(description=__doc__)
+    parser.usage = "%(prog)s [--small] RUN TARGET"
+    parser.add_argument("run", metavar="RUN", help="the folder of a run, or a weights file")
+    parser.add_argument("target", metavar="TARGET", help="the file to write")
+    parser.add_argument("--small", action="store_true", help="omit the decoder, and round every weight")
+    args = parser.parse_args()
+    slim(args.run, args.target, args.small)
 
 
 if __name__ == "__main__":

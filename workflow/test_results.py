@@ -22,7 +22,7 @@ MADE_WITH = {"versions": {"python": "3", "numpy": "2"}, "machine": {"processor":
 
 def job(folder, name, **found):
     """What a run wrote: found, and what every result has; name: EXPERIMENT/TABLE/SETTING-SEED -> its path"""
-    path = folder / "1" / f"{name}.json"
+    path = folder / "1" / name / "metrics.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     config = {"seed": int(name.rpartition("-")[2])} | found.pop("config", {})
     path.write_text(json.dumps({"experiment": name.split("/")[0], "config": config, **MADE_WITH, **found}), "utf-8")

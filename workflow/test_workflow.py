@@ -143,7 +143,7 @@ def test_killed_resumed_checked_and_not_run_again(project, tmp_path):
     assert planned(project) == 2
     process = start(project, "tables")
     deadline = time.monotonic() + 120
-    while not (found := list(project.glob("runs/results/*/*/main/deep-0.npz"))) and time.monotonic() < deadline:
+    while not (found := list(project.glob("runs/results/*/*/main/deep-0/weights.npz"))) and time.monotonic() < deadline:
         time.sleep(0.02)
     os.kill(training(project, 0), signal.SIGKILL)
     out, _ = process.communicate(timeout=300)
@@ -159,7 +159,7 @@ def test_killed_resumed_checked_and_not_run_again(project, tmp_path):
     whole = tmp_path / "whole.json"
     flags = [f"--{name.replace('_', '-')}={line['config'][name]}" for name in
              ("n_epochs", "n_train", "n_val", "n_test", "conv1_channels")]
-    flags += ["--digits=synthetic", "--quiet", "--threads=2", f"--out-json={whole}"]
+    flags += ["--digits=synthetic", "--quiet", "--threads=2", f"--outdir={tmp_path / 'whole'}", f"--out-json={whole}"]
     subprocess.run([sys.executable, "multimnist_capsnet.py", *flags], cwd=project, check=True)
     other = five_digits(json.loads(whole.read_text("utf-8")))
     assert line["history"]["train_loss"] == other["history"]["train_loss"]
@@ -194,9 +194,9 @@ def test_a_slim_network_names_digits_as_the_whole_one_does(tmp_path):
 
 
 @pytest.mark.parametrize("command, said", [
-    ("slim.py weights/affnist_capsnet-shared.npz", "give two files"),
+    ("slim.py weights/affnist_capsnet-shared.npz", "the following arguments are required: TARGET"),
     ("slim.py nowhere.npz TARGET", "nowhere.npz"),
-    ("slim.py README.md TARGET", "not a file of a trained network"),
+    ("slim.py README.md TARGET", "no trained network"),
     ("slim.py weights/smallnorb_cnn.npz TARGET --small", "has no decoder to omit. Leave --small out"),
     ("slim.py weights/affnist_cnn-gap.npz TARGET/net.npz", "TARGET"),
     ("mutate.py affnist_capsnet --functions nothing", "--functions nothing: affnist_capsnet.py has none of them"),
