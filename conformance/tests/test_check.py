@@ -286,7 +286,7 @@ def test_sets_of_up_to_three_mistakes_are_told_apart(kind, mistakes):
     """Sets that compute the same differ by less than 1e-12, all others by 1e-8. Of sets of three: a third of them"""
     x = check.probe(kind, check.calls.SIZES)
     cases, rng, sets = CASES.get(kind, (1, 2, 3)), np.random.default_rng(0), reference.combinations(mistakes)
-    assert len(sets) > 100
+    assert any(len(chosen) == 3 for chosen in sets)
     sets = [chosen for k, chosen in enumerate(sets) if len(chosen) < 3 or "loss" in kind or k % 3 == 0]
     mixed, rows = {}, []                                       # 8 random sums of the outputs of every case
     for chosen in sets:
