@@ -1,5 +1,5 @@
-"""The layers that all experiments share: by hand, against loops, and their gradients. Functions of one name are the
-same text in all experiments (test_core_design.py), so that one script's are tried."""
+"""The layers that all experiments share: by hand, against loops, and their gradients. They have the same
+text in all experiments (test_core_design.py), so that one script's are tried."""
 import itertools
 
 import multimnist_capsnet as mc
