@@ -172,21 +172,6 @@ def test_controls_have_the_size_of_the_capsules_without_their_decoder(model, of,
     assert ac.matched_width(config) == min(range(1, 600), key=lambda width: abs(size_of(config, width=width) - wanted))
 
 
-def test_initial_weights_have_the_variance_their_fan_in_asks_for(few_units):
-    """Half of it where no ReLU follows: scores, pixels, primary capsules; a digit sums the votes of 7x7x16 capsules"""
-    few_units.undo()
-    shared, cnn = (ac.init_params(ac.Config(**flags)) for flags in ({}, dict(model="cnn", preset="small")))
-    for params, name, std in ((shared, "conv2_w", (2 / 144) ** 0.5), (shared, "primary_w", (1 / 128) ** 0.5),
-                              (shared, "W", (16 / (8 * 784)) ** 0.5), (shared, "coordinate_W", (16 / (8 * 784)) ** 0.5),
-                              (shared, "dec1_w", (2 / 16) ** 0.5), (shared, "dec2_w", (2 / 256) ** 0.5),
-                              (shared, "dec3_w", (1 / 512) ** 0.5), (cnn, "conv2_w", (2 / 400) ** 0.5),
-                              (cnn, "fc2_w", (2 / len(cnn["fc1_b"])) ** 0.5),
-                              (cnn, "fc3_w", (1 / len(cnn["fc2_b"])) ** 0.5)):
-        assert params[name].std() == pytest.approx(std, rel=0.1), name
-        assert abs(params[name].mean()) < std / 10, name
-    assert (shared["conv1_norm_gamma"] == 1).all() and not any(cnn[name].any() for name in cnn if name.endswith("_b"))
-
-
 def test_stopping_at_an_accuracy(digits):
     config = tiny("cnn-gap", width=0, padding=0, n_epochs=10, lr=1e-2, warmup=0, stop_at=0.3, train_shift="0")
     state = ac.train(config, digits)

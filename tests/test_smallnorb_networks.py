@@ -1,5 +1,5 @@
-"""The networks: against literal ones, image by image; losses by hand; every gradient; receptive fields, sizes, initial
-weights; the nearest training image, evaluation."""
+"""The networks: against literal ones, image by image; losses by hand; every gradient; receptive fields,
+sizes; the nearest training image, evaluation."""
 import dataclasses
 import itertools
 import math
@@ -12,9 +12,6 @@ import reference_smallnorb as literal
 from conftest import assert_same
 from gradcheck import RELU, check_coordinates, check_directions, check_loss, check_step, float_dtypes, poison
 from reference_smallnorb import TRAINED, batch64, few, outputs, params64, running64, tiny
-
-P = sn.P
-
 
 # ---------------------------------------------------------------- against literal networks
 
@@ -217,27 +214,7 @@ def test_no_memory_is_read_before_it_is_written(model, monkeypatch):
         assert_same(expected, poisoned)
 
 
-# ---------------------------------------------------------------- initial weights and sizes
-
-def test_initial_weights_have_the_variance_their_fan_in_asks_for():
-    """Half of it where no ReLU follows: primary capsules, scores; a class sums the votes of 3x3x5 vector capsules. Pose
-    matrices near the identity; shifts 0, scales 1, betas as in BETA_U and BETA_A"""
-    pose, shared, cnn = (sn.init_params(sn.Config(model=model, preset="small")) for model in (
-        "matrix-capsnet", "capsnet-shared", "cnn"))
-    for params, name, mean, std in (
-            (pose, "conv1_w", 0, (2 / 50) ** 0.5), (pose, "primary_w", 0, (1 / 32) ** 0.5),
-            (pose, "conv_W", np.eye(P), 0.1), (pose, "conv2_W", np.eye(P), 0.1), (pose, "class_W", np.eye(P), 0.1),
-            (shared, "conv2_w", 0, (2 / 144) ** 0.5), (shared, "primary_w", 0, (1 / 288) ** 0.5),
-            (shared, "W", 0, (4 / (8 * 45)) ** 0.5), (shared, "coordinate_W", 0, (4 / (8 * 45)) ** 0.5),
-            (cnn, "fc1_w", 0, (2 / 450) ** 0.5), (cnn, "fc2_w", 0, (1 / 32) ** 0.5)):
-        noise = params[name] - mean
-        assert noise.std() == pytest.approx(std, rel=max(0.05, 3 / noise.size ** 0.5)), name
-        assert abs(noise.mean()) < 5 * std / noise.size ** 0.5, name
-    for name, p in (pose | shared | cnn).items():
-        assert p.dtype == np.float32
-        if p.ndim == 1:
-            assert (p == {"gamma": 1, "u": -1, "a": -2, "b": 0, "beta": 0}[name.split("_")[-1]]).all(), name
-
+# ---------------------------------------------------------------- sizes
 
 def size(config):
     return sum(math.prod(shape) for shape in sn.param_shapes(config).values())
