@@ -1,6 +1,9 @@
-"""docs/exercises.md: `git apply` takes its diffs; the mistakes are caught by the tests that it says, and not by the
-others that it names; what it claims of results holds in them."""
+"""docs/exercises.md: `git apply` takes its diffs; the mistakes are caught by the tests that it says,
+and not by the others that it names; what it claims of results holds in them.
+
+It names test functions, not their cases: such a test fails if one of its cases does."""
 import ast
+import collections
 import os
 import re
 import shutil
@@ -17,14 +20,13 @@ sys.path.insert(0, str(ROOT / "results"))
 import render
 
 TEXT = (ROOT / "docs" / "exercises.md").read_text("utf-8")
-PARTS = {True: ["Claim", "Measured", "So"], False: ["Predict", "Measured", "Tests", "Finite differences"]}
 SIGNS = {"above zero": lambda mean, half: mean > half, "below zero": lambda mean, half: -mean > half,
          "including zero": lambda mean, half: abs(mean) <= half}
 
 
 def exercise(chapter, title, text):
-    """What one section of the document says: its diff's file and script; tests that fail and that pass; of one about
-    evidence the Python that its command runs instead"""
+    """What one section of the document says: its diff and the file that holds it; tests that fail and
+    that pass; of one about evidence the Python that its command runs instead"""
     def blocks(kind):
         return re.findall(rf"^```{kind}\n(.*?)^```$", text, re.M | re.S)
     (command,) = blocks("bash")
@@ -34,7 +36,6 @@ def exercise(chapter, title, text):
         (found.diff,), (named,) = blocks("diff"), blocks("text")
         found.file = ROOT / "docs" / "exercises" / f"{int(title.split('.')[0]):02d}.diff"
         found.fails, found.passes = (re.findall(rf'^{how} +"(.*)"$', named, re.M) for how in ("fails", "passes"))
-        found.script = re.match(r"--- a/(\S+)\n\+\+\+ b/\1\n@@", found.diff)[1]
     return found
 
 
@@ -48,12 +49,17 @@ def by_title(exercises):
     return pytest.mark.parametrize("one", exercises, ids=lambda one: one.title)
 
 
-@by_title(EXERCISES)
-def test_all_have_one_form(one):
-    assert re.findall(r"^\*\*(.*?)\.?\*\*", one.text, re.M) == PARTS[bool(one.code)]
-    if not one.code:
-        assert one.fails and one.passes
-        assert one.command.startswith(f"python3 {one.script} ") and "--seed 0" in one.command
+def test_every_section_is_an_exercise_of_one_kind():
+    assert CODE and EVIDENCE and all(one.fails and one.passes for one in CODE)
+
+
+@by_title(CODE)
+def test_the_tests_that_are_named_exist(one):
+    """By file and function, so that a case may be renamed"""
+    for test in (*one.fails, *one.passes):
+        file, _, function = test.partition("::")
+        functions = re.findall(r"^def (test_\w+)", (ROOT / file).read_text("utf-8"), re.M)
+        assert function in functions, f"{test}: name a test function of {file}"
 
 
 @by_title(CODE)
@@ -77,15 +83,19 @@ def wrong_copy(one, folder):
 
 
 def outcomes(one):
-    """What becomes of the tests that an exercise names: {test: PASSED, FAILED, ERROR or None}"""
+    """What becomes of the tests that an exercise names: {test: the worst outcome of its cases, or, if
+    none was run, what pytest printed}"""
     with tempfile.TemporaryDirectory() as folder:
         wrong_copy(one, Path(folder))
         env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
         done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-rA", "--tb=no", "-p", "no:cacheprovider",
                                *one.fails, *one.passes], cwd=folder, env=env, capture_output=True, text=True,
                               timeout=200)
-    told = re.findall(r"^(PASSED|FAILED|ERROR) (.*?)(?: - .*)?$", done.stdout, re.M)
-    return {test: dict(pair[::-1] for pair in told).get(test) for test in (*one.fails, *one.passes)}
+    cases = collections.defaultdict(set)
+    for outcome, test in re.findall(r"^(PASSED|FAILED|ERROR) (\S+?::\w+)", done.stdout, re.M):
+        cases[test].add(outcome)
+    return {test: next((outcome for outcome in ("ERROR", "FAILED", "PASSED") if outcome in cases[test]),
+                       done.stdout[-1000:]) for test in (*one.fails, *one.passes)}
 
 
 FIRST = [next(one for one in CODE if one.chapter == chapter) for chapter in dict.fromkeys(one.chapter for one in CODE)]
