@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Golden values: what every network of the results computes on tiny data, in float64.
 
-    python3 tests/golden.py            report golden values that the code no longer reproduces; exit code 1 if any
-    python3 tests/golden.py --write    store what the code computes now; results of changed golden values become stale
+    python3 tests/golden.py                report values that the code no longer reproduces; exit code 1 if any
+    python3 tests/golden.py --write        compute and store the sets that are missing; all others stay
+    python3 tests/golden.py --write-all    store what the code computes now; results of changed sets become stale
 
 Golden values belong to a set of flags of workflow/runs.py without those that only set sizes. They hold a digest of the
 samples drawn, the loss terms of every step of two tiny epochs of the real training loop, the norm of every gradient of
@@ -183,13 +184,33 @@ def differences(known, found, at=""):
     return [] if known == found else [f"{at}: {known}, now {found}"]
 
 
+def stored():
+    """Return what tests/golden.json holds: generation, and values[experiment][flags]"""
+    if not GOLDEN.exists():
+        return {"generation": 0, "values": {}}
+    return json.loads(GOLDEN.read_text("utf-8"))
+
+
 def read():
-    """Return the golden values, without those that are not computed any more: the accuracy per class and angle"""
-    known = json.loads(GOLDEN.read_text("utf-8")) if GOLDEN.exists() else {"generation": 0, "values": {}}
+    """Return the golden values, without those that are not computed any more: the accuracy per class
+    and angle"""
+    known = stored()
     for of_flags in known["values"].values():
         for one in of_flags.values():
             one["tests"].get("sweep", {}).pop("per_class", None)
     return known
+
+
+def store(generation, values):
+    """Write tests/golden.json, a set of flags on each line"""
+    parts = []
+    for experiment, of_flags in values.items():
+        lines = [f"{json.dumps(flags)}: {json.dumps(one)}"
+                 for flags, one in sorted(of_flags.items())]
+        parts.append(f"{json.dumps(experiment)}: {{\n" + ",\n".join(lines) + "}")
+    values_text = ",\n".join(parts)
+    text = f'{{"generation": {generation}, "values": {{\n{values_text}}}}}\n'
+    GOLDEN.write_text(text, "utf-8", newline="\n")
 
 
 def wanted():
@@ -220,29 +241,67 @@ def combinations():
     return found
 
 
+def computed(keys):
+    """Compute sets in two processes; yield (experiment, flags), the values and the distance of float32
+    of each"""
+    with pool() as workers:
+        futures = {key: workers.submit(compute, *key) for key in keys}
+        for key, future in futures.items():
+            yield key, *future.result()
+
+
+def report(key, faults, distance):
+    print(f"{' '.join(key).strip()}: {'; '.join(faults[:3])}  (float32: {distance:.1e})", flush=True)
+
+
+def write_missing():
+    """Store the sets that tests/golden.json lacks, in a new generation; leave all others as they are"""
+    known = stored()
+    generation, values = known["generation"] + 1, known["values"]
+    missing = [key for key in wanted() if key[1] not in values.get(key[0], {})]
+    for key, found, distance in computed(missing):
+        report(key, ["new"], distance)
+        values.setdefault(key[0], {})[key[1]] = {"since": generation} | found
+    if missing:
+        store(generation, values)
+    print(f"{len(missing)} of {len(wanted())} sets were missing")
+
+
+def compare_all(write):
+    """Report the sets that the code does not reproduce, and return how many. write: store them anew, in
+    a new generation, and leave out the sets that nothing needs any more"""
+    known, kept = read()["values"], stored()
+    generation, values, n_changed = kept["generation"] + 1, {}, 0
+    for (experiment, flags), found, distance in computed(wanted()):
+        old = known.get(experiment, {}).get(flags)
+        faults = ["new"]
+        if old:
+            faults = differences({name: old[name] for name in old if name != "since"}, found)
+        if faults or distance > SINGLE:
+            report((experiment, flags), faults, distance)
+        if faults:
+            n_changed += 1
+            one = {"since": generation} | found
+        else:
+            one = kept["values"][experiment][flags]
+        values.setdefault(experiment, {})[flags] = one
+    if write:
+        store(generation if n_changed else kept["generation"], values)
+    return n_changed
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--write", action="store_true", help="store what the code computes now")
-    write = parser.parse_args().write
-    known, changed, values, workers = read(), 0, {}, pool()
-    found = {key: workers.submit(compute, *key) for key in wanted()}
-    for (experiment, flags), future in found.items():
-        computed, distance = future.result()
-        old = known["values"].get(experiment, {}).get(flags)
-        faults = differences({name: old[name] for name in old if name != "since"}, computed) if old else ["new"]
-        changed += bool(faults)
-        if faults or distance > SINGLE:
-            print(f"{experiment} {flags}: {'; '.join(faults[:3])}  (float32: {distance:.1e})")
-        values.setdefault(experiment, {})[flags] = {"since": known["generation"] + 1} | computed if faults else old
-    if write:
-        generation = known["generation"] + bool(changed)
-        lines = ",\n".join(
-            f"{json.dumps(experiment)}: {{\n" + ",\n".join(f"{json.dumps(flags)}: {json.dumps(one)}"
-                                                  for flags, one in sorted(of.items())) + "}"
-            for experiment, of in values.items())
-        GOLDEN.write_text(f'{{"generation": {generation}, "values": {{\n{lines}}}}}\n', "utf-8", newline="\n")
-    workers.shutdown()
-    sys.exit(0 if write or not changed else 1)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--write", action="store_true", help="store the sets that are missing")
+    what.add_argument("--write-all", action="store_true", help="store what the code computes now")
+    args = parser.parse_args()
+    if args.write:
+        write_missing()
+        return
+    n_changed = compare_all(args.write_all)
+    if n_changed and not args.write_all:
+        sys.exit(1)
 
 
 if __name__ == "__main__":
