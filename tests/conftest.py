@@ -46,33 +46,13 @@ SMALL = {                          # what makes an experiment's default network,
     runs.NORB: dict(data="shapes", preset="small", n_elev=1, n_per_combo=1)}
 
 
-def of_beside(item):
-    """The mark @pytest.mark.beside(what=function) of a test, or None"""
-    return item.get_closest_marker("beside")
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config, items):
-    """What is marked @pytest.mark.beside(what=function) comes last: until then two processes compute function(**the
-    test's parameters, settings by name), on the time that the other tests leave; the test gets it as beside()"""
-    items.sort(key=lambda item: of_beside(item) is not None)
-    config.beside, begun = None, [item for item in items if of_beside(item)]
-    if begun and not config.option.collectonly:
-        config.beside = golden.pool(niceness=19)
-        for item in begun:
-            item.begun = config.beside.submit(of_beside(item).kwargs["what"], **{
-                key: getattr(value, "name", value) for key, value in item.callspec.params.items()})
-
-
 @pytest.fixture
 def beside(request):
-    """What the function of @pytest.mark.beside returned for the parameters of this test"""
-    return request.node.begun.result
-
-
-def pytest_unconfigure(config):
-    if getattr(config, "beside", None):
-        config.beside.shutdown(cancel_futures=True)
+    """beside() -> what the function of @pytest.mark.beside(what=function) returns for the parameters of
+    this test, settings by their names. Only test_core_settings.py has it: call the function there"""
+    what = request.node.get_closest_marker("beside").kwargs["what"]
+    params = request.node.callspec.params
+    return lambda: what(**{key: getattr(value, "name", value) for key, value in params.items()})
 
 
 @pytest.fixture(autouse=True)

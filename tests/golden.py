@@ -23,7 +23,6 @@ import importlib
 import itertools
 import json
 import multiprocessing
-import os
 import re
 import shlex
 import sys
@@ -164,10 +163,9 @@ def compute(experiment, flags):
     return values, max(abs(exact[name] - single[name]) for name in exact) / max(exact.values())
 
 
-def pool(processes=2, niceness=0):
-    """Return a pool of processes"""
-    return concurrent.futures.ProcessPoolExecutor(
-        processes, multiprocessing.get_context("spawn"), getattr(os, "nice", id), (niceness,))
+def pool():
+    """Return a pool of two processes"""
+    return concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context("spawn"))
 
 
 def differences(known, found, at=""):

@@ -211,8 +211,7 @@ def run_example(code):
         return run_offline(home, "-c", f"{few}os.chdir({str(ROOT)!r})\n" + code)
 
 
-@pytest.mark.beside(what=run_example)
-@pytest.mark.parametrize("code", EXAMPLES or ["no example"])
-def test_the_python_examples_run(beside, code):
-    done = beside()
+@pytest.mark.parametrize("code", EXAMPLES)
+def test_the_python_examples_run(code):
+    done = run_example(code)
     assert done.returncode == 0, done.stderr

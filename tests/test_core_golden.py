@@ -28,20 +28,18 @@ def late_loss(experiment, dtype=np.float32):
     return float(np.mean(losses[-N_LAST:]))
 
 
-@pytest.mark.beside(what=late_loss)
 @pytest.mark.parametrize("experiment", [pytest.param(name, marks=[] if "norb" in name else [pytest.mark.slow])
                                         for name in EXPERIMENTS])
-def test_default_networks_learn_in_float32_as_they_did(beside, experiment):
+def test_default_networks_learn_in_float32_as_they_did(experiment):
     known = json.loads(BANDS.read_text("utf-8"))
     assert experiment in known, "no band; write it with python3 tests/test_core_golden.py"
-    assert beside() == pytest.approx(known[experiment]["loss"], rel=known[experiment]["band"])
+    assert late_loss(experiment) == pytest.approx(known[experiment]["loss"], rel=known[experiment]["band"])
 
 
-@pytest.mark.beside(what=golden.compute)
 @pytest.mark.parametrize("experiment, flags", [key if key not in golden.combinations() else
                                                pytest.param(*key, marks=pytest.mark.slow) for key in golden.wanted()])
-def test_all_golden_values_are_reproduced_in_float64_and_nearly_in_float32(beside, experiment, flags):
-    computed, distance = beside()
+def test_all_golden_values_are_reproduced_in_float64_and_nearly_in_float32(experiment, flags):
+    computed, distance = golden.compute(experiment, flags)
     old = golden.read()["values"].get(experiment, {}).get(flags)
     assert old, "no golden values are stored; store them with python3 tests/golden.py --write"
     faults = golden.differences({k: old[k] for k in old if k != "since"}, computed)

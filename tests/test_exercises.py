@@ -90,7 +90,7 @@ def outcomes(one):
         env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
         done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-rA", "--tb=no", "-p", "no:cacheprovider",
                                *one.fails, *one.passes], cwd=folder, env=env, capture_output=True, text=True,
-                              timeout=200)
+                              timeout=1000)
     cases = collections.defaultdict(set)
     for outcome, test in re.findall(r"^(PASSED|FAILED|ERROR) (\S+?::\w+)", done.stdout, re.M):
         cases[test].add(outcome)
@@ -101,11 +101,10 @@ def outcomes(one):
 FIRST = [next(one for one in CODE if one.chapter == chapter) for chapter in dict.fromkeys(one.chapter for one in CODE)]
 
 
-@pytest.mark.beside(what=outcomes)
 @by_title([one if one in FIRST else pytest.param(one, marks=pytest.mark.slow) for one in CODE])
-def test_exactly_the_named_tests_catch_it(beside, one):
+def test_exactly_the_named_tests_catch_it(one):
     """In a process of its own"""
-    assert beside() == dict.fromkeys(one.fails, "FAILED") | dict.fromkeys(one.passes, "PASSED")
+    assert outcomes(one) == dict.fromkeys(one.fails, "FAILED") | dict.fromkeys(one.passes, "PASSED")
 
 
 @by_title(EVIDENCE)

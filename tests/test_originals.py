@@ -31,8 +31,7 @@ def run(command, shorter):
         return run_offline(home, script, *flags) if "smallnorb" in script else run_offline(home, "-c", code, *flags)
 
 
-@pytest.mark.beside(what=run)
 @pytest.mark.parametrize("command, shorter", COMMANDS.items(), ids=[command.split()[0] for command in COMMANDS])
-def test_an_original_command_runs(beside, command, shorter):
-    done = beside()
+def test_an_original_command_runs(command, shorter):
+    done = run(command, shorter)
     assert done.returncode == 0, done.stderr
