@@ -109,7 +109,7 @@ def test_lengths_and_softmax_by_hand(rng):
 @pytest.mark.parametrize("n_iters", [1, 2, 3, 5])
 def test_routing_is_procedure_1(rng, n_iters):
     u_hat = 1.5 * rng.standard_normal((2, 4, 3, 5))
-    last, (_, steps) = mc.routing_forward(u_hat, n_iters)
+    last, (_, steps, *_) = mc.routing_forward(u_hat, n_iters)
     assert len(steps) == n_iters and steps[-1][1] is last
     for (c, v, *_), (expected_c, expected_v) in zip(steps, routing_reference(u_hat, n_iters)):
         np.testing.assert_allclose(v, expected_v, rtol=1e-9, atol=1e-12)
@@ -119,7 +119,7 @@ def test_routing_is_procedure_1(rng, n_iters):
 def test_routing_by_hand():
     """Two inputs, two outputs, 1-D: u_hat_1|. = (1, 1) agree, u_hat_2|. = (1, -1) do not. First v_1 = squash(1) =
     1/2, v_2 = 0, so b_.1 = 1/2, b_.2 = 0, c_.1 = sigmoid(1/2), s_1 = 2 sigmoid(1/2), s_2 = 0."""
-    v, (_, steps) = mc.routing_forward(np.array([[[[1.0], [1.0]], [[1.0], [-1.0]]]]), 2)
+    v, (_, steps, *_) = mc.routing_forward(np.array([[[[1.0], [1.0]], [[1.0], [-1.0]]]]), 2)
     c = 1 / (1 + np.exp(-0.5))
     np.testing.assert_allclose(steps[1][0][0], [[c, c], [1 - c, 1 - c]], rtol=1e-6)
     np.testing.assert_allclose(v[0, :, 0], [4 * c * c / (1 + 4 * c * c), 0], rtol=1e-6)
@@ -127,11 +127,11 @@ def test_routing_by_hand():
 
 def test_couplings_sum_to_one_and_know_no_order_and_no_batch_mates(rng):
     u_hat, outputs, inputs = 2 * rng.standard_normal((2, 4, 6, 5)), [2, 0, 3, 1], [5, 2, 0, 3, 1, 4]
-    v, (_, steps) = mc.routing_forward(u_hat, 3)
+    v, (_, steps, *_) = mc.routing_forward(u_hat, 3)
     for c, *_ in steps[1:]:
         np.testing.assert_allclose(c.sum(1), 1, rtol=1e-12)
     np.testing.assert_allclose(mc.routing_forward(u_hat[:, outputs], 3)[0], v[:, outputs], rtol=1e-12)
-    same, (_, permuted) = mc.routing_forward(u_hat[:, :, inputs], 3)
+    same, (_, permuted, *_) = mc.routing_forward(u_hat[:, :, inputs], 3)
     np.testing.assert_allclose(same, v, rtol=1e-12)
     np.testing.assert_allclose(permuted[-1][0], steps[-1][0][:, :, inputs], rtol=1e-12)
     for n in range(2):
