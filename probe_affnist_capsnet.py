@@ -66,7 +66,7 @@ def fold_normalizations(params, config):
     The running statistics are folded into the kernels before them, so that backward computes the gradient of the
     network that is evaluated.
     """
-    plain = dataclasses.replace(config, norm="none", recon_weight=0.0, width=affnist.matched_width(config))
+    plain = dataclasses.replace(config, norm="none", muon=None, recon_weight=0.0, width=affnist.matched_width(config))
     out = dict(params)
     for name in [name.removesuffix("_norm_gamma") for name in params if name.endswith("_norm_gamma")]:
         gamma, beta, mean, variance = (out.pop(f"{name}_norm_{end}") for end in ("gamma", "beta", "mean", "var"))

@@ -160,20 +160,12 @@ def configs(experiment, words):
     return module.configs_of(module.given_settings(args)) if args.load is None else []
 
 
-def small_settings(experiment, given):
-    """Return those of SMALL that apply beside what is given"""
-    small = SMALL.get(experiment, {})
-    fields = EXPERIMENTS[experiment].Config.__dataclass_fields__
-    def is_left(name):
-        needed = fields[name].metadata.get("only", {})
-        return all((small | given).get(other, values[0]) in values for other, values in needed.items())
-    return {name: value for name, value in small.items() if name not in given and is_left(name)}
-
-
 def toy(experiment, **given):
     """Return the Config of what is given, at toy size, and its data: an epoch has a step of 17 samples, two shards, and
     one of 3"""
-    module, small = EXPERIMENTS[experiment], small_settings(experiment, given)
+    module, small = EXPERIMENTS[experiment], SMALL.get(experiment, {})
+    of_both = golden.applying(experiment, small | given)
+    small = {name: value for name, value in small.items() if name in of_both}
     with unittest.mock.patch.dict(golden.SIZES, n_epochs=1, n_train=20, batch_size=17, n_val=8, n_test=8):
         kind = module.Config(**small | given)
         sizes = {f.name: golden.SIZES[f.name] for f in module.SETTINGS

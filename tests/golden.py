@@ -48,6 +48,16 @@ def applies(f, config):
     return all(getattr(config, name) in values for name, values in f.metadata.get("only", {}).items())
 
 
+def applying(experiment, given):
+    """Return those of some given settings, {name: value}, that apply beside each other"""
+    fields = modules[experiment].Config.__dataclass_fields__
+
+    def is_met(other, values):
+        return given.get(other, fields[other].default) in values
+    return {name: value for name, value in given.items() if all(
+        is_met(other, values) for other, values in fields[name].metadata.get("only", {}).items())}
+
+
 def tiny_config(experiment, flags):
     """Return the Config of some flags at toy size"""
     module, parser = modules[experiment], argparse.ArgumentParser()

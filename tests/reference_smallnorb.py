@@ -16,10 +16,8 @@ PRESET.metadata = PRESET.metadata | {"choices": (*PRESET.metadata["choices"], "t
 
 def tiny(model="matrix-capsnet", **changes):
     """Return the Config of a tiny network, changed by what applies to it"""
-    given = dict(data="shapes", seed=1, preset="tiny", width=2, routing_iters=2, threads=1, quiet=True) | changes
-    config = sn.Config(model=model, **given)
-    return sn.Config(model=model, **{f.name: given[f.name] for f in sn.SETTINGS if f.name in given
-                                     and golden.applies(f, config)})
+    given = dict(model=model, data="shapes", seed=1, preset="tiny", width=2, routing_iters=2, threads=1, quiet=True)
+    return sn.Config(**golden.applying(sn.EXPERIMENT, given | changes))
 
 
 def few(config, n_train=40, n_test=10):

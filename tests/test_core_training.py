@@ -237,11 +237,14 @@ def test_training_with_another_blas_is_the_same_but_for_its_rounding(monkeypatch
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_weights_are_written_before_the_test_which_may_fail(experiment, monkeypatch, tmp_path):
-    module, path = EXPERIMENTS[experiment], tmp_path / "net.npz"
-    monkeypatch.setattr(module, "result_of", lambda *_: module.refuse("a damaged test file"))
+    module, (config, data) = EXPERIMENTS[experiment], toy(experiment)
+
+    def fail(*_):
+        raise module.InputError("a damaged test file")
+    monkeypatch.setattr(module, "result_of", fail)
     with pytest.raises(module.InputError, match="a damaged test file"):
-        module.run(*toy(experiment, quiet=True), None, False, "", path, tmp_path / "result.json")
-    assert module.load(path)[1]["step"] == 2
+        module.run(config, data, module.initial_state(config), tmp_path)
+    assert module.load(tmp_path)[1]["step"] == 2 and not (tmp_path / "metrics.json").exists()
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
