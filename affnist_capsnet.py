@@ -650,9 +650,6 @@ def squash_backward(dv, cache):
     return dv * gain + s * (radial * ((1 - norm * norm) / (norm * (1 + norm * norm) ** 2)))
 
 
-SQUASH = squash_forward, squash_backward
-
-
 def votes_forward(u, W):
     """Compute the votes u_hat_j|i = W_ij u_i of all input capsules for all output capsules (Sabour et al. 2017, Eq. 2).
     u: input capsules, (N, I, E). W: transformation matrices, (B, E, J, D): one per capsule, B = I, or one for each of
@@ -686,17 +683,17 @@ def softmax_backward(dc, c):
     return c * (dc - np.einsum("nji,nji->ni", c, dc)[:, None])
 
 
-def routing_forward(u_hat, n_iters, squash=SQUASH):
+def routing_forward(u_hat, n_iters, squash_forward=squash_forward):
     """Compute the output capsules by dynamic routing (Sabour et al. 2017, Procedure 1).
 
     Each iteration sets the coupling coefficients c = softmax(b) over the output capsules (Eq. 3), sums the votes into
     s_j = sum_i c_ij u_hat_j|i (Eq. 2), squashes s_j to v_j (Eq. 1), and adds the agreement u_hat_j|i . v_j to the
     logits b_ij, which start at zero for every sample. The last iteration skips that update, which nothing would use.
 
-    u_hat: votes, (N, J, I, D). n_iters: at least 1; 1 means uniform coupling coefficients. squash: (forward,
-    backward) of the nonlinearity of v. Return v, (N, J, D), and a cache for routing_backward: u_hat, squash and, of
-    every iteration, c, v and the cache of the squash. c is (N, J, I), but (1, I) in the first iteration, where it is
-    the same for all samples and output capsules."""
+    u_hat: votes, (N, J, I, D). n_iters: at least 1; 1 means uniform coupling coefficients.
+    squash_forward: what computes v from s; affnist_capsnet.py can leave the squash out. Return v, (N, J, D), and a
+    cache for routing_backward: u_hat and, of every iteration, c, v and the cache of the squash. c is
+    (N, J, I), but (1, I) in the first iteration, where it is the same for all samples and output capsules."""
     N, J, I, D = u_hat.shape
     c, b, v, steps = np.full((1, I), 1 / J, u_hat.dtype), 0, None, []
     s = np.matmul(c, u_hat.transpose(0, 2, 1, 3).reshape(N, I, J * D)).reshape(N, J, D)
@@ -705,22 +702,24 @@ def routing_forward(u_hat, n_iters, squash=SQUASH):
             b = b + np.matmul(u_hat, v[..., None])[..., 0]                              # (N, J, I)
             c = softmax_forward(b)
             s = np.matmul(c[:, :, None, :], u_hat)[:, :, 0]                             # (N, J, D)
-        v, v_cache = squash[0](s)
+        v, v_cache = squash_forward(s)
         steps.append((c, v, v_cache))
-    return v, (u_hat, steps, squash)
+    return v, (u_hat, steps)
 
 
-def routing_backward(dv, cache):
-    """Return du_hat (N, J, I, D) from dv (N, J, D), through all routing iterations.
+def routing_backward(dv, cache, squash_backward=squash_backward):
+    """Return du_hat (N, J, I, D) from dv (N, J, D), through all routing iterations. squash_backward: of the forward
+    pass's squash_forward.
+
     Each use of u_hat_j|i adds a coefficient times a D-dimensional direction to its gradient: c ds for a weighted sum,
     db v for an agreement. These T = 2 n_iters - 1 terms are collected, and du_hat is one batched product (I, T) @
     (T, D) for every (n, j). db, (N, J, I), is a sum over the iterations, as the logits are: b_r is also in b_(r+1)."""
-    u_hat, steps, squash = cache
+    u_hat, steps = cache
     N, J, I, D = u_hat.shape
     terms, db = [], 0
     for r in reversed(range(len(steps))):
         c, _, v_cache = steps[r]
-        ds = squash[1](dv, v_cache)                                               # (N, J, D)
+        ds = squash_backward(dv, v_cache)                                               # (N, J, D)
         terms.append((c, ds))
         if r > 0:                                                       # in the first iteration c is a constant
             dc = np.matmul(u_hat, ds[..., None])[..., 0]                                # (N, J, I)
@@ -1026,6 +1025,7 @@ def convolutions_backward(dx, caches, grads, need_dx=False):
 # Heads. Each computes out (see forward) from x (N, side, side, C); its backward function returns dx and puts the
 # gradients of its parameters into grads. dropout_mask: only of CNNs, in training. dv: the decoder's gradient, or 0.
 
+SQUASH = squash_forward, squash_backward
 PLAIN = (lambda s: (s, None)), (lambda dv, cache: dv)
 RELU = (lambda s: (np.maximum(s, 0), s)), (lambda dv, s: dv * (s > 0))
 SQUASHES = {                       # for each --squash: (forward, backward) of primary and of class capsules
@@ -1034,18 +1034,18 @@ SQUASHES = {                       # for each --squash: (forward, backward) of p
 
 def capsnet_head_forward(params, x, config, dropout_mask):
     """Compute primary and digit capsules. x: the output of PrimaryCaps before the squash."""
-    (squash, _), last = SQUASHES[config.squash]
-    u, squash_cache = squash(x.reshape(len(x), -1, E))                                  # (N, I, E)
+    (primary_squash, _), (class_squash, _) = SQUASHES[config.squash]
+    u, squash_cache = primary_squash(x.reshape(len(x), -1, E))                          # (N, I, E)
     inputs, W, coordinates_cache = u, params["W"], None
     if config.model == "capsnet-shared":
         inputs, coordinates_cache = add_coordinates_forward(u, receptive_field_centers(config))     # (N, I, E + 2)
         W = np.concatenate([W, np.stack([params["coordinate_W"]] * len(W))], 1)
     if config.routing_iters == 1:
         s, votes_cache = uniform_routing_forward(inputs, W)
-        v, routing_cache = last[0](s)                                                   # (N, J, D)
+        v, routing_cache = class_squash(s)                                              # (N, J, D)
     else:
         u_hat, votes_cache = votes_forward(inputs, W)                                   # (N, J, I, D)
-        v, routing_cache = routing_forward(u_hat, config.routing_iters, last)           # (N, J, D)
+        v, routing_cache = routing_forward(u_hat, config.routing_iters, class_squash)   # (N, J, D)
     lengths, lengths_cache = lengths_forward(v)                                         # (N, J)
     cache = x.shape, squash_cache, coordinates_cache, votes_cache, routing_cache, lengths_cache
     return {"scores": lengths, "v": v, "u": u}, cache
@@ -1053,30 +1053,34 @@ def capsnet_head_forward(params, x, config, dropout_mask):
 
 def capsnet_head_backward(dlengths, dv, cache, config, grads):
     shape, squash_cache, coordinates_cache, votes_cache, routing_cache, lengths_cache = cache
-    (_, dsquash), (_, dlast) = SQUASHES[config.squash]
+    (_, primary_squash_backward), (_, class_squash_backward) = SQUASHES[config.squash]
     dv = dv + lengths_backward(dlengths, lengths_cache)
     if config.routing_iters == 1:
-        du, dW = uniform_routing_backward(dlast(dv, routing_cache), votes_cache)
+        ds = class_squash_backward(dv, routing_cache)
+        du, dW = uniform_routing_backward(ds, votes_cache)
     else:
-        du, dW = votes_backward(routing_backward(dv, routing_cache), votes_cache)
+        du_hat = routing_backward(dv, routing_cache, class_squash_backward)
+        du, dW = votes_backward(du_hat, votes_cache)
     grads["W"] = dW[:, :E]
     if config.model == "capsnet-shared":
         grads["coordinate_W"] = dW[:, E:].sum(0)
         du = add_coordinates_backward(du, coordinates_cache)
-    return dsquash(du, squash_cache).reshape(shape)
+    return primary_squash_backward(du, squash_cache).reshape(shape)
 
 
 def vector_head_forward(params, x, config, dropout_mask):
     """Ten vectors per position are averaged over the positions, or their maximum is taken, and squashed."""
     pooled, pool_cache = features_forward(x, config)
-    v, squash_cache = SQUASHES[config.squash][1][0](pooled.reshape(len(x), -1, D))
+    _, (class_squash, _) = SQUASHES[config.squash]
+    v, squash_cache = class_squash(pooled.reshape(len(x), -1, D))
     lengths, lengths_cache = lengths_forward(v)
     return {"scores": lengths, "v": v}, (pool_cache, squash_cache, lengths_cache)
 
 
 def vector_head_backward(dlengths, dv, cache, config, grads):
     pool_cache, squash_cache, lengths_cache = cache
-    ds = SQUASHES[config.squash][1][1](dv + lengths_backward(dlengths, lengths_cache), squash_cache)
+    _, (_, class_squash_backward) = SQUASHES[config.squash]
+    ds = class_squash_backward(dv + lengths_backward(dlengths, lengths_cache), squash_cache)
     return features_backward(ds.reshape(len(ds), -1), pool_cache)
 
 

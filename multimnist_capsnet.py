@@ -588,14 +588,15 @@ def softmax_backward(dc, c):
     return c * (dc - np.einsum("nji,nji->ni", c, dc)[:, None])
 
 
-def routing_forward(u_hat, n_iters):
+def routing_forward(u_hat, n_iters, squash_forward=squash_forward):
     """Compute the output capsules by dynamic routing (Sabour et al. 2017, Procedure 1).
 
     Each iteration sets the coupling coefficients c = softmax(b) over the output capsules (Eq. 3), sums the votes into
     s_j = sum_i c_ij u_hat_j|i (Eq. 2), squashes s_j to v_j (Eq. 1), and adds the agreement u_hat_j|i . v_j to the
     logits b_ij, which start at zero for every sample. The last iteration skips that update, which nothing would use.
 
-    u_hat: votes, (N, J, I, D). n_iters: at least 1; 1 means uniform coupling coefficients. Return v, (N, J, D), and a
+    u_hat: votes, (N, J, I, D). n_iters: at least 1; 1 means uniform coupling coefficients.
+    squash_forward: what computes v from s; affnist_capsnet.py can leave the squash out. Return v, (N, J, D), and a
     cache for routing_backward: u_hat and, of every iteration, c, v and the cache of the squash. c is
     (N, J, I), but (1, I) in the first iteration, where it is the same for all samples and output capsules."""
     N, J, I, D = u_hat.shape
@@ -611,8 +612,10 @@ def routing_forward(u_hat, n_iters):
     return v, (u_hat, steps)
 
 
-def routing_backward(dv, cache):
-    """Return du_hat (N, J, I, D) from dv (N, J, D), through all routing iterations.
+def routing_backward(dv, cache, squash_backward=squash_backward):
+    """Return du_hat (N, J, I, D) from dv (N, J, D), through all routing iterations. squash_backward: of the forward
+    pass's squash_forward.
+
     Each use of u_hat_j|i adds a coefficient times a D-dimensional direction to its gradient: c ds for a weighted sum,
     db v for an agreement. These T = 2 n_iters - 1 terms are collected, and du_hat is one batched product (I, T) @
     (T, D) for every (n, j). db, (N, J, I), is a sum over the iterations, as the logits are: b_r is also in b_(r+1)."""

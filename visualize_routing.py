@@ -70,9 +70,9 @@ def dynamic_shapes(n_iters):
     rng, (N, J, I, D) = np.random.default_rng(0), SIZES.values()
     u_hat = rng.standard_normal((N, J, I, D))
 
-    def run():
-        v, cache = capsnet.routing_forward(u_hat, n_iters)
-        capsnet.routing_backward(np.ones_like(v), cache)
+    def run():                     # the squash is given: a default argument would not be the recorded function
+        v, cache = capsnet.routing_forward(u_hat, n_iters, capsnet.squash_forward)
+        capsnet.routing_backward(np.ones_like(v), cache, capsnet.squash_backward)
     return record_shapes(capsnet, ("softmax_forward", "softmax_backward", "squash_forward", "squash_backward",
                                    "routing_forward", "routing_backward"), run)
 

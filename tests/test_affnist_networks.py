@@ -104,12 +104,12 @@ def test_one_iteration_without_votes_is_one_iteration_with_them(n_positions):
     u, W, ds = (rng.standard_normal(shape) for shape in ((2, 6, 4), (6 // n_positions, 4, 3, 5), (2, 3, 5)))
     s, cache = ac.uniform_routing_forward(u, W)
     u_hat, votes_cache = ac.votes_forward(u, W)
-    slow, routing_cache = ac.routing_forward(u_hat, 1, ac.PLAIN)
+    slow, routing_cache = ac.routing_forward(u_hat, 1, ac.PLAIN[0])
     np.testing.assert_allclose(s, slow, rtol=1e-12)
     by_hand = sum(W[i % len(W)].transpose(1, 2, 0) @ u[0, i] for i in range(6)) / 3
     np.testing.assert_allclose(s[0], by_hand, rtol=1e-12)
     for fast, oracle in zip(ac.uniform_routing_backward(ds, cache), ac.votes_backward(
-            ac.routing_backward(ds, routing_cache), votes_cache)):
+            ac.routing_backward(ds, routing_cache, ac.PLAIN[1]), votes_cache)):
         np.testing.assert_allclose(fast, oracle, rtol=1e-12)
     check_op(ac.uniform_routing_forward, ac.uniform_routing_backward, u, W)
 
