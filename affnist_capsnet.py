@@ -839,14 +839,19 @@ Conv = collections.namedtuple("Conv", "name F K stride pool", defaults=(3, 1, Fa
 def convolutions(config):
     """Return the convolutions of a network. The last one of a capsule network is PrimaryCaps; in its place, networks of
     class vectors compute ten vectors per position"""
-    c, primary = config.conv1_channels, config.n_classes * D if config.model in VECTORS else TYPES[config.preset] * E
+    first = config.conv1_channels
     if config.model == "cnn":                                          # in the paper 256, 256 and 128 channels
-        return Conv("conv1", c, 5), Conv("conv2", c, 5), Conv("conv3", -(-c // 2), 5)
+        return Conv("conv1", first, 5), Conv("conv2", first, 5), Conv("conv3", -(-first // 2), 5)
+    primary = config.n_classes * D if config.model in VECTORS else TYPES[config.preset] * E
     if config.model == "capsnet" and config.preset != "deep":
-        return Conv("conv1", c, 9), Conv("primary", primary, 9, 2)
-    convs = (Conv("conv1", c), Conv("conv2", c, pool=True), Conv("conv3", 64), Conv("conv4", 64, pool=True),
-             Conv("conv5", matched_width(config) if config.model in POOLED_CNNS else 128))
-    return convs if config.model in CNNS else (*convs, Conv("primary", primary, 1))
+        return Conv("conv1", first, 9), Conv("primary", primary, 9, 2)
+    conv5 = matched_width(config) if config.model in POOLED_CNNS else 128
+    convs = (Conv("conv1", first), Conv("conv2", first, pool=True),
+             Conv("conv3", 64), Conv("conv4", 64, pool=True),
+             Conv("conv5", conv5))
+    if config.model in CNNS:
+        return convs
+    return (*convs, Conv("primary", primary, 1))
 
 
 def param_shapes(config):

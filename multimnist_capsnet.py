@@ -700,21 +700,27 @@ Conv = collections.namedtuple("Conv", "name F K stride pool skip", defaults=(3, 
 
 def convolutions(config):
     """Return the convolutions of a network; the last one of a capsule network is PrimaryCaps"""
-    c, C = config.conv1_channels, config.conv3_channels
+    first, base = config.conv1_channels, config.conv3_channels
     primary = TYPES.get(config.preset, 16) * E
     if config.model == "capsnet" and config.preset in ("classic", "paper"):
-        return Conv("conv1", c, 9), Conv("primary", primary, 9, 2)
+        return Conv("conv1", first, 9), Conv("primary", primary, 9, 2)
     if config.preset == "half-digit":
-        convs = Conv("conv1", c), Conv("conv2", c, pool=True), Conv("conv3", 2 * C, stride=2)
+        convs = (Conv("conv1", first), Conv("conv2", first, pool=True),
+                 Conv("conv3", 2 * base, stride=2))
     elif config.preset == "residual":
-        convs = (Conv("conv1", c), Conv("conv2", 2 * c, pool=True),
-                 Conv("conv3", C), Conv("branch1", C, skip="start"), Conv("branch2", C, skip="end"),
-                 Conv("conv4", 2 * C, pool=True), Conv("branch3", 2 * C, skip="start"),
-                 Conv("branch4", 2 * C, skip="end"), Conv("conv5", 4 * C))
+        convs = (Conv("conv1", first), Conv("conv2", 2 * first, pool=True),
+                 Conv("conv3", base),
+                 Conv("branch1", base, skip="start"), Conv("branch2", base, skip="end"),
+                 Conv("conv4", 2 * base, pool=True),
+                 Conv("branch3", 2 * base, skip="start"), Conv("branch4", 2 * base, skip="end"),
+                 Conv("conv5", 4 * base))
     else:
-        convs = (Conv("conv1", c), Conv("conv2", c, pool=True), Conv("conv3", C), Conv("conv4", C, pool=True),
-                 Conv("conv5", 2 * C))
-    return (*convs, Conv("primary", primary, 1)) if config.model == "capsnet" else convs
+        convs = (Conv("conv1", first), Conv("conv2", first, pool=True),
+                 Conv("conv3", base), Conv("conv4", base, pool=True),
+                 Conv("conv5", 2 * base))
+    if config.model != "capsnet":
+        return convs
+    return (*convs, Conv("primary", primary, 1))
 
 
 def param_shapes(config):

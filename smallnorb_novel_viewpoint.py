@@ -102,7 +102,8 @@ PRETRAINED = tuple(Path(__file__).resolve().with_name("weights") / f"smallnorb_{
                    for model in ("matrix-capsnet", "cnn", "cnn-bn"))
 # Axis legend, in the shape comments at line ends:
 #   N batch   H W height, width   C channels in   F channels out   K kernel side   B types of child capsules
-#   P = 4 side of a pose matrix   D = P*P elements of a pose, or 16 of a vector class capsule   E of a child capsule
+#   P = 4 side of a pose matrix   D elements of a capsule: P*P of a pose, or 16 of a vector class capsule
+#   E elements of a primary capsule that is a vector (8)
 #   I children of a parent (input capsules)   J types of parents (output capsules)
 #   L parent positions in a batch: N * rows * columns for convolutional capsules, N for class capsules
 #   G groups of children that share transformation matrices   T terms of dV (see votes_gradient)
@@ -661,19 +662,20 @@ class Window(collections.namedtuple("Window", "N H W B stride K", defaults=(3,))
 
 
 def im2col_capsules(x, window):
-    """Return the children in every receptive field, (K*K*B, N*Ho*Wo, E), children first; x: (N, H, W, B, E)."""
+    """Return the children in every receptive field, (K*K*B, N*Ho*Wo, C), children first. x: (N, H, W, B, C), the C = D
+    elements of their poses, or their activations, C = 1."""
     K, stride = window.K, window.stride
-    view = sliding_window_view(x, (K, K), axis=(1, 2))[:, ::stride, ::stride]           # (N, Ho, Wo, B, E, K, K)
+    view = sliding_window_view(x, (K, K), axis=(1, 2))[:, ::stride, ::stride]           # (N, Ho, Wo, B, C, K, K)
     return np.ascontiguousarray(view.transpose(5, 6, 3, 0, 1, 2, 4)).reshape(K * K * window.B, -1, x.shape[-1])
 
 
 def col2im_capsules(dcols, window):
-    """Return dx, (N, H, W, B, E), the adjoint of im2col_capsules: the sum over all copies of a child.
+    """Return dx, (N, H, W, B, C), the adjoint of im2col_capsules: the sum over all copies of a child.
 
-    dcols: gradient with respect to im2col_capsules' result, (K*K*B, N*Ho*Wo, E)."""
-    w, K, E = window, window.K, dcols.shape[-1]
-    dx = np.zeros((w.B, w.N, w.H, w.W, E), dcols.dtype)
-    dcols = dcols.reshape(K, K, w.B, w.N, *w.parents, E)
+    dcols: gradient with respect to im2col_capsules' result, (K*K*B, N*Ho*Wo, C)."""
+    w, K, C = window, window.K, dcols.shape[-1]
+    dx = np.zeros((w.B, w.N, w.H, w.W, C), dcols.dtype)
+    dcols = dcols.reshape(K, K, w.B, w.N, *w.parents, C)
     for ky, kx in np.ndindex(K, K):
         target = w.select(dx, ky, kx, axis=2)
         target += dcols[ky, kx]
@@ -1212,38 +1214,51 @@ def classification_loss(scores, batch, config):
 
 # -------------------------------------------------------------- the networks
 
-SIZES = {                          # A, B, C, D of matrix-capsnet; first channels of the backbone, capsule types
-    "small": (32, 4, 8, 8, 16, 5), "wide": (64, 4, 4, 4, 32, 10), "paper": (64, 8, 16, 16, 16, 5)}
+# Of matrix-capsnet the channels of Conv1 and the capsule types of PrimaryCaps, ConvCaps1 and ConvCaps2, the paper's A,
+# B, C and D; of the backbone the channels of its first two convolutions; of capsnet-shared the capsule types
+Size = collections.namedtuple("Size", "conv1 primary conv_caps1 conv_caps2 backbone types")
+SIZES = {                          # by --preset
+    "small": Size(32, 4, 8, 8, 16, 5),
+    "wide": Size(64, 4, 4, 4, 32, 10),
+    "paper": Size(64, 8, 16, 16, 16, 5)}
 IDENTITY_NOISE = 0.1               # standard deviation of initial transformation matrices around the identity
 BETA_U, BETA_A = -1.0, -2.0        # initial: a parent without active children has a = logistic(-2) = 0.12
 VOTES_GAIN = 4.0                   # initial variance of W times its fan-in, for vector capsules
-VECTOR, CLASS_VECTOR = 8, 16       # elements of a primary and of a class capsule that are vectors
+E = 8                              # elements of a primary capsule that is a vector; a class capsule has D
 
 
-Conv = collections.namedtuple("Conv", "name K stride F pool pad coordinates", defaults=(False, 0, False))
+Conv = collections.namedtuple("Conv", "name F K stride pool pad coordinates", defaults=(3, 1, False, 0, False))
 
 
 def convolutions(config, width=0):
     """Return the convolutions of a network; the last one of a capsule network is PrimaryCaps. width: in place of the
     model's own number of capsule types, or of channels"""
-    A, B, _, _, t, _ = SIZES[config.preset]
+    size = SIZES[config.preset]
     width = width or (32 if is_paper_cnn(config) else matched_width(config))
     if config.model == "matrix-capsnet":
-        return Conv("conv1", 5, 2, A), Conv("primary", 1, 1, B * (D + 1))
+        return Conv("conv1", size.conv1, 5, 2), Conv("primary", size.primary * (D + 1), 1)
     if config.model in PAPER_CNNS:
-        pad = 2 * is_paper_cnn(config)
-        return Conv("conv1", 5, 1, width, pool=True, pad=pad), Conv("conv2", 5, 1, 2 * width, pool=True, pad=pad)
-    last = Conv("primary", 3, 1, width * (D + 1 if config.model == "matrix-head" else VECTOR))
+        pad = 2 if is_paper_cnn(config) else 0
+        return (Conv("conv1", width, 5, pool=True, pad=pad),
+                Conv("conv2", 2 * width, 5, pool=True, pad=pad))
     if config.model == "cnn-gap":
-        last = Conv("conv5", 3, 1, width, coordinates=config.coordinates)
-    return (Conv("conv1", 3, 1, t), Conv("conv2", 3, 1, t, pool=True),
-            Conv("conv3", 3, 1, 2 * t), Conv("conv4", 3, 1, 2 * t, pool=True), last)
+        last = Conv("conv5", width, coordinates=config.coordinates)
+    elif config.model == "matrix-head":
+        last = Conv("primary", width * (D + 1))
+    else:
+        last = Conv("primary", width * E)
+    first = size.backbone
+    return (Conv("conv1", first), Conv("conv2", first, pool=True),
+            Conv("conv3", 2 * first), Conv("conv4", 2 * first, pool=True),
+            last)
 
 
 def conv_caps(config):
     """Return matrix-capsnet's two layers of convolutional capsules, with types of capsules in place of channels"""
-    _, _, C, D, _, _ = SIZES[config.preset]
-    return (Conv("conv", 3, 2, C), Conv("conv2", 3, 1, D)) if config.model == "matrix-capsnet" else ()
+    if config.model != "matrix-capsnet":
+        return ()
+    size = SIZES[config.preset]
+    return Conv("conv", size.conv_caps1, 3, 2), Conv("conv2", size.conv_caps2, 3)
 
 
 def is_paper_cnn(config):
@@ -1270,7 +1285,7 @@ def class_capsule_inputs(config, width=0):
     The result has the fields side (positions per axis), types (capsule types per position) and centers,
     (positions, 2): x and y of the centers of the receptive fields, from -1 to 1 across the image."""
     convs = convolutions(config, width) + conv_caps(config)
-    size = {"matrix-capsnet": 1, "matrix-head": D + 1}.get(config.model, VECTOR)        # channels of a capsule
+    size = {"matrix-capsnet": 1, "matrix-head": D + 1}.get(config.model, E)             # channels of a capsule
     along = receptive_fields(convs)
     centers = np.stack([np.tile(along, len(along)), np.repeat(along, len(along))], 1)
     return SimpleNamespace(side=len(along), types=convs[-1].F // size, centers=centers)
@@ -1300,8 +1315,8 @@ def param_shapes(config, width=0):
     if config.model in MATRIX_MODELS:
         return shapes | {"class_W": (inputs.types, J, P, P), "class_beta_u": (J,), "class_beta_a": (J,)}
     groups = inputs.types * (inputs.side ** 2 if config.model == "capsnet" else 1)
-    shapes["W"] = (groups, VECTOR, J, CLASS_VECTOR)
-    return shapes | ({"coordinate_W": (2, J, CLASS_VECTOR)} if config.coordinates else {})
+    shapes["W"] = (groups, E, J, D)
+    return shapes | ({"coordinate_W": (2, J, D)} if config.coordinates else {})
 
 
 @functools.cache
@@ -1311,7 +1326,7 @@ def matched_width(config):
     The reference network is matrix-capsnet for cnn and cnn-bn, and capsnet-shared for all other models. Of the two
     neighboring widths, the one whose number of parameters is nearer is used."""
     if config.model == "capsnet-shared":
-        return SIZES[config.preset][-1]
+        return SIZES[config.preset].types
     if config.width or config.model == "matrix-capsnet":
         return config.width
 
@@ -1336,7 +1351,7 @@ def init_params(config):
         noise = rng.standard_normal(shape, np.float32)
         if name in ("W", "coordinate_W"):
             inputs = class_capsule_inputs(config)
-            params[name] = noise * np.float32(np.sqrt(VOTES_GAIN / (VECTOR * inputs.side ** 2 * inputs.types)))
+            params[name] = noise * np.float32(np.sqrt(VOTES_GAIN / (E * inputs.side ** 2 * inputs.types)))
         elif name.endswith("_W"):
             params[name] = np.eye(P, dtype=np.float32) + np.float32(IDENTITY_NOISE) * noise
         elif name.endswith("_w"):
@@ -1489,7 +1504,7 @@ def vector_head_forward(params, x, config, _):
     --coordinates, uses coordinate addition. The outputs are scores, the lengths of the class capsules, (N, J); v, the
     class capsules, (N, J, 16); u, the primary capsules, (N, I, 8), with I ordered (position, type); and c, the coupling
     coefficients of each iteration, (N, J, I), in the first iteration (1, I)."""
-    u, squash_cache = squash_forward(x.reshape(len(x), -1, VECTOR))                     # (N, I, E)
+    u, squash_cache = squash_forward(x.reshape(len(x), -1, E))                          # (N, I, E)
     capsules, W, coordinates_cache = u, params["W"], None
     if "coordinate_W" in params:
         capsules, coordinates_cache = add_coordinates_forward(u, class_capsule_inputs(config).centers)
@@ -1505,9 +1520,9 @@ def vector_head_backward(dscores, cache, config, grads):
     shape, squash_cache, coordinates_cache, votes_cache, routing_cache, lengths_cache = cache
     du_hat = routing_backward(lengths_backward(dscores, lengths_cache), routing_cache)
     du, dW = votes_backward(du_hat, votes_cache)
-    grads["W"] = dW[:, :VECTOR]
+    grads["W"] = dW[:, :E]
     if coordinates_cache:
-        grads["coordinate_W"] = dW[:, VECTOR:].sum(0)
+        grads["coordinate_W"] = dW[:, E:].sum(0)
         du = add_coordinates_backward(du, coordinates_cache)
     return squash_backward(du, squash_cache).reshape(shape)
 
