@@ -829,7 +829,7 @@ def classification_loss(out, labels, config):
 # -------------------------------------------------------------- the networks
 
 E, D = 8, 16                       # dimensions of a primary and of a digit capsule
-VOTES_GAIN = 16.0                  # initial variance of the sum of a digit's votes / variance of primary capsules
+VOTE_SUM_GAIN = 16.0               # initial variance of the sum of a digit's votes / variance of primary capsules
 TYPES = {"deep": 16, "small": 8, "paper": 32}                  # of primary capsules
 
 
@@ -916,12 +916,12 @@ def receptive_field_centers(config):
 def init_params(config):
     """Draw the initial parameters: {name: float32 array}, as param_shapes says.
 
-    Weights are normal, with variance 2 / fan-in where a ReLU follows (He initialization; not PrimaryCaps), VOTES_GAIN /
-    fan-in for the transformation matrices, and 1 / fan-in elsewhere. Biases and the normalizations' shifts
-    are 0, the normalizations' scales are 1."""
+    Weights are normal, with variance 2 / fan-in where a ReLU follows (He initialization; not PrimaryCaps),
+    VOTE_SUM_GAIN / fan-in for the transformation matrices, whose fan-in is all elements of all primary capsules, and
+    1 / fan-in elsewhere. Biases and the normalizations' shifts are 0, the normalizations' scales are 1."""
     rng, params, shapes = rng_for(config.seed, INIT), {}, param_shapes(config)
     last = [name for name in shapes if name.endswith("_w")][-1]                         # outputs scores, or pixels
-    gains = {"W": VOTES_GAIN, "coordinate_W": VOTES_GAIN, "primary_w": 1, last: 1}
+    gains = {"W": VOTE_SUM_GAIN, "coordinate_W": VOTE_SUM_GAIN, "primary_w": 1, last: 1}
     votes = E * len(receptive_field_centers(config)) * TYPES[config.preset]     # a digit capsule sums all these numbers
     for name, shape in shapes.items():
         fan_in = {"W": votes, "coordinate_W": votes, "dec1_w": D}.get(name, math.prod(shape[:-1]))
@@ -1056,10 +1056,10 @@ def capsnet_head_forward(params, x, config, dropout_mask):
     return {"scores": lengths, "v": v, "u": u}, cache
 
 
-def capsnet_head_backward(dlengths, dv, cache, config, grads):
+def capsnet_head_backward(dscores, dv, cache, config, grads):
     shape, squash_cache, coordinates_cache, votes_cache, routing_cache, lengths_cache = cache
     (_, primary_squash_backward), (_, class_squash_backward) = SQUASHES[config.squash]
-    dv = dv + lengths_backward(dlengths, lengths_cache)
+    dv = dv + lengths_backward(dscores, lengths_cache)
     if config.routing_iters == 1:
         ds = class_squash_backward(dv, routing_cache)
         du, dW = uniform_routing_backward(ds, votes_cache)
@@ -1073,7 +1073,7 @@ def capsnet_head_backward(dlengths, dv, cache, config, grads):
     return primary_squash_backward(du, squash_cache).reshape(shape)
 
 
-def vector_head_forward(params, x, config, dropout_mask):
+def pooled_vectors_head_forward(params, x, config, dropout_mask):
     """Ten vectors per position are averaged over the positions, or their maximum is taken, and squashed."""
     pooled, pool_cache = features_forward(x, config)
     _, (class_squash, _) = SQUASHES[config.squash]
@@ -1082,10 +1082,11 @@ def vector_head_forward(params, x, config, dropout_mask):
     return {"scores": lengths, "v": v}, (pool_cache, squash_cache, lengths_cache)
 
 
-def vector_head_backward(dlengths, dv, cache, config, grads):
+def pooled_vectors_head_backward(dscores, dv, cache, config, grads):
     pool_cache, squash_cache, lengths_cache = cache
     _, (_, class_squash_backward) = SQUASHES[config.squash]
-    ds = class_squash_backward(dv + lengths_backward(dlengths, lengths_cache), squash_cache)
+    dv = dv + lengths_backward(dscores, lengths_cache)
+    ds = class_squash_backward(dv, squash_cache)
     return features_backward(ds.reshape(len(ds), -1), pool_cache)
 
 
@@ -1109,7 +1110,7 @@ def cnn_head_backward(dscores, dv, cache, config, grads):
 
 
 HEADS = {**dict.fromkeys(ROUTED, (capsnet_head_forward, capsnet_head_backward)),
-         **dict.fromkeys(VECTORS, (vector_head_forward, vector_head_backward)),
+         **dict.fromkeys(VECTORS, (pooled_vectors_head_forward, pooled_vectors_head_backward)),
          **dict.fromkeys(CNNS, (cnn_head_forward, cnn_head_backward))}
 
 

@@ -690,7 +690,8 @@ def classification_loss(out, labels):
 # -------------------------------------------------------------- the networks
 
 E, D = 8, 16                       # dimensions of a primary and of a digit capsule
-W_GAIN = 0.01                      # initial variance of W times E; with 0.08 accuracy is 3 points lower after 12 epochs
+VOTE_GAIN = 0.01                   # initial variance of a vote / variance of primary capsules; with 0.08 accuracy is
+                                   # 3 points lower after 12 epochs
 TYPES = {"classic": 8, "paper": 32}                    # of primary capsules; of the other presets 16
 DECODER = {"residual": (512, 1024), "paper": (512, 1024)}               # hidden units; of the others 256 and 512
 
@@ -764,12 +765,12 @@ def cnn_hidden_units(config, convs, features):
 
 def init_params(config):
     """Draw the initial parameters: {name: float32 array}, as param_shapes says.
-    Weights are normal, with variance 2 / fan-in where a ReLU follows (He initialization), W_GAIN / fan-in for the
+    Weights are normal, with variance 2 / fan-in where a ReLU follows (He initialization), VOTE_GAIN / fan-in for the
     transformation matrices and the dense layer of vector-dense, and 1 / fan-in elsewhere. Biases and the
     normalizations' shifts are 0, the normalizations' scales are 1."""
     rng, params = rng_for(config.seed, INIT), {}
-    gains = {"W": W_GAIN, "primary_w": 1, "dec3_w": 1, "fc2_w": 1,
-             "fc1_w": W_GAIN if config.model == "vector-dense" else 2}
+    gains = {"W": VOTE_GAIN, "primary_w": 1, "dec3_w": 1, "fc2_w": 1,
+             "fc1_w": VOTE_GAIN if config.model == "vector-dense" else 2}
     for name, shape in param_shapes(config).items():
         fan_in = {"W": E, "dec1_w": D}.get(name, math.prod(shape[:-1]))                 # dec1: all but D are masked
         if name.endswith(("_b", "_gamma", "_beta")):
@@ -894,14 +895,15 @@ def capsnet_head_forward(params, x, config):
     return out, (x.shape, squash_cache, votes_cache, routing_cache, lengths_cache)
 
 
-def capsnet_head_backward(dlengths, dv, cache, config, grads):
+def capsnet_head_backward(dscores, dv, cache, config, grads):
     shape, squash_cache, votes_cache, routing_cache, lengths_cache = cache
-    du_hat = routing_backward(dv + lengths_backward(dlengths, lengths_cache), routing_cache)
+    dv = dv + lengths_backward(dscores, lengths_cache)
+    du_hat = routing_backward(dv, routing_cache)
     du, grads["W"] = votes_backward(du_hat, votes_cache)
     return squash_backward(du, squash_cache).reshape(shape)
 
 
-def vector_head_forward(params, x, config):
+def dense_vectors_head_forward(params, x, config):
     """A dense layer maps x to ten vectors, which are squashed."""
     s, dense_cache = linear_forward(x.reshape(len(x), -1), params["fc1_w"], params["fc1_b"])
     v, squash_cache = squash_forward(s.reshape(len(x), -1, D))
@@ -909,9 +911,10 @@ def vector_head_forward(params, x, config):
     return {"lengths": lengths, "v": v}, (x.shape, dense_cache, squash_cache, lengths_cache)
 
 
-def vector_head_backward(dlengths, dv, cache, config, grads):
+def dense_vectors_head_backward(dscores, dv, cache, config, grads):
     shape, dense_cache, squash_cache, lengths_cache = cache
-    ds = squash_backward(dv + lengths_backward(dlengths, lengths_cache), squash_cache)
+    dv = dv + lengths_backward(dscores, lengths_cache)
+    ds = squash_backward(dv, squash_cache)
     dx, grads["fc1_w"], grads["fc1_b"] = linear_backward(ds.reshape(len(ds), -1), dense_cache)
     return dx.reshape(shape)
 
@@ -941,7 +944,7 @@ def cnn_head_backward(dscores, dv, cache, config, grads):
 
 
 HEADS = {"capsnet": (capsnet_head_forward, capsnet_head_backward),
-         "vector-dense": (vector_head_forward, vector_head_backward),
+         "vector-dense": (dense_vectors_head_forward, dense_vectors_head_backward),
          **dict.fromkeys(("cnn", "cnn-vectors"), (cnn_head_forward, cnn_head_backward))}
 
 

@@ -1223,7 +1223,7 @@ SIZES = {                          # by --preset
     "paper": Size(64, 8, 16, 16, 16, 5)}
 IDENTITY_NOISE = 0.1               # standard deviation of initial transformation matrices around the identity
 BETA_U, BETA_A = -1.0, -2.0        # initial: a parent without active children has a = logistic(-2) = 0.12
-VOTES_GAIN = 4.0                   # initial variance of W times its fan-in, for vector capsules
+VOTE_SUM_GAIN = 4.0                # of vectors: initial variance of the sum of a class's votes / variance of capsules
 E = 8                              # elements of a primary capsule that is a vector; a class capsule has D
 
 
@@ -1341,9 +1341,10 @@ def matched_width(config):
 def init_params(config):
     """Draw the initial parameters: {name: float32 array}, as param_shapes says.
 
-    Weights are He-normal where a ReLU follows and have variance 1 / fan-in elsewhere; W and coordinate_W of vector
-    capsules, VOTES_GAIN / (elements of all children). Transformation matrices of poses are the identity plus noise.
-    beta_u and beta_a start at BETA_U and BETA_A, other biases at 0."""
+    Weights are normal, with variance 2 / fan-in where a ReLU follows (He initialization), VOTE_SUM_GAIN / fan-in for
+    the transformation matrices of vector capsules, whose fan-in is all elements of all primary capsules, and 1 / fan-in
+    elsewhere. Transformation matrices of poses are the identity plus noise. beta_u and beta_a start at BETA_U and
+    BETA_A, other biases at 0."""
     rng, params, shapes = rng_for(config.seed, INIT), {}, param_shapes(config)
     last = [name for name in shapes if name.endswith("_w")][-1:]       # PrimaryCaps; of a CNN the layer of the scores
     starts = {"gamma": 1, "u": BETA_U, "a": BETA_A}
@@ -1351,7 +1352,8 @@ def init_params(config):
         noise = rng.standard_normal(shape, np.float32)
         if name in ("W", "coordinate_W"):
             inputs = class_capsule_inputs(config)
-            params[name] = noise * np.float32(np.sqrt(VOTES_GAIN / (E * inputs.side ** 2 * inputs.types)))
+            fan_in = E * inputs.side ** 2 * inputs.types
+            params[name] = noise * np.float32(np.sqrt(VOTE_SUM_GAIN / fan_in))
         elif name.endswith("_W"):
             params[name] = np.eye(P, dtype=np.float32) + np.float32(IDENTITY_NOISE) * noise
         elif name.endswith("_w"):
@@ -1383,7 +1385,7 @@ def forward(params, images, config, statistics=None, dropout_mask=None):
     images: (N, 32, 32, C). statistics: a dict in training, which receives the mean and variance of each normalization;
     None in evaluation, which uses the running ones in params. dropout_mask: (N, hidden units), of cnn and cnn-bn in
     training; None for no dropout. The outputs are scores, (N, J), see classification_loss; for capsules, also those of
-    matrix_head_forward or vector_head_forward."""
+    matrix_head_forward or capsnet_head_forward."""
     if config.model == "nearest":
         return {"scores": nearest_scores(params, images)}, None
     x, convs_cache = convolutions_forward(params, images, config, statistics)           # (N, side, side, C)
@@ -1497,7 +1499,7 @@ def matrix_head_backward(dscores, cache, config, grads):
     return primary_caps_backward(dpose, dactivation, primary_cache)
 
 
-def vector_head_forward(params, x, config, _):
+def capsnet_head_forward(params, x, config, _):
     """Compute primary vector capsules, and class capsules by dynamic routing (Sabour et al. 2017).
 
     capsnet has one transformation matrix per capsule; capsnet-shared shares its matrices across positions and, with
@@ -1505,18 +1507,18 @@ def vector_head_forward(params, x, config, _):
     class capsules, (N, J, 16); u, the primary capsules, (N, I, 8), with I ordered (position, type); and c, the coupling
     coefficients of each iteration, (N, J, I), in the first iteration (1, I)."""
     u, squash_cache = squash_forward(x.reshape(len(x), -1, E))                          # (N, I, E)
-    capsules, W, coordinates_cache = u, params["W"], None
+    inputs, W, coordinates_cache = u, params["W"], None
     if "coordinate_W" in params:
-        capsules, coordinates_cache = add_coordinates_forward(u, class_capsule_inputs(config).centers)
+        inputs, coordinates_cache = add_coordinates_forward(u, class_capsule_inputs(config).centers)
         W = np.concatenate([W, np.broadcast_to(params["coordinate_W"], (len(W), 2, *W.shape[2:]))], 1)
-    u_hat, votes_cache = votes_forward(capsules, W)                                     # (N, J, I, D)
+    u_hat, votes_cache = votes_forward(inputs, W)                                       # (N, J, I, D)
     v, routing_cache = routing_forward(u_hat, config.routing_iters)
     lengths, lengths_cache = lengths_forward(v)
     out = {"scores": lengths, "v": v, "u": u, "c": [c for c, *_ in routing_cache[1]]}
     return out, (x.shape, squash_cache, coordinates_cache, votes_cache, routing_cache, lengths_cache)
 
 
-def vector_head_backward(dscores, cache, config, grads):
+def capsnet_head_backward(dscores, cache, config, grads):
     shape, squash_cache, coordinates_cache, votes_cache, routing_cache, lengths_cache = cache
     du_hat = routing_backward(lengths_backward(dscores, lengths_cache), routing_cache)
     du, dW = votes_backward(du_hat, votes_cache)
@@ -1557,7 +1559,7 @@ def gap_head_backward(dscores, cache, config, grads):
 
 
 HEADS = {**dict.fromkeys(MATRIX_MODELS, (matrix_head_forward, matrix_head_backward)),
-         **dict.fromkeys(VECTOR_MODELS, (vector_head_forward, vector_head_backward)),
+         **dict.fromkeys(VECTOR_MODELS, (capsnet_head_forward, capsnet_head_backward)),
          **dict.fromkeys(PAPER_CNNS, (cnn_head_forward, cnn_head_backward)),
          "cnn-gap": (gap_head_forward, gap_head_backward)}
 
