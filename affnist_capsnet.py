@@ -395,7 +395,8 @@ def batch_gradients(params, samples, rows, config, workers):
 
 
 def forward_shards(weights, samples, config, workers, decode="labels"):
-    """Compute the outputs of all samples, {name: array}; decode: "labels" or "predicted" classes"""
+    """Compute scores, v and recon of all samples, as far as forward has them, {name: array}. decode: "labels" or
+    "predicted" classes"""
     def one(rows):
         batch = to_batch(samples, rows, weights["conv1_w"].dtype)
         out, _ = forward(weights, batch["images"], config, batch["labels"] if decode == "labels" else None)
@@ -404,26 +405,33 @@ def forward_shards(weights, samples, config, workers, decode="labels"):
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
+def class_activations(out, config):
+    """Return a number for each class, (N, J): the length of its vector, with a squash at most 1, or, of a CNN, its
+    probability. out: of forward or forward_shards"""
+    return softmax_forward(out["scores"]) if config.model in CNNS else out["scores"]
+
+
 def evaluate(weights, chunks, config, workers):
     """Compute accuracy and losses over dicts of digits, such as those of stream_digits. Return a dict of
       n, hits             numbers of digits and of correctly classified ones
       accuracy, correct   hits / n; whether each digit was correctly classified, (n,) bool
       confusion           numbers of digits, a list (J, J): a row per class, a column per predicted class
-      loss, recon_mse     means; the second per pixel, only with a decoder
-      margin              mean margin loss; cross_entropy in its place where that is the loss"""
+      loss                what is minimized, as in loss_and_grads, mean over the digits
+      margin              its first term; cross_entropy in its place where that is the loss
+      recon_mse           mean squared error per pixel, only with a decoder"""
     sums, pairs, J = np.zeros(2), [], config.n_classes
     for chunk in chunks:
         out = forward_shards(weights, chunk, config, workers)
         pairs.append((chunk["labels"], out["scores"].argmax(1)))
         target = chunk["images"][:, None].astype(out["scores"].dtype) / 255
-        name, loss, _ = classification_loss(out, chunk["labels"], config)
+        loss, _ = classification_loss(out, chunk, config)
         recon = reconstruction_loss(out["recon"], target)[0] if "recon" in out else 0
         sums += np.array([loss, recon]) * len(target)
     labels, predicted = np.concatenate(pairs, 1)
     correct, (loss, recon) = labels == predicted, sums / len(labels)
     metrics = {"n": len(correct), "hits": int(correct.sum()), "accuracy": correct.mean(), "correct": correct,
                "confusion": np.bincount(labels * J + predicted, minlength=J * J).reshape(J, J).tolist(),
-               "loss": loss + config.recon_weight * recon, name: loss}
+               "loss": loss + config.recon_weight * recon, loss_name(config): loss}
     return metrics | ({"recon_mse": recon / target[0].size} if "recon" in out else {})
 
 
@@ -813,17 +821,22 @@ def cross_entropy(scores, labels):
     return -float(log_p[np.arange(len(labels)), labels].sum()) / len(labels), dscores
 
 
-def classification_loss(out, labels, config):
-    """Compute the classification loss: the margin loss on the lengths, or the cross-entropy of a CNN's scores or of the
+def classification_loss(out, batch, config):
+    """Compute the classification loss: the margin loss on the lengths, or the cross-entropy of a CNN's logits or of the
     logarithms of lengths, p_j = |v_j| / sum_k |v_k|.
-
-    out: the result of forward. labels: (N,). Return the loss's name ("margin" or "cross_entropy"), the loss, a float,
-    and its gradient with respect to the scores, (N, J)."""
-    scores, is_cnn = out["scores"], config.model in CNNS
+    out: the result of forward. batch: a dict with labels, (N,). Return the loss, a float, and dscores, (N, J)."""
+    scores, labels = out["scores"], batch["labels"]
     if config.loss == "margin":
-        return "margin", *margin_loss(scores, np.eye(config.n_classes, dtype=scores.dtype)[labels])
-    loss, dlogs = cross_entropy(scores if is_cnn else np.log(scores), labels)
-    return "cross_entropy", loss, dlogs if is_cnn else dlogs / scores
+        return margin_loss(scores, np.eye(config.n_classes, dtype=scores.dtype)[labels])
+    if config.model in CNNS:
+        return cross_entropy(scores, labels)
+    loss, dlogs = cross_entropy(np.log(scores), labels)
+    return loss, dlogs / scores
+
+
+def loss_name(config):
+    """Return what the classification loss is called among the metrics"""
+    return config.loss.replace("-", "_")
 
 
 # -------------------------------------------------------------- the networks
@@ -936,14 +949,15 @@ def loss_and_grads(params, batch, config, share=1.0):
     """Compute the losses and all gradients of a batch (see to_batch), or of one shard of it. Pure function.
 
     share: the shard's share of its batch. All losses and gradients are means over the shard times share, so that they
-    add up to means over the batch. Return (terms, grads, statistics). terms: loss = margin (or cross_entropy) +
-    recon_weight * recon, the summed squared error, and accuracy. grads: a dict with the keys of params. statistics: the
-    mean and the variance that each normalization used."""
+    add up to means over the batch. Return (terms, grads, statistics). terms: loss, what is minimized, = margin (or
+    cross_entropy) + recon_weight * recon, the summed squared error; and accuracy, the fraction of digits correctly
+    classified. grads: a dict with the keys of params. statistics: the mean and the variance that each normalization
+    used."""
     statistics, grads, dv, labels = {}, {}, 0, batch["labels"]
     out, caches = forward(params, batch["images"], config, labels, statistics, batch.get("dropout_mask"))
     convs_cache, head_cache, decoder_cache = caches
-    name, loss, dscores = classification_loss(out, labels, config)
-    terms = {"loss": loss * share, name: loss * share}
+    loss, dscores = classification_loss(out, batch, config)
+    terms = {"loss": loss * share, loss_name(config): loss * share}
     if "recon" in out:
         recon, drecon = reconstruction_loss(out["recon"], batch["images"][:, None])
         terms |= {"loss": (loss + config.recon_weight * recon) * share, "recon": recon * share}
@@ -960,9 +974,12 @@ def forward(params, images, config, digits=None, statistics=None, dropout_mask=N
     statistics: a dict in training, which receives the mean and variance of each normalization; None in evaluation,
     which uses the running ones in params. dropout_mask: (N, units), of a CNN in training.
 
-    Return out, a dict, and the cache. out has the scores (N, J); of capsules and class vectors also v (N, J, D), with
-    the scores as lengths, and, with a decoder, recon (N, 1, side, side); of models with routing also the primary
-    capsules u (N, I, E), with I in the order (row, column, type)."""
+    Return out and the cache. out is a dict of
+      scores  (N, J), by which classes are predicted: the lengths of the class vectors; of a CNN logits
+      v       class vectors, (N, J, D): digit capsules or, of vector-gap and vector-gmp, vectors; not of a CNN
+      recon   the reconstruction, (N, 1, side, side); only with a decoder
+      u       primary capsules, (N, I, E), with I in the order (row, column, type); only of capsnet and capsnet-shared
+    """
     x, convs_cache = convolutions_forward(params, images, config, statistics)           # (N, side, side, C)
     out, head_cache = HEADS[config.model][0](params, x, config, dropout_mask)
     decoder_cache = None

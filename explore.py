@@ -215,7 +215,7 @@ class Guide:
         weight = np.linalg.norm(out["u"][0], axis=-1).reshape(grid * grid, -1)         # lengths of primary capsules
         c = np.stack([np.broadcast_to(step, (1, N_CLASSES, weight.size))[0, predicted] for step in out["c"]])
         couplings = np.average(c.reshape(-1, 2, *weight.shape), -1, np.broadcast_to(weight, (len(c), 2, *weight.shape)))
-        return {"lengths": out["lengths"][0].tolist(), "digits": predicted.tolist(), "grid": grid,
+        return {"lengths": out["scores"][0].tolist(), "digits": predicted.tolist(), "grid": grid,
                 "square": [float(x) for x in pictures.square_of_centers(along, CANVAS)],
                 "v": out["v"][0, predicted].tolist(), "couplings": couplings.tolist(),
                 "reconstructions": [encode(digit) for digit in out["recon"][0]]}

@@ -69,14 +69,6 @@ def make_scenes(n):
     return scenes
 
 
-def bar_heights(scores, config):
-    """Return the lengths of class capsules, or the softmax probabilities of a CNN, (frames, 10)."""
-    if config.model in CAPSULES:
-        return scores
-    p = np.exp(scores - scores.max(1, keepdims=True))
-    return p / p.sum(1, keepdims=True)
-
-
 def draw_frames(digits, shown, n):
     """Return the frames, a list of (h, w, 3) uint8: a row for each digit, networks side by side.
 
@@ -118,7 +110,7 @@ def draw_frames(digits, shown, n):
             quantity = "capsule lengths" if config.model in CAPSULES else "class probabilities"
             ax = add_axes(3 * GAP // 2 + PICTURE + k * (BARS + GAP), row, BARS,
                           f"{NAMES.get(config.model, config.model)}\n({config.model}): {quantity}")
-            heights = bar_heights(out["scores"], config)
+            heights = affnist.class_activations(out, config)                            # (frames, J)
             top = max(1, int(np.ceil(heights.max())))                   # without squash lengths exceed 1
             ax.set(ylim=(0, top), yticks=[0, top])
             figures.label_classes(ax, classes, BARS, fontsize=9)

@@ -52,7 +52,7 @@ class Recorder:
         with capsnet.worker_threads(self.config) as workers:
             val = capsnet.evaluate(weights, [self.val], config, workers)
             out = capsnet.forward_shards(weights, self.shown, config, workers)
-        return {"loss": val["loss"], "exact-match accuracy": val["exact_match"], "lengths": out["lengths"],
+        return {"loss": val["loss"], "exact-match accuracy": val["exact_match"], "lengths": out["scores"],
                 "recon": out["recon"]}
 
 
@@ -164,7 +164,7 @@ def scenes_of_test_pairs(network):
     with capsnet.worker_threads(network.config) as workers:
         out = capsnet.forward_shards(network.params, pairs, network.config, workers)
     epochs, rows = network.history["epochs"], [slice(k, k + N_SHOWN) for k in range(0, N_SCENES * N_SHOWN, N_SHOWN)]
-    scenes = [{"shown": {name: array[part] for name, array in pairs.items()}, "lengths": out["lengths"][part],
+    scenes = [{"shown": {name: array[part] for name, array in pairs.items()}, "lengths": out["scores"][part],
                "recon": out["recon"][part], "n": len(epochs)} for part in rows]
     return scenes, [(each["step"], each["val_loss"], each["val_exact_match"]) for each in epochs]
 

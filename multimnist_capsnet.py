@@ -351,13 +351,20 @@ def batch_gradients(params, samples, rows, config, workers):
 
 
 def forward_shards(weights, samples, config, workers, decode="labels"):
-    """Compute the outputs of all samples, {name: array}; decode: "labels" or "predicted" classes"""
+    """Compute scores, v, digits and recon of all samples, as far as forward has them, {name: array}. decode: "labels"
+    or "predicted" classes"""
     def one(rows):
         batch = to_batch(samples, rows, weights["conv1_w"].dtype)
         out, _ = forward(weights, batch["images"], config, batch["labels"] if decode == "labels" else None)
-        return {name: out[name] for name in ("lengths", "v", "digits", "recon", "scores") if name in out}
+        return {name: out[name] for name in ("scores", "v", "digits", "recon") if name in out}
     parts = list(workers.map(one, batches(samples, SHARD)))
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def class_activations(out, config):
+    """Return a number from 0 to 1 for each class, (N, J): the length of its vector or, of a CNN, its probability. out:
+    of forward or forward_shards"""
+    return sigmoid(out["scores"]) if config.model in CNNS else out["scores"]
 
 
 def evaluate(weights, chunks, config, workers):
@@ -368,15 +375,16 @@ def evaluate(weights, chunks, config, workers):
       confusion           a list (J, J): a row per class in the image, a column per class predicted for it; one that is
                           found counts on the diagonal; of two that are missed, each counts half in two columns
       at_least_one        fraction of the pairs with at least one of their digits among the two predicted classes
-      loss, margin, recon as in loss_and_grads, means over the pairs; of a CNN cross_entropy in place of margin
+      loss                what is minimized, as in loss_and_grads, mean over the pairs
+      margin, recon       its terms; of a CNN cross_entropy in place of margin
       recon_mse           mean squared error per pixel of the reconstructions of the two true digits
       baseline_recon_mse  the same for the best constant image, the mean of all these digits"""
     pairs, sums, pixel_sum = [], np.zeros(3), np.zeros((CANVAS, CANVAS))
     for chunk in chunks:
         out, size = forward_shards(weights, chunk, config, workers), len(chunk["labels"])
-        pairs.append((chunk["labels"], predict(out)))
-        target = chunk["sources"].astype(out["lengths"].dtype) / 255
-        name, loss, _ = classification_loss(out, chunk["labels"])
+        pairs.append((chunk["labels"], top_two(out["scores"])))
+        target = chunk["sources"].astype(out["scores"].dtype) / 255
+        loss, _ = classification_loss(out, chunk, config)
         recon = reconstruction_loss(out["recon"], target)[0] if "recon" in out else 0
         sums += np.array([loss, recon, np.square(target).sum() / size]) * size
         pixel_sum += chunk["sources"].sum((0, 1))
@@ -386,8 +394,8 @@ def evaluate(weights, chunks, config, workers):
     n, correct, per_pixel = len(found), found.sum(1) == 2, 2 * CANVAS * CANVAS
     loss, recon, square = sums / n
     metrics = {"n": n, "hits": int(correct.sum()), "exact_match": correct.mean(), "correct": correct,
-               "at_least_one": (found.sum(1) >= 1).mean(), "confusion": confusion.tolist(), name: loss,
-               "loss": loss + config.recon_weight * recon,
+               "at_least_one": (found.sum(1) >= 1).mean(), "confusion": confusion.tolist(),
+               loss_name(config): loss, "loss": loss + config.recon_weight * recon,
                "baseline_recon_mse": (square - 2 * np.square(pixel_sum / (2 * n) / 255).sum()) / per_pixel}
     return metrics | ({"recon": recon, "recon_mse": recon / per_pixel} if "recon" in out else {})
 
@@ -677,14 +685,18 @@ def reconstruction_loss(recon, target):
     return float(np.vdot(error, error)) / len(recon), error * (2 / len(recon))
 
 
-def classification_loss(out, labels):
-    """Compute the classification loss: the margin loss on the lengths or, for a CNN, the cross-entropy on its scores.
-    out: the result of forward. labels: (N, 2). Return the loss's name ("margin" or "cross_entropy"), the loss, a float,
-    and its gradient with respect to the lengths or the scores, (N, J)."""
-    present = k_hot(labels, out["lengths"].dtype, out["lengths"].shape[1])
-    if "scores" in out:
-        return "cross_entropy", *sigmoid_cross_entropy(out["scores"], present)
-    return "margin", *margin_loss(out["lengths"], present)
+def classification_loss(out, batch, config):
+    """Compute the classification loss: the margin loss on the lengths or, for a CNN, the cross-entropy on its logits.
+    out: the result of forward. batch: a dict with labels, (N, 2). Return the loss, a float, and dscores, (N, J)."""
+    present = k_hot(batch["labels"], out["scores"].dtype, config.n_classes)
+    if config.model in CNNS:
+        return sigmoid_cross_entropy(out["scores"], present)
+    return margin_loss(out["scores"], present)
+
+
+def loss_name(config):
+    """Return what the classification loss is called among the metrics"""
+    return "cross_entropy" if config.model in CNNS else "margin"
 
 
 # -------------------------------------------------------------- the networks
@@ -694,6 +706,7 @@ VOTE_GAIN = 0.01                   # initial variance of a vote / variance of pr
                                    # 3 points lower after 12 epochs
 TYPES = {"classic": 8, "paper": 32}                    # of primary capsules; of the other presets 16
 DECODER = {"residual": (512, 1024), "paper": (512, 1024)}               # hidden units; of the others 256 and 512
+CNNS = OF_CNNS["model"]            # models whose scores are logits; those of the others are lengths of class vectors
 
 
 Conv = collections.namedtuple("Conv", "name F K stride pool skip", defaults=(3, 1, False, ""))
@@ -786,21 +799,22 @@ def loss_and_grads(params, batch, config, share=1.0):
     batch: the result of to_batch. share: the shard's share of the samples in its batch. All losses and gradients are
     means over the shard times share, so that they add up to means over the batch.
 
-    Return (terms, grads, statistics). terms: loss = margin + recon_weight * recon, where recon is the summed squared
-    error of both digits, and accuracy, the fraction of pairs with both digits correctly classified. For cnn and
-    cnn-vectors, cross_entropy takes the place of margin; cnn has no recon. grads: a dict with the keys of params.
-    statistics: the mean and the variance that each normalization used."""
+    Return (terms, grads, statistics). terms: loss, what is minimized, = margin + recon_weight * recon, where recon is
+    the summed squared error of both digits; and accuracy, here the exact match: the fraction of pairs with both digits
+    correctly classified. For cnn and cnn-vectors, cross_entropy takes the place of margin; cnn has no recon. grads: a
+    dict with the keys of params. statistics: the mean and the variance that each normalization used."""
     statistics, grads, dv, labels = {}, {}, 0, batch["labels"]
     out, (convs_cache, head_cache, decoder_cache) = forward(params, batch["images"], config, labels, statistics)
-    name, loss, dscores = classification_loss(out, labels)
-    terms = {"loss": loss * share, name: loss * share}
+    loss, dscores = classification_loss(out, batch, config)
+    terms = {"loss": loss * share, loss_name(config): loss * share}
     if "recon" in out:
         recon, drecon = reconstruction_loss(out["recon"], batch["sources"])
         terms |= {"loss": (loss + config.recon_weight * recon) * share, "recon": recon * share}
         dv = decoder_backward(drecon * (config.recon_weight * share), decoder_cache, grads)
     dx = HEADS[config.model][1](dscores * share, dv, head_cache, config, grads)
     convolutions_backward(dx, convs_cache, grads)
-    return terms | {"accuracy": exact_match(predict(out), labels).mean() * share}, grads, statistics
+    accuracy = exact_match(top_two(out["scores"]), labels).mean()
+    return terms | {"accuracy": accuracy * share}, grads, statistics
 
 
 def forward(params, images, config, digits=None, statistics=None):
@@ -810,14 +824,17 @@ def forward(params, images, config, digits=None, statistics=None):
     classes. statistics: a dict in training, which receives the mean and variance of each normalization; None in
     evaluation, which uses the running ones in params.
 
-    Return out, a dict, and the cache. For capsnet, out has lengths (N, J), v (N, J, D), digits (N, R), recon
-    (N, R, 36, 36), the primary capsules u (N, I, E) and c, the list of the iterations' coupling coefficients: (1, I)
-    for the first, (N, J, I) for the others, with I in the order (row, column, type). For vector-dense the same without
-    u and c. For cnn and cnn-vectors: scores (N, J), lengths (their sigmoids), digits and, for cnn-vectors, v and recon.
+    Return out and the cache. out is a dict of
+      scores  (N, J), by which classes are predicted: the lengths of the class vectors; of cnn and cnn-vectors logits
+      v       class vectors, (N, J, D): digit capsules or, of vector-dense and cnn-vectors, vectors; not of cnn
+      digits  (N, R), as given, or the two predicted classes
+      recon   their reconstructions, (N, R, 36, 36); not of cnn
+      u       primary capsules, (N, I, E), with I in the order (row, column, type); only of capsnet
+      c       list of the iterations' coupling coefficients, (1, I) first, then (N, J, I); only of capsnet
     """
     x, convs_cache = convolutions_forward(params, images, config, statistics)           # (N, side, side, C)
     out, head_cache = HEADS[config.model][0](params, x, config)
-    out["digits"] = predict(out) if digits is None else digits
+    out["digits"] = top_two(out["scores"]) if digits is None else digits
     decoder_cache = None
     if "v" in out:
         out["recon"], decoder_cache = decoder_forward(params, out["v"], out["digits"])
@@ -891,7 +908,7 @@ def capsnet_head_forward(params, x, config):
     u_hat, votes_cache = votes_forward(u, params["W"])                                  # (N, J, I, D)
     v, routing_cache = routing_forward(u_hat, config.routing_iters)                     # (N, J, D)
     lengths, lengths_cache = lengths_forward(v)                                         # (N, J)
-    out = {"lengths": lengths, "v": v, "u": u, "c": [c for c, *_ in routing_cache[1]]}
+    out = {"scores": lengths, "v": v, "u": u, "c": [c for c, *_ in routing_cache[1]]}
     return out, (x.shape, squash_cache, votes_cache, routing_cache, lengths_cache)
 
 
@@ -908,7 +925,7 @@ def dense_vectors_head_forward(params, x, config):
     s, dense_cache = linear_forward(x.reshape(len(x), -1), params["fc1_w"], params["fc1_b"])
     v, squash_cache = squash_forward(s.reshape(len(x), -1, D))
     lengths, lengths_cache = lengths_forward(v)
-    return {"lengths": lengths, "v": v}, (x.shape, dense_cache, squash_cache, lengths_cache)
+    return {"scores": lengths, "v": v}, (x.shape, dense_cache, squash_cache, lengths_cache)
 
 
 def dense_vectors_head_backward(dscores, dv, cache, config, grads):
@@ -920,13 +937,13 @@ def dense_vectors_head_backward(dscores, dv, cache, config, grads):
 
 
 def cnn_head_forward(params, x, config):
-    """Ten sigmoids on a hidden layer, which sees all features or, with gap, their means over all positions. The hidden
-    layer of cnn-vectors is a vector per class."""
+    """Compute the logit of each class from a hidden layer, which sees all features or, with gap, their means over all
+    positions. The hidden layer of cnn-vectors is a vector per class."""
     features = x.mean((1, 2)) if config.cnn_head == "gap" else x.reshape(len(x), -1)
     hidden, hidden_cache = linear_forward(features, params["fc1_w"], params["fc1_b"])
     hidden = np.maximum(hidden, 0)
     scores, scores_cache = linear_forward(hidden, params["fc2_w"], params["fc2_b"])
-    out = {"lengths": sigmoid(scores), "scores": scores}
+    out = {"scores": scores}
     if config.model == "cnn-vectors":
         out["v"] = hidden.reshape(len(x), -1, D)
     return out, (x.shape, hidden, hidden_cache, scores_cache)
@@ -945,7 +962,7 @@ def cnn_head_backward(dscores, dv, cache, config, grads):
 
 HEADS = {"capsnet": (capsnet_head_forward, capsnet_head_backward),
          "vector-dense": (dense_vectors_head_forward, dense_vectors_head_backward),
-         **dict.fromkeys(("cnn", "cnn-vectors"), (cnn_head_forward, cnn_head_backward))}
+         **dict.fromkeys(CNNS, (cnn_head_forward, cnn_head_backward))}
 
 
 def decoder_forward(params, v, digits):
@@ -970,14 +987,9 @@ def decoder_backward(drecon, cache, grads):
     return (dx.reshape(*kept.shape[:3], -1) * kept).sum(1)
 
 
-def top_two(lengths):
-    """Return the indices of the two longest capsules, longest first, (N, 2) int64. Ties go to the smaller digit."""
-    return np.argsort(-lengths, axis=1, kind="stable")[:, :2]
-
-
-def predict(out):
-    """Return the two predicted classes, (N, 2); a CNN's by its scores, because sigmoids round to 1 and would tie."""
-    return top_two(out.get("scores", out["lengths"]))
+def top_two(scores):
+    """Return the classes of the two highest scores, highest first, (N, 2) int64. Ties go to the smaller digit."""
+    return np.argsort(-scores, axis=1, kind="stable")[:, :2]
 
 
 def k_hot(labels, dtype, J):

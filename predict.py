@@ -132,15 +132,13 @@ def predict(network, images, reconstruct=False):
             out, _ = module.forward(network.weights, module.to_batch({"images": inputs}, rows)["images"], config)
         else:
             out, _ = module.forward(network.weights, inputs[rows], config)
-        return {key: out[key] for key in ("lengths", "scores", "a", "v", "mu", "recon") if key in out}
+        out["activations"] = module.class_activations(out, config)
+        return {key: out[key] for key in ("activations", "scores", "v", "mu", "recon") if key in out}
     with module.worker_threads(config) as workers:
         parts = list(workers.map(one, np.array_split(np.arange(len(inputs)), -(-len(inputs) // 16))))
     out = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-    scores = next(out[key] for key in ("a", "lengths", "scores") if key in out)
-    if not out.keys() & {"a", "lengths", "v"}:                          # logits of a softmax
-        scores = np.exp(scores - scores.max(1, keepdims=True))
-        scores /= scores.sum(1, keepdims=True)
-    order = np.argsort(-out.get("scores", scores), axis=1, kind="stable")               # sigmoids round to 1: by logits
+    scores = out["activations"]
+    order = np.argsort(-out["scores"], axis=1, kind="stable")           # probabilities round to 1: by logits
     n_named = 2 if pair else 1
     classes, after = order[:, :n_named], order[:, min(n_named, order.shape[1] - 1)]
     rows = np.arange(len(order))

@@ -410,7 +410,7 @@ def batch_gradients(params, samples, rows, config, workers):
 
 
 def forward_shards(weights, samples, config, workers):
-    """Compute the outputs of all samples: scores, (n, J), and poses and activations of the class capsules, if any"""
+    """Compute scores, v, mu and a of all samples, as far as forward has them, {name: array}"""
     def one(rows):
         batch = to_batch(samples, rows, next(iter(weights.values())).dtype)
         out, _ = forward(weights, batch["images"], config)
@@ -419,15 +419,26 @@ def forward_shards(weights, samples, config, workers):
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
+def class_activations(out, config):
+    """Return a number from 0 to 1 for each class, (N, J): the activation of a matrix capsule, the length of a vector
+    capsule or, of a CNN, the probability. out: of forward or forward_shards"""
+    if config.model in MATRIX_MODELS:
+        return out["a"]
+    if config.model in VECTOR_MODELS:
+        return out["scores"]
+    return softmax_forward(out["scores"])
+
+
 def evaluate(weights, samples, config, workers):
     """Return the metrics of one test set, a dict.
 
-    accuracy; loss, for the spread loss with its final margin; correct, (n,) bool; confusion: numbers of images, a list
-    (J, J), with a row per class and a column per predicted class."""
-    scores, labels = forward_shards(weights, samples, config, workers)["scores"], samples["labels"]
-    predicted = scores.argmax(1)
+    accuracy: fraction of the images correctly classified; loss, what is minimized, as in loss_and_grads, mean over the
+    images, for the spread loss with its final margin; correct, (n,) bool; confusion: numbers of images, a list (J, J),
+    with a row per class and a column per predicted class."""
+    out, labels = forward_shards(weights, samples, config, workers), samples["labels"]
+    predicted = out["scores"].argmax(1)
     confusion = np.bincount(labels * N_CLASSES + predicted, minlength=N_CLASSES ** 2).reshape(N_CLASSES, N_CLASSES)
-    loss, _ = classification_loss(scores, {"labels": labels, "margin": MARGINS[1]}, config)
+    loss, _ = classification_loss(out, {"labels": labels, "margin": MARGINS[1]}, config)
     return {"accuracy": float((predicted == labels).mean()), "loss": loss, "correct": predicted == labels,
             "confusion": confusion.tolist()}
 
@@ -1192,24 +1203,27 @@ def cross_entropy(scores, labels):
     return -float(log_p[np.arange(len(labels)), labels].sum()) / len(labels), dscores
 
 
-def classification_loss(scores, batch, config):
-    """Compute the loss named by config.loss from the scores of forward, averaged over the batch.
+def classification_loss(out, batch, config):
+    """Compute the loss named by config.loss, averaged over the batch.
 
-    scores: (N, J). Those of matrix capsules and CNNs are logits, with activations a = logistic(scores); those of
-    vector capsules are their lengths, which are the activations. Cross-entropy takes log a of capsules, but a CNN's
-    scores as usual. batch: dict with labels, (N,), and margin. Return the loss, a float, and dscores, (N, J)."""
-    vectors, labels = config.model in VECTOR_MODELS, batch["labels"]
+    The spread loss and the margin loss take the activations a: lengths of vector capsules, else logistic(scores).
+    Cross-entropy takes log a of capsules, but a CNN's logits as usual. out: the result of forward. batch: a dict with
+    labels, (N,), and, for the spread loss, margin. Return the loss, a float, and dscores, (N, J)."""
+    scores, labels, are_lengths = out["scores"], batch["labels"], config.model in VECTOR_MODELS
+    if config.loss == "cross-entropy" and config.model not in CAPSULES:
+        return cross_entropy(scores, labels)
+    if config.loss == "cross-entropy" and are_lengths:
+        loss, dlogs = cross_entropy(np.log(scores), labels)
+        return loss, dlogs / scores
     if config.loss == "cross-entropy":
-        if config.model not in CAPSULES:
-            return cross_entropy(scores, labels)
-        loss, dlogs = cross_entropy(np.log(scores) if vectors else -np.logaddexp(0, -scores), labels)
-        return loss, dlogs / scores if vectors else dlogs * sigmoid(-scores)
-    a = scores if vectors else sigmoid(scores)
+        loss, dlogs = cross_entropy(-np.logaddexp(0, -scores), labels)
+        return loss, dlogs * sigmoid(-scores)
+    a = scores if are_lengths else sigmoid(scores)
     if config.loss == "spread":
         loss, da = spread_loss(a, labels, batch["margin"])
     else:
         loss, da = margin_loss(a, np.eye(N_CLASSES, dtype=a.dtype)[labels])
-    return loss, da if vectors else da * a * (1 - a)
+    return loss, da if are_lengths else da * a * (1 - a)
 
 
 # -------------------------------------------------------------- the networks
@@ -1369,23 +1383,37 @@ def loss_and_grads(params, batch, config, share=1.0):
     batch: the result of to_batch. share: the shard's share of the samples in its batch. Loss, accuracy and gradients
     are means over the shard times share, so that they add up to means over the batch.
 
-    Return (terms, grads, statistics). terms: loss and accuracy. grads: a dict with the keys of params. statistics: the
-    mean and the variance that each normalization used."""
+    Return (terms, grads, statistics). terms: loss, what is minimized, here the classification loss alone; and accuracy,
+    the fraction of images correctly classified. grads: a dict with the keys of params. statistics: the mean and the
+    variance that each normalization used."""
     statistics, grads = {}, {}
     out, cache = forward(params, batch["images"], config, statistics, batch.get("dropout_mask"))
-    loss, dscores = classification_loss(out["scores"], batch, config)
+    loss, dscores = classification_loss(out, batch, config)
     backward(dscores * share, cache, config, grads)
     accuracy = (out["scores"].argmax(1) == batch["labels"]).mean()
     return {"loss": loss * share, "accuracy": accuracy * share}, grads, statistics
 
 
 def forward(params, images, config, statistics=None, dropout_mask=None):
-    """Compute the outputs of the network, a dict, and a cache for backward.
+    """Compute the outputs of the network and a cache for backward.
 
     images: (N, 32, 32, C). statistics: a dict in training, which receives the mean and variance of each normalization;
     None in evaluation, which uses the running ones in params. dropout_mask: (N, hidden units), of cnn and cnn-bn in
-    training; None for no dropout. The outputs are scores, (N, J), see classification_loss; for capsules, also those of
-    matrix_head_forward or capsnet_head_forward."""
+    training; None for no dropout.
+
+    Return out and the cache. out is a dict of
+      scores        (N, J), by which classes are predicted: of matrix capsules and CNNs logits, of vector capsules their
+                    lengths, of nearest minus the squared distances
+    of vector capsules, with I in the order (row, column, type):
+      v             class capsules, (N, J, D)
+      u             primary capsules, (N, I, E)
+      c             list of the iterations' coupling coefficients, (1, I) first, then (N, J, I)
+    of matrix capsules:
+      mu, a         poses, (N, J, D), and activations, (N, J), of the class capsules
+      class_steps   list of the EM iterations to the class capsules, each with R, (N, 1, I) first, then (N, J, I), mu
+                    and sigma2, (N, J, D), with I in the order (type, row, column)
+      primary_pose, primary_a   poses, (N, H, W, B, D), and activations, (N, H, W, B), of the primary capsules
+      conv_mu, conv_a, conv2_mu, conv2_a   the same of the convolutional capsules; only of matrix-capsnet"""
     if config.model == "nearest":
         return {"scores": nearest_scores(params, images)}, None
     x, convs_cache = convolutions_forward(params, images, config, statistics)           # (N, side, side, C)
@@ -1464,16 +1492,11 @@ def append_coordinates(x, along):
     return np.concatenate([x, np.broadcast_to(xy[:, None], (*x.shape[:3], 2))], -1)
 
 
-# Heads. Each computes its outputs from x (N, side, side, C); its backward function returns dx and puts the gradients of
-# its parameters into grads.
+# Heads. Each computes out (see forward) from x (N, side, side, C); its backward function returns dx and puts the
+# gradients of its parameters into grads.
 
 def matrix_head_forward(params, x, config, _):
-    """Compute primary capsules, two layers of convolutional capsules (matrix-capsnet only) and the class capsules.
-
-    The outputs are scores, (N, J), of the class capsules, their mu, (N, J, D), and a = logistic(scores); class_steps,
-    the EM iterations, of which each has R, (N, J, I) or at first (N, 1, I), mu and sigma2, (N, J, D), with I ordered
-    (type, position); primary_pose, (N, H, W, B, D), primary_a, (N, H, W, B), and, for matrix-capsnet, the poses and
-    activations of the convolutional capsules: conv_mu, conv_a, conv2_mu, conv2_a."""
+    """Compute primary capsules, two layers of convolutional capsules (matrix-capsnet only) and the class capsules."""
     def weights_of_layer(name):
         return params[name + "_W"], params[name + "_beta_u"], params[name + "_beta_a"], config.routing_iters
     (pose, activation), primary_cache = primary_caps_forward(x)
@@ -1503,9 +1526,7 @@ def capsnet_head_forward(params, x, config, _):
     """Compute primary vector capsules, and class capsules by dynamic routing (Sabour et al. 2017).
 
     capsnet has one transformation matrix per capsule; capsnet-shared shares its matrices across positions and, with
-    --coordinates, uses coordinate addition. The outputs are scores, the lengths of the class capsules, (N, J); v, the
-    class capsules, (N, J, 16); u, the primary capsules, (N, I, 8), with I ordered (position, type); and c, the coupling
-    coefficients of each iteration, (N, J, I), in the first iteration (1, I)."""
+    --coordinates, uses coordinate addition."""
     u, squash_cache = squash_forward(x.reshape(len(x), -1, E))                          # (N, I, E)
     inputs, W, coordinates_cache = u, params["W"], None
     if "coordinate_W" in params:

@@ -87,17 +87,22 @@ class Run(networks.Network):
         return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
 
     @cached_property
-    def lengths(self):
-        """Lengths of the digit capsules, or scores of a CNN between 0 and 1, (n_test, 10)"""
-        return self.lengths_with(self.config)
+    def scores(self):
+        """The scores of all classes, (n_test, J)"""
+        return self.scores_with(self.config)
 
-    def lengths_with(self, config):
-        """Return the lengths as another Config computes them, such as one with another number of routing iterations"""
+    @cached_property
+    def activations(self):
+        """Lengths of the digit capsules, or probabilities of a CNN, (n_test, J)"""
+        return capsnet.class_activations({"scores": self.scores}, self.config)
+
+    def scores_with(self, config):
+        """Return the scores as another Config computes them, such as one with another number of routing iterations"""
         starts = range(0, len(self.test_pairs["labels"]), capsnet.CHUNK)        # all activations would fill the memory
         chunks = ({name: array[start:start + capsnet.CHUNK] for name, array in self.test_pairs.items()}
                   for start in starts)
         with capsnet.worker_threads(config) as workers:
-            return np.concatenate([capsnet.forward_shards(self.params, chunk, config, workers)["lengths"]
+            return np.concatenate([capsnet.forward_shards(self.params, chunk, config, workers)["scores"]
                                    for chunk in chunks])
 
     @cached_property
@@ -109,7 +114,7 @@ class Run(networks.Network):
     @cached_property
     def correct(self):
         """Whether both digits are predicted (exact match), (n_test,) bool"""
-        return capsnet.exact_match(capsnet.top_two(self.lengths), self.test_pairs["labels"])
+        return capsnet.exact_match(capsnet.top_two(self.scores), self.test_pairs["labels"])
 
 
 # ---------------------------------------------------------------- helpers
@@ -149,7 +154,7 @@ def draw_reconstructions(run, n=8):
     pair contains that class.
     """
     n = min(n, len(run.correct))
-    labels, predicted = run.test_pairs["labels"][:n], capsnet.top_two(run.lengths[:n])
+    labels, predicted = run.test_pairs["labels"][:n], capsnet.top_two(run.scores[:n])
     swap = (predicted[:, 0] == labels[:, 1]) | (predicted[:, 1] == labels[:, 0])
     predicted[swap] = predicted[swap, ::-1]
     batch = capsnet.to_batch(run.test_pairs, np.arange(n))
@@ -184,16 +189,16 @@ def coupling_coefficients(run):
     return batch, np.stack([np.broadcast_to(c, lengths.shape) for c in out["c"]]), lengths
 
 
-def routing_metrics(run, uniform_lengths):
+def routing_metrics(run, uniform_scores):
     """Compute what routing changes, as a dict of the first (uniform) iteration's value and the last iteration's.
 
     Mean coupling coefficients to the digits in the image and to the other classes, over coupling_coefficients' pairs;
-    exact-match accuracy on all test pairs and on the group whose digits hide each other most. uniform_lengths: lengths
-    of the digit capsules with uniform coupling, (n_test, 10).
+    exact-match accuracy on all test pairs and on the group whose digits hide each other most. uniform_scores: scores
+    with uniform coupling, (n_test, J).
     """
     (batch, c, weight), (_, _, groups) = coupling_coefficients(run), visible_ink(run)
     in_image = capsnet.k_hot(batch["labels"], bool, run.config.n_classes)
-    both = capsnet.exact_match(capsnet.top_two(uniform_lengths), run.test_pairs["labels"]), run.correct
+    both = capsnet.exact_match(capsnet.top_two(uniform_scores), run.test_pairs["labels"]), run.correct
     to_digits, to_others = ([float(np.average(step[mask], weights=weight[mask])) for step in c[[0, -1]] if mask.any()]
                             for mask in (in_image, ~in_image))          # of two classes there are no others: []
     return {"coupling_to_digits_there": to_digits, "coupling_to_others": to_others,
@@ -289,7 +294,7 @@ def error_metrics(run):
 
 def draw_errors(run, n=5):
     """Draw exact-match accuracy by visible ink, and the n errors whose missed digit is hidden most."""
-    labels, predicted, (visible, groups, _) = run.test_pairs["labels"], capsnet.top_two(run.lengths), visible_ink(run)
+    labels, predicted, (visible, groups, _) = run.test_pairs["labels"], capsnet.top_two(run.scores), visible_ink(run)
     height, gap = (4.1, 6) if max(map(len, class_names(run.data))) < 4 else (5.4, 20)   # long names need space
     fig = new_figure(run, height, f"Exact-match errors: {1 - run.correct.mean():.1%} of {len(labels):,} test pairs\n")
     left, right = fig.subplots(1, 2, width_ratios=(1, 2.1))
@@ -334,8 +339,8 @@ def draw_capsule_activations(run):
     """Draw the lengths of the ten digit capsules for the first test pairs. The title has the hit rates of all test
     pairs: the longest capsule is one of the two digits; the two longest are exactly the two digits."""
     n, labels, J = min(N_ACTIVATIONS, len(run.correct)), run.test_pairs["labels"], run.config.n_classes
-    top1 = (run.lengths.argmax(1)[:, None] == labels).any(1).mean()
-    what = f"Lengths of the {J} digit capsules" if has_vectors(run.config) else f"Scores of the {J} classes, 0 to 1"
+    top1 = (run.scores.argmax(1)[:, None] == labels).any(1).mean()
+    what = f"Lengths of the {J} digit capsules" if has_vectors(run.config) else f"Probabilities of the {J} classes"
     turned = 0.07 * (max(map(len, class_names(run.data))) - 1)                      # inches that long names take
     fig = new_figure(run, 3.8 + turned, f"{what}\nof {len(labels):,} test pairs, the largest is correct in {top1:.1%}, "
                      f"the two largest (exact match) in {run.correct.mean():.1%}")
@@ -346,11 +351,11 @@ def draw_capsule_activations(run):
         title, color = (pair_label(run, labels[k]), "black") if run.correct[k] else (
             f"✗ {pair_label(run, labels[k])}", WRONG)
         above.set_title(title, color=color)
-        below.bar(range(J), run.lengths[k], color=[ORANGE if j in labels[k] else "#bbbbbb" for j in range(J)])
+        below.bar(range(J), run.activations[k], color=[ORANGE if j in labels[k] else "#bbbbbb" for j in range(J)])
         below.set(ylim=(0, 1), yticks=[0, 0.5, 1] if k == 0 else [], xlabel="class")
         label_classes(below, class_names(run.data), 100, turned=True)
     axes[0, 0].set_ylabel("test pair\n(red, ✗: wrong)")
-    axes[1, 0].set_ylabel(f"{'length' if has_vectors(run.config) else 'score'}\n(orange: true digits)")
+    axes[1, 0].set_ylabel(f"{'length' if has_vectors(run.config) else 'probability'}\n(orange: true digits)")
     return fig
 
 
@@ -444,7 +449,7 @@ def draw_picture(network, gray, ink, say):
     """Draw a picture, the two digits that a loaded network predicts from its ink, and their reconstructions."""
     config, image = network.config, to_canvas(ink)
     out, _ = capsnet.forward(network.weights, image[None], config)
-    predicted, lengths, recon = out["digits"][0], out["lengths"][0], out["recon"][0]
+    predicted, lengths, recon = out["digits"][0], out["scores"][0], out["recon"][0]
     (a, b), third = predicted, [int(j) for j in np.argsort(-lengths)[2:3]]              # of two classes there is none
     names = class_names({"names": network.history.get("names"), "n_classes": config.n_classes})
     first, second = names[a], names[b]
@@ -490,7 +495,7 @@ def write_metrics(run, path):
     result |= {"loaded": run.loaded.file} if run.loaded else {}
     if is_capsnet(run.config):
         uniform = capsnet.with_uniform_coupling(run.config)
-        result["routing"] = routing_metrics(run, run.lengths_with(uniform))
+        result["routing"] = routing_metrics(run, run.scores_with(uniform))
     write_json(path, result)
 
 

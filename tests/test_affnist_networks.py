@@ -208,7 +208,7 @@ def test_evaluation_against_brute_force(digits, name, monkeypatch):
     right = out["scores"].argmax(1) == part["labels"]
     assert found["hits"] == right.sum() and found["accuracy"] == right.mean() and found["n"] == 28
     assert np.array_equal(found["correct"], right)
-    term, loss, _ = ac.classification_loss(out, part["labels"], config)
+    term, (loss, _) = ac.loss_name(config), ac.classification_loss(out, part, config)
     assert term == ("margin" if name == "capsnet-shared" else "cross_entropy")
     assert found[term] == pytest.approx(loss, rel=1e-5)
     assert found["loss"] == pytest.approx(loss_of(weights, batch, config, statistics=None), rel=1e-5)

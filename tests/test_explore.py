@@ -75,7 +75,7 @@ def test_a_pair_is_answered_by_the_network_itself(guide, explorer, routing):
     out, _ = multi.forward(net.weights, multi.to_batch(pairs, [0])["images"], config)
     a, b = predicted = out["digits"][0].tolist()
     assert found["digits"] == predicted and found["grid"] == 4 and len(found["couplings"]) == config.routing_iters
-    for key, expected in (("lengths", out["lengths"][0]), ("v", out["v"][0, predicted])):
+    for key, expected in (("lengths", out["scores"][0]), ("v", out["v"][0, predicted])):
         assert_bits(found[key], expected)
     for answer, expected in zip(found["reconstructions"], out["recon"][0]):
         assert_bits(answer, expected)

@@ -16,11 +16,11 @@ from test_multimnist_meaning import decoded
 import visualize_multimnist_capsnet as viz
 
 
-def run_of(pairs, lengths, config=TINY):
-    """Return a Run of an untrained network with given lengths of its capsules"""
+def run_of(pairs, scores, config=TINY):
+    """Return a Run of an untrained network with given scores"""
     run = viz.Run("capsnet", config, TINY, mc.init_params(TINY), {"source": "synthetic", "epochs": []},
                   {"source": "synthetic"})
-    run.__dict__.update(test_pairs=pairs, lengths=lengths)                 # instead of drawing and classifying them
+    run.__dict__.update(test_pairs=pairs, scores=scores)                 # instead of drawing and classifying them
     return run
 
 
@@ -213,7 +213,7 @@ def test_what_low_confidence_is(monkeypatch, second, third, kind):
     """The second longest capsule is short, or little longer than the third"""
     whole, lengths = mc.forward, np.array([[0.95, second, third, *[0.1] * 7]])
     monkeypatch.setattr(mc, "forward", lambda params, images, config: (
-        whole(params, images, config, np.array([[0, 1]]))[0] | {"lengths": lengths}, None))
+        whole(params, images, config, np.array([[0, 1]]))[0] | {"scores": lengths}, None))
     assert n_evaluated(0, 20)[0][0].startswith(f"{kind}: 0 and 1")
 
 

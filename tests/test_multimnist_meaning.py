@@ -49,14 +49,14 @@ def network_reference(p, images, labels, config, running=None):
     if config.model in ("cnn", "cnn-vectors"):
         hidden = np.maximum(features @ p["fc1_w"] + p["fc1_b"], 0)
         scores = hidden @ p["fc2_w"] + p["fc2_b"]
-        out, v = {"scores": scores, "lengths": 1 / (1 + np.exp(-scores))}, hidden
-        return out | ({"recon": decoded(p, v.reshape(-1, 10, 16), labels)} if config.model == "cnn-vectors" else {})
+        recon = {"recon": decoded(p, hidden.reshape(-1, 10, 16), labels)} if config.model == "cnn-vectors" else {}
+        return {"scores": scores} | recon
     if config.model == "capsnet":
         u = squash_reference(x.reshape(len(x), -1, 8))
         _, v = routing_reference(np.einsum("nie,iejd->njid", u, p["W"]), config.routing_iters)[-1]
     else:
         v = squash_reference((features @ p["fc1_w"] + p["fc1_b"]).reshape(-1, 10, 16))
-    return {"lengths": np.sqrt((v * v).sum(-1) + 1e-9), "v": v, "recon": decoded(p, v, labels)}
+    return {"scores": np.sqrt((v * v).sum(-1) + 1e-9), "v": v, "recon": decoded(p, v, labels)}
 
 
 def decoded(p, v, labels):
@@ -71,15 +71,15 @@ def decoded(p, v, labels):
 def terms_reference(out, batch, config):
     """Return the terms of loss_and_grads, number by number"""
     labels = [set(pair) for pair in batch["labels"].tolist()]
-    n, answers = len(labels), out.get("scores", out["lengths"])
-    hits = sum(set(np.argsort(row)[-2:].tolist()) == pair for row, pair in zip(answers, labels))
+    n, scores = len(labels), out["scores"]
+    hits = sum(set(np.argsort(row)[-2:].tolist()) == pair for row, pair in zip(scores, labels))
     recon = {"recon": ((out["recon"] - batch["sources"]) ** 2).sum() / n} if "recon" in out else {}
-    if "scores" in out:
+    if config.model in ("cnn", "cnn-vectors"):
         name, loss = "cross_entropy", -sum(np.log(p if k in pair else 1 - p) for row, pair in zip(
-            out["lengths"], labels) for k, p in enumerate(row)) / n
+            1 / (1 + np.exp(-scores)), labels) for k, p in enumerate(row)) / n
     else:
         name, loss = "margin", sum(max(0, 0.9 - x) ** 2 if k in pair else 0.5 * max(0, x - 0.1) ** 2
-                                   for row, pair in zip(out["lengths"], labels) for k, x in enumerate(row)) / n
+                                   for row, pair in zip(scores, labels) for k, x in enumerate(row)) / n
     return {"loss": loss + config.recon_weight * recon.get("recon", 0), name: loss, "accuracy": hits / n} | recon
 
 
@@ -186,7 +186,7 @@ def test_training_masks_by_the_labels_and_inference_by_the_two_longest(digits):
     labels, images = pairs["labels"], pairs["composites"] / 255
     assert np.array_equal(mc.forward(params, images, TINY, labels)[0]["digits"], labels)
     out, _ = mc.forward(params, images, TINY)
-    assert np.array_equal(out["digits"], np.argsort(-out["lengths"], 1)[:, :2])
+    assert np.array_equal(out["digits"], np.argsort(-out["scores"], 1)[:, :2])
     with mc.worker_threads(TINY) as workers:
         for decode, wanted in (("labels", labels), ("predicted", out["digits"])):
             assert np.array_equal(mc.forward_shards(params, pairs, TINY, workers, decode)["digits"], wanted)
@@ -194,11 +194,11 @@ def test_training_masks_by_the_labels_and_inference_by_the_two_longest(digits):
 
 def test_the_two_largest_are_found_by_scores_where_sigmoids_are_all_one():
     """The largest first; ties go to the smaller digit"""
-    lengths = np.array([[0.1, 0.9, 0.3, 0.8], [0.5, 0.2, 0.5, 0.5], [0, 0, 0, 0]])
-    np.testing.assert_array_equal(mc.top_two(lengths), [[1, 3], [0, 2], [0, 1]])
-    scores = np.array([[18, 25, 22, -9, -9, -9, -9, -9, -9, -9]], np.float32)
-    out = {"scores": scores, "lengths": mc.sigmoid(scores)}
-    assert (out["lengths"][0, :3] == 1).all() and mc.predict(out).tolist() == [[1, 2]]
+    scores = np.array([[0.1, 0.9, 0.3, 0.8], [0.5, 0.2, 0.5, 0.5], [0, 0, 0, 0]])
+    np.testing.assert_array_equal(mc.top_two(scores), [[1, 3], [0, 2], [0, 1]])
+    logits = np.array([[18, 25, 22, -9, -9, -9, -9, -9, -9, -9]], np.float32)
+    assert (mc.class_activations({"scores": logits}, CNN)[0, :3] == 1).all() and mc.top_two(logits).tolist() == [[1, 2]]
+    assert mc.class_activations({"scores": scores}, TINY) is scores
     assert mc.exact_match(np.array([[1, 2], [2, 1], [1, 3]]), np.array([[1, 2]] * 3)).tolist() == [True, True, False]
 
 
@@ -235,7 +235,7 @@ def test_evaluate_against_brute_force(digits, monkeypatch, chunks):
     lengths[0, [2, 1]] = 0.9, 0.6
     lengths[1, [3, 9]] = 0.5, 0.7
     lengths[2, [0, 7]] = 0.8, 0.8
-    out = {"lengths": lengths, "recon": np.random.default_rng(0).random((3, 2, 36, 36), np.float32)}
+    out = {"scores": lengths, "recon": np.random.default_rng(0).random((3, 2, 36, 36), np.float32)}
 
     def metrics(out, config):
         parts = [[{name: a[rows] for name, a in arrays.items()} for rows in chunks] for arrays in (pairs, out)]
@@ -252,7 +252,7 @@ def test_evaluate_against_brute_force(digits, monkeypatch, chunks):
                 "baseline_recon_mse": np.square(target - np.mean(target, (0, 1))).mean()}
     assert test == pytest.approx(accuracy | {"margin": margin, "recon": squares, "loss": margin + 0.0005 * squares,
                                              "recon_mse": np.square(out["recon"] - target).mean()}, rel=1e-5)
-    test = metrics({"scores": np.log(lengths / (1 - lengths)), "lengths": lengths}, CNN)
+    test = metrics({"scores": np.log(lengths / (1 - lengths))}, CNN)
     entropy = -np.log(np.where(mc.k_hot(pairs["labels"], bool, 10), lengths, 1 - lengths)).sum() / 3
     assert test.pop("correct").tolist() == [True, False, False] and test.pop("confusion") == confusion.tolist()
     assert test == pytest.approx(accuracy | {"cross_entropy": entropy, "loss": entropy}, rel=1e-5)

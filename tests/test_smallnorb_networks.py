@@ -146,7 +146,7 @@ def test_classification_losses_by_hand():
         scores, config = a if model in sn.VECTOR_MODELS else logits, tiny(model, loss=loss)
         if loss == "cross-entropy" and model not in sn.CAPSULES:
             scores = np.log(a)
-        assert sn.classification_loss(scores, batch, config)[0] == pytest.approx(value, rel=1e-12)
+        assert sn.classification_loss({"scores": scores}, batch, config)[0] == pytest.approx(value, rel=1e-12)
 
 
 @pytest.mark.parametrize("model", ["matrix-capsnet", "capsnet", "cnn-gap"])
@@ -155,11 +155,11 @@ def test_gradients_and_extremes_of_the_losses(rng, model, loss):
     """Logits of matrix capsules and CNNs, lengths of vectors; of activations of which nothing is left, in float32"""
     config, batch = tiny(model, loss=loss), {"labels": np.array([0, 4, 2]), "margin": np.array([0.2, 0.9, 0.6])}
     scores = rng.uniform(0.02, 0.98, (3, 5)) if model == "capsnet" else 2 * rng.standard_normal((3, 5))
-    check_loss(sn.classification_loss, scores, batch, config, h=1e-6)
+    check_loss(lambda x: sn.classification_loss({"scores": x}, batch, config), scores, h=1e-6)
     for row in ([0] * 5, [1] * 5, [1, 0, 0, 0, 0]):
         scores = np.array([row] * 3, np.float32)
         scores = np.maximum(scores, np.float32(sn.SQUASH_EPS ** 0.5)) if model == "capsnet" else 2000 * scores - 1000
-        value, dscores = sn.classification_loss(scores, batch, config)
+        value, dscores = sn.classification_loss({"scores": scores}, batch, config)
         assert np.isfinite(value) and np.isfinite(dscores).all() and dscores.dtype == np.float32
 
 
@@ -182,7 +182,7 @@ def test_every_parameter_has_its_gradient(model, changes):
 
     def loss_of(p):
         """The loss alone, with the batch's own statistics"""
-        return sn.classification_loss(outputs(p, batch, config)["scores"], batch, config)[0]
+        return sn.classification_loss(outputs(p, batch, config), batch, config)[0]
     terms, grads = check_step(sn, params, batch, config, loss_of)
     assert terms["accuracy"] == (outputs(params, batch, config)["scores"].argmax(1) == batch["labels"]).mean()
     check_directions(loss_of, params, grads, n=1, h=1e-7)
