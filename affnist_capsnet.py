@@ -617,6 +617,22 @@ def to_batch(samples, rows, dtype=np.float32):
     return batch | {"images": batch["images"] / 255}
 
 
+LABELS_PER_IMAGE = 1
+
+
+def image_shapes(config):
+    """Return the shapes of the images that prepare_images takes: of a canvas, and of a digit"""
+    side = SIDES[config.task]
+    return (side, side), (BOX, BOX)
+
+
+def prepare_images(images, config):
+    """Return images as forward takes them, (n, side, side) float32 in [0, 1]. images: (n, side, side) uint8, or
+    (n, 28, 28), which are placed at the center"""
+    margin = (SIDES[config.task] - images.shape[1]) // 2
+    return np.pad(images, ((0, 0), (margin, margin), (margin, margin))) / np.float32(255)
+
+
 def read_affnist(folder):
     """Yield affNIST's own test digits, file by file, in dicts: images (n, 40, 40) uint8 and labels (n,) int64. folder:
     holds test_batches/1.mat, 2.mat, ... Raise InputError if files or SciPy are missing, or a file is damaged"""
@@ -1550,6 +1566,13 @@ def download_mnist(download):
         else:
             raise ConnectionError(fault)
     return folder
+
+
+def class_names(data):
+    """Return the names of the classes of load_data's dict, or of a history; [] if they have none"""
+    if data["source"] in DIGIT_NAMES:
+        return [*"0123456789"]
+    return data.get("names") or []
 
 
 def data_name(source, trained_on=None):

@@ -18,7 +18,7 @@ import smallnorb_novel_viewpoint as norb  # before numpy: it sets the number of 
 from lab import figures, networks
 from lab.figures import COLORS, GRAY, MARKERS
 from lab.messages import InputError, Parser, Progress, flag_name, run_cli
-from smallnorb_novel_viewpoint import CLASS_NAMES, N_CLASSES, NORB_NAMES, NORB_SIDE, data_name
+from smallnorb_novel_viewpoint import N_CLASSES, NORB_NAMES, NORB_SIDE, SHAPE_NAMES, data_name
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -84,7 +84,7 @@ def draw_frames(names, configs, histories, n_sweep, with_training, sources=()):
     """
     rotating = ROTATING.get(configs[0].data, 2)
     names = [name if len(name) < 20 else name[:16] + "..." for name in names]
-    first, classes, noun = configs[0], *((CLASS_NAMES, "shape") if configs[0].data == "shapes" else (NORB_NAMES, "toy"))
+    first, classes, noun = configs[0], *((SHAPE_NAMES, "shape") if configs[0].data == "shapes" else (NORB_NAMES, "toy"))
     fig = Figure((WIDTH / 100, HEIGHT / 100), dpi=100)
     canvas = FigureCanvasAgg(fig)
     title = fig.suptitle("", fontsize=12, y=0.985)

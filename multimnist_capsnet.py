@@ -540,6 +540,21 @@ def to_batch(pairs, rows, dtype=np.float32):
     return {"images": images, "sources": sources, "labels": pairs["labels"][rows]}
 
 
+LABELS_PER_IMAGE = 2
+
+
+def image_shapes(config):
+    """Return the shapes of the images that prepare_images takes: of a composite, and of a digit"""
+    return (CANVAS, CANVAS), (28, 28)
+
+
+def prepare_images(images, config):
+    """Return images as forward takes them, (n, 36, 36) float32 in [0, 1]. images: (n, 36, 36) uint8, or (n, 28, 28),
+    which are placed at the center"""
+    margin = (CANVAS - images.shape[1]) // 2
+    return np.pad(images, ((0, 0), (margin, margin), (margin, margin))) / np.float32(255)
+
+
 # -------------------------------------------------------------- the paper: capsules, routing, losses
 # The axes of u_hat, b, c and their gradients are (N, J, I, ...): output capsule j comes before input capsule i. A
 # forward function returns its output and a cache, which is what the backward function needs; the backward function
@@ -1380,6 +1395,13 @@ def count_classes(data):
 def fit_to_data(config, data):
     """Return a Config with the data's number of classes"""
     return dataclasses.replace(config, n_classes=count_classes(data))
+
+
+def class_names(data):
+    """Return the names of the classes of load_data's dict, or of a history; [] if they have none"""
+    if data["source"] in DIGIT_NAMES:
+        return [*"0123456789"]
+    return data.get("names") or []
 
 
 def data_name(source, trained_on=None):

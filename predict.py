@@ -38,8 +38,8 @@ import numpy as np
 from make_idx import arrays_of
 
 CLOSE = 0.2                        # a difference of two lengths or probabilities that leaves a doubt
-SCALED = "of another size, or dark on light: ink found, scaled and centered"           # digits
-SCALED_TOY = "of another size: scaled"
+SCALED = "of another size, or dark on light: ink found, scaled and centered"           # drawn images
+SCALED_VIEW = "of another size: scaled"                                                # others
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,18 +52,28 @@ class Network:
     source: str
 
     @property
-    def scaled(self):
-        """Return the words for images that were scaled"""
-        return SCALED_TOY if self.module.EXPERIMENT == "smallnorb_novel_viewpoint" else SCALED
+    def sides(self):
+        """Return the sides of images that it takes without a change but of place, px"""
+        return [shape[0] for shape in self.module.image_shapes(self.config)]
 
     @property
-    def sides(self):
-        """Return the sizes of images that it takes without a change, and how many digits it names in one"""
-        if self.module.EXPERIMENT == "multimnist_capsnet":
-            return (self.module.CANVAS, 28), 2
-        if self.module.EXPERIMENT == "affnist_capsnet":
-            return (self.module.SIDES[self.config.task], 28), 1
-        return ((32,) if self.config.data == "shapes" else (48, 96)), 1
+    def channels(self):
+        """Return the shape of a pixel: () of a gray level, or (n,) of n cameras"""
+        return self.module.image_shapes(self.config)[0][2:]
+
+    @property
+    def n_cameras(self):
+        return self.channels[0] if self.channels else 1
+
+    @property
+    def is_drawn(self):
+        """Return whether its images are ink on a background, as those without channels are"""
+        return self.channels == ()
+
+    @property
+    def scaled(self):
+        """Return the words for images that were scaled"""
+        return SCALED if self.is_drawn else SCALED_VIEW
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +88,7 @@ class Prediction:
     doubts: n words, "in doubt" where the last class that is named and the next one differ by less than CLOSE, else ""
     reconstructions: (n, 1, H, W) of the class, (n, 2, H, W) of a pair, of inputs' size and range; None unless asked for
         and the network has a decoder
-    inputs: (n, H, W), or (n, H, W, C) of toys, what the network saw: digits from 0 to 1, light on dark
+    inputs: what the network saw: (n, H, W) of digits, from 0 to 1, light on dark; (n, H, W, C) of shapes and toys
     notes: what was done to how many images, {words: number}"""
     classes: np.ndarray
     names: np.ndarray
@@ -100,12 +110,9 @@ def load(path, labels=None):
         raise InputError(f"{path}: {fault}. Give a weights file or the folder of a run")
     module = importlib.import_module(name)
     config, state = module.load(path)
-    if getattr(config, "model", "") == "nearest":
+    if not state["params"]:
         raise InputError(f"{path}: a nearest neighbor has no weights. Give a network's file")
-    names = ({"shapes": module.CLASS_NAMES}.get(config.data, module.NORB_NAMES) if hasattr(config, "norb_dir") else
-             tuple(map(str, range(config.n_classes))))
-    known = state["history"].get("names") or ()
-    names = tuple(known) if len(known) == len(names) else names
+    names = tuple(module.class_names(state["history"]) or map(str, range(config.n_classes)))
     if labels:
         try:
             given = tuple(Path(labels).read_text("utf-8-sig").splitlines())
@@ -125,13 +132,10 @@ def predict(network, images, reconstruct=False):
     3 or 4) are taken, too; toys have two cameras, (n, H, W, 2) or (n, 2, H, W). Gray levels: 0 to 255, or 0 to 1.
     reconstruct: whether the result has reconstructions. Raise InputError for what cannot be read so."""
     inputs, notes = prepared(network, images)
-    module, config, pair = network.module, network.config, network.sides[1] == 2
+    module, config, n_named = network.module, network.config, network.module.LABELS_PER_IMAGE
 
     def one(rows):
-        if hasattr(config, "norb_dir"):
-            out, _ = module.forward(network.weights, module.to_batch({"images": inputs}, rows)["images"], config)
-        else:
-            out, _ = module.forward(network.weights, inputs[rows], config)
+        out, _ = module.forward(network.weights, inputs[rows], config)
         out["activations"] = module.class_activations(out, config)
         return {key: out[key] for key in ("activations", "scores", "v", "mu", "recon") if key in out}
     with module.worker_threads(config) as workers:
@@ -139,15 +143,16 @@ def predict(network, images, reconstruct=False):
     out = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     scores = out["activations"]
     order = np.argsort(-out["scores"], axis=1, kind="stable")           # probabilities round to 1: by logits
-    n_named = 2 if pair else 1
     classes, after = order[:, :n_named], order[:, min(n_named, order.shape[1] - 1)]
     rows = np.arange(len(order))
     close = (scores[rows, classes[:, -1]] - scores[rows, after] < CLOSE) & (order.shape[1] > n_named)
-    names = np.array(network.names)[classes[:, 0]]
-    if pair:
+    if n_named == 1:
+        classes = classes[:, 0]
+        names = np.array(network.names)[classes]
+    else:
         names = np.fromiter((tuple(network.names[k] for k in named) for named in classes), object, len(classes))
     return Prediction(
-        classes if pair else classes[:, 0], names, scores, after,
+        classes, names, scores, after,
         out.get("mu", out.get("v")), ["in doubt" if each else "" for each in close],
         out.get("recon") if reconstruct else None, inputs, notes)
 
@@ -156,39 +161,34 @@ def predict(network, images, reconstruct=False):
 
 def prepared(network, images):
     """Return images as a network takes them, and what was done to how many, {words: number}"""
-    sides, toys = network.sides[0], hasattr(network.config, "norb_dir") and network.config.data != "shapes"
-    grays, notes = gray_images(images, (*sides, 28, 32), 2 if toys else 1)
-    if toys:
+    sides = network.sides
+    grays, notes = gray_images(images, (*sides, 28, 32), network.n_cameras)
+    if network.n_cameras == 2:
         notes["one camera: its view was given to both"] += sum(len(gray) for gray in grays if gray.ndim == 3)
         grays = [np.stack([gray, gray], -1) if gray.ndim == 3 else gray for gray in grays]
     found, n_other = fitted(grays, sides, functools.partial(resized, network))
     notes[network.scaled] += n_other
-    if toys:
-        return np.stack([network.module.downsample(image.transpose(2, 0, 1)[None])[0] if len(image) == 96 else image
-                         for image in found]), dict(+notes)
-    inputs = np.zeros((len(found), sides[0], sides[0]), np.float32)
-    for canvas, image in zip(inputs, found):
-        start, end = (sides[0] - len(image)) // 2, (sides[0] + len(image)) // 2
-        canvas[start:end, start:end] = image / np.float32(255)
     n_placed = sum(len(image) < sides[0] for image in found)
     notes[f"{sides[-1]}x{sides[-1]} px: placed at the center of {sides[0]}x{sides[0]} px"] += n_placed
-    return inputs[..., None] if hasattr(network.config, "norb_dir") else inputs, dict(+notes)
+    inputs = [network.module.prepare_images(image.reshape(1, *image.shape[:2], *network.channels), network.config)
+              for image in found]
+    return np.concatenate(inputs), dict(+notes)
 
 
 def resized(network, gray):
     """Return gray levels in [0, 1], (h, w) or, of two cameras, (h, w, 2), of any size, as an image that a network takes
     without a change but of place, uint8. Digits of such a size, light on dark, are left as they are, as in an array.
     Raise InputError if there is no ink"""
-    if hasattr(network.config, "norb_dir"):
-        (h, w), side = gray.shape[:2], network.sides[0][-1]
+    if not network.is_drawn:
+        (h, w), side = gray.shape[:2], network.sides[-1]
         scale = side / max(h, w)
         views = [resample(view, side, side, (side - h * scale) / 2, (side - w * scale) / 2, scale)
                  for view in np.moveaxis(np.atleast_3d(gray), -1, 0)]
         return np.rint(255 * np.stack(views, -1)).astype(np.uint8).squeeze()
-    fits = gray.shape in [(side, side) for side in network.sides[0]]
+    fits = gray.shape in [(side, side) for side in network.sides]
     if fits and np.median(edges(gray)) < 0.5 and np.ptp(gray) >= 0.05:
         return np.rint(255 * gray).astype(np.uint8)
-    if network.sides[1] == 2:
+    if network.module.LABELS_PER_IMAGE == 2:
         from visualize_multimnist_capsnet import to_canvas  # here: it needs matplotlib
         return np.rint(255 * to_canvas(find_ink(gray))).astype(np.uint8)
     return to_mnist(gray)
@@ -267,7 +267,8 @@ def main():
         found.append(result)
     for note, n in notes.items():
         progress.say(f"note: {n:,} of {counted(len(table), 'image')}: {note}")
-    named = ["first", "score", "second", "score"] if network.sides[1] == 2 else ["class", "score"]
+    is_pair = network.module.LABELS_PER_IMAGE == 2
+    named = ["first", "score", "second", "score"] if is_pair else ["class", "score"]
     table.insert(0, ["file", *named, "next", "score", "doubt"])
     if args.out:
         write_csv(args.out, [list(map(quoted, row)) for row in table])

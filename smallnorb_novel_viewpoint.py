@@ -489,7 +489,7 @@ def rng_for(seed, purpose, *key):
 
 
 SIDE, N_CLASSES = 32, 5            # side of an input image, px; classes of every data set
-CLASS_NAMES = ("cross", "L", "T", "frame", "tripod")
+SHAPE_NAMES = ("cross", "L", "T", "frame", "tripod")
 NORB_NAMES = ("animal", "human", "plane", "truck", "car")
 N_CHANNELS = {"shapes": 1, "smallnorb": 2, "toys": 2}
 MARGINS = 0.2, 0.9                 # margin m of the spread loss in the first and in the last epoch
@@ -612,6 +612,27 @@ def to_batch(samples, rows, dtype=np.float32):
     images, jitter = samples["images"], samples["jitter"][rows] if "jitter" in samples else None
     return batch | {"images": crop_batch(images, rows, jitter, dtype) if images.dtype == np.uint8 else
                     images[rows].astype(dtype, copy=False)}
+
+
+LABELS_PER_IMAGE = 1
+
+
+def image_shapes(config):
+    """Return the shapes of the images that prepare_images takes. Toys and smallNORB have a channel for each camera, and
+    48x48 px, as in load_data's dicts, or 96x96, as in smallNORB's files"""
+    if config.data == "shapes":
+        return ((SIDE, SIDE, 1),)
+    return (NORB_SIDE, NORB_SIDE, 2), (2 * NORB_SIDE, 2 * NORB_SIDE, 2)
+
+
+def prepare_images(images, config):
+    """Return images as forward takes them, (n, 32, 32, C) float32: shapes in [0, 1]; of toys and smallNORB the central
+    crop of the standardized image. images: uint8 (n, *shape), with one of image_shapes"""
+    if config.data == "shapes":
+        return images / np.float32(255)
+    if images.shape[1] > NORB_SIDE:
+        images = downsample(images.transpose(0, 3, 1, 2))
+    return crop_batch(images, slice(None))
 
 
 def crop_batch(images, rows, jitter=None, dtype=np.float32):
@@ -1830,6 +1851,11 @@ NORB_CODES = (                     # name, valid codes, scale and offset that co
     ("azimuths", range(0, 36, 2), 10, 0), ("lightings", range(6), 1, 0))
 NORB_ROWS = 24300                  # of a split: 5 classes x 5 toys x 9 elevations x 18 azimuths x 6 lightings
 DATA_NAMES = {"toys": "rendered toys", "smallnorb": "smallNORB", "shapes": "five shapes"}     # in all output
+
+
+def class_names(data):
+    """Return the names of the classes of load_data's dict, or of a history"""
+    return SHAPE_NAMES if data["source"] == "shapes" else NORB_NAMES
 
 
 def data_name(source, trained_on=None):

@@ -91,10 +91,6 @@ class Run(networks.Network):
 
 # ---------------------------------------------------------------- helpers
 
-def class_names(config):
-    return norb.CLASS_NAMES if config.data == "shapes" else norb.NORB_NAMES
-
-
 def noun(config):
     return "shape" if config.data == "shapes" else "toy"
 
@@ -214,7 +210,7 @@ def draw_example_views(run, n=4):
         show_image(ax, preprocess(samples, [row], run.config)[0],
                    f"{samples['azimuths'][row]:.0f}°, {samples['elevations'][row]:.0f}°", color)
         if j == 0:
-            ax.set_ylabel(class_names(run.config)[k], rotation=0, ha="right", va="center")
+            ax.set_ylabel(norb.class_names(run.data)[k], rotation=0, ha="right", va="center")
     return fig
 
 
@@ -223,7 +219,7 @@ CROP = " (the center of the first camera's image)"
 
 def draw_elevation_strip(run):
     """Draw one test toy of each class at a training azimuth from each elevation, with the network's predictions."""
-    elevations, names = norb.TOY_ELEVATIONS, class_names(run.config)
+    elevations, names = norb.TOY_ELEVATIONS, norb.class_names(run.data)
     low, high = norb.parse_range(run.config.train_azimuths, "--train-azimuths")
     step = 1 if run.config.data == "shapes" else 20                     # degrees between the azimuths that there are
     azimuth = step * round((low + high) / 2 / step) % 360
@@ -247,7 +243,7 @@ def draw_elevation_strip(run):
 def draw_familiar_vs_novel(runs):
     """Draw the accuracy of each network on familiar and on novel viewpoints, with 95% CIs over the test toys, and its
     drop; of one network the accuracy of each class, too."""
-    first, angle, names = runs[0], kinds_of(runs[0].config), class_names(runs[0].config)
+    first, angle, names = runs[0], kinds_of(runs[0].config), norb.class_names(runs[0].data)
     groups = []                    # label, run, class or None
     for run in runs:
         groups += [(names[k], run, k) for k in range(N_CLASSES) if len(runs) == 1]
@@ -285,7 +281,7 @@ def over_what(run):
 def draw_confusion(run):
     """Draw the confusion matrices of familiar and of novel viewpoints"""
     return figures.draw_confusion({f"{name} {kinds_of(run.config)}": run.tests[f"{name}_confusion"]
-                                   for name in ("familiar", "novel")}, class_names(run.config),
+                                   for name in ("familiar", "novel")}, norb.class_names(run.data),
                                   f"Confusion matrices of {run.label}", norb.data_name(run.data["source"]))
 
 
@@ -327,7 +323,7 @@ def axes_by_angle(config, title, note):
 
 def draw_pose_matrices(run, label=2, n=6, elevation=45):
     """Draw the class capsules' pose matrices and activations for one test toy from n azimuths."""
-    azimuths, names = np.linspace(0, 360, n, endpoint=False), class_names(run.config)
+    azimuths, names = np.linspace(0, 360, n, endpoint=False), norb.class_names(run.data)
     samples = views_of(run.config, label, azimuths, np.full(n, elevation))
     azimuths, images = samples["azimuths"], preprocess(samples, np.arange(n), run.config)
     out, _ = norb.forward(run.params, images, run.config)
@@ -373,7 +369,7 @@ def routed_maps(out, config):
 def draw_routing(run, label=2):
     """Draw what each position of the capsules below the class capsules contributes to each class, before and after
     routing: before it, the coefficients are uniform."""
-    samples, names = run.data["novel"], class_names(run.config)
+    samples, names = run.data["novel"], norb.class_names(run.data)
     azimuths = np.unique(samples["azimuths"])
     row = nearest_sample(samples, labels=label, azimuths=azimuths[len(azimuths) // 2])
     image = preprocess(samples, [row], run.config)

@@ -22,8 +22,9 @@ Weights:  a file .npz of arrays params/NAME, state/NAME and, if it can be resume
 Module:   EXPERIMENT, PRETRAINED, Config, SETTINGS, InputError, add_settings, given_settings, configs_of, check_same,
           weights_file, identity_of, digest_of, without_moments, Progress, load_data, fit_to_data, epoch_samples,
           to_batch, initial_state, train, weights_of, worker_threads, batches, batch_gradients, forward_shards,
-          class_activations, evaluate, evaluate_test, validate, init_params, param_shapes, forward, loss_and_grads,
-          result_of, test_metrics, data_name, save, load, run_cli, main
+          class_activations, LABELS_PER_IMAGE, image_shapes, prepare_images, evaluate, evaluate_test, validate,
+          init_params, param_shapes, forward, loss_and_grads, result_of, test_metrics, data_name, class_names, save,
+          load, run_cli, main
 Of digits: synthesize_digits, and load_data's argument `download`.
 
 A state, which train takes and returns, is a dict of params, running, adam_m, adam_v, step and history. SETTINGS are the
@@ -32,7 +33,11 @@ InputError is known by its name, since each experiment has its own.
 
 forward returns out, a dict whose keys its docstring lists, and a cache. `scores`, (N, J), is what classes are predicted
 by, the highest first: lengths or logits. class_activations(out, config), (N, J), is what is shown of the classes:
-lengths or activations of capsules, probabilities of a CNN.
+lengths or activations of capsules, probabilities of a CNN. LABELS_PER_IMAGE classes are predicted. class_names(data or
+history) is the list of the classes' names, [] if they have none.
+
+prepare_images(images, config) returns images as forward takes them. images: uint8, (n, *shape) with a shape of
+image_shapes(config), whose first one is the usual one: (H, W) of ink, light on dark, or (H, W, C) of C cameras.
 """
 import json
 import os

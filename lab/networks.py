@@ -117,8 +117,7 @@ def make(module, name, network, config, data, kind=Network, **hooks):
     if fitted != config:
         raise InputError(f"{name}: was trained on {config.n_classes} classes, and these data have {fitted.n_classes}. "
                          "Give its own data as --data-dir")
-    theirs, ours = (known.get("names") or [*"0123456789"] * (known["source"] in getattr(module, "DIGIT_NAMES", ()))
-                    for known in (network.history, data))
+    theirs, ours = module.class_names(network.history), module.class_names(data)
     if theirs and ours and theirs != ours:
         raise InputError(f"{name}: was trained on other classes: {', '.join(theirs):.60}. These data have "
                          f"{', '.join(ours):.60}. Give its own data as --data-dir")

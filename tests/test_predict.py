@@ -9,7 +9,7 @@ from lab.messages import InputError
 import imageio.v3 as imageio
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import EXPERIMENTS, ROOT, toy
 
 import predict as program
 from predict import load, predict
@@ -80,6 +80,23 @@ def test_toys_have_two_cameras_or_one(rng):
     one = predict(network, views[:, 0].repeat(2, 1).repeat(2, 2))       # larger: averaged down again
     both = predict(network, np.stack([views[:, 0]] * 2, 1))
     assert "both" in str(one.notes) and both.scores == pytest.approx(one.scores)
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_images_are_prepared_as_for_the_training(experiment):
+    """Those of a batch that is not augmented; and all that image_shapes names fit the network"""
+    module, (config, data) = EXPERIMENTS[experiment], toy(experiment)
+    samples = next(iter(module.epoch_samples(data, 0, config)))
+    pixels = samples["composites" if "composites" in samples else "images"]
+    batch = module.to_batch(samples, np.arange(3))["images"]
+    if pixels.dtype == np.uint8:
+        np.testing.assert_array_equal(module.prepare_images(pixels[:3], config), batch)
+    weights = module.weights_of(module.initial_state(config))
+    for shape in module.image_shapes(config):
+        x = module.prepare_images(np.zeros((3, *shape), np.uint8), config)
+        out, _ = module.forward(weights, x, config)
+        assert x.shape == batch.shape and x.dtype == batch.dtype
+        assert module.class_activations(out, config).shape == out["scores"].shape
 
 
 @pytest.mark.parametrize("images, fault", [

@@ -20,7 +20,7 @@ def data():
 
 def test_shapes_are_what_they_are_called():
     shapes = cross, ell, tee, frame, tripod = sn.shape_points()
-    assert len(shapes) == len(sn.CLASS_NAMES) == sn.N_CLASSES == 5
+    assert len(shapes) == len(sn.SHAPE_NAMES) == sn.N_CLASSES == 5
     for points in shapes:
         assert points.ndim == 2 and points.shape[1] == 3 and np.abs(points).max() <= 1
         assert len(np.unique(points, axis=0)) >= 7
@@ -87,7 +87,7 @@ def test_what_held_out_azimuths_show_was_seen_in_training_of_three_shapes(train,
     nothing of a novel viewpoint; and no two shapes look alike."""
     data = sn.load_data(sn.Config(data="shapes", train_azimuths=train, test_azimuths=test))
     seen, unseen = clean_views(azimuths), clean_views(sorted(set(data["novel"]["azimuths"])))
-    for name, images, others in zip(sn.CLASS_NAMES, unseen, seen):
+    for name, images, others in zip(sn.SHAPE_NAMES, unseen, seen):
         if name in ("L", "tripod"):
             assert distances(images, others).min() > apart, name
         else:
