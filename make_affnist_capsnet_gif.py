@@ -79,7 +79,7 @@ def draw_frames(digits, shown, n):
     shifts = {"to any position" if limit is None else f"by up to {counted(limit, 'pixel')}" for limit in limits}
     data, source = shown[0].data, shown[0].history["source"]
     names, classes = data.get("names", ()), figures.class_names(data)
-    noun = "digit" if figures.has_digits(affnist, data) else "image"
+    noun = figures.words_for(affnist, data).noun
     tested = f"{noun}s" if source == data["source"] else data_name(data["source"])
     heading = f"Trained on {data_name(source)} translated {' or '.join(sorted(shifts))}; tested on {tested}"
     width, height = max(PICTURE + 2 * GAP + (BARS + GAP) * len(shown) - GAP, WIDTH), TOP + ROW * len(digits) + BOTTOM

@@ -124,6 +124,11 @@ def n_shown(run):
     return min(10, run.config.n_classes)
 
 
+def capsule_of(run):
+    """Return what captions call a capsule of the last layer"""
+    return figures.words_for(affnist, run.data).capsule
+
+
 def class_examples(run, kind):
     """Return one test digit of each class, as a dict of images and labels."""
     return one_of_each_class(affnist.stream_digits(run.data, run.config, kind), run)
@@ -157,7 +162,8 @@ def draw_examples(run):
 def draw_reconstructions(run):
     """Draw one test digit of each class, and its reconstruction from the longest digit capsule."""
     kinds = [("test", "test")] if run.config.task == "mnist" else [("test", "translated"), ("affine", "affine")]
-    fig = new_figure(1.9 * len(kinds) + 0.7, "Test images and their reconstructions from the longest digit capsule",
+    fig = new_figure(1.9 * len(kinds) + 0.7,
+                     f"Test images and their reconstructions from the longest {capsule_of(run)}",
                      f"{data_name(run.data['source'])}, network {run.config.model}; above a reconstruction "
                      "is the predicted class (red, ✗: wrong)")
     axes, names = fig.subplots(2 * len(kinds), n_shown(run)), class_names(run.data)
@@ -208,8 +214,8 @@ def draw_perturbation(run):
     correct = np.flatnonzero(out["scores"].argmax(1) == samples["labels"])
     k = correct[0] if len(correct) else 0
     label = samples["labels"][k]
-    fig = new_figure(9.2, f"Reconstructions of class {class_names(run.data)[label]} while one dimension of its digit "
-                     "capsule is changed\n(column: added to the dimension)",
+    fig = new_figure(9.2, f"Reconstructions of class {class_names(run.data)[label]} while one dimension of its "
+                     f"{capsule_of(run)} is changed\n(column: added to the dimension)",
                      f"{data_name(run.data['source'])}, network {run.config.model}")
     show_perturbations(fig.subplots(), perturbed_reconstructions(
         affnist, run.params, run.config, out["v"][k, label], label))

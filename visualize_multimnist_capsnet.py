@@ -132,6 +132,11 @@ def short_names(run, classes):
     return [name if len(name) < 10 else f"{name[:8]}\u2026" for name in names]
 
 
+def words_for(run):
+    """Return what captions call what is classified"""
+    return figures.words_for(capsnet, run.data)
+
+
 def pair_label(run, classes, before=""):
     """Return the two classes of a pair as a title, after a word; each long name has a line of its own"""
     a, b = short_names(run, classes)
@@ -161,14 +166,15 @@ def draw_reconstructions(run, n=8):
     out, _ = capsnet.forward(run.params, batch["images"], run.config, predicted)
     gray = batch["images"][..., None].repeat(3, -1)
     targets, recon = (digits[..., None] * TINTS[:, None, None] for digits in (batch["sources"], out["recon"]))
-    kind = "digit capsule" if run.config.model == "capsnet" else "vector"
-    fig = new_figure(run, 5.9, f"Two overlapping digits, each reconstructed from its own {kind}\n"
+    words = words_for(run)
+    kind = words.capsule if run.config.model == "capsnet" else "vector"
+    fig = new_figure(run, 5.9, f"Two overlapping {words.noun}s, each reconstructed from its own {kind}\n"
                      "(the first test pairs; red: wrong prediction)")
     ax = fig.subplots()
     show_montage(ax, np.stack([gray, *recon.swapaxes(0, 1), recon.sum(1), targets.sum(1)]),
                  [prediction_label(run, predicted[k], labels[k], run.correct[k]) for k in range(n)],
-                 ["input image", "reconstruction\nof one digit", "reconstruction\nof the other",
-                  "both\nreconstructions", "true digits"])
+                 ["input image", f"reconstruction\nof one {words.noun}", "reconstruction\nof the other",
+                  "both\nreconstructions", f"true {words.noun}s"])
     for k in np.flatnonzero(~run.correct[:n]):
         ax.get_xticklabels()[k].set_color(WRONG)
     return fig
@@ -244,7 +250,9 @@ def draw_routing(run, n=3):
         c[-1], 1 / run.config.n_classes))
     change = (routed / uniform - 1)[np.arange(n)[:, None], labels[:n]]                      # (n, 2, side, side)
     span = max(abs(change).max(), 0.01)
-    fig = new_figure(run, 3.4, "Coupling coefficients to the two digits of a pair at each position, after routing")
+    words = words_for(run)
+    fig = new_figure(run, 3.4, f"Coupling coefficients to the two {words.classes} of a pair at each position, after "
+                     "routing")
     axes = fig.subplots(2, 2 * n, squeeze=False)
     for k, (above, below) in enumerate(axes.T):
         pair, which = divmod(k, 2)
@@ -256,7 +264,7 @@ def draw_routing(run, n=3):
         for ax in (above, below):
             ax.set(xticks=[], yticks=[])
             ax.spines[:].set_visible(True)
-    axes[0, 0].set_ylabel("digit\n(in color)")
+    axes[0, 0].set_ylabel(f"{words.noun}\n(in color)")
     axes[1, 0].set_ylabel("coupling\n(dotted square)")
     fig.colorbar(heatmap, ax=axes, location="bottom", shrink=0.6, aspect=40, format=PercentFormatter(1, None),
                  label=f"change of the coupling coefficient after {len(c)} iterations, relative to uniform")
@@ -295,13 +303,14 @@ def error_metrics(run):
 def draw_errors(run, n=5):
     """Draw exact-match accuracy by visible ink, and the n errors whose missed digit is hidden most."""
     labels, predicted, (visible, groups, _) = run.test_pairs["labels"], capsnet.top_two(run.scores), visible_ink(run)
+    noun = words_for(run).noun
     height, gap = (4.1, 6) if max(map(len, class_names(run.data))) < 4 else (5.4, 20)   # long names need space
     fig = new_figure(run, height, f"Exact-match errors: {1 - run.correct.mean():.1%} of {len(labels):,} test pairs\n")
     left, right = fig.subplots(1, 2, width_ratios=(1, 2.1))
     for fraction, n_correct, size in groups:
         accuracy, (lower, upper) = n_correct / size, wilson_interval(n_correct, size)
         left.errorbar(fraction, accuracy, [[accuracy - lower], [upper - accuracy]], fmt="o", color=BLUE, clip_on=False)
-    left.set(xlabel="visible part of the more hidden digit\n(mean of the group)", ylabel="exact-match accuracy",
+    left.set(xlabel=f"visible part of the more hidden {noun}\n(mean of the group)", ylabel="exact-match accuracy",
              ylim=(None, 1), title=f"accuracy with 95% CI, {len(groups)} equal groups")
     left.xaxis.set_major_formatter(PercentFormatter(1, 0))
     left.yaxis.set_major_formatter(PercentFormatter(1, 1))
@@ -316,8 +325,8 @@ def draw_errors(run, n=5):
     images = np.array([[pairs["composites"][r], pairs["sources"][r, k], pairs["sources"][r, 1 - k]] for r, k in order])
     titles = [prediction_label(run, predicted[r], labels[r]) for r, _ in order]
     show_montage(right, images.swapaxes(0, 1)[..., None].repeat(3, -1) / 255, titles,
-                 ["input image", "missed digit", "other digit"], gap=gap)
-    right.set_title("errors in which the missed digit is hidden most", color=WRONG)
+                 ["input image", f"missed {noun}", f"other {noun}"], gap=gap)
+    right.set_title(f"errors in which the missed {noun} is hidden most", color=WRONG)
     return fig
 
 
@@ -327,11 +336,12 @@ N_ACTIVATIONS = 6                  # test pairs shown by draw_capsule_activation
 def draw_example_pairs(run, n=8):
     """Draw the first test pairs, and the two digits that each was merged from."""
     n = min(n, len(run.correct))
-    pairs = run.test_pairs
+    pairs, noun = run.test_pairs, words_for(run).noun
     images = np.stack([pairs["composites"][:n], *pairs["sources"][:n].swapaxes(0, 1)]) / 255
-    fig = new_figure(run, 3.3, "Test pairs: two digits of different classes, translated and merged")
+    fig = new_figure(run, 3.3, f"Test pairs: two {noun}s of different classes, translated and merged")
     show_montage(fig.subplots(), images[..., None].repeat(3, -1),
-                 [pair_label(run, labels) for labels in pairs["labels"][:n]], ["input image", "one digit", "the other"])
+                 [pair_label(run, labels) for labels in pairs["labels"][:n]],
+                 ["input image", f"one {noun}", "the other"])
     return fig
 
 
@@ -340,7 +350,8 @@ def draw_capsule_activations(run):
     pairs: the longest capsule is one of the two digits; the two longest are exactly the two digits."""
     n, labels, J = min(N_ACTIVATIONS, len(run.correct)), run.test_pairs["labels"], run.config.n_classes
     top1 = (run.scores.argmax(1)[:, None] == labels).any(1).mean()
-    what = f"Lengths of the {J} digit capsules" if has_vectors(run.config) else f"Probabilities of the {J} classes"
+    words = words_for(run)
+    what = f"Lengths of the {J} {words.capsule}s" if has_vectors(run.config) else f"Probabilities of the {J} classes"
     turned = 0.07 * (max(map(len, class_names(run.data))) - 1)                      # inches that long names take
     fig = new_figure(run, 3.8 + turned, f"{what}\nof {len(labels):,} test pairs, the largest is correct in {top1:.1%}, "
                      f"the two largest (exact match) in {run.correct.mean():.1%}")
@@ -355,7 +366,8 @@ def draw_capsule_activations(run):
         below.set(ylim=(0, 1), yticks=[0, 0.5, 1] if k == 0 else [], xlabel="class")
         label_classes(below, class_names(run.data), 100, turned=True)
     axes[0, 0].set_ylabel("test pair\n(red, ✗: wrong)")
-    axes[1, 0].set_ylabel(f"{'length' if has_vectors(run.config) else 'probability'}\n(orange: true digits)")
+    kind = "length" if has_vectors(run.config) else "probability"
+    axes[1, 0].set_ylabel(f"{kind}\n(orange: true {words.classes})")
     return fig
 
 
@@ -367,7 +379,7 @@ def draw_perturbation(run):
     batch = capsnet.to_batch(run.test_pairs, [k])
     out, _ = capsnet.forward(run.params, batch["images"], run.config)
     fig = new_figure(run, 9.2, f"Reconstructions of class {class_names(run.data)[label]} while one dimension of "
-                     "its digit capsule is changed\n(column: added to the dimension)")
+                     f"its {words_for(run).capsule} is changed\n(column: added to the dimension)")
     show_perturbations(fig.subplots(), perturbed_reconstructions(
         capsnet, run.params, run.config, out["v"][0, label], label))
     return fig
@@ -452,6 +464,7 @@ def draw_picture(network, gray, ink, say):
     predicted, lengths, recon = out["digits"][0], out["scores"][0], out["recon"][0]
     (a, b), third = predicted, [int(j) for j in np.argsort(-lengths)[2:3]]              # of two classes there is none
     names = class_names({"names": network.history.get("names"), "n_classes": config.n_classes})
+    words = figures.words_for(capsnet, network.history)
     first, second = names[a], names[b]
     is_short = lengths[b] < MIN_LENGTH
     uncertain = bool(is_short or any(lengths[b] - lengths[third] < MIN_MARGIN))
@@ -460,7 +473,7 @@ def draw_picture(network, gray, ink, say):
     say(f"{verdict}: {first} and {second}; capsule lengths {lengths[a]:.2f} and {lengths[b]:.2f}"
         + "".join(f", next longest {names[j]} with {lengths[j]:.2f}" for j in third))
     if uncertain:
-        say("two overlapping digits usually give two capsule lengths near 0.9 and no other long capsule")
+        say(f"two overlapping {words.noun}s usually give two capsule lengths near 0.9 and no other long capsule")
     fig = Figure((WIDTH, 4.1), layout="constrained")
     fig.suptitle(f"{verdict.capitalize()}: {first} and {second}" + f" (second longest capsule {reason})" * uncertain,
                  fontsize=11)
@@ -480,7 +493,7 @@ def draw_picture(network, gray, ink, say):
     bars = axes[1, 2]
     J = len(lengths)
     bars.bar(range(J), lengths, color=[BLUE if j in predicted else "#bbbbbb" for j in range(J)])
-    bars.set(ylim=(0, 1), yticks=[0, 0.5, 1], title="lengths of the digit capsules")
+    bars.set(ylim=(0, 1), yticks=[0, 0.5, 1], title=f"lengths of the {words.capsule}s")
     label_classes(bars, names, 250, fontsize=9, turned=True)
     return fig
 
@@ -519,10 +532,7 @@ def draw_image(args):
     outdir, name = args.outdir or Path(), f"{Path(args.image).stem}_digits"
     say = Progress(getattr(args, "quiet", False)).say
     make_outdir(outdir, [name])
-    fig = draw_picture(network, gray, ink, say)
-    if not figures.has_digits(capsnet, network.history):
-        figures.call_images(fig)
-    write_figure(fig, outdir / f"{name}.png", say)
+    write_figure(draw_picture(network, gray, ink, say), outdir / f"{name}.png", say)
 
 
 @figures.style()

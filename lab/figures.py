@@ -2,7 +2,6 @@
 curves."""
 import hashlib
 import os
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -108,8 +107,6 @@ def draw(module, args, drawings, of_results, load, kind=Network):
     for name, draw_one, which in planned:
         shown = networks[which] if isinstance(which, int) else [networks[k] for k in which]
         fig = draw_one(shown)
-        if not has_digits(module, data):
-            call_images(fig)
         say_data(fig, module, data, shown if isinstance(shown, list) else [shown], draw_one == draw_training_curves)
         write_figure(fig, outdir / f"{name}.png", progress.say)
     for name, draw_one in of_results.items():
@@ -120,30 +117,21 @@ def draw(module, args, drawings, of_results, load, kind=Network):
     return networks
 
 
-def has_digits(module, data):
-    """Return whether the images of load_data's dict are digits, by their source or by the names of their classes; True
-    for an experiment that has no digits"""
-    names = data.get("names") or [""]
-    return data["source"] in getattr(module, "DIGIT_NAMES", [data["source"]]) or all(
-        re.fullmatch(r"(digit )?\d", name) for name in names)
+class Words(NamedTuple):
+    """What captions call what is classified"""
+    noun: str
+    classes: str
+    capsule: str
 
 
-def of_images(words):
-    """Return words that were written for digits, for other images"""
-    for digit, image in (("digit capsule", "class capsule"), ("true digits", "true classes"),
-                         (r"(?<!MNIST )(?<!SYNTHETIC )(?<!images of )(?<![\w-])digit", "image")):
-        words = re.sub(digit, image, words)
-    return words
+DIGITS = Words("digit", "digits", "digit capsule")
+IMAGES = Words("image", "classes", "class capsule")
 
 
-def call_images(fig):
-    """Change the words of a figure that was written for digits, for other images"""
-    for text in fig.findobj(Text):
-        text.set_text(of_images(text.get_text()))
-    for axis in (axis for ax in fig.axes for axis in (ax.xaxis, ax.yaxis)):
-        labels = [text.get_text() for text in axis.get_ticklabels()]
-        if any("digit" in label for label in labels):                   # an axis writes its labels anew
-            axis.set_ticklabels(map(of_images, labels))
+def words_for(module, data):
+    """Return the Words for load_data's dict, or for a history: DIGITS if all classes have the names of digits"""
+    names = [name.removeprefix("digit ") for name in module.class_names(data)]
+    return DIGITS if names and set(names) <= set("0123456789") else IMAGES
 
 
 def say_data(fig, module, data, networks, of_training=False):
