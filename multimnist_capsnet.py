@@ -1399,9 +1399,11 @@ def fit_to_data(config, data):
 
 def class_names(data):
     """Return the names of the classes of load_data's dict, or of a history; [] if they have none"""
+    if data.get("names"):
+        return data["names"]
     if data["source"] in DIGIT_NAMES:
         return [*"0123456789"]
-    return data.get("names") or []
+    return []
 
 
 def data_name(source, trained_on=None):
@@ -1741,13 +1743,6 @@ def check_classes(path, state, config, data):
     if not may_be_same or not fits(state["params"], config):
         raise InputError(f"{path}: has other layers or classes. Give its settings and data "
                          f"({data_name(state['history']['source'])})")
-
-
-def class_names(data):
-    """Return the names of the classes of load_data's dict, or of a history; [] if they have none"""
-    if data["source"] in DIGIT_NAMES:
-        return [*"0123456789"]
-    return data.get("names") or []
 
 
 def finished_result(folder, config):

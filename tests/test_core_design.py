@@ -26,13 +26,6 @@ PRIMITIVES += "schedule adam_step orthogonalize muon_step update_running_statist
 PRIMITIVES += "im2col im2col_rows im2col_band col2im window_corners".split()
 PRIMITIVES += "add_product sgemm openblas sigmoid".split()
 
-# affNIST's routing takes the squash as an argument, the others' does not. With these replacements,
-# and spaces aside, the three are one text. Once all three take it, delete this table and
-# `without_squash`.
-SQUASH_ARGUMENT = {
-    ", squash=SQUASH": "", " squash: (forward, backward) of the nonlinearity of v.": "",
-    "u_hat, squash and": "u_hat and", "u_hat, steps, squash": "u_hat, steps",
-    "squash[0](": "squash_forward(", "squash[1](": "squash_backward("}
 
 
 @functools.cache
@@ -46,20 +39,10 @@ def definitions(text):
     return found
 
 
-def without_squash(source):
-    """Return the text of a routing function as if it took no squash, with single spaces"""
-    text = " ".join(source.split())
-    for argument, plain in SQUASH_ARGUMENT.items():
-        text = text.replace(argument, plain)
-    return text
-
-
 def copies_of(name, texts=TEXTS):
     """Return {experiment: source} of a primitive"""
     found = {experiment: definitions(text)[name] for experiment, text in texts.items()
              if name in definitions(text)}
-    if name.startswith("routing"):
-        found = {experiment: without_squash(source) for experiment, source in found.items()}
     return found
 
 
@@ -125,11 +108,11 @@ def test_an_experiment_has_what_programs_outside_ask_for(experiment):
     assert module.EXPERIMENT == experiment and module.InputError.__name__ == "InputError"
     assert all(path.is_file() for path in module.PRETRAINED) and isinstance(module.PRETRAINED, tuple)
     assert {"model", "preset", "seed", "n_epochs", "threads", "quiet"} <= {f.name for f in module.SETTINGS}
-    known = {"help", "low", "high", "choices", "only", "runtime", "test", "alias"}
+    known = {"help", "low", "high", "choices", "only", "runtime", "test", "alias", "metavar"}
     assert not {f.name for f in module.SETTINGS if not f.metadata.keys() <= known or not f.metadata["help"]}
     train = inspect.signature(module.train).parameters
     assert list(train) == ["config", "data", "state", "each_step", "each_epoch", "dtype"]
-    for name, first in (("evaluate_test", "weights data config workers"), ("save", "path config state groups"),
+    for name, first in (("evaluate_test", "weights data config workers"), ("save", "path config state"),
                         ("batch_gradients", "params samples rows config workers"),
                         ("check_same", "path theirs given may_differ"), ("epoch_samples", "data epoch config"),
                         ("loss_and_grads", "params batch config share")):
