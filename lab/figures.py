@@ -135,8 +135,16 @@ def words_for(module, data):
 
 
 def say_data(fig, module, data, networks, of_training=False):
-    """Say in a figure's last lines which data its networks were trained on, if it is of_training, else which data and
-    settings they were tested with, if they were trained with others"""
+    """Say in a figure's last lines with which settings its networks were trained that are not the defaults; on which
+    data, if it is of_training; else which data and settings they were tested with, if they were trained with others"""
+    trained = {}
+    for network in networks:
+        trained.setdefault(" ".join(network.training_flags), []).append(network.name)
+    for flags, names in trained.items():
+        whose = f"{', '.join(names)}: trained" if len(trained) > 1 else "Trained"
+        if flags:
+            add_note(fig, f"{whose} with {flags}.")
+            fig.set_figheight(fig.get_figheight() + 0.2)
     for source in dict.fromkeys(network.history["source"] for network in networks):
         if of_training:
             add_note(fig, f"Trained on {module.data_name(source)}.")

@@ -30,6 +30,19 @@ class Network:
                 if "test" in f.metadata and "runtime" not in f.metadata and f.name not in ("digits", "data")
                 and getattr(self.config, f.name) != getattr(self.trained, f.name)]
 
+    @property
+    def training_flags(self):
+        """Return the flags of its training that are not the defaults of its model and preset"""
+        own = self.trained
+        usual = type(own)(model=own.model, preset=own.preset)
+        flags = []
+        for f in dataclasses.fields(own):
+            is_setting = "help" in f.metadata and "runtime" not in f.metadata
+            value = getattr(own, f.name)
+            if is_setting and f.name not in ("seed", "digits") and value != getattr(usual, f.name):
+                flags.append(f"{flag_name(f.name)} {value}")
+        return flags
+
 
 def add_flags(parser, module, text):
     """Add --load, whose help begins with `text`, and a flag for every setting of an experiment"""

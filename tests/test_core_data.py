@@ -195,6 +195,21 @@ def test_a_network_is_drawn_on_other_data_which_its_figures_say():
     assert fig.get_supxlabel().splitlines()[2:] == ["Tested with --routing-iters 1.", "Trained on MNIST digits."]
 
 
+def test_a_figure_says_the_settings_of_the_training_that_are_no_defaults():
+    data = toy_digits() | {"source": "mnist"}
+
+    def network(name, **given):
+        config = mc.Config(**given)
+        return networks.Network(name, config, config, {}, {"source": "mnist"}, data)
+    long = network("long", preset="residual", warp=0.3, n_epochs=20, seed=3, threads=2)
+    fig = new_figure(2, "a title")
+    say_data(fig, mc, data, [long])
+    assert fig.get_supxlabel() == "Trained with --warp 0.3 --n-epochs 20."
+    fig = new_figure(2, "a title")
+    say_data(fig, mc, data, [long, network("usual")])
+    assert fig.get_supxlabel() == "long: trained with --warp 0.3 --n-epochs 20."
+
+
 WRONG = {                          # what is done to the training images or labels
     "floats": lambda x, y: (x / 255, y), "flat": lambda x, y: (x.reshape(len(x), -1), y),
     "another size": lambda x, y: (x[:, :20], y), "more channels": lambda x, y: (x[..., None].repeat(3, -1), y),
