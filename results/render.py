@@ -462,7 +462,7 @@ def made_with(results, experiment, settings):
 
 # -------------------------------------------------------------- pictures
 
-BLUE, ORANGE, GRAY = "#0072b2", "#d55e00", "#777777"       # Okabe & Ito, color-blind safe
+GRAY = "#777777"                   # of intervals; the other colors are those of lab.figures
 OF_AUROC = "AUROC, digits against noise (chance 0.5)"
 PICTURES = {                       # README's figures: name -> axis label, reference line, its two sides, rows
     "translation": ("difference in accuracy on affine digits, percentage points", 0, ("CNN better", "CapsNet better"), [
@@ -565,6 +565,8 @@ SHORT_CLAIMS = {"multimnist-cnn": "two digits, against a CNN", "multimnist-routi
 
 def claims_picture(results):
     """Return a Figure of the papers' claims: their number, and ours against their control (a) and the strongest (b)"""
+    from lab.figures import BLUE, RED
+
     from matplotlib.figure import Figure
     fig = Figure((8, 5.2), layout="constrained")
     panels = fig.subplots(3, 1, gridspec_kw={"height_ratios": [len(names) + 0.6 for *_, names in CLAIMS]})
@@ -574,7 +576,7 @@ def claims_picture(results):
             if one.theirs is not None:
                 axes.plot([one.theirs], [y], "D", markerfacecolor="none", color="black", markersize=8, label="paper")
             for primary, color, marker, shift, label in ((one.a, BLUE, "o", -0.17, "(a) ours, their kind of control"),
-                                                         (one.b, ORANGE, "s", 0.17, "(b) ours, strongest control")):
+                                                         (one.b, RED, "s", 0.17, "(b) ours, strongest control")):
                 if primary is None:
                     continue
                 experiment, first, other, key, styles = asked(primary.mark)
@@ -611,6 +613,8 @@ def dot_plot(rows, axis_label, line=None, sides=(), unit="seeds"):
     rows: (label, numbers), or (heading, None). line: where a vertical line is drawn, or None; an interval that excludes
     it is blue, one that includes it gray. sides: what lies to the left and to the right of the line.
     """
+    from lab.figures import BLUE
+
     from matplotlib.figure import Figure
     fig = Figure((8, 0.34 * len(rows) + (1.5 if sides else 1.2)), layout="constrained")
     axes = fig.subplots()
