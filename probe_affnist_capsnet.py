@@ -5,19 +5,17 @@
 # ///
 """Probe a network trained by affnist_capsnet.py: FGSM, rotated digits, images of no digit, linear probes of capsules.
 
-    python3 probe_affnist_capsnet.py --load weights/affnist_cnn-gap.npz --digits mnist --out-json gap.json
-
 sign_attack: accuracy on translated test digits after a one-step sign attack (FGSM, Goodfellow et al. 2015). Every pixel
-changes by EPSILON gray levels, up or down. The signs are
+changes by 32 gray levels, up or down. The signs are
 
 - "gradient": those of the gradient of (best wrong score - true score) at the digit;
-- "vote": those of the majority of N_NOISY noisy copies of the digit, in which the noise's standard deviation is
-  EPSILON. Max pooling and ReLUs have kinks where the background is all black, so that the gradient at the digit itself
+- "vote": those of the majority of 9 noisy copies of the digit, in which the noise has a standard deviation of 32 gray
+  levels. Max pooling and ReLUs have kinks where the background is all black, so that the gradient at the digit itself
   describes a step of this size badly;
 - "gradient shuffled", "vote shuffled": the control. Each digit keeps its numbers of signs up and down, within its ink
   and within its background, but their positions are random.
 
-rotated: accuracy on centered test digits that are rotated by ROTATIONS degrees.
+rotated: accuracy on centered test digits that are rotated by -60 to 60 degrees.
 
 detection: AUROC of translated test digits against images of no digit, by scores that a network has anyway. For capsules
 these are the length of the longest capsule, its difference to the second longest, and the error of its reconstruction;
@@ -25,7 +23,8 @@ for a softmax the largest probability, the log-sum-exp of the logits, and the di
 
 linear_probe, of capsules: how well a linear map of the true digit's capsule predicts the factors of synthetic digits.
 
-The pretrained network, three minutes on one core:    python3 probe_affnist_capsnet.py
+    python3 probe_affnist_capsnet.py                       # the pretrained network: three minutes on one core
+    python3 probe_affnist_capsnet.py --load weights/affnist_cnn-gap.npz --digits mnist --out-json gap.json
 """
 import dataclasses
 import sys

@@ -77,12 +77,11 @@ class Progress:
 
 
 class Parser(argparse.ArgumentParser):
-    """Command line of a program. --help opens with the first paragraph of its docstring and the last one, which holds
-    example commands. A wrong flag raises InputError."""
+    """Command line of a program. --help opens with its description, as it is: the program's docstring. A wrong flag
+    raises InputError."""
 
-    def __init__(self, description=""):
-        first, *_, last = (description or "See the source.").strip().split("\n\n") * 2   # python -OO has no docstrings
-        super().__init__(usage="%(prog)s [options]", description=f"{first}\n\n{last}", allow_abbrev=False,
+    def __init__(self, description=None):
+        super().__init__(usage="%(prog)s [options]", description=description, allow_abbrev=False,
                          formatter_class=argparse.RawDescriptionHelpFormatter)
 
     def error(self, message):
