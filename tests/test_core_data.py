@@ -42,43 +42,45 @@ def write_data(folder, n_classes=3, prefix="", style="train-images-idx3-ubyte", 
     return found
 
 
-def read(path):
-    return mc.read_idx_folder(str(path))
+@pytest.fixture(params=[mc, ac], ids=lambda module: module.EXPERIMENT)
+def script(request):
+    """Each script that reads such files"""
+    return request.param
 
 
-def test_names_of_files(tmp_path):
+def test_names_of_files(script, tmp_path):
     """With dashes or dots, raw or gzipped, with a prefix; of several data sets in a folder one is named"""
     for k, given in enumerate(({}, {"style": "train-images.idx3-ubyte"}, {"zipped": True}, {"prefix": "kuzushiji-"})):
         found = write_data(tmp_path / str(k), **given)
-        data = read(tmp_path / str(k))
+        data = script.read_idx_folder(tmp_path / str(k))
         np.testing.assert_array_equal(data["test"][0], found["test"][0])
         assert data["n_classes"] == 3 and data["source"] == ("kuzushiji" if k == 3 else str(k))
     write_data(tmp_path / "3", 5, "other-")
-    with pytest.raises(mc.InputError, match="3: no idx files of one data set. Give FOLDER/PREFIX, or: python3 make"):
-        read(tmp_path / "3")
-    assert read(tmp_path / "3" / "other")["n_classes"] == 5
+    with pytest.raises(script.InputError, match="3: no idx files of one data set. Give FOLDER/PREFIX"):
+        script.read_idx_folder(tmp_path / "3")
+    assert script.read_idx_folder(tmp_path / "3" / "other")["n_classes"] == 5
 
 
-def test_emnist_is_transposed_and_its_letters_are_counted_from_0(tmp_path):
+def test_emnist_is_transposed_and_its_letters_are_counted_from_0(script, tmp_path):
     images, labels = write_data(tmp_path, 26, "emnist-letters-", first=1, zipped=True, n=104)["test"]
-    data = read(tmp_path)
+    data = script.read_idx_folder(tmp_path)
     np.testing.assert_array_equal(data["test"][0], images.swapaxes(1, 2))
     np.testing.assert_array_equal(data["test"][1], labels)
     assert data["n_classes"] == 26
 
 
-def test_validation_images_are_a_twelfth(tmp_path):
+def test_validation_images_are_a_twelfth(script, tmp_path):
     """Drawn at random, but always the same; no image is in two splits; names come from labels.txt"""
     images, _ = write_data(tmp_path, 4, n=240)["train"]
     (tmp_path / "labels.txt").write_text("shirt\nshoe\nbag", "utf-8")
-    with pytest.raises(mc.InputError, match="labels.txt has 3 names. Give 4, one a line"):
-        read(tmp_path)
+    with pytest.raises(script.InputError, match="labels.txt has 3 names. Give 4, one a line"):
+        script.read_idx_folder(tmp_path)
     (tmp_path / "labels.txt").write_text("shirt\nshoe\nbag\nhat\n\n", "utf-8")
-    data = read(tmp_path)
+    data = script.read_idx_folder(tmp_path)
     assert len(data["val"][1]) == 20 and len(data["train"][1]) == 220 and len(set(data["val"][1])) == 4
     together, images = np.concatenate([data["train"][0], data["val"][0]]).reshape(240, -1), images.reshape(240, -1)
     np.testing.assert_array_equal(together[np.lexsort(together.T)], images[np.lexsort(images.T)])
-    np.testing.assert_array_equal(data["val"][0], read(tmp_path)["val"][0])
+    np.testing.assert_array_equal(data["val"][0], script.read_idx_folder(tmp_path)["val"][0])
     assert class_names(data) == ["shirt", "shoe", "bag", "hat"]
     run = SimpleNamespace(data=data)
     assert multi_figures.prediction_label(run, (0, 1), (2, 3)) == "predicted\nshirt +\nshoe\n\ntrue bag + hat"
@@ -92,7 +94,7 @@ def test_a_part_of_other_data_has_all_classes(tmp_path):
         assert set(np.concatenate([part["labels"] for part in parts])) == classes
 
 
-def test_files_that_do_not_fit_are_refused(tmp_path):
+def test_files_that_do_not_fit_are_refused(script, tmp_path):
     """In one line; more images than labels, images of another size, too many classes, no whole file, a file missing"""
     write_data(tmp_path)
     for name, array, words in (("train-labels-idx1-ubyte", np.arange(9) % 3, ", train: labels are .* Give 48"),
@@ -100,19 +102,19 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
                                ("t10k-labels-idx1-ubyte", np.full(12, 99), ", test: labels are .*from 0 to 61")):
         write_data(tmp_path)
         write_idx(tmp_path / name, array)
-        with pytest.raises(mc.InputError, match=words):
-            read(tmp_path)
+        with pytest.raises(script.InputError, match=words):
+            script.read_idx_folder(tmp_path)
     write_data(tmp_path, prefix="emnist-")
     write_idx(tmp_path / "emnist-train-images-idx3-ubyte", np.arange(9))
-    with pytest.raises(mc.InputError, match=r", train: images are uint8 \(9,\)"):
-        read(tmp_path / "emnist")
+    with pytest.raises(script.InputError, match=r", train: images are uint8 \(9,\)"):
+        script.read_idx_folder(tmp_path / "emnist")
     for content in b"", b"\0\0\x08\x03" + bytes(20), b"\x1f\x8bno gzip":       # others: test_experiments.py
         (tmp_path / "train-images-idx3-ubyte").write_bytes(content)
-        with pytest.raises(mc.InputError, match="train-images-idx3-ubyte"):
-            read(tmp_path)
+        with pytest.raises(script.InputError, match="train-images-idx3-ubyte"):
+            script.read_idx_folder(tmp_path)
     (tmp_path / "train-images-idx3-ubyte").unlink()
-    with pytest.raises(mc.InputError, match="make_idx.py"):
-        read(tmp_path)
+    with pytest.raises(script.InputError, match="make_idx.py"):
+        script.read_idx_folder(tmp_path)
 
 
 @pytest.mark.parametrize("experiment, figures, film", [

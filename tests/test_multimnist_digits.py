@@ -1,4 +1,4 @@
-"""MNIST files that are whole or refused; downloads; synthetic digits."""
+"""MNIST files that are whole or refused; downloads; synthetic digits: of both scripts that have them."""
 import contextlib
 import gzip
 import hashlib
@@ -7,6 +7,7 @@ import socketserver
 import threading
 from pathlib import Path
 
+import affnist_capsnet as ac
 import multimnist_capsnet as mc
 
 import numpy as np
@@ -22,11 +23,16 @@ FILES = {f"{name}-ubyte": idx(array % 10) for name, array in ARRAYS.items()}
 ZIPPED = {f"{name}.gz": gzip.compress(raw, 1) for name, raw in FILES.items()}
 
 
+@pytest.fixture(params=[mc, ac], ids=lambda module: module.EXPERIMENT)
+def script(request):
+    return request.param
+
+
 @pytest.fixture
-def put(monkeypatch):
+def put(script, monkeypatch):
     """put(folder, files): write them. They are taken for MNIST; synthetic digits are few"""
-    monkeypatch.setattr(mc, "MNIST", {name: hashlib.sha256(raw).hexdigest() for name, raw in FILES.items()})
-    monkeypatch.setattr(mc, "N_SYNTHETIC", {"train": 4, "val": 3, "test": 2})
+    monkeypatch.setattr(script, "MNIST", {name: hashlib.sha256(raw).hexdigest() for name, raw in FILES.items()})
+    monkeypatch.setattr(script, "N_SYNTHETIC", {"train": 4, "val": 3, "test": 2})
 
     def write(folder, files=FILES):
         folder.mkdir(parents=True)
@@ -40,23 +46,23 @@ def cache():
     return Path(os.environ["HOME"]) / ".cache/hinton-mnist"
 
 
-def assert_loads(data_dir=""):
-    loaded = mc.load_data(mc.Config(digits="mnist", data_dir=str(data_dir)))
+def assert_loads(script, data_dir=""):
+    loaded = script.load_data(script.Config(digits="mnist", data_dir=str(data_dir)))
     assert loaded.pop("source") == "mnist" and list(loaded) == ["train", "test", "val"]
     for split, of, rows in (("train", "train", slice(4)), ("val", "train", slice(4, None)), ("test", "t10k", slice(4))):
         for array, kind in zip(loaded[split], ("images-idx3", "labels-idx1")):
             assert np.array_equal(array, ARRAYS[f"{of}-{kind}"][rows] % 10) and array.dtype == np.uint8
 
 
-def test_mnist_is_read_raw_gzipped_and_from_the_environment(put, monkeypatch, tmp_path):
+def test_mnist_is_read_raw_gzipped_and_from_the_environment(script, put, monkeypatch, tmp_path):
     put(tmp_path / "raw")
     monkeypatch.setenv("MNIST_DIR", str(put(tmp_path / "zipped", ZIPPED)))
-    assert_loads()
+    assert_loads(script)
     monkeypatch.setenv("MNIST_DIR", "/nowhere")
-    assert_loads(tmp_path / "raw")                                                             # the flag wins
-    for config, named in ((mc.Config(data_dir="/no"), "/no"), (mc.Config(), "/nowhere")):
-        with pytest.raises(mc.InputError, match=f"{named}: no idx files"):
-            mc.load_data(config)
+    assert_loads(script, tmp_path / "raw")                              # the flag wins
+    for config, named in ((script.Config(data_dir="/no"), "/no"), (script.Config(), "/nowhere")):
+        with pytest.raises(script.InputError, match=f"{named}: no idx files"):
+            script.load_data(config)
 
 
 def flipped(raw, at):
@@ -72,10 +78,10 @@ DAMAGES = {  # what happens to the gzipped or raw training images (None: a folde
 
 @pytest.mark.parametrize("where", ["folder", "cache"])
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_is_named_and_never_replaced(put, tmp_path, damage, where, monkeypatch):
+def test_a_damaged_file_is_named_and_never_replaced(script, put, tmp_path, damage, where, monkeypatch):
     """Neither by synthetic digits nor, in the cache, by a mirror's: it may be the user's own"""
     files, harm, message = DAMAGES[damage]
-    monkeypatch.setattr(mc, "MIRRORS", (put(tmp_path / "mirror", ZIPPED).as_uri() + "/",))
+    monkeypatch.setattr(script, "MIRRORS", (put(tmp_path / "mirror", ZIPPED).as_uri() + "/",))
     folder = put(tmp_path / "data" if where == "folder" else cache(), files)
     path = folder / list(files)[0]
     if harm:
@@ -85,8 +91,8 @@ def test_a_damaged_file_is_named_and_never_replaced(put, tmp_path, damage, where
         path.mkdir()
     before = {path.name: path.is_file() and path.read_bytes() for path in folder.iterdir()}
     for digits in ("mnist", "auto"):
-        with pytest.raises(mc.InputError, match=message) as error:
-            mc.load_data(mc.Config(digits=digits, data_dir=str(folder) if where == "folder" else ""))
+        with pytest.raises(script.InputError, match=message) as error:
+            script.load_data(script.Config(digits=digits, data_dir=str(folder) if where == "folder" else ""))
         assert str(folder) in str(error.value) and "\n" not in str(error.value)
     assert {path.name: path.is_file() and path.read_bytes() for path in folder.iterdir()} == before
 
@@ -120,32 +126,32 @@ ANSWERS = {  # what a mirror without MNIST sends; None: no server is there
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_a_mirror_without_mnist_is_passed_over_and_alone_is_as_no_network(put, serve, answer, monkeypatch, capsys,
-                                                                          tmp_path):
+def test_a_mirror_without_mnist_is_passed_over_and_alone_is_as_no_network(
+        script, put, serve, answer, monkeypatch, capsys, tmp_path):
     """auto: synthetic digits, and a notice that --quiet does not hide; mnist: an error; either way nothing is in the
     cache. With a good mirror behind it: MNIST, from then on from the cache"""
     bad = DEAD if ANSWERS[answer] is None else serve(ANSWERS[answer])
-    monkeypatch.setattr(mc, "MIRRORS", (bad,))
-    digits = mc.load_data(mc.Config(quiet=True))
+    monkeypatch.setattr(script, "MIRRORS", (bad,))
+    digits = script.load_data(script.Config(quiet=True))
     out, err = capsys.readouterr()
     assert digits["source"] == "synthetic" and "SYNTHETIC" in err and "--data-dir" in err and not out
     assert [len(digits[split][1]) for split in ("train", "val", "test")] == [4, 3, 2]
-    with pytest.raises(mc.InputError, match="MNIST.*--data-dir.*--digits synthetic") as error:
-        mc.load_data(mc.Config(digits="mnist"))
+    with pytest.raises(script.InputError, match="MNIST.*--data-dir.*--digits synthetic") as error:
+        script.load_data(script.Config(digits="mnist"))
     assert "\n" not in str(error.value) and not cache().exists()
-    monkeypatch.setattr(mc, "MIRRORS", (bad, put(tmp_path / "good", ZIPPED).as_uri() + "/"))
-    with pytest.raises(mc.InputError, match="MNIST is not on this machine"):
-        mc.load_data(mc.Config(digits="mnist"), download=False)
-    assert_loads()
+    monkeypatch.setattr(script, "MIRRORS", (bad, put(tmp_path / "good", ZIPPED).as_uri() + "/"))
+    with pytest.raises(script.InputError, match="MNIST is not on this machine"):
+        script.load_data(script.Config(digits="mnist"), download=False)
+    assert_loads(script)
     assert sorted(path.name for path in cache().iterdir()) == sorted(ZIPPED)
-    monkeypatch.setattr(mc, "MIRRORS", (DEAD,))
-    assert_loads()
+    monkeypatch.setattr(script, "MIRRORS", (DEAD,))
+    assert_loads(script)
 
 
-def test_synthetic_digits_look_like_mnist():
+def test_synthetic_digits_look_like_mnist(script):
     """uint8 28x28, ink in about 20x20 px, center of mass in the middle, black background and bright strokes;
     reproducible, and all different"""
-    images, labels, factors = mc.synthesize_digits(400, 0)
+    images, labels, factors = script.synthesize_digits(400, 0)
     assert images.shape == (400, 28, 28) and images.dtype == labels.dtype == np.uint8 and labels.shape == (400,)
     assert set(labels) == set(range(10)) and np.bincount(labels).min() > 10
     assert np.all(images.max((1, 2)) > 150) and np.all((images > 0).mean((1, 2)) < 0.6)
@@ -156,7 +162,7 @@ def test_synthetic_digits_look_like_mnist():
         assert 12 <= max(np.ptp(rows), np.ptp(columns)) + 1 <= 22
         center = np.array([(image * y).sum(), (image * x).sum()]) / image.sum()
         assert np.abs(center - 14).max() < 0.6
-    again, other = mc.synthesize_digits(400, 0), mc.synthesize_digits(400, 1)
+    again, other = script.synthesize_digits(400, 0), script.synthesize_digits(400, 1)
     assert all(map(np.array_equal, (images, labels), again)) and not np.array_equal(images, other[0])
     assert len(np.unique(images.reshape(400, -1), axis=0)) == 400
     assert set(factors) == {"slant", "rotation", "aspect", "stroke", "style", "wobble"}
@@ -164,10 +170,10 @@ def test_synthetic_digits_look_like_mnist():
         assert np.array_equal(factor, again[2][name]) and len(factor) == 400 and np.std(factor) > 0
 
 
-def test_factors_of_the_synthetic_digits_mean_what_they_say():
+def test_factors_of_the_synthetic_digits_mean_what_they_say(script):
     """Within a class: slant leans the ink right, counter-clockwise rotation leans it left, a wide stroke makes more
     ink."""
-    images, labels, factors = mc.synthesize_digits(400, 0)
+    images, labels, factors = script.synthesize_digits(400, 0)
     y, x = np.mgrid[:28, :28] - 14.0
     ink, (xy, yy) = images.astype(float), ((images * moment).sum((1, 2)) for moment in (x * y, y * y))
     classes = labels[:, None] == np.arange(10)

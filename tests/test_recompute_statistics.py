@@ -45,10 +45,11 @@ def test_the_flag_changes_the_statistics_of_a_trained_network_and_no_weight(call
 
 
 @pytest.mark.parametrize("before, word", [(0.895, ""), (0.885, "1.5 points more with --recompute-statistics 800")])
-def test_a_run_says_so_if_its_running_statistics_do_not_fit(before, word, monkeypatch, capsys):
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_a_run_says_so_if_its_running_statistics_do_not_fit(experiment, before, word, monkeypatch, capsys):
     """If recomputed ones have an accuracy that is more than a point higher"""
-    module = EXPERIMENTS[runs.MULTI]
-    config, data = toy(runs.MULTI, quiet=False)
+    module = EXPERIMENTS[experiment]
+    config, data = toy(experiment, quiet=False)
     state = module.initial_state(config)
     state["history"]["epochs"].append({module.WATCHED: before})
     monkeypatch.setattr(module, "validate", lambda *_: {module.WATCHED: 0.9})
