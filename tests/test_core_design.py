@@ -50,8 +50,7 @@ def constants_of(source, module):
     """Return {name: value} of the numbers and texts of a module that a function reads"""
     names = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
     values = {name: getattr(module, name) for name in names if hasattr(module, name)}
-    kinds = int, float, str, tuple
-    return {name: value for name, value in values.items() if isinstance(value, kinds)}
+    return {name: value for name, value in values.items() if isinstance(value, (int, float, str))}
 
 
 # -------------------------------------------------------------- one text for one primitive
