@@ -101,7 +101,8 @@ PRETRAINED = (Path(__file__).resolve().with_name("weights") / "affnist_capsnet-s
 
 
 class InputError(Exception):
-    """Wrong input: the message is one line that says what is wrong and what to do next. Exit code 2."""
+    """Wrong input: the message is one line that says what is wrong and what to do next"""
+    exit_code = 2
 
 
 # -------------------------------------------------------------- settings

@@ -91,7 +91,8 @@ PRETRAINED = (Path(__file__).resolve().with_name("weights") / "multimnist_capsne
 
 
 class InputError(Exception):
-    """Wrong input: the message is one line that says what is wrong and what to do next. Exit code 2."""
+    """Wrong input: the message is one line that says what is wrong and what to do next"""
+    exit_code = 2
 
 
 # -------------------------------------------------------------- settings

@@ -110,7 +110,8 @@ PRETRAINED = tuple(Path(__file__).resolve().with_name("weights") / f"smallnorb_{
 
 
 class InputError(Exception):
-    """Wrong input: the message is one line that says what is wrong and what to do next. Exit code 2."""
+    """Wrong input: the message is one line that says what is wrong and what to do next"""
+    exit_code = 2
 
 
 # -------------------------------------------------------------- settings

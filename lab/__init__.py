@@ -29,7 +29,7 @@ Of digits: synthesize_digits, and load_data's argument `download`.
 
 A state, which train takes and returns, is a dict of params, running, adam_m, adam_v, step and history. SETTINGS are the
 fields of Config, whose metadata have help and, where they apply, low and high, choices, only, runtime, test, alias,
-metavar. An InputError is known by its name, since each experiment has its own.
+metavar. Each experiment has an InputError of its own, with an exit_code.
 
 forward returns out, a dict whose keys its docstring lists, and a cache. `scores`, (N, J), is what classes are predicted
 by, the highest first: lengths or logits. class_activations(out, config), (N, J), is what is shown of the classes:

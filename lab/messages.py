@@ -20,7 +20,8 @@ REPORT_SECONDS = 15                # without a terminal a line of progress appea
 
 
 class InputError(Exception):
-    """Wrong input: the message is one line that says what is wrong and what to do next. Exit code 2."""
+    """Wrong input: the message is one line that says what is wrong and what to do next"""
+    exit_code = 2
 
 
 def counted(n, noun):
@@ -109,7 +110,7 @@ def run_cli(main):
         sys.exit(1 if isinstance(error, BrokenPipeError) else
                  fail(f"{error.filename or 'standard output'}: {error.strerror}. Check disk, path and permissions"))
     except Exception as error:                  # each experiment has an InputError of its own
-        if all(kind.__name__ != "InputError" for kind in type(error).__mro__):
+        if not hasattr(error, "exit_code"):
             raise
         sys.exit(fail(str(error)))
 

@@ -104,7 +104,7 @@ def test_an_experiment_has_what_programs_outside_ask_for(experiment):
     """The names that lab/__init__.py lists, and settings that say what they are"""
     module = EXPERIMENTS[experiment]
     assert {"train", "Config"} <= CONTRACT and not {name for name in CONTRACT if not hasattr(module, name)}
-    assert module.EXPERIMENT == experiment and module.InputError.__name__ == "InputError"
+    assert module.EXPERIMENT == experiment and module.InputError.exit_code == 2
     assert all(path.is_file() for path in module.PRETRAINED) and isinstance(module.PRETRAINED, tuple)
     assert {"model", "preset", "seed", "n_epochs", "threads", "quiet"} <= {f.name for f in module.SETTINGS}
     known = {"help", "low", "high", "choices", "only", "runtime", "test", "alias", "metavar"}

@@ -52,7 +52,7 @@ class Other(Exception):
     """An experiment's InputError is another class of the same name"""
 
 
-Other.__name__ = "InputError"
+Other.exit_code = 2
 
 
 @pytest.mark.parametrize("error, code, said", [
