@@ -46,15 +46,6 @@ SMALL = {                          # what makes an experiment's default network,
     runs.NORB: dict(data="shapes", preset="small", n_elev=1, n_per_combo=1)}
 
 
-@pytest.fixture
-def beside(request):
-    """beside() -> what the function of @pytest.mark.beside(what=function) returns for the parameters of
-    this test, settings by their names. Only test_core_settings.py has it: call the function there"""
-    what = request.node.get_closest_marker("beside").kwargs["what"]
-    params = request.node.callspec.params
-    return lambda: what(**{key: getattr(value, "name", value) for key, value in params.items()})
-
-
 @pytest.fixture(autouse=True)
 def isolation(monkeypatch, tmp_path):
     """No test reads the user's home, MNIST or the network."""

@@ -49,10 +49,8 @@ def test_a_weights_file_says_its_experiment(tmp_path):
 # -------------------------------------------------------------- messages
 
 class Other(Exception):
-    """An experiment's InputError is another class of the same name"""
-
-
-Other.exit_code = 2
+    """An experiment's InputError is another class, with the same exit code"""
+    exit_code = 2
 
 
 @pytest.mark.parametrize("error, code, said", [
