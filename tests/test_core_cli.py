@@ -143,18 +143,19 @@ def test_more_epochs_and_other_starts(call):
     assert_refused(call(mc, mc.main, *flags, "--model", "cnn", "--init", "old"), "has other layers or classes")
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    path = tmp_path / "result"
-    mc.write_file(path, b"old")
+@every_experiment
+def test_a_file_is_written_whole_or_not_at_all(experiment, tmp_path, monkeypatch):
+    module, path = EXPERIMENTS[experiment], tmp_path / "result"
+    module.write_file(path, b"old")
 
     def full(*_):
         raise OSError(28, "No space left on device")
     with monkeypatch.context() as patch:
-        patch.setattr(mc.os, "replace", full)
-        with pytest.raises(mc.InputError, match="cannot write .*result: No space left on device. Name a place"):
-            mc.write_file(path, b"new")
-    mc.write_file(path, None)
-    mc.write_file(tmp_path / "a" / "b", None)
+        patch.setattr(module.os, "replace", full)
+        with pytest.raises(module.InputError, match="cannot write .*result: No space left on device. Name a place"):
+            module.write_file(path, b"new")
+    module.write_file(path, None)
+    module.write_file(tmp_path / "a" / "b", None)
     assert path.read_bytes() == b"old" and {p.name for p in tmp_path.iterdir()} == {"home", "result", "a"}
     assert stat.S_IMODE(path.stat().st_mode) & 0o600 == 0o600 and not list((tmp_path / "a").iterdir())
 

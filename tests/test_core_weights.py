@@ -3,27 +3,22 @@ import dataclasses
 import json
 
 import lab
-import multimnist_capsnet as mc
 
 import numpy as np
 import pytest
-from conftest import EXPERIMENTS, NETWORKS, ROOT, assert_same, golden, runs, toy, toy_run
+from conftest import EXPERIMENTS, ROOT, assert_same, golden, runs, toy, toy_run
 
 SHIPPED = sorted((ROOT / "weights").glob("*.npz"))
 GROUPS = "params", "running", "adam_m", "adam_v"
 
 
-@pytest.fixture(scope="module")
-def tiny():
-    """The Config and the first state of a small normalized network"""
-    config = NETWORKS["normalized"]
-    return config, mc.initial_state(config) | {"history": {"source": "synthetic", "epochs": [{"train_loss": 0.5}]}}
-
-
-@pytest.fixture
-def file(tmp_path, tiny):
-    config, state = tiny
-    mc.save(tmp_path / "net.npz", config, mc.without_moments(state))
+@pytest.fixture(params=EXPERIMENTS)
+def file(request, tmp_path):
+    """The weights file of a small network of each experiment, not trained"""
+    module, (config, _) = EXPERIMENTS[request.param], toy(request.param)
+    state = module.initial_state(config)
+    state["history"]["source"] = "synthetic"
+    module.save(tmp_path / "net.npz", config, module.without_moments(state))
     return tmp_path / "net.npz"
 
 
@@ -94,24 +89,37 @@ def flip_directory(path):
     path.write_bytes(raw)
 
 
-DAMAGED = "damaged, or not a network of multimnist_capsnet.py"
+def first_of(arrays):
+    """Return the name of the first parameter among the arrays of a file"""
+    return next(name for name in arrays if name.startswith("params/"))
+
+
+def of_another_network(arrays):
+    """The settings are those of a network of another size"""
+    experiment = json.loads(str(arrays["meta"]))["experiment"]
+    larger = {"preset": "paper"} if experiment == runs.NORB else {"conv1_channels": 4}
+    return with_meta(larger)(arrays)
+
+
+DAMAGED = "damaged, or not a network of"
 SPOILS = {                         # beside those of test_experiments.py: cut off, of another experiment, missing, ...
-          "a shape": (edited(lambda a: a | {"params/dec1_b": a["params/dec1_b"][None]}), DAMAGED),
-          "an array less": (edited(without("params/W")), DAMAGED),
-          "another group": (edited(lambda a: a | {"x/W": a["params/W"]}), DAMAGED),
-          "without meta": (edited(without("meta")), DAMAGED),
-          "another network": (edited(with_meta({"conv1_channels": 4})), DAMAGED),
-          "a setting of another type": (edited(with_meta({"conv1_channels": "x"})),
-                                        "--conv1-channels x: must be a whole number"),
-          "pickled": (edited(lambda a: a | {"params/W": np.array({"a": 1}, object)}), DAMAGED),
-          "empty": (lambda path: path.write_bytes(b""), DAMAGED), "directory": (flip_directory, DAMAGED)}
+    "a shape": (edited(lambda a: a | {first_of(a): a[first_of(a)][None]}), DAMAGED),
+    "an array less": (edited(lambda a: without(first_of(a))(a)), DAMAGED),
+    "another group": (edited(lambda a: a | {"x/W": np.zeros(3)}), DAMAGED),
+    "without meta": (edited(without("meta")), DAMAGED),
+    "without history": (edited(with_meta(history={})), DAMAGED),
+    "another network": (edited(of_another_network), DAMAGED),
+    "a setting of another type": (edited(with_meta({"seed": "x"})), "--seed x: must be a whole number"),
+    "pickled": (edited(lambda a: a | {first_of(a): np.array({"a": 1}, object)}), DAMAGED),
+    "empty": (lambda path: path.write_bytes(b""), DAMAGED), "directory": (flip_directory, DAMAGED)}
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")    # NumPy leaves a cut file open
 @pytest.mark.parametrize("spoil", SPOILS)
-def test_what_is_damaged_or_another_network_is_refused_by_name(file, spoil):
+def test_what_is_damaged_or_another_network_is_refused_by_name(file, request, spoil):
+    module = EXPERIMENTS[request.node.callspec.params["file"]]
     change, fault = SPOILS[spoil]
     change(file)
-    with pytest.raises(mc.InputError, match="net.npz") as error:
-        mc.load(file)
+    with pytest.raises(module.InputError, match="net.npz") as error:
+        module.load(file)
     assert fault in str(error.value) and "\n" not in str(error.value)
