@@ -110,7 +110,7 @@ def draw_frames(digits, shown, n):
             quantity = "capsule lengths" if config.model in CAPSULES else "class probabilities"
             ax = add_axes(3 * GAP // 2 + PICTURE + k * (BARS + GAP), row, BARS,
                           f"{NAMES.get(config.model, config.model)}\n({config.model}): {quantity}")
-            heights = affnist.class_activations(out, config)                            # (frames, J)
+            heights = affnist.class_activations(out, config)    # (frames, J)
             top = max(1, int(np.ceil(heights.max())))                   # without squash lengths exceed 1
             ax.set(ylim=(0, top), yticks=[0, top])
             figures.label_classes(ax, classes, BARS, fontsize=9)

@@ -84,7 +84,9 @@ def draw_frames(names, configs, histories, n_sweep, with_training, sources=()):
     """
     rotating = ROTATING.get(configs[0].data, 2)
     names = [name if len(name) < 20 else name[:16] + "..." for name in names]
-    first, classes, noun = configs[0], *((SHAPE_NAMES, "shape") if configs[0].data == "shapes" else (NORB_NAMES, "toy"))
+    first, classes, noun = configs[0], NORB_NAMES, "toy"
+    if first.data == "shapes":
+        classes, noun = SHAPE_NAMES, "shape"
     fig = Figure((WIDTH / 100, HEIGHT / 100), dpi=100)
     canvas = FigureCanvasAgg(fig)
     title = fig.suptitle("", fontsize=12, y=0.985)

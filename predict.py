@@ -63,6 +63,7 @@ class Network:
 
     @property
     def n_cameras(self):
+        """Return how many cameras took its images"""
         return self.channels[0] if self.channels else 1
 
     @property
@@ -137,7 +138,8 @@ def predict(network, images, reconstruct=False):
     def one(rows):
         out, _ = module.forward(network.weights, inputs[rows], config)
         out["activations"] = module.class_activations(out, config)
-        return {key: out[key] for key in ("activations", "scores", "v", "mu", "recon") if key in out}
+        kept = "activations", "scores", "v", "mu", "recon"
+        return {key: out[key] for key in kept if key in out}
     with module.worker_threads(config) as workers:
         parts = list(workers.map(one, np.array_split(np.arange(len(inputs)), -(-len(inputs) // 16))))
     out = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
@@ -170,8 +172,8 @@ def prepared(network, images):
     notes[network.scaled] += n_other
     n_placed = sum(len(image) < sides[0] for image in found)
     notes[f"{sides[-1]}x{sides[-1]} px: placed at the center of {sides[0]}x{sides[0]} px"] += n_placed
-    inputs = [network.module.prepare_images(image.reshape(1, *image.shape[:2], *network.channels), network.config)
-              for image in found]
+    images = [image.reshape(1, *image.shape[:2], *network.channels) for image in found]
+    inputs = [network.module.prepare_images(image, network.config) for image in images]
     return np.concatenate(inputs), dict(+notes)
 
 

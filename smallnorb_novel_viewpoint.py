@@ -1263,7 +1263,8 @@ VOTE_SUM_GAIN = 4.0                # of vectors: initial variance of the sum of 
 E = 8                              # elements of a primary capsule that is a vector; a class capsule has D
 
 
-Conv = collections.namedtuple("Conv", "name F K stride pool pad coordinates", defaults=(3, 1, False, 0, False))
+Conv = collections.namedtuple("Conv", "name F K stride pool pad coordinates",
+                              defaults=(3, 1, False, 0, False))
 
 
 def convolutions(config, width=0):

@@ -351,7 +351,9 @@ def draw_capsule_activations(run):
     n, labels, J = min(N_ACTIVATIONS, len(run.correct)), run.test_pairs["labels"], run.config.n_classes
     top1 = (run.scores.argmax(1)[:, None] == labels).any(1).mean()
     words = words_for(run)
-    what = f"Lengths of the {J} {words.capsule}s" if has_vectors(run.config) else f"Probabilities of the {J} classes"
+    what, kind = f"Probabilities of the {J} classes", "probability"
+    if has_vectors(run.config):
+        what, kind = f"Lengths of the {J} {words.capsule}s", "length"
     turned = 0.07 * (max(map(len, class_names(run.data))) - 1)                      # inches that long names take
     fig = new_figure(run, 3.8 + turned, f"{what}\nof {len(labels):,} test pairs, the largest is correct in {top1:.1%}, "
                      f"the two largest (exact match) in {run.correct.mean():.1%}")
@@ -362,11 +364,11 @@ def draw_capsule_activations(run):
         title, color = (pair_label(run, labels[k]), "black") if run.correct[k] else (
             f"✗ {pair_label(run, labels[k])}", WRONG)
         above.set_title(title, color=color)
-        below.bar(range(J), run.activations[k], color=[ORANGE if j in labels[k] else "#bbbbbb" for j in range(J)])
+        colors = [ORANGE if j in labels[k] else "#bbbbbb" for j in range(J)]
+        below.bar(range(J), run.activations[k], color=colors)
         below.set(ylim=(0, 1), yticks=[0, 0.5, 1] if k == 0 else [], xlabel="class")
         label_classes(below, class_names(run.data), 100, turned=True)
     axes[0, 0].set_ylabel("test pair\n(red, ✗: wrong)")
-    kind = "length" if has_vectors(run.config) else "probability"
     axes[1, 0].set_ylabel(f"{kind}\n(orange: true {words.classes})")
     return fig
 
