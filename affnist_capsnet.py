@@ -1731,9 +1731,12 @@ def load(path):
         raise not_ours from None
     if meta["experiment"] != EXPERIMENT:
         raise not_ours
-    known = {f.name for f in dataclasses.fields(Config)} & meta["config"].keys()
+    settings = {name: value for name, value in meta["config"].items() if name != "source"}
+    if unknown := settings.keys() - {f.name for f in dataclasses.fields(Config)}:
+        raise InputError(f"{path}: has the setting {min(unknown)}, which this {EXPERIMENT}.py does not "
+                         "know. Use the version that wrote it")
     try:
-        config = Config(**{name: meta["config"][name] for name in known})
+        config = Config(**settings)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     if not fits(state["params"], config):

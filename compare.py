@@ -156,7 +156,7 @@ def loading_jobs(experiment, files, flags, threads):
         experiment = found
         words = ["--load", str(file.absolute()), *(word for flag in flags for word in flag)]
         digest = importlib.import_module(found).digest_of(file)
-        folder = folder_of(found, f"load-{file.stem}", words, digest)
+        folder = folder_of(found, f"load-{short_name(file)}", words, digest)
         command = [lab.ROOT / f"{found}.py", *words, "--threads", threads]
         jobs[file] = running.Job(str(file), [*command, "--out-json", folder / "metrics.json"], folder)
     return experiment, jobs
@@ -170,8 +170,14 @@ def names_of(results):
     named = {file: (result["config"]["model"], result["loaded"]["trained_seed"]) for file, result in results.items()}
     if len(kinds) == len({model for model, _ in named.values()}) and len(set(named.values())) == len(named):
         return named
-    stems = [file.stem for file in results]
-    return {file: (file.stem if stems.count(file.stem) == 1 else str(file), seed) for file, (_, seed) in named.items()}
+    short = {file: short_name(file) for file in results}
+    shown = {file: name if list(short.values()).count(name) == 1 else str(file) for file, name in short.items()}
+    return {file: (shown[file], seed) for file, (_, seed) in named.items()}
+
+
+def short_name(place):
+    """Return the name of a run's folder, or that of a file without its ending"""
+    return place.resolve().name if place.is_dir() else place.stem
 
 
 def values_of(result):

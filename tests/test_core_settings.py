@@ -115,8 +115,6 @@ def test_settings_have_one_value(experiment):
     assert {name: getattr(module.Config(**given), name) for name in given} == given
 
 
-MAY_BE_ZERO = set("n_test seed toy_seed warmup muon recon_weight recompute_statistics threads n_per_class padding "
-                  "stop_at min_iou warp width dropout".split())         # of all other numbers 0 means nothing
 FRACTIONS = {"min_iou", "muon", "stop_at", "dropout"}
 
 
@@ -126,7 +124,7 @@ def test_every_bound_refuses_one_step_beyond_it(experiment, f):
     module, bounds, flag = EXPERIMENTS[experiment], f.metadata, EXPERIMENTS[experiment].flag_of(f.name)
     assert f.type in (bool, str) or {"low", "high"} <= bounds.keys(), f"{f.name}: any number is accepted"
     if f.type in (int, float):
-        assert bounds["low"] >= (0 if f.name in MAY_BE_ZERO else 1e-9)
+        assert bounds["low"] >= 0
         assert bounds["high"] <= 1 or f.name not in FRACTIONS
         beyond = [bounds["low"] - 1, bounds["high"] + 1] if f.type is int else [
             np.nextafter(bounds["low"], -math.inf), np.nextafter(bounds["high"], math.inf), math.nan, math.inf]

@@ -109,6 +109,7 @@ SPOILS = {                         # beside those of test_experiments.py: cut of
     "without meta": (edited(without("meta")), DAMAGED),
     "without history": (edited(with_meta(history={})), DAMAGED),
     "another network": (edited(of_another_network), DAMAGED),
+    "a setting of a later version": (edited(with_meta({"smoothing": 0.1})), "has the setting smoothing"),
     "a setting of another type": (edited(with_meta({"seed": "x"})), "--seed x: must be a whole number"),
     "pickled": (edited(lambda a: a | {first_of(a): np.array({"a": 1}, object)}), DAMAGED),
     "empty": (lambda path: path.write_bytes(b""), DAMAGED), "directory": (flip_directory, DAMAGED)}
